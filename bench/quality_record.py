@@ -4,10 +4,13 @@
     bench/quality_record.py build/bin/metal-marlin --commit HASH -o bench/records/quality-tiny.json
     bench/quality_record.py build/bin/metal-marlin --commit HASH \
         --formats fp4_e2m1/g128 nf3/g64 -o bench/records/quality-formats.json
+    bench/quality_record.py build/bin/metal-marlin --commit HASH --targets 3 3.5 \
+        --formats nf3/g32 int3/g64/frac -o bench/records/quality-bits.json
 
 Perplexity and KL divergence are over all of validation_tokens.txt, in windows of 256 tokens. The
 record also has, for each model, the loss of each layer class alone under default_moe. --formats
-measures every method at these formats instead, over the first 24 windows.
+measures every method at these formats instead, over the first 24 windows; with --targets also mixed
+formats of so many bits per weight, chosen from one measured sensitivity.
 """
 
 import argparse
@@ -42,16 +45,25 @@ def measure(
     command: str, source: str, recipe: str, method: str, *windows: str
 ) -> dict[str, Any]:
     """Quantizes, compares with the source, and returns the row."""
+    return measure_with(command, source, ("--recipe", recipe), method, *windows)
+
+
+def measure_with(
+    command: str, source: str, formats: tuple[str, ...], method: str, *windows: str
+) -> dict[str, Any]:
+    """The same for any options that choose the formats."""
     with tempfile.TemporaryDirectory() as directory:
         out = f"{directory}/q"
-        report = run(command, "quantize", source, "-o", out, "--recipe", recipe, "--method", method)
+        report = run(command, "quantize", source, "-o", out, *formats, "--method", method)
         result = run(
             command, "compare", out, "--against", source, "--tokens", TOKENS, "--exact", *windows
         )
     return {
-        "recipe": recipe,
+        "recipe": report["recipe"],
         "method": method,
         "bits_per_weight": report["bits_per_weight"],
+        "quantized_bits_per_weight": report["quantized_bits_per_weight"],
+        **({"predicted_kl": report["predicted_kl"]} if "predicted_kl" in report else {}),
         "perplexity": result["model"]["perplexity"],
         "standard_error": result["model"]["standard_error"],
         "reference": result["reference"]["perplexity"],
@@ -86,12 +98,27 @@ def class_costs(command: str, source: str) -> list[dict[str, Any]]:
     return rows
 
 
+def mixed(command: str, source: str, targets: list[str], *windows: str) -> list[dict[str, Any]]:
+    """Measures the sensitivity once, then mixed formats of every number of bits."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = f"{directory}/sensitivity.json"
+        run(command, "analyze", source, "--sensitivity", "-o", file)
+        return [
+            measure_with(
+                command, source, ("--target-bpw", target, "--sensitivity", file), how, *windows
+            )
+            for target in targets
+            for how in (*METHODS, "gptq")
+        ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", help="the metal-marlin to measure", type=Path)
     parser.add_argument("--commit", required=True)
     parser.add_argument("-o", "--output", required=True, type=Path)
     parser.add_argument("--formats", nargs="+", metavar="CHOICE", help="every method at these")
+    parser.add_argument("--targets", nargs="+", default=[], metavar="BPW", help="mixed formats")
     options = parser.parse_args()
     command = str(options.command.resolve())
     record: dict[str, Any] = {
@@ -106,7 +133,7 @@ def main() -> None:
                 measure(command, source, f"uniform:{choice}", how, *windows)
                 for choice in options.formats
                 for how in (*METHODS, "gptq")
-            ]
+            ] + (mixed(command, source, options.targets, *windows) if options.targets else [])
             continue
         rows = [measure(command, source, recipe, how) for recipe in RECIPES for how in METHODS]
         record["models"][name] = {"rows": rows, "classes": class_costs(command, source)}

@@ -122,9 +122,10 @@ struct QuantizeCheckpointReport {
   int64_t tensors = 0;     ///< Source tensors.
   int64_t parameters = 0;  ///< Elements of all source tensors.
   int64_t quantized_parameters = 0;
-  double bits_per_weight = 0;  ///< Over all parameters, scales included.
-  int64_t bytes = 0;           ///< Size of the tensors written.
-  double coverage = 0;         ///< quantized_parameters / parameters.
+  double bits_per_weight = 0;            ///< Over all parameters, scales included.
+  double quantized_bits_per_weight = 0;  ///< Codes, scales and zeros of the quantized ones.
+  int64_t bytes = 0;                     ///< Size of the tensors written.
+  double coverage = 0;                   ///< quantized_parameters / parameters.
   std::vector<SkippedTensor> skipped;
   /// Matrices that the method had too little data for, and what was used instead.
   std::vector<SkippedTensor> fallbacks;

@@ -24,6 +24,7 @@
 #include "marlin/recipe.h"
 #include "marlin/routing.h"
 #include "marlin/sampling.h"
+#include "marlin/sensitivity.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
 #include "marlin/version.h"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -130,6 +131,12 @@ class MixedPrecisionConfig {
   /// Sets the choice of a class.
   void Set(LayerClass layer_class, FormatChoice choice) { classes_[layer_class] = choice; }
   const std::map<LayerClass, FormatChoice>& classes() const { return classes_; }
+  /// Sets the choice of one tensor by its whole name: it precedes hot experts and classes.
+  void SetTensor(std::string name, FormatChoice choice) { tensors_[std::move(name)] = choice; }
+  const std::map<std::string, FormatChoice, std::less<>>& tensors() const { return tensors_; }
+  /// Checks that a model with these tensors has those that SetTensor named. Errors:
+  /// kInvalidArgument naming the first that is missing.
+  Status CheckTensors(std::span<const TensorShape> tensors) const;
   /// Adds an override with precedence over earlier ones. Errors: kInvalidArgument for an empty
   /// pattern or a malformed regular expression.
   Status AddOverride(RecipeOverride entry);
@@ -142,8 +149,9 @@ class MixedPrecisionConfig {
   /// several experts.
   Status CheckHotExperts(std::string_view model_type, std::span<const TensorShape> tensors) const;
 
-  /// The choice for a tensor: the last matching override, else that of hot experts, else that of
-  /// its class. Tensors for which IsWeightMatrix is false, and classes without an entry, are kept.
+  /// The choice for a tensor: the last matching override, else its own, else that of hot experts,
+  /// else that of its class. Tensors for which IsWeightMatrix is false, and classes without an
+  /// entry, are kept.
   FormatChoice Choose(std::string_view tensor_name, const Shape& shape) const;
 
   /// The recipe as a JSON document that FromJson parses.
@@ -154,6 +162,7 @@ class MixedPrecisionConfig {
 
   std::string name_;
   std::map<LayerClass, FormatChoice> classes_;
+  std::map<std::string, FormatChoice, std::less<>> tensors_;
   std::vector<RecipeOverride> overrides_;
   std::vector<std::shared_ptr<const Matcher>> matchers_;  ///< One per override.
   std::optional<HotExperts> hot_experts_;

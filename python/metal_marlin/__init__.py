@@ -43,7 +43,16 @@ from .linear import (
     shard,
     unpack_weights,
 )
-from .models import Model, export_model, import_model, load, prepare_model, quantize_model
+from .models import (
+    Model,
+    assign_formats,
+    export_model,
+    import_model,
+    load,
+    measure_sensitivity,
+    prepare_model,
+    quantize_model,
+)
 from .moe import MarlinMoE, SharedExpert, moe_experts, moe_router_topk, prepare_experts
 
 __version__ = "0.1.0"
@@ -66,6 +75,7 @@ __all__ = [
     "QuantizedWeights",
     "SharedExpert",
     "UnsupportedError",
+    "assign_formats",
     "batched_gemm",
     "default_device",
     "dequantize",
@@ -77,6 +87,7 @@ __all__ = [
     "kernels",
     "load",
     "matmul",
+    "measure_sensitivity",
     "moe_experts",
     "moe_router_topk",
     "open_device",

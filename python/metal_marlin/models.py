@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import operator
 import os
 import sys
@@ -195,8 +196,11 @@ def prepare_model(
 def quantize_model(
     source: AnyPath,
     output: AnyPath,
-    recipe: MixedPrecisionConfig | AnyPath = "default_moe",
+    recipe: MixedPrecisionConfig | AnyPath | None = None,
     *,
+    target_bpw: float | None = None,
+    sensitivity: dict[str, Any] | AnyPath | None = None,
+    formats: Sequence[str] = (),
     method: str = "rtn",
     calibration: Prompt | None = None,
     calibration_tokens: int = 0,
@@ -216,13 +220,42 @@ def quantize_model(
     many of its tokens are used; 0: 16384 or more. `fallbacks` of the result lists matrices with too
     few tokens.
 
-    `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file. Returns
-    the JSON of `metal-marlin quantize --json`. With model_card the directory gets a README.md; one
-    that somebody wrote or changed in a directory that is replaced is kept. An exception raised by
-    `progress` aborts the call and propagates; no output is left then.
+    `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file; None:
+    "default_moe". With target_bpw instead, every matrix gets the format of `formats` with which
+    they have at most so many bits per weight, scales included, and the predictions move least:
+    according to `sensitivity`, what measure_sensitivity returned or a file of it; None: measured
+    first, on `device` over `calibration`.
+
+    Returns the JSON of `metal-marlin quantize --json`. With model_card the directory gets a
+    README.md; one that somebody wrote or changed in a directory that is replaced is kept. An
+    exception raised by `progress` aborts the call and propagates; no output is left then.
     """
-    if not isinstance(recipe, MixedPrecisionConfig):
-        recipe = MixedPrecisionConfig.from_name_or_file(recipe)
+    measures = target_bpw is not None and sensitivity is None
+    runs_model = method == "gptq" or measures
+    if not runs_model and (calibration is not None or calibration_tokens or seed):
+        raise InvalidArgumentError(f"method {method}: uses no calibration")
+    # Other methods run no model.
+    runner = _device(device if runs_model else "cpu")
+    ids = _calibration_ids(source, calibration)
+    if target_bpw is None:
+        if sensitivity is not None or formats:
+            raise InvalidArgumentError("sensitivity and formats: need target_bpw")
+        if not isinstance(recipe, MixedPrecisionConfig):
+            name = "default_moe" if recipe is None else recipe
+            recipe = MixedPrecisionConfig.from_name_or_file(name)
+    elif recipe is not None:
+        raise InvalidArgumentError("recipe and target_bpw exclude each other")
+    else:
+        if sensitivity is None:
+            sensitivity = measure_sensitivity(
+                source,
+                formats,
+                calibration=ids or None,
+                calibration_tokens=calibration_tokens,
+                seed=seed,
+                device=runner,
+            )
+        recipe = assign_formats(source, sensitivity, target_bpw, formats)
     directory = options(
         _core.DirectoryOptions(),
         method=method,
@@ -232,15 +265,61 @@ def quantize_model(
         model_card=model_card,
         shard_bytes=shard_bytes,
         progress=progress,
-        calibration=_calibration_ids(source, calibration),
+        calibration=ids,
         calibration_tokens=calibration_tokens,
         seed=seed,
     )
-    if method != "gptq" and (calibration is not None or calibration_tokens or seed):
-        raise InvalidArgumentError(f"method {method}: uses no calibration")
-    # Other methods run no model.
-    runner = _device(device if method == "gptq" else "cpu")
     return dict(call(_core.quantize_model, source, output, recipe, directory, runner))
+
+
+def measure_sensitivity(
+    source: AnyPath,
+    formats: Sequence[str] = (),
+    *,
+    calibration: Prompt | None = None,
+    calibration_tokens: int = 0,
+    seed: int = 0,
+    device: Device | str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Quantizes each matrix of a model alone, in each format, and measures the KL divergence of the
+    predictions, in nats per token.
+
+    formats: "nf3/g64", ...; none: int2/g64/frac, nf3/g64, nf4/g64 and s8/g64. The text is
+    `calibration`, or written by the model; calibration_tokens: how many tokens are used, 0: 2048.
+    Returns the JSON of `metal-marlin analyze --sensitivity --json`.
+    """
+    measured = call(
+        _core.measure_sensitivity,
+        source,
+        list(formats),
+        options(
+            _core.DirectoryOptions(),
+            calibration=_calibration_ids(source, calibration),
+            calibration_tokens=calibration_tokens,
+            seed=seed,
+            progress=progress,
+        ),
+        _device(device),
+    )
+    return dict(json.loads(measured))
+
+
+def assign_formats(
+    source: AnyPath,
+    sensitivity: dict[str, Any] | AnyPath,
+    target_bpw: float,
+    formats: Sequence[str] = (),
+) -> MixedPrecisionConfig:
+    """A recipe with at most target_bpw bits per weight for the matrices of a sensitivity, a dict or
+    a file. formats: which of the measured ones may be chosen; none: all."""
+    given = isinstance(sensitivity, dict)
+    text = json.dumps(sensitivity) if given else ""
+    file = None if given else sensitivity
+    recipe: MixedPrecisionConfig = call(
+        _core.assign_formats, source, file, text, target_bpw, list(formats)
+    )
+    return recipe
 
 
 def _calibration_ids(source: AnyPath, calibration: Prompt | None) -> list[int]:

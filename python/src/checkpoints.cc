@@ -10,6 +10,7 @@
 #include "core.h"
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
+#include "marlin/sensitivity.h"
 
 namespace marlin::python {
 namespace {
@@ -31,6 +32,7 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   dict["tensors"] = report.tensors;
   dict["parameters"] = report.parameters;
   dict["bits_per_weight"] = report.bits_per_weight;
+  dict["quantized_bits_per_weight"] = report.quantized_bits_per_weight;
   dict["bytes"] = report.bytes;
   dict["coverage"] = report.coverage;
   dict["skipped"] = SkippedList(report.skipped);
@@ -88,6 +90,42 @@ nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
   }
   raised.Rethrow();
   return ReportOf(Take(*std::move(report)));
+}
+
+std::vector<FormatChoice> ChoicesOf(const std::vector<std::string>& texts) {
+  std::vector<FormatChoice> choices;
+  for (const std::string& text : texts) choices.push_back(Take(ParseFormatChoice(text)));
+  return choices;
+}
+
+/// The sensitivity as JSON.
+nb::object MeasureDirectory(nb::handle source_path, const std::vector<std::string>& formats,
+                            const DirectoryOptions& directory, const OpenDevice& opened) {
+  const std::string source = PathOf("source", source_path);
+  SensitivityOptions options;
+  options.formats = ChoicesOf(formats);
+  options.text = {directory.calibration, directory.calibration_tokens, directory.seed};
+  CallbackError raised;
+  options.progress = ProgressTo(directory.progress, &raised);
+  std::optional<Result<Sensitivity>> sensitivity;
+  {
+    const nb::gil_scoped_release released;
+    sensitivity.emplace(MeasureSensitivity(source, opened.device, options));
+  }
+  raised.Rethrow();
+  return TextObject(Take(*std::move(sensitivity)).ToJson());
+}
+
+/// `file` is None, or the file to read instead of `json`.
+MixedPrecisionConfig AssignTo(nb::handle source_path, nb::handle file, const std::string& json,
+                              double target, const std::vector<std::string>& formats) {
+  const Checkpoint source = Take(Checkpoint::Open(PathOf("source", source_path)));
+  const Sensitivity sensitivity =
+      Take(file.is_none() ? Sensitivity::FromJson(json, "sensitivity")
+                          : Sensitivity::FromFile(PathOf("sensitivity", file)));
+  std::vector<TensorShape> tensors;
+  for (const TensorInfo& tensor : source.tensors()) tensors.push_back({tensor.name, tensor.shape});
+  return Take(AssignFormats(sensitivity, tensors, target, ChoicesOf(formats))).recipe;
 }
 
 nb::dict ImportDirectory(nb::handle source_path, nb::handle output_path, bool allow_requantize,
@@ -227,6 +265,10 @@ void BindConversions(nb::module_& module) {
       .def_rw("seed", &DirectoryOptions::seed);
   module.def("quantize_model", &QuantizeDirectory, nb::arg("source").none(),
              nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"), nb::arg("device"));
+  module.def("measure_sensitivity", &MeasureDirectory, nb::arg("source").none(), nb::arg("formats"),
+             nb::arg("options"), nb::arg("device"));
+  module.def("assign_formats", &AssignTo, nb::arg("source").none(), nb::arg("file").none(),
+             nb::arg("json"), nb::arg("target"), nb::arg("formats"));
   module.def("import_model", &ImportDirectory, nb::arg("source").none(), nb::arg("output").none(),
              nb::arg("allow_requantize"), nb::arg("overwrite"), nb::arg("dry_run"),
              nb::arg("model_card"), nb::arg("shard_bytes"), nb::arg("progress").none());

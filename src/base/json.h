@@ -26,7 +26,10 @@ struct JsonLimits {
 inline constexpr JsonLimits kCheckpointJson{int64_t{64} << 20, int64_t{1} << 22};
 /// generation_config.json.
 inline constexpr JsonLimits kGenerationJson{int64_t{1} << 20, int64_t{1} << 16};
-inline constexpr JsonLimits kRecipeJson{int64_t{1} << 20, int64_t{1} << 16};
+/// May have a choice for every matrix of a model.
+inline constexpr JsonLimits kRecipeJson{int64_t{16} << 20, int64_t{1} << 18};
+/// Sensitivities of every matrix of a model, in several formats.
+inline constexpr JsonLimits kSensitivityJson{int64_t{64} << 20, int64_t{1} << 22};
 
 /// Parses one JSON object. `file` names the text in errors. Errors: kMalformedFile for broken JSON,
 /// text that is not UTF-8, values other than an object, duplicate keys, and exceeded limits;

@@ -197,6 +197,12 @@ LoadedTensor::~LoadedTensor() {
   if (mapping_ != nullptr) mapping_->Release(offset_, bytes_);
 }
 
+TensorView MatrixOf(const TensorView& tensor, int64_t expert) {
+  if (expert < 0) return tensor;
+  const int64_t bytes = tensor.dim(1) * tensor.dim(2) * DTypeBytes(tensor.dtype());
+  return {tensor.As<std::byte>() + expert * bytes, tensor.dtype(), {tensor.dim(1), tensor.dim(2)}};
+}
+
 Status CopyTensor(const Checkpoint::Impl& source, size_t tensor, size_t unit,
                   TensorWriter* writer) {
   const TensorInfo& info = source.tensors[tensor];

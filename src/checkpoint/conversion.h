@@ -36,6 +36,9 @@ class LoadedTensor {
   int64_t bytes_ = 0;
 };
 
+/// One matrix of a stack of experts; with expert -1 all of a tensor.
+TensorView MatrixOf(const TensorView& tensor, int64_t expert);
+
 /// Copies a source tensor into the first tensor of a unit, in chunks.
 Status CopyTensor(const Checkpoint::Impl& source, size_t tensor, size_t unit, TensorWriter* writer);
 

@@ -216,6 +216,10 @@ QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const Quantize
   if (plan.parameters > 0) {
     const auto parameters = static_cast<double>(plan.parameters);
     report.bits_per_weight = 8.0 * static_cast<double>(plan.bytes) / parameters;
+    if (plan.quantized_parameters > 0) {
+      report.quantized_bits_per_weight = 8.0 * static_cast<double>(plan.quantized_bytes) /
+                                         static_cast<double>(plan.quantized_parameters);
+    }
     report.coverage = static_cast<double>(plan.quantized_parameters) / parameters;
   }
   return report;

@@ -8,6 +8,7 @@
 
 #include "base/macros.h"
 #include "checkpoint/safetensors.h"
+#include "marlin/sensitivity.h"
 #include "recipe/expert_name.h"
 #include "recipe/stored_layout.h"
 
@@ -50,6 +51,7 @@ class Planner {
   Status PlanTensor(size_t tensor);
   Status PlanStacks();
   Status CheckHotExperts() const;
+  Status CheckTensors() const;
   Status AddModule(const Candidate& first, const std::string& name, std::vector<size_t> sources,
                    bool stacked);
   Status AddSingle(const Candidate& candidate);
@@ -140,6 +142,7 @@ Status Planner::AddModule(const Candidate& first, const std::string& name,
   for (const size_t source : sources) {
     plan_.quantized_parameters += Info(source).shape.ElementCount();
   }
+  plan_.quantized_bytes += CodeAndScaleBytes(spec);
   unit.sources = std::move(sources);
   plan_.units.push_back(std::move(unit));
   return {};
@@ -216,8 +219,15 @@ Status Planner::CheckHotExperts() const {
   return options_.recipe.CheckHotExperts(type.is_string() ? type.get<std::string>() : "", tensors);
 }
 
+Status Planner::CheckTensors() const {
+  std::vector<TensorShape> tensors;
+  for (const TensorInfo& info : source_.tensors) tensors.push_back({info.name, info.shape});
+  return options_.recipe.CheckTensors(tensors);
+}
+
 Result<QuantizePlan> Planner::Run() {
   MARLIN_RETURN_IF_ERROR(CheckHotExperts());
+  MARLIN_RETURN_IF_ERROR(CheckTensors());
   for (size_t i = 0; i < source_.tensors.size(); ++i) {
     plan_.parameters += Info(i).shape.ElementCount();
     MARLIN_RETURN_IF_ERROR(PlanTensor(i));

@@ -31,6 +31,7 @@ struct QuantizePlan {
   std::vector<PlanUnit> units;  ///< In the order of the source's files.
   int64_t parameters = 0;
   int64_t quantized_parameters = 0;
+  int64_t quantized_bytes = 0;  ///< Codes, scales and zeros.
   int64_t bytes = 0;
   std::vector<SkippedTensor> skipped;
 };

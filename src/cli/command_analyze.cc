@@ -1,20 +1,27 @@
-// analyze: counts which experts of a model the tokens of some texts select.
+// analyze: which experts of a model the tokens of some texts select, or what quantizing each matrix
+// costs.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <sstream>
+#include <system_error>
 
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/text_table.h"
+#include "cli/calibration_arguments.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
 #include "cli/progress_bar.h"
+#include "cli/sensitivity_report.h"
+#include "cli/target_arguments.h"
 #include "marlin/routing.h"
+#include "marlin/sensitivity.h"
 
 namespace marlin::cli {
 namespace {
@@ -68,8 +75,16 @@ class AnalyzeCommand final : public Command {
     arguments.Option("--window", &window_, {.least = 1}, "N",
                      "Longer texts are cut into sequences of N tokens; default 256, for --prompts "
                      "the context");
+    arguments.Flag("--sensitivity", &sensitivity_,
+                   "Measures what quantizing each matrix alone does to the predictions");
+    arguments.Option("--formats", &formats_, "LIST",
+                     "--sensitivity: formats; default int2/g64/frac,nf3/g64,nf4/g64,s8/g64");
+    calibration_.Declare(arguments, "--sensitivity: ", "default 2048");
+    arguments.Option("--plot", &plot_, "FILE", "--sensitivity: writes a picture, SVG, to FILE");
+    arguments.Flag("--resume", &resume_, "--sensitivity: continues an interrupted run of -o FILE");
     arguments.Option("-o,--output", &output_, "FILE",
-                     "Writes the frequencies, which recipes read, to FILE");
+                     "Writes the frequencies, which recipes read, or the sensitivity, which "
+                     "quantize reads, to FILE");
     arguments.Option("--trace", &trace_, "FILE",
                      "Writes the experts of every token, which `bench moe --trace` replays");
     run_.Declare(arguments);
@@ -77,6 +92,11 @@ class AnalyzeCommand final : public Command {
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(Check(console));
+    return sensitivity_ ? RunSensitivity(console) : RunRouting(console);
+  }
+
+ private:
+  Status RunRouting(Console& console) {
     MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(console, path_));
     MARLIN_ASSIGN_OR_RETURN(const Texts texts, Read(console, model));
     RoutingOptions options;
@@ -106,19 +126,91 @@ class AnalyzeCommand final : public Command {
     return console.Print(Text(frequencies));
   }
 
- private:
+  /// Measurements of an interrupted run, none if there are none.
+  Result<Sensitivity> Interrupted() const {
+    std::error_code ignored;
+    if (!resume_ || !std::filesystem::exists(PartialPath(), ignored)) return Sensitivity();
+    return Sensitivity::FromFile(PartialPath());
+  }
+  std::string PartialPath() const { return *output_ + ".partial"; }
+
+  Status RunSensitivity(Console& console) {
+    SensitivityOptions options;
+    if (formats_) {
+      MARLIN_ASSIGN_OR_RETURN(options.formats, ParseFormatList("--formats", *formats_));
+    }
+    MARLIN_ASSIGN_OR_RETURN(options.text, calibration_.Read(console, path_));
+    if (output_) {
+      MARLIN_ASSIGN_OR_RETURN(options.measured, Interrupted());
+      MARLIN_RETURN_IF_ERROR(CheckWritable(PartialPath()));
+      options.save = [this](const Sensitivity& sensitivity) {
+        return WriteText(PartialPath(), sensitivity.ToJson() + "\n");
+      };
+    }
+    // A picture that cannot be written is found before the model runs.
+    if (plot_) MARLIN_RETURN_IF_ERROR(WriteText(*plot_, ""));
+    MARLIN_ASSIGN_OR_RETURN(const Device device, run_.OpenDevice());
+    ProgressBar bar(console, "analyze");
+    options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
+    MARLIN_ASSIGN_OR_RETURN(const Sensitivity sensitivity,
+                            MeasureSensitivity(path_, device, options));
+    bar.Clear();
+    if (plot_) MARLIN_RETURN_IF_ERROR(WriteText(*plot_, SensitivityPlot(sensitivity)));
+    if (output_) {
+      std::error_code error;
+      std::filesystem::rename(PartialPath(), *output_, error);
+      if (error) return CannotWrite(*output_);
+    }
+    if (console.json()) return console.PrintJson(Json::parse(sensitivity.ToJson()));
+    return console.Print(SensitivityTable(sensitivity));
+  }
+
+  /// Found before the model runs. Leaves a file that is there as it is.
+  static Status CheckWritable(const std::string& path) {
+    std::error_code ignored;
+    const bool existed = std::filesystem::exists(path, ignored);
+    const bool writable = std::ofstream(path, std::ios::app).is_open();
+    if (!existed) std::filesystem::remove(path, ignored);
+    return writable ? Status() : CannotWrite(path);
+  }
+
+  static Status WriteText(const std::string& path, const std::string& text) {
+    std::ofstream file(path, std::ios::trunc);
+    file << text;
+    file.close();
+    return file ? Status() : CannotWrite(path);
+  }
+
   static Status CannotWrite(const std::string& path) {
     return Status(Code::kIo, fmt::format("{}: cannot be written", Printable(path)));
   }
 
   Status Check(const Console& console) const {
     const auto wrong = [](const char* message) { return Status(Code::kInvalidArgument, message); };
-    if (!routing_) return wrong("analyze: expected --routing");
+    if (routing_ == sensitivity_) {
+      return wrong("analyze: expected either --routing or --sensitivity");
+    }
+    if (sensitivity_) return CheckSensitivity(console);
+    if (formats_ || plot_ || resume_ || calibration_.given()) {
+      return wrong(
+          "--routing: --formats, --plot, --resume, --seed and --calibration are for "
+          "--sensitivity");
+    }
     if (prompts_.has_value() == tokens_.has_value()) {
       return wrong(prompts_ ? "--prompts and --tokens exclude each other"
                             : "--prompts or --tokens is needed");
     }
     return prompts_ ? CheckHasCodec(console, "--prompts") : Status();
+  }
+
+  Status CheckSensitivity(const Console& console) const {
+    if (prompts_ || tokens_ || window_ || trace_ || run_.prepared()) {
+      return Status(Code::kInvalidArgument,
+                    "--sensitivity: --prompts, --tokens, --window, --trace and --prepared are for "
+                    "--routing");
+    }
+    if (resume_ && !output_) return Status(Code::kInvalidArgument, "--resume: needs -o FILE");
+    return calibration_.Check(console);
   }
 
   Result<Texts> Read(const Console& console, const Model& model) const {
@@ -157,6 +249,11 @@ class AnalyzeCommand final : public Command {
 
   std::string path_;
   bool routing_ = false;
+  bool sensitivity_ = false;
+  bool resume_ = false;
+  std::optional<std::string> formats_;
+  std::optional<std::string> plot_;
+  CalibrationArguments calibration_;
   std::optional<std::string> prompts_;
   std::optional<std::string> tokens_;
   std::optional<int64_t> window_;

@@ -4,20 +4,23 @@
 
 #include <charconv>
 #include <csignal>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/text_table.h"
+#include "cli/calibration_arguments.h"
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
-#include "cli/model_arguments.h"
 #include "cli/progress_bar.h"
 #include "cli/recipe_arguments.h"
+#include "cli/target_arguments.h"
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
+#include "marlin/sensitivity.h"
 
 namespace marlin::cli {
 namespace {
@@ -52,22 +55,19 @@ class QuantizeCommand final : public Command {
     recipe_arguments_.Declare(arguments);
     arguments.Option("--method", &method_, "METHOD",
                      "rtn, mse, or gptq, which measures the inputs of every layer on a text");
-    arguments.Option("--calibration", &calibration_, "FILE",
-                     "gptq: a text; default: sampled from the model itself");
-    arguments.Option("--calibration-ids", &calibration_ids_, "FILE",
-                     "gptq: token ids instead, separated by spaces or commas");
-    arguments.Option("--calibration-tokens", &calibration_tokens_, {.least = 2}, "N",
-                     "gptq: tokens to use; default 16384 or more");
-    arguments.Option("--seed", &seed_, WholeRange(), "S", "gptq: of the sampled text; default 0");
+    target_.Declare(arguments);
+    arguments.Option("--write-recipe", &recipe_file_, "FILE", "Also writes the recipe to FILE");
+    calibration_.Declare(arguments, "gptq, --target-bpw: ", "default 16384 or more; 2048");
     arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");
-    arguments.Option("--device", &device_, "DEVICE",
-                     "gptq: where the model runs; otherwise cpu, and auto is the same");
+    arguments.Option(
+        "--device", &device_, "DEVICE",
+        "gptq, --target-bpw: where the model runs; otherwise cpu, and auto is the same");
     arguments.Flag("--strict", &strict_, "A matrix that cannot be quantized is an error");
     arguments.Flag("--dry-run", &dry_run_, "Plan and report, write nothing");
     arguments.Flag("--resume", &resume_, "Resume an interrupted run");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
     arguments.Flag("--no-model-card", &no_model_card_, "Write no README.md");
-    for (const char* name : {"--imatrix", "--target-bpw", "--sparsity"}) {
+    for (const char* name : {"--imatrix", "--sparsity"}) {
       arguments.Later(name, &later_);
     }
   }
@@ -84,7 +84,14 @@ class QuantizeCommand final : public Command {
                     fmt::format("{}: is quantized already (recipe {}); quantize its source",
                                 source_, source.recipe_name()));
     }
-    MARLIN_ASSIGN_OR_RETURN(options.recipe, recipe_arguments_.Build(HasExperts(source)));
+    std::optional<FormatAssignment> assignment;
+    if (target_.given()) {
+      MARLIN_ASSIGN_OR_RETURN(assignment, Assign(console, source));
+      options.recipe = assignment->recipe;
+    } else {
+      MARLIN_ASSIGN_OR_RETURN(options.recipe, recipe_arguments_.Build(HasExperts(source)));
+    }
+    MARLIN_RETURN_IF_ERROR(WriteRecipe(options.recipe));
     options.strict = strict_;
     options.dry_run = dry_run_;
     options.resume = resume_;
@@ -100,8 +107,8 @@ class QuantizeCommand final : public Command {
     }();
     bar.Clear();
     if (!report.ok()) return report.status();
-    return console.json() ? PrintDocument(console, *report, options.recipe)
-                          : PrintSummary(console, *report, options.recipe);
+    return console.json() ? PrintDocument(console, *report, options.recipe, assignment)
+                          : PrintSummary(console, *report, options.recipe, assignment);
   }
 
  private:
@@ -114,73 +121,93 @@ class QuantizeCommand final : public Command {
       return Status(Code::kUnsupported,
                     "--method awq: not supported by this version; known: rtn, mse, gptq");
     }
-    if (method_ != "gptq" && device_ != "cpu" && device_ != "auto") {
+    if (target_.given() && recipe_arguments_.given()) {
+      return Status(Code::kInvalidArgument,
+                    "--target-bpw chooses the formats: it excludes --recipe, --format, "
+                    "--group-size, --scale-dtype and --override");
+    }
+    if (method_ != "gptq" && !target_.measures() && device_ != "cpu" && device_ != "auto") {
       return Status(Code::kUnsupported,
                     fmt::format("--device {}: {} runs on cpu", device_, method_));
     }
-    return Status();
+    return target_.Check();
   }
 
   Status CheckCalibration(const Console& console, QuantizeMethod method) const {
-    if (calibration_ && calibration_ids_) {
-      return Status(Code::kInvalidArgument,
-                    "--calibration and --calibration-ids exclude each other");
-    }
-    const bool given = calibration_ || calibration_ids_ || calibration_tokens_ || seed_;
-    if (given && method != QuantizeMethod::kGptq) {
+    if (calibration_.given() && method != QuantizeMethod::kGptq && !target_.measures()) {
       return Status(Code::kInvalidArgument,
                     fmt::format("--method {}: uses no calibration", method_));
     }
-    if (seed_ && (calibration_ || calibration_ids_)) {
-      return Status(Code::kInvalidArgument, "--seed: the text is given, and not sampled");
-    }
-    return calibration_ ? CheckHasCodec(console, "--calibration") : Status();
+    return calibration_.Check(console);
   }
 
   Result<QuantizeCheckpointReport> Calibrate(const Console& console,
                                              const QuantizeCheckpointOptions& options) const {
-    CalibrationOptions calibration;
-    calibration.tokens = calibration_tokens_.value_or(0);
-    calibration.seed = static_cast<uint64_t>(seed_.value_or(0));
-    const std::optional<std::string>& file = calibration_ ? calibration_ : calibration_ids_;
-    if (calibration_ids_) {
-      MARLIN_ASSIGN_OR_RETURN(calibration.text, ReadTokens(*calibration_ids_));
-    } else if (calibration_) {
-      MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*calibration_));
-      MARLIN_ASSIGN_OR_RETURN(const auto codec, console.text_codecs()(source_));
-      MARLIN_ASSIGN_OR_RETURN(calibration.text, codec->Encode(text));
-    }
-    if (file && calibration.text.empty()) {
-      return Status(Code::kMalformedFile, fmt::format("{}: has no tokens", Printable(*file)));
-    }
+    MARLIN_ASSIGN_OR_RETURN(const CalibrationOptions calibration,
+                            calibration_.Read(console, source_));
     MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open(device_));
     return QuantizeCalibrated(source_, output_, device, options, calibration);
   }
 
+  Result<FormatAssignment> Assign(const Console& console, const Checkpoint& source) const {
+    if (!target_.measures()) {
+      MARLIN_ASSIGN_OR_RETURN(const Sensitivity sensitivity, target_.Read());
+      return target_.Assign(source, sensitivity);
+    }
+    SensitivityOptions options;
+    MARLIN_ASSIGN_OR_RETURN(options.formats, target_.Formats());
+    MARLIN_ASSIGN_OR_RETURN(options.text, calibration_.Read(console, source_));
+    MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open(device_));
+    ProgressBar bar(console, "measure");
+    options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
+    MARLIN_ASSIGN_OR_RETURN(const Sensitivity sensitivity,
+                            MeasureSensitivity(source_, device, options));
+    return target_.Assign(source, sensitivity);
+  }
+
+  Status WriteRecipe(const MixedPrecisionConfig& recipe) const {
+    if (!recipe_file_) return {};
+    std::ofstream file(*recipe_file_, std::ios::trunc);
+    file << recipe.ToJson() << "\n";
+    file.close();
+    if (file) return {};
+    return Status(Code::kIo, fmt::format("{}: cannot be written", Printable(*recipe_file_)));
+  }
+
   Status PrintDocument(Console& console, const QuantizeCheckpointReport& report,
-                       const MixedPrecisionConfig& recipe) const {
-    return console.PrintJson({{"output", report.output},
-                              {"recipe", recipe.name()},
-                              {"method", method_},
-                              {"dry_run", dry_run_},
-                              {"tensors", report.tensors},
-                              {"parameters", report.parameters},
-                              {"quantized_parameters", report.quantized_parameters},
-                              {"bits_per_weight", report.bits_per_weight},
-                              {"bytes", report.bytes},
-                              {"coverage", report.coverage},
-                              {"skipped", SkippedJson(report.skipped)},
-                              {"fallbacks", SkippedJson(report.fallbacks)},
-                              {"zeroed_groups", report.zeroed_groups},
-                              {"seconds", report.seconds}});
+                       const MixedPrecisionConfig& recipe,
+                       const std::optional<FormatAssignment>& assignment) const {
+    nlohmann::ordered_json document = {
+        {"output", report.output},
+        {"recipe", recipe.name()},
+        {"method", method_},
+        {"dry_run", dry_run_},
+        {"tensors", report.tensors},
+        {"parameters", report.parameters},
+        {"quantized_parameters", report.quantized_parameters},
+        {"bits_per_weight", report.bits_per_weight},
+        {"quantized_bits_per_weight", report.quantized_bits_per_weight},
+        {"bytes", report.bytes},
+        {"coverage", report.coverage},
+        {"skipped", SkippedJson(report.skipped)},
+        {"fallbacks", SkippedJson(report.fallbacks)},
+        {"zeroed_groups", report.zeroed_groups},
+        {"seconds", report.seconds}};
+    if (assignment) document["predicted_kl"] = assignment->predicted_kl;
+    return console.PrintJson(document);
   }
 
   Status PrintSummary(Console& console, const QuantizeCheckpointReport& report,
-                      const MixedPrecisionConfig& recipe) const {
+                      const MixedPrecisionConfig& recipe,
+                      const std::optional<FormatAssignment>& assignment) const {
     std::string text = fmt::format(
         "{}{}: {} tensors, {} parameters, recipe {}, {:.3f} bits per weight, {} in {:.1f} s\n",
         dry_run_ ? "(dry run) " : "", report.output, report.tensors, FormatCount(report.parameters),
         recipe.name(), report.bits_per_weight, FormatBytes(report.bytes), report.seconds);
+    if (assignment) {
+      text += fmt::format("{:.4f} bits per quantized weight; KL of the choices, summed: {:.4f}\n",
+                          report.quantized_bits_per_weight, assignment->predicted_kl);
+    }
     text += CoverageLine(report.coverage, report.skipped);
     if (report.zeroed_groups > 0) {
       text += fmt::format(
@@ -199,10 +226,9 @@ class QuantizeCommand final : public Command {
   std::string method_ = "rtn";
   std::string shard_size_ = "5GB";
   std::string device_ = "auto";
-  std::optional<std::string> calibration_;
-  std::optional<std::string> calibration_ids_;
-  std::optional<int64_t> calibration_tokens_;
-  std::optional<int64_t> seed_;
+  TargetArguments target_;
+  std::optional<std::string> recipe_file_;
+  CalibrationArguments calibration_;
   bool strict_ = false;
   bool dry_run_ = false;
   bool resume_ = false;

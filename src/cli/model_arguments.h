@@ -29,6 +29,7 @@ class RunArguments {
   Result<Model> Open(Console& console, const std::string& path, const Device& device) const;
   /// Opens a second model, without --prepared.
   Result<Model> OpenReference(const std::string& path, const Device& device) const;
+  bool prepared() const { return !prepared_.empty(); }
   /// Opens a model on a device of its own.
   Result<Model> Open(Console& console, const std::string& path) const;
 

@@ -16,6 +16,10 @@ class RecipeArguments {
  public:
   void Declare(ArgumentList& arguments);
 
+  bool given() const {
+    return recipe_ || format_ || group_size_ || scale_type_ || !overrides_.empty();
+  }
+
   /// The recipe that the options describe; without --recipe and --format, default_moe for a model
   /// with experts and default_dense otherwise. Errors: kInvalidArgument naming the option.
   Result<MixedPrecisionConfig> Build(bool has_experts) const;

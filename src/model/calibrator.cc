@@ -8,10 +8,8 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "checkpoint/conversion.h"
-#include "marlin/decoder.h"
-#include "model/model_impl.h"
-#include "model/placement.h"
-#include "model/sample_text.h"
+#include "model/calibration_text.h"
+#include "model/decoder_ends.h"
 #include "quantize/gptq.h"
 #include "quantize/quantizer.h"
 
@@ -20,7 +18,6 @@ namespace {
 
 using Depth = LayerRun::Depth;
 
-constexpr int64_t kWindow = 256;
 constexpr int64_t kDefaultTokens = 16384;
 /// Most tokens that all experts see for their statistics.
 constexpr int64_t kExpertSample = 8192;
@@ -41,27 +38,6 @@ HostRows Select(const HostRows& all, const std::vector<int64_t>& tokens) {
   return rows;
 }
 
-/// One matrix of a stack of experts, or all of a tensor.
-TensorView MatrixOf(const TensorView& tensor, int64_t expert) {
-  if (expert < 0) return tensor;
-  const int64_t bytes = tensor.dim(1) * tensor.dim(2) * DTypeBytes(tensor.dtype());
-  return {tensor.As<std::byte>() + expert * bytes, tensor.dtype(), {tensor.dim(1), tensor.dim(2)}};
-}
-
-/// A text's windows of up to `length` tokens, at most `count`, spread evenly.
-std::vector<std::vector<int32_t>> Windows(const std::vector<int32_t>& text, int64_t length,
-                                          int64_t count) {
-  const auto tokens = static_cast<int64_t>(text.size());
-  const int64_t all = std::max<int64_t>(tokens / length, 1);
-  const int64_t used = std::min(all, count);
-  std::vector<std::vector<int32_t>> windows;
-  for (int64_t i = 0; i < used; ++i) {
-    const int64_t first = i * all / used * length;
-    windows.emplace_back(text.begin() + first, text.begin() + std::min(first + length, tokens));
-  }
-  return windows;
-}
-
 }  // namespace
 
 Calibrator::Calibrator(ModelDirectory directory, std::string path, const Device& device,
@@ -77,7 +53,7 @@ Calibrator::Calibrator(ModelDirectory directory, std::string path, const Device&
 int64_t Calibrator::TokensFor(const Dimensions& shape) {
   const int64_t widest = std::max(
       {shape.hidden, shape.intermediate, shape.heads * shape.head_dim, shape.heads * shape.v_dim});
-  return std::max(kDefaultTokens, RoundUp(LeastTokens(widest), kWindow));
+  return std::max(kDefaultTokens, RoundUp(LeastTokens(widest), kCalibrationWindow));
 }
 
 Status Calibrator::InputSums::Add(const HostRows& original, const HostRows& quantized) {
@@ -131,12 +107,8 @@ Status Calibrator::Begin(QuantizePlan* plan) {
 }
 
 std::string Calibrator::Identity() const {
-  uint64_t hash = 0xcbf29ce484222325U;
-  for (const int32_t token : options_.text) {
-    hash = (hash ^ static_cast<uint32_t>(token)) * 0x100000001b3U;
-  }
   return fmt::format("calibration {} {} {} {:016x}", options_.tokens, options_.seed,
-                     options_.text.size(), hash);
+                     options_.text.size(), HashOf(options_.text));
 }
 
 marlin::Result<std::optional<MatrixQuantizer::Result>> Calibrator::Quantize(size_t tensor,
@@ -160,57 +132,15 @@ float* Calibrator::Rows(std::vector<float>& hidden, const WindowChunk& chunk) co
   return hidden.data() + chunk.first * directory_.config.shape.hidden;
 }
 
-Status Calibrator::MakeTexts() {
-  const DecoderConfig& config = directory_.config;
-  const int64_t length = std::min(kWindow, config.max_positions);
-  const int64_t wanted = options_.tokens > 0 ? options_.tokens : TokensFor(config.shape);
-  const int64_t count = std::max<int64_t>(CeilDivide(wanted, length), 1);
-  if (!options_.text.empty()) {
-    texts_ = Windows(options_.text, length, count);
-    return {};
-  }
-  MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(path_, device_));
-  MARLIN_ASSIGN_OR_RETURN(texts_, SampleTexts(model, count, length, options_.seed));
-  return {};
-}
-
 Status Calibrator::Start() {
-  MARLIN_RETURN_IF_ERROR(MakeTexts());
-  for (const std::vector<int32_t>& text : texts_) {
-    const auto rows = static_cast<int64_t>(text.size());
-    if (chunks_.empty() || chunks_.back().rows + rows > kPassTokens) {
-      chunks_.push_back({tokens_, 0, {}});
-    }
-    chunks_.back().windows.push_back(rows);
-    chunks_.back().rows += rows;
-    tokens_ += rows;
-  }
-  return Embed();
-}
-
-Status Calibrator::Embed() {
-  MARLIN_ASSIGN_OR_RETURN(Decoder ends, original_source_.Ends());
-  MARLIN_RETURN_IF_ERROR(UploadTables(device_, &ends));
-  const int64_t width = directory_.config.shape.hidden;
-  original_hidden_.resize(static_cast<size_t>(tokens_ * width));
-  Arena arena(device_);
-  auto text = texts_.begin();
-  for (const WindowChunk& chunk : chunks_) {
-    const ArenaScope scope(arena);
-    std::vector<int32_t> ids;
-    for (size_t i = 0; i < chunk.windows.size(); ++i, ++text) {
-      ids.insert(ids.end(), text->begin(), text->end());
-    }
-    MARLIN_ASSIGN_OR_RETURN(const TensorView tokens, arena.Upload(ids));
-    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView rows,
-                            arena.Take(DType::kF32, {chunk.rows, width}));
-    MARLIN_RETURN_IF_ERROR(
-        ends.embedding.empty()
-            ? LookUpRows(device_, ends.embedding_projection.parts.front(), tokens, rows)
-            : LookUpRows(device_, ends.embedding, tokens, rows));
-    MARLIN_RETURN_IF_ERROR(device_.Synchronize());
-    MARLIN_RETURN_IF_ERROR(arena.Download(rows, Rows(original_hidden_, chunk)));
-  }
+  const int64_t wanted = options_.tokens > 0 ? options_.tokens : TokensFor(directory_.config.shape);
+  MARLIN_ASSIGN_OR_RETURN(texts_,
+                          CalibrationTexts(path_, directory_.config, device_, options_, wanted));
+  chunks_ = ChunksOf(texts_);
+  tokens_ = chunks_.back().first + chunks_.back().rows;
+  MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, original_source_));
+  original_hidden_.resize(static_cast<size_t>(tokens_ * directory_.config.shape.hidden));
+  MARLIN_RETURN_IF_ERROR(ends->Embed(texts_, chunks_, original_hidden_.data()));
   quantized_hidden_ = original_hidden_;
   return {};
 }
@@ -521,28 +451,13 @@ Status Calibrator::RunExpert(const ExpertInputs& inputs, int64_t expert) {
 Status Calibrator::RunHead() {
   replaced_.clear();
   zeroed_.clear();
-  MARLIN_ASSIGN_OR_RETURN(const Decoder ends, original_source_.Ends());
-  const int64_t width = directory_.config.shape.hidden;
-  InputSums sums(device_, width);
-  Arena arena(device_);
-  const auto normed = [&](const WindowChunk& chunk, std::vector<float>& hidden,
-                          HostRows* rows) -> Status {
-    const ArenaScope scope(arena);
-    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
-                            arena.Take(DType::kF32, {chunk.rows, width}));
-    MARLIN_RETURN_IF_ERROR(arena.Fill(x, Rows(hidden, chunk)));
-    MARLIN_RETURN_IF_ERROR(
-        RmsNorm(device_, x, ends.norm.view(), directory_.config.epsilon, x, nullptr));
-    MARLIN_RETURN_IF_ERROR(device_.Synchronize());
-    rows->width = width;
-    rows->values.resize(static_cast<size_t>(chunk.rows * width));
-    return arena.Download(x, rows->values.data());
-  };
+  MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, original_source_));
+  InputSums sums(device_, directory_.config.shape.hidden);
   for (const WindowChunk& chunk : chunks_) {
-    HostRows original;
-    HostRows quantized;
-    MARLIN_RETURN_IF_ERROR(normed(chunk, original_hidden_, &original));
-    MARLIN_RETURN_IF_ERROR(normed(chunk, quantized_hidden_, &quantized));
+    MARLIN_ASSIGN_OR_RETURN(const HostRows original,
+                            ends->Normalize(chunk.rows, Rows(original_hidden_, chunk)));
+    MARLIN_ASSIGN_OR_RETURN(const HostRows quantized,
+                            ends->Normalize(chunk.rows, Rows(quantized_hidden_, chunk)));
     MARLIN_RETURN_IF_ERROR(sums.Add(original, quantized));
   }
   MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(sums));

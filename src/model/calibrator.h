@@ -53,8 +53,6 @@ class Calibrator final : public MatrixQuantizer {
   struct ExpertInputs;
 
   Status Start();
-  Status MakeTexts();
-  Status Embed();
   Status RunLayer(int64_t index);
   Status RunAttention(int64_t index, const LayerTensors& tensors);
   Status RunLatent(const LatentAttentionTensors& tensors);

@@ -11,9 +11,6 @@
 namespace marlin {
 namespace {
 
-/// fp32 throughout: a difference between the original and the quantized model should be theirs.
-ProductOptions ExactProducts() { return {Accuracy::kExact, false, nullptr, DType::kF32}; }
-
 class LatentInputs final : public InputObserver {
  public:
   LatentInputs(const Pass& pass, FunctionRef<Status(const TensorView&, HostRows*)> fetch,

@@ -14,6 +14,9 @@
 
 namespace marlin {
 
+/// fp32 throughout: a difference between the original and the quantized model should be theirs.
+inline ProductOptions ExactProducts() { return {Accuracy::kExact, false, nullptr, DType::kF32}; }
+
 /// Rows [rows, width] in host memory.
 struct HostRows {
   std::vector<float> values;

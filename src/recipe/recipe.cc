@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <set>
 
 #include "base/macros.h"
 #include "base/printable.h"
@@ -127,11 +128,24 @@ Status MixedPrecisionConfig::AddOverride(RecipeOverride entry) {
   return Status();
 }
 
+Status MixedPrecisionConfig::CheckTensors(std::span<const TensorShape> tensors) const {
+  if (tensors_.empty()) return {};
+  std::set<std::string_view> present;
+  for (const TensorShape& tensor : tensors) present.insert(tensor.name);
+  for (const auto& [name, choice] : tensors_) {
+    if (present.contains(name)) continue;
+    return Status(Code::kInvalidArgument,
+                  fmt::format("recipe of another model: it has no tensor \"{}\"", Printable(name)));
+  }
+  return {};
+}
+
 FormatChoice MixedPrecisionConfig::Choose(std::string_view tensor_name, const Shape& shape) const {
   if (!IsWeightMatrix(tensor_name, shape)) return FormatChoice();
   for (size_t i = matchers_.size(); i-- > 0;) {
     if (matchers_[i]->Matches(tensor_name)) return overrides_[i].choice;
   }
+  if (const auto own = tensors_.find(tensor_name); own != tensors_.end()) return own->second;
   const LayerClass layer_class = ClassifyTensor(tensor_name);
   if (hot_experts_ && layer_class == LayerClass::kMoeExpert) {
     const auto place = ParseExpertPlace(tensor_name);

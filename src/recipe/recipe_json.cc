@@ -1,5 +1,6 @@
 // Recipes as JSON documents, and the recipe names of the command line. docs/howto/recipes.md
-// documents the schema: {"name", "base", "classes": {CLASS: CHOICE}, "hot_experts", "overrides"}.
+// documents the schema: {"name", "base", "classes": {CLASS: CHOICE}, "hot_experts",
+// "tensors": {NAME: CHOICE}, "overrides"}.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -80,6 +81,16 @@ Status ReadClasses(const Json& classes, MixedPrecisionConfig* recipe) {
     MARLIN_ASSIGN_OR_RETURN(const FormatChoice choice,
                             ChoiceOf(value, fmt::format("classes.{}", Printable(key))));
     recipe->Set(*layer_class, choice);
+  }
+  return Status();
+}
+
+Status ReadTensors(const Json& tensors, MixedPrecisionConfig* recipe) {
+  if (!tensors.is_object()) return Invalid("tensors: expected an object");
+  for (const auto& [name, value] : tensors.items()) {
+    MARLIN_ASSIGN_OR_RETURN(const FormatChoice choice,
+                            ChoiceOf(value, fmt::format("tensors.{}", Printable(name))));
+    recipe->SetTensor(name, choice);
   }
   return Status();
 }
@@ -203,7 +214,8 @@ Status ReadHotExperts(const Json& rule, const std::filesystem::path& directory,
 
 Result<MixedPrecisionConfig> Parse(std::string_view text, const std::filesystem::path& directory) {
   MARLIN_ASSIGN_OR_RETURN(const Json document, ParseDocument(text));
-  constexpr std::string_view kKeys[] = {"name", "base", "classes", "hot_experts", "overrides"};
+  constexpr std::string_view kKeys[] = {"name",        "base",    "classes",
+                                        "hot_experts", "tensors", "overrides"};
   MARLIN_RETURN_IF_ERROR(CheckKeys(document, kKeys, ""));
   MixedPrecisionConfig recipe;
   recipe.set_name("custom");
@@ -221,6 +233,9 @@ Result<MixedPrecisionConfig> Parse(std::string_view text, const std::filesystem:
   }
   if (document.contains("hot_experts")) {
     MARLIN_RETURN_IF_ERROR(ReadHotExperts(document["hot_experts"], directory, &recipe));
+  }
+  if (document.contains("tensors")) {
+    MARLIN_RETURN_IF_ERROR(ReadTensors(document["tensors"], &recipe));
   }
   if (document.contains("overrides")) {
     MARLIN_RETURN_IF_ERROR(ReadOverrides(document["overrides"], &recipe));
@@ -276,6 +291,7 @@ std::string MixedPrecisionConfig::ToJson() const {
           {{"layer", layer.layer}, {"experts", layer.experts}, {"hot", layer.hot}});
     }
   }
+  for (const auto& [name, choice] : tensors_) document["tensors"][name] = choice.ToString();
   document["overrides"] = OrderedJson::array();
   for (const RecipeOverride& entry : overrides_) {
     OrderedJson row;

@@ -93,7 +93,8 @@ class Analyze(CommandTestCase):
 
     def test_wrong_use(self) -> None:
         for arguments, says in (
-                ((), "analyze: expected --routing"),
+                ((), "analyze: expected either --routing or --sensitivity"),
+                (("--routing", "--tokens", self.tokens, "--seed", 1), "for --sensitivity"),
                 (("--routing",), "--prompts or --tokens is needed"),
                 (("--routing", "--tokens", "a", "--prompts", "b"), "exclude each other"),
                 (("--routing", "--prompts", "b"), "--prompts: this program has no tokenizer"),

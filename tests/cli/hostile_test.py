@@ -131,7 +131,7 @@ class Json(HostileTestCase):
         self.succeed("inspect", self.model)
         recipe = self.directory / "recipe.json"
         recipe.write_text('{"overrides":[' + "{}," * 300000 + "{}]}")
-        self.refuse_shortly(USAGE, "plan", QWEN, "--recipe", recipe, says=("65536 values",))
+        self.refuse_shortly(USAGE, "plan", QWEN, "--recipe", recipe, says=("262144 values",))
 
     def test_text_that_is_not_utf8(self) -> None:
         self.config(b'{"model_type":"\xff"}')

@@ -296,7 +296,7 @@ class Options(CommandTestCase):
     def test_later_features_are_refused_by_name(self) -> None:
         out = self.directory / "out"
         for options in (["--method", "awq"],
-                        ["--imatrix", "x"], ["--target-bpw", "4"], ["--sparsity", "2:4"],
+                        ["--imatrix", "x"], ["--sparsity", "2:4"],
                         ["--device", "cuda:0"]):
             self.refuse(USAGE, "quantize", QWEN, "-o", out, *options, says=(options[0],))
         self.assert_nothing_written()

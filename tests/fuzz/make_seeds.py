@@ -135,6 +135,24 @@ def routing_files() -> Seeds:
     }
 
 
+def sensitivities() -> Seeds:
+    matrix = {"name": "model.layers.0.mlp.up_proj.weight", "experts": 1, "k": 64, "n": 96,
+              "kl": [0.5, 1e-3]}
+    stack = {"name": "model.layers.1.mlp.experts.down_proj", "experts": 8, "k": 96, "n": 64,
+             "kl": [2, 0]}
+    whole = {"model_type": "a", "identity": "0", "tokens": 2048, "formats": ["nf3/g64", "s8/g64"]}
+    return {
+        "two": text_of({**whole, "matrices": [matrix, stack]}),
+        "twice": text_of({**whole, "matrices": [matrix, matrix]}),
+        "many": text_of({**whole, "matrices": [{**matrix, "name": str(i)} for i in range(1000)]}),
+        "overflows": text_of({**whole, "matrices": [
+            {**matrix, "experts": 2**31, "k": 2**31, "n": 2**31}]}),
+        "fused": text_of({**whole, "formats": ["int2/gK/frac", "fp4_e2m1/g16/e4m3"],
+                          "matrices": [{**stack, "k": 2**31, "n": 1}]}),
+        **json_shapes(),
+    }
+
+
 def patterns() -> Seeds:
     names = "\n".join(["model.layers.0.self_attn.q_proj", "model.layers.10.mlp.experts.3.up_proj",
                        "lm_head", "a" * 200])
@@ -597,6 +615,8 @@ TARGETS = {
     "recipe_fuzz": Target(1 << 20, recipes, RECIPE_SOURCES, JSON_WORDS),
     "routing_fuzz": Target(TEXT, routing_files, ("src/recipe/routing_files.cc",), JSON_WORDS),
     "safetensors_fuzz": Target(TEXT, safetensors, ("src/checkpoint/safetensors.cc",), JSON_WORDS),
+    "sensitivity_fuzz": Target(TEXT, sensitivities, ("src/recipe/sensitivity_file.cc",),
+                               JSON_WORDS),
     "token_file_fuzz": Target(256 << 10, token_files),
     "tuning_fuzz": Target(STRUCTURE, nothing, ("src/plan/tuning_table.cc",)),
 }

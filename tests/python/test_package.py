@@ -422,6 +422,46 @@ def test_quantizing_with_a_text(tmp_path: Path) -> None:
             mm.quantize_model(SAMPLE, tmp_path / "no", recipe, **(few | wrong))
 
 
+def test_formats_for_a_number_of_bits(tmp_path: Path) -> None:
+    text = (SAMPLE / "validation.txt").read_text()[20000:24000]
+    seen: list[tuple[int, int]] = []
+    sensitivity = mm.measure_sensitivity(
+        SAMPLE, ["nf3/g64", "s8/g64"], calibration=text, calibration_tokens=256,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert len(sensitivity["matrices"]) == 112 and seen[-1] == (224, 224)
+    recipe = mm.assign_formats(SAMPLE, sensitivity, 5)
+    assert set(json.loads(recipe.to_json())["tensors"].values()) == {"nf3/g64", "s8/g64"}
+    file = tmp_path / "sensitivity.json"
+    file.write_text(json.dumps(sensitivity))
+    reports = [
+        mm.quantize_model(SAMPLE, tmp_path / name, target_bpw=5, **given)
+        for name, given in (
+            ("dict", {"sensitivity": sensitivity}),
+            ("file", {"sensitivity": file}),
+            ("measured", {"formats": ["nf3/g64", "s8/g64"], "calibration": text,
+                          "calibration_tokens": 256}),
+        )
+    ]
+    mm.quantize_model(SAMPLE, tmp_path / "recipe", recipe)
+    files = [tmp_path / name / "model.safetensors" for name in
+             ("dict", "file", "measured", "recipe")]
+    assert len({path.read_bytes() for path in files}) == 1
+    assert all(4.9 < report["quantized_bits_per_weight"] <= 5 for report in reports)
+    for wrong, message in (
+        ({"target_bpw": 2.0, "sensitivity": file}, "2 bits per weight"),
+        ({"sensitivity": file}, "need target_bpw"),
+        ({"formats": ["nf3/g64"]}, "need target_bpw"),
+        ({"target_bpw": 5, "recipe": "default_moe"}, "exclude each other"),
+        ({"target_bpw": 5, "sensitivity": file, "calibration": text}, "uses no calibration"),
+        ({"target_bpw": 5, "sensitivity": file, "formats": ["u4/g64"]}, "was not measured"),
+    ):
+        with pytest.raises(mm.InvalidArgumentError, match=message):
+            mm.quantize_model(SAMPLE, tmp_path / "no", **wrong)
+    with pytest.raises(mm.FileError, match="absent"):
+        mm.quantize_model(SAMPLE, tmp_path / "no", target_bpw=5, sensitivity=tmp_path / "absent")
+
+
 def test_the_command_has_a_tokenizer(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "metal_marlin.cli"]
 
