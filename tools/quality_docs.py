@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/quality.md from bench/records/quality-tiny.json and
-quality-formats.json, or with --check compares them.
+"""Writes the tables of docs/quality.md from bench/records/quality-tiny.json, quality-formats.json
+and quality-bits.json, or with --check compares them.
 
 Usage: tools/quality_docs.py [--check]
 """
@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "quality.md"
 RECORD = ROOT / "bench" / "records" / "quality-tiny.json"
 FORMATS = ROOT / "bench" / "records" / "quality-formats.json"
+BITS = ROOT / "bench" / "records" / "quality-bits.json"
 
 
 def fill(page: str, name: str, content: str) -> str:
@@ -79,10 +80,38 @@ def formats(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def bits(record: dict[str, Any]) -> str:
+    """Returns the table of mixed and uniform formats by their bits, of every model."""
+    lines = [f"Measured {record['date']} at commit {record['commit']}.", ""]
+    for name, rows in record["models"].items():
+        lines += [
+            f"`{name}`, {rows[0]['tokens']} tokens: KL mean",
+            "",
+            "| formats | bits per quantized weight | rtn | mse | gptq | gptq, perplexity |",
+            "|---|---|---|---|---|---|",
+        ]
+        by_key = {(row["recipe"], row["method"]): row for row in rows}
+        recipes = sorted(
+            dict.fromkeys(row["recipe"] for row in rows),
+            key=lambda recipe: by_key[recipe, "rtn"]["quantized_bits_per_weight"],
+        )
+        for recipe in recipes:
+            of = {method: by_key[recipe, method] for method in ("rtn", "mse", "gptq")}
+            shown = recipe.removeprefix("uniform:").replace("target-bpw:", "`--target-bpw` ")
+            lines.append(
+                f"| {shown} | {of['rtn']['quantized_bits_per_weight']:.3f} | "
+                + " | ".join(f"{row['kl_mean']:.4f}" for row in of.values())
+                + f" | {change(of['gptq'])} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
 def main() -> int:
     text = PAGE.read_text()
     fresh = fill(text, "quality", tables(json.loads(RECORD.read_text())))
     fresh = fill(fresh, "formats", formats(json.loads(FORMATS.read_text())))
+    fresh = fill(fresh, "bits", bits(json.loads(BITS.read_text())))
     if "--check" in sys.argv[1:]:
         if fresh != text:
             print("docs/quality.md differs from its record: run tools/quality_docs.py")
