@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "marlin/checkpoint.h"
@@ -13,7 +14,21 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
-/// The text whose tokens calibrate a model.
+/// Which two weights of every four a matrix with 2:4 sparsity keeps.
+enum class PruneMethod : uint8_t {
+  kMagnitude,  ///< Those of largest decoded magnitude; the codes are those of kMse.
+  /// Those of largest magnitude times root mean square of their inputs; the codes are those of
+  /// kMse.
+  kWeighted,
+  /// Chosen together with the codes of kGptq, which compensate what is pruned.
+  kCompensated,
+};
+/// "magnitude", "weighted", "compensated".
+std::string_view PruneMethodName(PruneMethod method);
+/// Finds a method by name. Errors: kInvalidArgument listing the known names.
+Result<PruneMethod> ParsePruneMethod(std::string_view name);
+
+/// The text whose tokens calibrate a model, and what it is used for.
 struct CalibrationOptions {
   /// Token ids of the text, which is cut into windows of 256. Empty: sampled from the model itself,
   /// at temperature 1, which loads all of the model.
@@ -22,6 +37,8 @@ struct CalibrationOptions {
   /// layers with more than 7680 inputs.
   int64_t tokens = 0;
   uint64_t seed = 0;  ///< For the sampled text.
+  /// For matrices that the recipe stores 2:4. Those without data are pruned by magnitude.
+  PruneMethod pruning = PruneMethod::kCompensated;
 };
 
 /// Quantizes a model's directory with options.method kGptq, layer by layer: the inputs of a layer

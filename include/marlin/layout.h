@@ -61,6 +61,19 @@ Result<Sparse24> PackSparse24(Format format, int64_t k, int64_t n,
 /// kUnsupported for a format without a code of value 0.
 Status UnpackSparse24(Format format, const Sparse24& sparse, std::span<uint32_t> canonical);
 
+/// The weights with 2:4 sparsity, Sparsity::k24: in every block of four along k the two codes of
+/// largest decoded magnitude are kept, or with `importance` [k], numbers of at least 0, those of
+/// largest importance * value^2; ties go to the lower k. Scales do not change. Copies; weights that
+/// are 2:4 already are returned as they are. Thread-safe. Errors: those of Validate;
+/// kInvalidArgument for a format of other than 4 or 8 bits and for wrong importances; kUnsupported
+/// for weights with zeros or biases and for values without a 0; kOutOfMemory.
+Result<QuantizedWeights> Prune24(const QuantizedWeights& weights,
+                                 std::span<const float> importance = {});
+
+/// The inverse: dense weights of the same numbers, with the code of value 0 where 2:4 has none.
+/// Dense weights are returned as they are. Thread-safe. Errors: those of Validate, kOutOfMemory.
+Result<QuantizedWeights> Expand24(const QuantizedWeights& weights);
+
 /// The dimension of W [k, n] along which shards are cut.
 enum class ShardAxis : uint8_t {
   kK,  ///< Input features: the results of the shards are added (row parallel).
@@ -69,7 +82,8 @@ enum class ShardAxis : uint8_t {
 
 /// Shard `rank` of `world` equal shards of every matrix, with exactly the weights of that part.
 /// Copies, except that world == 1 shares the data. Borders along k lie between groups; weights with
-/// one group for all of k are cut anywhere, each shard with the same scales. Thread-safe. Errors:
+/// one group for all of k are cut anywhere, each shard with the same scales; 2:4 weights along k at
+/// multiples of 32. Thread-safe. Errors:
 /// kInvalidArgument with both numbers for an invalid rank, or a dimension that cannot be cut so;
 /// those of Validate; kOutOfMemory.
 Result<QuantizedWeights> Shard(const QuantizedWeights& weights, ShardAxis axis, int64_t rank,

@@ -35,6 +35,8 @@ struct QuantizeOptions {
   /// For formats with zeros: any fp16 value instead of an integer. More accurate, but formats of
   /// other programs cannot hold it.
   bool fractional_zeros = false;
+  /// With k24, two of every four codes along k are kept, as Prune24 does (layout.h).
+  Sparsity sparsity = Sparsity::kDense;
   std::vector<float> codebook = {};  ///< [2^bits], replaces the built-in table of codebook formats.
   std::string tensor_name = {};      ///< For error messages.
 };

@@ -55,15 +55,17 @@ struct FormatChoice {
   ScaleType scale_type = ScaleType::kF16;
   bool symmetric = false;
   bool fractional_zeros = false;  ///< As QuantizeOptions::fractional_zeros.
-  /// "keep" or "fp4_e2m1/g128", with "/e8m0", "/sym" and "/frac" appended if not the default.
+  Sparsity sparsity = Sparsity::kDense;
+  /// "keep" or "fp4_e2m1/g128", with "/e8m0", "/sym", "/frac" and "/2:4" appended if not the
+  /// default.
   std::string ToString() const;
   /// True if the weights become codes and scales.
   bool quantized() const { return !keep && GetFormatInfo(format).quantized; }
 
   friend bool operator==(const FormatChoice&, const FormatChoice&) = default;
 };
-/// Parses "FORMAT/gN[/SCALE_TYPE][/sym|/frac]" (N: a multiple of 16, or K for one group), "bf16",
-/// "fp16", "fp32" or "keep". Errors: kInvalidArgument naming the invalid part.
+/// Parses "FORMAT/gN[/SCALE_TYPE][/sym|/frac][/2:4]" (N: a multiple of 16, or K for one group),
+/// "bf16", "fp16", "fp32" or "keep". Errors: kInvalidArgument naming the invalid part.
 Result<FormatChoice> ParseFormatChoice(std::string_view text);
 /// Validates a group size. Errors: kInvalidArgument unless it is 0 or a positive multiple of 16.
 Status CheckGroupSize(int64_t group_size);
@@ -137,6 +139,9 @@ class MixedPrecisionConfig {
   /// Checks that a model with these tensors has those that SetTensor named. Errors:
   /// kInvalidArgument naming the first that is missing.
   Status CheckTensors(std::span<const TensorShape> tensors) const;
+  /// The recipe with another sparsity of every quantized class; overrides and hot experts keep
+  /// theirs. Errors: those of ParseFormatChoice, beginning with the class.
+  Result<MixedPrecisionConfig> WithSparsity(Sparsity sparsity) const;
   /// Adds an override with precedence over earlier ones. Errors: kInvalidArgument for an empty
   /// pattern or a malformed regular expression.
   Status AddOverride(RecipeOverride entry);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "marlin/format.h"
@@ -21,6 +22,19 @@ enum class PackedLayout : uint8_t {
   kMarlinW4,  ///< 4-bit tiles [K/32][N/32][32 lanes][4 words], see docs/formats/marlin_w4.md.
 };
 
+/// Which weights of a matrix are stored.
+enum class Sparsity : uint8_t {
+  kDense,  ///< All.
+  /// 2:4: two of every four along k; the others are exactly 0. 4-bit and 8-bit formats without
+  /// zeros and biases.
+  k24,
+};
+
+/// "dense", "2:4".
+std::string_view SparsityName(Sparsity sparsity);
+/// Finds a sparsity by name. Errors: kInvalidArgument listing the known names.
+Result<Sparsity> ParseSparsity(std::string_view name);
+
 /// The description of a quantized matrix W [k, n], or a stack of them, without its data.
 struct WeightsSpec {
   Format format = Format::kFp4E2M1;
@@ -35,6 +49,7 @@ struct WeightsSpec {
   bool has_global_scale = false;          ///< scale = stored scale * global_scale[expert]
   /// scale = stored scale / global_scale[expert], rounded to fp32, instead of the product.
   bool global_scale_divides = false;
+  Sparsity sparsity = Sparsity::kDense;
 
   friend bool operator==(const WeightsSpec&, const WeightsSpec&) = default;
 };
@@ -44,9 +59,14 @@ int64_t GroupCount(const WeightsSpec& spec);
 
 /// uint32 words of one column: ceil(k * bits / 32), for 3 bits 3 * ceil(k / 32).
 int64_t WordsAlongK(Format format, int64_t k);
+/// uint32 words of one column of `codes`: with 2:4 those of the kept codes of k rounded up to a
+/// multiple of 32, ceil(k / 32) * bits / 2.
+int64_t WordsAlongK(const WeightsSpec& spec);
+/// uint32 words of one column of 2:4 metadata: ceil(k / 32).
+int64_t MetadataWordsAlongK(int64_t k);
 
-/// Bytes of codes, scales, zeros, biases, global scale and codebook of all experts; INT64_MAX for
-/// negative sizes and on overflow.
+/// Bytes of codes, metadata, scales, zeros, biases, global scale and codebook of all experts;
+/// INT64_MAX for negative sizes and on overflow.
 int64_t StoredBytes(const WeightsSpec& spec);
 
 /// 8 * StoredBytes / number of weights; 0 for an empty matrix.
@@ -62,14 +82,18 @@ struct QuantizedWeights {
   TensorView zeros;         ///< zero_type [experts, groups, n] when spec.has_zeros.
   TensorView biases;        ///< Same type and shape as scales when spec.has_biases (f16 for 8-bit).
   TensorView global_scale;  ///< f32 [experts] when spec.has_global_scale.
+  /// u32 [experts, MetadataWordsAlongK, n] for 2:4: 8 nibbles a word, low first, one per block of
+  /// four along k; nibble = pos1 << 2 | pos0, the positions of the two codes that are kept.
+  TensorView metadata;
   std::vector<float> codebook;  ///< [2^bits] for codebook formats; empty: the built-in table.
   std::shared_ptr<const void> owner;
 };
 
 /// Checks that the views have the types and shapes of the spec, that scales, zeros, biases and
 /// codebook are finite, that a global scale which divides leaves scales finite, and that no code
-/// decodes to NaN or infinity. Errors: kInvalidArgument with both shapes, kMalformedFile with the
-/// position of non-finite content.
+/// decodes to NaN or infinity; for 2:4 also that every nibble of the metadata is one of 4, 8, 9,
+/// 12, 13 and 14, and that a code has the value 0. Errors: kInvalidArgument with both shapes,
+/// kMalformedFile with the position of non-finite content or of an invalid nibble.
 Status Validate(const QuantizedWeights& weights);
 
 /// The element type of an unquantized format: bf16, f16 or f32.
@@ -106,7 +130,8 @@ struct PrepareOptions {
 };
 
 /// Converts weights to the layout of a device's kernels, once, at load. The source may be freed
-/// afterwards. Errors: those of Validate, kUnsupported, kOutOfMemory.
+/// afterwards. 2:4 weights are expanded: their prepared spec is dense. Errors: those of Validate,
+/// kUnsupported, kOutOfMemory.
 Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device,
                                 const PrepareOptions& options = {});
 

@@ -142,15 +142,16 @@ def parts_of(weights: _core.QuantizedWeights) -> dict[str, Any]:
         "biases": weights.biases is not None,
         "global_scale": weights.global_scale is not None,
         "global_scale_divides": weights.global_scale_divides,
+        "sparsity": weights.sparsity,
     }
 
 
 class MarlinStack(nn.Module):
     """Quantized matrices [experts, in, out], or one of them, as buffers of a state_dict.
 
-    Buffers: qweight uint32 [words, out]; scales, zeros, qbias [groups, out]; global_scale
-    [experts]; codebook [2^bits]; with several experts, they come first. They stay in host
-    memory: a GPU only holds the prepared form.
+    Buffers: qweight uint32 [words, out]; metadata uint32 [in / 32, out] for 2:4; scales, zeros,
+    qbias [groups, out]; global_scale [experts]; codebook [2^bits]; with several experts, they come
+    first. They stay in host memory: a GPU only holds the prepared form.
     """
 
     _device = HOST
@@ -172,9 +173,11 @@ class MarlinStack(nn.Module):
         biases: bool = False,
         global_scale: bool = False,
         global_scale_divides: bool = False,
+        sparsity: str = "dense",
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
+        self.sparsity = sparsity
         self.format, self.experts, self.scale_type = format, experts, scale_type
         self.group_size = group_size if group_size > 0 else max(in_features, 1)
         self.zero_type, self.global_scale_divides = zero_type, global_scale_divides
@@ -182,10 +185,14 @@ class MarlinStack(nn.Module):
         bits = 2 if "2" == format[-1] else 3 if "3" == format[-1] else 4
         bits = 8 if format in ("fp8_e4m3", "fp8_e5m2", "s8", "u8") else bits
         words = -(-in_features * bits // 32) if bits != 3 else 3 * -(-in_features // 32)
+        runs = -(-in_features // 32)
+        if sparsity != "dense":
+            words = runs * bits // 2
         groups = -(-in_features // self.group_size)
         front = (experts,) if self.stacked else ()
         scales = _SCALE_TYPES[scale_type]
         self._add("qweight", True, (*front, words, out_features), torch.uint32)
+        self._add("metadata", sparsity != "dense", (*front, runs, out_features), torch.uint32)
         self._add("scales", True, (*front, groups, out_features), scales)
         self._add("zeros", zeros, (*front, groups, out_features), _SCALE_TYPES[zero_type])
         bias_type = scales if scales.itemsize > 1 else torch.float16
@@ -236,6 +243,7 @@ class MarlinStack(nn.Module):
             scale_type=self.scale_type,
             zero_type=self.zero_type,
             codes=array(self.qweight),
+            metadata=array(self.metadata),
             scales=array(self.scales),
             zeros=array(self.zeros),
             biases=array(self.qbias),
@@ -249,6 +257,7 @@ class MarlinStack(nn.Module):
         """Copies quantized weights into the buffers."""
         parts = {
             "qweight": weights.codes,
+            "metadata": weights.metadata,
             "scales": weights.scales,
             "zeros": weights.zeros,
             "qbias": weights.biases,

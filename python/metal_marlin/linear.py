@@ -73,17 +73,51 @@ def pack_weights(
     scale_type: str = "fp16",
     method: str = "rtn",
     symmetric: bool = False,
+    *,
+    sparsity: str = "dense",
 ) -> QuantizedWeights:
     """Quantizes weight [K, N] or [experts, K, N] (float32, float16 or bfloat16, any strides).
 
     `format` is one of `formats()`; group_size a multiple of 16, or 0 for one group along K;
-    scale_type "fp16", "bf16", "fp32", "e8m0" or "e4m3"; method "rtn" or "mse".
+    scale_type "fp16", "bf16", "fp32", "e8m0" or "e4m3"; method "rtn" or "mse"; sparsity "dense" or
+    "2:4", which keeps the two of every four weights along K that are largest when decoded.
     """
     weight = as_array("weight", weight)
     check_float("weight", weight)
-    return call(
+    if sparsity not in ("dense", "2:4"):
+        raise InvalidArgumentError(f"sparsity: expected \"dense\" or \"2:4\", got {sparsity!r}")
+    packed: QuantizedWeights = call(
         _core.quantize, to_host(weight), format, group_size, scale_type, method, symmetric
     )
+    return prune(packed) if sparsity == "2:4" else packed
+
+
+def prune(weights: QuantizedWeights, importance: Any = None) -> QuantizedWeights:
+    """The weights with 2:4 sparsity: of every four along K the two largest are kept.
+
+    With importance [K], numbers of at least 0 such as the mean square of every input, those of
+    largest importance * value^2. Ties go to the lower k. Scales do not change. Errors:
+    InvalidArgumentError unless the format has 4 or 8 bits, UnsupportedError for weights with zeros
+    or biases and for values without a 0.
+    """
+    ranks = [] if importance is None else to_host(as_array("importance", importance)).tolist()
+    return call(_core.prune, weights, ranks)
+
+
+def expand(weights: QuantizedWeights) -> QuantizedWeights:
+    """Dense weights with the numbers of 2:4 weights; dense ones are returned as they are."""
+    return call(_core.expand, weights)
+
+
+def pack_sparse_fp4(weight: Any, group_size: int = 32) -> tuple[Any, Any, Any]:
+    """Quantizes weight [K, N] to FP4 E2M1 with 2:4 sparsity: (values, metadata, scales).
+
+    With K padded to a multiple of 32: values uint32 [K/16, N], the two kept codes of every four
+    weights along K; metadata uint32 [K/32, N], 8 nibbles a word, pos1 << 2 | pos0; scales float16
+    [K/g, N]. Two are kept by decoded magnitude; ties go to the lower k.
+    """
+    packed = pack_weights(weight, "fp4_e2m1", group_size, sparsity="2:4")
+    return tuple(like_kind(weight, a) for a in (packed.codes, packed.metadata, packed.scales))
 
 
 def pack_fp4_weights(weight: Any, group_size: int = 32) -> tuple[Any, Any]:
@@ -322,3 +356,46 @@ def quantized_linear(
         lambda: prepare(from_parts(packed, scales, group_size, zeros, format, k), device),
     )
     return matmul(x, weights, bias)
+
+
+def sparse_linear(
+    x: Any,
+    values: Any,
+    metadata: Any,
+    scales: Any,
+    group_size: int = 32,
+    format: str = "fp4_e2m1",
+    bias: Any = None,
+) -> Any:
+    """x [..., K] times 2:4 weights (see pack_sparse_fp4): [..., N].
+
+    The first call prepares the arrays for x's device, which expands them, and caches the result
+    while they live: do not change them in place. Errors: MalformedFileError naming the first nibble
+    of metadata that is not one of 4, 8, 9, 12, 13 and 14.
+    """
+    x = as_array("x", x)
+    check_float("x", x)
+    if x.ndim < 1:
+        raise InvalidArgumentError("x: expected [..., K], got a number")
+    k, device = int(x.shape[-1]), device_name(x)
+
+    def ready() -> PreparedWeights:
+        words, kept = as_array("values", values), as_array("metadata", metadata)
+        numbers = as_array("scales", scales)
+        if words.ndim != 2:
+            raise InvalidArgumentError(f"values: expected a matrix, got {list(words.shape)}")
+        parts = options(
+            _core.WeightsParts(),
+            format=format,
+            k=k,
+            n=int(words.shape[1]),
+            group_size=group_size,
+            scale_type="fp32" if dtype_name(numbers) == "float32" else "fp16",
+            codes=to_host(words),
+            metadata=to_host(kept),
+            scales=to_host(numbers),
+        )
+        return prepare(call(QuantizedWeights.from_parts, parts), device)
+
+    arrays = [values, metadata, scales]
+    return matmul(x, remember(arrays, ("2:4", group_size, format, k, device), ready), bias)

@@ -205,6 +205,8 @@ def quantize_model(
     calibration: Prompt | None = None,
     calibration_tokens: int = 0,
     seed: int = 0,
+    sparsity: str | None = None,
+    pruning: str | None = None,
     device: Device | str | None = None,
     overwrite: bool = False,
     strict: bool = False,
@@ -219,6 +221,10 @@ def quantize_model(
     or token ids; without one the model writes the text itself, from `seed`. calibration_tokens: how
     many of its tokens are used; 0: 16384 or more. `fallbacks` of the result lists matrices with too
     few tokens.
+
+    sparsity "2:4" or "dense" replaces that of every class of the recipe. pruning, for method
+    "gptq", says which two of four weights are kept: "magnitude", "weighted" (by the inputs) or
+    "compensated", the default; other methods prune by magnitude.
 
     `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file; None:
     "default_moe". With target_bpw instead, every matrix gets the format of `formats` with which
@@ -243,8 +249,8 @@ def quantize_model(
         if not isinstance(recipe, MixedPrecisionConfig):
             name = "default_moe" if recipe is None else recipe
             recipe = MixedPrecisionConfig.from_name_or_file(name)
-    elif recipe is not None:
-        raise InvalidArgumentError("recipe and target_bpw exclude each other")
+    elif recipe is not None or sparsity is not None:
+        raise InvalidArgumentError("target_bpw excludes recipe and sparsity")
     else:
         if sensitivity is None:
             sensitivity = measure_sensitivity(
@@ -256,6 +262,8 @@ def quantize_model(
                 device=runner,
             )
         recipe = assign_formats(source, sensitivity, target_bpw, formats)
+    if sparsity is not None:
+        recipe = call(recipe.with_sparsity, sparsity)
     directory = options(
         _core.DirectoryOptions(),
         method=method,
@@ -268,7 +276,10 @@ def quantize_model(
         calibration=ids,
         calibration_tokens=calibration_tokens,
         seed=seed,
+        pruning=pruning or "compensated",
     )
+    if pruning not in (None, "magnitude") and method != "gptq":
+        raise InvalidArgumentError(f"pruning {pruning}: needs method gptq, for the inputs")
     return dict(call(_core.quantize_model, source, output, recipe, directory, runner))
 
 

@@ -62,6 +62,7 @@ struct DirectoryOptions {
   std::vector<int32_t> calibration;
   int64_t calibration_tokens = 0;
   uint64_t seed = 0;
+  std::string pruning = "compensated";
 };
 
 nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
@@ -78,7 +79,7 @@ nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
   options.model_card = directory.model_card;
   options.shard_bytes = directory.shard_bytes;
   const CalibrationOptions calibration{directory.calibration, directory.calibration_tokens,
-                                       directory.seed};
+                                       directory.seed, Take(ParsePruneMethod(directory.pruning))};
   CallbackError raised;
   options.progress = ProgressTo(directory.progress, &raised);
   std::optional<Result<QuantizeCheckpointReport>> report;
@@ -244,6 +245,7 @@ nb::list ModulesOf(const Checkpoint& checkpoint) {
     row["biases"] = module.spec.has_biases;
     row["global_scale"] = module.spec.has_global_scale;
     row["global_scale_divides"] = module.spec.global_scale_divides;
+    row["sparsity"] = std::string(SparsityName(module.spec.sparsity));
     row["layer_class"] = std::string(LayerClassName(module.layer_class));
     modules.append(row);
   }
@@ -262,7 +264,8 @@ void BindConversions(nb::module_& module) {
       .def_rw("progress", &DirectoryOptions::progress)
       .def_rw("calibration", &DirectoryOptions::calibration)
       .def_rw("calibration_tokens", &DirectoryOptions::calibration_tokens)
-      .def_rw("seed", &DirectoryOptions::seed);
+      .def_rw("seed", &DirectoryOptions::seed)
+      .def_rw("pruning", &DirectoryOptions::pruning);
   module.def("quantize_model", &QuantizeDirectory, nb::arg("source").none(),
              nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"), nb::arg("device"));
   module.def("measure_sensitivity", &MeasureDirectory, nb::arg("source").none(), nb::arg("formats"),
@@ -306,6 +309,12 @@ void BindCheckpoints(nb::module_& module) {
           },
           nb::arg("name").none())
       .def_prop_ro("name", [](const MixedPrecisionConfig& self) { return TextObject(self.name()); })
+      .def(
+          "with_sparsity",
+          [](const MixedPrecisionConfig& self, const std::string& sparsity) {
+            return Take(self.WithSparsity(Take(ParseSparsity(sparsity))));
+          },
+          nb::arg("sparsity"))
       .def("to_json", [](const MixedPrecisionConfig& self) { return TextObject(self.ToJson()); });
   BindConversions(module);
   module.def(

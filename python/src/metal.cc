@@ -16,6 +16,7 @@
 #include "backends/metal/foreign_product.h"
 #include "backends/metal/self_test.h"
 #include "core.h"
+#include "marlin/layout.h"
 #include "strips_product.h"
 
 namespace marlin::python {
@@ -231,7 +232,7 @@ void BindMetal(nb::module_& module) {
           "__init__",
           [](MetalStrips* self, const QuantizedWeights& weights) {
             const nb::gil_scoped_release released;
-            new (self) MetalStrips{Take(metal::PrepareForeign(weights))};
+            new (self) MetalStrips{Take(metal::PrepareForeign(Take(Expand24(weights))))};
           },
           nb::arg("weights"))
       .def_prop_ro("k", [](const MetalStrips& w) { return w.strips->spec.k; })

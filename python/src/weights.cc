@@ -61,6 +61,7 @@ struct WeightsParts {
   nb::object biases = nb::none();
   nb::object global_scale = nb::none();
   bool global_scale_divides = false;
+  nb::object metadata = nb::none();
   std::vector<float> codebook;
 };
 
@@ -85,6 +86,7 @@ QuantizedWeights FromParts(const WeightsParts& parts) {
   spec.has_biases = !parts.biases.is_none();
   spec.has_global_scale = !parts.global_scale.is_none();
   spec.global_scale_divides = parts.global_scale_divides;
+  spec.sparsity = parts.metadata.is_none() ? Sparsity::kDense : Sparsity::k24;
   if (spec.has_zeros) spec.zero_type = Take(ParseScaleType(parts.zero_type));
   WeightsBuffer buffer = Take(AllocateWeights(spec));
   CopyPart("codes", ArrayOf("codes", parts.codes), buffer.weights.codes, buffer.codes);
@@ -93,6 +95,8 @@ QuantizedWeights FromParts(const WeightsParts& parts) {
   CopyPart("biases", ArrayOf("biases", parts.biases), buffer.weights.biases, buffer.biases);
   CopyPart("global_scale", ArrayOf("global_scale", parts.global_scale), buffer.weights.global_scale,
            buffer.global_scale);
+  CopyPart("metadata", ArrayOf("metadata", parts.metadata), buffer.weights.metadata,
+           buffer.metadata);
   buffer.weights.codebook = parts.codebook;
   Check(Validate(buffer.weights));
   return std::move(buffer.weights);
@@ -148,6 +152,16 @@ QuantizedWeights ShardOf(const QuantizedWeights& weights, const std::string& axi
   return Take(Shard(weights, axis == "k" ? ShardAxis::kK : ShardAxis::kN, rank, world));
 }
 
+QuantizedWeights PruneArray(const QuantizedWeights& weights, const std::vector<float>& importance) {
+  const nb::gil_scoped_release released;
+  return Take(Prune24(weights, importance));
+}
+
+QuantizedWeights ExpandArray(const QuantizedWeights& weights) {
+  const nb::gil_scoped_release released;
+  return Take(Expand24(weights));
+}
+
 }  // namespace
 
 void BindWeights(nb::module_& module) {
@@ -166,6 +180,7 @@ void BindWeights(nb::module_& module) {
       .def_rw("biases", &WeightsParts::biases)
       .def_rw("global_scale", &WeightsParts::global_scale)
       .def_rw("global_scale_divides", &WeightsParts::global_scale_divides)
+      .def_rw("metadata", &WeightsParts::metadata)
       .def_rw("codebook", &WeightsParts::codebook);
   nb::class_<QuantizedWeights>(module, "QuantizedWeights",
                                "A quantized matrix [k, n], or a stack of them, in the canonical "
@@ -196,6 +211,11 @@ void BindWeights(nb::module_& module) {
       .def_prop_ro("biases", &PartOf<&QuantizedWeights::biases>, "[groups, n], or None.")
       .def_prop_ro("global_scale", &PartOf<&QuantizedWeights::global_scale>,
                    "float32 [experts], or None.")
+      .def_prop_ro("metadata", &PartOf<&QuantizedWeights::metadata>,
+                   "uint32 [ceil(k / 32), n], or None for dense weights.")
+      .def_prop_ro(
+          "sparsity",
+          [](const QuantizedWeights& w) { return std::string(SparsityName(w.spec.sparsity)); })
       .def_ro("codebook", &QuantizedWeights::codebook, "Empty: the format's own values.");
   module.def("quantize", &QuantizeArray, nb::arg("weight"), nb::arg("format"),
              nb::arg("group_size") = 128, nb::arg("scale_type") = "fp16", nb::arg("method") = "rtn",
@@ -204,6 +224,8 @@ void BindWeights(nb::module_& module) {
              "Quantizes [k, n] or [experts, k, n] of float32, float16 or bfloat16, any strides.");
   module.def("dequantize", &DequantizeInto, nb::arg("weights"), nb::arg("out"),
              "Writes the weights to out, [k, n] or [experts, k, n].");
+  module.def("prune", &PruneArray, nb::arg("weights"), nb::arg("importance"));
+  module.def("expand", &ExpandArray, nb::arg("weights"));
   module.def("shard", &ShardOf, nb::arg("weights"), nb::arg("axis"), nb::arg("rank"),
              nb::arg("world"));
   module.def(

@@ -28,6 +28,7 @@ Result<PreparedWeights> PrepareRandomWeights(const Device& device, const FormatC
   options.group_size = choice.group_size;
   options.scale_type = choice.scale_type;
   options.symmetric = choice.symmetric;
+  options.sparsity = choice.sparsity;
   MARLIN_ASSIGN_OR_RETURN(WeightsSpec spec, QuantizedSpec({k, n}, options));
   spec.experts = CeilDivide(kColdBytes, std::max<int64_t>(1, StoredBytes(spec)));
   MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, RandomWeights(spec));

@@ -13,6 +13,7 @@
 #include "checkpoint/module_writer.h"
 #include "layout/slice_expert.h"
 #include "marlin/checkpoint.h"
+#include "marlin/layout.h"
 
 namespace marlin {
 
@@ -123,6 +124,7 @@ Status CheckpointConverter::AddModule(const ModuleRecord& record, std::string na
   module.name = std::move(name);
   module.spec = record.module.spec;
   module.spec.experts = experts;
+  module.spec.sparsity = Sparsity::kDense;
   module.stacked = record.stacked && writer_.StacksExperts();
   ConvertUnit unit;
   unit.record = &record;
@@ -230,7 +232,9 @@ Status CheckpointConverter::Write(TensorWriter* writer, size_t index) {
       for (const PartTensor& part : source_.reader->Parts(*loaded_)) source_.Release(part.tensor);
     }
     loaded_ = nullptr;
-    MARLIN_ASSIGN_OR_RETURN(weights_, checkpoint_.Weights(record.module.name));
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights stored, checkpoint_.Weights(record.module.name));
+    // The other programs' formats are dense.
+    MARLIN_ASSIGN_OR_RETURN(weights_, Expand24(stored));
     loaded_ = &record;
   }
   UnitSink sink(writer, index);

@@ -42,7 +42,15 @@ struct ModuleRecord {
 };
 
 /// The parts of a module.
-enum class ModulePart : uint8_t { kCodes, kScales, kZeros, kBiases, kGlobalScale, kCodebook };
+enum class ModulePart : uint8_t {
+  kCodes,
+  kScales,
+  kZeros,
+  kBiases,
+  kGlobalScale,
+  kCodebook,
+  kMetadata,
+};
 
 /// A tensor that a module is made from, and the part of the module that it holds (the main one, if
 /// several).

@@ -42,6 +42,7 @@ Json ModuleJson(const ModuleRecord& record, int version) {
   if (version >= 2) {
     json["zero_type"] = ScaleTypeName(spec.zero_type);
     json["global_scale_divides"] = spec.global_scale_divides;
+    if (spec.sparsity != Sparsity::kDense) json["sparsity"] = SparsityName(spec.sparsity);
   }
   return json;
 }
@@ -85,14 +86,20 @@ Status ParseFlags(ObjectReader& reader, WeightsSpec* spec) {
   return {};
 }
 
-/// The keys that version 2 added.
-Status ParseAddedKeys(ObjectReader& reader, int64_t version, WeightsSpec* spec) {
+/// The keys that version 2 added; that of sparsity only where a module is not dense.
+Status ParseAddedKeys(ObjectReader& reader, int64_t version, bool sparse, WeightsSpec* spec) {
   if (version >= 2) {
     MARLIN_ASSIGN_OR_RETURN(const std::string name, reader.TakeString("zero_type"));
     const Result<ScaleType> zero_type = ParseScaleType(name);
     if (!zero_type.ok()) return reader.Fail(zero_type.status().message());
     spec->zero_type = *zero_type;
     MARLIN_ASSIGN_OR_RETURN(spec->global_scale_divides, reader.TakeBool("global_scale_divides"));
+    if (sparse) {
+      MARLIN_ASSIGN_OR_RETURN(const std::string text, reader.TakeString("sparsity"));
+      const Result<Sparsity> sparsity = ParseSparsity(text);
+      if (!sparsity.ok()) return reader.Fail(sparsity.status().message());
+      spec->sparsity = *sparsity;
+    }
   }
   const int oldest = OldestVersionOf(*spec);
   if (oldest <= version) return {};
@@ -125,7 +132,7 @@ Result<ModuleRecord> ParseModule(const std::string& name, const Json& json, int6
   if (!scale_type.ok()) return in_reader(scale_type.status());
   spec.scale_type = *scale_type;
   MARLIN_RETURN_IF_ERROR(ParseFlags(reader, &spec));
-  MARLIN_RETURN_IF_ERROR(ParseAddedKeys(reader, version, &spec));
+  MARLIN_RETURN_IF_ERROR(ParseAddedKeys(reader, version, json.contains("sparsity"), &spec));
   MARLIN_ASSIGN_OR_RETURN(const std::string class_name, reader.TakeString("layer_class"));
   const Result<LayerClass> layer_class = ParseLayerClass(class_name);
   if (!layer_class.ok()) return in_reader(layer_class.status());
@@ -177,7 +184,10 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record) {
     return shape;
   };
   const Shape groups = matrix(GroupCount(spec));
-  add(ModulePart::kCodes, ".qweight", DType::kU32, matrix(WordsAlongK(spec.format, spec.k)));
+  add(ModulePart::kCodes, ".qweight", DType::kU32, matrix(WordsAlongK(spec)));
+  if (spec.sparsity == Sparsity::k24) {
+    add(ModulePart::kMetadata, ".metadata", DType::kU32, matrix(MetadataWordsAlongK(spec.k)));
+  }
   add(ModulePart::kScales, ".scales", ScaleDType(spec.scale_type), groups);
   if (spec.has_zeros) add(ModulePart::kZeros, ".zeros", ScaleDType(spec.zero_type), groups);
   if (spec.has_biases) {
@@ -205,6 +215,8 @@ const TensorView* PartView(const QuantizedWeights& weights, ModulePart part) {
       return &weights.biases;
     case ModulePart::kGlobalScale:
       return &weights.global_scale;
+    case ModulePart::kMetadata:
+      return &weights.metadata;
     case ModulePart::kCodebook:
       break;
   }
@@ -213,7 +225,8 @@ const TensorView* PartView(const QuantizedWeights& weights, ModulePart part) {
 
 int OldestVersionOf(const WeightsSpec& spec) {
   const bool added = spec.format == Format::kU8 || (spec.format == Format::kS8 && spec.has_zeros) ||
-                     spec.zero_type != ScaleType::kF16 || spec.global_scale_divides;
+                     spec.zero_type != ScaleType::kF16 || spec.global_scale_divides ||
+                     spec.sparsity != Sparsity::kDense;
   return added ? 2 : 1;
 }
 

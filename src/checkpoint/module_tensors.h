@@ -47,8 +47,8 @@ struct QuantizationConfig {
   std::vector<ModuleRecord> modules;  ///< In name order after parsing.
 };
 
-/// The oldest version that holds a module: 2 for u8, zeros of s8, zeros that are not fp16 and a
-/// global scale that divides.
+/// The oldest version that holds a module: 2 for u8, zeros of s8, zeros that are not fp16, a
+/// global scale that divides and 2:4.
 int OldestVersionOf(const WeightsSpec& spec);
 
 /// Checksum of the compact text of a "quantization_config" without its "checksum".

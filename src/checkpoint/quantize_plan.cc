@@ -256,6 +256,7 @@ QuantizeOptions OptionsFor(const FormatChoice& choice, QuantizeMethod method,
   options.scale_type = choice.scale_type;
   options.symmetric = choice.symmetric;
   options.fractional_zeros = choice.fractional_zeros;
+  options.sparsity = choice.sparsity;
   options.method = method == QuantizeMethod::kGptq ? QuantizeMethod::kMse : method;
   options.tensor_name = Printable(tensor_name);
   return options;

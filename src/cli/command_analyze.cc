@@ -1,5 +1,5 @@
-// analyze: which experts of a model the tokens of some texts select, or what quantizing each matrix
-// costs.
+// analyze: which experts of a model the tokens of some texts select, what quantizing each matrix
+// costs, or what 2:4 sparsity would take from it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,6 +19,7 @@
 #include "cli/model_arguments.h"
 #include "cli/progress_bar.h"
 #include "cli/sensitivity_report.h"
+#include "cli/sparsity_analysis.h"
 #include "cli/target_arguments.h"
 #include "marlin/routing.h"
 #include "marlin/sensitivity.h"
@@ -69,6 +70,8 @@ class AnalyzeCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory");
     arguments.Flag("--routing", &routing_, "Counts the selections of every expert of every layer");
+    arguments.Flag("--sparsity", &sparsity_,
+                   "Measures what keeping two of every four weights would take from every matrix");
     arguments.Option("--prompts", &prompts_, "FILE", "A text file; every line is a sequence");
     arguments.Option("--tokens", &tokens_, "FILE",
                      "Token ids instead, separated by spaces or commas");
@@ -92,6 +95,7 @@ class AnalyzeCommand final : public Command {
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(Check(console));
+    if (sparsity_) return RunSparsity(console);
     return sensitivity_ ? RunSensitivity(console) : RunRouting(console);
   }
 
@@ -181,20 +185,68 @@ class AnalyzeCommand final : public Command {
     return file ? Status() : CannotWrite(path);
   }
 
+  Status RunSparsity(Console& console) const {
+    MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path_));
+    ProgressBar bar(console, "analyze");
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<AnalyzedMatrix> matrices,
+                            AnalyzeSparsity(checkpoint, [&bar](int64_t done, int64_t total) {
+                              bar.Update(done, total);
+                            }));
+    bar.Clear();
+    if (!console.json()) return console.Print(SparsityText(matrices));
+    Json document = {{"path", checkpoint.path()}, {"matrices", Json::array()}};
+    for (const AnalyzedMatrix& matrix : matrices) {
+      document["matrices"].push_back({{"name", matrix.name},
+                                      {"layer_class", LayerClassName(matrix.layer_class)},
+                                      {"parameters", matrix.loss.weights},
+                                      {"zeros", matrix.loss.zeros},
+                                      {"relative_error", matrix.loss.RelativeError()},
+                                      {"sparse", matrix.loss.pruned_squares == 0.0}});
+    }
+    return console.PrintJson(document);
+  }
+
+  static std::string SparsityText(const std::vector<AnalyzedMatrix>& matrices) {
+    Table table({"layer class", "matrices", "2:4 already", "zeros", "error", "largest error"});
+    for (int i = 0; i < kLayerClassCount; ++i) {
+      PruneLoss all;
+      int64_t count = 0;
+      int64_t sparse = 0;
+      double largest = 0;
+      for (const AnalyzedMatrix& matrix : matrices) {
+        if (matrix.layer_class != static_cast<LayerClass>(i)) continue;
+        ++count;
+        sparse += matrix.loss.pruned_squares == 0.0 ? 1 : 0;
+        largest = std::max(largest, matrix.loss.RelativeError());
+        all.Add(matrix.loss);
+      }
+      if (count == 0) continue;
+      const double zeros = static_cast<double>(all.zeros) / static_cast<double>(all.weights);
+      table.AddRow({std::string(LayerClassName(static_cast<LayerClass>(i))), std::to_string(count),
+                    std::to_string(sparse), fmt::format("{:.1f} %", 100 * zeros),
+                    fmt::format("{:.4f}", all.RelativeError()), fmt::format("{:.4f}", largest)});
+    }
+    return table.ToString() +
+           "\nerror: |W - W'| / |W| of keeping the two largest of every four weights along the "
+           "inputs;\n0.364 for Gaussian weights, 0 for 2:4 already\n";
+  }
+
   static Status CannotWrite(const std::string& path) {
     return Status(Code::kIo, fmt::format("{}: cannot be written", Printable(path)));
   }
 
   Status Check(const Console& console) const {
     const auto wrong = [](const char* message) { return Status(Code::kInvalidArgument, message); };
-    if (routing_ == sensitivity_) {
-      return wrong("analyze: expected either --routing or --sensitivity");
+    if (int{routing_} + int{sensitivity_} + int{sparsity_} != 1) {
+      return wrong("analyze: expected one of --routing, --sensitivity and --sparsity");
     }
     if (sensitivity_) return CheckSensitivity(console);
     if (formats_ || plot_ || resume_ || calibration_.given()) {
-      return wrong(
-          "--routing: --formats, --plot, --resume, --seed and --calibration are for "
-          "--sensitivity");
+      return wrong("--formats, --plot, --resume, --seed and --calibration are for --sensitivity");
+    }
+    if (sparsity_) {
+      const bool run = prompts_ || tokens_ || window_ || output_ || trace_;
+      return run ? wrong("--sparsity: runs no tokens and writes no file") : Status();
     }
     if (prompts_.has_value() == tokens_.has_value()) {
       return wrong(prompts_ ? "--prompts and --tokens exclude each other"
@@ -254,6 +306,7 @@ class AnalyzeCommand final : public Command {
   std::optional<std::string> formats_;
   std::optional<std::string> plot_;
   CalibrationArguments calibration_;
+  bool sparsity_ = false;
   std::optional<std::string> prompts_;
   std::optional<std::string> tokens_;
   std::optional<int64_t> window_;

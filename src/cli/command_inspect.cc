@@ -43,9 +43,15 @@ Json TensorJson(const ListedTensor& tensor) {
           {"format", tensor.format},
           {"shape", ShapeJson(tensor.shape)},
           {"group_size", tensor.group_size == 0 ? Json() : Json(tensor.group_size)},
+          {"sparsity", tensor.group_size == 0 ? Json() : Json(SparsityName(tensor.sparsity))},
           {"bits_per_weight", tensor.BitsPerWeight()},
           {"bytes", tensor.bytes},
           {"layer_class", LayerClassName(tensor.layer_class)}};
+}
+
+std::string FormatText(const ListedTensor& tensor) {
+  const bool dense = tensor.sparsity == Sparsity::kDense;
+  return dense ? tensor.format : fmt::format("{} {}", tensor.format, SparsityName(tensor.sparsity));
 }
 
 std::string BitsText(double bits) { return fmt::format("{:.3f}", bits); }
@@ -90,7 +96,7 @@ class InspectCommand final : public Command {
                             const Totals& total) {
     Table list({"tensor", "format", "shape", "group", "bits/weight", "size"}, 3);
     for (const ListedTensor& tensor : tensors) {
-      list.AddRow({tensor.name, tensor.format, tensor.shape.ToString(),
+      list.AddRow({tensor.name, FormatText(tensor), tensor.shape.ToString(),
                    tensor.group_size == 0 ? "" : std::to_string(tensor.group_size),
                    BitsText(tensor.BitsPerWeight()), FormatBytes(tensor.bytes)});
     }

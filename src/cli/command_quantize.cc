@@ -58,6 +58,9 @@ class QuantizeCommand final : public Command {
     target_.Declare(arguments);
     arguments.Option("--write-recipe", &recipe_file_, "FILE", "Also writes the recipe to FILE");
     calibration_.Declare(arguments, "gptq, --target-bpw: ", "default 16384 or more; 2048");
+    arguments.Option("--pruning", &pruning_, "METHOD",
+                     "gptq, for 2:4: magnitude, weighted (by the inputs), or compensated, the "
+                     "default; other methods prune by magnitude");
     arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");
     arguments.Option(
         "--device", &device_, "DEVICE",
@@ -67,9 +70,7 @@ class QuantizeCommand final : public Command {
     arguments.Flag("--resume", &resume_, "Resume an interrupted run");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
     arguments.Flag("--no-model-card", &no_model_card_, "Write no README.md");
-    for (const char* name : {"--imatrix", "--sparsity"}) {
-      arguments.Later(name, &later_);
-    }
+    arguments.Later("--imatrix", &later_);
   }
 
   Status Run(Console& console) override {
@@ -124,7 +125,7 @@ class QuantizeCommand final : public Command {
     if (target_.given() && recipe_arguments_.given()) {
       return Status(Code::kInvalidArgument,
                     "--target-bpw chooses the formats: it excludes --recipe, --format, "
-                    "--group-size, --scale-dtype and --override");
+                    "--group-size, --scale-dtype, --sparsity and --override");
     }
     if (method_ != "gptq" && !target_.measures() && device_ != "cpu" && device_ != "auto") {
       return Status(Code::kUnsupported,
@@ -138,13 +139,23 @@ class QuantizeCommand final : public Command {
       return Status(Code::kInvalidArgument,
                     fmt::format("--method {}: uses no calibration", method_));
     }
+    if (pruning_) {
+      MARLIN_ASSIGN_OR_RETURN(const PruneMethod pruning, ParsePruneMethod(*pruning_));
+      if (pruning != PruneMethod::kMagnitude && method != QuantizeMethod::kGptq) {
+        return Status(
+            Code::kInvalidArgument,
+            fmt::format("--pruning {}: needs --method gptq, which measures the inputs", *pruning_));
+      }
+    }
     return calibration_.Check(console);
   }
 
   Result<QuantizeCheckpointReport> Calibrate(const Console& console,
                                              const QuantizeCheckpointOptions& options) const {
-    MARLIN_ASSIGN_OR_RETURN(const CalibrationOptions calibration,
-                            calibration_.Read(console, source_));
+    MARLIN_ASSIGN_OR_RETURN(CalibrationOptions calibration, calibration_.Read(console, source_));
+    if (pruning_) {
+      MARLIN_ASSIGN_OR_RETURN(calibration.pruning, ParsePruneMethod(*pruning_));
+    }
     MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open(device_));
     return QuantizeCalibrated(source_, output_, device, options, calibration);
   }
@@ -229,6 +240,7 @@ class QuantizeCommand final : public Command {
   TargetArguments target_;
   std::optional<std::string> recipe_file_;
   CalibrationArguments calibration_;
+  std::optional<std::string> pruning_;
   bool strict_ = false;
   bool dry_run_ = false;
   bool resume_ = false;

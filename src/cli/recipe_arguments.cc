@@ -37,6 +37,9 @@ void RecipeArguments::Declare(ArgumentList& arguments) {
                    "Weights per scale, a multiple of 16, for the whole recipe");
   arguments.Option("--scale-dtype", &scale_type_, "TYPE",
                    "fp16, bf16, fp32, e8m0 or e4m3, for the whole recipe");
+  arguments.Option(
+      "--sparsity", &sparsity_, "2:4",
+      "Keep two of every four weights along the inputs, in the whole recipe; or dense");
   arguments.Option("--override", &overrides_, "REGEX=FORMAT/gN",
                    "Another format (or 'keep') for matching tensor names; repeatable");
 }
@@ -54,28 +57,36 @@ Result<MixedPrecisionConfig> RecipeArguments::Base(bool has_experts) const {
   return has_experts ? MixedPrecisionConfig::DefaultMoe() : MixedPrecisionConfig::DefaultDense();
 }
 
-Result<MixedPrecisionConfig> RecipeArguments::Build(bool has_experts) const {
+Status RecipeArguments::ChangeClasses(MixedPrecisionConfig* recipe) const {
   if (group_size_) MARLIN_RETURN_IF_ERROR(CheckGroupSize(*group_size_).WithContext("--group-size"));
   std::optional<ScaleType> scale_type;
   if (scale_type_) {
     MARLIN_ASSIGN_OR_RETURN(scale_type, ParseScaleType(*scale_type_));
   }
-  MARLIN_ASSIGN_OR_RETURN(MixedPrecisionConfig recipe, Base(has_experts));
-  const MixedPrecisionConfig base = recipe;
-  for (auto [layer_class, choice] : base.classes()) {
+  const std::map<LayerClass, FormatChoice> classes = recipe->classes();
+  for (auto [layer_class, choice] : classes) {
     if (group_size_) choice.group_size = *group_size_;
     if (scale_type) choice.scale_type = *scale_type;
-    recipe.Set(layer_class, choice);
+    recipe->Set(layer_class, choice);
   }
+  if (!sparsity_) return {};
+  const Result<Sparsity> sparsity = ParseSparsity(*sparsity_);
+  if (!sparsity.ok()) return sparsity.status().WithContext("--sparsity");
+  Result<MixedPrecisionConfig> changed = recipe->WithSparsity(*sparsity);
+  if (!changed.ok()) return changed.status().WithContext("--sparsity");
+  *recipe = *std::move(changed);
+  return {};
+}
+
+Result<MixedPrecisionConfig> RecipeArguments::Build(bool has_experts) const {
+  MARLIN_ASSIGN_OR_RETURN(MixedPrecisionConfig recipe, Base(has_experts));
+  MARLIN_RETURN_IF_ERROR(ChangeClasses(&recipe));
   for (const std::string& text : overrides_) {
     MARLIN_ASSIGN_OR_RETURN(RecipeOverride entry, ParseOverride(text));
     MARLIN_RETURN_IF_ERROR(recipe.AddOverride(std::move(entry)));
   }
-  if (group_size_ || scale_type || !overrides_.empty()) {
-    if (!format_ || scale_type || !overrides_.empty()) {
-      recipe.set_name(recipe.name() + "+options");
-    }
-  }
+  const bool changed = scale_type_ || sparsity_ || !overrides_.empty();
+  if (changed || (group_size_ && !format_)) recipe.set_name(recipe.name() + "+options");
   return recipe;
 }
 

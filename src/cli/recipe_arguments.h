@@ -17,7 +17,7 @@ class RecipeArguments {
   void Declare(ArgumentList& arguments);
 
   bool given() const {
-    return recipe_ || format_ || group_size_ || scale_type_ || !overrides_.empty();
+    return recipe_ || format_ || group_size_ || scale_type_ || sparsity_ || !overrides_.empty();
   }
 
   /// The recipe that the options describe; without --recipe and --format, default_moe for a model
@@ -26,11 +26,13 @@ class RecipeArguments {
 
  private:
   Result<MixedPrecisionConfig> Base(bool has_experts) const;
+  Status ChangeClasses(MixedPrecisionConfig* recipe) const;
 
   std::optional<std::string> recipe_;
   std::optional<std::string> format_;
   std::optional<int64_t> group_size_;
   std::optional<std::string> scale_type_;
+  std::optional<std::string> sparsity_;
   std::vector<std::string> overrides_;
 };
 

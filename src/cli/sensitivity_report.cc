@@ -51,7 +51,8 @@ std::pair<int64_t, std::string> PlaceOf(std::string_view name) {
     i = dot + 1;
     const bool number = part.find_first_not_of("0123456789") == std::string_view::npos;
     if (number || part == "weight" || part == "self_attn" || part == "mlp") continue;
-    rest += (rest.empty() ? "" : ".") + std::string(part);
+    if (!rest.empty()) rest += '.';
+    rest += part;
   }
   return {layer, rest};
 }

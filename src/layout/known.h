@@ -5,6 +5,7 @@
 
 #include "marlin/format.h"
 #include "marlin/status.h"
+#include "marlin/weights.h"
 
 namespace marlin {
 
@@ -18,6 +19,12 @@ inline Status CheckKnown(ScaleType type) {
   if (type <= ScaleType::kE4M3) return {};
   return Status(Code::kInvalidArgument,
                 "scale type: unknown number " + std::to_string(static_cast<int>(type)));
+}
+
+inline Status CheckKnown(Sparsity sparsity) {
+  if (sparsity <= Sparsity::k24) return {};
+  return Status(Code::kInvalidArgument,
+                "sparsity: unknown number " + std::to_string(static_cast<int>(sparsity)));
 }
 
 }  // namespace marlin

@@ -9,6 +9,7 @@
 
 #include "base/macros.h"
 #include "layout/join_columns.h"
+#include "layout/sparse_24.h"
 #include "layout/weights_buffer.h"
 #include "marlin/layout.h"
 #include "marlin/weights.h"
@@ -72,7 +73,14 @@ Result<QuantizedWeights> TakeRows(const QuantizedWeights& from, const WeightsSpe
     CopyRows(from.codes, {first_k, spec.k}, to.codes);
     return std::move(to.weights);
   }
-  CopyCodes(from, first_k, to);
+  if (spec.sparsity == Sparsity::k24) {
+    const int64_t run = first_k / kSparseRun;
+    const int64_t words_per_run = GetFormatInfo(spec.format).bits / 2;
+    CopyRows(from.codes, {run * words_per_run, WordsAlongK(spec)}, to.codes);
+    CopyRows(from.metadata, {run, MetadataWordsAlongK(spec.k)}, to.metadata);
+  } else {
+    CopyCodes(from, first_k, to);
+  }
   const bool one_group = GroupCount(from.spec) <= 1;
   const RowRange groups{one_group ? 0 : first_k / spec.group_size, GroupCount(spec)};
   CopyRows(from.scales, groups, to.scales);
@@ -93,6 +101,10 @@ Result<QuantizedWeights> ShardRows(const QuantizedWeights& weights, int64_t rank
   if (GroupCount(weights.spec) > 1 && spec.k % spec.group_size != 0) {
     return Invalid(fmt::format("shard: k={} in {} shards of {} is no multiple of group_size={}",
                                weights.spec.k, world, spec.k, spec.group_size));
+  }
+  if (spec.sparsity == Sparsity::k24 && spec.k % kSparseRun != 0) {
+    return Invalid(fmt::format("shard: k={} in {} shards of {} is no multiple of {} as 2:4 needs",
+                               weights.spec.k, world, spec.k, kSparseRun));
   }
   if (GroupCount(weights.spec) == 1) spec.group_size = spec.k;
   return TakeRows(weights, spec, rank * spec.k);

@@ -25,8 +25,8 @@ Result<QuantizedWeights> SliceExpert(const QuantizedWeights& stack, int64_t expe
   QuantizedWeights slice = stack;
   slice.spec.experts = 1;
   auto owner = std::make_shared<Owner>();
-  for (TensorView* part :
-       {&slice.codes, &slice.scales, &slice.zeros, &slice.biases, &slice.global_scale}) {
+  for (TensorView* part : {&slice.codes, &slice.scales, &slice.zeros, &slice.biases,
+                           &slice.global_scale, &slice.metadata}) {
     if (part->rank() == 0) continue;  // The spec lacks this part.
     Shape shape = part->shape();
     shape[0] = 1;

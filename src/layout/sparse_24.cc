@@ -1,24 +1,26 @@
 // 2:4 sparsity: keeps two of every four codes along k, and their positions as metadata.
+#include "layout/sparse_24.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <new>
-#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/checked.h"
 #include "base/macros.h"
 #include "layout/known.h"
+#include "layout/weights_buffer.h"
 #include "marlin/layout.h"
 #include "marlin/weights.h"
 
 namespace marlin {
 namespace {
 
-constexpr int64_t kBlock = 4;         ///< Codes per block, two of which are kept.
-constexpr int64_t kGranule = 32;      ///< k is padded to whole metadata words.
 constexpr int64_t kCodesPerWord = 8;  ///< 4-bit codes per word, dense or compressed.
 
 Status Invalid(std::string_view message) { return {Code::kInvalidArgument, message}; }
@@ -29,36 +31,25 @@ Status CheckFormat(Format format) {
   MARLIN_RETURN_IF_ERROR(CheckKnown(format));
   const FormatInfo& info = GetFormatInfo(format);
   if (info.bits != 4) {
-    return Invalid("format: 2:4 needs 4 bits, " + std::string(info.name) + " has " +
-                   std::to_string(info.bits));
+    return Invalid(fmt::format("format: 2:4 needs 4 bits, {} has {}", info.name, info.bits));
   }
-  if (info.zero_point == ZeroPoint::kRequired) {
-    return {Code::kUnsupported, "format: in " + std::string(info.name) +
-                                    " the code of weight 0 depends on the group's zero point; "
-                                    "use a format without zeros"};
-  }
-  return {};
+  return CheckSparse24(format, false);
 }
 
 Status CheckCount(const char* name, size_t got, int64_t expected, int64_t k, int64_t n) {
   if (got == static_cast<size_t>(expected)) return {};
-  return Invalid(std::string(name) + ": expected " + std::to_string(expected) + ", got " +
-                 std::to_string(got) + " for " + Dims(k, n));
+  return Invalid(fmt::format("{}: expected {}, got {} for {}", name, expected, got, Dims(k, n)));
 }
 
 Status CheckShape(int64_t k, int64_t n) {
-  if (k < 0 || n < 0 || !((Checked(k) + Checked(kGranule)) * Checked(n)).valid()) {
+  if (k < 0 || n < 0 || !((Checked(k) + Checked(kSparseRun)) * Checked(n)).valid()) {
     return Invalid("weights: negative or overflowing shape " + Dims(k, n));
   }
   return {};
 }
 
-/// The code whose value is 0, if there is one.
-std::optional<uint32_t> CodeOfZero(Format format) {
-  const auto values = FormatValues(format);
-  const auto zero = std::find(values.begin(), values.end(), 0.0f);
-  if (zero == values.end()) return std::nullopt;
-  return static_cast<uint32_t>(zero - values.begin());
+Status NoCodeOfZero(Format format) {
+  return {Code::kUnsupported, fmt::format("format: {} has no code of value 0", FormatName(format))};
 }
 
 /// The two positions of a block that are kept, first < second.
@@ -68,11 +59,11 @@ struct Kept {
 };
 
 /// The two most important weights; ties go to the lower index.
-Kept LargestTwo(const float (&importance)[kBlock]) {
+Kept LargestTwo(const float (&importance)[kSparseBlock]) {
   int best = 0;
-  for (int i = 1; i < kBlock; ++i) best = importance[i] > importance[best] ? i : best;
+  for (int i = 1; i < kSparseBlock; ++i) best = importance[i] > importance[best] ? i : best;
   int next = best == 0 ? 1 : 0;
-  for (int i = next + 1; i < kBlock; ++i) {
+  for (int i = next + 1; i < kSparseBlock; ++i) {
     if (i != best && importance[i] > importance[next]) next = i;
   }
   return {std::min(best, next), std::max(best, next)};
@@ -80,19 +71,91 @@ Kept LargestTwo(const float (&importance)[kBlock]) {
 
 bool IsValidNibble(uint32_t nibble) { return (nibble & 3u) < (nibble >> 2); }
 
-/// Positions of a 4-code block: 16 bits of a dense word, its values byte, its metadata nibble.
-struct BlockPlace {
-  int64_t dense_word;
-  int64_t dense_shift;
-  int64_t value_word;
-  int64_t value_shift;
-  int64_t metadata_word;
-  int64_t metadata_shift;
+/// One matrix [k, n]: where the codes, the kept codes and the nibble of a block of a column are.
+struct Geometry {
+  int bits;
+  int64_t k;
+  int64_t n;
+
+  int64_t codes_per_word() const { return 32 / bits; }
+  uint32_t code_mask() const { return (1u << bits) - 1; }
+  int64_t blocks() const { return RoundUp(k, kSparseRun) / kSparseBlock; }
+  int64_t dense_word(int64_t block) const { return block * kSparseBlock / codes_per_word() * n; }
+  int64_t dense_shift(int64_t block) const {
+    return block * kSparseBlock % codes_per_word() * bits;
+  }
+  int64_t value_word(int64_t block) const { return block * 2 / codes_per_word() * n; }
+  int64_t value_shift(int64_t block) const { return block * 2 % codes_per_word() * bits; }
+  /// Codes of a block that are not padding.
+  int64_t codes_in(int64_t block) const {
+    return std::clamp<int64_t>(k - block * kSparseBlock, 0, kSparseBlock);
+  }
 };
 
-BlockPlace PlaceOf(int64_t block, int64_t n, int64_t n_count) {
-  return {block / 2 * n_count + n, block % 2 * 16,          block / 4 * n_count + n,
-          block % 4 * 8,           block / 8 * n_count + n, block % 8 * 4};
+/// Keeps the two most important codes of every block. `importance` gives that of a code, at its k
+/// and column. `values` and `metadata` must be zero.
+template <typename Importance>
+void KeepTwo(const Geometry& matrix, const uint32_t* words, Importance importance, uint32_t* values,
+             uint32_t* metadata) {
+  for (int64_t block = 0; block < matrix.blocks(); ++block) {
+    const int64_t count = matrix.codes_in(block);
+    for (int64_t column = 0; column < matrix.n; ++column) {
+      uint32_t codes[kSparseBlock] = {};
+      // Positions past k lose to every real one.
+      float rank[kSparseBlock] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+      for (int64_t i = 0; i < count; ++i) {
+        const uint32_t word = words[matrix.dense_word(block) + column];
+        codes[i] = word >> (matrix.dense_shift(block) + matrix.bits * i) & matrix.code_mask();
+        rank[i] = importance(codes[i], block * kSparseBlock + i, column);
+      }
+      const Kept kept = LargestTwo(rank);
+      values[matrix.value_word(block) + column] |=
+          (codes[kept.first] | codes[kept.second] << matrix.bits) << matrix.value_shift(block);
+      metadata[block / 8 * matrix.n + column] |=
+          static_cast<uint32_t>(kept.second << 2 | kept.first) << (block % 8 * 4);
+    }
+  }
+}
+
+/// Writes k-packed words, with code `zero` at pruned positions and 0 past k. `words` must be zero.
+/// Precondition: valid nibbles.
+void Expand(const Geometry& matrix, uint32_t zero, const uint32_t* values, const uint32_t* metadata,
+            uint32_t* words) {
+  for (int64_t block = 0; block < matrix.blocks(); ++block) {
+    const int64_t count = matrix.codes_in(block);
+    if (count == 0) return;
+    const auto real = static_cast<uint32_t>((uint64_t{1} << (matrix.bits * count)) - 1);
+    uint32_t fill = 0;
+    for (int64_t i = 0; i < kSparseBlock; ++i) fill |= zero << (matrix.bits * i);
+    const uint32_t* const pairs = values + matrix.value_word(block);
+    const uint32_t* const nibbles = metadata + block / 8 * matrix.n;
+    uint32_t* const row = words + matrix.dense_word(block);
+    for (int64_t column = 0; column < matrix.n; ++column) {
+      const uint32_t nibble = nibbles[column] >> (block % 8 * 4);
+      const uint32_t pair = pairs[column] >> matrix.value_shift(block);
+      const auto first = static_cast<int>(nibble & 3u) * matrix.bits;
+      const auto second = static_cast<int>(nibble >> 2 & 3u) * matrix.bits;
+      const uint32_t mask = matrix.code_mask();
+      uint32_t codes = fill & ~(mask << first | mask << second);
+      codes |= (pair & mask) << first | (pair >> matrix.bits & mask) << second;
+      row[column] |= (codes & real) << matrix.dense_shift(block);
+    }
+  }
+}
+
+/// The error of the first invalid nibble of one matrix; `where` precedes the block's number.
+Status CheckNibbles(const Geometry& matrix, const uint32_t* metadata, const std::string& where) {
+  for (int64_t block = 0; block < matrix.blocks(); ++block) {
+    for (int64_t column = 0; column < matrix.n; ++column) {
+      const uint32_t nibble = metadata[block / 8 * matrix.n + column] >> (block % 8 * 4) & 15u;
+      if (IsValidNibble(nibble)) continue;
+      return {Code::kMalformedFile,
+              fmt::format("metadata: nibble {} of {}block {}, column {} is not one of 4, 8, 9, 12, "
+                          "13, 14",
+                          nibble, where, block, column)};
+    }
+  }
+  return {};
 }
 
 Status CheckSaliency(int64_t k, int64_t n, std::span<const float> saliency) {
@@ -107,7 +170,131 @@ Status CheckSaliency(int64_t k, int64_t n, std::span<const float> saliency) {
   return {};
 }
 
+std::span<const float> ValuesOf(const QuantizedWeights& weights) {
+  return weights.codebook.empty() ? FormatValues(weights.spec.format)
+                                  : std::span<const float>(weights.codebook);
+}
+
+/// Weights of another sparsity with the scales of `from`, and codes and metadata all zero.
+Result<WeightsBuffer> WithScalesOf(const QuantizedWeights& from, Sparsity sparsity) {
+  WeightsSpec spec = from.spec;
+  spec.sparsity = sparsity;
+  MARLIN_ASSIGN_OR_RETURN(WeightsBuffer to, AllocateWeights(spec));
+  to.weights.codebook = from.codebook;
+  const auto clear = [](const TensorView& view, void* data) {
+    if (view.ElementCount() > 0) std::memset(data, 0, static_cast<size_t>(view.ByteCount()));
+  };
+  const auto copy = [](const TensorView& view, void* data) {
+    if (view.ElementCount() > 0) {
+      std::memcpy(data, view.data(), static_cast<size_t>(view.ByteCount()));
+    }
+  };
+  clear(to.weights.codes, to.codes);
+  if (sparsity == Sparsity::k24) clear(to.weights.metadata, to.metadata);
+  copy(from.scales, to.scales);
+  if (spec.has_global_scale) copy(from.global_scale, to.global_scale);
+  return to;
+}
+
+Status CheckImportance(const WeightsSpec& spec, std::span<const float> importance) {
+  if (importance.empty()) return {};
+  if (importance.size() != static_cast<size_t>(spec.k)) {
+    return Invalid(fmt::format("importance: expected {} values, one per k, got {}", spec.k,
+                               importance.size()));
+  }
+  for (size_t i = 0; i < importance.size(); ++i) {
+    if (std::isfinite(importance[i]) && importance[i] >= 0.0f) continue;
+    return Invalid(fmt::format("importance: value {} is {}; expected finite numbers of at least 0",
+                               i, importance[i]));
+  }
+  return {};
+}
+
 }  // namespace
+
+Status CheckSparse24(Format format, bool has_offsets) {
+  const FormatInfo& info = GetFormatInfo(format);
+  if (!info.quantized || (info.bits != 4 && info.bits != 8)) {
+    return Invalid(fmt::format("sparsity: 2:4 needs 4 or 8 bits, {} has {}", info.name, info.bits));
+  }
+  if (has_offsets || info.zero_point == ZeroPoint::kRequired) {
+    return {Code::kUnsupported,
+            fmt::format("format: in {} the code of weight 0 depends on the group's zero point; use "
+                        "a format without zeros",
+                        info.name)};
+  }
+  // A codebook of the weights may hold the zero that the format's own lacks.
+  if (!info.has_codebook && !CodeOfZero(FormatValues(format))) return NoCodeOfZero(format);
+  return {};
+}
+
+std::optional<uint32_t> CodeOfZero(std::span<const float> values) {
+  const auto zero = std::find(values.begin(), values.end(), 0.0f);
+  if (zero == values.end()) return std::nullopt;
+  return static_cast<uint32_t>(zero - values.begin());
+}
+
+Status CheckMetadata(const QuantizedWeights& weights) {
+  const WeightsSpec& spec = weights.spec;
+  if (spec.sparsity == Sparsity::kDense) return {};
+  if (!CodeOfZero(ValuesOf(weights))) return NoCodeOfZero(spec.format);
+  if (spec.n == 0) return {};  // Without columns k is unbounded: skip the loop.
+  const Geometry matrix{GetFormatInfo(spec.format).bits, spec.k, spec.n};
+  const int64_t words = MetadataWordsAlongK(spec.k) * spec.n;
+  for (int64_t expert = 0; expert < spec.experts; ++expert) {
+    MARLIN_RETURN_IF_ERROR(
+        CheckNibbles(matrix, weights.metadata.As<uint32_t>() + expert * words,
+                     spec.experts > 1 ? fmt::format("expert {}, ", expert) : ""));
+  }
+  return {};
+}
+
+Result<QuantizedWeights> Prune24(const QuantizedWeights& weights,
+                                 std::span<const float> importance) {
+  MARLIN_RETURN_IF_ERROR(Validate(weights));
+  const WeightsSpec& spec = weights.spec;
+  if (spec.sparsity == Sparsity::k24) return weights;
+  MARLIN_RETURN_IF_ERROR(CheckSparse24(spec.format, spec.has_zeros || spec.has_biases));
+  MARLIN_RETURN_IF_ERROR(CheckImportance(spec, importance));
+  const std::span<const float> values = ValuesOf(weights);
+  if (!CodeOfZero(values)) return NoCodeOfZero(spec.format);
+  MARLIN_ASSIGN_OR_RETURN(WeightsBuffer to, WithScalesOf(weights, Sparsity::k24));
+  const Geometry matrix{GetFormatInfo(spec.format).bits, spec.k, spec.n};
+  const int64_t dense_words = WordsAlongK(spec) * spec.n;
+  const int64_t value_words = WordsAlongK(to.weights.spec) * spec.n;
+  const int64_t metadata_words = MetadataWordsAlongK(spec.k) * spec.n;
+  // A block lies in one group, so its scale does not change the order.
+  const auto rank = [&](uint32_t code, int64_t k, int64_t) {
+    const float value = values[code];
+    return importance.empty() ? std::fabs(value)
+                              : importance[static_cast<size_t>(k)] * value * value;
+  };
+  for (int64_t expert = 0; expert < spec.experts && spec.n > 0; ++expert) {
+    KeepTwo(matrix, weights.codes.As<uint32_t>() + expert * dense_words, rank,
+            static_cast<uint32_t*>(to.codes) + expert * value_words,
+            static_cast<uint32_t*>(to.metadata) + expert * metadata_words);
+  }
+  return std::move(to.weights);
+}
+
+Result<QuantizedWeights> Expand24(const QuantizedWeights& weights) {
+  MARLIN_RETURN_IF_ERROR(Validate(weights));
+  const WeightsSpec& spec = weights.spec;
+  if (spec.sparsity == Sparsity::kDense) return weights;
+  const std::optional<uint32_t> zero = CodeOfZero(ValuesOf(weights));
+  if (!zero) return NoCodeOfZero(spec.format);
+  MARLIN_ASSIGN_OR_RETURN(WeightsBuffer to, WithScalesOf(weights, Sparsity::kDense));
+  const Geometry matrix{GetFormatInfo(spec.format).bits, spec.k, spec.n};
+  const int64_t dense_words = WordsAlongK(to.weights.spec) * spec.n;
+  const int64_t value_words = WordsAlongK(spec) * spec.n;
+  const int64_t metadata_words = MetadataWordsAlongK(spec.k) * spec.n;
+  for (int64_t expert = 0; expert < spec.experts && spec.n > 0; ++expert) {
+    Expand(matrix, *zero, weights.codes.As<uint32_t>() + expert * value_words,
+           weights.metadata.As<uint32_t>() + expert * metadata_words,
+           static_cast<uint32_t*>(to.codes) + expert * dense_words);
+  }
+  return std::move(to.weights);
+}
 
 Result<Sparse24> PackSparse24(Format format, int64_t k, int64_t n,
                               std::span<const uint32_t> canonical,
@@ -117,7 +304,7 @@ Result<Sparse24> PackSparse24(Format format, int64_t k, int64_t n,
   MARLIN_RETURN_IF_ERROR(
       CheckCount("canonical", canonical.size(), CeilDivide(k, kCodesPerWord) * n, k, n));
   MARLIN_RETURN_IF_ERROR(CheckSaliency(k, n, saliency));
-  const int64_t padded = RoundUp(k, kGranule);
+  const int64_t padded = RoundUp(k, kSparseRun);
   Sparse24 sparse;
   try {
     sparse.values.resize(static_cast<size_t>(padded / 16 * n));
@@ -129,26 +316,11 @@ Result<Sparse24> PackSparse24(Format format, int64_t k, int64_t n,
   sparse.n = n;
   if (n == 0) return sparse;  // Without columns k is unbounded: skip the loop.
   const auto values = FormatValues(format);
-  for (int64_t block = 0; block < padded / kBlock; ++block) {
-    for (int64_t column = 0; column < n; ++column) {
-      const BlockPlace place = PlaceOf(block, column, n);
-      uint32_t codes[kBlock] = {};
-      // Positions past k lose to every real one.
-      float importance[kBlock] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-      for (int64_t i = 0; i < std::min(kBlock, k - block * kBlock); ++i) {
-        const uint32_t word = canonical[static_cast<size_t>(place.dense_word)];
-        codes[i] = (word >> (place.dense_shift + 4 * i)) & 15u;
-        importance[i] = saliency.empty()
-                            ? std::fabs(values[codes[i]])
-                            : saliency[static_cast<size_t>((block * kBlock + i) * n + column)];
-      }
-      const Kept kept = LargestTwo(importance);
-      sparse.values[static_cast<size_t>(place.value_word)] |=
-          (codes[kept.first] | codes[kept.second] << 4) << place.value_shift;
-      sparse.metadata[static_cast<size_t>(place.metadata_word)] |=
-          static_cast<uint32_t>(kept.second << 2 | kept.first) << place.metadata_shift;
-    }
-  }
+  const auto rank = [&](uint32_t code, int64_t row, int64_t column) {
+    return saliency.empty() ? std::fabs(values[code])
+                            : saliency[static_cast<size_t>(row * n + column)];
+  };
+  KeepTwo({4, k, n}, canonical.data(), rank, sparse.values.data(), sparse.metadata.data());
   return sparse;
 }
 
@@ -157,45 +329,18 @@ Status UnpackSparse24(Format format, const Sparse24& sparse, std::span<uint32_t>
   const int64_t k = sparse.k;
   const int64_t n = sparse.n;
   MARLIN_RETURN_IF_ERROR(CheckShape(k, n));
-  const int64_t padded = RoundUp(k, kGranule);
+  const int64_t padded = RoundUp(k, kSparseRun);
   MARLIN_RETURN_IF_ERROR(CheckCount("values", sparse.values.size(), padded / 16 * n, k, n));
   MARLIN_RETURN_IF_ERROR(CheckCount("metadata", sparse.metadata.size(), padded / 32 * n, k, n));
   MARLIN_RETURN_IF_ERROR(
       CheckCount("canonical", canonical.size(), CeilDivide(k, kCodesPerWord) * n, k, n));
-  const std::optional<uint32_t> zero = CodeOfZero(format);
-  if (!zero) {
-    return {Code::kUnsupported,
-            "format: " + std::string(FormatName(format)) + " has no code of value 0"};
-  }
+  const std::optional<uint32_t> zero = CodeOfZero(FormatValues(format));
+  if (!zero) return NoCodeOfZero(format);
   if (n == 0) return {};
-  const auto nibble_at = [&](const BlockPlace& place) {
-    return sparse.metadata[static_cast<size_t>(place.metadata_word)] >> place.metadata_shift & 15u;
-  };
-  for (int64_t block = 0; block < padded / kBlock; ++block) {
-    for (int64_t column = 0; column < n; ++column) {
-      const uint32_t nibble = nibble_at(PlaceOf(block, column, n));
-      if (IsValidNibble(nibble)) continue;
-      return {Code::kMalformedFile,
-              "metadata: nibble " + std::to_string(nibble) + " of block " + std::to_string(block) +
-                  ", column " + std::to_string(column) + " is not one of 4, 8, 9, 12, 13, 14"};
-    }
-  }
+  const Geometry matrix{4, k, n};
+  MARLIN_RETURN_IF_ERROR(CheckNibbles(matrix, sparse.metadata.data(), ""));
   std::fill(canonical.begin(), canonical.end(), 0u);
-  for (int64_t block = 0; block < CeilDivide(k, kBlock); ++block) {
-    for (int64_t column = 0; column < n; ++column) {
-      const BlockPlace place = PlaceOf(block, column, n);
-      const uint32_t nibble = nibble_at(place);
-      const uint32_t pair =
-          sparse.values[static_cast<size_t>(place.value_word)] >> place.value_shift;
-      uint32_t codes[kBlock] = {*zero, *zero, *zero, *zero};
-      codes[nibble & 3u] = pair & 15u;
-      codes[nibble >> 2] = pair >> 4 & 15u;
-      uint32_t& word = canonical[static_cast<size_t>(place.dense_word)];
-      for (int64_t i = 0; i < std::min(kBlock, k - block * kBlock); ++i) {
-        word |= codes[i] << (place.dense_shift + 4 * i);
-      }
-    }
-  }
+  Expand(matrix, *zero, sparse.values.data(), sparse.metadata.data(), canonical.data());
   return {};
 }
 

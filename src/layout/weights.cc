@@ -1,6 +1,7 @@
 #include "marlin/weights.h"
 
 #include "base/checked.h"
+#include "base/find_named.h"
 
 namespace marlin {
 
@@ -14,6 +15,22 @@ int64_t WordsAlongK(Format format, int64_t k) {
   // 32 codes fill `bits` words; widths that divide 32 end at the last word used, not after 32
   // codes.
   return 32 % bits == 0 ? CeilDivide(k, 32 / bits) : bits * CeilDivide(k, 32);
+}
+
+int64_t WordsAlongK(const WeightsSpec& spec) {
+  if (spec.sparsity == Sparsity::kDense) return WordsAlongK(spec.format, spec.k);
+  return MetadataWordsAlongK(spec.k) * (GetFormatInfo(spec.format).bits / 2);
+}
+
+int64_t MetadataWordsAlongK(int64_t k) { return CeilDivide(k, 32); }
+
+std::string_view SparsityName(Sparsity sparsity) {
+  return sparsity == Sparsity::k24 ? "2:4" : "dense";
+}
+
+Result<Sparsity> ParseSparsity(std::string_view name) {
+  constexpr Sparsity kAll[] = {Sparsity::kDense, Sparsity::k24};
+  return FindNamed("sparsity", "name", name, kAll, SparsityName);
 }
 
 DType UnquantizedDType(Format format) {
@@ -42,7 +59,8 @@ int64_t StoredBytes(const WeightsSpec& spec) {
   const int64_t per_group = DTypeBytes(ScaleDType(spec.scale_type)) +
                             (spec.has_zeros ? DTypeBytes(ScaleDType(spec.zero_type)) : 0) +
                             (spec.has_biases ? DTypeBytes(BiasDType(spec.scale_type)) : 0);
-  const Checked codes = Checked(4) * Checked(WordsAlongK(spec.format, spec.k)) * n;
+  const int64_t metadata = spec.sparsity == Sparsity::k24 ? MetadataWordsAlongK(spec.k) : 0;
+  const Checked codes = Checked(4) * (Checked(WordsAlongK(spec)) + Checked(metadata)) * n;
   const Checked groups = Checked(GroupCount(spec)) * n * Checked(per_group);
   const Checked matrix = codes + groups + Checked(spec.has_global_scale ? 4 : 0);
   const Checked codebook(info.has_codebook ? (int64_t{4} << info.bits) : 0);

@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "layout/known.h"
+#include "layout/sparse_24.h"
 #include "layout/weights_shapes.h"
 
 namespace marlin {
@@ -90,6 +91,10 @@ Status CheckSpec(const WeightsSpec& spec) {
   MARLIN_RETURN_IF_ERROR(CheckKnown(spec.zero_type));
   const FormatInfo& info = GetFormatInfo(spec.format);
   MARLIN_RETURN_IF_ERROR(CheckOffsets(spec, info));
+  MARLIN_RETURN_IF_ERROR(CheckKnown(spec.sparsity));
+  if (spec.sparsity == Sparsity::k24) {
+    MARLIN_RETURN_IF_ERROR(CheckSparse24(spec.format, spec.has_zeros || spec.has_biases));
+  }
   return CheckSizes(spec, info);
 }
 
@@ -107,6 +112,7 @@ Result<WeightsBuffer> AllocateWeights(const WeightsSpec& spec) {
   const int64_t zeros_at = reserve(shapes.zeros);
   const int64_t biases_at = reserve(shapes.biases);
   const int64_t global_at = reserve(shapes.global_scale);
+  const int64_t metadata_at = reserve(shapes.metadata);
   MARLIN_ASSIGN_OR_RETURN(AlignedBuffer block, AlignedBuffer::Allocate(bytes));
   const auto owner = std::make_shared<AlignedBuffer>(std::move(block));
   const auto place = [&owner](const TensorView& view, int64_t offset) {
@@ -132,6 +138,10 @@ Result<WeightsBuffer> AllocateWeights(const WeightsSpec& spec) {
   if (spec.has_global_scale) {
     buffer.weights.global_scale = place(shapes.global_scale, global_at);
     buffer.global_scale = owner->As<float>(global_at);
+  }
+  if (spec.sparsity == Sparsity::k24) {
+    buffer.weights.metadata = place(shapes.metadata, metadata_at);
+    buffer.metadata = owner->As<void>(metadata_at);
   }
   return buffer;
 }

@@ -31,6 +31,7 @@ struct WeightsBuffer {
   void* zeros = nullptr;
   void* biases = nullptr;
   float* global_scale = nullptr;
+  void* metadata = nullptr;
 };
 
 /// Errors: those of CheckSpec, kOutOfMemory.

@@ -15,6 +15,7 @@ struct WeightsShapes {
   TensorView zeros;
   TensorView biases;
   TensorView global_scale;
+  TensorView metadata;
 };
 
 /// Precondition: CheckSpec(spec).ok().

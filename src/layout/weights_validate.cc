@@ -5,6 +5,7 @@
 
 #include "base/macros.h"
 #include "base/scalars.h"
+#include "layout/sparse_24.h"
 #include "layout/weights_buffer.h"
 #include "layout/weights_shapes.h"
 #include "marlin/weights.h"
@@ -171,15 +172,22 @@ WeightsShapes ShapesOf(const WeightsSpec& spec) {
   const Shape none{0};
   if (!info.quantized) {
     const TensorView empty = view(DType::kU8, none);
-    return {view(UnquantizedDType(spec.format), {spec.experts, spec.k, spec.n}), empty, empty,
-            empty, empty};
+    return {view(UnquantizedDType(spec.format), {spec.experts, spec.k, spec.n}),
+            empty,
+            empty,
+            empty,
+            empty,
+            empty};
   }
   const Shape groups{spec.experts, GroupCount(spec), spec.n};
-  return {view(DType::kU32, {spec.experts, WordsAlongK(spec.format, spec.k), spec.n}),
+  return {view(DType::kU32, {spec.experts, WordsAlongK(spec), spec.n}),
           view(ScaleDType(spec.scale_type), groups),
           view(ScaleDType(spec.zero_type), spec.has_zeros ? groups : none),
           view(BiasDType(spec.scale_type), spec.has_biases ? groups : none),
-          view(DType::kF32, spec.has_global_scale ? Shape{spec.experts} : none)};
+          view(DType::kF32, spec.has_global_scale ? Shape{spec.experts} : none),
+          view(DType::kU32, spec.sparsity == Sparsity::k24
+                                ? Shape{spec.experts, MetadataWordsAlongK(spec.k), spec.n}
+                                : none)};
 }
 
 Status Validate(const QuantizedWeights& weights) {
@@ -200,6 +208,7 @@ Status Validate(const QuantizedWeights& weights) {
       {"zeros", weights.zeros, shapes.zeros, spec.has_zeros, true},
       {"biases", weights.biases, shapes.biases, spec.has_biases, true},
       {"global_scale", weights.global_scale, shapes.global_scale, spec.has_global_scale, true},
+      {"metadata", weights.metadata, shapes.metadata, spec.sparsity == Sparsity::k24, false},
   };
   for (const Part& part : parts) {
     MARLIN_RETURN_IF_ERROR(part.wanted ? CheckView(part.name, part.view, part.expected, spec)
@@ -210,6 +219,7 @@ Status Validate(const QuantizedWeights& weights) {
   }
   MARLIN_RETURN_IF_ERROR(CheckDivisors(weights));
   MARLIN_RETURN_IF_ERROR(CheckCodebook(weights));
+  MARLIN_RETURN_IF_ERROR(CheckMetadata(weights));
   return quantized ? CheckCodes(weights) : Status();
 }
 

@@ -4,6 +4,7 @@
 
 #include <new>
 
+#include "base/find_named.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "checkpoint/convert.h"
@@ -17,6 +18,11 @@ namespace {
 
 Status Invalid(const std::string& message) { return {Code::kInvalidArgument, message}; }
 
+Status CheckPruning(PruneMethod pruning) {
+  if (pruning <= PruneMethod::kCompensated) return {};
+  return Invalid(fmt::format("pruning: unknown number {}", static_cast<int>(pruning)));
+}
+
 Result<QuantizeCheckpointReport> Calibrated(const std::string& source, const std::string& output,
                                             const Device& device,
                                             const QuantizeCheckpointOptions& options,
@@ -25,6 +31,7 @@ Result<QuantizeCheckpointReport> Calibrated(const std::string& source, const std
     return Invalid(
         fmt::format("method {}: uses no calibration", QuantizeMethodName(options.method)));
   }
+  MARLIN_RETURN_IF_ERROR(CheckPruning(calibration.pruning));
   MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(source));
   if (!directory.checkpoint.quant_method().empty()) {
     return Invalid(fmt::format("{}: is quantized already, with {}", Printable(source),
@@ -38,6 +45,24 @@ Result<QuantizeCheckpointReport> Calibrated(const std::string& source, const std
 }
 
 }  // namespace
+
+std::string_view PruneMethodName(PruneMethod method) {
+  switch (method) {
+    case PruneMethod::kMagnitude:
+      return "magnitude";
+    case PruneMethod::kWeighted:
+      return "weighted";
+    case PruneMethod::kCompensated:
+      return "compensated";
+  }
+  return "unknown";
+}
+
+Result<PruneMethod> ParsePruneMethod(std::string_view name) {
+  constexpr PruneMethod kMethods[] = {PruneMethod::kMagnitude, PruneMethod::kWeighted,
+                                      PruneMethod::kCompensated};
+  return FindNamed("pruning", "name", name, kMethods, PruneMethodName);
+}
 
 Result<QuantizeCheckpointReport> QuantizeCalibrated(const std::string& source,
                                                     const std::string& output, const Device& device,

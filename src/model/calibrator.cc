@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "checkpoint/conversion.h"
+#include "marlin/layout.h"
 #include "model/calibration_text.h"
 #include "model/decoder_ends.h"
 #include "quantize/gptq.h"
@@ -107,8 +108,9 @@ Status Calibrator::Begin(QuantizePlan* plan) {
 }
 
 std::string Calibrator::Identity() const {
-  return fmt::format("calibration {} {} {} {:016x}", options_.tokens, options_.seed,
-                     options_.text.size(), HashOf(options_.text));
+  return fmt::format("calibration {} {} {} {:016x} {}", options_.tokens, options_.seed,
+                     options_.text.size(), HashOf(options_.text),
+                     PruneMethodName(options_.pruning));
 }
 
 marlin::Result<std::optional<MatrixQuantizer::Result>> Calibrator::Quantize(size_t tensor,
@@ -170,6 +172,24 @@ marlin::Result<Calibrator::Input> Calibrator::InputOf(const InputSums& sums) {
   return input;
 }
 
+marlin::Result<QuantizedWeights> Calibrator::QuantizeFor(const Input& input,
+                                                         const TensorView& matrix,
+                                                         const QuantizeOptions& options,
+                                                         QuantizeReport* report) {
+  const bool dense = options.sparsity == Sparsity::kDense;
+  if (!input.curvature || (!dense && options_.pruning == PruneMethod::kMagnitude)) {
+    return QuantizeOn(pool_, matrix, options, report);
+  }
+  if (!dense && options_.pruning == PruneMethod::kWeighted) {
+    QuantizeOptions all = options;
+    all.sparsity = Sparsity::kDense;
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, QuantizeOn(pool_, matrix, all, report));
+    return Prune24(weights, DiagonalOf(*input.curvature));
+  }
+  return QuantizeGptq(pool_, matrix, options, *input.curvature,
+                      input.correction ? &*input.correction : nullptr, report);
+}
+
 Status Calibrator::QuantizeMatrix(const Key& key, const Input& input) {
   const auto found = units_.find(key.first);
   if (found == units_.end()) return {};
@@ -187,11 +207,7 @@ Status Calibrator::QuantizeMatrix(const Key& key, const Input& input) {
                           input.obstacle});
   }
   QuantizeReport report;
-  MARLIN_ASSIGN_OR_RETURN(
-      replaced_[key], input.curvature
-                          ? QuantizeGptq(pool_, matrix, options, *input.curvature,
-                                         input.correction ? &*input.correction : nullptr, &report)
-                          : QuantizeOn(pool_, matrix, options, &report));
+  MARLIN_ASSIGN_OR_RETURN(replaced_[key], QuantizeFor(input, matrix, options, &report));
   zeroed_[key] = report.zeroed_groups;
   return {};
 }

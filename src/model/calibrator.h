@@ -66,6 +66,10 @@ class Calibrator final : public MatrixQuantizer {
   bool Enough(int64_t k) const;
   Status QuantizeLinears(std::span<const LinearTensors> linears, const Input& input);
   Status QuantizeMatrix(const Key& key, const Input& input);
+  /// Quantizes a matrix for its input, and prunes it if the options say so.
+  marlin::Result<QuantizedWeights> QuantizeFor(const Input& input, const TensorView& matrix,
+                                               const QuantizeOptions& options,
+                                               QuantizeReport* report);
   Status Reload(int64_t index, const LayerSource::Parts& parts);
   marlin::Result<HostRows> AllNormed(LayerRun& run, std::vector<float>& hidden);
   float* Rows(std::vector<float>& hidden, const WindowChunk& chunk) const;

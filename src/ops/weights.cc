@@ -6,9 +6,11 @@
 #include <memory>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "base/macros.h"
 #include "marlin/gemm.h"
+#include "marlin/layout.h"
 #include "ops/checks.h"
 #include "ops/device.h"
 #include "ops/prepare_columns.h"
@@ -64,7 +66,12 @@ Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& d
                                 const PrepareOptions& options) {
   MARLIN_RETURN_IF_ERROR(Validate(weights));
   try {
-    MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().Prepare(weights, options));
+    // Backends take dense weights: their kernels then need not know which codes are stored.
+    QuantizedWeights dense = weights;
+    if (weights.spec.sparsity == Sparsity::k24) {
+      MARLIN_ASSIGN_OR_RETURN(dense, Expand24(weights));
+    }
+    MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().Prepare(dense, options));
     return PreparedWeights(KeepingOpen(device, std::move(storage)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");
@@ -74,7 +81,22 @@ Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& d
 Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
                                        const Device& device) {
   try {
-    MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().PrepareColumns(columns));
+    std::vector<QuantizedWeights> dense;
+    dense.reserve(columns.size());
+    std::vector<WeightColumns> expanded(columns.begin(), columns.end());
+    for (size_t i = 0; i < columns.size(); ++i) {
+      WeightColumns& part = expanded[i];
+      if (part.weights->spec.sparsity == Sparsity::kDense) continue;
+      // Columns of one matrix that alternate are several parts.
+      if (i > 0 && columns[i].weights == columns[i - 1].weights) {
+        part.weights = expanded[i - 1].weights;
+        continue;
+      }
+      MARLIN_ASSIGN_OR_RETURN(QuantizedWeights weights, Expand24(*part.weights));
+      dense.push_back(std::move(weights));
+      part.weights = &dense.back();
+    }
+    MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().PrepareColumns(expanded));
     return PreparedWeights(KeepingOpen(device, std::move(storage)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");

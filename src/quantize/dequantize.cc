@@ -11,6 +11,7 @@
 #include "base/view_checks.h"
 #include "layout/packing.h"
 #include "layout/parameters.h"
+#include "marlin/layout.h"
 #include "marlin/quantize.h"
 #include "quantize/column_tile.h"
 #include "quantize/quantizer.h"
@@ -184,23 +185,24 @@ Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out)
   }
   MARLIN_RETURN_IF_ERROR(CheckData("out", out));
   MARLIN_RETURN_IF_ERROR(CheckDistinctElements("out", out, true));
-  const std::pair<const char*, const TensorView&> parts[] = {
-      {"codes", weights.codes},
-      {"scales", weights.scales},
-      {"zeros", weights.zeros},
-      {"biases", weights.biases},
-      {"global_scale", weights.global_scale}};
+  const std::pair<const char*, const TensorView&> parts[] = {{"codes", weights.codes},
+                                                             {"scales", weights.scales},
+                                                             {"zeros", weights.zeros},
+                                                             {"biases", weights.biases},
+                                                             {"global_scale", weights.global_scale},
+                                                             {"metadata", weights.metadata}};
   for (const auto& [name, part] : parts) {
     MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, name, part, false));
   }
   if (out.ElementCount() == 0) return {};
+  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense, Expand24(weights));
   switch (out.dtype()) {
     case DType::kF32:
-      return DecodeAll<F32Element>(weights, out);
+      return DecodeAll<F32Element>(dense, out);
     case DType::kBf16:
-      return DecodeAll<Bf16Element>(weights, out);
+      return DecodeAll<Bf16Element>(dense, out);
     default:
-      return DecodeAll<F16Element>(weights, out);
+      return DecodeAll<F16Element>(dense, out);
   }
 }
 

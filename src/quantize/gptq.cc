@@ -8,20 +8,22 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "layout/packing.h"
+#include "layout/sparse_24.h"
+#include "marlin/layout.h"
 #include "quantize/column_tile.h"
 #include "quantize/encoder.h"
 #include "quantize/group_search.h"
 #include "quantize/quantizer.h"
+#include "quantize/sparse_block.h"
 
 namespace marlin {
 namespace {
 
-constexpr int64_t kColumns = 32;  ///< Columns of a task: eight SSE registers of sums.
+constexpr int64_t kColumns = kGptqColumns;
 constexpr int kRounds = 3;
 constexpr int kScaleRounds = 2;
 
-/// One value for each of a task's columns.
-using Lanes = float[kColumns];
+using Lanes = GptqLanes;
 
 /// sums[c] = sum over j < count of factors[j] * rows[j][c].
 void Combine(const float* factors, const float* rows, int64_t count, Lanes& sums) {
@@ -82,6 +84,10 @@ class TileSolver {
   void AdjustGroup(const ScaleCoder& coder, int64_t group);
   void AdjustColumn(const ScaleCoder& coder, int64_t group, int64_t column, const float* gradients);
   void Descend();
+  void DescendRow(int64_t k);
+  void ChooseKept();
+  void DescendBlock(int64_t first);
+  void DescendBlocks();
   void Store();
 
   const Problem& problem_;
@@ -89,9 +95,10 @@ class TileSolver {
   int64_t k_;
   int64_t n0_;
   int64_t columns_;
-  std::vector<float> weights_;               ///< [k][kColumns]
-  std::vector<float> errors_;                ///< [k][kColumns]: weight minus its decoded code.
-  std::vector<uint8_t> codes_;               ///< [kColumns][padded k]
+  std::vector<float> weights_;  ///< [k][kColumns]
+  std::vector<float> errors_;   ///< [k][kColumns]: weight minus its decoded code.
+  std::vector<uint8_t> codes_;  ///< [kColumns][padded k]
+  std::vector<uint8_t> kept_;   ///< [k][kColumns]: 0 where 2:4 prunes; empty for dense weights.
   std::vector<GroupParameters> parameters_;  ///< [groups][kColumns]
 };
 
@@ -137,13 +144,19 @@ double TileSolver::Span() const {
 Status TileSolver::ChooseParameters(const GroupContext& context, int64_t* zeroed_groups) {
   parameters_.assign(static_cast<size_t>(problem_.groups * kColumns), {});
   std::vector<float> run(static_cast<size_t>(k_));
+  std::vector<float> importance(problem_.importance.begin(), problem_.importance.end());
   for (int64_t c = 0; c < columns_; ++c) {
     for (int64_t k = 0; k < k_; ++k) run[static_cast<size_t>(k)] = Row(weights_, k)[c];
+    // A pruned weight is 0 whatever the scale.
+    for (size_t k = 0; k < importance.size() && !kept_.empty(); ++k) {
+      const bool kept = kept_[k * kColumns + static_cast<size_t>(c)] != 0;
+      importance[k] = kept ? problem_.importance[k] : 0.0F;
+    }
     for (int64_t k = 0; k < k_; k += spec_.group_size) {
       const int64_t count = std::min(spec_.group_size, k_ - k);
       const GroupRange range = RangeOf(run.data() + k, count, spec_.has_zeros);
       const GroupParameters chosen =
-          SearchWeighted(context, range, run.data() + k, problem_.importance.data() + k, count);
+          SearchWeighted(context, range, run.data() + k, importance.data() + k, count);
       if (chosen.scale.overflow) {
         return ScaleOverflow(problem_.options.tensor_name, spec_,
                              problem_.rule.Span(range) / problem_.rule.levels(), 0, k, n0_ + c);
@@ -169,7 +182,8 @@ void TileSolver::EncodeRow(int64_t k, const Lanes& targets) {
   const std::span<const float> values = problem_.encoder.values();
   for (int64_t c = 0; c < columns_; ++c) {
     const float scale = row[c].scale.value;
-    const uint8_t code = scale == 0.0F ? problem_.encoder.zero_code() : codes[c];
+    const bool pruned = !kept_.empty() && kept_[static_cast<size_t>(k * kColumns + c)] == 0;
+    const uint8_t code = scale == 0.0F || pruned ? problem_.encoder.zero_code() : codes[c];
     codes_[static_cast<size_t>(c * padded + k)] = code;
     const float decoded = scale == 0.0F ? 0.0F : scale * (values[code] - row[c].zero);
     Row(errors_, k)[c] = Row(weights_, k)[c] - decoded;
@@ -275,17 +289,100 @@ void TileSolver::AdjustGroups(const ScaleCoder& coder) {
   for (int64_t group = 0; group < problem_.groups; ++group) AdjustGroup(coder, group);
 }
 
+void TileSolver::DescendRow(int64_t k) {
+  const float* const row = problem_.curvature.hessian.data() + k * k_;
+  Lanes targets;
+  Combine(row, errors_.data(), k_, targets);
+  const float* const weights = Row(weights_, k);
+  const float* const errors = Row(errors_, k);
+  for (int64_t c = 0; c < kColumns; ++c) {
+    targets[c] = weights[c] - errors[c] + targets[c] / row[k];
+  }
+  EncodeRow(k, targets);
+}
+
 void TileSolver::Descend() {
-  for (const int32_t k : problem_.curvature.order) {
-    const float* const row = problem_.curvature.hessian.data() + k * k_;
-    Lanes targets;
-    Combine(row, errors_.data(), k_, targets);
-    const float* const weights = Row(weights_, k);
-    const float* const errors = Row(errors_, k);
+  for (const int32_t k : problem_.curvature.order) DescendRow(k);
+}
+
+/// Keeps the two weights of every block of largest importance times square; ties go to the lower
+/// k. The descent revises the choice.
+void TileSolver::ChooseKept() {
+  kept_.assign(weights_.size(), 0);
+  for (int64_t k = 0; k < k_; ++k) {
+    const int64_t first = k / kSparseBlock * kSparseBlock;
+    const int64_t end = std::min(first + kSparseBlock, k_);
     for (int64_t c = 0; c < kColumns; ++c) {
-      targets[c] = weights[c] - errors[c] + targets[c] / row[k];
+      const auto rank = [&](int64_t i) {
+        const float w = Row(weights_, i)[c];
+        return problem_.importance[static_cast<size_t>(i)] * w * w;
+      };
+      int larger = 0;
+      for (int64_t i = first; i < end; ++i) {
+        larger += rank(i) > rank(k) || (rank(i) == rank(k) && i < k) ? 1 : 0;
+      }
+      kept_[static_cast<size_t>(k * kColumns + c)] = larger < 2 ? 1 : 0;
     }
-    EncodeRow(k, targets);
+  }
+}
+
+/// Sets the codes of a block of three or four weights to those of its best pattern.
+void TileSolver::DescendBlock(int64_t first) {
+  const int64_t count = std::min(kSparseBlock, k_ - first);
+  float h[kSparseBlock][kSparseBlock];
+  Lanes pull[kSparseBlock];  // The gradient of the errors outside the block.
+  for (int64_t i = 0; i < count; ++i) {
+    const float* const row = problem_.curvature.hessian.data() + (first + i) * k_;
+    Combine(row, errors_.data(), k_, pull[i]);
+    for (int64_t j = 0; j < count; ++j) {
+      h[i][j] = row[first + j];
+      const float* const errors = Row(errors_, first + j);
+      for (int64_t c = 0; c < kColumns; ++c) pull[i][c] -= h[i][j] * errors[c];
+    }
+  }
+  const int64_t padded = RoundUp(k_, kPackRun);
+  const GroupParameters* const parameters = &Parameters(first, 0);
+  SparseBlock best(count, h, pull);
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t c = 0; c < columns_; ++c) {
+      best.codes[i][c] = codes_[static_cast<size_t>(c * padded + first + i)];
+    }
+    std::copy_n(Row(errors_, first + i), kColumns, best.errors[i]);
+  }
+  best.Measure();
+  for (int64_t p = 0; p + 1 < count; ++p) {
+    for (int64_t q = p + 1; q < count; ++q) {
+      SparseBlock pattern(count, h, pull);
+      for (int64_t i = 0; i < count; ++i) {
+        std::copy_n(Row(weights_, first + i), kColumns, pattern.errors[i]);
+        std::fill_n(pattern.codes[i], kColumns, problem_.encoder.zero_code());
+      }
+      // The better of two codes where both are free is that of the joint minimum; the other one
+      // then compensates its rounding.
+      pattern.Encode(problem_.encoder, parameters, p, q, Row(weights_, first + p));
+      pattern.Encode(problem_.encoder, parameters, q, -1, Row(weights_, first + q));
+      pattern.Measure();
+      best.TakeBetter(pattern);
+    }
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    std::copy_n(best.errors[i], kColumns, Row(errors_, first + i));
+    for (int64_t c = 0; c < columns_; ++c) {
+      codes_[static_cast<size_t>(c * padded + first + i)] = best.codes[i][c];
+    }
+  }
+}
+
+void TileSolver::DescendBlocks() {
+  std::vector<bool> seen(static_cast<size_t>(CeilDivide(k_, kSparseBlock)));
+  for (const int32_t k : problem_.curvature.order) {
+    const int64_t block = k / kSparseBlock;
+    if (k_ - block * kSparseBlock <= 2) {
+      DescendRow(k);  // Both weights of a last short block are kept.
+    } else if (!seen[static_cast<size_t>(block)]) {
+      seen[static_cast<size_t>(block)] = true;
+      DescendBlock(block * kSparseBlock);
+    }
   }
 }
 
@@ -303,6 +400,8 @@ void TileSolver::Store() {
 
 Status TileSolver::Solve(float global_scale, int64_t* zeroed_groups) {
   const ScaleCoder coder(spec_.scale_type, global_scale);
+  const bool sparse = problem_.options.sparsity == Sparsity::k24;
+  if (sparse) ChooseKept();
   MARLIN_RETURN_IF_ERROR(
       ChooseParameters({problem_.encoder, problem_.rule, coder, spec_.has_zeros}, zeroed_groups));
   errors_.assign(weights_.size(), 0.0F);
@@ -310,7 +409,7 @@ Status TileSolver::Solve(float global_scale, int64_t* zeroed_groups) {
   Sweep();
   for (int round = 0; round < kRounds; ++round) {
     if (round < kScaleRounds) AdjustGroups(coder);
-    Descend();
+    sparse ? DescendBlocks() : Descend();
   }
   Store();
   return {};
@@ -330,7 +429,8 @@ Result<QuantizedWeights> Run(ThreadPool& pool, const TensorView& dense,
                              const InputCorrection* correction, std::span<const float> importance,
                              QuantizeReport* report) {
   MARLIN_RETURN_IF_ERROR(CheckDense("tensor '" + options.tensor_name + "'", dense));
-  MARLIN_ASSIGN_OR_RETURN(const WeightsSpec spec, QuantizedSpec(dense.shape(), options));
+  MARLIN_ASSIGN_OR_RETURN(WeightsSpec spec, QuantizedSpec(dense.shape(), options));
+  spec.sparsity = Sparsity::kDense;  // The codes below are stored as dense ones at first.
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
   buffer.weights.codebook = options.codebook;
   const Encoder encoder(spec.format, options.codebook);
@@ -363,6 +463,7 @@ Result<QuantizedWeights> Run(ThreadPool& pool, const TensorView& dense,
     *report = {};
     for (const int64_t count : zeroed) report->zeroed_groups += count;
   }
+  if (options.sparsity == Sparsity::k24) return Prune24(buffer.weights);
   return std::move(buffer.weights);
 }
 
@@ -372,11 +473,7 @@ Result<QuantizedWeights> QuantizeGptq(ThreadPool& pool, const TensorView& dense,
                                       const QuantizeOptions& options,
                                       const InputCurvature& curvature,
                                       const InputCorrection* correction, QuantizeReport* report) {
-  std::vector<float> importance(static_cast<size_t>(curvature.k));
-  for (size_t i = 0; i < importance.size(); ++i) {
-    importance[i] = curvature.hessian[i * importance.size() + i];
-  }
-  return Run(pool, dense, options, curvature, correction, importance, report);
+  return Run(pool, dense, options, curvature, correction, DiagonalOf(curvature), report);
 }
 
 }  // namespace marlin

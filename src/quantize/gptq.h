@@ -17,6 +17,10 @@ namespace marlin {
 ///   4. Three rounds of descent, of which the first two adjust each group's scale (and fractional
 ///      zero) to its codes; then every code in turn is set to the best one given all others.
 ///
+/// With 2:4 sparsity, the two weights of every block of four that matter most by H's diagonal are
+/// kept at first; codes of the others are 0 in steps 3 and 4, and the descent goes over blocks: it
+/// sets a block to the best codes of the best of the six patterns, given all other blocks.
+///
 /// Runs on `pool`; the result does not depend on its threads. Errors: those of Quantize.
 /// Precondition: curvature and correction have the matrix's k; the format is quantized.
 Result<QuantizedWeights> QuantizeGptq(ThreadPool& pool, const TensorView& dense,

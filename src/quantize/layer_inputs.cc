@@ -54,6 +54,14 @@ std::vector<int32_t> DecreasingOrder(const Gram& gram) {
 
 }  // namespace
 
+std::vector<float> DiagonalOf(const InputCurvature& curvature) {
+  std::vector<float> diagonal(static_cast<size_t>(curvature.k));
+  for (size_t i = 0; i < diagonal.size(); ++i) {
+    diagonal[i] = curvature.hessian[i * diagonal.size() + i];
+  }
+  return diagonal;
+}
+
 Result<InputCurvature> MakeCurvature(ThreadPool& pool, std::span<const double> gram, int64_t k) {
   const Gram h(gram.data(), k, k);
   InputCurvature curvature;

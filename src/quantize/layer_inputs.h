@@ -23,6 +23,9 @@ struct InputCurvature {
   std::vector<float> feedback;
 };
 
+/// The diagonal of H [k]: the importance of each weight of a column.
+std::vector<float> DiagonalOf(const InputCurvature& curvature);
+
 /// `gram` [k, k]: mean of x^T x over tokens. The diagonal is raised by 1 % of its mean, by more
 /// where the factorization fails. Errors: kUnsupported for a matrix that is zero, or that cannot be
 /// factorized although raised by 10 %. Runs on `pool`; the result does not depend on its threads.

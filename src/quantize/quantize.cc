@@ -16,7 +16,9 @@
 #include "base/view_checks.h"
 #include "layout/known.h"
 #include "layout/packing.h"
+#include "layout/sparse_24.h"
 #include "layout/weights_buffer.h"
+#include "marlin/layout.h"
 #include "quantize/column_tile.h"
 #include "quantize/group_search.h"
 #include "quantize/quantizer.h"
@@ -241,6 +243,7 @@ Status CheckOptions(const QuantizeOptions& options) {
     return Invalid("fractional zeros: " + name + (options.symmetric ? "/sym" : "") +
                    " is quantized without zeros");
   }
+  MARLIN_RETURN_IF_ERROR(CheckKnown(options.sparsity));
   if (options.codebook.empty()) return {};
   const size_t expected = size_t{1} << info.bits;
   if (!info.has_codebook) return Invalid("codebook: the values of " + name + " are fixed");
@@ -273,11 +276,17 @@ Result<WeightsSpec> QuantizedSpec(const Shape& shape, const QuantizeOptions& opt
   const FormatInfo& info = GetFormatInfo(options.format);
   MARLIN_ASSIGN_OR_RETURN(spec.group_size,
                           NormalizeGroupSize(info.quantized ? options.group_size : 0, spec.k));
+  const bool has_zeros = info.zero_point == ZeroPoint::kRequired ||
+                         (info.zero_point == ZeroPoint::kOptional && !options.symmetric);
+  if (options.sparsity == Sparsity::k24) {
+    const Status possible = CheckSparse24(options.format, has_zeros);
+    if (!possible.ok()) return possible.WithContext(Named(options.tensor_name));
+  }
   if (!info.quantized) return spec;
   spec.scale_type = options.scale_type;
-  spec.has_zeros = info.zero_point == ZeroPoint::kRequired ||
-                   (info.zero_point == ZeroPoint::kOptional && !options.symmetric);
+  spec.has_zeros = has_zeros;
   spec.has_global_scale = options.scale_type == ScaleType::kE4M3;
+  spec.sparsity = options.sparsity;
   return spec;
 }
 
@@ -350,10 +359,13 @@ Status RunOnAllThreads(int64_t weight_count, FunctionRef<Status(ThreadPool&)> bo
   }
 }
 
-Result<QuantizedWeights> QuantizeOn(ThreadPool& pool, const TensorView& dense,
-                                    const QuantizeOptions& options, QuantizeReport* report) {
-  MARLIN_RETURN_IF_ERROR(CheckDense(Named(options.tensor_name), dense));
-  MARLIN_ASSIGN_OR_RETURN(const WeightsSpec spec, QuantizedSpec(dense.shape(), options));
+namespace {
+
+/// Stores every weight, whatever options.sparsity.
+Result<QuantizedWeights> QuantizeAll(ThreadPool& pool, const TensorView& dense,
+                                     const QuantizeOptions& options, WeightsSpec spec,
+                                     QuantizeReport* report) {
+  spec.sparsity = Sparsity::kDense;
   if (report != nullptr) *report = {};
   if (options.method == QuantizeMethod::kGptq) {
     return Status(Code::kUnsupported,
@@ -373,6 +385,19 @@ Result<QuantizedWeights> QuantizeOn(ThreadPool& pool, const TensorView& dense,
   Quantizer quantizer(pool, dense, options, buffer);
   MARLIN_RETURN_IF_ERROR(quantizer.Run(report));
   return std::move(buffer.weights);
+}
+
+}  // namespace
+
+Result<QuantizedWeights> QuantizeOn(ThreadPool& pool, const TensorView& dense,
+                                    const QuantizeOptions& options, QuantizeReport* report) {
+  MARLIN_RETURN_IF_ERROR(CheckDense(Named(options.tensor_name), dense));
+  MARLIN_ASSIGN_OR_RETURN(const WeightsSpec spec, QuantizedSpec(dense.shape(), options));
+  MARLIN_ASSIGN_OR_RETURN(QuantizedWeights all, QuantizeAll(pool, dense, options, spec, report));
+  if (spec.sparsity == Sparsity::kDense) return all;
+  Result<QuantizedWeights> pruned = Prune24(all);
+  if (!pruned.ok()) return pruned.status().WithContext(Named(options.tensor_name));
+  return pruned;
 }
 
 Result<QuantizedWeights> Quantize(const TensorView& dense, const QuantizeOptions& options,

@@ -101,6 +101,7 @@ Status Assigner::TakeMatrices(std::span<const TensorShape> tensors) {
       quantize.scale_type = choice.scale_type;
       quantize.symmetric = choice.symmetric;
       quantize.fractional_zeros = choice.fractional_zeros;
+      quantize.sparsity = choice.sparsity;
       MARLIN_ASSIGN_OR_RETURN(WeightsSpec spec, QuantizedSpec({matrix.k, matrix.n}, quantize));
       spec.experts = matrix.experts;
       options.push_back({CodeAndScaleBytes(spec), matrix.kl[format], format});

@@ -1,5 +1,5 @@
-// The text form of a format choice: "fp4_e2m1/g128", "fp4_e2m1/g32/e8m0", "int3/gK/sym", "bf16",
-// "keep".
+// The text form of a format choice: "fp4_e2m1/g128", "fp4_e2m1/g32/e8m0", "int3/gK/sym",
+// "s4/g64/2:4", "bf16", "keep".
 #include <fmt/format.h>
 
 #include <charconv>
@@ -7,6 +7,7 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "layout/sparse_24.h"
 #include "marlin/recipe.h"
 
 namespace marlin {
@@ -54,6 +55,10 @@ std::string FormatChoice::ToString() const {
   }
   if (symmetric) text += "/sym";
   if (fractional_zeros) text += "/frac";
+  if (sparsity != Sparsity::kDense) {
+    text += "/";
+    text += SparsityName(sparsity);
+  }
   return text;
 }
 
@@ -82,6 +87,8 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
       choice.symmetric = true;
     } else if (part == "frac" && !choice.fractional_zeros) {
       choice.fractional_zeros = true;
+    } else if (part == SparsityName(Sparsity::k24) && choice.sparsity == Sparsity::kDense) {
+      choice.sparsity = Sparsity::k24;
     } else if (part.starts_with('g') && !has_group) {
       MARLIN_ASSIGN_OR_RETURN(choice.group_size, ParseGroup(text, part));
       has_group = true;
@@ -89,9 +96,9 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
       choice.scale_type = *type;
       has_scale = true;
     } else {
-      return Invalid(
-          text, fmt::format("unexpected part '{}'; expected FORMAT/gN[/SCALE_TYPE][/sym|/frac]",
-                            Printable(part)));
+      return Invalid(text, fmt::format("unexpected part '{}'; expected "
+                                       "FORMAT/gN[/SCALE_TYPE][/sym|/frac][/2:4]",
+                                       Printable(part)));
     }
   }
   if (!has_group) return Invalid(text, "the group size is missing; expected FORMAT/gN");
@@ -103,6 +110,10 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
       zero == ZeroPoint::kRequired || (zero == ZeroPoint::kOptional && !choice.symmetric);
   if (choice.fractional_zeros && !has_zeros) {
     return Invalid(text, fmt::format("{} has no zero points that could be fractional", name));
+  }
+  if (choice.sparsity == Sparsity::k24) {
+    const Status possible = CheckSparse24(choice.format, has_zeros);
+    if (!possible.ok()) return Status(possible.code(), Invalid(text, possible.message()).message());
   }
   return choice;
 }

@@ -102,6 +102,19 @@ Result<MixedPrecisionConfig> MixedPrecisionConfig::Uniform(std::string_view choi
   return MakeUniform(fmt::format("uniform:{}", parsed.ToString()), parsed);
 }
 
+Result<MixedPrecisionConfig> MixedPrecisionConfig::WithSparsity(Sparsity sparsity) const {
+  MixedPrecisionConfig changed = *this;
+  for (auto& [layer_class, choice] : changed.classes_) {
+    if (!choice.quantized()) continue;
+    choice.sparsity = sparsity;
+    const Result<FormatChoice> possible = ParseFormatChoice(choice.ToString());
+    if (!possible.ok()) {
+      return possible.status().WithContext(std::string(LayerClassName(layer_class)));
+    }
+  }
+  return changed;
+}
+
 Status MixedPrecisionConfig::AddOverride(RecipeOverride entry) {
   if (entry.pattern.empty()) {
     return Status(Code::kInvalidArgument, "override: the pattern is empty");

@@ -20,6 +20,22 @@ uint32_t ReadCode(const uint32_t* words, int64_t n_count, int bits, int64_t k, i
   return static_cast<uint32_t>(window >> shift) & ((1u << bits) - 1u);
 }
 
+/// The value of weight k of a 2:4 matrix: 0, or that of one of the two codes of its block.
+double SparseValue(const QuantizedWeights& weights, std::span<const float> table, int64_t expert,
+                   int64_t k, int64_t n) {
+  const WeightsSpec& spec = weights.spec;
+  const int bits = GetFormatInfo(spec.format).bits;
+  const int64_t runs = (spec.k + 31) / 32;
+  const uint32_t* values = weights.codes.As<uint32_t>() + expert * runs * (bits / 2) * spec.n;
+  const uint32_t* metadata = weights.metadata.As<uint32_t>() + expert * runs * spec.n;
+  const int64_t block = k / 4;
+  const uint32_t nibble = metadata[block / 8 * spec.n + n] >> (block % 8 * 4) & 15u;
+  const auto position = static_cast<uint32_t>(k % 4);
+  if (position == (nibble & 3u)) return table[ReadCode(values, spec.n, bits, block * 2, n)];
+  if (position == nibble >> 2) return table[ReadCode(values, spec.n, bits, block * 2 + 1, n)];
+  return 0.0;
+}
+
 Status CheckCount(const char* name, const TensorView& view, int64_t expected) {
   if (view.ElementCount() >= expected && (expected == 0 || !view.empty())) return Status();
   return Status(Code::kInvalidArgument, std::string(name) + ": expected " +
@@ -34,12 +50,16 @@ Status CheckViews(const QuantizedWeights& weights, int64_t expert, int64_t group
                                               ", got " + std::to_string(expert));
   }
   const bool quantized = GetFormatInfo(spec.format).quantized;
-  const int64_t rows = quantized ? WordsAlongK(spec.format, spec.k) : spec.k;
+  const int64_t rows = quantized ? WordsAlongK(spec) : spec.k;
   const int64_t scales = spec.experts * groups * spec.n;
   MARLIN_RETURN_IF_ERROR(CheckCount("codes", weights.codes, spec.experts * rows * spec.n));
   MARLIN_RETURN_IF_ERROR(CheckCount("scales", weights.scales, scales));
   MARLIN_RETURN_IF_ERROR(CheckCount("zeros", weights.zeros, spec.has_zeros ? scales : 0));
   MARLIN_RETURN_IF_ERROR(CheckCount("biases", weights.biases, spec.has_biases ? scales : 0));
+  const bool sparse = spec.sparsity == Sparsity::k24;
+  MARLIN_RETURN_IF_ERROR(
+      CheckCount("metadata", weights.metadata,
+                 sparse ? spec.experts * MetadataWordsAlongK(spec.k) * spec.n : 0));
   return CheckCount("global_scale", weights.global_scale, spec.has_global_scale ? spec.experts : 0);
 }
 
@@ -78,7 +98,9 @@ Result<DenseWeights> Dequantize(const QuantizedWeights& weights, int64_t expert)
   for (int64_t k = 0; k < spec.k; ++k) {
     for (int64_t n = 0; n < spec.n; ++n) {
       const int64_t at = (expert * groups + k / spec.group_size) * spec.n + n;
-      const double value = table[ReadCode(words, spec.n, info.bits, k, n)];
+      const double value = spec.sparsity == Sparsity::k24
+                               ? SparseValue(weights, table, expert, k, n)
+                               : table[ReadCode(words, spec.n, info.bits, k, n)];
       const double stored = LoadElement(weights.scales.data(), weights.scales.dtype(), at);
       const double scale = spec.global_scale_divides ? stored / global : stored * global;
       const double zero =

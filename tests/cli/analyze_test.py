@@ -1,4 +1,4 @@
-"""analyze --routing: counts, files, and the replay of its traces by bench moe."""
+"""analyze: counts of experts, their files and replay by bench moe; losses of 2:4 sparsity."""
 
 from __future__ import annotations
 
@@ -91,11 +91,31 @@ class Analyze(CommandTestCase):
         self.refuse(USAGE, "plan", GLM / "config.json", "--recipe", recipe,
                     says=("frequencies of another model",))
 
+    def test_sparsity(self) -> None:
+        plain = self.document("analyze", QWEN, "--sparsity")["matrices"]
+        self.assertIn("model.layers.0.self_attn.q_proj.weight", {row["name"] for row in plain})
+        for row in plain:
+            self.assertTrue(0.25 < row["relative_error"] < 0.45, row)
+            self.assertFalse(row["sparse"])
+        sparse, dense = self.directory / "sparse", self.directory / "dense"
+        self.succeed("quantize", QWEN, "-o", sparse, "--format", "s4", "--sparsity", "2:4")
+        self.refuse(USAGE, "analyze", sparse, "--sparsity", says=("is quantized", "metal_marlin"))
+        self.succeed("dequantize", sparse, "-o", dense)
+        after = self.document("analyze", dense, "--sparsity")["matrices"]
+        self.assertEqual([row["name"] for row in after], [row["name"] for row in plain])
+        for row in after:
+            self.assertEqual((row["sparse"], row["relative_error"]), (True, 0), row)
+            self.assertGreaterEqual(row["zeros"], row["parameters"] / 2)
+        self.assertRegex(self.succeed("analyze", dense, "--sparsity"),
+                         r"attention_qkv +\d+ +\d+ +[56]\d\.\d % +0\.0000 +0\.0000")
+
     def test_wrong_use(self) -> None:
         for arguments, says in (
-                ((), "analyze: expected either --routing or --sensitivity"),
+                ((), "analyze: expected one of --routing, --sensitivity and --sparsity"),
                 (("--routing", "--tokens", self.tokens, "--seed", 1), "for --sensitivity"),
                 (("--routing",), "--prompts or --tokens is needed"),
+                (("--routing", "--sparsity"), "exclude each other"),
+                (("--sparsity", "--tokens", self.tokens), "runs no tokens"),
                 (("--routing", "--tokens", "a", "--prompts", "b"), "exclude each other"),
                 (("--routing", "--prompts", "b"), "--prompts: this program has no tokenizer"),
                 (("--routing", "--tokens", self.tokens, "--window", 0), "--window"),

@@ -38,7 +38,8 @@ class SampleModels(CommandTestCase):
         quantized = 0
         for tensor in listing["tensors"]:
             self.assertEqual(set(tensor), {"name", "format", "shape", "group_size",
-                                           "bits_per_weight", "bytes", "layer_class"})
+                                           "sparsity", "bits_per_weight", "bytes",
+                                           "layer_class"})
             if tensor["group_size"] is not None:
                 count = 1
                 for dim in tensor["shape"]:
@@ -293,10 +294,74 @@ class Options(CommandTestCase):
         self.assertFalse(json.loads(done.stdout)["ok"])
         self.assertIn("at most 0.01 allowed", done.stderr)
 
+    def test_sparsity(self) -> None:
+        out, dense = self.directory / "sparse", self.directory / "dense"
+        self.succeed("quantize", QWEN, "-o", dense)
+        report = self.document("quantize", QWEN, "-o", out, "--sparsity", "2:4")
+        self.assertEqual(report["recipe"], "default_moe+options")
+        self.assertTrue(self.document("verify", out, "--against", QWEN)["ok"])
+        rows = {row["name"]: row for row in self.document("inspect", out)["tensors"]}
+        whole = {row["name"]: row for row in self.document("inspect", dense)["tensors"]}
+        for name, row in rows.items():
+            if row["group_size"] is None:
+                self.assertIsNone(row["sparsity"])
+                continue
+            self.assertEqual((row["sparsity"], whole[name]["sparsity"]), ("2:4", "dense"))
+            # The codes shrink by a quarter, up to padding; the scales do not.
+            self.assertTrue(0.75 < row["bytes"] / whole[name]["bytes"] < 0.85, row)
+        self.assertIn("fp4_e2m1 2:4", self.succeed("inspect", out))
+        plan = self.document("plan", QWEN, "--sparsity", "2:4")
+        self.assertLess(plan["bytes"],
+                        sum(row["bytes"] for row in whole.values()))
+        cost = {name: self.document("perplexity", path, "--tokens", QWEN / "validation_tokens.txt")
+                for name, path in (("dense", dense), ("sparse", out))}
+        self.assertGreater(cost["sparse"]["perplexity"], cost["dense"]["perplexity"])
+
+    def test_sparse_weights_are_converted_as_dense_ones(self) -> None:
+        out, plain = self.directory / "sparse", self.directory / "plain"
+        self.succeed("quantize", QWEN, "-o", out, "--recipe", "uniform:s4/g32/2:4")
+        self.succeed("dequantize", out, "-o", plain)
+        for target in ("compressed-tensors", "gptq"):
+            other, again = self.directory / target, self.directory / f"{target}-plain"
+            self.succeed("convert", out, "-o", other, "--to", target)
+            self.succeed("dequantize", other, "-o", again)
+            self.assertEqual(read_directory(plain), read_directory(again), target)
+        gguf, imported = self.directory / "model.gguf", self.directory / "imported"
+        self.succeed("convert", out, "-o", gguf, "--to", "gguf")
+        self.succeed("import", gguf, "-o", imported)
+        exact = self.directory / "exact"
+        self.succeed("dequantize", out, "-o", exact, "--dtype", "fp32")
+        for row in self.document("verify", imported, "--against", exact)["tensors"]:
+            self.assertEqual(row["max_error"], 0, row)
+
+    def test_pruning_with_calibration(self) -> None:
+        out = {}
+        for pruning in ("magnitude", "weighted", "compensated"):
+            path = self.directory / pruning
+            self.succeed("quantize", QWEN, "-o", path, "--sparsity", "2:4", "--method", "gptq",
+                         "--calibration-ids", QWEN / "validation_tokens.txt",
+                         "--calibration-tokens", 2048, "--pruning", pruning)
+            out[pruning] = self.document("perplexity", path, "--tokens",
+                                         QWEN / "validation_tokens.txt")["perplexity"]
+        self.assertLess(out["compensated"], out["weighted"])
+        self.assertLess(out["weighted"], out["magnitude"])
+
+    def test_sparsity_that_cannot_be(self) -> None:
+        out = self.directory / "out"
+        for options, says in (
+                (["--sparsity", "4:8"], ("--sparsity", "4:8", "dense, 2:4")),
+                (["--sparsity", "2:4", "--format", "u4"], ("u4", "zero point")),
+                (["--sparsity", "2:4", "--recipe", "aggressive_moe"], ("moe_expert", "nf3 has 3")),
+                (["--format", "codebook4", "--sparsity", "2:4"], ("no code of value 0",)),
+                (["--pruning", "weighted"], ("--pruning weighted", "--method gptq")),
+                (["--pruning", "best"], ("best", "compensated"))):
+            self.refuse(USAGE, "quantize", QWEN, "-o", out, *options, says=says)
+        self.assert_nothing_written()
+
     def test_later_features_are_refused_by_name(self) -> None:
         out = self.directory / "out"
         for options in (["--method", "awq"],
-                        ["--imatrix", "x"], ["--sparsity", "2:4"],
+                        ["--imatrix", "x"],
                         ["--device", "cuda:0"]):
             self.refuse(USAGE, "quantize", QWEN, "-o", out, *options, says=(options[0],))
         self.assert_nothing_written()

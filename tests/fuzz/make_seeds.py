@@ -242,10 +242,16 @@ def module(fmt: str, shape: list[int], **more: Any) -> dict[str, Any]:
             "layer_class": "mlp_up", "source_layout": "out_in", **more}
 
 
+def sparse_module(fmt: str, shape: list[int]) -> dict[str, Any]:
+    return module(fmt, shape, zero_type="fp16", global_scale_divides=False, sparsity="2:4")
+
+
 def quantization(modules: dict[str, Any]) -> dict[str, Any]:
     """Returns a quantization_config as in config.json; targets correct the checksum."""
-    return {"quant_method": "metal_marlin", "version": 1, "recipe": "r", "recipe_document": {},
-            "method": "rtn", "layout": "k_packed", "modules": modules, "checksum": ""}
+    version = 2 if any("sparsity" in one for one in modules.values()) else 1
+    return {"quant_method": "metal_marlin", "version": version, "recipe": "r",
+            "recipe_document": {}, "method": "rtn", "layout": "k_packed", "modules": modules,
+            "checksum": ""}
 
 
 def quantization_configs() -> Seeds:
@@ -254,6 +260,7 @@ def quantization_configs() -> Seeds:
         "golden": text_of(golden["quantization_config"]),
         "experts": text_of(quantization({
             "a.experts.*.w.weight": module("nf3", [2, 16, 8], layer_class="moe_expert")})),
+        "sparse": text_of(quantization({"w.weight": sparse_module("s4", [33, 8])})),
         "modules-5000": text_of(quantization(
             {f"layers.{i}.up_proj.weight": module("s8", [16, 8]) for i in range(5000)})),
         **json_shapes(),
@@ -332,6 +339,10 @@ def checkpoints() -> Seeds:
                                   module("fp4_e2m1", [3, 16, 0], layer_class="moe_expert")}),
         "fused-stack": quantized({"a.experts.w": module("s8", [2, 16, 8],
                                                         layer_class="moe_expert")}),
+        # The data repeats a byte that is two valid nibbles.
+        "sparse": quantized({"a.up_proj.weight": sparse_module("s4", [40, 8]),
+                             "a.experts.*.w.weight": sparse_module("fp8_e4m3", [2, 32, 8])},
+                            data="D"),
         "kept": quantized({"a.up_proj.weight": module("u4", [16, 8])},
                           header({"a.up_proj.qweight": ("U32", [2, 8], 64),
                                   "a.up_proj.scales": ("F16", [1, 8], 16),

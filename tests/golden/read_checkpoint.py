@@ -88,6 +88,11 @@ class Module:
         """Returns [experts][k][n] in fp32."""
         facts = self.facts
         rows = 3 * -(-self.k // 32) if self.bits == 3 else -(-self.k * self.bits // 32)
+        metadata = None
+        if facts.get("sparsity") == "2:4":
+            runs = -(-self.k // 32)
+            rows = runs * self.bits // 2
+            metadata = self.matrix("metadata", "U32", runs)
         words = self.matrix("qweight", "U32", rows)
         scales = self.matrix("scales", SCALES[facts["scale_type"]], self.groups)
         zero_type = SCALES[facts.get("zero_type", "fp16")]
@@ -102,9 +107,20 @@ class Module:
         if facts["format"] in CODEBOOKS:
             values = self.part("codebook", "F32", [2**self.bits])
 
+        def value_at(e, k, n):
+            if metadata is None:
+                return values[code_at(words[e], self.bits, self.n, k, n)]
+            block = k // 4
+            nibble = metadata[e][block // 8 * self.n + n] >> (4 * (block % 8)) & 15
+            assert nibble in (4, 8, 9, 12, 13, 14), f"{self.name}: nibble {nibble}"
+            if k % 4 not in (nibble & 3, nibble >> 2):
+                return 0.0
+            return values[code_at(words[e], self.bits, self.n,
+                                  2 * block + (k % 4 == nibble >> 2), n)]
+
         def weight(e, k, n):
             group = k // facts["group_size"] * self.n + n
-            value = values[code_at(words[e], self.bits, self.n, k, n)]
+            value = value_at(e, k, n)
             scale = scales[e][group]
             scale = scale / factors[e] if facts.get("global_scale_divides") else scale * factors[e]
             # Exact up to the last rounding: 24-bit scales times codes or zeros fit a double.

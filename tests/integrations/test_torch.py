@@ -187,3 +187,12 @@ def test_arrays_of_all_kinds_agree() -> None:
     prepared = mm.prepare(mm.pack_weights(weight, "s4", 32))
     x = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
     assert np.array_equal(mm.matmul(torch.from_numpy(x), prepared).numpy(), mm.matmul(x, prepared))
+
+
+def test_sparse_weights_are_buffers() -> None:
+    weight = np.random.default_rng(0).standard_normal((96, 40)).astype(np.float32)
+    sparse = mm.pack_weights(weight, "s4", 32, sparsity="2:4")
+    stack = mt.MarlinStack.from_weights(sparse)
+    shapes = {name: tuple(value.shape) for name, value in stack.state_dict().items()}
+    assert shapes == {"qweight": (6, 40), "metadata": (3, 40), "scales": (3, 40)}
+    assert np.array_equal(mm.dequantize(stack.quantized()), mm.dequantize(sparse))

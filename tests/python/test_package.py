@@ -452,7 +452,8 @@ def test_formats_for_a_number_of_bits(tmp_path: Path) -> None:
         ({"target_bpw": 2.0, "sensitivity": file}, "2 bits per weight"),
         ({"sensitivity": file}, "need target_bpw"),
         ({"formats": ["nf3/g64"]}, "need target_bpw"),
-        ({"target_bpw": 5, "recipe": "default_moe"}, "exclude each other"),
+        ({"target_bpw": 5, "recipe": "default_moe"}, "target_bpw excludes"),
+        ({"target_bpw": 5, "sparsity": "2:4"}, "target_bpw excludes"),
         ({"target_bpw": 5, "sensitivity": file, "calibration": text}, "uses no calibration"),
         ({"target_bpw": 5, "sensitivity": file, "formats": ["u4/g64"]}, "was not measured"),
     ):

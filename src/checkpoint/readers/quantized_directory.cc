@@ -34,7 +34,7 @@ Status AttachPart(const ModuleTensor& part, const std::byte* data, QuantizedWeig
   };
   switch (part.part) {
     case ModulePart::kCodes:
-      weights->codes = stacked(WordsAlongK(spec.format, spec.k));
+      weights->codes = stacked(WordsAlongK(spec));
       return {};
     case ModulePart::kScales:
       weights->scales = stacked(GroupCount(spec));
@@ -47,6 +47,9 @@ Status AttachPart(const ModuleTensor& part, const std::byte* data, QuantizedWeig
       return {};
     case ModulePart::kGlobalScale:
       weights->global_scale = TensorView(data, part.dtype, {spec.experts});
+      return {};
+    case ModulePart::kMetadata:
+      weights->metadata = stacked(MetadataWordsAlongK(spec.k));
       return {};
     case ModulePart::kCodebook:
       weights->codebook = ReadCodebook(spec.format, data);

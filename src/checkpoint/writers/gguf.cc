@@ -22,6 +22,7 @@
 #include "checkpoint/writers/gguf_metadata.h"
 #include "layout/parameters.h"
 #include "layout/slice_expert.h"
+#include "marlin/layout.h"
 
 namespace marlin {
 namespace {
@@ -463,8 +464,9 @@ class GgufExport {
   }
 
   Status WriteModule(const GgufOutput& output) {
-    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights,
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights stored,
                             checkpoint_.Weights(output.record->module.name));
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, Expand24(stored));
     const int64_t bytes = output.bytes / weights.spec.experts;
     for (int64_t e = 0; e < weights.spec.experts; ++e) {
       MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights matrix, SliceExpert(weights, e));

@@ -231,6 +231,97 @@ TEST_F(QuantizedDirectory, U8IsWrittenAsVersion2AndReadBack) {
   EXPECT_EQ(weights->zeros.dtype(), DType::kF16);
 }
 
+class SparseDirectory : public QuantizedDirectory {
+ protected:
+  void SetUp() override {
+    QuantizedDirectory::SetUp();
+    QuantizeCheckpointOptions options;
+    options.recipe = *MixedPrecisionConfig::Uniform("s4/g32/2:4");
+    path_ = directory_ / "sparse";
+    const auto report = QuantizeCheckpoint(directory_ / "plain.safetensors", path_, options);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    original_.clear();
+  }
+};
+
+TEST_F(SparseDirectory, IsWrittenAsVersion2AndReadBack) {
+  const Json config = Json::parse(ReadFile(path_ + "/config.json"))["quantization_config"];
+  EXPECT_EQ(config["version"], 2);
+  EXPECT_EQ(config["modules"][kModule]["sparsity"], "2:4");
+  const auto opened = Checkpoint::Open(path_);
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  EXPECT_TRUE(opened->VerifyChecksums().ok());
+  EXPECT_EQ(opened->Find("model.layers.0.self_attn.q_proj.qweight")->shape, (Shape{4, 48}));
+  EXPECT_EQ(opened->Find("model.layers.0.self_attn.q_proj.metadata")->shape, (Shape{2, 48}));
+  const auto weights = opened->Weights(kModule);
+  ASSERT_TRUE(weights.ok()) << weights.status().message();
+  EXPECT_EQ(weights->spec.sparsity, Sparsity::k24);
+  // The same numbers as Quantize gives in memory.
+  const std::string plain = RandomBf16(kModule, {48, 64}, 1).data;
+  const auto expected =
+      Quantize(TensorView(plain.data(), DType::kBf16, {48, 64}).Transposed(),
+               {.format = Format::kS4, .group_size = 32, .sparsity = Sparsity::k24});
+  ASSERT_TRUE(expected.ok());
+  ASSERT_EQ(weights->metadata.ByteCount(), expected->metadata.ByteCount());
+  EXPECT_EQ(std::memcmp(weights->metadata.data(), expected->metadata.data(),
+                        static_cast<size_t>(expected->metadata.ByteCount())),
+            0);
+  EXPECT_EQ(std::memcmp(weights->codes.data(), expected->codes.data(),
+                        static_cast<size_t>(expected->codes.ByteCount())),
+            0);
+}
+
+TEST_F(SparseDirectory, TheKeyIsChecked) {
+  const auto edit = [&](const Json& value) {
+    Edit(true, [&](Json& q) {
+      Json& module = q["modules"][kModule];
+      if (value.is_null()) {
+        module.erase("sparsity");
+      } else {
+        module["sparsity"] = value;
+      }
+    });
+  };
+  edit("2:4");
+  EXPECT_TRUE(Checkpoint::Open(path_).ok());
+  edit(Json());
+  ExpectError(Code::kMalformedFile, "expected u32 [8, 48], got u32 [4, 48]");
+  edit("2:8");
+  ExpectError(Code::kMalformedFile, "sparsity: unknown name '2:8'; known: dense, 2:4");
+  edit(24);
+  ExpectError(Code::kMalformedFile, "\"sparsity\": expected a string, got 24");
+  Edit(true, [](Json& q) { q["modules"][kModule]["format"] = "u4"; });
+  ExpectError(Code::kMalformedFile, "zeros: format u4 needs zeros or biases");
+  Edit(true, [](Json& q) {
+    q["version"] = 1;
+    Json& module = q["modules"][kModule];
+    module.erase("zero_type");
+    module.erase("global_scale_divides");
+  });
+  ExpectError(Code::kMalformedFile, "unknown key \"sparsity\"");
+}
+
+TEST_F(SparseDirectory, AnInvalidNibbleIsMalformed) {
+  const auto opened = Checkpoint::Open(path_);
+  ASSERT_TRUE(opened.ok());
+  const TensorInfo* metadata = opened->Find("model.layers.0.self_attn.q_proj.metadata");
+  ASSERT_NE(metadata, nullptr);
+  const std::string file = path_ + "/model.safetensors";
+  std::string image = ReadFile(file);
+  image[static_cast<size_t>(metadata->offset)] = '\0';
+  WriteFile(file, image);
+  const auto again = Checkpoint::Open(path_);
+  ASSERT_TRUE(again.ok());
+  const auto weights = again->Weights(kModule);
+  ASSERT_FALSE(weights.ok());
+  EXPECT_EQ(weights.status().code(), Code::kMalformedFile);
+  EXPECT_TRUE(Contains(weights.status().message(),
+                       "tensor \"model.layers.0.self_attn.q_proj.metadata\" of module "
+                       "\"model.layers.0.self_attn.q_proj.weight\": nibble 0 of block 0, column 0 "
+                       "is not one of 4, 8, 9, 12, 13, 14"))
+      << weights.status().message();
+}
+
 TEST_F(QuantizedDirectory, ChecksumsNoticeEveryByte) {
   const std::string file = path_ + "/model.safetensors";
   const std::string image = ReadFile(file);

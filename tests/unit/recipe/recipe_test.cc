@@ -22,13 +22,36 @@ std::string Chosen(const MixedPrecisionConfig& recipe, const char* name) {
 }
 
 TEST(FormatChoice, RoundTrips) {
-  for (const char* text : {"keep", "bf16", "fp16", "fp4_e2m1/g128", "s4/g64", "nf3/gK",
-                           "fp4_e2m1/g32/e8m0", "int3/g64/sym", "u4/g64/frac", "int2/g32/bf16/frac",
-                           "int2/g16/bf16/sym", "fp8_e4m3/g128/fp32"}) {
+  for (const char* text :
+       {"keep", "bf16", "fp16", "fp4_e2m1/g128", "s4/g64", "nf3/gK", "fp4_e2m1/g32/e8m0",
+        "int3/g64/sym", "u4/g64/frac", "int2/g32/bf16/frac", "int2/g16/bf16/sym",
+        "fp8_e4m3/g128/fp32", "s4/g64/2:4", "fp4_e2m1/g16/e4m3/2:4"}) {
     const Result<FormatChoice> choice = ParseFormatChoice(text);
     ASSERT_TRUE(choice.ok()) << text << ": " << choice.status().message();
     EXPECT_EQ(choice->ToString(), text);
   }
+}
+
+TEST(FormatChoice, ZeroPointsExcludeSparsity) {
+  const Status status = ParseFormatChoice("u4/g64/2:4").status();
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_THAT(status.message(), HasSubstr("in u4 the code of weight 0 depends"));
+}
+
+TEST(Recipe, AnotherSparsityIsThatOfEveryQuantizedClass) {
+  const auto sparse = MixedPrecisionConfig::DefaultMoe().WithSparsity(Sparsity::k24);
+  ASSERT_TRUE(sparse.ok());
+  for (const auto& [layer_class, choice] : sparse->classes()) {
+    EXPECT_EQ(choice.sparsity, Sparsity::k24) << LayerClassName(layer_class);
+  }
+  const auto again = MixedPrecisionConfig::FromJson(sparse->ToJson());
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(again->classes(), sparse->classes());
+  const auto dense = sparse->WithSparsity(Sparsity::kDense);
+  ASSERT_TRUE(dense.ok());
+  EXPECT_EQ(dense->classes(), MixedPrecisionConfig::DefaultMoe().classes());
+  const Status status = MixedPrecisionConfig::AggressiveMoe().WithSparsity(Sparsity::k24).status();
+  EXPECT_THAT(status.message(), HasSubstr("moe_expert: format choice 'nf3/g64/2:4': "));
 }
 
 TEST(FormatChoice, RefusesWhatIsWrongByName) {
@@ -54,6 +77,9 @@ TEST(FormatChoice, RefusesWhatIsWrongByName) {
            Case{"int3/g64/sym/frac", "no zero points that could be fractional"},
            Case{"u4/g64/frac/frac", "unexpected part"},
            Case{"bf16/g64", "bf16 has no groups"},
+           Case{"s4/g64/2:4/2:4", "unexpected part '2:4'"},
+           Case{"s4/g64/4:8", "unexpected part '4:8'"},
+           Case{"nf3/g64/2:4", "2:4 needs 4 or 8 bits, nf3 has 3"},
        }) {
     const Status status = ParseFormatChoice(wrong.text).status();
     EXPECT_EQ(status.code(), Code::kInvalidArgument) << wrong.text;

@@ -1,0 +1,86 @@
+// A block of a matrix with 2:4 sparsity whose codes compensate each other's errors.
+#pragma once
+
+#include <cstdint>
+
+#include "layout/sparse_24.h"
+#include "quantize/encoder.h"
+#include "quantize/scales.h"
+
+namespace marlin {
+
+inline constexpr int64_t kGptqColumns = 32;  ///< Columns of a task: eight SSE registers of sums.
+/// One value for each of a task's columns.
+using GptqLanes = float[kGptqColumns];
+
+/// Codes and errors of one block of up to four weights of every column, and what they cost.
+struct SparseBlock {
+  using Row = float[kSparseBlock];
+
+  SparseBlock(int64_t weight_count, const Row* curvature, const GptqLanes* outside)
+      : count(weight_count), h(curvature), pull(outside) {}
+
+  /// Gives weight i of every column the code that is nearest to its best value: where `with` is
+  /// free too, that of the joint minimum of both, else with all other errors of the block as they
+  /// are.
+  void Encode(const Encoder& encoder, const GroupParameters* parameters, int64_t i, int64_t with,
+              const float* weights) {
+    GptqLanes scaled;
+    for (int64_t c = 0; c < kGptqColumns; ++c) {
+      const float scale = parameters[c].scale.value;
+      const float error = with < 0 ? -Slope(i, c, i, i) / h[i][i] : JointError(i, with, c);
+      scaled[c] = scale == 0.0F ? 0.0F : (weights[c] - error) / scale;
+    }
+    encoder.Encode(scaled, kGptqColumns, 1.0F, 0.0F, codes[i]);
+    for (int64_t c = 0; c < kGptqColumns; ++c) {
+      const float scale = parameters[c].scale.value;
+      if (scale == 0.0F) codes[i][c] = encoder.zero_code();
+      errors[i][c] = weights[c] - (scale == 0.0F ? 0.0F : scale * encoder.values()[codes[i][c]]);
+    }
+  }
+
+  void Measure() {
+    for (int64_t c = 0; c < kGptqColumns; ++c) {
+      cost[c] = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        cost[c] += errors[i][c] * (pull[i][c] + Slope(i, c, -1, -1));
+      }
+    }
+  }
+
+  void TakeBetter(const SparseBlock& other) {
+    for (int64_t c = 0; c < kGptqColumns; ++c) {
+      if (!(other.cost[c] < cost[c])) continue;
+      cost[c] = other.cost[c];
+      for (int64_t i = 0; i < count; ++i) {
+        codes[i][c] = other.codes[i][c];
+        errors[i][c] = other.errors[i][c];
+      }
+    }
+  }
+
+  int64_t count;
+  const Row* h;
+  const GptqLanes* pull;
+  GptqLanes errors[kSparseBlock] = {};
+  uint8_t codes[kSparseBlock][kGptqColumns] = {};
+  GptqLanes cost = {};
+
+ private:
+  /// Half the derivative by the error of weight i, without the terms of errors `a` and `b`.
+  float Slope(int64_t i, int64_t c, int64_t a, int64_t b) const {
+    float slope = pull[i][c];
+    for (int64_t j = 0; j < count; ++j) {
+      if (j != a && j != b) slope += h[i][j] * errors[j][c];
+    }
+    return slope;
+  }
+  /// The error of weight i where those of i and j together cost the least.
+  float JointError(int64_t i, int64_t j, int64_t c) const {
+    const float determinant = h[i][i] * h[j][j] - h[i][j] * h[j][i];
+    if (!(determinant > 0.0F)) return -Slope(i, c, i, j) / h[i][i];
+    return (h[i][j] * Slope(j, c, i, j) - h[j][j] * Slope(i, c, i, j)) / determinant;
+  }
+};
+
+}  // namespace marlin

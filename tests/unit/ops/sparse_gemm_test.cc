@@ -1,0 +1,156 @@
+// GEMMs of 2:4 weights: on every device that is there the same bits as those of the dense weights
+// with the same numbers, and the sums of the double-precision reference on data whose sums are
+// exact.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "layout/weights_buffer.h"
+#include "marlin/gemm.h"
+#include "marlin/layout.h"
+#include "ops/prepare_columns.h"
+#include "reference/dequantize.h"
+
+namespace marlin {
+namespace {
+
+constexpr uint32_t kNibbles[] = {4, 8, 9, 12, 13, 14};
+
+/// Weights with random codes, every pattern, and scales that are powers of two.
+QuantizedWeights Lattice(Format format, int64_t experts, int64_t k, int64_t n, uint32_t seed) {
+  std::mt19937 random(seed);
+  auto buffer = AllocateWeights({.format = format,
+                                 .experts = experts,
+                                 .k = k,
+                                 .n = n,
+                                 .group_size = 16,
+                                 .sparsity = Sparsity::k24});
+  EXPECT_TRUE(buffer.ok()) << buffer.status().message();
+  const QuantizedWeights& weights = buffer->weights;
+  auto* const codes = static_cast<uint32_t*>(buffer->codes);
+  for (int64_t i = 0; i < weights.codes.ElementCount(); ++i) {
+    codes[i] = static_cast<uint32_t>(random());
+    // All magnitudes of e4m3 together would need more than 24 bits of sums.
+    if (GetFormatInfo(format).bits == 8) codes[i] &= 0x83838383u;
+  }
+  auto* const metadata = static_cast<uint32_t*>(buffer->metadata);
+  for (int64_t i = 0; i < weights.metadata.ElementCount(); ++i) {
+    metadata[i] = 0;
+    for (int j = 0; j < 8; ++j) metadata[i] |= kNibbles[random() % 6] << (4 * j);
+  }
+  auto* const scales = static_cast<uint16_t*>(buffer->scales);
+  for (int64_t i = 0; i < weights.scales.ElementCount(); ++i) {
+    scales[i] = static_cast<uint16_t>(0x3800 + 0x400 * static_cast<int>(random() % 3));
+  }
+  return weights;
+}
+
+std::vector<float> Small(int64_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<float> values;
+  for (int64_t i = 0; i < count; ++i) values.push_back(static_cast<float>(random() % 5) - 2.0f);
+  return values;
+}
+
+std::vector<float> Product(const Device& device, const PreparedWeights& weights,
+                           const std::vector<float>& a, int64_t m) {
+  const WeightsSpec& spec = weights.spec();
+  std::vector<float> out(static_cast<size_t>(m * spec.n), -1.0f);
+  const Status status = Gemm(device, TensorView(a.data(), DType::kF32, {m, spec.k}), weights,
+                             MutableTensorView(out.data(), DType::kF32, {m, spec.n}));
+  EXPECT_TRUE(status.ok()) << status.message();
+  return out;
+}
+
+std::vector<float> Expected(const QuantizedWeights& weights, const std::vector<float>& a,
+                            int64_t m) {
+  const WeightsSpec& spec = weights.spec;
+  const auto dense = reference::Dequantize(weights, 0);
+  EXPECT_TRUE(dense.ok());
+  std::vector<float> out;
+  for (int64_t row = 0; row < m; ++row) {
+    for (int64_t n = 0; n < spec.n; ++n) {
+      double sum = 0;
+      for (int64_t k = 0; k < spec.k; ++k) {
+        sum += static_cast<double>(a[static_cast<size_t>(row * spec.k + k)]) *
+               dense->value[static_cast<size_t>(k * spec.n + n)];
+      }
+      out.push_back(static_cast<float>(sum));
+    }
+  }
+  return out;
+}
+
+class SparseGemm : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    auto opened = Device::Open(GetParam());
+    if (opened.status().code() == Code::kUnsupported) GTEST_SKIP() << opened.status().message();
+    ASSERT_TRUE(opened.ok()) << opened.status().message();
+    device_.emplace(*std::move(opened));
+  }
+  std::optional<Device> device_;
+};
+
+TEST_P(SparseGemm, IsTheDenseProductBitByBit) {
+  const bool simulated = std::string(GetParam()) != "cpu";
+  for (const Format format : {Format::kFp4E2M1, Format::kS4, Format::kNf4, Format::kFp8E4M3}) {
+    for (const int64_t m : {1, 2, 5, 33}) {
+      if (simulated && m == 33) continue;
+      for (const int64_t k : {64, 150}) {
+        const int64_t n = 40;
+        SCOPED_TRACE(std::string(FormatName(format)) + " m " + std::to_string(m) + " k " +
+                     std::to_string(k));
+        const QuantizedWeights sparse = Lattice(format, 1, k, n, 5);
+        const auto dense = Expand24(sparse);
+        ASSERT_TRUE(dense.ok());
+        const auto a = Small(m * k, 9);
+        const auto from_sparse = Prepare(sparse, *device_);
+        const auto from_dense = Prepare(*dense, *device_);
+        ASSERT_TRUE(from_sparse.ok() && from_dense.ok()) << from_sparse.status().message();
+        EXPECT_EQ(from_sparse->spec(), dense->spec);
+        EXPECT_EQ(from_sparse->bytes(), from_dense->bytes());
+        const std::vector<float> product = Product(*device_, *from_sparse, a, m);
+        EXPECT_EQ(product, Product(*device_, *from_dense, a, m));
+        // The values of nf4 have all 24 bits: their sums round.
+        if (format != Format::kNf4) {
+          EXPECT_EQ(product, Expected(sparse, a, m));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SparseGemm, ColumnsAreJoined) {
+  const QuantizedWeights gate_up = Lattice(Format::kS4, 1, 64, 32, 1);
+  const QuantizedWeights q = Lattice(Format::kS4, 1, 64, 24, 2);
+  const WeightColumns columns[] = {
+      {&gate_up, 0, 2, 16}, {&gate_up, 1, 2, 16}, {&q, 0, 1, 24}, {&gate_up, 0, 1, 32}};
+  const auto prepared = PrepareColumns(columns, *device_);
+  const auto joined = JoinColumns(columns);
+  ASSERT_TRUE(prepared.ok() && joined.ok()) << prepared.status().message();
+  const auto a = Small(64, 3);
+  EXPECT_EQ(Product(*device_, *prepared, a, 1), Expected(*joined, a, 1));
+}
+
+TEST_P(SparseGemm, InvalidNibblesAreNamed) {
+  QuantizedWeights weights = Lattice(Format::kS4, 1, 64, 8, 2);
+  std::vector<uint32_t> metadata(16, 0x44444444u);
+  metadata[9] = 0x44444404u;
+  weights.metadata = TensorView(metadata.data(), DType::kU32, {1, 2, 8});
+  const auto prepared = Prepare(weights, *device_);
+  EXPECT_EQ(prepared.status().code(), Code::kMalformedFile);
+  EXPECT_EQ(prepared.status().message(),
+            "metadata: nibble 0 of block 9, column 1 is not one of 4, 8, 9, 12, 13, 14");
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, SparseGemm, ::testing::Values("cpu", "metal-sim"),
+                         [](const auto& parameter) {
+                           return std::string(parameter.param) == "cpu" ? "Cpu" : "MetalSim";
+                         });
+
+}  // namespace
+}  // namespace marlin
