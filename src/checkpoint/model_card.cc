@@ -145,9 +145,11 @@ std::string Formats(const ModelCard& card) {
   std::map<std::array<std::string, 3>, Group> groups;
   for (const CardModule& module : card.modules) {
     const WeightsSpec& spec = module.spec;
-    const std::string format =
-        spec.group_size >= spec.k ? fmt::format("{}/channel", FormatName(spec.format))
-                                  : fmt::format("{}/g{}", FormatName(spec.format), spec.group_size);
+    std::string format = spec.group_size >= spec.k
+                             ? fmt::format("{}/channel", FormatName(spec.format))
+                             : fmt::format("{}/g{}", FormatName(spec.format), spec.group_size);
+    if (spec.sparsity != Sparsity::kDense)
+      format += fmt::format("/{}", SparsityName(spec.sparsity));
     Group& group = groups[{format, std::string(ScaleTypeName(spec.scale_type)), module.values}];
     ++group.modules;
     group.parameters += spec.experts * spec.k * spec.n;

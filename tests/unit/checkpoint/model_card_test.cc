@@ -116,6 +116,14 @@ TEST_F(ModelCardTest, TheBaseModelIsNamed) {
   EXPECT_TRUE(ReadFile(card()).starts_with("---\nbase_model: org/name--two\n"));
 }
 
+TEST_F(ModelCardTest, SaysThatWeightsAreSparse) {
+  QuantizeCheckpointOptions options;
+  options.recipe = *MixedPrecisionConfig::FromNameOrFile("uniform:s4/g32/2:4");
+  options.model_card = true;
+  ASSERT_TRUE(QuantizeCheckpoint(source(), out(), options).ok());
+  EXPECT_TRUE(Contains(ReadFile(card()), "| s4/g32/2:4 | fp16 | 1 | 2048 | rounded |\n"));
+}
+
 TEST_F(ModelCardTest, TheHeaderOfTheSourceIsKeptAsFarAsItIsPlain) {
   WriteFile(source() + "/README.md",
             "---\nlicense: apache-2.0\r\npipeline_tag: text-generation\nlicense_name: [x]\n"
