@@ -41,7 +41,12 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
 
   const Status& status() const { return status_; }
 
-  bool null() override { return Unexpected("null"); }
+  bool null() override {
+    // MLX writes null where a file has no metadata.
+    if (state_ != State::kMetadataValue) return Unexpected("null");
+    state_ = State::kRoot;
+    return true;
+  }
   bool boolean(bool /*value*/) override { return Unexpected("a boolean"); }
   bool number_integer(number_integer_t value) override {
     return Unexpected(fmt::format("the negative number {}", value));

@@ -140,3 +140,26 @@ def test_compressed_tensors_reads_its_format(tmp_path: Path, choice: str) -> Non
 def test_mlx_reads_its_format(tmp_path: Path, choice: str) -> None:
     pytest.importorskip("mlx.core")
     assert compare_mlx(*converted(tmp_path, choice, "mlx")) > 0
+
+
+def test_mlx_reads_nvfp4(tmp_path: Path) -> None:
+    """MLX's layers take no global scale, so the codes come from MLX, which writes none."""
+    mx = pytest.importorskip("mlx.core")
+    mx.set_default_device(mx.cpu)
+    sample, source = EXAMPLES / "tiny-qwen3-moe", tmp_path / "source"
+    tensors = {}
+    for name, tensor in mx.load(str(sample / "model.safetensors")).items():
+        if name.endswith("_proj.weight"):
+            scales = name.removesuffix("weight") + "scales"
+            tensors[name], tensors[scales] = mx.quantize(tensor, mode="nvfp4")[:2]
+        else:
+            tensors[name] = tensor
+    source.mkdir()
+    # Without metadata: MLX writes null in its place.
+    mx.save_safetensors(str(source / "model.safetensors"), tensors)
+    settings = {"mode": "nvfp4", "bits": 4, "group_size": 16}
+    config = {**config_of(sample), "quantization": settings}
+    (source / "config.json").write_text(json.dumps(config))
+    run("convert", source, "-o", tmp_path / "out", "--to", "mlx")
+    run("convert", source, "-o", tmp_path / "plain", "--to", "plain")
+    assert compare_mlx(tmp_path / "out", tmp_path / "plain") == 112

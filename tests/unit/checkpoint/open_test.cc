@@ -50,6 +50,18 @@ TEST(Open, SingleFile) {
   EXPECT_EQ(opened->VerifyChecksums().code(), Code::kMalformedFile);
 }
 
+TEST(Open, MetadataMayBeNull) {
+  TemporaryDirectory directory;
+  WriteFile(directory / "x.safetensors",
+            RawSafetensors(R"({"__metadata__":null,)"
+                           R"("a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
+                           "xy"));
+  const Result<Checkpoint> opened = Checkpoint::Open(directory / "x.safetensors");
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  ASSERT_EQ(opened->tensors().size(), 1u);
+  EXPECT_EQ(opened->tensors()[0].name, "a");
+}
+
 TEST(Open, TheMappingOutlivesTheCheckpointsFirstCopy) {
   TemporaryDirectory directory;
   WriteFile(directory / "x.safetensors", BuildSafetensors({kA}));
