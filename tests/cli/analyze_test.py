@@ -114,7 +114,7 @@ class Analyze(CommandTestCase):
                 ((), "analyze: expected one of --routing, --sensitivity and --sparsity"),
                 (("--routing", "--tokens", self.tokens, "--seed", 1), "for --sensitivity"),
                 (("--routing",), "--prompts or --tokens is needed"),
-                (("--routing", "--sparsity"), "exclude each other"),
+                (("--routing", "--sparsity"), "expected one of"),
                 (("--sparsity", "--tokens", self.tokens), "runs no tokens"),
                 (("--routing", "--tokens", "a", "--prompts", "b"), "exclude each other"),
                 (("--routing", "--prompts", "b"), "--prompts: this program has no tokenizer"),
