@@ -16,6 +16,7 @@
 #include "marlin/format.h"
 #include "marlin/gemm.h"
 #include "marlin/generate.h"
+#include "marlin/importance.h"
 #include "marlin/layout.h"
 #include "marlin/model.h"
 #include "marlin/moe.h"

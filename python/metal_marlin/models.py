@@ -207,6 +207,7 @@ def quantize_model(
     seed: int = 0,
     sparsity: str | None = None,
     pruning: str | None = None,
+    imatrix: AnyPath | None = None,
     device: Device | str | None = None,
     overwrite: bool = False,
     strict: bool = False,
@@ -220,7 +221,8 @@ def quantize_model(
     method is "rtn", "mse" or "gptq". "gptq" runs the model on `device` over `calibration`, a text
     or token ids; without one the model writes the text itself, from `seed`. calibration_tokens: how
     many of its tokens are used; 0: 16384 or more. `fallbacks` of the result lists matrices with too
-    few tokens.
+    few tokens. imatrix is an importance matrix of llama.cpp, in either of its forms, for method
+    "mse": errors are weighted by the inputs that it measured.
 
     sparsity "2:4" or "dense" replaces that of every class of the recipe. pruning, for method
     "gptq", says which two of four weights are kept: "magnitude", "weighted" (by the inputs) or
@@ -277,6 +279,7 @@ def quantize_model(
         calibration_tokens=calibration_tokens,
         seed=seed,
         pruning=pruning or "compensated",
+        imatrix=imatrix,
     )
     if pruning not in (None, "magnitude") and method != "gptq":
         raise InvalidArgumentError(f"pruning {pruning}: needs method gptq, for the inputs")

@@ -63,6 +63,7 @@ struct DirectoryOptions {
   int64_t calibration_tokens = 0;
   uint64_t seed = 0;
   std::string pruning = "compensated";
+  nb::object imatrix = nb::none();  ///< A path.
 };
 
 nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
@@ -80,14 +81,22 @@ nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
   options.shard_bytes = directory.shard_bytes;
   const CalibrationOptions calibration{directory.calibration, directory.calibration_tokens,
                                        directory.seed, Take(ParsePruneMethod(directory.pruning))};
+  std::optional<ImportanceMatrix> importance;
+  if (!directory.imatrix.is_none()) {
+    importance = Take(ImportanceMatrix::FromFile(PathOf("imatrix", directory.imatrix)));
+  }
   CallbackError raised;
   options.progress = ProgressTo(directory.progress, &raised);
   std::optional<Result<QuantizeCheckpointReport>> report;
   {
     const nb::gil_scoped_release released;
-    report.emplace(options.method == QuantizeMethod::kGptq
-                       ? QuantizeCalibrated(source, output, opened.device, options, calibration)
-                       : QuantizeCheckpoint(source, output, options));
+    if (importance) {
+      report.emplace(QuantizeWithImportance(source, output, options, *importance));
+    } else if (options.method == QuantizeMethod::kGptq) {
+      report.emplace(QuantizeCalibrated(source, output, opened.device, options, calibration));
+    } else {
+      report.emplace(QuantizeCheckpoint(source, output, options));
+    }
   }
   raised.Rethrow();
   return ReportOf(Take(*std::move(report)));
@@ -265,7 +274,8 @@ void BindConversions(nb::module_& module) {
       .def_rw("calibration", &DirectoryOptions::calibration)
       .def_rw("calibration_tokens", &DirectoryOptions::calibration_tokens)
       .def_rw("seed", &DirectoryOptions::seed)
-      .def_rw("pruning", &DirectoryOptions::pruning);
+      .def_rw("pruning", &DirectoryOptions::pruning)
+      .def_rw("imatrix", &DirectoryOptions::imatrix, nb::arg().none());
   module.def("quantize_model", &QuantizeDirectory, nb::arg("source").none(),
              nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"), nb::arg("device"));
   module.def("measure_sensitivity", &MeasureDirectory, nb::arg("source").none(), nb::arg("formats"),

@@ -213,12 +213,6 @@ void ArgumentList::Flag(const char* names, bool* value, const char* help) {
   app_.add_flag(names, *value, help);
 }
 
-void ArgumentList::Later(const char* names, std::vector<std::string>* given) {
-  app_.add_option_function<std::string>(
-          names, [names, given](const std::string&) { given->push_back(names); }, "")
-      ->group("");
-}
-
 int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs) {
   Console console;
   console.set_text_codecs(text_codecs);

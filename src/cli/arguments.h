@@ -62,8 +62,6 @@ class ArgumentList {
               const char* help);
   void RequiredOption(const char* names, std::string* value, const char* type, const char* help);
   void Flag(const char* names, bool* value, const char* help);
-  /// Accepted but hidden from --help, and collected so that the command can reject it by name.
-  void Later(const char* names, std::vector<std::string>* given);
 
  private:
   CLI::App& app_;

@@ -20,6 +20,7 @@
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
+#include "marlin/importance.h"
 #include "marlin/sensitivity.h"
 
 namespace marlin::cli {
@@ -55,6 +56,8 @@ class QuantizeCommand final : public Command {
     recipe_arguments_.Declare(arguments);
     arguments.Option("--method", &method_, "METHOD",
                      "rtn, mse, or gptq, which measures the inputs of every layer on a text");
+    arguments.Option("--imatrix", &imatrix_, "FILE",
+                     "mse: weights errors by the inputs in an importance matrix of llama.cpp");
     target_.Declare(arguments);
     arguments.Option("--write-recipe", &recipe_file_, "FILE", "Also writes the recipe to FILE");
     calibration_.Declare(arguments, "gptq, --target-bpw: ", "default 16384 or more; 2048");
@@ -70,12 +73,11 @@ class QuantizeCommand final : public Command {
     arguments.Flag("--resume", &resume_, "Resume an interrupted run");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
     arguments.Flag("--no-model-card", &no_model_card_, "Write no README.md");
-    arguments.Later("--imatrix", &later_);
   }
 
   Status Run(Console& console) override {
     QuantizeCheckpointOptions options;
-    MARLIN_RETURN_IF_ERROR(CheckSupported());
+    MARLIN_RETURN_IF_ERROR(CheckMethod());
     MARLIN_ASSIGN_OR_RETURN(options.method, ParseQuantizeMethod(method_));
     MARLIN_RETURN_IF_ERROR(CheckCalibration(console, options.method));
     MARLIN_ASSIGN_OR_RETURN(options.shard_bytes, ParseByteSize("--shard-size", shard_size_));
@@ -102,9 +104,8 @@ class QuantizeCommand final : public Command {
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
     Result<QuantizeCheckpointReport> report = [&] {
       const InterruptNotice notice;
-      return options.method == QuantizeMethod::kGptq
-                 ? Calibrate(console, options)
-                 : QuantizeCheckpoint(source_, output_, options);
+      if (options.method == QuantizeMethod::kGptq) return Calibrate(console, options);
+      return imatrix_ ? Weigh(options) : QuantizeCheckpoint(source_, output_, options);
     }();
     bar.Clear();
     if (!report.ok()) return report.status();
@@ -113,11 +114,7 @@ class QuantizeCommand final : public Command {
   }
 
  private:
-  Status CheckSupported() const {
-    if (!later_.empty()) {
-      return Status(Code::kUnsupported,
-                    fmt::format("{}: not supported by this version", later_.front()));
-    }
+  Status CheckMethod() const {
     if (method_ == "awq") {
       return Status(Code::kUnsupported,
                     "--method awq: not supported by this version; known: rtn, mse, gptq");
@@ -130,6 +127,9 @@ class QuantizeCommand final : public Command {
     if (method_ != "gptq" && !target_.measures() && device_ != "cpu" && device_ != "auto") {
       return Status(Code::kUnsupported,
                     fmt::format("--device {}: {} runs on cpu", device_, method_));
+    }
+    if (imatrix_ && method_ != "mse") {
+      return Status(Code::kInvalidArgument, "--imatrix: needs --method mse");
     }
     return target_.Check();
   }
@@ -158,6 +158,12 @@ class QuantizeCommand final : public Command {
     }
     MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open(device_));
     return QuantizeCalibrated(source_, output_, device, options, calibration);
+  }
+
+  Result<QuantizeCheckpointReport> Weigh(const QuantizeCheckpointOptions& options) const {
+    MARLIN_ASSIGN_OR_RETURN(const ImportanceMatrix importance,
+                            ImportanceMatrix::FromFile(*imatrix_));
+    return QuantizeWithImportance(source_, output_, options, importance);
   }
 
   Result<FormatAssignment> Assign(const Console& console, const Checkpoint& source) const {
@@ -241,12 +247,12 @@ class QuantizeCommand final : public Command {
   std::optional<std::string> recipe_file_;
   CalibrationArguments calibration_;
   std::optional<std::string> pruning_;
+  std::optional<std::string> imatrix_;
   bool strict_ = false;
   bool dry_run_ = false;
   bool resume_ = false;
   bool overwrite_ = false;
   bool no_model_card_ = false;
-  std::vector<std::string> later_;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <new>
 #include <numeric>
+#include <span>
 #include <string_view>
 
 #include "base/aligned_buffer.h"
@@ -42,11 +43,13 @@ std::string At(const WeightsSpec& spec, int64_t expert, int64_t k, int64_t n) {
 /// chunks of k that hold whole groups and whole runs of packed codes.
 class Quantizer {
  public:
+  /// importance [k]: of kMse's errors; null: all are equal.
   Quantizer(ThreadPool& pool, const TensorView& dense, const QuantizeOptions& options,
-            WeightsBuffer& buffer)
+            const float* importance, WeightsBuffer& buffer)
       : pool_(pool),
         dense_(dense),
         options_(options),
+        importance_(importance),
         buffer_(buffer),
         spec_(buffer.weights.spec),
         encoder_(spec_.format, options.codebook),
@@ -83,6 +86,8 @@ class Quantizer {
   void QuantizeTile(int64_t expert, int64_t tile, const Scratch& scratch, TileResult& result);
   void QuantizeColumn(int64_t expert, int64_t n, const TileRange& range, const float* w,
                       uint8_t* codes, TileResult& result);
+  GroupParameters ParametersOf(const GroupContext& context, const GroupRange& range, int64_t k,
+                               const float* w, int64_t count) const;
   Status ChooseGlobalScales();
   GroupContext ContextOf(int64_t expert) const {
     const float global = buffer_.global_scale != nullptr ? buffer_.global_scale[expert] : 1.0f;
@@ -92,6 +97,7 @@ class Quantizer {
   ThreadPool& pool_;
   const TensorView& dense_;
   const QuantizeOptions& options_;
+  const float* importance_;
   WeightsBuffer& buffer_;
   const WeightsSpec& spec_;
   Encoder encoder_;
@@ -146,6 +152,18 @@ void Quantizer::MeasureTile(int64_t expert, int64_t tile, const Scratch& scratch
   }
 }
 
+/// The parameters of the group w [count] that begins at k.
+GroupParameters Quantizer::ParametersOf(const GroupContext& context, const GroupRange& range,
+                                        int64_t k, const float* w, int64_t count) const {
+  if (options_.method != QuantizeMethod::kMse) return context.rule.Choose(range, context.coder);
+  // Inputs that were never seen say nothing about their weights.
+  const bool weighted =
+      importance_ != nullptr && std::any_of(importance_ + k, importance_ + k + count,
+                                            [](float importance) { return importance > 0.0f; });
+  return weighted ? SearchWeighted(context, range, w, importance_ + k, count)
+                  : SearchMse(context, range, w, count);
+}
+
 void Quantizer::QuantizeColumn(int64_t expert, int64_t n, const TileRange& range, const float* w,
                                uint8_t* codes, TileResult& result) {
   const GroupContext context = ContextOf(expert);
@@ -157,9 +175,7 @@ void Quantizer::QuantizeColumn(int64_t expert, int64_t n, const TileRange& range
       result.status = FirstNonFinite(options_.tensor_name, w + r, count, spec_, expert, k, n);
       return;
     }
-    const GroupParameters parameters = options_.method == QuantizeMethod::kMse
-                                           ? SearchMse(context, extremes, w + r, count)
-                                           : context.rule.Choose(extremes, context.coder);
+    const GroupParameters parameters = ParametersOf(context, extremes, k, w + r, count);
     if (parameters.scale.overflow) {
       result.status = ScaleOverflow(options_.tensor_name, spec_,
                                     rule_.Span(extremes) / rule_.levels(), expert, k, n);
@@ -361,10 +377,10 @@ Status RunOnAllThreads(int64_t weight_count, FunctionRef<Status(ThreadPool&)> bo
 
 namespace {
 
-/// Stores every weight, whatever options.sparsity.
+/// Stores every weight, whatever options.sparsity. importance [k] may be null.
 Result<QuantizedWeights> QuantizeAll(ThreadPool& pool, const TensorView& dense,
-                                     const QuantizeOptions& options, WeightsSpec spec,
-                                     QuantizeReport* report) {
+                                     const QuantizeOptions& options, const float* importance,
+                                     WeightsSpec spec, QuantizeReport* report) {
   spec.sparsity = Sparsity::kDense;
   if (report != nullptr) *report = {};
   if (options.method == QuantizeMethod::kGptq) {
@@ -382,22 +398,31 @@ Result<QuantizedWeights> QuantizeAll(ThreadPool& pool, const TensorView& dense,
     if (buffer.global_scale != nullptr) std::fill_n(buffer.global_scale, spec.experts, 0.0f);
     return std::move(buffer.weights);
   }
-  Quantizer quantizer(pool, dense, options, buffer);
+  Quantizer quantizer(pool, dense, options, importance, buffer);
   MARLIN_RETURN_IF_ERROR(quantizer.Run(report));
   return std::move(buffer.weights);
 }
 
 }  // namespace
 
-Result<QuantizedWeights> QuantizeOn(ThreadPool& pool, const TensorView& dense,
-                                    const QuantizeOptions& options, QuantizeReport* report) {
+Result<QuantizedWeights> QuantizeWeightedOn(ThreadPool& pool, const TensorView& dense,
+                                            const QuantizeOptions& options,
+                                            std::span<const float> importance,
+                                            QuantizeReport* report) {
   MARLIN_RETURN_IF_ERROR(CheckDense(Named(options.tensor_name), dense));
   MARLIN_ASSIGN_OR_RETURN(const WeightsSpec spec, QuantizedSpec(dense.shape(), options));
-  MARLIN_ASSIGN_OR_RETURN(QuantizedWeights all, QuantizeAll(pool, dense, options, spec, report));
+  const float* const weights = importance.empty() ? nullptr : importance.data();
+  MARLIN_ASSIGN_OR_RETURN(QuantizedWeights all,
+                          QuantizeAll(pool, dense, options, weights, spec, report));
   if (spec.sparsity == Sparsity::kDense) return all;
-  Result<QuantizedWeights> pruned = Prune24(all);
+  Result<QuantizedWeights> pruned = Prune24(all, importance);
   if (!pruned.ok()) return pruned.status().WithContext(Named(options.tensor_name));
   return pruned;
+}
+
+Result<QuantizedWeights> QuantizeOn(ThreadPool& pool, const TensorView& dense,
+                                    const QuantizeOptions& options, QuantizeReport* report) {
+  return QuantizeWeightedOn(pool, dense, options, {}, report);
 }
 
 Result<QuantizedWeights> Quantize(const TensorView& dense, const QuantizeOptions& options,

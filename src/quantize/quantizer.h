@@ -1,6 +1,8 @@
 // Quantization on a given thread pool.
 #pragma once
 
+#include <span>
+
 #include "base/thread_pool.h"
 #include "layout/weights_buffer.h"
 #include "marlin/quantize.h"
@@ -11,6 +13,14 @@ namespace marlin {
 /// As Quantize, but on `pool`.
 Result<QuantizedWeights> QuantizeOn(ThreadPool& pool, const TensorView& dense,
                                     const QuantizeOptions& options, QuantizeReport* report);
+
+/// The same with kMse's errors weighted: importance [k], finite and at least 0, the mean square of
+/// each input. Empty, or in groups where it is 0 throughout: all errors weigh the same. With 2:4 it
+/// also decides which weights are kept, as in Prune24.
+Result<QuantizedWeights> QuantizeWeightedOn(ThreadPool& pool, const TensorView& dense,
+                                            const QuantizeOptions& options,
+                                            std::span<const float> importance,
+                                            QuantizeReport* report);
 
 /// Checks rank, element type, sizes and data of a dense matrix [k, n] or [experts, k, n].
 /// Errors: kInvalidArgument beginning with `name`.

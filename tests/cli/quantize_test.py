@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import struct
 import subprocess
 import unittest
 
@@ -360,11 +361,33 @@ class Options(CommandTestCase):
 
     def test_later_features_are_refused_by_name(self) -> None:
         out = self.directory / "out"
-        for options in (["--method", "awq"],
-                        ["--imatrix", "x"],
-                        ["--device", "cuda:0"]):
+        for options in (["--method", "awq"], ["--device", "cuda:0"]):
             self.refuse(USAGE, "quantize", QWEN, "-o", out, *options, says=(options[0],))
         self.assert_nothing_written()
+
+    def test_importance_matrices(self) -> None:
+        """The older binary form: one entry, for the first query projection."""
+        name, inputs = b"blk.0.attn_q.weight", 128
+        values = [1e4 if i % 8 == 0 else 1e-2 for i in range(inputs)]
+        file = self.directory / "imatrix.dat"
+        entry = struct.pack(f"<i{len(name)}sii{inputs}f", len(name), name, 2, inputs, *values)
+        file.write_bytes(struct.pack("<i", 1) + entry)
+        recipe = ["--recipe", "uniform:int3/g64", "--method", "mse", "--json"]
+        plain, out = self.directory / "plain", self.directory / "weighted"
+        self.document("quantize", QWEN, "-o", plain, *recipe)
+        report = self.document("quantize", QWEN, "-o", out, *recipe, "--imatrix", file)
+        reasons = {row["name"]: row["reason"] for row in report["fallbacks"]}
+        query = "model.layers.0.self_attn.q_proj.weight"
+        self.assertNotIn(query, reasons)
+        self.assertIn("not in the importance matrix", reasons[query.replace("q_proj", "k_proj")])
+        weighted = (out / "model.safetensors").read_bytes()
+        self.assertNotEqual(weighted, (plain / "model.safetensors").read_bytes())
+        file.write_bytes(struct.pack("<i", 2) + entry)
+        for options, status, says in (
+                (["--method", "mse"], MALFORMED, ("imatrix.dat", "ends at byte")),
+                (["--method", "rtn"], USAGE, ("--imatrix", "--method mse"))):
+            self.refuse(status, "quantize", QWEN, "-o", self.directory / "no", *options,
+                        "--imatrix", file, says=says)
 
 
 class Streams(CommandTestCase):

@@ -153,6 +153,23 @@ def sensitivities() -> Seeds:
     }
 
 
+def importance_matrices() -> Seeds:
+    name = b"blk.0.attn_q.weight"
+    entry = struct.pack(f"<i{len(name)}sii4f", len(name), name, 2, 4, 1.0, 0.0, 0.5, 1e-30)
+    return {
+        "binary": struct.pack("<i", 1) + entry + struct.pack("<ii4s", 2, 4, b"text"),
+        "twice": struct.pack("<i", 2) + entry + entry,
+        "short": struct.pack("<i", 2) + entry,
+        "many": struct.pack("<i", 2**31 - 1) + entry,
+        "long-name": struct.pack("<ii", 1, 2**31 - 1),
+        "gguf": gguf_file({"general.type": "imatrix", "imatrix.datasets": ["a"],
+                           "imatrix.chunk_count": 4, "imatrix.chunk_size": 512}, {
+            "blk.0.attn_q.weight.in_sum2": ((8, 1), 0), "blk.0.attn_q.weight.counts": ((1, 1), 0),
+            "blk.0.ffn_up_exps.weight.in_sum2": ((8, 2), 0),
+            "blk.0.ffn_up_exps.weight.counts": ((1, 2), 0)}),
+    }
+
+
 def patterns() -> Seeds:
     names = "\n".join(["model.layers.0.self_attn.q_proj", "model.layers.10.mlp.experts.3.up_proj",
                        "lm_head", "a" * 200])
@@ -613,6 +630,9 @@ TARGETS = {
     "generation_config_fuzz": Target(TEXT, generation_configs, CONFIG_SOURCES, JSON_WORDS),
     "gguf_fuzz": Target(STRUCTURE, gguf_files, ("src/checkpoint/readers/gguf*.cc",),
                         ("GGUF", "split.count", ".scale", "llama.", "attention.head_count_kv")),
+    "importance_fuzz": Target(STRUCTURE, importance_matrices,
+                              ("src/checkpoint/importance_file.cc",
+                               "src/checkpoint/readers/gguf_file.cc"), ("GGUF", "imatrix")),
     "json_fuzz": Target(TEXT, json_shapes, (), JSON_WORDS),
     "layout_fuzz": Target(SMALL, layouts),
     "model_config_fuzz": Target(TEXT, config_shapes, CONFIG_SOURCES, JSON_WORDS),
