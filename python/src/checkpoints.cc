@@ -10,6 +10,7 @@
 #include "core.h"
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
+#include "marlin/importance.h"
 #include "marlin/sensitivity.h"
 
 namespace marlin::python {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import struct
 import sys
 import threading
 from pathlib import Path
@@ -522,3 +523,19 @@ def test_a_model_in_the_simulator(metal_sim: mm.Device) -> None:
     model = mm.load(SAMPLE, metal_sim)
     generated = model.generate(GOLDEN["prompt"], max_tokens=3)
     assert generated["token_ids"] == GOLDEN["greedy_ids"][:3]
+
+
+def test_quantizes_with_an_importance_matrix(tmp_path: Path) -> None:
+    name = b"blk.0.attn_q.weight"
+    values = [1e4 if i % 8 == 0 else 1e-2 for i in range(128)]
+    file = tmp_path / "imatrix.dat"
+    file.write_bytes(struct.pack(f"<ii{len(name)}sii128f", 1, len(name), name, 1, 128, *values))
+    recipe = "uniform:int3/g64"
+    report = mm.quantize_model(SAMPLE, tmp_path / "a", recipe, method="mse", imatrix=file)
+    unweighted = {row["name"] for row in report["fallbacks"]}
+    assert "model.layers.0.self_attn.k_proj.weight" in unweighted
+    assert "model.layers.0.self_attn.q_proj.weight" not in unweighted
+    with pytest.raises(mm.InvalidArgumentError, match="uses no importance matrix"):
+        mm.quantize_model(SAMPLE, tmp_path / "b", recipe, imatrix=file)
+    with pytest.raises(mm.FileError, match="absent"):
+        mm.quantize_model(SAMPLE, tmp_path / "b", recipe, method="mse", imatrix=tmp_path / "absent")
