@@ -153,6 +153,7 @@ marlin_code marlin_quantize(const marlin_tensor* dense, const char* format,
     options.group_size = choice->group_size;
     options.scale_type = choice->scale_type;
     options.symmetric = choice->symmetric;
+    options.fractional_zeros = choice->fractional_zeros;
     options.sparsity = choice->sparsity;
     options.tensor_name = "dense";
     return Give(Quantize(*view, options), weights);

@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/scalars.h"
+#include "c/handles.h"
 #include "marlin/gemm.h"
 #include "marlin/quantize.h"
 #include "marlin/version.h"
@@ -91,6 +93,21 @@ class MarlinC : public testing::Test {
   marlin_plan* plan_ = nullptr;
   marlin_gemm_problem problem_ = MARLIN_GEMM_PROBLEM_INIT;
 };
+
+TEST_F(MarlinC, QuantizesWithFractionalZeros) {
+  for (float& value : dense_) value += 0.3F;
+  const marlin_tensor dense = Matrix(dense_.data(), MARLIN_F32, kK, kN);
+  marlin_weights* weights = nullptr;
+  ASSERT_EQ(marlin_quantize(&dense, "u4/g32/frac", &weights), MARLIN_OK) << marlin_last_error();
+  const marlin::TensorView zeros = weights->weights.zeros;
+  bool fractional = false;
+  for (int64_t i = 0; i < zeros.shape().ElementCount(); ++i) {
+    const float zero = marlin::HalfToFloat(zeros.As<uint16_t>()[i]);
+    fractional |= zero != std::round(zero);
+  }
+  EXPECT_TRUE(fractional);
+  marlin_weights_destroy(weights);
+}
 
 TEST_F(MarlinC, MultipliesAsTheCppInterfaceDoes) {
   ASSERT_EQ(Plan(), MARLIN_OK) << marlin_last_error();
