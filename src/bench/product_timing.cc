@@ -10,6 +10,7 @@
 #include "bench/timer.h"
 #include "marlin/gemm.h"
 #include "marlin/quantize.h"
+#include "recipe/choice_options.h"
 
 namespace marlin::bench {
 namespace {
@@ -23,13 +24,7 @@ constexpr uint16_t kBf16Half = 0x3f00;  // 0.5: keeps sums far from subnormal nu
 
 Result<PreparedWeights> PrepareRandomWeights(const Device& device, const FormatChoice& choice,
                                              int64_t n, int64_t k) {
-  QuantizeOptions options;
-  options.format = choice.format;
-  options.group_size = choice.group_size;
-  options.scale_type = choice.scale_type;
-  options.symmetric = choice.symmetric;
-  options.sparsity = choice.sparsity;
-  MARLIN_ASSIGN_OR_RETURN(WeightsSpec spec, QuantizedSpec({k, n}, options));
+  MARLIN_ASSIGN_OR_RETURN(WeightsSpec spec, QuantizedSpec({k, n}, QuantizeOptionsOf(choice)));
   spec.experts = CeilDivide(kColdBytes, std::max<int64_t>(1, StoredBytes(spec)));
   MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, RandomWeights(spec));
   return Prepare(weights, device);

@@ -9,6 +9,7 @@
 #include "base/macros.h"
 #include "checkpoint/safetensors.h"
 #include "marlin/sensitivity.h"
+#include "recipe/choice_options.h"
 #include "recipe/expert_name.h"
 #include "recipe/stored_layout.h"
 
@@ -250,13 +251,7 @@ Result<QuantizePlan> Planner::Run() {
 
 QuantizeOptions OptionsFor(const FormatChoice& choice, QuantizeMethod method,
                            const std::string& tensor_name) {
-  QuantizeOptions options;
-  options.format = choice.format;
-  options.group_size = choice.group_size;
-  options.scale_type = choice.scale_type;
-  options.symmetric = choice.symmetric;
-  options.fractional_zeros = choice.fractional_zeros;
-  options.sparsity = choice.sparsity;
+  QuantizeOptions options = QuantizeOptionsOf(choice);
   options.method = method == QuantizeMethod::kGptq ? QuantizeMethod::kMse : method;
   options.tensor_name = Printable(tensor_name);
   return options;

@@ -8,6 +8,7 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "marlin/sensitivity.h"
+#include "recipe/choice_options.h"
 
 namespace marlin {
 namespace {
@@ -95,14 +96,8 @@ Status Assigner::TakeMatrices(std::span<const TensorShape> tensors) {
     std::vector<Option> options;
     for (const size_t format : formats_) {
       const FormatChoice& choice = sensitivity_.formats[format];
-      QuantizeOptions quantize;
-      quantize.format = choice.format;
-      quantize.group_size = choice.group_size;
-      quantize.scale_type = choice.scale_type;
-      quantize.symmetric = choice.symmetric;
-      quantize.fractional_zeros = choice.fractional_zeros;
-      quantize.sparsity = choice.sparsity;
-      MARLIN_ASSIGN_OR_RETURN(WeightsSpec spec, QuantizedSpec({matrix.k, matrix.n}, quantize));
+      MARLIN_ASSIGN_OR_RETURN(WeightsSpec spec,
+                              QuantizedSpec({matrix.k, matrix.n}, QuantizeOptionsOf(choice)));
       spec.experts = matrix.experts;
       options.push_back({CodeAndScaleBytes(spec), matrix.kl[format], format});
     }
@@ -134,7 +129,8 @@ Result<FormatAssignment> Assigner::Assign(double target) {
                    [](const Step& a, const Step& b) { return a.slope > b.slope; });
   std::vector<size_t> chosen(hulls_.size());
   for (const Step& step : steps) {
-    // What does not fit is left out, with the steps that build on it; smaller matrices still may.
+    // A step over the budget is skipped, with those that build on it; smaller matrices may still
+    // fit.
     if (chosen[step.matrix] != step.from) continue;
     const std::vector<Option>& hull = hulls_[step.matrix];
     const auto more = static_cast<double>(hull[step.from + 1].bytes - hull[step.from].bytes);

@@ -134,7 +134,7 @@ class Target(CommandTestCase):
                    self.document("inspect", self.directory / "out")["tensors"]}
         self.assertEqual({formats[n] for n in formats if n.endswith("o_proj.weight")}, {"nf4"})
         self.assertIn("nf3", {formats[n] for n in formats if "up_proj" in n})
-        # What was not measured is kept.
+        # Tensors without a measurement are kept.
         self.assertEqual({formats[n] for n in formats if "down_proj" in n}, {"bf16"})
         self.assertLess(report["coverage"], 0.5)
 

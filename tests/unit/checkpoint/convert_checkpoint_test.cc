@@ -157,6 +157,18 @@ TEST_F(ConvertTest, GptqKeepsEveryWeight) {
   }
 }
 
+/// Code `at` of 3 bits in a string of bits, whose words begin at `begin` and are `step` apart.
+int ThreeBits(const Written& written, const std::string& tensor, int64_t at, int64_t begin,
+              int64_t step) {
+  int code = 0;
+  for (int i = 0; i < 3; ++i) {
+    const int64_t bit = 3 * at + i;
+    const auto word = written.Number<uint32_t>(tensor, begin + bit / 32 * step);
+    code |= static_cast<int>(word >> (bit % 32) & 1u) << i;
+  }
+  return code;
+}
+
 TEST_F(ConvertTest, GptqOf3BitsStraddlesWords) {
   WeightsSpec spec = SpecOf(Format::kInt3);
   spec.n = 64;
@@ -165,19 +177,9 @@ TEST_F(ConvertTest, GptqOf3BitsStraddlesWords) {
   ASSERT_TRUE(Convert({module}, "gptq").ok());
   const Written written(out());
   const std::string name = kName;
-  // As one string of bits along k (weights) or n (zeros).
-  const auto three_bits = [&](const std::string& tensor, int64_t at, int64_t begin, int64_t step) {
-    int code = 0;
-    for (int i = 0; i < 3; ++i) {
-      const int64_t bit = 3 * at + i;
-      const auto word = written.Number<uint32_t>(tensor, begin + bit / 32 * step);
-      code |= static_cast<int>(word >> (bit % 32) & 1u) << i;
-    }
-    return code;
-  };
   ExpectWeights(testing::DenseOf(module.weights), 0, spec.k, spec.n, [&](int64_t k, int64_t n) {
-    const int code = three_bits(name + ".qweight", k, n, spec.n);
-    const int zero = three_bits(name + ".qzeros", n, k / 32 * (spec.n * 3 / 32), 1);
+    const int code = ThreeBits(written, name + ".qweight", k, n, spec.n);
+    const int zero = ThreeBits(written, name + ".qzeros", n, k / 32 * (spec.n * 3 / 32), 1);
     return written.Float(name + ".scales", k / 32 * spec.n + n) * (code - zero);
   });
 }
@@ -292,22 +294,14 @@ TEST_F(ConvertTest, CompressedTensorsOf3BitsCrossWords) {
       ASSERT_TRUE(status.ok()) << status.message();
       const Written written(out());
       const std::string name = kName;
-      const auto three_bits = [&](const std::string& tensor, int64_t at, int64_t begin,
-                                  int64_t step) {
-        int code = 0;
-        for (int i = 0; i < 3; ++i) {
-          const int64_t bit = 3 * at + i;
-          const auto word = written.Number<uint32_t>(tensor, begin + bit / 32 * step);
-          code |= static_cast<int>(word >> (bit % 32) & 1u) << i;
-        }
-        return code;
-      };
       const int64_t groups = GroupCount(spec);
       EXPECT_EQ(written.ShapeOf(name + ".weight_packed"), (Shape{37, (k * 3 + 31) / 32}));
       ExpectWeights(testing::DenseOf(module.weights), 0, k, 37, [&](int64_t at, int64_t n) {
         const int64_t group = at / spec.group_size;
-        const int code = three_bits(name + ".weight_packed", at, n * ((k * 3 + 31) / 32), 1);
-        const int zero = zeros ? three_bits(name + ".weight_zero_point", n, group, groups) : 4;
+        const int code =
+            ThreeBits(written, name + ".weight_packed", at, n * ((k * 3 + 31) / 32), 1);
+        const int zero =
+            zeros ? ThreeBits(written, name + ".weight_zero_point", n, group, groups) : 4;
         return written.Float(name + ".weight_scale", n * groups + group) * (code - zero);
       });
       EXPECT_EQ(written.config()["quantization_config"]["version"], "0.18.0");

@@ -109,7 +109,7 @@ TEST_F(Sensitive, AnInterruptedRunIsContinued) {
   };
   EXPECT_EQ(Run().status().message(), "stopped");
   ASSERT_EQ(saved.matrices.size(), 2U * 7U);
-  // What was measured is taken over, and not measured again.
+  // Earlier measurements are reused.
   saved.matrices[3].kl[0] = 17.0;
   options_.measured = saved;
   options_.save = {};
