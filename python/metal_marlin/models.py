@@ -42,9 +42,11 @@ class Model:
         prepared: AnyPath | None = None,
         verbose: bool = True,
         batch_invariant: bool = False,
+        gpu_memory: int | str | None = None,
     ) -> None:
         opened = _device(device)
-        self._core = call(_core.Model, path, opened, exact, prepared, batch_invariant)
+        memory = "" if gpu_memory is None else str(gpu_memory)
+        self._core = call(_core.Model, path, opened, exact, prepared, batch_invariant, memory)
         self.path = Path(os.fsdecode(path))
         asked = _core.default_device_name() if device is None else device
         if asked == "auto" and verbose:
@@ -169,6 +171,7 @@ def load(
     prepared: AnyPath | None = None,
     verbose: bool = True,
     batch_invariant: bool = False,
+    gpu_memory: int | str | None = None,
 ) -> Model:
     """Opens a model on a device; None: METAL_MARLIN_DEVICE, else "auto".
 
@@ -176,9 +179,10 @@ def load(
     which, unless verbose is False. exact keeps activations, keys and values in float32 throughout;
     prepared is a file that `prepare_model` wrote for this directory, whose weights are mapped. With
     batch_invariant, logits depend neither on what else is in a batch nor on how a prompt is divided
-    into passes, bit for bit; that is slower for many rows.
+    into passes, bit for bit; that is slower for many rows. gpu_memory, in bytes or as "24GB", is
+    the memory of a GPU that weights and KV cache may take; None: what is free.
     """
-    return Model(path, device, exact, prepared, verbose, batch_invariant)
+    return Model(path, device, exact, prepared, verbose, batch_invariant, gpu_memory)
 
 
 def prepare_model(

@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "cli/arguments.h"
 #include "core.h"
 #include "marlin/evaluate.h"
 #include "marlin/generate.h"
@@ -113,16 +114,20 @@ void BindModels(nb::module_& module) {
       .def(
           "__init__",
           [](Model* self, nb::handle directory, const OpenDevice& opened, bool exact,
-             nb::handle prepared, bool batch_invariant) {
+             nb::handle prepared, bool batch_invariant, const std::string& gpu_memory) {
             const std::string path = PathOf("path", directory);
             ModelOptions options{.allow_bf16_activations = !exact};
             options.batch_invariant = batch_invariant;
+            if (!gpu_memory.empty()) {
+              options.device_memory = Take(cli::ParseByteSize("gpu_memory", gpu_memory));
+            }
             if (!prepared.is_none()) options.prepared = PathOf("prepared", prepared);
             const nb::gil_scoped_release released;
             new (self) Model(Take(Model::Open(path, opened.device, options)));
           },
           nb::arg("path").none(), nb::arg("device"), nb::arg("exact") = false,
-          nb::arg("prepared").none() = nb::none(), nb::arg("batch_invariant") = false)
+          nb::arg("prepared").none() = nb::none(), nb::arg("batch_invariant") = false,
+          nb::arg("gpu_memory") = "")
       .def_prop_ro("info", &InfoOf)
       .def_prop_ro("device", [](const Model& self) { return OpenDevice(self.device()); })
       .def("new_sequence", [](const Model& self) { return Take(self.NewSequence()); })

@@ -480,3 +480,9 @@ def test_a_text_that_is_no_utf8(tmp_path: Path) -> None:
     done = subprocess.run([COMMAND, "perplexity", SAMPLE, "--text", tmp_path / "text"],
                           capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
+def test_gpu_memory_is_a_size() -> None:
+    for size in ("1x", 0, -4, "GB"):
+        text = refuse(mm.InvalidArgumentError, mm.load, SAMPLE, "cpu", gpu_memory=size)
+        assert text == f"gpu_memory: expected a size such as 5GB, got '{size}'"
