@@ -14,6 +14,8 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
+struct RoutingFrequencies;  // routing.h
+
 /// Properties of a loaded model.
 struct ModelInfo {
   std::string model_type;  ///< "qwen3_moe", as config.json says.
@@ -23,10 +25,15 @@ struct ModelInfo {
   int64_t vocab_size = 0;
   int64_t max_positions = 0;
   int64_t parameters = 0;
-  int64_t bytes = 0;  ///< Size of the prepared weights on the device.
+  int64_t bytes = 0;         ///< Size of the prepared weights on the device.
+  int64_t host_bytes = 0;    ///< Size of those of experts that stay on the host.
+  int64_t host_experts = 0;  ///< Experts that stay on the host, of all layers.
   double bits_per_weight = 0;
   std::vector<int32_t> eos_token_ids;  ///< From generation_config.json, else config.json.
 };
+
+/// ModelOptions::host_experts: as many as do not fit into the device's memory.
+inline constexpr int64_t kHostExpertsAuto = -1;
 
 /// Options of Model::Open.
 struct ModelOptions {
@@ -45,6 +52,14 @@ struct ModelOptions {
   /// prompt is divided into passes, bit for bit. Takes other kernels, which are slower with many
   /// rows; combines with either value of allow_bf16_activations.
   bool batch_invariant = false;
+  /// For models that are larger than a GPU's memory: experts of every layer that stay in the host's
+  /// memory and are computed by the CPU (expert_placement.h), those selected least. With
+  /// kHostExpertsAuto as many of the model as do not fit beside its other weights and the KV cache
+  /// of 8,192 tokens (or of its context, if that is shorter).
+  int64_t host_experts = 0;
+  /// Which experts are selected how often, for host_experts; read by Model::Open only. Null: of
+  /// each layer the last ones stay on the host.
+  const RoutingFrequencies* routing = nullptr;
 };
 
 /// Options of Model::NewSequence.

@@ -22,6 +22,7 @@ from .text import TextCodec
 
 Prompt = str | Sequence[int]
 AnyPath = str | bytes | os.PathLike[Any]
+_HOST_EXPERTS_AUTO = -1  # kHostExpertsAuto of model.h.
 
 
 def _device(device: Device | str | None) -> Device:
@@ -29,6 +30,14 @@ def _device(device: Device | str | None) -> Device:
     if isinstance(device, Device):
         return device
     return open_device(device) if device in (None, "auto") else Device(device)
+
+
+def _host_experts(count: int | str) -> int:
+    if count == "auto":
+        return _HOST_EXPERTS_AUTO
+    if isinstance(count, str) or count < 0:
+        raise InvalidArgumentError(f'host_experts: expected a number or "auto", got {count!r}')
+    return count
 
 
 class Model:
@@ -43,10 +52,24 @@ class Model:
         verbose: bool = True,
         batch_invariant: bool = False,
         gpu_memory: int | str | None = None,
+        host_experts: int | str = 0,
+        frequencies: AnyPath | None = None,
     ) -> None:
         opened = _device(device)
         memory = "" if gpu_memory is None else str(gpu_memory)
-        self._core = call(_core.Model, path, opened, exact, prepared, batch_invariant, memory)
+        if frequencies is not None and host_experts == 0:
+            raise InvalidArgumentError("frequencies: only with host_experts")
+        self._core = call(
+            _core.Model,
+            path,
+            opened,
+            exact,
+            prepared,
+            batch_invariant,
+            memory,
+            _host_experts(host_experts),
+            frequencies,
+        )
         self.path = Path(os.fsdecode(path))
         asked = _core.default_device_name() if device is None else device
         if asked == "auto" and verbose:
@@ -172,6 +195,8 @@ def load(
     verbose: bool = True,
     batch_invariant: bool = False,
     gpu_memory: int | str | None = None,
+    host_experts: int | str = 0,
+    frequencies: AnyPath | None = None,
 ) -> Model:
     """Opens a model on a device; None: METAL_MARLIN_DEVICE, else "auto".
 
@@ -181,8 +206,22 @@ def load(
     batch_invariant, logits depend neither on what else is in a batch nor on how a prompt is divided
     into passes, bit for bit; that is slower for many rows. gpu_memory, in bytes or as "24GB", is
     the memory of a GPU that weights and KV cache may take; None: what is free.
+
+    For models that are larger than that, host_experts experts of every layer stay in the host's
+    memory and are computed by the CPU; "auto": those that do not fit. frequencies is a file that
+    `metal-marlin analyze --routing` wrote: experts that are selected often stay on the GPU.
     """
-    return Model(path, device, exact, prepared, verbose, batch_invariant, gpu_memory)
+    return Model(
+        path,
+        device,
+        exact,
+        prepared,
+        verbose,
+        batch_invariant,
+        gpu_memory,
+        host_experts,
+        frequencies,
+    )
 
 
 def prepare_model(

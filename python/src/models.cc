@@ -8,6 +8,7 @@
 #include "marlin/generate.h"
 #include "marlin/model.h"
 #include "marlin/prepared.h"
+#include "marlin/routing.h"
 
 namespace marlin::python {
 namespace {
@@ -25,6 +26,8 @@ nb::dict InfoOf(const Model& model) {
   dict["max_positions"] = info.max_positions;
   dict["parameters"] = info.parameters;
   dict["bytes"] = info.bytes;
+  dict["host_bytes"] = info.host_bytes;
+  dict["host_experts"] = info.host_experts;
   dict["bits_per_weight"] = info.bits_per_weight;
   dict["eos_token_ids"] = info.eos_token_ids;
   return dict;
@@ -114,7 +117,8 @@ void BindModels(nb::module_& module) {
       .def(
           "__init__",
           [](Model* self, nb::handle directory, const OpenDevice& opened, bool exact,
-             nb::handle prepared, bool batch_invariant, const std::string& gpu_memory) {
+             nb::handle prepared, bool batch_invariant, const std::string& gpu_memory,
+             int64_t host_experts, nb::handle frequencies) {
             const std::string path = PathOf("path", directory);
             ModelOptions options{.allow_bf16_activations = !exact};
             options.batch_invariant = batch_invariant;
@@ -122,12 +126,21 @@ void BindModels(nb::module_& module) {
               options.device_memory = Take(cli::ParseByteSize("gpu_memory", gpu_memory));
             }
             if (!prepared.is_none()) options.prepared = PathOf("prepared", prepared);
+            options.host_experts = host_experts;
+            std::string file;
+            if (!frequencies.is_none()) file = PathOf("frequencies", frequencies);
             const nb::gil_scoped_release released;
+            RoutingFrequencies routing;
+            if (!file.empty()) {
+              routing = Take(RoutingFrequencies::FromFile(file));
+              options.routing = &routing;
+            }
             new (self) Model(Take(Model::Open(path, opened.device, options)));
           },
           nb::arg("path").none(), nb::arg("device"), nb::arg("exact") = false,
           nb::arg("prepared").none() = nb::none(), nb::arg("batch_invariant") = false,
-          nb::arg("gpu_memory") = "")
+          nb::arg("gpu_memory") = "", nb::arg("host_experts") = 0,
+          nb::arg("frequencies").none() = nb::none())
       .def_prop_ro("info", &InfoOf)
       .def_prop_ro("device", [](const Model& self) { return OpenDevice(self.device()); })
       .def("new_sequence", [](const Model& self) { return Take(self.NewSequence()); })

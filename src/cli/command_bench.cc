@@ -92,7 +92,7 @@ class BenchCommand final : public Command {
     };
     MARLIN_ASSIGN_OR_RETURN(Device device, OpenDevice(options));
     if (op_ == "load") return RunLoad(console, device);
-    if (host_experts_) return RunPlacements(console, device, options);
+    if (op_ == "moe" && host_experts_) return RunPlacements(console, device, options);
     std::optional<Model> model;
     if (op_ == "model") {
       MARLIN_ASSIGN_OR_RETURN(model, OpenModel(device));
@@ -184,7 +184,7 @@ class BenchCommand final : public Command {
         {"--experts", experts_.has_value(), "moe"},
         {"--top-k", top_k_.has_value(), "moe"},
         {"--mix", !mix_.empty(), "moe"},
-        {"--host-experts", host_experts_.has_value(), "moe"},
+        {"--host-experts", host_experts_.has_value(), "moe model"},
         {"--trace", trace_.given(), "moe"},
         {"--prompt-tokens", prompt_tokens_.has_value(), "model"},
         {"--new-tokens", new_tokens_.has_value(), "model"},
@@ -200,7 +200,7 @@ class BenchCommand final : public Command {
       return refuse(fmt::format("--top-k: expected 1..{} (experts), got {}", experts_.value_or(128),
                                 top_k_.value_or(8)));
     }
-    if (host_experts_.value_or(0) > experts_.value_or(128)) {
+    if (op_ == "moe" && host_experts_.value_or(0) > experts_.value_or(128)) {
       return refuse(fmt::format("--host-experts: expected 0..{} (experts), got {}",
                                 experts_.value_or(128), *host_experts_));
     }
@@ -227,6 +227,7 @@ class BenchCommand final : public Command {
   /// Opens the model before the machine is measured, so that errors come early.
   Result<Model> OpenModel(const Device& device) {
     model_open_.batch_invariant = batch_invariant_;
+    model_open_.host_experts = host_experts_.value_or(0);
     MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(*model_path_, device, model_open_));
     model_ = model.info();
     bench::ModelBenchOptions& options = model_options_;

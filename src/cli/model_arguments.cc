@@ -8,6 +8,7 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/read_file.h"
+#include "marlin/routing.h"
 
 namespace marlin::cli {
 namespace {
@@ -71,6 +72,9 @@ class TokenReader {
   size_t at_ = 0;
 };
 
+/// Of a layer; Model::Open checks against the model.
+constexpr int64_t kMostHostExperts = 4096;
+
 }  // namespace
 
 void RunArguments::Declare(ArgumentList& arguments) {
@@ -83,14 +87,28 @@ void RunArguments::Declare(ArgumentList& arguments) {
                    "MODEL's weights from `prepare`, mapped instead of prepared again");
   arguments.Option("--gpu-memory", &gpu_memory_, "SIZE",
                    "Memory of a GPU for weights and KV cache, 24GB; default: what is free");
+  arguments.Option("--host-experts", &host_experts_, "N|auto",
+                   "Experts of every layer that the CPU computes; auto: those that do not fit");
+  arguments.Option("--frequencies", &frequencies_, "FILE",
+                   "With --host-experts: `analyze --routing`'s, to keep frequent ones on the GPU");
 }
 
 Result<ModelOptions> RunArguments::Options() const {
   ModelOptions options;
   options.allow_bf16_activations = !exact_;
   options.batch_invariant = batch_invariant_;
-  if (gpu_memory_.empty()) return options;
-  MARLIN_ASSIGN_OR_RETURN(options.device_memory, ParseByteSize("--gpu-memory", gpu_memory_));
+  if (!gpu_memory_.empty()) {
+    MARLIN_ASSIGN_OR_RETURN(options.device_memory, ParseByteSize("--gpu-memory", gpu_memory_));
+  }
+  if (host_experts_ == "auto") {
+    options.host_experts = kHostExpertsAuto;
+  } else if (!host_experts_.empty()) {
+    MARLIN_ASSIGN_OR_RETURN(options.host_experts, ParseOption("--host-experts", host_experts_,
+                                                              WholeRange{0, kMostHostExperts}));
+  }
+  if (!frequencies_.empty() && host_experts_.empty()) {
+    return Status(Code::kInvalidArgument, "--frequencies: only with --host-experts");
+  }
   return options;
 }
 
@@ -100,15 +118,28 @@ Result<Device> RunArguments::OpenDevice() const {
 
 Result<Model> RunArguments::Open(Console& console, const std::string& path,
                                  const Device& device) const {
-  MARLIN_ASSIGN_OR_RETURN(ModelOptions options, Options());
-  options.prepared = prepared_;
-  MARLIN_ASSIGN_OR_RETURN(Model model, Model::Open(path, device, options));
+  MARLIN_ASSIGN_OR_RETURN(Model model, OpenWith(prepared_, path, device));
   device_.SayTaken(console, model.device().info());
+  const ModelInfo& info = model.info();
+  if (info.host_experts > 0) {
+    console.Message(fmt::format("experts on the host: {} ({:.3g} GB)", info.host_experts,
+                                static_cast<double>(info.host_bytes) * 1e-9));
+  }
   return model;
 }
 
 Result<Model> RunArguments::OpenReference(const std::string& path, const Device& device) const {
-  MARLIN_ASSIGN_OR_RETURN(const ModelOptions options, Options());
+  return OpenWith("", path, device);
+}
+
+Result<Model> RunArguments::OpenWith(const std::string& prepared, const std::string& path,
+                                     const Device& device) const {
+  MARLIN_ASSIGN_OR_RETURN(ModelOptions options, Options());
+  options.prepared = prepared;
+  if (frequencies_.empty()) return Model::Open(path, device, options);
+  MARLIN_ASSIGN_OR_RETURN(const RoutingFrequencies routing,
+                          RoutingFrequencies::FromFile(frequencies_));
+  options.routing = &routing;
   return Model::Open(path, device, options);
 }
 

@@ -18,7 +18,7 @@
 
 namespace marlin::cli {
 
-/// --device, --threads, --exact, --prepared, --gpu-memory.
+/// --device, --threads, --exact, --prepared, --gpu-memory, --host-experts, --frequencies.
 class RunArguments {
  public:
   void Declare(ArgumentList& arguments);
@@ -34,8 +34,10 @@ class RunArguments {
   Result<Model> Open(Console& console, const std::string& path) const;
 
  private:
-  /// Without --prepared.
+  /// Without --prepared and --frequencies.
   Result<ModelOptions> Options() const;
+  Result<Model> OpenWith(const std::string& prepared, const std::string& path,
+                         const Device& device) const;
 
   DeviceArgument device_;
   std::optional<int64_t> threads_;
@@ -43,6 +45,8 @@ class RunArguments {
   bool batch_invariant_ = false;
   std::string prepared_;
   std::string gpu_memory_;
+  std::string host_experts_;
+  std::string frequencies_;
 };
 
 /// Reads token ids: decimal numbers separated by white space or commas, or a JSON array of numbers.

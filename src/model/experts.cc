@@ -50,8 +50,11 @@ Status RunExperts(const Pass& pass, int64_t index) {
                                pass.products.accuracy,
                                pass.products.determinism,
                                pass.products.allow_bf16_activations};
+  const ExpertsLayer& experts = pass.layer(index).experts;
   MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan,
-                          PlanExperts(pass.device, problem, pass.layer(index).experts.set));
+                          experts.placed.count() > 0
+                              ? PlanExperts(pass.device, problem, experts.placed)
+                              : PlanExperts(pass.device, problem, experts.set));
   if (pass.plans != nullptr) pass.plans->push_back(plan);
   MARLIN_RETURN_IF_ERROR(plan.Run(values.normed, values.expert_ids, values.expert_weights,
                                   pass.block, {nullptr, 0, pass.stream()}));

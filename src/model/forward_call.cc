@@ -96,8 +96,10 @@ class ForwardCall {
   }
 
   Status RunProgram(const Pass& pass) {
-    // The host reads selections layer by layer, which cannot be recorded.
-    if (pass.routing != nullptr) return model_.program.Run(pass);
+    // Where the host reads selections layer by layer, nothing can be recorded.
+    if (pass.routing != nullptr || model_.decoder.host_experts > 0) {
+      return model_.program.Run(pass);
+    }
     return arena_.recorded().Run(model_.device, pass.values,
                                  [&](void* stream, std::vector<ExpertsPlan>* plans) {
                                    Pass on_stream = pass;

@@ -1,11 +1,13 @@
 // The layers of a loaded decoder.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "marlin/checkpoint.h"
+#include "marlin/expert_placement.h"
 #include "marlin/moe.h"
 #include "marlin/tensor.h"
 #include "model/decoder_config.h"
@@ -42,13 +44,18 @@ struct MlpLayer {
   Projection down;
 };
 
+struct HostExperts;
+
 struct ExpertsLayer {
   Projection router;
   DeviceVector choice_bias;  ///< Score-correction bias [experts], or empty.
   std::vector<MlpLayer> experts;
   MlpLayer shared;         ///< Empty if there is none.
   Projection shared_gate;  ///< [hidden, 1] (qwen2_moe), or empty.
-  ExpertSet set;           ///< All of them; refers to their biases.
+  ExpertSet set;           ///< All of them; refers to their biases. Empty if `placed` is not.
+  PlacedExperts placed;    ///< Where some stay on the host: all of them.
+
+  int64_t count() const { return std::max(set.count(), placed.count()); }
 };
 
 struct DecoderLayer {
@@ -74,6 +81,8 @@ struct Decoder {
   DeviceVector inverse_frequencies;  ///< RoPE frequencies.
   int64_t parameters = 0;
   int64_t bytes = 0;
+  int64_t host_bytes = 0;    ///< Of experts on the host; not in `bytes`.
+  int64_t host_experts = 0;  ///< Experts on the host.
 
   const Projection& lm_head() const { return head.empty() ? embedding_projection : head; }
 };
@@ -112,6 +121,7 @@ struct LoadOptions {
   std::shared_ptr<const PreparedFile> prepared;  ///< Source of mapped projections, if given.
   PreparedFileWriter* write = nullptr;  ///< Destination of projections, which are then not kept.
   Progress progress;                    ///< Counts layers.
+  const HostExperts* host_experts = nullptr;  ///< Experts that are prepared for the host.
 };
 
 /// Loads a decoder from a checkpoint. Errors: kMalformedFile and kUnsupported naming the tensor,

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/macros.h"
+#include "model/host_experts.h"
 #include "model/layers.h"
 #include "model/weight_source.h"
 #include "recipe/decoder_tensors.h"
@@ -15,6 +16,7 @@ class DecoderLoader {
   DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config,
                 const LoadOptions& options)
       : device_(device),
+        host_(options.host_experts),
         source_(checkpoint, device, std::string(config.family->model_type), options.prepared,
                 options.write),
         progress_(options.progress),
@@ -32,7 +34,10 @@ class DecoderLoader {
     IgnoreExtras();
     MARLIN_RETURN_IF_ERROR(source_.CheckAllUsed());
     decoder->parameters = source_.parameters();
-    decoder->bytes = source_.bytes();
+    decoder->bytes = source_.bytes() - host_bytes_;
+    if (host_ == nullptr) return {};
+    decoder->host_bytes = host_bytes_;
+    decoder->host_experts = host_->count;
     return {};
   }
 
@@ -69,7 +74,7 @@ class DecoderLoader {
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_norm, Vector(tensors.mlp_norm));
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_out_norm, Vector(tensors.mlp_out_norm));
     if (IsSparse(*config_.family, shape_, index)) {
-      return LoadExperts(tensors.experts, style.interleaved, &layer->experts);
+      return LoadExperts(index, tensors.experts, style.interleaved, &layer->experts);
     }
     return LoadMlp(tensors.mlp, &layer->mlp);
   }
@@ -111,7 +116,7 @@ class DecoderLoader {
                               source_.LoadVector(linear.bias_name(), linear.out));
       all.insert(all.end(), values.begin(), values.end());
     }
-    MARLIN_RETURN_IF_ERROR(SetBias(device_, all, &projection));
+    MARLIN_RETURN_IF_ERROR(SetBias(*target_, all, &projection));
     return projection;
   }
 
@@ -168,19 +173,38 @@ class DecoderLoader {
     return {};
   }
 
-  Status LoadExperts(const ExpertsTensors& tensors, bool interleaved, ExpertsLayer* layer) {
+  Status LoadExperts(int64_t index, const ExpertsTensors& tensors, bool interleaved,
+                     ExpertsLayer* layer) {
     MARLIN_ASSIGN_OR_RETURN(layer->router, Linear(tensors.router));
     MARLIN_ASSIGN_OR_RETURN(layer->choice_bias, Vector(tensors.correction_bias));
     for (int64_t expert = 0; expert < shape_.experts; ++expert) {
       MlpLayer mlp;
-      MARLIN_RETURN_IF_ERROR(LoadExpert(tensors, interleaved, expert, &mlp));
+      MARLIN_RETURN_IF_ERROR(OnHost(index, expert)
+                                 ? LoadHostExpert(tensors, interleaved, expert, &mlp)
+                                 : LoadExpert(tensors, interleaved, expert, &mlp));
       layer->experts.push_back(std::move(mlp));
     }
     if (tensors.shared.down.present()) {
       MARLIN_RETURN_IF_ERROR(LoadMlp(tensors.shared, &layer->shared));
     }
     MARLIN_ASSIGN_OR_RETURN(layer->shared_gate, Linear(tensors.shared_gate));
-    return MakeSet(layer);
+    return MakeSet(index, layer);
+  }
+
+  bool OnHost(int64_t layer, int64_t expert) const {
+    return host_ != nullptr && host_->Has(layer, expert);
+  }
+
+  Status LoadHostExpert(const ExpertsTensors& tensors, bool interleaved, int64_t expert,
+                        MlpLayer* mlp) {
+    const int64_t before = source_.bytes();
+    source_.PrepareFor(*host_->host);
+    const Device* const own = std::exchange(target_, &*host_->host);
+    const Status loaded = LoadExpert(tensors, interleaved, expert, mlp);
+    target_ = own;
+    source_.PrepareFor(device_);
+    host_bytes_ += source_.bytes() - before;
+    return loaded;
   }
 
   /// The matrices of an expert: gate and up are one part, or one each.
@@ -198,12 +222,24 @@ class DecoderLoader {
     return {matrix(mlp.gate_up, 0, 0), matrix(mlp.gate_up, 1, mlp.down.in), matrix(mlp.down, 0, 0)};
   }
 
-  Status MakeSet(ExpertsLayer* layer) {
-    std::vector<Expert> experts;
-    for (const MlpLayer& mlp : layer->experts) experts.push_back(ExpertOf(mlp));
+  Status MakeSet(int64_t index, ExpertsLayer* layer) {
+    std::vector<Expert> own(layer->experts.size());
+    std::vector<Expert> host(layer->experts.size());
+    bool any_on_host = false;
+    for (size_t e = 0; e < own.size(); ++e) {
+      const bool on_host = OnHost(index, static_cast<int64_t>(e));
+      any_on_host = any_on_host || on_host;
+      (on_host ? host : own)[e] = ExpertOf(layer->experts[e]);
+    }
     SharedExpert shared{ExpertOf(layer->shared), {}};
     if (!layer->shared_gate.empty()) shared.gate = layer->shared_gate.parts.front();
-    MARLIN_ASSIGN_OR_RETURN(layer->set, ExpertSet::Make(device_, experts, shared));
+    MARLIN_ASSIGN_OR_RETURN(ExpertSet set, ExpertSet::Make(device_, own, shared));
+    if (!any_on_host) {
+      layer->set = std::move(set);
+      return {};
+    }
+    MARLIN_ASSIGN_OR_RETURN(const ExpertSet host_set, ExpertSet::Make(*host_->host, host));
+    MARLIN_ASSIGN_OR_RETURN(layer->placed, PlacedExperts::Make(set, host_set));
     return {};
   }
 
@@ -221,7 +257,7 @@ class DecoderLoader {
       }
       bias = std::move(apart);
     }
-    MARLIN_RETURN_IF_ERROR(SetBias(device_, bias, &projection));
+    MARLIN_RETURN_IF_ERROR(SetBias(*target_, bias, &projection));
     return projection;
   }
 
@@ -244,6 +280,9 @@ class DecoderLoader {
   }
 
   const Device& device_;
+  const Device* target_ = &device_;  ///< Of biases: the device, or the host for its experts.
+  const HostExperts* host_;
+  int64_t host_bytes_ = 0;
   WeightSource source_;
   const Progress& progress_;
   const DecoderConfig& config_;

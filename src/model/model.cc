@@ -12,6 +12,7 @@
 #include "marlin/sampling.h"
 #include "model/describe_step.h"
 #include "model/forward_call.h"
+#include "model/host_experts.h"
 #include "model/kv_cache.h"
 #include "model/layers.h"
 #include "model/model_impl.h"
@@ -31,6 +32,8 @@ ModelInfo InfoOf(const Decoder& decoder) {
   info.max_positions = decoder.config.max_positions;
   info.parameters = decoder.parameters;
   info.bytes = decoder.bytes;
+  info.host_bytes = decoder.host_bytes;
+  info.host_experts = decoder.host_experts;
   int64_t stored = 0;
   for (const TensorInfo& tensor : decoder.checkpoint.tensors()) stored += tensor.bytes;
   info.bits_per_weight = decoder.parameters > 0 ? 8.0 * static_cast<double>(stored) /
@@ -172,9 +175,13 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     const Checkpoint& checkpoint = directory.checkpoint;
     // Checks the device before reading any tensor.
     MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
-    MARLIN_ASSIGN_OR_RETURN(const int64_t for_cache,
-                            BytesForCache(checkpoint, chosen, options.device_memory));
+    MARLIN_ASSIGN_OR_RETURN(const HostExperts host_experts,
+                            ChooseHostExperts(directory, chosen, options));
+    MARLIN_ASSIGN_OR_RETURN(
+        const int64_t for_cache,
+        BytesForCache(checkpoint, chosen, options.device_memory, host_experts.bytes));
     LoadOptions load;
+    if (host_experts.count > 0) load.host_experts = &host_experts;
     if (!options.prepared.empty()) {
       MARLIN_ASSIGN_OR_RETURN(load.prepared, OpenPrepared(options.prepared, checkpoint, chosen));
     }

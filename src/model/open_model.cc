@@ -74,10 +74,11 @@ Result<ModelDirectory> OpenModelDirectory(const std::string& path) {
   return ModelDirectory{std::move(checkpoint), *std::move(config)};
 }
 
-namespace {
+int64_t DeviceBytes(const TensorInfo& tensor) {
+  const int64_t element = std::min<int64_t>(DTypeBytes(tensor.dtype), 2);
+  return (Checked(tensor.shape.ElementCount()) * Checked(element)).Take().value_or(INT64_MAX);
+}
 
-/// About the bytes of a checkpoint's weights on a device: modules as stored, other tensors in at
-/// most 16 bits.
 int64_t WeightBytes(const Checkpoint& checkpoint) {
   Checked bytes(0);
   for (const QuantizedModule& module : checkpoint.modules()) {
@@ -85,19 +86,17 @@ int64_t WeightBytes(const Checkpoint& checkpoint) {
   }
   for (const TensorInfo& tensor : checkpoint.tensors()) {
     if (checkpoint.IsModulePart(tensor.name)) continue;
-    const int64_t element = std::min<int64_t>(DTypeBytes(tensor.dtype), 2);
-    bytes = bytes + Checked(tensor.shape.ElementCount()) * Checked(element);
+    bytes = bytes + Checked(DeviceBytes(tensor));
   }
   return bytes.Take().value_or(INT64_MAX);
 }
 
-}  // namespace
-
-Result<int64_t> BytesForCache(const Checkpoint& checkpoint, const Device& device, int64_t limit) {
+Result<int64_t> BytesForCache(const Checkpoint& checkpoint, const Device& device, int64_t limit,
+                              int64_t elsewhere) {
   const int64_t free = device.impl().backend().free_memory();
   if (free == 0) return INT64_MAX;
   const int64_t available = limit == 0 ? free : std::min(limit, free);
-  const int64_t weights = WeightBytes(checkpoint);
+  const int64_t weights = WeightBytes(checkpoint) - elsewhere;
   if (weights < available) return available - weights;
   return Status(
       Code::kOutOfMemory,

@@ -29,8 +29,15 @@ Result<std::shared_ptr<const PreparedFile>> OpenPrepared(const std::string& file
                                                          const Checkpoint& checkpoint,
                                                          const Device& device);
 
-/// The bytes that a device leaves for the KV cache of a checkpoint's model. `limit`:
-/// ModelOptions::device_memory. Errors: kOutOfMemory if the weights alone do not fit.
-Result<int64_t> BytesForCache(const Checkpoint& checkpoint, const Device& device, int64_t limit);
+/// About the bytes of a plain tensor on a device: at most 16 bits an element.
+int64_t DeviceBytes(const TensorInfo& tensor);
+/// About the bytes of a checkpoint's weights on a device: modules as stored, and other tensors.
+int64_t WeightBytes(const Checkpoint& checkpoint);
+
+/// The bytes that a device leaves for the KV cache of a checkpoint's model, of whose weights
+/// `elsewhere` bytes are not on it. `limit`: ModelOptions::device_memory. Errors: kOutOfMemory if
+/// the weights alone do not fit.
+Result<int64_t> BytesForCache(const Checkpoint& checkpoint, const Device& device, int64_t limit,
+                              int64_t elsewhere = 0);
 
 }  // namespace marlin

@@ -59,7 +59,7 @@ WeightSource::WeightSource(const Checkpoint& checkpoint, const Device& device,
                            std::string model_type, std::shared_ptr<const PreparedFile> prepared,
                            PreparedFileWriter* write)
     : checkpoint_(checkpoint),
-      device_(device),
+      device_(&device),
       model_type_(std::move(model_type)),
       prepared_(std::move(prepared)),
       write_(write) {
@@ -212,7 +212,7 @@ Result<Projection> WeightSource::LoadPrepared(std::span<const MatrixRequest> mat
       if (!(expected == part.spec)) return other();
     }
     const PreparedImage image{part.spec, prepared_->Data(part), prepared_};
-    Result<PreparedWeights> weights = FromImage(image, device_);
+    Result<PreparedWeights> weights = FromImage(image, *device_);
     if (!weights.ok()) return weights.status().WithContext(Printable(prepared_->path()));
     bytes_ += weights->bytes();
     projection.out += part.spec.n;
@@ -234,13 +234,13 @@ Status WeightSource::AddPart(std::span<const QuantizedWeights> matrices,
       columns.push_back({&matrices[i], 0, 1, n});
     }
   }
-  Result<PreparedWeights> prepared = PrepareColumns(columns, device_);
+  Result<PreparedWeights> prepared = PrepareColumns(columns, *device_);
   if (prepared.status().code() == Code::kNonFiniteInput) return NonFinite(matrices, requests);
   MARLIN_RETURN_IF_ERROR(prepared.status());
   bytes_ += prepared->bytes();
   projection->out += prepared->spec().n;
   if (write_ != nullptr) {
-    MARLIN_ASSIGN_OR_RETURN(const PreparedImage image, ImageOf(*prepared, device_));
+    MARLIN_ASSIGN_OR_RETURN(const PreparedImage image, ImageOf(*prepared, *device_));
     return write_->AddPart(image.spec, image.data);
   }
   projection->parts.push_back(*std::move(prepared));

@@ -43,6 +43,9 @@ class WeightSource {
   /// From here on loads these instead; they must outlive this.
   void Replace(const ReplacedMatrices* replaced) { replaced_ = replaced; }
 
+  /// From here on prepares weights for this device, which must outlive this, too.
+  void PrepareFor(const Device& device) { device_ = &device; }
+
   /// True when a weight of this name exists, plain or quantized.
   bool Has(const std::string& name) const;
 
@@ -89,7 +92,7 @@ class WeightSource {
                  std::span<const MatrixRequest> requests, Projection* projection);
 
   const Checkpoint& checkpoint_;
-  const Device& device_;
+  const Device* device_;
   std::string model_type_;
   std::shared_ptr<const PreparedFile> prepared_;
   PreparedFileWriter* write_ = nullptr;

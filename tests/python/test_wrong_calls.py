@@ -486,3 +486,20 @@ def test_gpu_memory_is_a_size() -> None:
     for size in ("1x", 0, -4, "GB"):
         text = refuse(mm.InvalidArgumentError, mm.load, SAMPLE, "cpu", gpu_memory=size)
         assert text == f"gpu_memory: expected a size such as 5GB, got '{size}'"
+
+
+def test_host_experts_are_a_number_or_auto() -> None:
+    for count in ("all", -1):
+        text = refuse(mm.InvalidArgumentError, mm.load, SAMPLE, "cpu", host_experts=count)
+        assert text == f'host_experts: expected a number or "auto", got {count!r}'
+    text = refuse(mm.InvalidArgumentError, mm.load, SAMPLE, "cpu", host_experts=9)
+    assert text == "host_experts: expected 0..8 (the model's experts), got 9"
+    text = refuse(mm.InvalidArgumentError, mm.load, SAMPLE, "cpu", frequencies="routing.json")
+    assert text == "frequencies: only with host_experts"
+
+
+def test_experts_on_the_host_write_the_same_tokens() -> None:
+    want = mm.load(SAMPLE, "cpu", exact=True).generate([296, 385], 8)["token_ids"]
+    model = mm.load(SAMPLE, "cpu", exact=True, host_experts=4)
+    assert model.info["host_experts"] == 16 and model.info["host_bytes"] > 0
+    assert model.generate([296, 385], 8)["token_ids"] == want

@@ -122,6 +122,7 @@ void CheckFormat(Format format) {
   view.table = static_cast<const uint32_t*>(table.get());
   view.table_exponent = planes.exponent;
   if (kKind == CodeKind::kInt4) view.offset = -static_cast<int>(values[0]);
+  if (kKind == CodeKind::kInt8) view.offset = format == Format::kS8 ? 128 : 0;
   const uint32_t scales = FloatToHalf(kScales[0]) | static_cast<uint32_t>(FloatToHalf(kScales[1]))
                                                         << 16;
   const auto count = static_cast<int>(lanes.size());

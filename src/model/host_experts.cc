@@ -1,0 +1,185 @@
+#include "model/host_experts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/macros.h"
+#include "base/printable.h"
+#include "marlin/expert_placement.h"
+#include "marlin/routing.h"
+#include "model/layers.h"
+#include "ops/device.h"
+#include "recipe/expert_name.h"
+
+namespace marlin {
+namespace {
+
+/// Tokens of one sequence for which experts leave room in a device's memory.
+constexpr int64_t kReservedTokens = 8192;
+
+Status Invalid(const std::string& message) { return Status(Code::kInvalidArgument, message); }
+
+class Chooser {
+ public:
+  Chooser(const ModelDirectory& model, const Device& device, const ModelOptions& options)
+      : checkpoint_(model.checkpoint), config_(model.config), device_(device), options_(options) {
+    for (const QuantizedModule& module : checkpoint_.modules()) {
+      modules_.emplace(module.name, &module);
+    }
+  }
+
+  Result<HostExperts> Choose() {
+    MARLIN_RETURN_IF_ERROR(Check());
+    MARLIN_RETURN_IF_ERROR(CountSelections());
+    HostExperts chosen;
+    const bool automatic = options_.host_experts == kHostExpertsAuto;
+    std::vector<std::vector<int64_t>> on_device;
+    if (automatic) {
+      MARLIN_ASSIGN_OR_RETURN(const int64_t budget, Budget());
+      MARLIN_ASSIGN_OR_RETURN(on_device, ChooseDeviceExperts(counts_, bytes_, budget));
+    } else {
+      for (const RoutingFrequencies::Layer& layer : counts_.layers) {
+        MARLIN_ASSIGN_OR_RETURN(
+            std::vector<int64_t> kept,
+            ChooseDeviceExperts(layer.counts, config_.shape.experts - options_.host_experts));
+        on_device.push_back(std::move(kept));
+      }
+    }
+    for (size_t i = 0; i < on_device.size(); ++i) {
+      std::vector<bool> stays(static_cast<size_t>(config_.shape.experts), true);
+      for (const int64_t expert : on_device[i]) stays[static_cast<size_t>(expert)] = false;
+      const auto count = static_cast<int64_t>(std::count(stays.begin(), stays.end(), true));
+      chosen.count += count;
+      chosen.bytes += count * bytes_[i];
+      chosen.layers.emplace(counts_.layers[i].layer, std::move(stays));
+    }
+    if (chosen.count == 0) return HostExperts();
+    MARLIN_ASSIGN_OR_RETURN(chosen.host, Device::Open("cpu"));
+    return chosen;
+  }
+
+ private:
+  Status Check() const {
+    const int64_t experts = config_.shape.experts;
+    if (experts == 0) {
+      return Invalid(fmt::format("host_experts: {} has no experts", config_.family->model_type));
+    }
+    if (options_.host_experts < kHostExpertsAuto || options_.host_experts > experts) {
+      return Invalid(fmt::format("host_experts: expected 0..{} (the model's experts), got {}",
+                                 experts, options_.host_experts));
+    }
+    if (!options_.prepared.empty()) {
+      return Invalid("host_experts: not with prepared weights, which are all the device's");
+    }
+    const DecoderBackend* const decoder = device_.impl().decoder();
+    if (decoder != nullptr && decoder->Fuses(StepKind::kExperts)) {
+      return Status(Code::kUnsupported,
+                    fmt::format("host_experts: {} runs experts inside a fused operation",
+                                device_.info().name));
+    }
+    return {};
+  }
+
+  /// Fills in the layers with experts: their selections, and the bytes of an expert.
+  Status CountSelections() {
+    const LayerSource source(checkpoint_, config_, device_, nullptr);
+    for (int64_t i = 0; i < config_.shape.layers; ++i) {
+      if (!IsSparse(*config_.family, config_.shape, i)) continue;
+      counts_.layers.push_back(
+          {i, std::vector<int64_t>(static_cast<size_t>(config_.shape.experts), 1)});
+      bytes_.push_back(std::max<int64_t>(ExpertBytes(source.Tensors(i).experts), 1));
+    }
+    if (options_.routing == nullptr) return {};
+    const RoutingFrequencies& routing = *options_.routing;
+    const auto alike = [](const RoutingFrequencies::Layer& a, const RoutingFrequencies::Layer& b) {
+      return a.layer == b.layer && a.counts.size() == b.counts.size();
+    };
+    if (routing.model_type != config_.family->model_type ||
+        !std::equal(routing.layers.begin(), routing.layers.end(), counts_.layers.begin(),
+                    counts_.layers.end(), alike)) {
+      return Invalid(fmt::format("routing: frequencies of another model ({}) than {}",
+                                 Printable(routing.model_type), Printable(checkpoint_.path())));
+    }
+    counts_.layers = routing.layers;
+    return {};
+  }
+
+  /// The bytes of a layer's largest expert.
+  int64_t ExpertBytes(const ExpertsTensors& tensors) const {
+    if (tensors.each.empty())
+      return MatrixBytes(tensors.gate_up.name) + MatrixBytes(tensors.down.name);
+    int64_t most = 0;
+    for (const MlpTensors& mlp : tensors.each) {
+      int64_t bytes = MatrixBytes(mlp.down.weight());
+      for (const LinearTensors& linear : mlp.gate_up) bytes += MatrixBytes(linear.weight());
+      most = std::max(most, bytes);
+    }
+    return most;
+  }
+
+  /// The bytes of a matrix on a device, or of one expert's in a stack; 0 for one that is missing,
+  /// which loading refuses.
+  int64_t MatrixBytes(const std::string& name) const {
+    auto module = modules_.find(name);
+    if (module == modules_.end()) {
+      const std::optional<ExpertName> expert = ParseExpertName(name);
+      if (expert) module = modules_.find(expert->common);
+    }
+    if (module != modules_.end()) {
+      const WeightsSpec& spec = module->second->spec;
+      return StoredBytes(spec) / std::max<int64_t>(spec.experts, 1);
+    }
+    const TensorInfo* const tensor = checkpoint_.Find(name);
+    if (tensor == nullptr) return 0;
+    const int64_t experts = tensor->shape.rank() == 3 ? std::max<int64_t>(tensor->shape[0], 1) : 1;
+    return DeviceBytes(*tensor) / experts;
+  }
+
+  /// What the device has for experts.
+  Result<int64_t> Budget() const {
+    int64_t experts = 0;
+    for (const int64_t bytes : bytes_) experts += bytes * config_.shape.experts;
+    const int64_t free = device_.impl().backend().free_memory();
+    if (free == 0) return experts;  // The device has no memory of its own.
+    const int64_t limit = options_.device_memory;
+    const int64_t available = limit == 0 ? free : std::min(limit, free);
+    const int64_t others = WeightBytes(checkpoint_) - experts;
+    const int64_t element = options_.allow_bf16_activations ? 2 : 4;
+    const int64_t cache = config_.shape.layers * config_.cache_heads() *
+                          (config_.key_dim() + config_.value_dim()) * element *
+                          std::min(config_.max_positions, kReservedTokens);
+    if (others + cache <= available) return available - others - cache;
+    return Status(
+        Code::kOutOfMemory,
+        fmt::format("{}: without experts, its weights take {} bytes and a KV cache {}; {} has {}{}",
+                    Printable(checkpoint_.path()), others, cache, device_.info().name, available,
+                    limit == 0 ? " free" : " for it"));
+  }
+
+  const Checkpoint& checkpoint_;
+  const DecoderConfig& config_;
+  const Device& device_;
+  const ModelOptions& options_;
+  std::map<std::string, const QuantizedModule*, std::less<>> modules_;
+  RoutingFrequencies counts_;
+  std::vector<int64_t> bytes_;  ///< Of an expert, by layer with experts.
+};
+
+}  // namespace
+
+bool HostExperts::Has(int64_t layer, int64_t expert) const {
+  const auto found = layers.find(layer);
+  return found != layers.end() && found->second[static_cast<size_t>(expert)];
+}
+
+Result<HostExperts> ChooseHostExperts(const ModelDirectory& model, const Device& device,
+                                      const ModelOptions& options) {
+  if (options.host_experts == 0) return HostExperts();
+  return Chooser(model, device, options).Choose();
+}
+
+}  // namespace marlin
