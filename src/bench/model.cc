@@ -23,8 +23,9 @@ class Products {
   Status Run(int64_t rows, int64_t head_rows) {
     weight_bytes_ = 0;
     operations_ = 0;
-    for (int64_t done = 0; done < rows; done += kPassTokens) {
-      MARLIN_RETURN_IF_ERROR(RunPass(std::min(rows - done, kPassTokens)));
+    const int64_t most = model_.device().impl().backend().pass_tokens();
+    for (int64_t done = 0; done < rows; done += most) {
+      MARLIN_RETURN_IF_ERROR(RunPass(std::min(rows - done, most)));
     }
     ++calls_;
     MARLIN_RETURN_IF_ERROR(Multiply(impl_.decoder.lm_head(), head_rows));
@@ -55,7 +56,7 @@ class Products {
     MARLIN_RETURN_IF_ERROR(Multiply(layer.router, rows));
     const int64_t visits = rows * impl_.decoder.config.shape.top_k;
     const int64_t visited = std::min(experts, visits);
-    if (!ReadsHostMemory(model_.device())) {
+    if (layer.placed.count() > 0 || !ReadsHostMemory(model_.device())) {
       MARLIN_RETURN_IF_ERROR(RunInOneCall(layer, rows, visited));
       return {};
     }
@@ -68,7 +69,13 @@ class Products {
     return Multiply(layer.shared_gate, rows);
   }
 
-  /// A GPU runs the experts of a layer in one call, the shared one included.
+  Result<ExpertsPlan> PlanOf(const ExpertsLayer& layer, const ExpertsProblem& problem) const {
+    if (layer.placed.count() > 0) return PlanExperts(model_.device(), problem, layer.placed);
+    return PlanExperts(model_.device(), problem, layer.set);
+  }
+
+  /// A GPU runs the experts of a layer in one call, the shared one included, and so does any device
+  /// whose experts are in part on the host.
   Status RunInOneCall(const ExpertsLayer& layer, int64_t rows, int64_t visited) {
     const DecoderConfig& config = impl_.decoder.config;
     const auto experts = static_cast<int64_t>(layer.experts.size());
@@ -102,8 +109,7 @@ class Products {
                                  impl_.products.accuracy,
                                  impl_.products.determinism,
                                  impl_.products.allow_bf16_activations};
-    MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan,
-                            PlanExperts(model_.device(), problem, layer.set));
+    MARLIN_ASSIGN_OR_RETURN(const ExpertsPlan plan, PlanOf(layer, problem));
     const Shape selected{rows, config.shape.top_k};
     return plan.Run({x_.data(), DType::kF32, {rows, hidden}}, {ids_.data(), DType::kI32, selected},
                     {weights_.data(), DType::kF32, selected},

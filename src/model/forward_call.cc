@@ -22,18 +22,26 @@ struct PassPlan {
   };
   std::vector<Chunk> chunks;
   int64_t tokens = 0;
+  int64_t wanted = 0;  ///< Rows of logits.
 };
 
-std::vector<PassPlan> PlanPasses(std::span<const SequenceInput> inputs) {
+/// Passes of at most `most` tokens.
+std::vector<PassPlan> PlanPasses(std::span<const SequenceInput> inputs, int64_t most) {
   std::vector<PassPlan> passes(1);
   for (size_t i = 0; i < inputs.size(); ++i) {
+    const bool all_logits = inputs[i].all_logits;
     const auto total = static_cast<int64_t>(inputs[i].tokens.size());
     for (int64_t first = 0; first < total;) {
-      if (passes.back().tokens == kPassTokens) passes.emplace_back();
-      const int64_t count = std::min(total - first, kPassTokens - passes.back().tokens);
-      passes.back().chunks.push_back({i, first, count});
-      passes.back().tokens += count;
+      if (passes.back().tokens == most || passes.back().wanted == kPassTokens) {
+        passes.emplace_back();
+      }
+      PassPlan& pass = passes.back();
+      int64_t count = std::min(total - first, most - pass.tokens);
+      if (all_logits) count = std::min(count, kPassTokens - pass.wanted);
+      pass.chunks.push_back({i, first, count});
+      pass.tokens += count;
       first += count;
+      pass.wanted += all_logits ? count : static_cast<int64_t>(first == total);
     }
   }
   return passes;
@@ -76,7 +84,8 @@ class ForwardCall {
 
  private:
   Status RunPasses() {
-    for (const PassPlan& plan : PlanPasses(inputs_)) MARLIN_RETURN_IF_ERROR(RunPass(plan));
+    const int64_t most = model_.device.impl().backend().pass_tokens();
+    for (const PassPlan& plan : PlanPasses(inputs_, most)) MARLIN_RETURN_IF_ERROR(RunPass(plan));
     return {};
   }
 

@@ -15,7 +15,7 @@
 
 namespace marlin {
 
-/// Most tokens of one pass; bounds the memory of activations.
+/// Most rows of logits of one pass, and most tokens of a pass of calibration; bounds their memory.
 inline constexpr int64_t kPassTokens = 512;
 
 struct Model::Impl {

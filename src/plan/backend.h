@@ -252,6 +252,9 @@ class Backend {
   virtual Result<std::unique_ptr<HostStaging>> AllocateStaging(int64_t bytes) const;
   /// Whether the host may wait for work on a stream. Errors: kUnsupported while it is captured.
   virtual Status CheckHostMayWait(void* /*stream*/) const { return {}; }
+  /// Most tokens of one pass through a model; bounds the memory of activations. Longer prompts take
+  /// several passes, each of which reads all weights.
+  virtual int64_t pass_tokens() const { return 512; }
   /// Free bytes of the device's own memory; 0: its memory is the host's, or this is unknown.
   virtual int64_t free_memory() const { return 0; }
   /// Whether its default GEMMs round fp32 activations to bf16 first, so that rows which only GEMMs

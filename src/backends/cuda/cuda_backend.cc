@@ -238,6 +238,7 @@ class CudaBackend final : public Backend {
   bool calls_block() const override { return false; }
   bool records() const override { return true; }
   bool rounds_activations() const override { return true; }
+  int64_t pass_tokens() const override { return 4096; }
   int64_t free_memory() const override {
     const DeviceScope scope(device_->index);
     size_t free = 0;
