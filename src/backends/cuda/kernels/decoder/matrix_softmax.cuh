@@ -1,7 +1,8 @@
-// Attention on matrix units: the part of a warp. 16 query rows (the rows of m16n8k16) and 16 keys
-// at a time, with an online softmax over all of its keys.
+// Attention on matrix units: the part of a warp. 16 query rows (the rows of m16n8k16) and one to
+// four groups of 16 keys at a time, with an online softmax over all of its keys. More groups share
+// one load of the queries and one update of the softmax, and their chains of MMAs run side by side.
 //
-//     scores[16 rows, 16 keys] = Q K^T      K: ldmatrix of [key][feature]
+//     scores[16 rows, keys] = Q K^T         K: ldmatrix of [key][feature]
 //     sums[16 rows, features] += P V        V: ldmatrix.trans of [key][feature]
 //
 //   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round.
@@ -58,10 +59,13 @@ struct WarpOperands {
   int value_row;
 };
 
-/// The online softmax of 16 rows. kTiles: tiles of 16 value features, at most.
-template <int kTiles>
+/// The online softmax of 16 rows. kTiles: tiles of 16 value features, at most. kGroups: groups of
+/// 16 keys that are added at a time.
+template <int kTiles, int kGroups = 1>
 class WarpSoftmax {
  public:
+  static constexpr int kKeys = kGroups * kWarpKeys;
+
   MARLIN_DEVICE WarpSoftmax(const WarpOperands& operands, int key_dim, int value_dim, float scale)
       : operands_(operands),
         lane_(static_cast<int>(threadIdx.x) & 31),
@@ -69,27 +73,22 @@ class WarpSoftmax {
         value_dim_(value_dim),
         scale_(scale * kLog2E) {}
 
-  /// Adds 16 keys in shared memory, the first of which is key `first`. visible(half) is the span
+  /// Adds kKeys keys in shared memory, the first of which is key `first`. visible(half) is the span
   /// of the keys that row lane / 4 + 8 * half sees. `masked`: some row does not see all of them.
   /// `by_key`: with values that are not finite, of keys that not all rows see.
   template <typename Visible>
   MARLIN_DEVICE void Add(uint32_t keys, uint32_t values, int first, bool masked,
                          const Visible& visible, bool by_key = false) {
-    float scores[2][4] = {};
+    Scores scores = {};
     Score(keys, scores);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const KeySpan span = visible(half);
+    for (int tile = 0; tile < kScoreTiles; ++tile) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& score = scores[i >> 1][2 * half + (i & 1)];
-        const int key = first + (i >> 1) * 8 + (lane_ & 3) * 2 + (i & 1);
-        const bool seen = !masked || (key >= span.first && key < span.end);
-        score = seen ? score * scale_ : NoScore();
-      }
+      for (int i = 0; i < 4; ++i) scores[tile][i] *= scale_;
     }
-    uint32_t weights[4];
-    uint32_t rests[4];
+    if (masked) Mask(first, visible, scores);
+    uint32_t weights[kGroups][4];
+    uint32_t rests[kGroups][4];
     Weigh(scores, weights, rests);
     if (by_key) {
       AddByKey(values, scores);
@@ -120,34 +119,63 @@ class WarpSoftmax {
   }
 
  private:
-  MARLIN_DEVICE void Score(uint32_t keys, float (&scores)[2][4]) const {
+  static constexpr int kScoreTiles = 2 * kGroups;  ///< Of 8 keys.
+  using Scores = float[kScoreTiles][4];
+
+  /// Takes away the scores of keys that a row does not see.
+  template <typename Visible>
+  MARLIN_DEVICE void Mask(int first, const Visible& visible, Scores& scores) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const KeySpan span = visible(half);
+#pragma unroll
+      for (int i = 0; i < 2 * kScoreTiles; ++i) {
+        const int key = first + (i >> 1) * 8 + (lane_ & 3) * 2 + (i & 1);
+        if (key < span.first || key >= span.end) scores[i >> 1][2 * half + (i & 1)] = NoScore();
+      }
+    }
+  }
+
+  MARLIN_DEVICE void Score(uint32_t keys, Scores& scores) const {
     const uint32_t place = (lane_ & 15) * operands_.key_row + (lane_ >> 4) * 16;
     const uint32_t query = operands_.queries + place;
     const uint32_t rest = operands_.rests + place;
     const uint32_t key =
         keys + ((lane_ & 7) + (lane_ >> 4) * 8) * operands_.key_row + (lane_ >> 3 & 1) * 16;
-#pragma unroll 4
+#pragma unroll(kGroups == 1 ? 4 : 2)
     for (int step = 0; step < key_steps_; ++step) {
       uint32_t a[4];
       uint32_t b[4];
-      uint32_t k[4];
+      uint32_t k[kGroups][4];
       LoadMatrices(a, query + step * 32);
       LoadMatrices(b, rest + step * 32);
-      LoadMatrices(k, key + step * 32);
-      MultiplyAdd<Bf16x2>(scores[0], a, k[0], k[1]);
-      MultiplyAdd<Bf16x2>(scores[1], a, k[2], k[3]);
-      MultiplyAdd<Bf16x2>(scores[0], b, k[0], k[1]);
-      MultiplyAdd<Bf16x2>(scores[1], b, k[2], k[3]);
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        LoadMatrices(k[group], key + group * kWarpKeys * operands_.key_row + step * 32);
+      }
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        MultiplyAdd<Bf16x2>(scores[2 * group], a, k[group][0], k[group][1]);
+        MultiplyAdd<Bf16x2>(scores[2 * group + 1], a, k[group][2], k[group][3]);
+      }
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        MultiplyAdd<Bf16x2>(scores[2 * group], b, k[group][0], k[group][1]);
+        MultiplyAdd<Bf16x2>(scores[2 * group + 1], b, k[group][2], k[group][3]);
+      }
     }
   }
 
   /// The softmax weights of scores in base 2, as MMA operands in two terms; rescales the sums.
-  MARLIN_DEVICE void Weigh(const float (&scores)[2][4], uint32_t (&weights)[4],
-                           uint32_t (&rests)[4]) {
+  MARLIN_DEVICE void Weigh(const Scores& scores, uint32_t (&weights)[kGroups][4],
+                           uint32_t (&rests)[kGroups][4]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float most = fmaxf(fmaxf(scores[0][2 * half], scores[0][2 * half + 1]),
-                         fmaxf(scores[1][2 * half], scores[1][2 * half + 1]));
+      float most = NoScore();
+#pragma unroll
+      for (int tile = 0; tile < kScoreTiles; ++tile) {
+        most = fmaxf(most, fmaxf(scores[tile][2 * half], scores[tile][2 * half + 1]));
+      }
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
       most = fmaxf(most, largest_[half]);
@@ -162,7 +190,7 @@ class WarpSoftmax {
         }
       }
 #pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
+      for (int tile = 0; tile < kScoreTiles; ++tile) {
         // A masked key is compared, not subtracted: -Inf - -Inf is NaN.
         const auto weight = [&](float score) {
           return score == NoScore() ? 0.0f : Exp2(score - most);
@@ -170,36 +198,50 @@ class WarpSoftmax {
         const float low = weight(scores[tile][2 * half]);
         const float high = weight(scores[tile][2 * half + 1]);
         sum_[half] += low + high;
-        SplitInTwo(low, high, &weights[2 * tile + half], &rests[2 * tile + half]);
+        const int at = 2 * (tile & 1) + half;
+        SplitInTwo(low, high, &weights[tile >> 1][at], &rests[tile >> 1][at]);
       }
     }
   }
 
-  MARLIN_DEVICE void AddValues(uint32_t values, const uint32_t (&weights)[4],
-                               const uint32_t (&rests)[4]) {
-    const uint32_t value = values + (lane_ & 15) * operands_.value_row + (lane_ >> 4) * 16;
+  MARLIN_DEVICE void AddValues(uint32_t values, const uint32_t (&weights)[kGroups][4],
+                               const uint32_t (&rests)[kGroups][4]) {
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      if (n * 16 >= value_dim_) break;
-      uint32_t v[4];
-      LoadMatricesTransposed(v, value + n * 32);
-      MultiplyAdd<Bf16x2>(values_[2 * n], weights, v[0], v[1]);
-      MultiplyAdd<Bf16x2>(values_[2 * n + 1], weights, v[2], v[3]);
-      MultiplyAdd<Bf16x2>(values_[2 * n], rests, v[0], v[1]);
-      MultiplyAdd<Bf16x2>(values_[2 * n + 1], rests, v[2], v[3]);
+    for (int group = 0; group < kGroups; ++group) {
+      const uint32_t value =
+          values + (group * kWarpKeys + (lane_ & 15)) * operands_.value_row + (lane_ >> 4) * 16;
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        if (n * 16 >= value_dim_) break;
+        uint32_t v[4];
+        LoadMatricesTransposed(v, value + n * 32);
+        MultiplyAdd<Bf16x2>(values_[2 * n], weights[group], v[0], v[1]);
+        MultiplyAdd<Bf16x2>(values_[2 * n + 1], weights[group], v[2], v[3]);
+        MultiplyAdd<Bf16x2>(values_[2 * n], rests[group], v[0], v[1]);
+        MultiplyAdd<Bf16x2>(values_[2 * n + 1], rests[group], v[2], v[3]);
+      }
     }
   }
 
   /// AddValues in fp32, without the products of keys that a row does not see.
-  MARLIN_DEVICE void AddByKey(uint32_t values, const float (&scores)[2][4]) {
+  MARLIN_DEVICE void AddByKey(uint32_t values, const Scores& scores) {
+    // Registers have no index: the tile of a key is found by comparison.
+    const auto score_of = [&](int key, int i) {
+      float score = scores[0][i];
+#pragma unroll
+      for (int tile = 1; tile < kScoreTiles; ++tile) {
+        score = key >> 3 == tile ? scores[tile][i] : score;
+      }
+      return score;
+    };
 #pragma unroll 1
-    for (int key = 0; key < kWarpKeys; ++key) {
+    for (int key = 0; key < kKeys; ++key) {
       // The lane of this lane's rows that has the key's scores.
       const int owner = (lane_ & ~3) | (key & 7) >> 1;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float even = __shfl_sync(~0u, scores[key >> 3][2 * half], owner);
-        const float odd = __shfl_sync(~0u, scores[key >> 3][2 * half + 1], owner);
+        const float even = __shfl_sync(~0u, score_of(key, 2 * half), owner);
+        const float odd = __shfl_sync(~0u, score_of(key, 2 * half + 1), owner);
         const float score = (key & 1) != 0 ? odd : even;
         if (score == NoScore()) continue;
         const float weight = Exp2(score - largest_[half]);

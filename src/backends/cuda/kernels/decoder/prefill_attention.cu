@@ -2,7 +2,8 @@
 //
 //   A CTA takes 64 query rows of one KV head of a sequence (row r is query head r % group of token
 //   r / group) and all of their keys, in blocks of 64, which it copies through a ring of two
-//   stages. A warp has 16 rows and their softmax (matrix_softmax.cuh), 16 keys at a time.
+//   stages. A warp has 16 rows and their softmax (matrix_softmax.cuh), of a block at a time where
+//   its registers suffice.
 //
 //   A value that is NaN or Inf would spread through the zero weights of rows that do not see its
 //   key: where some rows of a warp do not, the warp looks for such values, and then adds key by
@@ -43,13 +44,12 @@ MARLIN_DEVICE void CopyKeyRows(const PageRows& from, const KeySpan& visible, int
                                const void* anywhere) {
   const int units = from.features / 8;
   const int row_bytes = SharedRowBytes(from.features);
-  int row = 0;
-  for (int unit = thread; true; unit += threads) {
-    while (unit >= units) {
-      unit -= units;
-      ++row;
-    }
-    if (row >= rows) return;
+  // 8, 16 or 32 lanes copy a row.
+  const int width = units <= 8 ? 8 : (units <= 16 ? 16 : 32);
+  const int unit = thread & (width - 1);
+  if (unit >= units) return;
+#pragma unroll 4
+  for (int row = thread / width; row < rows; row += threads / width) {
     const int key = first_key + row;
     const bool seen = from.first != nullptr && key >= visible.first && key < visible.end;
     // Where nothing is read, any valid, aligned address will do.
@@ -133,14 +133,16 @@ class TileKeys {
   uint32_t ring_;
 };
 
-/// Whether 16 rows of values in shared memory are all finite, in all lanes.
-MARLIN_DEVICE bool AreFinite(uint32_t values, int value_row, int features) {
+/// Whether rows of values in shared memory are all finite, in all lanes.
+MARLIN_DEVICE bool AreFinite(uint32_t values, int rows, int value_row, int features) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   bool finite = true;
-  for (int row = lane >> 1; row < kWarpKeys; row += 16) {
-    for (int i = (lane & 1) * 4; i < features * 2; i += 8) {
-      const uint32_t pair = LoadShared4(values + row * value_row + i);
-      finite = finite && (pair & 0x7f80u) != 0x7f80u && (pair & 0x7f800000u) != 0x7f800000u;
+  for (int row = lane >> 1; row < rows; row += 16) {
+    for (int i = (lane & 1) * 16; i < features * 2; i += 32) {
+      const uint4 pairs = LoadShared16(values + row * value_row + i);
+      for (const uint32_t pair : {pairs.x, pairs.y, pairs.z, pairs.w}) {
+        finite = finite && (pair & 0x7f80u) != 0x7f80u && (pair & 0x7f800000u) != 0x7f800000u;
+      }
     }
   }
   return __all_sync(~0u, finite);
@@ -157,6 +159,9 @@ MARLIN_DEVICE void LoadQueries(const AttentionArguments& args, const Tile& tile,
                  args.key_dim, queries + row * row_bytes, queries + (kRows + row) * row_bytes);
   }
 }
+
+/// Groups of 16 keys that a warp adds at a time.
+MARLIN_HOST_DEVICE constexpr int GroupsFor(int tiles) { return tiles > 8 ? 2 : 4; }
 
 template <int kTiles>
 __global__ void __launch_bounds__(kThreads)
@@ -178,7 +183,9 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t mine = SharedAddress(queries) + first_row * layout.key_row;
   const WarpOperands operands = {mine, mine + kRows * layout.key_row, layout.key_row,
                                  layout.value_row};
-  WarpSoftmax<kTiles> softmax(operands, args.key_dim, args.value_dim, args.scale);
+  WarpSoftmax<kTiles, GroupsFor(kTiles)> softmax(operands, args.key_dim, args.value_dim,
+                                                 args.scale);
+  constexpr int kKeys = softmax.kKeys;
   const KeySpan spans[2] = {VisibleTo(args, tile, first_row + (lane >> 2)),
                             VisibleTo(args, tile, first_row + (lane >> 2) + 8)};
   // Keys that some row of the warp sees, and keys that all of its rows see.
@@ -191,14 +198,14 @@ __global__ void __launch_bounds__(kThreads)
     WaitForCopies<1>();
     __syncthreads();
 #pragma unroll 1
-    for (int part = 0; part < kBlockKeys / kWarpKeys; ++part) {
-      const int first = block * kBlockKeys + part * kWarpKeys;
-      if (first >= some.end || first + kWarpKeys <= some.first) continue;
-      const uint32_t values = keys.Values(block) + part * kWarpKeys * layout.value_row;
-      const bool masked = first < all.first || first + kWarpKeys > all.end;
-      const bool by_key = masked && !AreFinite(values, layout.value_row, args.value_dim);
+    for (int part = 0; part < kBlockKeys / kKeys; ++part) {
+      const int first = block * kBlockKeys + part * kKeys;
+      if (first >= some.end || first + kKeys <= some.first) continue;
+      const uint32_t values = keys.Values(block) + part * kKeys * layout.value_row;
+      const bool masked = first < all.first || first + kKeys > all.end;
+      const bool by_key = masked && !AreFinite(values, kKeys, layout.value_row, args.value_dim);
       softmax.Add(
-          keys.Keys(block) + part * kWarpKeys * layout.key_row, values, first, masked,
+          keys.Keys(block) + part * kKeys * layout.key_row, values, first, masked,
           [&](int half) { return spans[half]; }, by_key);
     }
     __syncthreads();

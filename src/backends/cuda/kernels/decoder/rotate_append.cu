@@ -1,8 +1,8 @@
 // Preparation of a step's projections for attention, in one pass: norms of queries and keys, RoPE,
 // and the append of keys and values to the paged KV cache.
 //
-//   A warp has one head of one row: its features go through shared memory, because RoPE pairs
-//   features of different lanes. Heads are numbered: queries, then keys, then values.
+//   A warp has one head of a row at a time, whose features go through shared memory, because RoPE
+//   pairs features of different lanes. Heads are numbered: queries, then keys, then values.
 #include <algorithm>
 
 #include "backends/cuda/kernels/common/chain.cuh"
@@ -16,6 +16,9 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+/// From so many rows on a warp takes several heads.
+constexpr int kManyRows = 256;
+constexpr int kMostHeads = 4;
 
 /// A value as a store to `type` rounds it.
 MARLIN_DEVICE float Rounded(float value, Element type) {
@@ -76,16 +79,17 @@ MARLIN_DEVICE Head FindHead(const RotateAppendArguments& args, int row, int numb
   return head;
 }
 
-/// Loads a head to shared memory. Returns the lane's sum of squares.
+/// Loads a head to shared memory. Returns the lane's sum of squares, which only norms need.
 MARLIN_DEVICE double LoadHead(const Head& head, int lane, float* features) {
   double squares = 0;
+  const bool sums = head.norm != nullptr;
   WithType(head.type, [&](auto type) {
     const auto* const from = static_cast<const decltype(type)*>(head.from) + head.at;
 #pragma unroll 4
     for (int i = lane; i < head.features; i += 32) {
       const float value = ToFloat(from[i]);
       features[i] = value;
-      squares += static_cast<double>(value) * value;
+      if (sums) squares += static_cast<double>(value) * value;
     }
   });
   return squares;
@@ -104,19 +108,46 @@ MARLIN_DEVICE void NormalizeHead(const Head& head, float epsilon, double squares
   }
 }
 
+/// The rotations of a lane's first pairs, which are the same in all heads of a row.
+struct Rotations {
+  static constexpr int kPairs = 2;
+  float cosines[kPairs];
+  float sines[kPairs];
+
+  MARLIN_DEVICE Rotations(const RotateAppendArguments& args, int position, int lane) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int pair = lane + 32 * i;
+      if (pair >= args.pairs) return;
+      RotationOf(args.frequencies[pair], position, args.factor, &cosines[i], &sines[i]);
+    }
+  }
+};
+
+MARLIN_DEVICE void RotatePair(const RotateAppendArguments& args, Element type, int pair,
+                              float cosine, float sine, float* features) {
+  const int first = args.interleaved ? 2 * pair : pair;
+  const int second = args.interleaved ? 2 * pair + 1 : pair + args.pairs;
+  const float a = features[first];
+  const float b = features[second];
+  features[first] = Rounded(a * cosine - b * sine, type);
+  features[second] = Rounded(b * cosine + a * sine, type);
+}
+
 MARLIN_DEVICE void RotateHead(const RotateAppendArguments& args, Element type, int position,
-                              int lane, float* features) {
+                              const Rotations& rotations, int lane, float* features) {
+#pragma unroll
+  for (int i = 0; i < Rotations::kPairs; ++i) {
+    const int pair = lane + 32 * i;
+    if (pair >= args.pairs) return;
+    RotatePair(args, type, pair, rotations.cosines[i], rotations.sines[i], features);
+  }
 #pragma unroll 1
-  for (int pair = lane; pair < args.pairs; pair += 32) {
+  for (int pair = lane + 32 * Rotations::kPairs; pair < args.pairs; pair += 32) {
     float cosine;
     float sine;
     RotationOf(args.frequencies[pair], position, args.factor, &cosine, &sine);
-    const int first = args.interleaved ? 2 * pair : pair;
-    const int second = args.interleaved ? 2 * pair + 1 : pair + args.pairs;
-    const float a = features[first];
-    const float b = features[second];
-    features[first] = Rounded(a * cosine - b * sine, type);
-    features[second] = Rounded(b * cosine + a * sine, type);
+    RotatePair(args, type, pair, cosine, sine, features);
   }
 }
 
@@ -126,26 +157,32 @@ __global__ void __launch_bounds__(kWarps * 32)
   EnterChain();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int number = static_cast<int>(blockIdx.y) * kWarps + warp;
   const auto row = static_cast<int>(blockIdx.x);
   if (row == 0 && blockIdx.y == 0) CheckFirstRows(args.sequences, args.errors);
-  if (number >= args.heads + 2 * args.pages.kv_heads) return;
-  const Head head = FindHead(args, row, number);
+  const int heads = args.heads + 2 * args.pages.kv_heads;
   float* const features = memory + warp * max(args.pages.key_dim, args.pages.value_dim);
-  const double squares = LoadHead(head, lane, features);
-  if (head.norm != nullptr) NormalizeHead(head, args.epsilon, squares, lane, features);
-  __syncwarp();
   const int position = args.sequences.positions[row];
   if (position < 0) {
     if (lane == 0) RecordError(args.errors, ValueError::kPosition, position, row);
     return;
   }
-  if (head.rotates) RotateHead(args, head.type, position, lane, features);
-  __syncwarp();
-  if (head.to == nullptr) return;
+  const Rotations rotations(args, position, lane);
 #pragma unroll 1
-  for (int i = lane; i < head.features; i += 32) {
-    StoreFloat(head.to, head.to_type, head.to_at + i, features[i]);
+  for (int number = static_cast<int>(blockIdx.y) * kWarps + warp; number < heads;
+       number += static_cast<int>(gridDim.y) * kWarps) {
+    const Head head = FindHead(args, row, number);
+    const double squares = LoadHead(head, lane, features);
+    if (head.norm != nullptr) NormalizeHead(head, args.epsilon, squares, lane, features);
+    __syncwarp();
+    if (head.rotates) RotateHead(args, head.type, position, rotations, lane, features);
+    __syncwarp();
+    if (head.to != nullptr) {
+#pragma unroll 1
+      for (int i = lane; i < head.features; i += 32) {
+        StoreFloat(head.to, head.to_type, head.to_at + i, features[i]);
+      }
+    }
+    __syncwarp();
   }
 }
 
@@ -156,9 +193,11 @@ cudaError_t LoadRotateAppend() {
 }
 
 cudaError_t LaunchRotateAppend(const RotateAppendArguments& args, cudaStream_t stream) {
-  const int warps = args.heads + 2 * args.pages.kv_heads;
+  const int heads = args.heads + 2 * args.pages.kv_heads;
+  // With few rows a warp takes one head, with many several: they share the sines and cosines.
+  const int most = args.sequences.rows < kManyRows ? 1 : kMostHeads;
   const dim3 grid(static_cast<unsigned>(args.sequences.rows),
-                  static_cast<unsigned>((warps + kWarps - 1) / kWarps));
+                  static_cast<unsigned>((heads + kWarps * most - 1) / (kWarps * most)));
   const int features = std::max(args.pages.key_dim, args.pages.value_dim);
   const int bytes = kWarps * features * int{sizeof(float)};
   return LaunchInChain(&RotateAppendKernel, grid, kWarps * 32, bytes, stream, args);
