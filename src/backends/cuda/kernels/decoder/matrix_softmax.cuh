@@ -206,13 +206,24 @@ class WarpSoftmax {
 
   MARLIN_DEVICE void AddValues(uint32_t values, const uint32_t (&weights)[kGroups][4],
                                const uint32_t (&rests)[kGroups][4]) {
+    // Without a branch after every tile, loads and products of several tiles overlap.
+    if (value_dim_ == kTiles * 16) {
+      AddTiles<true>(values, weights, rests);
+    } else {
+      AddTiles<false>(values, weights, rests);
+    }
+  }
+
+  template <bool kAllTiles>
+  MARLIN_DEVICE void AddTiles(uint32_t values, const uint32_t (&weights)[kGroups][4],
+                              const uint32_t (&rests)[kGroups][4]) {
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       const uint32_t value =
           values + (group * kWarpKeys + (lane_ & 15)) * operands_.value_row + (lane_ >> 4) * 16;
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        if (n * 16 >= value_dim_) break;
+        if (!kAllTiles && n * 16 >= value_dim_) break;
         uint32_t v[4];
         LoadMatricesTransposed(v, value + n * 32);
         MultiplyAdd<Bf16x2>(values_[2 * n], weights[group], v[0], v[1]);
@@ -225,34 +236,32 @@ class WarpSoftmax {
 
   /// AddValues in fp32, without the products of keys that a row does not see.
   MARLIN_DEVICE void AddByKey(uint32_t values, const Scores& scores) {
-    // Registers have no index: the tile of a key is found by comparison.
-    const auto score_of = [&](int key, int i) {
-      float score = scores[0][i];
+    // Registers have no index, so the loop over tiles is unrolled.
 #pragma unroll
-      for (int tile = 1; tile < kScoreTiles; ++tile) {
-        score = key >> 3 == tile ? scores[tile][i] : score;
-      }
-      return score;
-    };
+    for (int tile = 0; tile < kScoreTiles; ++tile) {
 #pragma unroll 1
-    for (int key = 0; key < kKeys; ++key) {
-      // The lane of this lane's rows that has the key's scores.
-      const int owner = (lane_ & ~3) | (key & 7) >> 1;
+      for (int key = 0; key < 8; ++key) AddKey(values, tile * 8 + key, scores[tile]);
+    }
+  }
+
+  /// Adds one key; `scores` are those of its tile.
+  MARLIN_DEVICE void AddKey(uint32_t values, int key, const float (&scores)[4]) {
+    // The lane of this lane's rows that has the key's scores.
+    const int owner = (lane_ & ~3) | (key & 7) >> 1;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float even = __shfl_sync(~0u, score_of(key, 2 * half), owner);
-        const float odd = __shfl_sync(~0u, score_of(key, 2 * half + 1), owner);
-        const float score = (key & 1) != 0 ? odd : even;
-        if (score == NoScore()) continue;
-        const float weight = Exp2(score - largest_[half]);
+    for (int half = 0; half < 2; ++half) {
+      const float even = __shfl_sync(~0u, scores[2 * half], owner);
+      const float odd = __shfl_sync(~0u, scores[2 * half + 1], owner);
+      const float score = (key & 1) != 0 ? odd : even;
+      if (score == NoScore()) continue;
+      const float weight = Exp2(score - largest_[half]);
 #pragma unroll
-        for (int n = 0; n < 2 * kTiles; ++n) {
-          if (n * 8 >= value_dim_) break;
-          const float2 pair = Bf16x2::Unpack(
-              LoadShared4(values + key * operands_.value_row + (n * 8 + (lane_ & 3) * 2) * 2));
-          values_[n][2 * half] = __fmaf_rn(weight, pair.x, values_[n][2 * half]);
-          values_[n][2 * half + 1] = __fmaf_rn(weight, pair.y, values_[n][2 * half + 1]);
-        }
+      for (int n = 0; n < 2 * kTiles; ++n) {
+        if (n * 8 >= value_dim_) break;
+        const float2 pair = Bf16x2::Unpack(
+            LoadShared4(values + key * operands_.value_row + (n * 8 + (lane_ & 3) * 2) * 2));
+        values_[n][2 * half] = __fmaf_rn(weight, pair.x, values_[n][2 * half]);
+        values_[n][2 * half + 1] = __fmaf_rn(weight, pair.y, values_[n][2 * half + 1]);
       }
     }
   }

@@ -48,14 +48,20 @@ MARLIN_DEVICE void CopyKeyRows(const PageRows& from, const KeySpan& visible, int
   const int width = units <= 8 ? 8 : (units <= 16 ? 16 : 32);
   const int unit = thread & (width - 1);
   if (unit >= units) return;
+  const int first_row = thread / width;
+  const int step = threads / width;
+  // Keys [begin, end) of the block exist and are seen.
+  const int begin = visible.first - first_key;
+  const int end = from.first == nullptr ? 0 : visible.end - first_key;
+  const uint8_t* source = from.first + (first_row * from.features + unit * 8) * 2;
+  uint32_t target = to + first_row * row_bytes + unit * 16;
 #pragma unroll 4
-  for (int row = thread / width; row < rows; row += threads / width) {
-    const int key = first_key + row;
-    const bool seen = from.first != nullptr && key >= visible.first && key < visible.end;
+  for (int row = first_row; row < rows; row += step) {
+    const bool seen = row >= begin && row < end;
     // Where nothing is read, any valid, aligned address will do.
-    const void* const source =
-        seen ? from.first + (static_cast<int64_t>(row) * from.features + unit * 8) * 2 : anywhere;
-    CopyAsync16(to + row * row_bytes + unit * 16, source, seen ? 16 : 0);
+    CopyAsync16(target, seen ? source : anywhere, seen ? 16 : 0);
+    source += step * from.features * 2;
+    target += step * row_bytes;
   }
 }
 
