@@ -28,12 +28,14 @@ else
 fi
 report=$PWD/$build/ctest.xml
 rc=0
+excluded='^(checks|packaging|portability|python|golden|tools|exhaustive|conformance'
+excluded+='|examples\.documents)'
 # What only looks at the sources or packages cannot differ under a sanitizer; what a sanitizer would
 # slow down to hours (all 2^32 floats) is left to Release, and so are the documents' commands, of
 # which every one has tests of its own; the conformance program runs below.
 ctest --test-dir "$build" -j "$(nproc)" --output-on-failure --no-tests=error \
   --output-junit "$report" --timeout 1800 ${tests:+-R "$tests"} \
-  -E '^(checks|packaging|portability|python|golden|tools|exhaustive|conformance|examples\.documents)' || rc=$?
+  -E "$excluded" || rc=$?
 count() { sed -n "s/^.*[[:space:]]$1=\"\([0-9]*\)\".*/\1/p" "$report" | head -n 1; }
 passed=$(($(count tests) - $(count failures) - $(count skipped) - $(count disabled)))
 failed=$(count failures)

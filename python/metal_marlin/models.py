@@ -66,9 +66,7 @@ class Model:
             exact,
             prepared,
             batch_invariant,
-            memory,
-            _host_experts(host_experts),
-            frequencies,
+            (memory, _host_experts(host_experts), frequencies),
         )
         self.path = Path(os.fsdecode(path))
         asked = _core.default_device_name() if device is None else device

@@ -1,5 +1,6 @@
 // Models: loading, logits, generation, evaluation.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "cli/arguments.h"
@@ -91,6 +92,32 @@ nb::dict PerplexityDict(const PerplexityResult& result) {
   return dict;
 }
 
+/// Where a model's weights go: gpu_memory, host_experts and frequencies of mm.load.
+using Memory = std::tuple<std::string, int64_t, nb::object>;
+
+/// A model, opened as mm.load asks.
+void OpenModel(Model* self, nb::handle directory, const OpenDevice& opened, bool exact,
+               nb::handle prepared, bool batch_invariant, const Memory& memory) {
+  const std::string path = PathOf("path", directory);
+  const auto& [gpu_memory, host_experts, frequencies] = memory;
+  ModelOptions options{.allow_bf16_activations = !exact};
+  options.batch_invariant = batch_invariant;
+  if (!gpu_memory.empty()) {
+    options.device_memory = Take(cli::ParseByteSize("gpu_memory", gpu_memory));
+  }
+  if (!prepared.is_none()) options.prepared = PathOf("prepared", prepared);
+  options.host_experts = host_experts;
+  std::string file;
+  if (!frequencies.is_none()) file = PathOf("frequencies", frequencies);
+  const nb::gil_scoped_release released;
+  RoutingFrequencies routing;
+  if (!file.empty()) {
+    routing = Take(RoutingFrequencies::FromFile(file));
+    options.routing = &routing;
+  }
+  new (self) Model(Take(Model::Open(path, opened.device, options)));
+}
+
 }  // namespace
 
 void BindModels(nb::module_& module) {
@@ -114,33 +141,8 @@ void BindModels(nb::module_& module) {
       .def_rw("ignore_eos", &TextOptions::ignore_eos)
       .def_rw("callback", &TextOptions::callback);
   nb::class_<Model>(module, "Model")
-      .def(
-          "__init__",
-          [](Model* self, nb::handle directory, const OpenDevice& opened, bool exact,
-             nb::handle prepared, bool batch_invariant, const std::string& gpu_memory,
-             int64_t host_experts, nb::handle frequencies) {
-            const std::string path = PathOf("path", directory);
-            ModelOptions options{.allow_bf16_activations = !exact};
-            options.batch_invariant = batch_invariant;
-            if (!gpu_memory.empty()) {
-              options.device_memory = Take(cli::ParseByteSize("gpu_memory", gpu_memory));
-            }
-            if (!prepared.is_none()) options.prepared = PathOf("prepared", prepared);
-            options.host_experts = host_experts;
-            std::string file;
-            if (!frequencies.is_none()) file = PathOf("frequencies", frequencies);
-            const nb::gil_scoped_release released;
-            RoutingFrequencies routing;
-            if (!file.empty()) {
-              routing = Take(RoutingFrequencies::FromFile(file));
-              options.routing = &routing;
-            }
-            new (self) Model(Take(Model::Open(path, opened.device, options)));
-          },
-          nb::arg("path").none(), nb::arg("device"), nb::arg("exact") = false,
-          nb::arg("prepared").none() = nb::none(), nb::arg("batch_invariant") = false,
-          nb::arg("gpu_memory") = "", nb::arg("host_experts") = 0,
-          nb::arg("frequencies").none() = nb::none())
+      .def("__init__", &OpenModel, nb::arg("path").none(), nb::arg("device"), nb::arg("exact"),
+           nb::arg("prepared").none(), nb::arg("batch_invariant"), nb::arg("memory"))
       .def_prop_ro("info", &InfoOf)
       .def_prop_ro("device", [](const Model& self) { return OpenDevice(self.device()); })
       .def("new_sequence", [](const Model& self) { return Take(self.NewSequence()); })

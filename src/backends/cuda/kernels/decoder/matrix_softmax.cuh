@@ -206,12 +206,12 @@ class WarpSoftmax {
 
   MARLIN_DEVICE void AddValues(uint32_t values, const uint32_t (&weights)[kGroups][4],
                                const uint32_t (&rests)[kGroups][4]) {
-    // Without a branch after every tile, loads and products of several tiles overlap.
-    if (value_dim_ == kTiles * 16) {
-      AddTiles<true>(values, weights, rests);
-    } else {
-      AddTiles<false>(values, weights, rests);
+    // Without a branch after every tile, loads and products of several tiles overlap. With more
+    // than 8 tiles, registers do not suffice for it.
+    if constexpr (kTiles <= 8) {
+      if (value_dim_ == kTiles * 16) return AddTiles<true>(values, weights, rests);
     }
+    AddTiles<false>(values, weights, rests);
   }
 
   template <bool kAllTiles>
