@@ -72,7 +72,7 @@ class TokenReader {
   size_t at_ = 0;
 };
 
-/// Of a layer; Model::Open checks against the model.
+/// Limit for one layer; Model::Open checks against the model.
 constexpr int64_t kMostHostExperts = 4096;
 
 }  // namespace

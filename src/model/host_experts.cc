@@ -139,7 +139,7 @@ class Chooser {
     return DeviceBytes(*tensor) / experts;
   }
 
-  /// What the device has for experts.
+  /// Bytes that the device has left for experts.
   Result<int64_t> Budget() const {
     int64_t experts = 0;
     for (const int64_t bytes : bytes_) experts += bytes * config_.shape.experts;
@@ -166,7 +166,7 @@ class Chooser {
   const ModelOptions& options_;
   std::map<std::string, const QuantizedModule*, std::less<>> modules_;
   RoutingFrequencies counts_;
-  std::vector<int64_t> bytes_;  ///< Of an expert, by layer with experts.
+  std::vector<int64_t> bytes_;  ///< Size of an expert, by layer with experts.
 };
 
 }  // namespace

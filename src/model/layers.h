@@ -81,7 +81,7 @@ struct Decoder {
   DeviceVector inverse_frequencies;  ///< RoPE frequencies.
   int64_t parameters = 0;
   int64_t bytes = 0;
-  int64_t host_bytes = 0;    ///< Of experts on the host; not in `bytes`.
+  int64_t host_bytes = 0;    ///< Size of the experts on the host; not in `bytes`.
   int64_t host_experts = 0;  ///< Experts on the host.
 
   const Projection& lm_head() const { return head.empty() ? embedding_projection : head; }

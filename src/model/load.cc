@@ -280,7 +280,8 @@ class DecoderLoader {
   }
 
   const Device& device_;
-  const Device* target_ = &device_;  ///< Of biases: the device, or the host for its experts.
+  const Device* target_ =
+      &device_;  ///< Destination of biases: the device, or the host for its experts.
   const HostExperts* host_;
   int64_t host_bytes_ = 0;
   WeightSource source_;

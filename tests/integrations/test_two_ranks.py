@@ -24,7 +24,7 @@ WORLD = 2
 ON_GPUS = torch.cuda.device_count() >= WORLD
 SAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tiny-qwen3-moe"
 FORMATS = [("fp4_e2m1", 128), ("u4", 32), ("nf3", 64), ("s8", 128)]
-TOLERANCE = 2e-2  # Of the largest value: kernels may round activations to bf16.
+TOLERANCE = 2e-2  # Relative to the largest value: kernels may round activations to bf16.
 
 
 class Columns(nn.Module):

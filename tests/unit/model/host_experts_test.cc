@@ -20,7 +20,7 @@
 namespace marlin {
 namespace {
 
-constexpr int64_t kExperts = 8;  // Of the sample models.
+constexpr int64_t kExperts = 8;  // In a layer of the sample models.
 
 std::string SampleModel(const std::string& name) { return SourceDirectory() + "/" + name; }
 

@@ -119,7 +119,7 @@ class WarpSoftmax {
   }
 
  private:
-  static constexpr int kScoreTiles = 2 * kGroups;  ///< Of 8 keys.
+  static constexpr int kScoreTiles = 2 * kGroups;  ///< Eight keys each.
   using Scores = float[kScoreTiles][4];
 
   /// Takes away the scores of keys that a row does not see.
