@@ -200,7 +200,7 @@ class DecoderLoader {
     const int64_t before = source_.bytes();
     source_.PrepareFor(*host_->host);
     const Device* const own = std::exchange(target_, &*host_->host);
-    const Status loaded = LoadExpert(tensors, interleaved, expert, mlp);
+    Status loaded = LoadExpert(tensors, interleaved, expert, mlp);
     target_ = own;
     source_.PrepareFor(device_);
     host_bytes_ += source_.bytes() - before;
