@@ -8,7 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
+#include "marlin/device.h"
 #include "marlin/status.h"
 
 #pragma GCC visibility push(default)
@@ -31,11 +33,32 @@ struct ImportanceMatrix {
   static Result<ImportanceMatrix> FromBytes(std::string_view bytes, const std::string& file);
   /// Errors: kIo, and those of FromBytes.
   static Result<ImportanceMatrix> FromFile(const std::string& path);
-  /// As a GGUF file; `dataset` names the text.
+  /// As a GGUF file, which llama.cpp's llama-quantize reads too; `dataset` names the text. Sums are
+  /// stored in fp32, so that means read back may differ in their last bit.
   std::string ToGguf(const std::string& dataset) const;
+  /// {"inputs": [{"name", "experts", "k", "counts": [...], "mean_square"}]}: the last is the mean
+  /// over all inputs of the experts that saw tokens.
+  std::string SummaryJson() const;
 
   friend bool operator==(const ImportanceMatrix&, const ImportanceMatrix&) = default;
 };
+
+/// Options of MeasureImportance.
+struct ImportanceOptions {
+  /// The text, in windows of 256 tokens. tokens: 0 is 16384. `pruning` is not used.
+  CalibrationOptions text = {};
+  std::function<void(int64_t done, int64_t total)> progress = {};  ///< In layers.
+};
+
+/// Runs an unquantized model over a text, layer by layer, and measures the inputs of every matrix,
+/// those of experts over the tokens that select them. The head is among them unless it shares the
+/// embedding's table. The result depends on the source, the options and the kind of device, not on
+/// the number of threads. Memory: one layer, and 4 bytes per token and hidden feature. Errors:
+/// those of Model::Open; kInvalidArgument for a quantized model, a token out of range, a text
+/// shorter than 2 tokens; kUnsupported for a model_type or a tensor that GGUF has no name for;
+/// kNonFiniteInput for inputs whose squares overflow.
+Result<ImportanceMatrix> MeasureImportance(const std::string& source, const Device& device,
+                                           const ImportanceOptions& options = {});
 
 /// Quantizes with options.method kMse, each error weighted by the mean square of its input.
 /// Matrices without inputs are quantized unweighted and listed in the report, as are experts that

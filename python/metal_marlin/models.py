@@ -16,7 +16,7 @@ import numpy as np
 from . import _core
 from ._arrays import call, options
 from ._core import Device, MixedPrecisionConfig
-from .errors import InvalidArgumentError, MalformedFileError
+from .errors import FileError, InvalidArgumentError, MalformedFileError
 from .linear import open_device
 from .text import TextCodec
 
@@ -358,6 +358,59 @@ def measure_sensitivity(
         _device(device),
     )
     return dict(json.loads(measured))
+
+
+def measure_importance(
+    source: AnyPath,
+    output: AnyPath,
+    *,
+    calibration: Prompt | None = None,
+    calibration_tokens: int = 0,
+    seed: int = 0,
+    device: Device | str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Measures the mean square of every input of every matrix of a model, those of experts over the
+    tokens that select them, and writes them to `output` as an importance matrix of llama.cpp, GGUF,
+    which `imatrix` of quantize_model takes.
+
+    The text is `calibration`, or written by the model; calibration_tokens: how many tokens are
+    used, 0: 16384. progress counts layers. Returns the JSON of `metal-marlin analyze --importance
+    --json`. Errors: FileError for a file that cannot be written, found before the model runs;
+    InvalidArgumentError for a quantized model.
+    """
+    path = Path(os.fsdecode(output))
+    _check_writable(path)
+    file, summary = call(
+        _core.measure_importance,
+        source,
+        "calibration" if calibration is not None else f"sampled from the model, seed {seed}",
+        options(
+            _core.DirectoryOptions(),
+            calibration=_calibration_ids(source, calibration),
+            calibration_tokens=calibration_tokens,
+            seed=seed,
+            progress=progress,
+        ),
+        _device(device),
+    )
+    try:
+        path.write_bytes(file)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror}") from error
+    return dict(json.loads(summary))
+
+
+def _check_writable(path: Path) -> None:
+    """Raises FileError for a file that cannot be written; leaves one that is there as it is."""
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def assign_formats(

@@ -127,6 +127,25 @@ nb::object MeasureDirectory(nb::handle source_path, const std::vector<std::strin
   return TextObject(Take(*std::move(sensitivity)).ToJson());
 }
 
+/// The importance matrix as a GGUF file, and its summary as JSON.
+nb::tuple MeasureInputs(nb::handle source_path, const std::string& dataset,
+                        const DirectoryOptions& directory, const OpenDevice& opened) {
+  const std::string source = PathOf("source", source_path);
+  ImportanceOptions options;
+  options.text = {directory.calibration, directory.calibration_tokens, directory.seed};
+  CallbackError raised;
+  options.progress = ProgressTo(directory.progress, &raised);
+  std::optional<Result<ImportanceMatrix>> measured;
+  {
+    const nb::gil_scoped_release released;
+    measured.emplace(MeasureImportance(source, opened.device, options));
+  }
+  raised.Rethrow();
+  const ImportanceMatrix matrix = Take(*std::move(measured));
+  const std::string file = matrix.ToGguf(dataset);
+  return nb::make_tuple(nb::bytes(file.data(), file.size()), TextObject(matrix.SummaryJson()));
+}
+
 /// `file` is None, or the file to read instead of `json`.
 MixedPrecisionConfig AssignTo(nb::handle source_path, nb::handle file, const std::string& json,
                               double target, const std::vector<std::string>& formats) {
@@ -280,6 +299,8 @@ void BindConversions(nb::module_& module) {
   module.def("quantize_model", &QuantizeDirectory, nb::arg("source").none(),
              nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"), nb::arg("device"));
   module.def("measure_sensitivity", &MeasureDirectory, nb::arg("source").none(), nb::arg("formats"),
+             nb::arg("options"), nb::arg("device"));
+  module.def("measure_importance", &MeasureInputs, nb::arg("source").none(), nb::arg("dataset"),
              nb::arg("options"), nb::arg("device"));
   module.def("assign_formats", &AssignTo, nb::arg("source").none(), nb::arg("file").none(),
              nb::arg("json"), nb::arg("target"), nb::arg("formats"));

@@ -1,11 +1,13 @@
 // Importance matrices as files; docs/howto/quantize.md says which.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
 
 #include "base/checked.h"
+#include "base/json.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/read_file.h"
@@ -20,6 +22,8 @@ constexpr int64_t kMostBytes = int64_t{1} << 30;
 constexpr std::string_view kSums = ".in_sum2";
 constexpr std::string_view kCounts = ".counts";
 constexpr uint32_t kGgufF32 = 0;
+/// Tokens of a window of a calibration text.
+constexpr int64_t kChunkTokens = 256;
 
 Status Malformed(const std::string& file, const std::string& what) {
   return Status(Code::kMalformedFile, fmt::format("{}: {}", file, what));
@@ -49,6 +53,16 @@ Status ToMeans(const std::string& where, ImportanceMatrix::Inputs* inputs) {
     if (!std::isfinite(value)) return Malformed(where, "a mean square overflows");
   }
   return {};
+}
+
+/// The tokens that the input that saw most of them saw.
+int64_t MostTokens(const ImportanceMatrix& matrix) {
+  float most = 0;
+  for (const auto& [name, entry] : matrix.inputs) {
+    for (const float count : entry.counts) most = std::max(most, count);
+  }
+  // The file's field has 32 bits.
+  return static_cast<int64_t>(std::min(most, 4e9F));
 }
 
 class GgufReader {
@@ -186,6 +200,9 @@ std::string ImportanceMatrix::ToGguf(const std::string& dataset) const {
   GgufMetadataBuilder metadata;
   metadata.Text("general.type", "imatrix");
   metadata.Texts("imatrix.datasets", {&dataset, 1});
+  // llama.cpp refuses files without these two, and only prints them.
+  metadata.Count("imatrix.chunk_count", CeilDivide(MostTokens(*this), kChunkTokens));
+  metadata.Count("imatrix.chunk_size", kChunkTokens);
   std::string infos;
   std::string data;
   const auto add = [&](const std::string& name, int64_t rows, int64_t width,
@@ -212,6 +229,22 @@ std::string ImportanceMatrix::ToGguf(const std::string& dataset) const {
   file += metadata.bytes() + infos;
   file.resize(static_cast<size_t>(RoundUp(static_cast<int64_t>(file.size()), kAlignment)));
   return file + data;
+}
+
+std::string ImportanceMatrix::SummaryJson() const {
+  nlohmann::ordered_json document = {{"inputs", nlohmann::ordered_json::array()}};
+  for (const auto& [name, entry] : inputs) {
+    double sum = 0;
+    for (const float square : entry.mean_squares) sum += square;
+    const auto seen = entry.experts - std::count(entry.counts.begin(), entry.counts.end(), 0.0F);
+    document["inputs"].push_back(
+        {{"name", Printable(name)},
+         {"experts", entry.experts},
+         {"k", entry.k},
+         {"counts", entry.counts},
+         {"mean_square", seen == 0 ? 0.0 : sum / static_cast<double>(seen * entry.k)}});
+  }
+  return document.dump();
 }
 
 }  // namespace marlin

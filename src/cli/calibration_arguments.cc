@@ -49,4 +49,9 @@ Result<CalibrationOptions> CalibrationArguments::Read(const Console& console,
   return calibration;
 }
 
+std::string CalibrationArguments::TextName() const {
+  if (calibration_) return *calibration_;
+  return ids_ ? *ids_ : fmt::format("sampled from the model, seed {}", seed_.value_or(0));
+}
+
 }  // namespace marlin::cli

@@ -22,6 +22,8 @@ class CalibrationArguments {
   /// Reads the text for the model in a directory. Errors: kIo, kMalformedFile for a file without
   /// tokens, those of ReadTokens and of the tokenizer.
   Result<CalibrationOptions> Read(const Console& console, const std::string& model) const;
+  /// The text's file, or how the model writes it.
+  std::string TextName() const;
 
  private:
   std::optional<std::string> calibration_;

@@ -1,5 +1,5 @@
 // analyze: which experts of a model the tokens of some texts select, what quantizing each matrix
-// costs, or what 2:4 sparsity would take from it.
+// costs, how large its inputs are, or what 2:4 sparsity would take from it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,6 +21,7 @@
 #include "cli/sensitivity_report.h"
 #include "cli/sparsity_analysis.h"
 #include "cli/target_arguments.h"
+#include "marlin/importance.h"
 #include "marlin/routing.h"
 #include "marlin/sensitivity.h"
 
@@ -82,12 +83,15 @@ class AnalyzeCommand final : public Command {
                    "Measures what quantizing each matrix alone does to the predictions");
     arguments.Option("--formats", &formats_, "LIST",
                      "--sensitivity: formats; default int2/g64/frac,nf3/g64,nf4/g64,s8/g64");
-    calibration_.Declare(arguments, "--sensitivity: ", "default 2048");
+    arguments.Flag("--importance", &importance_,
+                   "Measures the inputs of every matrix: llama.cpp's importance matrix");
+    calibration_.Declare(
+        arguments, "--sensitivity and --importance: ", "default 2048, for --importance 16384");
     arguments.Option("--plot", &plot_, "FILE", "--sensitivity: writes a picture, SVG, to FILE");
     arguments.Flag("--resume", &resume_, "--sensitivity: continues an interrupted run of -o FILE");
     arguments.Option("-o,--output", &output_, "FILE",
-                     "Writes the frequencies, which recipes read, or the sensitivity, which "
-                     "quantize reads, to FILE");
+                     "Writes the frequencies, which recipes read, or the sensitivity or the "
+                     "importance matrix, GGUF, which quantize reads, to FILE");
     arguments.Option("--trace", &trace_, "FILE",
                      "Writes the experts of every token, which `bench moe --trace` replays");
     run_.Declare(arguments);
@@ -96,6 +100,7 @@ class AnalyzeCommand final : public Command {
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(Check(console));
     if (sparsity_) return RunSparsity(console);
+    if (importance_) return RunImportance(console);
     return sensitivity_ ? RunSensitivity(console) : RunRouting(console);
   }
 
@@ -169,6 +174,38 @@ class AnalyzeCommand final : public Command {
     return console.Print(SensitivityTable(sensitivity));
   }
 
+  Status RunImportance(Console& console) {
+    ImportanceOptions options;
+    MARLIN_ASSIGN_OR_RETURN(options.text, calibration_.Read(console, path_));
+    if (output_) MARLIN_RETURN_IF_ERROR(CheckWritable(*output_));
+    MARLIN_ASSIGN_OR_RETURN(const Device device, run_.OpenDevice());
+    ProgressBar bar(console, "analyze");
+    options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
+    MARLIN_ASSIGN_OR_RETURN(const ImportanceMatrix matrix,
+                            MeasureImportance(path_, device, options));
+    bar.Clear();
+    if (output_) {
+      MARLIN_RETURN_IF_ERROR(WriteText(*output_, matrix.ToGguf(calibration_.TextName())));
+    }
+    const Json summary = Json::parse(matrix.SummaryJson());
+    return console.json() ? console.PrintJson(summary) : console.Print(ImportanceText(summary));
+  }
+
+  static std::string ImportanceText(const Json& summary) {
+    Table table({"matrix", "inputs", "experts", "unseen", "tokens", "mean square"});
+    for (const Json& row : summary["inputs"]) {
+      const auto counts = row["counts"].get<std::vector<float>>();
+      const auto unseen = std::count(counts.begin(), counts.end(), 0.0F);
+      const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
+      table.AddRow({row["name"].get<std::string>(), row["k"].dump(), row["experts"].dump(),
+                    std::to_string(unseen),
+                    *least == *most ? fmt::format("{:.0f}", *most)
+                                    : fmt::format("{:.0f}-{:.0f}", *least, *most),
+                    fmt::format("{:.4g}", row["mean_square"].get<double>())});
+    }
+    return table.ToString();
+  }
+
   /// Found before the model runs. Leaves a file that is there as it is.
   static Status CheckWritable(const std::string& path) {
     std::error_code ignored;
@@ -179,7 +216,7 @@ class AnalyzeCommand final : public Command {
   }
 
   static Status WriteText(const std::string& path, const std::string& text) {
-    std::ofstream file(path, std::ios::trunc);
+    std::ofstream file(path, std::ios::trunc | std::ios::binary);
     file << text;
     file.close();
     return file ? Status() : CannotWrite(path);
@@ -237,12 +274,18 @@ class AnalyzeCommand final : public Command {
 
   Status Check(const Console& console) const {
     const auto wrong = [](const char* message) { return Status(Code::kInvalidArgument, message); };
-    if (int{routing_} + int{sensitivity_} + int{sparsity_} != 1) {
-      return wrong("analyze: expected one of --routing, --sensitivity and --sparsity");
+    if (int{routing_} + int{sensitivity_} + int{importance_} + int{sparsity_} != 1) {
+      return wrong(
+          "analyze: expected one of --routing, --sensitivity, --importance and --sparsity");
     }
-    if (sensitivity_) return CheckSensitivity(console);
+    if (importance_ && (formats_ || plot_ || resume_)) {
+      return wrong("--formats, --plot and --resume are for --sensitivity");
+    }
+    if (sensitivity_ || importance_) return CheckCalibrated(console);
     if (formats_ || plot_ || resume_ || calibration_.given()) {
-      return wrong("--formats, --plot, --resume, --seed and --calibration are for --sensitivity");
+      return wrong(
+          "--formats, --plot, --resume, --seed and --calibration are for --sensitivity, the last "
+          "two also for --importance");
     }
     if (sparsity_) {
       const bool run = prompts_ || tokens_ || window_ || output_ || trace_;
@@ -255,11 +298,12 @@ class AnalyzeCommand final : public Command {
     return prompts_ ? CheckHasCodec(console, "--prompts") : Status();
   }
 
-  Status CheckSensitivity(const Console& console) const {
+  Status CheckCalibrated(const Console& console) const {
     if (prompts_ || tokens_ || window_ || trace_ || run_.prepared()) {
       return Status(Code::kInvalidArgument,
-                    "--sensitivity: --prompts, --tokens, --window, --trace and --prepared are for "
-                    "--routing");
+                    fmt::format("{}: --prompts, --tokens, --window, --trace and --prepared are for "
+                                "--routing",
+                                sensitivity_ ? "--sensitivity" : "--importance"));
     }
     if (resume_ && !output_) return Status(Code::kInvalidArgument, "--resume: needs -o FILE");
     return calibration_.Check(console);
@@ -302,6 +346,7 @@ class AnalyzeCommand final : public Command {
   std::string path_;
   bool routing_ = false;
   bool sensitivity_ = false;
+  bool importance_ = false;
   bool resume_ = false;
   std::optional<std::string> formats_;
   std::optional<std::string> plot_;

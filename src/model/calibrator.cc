@@ -27,18 +27,6 @@ constexpr int64_t kExpertSample = 8192;
 /// on the sample models, where gptq then loses against mse.
 int64_t LeastTokens(int64_t k) { return 1024 + 2 * k; }
 
-/// The rows of some tokens.
-HostRows Select(const HostRows& all, const std::vector<int64_t>& tokens) {
-  HostRows rows;
-  rows.width = all.width;
-  rows.values.reserve(tokens.size() * static_cast<size_t>(all.width));
-  for (const int64_t token : tokens) {
-    const auto first = all.values.begin() + token * all.width;
-    rows.values.insert(rows.values.end(), first, first + all.width);
-  }
-  return rows;
-}
-
 }  // namespace
 
 Calibrator::Calibrator(ModelDirectory directory, std::string path, const Device& device,
@@ -397,8 +385,8 @@ Status Calibrator::RunExperts(int64_t index, const ExpertsTensors& tensors) {
   std::vector<int64_t> sample;
   const int64_t step = CeilDivide(tokens_, kExpertSample);
   for (int64_t token = 0; token < tokens_; token += step) sample.push_back(token);
-  inputs.original_sample = Select(original, sample);
-  inputs.quantized_sample = Select(quantized, sample);
+  inputs.original_sample = SelectRows(original, sample);
+  inputs.quantized_sample = SelectRows(quantized, sample);
   if (tensors.shared.down.present()) MARLIN_RETURN_IF_ERROR(RunShared(inputs));
   for (int64_t expert = 0; expert < shape.experts; ++expert) {
     MARLIN_RETURN_IF_ERROR(RunExpert(inputs, expert));
@@ -435,7 +423,7 @@ Status Calibrator::RunExpert(const ExpertInputs& inputs, int64_t expert) {
                           "no token selects it: the inputs of all tokens were used"});
   }
   // Few tokens select an expert: all tokens count as much as one per input of the matrix.
-  const HostRows routed = Select(inputs.quantized, tokens);
+  const HostRows routed = SelectRows(inputs.quantized, tokens);
   const auto mixed = [this](const GramSums& own, const std::vector<double>& all) {
     const int64_t k = own.k();
     if (!Enough(k)) return InputFrom(Status(Code::kUnsupported, ""), k);

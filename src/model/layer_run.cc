@@ -82,6 +82,17 @@ void LayerRun::SetMlp(DecoderLayer layer) {
   own.mlp_out_norm = std::move(layer.mlp_out_norm);
 }
 
+HostRows SelectRows(const HostRows& all, std::span<const int64_t> tokens) {
+  HostRows rows;
+  rows.width = all.width;
+  rows.values.reserve(tokens.size() * static_cast<size_t>(all.width));
+  for (const int64_t token : tokens) {
+    const auto first = all.values.begin() + token * all.width;
+    rows.values.insert(rows.values.end(), first, first + all.width);
+  }
+  return rows;
+}
+
 Status LayerRun::Run(const WindowChunk& chunk, const float* hidden,
                      FunctionRef<Status(Pass&)> body) {
   const ArenaScope scope(arena_);

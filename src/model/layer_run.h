@@ -24,6 +24,9 @@ struct HostRows {
   int64_t rows() const { return width == 0 ? 0 : static_cast<int64_t>(values.size()) / width; }
 };
 
+/// Copies the rows of some tokens, in their order.
+HostRows SelectRows(const HostRows& all, std::span<const int64_t> tokens);
+
 /// The windows of one pass, and where their rows are among all.
 struct WindowChunk {
   int64_t first = 0;

@@ -109,10 +109,36 @@ class Analyze(CommandTestCase):
         self.assertRegex(self.succeed("analyze", dense, "--sparsity"),
                          r"attention_qkv +\d+ +\d+ +[56]\d\.\d % +0\.0000 +0\.0000")
 
+    def test_importance(self) -> None:
+        file, absent = self.directory / "imatrix.gguf", self.directory / "absent" / "file"
+        importance = ("analyze", QWEN, "--importance", "--calibration-ids", self.tokens)
+        self.refuse(IO, *importance, "-o", absent, says=(str(absent),))
+        document = self.document(*importance, "-o", file)
+        rows = {row["name"]: row for row in document["inputs"]}
+        self.assertEqual(rows["blk.0.attn_q.weight"]["counts"], [256])
+        experts = rows["blk.3.ffn_gate_exps.weight"]
+        self.assertEqual((experts["experts"], sum(experts["counts"])), (8, 2 * 256))
+        self.assertTrue(all(row["mean_square"] > 0 for row in rows.values()))
+        data = file.read_bytes()
+        self.assertTrue(data.startswith(b"GGUF"))
+        # llama.cpp refuses a file without these.
+        for key in (b"imatrix.datasets", b"imatrix.chunk_count", b"imatrix.chunk_size"):
+            self.assertIn(key, data)
+        self.assertIn(str(self.tokens).encode(), data)
+        text = self.succeed(*importance)
+        self.assertRegex(text, r"blk\.0\.attn_q\.weight +128 +1 +0 +256 ")
+        report = self.document("quantize", QWEN, "-o", self.directory / "out", "--format", "nf3",
+                               "--group-size", 64, "--method", "mse", "--imatrix", file)
+        weighted = {row["name"] for row in report["fallbacks"]}
+        self.assertNotIn("model.layers.0.self_attn.q_proj.weight", weighted)
+
     def test_wrong_use(self) -> None:
         for arguments, says in (
-                ((), "analyze: expected one of --routing, --sensitivity and --sparsity"),
+                ((), "expected one of --routing, --sensitivity, --importance and --sparsity"),
                 (("--routing", "--tokens", self.tokens, "--seed", 1), "for --sensitivity"),
+                (("--importance", "--sensitivity"), "expected one of"),
+                (("--importance", "--plot", "a"), "are for --sensitivity"),
+                (("--importance", "--tokens", self.tokens), "--importance: --prompts, --tokens"),
                 (("--routing",), "--prompts or --tokens is needed"),
                 (("--routing", "--sparsity"), "expected one of"),
                 (("--sparsity", "--tokens", self.tokens), "runs no tokens"),

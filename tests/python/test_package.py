@@ -525,6 +525,25 @@ def test_a_model_in_the_simulator(metal_sim: mm.Device) -> None:
     assert generated["token_ids"] == GOLDEN["greedy_ids"][:3]
 
 
+def test_measures_an_importance_matrix(tmp_path: Path) -> None:
+    file, seen = tmp_path / "imatrix.gguf", []
+    ids = [i * i % 250 for i in range(300)]
+    summary = mm.measure_importance(
+        SAMPLE, file, calibration=ids, progress=lambda *step: seen.append(step)
+    )
+    rows = {row["name"]: row for row in summary["inputs"]}
+    assert rows["blk.0.attn_q.weight"]["counts"] == [256] and seen[-1] == (4, 4)
+    report = mm.quantize_model(
+        SAMPLE, tmp_path / "a", "uniform:int3/g64", method="mse", imatrix=file
+    )
+    assert all("layers" not in row["name"] or "no token" in row["reason"]
+               for row in report["fallbacks"])
+    with pytest.raises(mm.FileError, match="cannot be written"):
+        mm.measure_importance(SAMPLE, tmp_path / "absent" / "file", calibration=ids)
+    with pytest.raises(mm.InvalidArgumentError, match="is quantized already"):
+        mm.measure_importance(tmp_path / "a", file, calibration=ids)
+
+
 def test_quantizes_with_an_importance_matrix(tmp_path: Path) -> None:
     name = b"blk.0.attn_q.weight"
     values = [1e4 if i % 8 == 0 else 1e-2 for i in range(128)]

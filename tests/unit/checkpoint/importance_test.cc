@@ -59,9 +59,18 @@ TEST(Importance, GgufKeepsWhatItIsGiven) {
   ImportanceMatrix written;
   written.inputs["blk.0.attn_q.weight"] = {1, 3, {0.5f, 0.0f, 2.0f}, {4.0f}};
   written.inputs["blk.0.ffn_up_exps.weight"] = {2, 2, {1.0f, 2.0f, 0.0f, 0.0f}, {8.0f, 0.0f}};
-  const auto read = ImportanceMatrix::FromBytes(written.ToGguf("text"), "file");
+  const std::string file = written.ToGguf("text");
+  const auto read = ImportanceMatrix::FromBytes(file, "file");
   ASSERT_TRUE(read.ok()) << read.status().message();
   EXPECT_EQ(*read, written);
+  // llama.cpp refuses a file without these.
+  EXPECT_TRUE(Contains(file, "imatrix.datasets"));
+  EXPECT_TRUE(Contains(file, "imatrix.chunk_count"));
+  EXPECT_TRUE(Contains(file, "imatrix.chunk_size"));
+  EXPECT_EQ(written.SummaryJson(),
+            R"({"inputs":[{"name":"blk.0.attn_q.weight","experts":1,"k":3,"counts":[4.0],)"
+            R"("mean_square":0.8333333333333334},{"name":"blk.0.ffn_up_exps.weight","experts":2,)"
+            R"("k":2,"counts":[8.0,0.0],"mean_square":1.5}]})");
 }
 
 TEST(Importance, MalformedFilesAreRefused) {
