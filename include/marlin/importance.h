@@ -33,8 +33,8 @@ struct ImportanceMatrix {
   static Result<ImportanceMatrix> FromBytes(std::string_view bytes, const std::string& file);
   /// Errors: kIo, and those of FromBytes.
   static Result<ImportanceMatrix> FromFile(const std::string& path);
-  /// As a GGUF file, which llama.cpp's llama-quantize reads too; `dataset` names the text. Sums are
-  /// stored in fp32, so that means read back may differ in their last bit.
+  /// As a GGUF file with the metadata that llama.cpp's llama-quantize requires; `dataset` names the
+  /// text. Sums are stored in fp32, so that means read back may differ in their last bit.
   std::string ToGguf(const std::string& dataset) const;
   /// {"inputs": [{"name", "experts", "k", "counts": [...], "mean_square"}]}: the last is the mean
   /// over all inputs of the experts that saw tokens.
@@ -53,10 +53,10 @@ struct ImportanceOptions {
 /// Runs an unquantized model over a text, layer by layer, and measures the inputs of every matrix,
 /// those of experts over the tokens that select them. The head is among them unless it shares the
 /// embedding's table. The result depends on the source, the options and the kind of device, not on
-/// the number of threads. Memory: one layer, and 4 bytes per token and hidden feature. Errors:
-/// those of Model::Open; kInvalidArgument for a quantized model, a token out of range, a text
-/// shorter than 2 tokens; kUnsupported for a model_type or a tensor that GGUF has no name for;
-/// kNonFiniteInput for inputs whose squares overflow.
+/// the number of threads. Memory: one layer, and 4 bytes per token and hidden feature, besides the
+/// model while it samples a text. Errors: those of Model::Open; kInvalidArgument for a quantized
+/// model, a token out of range, a text shorter than 2 tokens; kUnsupported for a model_type or a
+/// tensor that GGUF has no name for; kNonFiniteInput for inputs whose squares overflow.
 Result<ImportanceMatrix> MeasureImportance(const std::string& source, const Device& device,
                                            const ImportanceOptions& options = {});
 

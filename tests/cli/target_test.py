@@ -166,8 +166,9 @@ class Target(CommandTestCase):
         recipe.write_text('{"tensors": {"model.layers.77.mlp.up_proj.weight": "s8/g64"}}')
         self.refuse(USAGE, *quantize, "--recipe", recipe, says=("layers.77",))
         analyze = ("analyze", QWEN, "--sensitivity")
-        self.refuse(USAGE, "analyze", QWEN, says=("--routing, --sensitivity, --importance and --sparsity",))
-        self.refuse(USAGE, *analyze, "--routing", says=("--routing, --sensitivity, --importance and --sparsity",))
+        modes = "expected one of --routing, --sensitivity, --importance and --sparsity"
+        self.refuse(USAGE, "analyze", QWEN, says=(modes,))
+        self.refuse(USAGE, *analyze, "--routing", says=(modes,))
         self.refuse(USAGE, *analyze, "--tokens", self.ids, says=("--tokens",))
         self.refuse(USAGE, *analyze, "--resume", says=("-o FILE",))
         self.refuse(USAGE, *analyze, "--formats", "bf16", "--calibration-ids", self.ids,

@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
+#include "marlin/importance.h"
 #include "marlin/model.h"
 #include "recipe/architecture.h"
 
@@ -208,6 +209,56 @@ TEST_F(Families, CalibrationKeepsEveryTypeNearer) {
     };
     EXPECT_LT(difference(QuantizeMethod::kGptq), 0.9 * difference(QuantizeMethod::kMse));
   }
+}
+
+/// Every matrix that quantization asks for is among those that were measured, under its name.
+TEST_F(Families, ImportanceIsMeasuredForEveryTypeWithNamesInGguf) {
+  ImportanceOptions measure;
+  for (int32_t i = 0; i < 600; ++i) measure.text.text.push_back(i * i % 61);
+  QuantizeCheckpointOptions options;
+  options.recipe = *MixedPrecisionConfig::Uniform("nf3/g16");
+  options.method = QuantizeMethod::kMse;
+  options.overwrite = true;
+  for (const std::string& type : SupportedModelTypes()) {
+    SCOPED_TRACE(type);
+    Make(type);
+    const std::string path = Write("plain");
+    const auto measured = MeasureImportance(path, *device_, measure);
+    if (type == "glm4_moe_lite") {
+      EXPECT_EQ(measured.status().code(), Code::kUnsupported);
+      EXPECT_NE(measured.status().message().find("model_type '" + type), std::string::npos);
+      continue;
+    }
+    ASSERT_TRUE(measured.ok()) << measured.status().message();
+    const auto report = QuantizeWithImportance(path, directory_ / "weighted", options, *measured);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    for (const SkippedTensor& tensor : report->fallbacks) {
+      // Layers that predict further tokens are not run.
+      const bool known = tensor.name == "model.embed_tokens.weight" ||
+                         tensor.name.starts_with("model.layers.2.") ||
+                         tensor.reason == "unweighted: no token was seen";
+      EXPECT_TRUE(known) << tensor.name << ": " << tensor.reason;
+    }
+    if (type == "gpt_oss") {
+      EXPECT_EQ(measured->inputs.at("blk.1.ffn_up_exps.weight"),
+                measured->inputs.at("blk.1.ffn_gate_exps.weight"));
+    }
+    if (type == "deepseek_v3") {
+      EXPECT_EQ(measured->inputs.at("blk.1.attn_kv_b.weight").k, 16);
+    }
+  }
+}
+
+TEST_F(Families, ImportanceOfAStackWithoutANameInGgufIsRefused) {
+  Make("qwen3_moe");
+  Fuse("mlp");
+  ImportanceOptions options;
+  options.text.text = {1, 2, 3};
+  const Status status = MeasureImportance(Write("fused"), *device_, options).status();
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_NE(status.message().find("no name for \"model.layers.1.mlp.experts.gate_up_proj\""),
+            std::string::npos)
+      << status.message();
 }
 
 TEST_F(Families, SpellingsOfExpertsAreOneModel) {
