@@ -6,11 +6,14 @@
         --formats fp4_e2m1/g128 nf3/g64 -o bench/records/quality-formats.json
     bench/quality_record.py build/bin/metal-marlin --commit HASH --targets 3 3.5 \
         --formats nf3/g32 int3/g64/frac -o bench/records/quality-bits.json
+    bench/quality_record.py build/bin/metal-marlin --commit HASH --importance \
+        --formats fp4_e2m1/g128 nf3/g64 -o bench/records/quality-importance.json
 
 Perplexity and KL divergence are over all of validation_tokens.txt, in windows of 256 tokens. The
 record also has, for each model, the loss of each layer class alone under default_moe. --formats
 measures every method at these formats instead, over the first 24 windows; with --targets also mixed
-formats of so many bits per weight, chosen from one measured sensitivity.
+formats of so many bits per weight, chosen from one measured sensitivity; with --importance only
+rtn, mse, and mse with an importance matrix that `analyze --importance` measures by its defaults.
 """
 
 import argparse
@@ -112,6 +115,20 @@ def mixed(command: str, source: str, targets: list[str], *windows: str) -> list[
         ]
 
 
+def weighted(command: str, source: str, formats: list[str], *windows: str) -> list[dict[str, Any]]:
+    """Measures rtn, mse, and mse with one importance matrix, at every format."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = f"{directory}/imatrix.gguf"
+        run(command, "analyze", source, "--importance", "-o", file)
+        rows = []
+        for choice in formats:
+            recipe = ("--recipe", f"uniform:{choice}")
+            rows += [measure_with(command, source, recipe, how, *windows) for how in METHODS]
+            row = measure_with(command, source, (*recipe, "--imatrix", file), "mse", *windows)
+            rows.append({**row, "method": "mse --imatrix"})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", help="the metal-marlin to measure", type=Path)
@@ -119,7 +136,10 @@ def main() -> None:
     parser.add_argument("-o", "--output", required=True, type=Path)
     parser.add_argument("--formats", nargs="+", metavar="CHOICE", help="every method at these")
     parser.add_argument("--targets", nargs="+", default=[], metavar="BPW", help="mixed formats")
+    parser.add_argument("--importance", action="store_true", help="mse with importance matrices")
     options = parser.parse_args()
+    if options.importance and not options.formats:
+        parser.error("--importance: needs --formats")
     command = str(options.command.resolve())
     record: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
@@ -129,6 +149,9 @@ def main() -> None:
     for name, source in MODELS.items():
         if options.formats:
             windows = ("--max-windows", str(FORMAT_WINDOWS))
+            if options.importance:
+                record["models"][name] = weighted(command, source, options.formats, *windows)
+                continue
             record["models"][name] = [
                 measure(command, source, f"uniform:{choice}", how, *windows)
                 for choice in options.formats

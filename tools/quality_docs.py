@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/quality.md from bench/records/quality-tiny.json, quality-formats.json
-and quality-bits.json, or with --check compares them.
+"""Writes the tables of docs/quality.md from bench/records/quality-tiny.json, quality-formats.json,
+quality-bits.json and quality-importance.json, or with --check compares them.
 
 Usage: tools/quality_docs.py [--check]
 """
@@ -16,6 +16,7 @@ PAGE = ROOT / "docs" / "quality.md"
 RECORD = ROOT / "bench" / "records" / "quality-tiny.json"
 FORMATS = ROOT / "bench" / "records" / "quality-formats.json"
 BITS = ROOT / "bench" / "records" / "quality-bits.json"
+IMPORTANCE = ROOT / "bench" / "records" / "quality-importance.json"
 
 
 def fill(page: str, name: str, content: str) -> str:
@@ -107,11 +108,35 @@ def bits(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def importance(record: dict[str, Any]) -> str:
+    """Returns the table of mse without and with an importance matrix, of every model."""
+    lines = [f"Measured {record['date']} at commit {record['commit']}.", ""]
+    for name, rows in record["models"].items():
+        lines += [
+            f"`{name}`, {rows[0]['tokens']} tokens: KL mean, and as a fraction of that of rtn; "
+            "perplexity vs. bf16",
+            "",
+            "| format | rtn | mse | mse --imatrix | mse, perplexity | mse --imatrix, perplexity |",
+            "|---|---|---|---|---|---|",
+        ]
+        by_key = {(row["recipe"], row["method"]): row for row in rows}
+        for recipe in dict.fromkeys(row["recipe"] for row in rows):
+            base, *others = (by_key[recipe, how] for how in ("rtn", "mse", "mse --imatrix"))
+            cells = [f"{base['kl_mean']:.4f}"]
+            cells += [f"{row['kl_mean']:.4f} ({row['kl_mean'] / base['kl_mean']:.2f})"
+                      for row in others]
+            cells += [change(row) for row in others]
+            lines.append(f"| {recipe.removeprefix('uniform:')} | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def main() -> int:
     text = PAGE.read_text()
     fresh = fill(text, "quality", tables(json.loads(RECORD.read_text())))
     fresh = fill(fresh, "formats", formats(json.loads(FORMATS.read_text())))
     fresh = fill(fresh, "bits", bits(json.loads(BITS.read_text())))
+    fresh = fill(fresh, "importance", importance(json.loads(IMPORTANCE.read_text())))
     if "--check" in sys.argv[1:]:
         if fresh != text:
             print("docs/quality.md differs from its record: run tools/quality_docs.py")
