@@ -4,7 +4,7 @@
 # without_cuda.cc are built.
 set(MARLIN_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(MARLIN_AVX512_FLAGS ${MARLIN_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
-    -mavx512vbmi -mprefer-vector-width=512
+    -mavx512vbmi -mavx512vbmi2 -mprefer-vector-width=512
     -Wno-uninitialized)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # g++ 12 reports the deliberately undefined operands inside its own intrinsics.

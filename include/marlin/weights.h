@@ -130,8 +130,8 @@ struct PrepareOptions {
 };
 
 /// Converts weights to the layout of a device's kernels, once, at load. The source may be freed
-/// afterwards. 2:4 weights are expanded: their prepared spec is dense. Errors: those of Validate,
-/// kUnsupported, kOutOfMemory.
+/// afterwards. A device whose kernels cannot read the 2:4 weights of a format expands them: their
+/// prepared spec is then dense. Errors: those of Validate, kUnsupported, kOutOfMemory.
 Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device,
                                 const PrepareOptions& options = {});
 

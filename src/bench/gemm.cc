@@ -61,6 +61,23 @@ void FillRandomWords(void* data, int64_t bytes, uint64_t seed) {
   }
 }
 
+/// Metadata of 2:4 weights, every pattern equally often.
+void FillMetadata(uint32_t* words, int64_t count) {
+  constexpr uint32_t kNibbles[] = {4, 8, 9, 12, 13, 14};
+  FillRandomWords(words, count / 2 * 8, 3);
+  if (count % 2 != 0) words[count - 1] = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t random = words[i];
+    words[i] = 0;
+    // Multiplied by 6, the high bits are a pattern, and the low ones are random for the next.
+    for (int block = 0; block < 8; ++block) {
+      const uint64_t product = uint64_t{random} * 6;
+      words[i] |= kNibbles[product >> 32] << (4 * block);
+      random = static_cast<uint32_t>(product);
+    }
+  }
+}
+
 /// Makes random codes ordinary numbers: finite in every 8-bit format, and about 2^-7 in the
 /// unquantized ones, because each subnormal operand costs a microcode assist.
 void MakeOrdinary(Format format, void* codes, int64_t bytes) {
@@ -197,13 +214,19 @@ Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec) {
   const FormatInfo& info = GetFormatInfo(spec.format);
   QuantizedWeights weights;
   weights.spec = spec;
-  const int64_t rows = info.quantized ? WordsAlongK(spec.format, spec.k) : spec.k;
+  const int64_t rows = info.quantized ? WordsAlongK(spec) : spec.k;
   const DType type = info.quantized ? DType::kU32 : UnquantizedDType(spec.format);
   const int64_t code_bytes = RoundUp(spec.experts * rows * spec.n * DTypeBytes(type), 8);
   MARLIN_ASSIGN_OR_RETURN(void* codes, buffers->Add(code_bytes));
   FillRandomWords(codes, code_bytes, 1);
   if (info.bits >= 8) MakeOrdinary(spec.format, codes, code_bytes);
   weights.codes = TensorView(codes, type, {spec.experts, rows, spec.n});
+  if (spec.sparsity == Sparsity::k24) {
+    const Shape shape{spec.experts, MetadataWordsAlongK(spec.k), spec.n};
+    MARLIN_ASSIGN_OR_RETURN(void* metadata, buffers->Add(shape.ElementCount() * 4));
+    FillMetadata(static_cast<uint32_t*>(metadata), shape.ElementCount());
+    weights.metadata = TensorView(metadata, DType::kU32, shape);
+  }
   if (info.quantized) {
     const Shape shape{spec.experts, GroupCount(spec), spec.n};
     const DType scale_type = ScaleDType(spec.scale_type);

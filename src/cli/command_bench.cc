@@ -36,6 +36,20 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// The weights of a case, but for their shape and their scales.
+struct WeightKind {
+  Format format = Format::kFp4E2M1;
+  Sparsity sparsity = Sparsity::kDense;
+};
+
+/// "fp4_e2m1", "fp4_e2m1 2:4".
+std::string NameOf(const WeightsSpec& spec) {
+  const std::string format(FormatName(spec.format));
+  return spec.sparsity == Sparsity::kDense
+             ? format
+             : fmt::format("{} {}", format, SparsityName(spec.sparsity));
+}
+
 class BenchCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
@@ -45,6 +59,8 @@ class BenchCommand final : public Command {
                      "May be repeated; moe: tokens, inner features, hidden features");
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
     products_.Declare(arguments);
+    arguments.Option("--sparsity", &sparsities_, "SPARSITY",
+                     "gemm, dequantize: dense (default) or 2:4; may be repeated");
     arguments.Option("--accuracy", &accuracy_, "ACCURACY", "default, exact or w4a8");
     arguments.Flag("--batch-invariant", &batch_invariant_,
                    "gemm, moe: results of a row do not depend on the other rows");
@@ -175,6 +191,7 @@ class BenchCommand final : public Command {
     const OptionOfOps options[] = {
         {"--shape", !shapes_.empty(), kShapes},
         {"--shapes", !shapes_file_.empty(), kShapes},
+        {"--sparsity", !sparsities_.empty(), kKernels},
         {"--kernel", !kernel_.empty(), "gemm dequantize sweep"},
         {"--count", count_.has_value(), "sweep"},
         {"--seed", seed_.has_value(), "sweep"},
@@ -267,7 +284,7 @@ class BenchCommand final : public Command {
     options.seed = seed_.value_or(options.seed);
     options.seconds = seconds_.value_or(options.seconds);
     options.others = kernel_ == "all";
-    options.gemm = MakeCase(Format::kFp4E2M1, {}, 0).options;
+    options.gemm = MakeCase({}, {}, 0).options;
     if (options.others) options.gemm.kernel.clear();
     MARLIN_ASSIGN_OR_RETURN(
         const bench::Sweep sweep,
@@ -287,7 +304,7 @@ class BenchCommand final : public Command {
           bench::MoeCase moe = MoeOf(bench);
           if (!mix_.empty()) {
             MARLIN_ASSIGN_OR_RETURN(const Format format, ParseFormat(mix_));
-            moe.mixed = MakeCase(format, bench.shape, weight_bytes).spec;
+            moe.mixed = MakeCase({format, Sparsity::kDense}, bench.shape, weight_bytes).spec;
           }
           MARLIN_ASSIGN_OR_RETURN(bench::MoeResult result, run(moe));
           results.push_back(std::move(result));
@@ -336,7 +353,8 @@ class BenchCommand final : public Command {
     MARLIN_RETURN_IF_ERROR(ReadArguments());
     std::vector<bench::TraceExperts> experts;
     for (const Format format : products_.formats()) {
-      const bench::MoeCase moe = MoeOf(MakeCase(format, parsed_shapes_.front(), 0));
+      const bench::MoeCase moe =
+          MoeOf(MakeCase({format, Sparsity::kDense}, parsed_shapes_.front(), 0));
       experts.push_back({format, static_cast<int64_t>(moe.ExpertBytes())});
     }
     MARLIN_ASSIGN_OR_RETURN(const std::vector<bench::TraceReplay> replays, trace_.Replay(experts));
@@ -396,11 +414,11 @@ class BenchCommand final : public Command {
   /// Calls run(case) for all formats and shapes, with the case's weights in prepared_.
   Status ForEachCase(Console& console, const Device& device, int64_t weight_bytes,
                      const std::function<Status(const bench::BenchCase&)>& run) {
-    for (const Format format : products_.formats()) {
+    for (const WeightKind& kind : kinds_) {
       for (const bench::GemmShape& shape : parsed_shapes_) {
-        console.Message(fmt::format("{} {} m={} n={} k={}", op_, FormatName(format), shape.m,
+        const bench::BenchCase bench = MakeCase(kind, shape, weight_bytes);
+        console.Message(fmt::format("{} {} m={} n={} k={}", op_, NameOf(bench.spec), shape.m,
                                     shape.n, shape.k));
-        const bench::BenchCase bench = MakeCase(format, shape, weight_bytes);
         if (op_ != "moe") MARLIN_RETURN_IF_ERROR(PrepareWeights(device, bench.spec));
         MARLIN_RETURN_IF_ERROR(run(bench));
       }
@@ -420,12 +438,26 @@ class BenchCommand final : public Command {
     }
     MARLIN_RETURN_IF_ERROR(ReadShapes());
     MARLIN_RETURN_IF_ERROR(products_.Read());
+    MARLIN_RETURN_IF_ERROR(ReadSparsities());
     if (accuracy_ != "default" && accuracy_ != "exact" && accuracy_ != "w4a8") {
       return Status(
           Code::kInvalidArgument,
           fmt::format("--accuracy: expected default, exact or w4a8, got '{}'", accuracy_));
     }
     return CheckSizes();
+  }
+
+  Status ReadSparsities() {
+    const std::vector<std::string> names =
+        sparsities_.empty() ? std::vector<std::string>{"dense"} : sparsities_;
+    for (const Format format : products_.formats()) {
+      for (const std::string& name : names) {
+        const Result<Sparsity> sparsity = ParseSparsity(name);
+        if (!sparsity.ok()) return sparsity.status().WithContext("--sparsity");
+        kinds_.push_back({format, *sparsity});
+      }
+    }
+    return {};
   }
 
   Status ReadShapes() {
@@ -461,17 +493,18 @@ class BenchCommand final : public Command {
         device_.starts_with("cuda") ? bench::kBeyondL2Bytes : bench::kBeyondCacheBytes;
     const bool blas = std::find(against_.begin(), against_.end(), "openblas") != against_.end();
     for (const bench::GemmShape& shape : parsed_shapes_) {
-      for (const Format format : products_.formats()) {
-        MARLIN_RETURN_IF_ERROR(CheckCaseFits(MakeCase(format, shape, bytes)));
+      for (const WeightKind& kind : kinds_) {
+        MARLIN_RETURN_IF_ERROR(CheckCaseFits(MakeCase(kind, shape, bytes)));
       }
       if (blas) MARLIN_RETURN_IF_ERROR(bench::OpenBlas::CheckSizes(shape.m, shape.n, shape.k));
     }
     return Status();
   }
 
-  bench::BenchCase MakeCase(Format format, const bench::GemmShape& shape,
+  bench::BenchCase MakeCase(const WeightKind& kind, const bench::GemmShape& shape,
                             int64_t weight_bytes) const {
-    bench::BenchCase bench = products_.MakeCase(format, shape, weight_bytes);
+    bench::BenchCase bench = products_.MakeCase(kind.format, shape, weight_bytes);
+    bench.spec.sparsity = kind.sparsity;
     bench.op = op_;
     bench.options.kernel = kernel_;
     bench.options.accuracy = accuracy_ == "exact"  ? Accuracy::kExact
@@ -548,6 +581,7 @@ class BenchCommand final : public Command {
                 {"accuracy", result.accuracy},
                 {"batch_invariant", batch_invariant_},
                 {"format", FormatName(result.bench.spec.format)},
+                {"sparsity", SparsityName(result.bench.spec.sparsity)},
                 {"group_size", result.bench.spec.group_size},
                 {"scale_type", ScaleTypeName(result.bench.spec.scale_type)},
                 {"activations", DTypeName(result.bench.activation_type)},
@@ -603,7 +637,7 @@ class BenchCommand final : public Command {
     Table table(header);
     for (const bench::BenchResult& r : results_) {
       std::vector<std::string> cells = {
-          std::string(FormatName(r.bench.spec.format)),
+          NameOf(r.bench.spec),
           std::to_string(r.bench.shape.m),
           std::to_string(r.bench.shape.n),
           std::to_string(r.bench.shape.k),
@@ -633,6 +667,8 @@ class BenchCommand final : public Command {
   std::vector<std::string> shapes_;
   std::string shapes_file_;
   ProductArguments products_;
+  std::vector<std::string> sparsities_;
+  std::vector<WeightKind> kinds_;  ///< Formats by sparsities.
   std::string accuracy_ = "default";
   bool batch_invariant_ = false;
   std::string kernel_;

@@ -170,11 +170,6 @@ Status CheckSaliency(int64_t k, int64_t n, std::span<const float> saliency) {
   return {};
 }
 
-std::span<const float> ValuesOf(const QuantizedWeights& weights) {
-  return weights.codebook.empty() ? FormatValues(weights.spec.format)
-                                  : std::span<const float>(weights.codebook);
-}
-
 /// Weights of another sparsity with the scales of `from`, and codes and metadata all zero.
 Result<WeightsBuffer> WithScalesOf(const QuantizedWeights& from, Sparsity sparsity) {
   WeightsSpec spec = from.spec;
@@ -228,6 +223,11 @@ Status CheckSparse24(Format format, bool has_offsets) {
   return {};
 }
 
+std::span<const float> CodeValues(const QuantizedWeights& weights) {
+  return weights.codebook.empty() ? FormatValues(weights.spec.format)
+                                  : std::span<const float>(weights.codebook);
+}
+
 std::optional<uint32_t> CodeOfZero(std::span<const float> values) {
   const auto zero = std::find(values.begin(), values.end(), 0.0f);
   if (zero == values.end()) return std::nullopt;
@@ -237,7 +237,7 @@ std::optional<uint32_t> CodeOfZero(std::span<const float> values) {
 Status CheckMetadata(const QuantizedWeights& weights) {
   const WeightsSpec& spec = weights.spec;
   if (spec.sparsity == Sparsity::kDense) return {};
-  if (!CodeOfZero(ValuesOf(weights))) return NoCodeOfZero(spec.format);
+  if (!CodeOfZero(CodeValues(weights))) return NoCodeOfZero(spec.format);
   if (spec.n == 0) return {};  // Without columns k is unbounded: skip the loop.
   const Geometry matrix{GetFormatInfo(spec.format).bits, spec.k, spec.n};
   const int64_t words = MetadataWordsAlongK(spec.k) * spec.n;
@@ -256,7 +256,7 @@ Result<QuantizedWeights> Prune24(const QuantizedWeights& weights,
   if (spec.sparsity == Sparsity::k24) return weights;
   MARLIN_RETURN_IF_ERROR(CheckSparse24(spec.format, spec.has_zeros || spec.has_biases));
   MARLIN_RETURN_IF_ERROR(CheckImportance(spec, importance));
-  const std::span<const float> values = ValuesOf(weights);
+  const std::span<const float> values = CodeValues(weights);
   if (!CodeOfZero(values)) return NoCodeOfZero(spec.format);
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer to, WithScalesOf(weights, Sparsity::k24));
   const Geometry matrix{GetFormatInfo(spec.format).bits, spec.k, spec.n};
@@ -281,7 +281,7 @@ Result<QuantizedWeights> Expand24(const QuantizedWeights& weights) {
   MARLIN_RETURN_IF_ERROR(Validate(weights));
   const WeightsSpec& spec = weights.spec;
   if (spec.sparsity == Sparsity::kDense) return weights;
-  const std::optional<uint32_t> zero = CodeOfZero(ValuesOf(weights));
+  const std::optional<uint32_t> zero = CodeOfZero(CodeValues(weights));
   if (!zero) return NoCodeOfZero(spec.format);
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer to, WithScalesOf(weights, Sparsity::kDense));
   const Geometry matrix{GetFormatInfo(spec.format).bits, spec.k, spec.n};

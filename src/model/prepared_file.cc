@@ -45,7 +45,7 @@ Status WithPath(const std::string& path, Code code, const std::string& message) 
 }
 
 Json SpecJson(const WeightsSpec& spec) {
-  return {{"format", FormatName(spec.format)},
+  Json json = {{"format", FormatName(spec.format)},
           {"k", static_cast<uint64_t>(spec.k)},
           {"n", static_cast<uint64_t>(spec.n)},
           {"group_size", static_cast<uint64_t>(spec.group_size)},
@@ -55,9 +55,12 @@ Json SpecJson(const WeightsSpec& spec) {
           {"zero_type", ScaleTypeName(spec.zero_type)},
           {"global_scale", spec.has_global_scale},
           {"global_scale_divides", spec.global_scale_divides}};
+  if (spec.sparsity != Sparsity::kDense) json["sparsity"] = SparsityName(spec.sparsity);
+  return json;
 }
 
-Result<WeightsSpec> ParseSpec(ObjectReader& reader) {
+/// `sparse`: the object has a sparsity.
+Result<WeightsSpec> ParseSpec(ObjectReader& reader, bool sparse) {
   const auto in_reader = [&reader](const Status& status) { return reader.Fail(status.message()); };
   WeightsSpec spec;
   MARLIN_ASSIGN_OR_RETURN(const std::string format, reader.TakeString("format"));
@@ -79,6 +82,12 @@ Result<WeightsSpec> ParseSpec(ObjectReader& reader) {
   MARLIN_ASSIGN_OR_RETURN(spec.has_biases, reader.TakeBool("biases"));
   MARLIN_ASSIGN_OR_RETURN(spec.has_global_scale, reader.TakeBool("global_scale"));
   MARLIN_ASSIGN_OR_RETURN(spec.global_scale_divides, reader.TakeBool("global_scale_divides"));
+  if (sparse) {
+    MARLIN_ASSIGN_OR_RETURN(const std::string sparsity, reader.TakeString("sparsity"));
+    const Result<Sparsity> parsed_sparsity = ParseSparsity(sparsity);
+    if (!parsed_sparsity.ok()) return in_reader(parsed_sparsity.status());
+    spec.sparsity = *parsed_sparsity;
+  }
   if (const Status possible = CheckSpec(spec); !possible.ok()) return in_reader(possible);
   return spec;
 }
@@ -196,7 +205,7 @@ Status PreparedFile::AddProjection(const Json& json, int64_t index_begin, int64_
     ObjectReader part_reader(entry, where);
     if (!entry.is_object()) return part_reader.Fail("a part is not an object");
     PreparedPart part;
-    MARLIN_ASSIGN_OR_RETURN(part.spec, ParseSpec(part_reader));
+    MARLIN_ASSIGN_OR_RETURN(part.spec, ParseSpec(part_reader, entry.contains("sparsity")));
     MARLIN_ASSIGN_OR_RETURN(const Json* bytes, part_reader.Take("bytes"));
     if (!bytes->is_number_unsigned()) {
       return part_reader.WrongType("bytes", "a non-negative integer", *bytes);

@@ -208,7 +208,8 @@ Result<Projection> WeightSource::LoadPrepared(std::span<const MatrixRequest> mat
       if (next == specs.size() || specs[next].n > rest) return other();
       WeightsSpec expected = specs[next];
       expected.n = part.spec.n;
-      expected.sparsity = Sparsity::kDense;  // Preparation expands.
+      // Preparation may have expanded 2:4 weights.
+      if (part.spec.sparsity == Sparsity::kDense) expected.sparsity = Sparsity::kDense;
       if (!(expected == part.spec)) return other();
     }
     const PreparedImage image{part.spec, prepared_->Data(part), prepared_};

@@ -60,18 +60,23 @@ SharedStorage KeepingOpen(const Device& device, SharedStorage storage) {
   return {kept, kept->storage.get()};
 }
 
+/// Whether a backend takes weights only after Expand24.
+bool MustExpand(const Backend& backend, const WeightsSpec& spec) {
+  return spec.sparsity == Sparsity::k24 && !backend.KeepsSparse(spec);
+}
+
 }  // namespace
 
 Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device,
                                 const PrepareOptions& options) {
   MARLIN_RETURN_IF_ERROR(Validate(weights));
   try {
-    // Backends take dense weights: their kernels then need not know which codes are stored.
-    QuantizedWeights dense = weights;
-    if (weights.spec.sparsity == Sparsity::k24) {
-      MARLIN_ASSIGN_OR_RETURN(dense, Expand24(weights));
+    const Backend& backend = device.impl().backend();
+    QuantizedWeights readable = weights;
+    if (MustExpand(backend, weights.spec)) {
+      MARLIN_ASSIGN_OR_RETURN(readable, Expand24(weights));
     }
-    MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().Prepare(dense, options));
+    MARLIN_ASSIGN_OR_RETURN(auto storage, backend.Prepare(readable, options));
     return PreparedWeights(KeepingOpen(device, std::move(storage)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");
@@ -81,12 +86,13 @@ Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& d
 Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
                                        const Device& device) {
   try {
+    const Backend& backend = device.impl().backend();
     std::vector<QuantizedWeights> dense;
     dense.reserve(columns.size());
     std::vector<WeightColumns> expanded(columns.begin(), columns.end());
     for (size_t i = 0; i < columns.size(); ++i) {
       WeightColumns& part = expanded[i];
-      if (part.weights->spec.sparsity == Sparsity::kDense) continue;
+      if (!MustExpand(backend, part.weights->spec)) continue;
       // Columns of one matrix that alternate are several parts.
       if (i > 0 && columns[i].weights == columns[i - 1].weights) {
         part.weights = expanded[i - 1].weights;
@@ -96,7 +102,7 @@ Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
       dense.push_back(std::move(weights));
       part.weights = &dense.back();
     }
-    MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().PrepareColumns(expanded));
+    MARLIN_ASSIGN_OR_RETURN(auto storage, backend.PrepareColumns(expanded));
     return PreparedWeights(KeepingOpen(device, std::move(storage)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");

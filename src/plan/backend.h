@@ -162,6 +162,9 @@ class Backend {
   virtual std::string Model() const { return Info().model; }
   virtual DeviceProperties Properties() const = 0;
   virtual std::span<const KernelDesc> Kernels() const = 0;
+  /// Whether Prepare and PrepareColumns keep 2:4 weights of this spec as they are. Callers expand
+  /// all others first.
+  virtual bool KeepsSparse(const WeightsSpec& /*spec*/) const { return false; }
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const = 0;
   /// Prepares columns that can be joined (layout/join_columns.h) as one matrix. Codes of

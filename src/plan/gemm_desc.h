@@ -16,6 +16,7 @@ namespace marlin {
 struct WeightTraits {
   bool tiled = false;      ///< In the matrix units' tile layout; else only slow kernels read it.
   bool marlin_w4 = false;  ///< In that public layout (PrepareOptions).
+  bool sparse = false;     ///< 2:4: values and metadata, not expanded.
   bool fits_f16 = false;   ///< The tiles' weights keep their precision in fp16.
   bool fits_fp8 = false;   ///< The tiles' codes (minus their zeros) are e4m3 numbers.
 

@@ -128,6 +128,7 @@ std::string WeightPart(const Case& c) {
   if (c.global_divides) text += "_divides";
   if (c.weight_biases) text += "_wbias";
   if (c.user_codebook) text += "_codebook";
+  if (c.sparse) text += "_sparse";
   return text;
 }
 
@@ -149,6 +150,8 @@ Status ParseWeightPart(std::string_view part, Case* c) {
       c->weight_biases = true;
     } else if (words[i] == "codebook") {
       c->user_codebook = true;
+    } else if (words[i] == "sparse") {
+      c->sparse = true;
     } else {
       return Status(Code::kInvalidArgument, fmt::format("case: bad weights '{}'", part));
     }

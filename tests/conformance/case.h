@@ -58,6 +58,7 @@ struct Case {
   bool global_divides = false;  ///< The global scale of e4m3 scales divides them.
   bool weight_biases = false;
   bool user_codebook = false;
+  bool sparse = false;  ///< 2:4 weights.
   DType a_type = DType::kF32;
   DType c_type = DType::kF32;
   bool bias = false;

@@ -10,6 +10,7 @@
 #include "case_source.h"
 #include "problem.h"
 #include "random.h"
+#include "sparse_cases.h"
 
 namespace marlin::conformance {
 namespace {
@@ -176,6 +177,7 @@ std::vector<Case> SelectCpuProblems(std::span<const KernelDesc> rows, const Sele
   AddWideGated(&cases);
   AddBlockEdges(&cases);
   AddPromises(&cases);
+  AddSparse("cpu", &cases);
   SizeClasses sizes;
   sizes.backend = "cpu";
   sizes.m = AroundTiles(rows, &KernelDesc::tile_m, {3, 4, 5, 7, 17});
@@ -201,6 +203,7 @@ std::vector<Case> SelectMetalProblems(std::span<const KernelDesc> rows, const Se
   AddWideGated(&cases);
   AddPairedGated(&cases);
   AddPromises(&cases);
+  AddSparse("metal", &cases);
   std::erase_if(cases, [](const Case& c) {
     return c.data == DataClass::kLatticeInt8 || c.check == Check::kThreads || c.n * c.m > 80'000;
   });

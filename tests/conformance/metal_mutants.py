@@ -35,6 +35,7 @@ FEW_ROWS_GATED = r"^gemm/(fp4_e2m1|u4)/metal/marlin_gemv(_wide)?/.*gated"
 DIRECT_GATED = r"^gemm/(u4|int3)/metal/marlin_gemm_(split_k|fused).*gated"
 FINISHED = r"^gemm/(u4|nf3|fp8_e4m3)/metal/marlin_gemv_wide/"
 DECODED = r"^(gemm/.*/metal/marlin_gemv_wide|dequantize/.*)/"
+SPARSE = r"^gemm/(s4|nf4)/metal/marlin_gemv(_wide)?/.*_sparse/"
 DEQUANTIZED = r"^dequantize/(u4|int3)/"
 
 SORT_BARRIER = ("metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup | "
@@ -122,6 +123,13 @@ MUTANTS = [
            DECODED),
     Mutant("codes of the next strip", "decode.h", "weights.codes + strip *",
            "weights.codes + (strip + 1) *", DECODED),
+    Mutant("2:4: the first output's positions for both", "decode.h", "(metadata >> 4) & 12u",
+           "metadata & 12u", SPARSE),
+    Mutant("2:4: position 3 is 2", "decode.h", "<< (metadata & 12u);", "<< (metadata & 8u);", SPARSE),
+    Mutant("2:4: pruned integers are the least", "decode.h",
+           "if (code_kind == kCodesInteger) codes.low ^=", "if (false) codes.low ^=", SPARSE),
+    Mutant("2:4: the metadata of the first block for all", "decode.h", "metadata >> (8 * s)",
+           "metadata", SPARSE),
     # Elements and the epilogue.
     Mutant("bf16 rounded down", "elements.h", "0x7fffu + ((bits >> 16) & 1u)", "0u", DECODED),
     Mutant("bf16 ties away from even", "elements.h", "0x7fffu + ((bits >> 16) & 1u)", "0x8000u",

@@ -39,7 +39,8 @@ MOE_CASES = "^(router|experts)"
 OTHER_CASES = "^(?!router|experts)"
 # Parts of AVX-512 that some processors lack, and the files that only their kernels run.
 EXTENSIONS = {"avx512_vnni": ("w4a8_vnni.cc",),
-              "avx512_bf16": ("bf16_avx512bf16.cc", "bf16_operands.inl.h")}
+              "avx512_bf16": ("bf16_avx512bf16.cc", "bf16_operands.inl.h",
+                              "sparse_avx512bf16.cc")}
 
 
 def cases_for(file: str) -> str:

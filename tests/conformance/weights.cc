@@ -16,6 +16,7 @@ namespace {
 
 struct WeightMemory {
   GuardedBuffer codes;
+  GuardedBuffer metadata;
   GuardedBuffer scales;
   GuardedBuffer zeros;
   GuardedBuffer biases;
@@ -69,13 +70,13 @@ uint32_t RandomCode(Random& random, const Case& c, int64_t k, int64_t n) {
   }
 }
 
-void FillCodes(Random& random, const Case& c, uint32_t* words) {
+// Fills `word_count` words per column with `count` codes.
+void FillCodes(Random& random, const Case& c, int64_t count, int64_t word_count, uint32_t* words) {
   const int bits = GetFormatInfo(c.format).bits;
-  const int64_t word_count = WordsAlongK(c.format, c.k);
   std::memset(words, 0, static_cast<size_t>(c.experts * word_count * c.n) * 4);
   for (int64_t e = 0; e < c.experts; ++e) {
     uint32_t* matrix = words + e * word_count * c.n;
-    for (int64_t k = 0; k < c.k; ++k) {
+    for (int64_t k = 0; k < count; ++k) {
       for (int64_t n = 0; n < c.n; ++n) {
         const uint64_t code = RandomCode(random, c, k, n);
         const int64_t bit = k % 32 * bits;
@@ -85,6 +86,17 @@ void FillCodes(Random& random, const Case& c, uint32_t* words) {
         if (shifted >> 32 != 0)
           matrix[(word + 1) * c.n + n] |= static_cast<uint32_t>(shifted >> 32);
       }
+    }
+  }
+}
+
+// The patterns of 2:4 weights, each as often as the others. Blocks past k get one as well.
+void FillMetadata(Random& random, int64_t count, uint32_t* words) {
+  constexpr uint32_t kNibbles[] = {4, 8, 9, 12, 13, 14};
+  for (int64_t i = 0; i < count; ++i) {
+    words[i] = 0;
+    for (int block = 0; block < 8; ++block) {
+      words[i] |= kNibbles[random.Integer(0, 5)] << (4 * block);
     }
   }
 }
@@ -222,6 +234,7 @@ QuantizedWeights RepeatColumns(const QuantizedWeights& weights, int64_t n, int p
   };
   wide.spec.n = n;
   wide.codes = repeat(weights.codes, memory->codes);
+  wide.metadata = repeat(weights.metadata, memory->metadata);
   wide.scales = repeat(weights.scales, memory->scales);
   wide.zeros = repeat(weights.zeros, memory->zeros);
   wide.biases = repeat(weights.biases, memory->biases);
@@ -247,7 +260,8 @@ QuantizedWeights MakeWeights(const Case& c) {
                   .zero_type = c.zero_type,
                   .has_biases = c.weight_biases,
                   .has_global_scale = c.scale_type == ScaleType::kE4M3,
-                  .global_scale_divides = c.global_divides};
+                  .global_scale_divides = c.global_divides,
+                  .sparsity = c.sparse ? Sparsity::k24 : Sparsity::kDense};
   weights.owner = memory;
   if (!info.quantized) {
     const DType dtype = UnquantizedDType(c.format);
@@ -257,7 +271,7 @@ QuantizedWeights MakeWeights(const Case& c) {
     return weights;
   }
 
-  const int64_t words = WordsAlongK(c.format, c.k);
+  const int64_t words = WordsAlongK(weights.spec);
   const int64_t groups = GroupCount(weights.spec);
   const int64_t count = c.experts * groups * c.n;
   const DType scale_dtype = ScaleDType(c.scale_type);
@@ -267,7 +281,16 @@ QuantizedWeights MakeWeights(const Case& c) {
   memory->zeros = GuardedBuffer(count * DTypeBytes(ScaleDType(c.zero_type)));
   memory->biases = GuardedBuffer(count * DTypeBytes(bias_dtype));
   memory->global_scale = GuardedBuffer(c.experts * 4);
-  FillCodes(random, c, reinterpret_cast<uint32_t*>(memory->codes.data()));
+  FillCodes(random, c, c.sparse ? (c.k + 3) / 4 * 2 : c.k, words,
+            reinterpret_cast<uint32_t*>(memory->codes.data()));
+  if (c.sparse) {
+    const int64_t metadata_words = MetadataWordsAlongK(c.k);
+    const int64_t metadata_count = c.experts * metadata_words * c.n;
+    memory->metadata = GuardedBuffer(metadata_count * 4);
+    FillMetadata(random, metadata_count, reinterpret_cast<uint32_t*>(memory->metadata.data()));
+    weights.metadata =
+        TensorView(memory->metadata.data(), DType::kU32, {c.experts, metadata_words, c.n});
+  }
   FillGroups(random, c, *memory);
   weights.codes = TensorView(memory->codes.data(), DType::kU32, {c.experts, words, c.n});
   weights.scales = TensorView(memory->scales.data(), scale_dtype, {c.experts, groups, c.n});

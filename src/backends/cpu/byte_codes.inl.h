@@ -10,9 +10,9 @@ MARLIN_SIMD_INLINE I PairCodes(const uint8_t* chunk, int row, int part) {
     return RowWords<8>::Load(chunk, row, 2 * kPair, part);
   } else {
     const I words = RowWords<kBits>::Load(chunk, row, 0, part);
-    const I first = And(ShiftRight<kBits * kPair>(words), SetWord(0x000f000f));
-    // The second slice's code moves from bit kBits * (kPair + 2) to bit 8.
-    constexpr int kUp = 8 - kBits * (kPair + 2);
+    const I first = And(ShiftRight<RowWords<kBits>::Shift(kPair)>(words), SetWord(0x000f000f));
+    // The second slice's code moves to bit 8.
+    constexpr int kUp = 8 - RowWords<kBits>::Shift(kPair + 2);
     if constexpr (kUp >= 0) {
       return Or(first, And(ShiftLeft<kUp>(words), SetWord(0x0f000f00)));
     } else {

@@ -74,7 +74,8 @@ CpuFeatures Probe() {
   const bool tiles = (state & 0x60000) == 0x60000;
   features.avx2 = ymm && Bit(extended.ebx, 5) && Bit(basic.ecx, 12) && Bit(basic.ecx, 29);
   features.avx512 = features.avx2 && zmm && Bit(extended.ebx, 16) && Bit(extended.ebx, 17) &&
-                    Bit(extended.ebx, 30) && Bit(extended.ebx, 31) && Bit(extended.ecx, 1);
+                    Bit(extended.ebx, 30) && Bit(extended.ebx, 31) && Bit(extended.ecx, 1) &&
+                    Bit(extended.ecx, 6);
   features.avx512_vnni = features.avx512 && Bit(extended.ecx, 11);
   features.avx512_bf16 = features.avx512 && Bit(extended1.eax, 5);
   features.amx_bf16 = features.avx512_bf16 && tiles && Bit(extended.edx, 24) &&

@@ -11,7 +11,7 @@ namespace marlin::cpu {
 
 struct CpuFeatures {
   bool avx2 = false;    ///< AVX2, FMA and F16C, enabled by the operating system.
-  bool avx512 = false;  ///< F, BW, DQ, VL and VBMI.
+  bool avx512 = false;  ///< F, BW, DQ, VL, VBMI and VBMI2.
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
   bool amx_bf16 = false;  ///< AMX-TILE and AMX-BF16, with the OS kernel's permission.

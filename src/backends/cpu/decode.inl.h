@@ -151,6 +151,8 @@ struct RowWords {
     const int offset = part * kLanes * 4;
     if constexpr (kBits == 4) {
       return LoadWords(chunk + 64 * r + offset);
+    } else if constexpr (kBits == kSparse4) {
+      return ExpandKept(chunk + kKeptBytes * r, chunk + kMetadataOffset + kMetadataBytes * r, part);
     } else if constexpr (kBits == 2) {
       const I words = LoadWords(chunk + 64 * (r / 2) + offset);
       return (r & 1) != 0 ? ShiftRight<8>(words) : words;
@@ -170,6 +172,7 @@ struct RowWords {
     }
   }
   static constexpr int Shift(int j) {
+    if (kBits == kSparse4) return 8 * (j % 2) + 4 * (j / 2);
     return kBits <= 4 ? kBits * j : (kBits == 8 ? 8 * (j % 2) : 0);
   }
 };
@@ -179,7 +182,7 @@ struct RowWords {
 template <int kBits, Kind kKind, int kShift>
 MARLIN_SIMD_INLINE F RawValue(const PanelView& w, const Table& table, I words) {
   if constexpr (kKind == Kind::kTable) {
-    return Lookup<kBits>(table, ShiftRight<kShift>(words));
+    return Lookup<CodeBits(kBits)>(table, ShiftRight<kShift>(words));
   } else if constexpr (kKind == Kind::kS8) {
     return ToFloat(ShiftRightSigned<24>(ShiftLeft<24 - kShift>(words)));
   } else if constexpr (kKind == Kind::kU8) {
@@ -255,7 +258,7 @@ MARLIN_SIMD_INLINE void LoadSliceWords(const uint8_t* chunk, int row, I (&words)
                                        I (&second)[kParts]) {
   if constexpr (kFp8ByBytes<kKind> && kJ % 2 == 1) {
     for (int part = 0; part < kParts; ++part) words[part] = second[part];
-  } else if constexpr ((kJ == 0 || kBits > 4) && kBits < 32) {
+  } else if constexpr ((kJ == 0 || CodeBits(kBits) > 4) && kBits < 32) {
     for (int part = 0; part < kParts; ++part) {
       words[part] = RowWords<kBits>::Load(chunk, row, kJ, part);
       if constexpr (kFp8ByBytes<kKind>) {
@@ -273,7 +276,7 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
                                                             const ChunkGroups& groups,
                                                             const uint8_t* chunk, int row,
                                                             Sink&& sink) {
-  constexpr bool kScaled = kBits <= 8;
+  constexpr bool kScaled = CodeBits(kBits) <= 8;
   constexpr bool kFolded = kKind == Kind::kTable && kMode != GroupMode::kHalf;
   constexpr bool kByBytes = kFp8ByBytes<kKind>;
   constexpr Kind kRawKind = kByBytes ? Kind::kBf16 : kKind;
@@ -319,7 +322,7 @@ static auto Dispatch(const PanelView& w, Body&& body) {
   constexpr auto kHalfMode = Index<static_cast<int>(GroupMode::kHalf)>{};
   const auto with_mode = [&](auto bits, auto kind) {
     if (w.group_size % kChunkK == 0) return body(bits, kind, kChunkMode);
-    if constexpr (decltype(bits)::value <= 4) {
+    if constexpr (CodeBits(decltype(bits)::value) <= 4) {
       if (w.group_size % kSliceK == 0) {
         return body(bits, kind, Index<static_cast<int>(GroupMode::kSlice)>{});
       }
@@ -334,6 +337,8 @@ static auto Dispatch(const PanelView& w, Body&& body) {
       return with_mode(Index<3>{}, Index<kKindOf(Kind::kTable)>{});
     case 4:
       return with_mode(Index<4>{}, Index<kKindOf(Kind::kTable)>{});
+    case kSparse4:
+      return with_mode(Index<kSparse4>{}, Index<kKindOf(Kind::kTable)>{});
     case 32:
       return body(Index<32>{}, Index<kKindOf(Kind::kFp32)>{}, kChunkMode);
     case 16:

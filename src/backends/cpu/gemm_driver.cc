@@ -5,6 +5,7 @@
 #include "backends/cpu/bf16_kernel.h"
 #include "backends/cpu/gemv_kernel.h"
 #include "backends/cpu/kernel_table.h"
+#include "backends/cpu/sparse_kernel.h"
 #include "base/checked.h"
 #include "base/scalars.h"
 
@@ -56,6 +57,14 @@ RowKernels Bf16RowKernels(const GemmDesc& desc) {
   return {vector, avx512bf16::kTermSliceBytes, pack_row, &avx512bf16::SelectOneTerm};
 }
 
+RowKernels SparseRowKernels() {
+  const auto pack_row = [](const ExactKernels&, const void* a, DType type, int64_t k, void* row) {
+    avx512bf16::PackSparseRow(a, type, k, row);
+  };
+  return {&ExactKernelsOf(Isa::kAvx512), avx512bf16::kTermSliceBytes, pack_row,
+          &avx512bf16::SelectSparse};
+}
+
 RowKernels GemvRowKernels() {
   const auto pack_row = [](const ExactKernels& vector, const void* a, DType type, int64_t k,
                            void* row) {
@@ -69,10 +78,12 @@ RowKernels GemvRowKernels() {
 // Never planned: this architecture has neither level.
 RowKernels Bf16RowKernels(const GemmDesc& /*desc*/) { return ExactRowKernels(Isa::kScalar); }
 RowKernels GemvRowKernels() { return ExactRowKernels(Isa::kScalar); }
+RowKernels SparseRowKernels() { return ExactRowKernels(Isa::kScalar); }
 #endif
 
 RowKernels RowKernelsOf(const KernelDesc& kernel, const GemmDesc& desc) {
   if (IsGemv(kernel)) return GemvRowKernels();
+  if (IsSparseGemv(kernel)) return SparseRowKernels();
   switch (kernel.grade) {
     case Grade::kW4A8:
       return W4a8RowKernels(kernel.level);

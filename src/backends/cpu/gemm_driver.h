@@ -48,6 +48,7 @@ RowKernels ExactRowKernels(Isa level);
 RowKernels W4a8RowKernels(Isa level);
 RowKernels Bf16RowKernels(const GemmDesc& desc);
 RowKernels GemvRowKernels();
+RowKernels SparseRowKernels();
 /// The functions of a kernel other than the AMX kernel.
 RowKernels RowKernelsOf(const KernelDesc& kernel, const GemmDesc& desc);
 

@@ -7,6 +7,7 @@
 
 #include "backends/cpu/gemm_driver.h"
 #include "backends/cpu/gemv_kernel.h"
+#include "backends/cpu/sparse_kernel.h"
 #include "backends/cpu/w4a8_kernel.h"
 
 namespace marlin::cpu {
@@ -36,6 +37,17 @@ Support SupportsAmx(const GemmDesc& desc, const DeviceProperties& /*device*/) {
 Support SupportsAvx512Bf16(const GemmDesc& desc, const DeviceProperties& device) {
   if (!device.avx512_bf16) return {"needs avx512_bf16"};
   return SupportsBf16(desc);
+}
+
+Support SupportsSparseGemv(const GemmDesc& desc, const DeviceProperties& device) {
+  if (!desc.weights.sparse) return {"takes 2:4 weights alone"};
+  if (desc.m > kSparseGemvRows) return {"m {} is over 8", desc.m};
+  static_assert(kSparseGemvRows == 8);
+  if (desc.determinism == Determinism::kBatchInvariant) {
+    return {"sums k in another order than GEMMs of more rows"};
+  }
+  if (NeedsTwoTerms(desc)) return {"rounds activations to bf16"};
+  return SupportsAvx512Bf16(desc, device);
 }
 
 Support SupportsW4a8(const GemmDesc& desc, const DeviceProperties& /*device*/) {
@@ -127,6 +139,12 @@ double CostOfDots(double rows, const GemmDesc& desc, const DeviceProperties& dev
   return NeedsTwoTerms(desc) ? 1.1 * rows : 0.5 + rows / 4;
 }
 
+/// The time of the GEMV of 2:4 weights, in the same units: it gathers activations, where the GEMM
+/// has to expand the weights.
+double CostOfSparse(double rows, const DeviceProperties& device) {
+  return device.fast_bf16_dots ? 0.4 + rows / 4 : 3 * rows;
+}
+
 /// The time of the GEMV, in units of one row of the exact kernel on AVX2.
 double CostOfGemv(double rows) { return 0.4 + rows / 2; }
 
@@ -135,13 +153,20 @@ double CostOfGemv(double rows) { return 0.4 + rows / 2; }
 std::span<const KernelDesc> CpuKernels() { return kKernels; }
 
 bool IsGemv(const KernelDesc& kernel) {
-  return std::string_view(kernel.name).starts_with("marlin_gemv_");
+  return std::string_view(kernel.name).starts_with("marlin_gemv_avx2");
+}
+
+bool IsSparseGemv(const KernelDesc& kernel) {
+  return std::string_view(kernel.name).starts_with("marlin_gemv_sparse_");
 }
 
 double CostOf(const KernelDesc& kernel, const GemmDesc& desc, const DeviceProperties& device) {
   const double weights = static_cast<double>(desc.n) * static_cast<double>(desc.k);
   const auto rows = static_cast<double>(desc.m);
   if (IsGemv(kernel)) return weights * CostOfGemv(rows) * LevelCost(kernel.level);
+  if (IsSparseGemv(kernel)) {
+    return weights * CostOfSparse(rows, device) * LevelCost(kernel.level);
+  }
   if (kernel.level == Isa::kAvx512 && kernel.grade == Grade::kBf16Compute) {
     return weights * CostOfDots(rows, desc, device) * LevelCost(Isa::kAvx512);
   }

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backends/cpu/pack_sparse.h"
 #include "base/checked.h"
+#include "layout/sparse_24.h"
 
 namespace marlin::cpu {
 namespace {
@@ -66,6 +68,32 @@ void PackGathered(std::span<const ColumnRun> runs, int64_t expert, int64_t chunk
   PackTile(bits, tile, out);
 }
 
+/// Copies the words of a chunk, of codes or of metadata, to a tile of `count` rows of 16 columns.
+/// Words past k keep what the tile holds.
+void CopyWords(std::span<const ColumnRun> runs, int64_t expert,
+               const TensorView QuantizedWeights::*array, int64_t first_row, int64_t count,
+               uint32_t (*tile)[kBlockRows]) {
+  for (const ColumnRun& run : runs) {
+    const TensorView& words = (*run.part->weights).*array;
+    const int64_t inside = std::min(count, words.dim(1) - first_row);
+    const auto* from = reinterpret_cast<const uint32_t*>(ExpertData(words, expert)) +
+                       first_row * words.dim(2) + run.first;
+    for (int64_t row = 0; row < inside; ++row, from += words.dim(2)) {
+      for (int64_t c = 0; c < run.count; ++c) tile[row][run.to + c] = from[c * run.part->step];
+    }
+  }
+}
+
+void PackSparse(std::span<const ColumnRun> runs, int64_t expert, int64_t chunk, uint32_t zero_code,
+                uint8_t* out) {
+  SparseTile tile = EmptySparseTile(zero_code);
+  CopyWords(runs, expert, &QuantizedWeights::codes, chunk * kSparseTileValues, kSparseTileValues,
+            tile.values);
+  CopyWords(runs, expert, &QuantizedWeights::metadata, chunk * kSparseTileMetadata,
+            kSparseTileMetadata, tile.metadata);
+  PackSparseTile(tile, zero_code, out);
+}
+
 template <typename Word>
 bool AllFinite(const uint8_t* chunk, int64_t count, Word exponent) {
   // No early exit, so that the compiler vectorises the loop.
@@ -109,7 +137,10 @@ BlockPacker::BlockPacker(const BlockColumns& columns, int64_t block, int64_t exp
   const bool transposed = std::all_of(runs().begin(), runs().end(), [](const ColumnRun& run) {
     return IsTransposed(run.part->weights->codes);
   });
-  if (count_ == 1 && runs_[0].part->step == 1 && first.codes.IsContiguous()) {
+  if (first.spec.sparsity == Sparsity::k24) {
+    kind_ = Kind::kSparse;
+    zero_code_ = CodeOfZero(CodeValues(first)).value_or(0);
+  } else if (count_ == 1 && runs_[0].part->step == 1 && first.codes.IsContiguous()) {
     kind_ = Kind::kWhole;
   } else if (transposed && source_.bits >= 16) {
     kind_ = Kind::kTransposed;
@@ -122,6 +153,8 @@ void BlockPacker::PackChunk(int64_t chunk, uint8_t* out) const {
       return cpu::PackChunk(source_, runs_[0].first, runs_[0].count, chunk, out);
     case Kind::kTransposed:
       return CopyTransposed(runs(), expert_, chunk, source_.bits, out);
+    case Kind::kSparse:
+      return PackSparse(runs(), expert_, chunk, zero_code_, out);
     case Kind::kGathered:
       return PackGathered(runs(), expert_, chunk, source_.bits, out);
   }

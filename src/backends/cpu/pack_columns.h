@@ -55,6 +55,7 @@ class BlockPacker {
   enum class Kind : uint8_t {
     kWhole,       ///< One run of contiguous columns.
     kTransposed,  ///< 16- or 32-bit elements with contiguous k.
+    kSparse,      ///< 2:4.
     kGathered,    ///< Anything else.
   };
   std::span<const ColumnRun> runs() const { return {runs_, static_cast<size_t>(count_)}; }
@@ -63,7 +64,8 @@ class BlockPacker {
   int count_ = 0;
   int64_t expert_ = 0;
   Kind kind_ = Kind::kGathered;
-  ChunkSource source_{};  ///< Weights of the first run.
+  ChunkSource source_{};    ///< Weights of the first run.
+  uint32_t zero_code_ = 0;  ///< Of 2:4 weights.
 };
 
 /// Whether all elements of a chunk of an unquantized format are finite.

@@ -16,6 +16,12 @@
 //    16   64                 vectors 4r .. 4r + 3 of 32 k each; word w: k = w
 //    32   128                vectors 8r .. 8r + 7: the even k of a slice of 32, then its odd k
 //
+// 2:4 weights of 4 bits take 3/4 of that: 16 rows of 32 bytes of kept codes, then 16 rows of 16
+// bytes of metadata. Byte i of a row of codes has kept code i of the first 64 k in its low nibble
+// and kept code i of the other 64 k in its high one; the metadata is that of
+// docs/formats/sparse_24.md. A code is stored XORed with the format's code of value 0, and the value
+// table is permuted to match, so that a pruned weight is code 0 in every format.
+//
 // k is padded to a multiple of 128 and n to a multiple of 16, with code 0 and scale 0. Scales, zero
 // points and biases are [block][group][16] in their stored types; groups cover the padded k.
 #pragma once
@@ -35,8 +41,25 @@ inline constexpr int kVectorBytes = 64;
 /// KC: k whose group parameters are widened at a time; a decoded fp32 panel of 8 rows is 32 KiB.
 inline constexpr int64_t kPassK = 1024;
 
+/// PanelView::bits of 2:4 weights of 4 bits.
+inline constexpr int kSparse4 = -4;
+constexpr bool IsSparse(int panel_bits) { return panel_bits < 0; }
+/// The bits of a code, and those that a weight takes on average.
+constexpr int CodeBits(int panel_bits) { return IsSparse(panel_bits) ? -panel_bits : panel_bits; }
+constexpr int StoredBits(int panel_bits) {
+  return IsSparse(panel_bits) ? CodeBits(panel_bits) / 2 + 1 : panel_bits;
+}
+
 /// Bytes of one (block, chunk) of codes.
-constexpr int64_t ChunkBytes(int bits) { return int64_t{kBlockRows} * kChunkK * bits / 8; }
+constexpr int64_t ChunkBytes(int panel_bits) {
+  return int64_t{kBlockRows} * kChunkK * StoredBits(panel_bits) / 8;
+}
+
+/// Bytes of the kept codes of a row of a chunk, which come before the metadata of all rows.
+inline constexpr int64_t kKeptBytes = 32;
+inline constexpr int64_t kMetadataBytes = 16;
+inline constexpr int64_t kMetadataOffset = kBlockRows * kKeptBytes;
+static_assert(kMetadataOffset + kBlockRows * kMetadataBytes == ChunkBytes(kSparse4));
 
 /// The panels of one expert, as passed to kernels. Padding is readable: blocks * 16 rows and
 /// chunks * 128 k.
@@ -51,7 +74,7 @@ struct PanelView {
   Format format;
   ScaleType scale_type;
   ScaleType zero_type;
-  int bits;
+  int bits;            ///< Of a code, or kSparse4.
   int64_t group_size;  ///< A multiple of 16, or >= chunks * 128 for one group.
   int64_t groups;      ///< Padded.
   int64_t blocks;

@@ -8,6 +8,7 @@
 #include "backends/cpu/pack_panels.h"
 #include "base/checked.h"
 #include "base/macros.h"
+#include "layout/sparse_24.h"
 
 namespace marlin::cpu {
 namespace {
@@ -16,17 +17,17 @@ namespace {
 constexpr int64_t kTaskBlocks = 4;
 constexpr int64_t kTableBytes = 256 * sizeof(float);
 
-/// Writes the values of all codes, replicated over the unused index bits.
+/// Writes the values of all stored codes, replicated over the unused index bits.
 void FillTable(const QuantizedWeights& weights, float* table) {
   const int bits = GetFormatInfo(weights.spec.format).bits;
   if (bits > 8) {
     std::fill(table, table + 256, 0.0f);
     return;
   }
-  const std::span<const float> values = weights.codebook.empty()
-                                            ? FormatValues(weights.spec.format)
-                                            : std::span<const float>(weights.codebook);
-  for (size_t i = 0; i < 256; ++i) table[i] = values[i % values.size()];
+  const std::span<const float> values = CodeValues(weights);
+  const size_t flips =
+      weights.spec.sparsity == Sparsity::k24 ? CodeOfZero(values).value_or(0) : size_t{0};
+  for (size_t i = 0; i < 256; ++i) table[i] = values[(i ^ flips) % values.size()];
 }
 
 }  // namespace
@@ -37,7 +38,8 @@ void PreparedPanels::LayOut() {
   layout_.scale_type = spec.scale_type;
   layout_.zero_type = spec.zero_type;
   layout_.global_scale_divides = spec.global_scale_divides;
-  layout_.bits = info.bits;
+  traits.sparse = spec.sparsity == Sparsity::k24;
+  layout_.bits = traits.sparse ? -info.bits : info.bits;
   layout_.blocks = CeilDivide(spec.n, kBlockRows);
   layout_.chunks = CeilDivide(spec.k, kChunkK);
   const int64_t padded_k = layout_.chunks * kChunkK;
@@ -50,7 +52,7 @@ void PreparedPanels::LayOut() {
                              kBufferAlignment)
                    : int64_t{0};
   };
-  codes_stride_ = layout_.blocks * layout_.chunks * ChunkBytes(info.bits);
+  codes_stride_ = layout_.blocks * layout_.chunks * ChunkBytes(layout_.bits);
   scales_stride_ = group_bytes(DTypeBytes(ScaleDType(spec.scale_type)), info.quantized);
   zeros_stride_ = group_bytes(DTypeBytes(ScaleDType(spec.zero_type)), spec.has_zeros);
   biases_stride_ = group_bytes(DTypeBytes(BiasDType(spec.scale_type)), spec.has_biases);

@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+#include "backends/cpu/expansion.h"
+#include "backends/cpu/panels.h"
+
 #define MARLIN_SIMD_INLINE static inline __attribute__((always_inline))
 
 namespace marlin::cpu::avx2 {
@@ -156,6 +159,31 @@ MARLIN_SIMD_INLINE void StoreDeinterleaved(float* out, const float* in) {
 }
 MARLIN_SIMD_INLINE void Prefetch(const void* p) {
   _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
+
+/// Part of a row of 2:4 panels (panels.h), expanded as in simd_avx512.h: 8 k at a time by byte
+/// permutations, whose patterns come from a table.
+MARLIN_SIMD_INLINE I ExpandKept(const uint8_t* kept, const uint8_t* metadata, int part) {
+  const auto load = [](const uint8_t* p) __attribute__((always_inline)) {
+    return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  };
+  // Low half: 16 k from 16 part on; high half: those 32 later.
+  const I packed = _mm256_set_m128i(load(kept + 16 + 8 * part), load(kept + 8 * part));
+  const I odd = _mm256_set_epi64x(0x0404040404040404, 0, 0x0404040404040404, 0);
+  const auto expand = [&](const uint8_t* nibbles) __attribute__((always_inline)) {
+    const auto pattern = [nibbles](int i) __attribute__((always_inline)) {
+      return static_cast<long long>(kExpansions.bytes[nibbles[i]]);
+    };
+    const I patterns = _mm256_set_epi64x(pattern(5), pattern(4), pattern(1), pattern(0));
+    return _mm256_shuffle_epi8(packed, Or(patterns, odd));
+  };
+  const I low_nibbles = SetWord(0x0f0f0f0f);
+  const I codes =
+      Or(And(expand(metadata + 2 * part), low_nibbles),
+         _mm256_andnot_si256(low_nibbles, expand(metadata + kMetadataBytes / 2 + 2 * part)));
+  const __m128i low = _mm256_castsi256_si128(codes);
+  const __m128i high = _mm256_extracti128_si256(codes, 1);
+  return _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
 }
 
 }  // namespace marlin::cpu::avx2

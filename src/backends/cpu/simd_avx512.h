@@ -105,6 +105,32 @@ MARLIN_SIMD_INLINE void LookUpBytes(const uint8_t* high, const uint8_t* low, I& 
                                      _mm512_set1_epi16(static_cast<int16_t>(0xff00)), kOrAnd);
 }
 
+/// A row of 2:4 panels (panels.h), expanded: word w has the codes of k = w, w + 64, w + 32, w + 96.
+MARLIN_SIMD_INLINE I ExpandKept(const uint8_t* kept, const uint8_t* metadata, int /*part*/) {
+  // The bits of the kept k of a block, by its nibble.
+  const __m128i kept_bits = _mm_setr_epi8(1, 3, 5, 9, 3, 2, 6, 10, 5, 6, 4, 12, 9, 10, 12, 8);
+  const __m128i nibbles = _mm_load_si128(reinterpret_cast<const __m128i*>(metadata));
+  const __m128i low_nibble = _mm_set1_epi8(0x0f);
+  const __m128i even = _mm_shuffle_epi8(kept_bits, _mm_and_si128(nibbles, low_nibble));
+  const __m128i odd =
+      _mm_shuffle_epi8(kept_bits, _mm_and_si128(_mm_srli_epi16(nibbles, 4), low_nibble));
+  const __m128i masks = _mm_or_si128(even, _mm_slli_epi16(odd, 4));
+  const auto first = static_cast<__mmask64>(_mm_cvtsi128_si64(masks));
+  const auto second = static_cast<__mmask64>(_mm_extract_epi64(masks, 1));
+  const I packed =
+      _mm512_zextsi256_si512(_mm256_load_si256(reinterpret_cast<const __m256i*>(kept)));
+  constexpr int kSelect = 0xca;  // a ? b : c, bit by bit.
+  const I codes =
+      _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x0f), _mm512_maskz_expand_epi8(first, packed),
+                                _mm512_maskz_expand_epi8(second, packed), kSelect);
+  // Byte k has the codes of k and k + 64; those of k + 32 go beside it.
+  alignas(64) static constexpr uint8_t kInterleaved[64] = {
+      0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
+      11, 43, 12, 44, 13, 45, 14, 46, 15, 47, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53,
+      22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
+  return _mm512_permutexvar_epi8(_mm512_load_si512(kInterleaved), codes);
+}
+
 /// Sum of all lanes in a fixed order: halves first.
 MARLIN_SIMD_INLINE float Sum(F v) {
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));

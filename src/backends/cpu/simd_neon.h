@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "backends/cpu/expansion.h"
+
 #define MARLIN_SIMD_INLINE static inline __attribute__((always_inline))
 
 namespace marlin::cpu::neon {
@@ -137,5 +139,22 @@ MARLIN_SIMD_INLINE void StoreDeinterleaved(float* out, const float* in) {
   }
 }
 MARLIN_SIMD_INLINE void Prefetch(const void* p) { __builtin_prefetch(p); }
+
+/// Part of a row of 2:4 panels (panels.h), expanded as in simd_avx512.h: 8 k at a time by byte
+/// permutations, whose patterns come from a table.
+MARLIN_SIMD_INLINE I ExpandKept(const uint8_t* kept, const uint8_t* metadata, int part) {
+  // The codes of 8 k and of those 64 later.
+  const auto expand = [&](int eighth) {
+    uint32_t packed;
+    std::memcpy(&packed, kept + 4 * eighth, sizeof(packed));
+    const uint8x8_t bytes = vcreate_u8(packed);
+    const auto of_half = [&](int half) {
+      return vtbl1_u8(bytes, vcreate_u8(kExpansions.bytes[metadata[8 * half + eighth]]));
+    };
+    return vbsl_u8(vdup_n_u8(0x0f), of_half(0), of_half(1));
+  };
+  const uint8x8x2_t words = vzip_u8(expand(part), expand(4 + part));
+  return vreinterpretq_u32_u8(vcombine_u8(words.val[0], words.val[1]));
+}
 
 }  // namespace marlin::cpu::neon

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "backends/cpu/expansion.h"
 #include "base/scalars.h"
 
 #define MARLIN_SIMD_INLINE static inline
@@ -106,5 +107,20 @@ MARLIN_SIMD_INLINE void StoreDeinterleaved(float* out, const float* in) {
   }
 }
 MARLIN_SIMD_INLINE void Prefetch(const void* /*p*/) {}
+
+/// Part of a row of 2:4 panels (panels.h), expanded as in simd_avx512.h.
+MARLIN_SIMD_INLINE I ExpandKept(const uint8_t* kept, const uint8_t* metadata, int part) {
+  // The codes of k and k + 64.
+  const auto codes = [&](int k) {
+    const int eighth = k / 8;
+    const auto code = [&](int half) {
+      const uint64_t from = kExpansions.bytes[metadata[8 * half + eighth]] >> (8 * (k % 8)) & 0xff;
+      return from < 4 ? static_cast<I>(kept[4 * eighth + static_cast<int>(from)]) : 0u;
+    };
+    return (code(0) & 0x0fu) | (code(1) & 0xf0u);
+  };
+  const int k = 2 * part;
+  return codes(k) | codes(k + 32) << 8 | codes(k + 1) << 16 | codes(k + 33) << 24;
+}
 
 }  // namespace marlin::cpu::scalar

@@ -162,6 +162,8 @@ ExactKernels::MultiplyBlock SelectW4a8(const PanelView& w) {
       return &MultiplyBytes<3>;
     case 4:
       return &MultiplyBytes<4>;
+    case kSparse4:
+      return &MultiplyBytes<kSparse4>;
     default:
       return &MultiplyBytes<8>;
   }

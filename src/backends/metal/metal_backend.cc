@@ -108,6 +108,10 @@ class MetalBackend final : public Backend {
 
   std::span<const KernelDesc> Kernels() const override { return MetalKernels(); }
 
+  bool KeepsSparse(const WeightsSpec& spec) const override {
+    return GetFormatInfo(spec.format).bits == kernels::CodeBits(kernels::kSparse4);
+  }
+
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const override {
     if (options.marlin_w4) {

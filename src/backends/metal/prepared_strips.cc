@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "layout/packing.h"
+#include "layout/sparse_24.h"
 
 namespace marlin::metal {
 namespace {
@@ -75,6 +76,44 @@ void PackWideChunks(int64_t chunks, StripCodes<uint32_t>& from, uint32_t* to) {
   }
 }
 
+/// The code of value 0 of 2:4 weights, with which their codes are XORed; else 0.
+uint32_t ZeroCodeOf(const QuantizedWeights& weights) {
+  if (weights.spec.sparsity == Sparsity::kDense) return 0;
+  return CodeOfZero(CodeValues(weights)).value_or(0);
+}
+
+/// One strip of 2:4 weights of 4 bits.
+void PackSparseChunks(const QuantizedWeights& weights, int64_t expert, int64_t strip,
+                      int64_t chunks, uint32_t* to) {
+  const WeightsSpec& spec = weights.spec;
+  const int64_t rows = MetadataWordsAlongK(spec.k);
+  const auto* const codes =
+      reinterpret_cast<const uint32_t*>(ExpertData(weights.codes, spec.experts, expert));
+  const auto* const nibbles =
+      reinterpret_cast<const uint32_t*>(ExpertData(weights.metadata, spec.experts, expert));
+  const uint32_t flips = ZeroCodeOf(weights) * 0x1111u;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    uint32_t* const words = to + chunk * (ChunkBytes(kernels::kSparse4) / 4);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int64_t first = strip * kStripOutputs + kernels::FragmentColumn(lane);
+      for (int s = 0; s < kChunkK / kBlockK; ++s) {
+        const int64_t block =
+            (chunk * kChunkK + s * kBlockK) / kSparseBlock + kernels::FragmentRow(lane);
+        uint32_t kept = flips;  // Padding has the value 0.
+        uint32_t metadata = 0x44;
+        for (int64_t c = 0; c < 2 && first + c < spec.n && block / 8 < rows; ++c) {
+          const uint32_t pair = codes[block / 4 * spec.n + first + c] >> (block % 4 * 8) & 0xffu;
+          const uint32_t nibble = nibbles[block / 8 * spec.n + first + c] >> (block % 8 * 4) & 15u;
+          kept = (kept & ~(0xffu << (8 * c))) | pair << (8 * c);
+          metadata = (metadata & ~(15u << (4 * c))) | nibble << (4 * c);
+        }
+        words[WordOffset(kernels::kSparse4, lane, s / 2)] |= (kept ^ flips) << (16 * (s % 2));
+        words[WordOffset(kernels::kSparse4, lane, 2)] |= metadata << (8 * s);
+      }
+    }
+  }
+}
+
 /// Columns [first, first + 8) of a [k, n] matrix whose elements are not packed.
 template <typename Code>
 StripCodes<Code> TakeColumns(const void* data, const WeightsSpec& spec, int64_t first,
@@ -136,6 +175,7 @@ Result<std::shared_ptr<PreparedStrips>> PreparedStrips::Make(const QuantizedWeig
   const FormatInfo& info = GetFormatInfo(spec.format);
   auto strips = std::make_shared<PreparedStrips>();
   strips->spec = spec;
+  strips->traits.sparse = spec.sparsity == Sparsity::k24;
   strips->backend = backend;
   strips->driver_ = driver;
   strips->strips_ = CeilDivide(spec.n, int64_t{kStripOutputs});
@@ -145,7 +185,7 @@ Result<std::shared_ptr<PreparedStrips>> PreparedStrips::Make(const QuantizedWeig
   const int64_t extra_bytes = ExtraBytes(spec);
   const bool table = info.quantized && CodeKindOf(spec.format) == kernels::kCodesTable;
   const auto padded = [](int64_t size) { return RoundUp(size, kPartAlignment); };
-  strips->codes_bytes_ = padded(strips->strips_ * strips->chunks_ * ChunkBytes(info.bits));
+  strips->codes_bytes_ = padded(strips->strips_ * strips->chunks_ * ChunkBytes(CodeBitsOf(spec)));
   strips->scales_bytes_ = padded(group_elements * DTypeBytes(ScaleDType(spec.scale_type)));
   strips->extras_bytes_ = padded(group_elements * extra_bytes);
   strips->table_bytes_ = table ? int64_t{sizeof(float)} << info.bits : 0;
@@ -162,10 +202,10 @@ Result<std::shared_ptr<PreparedStrips>> PreparedStrips::Make(const QuantizedWeig
   }
   std::memset(data, 0, static_cast<size_t>(std::max<int64_t>(strips->bytes, kPartAlignment)));
   if (table) {
-    const std::span<const float> values = weights.codebook.empty()
-                                              ? FormatValues(spec.format)
-                                              : std::span<const float>(weights.codebook);
-    std::memcpy(strips->data_ + strips->table_offset_, values.data(), values.size_bytes());
+    const std::span<const float> values = CodeValues(weights);
+    const size_t flips = ZeroCodeOf(weights);
+    auto* const stored = reinterpret_cast<float*>(strips->data_ + strips->table_offset_);
+    for (size_t i = 0; i < values.size(); ++i) stored[i] = values[i ^ flips];
   }
   if (spec.k > 0) {
     pool.Run(spec.experts * strips->strips_, [&](int64_t task, int) {
@@ -190,9 +230,11 @@ void PreparedStrips::PackStrip(const QuantizedWeights& weights, int64_t expert,
   const int bits = GetFormatInfo(spec.format).bits;
   const int64_t first = strip * kStripOutputs;
   const uint8_t* from = ExpertData(weights.codes, spec.experts, expert);
-  uint8_t* const codes = data_ + expert * codes_bytes_ + strip * chunks_ * ChunkBytes(bits);
+  uint8_t* const codes = data_ + expert * codes_bytes_ + strip * chunks_ * ChunkBytes(CodeBitsOf(spec));
   auto* const to = reinterpret_cast<uint32_t*>(codes);
-  if (bits == 32) {
+  if (spec.sparsity == Sparsity::k24) {
+    PackSparseChunks(weights, expert, strip, chunks_, to);
+  } else if (bits == 32) {
     StripCodes<uint32_t> columns = TakeColumns<uint32_t>(from, spec, first, chunks_);
     PackWideChunks(chunks_, columns, to);
   } else if (bits == 16) {

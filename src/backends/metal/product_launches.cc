@@ -27,7 +27,7 @@ GroupSpan SpanOf(const WeightsSpec& spec) {
 FunctionConstants WeightConstants(const WeightsSpec& spec) {
   FunctionConstants constants{};
   constants[MARLIN_CONSTANT_CODE_KIND] = CodeKindOf(spec.format);
-  constants[MARLIN_CONSTANT_CODE_BITS] = GetFormatInfo(spec.format).bits;
+  constants[MARLIN_CONSTANT_CODE_BITS] = CodeBitsOf(spec);
   constants[MARLIN_CONSTANT_SCALE_TYPE] = ElementTypeOf(spec.scale_type);
   constants[MARLIN_CONSTANT_GROUP_EXTRA] =
       spec.has_zeros ? kernels::kExtraZeros

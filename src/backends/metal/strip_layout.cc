@@ -2,6 +2,10 @@
 
 namespace marlin::metal {
 
+int CodeBitsOf(const WeightsSpec& spec) {
+  return spec.sparsity == Sparsity::k24 ? kernels::kSparse4 : GetFormatInfo(spec.format).bits;
+}
+
 kernels::CodeKind CodeKindOf(Format format) {
   switch (format) {
     case Format::kFp4E2M1:

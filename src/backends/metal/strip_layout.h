@@ -5,16 +5,22 @@
 
 #include "backends/metal/kernels/parameters.h"
 #include "marlin/format.h"
+#include "marlin/weights.h"
 
 namespace marlin::metal {
 
-constexpr int64_t ChunkBytes(int bits) { return int64_t{kernels::kChunkK} * bits; }
+/// MARLIN_CONSTANT_CODE_BITS of weights.
+int CodeBitsOf(const WeightsSpec& spec);
+
+constexpr int64_t ChunkBytes(int code_bits) {
+  return int64_t{kernels::kChunkK} * kernels::StoredBits(code_bits);
+}
 
 /// Offset, in words from the start of a chunk, of word `word` of a lane's 32 codes.
 constexpr int WordOffset(int bits, int lane, int word) {
   constexpr int kLanes = kernels::kLanes;
   if (bits == 2) return lane * 2 + word;
-  if (bits == 3) return word < 2 ? lane * 2 + word : kLanes * 2 + lane;
+  if (bits == 3 || bits == kernels::kSparse4) return word < 2 ? lane * 2 + word : kLanes * 2 + lane;
   return (word / 4) * (kLanes * 4) + lane * 4 + word % 4;
 }
 

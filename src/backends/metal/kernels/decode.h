@@ -31,7 +31,7 @@ struct Strip {
   int code_offset;
 };
 
-static inline int ChunkBytes() { return code_bits * kChunkK; }
+static inline int ChunkBytes() { return StoredBits(code_bits) * kChunkK; }
 
 static inline long GroupElementBytes(int type) {
   return type == kElementF32 ? 4 : (type == kElementE8M0 || type == kElementE4M3 ? 1 : 2);
@@ -51,6 +51,17 @@ static inline Strip StripAt(long strip, PackedWeights weights, Parameters p) {
   return result;
 }
 
+/// The codes of a block of 2:4 weights, four of each output, code 0 where pruned: kept codes and
+/// metadata of both outputs at the low bits.
+static inline uint ExpandKept(uint kept, uint metadata) {
+  // The positions of a nibble, times 4: shifts in its 16 bits.
+  const uint first = (kept & 15u) << ((metadata << 2) & 12u) |
+                     ((kept >> 4) & 15u) << (metadata & 12u);
+  const uint second = ((kept >> 8) & 15u) << ((metadata >> 2) & 12u) |
+                      ((kept >> 12) & 15u) << ((metadata >> 4) & 12u);
+  return first | second << 16;
+}
+
 /// A lane's codes of a chunk, for up to 8 bits. Wider codes are loaded per block.
 struct ChunkCodes {
   uint4 low;
@@ -64,6 +75,15 @@ static inline ChunkCodes LoadCodes(Strip strip, int chunk, ushort lane) {
   device const uint* words = (device const uint*)(strip.codes + long(chunk) * ChunkBytes());
   if (code_bits == 4) {
     codes.low = ((device const uint4*)words)[lane];
+  } else if (code_bits == kSparse4) {
+    const uint2 kept = ((device const uint2*)words)[lane];
+    const uint metadata = words[2 * kLanes + lane];
+    MARLIN_UNROLL
+    for (int s = 0; s < kChunkK / kBlockK; ++s) {
+      codes.low[s] = ExpandKept(kept[s / 2] >> (16 * (s % 2)), metadata >> (8 * s));
+    }
+    // The code of value 0.
+    if (code_kind == kCodesInteger) codes.low ^= uint4(uint(strip.code_offset) * 0x11111111u);
   } else if (code_bits == 8) {
     codes.low = ((device const uint4*)words)[lane];
     codes.high = ((device const uint4*)words)[kLanes + lane];
@@ -83,6 +103,7 @@ static inline uint PairOfCodes(ChunkCodes codes, int s, int j) {
       return ((codes.low[s / 2] >> (8 * (s % 2) + 2 * j)) & 0x00030003u) |
              (((codes.low.z >> (4 * s + j)) & 0x00010001u) << 2);
     case 4:
+    case kSparse4:
       return (codes.low[s] >> (4 * j)) & 0x000f000fu;
     default: {
       const uint4 words = s < 2 ? codes.low : codes.high;
@@ -156,7 +177,7 @@ struct BlockWeights {
 static inline BlockWeights BlockValues(Strip strip, ChunkCodes codes, int chunk, int s,
                                        ushort lane) {
   BlockWeights values;
-  if (code_bits <= 8) {
+  if (CodeBits(code_bits) <= 8) {
     MARLIN_UNROLL
     for (int j = 0; j < 4; ++j) values.pair[j] = PairValues(strip, PairOfCodes(codes, s, j));
     return values;

@@ -16,6 +16,13 @@
 //   4 bits   word s, at bit 4 j                                    the high bits, at bit 4 s + j
 //   8 bits   word 2 s + j / 2, at bit 8 (j % 2)           16, 32   word p, words 2 p and 2 p + 1
 //
+// 2:4 weights of 4 bits (kSparse4) take 3 bits each, and are stored as 3-bit words are. The pairs
+// of a block s are one block of four k of each output: half a word of kept codes,
+//   word s / 2, from bit 16 (s % 2) on: first and second of the one output, then of the other
+// and 8 bits of metadata (docs/formats/sparse_24.md), one nibble per output,
+//   third word, from bit 8 s on
+// Codes are stored XORed with the format's code of value 0, and the table is permuted to match.
+//
 // Words are stored [vectors of 4 words][32 lanes][4], so a simdgroup loads 512 contiguous bytes;
 // 2-bit words as [32 lanes][2], followed by the third words of 3-bit codes as [32 lanes].
 // Scales, zero points and biases are [strips][groups][8 outputs]. n is padded to whole strips and k
@@ -46,6 +53,12 @@ MARLIN_SHARED int kStripOutputs = 8;
 MARLIN_SHARED int kChunkK = 128;
 MARLIN_SHARED int kBlockK = 32;  ///< A quarter of a chunk: four fragments of 8 k.
 MARLIN_SHARED int kLanes = 32;
+
+/// MARLIN_CONSTANT_CODE_BITS of 2:4 weights of 4 bits.
+MARLIN_SHARED int kSparse4 = 24;
+/// The bits of a code, and those that a weight takes on average.
+MARLIN_INLINE int CodeBits(int constant_bits) { return constant_bits == kSparse4 ? 4 : constant_bits; }
+MARLIN_INLINE int StoredBits(int constant_bits) { return constant_bits == kSparse4 ? 3 : constant_bits; }
 
 MARLIN_SHARED int kRooflineVectors = 4;  ///< 16-byte loads in flight per thread.
 MARLIN_SHARED int kRooflineSums = 8;     ///< Accumulator fragments per simdgroup.
