@@ -46,15 +46,15 @@ Status WithPath(const std::string& path, Code code, const std::string& message) 
 
 Json SpecJson(const WeightsSpec& spec) {
   Json json = {{"format", FormatName(spec.format)},
-          {"k", static_cast<uint64_t>(spec.k)},
-          {"n", static_cast<uint64_t>(spec.n)},
-          {"group_size", static_cast<uint64_t>(spec.group_size)},
-          {"scale_type", ScaleTypeName(spec.scale_type)},
-          {"zeros", spec.has_zeros},
-          {"biases", spec.has_biases},
-          {"zero_type", ScaleTypeName(spec.zero_type)},
-          {"global_scale", spec.has_global_scale},
-          {"global_scale_divides", spec.global_scale_divides}};
+               {"k", static_cast<uint64_t>(spec.k)},
+               {"n", static_cast<uint64_t>(spec.n)},
+               {"group_size", static_cast<uint64_t>(spec.group_size)},
+               {"scale_type", ScaleTypeName(spec.scale_type)},
+               {"zeros", spec.has_zeros},
+               {"biases", spec.has_biases},
+               {"zero_type", ScaleTypeName(spec.zero_type)},
+               {"global_scale", spec.has_global_scale},
+               {"global_scale_divides", spec.global_scale_divides}};
   if (spec.sparsity != Sparsity::kDense) json["sparsity"] = SparsityName(spec.sparsity);
   return json;
 }

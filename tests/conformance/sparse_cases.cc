@@ -42,18 +42,41 @@ void Add(Case c, std::vector<Case>* cases) {
   cases->push_back(c);
 }
 
+/// Problems of GEMVs that multiply bf16 activations: every number of rows, all group sizes, several
+/// passes of 1024 k.
+void AddFewRows(std::string_view backend, const FormatInfo& info, std::vector<Case>* cases) {
+  constexpr Shape kShapes[] = {{1, 33, 389, 16},  {2, 18, 2064, 256}, {3, 24, 389, 32},
+                               {4, 17, 208, 128}, {5, 20, 2064, 16},  {6, 40, 176, 48},
+                               {7, 16, 1100, 32}, {8, 40, 389, 128},  {1, 48, 1100, 128}};
+  uint64_t seed = 60;
+  for (const Shape& shape : kShapes) {
+    Case c = SparseCase(backend, info, shape, seed++);
+    c.a_type = DType::kBf16;
+    Add(c, cases);
+    c.data = shape.m % 2 == 0 ? DataClass::kNonFinite : DataClass::kGaussian;
+    c.c_type = DType::kF32;
+    c.bias = c.row_weight = shape.m == 4;
+    Add(c, cases);
+    if (shape.m != 3) continue;
+    c.a_type = DType::kF32;
+    c.allow_bf16_activations = true;
+    Add(c, cases);
+  }
+}
+
 }  // namespace
 
 void AddSparse(std::string_view backend, std::vector<Case>* cases) {
   // Whole and partial chunks of 128 k, runs of 32 and blocks of 4; columns of partial tiles.
-  constexpr Shape kShapes[] = {
-      {1, 16, 128, 32},  {1, 33, 144, 16},   {1, 40, 389, 128}, {2, 136, 256, 64},
-      {4, 17, 48, 64},   {5, 72, 38, 16},    {9, 24, 1100, 32}, {17, 48, 272, 32},
-      {33, 31, 80, 16},  {64, 16, 128, 128}, {3, 16, 1, 16},    {1, 48, 2064, 128},
-      {70, 18, 160, 160}};
+  constexpr Shape kShapes[] = {{1, 16, 128, 32},   {1, 33, 144, 16},  {1, 40, 389, 128},
+                               {2, 136, 256, 64},  {4, 17, 48, 64},   {5, 72, 38, 16},
+                               {9, 24, 1100, 32},  {17, 48, 272, 32}, {33, 31, 80, 16},
+                               {64, 16, 128, 128}, {3, 16, 1, 16},    {1, 48, 2064, 128},
+                               {70, 18, 160, 160}};
   uint64_t seed = 1;
   for (const FormatInfo& info : AllFormats()) {
-    const bool eligible = info.zero_point != ZeroPoint::kRequired && CheckSparse24(info.format, false).ok();
+    const bool eligible =
+        info.zero_point != ZeroPoint::kRequired && CheckSparse24(info.format, false).ok();
     if (!eligible) continue;
     for (const Shape& shape : kShapes) {
       Case c = SparseCase(backend, info, shape, seed++);
@@ -65,6 +88,7 @@ void AddSparse(std::string_view backend, std::vector<Case>* cases) {
         if (seed % 4 == 0) Add(c, cases);
       }
     }
+    if (info.bits == 4) AddFewRows(backend, info, cases);
     Case gated = SparseCase(backend, info, {3, 400, 48, 32}, seed++);
     gated.gated = gated.bias = info.bits == 4;
     gated.activation = Activation::kRelu;
@@ -80,8 +104,8 @@ void AddSparse(std::string_view backend, std::vector<Case>* cases) {
     Add(decoded, cases);
     if (info.bits != 4) continue;
     for (Check check : {Check::kBatchInvariant, Check::kThreads, Check::kRepeat}) {
-      Case promise = SparseCase(backend, info, {check == Check::kThreads ? 19 : 64, 40, 208, 32},
-                                seed++);
+      Case promise =
+          SparseCase(backend, info, {check == Check::kThreads ? 19 : 64, 40, 208, 32}, seed++);
       promise.check = check;
       promise.data = check == Check::kRepeat ? DataClass::kNonFinite : DataClass::kGaussian;
       Add(promise, cases);

@@ -82,7 +82,7 @@ class CpuBackend final : public Backend {
     info.threads = pool_->worker_count();
     for (const KernelDesc& kernel : CpuKernels()) {
       GemmDesc any;
-      any.weights.sparse = IsSparseGemv(kernel);
+      any.weights.sparse = any.allow_bf16_activations = IsSparseGemv(kernel);
       any.accuracy = kernel.grade == Grade::kW4A8 ? Accuracy::kW4A8 : Accuracy::kDefault;
       const Support support = CheckSupport(kernel, any, Properties());
       info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason()});
@@ -130,9 +130,9 @@ class CpuBackend final : public Backend {
   Result<std::shared_ptr<const PreparedWeights::Storage>> FromImage(
       const PreparedImage& image) const override {
     if (image.spec.sparsity == Sparsity::k24 && !KeepsSparse(image.spec)) {
-      return Status(Code::kMalformedFile,
-                    std::string("prepared weights: ") + std::string(FormatName(image.spec.format)) +
-                        " weights are dense in this layout, got 2:4");
+      return Status(Code::kMalformedFile, std::string("prepared weights: ") +
+                                              std::string(FormatName(image.spec.format)) +
+                                              " weights are dense in this layout, got 2:4");
     }
     MARLIN_ASSIGN_OR_RETURN(auto panels, PreparedPanels::FromImage(image, this));
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(panels));

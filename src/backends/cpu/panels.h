@@ -19,8 +19,8 @@
 // 2:4 weights of 4 bits take 3/4 of that: 16 rows of 32 bytes of kept codes, then 16 rows of 16
 // bytes of metadata. Byte i of a row of codes has kept code i of the first 64 k in its low nibble
 // and kept code i of the other 64 k in its high one; the metadata is that of
-// docs/formats/sparse_24.md. A code is stored XORed with the format's code of value 0, and the value
-// table is permuted to match, so that a pruned weight is code 0 in every format.
+// docs/formats/sparse_24.md. A code is stored XORed with the format's code of value 0, and the
+// value table is permuted to match, so that a pruned weight is code 0 in every format.
 //
 // k is padded to a multiple of 128 and n to a multiple of 16, with code 0 and scale 0. Scales, zero
 // points and biases are [block][group][16] in their stored types; groups cover the padded k.

@@ -33,9 +33,9 @@ MARLIN_SIMD_INLINE Kept LoadKept(const uint8_t* chunk, int row, I values) {
       0,  0, 2,  0, 4,  0, 6,  0, 8,  0, 10, 0, 12, 0, 14, 0, 16, 0, 18, 0, 20, 0,
       22, 0, 24, 0, 26, 0, 28, 0, 30, 0, 32, 0, 34, 0, 36, 0, 38, 0, 40, 0, 42, 0,
       44, 0, 46, 0, 48, 0, 50, 0, 52, 0, 54, 0, 56, 0, 58, 0, 60, 0, 62, 0};
-  alignas(64) static constexpr uint16_t kBlocks[32] = {
-      0,  0,  4,  4,  8,  8,  12, 12, 16, 16, 20, 20, 24, 24, 28, 28,
-      32, 32, 36, 36, 40, 40, 44, 44, 48, 48, 52, 52, 56, 56, 60, 60};
+  alignas(64) static constexpr uint16_t kBlocks[32] = {0,  0,  4,  4,  8,  8,  12, 12, 16, 16, 20,
+                                                       20, 24, 24, 28, 28, 32, 32, 36, 36, 40, 40,
+                                                       44, 44, 48, 48, 52, 52, 56, 56, 60, 60};
   constexpr int kAndOr = 0xea;  // (a & b) | c
   const I windows = _mm512_load_si512(kWindows);
   const I blocks = _mm512_load_si512(kBlocks);

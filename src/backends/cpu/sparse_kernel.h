@@ -7,8 +7,8 @@
 //   sum += value * activation                  lane i: both kept weights of block i of 16
 //   total += scale * sum                       a group of k at a time
 //
-// A pruned weight is not multiplied, which would lose the NaN of 0 * Inf: rows with activations that
-// are not finite are left to the kernel that expands (bf16_kernel.h).
+// A pruned weight is not multiplied, which would lose the NaN of 0 * Inf: rows with activations
+// that are not finite are left to the kernel that expands (bf16_kernel.h).
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ namespace marlin::cpu {
 inline constexpr int64_t kSparseGemvRows = 8;
 
 namespace avx512bf16 {
-/// Packs a row of k activations as one bf16 term (bf16_kernel.h). The 4 bytes behind it are not 0 if
-/// an activation is NaN or infinite.
+/// Packs a row of k activations as one bf16 term (bf16_kernel.h). The 4 bytes behind it are not 0
+/// if an activation is NaN or infinite.
 void PackSparseRow(const void* a, DType type, int64_t k, void* row);
 /// Preconditions: 2:4 panels, m <= kSparseGemvRows.
 ExactKernels::MultiplyBlock SelectSparse(const PanelView& weights);

@@ -150,8 +150,8 @@ TEST_P(SparseGemm, EveryPairOfPatternsIsReadBack) {
     const auto prepared = Prepare(weights, *device_);
     ASSERT_TRUE(prepared.ok()) << prepared.status().message();
     std::vector<float> decoded(kK * kN);
-    const Status status = Dequantize(*device_, *prepared,
-                                     MutableTensorView(decoded.data(), DType::kF32, {kK, kN}));
+    const Status status =
+        Dequantize(*device_, *prepared, MutableTensorView(decoded.data(), DType::kF32, {kK, kN}));
     ASSERT_TRUE(status.ok()) << status.message();
     const auto expected = reference::Dequantize(weights, 0);
     ASSERT_TRUE(expected.ok());
