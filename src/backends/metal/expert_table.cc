@@ -173,8 +173,7 @@ class ExpertTableBuilder {
     const WeightsSpec& spec = strips.spec;
     const int64_t skipped = spec.n / 2 / kStripOutputs;
     const int64_t group_values = skipped * both.groups * kStripOutputs;
-    both.codes += static_cast<uint64_t>(skipped * strips.chunks() *
-                                        ChunkBytes(CodeBitsOf(spec)));
+    both.codes += static_cast<uint64_t>(skipped * strips.chunks() * ChunkBytes(CodeBitsOf(spec)));
     both.scales += static_cast<uint64_t>(group_values * DTypeBytes(ScaleDType(spec.scale_type)));
     both.extras += static_cast<uint64_t>(group_values * ExtraBytes(spec));
     if (both.bias != 0) both.bias += static_cast<uint64_t>(spec.n / 2) * sizeof(float);

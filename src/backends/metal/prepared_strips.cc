@@ -230,7 +230,8 @@ void PreparedStrips::PackStrip(const QuantizedWeights& weights, int64_t expert,
   const int bits = GetFormatInfo(spec.format).bits;
   const int64_t first = strip * kStripOutputs;
   const uint8_t* from = ExpertData(weights.codes, spec.experts, expert);
-  uint8_t* const codes = data_ + expert * codes_bytes_ + strip * chunks_ * ChunkBytes(CodeBitsOf(spec));
+  uint8_t* const codes =
+      data_ + expert * codes_bytes_ + strip * chunks_ * ChunkBytes(CodeBitsOf(spec));
   auto* const to = reinterpret_cast<uint32_t*>(codes);
   if (spec.sparsity == Sparsity::k24) {
     PackSparseChunks(weights, expert, strip, chunks_, to);

@@ -55,8 +55,8 @@ static inline Strip StripAt(long strip, PackedWeights weights, Parameters p) {
 /// metadata of both outputs at the low bits.
 static inline uint ExpandKept(uint kept, uint metadata) {
   // The positions of a nibble, times 4: shifts in its 16 bits.
-  const uint first = (kept & 15u) << ((metadata << 2) & 12u) |
-                     ((kept >> 4) & 15u) << (metadata & 12u);
+  const uint first = (kept & 15u) << ((metadata << 2) & 12u) | ((kept >> 4) & 15u)
+                                                                   << (metadata & 12u);
   const uint second = ((kept >> 8) & 15u) << ((metadata >> 2) & 12u) |
                       ((kept >> 12) & 15u) << ((metadata >> 4) & 12u);
   return first | second << 16;

@@ -57,8 +57,12 @@ MARLIN_SHARED int kLanes = 32;
 /// MARLIN_CONSTANT_CODE_BITS of 2:4 weights of 4 bits.
 MARLIN_SHARED int kSparse4 = 24;
 /// The bits of a code, and those that a weight takes on average.
-MARLIN_INLINE int CodeBits(int constant_bits) { return constant_bits == kSparse4 ? 4 : constant_bits; }
-MARLIN_INLINE int StoredBits(int constant_bits) { return constant_bits == kSparse4 ? 3 : constant_bits; }
+MARLIN_INLINE int CodeBits(int constant_bits) {
+  return constant_bits == kSparse4 ? 4 : constant_bits;
+}
+MARLIN_INLINE int StoredBits(int constant_bits) {
+  return constant_bits == kSparse4 ? 3 : constant_bits;
+}
 
 MARLIN_SHARED int kRooflineVectors = 4;  ///< 16-byte loads in flight per thread.
 MARLIN_SHARED int kRooflineSums = 8;     ///< Accumulator fragments per simdgroup.
