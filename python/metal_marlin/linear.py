@@ -369,9 +369,9 @@ def sparse_linear(
 ) -> Any:
     """x [..., K] times 2:4 weights (see pack_sparse_fp4): [..., N].
 
-    The first call prepares the arrays for x's device, which expands them, and caches the result
-    while they live: do not change them in place. Errors: MalformedFileError naming the first nibble
-    of metadata that is not one of 4, 8, 9, 12, 13 and 14.
+    The first call prepares the arrays for x's device and caches the result while they live: do not
+    change them in place. Errors: MalformedFileError naming the first nibble of metadata that is not
+    one of 4, 8, 9, 12, 13 and 14.
     """
     x = as_array("x", x)
     check_float("x", x)

@@ -25,6 +25,18 @@ class Bench(CommandTestCase):
                 self.assertGreater(row[key], 0)
             self.assertGreater(document["roofline"]["read_gbps"], 0)
 
+    def test_sparse_products_beside_dense_ones(self) -> None:
+        bench = ("bench", "gemm", "--shape", "1,64,256", "--device", "cpu", "--copies", 2,
+                 "--sparsity", "dense", "--sparsity", "2:4")
+        for format, sparse_bits in (("s4", 3), ("s8", 8)):  # 8 bits are expanded.
+            dense, sparse = self.document(*bench, "--format", format)["results"]
+            self.assertEqual((dense["sparsity"], sparse["sparsity"]), ("dense", "2:4"))
+            # Scales of fp16, one per 128 weights.
+            dense_bytes, sparse_bytes = (row["gbps"] * row["seconds"] * 1e9
+                                         for row in (dense, sparse))
+            self.assertAlmostEqual(sparse_bytes / dense_bytes,
+                                   (sparse_bits + 0.125) / (int(format[1]) + 0.125), places=3)
+
     def test_sweeps(self) -> None:
         sweep = ("bench", "sweep", "--device", "cpu", "--count", 3, "--seed", 3)
         document = self.document(*sweep, "--kernel", "all")
@@ -165,6 +177,9 @@ class Bench(CommandTestCase):
                 (("gemm", "--shape", "[1,64,64]"), "expected M,N,K of at least 1, got '[1"),
                 (("gemm", "--against", "mkl"), "unknown baseline 'mkl'"),
                 (("gemm", "--format", "fp5"), "fp5"),
+                (("gemm", "--sparsity", "3:4"), "--sparsity: sparsity: unknown name '3:4'"),
+                (("gemm", "--sparsity", "2:4", "--format", "int3"), "2:4 needs 4 or 8 bits"),
+                (("moe", "--sparsity", "2:4"), "bench moe: has no --sparsity"),
         ):
             self.refuse(USAGE, "bench", *arguments, says=(says,))
         self.refuse(IO, "bench", "model", self.directory / "absent", says=("absent",))

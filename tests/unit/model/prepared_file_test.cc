@@ -93,7 +93,9 @@ TEST_F(Prepared, GivesTheLogitsOfTheDirectory) {
                                                        {kQwen, "default_moe"},
                                                        {kQwen, "aggressive_moe"},
                                                        {kGlm, "uniform:fp4_e2m1/g16/e4m3"},
-                                                       {kQwen, "uniform:fp8_e4m3/g32"}};
+                                                       {kQwen, "uniform:fp8_e4m3/g32"},
+                                                       {kQwen, "uniform:nf4/g64/2:4"},
+                                                       {kQwen, "uniform:fp8_e4m3/g32/2:4"}};
   for (const auto& [source, recipe] : cases) {
     std::string model = source;
     if (*recipe != '\0') {
@@ -115,6 +117,41 @@ TEST_F(Prepared, GivesTheLogitsOfTheDirectory) {
       EXPECT_EQ(loaded->info().bytes, mapped->info().bytes);
     }
   }
+}
+
+TEST_F(Prepared, ChecksTheSparsityOfParts) {
+  const auto quantize = [&](const char* recipe) {
+    QuantizeCheckpointOptions options;
+    options.recipe = *MixedPrecisionConfig::FromNameOrFile(recipe);
+    options.overwrite = true;
+    const std::string model = directory_ / "quantized";
+    const auto report = QuantizeCheckpoint(kQwen, model, options);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    Prepare(model);
+  };
+  // Sets the sparsity of every quantized part.
+  const auto set = [](const char* sparsity) {
+    return [sparsity](Json& index) {
+      for (Json& projection : index["projections"]) {
+        for (Json& part : projection["parts"]) {
+          if (part["format"] != "bf16") part["sparsity"] = sparsity;
+        }
+      }
+    };
+  };
+  quantize("uniform:fp8_e4m3/g32/2:4");
+  EXPECT_TRUE(Open().ok());
+  EditIndex(set("2:4"));
+  ExpectError(Code::kMalformedFile, "fp8_e4m3 weights are dense in this layout, got 2:4");
+  quantize("uniform:s4/g64/2:4");
+  EXPECT_TRUE(Open().ok());
+  EditIndex(set("dense"));
+  ExpectError(Code::kMalformedFile, "prepared weights: expected ");
+  EditIndex(set("3:4"));
+  ExpectError(Code::kMalformedFile, "unknown name '3:4'");
+  quantize("uniform:s4/g64");
+  EditIndex(set("2:4"));
+  ExpectError(Code::kMalformedFile, "its parts are not the model's matrices");
 }
 
 TEST_F(Prepared, TheMappingOutlivesTheFile) {
