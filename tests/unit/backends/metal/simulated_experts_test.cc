@@ -218,6 +218,23 @@ TEST_F(SimulatedExperts, FormatsMayDifferInOneExpertAndOneLayer) {
   }
 }
 
+TEST_F(SimulatedExperts, SparseWeightsBesideDenseOnes) {
+  for (const bool apart : {false, true}) {
+    LayerOptions options{.hidden = 96, .inner = 64, .experts = 3, .apart = apart};
+    options.quantized =
+        QuantizeOptions{.format = Format::kS4, .group_size = 32, .sparsity = Sparsity::k24};
+    Layer layer = MakeLayer(options);
+    layer.experts[1].down =
+        MakeMatrix(64, 96, QuantizeOptions{.format = Format::kS4, .group_size = 32}, false);
+    MakeSet(&layer);
+    for (const int64_t tokens : {int64_t{3}, int64_t{50}}) {
+      SCOPED_TRACE(testing::Message() << apart << " " << tokens);
+      const Batch batch = MakeBatch(layer, tokens, 2);
+      ExpectClose(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+    }
+  }
+}
+
 TEST_F(SimulatedExperts, SizesMayDifferInOneLayer) {
   for (const bool apart : {false, true}) {
     Layer layer = MakeLayer({.hidden = 40, .experts = 0, .apart = apart, .shared = true});
