@@ -65,7 +65,7 @@ class BlockPacker {
   int64_t expert_ = 0;
   Kind kind_ = Kind::kGathered;
   ChunkSource source_{};    ///< Weights of the first run.
-  uint32_t zero_code_ = 0;  ///< Of 2:4 weights.
+  uint32_t zero_code_ = 0;  ///< Code of value 0 in 2:4 weights.
 };
 
 /// Whether all elements of a chunk of an unquantized format are finite.

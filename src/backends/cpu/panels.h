@@ -74,7 +74,7 @@ struct PanelView {
   Format format;
   ScaleType scale_type;
   ScaleType zero_type;
-  int bits;            ///< Of a code, or kSparse4.
+  int bits;            ///< Bits of a code, or kSparse4.
   int64_t group_size;  ///< A multiple of 16, or >= chunks * 128 for one group.
   int64_t groups;      ///< Padded.
   int64_t blocks;

@@ -10,7 +10,7 @@ using namespace avx512;  // NOLINT(google-build-using-namespace): its names are 
 namespace {
 
 constexpr int64_t kLaneRow = kBlockRows * kLanes;  ///< Lane accumulators of a row.
-constexpr int64_t kChunkBytes = 2 * kChunkK;       ///< Of activations.
+constexpr int64_t kChunkBytes = 2 * kChunkK;       ///< Size of a chunk of activations.
 
 /// A run of chunks of one block.
 struct Pass {
