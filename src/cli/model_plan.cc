@@ -21,8 +21,16 @@ constexpr int64_t kKeptBytes = 2;
 struct SizedTensor {
   int64_t parameters = 0;
   int64_t bytes = 0;
+  int64_t device_bytes = 0;  ///< Size of the prepared weights.
   FormatChoice choice;
 };
+
+/// Weights as devices hold them: those with 2:4 sparsity are expanded unless they have 4 bits
+/// (Backend::KeepsSparse).
+WeightsSpec PreparedSpec(WeightsSpec spec) {
+  if (GetFormatInfo(spec.format).bits != 4) spec.sparsity = Sparsity::kDense;
+  return spec;
+}
 
 /// "a.experts.17.w1.weight" -> "a.experts.w1.weight"; other names unchanged.
 std::string StackName(const std::string& name) {
@@ -43,7 +51,7 @@ class Sizer {
     SizedTensor sized;
     sized.parameters = tensor.shape.ElementCount();
     sized.choice = recipe_.Choose(tensor.name, tensor.shape);
-    sized.bytes = kKeptBytes * sized.parameters;
+    sized.bytes = sized.device_bytes = kKeptBytes * sized.parameters;
     if (!sized.choice.quantized()) return sized;
     const QuantizeOptions options = OptionsFor(sized.choice, QuantizeMethod::kRtn, tensor.name);
     const int rank = tensor.shape.rank();
@@ -51,12 +59,14 @@ class Sizer {
     if (!tensor.input_first) std::swap(matrix[rank - 2], matrix[rank - 1]);
     MARLIN_ASSIGN_OR_RETURN(WeightsSpec spec, QuantizedSpec(matrix, options));
     sized.bytes = StoredBytes(spec);
+    sized.device_bytes = StoredBytes(PreparedSpec(spec));
     if (rank == 3 || !tensor.routed) return sized;
     // Experts are stored stacked; the first accounts for what a stack stores once (a codebook).
     int64_t& stacked = stacks_[StackName(tensor.name) + "|" + sized.choice.ToString()];
     if (stacked++ == 0) return sized;
     spec.experts = 2;
     sized.bytes = StoredBytes(spec) - sized.bytes;
+    sized.device_bytes = StoredBytes(PreparedSpec(spec)) - sized.device_bytes;
     return sized;
   }
 
@@ -99,6 +109,7 @@ Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model,
   for (const ModelTensor& tensor : model.tensors) {
     MARLIN_ASSIGN_OR_RETURN(const SizedTensor sized, sizer.SizeOf(tensor));
     const auto class_index = static_cast<size_t>(tensor.layer_class);
+    plan.device_bytes += sized.device_bytes;
     Add(sized, &plan.total);
     Add(sized, &plan.classes[class_index]);
     plan.choices[class_index][sized.choice.ToString()] += sized.parameters;
@@ -108,7 +119,7 @@ Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model,
     if (embedding) plan.embedding_parameters += sized.parameters;
     // Decoding reads one row of the embedding table, unless lm_head is tied to it.
     if (embedding && !model.tied_embeddings) continue;
-    (tensor.routed ? plan.routed_bytes : plan.decode_bytes) += sized.bytes;
+    (tensor.routed ? plan.routed_bytes : plan.decode_bytes) += sized.device_bytes;
     (tensor.routed ? routed_bf16_bytes : plan.bf16_decode_bytes) += kKeptBytes * sized.parameters;
   }
   plan.decode_bytes += RoutedShare(model, plan.routed_bytes);
@@ -126,7 +137,7 @@ Placement PlaceModel(const ModelArchitecture& model, const ModelPlan& plan, int6
   placement.memory = memory;
   placement.cache_bytes =
       SaturatingProduct(kKeptBytes, SaturatingProduct(model.kv_cache_elements, context_tokens));
-  const int64_t weights = plan.total.bytes - plan.routed_bytes;
+  const int64_t weights = plan.device_bytes - plan.routed_bytes;
   placement.resident_bytes =
       placement.cache_bytes > INT64_MAX - weights ? INT64_MAX : weights + placement.cache_bytes;
   placement.experts = plan.routed_bytes > 0 ? model.expert_count : 0;

@@ -31,9 +31,10 @@ struct ModelPlan {
   PlanTotals outside_layers;      ///< Embeddings, the final norm, lm_head.
   int64_t active_parameters = 0;  ///< Used by one token, the embedding table included.
   int64_t embedding_parameters = 0;
-  int64_t decode_bytes = 0;       ///< Bytes read per token at batch 1, without KV cache.
+  int64_t device_bytes = 0;       ///< Weights as a device holds them: some 2:4 ones are expanded.
+  int64_t decode_bytes = 0;       ///< Device bytes read per token at batch 1, without KV cache.
   int64_t bf16_decode_bytes = 0;  ///< decode_bytes with every tensor in 16 bits.
-  int64_t routed_bytes = 0;       ///< Weights of routed experts.
+  int64_t routed_bytes = 0;       ///< device_bytes of routed experts.
 };
 
 /// A model in a device's memory: all of it, or as many experts of every layer as fit beside the

@@ -47,6 +47,21 @@ class Plan(CommandTestCase):
         self.assertTrue(1.5e9 < slow["bytes_per_token"] < 6.1e9)
         self.assertLess(slow["bf16_tokens_per_second"], slow["tokens_per_second"])
 
+    def test_sparse_weights_count_as_devices_hold_them(self) -> None:
+        config = CONFIGS / "qwen3-30b-a3b.json"
+
+        def sizes(choice: str) -> tuple[int, int, int]:
+            plan = self.document("plan", config, "--bandwidth", 100, "--memory", "1GB",
+                                 "--recipe", f"uniform:{choice}")
+            return (plan["bytes"], plan["decode"]["bytes_per_token"],
+                    plan["placement"]["resident_bytes"])
+
+        for dense, sparse in zip(sizes("s4/g64"), sizes("s4/g64/2:4")):
+            self.assertLess(sparse, dense)
+        dense, sparse = sizes("s8/g64"), sizes("s8/g64/2:4")
+        self.assertLess(sparse[0], dense[0])
+        self.assertEqual(sparse[1:], dense[1:])  # Preparation expands 8 bits.
+
     def test_placement(self) -> None:
         def place(name: str, memory: str, *more: object) -> dict[str, int]:
             plan = self.document("plan", CONFIGS / f"{name}.json", "--bandwidth", 1, "--memory",
