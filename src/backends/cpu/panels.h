@@ -44,6 +44,7 @@ inline constexpr int64_t kPassK = 1024;
 /// PanelView::bits of 2:4 weights of 4 bits.
 inline constexpr int kSparse4 = -4;
 constexpr bool IsSparse(int panel_bits) { return panel_bits < 0; }
+inline bool HasSparsePanels(Format format) { return GetFormatInfo(format).bits == -kSparse4; }
 /// The bits of a code, and those that a weight takes on average.
 constexpr int CodeBits(int panel_bits) { return IsSparse(panel_bits) ? -panel_bits : panel_bits; }
 constexpr int StoredBits(int panel_bits) {
