@@ -56,7 +56,7 @@ class Plan(CommandTestCase):
             return (plan["bytes"], plan["decode"]["bytes_per_token"],
                     plan["placement"]["resident_bytes"])
 
-        for dense, sparse in zip(sizes("s4/g64"), sizes("s4/g64/2:4")):
+        for dense, sparse in zip(sizes("s4/g64"), sizes("s4/g64/2:4"), strict=True):
             self.assertLess(sparse, dense)
         dense, sparse = sizes("s8/g64"), sizes("s8/g64/2:4")
         self.assertLess(sparse[0], dense[0])
