@@ -143,21 +143,6 @@ void Expand(const Geometry& matrix, uint32_t zero, const uint32_t* values, const
   }
 }
 
-/// The error of the first invalid nibble of one matrix; `where` precedes the block's number.
-Status CheckNibbles(const Geometry& matrix, const uint32_t* metadata, const std::string& where) {
-  for (int64_t block = 0; block < matrix.blocks(); ++block) {
-    for (int64_t column = 0; column < matrix.n; ++column) {
-      const uint32_t nibble = metadata[block / 8 * matrix.n + column] >> (block % 8 * 4) & 15u;
-      if (IsValidNibble(nibble)) continue;
-      return {Code::kMalformedFile,
-              fmt::format("metadata: nibble {} of {}block {}, column {} is not one of 4, 8, 9, 12, "
-                          "13, 14",
-                          nibble, where, block, column)};
-    }
-  }
-  return {};
-}
-
 Status CheckSaliency(int64_t k, int64_t n, std::span<const float> saliency) {
   if (saliency.empty()) return {};
   MARLIN_RETURN_IF_ERROR(CheckCount("saliency", saliency.size(), k * n, k, n));
@@ -207,6 +192,20 @@ Status CheckImportance(const WeightsSpec& spec, std::span<const float> importanc
 
 }  // namespace
 
+Status CheckNibbles(int64_t blocks, int64_t n, const uint32_t* metadata, const std::string& where) {
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (int64_t column = 0; column < n; ++column) {
+      const uint32_t nibble = metadata[block / 8 * n + column] >> (block % 8 * 4) & 15u;
+      if (IsValidNibble(nibble)) continue;
+      return {Code::kMalformedFile,
+              fmt::format("metadata: nibble {} of {}block {}, column {} is not one of 4, 8, 9, 12, "
+                          "13, 14",
+                          nibble, where, block, column)};
+    }
+  }
+  return {};
+}
+
 Status CheckSparse24(Format format, bool has_offsets) {
   const FormatInfo& info = GetFormatInfo(format);
   if (!info.quantized || (info.bits != 4 && info.bits != 8)) {
@@ -243,7 +242,7 @@ Status CheckMetadata(const QuantizedWeights& weights) {
   const int64_t words = MetadataWordsAlongK(spec.k) * spec.n;
   for (int64_t expert = 0; expert < spec.experts; ++expert) {
     MARLIN_RETURN_IF_ERROR(
-        CheckNibbles(matrix, weights.metadata.As<uint32_t>() + expert * words,
+        CheckNibbles(matrix.blocks(), spec.n, weights.metadata.As<uint32_t>() + expert * words,
                      spec.experts > 1 ? fmt::format("expert {}, ", expert) : ""));
   }
   return {};
@@ -338,7 +337,7 @@ Status UnpackSparse24(Format format, const Sparse24& sparse, std::span<uint32_t>
   if (!zero) return NoCodeOfZero(format);
   if (n == 0) return {};
   const Geometry matrix{4, k, n};
-  MARLIN_RETURN_IF_ERROR(CheckNibbles(matrix, sparse.metadata.data(), ""));
+  MARLIN_RETURN_IF_ERROR(CheckNibbles(matrix.blocks(), n, sparse.metadata.data(), ""));
   std::fill(canonical.begin(), canonical.end(), 0u);
   Expand(matrix, *zero, sparse.values.data(), sparse.metadata.data(), canonical.data());
   return {};

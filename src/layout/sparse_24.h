@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "marlin/format.h"
 #include "marlin/status.h"
@@ -23,6 +24,10 @@ std::span<const float> CodeValues(const QuantizedWeights& weights);
 
 /// The code whose value is 0, if there is one.
 std::optional<uint32_t> CodeOfZero(std::span<const float> values);
+
+/// The error of the first invalid nibble of metadata [blocks / 8, n], kMalformedFile; `where`
+/// precedes the block's number.
+Status CheckNibbles(int64_t blocks, int64_t n, const uint32_t* metadata, const std::string& where);
 
 /// Checks the nibbles of 2:4 weights, and that a code has the value 0. Precondition: the views have
 /// the shapes of the spec. Errors: kMalformedFile naming the first invalid nibble, kUnsupported.

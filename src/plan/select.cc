@@ -140,7 +140,9 @@ Result<KernelChoice> SelectKernel(const GemmDesc& desc, const Candidates& candid
                                   std::string_view forced) {
   if (!forced.empty()) return SelectForced(desc, candidates, forced);
   MARLIN_ASSIGN_OR_RETURN(const KernelChoice estimated, SelectByCost(desc, candidates));
-  if (candidates.measured == nullptr || desc.determinism != Determinism::kDefault) {
+  // Tuning tables do not know sparsity: their entries were measured with dense weights.
+  if (candidates.measured == nullptr || desc.weights.sparse ||
+      desc.determinism != Determinism::kDefault) {
     return estimated;
   }
   const TuningEntry* const entry = candidates.measured->Find(desc);

@@ -156,6 +156,8 @@ class Bench(CommandTestCase):
                 (("sparse",), "no such op"),
                 (("moe", "--kernel", "x"), "bench moe: has no --kernel"),
                 (("gemm", "--top-k", "2"), "bench gemm: has no --top-k"),
+                (("moe", "--sparsity", "2:4"), "bench moe: has no --sparsity"),
+                (("gemm", "--sparsity", "1:2"), "--sparsity: "),
                 (("moe", "--experts", 4, "--top-k", 5), "--top-k: expected 1..4 (experts), got 5"),
                 (("gemm", "--host-experts", 1), "bench gemm: has no --host-experts"),
                 (("gemm", "--count", 2), "bench gemm: has no --count"),

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <charconv>
+#include <cstdlib>
 #include <optional>
 #include <string>
 
@@ -42,6 +43,12 @@ constexpr MakeGemm kMakers[] = {
 #undef MARLIN_CUDA_W4_KERNEL
 #undef MARLIN_CUDA_KERNEL
 };
+
+/// Whether an environment variable is set to something other than nothing and 0.
+bool IsSet(const char* name) {
+  const char* const text = std::getenv(name);
+  return text != nullptr && *text != '\0' && std::string_view(text) != "0";
+}
 
 class CudaBackend final : public Backend {
  public:
@@ -85,6 +92,9 @@ class CudaBackend final : public Backend {
       // Some kernels support integer formats only.
       any.format = Format::kU4;
       if (!support.ok()) support = CheckSupport(kernel, any, Properties());
+      // And some support sparse tiles only.
+      any.weights.sparse = true;
+      if (!support.ok() && CheckSupport(kernel, any, Properties()).ok()) support = {};
       info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason(),
                               kernel.chosen == Chosen::kByName});
     }
@@ -102,6 +112,11 @@ class CudaBackend final : public Backend {
   }
 
   std::span<const KernelDesc> Kernels() const override { return CudaKernels(); }
+
+  /// Off by default: kernels for many rows have to expand sparse tiles (docs/kernels/cuda.md).
+  bool KeepsSparse(const WeightsSpec& spec) const override {
+    return keeps_sparse_ && GetFormatInfo(spec.format).bits == 4;
+  }
 
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const override {
@@ -156,6 +171,9 @@ class CudaBackend final : public Backend {
       }
       if (!prepared.traits.tiled)
         return LaunchDequantizeCanonical(prepared.Canonical(expert), dense, on);
+      if (prepared.traits.sparse) {
+        return LaunchDequantizeSparse(prepared.Tiles(expert), prepared.kind(), dense, on);
+      }
       return LaunchDequantizeTiles(prepared.Tiles(expert), prepared.kind(), dense, on);
     };
     return device_->errors.Check(launch(), "marlin_dequantize");
@@ -271,6 +289,7 @@ class CudaBackend final : public Backend {
 
   std::shared_ptr<DeviceHandle> device_;
   cudaDeviceProp properties_;
+  const bool keeps_sparse_ = IsSet("MARLIN_CUDA_SPARSE");
   DeviceShape shape_;
   CublasHandle cublas_;
   std::unique_ptr<SplitKScratch> scratch_;

@@ -3,6 +3,11 @@
 namespace marlin::cuda {
 
 Support SupportsTiles(const GemmDesc& desc) {
+  if (desc.weights.sparse) return {"does not read tiles with 2:4 sparsity"};
+  return SupportsTilesOrSparse(desc);
+}
+
+Support SupportsTilesOrSparse(const GemmDesc& desc) {
   if (desc.weights.marlin_w4) return {"does not read the marlin_w4 layout"};
   if (desc.accuracy == Accuracy::kExact) return {"rounds weights to 16 bits"};
   if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};

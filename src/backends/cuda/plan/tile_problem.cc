@@ -1,22 +1,27 @@
 #include "backends/cuda/plan/tile_problem.h"
 
 #include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/layout/sparse_layout.h"
 #include "layout/weights_shapes.h"
 #include "plan/gemm_desc.h"
 
 namespace marlin::cuda {
 namespace {
 
+/// Bytes of a tile's codes, and of its metadata.
+int CodeBytesOf(const GemmDesc& desc) {
+  return desc.weights.sparse ? kSparseTileBytes : TileCodeBytes(CodeBits(KindOf(desc.format)));
+}
+
 int TileBytesOf(const GemmDesc& desc) {
-  const int bits = CodeBits(KindOf(desc.format));
-  if (!GetFormatInfo(desc.format).quantized) return TileCodeBytes(bits);
+  const int code_bytes = CodeBytesOf(desc);
+  if (!GetFormatInfo(desc.format).quantized) return code_bytes;
   const auto groups = static_cast<int>(kTileK / SharedScaleRun(desc.group_size, desc.k, kTileK));
-  return TileCodeBytes(bits) + groups * kGroupBytes * (desc.has_zeros || desc.has_biases ? 2 : 1);
+  return code_bytes + groups * kGroupBytes * (desc.has_zeros || desc.has_biases ? 2 : 1);
 }
 
 bool HasNarrowCodes(const GemmDesc& desc) {
-  const int bits = CodeBits(KindOf(desc.format));
-  return bits <= 4 && TileBytesOf(desc) == TileCodeBytes(bits) + kGroupBytes;
+  return CodeBits(KindOf(desc.format)) <= 4 && TileBytesOf(desc) == CodeBytesOf(desc) + kGroupBytes;
 }
 
 }  // namespace
@@ -32,6 +37,23 @@ TileProblem TileProblemOf(const GemmDesc& desc) {
   problem.pair_table = KindOf(desc.format) == CodeKind::kTable4;
   problem.narrow_codes = HasNarrowCodes(desc);
   return problem;
+}
+
+TileProblem ExpandedProblemOf(const GemmDesc& desc) {
+  GemmDesc dense = desc;
+  dense.weights.sparse = false;
+  return TileProblemOf(dense);
+}
+
+double ExpansionMicroseconds(const GemmDesc& desc) {
+  if (!desc.weights.sparse) return 0;
+  // Estimates, because no GPU has run it: a launch that nothing overlaps, and half of the memory
+  // bandwidth of an H100 for the bytes read and written.
+  constexpr double kLaunch = 4;
+  constexpr double kBytesPerMicrosecond = 1.5e6;
+  const double tiles = double{1} * Ceil(desc.n, kStripOutputs) * Ceil(desc.k, kTileK);
+  return kLaunch +
+         tiles * (TileBytesOf(desc) + ExpandedProblemOf(desc).tile_bytes) / kBytesPerMicrosecond;
 }
 
 }  // namespace marlin::cuda

@@ -38,6 +38,10 @@ struct TileProblem {
 
 /// The problem of a GEMM on tiles. Precondition: m, n and k fit an int.
 TileProblem TileProblemOf(const GemmDesc& desc);
+/// The same on dense tiles, to which sparse ones are expanded for kernels that read only those.
+TileProblem ExpandedProblemOf(const GemmDesc& desc);
+/// The expected time of that expansion; 0 for dense tiles.
+double ExpansionMicroseconds(const GemmDesc& desc);
 
 /// Size of an mbarrier.
 inline constexpr int kBarrierBytes = 8;

@@ -1,5 +1,7 @@
-// Dequantizes canonical and marlin_w4 weights, rounding each once; tiles: dequantize_tiles.cu.
+// Dequantizes canonical, marlin_w4 and 2:4 weights, rounding each once; other tiles:
+// dequantize_tiles.cu.
 #include "backends/cuda/kernels/common/marlin_w4.cuh"
+#include "backends/cuda/kernels/common/sparse_reader.cuh"
 #include "backends/cuda/kernels/common/weight_reader.cuh"
 #include "backends/cuda/weights/weights_launch.h"
 
@@ -33,6 +35,11 @@ cudaError_t Launch(const Reader& reader, const DenseView& out, cudaStream_t stre
 cudaError_t LaunchDequantizeCanonical(const CanonicalView& weights, const DenseView& out,
                                       cudaStream_t stream) {
   return Launch(CanonicalReader{weights}, out, stream);
+}
+
+cudaError_t LaunchDequantizeSparse(const TileView& weights, CodeKind kind, const DenseView& out,
+                                   cudaStream_t stream) {
+  return Launch(SparseTileReader{weights, kind}, out, stream);
 }
 
 cudaError_t LaunchDequantizeMarlinW4(const MarlinW4View& weights, const DenseView& out,

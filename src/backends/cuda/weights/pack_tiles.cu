@@ -1,5 +1,6 @@
 // Packs k-packed words into tiles on the device, for Prepare.
 #include "backends/cuda/kernels/common/weight_reader.cuh"
+#include "backends/cuda/weights/sparse_packing.cuh"
 #include "backends/cuda/weights/weights_launch.h"
 
 namespace marlin::cuda {
@@ -78,6 +79,50 @@ __global__ void __launch_bounds__(kThreads) PackTilesKernel(PackJob job) {
   }
 }
 
+/// Warps 0 and 1 pack the codes of 16 outputs each, warps 2 and 3 two steps of metadata each.
+template <CodeKind kKind>
+__global__ void __launch_bounds__(kThreads) PackSparseTilesKernel(PackJob job) {
+  const int strip = static_cast<int>(blockIdx.x);
+  const int tile = static_cast<int>(blockIdx.y);
+  uint8_t* out = job.tiles + TileOffset(job.to, strip, tile);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first_n = strip * kStripOutputs;
+  const SparseSource from = {job.from.words, job.metadata,
+                             (job.from.k + kSparseStepK - 1) / kSparseStepK * (kSparseStepK / 4),
+                             job.from.n};
+  if (warp < 2) {
+    uint32_t words[kSparseBits];
+    PackKept<kKind>(from, lane, tile * kBlocksOfTile, first_n + 16 * warp, words);
+    auto* const block = reinterpret_cast<uint32_t*>(out + warp * BlockBytes(kSparseBits));
+    for (int i = 0; i < kSparseBits; ++i) block[WordOffset(kSparseBits, lane, i)] = words[i];
+  } else {
+    auto* const metadata = reinterpret_cast<uint32_t*>(out + kMetadataOffset);
+    for (int step = 2 * (warp - 2); step < 2 * (warp - 1); ++step) {
+      metadata[lane * kStepsOfTile + step] =
+          PackNibbles(from, lane, step, tile * kBlocksOfTile, first_n);
+    }
+  }
+  PackParameters(job, reinterpret_cast<uint16_t*>(out + kSparseTileBytes), tile, first_n);
+}
+
+cudaError_t LaunchPackSparseTiles(const PackJob& job, const dim3& grid, cudaStream_t stream) {
+  switch (job.kind) {
+    case CodeKind::kFp4:
+      PackSparseTilesKernel<CodeKind::kFp4><<<grid, kThreads, 0, stream>>>(job);
+      break;
+    case CodeKind::kInt4:
+      PackSparseTilesKernel<CodeKind::kInt4><<<grid, kThreads, 0, stream>>>(job);
+      break;
+    case CodeKind::kTable4:
+      PackSparseTilesKernel<CodeKind::kTable4><<<grid, kThreads, 0, stream>>>(job);
+      break;
+    default:
+      return cudaErrorInvalidValue;
+  }
+  return cudaGetLastError();
+}
+
 }  // namespace
 
 cudaError_t LaunchPackTiles(const PackJob& job, cudaStream_t stream) {
@@ -85,6 +130,7 @@ cudaError_t LaunchPackTiles(const PackJob& job, cudaStream_t stream) {
       (job.from.n + kBlockOutputs - 1) / kBlockOutputs * (kBlockOutputs / kStripOutputs);
   const int tiles = (job.from.k + kTileK - 1) / kTileK;
   const dim3 grid(static_cast<unsigned>(strips), static_cast<unsigned>(tiles));
+  if (job.metadata != nullptr) return LaunchPackSparseTiles(job, grid, stream);
   switch (job.kind) {
 #define MARLIN_KIND(kind)                                                \
   case CodeKind::kind:                                                   \

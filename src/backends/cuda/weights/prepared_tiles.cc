@@ -8,11 +8,14 @@
 #include <string>
 
 #include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/layout/sparse_layout.h"
 #include "backends/cuda/weights/weights_launch.h"
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/scalars.h"
+#include "layout/sparse_24.h"
 #include "layout/weights_shapes.h"
+#include "marlin/layout.h"
 
 namespace marlin::cuda {
 namespace {
@@ -198,6 +201,11 @@ bool FitsFp8(CodeKind kind, std::span<const float> values, const TensorView& zer
   return known && zeros.empty() && std::all_of(values.begin(), values.end(), fits);
 }
 
+/// Whether 2:4 weights that can be tiled are kept as sparse tiles; others are expanded.
+bool CanKeepSparse(const WeightsSpec& spec, const PrepareOptions& options) {
+  return GetFormatInfo(spec.format).bits == kSparseBits && !options.marlin_w4;
+}
+
 bool IsTable(CodeKind kind) {
   return kind == CodeKind::kTable4 || kind == CodeKind::kTable3 || kind == CodeKind::kTable2;
 }
@@ -238,15 +246,23 @@ Result<std::shared_ptr<const PreparedTiles>> PreparedTiles::Make(
                                           std::string(FormatName(spec.format)) +
                                           " (MARLIN_CUDA_KINDS of CMake)");
   }
+  const ParameterType parameters = ParameterTypeOf(weights);
+  const bool can_tile = CanTile(weights, parameters);
+  const bool sparse = spec.sparsity == Sparsity::k24;
+  if (sparse && !(can_tile && CanKeepSparse(spec, options))) {
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense, Expand24(weights));
+    return Make(dense, options, backend, device);
+  }
   auto prepared = std::make_shared<PreparedTiles>();
   prepared->spec = spec;
   prepared->backend = backend;
   prepared->kind_ = KindOf(spec.format);
-  const ParameterType parameters = ParameterTypeOf(weights);
-  const bool can_tile = CanTile(weights, parameters);
   if (options.marlin_w4) MARLIN_RETURN_IF_ERROR(CheckMarlinW4(spec, can_tile));
   prepared->traits.marlin_w4 = options.marlin_w4;
   prepared->traits.tiled = can_tile && !options.marlin_w4;
+  prepared->traits.sparse = sparse;
+  // Validated weights have it.
+  if (sparse) prepared->zero_code_ = CodeOfZero(ValuesOf(weights)).value_or(0);
   const DeviceScope scope(device->index);
   MARLIN_RETURN_IF_ERROR(prepared->Upload(weights, device));
   if (can_tile) {
@@ -263,6 +279,7 @@ Status PreparedTiles::Upload(const QuantizedWeights& weights,
   const int64_t experts = spec.experts;
   const FormatInfo& info = GetFormatInfo(spec.format);
   words_bytes_ = BytesOfExpert(weights.codes, experts);
+  metadata_bytes_ = BytesOfExpert(weights.metadata, experts);
   scales_bytes_ = BytesOfExpert(weights.scales, experts);
   zeros_bytes_ = BytesOfExpert(weights.zeros, experts);
   biases_bytes_ = BytesOfExpert(weights.biases, experts);
@@ -334,7 +351,7 @@ Status PreparedTiles::Upload(const QuantizedWeights& weights,
 }
 
 void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
-  const int bits = CodeBits(kind_);
+  const int code_bytes = traits.sparse ? kSparseTileBytes : TileCodeBytes(CodeBits(kind_));
   const bool scaled = kind_ != CodeKind::kDense16;
   tiles_.k = static_cast<int>(spec.k);
   tiles_.n = static_cast<int>(spec.n);
@@ -348,7 +365,7 @@ void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
   if (kind_ == CodeKind::kInt4) tiles_.offset = -static_cast<int>(FormatValues(spec.format)[0]);
   if (kind_ == CodeKind::kInt8) tiles_.offset = spec.format == Format::kS8 ? 128 : 0;
   const int parameters = tiles_.zero_kind == ZeroKind::kNone ? 1 : 2;
-  tiles_.tile_bytes = TileCodeBytes(bits) + tiles_.groups_per_tile * kGroupBytes * parameters;
+  tiles_.tile_bytes = code_bytes + tiles_.groups_per_tile * kGroupBytes * parameters;
   tiles_.tiles_of_strip = static_cast<int>(CeilDivide(spec.k, int64_t{kTileK}));
   const int64_t strips = RoundUp(spec.n, int64_t{kBlockOutputs}) / kStripOutputs;
   expert_bytes_ = strips * tiles_.tiles_of_strip * tiles_.tile_bytes;
@@ -356,7 +373,8 @@ void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
 
   // An FP8 MMA takes 32 k of one group.
   constexpr int kMostGroups = kTileK / 32;
-  traits.fits_fp8 = scaled && !spec.has_biases && tiles_.groups_per_tile <= kMostGroups &&
+  traits.fits_fp8 = scaled && !traits.sparse && !spec.has_biases &&
+                    tiles_.groups_per_tile <= kMostGroups &&
                     FitsFp8(kind_, ValuesOf(weights), weights.zeros);
   Range values = RangeOfValues(ValuesOf(weights));
   values.smallest = std::ldexp(values.smallest, -tiles_.table_exponent);
@@ -384,8 +402,9 @@ Status PreparedTiles::Pack(const QuantizedWeights& weights,
   const auto padded = [](int64_t size) { return RoundUp(size, int64_t{256}); };
   MARLIN_ASSIGN_OR_RETURN(
       const DeviceMemory staging,
-      DeviceMemory::Allocate(device, padded(words_bytes_) + padded(scales_bytes_) +
-                                         padded(zeros_bytes_) + padded(biases_bytes_)));
+      DeviceMemory::Allocate(device, padded(words_bytes_) + padded(metadata_bytes_) +
+                                         padded(scales_bytes_) + padded(zeros_bytes_) +
+                                         padded(biases_bytes_)));
   PackJob job;
   job.from = canonical_;
   job.to = tiles_;
@@ -404,6 +423,8 @@ Status PreparedTiles::Pack(const QuantizedWeights& weights,
     };
     MARLIN_ASSIGN_OR_RETURN(void* words, upload(weights.codes, words_bytes_));
     job.from.words = static_cast<const uint32_t*>(words);
+    MARLIN_ASSIGN_OR_RETURN(void* metadata, upload(weights.metadata, metadata_bytes_));
+    job.metadata = static_cast<const uint32_t*>(metadata);
     MARLIN_ASSIGN_OR_RETURN(job.from.scales, upload(weights.scales, scales_bytes_));
     MARLIN_ASSIGN_OR_RETURN(job.from.zeros, upload(weights.zeros, zeros_bytes_));
     MARLIN_ASSIGN_OR_RETURN(job.from.biases, upload(weights.biases, biases_bytes_));
@@ -428,6 +449,13 @@ TileView PreparedTiles::Tiles(int64_t expert) const {
     view.divisor = std::ldexp(global_scales_[i], exponents_[i]);
     view.multiplier = 1.0F / view.divisor;
   }
+  return view;
+}
+
+TileView PreparedTiles::Expanded(int64_t expert) const {
+  TileView view = Tiles(expert);
+  view.tiles = nullptr;
+  view.tile_bytes += TileCodeBytes(kSparseBits) - kSparseTileBytes;
   return view;
 }
 

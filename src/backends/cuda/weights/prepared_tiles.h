@@ -30,6 +30,11 @@ class PreparedTiles : public PreparedWeights::Storage {
   CodeKind kind() const { return kind_; }
   /// Precondition: tiled or marlin_w4; of the latter, it describes the codes.
   TileView Tiles(int64_t expert) const;
+  /// The view of the dense tiles that hold the same weights, without their address.
+  /// Precondition: traits.sparse.
+  TileView Expanded(int64_t expert) const;
+  /// The code of value 0. Precondition: traits.sparse.
+  uint32_t zero_code() const { return zero_code_; }
   /// Precondition: marlin_w4.
   MarlinW4View MarlinW4(int64_t expert) const;
   /// Precondition: neither tiled nor marlin_w4.
@@ -43,10 +48,12 @@ class PreparedTiles : public PreparedWeights::Storage {
                         const std::shared_ptr<DeviceHandle>& device);
 
   CodeKind kind_ = CodeKind::kFp4;
-  TileView tiles_;            ///< View of expert 0.
-  CanonicalView canonical_;   ///< View of expert 0.
+  TileView tiles_;           ///< View of expert 0.
+  CanonicalView canonical_;  ///< View of expert 0.
+  uint32_t zero_code_ = 0;
   int64_t expert_bytes_ = 0;  ///< One expert: its tiles, or its marlin_w4 words and parameters.
   int64_t words_bytes_ = 0;   ///< One expert of the canonical arrays.
+  int64_t metadata_bytes_ = 0;
   int64_t scales_bytes_ = 0;
   int64_t zeros_bytes_ = 0;
   int64_t biases_bytes_ = 0;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/plan/tile_problem.h"
 
 namespace marlin::cuda {
 namespace {
@@ -51,6 +52,52 @@ TEST(CudaKernels, SayWhyTheyDecline) {
   EXPECT_EQ(supported(floats), "gemv_mma gemm_wgmma gemm_cuda_exact ");
   EXPECT_TRUE(NeedsStaging(floats));
   EXPECT_FALSE(NeedsStaging(desc));
+  GemmDesc sparse = desc;
+  sparse.weights.sparse = true;
+  EXPECT_EQ(supported(sparse), "gemv_sparse_mma gemm_wgmma gemm_cuda_exact ");
+  sparse.m = 17;
+  EXPECT_EQ(supported(sparse), "gemm_wgmma gemm_cuda_exact ");
+  sparse.m = 1;
+  sparse.determinism = Determinism::kBatchInvariant;
+  EXPECT_EQ(supported(sparse), "gemm_wgmma gemm_cuda_exact ");
+}
+
+// A GEMV reads sparse tiles as they are, in less time than dense ones; the WGMMA kernel plans for
+// the expanded tiles, in more.
+TEST(CudaKernels, EstimateSparseTiles) {
+  GemmDesc dense;
+  dense.n = dense.k = 8192;
+  dense.a_type = DType::kBf16;
+  dense.weights.tiled = dense.weights.fits_f16 = true;
+  for (const int64_t group : {16, 32, 64, 128}) {
+    dense.group_size = group;
+    GemmDesc sparse = dense;
+    sparse.weights.sparse = true;
+    const int groups = static_cast<int>(kTileK / group);
+    EXPECT_EQ(TileProblemOf(dense).tile_bytes, 2048 + groups * 64);
+    EXPECT_EQ(TileProblemOf(sparse).tile_bytes, 1536 + groups * 64);
+    EXPECT_EQ(ExpandedProblemOf(sparse).tile_bytes, 2048 + groups * 64);
+    EXPECT_EQ(TileProblemOf(sparse).narrow_codes, TileProblemOf(dense).narrow_codes);
+  }
+  const auto named = [](std::string_view name) -> const KernelDesc& {
+    for (const KernelDesc& kernel : CudaKernels()) {
+      if (kernel.name == name) return kernel;
+    }
+    ADD_FAILURE() << name;
+    return CudaKernels()[0];
+  };
+  const DeviceShape device;
+  const auto micros = [&](std::string_view name, const GemmDesc& desc) {
+    return FamilyOf(named(name)).microseconds(desc, device);
+  };
+  GemmDesc sparse = dense;
+  sparse.weights.sparse = true;
+  for (const int64_t m : {1, 8, 16}) {
+    dense.m = sparse.m = m;
+    EXPECT_LT(micros("marlin_gemv_sparse_mma", sparse), micros("marlin_gemv_mma", dense));
+    EXPECT_LT(micros("marlin_gemv_sparse_mma", sparse), micros("marlin_gemm_wgmma", sparse));
+    EXPECT_GT(micros("marlin_gemm_wgmma", sparse), micros("marlin_gemm_wgmma", dense));
+  }
 }
 
 }  // namespace

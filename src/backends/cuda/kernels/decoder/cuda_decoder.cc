@@ -226,6 +226,9 @@ Status CudaDecoder::Run(const LookUpWeightRowsCall& call, const OperationContext
   return Enqueue("lookup", [&] {
     if (weights.traits.marlin_w4) return LaunchLookUpMarlinW4(weights.MarlinW4(0), args, stream);
     if (!weights.traits.tiled) return LaunchLookUpCanonical(weights.Canonical(0), args, stream);
+    if (weights.traits.sparse) {
+      return LaunchLookUpSparse(weights.Tiles(0), weights.kind(), args, stream);
+    }
     return LaunchLookUpTiles(weights.Tiles(0), weights.kind(), args, stream);
   });
 }

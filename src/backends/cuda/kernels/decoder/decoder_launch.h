@@ -29,6 +29,8 @@ struct LookUpWeightsArguments {
 };
 cudaError_t LaunchLookUpTiles(const TileView& weights, CodeKind kind,
                               const LookUpWeightsArguments& args, cudaStream_t stream);
+cudaError_t LaunchLookUpSparse(const TileView& weights, CodeKind kind,
+                               const LookUpWeightsArguments& args, cudaStream_t stream);
 cudaError_t LaunchLookUpCanonical(const CanonicalView& weights, const LookUpWeightsArguments& args,
                                   cudaStream_t stream);
 cudaError_t LaunchLookUpMarlinW4(const MarlinW4View& weights, const LookUpWeightsArguments& args,

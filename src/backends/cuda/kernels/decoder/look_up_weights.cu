@@ -4,6 +4,7 @@
 
 #include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/common/marlin_w4.cuh"
+#include "backends/cuda/kernels/common/sparse_reader.cuh"
 #include "backends/cuda/kernels/common/weight_reader.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/record_error.cuh"
@@ -74,6 +75,11 @@ cudaError_t Start(const Reader& reader, const LookUpWeightsArguments& args, cuda
 cudaError_t LaunchLookUpTiles(const TileView& weights, CodeKind kind,
                               const LookUpWeightsArguments& args, cudaStream_t stream) {
   return Start(TileReader{weights, kind}, args, stream);
+}
+
+cudaError_t LaunchLookUpSparse(const TileView& weights, CodeKind kind,
+                               const LookUpWeightsArguments& args, cudaStream_t stream) {
+  return Start(SparseTileReader{weights, kind}, args, stream);
 }
 
 cudaError_t LaunchLookUpCanonical(const CanonicalView& weights, const LookUpWeightsArguments& args,

@@ -27,7 +27,7 @@ const void* ExactFunctionOf(CodeKind kind, bool tiled, int rows) {
 class ExactGemm final : public CudaGemm {
  public:
   explicit ExactGemm(const PlanRequest& request)
-      : CudaGemm(request, {}, 0),
+      : CudaGemm(request, {}, ExpandedBytes(request.weights)),
         tiled_(request.weights.traits.tiled),
         rows_(ExactRowsFor(static_cast<int>(request.desc.m))),
         function_(ExactFunctionOf(request.weights.kind(), tiled_, rows_)) {}
@@ -42,8 +42,11 @@ class ExactGemm final : public CudaGemm {
  protected:
   Status Launch(const GemmCall& call, cudaStream_t stream) const override {
     const auto& prepared = static_cast<const PreparedTiles&>(*call.weights);
-    return Check(tiled_ ? LaunchFrom(prepared.Tiles(call.expert), call, stream)
-                        : LaunchFrom(prepared.Canonical(call.expert), call, stream));
+    if (!tiled_) return Check(LaunchFrom(prepared.Canonical(call.expert), call, stream));
+    TileView tiles;
+    MARLIN_RETURN_IF_ERROR(
+        Check(ExpandTiles(prepared, call.expert, call.workspace, stream, &tiles)));
+    return Check(LaunchFrom(tiles, call, stream));
   }
 
  private:
@@ -67,7 +70,8 @@ class ExactGemm final : public CudaGemm {
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
-    config.numAttrs = call.overlap_previous ? 1 : 0;
+    const bool expanded = workspace_bytes() > 0;
+    config.numAttrs = call.overlap_previous && !expanded ? 1 : 0;
     void* parameters[] = {&args};
     return cudaLaunchKernelExC(&config, function_, parameters);
   }

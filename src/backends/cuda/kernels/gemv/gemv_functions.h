@@ -22,4 +22,14 @@ const void* GemvFunction(bool bf16, const GemvVariant& variant);
 #include "backends/cuda/layout/code_kinds.def"
 #undef MARLIN_KIND
 
+/// The same for sparse tiles (layout/sparse_layout.h); variant.use is not kAll.
+template <CodeKind kKind>
+const void* SparseGemvFunction(bool bf16, const GemvVariant& variant);
+
+#define MARLIN_KIND(kind) \
+  template <>             \
+  const void* SparseGemvFunction<CodeKind::kind>(bool bf16, const GemvVariant& variant);
+#include "backends/cuda/kernels/gemv/sparse_gemv_kinds.def"
+#undef MARLIN_KIND
+
 }  // namespace marlin::cuda

@@ -342,7 +342,9 @@ MARLIN_DEVICE void FinishUnit(const GemvArguments& args, const GemvBlock<kStrips
   }
 }
 
-template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
+/// `Product`: TileProduct or another with its interface, for tiles of another layout.
+template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets,
+          template <CodeKind, typename, ParameterUse, int, int> typename Product = TileProduct>
 __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ GemvArguments args) {
   extern __shared__ __align__(128) uint8_t shared[];
   const uint32_t base = SharedAddress(shared);
@@ -448,8 +450,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
           ticket = IncrementTileCounter(args.tile_counters + block.first_unit + u);
         }
       };
-      TileProduct<kKind, T, kUse, kStrips, kOctets>::Run(slot.address, args.weights, rows,
-                                                         tile_lane, mode, table, acc, release);
+      Product<kKind, T, kUse, kStrips, kOctets>::Run(slot.address, args.weights, rows, tile_lane,
+                                                     mode, table, acc, release);
       slot.Advance();
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) rows[o] += args.share * (kTileK * 2);

@@ -24,6 +24,28 @@ const void* GemvFunctionOf(CodeKind kind, bool bf16, const GemvVariant& variant)
   return nullptr;
 }
 
+const void* SparseGemvFunctionOf(CodeKind kind, bool bf16, const GemvVariant& variant) {
+  switch (kind) {
+#define MARLIN_KIND(name)                                       \
+  case CodeKind::name:                                          \
+    if constexpr (IsBuilt(CodeKind::name)) {                    \
+      return SparseGemvFunction<CodeKind::name>(bf16, variant); \
+    }                                                           \
+    break;
+#include "backends/cuda/kernels/gemv/sparse_gemv_kinds.def"
+#undef MARLIN_KIND
+    default:
+      break;
+  }
+  return nullptr;
+}
+
+const void* FunctionOf(const PlanRequest& request, bool bf16, const GemvVariant& variant) {
+  const CodeKind kind = request.weights.kind();
+  return request.weights.traits.sparse ? SparseGemvFunctionOf(kind, bf16, variant)
+                                       : GemvFunctionOf(kind, bf16, variant);
+}
+
 /// Whether the epilogue is at most a bias, and four 16-bit outputs are one aligned vectorized
 /// store.
 bool StoresPlainQuads(const EpilogueView& view) {
@@ -34,9 +56,9 @@ bool StoresPlainQuads(const EpilogueView& view) {
 class GemvGemm final : public TilesGemm {
  public:
   GemvGemm(const PlanRequest& request, const GemvPlan& plan, int64_t partial_bytes)
-      : TilesGemm(request, {}, partial_bytes),
+      : TilesGemm(request, {}, partial_bytes, request.weights.traits.sparse),
         plan_(plan),
-        function_(GemvFunctionOf(kind(), bf16(), VariantOf(request, plan))) {}
+        function_(FunctionOf(request, bf16(), VariantOf(request, plan))) {}
 
   const void* function() const { return function_; }
 
@@ -88,6 +110,10 @@ Result<std::shared_ptr<const PlannedGemm>> MakeGemv(const PlanRequest& request) 
   MARLIN_RETURN_IF_ERROR(
       request.context.device.errors.Check(AllowAllShared(gemm->function()), request.kernel.name));
   return {std::move(gemm)};
+}
+
+Result<std::shared_ptr<const PlannedGemm>> MakeSparseGemv(const PlanRequest& request) {
+  return MakeGemv(request);
 }
 
 }  // namespace marlin::cuda

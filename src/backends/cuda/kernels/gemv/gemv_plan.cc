@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "backends/cuda/layout/sparse_layout.h"
 #include "backends/cuda/plan/kernel_family.h"
 
 namespace marlin::cuda {
@@ -325,7 +326,7 @@ double Microseconds(const GemmDesc& desc, const DeviceShape& device) {
   // The estimate is compared with the WGMMA kernel's, to which it was fitted with FP4: other codes
   // of up to 4 bits take longer in both kernels, by about as much.
   TileProblem as_fp4 = TileProblemOf(desc);
-  as_fp4.tile_bytes = TileCodeBytes(4) + kGroupBytes;
+  as_fp4.tile_bytes = (desc.weights.sparse ? kSparseTileBytes : TileCodeBytes(4)) + kGroupBytes;
   return GemvMicroseconds(as_fp4, device, PlanGemv(as_fp4, device));
 }
 
@@ -336,10 +337,27 @@ const KernelFamily& GemvFamily() {
   return kFamily;
 }
 
-Support SupportsGemv(const GemmDesc& desc, const DeviceProperties& /*device*/) {
+namespace {
+
+Support SupportsRows(const GemmDesc& desc) {
   if (desc.m > kMaxGemvRows) return {"takes up to {0} rows", kMaxGemvRows};
   if (desc.determinism == Determinism::kBatchInvariant) return {"its split-K depends on m"};
-  return SupportsTiles(desc);
+  return {};
+}
+
+}  // namespace
+
+Support SupportsGemv(const GemmDesc& desc, const DeviceProperties& /*device*/) {
+  const Support rows = SupportsRows(desc);
+  return rows.ok() ? SupportsTiles(desc) : rows;
+}
+
+const KernelFamily& SparseGemvFamily() { return GemvFamily(); }
+
+Support SupportsSparseGemv(const GemmDesc& desc, const DeviceProperties& /*device*/) {
+  if (!desc.weights.sparse) return {"reads only tiles with 2:4 sparsity"};
+  const Support rows = SupportsRows(desc);
+  return rows.ok() ? SupportsTilesOrSparse(desc) : rows;
 }
 
 }  // namespace marlin::cuda

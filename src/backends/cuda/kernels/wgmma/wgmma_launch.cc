@@ -32,7 +32,7 @@ class WgmmaGemm final : public TilesGemm {
  public:
   WgmmaGemm(const PlanRequest& request, const WgmmaShape& shape, const WgmmaPlan& plan)
       : TilesGemm(request, {shape.tokens, shape.splits},
-                  SumBytes(TileProblemOf(request.desc), plan)),
+                  SumBytes(ExpandedProblemOf(request.desc), plan)),
         plan_(plan),
         use_(UseOf(request.weights.Tiles(0), request.weights.kind())),
         function_(WgmmaFunctionOf(kind(), bf16(), plan.tokens, use_)),
@@ -131,7 +131,7 @@ int CountClusters(int blocks) {
 }
 
 Result<std::shared_ptr<const PlannedGemm>> MakeWgmma(const PlanRequest& request) {
-  const TileProblem problem = TileProblemOf(request.desc);
+  const TileProblem problem = ExpandedProblemOf(request.desc);
   const DeviceShape& device = request.context.shape;
   const WgmmaShape shape = request.variant.automatic()
                                ? ChooseWgmmaShape(problem, device)

@@ -224,12 +224,13 @@ double WgmmaMicroseconds(const GemmDesc& desc, const DeviceShape& device) {
   // Far beyond the errors of either estimate: elsewhere the GEMV kernel is the faster one wherever
   // it has been measured.
   constexpr double kUnfitted = 100;
-  const TileProblem problem = TileProblemOf(desc);
+  const TileProblem problem = ExpandedProblemOf(desc);
   const WgmmaShape shape = ChooseWgmmaShape(problem, device);
   const int64_t items = int64_t{Ceil(problem.m, shape.tokens)} * BlocksOf(problem);
   const double cycles =
       CostOf(problem, device, *CostOfWidth(device, shape.tokens), items, shape.splits);
-  const double micros = cycles / device.costs->wgmma.cycles_per_microsecond;
+  const double micros =
+      cycles / device.costs->wgmma.cycles_per_microsecond + ExpansionMicroseconds(desc);
   // At small m the model underestimates the separate split-K reduction.
   const bool reduces = shape.splits > 1 && !InCluster(device, shape.tokens, items, shape.splits);
   return IsFittedToGemv(problem) && !reduces ? micros : kUnfitted * micros;
@@ -241,11 +242,11 @@ KernelVariant ChooseVariant(const TileProblem& problem, const DeviceShape& devic
 }
 
 bool CanRunVariant(const GemmDesc& desc, const DeviceShape& device, const KernelVariant& variant) {
-  return CanPlanWgmmaAs(TileProblemOf(desc), device, {variant.width, variant.splits});
+  return CanPlanWgmmaAs(ExpandedProblemOf(desc), device, {variant.width, variant.splits});
 }
 
 std::vector<KernelVariant> Variants(const GemmDesc& desc, const DeviceShape& device) {
-  const TileProblem problem = TileProblemOf(desc);
+  const TileProblem problem = ExpandedProblemOf(desc);
   std::vector<KernelVariant> variants = {ChooseVariant(problem, device)};
   for (const int width : kWgmmaWidths) {
     // A larger tile_m whose tiles are half empty or more only costs more.
@@ -267,7 +268,7 @@ const KernelFamily& WgmmaFamily() {
 }
 
 Support SupportsWgmma(const GemmDesc& desc, const DeviceProperties& /*device*/) {
-  return SupportsTiles(desc);
+  return SupportsTilesOrSparse(desc);
 }
 
 int64_t StreamCounterBytes(const WgmmaPlan& plan) {

@@ -1,0 +1,313 @@
+// 2:4 weights kept sparse on a GPU: their numbers, and the GEMV on sparse MMAs against the dense
+// kernels on the expanded weights.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/scalars.h"
+#include "gpu_fixture.h"
+#include "layout/weights_buffer.h"
+#include "marlin/layout.h"
+
+namespace marlin {
+namespace {
+
+constexpr uint32_t kNibbles[] = {4, 8, 9, 12, 13, 14};
+
+/// 2:4 weights whose products are exact: scales are powers of two, and all codes and nibbles are
+/// random, or all nibbles are `nibble`.
+QuantizedWeights LatticeWeights(Format format, int64_t k, int64_t n, int64_t group, uint32_t seed,
+                                uint32_t nibble = 0) {
+  std::mt19937 bits(seed);
+  WeightsSpec spec;
+  spec.format = format;
+  spec.k = k;
+  spec.n = n;
+  spec.group_size = group;
+  spec.sparsity = Sparsity::k24;
+  Result<WeightsBuffer> buffer = AllocateWeights(spec);
+  EXPECT_TRUE(buffer.ok()) << buffer.status().message();
+  if (!buffer.ok()) return {};
+  auto* const codes = static_cast<uint32_t*>(buffer->codes);
+  for (int64_t i = 0; i < buffer->weights.codes.ElementCount(); ++i)
+    codes[i] = static_cast<uint32_t>(bits());
+  auto* const metadata = static_cast<uint32_t*>(buffer->metadata);
+  for (int64_t i = 0; i < buffer->weights.metadata.ElementCount(); ++i) {
+    metadata[i] = 0;
+    for (int b = 0; b < 8; ++b) {
+      metadata[i] |= (nibble != 0 ? nibble : kNibbles[bits() % 6]) << (4 * b);
+    }
+  }
+  auto* const scales = static_cast<uint16_t*>(buffer->scales);
+  for (int64_t i = 0; i < buffer->weights.scales.ElementCount(); ++i) {
+    const bool negative = bits() % 2 != 0;
+    scales[i] = FloatToHalf(negative ? -0.5F : 1.0F);
+  }
+  return buffer->weights;
+}
+
+/// Numbers from -4 to 4.
+std::vector<uint16_t> LatticeRows(int64_t count, bool bf16, uint32_t seed) {
+  std::mt19937 bits(seed);
+  std::vector<uint16_t> rows;
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = static_cast<float>(bits() % 9) - 4.0F;
+    rows.push_back(bf16 ? FloatToBf16(value) : FloatToHalf(value));
+  }
+  return rows;
+}
+
+/// A device that keeps 2:4 weights sparse.
+class SparseGemvOnGpu : public GpuTest<::testing::Test> {
+ protected:
+  void SetUp() override {
+    setenv("MARLIN_CUDA_SPARSE", "1", 1);
+    GpuTest::SetUp();
+    unsetenv("MARLIN_CUDA_SPARSE");
+  }
+
+  PreparedWeights Keep(const QuantizedWeights& weights) const {
+    const Result<PreparedWeights> prepared = Prepare(weights, device());
+    EXPECT_TRUE(prepared.ok()) << prepared.status().message();
+    return prepared.ok() ? *prepared : PreparedWeights();
+  }
+  PreparedWeights KeepExpanded(const QuantizedWeights& weights) const {
+    const Result<QuantizedWeights> dense = Expand24(weights);
+    EXPECT_TRUE(dense.ok()) << dense.status().message();
+    return dense.ok() ? Keep(*dense) : PreparedWeights();
+  }
+
+  /// The fp32 result.
+  std::vector<float> Multiply(const PreparedWeights& weights, const std::vector<uint16_t>& rows,
+                              int64_t m, bool bf16, GemmOptions options) const {
+    const DeviceBuffer a = Upload(rows);
+    const int64_t n = weights.spec().n / (options.gated ? 2 : 1);
+    const DeviceBuffer c = Make(m * n * 4);
+    const Status status =
+        Gemm(device(), {a.data(), bf16 ? DType::kBf16 : DType::kF16, {m, weights.spec().k}},
+             weights, {c.data(), DType::kF32, {m, n}}, options);
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(device().Synchronize().ok());
+    return Download<float>(c);
+  }
+
+  /// A kernel on the sparse weights against one on the dense weights for m rows.
+  void Compare(const PreparedWeights& sparse, const PreparedWeights& dense, int64_t m, bool bf16,
+               GemmOptions options = {}, const char* on_sparse = "marlin_gemv_sparse_mma",
+               const char* on_dense = "marlin_gemv_mma") const {
+    const std::vector<uint16_t> rows =
+        LatticeRows(m * sparse.spec().k, bf16, static_cast<uint32_t>(m));
+    options.kernel = on_sparse;
+    const std::vector<float> got = Multiply(sparse, rows, m, bf16, options);
+    options.kernel = on_dense;
+    const std::vector<float> expected = Multiply(dense, rows, m, bf16, options);
+    ASSERT_EQ(got.size(), expected.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      const auto n = static_cast<size_t>(sparse.spec().n);
+      ASSERT_EQ(got[i], expected[i])
+          << "m " << i / n << ", n " << i % n << " of " << m << " x " << sparse.spec().k << " x "
+          << n << ", groups of " << sparse.spec().group_size << (bf16 ? ", bf16" : ", f16");
+    }
+  }
+};
+
+TEST_F(SparseGemvOnGpu, KeepsTheWeightsInThreeQuarters) {
+  if (IsSkipped()) return;
+  const QuantizedWeights weights = LatticeWeights(Format::kFp4E2M1, 1024, 256, 128, 1);
+  const PreparedWeights sparse = Keep(weights);
+  EXPECT_EQ(sparse.spec().sparsity, Sparsity::k24);
+  EXPECT_EQ(KeepExpanded(weights).bytes(), 1024 * 256 / (128 * 32) * (2048 + 64));
+  EXPECT_EQ(sparse.bytes(), 1024 * 256 / (128 * 32) * (1536 + 64));
+}
+
+TEST_F(SparseGemvOnGpu, Dequantizes) {
+  if (IsSkipped()) return;
+  for (const Format format : {Format::kFp4E2M1, Format::kS4}) {
+    const QuantizedWeights weights = LatticeWeights(format, 300, 136, 32, 2);
+    const auto read = [&](const PreparedWeights& prepared) {
+      const DeviceBuffer out = Make(int64_t{300} * 136 * 4);
+      const Status status = Dequantize(device(), prepared, {out.data(), DType::kF32, {300, 136}});
+      EXPECT_TRUE(status.ok()) << status.message();
+      EXPECT_TRUE(device().Synchronize().ok());
+      return Download<float>(out);
+    };
+    EXPECT_EQ(read(Keep(weights)), read(KeepExpanded(weights)));
+  }
+}
+
+TEST_F(SparseGemvOnGpu, EqualsDenseForAllPatterns) {
+  if (IsSkipped()) return;
+  for (const uint32_t nibble : kNibbles) {
+    const QuantizedWeights weights =
+        LatticeWeights(Format::kFp4E2M1, 256, 128, 128, nibble, nibble);
+    Compare(Keep(weights), KeepExpanded(weights), 8, true);
+    if (HasFatalFailure()) FAIL() << "nibble " << nibble;
+  }
+}
+
+TEST_F(SparseGemvOnGpu, EqualsDenseForAllRowsAndTypes) {
+  if (IsSkipped()) return;
+  for (const Format format : {Format::kFp4E2M1, Format::kS4}) {
+    const QuantizedWeights weights = LatticeWeights(format, 2048, 1536, 128, 3);
+    const PreparedWeights sparse = Keep(weights);
+    const PreparedWeights dense = KeepExpanded(weights);
+    for (int64_t m = 1; m <= 16; ++m) {
+      for (const bool bf16 : {true, false}) {
+        Compare(sparse, dense, m, bf16);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(SparseGemvOnGpu, EqualsDenseForAllGroupsAndTails) {
+  if (IsSkipped()) return;
+  for (const int64_t group : {16, 32, 48, 64, 80, 128, 256, 0}) {
+    for (const int64_t k : {16, 100, 128, 1000, 1022, 4096}) {
+      for (const int64_t n : {1, 40, 136, 1000}) {
+        const QuantizedWeights weights =
+            LatticeWeights(Format::kFp4E2M1, k, n, group == 0 ? k : group,
+                           static_cast<uint32_t>(group * 1000 + k + n));
+        const PreparedWeights sparse = Keep(weights);
+        const PreparedWeights dense = KeepExpanded(weights);
+        for (const int64_t m : {1, 7, 16}) {
+          Compare(sparse, dense, m, m != 7);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(SparseGemvOnGpu, EqualsDenseInEveryTilingOfLargeShapes) {
+  if (IsSkipped()) return;
+  for (const auto& [k, n] : {std::pair<int64_t, int64_t>{8192, 8192},
+                             {8192, 28672},
+                             {28672, 1024},
+                             {14336, 4096},
+                             {4096, 256}}) {
+    const QuantizedWeights weights = LatticeWeights(Format::kFp4E2M1, k, n, 128, 4);
+    const PreparedWeights sparse = Keep(weights);
+    const PreparedWeights dense = KeepExpanded(weights);
+    for (const int64_t m : {1, 8, 16}) {
+      Compare(sparse, dense, m, true);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(SparseGemvOnGpu, ExpandsForOtherKernels) {
+  if (IsSkipped()) return;
+  for (const Format format : {Format::kFp4E2M1, Format::kS4}) {
+    for (const int64_t group : {32, 128}) {
+      const QuantizedWeights weights = LatticeWeights(format, 1000, 328, group, 9);
+      const PreparedWeights sparse = Keep(weights);
+      const PreparedWeights dense = KeepExpanded(weights);
+      for (const int64_t m : {1, 16, 17, 64, 300, 1024}) {
+        for (const char* const kernel : {"marlin_gemm_wgmma", "marlin_gemm_cuda_exact"}) {
+          Compare(sparse, dense, m, true, {}, kernel, kernel);
+          if (HasFatalFailure()) FAIL() << kernel;
+        }
+        // The kernels that selection takes.
+        Compare(sparse, dense, m, true, {}, "", "");
+        GemmOptions invariant;
+        invariant.determinism = Determinism::kBatchInvariant;
+        Compare(sparse, dense, m, true, invariant, "", "");
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(SparseGemvOnGpu, AppliesTheEpilogue) {
+  if (IsSkipped()) return;
+  const QuantizedWeights weights = LatticeWeights(Format::kFp4E2M1, 512, 256, 64, 5);
+  const PreparedWeights sparse = Keep(weights);
+  const PreparedWeights dense = KeepExpanded(weights);
+  std::vector<float> numbers;
+  for (int i = 0; i < 256; ++i) numbers.push_back(static_cast<float>(i % 7) - 3.0F);
+  const DeviceBuffer bias = Upload(numbers);
+  for (const int64_t m : {1, 11}) {
+    GemmOptions options;
+    options.bias = {bias.data(), DType::kF32, {256}};
+    Compare(sparse, dense, m, true, options);
+    options.activation = Activation::kRelu;
+    Compare(sparse, dense, m, true, options);
+    options.activation = Activation::kSilu;
+    options.gated = true;
+    Compare(sparse, dense, m, true, options);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_F(SparseGemvOnGpu, IsSelectedAndRepeatsItsBits) {
+  if (IsSkipped()) return;
+  const std::vector<float> numbers = GaussianFloats(int64_t{4096} * 512, 6);
+  const Result<QuantizedWeights> weights =
+      Quantize({numbers.data(), DType::kF32, {4096, 512}}, {.sparsity = Sparsity::k24});
+  ASSERT_TRUE(weights.ok()) << weights.status().message();
+  const PreparedWeights sparse = Keep(*weights);
+  std::vector<uint16_t> rows;
+  for (const float value : GaussianFloats(int64_t{8} * 4096, 7)) {
+    rows.push_back(FloatToBf16(value));
+  }
+  const std::vector<float> first = Multiply(sparse, rows, 8, true, {});
+  constexpr int kRepeats = 1000;
+  const DeviceBuffer a = Upload(rows);
+  const DeviceBuffer c = Make(int64_t{8} * 512 * 4);
+  const TensorView view(a.data(), DType::kBf16, {8, 4096});
+  const MutableTensorView out(c.data(), DType::kF32, {8, 512});
+  const auto plan = PlanGemm(device(), view, sparse, out, {});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_NE(plan->ToString().find("marlin_gemv_sparse_mma"), std::string::npos) << plan->ToString();
+  for (int i = 0; i < kRepeats; ++i) {
+    ASSERT_TRUE(Gemm(device(), view, sparse, out, {}).ok());
+    ASSERT_TRUE(device().Synchronize().ok());
+    ASSERT_EQ(Download<float>(c), first) << "run " << i;
+  }
+  // Sums in another order than the dense kernel's, of the same products.
+  const std::vector<float> dense = Multiply(KeepExpanded(*weights), rows, 8, true, {});
+  for (size_t i = 0; i < first.size(); ++i) ASSERT_NEAR(first[i], dense[i], 0.5F) << i;
+}
+
+TEST_F(SparseGemvOnGpu, ExpandsWhatHasNoSparseTiles) {
+  if (IsSkipped()) return;
+  const std::vector<float> numbers = GaussianFloats(int64_t{128} * 64, 8);
+  const TensorView view(numbers.data(), DType::kF32, {128, 64});
+  const Result<QuantizedWeights> few =
+      Quantize(view, {.format = Format::kFp4E2M1, .group_size = 24, .sparsity = Sparsity::k24});
+  ASSERT_TRUE(few.ok()) << few.status().message();
+  EXPECT_EQ(Keep(*few).spec().sparsity, Sparsity::kDense);
+}
+
+/// Devices for which the variable is not set, or 0.
+class SparsityOffOnGpu : public GpuTest<::testing::TestWithParam<bool>> {
+ protected:
+  void SetUp() override {
+    if (GetParam()) setenv("MARLIN_CUDA_SPARSE", "0", 1);
+    GpuTest::SetUp();
+    unsetenv("MARLIN_CUDA_SPARSE");
+  }
+};
+
+TEST_P(SparsityOffOnGpu, Expands) {
+  if (IsSkipped()) return;
+  const QuantizedWeights weights = LatticeWeights(Format::kFp4E2M1, 256, 128, 128, 9);
+  const Result<QuantizedWeights> dense = Expand24(weights);
+  ASSERT_TRUE(dense.ok()) << dense.status().message();
+  const Result<PreparedWeights> prepared = Prepare(weights, device());
+  const Result<PreparedWeights> expanded = Prepare(*dense, device());
+  ASSERT_TRUE(prepared.ok()) << prepared.status().message();
+  ASSERT_TRUE(expanded.ok()) << expanded.status().message();
+  EXPECT_EQ(prepared->spec().sparsity, Sparsity::kDense);
+  EXPECT_EQ(prepared->bytes(), expanded->bytes());
+}
+
+INSTANTIATE_TEST_SUITE_P(Variable, SparsityOffOnGpu, ::testing::Bool());
+
+}  // namespace
+}  // namespace marlin
