@@ -276,10 +276,10 @@ TEST_F(SparseGemvOnGpu, IsSelectedAndRepeatsItsBits) {
 
 TEST_F(SparseGemvOnGpu, ExpandsWhatHasNoSparseTiles) {
   if (IsSkipped()) return;
-  const std::vector<float> numbers = GaussianFloats(int64_t{128} * 64, 8);
-  const TensorView view(numbers.data(), DType::kF32, {128, 64});
+  const std::vector<float> numbers = GaussianFloats(int64_t{192} * 64, 8);
+  const TensorView view(numbers.data(), DType::kF32, {192, 64});
   const Result<QuantizedWeights> few =
-      Quantize(view, {.format = Format::kFp4E2M1, .group_size = 24, .sparsity = Sparsity::k24});
+      Quantize(view, {.format = Format::kFp4E2M1, .group_size = 48, .sparsity = Sparsity::k24});
   ASSERT_TRUE(few.ok()) << few.status().message();
   EXPECT_EQ(Keep(*few).spec().sparsity, Sparsity::kDense);
 }
