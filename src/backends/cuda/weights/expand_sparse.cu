@@ -7,7 +7,7 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int kWarps = 8;          // Of a CTA.
+constexpr int kWarps = 8;          // In a CTA.
 constexpr int kWarpsOfTile = 2;    // One for 16 outputs.
 constexpr int kQuadBytes = 4 * 4;  // What a lane loads or stores at once.
 
@@ -15,7 +15,7 @@ struct ExpandArguments {
   const uint8_t* from;
   uint8_t* to;
   int64_t tiles;
-  int from_bytes;  ///< Of a tile.
+  int from_bytes;  ///< Size of a sparse tile.
   int to_bytes;
   uint32_t zeros;
 };

@@ -55,7 +55,7 @@ MARLIN_HOST_DEVICE uint32_t PairOf(uint32_t zero) {
 /// + 8.
 struct SparseLane {
   uint32_t kept[2][kStepsOfTile];      ///< Words of lanes 4 g + t / 2 and two more.
-  uint32_t metadata[2][kStepsOfTile];  ///< Of lanes 4 g + 2 r and one more.
+  uint32_t metadata[2][kStepsOfTile];  ///< Words of lanes 4 g + 2 r and one more.
 };
 
 /// The words of lane 4 g + t in the dense fragment blocks of both halves of 128 k. Of each of its
