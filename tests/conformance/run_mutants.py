@@ -33,6 +33,8 @@ REACHED_BY = {
     "unsigned_codes.inl.h": (("scalar", "avx2"), "has no unsigned weights"),
     "bf16_operands.inl.h": (("avx512", "amx"), "has no bf16 kernel"),
 }
+# Levels that keep no 2:4 weights: the faults that begin with 2:4 are in code for them.
+DENSE_LEVELS = ("avx2",)
 # Code that the cases of MoE layers must test by themselves, as the others must test the rest.
 MOE_FILES = ("cpu_router.cc", "cpu_experts.cc", "expert_slots.cc")
 MOE_CASES = "^(router|experts)"
@@ -68,9 +70,12 @@ def run(program: Path, mutant: int, level: str, cases: str = "") -> tuple[bool, 
     return False, failures[0]["case"] if failures else f"exit code {result.returncode}", report
 
 
-def why_unreachable(file: str, level: str, missing: set[str]) -> str:
-    """Returns why the kernels of a level never run the code of a file on a processor without the
+def why_unreachable(mutant: Mutant, level: str, missing: set[str]) -> str:
+    """Returns why the kernels of a level never run the code of a fault on a processor without the
     `missing` extensions; empty if they do."""
+    file = mutant.file
+    if level in DENSE_LEVELS and mutant.what.startswith("2:4"):
+        return "expands 2:4 weights before it packs them"
     for extension in missing:
         if file in EXTENSIONS[extension]:
             return f"needs {extension}"
@@ -99,7 +104,7 @@ def try_level(options: argparse.Namespace, mutants: dict[int, Mutant], level: st
                           for reason in reasons_of_kernels):
         print(f"{level}: fails or lacks kernels without a fault, so mutants prove nothing")
         return [0, 1, 0]
-    reasons = {number: why_unreachable(mutants[number].file, level, missing) for number in mutants}
+    reasons = {number: why_unreachable(mutants[number], level, missing) for number in mutants}
     tried = [number for number in mutants if not reasons[number]]
     killed = 0
     started = time.monotonic()
