@@ -31,8 +31,9 @@ def free_memory() -> int:
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
-    """Exact, every logit is within 1e-3; in bf16 the error of all is below 1 % of their norm, or,
-    where random weights amplify rounding more, no larger than that of transformers in bf16."""
+    """Exact, every logit is within 1e-3. In bf16 the error of a token is below 1 % of its norm, or,
+    where random weights amplify rounding more, no larger than that of transformers in bf16: the
+    median of all tokens, because a token whose experts are a close choice may get another one."""
     make_model(case, torch.bfloat16).save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
@@ -45,11 +46,13 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     exact = mm.load(tmp_path, "cuda", exact=True).logits(ids[0].tolist())
     assert np.abs(exact - want).max() < 1e-3 * max(scale, 1)
     default = mm.load(tmp_path, "cuda").logits(ids[0].tolist())
-    size = np.linalg.norm(want)
-    error = np.linalg.norm(default - want) / size
-    peer = np.linalg.norm(rounded - want) / size
-    print(f"{case}: {error:.4f}, transformers in bf16 {peer:.4f}")
-    assert error < max(1e-2, 1.1 * peer)
+
+    def error(got: np.ndarray) -> float:
+        by_token = np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)
+        return float(np.median(by_token))
+
+    print(f"{case}: {error(default):.4f}, transformers in bf16 {error(rounded):.4f}")
+    assert error(default) < max(1e-2, 1.1 * error(rounded))
 
 
 @EACH_MODEL
