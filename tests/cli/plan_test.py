@@ -56,8 +56,8 @@ class Plan(CommandTestCase):
             return (plan["bytes"], plan["decode"]["bytes_per_token"],
                     plan["placement"]["resident_bytes"])
 
-        for dense, sparse in zip(sizes("s4/g64"), sizes("s4/g64/2:4"), strict=True):
-            self.assertLess(sparse, dense)
+        for dense_size, sparse_size in zip(sizes("s4/g64"), sizes("s4/g64/2:4"), strict=True):
+            self.assertLess(sparse_size, dense_size)
         dense, sparse = sizes("s8/g64"), sizes("s8/g64/2:4")
         self.assertLess(sparse[0], dense[0])
         self.assertEqual(sparse[1:], dense[1:])  # Preparation expands 8 bits.

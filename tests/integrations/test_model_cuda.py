@@ -43,7 +43,7 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     with torch.no_grad():
         want = model(ids.cuda()).logits[0].cpu().numpy()
         rounded = model.to(torch.bfloat16)(ids.cuda()).logits[0].float().cpu().numpy()
-    scale = np.abs(want).max()
+    scale = float(np.abs(want).max())
     exact = mm.load(tmp_path, "cuda", exact=True).logits(ids[0].tolist())
     assert np.abs(exact - want).max() < 1e-3 * max(scale, 1)
     default = mm.load(tmp_path, "cuda").logits(ids[0].tolist())
