@@ -82,16 +82,41 @@ uint32_t ZeroCodeOf(const QuantizedWeights& weights) {
   return CodeOfZero(CodeValues(weights)).value_or(0);
 }
 
+/// The kept codes and the metadata of a block of 4 k in two adjacent columns, 8 and 4 bits each.
+struct KeptPair {
+  uint32_t codes;
+  uint32_t metadata = 0x44;
+};
+
+/// The kept codes and metadata of one matrix of 2:4 weights.
+struct SparseMatrix {
+  const uint32_t* codes;
+  const uint32_t* nibbles;
+  int64_t rows;  ///< Words of metadata along k.
+  int64_t n;
+  uint32_t padding;  ///< Codes of value 0.
+
+  KeptPair At(int64_t block, int64_t column) const {
+    KeptPair kept{padding};
+    for (int64_t c = 0; c < 2 && column + c < n && block / 8 < rows; ++c) {
+      const uint32_t pair = codes[block / 4 * n + column + c] >> (block % 4 * 8) & 0xffu;
+      const uint32_t nibble = nibbles[block / 8 * n + column + c] >> (block % 8 * 4) & 15u;
+      kept.codes = (kept.codes & ~(0xffu << (8 * c))) | pair << (8 * c);
+      kept.metadata = (kept.metadata & ~(15u << (4 * c))) | nibble << (4 * c);
+    }
+    return kept;
+  }
+};
+
 /// One strip of 2:4 weights of 4 bits.
 void PackSparseChunks(const QuantizedWeights& weights, int64_t expert, int64_t strip,
                       int64_t chunks, uint32_t* to) {
   const WeightsSpec& spec = weights.spec;
-  const int64_t rows = MetadataWordsAlongK(spec.k);
-  const auto* const codes =
-      reinterpret_cast<const uint32_t*>(ExpertData(weights.codes, spec.experts, expert));
-  const auto* const nibbles =
-      reinterpret_cast<const uint32_t*>(ExpertData(weights.metadata, spec.experts, expert));
   const uint32_t flips = ZeroCodeOf(weights) * 0x1111u;
+  const SparseMatrix matrix = {
+      reinterpret_cast<const uint32_t*>(ExpertData(weights.codes, spec.experts, expert)),
+      reinterpret_cast<const uint32_t*>(ExpertData(weights.metadata, spec.experts, expert)),
+      MetadataWordsAlongK(spec.k), spec.n, flips};
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     uint32_t* const words = to + chunk * (ChunkBytes(kernels::kSparse4) / 4);
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -99,16 +124,9 @@ void PackSparseChunks(const QuantizedWeights& weights, int64_t expert, int64_t s
       for (int s = 0; s < kChunkK / kBlockK; ++s) {
         const int64_t block =
             (chunk * kChunkK + s * kBlockK) / kSparseBlock + kernels::FragmentRow(lane);
-        uint32_t kept = flips;  // Padding has the value 0.
-        uint32_t metadata = 0x44;
-        for (int64_t c = 0; c < 2 && first + c < spec.n && block / 8 < rows; ++c) {
-          const uint32_t pair = codes[block / 4 * spec.n + first + c] >> (block % 4 * 8) & 0xffu;
-          const uint32_t nibble = nibbles[block / 8 * spec.n + first + c] >> (block % 8 * 4) & 15u;
-          kept = (kept & ~(0xffu << (8 * c))) | pair << (8 * c);
-          metadata = (metadata & ~(15u << (4 * c))) | nibble << (4 * c);
-        }
-        words[WordOffset(kernels::kSparse4, lane, s / 2)] |= (kept ^ flips) << (16 * (s % 2));
-        words[WordOffset(kernels::kSparse4, lane, 2)] |= metadata << (8 * s);
+        const KeptPair kept = matrix.At(block, first);
+        words[WordOffset(kernels::kSparse4, lane, s / 2)] |= (kept.codes ^ flips) << (16 * (s % 2));
+        words[WordOffset(kernels::kSparse4, lane, 2)] |= kept.metadata << (8 * s);
       }
     }
   }
