@@ -288,7 +288,8 @@ class AnalyzeCommand final : public Command {
           "two also for --importance");
     }
     if (sparsity_) {
-      const bool run = prompts_ || tokens_ || window_ || output_ || trace_;
+      const bool run = prompts_ || tokens_ || window_ || output_ || trace_ || run_.prepared() ||
+                       run_.places_experts();
       return run ? wrong("--sparsity: runs no tokens and writes no file") : Status();
     }
     if (prompts_.has_value() == tokens_.has_value()) {
@@ -299,10 +300,10 @@ class AnalyzeCommand final : public Command {
   }
 
   Status CheckCalibrated(const Console& console) const {
-    if (prompts_ || tokens_ || window_ || trace_ || run_.prepared()) {
+    if (prompts_ || tokens_ || window_ || trace_ || run_.prepared() || run_.places_experts()) {
       return Status(Code::kInvalidArgument,
-                    fmt::format("{}: --prompts, --tokens, --window, --trace and --prepared are for "
-                                "--routing",
+                    fmt::format("{}: --prompts, --tokens, --window, --trace, --prepared and "
+                                "--host-experts are for --routing",
                                 sensitivity_ ? "--sensitivity" : "--importance"));
     }
     if (resume_ && !output_) return Status(Code::kInvalidArgument, "--resume: needs -o FILE");

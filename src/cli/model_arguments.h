@@ -30,6 +30,7 @@ class RunArguments {
   /// Opens a second model, without --prepared.
   Result<Model> OpenReference(const std::string& path, const Device& device) const;
   bool prepared() const { return !prepared_.empty(); }
+  bool places_experts() const { return !host_experts_.empty(); }
   /// Opens a model on a device of its own.
   Result<Model> Open(Console& console, const std::string& path) const;
 

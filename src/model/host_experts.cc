@@ -6,14 +6,12 @@
 #include <string>
 #include <utility>
 
-#include "base/checked.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "marlin/expert_placement.h"
 #include "marlin/routing.h"
 #include "model/layers.h"
 #include "ops/device.h"
-#include "recipe/expert_name.h"
 
 namespace marlin {
 namespace {
@@ -26,11 +24,11 @@ Status Invalid(const std::string& message) { return Status(Code::kInvalidArgumen
 class Chooser {
  public:
   Chooser(const ModelDirectory& model, const Device& device, const ModelOptions& options)
-      : checkpoint_(model.checkpoint), config_(model.config), device_(device), options_(options) {
-    for (const QuantizedModule& module : checkpoint_.modules()) {
-      modules_.emplace(module.name, &module);
-    }
-  }
+      : checkpoint_(model.checkpoint),
+        config_(model.config),
+        device_(device),
+        options_(options),
+        weights_(checkpoint_, device_, std::string(config_.family->model_type)) {}
 
   Result<HostExperts> Choose() {
     MARLIN_RETURN_IF_ERROR(Check());
@@ -110,44 +108,26 @@ class Chooser {
 
   /// The bytes of a layer's largest expert.
   int64_t ExpertBytes(const ExpertsTensors& tensors) const {
-    if (tensors.each.empty())
-      return MatrixBytes(tensors.gate_up.name) + MatrixBytes(tensors.down.name);
+    if (tensors.each.empty()) {
+      return weights_.BytesOf(tensors.gate_up.name) + weights_.BytesOf(tensors.down.name);
+    }
     int64_t most = 0;
     for (const MlpTensors& mlp : tensors.each) {
-      int64_t bytes = MatrixBytes(mlp.down.weight());
-      for (const LinearTensors& linear : mlp.gate_up) bytes += MatrixBytes(linear.weight());
+      int64_t bytes = weights_.BytesOf(mlp.down.weight());
+      for (const LinearTensors& linear : mlp.gate_up) bytes += weights_.BytesOf(linear.weight());
       most = std::max(most, bytes);
     }
     return most;
-  }
-
-  /// The bytes of a matrix on a device, or of one expert's in a stack; 0 for one that is missing,
-  /// which loading refuses.
-  int64_t MatrixBytes(const std::string& name) const {
-    auto module = modules_.find(name);
-    if (module == modules_.end()) {
-      const std::optional<ExpertName> expert = ParseExpertName(name);
-      if (expert) module = modules_.find(expert->common);
-    }
-    if (module != modules_.end()) {
-      const WeightsSpec& spec = module->second->spec;
-      return StoredBytes(spec) / std::max<int64_t>(spec.experts, 1);
-    }
-    const TensorInfo* const tensor = checkpoint_.Find(name);
-    if (tensor == nullptr) return 0;
-    const int64_t experts = tensor->shape.rank() == 3 ? std::max<int64_t>(tensor->shape[0], 1) : 1;
-    return DeviceBytes(*tensor) / experts;
   }
 
   /// Bytes that the device has left for experts.
   Result<int64_t> Budget() const {
     int64_t experts = 0;
     for (const int64_t bytes : bytes_) experts += bytes * config_.shape.experts;
-    const int64_t free = device_.impl().backend().free_memory();
-    if (free == 0) return experts;  // The device has no memory of its own.
     const int64_t limit = options_.device_memory;
-    const int64_t available = limit == 0 ? free : std::min(limit, free);
-    const int64_t others = WeightBytes(checkpoint_) - experts;
+    const int64_t available = MemoryOf(device_, limit);
+    if (available == 0) return experts;
+    const int64_t others = WeightBytes(checkpoint_, device_) - experts;
     const int64_t element = options_.allow_bf16_activations ? 2 : 4;
     const int64_t cache = config_.shape.layers * config_.cache_heads() *
                           (config_.key_dim() + config_.value_dim()) * element *
@@ -155,16 +135,15 @@ class Chooser {
     if (others + cache <= available) return available - others - cache;
     return Status(
         Code::kOutOfMemory,
-        fmt::format("{}: without experts, its weights take {} bytes and a KV cache {}; {} has {}{}",
-                    Printable(checkpoint_.path()), others, cache, device_.info().name, available,
-                    limit == 0 ? " free" : " for it"));
+        fmt::format("{}: without experts, its weights take {} bytes and a KV cache {}; {}",
+                    Printable(checkpoint_.path()), others, cache, DescribeMemory(device_, limit)));
   }
 
   const Checkpoint& checkpoint_;
   const DecoderConfig& config_;
   const Device& device_;
   const ModelOptions& options_;
-  std::map<std::string, const QuantizedModule*, std::less<>> modules_;
+  WeightSource weights_;
   RoutingFrequencies counts_;
   std::vector<int64_t> bytes_;  ///< Size of an expert, by layer with experts.
 };

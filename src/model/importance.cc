@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,13 +14,12 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
-#include "base/thread_pool.h"
 #include "checkpoint/readers/gguf_names.h"
 #include "model/calibration_text.h"
 #include "model/decoder_ends.h"
 #include "model/layer_run.h"
+#include "model/measure_model.h"
 #include "model/open_model.h"
-#include "model/placement.h"
 #include "recipe/expert_name.h"
 
 namespace marlin {
@@ -276,32 +274,11 @@ Result<ImportanceMatrix> ImportanceMeter::Run() {
   return std::move(matrix_);
 }
 
-Result<ImportanceMatrix> Measure(const std::string& source, const Device& device,
-                                 const ImportanceOptions& options) {
-  MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(source));
-  if (!directory.checkpoint.quant_method().empty()) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("{}: is quantized already, with {}", Printable(source),
-                              Printable(directory.checkpoint.quant_method())));
-  }
-  MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
-  MARLIN_RETURN_IF_ERROR(CheckCalibrationText(options.text, directory.config.shape.vocabulary));
-  ImportanceMeter meter(std::move(directory), source, chosen, options);
-  return meter.Run();
-}
-
 }  // namespace
 
 Result<ImportanceMatrix> MeasureImportance(const std::string& source, const Device& device,
                                            const ImportanceOptions& options) {
-  try {
-    return Measure(source, device, options);
-  } catch (const ThreadStartError& error) {
-    return Status(Code::kOutOfMemory, fmt::format("{}: {}", Printable(source), error.what()));
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory,
-                  fmt::format("{}: no memory to measure it", Printable(source)));
-  }
+  return MeasureModel<ImportanceMeter>(source, device, options);
 }
 
 }  // namespace marlin

@@ -79,10 +79,10 @@ int64_t DeviceBytes(const TensorInfo& tensor) {
   return (Checked(tensor.shape.ElementCount()) * Checked(element)).Take().value_or(INT64_MAX);
 }
 
-int64_t WeightBytes(const Checkpoint& checkpoint) {
+int64_t WeightBytes(const Checkpoint& checkpoint, const Device& device) {
   Checked bytes(0);
   for (const QuantizedModule& module : checkpoint.modules()) {
-    bytes = bytes + Checked(StoredBytes(module.spec));
+    bytes = bytes + Checked(PreparedBytes(module.spec, device));
   }
   for (const TensorInfo& tensor : checkpoint.tensors()) {
     if (checkpoint.IsModulePart(tensor.name)) continue;
@@ -91,17 +91,25 @@ int64_t WeightBytes(const Checkpoint& checkpoint) {
   return bytes.Take().value_or(INT64_MAX);
 }
 
+int64_t MemoryOf(const Device& device, int64_t limit) {
+  const int64_t free = device.impl().backend().free_memory();
+  return limit == 0 ? free : std::min(limit, free);
+}
+
+std::string DescribeMemory(const Device& device, int64_t limit) {
+  return fmt::format("{} has {}{}", device.info().name, MemoryOf(device, limit),
+                     limit == 0 ? " free" : " for it");
+}
+
 Result<int64_t> BytesForCache(const Checkpoint& checkpoint, const Device& device, int64_t limit,
                               int64_t elsewhere) {
-  const int64_t free = device.impl().backend().free_memory();
-  if (free == 0) return INT64_MAX;
-  const int64_t available = limit == 0 ? free : std::min(limit, free);
-  const int64_t weights = WeightBytes(checkpoint) - elsewhere;
+  const int64_t available = MemoryOf(device, limit);
+  if (available == 0) return INT64_MAX;
+  const int64_t weights = WeightBytes(checkpoint, device) - elsewhere;
   if (weights < available) return available - weights;
-  return Status(
-      Code::kOutOfMemory,
-      fmt::format("{}: its weights take {} bytes, {} has {}{}", Printable(checkpoint.path()),
-                  weights, device.info().name, available, limit == 0 ? " free" : " for it"));
+  return Status(Code::kOutOfMemory,
+                fmt::format("{}: its weights take {} bytes, {}", Printable(checkpoint.path()),
+                            weights, DescribeMemory(device, limit)));
 }
 
 std::string PreparedSource(const Checkpoint& checkpoint) {

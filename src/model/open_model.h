@@ -31,8 +31,13 @@ Result<std::shared_ptr<const PreparedFile>> OpenPrepared(const std::string& file
 
 /// About the bytes of a plain tensor on a device: at most 16 bits an element.
 int64_t DeviceBytes(const TensorInfo& tensor);
-/// About the bytes of a checkpoint's weights on a device: modules as stored, and other tensors.
-int64_t WeightBytes(const Checkpoint& checkpoint);
+/// About the bytes of a checkpoint's weights on a device: modules and other tensors.
+int64_t WeightBytes(const Checkpoint& checkpoint, const Device& device);
+/// Memory of a device for weights and KV cache: `limit` (ModelOptions::device_memory) or, if that
+/// is 0 or more, what is free. 0: its memory is the host's.
+int64_t MemoryOf(const Device& device, int64_t limit);
+/// That memory for messages: "cuda:0 has 24000000000 for it".
+std::string DescribeMemory(const Device& device, int64_t limit);
 
 /// The bytes that a device leaves for the KV cache of a checkpoint's model, of whose weights
 /// `elsewhere` bytes are not on it. `limit`: ModelOptions::device_memory. Errors: kOutOfMemory if

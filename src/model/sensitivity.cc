@@ -8,7 +8,6 @@
 #include <iterator>
 #include <map>
 #include <memory>
-#include <new>
 #include <optional>
 #include <utility>
 
@@ -19,8 +18,8 @@
 #include "checkpoint/quantize_plan.h"
 #include "model/calibration_text.h"
 #include "model/decoder_ends.h"
+#include "model/measure_model.h"
 #include "model/open_model.h"
-#include "model/placement.h"
 #include "quantize/quantizer.h"
 #include "recipe/expert_name.h"
 
@@ -381,31 +380,11 @@ Result<Sensitivity> SensitivityMeter::Run() {
   return std::move(result_);
 }
 
-Result<Sensitivity> Measure(const std::string& source, const Device& device,
-                            const SensitivityOptions& options) {
-  MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(source));
-  if (!directory.checkpoint.quant_method().empty()) {
-    return Invalid(fmt::format("{}: is quantized already, with {}", Printable(source),
-                               Printable(directory.checkpoint.quant_method())));
-  }
-  MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
-  MARLIN_RETURN_IF_ERROR(CheckCalibrationText(options.text, directory.config.shape.vocabulary));
-  SensitivityMeter meter(std::move(directory), source, chosen, options);
-  return meter.Run();
-}
-
 }  // namespace
 
 Result<Sensitivity> MeasureSensitivity(const std::string& source, const Device& device,
                                        const SensitivityOptions& options) {
-  try {
-    return Measure(source, device, options);
-  } catch (const ThreadStartError& error) {
-    return Status(Code::kOutOfMemory, fmt::format("{}: {}", Printable(source), error.what()));
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory,
-                  fmt::format("{}: no memory to measure it", Printable(source)));
-  }
+  return MeasureModel<SensitivityMeter>(source, device, options);
 }
 
 }  // namespace marlin

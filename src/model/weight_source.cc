@@ -12,6 +12,7 @@
 #include "layout/join_columns.h"
 #include "layout/slice_expert.h"
 #include "layout/weights_shapes.h"
+#include "model/open_model.h"
 #include "ops/prepare_columns.h"
 #include "quantize/quantizer.h"
 #include "recipe/expert_name.h"
@@ -71,10 +72,27 @@ const QuantizedModule* WeightSource::FindModule(const std::string& name) const {
   return found == modules_.end() ? nullptr : found->second;
 }
 
-bool WeightSource::Has(const std::string& name) const {
-  if (checkpoint_.Find(name) != nullptr || FindModule(name) != nullptr) return true;
+std::pair<const QuantizedModule*, int64_t> WeightSource::FindMatrix(const std::string& name) const {
+  if (const QuantizedModule* module = FindModule(name)) return {module, -1};
   const std::optional<ExpertName> expert = ParseExpertName(name);
-  return expert && FindModule(expert->common) != nullptr;
+  if (!expert) return {nullptr, -1};
+  return {FindModule(expert->common), expert->expert};
+}
+
+bool WeightSource::Has(const std::string& name) const {
+  return checkpoint_.Find(name) != nullptr || FindMatrix(name).first != nullptr;
+}
+
+int64_t WeightSource::BytesOf(const std::string& name) const {
+  const auto share = [](int64_t bytes, int64_t experts) {
+    return bytes / std::max<int64_t>(experts, 1);
+  };
+  if (const QuantizedModule* module = FindMatrix(name).first) {
+    return share(PreparedBytes(module->spec, *device_), module->spec.experts);
+  }
+  const TensorInfo* const tensor = checkpoint_.Find(name);
+  if (tensor == nullptr) return 0;
+  return share(DeviceBytes(*tensor), tensor->shape.rank() == 3 ? tensor->shape[0] : 1);
 }
 
 Result<const TensorInfo*> WeightSource::FindTensor(const std::string& name, const Shape& shape) {
@@ -151,13 +169,9 @@ Result<WeightSource::Matrix> WeightSource::LocateInModule(const QuantizedModule&
 }
 
 Result<WeightSource::Matrix> WeightSource::Locate(const MatrixRequest& request, int64_t in) {
-  if (const QuantizedModule* module = FindModule(request.name)) {
-    return LocateInModule(*module, request.expert, request, in);
-  }
-  const std::optional<ExpertName> name = ParseExpertName(request.name);
-  const QuantizedModule* stack = name ? FindModule(name->common) : nullptr;
-  if (stack != nullptr) return LocateInModule(*stack, name->expert, request, in);
-  return LocatePlain(request, in);
+  const auto [module, expert] = FindMatrix(request.name);
+  if (module == nullptr) return LocatePlain(request, in);
+  return LocateInModule(*module, expert < 0 ? request.expert : expert, request, in);
 }
 
 Result<QuantizedWeights> WeightSource::LoadMatrix(const MatrixRequest& request, int64_t in) {

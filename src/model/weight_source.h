@@ -49,6 +49,10 @@ class WeightSource {
   /// True when a weight of this name exists, plain or quantized.
   bool Has(const std::string& name) const;
 
+  /// About the bytes of a matrix of this name on a device, or of one expert's in a stack; 0 for one
+  /// that is missing.
+  int64_t BytesOf(const std::string& name) const;
+
   /// Matrices [in, out...] concatenated along n, joined into one if their formats allow. Errors:
   /// kMalformedFile naming a tensor that is missing or has another shape.
   Result<Projection> Load(std::span<const MatrixRequest> matrices, int64_t in);
@@ -85,6 +89,9 @@ class WeightSource {
   Result<Projection> LoadPrepared(std::span<const MatrixRequest> matrices, int64_t in);
   Result<const TensorInfo*> FindTensor(const std::string& name, const Shape& shape);
   const QuantizedModule* FindModule(const std::string& name) const;
+  /// The module of a matrix, or that in which experts with separate names are stacked, with the
+  /// index of the expert there (-1: none). Null: it is plain or missing.
+  std::pair<const QuantizedModule*, int64_t> FindMatrix(const std::string& name) const;
   /// The error that names the first NaN or Inf of plain matrices.
   static Status NonFinite(std::span<const QuantizedWeights> matrices,
                           std::span<const MatrixRequest> requests);

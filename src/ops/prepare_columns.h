@@ -1,7 +1,8 @@
-// Prepare for the model loader: concatenated columns, read in place, and weights that were prepared
-// before.
+// Prepare for the model loader: concatenated columns, read in place, weights that were prepared
+// before, and sizes.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -19,6 +20,10 @@ namespace marlin {
 /// value that is NaN or Inf, kUnsupported, kOutOfMemory.
 Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
                                        const Device& device);
+
+/// About the bytes of weights of this spec that are prepared for a device: those stored, or of dense
+/// weights where the device expands 2:4 ones.
+int64_t PreparedBytes(const WeightsSpec& spec, const Device& device);
 
 /// The layout of a device's images (plan/backend.h). Errors: kUnsupported if it has none.
 Result<std::string> ImageLayout(const Device& device);

@@ -109,6 +109,12 @@ Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
   }
 }
 
+int64_t PreparedBytes(const WeightsSpec& spec, const Device& device) {
+  WeightsSpec prepared = spec;
+  if (MustExpand(device.impl().backend(), spec)) prepared.sparsity = Sparsity::kDense;
+  return StoredBytes(prepared);
+}
+
 Result<std::string> ImageLayout(const Device& device) {
   const Backend& backend = device.impl().backend();
   if (!backend.ImageLayout().empty()) return std::string(backend.ImageLayout());

@@ -12,7 +12,9 @@
 
 #include "../../source_directory.h"
 #include "../test_device.h"
+#include "marlin/checkpoint.h"
 #include "marlin/generate.h"
+#include "marlin/recipe.h"
 #include "marlin/routing.h"
 #include "random_model.h"
 #include "remote_backend.h"
@@ -162,7 +164,7 @@ TEST_P(HostExpertsOf, AreAsManyAsDoNotFit) {
   // Device memory that the host does not share, with room for everything, for less, for nothing.
   EXPECT_EQ(choose(int64_t{1} << 34)->count, 0);
   int64_t before = 0;
-  const int64_t weights = WeightBytes(model.checkpoint);
+  const int64_t weights = WeightBytes(model.checkpoint, testing::OpenRemote());
   for (int64_t share = 9; share >= 0; --share) {
     const auto chosen = choose(weights * share / 10 + (1 << 22));
     if (!chosen.ok()) {
@@ -191,6 +193,21 @@ TEST_P(HostExpertsOf, RunBesideADeviceWithItsOwnMemory) {
   const auto model = Model::Open(path_, device, options);
   ASSERT_TRUE(model.ok()) << model.status().message();
   EXPECT_EQ(Greedy(*model), Greedy(*whole));
+}
+
+// A device that expands 2:4 weights holds dense ones.
+TEST(WeightBytes, AreThoseThatTheDeviceHolds) {
+  const testing::TemporaryDirectory directory;
+  const auto bytes = [&](const char* format) {
+    QuantizeCheckpointOptions options;
+    options.recipe = *MixedPrecisionConfig::Uniform(format);
+    options.overwrite = true;
+    const std::string to = directory / "quantized";
+    const auto report = QuantizeCheckpoint(SampleModel("examples/tiny-qwen3-moe"), to, options);
+    EXPECT_TRUE(report.ok()) << report.status().message();
+    return WeightBytes(OpenModelDirectory(to)->checkpoint, testing::OpenRemote());
+  };
+  EXPECT_EQ(bytes("s4/g32/2:4"), bytes("s4/g32"));
 }
 
 TEST(HostExperts, NeedAModelWithExperts) {

@@ -68,6 +68,7 @@ struct RemoteOptions {
   bool plans_experts = false;  ///< Runs experts without biases.
   bool records = false;        ///< Recordings launch nothing: not for models.
   int64_t free_memory = 0;
+  int64_t pass_tokens = 512;
 };
 
 /// A recording that launches nothing.
@@ -336,6 +337,7 @@ class RemoteBackend final : public Backend {
   bool plans_experts() const override { return decoder_.options().plans_experts; }
   bool records() const override { return decoder_.options().records; }
   int64_t free_memory() const override { return decoder_.options().free_memory; }
+  int64_t pass_tokens() const override { return decoder_.options().pass_tokens; }
   Result<std::unique_ptr<RecordedWork>> Record(
       const std::function<Status(void* stream)>& enqueue) const override {
     MARLIN_RETURN_IF_ERROR(enqueue(nullptr));
@@ -371,6 +373,7 @@ class RemoteBackend final : public Backend {
     cpu_->Free(LocalAddress(data));
   }
   Status CopyToDevice(void* device, const void* host, int64_t bytes) const override {
+    ++copies_;
     MARLIN_RETURN_IF_ERROR(queue_.Finish());
     return cpu_->CopyToDevice(LocalAddress(device), host, bytes);
   }
@@ -398,6 +401,7 @@ class RemoteBackend final : public Backend {
 
   int waits() const { return waits_; }
   int uploads() const { return uploads_; }
+  int copies() const { return copies_; }  ///< Synchronous ones to the device: one per pass.
   const RemoteDecoder& remote_decoder() const { return decoder_; }
 
  private:
@@ -406,6 +410,7 @@ class RemoteBackend final : public Backend {
   mutable RemoteDecoder decoder_;
   mutable int waits_ = 0;
   mutable int uploads_ = 0;
+  mutable int copies_ = 0;
 };
 
 /// A layer's experts as one operation, from the step's description alone: the host that runs the

@@ -2,7 +2,10 @@
 // queries that precede loading.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../source_directory.h"
@@ -111,6 +114,34 @@ TEST_P(RemoteModel, WaitsOnlyForTheResults) {
     ASSERT_TRUE(model.Forward({&input, 1}, row).ok());
     EXPECT_EQ(RemoteOf(remote).waits() - before, 2);  // For the logits, and at the end.
   }
+}
+
+// A device says how long a pass may be; rows of logits divide passes, too.
+TEST_P(RemoteModel, PassesAreAsLongAsTheDeviceAllows) {
+  const Device usual = OpenRemote();
+  const Device longer = OpenRemote({.pass_tokens = 2000});
+  const Model first = OpenOn(usual, path_);
+  const Model second = OpenOn(longer, path_);
+  const int64_t vocab = first.info().vocab_size;
+  const std::vector<int32_t> tokens = testing::TokensBelow(static_cast<int32_t>(vocab), 600);
+  const auto run = [&](const Device& device, const Model& model, bool all_logits) {
+    Sequence sequence = *model.NewSequence();
+    const SequenceInput input{&sequence, tokens, all_logits};
+    const int64_t rows = all_logits ? 600 : 1;
+    std::vector<float> logits(static_cast<size_t>(rows * vocab));
+    const int before = RemoteOf(device).copies();
+    EXPECT_TRUE(model.Forward({&input, 1}, {logits.data(), DType::kF32, {rows, vocab}}).ok());
+    return std::pair(RemoteOf(device).copies() - before, logits);
+  };
+  const auto two = run(usual, first, false);
+  const auto one = run(longer, second, false);
+  EXPECT_EQ(two.first, 2);
+  EXPECT_EQ(one.first, 1);
+  for (int64_t i = 0; i < vocab; ++i) {
+    const auto at = static_cast<size_t>(i);
+    ASSERT_NEAR(one.second[at], two.second[at], 1e-4 * std::max(1.0F, std::abs(two.second[at])));
+  }
+  EXPECT_EQ(run(longer, second, true).first, 2);
 }
 
 TEST(RemoteDevice, IsAskedBeforeAnythingIsLoaded) {
