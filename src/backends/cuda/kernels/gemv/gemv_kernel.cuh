@@ -110,6 +110,27 @@ struct TileLane {
   }
 };
 
+/// The parameters of one group in a warp's n-tiles.
+template <int kStrips>
+struct StripParameters {
+  uint2 stored[kStrips];  ///< Scales: rows g, g + 8, g + 16, g + 24 of each n-tile.
+  GroupOperands operands[2 * kStrips];
+};
+
+/// Adds the sums of a tile whose activations were scaled to the sums of all.
+template <typename Group, int kRows, int kOctets, int kStrips>
+MARLIN_DEVICE void AddScaledSums(float (&part)[kRows][kOctets][4],
+                                 const StripParameters<kStrips>& parameters, bool bf16,
+                                 float (&acc)[kRows][kOctets][4]) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const uint2 stored = parameters.stored[r / 2];
+    const float2 scale = LoadParameters(r % 2 == 0 ? stored.x : stored.y, bf16);
+#pragma unroll
+    for (int o = 0; o < kOctets; ++o) Group::AddScaled(part[r][o], scale, acc[r][o]);
+  }
+}
+
 /// One warp's MMAs of a unit's tile with `kOctets` n8 tiles of tokens.
 template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
 struct TileProduct {
@@ -120,11 +141,7 @@ struct TileProduct {
   using Group = GroupSums<kKind, T, kUse>;
   using Sums = float[kRows][kOctets][4];
   using Table = GemvTable<kKind, T>;
-
-  struct Parameters {
-    uint2 stored[kStrips];  ///< Scales: rows g, g + 8, g + 16, g + 24 of each n-tile.
-    GroupOperands operands[kRows];
-  };
+  using Parameters = StripParameters<kStrips>;
 
   /// Calls `release` once, when the tile has been read: with one group that is before most of the
   /// MMAs, so that the stage is nearly always being refilled.
@@ -185,15 +202,7 @@ struct TileProduct {
         }
       }
     }
-    if constexpr (Group::kUsed) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const uint2 stored = parameters.stored[r / 2];
-        const float2 scale = LoadParameters(r % 2 == 0 ? stored.x : stored.y, mode.bf16);
-#pragma unroll
-        for (int o = 0; o < kOctets; ++o) Group::AddScaled(part[r][o], scale, acc[r][o]);
-      }
-    }
+    if constexpr (Group::kUsed) AddScaledSums<Group>(part, parameters, mode.bf16, acc);
     if (!kOneGroup && groups > 1) release();
   }
 

@@ -44,11 +44,7 @@ struct SparseTileProduct {
   using Group = GroupSums<kKind, T, kUse>;
   using Sums = float[kRows][kOctets][4];
   using Table = GemvTable<kKind, T>;
-
-  struct Parameters {
-    uint2 stored[kStrips];  ///< Scales: rows g, g + 8, g + 16, g + 24 of each n-tile.
-    GroupOperands operands[kRows];
-  };
+  using Parameters = StripParameters<kStrips>;
 
   /// As TileProduct::Run.
   template <typename Release>
@@ -114,15 +110,7 @@ struct SparseTileProduct {
         }
       }
     }
-    if constexpr (Group::kUsed) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const uint2 stored = lower.stored[r / 2];
-        const float2 scale = LoadParameters(r % 2 == 0 ? stored.x : stored.y, mode.bf16);
-#pragma unroll
-        for (int o = 0; o < kOctets; ++o) Group::AddScaled(part[r][o], scale, acc[r][o]);
-      }
-    }
+    if constexpr (Group::kUsed) AddScaledSums<Group>(part, lower, mode.bf16, acc);
     if (!kOneGroup && groups > 1) release();
   }
 
