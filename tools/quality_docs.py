@@ -8,6 +8,7 @@ Usage: tools/quality_docs.py [--check]
 import json
 import re
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ RECORD = ROOT / "bench" / "records" / "quality-tiny.json"
 FORMATS = ROOT / "bench" / "records" / "quality-formats.json"
 BITS = ROOT / "bench" / "records" / "quality-bits.json"
 IMPORTANCE = ROOT / "bench" / "records" / "quality-importance.json"
+
+Rows = dict[tuple[str, str], dict[str, Any]]  # By recipe and method.
 
 
 def fill(page: str, name: str, content: str) -> str:
@@ -51,84 +54,78 @@ def tables(record: dict[str, Any]) -> str:
             for row in rows
         ]
         lines += ["", "| `default_moe` (rtn), only this class | format | cost |", "|---|---|---|"]
-        lines += [f"| {row['recipe']} | {row['choice']} | {change(row)} |"
-                  for row in model["classes"]]
+        lines += [
+            f"| {row['recipe']} | {row['choice']} | {change(row)} |" for row in model["classes"]
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def by_format(
+    record: dict[str, Any], what: str, columns: list[str], cells: Callable[..., Iterable[list[str]]]
+) -> str:
+    """Returns a table for every model: `what` it shows, and the rows that `cells` makes of those of
+    the record, which it gets by (recipe, method)."""
+    lines = [f"Measured {record['date']} at commit {record['commit']}.", ""]
+    for name, rows in record["models"].items():
+        lines += [f"`{name}`, {rows[0]['tokens']} tokens: {what}", ""]
+        lines += [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+        by_key = {(row["recipe"], row["method"]): row for row in rows}
+        recipes = dict.fromkeys(row["recipe"] for row in rows)
+        lines += [f"| {' | '.join(row)} |" for row in cells(by_key, recipes)]
         lines.append("")
     return "\n".join(lines)
 
 
 def formats(record: dict[str, Any]) -> str:
     """Returns the table of all formats and methods of every model."""
-    lines = [f"Measured {record['date']} at commit {record['commit']}.", ""]
-    for name, rows in record["models"].items():
-        lines += [
-            f"`{name}`, {rows[0]['tokens']} tokens: KL mean, and as a fraction of that of rtn with "
-            "the same format and integer zeros; perplexity vs. bf16",
-            "",
-            "| format | rtn | mse | gptq | rtn, perplexity | gptq, perplexity |",
-            "|---|---|---|---|---|---|",
-        ]
-        by_key = {(row["recipe"], row["method"]): row for row in rows}
-        for recipe in dict.fromkeys(row["recipe"] for row in rows):
+
+    def cells(by_key: Rows, recipes: Iterable[str]) -> Iterable[list[str]]:
+        for recipe in recipes:
             base = by_key[recipe.removesuffix("/frac"), "rtn"]["kl_mean"]
-            cells = []
+            row = [recipe.removeprefix("uniform:")]
             for method in ("rtn", "mse", "gptq"):
                 kl = by_key[recipe, method]["kl_mean"]
-                cells.append(f"{kl:.4f}" if kl == base else f"{kl:.4f} ({kl / base:.2f})")
-            cells += [change(by_key[recipe, method]) for method in ("rtn", "gptq")]
-            lines.append(f"| {recipe.removeprefix('uniform:')} | {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines)
+                row.append(f"{kl:.4f}" if kl == base else f"{kl:.4f} ({kl / base:.2f})")
+            yield row + [change(by_key[recipe, method]) for method in ("rtn", "gptq")]
+
+    what = (
+        "KL mean, and as a fraction of that of rtn with the same format and integer zeros; "
+        "perplexity vs. bf16"
+    )
+    columns = ["format", "rtn", "mse", "gptq", "rtn, perplexity", "gptq, perplexity"]
+    return by_format(record, what, columns, cells)
 
 
 def bits(record: dict[str, Any]) -> str:
     """Returns the table of mixed and uniform formats by their bits, of every model."""
-    lines = [f"Measured {record['date']} at commit {record['commit']}.", ""]
-    for name, rows in record["models"].items():
-        lines += [
-            f"`{name}`, {rows[0]['tokens']} tokens: KL mean",
-            "",
-            "| formats | bits per quantized weight | rtn | mse | gptq | gptq, perplexity |",
-            "|---|---|---|---|---|---|",
-        ]
-        by_key = {(row["recipe"], row["method"]): row for row in rows}
-        recipes = sorted(
-            dict.fromkeys(row["recipe"] for row in rows),
-            key=lambda recipe: by_key[recipe, "rtn"]["quantized_bits_per_weight"],
-        )
-        for recipe in recipes:
-            of = {method: by_key[recipe, method] for method in ("rtn", "mse", "gptq")}
+
+    def cells(by_key: Rows, recipes: Iterable[str]) -> Iterable[list[str]]:
+        size = "quantized_bits_per_weight"
+        for recipe in sorted(recipes, key=lambda recipe: by_key[recipe, "rtn"][size]):
+            of = [by_key[recipe, method] for method in ("rtn", "mse", "gptq")]
             shown = recipe.removeprefix("uniform:").replace("target-bpw:", "`--target-bpw` ")
-            lines.append(
-                f"| {shown} | {of['rtn']['quantized_bits_per_weight']:.3f} | "
-                + " | ".join(f"{row['kl_mean']:.4f}" for row in of.values())
-                + f" | {change(of['gptq'])} |"
-            )
-        lines.append("")
-    return "\n".join(lines)
+            kl = [f"{row['kl_mean']:.4f}" for row in of]
+            yield [shown, f"{of[0][size]:.3f}", *kl, change(of[-1])]
+
+    columns = ["formats", "bits per quantized weight", "rtn", "mse", "gptq", "gptq, perplexity"]
+    return by_format(record, "KL mean", columns, cells)
 
 
 def importance(record: dict[str, Any]) -> str:
     """Returns the table of mse without and with an importance matrix, of every model."""
-    lines = [f"Measured {record['date']} at commit {record['commit']}.", ""]
-    for name, rows in record["models"].items():
-        lines += [
-            f"`{name}`, {rows[0]['tokens']} tokens: KL mean, and as a fraction of that of rtn; "
-            "perplexity vs. bf16",
-            "",
-            "| format | rtn | mse | mse --imatrix | mse, perplexity | mse --imatrix, perplexity |",
-            "|---|---|---|---|---|---|",
-        ]
-        by_key = {(row["recipe"], row["method"]): row for row in rows}
-        for recipe in dict.fromkeys(row["recipe"] for row in rows):
+
+    def cells(by_key: Rows, recipes: Iterable[str]) -> Iterable[list[str]]:
+        for recipe in recipes:
             base, *others = (by_key[recipe, how] for how in ("rtn", "mse", "mse --imatrix"))
-            cells = [f"{base['kl_mean']:.4f}"]
-            cells += [f"{row['kl_mean']:.4f} ({row['kl_mean'] / base['kl_mean']:.2f})"
-                      for row in others]
-            cells += [change(row) for row in others]
-            lines.append(f"| {recipe.removeprefix('uniform:')} | {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines)
+            rtn = base["kl_mean"]
+            kl = [f"{row['kl_mean']:.4f} ({row['kl_mean'] / rtn:.2f})" for row in others]
+            shown = recipe.removeprefix("uniform:")
+            yield [shown, f"{rtn:.4f}", *kl, *(change(row) for row in others)]
+
+    what = "KL mean, and as a fraction of that of rtn; perplexity vs. bf16"
+    columns = ["format", "rtn", "mse", "mse --imatrix", "mse, perplexity"]
+    return by_format(record, what, [*columns, "mse --imatrix, perplexity"], cells)
 
 
 def main() -> int:

@@ -327,6 +327,23 @@ def quantize_model(
     return dict(call(_core.quantize_model, source, output, recipe, directory, runner))
 
 
+def _text_options(
+    source: AnyPath,
+    calibration: Prompt | None,
+    tokens: int,
+    seed: int,
+    progress: Callable[[int, int], None] | None,
+) -> _core.DirectoryOptions:
+    """The text of a measurement, and who hears of its progress."""
+    return options(
+        _core.DirectoryOptions(),
+        calibration=_calibration_ids(source, calibration),
+        calibration_tokens=tokens,
+        seed=seed,
+        progress=progress,
+    )
+
+
 def measure_sensitivity(
     source: AnyPath,
     formats: Sequence[str] = (),
@@ -348,13 +365,7 @@ def measure_sensitivity(
         _core.measure_sensitivity,
         source,
         list(formats),
-        options(
-            _core.DirectoryOptions(),
-            calibration=_calibration_ids(source, calibration),
-            calibration_tokens=calibration_tokens,
-            seed=seed,
-            progress=progress,
-        ),
+        _text_options(source, calibration, calibration_tokens, seed, progress),
         _device(device),
     )
     return dict(json.loads(measured))
@@ -385,13 +396,7 @@ def measure_importance(
         _core.measure_importance,
         source,
         "calibration" if calibration is not None else f"sampled from the model, seed {seed}",
-        options(
-            _core.DirectoryOptions(),
-            calibration=_calibration_ids(source, calibration),
-            calibration_tokens=calibration_tokens,
-            seed=seed,
-            progress=progress,
-        ),
+        _text_options(source, calibration, calibration_tokens, seed, progress),
         _device(device),
     )
     try:

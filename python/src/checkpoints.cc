@@ -109,39 +109,42 @@ std::vector<FormatChoice> ChoicesOf(const std::vector<std::string>& texts) {
   return choices;
 }
 
+/// Runs a measurement of the text that `directory` names, without the GIL: measure(options).
+template <typename Options, typename Measure>
+auto MeasureText(const DirectoryOptions& directory, Options options, const Measure& measure) {
+  options.text = {directory.calibration, directory.calibration_tokens, directory.seed};
+  CallbackError raised;
+  options.progress = ProgressTo(directory.progress, &raised);
+  std::optional<decltype(measure(options))> measured;
+  {
+    const nb::gil_scoped_release released;
+    measured.emplace(measure(options));
+  }
+  raised.Rethrow();
+  return Take(*std::move(measured));
+}
+
 /// The sensitivity as JSON.
 nb::object MeasureDirectory(nb::handle source_path, const std::vector<std::string>& formats,
                             const DirectoryOptions& directory, const OpenDevice& opened) {
   const std::string source = PathOf("source", source_path);
   SensitivityOptions options;
   options.formats = ChoicesOf(formats);
-  options.text = {directory.calibration, directory.calibration_tokens, directory.seed};
-  CallbackError raised;
-  options.progress = ProgressTo(directory.progress, &raised);
-  std::optional<Result<Sensitivity>> sensitivity;
-  {
-    const nb::gil_scoped_release released;
-    sensitivity.emplace(MeasureSensitivity(source, opened.device, options));
-  }
-  raised.Rethrow();
-  return TextObject(Take(*std::move(sensitivity)).ToJson());
+  const Sensitivity sensitivity =
+      MeasureText(directory, options, [&](const SensitivityOptions& of_text) {
+        return MeasureSensitivity(source, opened.device, of_text);
+      });
+  return TextObject(sensitivity.ToJson());
 }
 
 /// The importance matrix as a GGUF file, and its summary as JSON.
 nb::tuple MeasureInputs(nb::handle source_path, const std::string& dataset,
                         const DirectoryOptions& directory, const OpenDevice& opened) {
   const std::string source = PathOf("source", source_path);
-  ImportanceOptions options;
-  options.text = {directory.calibration, directory.calibration_tokens, directory.seed};
-  CallbackError raised;
-  options.progress = ProgressTo(directory.progress, &raised);
-  std::optional<Result<ImportanceMatrix>> measured;
-  {
-    const nb::gil_scoped_release released;
-    measured.emplace(MeasureImportance(source, opened.device, options));
-  }
-  raised.Rethrow();
-  const ImportanceMatrix matrix = Take(*std::move(measured));
+  const ImportanceMatrix matrix =
+      MeasureText(directory, ImportanceOptions(), [&](const ImportanceOptions& options) {
+        return MeasureImportance(source, opened.device, options);
+      });
   const std::string file = matrix.ToGguf(dataset);
   return nb::make_tuple(nb::bytes(file.data(), file.size()), TextObject(matrix.SummaryJson()));
 }
