@@ -39,13 +39,12 @@ def layer_of(n: int, k: int, rank: int, world: int, device: torch.device) -> Any
     return MarlinStack.from_weights(up, device), MarlinStack.from_weights(down, device)
 
 
-def measure(layers: list[Any], x: torch.Tensor, calls: int, joins: bool) -> float:
-    """Seconds of a layer."""
+def measure(layer: Any, x: torch.Tensor, calls: int, joins: bool) -> float:
+    """Returns the seconds of a layer, the median of replays."""
+    up, down = layer
 
     def run() -> torch.Tensor:
-        y = x
-        for call in range(calls):
-            up, down = layers[call % len(layers)]
+        for _ in range(calls):
             y = down.apply_expert(up.apply_expert(x, 0), 0)
             if joins:
                 dist.all_reduce(y)
@@ -80,8 +79,8 @@ def run_rank(rank: int, options: argparse.Namespace, folder: str) -> None:
     results = []
     for shape in options.shape:
         n, k = (int(part) for part in shape.split(","))
-        cut = [layer_of(n, k, rank, options.world, device)]
-        whole = [layer_of(n, k, 0, 1, device)] if rank == 0 else []
+        cut = layer_of(n, k, rank, options.world, device)
+        whole = layer_of(n, k, 0, 1, device) if rank == 0 else None
         for rows in options.rows:
             x = torch.randn(rows, k, device=device, dtype=torch.bfloat16)
             seconds = measure(cut, x, options.calls, True)

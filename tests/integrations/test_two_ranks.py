@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ class HalfOfExperts(nn.Module):
         return result
 
 
-def check_layers(rank: int, device: torch.device, folder: Path) -> None:
+def check_layers(rank: int, device: torch.device) -> None:
     for name, group in FORMATS:
         generator = torch.Generator().manual_seed(7)
         weights = mm.pack_weights(torch.randn(1024, 512, generator=generator), name, group)
@@ -109,7 +108,6 @@ def check_layers(rank: int, device: torch.device, folder: Path) -> None:
 
 def cut(model: Any, rank: int | None, device: torch.device) -> Any:
     """Replaces the linear layers and experts of a model by quantized ones."""
-    make: Callable[[nn.Linear, bool], nn.Module]
 
     def quantized(linear: nn.Linear, by_rows: bool) -> nn.Module:
         weights = mm.pack_weights(linear.weight.detach().T.contiguous(), "fp4_e2m1", 32)
@@ -117,18 +115,17 @@ def cut(model: Any, rank: int | None, device: torch.device) -> Any:
             return Whole(weights, device)
         return (Rows if by_rows else Columns)(weights, rank, device)
 
-    make = quantized
     for layer in model.model.layers:
         attention = layer.self_attn
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(attention, name, make(getattr(attention, name), name == "o_proj"))
+            setattr(attention, name, quantized(getattr(attention, name), name == "o_proj"))
         if hasattr(layer.mlp, "experts"):
             layer.mlp.experts = HalfOfExperts(layer.mlp.experts, rank, device)
-    model.lm_head = make(model.lm_head, False)
+    model.lm_head = quantized(model.lm_head, False)
     return model.to(device)
 
 
-def check_model(rank: int, device: torch.device, folder: Path) -> None:
+def check_model(rank: int, device: torch.device) -> None:
     plain = transformers.AutoModelForCausalLM.from_pretrained(SAMPLE, dtype=torch.float32).eval()
     whole = cut(copy.deepcopy(plain), None, device)
     halves = cut(plain, rank, device)
@@ -159,7 +156,7 @@ def run_rank(rank: int, check: str, folder: str) -> None:
         world_size=WORLD,
     )
     try:
-        CHECKS[check](rank, device, Path(folder))
+        CHECKS[check](rank, device)
     finally:
         dist.destroy_process_group()
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kWarps = 8;          // In a CTA.
 constexpr int kWarpsOfTile = 2;    // One for 16 outputs.
-constexpr int kQuadBytes = 4 * 4;  // What a lane loads or stores at once.
+constexpr int kQuadBytes = 4 * 4;  // One vectorized load or store of a lane.
 
 struct ExpandArguments {
   const uint8_t* from;

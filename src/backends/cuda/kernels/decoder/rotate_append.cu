@@ -194,7 +194,7 @@ cudaError_t LoadRotateAppend() {
 
 cudaError_t LaunchRotateAppend(const RotateAppendArguments& args, cudaStream_t stream) {
   const int heads = args.heads + 2 * args.pages.kv_heads;
-  // With few rows a warp takes one head, with many several: they share the sines and cosines.
+  // In decode a warp takes one head; in prefill it takes several, which share sines and cosines.
   const int most = args.sequences.rows < kManyRows ? 1 : kMostHeads;
   const dim3 grid(static_cast<unsigned>(args.sequences.rows),
                   static_cast<unsigned>((heads + kWarps * most - 1) / (kWarps * most)));
