@@ -4,6 +4,7 @@
     bench/record.py build/bin/metal-marlin --commit HASH -o bench/records/gemm-DEVICE.json
     bench/record.py build/bin/metal-marlin --commit HASH --device cuda
     bench/record.py build/bin/metal-marlin --commit HASH --device metal -o FILE
+    bench/record.py build/bin/metal-marlin --commit HASH --subject sparsity -o FILE
     bench/record.py build/bin/metal-marlin --commit HASH --device cuda --subject moe
     bench/record.py build/bin/metal-marlin --commit HASH --device cuda --subject model
 
@@ -96,6 +97,18 @@ MOE_RUNS: list[tuple[str, list[str]]] = [
     ("", [*GPT_OSS, *shapes_of(2880, 2880, 1, 8, 64, 2048)]),
     ("", [*MIXTRAL, *shapes_of(14336, 4096, 1, 8, 64, 2048)]),
 ]
+# 2:4 weights beside dense ones. One thread reads memory as fast as its core allows; all share it.
+SPARSE = ["gemm", "--sparsity", "dense", "--sparsity", "2:4"]
+SPARSE_DOWN = shapes_of(4096, 14336, 1)
+SPARSITY_RUNS: list[tuple[str, list[str]]] = [
+    ("", [*SPARSE, "--threads", "1", *shapes_of(8192, 28672, 1), *shapes_of(4096, 4096, 128)]),
+    ("", [*SPARSE, "--threads", "1", *shapes_of(4096, 14336, 1, 2, 4, 8, 16)]),
+    *(
+        ("", [*SPARSE, "--threads", "1", "--format", name, "--group-size", "32", *SPARSE_DOWN])
+        for name in ("s4", "nf4")
+    ),
+    ("", [*SPARSE, *shapes_of(8192, 28672, 1)]),
+]
 # Shape, of random_model.py -> recipe. A model has eight layers, so that it fits on any disk.
 MODELS = {"qwen3-30b-a3b": "default_moe", "llama-3-8b": "default_dense"}
 MODEL_LAYERS = "8"
@@ -121,6 +134,7 @@ RUNS = {
     ("gemm", "cuda"): CUDA_RUNS,
     ("gemm", "metal"): METAL_RUNS,
     ("moe", "cpu"): MOE_RUNS,
+    ("sparsity", "cpu"): SPARSITY_RUNS,
     ("moe", "cuda"): MOE_RUNS,
 }
 # Programs of another library, in the same recording.
@@ -207,7 +221,7 @@ def main() -> None:
     parser.add_argument("command", help="the metal-marlin to measure")
     parser.add_argument("--commit", required=True)
     parser.add_argument("--device", choices=("cpu", "cuda", "metal"), default="cpu")
-    parser.add_argument("--subject", choices=("gemm", "moe", "model"), default="gemm")
+    parser.add_argument("--subject", choices=("gemm", "moe", "model", "sparsity"), default="gemm")
     parser.add_argument("--models", type=Path, help="model: a folder for the models, kept")
     parser.add_argument("-o", "--output", type=Path, help="cuda: default records/SUBJECT-h200.json")
     options = parser.parse_args()

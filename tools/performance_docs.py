@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/performance.md and README.md from the records, or with --check compares
+"""Writes the tables of docs/performance.md and other pages from the records, or with --check compares
 them.
 
 Usage: tools/performance_docs.py [--check]
@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "docs" / "performance.md", ROOT / "README.md")
+PAGES = (
+    ROOT / "docs" / "performance.md",
+    ROOT / "docs" / "howto" / "sparsity.md",
+    ROOT / "README.md",
+)
 MARK = re.compile(r"(<!-- record: (\S+) -->\n).*?(<!-- end of record -->)", re.DOTALL)
 
 
@@ -153,6 +157,26 @@ def model_tables(runs: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def sparsity_table(runs: list[dict[str, Any]]) -> list[str]:
+    """Formats runs of dense and 2:4 weights as Markdown, a row for each pair."""
+    lines = [
+        "| m x n x k | format | threads | dense, ms | 2:4, ms | dense / 2:4 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        pairs: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+        for row in run["results"]:
+            key = (row["m"], row["n"], row["k"], row["format"], row["group_size"])
+            pairs.setdefault(key, {})[row["sparsity"]] = row
+        for (m, n, k, name, group), pair in pairs.items():
+            dense, sparse = (pair[how]["seconds"] * 1e3 for how in ("dense", "2:4"))
+            lines.append(
+                f"| {m} x {n} x {k} | `{name}` g{group} | {run['device']['threads']} "
+                f"| {dense:.3f} | {sparse:.3f} | {dense / sparse:.2f} |"
+            )
+    return lines
+
+
 def table(run: dict[str, Any]) -> list[str]:
     """Formats one run as Markdown."""
     level = f" with `MARLIN_CPU={run['level']}`" if run["level"] != "best" else ""
@@ -178,6 +202,8 @@ def tables(path: Path) -> str:
     lines = [f"{device}, {first['date']}, commit {first['commit']}.", "", *pictures(path)]
     if "model" in first:
         return "\n".join([*lines, *model_tables(runs), "", ""])
+    if path.stem.startswith("sparsity"):
+        return "\n".join([*lines, *sparsity_table(runs), "", ""])
     for run in runs:
         lines += [*table(run), ""]
     return "\n".join(lines)
