@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/performance.md and other pages from the records, or with --check compares
-them.
+"""Writes the tables of docs/performance.md and other pages from the records, or with --check
+compares them.
 
 Usage: tools/performance_docs.py [--check]
 """
