@@ -334,7 +334,7 @@ def _text_options(
     seed: int,
     progress: Callable[[int, int], None] | None,
 ) -> _core.DirectoryOptions:
-    """The text of a measurement, and who hears of its progress."""
+    """Options for a measurement: its text, and the callable that hears of its progress."""
     return options(
         _core.DirectoryOptions(),
         calibration=_calibration_ids(source, calibration),

@@ -21,8 +21,8 @@ namespace marlin {
 Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
                                        const Device& device);
 
-/// About the bytes of weights of this spec that are prepared for a device: those stored, or of dense
-/// weights where the device expands 2:4 ones.
+/// About the bytes of weights of this spec that are prepared for a device: those stored, or of
+/// dense weights where the device expands 2:4 ones.
 int64_t PreparedBytes(const WeightsSpec& spec, const Device& device);
 
 /// The layout of a device's images (plan/backend.h). Errors: kUnsupported if it has none.
