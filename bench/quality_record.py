@@ -8,12 +8,16 @@
         --formats nf3/g32 int3/g64/frac -o bench/records/quality-bits.json
     bench/quality_record.py build/bin/metal-marlin --commit HASH --importance \
         --formats fp4_e2m1/g128 nf3/g64 -o bench/records/quality-importance.json
+    bench/quality_record.py build/bin/metal-marlin --commit HASH --outliers \
+        --formats fp4_e2m1/g128 nf3/g64 -o bench/records/quality-outliers.json
 
 Perplexity and KL divergence are over all of validation_tokens.txt, in windows of 256 tokens. The
 record also has, for each model, the loss of each layer class alone under default_moe. --formats
 measures every method at these formats instead, over the first 24 windows; with --targets also mixed
 formats of so many bits per weight, chosen from one measured sensitivity; with --importance only
-rtn, mse, and mse with an importance matrix that `analyze --importance` measures by its defaults.
+rtn, mse, and mse with an importance matrix that `analyze --importance` measures by its defaults;
+with --outliers every method and those with awq, of the models as they are and with outliers in the
+inputs of their layers (plant_outliers.py), against the model as it is.
 """
 
 import argparse
@@ -25,12 +29,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import plant_outliers
+
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = {"tiny-qwen3-moe": "examples/tiny-qwen3-moe", "tiny-glm4-moe": "tests/data/tiny-glm4-moe"}
 TOKENS = "examples/tiny-qwen3-moe/validation_tokens.txt"
 RECIPES = ["default_moe", "aggressive_moe", "uniform:s4/g64", "uniform:nf3/g64"]
 METHODS = ["rtn", "mse"]
 FORMAT_WINDOWS = 24
+OUTLIERS = [1.0, 30.0, 0.125]
 
 
 def run(command: str, *arguments: str) -> dict[str, Any]:
@@ -52,14 +59,20 @@ def measure(
 
 
 def measure_with(
-    command: str, source: str, formats: tuple[str, ...], method: str, *windows: str
+    command: str,
+    source: str,
+    formats: tuple[str, ...],
+    method: str,
+    *windows: str,
+    against: str = "",
 ) -> dict[str, Any]:
-    """The same for any options that choose the formats."""
+    """The same for any options that choose the formats, and any model to compare with."""
     with tempfile.TemporaryDirectory() as directory:
         out = f"{directory}/q"
         report = run(command, "quantize", source, "-o", out, *formats, "--method", method)
         result = run(
-            command, "compare", out, "--against", source, "--tokens", TOKENS, "--exact", *windows
+            command, "compare", out, "--against", against or source, "--tokens", TOKENS, "--exact",
+            *windows,
         )
     return {
         "recipe": report["recipe"],
@@ -129,6 +142,25 @@ def weighted(command: str, source: str, formats: list[str], *windows: str) -> li
     return rows
 
 
+def with_outliers(
+    command: str, source: str, formats: list[str], *windows: str
+) -> list[dict[str, Any]]:
+    """Measures every method at every format, with outliers of every size."""
+    rows = []
+    with tempfile.TemporaryDirectory() as directory:
+        for factor in OUTLIERS:
+            planted = Path(directory) / str(factor)
+            plant_outliers.plant(ROOT / source, planted, factor)
+            for choice in formats:
+                for how in (*METHODS, "gptq", "awq", "awq+gptq"):
+                    row = measure_with(
+                        command, str(planted), ("--recipe", f"uniform:{choice}"), how, *windows,
+                        against=source,
+                    )
+                    rows.append({"factor": factor, **row})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", help="the metal-marlin to measure", type=Path)
@@ -137,9 +169,10 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", metavar="CHOICE", help="every method at these")
     parser.add_argument("--targets", nargs="+", default=[], metavar="BPW", help="mixed formats")
     parser.add_argument("--importance", action="store_true", help="mse with importance matrices")
+    parser.add_argument("--outliers", action="store_true", help="models with outliers, awq too")
     options = parser.parse_args()
-    if options.importance and not options.formats:
-        parser.error("--importance: needs --formats")
+    if (options.importance or options.outliers) and not options.formats:
+        parser.error("--importance, --outliers: need --formats")
     command = str(options.command.resolve())
     record: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
@@ -151,6 +184,9 @@ def main() -> None:
             windows = ("--max-windows", str(FORMAT_WINDOWS))
             if options.importance:
                 record["models"][name] = weighted(command, source, options.formats, *windows)
+                continue
+            if options.outliers:
+                record["models"][name] = with_outliers(command, source, options.formats, *windows)
                 continue
             record["models"][name] = [
                 measure(command, source, f"uniform:{choice}", how, *windows)

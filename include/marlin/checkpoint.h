@@ -130,12 +130,14 @@ struct QuantizeCheckpointReport {
   /// Matrices that the method had too little data for, and what was used instead.
   std::vector<SkippedTensor> fallbacks;
   int64_t zeroed_groups = 0;  ///< Groups whose scale underflowed to zero.
+  int64_t inputs = 0;         ///< Methods with awq: inputs of layers that scales were searched for.
+  int64_t scaled_inputs = 0;  ///< Those that got scales.
   double seconds = 0;         ///< Wall time.
 };
 
 /// Quantizes an unquantized checkpoint into a new directory, which is written atomically. Tensors
 /// are streamed: peak memory is bounded by the largest tensor, not by the checkpoint. Errors name
-/// file and tensor; kInvalidArgument for method kGptq, which is QuantizeCalibrated's (calibrate.h).
+/// file and tensor; kInvalidArgument for a method that is QuantizeCalibrated's (calibrate.h).
 Result<QuantizeCheckpointReport> QuantizeCheckpoint(const std::string& source,
                                                     const std::string& output,
                                                     const QuantizeCheckpointOptions& options);

@@ -19,9 +19,16 @@ enum class QuantizeMethod : uint8_t {
   /// Every code compensates the error of the codes before it, for the inputs of the layer; needs a
   /// model and a text: calibrate.h.
   kGptq,
+  /// kMse after scaling the inputs of layers by powers of two, where that makes the errors of their
+  /// outputs smaller; the scales are multiplied into what produces the inputs. Needs a model and a
+  /// text: calibrate.h.
+  kAwq,
+  kAwqGptq,  ///< The scales of kAwq, then kGptq.
 };
-/// "rtn", "mse", "gptq".
+/// "rtn", "mse", "gptq", "awq", "awq+gptq".
 std::string_view QuantizeMethodName(QuantizeMethod method);
+/// Whether a method needs a model and a text: QuantizeCalibrated (calibrate.h) is its function.
+bool NeedsCalibration(QuantizeMethod method);
 /// Finds a method by name. Errors: kInvalidArgument listing the known names.
 Result<QuantizeMethod> ParseQuantizeMethod(std::string_view name);
 
@@ -55,7 +62,7 @@ struct QuantizeReport {
 /// `.Transposed()`. Runs on all threads; the result does not depend on their number. `report`, if
 /// not null, receives statistics. Errors: kInvalidArgument; kNonFiniteInput naming the tensor and
 /// the position; kUnsupported when a scale overflows its type (the message proposes another type)
-/// and for method kGptq, which needs inputs; kOutOfMemory.
+/// and for methods that need inputs (NeedsCalibration); kOutOfMemory.
 Result<QuantizedWeights> Quantize(const TensorView& dense, const QuantizeOptions& options,
                                   QuantizeReport* report = nullptr);
 

@@ -234,6 +234,9 @@ def prepare_model(
     return dict(call(_core.prepare_model, path, output, _device(device), overwrite))
 
 
+_CALIBRATED = ("gptq", "awq", "awq+gptq")
+
+
 def quantize_model(
     source: AnyPath,
     output: AnyPath,
@@ -259,14 +262,15 @@ def quantize_model(
 ) -> dict[str, Any]:
     """Quantizes a checkpoint to a directory that appears complete or not at all.
 
-    method is "rtn", "mse" or "gptq". "gptq" runs the model on `device` over `calibration`, a text
-    or token ids; without one the model writes the text itself, from `seed`. calibration_tokens: how
-    many of its tokens are used; 0: 16384 or more. `fallbacks` of the result lists matrices with too
-    few tokens. imatrix is an importance matrix of llama.cpp, in either of its forms, for method
-    "mse": errors are weighted by the inputs that it measured.
+    method is "rtn", "mse", "gptq", "awq" or "awq+gptq". The last three run the model on `device`
+    over `calibration`, a text or token ids; without one the model writes the text itself, from
+    `seed`. calibration_tokens: how many of its tokens are used; 0: 16384 or more. `fallbacks` of
+    the result lists matrices with too few tokens; `scaled_inputs` of `inputs` got scales by awq,
+    which are multiplied into the tensors around them. imatrix is an importance matrix of llama.cpp,
+    in either of its forms, for method "mse": errors are weighted by the inputs that it measured.
 
-    sparsity "2:4" or "dense" replaces that of every class of the recipe. pruning, for method
-    "gptq", says which two of four weights are kept: "magnitude", "weighted" (by the inputs) or
+    sparsity "2:4" or "dense" replaces that of every class of the recipe. pruning, for methods
+    with gptq, says which two of four weights are kept: "magnitude", "weighted" (by the inputs) or
     "compensated", the default; other methods prune by magnitude.
 
     `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file; None:
@@ -280,7 +284,7 @@ def quantize_model(
     exception raised by `progress` aborts the call and propagates; no output is left then.
     """
     measures = target_bpw is not None and sensitivity is None
-    runs_model = method == "gptq" or measures
+    runs_model = method in _CALIBRATED or measures
     if not runs_model and (calibration is not None or calibration_tokens or seed):
         raise InvalidArgumentError(f"method {method}: uses no calibration")
     # Other methods run no model.
@@ -322,7 +326,7 @@ def quantize_model(
         pruning=pruning or "compensated",
         imatrix=imatrix,
     )
-    if pruning not in (None, "magnitude") and method != "gptq":
+    if pruning not in (None, "magnitude") and method not in ("gptq", "awq+gptq"):
         raise InvalidArgumentError(f"pruning {pruning}: needs method gptq, for the inputs")
     return dict(call(_core.quantize_model, source, output, recipe, directory, runner))
 

@@ -38,6 +38,8 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   dict["coverage"] = report.coverage;
   dict["skipped"] = SkippedList(report.skipped);
   dict["fallbacks"] = SkippedList(report.fallbacks);
+  dict["inputs"] = report.inputs;
+  dict["scaled_inputs"] = report.scaled_inputs;
   dict["seconds"] = report.seconds;
   return dict;
 }
@@ -93,7 +95,7 @@ nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
     const nb::gil_scoped_release released;
     if (importance) {
       report.emplace(QuantizeWithImportance(source, output, options, *importance));
-    } else if (options.method == QuantizeMethod::kGptq) {
+    } else if (NeedsCalibration(options.method)) {
       report.emplace(QuantizeCalibrated(source, output, opened.device, options, calibration));
     } else {
       report.emplace(QuantizeCheckpoint(source, output, options));

@@ -91,6 +91,11 @@ Result<TensorView> Checkpoint::Tensor(const std::string& name) const {
   return TensorView(data->second.data(), tensor.dtype, tensor.shape);
 }
 
+void Checkpoint::Impl::ForgetComputed() const {
+  const std::scoped_lock lock(computed_mutex);
+  computed_data.clear();
+}
+
 bool Checkpoint::IsModulePart(const std::string& tensor_name) const {
   const std::optional<size_t> found = impl_->FindTensor(tensor_name);
   return found && impl_->is_part[*found];

@@ -32,12 +32,18 @@ struct Checkpoint::Impl : TensorStore {
   mutable std::mutex computed_mutex;  ///< Guards computed_data.
 
   bool quantized() const { return quant_method == kQuantMethod; }
+  /// Frees computed tensors. Views of them become invalid.
+  void ForgetComputed() const;
 };
 
 struct CheckpointAccess {
   /// Checkpoint::Open with a given Io.
   static Result<Checkpoint> Open(Io& io, const std::string& path);
   static const Checkpoint::Impl& Get(const Checkpoint& checkpoint) { return *checkpoint.impl_; }
+  /// For changes before anything reads the checkpoint or a copy of it.
+  static Checkpoint::Impl& GetMutable(Checkpoint* checkpoint) {
+    return const_cast<Checkpoint::Impl&>(*checkpoint->impl_);
+  }
 };
 
 /// The metadata key of a tensor's checksum, in the tensor's own file.

@@ -25,12 +25,18 @@ class MatrixQuantizer {
   virtual Status Begin(QuantizePlan* plan) = 0;
   /// The inputs that decide the output besides source, recipe and method.
   virtual std::string Identity() const = 0;
+  /// Called before the first unit is written, unless an interrupted run has finished all: may
+  /// multiply tensors of the source (scaled_tensors.h).
+  virtual Status Transform(Checkpoint* /*source*/) { return {}; }
   /// A matrix of the plan: a source tensor, and the expert in a tensor that stacks them, else -1.
   /// Called in the order of the units, but not for those that an interrupted run has finished.
   /// Nothing: the caller's method is used.
   virtual marlin::Result<std::optional<Result>> Quantize(size_t tensor, int64_t expert) = 0;
   /// Matrices that got another method so far, and why.
   virtual const std::vector<SkippedTensor>& fallbacks() const = 0;
+  /// Inputs of layers that Transform looked at, and of these the ones that got scales.
+  virtual int64_t inputs() const { return 0; }
+  virtual int64_t scaled_inputs() const { return 0; }
 };
 
 }  // namespace marlin

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <new>
+#include <utility>
 
 #include "base/macros.h"
 #include "base/thread_pool.h"
@@ -20,9 +21,14 @@ namespace {
 // Quantizes the units of a plan, one source matrix at a time.
 class UnitQuantizer {
  public:
-  UnitQuantizer(ThreadPool& pool, const Checkpoint::Impl& source, const QuantizePlan& plan,
+  UnitQuantizer(ThreadPool& pool, Checkpoint* checkpoint, const QuantizePlan& plan,
                 const QuantizeCheckpointOptions& options, MatrixQuantizer* quantizer)
-      : pool_(pool), source_(source), plan_(plan), options_(options), quantizer_(quantizer) {}
+      : pool_(pool),
+        checkpoint_(checkpoint),
+        source_(CheckpointAccess::Get(*checkpoint)),
+        plan_(plan),
+        options_(options),
+        quantizer_(quantizer) {}
 
   Result<int64_t> Write(TensorWriter* writer, size_t unit);
   void Skip(size_t unit);
@@ -33,6 +39,7 @@ class UnitQuantizer {
     size_t tensor;
     int64_t expert;
   };
+  Status Transform();
   Status WriteCast(TensorWriter* writer, size_t unit);
   Result<int64_t> WriteTensor(TensorWriter* writer, size_t unit, size_t tensor);
   Result<int64_t> WriteMatrix(TensorWriter* writer, size_t unit, const SourceMatrix& source,
@@ -43,10 +50,12 @@ class UnitQuantizer {
   void Advance(int64_t parameters);
 
   ThreadPool& pool_;
+  Checkpoint* checkpoint_;
   const Checkpoint::Impl& source_;
   const QuantizePlan& plan_;
   const QuantizeCheckpointOptions& options_;
   MatrixQuantizer* quantizer_;
+  bool transformed_ = false;
   int64_t done_ = 0;
 };
 
@@ -152,7 +161,13 @@ Status UnitQuantizer::WriteCast(TensorWriter* writer, size_t unit) {
   return {};
 }
 
+Status UnitQuantizer::Transform() {
+  if (quantizer_ == nullptr || std::exchange(transformed_, true)) return {};
+  return quantizer_->Transform(checkpoint_);
+}
+
 Result<int64_t> UnitQuantizer::Write(TensorWriter* writer, size_t unit) {
+  MARLIN_RETURN_IF_ERROR(Transform());
   const PlanUnit& plan = plan_.units[unit];
   if (plan.action == PlanUnit::Action::kCopy) {
     MARLIN_RETURN_IF_ERROR(CopyTensor(source_, plan.sources.front(), unit, writer));
@@ -248,7 +263,7 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
                                               const QuantizeCheckpointOptions& options,
                                               MatrixQuantizer* quantizer) {
   const auto start = std::chrono::steady_clock::now();
-  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointAccess::Open(io, source_path));
+  MARLIN_ASSIGN_OR_RETURN(Checkpoint checkpoint, CheckpointAccess::Open(io, source_path));
   const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
   MARLIN_RETURN_IF_ERROR(CheckQuantizable(source, options));
   MARLIN_ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantize(source, options));
@@ -265,7 +280,7 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
   MARLIN_RETURN_IF_ERROR(CheckReadable(io, source, conversion));
   if (!options.dry_run) {
     ThreadPool pool(0);
-    UnitQuantizer units(pool, source, plan, options, quantizer);
+    UnitQuantizer units(pool, &checkpoint, plan, options, quantizer);
     conversion.fingerprint =
         Fingerprint(source, fmt::format("quantize {} {} {}", options.shard_bytes,
                                         quantizer == nullptr ? "" : quantizer->Identity(),
@@ -280,7 +295,11 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
       };
     }
     MARLIN_ASSIGN_OR_RETURN(report.zeroed_groups, RunConversion(io, source, conversion));
-    if (quantizer != nullptr) report.fallbacks = quantizer->fallbacks();
+    if (quantizer != nullptr) {
+      report.fallbacks = quantizer->fallbacks();
+      report.inputs = quantizer->inputs();
+      report.scaled_inputs = quantizer->scaled_inputs();
+    }
   }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
@@ -306,8 +325,10 @@ Result<QuantizeCheckpointReport> QuantizeCheckpointOn(Io& io, const std::string&
 Result<QuantizeCheckpointReport> QuantizeCheckpoint(const std::string& source,
                                                     const std::string& output,
                                                     const QuantizeCheckpointOptions& options) {
-  if (options.method == QuantizeMethod::kGptq) {
-    return Status(Code::kInvalidArgument, "method gptq: needs a text; see QuantizeCalibrated");
+  if (NeedsCalibration(options.method)) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("method {}: needs a text; see QuantizeCalibrated",
+                              QuantizeMethodName(options.method)));
   }
   SystemIo io;
   return QuantizeCheckpointOn(io, source, output, options);

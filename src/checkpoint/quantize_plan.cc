@@ -252,7 +252,7 @@ Result<QuantizePlan> Planner::Run() {
 QuantizeOptions OptionsFor(const FormatChoice& choice, QuantizeMethod method,
                            const std::string& tensor_name) {
   QuantizeOptions options = QuantizeOptionsOf(choice);
-  options.method = method == QuantizeMethod::kGptq ? QuantizeMethod::kMse : method;
+  options.method = NeedsCalibration(method) ? QuantizeMethod::kMse : method;
   options.tensor_name = Printable(tensor_name);
   return options;
 }

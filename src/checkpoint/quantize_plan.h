@@ -43,8 +43,8 @@ struct QuantizePlan {
 Result<QuantizePlan> PlanQuantize(const Checkpoint::Impl& source,
                                   const QuantizeCheckpointOptions& options);
 
-/// The options with which a plan's choice quantizes a matrix; for kGptq, of which the caller has no
-/// data, those of kMse.
+/// The options with which a plan's choice quantizes a matrix; for methods that need data, of
+/// which the caller has none, those of kMse.
 QuantizeOptions OptionsFor(const FormatChoice& choice, QuantizeMethod method,
                            const std::string& tensor_name);
 

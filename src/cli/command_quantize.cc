@@ -55,19 +55,20 @@ class QuantizeCommand final : public Command {
                              "The directory to write; it appears whole or not at all");
     recipe_arguments_.Declare(arguments);
     arguments.Option("--method", &method_, "METHOD",
-                     "rtn, mse, or gptq, which measures the inputs of every layer on a text");
+                     "rtn, mse, or, measuring the inputs of every layer on a text, gptq, awq or "
+                     "awq+gptq");
     arguments.Option("--imatrix", &imatrix_, "FILE",
                      "mse: weights errors by the inputs in an importance matrix of llama.cpp");
     target_.Declare(arguments);
     arguments.Option("--write-recipe", &recipe_file_, "FILE", "Also writes the recipe to FILE");
-    calibration_.Declare(arguments, "gptq, --target-bpw: ", "default 16384 or more; 2048");
+    calibration_.Declare(arguments, "gptq, awq, --target-bpw: ", "default 16384 or more; 2048");
     arguments.Option("--pruning", &pruning_, "METHOD",
                      "gptq, for 2:4: magnitude, weighted (by the inputs), or compensated, the "
                      "default; other methods prune by magnitude");
     arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");
     arguments.Option(
         "--device", &device_, "DEVICE",
-        "gptq, --target-bpw: where the model runs; otherwise cpu, and auto is the same");
+        "gptq, awq, --target-bpw: where the model runs; otherwise cpu, and auto is the same");
     arguments.Flag("--strict", &strict_, "A matrix that cannot be quantized is an error");
     arguments.Flag("--dry-run", &dry_run_, "Plan and report, write nothing");
     arguments.Flag("--resume", &resume_, "Resume an interrupted run");
@@ -77,8 +78,8 @@ class QuantizeCommand final : public Command {
 
   Status Run(Console& console) override {
     QuantizeCheckpointOptions options;
-    MARLIN_RETURN_IF_ERROR(CheckMethod());
     MARLIN_ASSIGN_OR_RETURN(options.method, ParseQuantizeMethod(method_));
+    MARLIN_RETURN_IF_ERROR(CheckMethod(options.method));
     MARLIN_RETURN_IF_ERROR(CheckCalibration(console, options.method));
     MARLIN_ASSIGN_OR_RETURN(options.shard_bytes, ParseByteSize("--shard-size", shard_size_));
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::Open(source_));
@@ -104,7 +105,7 @@ class QuantizeCommand final : public Command {
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
     Result<QuantizeCheckpointReport> report = [&] {
       const InterruptNotice notice;
-      if (options.method == QuantizeMethod::kGptq) return Calibrate(console, options);
+      if (NeedsCalibration(options.method)) return Calibrate(console, options);
       return imatrix_ ? Weigh(options) : QuantizeCheckpoint(source_, output_, options);
     }();
     bar.Clear();
@@ -114,17 +115,14 @@ class QuantizeCommand final : public Command {
   }
 
  private:
-  Status CheckMethod() const {
-    if (method_ == "awq") {
-      return Status(Code::kUnsupported,
-                    "--method awq: not supported by this version; known: rtn, mse, gptq");
-    }
+  Status CheckMethod(QuantizeMethod method) const {
     if (target_.given() && recipe_arguments_.given()) {
       return Status(Code::kInvalidArgument,
                     "--target-bpw chooses the formats: it excludes --recipe, --format, "
                     "--group-size, --scale-dtype, --sparsity and --override");
     }
-    if (method_ != "gptq" && !target_.measures() && device_ != "cpu" && device_ != "auto") {
+    const bool runs_model = NeedsCalibration(method) || target_.measures();
+    if (!runs_model && device_ != "cpu" && device_ != "auto") {
       return Status(Code::kUnsupported,
                     fmt::format("--device {}: {} runs on cpu", device_, method_));
     }
@@ -135,13 +133,14 @@ class QuantizeCommand final : public Command {
   }
 
   Status CheckCalibration(const Console& console, QuantizeMethod method) const {
-    if (calibration_.given() && method != QuantizeMethod::kGptq && !target_.measures()) {
+    if (calibration_.given() && !NeedsCalibration(method) && !target_.measures()) {
       return Status(Code::kInvalidArgument,
                     fmt::format("--method {}: uses no calibration", method_));
     }
     if (pruning_) {
       MARLIN_ASSIGN_OR_RETURN(const PruneMethod pruning, ParsePruneMethod(*pruning_));
-      if (pruning != PruneMethod::kMagnitude && method != QuantizeMethod::kGptq) {
+      const bool gptq = method == QuantizeMethod::kGptq || method == QuantizeMethod::kAwqGptq;
+      if (pruning != PruneMethod::kMagnitude && !gptq) {
         return Status(
             Code::kInvalidArgument,
             fmt::format("--pruning {}: needs --method gptq, which measures the inputs", *pruning_));
@@ -209,6 +208,8 @@ class QuantizeCommand final : public Command {
         {"skipped", SkippedJson(report.skipped)},
         {"fallbacks", SkippedJson(report.fallbacks)},
         {"zeroed_groups", report.zeroed_groups},
+        {"inputs", report.inputs},
+        {"scaled_inputs", report.scaled_inputs},
         {"seconds", report.seconds}};
     if (assignment) document["predicted_kl"] = assignment->predicted_kl;
     return console.PrintJson(document);
@@ -230,6 +231,9 @@ class QuantizeCommand final : public Command {
       text += fmt::format(
           "{} groups became zero because their scales are too small for the scale type\n",
           report.zeroed_groups);
+    }
+    if (report.inputs > 0) {
+      text += fmt::format("awq: scaled {} of {} inputs\n", report.scaled_inputs, report.inputs);
     }
     for (const SkippedTensor& tensor : report.fallbacks) {
       text += fmt::format("{}: {}\n", Printable(tensor.name), tensor.reason);

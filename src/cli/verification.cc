@@ -11,6 +11,7 @@
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/printable.h"
 #include "base/scalars.h"
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint_impl.h"
@@ -237,8 +238,25 @@ const TensorComparison* Comparison::Worst() const {
   return worst;
 }
 
+namespace {
+
+/// A method that multiplies tensors leaves none to compare, although the model computes the same.
+Status CheckUnscaled(const Checkpoint& quantized) {
+  if (!quantized.quantized()) return {};
+  const Json& config = CheckpointAccess::Get(quantized).config;
+  const std::string method = config.at("quantization_config").value("method", "");
+  if (!method.starts_with("awq")) return {};
+  return {Code::kUnsupported,
+          fmt::format("{}: method {} scaled the inputs of its matrices, which are no longer those "
+                      "of the source; compare predictions: metal-marlin compare",
+                      Printable(quantized.path()), Printable(method))};
+}
+
+}  // namespace
+
 Result<Comparison> CompareCheckpoints(const Checkpoint& quantized, const Checkpoint& source,
                                       const Progress& progress) {
+  MARLIN_RETURN_IF_ERROR(CheckUnscaled(quantized));
   if (quantized.quant_method().empty()) {
     return Status(Code::kInvalidArgument,
                   fmt::format("{}: is not a quantized checkpoint", quantized.path()));

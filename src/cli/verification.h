@@ -42,8 +42,8 @@ struct Comparison {
 };
 
 /// Compares every tensor of a quantized checkpoint with its source. Errors: kInvalidArgument when
-/// `quantized` is not quantized; kMalformedFile naming a tensor that is missing in either or whose
-/// shapes differ, with both shapes.
+/// `quantized` is not quantized; kUnsupported when its method scaled tensors (awq); kMalformedFile
+/// naming a tensor that is missing in either or whose shapes differ, with both shapes.
 Result<Comparison> CompareCheckpoints(const Checkpoint& quantized, const Checkpoint& source,
                                       const Progress& progress = {});
 

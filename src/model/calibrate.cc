@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <new>
+#include <utility>
 
 #include "base/find_named.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "checkpoint/convert.h"
+#include "model/awq_quantizer.h"
 #include "model/calibration_text.h"
 #include "model/calibrator.h"
 #include "model/open_model.h"
@@ -27,7 +30,7 @@ Result<QuantizeCheckpointReport> Calibrated(const std::string& source, const std
                                             const Device& device,
                                             const QuantizeCheckpointOptions& options,
                                             const CalibrationOptions& calibration) {
-  if (options.method != QuantizeMethod::kGptq) {
+  if (!NeedsCalibration(options.method)) {
     return Invalid(
         fmt::format("method {}: uses no calibration", QuantizeMethodName(options.method)));
   }
@@ -39,9 +42,18 @@ Result<QuantizeCheckpointReport> Calibrated(const std::string& source, const std
   }
   MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
   MARLIN_RETURN_IF_ERROR(CheckCalibrationText(calibration, directory.config.shape.vocabulary));
-  Calibrator calibrator(std::move(directory), source, chosen, calibration);
   SystemIo io;
-  return QuantizeCheckpointOn(io, source, output, options, &calibrator);
+  std::unique_ptr<Calibrator> gptq;
+  if (options.method != QuantizeMethod::kAwq) {
+    gptq = std::make_unique<Calibrator>(std::move(directory), source, chosen, calibration);
+  }
+  if (options.method == QuantizeMethod::kGptq) {
+    return QuantizeCheckpointOn(io, source, output, options, gptq.get());
+  }
+  // The scales are searched in the model as it is, while gptq sees it scaled.
+  MARLIN_ASSIGN_OR_RETURN(ModelDirectory unscaled, OpenModelDirectory(source));
+  AwqQuantizer awq(std::move(unscaled), source, chosen, calibration, std::move(gptq));
+  return QuantizeCheckpointOn(io, source, output, options, &awq);
 }
 
 }  // namespace

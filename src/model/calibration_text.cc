@@ -74,6 +74,11 @@ std::vector<WindowChunk> ChunksOf(std::span<const std::vector<int32_t>> texts) {
   return chunks;
 }
 
+std::string CalibrationIdentity(const CalibrationOptions& options) {
+  return fmt::format("calibration {} {} {} {:016x} {}", options.tokens, options.seed,
+                     options.text.size(), HashOf(options.text), PruneMethodName(options.pruning));
+}
+
 uint64_t HashOf(std::span<const int32_t> tokens, uint64_t seed) {
   uint64_t hash = seed;
   for (const int32_t token : tokens) {

@@ -31,6 +31,9 @@ Result<std::vector<std::vector<int32_t>>> CalibrationTexts(const std::string& pa
 /// Packs windows into passes, in order.
 std::vector<WindowChunk> ChunksOf(std::span<const std::vector<int32_t>> texts);
 
+/// The options that decide the output, for `--resume`.
+std::string CalibrationIdentity(const CalibrationOptions& options);
+
 /// FNV-1a of token ids, for identities of texts. `seed`: the hash of what comes before.
 uint64_t HashOf(std::span<const int32_t> tokens, uint64_t seed = 0xcbf29ce484222325U);
 

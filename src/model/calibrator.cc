@@ -39,7 +39,8 @@ Calibrator::Calibrator(ModelDirectory directory, std::string path, const Device&
       original_source_(directory_.checkpoint, directory_.config, device_, nullptr),
       quantized_source_(directory_.checkpoint, directory_.config, device_, &replaced_) {}
 
-int64_t Calibrator::TokensFor(const Dimensions& shape) {
+int64_t Calibrator::TokensFor(const CalibrationOptions& options, const Dimensions& shape) {
+  if (options.tokens > 0) return options.tokens;
   const int64_t widest = std::max(
       {shape.hidden, shape.intermediate, shape.heads * shape.head_dim, shape.heads * shape.v_dim});
   return std::max(kDefaultTokens, RoundUp(LeastTokens(widest), kCalibrationWindow));
@@ -95,18 +96,14 @@ Status Calibrator::Begin(QuantizePlan* plan) {
   return {};
 }
 
-std::string Calibrator::Identity() const {
-  return fmt::format("calibration {} {} {} {:016x} {}", options_.tokens, options_.seed,
-                     options_.text.size(), HashOf(options_.text),
-                     PruneMethodName(options_.pruning));
-}
+std::string Calibrator::Identity() const { return CalibrationIdentity(options_); }
 
 marlin::Result<std::optional<MatrixQuantizer::Result>> Calibrator::Quantize(size_t tensor,
                                                                             int64_t expert) {
   const std::string& name = CheckpointAccess::Get(directory_.checkpoint).tensors[tensor].name;
   const auto layer = layers_.find(name);
   if (layer == layers_.end()) return std::optional<Result>();
-  if (texts_.empty()) MARLIN_RETURN_IF_ERROR(Start());
+  if (chunks_.empty()) MARLIN_RETURN_IF_ERROR(Start());
   while (next_layer_ <= layer->second) {
     const int64_t index = next_layer_++;
     MARLIN_RETURN_IF_ERROR(index < directory_.config.shape.layers ? RunLayer(index) : RunHead());
@@ -123,9 +120,10 @@ float* Calibrator::Rows(std::vector<float>& hidden, const WindowChunk& chunk) co
 }
 
 Status Calibrator::Start() {
-  const int64_t wanted = options_.tokens > 0 ? options_.tokens : TokensFor(directory_.config.shape);
-  MARLIN_ASSIGN_OR_RETURN(texts_,
-                          CalibrationTexts(path_, directory_.config, device_, options_, wanted));
+  if (texts_.empty()) {
+    MARLIN_ASSIGN_OR_RETURN(texts_, CalibrationTexts(path_, directory_.config, device_, options_,
+                                                     TokensFor(options_, directory_.config.shape)));
+  }
   chunks_ = ChunksOf(texts_);
   tokens_ = chunks_.back().first + chunks_.back().rows;
   MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, original_source_));
@@ -220,6 +218,9 @@ Status Calibrator::Reload(int64_t index, const LayerSource::Parts& parts) {
 Status Calibrator::RunLayer(int64_t index) {
   replaced_.clear();
   zeroed_.clear();
+  original_.reset();
+  quantized_.reset();
+  CheckpointAccess::Get(directory_.checkpoint).ForgetComputed();
   const LayerTensors tensors = original_source_.Tensors(index);
   const auto make = [&](std::unique_ptr<LayerRun>* run) -> Status {
     MARLIN_ASSIGN_OR_RETURN(

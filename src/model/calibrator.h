@@ -6,10 +6,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/thread_pool.h"
 #include "checkpoint/matrix_quantizer.h"
+#include "checkpoint/scaled_tensors.h"
 #include "marlin/calibrate.h"
 #include "model/gram_sums.h"
 #include "model/layer_run.h"
@@ -31,8 +33,15 @@ class Calibrator final : public MatrixQuantizer {
   marlin::Result<std::optional<Result>> Quantize(size_t tensor, int64_t expert) override;
   const std::vector<SkippedTensor>& fallbacks() const override { return fallbacks_; }
 
-  /// The tokens that calibration uses if the options do not tell.
-  static int64_t TokensFor(const Dimensions& shape);
+  /// Before Quantize: calibrates with these windows (calibration_text.h).
+  void UseTexts(std::vector<std::vector<int32_t>> texts) { texts_ = std::move(texts); }
+  /// Before Quantize: takes the model's tensors multiplied so.
+  void Scale(const ExponentsByTensor& exponents) {
+    ScaleTensors(exponents, &directory_.checkpoint);
+  }
+
+  /// The tokens that calibration uses.
+  static int64_t TokensFor(const CalibrationOptions& options, const Dimensions& shape);
 
  private:
   /// A matrix: tensor name, and expert or -1.

@@ -246,7 +246,7 @@ Status Quantizer::Run(QuantizeReport* report) {
 Status CheckOptions(const QuantizeOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckKnown(options.format));
   MARLIN_RETURN_IF_ERROR(CheckKnown(options.scale_type));
-  if (options.method > QuantizeMethod::kGptq) {
+  if (options.method > QuantizeMethod::kAwqGptq) {
     return Invalid("method: unknown number " + std::to_string(static_cast<int>(options.method)));
   }
   const FormatInfo& info = GetFormatInfo(options.format);
@@ -383,10 +383,13 @@ Result<QuantizedWeights> QuantizeAll(ThreadPool& pool, const TensorView& dense,
                                      WeightsSpec spec, QuantizeReport* report) {
   spec.sparsity = Sparsity::kDense;
   if (report != nullptr) *report = {};
-  if (options.method == QuantizeMethod::kGptq) {
-    return Status(Code::kUnsupported,
-                  Named(options.tensor_name) + ": gptq needs the inputs of its layer; see " +
-                      "QuantizeCalibrated, `quantize --method gptq` and quantize_model");
+  if (NeedsCalibration(options.method)) {
+    const std::string method(QuantizeMethodName(options.method));
+    return Status(
+        Code::kUnsupported,
+        Named(options.tensor_name) + ": " + method +
+            " needs the inputs of its layer; see QuantizeCalibrated, `quantize --method " + method +
+            "` and quantize_model");
   }
   if (!GetFormatInfo(spec.format).quantized) {
     return CopyUnquantized(pool, dense, spec, options.tensor_name);
@@ -445,13 +448,20 @@ std::string_view QuantizeMethodName(QuantizeMethod method) {
       return "mse";
     case QuantizeMethod::kGptq:
       return "gptq";
+    case QuantizeMethod::kAwq:
+      return "awq";
+    case QuantizeMethod::kAwqGptq:
+      return "awq+gptq";
   }
   return "unknown";
 }
 
+bool NeedsCalibration(QuantizeMethod method) { return method >= QuantizeMethod::kGptq; }
+
 Result<QuantizeMethod> ParseQuantizeMethod(std::string_view name) {
   constexpr QuantizeMethod kMethods[] = {QuantizeMethod::kRtn, QuantizeMethod::kMse,
-                                         QuantizeMethod::kGptq};
+                                         QuantizeMethod::kGptq, QuantizeMethod::kAwq,
+                                         QuantizeMethod::kAwqGptq};
   return FindNamed("method", "name", name, kMethods, QuantizeMethodName);
 }
 

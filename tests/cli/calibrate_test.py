@@ -1,4 +1,4 @@
-"""quantize --method gptq: texts, quality, fallbacks, reproducibility, wrong input."""
+"""quantize --method gptq and awq: texts, quality, outliers, fallbacks, resuming, wrong input."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import json
 import shutil
 import struct
 import subprocess
+import sys
 import time
 import unittest
 from pathlib import Path
 from typing import Any
 
 from command_line import COMMAND, GLM, IO, MALFORMED, QWEN, USAGE, CommandTestCase, run
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+from plant_outliers import plant  # noqa: E402
 
 TOKENS = Path(QWEN) / "validation_tokens.txt"
 RECIPE = ("--recipe", "uniform:nf3/g64")
@@ -116,12 +120,51 @@ class Calibrate(CommandTestCase):
                           "--recipe", f"uniform:{choice}", "--method", "gptq", *few)
         self.assertLess(self.divergence("int2-g32-frac"), 0.95 * self.divergence("int2-g32"))
 
+    def test_awq_removes_what_outliers_cost(self) -> None:
+        options = ("--calibration-ids", self.ids, "--calibration-tokens", 6144)
+        for source, factors in ((QWEN, (30.0, 0.125)), (GLM, (30.0,))):
+            self.gptq("plain", *options, "--overwrite", source=source)
+            plain = self.divergence("plain", source)
+            for factor in factors:
+                planted = self.directory / f"{Path(source).name}-{factor}"
+                plant(Path(source), planted, factor)
+                self.gptq("gptq", *options, "--overwrite", source=planted)
+                report = self.quantize("awq", "--method", "awq+gptq", *options, "--overwrite",
+                                       source=planted)
+                self.assertGreaterEqual(report["inputs"], report["scaled_inputs"])
+                self.assertGreater(report["scaled_inputs"], 0)
+                # The planted model computes what the plain one does.
+                self.assertGreater(self.divergence("gptq", source), 1.25 * plain)
+                self.assertLess(self.divergence("awq", source), 1.1 * plain)
+
+    def test_awq_alone_has_the_codes_of_mse(self) -> None:
+        planted = self.directory / "planted"
+        plant(Path(QWEN), planted, 30.0)
+        options = ("--calibration-ids", self.ids, "--calibration-tokens", 1024)
+        self.quantize("mse", "--method", "mse", source=planted)
+        report = self.quantize("awq", "--method", "awq", *options, source=planted)
+        self.assertEqual((report["method"], report["fallbacks"]), ("awq", []))
+        self.assertLess(self.divergence("awq"), 0.7 * self.divergence("mse"))
+        norm = "model.layers.0.input_layernorm.weight"
+        mse, awq = (tensors_of(self.directory / name) for name in ("mse", "awq"))
+        self.assertNotEqual(mse[norm], awq[norm])
+        self.succeed("verify", self.directory / "awq")
+        self.refuse(USAGE, "verify", self.directory / "awq", "--against", planted,
+                    says=("method awq scaled the inputs", "metal-marlin compare"))
+
     def test_a_killed_run_resumes_to_the_same_bits(self) -> None:
+        planted = self.directory / "planted"
+        plant(Path(QWEN), planted, 30.0)
+        for method, source in (("gptq", Path(QWEN)), ("awq+gptq", planted)):
+            with self.subTest(method):
+                self.kill_and_resume(method, source)
+
+    def kill_and_resume(self, method: str, source: Path) -> None:
         options = ("--calibration-ids", self.ids, "--calibration-tokens", 2048,
-                   "--shard-size", "200KB")
-        self.gptq("whole", *options)
-        out = self.directory / "out"
-        command = ("quantize", QWEN, "-o", out, *RECIPE, "--method", "gptq", *options)
+                   "--shard-size", "200KB", "--overwrite")
+        self.quantize("whole", "--method", method, *options, source=source)
+        out = self.directory / f"out-{method}"
+        command = ("quantize", source, "-o", out, *RECIPE, "--method", method, *options)
         with subprocess.Popen([COMMAND, *map(str, command)], stderr=subprocess.DEVNULL) as process:
             # The second shard begins when the first is complete.
             while process.poll() is None and len(list(self.directory.glob(".*/*.safetensors"))) < 2:
@@ -155,6 +198,12 @@ class Calibrate(CommandTestCase):
             (USAGE, ("quantize", QWEN, "-o", out, "--seed", 1), "uses no calibration"),
             (USAGE, ("quantize", Path(QWEN) / "model.safetensors", "-o", out, "--method", "gptq"),
              "a model is a directory"),
+            (USAGE, ("quantize", Path(QWEN) / "model.safetensors", "-o", out, "--method", "awq"),
+             "a model is a directory"),
+            (USAGE, ("quantize", QWEN, "-o", out, "--method", "awq", "--pruning", "weighted"),
+             "needs --method gptq"),
+            (USAGE, ("quantize", QWEN, "-o", out, "--method", "gptq+awq"),
+             "known: rtn, mse, gptq, awq, awq+gptq"),
         ):
             with self.subTest(says):
                 self.refuse(code, *arguments, says=(says,))

@@ -99,15 +99,29 @@ class Calibrated : public ::testing::Test {
 };
 
 TEST_F(Calibrated, TheSameBytesWithAnyNumberOfThreads) {
+  for (const auto method :
+       {QuantizeMethod::kGptq, QuantizeMethod::kAwq, QuantizeMethod::kAwqGptq}) {
+    SCOPED_TRACE(std::string(QuantizeMethodName(method)));
+    options_.method = method;
+    const auto report = Run(1);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    EXPECT_TRUE(report->fallbacks.empty());
+    const std::string one = Bytes();
+    EXPECT_FALSE(one.empty());
+    for (const int threads : {2, 16}) {
+      ASSERT_TRUE(Run(threads).ok());
+      EXPECT_EQ(Bytes(), one);
+    }
+  }
+}
+
+TEST_F(Calibrated, ADryRunMeasuresNothing) {
+  options_.dry_run = true;
+  options_.method = QuantizeMethod::kAwqGptq;
   const auto report = Run(1);
   ASSERT_TRUE(report.ok()) << report.status().message();
-  EXPECT_TRUE(report->fallbacks.empty());
-  const std::string one = Bytes();
-  EXPECT_FALSE(one.empty());
-  for (const int threads : {2, 16}) {
-    ASSERT_TRUE(Run(threads).ok());
-    EXPECT_EQ(Bytes(), one);
-  }
+  EXPECT_EQ(report->inputs, 0);
+  EXPECT_FALSE(std::filesystem::exists(directory_ / "out"));
 }
 
 TEST_F(Calibrated, RefusesWrongCalls) {
@@ -131,6 +145,9 @@ TEST_F(Calibrated, RefusesWrongCalls) {
   options_.method = QuantizeMethod::kGptq;
   const auto plain = QuantizeCheckpoint(directory_ / "model", directory_ / "out", options_);
   EXPECT_EQ(plain.status().message(), "method gptq: needs a text; see QuantizeCalibrated");
+  options_.method = QuantizeMethod::kAwq;
+  const auto scaled = QuantizeCheckpoint(directory_ / "model", directory_ / "out", options_);
+  EXPECT_EQ(scaled.status().message(), "method awq: needs a text; see QuantizeCalibrated");
   EXPECT_FALSE(std::filesystem::exists(directory_ / "out"));
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -11,10 +12,14 @@
 #include "../checkpoint/test_files.h"
 #include "../test_device.h"
 #include "base/json.h"
+#include "base/scalars.h"
+#include "checkpoint/quantize_plan.h"
+#include "checkpoint/scaled_tensors.h"
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
 #include "marlin/importance.h"
 #include "marlin/model.h"
+#include "model/awq_scaler.h"
 #include "recipe/architecture.h"
 
 namespace marlin {
@@ -123,6 +128,26 @@ class Families : public ::testing::Test {
     return output;
   }
 
+  /// Makes a few elements of every norm, and a few rows of v and up, many times as large.
+  void PlantOutliers() {
+    for (TestTensor& tensor : tensors_) {
+      const bool norm = tensor.name.ends_with("norm.weight");
+      const bool rows = tensor.name.find("v_proj") != std::string::npos ||
+                        tensor.name.find("kv_b_proj") != std::string::npos ||
+                        tensor.name.find("up_proj") != std::string::npos;
+      if (!norm && !rows) continue;
+      const int64_t outputs = tensor.shape[std::max(tensor.shape.rank() - 2, 0)];
+      const int64_t width = tensor.shape.ElementCount() / outputs;
+      for (int64_t i = 0; i < tensor.shape.ElementCount(); ++i) {
+        if (i / width % 11 != 3) continue;
+        uint16_t bits = 0;
+        std::memcpy(&bits, tensor.data.data() + i * 2, sizeof(bits));
+        bits = FloatToBf16(64.0F * Bf16ToFloat(bits));
+        std::memcpy(tensor.data.data() + i * 2, &bits, sizeof(bits));
+      }
+    }
+  }
+
   void Rename(const char* from, const char* to) {
     for (TestTensor& tensor : tensors_) {
       tensor.name = std::regex_replace(tensor.name, std::regex(from), to);
@@ -208,6 +233,41 @@ TEST_F(Families, CalibrationKeepsEveryTypeNearer) {
       return sum;
     };
     EXPECT_LT(difference(QuantizeMethod::kGptq), 0.9 * difference(QuantizeMethod::kMse));
+  }
+}
+
+/// The scales that are found move between tensors, and the model computes what it did, bit for bit.
+TEST_F(Families, AwqScalesChangeNoLogit) {
+  std::vector<std::vector<int32_t>> texts(2);
+  for (int32_t i = 0; i < 400; ++i) texts[static_cast<size_t>(i / 200)].push_back(i * i % 61);
+  QuantizeCheckpointOptions options;
+  options.recipe = *MixedPrecisionConfig::Uniform("u4/g16");
+  for (const std::string& type : SupportedModelTypes()) {
+    SCOPED_TRACE(type);
+    Make(type);
+    PlantOutliers();
+    const std::string path = Write("plain");
+    const auto directory = OpenModelDirectory(path);
+    ASSERT_TRUE(directory.ok()) << directory.status().message();
+    const Checkpoint::Impl& source = CheckpointAccess::Get(directory->checkpoint);
+    const auto plan = PlanQuantize(source, options);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    AwqScaler scaler(*directory, *device_, texts, *plan);
+    const Status status = scaler.Run();
+    ASSERT_TRUE(status.ok()) << status.message();
+    // Two layers of at least: q, k and v; the output projection; gate and up.
+    EXPECT_GE(scaler.inputs(), 6);
+    EXPECT_GE(scaler.scaled_inputs() * 10, scaler.inputs() * 7)
+        << scaler.scaled_inputs() << " of " << scaler.inputs();
+    const std::vector<float> before = Logits(path);
+    for (TestTensor& tensor : tensors_) {
+      const auto found = scaler.exponents().find(tensor.name);
+      if (found == scaler.exponents().end()) continue;
+      const auto scaled = ScaledTensor(source, *source.FindTensor(tensor.name), found->second);
+      ASSERT_TRUE(scaled.ok());
+      tensor.data.assign(reinterpret_cast<const char*>(scaled->data()), tensor.data.size());
+    }
+    EXPECT_EQ(Logits(Write("scaled")), before);
   }
 }
 

@@ -1,0 +1,36 @@
+// Tensors of an opened checkpoint, multiplied with powers of two.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "checkpoint/checkpoint_impl.h"
+#include "marlin/checkpoint.h"
+
+namespace marlin {
+
+/// Exponents of the powers of two that a tensor's elements are multiplied with. Empty: none.
+struct TensorExponents {
+  /// One per output of a matrix; in a stack of experts one per expert and output. Of a vector, one
+  /// per element.
+  std::vector<int8_t> out;
+  /// One per input of a matrix; in a stack of experts one per expert and input.
+  std::vector<int8_t> in;
+};
+
+/// By tensor name.
+using ExponentsByTensor = std::map<std::string, TensorExponents>;
+
+/// A tensor's elements, multiplied: in its own type and layout. Products keep every bit, unless
+/// they leave the type's range: beyond it they are Inf, and below it rounded. Errors: kOutOfMemory.
+Result<AlignedBuffer> ScaledTensor(const Checkpoint::Impl& source, size_t tensor,
+                                   const TensorExponents& exponents);
+
+/// From here on a checkpoint that no view was taken of, and copies of it, have the multiplied
+/// tensors. They are computed when asked for. Precondition: all names exist, sizes match.
+void ScaleTensors(const ExponentsByTensor& exponents, Checkpoint* checkpoint);
+
+}  // namespace marlin
