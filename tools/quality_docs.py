@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/quality.md from bench/records/quality-tiny.json, quality-formats.json,
-quality-bits.json and quality-importance.json, or with --check compares them.
+quality-bits.json, quality-importance.json and quality-outliers.json, or with --check compares them.
 
 Usage: tools/quality_docs.py [--check]
 """
@@ -18,6 +18,7 @@ RECORD = ROOT / "bench" / "records" / "quality-tiny.json"
 FORMATS = ROOT / "bench" / "records" / "quality-formats.json"
 BITS = ROOT / "bench" / "records" / "quality-bits.json"
 IMPORTANCE = ROOT / "bench" / "records" / "quality-importance.json"
+OUTLIERS = ROOT / "bench" / "records" / "quality-outliers.json"
 
 Rows = dict[tuple[str, str], dict[str, Any]]  # By recipe and method.
 
@@ -128,12 +129,34 @@ def importance(record: dict[str, Any]) -> str:
     return by_format(record, what, [*columns, "mse --imatrix, perplexity"], cells)
 
 
+def outliers(record: dict[str, Any]) -> str:
+    """Returns the table of all methods and sizes of outliers, of every model."""
+    methods = ["rtn", "mse", "gptq", "awq", "awq+gptq"]
+    lines = [f"Measured {record['date']} at commit {record['commit']}.", ""]
+    for name, rows in record["models"].items():
+        what = "KL mean, and of methods with awq as a fraction of the same without outliers"
+        lines += [f"`{name}`, {rows[0]['tokens']} tokens: {what} and awq", ""]
+        lines += [f"| format | outliers | {' | '.join(methods)} |", f"|{'---|' * 7}"]
+        kl = {(row["recipe"], row["factor"], row["method"]): row["kl_mean"] for row in rows}
+        for recipe, factor in dict.fromkeys((row["recipe"], row["factor"]) for row in rows):
+            cells = [recipe.removeprefix("uniform:"), "none" if factor == 1 else f"{factor:g}"]
+            for method in methods:
+                value = kl[recipe, factor, method]
+                base = kl[recipe, 1.0, {"awq": "mse", "awq+gptq": "gptq"}.get(method, method)]
+                cell = f"{value:.4f}"
+                cells.append(f"{cell} ({value / base:.2f})" if "awq" in method else cell)
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def main() -> int:
     text = PAGE.read_text()
     fresh = fill(text, "quality", tables(json.loads(RECORD.read_text())))
     fresh = fill(fresh, "formats", formats(json.loads(FORMATS.read_text())))
     fresh = fill(fresh, "bits", bits(json.loads(BITS.read_text())))
     fresh = fill(fresh, "importance", importance(json.loads(IMPORTANCE.read_text())))
+    fresh = fill(fresh, "outliers", outliers(json.loads(OUTLIERS.read_text())))
     if "--check" in sys.argv[1:]:
         if fresh != text:
             print("docs/quality.md differs from its record: run tools/quality_docs.py")

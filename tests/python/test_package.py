@@ -413,6 +413,10 @@ def test_quantizing_with_a_text(tmp_path: Path) -> None:
     mm.quantize_model(SAMPLE, tmp_path / "ids", recipe, calibration=ids, **few)
     files = [tmp_path / name / "model.safetensors" for name in ("q", "ids")]
     assert files[0].read_bytes() == files[1].read_bytes()
+    report = mm.quantize_model(
+        SAMPLE, tmp_path / "awq", recipe, calibration=ids, **(few | {"method": "awq"})
+    )
+    assert report["inputs"] == 44 and 0 <= report["scaled_inputs"] <= 44
     for wrong, message in (
         ({"calibration": ""}, "has no tokens"),
         ({"calibration": [1, "2"]}, "text or token ids"),
