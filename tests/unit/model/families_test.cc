@@ -148,6 +148,36 @@ class Families : public ::testing::Test {
     }
   }
 
+  /// Multiplies AWQ's scales into the tensors and expects the same logits.
+  void ScaleAndCompare() {
+    std::vector<std::vector<int32_t>> texts(2);
+    for (int32_t i = 0; i < 400; ++i) texts[static_cast<size_t>(i / 200)].push_back(i * i % 61);
+    QuantizeCheckpointOptions options;
+    options.recipe = *MixedPrecisionConfig::Uniform("u4/g16");
+    const std::string path = Write("plain");
+    const auto directory = OpenModelDirectory(path);
+    ASSERT_TRUE(directory.ok()) << directory.status().message();
+    const Checkpoint::Impl& source = CheckpointAccess::Get(directory->checkpoint);
+    const auto plan = PlanQuantize(source, options);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    AwqScaler scaler(*directory, *device_, texts, *plan);
+    const Status status = scaler.Run();
+    ASSERT_TRUE(status.ok()) << status.message();
+    // Two layers of at least: q, k and v; the output projection; gate and up.
+    EXPECT_GE(scaler.inputs(), 6);
+    EXPECT_GE(scaler.scaled_inputs() * 10, scaler.inputs() * 7)
+        << scaler.scaled_inputs() << " of " << scaler.inputs();
+    const std::vector<float> before = Logits(path);
+    for (TestTensor& tensor : tensors_) {
+      const auto found = scaler.exponents().find(tensor.name);
+      if (found == scaler.exponents().end()) continue;
+      const auto scaled = ScaledTensor(source, *source.FindTensor(tensor.name), found->second);
+      ASSERT_TRUE(scaled.ok());
+      tensor.data.assign(reinterpret_cast<const char*>(scaled->data()), tensor.data.size());
+    }
+    EXPECT_EQ(Logits(Write("scaled")), before);
+  }
+
   void Rename(const char* from, const char* to) {
     for (TestTensor& tensor : tensors_) {
       tensor.name = std::regex_replace(tensor.name, std::regex(from), to);
@@ -238,37 +268,17 @@ TEST_F(Families, CalibrationKeepsEveryTypeNearer) {
 
 /// The scales that are found move between tensors, and the model computes what it did, bit for bit.
 TEST_F(Families, AwqScalesChangeNoLogit) {
-  std::vector<std::vector<int32_t>> texts(2);
-  for (int32_t i = 0; i < 400; ++i) texts[static_cast<size_t>(i / 200)].push_back(i * i % 61);
-  QuantizeCheckpointOptions options;
-  options.recipe = *MixedPrecisionConfig::Uniform("u4/g16");
   for (const std::string& type : SupportedModelTypes()) {
     SCOPED_TRACE(type);
     Make(type);
     PlantOutliers();
-    const std::string path = Write("plain");
-    const auto directory = OpenModelDirectory(path);
-    ASSERT_TRUE(directory.ok()) << directory.status().message();
-    const Checkpoint::Impl& source = CheckpointAccess::Get(directory->checkpoint);
-    const auto plan = PlanQuantize(source, options);
-    ASSERT_TRUE(plan.ok()) << plan.status().message();
-    AwqScaler scaler(*directory, *device_, texts, *plan);
-    const Status status = scaler.Run();
-    ASSERT_TRUE(status.ok()) << status.message();
-    // Two layers of at least: q, k and v; the output projection; gate and up.
-    EXPECT_GE(scaler.inputs(), 6);
-    EXPECT_GE(scaler.scaled_inputs() * 10, scaler.inputs() * 7)
-        << scaler.scaled_inputs() << " of " << scaler.inputs();
-    const std::vector<float> before = Logits(path);
-    for (TestTensor& tensor : tensors_) {
-      const auto found = scaler.exponents().find(tensor.name);
-      if (found == scaler.exponents().end()) continue;
-      const auto scaled = ScaledTensor(source, *source.FindTensor(tensor.name), found->second);
-      ASSERT_TRUE(scaled.ok());
-      tensor.data.assign(reinterpret_cast<const char*>(scaled->data()), tensor.data.size());
-    }
-    EXPECT_EQ(Logits(Write("scaled")), before);
+    ScaleAndCompare();
   }
+  Make("qwen3_moe");
+  PlantOutliers();
+  Fuse("mlp");
+  SCOPED_TRACE("experts in stacks");
+  ScaleAndCompare();
 }
 
 /// Every matrix that quantization asks for is among those that were measured, under its name.
