@@ -8,8 +8,8 @@ and with the same calibration text, and measures the loss of each.
 
 The calibration text is 48 windows of 256 tokens from the end of validation_tokens.txt; the loss is
 KL divergence and perplexity over its first 24 windows, which `metal-marlin compare` measures for
-every directory as it is. Attention and expert projections are quantized by all. GPTQModel's awq needs a
-GPU and is not among them.
+every directory as it is. Attention and expert projections are quantized by all. The awq of
+both needs a GPU and is not among them.
 """
 
 import argparse
@@ -40,29 +40,28 @@ def calibration_texts() -> Texts:
     return [ids[i : i + WINDOW] for i in range(first, len(ids), WINDOW)]
 
 
-def gptqmodel(source: Path, output: Path, texts: Texts, **settings: Any) -> None:
+def gptqmodel(source: Path, output: Path, texts: Texts) -> None:
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
     from gptqmodel import GPTQModel, QuantizeConfig
 
-    config = QuantizeConfig(bits=4, group_size=64, sym=False, desc_act=False, **settings)
+    config = QuantizeConfig(
+        bits=4, group_size=64, sym=False, desc_act=False, format="gptq_v2"
+    )
     model = GPTQModel.load(str(source), config, device="cpu")
     model.quantize([{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in texts])
     model.save(str(output))
 
 
-def llmcompressor(source: Path, output: Path, texts: Texts, modifier: str, **more: Any) -> None:
+def llmcompressor(source: Path, output: Path, texts: Texts) -> None:
     import torch
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from datasets import Dataset
     from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import GPTQModifier
     from transformers import AutoModelForCausalLM
 
-    if modifier == "AWQModifier":
-        from llmcompressor.modifiers.awq import AWQModifier as Modifier
-    else:
-        from llmcompressor.modifiers.quantization import GPTQModifier as Modifier
     arguments = QuantizationArgs(
-        num_bits=4, strategy="group", group_size=64, symmetric=False, **more
+        num_bits=4, strategy="group", group_size=64, symmetric=False, actorder="static"
     )
     scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
@@ -70,7 +69,7 @@ def llmcompressor(source: Path, output: Path, texts: Texts, modifier: str, **mor
     oneshot(
         model=model,
         dataset=Dataset.from_list(rows),
-        recipe=Modifier(config_groups={"group_0": scheme}, ignore=KEPT),
+        recipe=GPTQModifier(config_groups={"group_0": scheme}, ignore=KEPT),
         max_seq_length=WINDOW,
         num_calibration_samples=len(texts),
     )
@@ -78,9 +77,8 @@ def llmcompressor(source: Path, output: Path, texts: Texts, modifier: str, **mor
 
 
 PEERS: dict[str, Callable[[Path, Path, Texts], None]] = {
-    "GPTQModel, gptq": lambda *of: gptqmodel(*of, format="gptq_v2"),
-    "llm-compressor, GPTQ": lambda *of: llmcompressor(*of, "GPTQModifier", actorder="static"),
-    "llm-compressor, AWQ": lambda *of: llmcompressor(*of, "AWQModifier"),
+    "GPTQModel, gptq": gptqmodel,
+    "llm-compressor, GPTQ": llmcompressor,
 }
 OURS = {f"metal-marlin, {method}": method for method in ("rtn", "gptq", "awq+gptq")}
 
@@ -106,8 +104,7 @@ def quantize(command: str, name: str, source: Path, output: Path) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--peer"]:
-        name, source, output = sys.argv[2:]
-        PEERS[name](Path(source), Path(output), calibration_texts())
+        PEERS[sys.argv[2]](Path(sys.argv[3]), Path(sys.argv[4]), calibration_texts())
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", help="the metal-marlin to measure", type=Path)

@@ -60,8 +60,9 @@ class Search {
 
 void Search::Sample(std::span<const AwqMatrix> matrices, int64_t columns) {
   const auto count = static_cast<int64_t>(matrices.size());
-  // With more matrices than there are columns for, every so many is sampled.
-  const int64_t step = CeilDivide(count * kLeastColumns, std::max(columns, kLeastColumns));
+  // With more matrices than there are columns for, every so many is sampled: an odd number, because
+  // gates and ups take turns.
+  const int64_t step = CeilDivide(count * kLeastColumns, std::max(columns, kLeastColumns)) | 1;
   const int64_t chosen = CeilDivide(count, step);
   const int64_t each = std::max(kLeastColumns, columns / std::max<int64_t>(chosen, 1));
   for (int64_t i = 0; i < count; i += step) SampleMatrix(matrices[static_cast<size_t>(i)], each);
@@ -81,7 +82,7 @@ void Search::SampleMatrix(const AwqMatrix& matrix, int64_t columns) {
     }
   }
   sample.output = OutputSquares(sample.weights);
-  if (sample.output > 0) samples_.push_back(std::move(sample));
+  if (sample.output > 0 && std::isfinite(sample.output)) samples_.push_back(std::move(sample));
 }
 
 double Search::OutputSquares(const Rows& weights) const {
@@ -189,7 +190,9 @@ std::vector<int8_t> ExponentsOf(const std::vector<double>& logarithms) {
 
 Result<std::vector<int8_t>> Search::Run() {
   const std::vector<int8_t> none(static_cast<size_t>(sharing_.count(inputs_.k)));
-  if (samples_.empty()) return std::vector<int8_t>();
+  const bool finite = std::all_of(inputs_.mean_squares.begin(), inputs_.mean_squares.end(),
+                                  [](float square) { return std::isfinite(square); });
+  if (samples_.empty() || !finite) return std::vector<int8_t>();
   MARLIN_ASSIGN_OR_RETURN(const double unscaled, Error(none));
   double best = unscaled * (1 - kLeastGain);
   std::vector<int8_t> chosen;
@@ -207,7 +210,7 @@ Result<std::vector<int8_t>> Search::Run() {
       // A scale beyond its type's range, say: the weights are not stored so.
       if (!error.ok() && error.status().code() == Code::kUnsupported) continue;
       MARLIN_RETURN_IF_ERROR(error.status());
-      if (*error >= best) continue;
+      if (!(*error < best)) continue;
       best = *error;
       chosen = std::move(exponents);
     }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -131,6 +132,18 @@ TEST(Awq, DeadInputsAndMatricesAreNoError) {
   EXPECT_TRUE(problem.Search().empty());
 }
 
+TEST(Awq, InputsThatOverflowGetNone) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  Problem problem({3}, 30.0F, 8);
+  problem.inputs.mean_squares[5] = infinity;
+  EXPECT_TRUE(problem.Search().empty());
+  problem = Problem({3}, 30.0F, 8);
+  problem.inputs.sample[70] = infinity;
+  EXPECT_TRUE(problem.Search().empty());
+  problem.inputs.sample[70] = std::nanf("");
+  EXPECT_TRUE(problem.Search().empty());
+}
+
 TEST(Awq, EveryFormat) {
   const Problem problem({3, 33}, 100.0F, 6);
   for (const FormatInfo& info : AllFormats()) {
@@ -144,7 +157,12 @@ TEST(Awq, EveryFormat) {
 
 TEST(Awq, ManyMatricesAreSampled) {
   const Problem problem({3, 33}, 30.0F, 7);
-  const std::vector<AwqMatrix> matrices(100, problem.Matrix());
+  // Only every second one has weights.
+  const std::vector<float> zeros(problem.weights.size());
+  std::vector<AwqMatrix> matrices(100, problem.Matrix());
+  for (size_t i = 0; i < matrices.size(); i += 2) {
+    matrices[i].matrix = {zeros.data(), DType::kF32, {kK, kN}};
+  }
   ThreadPool pool(2);
   const auto few = SearchAwqExponents(pool, problem.inputs, {}, matrices, 16);
   ASSERT_TRUE(few.ok());
