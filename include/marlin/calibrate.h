@@ -39,10 +39,14 @@ struct CalibrationOptions {
   uint64_t seed = 0;  ///< For the sampled text.
   /// For matrices that the recipe stores 2:4. Those without data are pruned by magnitude.
   PruneMethod pruning = PruneMethod::kCompensated;
+  /// Counts the layers whose scales were searched, before anything is quantized; may be empty.
+  Progress progress = {};
 };
 
-/// Quantizes a model's directory with options.method kGptq, layer by layer: the inputs of a layer
-/// are those that it gets when all layers before it are quantized. Matrices without data
+/// Quantizes a model's directory with a method that needs data (NeedsCalibration). With kGptq and
+/// kAwqGptq it goes layer by layer: the inputs of a layer are those that it gets when all layers
+/// before it are quantized. With kAwq and kAwqGptq the inputs' scales are searched first, in the
+/// unquantized model; tensors are written multiplied with them. Matrices without data
 /// (embeddings, layers that predict further tokens) and matrices with too few tokens are quantized
 /// with kMse; the report lists the latter, and experts that no token selected. The output depends
 /// on the source, the options and the kind of device, not on the number of threads. Memory: about

@@ -155,6 +155,11 @@ class QuantizeCommand final : public Command {
     if (pruning_) {
       MARLIN_ASSIGN_OR_RETURN(calibration.pruning, ParsePruneMethod(*pruning_));
     }
+    ProgressBar bar(console, "scale");
+    calibration.progress = [&bar](int64_t done, int64_t total) {
+      bar.Update(done, total);
+      if (done == total) bar.Clear();
+    };
     MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open(device_));
     return QuantizeCalibrated(source_, output_, device, options, calibration);
   }

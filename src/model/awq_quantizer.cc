@@ -22,7 +22,7 @@ Status AwqQuantizer::Transform(Checkpoint* source) {
                           CalibrationTexts(path_, config, device_, options_,
                                            Calibrator::TokensFor(options_, config.shape)));
   AwqScaler scaler(directory_, device_, texts, *plan_);
-  MARLIN_RETURN_IF_ERROR(scaler.Run());
+  MARLIN_RETURN_IF_ERROR(scaler.Run(options_.progress));
   inputs_ = scaler.inputs();
   scaled_inputs_ = scaler.scaled_inputs();
   ScaleTensors(scaler.exponents(), source);

@@ -369,7 +369,7 @@ Status AwqScaler::RunHead() {
   return Fold(normed.Take(), {}, {&head, 1}, {&norm, 1}, kColumns);
 }
 
-Status AwqScaler::Run() {
+Status AwqScaler::Run(const Progress& progress) {
   chunks_ = ChunksOf(texts_);
   tokens_ = chunks_.back().first + chunks_.back().rows;
   hidden_.resize(static_cast<size_t>(tokens_ * directory_.config.shape.hidden));
@@ -377,8 +377,10 @@ Status AwqScaler::Run() {
     MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, source_));
     MARLIN_RETURN_IF_ERROR(ends->Embed(texts_, chunks_, hidden_.data()));
   }
-  for (int64_t index = 0; index < directory_.config.shape.layers; ++index) {
+  const int64_t layers = directory_.config.shape.layers;
+  for (int64_t index = 0; index < layers; ++index) {
     MARLIN_RETURN_IF_ERROR(RunLayer(index));
+    if (progress) progress(index + 1, layers);
   }
   return RunHead();
 }

@@ -31,8 +31,9 @@ class AwqScaler {
   AwqScaler(const ModelDirectory& directory, const Device& device,
             std::span<const std::vector<int32_t>> texts, const QuantizePlan& plan);
 
-  /// Errors: those of LayerSource, of the layers' operations and of SearchAwqExponents.
-  Status Run();
+  /// `progress` counts layers. Errors: those of LayerSource, of the layers' operations and of
+  /// SearchAwqExponents.
+  Status Run(const Progress& progress = {});
 
   /// Exponents of all tensors that change.
   const ExponentsByTensor& exponents() const { return exponents_; }
