@@ -17,30 +17,6 @@ step() {
   fi
 }
 
-tidy() {
-  local jobs
-  jobs=$(nproc 2>/dev/null || echo 2)
-  if [ $# = 0 ]; then
-    # Files that this machine does not compile have no compile command.
-    local file="^ *\"file\": \"$(pwd -P)"
-    set -- $(sed -n -e "s|$file/\(src/.*\.cc\)\",*\$|\1|p" \
-      -e "s|$file/\(metal_sim/src/.*\.cc\)\",*\$|\1|p" build/compile_commands.json | sort -u)
-  fi
-  local out
-  out=$(mktemp)
-  # clang-tidy reports suppressed warnings of system headers on stderr and findings on stdout. The
-  # compile commands may be g++'s, with -W options that clang does not know.
-  printf '%s\0' "$@" |
-    xargs -0 -n 1 -P "$jobs" clang-tidy-14 -p build --quiet \
-      --extra-arg=-Wno-unknown-warning-option >"$out" 2>"$out.err" || {
-    cat "$out"
-    grep -E 'error:|Error' "$out.err" || true
-    rm -f "$out" "$out.err"
-    return 1
-  }
-  rm -f "$out" "$out.err"
-}
-
 # Checks address spaces and types of the Metal kernels. Needs clang 19, which is not always
 # available.
 metal_types() {
@@ -82,5 +58,6 @@ else
   echo "skipped: ruff and mypy (no python3-venv, or no network for pip)" >&2
 fi
 step "types of Metal kernels" metal_types
-step clang-tidy tidy "$@"
+step "clang-tidy self-test" python3 -B tests/tools/tidy_test.py
+step clang-tidy tools/tidy.py "$@"
 exit $rc
