@@ -9,6 +9,11 @@ if(MARLIN_SANITIZE)
   list(JOIN MARLIN_SANITIZE "," sanitizers)
   add_compile_options(-fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${sanitizers})
+  if(CMAKE_SYSTEM_NAME STREQUAL "Linux" AND "address" IN_LIST MARLIN_SANITIZE)
+    # The sanitizers' tables hold millions of addresses, which a position-independent program fills
+    # in whenever it starts.
+    add_link_options($<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-no-pie>)
+  endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # g++ reports uninitialized values in <regex> and <variant> because of the inserted checks.
     add_compile_options(-Wno-maybe-uninitialized)
