@@ -38,6 +38,8 @@ int Run(int argc, char** argv) {
   app.add_flag("--json", options.json, "Print one JSON document on stdout");
   app.add_flag("--nightly", options.nightly, "Run the larger nightly selection");
   app.add_flag("--stop", options.stop_at_failure, "Stop at the first failure");
+  app.add_flag("--mixed", options.mixed,
+               "Take problems of all formats and shapes in turn, for a failure that comes soon");
   app.add_option("--expected", options.expected_path, "Compare the counts with this file");
   app.add_option("--write-expected", options.write_expected_path, "Write the counts to this file");
   app.add_option("--write-models", options.write_models_path,

@@ -50,11 +50,12 @@ def cases_for(file: str) -> str:
     return MOE_CASES if file in MOE_FILES else OTHER_CASES
 
 
-def run(program: Path, mutant: int, level: str, cases: str = "") -> tuple[bool, str, dict]:
+def run(program: Path, mutant: int, level: str, cases: str = "",
+        jobs: int = 1) -> tuple[bool, str, dict]:
     """Returns whether the program passed, its first message, and its report."""
     environment = dict(os.environ, MARLIN_MUTANT=str(mutant))
-    command = [str(program), "--device", "cpu", "--level", level, "--stop", "--json",
-               "--filter", cases]
+    command = [str(program), "--device", "cpu", "--level", level, "--stop", "--mixed", "--json",
+               "--filter", cases, "--jobs", str(jobs)]
     result = subprocess.run(command, env=environment, timeout=900, capture_output=True, text=True,
                             check=False)
     if result.returncode < 0:
@@ -92,7 +93,7 @@ def name(mutant: Mutant) -> str:
 
 def try_level(options: argparse.Namespace, mutants: dict[int, Mutant], level: str) -> list[int]:
     """Tries the mutants at one level; returns how many were killed, survived and skipped."""
-    healthy, what, report = run(options.program, 0, level)
+    healthy, what, report = run(options.program, 0, level, jobs=options.jobs)
     if not healthy and "skipped: " in what:
         print(f"skipped: {what.split('skipped: ')[1]}")
         return [0, 0, len(mutants)]

@@ -2,15 +2,19 @@
 // of which one of the checks must detect.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
+#include <set>
 #include <vector>
 
 #include "bounds.h"
 #include "case.h"
 #include "problem.h"
 #include "reference/elements.h"
+#include "suite.h"
 
 namespace marlin::conformance {
 namespace {
@@ -231,6 +235,24 @@ TEST(CaseName, RefusesWhatItDoesNotUnderstand) {
                            "gemm/u4/cpu/k/m1_n1_k1_g1/fp16/f32_f32/none/lattice/seedx"}) {
     EXPECT_EQ(ParseCase(name).status().code(), Code::kInvalidArgument) << name;
   }
+}
+
+TEST(RunOrder, ReachesEveryProblemOnce) {
+  for (size_t count = 0; count < 2000; ++count) {
+    std::vector<size_t> listed(count);
+    std::iota(listed.begin(), listed.end(), size_t{0});
+    EXPECT_EQ(RunOrder(count, false), listed);
+    std::vector<size_t> mixed = RunOrder(count, true);
+    std::sort(mixed.begin(), mixed.end());
+    EXPECT_EQ(mixed, listed);
+  }
+}
+
+TEST(RunOrder, FewProblemsComeFromEverywhereWhenMixed) {
+  const std::vector<size_t> order = RunOrder(1000, true);
+  std::set<size_t> tenths;
+  for (size_t i = 0; i < 20; ++i) tenths.insert(order[i] / 100);
+  EXPECT_EQ(tenths.size(), 10U);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <regex>
 #include <utility>
@@ -38,20 +39,21 @@ class Suite {
         filter_(options.filter),
         counts_(machine.rows().size()) {}
 
-  // Runs problems, several at a time, until a failure stops the run; reports in order. S is the
-  // kind of subject of a case.
+  // Runs problems, several at a time, until a failure stops the run; reports in the order of the
+  // runs. S is the kind of subject of a case.
   template <typename S, typename C>
   void RunProblems(const std::vector<C>& problems, int jobs) {
     ThreadPool pool(jobs);
     // A single worker stops right at the first failure; larger batches keep several workers busy.
     const size_t batch =
         pool.worker_count() == 1 ? 1 : 8 * static_cast<size_t>(pool.worker_count());
+    const std::vector<size_t> order = RunOrder(problems.size(), options_.mixed);
     for (size_t begin = 0; begin < problems.size() && !Stopped(); begin += batch) {
       const size_t count = std::min(batch, problems.size() - begin);
       std::vector<std::vector<CaseRun>> runs(count);
       pool.Run(static_cast<int64_t>(count), [&](int64_t i, int) {
         const auto at = static_cast<size_t>(i);
-        S subject(problems[begin + at]);
+        S subject(problems[order[begin + at]]);
         runs[at] = RunProblem(subject);
       });
       for (const std::vector<CaseRun>& of_problem : runs) {
@@ -290,6 +292,15 @@ bool NamesOneDevice(const SuiteOptions& options) {
 }
 
 }  // namespace
+
+std::vector<size_t> RunOrder(size_t count, bool mixed) {
+  auto step = mixed ? static_cast<size_t>(0.618 * static_cast<double>(count)) : size_t{1};
+  // With a common divisor it would not reach them all.
+  while (std::gcd(step, count) != 1) ++step;
+  std::vector<size_t> order(count);
+  for (size_t i = 0; i < count; ++i) order[i] = i * step % count;
+  return order;
+}
 
 int RunSuite(const SuiteOptions& options) {
   if (!NamesOneDevice(options)) {

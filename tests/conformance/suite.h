@@ -1,7 +1,9 @@
 // The whole run: enumerates, executes, counts and reports.
 #pragma once
 
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "runner.h"
 
@@ -19,11 +21,17 @@ struct SuiteOptions {
   bool json = false;
   bool nightly = false;
   bool stop_at_failure = false;
+  bool mixed = false;  ///< Takes problems of all formats and shapes in turn.
   std::string expected_path;
   std::string write_expected_path;
   std::string write_models_path;
   std::string check_models_path;
 };
+
+/// The order in which `count` problems run: indexes of the list. Neighbours in the list have a
+/// format or a shape in common; a mixed order steps through the list by a golden section of it, so
+/// that any few problems in a row come from everywhere.
+std::vector<size_t> RunOrder(size_t count, bool mixed);
 
 /// Runs the selected cases. Returns the exit code: 0 if nothing failed and no pinned count fell.
 int RunSuite(const SuiteOptions& options);
