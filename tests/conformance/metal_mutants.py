@@ -393,8 +393,10 @@ def main() -> int:
     chosen = options.only or list(range(1, len(MUTANTS) + 1, every))
 
     started = time.monotonic()
-    for cases in sorted({MUTANTS[number - 1].cases for number in chosen}):
-        healthy, what = run(programs, cases, ROOT / "src")
+    patterns = sorted({MUTANTS[number - 1].cases for number in chosen})
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        without_fault = list(pool.map(lambda cases: run(programs, cases, ROOT / "src"), patterns))
+    for cases, (healthy, what) in zip(patterns, without_fault, strict=True):
         if "skipped" in what and what.startswith("0 cases"):
             print("skipped: no metal device (no simulator, or no clang++ for it)")
             return 77
