@@ -83,23 +83,23 @@ PEERS: dict[str, Callable[[Path, Path, Texts], None]] = {
 OURS = {f"metal-marlin, {method}": method for method in ("rtn", "gptq", "awq+gptq")}
 
 
-def quantize(command: str, name: str, source: Path, output: Path) -> None:
-    """Quantizes in a process of its own, since the packages change each other's modules."""
+def quantize(command: str, name: str, source: Path, output: Path) -> str:
+    """Quantizes in a process of its own, since the packages change each other's modules. Returns
+    why a package did not, or nothing."""
     if name in OURS:
         ids = output.with_suffix(".ids")
         ids.write_text(" ".join(str(i) for text in calibration_texts() for i in text))
         text = ["--calibration-ids", str(ids), "--calibration-tokens", str(WINDOWS * WINDOW)]
         run(command, "quantize", str(source), "-o", str(output), "--recipe", "uniform:u4/g64",
             "--method", OURS[name], *(text if OURS[name] != "rtn" else []))
-        return
+        return ""
     log = output.with_suffix(".log")
     with log.open("w") as stream:
         done = subprocess.run(
             [sys.executable, __file__, "--peer", name, str(source), str(output)],
             stdout=stream, stderr=stream, check=False,
         )
-    if done.returncode != 0:
-        sys.exit(f"{name}: {log.read_text()[-2000:]}")
+    return log.read_text().strip().splitlines()[-1] if done.returncode != 0 else ""
 
 
 def main() -> None:
@@ -120,11 +120,15 @@ def main() -> None:
         "models": {},
     }
     for model, source in MODELS.items():
-        rows = []
+        rows: list[dict[str, Any]] = []
         for name in (*OURS, *PEERS):
             with tempfile.TemporaryDirectory() as directory:
                 output = Path(directory) / "q"
-                quantize(command, name, ROOT / source, output)
+                obstacle = quantize(command, name, ROOT / source, output)
+                if obstacle:
+                    rows.append({"program": name, "error": obstacle})
+                    print(model, name, obstacle, file=sys.stderr, flush=True)
+                    continue
                 result = run(command, "compare", str(output), "--against", source, "--tokens",
                              TOKENS, "--exact", "--max-windows", str(FORMAT_WINDOWS))
             row = {"program": name, "kl_mean": result["kl_mean"], "tokens": result["tokens"],
