@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/quality.md from bench/records/quality-tiny.json, quality-formats.json,
-quality-bits.json, quality-importance.json and quality-outliers.json, or with --check compares them.
+"""Writes the tables of docs/quality.md from bench/records/quality-*.json, or with --check compares
+them.
 
 Usage: tools/quality_docs.py [--check]
 """
@@ -19,6 +19,7 @@ FORMATS = ROOT / "bench" / "records" / "quality-formats.json"
 BITS = ROOT / "bench" / "records" / "quality-bits.json"
 IMPORTANCE = ROOT / "bench" / "records" / "quality-importance.json"
 OUTLIERS = ROOT / "bench" / "records" / "quality-outliers.json"
+PEERS = ROOT / "bench" / "records" / "quality-peers.json"
 
 Rows = dict[tuple[str, str], dict[str, Any]]  # By recipe and method.
 
@@ -150,6 +151,22 @@ def outliers(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def peers(record: dict[str, Any]) -> str:
+    """Returns the table of other programs and ours, of all models."""
+    versions = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
+    lines = [f"Measured {record['date']} at commit {record['commit']}, with {versions}.", ""]
+    models = record["models"]
+    heads = [f"`{name}`, KL mean | perplexity" for name in models]
+    lines += [f"| | {' | '.join(heads)} |", f"|{'---|' * (1 + 2 * len(models))}"]
+    for rows in zip(*models.values(), strict=True):
+        cells = [
+            "does not run | " if "error" in row else f"{row['kl_mean']:.4f} | {change(row)}"
+            for row in rows
+        ]
+        lines.append(f"| {rows[0]['program']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     text = PAGE.read_text()
     fresh = fill(text, "quality", tables(json.loads(RECORD.read_text())))
@@ -157,6 +174,7 @@ def main() -> int:
     fresh = fill(fresh, "bits", bits(json.loads(BITS.read_text())))
     fresh = fill(fresh, "importance", importance(json.loads(IMPORTANCE.read_text())))
     fresh = fill(fresh, "outliers", outliers(json.loads(OUTLIERS.read_text())))
+    fresh = fill(fresh, "peers", peers(json.loads(PEERS.read_text())))
     if "--check" in sys.argv[1:]:
         if fresh != text:
             print("docs/quality.md differs from its record: run tools/quality_docs.py")
