@@ -31,6 +31,8 @@ struct Checkpoint::Impl : TensorStore {
   mutable std::map<size_t, AlignedBuffer> computed_data;
   mutable std::mutex computed_mutex;  ///< Guards computed_data.
 
+  /// No directory of safetensors has the plain tensors as they are.
+  bool other_form() const { return in_container || !computed.empty(); }
   bool quantized() const { return quant_method == kQuantMethod; }
   /// Frees computed tensors. Views of them become invalid.
   void ForgetComputed() const;

@@ -202,7 +202,7 @@ Status DequantizeImpl(Io& io, const std::string& source_path, const std::string&
   }
   MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointAccess::Open(io, source_path));
   const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
-  if (source.quant_method.empty() && !source.in_container) {
+  if (source.quant_method.empty() && !source.other_form()) {
     return Status(Code::kInvalidArgument,
                   Printable(source_path) + ": is not a quantized checkpoint");
   }

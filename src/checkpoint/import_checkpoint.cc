@@ -355,7 +355,7 @@ Status CheckImportable(const Checkpoint::Impl& source, const ImportCheckpointOpt
     return Status(Code::kInvalidArgument,
                   Printable(source.path) + ": is a directory of metal-marlin already");
   }
-  if (source.quant_method.empty() && !source.in_container) {
+  if (source.quant_method.empty() && !source.other_form()) {
     return Status(Code::kInvalidArgument,
                   Printable(source.path) + ": is not quantized: there is nothing to import");
   }

@@ -265,8 +265,10 @@ Status CheckpointOpener::OpenDirectory() {
   MARLIN_RETURN_IF_ERROR(FindChecksums());
   MARLIN_RETURN_IF_ERROR(ReadConfig(names));
   MARLIN_ASSIGN_OR_RETURN(QuantMethod method, FindQuantMethod(io_, impl_, names));
-  impl_.quant_method = method.name;
-  return TakeReader(OpenModules(impl_, method));
+  MARLIN_RETURN_IF_ERROR(TakeReader(OpenModules(impl_, method)));
+  // Tensors of another form that all hold plain numbers are no quantized checkpoint.
+  if (!impl_.modules.empty() || impl_.computed.empty()) impl_.quant_method = method.name;
+  return {};
 }
 
 // A directory without safetensors may hold one model in another container.

@@ -204,6 +204,7 @@ std::string ConfigText(const Checkpoint::Impl& source, const QuantizePlan& plan,
     if (unit.action == PlanUnit::Action::kQuantize) quantization.modules.push_back(unit.record);
   }
   Json config = source.config.is_object() ? source.config : Json::object();
+  RemoveQuantization(&config);
   config["quantization_config"] = BuildQuantizationConfig(quantization);
   return DumpJson(config, 2) + "\n";
 }

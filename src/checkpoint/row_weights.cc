@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "base/checked.h"
 #include "base/macros.h"
@@ -34,7 +35,9 @@ void FillSharedScales(const std::byte* from, int64_t scale_rows, const WeightsSp
 Status FillRows(const TensorStore& store, const RowWeights& rows, WeightsBuffer* buffer,
                 ThreadPool& pool) {
   const WeightsSpec& spec = rows.spec;
-  if (rows.unpack) {
+  if (spec.sparsity == Sparsity::k24) {
+    PackKeptRows(rows.kept.codes, rows.kept.positions, *buffer, pool);
+  } else if (rows.unpack) {
     PackByteRows(rows.unpack, *buffer, pool);
   } else {
     const int64_t row_bytes = store.tensors[rows.codes].bytes / (spec.experts * spec.n);
@@ -126,15 +129,13 @@ void AddFloats(const std::string& name, int64_t experts, int64_t k, int64_t n, V
               });
 }
 
-Status AddFp8(const std::string& name, std::string_view codes_suffix,
-              std::string_view scales_suffix, int64_t block_rows, int64_t block_columns,
-              ModuleTensorFinder* finder, ListedReader* reader) {
-  MARLIN_ASSIGN_OR_RETURN(const size_t codes, finder->Need(ModulePart::kCodes, codes_suffix,
-                                                           {DType::kF8E4M3, DType::kF8E5M2}));
+Status AddFp8(const std::string& name, Fp8Codes codes, std::string_view scales_suffix,
+              int64_t block_rows, int64_t block_columns, ModuleTensorFinder* finder,
+              ListedReader* reader) {
   MARLIN_ASSIGN_OR_RETURN(const size_t scales, finder->Need(ModulePart::kScales, scales_suffix,
                                                             {DType::kF32, DType::kBf16, DType::kF16,
                                                              DType::kU8, DType::kF8E8M0}));
-  const Shape& shape = finder->ShapeOf(codes);
+  const Shape& shape = codes.shape;
   const std::optional<ScaleGrid> found =
       GridOf(shape, finder->ShapeOf(scales), block_rows, block_columns);
   if (!found) {
@@ -145,38 +146,57 @@ Status AddFp8(const std::string& name, std::string_view codes_suffix,
   }
   const DType scale_type = finder->TypeOf(scales);
   const bool exponent = scale_type == DType::kU8 || scale_type == DType::kF8E8M0;
-  const bool e5m2 = finder->TypeOf(codes) == DType::kF8E5M2;
   const ScaleGrid grid = *found;
   RowWeights weights;
-  weights.spec = {.format = e5m2 ? Format::kFp8E5M2 : Format::kFp8E4M3,
+  weights.spec = {.format = codes.e5m2 ? Format::kFp8E5M2 : Format::kFp8E4M3,
                   .experts = shape.rank() == 3 ? shape[0] : 1,
                   .k = shape[shape.rank() - 1],
                   .n = shape[shape.rank() - 2],
                   .group_size = grid.group_size,
                   .scale_type = exponent ? ScaleType::kE8M0 : *ScaleTypeOf(scale_type)};
-  const WeightsSpec spec = weights.spec;
   if (grid.columns == 1 || grid.group_size % kGroupGranule == 0) {
-    weights.codes = codes;
+    weights.codes = codes.tensor;
+    weights.unpack = std::move(codes.unpack);
+    weights.spec.sparsity = codes.kept.codes ? Sparsity::k24 : Sparsity::kDense;
+    weights.kept = std::move(codes.kept);
     weights.scales = scales;
     weights.scale_rows = grid.rows;
     AddRows(name, std::move(weights), finder, reader);
     return {};
   }
-  const std::byte* data = finder->Data(codes);
+  const WeightsSpec spec = weights.spec;
+  if (!codes.unpack) {
+    codes.unpack = [data = finder->Data(codes.tensor), k = spec.k](int64_t row, uint8_t* bytes) {
+      std::memcpy(bytes, data + row * k, static_cast<size_t>(k));
+    };
+  }
   const std::byte* factors = finder->Data(scales);
   const int64_t grid_rows = CeilDivide(spec.n, grid.rows);
   AddFloats(
       name, spec.experts, spec.k, spec.n,
-      [=](int64_t row, float* values) {
+      [=, unpack = std::move(codes.unpack), e5m2 = codes.e5m2](int64_t row, float* values) {
+        std::vector<uint8_t> bytes(static_cast<size_t>(spec.k));
+        unpack(row, bytes.data());
         const int64_t first = (row / spec.n * grid_rows + row % spec.n / grid.rows) * grid.columns;
         for (int64_t i = 0; i < spec.k; ++i) {
-          const auto code = static_cast<uint8_t>(data[row * spec.k + i]);
+          const uint8_t code = bytes[static_cast<size_t>(i)];
           const float value = e5m2 ? Fp8E5M2ToFloat(code) : Fp8E4M3ToFloat(code);
           values[i] = value * ScaleAt(factors, scale_type, first + i / grid.group_size);
         }
       },
       finder, reader);
   return {};
+}
+
+Status AddFp8(const std::string& name, std::string_view codes, std::string_view scales,
+              int64_t block_rows, int64_t block_columns, ModuleTensorFinder* finder,
+              ListedReader* reader) {
+  Fp8Codes found;
+  MARLIN_ASSIGN_OR_RETURN(
+      found.tensor, finder->Need(ModulePart::kCodes, codes, {DType::kF8E4M3, DType::kF8E5M2}));
+  found.shape = finder->ShapeOf(found.tensor);
+  found.e5m2 = finder->TypeOf(found.tensor) == DType::kF8E5M2;
+  return AddFp8(name, std::move(found), scales, block_rows, block_columns, finder, reader);
 }
 
 std::optional<int64_t> GroupSizeOf(int64_t k, int64_t groups) {

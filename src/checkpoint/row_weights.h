@@ -11,6 +11,15 @@
 
 namespace marlin {
 
+/// Gives something of every row, one byte each.
+using BytesOfRow = std::function<void(int64_t row, uint8_t* bytes)>;
+
+/// The kept codes of 2:4 weights, k rounded up to a multiple of kSparseRun.
+struct KeptRows {
+  BytesOfRow codes;      ///< Two codes per block of four; those of padding are of value 0.
+  BytesOfRow positions;  ///< The nibble of each block, as QuantizedWeights::metadata has it.
+};
+
 /// Tensors, by number, from which a module in the canonical layout is made.
 struct RowWeights {
   WeightsSpec spec;
@@ -20,7 +29,8 @@ struct RowWeights {
   uint32_t flip = 0;          ///< XORed to every word of codes.
   bool swap_nibbles = false;  ///< The high nibble of a byte comes first.
   /// Gives the codes of a row in place of `codes`, for packings that are no dense bit strings.
-  std::function<void(int64_t row, uint8_t* codes)> unpack;
+  BytesOfRow unpack;
+  KeptRows kept;  ///< In place of `codes` where spec.sparsity is 2:4.
   /// [experts, ceil(n / scale_rows), groups], elements as wide as spec.scale_type; nothing: `more`
   /// makes the scales.
   std::optional<size_t> scales;
@@ -44,9 +54,21 @@ using ValueOfRow = std::function<void(int64_t row, float* values)>;
 void AddFloats(const std::string& name, int64_t experts, int64_t k, int64_t n, ValueOfRow values,
                ModuleTensorFinder* finder, ListedReader* reader);
 
-/// fp8 codes [experts, n, k], or [n, k], with a scale for the whole matrix, a row, a group or a
+/// fp8 codes [experts, n, k], or [n, k].
+struct Fp8Codes {
+  Shape shape;
+  bool e5m2 = false;
+  size_t tensor = 0;  ///< Holds the codes, unless `unpack` gives them.
+  BytesOfRow unpack;
+  KeptRows kept;  ///< The same codes, if they are 2:4 and k is a multiple of four.
+};
+
+/// fp8 codes with a scale for the whole matrix, a row, a group or a
 /// block of `block_rows` x `block_columns` (0: unknown), which the shape of the scales tells.
 /// Errors: kMalformedFile for other shapes.
+Status AddFp8(const std::string& name, Fp8Codes codes, std::string_view scales, int64_t block_rows,
+              int64_t block_columns, ModuleTensorFinder* finder, ListedReader* reader);
+/// The same for the codes of a tensor, named by its suffix.
 Status AddFp8(const std::string& name, std::string_view codes, std::string_view scales,
               int64_t block_rows, int64_t block_columns, ModuleTensorFinder* finder,
               ListedReader* reader);

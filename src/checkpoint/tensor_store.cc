@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "base/macros.h"
+
 namespace marlin {
 
 std::optional<size_t> TensorStore::FindTensor(std::string_view name) const {
@@ -42,6 +44,40 @@ Status SortTensors(TensorStore* store) {
                                 Printable(tensors[i].file)));
     }
     store->tensor_file.push_back(numbers.at(tensors[i].file));
+  }
+  return {};
+}
+
+Status ReplaceTensors(const std::vector<size_t>& replaced, std::vector<ComputedTensor> made,
+                      TensorStore* store) {
+  std::vector<bool> gone(store->tensors.size());
+  for (const size_t tensor : replaced) gone[tensor] = true;
+  std::vector<TensorInfo> tensors;
+  std::map<std::string, std::optional<uint64_t>> checksums;
+  for (size_t i = 0; i < gone.size(); ++i) {
+    if (gone[i]) continue;
+    if (!store->checksums.empty() && store->checksums[i]) {
+      checksums[store->tensors[i].name] = store->checksums[i];
+    }
+    tensors.push_back(std::move(store->tensors[i]));
+  }
+  std::map<std::string, std::function<void(std::byte*)>> compute;
+  for (ComputedTensor& tensor : made) {
+    compute[tensor.info.name] = std::move(tensor.compute);
+    tensors.push_back(std::move(tensor.info));
+  }
+  store->tensors = std::move(tensors);
+  store->tensor_file.clear();
+  MARLIN_RETURN_IF_ERROR(SortTensors(store));
+  store->checksums.assign(store->tensors.size(), std::nullopt);
+  for (size_t i = 0; i < store->tensors.size(); ++i) {
+    const std::string& name = store->tensors[i].name;
+    if (const auto found = checksums.find(name); found != checksums.end()) {
+      store->checksums[i] = found->second;
+    }
+    if (const auto found = compute.find(name); found != compute.end()) {
+      store->computed.emplace(i, std::move(found->second));
+    }
   }
   return {};
 }

@@ -57,4 +57,15 @@ struct TensorStore {
 /// duplicate names.
 Status SortTensors(TensorStore* store);
 
+/// A tensor that is computed from others.
+struct ComputedTensor {
+  TensorInfo info;  ///< Its place in a file is that of the largest of them.
+  std::function<void(std::byte* out)> compute;
+};
+
+/// Replaces the tensors of these numbers by computed ones; all numbers change. Precondition: the
+/// tensors are sorted, and none is computed. Errors: kMalformedFile for a name that is taken.
+Status ReplaceTensors(const std::vector<size_t>& replaced, std::vector<ComputedTensor> made,
+                      TensorStore* store);
+
 }  // namespace marlin

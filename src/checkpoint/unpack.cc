@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/scalars.h"
 #include "layout/packing.h"
+#include "layout/sparse_24.h"
 
 namespace marlin {
 namespace {
@@ -62,20 +63,40 @@ void PackDenseRows(const DenseRows& rows, const WeightsBuffer& buffer, ThreadPoo
   });
 }
 
-void PackByteRows(UnpackRow unpack, const WeightsBuffer& buffer, ThreadPool& pool) {
-  const WeightsSpec& spec = buffer.weights.spec;
-  const int bits = GetFormatInfo(spec.format).bits;
-  const int64_t words = WordsAlongK(spec.format, spec.k);
-  const int64_t stride = RoundUp(spec.k, kPackRun);
+namespace {
+
+/// Packs `count` codes of each row into `words` words of each column.
+void PackRowsOf(int bits, int64_t count, UnpackRow unpack, const WeightsSpec& spec, uint32_t* words,
+                int64_t word_count, ThreadPool& pool) {
+  const int64_t stride = RoundUp(count, kPackRun);
   std::vector<std::vector<uint8_t>> scratch(static_cast<size_t>(pool.worker_count()));
   ForTiles(spec, pool, [&](int64_t expert, int64_t first, int64_t columns, int worker) {
     std::vector<uint8_t>& codes = scratch[static_cast<size_t>(worker)];
     codes.resize(static_cast<size_t>(std::min(kTileColumns, spec.n) * stride));
     for (int64_t c = 0; c < columns; ++c)
       unpack(expert * spec.n + first + c, codes.data() + c * stride);
-    PackColumns(bits, {codes.data(), stride, spec.k, columns},
-                static_cast<uint32_t*>(buffer.codes) + expert * words * spec.n + first, spec.n);
+    PackColumns(bits, {codes.data(), stride, count, columns},
+                words + expert * word_count * spec.n + first, spec.n);
   });
+}
+
+}  // namespace
+
+void PackByteRows(UnpackRow unpack, const WeightsBuffer& buffer, ThreadPool& pool) {
+  const WeightsSpec& spec = buffer.weights.spec;
+  PackRowsOf(GetFormatInfo(spec.format).bits, spec.k, unpack, spec,
+             static_cast<uint32_t*>(buffer.codes), WordsAlongK(spec.format, spec.k), pool);
+}
+
+void PackKeptRows(UnpackRow codes, UnpackRow positions, const WeightsBuffer& buffer,
+                  ThreadPool& pool) {
+  const WeightsSpec& spec = buffer.weights.spec;
+  const int64_t k = RoundUp(spec.k, kSparseRun);
+  constexpr int kPositionBits = 4;
+  PackRowsOf(GetFormatInfo(spec.format).bits, k / 2, codes, spec,
+             static_cast<uint32_t*>(buffer.codes), WordsAlongK(spec), pool);
+  PackRowsOf(kPositionBits, k / kSparseBlock, positions, spec,
+             static_cast<uint32_t*>(buffer.metadata), MetadataWordsAlongK(spec.k), pool);
 }
 
 void StoreFloatRows(FloatRow values, const WeightsBuffer& buffer, ThreadPool& pool) {

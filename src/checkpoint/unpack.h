@@ -29,6 +29,11 @@ void PackDenseRows(const DenseRows& rows, const WeightsBuffer& buffer, ThreadPoo
 using UnpackRow = FunctionRef<void(int64_t row, uint8_t* codes)>;
 void PackByteRows(UnpackRow unpack, const WeightsBuffer& buffer, ThreadPool& pool);
 
+/// Writes the values and the metadata of 2:4 weights: for row r, with k rounded up to a multiple of
+/// kSparseRun, `codes` gives k / 2 kept codes and `positions` k / 4 nibbles, one byte each.
+void PackKeptRows(UnpackRow codes, UnpackRow positions, const WeightsBuffer& buffer,
+                  ThreadPool& pool);
+
 /// Writes values of the format fp32, k of them for row r.
 using FloatRow = FunctionRef<void(int64_t row, float* values)>;
 void StoreFloatRows(FloatRow values, const WeightsBuffer& buffer, ThreadPool& pool);

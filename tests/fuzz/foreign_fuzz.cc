@@ -5,6 +5,7 @@
 // corrected, and the data repeated to the end that the header describes.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 
 #include "base/json.h"
@@ -61,6 +62,12 @@ void CheckModule(const Checkpoint& checkpoint, const QuantizedModule& module) {
   MARLIN_FUZZ_CHECK(Dequantize(*weights, MutableTensorView(out.data(), DType::kF32, shape)).ok());
 }
 
+/// Reads every byte, as a sanitizer then does.
+int64_t SumOf(const TensorView& tensor) {
+  const auto* bytes = static_cast<const uint8_t*>(tensor.data());
+  return std::accumulate(bytes, bytes + tensor.ByteCount(), int64_t{0});
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -78,5 +85,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   if (checkpoint->quantized()) return 0;  // The target checkpoint_fuzz has these.
   for (const QuantizedModule& module : checkpoint->modules()) CheckModule(*checkpoint, module);
+  for (const TensorInfo& info : checkpoint->tensors()) {
+    // Tensors that are stored in another form are computed.
+    MARLIN_FUZZ_CHECK(info.bytes <= 64 * kMostData);
+    const auto tensor = checkpoint->Tensor(info.name);
+    MARLIN_FUZZ_CHECK(tensor.ok() && tensor->ByteCount() == info.bytes);
+    MARLIN_FUZZ_CHECK(SumOf(*tensor) >= 0);
+  }
   return 0;
 }

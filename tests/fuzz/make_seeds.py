@@ -421,6 +421,21 @@ def foreign_checkpoints() -> Seeds:
         "ct-packed-6": file(ct(6, {}), {
             "m.weight_packed": ("I32", [2, 6], 48), "m.weight_scale": ("F16", [2, 2], 8),
             "m.weight_shape": ("I64", [2], words(2, 32, size=8))}),
+        "ct-marlin-24": file(ct(4, {}), {
+            "m.meta": ("I16", [1, 128], b"\x4e" * 256),
+            "m.scale_packed": ("F16", [1, 64], 128), "m.weight_packed": ("I32", [1, 128], 512)}),
+        "ct-sparse-24": file(ct(8, {}) | {"sparsity_config": {"format": "sparse-24-bitmask"}}, {
+            "m.bitmask": ("U8", [2, 2], b"\x35" * 4), "m.compressed": ("F8_E4M3", [2, 6], 12),
+            "m.shape": ("I64", [2, 1], words(2, 12, size=8)), "m.weight_scale": ("BF16", [2, 1], 4),
+            "p.bitmask": ("U8", [2, 1], b"\x13\x1a"), "p.compressed": ("F16", [2, 3], 12),
+            "p.shape": ("I64", [2, 1], words(2, 6, size=8))}),
+        "ct-sparse": file(ct(8, {}) | {"sparsity_config": {"format": "sparse-bitmask"}}, {
+            "m.bitmask": ("U8", [2, 1], b"\x07\x10"), "m.compressed": ("I8", [4], 4),
+            "m.row_offsets": ("I64", [2], words(0, 3, size=8)),
+            "m.shape": ("I64", [2], words(2, 5, size=8)), "m.weight_scale": ("BF16", [2, 1], 4),
+            "p.weight.bitmask": ("U8", [1], b"\x07"), "p.weight.compressed": ("F32", [3], 12),
+            "p.weight.row_offsets": ("I64", [], words(0, size=8)),
+            "p.weight.shape": ("I64", [1], words(5, size=8))}),
         "fp8": file({"quant_method": "fp8", "weight_block_size": [16, 16]}, {
             "m.weight": ("F8_E4M3", [20, 40], 800), "m.weight_scale_inv": ("F32", [2, 3], 24),
             "e.weight": ("I8", [2, 16], 32), "e.scale": ("F8_E8M0", [2, 1], 2)}),

@@ -3,12 +3,14 @@
 //   X.weight_packed u8   nvfp4-pack-quantized or mxfp4-pack-quantized: two E2M1 codes a byte, and
 //                        mxfp6-pack-quantized: four E2M3 codes in three bytes
 //   X.weight f8 or i8    float-quantized, int-quantized, naive-quantized, mxfp8-quantized
+//   X.meta i16           marlin-24; X.compressed: a bitmask (compressed_tensors_24.h)
 // X.weight_scale is [n, groups], or [n / rows, k / columns] for blocks, or one number.
 #include <fmt/format.h>
 
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <memory>
 #include <optional>
 #include <set>
 #include <vector>
@@ -17,6 +19,7 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/scalars.h"
+#include "checkpoint/readers/compressed_tensors_24.h"
 #include "checkpoint/row_weights.h"
 #include "checkpoint/unpack.h"
 #include "layout/parameters.h"
@@ -39,6 +42,7 @@ struct CtGroup {
 struct CtConfig {
   std::string where;
   std::vector<CtGroup> groups;
+  BitmaskFormat bitmask = BitmaskFormat::kNone;
   bool dense_packing = true;  // How 3, 5, 6 and 7 bits are packed where the shapes do not tell.
 };
 
@@ -78,11 +82,15 @@ Result<CtConfig> ReadConfig(const QuantMethod& method) {
   const std::string sparse = sparsity.StringOr("format", "dense");
   MARLIN_RETURN_IF_ERROR(json.status());
   MARLIN_RETURN_IF_ERROR(sparsity.status());
-  if (sparse != "dense") {
-    return Status(
-        Code::kUnsupported,
-        fmt::format("{}: sparsity_config: format \"{}\" is not supported; supported: dense",
-                    method.where, Printable(sparse)));
+  if (sparse == "sparse-24-bitmask") {
+    config.bitmask = BitmaskFormat::kSparse24;
+  } else if (sparse == "sparse-bitmask") {
+    config.bitmask = BitmaskFormat::kAny;
+  } else if (sparse != "dense") {
+    return Status(Code::kUnsupported,
+                  fmt::format("{}: sparsity_config: format \"{}\" is not supported; supported: "
+                              "dense, sparse-24-bitmask, sparse-bitmask",
+                              method.where, Printable(sparse)));
   }
   const auto transforms = method.config->find("transform_config");
   if (transforms != method.config->end() && !transforms->empty()) {
@@ -117,6 +125,10 @@ class CtFinder {
     reader_ = reader;
     finder_.TakeUnused({".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale",
                         ".output_zero_point", ".weight_observer_min", ".weight_observer_max"});
+    if (config_.bitmask != BitmaskFormat::kNone && finder_.Has(".compressed")) return AddBitmask();
+    if (finder_.Has(".meta") || finder_.Has(".scale_packed")) {
+      return AddMarlin24(name_, config_.groups.empty() ? 0 : Group()->bits, &finder_, reader);
+    }
     if (const TensorInfo* packed = finder_.Look(".weight_packed"); packed != nullptr) {
       if (packed->dtype == DType::kI32) return AddPacked();
       return AddPackedFloat();
@@ -124,9 +136,9 @@ class CtFinder {
     const TensorInfo* weight = finder_.Look(".weight");
     if (weight == nullptr) return finder_.Malformed(".weight", "is missing");
     if (weight->dtype == DType::kI8) return AddInt8();
-    const CtGroup* group = Group();
-    return AddFp8(name_, ".weight", ".weight_scale", group == nullptr ? 0 : group->block_rows,
-                  group == nullptr ? 0 : group->block_columns, &finder_, reader);
+    const CtGroup group = GroupOrNone();
+    return AddFp8(name_, ".weight", ".weight_scale", group.block_rows, group.block_columns,
+                  &finder_, reader);
   }
 
  private:
@@ -137,6 +149,29 @@ class CtFinder {
       }
     }
     return config_.groups.empty() ? nullptr : &config_.groups.front();
+  }
+
+  CtGroup GroupOrNone() const { return config_.groups.empty() ? CtGroup() : *Group(); }
+
+  // Codes of 8 bits that were compressed once more.
+  Status AddBitmask() {
+    MARLIN_ASSIGN_OR_RETURN(
+        BitmaskTensor found,
+        FindBitmask(config_.bitmask, {DType::kI8, DType::kF8E4M3, DType::kF8E5M2}, &finder_));
+    if (found.shape.rank() != 2) {
+      return finder_.Malformed(".shape", "expected [n, k], got " + found.shape.ToString());
+    }
+    const KeptRows kept = found.blocks_in_rows ? found.Kept() : KeptRows();
+    const DType dtype = found.dtype;
+    const Shape shape = found.shape;
+    BytesOfRow unpack = [found = std::make_shared<const BitmaskTensor>(std::move(found))](
+                            int64_t row, uint8_t* codes) {
+      found->Expand(row, reinterpret_cast<std::byte*>(codes));
+    };
+    if (dtype == DType::kI8) return AddInt8(shape, std::move(unpack), kept);
+    const CtGroup group = GroupOrNone();
+    return AddFp8(name_, {shape, dtype == DType::kF8E5M2, 0, std::move(unpack), kept},
+                  ".weight_scale", group.block_rows, group.block_columns, &finder_, reader_);
   }
 
   // The scales of integers: one number, or [n, groups].
@@ -353,7 +388,10 @@ class CtFinder {
 
   Status AddInt8() {
     MARLIN_ASSIGN_OR_RETURN(codes_, finder_.Need(ModulePart::kCodes, ".weight", {DType::kI8}));
-    const Shape& shape = finder_.ShapeOf(codes_);
+    return AddInt8(finder_.ShapeOf(codes_), nullptr, {});
+  }
+
+  Status AddInt8(const Shape& shape, BytesOfRow unpack, const KeptRows& kept) {
     if (shape.rank() != 2 || shape.ElementCount() < 1) {
       return finder_.Malformed(".weight", "expected [n, k], got " + shape.ToString());
     }
@@ -364,6 +402,12 @@ class CtFinder {
     MARLIN_RETURN_IF_ERROR(FindZeros(8, false));
     RowWeights rows = Rows(Format::kS8);
     rows.codes = codes_;
+    rows.unpack = std::move(unpack);
+    // The code of weight 0 depends on zeros.
+    if (kept.codes && !zeros_) {
+      rows.spec.sparsity = Sparsity::k24;
+      rows.kept = kept;
+    }
     AddRows(name_, std::move(rows), &finder_, reader_);
     return {};
   }
@@ -462,6 +506,38 @@ class CtFinder {
   std::optional<size_t> group_index_;
 };
 
+/// Replaces the parts of tensors in floating point by the tensors. Version 0.3 compressed them all
+/// and kept their whole names; later ones name the module of a weight.
+Status ExpandPlain(BitmaskFormat format, TensorStore* store) {
+  std::vector<size_t> replaced;
+  std::vector<ComputedTensor> made;
+  for (const std::string& base : BasesWithSuffix(*store, ".compressed")) {
+    ModuleTensorFinder finder(*store, base);
+    if (finder.Has(".weight_scale")) continue;
+    MARLIN_ASSIGN_OR_RETURN(BitmaskTensor found,
+                            FindBitmask(format, {DType::kF16, DType::kBf16, DType::kF32}, &finder));
+    for (const PartTensor& part : finder.TakeParts()) replaced.push_back(part.tensor);
+    const bool named = base.ends_with(".weight") || base.ends_with(".bias");
+    const TensorInfo& values = store->tensors[found.values_tensor];
+    TensorInfo info{named ? base : base + ".weight",
+                    found.dtype,
+                    found.shape,
+                    values.file,
+                    values.offset,
+                    found.shape.ElementCount() * DTypeBytes(found.dtype)};
+    if (store->FindTensor(info.name)) {
+      return finder.Malformed(".compressed", "is stored both plain and compressed");
+    }
+    made.push_back({std::move(info), [found = std::move(found)](std::byte* out) {
+                      const int64_t bytes = found.columns * DTypeBytes(found.dtype);
+                      for (int64_t row = 0; row < found.rows; ++row) {
+                        found.Expand(row, out + row * bytes);
+                      }
+                    }});
+  }
+  return made.empty() ? Status() : ReplaceTensors(replaced, std::move(made), store);
+}
+
 }  // namespace
 
 OpenReader OpenCompressedTensors;
@@ -469,6 +545,9 @@ OpenReader OpenCompressedTensors;
 Result<std::unique_ptr<const ModuleReader>> OpenCompressedTensors(TensorStore& store,
                                                                   const QuantMethod& method) {
   MARLIN_ASSIGN_OR_RETURN(const CtConfig config, ReadConfig(method));
+  if (config.bitmask != BitmaskFormat::kNone) {
+    MARLIN_RETURN_IF_ERROR(ExpandPlain(config.bitmask, &store));
+  }
   std::set<std::string> bases;
   for (const char* suffix : {".weight_packed", ".weight_scale"}) {
     for (std::string& base : BasesWithSuffix(store, suffix)) bases.insert(std::move(base));

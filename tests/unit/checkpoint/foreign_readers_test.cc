@@ -249,9 +249,64 @@ TEST(ForeignReaders, RotationsAndSparsityAreRefused) {
   files.config["transform_config"] = Json::object();
   directory.Write(files);
   EXPECT_TRUE(directory.Open().ok()) << directory.Open().status().message();
+  files.config["sparsity_config"] = {{"format", "sparse-hash"}};
+  directory.Write(files);
+  EXPECT_TRUE(Contains(directory.Open().status().message(), "\"sparse-hash\" is not supported"));
+  // Packed integers are not compressed once more.
   files.config["sparsity_config"] = {{"format", "sparse-24-bitmask"}};
   directory.Write(files);
-  EXPECT_TRUE(Contains(directory.Open().status().message(), "sparse-24-bitmask"));
+  EXPECT_TRUE(directory.Open().ok()) << directory.Open().status().message();
+}
+
+Files CtMarlin24(int bits) {
+  Files files = CtPacked();
+  files.name = "marlin-24";
+  files.config["format"] = "marlin-24";
+  files.config["config_groups"]["group_0"]["weights"] = {
+      {"num_bits", bits}, {"strategy", "group"}, {"group_size", 128}};
+  files.tensors = {Filled("m.weight_packed", DType::kI32, {8, 32 * bits}),
+                   Filled("m.meta", DType::kI16, {8, 128}, 0x4e),
+                   Filled("m.scale_packed", DType::kF16, {2, 64})};
+  return files;
+}
+
+TEST(ForeignReaders, BitsAndNibblesOfMarlin24AreChecked) {
+  const Directory directory;
+  Files files = CtMarlin24(4);
+  files.config["config_groups"]["group_0"]["weights"]["num_bits"] = 8;
+  directory.Write(files);
+  EXPECT_TRUE(Contains(directory.Open().status().message(),
+                       "holds codes of 4 bits, the configuration says 8"))
+      << directory.Open().status().message();
+  files = CtMarlin24(8);
+  files.tensors[1].data[40] = 0x45;  // Both positions are 1.
+  directory.Write(files);
+  const Result<Checkpoint> opened = directory.Open();
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  const Status status = opened->Weights("m.weight").status();
+  EXPECT_EQ(status.code(), Code::kMalformedFile);
+  EXPECT_TRUE(Contains(status.message(), "m.meta")) << status.message();
+}
+
+Files CtSparse(const std::string& format, DType dtype) {
+  const bool sparse24 = format == "sparse-24-bitmask";
+  Files files{format,
+              {Filled("m.bitmask", DType::kU8, {16, 5}, 0x35),
+               Filled("m.compressed", dtype, sparse24 ? Shape{16, 20} : Shape{320}),
+               Of<int64_t>("m.shape", DType::kI64, {2}, {16, 40})},
+              {{"quant_method", "compressed-tensors"},
+               {"version", "0.12.2"},
+               {"sparsity_config", {{"format", format}}}}};
+  if (!sparse24) {
+    std::vector<int64_t> offsets;
+    for (int64_t row = 0; row < 16; ++row) offsets.push_back(20 * row);
+    files.tensors.push_back(Of<int64_t>("m.row_offsets", DType::kI64, {16}, offsets));
+  }
+  if (DTypeBytes(dtype) == 1) {
+    files.tensors.push_back(Filled("m.weight_scale", DType::kBf16, {16, 1}));
+    files.config["format"] = "float-quantized";
+  }
+  return files;
 }
 
 Files CtNvfp4() {
@@ -553,6 +608,9 @@ class MalformedForeignFiles : public ::testing::TestWithParam<Files> {
       for (const QuantizedModule& module : opened->modules()) {
         if (status.ok()) status = opened->Weights(module.name).status();
       }
+      for (const TensorInfo& tensor : opened->tensors()) {
+        if (status.ok()) status = opened->Tensor(tensor.name).status();
+      }
     }
     if (status.ok()) return;
     ++errors_;
@@ -595,22 +653,29 @@ TEST_P(MalformedForeignFiles, ModuleNamesAreUnique) {
   directory_.Write(files);
   const Result<Checkpoint> opened = directory_.Open();
   ASSERT_TRUE(opened.ok());
-  const std::string name = opened->modules().front().name;
-  if (opened->Find(name) != nullptr) return;
+  const bool plain = opened->modules().empty();
+  const std::string name = plain ? "m.weight" : opened->modules().front().name;
+  if (!plain && opened->Find(name) != nullptr) return;
   files.tensors.push_back(Filled(name, DType::kF32, {2, 2}));
   directory_.Write(files);
   const Status status = directory_.Open().status();
   EXPECT_EQ(status.code(), Code::kMalformedFile);
-  EXPECT_TRUE(Contains(status.message(), "both plain and quantized")) << status.message();
+  EXPECT_TRUE(
+      Contains(status.message(), plain ? "both plain and compressed" : "both plain and quantized"))
+      << status.message();
 }
 
-INSTANTIATE_TEST_SUITE_P(Readers, MalformedForeignFiles,
-                         ::testing::Values(Gptq(4, "gptq", 0x77777777u),
-                                           Gptq(3, "gptq_v2", 0x12345678u), AwqGemm(), CtPacked(),
-                                           CtNvfp4(), ModelOptNvfp4(), Mlx("affine"), Mlx("mxfp4"),
-                                           GptOss(), Bitsandbytes(4, 64, true),
-                                           Bitsandbytes(3, 33, false), Fp8(), Hqq(0), Hqq(1)),
-                         [](const auto& made) { return "Case" + std::to_string(made.index); });
+INSTANTIATE_TEST_SUITE_P(
+    Readers, MalformedForeignFiles,
+    ::testing::Values(Gptq(4, "gptq", 0x77777777u), Gptq(3, "gptq_v2", 0x12345678u), AwqGemm(),
+                      CtPacked(), CtNvfp4(), ModelOptNvfp4(), Mlx("affine"), Mlx("mxfp4"), GptOss(),
+                      Bitsandbytes(4, 64, true), Bitsandbytes(3, 33, false), Fp8(), Hqq(0), Hqq(1),
+                      CtMarlin24(4), CtMarlin24(8), CtSparse("sparse-24-bitmask", DType::kF16),
+                      CtSparse("sparse-24-bitmask", DType::kF8E4M3),
+                      CtSparse("sparse-24-bitmask", DType::kI8),
+                      CtSparse("sparse-bitmask", DType::kF32),
+                      CtSparse("sparse-bitmask", DType::kF8E4M3)),
+    [](const auto& made) { return "Case" + std::to_string(made.index); });
 
 }  // namespace
 }  // namespace marlin
