@@ -621,6 +621,18 @@ def onnx_files() -> Seeds:
             [onnx_tensor("w", kind, (32, 2), bytes(8 * size)),
              onnx_tensor("s", 1, (2, 2), bytes(16)),
              onnx_tensor("z", kind, (2, 2), bytes(size // 2))])
+    for bits, block in ((2, 32), (4, 0), (8, 16)):
+        row = 4 * bits  # Bytes of 32 codes.
+        groups = 32 // block if block else 1
+        scale_shape = (2, 32, groups) if block else (2, 32)
+        zero_shape = (2, 32, -(-groups * bits // 8)) if block else (2, 4 * bits)
+        zero_bytes = bytes(64 * -(-groups * bits // 8) if block else 8 * bits)
+        seeds[f"experts-{bits}"] = model(
+            [onnx_node("QMoE", ("x", "r", "a", "as", "", "b", "bs", "", "", "", "", "az", "bz"),
+                       expert_weight_bits=bits, block_size=block, weights_prepacked=0)],
+            [onnx_tensor(name, 2, (2, 32, row), bytes(64 * row)) for name in ("a", "b")]
+            + [onnx_tensor(name, 1, scale_shape, bytes(256 * groups)) for name in ("as", "bs")]
+            + [onnx_tensor(name, 2, zero_shape, zero_bytes) for name in ("az", "bz")])
     seeds["values"] = model(
         [onnx_node("DequantizeLinear", ("w", "s", "z"), axis=1)],
         [onnx_tensor("w", 3, (2, 2, 3), bytes(12)), onnx_tensor("s", 10, (2,), bytes(4)),

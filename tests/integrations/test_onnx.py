@@ -187,3 +187,73 @@ def test_dequantize_linear(tmp_path: Path, case: str) -> None:
         if axis == 1 and block:
             got = got.T
     assert np.array_equal(got.astype(want.dtype).reshape(want.shape), want)
+
+
+def expert_matrix(bits: int, codes: np.ndarray, zeros: np.ndarray | None, scale: np.ndarray,
+                  blocks: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Codes [E, n, k], scales [E, n, groups] and zeros as QMoE stores them."""
+    rows = [packed_row(row, bits) for row in codes.reshape(-1, codes.shape[2])]
+    words = np.stack(rows).reshape(*codes.shape[:2], -1)
+    if zeros is not None and blocks:
+        zeros = np.stack([packed_row(row, bits) for row in zeros.reshape(-1, zeros.shape[2])])
+        zeros = zeros.reshape(*codes.shape[:2], -1)
+    elif zeros is not None:
+        zeros = np.stack([packed_row(row[:, 0], bits) for row in zeros])
+    return words, scale if blocks else scale[:, :, 0], zeros
+
+
+def packed_row(codes: np.ndarray, bits: int) -> np.ndarray:
+    flags = (codes[:, None] >> np.arange(bits)) & 1
+    return np.packbits(flags.reshape(-1).astype(np.uint8), bitorder="little")
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("block", [0, 32])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("which", ["up", "down"])
+def test_experts(tmp_path: Path, bits: int, block: int, zeros: bool, which: str) -> None:
+    """One matrix is random, the other one the identity: onnxruntime then gives the weights."""
+    if bits == 8 and block:
+        pytest.skip("onnxruntime quantizes the inputs of 8-bit blocks")
+    experts, size = 3, 64
+    rng = np.random.default_rng(5)
+    groups = size // block if block else 1
+    middle = 2 ** (bits - 1)
+    tensors: dict[str, np.ndarray] = {}
+    for name in ("up", "down"):
+        shape = (experts, size, groups)
+        if name == which:
+            codes = rng.integers(0, 2**bits, (experts, size, size))
+            zero = rng.integers(0, 2**bits, shape) if zeros else None
+            scale = (rng.random(shape) * 0.1 + 0.01).astype(np.float32)
+        else:
+            # One step below the middle, times -1.
+            codes = np.broadcast_to(middle - np.eye(size, dtype=np.int64), (experts, size, size))
+            zero = np.full(shape, middle) if zeros else None
+            scale = np.full(shape, -1, np.float32)
+        parts = expert_matrix(bits, codes, zero, scale, bool(block))
+        for suffix, part in zip(("", "_s", "_z"), parts, strict=True):
+            if part is not None:
+                tensors[name + suffix] = part
+    inputs = ["x", "r", "up", "up_s", "", "down", "down_s", "", "", "", ""]
+    inputs += ["up_z", "down_z"] if zeros else []
+    settings: dict[str, Any] = {"block_size": block} if block else {}
+    node = helper.make_node("QMoE", inputs, ["y"], domain="com.microsoft", k=1,
+                            expert_weight_bits=bits, activation_type="identity",
+                            weights_prepacked=0, normalize_routing_weights=1, **settings)
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info("x", T.FLOAT, ["m", size]),
+                      helper.make_tensor_value_info("r", T.FLOAT, ["m", experts])],
+        [helper.make_tensor_value_info("y", T.FLOAT, ["m", size])],
+        [numpy_helper.from_array(values, name) for name, values in tensors.items()])
+    model = helper.make_model(graph, opset_imports=[
+        helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)], ir_version=10)
+    path = tmp_path / "model.onnx"
+    onnx.save(model, str(path))
+    found = read(path)
+    running = session(path)
+    for expert in range(experts):
+        routes = np.full((size, experts), -1e4, np.float32)
+        routes[:, expert] = 0
+        want = running.run(None, {"x": np.eye(size, dtype=np.float32), "r": routes})[0]
+        assert np.array_equal(found[which][expert], want)

@@ -17,7 +17,7 @@
 #include "base/scalars.h"
 #include "checkpoint/listed_reader.h"
 #include "checkpoint/model_directory.h"
-#include "checkpoint/readers/onnx_file.h"
+#include "checkpoint/readers/onnx_experts.h"
 #include "checkpoint/row_weights.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/unpack.h"
@@ -26,50 +26,11 @@
 namespace marlin {
 namespace {
 
-/// Element types in the store; those of less than a byte are stored as bytes.
-std::optional<DType> DTypeOf(OnnxType type) {
-  switch (type) {
-    case OnnxType::kF32:
-      return DType::kF32;
-    case OnnxType::kU8:
-      return DType::kU8;
-    case OnnxType::kI8:
-      return DType::kI8;
-    case OnnxType::kU16:
-      return DType::kU16;
-    case OnnxType::kI16:
-      return DType::kI16;
-    case OnnxType::kI32:
-      return DType::kI32;
-    case OnnxType::kI64:
-      return DType::kI64;
-    case OnnxType::kBool:
-      return DType::kBool;
-    case OnnxType::kF16:
-      return DType::kF16;
-    case OnnxType::kF64:
-      return DType::kF64;
-    case OnnxType::kU32:
-      return DType::kU32;
-    case OnnxType::kU64:
-      return DType::kU64;
-    case OnnxType::kBf16:
-      return DType::kBf16;
-    case OnnxType::kF8E4M3:
-      return DType::kF8E4M3;
-    case OnnxType::kF8E5M2:
-      return DType::kF8E5M2;
-    case OnnxType::kF8E8M0:
-      return DType::kF8E8M0;
-    default:
-      return std::nullopt;
-  }
-}
+using Source = OnnxSource;
 
 /// Nodes whose weights are quantized in a way that is not read.
 bool IsForeignOp(const OnnxNode& node) {
   constexpr std::string_view kOps[] = {"MatMulBnb4",
-                                       "QMoE",
                                        "GatherBlockQuantized",
                                        "MatMulBlockQuantizedFp4Weight",
                                        "MatMulBlockQuantizedFp8Weight",
@@ -80,27 +41,6 @@ bool IsForeignOp(const OnnxNode& node) {
   return node.op.starts_with("QLinear") ||
          std::find(std::begin(kOps), std::end(kOps), node.op) != std::end(kOps);
 }
-
-/// An initializer with its elements in memory.
-struct Source {
-  OnnxTensor tensor;
-  const std::byte* data = nullptr;
-  std::vector<std::byte> decoded;  ///< Elements that no file holds contiguously.
-  size_t file = 0;                 ///< The file, and the place of the data in it.
-  int64_t offset = 0;
-  const Source* scales = nullptr;  ///< The scales of its node, once that is read.
-
-  int64_t count() const { return tensor.shape.ElementCount(); }
-  /// An integer element, less than a byte or not.
-  int Integer(int64_t index) const {
-    const int bits = OnnxBits(tensor.type);
-    const auto byte = static_cast<uint8_t>(data[index * bits / 8]);
-    const int value = byte >> (index * bits % 8) & ((1 << bits) - 1);
-    const bool is_signed = tensor.type == OnnxType::kI8 || tensor.type == OnnxType::kI4 ||
-                           tensor.type == OnnxType::kI2;
-    return is_signed && value >> (bits - 1) != 0 ? value - (1 << bits) : value;
-  }
-};
 
 /// How the codes of an integer type are held: value = code - offset.
 struct Held {
@@ -259,6 +199,7 @@ class OnnxReader {
   Status ReadNode(const OnnxNode& node) {
     if (node.op == "MatMulNBits") return ReadNBits(node);
     if (node.op == "DequantizeLinear") return ReadDequantize(node);
+    if (node.op == "QMoE") return ReadExperts(node);
     if (!IsForeignOp(node)) return {};
     for (const std::string_view input : node.inputs) {
       if (Find(input) != nullptr) {
@@ -391,7 +332,7 @@ class OnnxReader {
                      .k = m.k,
                      .n = m.n,
                      .group_size = std::min(m.block, m.k),
-                     .scale_type = *ScaleTypeOf(*DTypeOf(m.scales->tensor.type)),
+                     .scale_type = *ScaleTypeOf(*OnnxDType(m.scales->tensor.type)),
                      .has_zeros = m.zeros != nullptr};
     if (m.float_zeros) spec.zero_type = ScaleType::kF32;
     // Groups out of order have no format of their own.
@@ -418,7 +359,7 @@ class OnnxReader {
                       buffer->scales);
     if (!spec.has_zeros) return {};
     const int middle = spec.format == Format::kInt2 ? 2 : 0;
-    const DType zero_type = *DTypeOf(m.zeros->tensor.type);
+    const DType zero_type = *OnnxDType(m.zeros->tensor.type);
     for (int64_t g = 0; g < m.blocks; ++g) {
       for (int64_t c = 0; c < m.n; ++c) {
         const int64_t to = g * m.n + c;
@@ -436,17 +377,39 @@ class OnnxReader {
 
   /// The weights of output n, each with the scale of its own group.
   static void NBitsValues(const NBits& m, int64_t n, float* values) {
-    const DType scale_type = *DTypeOf(m.scales->tensor.type);
+    const DType scale_type = *OnnxDType(m.scales->tensor.type);
     for (int64_t k = 0; k < m.k; ++k) {
       const int64_t group = m.Group(k);
       const int64_t bit = k * m.bits;
       const auto byte = static_cast<uint8_t>(m.codes->data[n * m.row_bytes() + bit / 8]);
       const auto code = static_cast<float>(byte >> (bit % 8) & ((1 << m.bits) - 1));
-      const float zero = m.float_zeros ? ParameterAt(m.zeros->data, *DTypeOf(m.zeros->tensor.type),
-                                                     n * m.blocks + group)
-                                       : static_cast<float>(m.Zero(group, n));
+      const float zero =
+          m.float_zeros
+              ? ParameterAt(m.zeros->data, *OnnxDType(m.zeros->tensor.type), n * m.blocks + group)
+              : static_cast<float>(m.Zero(group, n));
       values[k] = (code - zero) * ParameterAt(m.scales->data, scale_type, n * m.blocks + group);
     }
+  }
+
+  // --- QMoE -------------------------------------------------------------------------------------
+
+  Status ReadExperts(const OnnxNode& node) {
+    const auto find = [this](std::string_view name) { return Find(name); };
+    Result<std::vector<OnnxExperts>> matrices = FindOnnxExperts(node, find);
+    if (!matrices.ok()) {
+      return FailNode(node, std::string(matrices.status().message()), matrices.status().code());
+    }
+    for (const OnnxExperts& m : *matrices) {
+      if (m.codes->scales != nullptr && m.codes->scales == m.scales) continue;
+      ModuleRecord record = RecordOf(NameOf(*m.codes), m.spec);
+      record.stacked = true;
+      AddModule(std::move(record), {m.codes, m.scales, m.zeros},
+                [m, keep = sources_](WeightsBuffer* buffer, ThreadPool& pool) {
+                  FillOnnxExperts(m, buffer, pool);
+                  return Status();
+                });
+    }
+    return {};
   }
 
   // --- DequantizeLinear -------------------------------------------------------------------------
@@ -587,7 +550,7 @@ class OnnxReader {
       spec.group_size = group;
       const OnnxType scale = m.scales->tensor.type;
       spec.scale_type =
-          scale == OnnxType::kF8E8M0 ? ScaleType::kE8M0 : *ScaleTypeOf(*DTypeOf(scale));
+          scale == OnnxType::kF8E8M0 ? ScaleType::kE8M0 : *ScaleTypeOf(*OnnxDType(scale));
       spec.has_zeros = zeros;
     }
     ModuleRecord record = RecordOf(name, spec);
@@ -601,13 +564,14 @@ class OnnxReader {
 
   static float ValueAt(const Dequantized& m, int64_t index, int64_t scale_index) {
     const OnnxTensor& codes = m.codes->tensor;
-    const float scale = ParameterAt(m.scales->data, *DTypeOf(m.scales->tensor.type), scale_index);
+    const float scale = ParameterAt(m.scales->data, *OnnxDType(m.scales->tensor.type), scale_index);
     if (codes.type == OnnxType::kF4E2M1) {
       const int bit = static_cast<int>(index % 2) * 4;
       const auto code = static_cast<uint8_t>(m.codes->data[index / 2]) >> bit & 15;
       return FormatValues(Format::kFp4E2M1)[static_cast<size_t>(code)] * scale;
     }
-    if (IsFloat(codes.type)) return ParameterAt(m.codes->data, *DTypeOf(codes.type), index) * scale;
+    if (IsFloat(codes.type))
+      return ParameterAt(m.codes->data, *OnnxDType(codes.type), index) * scale;
     const int zero =
         m.zeros == nullptr || codes.type == OnnxType::kI32 ? 0 : m.zeros->Integer(scale_index);
     if (codes.type == OnnxType::kI32) {
@@ -724,7 +688,7 @@ class OnnxReader {
     for (const Source& source : *sources_) {
       if (hidden_.contains(&source) && !used_.contains(&source)) continue;
       const OnnxTensor& tensor = source.tensor;
-      const std::optional<DType> dtype = DTypeOf(tensor.type);
+      const std::optional<DType> dtype = OnnxDType(tensor.type);
       if (!dtype && !used_.contains(&source)) {
         return FailTensor(tensor.name,
                           fmt::format("{} elements that no node dequantizes are not supported",

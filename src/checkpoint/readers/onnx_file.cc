@@ -96,7 +96,7 @@ class Message {
 enum Model : uint64_t { kGraph = 7 };
 enum Graph : uint64_t { kNode = 1, kInitializer = 5, kSparse = 15 };
 enum Node : uint64_t { kIn = 1, kOut = 2, kNodeName = 3, kOp = 4, kAttribute = 5, kDomain = 7 };
-enum Attribute : uint64_t { kAttributeName = 1, kInteger = 3, kIntegers = 8 };
+enum Attribute : uint64_t { kAttributeName = 1, kInteger = 3, kText = 4, kIntegers = 8 };
 enum Tensor : uint64_t {
   kDims = 1,
   kType = 2,
@@ -222,6 +222,7 @@ class Parser {
 
   Status ReadAttribute(std::string_view bytes, OnnxNode* node) const {
     std::string_view name;
+    std::string_view text;
     std::optional<int64_t> integer;
     std::vector<int64_t> integers;
     Message message(bytes);
@@ -233,11 +234,15 @@ class Parser {
       } else if (field.number == kInteger) {
         MARLIN_RETURN_IF_ERROR(Expect(field, Wire::kVarint, "attribute"));
         integer = field.Integer();
+      } else if (field.number == kText) {
+        MARLIN_RETURN_IF_ERROR(Expect(field, Wire::kBytes, "attribute"));
+        text = field.bytes;
       } else if (field.number == kIntegers) {
         MARLIN_RETURN_IF_ERROR(ReadIntegers(field, kMaxRank, &integers));
       }
     }
     if (integer) node->integers.emplace_back(name, *integer);
+    if (name == "quant_type") node->quant_type = text;
     if (name == "perm") node->permutation = std::move(integers);
     return {};
   }

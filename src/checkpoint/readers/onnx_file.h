@@ -66,6 +66,7 @@ struct OnnxNode {
   std::vector<std::string_view> outputs;
   std::vector<std::pair<std::string_view, int64_t>> integers;
   std::vector<int64_t> permutation;  ///< The attribute "perm".
+  std::string_view quant_type;       ///< The attribute of this name; empty: absent.
 
   int64_t Integer(std::string_view attribute, int64_t fallback) const;
   std::string_view Input(size_t i) const {
