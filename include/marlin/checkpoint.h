@@ -204,7 +204,8 @@ Status DequantizeCheckpoint(const std::string& source, const std::string& output
 struct ConvertCheckpointOptions {
   std::string target;      ///< One of ConversionTargets(); "plain": an unquantized f32 checkpoint.
   bool overwrite = false;  ///< Replace an existing output.
-  /// Maximum size of a safetensors file, in bytes.
+  /// Maximum size of a safetensors file, in bytes; for GGUF that of the tensors of a shard, where
+  /// the output does not end in ".gguf" and is then a directory of shards.
   int64_t shard_bytes = int64_t{5} << 30;
   bool model_card = false;  ///< As in QuantizeCheckpointOptions; for directories.
   Progress progress;
@@ -212,7 +213,7 @@ struct ConvertCheckpointOptions {
 
 /// The result of ConvertCheckpoint; the fields of `export --json`.
 struct ConvertCheckpointReport {
-  std::string output;  ///< The directory, or for GGUF the file.
+  std::string output;  ///< The directory, or for GGUF the file or the directory of shards.
   std::string target;
   std::vector<SkippedTensor> files;  ///< Files of the model that the target does not hold.
   double seconds = 0;                ///< Wall time.

@@ -503,11 +503,12 @@ def export_model(
 ) -> dict[str, Any]:
     """Writes a checkpoint in the format of another program, keeping its codes.
 
-    `to` is "gguf" (then `output` is a file, and `source` may be unquantized),
-    "compressed-tensors", "gptq", "awq", "mlx" or "plain". Returns the JSON of
-    `metal-marlin export --json`. Errors: UnsupportedError naming the first matrix that the format
-    cannot hold. model_card as for `quantize_model`, for directories. An exception raised by
-    `progress` propagates; no output is left then.
+    `to` is "gguf" (then `source` may be unquantized, and `output` is a file if it ends in ".gguf",
+    otherwise a directory of shards), "compressed-tensors", "gptq", "awq", "mlx" or "plain".
+    shard_bytes: the largest safetensors file, or the most bytes of tensors in a shard.
+    Returns the JSON of `metal-marlin export --json`. Errors: UnsupportedError naming the first
+    matrix that the format cannot hold. model_card as for `quantize_model`, for directories. An
+    exception raised by `progress` propagates; no output is left then.
     """
     return dict(
         call(

@@ -296,14 +296,11 @@ Result<std::vector<SkippedTensor>> ConvertImpl(Io& io, const std::string& source
     return std::vector<SkippedTensor>();
   }
   MARLIN_ASSIGN_OR_RETURN(const Writer* const writer, FindWriter(options.target));
-  if (!output.ends_with(writer->suffix)) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("{}: {} is one file, whose name must end in {}", Printable(output),
-                              writer->name, writer->suffix));
-  }
   MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointAccess::Open(io, source));
   if (writer->write != nullptr) {
-    return writer->write(io, checkpoint, {output, options.overwrite, options.progress});
+    const int64_t shard_bytes = output.ends_with(writer->suffix) ? 0 : options.shard_bytes;
+    return writer->write(io, checkpoint,
+                         {output, options.overwrite, shard_bytes, options.progress});
   }
   MARLIN_RETURN_IF_ERROR(WriteDirectory(io, checkpoint, *writer, output, options));
   return std::vector<SkippedTensor>();

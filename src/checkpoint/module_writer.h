@@ -57,15 +57,18 @@ using MakeWriter = std::unique_ptr<const ModuleWriter>();
 /// stacks of experts without a name for each.
 Status CheckForeignLayout(const ModuleRecord& record);
 
-/// The file that a container writer is to write.
+/// The file, or the directory of shards, that a container writer is to write.
 struct ContainerOutput {
   std::string path;
   bool overwrite = false;
+  int64_t shard_bytes =
+      0;  ///< Most bytes of tensors in a shard, unless one is larger; 0: one file.
   Progress progress;
 };
 
-/// Writes a checkpoint, quantized or not, as one file, atomically. Returns the files of the source
-/// that it does not hold, with the reason. Errors: kUnsupported naming the tensor.
+/// Writes a checkpoint, quantized or not, as one file or a directory of shards, atomically. Returns
+/// the files of the source that it does not hold, with the reason. Errors: kUnsupported naming the
+/// tensor.
 using WriteContainer = Result<std::vector<SkippedTensor>>(Io& io, const Checkpoint& checkpoint,
                                                           const ContainerOutput& output);
 

@@ -13,6 +13,7 @@ constexpr size_t kFingerprintDigits = 16;
 constexpr std::string_view kPartialMark = ".partial-";
 constexpr std::string_view kConfigFile = "config.json";
 constexpr std::string_view kSafetensors = ".safetensors";
+constexpr std::string_view kFirstShard = "model-00001-of-";  // GGUF in shards.
 
 std::string PartialPrefix(const std::string& name) {
   return fmt::format(".{}{}", name, kPartialMark);
@@ -114,7 +115,8 @@ Status OutputDirectory::CheckReplaceable(const FileInfo& info) const {
       return InvalidTarget(
           target_, fmt::format("holds the directory {}, so it is not replaced", Printable(name)));
     }
-    is_checkpoint = is_checkpoint || name == kConfigFile || name.ends_with(kSafetensors);
+    is_checkpoint = is_checkpoint || name == kConfigFile || name.ends_with(kSafetensors) ||
+                    name.starts_with(kFirstShard);
   }
   if (!is_checkpoint)
     return InvalidTarget(target_, "exists and is not a checkpoint, so it is not replaced");

@@ -3,8 +3,10 @@
 #include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/macros.h"
+#include "base/printable.h"
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
@@ -20,12 +22,14 @@ class ConvertCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("SRC", &source_,
                          "A quantized checkpoint; for gguf also an unquantized one");
-    arguments.RequiredOption(
-        "-o,--output", &output_, "DST",
-        "The directory, for gguf the file, to write; it appears whole or not at all");
+    arguments.RequiredOption("-o,--output", &output_, "DST",
+                             "The directory, for gguf without --shard-size the file, to write; it "
+                             "appears whole or not at "
+                             "all");
     arguments.RequiredOption("--to", &target_, "FORMAT",
                              fmt::format("{}", fmt::join(ConversionTargets(), ", ")).c_str());
-    arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest safetensors file to write");
+    arguments.Option("--shard-size", &shard_size_, "SIZE",
+                     "Largest safetensors file to write (5GB), or for gguf the largest shard");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
     arguments.Flag("--no-model-card", &no_model_card_, "Write no README.md");
   }
@@ -35,7 +39,9 @@ class ConvertCommand final : public Command {
     options.target = target_;
     options.overwrite = overwrite_;
     options.model_card = !no_model_card_;
-    MARLIN_ASSIGN_OR_RETURN(options.shard_bytes, ParseByteSize("--shard-size", shard_size_));
+    MARLIN_ASSIGN_OR_RETURN(options.shard_bytes,
+                            ParseByteSize("--shard-size", shard_size_.value_or("5GB")));
+    MARLIN_RETURN_IF_ERROR(CheckOutput());
     ProgressBar bar(console, name_);
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
     const Result<ConvertCheckpointReport> report = ConvertCheckpoint(source_, output_, options);
@@ -54,11 +60,22 @@ class ConvertCommand final : public Command {
   }
 
  private:
+  /// One GGUF file ends in .gguf, a directory of shards does not.
+  Status CheckOutput() const {
+    if (target_ != "gguf" || output_.ends_with(".gguf") != shard_size_.has_value()) return {};
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{}: {}", Printable(output_),
+                              shard_size_ ? "with --shard-size it is the directory of the shards, "
+                                            "whose name does not end in .gguf"
+                                          : "gguf is one file, whose name must end in .gguf, "
+                                            "unless --shard-size is given"));
+  }
+
   const char* name_;
   std::string source_;
   std::string output_;
   std::string target_;
-  std::string shard_size_ = "5GB";
+  std::optional<std::string> shard_size_;
   bool overwrite_ = false;
   bool no_model_card_ = false;
 };

@@ -57,6 +57,8 @@ CASES: list[tuple[int, str]] = [
     (MALFORMED, "convert BAD -o OUT --to gptq"),
     (0, "export SRC -o FILE --to gguf"),
     (USAGE, "export SRC -o OUT --to gguf"),
+    (0, "export SRC -o OUT --to gguf --shard-size 100KB"),
+    (USAGE, "export SRC -o FILE --to gguf --shard-size 100KB"),
     (IO, "export GONE -o FILE --to gguf"),
     (MALFORMED, "dequantize BAD -o OUT"),
     (IO, "dequantize GONE -o OUT"),

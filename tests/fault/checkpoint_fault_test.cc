@@ -220,6 +220,32 @@ TEST_F(CheckpointFault, EveryCallOfExportFails) {
   }
 }
 
+TEST_F(CheckpointFault, EveryCallOfExportInShardsFails) {
+  testing::WriteFile(source_ + "/config.json",
+                     R"({"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 1,
+                         "num_attention_heads": 2, "num_experts": 3})");
+  ConvertCheckpointOptions options;
+  options.target = "gguf";
+  options.shard_bytes = 1;
+  int64_t n = 0;
+  for (;; ++n) {
+    SCOPED_TRACE(n);
+    FaultyIo io(n);
+    const Status status = ConvertCheckpointOn(io, source_, target_, options).status();
+    EXPECT_TRUE(status.ok() || status.code() == Code::kIo) << status.message();
+    EXPECT_TRUE(TargetExists() || !status.ok());
+    std::vector<std::string> names = {"source"};
+    if (TargetExists()) names.push_back("target");
+    EXPECT_EQ(directory_.Entries(), names);
+    if (TargetExists()) {
+      EXPECT_TRUE(Checkpoint::Open(target_).ok());
+    }
+    if (!io.hit()) break;
+    std::filesystem::remove_all(target_);
+  }
+  EXPECT_GT(n, 40);
+}
+
 TEST_F(CheckpointFault, EveryCallOfOpenFails) {
   SystemIo system;
   ASSERT_TRUE(Quantize(system).ok());

@@ -257,6 +257,19 @@ def test_models_of_transformers_are_exported(case: str, recipe: str | None, tmp_
     file = tmp_path / "model.gguf"
     run("export", source, "-o", file, "--to", "gguf")
     reader = gguf.GGUFReader(file)
+    shards = tmp_path / "shards"
+    run("export", source, "-o", shards, "--to", "gguf", "--shard-size", "100KB")
+    readers = [gguf.GGUFReader(path) for path in sorted(shards.iterdir())]
+    for number, shard in enumerate(readers):
+        counts = [shard.get_field(f"split.{key}").contents()
+                  for key in ("no", "count", "tensors.count")]
+        assert counts == [number, len(readers), len(reader.tensors)]
+    parts = [tensor for shard in readers for tensor in shard.tensors]
+    assert len(readers) > 1
+    assert [tensor.name for tensor in parts] == [tensor.name for tensor in reader.tensors]
+    for part, tensor in zip(parts, reader.tensors, strict=True):
+        assert part.tensor_type == tensor.tensor_type
+        assert np.array_equal(part.data, tensor.data), part.name
     name = reader.get_field("general.architecture").contents()
     architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
     known = {

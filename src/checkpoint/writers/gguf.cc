@@ -1,4 +1,5 @@
-// GGUF, version 3: one file with the metadata of the model and its tokenizer. Quantized modules
+// GGUF, version 3: one file with the metadata of the model and its tokenizer, or shards, of which
+// the first has these metadata and all have their place among the shards. Quantized modules
 // keep their codes, in the block type that holds them (gguf_blocks.h); vectors and routers are
 // widened to fp32, as programs that run these files expect them.
 #include <fmt/format.h>
@@ -28,7 +29,9 @@ namespace marlin {
 namespace {
 
 constexpr int64_t kAlignment = 32;
+constexpr const char* kSingleFile = "model.gguf";  // Its name until it is renamed.
 constexpr size_t kMostNameBytes = 63;
+constexpr size_t kMostShards = 65535;  // split.count has 16 bits.
 constexpr std::string_view kWeight = ".weight";
 constexpr std::string_view kExperts = ".experts.";
 
@@ -49,6 +52,14 @@ struct GgufOutput {
   std::vector<size_t> tensors;           ///< Tensors of the source, one for each expert.
   std::vector<float> values;             ///< Values that no tensor of the source holds.
   bool global_scale = false;             ///< The factors of the module.
+};
+
+/// One file of the output.
+struct GgufShard {
+  std::string name;
+  size_t first = 0;  ///< Its first tensor.
+  size_t end = 0;
+  std::string header;
 };
 
 /// "a.experts.7.b" as "a.experts.*.b", and 7.
@@ -97,9 +108,19 @@ class GgufExport {
     return LayOut();
   }
 
-  Status Write(OutputDirectory* directory, const std::string& file_name) {
-    MARLIN_ASSIGN_OR_RETURN(file_, io_.Create(JoinPath(directory->path(), file_name)));
-    for (const GgufOutput& output : outputs_) {
+  Status Write(OutputDirectory* directory) {
+    for (const GgufShard& shard : shards_) MARLIN_RETURN_IF_ERROR(WriteShard(shard, directory));
+    return {};
+  }
+
+  std::vector<SkippedTensor> TakeFiles() { return std::move(files_); }
+
+ private:
+  Status WriteShard(const GgufShard& shard, OutputDirectory* directory) {
+    MARLIN_ASSIGN_OR_RETURN(file_, io_.Create(JoinPath(directory->path(), shard.name)));
+    data_begin_ = static_cast<int64_t>(shard.header.size());
+    for (size_t i = shard.first; i < shard.end; ++i) {
+      const GgufOutput& output = outputs_[i];
       MARLIN_RETURN_IF_ERROR(WriteTensor(output));
       const int64_t padding = RoundUp(output.bytes, kAlignment) - output.bytes;
       const std::array<std::byte, kAlignment> zeros{};
@@ -109,15 +130,12 @@ class GgufExport {
     }
     // The header comes last: a file that has one is complete.
     MARLIN_RETURN_IF_ERROR(
-        io_.Write(file_, 0, header_.data(), static_cast<int64_t>(header_.size())));
+        io_.Write(file_, 0, shard.header.data(), static_cast<int64_t>(shard.header.size())));
     MARLIN_ASSIGN_OR_RETURN(const FileInfo written, io_.SyncAndClose(std::move(file_)));
-    directory->AddWritten(file_name, written);
+    directory->AddWritten(shard.name, written);
     return {};
   }
 
-  std::vector<SkippedTensor> TakeFiles() { return std::move(files_); }
-
- private:
   Status Fail(std::string_view what, const std::string& name, const Status& status) const {
     return status.WithContext(
         fmt::format("{}: {} \"{}\"", Printable(source_.path), what, Printable(name)));
@@ -350,11 +368,46 @@ class GgufExport {
   }
 
   Status LayOut() {
+    CutShards();
+    if (shards_.size() > kMostShards) {
+      return Status(
+          Code::kUnsupported,
+          fmt::format("{}: {} shards of {} bytes, gguf has at most {}", Printable(source_.path),
+                      shards_.size(), output_.shard_bytes, kMostShards));
+    }
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      GgufMetadataBuilder metadata;
+      if (i == 0) metadata = metadata_;
+      if (output_.shard_bytes > 0) {
+        shards_[i].name = fmt::format("model-{:05}-of-{:05}.gguf", i + 1, shards_.size());
+        metadata.Split(static_cast<uint16_t>(i), static_cast<uint16_t>(shards_.size()),
+                       static_cast<int32_t>(outputs_.size()));
+      }
+      shards_[i].header = HeaderOf(shards_[i], metadata);
+    }
+    return {};
+  }
+
+  /// Assigns consecutive tensors to files, and places in them.
+  void CutShards() {
+    shards_ = {{kSingleFile, 0, 0, {}}};
     int64_t offset = 0;
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      const int64_t bytes = RoundUp(outputs_[i].bytes, kAlignment);
+      if (output_.shard_bytes > 0 && offset > 0 && bytes > output_.shard_bytes - offset) {
+        shards_.push_back({{}, i, i, {}});
+        offset = 0;
+      }
+      outputs_[i].offset = offset;
+      offset += bytes;
+      shards_.back().end = i + 1;
+    }
+  }
+
+  std::string HeaderOf(const GgufShard& shard, const GgufMetadataBuilder& metadata) const {
     std::string infos;
-    for (GgufOutput& output : outputs_) {
-      output.offset = offset;
-      offset += RoundUp(output.bytes, kAlignment);
+    for (size_t number = shard.first; number < shard.end; ++number) {
+      const GgufOutput& output = outputs_[number];
       AppendGgufText(output.name, &infos);
       AppendGgufNumber(static_cast<uint32_t>(output.dims.rank()), &infos);
       // The file lists the contiguous dimension first.
@@ -364,15 +417,16 @@ class GgufExport {
       AppendGgufNumber(output.type.id, &infos);
       AppendGgufNumber(static_cast<uint64_t>(output.offset), &infos);
     }
-    AppendGgufStart(outputs_.size(), metadata_.count(), &header_);
-    header_ += metadata_.bytes() + infos;
-    header_.resize(static_cast<size_t>(RoundUp(static_cast<int64_t>(header_.size()), kAlignment)));
-    return {};
+    std::string header;
+    AppendGgufStart(shard.end - shard.first, metadata.count(), &header);
+    header += metadata.bytes() + infos;
+    header.resize(static_cast<size_t>(RoundUp(static_cast<int64_t>(header.size()), kAlignment)));
+    return header;
   }
 
   Status WriteAt(const GgufOutput& output, int64_t at, const void* data, int64_t bytes) {
     if (bytes == 0) return {};
-    return io_.Write(file_, static_cast<int64_t>(header_.size()) + output.offset + at, data, bytes);
+    return io_.Write(file_, data_begin_ + output.offset + at, data, bytes);
   }
 
   /// Writes rows [first, first + count) of a matrix that begins `at` bytes into the tensor.
@@ -521,8 +575,9 @@ class GgufExport {
   std::vector<GgufOutput> outputs_;
   std::set<std::string> names_;
   std::vector<SkippedTensor> files_;
-  std::string header_;
-  FileHandle file_;
+  std::vector<GgufShard> shards_;
+  FileHandle file_;  ///< The shard that is written, and where its data begin.
+  int64_t data_begin_ = 0;
   int64_t total_ = 0;
   int64_t done_ = 0;
 };
@@ -535,16 +590,17 @@ Result<std::vector<SkippedTensor>> WriteGguf(Io& io, const Checkpoint& checkpoin
                                              const ContainerOutput& output) {
   GgufExport exporting(io, checkpoint, output);
   MARLIN_RETURN_IF_ERROR(exporting.Plan());
-  constexpr const char* kFile = "model.gguf";
   const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
   OutputDirectory::Options options;
   options.overwrite = output.overwrite;
-  options.file = kFile;
+  if (output.shard_bytes == 0) options.file = kSingleFile;
   MARLIN_ASSIGN_OR_RETURN(options.source, SourceFiles(io, source));
   MARLIN_ASSIGN_OR_RETURN(
       OutputDirectory directory,
-      OutputDirectory::Begin(io, output.path, Fingerprint(source, "gguf"), options));
-  MARLIN_RETURN_IF_ERROR(exporting.Write(&directory, kFile));
+      OutputDirectory::Begin(io, output.path,
+                             Fingerprint(source, fmt::format("gguf {}", output.shard_bytes)),
+                             options));
+  MARLIN_RETURN_IF_ERROR(exporting.Write(&directory));
   MARLIN_RETURN_IF_ERROR(directory.Commit());
   return exporting.TakeFiles();
 }

@@ -316,6 +316,15 @@ void GgufMetadataBuilder::Reals(std::string_view key, std::span<const float> val
   for (const float value : values) AppendGgufNumber(value, &bytes_);
 }
 
+void GgufMetadataBuilder::Split(uint16_t number, uint16_t count, int32_t tensors) {
+  Key("split.no", GgufType::kU16);
+  AppendGgufNumber(number, &bytes_);
+  Key("split.count", GgufType::kU16);
+  AppendGgufNumber(count, &bytes_);
+  Key("split.tensors.count", GgufType::kI32);
+  AppendGgufNumber(tensors, &bytes_);
+}
+
 Result<GgufModelFacts> DescribeGgufModel(const std::string& config_json, const std::string& where,
                                          GgufMetadataBuilder* metadata) {
   if (config_json.empty()) {

@@ -24,6 +24,8 @@ class GgufMetadataBuilder {
   void Texts(std::string_view key, std::span<const std::string> values);
   void Integers(std::string_view key, std::span<const int32_t> values);
   void Reals(std::string_view key, std::span<const float> values);
+  /// The place of a shard: its number from 0, their count, and the tensors of all of them.
+  void Split(uint16_t number, uint16_t count, int32_t tensors);
 
   /// A whole file with these metadata and no tensors.
   std::string Header() const;

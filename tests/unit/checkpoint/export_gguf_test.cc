@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <functional>
+#include <map>
 
 #include "base/json.h"
 #include "base/scalars.h"
@@ -384,7 +385,6 @@ TEST_F(ExportGgufTest, OneFileThatAppearsWholeOrNotAtAll) {
   EXPECT_EQ(report_.files.size(), size_t{1});
   EXPECT_EQ(report_.files[0].name, "tokenizer.json");
   EXPECT_TRUE(Contains(Convert(out(), false).message(), "exists already"));
-  EXPECT_TRUE(Contains(Convert(directory_ / "model", true).message(), "must end in .gguf"));
   std::filesystem::create_directory(directory_ / "folder.gguf");
   EXPECT_TRUE(Contains(Convert(directory_ / "folder.gguf", true).message(), "is not a file"));
   ASSERT_TRUE(Convert(out(), true).ok());
@@ -400,6 +400,104 @@ TEST_F(ExportGgufTest, OneFileThatAppearsWholeOrNotAtAll) {
   const std::string copy = directory_ / "copy.gguf";
   ASSERT_TRUE(ConvertCheckpoint(out(), copy, options).ok());
   EXPECT_EQ(testing::ReadFile(copy).size(), first.size());
+}
+
+/// The bytes of each tensor with padding, by its place in the file.
+std::map<int64_t, int64_t> SizesOf(const Checkpoint& file) {
+  std::map<int64_t, int64_t> sizes;
+  for (const TensorInfo& tensor : file.tensors()) {
+    sizes[tensor.offset] = (tensor.bytes + 31) / 32 * 32;
+  }
+  return sizes;
+}
+
+/// How many shards the tensors take.
+int64_t ShardsOf(const std::map<int64_t, int64_t>& sizes, int64_t shard_bytes) {
+  int64_t count = 1;
+  int64_t filled = 0;
+  for (const auto& [offset, bytes] : sizes) {
+    if (filled > 0 && filled + bytes > shard_bytes) {
+      ++count;
+      filled = 0;
+    }
+    filled += bytes;
+  }
+  return count;
+}
+
+/// A number of `width` bytes in a file's metadata, which must have llama.cpp's type.
+int NumberIn(const std::string& file, const std::string& key, uint8_t type, size_t width) {
+  const size_t at = file.find(key);
+  EXPECT_NE(at, std::string::npos) << key;
+  if (at == std::string::npos) return -1;
+  EXPECT_EQ(file[at + key.size()], static_cast<char>(type)) << key;
+  int number = 0;
+  std::memcpy(&number, file.data() + at + key.size() + 4, width);
+  return number;
+}
+
+TEST_F(ExportGgufTest, ShardsHoldWhatOneFileHolds) {
+  std::vector<TestModule> modules;
+  for (const char* name :
+       {"model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight",
+        "model.layers.1.mlp.up_proj.weight"}) {
+    modules.push_back(RandomModule(name, SpecOf(Format::kS4), 7));
+  }
+  Json config = ConfigOf("llama");
+  config["num_hidden_layers"] = 2;
+  ASSERT_TRUE(Export(modules, config).ok());
+  const Result<Checkpoint> whole = Checkpoint::Open(out());
+  ASSERT_TRUE(whole.ok()) << whole.status().message();
+  const std::map<int64_t, int64_t> sizes = SizesOf(*whole);
+  const std::string folder = directory_ / "shards";
+  ConvertCheckpointOptions options;
+  options.target = "gguf";
+  const auto export_shards = [&](int64_t shard_bytes) {
+    options.shard_bytes = shard_bytes;
+    const Status status = ConvertCheckpoint(source(), folder, options).status();
+    EXPECT_TRUE(status.ok()) << status.message();
+    options.overwrite = true;
+    int64_t count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      ++count;
+      EXPECT_TRUE(Contains(entry.path().filename().string(), "model-0000"));
+    }
+    const Result<Checkpoint> read = Checkpoint::Open(folder);
+    EXPECT_TRUE(read.ok()) << read.status().message();
+    if (!read.ok()) return count;
+    EXPECT_EQ(read->config_json(), whole->config_json());
+    EXPECT_EQ(read->modules().size(), modules.size());
+    for (const TestModule& module : modules) {
+      const Result<QuantizedWeights> weights = read->Weights(module.record.module.name);
+      EXPECT_TRUE(weights.ok()) << weights.status().message();
+      if (weights.ok()) {
+        EXPECT_EQ(testing::DenseOf(*weights), testing::DenseOf(module.weights));
+      }
+    }
+    return count;
+  };
+  // A tensor is never cut, and the limit counts tensors, not metadata.
+  ASSERT_EQ(sizes.size(), size_t{5});
+  int64_t total = 0;
+  for (const auto& [offset, bytes] : sizes) total += bytes;
+  for (const int64_t limit : {int64_t{3000}, int64_t{5000}, total - 1}) {
+    EXPECT_EQ(export_shards(limit), ShardsOf(sizes, limit)) << limit;
+  }
+  EXPECT_EQ(export_shards(total), 1);
+  EXPECT_TRUE(std::filesystem::exists(folder + "/model-00001-of-00001.gguf"));
+  EXPECT_EQ(export_shards(1), 5);
+  // Any shard names the model.
+  EXPECT_TRUE(Checkpoint::Open(folder + "/model-00002-of-00005.gguf").ok());
+  const std::string last = testing::ReadFile(folder + "/model-00005-of-00005.gguf");
+  EXPECT_EQ(NumberIn(last, "split.no", 2, 2), 4);
+  EXPECT_EQ(NumberIn(last, "split.count", 2, 2), 5);
+  EXPECT_EQ(NumberIn(last, "split.tensors.count", 5, 4), 5);
+  EXPECT_FALSE(Contains(last, "general.architecture"));
+  // Directories of other files are kept.
+  const std::string other = directory_ / "other";
+  std::filesystem::create_directory(other);
+  testing::WriteFile(other + "/mine.gguf", "GGUF");
+  EXPECT_TRUE(Contains(Convert(other, true).message(), "is not a checkpoint"));
 }
 
 TEST_F(ExportGgufTest, PiecesComeBack) {
