@@ -26,7 +26,7 @@ CASES: list[tuple[int, str]] = [
     (USAGE, "quantize"),
     (0, "quantize SRC -o OUT --format fp4_e2m1"),
     (USAGE, "quantize SRC -o OUT --format fp5"),
-    (USAGE, "quantize SRC -o OUT --method awq"),
+    (USAGE, "quantize SRC -o OUT --method best"),
     (USAGE, "quantize SRC -o OUT --method gptq --calibration T --calibration-ids T"),
     (MALFORMED, "quantize SRC -o OUT --method gptq --calibration-ids W"),
     (0, "quantize SRC -o OUT --method gptq --calibration-ids T"),

@@ -364,10 +364,12 @@ class Options(CommandTestCase):
             self.refuse(USAGE, "quantize", QWEN, "-o", out, *options, says=says)
         self.assert_nothing_written()
 
-    def test_later_features_are_refused_by_name(self) -> None:
+    def test_a_method_or_device_that_cannot_be(self) -> None:
         out = self.directory / "out"
-        for options in (["--method", "awq"], ["--device", "cuda:0"]):
-            self.refuse(USAGE, "quantize", QWEN, "-o", out, *options, says=(options[0],))
+        for options, says in (
+                (["--method", "best"], ("unknown name 'best'", "awq+gptq")),
+                (["--device", "cuda:0"], ("--device cuda:0", "rtn runs on cpu"))):
+            self.refuse(USAGE, "quantize", QWEN, "-o", out, *options, says=says)
         self.assert_nothing_written()
 
     def test_importance_matrices(self) -> None:
