@@ -51,7 +51,7 @@ class Documents(unittest.TestCase):
                     arguments = [COMMAND, *line.split("#")[0].split()[1:]]
                     done = subprocess.run([argument.strip("'") for argument in arguments],
                                           cwd=directory, capture_output=True, text=True,
-                                          check=False, timeout=120)
+                                          check=False, timeout=900)
                     self.assertEqual(done.returncode, 0, f"{document}: {line}\n{done.stderr}")
 
     @staticmethod
