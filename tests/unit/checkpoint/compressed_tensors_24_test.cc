@@ -144,9 +144,9 @@ TEST(CompressedTensors24, UnquantizedBitmasksAreConvertedAndQuantized) {
 
 template <typename T>
 TestTensor Of(const std::string& name, DType dtype, const Shape& shape, std::vector<T> values) {
-  std::string data(values.size() * sizeof(T), 0);
-  std::memcpy(data.data(), values.data(), data.size());
-  return {name, dtype, shape, data};
+  // An empty vector may have no data.
+  const auto* bytes = reinterpret_cast<const char*>(values.data());
+  return {name, dtype, shape, values.empty() ? "" : std::string(bytes, values.size() * sizeof(T))};
 }
 
 Status OpenBitmask(const std::string& format, const std::vector<TestTensor>& tensors) {
