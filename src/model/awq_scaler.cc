@@ -297,11 +297,8 @@ Status AwqScaler::RunExperts(LayerRun& run, const LayerTensors& layer) {
     const Consumer down{tensors.shared.down.weight()};
     MARLIN_RETURN_IF_ERROR(Fold(InputsOf(inner), {}, {&down, 1}, UpOf(tensors.shared), kColumns));
   }
-  std::vector<std::vector<int64_t>> routed(static_cast<size_t>(experts));
-  const int64_t top_k = directory_.config.router.top_k;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    routed[static_cast<size_t>(ids[i])].push_back(static_cast<int64_t>(i) / top_k);
-  }
+  const std::vector<std::vector<int64_t>> routed =
+      TokensByExpert(ids, directory_.config.router.top_k, experts);
   for (int64_t e = 0; e < experts; ++e) {
     const std::vector<int64_t>& own = routed[static_cast<size_t>(e)];
     std::vector<int64_t> chosen;
@@ -342,12 +339,9 @@ Status AwqScaler::FoldExpert(LayerRun& run, const ExpertsTensors& tensors, int64
 }
 
 Status AwqScaler::RunLayer(int64_t index) {
-  MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<LayerRun> run,
-                          LayerRun::Make(device_, directory_.config, directory_.checkpoint, index));
-  MARLIN_ASSIGN_OR_RETURN(DecoderLayer attention, source_.Layer(index, {true, false}));
-  run->SetAttention(std::move(attention));
-  MARLIN_ASSIGN_OR_RETURN(DecoderLayer mlp, source_.Layer(index, {false, true}));
-  run->SetMlp(std::move(mlp));
+  MARLIN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<LayerRun> run,
+      LayerRun::Load(device_, directory_.config, directory_.checkpoint, source_, index));
   const LayerTensors tensors = source_.Tensors(index);
   MARLIN_RETURN_IF_ERROR(RunAttention(*run, tensors));
   const bool sparse = run->layer().experts.set.count() > 0;

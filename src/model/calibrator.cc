@@ -223,12 +223,8 @@ Status Calibrator::RunLayer(int64_t index) {
   CheckpointAccess::Get(directory_.checkpoint).ForgetComputed();
   const LayerTensors tensors = original_source_.Tensors(index);
   const auto make = [&](std::unique_ptr<LayerRun>* run) -> Status {
-    MARLIN_ASSIGN_OR_RETURN(
-        *run, LayerRun::Make(device_, directory_.config, directory_.checkpoint, index));
-    MARLIN_ASSIGN_OR_RETURN(DecoderLayer attention, original_source_.Layer(index, {true, false}));
-    (*run)->SetAttention(std::move(attention));
-    MARLIN_ASSIGN_OR_RETURN(DecoderLayer mlp, original_source_.Layer(index, {false, true}));
-    (*run)->SetMlp(std::move(mlp));
+    MARLIN_ASSIGN_OR_RETURN(*run, LayerRun::Load(device_, directory_.config, directory_.checkpoint,
+                                                 original_source_, index));
     return {};
   };
   MARLIN_RETURN_IF_ERROR(make(&original_));
@@ -378,11 +374,7 @@ Status Calibrator::RunExperts(int64_t index, const ExpertsTensors& tensors) {
   }
   ExpertInputs inputs{index,    tensors,   normed, input, normed.gram.Mean(),
                       original, quantized, {},     {},    {}};
-  inputs.tokens.resize(static_cast<size_t>(shape.experts));
-  const int64_t top_k = directory_.config.router.top_k;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    inputs.tokens[static_cast<size_t>(ids[i])].push_back(static_cast<int64_t>(i) / top_k);
-  }
+  inputs.tokens = TokensByExpert(ids, directory_.config.router.top_k, shape.experts);
   std::vector<int64_t> sample;
   const int64_t step = CeilDivide(tokens_, kExpertSample);
   for (int64_t token = 0; token < tokens_; token += step) sample.push_back(token);

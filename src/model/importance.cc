@@ -198,11 +198,8 @@ Status ImportanceMeter::RunExperts(LayerRun& run, const ExpertsTensors& tensors)
     }
     std::vector<int32_t> ids;
     MARLIN_RETURN_IF_ERROR(run.Route(chunk, Rows(chunk), &ids));
-    std::vector<std::vector<int64_t>> tokens(experts);
-    const int64_t top_k = directory_.config.router.top_k;
-    for (size_t i = 0; i < ids.size(); ++i) {
-      tokens[static_cast<size_t>(ids[i])].push_back(static_cast<int64_t>(i) / top_k);
-    }
+    const std::vector<std::vector<int64_t>> tokens =
+        TokensByExpert(ids, directory_.config.router.top_k, directory_.config.shape.experts);
     for (size_t expert = 0; expert < experts; ++expert) {
       if (tokens[expert].empty()) continue;
       const HostRows routed = SelectRows(rows, tokens[expert]);
@@ -232,12 +229,9 @@ Status ImportanceMeter::RunExperts(LayerRun& run, const ExpertsTensors& tensors)
 }
 
 Status ImportanceMeter::RunLayer(int64_t index) {
-  MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<LayerRun> run,
-                          LayerRun::Make(device_, directory_.config, directory_.checkpoint, index));
-  MARLIN_ASSIGN_OR_RETURN(DecoderLayer attention, source_.Layer(index, {true, false}));
-  run->SetAttention(std::move(attention));
-  MARLIN_ASSIGN_OR_RETURN(DecoderLayer mlp, source_.Layer(index, {false, true}));
-  run->SetMlp(std::move(mlp));
+  MARLIN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<LayerRun> run,
+      LayerRun::Load(device_, directory_.config, directory_.checkpoint, source_, index));
   const LayerTensors tensors = source_.Tensors(index);
   MARLIN_RETURN_IF_ERROR(RunAttention(*run, tensors));
   const bool sparse = run->layer().experts.set.count() > 0;

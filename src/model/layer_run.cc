@@ -66,6 +66,17 @@ Result<std::unique_ptr<LayerRun>> LayerRun::Make(const Device& device, const Dec
   return run;
 }
 
+Result<std::unique_ptr<LayerRun>> LayerRun::Load(const Device& device, const DecoderConfig& config,
+                                                 const Checkpoint& checkpoint,
+                                                 const LayerSource& source, int64_t layer) {
+  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<LayerRun> run, Make(device, config, checkpoint, layer));
+  MARLIN_ASSIGN_OR_RETURN(DecoderLayer attention, source.Layer(layer, {true, false}));
+  run->SetAttention(std::move(attention));
+  MARLIN_ASSIGN_OR_RETURN(DecoderLayer mlp, source.Layer(layer, {false, true}));
+  run->SetMlp(std::move(mlp));
+  return run;
+}
+
 void LayerRun::SetAttention(DecoderLayer layer) {
   DecoderLayer& own = decoder_.layers.front();
   own.input_norm = std::move(layer.input_norm);
@@ -91,6 +102,15 @@ HostRows SelectRows(const HostRows& all, std::span<const int64_t> tokens) {
     rows.values.insert(rows.values.end(), first, first + all.width);
   }
   return rows;
+}
+
+std::vector<std::vector<int64_t>> TokensByExpert(std::span<const int32_t> ids, int64_t top_k,
+                                                 int64_t experts) {
+  std::vector<std::vector<int64_t>> tokens(static_cast<size_t>(experts));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    tokens[static_cast<size_t>(ids[i])].push_back(static_cast<int64_t>(i) / top_k);
+  }
+  return tokens;
 }
 
 Status LayerRun::Run(const WindowChunk& chunk, const float* hidden,

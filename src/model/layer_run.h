@@ -27,6 +27,10 @@ struct HostRows {
 /// Copies the rows of some tokens, in their order.
 HostRows SelectRows(const HostRows& all, std::span<const int64_t> tokens);
 
+/// The tokens that select each expert: of `ids` [tokens, top_k], in their order.
+std::vector<std::vector<int64_t>> TokensByExpert(std::span<const int32_t> ids, int64_t top_k,
+                                                 int64_t experts);
+
 /// The windows of one pass, and where their rows are among all.
 struct WindowChunk {
   int64_t first = 0;
@@ -51,6 +55,11 @@ class LayerRun {
   /// `decoder` has no layers. Errors: those of PagePool::Make.
   static Result<std::unique_ptr<LayerRun>> Make(const Device& device, const DecoderConfig& config,
                                                 const Checkpoint& checkpoint, int64_t layer);
+
+  /// The same with both halves of the layer of a source. Errors: also those of LayerSource::Layer.
+  static Result<std::unique_ptr<LayerRun>> Load(const Device& device, const DecoderConfig& config,
+                                                const Checkpoint& checkpoint,
+                                                const LayerSource& source, int64_t layer);
 
   /// Takes one half from a loaded layer.
   void SetAttention(DecoderLayer layer);

@@ -113,23 +113,21 @@ class TidyTest(unittest.TestCase):
         self.set_options(["-DIMPLICIT"])
         self.expect_finding("google-explicit-constructor")
 
-    def test_header_found_earlier_counts(self) -> None:
+    def fill_with_header_in_second_folder(self) -> None:
         for folder in ("first", "second"):
             (self.root / "src" / folder).mkdir()
         self.write("src/second/other.h", HEADER)
         self.write("src/named.cc", '#include "other.h"\n')
         self.set_options([f"-I{self.root}/src/first", f"-I{self.root}/src/second"])
         self.fill()
+
+    def test_header_found_earlier_counts(self) -> None:
+        self.fill_with_header_in_second_folder()
         self.write("src/first/other.h", IMPLICIT)
         self.expect_finding("google-explicit-constructor")
 
     def test_path_of_header_counts(self) -> None:
-        for folder in ("first", "second"):
-            (self.root / "src" / folder).mkdir()
-        self.write("src/second/other.h", HEADER)
-        self.write("src/named.cc", '#include "other.h"\n')
-        self.set_options([f"-I{self.root}/src/first", f"-I{self.root}/src/second"])
-        self.fill()
+        self.fill_with_header_in_second_folder()
         # Some checks depend on a header's path.
         self.write("src/first/other.h", HEADER)
         self.expect_clean(1)

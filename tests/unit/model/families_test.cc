@@ -128,7 +128,7 @@ class Families : public ::testing::Test {
     return output;
   }
 
-  /// Makes a few elements of every norm, and a few rows of v and up, many times as large.
+  /// Multiplies every eleventh element of the norms, and row of v and up, by 64.
   void PlantOutliers() {
     for (TestTensor& tensor : tensors_) {
       const bool norm = tensor.name.ends_with("norm.weight");
