@@ -240,7 +240,7 @@ StepProgram::Part StepProgram::PartOf(const StepOperation& operation) {
     return 0;
   };
   return {KindOf(operation), add != nullptr && add->from == ProjectAddStep::From::kInner,
-          std::visit(layer, operation), nullptr};
+          std::visit(layer, operation), nullptr, 0};
 }
 
 Result<StepProgram> StepProgram::Make(const Device& device, StepDescription step) {
@@ -250,21 +250,31 @@ Result<StepProgram> StepProgram::Make(const Device& device, StepDescription step
   const std::span<const StepOperation> all = program.step_->operations;
   for (size_t first = 0; first < all.size();) {
     MARLIN_ASSIGN_OR_RETURN(FusedRun run, decoder->Fuse(*program.step_, all.subspan(first)));
-    if (run.count == 0) MARLIN_RETURN_IF_ERROR(CheckUnfused(device, KindOf(all[first])));
-    Part part = PartOf(all[first]);
-    part.fused = std::move(run.operations);
-    program.parts_.push_back(std::move(part));
-    first += std::max<size_t>(run.count, 1);
+    const size_t end = first + std::max<size_t>(run.count, 1);
+    if (run.count == 0) {
+      MARLIN_RETURN_IF_ERROR(CheckUnfused(device, KindOf(all[first])));
+    } else {
+      program.parts_.push_back(PartOf(all[first]));
+      program.parts_.back().fused = std::move(run.operations);
+      program.parts_.back().count = run.count;
+    }
+    for (; first < end; ++first) program.parts_.push_back(PartOf(all[first]));
   }
   return program;
 }
 
 Status StepProgram::Run(const Pass& pass) const {
-  for (const Part& part : parts_) {
-    if (part.fused != nullptr) MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
-    MARLIN_RETURN_IF_ERROR(part.fused != nullptr
-                               ? part.fused->Run(pass.values, pass.stream())
-                               : RunPieces(pass, part.kind, part.layer, part.from_inner));
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const Part& part = parts_[i];
+    if (part.fused == nullptr) {
+      MARLIN_RETURN_IF_ERROR(RunPieces(pass, part.kind, part.layer, part.from_inner));
+      continue;
+    }
+    // A fused run does not tell what its routers select.
+    if (pass.routing != nullptr || !part.fused->Takes(pass.values)) continue;
+    MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+    MARLIN_RETURN_IF_ERROR(part.fused->Run(pass.values, pass.stream()));
+    i += part.count;
   }
   return {};
 }

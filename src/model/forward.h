@@ -146,12 +146,13 @@ class StepProgram {
   Status Run(const Pass& pass) const;
 
  private:
-  /// One operation, or one fused run.
+  /// One operation, or a fused run, which is followed by its operations.
   struct Part {
     StepKind kind;
     bool from_inner;  ///< For ProjectAddStep.
     int64_t layer;
     std::unique_ptr<const FusedOperations> fused;
+    size_t count = 0;  ///< Operations of a fused run.
   };
   static Part PartOf(const StepOperation& operation);
   std::unique_ptr<const StepDescription> step_;  ///< Fused runs point into it.

@@ -203,6 +203,8 @@ struct StepValues {
 class FusedOperations {
  public:
   virtual ~FusedOperations() = default;
+  /// Whether Run takes a step of these values; else the model runs the operations unfused.
+  virtual bool Takes(const StepValues& /*values*/) const { return true; }
   /// Enqueues the run on the stream. Thread-safe. The addresses in `values` change from call to
   /// call: a captured run copies the few values that it reads to memory of its own. Synchronize
   /// reports errors of values.

@@ -20,8 +20,8 @@
 #include "backends/cuda/runtime/recorded_graph.h"
 #include "backends/cuda/runtime/value_errors.h"
 #include "backends/cuda/tuning/shipped_tuning.h"
+#include "backends/cuda/weights/dequantize_prepared.h"
 #include "backends/cuda/weights/prepared_tiles.h"
-#include "backends/cuda/weights/weights_launch.h"
 #include "base/macros.h"
 #include "plan/select.h"
 
@@ -49,6 +49,11 @@ bool IsSet(const char* name) {
   const char* const text = std::getenv(name);
   return text != nullptr && *text != '\0' && std::string_view(text) != "0";
 }
+/// Whether an environment variable is set to 0.
+bool IsZero(const char* name) {
+  const char* const text = std::getenv(name);
+  return text != nullptr && std::string_view(text) == "0";
+}
 
 class CudaBackend final : public Backend {
  public:
@@ -68,7 +73,9 @@ class CudaBackend final : public Backend {
   Status MakeShared() {
     MARLIN_ASSIGN_OR_RETURN(scratch_, SplitKScratch::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(value_errors_, ValueErrors::Make(device_));
-    decoder_.emplace(*device_, *value_errors_, *scratch_);
+    // Off for comparisons with the step's operations one by one.
+    const bool persistent = !IsZero("MARLIN_CUDA_PERSISTENT");
+    decoder_.emplace(device_, *value_errors_, *scratch_, shape_, persistent);
     MARLIN_RETURN_IF_ERROR(decoder_->Load());
     context_.emplace(LaunchContext{*device_, shape_, *scratch_, cublas_});
     return Status();
@@ -164,19 +171,9 @@ class CudaBackend final : public Backend {
     const DeviceScope scope(device_->index);
     const auto& prepared = static_cast<const PreparedTiles&>(weights);
     const DenseView dense = {out.data(), ElementOf(out.dtype()), out.stride(0), out.stride(1)};
-    auto* on = static_cast<cudaStream_t>(stream);
-    const auto launch = [&] {
-      if (prepared.traits.marlin_w4) {
-        return LaunchDequantizeMarlinW4(prepared.MarlinW4(expert), dense, on);
-      }
-      if (!prepared.traits.tiled)
-        return LaunchDequantizeCanonical(prepared.Canonical(expert), dense, on);
-      if (prepared.traits.sparse) {
-        return LaunchDequantizeSparse(prepared.Tiles(expert), prepared.kind(), dense, on);
-      }
-      return LaunchDequantizeTiles(prepared.Tiles(expert), prepared.kind(), dense, on);
-    };
-    return device_->errors.Check(launch(), "marlin_dequantize");
+    return device_->errors.Check(
+        LaunchDequantizePrepared(prepared, expert, dense, static_cast<cudaStream_t>(stream)),
+        "marlin_dequantize");
   }
 
   const DecoderBackend* decoder() const override { return &*decoder_; }

@@ -100,9 +100,10 @@ inline std::string BuildSafetensors(const std::vector<TestTensor>& tensors) {
 }
 
 /// Returns normally distributed weights from a fixed seed, as the bytes of a bf16 tensor.
-inline TestTensor RandomBf16(const std::string& name, Shape shape, uint32_t seed) {
+inline TestTensor RandomBf16(const std::string& name, Shape shape, uint32_t seed,
+                             float deviation = 0.05f) {
   std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0.0f, 0.05f);
+  std::normal_distribution<float> normal(0.0f, deviation);
   TestTensor tensor{name, DType::kBf16, shape, {}};
   for (int64_t i = 0; i < shape.ElementCount(); ++i) {
     const uint16_t bits = FloatToBf16(normal(random));

@@ -9,6 +9,7 @@
 #include "backends/cuda/kernels/common/cuda_gemm.h"
 #include "backends/cuda/kernels/decoder/attention_plan.h"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
+#include "backends/cuda/kernels/persistent/persistent_step.h"
 #include "backends/cuda/kernels/router/router_launch.h"
 #include "backends/cuda/weights/prepared_tiles.h"
 #include "base/aligned_buffer.h"
@@ -157,9 +158,9 @@ SamplingView SamplingOf(const SamplingOptions& options) {
 
 template <typename Launch>
 Status CudaDecoder::Enqueue(const char* kernel, const Launch& launch) const {
-  MARLIN_RETURN_IF_ERROR(device_.errors.Lost());
-  const DeviceScope scope(device_.index);
-  return device_.errors.Check(launch(), kernel);
+  MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+  const DeviceScope scope(device_->index);
+  return device_->errors.Check(launch(), kernel);
 }
 
 Status CudaDecoder::Load() const {
@@ -202,6 +203,12 @@ int64_t CudaDecoder::cache_page_tokens() const { return kCachePageTokens; }
 int64_t CudaDecoder::sampler_state_bytes(int64_t vocab) const {
   return RoundUp(int64_t{sizeof(SamplerState)} + vocab * int64_t{sizeof(uint32_t)},
                  kBufferAlignment);
+}
+
+Result<FusedRun> CudaDecoder::Fuse(const StepDescription& step,
+                                   std::span<const StepOperation> operations) const {
+  if (!persistent_) return FusedRun();
+  return FusePersistent(device_, errors_, shape_, step, operations);
 }
 
 Status CudaDecoder::Run(const LookUpRowsCall& call, const OperationContext& context) const {

@@ -1,6 +1,10 @@
 // The decoder operations on an NVIDIA GPU.
 #pragma once
 
+#include <memory>
+#include <utility>
+
+#include "backends/cuda/plan/tile_problem.h"
 #include "backends/cuda/runtime/device_memory.h"
 #include "backends/cuda/runtime/split_k_scratch.h"
 #include "backends/cuda/runtime/value_errors.h"
@@ -10,9 +14,14 @@ namespace marlin::cuda {
 
 class CudaDecoder final : public DecoderBackend {
  public:
-  /// All outlive the decoder.
-  CudaDecoder(DeviceHandle& device, const ValueErrors& errors, SplitKScratch& scratch)
-      : device_(device), errors_(errors), scratch_(scratch) {}
+  /// All outlive the decoder. `persistent`: steps may become a launch of the persistent kernel.
+  CudaDecoder(std::shared_ptr<DeviceHandle> device, const ValueErrors& errors,
+              SplitKScratch& scratch, const DeviceShape& shape, bool persistent)
+      : device_(std::move(device)),
+        errors_(errors),
+        scratch_(scratch),
+        shape_(shape),
+        persistent_(persistent) {}
   /// Call it before the first Run.
   Status Load() const;
 
@@ -20,6 +29,9 @@ class CudaDecoder final : public DecoderBackend {
   bool Has(DecoderOperation operation) const override;
   int64_t cache_page_tokens() const override;
   int64_t sampler_state_bytes(int64_t vocab) const override;
+
+  Result<FusedRun> Fuse(const StepDescription& step,
+                        std::span<const StepOperation> operations) const override;
 
   Status Run(const LookUpRowsCall& call, const OperationContext& context) const override;
   Status Run(const LookUpWeightRowsCall& call, const OperationContext& context) const override;
@@ -49,9 +61,11 @@ class CudaDecoder final : public DecoderBackend {
   template <typename Launch>
   Status Enqueue(const char* kernel, const Launch& launch) const;
 
-  DeviceHandle& device_;
+  const std::shared_ptr<DeviceHandle> device_;
   const ValueErrors& errors_;
   SplitKScratch& scratch_;
+  const DeviceShape& shape_;
+  const bool persistent_;
 };
 
 }  // namespace marlin::cuda

@@ -1,0 +1,232 @@
+// The parameters of the persistent decode kernel, and the layout of its shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/layout/device_views.h"
+#include "backends/cuda/layout/tile_layout.h"
+#include "backends/cuda/layout/value_record.h"
+
+namespace marlin::cuda {
+
+inline constexpr int kPersistentThreads = 512;
+inline constexpr int kPersistentWarps = kPersistentThreads / 32;
+/// GEMMs of a layer, in the order in which they run.
+inline constexpr int kPhases = 4;
+enum class Phase : uint8_t { kQkv, kOut, kGates, kDown };
+
+/// Groups of layers with the same pages, and the slabs of each.
+inline constexpr int kMostCacheGroups = 2;
+inline constexpr int kMostCacheSlabs = 64;
+/// Limits of the kernel's registers and of its fixed parts of shared memory.
+inline constexpr int kMostPersistentHidden = 8192;
+inline constexpr int kMostHeadFeatures = 128;
+inline constexpr int kMostGroupHeads = 16;  ///< Query heads of a KV head: the rows of an MMA.
+inline constexpr int kMostChosenExperts = 16;
+inline constexpr int kMostRouterRows = 4;  ///< Per CTA.
+inline constexpr int kMostUnits = 16;  ///< Of a phase, per CTA: their outputs have a thread each.
+
+/// See PhaseGemm::segment_factor; k-tiles and tiles of a segment are below 2^10.
+inline constexpr int kSegmentBits = 20;
+
+/// One GEMM of a layer: units of work, which are dealt to the CTAs in equal runs.
+///
+///   unit = n-tile of 32 outputs x one of `splits` parts of k; in the order
+///          [splits][copies][sides][strips]
+///
+/// Every unit publishes its 32 sums, and who reads them adds the splits in their order. Which units
+/// and tiles a CTA has is computed by the host (persistent_plan.h): a division takes a hundred
+/// clocks.
+struct PhaseGemm {
+  TileView weights;  ///< Of the first side; common to all of a phase but for tiles and multiplier.
+  const uint8_t* up_tiles = nullptr;  ///< Of the second side.
+  float up_multiplier = 1;
+  ParameterUse use = ParameterUse::kOneScale;
+  const float* bias = nullptr;  ///< [sides][n] or null; of experts: see PersistentExpert.
+  int n = 0;                    ///< Outputs of a side.
+  int strips = 0;               ///< n-tiles of a side.
+  int sides = 1;                ///< 2: a gate and an up matrix.
+  int copies = 1;               ///< Selected experts with outputs of their own.
+  int segments = 1;             ///< Selected experts whose inputs are concatenated along k.
+  int segment_factor = 0;       ///< The segment of k-tile t is t * this >> kSegmentBits.
+  int k_tiles = 0;              ///< Of all segments.
+  int splits = 1;
+  int tiles_of_split = 0;  ///< The last split may have fewer.
+  int columns = 0;         ///< Sums of a split: copies x sides x strips x 32.
+  int schedule = 0;        ///< Offset of the Schedule in a CTA's schedules.
+};
+
+/// A tile that a CTA multiplies.
+struct ScheduledTile {
+  uint32_t offset = 0;        ///< In its matrix, in units of 16 bytes.
+  uint16_t k_tile = 0;        ///< Along k, of all segments.
+  uint8_t unit = 0;           ///< Of the CTA's units.
+  uint8_t selection : 7 = 0;  ///< The expert's: its copy or segment.
+  uint8_t side : 1 = 0;
+};
+static_assert(sizeof(ScheduledTile) == 8);
+
+/// A unit of a CTA: its tiles are `first_warp`, `first_warp` + 1 ... of the warps.
+struct ScheduledUnit {
+  uint32_t word = 0;    ///< Its first sum, of the phase's words.
+  uint32_t output = 0;  ///< Its first output, of its side.
+  uint8_t first_warp = 0;
+  uint8_t warps = 0;  ///< That have tiles of it.
+  uint8_t copy = 0;
+  uint8_t side = 0;
+  uint32_t first_split = 0;  ///< 1: it adds the biases.
+};
+static_assert(sizeof(ScheduledUnit) == 16);
+
+/// The part of a CTA in a phase: the header, then units, then tiles, of which warp w has w, w + 16,
+/// w + 32 ...
+struct Schedule {
+  int tiles = 0;
+  int units = 0;
+  int first_k_tile = 0;  ///< The activations that the CTA needs, in tiles of k.
+  int end_k_tile = 0;
+  int tiles_at = 0;  ///< Offset of the tiles from here.
+  int padding[3] = {};
+};
+static_assert(sizeof(Schedule) % 16 == 0);
+
+/// An expert of a layer.
+struct PersistentExpert {
+  const uint8_t* gate_tiles = nullptr;  ///< Or gate and up, joined along n.
+  const uint8_t* up_tiles = nullptr;
+  const uint8_t* down_tiles = nullptr;
+  const float* gate_bias = nullptr;  ///< [sides][n] or null.
+  const float* down_bias = nullptr;
+  float gate_multiplier = 1;
+  float up_multiplier = 1;
+  float down_multiplier = 1;
+  float padding = 0;
+};
+static_assert(sizeof(PersistentExpert) % 8 == 0);
+
+struct alignas(16) PersistentLayer {
+  PhaseGemm gemms[kPhases];
+  const float* attention_norm = nullptr;  ///< [hidden]
+  const float* mlp_norm = nullptr;
+  float attention_epsilon = 0;
+  float mlp_epsilon = 0;
+  const float* query_norm = nullptr;  ///< [key_dim] or null.
+  const float* key_norm = nullptr;
+  float query_epsilon = 0;
+  float key_epsilon = 0;
+  const float* sinks = nullptr;  ///< [heads] or null.
+  int window = 0;
+  int cache_group = 0;
+  int64_t first_element = 0;                  ///< Of the layer in a page.
+  const PersistentExpert* experts = nullptr;  ///< Null: a dense MLP.
+  const float* router = nullptr;              ///< [experts, hidden]
+  const float* router_bias = nullptr;
+  const float* choice_bias = nullptr;
+};
+
+/// The pages of a cache group.
+struct CacheGroup {
+  void* slabs[kMostCacheSlabs] = {};
+  const int32_t* block_table = nullptr;
+  int blocks = 0;
+  int slab_count = 0;
+  uint32_t slab_pages = 1;
+  int64_t page_stride = 0;
+};
+
+/// Slots of a warp's ring that the tiles of kQkv and kOut use: the memory of the others has the
+/// keys meanwhile.
+inline constexpr int kLowSlots = 2;
+inline constexpr int kMostSlots = 8;
+
+/// Offsets in shared memory, in bytes. Attention's parts share the memory of the GEMMs' parts.
+struct PersistentShared {
+  int residual = 0;   ///< f32 [hidden]
+  int layers = 0;     ///< Two PersistentLayer, of even and of odd layers.
+  int experts = 0;    ///< PersistentExpert [experts]
+  int schedules = 0;  ///< Of the CTA.
+  int logits = 0;     ///< f32 [experts]
+  int rotations = 0;  ///< float2 [pairs]
+  int scratch = 0;    ///< PersistentScratch
+  int barriers = 0;   ///< Of the rings, [warps][slots], and of the keys.
+  // GEMMs:
+  int activations = 0;  ///< bf16, [k of the CTA's units]
+  int sums = 0;         ///< f32 [units][warps][32]; the router's scores.
+  // In the same memory, attention:
+  int queries = 0;  ///< bf16, two terms of kMostGroupHeads rows.
+  int heads = 0;    ///< f32 [group + 2][features]
+  int fresh = 0;    ///< bf16, the new key and value.
+  int ring = 0;     ///< [slots][warps]
+  int keys = 0;     ///< Stages of keys and values, then sums of the warps: in upper slots.
+  int bytes = 0;
+};
+
+/// Small values that the threads of a CTA share.
+struct PersistentScratch {
+  double router[kPersistentWarps];
+  float squares[kPersistentWarps];
+  float dots[kMostRouterRows][kPersistentWarps];
+  int32_t ids[kMostChosenExperts];
+  float weights[kMostChosenExperts];
+  float parts[kPersistentWarps][8][8];  ///< Merges of attention.
+  int kv_head;       ///< Of the CTA's attention; kv_heads if there is none for it.
+  int split;         ///< Of the KV head's keys.
+  int head;          ///< Whose features the CTA merges first.
+  int head_kv_head;  ///< Its KV head.
+};
+
+/// Offsets in an exchange buffer, in words.
+struct PersistentExchange {
+  int phases[kPhases] = {};       ///< The sums of each.
+  int phase_words[kPhases] = {};  ///< As many as any layer has.
+  int attention = 0;              ///< [kv_heads][splits][group][value_dim + 4]
+  int mixed = 0;                  ///< [heads][value_dim]
+  int logits = 0;
+  int arrived = 0;  ///< [CTAs]
+  int words = 0;
+};
+
+/// The MoE router's options, as RouterArguments.
+struct PersistentRouter {
+  int experts = 0;
+  int top_k = 0;
+  int scoring = 0;
+  int groups = 1;
+  int top_groups = 1;
+  bool normalize = true;
+  double scaling_factor = 1;
+};
+
+struct PersistentArguments {
+  const PersistentLayer* layers = nullptr;
+  int layer_count = 0;
+  float* hidden = nullptr;  ///< [features]: the residual, in and out.
+  int features = 0;
+  int heads = 0;
+  int kv_heads = 0;
+  int key_dim = 0;
+  int value_dim = 0;
+  int group = 1;             ///< Query heads of a KV head.
+  int attention_splits = 1;  ///< CTAs of a KV head.
+  float scale = 1;
+  const float* frequencies = nullptr;
+  int pairs = 0;
+  float rotary_factor = 1;
+  bool interleaved = false;
+  GateView gate;
+  PersistentRouter router;
+  const uint8_t* schedules = nullptr;  ///< [CTAs][schedule_bytes]
+  int schedule_bytes = 0;
+  int slots = 0;  ///< Of a warp's ring.
+  int slot_bytes = 0;
+  PersistentShared shared;
+  PersistentExchange exchange;
+  uint32_t* words = nullptr;  ///< Two exchange buffers.
+  uint32_t* clock = nullptr;  ///< Layers that have run, over all launches.
+  const int32_t* position = nullptr;
+  CacheGroup groups[kMostCacheGroups];
+  ErrorView errors;
+};
+static_assert(sizeof(PersistentArguments) < 4000, "kernel parameters have 4 KB");
+
+}  // namespace marlin::cuda

@@ -1,0 +1,252 @@
+#include "backends/cuda/kernels/persistent/persistent_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "base/checked.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kMostSplits = 8;
+constexpr int kMostKTiles = 1 << (kSegmentBits / 2);
+/// What a further split costs, in tiles of a CTA: another sum to read for every output.
+constexpr double kCostOfSplit = 0.75;
+constexpr int kAlignment = 128;
+constexpr int kRowPadding = 16;   ///< As in matrix_softmax.cuh.
+constexpr int kKeysOfStage = 16;  ///< As kWarpKeys.
+constexpr int kMergePadding = 8;  ///< As in persistent_attention.cuh.
+constexpr int kPairs = kPersistentWarps / 2;
+
+int CeilDivide(int a, int b) { return (a + b - 1) / b; }
+
+int UnitsOf(const PhaseGemm& gemm) { return gemm.splits * gemm.copies * gemm.sides * gemm.strips; }
+int FirstUnit(const PhaseGemm& gemm, int block, int blocks) {
+  return static_cast<int>(int64_t{UnitsOf(gemm)} * block / blocks);
+}
+
+/// Hands out adjacent parts of a memory.
+class Offsets {
+ public:
+  int Take(int64_t bytes) {
+    const int64_t offset = end_;
+    end_ = RoundUp(end_ + bytes, int64_t{kAlignment});
+    return static_cast<int>(offset);
+  }
+  int64_t end() const { return end_; }
+
+ private:
+  int64_t end_ = 0;
+};
+
+}  // namespace
+
+void SplitPhase(int blocks, PhaseGemm* gemm) {
+  double best = 0;
+  const int units = gemm->copies * gemm->sides * gemm->strips;
+  for (int splits = 1; splits <= std::min(kMostSplits, gemm->k_tiles); ++splits) {
+    const int tiles = CeilDivide(gemm->k_tiles, splits);
+    if (splits > 1 && CeilDivide(gemm->k_tiles, tiles) < splits) continue;
+    const double cost = CeilDivide(units * splits, blocks) * tiles + kCostOfSplit * splits;
+    if (splits > 1 && cost >= best) continue;
+    best = cost;
+    gemm->splits = splits;
+    gemm->tiles_of_split = tiles;
+  }
+  gemm->columns = units * kStripOutputs;
+  const int of_segment = gemm->weights.tiles_of_strip;
+  gemm->segment_factor = gemm->segments > 1 ? CeilDivide(1 << kSegmentBits, of_segment) : 0;
+}
+
+BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks) {
+  BlockSchedule schedule;
+  const int of_copy = gemm.sides * gemm.strips;
+  const int of_split = gemm.copies * of_copy;
+  const int first = FirstUnit(gemm, block, blocks);
+  const int end = FirstUnit(gemm, block + 1, blocks);
+  for (int number = first; number < end; ++number) {
+    const int split = number / of_split;
+    const int copy = number % of_split / of_copy;
+    const int side = number % of_copy / gemm.strips;
+    const int strip = number % gemm.strips;
+    const int first_tile = split * gemm.tiles_of_split;
+    const int end_tile = std::min(first_tile + gemm.tiles_of_split, gemm.k_tiles);
+    if (number == first) schedule.header.first_k_tile = first_tile;
+    schedule.header.end_k_tile = end_tile;
+    ScheduledUnit unit;
+    unit.word = static_cast<uint32_t>(
+        split * gemm.columns + ((copy * gemm.sides + side) * gemm.strips + strip) * kStripOutputs);
+    unit.output = static_cast<uint32_t>(strip * kStripOutputs);
+    unit.first_warp = static_cast<uint8_t>(schedule.tiles.size() % kPersistentWarps);
+    unit.warps = static_cast<uint8_t>(std::min(end_tile - first_tile, kPersistentWarps));
+    unit.copy = static_cast<uint8_t>(copy);
+    unit.side = static_cast<uint8_t>(side);
+    unit.first_split = split == 0 ? 1 : 0;
+    for (int tile = first_tile; tile < end_tile; ++tile) {
+      const int segment = tile / gemm.weights.tiles_of_strip;
+      const int of_segment = tile % gemm.weights.tiles_of_strip;
+      ScheduledTile scheduled;
+      scheduled.offset = static_cast<uint32_t>(TileOffset(gemm.weights, strip, of_segment) / 16);
+      scheduled.k_tile = static_cast<uint16_t>(tile);
+      scheduled.unit = static_cast<uint8_t>(number - first);
+      scheduled.selection = static_cast<uint8_t>(gemm.segments > 1 ? segment : copy) & 127;
+      scheduled.side = static_cast<uint8_t>(side) & 1;
+      schedule.tiles.push_back(scheduled);
+    }
+    schedule.units.push_back(unit);
+  }
+  schedule.header.units = end - first;
+  schedule.header.tiles = static_cast<int>(schedule.tiles.size());
+  return schedule;
+}
+
+namespace {
+
+/// What the schedule of a phase depends on.
+auto KeyOf(const PhaseGemm& gemm) {
+  return std::tuple(gemm.strips, gemm.sides, gemm.copies, gemm.segments, gemm.k_tiles, gemm.splits,
+                    gemm.tiles_of_split, gemm.weights.tiles_of_strip, gemm.weights.tile_bytes);
+}
+
+void CopyTo(uint8_t* to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+Schedules ScheduleLayers(std::span<PersistentLayer> layers, int blocks) {
+  std::map<decltype(KeyOf(PhaseGemm())), int> offsets;
+  std::vector<std::vector<BlockSchedule>> all;
+  std::vector<std::pair<int, int>> places;  // Of a schedule and of its tiles.
+  Schedules made;
+  for (PersistentLayer& layer : layers) {
+    for (PhaseGemm& gemm : layer.gemms) {
+      const auto [found, inserted] = offsets.emplace(KeyOf(gemm), made.bytes);
+      gemm.schedule = found->second;
+      if (!inserted) continue;
+      all.emplace_back();
+      size_t units = 0;
+      size_t tiles = 0;
+      for (int block = 0; block < blocks; ++block) {
+        all.back().push_back(ScheduleBlock(gemm, block, blocks));
+        units = std::max(units, all.back().back().units.size());
+        tiles = std::max(tiles, all.back().back().tiles.size());
+      }
+      const auto tiles_at = static_cast<int>(sizeof(Schedule) + units * sizeof(ScheduledUnit));
+      places.emplace_back(made.bytes, tiles_at);
+      made.bytes += tiles_at + static_cast<int>(RoundUp(
+                                   static_cast<int64_t>(tiles * sizeof(ScheduledTile)), 16));
+    }
+  }
+  made.data.resize(static_cast<size_t>(made.bytes) * static_cast<size_t>(blocks));
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto& [offset, tiles_at] = places[i];
+    for (int block = 0; block < blocks; ++block) {
+      BlockSchedule& schedule = all[i][static_cast<size_t>(block)];
+      schedule.header.tiles_at = tiles_at;
+      uint8_t* const to = made.data.data() + int64_t{block} * made.bytes + offset;
+      CopyTo(to, &schedule.header, sizeof(Schedule));
+      CopyTo(to + sizeof(Schedule), schedule.units.data(),
+             schedule.units.size() * sizeof(ScheduledUnit));
+      CopyTo(to + tiles_at, schedule.tiles.data(), schedule.tiles.size() * sizeof(ScheduledTile));
+    }
+  }
+  return made;
+}
+
+namespace {
+
+int UnitsOfBlock(const PhaseGemm& gemm, int blocks) { return CeilDivide(UnitsOf(gemm), blocks); }
+
+/// The most k-tiles that the units of a CTA need.
+int SpanOfBlock(const PhaseGemm& gemm, int blocks) {
+  const int of_split = gemm.copies * gemm.sides * gemm.strips;
+  int most = 0;
+  for (int block = 0; block < blocks; ++block) {
+    const int first = FirstUnit(gemm, block, blocks);
+    const int end = FirstUnit(gemm, block + 1, blocks);
+    if (first == end) continue;
+    const int from = first / of_split * gemm.tiles_of_split;
+    const int to = std::min(((end - 1) / of_split + 1) * gemm.tiles_of_split, gemm.k_tiles);
+    most = std::max(most, to - from);
+  }
+  return most;
+}
+
+}  // namespace
+
+std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& shape,
+                                                    std::span<const PersistentLayer> layers,
+                                                    int blocks, int shared_bytes) {
+  PersistentArguments args = shape;
+  int units = 1;
+  int span = 1;
+  int tiles = 0;
+  int words[kPhases] = {};
+  for (const PersistentLayer& layer : layers) {
+    for (int phase = 0; phase < kPhases; ++phase) {
+      const PhaseGemm& gemm = layer.gemms[phase];
+      units = std::max(units, UnitsOfBlock(gemm, blocks));
+      tiles = std::max(tiles, gemm.k_tiles);
+      // The norm's activations are those of all k.
+      const bool whole =
+          phase == static_cast<int>(Phase::kQkv) || phase == static_cast<int>(Phase::kGates);
+      span = std::max(span, whole ? gemm.k_tiles : SpanOfBlock(gemm, blocks));
+      words[phase] = std::max(words[phase], gemm.splits * gemm.columns);
+      args.slot_bytes = std::max(args.slot_bytes, gemm.weights.tile_bytes);
+    }
+  }
+  if (units > kMostUnits || tiles > kMostKTiles) return std::nullopt;
+  const int group = args.heads / args.kv_heads;
+  args.group = group;
+  const int experts = args.router.experts;
+  const int router_rows = CeilDivide(experts, blocks);
+  args.attention_splits = std::max(blocks / args.kv_heads, 1);
+  if (args.kv_heads > blocks || router_rows > kMostRouterRows) return std::nullopt;
+
+  Offsets exchange;
+  for (int phase = 0; phase < kPhases; ++phase) {
+    args.exchange.phases[phase] = exchange.Take(words[phase]);
+    args.exchange.phase_words[phase] = words[phase];
+  }
+  args.exchange.attention =
+      exchange.Take(int64_t{args.kv_heads} * args.attention_splits * group * (args.value_dim + 4));
+  args.exchange.mixed = exchange.Take(int64_t{args.heads} * args.value_dim);
+  args.exchange.logits = exchange.Take(experts);
+  args.exchange.arrived = exchange.Take(blocks);
+  args.exchange.words = static_cast<int>(exchange.end());
+
+  const int key_row = args.key_dim * 2 + kRowPadding;
+  const int value_row = args.value_dim * 2 + kRowPadding;
+  Offsets shared;
+  PersistentShared& at = args.shared;
+  at.residual = shared.Take(int64_t{args.features} * 4);
+  at.layers = shared.Take(2 * int64_t{sizeof(PersistentLayer)});
+  at.experts = shared.Take(int64_t{experts} * int64_t{sizeof(PersistentExpert)});
+  at.schedules = shared.Take(args.schedule_bytes);
+  at.logits = shared.Take(int64_t{experts} * 4);
+  at.rotations = shared.Take(int64_t{args.pairs} * 8);
+  at.scratch = shared.Take(sizeof(PersistentScratch));
+  at.barriers = shared.Take((kPersistentWarps * kMostSlots + kPairs) * 8);
+  Offsets attention = shared;
+  at.activations = shared.Take(int64_t{span} * kTileK * 2);
+  at.sums = shared.Take(std::max(int64_t{units} * kPersistentWarps * kStripOutputs * 4,
+                                 int64_t{experts} * 2 * int64_t{sizeof(double)}));
+  at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
+  at.heads = attention.Take((group * args.key_dim + args.key_dim + args.value_dim) * 4);
+  at.fresh = attention.Take((args.key_dim + args.value_dim) * 2);
+  at.ring = static_cast<int>(std::max(shared.end(), attention.end()));
+  const int64_t keys = std::max(kPairs * kKeysOfStage * (key_row + value_row),
+                                (kPairs * group * (2 + args.value_dim + kMergePadding) + 4) * 4);
+  const int64_t slot = int64_t{kPersistentWarps} * args.slot_bytes;
+  at.keys = static_cast<int>(at.ring + kLowSlots * slot);
+  args.slots = static_cast<int>(std::min<int64_t>((shared_bytes - at.ring) / slot, kMostSlots));
+  at.bytes = static_cast<int>(std::max(at.keys + keys, at.ring + args.slots * slot));
+  if (args.slots < kLowSlots || at.bytes > shared_bytes) return std::nullopt;
+  return args;
+}
+
+}  // namespace marlin::cuda

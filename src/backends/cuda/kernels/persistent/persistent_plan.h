@@ -1,0 +1,40 @@
+// The host's part of the persistent kernel's layout: how phases are split among the CTAs, and where
+// everything lies in shared memory and in the exchange buffers.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backends/cuda/kernels/persistent/persistent_layout.h"
+
+namespace marlin::cuda {
+
+/// Chooses the splits of a phase whose other fields are set, and fills in what follows from them.
+void SplitPhase(int blocks, PhaseGemm* gemm);
+
+/// The CTAs' parts of a phase.
+struct BlockSchedule {
+  Schedule header;
+  std::vector<ScheduledUnit> units;
+  std::vector<ScheduledTile> tiles;
+};
+/// The part of CTA `block` of `blocks`. Precondition: no more units than kMostUnits.
+BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks);
+
+/// The schedules of all phases of all layers, [blocks][bytes]; sets the offsets of the layers'.
+struct Schedules {
+  std::vector<uint8_t> data;
+  int bytes = 0;
+};
+Schedules ScheduleLayers(std::span<PersistentLayer> layers, int blocks);
+
+/// Fills in everything of `args` that follows from its shape and the layers, on a device of
+/// `blocks` multiprocessors with `shared_bytes` each; schedule_bytes is set. Nothing, if that does
+/// not fit.
+std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& shape,
+                                                    std::span<const PersistentLayer> layers,
+                                                    int blocks, int shared_bytes);
+
+}  // namespace marlin::cuda

@@ -1,0 +1,209 @@
+// The persistent decode kernel against the step's operations one by one, and both against fp32.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../../checkpoint/test_files.h"
+#include "base/json.h"
+#include "marlin/checkpoint.h"
+#include "marlin/device.h"
+#include "marlin/model.h"
+#include "recipe/architecture.h"
+
+namespace marlin {
+namespace {
+
+using testing::BuildSafetensors;
+using testing::RandomBf16;
+using testing::TemporaryDirectory;
+using testing::TestTensor;
+using testing::WriteFile;
+
+constexpr int64_t kVocab = 128;
+
+/// The deviation of a tensor's random numbers: layers add about as much as there was before.
+float ScaleOf(const ModelTensor& tensor) {
+  const int rank = tensor.shape.rank();
+  if (rank < 2) return 1.0F;
+  return tensor.name.find("embed") != std::string::npos
+             ? 1.0F
+             : 1.0F / std::sqrt(static_cast<float>(tensor.shape[rank - 1]));
+}
+
+/// A model, and the format of its matrices.
+struct Case {
+  std::string name;
+  Json config;
+  std::string format;
+};
+
+Json Config(const std::string& type, const Json& changes) {
+  Json config = {{"model_type", type},
+                 {"hidden_size", 256},
+                 {"intermediate_size", 512},
+                 {"num_hidden_layers", 3},
+                 {"vocab_size", kVocab},
+                 {"num_attention_heads", 8},
+                 {"num_key_value_heads", 2},
+                 {"head_dim", 64},
+                 {"moe_intermediate_size", 96},
+                 {"num_experts_per_tok", 3},
+                 {"max_position_embeddings", 4096}};
+  config.update(changes);
+  return config;
+}
+
+std::vector<Case> Cases() {
+  const Json experts = {{"num_experts", 16}, {"norm_topk_prob", true}};
+  Json mixed = experts;
+  mixed["mlp_only_layers"] = {1};
+  return {
+      {"llama", Config("llama", Json::object()), "fp4_e2m1/g128"},
+      {"llama_biases", Config("llama", {{"attention_bias", true}, {"mlp_bias", true}}), "u4/g64"},
+      {"llama_bytes", Config("llama", {{"head_dim", 128}}), "s8/g128"},
+      {"llama_fp8", Config("llama", {{"num_key_value_heads", 8}}), "fp8_e4m3/g128"},
+      {"odd_sizes", Config("llama", {{"hidden_size", 192}, {"intermediate_size", 352}}),
+       "fp4_e2m1/g32"},
+      {"wide", Config("llama", {{"hidden_size", 4096}, {"intermediate_size", 6144}}),
+       "fp4_e2m1/g128"},
+      {"mistral_window", Config("mistral", {{"sliding_window", 40}}), "fp4_e2m1/g64"},
+      {"qwen2", Config("qwen2", {{"num_attention_heads", 14}}), "fp4_e2m1/g128"},
+      {"qwen3", Config("qwen3", {{"head_dim", 32}}), "nf4/g64"},
+      {"qwen3_moe", Config("qwen3_moe", experts), "fp4_e2m1/g32"},
+      {"qwen3_moe_zeros", Config("qwen3_moe", experts), "u4/g32"},
+      {"qwen3_moe_mixed", Config("qwen3_moe", mixed), "fp4_e2m1/g32/e8m0"},
+      {"mixtral", Config("mixtral", {{"num_local_experts", 4}, {"num_experts_per_tok", 2}}),
+       "fp4_e2m1/g128"},
+      {"gpt_oss", Config("gpt_oss", {{"num_local_experts", 8}, {"sliding_window", 24}}),
+       "fp4_e2m1/g32"},
+  };
+}
+
+class PersistentOnGpu : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    if (!Device::Open("cuda").ok()) GTEST_SKIP() << "no CUDA device";
+    const auto model = DescribeModel(GetParam().config.dump());
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    std::vector<TestTensor> tensors;
+    for (const ModelTensor& tensor : model->tensors) {
+      tensors.push_back(RandomBf16(tensor.name, tensor.shape, static_cast<uint32_t>(tensors.size()),
+                                   ScaleOf(tensor)));
+    }
+    const std::string plain = directory_ / "plain";
+    std::filesystem::create_directories(plain);
+    WriteFile(plain + "/config.json", GetParam().config.dump());
+    WriteFile(plain + "/model.safetensors", BuildSafetensors(tensors));
+    QuantizeCheckpointOptions options;
+    options.recipe = *MixedPrecisionConfig::Uniform(GetParam().format);
+    const auto report = QuantizeCheckpoint(plain, directory_ / "quantized", options);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    path_ = directory_ / "quantized";
+    const Status opened = Model::Open(path_, Open(false)).status();
+    if (opened.code() == Code::kUnsupported) GTEST_SKIP() << opened.message();
+  }
+
+  /// A device with the persistent kernel, or without.
+  static Device Open(bool persistent) {
+    setenv("MARLIN_CUDA_PERSISTENT", persistent ? "1" : "0", 1);
+    auto device = Device::Open("cuda");
+    unsetenv("MARLIN_CUDA_PERSISTENT");
+    return *std::move(device);
+  }
+
+  Model Load(const Device& device, bool exact = false) const {
+    ModelOptions options;
+    options.allow_bf16_activations = !exact;
+    auto model = Model::Open(path_, device, options);
+    EXPECT_TRUE(model.ok()) << model.status().message();
+    return *std::move(model);
+  }
+
+  /// The logits of a prompt of `prompt` tokens in one pass, then of single tokens.
+  static std::vector<float> Decode(const Model& model, int prompt, int tokens) {
+    std::vector<int32_t> text(static_cast<size_t>(prompt + tokens));
+    for (size_t i = 0; i < text.size(); ++i) {
+      text[i] = static_cast<int32_t>((i * i * 31 + i * 17 + 5) % kVocab);
+    }
+    Sequence sequence = *model.NewSequence();
+    std::vector<float> logits;
+    const auto forward = [&](std::span<const int32_t> part) {
+      logits.resize(logits.size() + kVocab);
+      const MutableTensorView out(logits.data() + logits.size() - kVocab, DType::kF32, {1, kVocab});
+      const SequenceInput input{&sequence, part, false};
+      const Status status = model.Forward({&input, 1}, out);
+      ASSERT_TRUE(status.ok()) << status.message();
+    };
+    const std::span<const int32_t> all(text);
+    if (prompt > 0) forward(all.first(static_cast<size_t>(prompt)));
+    for (int i = 0; i < tokens; ++i) forward(all.subspan(static_cast<size_t>(prompt + i), 1));
+    return logits;
+  }
+
+  static double Distance(const std::vector<float>& a, const std::vector<float>& b) {
+    EXPECT_EQ(a.size(), b.size());
+    double difference = 0;
+    double size = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+      difference += std::pow(double{a[i]} - double{b[i]}, 2);
+      size += std::pow(double{b[i]}, 2);
+    }
+    return std::sqrt(difference / size);
+  }
+
+  TemporaryDirectory directory_;
+  std::string path_;
+};
+
+TEST_P(PersistentOnGpu, IsAsNearToFp32AsTheOperations) {
+  const Device with = Open(true);
+  const Device without = Open(false);
+  const Model persistent = Load(with);
+  const Model chain = Load(without);
+  const Model exact = Load(without, true);
+  for (const auto& [prompt, tokens] : {std::pair(0, 70), std::pair(300, 8), std::pair(1500, 4)}) {
+    SCOPED_TRACE(fmt::format("{} + {} tokens", prompt, tokens));
+    const std::vector<float> wanted = Decode(exact, prompt, tokens);
+    const std::vector<float> mine = Decode(persistent, prompt, tokens);
+    const std::vector<float> others = Decode(chain, prompt, tokens);
+    const double distance = Distance(mine, wanted);
+    const double reference = Distance(others, wanted);
+    EXPECT_LT(distance, 1.5 * reference + 1e-3);
+    if (GetParam().format.starts_with("nf")) {
+      EXPECT_EQ(mine, others) << "a kind of codes without a persistent kernel";
+    } else if (prompt == 0) {
+      EXPECT_NE(mine, others) << "the persistent kernel did not run";
+    }
+    RecordProperty(fmt::format("distance_{}", prompt), fmt::format("{:.2e}", distance));
+    fmt::print("{} {}+{}: {:.2e}, operations {:.2e}\n", GetParam().name, prompt, tokens, distance,
+               reference);
+    // Nothing depends on timing.
+    EXPECT_EQ(Decode(persistent, prompt, tokens), mine);
+  }
+}
+
+TEST_P(PersistentOnGpu, SequencesOfTwoThreadsDoNotMeet) {
+  const Device device = Open(true);
+  const Model model = Load(device);
+  const std::vector<float> wanted = Decode(model, 10, 40);
+  std::vector<std::vector<float>> found(4);
+  std::vector<std::thread> threads;
+  for (std::vector<float>& logits : found) {
+    threads.emplace_back([&] { logits = Decode(model, 10, 40); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::vector<float>& logits : found) EXPECT_EQ(logits, wanted);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, PersistentOnGpu, ::testing::ValuesIn(Cases()),
+                         [](const auto& param) { return param.param.name; });
+
+}  // namespace
+}  // namespace marlin
