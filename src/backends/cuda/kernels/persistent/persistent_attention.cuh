@@ -238,31 +238,33 @@ class TokenAttention {
   /// Norms and rotates the heads: one warp each. Queries become operands; the new key and value go
   /// to the cache, and to shared memory.
   MARLIN_DEVICE void PrepareHeads() const {
-    auto* const heads = reinterpret_cast<float*>(Memory() + args_.shared.heads);
-    if (warp_ < group_) {
-      float* const head = heads + warp_ * args_.key_dim;
-      Normalize(layer_.query_norm, layer_.query_epsilon, head);
-      Rotate(head);
-      uint8_t* const rounded = Memory() + args_.shared.queries + warp_ * key_row_;
-      uint8_t* const rest = rounded + kMostGroupHeads * key_row_;
-#pragma unroll 2
-      for (int pair = lane_; pair < args_.key_dim / 2; pair += 32) {
-        SplitInTwo(head[2 * pair], head[2 * pair + 1], reinterpret_cast<uint32_t*>(rounded) + pair,
-                   reinterpret_cast<uint32_t*>(rest) + pair);
+    const int heads = HasNewKey() ? group_ + 2 : group_;
+#pragma unroll 1
+    for (int number = warp_; number < heads; number += kPersistentWarps) {
+      const bool is_value = number == group_ + 1;
+      float* const head =
+          reinterpret_cast<float*>(Memory() + args_.shared.heads) + number * args_.key_dim;
+      if (!is_value) {
+        const bool is_key = number == group_;
+        Normalize(is_key ? layer_.key_norm : layer_.query_norm,
+                  is_key ? layer_.key_epsilon : layer_.query_epsilon, head);
+        Rotate(head);
+      }
+      if (number < group_) {
+        StoreQuery(head, number);
+      } else {
+        Append(head, is_value);
       }
     }
-    if (!HasNewKey()) return;
-    uint8_t* const page = warp_ >= kPersistentWarps - 2 ? FindPage(position_) : nullptr;
-    auto* const fresh = reinterpret_cast<uint32_t*>(Memory() + args_.shared.fresh);
-    // The last warps, which have no query unless the group is large.
-    if (warp_ == kPersistentWarps - 1) {
-      float* const key = heads + group_ * args_.key_dim;
-      Normalize(layer_.key_norm, layer_.key_epsilon, key);
-      Rotate(key);
-      Append(key, args_.key_dim, page, ElementOf(position_, false), fresh);
-    } else if (warp_ == kPersistentWarps - 2) {
-      Append(heads + (group_ + 1) * args_.key_dim, args_.value_dim, page,
-             ElementOf(position_, true), fresh + args_.key_dim / 2);
+  }
+
+  MARLIN_DEVICE void StoreQuery(const float* head, int number) const {
+    uint8_t* const rounded = Memory() + args_.shared.queries + number * key_row_;
+    uint8_t* const rest = rounded + kMostGroupHeads * key_row_;
+#pragma unroll 1
+    for (int pair = lane_; pair < args_.key_dim / 2; pair += 32) {
+      SplitInTwo(head[2 * pair], head[2 * pair + 1], reinterpret_cast<uint32_t*>(rounded) + pair,
+                 reinterpret_cast<uint32_t*>(rest) + pair);
     }
   }
 
@@ -306,9 +308,13 @@ class TokenAttention {
     __syncwarp();
   }
 
-  MARLIN_DEVICE void Append(const float* from, int features, uint8_t* page, int64_t element,
-                            uint32_t* fresh) const {
-    auto* const to = reinterpret_cast<uint32_t*>(page + element * 2);
+  MARLIN_DEVICE void Append(const float* from, bool is_value) const {
+    const int features = is_value ? args_.value_dim : args_.key_dim;
+    uint8_t* const page = FindPage(position_);
+    auto* const fresh = reinterpret_cast<uint32_t*>(Memory() + args_.shared.fresh) +
+                        (is_value ? args_.key_dim / 2 : 0);
+    auto* const to = reinterpret_cast<uint32_t*>(page + ElementOf(position_, is_value) * 2);
+#pragma unroll 1
     for (int pair = lane_; pair < features / 2; pair += 32) {
       const uint32_t rounded = Bf16x2::Pack(from[2 * pair], from[2 * pair + 1]);
       fresh[pair] = rounded;

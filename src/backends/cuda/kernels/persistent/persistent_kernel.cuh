@@ -26,10 +26,80 @@
 
 namespace marlin::cuda {
 
-/// Quads (four adjacent features) of a thread, at most, and those whose norm weights are loaded
-/// before the gather.
-inline constexpr int kMostQuads = kMostPersistentHidden / 4 / kPersistentThreads;
-inline constexpr int kEarlyQuads = 2;
+/// The top-k selection by logits alone: a softmax keeps their order. Ties go to the lower expert.
+struct LogitRouter {
+  const PersistentRouter& options;
+  const float* logits;  ///< Shared memory, finite, padded to quads with less than all.
+  int32_t* ids;
+
+  /// An expert's place is the number of experts before it; four threads count it. Called by all
+  /// threads.
+  MARLIN_DEVICE void Select() const {
+    const int part = static_cast<int>(threadIdx.x) & 3;
+#pragma unroll 1
+    for (int first = 0; first < options.experts; first += kPersistentThreads / 4) {
+      const int e = first + static_cast<int>(threadIdx.x >> 2);
+      const float mine = logits[min(e, options.experts - 1)];
+      int before = 0;
+      const auto count = [&](float other, int number) {
+        before += other > mine || (other == mine && number < e) ? 1 : 0;
+      };
+#pragma unroll 2
+      for (int other = 4 * part; other < options.experts; other += 16) {
+        const float4 v = *reinterpret_cast<const float4*>(logits + other);
+        count(v.x, other);
+        count(v.y, other + 1);
+        count(v.z, other + 2);
+        count(v.w, other + 3);
+      }
+      before += __shfl_xor_sync(~0u, before, 1);
+      before += __shfl_xor_sync(~0u, before, 2);
+      if (part == 0 && e < options.experts && before < options.top_k) ids[before] = e;
+    }
+  }
+
+  /// Softmax over all experts or over the selected ones, which is the same after normalization.
+  /// Called by one warp.
+  MARLIN_DEVICE void Weigh(float* weights) const {
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const float largest = logits[ids[0]];
+    const bool of_chosen = options.normalize || options.scoring == kSoftmaxOfChosen;
+    const int count = of_chosen ? options.top_k : options.experts;
+    float sum = 0.0f;
+    for (int i = lane; i < count; i += 32) sum += expf(logits[of_chosen ? ids[i] : i] - largest);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    const auto scale = static_cast<float>(options.scaling_factor);
+    for (int i = lane; i < options.top_k; i += 32) {
+      weights[i] = expf(logits[ids[i]] - largest) / sum * scale;
+    }
+  }
+};
+
+/// The router of all other kinds, and of logits that are errors. Called by all threads, rarely: not
+/// inlined, it does not push the rest out of the instruction cache.
+static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
+                                                const PersistentLayer& layer, const float* logits,
+                                                PersistentScratch& scratch) {
+  RouterArguments router;
+  router.logits = logits;
+  router.ids = scratch.ids;
+  router.weights = scratch.weights;
+  router.bias = layer.choice_bias;
+  router.tokens = 1;
+  router.experts = args.router.experts;
+  router.top_k = args.router.top_k;
+  router.scoring = args.router.scoring;
+  router.groups = args.router.groups;
+  router.top_groups = args.router.top_groups;
+  router.normalize = args.router.normalize;
+  router.scaling_factor = args.router.scaling_factor;
+  router.errors = args.errors;
+  CheckBias(router);
+  auto* const scores = reinterpret_cast<double*>(Memory() + args.shared.sums);
+  TokenRouter<kPersistentWarps>(router, 0, scores, scratch.router).Route();
+  __syncthreads();
+}
 
 /// A CTA of the kernel.
 class PersistentBlock {
@@ -71,34 +141,32 @@ class PersistentBlock {
     __syncthreads();
   }
 
+  /// Runs all layers, and stores the residual. Every part is called from one place: code that is
+  /// inlined twice would not stay in the instruction cache from layer to layer.
   template <CodeKind kKind>
   MARLIN_DEVICE void Run() {
     const int phases = args_.layer_count * kPhases;
     int turns = 0;
 #pragma unroll 1
-    for (int phase = 0; phase < phases; ++phase) {
-      const int index = phase / kPhases;
-      const PersistentLayer& layer = tables_.LayerOf(index);
+    for (int phase = 0;; ++phase) {
       const auto which = static_cast<Phase>(phase % kPhases);
-      const PhaseGemm& gemm = layer.gemms[phase % kPhases];
-      switch (which) {
-        case Phase::kQkv:
-          PrepareQkv(layer, index);
-          break;
-        case Phase::kOut:
-          PrepareOut(layer, index, &turns);
-          break;
-        case Phase::kGates:
-          PrepareGates(layer, phase);
-          break;
-        case Phase::kDown:
-          PrepareDown(layer, phase, phases);
-          break;
+      const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
+      if (normalizes) {
+        AddBlock(phase);
+        if (phase == phases) break;
+        PrepareNormalized(phase);
+      } else if (which == Phase::kOut) {
+        PrepareOut(phase, &turns);
+      } else {
+        PrepareDown(phase);
       }
-      // A norm's results are those of all k.
-      const bool whole = which == Phase::kQkv || which == Phase::kGates;
+      const bool known = which != Phase::kOut || LayerOf(phase).experts == nullptr;
+      ring_.Allow(min(known ? phase + 1 : phase, phases - 1));
+      __syncthreads();
+      const PhaseGemm& gemm = tables_.GemmOf(phase);
       const Schedule& schedule = tables_.ScheduleOf(gemm);
-      const int first_tile = whole ? 0 : schedule.first_k_tile;
+      // A norm's results are those of all k.
+      const int first_tile = normalizes ? 0 : schedule.first_k_tile;
       auto* const sums = reinterpret_cast<float*>(Memory() + args_.shared.sums);
       const uint32_t activations = Base() + args_.shared.activations;
       switch (gemm.use) {
@@ -115,15 +183,8 @@ class PersistentBlock {
                                                    ring_);
       }
       __syncthreads();
-      Publish(layer, index, which, schedule, sums);
+      Publish(phase, schedule, sums);
     }
-  }
-
-  /// Stores the residual, and sets the clock for the next launch.
-  MARLIN_DEVICE void End() {
-    AddBlock(tables_.LayerOf(args_.layer_count - 1).gemms[static_cast<int>(Phase::kDown)],
-             Words(args_.layer_count - 1) + args_.exchange.phases[static_cast<int>(Phase::kDown)],
-             Tag(args_.layer_count - 1));
     __syncthreads();
     for (int i = static_cast<int>(blockIdx.x) * kPersistentThreads + thread_;
          i < args_.features / 4; i += static_cast<int>(gridDim.x) * kPersistentThreads) {
@@ -134,6 +195,9 @@ class PersistentBlock {
   }
 
  private:
+  MARLIN_DEVICE const PersistentLayer& LayerOf(int phase) const {
+    return tables_.LayerOf(phase / kPhases);
+  }
   static MARLIN_DEVICE uint32_t Base() { return SharedAddress(Memory()); }
   MARLIN_DEVICE PersistentScratch& Scratch() const { return tables_.Scratch(); }
   MARLIN_DEVICE float4* Residual() const {
@@ -196,11 +260,15 @@ class PersistentBlock {
     return rest <= 0 ? 0 : (rest + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
   }
 
-  /// residual += the sums of a phase.
-  MARLIN_DEVICE void AddBlock(const PhaseGemm& gemm, const uint32_t* words, uint32_t tag) {
+  /// residual += the sums of the phase before.
+  MARLIN_DEVICE void AddBlock(int phase) {
+    if (phase == 0) return;
+    const PhaseGemm& gemm = tables_.GemmOf(phase - 1);
+    const int index = (phase - 1) / kPhases;
+    const uint32_t* const words = Words(index) + args_.exchange.phases[(phase - 1) % kPhases];
 #pragma unroll 1
     for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
-      const float4 block = GatherSums(words + 4 * i, gemm.splits, gemm.columns, tag);
+      const float4 block = GatherSums(words + 4 * i, gemm.splits, gemm.columns, Tag(index));
       float4& x = Residual()[i];
       x = {x.x + block.x, x.y + block.y, x.z + block.z, x.w + block.w};
     }
@@ -231,92 +299,91 @@ class PersistentBlock {
     return reinterpret_cast<const float4*>(router + first)[quad];
   }
 
-  /// Adds the block of `before`, if there is one, to the residual and normalizes it: to the
-  /// activations, and for the CTA's rows of the router. Then lets the weights up to `allowed` come.
-  template <bool kRoutes>
-  MARLIN_DEVICE void AddAndNormalize(const PhaseGemm* before, const uint32_t* words, uint32_t tag,
-                                     const float* weight, float epsilon, const PhaseGemm& gemm,
-                                     int allowed, const float* router = nullptr) {
-    const int quads = args_.features / 4;
-    const auto* const all_weights = reinterpret_cast<const float4*>(weight);
-    float4 weights[kEarlyQuads];
-    float4 router_quads[kEarlyQuads];
-#pragma unroll
-    for (int j = 0; j < kEarlyQuads; ++j) {
-      const int i = thread_ + j * kPersistentThreads;
-      if (i >= quads) break;
-      weights[j] = all_weights[i];
-      if (kRoutes && RouterRows() > 0) router_quads[j] = RouterQuad(router, 0, i);
+  /// Normalizes the residual to the activations, and routes the token if the layer has experts.
+  MARLIN_DEVICE void PrepareNormalized(int phase) {
+    const PersistentLayer& layer = LayerOf(phase);
+    const bool attends = phase % kPhases == static_cast<int>(Phase::kQkv);
+    const float* const router = attends ? nullptr : layer.router;
+    Normalize(attends ? layer.attention_norm : layer.mlp_norm,
+              attends ? layer.attention_epsilon : layer.mlp_epsilon, tables_.GemmOf(phase).k_tiles,
+              router);
+    const int index = phase / kPhases;
+    if (attends) {
+      // Everything of the layer before has been read.
+      if (thread_ == 0) {
+        PublishWord(Words(index) + args_.exchange.arrived + blockIdx.x, 0.0f, Tag(index));
+      }
+      return;
     }
-    if (before != nullptr) AddBlock(*before, words, tag);
-    if (allowed >= 0) ring_.Allow(allowed);
+    PublishLogits(layer, index);
+    AwaitArrivals(index);
+    if (router != nullptr) Route(layer, index);
+  }
+
+  /// The residual times its norm's weights, to the activations, and zeros up to `k_tiles`; with a
+  /// router also the warps' parts of the CTA's logits, to the scratch.
+  MARLIN_DEVICE void Normalize(const float* weight, float epsilon, int k_tiles,
+                               const float* router) {
+    const int quads = args_.features / 4;
+    const auto* const weights = reinterpret_cast<const float4*>(weight);
+    const int rows = router != nullptr ? RouterRows() : 0;
     float squares = 0.0f;
+#pragma unroll 1
     for (int i = thread_; i < quads; i += kPersistentThreads) {
       const float4 x = Residual()[i];
       squares += __fmaf_rn(x.x, x.x, x.y * x.y) + __fmaf_rn(x.z, x.z, x.w * x.w);
     }
     const float factor = NormFactor(squares, epsilon);
-    float dots[kMostRouterRows] = {};
-#pragma unroll
-    for (int j = 0; j < kMostQuads; ++j) {
-      const int i = thread_ + j * kPersistentThreads;
-      if (i >= quads) break;
+    const auto normal = [&](int i) {
       const float4 x = Residual()[i];
-      const float4 w = j < kEarlyQuads ? weights[j % kEarlyQuads] : all_weights[i];
-      const float4 y = {x.x * factor * w.x, x.y * factor * w.y, x.z * factor * w.z,
-                        x.w * factor * w.w};
-      StoreActivations(i, y);
-      if constexpr (kRoutes) {
-#pragma unroll
-        for (int row = 0; row < kMostRouterRows; ++row) {
-          if (row >= RouterRows()) break;
-          const float4 r = row == 0 && j < kEarlyQuads ? router_quads[j % kEarlyQuads]
-                                                       : RouterQuad(router, row, i);
-          dots[row] += __fmaf_rn(y.x, r.x, y.y * r.y) + __fmaf_rn(y.z, r.z, y.w * r.w);
-        }
+      const float4 w = weights[i];
+      return float4{x.x * factor * w.x, x.y * factor * w.y, x.z * factor * w.z, x.w * factor * w.w};
+    };
+#pragma unroll 1
+    for (int row = 0; row < max(rows, 1); ++row) {
+      float dot = 0.0f;
+#pragma unroll 2
+      for (int i = thread_; i < quads; i += kPersistentThreads) {
+        const float4 y = normal(i);
+        if (row == 0) StoreActivations(i, y);
+        if (rows == 0) continue;
+        const float4 r = RouterQuad(router, row, i);
+        dot += __fmaf_rn(y.x, r.x, y.y * r.y) + __fmaf_rn(y.z, r.z, y.w * r.w);
       }
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
+      if (thread_ % 32 == 0) Scratch().dots[row][thread_ / 32] = dot;
     }
-    for (int i = quads + thread_; i < gemm.k_tiles * (kTileK / 4); i += kPersistentThreads) {
+    for (int i = quads + thread_; i < k_tiles * (kTileK / 4); i += kPersistentThreads) {
       StoreActivations(i, {0.0f, 0.0f, 0.0f, 0.0f});
     }
-    if constexpr (kRoutes) SumDots(dots);
     __syncthreads();
   }
 
-  /// Leaves the warps' parts of the router's logits in the scratch.
-  MARLIN_DEVICE void SumDots(float (&dots)[kMostRouterRows]) {
-#pragma unroll
-    for (int row = 0; row < kMostRouterRows; ++row) {
-      if (row >= RouterRows()) break;
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) {
-        dots[row] += __shfl_xor_sync(~0u, dots[row], step);
-      }
-      if (thread_ % 32 == 0) Scratch().dots[row][thread_ / 32] = dots[row];
-    }
+  /// Asks for what Normalize will read, before a wait that hides it.
+  MARLIN_DEVICE void PrefetchNorm(const float* weight, const float* router) const {
+    const int lines = args_.features * 4 / 128;
+    if (thread_ < lines) Prefetch(weight + thread_ * 32);
+    const int row = (thread_ - 256) / 64;
+    if (router == nullptr || thread_ < 256 || row >= RouterRows()) return;
+    const float* const from =
+        router + static_cast<int64_t>(blockIdx.x + row * gridDim.x) * args_.features;
+    for (int line = thread_ % 64; line < lines; line += 64) Prefetch(from + line * 32);
+  }
+  static MARLIN_DEVICE void Prefetch(const float* line) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
   }
 
-  MARLIN_DEVICE void PrepareQkv(const PersistentLayer& layer, int index) {
-    constexpr auto kDown = static_cast<int>(Phase::kDown);
-    // The table of the layer before is still there: the next one's comes in PrepareOut.
-    const PhaseGemm* const before = index == 0 ? nullptr : &tables_.LayerOf(index - 1).gemms[kDown];
-    if (index == 0) ring_.Allow(static_cast<int>(Phase::kQkv));
-    AddAndNormalize<false>(before, Words(index - 1) + args_.exchange.phases[kDown], Tag(index - 1),
-                           layer.attention_norm, layer.attention_epsilon, layer.gemms[0],
-                           index * kPhases + static_cast<int>(Phase::kOut));
-    // Everything of the layer before has been read.
-    if (thread_ == 0) {
-      PublishWord(Words(index) + args_.exchange.arrived + blockIdx.x, 0.0f, Tag(index));
-    }
-  }
-
-  MARLIN_DEVICE void PrepareOut(const PersistentLayer& layer, int index, int* turns) {
+  MARLIN_DEVICE void PrepareOut(int phase, int* turns) {
+    const PersistentLayer& layer = LayerOf(phase);
+    const int index = phase / kPhases;
     // Attention takes the memory of the sums.
     __syncthreads();
     CopyTable(index + 1);
     CopyExperts(layer);
     TokenAttention attention(args_, layer, position_, turns);
     attention.RequestFirst();
+    PrefetchNorm(layer.mlp_norm, layer.router);
     uint32_t* const words = Words(index);
     const uint32_t tag = Tag(index);
     attention.Run(layer.gemms[static_cast<int>(Phase::kQkv)],
@@ -334,85 +401,54 @@ class PersistentBlock {
       StoreActivations(i - first, i < quads ? AwaitQuad(from, PollQuad(from), tag)
                                             : float4{0.0f, 0.0f, 0.0f, 0.0f});
     }
-    if (layer.experts == nullptr) ring_.Allow(index * kPhases + static_cast<int>(Phase::kGates));
     FinishTable();
-    __syncthreads();
   }
 
-  MARLIN_DEVICE void PrepareGates(const PersistentLayer& layer, int phase) {
-    constexpr auto kOut = static_cast<int>(Phase::kOut);
-    const int index = phase / kPhases;
-    uint32_t* const words = Words(index);
-    const uint32_t tag = Tag(index);
-    const PhaseGemm& gemm = layer.gemms[static_cast<int>(Phase::kGates)];
-    const uint32_t* const block = words + args_.exchange.phases[kOut];
-    if (layer.experts == nullptr) {
-      AddAndNormalize<false>(&layer.gemms[kOut], block, tag, layer.mlp_norm, layer.mlp_epsilon,
-                             gemm, phase + 1);
-      PublishLogits(words, tag, [](int) { return 0.0f; });
-      AwaitArrivals(words, tag);
-      return;
-    }
-    AddAndNormalize<true>(&layer.gemms[kOut], block, tag, layer.mlp_norm, layer.mlp_epsilon, gemm,
-                          -1, layer.router);
-    PublishLogits(words, tag, [&](int expert) {
-      float logit = 0.0f;
-#pragma unroll
-      for (int warp = 0; warp < kPersistentWarps; ++warp) logit += Scratch().dots[thread_][warp];
-      return layer.router_bias != nullptr ? logit + layer.router_bias[expert] : logit;
-    });
-    AwaitArrivals(words, tag);
-    auto* const logits = reinterpret_cast<float*>(Memory() + args_.shared.logits);
-    for (int e = thread_; e < args_.router.experts; e += kPersistentThreads) {
-      logits[e] = AwaitWord(words + args_.exchange.logits + e, tag);
-    }
-    __syncthreads();
-    Route(layer, logits, phase + 1);
-  }
-
-  /// Publishes logit(expert) of the CTA's rows: in layers without a router too, so that no tag is
-  /// one of long ago.
-  template <typename Logit>
-  MARLIN_DEVICE void PublishLogits(uint32_t* words, uint32_t tag, const Logit& logit) const {
+  /// Publishes the logits of the CTA's rows of the router: in layers without one too, so that no
+  /// tag is one of long ago.
+  MARLIN_DEVICE void PublishLogits(const PersistentLayer& layer, int index) const {
     if (thread_ >= RouterRows()) return;
     const int expert = static_cast<int>(blockIdx.x) + thread_ * static_cast<int>(gridDim.x);
-    PublishWord(words + args_.exchange.logits + expert, logit(expert), tag);
+    float logit = layer.router_bias != nullptr ? layer.router_bias[expert] : 0.0f;
+    if (layer.router != nullptr) {
+#pragma unroll
+      for (int warp = 0; warp < kPersistentWarps; ++warp) logit += Scratch().dots[thread_][warp];
+    }
+    PublishWord(Words(index) + args_.exchange.logits + expert, logit, Tag(index));
   }
 
-  /// Selects the experts, lets the weights up to `allowed` come, and computes their weights.
-  MARLIN_DEVICE void Route(const PersistentLayer& layer, const float* logits, int allowed) {
-    RouterArguments router;
-    router.logits = logits;
-    router.ids = Scratch().ids;
-    router.weights = Scratch().weights;
-    router.bias = layer.choice_bias;
-    router.tokens = 1;
-    router.experts = args_.router.experts;
-    router.top_k = args_.router.top_k;
-    router.scoring = args_.router.scoring;
-    router.groups = args_.router.groups;
-    router.top_groups = args_.router.top_groups;
-    router.normalize = args_.router.normalize;
-    router.scaling_factor = args_.router.scaling_factor;
-    router.errors = args_.errors;
-    CheckBias(router);
-    TokenRouter<kPersistentWarps> route(
-        router, 0, reinterpret_cast<double*>(Memory() + args_.shared.sums), Scratch().router);
-    const bool valid = route.Select();
-    ring_.Allow(allowed);
-    // Read after the next barrier.
-    if (valid && thread_ < 32) route.Weigh();
+  /// Gathers the logits, and selects the experts and their weights. Those of the last warp's are
+  /// read after the next barrier but one.
+  MARLIN_DEVICE void Route(const PersistentLayer& layer, int index) {
+    auto* const logits = reinterpret_cast<float*>(Memory() + args_.shared.logits);
+    const uint32_t* const words = Words(index) + args_.exchange.logits;
+    const int experts = args_.router.experts;
+    bool is_plain = args_.router.groups == 1 && layer.choice_bias == nullptr &&
+                    args_.router.scoring != kSigmoid;
+    for (int e = thread_; e < (experts + 3) / 4 * 4; e += kPersistentThreads) {
+      logits[e] = e < experts ? AwaitWord(words + e, Tag(index)) : NoScore();
+      is_plain = is_plain && (e >= experts || isfinite(logits[e]));
+    }
+    if (__syncthreads_and(is_plain ? 1 : 0) == 0) {
+      RouteAnyhow(args_, layer, logits, Scratch());
+      return;
+    }
+    const LogitRouter router{args_.router, logits, Scratch().ids};
+    router.Select();
+    __syncthreads();
+    if (thread_ >= kPersistentThreads - 32) router.Weigh(Scratch().weights);
   }
 
   /// Waits until every CTA has read all of the layer before.
-  MARLIN_DEVICE void AwaitArrivals(const uint32_t* words, uint32_t tag) const {
+  MARLIN_DEVICE void AwaitArrivals(int index) const {
     for (int i = thread_; i < static_cast<int>(gridDim.x); i += kPersistentThreads) {
-      AwaitWord(words + args_.exchange.arrived + i, tag);
+      AwaitWord(Words(index) + args_.exchange.arrived + i, Tag(index));
     }
   }
 
   /// The gated activation of the inputs that the CTA's units need; of an expert times its weight.
-  MARLIN_DEVICE void PrepareDown(const PersistentLayer& layer, int phase, int phases) {
+  MARLIN_DEVICE void PrepareDown(int phase) {
+    const PersistentLayer& layer = LayerOf(phase);
     const int index = phase / kPhases;
     const uint32_t tag = Tag(index);
     const PhaseGemm& gates = layer.gemms[static_cast<int>(Phase::kGates)];
@@ -424,6 +460,9 @@ class PersistentBlock {
     const int of_copy = gates.sides * gates.strips * kStripOutputs;
     const int to_up = gates.sides == 2 ? gates.strips * kStripOutputs : inner;
     constexpr int kQuadsOfTile = kTileK / 4;
+    if (index + 1 < args_.layer_count) {
+      PrefetchNorm(tables_.LayerOf(index + 1).attention_norm, nullptr);
+    }
 #pragma unroll 1
     for (int i = thread_; i < (schedule.end_k_tile - schedule.first_k_tile) * kQuadsOfTile;
          i += kPersistentThreads) {
@@ -434,8 +473,13 @@ class PersistentBlock {
       float4 h = {0.0f, 0.0f, 0.0f, 0.0f};
       if (element < inner) {
         const uint32_t* const from = words + segment * of_copy + element;
-        const float4 g = GatherSums(from, gates.splits, gates.columns, tag);
-        const float4 u = GatherSums(from + to_up, gates.splits, gates.columns, tag);
+        float4 g;
+        float4 u = {};
+#pragma unroll 1
+        for (int side = 0; side < 2; ++side) {
+          g = u;
+          u = GatherSums(from + side * to_up, gates.splits, gates.columns, tag);
+        }
         const float factor = layer.experts == nullptr ? 1.0f
                                                       : Scratch().weights[segment] *
                                                             tables_.Chosen(segment).down_multiplier;
@@ -446,14 +490,14 @@ class PersistentBlock {
       }
       StoreActivations(i, h);
     }
-    if (phase + 1 < phases) ring_.Allow(phase + 1);
-    __syncthreads();
   }
 
   /// Adds the warps' sums of the CTA's units and publishes them, with their biases.
-  MARLIN_DEVICE void Publish(const PersistentLayer& layer, int index, Phase phase,
-                             const Schedule& schedule, const float* sums) const {
-    const PhaseGemm& gemm = layer.gemms[static_cast<int>(phase)];
+  MARLIN_DEVICE void Publish(int phase_number, const Schedule& schedule, const float* sums) const {
+    const PersistentLayer& layer = LayerOf(phase_number);
+    const int index = phase_number / kPhases;
+    const auto phase = static_cast<Phase>(phase_number % kPhases);
+    const PhaseGemm& gemm = tables_.GemmOf(phase_number);
     uint32_t* const words = Words(index) + args_.exchange.phases[static_cast<int>(phase)];
     // Words that other layers have are written in every layer, so that no tag is one of long ago.
     for (int i = gemm.splits * gemm.columns + static_cast<int>(blockIdx.x) * kPersistentThreads +
@@ -508,7 +552,6 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
   PersistentBlock block(args);
   block.Begin();
   block.Run<kKind>();
-  block.End();
 }
 
 }  // namespace marlin::cuda
