@@ -42,19 +42,21 @@ struct SoftmaxPart {
   }
   /// The part of the lane `distance` away comes second in the lower lane, first in the upper one.
   MARLIN_DEVICE void AddLane(int distance) {
-    SoftmaxPart other;
-    other.largest = __shfl_xor_sync(~0u, largest, distance);
-    other.sum = __shfl_xor_sync(~0u, sum, distance);
-    other.values.x = __shfl_xor_sync(~0u, values.x, distance);
-    other.values.y = __shfl_xor_sync(~0u, values.y, distance);
-    other.values.z = __shfl_xor_sync(~0u, values.z, distance);
-    other.values.w = __shfl_xor_sync(~0u, values.w, distance);
-    if ((threadIdx.x & distance) == 0) {
-      Add(other);
-    } else {
-      other.Add(*this);
-      *this = other;
-    }
+    // Lanes differ in which part they own, and agree on which comes first.
+    const bool is_lower = (threadIdx.x & distance) == 0;
+    SoftmaxPart second;
+    const auto exchange = [&](float& mine, float& other) {
+      const float its = __shfl_xor_sync(~0u, mine, distance);
+      other = is_lower ? its : mine;
+      mine = is_lower ? mine : its;
+    };
+    exchange(largest, second.largest);
+    exchange(sum, second.sum);
+    exchange(values.x, second.values.x);
+    exchange(values.y, second.values.y);
+    exchange(values.z, second.values.z);
+    exchange(values.w, second.values.w);
+    Add(second);
   }
 };
 
@@ -455,7 +457,7 @@ class TokenAttention {
     if (warp_ == 0) {
       merged = {};
       const int warps = (active_splits_ + 3) / 4;
-#pragma unroll
+#pragma unroll 1
       for (int i = 0; i < 4; ++i) {
         const int warp = (lane_ >> 3) * 4 + i;
         if (warp >= warps) break;

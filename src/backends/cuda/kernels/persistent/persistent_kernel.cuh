@@ -151,17 +151,26 @@ class PersistentBlock {
     for (int phase = 0;; ++phase) {
       const auto which = static_cast<Phase>(phase % kPhases);
       const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
+      NormOperands early;
       if (normalizes) {
+        early = LoadNorm(phase, phases);
         AddBlock(phase);
         if (phase == phases) break;
-        PrepareNormalized(phase);
       } else if (which == Phase::kOut) {
         PrepareOut(phase, &turns);
       } else {
         PrepareDown(phase);
       }
-      const bool known = which != Phase::kOut || LayerOf(phase).experts == nullptr;
-      ring_.Allow(min(known ? phase + 1 : phase, phases - 1));
+      const bool routes = LayerOf(phase).experts != nullptr;
+      // Experts' tiles are not known before the router has chosen.
+      const int known = which == Phase::kOut && routes     ? phase
+                        : which == Phase::kGates && routes ? phase - 1
+                                                           : phase + 1;
+      ring_.Allow(min(known, phases - 1));
+      if (normalizes) {
+        PrepareNormalized(phase, early);
+        if (known < phase) ring_.Allow(phase + 1);
+      }
       __syncthreads();
       const PhaseGemm& gemm = tables_.GemmOf(phase);
       const Schedule& schedule = tables_.ScheduleOf(gemm);
@@ -280,12 +289,13 @@ class PersistentBlock {
     for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
     if (thread_ % 32 == 0) Scratch().squares[thread_ / 32] = squares;
     __syncthreads();
-    double sum = 0.0;
+    // Every warp adds the warps' parts, in the same order.
+    float sum = Scratch().squares[thread_ % kPersistentWarps];
 #pragma unroll
-    for (int warp = 0; warp < kPersistentWarps; ++warp) {
-      sum += static_cast<double>(Scratch().squares[warp]);
+    for (int step = kPersistentWarps / 2; step > 0; step /= 2) {
+      sum += __shfl_xor_sync(~0u, sum, step);
     }
-    return RmsFactor(sum / args_.features, epsilon);
+    return __frsqrt_rn(__fdividef(sum, static_cast<float>(args_.features)) + epsilon);
   }
 
   MARLIN_DEVICE void StoreActivations(int quad, const float4& v) {
@@ -299,14 +309,34 @@ class PersistentBlock {
     return reinterpret_cast<const float4*>(router + first)[quad];
   }
 
+  /// What a norm reads of a thread's first quad, loaded before the wait for the residual.
+  struct NormOperands {
+    float4 weight;
+    float4 router;
+  };
+  MARLIN_DEVICE const float* NormWeight(int phase) const {
+    const PersistentLayer& layer = LayerOf(phase);
+    return phase % kPhases == static_cast<int>(Phase::kQkv) ? layer.attention_norm : layer.mlp_norm;
+  }
+  /// The router's matrix, if a phase needs it.
+  MARLIN_DEVICE const float* RouterOf(int phase) const {
+    return phase % kPhases == static_cast<int>(Phase::kQkv) ? nullptr : LayerOf(phase).router;
+  }
+  MARLIN_DEVICE NormOperands LoadNorm(int phase, int phases) const {
+    NormOperands early = {};
+    if (phase == phases || thread_ >= args_.features / 4) return early;
+    early.weight = reinterpret_cast<const float4*>(NormWeight(phase))[thread_];
+    const float* const router = RouterOf(phase);
+    if (router != nullptr && RouterRows() > 0) early.router = RouterQuad(router, 0, thread_);
+    return early;
+  }
+
   /// Normalizes the residual to the activations, and routes the token if the layer has experts.
-  MARLIN_DEVICE void PrepareNormalized(int phase) {
+  MARLIN_DEVICE void PrepareNormalized(int phase, const NormOperands& early) {
     const PersistentLayer& layer = LayerOf(phase);
     const bool attends = phase % kPhases == static_cast<int>(Phase::kQkv);
-    const float* const router = attends ? nullptr : layer.router;
-    Normalize(attends ? layer.attention_norm : layer.mlp_norm,
-              attends ? layer.attention_epsilon : layer.mlp_epsilon, tables_.GemmOf(phase).k_tiles,
-              router);
+    const float* const router = RouterOf(phase);
+    Normalize(phase, attends ? layer.attention_epsilon : layer.mlp_epsilon, early);
     const int index = phase / kPhases;
     if (attends) {
       // Everything of the layer before has been read.
@@ -320,12 +350,12 @@ class PersistentBlock {
     if (router != nullptr) Route(layer, index);
   }
 
-  /// The residual times its norm's weights, to the activations, and zeros up to `k_tiles`; with a
+  /// The residual times its norm's weights, to the activations, and zeros up to whole tiles; with a
   /// router also the warps' parts of the CTA's logits, to the scratch.
-  MARLIN_DEVICE void Normalize(const float* weight, float epsilon, int k_tiles,
-                               const float* router) {
+  MARLIN_DEVICE void Normalize(int phase, float epsilon, const NormOperands& early) {
     const int quads = args_.features / 4;
-    const auto* const weights = reinterpret_cast<const float4*>(weight);
+    const auto* const weights = reinterpret_cast<const float4*>(NormWeight(phase));
+    const float* const router = RouterOf(phase);
     const int rows = router != nullptr ? RouterRows() : 0;
     float squares = 0.0f;
 #pragma unroll 1
@@ -334,30 +364,34 @@ class PersistentBlock {
       squares += __fmaf_rn(x.x, x.x, x.y * x.y) + __fmaf_rn(x.z, x.z, x.w * x.w);
     }
     const float factor = NormFactor(squares, epsilon);
-    const auto normal = [&](int i) {
-      const float4 x = Residual()[i];
-      const float4 w = weights[i];
-      return float4{x.x * factor * w.x, x.y * factor * w.y, x.z * factor * w.z, x.w * factor * w.w};
-    };
 #pragma unroll 1
     for (int row = 0; row < max(rows, 1); ++row) {
       float dot = 0.0f;
-#pragma unroll 2
-      for (int i = thread_; i < quads; i += kPersistentThreads) {
-        const float4 y = normal(i);
+      float4 w = early.weight;
+      float4 r = early.router;
+      if (row > 0 && thread_ < quads) r = RouterQuad(router, row, thread_);
+#pragma unroll 1
+      for (int i = thread_; i < quads;) {
+        const float4 x = Residual()[i];
+        const float4 y = {x.x * factor * w.x, x.y * factor * w.y, x.z * factor * w.z,
+                          x.w * factor * w.w};
         if (row == 0) StoreActivations(i, y);
-        if (rows == 0) continue;
-        const float4 r = RouterQuad(router, row, i);
         dot += __fmaf_rn(y.x, r.x, y.y * r.y) + __fmaf_rn(y.z, r.z, y.w * r.w);
+        i += kPersistentThreads;
+        if (i >= quads) break;
+        w = weights[i];
+        if (rows > 0) r = RouterQuad(router, row, i);
       }
+      if (rows == 0) break;
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
       if (thread_ % 32 == 0) Scratch().dots[row][thread_ / 32] = dot;
     }
-    for (int i = quads + thread_; i < k_tiles * (kTileK / 4); i += kPersistentThreads) {
+    for (int i = quads + thread_; i < tables_.GemmOf(phase).k_tiles * (kTileK / 4);
+         i += kPersistentThreads) {
       StoreActivations(i, {0.0f, 0.0f, 0.0f, 0.0f});
     }
-    __syncthreads();
+    if (rows > 0 || router != nullptr) __syncthreads();
   }
 
   /// Asks for what Normalize will read, before a wait that hides it.
@@ -474,11 +508,15 @@ class PersistentBlock {
       if (element < inner) {
         const uint32_t* const from = words + segment * of_copy + element;
         float4 g;
-        float4 u = {};
-#pragma unroll 1
-        for (int side = 0; side < 2; ++side) {
-          g = u;
-          u = GatherSums(from + side * to_up, gates.splits, gates.columns, tag);
+        float4 u;
+        if (gates.splits == 1) {
+          const uint4 first = PollQuad(from);
+          const uint4 second = PollQuad(from + to_up);
+          g = AwaitQuad(from, first, tag);
+          u = AwaitQuad(from + to_up, second, tag);
+        } else {
+          g = GatherSums(from, gates.splits, gates.columns, tag);
+          u = GatherSums(from + to_up, gates.splits, gates.columns, tag);
         }
         const float factor = layer.experts == nullptr ? 1.0f
                                                       : Scratch().weights[segment] *

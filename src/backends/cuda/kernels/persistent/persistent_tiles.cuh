@@ -196,13 +196,19 @@ MARLIN_DEVICE void MultiplyTiles(const PhaseGemm& gemm, const Schedule& schedule
   if (open >= 0) flush();
 }
 
-/// The sum of a unit's output over the warps that had its tiles, in the order of the tiles.
+/// The sum of a unit's output over the warps that had its tiles, in a fixed order.
 /// `sums`: of the unit's output.
 MARLIN_DEVICE float SumOfWarps(const ScheduledUnit& unit, const float* sums) {
+  float parts[kPersistentWarps];
+#pragma unroll
+  for (int i = 0; i < kPersistentWarps; ++i) {
+    const int warp = (unit.first_warp + i) & (kPersistentWarps - 1);
+    parts[i] = i < unit.warps ? sums[warp * kStripOutputs] : 0.0f;
+  }
   float sum = 0.0f;
-#pragma unroll 4
-  for (int i = 0; i < unit.warps; ++i) {
-    sum += sums[((unit.first_warp + i) & (kPersistentWarps - 1)) * kStripOutputs];
+#pragma unroll
+  for (int i = 0; i < kPersistentWarps; i += 4) {
+    sum += (parts[i] + parts[i + 1]) + (parts[i + 2] + parts[i + 3]);
   }
   return sum;
 }
