@@ -137,6 +137,7 @@ class PersistentBlock {
       CopyAsync16(Base() + args_.shared.schedules + i * 16, schedules + i, 16);
     }
     if (thread_ == 0) FindHeads();
+    CopyNorm(args_.layers->attention_norm);
     FinishTable();
     __syncthreads();
   }
@@ -151,9 +152,9 @@ class PersistentBlock {
     for (int phase = 0;; ++phase) {
       const auto which = static_cast<Phase>(phase % kPhases);
       const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
-      NormOperands early;
+      float4 early;
       if (normalizes) {
-        early = LoadNorm(phase, phases);
+        early = LoadRouter(phase, phases);
         AddBlock(phase);
         if (phase == phases) break;
       } else if (which == Phase::kOut) {
@@ -309,30 +310,22 @@ class PersistentBlock {
     return reinterpret_cast<const float4*>(router + first)[quad];
   }
 
-  /// What a norm reads of a thread's first quad, loaded before the wait for the residual.
-  struct NormOperands {
-    float4 weight;
-    float4 router;
-  };
-  MARLIN_DEVICE const float* NormWeight(int phase) const {
-    const PersistentLayer& layer = LayerOf(phase);
-    return phase % kPhases == static_cast<int>(Phase::kQkv) ? layer.attention_norm : layer.mlp_norm;
-  }
   /// The router's matrix, if a phase needs it.
   MARLIN_DEVICE const float* RouterOf(int phase) const {
     return phase % kPhases == static_cast<int>(Phase::kQkv) ? nullptr : LayerOf(phase).router;
   }
-  MARLIN_DEVICE NormOperands LoadNorm(int phase, int phases) const {
-    NormOperands early = {};
-    if (phase == phases || thread_ >= args_.features / 4) return early;
-    early.weight = reinterpret_cast<const float4*>(NormWeight(phase))[thread_];
-    const float* const router = RouterOf(phase);
-    if (router != nullptr && RouterRows() > 0) early.router = RouterQuad(router, 0, thread_);
-    return early;
+  /// The thread's first quad of the CTA's first row of the router: loaded before the wait for the
+  /// residual.
+  MARLIN_DEVICE float4 LoadRouter(int phase, int phases) const {
+    const float* const router = phase == phases ? nullptr : RouterOf(phase);
+    if (router == nullptr || RouterRows() == 0 || thread_ >= args_.features / 4) {
+      return {0.0f, 0.0f, 0.0f, 0.0f};
+    }
+    return RouterQuad(router, 0, thread_);
   }
 
   /// Normalizes the residual to the activations, and routes the token if the layer has experts.
-  MARLIN_DEVICE void PrepareNormalized(int phase, const NormOperands& early) {
+  MARLIN_DEVICE void PrepareNormalized(int phase, const float4& early) {
     const PersistentLayer& layer = LayerOf(phase);
     const bool attends = phase % kPhases == static_cast<int>(Phase::kQkv);
     const float* const router = RouterOf(phase);
@@ -352,9 +345,9 @@ class PersistentBlock {
 
   /// The residual times its norm's weights, to the activations, and zeros up to whole tiles; with a
   /// router also the warps' parts of the CTA's logits, to the scratch.
-  MARLIN_DEVICE void Normalize(int phase, float epsilon, const NormOperands& early) {
+  MARLIN_DEVICE void Normalize(int phase, float epsilon, const float4& early) {
     const int quads = args_.features / 4;
-    const auto* const weights = reinterpret_cast<const float4*>(NormWeight(phase));
+    const auto* const weights = reinterpret_cast<const float4*>(Memory() + args_.shared.norm);
     const float* const router = RouterOf(phase);
     const int rows = router != nullptr ? RouterRows() : 0;
     float squares = 0.0f;
@@ -367,19 +360,18 @@ class PersistentBlock {
 #pragma unroll 1
     for (int row = 0; row < max(rows, 1); ++row) {
       float dot = 0.0f;
-      float4 w = early.weight;
-      float4 r = early.router;
+      float4 r = early;
       if (row > 0 && thread_ < quads) r = RouterQuad(router, row, thread_);
 #pragma unroll 1
       for (int i = thread_; i < quads;) {
         const float4 x = Residual()[i];
+        const float4 w = weights[i];
         const float4 y = {x.x * factor * w.x, x.y * factor * w.y, x.z * factor * w.z,
                           x.w * factor * w.w};
         if (row == 0) StoreActivations(i, y);
         dot += __fmaf_rn(y.x, r.x, y.y * r.y) + __fmaf_rn(y.z, r.z, y.w * r.w);
         i += kPersistentThreads;
         if (i >= quads) break;
-        w = weights[i];
         if (rows > 0) r = RouterQuad(router, row, i);
       }
       if (rows == 0) break;
@@ -394,18 +386,12 @@ class PersistentBlock {
     if (rows > 0 || router != nullptr) __syncthreads();
   }
 
-  /// Asks for what Normalize will read, before a wait that hides it.
-  MARLIN_DEVICE void PrefetchNorm(const float* weight, const float* router) const {
-    const int lines = args_.features * 4 / 128;
-    if (thread_ < lines) Prefetch(weight + thread_ * 32);
-    const int row = (thread_ - 256) / 64;
-    if (router == nullptr || thread_ < 256 || row >= RouterRows()) return;
-    const float* const from =
-        router + static_cast<int64_t>(blockIdx.x + row * gridDim.x) * args_.features;
-    for (int line = thread_ % 64; line < lines; line += 64) Prefetch(from + line * 32);
-  }
-  static MARLIN_DEVICE void Prefetch(const float* line) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+  /// Begins the copy of the next norm's weights: a phase ahead, before bulk copies that it would
+  /// wait for.
+  MARLIN_DEVICE void CopyNorm(const float* weight) const {
+    for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
+      CopyAsync16(Base() + args_.shared.norm + i * 16, weight + 4 * i, 16);
+    }
   }
 
   MARLIN_DEVICE void PrepareOut(int phase, int* turns) {
@@ -417,7 +403,7 @@ class PersistentBlock {
     CopyExperts(layer);
     TokenAttention attention(args_, layer, position_, turns);
     attention.RequestFirst();
-    PrefetchNorm(layer.mlp_norm, layer.router);
+    CopyNorm(layer.mlp_norm);
     uint32_t* const words = Words(index);
     const uint32_t tag = Tag(index);
     attention.Run(layer.gemms[static_cast<int>(Phase::kQkv)],
@@ -494,9 +480,7 @@ class PersistentBlock {
     const int of_copy = gates.sides * gates.strips * kStripOutputs;
     const int to_up = gates.sides == 2 ? gates.strips * kStripOutputs : inner;
     constexpr int kQuadsOfTile = kTileK / 4;
-    if (index + 1 < args_.layer_count) {
-      PrefetchNorm(tables_.LayerOf(index + 1).attention_norm, nullptr);
-    }
+    if (index + 1 < args_.layer_count) CopyNorm(tables_.LayerOf(index + 1).attention_norm);
 #pragma unroll 1
     for (int i = thread_; i < (schedule.end_k_tile - schedule.first_k_tile) * kQuadsOfTile;
          i += kPersistentThreads) {
@@ -528,6 +512,7 @@ class PersistentBlock {
       }
       StoreActivations(i, h);
     }
+    FinishTable();
   }
 
   /// Adds the warps' sums of the CTA's units and publishes them, with their biases.

@@ -142,6 +142,7 @@ inline constexpr int kMostSlots = 8;
 /// Offsets in shared memory, in bytes. Attention's parts share the memory of the GEMMs' parts.
 struct PersistentShared {
   int residual = 0;   ///< f32 [hidden]
+  int norm = 0;       ///< f32 [hidden]: the next norm's weights.
   int layers = 0;     ///< Two PersistentLayer, of even and of odd layers.
   int experts = 0;    ///< PersistentExpert [experts]
   int schedules = 0;  ///< Of the CTA.

@@ -224,6 +224,7 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
   Offsets shared;
   PersistentShared& at = args.shared;
   at.residual = shared.Take(int64_t{args.features} * 4);
+  at.norm = shared.Take(int64_t{args.features} * 4);
   at.layers = shared.Take(2 * int64_t{sizeof(PersistentLayer)});
   at.experts = shared.Take(int64_t{experts} * int64_t{sizeof(PersistentExpert)});
   at.schedules = shared.Take(args.schedule_bytes);

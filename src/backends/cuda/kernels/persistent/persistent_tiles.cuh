@@ -124,19 +124,30 @@ class TileRing {
         end_ = tables.ScheduleOf(tables.GemmOf(phase_)).tiles;
       }
       const bool low = phase_ % kPhases <= static_cast<int>(Phase::kOut);
-      const uint32_t slots = free_ & (low ? (1u << kLowSlots) - 1 : ~0u);
+      uint32_t slots = free_ & (low ? (1u << kLowSlots) - 1 : ~0u);
       if (slots == 0) return;
-      const int slot = __ffs(static_cast<int>(slots)) - 1;
-      if (IsFirstLane()) {
-        const PhaseGemm& gemm = tables.GemmOf(phase_);
-        const ScheduledTile tile = TileAt(tables.ScheduleOf(gemm), next_);
-        ArriveExpecting(Barrier(slot), gemm.weights.tile_bytes);
-        CopyBulk(Slot(slot), tables.Find(phase_, tile), gemm.weights.tile_bytes, Barrier(slot));
+      // Each lane copies a tile: the chain of loads that finds it is the same for one and for all.
+      const int count =
+          min(__popc(slots), (end_ - next_ + kPersistentWarps - 1) / kPersistentWarps);
+      const int lane = static_cast<int>(threadIdx.x) & 31;
+      int mine = 0;
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        const int slot = __ffs(static_cast<int>(slots)) - 1;
+        slots &= slots - 1;
+        if (i == lane) mine = slot;
+        free_ &= ~(1u << slot);
+        queue_ |= static_cast<uint32_t>(slot) << (kSlotBits * in_flight_);
+        ++in_flight_;
       }
-      free_ &= ~(1u << slot);
-      queue_ |= static_cast<uint32_t>(slot) << (kSlotBits * in_flight_);
-      ++in_flight_;
-      next_ += kPersistentWarps;
+      if (lane < count) {
+        const PhaseGemm& gemm = tables.GemmOf(phase_);
+        const ScheduledTile tile = TileAt(tables.ScheduleOf(gemm), next_ + lane * kPersistentWarps);
+        ArriveExpecting(Barrier(mine), gemm.weights.tile_bytes);
+        CopyBulk(Slot(mine), tables.Find(phase_, tile), gemm.weights.tile_bytes, Barrier(mine));
+      }
+      __syncwarp();
+      next_ += count * kPersistentWarps;
     }
   }
 
