@@ -72,5 +72,10 @@ Result<QuantizedWeights> Quantize(const TensorView& dense, const QuantizeOptions
 /// version.
 Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out);
 
+/// Weights with a permutation along k in the order of k: fp32 [experts, k, n], of the same values,
+/// because no format of codes holds groups that lie across k. 4 bytes per weight. Other weights are
+/// returned as they are. Thread-safe. Errors: those of Validate, kOutOfMemory.
+Result<QuantizedWeights> Unpermute(const QuantizedWeights& weights);
+
 }  // namespace marlin
 #pragma GCC visibility pop

@@ -50,6 +50,9 @@ struct WeightsSpec {
   /// scale = stored scale / global_scale[expert], rounded to fp32, instead of the product.
   bool global_scale_divides = false;
   Sparsity sparsity = Sparsity::kDense;
+  /// Row i of the stored matrix, and of its groups, is row permutation[i] of W. Dense quantized
+  /// formats.
+  bool has_permutation = false;
 
   friend bool operator==(const WeightsSpec&, const WeightsSpec&) = default;
 };
@@ -65,8 +68,8 @@ int64_t WordsAlongK(const WeightsSpec& spec);
 /// uint32 words of one column of 2:4 metadata: ceil(k / 32).
 int64_t MetadataWordsAlongK(int64_t k);
 
-/// Bytes of codes, metadata, scales, zeros, biases, global scale and codebook of all experts;
-/// INT64_MAX for negative sizes and on overflow.
+/// Bytes of codes, metadata, scales, zeros, biases, global scale, permutation and codebook of all
+/// experts; INT64_MAX for negative sizes and on overflow.
 int64_t StoredBytes(const WeightsSpec& spec);
 
 /// 8 * StoredBytes / number of weights; 0 for an empty matrix.
@@ -85,6 +88,8 @@ struct QuantizedWeights {
   /// u32 [experts, MetadataWordsAlongK, n] for 2:4: 8 nibbles a word, low first, one per block of
   /// four along k; nibble = pos1 << 2 | pos0, the positions of the two codes that are kept.
   TensorView metadata;
+  /// i32 [experts, k] when spec.has_permutation: which k of W each stored row is, every k once.
+  TensorView permutation;
   std::vector<float> codebook;  ///< [2^bits] for codebook formats; empty: the built-in table.
   std::shared_ptr<const void> owner;
 };
@@ -92,8 +97,9 @@ struct QuantizedWeights {
 /// Checks that the views have the types and shapes of the spec, that scales, zeros, biases and
 /// codebook are finite, that a global scale which divides leaves scales finite, and that no code
 /// decodes to NaN or infinity; for 2:4 also that every nibble of the metadata is one of 4, 8, 9,
-/// 12, 13 and 14, and that a code has the value 0. Errors: kInvalidArgument with both shapes,
-/// kMalformedFile with the position of non-finite content or of an invalid nibble.
+/// 12, 13 and 14, and that a code has the value 0; that a permutation names every k once. Errors:
+/// kInvalidArgument with both shapes, kMalformedFile with the position of non-finite content, of an
+/// invalid nibble or of a k that is out of range or repeated.
 Status Validate(const QuantizedWeights& weights);
 
 /// The element type of an unquantized format: bf16, f16 or f32.

@@ -70,7 +70,8 @@ bool CanJoinColumns(const QuantizedWeights& a, const QuantizedWeights& b) {
   WeightsSpec spec = b.spec;
   spec.n = a.spec.n;
   return spec == a.spec && a.codebook == b.codebook &&
-         (!a.spec.has_global_scale || SameBytes(a.global_scale, b.global_scale));
+         (!a.spec.has_global_scale || SameBytes(a.global_scale, b.global_scale)) &&
+         (!a.spec.has_permutation || SameBytes(a.permutation, b.permutation));
 }
 
 Result<QuantizedWeights> JoinColumns(std::span<const WeightColumns> parts) {
@@ -87,6 +88,10 @@ Result<QuantizedWeights> JoinColumns(std::span<const WeightColumns> parts) {
   if (spec.has_global_scale) {
     std::memcpy(buffer.global_scale, model.global_scale.data(),
                 static_cast<size_t>(model.global_scale.ByteCount()));
+  }
+  if (spec.has_permutation) {
+    std::memcpy(buffer.permutation, model.permutation.data(),
+                static_cast<size_t>(model.permutation.ByteCount()));
   }
   buffer.weights.codebook = model.codebook;
   return std::move(buffer.weights);

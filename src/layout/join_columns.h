@@ -18,7 +18,7 @@ struct WeightColumns {
 };
 
 /// True when weights differ only in n and their contents: same format, grouping, scale type, global
-/// scale, codebook and sparsity.
+/// scale, codebook, sparsity and permutation.
 bool CanJoinColumns(const QuantizedWeights& a, const QuantizedWeights& b);
 
 /// Copies the columns into new weights, part after part. Codes of unquantized formats may be

@@ -98,6 +98,11 @@ Status Invalid(const std::string& message) { return {Code::kInvalidArgument, mes
 Result<QuantizedWeights> ShardRows(const QuantizedWeights& weights, int64_t rank, int64_t world) {
   WeightsSpec spec = weights.spec;
   spec.k /= world;
+  if (spec.has_permutation) {
+    return Status(Code::kUnsupported,
+                  "shard: the groups of weights with a permutation lie across k; cut them along n, "
+                  "or Unpermute them first");
+  }
   if (GroupCount(weights.spec) > 1 && spec.k % spec.group_size != 0) {
     return Invalid(fmt::format("shard: k={} in {} shards of {} is no multiple of group_size={}",
                                weights.spec.k, world, spec.k, spec.group_size));

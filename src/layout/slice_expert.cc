@@ -26,7 +26,7 @@ Result<QuantizedWeights> SliceExpert(const QuantizedWeights& stack, int64_t expe
   slice.spec.experts = 1;
   auto owner = std::make_shared<Owner>();
   for (TensorView* part : {&slice.codes, &slice.scales, &slice.zeros, &slice.biases,
-                           &slice.global_scale, &slice.metadata}) {
+                           &slice.global_scale, &slice.metadata, &slice.permutation}) {
     if (part->rank() == 0) continue;  // The spec lacks this part.
     Shape shape = part->shape();
     shape[0] = 1;

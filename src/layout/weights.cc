@@ -62,7 +62,8 @@ int64_t StoredBytes(const WeightsSpec& spec) {
   const int64_t metadata = spec.sparsity == Sparsity::k24 ? MetadataWordsAlongK(spec.k) : 0;
   const Checked codes = Checked(4) * (Checked(WordsAlongK(spec)) + Checked(metadata)) * n;
   const Checked groups = Checked(GroupCount(spec)) * n * Checked(per_group);
-  const Checked matrix = codes + groups + Checked(spec.has_global_scale ? 4 : 0);
+  const Checked permutation = spec.has_permutation ? Checked(4) * k : Checked(0);
+  const Checked matrix = codes + groups + permutation + Checked(spec.has_global_scale ? 4 : 0);
   const Checked codebook(info.has_codebook ? (int64_t{4} << info.bits) : 0);
   return (experts * matrix + codebook).Take().value_or(INT64_MAX);
 }

@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "layout/known.h"
+#include "layout/permutation.h"
 #include "layout/sparse_24.h"
 #include "layout/weights_shapes.h"
 
@@ -95,6 +96,7 @@ Status CheckSpec(const WeightsSpec& spec) {
   if (spec.sparsity == Sparsity::k24) {
     MARLIN_RETURN_IF_ERROR(CheckSparse24(spec.format, spec.has_zeros || spec.has_biases));
   }
+  MARLIN_RETURN_IF_ERROR(CheckMayBePermuted(spec));
   return CheckSizes(spec, info);
 }
 
@@ -113,6 +115,7 @@ Result<WeightsBuffer> AllocateWeights(const WeightsSpec& spec) {
   const int64_t biases_at = reserve(shapes.biases);
   const int64_t global_at = reserve(shapes.global_scale);
   const int64_t metadata_at = reserve(shapes.metadata);
+  const int64_t permutation_at = reserve(shapes.permutation);
   MARLIN_ASSIGN_OR_RETURN(AlignedBuffer block, AlignedBuffer::Allocate(bytes));
   const auto owner = std::make_shared<AlignedBuffer>(std::move(block));
   const auto place = [&owner](const TensorView& view, int64_t offset) {
@@ -142,6 +145,10 @@ Result<WeightsBuffer> AllocateWeights(const WeightsSpec& spec) {
   if (spec.sparsity == Sparsity::k24) {
     buffer.weights.metadata = place(shapes.metadata, metadata_at);
     buffer.metadata = owner->As<void>(metadata_at);
+  }
+  if (spec.has_permutation) {
+    buffer.weights.permutation = place(shapes.permutation, permutation_at);
+    buffer.permutation = owner->As<int32_t>(permutation_at);
   }
   return buffer;
 }

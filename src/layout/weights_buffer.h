@@ -32,6 +32,7 @@ struct WeightsBuffer {
   void* biases = nullptr;
   float* global_scale = nullptr;
   void* metadata = nullptr;
+  int32_t* permutation = nullptr;
 };
 
 /// Errors: those of CheckSpec, kOutOfMemory.

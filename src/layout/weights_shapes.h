@@ -16,6 +16,7 @@ struct WeightsShapes {
   TensorView biases;
   TensorView global_scale;
   TensorView metadata;
+  TensorView permutation;
 };
 
 /// Precondition: CheckSpec(spec).ok().

@@ -5,6 +5,7 @@
 
 #include "base/macros.h"
 #include "base/scalars.h"
+#include "layout/permutation.h"
 #include "layout/sparse_24.h"
 #include "layout/weights_buffer.h"
 #include "layout/weights_shapes.h"
@@ -177,6 +178,7 @@ WeightsShapes ShapesOf(const WeightsSpec& spec) {
             empty,
             empty,
             empty,
+            empty,
             empty};
   }
   const Shape groups{spec.experts, GroupCount(spec), spec.n};
@@ -187,7 +189,8 @@ WeightsShapes ShapesOf(const WeightsSpec& spec) {
           view(DType::kF32, spec.has_global_scale ? Shape{spec.experts} : none),
           view(DType::kU32, spec.sparsity == Sparsity::k24
                                 ? Shape{spec.experts, MetadataWordsAlongK(spec.k), spec.n}
-                                : none)};
+                                : none),
+          view(DType::kI32, spec.has_permutation ? Shape{spec.experts, spec.k} : none)};
 }
 
 Status Validate(const QuantizedWeights& weights) {
@@ -209,6 +212,7 @@ Status Validate(const QuantizedWeights& weights) {
       {"biases", weights.biases, shapes.biases, spec.has_biases, true},
       {"global_scale", weights.global_scale, shapes.global_scale, spec.has_global_scale, true},
       {"metadata", weights.metadata, shapes.metadata, spec.sparsity == Sparsity::k24, false},
+      {"permutation", weights.permutation, shapes.permutation, spec.has_permutation, false},
   };
   for (const Part& part : parts) {
     MARLIN_RETURN_IF_ERROR(part.wanted ? CheckView(part.name, part.view, part.expected, spec)
@@ -220,6 +224,7 @@ Status Validate(const QuantizedWeights& weights) {
   MARLIN_RETURN_IF_ERROR(CheckDivisors(weights));
   MARLIN_RETURN_IF_ERROR(CheckCodebook(weights));
   MARLIN_RETURN_IF_ERROR(CheckMetadata(weights));
+  if (spec.has_permutation) MARLIN_RETURN_IF_ERROR(CheckPermutation(weights.permutation));
   return quantized ? CheckCodes(weights) : Status();
 }
 

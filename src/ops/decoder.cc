@@ -6,9 +6,11 @@
 #include "ops/checks.h"
 #include "ops/decoder_checks.h"
 #include "ops/device.h"
+#include "ops/permuted_gemm.h"
 #include "plan/decoder_backend.h"
 #include "plan/decoder_calls.h"
 #include "plan/indices.h"
+#include "plan/permute_columns.h"
 
 namespace marlin {
 
@@ -143,7 +145,20 @@ Status LookUpRows(const Device& device, const PreparedWeights& table, const Tens
   MARLIN_RETURN_IF_ERROR(CheckTable(device, table));
   MARLIN_RETURN_IF_ERROR(CheckLookUp(ids, out, table.spec().k));
   if (out.ElementCount() == 0) return {};
-  return RunOperation(device, LookUpWeightRowsCall{*table.storage(), ids, out}, stream);
+  const PreparedWeights::Storage& stored = *table.storage();
+  if (stored.permutation == nullptr) {
+    return RunOperation(device, LookUpWeightRowsCall{stored, ids, out}, stream);
+  }
+  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
+                          device.impl().TakeWorkspace(stream, out.ByteCount()));
+  const MutableTensorView sorted(workspace.data, out.dtype(), out.shape());
+  Status status = RunOperation(device, LookUpWeightRowsCall{stored, ids, sorted}, stream);
+  if (status.ok()) {
+    status = device.impl().backend().PermuteColumns({sorted, out, PermutationOf(stored, 0), true},
+                                                    stream);
+  }
+  device.impl().ReturnWorkspace(workspace);
+  return status;
 }
 
 Status LookUpRows(const Device& device, const TensorView& table, std::span<const int32_t> ids,

@@ -15,6 +15,7 @@
 #include "ops/candidates.h"
 #include "ops/checks.h"
 #include "ops/device.h"
+#include "ops/permuted_gemm.h"
 #include "ops/select_for.h"
 #include "plan/kernel_name.h"
 #include "plan/select.h"
@@ -73,7 +74,8 @@ GemmDesc Describe(const GemmProblem& problem, const PreparedWeights& weights) {
   desc.allow_bf16_activations = problem.allow_bf16_activations;
   desc.accuracy = problem.accuracy;
   desc.determinism = problem.determinism;
-  desc.aligned = problem.aligned;
+  // Columns that are gathered first begin at aligned rows.
+  desc.aligned = problem.aligned || weights.spec().has_permutation;
   return desc;
 }
 
@@ -172,7 +174,7 @@ Status CheckPlannedFor(const GemmDesc& desc, const WeightsSpec& spec, const Tens
   MARLIN_RETURN_IF_ERROR(CheckExpert(spec, expert));
   MARLIN_RETURN_IF_ERROR(CheckSameType("a", desc.a_type, a.dtype()));
   MARLIN_RETURN_IF_ERROR(CheckSameType("out", desc.c_type, out.dtype()));
-  if (desc.aligned && a.rank() == 2 && !RowsAreAligned(a)) {
+  if (desc.aligned && !spec.has_permutation && a.rank() == 2 && !RowsAreAligned(a)) {
     return Invalid("a: rows must begin at multiples of 16 bytes, which the plan is for");
   }
   return {};
@@ -190,7 +192,11 @@ Result<std::shared_ptr<const PlannedGemm>> Plan(const Device& device, const Gemm
                                                 const KernelDesc& kernel,
                                                 const KernelVariant& variant) {
   if (desc.m == 0 || desc.n == 0) return {std::make_shared<const EmptyGemm>(kernel)};
-  return device.impl().backend().Plan(kernel, desc, variant, *weights.storage());
+  const Backend& backend = device.impl().backend();
+  MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const PlannedGemm> planned,
+                          backend.Plan(kernel, desc, variant, *weights.storage()));
+  if (weights.storage()->permutation == nullptr) return planned;
+  return GatherFirst(backend, desc, std::move(planned));
 }
 
 /// The plan of a problem, from the weights' cache if it is there.

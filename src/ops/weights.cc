@@ -9,11 +9,14 @@
 #include <vector>
 
 #include "base/macros.h"
+#include "layout/permutation.h"
 #include "marlin/gemm.h"
 #include "marlin/layout.h"
 #include "ops/checks.h"
 #include "ops/device.h"
+#include "ops/permuted_gemm.h"
 #include "ops/prepare_columns.h"
+#include "plan/permute_columns.h"
 
 namespace marlin {
 
@@ -30,14 +33,30 @@ Status Dequantize(const Device& device, const PreparedWeights& weights,
   MARLIN_RETURN_IF_ERROR(CheckData("out", out));
   MARLIN_RETURN_IF_ERROR(CheckDistinctElements("out", out, false));
   if (out.ElementCount() == 0) return Status();
-  return device.impl().backend().Dequantize(*weights.storage(), expert, out, stream);
+  const Backend& backend = device.impl().backend();
+  if (!spec.has_permutation) return backend.Dequantize(*weights.storage(), expert, out, stream);
+  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
+                          device.impl().TakeWorkspace(stream, out.ByteCount()));
+  const MutableTensorView sorted(workspace.data, out.dtype(), out.shape());
+  Status status = backend.Dequantize(*weights.storage(), expert, sorted, stream);
+  if (status.ok()) {
+    status = backend.PermuteColumns({TensorView(sorted).Transposed(), out.Transposed(),
+                                     PermutationOf(*weights.storage(), expert), true},
+                                    stream);
+  }
+  device.impl().ReturnWorkspace(workspace);
+  return status;
 }
 
 const WeightsSpec& PreparedWeights::spec() const {
   static constexpr WeightsSpec kNone{};
   return storage_ == nullptr ? kNone : storage_->spec;
 }
-int64_t PreparedWeights::bytes() const { return storage_ == nullptr ? 0 : storage_->bytes; }
+int64_t PreparedWeights::bytes() const {
+  if (storage_ == nullptr) return 0;
+  const WeightsSpec& spec = storage_->spec;
+  return storage_->bytes + (spec.has_permutation ? spec.experts * spec.k * 4 : 0);
+}
 
 namespace {
 
@@ -77,6 +96,9 @@ Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& d
       MARLIN_ASSIGN_OR_RETURN(readable, Expand24(weights));
     }
     MARLIN_ASSIGN_OR_RETURN(auto storage, backend.Prepare(readable, options));
+    if (weights.spec.has_permutation) {
+      MARLIN_RETURN_IF_ERROR(AttachPermutation(backend, weights.permutation, *storage));
+    }
     return PreparedWeights(KeepingOpen(device, std::move(storage)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");
@@ -103,6 +125,10 @@ Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
       part.weights = &dense.back();
     }
     MARLIN_ASSIGN_OR_RETURN(auto storage, backend.PrepareColumns(expanded));
+    const QuantizedWeights& first = *columns.front().weights;
+    if (first.spec.has_permutation) {
+      MARLIN_RETURN_IF_ERROR(AttachPermutation(backend, first.permutation, *storage));
+    }
     return PreparedWeights(KeepingOpen(device, std::move(storage)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");
@@ -124,11 +150,41 @@ Result<std::string> ImageLayout(const Device& device) {
 }
 
 Result<PreparedImage> ImageOf(const PreparedWeights& weights, const Device& device) {
-  return device.impl().backend().ImageOf(StorageOf(weights));
+  const Backend& backend = device.impl().backend();
+  MARLIN_ASSIGN_OR_RETURN(PreparedImage image, backend.ImageOf(StorageOf(weights)));
+  const WeightsSpec& spec = weights.spec();
+  if (!spec.has_permutation) return image;
+  struct Kept {
+    std::shared_ptr<const void> matrix;
+    std::vector<int32_t> permutation;
+  };
+  auto kept = std::make_shared<Kept>();
+  kept->matrix = std::move(image.owner);
+  kept->permutation.resize(static_cast<size_t>(spec.experts * spec.k));
+  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(kept->permutation));
+  MARLIN_RETURN_IF_ERROR(backend.CopyToHost(bytes.data(), weights.storage()->permutation.get(),
+                                            static_cast<int64_t>(bytes.size())));
+  image.permutation = bytes;
+  image.owner = std::move(kept);
+  return image;
 }
 
 Result<PreparedWeights> FromImage(const PreparedImage& image, const Device& device) {
-  MARLIN_ASSIGN_OR_RETURN(auto storage, device.impl().backend().FromImage(image));
+  const Backend& backend = device.impl().backend();
+  const WeightsSpec& spec = image.spec;
+  const TensorView permutation(image.permutation.data(), DType::kI32, {spec.experts, spec.k});
+  if (spec.has_permutation) {
+    if (permutation.ByteCount() != static_cast<int64_t>(image.permutation.size())) {
+      return Status(Code::kMalformedFile,
+                    fmt::format("prepared weights: expected {} bytes of permutation, got {}",
+                                permutation.ByteCount(), image.permutation.size()));
+    }
+    MARLIN_RETURN_IF_ERROR(CheckPermutation(permutation));
+  }
+  MARLIN_ASSIGN_OR_RETURN(auto storage, backend.FromImage(image));
+  if (spec.has_permutation) {
+    MARLIN_RETURN_IF_ERROR(AttachPermutation(backend, permutation, *storage));
+  }
   return PreparedWeights(KeepingOpen(device, std::move(storage)));
 }
 

@@ -11,6 +11,8 @@
 #include "base/view_checks.h"
 #include "layout/packing.h"
 #include "layout/parameters.h"
+#include "layout/permutation.h"
+#include "layout/weights_buffer.h"
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
 #include "quantize/column_tile.h"
@@ -136,6 +138,16 @@ class Decoder {
     const int64_t n_stride = out_.stride(axis + 1);
     Stored* origin = out_.As<Stored>() + range.k0 * k_stride + range.n0 * n_stride +
                      (out_.rank() == 3 ? expert * out_.stride(0) : 0);
+    if (spec_.has_permutation) {
+      const int32_t* const rows = weights_.permutation.As<int32_t>() + expert * spec_.k + range.k0;
+      Stored* const column0 = origin - range.k0 * k_stride;
+      for (int64_t r = 0; r < range.rows; ++r) {
+        for (int64_t c = 0; c < range.columns; ++c) {
+          column0[rows[r] * k_stride + c * n_stride] = tile[c * kRows + r];
+        }
+      }
+      return;
+    }
     if (k_stride == 1) {
       for (int64_t c = 0; c < range.columns; ++c) {
         std::copy_n(tile + c * kRows, range.rows, origin + c * n_stride);
@@ -190,7 +202,8 @@ Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out)
                                                              {"zeros", weights.zeros},
                                                              {"biases", weights.biases},
                                                              {"global_scale", weights.global_scale},
-                                                             {"metadata", weights.metadata}};
+                                                             {"metadata", weights.metadata},
+                                                             {"permutation", weights.permutation}};
   for (const auto& [name, part] : parts) {
     MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, name, part, false));
   }
@@ -204,6 +217,16 @@ Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out)
     default:
       return DecodeAll<F16Element>(dense, out);
   }
+}
+
+Result<QuantizedWeights> Unpermute(const QuantizedWeights& weights) {
+  MARLIN_RETURN_IF_ERROR(Validate(weights));
+  if (!weights.spec.has_permutation) return weights;
+  const WeightsSpec spec = UnpermutedSpec(weights.spec);
+  MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
+  const MutableTensorView out(buffer.codes, DType::kF32, {spec.experts, spec.k, spec.n});
+  MARLIN_RETURN_IF_ERROR(Dequantize(weights, out));
+  return std::move(buffer.weights);
 }
 
 }  // namespace marlin

@@ -60,6 +60,8 @@ Status CheckViews(const QuantizedWeights& weights, int64_t expert, int64_t group
   MARLIN_RETURN_IF_ERROR(
       CheckCount("metadata", weights.metadata,
                  sparse ? spec.experts * MetadataWordsAlongK(spec.k) * spec.n : 0));
+  MARLIN_RETURN_IF_ERROR(CheckCount("permutation", weights.permutation,
+                                    spec.has_permutation ? spec.experts * spec.k : 0));
   return CheckCount("global_scale", weights.global_scale, spec.has_global_scale ? spec.experts : 0);
 }
 
@@ -96,6 +98,13 @@ Result<DenseWeights> Dequantize(const QuantizedWeights& weights, int64_t expert)
   const uint32_t* words =
       weights.codes.As<uint32_t>() + expert * WordsAlongK(spec.format, spec.k) * spec.n;
   for (int64_t k = 0; k < spec.k; ++k) {
+    const int64_t row =
+        spec.has_permutation ? weights.permutation.As<int32_t>()[expert * spec.k + k] : k;
+    if (row < 0 || row >= spec.k) {
+      return Status(
+          Code::kInvalidArgument,
+          "permutation: expected below " + std::to_string(spec.k) + ", got " + std::to_string(row));
+    }
     for (int64_t n = 0; n < spec.n; ++n) {
       const int64_t at = (expert * groups + k / spec.group_size) * spec.n + n;
       const double value = spec.sparsity == Sparsity::k24
@@ -107,7 +116,7 @@ Result<DenseWeights> Dequantize(const QuantizedWeights& weights, int64_t expert)
           spec.has_zeros ? LoadElement(weights.zeros.data(), weights.zeros.dtype(), at) : 0.0;
       const double bias =
           spec.has_biases ? LoadElement(weights.biases.data(), weights.biases.dtype(), at) : 0.0;
-      const auto i = static_cast<size_t>(k * spec.n + n);
+      const auto i = static_cast<size_t>(row * spec.n + n);
       dense.value[i] = scale * (value - zero) + bias;
       dense.magnitude[i] = std::abs(scale) * (std::abs(value) + std::abs(zero)) + std::abs(bias);
     }

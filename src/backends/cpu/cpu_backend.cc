@@ -16,6 +16,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/scalars.h"
+#include "plan/permute_columns.h"
 #include "plan/select.h"
 
 namespace marlin::cpu {
@@ -171,6 +172,22 @@ class CpuBackend final : public Backend {
           StoreElement(out, chunk * kChunkK + k, block * kBlockRows + n, decoded[n * kChunkK + k]);
         }
       }
+    });
+    return Status();
+  }
+
+  Status PermuteColumns(const PermuteColumnsCall& call, void* /*stream*/) const override {
+    const int64_t rows = call.from.dim(0);
+    constexpr int64_t kWorthThreads = int64_t{1} << 16;  // Elements that take about 50 us.
+    if (call.from.ElementCount() < kWorthThreads) {
+      PermuteRows(call, 0, rows);
+      return Status();
+    }
+    // A task takes adjacent elements of a transposed view.
+    constexpr int64_t kRowsOfTask = 16;
+    pool_->Run(CeilDivide(rows, kRowsOfTask), [&](int64_t task, int) {
+      const int64_t first = task * kRowsOfTask;
+      PermuteRows(call, first, std::min(kRowsOfTask, rows - first));
     });
     return Status();
   }

@@ -12,6 +12,7 @@
 #include "backends/cuda/kernels/cublas/cublas_launch.h"
 #include "backends/cuda/kernels/decoder/cuda_decoder.h"
 #include "backends/cuda/kernels/elementwise/add_rows.h"
+#include "backends/cuda/kernels/elementwise/permute_columns.h"
 #include "backends/cuda/kernels/experts/cuda_experts.h"
 #include "backends/cuda/kernels/wgmma/wgmma_launch.h"
 #include "backends/cuda/plan/kernel_table.h"
@@ -23,6 +24,7 @@
 #include "backends/cuda/weights/dequantize_prepared.h"
 #include "backends/cuda/weights/prepared_tiles.h"
 #include "base/macros.h"
+#include "plan/permute_columns.h"
 #include "plan/select.h"
 
 namespace marlin::cuda {
@@ -242,6 +244,24 @@ class CudaBackend final : public Backend {
     args.out_type = ElementOf(call.out_type);
     return device_->errors.Check(LaunchAddRows(args, static_cast<cudaStream_t>(stream)),
                                  "add_rows");
+  }
+  Status PermuteColumns(const PermuteColumnsCall& call, void* stream) const override {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    const DeviceScope scope(device_->index);
+    PermuteColumnsArguments args;
+    args.from = call.from.data();
+    args.from_row = call.from.stride(0);
+    args.from_column = call.from.stride(1);
+    args.to = call.to.data();
+    args.to_row = call.to.stride(0);
+    args.to_column = call.to.stride(1);
+    args.permutation = call.permutation;
+    args.rows = call.from.dim(0);
+    args.columns = call.from.dim(1);
+    args.scatter = call.scatter;
+    const bool wide = DTypeBytes(call.from.dtype()) == 4;
+    return device_->errors.Check(
+        LaunchPermuteColumns(args, wide, static_cast<cudaStream_t>(stream)), "permute_columns");
   }
   Status Synchronize(void* stream) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
