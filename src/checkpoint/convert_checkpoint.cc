@@ -28,6 +28,8 @@ namespace {
 constexpr std::string_view kPlain = "plain";
 constexpr std::string_view kWeightSuffix = ".weight";
 constexpr std::string_view kWildcard = ".*.";
+constexpr std::string_view kNoPermutation =
+    "its groups lie across k (act-order), which only gptq, plain and, as F32, gguf hold";
 
 /// A row of writers.def; `make` or `write` is set.
 struct Writer {
@@ -126,6 +128,9 @@ Status CheckpointConverter::AddModule(const ModuleRecord& record, std::string na
   module.spec.experts = experts;
   module.spec.sparsity = Sparsity::kDense;
   module.stacked = record.stacked && writer_.StacksExperts();
+  if (module.spec.has_permutation && !writer_.HoldsPermutation()) {
+    return InModule(record, Status(Code::kUnsupported, std::string(kNoPermutation)));
+  }
   ConvertUnit unit;
   unit.record = &record;
   unit.first_expert = first;

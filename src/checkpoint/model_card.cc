@@ -150,6 +150,7 @@ std::string Formats(const ModelCard& card) {
                              : fmt::format("{}/g{}", FormatName(spec.format), spec.group_size);
     if (spec.sparsity != Sparsity::kDense)
       format += fmt::format("/{}", SparsityName(spec.sparsity));
+    if (spec.has_permutation) format += "/permuted";
     Group& group = groups[{format, std::string(ScaleTypeName(spec.scale_type)), module.values}];
     ++group.modules;
     group.parameters += spec.experts * spec.k * spec.n;

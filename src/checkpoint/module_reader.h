@@ -50,6 +50,7 @@ enum class ModulePart : uint8_t {
   kGlobalScale,
   kCodebook,
   kMetadata,
+  kPermutation,
 };
 
 /// A tensor that a module is made from, and the part of the module that it holds (the main one, if

@@ -10,6 +10,7 @@
 #include "checkpoint/checksum.h"
 #include "checkpoint/io.h"
 #include "checkpoint/object_reader.h"
+#include "layout/permutation.h"
 
 namespace marlin {
 namespace {
@@ -43,6 +44,7 @@ Json ModuleJson(const ModuleRecord& record, int version) {
     json["zero_type"] = ScaleTypeName(spec.zero_type);
     json["global_scale_divides"] = spec.global_scale_divides;
     if (spec.sparsity != Sparsity::kDense) json["sparsity"] = SparsityName(spec.sparsity);
+    if (spec.has_permutation) json["permutation"] = true;
   }
   return json;
 }
@@ -86,19 +88,25 @@ Status ParseFlags(ObjectReader& reader, WeightsSpec* spec) {
   return {};
 }
 
-/// The keys that version 2 added; that of sparsity only where a module is not dense.
-Status ParseAddedKeys(ObjectReader& reader, int64_t version, bool sparse, WeightsSpec* spec) {
+/// The keys that version 2 added; those of sparsity and permutation only where a module has them.
+Status ParseAddedKeys(ObjectReader& reader, int64_t version, const Json& json, WeightsSpec* spec) {
   if (version >= 2) {
     MARLIN_ASSIGN_OR_RETURN(const std::string name, reader.TakeString("zero_type"));
     const Result<ScaleType> zero_type = ParseScaleType(name);
     if (!zero_type.ok()) return reader.Fail(zero_type.status().message());
     spec->zero_type = *zero_type;
     MARLIN_ASSIGN_OR_RETURN(spec->global_scale_divides, reader.TakeBool("global_scale_divides"));
-    if (sparse) {
+    if (json.contains("sparsity")) {
       MARLIN_ASSIGN_OR_RETURN(const std::string text, reader.TakeString("sparsity"));
       const Result<Sparsity> sparsity = ParseSparsity(text);
       if (!sparsity.ok()) return reader.Fail(sparsity.status().message());
       spec->sparsity = *sparsity;
+    }
+    if (json.contains("permutation")) {
+      MARLIN_ASSIGN_OR_RETURN(spec->has_permutation, reader.TakeBool("permutation"));
+    }
+    if (const Status possible = CheckMayBePermuted(*spec); !possible.ok()) {
+      return reader.Fail(possible.message());
     }
   }
   const int oldest = OldestVersionOf(*spec);
@@ -132,7 +140,7 @@ Result<ModuleRecord> ParseModule(const std::string& name, const Json& json, int6
   if (!scale_type.ok()) return in_reader(scale_type.status());
   spec.scale_type = *scale_type;
   MARLIN_RETURN_IF_ERROR(ParseFlags(reader, &spec));
-  MARLIN_RETURN_IF_ERROR(ParseAddedKeys(reader, version, json.contains("sparsity"), &spec));
+  MARLIN_RETURN_IF_ERROR(ParseAddedKeys(reader, version, json, &spec));
   MARLIN_ASSIGN_OR_RETURN(const std::string class_name, reader.TakeString("layer_class"));
   const Result<LayerClass> layer_class = ParseLayerClass(class_name);
   if (!layer_class.ok()) return in_reader(layer_class.status());
@@ -196,6 +204,10 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record) {
   if (spec.has_global_scale) {
     add(ModulePart::kGlobalScale, ".global_scale", DType::kF32, {spec.experts});
   }
+  if (spec.has_permutation) {
+    const Shape rows = record.stacked ? Shape{spec.experts, spec.k} : Shape{spec.k};
+    add(ModulePart::kPermutation, ".permutation", DType::kI32, rows);
+  }
   const FormatInfo& info = GetFormatInfo(spec.format);
   if (info.has_codebook) {
     add(ModulePart::kCodebook, ".codebook", DType::kF32, {int64_t{1} << info.bits});
@@ -217,6 +229,8 @@ const TensorView* PartView(const QuantizedWeights& weights, ModulePart part) {
       return &weights.global_scale;
     case ModulePart::kMetadata:
       return &weights.metadata;
+    case ModulePart::kPermutation:
+      return &weights.permutation;
     case ModulePart::kCodebook:
       break;
   }
@@ -226,7 +240,7 @@ const TensorView* PartView(const QuantizedWeights& weights, ModulePart part) {
 int OldestVersionOf(const WeightsSpec& spec) {
   const bool added = spec.format == Format::kU8 || (spec.format == Format::kS8 && spec.has_zeros) ||
                      spec.zero_type != ScaleType::kF16 || spec.global_scale_divides ||
-                     spec.sparsity != Sparsity::kDense;
+                     spec.sparsity != Sparsity::kDense || spec.has_permutation;
   return added ? 2 : 1;
 }
 

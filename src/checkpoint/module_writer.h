@@ -42,6 +42,8 @@ class ModuleWriter {
 
   /// Whether the experts of a layer's projection are one module. Its name keeps the ".*.".
   virtual bool StacksExperts() const { return false; }
+  /// Whether weights with a permutation along k can be written.
+  virtual bool HoldsPermutation() const { return false; }
   /// Names, types and shapes of a module's tensors.
   virtual Result<OutputUnit> Plan(const ForeignModule& module) const = 0;
   /// Appends the data of one matrix, the next expert of a stack.

@@ -12,6 +12,7 @@
 #include "base/scalars.h"
 #include "checkpoint/unpack.h"
 #include "layout/parameters.h"
+#include "layout/permutation.h"
 
 namespace marlin {
 namespace {
@@ -61,7 +62,7 @@ Status FillRows(const TensorStore& store, const RowWeights& rows, WeightsBuffer*
   std::copy(rows.global_scale.begin(), rows.global_scale.end(), buffer->global_scale);
   buffer->weights.codebook = rows.codebook;
   if (rows.more) rows.more(buffer);
-  return {};
+  return spec.has_permutation ? StoreSorted(rows.permutation, buffer) : Status();
 }
 
 /// One number of a scale tensor; U8 are exponents.

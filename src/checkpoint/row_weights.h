@@ -38,6 +38,9 @@ struct RowWeights {
   std::optional<size_t> biases;  ///< [experts, n, groups], as wide as the scales.
   std::vector<float> global_scale;
   std::vector<float> codebook;
+  /// The order in which rows of k are stored, if the spec has one (SortByGroup); `codes` and
+  /// `unpack` are in the order of k.
+  std::vector<int32_t> permutation;
   /// Makes what no tensor holds as it is needed.
   std::function<void(WeightsBuffer* buffer)> more;
 };

@@ -17,6 +17,7 @@ ListedTensor ListModule(const QuantizedModule& module) {
   listed.shape.Append(spec.n);
   listed.group_size = spec.group_size;
   listed.sparsity = spec.sparsity;
+  listed.permuted = spec.has_permutation;
   listed.parameters = spec.experts * spec.k * spec.n;
   listed.bytes = StoredBytes(spec);
   listed.layer_class = module.layer_class;

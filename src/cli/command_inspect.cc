@@ -44,6 +44,7 @@ Json TensorJson(const ListedTensor& tensor) {
           {"shape", ShapeJson(tensor.shape)},
           {"group_size", tensor.group_size == 0 ? Json() : Json(tensor.group_size)},
           {"sparsity", tensor.group_size == 0 ? Json() : Json(SparsityName(tensor.sparsity))},
+          {"permutation", tensor.group_size == 0 ? Json() : Json(tensor.permuted)},
           {"bits_per_weight", tensor.BitsPerWeight()},
           {"bytes", tensor.bytes},
           {"layer_class", LayerClassName(tensor.layer_class)}};
@@ -51,6 +52,7 @@ Json TensorJson(const ListedTensor& tensor) {
 
 std::string FormatText(const ListedTensor& tensor) {
   const bool dense = tensor.sparsity == Sparsity::kDense;
+  if (tensor.permuted) return tensor.format + " permuted";
   return dense ? tensor.format : fmt::format("{} {}", tensor.format, SparsityName(tensor.sparsity));
 }
 

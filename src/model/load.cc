@@ -76,13 +76,15 @@ class DecoderLoader {
     if (IsSparse(*config_.family, shape_, index)) {
       return LoadExperts(index, tensors.experts, style.interleaved, &layer->experts);
     }
-    return LoadMlp(tensors.mlp, &layer->mlp);
+    return LoadMlp(tensors.mlp, /*of_experts=*/false, &layer->mlp);
   }
 
   /// One expert.
   Status LoadExpert(const ExpertsTensors& tensors, bool interleaved, int64_t expert,
                     MlpLayer* mlp) {
-    if (!tensors.each.empty()) return LoadMlp(tensors.each[static_cast<size_t>(expert)], mlp);
+    if (!tensors.each.empty()) {
+      return LoadMlp(tensors.each[static_cast<size_t>(expert)], /*of_experts=*/true, mlp);
+    }
     MARLIN_ASSIGN_OR_RETURN(mlp->gate_up, FromStack(tensors.gate_up, expert, interleaved));
     MARLIN_ASSIGN_OR_RETURN(mlp->down, FromStack(tensors.down, expert, false));
     return {};
@@ -96,17 +98,19 @@ class DecoderLoader {
     MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values, source_.LoadVector(name, count));
     return DeviceVector::Upload(device_, values);
   }
-  Result<Projection> Linear(const LinearTensors& linear) {
-    return linear.present() ? Linears({&linear, 1}) : Projection();
+  Result<Projection> Linear(const LinearTensors& linear, bool of_experts = false) {
+    return linear.present() ? Linears({&linear, 1}, of_experts) : Projection();
   }
 
-  /// Fuses linear layers that share an input.
-  Result<Projection> Linears(std::span<const LinearTensors> layers) {
+  /// Fuses linear layers that share an input. `of_experts`: for an ExpertSet, which takes no
+  /// weights with a permutation.
+  Result<Projection> Linears(std::span<const LinearTensors> layers, bool of_experts = false) {
     std::vector<MatrixRequest> requests;
     requests.reserve(layers.size());
     for (const LinearTensors& linear : layers) {
       // Experts with separate names may be stored in one stacked module.
-      requests.push_back({linear.weight(), linear.out, -1, shape_.experts});
+      requests.push_back(
+          {linear.weight(), linear.out, -1, shape_.experts, /*interleaved=*/false, of_experts});
     }
     MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load(requests, layers.front().in));
     if (!layers.front().bias) return projection;
@@ -167,9 +171,9 @@ class DecoderLoader {
     return {};
   }
 
-  Status LoadMlp(const MlpTensors& tensors, MlpLayer* mlp) {
-    MARLIN_ASSIGN_OR_RETURN(mlp->gate_up, Linears(tensors.gate_up));
-    MARLIN_ASSIGN_OR_RETURN(mlp->down, Linear(tensors.down));
+  Status LoadMlp(const MlpTensors& tensors, bool of_experts, MlpLayer* mlp) {
+    MARLIN_ASSIGN_OR_RETURN(mlp->gate_up, Linears(tensors.gate_up, of_experts));
+    MARLIN_ASSIGN_OR_RETURN(mlp->down, Linear(tensors.down, of_experts));
     return {};
   }
 
@@ -185,9 +189,9 @@ class DecoderLoader {
       layer->experts.push_back(std::move(mlp));
     }
     if (tensors.shared.down.present()) {
-      MARLIN_RETURN_IF_ERROR(LoadMlp(tensors.shared, &layer->shared));
+      MARLIN_RETURN_IF_ERROR(LoadMlp(tensors.shared, /*of_experts=*/true, &layer->shared));
     }
-    MARLIN_ASSIGN_OR_RETURN(layer->shared_gate, Linear(tensors.shared_gate));
+    MARLIN_ASSIGN_OR_RETURN(layer->shared_gate, Linear(tensors.shared_gate, /*of_experts=*/true));
     return MakeSet(index, layer);
   }
 
@@ -245,7 +249,8 @@ class DecoderLoader {
 
   /// One expert's matrix and bias from a stack. Interleaved gate and up columns are separated.
   Result<Projection> FromStack(const ExpertStack& stack, int64_t expert, bool interleaved) {
-    const MatrixRequest request{stack.name, stack.out, expert, shape_.experts, interleaved};
+    const MatrixRequest request{stack.name,     stack.out,   expert,
+                                shape_.experts, interleaved, /*unpermuted=*/true};
     MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load({&request, 1}, stack.in));
     if (stack.bias_name.empty()) return projection;
     MARLIN_ASSIGN_OR_RETURN(std::vector<float> bias,

@@ -14,6 +14,7 @@
 #include "checkpoint/conversion.h"
 #include "checkpoint/model_directory.h"
 #include "checkpoint/module_reader.h"
+#include "layout/permutation.h"
 #include "ops/device.h"
 #include "ops/prepare_columns.h"
 
@@ -82,7 +83,12 @@ int64_t DeviceBytes(const TensorInfo& tensor) {
 int64_t WeightBytes(const Checkpoint& checkpoint, const Device& device) {
   Checked bytes(0);
   for (const QuantizedModule& module : checkpoint.modules()) {
-    bytes = bytes + Checked(PreparedBytes(module.spec, device));
+    // Experts are loaded in the order of k.
+    const bool expert = module.layer_class == LayerClass::kMoeExpert ||
+                        module.layer_class == LayerClass::kMoeSharedExpert;
+    const bool unpermuted = expert && module.spec.has_permutation;
+    const WeightsSpec spec = unpermuted ? UnpermutedSpec(module.spec) : module.spec;
+    bytes = bytes + Checked(PreparedBytes(spec, device));
   }
   for (const TensorInfo& tensor : checkpoint.tensors()) {
     if (checkpoint.IsModulePart(tensor.name)) continue;

@@ -56,11 +56,12 @@ Json SpecJson(const WeightsSpec& spec) {
                {"global_scale", spec.has_global_scale},
                {"global_scale_divides", spec.global_scale_divides}};
   if (spec.sparsity != Sparsity::kDense) json["sparsity"] = SparsityName(spec.sparsity);
+  if (spec.has_permutation) json["permutation"] = true;
   return json;
 }
 
-/// `sparse`: the object has a sparsity.
-Result<WeightsSpec> ParseSpec(ObjectReader& reader, bool sparse) {
+/// `json` is the reader's object.
+Result<WeightsSpec> ParseSpec(ObjectReader& reader, const Json& json) {
   const auto in_reader = [&reader](const Status& status) { return reader.Fail(status.message()); };
   WeightsSpec spec;
   MARLIN_ASSIGN_OR_RETURN(const std::string format, reader.TakeString("format"));
@@ -82,11 +83,14 @@ Result<WeightsSpec> ParseSpec(ObjectReader& reader, bool sparse) {
   MARLIN_ASSIGN_OR_RETURN(spec.has_biases, reader.TakeBool("biases"));
   MARLIN_ASSIGN_OR_RETURN(spec.has_global_scale, reader.TakeBool("global_scale"));
   MARLIN_ASSIGN_OR_RETURN(spec.global_scale_divides, reader.TakeBool("global_scale_divides"));
-  if (sparse) {
+  if (json.contains("sparsity")) {
     MARLIN_ASSIGN_OR_RETURN(const std::string sparsity, reader.TakeString("sparsity"));
     const Result<Sparsity> parsed_sparsity = ParseSparsity(sparsity);
     if (!parsed_sparsity.ok()) return in_reader(parsed_sparsity.status());
     spec.sparsity = *parsed_sparsity;
+  }
+  if (json.contains("permutation")) {
+    MARLIN_ASSIGN_OR_RETURN(spec.has_permutation, reader.TakeBool("permutation"));
   }
   if (const Status possible = CheckSpec(spec); !possible.ok()) return in_reader(possible);
   return spec;
@@ -205,7 +209,7 @@ Status PreparedFile::AddProjection(const Json& json, int64_t index_begin, int64_
     ObjectReader part_reader(entry, where);
     if (!entry.is_object()) return part_reader.Fail("a part is not an object");
     PreparedPart part;
-    MARLIN_ASSIGN_OR_RETURN(part.spec, ParseSpec(part_reader, entry.contains("sparsity")));
+    MARLIN_ASSIGN_OR_RETURN(part.spec, ParseSpec(part_reader, entry));
     MARLIN_ASSIGN_OR_RETURN(const Json* bytes, part_reader.Take("bytes"));
     if (!bytes->is_number_unsigned()) {
       return part_reader.WrongType("bytes", "a non-negative integer", *bytes);
@@ -221,6 +225,10 @@ Status PreparedFile::AddProjection(const Json& json, int64_t index_begin, int64_
     }
     part.offset = *offset;
     part.bytes = *size.Take();
+    if (part.bytes < PermutationBytes(part.spec)) {
+      return part_reader.Fail(fmt::format("{} bytes do not hold a permutation of {}", part.bytes,
+                                          PermutationBytes(part.spec)));
+    }
     *offset = *end / kAlignment * kAlignment;
     parts_.push_back(part);
   }
@@ -239,7 +247,7 @@ Status PreparedFile::VerifyChecksums() const {
   for (const auto& [name, range] : projections_) {
     for (size_t i = range.first; i < range.first + range.count; ++i) {
       const PreparedPart& part = parts_[i];
-      const std::span<const std::byte> data = Data(part);
+      const std::span<const std::byte> data = Bytes(part);
       const uint64_t actual = ChecksumOf({reinterpret_cast<const char*>(data.data()), data.size()});
       mapping_->Release(part.offset, part.bytes);
       if (actual == part.checksum) continue;
@@ -303,13 +311,20 @@ Status PreparedFileWriter::AddProjection(const std::string& name) {
   return {};
 }
 
-Status PreparedFileWriter::AddPart(const WeightsSpec& spec, std::span<const std::byte> data) {
-  const auto bytes = static_cast<int64_t>(data.size());
-  MARLIN_RETURN_IF_ERROR(io_.Write(file_, offset_, data.data(), bytes));
+Status PreparedFileWriter::AddPart(const WeightsSpec& spec, std::span<const std::byte> data,
+                                   std::span<const std::byte> permutation) {
+  Checksum checksum;
+  int64_t bytes = 0;
+  for (const std::span<const std::byte> piece : {data, permutation}) {
+    const auto size = static_cast<int64_t>(piece.size());
+    if (size == 0) continue;
+    MARLIN_RETURN_IF_ERROR(io_.Write(file_, offset_ + bytes, piece.data(), size));
+    checksum.Update(piece.data(), size);
+    bytes += size;
+  }
   Json part = SpecJson(spec);
   part["bytes"] = static_cast<uint64_t>(bytes);
-  part["checksum"] =
-      ChecksumText(ChecksumOf({reinterpret_cast<const char*>(data.data()), data.size()}));
+  part["checksum"] = ChecksumText(checksum.Digest());
   projections_.back()["parts"].push_back(std::move(part));
   offset_ = RoundUp(offset_ + bytes, kAlignment);
   return {};

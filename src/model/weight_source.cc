@@ -10,6 +10,7 @@
 #include "base/printable.h"
 #include "base/scalars.h"
 #include "layout/join_columns.h"
+#include "layout/permutation.h"
 #include "layout/slice_expert.h"
 #include "layout/weights_shapes.h"
 #include "model/open_model.h"
@@ -88,7 +89,9 @@ int64_t WeightSource::BytesOf(const std::string& name) const {
     return bytes / std::max<int64_t>(experts, 1);
   };
   if (const QuantizedModule* module = FindMatrix(name).first) {
-    return share(PreparedBytes(module->spec, *device_), module->spec.experts);
+    const WeightsSpec& spec = module->spec;
+    return share(PreparedBytes(spec.has_permutation ? UnpermutedSpec(spec) : spec, *device_),
+                 spec.experts);
   }
   const TensorInfo* const tensor = checkpoint_.Find(name);
   if (tensor == nullptr) return 0;
@@ -165,6 +168,7 @@ Result<WeightSource::Matrix> WeightSource::LocateInModule(const QuantizedModule&
   if (used_.insert(module.name).second) parameters_ += spec.experts * spec.k * spec.n;
   Matrix matrix{&module, expert, false, spec};
   matrix.spec.experts = 1;
+  if (request.unpermuted && spec.has_permutation) matrix.spec = UnpermutedSpec(matrix.spec);
   return matrix;
 }
 
@@ -186,8 +190,11 @@ Result<QuantizedWeights> WeightSource::LoadMatrix(const MatrixRequest& request, 
       MARLIN_ASSIGN_OR_RETURN(QuantizedWeights weights, checkpoint_.Weights(matrix.module->name));
       found = loaded_.emplace(matrix.module->name, std::move(weights)).first;
     }
-    if (matrix.expert < 0) return found->second;
-    return SliceExpert(found->second, matrix.expert);
+    QuantizedWeights weights = found->second;
+    if (matrix.expert >= 0) {
+      MARLIN_ASSIGN_OR_RETURN(weights, SliceExpert(weights, matrix.expert));
+    }
+    return request.unpermuted ? Unpermute(weights) : std::move(weights);
   }
   MARLIN_ASSIGN_OR_RETURN(const TensorView all, checkpoint_.Tensor(request.name));
   const int64_t matrix_bytes = in * request.out * DTypeBytes(all.dtype());
@@ -226,7 +233,8 @@ Result<Projection> WeightSource::LoadPrepared(std::span<const MatrixRequest> mat
       if (part.spec.sparsity == Sparsity::kDense) expected.sparsity = Sparsity::kDense;
       if (!(expected == part.spec)) return other();
     }
-    const PreparedImage image{part.spec, prepared_->Data(part), prepared_};
+    const PreparedImage image{part.spec, prepared_->Data(part), prepared_,
+                              prepared_->Permutation(part)};
     Result<PreparedWeights> weights = FromImage(image, *device_);
     if (!weights.ok()) return weights.status().WithContext(Printable(prepared_->path()));
     bytes_ += weights->bytes();
@@ -256,7 +264,7 @@ Status WeightSource::AddPart(std::span<const QuantizedWeights> matrices,
   projection->out += prepared->spec().n;
   if (write_ != nullptr) {
     MARLIN_ASSIGN_OR_RETURN(const PreparedImage image, ImageOf(*prepared, *device_));
-    return write_->AddPart(image.spec, image.data);
+    return write_->AddPart(image.spec, image.data, image.permutation);
   }
   projection->parts.push_back(*std::move(prepared));
   return {};

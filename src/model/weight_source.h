@@ -26,6 +26,7 @@ struct MatrixRequest {
   int64_t expert = -1;
   int64_t experts = 1;
   bool interleaved = false;  ///< Reorder columns: even ones first, then odd ones.
+  bool unpermuted = false;   ///< Load weights with a permutation along k in the order of k.
 };
 
 /// Matrices that take the place of a checkpoint's: by tensor name, and expert for tensors that
@@ -49,8 +50,8 @@ class WeightSource {
   /// True when a weight of this name exists, plain or quantized.
   bool Has(const std::string& name) const;
 
-  /// About the bytes of a matrix of this name on a device, or of one expert's in a stack; 0 for one
-  /// that is missing.
+  /// About the bytes of an expert's matrix of this name on a device, or of one expert's in a stack;
+  /// 0 for one that is missing.
   int64_t BytesOf(const std::string& name) const;
 
   /// Matrices [in, out...] concatenated along n, joined into one if their formats allow. Errors:

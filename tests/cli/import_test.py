@@ -8,6 +8,7 @@ import unittest
 from command_line import MALFORMED, QWEN, ROOT, USAGE, CommandTestCase, run
 
 ALL_TYPES = ROOT / "tests/golden/gguf_types/all_types.gguf"
+PERMUTED = ROOT / "tests/golden/checkpoint_permuted"
 
 
 class Import(CommandTestCase):
@@ -105,6 +106,34 @@ class Import(CommandTestCase):
         self.refuse(MALFORMED, "import", path, "-o", self.directory / "out",
                     says=("tensor \"t\"", "18 bytes"))
         self.assertEqual([entry.name for entry in self.directory.iterdir()], ["model.gguf"])
+
+
+class ActOrder(CommandTestCase):
+    """A directory whose groups lie across k, through the commands."""
+
+    def test_inspect(self) -> None:
+        self.assertIn("u4 permuted", self.succeed("inspect", PERMUTED))
+        rows = {row["name"]: row for row in self.document("inspect", PERMUTED)["tensors"]}
+        weight = rows["model.layers.0.self_attn.q_proj.weight"]
+        self.assertEqual((weight["format"], weight["permutation"]), ("u4", True))
+        self.assertIsNone(rows["model.norm.weight"]["permutation"])
+        self.assertTrue(self.document("verify", PERMUTED)["ok"])
+
+    def test_the_numbers_are_those_of_the_source(self) -> None:
+        dense = ROOT / "tests/golden/checkpoint_permuted_dense.safetensors"
+        plain = self.directory / "plain"
+        self.succeed("dequantize", PERMUTED, "-o", plain, "--dtype", "fp32")
+        for path in (PERMUTED, plain):
+            for row in self.document("verify", PERMUTED, "--against", dense)["tensors"]:
+                self.assertEqual(row["max_error"], 0, (path, row))
+
+    def test_targets(self) -> None:
+        for target in ("awq", "compressed-tensors", "mlx"):
+            self.refuse(USAGE, "export", PERMUTED, "-o", self.directory / target, "--to",
+                        target, says=("self_attn.o_proj.weight", "act-order", "which only gptq"))
+        # GPTQ's groups divide k, which is 80 here.
+        self.refuse(USAGE, "export", PERMUTED, "-o", self.directory / "gptq", "--to", "gptq",
+                    says=("a last group of 16 k in groups of 32",))
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ class SampleModels(CommandTestCase):
         quantized = 0
         for tensor in listing["tensors"]:
             self.assertEqual(set(tensor), {"name", "format", "shape", "group_size",
-                                           "sparsity", "bits_per_weight", "bytes",
-                                           "layer_class"})
+                                           "sparsity", "permutation", "bits_per_weight",
+                                           "bytes", "layer_class"})
             if tensor["group_size"] is not None:
                 count = 1
                 for dim in tensor["shape"]:

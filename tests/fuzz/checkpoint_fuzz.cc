@@ -192,6 +192,7 @@ bool CheckModule(const Checkpoint& checkpoint, const QuantizedModule& module) {
                         weights->biases.ByteCount() * (spec.has_biases ? 1 : 0) +
                         weights->global_scale.ByteCount() * (spec.has_global_scale ? 1 : 0) +
                         weights->metadata.ByteCount() * (spec.sparsity == Sparsity::k24 ? 1 : 0) +
+                        weights->permutation.ByteCount() * (spec.has_permutation ? 1 : 0) +
                         (info.has_codebook ? int64_t{4} << info.bits : 0);
   MARLIN_FUZZ_CHECK(bytes == StoredBytes(spec));
   const __int128 count = static_cast<__int128>(spec.experts) * spec.k * spec.n;

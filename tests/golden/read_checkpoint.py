@@ -18,7 +18,7 @@ BITS = {"fp4_e2m1": 4, "u4": 4, "s4": 4, "nf4": 4, "codebook4": 4, "nf3": 3, "in
         "int2": 2, "fp8_e4m3": 8, "fp8_e5m2": 8, "s8": 8, "u8": 8}
 CODEBOOKS = ("nf4", "nf3", "nf2", "codebook4")
 SCALES = {"fp16": "F16", "bf16": "BF16", "fp32": "F32", "e8m0": "F8_E8M0", "e4m3": "F8_E4M3"}
-SIZES = {"F16": 2, "BF16": 2, "F32": 4, "U32": 4, "F8_E8M0": 1, "F8_E4M3": 1}
+SIZES = {"F16": 2, "BF16": 2, "F32": 4, "U32": 4, "I32": 4, "F8_E8M0": 1, "F8_E4M3": 1}
 
 
 def read_file(path):
@@ -39,6 +39,8 @@ def numbers(dtype, data):
     count = len(data) // SIZES[dtype]
     if dtype == "U32":
         return struct.unpack(f"<{count}I", data)
+    if dtype == "I32":
+        return struct.unpack(f"<{count}i", data)
     if dtype == "F32":
         return struct.unpack(f"<{count}f", data)
     if dtype == "F16":
@@ -107,6 +109,13 @@ class Module:
         if facts["format"] in CODEBOOKS:
             values = self.part("codebook", "F32", [2**self.bits])
 
+        rows_of = [list(range(self.k))] * self.experts
+        if facts.get("permutation"):
+            order = self.part("permutation", "I32", facts["shape"][:-2] + [self.k])
+            for e in range(self.experts):
+                places = {row: i for i, row in enumerate(order[e * self.k:(e + 1) * self.k])}
+                rows_of[e] = [places[row] for row in range(self.k)]
+
         def value_at(e, k, n):
             if metadata is None:
                 return values[code_at(words[e], self.bits, self.n, k, n)]
@@ -129,7 +138,7 @@ class Module:
                 return as_fp32(scale * value - scale * zeros[e][group])
             return as_fp32(scale * value + biases[e][group] if biases else scale * value)
 
-        return [[[weight(e, k, n) for n in range(self.n)] for k in range(self.k)]
+        return [[[weight(e, row, n) for n in range(self.n)] for row in rows_of[e]]
                 for e in range(self.experts)]
 
     def restore(self):

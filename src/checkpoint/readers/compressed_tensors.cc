@@ -23,6 +23,7 @@
 #include "checkpoint/row_weights.h"
 #include "checkpoint/unpack.h"
 #include "layout/parameters.h"
+#include "layout/permutation.h"
 #include "recipe/model_config.h"
 #include "recipe/regex.h"
 
@@ -250,9 +251,11 @@ class CtFinder {
     MARLIN_RETURN_IF_ERROR(FindScales());
     MARLIN_RETURN_IF_ERROR(FindZeros(bits_, true));
     MARLIN_RETURN_IF_ERROR(FindGroupIndex());
-    // Groups out of order have no format of their own.
-    if (group_index_) return AddPackedFloats();
+    // Groups of unequal sizes have no format of their own.
+    if (group_index_ && permutation_.empty()) return AddPackedFloats();
     RowWeights rows = Rows(PackedFormat());
+    rows.spec.has_permutation = group_index_.has_value();
+    rows.permutation = std::move(permutation_);
     rows.codes = codes_;
     if (rows.spec.format == Format::kS8 && bits_ == 8) rows.flip = 0x80808080u;
     if (bits_ % 2 != 0 || bits_ == 6)
@@ -374,6 +377,7 @@ class CtFinder {
     MARLIN_ASSIGN_OR_RETURN(const size_t index,
                             finder_.Need(ModulePart::kCodes, ".weight_g_idx", {DType::kI32}, {k_}));
     bool consecutive = true;
+    std::vector<int32_t> groups(static_cast<size_t>(k_));
     for (int64_t k = 0; k < k_; ++k) {
       const auto group = static_cast<int32_t>(WordAt(store_.Data(index), k));
       if (group < 0 || group >= groups_) {
@@ -381,8 +385,11 @@ class CtFinder {
                                  fmt::format("group {} of {} at [{}]", group, groups_, k));
       }
       consecutive = consecutive && group == k / group_size_;
+      groups[static_cast<size_t>(k)] = group;
     }
-    if (!consecutive) group_index_ = index;
+    if (consecutive) return {};
+    group_index_ = index;
+    permutation_ = SortByGroup(groups, group_size_);
     return {};
   }
 
@@ -503,7 +510,8 @@ class CtFinder {
   size_t codes_ = 0;
   size_t scales_ = 0;
   std::optional<size_t> zeros_;
-  std::optional<size_t> group_index_;
+  std::optional<size_t> group_index_;  // Nothing: groups are consecutive.
+  std::vector<int32_t> permutation_;   // Sorts k by group_index_; empty: nothing does.
 };
 
 /// Replaces the parts of tensors in floating point by the tensors. Version 0.3 compressed them all

@@ -15,6 +15,7 @@
 #include "checkpoint/listed_reader.h"
 #include "checkpoint/unpack.h"
 #include "layout/parameters.h"
+#include "layout/permutation.h"
 #include "recipe/model_config.h"
 
 namespace marlin {
@@ -40,6 +41,7 @@ struct GptqModule {
   size_t scales = 0;
   size_t zeros = 0;
   std::optional<size_t> group_index;  // Nothing: groups are consecutive.
+  std::vector<int32_t> permutation;   // Sorts k by group_index; empty: nothing does.
 };
 
 Result<GptqConfig> ReadConfig(const QuantMethod& method) {
@@ -82,17 +84,24 @@ std::vector<uint8_t> UnpackZeros(const TensorStore& store, const GptqModule& m) 
   return zeros;
 }
 
-// Whether the groups of g_idx are not consecutive: the file was made with act-order.
-Result<bool> IsActOrder(const ModuleTensorFinder& finder, size_t tensor, const GptqModule& m) {
+// Finds the order of k in a file that was made with act-order: the groups of its g_idx are not
+// consecutive.
+Status FindOrder(const ModuleTensorFinder& finder, size_t tensor, GptqModule* module) {
+  GptqModule& m = *module;
   bool consecutive = true;
+  std::vector<int32_t> groups(static_cast<size_t>(m.k));
   for (int64_t k = 0; k < m.k; ++k) {
     const auto group = static_cast<int32_t>(WordAt(finder.Data(tensor), k));
     if (group < 0 || group >= m.groups) {
       return finder.Malformed(".g_idx", fmt::format("group {} of {} at [{}]", group, m.groups, k));
     }
     consecutive = consecutive && group == k / m.group_size;
+    groups[static_cast<size_t>(k)] = group;
   }
-  return !consecutive;
+  if (consecutive) return {};
+  m.group_index = tensor;
+  m.permutation = SortByGroup(groups, m.group_size);
+  return {};
 }
 
 class GptqFinder {
@@ -107,18 +116,19 @@ class GptqFinder {
     if (finder_.Has(".g_idx")) {
       MARLIN_ASSIGN_OR_RETURN(const size_t index,
                               finder_.Need(ModulePart::kCodes, ".g_idx", {DType::kI32}, {m_.k}));
-      MARLIN_ASSIGN_OR_RETURN(const bool act_order, IsActOrder(finder_, index, m_));
-      if (act_order) m_.group_index = index;
+      MARLIN_RETURN_IF_ERROR(FindOrder(finder_, index, &m_));
     }
     const std::vector<uint8_t> zeros = UnpackZeros(finder_.store(), m_);
     const bool symmetric = std::all_of(zeros.begin(), zeros.end(),
                                        [&](uint8_t zero) { return zero == 1u << (m_.bits - 1); });
     WeightsSpec spec{.format = Format::kFp32, .k = m_.k, .n = m_.n, .group_size = m_.k};
-    if (!m_.group_index) {
+    // Groups of unequal sizes have no format of their own.
+    if (!m_.group_index || !m_.permutation.empty()) {
       spec.format = FormatFor(symmetric);
       spec.group_size = m_.group_size;
       spec.scale_type = *ScaleTypeOf(finder_.TypeOf(m_.scales));
       spec.has_zeros = !symmetric;
+      spec.has_permutation = m_.group_index.has_value();
     }
     const TensorStore& store = finder_.store();
     ListedReader::Fill fill = [m = m_, &store](WeightsBuffer* buffer, ThreadPool& pool) {
@@ -199,6 +209,7 @@ class GptqFinder {
     }
     std::memcpy(buffer->scales, store.Data(m.scales),
                 static_cast<size_t>(buffer->weights.scales.ByteCount()));
+    if (!m.permutation.empty()) MARLIN_RETURN_IF_ERROR(StoreSorted(m.permutation, buffer));
     if (buffer->zeros == nullptr) return {};
     // The values of int2 and int3 are centered, those of u4 and u8 are not.
     const int middle = m.bits >= 4 ? 0 : 1 << (m.bits - 1);

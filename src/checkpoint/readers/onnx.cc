@@ -22,6 +22,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/unpack.h"
 #include "layout/parameters.h"
+#include "layout/permutation.h"
 
 namespace marlin {
 namespace {
@@ -216,7 +217,8 @@ class OnnxReader {
     const Source* codes = nullptr;
     const Source* scales = nullptr;
     const Source* zeros = nullptr;
-    const Source* index = nullptr;  ///< The group of each k, unless groups are consecutive.
+    const Source* index = nullptr;     ///< The group of each k, unless groups are consecutive.
+    std::vector<int32_t> permutation;  ///< Sorts k by `index`; empty: nothing does.
     int bits = 4;
     int64_t k = 0;
     int64_t n = 0;
@@ -287,6 +289,7 @@ class OnnxReader {
                                         tensor.shape.ToString(), m->k, m->block));
     }
     bool consecutive = true;
+    std::vector<int32_t> groups(static_cast<size_t>(m->k));
     for (int64_t k = 0; k < m->k; ++k) {
       const auto group = static_cast<int32_t>(WordAt(index->data, k));
       if (group < 0 || group >= m->blocks) {
@@ -294,9 +297,12 @@ class OnnxReader {
                                           Printable(tensor.name), group, m->blocks, k));
       }
       consecutive = consecutive && group == k / m->block;
+      groups[static_cast<size_t>(k)] = group;
     }
     hidden_.insert(index);
-    if (!consecutive) m->index = index;
+    if (consecutive) return {};
+    m->index = index;
+    m->permutation = SortByGroup(groups, m->block);
     return {};
   }
 
@@ -335,8 +341,9 @@ class OnnxReader {
                      .scale_type = *ScaleTypeOf(*OnnxDType(m.scales->tensor.type)),
                      .has_zeros = m.zeros != nullptr};
     if (m.float_zeros) spec.zero_type = ScaleType::kF32;
-    // Groups out of order have no format of their own.
-    if (m.index != nullptr) spec = {.format = Format::kFp32, .k = m.k, .n = m.n, .group_size = m.k};
+    spec.has_permutation = m.index != nullptr;
+    // Groups of unequal sizes have no format of their own.
+    if (m.index != nullptr && m.permutation.empty()) spec = UnpermutedSpec(spec);
     const std::string name = NameOf(*m.codes);
     ModuleRecord record = RecordOf(name, spec);
     // The runtime rounds the product of scale and zero before it subtracts it.
@@ -349,7 +356,7 @@ class OnnxReader {
 
   static Status FillNBits(const NBits& m, WeightsBuffer* buffer, ThreadPool& pool) {
     const WeightsSpec& spec = buffer->weights.spec;
-    if (m.index != nullptr) {
+    if (m.index != nullptr && m.permutation.empty()) {
       StoreFloatRows([&m](int64_t n, float* values) { NBitsValues(m, n, values); }, *buffer, pool);
       return {};
     }
@@ -357,6 +364,7 @@ class OnnxReader {
     PackDenseRows({m.codes->data, m.row_bytes(), flip, false}, *buffer, pool);
     TransposeElements(m.scales->data, 1, m.n, m.blocks, DTypeBytes(ScaleDType(spec.scale_type)),
                       buffer->scales);
+    if (spec.has_permutation) MARLIN_RETURN_IF_ERROR(StoreSorted(m.permutation, buffer));
     if (!spec.has_zeros) return {};
     const int middle = spec.format == Format::kInt2 ? 2 : 0;
     const DType zero_type = *OnnxDType(m.zeros->tensor.type);

@@ -51,6 +51,9 @@ Status AttachPart(const ModuleTensor& part, const std::byte* data, QuantizedWeig
     case ModulePart::kMetadata:
       weights->metadata = stacked(MetadataWordsAlongK(spec.k));
       return {};
+    case ModulePart::kPermutation:
+      weights->permutation = TensorView(data, part.dtype, {spec.experts, spec.k});
+      return {};
     case ModulePart::kCodebook:
       weights->codebook = ReadCodebook(spec.format, data);
       return {};

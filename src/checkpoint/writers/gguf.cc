@@ -22,8 +22,10 @@
 #include "checkpoint/writers/gguf_blocks.h"
 #include "checkpoint/writers/gguf_metadata.h"
 #include "layout/parameters.h"
+#include "layout/permutation.h"
 #include "layout/slice_expert.h"
 #include "marlin/layout.h"
+#include "marlin/quantize.h"
 
 namespace marlin {
 namespace {
@@ -238,7 +240,9 @@ class GgufExport {
   }
 
   Status PlanPart(const ModuleRecord& record, GgufOutput output) {
-    const WeightsSpec& spec = record.module.spec;
+    const WeightsSpec& stored = record.module.spec;
+    // No type has groups that lie across k.
+    const WeightsSpec spec = stored.has_permutation ? UnpermutedSpec(stored) : stored;
     MARLIN_ASSIGN_OR_RETURN(const GgufStored type, GgufTypeOf(spec));
     if (spec.has_global_scale) {
       GgufOutput factors;
@@ -520,7 +524,8 @@ class GgufExport {
   Status WriteModule(const GgufOutput& output) {
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights stored,
                             checkpoint_.Weights(output.record->module.name));
-    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, Expand24(stored));
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense, Expand24(stored));
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, Unpermute(dense));
     const int64_t bytes = output.bytes / weights.spec.experts;
     for (int64_t e = 0; e < weights.spec.experts; ++e) {
       MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights matrix, SliceExpert(weights, e));

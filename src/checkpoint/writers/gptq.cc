@@ -4,9 +4,12 @@
 //   X.scales  f16 [groups, n]          X.g_idx  i32 [k], the group of every k
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/macros.h"
 #include "checkpoint/foreign_codes.h"
 #include "checkpoint/module_writer.h"
+#include "layout/permutation.h"
 
 namespace marlin {
 namespace {
@@ -30,8 +33,16 @@ std::string Exactly(const std::string& name) {
   return "^" + pattern + "$";
 }
 
+/// Whether the groups of a module lie across k.
+bool IsActOrder(std::span<const ForeignModule> modules) {
+  return std::any_of(modules.begin(), modules.end(),
+                     [](const ForeignModule& module) { return module.spec.has_permutation; });
+}
+
 class GptqWriter final : public ModuleWriter {
  public:
+  bool HoldsPermutation() const override { return true; }
+
   Result<OutputUnit> Plan(const ForeignModule& module) const override {
     const WeightsSpec& spec = module.spec;
     const int bits = UnsignedCodesOf(spec.format).bits;
@@ -67,14 +78,21 @@ class GptqWriter final : public ModuleWriter {
     std::vector<uint32_t> words(matrix.codes.As<uint32_t>(),
                                 matrix.codes.As<uint32_t>() + matrix.codes.ElementCount());
     for (uint32_t& word : words) word ^= flip;
+    std::vector<int32_t> groups(static_cast<size_t>(spec.k));
+    for (int64_t k = 0; k < spec.k; ++k) {
+      const int64_t row = spec.has_permutation ? matrix.permutation.As<int32_t>()[k] : k;
+      groups[static_cast<size_t>(row)] = static_cast<int32_t>(k / spec.group_size);
+    }
+    if (spec.has_permutation) {
+      const std::span permutation(matrix.permutation.As<int32_t>(), groups.size());
+      const std::vector<uint32_t> sorted = words;
+      ReorderRows({codes.bits, spec.k, spec.n}, sorted.data(), InverseOf(permutation),
+                  words.data());
+    }
     MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> zeros, UnsignedZeros(kFormat, matrix));
     const std::vector<uint32_t> packed = PackRuns(zeros, spec.n, codes.bits);
     MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> scales,
                             ConvertedParameters(kFormat, "scale", matrix.scales, DType::kF16));
-    std::vector<int32_t> groups(static_cast<size_t>(spec.k));
-    for (int64_t k = 0; k < spec.k; ++k) {
-      groups[static_cast<size_t>(k)] = static_cast<int32_t>(k / spec.group_size);
-    }
     const auto append = [sink](size_t tensor, const auto& values) {
       return sink->Append(tensor, values.data(),
                           static_cast<int64_t>(values.size() * sizeof(values[0])));
@@ -88,7 +106,7 @@ class GptqWriter final : public ModuleWriter {
   Status Configure(std::span<const ForeignModule> modules, std::span<const std::string> plain,
                    Json* config) const override {
     Json quantization = {{"quant_method", "gptq"}, {"checkpoint_format", "gptq_v2"},
-                         {"format", "gptq_v2"},    {"desc_act", false},
+                         {"format", "gptq_v2"},    {"desc_act", IsActOrder(modules)},
                          {"pack_dtype", "int32"},  {"lm_head", false}};
     Json dynamic = Json::object();
     for (const std::string& name : plain) dynamic["-:" + Exactly(name)] = Json::object();

@@ -122,6 +122,25 @@ TEST_F(ExportGgufTest, EveryWeightIsKept) {
   }
 }
 
+TEST_F(ExportGgufTest, WeightsWithAPermutationAreF32) {
+  WeightsSpec spec = SpecOf(Format::kU4);
+  spec.has_permutation = true;
+  for (const char* const name : {kUp, kQuery}) {
+    const TestModule module = RandomModule(name, spec, 5);
+    const Status status = Export({module});
+    ASSERT_TRUE(status.ok()) << status.message();
+    const Checkpoint read = *Checkpoint::Open(out());
+    const TensorView stored = *read.Tensor(name);
+    ASSERT_EQ(stored.dtype(), DType::kF32);
+    ASSERT_EQ(stored.shape(), (Shape{spec.n, spec.k}));
+    const std::vector<float> dense = testing::DenseOf(module.weights);
+    for (int64_t i = 0; i < spec.k * spec.n; ++i) {
+      ASSERT_EQ(stored.As<float>()[i % spec.n * spec.k + i / spec.n], dense[static_cast<size_t>(i)])
+          << name << " " << i;
+    }
+  }
+}
+
 TEST_F(ExportGgufTest, ExpertsAndTheirGlobalScales) {
   Json config = ConfigOf("qwen3_moe");
   config["num_experts"] = 3;

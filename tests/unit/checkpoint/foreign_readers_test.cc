@@ -143,7 +143,7 @@ TEST(ForeignReaders, GroupsOfGptqMayBeOutOfOrder) {
     return scales;
   }());
   files.tensors[3] = Of<int32_t>("m.g_idx", DType::kI32, {32}, index);
-  const std::vector<float> values = Values(files, "m.weight", Format::kFp32);
+  const std::vector<float> values = Values(files, "m.weight", Format::kS4);
   // Nibbles of 0x2c2c2c2c: c, 2, c, 2 ...
   EXPECT_EQ(values[0], 1.0f * (12 - 8));
   EXPECT_EQ(values[32], 2.0f * (2 - 8));

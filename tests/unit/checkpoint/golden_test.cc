@@ -160,6 +160,9 @@ void ExpectSameBits(const std::string& golden) {
 
 TEST(Golden, Version1DequantizesToTheSameBits) { ExpectSameBits(kGolden); }
 TEST(Golden, Version2DequantizesToTheSameBits) { ExpectSameBits(kGolden2); }
+TEST(Golden, PermutedWeightsDequantizeToTheSameBits) {
+  ExpectSameBits(SourceDirectory() + "/tests/golden/checkpoint_permuted");
+}
 
 }  // namespace
 }  // namespace marlin

@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -78,6 +80,11 @@ inline TestModule RandomModule(const std::string& name, WeightsSpec spec, uint32
   }
   for (int64_t e = 0; spec.has_global_scale && e < spec.experts; ++e) {
     buffer->global_scale[e] = 1.0f / static_cast<float>(3 + e);
+  }
+  for (int64_t e = 0; spec.has_permutation && e < spec.experts; ++e) {
+    int32_t* const order = buffer->permutation + e * spec.k;
+    std::iota(order, order + spec.k, 0);
+    std::shuffle(order, order + spec.k, random);
   }
   module.weights = buffer->weights;
   return module;

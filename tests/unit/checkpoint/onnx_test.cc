@@ -127,16 +127,24 @@ TEST_F(OnnxTest, MatMulNBitsWithGroupsOutOfOrder) {
   tensors.push_back(index_of([](int k) { return k / 16; }));
   EXPECT_EQ(Values(tensors, {node}, "m", Format::kU4), plain);
   tensors.back() = index_of([](int k) { return k % 2; });
-  const std::vector<float> values = Values(tensors, {node}, "m", Format::kFp32);
+  const std::vector<float> values = Values(tensors, {node}, "m", Format::kU4);
   ASSERT_EQ(values.size(), size_t{96});
-  for (int k = 0; k < 32; ++k) {
-    for (int n = 0; n < 3; ++n) {
-      const int code = k % 2 == 0 ? 0xc : 0x2;
-      const int zero = k % 2 == 0 ? 1 : 3;
-      const auto scale = static_cast<float>(2 * n + k % 2 + 1);
-      ASSERT_EQ(values[static_cast<size_t>(k * 3 + n)], scale * static_cast<float>(code - zero));
+  const auto expect = [](const std::vector<float>& got, const std::function<int(int)>& group) {
+    for (int k = 0; k < 32; ++k) {
+      for (int n = 0; n < 3; ++n) {
+        const int code = k % 2 == 0 ? 0xc : 0x2;
+        const int zero = group(k) == 0 ? 1 : 3;
+        const auto scale = static_cast<float>(2 * n + group(k) + 1);
+        ASSERT_EQ(got[static_cast<size_t>(k * 3 + n)], scale * static_cast<float>(code - zero));
+      }
     }
-  }
+  };
+  expect(values, [](int k) { return k % 2; });
+  EXPECT_TRUE(Open(tensors, {node})->Weights("m")->spec.has_permutation);
+  // Groups of 11 and 21 weights are no groups of 16 in any order.
+  const auto unequal = [](int k) { return k % 3 == 0 ? 0 : 1; };
+  tensors.back() = index_of(unequal);
+  expect(Values(tensors, {node}, "m", Format::kFp32), unequal);
   // The groups are no tensor of the model.
   EXPECT_EQ(Open(tensors, {node})->Find("g"), nullptr);
   for (const int32_t wrong : {-1, 2, 1 << 30}) {
