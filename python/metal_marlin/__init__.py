@@ -46,6 +46,7 @@ from .linear import (
     shard,
     sparse_linear,
     unpack_weights,
+    unpermute,
 )
 from .models import (
     Model,
@@ -112,4 +113,5 @@ __all__ = [
     "sparse_linear",
     "supported_model_types",
     "unpack_weights",
+    "unpermute",
 ]

@@ -103,6 +103,20 @@ def self_test() -> dict[str, Any]:
     return dict(_core.metal_self_test(run))
 
 
+class Gathered:
+    """The columns of x in the order of weights with a permutation, which kernels do not read."""
+
+    def __init__(self, weights: QuantizedWeights) -> None:
+        self._orders: list[mx.array] = []
+        if weights.permutation is not None:
+            rows = np.asarray(weights.permutation).reshape(weights.experts, weights.k)
+            self._orders = [mx.array(row) for row in rows]
+            mx.eval(self._orders)
+
+    def __call__(self, x: mx.array, expert: int) -> mx.array:
+        return mx.take(x, self._orders[expert], axis=-1) if self._orders else x
+
+
 class MetalWeights:
     """Weights in the layout of Metal's kernels, as MLX arrays; copied once, on construction."""
 
@@ -112,7 +126,8 @@ class MetalWeights:
         if "known_fragments" not in device:
             device["known_fragments"] = self_test()["known_fragments"]
         self._device = device
-        self._strips = _core.MetalStrips(weights)
+        self._gather = Gathered(weights)
+        self._strips = _core.MetalStrips(_core.sorted_rows(weights))
         parts = self._strips.take_arrays()
         self._parts = {name: mx.array(part) for name, part in parts.items()}
         if weights.experts == 1:
@@ -161,7 +176,7 @@ class MetalWeights:
             **self._device,
         )
         arrays = {name: _row(part, expert) for name, part in self._parts.items()}
-        arrays["input"] = _at_least(x)
+        arrays["input"] = _at_least(self._gather(x, expert))
         if bias is not None:
             arrays["bias"] = _at_least(bias)
         out = x

@@ -143,6 +143,7 @@ def parts_of(weights: _core.QuantizedWeights) -> dict[str, Any]:
         "global_scale": weights.global_scale is not None,
         "global_scale_divides": weights.global_scale_divides,
         "sparsity": weights.sparsity,
+        "permutation": weights.permutation is not None,
     }
 
 
@@ -150,8 +151,9 @@ class MarlinStack(nn.Module):
     """Quantized matrices [experts, in, out], or one of them, as buffers of a state_dict.
 
     Buffers: qweight uint32 [words, out]; metadata uint32 [in / 32, out] for 2:4; scales, zeros,
-    qbias [groups, out]; global_scale [experts]; codebook [2^bits]; with several experts, they come
-    first. They stay in host memory: a GPU only holds the prepared form.
+    qbias [groups, out]; global_scale [experts]; permutation int32 [in] for act-order; codebook
+    [2^bits]; with several experts, they come first. They stay in host memory: a GPU only holds the
+    prepared form.
     """
 
     _device = HOST
@@ -174,6 +176,7 @@ class MarlinStack(nn.Module):
         global_scale: bool = False,
         global_scale_divides: bool = False,
         sparsity: str = "dense",
+        permutation: bool = False,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -198,6 +201,7 @@ class MarlinStack(nn.Module):
         bias_type = scales if scales.itemsize > 1 else torch.float16
         self._add("qbias", biases, (*front, groups, out_features), bias_type)
         self._add("global_scale", global_scale, (experts,), torch.float32)
+        self._add("permutation", permutation, (*front, in_features), torch.int32)
         book = _CODEBOOK_BITS.get(format)
         self._add("codebook", book is not None, (1 << (book or 0),), torch.float32)
 
@@ -249,6 +253,7 @@ class MarlinStack(nn.Module):
             biases=array(self.qbias),
             global_scale=array(self.global_scale),
             global_scale_divides=self.global_scale_divides,
+            permutation=array(self.permutation),
             codebook=None if self.codebook is None else self.codebook.tolist(),
         )
         return _core.QuantizedWeights.from_parts(parts)
@@ -262,6 +267,7 @@ class MarlinStack(nn.Module):
             "zeros": weights.zeros,
             "qbias": weights.biases,
             "global_scale": weights.global_scale,
+            "permutation": weights.permutation,
         }
         for name, value in parts.items():
             buffer = getattr(self, name)

@@ -109,6 +109,12 @@ def expand(weights: QuantizedWeights) -> QuantizedWeights:
     return call(_core.expand, weights)
 
 
+def unpermute(weights: QuantizedWeights) -> QuantizedWeights:
+    """Weights with a permutation along K (act-order) in the order of K: float32 [K, N] of the same
+    values, 4 bytes each. Other weights are returned as they are."""
+    return call(_core.unpermute, weights)
+
+
 def pack_sparse_fp4(weight: Any, group_size: int = 32) -> tuple[Any, Any, Any]:
     """Quantizes weight [K, N] to FP4 E2M1 with 2:4 sparsity: (values, metadata, scales).
 

@@ -30,7 +30,7 @@ from ._arrays import (
 )
 from ._core import Device, ExpertSet, PreparedWeights, QuantizedWeights, take_columns
 from .errors import InvalidArgumentError
-from .linear import default_device, open_device, pack_weights, prepare
+from .linear import default_device, open_device, pack_weights, prepare, unpermute
 
 ACTIVATIONS = ("silu", "gelu_tanh", "relu", "none")
 
@@ -68,7 +68,8 @@ def _ready(name: str, weights: Any, device: Device) -> PreparedWeights:
         raise InvalidArgumentError(
             f"{name}: expected weights of pack_weights or prepare, got {type(weights).__name__}"
         )
-    return prepare(weights, device)
+    # Experts share gathered rows, and have no permutation of their own.
+    return prepare(unpermute(weights), device)
 
 
 def check_set(experts: Any) -> None:

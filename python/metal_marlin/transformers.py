@@ -66,6 +66,7 @@ def _parts(module: dict[str, Any]) -> dict[str, Any]:
         "global_scale": module["global_scale"],
         "global_scale_divides": module.get("global_scale_divides", False),
         "sparsity": module.get("sparsity", "dense"),
+        "permutation": module.get("permutation", False),
     }
 
 

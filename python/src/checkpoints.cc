@@ -280,6 +280,7 @@ nb::list ModulesOf(const Checkpoint& checkpoint) {
     row["global_scale"] = module.spec.has_global_scale;
     row["global_scale_divides"] = module.spec.global_scale_divides;
     row["sparsity"] = std::string(SparsityName(module.spec.sparsity));
+    row["permutation"] = module.spec.has_permutation;
     row["layer_class"] = std::string(LayerClassName(module.layer_class));
     modules.append(row);
   }

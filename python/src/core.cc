@@ -95,6 +95,8 @@ nb::dlpack::dtype DlpackType(DType dtype) {
       return make(Code::Float, 16);
     case DType::kU32:
       return make(Code::UInt, 32);
+    case DType::kI32:
+      return make(Code::Int, 32);
     case DType::kBf16:
       return make(Code::UInt, 16);  // NumPy has no bfloat16: export the bits.
     default:

@@ -62,6 +62,7 @@ struct WeightsParts {
   nb::object global_scale = nb::none();
   bool global_scale_divides = false;
   nb::object metadata = nb::none();
+  nb::object permutation = nb::none();
   std::vector<float> codebook;
 };
 
@@ -87,6 +88,7 @@ QuantizedWeights FromParts(const WeightsParts& parts) {
   spec.has_global_scale = !parts.global_scale.is_none();
   spec.global_scale_divides = parts.global_scale_divides;
   spec.sparsity = parts.metadata.is_none() ? Sparsity::kDense : Sparsity::k24;
+  spec.has_permutation = !parts.permutation.is_none();
   if (spec.has_zeros) spec.zero_type = Take(ParseScaleType(parts.zero_type));
   WeightsBuffer buffer = Take(AllocateWeights(spec));
   CopyPart("codes", ArrayOf("codes", parts.codes), buffer.weights.codes, buffer.codes);
@@ -97,6 +99,8 @@ QuantizedWeights FromParts(const WeightsParts& parts) {
            buffer.global_scale);
   CopyPart("metadata", ArrayOf("metadata", parts.metadata), buffer.weights.metadata,
            buffer.metadata);
+  CopyPart("permutation", ArrayOf("permutation", parts.permutation), buffer.weights.permutation,
+           buffer.permutation);
   buffer.weights.codebook = parts.codebook;
   Check(Validate(buffer.weights));
   return std::move(buffer.weights);
@@ -110,6 +114,9 @@ nb::object Part(nb::handle self, const TensorView QuantizedWeights::*part) {
   if (view.empty()) return nb::none();
   if (weights.spec.experts == 1 && view.rank() == 3) {
     view = TensorView(view.data(), view.dtype(), {view.dim(1), view.dim(2)});
+  }
+  if (weights.spec.experts == 1 && view.rank() == 2 && part == &QuantizedWeights::permutation) {
+    view = TensorView(view.data(), view.dtype(), {view.dim(1)});
   }
   return ToNumPy(view, self);
 }
@@ -157,9 +164,50 @@ QuantizedWeights PruneArray(const QuantizedWeights& weights, const std::vector<f
   return Take(Prune24(weights, importance));
 }
 
+/// The stored rows without the permutation, for callers that permute activations themselves.
+QuantizedWeights SortedRows(QuantizedWeights weights) {
+  weights.spec.has_permutation = false;
+  weights.permutation = TensorView();
+  return weights;
+}
+
+QuantizedWeights UnpermuteArray(const QuantizedWeights& weights) {
+  const nb::gil_scoped_release released;
+  return Take(Unpermute(weights));
+}
+
 QuantizedWeights ExpandArray(const QuantizedWeights& weights) {
   const nb::gil_scoped_release released;
   return Take(Expand24(weights));
+}
+
+void BindFunctions(nb::module_& module) {
+  module.def("quantize", &QuantizeArray, nb::arg("weight"), nb::arg("format"),
+             nb::arg("group_size") = 128, nb::arg("scale_type") = "fp16", nb::arg("method") = "rtn",
+             nb::arg("symmetric") = false, nb::arg("codebook") = std::vector<float>(),
+             nb::arg("name") = "",
+             "Quantizes [k, n] or [experts, k, n] of float32, float16 or bfloat16, any strides.");
+  module.def("dequantize", &DequantizeInto, nb::arg("weights"), nb::arg("out"),
+             "Writes the weights to out, [k, n] or [experts, k, n].");
+  module.def("prune", &PruneArray, nb::arg("weights"), nb::arg("importance"));
+  module.def("expand", &ExpandArray, nb::arg("weights"));
+  module.def("unpermute", &UnpermuteArray, nb::arg("weights"));
+  module.def("sorted_rows", &SortedRows, nb::arg("weights"),
+             "The stored rows: their products take the columns of x in the permutation's order.");
+  module.def("shard", &ShardOf, nb::arg("weights"), nb::arg("axis"), nb::arg("rank"),
+             nb::arg("world"));
+  module.def(
+      "format_values",
+      [](const std::string& format) {
+        const std::span<const float> values = FormatValues(Take(ParseFormat(format)));
+        return std::vector<float>(values.begin(), values.end());
+      },
+      nb::arg("format"), "The value of every code; empty for formats of more than 8 bits.");
+  module.def("formats", [] {
+    std::vector<std::string> names;
+    for (const FormatInfo& info : AllFormats()) names.emplace_back(info.name);
+    return names;
+  });
 }
 
 }  // namespace
@@ -181,6 +229,7 @@ void BindWeights(nb::module_& module) {
       .def_rw("global_scale", &WeightsParts::global_scale)
       .def_rw("global_scale_divides", &WeightsParts::global_scale_divides)
       .def_rw("metadata", &WeightsParts::metadata)
+      .def_rw("permutation", &WeightsParts::permutation)
       .def_rw("codebook", &WeightsParts::codebook);
   nb::class_<QuantizedWeights>(module, "QuantizedWeights",
                                "A quantized matrix [k, n], or a stack of them, in the canonical "
@@ -213,33 +262,13 @@ void BindWeights(nb::module_& module) {
                    "float32 [experts], or None.")
       .def_prop_ro("metadata", &PartOf<&QuantizedWeights::metadata>,
                    "uint32 [ceil(k / 32), n], or None for dense weights.")
+      .def_prop_ro("permutation", &PartOf<&QuantizedWeights::permutation>,
+                   "int32 [k]: row i of the stored matrix is row permutation[i] of W; or None.")
       .def_prop_ro(
           "sparsity",
           [](const QuantizedWeights& w) { return std::string(SparsityName(w.spec.sparsity)); })
       .def_ro("codebook", &QuantizedWeights::codebook, "Empty: the format's own values.");
-  module.def("quantize", &QuantizeArray, nb::arg("weight"), nb::arg("format"),
-             nb::arg("group_size") = 128, nb::arg("scale_type") = "fp16", nb::arg("method") = "rtn",
-             nb::arg("symmetric") = false, nb::arg("codebook") = std::vector<float>(),
-             nb::arg("name") = "",
-             "Quantizes [k, n] or [experts, k, n] of float32, float16 or bfloat16, any strides.");
-  module.def("dequantize", &DequantizeInto, nb::arg("weights"), nb::arg("out"),
-             "Writes the weights to out, [k, n] or [experts, k, n].");
-  module.def("prune", &PruneArray, nb::arg("weights"), nb::arg("importance"));
-  module.def("expand", &ExpandArray, nb::arg("weights"));
-  module.def("shard", &ShardOf, nb::arg("weights"), nb::arg("axis"), nb::arg("rank"),
-             nb::arg("world"));
-  module.def(
-      "format_values",
-      [](const std::string& format) {
-        const std::span<const float> values = FormatValues(Take(ParseFormat(format)));
-        return std::vector<float>(values.begin(), values.end());
-      },
-      nb::arg("format"), "The value of every code; empty for formats of more than 8 bits.");
-  module.def("formats", [] {
-    std::vector<std::string> names;
-    for (const FormatInfo& info : AllFormats()) names.emplace_back(info.name);
-    return names;
-  });
+  BindFunctions(module);
 }
 
 }  // namespace marlin::python

@@ -150,6 +150,12 @@ def _plain(node: dict[str, Any], inputs: list[mx.array]) -> mx.array:
         return mx.pad(first, (low[0], high[0]))
     if name == "AsType":
         return first.astype(dtype)
+    if name == "Gather":
+        axes, _ = node["arguments"]
+        taken = mx.take(first, inputs[1], axis=axes[0])
+        return mx.moveaxis(taken, axes[0], 0).reshape(shape)
+    if name == "Transpose":
+        return first.transpose(node["arguments"][0])
     if name == "Add":
         return first + inputs[1]
     raise NotImplementedError(f"{name}: {node['arguments']}")

@@ -9,7 +9,7 @@ from typing import Any
 import metal_marlin as mm
 import numpy as np
 import pytest
-from metal_marlin import linear
+from metal_marlin import _core, linear
 
 mx = pytest.importorskip("mlx.core")
 
@@ -68,6 +68,20 @@ def check(simulator: Any, weights: Any, x: Any, bias: Any = None, **options: Any
 def test_formats(simulator: Any, format: str) -> None:
     for m in (1, 20):
         check(simulator, quantized(format, 200, 44), rows(m, 200))
+
+
+def test_permutation(simulator: Any) -> None:
+    order = np.random.default_rng(5).permutation(200)
+    sorted_rows = quantized("u4", 200, 44)
+    parts = _core.WeightsParts()
+    parts.format, parts.k, parts.n, parts.group_size = "u4", 200, 44, 32
+    parts.codes, parts.scales = sorted_rows.codes, sorted_rows.scales
+    parts.zeros, parts.permutation = sorted_rows.zeros, order.astype(np.int32)
+    weights = mm.QuantizedWeights.from_parts(parts)
+    for m in (1, 20):
+        check(simulator, weights, rows(m, 200))
+    with pytest.raises(mm.UnsupportedError, match="strips have no permutation"):
+        linear.call(_core.MetalStrips, weights)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,6 +14,7 @@ import metal_marlin._torch_linear as mt
 import numpy as np
 import pytest
 import torch
+from metal_marlin import _core
 from metal_marlin.torch import MarlinLinear, linear
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,6 +188,27 @@ def test_arrays_of_all_kinds_agree() -> None:
     prepared = mm.prepare(mm.pack_weights(weight, "s4", 32))
     x = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
     assert np.array_equal(mm.matmul(torch.from_numpy(x), prepared).numpy(), mm.matmul(x, prepared))
+
+
+def test_permutations_are_buffers() -> None:
+    rng = np.random.default_rng(0)
+    weight, order = rng.standard_normal((96, 40)).astype(np.float32), rng.permutation(96)
+    packed = mm.pack_weights(weight[order], "u4", 32)
+    parts = _core.WeightsParts()
+    parts.format, parts.k, parts.n, parts.group_size = "u4", 96, 40, 32
+    parts.codes, parts.scales, parts.zeros = packed.codes, packed.scales, packed.zeros
+    parts.permutation = order.astype(np.int32)
+    weights = mm.QuantizedWeights.from_parts(parts)
+    stack = mt.MarlinStack.from_weights(weights)
+    assert stack.state_dict()["permutation"].dtype == torch.int32
+    assert np.array_equal(mm.dequantize(stack.quantized()), mm.dequantize(weights))
+    again = mt.MarlinStack(96, 40, "u4", 32, zeros=True, permutation=True)
+    again.load_state_dict(stack.state_dict())
+    assert np.array_equal(mm.dequantize(again.quantized()), mm.dequantize(weights))
+    x = torch.from_numpy(rng.standard_normal((3, 96)).astype(np.float32))
+    y = linear(x, None, again.handle(), 0, 40)
+    dense = torch.from_numpy(mm.dequantize(weights))
+    assert torch.allclose(y, x @ dense, atol=1e-2)
 
 
 def test_sparse_weights_are_buffers() -> None:
