@@ -6,6 +6,18 @@
 namespace marlin {
 namespace {
 
+/// One row whose elements are adjacent.
+template <typename T>
+void PermuteRow(const PermuteColumnsCall& call, const T* from, T* to) {
+  const int64_t columns = call.from.dim(1);
+  const int32_t* const permutation = call.permutation;
+  if (call.scatter) {
+    for (int64_t c = 0; c < columns; ++c) to[permutation[c]] = from[c];
+  } else {
+    for (int64_t c = 0; c < columns; ++c) to[c] = from[permutation[c]];
+  }
+}
+
 template <typename T>
 void PermuteAs(const PermuteColumnsCall& call, int64_t first, int64_t count) {
   const int64_t from_row = call.from.stride(0);
@@ -14,22 +26,16 @@ void PermuteAs(const PermuteColumnsCall& call, int64_t first, int64_t count) {
   const int64_t to_column = call.to.stride(1);
   const T* const from = call.from.As<T>() + first * from_row;
   T* const to = call.to.As<T>() + first * to_row;
-  const auto move_column = [&](int64_t row, int64_t column) {
-    const int64_t other = call.permutation[column];
-    const int64_t source = call.scatter ? column : other;
-    const int64_t target = call.scatter ? other : column;
-    to[row * to_row + target * to_column] = from[row * from_row + source * from_column];
-  };
-  // Adjacent elements of the source belong to one row, or of a transposed view to one column.
-  const int64_t columns = call.from.dim(1);
-  if (from_row < from_column) {
-    for (int64_t c = 0; c < columns; ++c) {
-      for (int64_t r = 0; r < count; ++r) move_column(r, c);
-    }
+  if (from_column == 1 && to_column == 1) {
+    for (int64_t r = 0; r < count; ++r) PermuteRow(call, from + r * from_row, to + r * to_row);
     return;
   }
-  for (int64_t r = 0; r < count; ++r) {
-    for (int64_t c = 0; c < columns; ++c) move_column(r, c);
+  // Adjacent elements of a transposed view belong to one column.
+  for (int64_t c = 0; c < call.from.dim(1); ++c) {
+    const int64_t other = call.permutation[c];
+    const T* const source = from + (call.scatter ? c : other) * from_column;
+    T* const target = to + (call.scatter ? other : c) * to_column;
+    for (int64_t r = 0; r < count; ++r) target[r * to_row] = source[r * from_row];
   }
 }
 
