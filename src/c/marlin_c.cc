@@ -175,6 +175,15 @@ int64_t marlin_weights_bytes(const marlin_weights* weights) {
   return weights == nullptr ? 0 : StoredBytes(weights->weights.spec);
 }
 
+marlin_code marlin_unpermute(const marlin_weights* weights, marlin_weights** unpermuted) {
+  if (unpermuted != nullptr) *unpermuted = nullptr;
+  return Guarded([&]() -> Status {
+    MARLIN_NEED(weights);
+    MARLIN_NEED(unpermuted);
+    return Give(Unpermute(weights->weights), unpermuted);
+  });
+}
+
 marlin_code marlin_prepare(const marlin_weights* weights, const marlin_device* device,
                            marlin_prepared** prepared) {
   if (prepared != nullptr) *prepared = nullptr;

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "../../source_directory.h"
 #include "base/scalars.h"
 #include "c/handles.h"
 #include "marlin/gemm.h"
@@ -186,9 +187,13 @@ TEST_F(MarlinC, RefusesNullEverywhere) {
   marlin_prepared* prepared = nullptr;
   const marlin_tensor out = Matrix(out_.data(), MARLIN_F32, 4, kN);
   for (const marlin_code code :
-       {marlin_device_synchronize(nullptr, nullptr), marlin_checkpoint_open(nullptr, nullptr),
+       {marlin_device_synchronize(nullptr, nullptr),
+        marlin_checkpoint_open(nullptr, nullptr),
         marlin_checkpoint_weights(nullptr, "a", &weights),
-        marlin_prepare(nullptr, device_, &prepared), marlin_prepare(weights_, nullptr, &prepared),
+        marlin_unpermute(nullptr, &weights),
+        marlin_unpermute(weights_, nullptr),
+        marlin_prepare(nullptr, device_, &prepared),
+        marlin_prepare(weights_, nullptr, &prepared),
         marlin_prepare(weights_, device_, nullptr),
         marlin_prepared_dequantize(nullptr, device_, &out, 0, nullptr),
         marlin_prepared_dequantize(prepared_, device_, nullptr, 0, nullptr),
@@ -196,7 +201,8 @@ TEST_F(MarlinC, RefusesNullEverywhere) {
         marlin_plan_gemm(device_, nullptr, &problem_, &plan_),
         marlin_plan_gemm(device_, prepared_, nullptr, &plan_),
         marlin_plan_gemm(device_, prepared_, &problem_, nullptr),
-        marlin_plan_run(nullptr, &out, &out, nullptr), marlin_buffer_copy_from(nullptr, &out, 1, 0),
+        marlin_plan_run(nullptr, &out, &out, nullptr),
+        marlin_buffer_copy_from(nullptr, &out, 1, 0),
         marlin_buffer_copy_to(nullptr, nullptr, 1, 0),
         marlin_buffer_copy_from_async(nullptr, &out, 1, 0, nullptr),
         marlin_buffer_copy_to_async(nullptr, nullptr, 1, 0, nullptr),
@@ -209,6 +215,32 @@ TEST_F(MarlinC, RefusesNullEverywhere) {
   EXPECT_STREQ(marlin_plan_kernel(nullptr), "");
   EXPECT_EQ(marlin_checkpoint_module_name(nullptr, 0), nullptr);
   EXPECT_EQ(marlin_buffer_data(nullptr), nullptr);
+}
+
+TEST_F(MarlinC, UnpermutesWeightsOfActOrder) {
+  const std::string golden = marlin::SourceDirectory() + "/tests/golden/checkpoint_permuted";
+  marlin_checkpoint* checkpoint = nullptr;
+  ASSERT_EQ(marlin_checkpoint_open(golden.c_str(), &checkpoint), MARLIN_OK) << marlin_last_error();
+  marlin_weights* stored = nullptr;
+  ASSERT_EQ(
+      marlin_checkpoint_weights(checkpoint, "model.layers.0.self_attn.q_proj.weight", &stored),
+      MARLIN_OK);
+  marlin_weights* plain = nullptr;
+  ASSERT_EQ(marlin_unpermute(stored, &plain), MARLIN_OK) << marlin_last_error();
+  EXPECT_EQ(marlin_weights_bytes(plain), 4 * 80 * 16);
+  std::vector<float> numbers[2];
+  for (int i = 0; i < 2; ++i) {
+    marlin_prepared* prepared = nullptr;
+    ASSERT_EQ(marlin_prepare(i == 0 ? stored : plain, device_, &prepared), MARLIN_OK);
+    numbers[i].resize(80 * 16);
+    const marlin_tensor out = Matrix(numbers[i].data(), MARLIN_F32, 80, 16);
+    ASSERT_EQ(marlin_prepared_dequantize(prepared, device_, &out, 0, nullptr), MARLIN_OK);
+    marlin_prepared_destroy(prepared);
+  }
+  EXPECT_EQ(numbers[0], numbers[1]);
+  marlin_weights_destroy(plain);
+  marlin_weights_destroy(stored);
+  marlin_checkpoint_destroy(checkpoint);
 }
 
 TEST_F(MarlinC, ReadsStructsOfOtherVersions) {
