@@ -143,7 +143,7 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
     };
     const std::span<const int32_t> all(text);
     if (prompt > 0) forward(all.first(static_cast<size_t>(prompt)));
-    for (int i = 0; i < tokens; ++i) forward(all.subspan(static_cast<size_t>(prompt + i), 1));
+    for (size_t i = static_cast<size_t>(prompt); i < text.size(); ++i) forward(all.subspan(i, 1));
     return logits;
   }
 
@@ -195,6 +195,7 @@ TEST_P(PersistentOnGpu, SequencesOfTwoThreadsDoNotMeet) {
   const std::vector<float> wanted = Decode(model, 10, 40);
   std::vector<std::vector<float>> found(4);
   std::vector<std::thread> threads;
+  threads.reserve(found.size());
   for (std::vector<float>& logits : found) {
     threads.emplace_back([&] { logits = Decode(model, 10, 40); });
   }

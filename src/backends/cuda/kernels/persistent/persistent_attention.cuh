@@ -87,12 +87,6 @@ class TokenAttention {
     first_block_ = first + split_ * part;
     end_block_ = min(first_block_ + part, first + blocks);
     if (kv_head_ >= args.kv_heads) end_block_ = first_block_;
-    key_row_ = SharedRowBytes(args.key_dim);
-    value_row_ = SharedRowBytes(args.value_dim);
-    stage_ = SharedAddress(Memory()) + args.shared.keys +
-             (warp_ >> 1) * kWarpKeys * (key_row_ + value_row_);
-    barrier_ = SharedAddress(Memory()) + args.shared.barriers +
-               (kPersistentWarps * kMostSlots + (warp_ >> 1)) * 8;
   }
 
   /// CTAs of a KV head that have keys.
@@ -118,8 +112,8 @@ class TokenAttention {
     PrepareHeads();
     __syncthreads();
     const uint32_t queries = SharedAddress(Memory()) + args_.shared.queries;
-    const WarpOperands operands = {queries, queries + kMostGroupHeads * key_row_, key_row_,
-                                   value_row_};
+    const WarpOperands operands = {queries, queries + kMostGroupHeads * KeyRow(), KeyRow(),
+                                   ValueRow()};
     WarpSoftmax<kHalfTiles> softmax(operands, args_.key_dim, args_.value_dim / 2, args_.scale);
     AddKeys(softmax);
     __syncthreads();
@@ -147,6 +141,16 @@ class TokenAttention {
   }
 
  private:
+  MARLIN_DEVICE int KeyRow() const { return SharedRowBytes(args_.key_dim); }
+  MARLIN_DEVICE int ValueRow() const { return SharedRowBytes(args_.value_dim); }
+  MARLIN_DEVICE uint32_t Stage() const {
+    return SharedAddress(Memory()) + args_.shared.keys +
+           (warp_ >> 1) * kWarpKeys * (KeyRow() + ValueRow());
+  }
+  MARLIN_DEVICE uint32_t Barrier() const {
+    return SharedAddress(Memory()) + args_.shared.barriers +
+           (kPersistentWarps * kMostSlots + (warp_ >> 1)) * 8;
+  }
   MARLIN_DEVICE int PartWords() const { return group_ * (args_.value_dim + 4); }
   MARLIN_DEVICE bool HasNewKey() const {
     return visible_.end > 0 && position_ / kWarpKeys < end_block_ &&
@@ -179,7 +183,7 @@ class TokenAttention {
   }
 
   MARLIN_DEVICE uint32_t Row(int row, bool is_value) const {
-    return is_value ? stage_ + kWarpKeys * key_row_ + row * value_row_ : stage_ + row * key_row_;
+    return is_value ? Stage() + kWarpKeys * KeyRow() + row * ValueRow() : Stage() + row * KeyRow();
   }
 
   /// Requests a block of earlier keys: a lane has a row of keys or of values, which is one bulk
@@ -195,13 +199,13 @@ class TokenAttention {
     const unsigned rows = __ballot_sync(~0u, seen);
     if (lane_ == 0) {
       constexpr unsigned kKeyLanes = (1u << kWarpKeys) - 1;
-      ArriveExpecting(barrier_, __popc(rows & kKeyLanes) * args_.key_dim * 2 +
-                                    __popc(rows & ~kKeyLanes) * args_.value_dim * 2);
+      ArriveExpecting(Barrier(), __popc(rows & kKeyLanes) * args_.key_dim * 2 +
+                                     __popc(rows & ~kKeyLanes) * args_.value_dim * 2);
     }
     __syncwarp();
     const uint32_t to = Row(row, is_value);
     if (seen) {
-      CopyBulk(to, page + ElementOf(key, is_value) * 2, bytes, barrier_);
+      CopyBulk(to, page + ElementOf(key, is_value) * 2, bytes, Barrier());
       return;
     }
 #pragma unroll 1
@@ -214,7 +218,7 @@ class TokenAttention {
   MARLIN_DEVICE void GatherHeads(const PhaseGemm& gemm, const uint32_t* qkv, uint32_t tag) const {
     // Rows of queries that no head has stay zeros.
     auto* const queries = reinterpret_cast<uint4*>(Memory() + args_.shared.queries);
-    for (int i = static_cast<int>(threadIdx.x); i < 2 * kMostGroupHeads * key_row_ / 16;
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * kMostGroupHeads * KeyRow() / 16;
          i += kPersistentThreads) {
       queries[i] = {0, 0, 0, 0};
     }
@@ -261,8 +265,8 @@ class TokenAttention {
   }
 
   MARLIN_DEVICE void StoreQuery(const float* head, int number) const {
-    uint8_t* const rounded = Memory() + args_.shared.queries + number * key_row_;
-    uint8_t* const rest = rounded + kMostGroupHeads * key_row_;
+    uint8_t* const rounded = Memory() + args_.shared.queries + number * KeyRow();
+    uint8_t* const rest = rounded + kMostGroupHeads * KeyRow();
 #pragma unroll 1
     for (int pair = lane_; pair < args_.key_dim / 2; pair += 32) {
       SplitInTwo(head[2 * pair], head[2 * pair + 1], reinterpret_cast<uint32_t*>(rounded) + pair,
@@ -347,7 +351,7 @@ class TokenAttention {
     const uint32_t half = static_cast<uint32_t>(warp_ & 1) * args_.value_dim;
 #pragma unroll 1
     for (int block = first_block_ + (warp_ >> 1); block < end_block_; block += kWarpPairs) {
-      Wait(barrier_, *turns_ & 1);
+      Wait(Barrier(), *turns_ & 1);
       ++*turns_;
       if ((warp_ & 1) == 0 && block == position_ / kWarpKeys) InsertFresh();
       SyncPair();
@@ -506,10 +510,6 @@ class TokenAttention {
   int active_splits_;
   int first_block_;
   int end_block_;
-  int key_row_;
-  int value_row_;
-  uint32_t stage_;
-  uint32_t barrier_;
 };
 
 }  // namespace marlin::cuda

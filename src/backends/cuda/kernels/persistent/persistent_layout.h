@@ -24,7 +24,7 @@ inline constexpr int kMostHeadFeatures = 128;
 inline constexpr int kMostGroupHeads = 16;  ///< Query heads of a KV head: the rows of an MMA.
 inline constexpr int kMostChosenExperts = 16;
 inline constexpr int kMostRouterRows = 4;  ///< Per CTA.
-inline constexpr int kMostUnits = 16;  ///< Of a phase, per CTA: their outputs have a thread each.
+inline constexpr int kMostUnits = 16;      ///< Per phase and CTA: each output has a thread.
 
 /// See PhaseGemm::segment_factor; k-tiles and tiles of a segment are below 2^10.
 inline constexpr int kSegmentBits = 20;
@@ -34,12 +34,12 @@ inline constexpr int kSegmentBits = 20;
 ///   unit = n-tile of 32 outputs x one of `splits` parts of k; in the order
 ///          [splits][copies][sides][strips]
 ///
-/// Every unit publishes its 32 sums, and who reads them adds the splits in their order. Which units
+/// Every unit publishes its 32 sums, and their readers add the splits in their order. Which units
 /// and tiles a CTA has is computed by the host (persistent_plan.h): a division takes a hundred
 /// clocks.
 struct PhaseGemm {
-  TileView weights;  ///< Of the first side; common to all of a phase but for tiles and multiplier.
-  const uint8_t* up_tiles = nullptr;  ///< Of the second side.
+  TileView weights;                   ///< The first side's; its layout is that of all.
+  const uint8_t* up_tiles = nullptr;  ///< The second side's.
   float up_multiplier = 1;
   ParameterUse use = ParameterUse::kOneScale;
   const float* bias = nullptr;  ///< [sides][n] or null; of experts: see PersistentExpert.
@@ -49,7 +49,7 @@ struct PhaseGemm {
   int copies = 1;               ///< Selected experts with outputs of their own.
   int segments = 1;             ///< Selected experts whose inputs are concatenated along k.
   int segment_factor = 0;       ///< The segment of k-tile t is t * this >> kSegmentBits.
-  int k_tiles = 0;              ///< Of all segments.
+  int k_tiles = 0;              ///< In all segments.
   int splits = 1;
   int tiles_of_split = 0;  ///< The last split may have fewer.
   int columns = 0;         ///< Sums of a split: copies x sides x strips x 32.
@@ -60,7 +60,7 @@ struct PhaseGemm {
 struct ScheduledTile {
   uint32_t offset = 0;        ///< In its matrix, in units of 16 bytes.
   uint16_t k_tile = 0;        ///< Along k, of all segments.
-  uint8_t unit = 0;           ///< Of the CTA's units.
+  uint8_t unit = 0;           ///< Which of the CTA's units.
   uint8_t selection : 7 = 0;  ///< The expert's: its copy or segment.
   uint8_t side : 1 = 0;
 };
@@ -117,7 +117,7 @@ struct alignas(16) PersistentLayer {
   const float* sinks = nullptr;  ///< [heads] or null.
   int window = 0;
   int cache_group = 0;
-  int64_t first_element = 0;                  ///< Of the layer in a page.
+  int64_t first_element = 0;                  ///< Where the layer begins in a page.
   const PersistentExpert* experts = nullptr;  ///< Null: a dense MLP.
   const float* router = nullptr;              ///< [experts, hidden]
   const float* router_bias = nullptr;
@@ -145,11 +145,11 @@ struct PersistentShared {
   int norm = 0;       ///< f32 [hidden]: the next norm's weights.
   int layers = 0;     ///< Two PersistentLayer, of even and of odd layers.
   int experts = 0;    ///< PersistentExpert [experts]
-  int schedules = 0;  ///< Of the CTA.
+  int schedules = 0;  ///< The CTA's.
   int logits = 0;     ///< f32 [experts]
   int rotations = 0;  ///< float2 [pairs]
   int scratch = 0;    ///< PersistentScratch
-  int barriers = 0;   ///< Of the rings, [warps][slots], and of the keys.
+  int barriers = 0;   ///< The rings', [warps][slots], then the keys'.
   // GEMMs:
   int activations = 0;  ///< bf16, [k of the CTA's units]
   int sums = 0;         ///< f32 [units][warps][32]; the router's scores.
@@ -170,10 +170,10 @@ struct PersistentScratch {
   int32_t ids[kMostChosenExperts];
   float weights[kMostChosenExperts];
   float parts[kPersistentWarps][8][8];  ///< Merges of attention.
-  int kv_head;       ///< Of the CTA's attention; kv_heads if there is none for it.
-  int split;         ///< Of the KV head's keys.
-  int head;          ///< Whose features the CTA merges first.
-  int head_kv_head;  ///< Its KV head.
+  int kv_head;                          ///< The CTA's; kv_heads: it has no part in attention.
+  int split;                            ///< The CTA's part of the KV head's keys.
+  int head;                             ///< Whose features the CTA merges first.
+  int head_kv_head;                     ///< Its KV head.
 };
 
 /// Offsets in an exchange buffer, in words.
@@ -218,7 +218,7 @@ struct PersistentArguments {
   PersistentRouter router;
   const uint8_t* schedules = nullptr;  ///< [CTAs][schedule_bytes]
   int schedule_bytes = 0;
-  int slots = 0;  ///< Of a warp's ring.
+  int slots = 0;  ///< In a warp's ring.
   int slot_bytes = 0;
   PersistentShared shared;
   PersistentExchange exchange;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMostSplits = 8;
 constexpr int kMostKTiles = 1 << (kSegmentBits / 2);
-/// What a further split costs, in tiles of a CTA: another sum to read for every output.
+/// Cost of a further split, in tiles of a CTA: another sum to read for every output.
 constexpr double kCostOfSplit = 0.75;
 constexpr int kAlignment = 128;
 constexpr int kRowPadding = 16;   ///< As in matrix_softmax.cuh.
@@ -24,6 +24,10 @@ constexpr int kPairs = kPersistentWarps / 2;
 int CeilDivide(int a, int b) { return (a + b - 1) / b; }
 
 int UnitsOf(const PhaseGemm& gemm) { return gemm.splits * gemm.copies * gemm.sides * gemm.strips; }
+/// Whether a phase's activations are a norm's, which are those of all k.
+bool IsNormalized(int phase) {
+  return phase == static_cast<int>(Phase::kQkv) || phase == static_cast<int>(Phase::kGates);
+}
 int FirstUnit(const PhaseGemm& gemm, int block, int blocks) {
   return static_cast<int>(int64_t{UnitsOf(gemm)} * block / blocks);
 }
@@ -105,96 +109,103 @@ BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks) {
 
 namespace {
 
-/// What the schedule of a phase depends on.
+/// Everything that the schedule of a phase depends on.
 auto KeyOf(const PhaseGemm& gemm) {
   return std::tuple(gemm.strips, gemm.sides, gemm.copies, gemm.segments, gemm.k_tiles, gemm.splits,
                     gemm.tiles_of_split, gemm.weights.tiles_of_strip, gemm.weights.tile_bytes);
 }
 
-void CopyTo(uint8_t* to, const void* from, size_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
+/// The parts of all CTAs in a phase, and where they lie in a CTA's schedules.
+struct PhaseSchedule {
+  std::vector<BlockSchedule> blocks;
+  int offset = 0;
+  int tiles_at = 0;  ///< From `offset`.
+  int bytes = 0;
+};
+
+PhaseSchedule SchedulePhase(const PhaseGemm& gemm, int blocks) {
+  PhaseSchedule phase;
+  size_t units = 0;
+  size_t tiles = 0;
+  for (int block = 0; block < blocks; ++block) {
+    const BlockSchedule& made = phase.blocks.emplace_back(ScheduleBlock(gemm, block, blocks));
+    units = std::max(units, made.units.size());
+    tiles = std::max(tiles, made.tiles.size());
+  }
+  phase.tiles_at = static_cast<int>(sizeof(Schedule) + units * sizeof(ScheduledUnit));
+  for (BlockSchedule& made : phase.blocks) made.header.tiles_at = phase.tiles_at;
+  const auto tile_bytes = static_cast<int64_t>(tiles * sizeof(ScheduledTile));
+  phase.bytes = phase.tiles_at + static_cast<int>(RoundUp(tile_bytes, int64_t{16}));
+  return phase;
+}
+
+/// The most k-tiles that a CTA needs in the phase at `offset`.
+int SpanOf(std::span<const PhaseSchedule> phases, int offset) {
+  const auto found = std::ranges::find(phases, offset, &PhaseSchedule::offset);
+  int span = 0;
+  for (const BlockSchedule& block : found->blocks) {
+    span = std::max(span, block.header.end_k_tile - block.header.first_k_tile);
+  }
+  return span;
+}
+
+template <typename T>
+void CopyTo(uint8_t* to, std::span<const T> from) {
+  if (!from.empty()) std::memcpy(to, from.data(), from.size_bytes());
+}
+
+void CopyTo(uint8_t* to, const PhaseSchedule& phase, const BlockSchedule& block) {
+  CopyTo(to, std::span(&block.header, 1));
+  CopyTo(to + sizeof(Schedule), std::span(block.units));
+  CopyTo(to + phase.tiles_at, std::span(block.tiles));
 }
 
 }  // namespace
 
 Schedules ScheduleLayers(std::span<PersistentLayer> layers, int blocks) {
   std::map<decltype(KeyOf(PhaseGemm())), int> offsets;
-  std::vector<std::vector<BlockSchedule>> all;
-  std::vector<std::pair<int, int>> places;  // Of a schedule and of its tiles.
+  std::vector<PhaseSchedule> phases;
   Schedules made;
   for (PersistentLayer& layer : layers) {
-    for (PhaseGemm& gemm : layer.gemms) {
+    for (int phase = 0; phase < kPhases; ++phase) {
+      PhaseGemm& gemm = layer.gemms[phase];
       const auto [found, inserted] = offsets.emplace(KeyOf(gemm), made.bytes);
       gemm.schedule = found->second;
-      if (!inserted) continue;
-      all.emplace_back();
-      size_t units = 0;
-      size_t tiles = 0;
-      for (int block = 0; block < blocks; ++block) {
-        all.back().push_back(ScheduleBlock(gemm, block, blocks));
-        units = std::max(units, all.back().back().units.size());
-        tiles = std::max(tiles, all.back().back().tiles.size());
+      if (inserted) {
+        phases.push_back(SchedulePhase(gemm, blocks));
+        phases.back().offset = made.bytes;
+        made.bytes += phases.back().bytes;
       }
-      const auto tiles_at = static_cast<int>(sizeof(Schedule) + units * sizeof(ScheduledUnit));
-      places.emplace_back(made.bytes, tiles_at);
-      made.bytes += tiles_at + static_cast<int>(RoundUp(
-                                   static_cast<int64_t>(tiles * sizeof(ScheduledTile)), 16));
+      if (IsNormalized(phase)) continue;
+      made.span = std::max(made.span, SpanOf(phases, gemm.schedule));
     }
   }
   made.data.resize(static_cast<size_t>(made.bytes) * static_cast<size_t>(blocks));
-  for (size_t i = 0; i < all.size(); ++i) {
-    const auto& [offset, tiles_at] = places[i];
+  for (const PhaseSchedule& phase : phases) {
     for (int block = 0; block < blocks; ++block) {
-      BlockSchedule& schedule = all[i][static_cast<size_t>(block)];
-      schedule.header.tiles_at = tiles_at;
-      uint8_t* const to = made.data.data() + int64_t{block} * made.bytes + offset;
-      CopyTo(to, &schedule.header, sizeof(Schedule));
-      CopyTo(to + sizeof(Schedule), schedule.units.data(),
-             schedule.units.size() * sizeof(ScheduledUnit));
-      CopyTo(to + tiles_at, schedule.tiles.data(), schedule.tiles.size() * sizeof(ScheduledTile));
+      CopyTo(made.data.data() + int64_t{block} * made.bytes + phase.offset, phase,
+             phase.blocks[static_cast<size_t>(block)]);
     }
   }
   return made;
 }
 
-namespace {
-
-int UnitsOfBlock(const PhaseGemm& gemm, int blocks) { return CeilDivide(UnitsOf(gemm), blocks); }
-
-/// The most k-tiles that the units of a CTA need.
-int SpanOfBlock(const PhaseGemm& gemm, int blocks) {
-  const int of_split = gemm.copies * gemm.sides * gemm.strips;
-  int most = 0;
-  for (int block = 0; block < blocks; ++block) {
-    const int first = FirstUnit(gemm, block, blocks);
-    const int end = FirstUnit(gemm, block + 1, blocks);
-    if (first == end) continue;
-    const int from = first / of_split * gemm.tiles_of_split;
-    const int to = std::min(((end - 1) / of_split + 1) * gemm.tiles_of_split, gemm.k_tiles);
-    most = std::max(most, to - from);
-  }
-  return most;
-}
-
-}  // namespace
-
 std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& shape,
                                                     std::span<const PersistentLayer> layers,
-                                                    int blocks, int shared_bytes) {
+                                                    const Schedules& schedules, int blocks,
+                                                    int shared_bytes) {
   PersistentArguments args = shape;
+  args.schedule_bytes = schedules.bytes;
   int units = 1;
-  int span = 1;
+  int span = schedules.span;
   int tiles = 0;
   int words[kPhases] = {};
   for (const PersistentLayer& layer : layers) {
     for (int phase = 0; phase < kPhases; ++phase) {
       const PhaseGemm& gemm = layer.gemms[phase];
-      units = std::max(units, UnitsOfBlock(gemm, blocks));
+      units = std::max(units, CeilDivide(UnitsOf(gemm), blocks));
       tiles = std::max(tiles, gemm.k_tiles);
-      // The norm's activations are those of all k.
-      const bool whole =
-          phase == static_cast<int>(Phase::kQkv) || phase == static_cast<int>(Phase::kGates);
-      span = std::max(span, whole ? gemm.k_tiles : SpanOfBlock(gemm, blocks));
+      if (IsNormalized(phase)) span = std::max(span, gemm.k_tiles);
       words[phase] = std::max(words[phase], gemm.splits * gemm.columns);
       args.slot_bytes = std::max(args.slot_bytes, gemm.weights.tile_bytes);
     }

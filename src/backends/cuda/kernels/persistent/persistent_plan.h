@@ -26,15 +26,16 @@ BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks);
 /// The schedules of all phases of all layers, [blocks][bytes]; sets the offsets of the layers'.
 struct Schedules {
   std::vector<uint8_t> data;
-  int bytes = 0;
+  int bytes = 0;  ///< Per CTA.
+  int span = 1;   ///< The most k-tiles whose activations a CTA gathers.
 };
 Schedules ScheduleLayers(std::span<PersistentLayer> layers, int blocks);
 
-/// Fills in everything of `args` that follows from its shape and the layers, on a device of
-/// `blocks` multiprocessors with `shared_bytes` each; schedule_bytes is set. Nothing, if that does
-/// not fit.
+/// Fills in everything that follows from a shape and its layers, on a device of `blocks`
+/// multiprocessors with `shared_bytes` each. Nothing, if that does not fit.
 std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& shape,
                                                     std::span<const PersistentLayer> layers,
-                                                    int blocks, int shared_bytes);
+                                                    const Schedules& schedules, int blocks,
+                                                    int shared_bytes);
 
 }  // namespace marlin::cuda

@@ -104,7 +104,7 @@ class Describer {
   CodeKind kind() const { return *kind_; }
   const PersistentArguments& shape() const { return shape_; }
   std::vector<PersistentLayer>& layers() { return layers_; }
-  /// Of all layers, one after another.
+  /// All layers' experts, one layer after another.
   const std::vector<PersistentExpert>& experts() const { return experts_; }
   const std::vector<const PreparedTiles*>& routers() const { return routers_; }
 
@@ -115,7 +115,10 @@ class Describer {
     if (backend_ == nullptr) backend_ = part.storage()->backend;
     if (part.storage()->backend != backend_) return std::nullopt;
     const auto& prepared = static_cast<const PreparedTiles&>(*part.storage());
-    if (!prepared.traits.tiled || prepared.traits.sparse || prepared.traits.marlin_w4) return {};
+    if (!prepared.traits.tiled || prepared.traits.sparse || prepared.traits.marlin_w4 ||
+        prepared.spec.has_permutation) {
+      return std::nullopt;
+    }
     if (!kind_.has_value()) kind_ = prepared.kind();
     if (*kind_ != prepared.kind()) return std::nullopt;
     TileView tiles = prepared.Tiles(0);
@@ -166,7 +169,7 @@ class Describer {
       return features > 0 && features % unit == 0 && features <= kMostHeadFeatures;
     };
     const PagedCache& cache = attention.cache;
-    constexpr int64_t kElements = 8;  // Of 16 bytes, to which rows of the cache are aligned.
+    constexpr int64_t kElements = 8;  // Rows of the cache are aligned to 16 bytes.
     if (!fits(attention.key_dim, 16) || !fits(attention.value_dim, 32) || attention.rope_dim != 0 ||
         attention.heads % attention.kv_heads != 0 ||
         attention.heads / attention.kv_heads > kMostGroupHeads || cache.type != DType::kBf16 ||
@@ -306,7 +309,7 @@ class Describer {
   }
 
   const int blocks_;
-  const void* backend_ = nullptr;  ///< Of the first layer's projections.
+  const void* backend_ = nullptr;  ///< The one that prepared the first layer.
   std::optional<CodeKind> kind_;
   PersistentArguments shape_;
   std::vector<PersistentLayer> layers_;
@@ -475,10 +478,8 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
   }
   if (FunctionOf(model.kind()) == nullptr) return FusedRun();
   const Schedules schedules = ScheduleLayers(model.layers(), shape.multiprocessors);
-  PersistentArguments described = model.shape();
-  described.schedule_bytes = schedules.bytes;
-  const std::optional<PersistentArguments> args =
-      LayOutPersistent(described, model.layers(), shape.multiprocessors, shape.shared_bytes);
+  const std::optional<PersistentArguments> args = LayOutPersistent(
+      model.shape(), model.layers(), schedules, shape.multiprocessors, shape.shared_bytes);
   if (!args.has_value()) return FusedRun();
   auto steps = std::make_unique<PersistentSteps>(device, errors, shape.multiprocessors);
   MARLIN_RETURN_IF_ERROR(steps->Load(model, schedules, *args));

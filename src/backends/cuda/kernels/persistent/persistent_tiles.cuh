@@ -23,7 +23,7 @@ MARLIN_DEVICE uint8_t* Memory() {
 struct Tables {
   const PersistentArguments& args;
 
-  /// Of a layer and the one beside it.
+  /// A layer, if it is this one or the one beside it.
   MARLIN_DEVICE const PersistentLayer& LayerOf(int index) const {
     return reinterpret_cast<const PersistentLayer*>(Memory() + args.shared.layers)[index & 1];
   }
@@ -158,7 +158,7 @@ class TileRing {
   int end_ = 0;
   int in_flight_ = 0;
   uint32_t free_;          ///< A bit for every slot.
-  uint32_t parities_ = 0;  ///< Of the slots' next phases.
+  uint32_t parities_ = 0;  ///< A bit for every slot: its next phase's.
   uint32_t queue_ = 0;     ///< The slots in flight, the next one lowest.
 };
 

@@ -1,0 +1,208 @@
+// How the persistent kernel's phases are dealt to CTAs.
+#include "backends/cuda/kernels/persistent/persistent_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kBlocks = 132;
+constexpr int kSharedBytes = 232448;
+
+PhaseGemm Gemm(int n, int k, int sides = 1, int copies = 1, int segments = 1) {
+  PhaseGemm gemm;
+  gemm.weights.n = n;
+  gemm.weights.k = k;
+  gemm.weights.tiles_of_strip = (k + kTileK - 1) / kTileK;
+  gemm.weights.tile_bytes = 2112;
+  gemm.n = n;
+  gemm.strips = (n + kStripOutputs - 1) / kStripOutputs;
+  gemm.sides = sides;
+  gemm.copies = copies;
+  gemm.segments = segments;
+  gemm.k_tiles = segments * gemm.weights.tiles_of_strip;
+  SplitPhase(kBlocks, &gemm);
+  return gemm;
+}
+
+/// The layers of Qwen3-30B-A3B, of Llama-3-8B, and of shapes that divide by nothing.
+std::vector<PhaseGemm> Gemms() {
+  return {Gemm(5120, 2048),          Gemm(2048, 4096),   Gemm(1536, 2048, 1, 8),
+          Gemm(2048, 768, 1, 1, 8),  Gemm(6144, 4096),   Gemm(4096, 14336),
+          Gemm(14336, 4096, 2),      Gemm(100, 200),     Gemm(36, 2880, 2, 3),
+          Gemm(2880, 2880, 1, 1, 4), Gemm(32, 128, 1, 1)};
+}
+
+/// The tile's place along k and in its matrix.
+void ExpectPlace(const PhaseGemm& gemm, const BlockSchedule& schedule, const ScheduledTile& tile) {
+  const ScheduledUnit& unit = schedule.units[tile.unit];
+  EXPECT_GE(tile.k_tile, schedule.header.first_k_tile);
+  EXPECT_LT(tile.k_tile, schedule.header.end_k_tile);
+  EXPECT_EQ(tile.side, unit.side);
+  const int segment = tile.k_tile * gemm.segment_factor >> kSegmentBits;
+  const int of_segment = tile.k_tile - segment * gemm.weights.tiles_of_strip;
+  EXPECT_EQ(tile.selection, gemm.segments > 1 ? segment : unit.copy);
+  const int strip = static_cast<int>(unit.output) / kStripOutputs;
+  EXPECT_EQ(int64_t{tile.offset} * 16, TileOffset(gemm.weights, strip, of_segment));
+}
+
+void ExpectWarps(const BlockSchedule& schedule) {
+  std::vector<std::set<int>> warps(schedule.units.size());
+  for (size_t i = 0; i < schedule.tiles.size(); ++i) {
+    warps[schedule.tiles[i].unit].insert(static_cast<int>(i) % kPersistentWarps);
+  }
+  for (size_t i = 0; i < warps.size(); ++i) {
+    const ScheduledUnit& unit = schedule.units[i];
+    std::set<int> wanted;
+    for (int warp = 0; warp < unit.warps; ++warp) {
+      wanted.insert((unit.first_warp + warp) % kPersistentWarps);
+    }
+    EXPECT_EQ(warps[i], wanted);
+  }
+}
+
+TEST(PersistentPlan, EveryTileHasOneBlockAndOneWarp) {
+  for (const PhaseGemm& gemm : Gemms()) {
+    std::set<std::pair<uint32_t, int>> seen;  // A unit's words, a k-tile.
+    for (int block = 0; block < kBlocks; ++block) {
+      const BlockSchedule schedule = ScheduleBlock(gemm, block, kBlocks);
+      EXPECT_EQ(schedule.header.units, static_cast<int>(schedule.units.size()));
+      EXPECT_EQ(schedule.header.tiles, static_cast<int>(schedule.tiles.size()));
+      for (const ScheduledTile& tile : schedule.tiles) {
+        ASSERT_LT(tile.unit, schedule.units.size());
+        EXPECT_TRUE(seen.emplace(schedule.units[tile.unit].word, tile.k_tile).second);
+        ExpectPlace(gemm, schedule, tile);
+      }
+      ExpectWarps(schedule);
+    }
+    const int outputs = gemm.copies * gemm.sides * gemm.strips;
+    EXPECT_EQ(seen.size(), static_cast<size_t>(outputs * gemm.k_tiles));
+  }
+}
+
+TEST(PersistentPlan, EveryUnitHasItsOwnWordsAndOneSplitAddsTheBias) {
+  for (const PhaseGemm& gemm : Gemms()) {
+    std::set<uint32_t> words;
+    std::map<std::pair<int, uint32_t>, int> biases;
+    for (int block = 0; block < kBlocks; ++block) {
+      for (const ScheduledUnit& unit : ScheduleBlock(gemm, block, kBlocks).units) {
+        EXPECT_TRUE(words.insert(unit.word).second);
+        EXPECT_EQ(unit.word % kStripOutputs, 0);
+        biases[{unit.copy * 2 + unit.side, unit.output}] += static_cast<int>(unit.first_split);
+      }
+    }
+    EXPECT_EQ(words.size(), static_cast<size_t>(gemm.splits * gemm.columns / kStripOutputs));
+    EXPECT_EQ(*words.rbegin(), static_cast<uint32_t>(gemm.splits * gemm.columns - kStripOutputs));
+    for (const auto& [place, count] : biases) EXPECT_EQ(count, 1);
+  }
+}
+
+TEST(PersistentPlan, BlocksHaveAboutTheSameNumberOfTiles) {
+  for (const PhaseGemm& gemm : Gemms()) {
+    const int total = gemm.copies * gemm.sides * gemm.strips * gemm.k_tiles;
+    if (total < 8 * kBlocks) continue;
+    int most = 0;
+    for (int block = 0; block < kBlocks; ++block) {
+      most = std::max(most, ScheduleBlock(gemm, block, kBlocks).header.tiles);
+    }
+    EXPECT_LE(most, total * 1.3 / kBlocks) << gemm.n << " x " << gemm.weights.k;
+  }
+}
+
+PersistentArguments Shape() {
+  PersistentArguments args;
+  args.features = 2048;
+  args.heads = 32;
+  args.kv_heads = 4;
+  args.key_dim = 128;
+  args.value_dim = 128;
+  args.pairs = 64;
+  args.router.experts = 128;
+  args.router.top_k = 8;
+  return args;
+}
+
+PersistentLayer Layer() {
+  PersistentLayer layer;
+  layer.gemms[0] = Gemm(5120, 2048);
+  layer.gemms[1] = Gemm(2048, 4096);
+  layer.gemms[2] = Gemm(1536, 2048, 1, 8);
+  layer.gemms[3] = Gemm(2048, 768, 1, 1, 8);
+  return layer;
+}
+
+TEST(PersistentPlan, PartsOfMemoryDoNotOverlap) {
+  std::vector<PersistentLayer> layers(2, Layer());
+  const Schedules schedules = ScheduleLayers(layers, kBlocks);
+  EXPECT_EQ(layers[0].gemms[3].schedule, layers[1].gemms[3].schedule);
+  const auto args = LayOutPersistent(Shape(), layers, schedules, kBlocks, kSharedBytes);
+  ASSERT_TRUE(args.has_value());
+  EXPECT_LE(args->shared.bytes, kSharedBytes);
+  EXPECT_GE(args->slots, 4);
+  EXPECT_GE(args->shared.queries, args->shared.barriers);
+  EXPECT_LT(args->shared.fresh, args->shared.ring);
+  EXPECT_LT(args->shared.sums, args->shared.ring);
+  EXPECT_EQ(args->shared.keys, args->shared.ring + kLowSlots * kPersistentWarps * 2112);
+  // Stages of keys and values, in rows of 16 more bytes.
+  EXPECT_GE(args->shared.bytes - args->shared.keys, 8 * 16 * (272 + 272));
+  const PersistentExchange& at = args->exchange;
+  EXPECT_EQ(at.phases[0], 0);
+  for (int phase = 0; phase < kPhases; ++phase) {
+    const int end = phase + 1 < kPhases ? at.phases[phase + 1] : at.attention;
+    EXPECT_GE(end - at.phases[phase], at.phase_words[phase]);
+    EXPECT_EQ(at.phase_words[phase],
+              layers[0].gemms[phase].splits * layers[0].gemms[phase].columns);
+  }
+  EXPECT_GE(at.mixed - at.attention, 4 * args->attention_splits * 8 * (128 + 4));
+  EXPECT_GE(at.words - at.arrived, kBlocks);
+}
+
+TEST(PersistentPlan, SchedulesHaveTheBlocksParts) {
+  std::vector<PersistentLayer> layers(1, Layer());
+  const Schedules schedules = ScheduleLayers(layers, kBlocks);
+  ASSERT_EQ(schedules.data.size(), static_cast<size_t>(schedules.bytes) * kBlocks);
+  for (const int block : {0, 77, kBlocks - 1}) {
+    for (const PhaseGemm& gemm : layers[0].gemms) {
+      const uint8_t* const from =
+          schedules.data.data() + int64_t{block} * schedules.bytes + gemm.schedule;
+      const BlockSchedule wanted = ScheduleBlock(gemm, block, kBlocks);
+      Schedule header;
+      std::memcpy(&header, from, sizeof(header));
+      EXPECT_EQ(header.tiles, wanted.header.tiles);
+      EXPECT_EQ(header.units, wanted.header.units);
+      EXPECT_EQ(std::memcmp(from + sizeof(header), wanted.units.data(),
+                            wanted.units.size() * sizeof(ScheduledUnit)),
+                0);
+      EXPECT_EQ(std::memcmp(from + header.tiles_at, wanted.tiles.data(),
+                            wanted.tiles.size() * sizeof(ScheduledTile)),
+                0);
+    }
+  }
+}
+
+bool Fits(const PersistentArguments& shape, std::vector<PersistentLayer> layers,
+          int shared_bytes = kSharedBytes) {
+  const Schedules schedules = ScheduleLayers(layers, kBlocks);
+  return LayOutPersistent(shape, layers, schedules, kBlocks, shared_bytes).has_value();
+}
+
+TEST(PersistentPlan, WhatDoesNotFitIsNotLaidOut) {
+  std::vector<PersistentLayer> layers(1, Layer());
+  PersistentArguments shape = Shape();
+  EXPECT_TRUE(Fits(shape, layers));
+  EXPECT_FALSE(Fits(shape, layers, 150000));
+  shape.router.experts = kBlocks * kMostRouterRows + 1;
+  EXPECT_FALSE(Fits(shape, layers));
+  layers[0].gemms[2] = Gemm(kStripOutputs * kBlocks * (kMostUnits + 1), 128);
+  EXPECT_FALSE(Fits(Shape(), layers));
+}
+
+}  // namespace
+}  // namespace marlin::cuda
