@@ -90,9 +90,9 @@ struct AttentionOptions {
   float scale = 0.0F;     ///< Multiplies q.k; 0 means 1 / sqrt(head_dim).
   int64_t window = 0;     ///< Sliding window, the query's own position included; 0: none.
   TensorView sinks = {};  ///< Attention sinks, f32 [heads]: extra softmax logits without a value.
-  /// kDefault may use a bf16 matrix unit for bf16 keys and values, with queries and softmax weights
-  /// split into two bf16 terms: the CPU for sequences with more than four tokens in the call, a GPU
-  /// for a paged cache. Otherwise fp32.
+  /// kDefault may use a bf16 matrix unit for bf16 or f8_e4m3 keys and values, with queries and
+  /// softmax weights split into two bf16 terms: the CPU for sequences with more than four tokens in
+  /// the call, a GPU for a paged cache. Otherwise fp32.
   Accuracy accuracy = Accuracy::kDefault;
   /// kBatchInvariant: a row's bits do not depend on the number of tokens in the call. Computes in
   /// fp32.
@@ -114,7 +114,7 @@ struct PagedCache {
   int64_t slab_pages = 1;        ///< Pages per slab.
   int64_t page_stride = 0;       ///< Elements from one page of a slab to the next.
   int64_t first_element = 0;     ///< Element offset in a page, which several layers may share.
-  DType type = DType::kF32;      ///< f32, bf16 or f16.
+  DType type = DType::kF32;      ///< f32, bf16, f16 or f8_e4m3.
   int64_t page_tokens = 0;       ///< A multiple of CachePageTokens.
   int64_t kv_heads = 0;
   int64_t key_dim = 0;
@@ -139,9 +139,10 @@ struct SequenceRows {
 Result<int64_t> CachePageTokens(const Device& device);
 
 /// Writes keys [rows, kv_heads, key_dim] and values [rows, kv_heads, value_dim] (empty if
-/// values_in_keys) to the pages of their positions, rounded once to the cache's type. Errors: also
-/// kInvalidArgument for first_rows that do not ascend from 0 to rows, positions that are not
-/// consecutive, and pages that are not allocated, reported as for ids.
+/// values_in_keys) to the pages of their positions, rounded once to the cache's type, which has no
+/// scale: f8_e4m3 saturates at +-448 and keeps NaN. Errors: also kInvalidArgument for first_rows
+/// that do not ascend from 0 to rows, positions that are not consecutive, and pages that are not
+/// allocated, reported as for ids.
 Status AppendToCache(const Device& device, const TensorView& keys, const TensorView& values,
                      const SequenceRows& rows, const PagedCache& cache, void* stream = nullptr);
 

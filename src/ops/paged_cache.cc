@@ -24,8 +24,9 @@ Status CheckCache(const Device& device, const PagedCache& cache) {
   const DecoderBackend* const decoder = device.impl().decoder();
   if (decoder == nullptr) return DecoderOf(device).status();
   const int64_t unit = decoder->cache_page_tokens();
-  if (!IsActivationType(cache.type)) {
-    return Invalid(fmt::format("cache: expected f32, bf16 or f16, got {}", DTypeName(cache.type)));
+  if (!IsActivationType(cache.type) && cache.type != DType::kF8E4M3) {
+    return Invalid(
+        fmt::format("cache: expected f32, bf16, f16 or f8_e4m3, got {}", DTypeName(cache.type)));
   }
   if (cache.page_tokens < 1 || cache.page_tokens % unit != 0) {
     return Invalid(

@@ -9,6 +9,8 @@
 // queries 16 KiB, scores 32 KiB, weights 16 KiB, values 64 KiB.
 #include <immintrin.h>
 
+#include <bit>
+
 #include "backends/cpu/amx_kernel.h"
 #include "backends/cpu/decoder_kernels.h"
 #include "backends/cpu/simd_avx512.h"
@@ -396,6 +398,37 @@ void Pack(const float* queries, int64_t count, int64_t depth, void* packed) {
   }
 }
 
+/// The bf16 numbers of the e4m3 codes without sign.
+struct Magnitudes {
+  alignas(64) uint16_t bits[128];
+
+  constexpr Magnitudes() : bits() {
+    for (int code = 0; code < 128; ++code) {
+      const int exponent = code >> 3;
+      float unit = 0x1p-9F;  // The step of subnormal and of the first normal numbers.
+      for (int i = 1; i < exponent; ++i) unit *= 2.0F;
+      const float value = static_cast<float>(code % 8 + (exponent > 0 ? 8 : 0)) * unit;
+      bits[code] = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
+    }
+    bits[127] = 0x7fc0;
+  }
+};
+
+void Widen(const uint8_t* from, int64_t count, uint16_t* to) {
+  static constexpr Magnitudes kMagnitudes;
+  const uint16_t* const table = kMagnitudes.bits;
+  for (int64_t i = 0; i < count; i += 32) {
+    const __mmask32 there = count - i < 32 ? 0xffffu : 0xffffffffu;
+    const I code = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(there, from + i));
+    const I small = _mm512_permutex2var_epi16(LoadWords(table), code, LoadWords(table + 32));
+    const I large = _mm512_permutex2var_epi16(LoadWords(table + 64), code, LoadWords(table + 96));
+    const __mmask32 is_large = _mm512_test_epi16_mask(code, _mm512_set1_epi16(0x40));
+    const I sign = _mm512_slli_epi16(And(code, _mm512_set1_epi16(0x80)), 8);
+    _mm512_mask_storeu_epi16(to + i, there,
+                             Or(_mm512_mask_mov_epi16(small, is_large, large), sign));
+  }
+}
+
 void Run(const AttentionRows& rows, const KeyRows& keys, const KeyRows& values, float scale,
          const Upcoming& upcoming, float* scratch) {
   Segment s{rows,
@@ -416,6 +449,6 @@ void Run(const AttentionRows& rows, const KeyRows& keys, const KeyRows& values, 
 
 }  // namespace
 
-const SegmentKernel kSegmentKernel = {&ScratchFloats, &PackedFloats, &Pack, &Run};
+const SegmentKernel kSegmentKernel = {&ScratchFloats, &PackedFloats, &Pack, &Widen, &Run};
 
 }  // namespace marlin::cpu::amx

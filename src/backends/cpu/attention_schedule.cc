@@ -18,6 +18,9 @@ constexpr int64_t kRowsInPlace = 8;
 /// Tasks per worker, to limit the imbalance at the end.
 constexpr int64_t kTasksPerWorker = 4;
 
+/// Whether the segment kernel takes such keys and values: bf16 holds every e4m3 number.
+bool HasTiles(DType type) { return type == DType::kBf16 || type == DType::kF8E4M3; }
+
 }  // namespace
 
 AttentionJob AttentionJob::Of(const AttentionInput& input) {
@@ -41,7 +44,7 @@ AttentionGeometry AttentionGeometry::Of(const AttentionJob& job, const Attention
   g.padded_width = RoundUp(g.width, kFeaturePad);
   g.window = context.window;
   g.tiles = context.segment_kernel != nullptr && g.tokens > kApartTokens &&
-            job.keys.type == DType::kBf16 && job.values.type == DType::kBf16 && g.depth % 32 == 0 &&
+            HasTiles(job.keys.type) && HasTiles(job.values.type) && g.depth % 32 == 0 &&
             g.width % 16 == 0;
   const int64_t most = g.tiles ? kRowsPerTileRun : kRowsPerRun;
   const int64_t tokens = std::max<int64_t>(most / std::max<int64_t>(g.group, 1), 1);
@@ -74,7 +77,8 @@ int64_t AttentionGeometry::FirstKey(int64_t position) const {
 }
 
 bool AttentionGeometry::ReadsInPlace(const KeyMemory& memory) const {
-  return rows() <= kRowsInPlace && memory.features % kFeaturePad == 0;
+  return rows() <= kRowsInPlace && memory.features % kFeaturePad == 0 &&
+         memory.type != DType::kF8E4M3;
 }
 
 int64_t AttentionGeometry::StateFloats() const {
@@ -90,8 +94,9 @@ int64_t AttentionGeometry::ScratchFloats(const SegmentKernel* kernel) const {
   const int64_t states = 2 * StateFloats();
   const int64_t block = kKeyBlock * (padded_depth + padded_width);
   const int64_t scores = rows() * kKeyBlock + 3 * RoundUp(rows(), kFeaturePad);
-  const int64_t segment =
-      tiles ? RoundUp(kernel->scratch_floats(depth, width), kFeaturePad) + PackedFloats(kernel) : 0;
+  const int64_t segment = tiles ? RoundUp(kernel->scratch_floats(depth, width), kFeaturePad) +
+                                      PackedFloats(kernel) + RoundUp(WidenedFloats(), kFeaturePad)
+                                : 0;
   return QueryFloats() + block + scores + states + segment;
 }
 

@@ -91,6 +91,7 @@ class Worker {
     total_ = take(g_.StateFloats());
     part_ = take(g_.StateFloats());
     packed_ = take(g_.PackedFloats(segment_kernel));
+    widened_ = reinterpret_cast<uint16_t*>(take(g_.WidenedFloats()));
     segment_ = memory;
     scale_ = options.scale != 0.0f ? options.scale : 1.0f / std::sqrt(static_cast<float>(g_.depth));
   }
@@ -257,10 +258,17 @@ class Worker {
 
   void RunTiles(const AttentionRows& rows, int64_t head, int64_t key, int64_t count,
                 const Upcoming& next_keys) const {
-    const auto in_place = [&](const KeyMemory& memory) {
-      return KeyRows{memory.At(head, key), memory.position_stride, memory.type, count};
+    const auto as_bf16 = [&](const KeyMemory& memory, uint16_t* widened) -> KeyRows {
+      const uint8_t* const from = memory.At(head, key);
+      if (memory.type == DType::kBf16) return {from, memory.position_stride, memory.type, count};
+      for (int64_t row = 0; row < count; ++row) {
+        segment_kernel_->widen(from + row * memory.position_stride, memory.features,
+                               widened + row * memory.features);
+      }
+      return {widened, memory.features, DType::kBf16, count};
     };
-    segment_kernel_->run(rows, in_place(run_.job.keys), in_place(run_.job.values), scale_,
+    segment_kernel_->run(rows, as_bf16(run_.job.keys, widened_),
+                         as_bf16(run_.job.values, widened_ + kSegment * g_.depth), scale_,
                          next_keys, segment_);
   }
 
@@ -319,8 +327,9 @@ class Worker {
   KeyRange* ranges_;
   float* total_;
   float* part_;
-  float* packed_;   ///< Queries packed for the segment kernel, head by head.
-  float* segment_;  ///< Scratch of the segment kernel.
+  float* packed_;      ///< Queries packed for the segment kernel, head by head.
+  uint16_t* widened_;  ///< The keys and values of a segment as bf16.
+  float* segment_;     ///< Scratch of the segment kernel.
 };
 
 }  // namespace

@@ -83,6 +83,8 @@ struct AttentionGeometry {
   /// Floats of all partial states of a run with split-KV.
   int64_t RunFloats() const { return kv_heads * segments * StateFloats(); }
   int64_t QueryFloats() const { return (apart ? heads_per_part : 1) * rows() * padded_depth; }
+  /// Floats of a segment's keys and values as bf16, for the segment kernel.
+  int64_t WidenedFloats() const { return tiles ? kSegment * (depth + width) / 2 : 0; }
   /// Floats of the queries packed for the segment kernel.
   int64_t PackedFloats(const SegmentKernel* kernel) const;
   int64_t ScratchFloats(const SegmentKernel* kernel) const;

@@ -19,7 +19,7 @@ static_assert(kSegment % kKeyBlock == 0);
 /// Features of a key or value are zero-padded to multiples of this.
 inline constexpr int64_t kFeaturePad = 16;
 
-/// Keys or values of one block; `stride` counts elements.
+/// Keys or values of one block: f32, bf16 or f16; `stride` counts elements.
 struct KeyRows {
   const void* data;
   int64_t stride;
@@ -57,7 +57,7 @@ struct Upcoming {
 };
 
 struct DecoderKernels {
-  /// f32, bf16 or f16 -> fp32, and back, rounded to nearest even.
+  /// f32, bf16, f16 or e4m3 -> fp32, and back, rounded to nearest even; e4m3 saturates.
   void (*widen)(const void* from, DType type, int64_t count, float* to);
   void (*narrow)(const float* from, int64_t count, DType type, void* to);
   /// Sum of squares: per lane, then over lanes.
@@ -93,6 +93,8 @@ struct SegmentKernel {
   int64_t (*scratch_floats)(int64_t depth, int64_t width);
   int64_t (*packed_floats)(int64_t count, int64_t depth);
   void (*pack)(const float* queries, int64_t count, int64_t depth, void* packed);
+  /// e4m3 -> bf16, exactly; count is a multiple of 16.
+  void (*widen)(const uint8_t* from, int64_t count, uint16_t* to);
   /// Computes largest, sums and out of all rows from `packed` and `ranges`. At most kSegment bf16
   /// keys and values; the first key is at a multiple of kKeyBlock in its segment.
   void (*run)(const AttentionRows& rows, const KeyRows& keys, const KeyRows& values, float scale,

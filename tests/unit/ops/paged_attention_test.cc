@@ -40,7 +40,30 @@ constexpr CacheCase kCases[] = {
     {DType::kBf16, 16, 2, 128, 128, 0},
     {DType::kBf16, 20, 1, 80, 48, 100, 2, false, true},
     {DType::kBf16, 2, 2, 192, 256, 0},
+    {DType::kF8E4M3, 16, 2, 128, 128, 0},
+    {DType::kF8E4M3, 20, 1, 80, 48, 100, 2, false, true},
+    {DType::kF8E4M3, 2, 2, 192, 256, 0},
+    {DType::kF8E4M3, 8, 2, 64, 80, 257},
+    {DType::kF8E4M3, 6, 6, 40, 24, 300, 2},
+    {DType::kF8E4M3, 4, 1, 33, 17, 20},
+    {DType::kF8E4M3, 16, 1, 96, 64, 0, 1, true},
 };
+
+/// The type of tensors that hold the numbers of a cache: bf16 has all of e4m3.
+DType TensorType(DType cache) { return cache == DType::kF8E4M3 ? DType::kBf16 : cache; }
+
+/// f32 numbers as a cache of a type rounds them.
+void RoundAs(DType cache, const MutableTensorView& x) {
+  if (cache != DType::kF8E4M3) return;
+  const auto round = [&](int64_t at) {
+    x.As<float>()[at] = Fp8E4M3ToFloat(FloatToFp8E4M3(x.As<float>()[at]));
+  };
+  for (int64_t row = 0; row < x.dim(0); ++row) {
+    for (int64_t head = 0; head < x.dim(1); ++head) {
+      for (int64_t i = 0; i < x.dim(2); ++i) round(row * x.stride(0) + head * x.stride(1) + i);
+    }
+  }
+}
 
 /// Three sequences of different lengths in one paged cache, fed in parts, and the same keys and
 /// values in one tensor each.
@@ -62,8 +85,8 @@ class Caches {
     }
     sinks_.assign(static_cast<size_t>(c.heads), 0.3F);
     for (int64_t s = 0; s < kSequences; ++s) {
-      keys_.push_back(Tensor::ByHead(c.type, {kLength, c.kv_heads, c.key_dim}));
-      values_.push_back(Tensor::ByHead(c.type, {kLength, c.kv_heads, c.value_dim}));
+      keys_.push_back(Tensor::ByHead(TensorType(c.type), {kLength, c.kv_heads, c.key_dim}));
+      values_.push_back(Tensor::ByHead(TensorType(c.type), {kLength, c.kv_heads, c.value_dim}));
     }
   }
 
@@ -86,6 +109,9 @@ class Caches {
         AppendToCache(device_, k.view(), case_.values_in_keys ? TensorView() : TensorView(v.view()),
                       Rows(), cache());
     ASSERT_TRUE(appended.ok()) << appended.message();
+    ASSERT_TRUE(device_.Synchronize().ok());
+    RoundAs(case_.type, k.view());
+    RoundAs(case_.type, v.view());
     for (const bool exact : {false, true}) {
       AttentionOptions options;
       options.window = case_.window;
@@ -231,14 +257,14 @@ TEST_P(OnEveryLevel, PagesGiveTheBitsOfOneTensor) {
 
 // A value that is NaN belongs to the rows that see its key, and to no other: with many rows, some
 // blocks of keys are seen by some rows of a tile only.
-TEST_P(OnEveryLevel, ValuesThatAreNanStayInTheirRows) {
+void ExpectNanInItsRows(const Device& device, DType type) {
   constexpr int64_t kTokens = 300;
   constexpr int64_t kNanToken = 101;
   constexpr int64_t kHeads = 16;
   constexpr int64_t kKvHeads = 2;
   constexpr int64_t kFeatures = 64;
   const int64_t page_tokens =
-      CeilDivide(kTokens, *CachePageTokens(device())) * *CachePageTokens(device());
+      CeilDivide(kTokens, *CachePageTokens(device)) * *CachePageTokens(device);
   Tensor q(DType::kF32, {kTokens, kHeads, kFeatures});
   Tensor k(DType::kF32, {kTokens, kKvHeads, kFeatures});
   Tensor v(DType::kF32, {kTokens, kKvHeads, kFeatures});
@@ -254,8 +280,7 @@ TEST_P(OnEveryLevel, ValuesThatAreNanStayInTheirRows) {
   const int64_t page = 2 * kKvHeads * page_tokens * kFeatures;
   std::vector<uint8_t> memory(static_cast<size_t>(page * 2) + 64);
   void* const slab = memory.data();
-  const PagedCache cache{{&slab, 1},  1,        page,      0,        DType::kBf16,
-                         page_tokens, kKvHeads, kFeatures, kFeatures};
+  const PagedCache cache{{&slab, 1}, 1, page, 0, type, page_tokens, kKvHeads, kFeatures, kFeatures};
   std::vector<std::vector<double>> results;
   for (const bool poisoned : {false, true}) {
     v.Fill(3);
@@ -264,25 +289,116 @@ TEST_P(OnEveryLevel, ValuesThatAreNanStayInTheirRows) {
         v.Set(kNanToken * kKvHeads * kFeatures + feature, std::nanf(""));
       }
     }
-    ASSERT_TRUE(AppendToCache(device(), k.view(), v.view(), rows, cache).ok());
+    ASSERT_TRUE(AppendToCache(device, k.view(), v.view(), rows, cache).ok());
     Tensor out(DType::kF32, {kTokens, kHeads, kFeatures});
-    ASSERT_TRUE(PagedAttention(device(), q.view(), rows, cache, out.view()).ok());
-    ASSERT_TRUE(device().Synchronize().ok());
+    ASSERT_TRUE(PagedAttention(device, q.view(), rows, cache, out.view()).ok());
+    ASSERT_TRUE(device.Synchronize().ok());
     results.push_back(reference::Elements(out.view()));
   }
-  for (int64_t token = 0; token < kTokens; ++token) {
-    for (int64_t head = 0; head < kHeads; ++head) {
-      for (int64_t feature = 0; feature < kFeatures; ++feature) {
-        const auto at = static_cast<size_t>((token * kHeads + head) * kFeatures + feature);
-        const bool second = head >= kHeads / kKvHeads;
-        const bool column = second ? feature == 40 : feature == 0 || feature == 17;
-        if (token >= kNanToken && column) {
-          ASSERT_TRUE(std::isnan(results[1][at])) << token << " " << head << " " << feature;
-        } else {
-          ASSERT_NEAR(results[1][at], results[0][at], 1e-5)
-              << token << " " << head << " " << feature;
-        }
-      }
+  for (size_t at = 0; at < results[1].size(); ++at) {
+    const auto row = static_cast<int64_t>(at) / kFeatures;
+    const int64_t feature = static_cast<int64_t>(at) % kFeatures;
+    const int64_t token = row / kHeads;
+    const bool second = row % kHeads >= kHeads / kKvHeads;
+    const bool column = second ? feature == 40 : feature == 0 || feature == 17;
+    if (token >= kNanToken && column) {
+      ASSERT_TRUE(std::isnan(results[1][at])) << token << " " << feature;
+    } else {
+      ASSERT_NEAR(results[1][at], results[0][at], 1e-5) << token << " " << feature;
+    }
+  }
+}
+
+TEST_P(OnEveryLevel, ValuesThatAreNanStayInTheirRows) {
+  for (const DType type : {DType::kBf16, DType::kF8E4M3}) {
+    SCOPED_TRACE(DTypeName(type));
+    ExpectNanInItsRows(device(), type);
+  }
+}
+
+/// A cache of one page and one KV head, in the order of its memory, and one sequence.
+struct OnePage {
+  OnePage(const Device& device, DType type, int64_t key_dim, int64_t value_dim, int64_t tokens)
+      : page_tokens(RoundUp(tokens, *CachePageTokens(device))),
+        first_rows{0, static_cast<int32_t>(tokens)},
+        memory(static_cast<size_t>(page_tokens * (key_dim + value_dim) * DTypeBytes(type)) + 64),
+        slab(memory.data()) {
+    positions.resize(static_cast<size_t>(tokens));
+    std::iota(positions.begin(), positions.end(), 0);
+    cache = {{&slab, 1}, 1,        page_tokens * (key_dim + value_dim), 0, type, page_tokens, 1,
+             key_dim,    value_dim};
+  }
+  OnePage(const OnePage&) = delete;
+  OnePage& operator=(const OnePage&) = delete;
+
+  SequenceRows rows() const {
+    return {{positions.data(), DType::kI32, {static_cast<int64_t>(positions.size())}},
+            {first_rows.data(), DType::kI32, {2}},
+            {table.data(), DType::kI32, {1, 1}}};
+  }
+  /// The code of feature `i` of a token's value.
+  uint8_t& value(int64_t token, int64_t i) {
+    const int64_t at = page_tokens * cache.key_dim + token * cache.value_dim + i;
+    return memory[static_cast<size_t>(at)];
+  }
+
+  int64_t page_tokens;
+  std::vector<int32_t> positions;
+  std::vector<int32_t> first_rows;
+  std::vector<int32_t> table = {0};
+  std::vector<uint8_t> memory;
+  void* slab;
+  PagedCache cache;
+};
+
+TEST_P(OnEveryLevel, Fp8CodesAreThoseOfTheFormat) {
+  constexpr int64_t kFeatures = 512;
+  std::vector<float> numbers;
+  // Every bf16 number: every code, every tie between codes, what saturates, infinities, NaN.
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    numbers.push_back(Bf16ToFloat(static_cast<uint16_t>(bits)));
+  }
+  // The neighbours of ties and of codes in fp32.
+  for (int code = 0; code < 255; ++code) {
+    const float value = Fp8E4M3ToFloat(static_cast<uint8_t>(code));
+    const float tie = (value + Fp8E4M3ToFloat(static_cast<uint8_t>(code + 1))) / 2;
+    for (const float x : {value, tie}) {
+      numbers.push_back(std::nextafter(x, 1e9F));
+      numbers.push_back(std::nextafter(x, -1e9F));
+    }
+  }
+  const int64_t tokens = CeilDivide(static_cast<int64_t>(numbers.size()), kFeatures);
+  numbers.resize(static_cast<size_t>(tokens * kFeatures));
+  OnePage page(device(), DType::kF8E4M3, 1, kFeatures, tokens);
+  std::vector<float> keys(static_cast<size_t>(tokens));
+  const Status status =
+      AppendToCache(device(), {keys.data(), DType::kF32, {tokens, 1, 1}},
+                    {numbers.data(), DType::kF32, {tokens, 1, kFeatures}}, page.rows(), page.cache);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_TRUE(device().Synchronize().ok());
+  for (int64_t i = 0; i < tokens * kFeatures; ++i) {
+    const float x = numbers[static_cast<size_t>(i)];
+    ASSERT_EQ(page.value(i / kFeatures, i % kFeatures), FloatToFp8E4M3(x)) << x;
+  }
+}
+
+// One key has the weight 1, whatever its score, so that the result is its value.
+TEST_P(OnEveryLevel, Fp8ValuesAreThoseOfTheirCodes) {
+  for (const auto& [tokens, value_dim] :
+       {std::pair<int64_t, int64_t>{1, 256}, {1, 255}, {32, 256}}) {
+    // The first of several tokens sees one key, and is the one that is compared.
+    OnePage page(device(), DType::kF8E4M3, 32, value_dim, tokens);
+    for (int64_t i = 0; i < value_dim; ++i) page.value(0, i) = static_cast<uint8_t>(i);
+    Tensor q(DType::kF32, {tokens, 32, 32});
+    q.Fill(1);
+    Tensor out(DType::kF32, {tokens, 32, value_dim});
+    ASSERT_TRUE(PagedAttention(device(), q.view(), page.rows(), page.cache, out.view()).ok());
+    ASSERT_TRUE(device().Synchronize().ok());
+    const std::vector<double> values = reference::Elements(out.view());
+    for (int64_t i = 0; i < value_dim; ++i) {
+      const float want = Fp8E4M3ToFloat(static_cast<uint8_t>(i));
+      const auto got = static_cast<float>(values[static_cast<size_t>(i)]);
+      EXPECT_TRUE(std::isnan(want) ? std::isnan(got) : got == want) << i << ": " << got;
     }
   }
 }
@@ -309,8 +425,8 @@ TEST(PagedAttention, ErrorsNameWhatCannotBe) {
   cache.first_element += 1;
   EXPECT_THAT(run(cache), HasSubstr("do not fit in 8 pages of"));
   cache = good;
-  cache.type = DType::kF8E4M3;
-  EXPECT_THAT(run(cache), HasSubstr("cache: expected f32, bf16 or f16, got f8_e4m3"));
+  cache.type = DType::kF8E5M2;
+  EXPECT_THAT(run(cache), HasSubstr("cache: expected f32, bf16, f16 or f8_e4m3, got f8_e5m2"));
   cache = good;
   cache.slabs = cache.slabs.first(2);
   EXPECT_THAT(run(cache), HasSubstr("block_tables: no page 23 for block 0 of sequence 0"));

@@ -55,6 +55,9 @@ constexpr HeadsCase kHeadsCases[] = {
     {DType::kBf16, DType::kBf16, 4, 1, 128, 96, 64, true, true},
     {DType::kF16, DType::kF16, 5, 1, 33, 17, 16, true, false},
     {DType::kF32, DType::kBf16, 2, 1, 600, 64, 300, true, false},
+    {DType::kF32, DType::kF8E4M3, 8, 2, 64, 64, 32, true, false},
+    {DType::kBf16, DType::kF8E4M3, 5, 1, 33, 17, 16, true, true},
+    {DType::kF32, DType::kF8E4M3, 2, 1, 600, 64, 300, false, false},
 };
 
 /// Rows of two sequences, their projections and a cache in one slab.

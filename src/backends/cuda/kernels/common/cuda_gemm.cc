@@ -22,6 +22,7 @@ int64_t StagedBytes(const GemmDesc& desc) {
 
 Element ElementOf(DType type) {
   if (type == DType::kBf16) return Element::kBf16;
+  if (type == DType::kF8E4M3) return Element::kE4M3;
   return type == DType::kF16 ? Element::kF16 : Element::kF32;
 }
 

@@ -1,6 +1,6 @@
 // Appends keys and values to the pages of their positions.
 #include "backends/cuda/kernels/common/chain.cuh"
-#include "backends/cuda/kernels/common/epilogue.cuh"
+#include "backends/cuda/kernels/decoder/cache_codes.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/pages.cuh"
 
@@ -16,7 +16,7 @@ MARLIN_DEVICE void AppendRow(const RowsView& from, int row, int features, const 
   const int64_t to = first_element + place * features;
   const int64_t at = from.At(row, static_cast<int>(head));
   for (int i = static_cast<int>(threadIdx.x); i < features; i += kThreads) {
-    StoreFloat(page, pages.type, to + i, LoadFloat(from.data, from.type, at + i));
+    StoreCached(page, pages.type, to + i, LoadFloat(from.data, from.type, at + i));
   }
 }
 

@@ -83,7 +83,7 @@ struct Block {
 };
 
 MARLIN_DEVICE int64_t Bytes(Element type, int64_t elements) {
-  return elements * (type == Element::kF32 ? 4 : 2);
+  return elements * CacheElementBytes(type);
 }
 
 MARLIN_DEVICE Block FindBlock(const AttentionArguments& args, const Tile& tile, int first_key) {
@@ -148,6 +148,11 @@ MARLIN_DEVICE float4 LoadFour(const T* from, int left, bool aligned) {
   if (aligned) {
     if constexpr (sizeof(T) == 4) {
       return *reinterpret_cast<const float4*>(from);
+    } else if constexpr (sizeof(T) == 1) {
+      const auto codes = *reinterpret_cast<const uint32_t*>(from);
+      const float2 low = F16x2::Unpack(HalvesOfCodes(codes));
+      const float2 high = F16x2::Unpack(HalvesOfCodes(codes >> 16));
+      return {low.x, low.y, high.x, high.y};
     } else {
       const auto bits = *reinterpret_cast<const uint2*>(from);
       T four[4];
@@ -269,7 +274,7 @@ class TileAttention {
       __syncthreads();
       Weigh(key, count);
       __syncthreads();
-      WithType(block.value_type, [&](auto type) { AddValues(type, block, count, part); });
+      WithCacheType(block.value_type, [&](auto type) { AddValues(type, block, count, part); });
     }
     __syncthreads();
   }
@@ -277,7 +282,7 @@ class TileAttention {
   /// A lane loads four adjacent features of several of its warp's keys at once.
   MARLIN_DEVICE void LoadKeys(const Block& block, int count) const {
     constexpr int kAtOnce = kRows == 4 ? kKeyBlock / kWarps : 2;
-    WithType(block.key_type, [&](auto type) {
+    WithCacheType(block.key_type, [&](auto type) {
       using T = decltype(type);
       const auto* const keys = reinterpret_cast<const T*>(block.keys);
       const bool aligned = reinterpret_cast<uintptr_t>(keys) % (4 * sizeof(T)) == 0 &&

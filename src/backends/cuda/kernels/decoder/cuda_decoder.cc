@@ -398,8 +398,9 @@ namespace {
 /// Whether matrix units run a call: see LaunchDecodeAttention.
 bool UsesMatrixUnits(const PagedAttentionCall& call) {
   constexpr int64_t kAlignment = 16;
-  constexpr int64_t kElements = kAlignment / int64_t{sizeof(uint16_t)};
   const PagedCache& cache = call.cache;
+  const int64_t elements = kAlignment / DTypeBytes(cache.type);
+  const bool narrow = cache.type == DType::kBf16 || cache.type == DType::kF8E4M3;
   const auto fits = [](int64_t features) {
     return features > 0 && features % 16 == 0 && features <= kMostMatrixFeatures;
   };
@@ -407,10 +408,9 @@ bool UsesMatrixUnits(const PagedAttentionCall& call) {
     return reinterpret_cast<uintptr_t>(slab) % kAlignment == 0;
   };
   return call.options.accuracy == Accuracy::kDefault &&
-         call.options.determinism == Determinism::kDefault && cache.type == DType::kBf16 &&
-         !cache.values_in_keys && fits(cache.key_dim) && fits(cache.value_dim) &&
-         cache.page_stride % kElements == 0 && cache.first_element % kElements == 0 &&
-         std::ranges::all_of(cache.slabs, aligned);
+         call.options.determinism == Determinism::kDefault && narrow && !cache.values_in_keys &&
+         fits(cache.key_dim) && fits(cache.value_dim) && cache.page_stride % elements == 0 &&
+         cache.first_element % elements == 0 && std::ranges::all_of(cache.slabs, aligned);
 }
 
 AttentionPlan PlanOf(const PagedAttentionCall& call) {

@@ -1,10 +1,14 @@
-// Attention of one token per CTA on matrix units, over a paged bf16 cache: decode, split-KV.
+// Attention of one token per CTA on matrix units, over a paged bf16 or e4m3 cache: decode,
+// split-KV.
 //
 //   A CTA takes up to 16 query heads of one KV head of one token, and a run of blocks of 64 keys,
 //   which is one of `segments` equal parts of the token's keys. A warp takes 16 keys of every
 //   block, with its own softmax (matrix_softmax.cuh) and its own ring of two stages. The CTA merges
 //   its warps, and the last CTA of a token's KV head merges the parts in their order: a counter
 //   tells it that it is the last. Without counters a second kernel merges.
+//
+//   Codes of e4m3 go through the ring as they are; a warp widens its keys and values to bf16 beside
+//   it, exactly, before it adds them.
 //
 //   Keys outside of the window or behind the token are zeros, so that they cannot spread NaN.
 #include <algorithm>
@@ -26,16 +30,28 @@ static_assert(kBlockKeys == kCachePageTokens);  // A block lies in one page.
 constexpr int kStages = 2;
 constexpr int kSumPadding = 8;  ///< In floats, against bank conflicts in stores of fragments.
 
-/// The shared memory of a CTA: rings of keys and values, which the warps' sums replace, and the
-/// queries.
+/// The shared memory of a CTA: rings of keys and values with the warps' widened ones, which the
+/// warps' sums replace, and the queries.
 struct Layout {
-  int key_row;
+  int key_row;  ///< Bytes from row to row of what is multiplied ...
   int value_row;
+  int copied_key_row;  ///< ... and of what is copied, which is the same for bf16.
+  int copied_value_row;
+  bool widens;
 
-  MARLIN_HOST_DEVICE Layout(int key_dim, int value_dim)
-      : key_row(SharedRowBytes(key_dim)), value_row(SharedRowBytes(value_dim)) {}
-  MARLIN_HOST_DEVICE int StageBytes() const { return kWarpKeys * (key_row + value_row); }
-  MARLIN_HOST_DEVICE int RingBytes() const { return kWarps * kStages * StageBytes(); }
+  MARLIN_HOST_DEVICE Layout(int key_dim, int value_dim, bool fp8)
+      : key_row(SharedRowBytes(key_dim)),
+        value_row(SharedRowBytes(value_dim)),
+        copied_key_row(fp8 ? key_dim : key_row),
+        copied_value_row(fp8 ? value_dim : value_row),
+        widens(fp8) {}
+  MARLIN_HOST_DEVICE int StageBytes() const {
+    return kWarpKeys * (copied_key_row + copied_value_row);
+  }
+  MARLIN_HOST_DEVICE int WarpBytes() const {
+    return kStages * StageBytes() + (widens ? kWarpKeys * (key_row + value_row) : 0);
+  }
+  MARLIN_HOST_DEVICE int RingBytes() const { return kWarps * WarpBytes(); }
   /// Sums of the warps: [kWarps][kHeads] maxima, as many sums of weights, weighted values.
   static MARLIN_HOST_DEVICE int SumsBytes(int value_dim) {
     return kWarps * kHeads * (2 + value_dim + kSumPadding) * 4;
@@ -159,15 +175,16 @@ MARLIN_DEVICE void ForQuads(const AttentionArguments& args, const Task& task, co
 }
 
 /// A warp's keys of the CTA's blocks.
+template <bool kFp8>
 class WarpKeys {
  public:
   /// Initializes the mbarriers of the ring.
   MARLIN_DEVICE WarpKeys(const AttentionArguments& args, uint32_t shared)
       : args_(args),
-        layout_(args.key_dim, args.value_dim),
+        layout_(args.key_dim, args.value_dim, kFp8),
         lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5),
-        ring_(shared + warp_ * kStages * layout_.StageBytes()),
+        ring_(shared + warp_ * layout_.WarpBytes()),
         barriers_(shared + layout_.BarriersAt(args.value_dim) + warp_ * kStages * kBarrierBytes) {
     if (lane_ == 0) {
       for (int stage = 0; stage < kStages; ++stage) InitBarrier(Barrier(stage), 1);
@@ -190,7 +207,10 @@ class WarpKeys {
       }
       Wait(Barrier(n), n / kStages & 1);
       __syncwarp();
-      softmax.Add(Keys(n), Values(n), FirstKey(task, n), true, [&](int) { return task.visible; });
+      uint32_t keys = Keys(n);
+      uint32_t values = Values(n);
+      if constexpr (kFp8) Widen(&keys, &values);
+      softmax.Add(keys, values, FirstKey(task, n), true, [&](int) { return task.visible; });
       __syncwarp();
     }
     softmax.SumLanes();
@@ -199,7 +219,19 @@ class WarpKeys {
  private:
   MARLIN_DEVICE uint32_t Barrier(int n) const { return barriers_ + n % kStages * kBarrierBytes; }
   MARLIN_DEVICE uint32_t Keys(int n) const { return ring_ + n % kStages * layout_.StageBytes(); }
-  MARLIN_DEVICE uint32_t Values(int n) const { return Keys(n) + kWarpKeys * layout_.key_row; }
+  MARLIN_DEVICE uint32_t Values(int n) const {
+    return Keys(n) + kWarpKeys * layout_.copied_key_row;
+  }
+  /// Widens a stage's codes to bf16, which the addresses then refer to.
+  MARLIN_DEVICE void Widen(uint32_t* keys, uint32_t* values) const {
+    const uint32_t wide_keys = ring_ + kStages * layout_.StageBytes();
+    const uint32_t wide_values = wide_keys + kWarpKeys * layout_.key_row;
+    WidenRows(*keys, kWarpKeys, args_.key_dim, wide_keys, layout_.key_row, lane_, 32);
+    WidenRows(*values, kWarpKeys, args_.value_dim, wide_values, layout_.value_row, lane_, 32);
+    __syncwarp();
+    *keys = wide_keys;
+    *values = wide_values;
+  }
   MARLIN_DEVICE int FirstKey(const Task& task, int n) const {
     return (task.first_block + n) * kBlockKeys + warp_ * kWarpKeys;
   }
@@ -218,24 +250,26 @@ class WarpKeys {
     const unsigned rows = __ballot_sync(~0u, seen);
     if (lane_ == 0) {
       constexpr unsigned kKeyLanes = (1u << kWarpKeys) - 1;
-      ArriveExpecting(Barrier(n), __popc(rows & kKeyLanes) * args_.key_dim * 2 +
-                                      __popc(rows & ~kKeyLanes) * args_.value_dim * 2);
+      ArriveExpecting(Barrier(n), __popc(rows & kKeyLanes) * args_.key_dim * kElement +
+                                      __popc(rows & ~kKeyLanes) * args_.value_dim * kElement);
     }
     __syncwarp();
-    const uint32_t to =
-        is_value ? Values(n) + row * layout_.value_row : Keys(n) + row * layout_.key_row;
+    const uint32_t to = is_value ? Values(n) + row * layout_.copied_value_row
+                                 : Keys(n) + row * layout_.copied_key_row;
     if (seen) {
       const int64_t place = static_cast<int64_t>(task.kv_head) * args_.pages.page_tokens +
                             first % args_.pages.page_tokens + row;
       const int64_t element = (is_value ? KeyElements(args_.pages) : 0) + place * features;
-      CopyBulk(to, page + element * 2, features * 2, Barrier(n));
+      CopyBulk(to, page + element * kElement, features * kElement, Barrier(n));
       return;
     }
 #pragma unroll 1
-    for (int i = 0; i < features * 2; i += 16) {
+    for (int i = 0; i < features * kElement; i += 16) {
       asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to + i), "r"(0) : "memory");
     }
   }
+
+  static constexpr int kElement = kFp8 ? 1 : 2;  ///< Bytes of an element of the cache.
 
   const AttentionArguments& args_;
   Layout layout_;
@@ -289,18 +323,18 @@ MARLIN_DEVICE bool IsLast(const AttentionArguments& args, const Task& task, int*
   return *last != 0;
 }
 
-template <int kTiles>
+template <int kTiles, bool kFp8>
 __global__ void __launch_bounds__(kThreads)
     DecodeAttentionKernel(const __grid_constant__ AttentionArguments args) {
   extern __shared__ __align__(16) uint8_t memory[];
-  const WarpKeys keys(args, SharedAddress(memory));
+  const WarpKeys<kFp8> keys(args, SharedAddress(memory));
   EnterChain();
   if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
     CheckFirstRows(args.sequences, args.errors);
   }
   const Task task(args);
   CheckTask(args, task);
-  const Layout layout(args.key_dim, args.value_dim);
+  const Layout layout(args.key_dim, args.value_dim, kFp8);
   uint8_t* const queries = memory + layout.QueriesAt(args.value_dim);
   const WarpOperands operands = {SharedAddress(queries),
                                  SharedAddress(queries) + kHeads * layout.key_row, layout.key_row,
@@ -356,19 +390,22 @@ __global__ void __launch_bounds__(kThreads)
 using Kernel = void (*)(AttentionArguments);
 
 /// The kernel for so many value features.
+template <bool kFp8>
 Kernel KernelFor(int value_dim) {
-  if (value_dim <= 64) return &DecodeAttentionKernel<4>;
-  return value_dim <= 128 ? &DecodeAttentionKernel<8> : &DecodeAttentionKernel<16>;
+  if (value_dim <= 64) return &DecodeAttentionKernel<4, kFp8>;
+  return value_dim <= 128 ? &DecodeAttentionKernel<8, kFp8> : &DecodeAttentionKernel<16, kFp8>;
 }
 
 }  // namespace
 
 cudaError_t LoadDecodeAttention() {
   for (const int value_dim : {64, 128, kMostMatrixFeatures}) {
-    const auto* const kernel = reinterpret_cast<const void*>(KernelFor(value_dim));
-    cudaError_t error = AllowAllShared(kernel);
-    if (error == cudaSuccess) error = PreferShared(kernel);
-    if (error != cudaSuccess) return error;
+    for (const Kernel kernel : {KernelFor<false>(value_dim), KernelFor<true>(value_dim)}) {
+      const auto* const function = reinterpret_cast<const void*>(kernel);
+      cudaError_t error = AllowAllShared(function);
+      if (error == cudaSuccess) error = PreferShared(function);
+      if (error != cudaSuccess) return error;
+    }
   }
   return PreferShared(reinterpret_cast<const void*>(&MergePartsKernel));
 }
@@ -376,9 +413,10 @@ cudaError_t LoadDecodeAttention() {
 cudaError_t LaunchDecodeAttention(const AttentionArguments& args, cudaStream_t stream) {
   const dim3 tiles(static_cast<unsigned>(args.tiles), static_cast<unsigned>(args.kv_heads));
   const dim3 grid(tiles.x, tiles.y, static_cast<unsigned>(args.segments));
-  const int bytes = Layout(args.key_dim, args.value_dim).Bytes(args.value_dim);
-  const cudaError_t error =
-      LaunchInChain(KernelFor(args.value_dim), grid, kThreads, bytes, stream, args);
+  const bool fp8 = args.pages.type == Element::kE4M3;
+  const int bytes = Layout(args.key_dim, args.value_dim, fp8).Bytes(args.value_dim);
+  const Kernel kernel = fp8 ? KernelFor<true>(args.value_dim) : KernelFor<false>(args.value_dim);
+  const cudaError_t error = LaunchInChain(kernel, grid, kThreads, bytes, stream, args);
   if (error != cudaSuccess || args.segments == 1 || args.counters != nullptr) return error;
   return LaunchInChain(&MergePartsKernel, tiles, kThreads, 0, stream, args);
 }

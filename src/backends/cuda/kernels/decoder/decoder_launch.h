@@ -84,8 +84,8 @@ cudaError_t LaunchRotateAppend(const RotateAppendArguments& args, cudaStream_t s
 /// Call it before the first LaunchAttention.
 cudaError_t LoadAttention();
 cudaError_t LaunchAttention(const AttentionArguments& args, cudaStream_t stream);
-/// On matrix units, for few and for many tokens of a sequence. Preconditions: a bf16 cache with
-/// values of its own, aligned to 16 bytes; heads of multiples of 16 features, up to
+/// On matrix units, for few and for many tokens of a sequence. Preconditions: a bf16 or e4m3 cache
+/// with values of its own, aligned to 16 bytes; heads of multiples of 16 features, up to
 /// kMostMatrixFeatures.
 cudaError_t LaunchDecodeAttention(const AttentionArguments& args, cudaStream_t stream);
 cudaError_t LaunchPrefillAttention(const AttentionArguments& args, cudaStream_t stream);

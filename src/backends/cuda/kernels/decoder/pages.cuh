@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backends/cuda/kernels/common/fragment_math.cuh"
+#include "backends/cuda/kernels/decoder/cache_codes.cuh"
 #include "backends/cuda/kernels/decoder/decoder_layout.h"
 #include "backends/cuda/kernels/decoder/record_error.cuh"
 
@@ -76,7 +77,7 @@ MARLIN_DEVICE uint8_t* PageOf(const SequencesView& sequences, const PagesView& p
   if (data == nullptr) return nullptr;
   const uint32_t of_slab = number - slab * pages.slab_pages;
   const int64_t element = of_slab * pages.page_stride + pages.first_element;
-  return data + element * (pages.type == Element::kF32 ? 4 : 2);
+  return data + element * CacheElementBytes(pages.type);
 }
 
 /// PageOf the block of a position, or null with a record of why.

@@ -1,9 +1,10 @@
-// Attention of tiles of 64 query rows on matrix units, over a paged bf16 cache: prefill.
+// Attention of tiles of 64 query rows on matrix units, over a paged bf16 or e4m3 cache: prefill.
 //
 //   A CTA takes 64 query rows of one KV head of a sequence (row r is query head r % group of token
 //   r / group) and all of their keys, in blocks of 64, which it copies through a ring of two
 //   stages. A warp has 16 rows and their softmax (matrix_softmax.cuh), of a block at a time where
-//   its registers suffice.
+//   its registers suffice. Codes of e4m3 go through the ring as they are; the CTA widens a block to
+//   bf16 beside it, exactly, before the warps add it.
 //
 //   A value that is NaN or Inf would spread through the zero weights of rows that do not see its
 //   key: where some rows of a warp do not, the warp looks for such values, and then adds key by
@@ -34,7 +35,8 @@ MARLIN_DEVICE void WaitForCopies() {
 /// The keys or values of one head in a page, from a block's first key on.
 struct PageRows {
   const uint8_t* first = nullptr;  ///< Null: there is no page.
-  int features = 0;
+  int bytes = 0;                   ///< Bytes of a row, a multiple of 16.
+  int shared_bytes = 0;            ///< Bytes from row to row of the copy in shared memory.
 };
 
 /// Copies `rows` keys or values, the first of which is key `first_key`, to shared memory; zeros for
@@ -42,8 +44,7 @@ struct PageRows {
 MARLIN_DEVICE void CopyKeyRows(const PageRows& from, const KeySpan& visible, int first_key,
                                int rows, uint32_t to, int thread, int threads,
                                const void* anywhere) {
-  const int units = from.features / 8;
-  const int row_bytes = SharedRowBytes(from.features);
+  const int units = from.bytes / 16;
   // 8, 16 or 32 lanes copy a row.
   const int width = units <= 8 ? 8 : (units <= 16 ? 16 : 32);
   const int unit = thread & (width - 1);
@@ -53,15 +54,15 @@ MARLIN_DEVICE void CopyKeyRows(const PageRows& from, const KeySpan& visible, int
   // Keys [begin, end) of the block exist and are seen.
   const int begin = visible.first - first_key;
   const int end = from.first == nullptr ? 0 : visible.end - first_key;
-  const uint8_t* source = from.first + (first_row * from.features + unit * 8) * 2;
-  uint32_t target = to + first_row * row_bytes + unit * 16;
+  const uint8_t* source = from.first + first_row * from.bytes + unit * 16;
+  uint32_t target = to + first_row * from.shared_bytes + unit * 16;
 #pragma unroll 4
   for (int row = first_row; row < rows; row += step) {
     const bool seen = row >= begin && row < end;
     // Where nothing is read, any valid, aligned address will do.
     CopyAsync16(target, seen ? source : anywhere, seen ? 16 : 0);
-    source += step * from.features * 2;
-    target += step * row_bytes;
+    source += step * from.bytes;
+    target += step * from.shared_bytes;
   }
 }
 
@@ -72,13 +73,26 @@ MARLIN_DEVICE const void* AnyAlignedAddress(const SequencesView& sequences) {
 }
 
 struct Layout {
-  int key_row;
+  int key_row;  ///< Bytes from row to row of what is multiplied ...
   int value_row;
+  int copied_key_row;  ///< ... and of what is copied, which is the same for bf16.
+  int copied_value_row;
+  bool widens;
 
-  MARLIN_HOST_DEVICE Layout(int key_dim, int value_dim)
-      : key_row(SharedRowBytes(key_dim)), value_row(SharedRowBytes(value_dim)) {}
-  MARLIN_HOST_DEVICE int StageBytes() const { return kBlockKeys * (key_row + value_row); }
-  MARLIN_HOST_DEVICE int QueriesAt() const { return kStages * StageBytes(); }
+  MARLIN_HOST_DEVICE Layout(int key_dim, int value_dim, bool fp8)
+      : key_row(SharedRowBytes(key_dim)),
+        value_row(SharedRowBytes(value_dim)),
+        copied_key_row(fp8 ? key_dim : key_row),
+        copied_value_row(fp8 ? value_dim : value_row),
+        widens(fp8) {}
+  MARLIN_HOST_DEVICE int StageBytes() const {
+    return kBlockKeys * (copied_key_row + copied_value_row);
+  }
+  /// The widened block, if there is one.
+  MARLIN_HOST_DEVICE int WidenedAt() const { return kStages * StageBytes(); }
+  MARLIN_HOST_DEVICE int QueriesAt() const {
+    return WidenedAt() + (widens ? kBlockKeys * (key_row + value_row) : 0);
+  }
   MARLIN_HOST_DEVICE int Bytes() const { return QueriesAt() + 2 * kRows * key_row; }
 };
 
@@ -88,6 +102,7 @@ MARLIN_DEVICE KeySpan VisibleTo(const AttentionArguments& args, const Tile& tile
   return {KeyRange::FirstKey(args, position), position + 1};
 }
 
+template <bool kFp8>
 class TileKeys {
  public:
   MARLIN_DEVICE TileKeys(const AttentionArguments& args, const Tile& tile, const KeySpan& visible,
@@ -95,7 +110,7 @@ class TileKeys {
       : args_(args),
         tile_(tile),
         visible_(visible),
-        layout_(args.key_dim, args.value_dim),
+        layout_(args.key_dim, args.value_dim, kFp8),
         ring_(shared) {}
 
   MARLIN_DEVICE int first_block() const { return visible_.first / kBlockKeys; }
@@ -109,22 +124,33 @@ class TileKeys {
           FindPage(args_.sequences, args_.pages, tile_.sequence, first, args_.errors);
       const int64_t place = static_cast<int64_t>(blockIdx.y) * args_.pages.page_tokens +
                             first % args_.pages.page_tokens;
-      const auto rows = [&](int64_t first_element, int features) {
-        return PageRows{page == nullptr ? nullptr : page + (first_element + place * features) * 2,
-                        features};
+      const auto rows = [&](int64_t first_element, int features, int shared_bytes) {
+        const int64_t element = first_element + place * features;
+        return PageRows{page == nullptr ? nullptr : page + element * kElement, features * kElement,
+                        shared_bytes};
       };
       const auto thread = static_cast<int>(threadIdx.x);
       const void* const anywhere = AnyAlignedAddress(args_.sequences);
-      CopyKeyRows(rows(0, args_.key_dim), visible_, first, kBlockKeys, Keys(block), thread,
-                  kThreads, anywhere);
-      CopyKeyRows(rows(KeyElements(args_.pages), args_.value_dim), visible_, first, kBlockKeys,
-                  Values(block), thread, kThreads, anywhere);
+      CopyKeyRows(rows(0, args_.key_dim, layout_.copied_key_row), visible_, first, kBlockKeys,
+                  CopiedKeys(block), thread, kThreads, anywhere);
+      CopyKeyRows(rows(KeyElements(args_.pages), args_.value_dim, layout_.copied_value_row),
+                  visible_, first, kBlockKeys, CopiedValues(block), thread, kThreads, anywhere);
     }
     CommitCopies();
   }
 
+  /// Widens the codes of a block that has arrived, with all threads.
+  MARLIN_DEVICE void Widen(int block) const {
+    const auto thread = static_cast<int>(threadIdx.x);
+    WidenRows(CopiedKeys(block), kBlockKeys, args_.key_dim, Keys(block), layout_.key_row, thread,
+              kThreads);
+    WidenRows(CopiedValues(block), kBlockKeys, args_.value_dim, Values(block), layout_.value_row,
+              thread, kThreads);
+    __syncthreads();
+  }
+
   MARLIN_DEVICE uint32_t Keys(int block) const {
-    return ring_ + (block - first_block()) % kStages * layout_.StageBytes();
+    return kFp8 ? ring_ + layout_.WidenedAt() : CopiedKeys(block);
   }
   MARLIN_DEVICE uint32_t Values(int block) const {
     return Keys(block) + kBlockKeys * layout_.key_row;
@@ -132,6 +158,15 @@ class TileKeys {
   MARLIN_DEVICE const Layout& layout() const { return layout_; }
 
  private:
+  static constexpr int kElement = kFp8 ? 1 : 2;  ///< Bytes of an element of the cache.
+
+  MARLIN_DEVICE uint32_t CopiedKeys(int block) const {
+    return ring_ + (block - first_block()) % kStages * layout_.StageBytes();
+  }
+  MARLIN_DEVICE uint32_t CopiedValues(int block) const {
+    return CopiedKeys(block) + kBlockKeys * layout_.copied_key_row;
+  }
+
   const AttentionArguments& args_;
   const Tile& tile_;
   KeySpan visible_;
@@ -169,7 +204,7 @@ MARLIN_DEVICE void LoadQueries(const AttentionArguments& args, const Tile& tile,
 /// Groups of 16 keys that a warp adds at a time.
 MARLIN_HOST_DEVICE constexpr int GroupsFor(int tiles) { return tiles > 8 ? 2 : 4; }
 
-template <int kTiles>
+template <int kTiles, bool kFp8>
 __global__ void __launch_bounds__(kThreads)
     PrefillAttentionKernel(const __grid_constant__ AttentionArguments args) {
   extern __shared__ __align__(16) uint8_t memory[];
@@ -179,7 +214,7 @@ __global__ void __launch_bounds__(kThreads)
   if (tile.sequence < 0) return;
   if (blockIdx.y == 0) CheckPositions(args, tile);
   const KeySpan visible = {VisibleTo(args, tile, 0).first, VisibleTo(args, tile, kRows).end};
-  const TileKeys keys(args, tile, visible, SharedAddress(memory));
+  const TileKeys<kFp8> keys(args, tile, visible, SharedAddress(memory));
   const Layout& layout = keys.layout();
   keys.Request(keys.first_block());
   uint8_t* const queries = memory + layout.QueriesAt();
@@ -203,6 +238,7 @@ __global__ void __launch_bounds__(kThreads)
     keys.Request(block + 1);
     WaitForCopies<1>();
     __syncthreads();
+    if constexpr (kFp8) keys.Widen(block);
 #pragma unroll 1
     for (int part = 0; part < kBlockKeys / kKeys; ++part) {
       const int first = block * kBlockKeys + part * kKeys;
@@ -235,27 +271,32 @@ __global__ void __launch_bounds__(kThreads)
 using Kernel = void (*)(AttentionArguments);
 
 /// The kernel for so many value features.
+template <bool kFp8>
 Kernel KernelFor(int value_dim) {
-  if (value_dim <= 64) return &PrefillAttentionKernel<4>;
-  return value_dim <= 128 ? &PrefillAttentionKernel<8> : &PrefillAttentionKernel<16>;
+  if (value_dim <= 64) return &PrefillAttentionKernel<4, kFp8>;
+  return value_dim <= 128 ? &PrefillAttentionKernel<8, kFp8> : &PrefillAttentionKernel<16, kFp8>;
 }
 
 }  // namespace
 
 cudaError_t LoadPrefillAttention() {
   for (const int value_dim : {64, 128, kMostMatrixFeatures}) {
-    const auto* const kernel = reinterpret_cast<const void*>(KernelFor(value_dim));
-    cudaError_t error = AllowAllShared(kernel);
-    if (error == cudaSuccess) error = PreferShared(kernel);
-    if (error != cudaSuccess) return error;
+    for (const Kernel kernel : {KernelFor<false>(value_dim), KernelFor<true>(value_dim)}) {
+      const auto* const function = reinterpret_cast<const void*>(kernel);
+      cudaError_t error = AllowAllShared(function);
+      if (error == cudaSuccess) error = PreferShared(function);
+      if (error != cudaSuccess) return error;
+    }
   }
   return cudaSuccess;
 }
 
 cudaError_t LaunchPrefillAttention(const AttentionArguments& args, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(args.tiles), static_cast<unsigned>(args.kv_heads));
-  return LaunchInChain(KernelFor(args.value_dim), grid, kThreads,
-                       Layout(args.key_dim, args.value_dim).Bytes(), stream, args);
+  const bool fp8 = args.pages.type == Element::kE4M3;
+  const Kernel kernel = fp8 ? KernelFor<true>(args.value_dim) : KernelFor<false>(args.value_dim);
+  const int bytes = Layout(args.key_dim, args.value_dim, fp8).Bytes();
+  return LaunchInChain(kernel, grid, kThreads, bytes, stream, args);
 }
 
 }  // namespace marlin::cuda

@@ -7,6 +7,7 @@
 
 #include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/common/epilogue.cuh"
+#include "backends/cuda/kernels/decoder/cache_codes.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/head_math.cuh"
 #include "backends/cuda/kernels/decoder/pages.cuh"
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     if (head.to != nullptr) {
 #pragma unroll 1
       for (int i = lane; i < head.features; i += 32) {
-        StoreFloat(head.to, head.to_type, head.to_at + i, features[i]);
+        StoreCached(head.to, head.to_type, head.to_at + i, features[i]);
       }
     }
     __syncwarp();
