@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "marlin/device.h"
@@ -29,8 +31,17 @@ struct ModelInfo {
   int64_t host_bytes = 0;    ///< Size of those of experts that stay on the host.
   int64_t host_experts = 0;  ///< Experts that stay on the host, of all layers.
   double bits_per_weight = 0;
+  DType kv_cache = DType::kBf16;  ///< Element type of the KV cache.
+  /// Size of keys and values per token, of all layers; a sliding window bounds those of its layer.
+  int64_t kv_cache_bytes_per_token = 0;
   std::vector<int32_t> eos_token_ids;  ///< From generation_config.json, else config.json.
 };
+
+/// The element type of a KV cache by its name: "f32", "bf16" or "fp8_e4m3". Errors:
+/// kInvalidArgument listing these.
+Result<DType> ParseKvCacheType(std::string_view name);
+/// The name that ParseKvCacheType reads; "unknown" for other types.
+std::string_view KvCacheTypeName(DType type);
 
 /// ModelOptions::host_experts: as many as do not fit into the device's memory.
 inline constexpr int64_t kHostExpertsAuto = -1;
@@ -52,6 +63,10 @@ struct ModelOptions {
   /// prompt is divided into passes, bit for bit. Takes other kernels, which are slower with many
   /// rows; combines with either value of allow_bf16_activations.
   bool batch_invariant = false;
+  /// Element type of the KV cache: f32, bf16 or f8_e4m3. None: bf16, or f32 without
+  /// allow_bf16_activations. f8_e4m3 halves the bytes of bf16: keys and values are rounded to it
+  /// once, with a scale of 1, and those beyond +-448 saturate.
+  std::optional<DType> kv_cache = std::nullopt;
   /// For models that are larger than a GPU's memory: experts of every layer that stay in the host's
   /// memory and are computed by the CPU (expert_placement.h), those selected least. With
   /// kHostExpertsAuto as many of the model as do not fit beside its other weights and the KV cache

@@ -54,9 +54,11 @@ class Model:
         gpu_memory: int | str | None = None,
         host_experts: int | str = 0,
         frequencies: AnyPath | None = None,
+        kv_cache: str | None = None,
     ) -> None:
         opened = _device(device)
         memory = "" if gpu_memory is None else str(gpu_memory)
+        cache = None if kv_cache is None else str(kv_cache)
         if frequencies is not None and host_experts == 0:
             raise InvalidArgumentError("frequencies: only with host_experts")
         self._core = call(
@@ -66,7 +68,7 @@ class Model:
             exact,
             prepared,
             batch_invariant,
-            (memory, _host_experts(host_experts), frequencies),
+            (memory, _host_experts(host_experts), frequencies, cache),
         )
         self.path = Path(os.fsdecode(path))
         asked = _core.default_device_name() if device is None else device
@@ -195,6 +197,7 @@ def load(
     gpu_memory: int | str | None = None,
     host_experts: int | str = 0,
     frequencies: AnyPath | None = None,
+    kv_cache: str | None = None,
 ) -> Model:
     """Opens a model on a device; None: METAL_MARLIN_DEVICE, else "auto".
 
@@ -208,6 +211,9 @@ def load(
     For models that are larger than that, host_experts experts of every layer stay in the host's
     memory and are computed by the CPU; "auto": those that do not fit. frequencies is a file that
     `metal-marlin analyze --routing` wrote: experts that are selected often stay on the GPU.
+
+    kv_cache is the element type of keys and values: "f32", "bf16" or "fp8_e4m3"; None: "bf16", or
+    "f32" if exact. "fp8_e4m3" takes half of the bytes of "bf16"; numbers beyond 448 saturate.
     """
     return Model(
         path,
@@ -219,6 +225,7 @@ def load(
         gpu_memory,
         host_experts,
         frequencies,
+        kv_cache,
     )
 
 

@@ -30,6 +30,8 @@ nb::dict InfoOf(const Model& model) {
   dict["host_bytes"] = info.host_bytes;
   dict["host_experts"] = info.host_experts;
   dict["bits_per_weight"] = info.bits_per_weight;
+  dict["kv_cache"] = std::string(KvCacheTypeName(info.kv_cache));
+  dict["kv_cache_bytes_per_token"] = info.kv_cache_bytes_per_token;
   dict["eos_token_ids"] = info.eos_token_ids;
   return dict;
 }
@@ -92,18 +94,23 @@ nb::dict PerplexityDict(const PerplexityResult& result) {
   return dict;
 }
 
-/// Where a model's weights go: gpu_memory, host_experts and frequencies of mm.load.
-using Memory = std::tuple<std::string, int64_t, nb::object>;
+/// Memory of a model: gpu_memory, host_experts, frequencies and kv_cache of mm.load.
+using Memory = std::tuple<std::string, int64_t, nb::object, nb::object>;
 
 /// A model, opened as mm.load asks.
 void OpenModel(Model* self, nb::handle directory, const OpenDevice& opened, bool exact,
                nb::handle prepared, bool batch_invariant, const Memory& memory) {
   const std::string path = PathOf("path", directory);
-  const auto& [gpu_memory, host_experts, frequencies] = memory;
+  const auto& [gpu_memory, host_experts, frequencies, kv_cache] = memory;
   ModelOptions options{.allow_bf16_activations = !exact};
   options.batch_invariant = batch_invariant;
   if (!gpu_memory.empty()) {
     options.device_memory = Take(cli::ParseByteSize("gpu_memory", gpu_memory));
+  }
+  if (!kv_cache.is_none()) {
+    const Result<DType> type = ParseKvCacheType(nb::cast<std::string>(kv_cache));
+    if (!type.ok()) Check(type.status().WithContext("kv_cache"));
+    options.kv_cache = *type;
   }
   if (!prepared.is_none()) options.prepared = PathOf("prepared", prepared);
   options.host_experts = host_experts;

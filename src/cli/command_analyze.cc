@@ -288,8 +288,7 @@ class AnalyzeCommand final : public Command {
           "two also for --importance");
     }
     if (sparsity_) {
-      const bool run = prompts_ || tokens_ || window_ || output_ || trace_ || run_.prepared() ||
-                       run_.places_experts();
+      const bool run = prompts_ || tokens_ || window_ || output_ || trace_ || RunsOtherwise();
       return run ? wrong("--sparsity: runs no tokens and writes no file") : Status();
     }
     if (prompts_.has_value() == tokens_.has_value()) {
@@ -299,11 +298,16 @@ class AnalyzeCommand final : public Command {
     return prompts_ ? CheckHasCodec(console, "--prompts") : Status();
   }
 
+  /// Whether an option says how the runner holds a model, which only --routing asks for.
+  bool RunsOtherwise() const {
+    return run_.prepared() || run_.places_experts() || run_.chooses_cache();
+  }
+
   Status CheckCalibrated(const Console& console) const {
-    if (prompts_ || tokens_ || window_ || trace_ || run_.prepared() || run_.places_experts()) {
+    if (prompts_ || tokens_ || window_ || trace_ || RunsOtherwise()) {
       return Status(Code::kInvalidArgument,
-                    fmt::format("{}: --prompts, --tokens, --window, --trace, --prepared and "
-                                "--host-experts are for --routing",
+                    fmt::format("{}: --prompts, --tokens, --window, --trace, --prepared, "
+                                "--kv-cache and --host-experts are for --routing",
                                 sensitivity_ ? "--sensitivity" : "--importance"));
     }
     if (resume_ && !output_) return Status(Code::kInvalidArgument, "--resume: needs -o FILE");

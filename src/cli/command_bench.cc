@@ -26,6 +26,7 @@
 #include "bench/timed_device.h"
 #include "cli/command.h"
 #include "cli/device_argument.h"
+#include "cli/model_arguments.h"
 #include "cli/product_arguments.h"
 #include "cli/trace_arguments.h"
 #include "ops/device.h"
@@ -89,12 +90,14 @@ class BenchCommand final : public Command {
                      "model: batch size in sequences; default 1");
     arguments.Option("--prepared", &model_open_.prepared, "FILE",
                      "model, load: weights that `prepare` wrote");
+    kv_cache_.Declare(arguments, "model: keys and values: f32, bf16 (default) or fp8_e4m3");
     arguments.Option("--commit", &commit_, "HASH", "Recorded with the results");
     trace_.Declare(arguments);
   }
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(CheckOp());
+    MARLIN_ASSIGN_OR_RETURN(model_open_.kv_cache, kv_cache_.Type());
     MARLIN_RETURN_IF_ERROR(trace_.Check());
     if (trace_.given()) return ReplayTrace(console);
     MARLIN_ASSIGN_OR_RETURN(device_, device_argument_.Name());
@@ -207,6 +210,7 @@ class BenchCommand final : public Command {
         {"--new-tokens", new_tokens_.has_value(), "model"},
         {"--batch", batch_.has_value(), "model"},
         {"--prepared", !model_open_.prepared.empty(), "model load"},
+        {"--kv-cache", kv_cache_.given(), "model"},
     };
     for (const OptionOfOps& option : options) {
       if (option.given && option.ops.find(op_) == std::string_view::npos) {
@@ -557,6 +561,7 @@ class BenchCommand final : public Command {
                          {"prompt_tokens", model_options_.prompt_tokens},
                          {"new_tokens", model_options_.new_tokens},
                          {"batch_invariant", batch_invariant_},
+                         {"kv_cache", KvCacheTypeName(model_.kv_cache)},
                          {"batch", model_options_.batch}};
     for (const bench::ModelPhase& phase : phases_) document["results"].push_back(PhaseJson(phase));
     return document;
@@ -698,6 +703,7 @@ class BenchCommand final : public Command {
   std::vector<bench::BenchResult> results_;
   ModelInfo model_;
   ModelOptions model_open_;
+  KvCacheArgument kv_cache_;
   bench::ModelBenchOptions model_options_;
   std::vector<bench::ModelPhase> phases_;
 };

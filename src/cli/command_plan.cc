@@ -8,6 +8,7 @@
 #include "bench/read_probe.h"
 #include "cli/checkpoint_architecture.h"
 #include "cli/command.h"
+#include "cli/model_arguments.h"
 #include "cli/model_plan.h"
 #include "cli/recipe_arguments.h"
 #include "recipe/architecture.h"
@@ -46,6 +47,7 @@ class PlanCommand final : public Command {
                      "Memory of a device, \"24GB\": what fits, and which experts stay on the host");
     arguments.Option("--context", &context_, {.least = 0}, "N",
                      "--memory: tokens in the KV cache; default 4096");
+    kv_cache_argument_.Declare(arguments, "Keys and values: f32, bf16 (default) or fp8_e4m3");
     arguments.Option("--device", &device_, "DEVICE", "cpu; auto is the same");
   }
 
@@ -61,10 +63,12 @@ class PlanCommand final : public Command {
     if (memory_text_) {
       MARLIN_ASSIGN_OR_RETURN(memory, ParseByteSize("--memory", *memory_text_));
     }
+    MARLIN_ASSIGN_OR_RETURN(const std::optional<DType> kv_cache, kv_cache_argument_.Type());
+    kv_cache_ = kv_cache.value_or(kv_cache_);
     MARLIN_ASSIGN_OR_RETURN(model_, DescribeSource(source_));
     MARLIN_ASSIGN_OR_RETURN(recipe_, recipe_arguments_.Build(model_.expert_count > 0));
     MARLIN_ASSIGN_OR_RETURN(plan_, MakeModelPlan(model_, recipe_));
-    if (memory_text_) placement_ = PlaceModel(model_, plan_, memory, Context());
+    if (memory_text_) placement_ = PlaceModel(model_, plan_, memory, Context(), kv_cache_);
     bandwidth_ = bandwidth_gbps_.value_or(0) * 1e9;
     if (!bandwidth_gbps_) {
       MARLIN_ASSIGN_OR_RETURN(bandwidth_, bench::MeasureReadBandwidth());
@@ -74,6 +78,9 @@ class PlanCommand final : public Command {
 
  private:
   int64_t Context() const { return context_.value_or(4096); }
+  int64_t CacheTokenBytes() const {
+    return SaturatingProduct(DTypeBytes(kv_cache_), model_.kv_cache_elements);
+  }
 
   Json PlacementJson() const {
     const Placement& placement = *placement_;
@@ -127,8 +134,9 @@ class PlanCommand final : public Command {
                      {"bits_per_weight", plan_.total.BitsPerWeight()},
                      {"bytes", plan_.total.bytes},
                      {"bf16_bytes", 2 * plan_.total.parameters},
+                     {"kv_cache", KvCacheTypeName(kv_cache_)},
                      {"kv_cache_bytes_per_token",
-                      model_.kv_cache_elements == 0 ? Json() : Json(2 * model_.kv_cache_elements)}};
+                      model_.kv_cache_elements == 0 ? Json() : Json(CacheTokenBytes())}};
     document["decode"] = {{"bytes_per_token", plan_.decode_bytes},
                           {"bandwidth_gbps", bandwidth_ * 1e-9},
                           {"bandwidth_source", bandwidth_gbps_ ? "given" : "measured"},
@@ -178,8 +186,8 @@ class PlanCommand final : public Command {
           FormatCount(plan_.prediction.parameters), FormatBytes(plan_.prediction.bytes));
     }
     if (model_.kv_cache_elements > 0) {
-      text += fmt::format("KV cache in 16 bits: {} per token\n",
-                          FormatBytes(2 * model_.kv_cache_elements));
+      text += fmt::format("KV cache in {}: {} per token\n", KvCacheTypeName(kv_cache_),
+                          FormatBytes(CacheTokenBytes()));
     }
     text += fmt::format(
         "decoding reads {} per token: at most {:.1f} tokens/s at {:.1f} GB/s ({}); 16 bits: "
@@ -196,6 +204,8 @@ class PlanCommand final : public Command {
   std::optional<double> bandwidth_gbps_;
   std::optional<std::string> memory_text_;
   std::optional<int64_t> context_;
+  KvCacheArgument kv_cache_argument_;
+  DType kv_cache_ = DType::kBf16;
   std::string device_ = "auto";
   ModelArchitecture model_;
   MixedPrecisionConfig recipe_;

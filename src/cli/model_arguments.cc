@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 #include "base/macros.h"
 #include "base/printable.h"
@@ -77,12 +78,25 @@ constexpr int64_t kMostHostExperts = 4096;
 
 }  // namespace
 
+void KvCacheArgument::Declare(ArgumentList& arguments, const char* help) {
+  arguments.Option("--kv-cache", &name_, "TYPE", help);
+}
+
+Result<std::optional<DType>> KvCacheArgument::Type() const {
+  if (!name_) return std::optional<DType>();
+  const Result<DType> type = ParseKvCacheType(*name_);
+  if (!type.ok()) return type.status().WithContext("--kv-cache");
+  return std::optional<DType>(*type);
+}
+
 void RunArguments::Declare(ArgumentList& arguments) {
   device_.Declare(arguments, "auto, cpu or metal-sim");
   arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
   arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32");
   arguments.Flag("--batch-invariant", &batch_invariant_,
                  "Logits independent of batch and passes, bit for bit; slower");
+  kv_cache_.Declare(arguments,
+                    "MODEL's keys and values: f32, bf16 or fp8_e4m3; default bf16, --exact: f32");
   arguments.Option("--prepared", &prepared_, "FILE",
                    "MODEL's weights from `prepare`, mapped instead of prepared again");
   arguments.Option("--gpu-memory", &gpu_memory_, "SIZE",
@@ -118,7 +132,10 @@ Result<Device> RunArguments::OpenDevice() const {
 
 Result<Model> RunArguments::Open(Console& console, const std::string& path,
                                  const Device& device) const {
-  MARLIN_ASSIGN_OR_RETURN(Model model, OpenWith(prepared_, path, device));
+  MARLIN_ASSIGN_OR_RETURN(ModelOptions options, Options());
+  options.prepared = prepared_;
+  MARLIN_ASSIGN_OR_RETURN(options.kv_cache, kv_cache_.Type());
+  MARLIN_ASSIGN_OR_RETURN(Model model, OpenWith(std::move(options), path, device));
   device_.SayTaken(console, model.device().info());
   const ModelInfo& info = model.info();
   if (info.host_experts > 0) {
@@ -129,13 +146,12 @@ Result<Model> RunArguments::Open(Console& console, const std::string& path,
 }
 
 Result<Model> RunArguments::OpenReference(const std::string& path, const Device& device) const {
-  return OpenWith("", path, device);
+  MARLIN_ASSIGN_OR_RETURN(ModelOptions options, Options());
+  return OpenWith(std::move(options), path, device);
 }
 
-Result<Model> RunArguments::OpenWith(const std::string& prepared, const std::string& path,
+Result<Model> RunArguments::OpenWith(ModelOptions options, const std::string& path,
                                      const Device& device) const {
-  MARLIN_ASSIGN_OR_RETURN(ModelOptions options, Options());
-  options.prepared = prepared;
   if (frequencies_.empty()) return Model::Open(path, device, options);
   MARLIN_ASSIGN_OR_RETURN(const RoutingFrequencies routing,
                           RoutingFrequencies::FromFile(frequencies_));

@@ -18,7 +18,20 @@
 
 namespace marlin::cli {
 
-/// --device, --threads, --exact, --prepared, --gpu-memory, --host-experts, --frequencies.
+/// --kv-cache: the element type of a KV cache.
+class KvCacheArgument {
+ public:
+  void Declare(ArgumentList& arguments, const char* help);
+  bool given() const { return name_.has_value(); }
+  /// None if it is not given. Errors: kInvalidArgument listing the types.
+  Result<std::optional<DType>> Type() const;
+
+ private:
+  std::optional<std::string> name_;
+};
+
+/// --device, --threads, --exact, --kv-cache, --prepared, --gpu-memory, --host-experts,
+/// --frequencies.
 class RunArguments {
  public:
   void Declare(ArgumentList& arguments);
@@ -27,23 +40,24 @@ class RunArguments {
   /// Models of one command share a device: the worker threads of two would compete. Names the
   /// device that "auto" chose on stderr.
   Result<Model> Open(Console& console, const std::string& path, const Device& device) const;
-  /// Opens a second model, without --prepared.
+  /// Opens a second model, without --prepared and --kv-cache.
   Result<Model> OpenReference(const std::string& path, const Device& device) const;
   bool prepared() const { return !prepared_.empty(); }
+  bool chooses_cache() const { return kv_cache_.given(); }
   bool places_experts() const { return !host_experts_.empty(); }
   /// Opens a model on a device of its own.
   Result<Model> Open(Console& console, const std::string& path) const;
 
  private:
-  /// Without --prepared and --frequencies.
+  /// Without --prepared, --kv-cache and --frequencies.
   Result<ModelOptions> Options() const;
-  Result<Model> OpenWith(const std::string& prepared, const std::string& path,
-                         const Device& device) const;
+  Result<Model> OpenWith(ModelOptions options, const std::string& path, const Device& device) const;
 
   DeviceArgument device_;
   std::optional<int64_t> threads_;
   bool exact_ = false;
   bool batch_invariant_ = false;
+  KvCacheArgument kv_cache_;
   std::string prepared_;
   std::string gpu_memory_;
   std::string host_experts_;

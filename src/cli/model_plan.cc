@@ -132,11 +132,11 @@ Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model,
 }
 
 Placement PlaceModel(const ModelArchitecture& model, const ModelPlan& plan, int64_t memory,
-                     int64_t context_tokens) {
+                     int64_t context_tokens, DType kv_cache) {
   Placement placement;
   placement.memory = memory;
-  placement.cache_bytes =
-      SaturatingProduct(kKeptBytes, SaturatingProduct(model.kv_cache_elements, context_tokens));
+  placement.cache_bytes = SaturatingProduct(
+      DTypeBytes(kv_cache), SaturatingProduct(model.kv_cache_elements, context_tokens));
   const int64_t weights = plan.device_bytes - plan.routed_bytes;
   placement.resident_bytes =
       placement.cache_bytes > INT64_MAX - weights ? INT64_MAX : weights + placement.cache_bytes;

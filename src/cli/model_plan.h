@@ -53,7 +53,7 @@ struct Placement {
 
 /// Precondition: a plan of the model.
 Placement PlaceModel(const ModelArchitecture& model, const ModelPlan& plan, int64_t memory,
-                     int64_t context_tokens);
+                     int64_t context_tokens, DType kv_cache);
 
 /// Errors: those of sizes that overflow.
 Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model, const MixedPrecisionConfig& recipe);

@@ -6,10 +6,12 @@
 #include <string>
 #include <utility>
 
+#include "base/checked.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "marlin/expert_placement.h"
 #include "marlin/routing.h"
+#include "model/kv_cache.h"
 #include "model/layers.h"
 #include "ops/device.h"
 
@@ -128,11 +130,10 @@ class Chooser {
     const int64_t available = MemoryOf(device_, limit);
     if (available == 0) return experts;
     const int64_t others = WeightBytes(checkpoint_, device_) - experts;
-    const int64_t element = options_.allow_bf16_activations ? 2 : 4;
-    const int64_t cache = config_.shape.layers * config_.cache_heads() *
-                          (config_.key_dim() + config_.value_dim()) * element *
-                          std::min(config_.max_positions, kReservedTokens);
-    if (others + cache <= available) return available - others - cache;
+    MARLIN_ASSIGN_OR_RETURN(const DType cache_type, CacheType(options_));
+    const int64_t cache = SaturatingProduct(CacheTokenBytes(config_, cache_type),
+                                            std::min(config_.max_positions, kReservedTokens));
+    if (cache <= available - others) return available - others - cache;
     return Status(
         Code::kOutOfMemory,
         fmt::format("{}: without experts, its weights take {} bytes and a KV cache {}; {}",

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/printable.h"
 #include "model/placement.h"
 
 namespace marlin {
@@ -18,7 +19,45 @@ constexpr int64_t kDeviceSlabBytes = int64_t{64} << 20;
 /// Every layer's part of a page is aligned to so many elements.
 constexpr int64_t kPartAlignment = 32;
 
+struct CacheTypeName {
+  DType type;
+  std::string_view name;
+};
+constexpr CacheTypeName kCacheTypes[] = {
+    {DType::kF32, "f32"}, {DType::kBf16, "bf16"}, {DType::kF8E4M3, "fp8_e4m3"}};
+
+Status NoCacheType(std::string_view name) {
+  return Status(Code::kInvalidArgument,
+                fmt::format("expected f32, bf16 or fp8_e4m3, got '{}'", Printable(name)));
+}
+
 }  // namespace
+
+Result<DType> ParseKvCacheType(std::string_view name) {
+  for (const CacheTypeName& known : kCacheTypes) {
+    if (known.name == name) return known.type;
+  }
+  return NoCacheType(name);
+}
+
+std::string_view KvCacheTypeName(DType type) {
+  for (const CacheTypeName& known : kCacheTypes) {
+    if (known.type == type) return known.name;
+  }
+  return "unknown";
+}
+
+Result<DType> CacheType(const ModelOptions& options) {
+  if (!options.kv_cache) return options.allow_bf16_activations ? DType::kBf16 : DType::kF32;
+  const DType type = *options.kv_cache;
+  if (KvCacheTypeName(type) != "unknown") return type;
+  return NoCacheType(DTypeName(type)).WithContext("kv_cache");
+}
+
+int64_t CacheTokenBytes(const DecoderConfig& config, DType type) {
+  const int64_t features = config.key_dim() + config.value_dim();
+  return SaturatingProduct(config.shape.layers * config.cache_heads(), features * DTypeBytes(type));
+}
 
 Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const CacheShape& shape) {
   std::shared_ptr<PagePool> pool(new PagePool(device));

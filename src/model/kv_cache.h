@@ -13,6 +13,7 @@
 #include "marlin/device.h"
 #include "marlin/model.h"
 #include "marlin/status.h"
+#include "model/decoder_config.h"
 
 namespace marlin {
 
@@ -25,6 +26,12 @@ struct CacheShape {
   DType type = DType::kF32;
   int64_t most_bytes = INT64_MAX;  ///< All pages together, at most.
 };
+
+/// The element type of a model's KV cache. Errors: kInvalidArgument for a type that is none of
+/// ParseKvCacheType's.
+Result<DType> CacheType(const ModelOptions& options);
+/// Bytes of a token's keys and values in all layers.
+int64_t CacheTokenBytes(const DecoderConfig& config, DType type);
 
 /// The pages of all sequences of a model. Layers with the same window form a KV cache group, whose
 /// pages hold the same positions for all its layers. Thread-safe; sequences may keep it alive

@@ -173,6 +173,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
   try {
     MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(path));
     const Checkpoint& checkpoint = directory.checkpoint;
+    MARLIN_ASSIGN_OR_RETURN(const DType cache_type, CacheType(options));
     // Checks the device before reading any tensor.
     MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
     MARLIN_ASSIGN_OR_RETURN(const HostExperts host_experts,
@@ -197,12 +198,11 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
       impl->products.activations = DType::kBf16;
     }
     const DecoderConfig& numbers = impl->decoder.config;
-    const CacheShape cache{numbers.windows,
-                           numbers.cache_heads(),
-                           numbers.key_dim(),
-                           numbers.value_dim(),
-                           exact ? DType::kF32 : DType::kBf16,
-                           for_cache};
+    const CacheShape cache{numbers.windows,   numbers.cache_heads(),
+                           numbers.key_dim(), numbers.value_dim(),
+                           cache_type,        for_cache};
+    impl->info.kv_cache = cache_type;
+    impl->info.kv_cache_bytes_per_token = CacheTokenBytes(numbers, cache_type);
     MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(chosen, cache));
     impl->writes_host = ReadsHostMemory(chosen);
     MARLIN_ASSIGN_OR_RETURN(

@@ -66,6 +66,31 @@ class Generate(ModelTestCase):
                                  self.tokens(GOLDEN[QWEN]["prompt_ids"]), "--max-tokens", 8)
         self.assertEqual(len(document["token_ids"]), 8)
 
+    def test_keys_and_values_in_fp8(self) -> None:
+        prompt = self.tokens(GOLDEN[QWEN]["prompt_ids"])
+        shown = {kind: self.document("perplexity", QWEN, "--tokens", TOKENS, "--max-windows", 4,
+                                     "--kv-cache", kind)["perplexity"]
+                 for kind in ("f32", "bf16", "fp8_e4m3")}
+        self.assertEqual(len(set(shown.values())), 3)
+        self.assertAlmostEqual(shown["fp8_e4m3"] / shown["f32"], 1, delta=0.02)
+        self.document("generate", QWEN, "--tokens", prompt, "--max-tokens", 4, "--exact",
+                      "--kv-cache", "fp8_e4m3")
+        # The reference of a comparison has its own cache.
+        cost = self.document("compare", QWEN, "--against", QWEN, "--tokens", TOKENS,
+                             "--max-windows", 2, "--kv-cache", "fp8_e4m3")
+        self.assertGreater(cost["kl_mean"], 0)
+        for command in (("generate", QWEN, "--tokens", prompt),
+                        ("perplexity", QWEN, "--tokens", TOKENS),
+                        ("compare", QWEN, "--against", QWEN, "--tokens", TOKENS),
+                        ("bench", "model", QWEN), ("plan", QWEN)):
+            self.refuse(USAGE, *command, "--kv-cache", "fp8",
+                        says=("--kv-cache: expected f32, bf16 or fp8_e4m3, got 'fp8'",))
+        self.refuse(USAGE, "bench", "gemm", "--kv-cache", "f32",
+                    says=("bench gemm: has no --kv-cache",))
+        for what in ("--sensitivity", "--importance"):
+            self.refuse(USAGE, "analyze", QWEN, what, "-o", self.directory / "out",
+                        "--kv-cache", "bf16", says=("--kv-cache",))
+
     def test_sampling_follows_the_seed(self) -> None:
         prompt = self.tokens(GOLDEN[QWEN]["prompt_ids"])
 

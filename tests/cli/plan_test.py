@@ -83,6 +83,9 @@ class Plan(CommandTestCase):
         part = place("qwen3-30b-a3b", "12GB", "--context", 32768)
         self.assertTrue(0 < part["device_experts"] < 128)
         self.assertEqual(part["kv_cache_bytes"], 8 * whole["kv_cache_bytes"])
+        small = place("qwen3-30b-a3b", "12GB", "--context", 32768, "--kv-cache", "fp8_e4m3")
+        self.assertEqual(2 * small["kv_cache_bytes"], part["kv_cache_bytes"])
+        self.assertGreater(small["device_experts"], part["device_experts"])
         # One more expert of every layer would not fit.
         each = part["host_bytes"] / (128 - part["device_experts"])
         used = part["resident_bytes"] + part["device_experts"] * each

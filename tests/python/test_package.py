@@ -325,6 +325,22 @@ def test_a_batch_invariant_model_gives_the_same_bits_in_pieces() -> None:
         assert np.array_equal(model.logits(tokens[:count]), whole[:count])
 
 
+def test_keys_and_values_in_fp8() -> None:
+    tokens = [5, 17, 4, 99, 40, 7, 300, 21, 8, 61]
+    default, fp8 = mm.load(SAMPLE), mm.load(SAMPLE, kv_cache="fp8_e4m3")
+    assert (default.info["kv_cache"], fp8.info["kv_cache"]) == ("bf16", "fp8_e4m3")
+    assert default.info["kv_cache_bytes_per_token"] == 2 * fp8.info["kv_cache_bytes_per_token"]
+    assert mm.load(SAMPLE, exact=True).info["kv_cache"] == "f32"
+    difference = np.abs(default.logits(tokens) - fp8.logits(tokens)).max()
+    assert 0 < difference < 0.5
+    for name in ("fp8", "", 8):
+        with pytest.raises(
+            mm.InvalidArgumentError,
+            match=f"^kv_cache: expected f32, bf16 or fp8_e4m3, got '{name}'$",
+        ):
+            mm.load(SAMPLE, kv_cache=name)  # type: ignore[arg-type]
+
+
 def test_other_quantizations_are_refused_by_name(tmp_path: Path) -> None:
     for file in SAMPLE.glob("*.safetensors"):
         shutil.copyfile(file, tmp_path / file.name)

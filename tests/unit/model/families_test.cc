@@ -368,9 +368,14 @@ TEST_F(Families, BatchInvariantModelsGiveTheSameBitsInPiecesAndBatches) {
     SCOPED_TRACE(type);
     Make(type);
     const std::string source = Write(type);
-    for (const std::string& path : {source, Quantize(source, "fp4_e2m1/g32")}) {
+    const std::string quantized = Quantize(source, "fp4_e2m1/g32");
+    for (const auto& [path, cache] :
+         {std::pair(source, DType::kBf16), std::pair(quantized, DType::kBf16),
+          std::pair(quantized, DType::kF8E4M3)}) {
+      SCOPED_TRACE(KvCacheTypeName(cache));
       ModelOptions options;
       options.batch_invariant = true;
+      options.kv_cache = cache;
       const auto model = Model::Open(path, *device_, options);
       ASSERT_TRUE(model.ok()) << model.status().message();
       const std::vector<int32_t> tokens = {5, 17, 4, 40, 63, 31, 8, 2, 11, 50, 7, 21};

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,7 @@
 #include "marlin/generate.h"
 #include "marlin/recipe.h"
 #include "marlin/routing.h"
+#include "model/kv_cache.h"
 #include "random_model.h"
 #include "remote_backend.h"
 
@@ -177,6 +179,17 @@ TEST_P(HostExpertsOf, AreAsManyAsDoNotFit) {
     before = chosen->count;
   }
   EXPECT_GT(before, 0);
+  // With room for all weights and a cache of fp8, wider caches leave experts on the host.
+  const int64_t tokens = std::min<int64_t>(model.config.max_positions, 8192);
+  const int64_t room = weights + CacheTokenBytes(model.config, DType::kF8E4M3) * tokens;
+  const auto bytes_beside = [&](DType cache) {
+    options.kv_cache = cache;
+    return choose(room)->bytes;
+  };
+  EXPECT_EQ(bytes_beside(DType::kF8E4M3), 0);
+  EXPECT_GT(bytes_beside(DType::kBf16), 0);
+  EXPECT_GT(bytes_beside(DType::kF32), bytes_beside(DType::kBf16));
+  options.kv_cache.reset();
   // The CPU shares the host's memory.
   EXPECT_EQ(ChooseHostExperts(model, *Device::Open("cpu"), options)->count, 0);
 }

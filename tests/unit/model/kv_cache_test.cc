@@ -2,6 +2,7 @@
 // truncated.
 #include "model/kv_cache.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +11,7 @@
 #include <set>
 #include <vector>
 
+#include "../../source_directory.h"
 #include "marlin/model.h"
 #include "random_model.h"
 
@@ -43,6 +45,48 @@ TEST(PagePool, LayersWithOneWindowSharePages) {
     EXPECT_EQ(cache.page_tokens, 256);
   }
   EXPECT_THAT(places, ElementsAre(0, 2 * 256 * 48, 2 * 2 * 256 * 48));
+}
+
+TEST(PagePool, CountsTheBytesOfItsType) {
+  const Device device = *Device::Open("cpu", {.threads = 1});
+  for (const auto& [type, bytes] :
+       {std::pair<DType, int64_t>{DType::kF32, 4}, {DType::kBf16, 2}, {DType::kF8E4M3, 1}}) {
+    CacheShape shape = Shape3({0, 0});
+    shape.type = type;
+    const int64_t page = int64_t{2} * 2 * 256 * (32 + 16) * bytes;
+    shape.most_bytes = 3 * page;
+    const auto pool = MakePool(device, shape);
+    EXPECT_EQ(pool->CacheOf(0, {}).type, type);
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(pool->Take(0).ok()) << DTypeName(type);
+    const Result<int32_t> page_too_many = pool->Take(0);
+    ASSERT_FALSE(page_too_many.ok()) << DTypeName(type);
+    EXPECT_THAT(
+        page_too_many.status().message(),
+        HasSubstr(fmt::format("more than the {} in use do not fit in its {}", 3 * page, 3 * page)));
+  }
+}
+
+TEST(CacheType, IsOneOfThoseThatModelsTake) {
+  EXPECT_EQ(*CacheType({}), DType::kBf16);
+  EXPECT_EQ(*CacheType({.allow_bf16_activations = false}), DType::kF32);
+  ModelOptions options{.allow_bf16_activations = false};
+  for (const char* const name : {"f32", "bf16", "fp8_e4m3"}) {
+    options.kv_cache = *ParseKvCacheType(name);
+    EXPECT_EQ(*CacheType(options), *options.kv_cache);
+    EXPECT_EQ(KvCacheTypeName(*options.kv_cache), name);
+  }
+  options.kv_cache = DType::kF16;
+  const Status refused = CacheType(options).status();
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_EQ(refused.message(), "kv_cache: expected f32, bf16 or fp8_e4m3, got 'f16'");
+  const Status opened =
+      Model::Open(SourceDirectory() + "/examples/tiny-qwen3-moe", *Device::Open("cpu"), options)
+          .status();
+  EXPECT_EQ(opened.message(), refused.message());
+  for (const char* const name : {"", "fp8", "f8_e4m3", "BF16", "bf16 "}) {
+    EXPECT_THAT(ParseKvCacheType(name).status().message(),
+                HasSubstr("expected f32, bf16 or fp8_e4m3, got '"));
+  }
 }
 
 TEST(PagePool, PagesComeBackAndSlabsGo) {
