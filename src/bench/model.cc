@@ -3,9 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <memory>
+#include <utility>
 
 #include "base/macros.h"
+#include "base/text_table.h"
 #include "marlin/sampling.h"
+#include "model/forward_call.h"
 #include "model/layers.h"
 #include "model/model_impl.h"
 #include "model/placement.h"
@@ -199,14 +204,16 @@ class ModelBench {
     prefill.name = "prefill";
     prefill.tokens = prompt * options_.batch;
     MARLIN_RETURN_IF_ERROR(Measure(&prefill, [&] { return Feed(0, prompt); }));
+    MARLIN_RETURN_IF_ERROR(Profile(&prefill, [&] { return Feed(0, prompt); }));
 
     MARLIN_RETURN_IF_ERROR(Feed(0, prompt));
     ModelPhase decode;
     decode.name = "decode";
     decode.tokens = options_.batch;
     int64_t step = 0;
-    MARLIN_RETURN_IF_ERROR(
-        Measure(&decode, [&] { return Feed(prompt + step++ % options_.new_tokens, 1); }));
+    const auto decode_one = [&] { return Feed(prompt + step++ % options_.new_tokens, 1); };
+    MARLIN_RETURN_IF_ERROR(Measure(&decode, decode_one));
+    MARLIN_RETURN_IF_ERROR(Profile(&decode, decode_one));
     return std::vector<ModelPhase>{prefill, decode};
   }
 
@@ -243,6 +250,39 @@ class ModelBench {
     return failure;
   }
 
+  /// Times the operations of a phase, if that is asked for, over several calls behind a first one.
+  template <typename Forward>
+  Status Profile(ModelPhase* phase, Forward forward) {
+    if (!options_.profile) return {};
+    constexpr int kLeastCalls = 5;
+    constexpr int kMostCalls = 50;
+    constexpr double kSeconds = 1.0;
+    // A device whose host computes experts waits for it within the pass.
+    const bool holds = model_.impl().decoder.host_experts == 0;
+    MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<StreamMarks> marks,
+                            model_.device().impl().backend().MakeMarks(nullptr, holds));
+    StepTimer timer(std::move(marks));
+    timer_ = &timer;
+    Status status = forward();
+    StepTimer::Sums sums = timer.Take();
+    std::array<std::vector<double>, kStepParts> seconds;
+    const Stopwatch watch;
+    for (int call = 0; status.ok() && call < kMostCalls; ++call) {
+      if (call >= kLeastCalls && watch.Seconds() > kSeconds) break;
+      status = forward();
+      sums = timer.Take();
+      for (size_t part = 0; part < kStepParts; ++part) seconds[part].push_back(sums[part].seconds);
+    }
+    timer_ = nullptr;
+    MARLIN_RETURN_IF_ERROR(status);
+    for (size_t part = 0; part < kStepParts; ++part) {
+      if (sums[part].count == 0) continue;
+      phase->profile.push_back({static_cast<StepPart>(part), sums[part].count,
+                                SummarizeSeconds(std::move(seconds[part])).median});
+    }
+    return {};
+  }
+
   /// Feeds `count` tokens to every sequence, after its first `before`.
   Status Feed(int64_t before, int64_t count) {
     std::vector<SequenceInput> inputs;
@@ -252,13 +292,16 @@ class ModelBench {
       inputs.push_back(
           {&sequences_[i], std::span(tokens_).subspan(i, static_cast<size_t>(count)), false});
     }
+    Wanted wanted;
+    wanted.timer = timer_;
     // Generation samples on the device: it never copies the logits.
     if (count == 1) {
-      return model_.ForwardAndSample(
-          inputs, {samplers_.data(), DType::kU8, {options_.batch, sampler_bytes_}}, sampled_);
+      wanted.samplers = {samplers_.data(), DType::kU8, {options_.batch, sampler_bytes_}};
+      wanted.tokens = sampled_;
+    } else {
+      wanted.logits = {logits_.data(), DType::kF32, {options_.batch, model_.info().vocab_size}};
     }
-    return model_.Forward(
-        inputs, {logits_.data(), DType::kF32, {options_.batch, model_.info().vocab_size}});
+    return RunForward(model_.impl(), inputs, wanted);
   }
 
   /// Strides through the vocabulary, so that experts change from token to token.
@@ -277,6 +320,7 @@ class ModelBench {
   int64_t sampler_bytes_ = 0;
   std::vector<int32_t> sampled_;
   int64_t next_token_ = 0;
+  StepTimer* timer_ = nullptr;
 };
 
 Status CheckRange(const char* name, int64_t value, int64_t largest) {
@@ -286,6 +330,43 @@ Status CheckRange(const char* name, int64_t value, int64_t largest) {
 }
 
 }  // namespace
+
+double ModelPhase::ProfileSeconds() const {
+  double seconds = 0;
+  for (const ProfileRow& row : profile) seconds += row.seconds;
+  return seconds;
+}
+
+std::string ProfileText(const std::vector<ModelPhase>& phases) {
+  std::string text;
+  for (const ModelPhase& phase : phases) {
+    const double sum = phase.ProfileSeconds();
+    Table table({"operation", "count", "us", "us each", "share"});
+    for (const ProfileRow& row : phase.profile) {
+      table.AddRow({std::string(StepPartName(row.part)), std::to_string(row.count),
+                    fmt::format("{:.1f}", 1e6 * row.seconds),
+                    fmt::format("{:.2f}", 1e6 * row.seconds / static_cast<double>(row.count)),
+                    fmt::format("{:.1f} %", 100 * row.seconds / sum)});
+    }
+    text += fmt::format(
+        "\n{}, one operation at a time: {:.3f} ms (the phase takes {:.3f} ms; where a device "
+        "records its steps, operations overlap)\n\n{}",
+        phase.name, 1e3 * sum, 1e3 * phase.timing.median, table.ToString());
+  }
+  return text;
+}
+
+nlohmann::ordered_json ProfileJson(const ModelPhase& phase) {
+  const double sum = phase.ProfileSeconds();
+  nlohmann::ordered_json operations = nlohmann::ordered_json::array();
+  for (const ProfileRow& row : phase.profile) {
+    operations.push_back({{"operation", StepPartName(row.part)},
+                          {"count", row.count},
+                          {"seconds", row.seconds},
+                          {"share", row.seconds / sum}});
+  }
+  return {{"seconds", sum}, {"operations", operations}};
+}
 
 Status CheckModelBench(const ModelInfo& model, const ModelBenchOptions& options) {
   const int64_t context = model.max_positions;

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 #include "bench/gemm.h"
 #include "bench/timer.h"
 #include "marlin/model.h"
 #include "marlin/status.h"
+#include "model/step_timer.h"
 
 namespace marlin::bench {
 
@@ -16,7 +19,15 @@ inline constexpr int64_t kMaxBatch = 4096;
 struct ModelBenchOptions {
   int64_t prompt_tokens = 512;
   int64_t new_tokens = 64;
-  int64_t batch = 1;  ///< Sequences per Forward call.
+  int64_t batch = 1;     ///< Sequences per Forward call.
+  bool profile = false;  ///< Also times every operation.
+};
+
+/// The operations of one kind in a Forward call.
+struct ProfileRow {
+  StepPart part = StepPart::kEmbed;
+  int64_t count = 0;
+  double seconds = 0;  ///< All of them, the median of several calls.
 };
 
 /// Prefill or decoding, per Forward call.
@@ -29,10 +40,19 @@ struct ModelPhase {
   Timing products;
   double weight_bytes = 0;  ///< Prepared weights, read once.
   double operations = 0;    ///< FLOP of the GEMMs.
+  /// Each operation timed alone, without those beside it; in the order of a step. Work that the
+  /// device records overlaps, so that their sum is more than the call takes.
+  std::vector<ProfileRow> profile;
 
   double TokensPerSecond() const { return static_cast<double>(tokens) / timing.median; }
+  double ProfileSeconds() const;
   double ProductsFraction() const { return products.median / timing.median; }
 };
+
+/// The profiles of phases as tables.
+std::string ProfileText(const std::vector<ModelPhase>& phases);
+/// {"seconds", "operations": [{"operation", "count", "seconds", "share"}]}
+nlohmann::ordered_json ProfileJson(const ModelPhase& phase);
 
 /// Errors: kInvalidArgument naming the option that the model's context is too short for.
 Status CheckModelBench(const ModelInfo& model, const ModelBenchOptions& options);

@@ -90,6 +90,8 @@ class BenchCommand final : public Command {
                      "model: batch size in sequences; default 1");
     arguments.Option("--prepared", &model_open_.prepared, "FILE",
                      "model, load: weights that `prepare` wrote");
+    arguments.Flag("--profile", &model_options_.profile,
+                   "model: also the time of each operation of a prefill and of a decode step");
     kv_cache_.Declare(arguments, "model: keys and values: f32, bf16 (default) or fp8_e4m3");
     arguments.Option("--commit", &commit_, "HASH", "Recorded with the results");
     trace_.Declare(arguments);
@@ -211,6 +213,7 @@ class BenchCommand final : public Command {
         {"--batch", batch_.has_value(), "model"},
         {"--prepared", !model_open_.prepared.empty(), "model load"},
         {"--kv-cache", kv_cache_.given(), "model"},
+        {"--profile", model_options_.profile, "model"},
     };
     for (const OptionOfOps& option : options) {
       if (option.given && option.ops.find(op_) == std::string_view::npos) {
@@ -576,6 +579,7 @@ class BenchCommand final : public Command {
     row["roofline_fraction"] = Fraction(phase);
     row["products_seconds"] = phase.products.median;
     row["products_fraction"] = phase.ProductsFraction();
+    if (model_options_.profile) row["profile"] = bench::ProfileJson(phase);
     return row;
   }
 
@@ -621,11 +625,12 @@ class BenchCommand final : public Command {
                     fmt::format("{:.0f} %", 100 * Fraction(phase)),
                     fmt::format("{:.0f} %", 100 * phase.ProductsFraction())});
     }
+    const std::string profile = model_options_.profile ? bench::ProfileText(phases_) : "";
     return fmt::format(
-        "{}: {} ({}), {} parameters, {}; {} sequences, {} tokens read, then {} written\n\n{}",
+        "{}: {} ({}), {} parameters, {}; {} sequences, {} tokens read, then {} written\n\n{}{}",
         *model_path_, model_.model_type, model_.recipe.empty() ? "plain" : model_.recipe,
         FormatCount(model_.parameters), FormatBytes(model_.bytes), model_options_.batch,
-        model_options_.prompt_tokens, model_options_.new_tokens, table.ToString());
+        model_options_.prompt_tokens, model_options_.new_tokens, table.ToString(), profile);
   }
 
   std::string Heading(const DeviceInfo& info) const {

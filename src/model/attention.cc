@@ -41,8 +41,9 @@ Status Attend(const Pass& pass, int64_t layer, const TensorView& queries, const 
   const MutableTensorView& mixed = pass.values.mixed;
   const MutableTensorView out(mixed.data(), mixed.dtype(),
                               {mixed.dim(0), config.shape.heads, config.value_dim()});
-  return PagedAttention(pass.device, queries, RowsOf(pass, layer), CacheOf(pass, layer), out,
-                        options, pass.stream());
+  MARLIN_RETURN_IF_ERROR(PagedAttention(pass.device, queries, RowsOf(pass, layer),
+                                        CacheOf(pass, layer), out, options, pass.stream()));
+  return Ended(pass, StepPart::kAttention);
 }
 
 /// MLA: a head's key is its own part without RoPE, then the RoPE part shared by all heads.
@@ -73,12 +74,14 @@ Status RunLatentAttention(const Pass& pass, int64_t layer) {
       AppendToCache(pass.device, part(k, 0, key_dim, key_dim),
                     part(values.expanded, shape.nope_dim, shape.v_dim, pair_width),
                     RowsOf(pass, layer), CacheOf(pass, layer), pass.stream()));
+  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRotateAppend));
   return Attend(pass, layer, part(values.projected, 0, key_dim, key_dim), {});
 }
 
 /// norm(x) for the norms inside MLA, whose epsilon the config does not set.
 Status NormalizeLatent(const Pass& pass, const DeviceVector& norm, const MutableTensorView& x) {
-  return RmsNorm(pass.device, x, norm.view(), kLatentEpsilon, x, pass.stream());
+  MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, x, norm.view(), kLatentEpsilon, x, pass.stream()));
+  return Ended(pass, StepPart::kNorm);
 }
 
 }  // namespace
@@ -90,7 +93,9 @@ Status RunProject(const Pass& pass, int64_t index) {
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
                           pass.arena.Take(pass.products.activations, values.hidden.shape()));
   MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer.input_norm, x));
-  return Apply(pass.device, layer.attention.qkv, x, pass.products, values.projected);
+  MARLIN_RETURN_IF_ERROR(
+      Apply(pass.device, layer.attention.qkv, x, pass.products, values.projected));
+  return Ended(pass, StepPart::kQkv);
 }
 
 Status RunLatentProject(const Pass& pass, int64_t index) {
@@ -98,8 +103,9 @@ Status RunLatentProject(const Pass& pass, int64_t index) {
   const StepValues& values = pass.values;
   const LatentAttentionLayer& layer = pass.layer(index).latent;
   const auto apply = [&](const Projection& projection, const TensorView& x,
-                         const MutableTensorView& out) {
-    return Apply(pass.device, projection, x, pass.products, out);
+                         const MutableTensorView& out) -> Status {
+    MARLIN_RETURN_IF_ERROR(Apply(pass.device, projection, x, pass.products, out));
+    return Ended(pass, StepPart::kQkv);
   };
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
                           pass.arena.Take(pass.products.activations, values.hidden.shape()));
@@ -139,6 +145,7 @@ Status RunAttention(const Pass& pass, int64_t index) {
   const HeadNorms norms{layer.q_norm.view(), layer.k_norm.view(), config.epsilon};
   MARLIN_RETURN_IF_ERROR(RotateAndAppend(pass.device, {q, k, v}, norms, RotaryOf(pass),
                                          RowsOf(pass, index), CacheOf(pass, index), pass.stream()));
+  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRotateAppend));
   return Attend(pass, index, q, layer.sinks.view());
 }
 

@@ -36,6 +36,7 @@ Status RunRoute(const Pass& pass, int64_t index) {
   options.choice_bias = layer.experts.choice_bias.view();
   MARLIN_RETURN_IF_ERROR(RouteTokens(pass.device, logits, options, values.expert_ids,
                                      values.expert_weights, pass.stream()));
+  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRouter));
   return pass.routing == nullptr ? Status() : Observe(pass, index);
 }
 
@@ -58,6 +59,7 @@ Status RunExperts(const Pass& pass, int64_t index) {
   if (pass.plans != nullptr) pass.plans->push_back(plan);
   MARLIN_RETURN_IF_ERROR(plan.Run(values.normed, values.expert_ids, values.expert_weights,
                                   pass.block, {nullptr, 0, pass.stream()}));
+  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kExperts));
   return AddBlock(pass, pass.layer(index).mlp_out_norm);
 }
 

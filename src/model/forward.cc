@@ -66,15 +66,18 @@ Status Arena::Fill(const MutableTensorView& view, const void* host) const {
 
 Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
                  const MutableTensorView& out) {
-  return RmsNorm(pass.device, x, norm.view(), pass.decoder.config.epsilon, out, pass.stream());
+  MARLIN_RETURN_IF_ERROR(
+      RmsNorm(pass.device, x, norm.view(), pass.decoder.config.epsilon, out, pass.stream()));
+  return Ended(pass, StepPart::kNorm);
 }
 
 Status NormalizeHidden(const Pass& pass, const DeviceVector& norm, const MutableTensorView& out) {
   if (!std::exchange(pass.block_is_pending, false)) {
     return Normalize(pass, norm, pass.values.hidden, out);
   }
-  return AddRmsNorm(pass.device, pass.block, pass.values.hidden, norm.view(),
-                    pass.decoder.config.epsilon, out, pass.stream());
+  MARLIN_RETURN_IF_ERROR(AddRmsNorm(pass.device, pass.block, pass.values.hidden, norm.view(),
+                                    pass.decoder.config.epsilon, out, pass.stream()));
+  return Ended(pass, StepPart::kNorm);
 }
 
 Status AddBlock(const Pass& pass, const DeviceVector& norm) {
@@ -147,7 +150,8 @@ Status RunGateUp(const Pass& pass, int64_t index) {
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
                           pass.arena.Take(pass.products.activations, values.hidden.shape()));
   MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer.mlp_norm, x));
-  return RunGate(pass, layer.mlp, x, values.inner);
+  MARLIN_RETURN_IF_ERROR(RunGate(pass, layer.mlp, x, values.inner));
+  return Ended(pass, StepPart::kGateUp);
 }
 
 Status RunProjectAdd(const Pass& pass, int64_t index, bool from_inner) {
@@ -155,16 +159,19 @@ Status RunProjectAdd(const Pass& pass, int64_t index, bool from_inner) {
   if (from_inner) {
     MARLIN_RETURN_IF_ERROR(
         Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, pass.block));
+    MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kDown));
     return AddBlock(pass, layer.mlp_out_norm);
   }
   const Projection& out = pass.decoder.config.latent() ? layer.latent.out : layer.attention.out;
   MARLIN_RETURN_IF_ERROR(Apply(pass.device, out, pass.values.mixed, pass.products, pass.block));
+  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kOut));
   return AddBlock(pass, layer.attention_out_norm);
 }
 
 Status CompleteHidden(const Pass& pass) {
   if (!std::exchange(pass.block_is_pending, false)) return {};
-  return AddTo(pass.device, pass.block, pass.values.hidden, 1.0F, pass.stream());
+  MARLIN_RETURN_IF_ERROR(AddTo(pass.device, pass.block, pass.values.hidden, 1.0F, pass.stream()));
+  return Ended(pass, StepPart::kResidual);
 }
 
 namespace {
@@ -172,10 +179,12 @@ namespace {
 Status RunEmbed(const Pass& pass) {
   const Decoder& decoder = pass.decoder;
   const StepValues& values = pass.values;
-  return decoder.embedding.empty()
-             ? LookUpRows(pass.device, decoder.embedding_projection.parts.front(), values.ids,
-                          values.hidden, pass.stream())
-             : LookUpRows(pass.device, decoder.embedding, values.ids, values.hidden, pass.stream());
+  MARLIN_RETURN_IF_ERROR(
+      decoder.embedding.empty()
+          ? LookUpRows(pass.device, decoder.embedding_projection.parts.front(), values.ids,
+                       values.hidden, pass.stream())
+          : LookUpRows(pass.device, decoder.embedding, values.ids, values.hidden, pass.stream()));
+  return Ended(pass, StepPart::kEmbed);
 }
 
 Status RunHead(const Pass& pass) {
@@ -194,15 +203,20 @@ Status RunHead(const Pass& pass) {
                             pass.arena.Take(DType::kF32, {rows, values.hidden.dim(1)}));
     MARLIN_RETURN_IF_ERROR(
         LookUpRows(pass.device, values.hidden, values.wanted, wanted, pass.stream()));
+    MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kHead));
     MARLIN_RETURN_IF_ERROR(Normalize(pass, pass.decoder.norm, wanted, last));
   }
-  return Apply(pass.device, pass.decoder.lm_head(), last, pass.products, values.logits);
+  MARLIN_RETURN_IF_ERROR(
+      Apply(pass.device, pass.decoder.lm_head(), last, pass.products, values.logits));
+  return Ended(pass, StepPart::kHead);
 }
 
 Status RunSample(const Pass& pass) {
   const StepValues& values = pass.values;
   if (values.samplers.empty() || values.wanted.dim(0) == 0) return {};
-  return SampleTokens(pass.device, values.logits, values.samplers, values.tokens, pass.stream());
+  MARLIN_RETURN_IF_ERROR(
+      SampleTokens(pass.device, values.logits, values.samplers, values.tokens, pass.stream()));
+  return Ended(pass, StepPart::kSample);
 }
 
 Status RunPieces(const Pass& pass, StepKind kind, int64_t layer, bool from_inner) {
@@ -274,6 +288,7 @@ Status StepProgram::Run(const Pass& pass) const {
     if (pass.routing != nullptr || !part.fused->Takes(pass.values)) continue;
     MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
     MARLIN_RETURN_IF_ERROR(part.fused->Run(pass.values, pass.stream()));
+    MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kFused));
     i += part.count;
   }
   return {};

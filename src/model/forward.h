@@ -14,6 +14,7 @@
 #include "model/kv_cache.h"
 #include "model/layers.h"
 #include "model/recorded_steps.h"
+#include "model/step_timer.h"
 #include "ops/device.h"
 #include "plan/decoder_step.h"
 
@@ -92,6 +93,7 @@ struct Pass {
   Arena& arena;
   RoutingObserver* routing = nullptr;  ///< Null: selections are not observed.
   InputObserver* inputs = nullptr;     ///< Null: inputs are not observed.
+  StepTimer* timer = nullptr;          ///< Null: operations are not timed.
   StepValues values = {};
   /// f32 [rows, hidden]: what a projection or the experts add to `hidden`.
   MutableTensorView block = {};
@@ -106,6 +108,11 @@ struct Pass {
     return decoder.layers[static_cast<size_t>(index)];
   }
 };
+
+/// Tells the timer that an operation of `part` is enqueued.
+inline Status Ended(const Pass& pass, StepPart part) {
+  return pass.timer == nullptr ? Status() : pass.timer->End(part);
+}
 
 /// Allocates from the pass's arena all values that flow between its operations, except the logits
 /// and the sampled tokens. Errors: kOutOfMemory.

@@ -104,7 +104,14 @@ class ForwardCall {
     return FetchResults(pass.values);
   }
 
-  Status RunProgram(const Pass& pass) {
+  Status RunProgram(Pass& pass) {
+    if (wanted_.timer != nullptr) {
+      pass.timer = wanted_.timer;
+      MARLIN_RETURN_IF_ERROR(pass.timer->BeginPass());
+      const Status run = model_.program.Run(pass);
+      const Status ended = pass.timer->EndPass();
+      return run.ok() ? ended : run;
+    }
     // Where the host reads selections layer by layer, nothing can be recorded.
     if (pass.routing != nullptr || model_.decoder.host_experts > 0) {
       return model_.program.Run(pass);

@@ -11,6 +11,7 @@
 namespace marlin {
 
 class RoutingObserver;
+class StepTimer;
 
 /// The requested results of a call: logits in host memory, or sampled tokens.
 struct Wanted {
@@ -18,6 +19,7 @@ struct Wanted {
   MutableTensorView samplers;  ///< u8 [inputs, SamplerStateBytes] in device memory, or empty.
   std::span<int32_t> tokens;   ///< One per input, if there are samplers.
   RoutingObserver* routing = nullptr;
+  StepTimer* timer = nullptr;  ///< Times every pass, which is then not recorded.
 };
 
 /// Runs checked inputs, whose sequences the caller has claimed. Errors: those of the operations;

@@ -1,8 +1,41 @@
 #include "plan/backend.h"
 
+#include <chrono>
 #include <utility>
 
 namespace marlin {
+namespace {
+
+class HostMarks final : public StreamMarks {
+ public:
+  HostMarks(const Backend& backend, void* stream) : backend_(backend), stream_(stream) {}
+
+  Status Mark() override {
+    const Status waited = backend_.Synchronize(stream_);
+    marks_.push_back(Clock::now());
+    return waited;
+  }
+  Result<std::vector<double>> Take() override {
+    std::vector<double> seconds;
+    for (size_t i = 1; i < marks_.size(); ++i) {
+      seconds.push_back(std::chrono::duration<double>(marks_[i] - marks_[i - 1]).count());
+    }
+    marks_.clear();
+    return seconds;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const Backend& backend_;
+  void* stream_;
+  std::vector<Clock::time_point> marks_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<StreamMarks>> Backend::MakeMarks(void* stream, bool /*holds*/) const {
+  return std::unique_ptr<StreamMarks>(std::make_unique<HostMarks>(*this, stream));
+}
 
 GemmCall RowsOf(const GemmCall& call, int64_t first, int64_t count) {
   GemmCall part = call;

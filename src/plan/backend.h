@@ -160,6 +160,17 @@ class RecordedWork {
   virtual void* stream() const = 0;
 };
 
+/// Marks in the work of a stream, and the times between them. Not thread-safe.
+class StreamMarks {
+ public:
+  virtual ~StreamMarks() = default;
+  /// Puts a mark behind the work that is on the stream. Errors: kDeviceLost, kOutOfMemory.
+  virtual Status Mark() = 0;
+  /// Waits for the last mark; the seconds from each mark to the next. The next mark is a first one
+  /// again. Errors: kDeviceLost.
+  virtual Result<std::vector<double>> Take() = 0;
+};
+
 /// One device's implementation. Thread-safe; const calls have no visible state.
 class Backend {
  public:
@@ -285,6 +296,10 @@ class Backend {
     if (!status.ok()) return status;
     return std::unique_ptr<RecordedWork>();
   }
+  /// Marks for a stream, which outlives them. With `holds` the device begins the work between the
+  /// first mark and Take when all of it is there, or the host waits for it, so that the times do
+  /// not include the host's. By default a mark waits for the stream and reads the host's clock.
+  virtual Result<std::unique_ptr<StreamMarks>> MakeMarks(void* stream, bool holds) const;
   /// Whether Record makes later launches cheaper.
   virtual bool records() const { return false; }
   /// Errors: kDeviceLost.

@@ -117,6 +117,33 @@ class Bench(CommandTestCase):
             self.assertEqual(document["model"]["batch"], batch)
         self.assertIn("products alone", self.succeed("bench", "model", QWEN))
 
+    def test_profiles_of_models(self) -> None:
+        layers = 4
+        for model, tokens, passes in ((QWEN, 40, 1), (GLM, 600, 2)):
+            document = self.document("bench", "model", model, "--prompt-tokens", tokens,
+                                     "--new-tokens", 4, "--profile")
+            for row in document["results"]:
+                profile = row["profile"]
+                rows = {part["operation"]: part for part in profile["operations"]}
+                runs = passes if row["phase"] == "prefill" else 1
+                for name in ("qkv", "rotate and append", "attention", "out"):
+                    self.assertEqual(rows[name]["count"] % runs, 0)
+                    self.assertEqual(rows[name]["count"] // runs,
+                                     layers if model == QWEN else 3, name)
+                self.assertIn("experts", rows)
+                self.assertEqual("sample" in rows, row["phase"] == "decode")
+                self.assertEqual("down" in rows, model == GLM)
+                self.assertAlmostEqual(sum(part["share"] for part in rows.values()), 1)
+                self.assertAlmostEqual(sum(part["seconds"] for part in rows.values()),
+                                       profile["seconds"])
+                # On a CPU operations follow each other, so that they make up the phase.
+                self.assertTrue(0.3 < profile["seconds"] / row["seconds"] < 3, document)
+        shown = self.succeed("bench", "model", QWEN, "--prompt-tokens", 8, "--new-tokens", 2,
+                             "--profile")
+        self.assertIn("rotate and append", shown)
+        self.assertIn("decode, one operation at a time:", shown)
+        self.refuse(USAGE, "bench", "gemm", "--profile", says=("bench gemm: has no --profile",))
+
     def test_gpu_that_is_not_there(self) -> None:
         devices = self.document("devices")["devices"]
         if any(device["backend"] == "cuda" for device in devices):

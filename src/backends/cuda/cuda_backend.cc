@@ -17,6 +17,7 @@
 #include "backends/cuda/kernels/wgmma/wgmma_launch.h"
 #include "backends/cuda/plan/kernel_table.h"
 #include "backends/cuda/runtime/device_memory.h"
+#include "backends/cuda/runtime/event_marks.h"
 #include "backends/cuda/runtime/pinned_staging.h"
 #include "backends/cuda/runtime/recorded_graph.h"
 #include "backends/cuda/runtime/value_errors.h"
@@ -283,6 +284,9 @@ class CudaBackend final : public Backend {
   Result<std::unique_ptr<RecordedWork>> Record(
       const std::function<Status(void* stream)>& enqueue) const override {
     return RecordGraph(device_, enqueue);
+  }
+  Result<std::unique_ptr<StreamMarks>> MakeMarks(void* stream, bool holds) const override {
+    return MakeEventMarks(device_, stream, holds);
   }
 
  private:
