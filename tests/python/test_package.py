@@ -332,7 +332,7 @@ def test_keys_and_values_in_fp8() -> None:
     assert default.info["kv_cache_bytes_per_token"] == 2 * fp8.info["kv_cache_bytes_per_token"]
     assert mm.load(SAMPLE, exact=True).info["kv_cache"] == "f32"
     difference = np.abs(default.logits(tokens) - fp8.logits(tokens)).max()
-    assert 0 < difference < 0.5
+    assert 0 < difference < 2
     for name in ("fp8", "", 8):
         with pytest.raises(
             mm.InvalidArgumentError,

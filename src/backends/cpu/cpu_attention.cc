@@ -175,6 +175,11 @@ class Worker {
     const uint8_t* from = memory.At(head, key);
     if (g_.ReadsInPlace(memory)) return {from, memory.position_stride, memory.type, count};
     const int64_t padded = RoundUp(memory.features, kFeaturePad);
+    if (memory.position_stride == padded && memory.features == padded) {
+      // Rows without gaps, as those of a cache, are one run.
+      kernels_.widen(from, memory.type, count * padded, widened);
+      return {widened, padded, DType::kF32, count};
+    }
     for (int64_t row = 0; row < count; ++row) {
       const int64_t at = row * memory.position_stride * DTypeBytes(memory.type);
       LoadRow(from + at, memory.type, memory.features, widened + row * padded);
