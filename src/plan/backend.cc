@@ -11,7 +11,7 @@ class HostMarks final : public StreamMarks {
   HostMarks(const Backend& backend, void* stream) : backend_(backend), stream_(stream) {}
 
   Status Mark() override {
-    const Status waited = backend_.Synchronize(stream_);
+    Status waited = backend_.Synchronize(stream_);
     marks_.push_back(Clock::now());
     return waited;
   }
