@@ -326,13 +326,15 @@ def test_a_batch_invariant_model_gives_the_same_bits_in_pieces() -> None:
 
 
 def test_keys_and_values_in_fp8() -> None:
-    tokens = [5, 17, 4, 99, 40, 7, 300, 21, 8, 61]
+    text = (SAMPLE / "validation_tokens.txt").read_text()
+    tokens = [int(token) for token in text.split()[:100]]
     default, fp8 = mm.load(SAMPLE), mm.load(SAMPLE, kv_cache="fp8_e4m3")
     assert (default.info["kv_cache"], fp8.info["kv_cache"]) == ("bf16", "fp8_e4m3")
     assert default.info["kv_cache_bytes_per_token"] == 2 * fp8.info["kv_cache_bytes_per_token"]
     assert mm.load(SAMPLE, exact=True).info["kv_cache"] == "f32"
-    difference = np.abs(default.logits(tokens) - fp8.logits(tokens)).max()
-    assert 0 < difference < 2
+    # Logits of a few tokens move by more, where other experts are selected.
+    difference = np.abs(default.logits(tokens) - fp8.logits(tokens)).mean()
+    assert 0 < difference < 0.5
     for name in ("fp8", "", 8):
         with pytest.raises(
             mm.InvalidArgumentError,
