@@ -9,10 +9,9 @@
 // queries 16 KiB, scores 32 KiB, weights 16 KiB, values 64 KiB.
 #include <immintrin.h>
 
-#include <bit>
-
 #include "backends/cpu/amx_kernel.h"
 #include "backends/cpu/decoder_kernels.h"
+#include "backends/cpu/e4m3_numbers.h"
 #include "backends/cpu/simd_avx512.h"
 #include "backends/cpu/tile_fence.h"
 
@@ -398,25 +397,8 @@ void Pack(const float* queries, int64_t count, int64_t depth, void* packed) {
   }
 }
 
-/// The bf16 numbers of the e4m3 codes without sign.
-struct Magnitudes {
-  alignas(64) uint16_t bits[128];
-
-  constexpr Magnitudes() : bits() {
-    for (int code = 0; code < 128; ++code) {
-      const int exponent = code >> 3;
-      float unit = 0x1p-9F;  // The step of subnormal and of the first normal numbers.
-      for (int i = 1; i < exponent; ++i) unit *= 2.0F;
-      const float value = static_cast<float>(code % 8 + (exponent > 0 ? 8 : 0)) * unit;
-      bits[code] = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
-    }
-    bits[127] = 0x7fc0;
-  }
-};
-
 void Widen(const uint8_t* from, int64_t count, uint16_t* to) {
-  static constexpr Magnitudes kMagnitudes;
-  const uint16_t* const table = kMagnitudes.bits;
+  const uint16_t* const table = kE4M3Numbers.bf16;
   for (int64_t i = 0; i < count; i += 32) {
     const __mmask32 there = count - i < 32 ? 0xffffu : 0xffffffffu;
     const I code = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(there, from + i));

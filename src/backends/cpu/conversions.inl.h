@@ -74,10 +74,20 @@ static void StoreVector(void* to, DType type, int64_t i, F v) {
   }
 }
 
+/// Widens whole runs of e4m3 codes by look-ups, where bytes are looked up; returns how many codes.
+template <class Byte>
+static int64_t WidenRuns(const Byte* from, int64_t count, float* to) {
+  int64_t i = 0;
+  if constexpr (kLooksUpBytes) {
+    for (; i + 64 <= count; i += 64) WidenCodes(from + i, to + i);
+  }
+  return i;
+}
+
 /// Tails go through a small buffer: vector loads past the end may cross into an unmapped page.
 static void Widen(const void* from, DType type, int64_t count, float* to) {
   const int64_t size = SizeOf(type);
-  int64_t i = 0;
+  int64_t i = type == DType::kF8E4M3 ? WidenRuns(static_cast<const uint8_t*>(from), count, to) : 0;
   for (; i + kLanes <= count; i += kLanes) Store(to + i, LoadVector(from, type, i));
   if (kLanes == 1 || i >= count) return;
   alignas(64) uint8_t tail[kLanes * 4] = {};

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "backends/cpu/e4m3_numbers.h"
+
 #define MARLIN_SIMD_INLINE static inline __attribute__((always_inline))
 
 namespace marlin::cpu::avx512 {
@@ -103,6 +105,23 @@ MARLIN_SIMD_INLINE void LookUpBytes(const uint8_t* high, const uint8_t* low, I& 
                                     kOrAnd);
   second = _mm512_ternarylogic_epi32(_mm512_srli_epi16(lows, 8), highs,
                                      _mm512_set1_epi16(static_cast<int16_t>(0xff00)), kOrAnd);
+}
+
+/// Widens 64 e4m3 codes to fp32.
+MARLIN_SIMD_INLINE void WidenCodes(const uint8_t* from, float* to) {
+  // The upper half of number i is word i / 2 of the even codes or, from 32 on, of the odd ones.
+  alignas(64) static constexpr uint16_t kFirst[32] = {0,  0,  0, 32, 0,  1,  0, 33, 0,  2, 0,
+                                                      34, 0,  3, 0,  35, 0,  4, 0,  36, 0, 5,
+                                                      0,  37, 0, 6,  0,  38, 0, 7,  0,  39};
+  I even = LoadWords(from);
+  I odd;
+  LookUpBytes(kE4M3Numbers.high, kE4M3Numbers.low, even, odd);
+  I order = _mm512_load_si512(kFirst);
+  for (int i = 0; i < 64; i += 16) {
+    const I numbers = _mm512_maskz_permutex2var_epi16(0xaaaaaaaau, even, order, odd);
+    _mm512_storeu_si512(to + i, numbers);
+    order = _mm512_add_epi16(order, _mm512_set1_epi16(8));
+  }
 }
 
 /// A row of 2:4 panels (panels.h), expanded: word w has the codes of k = w, w + 64, w + 32, w + 96.
