@@ -32,6 +32,18 @@ class DeviceScope {
   bool changed_ = false;
 };
 
+/// Lets this thread allocate and fill memory while a stream is captured: that belongs to no graph.
+class AllowAllocation {
+ public:
+  AllowAllocation() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~AllowAllocation() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  AllowAllocation(const AllowAllocation&) = delete;
+  AllowAllocation& operator=(const AllowAllocation&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 /// A device and its error latch; shared by everything that lives on it.
 struct DeviceHandle {
   int index = 0;

@@ -17,18 +17,6 @@ namespace marlin::cuda {
 
 namespace {
 
-/// Lets this thread allocate while a stream is captured: planning belongs to no graph.
-class AllowAllocation {
- public:
-  AllowAllocation() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~AllowAllocation() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  AllowAllocation(const AllowAllocation&) = delete;
-  AllowAllocation& operator=(const AllowAllocation&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 /// Offsets into a workspace.
 struct Layout {
   int64_t bytes = 0;

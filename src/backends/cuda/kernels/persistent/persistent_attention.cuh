@@ -89,9 +89,6 @@ class TokenAttention {
     if (kv_head_ >= args.kv_heads) end_block_ = first_block_;
   }
 
-  /// CTAs of a KV head that have keys.
-  MARLIN_DEVICE int active_splits() const { return active_splits_; }
-
   /// Requests the keys of earlier positions.
   MARLIN_DEVICE void RequestFirst() const {
     const int block = first_block_ + (warp_ >> 1);
@@ -507,7 +504,7 @@ class TokenAttention {
   int kv_head_;
   int split_;
   KeySpan visible_;
-  int active_splits_;
+  int active_splits_;  ///< CTAs of a KV head that have keys.
   int first_block_;
   int end_block_;
 };

@@ -24,18 +24,6 @@ namespace {
 
 constexpr int kOperationsOfLayer = 5;
 
-/// Lets this thread allocate and clear memory while a stream is captured: it belongs to no graph.
-class AllowAllocation {
- public:
-  AllowAllocation() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~AllowAllocation() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  AllowAllocation(const AllowAllocation&) = delete;
-  AllowAllocation& operator=(const AllowAllocation&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 /// The kernel for a kind of codes; null without one.
 const void* FunctionOf(CodeKind kind) {
   switch (kind) {
