@@ -57,7 +57,7 @@ TEST_F(EventMarks, TimeTheWorkBetweenThem) {
   }
 }
 
-// What the host does while the stream is held is not in the times.
+// The host's work while the stream is held is not in the times.
 TEST_F(EventMarks, OfAHeldStreamLeaveOutTheHost) {
   const auto marks = Make(true);
   ASSERT_TRUE(marks->Mark().ok());

@@ -77,6 +77,7 @@ std::vector<Case> Cases() {
       {"qwen2", Config("qwen2", {{"num_attention_heads", 14}}), "fp4_e2m1/g128"},
       {"qwen3", Config("qwen3", {{"head_dim", 32}}), "nf4/g64"},
       {"qwen3_moe", Config("qwen3_moe", experts), "fp4_e2m1/g32"},
+      {"qwen3_moe_odd", Config("qwen3_moe", {{"num_experts", 15}}), "fp4_e2m1/g128"},
       {"qwen3_moe_zeros", Config("qwen3_moe", experts), "u4/g32"},
       {"qwen3_moe_mixed", Config("qwen3_moe", mixed), "fp4_e2m1/g32/e8m0"},
       {"mixtral", Config("mixtral", {{"num_local_experts", 4}, {"num_experts_per_tok", 2}}),

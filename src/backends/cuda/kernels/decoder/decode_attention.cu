@@ -32,19 +32,8 @@ constexpr int kSumPadding = 8;  ///< In floats, against bank conflicts in stores
 
 /// The shared memory of a CTA: rings of keys and values with the warps' widened ones, which the
 /// warps' sums replace, and the queries.
-struct Layout {
-  int key_row;  ///< Bytes from row to row of what is multiplied ...
-  int value_row;
-  int copied_key_row;  ///< ... and of what is copied, which is the same for bf16.
-  int copied_value_row;
-  bool widens;
-
-  MARLIN_HOST_DEVICE Layout(int key_dim, int value_dim, bool fp8)
-      : key_row(SharedRowBytes(key_dim)),
-        value_row(SharedRowBytes(value_dim)),
-        copied_key_row(fp8 ? key_dim : key_row),
-        copied_value_row(fp8 ? value_dim : value_row),
-        widens(fp8) {}
+struct Layout : CachedRows {
+  using CachedRows::CachedRows;
   MARLIN_HOST_DEVICE int StageBytes() const {
     return kWarpKeys * (copied_key_row + copied_value_row);
   }

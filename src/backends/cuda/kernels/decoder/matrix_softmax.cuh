@@ -45,6 +45,22 @@ MARLIN_DEVICE void SplitInTwo(float low, float high, uint32_t* rounded, uint32_t
 
 MARLIN_HOST_DEVICE constexpr int SharedRowBytes(int features) { return features * 2 + kRowPadding; }
 
+/// Rows of keys and values in shared memory.
+struct CachedRows {
+  int key_row;  ///< Bytes from row to row of what is multiplied ...
+  int value_row;
+  int copied_key_row;  ///< ... and of what is copied, which is the same for bf16.
+  int copied_value_row;
+  bool widens;
+
+  MARLIN_HOST_DEVICE CachedRows(int key_dim, int value_dim, bool fp8)
+      : key_row(SharedRowBytes(key_dim)),
+        value_row(SharedRowBytes(value_dim)),
+        copied_key_row(fp8 ? key_dim : key_row),
+        copied_value_row(fp8 ? value_dim : value_row),
+        widens(fp8) {}
+};
+
 /// Keys [first, end) are visible.
 struct KeySpan {
   int first;

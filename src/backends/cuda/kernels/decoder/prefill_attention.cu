@@ -72,19 +72,8 @@ MARLIN_DEVICE const void* AnyAlignedAddress(const SequencesView& sequences) {
                                        ~uintptr_t{15});
 }
 
-struct Layout {
-  int key_row;  ///< Bytes from row to row of what is multiplied ...
-  int value_row;
-  int copied_key_row;  ///< ... and of what is copied, which is the same for bf16.
-  int copied_value_row;
-  bool widens;
-
-  MARLIN_HOST_DEVICE Layout(int key_dim, int value_dim, bool fp8)
-      : key_row(SharedRowBytes(key_dim)),
-        value_row(SharedRowBytes(value_dim)),
-        copied_key_row(fp8 ? key_dim : key_row),
-        copied_value_row(fp8 ? value_dim : value_row),
-        widens(fp8) {}
+struct Layout : CachedRows {
+  using CachedRows::CachedRows;
   MARLIN_HOST_DEVICE int StageBytes() const {
     return kBlockKeys * (copied_key_row + copied_value_row);
   }

@@ -136,7 +136,7 @@ class PersistentBlock {
     for (int i = thread_; i < args_.schedule_bytes / 16; i += kPersistentThreads) {
       CopyAsync16(Base() + args_.shared.schedules + i * 16, schedules + i, 16);
     }
-    if (thread_ == 0) FindHeads();
+    if (thread_ == 0) FindParts();
     CopyNorm(args_.layers->attention_norm);
     FinishTable();
     __syncthreads();
@@ -219,14 +219,16 @@ class PersistentBlock {
   }
   MARLIN_DEVICE uint32_t Tag(int layer) const { return TagOf(clock_ + layer); }
 
-  /// The CTA's part of attention: once, since divisions take a hundred clocks.
-  MARLIN_DEVICE void FindHeads() const {
+  /// The CTA's part of attention and of the router: once, since divisions take a hundred clocks.
+  MARLIN_DEVICE void FindParts() const {
     const auto block = static_cast<int>(blockIdx.x);
     PersistentScratch& scratch = Scratch();
     scratch.kv_head = block / args_.attention_splits;
     scratch.split = block - scratch.kv_head * args_.attention_splits;
     scratch.head = block * 32 / args_.value_dim;
     scratch.head_kv_head = scratch.head / args_.group;
+    const auto blocks = static_cast<int>(gridDim.x);
+    scratch.router_rows = max(args_.router.experts - block + blocks - 1, 0) / blocks;
   }
 
   MARLIN_DEVICE void CheckPosition() const {
@@ -265,10 +267,7 @@ class PersistentBlock {
   static MARLIN_DEVICE void FinishTable() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
   /// Rows blockIdx.x, blockIdx.x + gridDim.x ... of the router's matrix.
-  MARLIN_DEVICE int RouterRows() const {
-    const int rest = args_.router.experts - static_cast<int>(blockIdx.x);
-    return rest <= 0 ? 0 : (rest + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  }
+  MARLIN_DEVICE int RouterRows() const { return Scratch().router_rows; }
 
   /// residual += the sums of the phase before.
   MARLIN_DEVICE void AddBlock(int phase) {

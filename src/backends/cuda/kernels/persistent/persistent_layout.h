@@ -90,8 +90,8 @@ struct Schedule {
 };
 static_assert(sizeof(Schedule) % 16 == 0);
 
-/// An expert of a layer.
-struct PersistentExpert {
+/// An expert of a layer; the experts of each layer begin at a multiple of 16 bytes.
+struct alignas(16) PersistentExpert {
   const uint8_t* gate_tiles = nullptr;  ///< Or gate and up, joined along n.
   const uint8_t* up_tiles = nullptr;
   const uint8_t* down_tiles = nullptr;
@@ -100,9 +100,8 @@ struct PersistentExpert {
   float gate_multiplier = 1;
   float up_multiplier = 1;
   float down_multiplier = 1;
-  float padding = 0;
 };
-static_assert(sizeof(PersistentExpert) % 8 == 0);
+static_assert(sizeof(PersistentExpert) % 16 == 0, "copied 16 bytes at a time");
 
 struct alignas(16) PersistentLayer {
   PhaseGemm gemms[kPhases];
@@ -170,6 +169,7 @@ struct PersistentScratch {
   int32_t ids[kMostChosenExperts];
   float weights[kMostChosenExperts];
   float parts[kPersistentWarps][8][8];  ///< Merges of attention.
+  int router_rows;                      ///< Rows of the router that the CTA has.
   int kv_head;                          ///< The CTA's; kv_heads: it has no part in attention.
   int split;                            ///< The CTA's part of the KV head's keys.
   int head;                             ///< Whose features the CTA merges first.
