@@ -30,7 +30,7 @@ enum class ZeroPoint : uint8_t {
 struct FormatInfo {
   Format format;
   std::string_view name;
-  int bits;              ///< Bits per code: 2, 3, 4, 8; unquantized formats: 16 or 32.
+  int bits;              ///< Bits per code: 2 to 6 or 8; unquantized formats: 16 or 32.
   ZeroPoint zero_point;  ///< Whether zeros may or must accompany the scales.
   bool quantized;        ///< False for bf16, fp16 and fp32, which have no scales.
   bool has_codebook;     ///< The value table is data, which a user may replace.

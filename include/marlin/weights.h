@@ -43,6 +43,10 @@ struct WeightsSpec {
   int64_t n = 0;           ///< Output features.
   int64_t group_size = 0;  ///< Consecutive k that share a scale; >= 1; the last group may be short.
   ScaleType scale_type = ScaleType::kF16;
+  /// Two levels of scales: consecutive k that share a super scale, a multiple of group_size; 0: one
+  /// level. scale_type (kF16, kBf16 or kF32) is then that of the super scales, and
+  ///   scale = super scale * scales[group], rounded to fp32, bias = super bias * biases[group].
+  int64_t super_group_size = 0;
   bool has_zeros = false;                 ///< weight = scale * (value - zero)
   ScaleType zero_type = ScaleType::kF16;  ///< kF16, kBf16 or kF32; kF16 without zeros.
   bool has_biases = false;                ///< weight = scale * value + bias
@@ -59,8 +63,10 @@ struct WeightsSpec {
 
 /// Number of groups along K: ceil(k / group_size), 1 if group_size is not positive; 0 if k is 0.
 int64_t GroupCount(const WeightsSpec& spec);
+/// Number of super scales along K: ceil(k / super_group_size); 0 with one level of scales.
+int64_t SuperGroupCount(const WeightsSpec& spec);
 
-/// uint32 words of one column: ceil(k * bits / 32), for 3 bits 3 * ceil(k / 32).
+/// uint32 words of one column: ceil(k * bits / 32), for 3, 5 and 6 bits bits * ceil(k / 32).
 int64_t WordsAlongK(Format format, int64_t k);
 /// uint32 words of one column of `codes`: with 2:4 those of the kept codes of k rounded up to a
 /// multiple of 32, ceil(k / 32) * bits / 2.
@@ -68,8 +74,8 @@ int64_t WordsAlongK(const WeightsSpec& spec);
 /// uint32 words of one column of 2:4 metadata: ceil(k / 32).
 int64_t MetadataWordsAlongK(int64_t k);
 
-/// Bytes of codes, metadata, scales, zeros, biases, global scale, permutation and codebook of all
-/// experts; INT64_MAX for negative sizes and on overflow.
+/// Bytes of codes, metadata, scales, super scales, zeros, biases, global scale, permutation and
+/// codebook of all experts; INT64_MAX for negative sizes and on overflow.
 int64_t StoredBytes(const WeightsSpec& spec);
 
 /// 8 * StoredBytes / number of weights; 0 for an empty matrix.
@@ -80,10 +86,14 @@ double BitsPerWeight(const WeightsSpec& spec);
 /// data.
 struct QuantizedWeights {
   WeightsSpec spec;
-  TensorView codes;         ///< u32 [experts, WordsAlongK, n]; unquantized: [experts, k, n].
-  TensorView scales;        ///< ScaleDType [experts, groups, n]; empty for unquantized formats.
-  TensorView zeros;         ///< zero_type [experts, groups, n] when spec.has_zeros.
-  TensorView biases;        ///< Same type and shape as scales when spec.has_biases (f16 for 8-bit).
+  TensorView codes;  ///< u32 [experts, WordsAlongK, n]; unquantized: [experts, k, n].
+  /// ScaleDType [experts, groups, n], i8 with two levels; empty for unquantized formats.
+  TensorView scales;
+  TensorView zeros;  ///< zero_type [experts, groups, n] when spec.has_zeros.
+  /// Same type and shape as scales when spec.has_biases (f16 for E8M0 and E4M3 scales).
+  TensorView biases;
+  TensorView super_scales;  ///< ScaleDType [experts, super groups, n] with two levels of scales.
+  TensorView super_biases;  ///< The same of the biases, with two levels and spec.has_biases.
   TensorView global_scale;  ///< f32 [experts] when spec.has_global_scale.
   /// u32 [experts, MetadataWordsAlongK, n] for 2:4: 8 nibbles a word, low first, one per block of
   /// four along k; nibble = pos1 << 2 | pos0, the positions of the two codes that are kept.
@@ -95,11 +105,12 @@ struct QuantizedWeights {
 };
 
 /// Checks that the views have the types and shapes of the spec, that scales, zeros, biases and
-/// codebook are finite, that a global scale which divides leaves scales finite, and that no code
-/// decodes to NaN or infinity; for 2:4 also that every nibble of the metadata is one of 4, 8, 9,
-/// 12, 13 and 14, and that a code has the value 0; that a permutation names every k once. Errors:
-/// kInvalidArgument with both shapes, kMalformedFile with the position of non-finite content, of an
-/// invalid nibble or of a k that is out of range or repeated.
+/// codebook are finite, and products of two levels of them, that a global scale which divides
+/// leaves scales finite, and that no code decodes to NaN or infinity; for 2:4 also that every
+/// nibble of the metadata is one of 4, 8, 9, 12, 13 and 14, and that a code has the value 0; that a
+/// permutation names every k once. Errors: kInvalidArgument with both shapes, kMalformedFile with
+/// the position of non-finite content, of an invalid nibble or of a k that is out of range or
+/// repeated.
 Status Validate(const QuantizedWeights& weights);
 
 /// The element type of an unquantized format: bf16, f16 or f32.
@@ -136,8 +147,10 @@ struct PrepareOptions {
 };
 
 /// Converts weights to the layout of a device's kernels, once, at load. The source may be freed
-/// afterwards. A device whose kernels cannot read the 2:4 weights of a format expands them: their
-/// prepared spec is then dense. Errors: those of Validate, kUnsupported, kOutOfMemory.
+/// afterwards. Their prepared spec differs where a device's kernels cannot read them as they are:
+/// 2:4 weights become dense, codes of 5 and 6 bits become codes of 8 bits, and two levels of scales
+/// become fp32 scales, all of the same values. Errors: those of Validate, kUnsupported,
+/// kOutOfMemory.
 Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device,
                                 const PrepareOptions& options = {});
 

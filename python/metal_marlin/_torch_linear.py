@@ -144,6 +144,7 @@ def parts_of(weights: _core.QuantizedWeights) -> dict[str, Any]:
         "global_scale_divides": weights.global_scale_divides,
         "sparsity": weights.sparsity,
         "permutation": weights.permutation is not None,
+        "super_group_size": weights.super_group_size,
     }
 
 
@@ -151,9 +152,9 @@ class MarlinStack(nn.Module):
     """Quantized matrices [experts, in, out], or one of them, as buffers of a state_dict.
 
     Buffers: qweight uint32 [words, out]; metadata uint32 [in / 32, out] for 2:4; scales, zeros,
-    qbias [groups, out]; global_scale [experts]; permutation int32 [in] for act-order; codebook
-    [2^bits]; with several experts, they come first. They stay in host memory: a GPU only holds the
-    prepared form.
+    qbias [groups, out], int8 below super_scales and super_qbias [super groups, out]; global_scale
+    [experts]; permutation int32 [in] for act-order; codebook [2^bits]; with several experts, they
+    come first. They stay in host memory: a GPU only holds the prepared form.
     """
 
     _device = HOST
@@ -177,6 +178,7 @@ class MarlinStack(nn.Module):
         global_scale_divides: bool = False,
         sparsity: str = "dense",
         permutation: bool = False,
+        super_group_size: int = 0,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -185,21 +187,22 @@ class MarlinStack(nn.Module):
         self.group_size = group_size if group_size > 0 else max(in_features, 1)
         self.zero_type, self.global_scale_divides = zero_type, global_scale_divides
         self.stacked = stacked or experts > 1
-        bits = 2 if "2" == format[-1] else 3 if "3" == format[-1] else 4
-        bits = 8 if format in ("fp8_e4m3", "fp8_e5m2", "s8", "u8") else bits
-        words = -(-in_features * bits // 32) if bits != 3 else 3 * -(-in_features // 32)
+        self.super_group_size = super_group_size
+        words = _core.words_along_k(format, in_features, sparsity != "dense")
         runs = -(-in_features // 32)
-        if sparsity != "dense":
-            words = runs * bits // 2
         groups = -(-in_features // self.group_size)
         front = (experts,) if self.stacked else ()
         scales = _SCALE_TYPES[scale_type]
         self._add("qweight", True, (*front, words, out_features), torch.uint32)
         self._add("metadata", sparsity != "dense", (*front, runs, out_features), torch.uint32)
-        self._add("scales", True, (*front, groups, out_features), scales)
+        stored = torch.int8 if super_group_size else scales
+        self._add("scales", True, (*front, groups, out_features), stored)
         self._add("zeros", zeros, (*front, groups, out_features), _SCALE_TYPES[zero_type])
-        bias_type = scales if scales.itemsize > 1 else torch.float16
+        bias_type = stored if stored == torch.int8 or scales.itemsize > 1 else torch.float16
         self._add("qbias", biases, (*front, groups, out_features), bias_type)
+        supers = -(-in_features // super_group_size) if super_group_size else 0
+        self._add("super_scales", supers > 0, (*front, supers, out_features), scales)
+        self._add("super_qbias", supers > 0 and biases, (*front, supers, out_features), scales)
         self._add("global_scale", global_scale, (experts,), torch.float32)
         self._add("permutation", permutation, (*front, in_features), torch.int32)
         book = _CODEBOOK_BITS.get(format)
@@ -254,6 +257,9 @@ class MarlinStack(nn.Module):
             global_scale=array(self.global_scale),
             global_scale_divides=self.global_scale_divides,
             permutation=array(self.permutation),
+            super_group_size=self.super_group_size,
+            super_scales=array(self.super_scales),
+            super_biases=array(self.super_qbias),
             codebook=None if self.codebook is None else self.codebook.tolist(),
         )
         return _core.QuantizedWeights.from_parts(parts)
@@ -268,6 +274,8 @@ class MarlinStack(nn.Module):
             "qbias": weights.biases,
             "global_scale": weights.global_scale,
             "permutation": weights.permutation,
+            "super_scales": weights.super_scales,
+            "super_qbias": weights.super_biases,
         }
         for name, value in parts.items():
             buffer = getattr(self, name)

@@ -67,6 +67,7 @@ def _parts(module: dict[str, Any]) -> dict[str, Any]:
         "global_scale_divides": module.get("global_scale_divides", False),
         "sparsity": module.get("sparsity", "dense"),
         "permutation": module.get("permutation", False),
+        "super_group_size": module.get("super_group_size", 0),
     }
 
 

@@ -281,6 +281,7 @@ nb::list ModulesOf(const Checkpoint& checkpoint) {
     row["global_scale_divides"] = module.spec.global_scale_divides;
     row["sparsity"] = std::string(SparsityName(module.spec.sparsity));
     row["permutation"] = module.spec.has_permutation;
+    row["super_group_size"] = module.spec.super_group_size;
     row["layer_class"] = std::string(LayerClassName(module.layer_class));
     modules.append(row);
   }

@@ -63,6 +63,9 @@ struct WeightsParts {
   bool global_scale_divides = false;
   nb::object metadata = nb::none();
   nb::object permutation = nb::none();
+  int64_t super_group_size = 0;
+  nb::object super_scales = nb::none();
+  nb::object super_biases = nb::none();
   std::vector<float> codebook;
 };
 
@@ -89,6 +92,7 @@ QuantizedWeights FromParts(const WeightsParts& parts) {
   spec.global_scale_divides = parts.global_scale_divides;
   spec.sparsity = parts.metadata.is_none() ? Sparsity::kDense : Sparsity::k24;
   spec.has_permutation = !parts.permutation.is_none();
+  spec.super_group_size = parts.super_group_size;
   if (spec.has_zeros) spec.zero_type = Take(ParseScaleType(parts.zero_type));
   WeightsBuffer buffer = Take(AllocateWeights(spec));
   CopyPart("codes", ArrayOf("codes", parts.codes), buffer.weights.codes, buffer.codes);
@@ -101,6 +105,10 @@ QuantizedWeights FromParts(const WeightsParts& parts) {
            buffer.metadata);
   CopyPart("permutation", ArrayOf("permutation", parts.permutation), buffer.weights.permutation,
            buffer.permutation);
+  CopyPart("super_scales", ArrayOf("super_scales", parts.super_scales), buffer.weights.super_scales,
+           buffer.super_scales);
+  CopyPart("super_biases", ArrayOf("super_biases", parts.super_biases), buffer.weights.super_biases,
+           buffer.super_biases);
   buffer.weights.codebook = parts.codebook;
   Check(Validate(buffer.weights));
   return std::move(buffer.weights);
@@ -203,6 +211,15 @@ void BindFunctions(nb::module_& module) {
         return std::vector<float>(values.begin(), values.end());
       },
       nb::arg("format"), "The value of every code; empty for formats of more than 8 bits.");
+  module.def(
+      "words_along_k",
+      [](const std::string& format, int64_t k, bool sparse) {
+        WeightsSpec spec{.format = Take(ParseFormat(format)), .k = k};
+        if (sparse) spec.sparsity = Sparsity::k24;
+        return WordsAlongK(spec);
+      },
+      nb::arg("format"), nb::arg("k"), nb::arg("sparse") = false,
+      "The rows of QuantizedWeights.codes.");
   module.def("formats", [] {
     std::vector<std::string> names;
     for (const FormatInfo& info : AllFormats()) names.emplace_back(info.name);
@@ -230,6 +247,9 @@ void BindWeights(nb::module_& module) {
       .def_rw("global_scale_divides", &WeightsParts::global_scale_divides)
       .def_rw("metadata", &WeightsParts::metadata)
       .def_rw("permutation", &WeightsParts::permutation)
+      .def_rw("super_group_size", &WeightsParts::super_group_size)
+      .def_rw("super_scales", &WeightsParts::super_scales)
+      .def_rw("super_biases", &WeightsParts::super_biases)
       .def_rw("codebook", &WeightsParts::codebook);
   nb::class_<QuantizedWeights>(module, "QuantizedWeights",
                                "A quantized matrix [k, n], or a stack of them, in the canonical "
@@ -264,6 +284,13 @@ void BindWeights(nb::module_& module) {
                    "uint32 [ceil(k / 32), n], or None for dense weights.")
       .def_prop_ro("permutation", &PartOf<&QuantizedWeights::permutation>,
                    "int32 [k]: row i of the stored matrix is row permutation[i] of W; or None.")
+      .def_prop_ro(
+          "super_group_size", [](const QuantizedWeights& w) { return w.spec.super_group_size; },
+          "Rows that share a super scale: scale = super scale * int8; 0: one level.")
+      .def_prop_ro("super_scales", &PartOf<&QuantizedWeights::super_scales>,
+                   "scale_type [super groups, n], or None.")
+      .def_prop_ro("super_biases", &PartOf<&QuantizedWeights::super_biases>,
+                   "scale_type [super groups, n], or None.")
       .def_prop_ro(
           "sparsity",
           [](const QuantizedWeights& w) { return std::string(SparsityName(w.spec.sparsity)); })

@@ -11,6 +11,7 @@
 #include "checkpoint/convert.h"
 #include "checkpoint/model_card.h"
 #include "checkpoint/module_writer.h"
+#include "layout/plain_weights.h"
 #include "layout/slice_expert.h"
 #include "marlin/checkpoint.h"
 #include "marlin/layout.h"
@@ -127,6 +128,7 @@ Status CheckpointConverter::AddModule(const ModuleRecord& record, std::string na
   module.spec = record.module.spec;
   module.spec.experts = experts;
   module.spec.sparsity = Sparsity::kDense;
+  module.spec = FlatSpec(module.spec);
   module.stacked = record.stacked && writer_.StacksExperts();
   if (module.spec.has_permutation && !writer_.HoldsPermutation()) {
     return InModule(record, Status(Code::kUnsupported, std::string(kNoPermutation)));
@@ -238,8 +240,10 @@ Status CheckpointConverter::Write(TensorWriter* writer, size_t index) {
     }
     loaded_ = nullptr;
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights stored, checkpoint_.Weights(record.module.name));
-    // The other programs' formats are dense.
-    MARLIN_ASSIGN_OR_RETURN(weights_, Expand24(stored));
+    // The other programs' formats are dense, with one level of scales.
+    WeightsSpec plain = FlatSpec(stored.spec);
+    plain.sparsity = Sparsity::kDense;
+    MARLIN_ASSIGN_OR_RETURN(weights_, ConvertTo(plain, stored));
     loaded_ = &record;
   }
   UnitSink sink(writer, index);

@@ -64,6 +64,10 @@ UnsignedCodes UnsignedCodesOf(Format format) {
   switch (format) {
     case Format::kU4:
     case Format::kS4:
+    case Format::kInt6:
+    case Format::kU6:
+    case Format::kInt5:
+    case Format::kU5:
     case Format::kInt3:
     case Format::kInt2:
     case Format::kU8:

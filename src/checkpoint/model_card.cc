@@ -151,6 +151,7 @@ std::string Formats(const ModelCard& card) {
     if (spec.sparsity != Sparsity::kDense)
       format += fmt::format("/{}", SparsityName(spec.sparsity));
     if (spec.has_permutation) format += "/permuted";
+    if (spec.super_group_size > 0) format += fmt::format("/super{}", spec.super_group_size);
     Group& group = groups[{format, std::string(ScaleTypeName(spec.scale_type)), module.values}];
     ++group.modules;
     group.parameters += spec.experts * spec.k * spec.n;

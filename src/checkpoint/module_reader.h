@@ -51,6 +51,8 @@ enum class ModulePart : uint8_t {
   kCodebook,
   kMetadata,
   kPermutation,
+  kSuperScales,
+  kSuperBiases,
 };
 
 /// A tensor that a module is made from, and the part of the module that it holds (the main one, if

@@ -11,6 +11,8 @@
 #include "checkpoint/io.h"
 #include "checkpoint/object_reader.h"
 #include "layout/permutation.h"
+#include "layout/weights_buffer.h"
+#include "layout/weights_shapes.h"
 
 namespace marlin {
 namespace {
@@ -45,6 +47,9 @@ Json ModuleJson(const ModuleRecord& record, int version) {
     json["global_scale_divides"] = spec.global_scale_divides;
     if (spec.sparsity != Sparsity::kDense) json["sparsity"] = SparsityName(spec.sparsity);
     if (spec.has_permutation) json["permutation"] = true;
+    if (spec.super_group_size > 0) {
+      json["super_group_size"] = static_cast<uint64_t>(spec.super_group_size);
+    }
   }
   return json;
 }
@@ -88,7 +93,8 @@ Status ParseFlags(ObjectReader& reader, WeightsSpec* spec) {
   return {};
 }
 
-/// The keys that version 2 added; those of sparsity and permutation only where a module has them.
+/// The keys that version 2 added; those of sparsity, permutation and super scales only where a
+/// module has them.
 Status ParseAddedKeys(ObjectReader& reader, int64_t version, const Json& json, WeightsSpec* spec) {
   if (version >= 2) {
     MARLIN_ASSIGN_OR_RETURN(const std::string name, reader.TakeString("zero_type"));
@@ -105,8 +111,12 @@ Status ParseAddedKeys(ObjectReader& reader, int64_t version, const Json& json, W
     if (json.contains("permutation")) {
       MARLIN_ASSIGN_OR_RETURN(spec->has_permutation, reader.TakeBool("permutation"));
     }
-    if (const Status possible = CheckMayBePermuted(*spec); !possible.ok()) {
-      return reader.Fail(possible.message());
+    if (json.contains("super_group_size")) {
+      MARLIN_ASSIGN_OR_RETURN(spec->super_group_size, reader.TakeDimension("super_group_size"));
+      if (spec->super_group_size < 1) return reader.Fail("\"super_group_size\": 0");
+    }
+    for (const Status& possible : {CheckMayBePermuted(*spec), CheckSuperGroups(*spec)}) {
+      if (!possible.ok()) return reader.Fail(possible.message());
     }
   }
   const int oldest = OldestVersionOf(*spec);
@@ -196,10 +206,16 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record) {
   if (spec.sparsity == Sparsity::k24) {
     add(ModulePart::kMetadata, ".metadata", DType::kU32, matrix(MetadataWordsAlongK(spec.k)));
   }
-  add(ModulePart::kScales, ".scales", ScaleDType(spec.scale_type), groups);
+  add(ModulePart::kScales, ".scales", StoredScaleDType(spec), groups);
   if (spec.has_zeros) add(ModulePart::kZeros, ".zeros", ScaleDType(spec.zero_type), groups);
   if (spec.has_biases) {
-    add(ModulePart::kBiases, ".qbias", BiasDType(spec.scale_type), groups);
+    add(ModulePart::kBiases, ".qbias", StoredBiasDType(spec), groups);
+  }
+  if (spec.super_group_size > 0) {
+    const DType dtype = ScaleDType(spec.scale_type);
+    const Shape super_groups = matrix(SuperGroupCount(spec));
+    add(ModulePart::kSuperScales, ".super_scales", dtype, super_groups);
+    if (spec.has_biases) add(ModulePart::kSuperBiases, ".super_qbias", dtype, super_groups);
   }
   if (spec.has_global_scale) {
     add(ModulePart::kGlobalScale, ".global_scale", DType::kF32, {spec.experts});
@@ -231,6 +247,10 @@ const TensorView* PartView(const QuantizedWeights& weights, ModulePart part) {
       return &weights.metadata;
     case ModulePart::kPermutation:
       return &weights.permutation;
+    case ModulePart::kSuperScales:
+      return &weights.super_scales;
+    case ModulePart::kSuperBiases:
+      return &weights.super_biases;
     case ModulePart::kCodebook:
       break;
   }
@@ -238,9 +258,11 @@ const TensorView* PartView(const QuantizedWeights& weights, ModulePart part) {
 }
 
 int OldestVersionOf(const WeightsSpec& spec) {
+  const int bits = GetFormatInfo(spec.format).bits;
   const bool added = spec.format == Format::kU8 || (spec.format == Format::kS8 && spec.has_zeros) ||
-                     spec.zero_type != ScaleType::kF16 || spec.global_scale_divides ||
-                     spec.sparsity != Sparsity::kDense || spec.has_permutation;
+                     bits == 5 || bits == 6 || spec.zero_type != ScaleType::kF16 ||
+                     spec.global_scale_divides || spec.sparsity != Sparsity::kDense ||
+                     spec.has_permutation || spec.super_group_size > 0;
   return added ? 2 : 1;
 }
 

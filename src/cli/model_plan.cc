@@ -8,6 +8,7 @@
 
 #include "base/macros.h"
 #include "checkpoint/quantize_plan.h"
+#include "layout/plain_weights.h"
 #include "marlin/quantize.h"
 #include "marlin/tensor.h"
 #include "marlin/weights.h"
@@ -25,10 +26,11 @@ struct SizedTensor {
   FormatChoice choice;
 };
 
-/// Weights as devices hold them: those with 2:4 sparsity are expanded unless they have 4 bits
-/// (Backend::KeepsSparse).
+/// Weights as every device holds them: those with 2:4 sparsity are expanded unless they have 4
+/// bits, and codes of 5 and 6 bits may become codes of 8 (Backend::TakenSpec).
 WeightsSpec PreparedSpec(WeightsSpec spec) {
   if (GetFormatInfo(spec.format).bits != 4) spec.sparsity = Sparsity::kDense;
+  spec.format = WiderFormat(spec.format);
   return spec;
 }
 

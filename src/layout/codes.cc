@@ -96,6 +96,10 @@ void PackColumns(int bits, const CodeColumns& from, uint32_t* words, int64_t wor
       return PackColumnsOf<3>(from, words, word_stride);
     case 4:
       return PackColumnsOf<4>(from, words, word_stride);
+    case 5:
+      return PackColumnsOf<5>(from, words, word_stride);
+    case 6:
+      return PackColumnsOf<6>(from, words, word_stride);
     default:
       return PackColumnsOf<8>(from, words, word_stride);
   }
@@ -109,6 +113,10 @@ void UnpackColumns(int bits, const uint32_t* words, int64_t word_stride, const C
       return UnpackColumnsOf<3>(words, word_stride, to);
     case 4:
       return UnpackColumnsOf<4>(words, word_stride, to);
+    case 5:
+      return UnpackColumnsOf<5>(words, word_stride, to);
+    case 6:
+      return UnpackColumnsOf<6>(words, word_stride, to);
     default:
       return UnpackColumnsOf<8>(words, word_stride, to);
   }

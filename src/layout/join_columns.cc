@@ -84,6 +84,8 @@ Result<QuantizedWeights> JoinColumns(std::span<const WeightColumns> parts) {
   JoinArray(parts, &QuantizedWeights::scales, spec.n, buffer.scales);
   JoinArray(parts, &QuantizedWeights::zeros, spec.n, buffer.zeros);
   JoinArray(parts, &QuantizedWeights::biases, spec.n, buffer.biases);
+  JoinArray(parts, &QuantizedWeights::super_scales, spec.n, buffer.super_scales);
+  JoinArray(parts, &QuantizedWeights::super_biases, spec.n, buffer.super_biases);
   JoinArray(parts, &QuantizedWeights::metadata, spec.n, buffer.metadata);
   if (spec.has_global_scale) {
     std::memcpy(buffer.global_scale, model.global_scale.data(),

@@ -2,7 +2,7 @@
 //
 // 32 consecutive codes of a column fill kBits words; as one little-endian string of 32 * kBits
 // bits, code j is at bits kBits * j. For widths that divide 32 this is "code j of a word at bit
-// kBits * j"; for 3 bits it is 32 codes in 3 words.
+// kBits * j"; for 3, 5 and 6 bits it is 32 codes in kBits words.
 #pragma once
 
 #include <cstdint>
@@ -40,22 +40,14 @@ template <int kBits>
 void PackRun(const uint8_t* codes, uint32_t* words) {
   if constexpr (kBits == 8) {
     std::memcpy(words, codes, kPackRun);
-    return;
-  }
-  uint64_t quarters[4];
-  std::memcpy(quarters, codes, sizeof(quarters));
-  if constexpr (kBits < 8) {
-    for (uint64_t& quarter : quarters) quarter = PackEightCodes<kBits>(quarter);
-  }
-  if constexpr (kBits == 4) {
-    for (int i = 0; i < 4; ++i) words[i] = static_cast<uint32_t>(quarters[i]);
-  } else if constexpr (kBits == 2) {
-    words[0] = static_cast<uint32_t>(quarters[0] | (quarters[1] << 16));
-    words[1] = static_cast<uint32_t>(quarters[2] | (quarters[3] << 16));
-  } else if constexpr (kBits == 3) {
-    words[0] = static_cast<uint32_t>(quarters[0] | (quarters[1] << 24));
-    words[1] = static_cast<uint32_t>((quarters[1] >> 8) | (quarters[2] << 16));
-    words[2] = static_cast<uint32_t>((quarters[2] >> 16) | (quarters[3] << 8));
+  } else {
+    auto* const bytes = reinterpret_cast<uint8_t*>(words);
+    for (int i = 0; i < 4; ++i) {
+      uint64_t eight = 0;
+      std::memcpy(&eight, codes + 8 * i, sizeof(eight));
+      eight = PackEightCodes<kBits>(eight);
+      std::memcpy(bytes + kBits * i, &eight, kBits);  // Eight codes are kBits bytes.
+    }
   }
 }
 
@@ -64,23 +56,15 @@ template <int kBits>
 void UnpackRun(const uint32_t* words, uint8_t* codes) {
   if constexpr (kBits == 8) {
     std::memcpy(codes, words, kPackRun);
-    return;
+  } else {
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(words);
+    for (int i = 0; i < 4; ++i) {
+      uint64_t eight = 0;
+      std::memcpy(&eight, bytes + kBits * i, kBits);
+      eight = UnpackEightCodes<kBits>(eight);
+      std::memcpy(codes + 8 * i, &eight, sizeof(eight));
+    }
   }
-  uint64_t quarters[4] = {};
-  if constexpr (kBits == 4) {
-    for (int i = 0; i < 4; ++i) quarters[i] = words[i];
-  } else if constexpr (kBits == 2) {
-    for (int i = 0; i < 4; ++i) quarters[i] = (words[i / 2] >> (16 * (i % 2))) & 0xffffu;
-  } else if constexpr (kBits == 3) {
-    quarters[0] = words[0] & 0xffffffu;
-    quarters[1] = ((words[0] >> 24) | (words[1] << 8)) & 0xffffffu;
-    quarters[2] = ((words[1] >> 16) | (words[2] << 16)) & 0xffffffu;
-    quarters[3] = words[2] >> 8;
-  }
-  if constexpr (kBits < 8) {
-    for (uint64_t& quarter : quarters) quarter = UnpackEightCodes<kBits>(quarter);
-  }
-  std::memcpy(codes, quarters, sizeof(quarters));
 }
 
 /// Codes of several columns, one byte each: column c at codes + c * stride, k contiguous. Columns
@@ -94,7 +78,7 @@ struct CodeColumns {
 };
 
 /// Packs columns into word rows: word i of column c goes to words[i * word_stride + c].
-/// Precondition: bits is 2, 3, 4 or 8.
+/// Precondition: bits is 2 to 6 or 8.
 void PackColumns(int bits, const CodeColumns& from, uint32_t* words, int64_t word_stride);
 
 /// The inverse of PackColumns.

@@ -10,7 +10,7 @@
 namespace marlin {
 
 /// Element `index` of values that may lie at any address. Precondition: a floating-point type of at
-/// most 32 bits.
+/// most 32 bits, or i8.
 inline float ParameterAt(const std::byte* data, DType dtype, int64_t index) {
   uint16_t half = 0;
   switch (dtype) {
@@ -24,6 +24,8 @@ inline float ParameterAt(const std::byte* data, DType dtype, int64_t index) {
     case DType::kBf16:
       std::memcpy(&half, data + index * 2, sizeof(half));
       return dtype == DType::kBf16 ? Bf16ToFloat(half) : HalfToFloat(half);
+    case DType::kI8:
+      return static_cast<int8_t>(data[index]);
     default:
       break;
   }

@@ -26,7 +26,7 @@ void CopyRow(const PackedRows& shape, const uint32_t* from, int64_t source, uint
   uint32_t* const out = to + word_of(target);
   const int in_bit = bit_of(source);
   const int out_bit = bit_of(target);
-  // 3-bit codes may cross a word.
+  // Codes of 3, 5 and 6 bits may cross a word.
   const bool in_crosses = in_bit + shape.bits > 32;
   const bool out_crosses = out_bit + shape.bits > 32;
   for (int64_t c = 0; c < n; ++c) {

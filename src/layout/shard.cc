@@ -9,6 +9,7 @@
 
 #include "base/macros.h"
 #include "layout/join_columns.h"
+#include "layout/plain_weights.h"
 #include "layout/sparse_24.h"
 #include "layout/weights_buffer.h"
 #include "marlin/layout.h"
@@ -35,7 +36,7 @@ void CopyRows(const TensorView& from, const RowRange& rows, void* to) {
 }
 
 /// Copies codes first_k ... of every column to words of their own. The words of a column are one
-/// string of bits, also for 3 bits, so a border within a word is a shift; bits past the last code
+/// string of bits, for every width, so a border within a word is a shift; bits past the last code
 /// are cleared.
 void CopyCodes(const QuantizedWeights& from, int64_t first_k, const WeightsBuffer& to) {
   const int bits = GetFormatInfo(from.spec.format).bits;
@@ -86,6 +87,11 @@ Result<QuantizedWeights> TakeRows(const QuantizedWeights& from, const WeightsSpe
   CopyRows(from.scales, groups, to.scales);
   CopyRows(from.zeros, groups, to.zeros);
   CopyRows(from.biases, groups, to.biases);
+  if (spec.super_group_size > 0) {
+    const RowRange super_groups{first_k / spec.super_group_size, SuperGroupCount(spec)};
+    CopyRows(from.super_scales, super_groups, to.super_scales);
+    CopyRows(from.super_biases, super_groups, to.super_biases);
+  }
   if (spec.has_global_scale) {
     std::memcpy(to.global_scale, from.global_scale.data(),
                 static_cast<size_t>(from.global_scale.ByteCount()));
@@ -110,6 +116,10 @@ Result<QuantizedWeights> ShardRows(const QuantizedWeights& weights, int64_t rank
   if (spec.sparsity == Sparsity::k24 && spec.k % kSparseRun != 0) {
     return Invalid(fmt::format("shard: k={} in {} shards of {} is no multiple of {} as 2:4 needs",
                                weights.spec.k, world, spec.k, kSparseRun));
+  }
+  if (spec.super_group_size > 0 && spec.k % spec.super_group_size != 0) {
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights flat, FlattenScales(weights));
+    return ShardRows(flat, rank, world);
   }
   if (GroupCount(weights.spec) == 1) spec.group_size = spec.k;
   return TakeRows(weights, spec, rank * spec.k);

@@ -2,12 +2,18 @@
 
 #include "base/checked.h"
 #include "base/find_named.h"
+#include "layout/weights_shapes.h"
 
 namespace marlin {
 
 int64_t GroupCount(const WeightsSpec& spec) {
   if (spec.k <= 0 || !GetFormatInfo(spec.format).quantized) return 0;
   return spec.group_size < 1 ? 1 : CeilDivide(spec.k, spec.group_size);
+}
+
+int64_t SuperGroupCount(const WeightsSpec& spec) {
+  if (spec.k <= 0 || spec.super_group_size < 1) return 0;
+  return CeilDivide(spec.k, spec.super_group_size);
 }
 
 int64_t WordsAlongK(Format format, int64_t k) {
@@ -56,12 +62,16 @@ int64_t StoredBytes(const WeightsSpec& spec) {
   const Checked n(spec.n);
   if (!info.quantized) return (experts * k * n * Checked(info.bits / 8)).Take().value_or(INT64_MAX);
   if (!k.valid()) return INT64_MAX;
-  const int64_t per_group = DTypeBytes(ScaleDType(spec.scale_type)) +
+  const int64_t per_group = DTypeBytes(StoredScaleDType(spec)) +
                             (spec.has_zeros ? DTypeBytes(ScaleDType(spec.zero_type)) : 0) +
-                            (spec.has_biases ? DTypeBytes(BiasDType(spec.scale_type)) : 0);
+                            (spec.has_biases ? DTypeBytes(StoredBiasDType(spec)) : 0);
+  const int64_t per_super_group =
+      DTypeBytes(ScaleDType(spec.scale_type)) * (spec.has_biases ? 2 : 1);
   const int64_t metadata = spec.sparsity == Sparsity::k24 ? MetadataWordsAlongK(spec.k) : 0;
   const Checked codes = Checked(4) * (Checked(WordsAlongK(spec)) + Checked(metadata)) * n;
-  const Checked groups = Checked(GroupCount(spec)) * n * Checked(per_group);
+  const Checked groups = (Checked(GroupCount(spec)) * Checked(per_group) +
+                          Checked(SuperGroupCount(spec)) * Checked(per_super_group)) *
+                         n;
   const Checked permutation = spec.has_permutation ? Checked(4) * k : Checked(0);
   const Checked matrix = codes + groups + permutation + Checked(spec.has_global_scale ? 4 : 0);
   const Checked codebook(info.has_codebook ? (int64_t{4} << info.bits) : 0);

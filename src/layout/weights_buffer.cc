@@ -86,6 +86,24 @@ Result<int64_t> NormalizeGroupSize(int64_t group_size, int64_t k) {
   return group_size == 0 || group_size > k ? k : group_size;
 }
 
+Status CheckSuperGroups(const WeightsSpec& spec) {
+  const FormatInfo& info = GetFormatInfo(spec.format);
+  if (spec.super_group_size == 0) return {};
+  const auto fail = [](const std::string& why) { return Invalid("super_group_size: " + why); };
+  if (!info.quantized) return fail("format " + std::string(info.name) + " has no scales");
+  if (spec.sparsity != Sparsity::kDense) return fail("2:4 weights have one level of scales");
+  if (DTypeBytes(ScaleDType(spec.scale_type)) == 1) {
+    return fail("super scales are fp16, bf16 or fp32, got " +
+                std::string(ScaleTypeName(spec.scale_type)));
+  }
+  if (spec.super_group_size < 0 || spec.group_size < 1 ||
+      spec.super_group_size % spec.group_size != 0) {
+    return fail("expected a multiple of group_size=" + std::to_string(spec.group_size) + ", got " +
+                std::to_string(spec.super_group_size));
+  }
+  return {};
+}
+
 Status CheckSpec(const WeightsSpec& spec) {
   MARLIN_RETURN_IF_ERROR(CheckKnown(spec.format));
   MARLIN_RETURN_IF_ERROR(CheckKnown(spec.scale_type));
@@ -97,6 +115,7 @@ Status CheckSpec(const WeightsSpec& spec) {
     MARLIN_RETURN_IF_ERROR(CheckSparse24(spec.format, spec.has_zeros || spec.has_biases));
   }
   MARLIN_RETURN_IF_ERROR(CheckMayBePermuted(spec));
+  MARLIN_RETURN_IF_ERROR(CheckSuperGroups(spec));
   return CheckSizes(spec, info);
 }
 
@@ -116,6 +135,8 @@ Result<WeightsBuffer> AllocateWeights(const WeightsSpec& spec) {
   const int64_t global_at = reserve(shapes.global_scale);
   const int64_t metadata_at = reserve(shapes.metadata);
   const int64_t permutation_at = reserve(shapes.permutation);
+  const int64_t super_scales_at = reserve(shapes.super_scales);
+  const int64_t super_biases_at = reserve(shapes.super_biases);
   MARLIN_ASSIGN_OR_RETURN(AlignedBuffer block, AlignedBuffer::Allocate(bytes));
   const auto owner = std::make_shared<AlignedBuffer>(std::move(block));
   const auto place = [&owner](const TensorView& view, int64_t offset) {
@@ -149,6 +170,14 @@ Result<WeightsBuffer> AllocateWeights(const WeightsSpec& spec) {
   if (spec.has_permutation) {
     buffer.weights.permutation = place(shapes.permutation, permutation_at);
     buffer.permutation = owner->As<int32_t>(permutation_at);
+  }
+  if (spec.super_group_size > 0) {
+    buffer.weights.super_scales = place(shapes.super_scales, super_scales_at);
+    buffer.super_scales = owner->As<void>(super_scales_at);
+    if (spec.has_biases) {
+      buffer.weights.super_biases = place(shapes.super_biases, super_biases_at);
+      buffer.super_biases = owner->As<void>(super_biases_at);
+    }
   }
   return buffer;
 }

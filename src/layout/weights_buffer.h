@@ -22,6 +22,10 @@ Result<int64_t> NormalizeGroupSize(int64_t group_size, int64_t k);
 /// kInvalidArgument naming the field.
 Status CheckSpec(const WeightsSpec& spec);
 
+/// Checks that weights of a spec may have the two levels of scales that it asks for, if any.
+/// Errors: kInvalidArgument.
+Status CheckSuperGroups(const WeightsSpec& spec);
+
 /// Weights with uninitialised contents, and mutable pointers through which to fill them. All arrays
 /// share one block, which weights.owner keeps alive.
 struct WeightsBuffer {
@@ -33,6 +37,8 @@ struct WeightsBuffer {
   float* global_scale = nullptr;
   void* metadata = nullptr;
   int32_t* permutation = nullptr;
+  void* super_scales = nullptr;
+  void* super_biases = nullptr;
 };
 
 /// Errors: those of CheckSpec, kOutOfMemory.

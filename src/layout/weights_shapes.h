@@ -17,7 +17,18 @@ struct WeightsShapes {
   TensorView global_scale;
   TensorView metadata;
   TensorView permutation;
+  TensorView super_scales;
+  TensorView super_biases;
 };
+
+/// The element type of `scales`: the scale type's own, i8 with two levels.
+inline DType StoredScaleDType(const WeightsSpec& spec) {
+  return spec.super_group_size > 0 ? DType::kI8 : ScaleDType(spec.scale_type);
+}
+/// The element type of `biases`.
+inline DType StoredBiasDType(const WeightsSpec& spec) {
+  return spec.super_group_size > 0 ? DType::kI8 : BiasDType(spec.scale_type);
+}
 
 /// Precondition: CheckSpec(spec).ok().
 WeightsShapes ShapesOf(const WeightsSpec& spec);

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "base/macros.h"
 #include "base/scalars.h"
+#include "layout/parameters.h"
 #include "layout/permutation.h"
 #include "layout/sparse_24.h"
 #include "layout/weights_buffer.h"
@@ -119,6 +121,18 @@ Status CheckDivisors(const QuantizedWeights& weights) {
   return {};
 }
 
+/// Checks that no product of a super scale and an i8 becomes infinite.
+Status CheckSuperScales(const char* name, const TensorView& view) {
+  constexpr float kLargest = std::numeric_limits<float>::max() / 128.0F;
+  if (view.dtype() == DType::kF16) return {};
+  for (int64_t i = 0; i < view.ElementCount(); ++i) {
+    if (std::fabs(ParameterAt(view, i)) <= kLargest) continue;
+    return {Code::kMalformedFile, std::string(name) + ": value at " + Position(view.shape(), i) +
+                                      " is too large: its product with a scale may be infinite"};
+  }
+  return {};
+}
+
 Status CheckCodebook(const QuantizedWeights& weights) {
   if (weights.codebook.empty()) return {};
   const FormatInfo& info = GetFormatInfo(weights.spec.format);
@@ -179,18 +193,24 @@ WeightsShapes ShapesOf(const WeightsSpec& spec) {
             empty,
             empty,
             empty,
+            empty,
+            empty,
             empty};
   }
   const Shape groups{spec.experts, GroupCount(spec), spec.n};
+  const bool two_levels = spec.super_group_size > 0;
+  const Shape super_groups{spec.experts, SuperGroupCount(spec), spec.n};
   return {view(DType::kU32, {spec.experts, WordsAlongK(spec), spec.n}),
-          view(ScaleDType(spec.scale_type), groups),
+          view(StoredScaleDType(spec), groups),
           view(ScaleDType(spec.zero_type), spec.has_zeros ? groups : none),
-          view(BiasDType(spec.scale_type), spec.has_biases ? groups : none),
+          view(StoredBiasDType(spec), spec.has_biases ? groups : none),
           view(DType::kF32, spec.has_global_scale ? Shape{spec.experts} : none),
           view(DType::kU32, spec.sparsity == Sparsity::k24
                                 ? Shape{spec.experts, MetadataWordsAlongK(spec.k), spec.n}
                                 : none),
-          view(DType::kI32, spec.has_permutation ? Shape{spec.experts, spec.k} : none)};
+          view(DType::kI32, spec.has_permutation ? Shape{spec.experts, spec.k} : none),
+          view(ScaleDType(spec.scale_type), two_levels ? super_groups : none),
+          view(ScaleDType(spec.scale_type), two_levels && spec.has_biases ? super_groups : none)};
 }
 
 Status Validate(const QuantizedWeights& weights) {
@@ -198,6 +218,7 @@ Status Validate(const QuantizedWeights& weights) {
   MARLIN_RETURN_IF_ERROR(CheckSpec(spec));
   const WeightsShapes shapes = ShapesOf(spec);
   const bool quantized = GetFormatInfo(spec.format).quantized;
+  const bool two_levels = spec.super_group_size > 0;
   struct Part {
     const char* name;
     const TensorView& view;
@@ -207,12 +228,15 @@ Status Validate(const QuantizedWeights& weights) {
   };
   const Part parts[] = {
       {"codes", weights.codes, shapes.codes, true, !quantized},
-      {"scales", weights.scales, shapes.scales, quantized, true},
+      {"scales", weights.scales, shapes.scales, quantized, !two_levels},
       {"zeros", weights.zeros, shapes.zeros, spec.has_zeros, true},
-      {"biases", weights.biases, shapes.biases, spec.has_biases, true},
+      {"biases", weights.biases, shapes.biases, spec.has_biases, !two_levels},
       {"global_scale", weights.global_scale, shapes.global_scale, spec.has_global_scale, true},
       {"metadata", weights.metadata, shapes.metadata, spec.sparsity == Sparsity::k24, false},
       {"permutation", weights.permutation, shapes.permutation, spec.has_permutation, false},
+      {"super_scales", weights.super_scales, shapes.super_scales, two_levels, true},
+      {"super_biases", weights.super_biases, shapes.super_biases, two_levels && spec.has_biases,
+       true},
   };
   for (const Part& part : parts) {
     MARLIN_RETURN_IF_ERROR(part.wanted ? CheckView(part.name, part.view, part.expected, spec)
@@ -222,6 +246,12 @@ Status Validate(const QuantizedWeights& weights) {
     if (part.wanted && part.floats) MARLIN_RETURN_IF_ERROR(CheckFinite(part.name, part.view));
   }
   MARLIN_RETURN_IF_ERROR(CheckDivisors(weights));
+  if (two_levels) {
+    MARLIN_RETURN_IF_ERROR(CheckSuperScales("super_scales", weights.super_scales));
+    if (spec.has_biases) {
+      MARLIN_RETURN_IF_ERROR(CheckSuperScales("super_biases", weights.super_biases));
+    }
+  }
   MARLIN_RETURN_IF_ERROR(CheckCodebook(weights));
   MARLIN_RETURN_IF_ERROR(CheckMetadata(weights));
   if (spec.has_permutation) MARLIN_RETURN_IF_ERROR(CheckPermutation(weights.permutation));

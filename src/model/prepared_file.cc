@@ -57,6 +57,9 @@ Json SpecJson(const WeightsSpec& spec) {
                {"global_scale_divides", spec.global_scale_divides}};
   if (spec.sparsity != Sparsity::kDense) json["sparsity"] = SparsityName(spec.sparsity);
   if (spec.has_permutation) json["permutation"] = true;
+  if (spec.super_group_size > 0) {
+    json["super_group_size"] = static_cast<uint64_t>(spec.super_group_size);
+  }
   return json;
 }
 
@@ -91,6 +94,9 @@ Result<WeightsSpec> ParseSpec(ObjectReader& reader, const Json& json) {
   }
   if (json.contains("permutation")) {
     MARLIN_ASSIGN_OR_RETURN(spec.has_permutation, reader.TakeBool("permutation"));
+  }
+  if (json.contains("super_group_size")) {
+    MARLIN_ASSIGN_OR_RETURN(spec.super_group_size, reader.TakeDimension("super_group_size"));
   }
   if (const Status possible = CheckSpec(spec); !possible.ok()) return in_reader(possible);
   return spec;

@@ -11,6 +11,7 @@
 #include "base/scalars.h"
 #include "layout/join_columns.h"
 #include "layout/permutation.h"
+#include "layout/plain_weights.h"
 #include "layout/slice_expert.h"
 #include "layout/weights_shapes.h"
 #include "model/open_model.h"
@@ -229,8 +230,10 @@ Result<Projection> WeightSource::LoadPrepared(std::span<const MatrixRequest> mat
       if (next == specs.size() || specs[next].n > rest) return other();
       WeightsSpec expected = specs[next];
       expected.n = part.spec.n;
-      // Preparation may have expanded 2:4 weights.
+      // Preparation may have made them plainer (Backend::TakenSpec).
       if (part.spec.sparsity == Sparsity::kDense) expected.sparsity = Sparsity::kDense;
+      if (part.spec.super_group_size == 0) expected = FlatSpec(expected);
+      if (part.spec.format != expected.format) expected.format = WiderFormat(expected.format);
       if (!(expected == part.spec)) return other();
     }
     const PreparedImage image{part.spec, prepared_->Data(part), prepared_,

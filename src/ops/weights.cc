@@ -10,6 +10,7 @@
 
 #include "base/macros.h"
 #include "layout/permutation.h"
+#include "layout/plain_weights.h"
 #include "marlin/gemm.h"
 #include "marlin/layout.h"
 #include "ops/checks.h"
@@ -79,11 +80,6 @@ SharedStorage KeepingOpen(const Device& device, SharedStorage storage) {
   return {kept, kept->storage.get()};
 }
 
-/// Whether a backend takes weights only after Expand24.
-bool MustExpand(const Backend& backend, const WeightsSpec& spec) {
-  return spec.sparsity == Sparsity::k24 && !backend.KeepsSparse(spec);
-}
-
 }  // namespace
 
 Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device,
@@ -91,11 +87,9 @@ Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& d
   MARLIN_RETURN_IF_ERROR(Validate(weights));
   try {
     const Backend& backend = device.impl().backend();
-    QuantizedWeights readable = weights;
-    if (MustExpand(backend, weights.spec)) {
-      MARLIN_ASSIGN_OR_RETURN(readable, Expand24(weights));
-    }
-    MARLIN_ASSIGN_OR_RETURN(auto storage, backend.Prepare(readable, options));
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights taken,
+                            ConvertTo(backend.TakenSpec(weights.spec), weights));
+    MARLIN_ASSIGN_OR_RETURN(auto storage, backend.Prepare(taken, options));
     if (weights.spec.has_permutation) {
       MARLIN_RETURN_IF_ERROR(AttachPermutation(backend, weights.permutation, *storage));
     }
@@ -109,22 +103,23 @@ Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
                                        const Device& device) {
   try {
     const Backend& backend = device.impl().backend();
-    std::vector<QuantizedWeights> dense;
-    dense.reserve(columns.size());
-    std::vector<WeightColumns> expanded(columns.begin(), columns.end());
+    std::vector<QuantizedWeights> converted;
+    converted.reserve(columns.size());
+    std::vector<WeightColumns> taken(columns.begin(), columns.end());
     for (size_t i = 0; i < columns.size(); ++i) {
-      WeightColumns& part = expanded[i];
-      if (!MustExpand(backend, part.weights->spec)) continue;
+      WeightColumns& part = taken[i];
+      const WeightsSpec spec = backend.TakenSpec(part.weights->spec);
+      if (spec == part.weights->spec) continue;
       // Columns of one matrix that alternate are several parts.
       if (i > 0 && columns[i].weights == columns[i - 1].weights) {
-        part.weights = expanded[i - 1].weights;
+        part.weights = taken[i - 1].weights;
         continue;
       }
-      MARLIN_ASSIGN_OR_RETURN(QuantizedWeights weights, Expand24(*part.weights));
-      dense.push_back(std::move(weights));
-      part.weights = &dense.back();
+      MARLIN_ASSIGN_OR_RETURN(QuantizedWeights weights, ConvertTo(spec, *part.weights));
+      converted.push_back(std::move(weights));
+      part.weights = &converted.back();
     }
-    MARLIN_ASSIGN_OR_RETURN(auto storage, backend.PrepareColumns(expanded));
+    MARLIN_ASSIGN_OR_RETURN(auto storage, backend.PrepareColumns(taken));
     const QuantizedWeights& first = *columns.front().weights;
     if (first.spec.has_permutation) {
       MARLIN_RETURN_IF_ERROR(AttachPermutation(backend, first.permutation, *storage));
@@ -136,9 +131,7 @@ Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
 }
 
 int64_t PreparedBytes(const WeightsSpec& spec, const Device& device) {
-  WeightsSpec prepared = spec;
-  if (MustExpand(device.impl().backend(), spec)) prepared.sparsity = Sparsity::kDense;
-  return StoredBytes(prepared);
+  return StoredBytes(device.impl().backend().TakenSpec(spec));
 }
 
 Result<std::string> ImageLayout(const Device& device) {
@@ -172,6 +165,13 @@ Result<PreparedImage> ImageOf(const PreparedWeights& weights, const Device& devi
 Result<PreparedWeights> FromImage(const PreparedImage& image, const Device& device) {
   const Backend& backend = device.impl().backend();
   const WeightsSpec& spec = image.spec;
+  const WeightsSpec taken = backend.TakenSpec(spec);
+  if (taken.format != spec.format || taken.super_group_size != spec.super_group_size) {
+    return Status(Code::kMalformedFile,
+                  fmt::format("prepared weights: this device holds {} as {}, with one level of "
+                              "scales",
+                              FormatName(spec.format), FormatName(taken.format)));
+  }
   const TensorView permutation(image.permutation.data(), DType::kI32, {spec.experts, spec.k});
   if (spec.has_permutation) {
     if (permutation.ByteCount() != static_cast<int64_t>(image.permutation.size())) {

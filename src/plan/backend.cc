@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "layout/plain_weights.h"
+
 namespace marlin {
 namespace {
 
@@ -32,6 +34,13 @@ class HostMarks final : public StreamMarks {
 };
 
 }  // namespace
+
+WeightsSpec Backend::TakenSpec(const WeightsSpec& spec) const {
+  WeightsSpec taken = spec;
+  if (!KeepsSparse(spec)) taken.sparsity = Sparsity::kDense;
+  if (!KeepsOddWidths()) taken.format = WiderFormat(spec.format);
+  return KeepsTwoLevels(taken) ? taken : FlatSpec(taken);
+}
 
 Result<std::unique_ptr<StreamMarks>> Backend::MakeMarks(void* stream, bool /*holds*/) const {
   return std::unique_ptr<StreamMarks>(std::make_unique<HostMarks>(*this, stream));

@@ -180,9 +180,14 @@ class Backend {
   virtual std::string Model() const { return Info().model; }
   virtual DeviceProperties Properties() const = 0;
   virtual std::span<const KernelDesc> Kernels() const = 0;
-  /// Whether Prepare and PrepareColumns keep 2:4 weights of this spec as they are. Callers expand
-  /// all others first.
+  /// Whether kernels read 2:4 weights of this spec, codes of 5 and 6 bits, and two levels of
+  /// scales.
   virtual bool KeepsSparse(const WeightsSpec& /*spec*/) const { return false; }
+  virtual bool KeepsOddWidths() const { return false; }
+  virtual bool KeepsTwoLevels(const WeightsSpec& /*spec*/) const { return false; }
+  /// The spec as which Prepare and PrepareColumns take weights: callers convert them first
+  /// (layout/plain_weights.h).
+  WeightsSpec TakenSpec(const WeightsSpec& spec) const;
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const = 0;
   /// Prepares columns that can be joined (layout/join_columns.h) as one matrix. Codes of

@@ -12,6 +12,7 @@
 #include "layout/packing.h"
 #include "layout/parameters.h"
 #include "layout/permutation.h"
+#include "layout/plain_weights.h"
 #include "layout/weights_buffer.h"
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
@@ -197,18 +198,24 @@ Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out)
   }
   MARLIN_RETURN_IF_ERROR(CheckData("out", out));
   MARLIN_RETURN_IF_ERROR(CheckDistinctElements("out", out, true));
-  const std::pair<const char*, const TensorView&> parts[] = {{"codes", weights.codes},
-                                                             {"scales", weights.scales},
-                                                             {"zeros", weights.zeros},
-                                                             {"biases", weights.biases},
-                                                             {"global_scale", weights.global_scale},
-                                                             {"metadata", weights.metadata},
-                                                             {"permutation", weights.permutation}};
+  const std::pair<const char*, const TensorView&> parts[] = {
+      {"codes", weights.codes},
+      {"scales", weights.scales},
+      {"zeros", weights.zeros},
+      {"biases", weights.biases},
+      {"global_scale", weights.global_scale},
+      {"metadata", weights.metadata},
+      {"permutation", weights.permutation},
+      {"super_scales", weights.super_scales},
+      {"super_biases", weights.super_biases}};
   for (const auto& [name, part] : parts) {
     MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, name, part, false));
   }
   if (out.ElementCount() == 0) return {};
-  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense, Expand24(weights));
+  WeightsSpec plain = weights.spec;
+  plain.sparsity = Sparsity::kDense;
+  plain.super_group_size = 0;
+  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense, ConvertTo(plain, weights));
   switch (out.dtype()) {
     case DType::kF32:
       return DecodeAll<F32Element>(dense, out);

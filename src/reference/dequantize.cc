@@ -10,7 +10,7 @@ namespace marlin::reference {
 namespace {
 
 // Codes run along k: 32 of them fill `bits` consecutive words of a column, lowest bits first. A
-// 3-bit code may straddle two words.
+// code of 3, 5 or 6 bits may straddle two words.
 uint32_t ReadCode(const uint32_t* words, int64_t n_count, int bits, int64_t k, int64_t n) {
   const int64_t bit = (k % 32) * bits;
   const int64_t word = (k / 32) * bits + bit / 32;
@@ -62,6 +62,10 @@ Status CheckViews(const QuantizedWeights& weights, int64_t expert, int64_t group
                  sparse ? spec.experts * MetadataWordsAlongK(spec.k) * spec.n : 0));
   MARLIN_RETURN_IF_ERROR(CheckCount("permutation", weights.permutation,
                                     spec.has_permutation ? spec.experts * spec.k : 0));
+  const int64_t super_scales = spec.experts * SuperGroupCount(spec) * spec.n;
+  MARLIN_RETURN_IF_ERROR(CheckCount("super_scales", weights.super_scales, super_scales));
+  MARLIN_RETURN_IF_ERROR(
+      CheckCount("super_biases", weights.super_biases, spec.has_biases ? super_scales : 0));
   return CheckCount("global_scale", weights.global_scale, spec.has_global_scale ? spec.experts : 0);
 }
 
@@ -110,12 +114,20 @@ Result<DenseWeights> Dequantize(const QuantizedWeights& weights, int64_t expert)
       const double value = spec.sparsity == Sparsity::k24
                                ? SparseValue(weights, table, expert, k, n)
                                : table[ReadCode(words, spec.n, info.bits, k, n)];
-      const double stored = LoadElement(weights.scales.data(), weights.scales.dtype(), at);
+      const auto super_of = [&](const TensorView& super_scales) {
+        if (spec.super_group_size == 0) return 1.0;
+        const int64_t super_group = expert * SuperGroupCount(spec) + k / spec.super_group_size;
+        return LoadElement(super_scales.data(), super_scales.dtype(), super_group * spec.n + n);
+      };
+      const double stored = LoadElement(weights.scales.data(), weights.scales.dtype(), at) *
+                            super_of(weights.super_scales);
       const double scale = spec.global_scale_divides ? stored / global : stored * global;
       const double zero =
           spec.has_zeros ? LoadElement(weights.zeros.data(), weights.zeros.dtype(), at) : 0.0;
-      const double bias =
-          spec.has_biases ? LoadElement(weights.biases.data(), weights.biases.dtype(), at) : 0.0;
+      const double bias = spec.has_biases
+                              ? LoadElement(weights.biases.data(), weights.biases.dtype(), at) *
+                                    super_of(weights.super_biases)
+                              : 0.0;
       const auto i = static_cast<size_t>(row * spec.n + n);
       dense.value[i] = scale * (value - zero) + bias;
       dense.magnitude[i] = std::abs(scale) * (std::abs(value) + std::abs(zero)) + std::abs(bias);

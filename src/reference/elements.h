@@ -12,7 +12,8 @@
 
 namespace marlin::reference {
 
-/// Element `index` of an array of f32, bf16, f16, E8M0, E4M3 or E5M2; exact. Other types give NaN.
+/// Element `index` of an array of f32, bf16, f16, E8M0, E4M3, E5M2 or i8; exact. Other types give
+/// NaN.
 inline double LoadElement(const void* data, DType dtype, int64_t index) {
   const auto* bytes = static_cast<const uint8_t*>(data) + index * DTypeBytes(dtype);
   uint16_t half = 0;
@@ -33,6 +34,8 @@ inline double LoadElement(const void* data, DType dtype, int64_t index) {
       return Fp8E4M3ToFloat(*bytes);
     case DType::kF8E5M2:
       return Fp8E5M2ToFloat(*bytes);
+    case DType::kI8:
+      return static_cast<int8_t>(*bytes);
     default:
       return std::numeric_limits<double>::quiet_NaN();
   }

@@ -350,6 +350,7 @@ class GgufReader final : public ModuleReader {
     spec.n = rows.rows;
     spec.group_size = format.group_size;
     spec.scale_type = format.scale_type;
+    spec.super_group_size = format.super_group_size;
     spec.has_biases = format.biases;
     spec.has_global_scale = format.scale_type == ScaleType::kE4M3;
     if (const Status possible = CheckSpec(spec); !possible.ok()) {

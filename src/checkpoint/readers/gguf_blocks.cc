@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <iterator>
 #include <span>
@@ -16,15 +15,13 @@
 namespace marlin {
 namespace {
 
-constexpr int64_t kSuperBlock = 256;  ///< Elements of the blocks with two levels of scales.
-
 uint16_t Half(const uint8_t* at) {
   uint16_t bits = 0;
   std::memcpy(&bits, at, sizeof(bits));
   return bits;
 }
 
-uint32_t Bits(float value) { return std::bit_cast<uint32_t>(value); }
+constexpr uint32_t kSignOfHalf = 0x8000;
 
 /// The nibbles of `count` bytes: the low ones are the first half.
 void HalfSplit(const uint8_t* bytes, uint8_t* codes, int count = 16) {
@@ -52,26 +49,25 @@ void DecodeQ41(const uint8_t* block, GgufDecoded* out) {
   HalfSplit(block + 4, out->codes.data());
 }
 
-/// 5-bit codes: nibbles, and the fifth bits in one word; `offset` is subtracted.
-void FiveBits(const uint8_t* high, const uint8_t* low, int offset, uint8_t* codes) {
+/// 5-bit codes: nibbles, and the fifth bits in one word.
+void FiveBits(const uint8_t* high, const uint8_t* low, uint8_t* codes) {
   uint32_t word = 0;
   std::memcpy(&word, high, sizeof(word));
   HalfSplit(low, codes);
   for (unsigned j = 0; j < 32; ++j) {
-    const int code = static_cast<int>(codes[j] | (((word >> j) & 1u) << 4));
-    codes[j] = static_cast<uint8_t>(code - offset);
+    codes[j] |= static_cast<uint8_t>(((word >> j) & 1u) << 4);
   }
 }
 
 void DecodeQ50(const uint8_t* block, GgufDecoded* out) {
   out->scales[0] = Half(block);
-  FiveBits(block + 2, block + 6, 16, out->codes.data());
+  FiveBits(block + 2, block + 6, out->codes.data());
 }
 
 void DecodeQ51(const uint8_t* block, GgufDecoded* out) {
   out->scales[0] = Half(block);
   out->biases[0] = Half(block + 2);
-  FiveBits(block + 4, block + 8, 0, out->codes.data());
+  FiveBits(block + 4, block + 8, out->codes.data());
 }
 
 void DecodeQ80(const uint8_t* block, GgufDecoded* out) {
@@ -90,11 +86,11 @@ void TwoBits(const uint8_t* bytes, uint8_t* codes) {
 }
 
 void DecodeQ2K(const uint8_t* block, GgufDecoded* out) {
-  const float d = HalfToFloat(Half(block + 80));
-  const float dmin = HalfToFloat(Half(block + 82));
+  out->super_scale = Half(block + 80);
+  out->super_bias = Half(block + 82) ^ kSignOfHalf;  // A minimum, which is subtracted.
   for (size_t i = 0; i < 16; ++i) {
-    out->scales[i] = Bits(d * static_cast<float>(block[i] & 15u));
-    out->biases[i] = Bits(-(dmin * static_cast<float>(block[i] >> 4)));
+    out->scales[i] = block[i] & 15u;
+    out->biases[i] = block[i] >> 4;
   }
   TwoBits(block + 16, out->codes.data());
 }
@@ -102,11 +98,11 @@ void DecodeQ2K(const uint8_t* block, GgufDecoded* out) {
 void DecodeQ3K(const uint8_t* block, GgufDecoded* out) {
   const uint8_t* const high = block;
   const uint8_t* const scales = block + 96;
-  const float d = HalfToFloat(Half(block + 108));
+  out->super_scale = Half(block + 108);
   for (unsigned i = 0; i < 16; ++i) {
     const unsigned low = i < 8 ? scales[i] & 15u : scales[i - 8] >> 4;
     const unsigned upper = (scales[8 + i % 4] >> (2 * (i / 4))) & 3u;
-    out->scales[i] = Bits(d * static_cast<float>(static_cast<int>(low | (upper << 4)) - 32));
+    out->scales[i] = (low | (upper << 4)) - 32;
   }
   TwoBits(block + 32, out->codes.data());
   SetHighBits(high, 2, out->codes.data());
@@ -114,8 +110,8 @@ void DecodeQ3K(const uint8_t* block, GgufDecoded* out) {
 
 /// The 6-bit scale and minimum j of eight that Q4_K and Q5_K pack into 12 bytes.
 void ScalesOfK(const uint8_t* block, GgufDecoded* out) {
-  const float d = HalfToFloat(Half(block));
-  const float dmin = HalfToFloat(Half(block + 2));
+  out->super_scale = Half(block);
+  out->super_bias = Half(block + 2) ^ kSignOfHalf;  // A minimum, which is subtracted.
   const uint8_t* const s = block + 4;
   for (size_t j = 0; j < 8; ++j) {
     unsigned scale = 0;
@@ -127,8 +123,8 @@ void ScalesOfK(const uint8_t* block, GgufDecoded* out) {
       scale = (s[j + 4] & 15u) | (static_cast<unsigned>(s[j - 4] >> 6) << 4);
       minimum = static_cast<unsigned>(s[j + 4] >> 4) | (static_cast<unsigned>(s[j] >> 6) << 4);
     }
-    out->scales[j] = Bits(d * static_cast<float>(scale));
-    out->biases[j] = Bits(-(dmin * static_cast<float>(minimum)));
+    out->scales[j] = scale;
+    out->biases[j] = minimum;
   }
 }
 
@@ -149,10 +145,8 @@ void DecodeQ5K(const uint8_t* block, GgufDecoded* out) {
 }
 
 void DecodeQ6K(const uint8_t* block, GgufDecoded* out) {
-  const float d = HalfToFloat(Half(block + 208));
-  for (size_t i = 0; i < 16; ++i) {
-    out->scales[i] = Bits(d * static_cast<float>(static_cast<int8_t>(block[192 + i])));
-  }
+  out->super_scale = Half(block + 208);
+  for (size_t i = 0; i < 16; ++i) out->scales[i] = block[192 + i];
   // Runs of 32 codes, so that the compiler vectorizes the inner loop.
   for (int run = 0; run < 8; ++run) {
     const int half = run / 4;
@@ -162,18 +156,17 @@ void DecodeQ6K(const uint8_t* block, GgufDecoded* out) {
     uint8_t* const codes = out->codes.data() + run * 32;
     for (int l = 0; l < 32; ++l) {
       const int code = (low[l] >> (part / 2 * 4) & 15) | (high[l] >> (2 * part) & 3) << 4;
-      codes[l] = static_cast<uint8_t>(code - 32);
+      codes[l] = static_cast<uint8_t>(code);
     }
   }
 }
 
 void DecodeIq4Xs(const uint8_t* block, GgufDecoded* out) {
-  const float d = HalfToFloat(Half(block));
+  out->super_scale = Half(block);
   const unsigned high = Half(block + 2);
   for (unsigned j = 0; j < 8; ++j) {
     const unsigned low = (block[4 + j / 2] >> (4 * (j % 2))) & 15u;
-    const int scale = static_cast<int>(low | (((high >> (2 * j)) & 3u) << 4)) - 32;
-    out->scales[j] = Bits(d * static_cast<float>(scale));
+    out->scales[j] = (low | (((high >> (2 * j)) & 3u) << 4)) - 32;
     HalfSplit(block + 8 + j * 16, out->codes.data() + j * 32);
   }
 }
@@ -231,19 +224,24 @@ constexpr float kUnsignedTable[] = {0, 1, 2, 3};
 constexpr float kOffsetTable[] = {-1, 0, 1, 2};
 constexpr float kSignTable[] = {-1, 1, 0, 0};
 
+constexpr GgufFormat TwoLevels(Format format, int64_t group_size, bool biases,
+                               const float* codebook,
+                               void (*decode)(const uint8_t*, GgufDecoded*)) {
+  return {format, group_size, ScaleType::kF16, biases, codebook, decode, kSuperBlock};
+}
+
 constexpr GgufFormat kQ40 = {Format::kS4, 32, ScaleType::kF16, false, nullptr, DecodeQ40};
 constexpr GgufFormat kQ41 = {Format::kU4, 32, ScaleType::kF16, true, nullptr, DecodeQ41};
-constexpr GgufFormat kQ50 = {Format::kS8, 32, ScaleType::kF16, false, nullptr, DecodeQ50};
-constexpr GgufFormat kQ51 = {Format::kS8, 32, ScaleType::kF16, true, nullptr, DecodeQ51};
+constexpr GgufFormat kQ50 = {Format::kInt5, 32, ScaleType::kF16, false, nullptr, DecodeQ50};
+constexpr GgufFormat kQ51 = {Format::kU5, 32, ScaleType::kF16, true, nullptr, DecodeQ51};
 constexpr GgufFormat kQ80 = {Format::kS8, 32, ScaleType::kF16, false, nullptr, DecodeQ80};
-constexpr GgufFormat kQ2K = {Format::kNf2, 16, ScaleType::kF32, true, kUnsignedTable, DecodeQ2K};
-constexpr GgufFormat kQ3K = {Format::kInt3, 16, ScaleType::kF32, false, nullptr, DecodeQ3K};
-constexpr GgufFormat kQ4K = {Format::kU4, 32, ScaleType::kF32, true, nullptr, DecodeQ4K};
-constexpr GgufFormat kQ5K = {Format::kS8, 32, ScaleType::kF32, true, nullptr, DecodeQ5K};
-constexpr GgufFormat kQ6K = {Format::kS8, 16, ScaleType::kF32, false, nullptr, DecodeQ6K};
+constexpr GgufFormat kQ2K = TwoLevels(Format::kNf2, 16, true, kUnsignedTable, DecodeQ2K);
+constexpr GgufFormat kQ3K = TwoLevels(Format::kInt3, 16, false, nullptr, DecodeQ3K);
+constexpr GgufFormat kQ4K = TwoLevels(Format::kU4, 32, true, nullptr, DecodeQ4K);
+constexpr GgufFormat kQ5K = TwoLevels(Format::kU5, 32, true, nullptr, DecodeQ5K);
+constexpr GgufFormat kQ6K = TwoLevels(Format::kInt6, 16, false, nullptr, DecodeQ6K);
 constexpr GgufFormat kIq4Nl = {Format::kCodebook4, 32, ScaleType::kF16, false, nullptr, DecodeQ40};
-constexpr GgufFormat kIq4Xs = {Format::kCodebook4, 32, ScaleType::kF32, false, nullptr,
-                               DecodeIq4Xs};
+constexpr GgufFormat kIq4Xs = TwoLevels(Format::kCodebook4, 32, false, nullptr, DecodeIq4Xs);
 constexpr GgufFormat kTq10 = {Format::kNf2, 256, ScaleType::kF16, false, kOffsetTable, DecodeTq10};
 constexpr GgufFormat kTq20 = {Format::kNf2, 256, ScaleType::kF16, false, kOffsetTable, DecodeTq20};
 constexpr GgufFormat kMxfp4 = {Format::kFp4E2M1, 32, ScaleType::kE8M0, false, nullptr, DecodeMxfp4};
@@ -301,8 +299,15 @@ constexpr Refused kRefused[] = {
     {38, "IQ4_NL_8_8", kRemoved},
 };
 
-float ScaleValue(ScaleType type, uint32_t bits) {
-  return ParameterAt(reinterpret_cast<const std::byte*>(&bits), ScaleDType(type), 0);
+float ValueOf(DType dtype, uint32_t bits) {
+  return ParameterAt(reinterpret_cast<const std::byte*>(&bits), dtype, 0);
+}
+
+/// The scale or bias of a group.
+float ScaleValue(const GgufFormat& format, uint32_t bits, uint32_t super_bits) {
+  const DType dtype = ScaleDType(format.scale_type);
+  if (format.super_group_size == 0) return ValueOf(dtype, bits);
+  return ValueOf(dtype, super_bits) * ValueOf(DType::kI8, bits);
 }
 
 }  // namespace
@@ -339,8 +344,9 @@ void DequantizeBlock(const GgufFormat& format, int64_t elements, const uint8_t* 
       format.codebook != nullptr ? format.codebook : FormatValues(format.format).data();
   for (int64_t first = 0; first < elements; first += format.group_size) {
     const auto group = static_cast<size_t>(first / format.group_size);
-    const float scale = ScaleValue(format.scale_type, decoded.scales[group]);
-    const float bias = format.biases ? ScaleValue(format.scale_type, decoded.biases[group]) : 0.0F;
+    const float scale = ScaleValue(format, decoded.scales[group], decoded.super_scale);
+    const float bias =
+        format.biases ? ScaleValue(format, decoded.biases[group], decoded.super_bias) : 0.0F;
     for (int64_t e = first; e < first + format.group_size; ++e) {
       const float product = scale * values[decoded.codes[static_cast<size_t>(e)]];
       out[e] = format.biases ? product + bias : product;

@@ -13,13 +13,17 @@ namespace marlin {
 
 inline constexpr int64_t kMaxBlockElements = 256;
 inline constexpr int64_t kMaxBlockGroups = 16;
+inline constexpr int64_t kSuperBlock = 256;  ///< Elements of the blocks with two levels of scales.
 
 /// One decoded block: a code per element in the order of k, and a scale (and a bias) per group, as
-/// the bits of the scale type in the low end of a word.
+/// the bits of the scale type in the low end of a word; with two levels those of an i8, and one
+/// super scale (and super bias) of the scale type.
 struct GgufDecoded {
   std::array<uint8_t, kMaxBlockElements> codes;
   std::array<uint32_t, kMaxBlockGroups> scales;
   std::array<uint32_t, kMaxBlockGroups> biases;
+  uint32_t super_scale;
+  uint32_t super_bias;
 };
 
 /// The format that holds every value of a block type, and the decoder of a block.
@@ -31,6 +35,7 @@ struct GgufFormat {
   /// Codebook of the format, [2^bits]; null: the format's own values.
   const float* codebook = nullptr;
   void (*decode)(const uint8_t* block, GgufDecoded* out) = nullptr;
+  int64_t super_group_size = 0;  ///< Elements of a block with two levels of scales; 0: one level.
 };
 
 /// How a tensor type of GGUF is stored.

@@ -1,13 +1,12 @@
 // A point of a grid is 8 magnitudes (IQ2), 4 (IQ3) or 8 values (IQ1) of a few levels. With the
 // sign, or for IQ1 the sign of the offset of an eighth, a weight has at most 16 values: the index
 // of the level in the low bits of a code, the sign above it. Scales are an fp16 times an odd number
-// of at most 31, and a power of two: exact in fp32, as are their products with the levels.
+// of at most 31: two levels. A power of two that belongs to them is in the levels.
 #include "checkpoint/readers/gguf_iq_blocks.h"
 
 #include <bit>
 #include <cstring>
 
-#include "base/scalars.h"
 #include "checkpoint/readers/gguf_grids.h"
 
 namespace marlin {
@@ -20,10 +19,8 @@ T Load(const uint8_t* at) {
   return bits;
 }
 
-/// The fp32 bits of d * (2 * index + 1) * step, with step a power of two.
-uint32_t OddScale(float d, unsigned index, float step) {
-  return std::bit_cast<uint32_t>(d * (static_cast<float>(2 * index + 1) * step));
-}
+/// The second level of scales: odd numbers.
+uint32_t OddScale(unsigned index) { return 2 * index + 1; }
 
 /// The signs of 8 values, of which 7 are stored: their product is positive.
 unsigned EvenSigns(unsigned signs) {
@@ -55,11 +52,11 @@ void PutFour(uint32_t point, uint32_t signs, uint8_t* codes) {
 
 /// Per 32 weights 4 bytes of points, then 4 times 7 bits of signs and 4 bits of scale.
 void DecodeIq2Xxs(const uint8_t* block, GgufDecoded* out) {
-  const float d = HalfToFloat(Load<uint16_t>(block));
+  out->super_scale = Load<uint16_t>(block);
   for (size_t g = 0; g < 8; ++g) {
     const uint8_t* const points = block + 2 + g * 8;
     const auto rest = Load<uint32_t>(points + 4);
-    out->scales[g] = OddScale(d, rest >> 28, 0.125F);
+    out->scales[g] = OddScale(rest >> 28);
     for (size_t i = 0; i < 4; ++i) {
       PutEight(kIq2XxsGrid[points[i]], EvenSigns(rest >> (7 * i) & 127u),
                out->codes.data() + g * 32 + i * 8);
@@ -68,15 +65,16 @@ void DecodeIq2Xxs(const uint8_t* block, GgufDecoded* out) {
 }
 
 /// The scales of 16 groups, 4 bits each.
-void ScalesOfIq2(float d, const uint8_t* nibbles, GgufDecoded* out) {
+void ScalesOfIq2(const uint8_t* nibbles, GgufDecoded* out) {
   for (size_t g = 0; g < 16; ++g) {
-    out->scales[g] = OddScale(d, nibbles[g / 2] >> (g % 2 * 4) & 15u, 0.125F);
+    out->scales[g] = OddScale(nibbles[g / 2] >> (g % 2 * 4) & 15u);
   }
 }
 
 /// Words of 9 bits of point and 7 bits of signs, then the scales.
 void DecodeIq2Xs(const uint8_t* block, GgufDecoded* out) {
-  ScalesOfIq2(HalfToFloat(Load<uint16_t>(block)), block + 66, out);
+  out->super_scale = Load<uint16_t>(block);
+  ScalesOfIq2(block + 66, out);
   for (size_t i = 0; i < 32; ++i) {
     const unsigned word = Load<uint16_t>(block + 2 + i * 2);
     PutEight(kIq2XsGrid[word & 511u], EvenSigns(word >> 9), out->codes.data() + i * 8);
@@ -85,7 +83,8 @@ void DecodeIq2Xs(const uint8_t* block, GgufDecoded* out) {
 
 /// The low bytes of the points, the signs, 2 high bits of each point, the scales.
 void DecodeIq2S(const uint8_t* block, GgufDecoded* out) {
-  ScalesOfIq2(HalfToFloat(Load<uint16_t>(block)), block + 74, out);
+  out->super_scale = Load<uint16_t>(block);
+  ScalesOfIq2(block + 74, out);
   for (size_t i = 0; i < 32; ++i) {
     const unsigned high = block[66 + i / 4] >> (i % 4 * 2) & 3u;
     PutEight(kIq2SGrid[block[2 + i] | high << 8], block[34 + i], out->codes.data() + i * 8);
@@ -94,10 +93,10 @@ void DecodeIq2S(const uint8_t* block, GgufDecoded* out) {
 
 /// The points, then per 32 weights 4 times 7 bits of signs and 4 bits of scale.
 void DecodeIq3Xxs(const uint8_t* block, GgufDecoded* out) {
-  const float d = HalfToFloat(Load<uint16_t>(block));
+  out->super_scale = Load<uint16_t>(block);
   for (size_t g = 0; g < 8; ++g) {
     const auto rest = Load<uint32_t>(block + 66 + g * 4);
-    out->scales[g] = OddScale(d, rest >> 28, 0.25F);
+    out->scales[g] = OddScale(rest >> 28);
     for (size_t i = 0; i < 8; ++i) {
       const unsigned signs = EvenSigns(rest >> (i / 2 * 7) & 127u) >> (i % 2 * 4);
       PutFour(kIq3XxsGrid[block[2 + g * 8 + i]], signs, out->codes.data() + g * 32 + i * 4);
@@ -107,9 +106,9 @@ void DecodeIq3Xxs(const uint8_t* block, GgufDecoded* out) {
 
 /// The low bytes of the points, one high bit of each, the signs, the scales.
 void DecodeIq3S(const uint8_t* block, GgufDecoded* out) {
-  const float d = HalfToFloat(Load<uint16_t>(block));
+  out->super_scale = Load<uint16_t>(block);
   for (size_t g = 0; g < 8; ++g) {
-    out->scales[g] = OddScale(d, block[106 + g / 2] >> (g % 2 * 4) & 15u, 1.0F);
+    out->scales[g] = OddScale(block[106 + g / 2] >> (g % 2 * 4) & 15u);
   }
   for (size_t i = 0; i < 64; ++i) {
     const unsigned high = block[66 + i / 8] >> (i % 8) & 1u;
@@ -121,10 +120,10 @@ void DecodeIq3S(const uint8_t* block, GgufDecoded* out) {
 /// The low bytes of the points; per 32 weights a word of 3 high bits of 4 points, 3 bits of scale
 /// and the sign of the offset.
 void DecodeIq1S(const uint8_t* block, GgufDecoded* out) {
-  const float d = HalfToFloat(Load<uint16_t>(block));
+  out->super_scale = Load<uint16_t>(block);
   for (size_t g = 0; g < 8; ++g) {
     const unsigned word = Load<uint16_t>(block + 34 + g * 2);
-    out->scales[g] = OddScale(d, word >> 12 & 7u, 1.0F);
+    out->scales[g] = OddScale(word >> 12 & 7u);
     const unsigned signs = word >> 15 != 0 ? 255u : 0u;
     for (size_t i = 0; i < 4; ++i) {
       const unsigned high = word >> (3 * i) & 7u;
@@ -141,10 +140,10 @@ void DecodeIq1M(const uint8_t* block, GgufDecoded* out) {
   for (size_t i = 0; i < 4; ++i) {
     half |= static_cast<unsigned>(Load<uint16_t>(block + 48 + i * 2) >> 12) << (4 * i);
   }
-  const float d = HalfToFloat(static_cast<uint16_t>(half));
+  out->super_scale = static_cast<uint16_t>(half);
   for (size_t g = 0; g < 16; ++g) {
     const unsigned word = Load<uint16_t>(block + 48 + g / 4 * 2);
-    out->scales[g] = OddScale(d, word >> (g % 4 * 3) & 7u, 1.0F);
+    out->scales[g] = OddScale(word >> (g % 4 * 3) & 7u);
   }
   for (size_t i = 0; i < 32; ++i) {
     const unsigned rest = block[32 + i / 2] >> (i % 2 * 4);
@@ -153,16 +152,18 @@ void DecodeIq1M(const uint8_t* block, GgufDecoded* out) {
   }
 }
 
-constexpr float kIq2Levels[] = {8, 25, 43, 0, -8, -25, -43, 0};
-constexpr float kIq3XxsLevels[] = {4,  12,  20,  28,  36,  44,  52,  62,
-                                   -4, -12, -20, -28, -36, -44, -52, -62};
+/// 8, 25 and 43 eighths.
+constexpr float kIq2Levels[] = {1, 3.125F, 5.375F, 0, -1, -3.125F, -5.375F, 0};
+/// 4, 12, ... 52 and 62 quarters.
+constexpr float kIq3XxsLevels[] = {1,  3,  5,  7,  9,  11,  13,  15.5F,
+                                   -1, -3, -5, -7, -9, -11, -13, -15.5F};
 constexpr float kIq3SLevels[] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
 /// -1, 0 and 1, plus and minus an eighth.
 constexpr float kIq1Levels[] = {-0.875F, 0.125F, 1.125F, 0, -1.125F, -0.125F, 0.875F, 0};
 
 constexpr GgufFormat Grid(Format format, int64_t group_size, const float* levels,
                           void (*decode)(const uint8_t*, GgufDecoded*)) {
-  return {format, group_size, ScaleType::kF32, false, levels, decode};
+  return {format, group_size, ScaleType::kF16, false, levels, decode, kSuperBlock};
 }
 
 }  // namespace

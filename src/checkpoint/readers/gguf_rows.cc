@@ -10,6 +10,7 @@
 #include "checkpoint/readers/gguf_names.h"
 #include "layout/packing.h"
 #include "layout/weights_buffer.h"
+#include "layout/weights_shapes.h"
 
 namespace marlin {
 namespace {
@@ -28,12 +29,20 @@ struct ExpertParts {
   uint32_t* words;
   std::byte* scales;
   std::byte* biases;
+  std::byte* super_scales;
+  std::byte* super_biases;
 };
 
 /// Stores the scales and biases of one block, whose first group is `group`, in column n.
 void StoreGroups(const GgufFormat& format, const GgufDecoded& decoded, int64_t groups,
                  const WeightsSpec& spec, int64_t group, int64_t n, const ExpertParts& to) {
-  const int64_t scale_bytes = DTypeBytes(ScaleDType(spec.scale_type));
+  const int64_t scale_bytes = DTypeBytes(StoredScaleDType(spec));
+  if (spec.super_group_size > 0) {
+    const int64_t super_bytes = DTypeBytes(ScaleDType(spec.scale_type));
+    const int64_t at = group / groups * spec.n + n;  // A block is a super group.
+    StoreBits(decoded.super_scale, super_bytes, to.super_scales, at);
+    if (format.biases) StoreBits(decoded.super_bias, super_bytes, to.super_biases, at);
+  }
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t at = (group + g) * spec.n + n;
     StoreBits(decoded.scales[static_cast<size_t>(g)], scale_bytes, to.scales, at);
@@ -145,14 +154,20 @@ Result<QuantizedWeights> PackGgufRows(const GgufRows& rows, const GgufStored& st
   const int64_t tile_bytes = kTileRows * RoundUp(spec.k, kPackRun);
   MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer codes,
                           AlignedBuffer::Allocate(pool.worker_count() * tile_bytes));
-  const int64_t scale_bytes = GroupCount(spec) * spec.n * DTypeBytes(ScaleDType(spec.scale_type));
+  const auto part_of = [](void* part, int64_t expert, int64_t bytes) {
+    return part == nullptr ? nullptr : static_cast<std::byte*>(part) + expert * bytes;
+  };
+  const int64_t scale_bytes = GroupCount(spec) * spec.n * DTypeBytes(StoredScaleDType(spec));
+  const int64_t super_bytes =
+      SuperGroupCount(spec) * spec.n * DTypeBytes(ScaleDType(spec.scale_type));
   const int64_t words = WordsAlongK(spec.format, spec.k) * spec.n;
   const int64_t tiles = CeilDivide(spec.n, kTileRows);
   pool.Run(spec.experts * tiles, [&](int64_t task, int worker) {
     const int64_t e = task / tiles;
-    ExpertParts to{static_cast<uint32_t*>(buffer.codes) + e * words,
-                   static_cast<std::byte*>(buffer.scales) + e * scale_bytes, nullptr};
-    if (spec.has_biases) to.biases = static_cast<std::byte*>(buffer.biases) + e * scale_bytes;
+    const ExpertParts to{
+        static_cast<uint32_t*>(buffer.codes) + e * words, part_of(buffer.scales, e, scale_bytes),
+        part_of(buffer.biases, e, scale_bytes), part_of(buffer.super_scales, e, super_bytes),
+        part_of(buffer.super_biases, e, super_bytes)};
     PackTile(rows, stored, spec, e, task % tiles * kTileRows, to,
              codes.As<uint8_t>() + worker * tile_bytes);
   });

@@ -54,6 +54,12 @@ Status AttachPart(const ModuleTensor& part, const std::byte* data, QuantizedWeig
     case ModulePart::kPermutation:
       weights->permutation = TensorView(data, part.dtype, {spec.experts, spec.k});
       return {};
+    case ModulePart::kSuperScales:
+      weights->super_scales = stacked(SuperGroupCount(spec));
+      return {};
+    case ModulePart::kSuperBiases:
+      weights->super_biases = stacked(SuperGroupCount(spec));
+      return {};
     case ModulePart::kCodebook:
       weights->codebook = ReadCodebook(spec.format, data);
       return {};

@@ -23,6 +23,7 @@
 #include "checkpoint/writers/gguf_metadata.h"
 #include "layout/parameters.h"
 #include "layout/permutation.h"
+#include "layout/plain_weights.h"
 #include "layout/slice_expert.h"
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
@@ -242,7 +243,7 @@ class GgufExport {
   Status PlanPart(const ModuleRecord& record, GgufOutput output) {
     const WeightsSpec& stored = record.module.spec;
     // No type has groups that lie across k.
-    const WeightsSpec spec = stored.has_permutation ? UnpermutedSpec(stored) : stored;
+    const WeightsSpec spec = stored.has_permutation ? UnpermutedSpec(stored) : FlatSpec(stored);
     MARLIN_ASSIGN_OR_RETURN(const GgufStored type, GgufTypeOf(spec));
     if (spec.has_global_scale) {
       GgufOutput factors;
@@ -524,7 +525,9 @@ class GgufExport {
   Status WriteModule(const GgufOutput& output) {
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights stored,
                             checkpoint_.Weights(output.record->module.name));
-    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense, Expand24(stored));
+    WeightsSpec plain = FlatSpec(stored.spec);
+    plain.sparsity = Sparsity::kDense;
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense, ConvertTo(plain, stored));
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, Unpermute(dense));
     const int64_t bytes = output.bytes / weights.spec.experts;
     for (int64_t e = 0; e < weights.spec.experts; ++e) {
