@@ -241,9 +241,6 @@ def prepare_model(
     return dict(call(_core.prepare_model, path, output, _device(device), overwrite))
 
 
-_CALIBRATED = ("gptq", "awq", "awq+gptq")
-
-
 def quantize_model(
     source: AnyPath,
     output: AnyPath,
@@ -291,7 +288,7 @@ def quantize_model(
     exception raised by `progress` aborts the call and propagates; no output is left then.
     """
     measures = target_bpw is not None and sensitivity is None
-    runs_model = method in _CALIBRATED or measures
+    runs_model = _core.needs_calibration(method) or measures
     if not runs_model and (calibration is not None or calibration_tokens or seed):
         raise InvalidArgumentError(f"method {method}: uses no calibration")
     # Other methods run no model.

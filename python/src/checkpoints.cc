@@ -305,6 +305,10 @@ void BindConversions(nb::module_& module) {
       .def_rw("imatrix", &DirectoryOptions::imatrix, nb::arg().none());
   module.def("quantize_model", &QuantizeDirectory, nb::arg("source").none(),
              nb::arg("output").none(), nb::arg("recipe"), nb::arg("options"), nb::arg("device"));
+  module.def(
+      "needs_calibration",
+      [](const std::string& method) { return NeedsCalibration(Take(ParseQuantizeMethod(method))); },
+      nb::arg("method"), "Whether a method runs the model over data.");
   module.def("measure_sensitivity", &MeasureDirectory, nb::arg("source").none(), nb::arg("formats"),
              nb::arg("options"), nb::arg("device"));
   module.def("measure_importance", &MeasureInputs, nb::arg("source").none(), nb::arg("dataset"),

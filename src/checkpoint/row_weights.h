@@ -57,6 +57,12 @@ using ValueOfRow = std::function<void(int64_t row, float* values)>;
 void AddFloats(const std::string& name, int64_t experts, int64_t k, int64_t n, ValueOfRow values,
                ModuleTensorFinder* finder, ListedReader* reader);
 
+/// Adds a module whose products take the inputs times `input_scale`, [k] or [experts, k]. No format
+/// has such scales: every value is in fp32, that of the codes times the scale, rounded twice.
+/// Precondition: dense rows with scales, without biases and permutation.
+void AddScaledInputs(const std::string& name, RowWeights rows, std::vector<float> input_scale,
+                     ModuleTensorFinder* finder, ListedReader* reader);
+
 /// fp8 codes [experts, n, k], or [n, k].
 struct Fp8Codes {
   Shape shape;

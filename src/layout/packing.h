@@ -12,27 +12,29 @@ namespace marlin {
 
 inline constexpr int64_t kPackRun = 32;  ///< Codes after which every width is at a word boundary.
 
-/// Packs the low kBits of 8 bytes (first byte lowest) into 8 * kBits adjacent bits.
+/// Packs the low kBits of 8 bytes (first byte lowest) into 8 * kBits adjacent bits: joins pairs of
+/// codes, pairs of pairs, and the two halves.
 template <int kBits>
 uint64_t PackEightCodes(uint64_t bytes) {
   static_assert(kBits < 8);
-  constexpr uint64_t kPair = (uint64_t{1} << (2 * kBits)) - 1;
+  constexpr uint64_t kCode = ((uint64_t{1} << kBits) - 1) * 0x0001000100010001u;
+  constexpr uint64_t kPair = ((uint64_t{1} << (2 * kBits)) - 1) * 0x0000000100000001u;
   constexpr uint64_t kQuad = (uint64_t{1} << (4 * kBits)) - 1;
-  bytes = (bytes | (bytes >> (8 - kBits))) & (kPair * 0x0001000100010001u);
-  bytes = (bytes | (bytes >> (16 - 2 * kBits))) & (kQuad * 0x0000000100000001u);
-  return (bytes | (bytes >> (32 - 4 * kBits))) & ((uint64_t{1} << (8 * kBits)) - 1);
+  bytes = (bytes & kCode) | ((bytes >> (8 - kBits)) & (kCode << kBits));
+  bytes = (bytes & kPair) | ((bytes >> (16 - 2 * kBits)) & (kPair << (2 * kBits)));
+  return (bytes & kQuad) | ((bytes >> (32 - 4 * kBits)) & (kQuad << (4 * kBits)));
 }
 
 /// The inverse of PackEightCodes; bits above 8 * kBits are ignored.
 template <int kBits>
 uint64_t UnpackEightCodes(uint64_t packed) {
   static_assert(kBits < 8);
-  constexpr uint64_t kCode = (uint64_t{1} << kBits) - 1;
-  constexpr uint64_t kPair = (uint64_t{1} << (2 * kBits)) - 1;
+  constexpr uint64_t kCode = ((uint64_t{1} << kBits) - 1) * 0x0001000100010001u;
+  constexpr uint64_t kPair = ((uint64_t{1} << (2 * kBits)) - 1) * 0x0000000100000001u;
   constexpr uint64_t kQuad = (uint64_t{1} << (4 * kBits)) - 1;
   packed = (packed & kQuad) | ((packed & (kQuad << (4 * kBits))) << (32 - 4 * kBits));
-  packed = (packed | (packed << (16 - 2 * kBits))) & (kPair * 0x0001000100010001u);
-  return (packed | (packed << (8 - kBits))) & (kCode * 0x0101010101010101u);
+  packed = (packed & kPair) | ((packed & (kPair << (2 * kBits))) << (16 - 2 * kBits));
+  return (packed & kCode) | ((packed & (kCode << kBits)) << (8 - kBits));
 }
 
 /// Packs 32 codes (one byte each) into kBits words.

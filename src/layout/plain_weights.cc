@@ -39,7 +39,7 @@ std::array<uint8_t, 256> TranslationOf(Format from, Format to) {
 }
 
 void Copy(const TensorView& from, void* to) {
-  if (from.ElementCount() == 0) return;
+  if (from.empty()) return;
   std::memcpy(to, from.data(), static_cast<size_t>(from.ByteCount()));
 }
 

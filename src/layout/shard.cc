@@ -26,7 +26,7 @@ struct RowRange {
 
 /// Copies the rows of every expert of a contiguous array [experts, rows, n].
 void CopyRows(const TensorView& from, const RowRange& rows, void* to) {
-  if (from.ElementCount() == 0) return;
+  if (from.empty()) return;
   const int64_t row_bytes = from.dim(2) * DTypeBytes(from.dtype());
   const int64_t bytes = rows.count * row_bytes;
   for (int64_t expert = 0; expert < from.dim(0); ++expert) {

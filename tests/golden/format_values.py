@@ -61,6 +61,14 @@ def float8(code, exponent_bits, mantissa_bits, bias):
     return sign * (1 + fraction) * 2.0 ** (exponent - bias)
 
 
+def fp6_e2m3(code):
+    """OCP FP6 E2M3: one sign bit, two exponent bits with bias 1, three mantissa bits."""
+    sign = -1.0 if code >> 5 else 1.0
+    exponent = code >> 3 & 3
+    fraction = (code & 7) / 8
+    return sign * (fraction if exponent == 0 else (1 + fraction) * 2.0 ** (exponent - 1))
+
+
 def fp8_e4m3(code):
     return float("nan") if code & 0x7F == 0x7F else float8(code, 4, 3, 7)
 
@@ -81,6 +89,11 @@ TABLE = {
     "nf3": normal_float(3),
     "nf2": normal_float(2),
     "codebook4": IQ4_NL,
+    "int6": list(range(-32, 32)),
+    "u6": list(range(64)),
+    "fp6_e2m3": [fp6_e2m3(code) for code in range(64)],
+    "int5": list(range(-16, 16)),
+    "u5": list(range(32)),
     "int3": [-4, -3, -2, -1, 0, 1, 2, 3],
     "int2": [-2, -1, 0, 1],
     "fp8_e4m3": [fp8_e4m3(code) for code in range(256)],

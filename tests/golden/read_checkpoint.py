@@ -14,11 +14,12 @@ import sys
 
 from format_values import TABLE, as_fp32, fp8_e4m3
 
-BITS = {"fp4_e2m1": 4, "u4": 4, "s4": 4, "nf4": 4, "codebook4": 4, "nf3": 3, "int3": 3, "nf2": 2,
+BITS = {"fp4_e2m1": 4, "u4": 4, "s4": 4, "nf4": 4, "codebook4": 4, "int6": 6, "u6": 6,
+        "fp6_e2m3": 6, "int5": 5, "u5": 5, "nf3": 3, "int3": 3, "nf2": 2,
         "int2": 2, "fp8_e4m3": 8, "fp8_e5m2": 8, "s8": 8, "u8": 8}
 CODEBOOKS = ("nf4", "nf3", "nf2", "codebook4")
 SCALES = {"fp16": "F16", "bf16": "BF16", "fp32": "F32", "e8m0": "F8_E8M0", "e4m3": "F8_E4M3"}
-SIZES = {"F16": 2, "BF16": 2, "F32": 4, "U32": 4, "I32": 4, "F8_E8M0": 1, "F8_E4M3": 1}
+SIZES = {"F16": 2, "BF16": 2, "F32": 4, "U32": 4, "I32": 4, "I8": 1, "F8_E8M0": 1, "F8_E4M3": 1}
 
 
 def read_file(path):
@@ -41,6 +42,8 @@ def numbers(dtype, data):
         return struct.unpack(f"<{count}I", data)
     if dtype == "I32":
         return struct.unpack(f"<{count}i", data)
+    if dtype == "I8":
+        return struct.unpack(f"<{count}b", data)
     if dtype == "F32":
         return struct.unpack(f"<{count}f", data)
     if dtype == "F16":
@@ -54,10 +57,10 @@ def numbers(dtype, data):
 
 
 def code_at(words, bits, n_count, k, n):
-    if bits == 3:
-        row = 3 * (k // 32)
-        run = sum(words[(row + i) * n_count + n] << (32 * i) for i in range(3))
-        return run >> (3 * (k % 32)) & 7
+    if 32 % bits:
+        row = bits * (k // 32)
+        run = sum(words[(row + i) * n_count + n] << (32 * i) for i in range(bits))
+        return run >> (bits * (k % 32)) & (2**bits - 1)
     per_word = 32 // bits
     return words[k // per_word * n_count + n] >> (bits * (k % per_word)) & (2**bits - 1)
 
@@ -86,22 +89,34 @@ class Module:
         size = rows * self.n
         return [values[e * size:(e + 1) * size] for e in range(self.experts)]
 
+    def parameters(self, suffix, dtype, levels):
+        """Returns [experts][groups * n] scales or biases, of one level or two."""
+        if not levels:
+            return self.matrix(suffix, dtype, self.groups)
+        fine = self.matrix(suffix, "I8", self.groups)
+        coarse = self.matrix(f"super_{suffix}", dtype, -(-self.k // levels))
+        size = self.facts["group_size"]
+        return [[as_fp32(coarse[e][g * size // levels * self.n + n] * fine[e][g * self.n + n])
+                 for g in range(self.groups) for n in range(self.n)] for e in range(self.experts)]
+
     def decode(self):
         """Returns [experts][k][n] in fp32."""
         facts = self.facts
-        rows = 3 * -(-self.k // 32) if self.bits == 3 else -(-self.k * self.bits // 32)
+        whole_runs = self.bits * -(-self.k // 32)
+        rows = whole_runs if 32 % self.bits else -(-self.k * self.bits // 32)
         metadata = None
         if facts.get("sparsity") == "2:4":
             runs = -(-self.k // 32)
             rows = runs * self.bits // 2
             metadata = self.matrix("metadata", "U32", runs)
         words = self.matrix("qweight", "U32", rows)
-        scales = self.matrix("scales", SCALES[facts["scale_type"]], self.groups)
+        scale_type = SCALES[facts["scale_type"]]
+        levels = facts.get("super_group_size")
+        scales = self.parameters("scales", scale_type, levels)
         zero_type = SCALES[facts.get("zero_type", "fp16")]
         zeros = self.matrix("zeros", zero_type, self.groups) if facts["zeros"] else None
-        scale_type = SCALES[facts["scale_type"]]
         bias_type = scale_type if SIZES[scale_type] > 1 else "F16"
-        biases = self.matrix("qbias", bias_type, self.groups) if facts["biases"] else None
+        biases = self.parameters("qbias", bias_type, levels) if facts["biases"] else None
         factors = [1.0] * self.experts
         if facts["global_scale"]:
             factors = self.part("global_scale", "F32", [self.experts])

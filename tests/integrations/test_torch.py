@@ -211,6 +211,27 @@ def test_permutations_are_buffers() -> None:
     assert torch.allclose(y, x @ dense, atol=1e-2)
 
 
+def test_two_levels_of_scales_are_buffers() -> None:
+    rng = np.random.default_rng(0)
+    parts = _core.WeightsParts()
+    parts.format, parts.k, parts.n, parts.group_size, parts.super_group_size = "u5", 96, 40, 16, 64
+    parts.codes = rng.integers(0, 2**32, (15, 40), np.uint32)
+    parts.scales = rng.integers(-128, 128, (6, 40)).astype(np.int8)
+    parts.biases = rng.integers(-128, 128, (6, 40)).astype(np.int8)
+    parts.super_scales = rng.standard_normal((2, 40)).astype(np.float16)
+    parts.super_biases = rng.standard_normal((2, 40)).astype(np.float16)
+    weights = mm.QuantizedWeights.from_parts(parts)
+    stack = mt.MarlinStack.from_weights(weights)
+    assert stack.state_dict()["scales"].dtype == torch.int8
+    again = mt.MarlinStack(96, 40, "u5", 16, biases=True, super_group_size=64)
+    again.load_state_dict(stack.state_dict())
+    assert np.array_equal(mm.dequantize(again.quantized()), mm.dequantize(weights))
+    x = torch.from_numpy(rng.standard_normal((3, 96)).astype(np.float32))
+    y = linear(x, None, again.handle(), 0, 40)
+    dense = torch.from_numpy(mm.dequantize(weights))
+    assert torch.allclose(y, x @ dense, rtol=1e-2, atol=1e-2 * float(dense.abs().max()))
+
+
 def test_sparse_weights_are_buffers() -> None:
     weight = np.random.default_rng(0).standard_normal((96, 40)).astype(np.float32)
     sparse = mm.pack_weights(weight, "s4", 32, sparsity="2:4")

@@ -3,9 +3,11 @@
 //   u8 [n, k / 2], u8 [n, k / 32]                              MXFP4
 //   f8_e4m3 [n, k]; one number, [n], [n, k / 32] of u8, or blocks of 128 x 128    FP8, MXFP8
 //   u8 [n / 2, k], floats [n, groups]     int4, two output features a byte, two's complement
+// AWQ adds X.pre_quant_scale [k], by which the inputs of the product are multiplied.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/checked.h"
 #include "base/macros.h"
@@ -18,23 +20,30 @@ namespace marlin {
 namespace {
 
 constexpr int64_t kBlock = 128;
+/// Scales of the inputs, which AWQ leaves where no norm could take them.
+constexpr std::string_view kInputScale = ".pre_quant_scale";
 
 class ModelOptFinder {
  public:
   ModelOptFinder(const TensorStore& store, const std::string& base) : finder_(store, base) {}
 
   Status AddTo(ListedReader* reader) {
-    for (const char* scaled : {".pre_quant_scale", ".weight_quantizer._svdquant_lora_a",
-                               ".weight_quantizer.svdquant_lora_a"}) {
-      if (!finder_.Has(scaled)) continue;
-      return finder_.Unsupported(std::string(scaled + 1) +
-                                 " changes the inputs of the product, which no format holds");
+    for (const char* factors :
+         {".weight_quantizer._svdquant_lora_a", ".weight_quantizer.svdquant_lora_a"}) {
+      if (!finder_.Has(factors)) continue;
+      return finder_.Unsupported(std::string(factors + 1) +
+                                 " adds a product of two matrices, which no format holds");
     }
     finder_.TakeUnused({".input_scale", ".k_scale", ".v_scale", ".output_scale"});
     const TensorInfo* weight = finder_.Look(".weight");
     const TensorInfo* scale = finder_.Look(".weight_scale");
     if (weight == nullptr) return finder_.Malformed(".weight", "is missing");
     if (weight->dtype != DType::kU8) {
+      if (finder_.Has(kInputScale)) {
+        return finder_.Unsupported(
+            fmt::format("{} beside weights of {}; supported beside 4-bit weights",
+                        std::string(kInputScale.substr(1)), DTypeName(weight->dtype)));
+      }
       const int64_t block = scale->shape.rank() == 4 ? kBlock : 0;
       return AddFp8(finder_.base() + ".weight", ".weight", ".weight_scale", block, block, &finder_,
                     reader);
@@ -45,6 +54,34 @@ class ModelOptFinder {
   }
 
  private:
+  /// Adds rows, with the scales of their inputs where AWQ left some.
+  Status AddWithInputs(const std::string& name, RowWeights rows, ListedReader* reader) {
+    if (!finder_.Has(kInputScale)) {
+      AddRows(name, std::move(rows), &finder_, reader);
+      return {};
+    }
+    MARLIN_ASSIGN_OR_RETURN(
+        const size_t tensor,
+        finder_.Need(ModulePart::kScales, kInputScale, {DType::kF16, DType::kBf16, DType::kF32}));
+    const int64_t count = finder_.ShapeOf(tensor).ElementCount();
+    const WeightsSpec& spec = rows.spec;
+    if (count != spec.k && count != spec.experts * spec.k) {
+      return finder_.Malformed(
+          kInputScale, fmt::format("expected {} numbers, one for each input, got {}", spec.k,
+                                   finder_.ShapeOf(tensor).ToString()));
+    }
+    std::vector<float> input_scale(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) {
+      const float scale = ParameterAt(finder_.Data(tensor), finder_.TypeOf(tensor), i);
+      if (!std::isfinite(scale)) {
+        return finder_.Malformed(kInputScale, fmt::format("value {} is NaN or Inf", i));
+      }
+      input_scale[static_cast<size_t>(i)] = scale;
+    }
+    AddScaledInputs(name, std::move(rows), std::move(input_scale), &finder_, reader);
+    return {};
+  }
+
   Status AddFp4(int64_t group, ScaleType scale_type, ListedReader* reader) {
     MARLIN_ASSIGN_OR_RETURN(const size_t codes,
                             finder_.Need(ModulePart::kCodes, ".weight", {DType::kU8}));
@@ -82,9 +119,8 @@ class ModelOptFinder {
             ParameterAt(finder_.Data(global), DType::kF32, count == 1 ? 0 : e));
       }
     }
-    AddRows(PlainWeightName(Producer::kHuggingFace, finder_.base(), last == 2), std::move(rows),
-            &finder_, reader);
-    return {};
+    return AddWithInputs(PlainWeightName(Producer::kHuggingFace, finder_.base(), last == 2),
+                         std::move(rows), reader);
   }
 
   Status AddInt4(ListedReader* reader) {
@@ -116,8 +152,7 @@ class ModelOptFinder {
         out[i] = static_cast<uint8_t>((row % 2 == 0 ? byte & 15u : byte >> 4) ^ 8u);
       }
     };
-    AddRows(finder_.base() + ".weight", std::move(rows), &finder_, reader);
-    return {};
+    return AddWithInputs(finder_.base() + ".weight", std::move(rows), reader);
   }
 
   ModuleTensorFinder finder_;

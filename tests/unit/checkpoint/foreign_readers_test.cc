@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -339,14 +340,54 @@ TEST(ForeignReaders, GlobalScaleOfModelOptMultiplies) {
   EXPECT_EQ(values[0], -2.0f * (Fp8E4M3ToFloat(0x2c) * 3.0f));
 }
 
-TEST(ForeignReaders, ScaledInputsAreRefused) {
+/// The scales of 32 inputs: 1, 1.5, 2, ...
+std::vector<float> InputScales() {
+  std::vector<float> scales(32);
+  for (size_t i = 0; i < scales.size(); ++i) scales[i] = 1.0f + 0.5f * static_cast<float>(i);
+  return scales;
+}
+
+TEST(ForeignReaders, WeightsOfModelOptAreMultipliedByTheScalesOfInputs) {
   Files files = ModelOptNvfp4();
-  files.tensors.push_back(Filled("m.pre_quant_scale", DType::kBf16, {32}));
-  const Directory directory;
-  directory.Write(files);
-  const Status status = directory.Open().status();
-  EXPECT_EQ(status.code(), Code::kUnsupported);
-  EXPECT_TRUE(Contains(status.message(), "pre_quant_scale")) << status.message();
+  files.tensors.push_back(Of<float>("m.pre_quant_scale", DType::kF32, {32}, InputScales()));
+  const std::vector<float> values = Values(files, "m.weight", Format::kFp32);
+  const float scale = Fp8E4M3ToFloat(0x2c) * 3.0f;
+  for (size_t k = 0; k < 32; ++k) {
+    const float code = k % 2 == 0 ? -2.0f : 1.0f;  // Low nibble c, high nibble 2.
+    EXPECT_EQ(values[k * 16], scale * code * InputScales()[k]) << k;
+  }
+  files.tensors[0] = Filled("m.weight", DType::kU8, {8, 32});
+  files.tensors[1] = Of<float>("m.weight_scale", DType::kF32, {16, 1}, std::vector(16, 0.25f));
+  files.tensors.erase(files.tensors.begin() + 2);
+  const std::vector<float> four_bits = Values(files, "m.weight", Format::kFp32);
+  for (size_t k = 0; k < 32; ++k) {
+    EXPECT_EQ(four_bits[k * 16], -1.0f * InputScales()[k]);  // c is -4.
+    EXPECT_EQ(four_bits[k * 16 + 1], 0.25f * 2.0f * InputScales()[k]);
+  }
+}
+
+TEST(ForeignReaders, WrongScalesOfInputsAreNamed) {
+  const auto message = [](const TestTensor& scales, bool fp8) {
+    Files files = ModelOptNvfp4();
+    if (fp8) {
+      files.tensors = {Filled("m.weight", DType::kF8E4M3, {16, 32}),
+                       Of<float>("m.weight_scale", DType::kF32, {}, {1.0f})};
+    }
+    files.tensors.push_back(scales);
+    const Directory directory;
+    directory.Write(files);
+    return std::string(directory.Open().status().message());
+  };
+  const std::vector<float> wrong(31, 1.0f);
+  EXPECT_TRUE(Contains(message(Of<float>("m.pre_quant_scale", DType::kF32, {31}, wrong), false),
+                       "pre_quant_scale\": expected 32 numbers, one for each input, got [31]"));
+  std::vector<float> infinite = InputScales();
+  infinite[5] = std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(Contains(message(Of<float>("m.pre_quant_scale", DType::kF32, {32}, infinite), false),
+                       "value 5 is NaN or Inf"));
+  EXPECT_TRUE(
+      Contains(message(Of<float>("m.pre_quant_scale", DType::kF32, {32}, InputScales()), true),
+               "pre_quant_scale beside weights of f8_e4m3"));
 }
 
 Files Mlx(const std::string& mode) {

@@ -1,6 +1,6 @@
-// tests/golden/checkpoint_v1 and checkpoint_v2 were written by the first programs that had these
-// versions of the format. They are never rewritten: every later program loads them to the same
-// bits.
+// tests/golden/checkpoint_v1, checkpoint_v2 and checkpoint_levels were written by the first
+// programs that had these versions of the format. They are never rewritten: every later program
+// loads them to the same bits.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -19,6 +19,7 @@ namespace {
 
 const std::string kGolden = SourceDirectory() + "/tests/golden/checkpoint_v1";
 const std::string kGolden2 = SourceDirectory() + "/tests/golden/checkpoint_v2";
+const std::string kGoldenLevels = SourceDirectory() + "/tests/golden/checkpoint_levels";
 
 std::string HashOf(const void* data, int64_t bytes) {
   return ChecksumText(ChecksumOf({static_cast<const char*>(data), static_cast<size_t>(bytes)}));
@@ -105,17 +106,55 @@ std::vector<testing::TestModule> Version2Modules() {
   return modules;
 }
 
-TEST(Golden, Version2LoadsToTheSameBits) {
-  const std::vector<testing::TestModule> modules = Version2Modules();
-  if (std::getenv("MARLIN_UPDATE_GOLDEN") != nullptr && !std::filesystem::exists(kGolden2)) {
-    testing::WriteQuantizedDirectory(kGolden2, modules,
+/// Later additions: codes of 5 and 6 bits, two levels of scales.
+std::vector<testing::TestModule> LevelsModules() {
+  WeightsSpec spec;
+  spec.k = 80;
+  spec.n = 6;
+  spec.group_size = 16;
+  spec.format = Format::kInt6;
+  spec.super_group_size = 64;
+  std::vector<testing::TestModule> modules = {
+      testing::RandomModule("model.layers.0.self_attn.q_proj.weight", spec, 1)};
+  spec.format = Format::kU5;
+  spec.has_biases = true;
+  spec.scale_type = ScaleType::kBf16;
+  modules.push_back(testing::RandomModule("model.layers.0.self_attn.k_proj.weight", spec, 2));
+  spec.super_group_size = 0;
+  spec.has_biases = false;
+  spec.has_zeros = true;
+  spec.format = Format::kU6;
+  modules.push_back(testing::RandomModule("model.layers.0.self_attn.v_proj.weight", spec, 3));
+  spec.has_zeros = false;
+  spec.format = Format::kFp6E2M3;
+  spec.scale_type = ScaleType::kE8M0;
+  modules.push_back(testing::RandomModule("model.layers.0.self_attn.o_proj.weight", spec, 4));
+  spec.experts = 2;
+  spec.format = Format::kInt5;
+  spec.scale_type = ScaleType::kF32;
+  spec.super_group_size = 32;
+  modules.push_back(testing::RandomModule("model.layers.0.mlp.experts.*.up_proj.weight", spec, 5));
+  spec.k = 64;
+  spec.format = Format::kU4;
+  spec.scale_type = ScaleType::kF16;
+  spec.has_biases = true;
+  spec.super_group_size = 256;
+  modules.push_back(
+      testing::RandomModule("model.layers.0.mlp.experts.*.down_proj.weight", spec, 6));
+  return modules;
+}
+
+/// With MARLIN_UPDATE_GOLDEN, writes the modules unless they are there; compares every part.
+void ExpectSameParts(const std::string& golden, const std::vector<testing::TestModule>& modules) {
+  if (std::getenv("MARLIN_UPDATE_GOLDEN") != nullptr && !std::filesystem::exists(golden)) {
+    testing::WriteQuantizedDirectory(golden, modules,
                                      {testing::RandomBf16("model.norm.weight", {40}, 6)});
     const testing::TemporaryDirectory directory;
-    ASSERT_TRUE(DequantizeCheckpoint(kGolden2, directory / "plain", DType::kF32, false).ok());
+    ASSERT_TRUE(DequantizeCheckpoint(golden, directory / "plain", DType::kF32, false).ok());
     std::filesystem::copy_file(directory / "plain/model.safetensors",
-                               kGolden2 + "_dense.safetensors");
+                               golden + "_dense.safetensors");
   }
-  const Result<Checkpoint> opened = Checkpoint::Open(kGolden2);
+  const Result<Checkpoint> opened = Checkpoint::Open(golden);
   ASSERT_TRUE(opened.ok()) << opened.status().message();
   ASSERT_EQ(opened->modules().size(), modules.size());
   for (const testing::TestModule& module : modules) {
@@ -125,7 +164,8 @@ TEST(Golden, Version2LoadsToTheSameBits) {
     EXPECT_EQ(weights->spec, module.weights.spec);
     for (const auto part :
          {&QuantizedWeights::codes, &QuantizedWeights::scales, &QuantizedWeights::zeros,
-          &QuantizedWeights::biases, &QuantizedWeights::global_scale}) {
+          &QuantizedWeights::biases, &QuantizedWeights::global_scale,
+          &QuantizedWeights::super_scales, &QuantizedWeights::super_biases}) {
       const TensorView& view = (*weights).*part;
       const TensorView& expected = module.weights.*part;
       ASSERT_EQ(view.empty(), expected.empty());
@@ -135,6 +175,9 @@ TEST(Golden, Version2LoadsToTheSameBits) {
     }
   }
 }
+
+TEST(Golden, Version2LoadsToTheSameBits) { ExpectSameParts(kGolden2, Version2Modules()); }
+TEST(Golden, LevelsLoadToTheSameBits) { ExpectSameParts(kGoldenLevels, LevelsModules()); }
 
 void ExpectSameBits(const std::string& golden) {
   const testing::TemporaryDirectory directory;
@@ -160,6 +203,7 @@ void ExpectSameBits(const std::string& golden) {
 
 TEST(Golden, Version1DequantizesToTheSameBits) { ExpectSameBits(kGolden); }
 TEST(Golden, Version2DequantizesToTheSameBits) { ExpectSameBits(kGolden2); }
+TEST(Golden, LevelsDequantizeToTheSameBits) { ExpectSameBits(kGoldenLevels); }
 TEST(Golden, PermutedWeightsDequantizeToTheSameBits) {
   ExpectSameBits(SourceDirectory() + "/tests/golden/checkpoint_permuted");
 }

@@ -69,14 +69,25 @@ inline TestModule RandomModule(const std::string& name, WeightsSpec spec, uint32
       words[((e + 1) * rows - 1) * spec.n + c] &= (1u << used) - 1;
     }
   }
+  const bool two_levels = spec.super_group_size > 0;
+  const auto store_scale = [&](void* scales, int64_t i) {
+    if (two_levels) {
+      static_cast<uint8_t*>(scales)[i] = static_cast<uint8_t>(random());
+    } else {
+      StoreParameter(spec.scale_type, RandomParameter(random), scales, i);
+    }
+  };
   for (int64_t i = 0; i < spec.experts * GroupCount(spec) * spec.n; ++i) {
-    StoreParameter(spec.scale_type, RandomParameter(random), buffer->scales, i);
+    store_scale(buffer->scales, i);
     const auto code = static_cast<float>(random() % (1u << info.bits)) + info.min_value;
     const float fraction = fractions ? RandomParameter(random) : 0.0f;
     if (spec.has_zeros) StoreParameter(spec.zero_type, code + fraction, buffer->zeros, i);
-    if (spec.has_biases) {
-      StoreParameter(spec.scale_type, RandomParameter(random), buffer->biases, i);
-    }
+    if (spec.has_biases) store_scale(buffer->biases, i);
+  }
+  for (int64_t i = 0; i < spec.experts * SuperGroupCount(spec) * spec.n; ++i) {
+    StoreParameter(spec.scale_type, RandomParameter(random), buffer->super_scales, i);
+    if (!spec.has_biases) continue;
+    StoreParameter(spec.scale_type, RandomParameter(random), buffer->super_biases, i);
   }
   for (int64_t e = 0; spec.has_global_scale && e < spec.experts; ++e) {
     buffer->global_scale[e] = 1.0f / static_cast<float>(3 + e);

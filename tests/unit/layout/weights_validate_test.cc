@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,6 +39,12 @@ WeightsBuffer Zeroed(const WeightsSpec& spec) {
   }
   if (buffer->biases != nullptr) {
     std::memset(buffer->biases, 0, static_cast<size_t>(w.biases.ByteCount()));
+  }
+  if (buffer->super_scales != nullptr) {
+    std::memset(buffer->super_scales, 0, static_cast<size_t>(w.super_scales.ByteCount()));
+  }
+  if (buffer->super_biases != nullptr) {
+    std::memset(buffer->super_biases, 0, static_cast<size_t>(w.super_biases.ByteCount()));
   }
   if (buffer->global_scale != nullptr) {
     std::memset(buffer->global_scale, 0, static_cast<size_t>(w.global_scale.ByteCount()));
@@ -103,6 +110,70 @@ TEST(Validate, ZerosHaveTheTypeOfTheSpec) {
   WeightsSpec unsigned_codes = SpecOf(Format::kU8);
   unsigned_codes.has_zeros = false;
   EXPECT_EQ(CheckSpec(unsigned_codes).message(), "zeros: format u8 needs zeros or biases");
+}
+
+TEST(Validate, SuperScalesHaveTheTypeAndShapeOfTheSpec) {
+  WeightsSpec spec = SpecOf(Format::kU4, 80, 3, 16);
+  spec.has_zeros = false;
+  spec.has_biases = true;
+  spec.super_group_size = 32;
+  for (const ScaleType type : {ScaleType::kF16, ScaleType::kBf16, ScaleType::kF32}) {
+    spec.scale_type = type;
+    const QuantizedWeights weights = Zeroed(spec).weights;
+    EXPECT_EQ(weights.scales.dtype(), DType::kI8);
+    EXPECT_EQ(weights.biases.dtype(), DType::kI8);
+    EXPECT_EQ(weights.super_scales.dtype(), ScaleDType(type));
+    EXPECT_EQ(weights.super_scales.shape(), (Shape{2, 3, 3}));
+    EXPECT_EQ(weights.super_biases.shape(), (Shape{2, 3, 3}));
+    EXPECT_TRUE(Validate(weights).ok()) << Validate(weights).message();
+    int64_t bytes = 0;
+    for (const TensorView* view : {&weights.codes, &weights.scales, &weights.biases,
+                                   &weights.super_scales, &weights.super_biases}) {
+      bytes += view->ByteCount();
+    }
+    EXPECT_EQ(StoredBytes(spec), bytes);
+  }
+  QuantizedWeights weights = Zeroed(spec).weights;
+  weights.super_biases = TensorView();
+  ExpectError(weights, Code::kInvalidArgument,
+              "super_biases: expected f32 [2, 3, 3], got f32 [] (u4, k=80, n=3, group_size=16)");
+}
+
+TEST(Validate, SuperScalesAndTheirProductsAreFinite) {
+  WeightsSpec spec = SpecOf(Format::kInt6, 64, 3, 16);
+  spec.super_group_size = 64;
+  spec.scale_type = ScaleType::kF32;
+  const WeightsBuffer buffer = Zeroed(spec);
+  auto* const super_scales = static_cast<float*>(buffer.super_scales);
+  super_scales[4] = std::numeric_limits<float>::infinity();
+  ExpectError(buffer.weights, Code::kMalformedFile,
+              "super_scales: value at [1, 0, 1] is NaN or Inf");
+  super_scales[4] = -3e36f;
+  ExpectError(buffer.weights, Code::kMalformedFile,
+              "super_scales: value at [1, 0, 1] is too large: its product with a scale may be "
+              "infinite");
+  super_scales[4] = -2e36f;
+  EXPECT_TRUE(Validate(buffer.weights).ok());
+}
+
+TEST(Validate, TwoLevelsNeedScalesOfOneKind) {
+  const auto message = [](WeightsSpec spec) { return std::string(CheckSpec(spec).message()); };
+  WeightsSpec spec = SpecOf(Format::kInt6, 64, 3, 16);
+  for (const int64_t size : {int64_t{24}, int64_t{-16}}) {
+    spec.super_group_size = size;
+    EXPECT_EQ(message(spec), "super_group_size: expected a multiple of group_size=16, got " +
+                                 std::to_string(size));
+  }
+  spec.super_group_size = 64;
+  EXPECT_EQ(message(spec), "");
+  spec.scale_type = ScaleType::kE8M0;
+  EXPECT_EQ(message(spec), "super_group_size: super scales are fp16, bf16 or fp32, got e8m0");
+  spec.scale_type = ScaleType::kF16;
+  spec.format = Format::kBf16;
+  EXPECT_EQ(message(spec), "super_group_size: format bf16 has no scales");
+  spec.format = Format::kS4;
+  spec.sparsity = Sparsity::k24;
+  EXPECT_EQ(message(spec), "super_group_size: 2:4 weights have one level of scales");
 }
 
 TEST(Validate, AGlobalScaleThatDividesLeavesScalesFinite) {

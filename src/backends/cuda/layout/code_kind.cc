@@ -1,5 +1,7 @@
 #include "backends/cuda/layout/code_kind.h"
 
+#include "layout/plain_weights.h"
+
 namespace marlin::cuda {
 
 CodeKind KindOf(Format format) {
@@ -27,6 +29,9 @@ CodeKind KindOf(Format format) {
       return CodeKind::kTable3;
     case 4:
       return CodeKind::kTable4;
+    case 5:
+    case 6:
+      return KindOf(WiderFormat(format));  // As which preparation takes them.
     default:
       return CodeKind::kDense16;
   }
