@@ -25,7 +25,7 @@ DType TypeOf(const char* name, const nb::dlpack::dtype& dtype) {
       {Code::Bfloat, 16, DType::kBf16}, {Code::Int, 32, DType::kI32},
       {Code::UInt, 32, DType::kU32},    {Code::UInt, 8, DType::kU8},
       {Code::UInt, 16, DType::kU16},    {Code::Float, 64, DType::kF64},
-      {Code::Int, 64, DType::kI64},
+      {Code::Int, 64, DType::kI64},     {Code::Int, 8, DType::kI8},
   };
   for (const Known& known : kKnown) {
     if (dtype.code == static_cast<uint8_t>(known.code) && dtype.bits == known.bits &&
@@ -97,6 +97,8 @@ nb::dlpack::dtype DlpackType(DType dtype) {
       return make(Code::UInt, 32);
     case DType::kI32:
       return make(Code::Int, 32);
+    case DType::kI8:
+      return make(Code::Int, 8);
     case DType::kBf16:
       return make(Code::UInt, 16);  // NumPy has no bfloat16: export the bits.
     default:

@@ -20,7 +20,7 @@ def unpack(words: np.ndarray, bits: int, k: int) -> np.ndarray:
     return np.asarray((digits << np.arange(bits)).sum(axis=2).T)
 
 
-def parts(k: int = 160, n: int = 24, seed: int = 1) -> Any:
+def parts(k: int = 160, n: int = 24, seed: int = 1, without: str = "") -> Any:
     """Q4_K's form, with groups of 32 and super groups of 64: the last ones are short."""
     rng = np.random.default_rng(seed)
     made = _core.WeightsParts()
@@ -29,8 +29,10 @@ def parts(k: int = 160, n: int = 24, seed: int = 1) -> Any:
     made.codes = rng.integers(0, 2**32, (k // 8, n), np.uint32)
     made.scales = rng.integers(-128, 128, (k // 32, n)).astype(np.int8)
     made.biases = rng.integers(0, 64, (k // 32, n)).astype(np.int8)
-    made.super_scales = rng.standard_normal((-(-k // 64), n)).astype(np.float16)
-    made.super_biases = rng.standard_normal((-(-k // 64), n)).astype(np.float16)
+    for name in ("super_scales", "super_biases"):
+        values = rng.standard_normal((-(-k // 64), n)).astype(np.float16)
+        if name != without:
+            setattr(made, name, values)
     return made
 
 
@@ -70,11 +72,19 @@ def test_two_levels() -> None:
     x = np.random.default_rng(3).standard_normal((3, 160), dtype=np.float32)
     prepared = mm.prepare(made)
     assert np.abs(mm.matmul(x, prepared, accuracy="exact") - x @ wanted).max() < 2e-2
-    for axis, cut in (("n", wanted[:, 12:]), ("k", wanted[80:])):
-        assert np.array_equal(mm.dequantize(mm.shard(made, axis, 1, 2)), cut)
-    assert mm.shard(made, "n", 1, 2).super_group_size == 64
-    # 80 rows end within a super group.
-    assert mm.shard(made, "k", 1, 2).super_group_size == 0
+
+
+def test_shards_keep_two_levels_where_they_can() -> None:
+    given = parts(k=192)
+    made, wanted = mm.QuantizedWeights.from_parts(given), dense(given)
+    for axis, world, cut, levels in (
+        ("n", 2, wanted[:, 12:], 64),
+        ("k", 3, wanted[64:128], 64),
+        ("k", 2, wanted[96:], 0),  # 96 rows end within a super group.
+    ):
+        part = mm.shard(made, axis, 1, world)
+        assert part.super_group_size == levels
+        assert np.array_equal(mm.dequantize(part), cut)
 
 
 def test_one_level() -> None:
@@ -85,8 +95,7 @@ def test_one_level() -> None:
 
 def test_wrong_parts_are_named() -> None:
     for name in ("super_scales", "super_biases"):
-        given = parts()
-        setattr(given, name, None)
+        given = parts(without=name)
         with pytest.raises(mm.InvalidArgumentError, match=f"{name}: missing"):
             mm.QuantizedWeights.from_parts(given)
     given = parts()
