@@ -48,12 +48,12 @@ def dense(made: Any) -> np.ndarray:
 def test_codes_of_odd_widths(name: str) -> None:
     weight = np.random.default_rng(2).standard_normal((100, 7), dtype=np.float32)
     packed = mm.pack_weights(weight, name, 32)
-    bits = ODD_WIDTHS[name]
-    assert packed.codes.shape == (4 * bits, 7)
-    values = np.array(_core.format_values(name), np.float32)[unpack(packed.codes, bits, 100)]
+    bits, words = ODD_WIDTHS[name], np.asarray(packed.codes)
+    assert words.shape == (4 * bits, 7)
+    values = np.array(_core.format_values(name), np.float32)[unpack(words, bits, 100)]
     group = np.arange(100) // 32
-    zeros = 0 if packed.zeros is None else packed.zeros.astype(np.float32)[group]
-    wanted = packed.scales.astype(np.float32)[group] * (values - zeros)
+    zeros = 0 if packed.zeros is None else np.asarray(packed.zeros, np.float32)[group]
+    wanted = np.asarray(packed.scales, np.float32)[group] * (values - zeros)
     assert np.array_equal(mm.dequantize(packed), wanted)
     x = np.random.default_rng(3).standard_normal((3, 100), dtype=np.float32)
     y = mm.matmul(x, mm.prepare(packed), accuracy="exact")
