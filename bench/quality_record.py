@@ -51,6 +51,12 @@ def run(command: str, *arguments: str) -> dict[str, Any]:
     return document
 
 
+def processor(command: str) -> str:
+    """Returns the model and the extensions of the processor, on which the last bits depend."""
+    cpu = run(command, "devices")["devices"][0]
+    return f"{cpu['model']} ({', '.join(cpu['features'])})"
+
+
 def measure(
     command: str, source: str, recipe: str, method: str, *windows: str
 ) -> dict[str, Any]:
@@ -177,6 +183,7 @@ def main() -> None:
     record: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "commit": options.commit,
+        "processor": processor(command),
         "models": {},
     }
     for name, source in MODELS.items():

@@ -36,9 +36,15 @@ def change(row: dict[str, Any]) -> str:
     return f"{cost:+.2f} ± {error:.2f} %"
 
 
+def origin(record: dict[str, Any]) -> str:
+    """Returns the sentence that says when and on what a record was measured."""
+    where = f", on {record['processor']}" if "processor" in record else ""
+    return f"Measured {record['date']} at commit {record['commit']}{where}."
+
+
 def tables(record: dict[str, Any]) -> str:
     """Returns both tables of every model."""
-    lines = [f"Measured {record['date']} at commit {record['commit']}.", ""]
+    lines = [origin(record), ""]
     for name, model in record["models"].items():
         rows = model["rows"]
         lines += [
@@ -68,7 +74,7 @@ def by_format(
 ) -> str:
     """Returns a table for every model: `what` it shows, and the rows that `cells` makes of those of
     the record, which it gets by (recipe, method)."""
-    lines = [f"Measured {record['date']} at commit {record['commit']}.", ""]
+    lines = [origin(record), ""]
     for name, rows in record["models"].items():
         lines += [f"`{name}`, {rows[0]['tokens']} tokens: {what}", ""]
         lines += [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
@@ -133,7 +139,7 @@ def importance(record: dict[str, Any]) -> str:
 def outliers(record: dict[str, Any]) -> str:
     """Returns the table of all methods and sizes of outliers, of every model."""
     methods = ["rtn", "mse", "gptq", "awq", "awq+gptq"]
-    lines = [f"Measured {record['date']} at commit {record['commit']}.", ""]
+    lines = [origin(record), ""]
     for name, rows in record["models"].items():
         what = "KL mean, and of methods with awq as a fraction of the same without outliers"
         lines += [f"`{name}`, {rows[0]['tokens']} tokens: {what} and awq", ""]
