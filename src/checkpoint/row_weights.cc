@@ -36,6 +36,7 @@ void FillSharedScales(const std::byte* from, int64_t scale_rows, const WeightsSp
 Status FillRows(const TensorStore& store, const RowWeights& rows, WeightsBuffer* buffer,
                 ThreadPool& pool) {
   const WeightsSpec& spec = rows.spec;
+  if (rows.check) MARLIN_RETURN_IF_ERROR(rows.check());
   if (spec.sparsity == Sparsity::k24) {
     PackKeptRows(rows.kept.codes, rows.kept.positions, *buffer, pool);
   } else if (rows.unpack) {

@@ -31,6 +31,9 @@ struct RowWeights {
   /// Gives the codes of a row in place of `codes`, for packings that are no dense bit strings.
   BytesOfRow unpack;
   KeptRows kept;  ///< In place of `codes` where spec.sparsity is 2:4.
+  /// Checks content that the spec's format does not hold, before anything is made. Errors:
+  /// kMalformedFile, beginning with the part's name as those of Validate.
+  std::function<Status()> check;
   /// [experts, ceil(n / scale_rows), groups], elements as wide as spec.scale_type; nothing: `more`
   /// makes the scales.
   std::optional<size_t> scales;

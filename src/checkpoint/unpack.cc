@@ -38,7 +38,7 @@ void PackDenseRows(const DenseRows& rows, const WeightsBuffer& buffer, ThreadPoo
   const int bits = GetFormatInfo(spec.format).bits;
   const int64_t words = WordsAlongK(spec.format, spec.k);
   const int64_t bytes = CeilDivide(spec.k * bits, 8);  // Those of a row that hold codes.
-  const int64_t used_words = CeilDivide(bytes, 4);     // The padding of 3-bit runs is zero.
+  const int64_t used_words = CeilDivide(bytes, 4);     // The padding of a run is zero.
   const uint32_t mask = LastWordMask(spec, bits);
   const auto word_of = [&](const std::byte* at, size_t left) {
     uint32_t word = 0;

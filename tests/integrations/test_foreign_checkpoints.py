@@ -392,7 +392,21 @@ def pack_words(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.packbits(stream, axis=1, bitorder="little").view("<i4")
 
 
-def gptq_module(n: int, k: int, bits: int, group: int, version: int, act_order: bool,
+def pack_planes(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes [rows, count] as GPTQModel's gptq_p has them, in i32 words: of every 32 codes the
+    widest plane, of 4 or 2 bits, which holds the lowest bits, then the next ones."""
+    runs = codes.reshape(codes.shape[0], -1, 32)
+    planes = []
+    shift = 0
+    for width in (4, 2, 1):
+        if bits & width:
+            plane = (runs >> shift & ((1 << width) - 1)).reshape(-1, 32)
+            planes.append(pack_words(plane, width).reshape(*runs.shape[:2], width))
+            shift += width
+    return np.concatenate(planes, axis=2).reshape(codes.shape[0], -1)
+
+
+def gptq_module(n: int, k: int, bits: int, group: int, version: str, act_order: bool,
                 symmetric: bool, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], np.ndarray]:
     rng = np.random.default_rng(n + k + bits)
     codes = rng.integers(0, 1 << bits, (k, n), dtype=np.int64)
@@ -404,15 +418,17 @@ def gptq_module(n: int, k: int, bits: int, group: int, version: int, act_order: 
     index = np.arange(k) // group
     if act_order:
         rng.shuffle(index)
-    packed = pack_words(zeros.astype(np.uint8), bits)
-    if version == 1 and bits == 3:
+    planar = bits in (5, 6, 7) or (version == "gptq_p" and bits == 3)
+    pack = pack_planes if planar else pack_words
+    packed = pack(zeros.astype(np.uint8), bits)
+    if version == "gptq" and bits == 3:
         packed = pack_words(((zeros - 1) & 7).astype(np.uint8), bits)
-    elif version == 1:
+    elif version == "gptq" and not planar:
         # One subtraction of whole words, with borrows between the fields.
         one = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}[bits]
         packed = (packed.view(np.uint32) - np.uint32(one)).view(np.int32)
     tensors = {
-        "qweight": torch.from_numpy(pack_words(codes.T.astype(np.uint8), bits).T.copy()),
+        "qweight": torch.from_numpy(pack(codes.T.astype(np.uint8), bits).T.copy()),
         "qzeros": torch.from_numpy(packed.copy()),
         "scales": scales,
         "g_idx": torch.from_numpy(index.astype(np.int32)),
@@ -421,12 +437,12 @@ def gptq_module(n: int, k: int, bits: int, group: int, version: int, act_order: 
     return tensors, (scales.float().numpy()[index] * centered).T
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2", "gptq_p"])
 @pytest.mark.parametrize("act_order", [False, True])
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gptq(tmp_path: Path, bits: int, version: int, act_order: bool, symmetric: bool,
+def test_gptq(tmp_path: Path, bits: int, version: str, act_order: bool, symmetric: bool,
               dtype: torch.dtype) -> None:
     tensors: dict[str, Any] = {}
     expected: dict[str, np.ndarray] = {}
@@ -437,8 +453,8 @@ def test_gptq(tmp_path: Path, bits: int, version: int, act_order: bool, symmetri
         expected[f"m{i}.weight"] = values
     config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "desc_act": act_order,
               "sym": symmetric}
-    if version == 2:
-        config["checkpoint_format"] = "gptq_v2"
+    if version != "gptq":  # Which is the default.
+        config["checkpoint_format"] = version
     check(write(tmp_path, tensors, {"quantization_config": config}), expected)
 
 

@@ -258,13 +258,15 @@ class CtFinder {
     rows.permutation = std::move(permutation_);
     rows.codes = codes_;
     if (rows.spec.format == Format::kS8 && bits_ == 8) rows.flip = 0x80808080u;
-    if (bits_ % 2 != 0 || bits_ == 6)
-      rows.unpack = Unpacker(bits_ > 4 && !zeros_ ? 1 << (bits_ - 1) : 0);
+    const bool straddles = 32 % bits_ != 0;
+    if (bits_ == 7 || (straddles && !dense_)) {
+      rows.unpack = Unpacker(bits_ == 7 && !zeros_ ? 1 << (bits_ - 1) : 0);
+    }
     AddRows(name_, std::move(rows), &finder_, reader_);
     return {};
   }
 
-  /// The format of packed integers: 5, 6 and 7 bits have none of their own.
+  /// The format of packed integers: 7 bits have none of their own.
   Format PackedFormat() const {
     switch (bits_) {
       case 2:
@@ -273,6 +275,10 @@ class CtFinder {
         return Format::kInt3;
       case 4:
         return zeros_ ? Format::kU4 : Format::kS4;
+      case 5:
+        return zeros_ ? Format::kU5 : Format::kInt5;
+      case 6:
+        return zeros_ ? Format::kU6 : Format::kInt6;
       default:
         return zeros_ ? Format::kU8 : Format::kS8;
     }
@@ -294,7 +300,7 @@ class CtFinder {
     };
   }
 
-  /// Weights with these scales and zeros; zeros count from the middle, but for u4 and u8.
+  /// Weights with these scales and zeros; zeros count from the middle, but for unsigned formats.
   RowWeights Rows(Format format) const {
     RowWeights rows;
     rows.spec = {.format = format,
@@ -306,7 +312,7 @@ class CtFinder {
     rows.scales = scales_;
     rows.scale_rows = whole_ ? n_ : 1;
     if (!zeros_) return rows;
-    const bool is_unsigned = format == Format::kU8 || format == Format::kU4;
+    const bool is_unsigned = GetFormatInfo(format).min_value >= 0;
     const int base = is_unsigned ? 1 << (bits_ - 1) : 0;
     rows.more = [zero = Zeros(), base, n = n_, groups = groups_](WeightsBuffer* buffer) {
       for (int64_t g = 0; g < groups; ++g) {
@@ -442,15 +448,14 @@ class CtFinder {
     }
     RowWeights rows;
     rows.codes = codes_;
-    rows.spec = {.format = fp4 ? Format::kFp4E2M1 : Format::kS8,
+    rows.scales = scales_;
+    rows.spec = {.format = fp4 ? Format::kFp4E2M1 : Format::kFp6E2M3,
                  .k = k_,
                  .n = n_,
                  .group_size = group,
                  .scale_type = nvfp4 ? ScaleType::kE4M3 : ScaleType::kE8M0,
                  .has_global_scale = nvfp4,
                  .global_scale_divides = nvfp4};
-    if (fp6) AddFp6(&rows);
-    if (fp4) rows.scales = scales_;
     if (nvfp4) {
       MARLIN_ASSIGN_OR_RETURN(const float global, GlobalScale());
       rows.global_scale = {global};
@@ -469,29 +474,6 @@ class CtFinder {
                                "expected one number, got " + finder_.ShapeOf(global).ToString());
     }
     return ParameterAt(store_.Data(global), DType::kF32, 0);
-  }
-
-  // E2M3 times 8 is an integer up to 60.
-  void AddFp6(RowWeights* rows) const {
-    const std::byte* data = store_.Data(codes_);
-    rows->unpack = [data, k = k_](int64_t row, uint8_t* codes) {
-      UnpackDense(data + row * (k / 4 * 3), 6, k, codes);
-      for (int64_t i = 0; i < k; ++i) {
-        const int exponent = codes[i] >> 3 & 3;
-        const int mantissa = codes[i] & 7;
-        const int value = exponent == 0 ? mantissa : (8 + mantissa) << (exponent - 1);
-        codes[i] = static_cast<uint8_t>((codes[i] & 32) != 0 ? -value : value);
-      }
-    };
-    rows->spec.scale_type = ScaleType::kF32;
-    rows->more = [from = store_.Data(scales_), n = n_, groups = groups_](WeightsBuffer* buffer) {
-      auto* out = static_cast<float*>(buffer->scales);
-      for (int64_t g = 0; g < groups; ++g) {
-        for (int64_t c = 0; c < n; ++c) {
-          *out++ = E8M0ToFloat(static_cast<uint8_t>(from[c * groups + g])) * 0.125f;
-        }
-      }
-    };
   }
 
   const TensorStore& store_;

@@ -1,6 +1,7 @@
 // GPTQ, as AutoGPTQ and GPTQModel write it. X.weight is stored as X.qweight i32 [k * bits / 32, n],
 // which is the canonical layout, X.scales [groups, n], X.qzeros i32 [groups, n * bits / 32] packed
-// along n, and X.g_idx i32 [k], the group of each k.
+// along n, and X.g_idx i32 [k], the group of each k. Codes of 5, 6 and 7 bits and their zeros, and
+// those of 3 bits of the format gptq_p, lie in planes (bit_planes.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/scalars.h"
+#include "checkpoint/bit_planes.h"
 #include "checkpoint/listed_reader.h"
 #include "checkpoint/unpack.h"
 #include "layout/parameters.h"
@@ -28,6 +30,7 @@ struct GptqConfig {
   int64_t group_size = -1;  // -1: one group.
   bool overrides = false;   // Modules may have other bits and group sizes.
   bool version_1 = true;    // Zeros are stored less one.
+  bool planar = false;      // Codes of 3 bits lie in planes, too.
 };
 
 struct GptqModule {
@@ -37,6 +40,7 @@ struct GptqModule {
   int64_t groups = 0;
   int64_t group_size = 0;
   bool version_1 = true;
+  bool planar = false;
   size_t codes = 0;
   size_t scales = 0;
   size_t zeros = 0;
@@ -54,12 +58,14 @@ Result<GptqConfig> ReadConfig(const QuantMethod& method) {
   const std::string fallback = json.StringOr("format", "gptq");
   const std::string format = json.StringOr("checkpoint_format", fallback);
   MARLIN_RETURN_IF_ERROR(json.status());
-  if (format != "gptq" && format != "gptq_v2") {
-    return Status(Code::kUnsupported,
-                  fmt::format("{}: format \"{}\" is not supported; supported: gptq, gptq_v2",
-                              method.where, Printable(format)));
+  if (format != "gptq" && format != "gptq_v2" && format != "gptq_p") {
+    return Status(
+        Code::kUnsupported,
+        fmt::format("{}: format \"{}\" is not supported; supported: gptq, gptq_v2, gptq_p",
+                    method.where, Printable(format)));
   }
   config.version_1 = format == "gptq";
+  config.planar = format == "gptq_p";
   return config;
 }
 
@@ -73,10 +79,17 @@ std::vector<uint8_t> UnpackZeros(const TensorStore& store, const GptqModule& m) 
   std::vector<uint32_t> row(static_cast<size_t>(words));
   for (int64_t g = 0; g < m.groups; ++g) {
     std::memcpy(row.data(), store.Data(m.zeros) + g * words * 4, row.size() * 4);
+    uint8_t* out = zeros.data() + g * m.n;
+    if (m.planar) {
+      for (int64_t c = 0; c < m.n; ++c) {
+        const auto* run = reinterpret_cast<const std::byte*>(row.data() + c / kRun * m.bits);
+        out[c] = static_cast<uint8_t>(PlanarCode(run, 1, m.bits, c % kRun));
+      }
+      continue;
+    }
     if (m.version_1 && m.bits != 3) {
       for (uint32_t& word : row) word += one;
     }
-    uint8_t* out = zeros.data() + g * m.n;
     UnpackDense(reinterpret_cast<const std::byte*>(row.data()), m.bits, m.n, out);
     if (!m.version_1 || m.bits != 3) continue;
     for (int64_t c = 0; c < m.n; ++c) out[c] = static_cast<uint8_t>((out[c] + 1u) & 7u);
@@ -110,8 +123,10 @@ class GptqFinder {
       : finder_(store, base), config_(config) {}
 
   Status AddTo(ListedReader* reader) {
-    m_.version_1 = config_.version_1;
     MARLIN_RETURN_IF_ERROR(FindShapes());
+    m_.planar = m_.bits >= 5 && m_.bits <= 7;
+    m_.planar = m_.planar || (m_.bits == 3 && config_.planar);
+    m_.version_1 = config_.version_1 && !m_.planar;
     MARLIN_ASSIGN_OR_RETURN(m_.group_size, GroupSize());
     if (finder_.Has(".g_idx")) {
       MARLIN_ASSIGN_OR_RETURN(const size_t index,
@@ -133,7 +148,7 @@ class GptqFinder {
     const TensorStore& store = finder_.store();
     ListedReader::Fill fill = [m = m_, &store](WeightsBuffer* buffer, ThreadPool& pool) {
       const bool codes = GetFormatInfo(buffer->weights.spec.format).quantized;
-      return codes ? FillCodes(store, m, buffer) : FillFloats(store, m, buffer, pool);
+      return codes ? FillCodes(store, m, buffer, pool) : FillFloats(store, m, buffer, pool);
     };
     reader->Add(RecordOf(finder_.base() + ".weight", spec), finder_.TakeParts(), std::move(fill));
     return {};
@@ -148,6 +163,10 @@ class GptqFinder {
         return Format::kInt3;
       case 4:
         return symmetric ? Format::kS4 : Format::kU4;
+      case 5:
+        return symmetric ? Format::kInt5 : Format::kU5;
+      case 6:
+        return symmetric ? Format::kInt6 : Format::kU6;
       default:
         return symmetric ? Format::kS8 : Format::kU8;
     }
@@ -174,16 +193,20 @@ class GptqFinder {
                                                       packed.ToString(), scales.ToString()));
     }
     const int64_t bits = packed[1] * 32 / m_.n;
-    if (bits != 2 && bits != 3 && bits != 4 && bits != 8) {
-      return finder_.Unsupported(
-          fmt::format("{} bits are not supported; supported: 2, 3, 4, 8", bits));
+    if (bits < 2 || bits > 8) {
+      return finder_.Unsupported(fmt::format("{} bits are not supported; supported: 2 to 8", bits));
     }
     if (bits != config_.bits && !config_.overrides) {
       return finder_.Malformed(".qzeros", fmt::format("{} has {} bits, the configuration {}",
                                                       packed.ToString(), bits, config_.bits));
     }
     m_.bits = static_cast<int>(bits);
-    if (codes[0] * 32 % bits != 0 || (bits == 3 && codes[0] % 3 != 0)) {
+    const bool runs = 32 % bits != 0;  // Only 32 codes fill whole words.
+    if (runs && m_.n % kRun != 0) {
+      return finder_.Malformed(
+          ".qzeros", fmt::format("{} columns do not fill words of {}-bit zeros", m_.n, bits));
+    }
+    if (runs && codes[0] % bits != 0) {
       return finder_.Malformed(
           ".qweight", fmt::format("{} rows do not hold whole {}-bit codes", codes[0], bits));
     }
@@ -200,18 +223,37 @@ class GptqFinder {
                                          CeilDivide(m_.k, listed), m_.k, config_.group_size));
   }
 
-  static Status FillCodes(const TensorStore& store, const GptqModule& m, WeightsBuffer* buffer) {
+  static void FillPlanes(const TensorStore& store, const GptqModule& m, WeightsBuffer* buffer,
+                         ThreadPool& pool) {
+    const std::byte* words = store.Data(m.codes);
+    // Codes of 7 bits are held in 8: those of s8 are the values.
+    const int offset = buffer->weights.spec.format == Format::kS8 ? 1 << (m.bits - 1) : 0;
+    const auto unpack = [&](int64_t c, uint8_t* codes) {
+      for (int64_t k = 0; k < m.k; ++k) {
+        const std::byte* run = words + (k / kRun * m.bits * m.n + c) * 4;
+        codes[k] = static_cast<uint8_t>(PlanarCode(run, m.n, m.bits, k % kRun) - offset);
+      }
+    };
+    PackByteRows(unpack, *buffer, pool);
+  }
+
+  static Status FillCodes(const TensorStore& store, const GptqModule& m, WeightsBuffer* buffer,
+                          ThreadPool& pool) {
     const TensorView& codes = buffer->weights.codes;
-    std::memcpy(buffer->codes, store.Data(m.codes), static_cast<size_t>(codes.ByteCount()));
-    if (buffer->weights.spec.format == Format::kS8) {
-      auto* words = static_cast<uint32_t*>(buffer->codes);
-      for (int64_t i = 0; i < codes.ElementCount(); ++i) words[i] ^= 0x80808080u;
+    if (m.planar) {
+      FillPlanes(store, m, buffer, pool);
+    } else {
+      std::memcpy(buffer->codes, store.Data(m.codes), static_cast<size_t>(codes.ByteCount()));
+      if (buffer->weights.spec.format == Format::kS8) {
+        auto* words = static_cast<uint32_t*>(buffer->codes);
+        for (int64_t i = 0; i < codes.ElementCount(); ++i) words[i] ^= 0x80808080u;
+      }
     }
     std::memcpy(buffer->scales, store.Data(m.scales),
                 static_cast<size_t>(buffer->weights.scales.ByteCount()));
     if (!m.permutation.empty()) MARLIN_RETURN_IF_ERROR(StoreSorted(m.permutation, buffer));
     if (buffer->zeros == nullptr) return {};
-    // The values of int2 and int3 are centered, those of u4 and u8 are not.
+    // The values of int2 and int3 are centered, those of u4 to u8 are not.
     const int middle = m.bits >= 4 ? 0 : 1 << (m.bits - 1);
     const std::vector<uint8_t> zeros = UnpackZeros(store, m);
     for (size_t i = 0; i < zeros.size(); ++i) {
@@ -243,12 +285,16 @@ class GptqFinder {
     // A run of 32 codes fills as many words as codes have bits.
     const std::byte* words = store.Data(m.codes) + k / kRun * m.bits * m.n * 4;
     const int64_t bit = k % kRun * m.bits;
-    for (int64_t c = 0; c < m.n; ++c) {
+    const auto code_at = [&](int64_t c) {
+      if (m.planar) return PlanarCode(words + c * 4, m.n, m.bits, k % kRun);
       uint64_t window = WordAt(words, bit / 32 * m.n + c);
       if (bit % 32 + m.bits > 32) {
         window |= uint64_t{WordAt(words, (bit / 32 + 1) * m.n + c)} << 32;
       }
-      const auto code = static_cast<int>((window >> (bit % 32)) & ((1u << m.bits) - 1));
+      return static_cast<int>((window >> (bit % 32)) & ((1u << m.bits) - 1));
+    };
+    for (int64_t c = 0; c < m.n; ++c) {
+      const int code = code_at(c);
       out[c] =
           ParameterAt(scales, scale_type, group * m.n + c) * static_cast<float>(code - zeros[c]);
     }

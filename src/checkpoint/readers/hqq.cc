@@ -21,7 +21,8 @@ namespace marlin {
 namespace {
 
 struct HqqModule {
-  int bits = 4;
+  int bits = 4;       // Those that a stored code takes.
+  int code_bits = 4;  // Those that it uses.
   int64_t group_size = 64;
   int64_t axis = 1;
   int64_t n = 0;
@@ -113,6 +114,7 @@ class HqqFinder {
     MARLIN_ASSIGN_OR_RETURN(m_.group_size, Number(".group_size", 1, INT32_MAX));
     // Five to seven bits are stored one a byte.
     m_.bits = bits > 4 ? 8 : static_cast<int>(bits);
+    m_.code_bits = static_cast<int>(bits);
     if (finder_.Has(".view_as_float")) {
       MARLIN_ASSIGN_OR_RETURN(const int64_t as_float, Number(".view_as_float", 0, 1));
       if (as_float != 0) return finder_.Unsupported("view_as_float is not supported");
@@ -164,17 +166,39 @@ class HqqFinder {
     return {};
   }
 
+  // The codes of 1 to 3 bits are held in 4, those of 7 in 8.
+  Format GroupedFormat() const {
+    if (m_.code_bits <= 4) return Format::kU4;
+    if (m_.code_bits == 5) return Format::kU5;
+    return m_.code_bits == 6 ? Format::kU6 : Format::kU8;
+  }
+
+  /// Whether the bytes are codes of as many bits as X.nbits says.
+  static Status CheckCodes(const HqqModule& m) {
+    for (int64_t i = 0; i < m.packed_rows * m.columns; ++i) {
+      const auto code = static_cast<uint8_t>(m.codes[i]);
+      if (code >> m.code_bits == 0) continue;
+      return Status(Code::kMalformedFile,
+                    fmt::format("codes: {} at [{}, {}] is no code of {} bits", code, i / m.columns,
+                                i % m.columns, m.code_bits));
+    }
+    return {};
+  }
+
   void AddGrouped(const std::string& name, ListedReader* reader) {
     RowWeights rows;
     rows.exactness = Exactness::kLastBit;
     // Zeros are fractions: formats whose values are centered would round them.
-    rows.spec = {.format = m_.bits > 4 ? Format::kU8 : Format::kU4,
+    rows.spec = {.format = GroupedFormat(),
                  .k = m_.k,
                  .n = m_.n,
                  .group_size = m_.group_size,
                  .scale_type = *ScaleTypeOf(m_.scale_type),
                  .has_zeros = true,
                  .zero_type = *ScaleTypeOf(m_.zero_type)};
+    if (GetFormatInfo(rows.spec.format).bits < m_.bits) {
+      rows.check = [m = m_] { return CheckCodes(m); };
+    }
     rows.unpack = [m = m_](int64_t row, uint8_t* codes) {
       for (int64_t i = 0; i < m.k; ++i) {
         codes[i] = static_cast<uint8_t>(m.CodeAt(row * m.k + i));

@@ -164,13 +164,14 @@ class MlxReaderBuilder {
       case 4:
         rows.spec.format = Format::kU4;
         break;
+      case 5:
+        rows.spec.format = Format::kU5;
+        break;
+      case 6:
+        rows.spec.format = Format::kU6;
+        break;
       default:
         rows.spec.format = Format::kU8;
-    }
-    if (bits == 5 || bits == 6) {
-      rows.unpack = [from = finder->Data(rows.codes), bits, k = *k](int64_t row, uint8_t* codes) {
-        UnpackDense(from + row * (k * bits / 8), bits, k, codes);
-      };
     }
     if (bits < 4) {
       for (int i = 0; i < 1 << bits; ++i) rows.codebook.push_back(static_cast<float>(i));

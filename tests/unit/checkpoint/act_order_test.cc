@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -86,6 +87,27 @@ void PackString(const std::vector<int>& numbers, int64_t first, int64_t step, in
   }
 }
 
+/// The same in planes: of every 32 numbers their low 4 bits (of 3-bit ones 2), then the next 2,
+/// then the last, each plane as one dense string.
+void PackPlanes(const std::vector<int>& numbers, int64_t first, int64_t step, int64_t count,
+                int bits, std::vector<uint32_t>* words, int64_t first_word, int64_t word_step) {
+  const std::map<int, std::vector<int>> widths = {
+      {3, {2, 1}}, {5, {4, 1}}, {6, {4, 2}}, {7, {4, 2, 1}}};
+  for (int64_t run = 0; run < count; run += 32) {
+    int shift = 0;
+    for (const int width : widths.at(bits)) {
+      std::vector<int> plane;
+      for (int64_t i = run; i < run + 32; ++i) {
+        plane.push_back(numbers[static_cast<size_t>(first + i * step)] >> shift &
+                        ((1 << width) - 1));
+      }
+      const int64_t word = run / 32 * bits + shift;
+      PackString(plane, 0, 1, 32, width, words, first_word + word * word_step, word_step);
+      shift += width;
+    }
+  }
+}
+
 class ActOrder : public ::testing::Test {
  protected:
   void Write(std::vector<TestTensor> tensors, const Json& quantization) {
@@ -95,13 +117,15 @@ class ActOrder : public ::testing::Test {
     WriteFile(source() + "/config.json", Json{{"quantization_config", quantization}}.dump());
   }
 
-  void WriteGptq(const Numbers& m) {
+  void WriteGptq(const Numbers& m, const std::string& format = "gptq_v2") {
+    const bool planes = (m.bits > 4 && m.bits < 8) || format == "gptq_p";
+    const auto pack = planes ? PackPlanes : PackString;
     std::vector<uint32_t> codes(static_cast<size_t>(m.k * m.bits / 32 * kN));
-    for (int64_t n = 0; n < kN; ++n) PackString(m.codes, n, kN, m.k, m.bits, &codes, n, kN);
+    for (int64_t n = 0; n < kN; ++n) pack(m.codes, n, kN, m.k, m.bits, &codes, n, kN);
     const int64_t words = kN * m.bits / 32;
     std::vector<uint32_t> zeros(static_cast<size_t>(m.groups * words));
     for (int64_t g = 0; g < m.groups; ++g) {
-      PackString(m.zeros, g * kN, 1, kN, m.bits, &zeros, g * words, 1);
+      pack(m.zeros, g * kN, 1, kN, m.bits, &zeros, g * words, 1);
     }
     Write({Of(".qweight", DType::kI32, {m.k * m.bits / 32, kN}, codes),
            Of(".qzeros", DType::kI32, {m.groups, words}, zeros),
@@ -111,7 +135,7 @@ class ActOrder : public ::testing::Test {
            {"bits", m.bits},
            {"group_size", kGroup},
            {"desc_act", true},
-           {"checkpoint_format", "gptq_v2"}});
+           {"checkpoint_format", format}});
   }
 
   void WriteCompressedTensors(const Numbers& m, bool zeros) {
@@ -165,10 +189,11 @@ class ActOrder : public ::testing::Test {
 };
 
 TEST_F(ActOrder, GptqOfEveryWidth) {
-  const std::pair<int, std::pair<Format, Format>> widths[] = {{2, {Format::kInt2, Format::kInt2}},
-                                                              {3, {Format::kInt3, Format::kInt3}},
-                                                              {4, {Format::kS4, Format::kU4}},
-                                                              {8, {Format::kS8, Format::kU8}}};
+  const std::pair<int, std::pair<Format, Format>> widths[] = {
+      {2, {Format::kInt2, Format::kInt2}}, {3, {Format::kInt3, Format::kInt3}},
+      {4, {Format::kS4, Format::kU4}},     {5, {Format::kInt5, Format::kU5}},
+      {6, {Format::kInt6, Format::kU6}},   {7, {Format::kS8, Format::kU8}},
+      {8, {Format::kS8, Format::kU8}}};
   for (const auto& [bits, formats] : widths) {
     for (const bool symmetric : {true, false}) {
       for (const int64_t k : {64, 160}) {
@@ -178,6 +203,18 @@ TEST_F(ActOrder, GptqOfEveryWidth) {
         ExpectValues(source(), m.Values(), symmetric ? formats.first : formats.second);
       }
     }
+  }
+}
+
+TEST_F(ActOrder, GptqInPlanesOfBits) {
+  const Numbers small(3, 96, false, 5);
+  WriteGptq(small, "gptq_p");
+  ExpectValues(source(), small.Values(), Format::kInt3);
+  // These widths have no other form, and zeros that are not less one, whatever the file says.
+  const Numbers six(6, 96, false, 5);
+  for (const char* const format : {"gptq", "gptq_v2", "gptq_p"}) {
+    WriteGptq(six, format);
+    ExpectValues(source(), six.Values(), Format::kU6);
   }
 }
 
@@ -195,6 +232,10 @@ TEST_F(ActOrder, GroupsOfUnequalSizesAreFloats) {
   ExpectValues(source(), m.Values(), Format::kFp32, false);
   WriteCompressedTensors(m, true);
   ExpectValues(source(), m.Values(), Format::kFp32, false);
+  Numbers planes(7, 96, false, 3);
+  planes.group_of = m.group_of;
+  WriteGptq(planes);
+  ExpectValues(source(), planes.Values(), Format::kFp32, false);
 }
 
 TEST_F(ActOrder, CompressedTensorsOfEveryWidth) {
@@ -203,10 +244,13 @@ TEST_F(ActOrder, CompressedTensorsOfEveryWidth) {
       SCOPED_TRACE(std::to_string(bits) + " bits");
       const Numbers m(bits, 96, symmetric, static_cast<uint32_t>(bits));
       WriteCompressedTensors(m, !symmetric);
-      const Format small = bits == 2 ? Format::kInt2 : Format::kInt3;
-      const Format wide = bits == 4 ? (symmetric ? Format::kS4 : Format::kU4)
-                                    : (symmetric ? Format::kS8 : Format::kU8);
-      ExpectValues(source(), m.Values(), bits < 4 ? small : wide);
+      const std::map<int, std::pair<Format, Format>> formats = {
+          {2, {Format::kInt2, Format::kInt2}}, {3, {Format::kInt3, Format::kInt3}},
+          {4, {Format::kS4, Format::kU4}},     {5, {Format::kInt5, Format::kU5}},
+          {6, {Format::kInt6, Format::kU6}},   {7, {Format::kS8, Format::kU8}},
+          {8, {Format::kS8, Format::kU8}}};
+      const auto& [without, with] = formats.at(bits);
+      ExpectValues(source(), m.Values(), symmetric ? without : with);
     }
   }
 }

@@ -12,6 +12,7 @@
 
 #include "base/json.h"
 #include "base/scalars.h"
+#include "foreign_files.h"
 #include "marlin/checkpoint.h"
 #include "marlin/quantize.h"
 #include "test_files.h"
@@ -19,72 +20,22 @@
 namespace marlin {
 namespace {
 
-using testing::BuildSafetensors;
+using testing::CodeOfFill;
 using testing::Contains;
+using testing::CtMxfp6;
+using testing::CtPacked;
+using testing::Directory;
+using testing::Files;
+using testing::Filled;
+using testing::Hqq;
+using testing::HqqBytes;
+using testing::kFill;
+using testing::MlxAffine;
+using testing::Of;
 using testing::TemporaryDirectory;
 using testing::TestTensor;
-using testing::WriteFile;
-
-// A byte that makes finite numbers of every type.
-constexpr char kFill = 0x2c;
-
-TestTensor Filled(const std::string& name, DType dtype, const Shape& shape, char fill = kFill) {
-  const auto bytes = static_cast<size_t>(shape.ElementCount() * DTypeBytes(dtype));
-  return {name, dtype, shape, std::string(bytes, fill)};
-}
-
-template <typename T>
-TestTensor Of(const std::string& name, DType dtype, const Shape& shape, std::vector<T> values) {
-  std::string data(values.size() * sizeof(T), 0);
-  std::memcpy(data.data(), values.data(), data.size());
-  return {name, dtype, shape, data};
-}
-
-TestTensor Text(const std::string& name, const std::string& text) {
-  return {name, DType::kU8, {static_cast<int64_t>(text.size())}, text};
-}
-
-struct Files {
-  std::string name;  // The name of the case.
-  std::vector<TestTensor> tensors;
-  Json config;  // quantization_config.
-  std::string key = "quantization_config";
-};
-
-class Directory {
- public:
-  Directory() : folder_(testing::MemoryDirectory()) {}
-  void Write(const Files& files) const {
-    WriteFile(folder_ / "model.safetensors", BuildSafetensors(files.tensors));
-    WriteFile(folder_ / "config.json", Json{{files.key, files.config}}.dump());
-  }
-  Result<Checkpoint> Open() const { return Checkpoint::Open(folder_.path()); }
-  const std::string& path() const { return folder_.path(); }
-
- private:
-  TemporaryDirectory folder_;
-};
-
-/// The values [experts, k, n] of a module.
-std::vector<float> Values(const Files& files, const std::string& module,
-                          Format format = Format::kFp32) {
-  const Directory directory;
-  directory.Write(files);
-  const Result<Checkpoint> opened = directory.Open();
-  EXPECT_TRUE(opened.ok()) << opened.status().message();
-  if (!opened.ok()) return {};
-  const Result<QuantizedWeights> weights = opened->Weights(module);
-  EXPECT_TRUE(weights.ok()) << weights.status().message();
-  if (!weights.ok()) return {};
-  const WeightsSpec& spec = weights->spec;
-  EXPECT_EQ(FormatName(spec.format), FormatName(format)) << files.name;
-  std::vector<float> values(static_cast<size_t>(spec.experts * spec.k * spec.n));
-  const Shape shape =
-      spec.experts > 1 ? Shape{spec.experts, spec.k, spec.n} : Shape{spec.k, spec.n};
-  const Status status = Dequantize(*weights, MutableTensorView(values.data(), DType::kF32, shape));
-  EXPECT_TRUE(status.ok()) << status.message();
-  return values;
-}
+using testing::Text;
+using testing::Values;
 
 Files Gptq(int bits, const std::string& version, uint32_t zero_word) {
   const int64_t words = bits;  // Words of 32 codes.
@@ -166,21 +117,6 @@ TEST(ForeignReaders, NibblesOfAwqAreColumns02461357) {
   EXPECT_EQ(row, (std::vector<float>{-1, 4, 1, 5, 2, 6, 3, 7}));
 }
 
-Files CtPacked() {
-  return {"compressed-tensors",
-          {Filled("m.weight_packed", DType::kI32, {16, 4}),
-           Filled("m.weight_scale", DType::kBf16, {16, 2}),
-           Filled("m.weight_zero_point", DType::kI32, {2, 2}),
-           Of<int64_t>("m.weight_shape", DType::kI64, {2}, {16, 32})},
-          {{"quant_method", "compressed-tensors"},
-           {"format", "pack-quantized"},
-           {"version", "0.20.0"},
-           {"config_groups",
-            {{"group_0",
-              {{"targets", {"Linear"}},
-               {"weights", {{"num_bits", 4}, {"strategy", "group"}, {"group_size", 16}}}}}}}}};
-}
-
 TEST(ForeignReaders, CodesOfOldCompressedTensorsDoNotCrossWords) {
   Files files = CtPacked();
   files.config["config_groups"]["group_0"]["weights"]["num_bits"] = 3;
@@ -209,18 +145,10 @@ TEST(ForeignReaders, CodesOfOldCompressedTensorsDoNotCrossWords) {
 }
 
 TEST(ForeignReaders, ZerosOfCompressedTensorsCountFromTheLowestCode) {
-  const std::map<int, Format> formats = {
-      {2, Format::kInt2}, {3, Format::kInt3}, {4, Format::kU4}, {5, Format::kU8}, {8, Format::kU8}};
+  const std::map<int, Format> formats = {{2, Format::kInt2}, {3, Format::kInt3}, {4, Format::kU4},
+                                         {5, Format::kU5},   {6, Format::kU6},   {7, Format::kU8},
+                                         {8, Format::kU8}};
   const float scale = Bf16ToFloat(0x2c2c);
-  const std::string pattern(64, kFill);
-  const auto code_at = [&](int bits, int64_t index) {
-    int code = 0;
-    for (int i = 0; i < bits; ++i) {
-      const auto bit = static_cast<size_t>(index * bits + i);
-      code |= (pattern[bit / 8] >> (bit % 8) & 1) << i;
-    }
-    return code;
-  };
   for (const auto& [bits, format] : formats) {
     SCOPED_TRACE(bits);
     Files files = CtPacked();
@@ -232,7 +160,7 @@ TEST(ForeignReaders, ZerosOfCompressedTensorsCountFromTheLowestCode) {
     const std::vector<float> values = Values(files, "m.weight", format);
     for (int64_t k = 0; k < 32; ++k) {
       for (int64_t n = 0; n < 32; ++n) {
-        const int code = code_at(bits, k) - code_at(bits, n);
+        const int code = CodeOfFill(bits, k) - CodeOfFill(bits, n);
         ASSERT_EQ(values[static_cast<size_t>(k * 32 + n)], scale * static_cast<float>(code))
             << k << " " << n;
       }
@@ -506,18 +434,6 @@ TEST(ForeignReaders, InverseScalesMultiply) {
   EXPECT_EQ(Values(Fp8(), "e.weight", Format::kFp4E2M1)[0], -2.0f);
 }
 
-Files Hqq(int64_t axis) {
-  return {"hqq",
-          {Filled("m.W_q", DType::kU8, axis == 1 ? Shape{2, 16} : Shape{8, 4}),
-           Of<float>("m.scale", DType::kF32, axis == 1 ? Shape{4, 1} : Shape{1, 4}, {1, 2, 3, 4}),
-           Of<float>("m.zero", DType::kF32, axis == 1 ? Shape{4, 1} : Shape{1, 4}, {0, 0, 0, 0.5}),
-           Of<int32_t>("m.nbits", DType::kI32, {}, {4}),
-           Of<int32_t>("m.axis", DType::kI32, {}, {static_cast<int32_t>(axis)}),
-           Of<int32_t>("m.group_size", DType::kI32, {}, {16}),
-           Of<int64_t>("m.shape", DType::kI64, {2}, {2, 32})},
-          {{"quant_method", "hqq"}}};
-}
-
 TEST(ForeignReaders, HqqPacksHalvesOfTheGroups) {
   // Four groups of 16 in two rows: groups 0 and 1 are high nibbles (2), 2 and 3 low ones (12).
   const std::vector<float> groups = Values(Hqq(1), "m.weight", Format::kU4);
@@ -706,17 +622,20 @@ TEST_P(MalformedForeignFiles, ModuleNamesAreUnique) {
       << status.message();
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Readers, MalformedForeignFiles,
-    ::testing::Values(Gptq(4, "gptq", 0x77777777u), Gptq(3, "gptq_v2", 0x12345678u), AwqGemm(),
-                      CtPacked(), CtNvfp4(), ModelOptNvfp4(), Mlx("affine"), Mlx("mxfp4"), GptOss(),
-                      Bitsandbytes(4, 64, true), Bitsandbytes(3, 33, false), Fp8(), Hqq(0), Hqq(1),
-                      CtMarlin24(4), CtMarlin24(8), CtSparse("sparse-24-bitmask", DType::kF16),
-                      CtSparse("sparse-24-bitmask", DType::kF8E4M3),
-                      CtSparse("sparse-24-bitmask", DType::kI8),
-                      CtSparse("sparse-bitmask", DType::kF32),
-                      CtSparse("sparse-bitmask", DType::kF8E4M3)),
-    [](const auto& made) { return "Case" + std::to_string(made.index); });
+INSTANTIATE_TEST_SUITE_P(Readers, MalformedForeignFiles,
+                         ::testing::Values(Gptq(4, "gptq", 0x77777777u),
+                                           Gptq(3, "gptq_v2", 0x12345678u),
+                                           Gptq(6, "gptq_p", 0x12345678u), AwqGemm(), CtPacked(),
+                                           CtMxfp6(), MlxAffine(5), HqqBytes(5), CtNvfp4(),
+                                           ModelOptNvfp4(), Mlx("affine"), Mlx("mxfp4"), GptOss(),
+                                           Bitsandbytes(4, 64, true), Bitsandbytes(3, 33, false),
+                                           Fp8(), Hqq(0), Hqq(1), CtMarlin24(4), CtMarlin24(8),
+                                           CtSparse("sparse-24-bitmask", DType::kF16),
+                                           CtSparse("sparse-24-bitmask", DType::kF8E4M3),
+                                           CtSparse("sparse-24-bitmask", DType::kI8),
+                                           CtSparse("sparse-bitmask", DType::kF32),
+                                           CtSparse("sparse-bitmask", DType::kF8E4M3)),
+                         [](const auto& made) { return "Case" + std::to_string(made.index); });
 
 }  // namespace
 }  // namespace marlin
