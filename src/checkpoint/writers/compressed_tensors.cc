@@ -2,11 +2,13 @@
 //
 //   pack-quantized  X.weight_packed i32 [n, k * bits / 32], X.weight_scale [n, groups],
 //                   X.weight_shape i64 [2], and X.weight_zero_point i32 [n * bits / 32, groups],
-//                   packed along n, where the scheme is asymmetric; codes of 3 bits cross words
+//                   packed along n, where the scheme is asymmetric; codes of 3, 5 and 6 bits cross
+//                   words
 //   float-quantized X.weight e4m3 [n, k], X.weight_scale [n, groups]; mxfp8 with exponents, u8
 //   nvfp4           X.weight_packed u8 [n, k / 2], X.weight_scale e4m3 [n, k / 16],
 //                   X.weight_global_scale f32 [1], by which scales are divided
-//   mxfp4           X.weight_packed u8 [n, k / 2], X.weight_scale u8 [n, k / 32], exponents
+//   mxfp4           X.weight_packed u8 [n, k / 2], X.weight_scale u8 [n, k / 32], exponents; mxfp6
+//                   with four codes in three bytes
 #include <fmt/format.h>
 
 #include <array>
@@ -24,15 +26,15 @@ namespace {
 
 constexpr std::string_view kFormat = "compressed-tensors";
 
-enum class Scheme { kPacked, kNvFp4, kMxFp4, kFloat, kMxFp8 };
+enum class Scheme { kPacked, kNvFp4, kMxFp4, kMxFp6, kFloat, kMxFp8 };
 
-/// Since this version codes of 3 bits cross words.
+/// Since this version codes of 3, 5 and 6 bits cross words.
 constexpr std::string_view kDenseVersion = "0.18.0";
 
 constexpr std::string_view NameOf(Scheme scheme) {
-  constexpr std::array<std::string_view, 5> kNames = {"pack-quantized", "nvfp4-pack-quantized",
-                                                      "mxfp4-pack-quantized", "float-quantized",
-                                                      "mxfp8-quantized"};
+  constexpr std::array<std::string_view, 6> kNames = {
+      "pack-quantized",       "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+      "mxfp6-pack-quantized", "float-quantized",      "mxfp8-quantized"};
   return kNames[static_cast<size_t>(scheme)];
 }
 
@@ -42,6 +44,10 @@ std::optional<Scheme> SchemeOf(const WeightsSpec& spec) {
     if (spec.scale_type == ScaleType::kE4M3 && spec.group_size == 16) return Scheme::kNvFp4;
     if (spec.scale_type == ScaleType::kE8M0 && spec.group_size == 32) return Scheme::kMxFp4;
     return std::nullopt;
+  }
+  if (spec.format == Format::kFp6E2M3) {
+    const bool micro = spec.scale_type == ScaleType::kE8M0 && spec.group_size == 32;
+    return micro ? std::optional(Scheme::kMxFp6) : std::nullopt;
   }
   const bool wide = DTypeBytes(ScaleDType(spec.scale_type)) > 1;
   if (spec.format == Format::kFp8E4M3) {
@@ -68,7 +74,7 @@ Json GroupOf(const WeightsSpec& spec) {
     weights["group_size"] = spec.group_size;
   }
   if (scheme == Scheme::kNvFp4) weights["scale_dtype"] = "torch.float8_e4m3fn";
-  if (scheme == Scheme::kMxFp4 || scheme == Scheme::kMxFp8) {
+  if (scheme == Scheme::kMxFp4 || scheme == Scheme::kMxFp6 || scheme == Scheme::kMxFp8) {
     weights["scale_dtype"] = "torch.uint8";
   }
   return {{"weights", std::move(weights)},
@@ -125,7 +131,7 @@ class CompressedTensorsWriter final : public ModuleWriter {
       return OutputUnit{{name("weight"), DType::kF8E4M3, {spec.n, spec.k}},
                         {name("weight_scale"), DType::kU8, {spec.n, groups}}};
     }
-    OutputUnit unit = {{name("weight_packed"), DType::kU8, {spec.n, spec.k / 2}}};
+    OutputUnit unit = {{name("weight_packed"), DType::kU8, {spec.n, spec.k * bits / 8}}};
     if (*scheme == Scheme::kNvFp4) {
       unit.push_back({name("weight_scale"), DType::kF8E4M3, {spec.n, groups}});
       unit.push_back({name("weight_global_scale"), DType::kF32, {1}});

@@ -1,7 +1,8 @@
 // GGUF, version 3: one file with the metadata of the model and its tokenizer, or shards, of which
 // the first has these metadata and all have their place among the shards. Quantized modules
-// keep their codes, in the block type that holds them (gguf_blocks.h); vectors and routers are
-// widened to fp32, as programs that run these files expect them.
+// keep their codes, in the block type that holds them (gguf_blocks.h), and two levels of scales
+// where one has such (gguf_super_blocks.h); vectors and routers are widened to fp32, as programs
+// that run these files expect them.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include "checkpoint/unpack.h"
 #include "checkpoint/writers/gguf_blocks.h"
 #include "checkpoint/writers/gguf_metadata.h"
+#include "checkpoint/writers/gguf_super_blocks.h"
 #include "layout/parameters.h"
 #include "layout/permutation.h"
 #include "layout/plain_weights.h"
@@ -236,16 +238,29 @@ class GgufExport {
     output.dims.Append(spec.k);
     MARLIN_ASSIGN_OR_RETURN(const std::vector<GgufOutput> parts,
                             Split(std::move(output), record.stacked ? 1 : 0));
-    for (const GgufOutput& part : parts) MARLIN_RETURN_IF_ERROR(PlanPart(record, part));
+    MARLIN_ASSIGN_OR_RETURN(const GgufStored type, TypeOf(record));
+    for (const GgufOutput& part : parts) MARLIN_RETURN_IF_ERROR(PlanPart(record, part, type));
     return {};
   }
 
-  Status PlanPart(const ModuleRecord& record, GgufOutput output) {
-    const WeightsSpec& stored = record.module.spec;
+  Result<GgufStored> TypeOf(const ModuleRecord& record) const {
+    const WeightsSpec& spec = record.module.spec;
     // No type has groups that lie across k.
-    const WeightsSpec spec = stored.has_permutation ? UnpermutedSpec(stored) : FlatSpec(stored);
-    MARLIN_ASSIGN_OR_RETURN(const GgufStored type, GgufTypeOf(spec));
-    if (spec.has_global_scale) {
+    if (spec.has_permutation) return GgufTypeOf(UnpermutedSpec(spec));
+    // Whether a type with two levels of scales holds them is seen in the numbers only.
+    if (const GgufStored* const type = FindSuperType(spec); type != nullptr) {
+      MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights,
+                              checkpoint_.Weights(record.module.name));
+      const bool held = HoldsSuperBlocks(*type, weights);
+      for (const PartTensor& part : source_.reader->Parts(record)) source_.Release(part.tensor);
+      if (held) return *type;
+    }
+    return GgufTypeOf(FlatSpec(spec));
+  }
+
+  Status PlanPart(const ModuleRecord& record, GgufOutput output, const GgufStored& type) {
+    const WeightsSpec& spec = record.module.spec;
+    if (spec.has_global_scale && type.quantized()) {
       GgufOutput factors;
       factors.record = &record;
       factors.name = output.name.substr(0, output.name.size() - kWeight.size()) + ".scale";
@@ -525,7 +540,8 @@ class GgufExport {
   Status WriteModule(const GgufOutput& output) {
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights stored,
                             checkpoint_.Weights(output.record->module.name));
-    WeightsSpec plain = FlatSpec(stored.spec);
+    const bool two_levels = output.type.quantized() && output.type.format->super_group_size > 0;
+    WeightsSpec plain = two_levels ? stored.spec : FlatSpec(stored.spec);
     plain.sparsity = Sparsity::kDense;
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense, ConvertTo(plain, stored));
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, Unpermute(dense));

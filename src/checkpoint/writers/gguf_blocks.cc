@@ -3,20 +3,26 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
 #include "base/macros.h"
 #include "base/scalars.h"
+#include "checkpoint/writers/gguf_super_blocks.h"
+#include "layout/parameters.h"
 
 namespace marlin {
 namespace {
 
 constexpr std::string_view kFormat = "gguf";
 constexpr std::string_view kAdvice =
-    "; s4, int2 and int3 (Q4_0), u4 (Q4_1), s8 (Q8_0) and codebook4 (IQ4_NL) with fp16 scales, and "
-    "fp4_e2m1 with e8m0 (MXFP4) or e4m3 (NVFP4) scales have a type: quantize to one of them, or "
-    "dequantize";
+    "; s4, int2 and int3 (Q4_0), u4 (Q4_1), int5 (Q5_0), u5 (Q5_1), s8, int6 and fp6_e2m3 (Q8_0) "
+    "and codebook4 (IQ4_NL) with scales that fp16 holds, and fp4_e2m1 with e8m0 (MXFP4) or e4m3 "
+    "(NVFP4) scales have a type: quantize to one of them, or dequantize";
+
+/// E2M3 times 8 is an integer.
+constexpr float kFp6Steps = 8.0F;
 
 /// A refusal with the advice.
 Status Advise(const Status& status) {
@@ -44,9 +50,14 @@ std::string_view TypeName(const WeightsSpec& spec) {
     return spec.scale_type == ScaleType::kE4M3 ? "NVFP4" : "";
   }
   if (spec.has_global_scale) return {};
-  if (spec.format == Format::kS8) return additive ? "" : "Q8_0";
+  // No type of more than 5 bits has biases.
+  if (spec.format == Format::kS8 || spec.format == Format::kInt6 ||
+      spec.format == Format::kFp6E2M3) {
+    return additive ? "" : "Q8_0";
+  }
   const UnsignedCodes codes = UnsignedCodesOf(spec.format);
-  if (codes.bits == 0 || codes.bits > 4) return {};
+  if (codes.bits == 0 || codes.bits > 5) return {};
+  if (codes.bits == 5) return additive ? "Q5_1" : "Q5_0";
   if (additive) return "Q4_1";
   // Without zeros, a codebook that counts is not told from another by the description.
   if (GetFormatInfo(spec.format).has_codebook) {
@@ -69,6 +80,31 @@ uint8_t* PutNibbles(const uint8_t* codes, int64_t half, int shift, uint8_t* out)
     *out++ = static_cast<uint8_t>(low | (high << 4));
   }
   return out;
+}
+
+/// 32 codes of 5 bits: the fifth bits as one word, then the nibbles.
+void PutFiveBits(const uint8_t* codes, uint8_t* out) {
+  uint32_t high = 0;
+  std::array<uint8_t, 32> low{};
+  for (unsigned j = 0; j < 32; ++j) {
+    high |= uint32_t{codes[j] >> 4 & 1u} << j;
+    low[j] = codes[j] & 15u;
+  }
+  std::memcpy(out, &high, sizeof(high));
+  PutNibbles(low.data(), 16, 0, out + sizeof(high));
+}
+
+/// The scales of a matrix, of E2M3 an eighth of them.
+Result<std::vector<std::byte>> ScalesOf(const QuantizedWeights& matrix, DType dtype) {
+  if (matrix.spec.format != Format::kFp6E2M3) {
+    return ConvertedParameters(kFormat, "scale", matrix.scales, dtype);
+  }
+  std::vector<float> eighths(static_cast<size_t>(matrix.scales.ElementCount()));
+  for (size_t i = 0; i < eighths.size(); ++i) {
+    eighths[i] = ParameterAt(matrix.scales, static_cast<int64_t>(i)) / kFp6Steps;
+  }
+  return ConvertedParameters(kFormat, "eighth of a scale",
+                             TensorView(eighths.data(), DType::kF32, matrix.scales.shape()), dtype);
 }
 
 }  // namespace
@@ -96,29 +132,39 @@ Result<float> GgufGlobalScale(const QuantizedWeights& matrix) {
   return InverseGlobalScale(kFormat, matrix);
 }
 
-Result<GgufEncoder> GgufEncoder::Make(const QuantizedWeights& matrix, const GgufStored& type) {
+Result<GgufEncoder> GgufEncoder::MakeSuper(const QuantizedWeights& matrix, const GgufStored& type) {
   GgufEncoder encoder;
-  const WeightsSpec& spec = matrix.spec;
-  const GgufFormat& format = *type.format;
-  encoder.spec_ = spec;
+  encoder.spec_ = matrix.spec;
   encoder.type_ = type;
-  encoder.codes_ = UnsignedCodesOf(spec.format);
-  encoder.row_bytes_ = spec.k / type.elements * type.bytes;
-  const DType scale_type = ScaleDType(format.scale_type);
-  encoder.scale_bytes_ = DTypeBytes(scale_type);
-  auto scales = ConvertedParameters(kFormat, "scale", matrix.scales, scale_type);
-  if (!scales.ok()) return Advise(scales.status());
-  encoder.scales_ = *std::move(scales);
-  if (format.scale_type == ScaleType::kE4M3) {
-    for (std::byte& scale : encoder.scales_) {
-      if (scale > std::byte{0x80}) {
-        return WouldLose(kFormat, fmt::format("the negative scale {:.9g} in NVFP4",
-                                              Fp8E4M3ToFloat(static_cast<uint8_t>(scale))));
-      }
-      scale &= std::byte{0x7f};
+  encoder.row_bytes_ = matrix.spec.k / type.elements * type.bytes;
+  encoder.matrix_ = matrix;
+  MARLIN_ASSIGN_OR_RETURN(
+      encoder.super_scales_,
+      ConvertedParameters(kFormat, "super scale", matrix.super_scales, DType::kF16));
+  if (!matrix.spec.has_biases) return encoder;
+  MARLIN_ASSIGN_OR_RETURN(
+      encoder.super_biases_,
+      ConvertedParameters(kFormat, "super bias", matrix.super_biases, DType::kF16));
+  return encoder;
+}
+
+Result<GgufEncoder> GgufEncoder::Make(const QuantizedWeights& matrix, const GgufStored& type) {
+  if (type.format->super_group_size > 0) return MakeSuper(matrix, type);
+  GgufEncoder encoder;
+  encoder.spec_ = matrix.spec;
+  encoder.type_ = type;
+  encoder.codes_ = UnsignedCodesOf(matrix.spec.format);
+  encoder.row_bytes_ = matrix.spec.k / type.elements * type.bytes;
+  MARLIN_RETURN_IF_ERROR(encoder.SetParameters(matrix));
+  const GgufFormat& format = *type.format;
+  if (format.format == Format::kS8) {
+    encoder.codes_.flip = 0;  // Two's complement on both sides.
+    const float steps = matrix.spec.format == Format::kFp6E2M3 ? kFp6Steps : 1.0F;
+    size_t code = 0;
+    for (const float value : FormatValues(matrix.spec.format)) {
+      encoder.bytes_[code++] = static_cast<uint8_t>(static_cast<int>(value * steps));
     }
   }
-  if (format.format == Format::kS8) encoder.codes_.flip = 0;  // Two's complement on both sides.
   if (format.format == Format::kS4) encoder.shift_ = 8 - encoder.codes_.offset;
   if (format.format == Format::kCodebook4) {
     const std::span<const float> table = FormatValues(Format::kCodebook4);
@@ -127,19 +173,39 @@ Result<GgufEncoder> GgufEncoder::Make(const QuantizedWeights& matrix, const Gguf
       return Refuse("a codebook other than that of IQ4_NL");
     }
   }
-  if (!format.biases) return encoder;
+  return encoder;
+}
+
+Status GgufEncoder::SetParameters(const QuantizedWeights& matrix) {
+  const GgufFormat& format = *type_.format;
+  const DType scale_type = ScaleDType(format.scale_type);
+  scale_bytes_ = DTypeBytes(scale_type);
+  auto scales = ScalesOf(matrix, scale_type);
+  if (!scales.ok()) return Advise(scales.status());
+  scales_ = *std::move(scales);
+  if (format.scale_type == ScaleType::kE4M3) {
+    for (std::byte& scale : scales_) {
+      if (scale > std::byte{0x80}) {
+        return WouldLose(kFormat, fmt::format("the negative scale {:.9g} in NVFP4",
+                                              Fp8E4M3ToFloat(static_cast<uint8_t>(scale))));
+      }
+      scale &= std::byte{0x7f};
+    }
+  }
+  if (!format.biases) return {};
   MARLIN_RETURN_IF_ERROR(CheckCountingCodebook(kFormat, matrix));
   MARLIN_ASSIGN_OR_RETURN(const std::vector<float> biases, AdditiveBiases(kFormat, matrix));
   const TensorView view(biases.data(), DType::kF32, matrix.scales.shape());
   auto stored = ConvertedParameters(kFormat, "bias", view, scale_type);
   if (!stored.ok()) return Advise(stored.status());
-  encoder.biases_ = *std::move(stored);
-  return encoder;
+  biases_ = *std::move(stored);
+  return {};
 }
 
 void GgufEncoder::EncodeColumn(int64_t n, const uint8_t* codes, uint8_t* out) const {
+  const bool two_levels = type_.format->super_group_size > 0;
   for (int64_t k = 0; k < spec_.k; k += type_.elements, out += type_.bytes) {
-    EncodeBlock(n, k, codes + k, out);
+    two_levels ? EncodeTwoLevels(n, k, codes + k, out) : EncodeBlock(n, k, codes + k, out);
   }
 }
 
@@ -155,13 +221,38 @@ void GgufEncoder::EncodeBlock(int64_t n, int64_t k, const uint8_t* codes, uint8_
   const int64_t per_scale = type_.format->group_size;
   for (int64_t i = 0; i < type_.elements; i += per_scale) out = Put(scales_, n, k + i, out);
   if (!biases_.empty()) out = Put(biases_, n, k, out);
-  if (type_.format->format == Format::kS8) {
-    std::memcpy(out, codes, static_cast<size_t>(type_.elements));
+  const int bits = GetFormatInfo(type_.format->format).bits;
+  if (bits == 8) {
+    for (int64_t i = 0; i < type_.elements; ++i) out[i] = bytes_[codes[i]];
     return;
   }
+  if (bits == 5) return PutFiveBits(codes, out);
   for (int64_t i = 0; i < type_.elements; i += per_scale) {
     out = PutNibbles(codes + i, per_scale / 2, shift_, out);
   }
+}
+
+void GgufEncoder::EncodeTwoLevels(int64_t n, int64_t k, const uint8_t* codes, uint8_t* out) const {
+  GgufDecoded block{};
+  std::memcpy(block.codes.data(), codes, static_cast<size_t>(type_.elements));
+  const int64_t per_scale = type_.format->group_size;
+  for (int64_t i = 0; i < type_.elements; i += per_scale) {
+    const int64_t at = (k + i) / spec_.group_size * spec_.n + n;
+    const auto group = static_cast<size_t>(i / per_scale);
+    block.scales[group] = static_cast<uint32_t>(int32_t{matrix_.scales.As<int8_t>()[at]});
+    if (spec_.has_biases) {
+      block.biases[group] = static_cast<uint32_t>(int32_t{matrix_.biases.As<int8_t>()[at]});
+    }
+  }
+  const int64_t at = k / spec_.super_group_size * spec_.n + n;
+  const auto half_at = [at](const std::vector<std::byte>& halves) {
+    uint16_t half = 0;
+    std::memcpy(&half, halves.data() + at * 2, sizeof(half));
+    return uint32_t{half};
+  };
+  block.super_scale = half_at(super_scales_);
+  if (spec_.has_biases) block.super_bias = half_at(super_biases_);
+  EncodeSuperBlock(type_, block, out);
 }
 
 }  // namespace marlin

@@ -2,13 +2,21 @@
 //
 //   X.qweight i32 [k * bits / 32, n]   X.qzeros i32 [groups, n * bits / 32]
 //   X.scales  f16 [groups, n]          X.g_idx  i32 [k], the group of every k
+//
+// Codes and zeros of 5 and 6 bits lie in planes (bit_planes.h), the format gptq_p, in which codes
+// of 3 bits would, too.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <vector>
 
 #include "base/macros.h"
+#include "base/printable.h"
+#include "checkpoint/bit_planes.h"
 #include "checkpoint/foreign_codes.h"
 #include "checkpoint/module_writer.h"
+#include "checkpoint/unpack.h"
 #include "layout/permutation.h"
 
 namespace marlin {
@@ -37,6 +45,41 @@ std::string Exactly(const std::string& name) {
 bool IsActOrder(std::span<const ForeignModule> modules) {
   return std::any_of(modules.begin(), modules.end(),
                      [](const ForeignModule& module) { return module.spec.has_permutation; });
+}
+
+bool LiesInPlanes(int bits) { return bits == 5 || bits == 6; }
+
+/// Brings dense runs of 32 codes, whose words are `stride` apart, into planes.
+void ToPlanes(int bits, int64_t stride, std::vector<uint32_t>* words) {
+  std::vector<uint32_t> run(static_cast<size_t>(bits));
+  std::array<uint8_t, kPlaneRun> codes{};
+  const int64_t run_words = bits * stride;
+  for (int64_t first = 0; first < static_cast<int64_t>(words->size()); first += run_words) {
+    for (int64_t c = 0; c < stride; ++c) {
+      uint32_t* const at = words->data() + first + c;
+      for (int64_t w = 0; w < bits; ++w) run[static_cast<size_t>(w)] = at[w * stride];
+      UnpackDense(reinterpret_cast<const std::byte*>(run.data()), bits, kPlaneRun, codes.data());
+      PutPlanes(codes.data(), bits, at, stride);
+    }
+  }
+}
+
+/// The format of a file with these modules.
+Result<std::string_view> PackingOf(std::span<const ForeignModule> modules) {
+  const auto first_of = [&](const auto& matches) {
+    return std::find_if(modules.begin(), modules.end(), [&](const ForeignModule& module) {
+      return matches(UnsignedCodesOf(module.spec.format).bits);
+    });
+  };
+  const auto planes = first_of(LiesInPlanes);
+  if (planes == modules.end()) return std::string_view("gptq_v2");
+  const auto three = first_of([](int bits) { return bits == 3; });
+  if (three == modules.end()) return std::string_view("gptq_p");
+  return WouldLose(kFormat,
+                   fmt::format("{} of {} beside {} of {}: one file packs both in planes or "
+                               "neither",
+                               FormatName(three->spec.format), Printable(three->name),
+                               FormatName(planes->spec.format), Printable(planes->name)));
 }
 
 class GptqWriter final : public ModuleWriter {
@@ -90,7 +133,11 @@ class GptqWriter final : public ModuleWriter {
                   words.data());
     }
     MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> zeros, UnsignedZeros(kFormat, matrix));
-    const std::vector<uint32_t> packed = PackRuns(zeros, spec.n, codes.bits);
+    std::vector<uint32_t> packed = PackRuns(zeros, spec.n, codes.bits);
+    if (LiesInPlanes(codes.bits)) {
+      ToPlanes(codes.bits, spec.n, &words);
+      ToPlanes(codes.bits, 1, &packed);
+    }
     MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> scales,
                             ConvertedParameters(kFormat, "scale", matrix.scales, DType::kF16));
     const auto append = [sink](size_t tensor, const auto& values) {
@@ -105,8 +152,9 @@ class GptqWriter final : public ModuleWriter {
 
   Status Configure(std::span<const ForeignModule> modules, std::span<const std::string> plain,
                    Json* config) const override {
-    Json quantization = {{"quant_method", "gptq"}, {"checkpoint_format", "gptq_v2"},
-                         {"format", "gptq_v2"},    {"desc_act", IsActOrder(modules)},
+    MARLIN_ASSIGN_OR_RETURN(const std::string_view packing, PackingOf(modules));
+    Json quantization = {{"quant_method", "gptq"}, {"checkpoint_format", packing},
+                         {"format", packing},      {"desc_act", IsActOrder(modules)},
                          {"pack_dtype", "int32"},  {"lm_head", false}};
     Json dynamic = Json::object();
     for (const std::string& name : plain) dynamic["-:" + Exactly(name)] = Json::object();

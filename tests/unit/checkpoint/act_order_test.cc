@@ -301,6 +301,33 @@ TEST_F(ActOrder, IsImportedInItsOwnSizeAndWrittenBack) {
   }
 }
 
+TEST_F(ActOrder, PlanesOfBitsAreWrittenBack) {
+  for (const int bits : {5, 6}) {
+    SCOPED_TRACE(bits);
+    const Numbers m(bits, 160, false, 9);
+    WriteGptq(m, "gptq_p");
+    ImportCheckpointOptions own;
+    own.overwrite = true;
+    const auto report = ImportCheckpoint(source(), out(), own);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    EXPECT_EQ(report->modules[0].exactness, "exact");
+    const std::string gptq = directory_ / "gptq";
+    ConvertCheckpointOptions options;
+    options.target = "gptq";
+    options.overwrite = true;
+    const auto converted = ConvertCheckpoint(out(), gptq, options);
+    ASSERT_TRUE(converted.ok()) << converted.status().message();
+    const Checkpoint before = *Checkpoint::Open(source());
+    const Checkpoint after = *Checkpoint::Open(gptq);
+    for (const char* const suffix : {".qweight", ".qzeros", ".scales", ".g_idx"}) {
+      const TensorView a = *before.Tensor(kName + std::string(suffix));
+      const TensorView b = *after.Tensor(kName + std::string(suffix));
+      ASSERT_EQ(a.ByteCount(), b.ByteCount()) << suffix;
+      EXPECT_EQ(std::memcmp(a.data(), b.data(), static_cast<size_t>(a.ByteCount())), 0) << suffix;
+    }
+  }
+}
+
 TEST_F(ActOrder, OtherTargetsRefuseItByName) {
   WeightsSpec spec{
       .format = Format::kS4, .k = 64, .n = 32, .group_size = 32, .has_permutation = true};

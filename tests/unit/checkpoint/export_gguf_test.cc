@@ -100,6 +100,12 @@ TEST_F(ExportGgufTest, EveryWeightIsKept) {
       {SpecOf(Format::kU4, 64, ScaleType::kF32), Format::kU4},
       {SpecOf(Format::kS8), Format::kS8},
       {SpecOf(Format::kS8, 64, ScaleType::kBf16), Format::kS8},
+      {SpecOf(Format::kInt5), Format::kInt5},
+      {SpecOf(Format::kU5), Format::kU5},
+      {SpecOf(Format::kInt6), Format::kS8},
+      {SpecOf(Format::kInt6, 64, ScaleType::kF32), Format::kS8},
+      {SpecOf(Format::kFp6E2M3), Format::kS8},
+      {SpecOf(Format::kFp6E2M3, 32, ScaleType::kE8M0), Format::kS8},
       {SpecOf(Format::kCodebook4), Format::kCodebook4},
       {SpecOf(Format::kFp4E2M1, 32, ScaleType::kE8M0), Format::kFp4E2M1},
       {SpecOf(Format::kFp4E2M1, 64, ScaleType::kE8M0), Format::kFp4E2M1},
@@ -108,9 +114,13 @@ TEST_F(ExportGgufTest, EveryWeightIsKept) {
   };
   cases.push_back({SpecOf(Format::kInt3), Format::kU4});
   cases.back().spec.has_zeros = true;
-  cases.push_back({SpecOf(Format::kU4), Format::kU4});
-  cases.back().spec.has_zeros = false;
-  cases.back().spec.has_biases = true;
+  cases.push_back({SpecOf(Format::kInt5), Format::kU5});
+  cases.back().spec.has_zeros = true;
+  for (const Format format : {Format::kU4, Format::kU5}) {
+    cases.push_back({SpecOf(format), format});
+    cases.back().spec.has_zeros = false;
+    cases.back().spec.has_biases = true;
+  }
   for (const auto& [spec, read] : cases) {
     for (const char* const name : {kUp, kQuery}) {  // Rows of q are stored in another order.
       SCOPED_TRACE(std::string(FormatName(spec.format)) + " " + name);
@@ -359,6 +369,8 @@ TEST_F(ExportGgufTest, FactorsOfLlama3) {
 TEST_F(ExportGgufTest, WhatNoTypeHolds) {
   ExpectRefused(RandomModule(kUp, SpecOf(Format::kNf4), 1), "gguf cannot hold nf4 in groups of 32");
   ExpectRefused(RandomModule(kUp, SpecOf(Format::kU8), 1), "gguf cannot hold u8");
+  ExpectRefused(RandomModule(kUp, SpecOf(Format::kU6), 1),
+                "gguf cannot hold u6 in groups of 32 with fp16 scales and zeros");
   ExpectRefused(RandomModule(kUp, SpecOf(Format::kS4, 16), 1), "groups of 16 k");
   ExpectRefused(RandomModule(kUp, SpecOf(Format::kFp8E4M3, 64), 1), "gguf cannot hold fp8_e4m3");
   WeightsSpec narrow = SpecOf(Format::kS4);
@@ -367,6 +379,9 @@ TEST_F(ExportGgufTest, WhatNoTypeHolds) {
   TestModule fine = RandomModule(kUp, SpecOf(Format::kS4, 32, ScaleType::kF32), 1);
   const_cast<float*>(fine.weights.scales.As<float>())[0] = 0.3f;
   ExpectRefused(fine, "the scale 0.300000012 at [0, 0], which f16 does not hold");
+  fine = RandomModule(kUp, SpecOf(Format::kFp6E2M3, 32, ScaleType::kE8M0), 1);
+  const_cast<uint8_t*>(fine.weights.scales.As<uint8_t>())[1] = 150;
+  ExpectRefused(fine, "the eighth of a scale 1048576 at [0, 1], which f16 does not hold");
   TestModule book = RandomModule(kUp, SpecOf(Format::kCodebook4), 1);
   book.weights.codebook.assign(16, 0.5f);
   ExpectRefused(book, "a codebook other than that of IQ4_NL");
