@@ -421,6 +421,8 @@ def foreign_checkpoints() -> Seeds:
             "m.weight.quant_state.bitsandbytes__nf4": ("U8", [len(state)], state)}),
         "ct-block": file(ct(8, {"block_structure": [16, 16]}), {
             "m.weight": ("F8_E4M3", [20, 40], 800), "m.weight_scale": ("BF16", [2, 3], 12)}),
+        "ct-mxfp6": file(ct(6, {}), {
+            "m.weight_packed": ("U8", [2, 24], 48), "m.weight_scale": ("U8", [2, 1], 2)}),
         "ct-nvfp4": file(ct(4, {}), {
             "m.weight_packed": ("U8", [2, 16], 32), "m.weight_scale": ("F8_E4M3", [2, 2], 4),
             "m.weight_global_scale": ("F32", [1], 4)}),
@@ -457,6 +459,10 @@ def foreign_checkpoints() -> Seeds:
                         "checkpoint_format": "gptq_v2"}, {
             "m.qweight": ("I32", [3, 32], 384), "m.qzeros": ("I32", [1, 3], 12),
             "m.scales": ("F16", [1, 32], 64)}),
+        "gptq-planes": file({"quant_method": "gptq", "bits": 6, "group_size": -1,
+                             "checkpoint_format": "gptq_p"}, {
+            "m.qweight": ("I32", [6, 32], 768), "m.qzeros": ("I32", [1, 6], 24),
+            "m.scales": ("F16", [1, 32], 64)}),
         "gpt-oss": file({"quant_method": "mxfp4"}, {
             "e.gate_up_proj_blocks": ("U8", [2, 4, 1, 16], 128),
             "e.gate_up_proj_scales": ("U8", [2, 4, 1], 8)}),
@@ -473,10 +479,12 @@ def foreign_checkpoints() -> Seeds:
             "i.weight_scale": ("BF16", [4, 2], 16), "f.weight": ("F8_E4M3", [4, 32], 128),
             "f.weight_scale": ("F32", [1, 1, 1, 1], 4)}),
     }
-    for axis, rows in ((0, [8, 4]), (1, [2, 16])):
-        seeds[f"hqq-{axis}"] = file({"quant_method": "hqq"}, {
-            "m.W_q": ("U8", rows, 32), "m.scale": ("F16", [4], 8), "m.zero": ("F16", [4], 8),
-            "m.nbits": ("I32", [], words(4)), "m.axis": ("I32", [], words(axis)),
+    for name, bits, axis, rows in (("0", 4, 0, [8, 4]), ("1", 4, 1, [2, 16]),
+                                   ("bytes", 6, 1, [4, 16])):
+        seeds[f"hqq-{name}"] = file({"quant_method": "hqq"}, {
+            "m.W_q": ("U8", rows, rows[0] * rows[1]),
+            "m.scale": ("F16", [4], 8), "m.zero": ("F16", [4], 8),
+            "m.nbits": ("I32", [], words(bits)), "m.axis": ("I32", [], words(axis)),
             "m.group_size": ("I32", [], words(16)),
             "m.shape": ("I64", [2], words(2, 32, size=8))})
     return seeds

@@ -23,6 +23,11 @@ CHOICES = [
     "s8/g64",
     "int2/g32",
     "int3/g64",
+    "int5/g32",
+    "u5/g64",
+    "int6/g64",
+    "u6/g32",
+    "fp6_e2m3/g32/e8m0",
     "fp4_e2m1/g32/e8m0",
     "fp8_e4m3/g64",
     "fp8_e4m3/g32/e8m0",
@@ -136,7 +141,9 @@ def test_compressed_tensors_reads_its_format(tmp_path: Path, choice: str) -> Non
     assert compare_compressed_tensors(*converted(tmp_path, choice, "compressed-tensors")) > 0
 
 
-@pytest.mark.parametrize("choice", ["s4/g64", "s8/g64", "fp4_e2m1/g32/e8m0"])
+@pytest.mark.parametrize(
+    "choice", ["s4/g64", "int5/g64", "int6/g64", "s8/g64", "fp4_e2m1/g32/e8m0"]
+)
 def test_mlx_reads_its_format(tmp_path: Path, choice: str) -> None:
     pytest.importorskip("mlx.core")
     assert compare_mlx(*converted(tmp_path, choice, "mlx")) > 0

@@ -189,6 +189,8 @@ def test_grids_are_those_of_the_package() -> None:
 # Choices of `quantize`, and the type that each becomes.
 EXPORTS = {
     "s4/g32": "Q4_0",
+    "int5/g32": "Q5_0",
+    "int6/g32": "Q8_0",
     "s8/g64": "Q8_0",
     "codebook4/g32": "IQ4_NL",
     "fp4_e2m1/g32/e8m0": "MXFP4",
@@ -228,7 +230,8 @@ def test_the_package_reads_what_is_exported(choice: str, model: str, tmp_path: P
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q8_0, Type.MXFP4, Type.BF16],
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0,
+                                  Type.MXFP4, Type.BF16],
                          ids=lambda kind: kind.name)
 def test_what_is_imported_can_be_exported(kind: Type, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
