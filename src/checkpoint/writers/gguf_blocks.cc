@@ -155,7 +155,6 @@ Result<GgufEncoder> GgufEncoder::Make(const QuantizedWeights& matrix, const Gguf
   encoder.type_ = type;
   encoder.codes_ = UnsignedCodesOf(matrix.spec.format);
   encoder.row_bytes_ = matrix.spec.k / type.elements * type.bytes;
-  MARLIN_RETURN_IF_ERROR(encoder.SetParameters(matrix));
   const GgufFormat& format = *type.format;
   if (format.format == Format::kS8) {
     encoder.codes_.flip = 0;  // Two's complement on both sides.
@@ -173,6 +172,7 @@ Result<GgufEncoder> GgufEncoder::Make(const QuantizedWeights& matrix, const Gguf
       return Refuse("a codebook other than that of IQ4_NL");
     }
   }
+  MARLIN_RETURN_IF_ERROR(encoder.SetParameters(matrix));
   return encoder;
 }
 

@@ -4,9 +4,9 @@
 
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/scalars.h"
@@ -122,6 +122,19 @@ TEST_F(KQuants, BlocksAreWrittenBackAsTheyWere) {
         EXPECT_NE(written.find(blocks), std::string::npos) << source;
       }
     }
+  }
+}
+
+TEST_F(KQuants, PointsOfGridsHaveNoWayBack) {
+  const std::pair<BlockType, const char*> cases[] = {
+      {{"IQ2_XXS", 16, 66, {0}, Format::kNf3}, "gguf cannot hold nf3 in groups of 32"},
+      {{"IQ3_S", 21, 110, {0}, Format::kCodebook4}, "a codebook other than that of IQ4_NL"}};
+  for (const auto& [type, part] : cases) {
+    WriteSource(type);
+    const Status status = Export(directory_ / "source.gguf");
+    EXPECT_EQ(status.code(), Code::kUnsupported) << type.name;
+    EXPECT_TRUE(Contains(status.message(), part)) << status.message();
+    EXPECT_FALSE(std::filesystem::exists(out()));
   }
 }
 
