@@ -205,7 +205,11 @@ Status GgufEncoder::SetParameters(const QuantizedWeights& matrix) {
 void GgufEncoder::EncodeColumn(int64_t n, const uint8_t* codes, uint8_t* out) const {
   const bool two_levels = type_.format->super_group_size > 0;
   for (int64_t k = 0; k < spec_.k; k += type_.elements, out += type_.bytes) {
-    two_levels ? EncodeTwoLevels(n, k, codes + k, out) : EncodeBlock(n, k, codes + k, out);
+    if (two_levels) {
+      EncodeTwoLevels(n, k, codes + k, out);
+    } else {
+      EncodeBlock(n, k, codes + k, out);
+    }
   }
 }
 
