@@ -38,7 +38,7 @@ class HostMarks final : public StreamMarks {
 WeightsSpec Backend::TakenSpec(const WeightsSpec& spec) const {
   WeightsSpec taken = spec;
   if (!KeepsSparse(spec)) taken.sparsity = Sparsity::kDense;
-  if (!KeepsOddWidths()) taken.format = WiderFormat(spec.format);
+  if (!KeepsOddWidths(spec.format)) taken.format = WiderFormat(spec.format);
   return KeepsTwoLevels(taken) ? taken : FlatSpec(taken);
 }
 

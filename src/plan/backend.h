@@ -180,10 +180,10 @@ class Backend {
   virtual std::string Model() const { return Info().model; }
   virtual DeviceProperties Properties() const = 0;
   virtual std::span<const KernelDesc> Kernels() const = 0;
-  /// Whether kernels read 2:4 weights of this spec, codes of 5 and 6 bits, and two levels of
-  /// scales.
+  /// Whether kernels read 2:4 weights of this spec, codes of a format of 5 or 6 bits, and two
+  /// levels of scales.
   virtual bool KeepsSparse(const WeightsSpec& /*spec*/) const { return false; }
-  virtual bool KeepsOddWidths() const { return false; }
+  virtual bool KeepsOddWidths(Format /*format*/) const { return false; }
   virtual bool KeepsTwoLevels(const WeightsSpec& /*spec*/) const { return false; }
   /// The spec as which Prepare and PrepareColumns take weights: callers convert them first
   /// (layout/plain_weights.h).

@@ -46,6 +46,71 @@ MARLIN_SIMD_INLINE void DecodeTableRow(const PanelView& w, const GroupParameters
   });
 }
 
+/// The 2^kBits bf16 values that values(i), i = 0 .., yields 16 at a time, and their lookup: the
+/// bits of an index above a code are ignored.
+template <int kBits>
+struct SplitTable {
+  I words[kBits - 4];
+
+  template <class Values>
+  static inline __attribute__((always_inline)) SplitTable Of(Values&& values) {
+    SplitTable table;
+    for (int i = 0; i < kBits - 4; ++i) {
+      table.words[i] = (I)_mm512_cvtne2ps_pbh(values(2 * i + 1), values(2 * i));
+    }
+    return table;
+  }
+  inline __attribute__((always_inline)) I LookUp(I index) const {
+    if constexpr (kBits == 5) {
+      return _mm512_permutexvar_epi16(index, words[0]);
+    } else {
+      return _mm512_permutex2var_epi16(words[0], index, words[kBits - 5]);
+    }
+  }
+};
+
+/// DecodeBf16Row for split codes: looks them up among scaled weights if a group has as many weights
+/// as the table, or more, else among the values of the codes.
+template <int kBits, GroupMode kMode, class Sink>
+MARLIN_SIMD_INLINE void DecodeSplitRow(const PanelView& w, const GroupParameters& parameters,
+                                       const ChunkGroups& groups, const uint8_t* chunk, int row,
+                                       Sink&& sink) {
+  constexpr bool kFolded = kMode == GroupMode::kChunk || (kMode == GroupMode::kSlice && kBits == 5);
+  const auto parts = SplitWords<kBits>::Load(chunk, row, 0);
+  SplitTable<kBits> table;
+  if constexpr (!kFolded) {
+    table = SplitTable<kBits>::Of([&](int i) __attribute__((always_inline)) {
+      return Load(w.table + 16 * i);
+    });
+  }
+  Unroll<4>([&](auto j) __attribute__((always_inline)) {
+    constexpr int kJ = decltype(j)::value;
+    const int64_t low = groups.offset[kMode == GroupMode::kChunk ? 0 : 2 * kJ] + row;
+    const int64_t high = kMode == GroupMode::kHalf ? groups.offset[2 * kJ + 1] + row : low;
+    const auto stored = [&](const float* values) __attribute__((always_inline)) {
+      return kMode == GroupMode::kHalf ? SplitSet(values[low], values[high], 0) : Set(values[low]);
+    };
+    const auto scaled = [&](F value) __attribute__((always_inline)) {
+      if (w.zeros != nullptr) value = Sub(value, stored(parameters.zero));
+      value = Mul(value, stored(parameters.scale));
+      if (w.biases != nullptr) value = Add(value, stored(parameters.bias));
+      return value;
+    };
+    if constexpr (kFolded && (kJ == 0 || kMode == GroupMode::kSlice)) {
+      table = SplitTable<kBits>::Of([&](int i) __attribute__((always_inline)) {
+        return scaled(Load(w.table + 16 * i));
+      });
+    }
+    const I values = table.LookUp(parts.template Join<kJ>());
+    if constexpr (kFolded) {
+      sink(j, values);
+    } else {
+      sink(j, JoinBf16(scaled(AsFloat(ShiftLeft<16>(values))),
+                       scaled(AsFloat(And(values, SetWord(0xffff0000))))));
+    }
+  });
+}
+
 /// Decodes one row of a chunk to bf16: passes slice j = 0..3, the weights of 32 consecutive k, to
 /// sink(Index<j>, slice).
 template <int kBits, Kind kKind, GroupMode kMode, class Sink>
@@ -58,6 +123,8 @@ MARLIN_SIMD_INLINE void DecodeBf16Row(const PanelView& w, const GroupParameters&
     });
   } else if constexpr (kKind == Kind::kTable) {
     DecodeTableRow<kBits, kMode>(w, parameters, groups, chunk, row, sink);
+  } else if constexpr (kKind == Kind::kOffset) {
+    DecodeSplitRow<kBits, kMode>(w, parameters, groups, chunk, row, sink);
   } else {
     F vectors[8];
     DecodeRow<kBits, kKind, kMode>(

@@ -3,11 +3,16 @@
 
 /// Codes of two slices of a row for lanes `part`: the first slice in the even bytes, the second in
 /// the odd ones. The pairs are (0, 2) and (1, 3) up to 4 bits, where the bits above a code are
-/// unspecified, and (0, 1) and (2, 3) at 8 bits.
+/// unspecified, and (0, 1) and (2, 3) above.
 template <int kBits, int kPair>
 MARLIN_SIMD_INLINE I PairCodes(const uint8_t* chunk, int row, int part) {
   if constexpr (kBits == 8) {
     return RowWords<8>::Load(chunk, row, 2 * kPair, part);
+  } else if constexpr (IsSplit(kBits)) {
+    const auto words = SplitWords<kBits>::Load(chunk, row, part);
+    constexpr uint32_t kCodes = ((1u << kBits) - 1) * 0x00010001u;
+    return Or(And(words.template Join<2 * kPair>(), SetWord(kCodes)),
+              And(ShiftLeft<8>(words.template Join<2 * kPair + 1>()), SetWord(kCodes << 8)));
   } else {
     const I words = RowWords<kBits>::Load(chunk, row, 0, part);
     const I first = And(ShiftRight<RowWords<kBits>::Shift(kPair)>(words), SetWord(0x000f000f));
@@ -21,14 +26,21 @@ MARLIN_SIMD_INLINE I PairCodes(const uint8_t* chunk, int row, int part) {
   }
 }
 
+/// Whether bytes are the signed values of codes, not looked up.
+template <int kBits>
+inline constexpr bool kSignedBytes = kBits > 4;
+
+/// The width whose bytes are multiplied like those of a width.
+constexpr int ByteBits(int bits) { return bits > 4 ? 8 : bits; }
+
 /// The two slices of a pair.
 template <int kBits>
 constexpr int FirstSlice(int pair) {
-  return kBits == 8 ? 2 * pair : pair;
+  return kSignedBytes<kBits> ? 2 * pair : pair;
 }
 template <int kBits>
 constexpr int SecondSlice(int pair) {
-  return kBits == 8 ? 2 * pair + 1 : pair + 2;
+  return kSignedBytes<kBits> ? 2 * pair + 1 : pair + 2;
 }
 
 /// Bytes of a decoded chunk, [slice][8][16 rows][4 k].

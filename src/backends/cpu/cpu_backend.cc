@@ -108,6 +108,8 @@ class CpuBackend final : public Backend {
     return HasSparsePanels(spec.format) && level_ != Isa::kAvx2;
   }
 
+  bool KeepsOddWidths(Format format) const override { return HasSplitPanels(format); }
+
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const override {
     if (options.marlin_w4) {

@@ -7,7 +7,7 @@
 
 inline constexpr int kParts = 16 / kLanes;  ///< Vectors per 16 floats.
 
-enum class Kind { kTable, kS8, kU8, kE4M3, kE5M2, kTable256, kBf16, kFp16, kFp32 };
+enum class Kind { kTable, kOffset, kS8, kU8, kE4M3, kE5M2, kTable256, kBf16, kFp16, kFp32 };
 
 /// FP8 to fp32: shifts the fields into place and corrects the exponent bias. Subnormals then have a
 /// spurious leading 1, which 2 (f - 2^-kBias) removes. Inputs have no NaN codes (checked at load).
@@ -140,7 +140,43 @@ struct GroupParameters {
   }
 };
 
-/// Loads the words of one row of a (block, chunk).
+/// Both parts of the words of one row of split codes: bits 4 kJ of `low` begin the low bits of
+/// slice kJ, bits (kBits - 4) kJ of `high` its high bits.
+template <int kBits>
+struct SplitWords {
+  I low;
+  I high;
+
+  static inline __attribute__((always_inline)) SplitWords Load(const uint8_t* chunk, int r,
+                                                               int part) {
+    const int offset = part * kLanes * 4;
+    const uint8_t* const high_bits = chunk + kHighOffset + offset;
+    I high;
+    if constexpr (kBits == 6) {
+      high = LoadWords(high_bits + 64 * (r / 2));
+    } else {
+      high = LoadWords(high_bits + 64 * (r / 4));
+      if ((r & 2) != 0) high = ShiftRight<8>(high);
+    }
+    if ((r & 1) != 0) high = ShiftRight<(kBits == 6 ? 8 : 4)>(high);
+    return {LoadWords(chunk + 64 * r + offset), high};
+  }
+
+  /// The codes of slice kJ at bits 0 and 16 of each lane; the bits above them are unspecified.
+  template <int kJ>
+  inline __attribute__((always_inline)) I Join() const {
+    constexpr int kUp = 4 - (kBits - 4) * kJ;
+    I upper;
+    if constexpr (kUp >= 0) {
+      upper = ShiftLeft<kUp>(high);
+    } else {
+      upper = ShiftRight<-kUp>(high);
+    }
+    return SelectBits(SetWord(0x000f000f), ShiftRight<4 * kJ>(low), upper);
+  }
+};
+
+/// Loads the words of one row of a (block, chunk); not of split codes.
 template <int kBits>
 struct RowWords {
   /// Lanes [kLanes * part, kLanes * (part + 1)) of the 16-lane vector that holds slice j, shifted
@@ -183,6 +219,14 @@ template <int kBits, Kind kKind, int kShift>
 MARLIN_SIMD_INLINE F RawValue(const PanelView& w, const Table& table, I words) {
   if constexpr (kKind == Kind::kTable) {
     return Lookup<CodeBits(kBits)>(table, ShiftRight<kShift>(words));
+  } else if constexpr (kKind == Kind::kOffset) {
+    // The code becomes the low bits of a mantissa whose last place is 1: 2^23 + code, or from bit
+    // 16 on 2^7 + code. Both differences are exact.
+    constexpr float kBase = kShift == 0 ? 0x1p23f : 0x1p7f;
+    constexpr uint32_t kBaseBits = kShift == 0 ? 0x4b000000 : 0x43000000;
+    static_assert(kShift == 0 || kShift == 16);
+    const I bits = OrAnd(SetWord(kBaseBits), words, SetWord(((1u << kBits) - 1) << kShift));
+    return Sub(AsFloat(bits), Set(kBase - w.table[0]));
   } else if constexpr (kKind == Kind::kS8) {
     return ToFloat(ShiftRightSigned<24>(ShiftLeft<24 - kShift>(words)));
   } else if constexpr (kKind == Kind::kU8) {
@@ -250,19 +294,31 @@ MARLIN_SIMD_INLINE Table ScaledTable(const PanelView& w, const GroupParameters& 
 template <Kind kKind>
 inline constexpr bool kFp8ByBytes = kLooksUpBytes && (kKind == Kind::kE4M3 || kKind == Kind::kE5M2);
 
+/// Words that the slices of a row share.
+template <int kBits>
+struct SharedWords {
+  I second[kParts];                 ///< The next slice, of a look-up of FP8.
+  SplitWords<kBits> split[kParts];  ///< Both parts of split codes.
+};
+
 /// Loads the words of slice kJ of a row unless they are there already: up to 4 bits, all four
-/// slices share their words. What a look-up of FP8 yields beyond a slice, it leaves in `second`
-/// for the next one. Values of 32 bits have no words of a slice.
+/// slices share their words. Values of 32 bits have no words of a slice.
 template <int kBits, Kind kKind, int kJ>
 MARLIN_SIMD_INLINE void LoadSliceWords(const uint8_t* chunk, int row, I (&words)[kParts],
-                                       I (&second)[kParts]) {
-  if constexpr (kFp8ByBytes<kKind> && kJ % 2 == 1) {
-    for (int part = 0; part < kParts; ++part) words[part] = second[part];
+                                       SharedWords<kBits>& shared) {
+  if constexpr (IsSplit(kBits)) {
+    for (int part = 0; part < kParts; ++part) {
+      // Loaded once: the compiler cannot know that a sink's stores leave the codes alone.
+      if constexpr (kJ == 0) shared.split[part] = SplitWords<kBits>::Load(chunk, row, part);
+      words[part] = shared.split[part].template Join<kJ>();
+    }
+  } else if constexpr (kFp8ByBytes<kKind> && kJ % 2 == 1) {
+    for (int part = 0; part < kParts; ++part) words[part] = shared.second[part];
   } else if constexpr ((kJ == 0 || CodeBits(kBits) > 4) && kBits < 32) {
     for (int part = 0; part < kParts; ++part) {
       words[part] = RowWords<kBits>::Load(chunk, row, kJ, part);
       if constexpr (kFp8ByBytes<kKind>) {
-        LookUpBytes(kFp8Bytes<kKind>.high, kFp8Bytes<kKind>.low, words[part], second[part]);
+        LookUpBytes(kFp8Bytes<kKind>.high, kFp8Bytes<kKind>.low, words[part], shared.second[part]);
       }
     }
   }
@@ -282,7 +338,7 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
   constexpr Kind kRawKind = kByBytes ? Kind::kBf16 : kKind;
   Table table = LoadTable(w.table);
   I words[kParts];
-  I second[kParts];
+  SharedWords<kBits> shared;
   Unroll<4>([&](auto j) __attribute__((always_inline)) {
     constexpr int kJ = decltype(j)::value;
     const int64_t low = groups.offset[kMode == GroupMode::kChunk ? 0 : 2 * kJ] + row;
@@ -300,7 +356,7 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
       if (w.biases != nullptr) value = Add(value, stored(parameters.bias, part));
       return value;
     };
-    LoadSliceWords<kBits, kKind, kJ>(chunk, row, words, second);
+    LoadSliceWords<kBits, kKind, kJ>(chunk, row, words, shared);
     Unroll<2>([&](auto parity) __attribute__((always_inline)) {
       constexpr int kParity = decltype(parity)::value;
       constexpr int kShift = (kByBytes ? 0 : RowWords<kBits>::Shift(kJ)) + 16 * kParity;
@@ -322,7 +378,7 @@ static auto Dispatch(const PanelView& w, Body&& body) {
   constexpr auto kHalfMode = Index<static_cast<int>(GroupMode::kHalf)>{};
   const auto with_mode = [&](auto bits, auto kind) {
     if (w.group_size % kChunkK == 0) return body(bits, kind, kChunkMode);
-    if constexpr (CodeBits(decltype(bits)::value) <= 4) {
+    if constexpr (CodeBits(decltype(bits)::value) <= 6) {
       if (w.group_size % kSliceK == 0) {
         return body(bits, kind, Index<static_cast<int>(GroupMode::kSlice)>{});
       }
@@ -337,6 +393,10 @@ static auto Dispatch(const PanelView& w, Body&& body) {
       return with_mode(Index<3>{}, Index<kKindOf(Kind::kTable)>{});
     case 4:
       return with_mode(Index<4>{}, Index<kKindOf(Kind::kTable)>{});
+    case 5:
+      return with_mode(Index<5>{}, Index<kKindOf(Kind::kOffset)>{});
+    case 6:
+      return with_mode(Index<6>{}, Index<kKindOf(Kind::kOffset)>{});
     case kSparse4:
       return with_mode(Index<kSparse4>{}, Index<kKindOf(Kind::kTable)>{});
     case 32:

@@ -98,6 +98,7 @@ bool HasByteCodes(Format format) {
     }
     return true;
   }
+  if (info.bits > 4) return HasSplitPanels(format);
   constexpr float kMaxByte = 32;  // Sums of four pairs of u8 x s8 products fit 16 bits.
   const float factor = FactorOf(values);
   return (info.max_value - info.min_value) * factor <= kMaxByte &&
@@ -107,7 +108,8 @@ bool HasByteCodes(Format format) {
 }
 
 ByteCodes ByteCodesOf(const PanelView& weights) {
-  if (weights.bits == 8) return {{}, 128, 1.0f};
+  if (weights.bits == 8) return {{}, 128, 1.0f, 0};
+  if (IsSplit(weights.bits)) return {{}, 128, 1.0f, static_cast<uint32_t>(-weights.table[0])};
   const std::span<const float> values(weights.table, 16);
   ByteCodes codes{};
   codes.factor = FactorOf(values);

@@ -147,6 +147,17 @@ void JoinPairs(const Rows& rows, int half, int column, uint8_t* out) {
   StoreColumns(phases[0], phases[1], phases[2], phases[3], out, kSliceK);
 }
 
+/// Interleaves the 32 bytes of pairs of columns, [16][32], to one vector each.
+void InterleaveColumns(const uint8_t* columns, uint8_t* out) {
+  for (int i = 0; i < 16; ++i) {
+    const uint8_t* from = columns + 2 * kSliceK * (i / 2) + 16 * (i % 2);
+    const auto even = Load<Bytes>(from);
+    const auto odd = Load<Bytes>(from + kSliceK);
+    Store(out + 32 * i, InterleaveLow(even, odd));
+    Store(out + 32 * i + 16, InterleaveHigh(even, odd));
+  }
+}
+
 void Pack2(const Rows& rows, uint8_t* out) {
   alignas(16) uint8_t columns[kBlockRows * kSliceK];
   for (int column = 0; column < kBlockRows; column += 4) {
@@ -154,12 +165,90 @@ void Pack2(const Rows& rows, uint8_t* out) {
       JoinPairs(rows, half, column, columns + kSliceK * column + 16 * half);
     }
   }
-  for (int i = 0; i < 16; ++i) {
-    const uint8_t* from = columns + 2 * kSliceK * (i / 2) + 16 * (i % 2);
-    const auto even = Load<Bytes>(from);
-    const auto odd = Load<Bytes>(from + kSliceK);
-    Store(out + 32 * i, InterleaveLow(even, odd));
-    Store(out + 32 * i + 16, InterleaveHigh(even, odd));
+  InterleaveColumns(columns, out);
+}
+
+/// Four codes of 5 or 6 bits, one behind the other -> four bytes.
+template <int kBits>
+Words SpreadToBytes(Words codes) {
+  constexpr uint32_t kPair = (1u << 2 * kBits) - 1;
+  constexpr uint32_t kCodes = ((1u << kBits) - 1) * 0x00010001u;
+  codes = (codes & kPair) | (codes & kPair << 2 * kBits) << (16 - 2 * kBits);
+  return (codes & kCodes) | (codes & kCodes << kBits) << (8 - kBits);
+}
+
+/// Codes 8 i to 8 i + 7 of a slice, which is densely packed in kBits words, as bytes: two words.
+template <int kBits>
+void SpreadEight(const Rows& rows, int slice, int i, int column, Words* out) {
+  const int word = kBits * slice + kBits * i / 4;
+  const int shift = 8 * (kBits * i % 4);
+  const Words first = rows.Get<Words>(word, 4 * column);
+  const Words second = rows.Get<Words>(word + 1, 4 * column);
+  const Words low = shift == 0 ? first : first >> shift | second << (32 - shift);
+  out[0] = SpreadToBytes<kBits>(low);
+  out[1] = SpreadToBytes<kBits>(low >> 4 * kBits | second >> shift << (32 - 4 * kBits));
+}
+
+/// Stores 16 bytes per column: the words a, b, c, d of the column.
+void TransposeWords(const Words (&words)[4], uint8_t* out, int64_t column_bytes) {
+  const auto pairs = [](Words vector) { return reinterpret_cast<Pairs>(vector); };
+  const Pairs low_ab = pairs(InterleaveLow(words[0], words[1]));
+  const Pairs high_ab = pairs(InterleaveHigh(words[0], words[1]));
+  const Pairs low_cd = pairs(InterleaveLow(words[2], words[3]));
+  const Pairs high_cd = pairs(InterleaveHigh(words[2], words[3]));
+  Store(out, InterleaveLow(low_ab, low_cd));
+  Store(out + column_bytes, InterleaveHigh(low_ab, low_cd));
+  Store(out + 2 * column_bytes, InterleaveLow(high_ab, high_cd));
+  Store(out + 3 * column_bytes, InterleaveHigh(high_ab, high_cd));
+}
+
+/// Packs 16 k of all slices of a column from one byte per code: the low 4 bits of the codes to
+/// `low`, 32 bytes; their high bits to `high`, 16 bytes with those of slice j at bit
+/// (kBits - 4) j.
+template <int kBits>
+void SplitCodes(const uint8_t* codes, uint8_t* low, uint8_t* high) {
+  Bytes slices[4];
+  for (int j = 0; j < 4; ++j) slices[j] = Load<Bytes>(codes + kSliceK * j);
+  const Bytes first = (slices[0] & 0x0f) | slices[1] << 4;
+  const Bytes second = (slices[2] & 0x0f) | slices[3] << 4;
+  Store(low, InterleaveLow(first, second));
+  Store(low + 16, InterleaveHigh(first, second));
+  Bytes upper = slices[0] >> 4;
+  for (int j = 1; j < 4; ++j) upper |= slices[j] >> 4 << ((kBits - 4) * j);
+  Store(high, upper);
+}
+
+template <int kBits>
+void PackSplit(const Rows& rows, uint8_t* out) {
+  alignas(16) uint8_t codes[kBlockRows * kChunkK];
+  for (int column = 0; column < kBlockRows; column += 4) {
+    for (int i = 0; i < 8; ++i) {
+      Words words[4];
+      SpreadEight<kBits>(rows, i / 2, i % 2 * 2, column, words);
+      SpreadEight<kBits>(rows, i / 2, i % 2 * 2 + 1, column, words + 2);
+      TransposeWords(words, codes + kChunkK * column + 16 * i, kChunkK);
+    }
+  }
+  alignas(16) uint8_t high[kBlockRows * kSliceK];
+  for (int column = 0; column < kBlockRows; ++column) {
+    for (int half = 0; half < 2; ++half) {
+      SplitCodes<kBits>(codes + kChunkK * column + 16 * half,
+                        out + kVectorBytes * column + 32 * half,
+                        high + kSliceK * column + 16 * half);
+    }
+  }
+  if constexpr (kBits == 6) {
+    InterleaveColumns(high, out + kHighOffset);
+  } else {
+    // Two columns per byte, then four per word.
+    alignas(16) uint8_t pairs[kBlockRows * kSliceK] = {};
+    for (int i = 0; i < 16; ++i) {
+      const uint8_t* from = high + 2 * kSliceK * (i / 2) + 16 * (i % 2);
+      Store(pairs + 16 * i, Load<Bytes>(from) | Load<Bytes>(from + kSliceK) << 4);
+    }
+    uint8_t words[kBlockRows * kSliceK];
+    InterleaveColumns(pairs, words);
+    std::memcpy(out + kHighOffset, words, kBlockRows / 4 * kVectorBytes);
   }
 }
 
@@ -277,6 +366,10 @@ void PackRows(int bits, Rows rows, uint8_t* out) {
       return Pack3(rows, out);
     case 4:
       return Pack4(rows, out);
+    case 5:
+      return PackSplit<5>(rows, out);
+    case 6:
+      return PackSplit<6>(rows, out);
     case 8:
       return Pack8(rows, out);
     case 16:

@@ -63,6 +63,10 @@ MARLIN_SIMD_INLINE I ShiftRightSigned(I v) {
 }
 MARLIN_SIMD_INLINE I And(I a, I b) { return _mm256_and_si256(a, b); }
 MARLIN_SIMD_INLINE I Or(I a, I b) { return _mm256_or_si256(a, b); }
+MARLIN_SIMD_INLINE I OrAnd(I a, I b, I c) { return Or(a, And(b, c)); }
+MARLIN_SIMD_INLINE I SelectBits(I mask, I a, I b) {
+  return Or(And(mask, a), _mm256_andnot_si256(mask, b));
+}
 MARLIN_SIMD_INLINE I AddWords(I a, I b) { return _mm256_add_epi32(a, b); }
 MARLIN_SIMD_INLINE F ToFloat(I v) { return _mm256_cvtepi32_ps(v); }
 MARLIN_SIMD_INLINE F AsFloat(I v) { return _mm256_castsi256_ps(v); }

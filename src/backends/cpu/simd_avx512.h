@@ -63,6 +63,12 @@ MARLIN_SIMD_INLINE I ShiftRightSigned(I v) {
 }
 MARLIN_SIMD_INLINE I And(I a, I b) { return _mm512_and_si512(a, b); }
 MARLIN_SIMD_INLINE I Or(I a, I b) { return _mm512_or_si512(a, b); }
+/// a | (b & c).
+MARLIN_SIMD_INLINE I OrAnd(I a, I b, I c) { return _mm512_ternarylogic_epi32(a, b, c, 0xf8); }
+/// The bits of a where those of the mask are set, of b elsewhere.
+MARLIN_SIMD_INLINE I SelectBits(I mask, I a, I b) {
+  return _mm512_ternarylogic_epi32(mask, a, b, 0xca);
+}
 MARLIN_SIMD_INLINE I AddWords(I a, I b) { return _mm512_add_epi32(a, b); }
 MARLIN_SIMD_INLINE F ToFloat(I v) { return _mm512_cvtepi32_ps(v); }
 MARLIN_SIMD_INLINE F AsFloat(I v) { return _mm512_castsi512_ps(v); }

@@ -64,6 +64,8 @@ MARLIN_SIMD_INLINE I ShiftRightSigned(I v) {
 }
 MARLIN_SIMD_INLINE I And(I a, I b) { return vandq_u32(a, b); }
 MARLIN_SIMD_INLINE I Or(I a, I b) { return vorrq_u32(a, b); }
+MARLIN_SIMD_INLINE I OrAnd(I a, I b, I c) { return Or(a, And(b, c)); }
+MARLIN_SIMD_INLINE I SelectBits(I mask, I a, I b) { return vbslq_u32(mask, a, b); }
 MARLIN_SIMD_INLINE I AddWords(I a, I b) { return vaddq_u32(a, b); }
 MARLIN_SIMD_INLINE F ToFloat(I v) { return vcvtq_f32_s32(vreinterpretq_s32_u32(v)); }
 MARLIN_SIMD_INLINE F AsFloat(I v) { return vreinterpretq_f32_u32(v); }

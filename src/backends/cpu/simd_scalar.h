@@ -59,6 +59,8 @@ MARLIN_SIMD_INLINE I ShiftRightSigned(I v) {
 }
 MARLIN_SIMD_INLINE I And(I a, I b) { return a & b; }
 MARLIN_SIMD_INLINE I Or(I a, I b) { return a | b; }
+MARLIN_SIMD_INLINE I OrAnd(I a, I b, I c) { return a | (b & c); }
+MARLIN_SIMD_INLINE I SelectBits(I mask, I a, I b) { return (mask & a) | (~mask & b); }
 MARLIN_SIMD_INLINE I AddWords(I a, I b) { return a + b; }
 MARLIN_SIMD_INLINE F ToFloat(I v) { return static_cast<float>(static_cast<int32_t>(v)); }
 MARLIN_SIMD_INLINE F AsFloat(I v) { return std::bit_cast<float>(v); }

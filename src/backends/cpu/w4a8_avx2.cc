@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kTileRows = 4;
 constexpr int kTileParts = 2;
-// Bytes of 8-bit codes stay signed, so they have no offset: see AddDot.
+// Bytes of codes of over 4 bits stay signed, so they have no offset: see AddDot.
 constexpr int32_t kWideOffset = 0;
 
 /// Transposes 8 x 8 32-bit elements and stores row i at out + 64 i.
@@ -40,6 +40,7 @@ template <int kBits, int kPair>
 void DecodePair(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
   const I table =
       _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes.byte)));
+  const I zero = _mm256_set1_epi8(static_cast<char>(codes.zero));
   const I even = SetWord(0x00ff00ff);
   const I odd = SetWord(0xff00ff00);
   for (int first_row = 0; first_row < kBlockRows; first_row += 8) {
@@ -49,7 +50,8 @@ void DecodePair(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
       I half[2];
       for (int part = 0; part < 2; ++part) {
         const I pair = PairCodes<kBits, kPair>(chunk, first_row + r, part);
-        half[part] = kBits == 8 ? pair : _mm256_shuffle_epi8(table, pair);
+        half[part] =
+            kSignedBytes<kBits> ? _mm256_sub_epi8(pair, zero) : _mm256_shuffle_epi8(table, pair);
       }
       first[r] = Or(And(half[0], even), ShiftLeft<8>(And(half[1], even)));
       second[r] = Or(And(ShiftRight<8>(half[0]), even), And(half[1], odd));

@@ -30,6 +30,8 @@ struct ByteCodes {
       byte[16];  ///< By code of up to 4 bits, replicated. For 8-bit codes the sign bit is flipped.
   int32_t offset;
   float factor;
+  /// The code of value 0, which is subtracted from codes of 5 and 6 bits for their signed bytes.
+  uint32_t zero;
 };
 
 /// Whether a format's values are integers, or multiples of 1/2, in the range of the byte kernels.

@@ -124,7 +124,7 @@ static void MultiplyBytes(const PanelView& w, int64_t block, const void* x, int6
                   parameters,
                   {},
                   starts,
-                  static_cast<float>(kBits == 8 ? kWideOffset : codes.offset),
+                  static_cast<float>(kSignedBytes<kBits> ? kWideOffset : codes.offset),
                   w.zeros != nullptr};
   for (int64_t chunk = 0; chunk < w.chunks; chunk += kPassChunks) {
     const int64_t chunks = w.chunks - chunk < kPassChunks ? w.chunks - chunk : kPassChunks;
@@ -148,8 +148,9 @@ static void MultiplyBytes(const PanelView& w, int64_t block, const void* x, int6
     }
     FillStarts(bytes, panel.slices, starts);
     const Int8Block* first = rows + chunk * (kChunkK / kSliceK);
+    constexpr int kByteBits = ByteBits(kBits);
     const auto multiply =
-        panel.has_zeros ? &MultiplyPanel<kBits, true> : &MultiplyPanel<kBits, false>;
+        panel.has_zeros ? &MultiplyPanel<kByteBits, true> : &MultiplyPanel<kByteBits, false>;
     multiply(panel, first, row_stride, m, out, out_stride);
   }
 }
@@ -162,6 +163,10 @@ ExactKernels::MultiplyBlock SelectW4a8(const PanelView& w) {
       return &MultiplyBytes<3>;
     case 4:
       return &MultiplyBytes<4>;
+    case 5:
+      return &MultiplyBytes<5>;
+    case 6:
+      return &MultiplyBytes<6>;
     case kSparse4:
       return &MultiplyBytes<kSparse4>;
     default:

@@ -19,7 +19,9 @@ template <int kBits, int kPair>
 void DecodePair(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
   const auto byte = [&](I words, int shift) {
     const I code = (words >> shift) & 0xffu;
-    return static_cast<uint8_t>(kBits == 8 ? code ^ 0x80u : codes.byte[code & 15u]);
+    if constexpr (kBits == 8) return static_cast<uint8_t>(code ^ 0x80u);
+    if constexpr (IsSplit(kBits)) return static_cast<uint8_t>(code + 0x80u - codes.zero);
+    return codes.byte[code & 15u];
   };
   uint8_t* first = out + FirstSlice<kBits>(kPair) * kBytesPerSlice;
   uint8_t* second = out + SecondSlice<kBits>(kPair) * kBytesPerSlice;

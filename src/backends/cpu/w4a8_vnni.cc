@@ -29,10 +29,12 @@ void DecodePair(const uint8_t* chunk, const ByteCodes& codes, uint8_t* out) {
   const __m128i bytes_of = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes.byte));
   const I table = _mm512_broadcast_i32x4(
       _mm_sub_epi8(bytes_of, _mm_set1_epi8(static_cast<char>(codes.offset))));
+  const I zero = _mm512_set1_epi8(static_cast<char>(codes.zero));
   I rows[kBlockRows];
   Unroll<kBlockRows>([&](auto r) __attribute__((always_inline)) {
     const I pair = PairCodes<kBits, kPair>(chunk, r, 0);
-    const I bytes = kBits == 8 ? pair : _mm512_shuffle_epi8(table, pair);
+    const I bytes =
+        kSignedBytes<kBits> ? _mm512_sub_epi8(pair, zero) : _mm512_shuffle_epi8(table, pair);
     rows[r] = _mm512_permutexvar_epi8(split, bytes);
   });
   Transpose16(rows);

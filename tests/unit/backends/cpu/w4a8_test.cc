@@ -122,8 +122,8 @@ std::vector<float> Multiply(const Product& product, std::vector<float>& a, int64
 }
 
 TEST(W4a8, AllInstructionSetsGiveTheSameBits) {
-  for (Format format :
-       {Format::kFp4E2M1, Format::kU4, Format::kS4, Format::kInt3, Format::kInt2, Format::kS8}) {
+  for (Format format : {Format::kFp4E2M1, Format::kU4, Format::kS4, Format::kInt3, Format::kInt2,
+                        Format::kS8, Format::kInt6, Format::kU6, Format::kInt5, Format::kU5}) {
     const Product product = MakeProduct(format, 1300, 37, 96);
     for (int64_t m : {1, 3, 8, 13}) {
       std::vector<float> a = Gaussian(static_cast<size_t>(m * product.k), 2);
@@ -142,7 +142,8 @@ TEST(W4a8, AllInstructionSetsGiveTheSameBits) {
 
 TEST(W4a8, LargestCodesDoNotSaturate) {
   // Both products of every pair have the same sign and the largest magnitude.
-  for (Format format : {Format::kS8, Format::kFp4E2M1, Format::kU4}) {
+  for (Format format :
+       {Format::kS8, Format::kFp4E2M1, Format::kU4, Format::kInt6, Format::kU6, Format::kU5}) {
     Product product = MakeProduct(format, 64, 16, 32);
     QuantizeOptions options;
     options.format = format;
@@ -213,6 +214,7 @@ TEST(W4a8, RefusesWhatBytesCannotHold) {
   };
   EXPECT_EQ(refusal(Format::kNf4, 32).code(), Code::kUnsupported);
   EXPECT_NE(refusal(Format::kFp8E4M3, 32).message().find("not small integers"), std::string::npos);
+  EXPECT_NE(refusal(Format::kFp6E2M3, 32).message().find("not small integers"), std::string::npos);
   EXPECT_NE(refusal(Format::kS4, 16).message().find("group size 16"), std::string::npos);
   EXPECT_TRUE(refusal(Format::kS4, 64).ok());
 }
