@@ -167,10 +167,12 @@ Result<PreparedWeights> FromImage(const PreparedImage& image, const Device& devi
   const WeightsSpec& spec = image.spec;
   const WeightsSpec taken = backend.TakenSpec(spec);
   if (taken.format != spec.format || taken.super_group_size != spec.super_group_size) {
-    return Status(Code::kMalformedFile,
-                  fmt::format("prepared weights: this device holds {} as {}, with one level of "
-                              "scales",
-                              FormatName(spec.format), FormatName(taken.format)));
+    return Status(
+        Code::kMalformedFile,
+        fmt::format(
+            "prepared weights: this device holds {} as {}{}", FormatName(spec.format),
+            FormatName(taken.format),
+            taken.super_group_size != spec.super_group_size ? ", with one level of scales" : ""));
   }
   const TensorView permutation(image.permutation.data(), DType::kI32, {spec.experts, spec.k});
   if (spec.has_permutation) {

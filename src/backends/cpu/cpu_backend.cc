@@ -109,6 +109,7 @@ class CpuBackend final : public Backend {
   }
 
   bool KeepsOddWidths(Format format) const override { return HasSplitPanels(format); }
+  bool KeepsTwoLevels(const WeightsSpec& /*spec*/) const override { return true; }
 
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const override {

@@ -108,6 +108,47 @@ static void LoadGroups(const void* base, ScaleType type, int64_t first, int64_t 
   }
 }
 
+/// kLanes i8 as fp32.
+MARLIN_SIMD_INLINE F LoadSigned(const uint8_t* p) {
+  return ToFloat(ShiftRightSigned<24>(ShiftLeft<24>(AsWords(LoadBytes(p)))));
+}
+
+/// Products of the i8 parameters of `count` groups of a block and their super groups' factors.
+/// Prefetches as LoadGroups does.
+template <ScaleType kType>
+static void LoadProducts(const PanelView& w, const void* parameters, const void* factors,
+                         int64_t block, int64_t first_group, int64_t count, float* out) {
+  const auto* const from =
+      static_cast<const uint8_t*>(parameters) + (block * w.groups + first_group) * 16;
+  for (int64_t i = 0; i < count * 16; i += 64) Prefetch(from + count * 16 + i);
+  int64_t super_group = first_group / w.groups_per_super_group;
+  int64_t left = w.groups_per_super_group - first_group % w.groups_per_super_group;
+  for (int64_t group = 0; group < count; ++group) {
+    const int64_t at = (block * w.super_groups + super_group) * 16;
+    for (int64_t i = 0; i < 16; i += kLanes) {
+      Store(out + group * 16 + i,
+            Mul(LoadStored<kType>(factors, at + i), LoadSigned(from + group * 16 + i)));
+    }
+    if (--left == 0) {
+      left = w.groups_per_super_group;
+      ++super_group;
+    }
+  }
+}
+
+/// The same for a type that is known at run time: fp16, bf16 or fp32.
+static void LoadProducts(const PanelView& w, const void* parameters, const void* factors,
+                         int64_t block, int64_t first_group, int64_t count, float* out) {
+  switch (w.scale_type) {
+    case ScaleType::kF16:
+      return LoadProducts<ScaleType::kF16>(w, parameters, factors, block, first_group, count, out);
+    case ScaleType::kBf16:
+      return LoadProducts<ScaleType::kBf16>(w, parameters, factors, block, first_group, count, out);
+    default:
+      return LoadProducts<ScaleType::kF32>(w, parameters, factors, block, first_group, count, out);
+  }
+}
+
 /// Chunks per KC block: their group parameters are widened at a time.
 inline constexpr int64_t kPassChunks = kPassK / kChunkK;
 
@@ -125,14 +166,22 @@ struct GroupParameters {
     first_group = first_chunk * kChunkK / w.group_size;
     const int64_t last_group = ((first_chunk + chunk_count) * kChunkK - 1) / w.group_size;
     const int64_t first = (block * w.groups + first_group) * 16;
-    const int64_t count = (last_group - first_group + 1) * 16;
+    const int64_t groups = last_group - first_group + 1;
+    const int64_t count = groups * 16;
+    if (w.zeros != nullptr) LoadGroups(w.zeros, w.zero_type, first, count, 1.0f, zero);
+    if (w.super_scales != nullptr) {
+      LoadProducts(w, w.scales, w.super_scales, block, first_group, groups, scale);
+      if (w.biases != nullptr) {
+        LoadProducts(w, w.biases, w.super_biases, block, first_group, groups, bias);
+      }
+      return;
+    }
     LoadGroups(w.scales, w.scale_type, first, count, w.global_scale_divides ? 1.0f : w.global_scale,
                scale);
     if (w.global_scale_divides) {
       const F divisor = Set(w.global_scale);
       for (int64_t i = 0; i < count; i += kLanes) Store(scale + i, Div(Load(scale + i), divisor));
     }
-    if (w.zeros != nullptr) LoadGroups(w.zeros, w.zero_type, first, count, 1.0f, zero);
     if (w.biases != nullptr) {
       const bool byte = w.scale_type == ScaleType::kE8M0 || w.scale_type == ScaleType::kE4M3;
       LoadGroups(w.biases, byte ? ScaleType::kF16 : w.scale_type, first, count, 1.0f, bias);

@@ -26,7 +26,8 @@
 // value table is permuted to match, so that a pruned weight is code 0 in every format.
 //
 // k is padded to a multiple of 128 and n to a multiple of 16, with code 0 and scale 0. Scales, zero
-// points and biases are [block][group][16] in their stored types; groups cover the padded k.
+// points and biases are [block][group][16] in their stored types; groups cover the padded k. With
+// two levels of scales, super scales and super biases are [block][super group][16].
 #pragma once
 
 #include <cstdint>
@@ -81,10 +82,12 @@ static_assert(kMetadataOffset + kBlockRows * kMetadataBytes == ChunkBytes(kSpars
 /// chunks * 128 k.
 struct PanelView {
   const uint8_t* codes;
-  const void* scales;  ///< Null for unquantized formats.
-  const void* zeros;   ///< Or null.
-  const void* biases;  ///< Or null.
-  const float* table;  ///< [256] values of the codes, replicated over the unused index bits.
+  const void* scales;        ///< Null for unquantized formats.
+  const void* zeros;         ///< Or null.
+  const void* biases;        ///< Or null.
+  const void* super_scales;  ///< Of i8 scales; or null.
+  const void* super_biases;  ///< Of i8 biases; or null.
+  const float* table;        ///< [256] values of the codes, replicated over the unused index bits.
   float global_scale;
   bool global_scale_divides;
   Format format;
@@ -93,6 +96,8 @@ struct PanelView {
   int bits;            ///< Bits of a code, or kSparse4.
   int64_t group_size;  ///< A multiple of 16, or >= chunks * 128 for one group.
   int64_t groups;      ///< Padded.
+  int64_t groups_per_super_group;
+  int64_t super_groups;  ///< Padded; 0 with one level of scales.
   int64_t blocks;
   int64_t chunks;
 };

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "layout/sparse_24.h"
+#include "layout/weights_shapes.h"
 
 namespace marlin::cpu {
 namespace {
@@ -47,19 +48,29 @@ void PreparedPanels::LayOut() {
   layout_.group_size =
       GroupCount(spec) <= 1 ? std::max<int64_t>(padded_k, kChunkK) : spec.group_size;
   layout_.groups = info.quantized ? CeilDivide(padded_k, layout_.group_size) : 0;
-  const auto group_bytes = [&](int64_t element_bytes, bool present) {
-    return present ? RoundUp(layout_.blocks * layout_.groups * kBlockRows * element_bytes,
-                             kBufferAlignment)
-                   : int64_t{0};
+  const bool two_levels = spec.super_group_size > 0;
+  layout_.groups_per_super_group =
+      two_levels && GroupCount(spec) > 1 ? spec.super_group_size / spec.group_size : 1;
+  layout_.super_groups =
+      two_levels ? CeilDivide(layout_.groups, layout_.groups_per_super_group) : 0;
+  const auto array_bytes = [&](int64_t groups, DType type) {
+    return RoundUp(layout_.blocks * groups * kBlockRows * DTypeBytes(type), kBufferAlignment);
+  };
+  const auto group_bytes = [&](DType type, bool present) {
+    return present ? array_bytes(layout_.groups, type) : int64_t{0};
   };
   codes_stride_ = layout_.blocks * layout_.chunks * ChunkBytes(layout_.bits);
-  scales_stride_ = group_bytes(DTypeBytes(ScaleDType(spec.scale_type)), info.quantized);
-  zeros_stride_ = group_bytes(DTypeBytes(ScaleDType(spec.zero_type)), spec.has_zeros);
-  biases_stride_ = group_bytes(DTypeBytes(BiasDType(spec.scale_type)), spec.has_biases);
+  scales_stride_ = group_bytes(StoredScaleDType(spec), info.quantized);
+  zeros_stride_ = group_bytes(ScaleDType(spec.zero_type), spec.has_zeros);
+  biases_stride_ = group_bytes(StoredBiasDType(spec), spec.has_biases);
+  super_scales_stride_ = array_bytes(layout_.super_groups, ScaleDType(spec.scale_type));
+  super_biases_stride_ = spec.has_biases ? super_scales_stride_ : 0;
   scales_offset_ = spec.experts * codes_stride_;
   zeros_offset_ = scales_offset_ + spec.experts * scales_stride_;
   biases_offset_ = zeros_offset_ + spec.experts * zeros_stride_;
-  table_offset_ = biases_offset_ + spec.experts * biases_stride_;
+  super_scales_offset_ = biases_offset_ + spec.experts * biases_stride_;
+  super_biases_offset_ = super_scales_offset_ + spec.experts * super_scales_stride_;
+  table_offset_ = super_biases_offset_ + spec.experts * super_biases_stride_;
   globals_offset_ = table_offset_ + kTableBytes;
   bytes = table_offset_;
   image_bytes_ = RoundUp(globals_offset_ + spec.experts * int64_t{sizeof(float)}, kBufferAlignment);
@@ -130,21 +141,27 @@ bool PreparedPanels::PackBlocks(const BlockColumns& columns, int64_t expert, int
       finite = finite && (!check || ChunkIsFinite(spec.format, out));
     }
   }
-  const auto pack_groups = [&](const TensorView QuantizedWeights::*array, int64_t element_bytes,
-                               int64_t offset, int64_t stride) {
+  const auto pack_groups = [&](const TensorView QuantizedWeights::*array, DType type,
+                               int64_t groups, int64_t offset, int64_t stride) {
     if (stride == 0) return;
-    const int64_t block_bytes = layout_.groups * kBlockRows * element_bytes;
+    const int64_t block_bytes = groups * kBlockRows * DTypeBytes(type);
     for (int64_t i = 0; i < count; ++i) {
-      packers[i].PackGroups(array, layout_.groups,
+      packers[i].PackGroups(array, groups,
                             base + offset + expert * stride + (first_block + i) * block_bytes);
     }
   };
-  const int64_t scale_bytes = DTypeBytes(ScaleDType(spec.scale_type));
-  const int64_t zero_bytes = DTypeBytes(ScaleDType(spec.zero_type));
-  const int64_t bias_bytes = DTypeBytes(BiasDType(spec.scale_type));
-  pack_groups(&QuantizedWeights::scales, scale_bytes, scales_offset_, scales_stride_);
-  pack_groups(&QuantizedWeights::zeros, zero_bytes, zeros_offset_, zeros_stride_);
-  pack_groups(&QuantizedWeights::biases, bias_bytes, biases_offset_, biases_stride_);
+  const int64_t groups = layout_.groups;
+  pack_groups(&QuantizedWeights::scales, StoredScaleDType(spec), groups, scales_offset_,
+              scales_stride_);
+  pack_groups(&QuantizedWeights::zeros, ScaleDType(spec.zero_type), groups, zeros_offset_,
+              zeros_stride_);
+  pack_groups(&QuantizedWeights::biases, StoredBiasDType(spec), groups, biases_offset_,
+              biases_stride_);
+  const DType super_type = ScaleDType(spec.scale_type);
+  pack_groups(&QuantizedWeights::super_scales, super_type, layout_.super_groups,
+              super_scales_offset_, super_scales_stride_);
+  pack_groups(&QuantizedWeights::super_biases, super_type, layout_.super_groups,
+              super_biases_offset_, super_biases_stride_);
   return finite;
 }
 
@@ -155,6 +172,12 @@ PanelView PreparedPanels::View(int64_t expert) const {
   view.scales = scales_stride_ > 0 ? base + scales_offset_ + expert * scales_stride_ : nullptr;
   view.zeros = zeros_stride_ > 0 ? base + zeros_offset_ + expert * zeros_stride_ : nullptr;
   view.biases = biases_stride_ > 0 ? base + biases_offset_ + expert * biases_stride_ : nullptr;
+  view.super_scales = super_scales_stride_ > 0
+                          ? base + super_scales_offset_ + expert * super_scales_stride_
+                          : nullptr;
+  view.super_biases = super_biases_stride_ > 0
+                          ? base + super_biases_offset_ + expert * super_biases_stride_
+                          : nullptr;
   view.table = reinterpret_cast<const float*>(base + table_offset_);
   view.global_scale = reinterpret_cast<const float*>(base + globals_offset_)[expert];
   return view;

@@ -45,9 +45,13 @@ class PreparedPanels : public PreparedWeights::Storage {
   int64_t scales_stride_ = 0;
   int64_t zeros_stride_ = 0;
   int64_t biases_stride_ = 0;
+  int64_t super_scales_stride_ = 0;
+  int64_t super_biases_stride_ = 0;
   int64_t scales_offset_ = 0;
   int64_t zeros_offset_ = 0;
   int64_t biases_offset_ = 0;
+  int64_t super_scales_offset_ = 0;
+  int64_t super_biases_offset_ = 0;
   int64_t table_offset_ = 0;    ///< f32 [256].
   int64_t globals_offset_ = 0;  ///< f32 [experts].
   int64_t image_bytes_ = 0;

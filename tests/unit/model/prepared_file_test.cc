@@ -94,6 +94,8 @@ TEST_F(Prepared, GivesTheLogitsOfTheDirectory) {
                                                        {kQwen, "aggressive_moe"},
                                                        {kGlm, "uniform:fp4_e2m1/g16/e4m3"},
                                                        {kQwen, "uniform:fp8_e4m3/g32"},
+                                                       {kQwen, "uniform:int6/g32"},
+                                                       {kQwen, "uniform:u5/g64"},
                                                        {kQwen, "uniform:nf4/g64/2:4"},
                                                        {kQwen, "uniform:fp8_e4m3/g32/2:4"}};
   for (const auto& [source, recipe] : cases) {
