@@ -85,8 +85,8 @@ struct PanelView {
   const void* scales;        ///< Null for unquantized formats.
   const void* zeros;         ///< Or null.
   const void* biases;        ///< Or null.
-  const void* super_scales;  ///< Of i8 scales; or null.
-  const void* super_biases;  ///< Of i8 biases; or null.
+  const void* super_scales;  ///< Null with one level of scales.
+  const void* super_biases;  ///< Or null.
   const float* table;        ///< [256] values of the codes, replicated over the unused index bits.
   float global_scale;
   bool global_scale_divides;
