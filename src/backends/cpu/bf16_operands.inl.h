@@ -107,7 +107,7 @@ MARLIN_SIMD_INLINE void DecodeSplitSlices(const PanelView& w, const GroupParamet
         return scaled(Load(w.table + 16 * i));
       });
     }
-    const I values = table.LookUp(parts.template Join<kJ>());
+    const I values = table.LookUp(parts.template Slice<kJ>());
     if constexpr (kFolded) {
       sink(j, values);
     } else {

@@ -11,8 +11,8 @@ MARLIN_SIMD_INLINE I PairCodes(const uint8_t* chunk, int row, int part) {
   } else if constexpr (IsSplit(kBits)) {
     const auto words = SplitWords<kBits>::Load(chunk, row, part);
     constexpr uint32_t kCodes = ((1u << kBits) - 1) * 0x00010001u;
-    return Or(And(words.template Join<2 * kPair>(), SetWord(kCodes)),
-              And(ShiftLeft<8>(words.template Join<2 * kPair + 1>()), SetWord(kCodes << 8)));
+    return Or(And(words.template Slice<2 * kPair>(), SetWord(kCodes)),
+              And(ShiftLeft<8>(words.template Slice<2 * kPair + 1>()), SetWord(kCodes << 8)));
   } else {
     const I words = RowWords<kBits>::Load(chunk, row, 0, part);
     const I first = And(ShiftRight<RowWords<kBits>::Shift(kPair)>(words), SetWord(0x000f000f));

@@ -189,39 +189,38 @@ struct GroupParameters {
   }
 };
 
-/// Both parts of the words of one row of split codes: bits 4 kJ of `low` begin the low bits of
-/// slice kJ, bits (kBits - 4) kJ of `high` its high bits.
+/// The words of one row of split codes. 6 bits: bits 0..3 of all slices, and bits 4 and 5. 5 bits:
+/// the codes of slices 0 to 2, and those of slice 3.
 template <int kBits>
 struct SplitWords {
-  I low;
-  I high;
+  I first;
+  I second;
 
   static inline __attribute__((always_inline)) SplitWords Load(const uint8_t* chunk, int r,
                                                                int part) {
     const int offset = part * kLanes * 4;
-    const uint8_t* const high_bits = chunk + kHighOffset + offset;
-    I high;
+    const uint8_t* const rest = chunk + kRestOffset + offset;
+    const I words = LoadWords(chunk + 64 * r + offset);
     if constexpr (kBits == 6) {
-      high = LoadWords(high_bits + 64 * (r / 2));
+      const I high = LoadWords(rest + 64 * (r / 2));
+      return {words, (r & 1) != 0 ? ShiftRight<8>(high) : high};
     } else {
-      high = LoadWords(high_bits + 64 * (r / 4));
-      if ((r & 2) != 0) high = ShiftRight<8>(high);
+      I fourth = LoadWords(rest + 64 * (r / 4));
+      if ((r & 2) != 0) fourth = ShiftRight<8>(fourth);
+      if ((r & 1) != 0) fourth = ShiftRight<4>(fourth);
+      return {words, SelectBits(SetWord(0x000f000f), fourth, ShiftRight<11>(words))};
     }
-    if ((r & 1) != 0) high = ShiftRight<(kBits == 6 ? 8 : 4)>(high);
-    return {LoadWords(chunk + 64 * r + offset), high};
   }
 
   /// The codes of slice kJ at bits 0 and 16 of each lane; the bits above them are unspecified.
   template <int kJ>
-  inline __attribute__((always_inline)) I Join() const {
-    constexpr int kUp = 4 - (kBits - 4) * kJ;
-    I upper;
-    if constexpr (kUp >= 0) {
-      upper = ShiftLeft<kUp>(high);
+  inline __attribute__((always_inline)) I Slice() const {
+    if constexpr (kBits == 5) {
+      return kJ == 3 ? second : ShiftRight<5 * (kJ % 3)>(first);
     } else {
-      upper = ShiftRight<-kUp>(high);
+      const I high = kJ < 3 ? ShiftLeft<(kJ < 3 ? 4 - 2 * kJ : 0)>(second) : ShiftRight<2>(second);
+      return SelectBits(SetWord(0x000f000f), ShiftRight<4 * kJ>(first), high);
     }
-    return SelectBits(SetWord(0x000f000f), ShiftRight<4 * kJ>(low), upper);
   }
 };
 
@@ -347,7 +346,7 @@ inline constexpr bool kFp8ByBytes = kLooksUpBytes && (kKind == Kind::kE4M3 || kK
 template <int kBits>
 struct SharedWords {
   I second[kParts];                 ///< The next slice, of a look-up of FP8.
-  SplitWords<kBits> split[kParts];  ///< Both parts of split codes.
+  SplitWords<kBits> split[kParts];  ///< Those of split codes.
 };
 
 /// Loads the words of slice kJ of a row unless they are there already: up to 4 bits, all four
@@ -359,7 +358,7 @@ MARLIN_SIMD_INLINE void LoadSliceWords(const uint8_t* chunk, int row, I (&words)
     for (int part = 0; part < kParts; ++part) {
       // Loaded once: the compiler cannot know that a sink's stores leave the codes alone.
       if constexpr (kJ == 0) shared.split[part] = SplitWords<kBits>::Load(chunk, row, part);
-      words[part] = shared.split[part].template Join<kJ>();
+      words[part] = shared.split[part].template Slice<kJ>();
     }
   } else if constexpr (kFp8ByBytes<kKind> && kJ % 2 == 1) {
     for (int part = 0; part < kParts; ++part) words[part] = shared.second[part];

@@ -202,25 +202,9 @@ void TransposeWords(const Words (&words)[4], uint8_t* out, int64_t column_bytes)
   Store(out + 3 * column_bytes, InterleaveHigh(high_ab, high_cd));
 }
 
-/// Packs 16 k of all slices of a column from one byte per code: the low 4 bits of the codes to
-/// `low`, 32 bytes; their high bits to `high`, 16 bytes with those of slice j at bit
-/// (kBits - 4) j.
+/// Codes of a chunk, a byte each, [column][k].
 template <int kBits>
-void SplitCodes(const uint8_t* codes, uint8_t* low, uint8_t* high) {
-  Bytes slices[4];
-  for (int j = 0; j < 4; ++j) slices[j] = Load<Bytes>(codes + kSliceK * j);
-  const Bytes first = (slices[0] & 0x0f) | slices[1] << 4;
-  const Bytes second = (slices[2] & 0x0f) | slices[3] << 4;
-  Store(low, InterleaveLow(first, second));
-  Store(low + 16, InterleaveHigh(first, second));
-  Bytes upper = slices[0] >> 4;
-  for (int j = 1; j < 4; ++j) upper |= slices[j] >> 4 << ((kBits - 4) * j);
-  Store(high, upper);
-}
-
-template <int kBits>
-void PackSplit(const Rows& rows, uint8_t* out) {
-  alignas(16) uint8_t codes[kBlockRows * kChunkK];
+void SpreadChunk(const Rows& rows, uint8_t* codes) {
   for (int column = 0; column < kBlockRows; column += 4) {
     for (int i = 0; i < 8; ++i) {
       Words words[4];
@@ -229,26 +213,55 @@ void PackSplit(const Rows& rows, uint8_t* out) {
       TransposeWords(words, codes + kChunkK * column + 16 * i, kChunkK);
     }
   }
+}
+
+/// Eight bytes of a vector as 16-bit words: those of the lower half, or of the upper.
+Halves Widen(Bytes bytes, int half) {
+  return reinterpret_cast<Halves>(half == 0 ? InterleaveLow(bytes, Bytes{})
+                                            : InterleaveHigh(bytes, Bytes{}));
+}
+
+/// Packs 16 k of all slices of a column of 6 bits from one byte per code: bits 0..3 to `low`, 32
+/// bytes; bits 4 and 5 to `high`, 16 bytes with those of slice j at bit 2 j.
+void SplitCodes(const uint8_t* codes, uint8_t* low, uint8_t* high) {
+  Bytes slices[4];
+  for (int j = 0; j < 4; ++j) slices[j] = Load<Bytes>(codes + kSliceK * j);
+  const Bytes first = (slices[0] & 0x0f) | slices[1] << 4;
+  const Bytes second = (slices[2] & 0x0f) | slices[3] << 4;
+  Store(low, InterleaveLow(first, second));
+  Store(low + 16, InterleaveHigh(first, second));
+  Bytes upper = slices[0] >> 4;
+  for (int j = 1; j < 4; ++j) upper |= slices[j] >> 4 << (2 * j);
+  Store(high, upper);
+}
+
+void Pack6(const Rows& rows, uint8_t* out) {
+  alignas(16) uint8_t codes[kBlockRows * kChunkK];
+  SpreadChunk<6>(rows, codes);
   alignas(16) uint8_t high[kBlockRows * kSliceK];
   for (int column = 0; column < kBlockRows; ++column) {
     for (int half = 0; half < 2; ++half) {
-      SplitCodes<kBits>(codes + kChunkK * column + 16 * half,
-                        out + kVectorBytes * column + 32 * half,
-                        high + kSliceK * column + 16 * half);
+      SplitCodes(codes + kChunkK * column + 16 * half, out + kVectorBytes * column + 32 * half,
+                 high + kSliceK * column + 16 * half);
     }
   }
-  if constexpr (kBits == 6) {
-    InterleaveColumns(high, out + kHighOffset);
-  } else {
-    // Two columns per byte, then four per word.
-    alignas(16) uint8_t pairs[kBlockRows * kSliceK] = {};
-    for (int i = 0; i < 16; ++i) {
-      const uint8_t* from = high + 2 * kSliceK * (i / 2) + 16 * (i % 2);
-      Store(pairs + 16 * i, Load<Bytes>(from) | Load<Bytes>(from + kSliceK) << 4);
+  InterleaveColumns(high, out + kRestOffset);
+}
+
+void Pack5(const Rows& rows, uint8_t* out) {
+  alignas(16) uint8_t codes[kBlockRows * kChunkK];
+  SpreadChunk<5>(rows, codes);
+  std::memset(out + kRestOffset, 0, kBlockRows / 4 * kVectorBytes);
+  for (int column = 0; column < kBlockRows; ++column) {
+    uint8_t* const fourths = out + kRestOffset + kVectorBytes * (column / 4);
+    for (int i = 0; i < 4; ++i) {
+      const uint8_t* from = codes + kChunkK * column + 16 * (i / 2);
+      const auto slice = [&](int j) { return Widen(Load<Bytes>(from + kSliceK * j), i % 2); };
+      Store(out + kVectorBytes * column + 16 * i,
+            slice(0) | slice(1) << 5 | slice(2) << 10 | slice(3) >> 4 << 15);
+      Store(fourths + 16 * i, Load<Halves>(fourths + 16 * i) | (slice(3) & 0xf)
+                                                                   << (4 * (column % 4)));
     }
-    uint8_t words[kBlockRows * kSliceK];
-    InterleaveColumns(pairs, words);
-    std::memcpy(out + kHighOffset, words, kBlockRows / 4 * kVectorBytes);
   }
 }
 
@@ -367,9 +380,9 @@ void PackRows(int bits, Rows rows, uint8_t* out) {
     case 4:
       return Pack4(rows, out);
     case 5:
-      return PackSplit<5>(rows, out);
+      return Pack5(rows, out);
     case 6:
-      return PackSplit<6>(rows, out);
+      return Pack6(rows, out);
     case 8:
       return Pack8(rows, out);
     case 16:

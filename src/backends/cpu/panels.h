@@ -13,8 +13,8 @@
 //                            r % 4 == 3: the top 4 bits of those three vectors, first one lowest
 //    2    8                  vector r / 2, low byte of each word for even r, high byte for odd r
 //    6    24                 bits 0..3 as a chunk of 4 bits, then bits 4 and 5 as one of 2 bits
-//    5    20                 bits 0..3 as a chunk of 4 bits, then bit 4: vector r / 4, slice j of
-//                            row r at bit 4 (r % 4) + j of each word
+//    5    20                 vector r: slices 0 to 2, and at bit 15 bit 4 of slice 3, whose bits
+//                            0..3 are at bit 4 (r % 4) of vector 16 + r / 4
 //    8    32                 vectors 2r, 2r + 1 of 64 k each; word w: k = w low byte, w + 32 high
 //    16   64                 vectors 4r .. 4r + 3 of 32 k each; word w: k = w
 //    32   128                vectors 8r .. 8r + 7: the even k of a slice of 32, then its odd k
@@ -61,7 +61,7 @@ inline bool HasSplitPanels(Format format) {
   return format == Format::kInt6 || format == Format::kU6 || format == Format::kInt5 ||
          format == Format::kU5;
 }
-/// Whether a chunk has the low 4 bits of all codes, then their high bits.
+/// Whether the codes of a row lie in several vectors.
 constexpr bool IsSplit(int panel_bits) { return panel_bits == 5 || panel_bits == 6; }
 
 /// Bytes of one (block, chunk) of codes.
@@ -69,8 +69,8 @@ constexpr int64_t ChunkBytes(int panel_bits) {
   return int64_t{kBlockRows} * kChunkK * StoredBits(panel_bits) / 8;
 }
 
-/// Where the high bits of a chunk of split codes begin.
-inline constexpr int64_t kHighOffset = ChunkBytes(4);
+/// Bytes of the vectors that a split row has to itself, which come before those that rows share.
+inline constexpr int64_t kRestOffset = ChunkBytes(4);
 
 /// Bytes of the kept codes of a row of a chunk, which come before the metadata of all rows.
 inline constexpr int64_t kKeptBytes = 32;
