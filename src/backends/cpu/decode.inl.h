@@ -262,19 +262,19 @@ struct RowWords {
 };
 
 /// The value of the code at bit kShift of every lane; unscaled unless `table` is scaled. Lookups in
-/// `table` ignore the bits above the code; the other kinds mask them.
+/// `table` ignore the bits above the code; the other kinds mask them. `origin` is for kOffset: the
+/// number whose mantissa ends in code 0, less the value of that code.
 template <int kBits, Kind kKind, int kShift>
-MARLIN_SIMD_INLINE F RawValue(const PanelView& w, const Table& table, I words) {
+MARLIN_SIMD_INLINE F RawValue(const PanelView& w, const Table& table, F origin, I words) {
   if constexpr (kKind == Kind::kTable) {
     return Lookup<CodeBits(kBits)>(table, ShiftRight<kShift>(words));
   } else if constexpr (kKind == Kind::kOffset) {
     // The code becomes the low bits of a mantissa whose last place is 1: 2^23 + code, or from bit
     // 16 on 2^7 + code. Both differences are exact.
-    constexpr float kBase = kShift == 0 ? 0x1p23f : 0x1p7f;
     constexpr uint32_t kBaseBits = kShift == 0 ? 0x4b000000 : 0x43000000;
     static_assert(kShift == 0 || kShift == 16);
     const I bits = OrAnd(SetWord(kBaseBits), words, SetWord(((1u << kBits) - 1) << kShift));
-    return Sub(AsFloat(bits), Set(kBase - w.table[0]));
+    return Sub(AsFloat(bits), origin);
   } else if constexpr (kKind == Kind::kS8) {
     return ToFloat(ShiftRightSigned<24>(ShiftLeft<24 - kShift>(words)));
   } else if constexpr (kKind == Kind::kU8) {
@@ -385,6 +385,8 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
   constexpr bool kByBytes = kFp8ByBytes<kKind>;
   constexpr Kind kRawKind = kByBytes ? Kind::kBf16 : kKind;
   Table table = LoadTable(w.table);
+  // Loaded once, like the codes.
+  const F origins[2] = {Set(0x1p23f - w.table[0]), Set(0x1p7f - w.table[0])};
   I words[kParts];
   SharedWords<kBits> shared;
   Unroll<4>([&](auto j) __attribute__((always_inline)) {
@@ -411,7 +413,7 @@ __attribute__((always_inline)) static inline void DecodeRow(const PanelView& w,
       for (int part = 0; part < kParts; ++part) {
         const I codes =
             kBits == 32 ? RowWords<kBits>::Load(chunk, row, kJ, part, kParity) : words[part];
-        F value = RawValue<kBits, kRawKind, kShift>(w, table, codes);
+        F value = RawValue<kBits, kRawKind, kShift>(w, table, origins[kParity], codes);
         if constexpr (kScaled && !kFolded) value = scaled(value, part);
         sink(32 * kJ + 16 * kParity + kLanes * part, value);
       }
