@@ -34,7 +34,7 @@ MUTANTS = [
     Mutant("e8m0 of 0 is zero", "decode.inl.h", "0x00400000", "0"),
     Mutant("no global scale", "decode.inl.h", "factor", "1.0f", "Set(factor)"),
     Mutant("scales of the first chunks for all", "decode.inl.h", "first_group", "0",
-           "(block * w.groups + first_group) * 16"),
+           "first = (block * w.groups + first_group) * 16"),
     Mutant("no third part of the 3-bit codes", "decode.inl.h", "Or(second, third)", "second"),
     Mutant("one group's parameters for both halves", "decode.inl.h", "high", "low",
            "SplitSet(values[low], values[high], part)"),
@@ -140,7 +140,7 @@ MUTANTS = [
     Mutant("every chunk dequantized to the first rows", "cpu_backend.cc", "chunk", "0",
            "StoreElement(out, chunk *"),
     Mutant("scales of the first expert for all", "prepared_panels.cc", "expert", "0",
-           "scales_offset_ + expert *"),
+           "base + scales_offset_ + expert *"),
     # W4A8.
     Mutant("int8: no correction for the codes' offset", "unsigned_codes.inl.h", "-offset", "0.0f"),
     Mutant("int8: no correction for the activations' offset", "w4a8_vnni.cc",
