@@ -225,7 +225,7 @@ TEST(CaseName, GivesTheCaseBack) {
 
 TEST(CaseName, RefusesWhatItDoesNotUnderstand) {
   for (const char* name : {"", "gemm", "gemm/u4/cpu/k/m1_n1_k1_g1/fp16/f32_f32/none/lattice",
-                           "gemm/u5/cpu/k/m1_n1_k1_g1/fp16/f32_f32/none/lattice/seed1",
+                           "gemm/u7/cpu/k/m1_n1_k1_g1/fp16/f32_f32/none/lattice/seed1",
                            "gemm/u4/gpu/k/m1_n1_k1_g1/fp16/f32_f32/none/lattice/seed1",
                            "gemm/u4/cpu/k/m-1_n1_k1_g1/fp16/f32_f32/none/lattice/seed1",
                            "gemm/u4/cpu/k/m1_n1_k1/fp16/f32_f32/none/lattice/seed1",
