@@ -16,7 +16,6 @@
 #include "backends/metal/foreign_product.h"
 #include "backends/metal/self_test.h"
 #include "core.h"
-#include "marlin/layout.h"
 #include "strips_product.h"
 
 namespace marlin::python {
@@ -236,7 +235,7 @@ void BindMetal(nb::module_& module) {
                                        "weights: strips have no permutation; take sorted_rows"));
             }
             const nb::gil_scoped_release released;
-            new (self) MetalStrips{Take(metal::PrepareForeign(Take(Expand24(weights))))};
+            new (self) MetalStrips{Take(metal::PrepareForeign(weights))};
           },
           nb::arg("weights"))
       .def_prop_ro("k", [](const MetalStrips& w) { return w.strips->spec.k; })

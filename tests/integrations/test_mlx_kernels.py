@@ -70,6 +70,18 @@ def test_formats(simulator: Any, format: str) -> None:
         check(simulator, quantized(format, 200, 44), rows(m, 200))
 
 
+def test_two_levels_of_scales(simulator: Any) -> None:
+    rng, parts = np.random.default_rng(6), _core.WeightsParts()
+    parts.format, parts.k, parts.n, parts.group_size, parts.super_group_size = "u5", 192, 44, 32, 64
+    parts.codes = rng.integers(0, 2**32, (30, 44), np.uint32)
+    parts.scales = rng.integers(-128, 128, (6, 44)).astype(np.int8)
+    parts.biases = rng.integers(-128, 128, (6, 44)).astype(np.int8)
+    parts.super_scales = rng.standard_normal((3, 44)).astype(np.float16)
+    parts.super_biases = rng.standard_normal((3, 44)).astype(np.float16)
+    for m in (1, 20):
+        check(simulator, mm.QuantizedWeights.from_parts(parts), rows(m, 192))
+
+
 def test_permutation(simulator: Any) -> None:
     order = np.random.default_rng(5).permutation(200)
     sorted_rows = quantized("u4", 200, 44)

@@ -8,6 +8,7 @@
 #include "backends/metal/kernel_text.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
+#include "layout/plain_weights.h"
 #include "plan/select.h"
 
 namespace marlin::metal {
@@ -88,8 +89,13 @@ Result<std::vector<std::pair<std::string, int>>> Distinctions(const FunctionCons
 
 Result<std::shared_ptr<PreparedStrips>> PrepareForeign(const QuantizedWeights& weights) {
   MARLIN_RETURN_IF_ERROR(Validate(weights));
+  // In the form that strips have, as Backend::TakenSpec says where a backend prepares them.
+  WeightsSpec plain = FlatSpec(weights.spec);
+  plain.sparsity = Sparsity::kDense;
+  plain.format = WiderFormat(plain.format);
+  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights taken, ConvertTo(plain, weights));
   ThreadPool pool(0);
-  return PreparedStrips::Make(weights, nullptr, std::make_shared<HostMemory>(), pool);
+  return PreparedStrips::Make(taken, nullptr, std::make_shared<HostMemory>(), pool);
 }
 
 Result<ForeignKernel> DescribeForeign(const KernelLaunch& launch) {

@@ -15,8 +15,9 @@
 
 namespace marlin::metal {
 
-/// Weights in the layout of the Metal kernels, in host memory and without a device. Errors:
-/// kInvalidArgument, kOutOfMemory.
+/// Weights in the layout of the Metal kernels, in host memory and without a device; 2:4 weights,
+/// codes of 5 and 6 bits and two levels of scales are made plain. Errors: kInvalidArgument,
+/// kOutOfMemory.
 Result<std::shared_ptr<PreparedStrips>> PrepareForeign(const QuantizedWeights& weights);
 
 /// A GEMM of `m` contiguous rows of A.
