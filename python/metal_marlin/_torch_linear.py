@@ -198,7 +198,7 @@ class MarlinStack(nn.Module):
         stored = torch.int8 if super_group_size else scales
         self._add("scales", True, (*front, groups, out_features), stored)
         self._add("zeros", zeros, (*front, groups, out_features), _SCALE_TYPES[zero_type])
-        bias_type = stored if stored == torch.int8 or scales.itemsize > 1 else torch.float16
+        bias_type = stored if super_group_size or scales.itemsize > 1 else torch.float16
         self._add("qbias", biases, (*front, groups, out_features), bias_type)
         supers = -(-in_features // super_group_size) if super_group_size else 0
         self._add("super_scales", supers > 0, (*front, supers, out_features), scales)

@@ -125,10 +125,8 @@ Status CheckpointConverter::AddModule(const ModuleRecord& record, std::string na
                                       int64_t experts) {
   ForeignModule module;
   module.name = std::move(name);
-  module.spec = record.module.spec;
+  module.spec = PlainSpec(record.module.spec);
   module.spec.experts = experts;
-  module.spec.sparsity = Sparsity::kDense;
-  module.spec = FlatSpec(module.spec);
   module.stacked = record.stacked && writer_.StacksExperts();
   if (module.spec.has_permutation && !writer_.HoldsPermutation()) {
     return InModule(record, Status(Code::kUnsupported, std::string(kNoPermutation)));
@@ -241,9 +239,7 @@ Status CheckpointConverter::Write(TensorWriter* writer, size_t index) {
     loaded_ = nullptr;
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights stored, checkpoint_.Weights(record.module.name));
     // The other programs' formats are dense, with one level of scales.
-    WeightsSpec plain = FlatSpec(stored.spec);
-    plain.sparsity = Sparsity::kDense;
-    MARLIN_ASSIGN_OR_RETURN(weights_, ConvertTo(plain, stored));
+    MARLIN_ASSIGN_OR_RETURN(weights_, ConvertTo(PlainSpec(stored.spec), stored));
     loaded_ = &record;
   }
   UnitSink sink(writer, index);

@@ -84,6 +84,11 @@ WeightsSpec FlatSpec(WeightsSpec spec) {
   return spec;
 }
 
+WeightsSpec PlainSpec(WeightsSpec spec) {
+  spec.sparsity = Sparsity::kDense;
+  return FlatSpec(spec);
+}
+
 Result<QuantizedWeights> FlattenScales(const QuantizedWeights& weights) {
   MARLIN_RETURN_IF_ERROR(Validate(weights));
   const WeightsSpec& spec = weights.spec;

@@ -12,6 +12,9 @@ Format WiderFormat(Format format);
 /// The spec of weights with one level of scales: fp32, unless they have only one already.
 WeightsSpec FlatSpec(WeightsSpec spec);
 
+/// The spec of dense weights with one level of scales, which other programs' formats have.
+WeightsSpec PlainSpec(WeightsSpec spec);
+
 /// Weights with one level of scales, fp32: super scale * scale, rounded once. Weights that have
 /// only one are returned as they are. Errors: those of Validate, kOutOfMemory.
 Result<QuantizedWeights> FlattenScales(const QuantizedWeights& weights);

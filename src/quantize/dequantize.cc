@@ -212,10 +212,8 @@ Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out)
     MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, name, part, false));
   }
   if (out.ElementCount() == 0) return {};
-  WeightsSpec plain = weights.spec;
-  plain.sparsity = Sparsity::kDense;
-  plain.super_group_size = 0;
-  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense, ConvertTo(plain, weights));
+  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense,
+                          ConvertTo(PlainSpec(weights.spec), weights));
   switch (out.dtype()) {
     case DType::kF32:
       return DecodeAll<F32Element>(dense, out);

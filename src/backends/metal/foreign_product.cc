@@ -90,8 +90,7 @@ Result<std::vector<std::pair<std::string, int>>> Distinctions(const FunctionCons
 Result<std::shared_ptr<PreparedStrips>> PrepareForeign(const QuantizedWeights& weights) {
   MARLIN_RETURN_IF_ERROR(Validate(weights));
   // In the form that strips have, as Backend::TakenSpec says where a backend prepares them.
-  WeightsSpec plain = FlatSpec(weights.spec);
-  plain.sparsity = Sparsity::kDense;
+  WeightsSpec plain = PlainSpec(weights.spec);
   plain.format = WiderFormat(plain.format);
   MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights taken, ConvertTo(plain, weights));
   ThreadPool pool(0);

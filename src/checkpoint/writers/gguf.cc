@@ -541,9 +541,8 @@ class GgufExport {
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights stored,
                             checkpoint_.Weights(output.record->module.name));
     const bool two_levels = output.type.quantized() && output.type.format->super_group_size > 0;
-    WeightsSpec plain = two_levels ? stored.spec : FlatSpec(stored.spec);
-    plain.sparsity = Sparsity::kDense;
-    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense, ConvertTo(plain, stored));
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense,
+                            ConvertTo(two_levels ? stored.spec : PlainSpec(stored.spec), stored));
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, Unpermute(dense));
     const int64_t bytes = output.bytes / weights.spec.experts;
     for (int64_t e = 0; e < weights.spec.experts; ++e) {

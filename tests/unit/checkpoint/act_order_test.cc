@@ -108,6 +108,19 @@ void PackPlanes(const std::vector<int>& numbers, int64_t first, int64_t step, in
   }
 }
 
+/// Compares the tensors of the module in two files of GPTQ.
+void ExpectSameTensors(const std::string& a, const std::string& b) {
+  const Checkpoint before = *Checkpoint::Open(a);
+  const Checkpoint after = *Checkpoint::Open(b);
+  for (const char* const suffix : {".qweight", ".qzeros", ".scales", ".g_idx"}) {
+    const TensorView one = *before.Tensor(kName + std::string(suffix));
+    const TensorView other = *after.Tensor(kName + std::string(suffix));
+    ASSERT_EQ(one.ByteCount(), other.ByteCount()) << suffix;
+    EXPECT_EQ(std::memcmp(one.data(), other.data(), static_cast<size_t>(one.ByteCount())), 0)
+        << suffix;
+  }
+}
+
 class ActOrder : public ::testing::Test {
  protected:
   void Write(std::vector<TestTensor> tensors, const Json& quantization) {
@@ -282,14 +295,7 @@ TEST_F(ActOrder, IsImportedInItsOwnSizeAndWrittenBack) {
   ExpectValues(gptq, m.Values(), Format::kU4);
   const Json written = Json::parse(testing::ReadFile(gptq + "/config.json"));
   EXPECT_EQ(written["quantization_config"]["desc_act"], true);
-  const Checkpoint before = *Checkpoint::Open(source());
-  const Checkpoint after = *Checkpoint::Open(gptq);
-  for (const char* const suffix : {".qweight", ".qzeros", ".scales", ".g_idx"}) {
-    const TensorView a = *before.Tensor(kName + std::string(suffix));
-    const TensorView b = *after.Tensor(kName + std::string(suffix));
-    ASSERT_EQ(a.ByteCount(), b.ByteCount()) << suffix;
-    EXPECT_EQ(std::memcmp(a.data(), b.data(), static_cast<size_t>(a.ByteCount())), 0) << suffix;
-  }
+  ExpectSameTensors(source(), gptq);
 
   const std::string dense = directory_ / "dense";
   ASSERT_TRUE(DequantizeCheckpoint(out(), dense, DType::kF32, false).ok());
@@ -317,14 +323,7 @@ TEST_F(ActOrder, PlanesOfBitsAreWrittenBack) {
     options.overwrite = true;
     const auto converted = ConvertCheckpoint(out(), gptq, options);
     ASSERT_TRUE(converted.ok()) << converted.status().message();
-    const Checkpoint before = *Checkpoint::Open(source());
-    const Checkpoint after = *Checkpoint::Open(gptq);
-    for (const char* const suffix : {".qweight", ".qzeros", ".scales", ".g_idx"}) {
-      const TensorView a = *before.Tensor(kName + std::string(suffix));
-      const TensorView b = *after.Tensor(kName + std::string(suffix));
-      ASSERT_EQ(a.ByteCount(), b.ByteCount()) << suffix;
-      EXPECT_EQ(std::memcmp(a.data(), b.data(), static_cast<size_t>(a.ByteCount())), 0) << suffix;
-    }
+    ExpectSameTensors(source(), gptq);
   }
 }
 
