@@ -1,11 +1,13 @@
 // Token sampling: penalties, then greedy, or a draw after temperature, top-k, top-p and min-p. A
-// CTA takes a row.
+// cluster takes a row: one CTA loads 64 bytes per clock from L2, a vocabulary has half a megabyte.
 //
 //   Tokens are ordered by logit, the most likely first, ties by id. top-k and top-p keep a prefix
 //   of that order, which a Cut ends; a draw is the token at which the cumulative weight exceeds a
 //   random number. All three find the token of a cumulative weight: a radix search over the bits of
 //   the logit, with a histogram of weights per level. Weights are integers, so that the order of
 //   the additions does not matter and a seed gives the same tokens on every run.
+#include <cooperative_groups.h>
+
 #include <climits>
 #include <cmath>
 
@@ -17,7 +19,11 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int kThreads = 1024;
+namespace cg = cooperative_groups;
+
+constexpr int kCluster = 8;
+constexpr int kThreads = 256;
+constexpr int kAllThreads = kCluster * kThreads;
 constexpr int kWarps = kThreads / 32;
 constexpr int kDigitBits = 11;  ///< Bits of a level of the radix search.
 constexpr int kBins = 1 << kDigitBits;
@@ -68,14 +74,19 @@ struct Best {
   int bad;                 ///< The lowest id of a NaN or +Inf, or INT_MAX.
 };
 
-/// One row. All functions are called by all threads of the CTA.
+/// One row. All functions are called by all threads of the cluster, with the same arguments.
 class RowSampler {
  public:
   struct Shared {
-    unsigned long long bins[kBins];
+    unsigned long long bins[kBins];    ///< Weights of this CTA's tokens.
+    unsigned long long totals[kBins];  ///< In rank 0: weights of all tokens.
     unsigned long long warp_keys[kWarps];
     int warp_bad[kWarps];
     int warp_sums[kWarps];
+    Best best;               ///< The best of this CTA's tokens.
+    unsigned long long sum;  ///< The weights of this CTA's tokens.
+    int ties;                ///< Ties among this CTA's tokens.
+    // What follows is written to rank 0, and read there.
     unsigned long long found;
     uint32_t digit;
     int id;
@@ -85,12 +96,15 @@ class RowSampler {
       : args_(args),
         row_(row),
         shared_(shared),
+        first_(*cg::this_cluster().map_shared_rank(&shared, 0)),
+        rank_(static_cast<int>(cg::this_cluster().block_rank())),
+        thread_(rank_ * kThreads + static_cast<int>(threadIdx.x)),
         state_(reinterpret_cast<SamplerState*>(args.states + row * args.state_stride)),
         logits_(args.logits + row * args.logits_stride) {}
 
   MARLIN_DEVICE void Run() {
     if (state_->magic != SamplerState::kMagic || state_->vocab != args_.vocab) {
-      if (threadIdx.x == 0) RecordError(args_.errors, ValueError::kSamplerState, row_, args_.vocab);
+      if (thread_ == 0) RecordError(args_.errors, ValueError::kSamplerState, row_, args_.vocab);
       return;
     }
     const SamplingView& options = state_->options;
@@ -98,7 +112,7 @@ class RowSampler {
                  options.frequency_penalty != 0.0f;
     const Best best = FindBest();
     if (best.bad != INT_MAX) {
-      if (threadIdx.x == 0) {
+      if (thread_ == 0) {
         RecordError(args_.errors, ValueError::kLogit, __float_as_uint(LogitAt(best.bad)), best.bad,
                     NamedRow());
       }
@@ -106,13 +120,13 @@ class RowSampler {
     }
     best_ = LogitOf(static_cast<uint32_t>(best.key >> 32));
     if (best_ == -INFINITY) {
-      if (threadIdx.x == 0) RecordError(args_.errors, ValueError::kNoLogit, NamedRow());
+      if (thread_ == 0) RecordError(args_.errors, ValueError::kNoLogit, NamedRow());
       return;
     }
     int drawn = static_cast<int>(~static_cast<uint32_t>(best.key));
+    // Every function ends with the cluster in step: no thread reads counts any more.
     if (options.temperature != 0.0f) drawn = DrawLikely();
-    __syncthreads();
-    if (threadIdx.x != 0) return;
+    if (thread_ != 0) return;
     state_->seen()[drawn] += 2;
     args_.tokens[row_ * args_.tokens_stride] = drawn;
   }
@@ -139,31 +153,39 @@ class RowSampler {
     return logit;
   }
 
-  /// Calls run(logit, id) for the tokens of this thread, whose loads are in flight together.
-  template <typename Run>
+  static MARLIN_DEVICE void Sync() { cg::this_cluster().sync(); }
+  MARLIN_DEVICE const Shared& SharedOf(int rank) const {
+    return *cg::this_cluster().map_shared_rank(&shared_, rank);
+  }
+
+  /// Calls run(logit, id) for the tokens of this thread, ids ascending, whose loads are in flight
+  /// together.
+  template <int kAtOnce, typename Run>
   MARLIN_DEVICE void ForLogits(const Run& run) const {
-    constexpr int kAtOnce = 16;
-    for (int first = static_cast<int>(threadIdx.x); first < args_.vocab;
-         first += kAtOnce * kThreads) {
+    for (int first = thread_; first < args_.vocab; first += kAtOnce * kAllThreads) {
       float logits[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int id = first + i * kThreads;
+        const int id = first + i * kAllThreads;
         logits[i] = id < args_.vocab ? logits_[id] : 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int id = first + i * kThreads;
+        const int id = first + i * kAllThreads;
         if (id < args_.vocab) run(Penalized(logits[i], id), id);
       }
     }
+  }
+
+  static MARLIN_DEVICE Best Better(const Best& a, const Best& b) {
+    return {max(a.key, b.key), min(a.bad, b.bad)};
   }
 
   MARLIN_DEVICE Best FindBest() {
     float largest = -INFINITY;
     int first = INT_MAX;  // The lowest id with that logit: a thread's ids ascend.
     Best best = {0, INT_MAX};
-    ForLogits([&](float logit, int id) {
+    ForLogits<8>([&](float logit, int id) {
       // NaN or +Inf; -Inf masks a token.
       if (!(logit < INFINITY)) best.bad = min(best.bad, id);
       if (logit > largest) {
@@ -175,19 +197,24 @@ class RowSampler {
         static_cast<unsigned long long>(KeyOf(largest)) << 32 | static_cast<uint32_t>(~first);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
-      best.key = max(best.key, __shfl_xor_sync(~0u, best.key, step));
-      best.bad = min(best.bad, __shfl_xor_sync(~0u, best.bad, step));
+      best = Better(best,
+                    {__shfl_xor_sync(~0u, best.key, step), __shfl_xor_sync(~0u, best.bad, step)});
     }
     if (threadIdx.x % 32 == 0) {
       shared_.warp_keys[threadIdx.x / 32] = best.key;
       shared_.warp_bad[threadIdx.x / 32] = best.bad;
     }
     __syncthreads();
-    for (int warp = 0; warp < kWarps; ++warp) {
-      best.key = max(best.key, shared_.warp_keys[warp]);
-      best.bad = min(best.bad, shared_.warp_bad[warp]);
+    if (threadIdx.x == 0) {
+      for (int warp = 0; warp < kWarps; ++warp) {
+        best = Better(best, {shared_.warp_keys[warp], shared_.warp_bad[warp]});
+      }
+      shared_.best = best;
     }
-    __syncthreads();
+    Sync();
+    best = shared_.best;
+    for (int rank = 0; rank < kCluster; ++rank) best = Better(best, SharedOf(rank).best);
+    Sync();
     return best;
   }
 
@@ -220,35 +247,42 @@ class RowSampler {
       return keeps ? WeightOf(key) : 0ULL;
     };
     const unsigned long long total = SumOf(likely);
-    if (threadIdx.x == 0) {
+    if (thread_ == 0) {
       const double uniform = static_cast<double>(NextRandom(state_) >> 11) * 0x1p-53;
-      shared_.found = static_cast<unsigned long long>(uniform * static_cast<double>(total));
+      first_.found = static_cast<unsigned long long>(uniform * static_cast<double>(total));
     }
-    __syncthreads();
-    const unsigned long long target = min(shared_.found, total - 1);
-    __syncthreads();
+    Sync();
+    const unsigned long long target = min(first_.found, total - 1);
+    Sync();
     return Find(target, likely).id;
   }
 
   /// Calls run(key, id) for the tokens of this thread that are kept.
   template <typename Run>
   MARLIN_DEVICE void ForKept(const Run& run) const {
-    for (int id = static_cast<int>(threadIdx.x); id < args_.vocab; id += kThreads) {
-      const uint32_t key = KeyOf(LogitAt(id));
+    ForLogits<4>([&](float logit, int id) {
+      const uint32_t key = KeyOf(logit);
       if (cut_.Keeps(key, id)) run(key, id);
-    }
+    });
   }
 
   template <typename Weight>
   MARLIN_DEVICE unsigned long long SumOf(const Weight& weight_of) {
     unsigned long long sum = 0;
     ForKept([&](uint32_t key, int /*id*/) { sum += weight_of(key); });
-    if (threadIdx.x == 0) shared_.found = 0;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (threadIdx.x % 32 == 0) shared_.warp_keys[threadIdx.x / 32] = sum;
     __syncthreads();
-    atomicAdd(&shared_.found, sum);
-    __syncthreads();
-    sum = shared_.found;
-    __syncthreads();
+    if (threadIdx.x == 0) {
+      sum = 0;
+      for (int warp = 0; warp < kWarps; ++warp) sum += shared_.warp_keys[warp];
+      shared_.sum = sum;
+    }
+    Sync();
+    sum = 0;
+    for (int rank = 0; rank < kCluster; ++rank) sum += SharedOf(rank).sum;
+    Sync();
     return sum;
   }
 
@@ -268,25 +302,31 @@ class RowSampler {
         const uint32_t digit = (key >> shift) & ((1u << (above - shift)) - 1u);
         if (weight != 0) atomicAdd(&shared_.bins[digit], weight);
       });
-      __syncthreads();
-      if (threadIdx.x < 32) FindBin(target);
-      __syncthreads();
-      prefix = prefix << (above - shift) | shared_.digit;
-      target = shared_.found;
-      __syncthreads();
+      Sync();
+      for (int bin = thread_; bin < kBins; bin += kAllThreads) {
+        unsigned long long total = 0;
+        for (int rank = 0; rank < kCluster; ++rank) total += SharedOf(rank).bins[bin];
+        first_.totals[bin] = total;
+      }
+      Sync();
+      if (thread_ < 32) FindBin(target);
+      Sync();
+      prefix = prefix << (above - shift) | first_.digit;
+      target = first_.found;
     }
+    Sync();
     const unsigned long long each = weight_of(prefix);
     return {prefix, TieAt(prefix, static_cast<int>(target / max(each, 1ULL)))};
   }
 
   /// Finds the bin from the top at which the cumulative weight exceeds `target`, and what is left
-  /// of the target in it. One warp.
+  /// of the target in it. The first warp of rank 0.
   MARLIN_DEVICE void FindBin(unsigned long long target) {
     constexpr int kOfLane = kBins / 32;
     const int lane = static_cast<int>(threadIdx.x);
     const int top = kBins - 1 - lane * kOfLane;
     unsigned long long sum = 0;
-    for (int i = 0; i < kOfLane; ++i) sum += shared_.bins[top - i];
+    for (int i = 0; i < kOfLane; ++i) sum += shared_.totals[top - i];
     unsigned long long through = sum;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -296,7 +336,7 @@ class RowSampler {
     unsigned long long before = through - sum;
     if (target < before || target >= through) return;
     for (int i = 0; i < kOfLane; ++i) {
-      const unsigned long long bin = shared_.bins[top - i];
+      const unsigned long long bin = shared_.totals[top - i];
       if (target < before + bin) {
         shared_.digit = static_cast<uint32_t>(top - i);
         shared_.found = target - before;
@@ -308,20 +348,24 @@ class RowSampler {
 
   /// The id of kept token `number` of those with a key, by id. A thread counts adjacent ids.
   MARLIN_DEVICE int TieAt(uint32_t key, int number) {
-    const int each = (args_.vocab + kThreads - 1) / kThreads;
-    const int begin = min(static_cast<int>(threadIdx.x) * each, args_.vocab);
+    const int each = (args_.vocab + kAllThreads - 1) / kAllThreads;
+    const int begin = min(thread_ * each, args_.vocab);
     const int end = min(begin + each, args_.vocab);
     int count = 0;
     for (int id = begin; id < end; ++id) count += Ties(key, id) ? 1 : 0;
-    int left = number - SumBefore(count, shared_.warp_sums);
+    const int before = SumBefore(count, shared_.warp_sums);
+    if (threadIdx.x == kThreads - 1) shared_.ties = before + count;
+    Sync();
+    int left = number - before;
+    for (int rank = 0; rank < rank_; ++rank) left -= SharedOf(rank).ties;
     if (left >= 0 && left < count) {
       for (int id = begin; id < end; ++id) {
-        if (Ties(key, id) && left-- == 0) shared_.id = id;
+        if (Ties(key, id) && left-- == 0) first_.id = id;
       }
     }
-    __syncthreads();
-    const int id = shared_.id;
-    __syncthreads();
+    Sync();
+    const int id = first_.id;
+    Sync();
     return id;
   }
   MARLIN_DEVICE bool Ties(uint32_t key, int id) const {
@@ -331,6 +375,9 @@ class RowSampler {
   const SampleArguments& args_;
   int row_;
   Shared& shared_;
+  Shared& first_;  ///< That of rank 0.
+  int rank_;
+  int thread_;  ///< The number of this thread in the cluster.
   SamplerState* state_;
   const float* logits_;
   bool penalizes_ = false;
@@ -338,12 +385,12 @@ class RowSampler {
   Cut cut_;
 };
 
-/// blockIdx.x: row.
+/// A cluster for each row.
 __global__ void __launch_bounds__(kThreads)
     SampleKernel(const __grid_constant__ SampleArguments args) {
   __shared__ RowSampler::Shared shared;
   EnterChain();
-  RowSampler(args, static_cast<int>(blockIdx.x), shared).Run();
+  RowSampler(args, static_cast<int>(blockIdx.x) / kCluster, shared).Run();
 }
 
 /// One CTA.
@@ -382,8 +429,11 @@ cudaError_t LaunchResetSampler(const ResetArguments& args, cudaStream_t stream) 
 }
 
 cudaError_t LaunchSample(const SampleArguments& args, cudaStream_t stream) {
-  return LaunchInChain(&SampleKernel, dim3(static_cast<unsigned>(args.rows)), kThreads, 0, stream,
-                       args);
+  SampleArguments copy = args;
+  void* parameters[] = {&copy};
+  LaunchSize size = {dim3(static_cast<unsigned>(args.rows * kCluster)), kThreads, 0, true};
+  size.cluster = dim3(kCluster);
+  return Launch(reinterpret_cast<const void*>(&SampleKernel), size, parameters, stream);
 }
 
 }  // namespace marlin::cuda
