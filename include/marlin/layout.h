@@ -85,7 +85,8 @@ enum class ShardAxis : uint8_t {
 /// one group for all of k are cut anywhere, each shard with the same scales; 2:4 weights along k at
 /// multiples of 32. Thread-safe. Errors:
 /// kInvalidArgument with both numbers for an invalid rank, or a dimension that cannot be cut so;
-/// kUnsupported for weights with a permutation along k; those of Validate; kOutOfMemory.
+/// kUnsupported for weights with a permutation along k or Hadamard blocks that the border cuts;
+/// those of Validate; kOutOfMemory.
 Result<QuantizedWeights> Shard(const QuantizedWeights& weights, ShardAxis axis, int64_t rank,
                                int64_t world);
 

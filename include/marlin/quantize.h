@@ -32,6 +32,17 @@ bool NeedsCalibration(QuantizeMethod method);
 /// Finds a method by name. Errors: kInvalidArgument listing the known names.
 Result<QuantizeMethod> ParseQuantizeMethod(std::string_view name);
 
+/// How kRtn rounds scales to powers of two (ScaleType::kE8M0), for the largest magnitude of a group
+/// and the largest value of the format. The other methods search.
+enum class E8M0Rule : uint8_t {
+  kDefault,  ///< kFloor; kCeil for formats whose largest value is a power of two.
+  kFloor,    ///< 2^(floor(log2 magnitude) - floor(log2 value)): OCP MX, GGUF; may saturate.
+  kCeil,     ///< 2^ceil(log2(magnitude / value)): nothing saturates; ModelOpt.
+  kNearest,  ///< 2^round(log2(magnitude / value)): MLX.
+};
+/// "default", "floor", "ceil", "nearest".
+std::string_view E8M0RuleName(E8M0Rule rule);
+
 /// Options of Quantize.
 struct QuantizeOptions {
   Format format = Format::kFp4E2M1;
@@ -44,6 +55,10 @@ struct QuantizeOptions {
   bool fractional_zeros = false;
   /// With k24, two of every four codes along k are kept, as Prune24 does (layout.h).
   Sparsity sparsity = Sparsity::kDense;
+  E8M0Rule e8m0_rule = E8M0Rule::kDefault;
+  /// WeightsSpec::input_hadamard, lowered to the largest power of two that divides k; 0: none.
+  /// Matrices without such a power from 2 on, and experts, have none.
+  int64_t input_hadamard = 0;
   std::vector<float> codebook = {};  ///< [2^bits], replaces the built-in table of codebook formats.
   std::string tensor_name = {};      ///< For error messages.
 };
@@ -72,10 +87,11 @@ Result<QuantizedWeights> Quantize(const TensorView& dense, const QuantizeOptions
 /// version.
 Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out);
 
-/// Weights with a permutation along k in the order of k: fp32 [experts, k, n], of the same values,
-/// because no format of codes holds groups that lie across k. 4 bytes per weight. Other weights are
-/// returned as they are. Thread-safe. Errors: those of Validate, kOutOfMemory.
-Result<QuantizedWeights> Unpermute(const QuantizedWeights& weights);
+/// Weights that transform their input (a permutation along k, input scales, Hadamard blocks) as
+/// plain ones: fp32 [experts, k, n], of the values that Dequantize gives, because no format of
+/// codes holds them. 4 bytes per weight. Other weights are returned as they are. Thread-safe.
+/// Errors: those of Validate, kOutOfMemory.
+Result<QuantizedWeights> FoldInput(const QuantizedWeights& weights);
 
 }  // namespace marlin
 #pragma GCC visibility pop

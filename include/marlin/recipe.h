@@ -56,16 +56,19 @@ struct FormatChoice {
   bool symmetric = false;
   bool fractional_zeros = false;  ///< As QuantizeOptions::fractional_zeros.
   Sparsity sparsity = Sparsity::kDense;
-  /// "keep" or "fp4_e2m1/g128", with "/e8m0", "/sym", "/frac" and "/2:4" appended if not the
-  /// default.
+  E8M0Rule e8m0_rule = E8M0Rule::kDefault;
+  int64_t input_hadamard = 0;  ///< As QuantizeOptions::input_hadamard.
+  /// "keep" or "fp4_e2m1/g128", with "/e8m0", "/ceil", "/sym", "/frac", "/2:4" and "/h128" appended
+  /// if not the default.
   std::string ToString() const;
   /// True if the weights become codes and scales.
   bool quantized() const { return !keep && GetFormatInfo(format).quantized; }
 
   friend bool operator==(const FormatChoice&, const FormatChoice&) = default;
 };
-/// Parses "FORMAT/gN[/SCALE_TYPE][/sym|/frac][/2:4]" (N: a multiple of 16, or K for one group),
-/// "bf16", "fp16", "fp32" or "keep". Errors: kInvalidArgument naming the invalid part.
+/// Parses "FORMAT/gN[/SCALE_TYPE][/floor|/ceil|/nearest][/sym|/frac][/2:4][/hN]" (gN: a multiple of
+/// 16, or K for one group; hN: Hadamard blocks of a power of two), "bf16", "fp16", "fp32" or
+/// "keep". Errors: kInvalidArgument naming the invalid part.
 Result<FormatChoice> ParseFormatChoice(std::string_view text);
 /// Validates a group size. Errors: kInvalidArgument unless it is 0 or a positive multiple of 16.
 Status CheckGroupSize(int64_t group_size);

@@ -57,9 +57,19 @@ struct WeightsSpec {
   /// Row i of the stored matrix, and of its groups, is row permutation[i] of W. Dense quantized
   /// formats.
   bool has_permutation = false;
+  /// W = diag(input_scale) * H * stored matrix, so that A * W is (A * diag(input_scale) * H) *
+  /// stored matrix. Quantized formats.
+  bool has_input_scale = false;
+  /// The size of the blocks of H, which is block diagonal: Hadamard matrices in Sylvester's order
+  /// over sqrt(size), which are their own inverse. A power of two from 2 to 32768 that divides k;
+  /// 0: H is the identity. Not with a permutation.
+  int64_t input_hadamard = 0;
 
   friend bool operator==(const WeightsSpec&, const WeightsSpec&) = default;
 };
+
+/// Whether products with such weights permute, scale or rotate the columns of A first.
+bool TransformsInput(const WeightsSpec& spec);
 
 /// Number of groups along K: ceil(k / group_size), 1 if group_size is not positive; 0 if k is 0.
 int64_t GroupCount(const WeightsSpec& spec);
@@ -74,8 +84,8 @@ int64_t WordsAlongK(const WeightsSpec& spec);
 /// uint32 words of one column of 2:4 metadata: ceil(k / 32).
 int64_t MetadataWordsAlongK(int64_t k);
 
-/// Bytes of codes, metadata, scales, super scales, zeros, biases, global scale, permutation and
-/// codebook of all experts; INT64_MAX for negative sizes and on overflow.
+/// Bytes of codes, metadata, scales, super scales, zeros, biases, global scale, permutation,
+/// input scale and codebook of all experts; INT64_MAX for negative sizes and on overflow.
 int64_t StoredBytes(const WeightsSpec& spec);
 
 /// 8 * StoredBytes / number of weights; 0 for an empty matrix.
@@ -100,17 +110,18 @@ struct QuantizedWeights {
   TensorView metadata;
   /// i32 [experts, k] when spec.has_permutation: which k of W each stored row is, every k once.
   TensorView permutation;
+  TensorView input_scale;  ///< f32 [experts, k], finite, when spec.has_input_scale, in W's order.
   std::vector<float> codebook;  ///< [2^bits] for codebook formats; empty: the built-in table.
   std::shared_ptr<const void> owner;
 };
 
-/// Checks that the views have the types and shapes of the spec, that scales, zeros, biases and
-/// codebook are finite, and products of two levels of them, that a global scale which divides
-/// leaves scales finite, and that no code decodes to NaN or infinity; for 2:4 also that every
-/// nibble of the metadata is one of 4, 8, 9, 12, 13 and 14, and that a code has the value 0; that a
-/// permutation names every k once. Errors: kInvalidArgument with both shapes, kMalformedFile with
-/// the position of non-finite content, of an invalid nibble or of a k that is out of range or
-/// repeated.
+/// Checks that the views have the types and shapes of the spec, that scales, zeros, biases,
+/// input scales and codebook are finite, and products of two levels of them, that a global scale
+/// which divides leaves scales finite, and that no code decodes to NaN or infinity; for 2:4 also
+/// that every nibble of the metadata is one of 4, 8, 9, 12, 13 and 14, and that a code has the
+/// value 0; that a permutation names every k once. Errors: kInvalidArgument with both shapes,
+/// kMalformedFile with the position of non-finite content, of an invalid nibble or of a k that is
+/// out of range or repeated.
 Status Validate(const QuantizedWeights& weights);
 
 /// The element type of an unquantized format: bf16, f16 or f32.

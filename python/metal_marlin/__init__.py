@@ -46,7 +46,7 @@ from .linear import (
     shard,
     sparse_linear,
     unpack_weights,
-    unpermute,
+    fold_input,
 )
 from .models import (
     Model,
@@ -113,5 +113,5 @@ __all__ = [
     "sparse_linear",
     "supported_model_types",
     "unpack_weights",
-    "unpermute",
+    "fold_input",
 ]

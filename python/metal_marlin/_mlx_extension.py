@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _core, linear
 from ._core import QuantizedWeights
-from ._mlx_kernels import Gathered, check_input, self_test
+from ._mlx_kernels import InputTransform, check_input, self_test
 from .errors import InvalidArgumentError
 from .moe import MarlinMoE
 
@@ -58,7 +58,7 @@ def _cpu_weights(module: Any, weights: QuantizedWeights) -> Any:
 
 
 def _metal_weights(module: Any, weights: QuantizedWeights) -> Any:
-    strips = _core.MetalStrips(_core.sorted_rows(weights))
+    strips = _core.MetalStrips(_core.stored_rows(weights))
     parts = {name: mx.array(part) for name, part in strips.take_arrays().items()}
     mx.eval(parts)
     names = ("codes", "scales", "extras", "table")
@@ -94,7 +94,7 @@ class ExtensionWeights:
         make = _metal_weights if device == "gpu" else _cpu_weights
         self._weights = make(module, weights)
         # The CPU's weights gather x themselves.
-        self._gather = Gathered(weights) if device == "gpu" else None
+        self._transform = InputTransform(weights) if device == "gpu" else None
         self.k, self.n, self.experts = weights.k, weights.n, weights.experts
 
     @property
@@ -110,7 +110,7 @@ class ExtensionWeights:
         check_input(x, self.k)
         if not 0 <= expert < self.experts:
             raise InvalidArgumentError(f"expert: expected 0 to {self.experts - 1}, got {expert}")
-        rows = x if self._gather is None else self._gather(x, expert)
+        rows = x if self._transform is None else self._transform(x, expert)
         return self._weights.matmul(rows, bias, expert)
 
 

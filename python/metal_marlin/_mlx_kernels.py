@@ -103,17 +103,31 @@ def self_test() -> dict[str, Any]:
     return dict(_core.metal_self_test(run))
 
 
-class Gathered:
-    """The columns of x in the order of weights with a permutation, which kernels do not read."""
+class InputTransform:
+    """The columns of x as weights with an input transform read them, which kernels do not."""
 
     def __init__(self, weights: QuantizedWeights) -> None:
-        self._orders: list[mx.array] = []
-        if weights.permutation is not None:
-            rows = np.asarray(weights.permutation).reshape(weights.experts, weights.k)
-            self._orders = [mx.array(row) for row in rows]
-            mx.eval(self._orders)
+        self._orders = self._rows(weights, weights.permutation)
+        self._scales = self._rows(weights, weights.input_scale)
+        self._hadamard = weights.input_hadamard
+
+    @staticmethod
+    def _rows(weights: QuantizedWeights, part: Any) -> list[mx.array]:
+        if part is None:
+            return []
+        rows = [mx.array(row) for row in np.asarray(part).reshape(weights.experts, weights.k)]
+        mx.eval(rows)
+        return rows
 
     def __call__(self, x: mx.array, expert: int) -> mx.array:
+        if self._scales or self._hadamard:
+            wide = x.astype(mx.float32)
+            if self._scales:
+                wide = wide * self._scales[expert]
+            if self._hadamard:
+                blocks = wide.reshape(*wide.shape[:-1], -1, self._hadamard)
+                wide = mx.hadamard_transform(blocks).reshape(wide.shape)
+            x = wide.astype(x.dtype)
         return mx.take(x, self._orders[expert], axis=-1) if self._orders else x
 
 
@@ -126,8 +140,8 @@ class MetalWeights:
         if "known_fragments" not in device:
             device["known_fragments"] = self_test()["known_fragments"]
         self._device = device
-        self._gather = Gathered(weights)
-        self._strips = _core.MetalStrips(_core.sorted_rows(weights))
+        self._transform = InputTransform(weights)
+        self._strips = _core.MetalStrips(_core.stored_rows(weights))
         parts = self._strips.take_arrays()
         self._parts = {name: mx.array(part) for name, part in parts.items()}
         if weights.experts == 1:
@@ -176,7 +190,7 @@ class MetalWeights:
             **self._device,
         )
         arrays = {name: _row(part, expert) for name, part in self._parts.items()}
-        arrays["input"] = _at_least(self._gather(x, expert))
+        arrays["input"] = _at_least(self._transform(x, expert))
         if bias is not None:
             arrays["bias"] = _at_least(bias)
         out = x

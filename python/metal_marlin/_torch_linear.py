@@ -144,6 +144,8 @@ def parts_of(weights: _core.QuantizedWeights) -> dict[str, Any]:
         "global_scale_divides": weights.global_scale_divides,
         "sparsity": weights.sparsity,
         "permutation": weights.permutation is not None,
+        "input_scale": weights.input_scale is not None,
+        "input_hadamard": weights.input_hadamard,
         "super_group_size": weights.super_group_size,
     }
 
@@ -153,8 +155,9 @@ class MarlinStack(nn.Module):
 
     Buffers: qweight uint32 [words, out]; metadata uint32 [in / 32, out] for 2:4; scales, zeros,
     qbias [groups, out], int8 below super_scales and super_qbias [super groups, out]; global_scale
-    [experts]; permutation int32 [in] for act-order; codebook [2^bits]; with several experts, they
-    come first. They stay in host memory: a GPU only holds the prepared form.
+    [experts]; permutation int32 [in] for act-order; input_scale float32 [in]; codebook [2^bits];
+    with several experts, they come first. They stay in host memory: a GPU only holds the prepared
+    form.
     """
 
     _device = HOST
@@ -178,6 +181,8 @@ class MarlinStack(nn.Module):
         global_scale_divides: bool = False,
         sparsity: str = "dense",
         permutation: bool = False,
+        input_scale: bool = False,
+        input_hadamard: int = 0,
         super_group_size: int = 0,
     ) -> None:
         super().__init__()
@@ -187,7 +192,7 @@ class MarlinStack(nn.Module):
         self.group_size = group_size if group_size > 0 else max(in_features, 1)
         self.zero_type, self.global_scale_divides = zero_type, global_scale_divides
         self.stacked = stacked or experts > 1
-        self.super_group_size = super_group_size
+        self.super_group_size, self.input_hadamard = super_group_size, input_hadamard
         words = _core.words_along_k(format, in_features, sparsity != "dense")
         runs = -(-in_features // 32)
         groups = -(-in_features // self.group_size)
@@ -205,6 +210,7 @@ class MarlinStack(nn.Module):
         self._add("super_qbias", supers > 0 and biases, (*front, supers, out_features), scales)
         self._add("global_scale", global_scale, (experts,), torch.float32)
         self._add("permutation", permutation, (*front, in_features), torch.int32)
+        self._add("input_scale", input_scale, (*front, in_features), torch.float32)
         book = _CODEBOOK_BITS.get(format)
         self._add("codebook", book is not None, (1 << (book or 0),), torch.float32)
 
@@ -257,6 +263,8 @@ class MarlinStack(nn.Module):
             global_scale=array(self.global_scale),
             global_scale_divides=self.global_scale_divides,
             permutation=array(self.permutation),
+            input_scale=array(self.input_scale),
+            input_hadamard=self.input_hadamard,
             super_group_size=self.super_group_size,
             super_scales=array(self.super_scales),
             super_biases=array(self.super_qbias),
@@ -274,6 +282,7 @@ class MarlinStack(nn.Module):
             "qbias": weights.biases,
             "global_scale": weights.global_scale,
             "permutation": weights.permutation,
+            "input_scale": weights.input_scale,
             "super_scales": weights.super_scales,
             "super_qbias": weights.super_biases,
         }

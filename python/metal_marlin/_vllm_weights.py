@@ -18,7 +18,7 @@ from . import _core
 from ._core import EXPERT_PROJECTIONS, FUSED_EXPERT_PROJECTIONS, Checkpoint, QuantizedWeights
 from ._torch_quantize import as_weights
 from .errors import InvalidArgumentError, MalformedFileError, MarlinError, UnsupportedError
-from .linear import shard, unpermute
+from .linear import shard, fold_input
 from .moe import prepare_experts
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -339,7 +339,7 @@ def _shard(
     try:
         if axis == "k" and world > 1:
             # The groups of act-order lie across the shards.
-            weights = unpermute(weights)
+            weights = fold_input(weights)
         return shard(weights, axis, rank, world)
     except MarlinError as error:
         raise type(error)(f"{path}: {error}") from None

@@ -109,10 +109,10 @@ def expand(weights: QuantizedWeights) -> QuantizedWeights:
     return call(_core.expand, weights)
 
 
-def unpermute(weights: QuantizedWeights) -> QuantizedWeights:
-    """Weights with a permutation along K (act-order) in the order of K: float32 [K, N] of the same
-    values, 4 bytes each. Other weights are returned as they are."""
-    return call(_core.unpermute, weights)
+def fold_input(weights: QuantizedWeights) -> QuantizedWeights:
+    """Weights with an input transform (act-order, input scales, Hadamard blocks) as plain float32
+    [K, N] of the same values, 4 bytes each. Other weights are returned as they are."""
+    return call(_core.fold_input, weights)
 
 
 def pack_sparse_fp4(weight: Any, group_size: int = 32) -> tuple[Any, Any, Any]:

@@ -30,7 +30,7 @@ from ._arrays import (
 )
 from ._core import Device, ExpertSet, PreparedWeights, QuantizedWeights, take_columns
 from .errors import InvalidArgumentError
-from .linear import default_device, open_device, pack_weights, prepare, unpermute
+from .linear import default_device, open_device, pack_weights, prepare, fold_input
 
 ACTIVATIONS = ("silu", "gelu_tanh", "relu", "none")
 
@@ -69,7 +69,7 @@ def _ready(name: str, weights: Any, device: Device) -> PreparedWeights:
             f"{name}: expected weights of pack_weights or prepare, got {type(weights).__name__}"
         )
     # Experts share gathered rows, and have no permutation of their own.
-    return prepare(unpermute(weights), device)
+    return prepare(fold_input(weights), device)
 
 
 def check_set(experts: Any) -> None:

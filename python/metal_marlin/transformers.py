@@ -67,6 +67,8 @@ def _parts(module: dict[str, Any]) -> dict[str, Any]:
         "global_scale_divides": module.get("global_scale_divides", False),
         "sparsity": module.get("sparsity", "dense"),
         "permutation": module.get("permutation", False),
+        "input_scale": module.get("input_scale", False),
+        "input_hadamard": module.get("input_hadamard", 0),
         "super_group_size": module.get("super_group_size", 0),
     }
 

@@ -281,6 +281,8 @@ nb::list ModulesOf(const Checkpoint& checkpoint) {
     row["global_scale_divides"] = module.spec.global_scale_divides;
     row["sparsity"] = std::string(SparsityName(module.spec.sparsity));
     row["permutation"] = module.spec.has_permutation;
+    row["input_scale"] = module.spec.has_input_scale;
+    row["input_hadamard"] = module.spec.input_hadamard;
     row["super_group_size"] = module.spec.super_group_size;
     row["layer_class"] = std::string(LayerClassName(module.layer_class));
     modules.append(row);

@@ -230,9 +230,9 @@ void BindMetal(nb::module_& module) {
       .def(
           "__init__",
           [](MetalStrips* self, const QuantizedWeights& weights) {
-            if (weights.spec.has_permutation) {
-              throw StatusError(Status(Code::kUnsupported,
-                                       "weights: strips have no permutation; take sorted_rows"));
+            if (TransformsInput(weights.spec)) {
+              throw StatusError(Status(
+                  Code::kUnsupported, "weights: strips have no input transform; take stored_rows"));
             }
             const nb::gil_scoped_release released;
             new (self) MetalStrips{Take(metal::PrepareForeign(weights))};

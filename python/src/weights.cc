@@ -63,6 +63,8 @@ struct WeightsParts {
   bool global_scale_divides = false;
   nb::object metadata = nb::none();
   nb::object permutation = nb::none();
+  nb::object input_scale = nb::none();
+  int64_t input_hadamard = 0;
   int64_t super_group_size = 0;
   nb::object super_scales = nb::none();
   nb::object super_biases = nb::none();
@@ -92,6 +94,8 @@ QuantizedWeights FromParts(const WeightsParts& parts) {
   spec.global_scale_divides = parts.global_scale_divides;
   spec.sparsity = parts.metadata.is_none() ? Sparsity::kDense : Sparsity::k24;
   spec.has_permutation = !parts.permutation.is_none();
+  spec.has_input_scale = !parts.input_scale.is_none();
+  spec.input_hadamard = parts.input_hadamard;
   spec.super_group_size = parts.super_group_size;
   if (spec.has_zeros) spec.zero_type = Take(ParseScaleType(parts.zero_type));
   WeightsBuffer buffer = Take(AllocateWeights(spec));
@@ -105,6 +109,8 @@ QuantizedWeights FromParts(const WeightsParts& parts) {
            buffer.metadata);
   CopyPart("permutation", ArrayOf("permutation", parts.permutation), buffer.weights.permutation,
            buffer.permutation);
+  CopyPart("input_scale", ArrayOf("input_scale", parts.input_scale), buffer.weights.input_scale,
+           buffer.input_scale);
   CopyPart("super_scales", ArrayOf("super_scales", parts.super_scales), buffer.weights.super_scales,
            buffer.super_scales);
   CopyPart("super_biases", ArrayOf("super_biases", parts.super_biases), buffer.weights.super_biases,
@@ -123,7 +129,9 @@ nb::object Part(nb::handle self, const TensorView QuantizedWeights::*part) {
   if (weights.spec.experts == 1 && view.rank() == 3) {
     view = TensorView(view.data(), view.dtype(), {view.dim(1), view.dim(2)});
   }
-  if (weights.spec.experts == 1 && view.rank() == 2 && part == &QuantizedWeights::permutation) {
+  const bool of_rows =
+      part == &QuantizedWeights::permutation || part == &QuantizedWeights::input_scale;
+  if (weights.spec.experts == 1 && view.rank() == 2 && of_rows) {
     view = TensorView(view.data(), view.dtype(), {view.dim(1)});
   }
   return ToNumPy(view, self);
@@ -172,16 +180,19 @@ QuantizedWeights PruneArray(const QuantizedWeights& weights, const std::vector<f
   return Take(Prune24(weights, importance));
 }
 
-/// The stored rows without the permutation, for callers that permute activations themselves.
-QuantizedWeights SortedRows(QuantizedWeights weights) {
+/// The stored rows without the input transform, for callers that transform activations themselves.
+QuantizedWeights StoredRows(QuantizedWeights weights) {
   weights.spec.has_permutation = false;
   weights.permutation = TensorView();
+  weights.spec.has_input_scale = false;
+  weights.input_scale = TensorView();
+  weights.spec.input_hadamard = 0;
   return weights;
 }
 
-QuantizedWeights UnpermuteArray(const QuantizedWeights& weights) {
+QuantizedWeights FoldInputArray(const QuantizedWeights& weights) {
   const nb::gil_scoped_release released;
-  return Take(Unpermute(weights));
+  return Take(FoldInput(weights));
 }
 
 QuantizedWeights ExpandArray(const QuantizedWeights& weights) {
@@ -199,9 +210,10 @@ void BindFunctions(nb::module_& module) {
              "Writes the weights to out, [k, n] or [experts, k, n].");
   module.def("prune", &PruneArray, nb::arg("weights"), nb::arg("importance"));
   module.def("expand", &ExpandArray, nb::arg("weights"));
-  module.def("unpermute", &UnpermuteArray, nb::arg("weights"));
-  module.def("sorted_rows", &SortedRows, nb::arg("weights"),
-             "The stored rows: their products take the columns of x in the permutation's order.");
+  module.def("fold_input", &FoldInputArray, nb::arg("weights"));
+  module.def("stored_rows", &StoredRows, nb::arg("weights"),
+             "The stored rows: their products take the columns of x times input_scale and Hadamard "
+             "blocks, in the permutation's order.");
   module.def("shard", &ShardOf, nb::arg("weights"), nb::arg("axis"), nb::arg("rank"),
              nb::arg("world"));
   module.def(
@@ -247,6 +259,8 @@ void BindWeights(nb::module_& module) {
       .def_rw("global_scale_divides", &WeightsParts::global_scale_divides)
       .def_rw("metadata", &WeightsParts::metadata)
       .def_rw("permutation", &WeightsParts::permutation)
+      .def_rw("input_scale", &WeightsParts::input_scale)
+      .def_rw("input_hadamard", &WeightsParts::input_hadamard)
       .def_rw("super_group_size", &WeightsParts::super_group_size)
       .def_rw("super_scales", &WeightsParts::super_scales)
       .def_rw("super_biases", &WeightsParts::super_biases)
@@ -284,6 +298,11 @@ void BindWeights(nb::module_& module) {
                    "uint32 [ceil(k / 32), n], or None for dense weights.")
       .def_prop_ro("permutation", &PartOf<&QuantizedWeights::permutation>,
                    "int32 [k]: row i of the stored matrix is row permutation[i] of W; or None.")
+      .def_prop_ro("input_scale", &PartOf<&QuantizedWeights::input_scale>,
+                   "float32 [k]: products multiply the columns of x with it first; or None.")
+      .def_prop_ro(
+          "input_hadamard", [](const QuantizedWeights& w) { return w.spec.input_hadamard; },
+          "The size of the Hadamard blocks that the columns of x are rotated by; 0: none.")
       .def_prop_ro(
           "super_group_size", [](const QuantizedWeights& w) { return w.spec.super_group_size; },
           "Rows that share a super scale: scale = super scale * int8; 0: one level.")

@@ -175,12 +175,12 @@ int64_t marlin_weights_bytes(const marlin_weights* weights) {
   return weights == nullptr ? 0 : StoredBytes(weights->weights.spec);
 }
 
-marlin_code marlin_unpermute(const marlin_weights* weights, marlin_weights** unpermuted) {
-  if (unpermuted != nullptr) *unpermuted = nullptr;
+marlin_code marlin_fold_input(const marlin_weights* weights, marlin_weights** folded) {
+  if (folded != nullptr) *folded = nullptr;
   return Guarded([&]() -> Status {
     MARLIN_NEED(weights);
-    MARLIN_NEED(unpermuted);
-    return Give(Unpermute(weights->weights), unpermuted);
+    MARLIN_NEED(folded);
+    return Give(FoldInput(weights->weights), folded);
   });
 }
 

@@ -21,9 +21,9 @@ Status UnknownName(const Checkpoint::Impl& impl, std::string_view what, const st
 // Rewrites an error of Validate, which names a part, to name the part's tensor.
 Status NameTensor(const Checkpoint::Impl& impl, const ModuleRecord& record, const Status& error) {
   // In the order of ModulePart.
-  constexpr std::array<std::string_view, 10> kPartNames = {
-      "codes",    "scales",   "zeros",       "biases",       "global_scale",
-      "codebook", "metadata", "permutation", "super_scales", "super_biases"};
+  constexpr std::array<std::string_view, 11> kPartNames = {
+      "codes",    "scales",      "zeros",       "biases",       "global_scale", "codebook",
+      "metadata", "permutation", "input_scale", "super_scales", "super_biases"};
   static_assert(kPartNames.size() == static_cast<size_t>(ModulePart::kSuperBiases) + 1);
   // The spec was checked at opening: any error that Validate still finds is in the content.
   const Code code = error.code() == Code::kOutOfMemory ? error.code() : Code::kMalformedFile;

@@ -31,6 +31,8 @@ constexpr std::string_view kWeightSuffix = ".weight";
 constexpr std::string_view kWildcard = ".*.";
 constexpr std::string_view kNoPermutation =
     "its groups lie across k (act-order), which only gptq, plain and, as F32, gguf hold";
+constexpr std::string_view kNoInputTransform =
+    "its products scale or rotate their inputs, which only plain and, as F32, gguf hold";
 
 /// A row of writers.def; `make` or `write` is set.
 struct Writer {
@@ -130,6 +132,9 @@ Status CheckpointConverter::AddModule(const ModuleRecord& record, std::string na
   module.stacked = record.stacked && writer_.StacksExperts();
   if (module.spec.has_permutation && !writer_.HoldsPermutation()) {
     return InModule(record, Status(Code::kUnsupported, std::string(kNoPermutation)));
+  }
+  if (module.spec.has_input_scale || module.spec.input_hadamard > 0) {
+    return InModule(record, Status(Code::kUnsupported, std::string(kNoInputTransform)));
   }
   ConvertUnit unit;
   unit.record = &record;

@@ -151,6 +151,8 @@ std::string Formats(const ModelCard& card) {
     if (spec.sparsity != Sparsity::kDense)
       format += fmt::format("/{}", SparsityName(spec.sparsity));
     if (spec.has_permutation) format += "/permuted";
+    if (spec.has_input_scale) format += "/scaled";
+    if (spec.input_hadamard > 0) format += fmt::format("/h{}", spec.input_hadamard);
     if (spec.super_group_size > 0) format += fmt::format("/super{}", spec.super_group_size);
     Group& group = groups[{format, std::string(ScaleTypeName(spec.scale_type)), module.values}];
     ++group.modules;

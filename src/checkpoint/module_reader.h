@@ -51,6 +51,7 @@ enum class ModulePart : uint8_t {
   kCodebook,
   kMetadata,
   kPermutation,
+  kInputScale,
   kSuperScales,
   kSuperBiases,
 };

@@ -10,7 +10,7 @@
 #include "checkpoint/checksum.h"
 #include "checkpoint/io.h"
 #include "checkpoint/object_reader.h"
-#include "layout/permutation.h"
+#include "layout/input_transform.h"
 #include "layout/weights_buffer.h"
 #include "layout/weights_shapes.h"
 
@@ -47,6 +47,10 @@ Json ModuleJson(const ModuleRecord& record, int version) {
     json["global_scale_divides"] = spec.global_scale_divides;
     if (spec.sparsity != Sparsity::kDense) json["sparsity"] = SparsityName(spec.sparsity);
     if (spec.has_permutation) json["permutation"] = true;
+    if (spec.has_input_scale) json["input_scale"] = true;
+    if (spec.input_hadamard > 0) {
+      json["input_hadamard"] = static_cast<uint64_t>(spec.input_hadamard);
+    }
     if (spec.super_group_size > 0) {
       json["super_group_size"] = static_cast<uint64_t>(spec.super_group_size);
     }
@@ -93,7 +97,7 @@ Status ParseFlags(ObjectReader& reader, WeightsSpec* spec) {
   return {};
 }
 
-/// The keys that version 2 added; those of sparsity, permutation and super scales only where a
+/// The keys that version 2 added; those of sparsity, input transforms and super scales only where a
 /// module has them.
 Status ParseAddedKeys(ObjectReader& reader, int64_t version, const Json& json, WeightsSpec* spec) {
   if (version >= 2) {
@@ -111,11 +115,18 @@ Status ParseAddedKeys(ObjectReader& reader, int64_t version, const Json& json, W
     if (json.contains("permutation")) {
       MARLIN_ASSIGN_OR_RETURN(spec->has_permutation, reader.TakeBool("permutation"));
     }
+    if (json.contains("input_scale")) {
+      MARLIN_ASSIGN_OR_RETURN(spec->has_input_scale, reader.TakeBool("input_scale"));
+    }
+    if (json.contains("input_hadamard")) {
+      MARLIN_ASSIGN_OR_RETURN(spec->input_hadamard, reader.TakeDimension("input_hadamard"));
+      if (spec->input_hadamard < 1) return reader.Fail("\"input_hadamard\": 0");
+    }
     if (json.contains("super_group_size")) {
       MARLIN_ASSIGN_OR_RETURN(spec->super_group_size, reader.TakeDimension("super_group_size"));
       if (spec->super_group_size < 1) return reader.Fail("\"super_group_size\": 0");
     }
-    for (const Status& possible : {CheckMayBePermuted(*spec), CheckSuperGroups(*spec)}) {
+    for (const Status& possible : {CheckInputTransform(*spec), CheckSuperGroups(*spec)}) {
       if (!possible.ok()) return reader.Fail(possible.message());
     }
   }
@@ -224,6 +235,10 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record) {
     const Shape rows = record.stacked ? Shape{spec.experts, spec.k} : Shape{spec.k};
     add(ModulePart::kPermutation, ".permutation", DType::kI32, rows);
   }
+  if (spec.has_input_scale) {
+    const Shape rows = record.stacked ? Shape{spec.experts, spec.k} : Shape{spec.k};
+    add(ModulePart::kInputScale, ".input_scale", DType::kF32, rows);
+  }
   const FormatInfo& info = GetFormatInfo(spec.format);
   if (info.has_codebook) {
     add(ModulePart::kCodebook, ".codebook", DType::kF32, {int64_t{1} << info.bits});
@@ -247,6 +262,8 @@ const TensorView* PartView(const QuantizedWeights& weights, ModulePart part) {
       return &weights.metadata;
     case ModulePart::kPermutation:
       return &weights.permutation;
+    case ModulePart::kInputScale:
+      return &weights.input_scale;
     case ModulePart::kSuperScales:
       return &weights.super_scales;
     case ModulePart::kSuperBiases:
@@ -262,7 +279,7 @@ int OldestVersionOf(const WeightsSpec& spec) {
   const bool added = spec.format == Format::kU8 || (spec.format == Format::kS8 && spec.has_zeros) ||
                      bits == 5 || bits == 6 || spec.zero_type != ScaleType::kF16 ||
                      spec.global_scale_divides || spec.sparsity != Sparsity::kDense ||
-                     spec.has_permutation || spec.super_group_size > 0;
+                     TransformsInput(spec) || spec.super_group_size > 0;
   return added ? 2 : 1;
 }
 

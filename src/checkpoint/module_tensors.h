@@ -48,7 +48,7 @@ struct QuantizationConfig {
 };
 
 /// The oldest version that holds a module: 2 for u8, zeros of s8, zeros that are not fp16, a
-/// global scale that divides, 2:4 and a permutation.
+/// global scale that divides, 2:4 and input transforms.
 int OldestVersionOf(const WeightsSpec& spec);
 
 /// Checksum of the compact text of a "quantization_config" without its "checksum".

@@ -106,6 +106,10 @@ Status Planner::AddCast(const Candidate& candidate) {
   return {};
 }
 
+bool CompensatesErrors(QuantizeMethod method) {
+  return method == QuantizeMethod::kGptq || method == QuantizeMethod::kAwqGptq;
+}
+
 Status Planner::AddModule(const Candidate& first, const std::string& name,
                           std::vector<size_t> sources, bool stacked) {
   const TensorInfo& info = Info(first.tensor);
@@ -128,6 +132,12 @@ Status Planner::AddModule(const Candidate& first, const std::string& name,
   }
   WeightsSpec& spec = unit.record.module.spec;
   spec = empty->spec;
+  if (spec.input_hadamard > 0 && !CompensatesErrors(options_.method)) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("tensor \"{}\": {} has Hadamard blocks, which need method gptq or "
+                              "awq+gptq: rounding alone loses more with them than without",
+                              Printable(info.name), first.choice.ToString()));
+  }
   spec.n = n;
   spec.experts = rank == 3 ? info.shape[0] : static_cast<int64_t>(sources.size());
   for (ModuleTensor& tensor : ModuleTensors(unit.record)) {
@@ -160,6 +170,12 @@ Status Planner::PlanTensor(size_t tensor) {
   if (expert) ++expert_counts_[expert->common];
   Candidate candidate{tensor, options_.recipe.Choose(info.name, info.shape),
                       ClassifyTensor(info.name)};
+  // A layer's tokens are gathered once for all matrices of its experts, and embeddings have no
+  // inputs to calibrate with.
+  if (candidate.layer_class == LayerClass::kMoeExpert ||
+      candidate.layer_class == LayerClass::kEmbedding) {
+    candidate.choice.input_hadamard = 0;
+  }
   if (candidate.choice.keep) {
     if (info.shape.rank() >= 2 && info.bytes > 0) {
       plan_.skipped.push_back(

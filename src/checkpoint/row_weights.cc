@@ -62,22 +62,9 @@ Status FillRows(const TensorStore& store, const RowWeights& rows, WeightsBuffer*
   }
   std::copy(rows.global_scale.begin(), rows.global_scale.end(), buffer->global_scale);
   buffer->weights.codebook = rows.codebook;
+  std::copy(rows.input_scale.begin(), rows.input_scale.end(), buffer->input_scale);
   if (rows.more) rows.more(buffer);
   return spec.has_permutation ? StoreSorted(rows.permutation, buffer) : Status();
-}
-
-/// Gives the codes of rows that are dense bit strings.
-BytesOfRow UnpackerOf(const TensorStore& store, const RowWeights& rows) {
-  const WeightsSpec& spec = rows.spec;
-  const int64_t row_bytes = store.tensors[rows.codes].bytes / (spec.experts * spec.n);
-  const int bits = GetFormatInfo(spec.format).bits;
-  return
-      [=, data = store.Data(rows.codes), k = spec.k, swap = rows.swap_nibbles,
-       flip = static_cast<uint8_t>(rows.flip & ((1u << bits) - 1))](int64_t row, uint8_t* codes) {
-        UnpackDense(data + row * row_bytes, bits, k, codes);
-        for (int64_t i = 0; swap && i + 1 < k; i += 2) std::swap(codes[i], codes[i + 1]);
-        for (int64_t i = 0; i < k; ++i) codes[i] ^= flip;
-      };
 }
 
 /// One number of a scale tensor; U8 are exponents.
@@ -139,42 +126,6 @@ void AddFloats(const std::string& name, int64_t experts, int64_t k, int64_t n, V
   const WeightsSpec spec{
       .format = Format::kFp32, .experts = experts, .k = k, .n = n, .group_size = k};
   reader->Add(RecordOf(name, spec), finder->TakeParts(),
-              [values = std::move(values)](WeightsBuffer* buffer, ThreadPool& pool) {
-                StoreFloatRows(values, *buffer, pool);
-                return Status();
-              });
-}
-
-void AddScaledInputs(const std::string& name, RowWeights rows, std::vector<float> input_scale,
-                     ModuleTensorFinder* finder, ListedReader* reader) {
-  const WeightsSpec spec = rows.spec;
-  WeightsSpec wide{.format = Format::kFp32,
-                   .experts = spec.experts,
-                   .k = spec.k,
-                   .n = spec.n,
-                   .group_size = spec.k};
-  ModuleRecord record = RecordOf(name, wide);
-  record.exactness = Exactness::kLastBit;
-  record.layout = rows.layout;
-  const TensorStore& store = finder->store();
-  BytesOfRow unpack = rows.unpack ? std::move(rows.unpack) : UnpackerOf(store, rows);
-  const std::byte* const scales = store.Data(*rows.scales);
-  ValueOfRow values = [=, groups = GroupCount(spec), stored = ScaleDType(spec.scale_type),
-                       table = FormatValues(spec.format), unpack = std::move(unpack),
-                       global = std::move(rows.global_scale),
-                       input_scale = std::move(input_scale)](int64_t row, float* out) {
-    std::vector<uint8_t> codes(static_cast<size_t>(spec.k));
-    unpack(row, codes.data());
-    const auto expert = static_cast<size_t>(row / spec.n);
-    const bool shared = input_scale.size() == codes.size();
-    const float* const inputs = input_scale.data() + (shared ? 0 : expert * codes.size());
-    for (int64_t k = 0; k < spec.k; ++k) {
-      float scale = ParameterAt(scales, stored, row * groups + k / spec.group_size);
-      if (!global.empty()) scale *= global[expert];
-      out[k] = scale * table[codes[static_cast<size_t>(k)]] * inputs[k];
-    }
-  };
-  reader->Add(std::move(record), finder->TakeParts(),
               [values = std::move(values)](WeightsBuffer* buffer, ThreadPool& pool) {
                 StoreFloatRows(values, *buffer, pool);
                 return Status();

@@ -44,6 +44,7 @@ struct RowWeights {
   /// The order in which rows of k are stored, if the spec has one (SortByGroup); `codes` and
   /// `unpack` are in the order of k.
   std::vector<int32_t> permutation;
+  std::vector<float> input_scale;  ///< [experts, k], if the spec has them.
   /// Makes what no tensor holds as it is needed.
   std::function<void(WeightsBuffer* buffer)> more;
 };
@@ -59,12 +60,6 @@ using ValueOfRow = std::function<void(int64_t row, float* values)>;
 /// program does.
 void AddFloats(const std::string& name, int64_t experts, int64_t k, int64_t n, ValueOfRow values,
                ModuleTensorFinder* finder, ListedReader* reader);
-
-/// Adds a module whose products take the inputs times `input_scale`, [k] or [experts, k]. No format
-/// has such scales: every value is in fp32, that of the codes times the scale, rounded twice.
-/// Precondition: dense rows with scales, without biases and permutation.
-void AddScaledInputs(const std::string& name, RowWeights rows, std::vector<float> input_scale,
-                     ModuleTensorFinder* finder, ListedReader* reader);
 
 /// fp8 codes [experts, n, k], or [n, k].
 struct Fp8Codes {

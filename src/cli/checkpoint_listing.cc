@@ -18,6 +18,8 @@ ListedTensor ListModule(const QuantizedModule& module) {
   listed.group_size = spec.group_size;
   listed.sparsity = spec.sparsity;
   listed.permuted = spec.has_permutation;
+  listed.input_scaled = spec.has_input_scale;
+  listed.input_hadamard = spec.input_hadamard;
   listed.parameters = spec.experts * spec.k * spec.n;
   listed.bytes = StoredBytes(spec);
   listed.layer_class = module.layer_class;

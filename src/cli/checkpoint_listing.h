@@ -16,7 +16,9 @@ struct ListedTensor {
   Shape shape;             ///< [k, n] or [experts, k, n] if quantized; else as stored.
   int64_t group_size = 0;  ///< 0 if the tensor is not quantized.
   Sparsity sparsity = Sparsity::kDense;
-  bool permuted = false;  ///< Stored with a permutation along k.
+  bool permuted = false;       ///< Stored with a permutation along k.
+  bool input_scaled = false;   ///< Products scale their inputs.
+  int64_t input_hadamard = 0;  ///< The size of Hadamard blocks; 0: none.
   int64_t parameters = 0;
   int64_t bytes = 0;
   LayerClass layer_class = LayerClass::kOther;

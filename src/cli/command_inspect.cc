@@ -45,15 +45,21 @@ Json TensorJson(const ListedTensor& tensor) {
           {"group_size", tensor.group_size == 0 ? Json() : Json(tensor.group_size)},
           {"sparsity", tensor.group_size == 0 ? Json() : Json(SparsityName(tensor.sparsity))},
           {"permutation", tensor.group_size == 0 ? Json() : Json(tensor.permuted)},
+          {"input_scale", tensor.group_size == 0 ? Json() : Json(tensor.input_scaled)},
+          {"input_hadamard", tensor.group_size == 0 ? Json() : Json(tensor.input_hadamard)},
           {"bits_per_weight", tensor.BitsPerWeight()},
           {"bytes", tensor.bytes},
           {"layer_class", LayerClassName(tensor.layer_class)}};
 }
 
 std::string FormatText(const ListedTensor& tensor) {
-  const bool dense = tensor.sparsity == Sparsity::kDense;
-  if (tensor.permuted) return tensor.format + " permuted";
-  return dense ? tensor.format : fmt::format("{} {}", tensor.format, SparsityName(tensor.sparsity));
+  std::string text = tensor.format;
+  if (tensor.sparsity != Sparsity::kDense)
+    text += fmt::format(" {}", SparsityName(tensor.sparsity));
+  if (tensor.permuted) text += " permuted";
+  if (tensor.input_scaled) text += " scaled";
+  if (tensor.input_hadamard > 0) text += fmt::format(" h{}", tensor.input_hadamard);
+  return text;
 }
 
 std::string BitsText(double bits) { return fmt::format("{:.3f}", bits); }

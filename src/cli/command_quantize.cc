@@ -119,7 +119,7 @@ class QuantizeCommand final : public Command {
     if (target_.given() && recipe_arguments_.given()) {
       return Status(Code::kInvalidArgument,
                     "--target-bpw chooses the formats: it excludes --recipe, --format, "
-                    "--group-size, --scale-dtype, --sparsity and --override");
+                    "--group-size, --scale-dtype, --sparsity, --hadamard and --override");
     }
     const bool runs_model = NeedsCalibration(method) || target_.measures();
     if (!runs_model && device_ != "cpu" && device_ != "auto") {

@@ -4,6 +4,7 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "layout/input_transform.h"
 
 namespace marlin::cli {
 namespace {
@@ -40,6 +41,10 @@ void RecipeArguments::Declare(ArgumentList& arguments) {
   arguments.Option(
       "--sparsity", &sparsity_, "2:4",
       "Keep two of every four weights along the inputs, in the whole recipe; or dense");
+  arguments.Option(
+      "--hadamard", &hadamard_, {.least = 2}, "N",
+      "Rotate the inputs of every matrix but experts' by Hadamard blocks of N, a power "
+      "of two; needs --method gptq");
   arguments.Option("--override", &overrides_, "REGEX=FORMAT/gN",
                    "Another format (or 'keep') for matching tensor names; repeatable");
 }
@@ -58,6 +63,11 @@ Result<MixedPrecisionConfig> RecipeArguments::Base(bool has_experts) const {
 }
 
 Status RecipeArguments::ChangeClasses(MixedPrecisionConfig* recipe) const {
+  if (hadamard_ && !IsHadamardSize(*hadamard_)) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("--hadamard: expected a power of two from 2 to {}, got {}",
+                              kMaxHadamard, *hadamard_));
+  }
   if (group_size_) MARLIN_RETURN_IF_ERROR(CheckGroupSize(*group_size_).WithContext("--group-size"));
   std::optional<ScaleType> scale_type;
   if (scale_type_) {
@@ -67,6 +77,7 @@ Status RecipeArguments::ChangeClasses(MixedPrecisionConfig* recipe) const {
   for (auto [layer_class, choice] : classes) {
     if (group_size_) choice.group_size = *group_size_;
     if (scale_type) choice.scale_type = *scale_type;
+    if (hadamard_ && choice.quantized()) choice.input_hadamard = *hadamard_;
     recipe->Set(layer_class, choice);
   }
   if (!sparsity_) return {};
@@ -85,7 +96,7 @@ Result<MixedPrecisionConfig> RecipeArguments::Build(bool has_experts) const {
     MARLIN_ASSIGN_OR_RETURN(RecipeOverride entry, ParseOverride(text));
     MARLIN_RETURN_IF_ERROR(recipe.AddOverride(std::move(entry)));
   }
-  const bool changed = scale_type_ || sparsity_ || !overrides_.empty();
+  const bool changed = scale_type_ || sparsity_ || hadamard_ || !overrides_.empty();
   if (changed || (group_size_ && !format_)) recipe.set_name(recipe.name() + "+options");
   return recipe;
 }

@@ -17,7 +17,8 @@ class RecipeArguments {
   void Declare(ArgumentList& arguments);
 
   bool given() const {
-    return recipe_ || format_ || group_size_ || scale_type_ || sparsity_ || !overrides_.empty();
+    return recipe_ || format_ || group_size_ || scale_type_ || sparsity_ || hadamard_ ||
+           !overrides_.empty();
   }
 
   /// The recipe that the options describe; without --recipe and --format, default_moe for a model
@@ -33,6 +34,7 @@ class RecipeArguments {
   std::optional<int64_t> group_size_;
   std::optional<std::string> scale_type_;
   std::optional<std::string> sparsity_;
+  std::optional<int64_t> hadamard_;
   std::vector<std::string> overrides_;
 };
 

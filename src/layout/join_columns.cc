@@ -71,7 +71,8 @@ bool CanJoinColumns(const QuantizedWeights& a, const QuantizedWeights& b) {
   spec.n = a.spec.n;
   return spec == a.spec && a.codebook == b.codebook &&
          (!a.spec.has_global_scale || SameBytes(a.global_scale, b.global_scale)) &&
-         (!a.spec.has_permutation || SameBytes(a.permutation, b.permutation));
+         (!a.spec.has_permutation || SameBytes(a.permutation, b.permutation)) &&
+         (!a.spec.has_input_scale || SameBytes(a.input_scale, b.input_scale));
 }
 
 Result<QuantizedWeights> JoinColumns(std::span<const WeightColumns> parts) {
@@ -94,6 +95,10 @@ Result<QuantizedWeights> JoinColumns(std::span<const WeightColumns> parts) {
   if (spec.has_permutation) {
     std::memcpy(buffer.permutation, model.permutation.data(),
                 static_cast<size_t>(model.permutation.ByteCount()));
+  }
+  if (spec.has_input_scale) {
+    std::memcpy(buffer.input_scale, model.input_scale.data(),
+                static_cast<size_t>(model.input_scale.ByteCount()));
   }
   buffer.weights.codebook = model.codebook;
   return std::move(buffer.weights);

@@ -18,7 +18,7 @@ struct WeightColumns {
 };
 
 /// True when weights differ only in n and their contents: same format, grouping, scale type, global
-/// scale, codebook, sparsity and permutation.
+/// scale, codebook, sparsity, permutation and input transform.
 bool CanJoinColumns(const QuantizedWeights& a, const QuantizedWeights& b);
 
 /// Copies the columns into new weights, part after part. Codes of unquantized formats may be

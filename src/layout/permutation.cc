@@ -40,25 +40,6 @@ void CopyRow(const PackedRows& shape, const uint32_t* from, int64_t source, uint
 
 }  // namespace
 
-Status CheckMayBePermuted(const WeightsSpec& spec) {
-  if (!spec.has_permutation) return {};
-  const FormatInfo& info = GetFormatInfo(spec.format);
-  if (!info.quantized) {
-    return {Code::kInvalidArgument,
-            "permutation: format " + std::string(info.name) + " has no groups that one could sort"};
-  }
-  if (spec.sparsity == Sparsity::kDense) return {};
-  return {Code::kInvalidArgument, "permutation: 2:4 weights have none"};
-}
-
-WeightsSpec UnpermutedSpec(const WeightsSpec& spec) {
-  return {.format = Format::kFp32,
-          .experts = spec.experts,
-          .k = spec.k,
-          .n = spec.n,
-          .group_size = spec.k};
-}
-
 Status CheckPermutation(const TensorView& permutation) {
   const int64_t experts = permutation.dim(0);
   const int64_t k = permutation.dim(1);

@@ -13,13 +13,6 @@
 
 namespace marlin {
 
-/// Checks that a spec with a permutation is a dense one of a quantized format. Errors:
-/// kInvalidArgument.
-Status CheckMayBePermuted(const WeightsSpec& spec);
-
-/// The spec of the same weights in the order of k: fp32. Precondition: a permutation.
-WeightsSpec UnpermutedSpec(const WeightsSpec& spec);
-
 /// Checks that every row of i32 [experts, k] names every k once. Errors: kMalformedFile with the
 /// position of the first number that is out of range or repeated.
 Status CheckPermutation(const TensorView& permutation);

@@ -49,6 +49,7 @@ void CopyOthers(const QuantizedWeights& from, WeightsBuffer* to) {
   Copy(from.global_scale, to->global_scale);
   Copy(from.metadata, to->metadata);
   Copy(from.permutation, to->permutation);
+  Copy(from.input_scale, to->input_scale);
   to->weights.codebook = from.codebook;
 }
 

@@ -92,6 +92,13 @@ Result<QuantizedWeights> TakeRows(const QuantizedWeights& from, const WeightsSpe
     CopyRows(from.super_scales, super_groups, to.super_scales);
     CopyRows(from.super_biases, super_groups, to.super_biases);
   }
+  if (spec.has_input_scale) {
+    for (int64_t expert = 0; expert < spec.experts; ++expert) {
+      std::memcpy(to.input_scale + expert * spec.k,
+                  from.input_scale.As<float>() + expert * from.spec.k + first_k,
+                  static_cast<size_t>(spec.k) * sizeof(float));
+    }
+  }
   if (spec.has_global_scale) {
     std::memcpy(to.global_scale, from.global_scale.data(),
                 static_cast<size_t>(from.global_scale.ByteCount()));
@@ -107,7 +114,14 @@ Result<QuantizedWeights> ShardRows(const QuantizedWeights& weights, int64_t rank
   if (spec.has_permutation) {
     return Status(Code::kUnsupported,
                   "shard: the groups of weights with a permutation lie across k; cut them along n, "
-                  "or Unpermute them first");
+                  "or FoldInput them first");
+  }
+  if (spec.input_hadamard > 0 && spec.k % spec.input_hadamard != 0) {
+    return Status(
+        Code::kUnsupported,
+        fmt::format("shard: k={} in {} shards of {} cuts Hadamard blocks of {}; cut them along n, "
+                    "or FoldInput them first",
+                    weights.spec.k, world, spec.k, spec.input_hadamard));
   }
   if (GroupCount(weights.spec) > 1 && spec.k % spec.group_size != 0) {
     return Invalid(fmt::format("shard: k={} in {} shards of {} is no multiple of group_size={}",

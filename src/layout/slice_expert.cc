@@ -25,9 +25,9 @@ Result<QuantizedWeights> SliceExpert(const QuantizedWeights& stack, int64_t expe
   QuantizedWeights slice = stack;
   slice.spec.experts = 1;
   auto owner = std::make_shared<Owner>();
-  for (TensorView* part :
-       {&slice.codes, &slice.scales, &slice.zeros, &slice.biases, &slice.global_scale,
-        &slice.metadata, &slice.permutation, &slice.super_scales, &slice.super_biases}) {
+  for (TensorView* part : {&slice.codes, &slice.scales, &slice.zeros, &slice.biases,
+                           &slice.global_scale, &slice.metadata, &slice.permutation,
+                           &slice.input_scale, &slice.super_scales, &slice.super_biases}) {
     if (part->rank() == 0) continue;  // The spec lacks this part.
     Shape shape = part->shape();
     shape[0] = 1;

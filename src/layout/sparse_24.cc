@@ -173,6 +173,7 @@ Result<WeightsBuffer> WithScalesOf(const QuantizedWeights& from, Sparsity sparsi
   if (sparsity == Sparsity::k24) clear(to.weights.metadata, to.metadata);
   copy(from.scales, to.scales);
   if (spec.has_global_scale) copy(from.global_scale, to.global_scale);
+  if (spec.has_input_scale) copy(from.input_scale, to.input_scale);
   return to;
 }
 

@@ -55,6 +55,10 @@ DType BiasDType(ScaleType type) {
   return DTypeBytes(dtype) == 1 ? DType::kF16 : dtype;
 }
 
+bool TransformsInput(const WeightsSpec& spec) {
+  return spec.has_permutation || spec.has_input_scale || spec.input_hadamard > 0;
+}
+
 int64_t StoredBytes(const WeightsSpec& spec) {
   const FormatInfo& info = GetFormatInfo(spec.format);
   const Checked experts(spec.experts);
@@ -72,8 +76,8 @@ int64_t StoredBytes(const WeightsSpec& spec) {
   const Checked groups = (Checked(GroupCount(spec)) * Checked(per_group) +
                           Checked(SuperGroupCount(spec)) * Checked(per_super_group)) *
                          n;
-  const Checked permutation = spec.has_permutation ? Checked(4) * k : Checked(0);
-  const Checked matrix = codes + groups + permutation + Checked(spec.has_global_scale ? 4 : 0);
+  const Checked rows = Checked((spec.has_permutation ? 4 : 0) + (spec.has_input_scale ? 4 : 0)) * k;
+  const Checked matrix = codes + groups + rows + Checked(spec.has_global_scale ? 4 : 0);
   const Checked codebook(info.has_codebook ? (int64_t{4} << info.bits) : 0);
   return (experts * matrix + codebook).Take().value_or(INT64_MAX);
 }

@@ -6,8 +6,8 @@
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/macros.h"
+#include "layout/input_transform.h"
 #include "layout/known.h"
-#include "layout/permutation.h"
 #include "layout/sparse_24.h"
 #include "layout/weights_shapes.h"
 
@@ -114,7 +114,7 @@ Status CheckSpec(const WeightsSpec& spec) {
   if (spec.sparsity == Sparsity::k24) {
     MARLIN_RETURN_IF_ERROR(CheckSparse24(spec.format, spec.has_zeros || spec.has_biases));
   }
-  MARLIN_RETURN_IF_ERROR(CheckMayBePermuted(spec));
+  MARLIN_RETURN_IF_ERROR(CheckInputTransform(spec));
   MARLIN_RETURN_IF_ERROR(CheckSuperGroups(spec));
   return CheckSizes(spec, info);
 }
@@ -135,6 +135,7 @@ Result<WeightsBuffer> AllocateWeights(const WeightsSpec& spec) {
   const int64_t global_at = reserve(shapes.global_scale);
   const int64_t metadata_at = reserve(shapes.metadata);
   const int64_t permutation_at = reserve(shapes.permutation);
+  const int64_t input_scale_at = reserve(shapes.input_scale);
   const int64_t super_scales_at = reserve(shapes.super_scales);
   const int64_t super_biases_at = reserve(shapes.super_biases);
   MARLIN_ASSIGN_OR_RETURN(AlignedBuffer block, AlignedBuffer::Allocate(bytes));
@@ -170,6 +171,10 @@ Result<WeightsBuffer> AllocateWeights(const WeightsSpec& spec) {
   if (spec.has_permutation) {
     buffer.weights.permutation = place(shapes.permutation, permutation_at);
     buffer.permutation = owner->As<int32_t>(permutation_at);
+  }
+  if (spec.has_input_scale) {
+    buffer.weights.input_scale = place(shapes.input_scale, input_scale_at);
+    buffer.input_scale = owner->As<float>(input_scale_at);
   }
   if (spec.super_group_size > 0) {
     buffer.weights.super_scales = place(shapes.super_scales, super_scales_at);

@@ -37,6 +37,7 @@ struct WeightsBuffer {
   float* global_scale = nullptr;
   void* metadata = nullptr;
   int32_t* permutation = nullptr;
+  float* input_scale = nullptr;
   void* super_scales = nullptr;
   void* super_biases = nullptr;
 };

@@ -17,6 +17,7 @@ struct WeightsShapes {
   TensorView global_scale;
   TensorView metadata;
   TensorView permutation;
+  TensorView input_scale;
   TensorView super_scales;
   TensorView super_biases;
 };

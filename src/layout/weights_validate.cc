@@ -195,6 +195,7 @@ WeightsShapes ShapesOf(const WeightsSpec& spec) {
             empty,
             empty,
             empty,
+            empty,
             empty};
   }
   const Shape groups{spec.experts, GroupCount(spec), spec.n};
@@ -209,6 +210,7 @@ WeightsShapes ShapesOf(const WeightsSpec& spec) {
                                 ? Shape{spec.experts, MetadataWordsAlongK(spec.k), spec.n}
                                 : none),
           view(DType::kI32, spec.has_permutation ? Shape{spec.experts, spec.k} : none),
+          view(DType::kF32, spec.has_input_scale ? Shape{spec.experts, spec.k} : none),
           view(ScaleDType(spec.scale_type), two_levels ? super_groups : none),
           view(ScaleDType(spec.scale_type), two_levels && spec.has_biases ? super_groups : none)};
 }
@@ -234,6 +236,7 @@ Status Validate(const QuantizedWeights& weights) {
       {"global_scale", weights.global_scale, shapes.global_scale, spec.has_global_scale, true},
       {"metadata", weights.metadata, shapes.metadata, spec.sparsity == Sparsity::k24, false},
       {"permutation", weights.permutation, shapes.permutation, spec.has_permutation, false},
+      {"input_scale", weights.input_scale, shapes.input_scale, spec.has_input_scale, true},
       {"super_scales", weights.super_scales, shapes.super_scales, two_levels, true},
       {"super_biases", weights.super_biases, shapes.super_biases, two_levels && spec.has_biases,
        true},

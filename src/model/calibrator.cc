@@ -13,6 +13,7 @@
 #include "model/decoder_ends.h"
 #include "quantize/gptq.h"
 #include "quantize/quantizer.h"
+#include "quantize/rotate.h"
 
 namespace marlin {
 namespace {
@@ -91,6 +92,7 @@ Status Calibrator::Begin(QuantizePlan* plan) {
                    [&](const PlanUnit& a, const PlanUnit& b) { return layer_of(a) < layer_of(b); });
   for (size_t i = 0; i < plan->units.size(); ++i) {
     if (plan->units[i].action != PlanUnit::Action::kQuantize) continue;
+    rotates_ |= plan->units[i].record.module.spec.input_hadamard > 0;
     for (const size_t tensor : plan->units[i].sources) units_[source.tensors[tensor].name] = i;
   }
   return {};
@@ -151,11 +153,31 @@ Calibrator::Input Calibrator::InputFrom(marlin::Result<InputCurvature> curvature
 marlin::Result<Calibrator::Input> Calibrator::InputOf(const InputSums& sums) {
   const int64_t k = sums.gram.k();
   if (!Enough(k)) return InputFrom(Status(Code::kUnsupported, ""), k);
-  const std::vector<double> gram = sums.gram.Mean();
+  return InputOf(sums.gram.Mean(), sums.cross.Mean(), k);
+}
+
+marlin::Result<Calibrator::Input> Calibrator::InputOf(std::vector<double> gram,
+                                                      std::vector<double> cross, int64_t k) {
   Input input = InputFrom(MakeCurvature(pool_, gram, k), k);
   if (!input.curvature) return input;
-  MARLIN_ASSIGN_OR_RETURN(input.correction, MakeCorrection(pool_, gram, sums.cross.Mean(), k));
+  MARLIN_ASSIGN_OR_RETURN(input.correction, MakeCorrection(pool_, gram, cross, k));
+  if (!rotates_) return input;
+  input.gram = std::move(gram);
+  input.cross = std::move(cross);
   return input;
+}
+
+marlin::Result<const Calibrator::Input*> Calibrator::Rotated(const Input& input, int64_t size) {
+  if (size == 0 || input.gram.empty()) return &input;
+  const auto known = input.rotated.find(size);
+  if (known != input.rotated.end()) return &known->second;
+  const int64_t k = input.curvature->k;
+  std::vector<double> gram = input.gram;
+  std::vector<double> cross = input.cross;
+  RotateGram(pool_, k, size, &gram);
+  RotateGram(pool_, k, size, &cross);
+  MARLIN_ASSIGN_OR_RETURN(Input rotated, InputOf(std::move(gram), std::move(cross), k));
+  return &input.rotated.emplace(size, std::move(rotated)).first->second;
 }
 
 marlin::Result<QuantizedWeights> Calibrator::QuantizeFor(const Input& input,
@@ -193,7 +215,9 @@ Status Calibrator::QuantizeMatrix(const Key& key, const Input& input) {
                           input.obstacle});
   }
   QuantizeReport report;
-  MARLIN_ASSIGN_OR_RETURN(replaced_[key], QuantizeFor(input, matrix, options, &report));
+  MARLIN_ASSIGN_OR_RETURN(const Input* const rotated,
+                          Rotated(input, unit.record.module.spec.input_hadamard));
+  MARLIN_ASSIGN_OR_RETURN(replaced_[key], QuantizeFor(*rotated, matrix, options, &report));
   zeroed_[key] = report.zeroed_groups;
   return {};
 }

@@ -58,6 +58,11 @@ class Calibrator final : public MatrixQuantizer {
     std::optional<InputCurvature> curvature;  ///< Empty: the fallback.
     std::optional<InputCorrection> correction;
     std::string obstacle;
+    /// The statistics, while matrices are rotated by Hadamard blocks; and the inputs rotated by
+    /// each size.
+    std::vector<double> gram;
+    std::vector<double> cross;
+    mutable std::map<int64_t, Input> rotated;
   };
   struct ExpertInputs;
 
@@ -71,6 +76,9 @@ class Calibrator final : public MatrixQuantizer {
   Status RunShared(const ExpertInputs& inputs);
   Status RunHead();
   marlin::Result<Input> InputOf(const InputSums& sums);
+  marlin::Result<Input> InputOf(std::vector<double> gram, std::vector<double> cross, int64_t k);
+  /// The input of matrices with Hadamard blocks of a size; 0: the input itself.
+  marlin::Result<const Input*> Rotated(const Input& input, int64_t size);
   Input InputFrom(marlin::Result<InputCurvature> curvature, int64_t k) const;
   bool Enough(int64_t k) const;
   Status QuantizeLinears(std::span<const LinearTensors> linears, const Input& input);
@@ -94,6 +102,7 @@ class Calibrator final : public MatrixQuantizer {
   const QuantizePlan* plan_ = nullptr;
   std::map<std::string, size_t> units_;    ///< By source tensor.
   std::map<std::string, int64_t> layers_;  ///< By source tensor; the head's is the last plus 1.
+  bool rotates_ = false;                   ///< Some matrices have Hadamard blocks.
   std::map<Key, int64_t> zeroed_;          ///< Groups of replaced_.
   std::vector<SkippedTensor> fallbacks_;
   std::vector<std::vector<int32_t>> texts_;

@@ -250,7 +250,7 @@ class DecoderLoader {
   /// One expert's matrix and bias from a stack. Interleaved gate and up columns are separated.
   Result<Projection> FromStack(const ExpertStack& stack, int64_t expert, bool interleaved) {
     const MatrixRequest request{stack.name,     stack.out,   expert,
-                                shape_.experts, interleaved, /*unpermuted=*/true};
+                                shape_.experts, interleaved, /*folded=*/true};
     MARLIN_ASSIGN_OR_RETURN(Projection projection, source_.Load({&request, 1}, stack.in));
     if (stack.bias_name.empty()) return projection;
     MARLIN_ASSIGN_OR_RETURN(std::vector<float> bias,

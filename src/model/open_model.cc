@@ -14,7 +14,7 @@
 #include "checkpoint/conversion.h"
 #include "checkpoint/model_directory.h"
 #include "checkpoint/module_reader.h"
-#include "layout/permutation.h"
+#include "layout/input_transform.h"
 #include "ops/device.h"
 #include "ops/prepare_columns.h"
 
@@ -86,8 +86,8 @@ int64_t WeightBytes(const Checkpoint& checkpoint, const Device& device) {
     // Experts are loaded in the order of k.
     const bool expert = module.layer_class == LayerClass::kMoeExpert ||
                         module.layer_class == LayerClass::kMoeSharedExpert;
-    const bool unpermuted = expert && module.spec.has_permutation;
-    const WeightsSpec spec = unpermuted ? UnpermutedSpec(module.spec) : module.spec;
+    const bool folded = expert && TransformsInput(module.spec);
+    const WeightsSpec spec = folded ? FoldedSpec(module.spec) : module.spec;
     bytes = bytes + Checked(PreparedBytes(spec, device));
   }
   for (const TensorInfo& tensor : checkpoint.tensors()) {

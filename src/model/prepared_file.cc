@@ -57,6 +57,8 @@ Json SpecJson(const WeightsSpec& spec) {
                {"global_scale_divides", spec.global_scale_divides}};
   if (spec.sparsity != Sparsity::kDense) json["sparsity"] = SparsityName(spec.sparsity);
   if (spec.has_permutation) json["permutation"] = true;
+  if (spec.has_input_scale) json["input_scale"] = true;
+  if (spec.input_hadamard > 0) json["input_hadamard"] = static_cast<uint64_t>(spec.input_hadamard);
   if (spec.super_group_size > 0) {
     json["super_group_size"] = static_cast<uint64_t>(spec.super_group_size);
   }
@@ -94,6 +96,12 @@ Result<WeightsSpec> ParseSpec(ObjectReader& reader, const Json& json) {
   }
   if (json.contains("permutation")) {
     MARLIN_ASSIGN_OR_RETURN(spec.has_permutation, reader.TakeBool("permutation"));
+  }
+  if (json.contains("input_scale")) {
+    MARLIN_ASSIGN_OR_RETURN(spec.has_input_scale, reader.TakeBool("input_scale"));
+  }
+  if (json.contains("input_hadamard")) {
+    MARLIN_ASSIGN_OR_RETURN(spec.input_hadamard, reader.TakeDimension("input_hadamard"));
   }
   if (json.contains("super_group_size")) {
     MARLIN_ASSIGN_OR_RETURN(spec.super_group_size, reader.TakeDimension("super_group_size"));
@@ -231,9 +239,9 @@ Status PreparedFile::AddProjection(const Json& json, int64_t index_begin, int64_
     }
     part.offset = *offset;
     part.bytes = *size.Take();
-    if (part.bytes < PermutationBytes(part.spec)) {
-      return part_reader.Fail(fmt::format("{} bytes do not hold a permutation of {}", part.bytes,
-                                          PermutationBytes(part.spec)));
+    if (part.bytes < InputTransformBytes(part.spec)) {
+      return part_reader.Fail(fmt::format("{} bytes do not hold an input transform of {}",
+                                          part.bytes, InputTransformBytes(part.spec)));
     }
     *offset = *end / kAlignment * kAlignment;
     parts_.push_back(part);
@@ -318,10 +326,10 @@ Status PreparedFileWriter::AddProjection(const std::string& name) {
 }
 
 Status PreparedFileWriter::AddPart(const WeightsSpec& spec, std::span<const std::byte> data,
-                                   std::span<const std::byte> permutation) {
+                                   std::span<const std::byte> input) {
   Checksum checksum;
   int64_t bytes = 0;
-  for (const std::span<const std::byte> piece : {data, permutation}) {
+  for (const std::span<const std::byte> piece : {data, input}) {
     const auto size = static_cast<int64_t>(piece.size());
     if (size == 0) continue;
     MARLIN_RETURN_IF_ERROR(io_.Write(file_, offset_ + bytes, piece.data(), size));

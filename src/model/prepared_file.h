@@ -13,6 +13,7 @@
 
 #include "base/json.h"
 #include "checkpoint/io.h"
+#include "layout/input_transform.h"
 #include "marlin/status.h"
 #include "marlin/weights.h"
 
@@ -33,7 +34,7 @@ bool IsPreparedFile(Io& io, const std::string& path);
 struct PreparedPart {
   WeightsSpec spec;
   int64_t offset = 0;  ///< File offset; a multiple of 64.
-  int64_t bytes = 0;   ///< Those of the matrix and, behind it, of its permutation.
+  int64_t bytes = 0;   ///< Those of the matrix and, behind it, of its input transform.
   uint64_t checksum = 0;
 };
 
@@ -54,19 +55,16 @@ class PreparedFile {
   /// The parts of a projection. Errors: kMalformedFile naming a missing projection.
   Result<std::span<const PreparedPart>> Find(const std::string& name) const;
   std::span<const std::byte> Data(const PreparedPart& part) const {
-    return Bytes(part).first(static_cast<size_t>(part.bytes - PermutationBytes(part.spec)));
+    return Bytes(part).first(static_cast<size_t>(part.bytes - InputTransformBytes(part.spec)));
   }
-  /// i32 [k]; empty where the part has none.
-  std::span<const std::byte> Permutation(const PreparedPart& part) const {
-    return Bytes(part).last(static_cast<size_t>(PermutationBytes(part.spec)));
+  /// PreparedImage::input of the part.
+  std::span<const std::byte> Input(const PreparedPart& part) const {
+    return Bytes(part).last(static_cast<size_t>(InputTransformBytes(part.spec)));
   }
   /// Verifies the checksum of every part. Errors: kMalformedFile naming the projection.
   Status VerifyChecksums() const;
 
  private:
-  static int64_t PermutationBytes(const WeightsSpec& spec) {
-    return spec.has_permutation ? spec.k * int64_t{sizeof(int32_t)} : 0;
-  }
   std::span<const std::byte> Bytes(const PreparedPart& part) const {
     return {mapping_->data() + part.offset, static_cast<size_t>(part.bytes)};
   }
@@ -101,7 +99,7 @@ class PreparedFileWriter {
   /// Starts a projection; AddPart calls for its parts follow.
   Status AddProjection(const std::string& name);
   Status AddPart(const WeightsSpec& spec, std::span<const std::byte> data,
-                 std::span<const std::byte> permutation = {});
+                 std::span<const std::byte> input = {});
   /// Writes index and head, flushes, and renames the file into place.
   Status Finish(const std::string& layout, const std::string& source);
 

@@ -9,8 +9,8 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/scalars.h"
+#include "layout/input_transform.h"
 #include "layout/join_columns.h"
-#include "layout/permutation.h"
 #include "layout/plain_weights.h"
 #include "layout/slice_expert.h"
 #include "layout/weights_shapes.h"
@@ -91,7 +91,7 @@ int64_t WeightSource::BytesOf(const std::string& name) const {
   };
   if (const QuantizedModule* module = FindMatrix(name).first) {
     const WeightsSpec& spec = module->spec;
-    return share(PreparedBytes(spec.has_permutation ? UnpermutedSpec(spec) : spec, *device_),
+    return share(PreparedBytes(TransformsInput(spec) ? FoldedSpec(spec) : spec, *device_),
                  spec.experts);
   }
   const TensorInfo* const tensor = checkpoint_.Find(name);
@@ -169,7 +169,7 @@ Result<WeightSource::Matrix> WeightSource::LocateInModule(const QuantizedModule&
   if (used_.insert(module.name).second) parameters_ += spec.experts * spec.k * spec.n;
   Matrix matrix{&module, expert, false, spec};
   matrix.spec.experts = 1;
-  if (request.unpermuted && spec.has_permutation) matrix.spec = UnpermutedSpec(matrix.spec);
+  if (request.folded && TransformsInput(spec)) matrix.spec = FoldedSpec(matrix.spec);
   return matrix;
 }
 
@@ -195,7 +195,7 @@ Result<QuantizedWeights> WeightSource::LoadMatrix(const MatrixRequest& request, 
     if (matrix.expert >= 0) {
       MARLIN_ASSIGN_OR_RETURN(weights, SliceExpert(weights, matrix.expert));
     }
-    return request.unpermuted ? Unpermute(weights) : std::move(weights);
+    return request.folded ? FoldInput(weights) : std::move(weights);
   }
   MARLIN_ASSIGN_OR_RETURN(const TensorView all, checkpoint_.Tensor(request.name));
   const int64_t matrix_bytes = in * request.out * DTypeBytes(all.dtype());
@@ -236,8 +236,7 @@ Result<Projection> WeightSource::LoadPrepared(std::span<const MatrixRequest> mat
       if (part.spec.format != expected.format) expected.format = WiderFormat(expected.format);
       if (!(expected == part.spec)) return other();
     }
-    const PreparedImage image{part.spec, prepared_->Data(part), prepared_,
-                              prepared_->Permutation(part)};
+    const PreparedImage image{part.spec, prepared_->Data(part), prepared_, prepared_->Input(part)};
     Result<PreparedWeights> weights = FromImage(image, *device_);
     if (!weights.ok()) return weights.status().WithContext(Printable(prepared_->path()));
     bytes_ += weights->bytes();
@@ -267,7 +266,7 @@ Status WeightSource::AddPart(std::span<const QuantizedWeights> matrices,
   projection->out += prepared->spec().n;
   if (write_ != nullptr) {
     MARLIN_ASSIGN_OR_RETURN(const PreparedImage image, ImageOf(*prepared, *device_));
-    return write_->AddPart(image.spec, image.data, image.permutation);
+    return write_->AddPart(image.spec, image.data, image.input);
   }
   projection->parts.push_back(*std::move(prepared));
   return {};

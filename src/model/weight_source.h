@@ -26,7 +26,7 @@ struct MatrixRequest {
   int64_t expert = -1;
   int64_t experts = 1;
   bool interleaved = false;  ///< Reorder columns: even ones first, then odd ones.
-  bool unpermuted = false;   ///< Load weights with a permutation along k in the order of k.
+  bool folded = false;       ///< Load weights with an input transform as plain fp32.
 };
 
 /// Matrices that take the place of a checkpoint's: by tensor name, and expert for tensors that

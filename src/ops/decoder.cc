@@ -6,11 +6,11 @@
 #include "ops/checks.h"
 #include "ops/decoder_checks.h"
 #include "ops/device.h"
-#include "ops/permuted_gemm.h"
+#include "ops/transformed_gemm.h"
 #include "plan/decoder_backend.h"
 #include "plan/decoder_calls.h"
 #include "plan/indices.h"
-#include "plan/permute_columns.h"
+#include "plan/transform_columns.h"
 
 namespace marlin {
 
@@ -146,16 +146,18 @@ Status LookUpRows(const Device& device, const PreparedWeights& table, const Tens
   MARLIN_RETURN_IF_ERROR(CheckLookUp(ids, out, table.spec().k));
   if (out.ElementCount() == 0) return {};
   const PreparedWeights::Storage& stored = *table.storage();
-  if (stored.permutation == nullptr) {
+  if (!TransformsInput(stored.spec)) {
     return RunOperation(device, LookUpWeightRowsCall{stored, ids, out}, stream);
   }
-  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
-                          device.impl().TakeWorkspace(stream, out.ByteCount()));
-  const MutableTensorView sorted(workspace.data, out.dtype(), out.shape());
-  Status status = RunOperation(device, LookUpWeightRowsCall{stored, ids, sorted}, stream);
+  const InputTransform transform = InputOf(stored, 0);
+  const DType dtype = transform.keeps_values() ? out.dtype() : DType::kF32;
+  MARLIN_ASSIGN_OR_RETURN(
+      const Workspace workspace,
+      device.impl().TakeWorkspace(stream, out.ElementCount() * DTypeBytes(dtype)));
+  const MutableTensorView rows(workspace.data, dtype, out.shape());
+  Status status = RunOperation(device, LookUpWeightRowsCall{stored, ids, rows}, stream);
   if (status.ok()) {
-    status = device.impl().backend().PermuteColumns({sorted, out, PermutationOf(stored, 0), true},
-                                                    stream);
+    status = device.impl().backend().TransformColumns({rows, out, transform, true}, stream);
   }
   device.impl().ReturnWorkspace(workspace);
   return status;

@@ -25,10 +25,13 @@ Status CheckSizes(const std::string& name, const WeightsSpec& spec, int64_t k, i
 }
 
 /// The rows of a layer's experts are gathered once, for all of their matrices.
-Status CheckUnpermuted(const WeightsSpec& spec) {
-  if (!spec.has_permutation) return {};
+Status CheckTakesInput(const WeightsSpec& spec) {
+  if (!TransformsInput(spec)) return {};
+  const std::string_view what = spec.has_permutation   ? "a permutation along k"
+                                : spec.has_input_scale ? "input scales"
+                                                       : "Hadamard blocks";
   return Status(Code::kUnsupported,
-                "weights with a permutation along k cannot be experts; prepare Unpermute of them");
+                fmt::format("weights with {} cannot be experts; prepare FoldInput of them", what));
 }
 
 /// Checks sets of experts and turns them into operands.
@@ -59,7 +62,7 @@ class SetBuilder {
     if (gate.storage() == nullptr) return {};
     MARLIN_RETURN_IF_ERROR(CheckWeights(device_, gate).WithContext("shared gate"));
     MARLIN_RETURN_IF_ERROR(CheckSizes("shared gate", gate.spec(), storage_.layer.hidden, 1));
-    MARLIN_RETURN_IF_ERROR(CheckUnpermuted(gate.spec()).WithContext("shared gate"));
+    MARLIN_RETURN_IF_ERROR(CheckTakesInput(gate.spec()).WithContext("shared gate"));
     storage_.kept.push_back(gate);
     storage_.layer.shared_gate = gate.storage();
     return {};
@@ -71,7 +74,7 @@ class SetBuilder {
     MARLIN_RETURN_IF_ERROR(CheckWeights(device_, matrix.weights).WithContext(name));
     MARLIN_RETURN_IF_ERROR(CheckExpert(matrix.weights.spec(), matrix.index).WithContext(name));
     MARLIN_RETURN_IF_ERROR(CheckSizes(name, matrix.weights.spec(), k, n));
-    MARLIN_RETURN_IF_ERROR(CheckUnpermuted(matrix.weights.spec()).WithContext(name));
+    MARLIN_RETURN_IF_ERROR(CheckTakesInput(matrix.weights.spec()).WithContext(name));
     MARLIN_RETURN_IF_ERROR(CheckVector("bias", matrix.bias, n, true).WithContext(name));
     storage_.kept.push_back(matrix.weights);
     *operand = {matrix.weights.storage(), matrix.index, matrix.bias.As<float>()};

@@ -15,8 +15,8 @@
 #include "ops/candidates.h"
 #include "ops/checks.h"
 #include "ops/device.h"
-#include "ops/permuted_gemm.h"
 #include "ops/select_for.h"
+#include "ops/transformed_gemm.h"
 #include "plan/kernel_name.h"
 #include "plan/select.h"
 
@@ -74,8 +74,8 @@ GemmDesc Describe(const GemmProblem& problem, const PreparedWeights& weights) {
   desc.allow_bf16_activations = problem.allow_bf16_activations;
   desc.accuracy = problem.accuracy;
   desc.determinism = problem.determinism;
-  // Columns that are gathered first begin at aligned rows.
-  desc.aligned = problem.aligned || weights.spec().has_permutation;
+  // Columns that are transformed first begin at aligned rows.
+  desc.aligned = problem.aligned || TransformsInput(weights.spec());
   return desc;
 }
 
@@ -174,7 +174,7 @@ Status CheckPlannedFor(const GemmDesc& desc, const WeightsSpec& spec, const Tens
   MARLIN_RETURN_IF_ERROR(CheckExpert(spec, expert));
   MARLIN_RETURN_IF_ERROR(CheckSameType("a", desc.a_type, a.dtype()));
   MARLIN_RETURN_IF_ERROR(CheckSameType("out", desc.c_type, out.dtype()));
-  if (desc.aligned && !spec.has_permutation && a.rank() == 2 && !RowsAreAligned(a)) {
+  if (desc.aligned && !TransformsInput(spec) && a.rank() == 2 && !RowsAreAligned(a)) {
     return Invalid("a: rows must begin at multiples of 16 bytes, which the plan is for");
   }
   return {};
@@ -195,8 +195,8 @@ Result<std::shared_ptr<const PlannedGemm>> Plan(const Device& device, const Gemm
   const Backend& backend = device.impl().backend();
   MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const PlannedGemm> planned,
                           backend.Plan(kernel, desc, variant, *weights.storage()));
-  if (weights.storage()->permutation == nullptr) return planned;
-  return GatherFirst(backend, desc, std::move(planned));
+  if (!TransformsInput(weights.spec())) return planned;
+  return TransformFirst(backend, desc, std::move(planned));
 }
 
 /// The plan of a problem, from the weights' cache if it is there.

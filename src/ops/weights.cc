@@ -9,18 +9,18 @@
 #include <vector>
 
 #include "base/macros.h"
+#include "layout/input_transform.h"
 #include "layout/permutation.h"
 #include "layout/plain_weights.h"
 #include "marlin/gemm.h"
 #include "marlin/layout.h"
 #include "ops/checks.h"
 #include "ops/device.h"
-#include "ops/permuted_gemm.h"
 #include "ops/prepare_columns.h"
-#include "plan/permute_columns.h"
+#include "ops/transformed_gemm.h"
+#include "plan/transform_columns.h"
 
 namespace marlin {
-
 Status Dequantize(const Device& device, const PreparedWeights& weights,
                   const MutableTensorView& out, int64_t expert, void* stream) {
   MARLIN_RETURN_IF_ERROR(CheckWeights(device, weights));
@@ -35,15 +35,17 @@ Status Dequantize(const Device& device, const PreparedWeights& weights,
   MARLIN_RETURN_IF_ERROR(CheckDistinctElements("out", out, false));
   if (out.ElementCount() == 0) return Status();
   const Backend& backend = device.impl().backend();
-  if (!spec.has_permutation) return backend.Dequantize(*weights.storage(), expert, out, stream);
-  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
-                          device.impl().TakeWorkspace(stream, out.ByteCount()));
-  const MutableTensorView sorted(workspace.data, out.dtype(), out.shape());
-  Status status = backend.Dequantize(*weights.storage(), expert, sorted, stream);
+  if (!TransformsInput(spec)) return backend.Dequantize(*weights.storage(), expert, out, stream);
+  const InputTransform transform = InputOf(*weights.storage(), expert);
+  const DType dtype = transform.keeps_values() ? out.dtype() : DType::kF32;
+  MARLIN_ASSIGN_OR_RETURN(
+      const Workspace workspace,
+      device.impl().TakeWorkspace(stream, out.ElementCount() * DTypeBytes(dtype)));
+  const MutableTensorView stored(workspace.data, dtype, out.shape());
+  Status status = backend.Dequantize(*weights.storage(), expert, stored, stream);
   if (status.ok()) {
-    status = backend.PermuteColumns({TensorView(sorted).Transposed(), out.Transposed(),
-                                     PermutationOf(*weights.storage(), expert), true},
-                                    stream);
+    status = backend.TransformColumns(
+        {TensorView(stored).Transposed(), out.Transposed(), transform, true}, stream);
   }
   device.impl().ReturnWorkspace(workspace);
   return status;
@@ -56,7 +58,7 @@ const WeightsSpec& PreparedWeights::spec() const {
 int64_t PreparedWeights::bytes() const {
   if (storage_ == nullptr) return 0;
   const WeightsSpec& spec = storage_->spec;
-  return storage_->bytes + (spec.has_permutation ? spec.experts * spec.k * 4 : 0);
+  return storage_->bytes + InputTransformBytes(spec);
 }
 
 namespace {
@@ -90,9 +92,8 @@ Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& d
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights taken,
                             ConvertTo(backend.TakenSpec(weights.spec), weights));
     MARLIN_ASSIGN_OR_RETURN(auto storage, backend.Prepare(taken, options));
-    if (weights.spec.has_permutation) {
-      MARLIN_RETURN_IF_ERROR(AttachPermutation(backend, weights.permutation, *storage));
-    }
+    MARLIN_RETURN_IF_ERROR(
+        AttachInput(backend, {weights.permutation, weights.input_scale}, *storage));
     return PreparedWeights(KeepingOpen(device, std::move(storage)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");
@@ -121,9 +122,7 @@ Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
     }
     MARLIN_ASSIGN_OR_RETURN(auto storage, backend.PrepareColumns(taken));
     const QuantizedWeights& first = *columns.front().weights;
-    if (first.spec.has_permutation) {
-      MARLIN_RETURN_IF_ERROR(AttachPermutation(backend, first.permutation, *storage));
-    }
+    MARLIN_RETURN_IF_ERROR(AttachInput(backend, {first.permutation, first.input_scale}, *storage));
     return PreparedWeights(KeepingOpen(device, std::move(storage)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");
@@ -146,18 +145,24 @@ Result<PreparedImage> ImageOf(const PreparedWeights& weights, const Device& devi
   const Backend& backend = device.impl().backend();
   MARLIN_ASSIGN_OR_RETURN(PreparedImage image, backend.ImageOf(StorageOf(weights)));
   const WeightsSpec& spec = weights.spec();
-  if (!spec.has_permutation) return image;
+  if (InputTransformBytes(spec) == 0) return image;
   struct Kept {
     std::shared_ptr<const void> matrix;
-    std::vector<int32_t> permutation;
+    std::vector<std::byte> input;
   };
   auto kept = std::make_shared<Kept>();
   kept->matrix = std::move(image.owner);
-  kept->permutation.resize(static_cast<size_t>(spec.experts * spec.k));
-  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(kept->permutation));
-  MARLIN_RETURN_IF_ERROR(backend.CopyToHost(bytes.data(), weights.storage()->permutation.get(),
-                                            static_cast<int64_t>(bytes.size())));
-  image.permutation = bytes;
+  kept->input.resize(static_cast<size_t>(InputTransformBytes(spec)));
+  const PreparedWeights::Storage::Input& input = weights.storage()->input;
+  std::byte* to = kept->input.data();
+  for (const void* const from : {static_cast<const void*>(input.permutation.get()),
+                                 static_cast<const void*>(input.scale.get())}) {
+    if (from == nullptr) continue;
+    const int64_t bytes = spec.experts * spec.k * 4;
+    MARLIN_RETURN_IF_ERROR(backend.CopyToHost(to, from, bytes));
+    to += bytes;
+  }
+  image.input = kept->input;
   image.owner = std::move(kept);
   return image;
 }
@@ -174,19 +179,25 @@ Result<PreparedWeights> FromImage(const PreparedImage& image, const Device& devi
             FormatName(taken.format),
             taken.super_group_size != spec.super_group_size ? ", with one level of scales" : ""));
   }
-  const TensorView permutation(image.permutation.data(), DType::kI32, {spec.experts, spec.k});
+  if (InputTransformBytes(spec) != static_cast<int64_t>(image.input.size())) {
+    return Status(Code::kMalformedFile,
+                  fmt::format("prepared weights: expected {} bytes of input transform, got {}",
+                              InputTransformBytes(spec), image.input.size()));
+  }
+  InputArrays arrays;
+  const std::byte* from = image.input.data();
+  const Shape shape{spec.experts, spec.k};
   if (spec.has_permutation) {
-    if (permutation.ByteCount() != static_cast<int64_t>(image.permutation.size())) {
-      return Status(Code::kMalformedFile,
-                    fmt::format("prepared weights: expected {} bytes of permutation, got {}",
-                                permutation.ByteCount(), image.permutation.size()));
-    }
-    MARLIN_RETURN_IF_ERROR(CheckPermutation(permutation));
+    arrays.permutation = TensorView(from, DType::kI32, shape);
+    MARLIN_RETURN_IF_ERROR(CheckPermutation(arrays.permutation));
+    from += arrays.permutation.ByteCount();
+  }
+  if (spec.has_input_scale) {
+    arrays.scale = TensorView(from, DType::kF32, shape);
+    MARLIN_RETURN_IF_ERROR(CheckInputScale(arrays.scale));
   }
   MARLIN_ASSIGN_OR_RETURN(auto storage, backend.FromImage(image));
-  if (spec.has_permutation) {
-    MARLIN_RETURN_IF_ERROR(AttachPermutation(backend, permutation, *storage));
-  }
+  MARLIN_RETURN_IF_ERROR(AttachInput(backend, arrays, *storage));
   return PreparedWeights(KeepingOpen(device, std::move(storage)));
 }
 

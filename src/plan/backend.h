@@ -27,7 +27,7 @@ struct LookUpWeightRowsCall;
 struct ExpertsProblem;
 struct KernelChoice;
 struct LayerExperts;
-struct PermuteColumnsCall;
+struct TransformColumnsCall;
 class PlannedExperts;
 class PlannedGemm;
 struct RowsCopy;
@@ -68,10 +68,14 @@ struct PreparedWeights::Storage {
   const void* backend = nullptr;  ///< The Backend that made them; ops compare it.
   int64_t bytes = 0;
   WeightTraits traits;
-  /// i32 [experts, k] in device memory: row i of the prepared matrix is row permutation[i] of W;
-  /// null without one. src/ops stores it once the backend has prepared the matrix, and permutes
-  /// activations and results: no kernel reads it.
-  mutable std::shared_ptr<const int32_t> permutation;
+  /// The arrays of the input transform of `spec`, [experts, k] in device memory, null where it has
+  /// none. src/ops stores them once the backend has prepared the matrix, and transforms activations
+  /// and results: no kernel reads them.
+  struct Input {
+    std::shared_ptr<const int32_t> permutation;
+    std::shared_ptr<const float> scale;
+  };
+  mutable Input input;
   mutable PlanCache plans;
   virtual ~Storage() = default;
 };
@@ -80,9 +84,10 @@ struct PreparedWeights::Storage {
 struct PreparedImage {
   WeightsSpec spec;
   std::span<const std::byte> data;    ///< 64-byte aligned.
-  std::shared_ptr<const void> owner;  ///< Keeps data and permutation.
-  /// i32 [experts, k] at any address; empty without one. Backends neither set nor read it.
-  std::span<const std::byte> permutation = {};
+  std::shared_ptr<const void> owner;  ///< Keeps data and input.
+  /// The arrays of the input transform at any address, one behind the other: the permutation, i32
+  /// [experts, k], and the scales, f32 [experts, k]. Backends neither set nor read them.
+  std::span<const std::byte> input = {};
 };
 
 /// Epilogue operands; the epilogue works on fp32 sums: bias, activation, gating, row weight, cast.
@@ -289,9 +294,9 @@ class Backend {
   /// Adds rows on the device. The default is for devices whose memory is the host's, which waits
   /// for the stream and adds. Errors: kDeviceLost.
   virtual Status AddRows(const AddRowsCall& call, void* stream) const;
-  /// Gathers or scatters columns on the device. The default is for devices whose memory is the
-  /// host's, which waits for the stream and moves them. Errors: kDeviceLost.
-  virtual Status PermuteColumns(const PermuteColumnsCall& call, void* stream) const;
+  /// Applies an input transform on the device. The default is for devices whose memory is the
+  /// host's, which waits for the stream and computes. Errors: kDeviceLost, kOutOfMemory.
+  virtual Status TransformColumns(const TransformColumnsCall& call, void* stream) const;
   /// Does the work that `enqueue` puts on a stream, and records it; `enqueue` is called more than
   /// once, not after this call. The memory that the work uses must outlive the recording. Null: the
   /// work is done and was not recorded. Errors: those of `enqueue`, kDeviceLost.

@@ -9,9 +9,9 @@
 #include "base/macros.h"
 #include "base/scalars.h"
 #include "base/view_checks.h"
+#include "layout/input_transform.h"
 #include "layout/packing.h"
 #include "layout/parameters.h"
-#include "layout/permutation.h"
 #include "layout/plain_weights.h"
 #include "layout/weights_buffer.h"
 #include "marlin/layout.h"
@@ -183,6 +183,83 @@ Status DecodeAll(const QuantizedWeights& weights, const MutableTensorView& out) 
   });
 }
 
+Status DecodeTo(const QuantizedWeights& weights, const MutableTensorView& out) {
+  switch (out.dtype()) {
+    case DType::kF32:
+      return DecodeAll<F32Element>(weights, out);
+    case DType::kBf16:
+      return DecodeAll<Bf16Element>(weights, out);
+    default:
+      return DecodeAll<F16Element>(weights, out);
+  }
+}
+
+/// fp32 columns [n, k] that are transformed together, so that rows are read in runs.
+constexpr int64_t kColumnsTogether = 16;
+
+template <typename Element>
+void StoreColumns(const double* columns, const TileRange& range, const MutableTensorView& out,
+                  int64_t at) {
+  const int axis = out.rank() - 2;
+  auto* const to = out.As<typename Element::Stored>() + at + range.n0 * out.stride(axis + 1);
+  for (int64_t k = 0; k < range.rows; ++k) {
+    for (int64_t c = 0; c < range.columns; ++c) {
+      to[k * out.stride(axis) + c * out.stride(axis + 1)] =
+          Element::Round(columns[c * range.rows + k]);
+    }
+  }
+}
+
+/// Transforms columns of fp32 [experts, k, n] and writes them, rounded once.
+void TransformTile(const QuantizedWeights& weights, const float* decoded, int64_t expert,
+                   int64_t n0, const MutableTensorView& out) {
+  const WeightsSpec& spec = weights.spec;
+  const TileRange range{0, spec.k, n0, std::min(kColumnsTogether, spec.n - n0)};
+  std::vector<double> columns(static_cast<size_t>(range.columns * spec.k));
+  for (int64_t k = 0; k < spec.k; ++k) {
+    const float* const row = decoded + (expert * spec.k + k) * spec.n + n0;
+    for (int64_t c = 0; c < range.columns; ++c) {
+      columns[static_cast<size_t>(c * spec.k + k)] = row[c];
+    }
+  }
+  if (spec.input_hadamard > 0) {
+    HadamardInPlace(columns.data(), range.columns * spec.k, spec.input_hadamard);
+  }
+  if (spec.has_input_scale) {
+    const float* const scale = weights.input_scale.As<float>() + expert * spec.k;
+    for (int64_t i = 0; i < range.columns * spec.k; ++i) {
+      columns[static_cast<size_t>(i)] *= scale[i % spec.k];
+    }
+  }
+  const int64_t at = out.rank() == 3 ? expert * out.stride(0) : 0;
+  switch (out.dtype()) {
+    case DType::kF32:
+      return StoreColumns<F32Element>(columns.data(), range, out, at);
+    case DType::kBf16:
+      return StoreColumns<Bf16Element>(columns.data(), range, out, at);
+    default:
+      return StoreColumns<F16Element>(columns.data(), range, out, at);
+  }
+}
+
+/// Decodes to fp32, permuted already, and transforms what that gives.
+Status DecodeTransformed(const QuantizedWeights& weights, const MutableTensorView& out) {
+  const WeightsSpec& spec = weights.spec;
+  const Shape shape{spec.experts, spec.k, spec.n};
+  MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer decoded,
+                          AlignedBuffer::Allocate(shape.ElementCount() * 4));
+  MARLIN_RETURN_IF_ERROR(
+      DecodeTo(weights, MutableTensorView(decoded.As<float>(0), DType::kF32, shape)));
+  return RunOnAllThreads(shape.ElementCount(), [&](ThreadPool& pool) -> Status {
+    const int64_t tiles = CeilDivide(spec.n, kColumnsTogether);
+    pool.Run(spec.experts * tiles, [&](int64_t task, int) {
+      TransformTile(weights, decoded.As<float>(0), task / tiles, task % tiles * kColumnsTogether,
+                    out);
+    });
+    return {};
+  });
+}
+
 }  // namespace
 
 Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out) {
@@ -206,6 +283,7 @@ Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out)
       {"global_scale", weights.global_scale},
       {"metadata", weights.metadata},
       {"permutation", weights.permutation},
+      {"input_scale", weights.input_scale},
       {"super_scales", weights.super_scales},
       {"super_biases", weights.super_biases}};
   for (const auto& [name, part] : parts) {
@@ -214,20 +292,14 @@ Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out)
   if (out.ElementCount() == 0) return {};
   MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense,
                           ConvertTo(PlainSpec(weights.spec), weights));
-  switch (out.dtype()) {
-    case DType::kF32:
-      return DecodeAll<F32Element>(dense, out);
-    case DType::kBf16:
-      return DecodeAll<Bf16Element>(dense, out);
-    default:
-      return DecodeAll<F16Element>(dense, out);
-  }
+  if (spec.has_input_scale || spec.input_hadamard > 0) return DecodeTransformed(dense, out);
+  return DecodeTo(dense, out);
 }
 
-Result<QuantizedWeights> Unpermute(const QuantizedWeights& weights) {
+Result<QuantizedWeights> FoldInput(const QuantizedWeights& weights) {
   MARLIN_RETURN_IF_ERROR(Validate(weights));
-  if (!weights.spec.has_permutation) return weights;
-  const WeightsSpec spec = UnpermutedSpec(weights.spec);
+  if (!TransformsInput(weights.spec)) return weights;
+  const WeightsSpec spec = FoldedSpec(weights.spec);
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
   const MutableTensorView out(buffer.codes, DType::kF32, {spec.experts, spec.k, spec.n});
   MARLIN_RETURN_IF_ERROR(Dequantize(weights, out));

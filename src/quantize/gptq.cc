@@ -14,6 +14,7 @@
 #include "quantize/encoder.h"
 #include "quantize/group_search.h"
 #include "quantize/quantizer.h"
+#include "quantize/rotate.h"
 #include "quantize/sparse_block.h"
 
 namespace marlin {
@@ -434,11 +435,16 @@ Result<QuantizedWeights> Run(ThreadPool& pool, const TensorView& dense,
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
   buffer.weights.codebook = options.codebook;
   const Encoder encoder(spec.format, options.codebook);
-  const ScaleRule rule(encoder, spec.has_zeros, options.fractional_zeros);
+  const ScaleRule rule(encoder, spec.has_zeros, options.fractional_zeros, options.e8m0_rule);
   const Problem problem{options,    spec,    encoder,         rule, curvature, correction,
                         importance, &buffer, GroupCount(spec)};
   const int64_t tiles = CeilDivide(spec.n, kColumns);
-  const MatrixView matrix = ExpertMatrix(dense, 0);
+  AlignedBuffer rotated;
+  MatrixView matrix = ExpertMatrix(dense, 0);
+  if (spec.input_hadamard > 0) {
+    MARLIN_ASSIGN_OR_RETURN(rotated, RotateRows(pool, dense, spec.input_hadamard));
+    matrix = ExpertMatrix(TensorView(rotated.As<float>(0), DType::kF32, {spec.k, spec.n}), 0);
+  }
   if (buffer.global_scale != nullptr) {
     std::vector<double> spans(static_cast<size_t>(tiles));
     const auto measure = [&](int64_t tile) {

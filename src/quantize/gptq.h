@@ -21,6 +21,9 @@ namespace marlin {
 /// kept at first; codes of the others are 0 in steps 3 and 4, and the descent goes over blocks: it
 /// sets a block to the best codes of the best of the six patterns, given all other blocks.
 ///
+/// With Hadamard blocks the matrix is rotated first; curvature and correction are then those of the
+/// rotated inputs (RotateGram).
+///
 /// Runs on `pool`; the result does not depend on its threads. Errors: those of Quantize.
 /// Precondition: curvature and correction have the matrix's k; the format is quantized.
 Result<QuantizedWeights> QuantizeGptq(ThreadPool& pool, const TensorView& dense,

@@ -15,6 +15,7 @@
 #include "base/macros.h"
 #include "base/thread_pool.h"
 #include "base/view_checks.h"
+#include "layout/input_transform.h"
 #include "layout/known.h"
 #include "layout/packing.h"
 #include "layout/sparse_24.h"
@@ -23,6 +24,7 @@
 #include "quantize/column_tile.h"
 #include "quantize/group_search.h"
 #include "quantize/quantizer.h"
+#include "quantize/rotate.h"
 
 namespace marlin {
 namespace {
@@ -53,7 +55,7 @@ class Quantizer {
         buffer_(buffer),
         spec_(buffer.weights.spec),
         encoder_(spec_.format, options.codebook),
-        rule_(encoder_, spec_.has_zeros, options.fractional_zeros),
+        rule_(encoder_, spec_.has_zeros, options.fractional_zeros, options.e8m0_rule),
         groups_(GroupCount(spec_)),
         tiles_(CeilDivide(spec_.n, kTileColumns)) {
     const int64_t unit = std::lcm(spec_.group_size, kPackRun);
@@ -260,6 +262,18 @@ Status CheckOptions(const QuantizeOptions& options) {
                    " is quantized without zeros");
   }
   MARLIN_RETURN_IF_ERROR(CheckKnown(options.sparsity));
+  if (options.e8m0_rule > E8M0Rule::kNearest) {
+    return Invalid("e8m0_rule: unknown number " +
+                   std::to_string(static_cast<int>(options.e8m0_rule)));
+  }
+  if (options.e8m0_rule != E8M0Rule::kDefault && options.scale_type != ScaleType::kE8M0) {
+    return Invalid("e8m0_rule: scales are " + std::string(ScaleTypeName(options.scale_type)));
+  }
+  if (options.input_hadamard != 0 && !IsHadamardSize(options.input_hadamard)) {
+    return Invalid("input_hadamard: expected a power of two from 2 to " +
+                   std::to_string(kMaxHadamard) + ", got " +
+                   std::to_string(options.input_hadamard));
+  }
   if (options.codebook.empty()) return {};
   const size_t expected = size_t{1} << info.bits;
   if (!info.has_codebook) return Invalid("codebook: the values of " + name + " are fixed");
@@ -303,6 +317,7 @@ Result<WeightsSpec> QuantizedSpec(const Shape& shape, const QuantizeOptions& opt
   spec.has_zeros = has_zeros;
   spec.has_global_scale = options.scale_type == ScaleType::kE4M3;
   spec.sparsity = options.sparsity;
+  if (rank == 2) spec.input_hadamard = HadamardSizeFor(spec.k, options.input_hadamard);
   return spec;
 }
 
@@ -401,7 +416,14 @@ Result<QuantizedWeights> QuantizeAll(ThreadPool& pool, const TensorView& dense,
     if (buffer.global_scale != nullptr) std::fill_n(buffer.global_scale, spec.experts, 0.0f);
     return std::move(buffer.weights);
   }
-  Quantizer quantizer(pool, dense, options, importance, buffer);
+  AlignedBuffer rotated;
+  TensorView matrix = dense;
+  if (spec.input_hadamard > 0) {
+    MARLIN_ASSIGN_OR_RETURN(rotated, RotateRows(pool, dense, spec.input_hadamard));
+    matrix = TensorView(rotated.As<float>(0), DType::kF32, {spec.k, spec.n});
+    importance = nullptr;  // It is that of inputs before the rotation.
+  }
+  Quantizer quantizer(pool, matrix, options, importance, buffer);
   MARLIN_RETURN_IF_ERROR(quantizer.Run(report));
   return std::move(buffer.weights);
 }
@@ -438,6 +460,20 @@ Result<QuantizedWeights> Quantize(const TensorView& dense, const QuantizeOptions
     return {};
   }));
   return weights;
+}
+
+std::string_view E8M0RuleName(E8M0Rule rule) {
+  switch (rule) {
+    case E8M0Rule::kDefault:
+      return "default";
+    case E8M0Rule::kFloor:
+      return "floor";
+    case E8M0Rule::kCeil:
+      return "ceil";
+    case E8M0Rule::kNearest:
+      return "nearest";
+  }
+  return "unknown";
 }
 
 std::string_view QuantizeMethodName(QuantizeMethod method) {

@@ -69,25 +69,36 @@ StoredScale ScaleCoder::Decode(uint32_t bits) const {
   return scale;
 }
 
-ScaleRule::ScaleRule(const Encoder& encoder, bool affine, bool fractional)
+ScaleRule::ScaleRule(const Encoder& encoder, bool affine, bool fractional, E8M0Rule e8m0_rule)
     : affine_(affine),
       fractional_(fractional),
-      power_of_two_levels_(false),
+      e8m0_rule_(e8m0_rule),
       levels_(affine ? static_cast<double>(encoder.max_value()) - encoder.min_value()
                      : static_cast<double>(encoder.levels())),
       min_value_(encoder.min_value()),
       max_value_(encoder.max_value()) {
+  if (e8m0_rule_ != E8M0Rule::kDefault) return;
   int exponent = 0;
-  power_of_two_levels_ = std::frexp(levels_, &exponent) == 0.5;
+  const bool power_of_two = std::frexp(levels_, &exponent) == 0.5;
+  e8m0_rule_ = power_of_two ? E8M0Rule::kCeil : E8M0Rule::kFloor;
+}
+
+int ScaleRule::ScaleExponent(double span) const {
+  switch (e8m0_rule_) {
+    case E8M0Rule::kCeil:
+      return CeilLog2(span / levels_);
+    case E8M0Rule::kNearest:
+      return static_cast<int>(std::lround(std::log2(span / levels_)));
+    default:
+      return FloorLog2(span) - FloorLog2(levels_);
+  }
 }
 
 GroupParameters ScaleRule::Choose(const GroupRange& range, const ScaleCoder& coder) const {
   GroupParameters parameters;
   const double span = Span(range);
   if (coder.type() == ScaleType::kE8M0 && span > 0 && levels_ > 0) {
-    const int exponent =
-        power_of_two_levels_ ? CeilLog2(span / levels_) : FloorLog2(span) - FloorLog2(levels_);
-    parameters.scale = PowerOfTwo(exponent);
+    parameters.scale = PowerOfTwo(ScaleExponent(span));
   } else {
     parameters.scale = coder.Round(levels_ > 0 ? static_cast<float>(span / levels_) : 0.0f);
   }

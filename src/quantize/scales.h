@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "marlin/format.h"
+#include "marlin/quantize.h"
 #include "quantize/encoder.h"
 
 namespace marlin {
@@ -51,12 +52,14 @@ struct GroupRange {
 ///              signs reach the extreme and quantizing twice changes nothing; max |v| for tables)
 ///   affine     scale = (high - low) / (max - min), zero = round(min - low / scale) in [min, max],
 ///              rounded to an integer, or to f16 with `fractional`
-///   E8M0       symmetric: 2^(floor(log2 amax) - floor(log2 levels)), the OCP MX rule; under it,
-///              formats whose largest value is itself a power of two (nf4, int2) would saturate
-///              by up to a factor 2, so they take 2^ceil(log2(amax / levels))
+///   E8M0       an E8M0Rule of (amax, levels). By default kFloor, the OCP MX rule; under it,
+///   formats
+///              whose largest value is itself a power of two (nf4, int2) would saturate by up to a
+///              factor 2, so they take kCeil
 class ScaleRule {
  public:
-  ScaleRule(const Encoder& encoder, bool affine, bool fractional = false);
+  ScaleRule(const Encoder& encoder, bool affine, bool fractional = false,
+            E8M0Rule e8m0_rule = E8M0Rule::kDefault);
 
   /// The span that levels() divides: amax or high - low. Infinite only when high - low overflows.
   double Span(const GroupRange& range) const {
@@ -74,9 +77,11 @@ class ScaleRule {
   float RoundZero(float exact) const;
 
  private:
+  int ScaleExponent(double span) const;
+
   bool affine_;
   bool fractional_;
-  bool power_of_two_levels_;
+  E8M0Rule e8m0_rule_;
   double levels_;
   float min_value_;
   float max_value_;

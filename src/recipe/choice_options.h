@@ -15,6 +15,8 @@ inline QuantizeOptions QuantizeOptionsOf(const FormatChoice& choice) {
   options.symmetric = choice.symmetric;
   options.fractional_zeros = choice.fractional_zeros;
   options.sparsity = choice.sparsity;
+  options.e8m0_rule = choice.e8m0_rule;
+  options.input_hadamard = choice.input_hadamard;
   return options;
 }
 

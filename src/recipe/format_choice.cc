@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <optional>
 #include <string>
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "layout/input_transform.h"
 #include "layout/sparse_24.h"
 #include "marlin/recipe.h"
 
@@ -36,6 +38,24 @@ Result<int64_t> ParseGroup(std::string_view text, std::string_view part) {
   return group_size;
 }
 
+Result<int64_t> ParseHadamard(std::string_view text, std::string_view part) {
+  int64_t size = 0;
+  const char* end = part.data() + part.size();
+  const auto [stop, error] = std::from_chars(part.data() + 1, end, size);
+  if (error == std::errc() && stop == end && IsHadamardSize(size)) return size;
+  return Invalid(text,
+                 fmt::format("'{}' is no size of Hadamard blocks; expected hN, a power of two "
+                             "from 2 to {}",
+                             Printable(part), kMaxHadamard));
+}
+
+std::optional<E8M0Rule> FindRule(std::string_view part) {
+  for (const E8M0Rule rule : {E8M0Rule::kFloor, E8M0Rule::kCeil, E8M0Rule::kNearest}) {
+    if (part == E8M0RuleName(rule)) return rule;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Status CheckGroupSize(int64_t group_size) {
@@ -53,12 +73,17 @@ std::string FormatChoice::ToString() const {
     text += "/";
     text += ScaleTypeName(scale_type);
   }
+  if (e8m0_rule != E8M0Rule::kDefault) {
+    text += "/";
+    text += E8M0RuleName(e8m0_rule);
+  }
   if (symmetric) text += "/sym";
   if (fractional_zeros) text += "/frac";
   if (sparsity != Sparsity::kDense) {
     text += "/";
     text += SparsityName(sparsity);
   }
+  if (input_hadamard > 0) text += fmt::format("/h{}", input_hadamard);
   return text;
 }
 
@@ -89,6 +114,10 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
       choice.fractional_zeros = true;
     } else if (part == SparsityName(Sparsity::k24) && choice.sparsity == Sparsity::kDense) {
       choice.sparsity = Sparsity::k24;
+    } else if (part.starts_with('h') && choice.input_hadamard == 0) {
+      MARLIN_ASSIGN_OR_RETURN(choice.input_hadamard, ParseHadamard(text, part));
+    } else if (const auto rule = FindRule(part); rule && choice.e8m0_rule == E8M0Rule::kDefault) {
+      choice.e8m0_rule = *rule;
     } else if (part.starts_with('g') && !has_group) {
       MARLIN_ASSIGN_OR_RETURN(choice.group_size, ParseGroup(text, part));
       has_group = true;
@@ -97,11 +126,17 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
       has_scale = true;
     } else {
       return Invalid(text, fmt::format("unexpected part '{}'; expected "
-                                       "FORMAT/gN[/SCALE_TYPE][/sym|/frac][/2:4]",
+                                       "FORMAT/gN[/SCALE_TYPE][/floor|/ceil|/nearest][/sym|/frac]"
+                                       "[/2:4][/hN]",
                                        Printable(part)));
     }
   }
   if (!has_group) return Invalid(text, "the group size is missing; expected FORMAT/gN");
+  if (choice.e8m0_rule != E8M0Rule::kDefault && choice.scale_type != ScaleType::kE8M0) {
+    return Invalid(text,
+                   fmt::format("'{}' rounds scales of type e8m0, these are {}",
+                               E8M0RuleName(choice.e8m0_rule), ScaleTypeName(choice.scale_type)));
+  }
   if (choice.symmetric && GetFormatInfo(choice.format).zero_point == ZeroPoint::kRequired) {
     return Invalid(text, fmt::format("{} needs zero points and cannot be symmetric", name));
   }

@@ -1,5 +1,6 @@
 #include "reference/dequantize.h"
 
+#include <bit>
 #include <cmath>
 #include <string>
 
@@ -62,6 +63,8 @@ Status CheckViews(const QuantizedWeights& weights, int64_t expert, int64_t group
                  sparse ? spec.experts * MetadataWordsAlongK(spec.k) * spec.n : 0));
   MARLIN_RETURN_IF_ERROR(CheckCount("permutation", weights.permutation,
                                     spec.has_permutation ? spec.experts * spec.k : 0));
+  MARLIN_RETURN_IF_ERROR(CheckCount("input_scale", weights.input_scale,
+                                    spec.has_input_scale ? spec.experts * spec.k : 0));
   const int64_t super_scales = spec.experts * SuperGroupCount(spec) * spec.n;
   MARLIN_RETURN_IF_ERROR(CheckCount("super_scales", weights.super_scales, super_scales));
   MARLIN_RETURN_IF_ERROR(
@@ -76,6 +79,42 @@ void DecodeUnquantized(const QuantizedWeights& weights, int64_t expert, DenseWei
         LoadElement(weights.codes.data(), weights.codes.dtype(), expert * count + i);
     dense->value[static_cast<size_t>(i)] = value;
     dense->magnitude[static_cast<size_t>(i)] = std::abs(value);
+  }
+}
+
+/// The element of Sylvester's Hadamard matrix: rows and columns have the sign of the parity of the
+/// bits that they share.
+double HadamardSign(int64_t row, int64_t column) {
+  return std::popcount(static_cast<uint64_t>(row & column)) % 2 == 0 ? 1.0 : -1.0;
+}
+
+/// diag(input_scale) * H * dense. Magnitudes add, as the terms of a sum do.
+void TransformRows(const QuantizedWeights& weights, int64_t expert, DenseWeights* dense) {
+  const WeightsSpec& spec = weights.spec;
+  const auto k = static_cast<size_t>(spec.k);
+  const auto n = static_cast<size_t>(spec.n);
+  if (spec.input_hadamard > 0) {
+    const double norm = 1.0 / std::sqrt(static_cast<double>(spec.input_hadamard));
+    const DenseWeights stored = *dense;
+    for (size_t i = 0; i < k * n; ++i) {
+      const auto row = static_cast<int64_t>(i / n);
+      const int64_t first = row / spec.input_hadamard * spec.input_hadamard;
+      double value = 0;
+      double magnitude = 0;
+      for (int64_t j = 0; j < spec.input_hadamard; ++j) {
+        const size_t from = static_cast<size_t>(first + j) * n + i % n;
+        value += HadamardSign(row - first, j) * stored.value[from];
+        magnitude += stored.magnitude[from];
+      }
+      dense->value[i] = value * norm;
+      dense->magnitude[i] = magnitude * norm;
+    }
+  }
+  if (!spec.has_input_scale) return;
+  const float* const scale = weights.input_scale.As<float>() + expert * spec.k;
+  for (size_t i = 0; i < k * n; ++i) {
+    dense->value[i] *= scale[i / n];
+    dense->magnitude[i] *= std::abs(scale[i / n]);
   }
 }
 
@@ -133,6 +172,7 @@ Result<DenseWeights> Dequantize(const QuantizedWeights& weights, int64_t expert)
       dense.magnitude[i] = std::abs(scale) * (std::abs(value) + std::abs(zero)) + std::abs(bias);
     }
   }
+  TransformRows(weights, expert, &dense);
   return dense;
 }
 

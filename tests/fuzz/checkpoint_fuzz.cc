@@ -187,13 +187,17 @@ bool CheckModule(const Checkpoint& checkpoint, const QuantizedModule& module) {
   const WeightsSpec& spec = module.spec;
   const FormatInfo& info = GetFormatInfo(spec.format);
   MARLIN_FUZZ_CHECK(weights->codebook.empty() || weights->codebook.size() == 1U << info.bits);
-  const int64_t bytes = weights->codes.ByteCount() + weights->scales.ByteCount() +
-                        weights->zeros.ByteCount() * (spec.has_zeros ? 1 : 0) +
-                        weights->biases.ByteCount() * (spec.has_biases ? 1 : 0) +
-                        weights->global_scale.ByteCount() * (spec.has_global_scale ? 1 : 0) +
-                        weights->metadata.ByteCount() * (spec.sparsity == Sparsity::k24 ? 1 : 0) +
-                        weights->permutation.ByteCount() * (spec.has_permutation ? 1 : 0) +
-                        (info.has_codebook ? int64_t{4} << info.bits : 0);
+  const int64_t bytes =
+      weights->codes.ByteCount() + weights->scales.ByteCount() +
+      weights->zeros.ByteCount() * (spec.has_zeros ? 1 : 0) +
+      weights->biases.ByteCount() * (spec.has_biases ? 1 : 0) +
+      weights->global_scale.ByteCount() * (spec.has_global_scale ? 1 : 0) +
+      weights->metadata.ByteCount() * (spec.sparsity == Sparsity::k24 ? 1 : 0) +
+      weights->permutation.ByteCount() * (spec.has_permutation ? 1 : 0) +
+      weights->input_scale.ByteCount() * (spec.has_input_scale ? 1 : 0) +
+      (spec.super_group_size > 0 ? weights->super_scales.ByteCount() : 0) +
+      (spec.super_group_size > 0 && spec.has_biases ? weights->super_biases.ByteCount() : 0) +
+      (info.has_codebook ? int64_t{4} << info.bits : 0);
   MARLIN_FUZZ_CHECK(bytes == StoredBytes(spec));
   const __int128 count = static_cast<__int128>(spec.experts) * spec.k * spec.n;
   // Codes have at least two bits; the rest may be padding along K.

@@ -267,6 +267,11 @@ def permuted_module(fmt: str, shape: list[int]) -> dict[str, Any]:
     return module(fmt, shape, zero_type="fp16", global_scale_divides=False, permutation=True)
 
 
+def rotated_module(fmt: str, shape: list[int]) -> dict[str, Any]:
+    return module(fmt, shape, zero_type="fp16", global_scale_divides=False, input_scale=True,
+                  input_hadamard=16)
+
+
 def quantization(modules: dict[str, Any]) -> dict[str, Any]:
     """Returns a quantization_config as in config.json; targets correct the checksum."""
     version = 2 if any("zero_type" in one for one in modules.values()) else 1
@@ -283,6 +288,7 @@ def quantization_configs() -> Seeds:
             "a.experts.*.w.weight": module("nf3", [2, 16, 8], layer_class="moe_expert")})),
         "sparse": text_of(quantization({"w.weight": sparse_module("s4", [33, 8])})),
         "permuted": text_of(quantization({"w.weight": permuted_module("u4", [33, 8])})),
+        "rotated": text_of(quantization({"w.weight": rotated_module("u4", [32, 8])})),
         "modules-5000": text_of(quantization(
             {f"layers.{i}.up_proj.weight": module("s8", [16, 8]) for i in range(5000)})),
         **json_shapes(),
@@ -307,6 +313,9 @@ def prepared_indices() -> Seeds:
         "past": index([part(bytes=193)]),
         "permuted": index([part(format="s4", k=32, group_size=16, zero_type="fp16",
                                 global_scale_divides=False, permutation=True, bytes=192)]),
+        "scaled": index([part(format="s4", k=16, group_size=16, zero_type="fp16",
+                              global_scale_divides=False, input_scale=True, input_hadamard=16,
+                              bytes=192)]),
         "permutation-past": index([part(format="s4", k=64, group_size=16, zero_type="fp16",
                                         global_scale_divides=False, permutation=True, bytes=192)]),
         "huge": index([part(bytes=2**64 - 1)], [part(k=2**31 - 1, n=2**31 - 1)]),
@@ -347,6 +356,8 @@ def checkpoints() -> Seeds:
     seeds = {
         "golden": parts_of(ROOT / "tests/golden/checkpoint_v1"),
         "permuted": parts_of(ROOT / "tests/golden/checkpoint_permuted"),
+        "inputs": parts_of(ROOT / "tests/golden/checkpoint_inputs"),
+        "levels": parts_of(ROOT / "tests/golden/checkpoint_levels"),
         "plain": plain({"model.embed_tokens.weight": ("F32", [8, 16], 512),
                         "model.layers.0.mlp.up_proj.weight": ("F16", [16, 32], 1024),
                         "model.norm.weight": ("BF16", [16], 32)}, LLAMA),

@@ -24,10 +24,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const marlin::PreparedPart& part : (*opened)->parts()) {
     MARLIN_FUZZ_CHECK(part.offset == end && part.offset % 64 == 0);
     MARLIN_FUZZ_CHECK(part.bytes >= 0 && part.bytes <= kEnd - part.offset);
-    const auto permutation = static_cast<int64_t>((*opened)->Permutation(part).size());
-    MARLIN_FUZZ_CHECK(permutation == (part.spec.has_permutation ? 4 * part.spec.k : 0));
+    const auto input = static_cast<int64_t>((*opened)->Input(part).size());
+    const int arrays = (part.spec.has_permutation ? 1 : 0) + (part.spec.has_input_scale ? 1 : 0);
+    MARLIN_FUZZ_CHECK(input == arrays * 4 * part.spec.k);
     const auto matrix = static_cast<int64_t>((*opened)->Data(part).size());
-    MARLIN_FUZZ_CHECK(matrix + permutation == part.bytes);
+    MARLIN_FUZZ_CHECK(matrix + input == part.bytes);
     end = (part.offset + part.bytes + 63) / 64 * 64;
   }
   MARLIN_FUZZ_CHECK(end == kEnd);

@@ -8,6 +8,7 @@ It shares no code with the library, only the document and the format table next 
 """
 
 import json
+import math
 import pathlib
 import struct
 import sys
@@ -153,8 +154,28 @@ class Module:
                 return as_fp32(scale * value - scale * zeros[e][group])
             return as_fp32(scale * value + biases[e][group] if biases else scale * value)
 
-        return [[[weight(e, row, n) for n in range(self.n)] for row in rows_of[e]]
-                for e in range(self.experts)]
+        inputs = [[1.0] * self.k] * self.experts
+        if facts.get("input_scale"):
+            flat = self.part("input_scale", "F32", facts["shape"][:-2] + [self.k])
+            inputs = [flat[e * self.k:(e + 1) * self.k] for e in range(self.experts)]
+        return [self.transform(inputs[e], [[weight(e, row, n) for n in range(self.n)]
+                                           for row in rows_of[e]]) for e in range(self.experts)]
+
+    def transform(self, scale, rows):
+        """Returns diag(input_scale) * H * rows in fp32."""
+        size = self.facts.get("input_hadamard", 1)
+        if size == 1 and scale == [1.0] * self.k:
+            return rows
+
+        def entry(k, n):
+            if size == 1:
+                return as_fp32(rows[k][n] * scale[k])
+            first = k // size * size
+            terms = [rows[first + j][n] * (-1) ** bin((k - first) & j).count("1")
+                     for j in range(size)]
+            return as_fp32(math.fsum(terms) / math.sqrt(size) * scale[k])
+
+        return [[entry(k, n) for n in range(self.n)] for k in range(self.k)]
 
     def restore(self):
         """Returns source name -> (shape, fp32 bytes)."""

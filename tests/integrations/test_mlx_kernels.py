@@ -92,8 +92,20 @@ def test_permutation(simulator: Any) -> None:
     weights = mm.QuantizedWeights.from_parts(parts)
     for m in (1, 20):
         check(simulator, weights, rows(m, 200))
-    with pytest.raises(mm.UnsupportedError, match="strips have no permutation"):
+    with pytest.raises(mm.UnsupportedError, match="strips have no input transform"):
         linear.call(_core.MetalStrips, weights)
+
+
+@pytest.mark.parametrize("hadamard", [0, 4, 64])
+def test_input_scales_and_hadamard_blocks(simulator: Any, hadamard: int) -> None:
+    stored = quantized("u4", 192, 44)
+    parts = _core.WeightsParts()
+    parts.format, parts.k, parts.n, parts.group_size = "u4", 192, 44, 32
+    parts.codes, parts.scales, parts.zeros = stored.codes, stored.scales, stored.zeros
+    parts.input_scale = np.random.default_rng(5).choice([0.5, -1, 2], 192).astype(np.float32)
+    parts.input_hadamard = hadamard
+    for m in (1, 20):
+        check(simulator, mm.QuantizedWeights.from_parts(parts), rows(m, 192))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

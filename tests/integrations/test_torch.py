@@ -211,6 +211,26 @@ def test_permutations_are_buffers() -> None:
     assert torch.allclose(y, x @ dense, atol=1e-2)
 
 
+def test_input_transforms_are_buffers() -> None:
+    rng = np.random.default_rng(0)
+    packed = mm.pack_weights(rng.standard_normal((96, 40)).astype(np.float32), "u4", 32)
+    parts = _core.WeightsParts()
+    parts.format, parts.k, parts.n, parts.group_size = "u4", 96, 40, 32
+    parts.codes, parts.scales, parts.zeros = packed.codes, packed.scales, packed.zeros
+    parts.input_scale = rng.standard_normal(96).astype(np.float32)
+    parts.input_hadamard = 32
+    weights = mm.QuantizedWeights.from_parts(parts)
+    stack = mt.MarlinStack.from_weights(weights)
+    assert stack.state_dict()["input_scale"].dtype == torch.float32
+    again = mt.MarlinStack(96, 40, "u4", 32, zeros=True, input_scale=True, input_hadamard=32)
+    again.load_state_dict(stack.state_dict())
+    assert np.array_equal(mm.dequantize(again.quantized()), mm.dequantize(weights))
+    x = torch.from_numpy(rng.standard_normal((3, 96)).astype(np.float32))
+    y = linear(x, None, again.handle(), 0, 40)
+    dense = torch.from_numpy(mm.dequantize(weights))
+    assert torch.allclose(y, x @ dense, atol=2e-2)
+
+
 def test_two_levels_of_scales_are_buffers() -> None:
     rng = np.random.default_rng(0)
     parts = _core.WeightsParts()

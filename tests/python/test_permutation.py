@@ -41,7 +41,7 @@ def test_numbers_are_in_the_order_of_k(name: str) -> None:
     sorted_rows = mm.dequantize(mm.pack_weights(weight[order], name, 32))
     dense = mm.dequantize(made)
     assert np.array_equal(dense[order], sorted_rows)
-    plain = mm.unpermute(made)
+    plain = mm.fold_input(made)
     assert plain.format == "fp32" and plain.permutation is None
     assert np.array_equal(mm.dequantize(plain), dense)
     x = gaussian(3, 96, seed=4)
@@ -55,7 +55,7 @@ def test_numbers_are_in_the_order_of_k(name: str) -> None:
 def test_plain_weights_have_none() -> None:
     plain = mm.pack_weights(gaussian(64, 8), "u4", 32)
     assert plain.permutation is None
-    assert np.array_equal(mm.dequantize(mm.unpermute(plain)), mm.dequantize(plain))
+    assert np.array_equal(mm.dequantize(mm.fold_input(plain)), mm.dequantize(plain))
 
 
 def test_wrong_permutations_are_named() -> None:
@@ -82,7 +82,7 @@ def test_shards() -> None:
         assert np.array_equal(mm.dequantize(part), dense[:, 20 * rank : 20 * rank + 20])
     with pytest.raises(mm.UnsupportedError, match="the groups of weights with a permutation lie"):
         mm.shard(made, "k", 0, 3)
-    assert np.array_equal(mm.dequantize(mm.shard(mm.unpermute(made), "k", 1, 3)), dense[32:64])
+    assert np.array_equal(mm.dequantize(mm.shard(mm.fold_input(made), "k", 1, 3)), dense[32:64])
     with pytest.raises(mm.InvalidArgumentError, match="2:4 weights have none"):
         mm.prune(permuted(name="s4"))
 

@@ -16,8 +16,8 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/scalars.h"
-#include "plan/permute_columns.h"
 #include "plan/select.h"
+#include "plan/transform_columns.h"
 
 namespace marlin::cpu {
 namespace {
@@ -179,19 +179,19 @@ class CpuBackend final : public Backend {
     return Status();
   }
 
-  Status PermuteColumns(const PermuteColumnsCall& call, void* /*stream*/) const override {
+  Status TransformColumns(const TransformColumnsCall& call, void* /*stream*/) const override {
     const int64_t rows = call.from.dim(0);
     // Fewer elements move in about the time that threads take to wake up.
     constexpr int64_t kWorthThreads = int64_t{1} << 16;
     if (call.from.ElementCount() < kWorthThreads) {
-      PermuteRows(call, 0, rows);
+      TransformRows(call, 0, rows);
       return Status();
     }
     // A task takes adjacent elements of a transposed view.
     constexpr int64_t kRowsOfTask = 16;
     pool_->Run(CeilDivide(rows, kRowsOfTask), [&](int64_t task, int) {
       const int64_t first = task * kRowsOfTask;
-      PermuteRows(call, first, std::min(kRowsOfTask, rows - first));
+      TransformRows(call, first, std::min(kRowsOfTask, rows - first));
     });
     return Status();
   }

@@ -12,7 +12,7 @@
 #include "backends/cuda/kernels/cublas/cublas_launch.h"
 #include "backends/cuda/kernels/decoder/cuda_decoder.h"
 #include "backends/cuda/kernels/elementwise/add_rows.h"
-#include "backends/cuda/kernels/elementwise/permute_columns.h"
+#include "backends/cuda/kernels/elementwise/transform_columns.h"
 #include "backends/cuda/kernels/experts/cuda_experts.h"
 #include "backends/cuda/kernels/wgmma/wgmma_launch.h"
 #include "backends/cuda/plan/kernel_table.h"
@@ -25,8 +25,8 @@
 #include "backends/cuda/weights/dequantize_prepared.h"
 #include "backends/cuda/weights/prepared_tiles.h"
 #include "base/macros.h"
-#include "plan/permute_columns.h"
 #include "plan/select.h"
+#include "plan/transform_columns.h"
 
 namespace marlin::cuda {
 
@@ -246,23 +246,27 @@ class CudaBackend final : public Backend {
     return device_->errors.Check(LaunchAddRows(args, static_cast<cudaStream_t>(stream)),
                                  "add_rows");
   }
-  Status PermuteColumns(const PermuteColumnsCall& call, void* stream) const override {
+  Status TransformColumns(const TransformColumnsCall& call, void* stream) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
-    PermuteColumnsArguments args;
+    TransformColumnsArguments args;
     args.from = call.from.data();
     args.from_row = call.from.stride(0);
     args.from_column = call.from.stride(1);
+    args.from_type = ElementOf(call.from.dtype());
     args.to = call.to.data();
     args.to_row = call.to.stride(0);
     args.to_column = call.to.stride(1);
-    args.permutation = call.permutation;
+    args.to_type = ElementOf(call.to.dtype());
+    args.scale = call.transform.scale;
+    args.permutation = call.transform.permutation;
+    args.hadamard = call.transform.hadamard;
     args.rows = call.from.dim(0);
     args.columns = call.from.dim(1);
-    args.scatter = call.scatter;
-    const bool wide = DTypeBytes(call.from.dtype()) == 4;
-    return device_->errors.Check(
-        LaunchPermuteColumns(args, wide, static_cast<cudaStream_t>(stream)), "permute_columns");
+    args.inverse = call.inverse;
+    if (args.rows == 0 || args.columns == 0) return {};
+    return device_->errors.Check(LaunchTransformColumns(args, static_cast<cudaStream_t>(stream)),
+                                 "transform_columns");
   }
   Status Synchronize(void* stream) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());

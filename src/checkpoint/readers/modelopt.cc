@@ -60,25 +60,25 @@ class ModelOptFinder {
       AddRows(name, std::move(rows), &finder_, reader);
       return {};
     }
-    MARLIN_ASSIGN_OR_RETURN(
-        const size_t tensor,
-        finder_.Need(ModulePart::kScales, kInputScale, {DType::kF16, DType::kBf16, DType::kF32}));
+    MARLIN_ASSIGN_OR_RETURN(const size_t tensor,
+                            finder_.Need(ModulePart::kInputScale, kInputScale,
+                                         {DType::kF16, DType::kBf16, DType::kF32}));
     const int64_t count = finder_.ShapeOf(tensor).ElementCount();
-    const WeightsSpec& spec = rows.spec;
+    WeightsSpec& spec = rows.spec;
     if (count != spec.k && count != spec.experts * spec.k) {
       return finder_.Malformed(
           kInputScale, fmt::format("expected {} numbers, one for each input, got {}", spec.k,
                                    finder_.ShapeOf(tensor).ToString()));
     }
-    std::vector<float> input_scale(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i) {
-      const float scale = ParameterAt(finder_.Data(tensor), finder_.TypeOf(tensor), i);
+    spec.has_input_scale = true;
+    for (int64_t i = 0; i < spec.experts * spec.k; ++i) {
+      const float scale = ParameterAt(finder_.Data(tensor), finder_.TypeOf(tensor), i % count);
       if (!std::isfinite(scale)) {
-        return finder_.Malformed(kInputScale, fmt::format("value {} is NaN or Inf", i));
+        return finder_.Malformed(kInputScale, fmt::format("value {} is NaN or Inf", i % count));
       }
-      input_scale[static_cast<size_t>(i)] = scale;
+      rows.input_scale.push_back(scale);
     }
-    AddScaledInputs(name, std::move(rows), std::move(input_scale), &finder_, reader);
+    AddRows(name, std::move(rows), &finder_, reader);
     return {};
   }
 

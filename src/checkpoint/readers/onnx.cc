@@ -21,6 +21,7 @@
 #include "checkpoint/row_weights.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/unpack.h"
+#include "layout/input_transform.h"
 #include "layout/parameters.h"
 #include "layout/permutation.h"
 
@@ -343,7 +344,7 @@ class OnnxReader {
     if (m.float_zeros) spec.zero_type = ScaleType::kF32;
     spec.has_permutation = m.index != nullptr;
     // Groups of unequal sizes have no format of their own.
-    if (m.index != nullptr && m.permutation.empty()) spec = UnpermutedSpec(spec);
+    if (m.index != nullptr && m.permutation.empty()) spec = FoldedSpec(spec);
     const std::string name = NameOf(*m.codes);
     ModuleRecord record = RecordOf(name, spec);
     // The runtime rounds the product of scale and zero before it subtracts it.

@@ -54,6 +54,9 @@ Status AttachPart(const ModuleTensor& part, const std::byte* data, QuantizedWeig
     case ModulePart::kPermutation:
       weights->permutation = TensorView(data, part.dtype, {spec.experts, spec.k});
       return {};
+    case ModulePart::kInputScale:
+      weights->input_scale = TensorView(data, part.dtype, {spec.experts, spec.k});
+      return {};
     case ModulePart::kSuperScales:
       weights->super_scales = stacked(SuperGroupCount(spec));
       return {};

@@ -23,8 +23,8 @@
 #include "checkpoint/writers/gguf_blocks.h"
 #include "checkpoint/writers/gguf_metadata.h"
 #include "checkpoint/writers/gguf_super_blocks.h"
+#include "layout/input_transform.h"
 #include "layout/parameters.h"
-#include "layout/permutation.h"
 #include "layout/plain_weights.h"
 #include "layout/slice_expert.h"
 #include "marlin/layout.h"
@@ -245,8 +245,8 @@ class GgufExport {
 
   Result<GgufStored> TypeOf(const ModuleRecord& record) const {
     const WeightsSpec& spec = record.module.spec;
-    // No type has groups that lie across k.
-    if (spec.has_permutation) return GgufTypeOf(UnpermutedSpec(spec));
+    // No type has groups that lie across k, or scales or rotates its inputs.
+    if (TransformsInput(spec)) return GgufTypeOf(FoldedSpec(spec));
     // Whether a type with two levels of scales holds them is seen in the numbers only.
     if (const GgufStored* const type = FindSuperType(spec); type != nullptr) {
       MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights,
@@ -543,7 +543,7 @@ class GgufExport {
     const bool two_levels = output.type.quantized() && output.type.format->super_group_size > 0;
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense,
                             ConvertTo(two_levels ? stored.spec : PlainSpec(stored.spec), stored));
-    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, Unpermute(dense));
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, FoldInput(dense));
     const int64_t bytes = output.bytes / weights.spec.experts;
     for (int64_t e = 0; e < weights.spec.experts; ++e) {
       MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights matrix, SliceExpert(weights, e));

@@ -190,8 +190,8 @@ TEST_F(MarlinC, RefusesNullEverywhere) {
        {marlin_device_synchronize(nullptr, nullptr),
         marlin_checkpoint_open(nullptr, nullptr),
         marlin_checkpoint_weights(nullptr, "a", &weights),
-        marlin_unpermute(nullptr, &weights),
-        marlin_unpermute(weights_, nullptr),
+        marlin_fold_input(nullptr, &weights),
+        marlin_fold_input(weights_, nullptr),
         marlin_prepare(nullptr, device_, &prepared),
         marlin_prepare(weights_, nullptr, &prepared),
         marlin_prepare(weights_, device_, nullptr),
@@ -217,7 +217,7 @@ TEST_F(MarlinC, RefusesNullEverywhere) {
   EXPECT_EQ(marlin_buffer_data(nullptr), nullptr);
 }
 
-TEST_F(MarlinC, UnpermutesWeightsOfActOrder) {
+TEST_F(MarlinC, FoldsTheInputOfWeightsOfActOrder) {
   const std::string golden = marlin::SourceDirectory() + "/tests/golden/checkpoint_permuted";
   marlin_checkpoint* checkpoint = nullptr;
   ASSERT_EQ(marlin_checkpoint_open(golden.c_str(), &checkpoint), MARLIN_OK) << marlin_last_error();
@@ -226,7 +226,7 @@ TEST_F(MarlinC, UnpermutesWeightsOfActOrder) {
       marlin_checkpoint_weights(checkpoint, "model.layers.0.self_attn.q_proj.weight", &stored),
       MARLIN_OK);
   marlin_weights* plain = nullptr;
-  ASSERT_EQ(marlin_unpermute(stored, &plain), MARLIN_OK) << marlin_last_error();
+  ASSERT_EQ(marlin_fold_input(stored, &plain), MARLIN_OK) << marlin_last_error();
   EXPECT_EQ(marlin_weights_bytes(plain), 4 * 80 * 16);
   std::vector<float> numbers[2];
   for (int i = 0; i < 2; ++i) {

@@ -278,7 +278,7 @@ std::vector<float> InputScales() {
 TEST(ForeignReaders, WeightsOfModelOptAreMultipliedByTheScalesOfInputs) {
   Files files = ModelOptNvfp4();
   files.tensors.push_back(Of<float>("m.pre_quant_scale", DType::kF32, {32}, InputScales()));
-  const std::vector<float> values = Values(files, "m.weight", Format::kFp32);
+  const std::vector<float> values = Values(files, "m.weight", Format::kFp4E2M1);
   const float scale = Fp8E4M3ToFloat(0x2c) * 3.0f;
   for (size_t k = 0; k < 32; ++k) {
     const float code = k % 2 == 0 ? -2.0f : 1.0f;  // Low nibble c, high nibble 2.
@@ -287,7 +287,7 @@ TEST(ForeignReaders, WeightsOfModelOptAreMultipliedByTheScalesOfInputs) {
   files.tensors[0] = Filled("m.weight", DType::kU8, {8, 32});
   files.tensors[1] = Of<float>("m.weight_scale", DType::kF32, {16, 1}, std::vector(16, 0.25f));
   files.tensors.erase(files.tensors.begin() + 2);
-  const std::vector<float> four_bits = Values(files, "m.weight", Format::kFp32);
+  const std::vector<float> four_bits = Values(files, "m.weight", Format::kS4);
   for (size_t k = 0; k < 32; ++k) {
     EXPECT_EQ(four_bits[k * 16], -1.0f * InputScales()[k]);  // c is -4.
     EXPECT_EQ(four_bits[k * 16 + 1], 0.25f * 2.0f * InputScales()[k]);

@@ -1,4 +1,4 @@
-// tests/golden/checkpoint_v1, checkpoint_v2 and checkpoint_levels were written by the first
+// tests/golden/checkpoint_v1, checkpoint_v2, _levels and _inputs were written by the first
 // programs that had these versions of the format. They are never rewritten: every later program
 // loads them to the same bits.
 #include <gtest/gtest.h>
@@ -20,6 +20,7 @@ namespace {
 const std::string kGolden = SourceDirectory() + "/tests/golden/checkpoint_v1";
 const std::string kGolden2 = SourceDirectory() + "/tests/golden/checkpoint_v2";
 const std::string kGoldenLevels = SourceDirectory() + "/tests/golden/checkpoint_levels";
+const std::string kGoldenInputs = SourceDirectory() + "/tests/golden/checkpoint_inputs";
 
 std::string HashOf(const void* data, int64_t bytes) {
   return ChecksumText(ChecksumOf({static_cast<const char*>(data), static_cast<size_t>(bytes)}));
@@ -144,6 +145,37 @@ std::vector<testing::TestModule> LevelsModules() {
   return modules;
 }
 
+/// Later additions: input scales and Hadamard blocks.
+std::vector<testing::TestModule> InputsModules() {
+  WeightsSpec spec;
+  spec.k = 96;
+  spec.n = 6;
+  spec.group_size = 32;
+  spec.format = Format::kS4;
+  spec.has_input_scale = true;
+  std::vector<testing::TestModule> modules = {
+      testing::RandomModule("model.layers.0.self_attn.q_proj.weight", spec, 1)};
+  spec.input_hadamard = 32;
+  modules.push_back(testing::RandomModule("model.layers.0.self_attn.k_proj.weight", spec, 2));
+  spec.has_input_scale = false;
+  spec.input_hadamard = 4;
+  spec.format = Format::kFp4E2M1;
+  spec.scale_type = ScaleType::kE8M0;
+  modules.push_back(testing::RandomModule("model.layers.0.self_attn.v_proj.weight", spec, 3));
+  spec.input_hadamard = 0;
+  spec.has_input_scale = true;
+  spec.has_permutation = true;
+  spec.format = Format::kU4;
+  spec.scale_type = ScaleType::kF16;
+  spec.has_zeros = true;
+  modules.push_back(testing::RandomModule("model.layers.0.self_attn.o_proj.weight", spec, 4));
+  spec.has_permutation = false;
+  spec.experts = 2;
+  spec.input_hadamard = 16;
+  modules.push_back(testing::RandomModule("model.layers.0.mlp.experts.*.up_proj.weight", spec, 5));
+  return modules;
+}
+
 /// With MARLIN_UPDATE_GOLDEN, writes the modules unless they are there; compares every part.
 void ExpectSameParts(const std::string& golden, const std::vector<testing::TestModule>& modules) {
   if (std::getenv("MARLIN_UPDATE_GOLDEN") != nullptr && !std::filesystem::exists(golden)) {
@@ -165,7 +197,8 @@ void ExpectSameParts(const std::string& golden, const std::vector<testing::TestM
     for (const auto part :
          {&QuantizedWeights::codes, &QuantizedWeights::scales, &QuantizedWeights::zeros,
           &QuantizedWeights::biases, &QuantizedWeights::global_scale,
-          &QuantizedWeights::super_scales, &QuantizedWeights::super_biases}) {
+          &QuantizedWeights::super_scales, &QuantizedWeights::super_biases,
+          &QuantizedWeights::permutation, &QuantizedWeights::input_scale}) {
       const TensorView& view = (*weights).*part;
       const TensorView& expected = module.weights.*part;
       ASSERT_EQ(view.empty(), expected.empty());
@@ -178,6 +211,7 @@ void ExpectSameParts(const std::string& golden, const std::vector<testing::TestM
 
 TEST(Golden, Version2LoadsToTheSameBits) { ExpectSameParts(kGolden2, Version2Modules()); }
 TEST(Golden, LevelsLoadToTheSameBits) { ExpectSameParts(kGoldenLevels, LevelsModules()); }
+TEST(Golden, InputsLoadToTheSameBits) { ExpectSameParts(kGoldenInputs, InputsModules()); }
 
 void ExpectSameBits(const std::string& golden) {
   const testing::TemporaryDirectory directory;
@@ -204,6 +238,7 @@ void ExpectSameBits(const std::string& golden) {
 TEST(Golden, Version1DequantizesToTheSameBits) { ExpectSameBits(kGolden); }
 TEST(Golden, Version2DequantizesToTheSameBits) { ExpectSameBits(kGolden2); }
 TEST(Golden, LevelsDequantizeToTheSameBits) { ExpectSameBits(kGoldenLevels); }
+TEST(Golden, InputsDequantizeToTheSameBits) { ExpectSameBits(kGoldenInputs); }
 TEST(Golden, PermutedWeightsDequantizeToTheSameBits) {
   ExpectSameBits(SourceDirectory() + "/tests/golden/checkpoint_permuted");
 }

@@ -92,6 +92,9 @@ inline TestModule RandomModule(const std::string& name, WeightsSpec spec, uint32
   for (int64_t e = 0; spec.has_global_scale && e < spec.experts; ++e) {
     buffer->global_scale[e] = 1.0f / static_cast<float>(3 + e);
   }
+  for (int64_t i = 0; spec.has_input_scale && i < spec.experts * spec.k; ++i) {
+    buffer->input_scale[i] = RandomParameter(random);
+  }
   for (int64_t e = 0; spec.has_permutation && e < spec.experts; ++e) {
     int32_t* const order = buffer->permutation + e * spec.k;
     std::iota(order, order + spec.k, 0);

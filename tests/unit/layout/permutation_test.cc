@@ -183,14 +183,14 @@ TEST(Permutation, DequantizationRestoresTheOrderOfK) {
             << row;
       }
       ExpectReference(weights, decoded);
-      const auto plain = Unpermute(weights);
+      const auto plain = FoldInput(weights);
       ASSERT_TRUE(plain.ok()) << plain.status().message();
       EXPECT_EQ(plain->spec.format, Format::kFp32);
       EXPECT_EQ(Decoded(*plain), decoded);
     }
   }
   const QuantizedWeights plain = Stored(Random(Specs(1, 64, 8).front(), 1));
-  EXPECT_EQ(Unpermute(plain)->codes.data(), plain.codes.data());
+  EXPECT_EQ(FoldInput(plain)->codes.data(), plain.codes.data());
 }
 
 TEST(Permutation, DequantizationTakesStridedOutputs) {

@@ -28,6 +28,28 @@ TEST(ScaleRule, SymmetricScalesDivideByTheLargestValue) {
   EXPECT_EQ(ScaleFor(Format::kFp8E5M2, ScaleType::kF32, 114688.0f), 2.0f);
 }
 
+TEST(ScaleRule, E8M0RulesByName) {
+  const auto scale = [](E8M0Rule rule, Format format, float amax) {
+    const Encoder encoder(format, {});
+    const ScaleRule rounded(encoder, false, false, rule);
+    return rounded.Choose(Symmetric(amax), ScaleCoder(ScaleType::kE8M0)).scale.value;
+  };
+  // The largest value is 6: 4.5 / 6 = 2^-0.41, 4 / 6 = 2^-0.58.
+  EXPECT_EQ(scale(E8M0Rule::kFloor, Format::kFp4E2M1, 7.99F), 1.0F);
+  EXPECT_EQ(scale(E8M0Rule::kCeil, Format::kFp4E2M1, 6.0F), 1.0F);
+  EXPECT_EQ(scale(E8M0Rule::kCeil, Format::kFp4E2M1, 6.01F), 2.0F);
+  EXPECT_EQ(scale(E8M0Rule::kCeil, Format::kFp4E2M1, 3.01F), 1.0F);
+  EXPECT_EQ(scale(E8M0Rule::kNearest, Format::kFp4E2M1, 4.5F), 1.0F);
+  EXPECT_EQ(scale(E8M0Rule::kNearest, Format::kFp4E2M1, 4.0F), 0.5F);
+  EXPECT_EQ(scale(E8M0Rule::kFloor, Format::kNf4, 1.99F), 1.0F);
+  EXPECT_EQ(scale(E8M0Rule::kDefault, Format::kNf4, 1.99F), 2.0F);
+  for (const E8M0Rule rule : {E8M0Rule::kFloor, E8M0Rule::kCeil, E8M0Rule::kNearest}) {
+    EXPECT_EQ(scale(rule, Format::kFp4E2M1, 0.0F), 0x1p-127F);
+    EXPECT_EQ(scale(rule, Format::kFp4E2M1, 1e-44F), 0x1p-127F);
+    EXPECT_EQ(scale(rule, Format::kFp4E2M1, 3e38F) > 0x1p124F, true);
+  }
+}
+
 TEST(ScaleRule, E8M0FollowsOcpAndNeverCutsByMoreThanItsThird) {
   // floor(log2 amax) - 2.
   EXPECT_EQ(ScaleFor(Format::kFp4E2M1, ScaleType::kE8M0, 4.0f), 1.0f);

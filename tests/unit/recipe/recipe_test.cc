@@ -25,7 +25,8 @@ TEST(FormatChoice, RoundTrips) {
   for (const char* text :
        {"keep", "bf16", "fp16", "fp4_e2m1/g128", "s4/g64", "nf3/gK", "fp4_e2m1/g32/e8m0",
         "int3/g64/sym", "u4/g64/frac", "int2/g32/bf16/frac", "int2/g16/bf16/sym",
-        "fp8_e4m3/g128/fp32", "s4/g64/2:4", "fp4_e2m1/g16/e4m3/2:4"}) {
+        "fp8_e4m3/g128/fp32", "s4/g64/2:4", "fp4_e2m1/g16/e4m3/2:4", "u4/g64/h128",
+        "fp4_e2m1/g32/e8m0/ceil", "fp4_e2m1/g32/e8m0/nearest/h2", "s4/g64/2:4/h32768"}) {
     const Result<FormatChoice> choice = ParseFormatChoice(text);
     ASSERT_TRUE(choice.ok()) << text << ": " << choice.status().message();
     EXPECT_EQ(choice->ToString(), text);
@@ -78,6 +79,12 @@ TEST(FormatChoice, RefusesWhatIsWrongByName) {
            Case{"u4/g64/frac/frac", "unexpected part"},
            Case{"bf16/g64", "bf16 has no groups"},
            Case{"s4/g64/2:4/2:4", "unexpected part '2:4'"},
+           Case{"s4/g64/h48", "'h48' is no size of Hadamard blocks; expected hN, a power of two"},
+           Case{"s4/g64/h", "'h' is no size of Hadamard blocks"},
+           Case{"s4/g64/h65536", "a power of two from 2 to 32768"},
+           Case{"s4/g64/h64/h64", "unexpected part 'h64'"},
+           Case{"s4/g64/ceil", "'ceil' rounds scales of type e8m0, these are fp16"},
+           Case{"fp4_e2m1/g32/e8m0/ceil/floor", "unexpected part 'floor'"},
            Case{"s4/g64/4:8", "unexpected part '4:8'"},
            Case{"nf3/g64/2:4", "2:4 needs 4 or 8 bits, nf3 has 3"},
        }) {

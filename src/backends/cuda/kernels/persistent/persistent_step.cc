@@ -104,7 +104,7 @@ class Describer {
     if (part.storage()->backend != backend_) return std::nullopt;
     const auto& prepared = static_cast<const PreparedTiles&>(*part.storage());
     if (!prepared.traits.tiled || prepared.traits.sparse || prepared.traits.marlin_w4 ||
-        prepared.spec.has_permutation) {
+        TransformsInput(prepared.spec)) {
       return std::nullopt;
     }
     if (!kind_.has_value()) kind_ = prepared.kind();

@@ -1,11 +1,15 @@
-// Products, lookups and dequantization of weights with a permutation along k, on every device and
-// at every level of the CPU that is there: the bits of the sorted weights for gathered activations,
-// and the sums of the double-precision reference on data whose sums are exact.
+// Products, lookups and dequantization of weights that permute, scale or rotate the columns of A,
+// on every device and at every level of the CPU that is there: the bits of the stored weights for
+// transformed activations, and the sums of the double-precision reference on data whose sums are
+// exact.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -24,9 +28,17 @@
 namespace marlin {
 namespace {
 
-/// Weights with random codes and scales that are powers of two, whose products with small integers
-/// have exact sums.
-QuantizedWeights Lattice(Format format, int64_t experts, int64_t k, int64_t n, uint32_t seed) {
+/// A change that weights make to the columns of A.
+struct Transform {
+  bool permutation = true;
+  bool scale = false;
+  int64_t hadamard = 0;
+};
+
+/// Weights with random codes, and scales and input scales that are powers of two, whose products
+/// with small integers have exact sums; Hadamard blocks of 4, 16 and 64 keep them exact.
+QuantizedWeights Lattice(Format format, int64_t experts, int64_t k, int64_t n, uint32_t seed,
+                         const Transform& transform = {}) {
   std::mt19937 random(seed);
   const bool zeros = GetFormatInfo(format).zero_point == ZeroPoint::kRequired;
   auto buffer = AllocateWeights({.format = format,
@@ -35,7 +47,9 @@ QuantizedWeights Lattice(Format format, int64_t experts, int64_t k, int64_t n, u
                                  .n = n,
                                  .group_size = 32,
                                  .has_zeros = zeros,
-                                 .has_permutation = true});
+                                 .has_permutation = transform.permutation,
+                                 .has_input_scale = transform.scale,
+                                 .input_hadamard = transform.hadamard});
   EXPECT_TRUE(buffer.ok()) << buffer.status().message();
   const QuantizedWeights& weights = buffer->weights;
   auto* const codes = static_cast<uint32_t*>(buffer->codes);
@@ -49,7 +63,11 @@ QuantizedWeights Lattice(Format format, int64_t experts, int64_t k, int64_t n, u
       static_cast<uint16_t*>(buffer->zeros)[i] = FloatToHalf(static_cast<float>(random() % 16));
     }
   }
-  for (int64_t e = 0; e < experts; ++e) {
+  for (int64_t i = 0; transform.scale && i < experts * k; ++i) {
+    constexpr float kScales[] = {1.0F, -0.5F, 2.0F};
+    buffer->input_scale[i] = kScales[random() % 3];
+  }
+  for (int64_t e = 0; e < experts && transform.permutation; ++e) {
     int32_t* const order = buffer->permutation + e * k;
     std::iota(order, order + k, 0);
     std::shuffle(order, order + k, random);
@@ -57,10 +75,13 @@ QuantizedWeights Lattice(Format format, int64_t experts, int64_t k, int64_t n, u
   return weights;
 }
 
-/// The same stored rows without their permutation.
+/// The same stored rows without their transform.
 QuantizedWeights Sorted(QuantizedWeights weights) {
   weights.spec.has_permutation = false;
   weights.permutation = TensorView();
+  weights.spec.has_input_scale = false;
+  weights.input_scale = TensorView();
+  weights.spec.input_hadamard = 0;
   return weights;
 }
 
@@ -104,6 +125,26 @@ struct Rows {
       for (int64_t i = 0; i < k; ++i) sorted.Set(row * sorted.stride + i, At(row, order[i]));
     }
     return sorted;
+  }
+
+  /// The rows as weights without a permutation read them: scaled, rotated, rounded once.
+  Rows Rotated(const QuantizedWeights& weights) const {
+    Rows rotated(dtype, m, k, (k + 15) / 16 * 16, 0);
+    const int64_t size = std::max<int64_t>(weights.spec.input_hadamard, 1);
+    const float* const scale = weights.input_scale.As<float>();
+    const double norm = 1 / std::sqrt(static_cast<double>(size));
+    for (int64_t row = 0; row < m; ++row) {
+      for (int64_t i = 0; i < k; ++i) {
+        double sum = 0;
+        for (int64_t j = i / size * size; j < (i / size + 1) * size; ++j) {
+          const int parity = std::popcount(static_cast<uint64_t>(i % size & j % size)) % 2;
+          const double value = At(row, j) * (scale == nullptr ? 1.0 : scale[j]);
+          sum += parity == 0 ? value : -value;
+        }
+        rotated.Set(row * rotated.stride + i, static_cast<float>(sum * norm));
+      }
+    }
+    return rotated;
   }
 
   DType dtype;
@@ -153,7 +194,7 @@ constexpr const char* kDevices[] = {"cpu", "scalar", "avx2", "avx512", "amx", "n
 #endif
 
 /// A device by its name, or the CPU at a level.
-class PermutedGemm : public ::testing::TestWithParam<const char*> {
+class TransformedGemm : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     const std::string name = GetParam();
@@ -187,7 +228,7 @@ void ExpectSortedBits(const Device& device, Format format, DType type, int64_t m
   EXPECT_EQ(product, Product(device, gathered.view(), *sorted));
 }
 
-TEST_P(PermutedGemm, HasTheBitsOfSortedWeightsAndTheReferencesSums) {
+TEST_P(TransformedGemm, HasTheBitsOfSortedWeightsAndTheReferencesSums) {
   constexpr std::pair<int64_t, int64_t> kSizes[] = {{1, 64},  {2, 64},  {7, 64},  {33, 64},
                                                     {1, 150}, {2, 150}, {7, 150}, {33, 150}};
   for (const Format format : {Format::kS4, Format::kU4, Format::kS8, Format::kU8, Format::kInt3,
@@ -203,7 +244,7 @@ TEST_P(PermutedGemm, HasTheBitsOfSortedWeightsAndTheReferencesSums) {
   }
 }
 
-TEST_P(PermutedGemm, EpiloguesAndPlansAreThoseOfSortedWeights) {
+TEST_P(TransformedGemm, EpiloguesAndPlansAreThoseOfSortedWeights) {
   const QuantizedWeights weights = Lattice(Format::kU4, 1, 96, 48, 3);
   const auto prepared = Prepare(weights, *device_);
   const auto sorted = Prepare(Sorted(weights), *device_);
@@ -251,7 +292,7 @@ TEST_P(PermutedGemm, EpiloguesAndPlansAreThoseOfSortedWeights) {
   }
 }
 
-TEST_P(PermutedGemm, EveryMatrixOfAStackHasItsOwn) {
+TEST_P(TransformedGemm, EveryMatrixOfAStackHasItsOwn) {
   const QuantizedWeights stack = Lattice(Format::kS4, 3, 64, 24, 8);
   const auto prepared = Prepare(stack, *device_);
   ASSERT_TRUE(prepared.ok()) << prepared.status().message();
@@ -272,7 +313,7 @@ TEST_P(PermutedGemm, EveryMatrixOfAStackHasItsOwn) {
   }
 }
 
-TEST_P(PermutedGemm, DequantizationAndLookupRestoreTheOrder) {
+TEST_P(TransformedGemm, DequantizationAndLookupRestoreTheOrder) {
   const int64_t k = 150;
   const int64_t n = 40;
   const QuantizedWeights weights = Lattice(Format::kU4, 2, k, n, 5);
@@ -315,7 +356,7 @@ TEST_P(PermutedGemm, DequantizationAndLookupRestoreTheOrder) {
 }
 
 // More elements than one thread moves.
-TEST_P(PermutedGemm, LargeMatricesAreMovedByAllThreads) {
+TEST_P(TransformedGemm, LargeMatricesAreMovedByAllThreads) {
   if (simulated()) GTEST_SKIP() << "has no threads for it";
   constexpr int64_t kK = 1100;
   const QuantizedWeights weights = Lattice(Format::kS4, 1, kK, 72, 12);
@@ -332,7 +373,100 @@ TEST_P(PermutedGemm, LargeMatricesAreMovedByAllThreads) {
   EXPECT_EQ(out, expected);
 }
 
-TEST_P(PermutedGemm, EmptyProblemsAreFine) {
+/// Every transform but a permutation alone.
+const Transform kTransforms[] = {
+    {false, true, 0}, {true, true, 0}, {false, false, 4}, {false, true, 16}, {false, false, 64}};
+
+std::string NameOf(const Transform& transform) {
+  return std::string(transform.permutation ? "permuted " : "") +
+         (transform.scale ? "scaled " : "") + "h" + std::to_string(transform.hadamard);
+}
+
+TEST_P(TransformedGemm, ScaledAndRotatedInputsHaveTheReferencesSums) {
+  for (const Transform& transform : kTransforms) {
+    for (const Format format : {Format::kU4, Format::kS8, Format::kFp4E2M1}) {
+      for (const DType type : {DType::kF32, DType::kBf16, DType::kF16}) {
+        for (const int64_t m : {1, 5, 33}) {
+          if (simulated() && (m == 33 || type == DType::kF16)) continue;
+          SCOPED_TRACE(NameOf(transform) + " " + std::string(FormatName(format)) + " " +
+                       std::string(DTypeName(type)) + " m " + std::to_string(m));
+          constexpr int64_t kK = 192;
+          const QuantizedWeights weights = Lattice(format, 1, kK, 40, 5, transform);
+          const auto prepared = Prepare(weights, *device_);
+          ASSERT_TRUE(prepared.ok()) << prepared.status().message();
+          EXPECT_EQ(prepared->spec(), weights.spec);
+          const Rows a(type, m, kK, kK + 3, 9);
+          const std::vector<float> product = Product(*device_, a.view(), *prepared);
+          EXPECT_EQ(product, Expected(weights, a));
+          if (transform.permutation) continue;
+          const auto stored = Prepare(Sorted(weights), *device_);
+          ASSERT_TRUE(stored.ok());
+          EXPECT_EQ(product, Product(*device_, a.Rotated(weights).view(), *stored));
+        }
+      }
+    }
+  }
+}
+
+/// Blocks whose norm is no power of two, up to all of k.
+TEST_P(TransformedGemm, BlocksOfEverySizeRotate) {
+  for (int64_t size = 2; size <= 1024; size *= 2) {
+    SCOPED_TRACE(size);
+    const int64_t k = std::max<int64_t>(size, 64);
+    const QuantizedWeights weights = Lattice(Format::kS4, 1, k, 8, 5, {false, true, size});
+    const auto prepared = Prepare(weights, *device_);
+    ASSERT_TRUE(prepared.ok()) << prepared.status().message();
+    const Rows a(DType::kF32, 2, k, k, 9);
+    GemmOptions options;
+    options.accuracy = Accuracy::kExact;
+    const std::vector<float> product = Product(*device_, a.view(), *prepared, options);
+    const std::vector<float> expected = Expected(weights, a);
+    for (size_t i = 0; i < product.size(); ++i) {
+      ASSERT_NEAR(product[i], expected[i], 1e-5 * static_cast<double>(k)) << i;
+    }
+  }
+}
+
+TEST_P(TransformedGemm, DequantizationAndLookupUndoEveryTransform) {
+  constexpr int64_t kK = 192;
+  constexpr int64_t kN = 40;
+  for (const Transform& transform : kTransforms) {
+    SCOPED_TRACE(NameOf(transform));
+    const QuantizedWeights stack = Lattice(Format::kU4, 2, kK, kN, 5, transform);
+    const auto prepared = Prepare(stack, *device_);
+    ASSERT_TRUE(prepared.ok()) << prepared.status().message();
+    for (int64_t e = 0; e < 2; ++e) {
+      const auto dense = reference::Dequantize(stack, e);
+      ASSERT_TRUE(dense.ok());
+      std::vector<uint16_t> out(kK * kN);
+      const MutableTensorView view(out.data(), DType::kBf16, {kK, kN});
+      ASSERT_TRUE(Dequantize(*device_, *prepared, view, e).ok());
+      ASSERT_TRUE(device_->Synchronize().ok());
+      for (size_t i = 0; i < out.size(); ++i) {
+        ASSERT_EQ(out[i], FloatToBf16(static_cast<float>(dense->value[i]))) << e << " " << i;
+      }
+    }
+    const QuantizedWeights one = Lattice(Format::kS4, 1, kK, kN, 6, transform);
+    const auto dense = reference::Dequantize(one, 0);
+    const auto table = Prepare(one, *device_);
+    ASSERT_TRUE(dense.ok() && table.ok());
+    const std::vector<int32_t> ids = {3, 39, 0, 3};
+    std::vector<float> rows(4 * 200);
+    const MutableTensorView out(rows.data(), DType::kF32, {4, kK}, {200, 1});
+    const Status status = LookUpRows(*device_, *table, ids, out);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_TRUE(device_->Synchronize().ok());
+    for (size_t i = 0; i < 4; ++i) {
+      for (size_t c = 0; c < kK; ++c) {
+        ASSERT_EQ(rows[i * 200 + c],
+                  static_cast<float>(dense->value[c * kN + static_cast<size_t>(ids[i])]))
+            << i << " " << c;
+      }
+    }
+  }
+}
+
+TEST_P(TransformedGemm, EmptyProblemsAreFine) {
   for (const auto& [m, k, n] : {std::tuple(0, 64, 8), {2, 0, 8}, {2, 64, 0}}) {
     const QuantizedWeights weights = Lattice(Format::kS4, 1, k, n, 1);
     const auto prepared = Prepare(weights, *device_);
@@ -345,7 +479,7 @@ TEST_P(PermutedGemm, EmptyProblemsAreFine) {
   }
 }
 
-TEST_P(PermutedGemm, ColumnsOfOnePermutationAreJoined) {
+TEST_P(TransformedGemm, ColumnsOfOnePermutationAreJoined) {
   const QuantizedWeights q = Lattice(Format::kS4, 1, 64, 24, 2);
   QuantizedWeights kv = Lattice(Format::kS4, 1, 64, 16, 3);
   kv.permutation = q.permutation;
@@ -357,8 +491,8 @@ TEST_P(PermutedGemm, ColumnsOfOnePermutationAreJoined) {
   EXPECT_EQ(Product(*device_, a.view(), *prepared), Expected(*joined, a));
 }
 
-TEST_P(PermutedGemm, AnImageKeepsThePermutation) {
-  const QuantizedWeights weights = Lattice(Format::kU4, 1, 96, 24, 2);
+TEST_P(TransformedGemm, AnImageKeepsTheTransform) {
+  const QuantizedWeights weights = Lattice(Format::kU4, 1, 96, 24, 2, {true, true, 0});
   const auto prepared = Prepare(weights, *device_);
   ASSERT_TRUE(prepared.ok());
   auto image = ImageOf(*prepared, *device_);
@@ -368,33 +502,44 @@ TEST_P(PermutedGemm, AnImageKeepsThePermutation) {
   ASSERT_TRUE(again.ok()) << again.status().message();
   const Rows a(DType::kF32, 2, 96, 96, 3);
   EXPECT_EQ(Product(*device_, a.view(), *again), Expected(weights, a));
-  std::vector<int32_t> order(OrderOf(weights), OrderOf(weights) + 96);
-  order[5] = 96;
-  image->permutation = std::as_bytes(std::span(order));
+  std::vector<std::byte> input(image->input.begin(), image->input.end());
+  image->input = input;
+  const int32_t outside = 96;
+  std::memcpy(input.data() + 5 * 4, &outside, 4);
   EXPECT_EQ(FromImage(*image, *device_).status().message(),
             "permutation: 96 at [0, 5] is no row of 96");
-  image->permutation = image->permutation.first(95 * 4);
+  std::memcpy(input.data() + 5 * 4, OrderOf(weights) + 5, 4);
+  const float infinite = std::numeric_limits<float>::infinity();
+  std::memcpy(input.data() + (96 + 7) * 4, &infinite, 4);
+  EXPECT_EQ(FromImage(*image, *device_).status().message(), "input_scale: not finite at [0, 7]");
+  image->input = image->input.first(191 * 4);
   EXPECT_EQ(FromImage(*image, *device_).status().message(),
-            "prepared weights: expected 384 bytes of permutation, got 380");
+            "prepared weights: expected 768 bytes of input transform, got 764");
 }
 
-TEST_P(PermutedGemm, ExpertsHaveNone) {
-  const auto permuted = Prepare(Lattice(Format::kS4, 1, 64, 64, 2), *device_);
+TEST_P(TransformedGemm, ExpertsHaveNone) {
   const auto sorted = Prepare(Sorted(Lattice(Format::kS4, 1, 64, 64, 2)), *device_);
-  ASSERT_TRUE(permuted.ok() && sorted.ok());
+  ASSERT_TRUE(sorted.ok());
   const auto set = [&](const PreparedWeights& up, const PreparedWeights& down) {
     const Expert expert{{*sorted, 0, {}}, {up, 0, {}}, {down, 0, {}}};
     return ExpertSet::Make(*device_, {&expert, 1}, {}).status();
   };
   EXPECT_TRUE(set(*sorted, *sorted).ok());
-  const std::string message =
-      "weights with a permutation along k cannot be experts; prepare Unpermute of them";
-  EXPECT_EQ(set(*permuted, *sorted).code(), Code::kUnsupported);
-  EXPECT_EQ(set(*permuted, *sorted).message(), "expert 0 up: " + message);
-  EXPECT_EQ(set(*sorted, *permuted).message(), "expert 0 down: " + message);
+  const std::pair<Transform, std::string> cases[] = {{{true, true, 0}, "a permutation along k"},
+                                                     {{false, true, 4}, "input scales"},
+                                                     {{false, false, 4}, "Hadamard blocks"}};
+  for (const auto& [transform, name] : cases) {
+    const auto other = Prepare(Lattice(Format::kS4, 1, 64, 64, 2, transform), *device_);
+    ASSERT_TRUE(other.ok());
+    const std::string message =
+        "weights with " + name + " cannot be experts; prepare FoldInput of them";
+    EXPECT_EQ(set(*other, *sorted).code(), Code::kUnsupported);
+    EXPECT_EQ(set(*other, *sorted).message(), "expert 0 up: " + message);
+    EXPECT_EQ(set(*sorted, *other).message(), "expert 0 down: " + message);
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, PermutedGemm, ::testing::ValuesIn(kDevices),
+INSTANTIATE_TEST_SUITE_P(Devices, TransformedGemm, ::testing::ValuesIn(kDevices),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::erase(name, '-');
