@@ -8,12 +8,22 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "layout/input_transform.h"
 #include "marlin/recipe.h"
 
 namespace marlin {
 
 void ListedReader::Add(ModuleRecord record, std::vector<PartTensor> parts, Fill fill) {
   entries_.push_back({std::move(record), std::move(parts), std::move(fill)});
+}
+
+Status ListedReader::RotateLast(int64_t hadamard) {
+  QuantizedModule& module = entries_.back().record.module;
+  module.spec.input_hadamard = hadamard;
+  const Status possible = CheckInputTransform(module.spec);
+  if (possible.ok()) return {};
+  return Status(Code::kUnsupported, fmt::format("{}: module \"{}\": {}", Printable(store_.path),
+                                                Printable(module.name), possible.message()));
 }
 
 Status ListedReader::Finish() {

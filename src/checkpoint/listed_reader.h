@@ -27,6 +27,12 @@ class ListedReader final : public ModuleReader {
   /// as scales of activations, come last, as codes.
   void Add(ModuleRecord record, std::vector<PartTensor> parts, Fill fill);
 
+  /// The spec of the module added last.
+  const WeightsSpec& last() const { return entries_.back().record.module.spec; }
+  /// Says that products of the module added last rotate their inputs by Hadamard blocks of a size.
+  /// Errors: kUnsupported, naming the module, for weights that cannot have them.
+  Status RotateLast(int64_t hadamard);
+
   /// Sorts the modules. Errors: kMalformedFile for a module described twice or named like a plain
   /// tensor, and for a tensor of two modules; kUnsupported for a matrix of codes in no module.
   Status Finish();

@@ -40,8 +40,9 @@ class SampleModels(CommandTestCase):
         quantized = 0
         for tensor in listing["tensors"]:
             self.assertEqual(set(tensor), {"name", "format", "shape", "group_size",
-                                           "sparsity", "permutation", "bits_per_weight",
-                                           "bytes", "layer_class"})
+                                           "sparsity", "permutation", "input_scale",
+                                           "input_hadamard", "bits_per_weight", "bytes",
+                                           "layer_class"})
             if tensor["group_size"] is not None:
                 count = 1
                 for dim in tensor["shape"]:

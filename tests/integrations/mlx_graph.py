@@ -158,4 +158,8 @@ def _plain(node: dict[str, Any], inputs: list[mx.array]) -> mx.array:
         return first.transpose(node["arguments"][0])
     if name == "Add":
         return first + inputs[1]
+    if name == "Multiply":
+        return first * inputs[1]
+    if name == "Hadamard":
+        return mx.hadamard_transform(first, node["arguments"][0])
     raise NotImplementedError(f"{name}: {node['arguments']}")

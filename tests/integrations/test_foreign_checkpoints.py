@@ -182,6 +182,70 @@ def test_compressed_others(tmp_path: Path, kind: str, arguments: dict[str, Any])
     check(write(tmp_path, tensors, {"quantization_config": config}), expected)
 
 
+def rotated_linear(n: int, k: int, config: dict[str, Any]) -> tuple[torch.nn.Module, Any]:
+    """A model of one linear layer, m, whose weights compressed-tensors rotated."""
+    from compressed_tensors.transform import TransformConfig, apply_transform_config
+
+    model = torch.nn.Module()
+    model.m = torch.nn.Linear(k, n, bias=False)
+    transforms = TransformConfig.model_validate({"config_groups": config})
+    apply_transform_config(model, transforms)
+    return model, json.loads(json.dumps(transforms.model_dump(mode="json"), default=str))
+
+
+@pytest.mark.parametrize("head_dim", [None, 32, 4])
+def test_compressed_with_rotated_inputs(tmp_path: Path, head_dim: int | None) -> None:
+    """R4 of SpinQuant: the inputs are rotated by a hook, the weights by the inverse."""
+    pytest.importorskip("compressed_tensors")
+    n, k = 48, 128
+    targets = {"targets": ["re:.*m$"]}
+    model, transforms = rotated_linear(n, k, {
+        "R4": {"type": "hadamard", "head_dim": head_dim,
+               "apply": [{"location": "input", **targets},
+                         {"location": "weight_input", "inverse": True, **targets}]},
+        "R3": {"type": "hadamard", "head_dim": 16,
+               "apply": [{"location": "q_attn", "targets": ["none"]},
+                         {"location": "k_cache", "targets": ["none"]}]}})
+    packed, values, config = compress("pack-quantized", n, k, torch.float32, num_bits=4,
+                                      strategy="group", symmetric=True, group_size=32)
+    tensors = {f"m.{name}": tensor for name, tensor in packed.items()}
+    tensors |= {name: t for name, t in model.state_dict().items() if name != "m.weight"}
+    config["transform_config"] = transforms
+    checkpoint = _core.Checkpoint(str(write(tmp_path, tensors, {"quantization_config": config})))
+    assert [row["input_hadamard"] for row in checkpoint.modules] == [head_dim or k]
+    weights = checkpoint.weights("m.weight")
+    x = torch.randn(5, k)
+    with torch.no_grad():
+        model.m.weight.copy_(torch.from_numpy(values))
+        want = model.m(x).numpy()
+    got = mm.matmul(x.numpy(), mm.prepare(weights), accuracy="exact")
+    scale = np.abs(want).max()
+    assert np.abs(got - want).max() < 1e-5 * scale
+    assert np.abs(x.numpy() @ np.asarray(mm.dequantize(weights)) - want).max() < 1e-5 * scale
+
+
+@pytest.mark.parametrize(("scheme", "message"), [
+    ({"type": "hadamard", "apply": [{"location": "output", "targets": ["Linear"]}]},
+     'location "output" is not supported'),
+    ({"type": "random-hadamard", "apply": [{"location": "input", "targets": ["Linear"]}]},
+     'type "random-hadamard" are not supported'),
+    ({"type": "hadamard", "randomize": True,
+      "apply": [{"location": "input", "targets": ["Linear"]}]}, "randomized, are not supported"),
+    ({"type": "hadamard", "head_dim": 24,
+      "apply": [{"location": "input", "targets": ["Linear"]}]}, "Hadamard blocks of 24"),
+    ({"type": "hadamard", "apply": [{"location": "q_attn", "targets": ["re:.*attn"]}]},
+     "do not cancel"),
+])
+def test_other_rotations_are_refused(tmp_path: Path, scheme: dict[str, Any], message: str) -> None:
+    packed, _, config = compress("pack-quantized", 48, 96, torch.float32, num_bits=4,
+                                 strategy="group", symmetric=True, group_size=32)
+    config["transform_config"] = {"config_groups": {"v": scheme}}
+    tensors = {f"m.{name}": tensor for name, tensor in packed.items()}
+    folder = write(tmp_path, tensors, {"quantization_config": config})
+    with pytest.raises(mm.UnsupportedError, match=message):
+        _core.Checkpoint(str(folder))
+
+
 # --- MLX ----------------------------------------------------------------------------------------
 
 

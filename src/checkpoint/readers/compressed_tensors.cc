@@ -20,12 +20,12 @@
 #include "base/printable.h"
 #include "base/scalars.h"
 #include "checkpoint/readers/compressed_tensors_24.h"
+#include "checkpoint/readers/compressed_tensors_transforms.h"
 #include "checkpoint/row_weights.h"
 #include "checkpoint/unpack.h"
 #include "layout/parameters.h"
 #include "layout/permutation.h"
 #include "recipe/model_config.h"
-#include "recipe/regex.h"
 
 namespace marlin {
 namespace {
@@ -44,6 +44,7 @@ struct CtConfig {
   std::string where;
   std::vector<CtGroup> groups;
   BitmaskFormat bitmask = BitmaskFormat::kNone;
+  CtTransforms transforms;
   bool dense_packing = true;  // How 3, 5, 6 and 7 bits are packed where the shapes do not tell.
 };
 
@@ -93,11 +94,7 @@ Result<CtConfig> ReadConfig(const QuantMethod& method) {
                               "dense, sparse-24-bitmask, sparse-bitmask",
                               method.where, Printable(sparse)));
   }
-  const auto transforms = method.config->find("transform_config");
-  if (transforms != method.config->end() && !transforms->empty()) {
-    return Status(Code::kUnsupported,
-                  method.where + ": transform_config: rotated weights are not supported");
-  }
+  MARLIN_ASSIGN_OR_RETURN(config.transforms, CtTransforms::Parse(*method.config, method.where));
   const auto groups = method.config->find("config_groups");
   if (groups == method.config->end() || !groups->is_object()) return config;
   ModelConfig nested = json.Nested("config_groups");
@@ -107,14 +104,6 @@ Result<CtConfig> ReadConfig(const QuantMethod& method) {
     config.groups.push_back(std::move(group));
   }
   return config;
-}
-
-/// Whether a target, a name, "re:" and an expression or the class of a module, names the module.
-bool Matches(const std::string& target, const std::string& base) {
-  if (target == base || target == "Linear") return true;
-  if (!target.starts_with("re:")) return false;
-  const Result<Regex> regex = Regex::Compile("^(?:" + target.substr(3) + ")");
-  return regex.ok() && regex->Search(base);
 }
 
 class CtFinder {
@@ -146,7 +135,7 @@ class CtFinder {
   const CtGroup* Group() const {
     for (const CtGroup& group : config_.groups) {
       for (const std::string& target : group.targets) {
-        if (Matches(target, finder_.base())) return &group;
+        if (MatchesTarget(target, finder_.base())) return &group;
       }
     }
     return config_.groups.empty() ? nullptr : &config_.groups.front();
@@ -538,6 +527,7 @@ Result<std::unique_ptr<const ModuleReader>> OpenCompressedTensors(TensorStore& s
   if (config.bitmask != BitmaskFormat::kNone) {
     MARLIN_RETURN_IF_ERROR(ExpandPlain(config.bitmask, &store));
   }
+  MARLIN_RETURN_IF_ERROR(config.transforms.DropMatrices(&store));
   std::set<std::string> bases;
   for (const char* suffix : {".weight_packed", ".weight_scale"}) {
     for (std::string& base : BasesWithSuffix(store, suffix)) bases.insert(std::move(base));
@@ -545,7 +535,12 @@ Result<std::unique_ptr<const ModuleReader>> OpenCompressedTensors(TensorStore& s
   auto reader = std::make_unique<ListedReader>(store);
   for (const std::string& base : bases) {
     MARLIN_RETURN_IF_ERROR(CtFinder(store, config, base).AddTo(reader.get()));
+    if (!config.transforms.rotates_inputs()) continue;
+    MARLIN_ASSIGN_OR_RETURN(const int64_t hadamard,
+                            config.transforms.HadamardOf(base, reader->last().k));
+    if (hadamard > 0) MARLIN_RETURN_IF_ERROR(reader->RotateLast(hadamard));
   }
+  MARLIN_RETURN_IF_ERROR(config.transforms.CheckPlain(store));
   MARLIN_RETURN_IF_ERROR(reader->Finish());
   return std::unique_ptr<const ModuleReader>(std::move(reader));
 }

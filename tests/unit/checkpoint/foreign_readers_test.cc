@@ -2,6 +2,7 @@
 // file per reader, each of which opens and loads or gets a typed error of one line.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -168,16 +169,9 @@ TEST(ForeignReaders, ZerosOfCompressedTensorsCountFromTheLowestCode) {
   }
 }
 
-TEST(ForeignReaders, RotationsAndSparsityAreRefused) {
+TEST(ForeignReaders, OtherSparsityOfCompressedTensorsIsRefused) {
   const Directory directory;
   Files files = CtPacked();
-  files.config["transform_config"] = {{"config_groups", {{"u", {{"type", "hadamard"}}}}}};
-  directory.Write(files);
-  EXPECT_EQ(directory.Open().status().code(), Code::kUnsupported);
-  EXPECT_TRUE(Contains(directory.Open().status().message(), "transform_config"));
-  files.config["transform_config"] = Json::object();
-  directory.Write(files);
-  EXPECT_TRUE(directory.Open().ok()) << directory.Open().status().message();
   files.config["sparsity_config"] = {{"format", "sparse-hash"}};
   directory.Write(files);
   EXPECT_TRUE(Contains(directory.Open().status().message(), "\"sparse-hash\" is not supported"));
@@ -185,6 +179,87 @@ TEST(ForeignReaders, RotationsAndSparsityAreRefused) {
   files.config["sparsity_config"] = {{"format", "sparse-24-bitmask"}};
   directory.Write(files);
   EXPECT_TRUE(directory.Open().ok()) << directory.Open().status().message();
+}
+
+/// A transform_config of one scheme, "v", that applies at one location.
+Json Transforms(const std::string& type, const std::string& location, const Json& more = {}) {
+  Json entry = {{"location", location}, {"targets", {"re:m$"}}};
+  Json scheme = {{"type", type}, {"apply", {entry}}};
+  if (more.is_object()) scheme.update(more);
+  return {{"config_groups", {{"v", scheme}}}};
+}
+
+TEST(ForeignReaders, RotatedInputsOfCompressedTensorsAreHadamardBlocks) {
+  Files files = CtPacked();
+  const std::vector<float> stored = Values(files, "m.weight", Format::kU4);
+  files.config["transform_config"] = Transforms("hadamard", "input", {{"head_dim", 4}});
+  files.tensors.push_back(Filled("m.v_input.weight", DType::kF32, {4, 4}));
+  const std::vector<float> values = Values(files, "m.weight", Format::kU4);
+  const size_t n = values.size() / 32;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const size_t k = i / n;
+    float sum = 0;
+    for (size_t j = 0; j < 4; ++j) {
+      const bool odd = std::popcount(k % 4 & j) % 2 != 0;
+      sum += (odd ? -0.5F : 0.5F) * stored[(k / 4 * 4 + j) * n + i % n];
+    }
+    ASSERT_NEAR(values[i], sum, 1e-6) << i;
+  }
+  const Directory directory;
+  directory.Write(files);
+  const auto opened = directory.Open();
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  EXPECT_EQ(opened->modules().front().spec.input_hadamard, 4);
+  EXPECT_EQ(opened->Find("m.v_input.weight"), nullptr);
+}
+
+TEST(ForeignReaders, RotationsOfCompressedTensorsThatChangeNothingAreLeftOut) {
+  Files files = CtPacked();
+  for (const Json& transforms :
+       {Json::object(), Transforms("random-hadamard", "weight_input"),
+        Transforms("hadamard", "input", {{"apply", Json::array()}}),
+        Json{{"config_groups",
+              {{"R3",
+                {{"type", "random-hadamard"},
+                 {"apply", {{{"location", "q_attn"}}, {{"location", "k_cache"}}}}}}}}}}) {
+    files.config["transform_config"] = transforms;
+    const Directory directory;
+    directory.Write(files);
+    const auto opened = directory.Open();
+    ASSERT_TRUE(opened.ok()) << opened.status().message();
+    EXPECT_EQ(opened->modules().front().spec.input_hadamard, 0);
+  }
+}
+
+TEST(ForeignReaders, OtherRotationsOfCompressedTensorsAreRefusedByName) {
+  const auto message = [](const Json& transforms) {
+    Files files = CtPacked();
+    files.config["transform_config"] = transforms;
+    files.tensors.push_back(Filled("lm_head.weight", DType::kF16, {8, 32}));
+    const Directory directory;
+    directory.Write(files);
+    return std::string(directory.Open().status().message());
+  };
+  const std::pair<Json, const char*> cases[] = {
+      {Transforms("hadamard", "output"), "transform_config: \"v\": location \"output\""},
+      {Transforms("random-hadamard", "input"), "type \"random-hadamard\" are not supported"},
+      {Transforms("hadamard", "input", {{"randomize", true}}), "randomized, are not supported"},
+      {Transforms("hadamard", "k_cache"), "q_attn and k_cache do not cancel"},
+      {Transforms("hadamard", "input", {{"head_dim", 24}}),
+       "module \"m\": Hadamard blocks of 24 for 32 inputs are not supported"},
+      {Transforms("hadamard", "input", {{"head_dim", -1}}), "head_dim is no size"},
+      {Transforms("hadamard", "input", {{"head_dim", 99999999}}), "head_dim is no size"},
+      {Transforms("hadamard", "input", {{"apply", {1}}}), "an entry of apply is no object"},
+      {Transforms("hadamard", "input",
+                  {{"apply", {{{"location", "input"}, {"targets", "Linear"}}}}}),
+       "module \"lm_head\": is not quantized, but its inputs are rotated"},
+      {Json{{"config_groups", 3}}, "transform_config: config_groups is no object"},
+      {Json{{"config_groups", {{"v", 3}}}}, "transform_config: \"v\" is no object"},
+      {Json::array({1}), "transform_config: it is no object"},
+  };
+  for (const auto& [transforms, expected] : cases) {
+    EXPECT_TRUE(Contains(message(transforms), expected)) << message(transforms);
+  }
 }
 
 Files CtMarlin24(int bits) {

@@ -169,8 +169,8 @@ TEST(Sampler, PenaltiesMoveTheChoiceAwayFromWhatWasSeen) {
 
 // Each row uses its own state, on any number of threads.
 TEST(Sampler, RowsAreTextsOfTheirOwn) {
-  constexpr int64_t kRows = 7;
-  constexpr int64_t kVocab = 50;
+  constexpr int64_t kRows = 20;  // More rows than share one kind of launch.
+  constexpr int64_t kVocab = 1500;
   std::vector<float> logits(kRows * kVocab);
   for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i * i % 13) / 4;
   const Device device = *Device::Open(MARLIN_TEST_DEVICE, {.threads = 3});
@@ -202,11 +202,11 @@ TEST(Sampler, RowsAreTextsOfTheirOwn) {
   }
   logits[3 * kVocab + 9] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(sample(kVocab).message(), "row 3: logits: nan for token 9");
-  EXPECT_THAT(sample(49).message(), HasSubstr("was not reset for 49 tokens"));
+  EXPECT_THAT(sample(kVocab - 1).message(), HasSubstr("was not reset for 1499 tokens"));
   logits[3 * kVocab + 9] = 0;
   const std::vector<uint8_t> zeros(static_cast<size_t>(bytes));
   ASSERT_TRUE(memory.CopyFrom(zeros.data(), bytes).ok());
-  EXPECT_EQ(sample(kVocab).message(), "states: row 0 was not reset for 50 tokens");
+  EXPECT_EQ(sample(kVocab).message(), "states: row 0 was not reset for 1500 tokens");
 }
 
 TEST(Sampler, ExtremeTemperatures) {

@@ -21,10 +21,7 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr int kCluster = 8;
-constexpr int kThreads = 256;
-constexpr int kAllThreads = kCluster * kThreads;
-constexpr int kWarps = kThreads / 32;
+constexpr int kResetThreads = 1024;
 constexpr int kDigitBits = 11;  ///< Bits of a level of the radix search.
 constexpr int kBins = 1 << kDigitBits;
 constexpr int kLevels = 3;
@@ -75,7 +72,11 @@ struct Best {
 };
 
 /// One row. All functions are called by all threads of the cluster, with the same arguments.
+template <int kCluster, int kThreads>
 class RowSampler {
+  static constexpr int kAllThreads = kCluster * kThreads;
+  static constexpr int kWarps = kThreads / 32;
+
  public:
   struct Shared {
     unsigned long long bins[kBins];    ///< Weights of this CTA's tokens.
@@ -386,22 +387,34 @@ class RowSampler {
 };
 
 /// A cluster for each row.
+template <int kCluster, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     SampleKernel(const __grid_constant__ SampleArguments args) {
-  __shared__ RowSampler::Shared shared;
+  using Sampler = RowSampler<kCluster, kThreads>;
+  __shared__ typename Sampler::Shared shared;
   EnterChain();
-  RowSampler(args, static_cast<int>(blockIdx.x) / kCluster, shared).Run();
+  Sampler(args, static_cast<int>(blockIdx.x) / kCluster, shared).Run();
+}
+
+template <int kCluster, int kThreads>
+cudaError_t LaunchClusters(const SampleArguments& args, cudaStream_t stream) {
+  SampleArguments copy = args;
+  void* parameters[] = {&copy};
+  LaunchSize size = {dim3(static_cast<unsigned>(args.rows * kCluster)), kThreads, 0, true};
+  size.cluster = dim3(kCluster);
+  return Launch(reinterpret_cast<const void*>(&SampleKernel<kCluster, kThreads>), size, parameters,
+                stream);
 }
 
 /// One CTA.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kResetThreads)
     ResetKernel(const __grid_constant__ ResetArguments args) {
   EnterChain();
   SamplerState* const state = args.state;
   uint32_t* const seen = state->seen();
-  for (int64_t id = threadIdx.x; id < args.vocab; id += kThreads) seen[id] = 0;
+  for (int64_t id = threadIdx.x; id < args.vocab; id += kResetThreads) seen[id] = 0;
   __syncthreads();
-  for (int64_t i = threadIdx.x; i < args.tokens; i += kThreads) {
+  for (int64_t i = threadIdx.x; i < args.tokens; i += kResetThreads) {
     const int32_t id = args.prompt[i];
     if (id < 0 || id >= args.vocab) {
       RecordError(args.errors, ValueError::kPrompt, id, i, args.vocab);
@@ -425,15 +438,14 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t LaunchResetSampler(const ResetArguments& args, cudaStream_t stream) {
-  return LaunchInChain(&ResetKernel, dim3(1), kThreads, 0, stream, args);
+  return LaunchInChain(&ResetKernel, dim3(1), kResetThreads, 0, stream, args);
 }
 
 cudaError_t LaunchSample(const SampleArguments& args, cudaStream_t stream) {
-  SampleArguments copy = args;
-  void* parameters[] = {&copy};
-  LaunchSize size = {dim3(static_cast<unsigned>(args.rows * kCluster)), kThreads, 0, true};
-  size.cluster = dim3(kCluster);
-  return Launch(reinterpret_cast<const void*>(&SampleKernel), size, parameters, stream);
+  // As many CTAs as run at once: their registers leave room for one on an SM.
+  constexpr int kFewRows = 16;
+  return args.rows <= kFewRows ? LaunchClusters<8, 256>(args, stream)
+                               : LaunchClusters<2, 512>(args, stream);
 }
 
 }  // namespace marlin::cuda
