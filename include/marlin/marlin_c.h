@@ -279,7 +279,8 @@ MARLIN_C_API int64_t marlin_weights_k(const marlin_weights* weights);
 MARLIN_C_API int64_t marlin_weights_n(const marlin_weights* weights);
 MARLIN_C_API int64_t marlin_weights_experts(const marlin_weights* weights);
 MARLIN_C_API int64_t marlin_weights_bytes(const marlin_weights* weights);
-/* The weights in the order of k (act-order), as experts must be: marlin::FoldInput. */
+/* Weights that permute, scale or rotate their inputs as plain fp32, as experts must be:
+   marlin::FoldInput. */
 MARLIN_C_API marlin_code marlin_fold_input(const marlin_weights* weights, marlin_weights** folded);
 
 /* Converts weights to the device's layout, once, at load; the source may be destroyed after. */

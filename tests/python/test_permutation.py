@@ -87,7 +87,7 @@ def test_shards() -> None:
         mm.prune(permuted(name="s4"))
 
 
-def test_experts_are_unpermuted() -> None:
+def test_experts_are_folded() -> None:
     def matrix(k: int, n: int, seed: int) -> tuple[mm.QuantizedWeights, mm.QuantizedWeights]:
         made = permuted(k, n, seed=seed)
         return made, mm.pack_weights(mm.dequantize(made), "fp32", 0)
