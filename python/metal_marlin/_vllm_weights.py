@@ -338,8 +338,10 @@ def _shard(
     """A shard, whose errors name the matrix."""
     try:
         if axis == "k" and world > 1:
-            # The groups of act-order lie across the shards.
-            weights = fold_input(weights)
+            # The groups of act-order lie across the shards, and Hadamard blocks may.
+            cuts = bool(weights.input_hadamard) and weights.k // world % weights.input_hadamard > 0
+            if weights.permutation is not None or cuts:
+                weights = fold_input(weights)
         return shard(weights, axis, rank, world)
     except MarlinError as error:
         raise type(error)(f"{path}: {error}") from None
