@@ -1,5 +1,5 @@
 // Token sampling: penalties, then greedy, or a draw after temperature, top-k, top-p and min-p. A
-// cluster takes a row: one CTA loads 64 bytes per clock from L2, a vocabulary has half a megabyte.
+// cluster takes a row, because one SM alone loads a vocabulary's logits slowly.
 //
 //   Tokens are ordered by logit, the most likely first, ties by id. top-k and top-p keep a prefix
 //   of that order, which a Cut ends; a draw is the token at which the cumulative weight exceeds a
@@ -87,7 +87,7 @@ class RowSampler {
     Best best;               ///< The best of this CTA's tokens.
     unsigned long long sum;  ///< The weights of this CTA's tokens.
     int ties;                ///< Ties among this CTA's tokens.
-    // What follows is written to rank 0, and read there.
+    // All CTAs of the cluster write and read rank 0's copies of the members below.
     unsigned long long found;
     uint32_t digit;
     int id;
