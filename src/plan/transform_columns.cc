@@ -1,8 +1,8 @@
 #include "plan/transform_columns.h"
 
 #include <algorithm>
-#include <vector>
 
+#include "base/aligned_buffer.h"
 #include "base/macros.h"
 #include "base/scalars.h"
 #include "layout/input_transform.h"
@@ -139,28 +139,35 @@ void TransformRow(const InputTransform& transform, bool inverse, int64_t columns
 
 }  // namespace
 
-void TransformRows(const TransformColumnsCall& call, int64_t first, int64_t count) {
+Status TransformRows(const TransformColumnsCall& call, int64_t first, int64_t count) {
   if (call.transform.keeps_values()) {
-    if (DTypeBytes(call.from.dtype()) == 2) return PermuteAs<uint16_t>(call, first, count);
-    return PermuteAs<uint32_t>(call, first, count);
+    if (DTypeBytes(call.from.dtype()) == 2) {
+      PermuteAs<uint16_t>(call, first, count);
+    } else {
+      PermuteAs<uint32_t>(call, first, count);
+    }
+    return {};
   }
   const int64_t columns = call.from.dim(1);
-  std::vector<float> rows(static_cast<size_t>((kRowsTogether + 1) * columns));
-  float* const moved = rows.data() + kRowsTogether * columns;
+  const int64_t most = std::min(kRowsTogether, count);
+  MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer memory,
+                          AlignedBuffer::Allocate((most + 1) * columns * int64_t{sizeof(float)}));
+  float* const rows = memory.As<float>();
+  float* const moved = rows + most * columns;
   for (int64_t r0 = first; r0 < first + count; r0 += kRowsTogether) {
     const int64_t together = std::min(kRowsTogether, first + count - r0);
-    Load(call.from, r0, together, rows.data());
+    Load(call.from, r0, together, rows);
     for (int64_t r = 0; r < together; ++r) {
-      TransformRow(call.transform, call.inverse, columns, rows.data() + r * columns, moved);
+      TransformRow(call.transform, call.inverse, columns, rows + r * columns, moved);
     }
-    Store(rows.data(), r0, together, call.to);
+    Store(rows, r0, together, call.to);
   }
+  return {};
 }
 
 Status Backend::TransformColumns(const TransformColumnsCall& call, void* stream) const {
   MARLIN_RETURN_IF_ERROR(Synchronize(stream));
-  TransformRows(call, 0, call.from.dim(0));
-  return {};
+  return TransformRows(call, 0, call.from.dim(0));
 }
 
 }  // namespace marlin

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
+#include "marlin/status.h"
 #include "marlin/tensor.h"
 
 namespace marlin {
@@ -30,7 +30,7 @@ struct TransformColumnsCall {
   bool inverse = false;
 };
 
-/// Does rows [first, first + count) of a call whose memory is the host's.
-void TransformRows(const TransformColumnsCall& call, int64_t first, int64_t count);
+/// Does rows [first, first + count) of a call whose memory is the host's. Errors: kOutOfMemory.
+Status TransformRows(const TransformColumnsCall& call, int64_t first, int64_t count);
 
 }  // namespace marlin

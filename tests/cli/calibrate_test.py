@@ -68,6 +68,34 @@ class Calibrate(CommandTestCase):
             self.succeed("verify", self.directory / "gptq")
             self.assertLess(self.divergence("gptq", source), 0.8 * self.divergence("mse", source))
 
+    def test_inputs_are_rotated(self) -> None:
+        few = ("--calibration-ids", self.ids, "--calibration-tokens", 1536)
+        self.gptq("plain", *few)
+        self.gptq("rotated", *few, "--hadamard", 128)
+        rows = self.document("inspect", self.directory / "rotated")["tensors"]
+        sizes = {row["name"]: row["input_hadamard"] for row in rows if row["group_size"]}
+        for name, size in sizes.items():
+            self.assertEqual(size, 0 if "experts" in name else 128, name)
+        self.succeed("verify", self.directory / "rotated")
+        self.assertLess(self.divergence("rotated"), 1.5 * self.divergence("plain"))
+        self.assertEqual(self.divergence("rotated"), self.divergence("rotated"))
+        source = self.directory / "s4"
+        self.document("quantize", QWEN, "-o", source, "--recipe", "uniform:s4/g32/h32", "--method",
+                      "gptq", *few)
+        self.succeed("export", source, "-o", self.directory / "s4.gguf", "--to", "gguf")
+        self.succeed("verify", self.directory / "s4.gguf")
+        self.refuse(USAGE, "export", source, "-o", self.directory / "no", "--to", "gptq",
+                    says=("scale or rotate their inputs",))
+
+    def test_rounding_alone_is_not_rotated(self) -> None:
+        target = ("-o", self.directory / "no")
+        for method in ("rtn", "mse"):
+            self.refuse(USAGE, "quantize", QWEN, *target, *RECIPE, "--method", method,
+                        "--hadamard", 128, says=("need method gptq or awq+gptq",))
+        self.refuse(USAGE, "quantize", QWEN, *target, *RECIPE, "--method", "gptq", "--hadamard", 48,
+                    says=("--hadamard: expected a power of two from 2 to 32768, got 48",))
+        self.assertFalse((self.directory / "no").exists())
+
     def test_a_sampled_text_is_reproducible(self) -> None:
         few = ("--calibration-tokens", 2048)
         self.gptq("a", *few)

@@ -1,6 +1,7 @@
 #include "backends/cpu/cpu_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -184,16 +185,17 @@ class CpuBackend final : public Backend {
     // Fewer elements move in about the time that threads take to wake up.
     constexpr int64_t kWorthThreads = int64_t{1} << 16;
     if (call.from.ElementCount() < kWorthThreads) {
-      TransformRows(call, 0, rows);
-      return Status();
+      return TransformRows(call, 0, rows);
     }
     // A task takes adjacent elements of a transposed view.
     constexpr int64_t kRowsOfTask = 16;
+    std::atomic<bool> failed = false;
     pool_->Run(CeilDivide(rows, kRowsOfTask), [&](int64_t task, int) {
       const int64_t first = task * kRowsOfTask;
-      TransformRows(call, first, std::min(kRowsOfTask, rows - first));
+      const Status status = TransformRows(call, first, std::min(kRowsOfTask, rows - first));
+      if (!status.ok()) failed = true;
     });
-    return Status();
+    return failed ? Status(Code::kOutOfMemory, "transform: cannot allocate") : Status();
   }
 
   const DecoderBackend* decoder() const override { return &decoder_; }

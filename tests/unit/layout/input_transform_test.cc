@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/scalars.h"
+#include "decoded.h"
 #include "layout/join_columns.h"
 #include "layout/slice_expert.h"
 #include "layout/weights_buffer.h"
@@ -22,6 +23,8 @@
 
 namespace marlin {
 namespace {
+
+using testing::Decoded;
 
 WeightsSpec Spec(int64_t experts, int64_t k, int64_t n, int64_t hadamard) {
   return {.format = Format::kS4,
@@ -49,15 +52,6 @@ QuantizedWeights Random(const WeightsSpec& spec, uint32_t seed) {
     buffer->input_scale[i] = static_cast<float>(random() % 999) / 300 - 1.5F;
   }
   return buffer->weights;
-}
-
-std::vector<float> Decoded(const QuantizedWeights& weights) {
-  const WeightsSpec& spec = weights.spec;
-  const Shape shape{spec.experts, spec.k, spec.n};
-  std::vector<float> out(static_cast<size_t>(shape.ElementCount()));
-  const Status status = Dequantize(weights, MutableTensorView(out.data(), DType::kF32, shape));
-  EXPECT_TRUE(status.ok()) << status.message();
-  return out;
 }
 
 TEST(InputTransform, HadamardIsSylvestersAndItsOwnInverse) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/scalars.h"
+#include "decoded.h"
 #include "layout/join_columns.h"
 #include "layout/slice_expert.h"
 #include "marlin/layout.h"
@@ -21,6 +22,8 @@
 
 namespace marlin {
 namespace {
+
+using testing::Decoded;
 
 std::vector<int32_t> Shuffled(int64_t k, uint32_t seed) {
   std::vector<int32_t> order(static_cast<size_t>(k));
@@ -86,15 +89,6 @@ QuantizedWeights Stored(QuantizedWeights weights) {
   weights.spec.has_permutation = false;
   weights.permutation = TensorView();
   return weights;
-}
-
-std::vector<float> Decoded(const QuantizedWeights& weights) {
-  const WeightsSpec& spec = weights.spec;
-  const Shape shape{spec.experts, spec.k, spec.n};
-  std::vector<float> out(static_cast<size_t>(shape.ElementCount()));
-  const Status status = Dequantize(weights, MutableTensorView(out.data(), DType::kF32, shape));
-  EXPECT_TRUE(status.ok()) << status.message();
-  return out;
 }
 
 TEST(Permutation, GroupsAreSortedAndStable) {

@@ -7,11 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "decoded.h"
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
 
 namespace marlin {
 namespace {
+
+using testing::Decoded;
 
 struct Case {
   Format format = Format::kFp4E2M1;
@@ -35,21 +38,12 @@ Result<QuantizedWeights> Make(const Case& of) {
   return Quantize(TensorView(dense.data(), DType::kF32, {of.experts, of.k, of.n}), how);
 }
 
-std::vector<float> Dense(const QuantizedWeights& weights) {
-  const WeightsSpec& spec = weights.spec;
-  const Shape shape{spec.experts, spec.k, spec.n};
-  std::vector<float> out(static_cast<size_t>(shape.ElementCount()));
-  const Status status = Dequantize(weights, MutableTensorView(out.data(), DType::kF32, shape));
-  EXPECT_TRUE(status.ok()) << status.message();
-  return out;
-}
-
 bool SameBits(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
 
 /// Compares every shard with its part of the whole, bit by bit.
 void ExpectExactShards(const QuantizedWeights& whole, ShardAxis axis, int64_t world) {
   const WeightsSpec& spec = whole.spec;
-  const std::vector<float> all = Dense(whole);
+  const std::vector<float> all = Decoded(whole);
   for (int64_t rank = 0; rank < world; ++rank) {
     const Result<QuantizedWeights> shard = Shard(whole, axis, rank, world);
     ASSERT_TRUE(shard.ok()) << shard.status().message();
@@ -60,7 +54,7 @@ void ExpectExactShards(const QuantizedWeights& whole, ShardAxis axis, int64_t wo
     const int64_t n = along_k ? spec.n : spec.n / world;
     ASSERT_EQ(shard->spec.k, k);
     ASSERT_EQ(shard->spec.n, n);
-    const std::vector<float> part = Dense(*shard);
+    const std::vector<float> part = Decoded(*shard);
     const int64_t first_k = along_k ? rank * k : 0;
     const int64_t first_n = along_k ? 0 : rank * n;
     for (int64_t e = 0; e < spec.experts; ++e) {

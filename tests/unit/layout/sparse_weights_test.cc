@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "decoded.h"
 #include "layout/join_columns.h"
 #include "layout/slice_expert.h"
 #include "layout/weights_buffer.h"
@@ -19,6 +20,8 @@
 
 namespace marlin {
 namespace {
+
+using testing::Decoded;
 
 std::vector<float> Random(int64_t count, uint32_t seed) {
   std::mt19937 random(seed);
@@ -50,15 +53,6 @@ std::vector<Format> SparseFormats() {
     }
   }
   return formats;
-}
-
-std::vector<float> Decoded(const QuantizedWeights& weights) {
-  const WeightsSpec& spec = weights.spec;
-  const Shape shape{spec.experts, spec.k, spec.n};
-  std::vector<float> out(static_cast<size_t>(shape.ElementCount()));
-  const Status status = Dequantize(weights, MutableTensorView(out.data(), DType::kF32, shape));
-  EXPECT_TRUE(status.ok()) << status.message();
-  return out;
 }
 
 /// Compares pruned weights [experts, k, n] with the dense ones they come from.

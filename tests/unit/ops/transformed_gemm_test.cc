@@ -410,10 +410,13 @@ TEST_P(TransformedGemm, ScaledAndRotatedInputsHaveTheReferencesSums) {
 
 /// Blocks whose norm is no power of two, up to all of k.
 TEST_P(TransformedGemm, BlocksOfEverySizeRotate) {
-  for (int64_t size = 2; size <= 1024; size *= 2) {
+  std::vector<int64_t> sizes = {16384};  // More shared memory than any kernel may have.
+  for (int64_t size = 2; size <= 1024; size *= 2) sizes.push_back(size);
+  for (const int64_t size : sizes) {
     SCOPED_TRACE(size);
     const int64_t k = std::max<int64_t>(size, 64);
-    const QuantizedWeights weights = Lattice(Format::kS4, 1, k, 8, 5, {false, true, size});
+    const int64_t n = size > 1024 ? 1 : 8;
+    const QuantizedWeights weights = Lattice(Format::kS4, 1, k, n, 5, {false, true, size});
     const auto prepared = Prepare(weights, *device_);
     ASSERT_TRUE(prepared.ok()) << prepared.status().message();
     const Rows a(DType::kF32, 2, k, k, 9);

@@ -93,7 +93,6 @@ __global__ void __launch_bounds__(kMostThreads)
 
 cudaError_t LaunchRotate(TransformColumnsArguments args, cudaStream_t stream) {
   const auto* const kernel = reinterpret_cast<const void*>(&RotateColumnsKernel);
-  if (const cudaError_t error = AllowAllShared(kernel); error != cudaSuccess) return error;
   auto norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(args.hadamard)));
   void* parameters[] = {&args, &norm};
   const int64_t pairs = args.hadamard / 2;
@@ -103,6 +102,10 @@ cudaError_t LaunchRotate(TransformColumnsArguments args, cudaStream_t stream) {
                    static_cast<unsigned>(std::min(args.rows, kMostBlocks)));
   size.threads = static_cast<int>(std::min<int64_t>(warps * 32, kMostThreads));
   size.shared_bytes = static_cast<int>(args.hadamard * sizeof(float));
+  constexpr int kSharedOfAnyKernel = 48 << 10;
+  if (size.shared_bytes > kSharedOfAnyKernel) {
+    if (const cudaError_t error = AllowAllShared(kernel); error != cudaSuccess) return error;
+  }
   return Launch(kernel, size, parameters, stream);
 }
 
