@@ -74,8 +74,11 @@ TEST(MatrixAttentionPlan, DecodeHasTilesForAllHeadsOfAGroup) {
 TEST(MatrixAttentionPlan, PrefillTakesTilesWhereTheyOccupyTheDevice) {
   const AttentionPlan prompt = MatrixPlanOf(2048, 1, 2048);
   EXPECT_EQ(prompt.segments, 0);
-  EXPECT_EQ(prompt.tile_rows, kPrefillRows);
-  EXPECT_GE(prompt.tiles, 2048 * 8 / kPrefillRows);
+  EXPECT_EQ(prompt.tile_rows, 128);
+  EXPECT_GE(prompt.tiles, 2048 * 8 / 128);
+  const AttentionPlan wide = PlanMatrixAttention({2048, 1, 4, 8, 256, 2048}, kMultiprocessors);
+  EXPECT_EQ(wide.tile_rows, 64) << "sums of 256 features fill the registers of one warpgroup";
+  EXPECT_GE(wide.tiles, 2048 * 8 / 64);
   // A few tokens behind many keys: their tiles would leave the device idle.
   EXPECT_GT(MatrixPlanOf(16, 1, 8192).segments, 1);
 }

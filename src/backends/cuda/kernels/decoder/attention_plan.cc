@@ -31,10 +31,11 @@ namespace {
 
 /// Tiles of several tokens read every key once for all of them, but only pay where they occupy the
 /// device.
-bool IsPrefill(const AttentionShape& shape, int64_t tiles, int multiprocessors) {
+bool IsPrefill(const AttentionShape& shape, int multiprocessors) {
+  const int64_t warpgroups = shape.rows * shape.group / kWarpgroupRows + shape.sequences;
   const bool several = shape.rows * shape.group >= 2 * kDecodeHeads * shape.sequences;
   return several && shape.rows > shape.sequences &&
-         tiles * shape.kv_heads >= int64_t{multiprocessors} / 2;
+         warpgroups * shape.kv_heads >= int64_t{multiprocessors} / 2;
 }
 
 }  // namespace
@@ -44,9 +45,11 @@ AttentionPlan PlanMatrixAttention(const AttentionShape& shape, int multiprocesso
   constexpr int64_t kMostSegments = 32;
   constexpr int64_t kCtasPerMultiprocessor = 2;
   AttentionPlan plan;
-  plan.tile_rows = kPrefillRows;
-  plan.tiles = shape.rows * shape.group / kPrefillRows + shape.sequences;
-  if (IsPrefill(shape, plan.tiles, multiprocessors)) return plan;
+  if (IsPrefill(shape, multiprocessors)) {
+    plan.tile_rows = PrefillRows(static_cast<int>(shape.value_dim));
+    plan.tiles = shape.rows * shape.group / plan.tile_rows + shape.sequences;
+    return plan;
+  }
   plan.tile_rows = kDecodeHeads;
   plan.tiles = shape.rows * CeilDivide(shape.group, int64_t{kDecodeHeads});
   const int64_t blocks = CeilDivide(shape.length, int64_t{kCachePageTokens});

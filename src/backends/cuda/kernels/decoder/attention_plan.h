@@ -26,7 +26,7 @@ struct AttentionPlan {
 AttentionPlan PlanAttention(const AttentionShape& shape, int multiprocessors);
 
 /// Attention on matrix units. The sums depend on the plan. segments = 0: prefill, tiles of
-/// kPrefillRows query rows. Else decode, one token per CTA, whose keys are split into equal parts,
+/// PrefillRows query rows. Else decode, one token per CTA, whose keys are split into equal parts,
 /// as many as occupy the device.
 AttentionPlan PlanMatrixAttention(const AttentionShape& shape, int multiprocessors);
 

@@ -13,6 +13,7 @@ struct Tile {
   int first = 0;      ///< The tile's first query row of the sequence.
   int rows = 0;
   int begin = 0;  ///< Position of the sequence's first token.
+  int kv_head = 0;
 
   MARLIN_DEVICE int TokenOf(const AttentionArguments& args, int row) const {
     return (first + row) / args.group;
@@ -21,7 +22,7 @@ struct Tile {
     return begin + TokenOf(args, row);
   }
   MARLIN_DEVICE int HeadOf(const AttentionArguments& args, int row) const {
-    return static_cast<int>(blockIdx.y) * args.group + (first + row) % args.group;
+    return kv_head * args.group + (first + row) % args.group;
   }
   /// The first element of a row of queries or out.
   MARLIN_DEVICE int64_t ElementOf(const AttentionArguments& args, const RowsView& view,
@@ -43,10 +44,11 @@ struct SequenceExtent {
   }
 };
 
-/// Finds tile blockIdx.x; a lane looks at a sequence. Called by all threads of a CTA.
-MARLIN_DEVICE Tile FindTile(const AttentionArguments& args, int tile_rows) {
+/// Finds tile `index` of a KV head; a lane looks at a sequence. Called by all threads of a CTA.
+MARLIN_DEVICE Tile FindTile(const AttentionArguments& args, int tile_rows, int index, int kv_head) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   Tile tile;
+  tile.kv_head = kv_head;
   int before = 0;
   for (int first = 0; first < args.sequences.count; first += 32) {
     const SequenceExtent extent(args, first + lane);
@@ -58,7 +60,7 @@ MARLIN_DEVICE Tile FindTile(const AttentionArguments& args, int tile_rows) {
       const int other = __shfl_up_sync(~0u, through, step);
       if (lane >= step) through += other;
     }
-    const int at = static_cast<int>(blockIdx.x) - before - (through - tiles);
+    const int at = index - before - (through - tiles);
     const unsigned found = __ballot_sync(~0u, at >= 0 && at < tiles);
     before += __shfl_sync(~0u, through, 31);
     if (found == 0) continue;
@@ -74,6 +76,11 @@ MARLIN_DEVICE Tile FindTile(const AttentionArguments& args, int tile_rows) {
     return tile;
   }
   return tile;
+}
+
+/// Finds tile blockIdx.x of KV head blockIdx.y.
+MARLIN_DEVICE Tile FindTile(const AttentionArguments& args, int tile_rows) {
+  return FindTile(args, tile_rows, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
 }
 
 /// Records a first position that is negative, and positions that are not consecutive.

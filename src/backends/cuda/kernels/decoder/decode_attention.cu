@@ -199,7 +199,7 @@ class WarpKeys {
       uint32_t keys = Keys(n);
       uint32_t values = Values(n);
       if constexpr (kFp8) Widen(&keys, &values);
-      softmax.Add(keys, values, FirstKey(task, n), true, [&](int) { return task.visible; });
+      softmax.Add(keys, values, FirstKey(task, n), [&](int) { return task.visible; });
       __syncwarp();
     }
     softmax.SumLanes();

@@ -122,9 +122,13 @@ inline constexpr int kKeyBlock = 32;      ///< Keys of an online-softmax step.
 inline constexpr int kSegmentKeys = 128;  ///< Keys whose sums begin anew, and are merged in order.
 inline constexpr int kCachePageTokens = 64;  ///< A key block lies in one page.
 static_assert(kSegmentKeys % kKeyBlock == 0 && kCachePageTokens % kKeyBlock == 0);
-/// Attention on matrix units: query heads of a token, rows of a tile, features of a head.
+/// Attention on matrix units: query heads of a token, features of a head, rows of a warpgroup in
+/// prefill, and of a CTA. Sums of more than 128 features leave registers for one warpgroup.
 inline constexpr int kDecodeHeads = 16;
-inline constexpr int kPrefillRows = 64;
+inline constexpr int kWarpgroupRows = 64;
+MARLIN_HOST_DEVICE constexpr int PrefillRows(int value_dim) {
+  return value_dim > 128 ? kWarpgroupRows : 2 * kWarpgroupRows;
+}
 inline constexpr int kMostMatrixFeatures = 256;
 inline constexpr int kMostKeyFeatures = 1024;
 inline constexpr int kMostValueFeatures = 512;

@@ -1,89 +1,60 @@
-// Attention of tiles of 64 query rows on matrix units, over a paged bf16 or e4m3 cache: prefill.
+// Attention of tiles of query rows on asynchronous products (wgmma), over a paged bf16 or e4m3
+// cache: prefill.
 //
-//   A CTA takes 64 query rows of one KV head of a sequence (row r is query head r % group of token
-//   r / group) and all of their keys, in blocks of 64, which it copies through a ring of two
-//   stages. A warp has 16 rows and their softmax (matrix_softmax.cuh), of a block at a time where
-//   its registers suffice. Codes of e4m3 go through the ring as they are; the CTA widens a block to
-//   bf16 beside it, exactly, before the warps add it.
+//   A CTA takes 64 or 128 query rows of one KV head of a sequence (row r is query head r % group of
+//   token r / group) and all of their keys. A producer warpgroup copies blocks of keys and values
+//   through two rings of two stages, in the swizzle of the products, and widens codes of e4m3 to
+//   bf16 on the way, exactly. Each consumer warpgroup has 64 rows and their softmax; while one
+//   weighs scores, the other one's products run. Tiles with most keys begin first, so that the
+//   last wave of CTAs is short.
 //
 //   A value that is NaN or Inf would spread through the zero weights of rows that do not see its
-//   key: where some rows of a warp do not, the warp looks for such values, and then adds key by
-//   key (rare).
+//   key: where some rows of a warpgroup do not, it looks for such values, and then adds key by key
+//   (rare).
 #include <algorithm>
 
 #include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/decoder/attention_tile.cuh"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
-#include "backends/cuda/kernels/decoder/matrix_softmax.cuh"
+#include "backends/cuda/kernels/decoder/warpgroup_attention.cuh"
 
 namespace marlin::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kWarps = kThreads / 32;
-constexpr int kRows = kPrefillRows;
-static_assert(kRows == kWarps * kWarpRows);
-constexpr int kBlockKeys = kCachePageTokens;  // A block lies in one page.
+constexpr int kWarpgroup = 128;
 constexpr int kStages = 2;
+constexpr int kPageKeys = kCachePageTokens;
 
-MARLIN_DEVICE void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-MARLIN_DEVICE void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-/// The keys or values of one head in a page, from a block's first key on.
-struct PageRows {
-  const uint8_t* first = nullptr;  ///< Null: there is no page.
-  int bytes = 0;                   ///< Bytes of a row, a multiple of 16.
-  int shared_bytes = 0;            ///< Bytes from row to row of the copy in shared memory.
+/// kWarpgroups: consumer warpgroups, of kWarpgroupRows rows each. kKeys: keys of a block.
+/// kFeatures: value features, at most.
+template <int kWarpgroups_, int kKeys_, int kFeatures_>
+struct TileShape {
+  static constexpr int kWarpgroups = kWarpgroups_;
+  static constexpr int kKeys = kKeys_;
+  static constexpr int kFeatures = kFeatures_;
+  static constexpr int kRows = kWarpgroups * kWarpgroupRows;
+  static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
+  static_assert(kKeys % kPageKeys == 0);
 };
 
-/// Copies `rows` keys or values, the first of which is key `first_key`, to shared memory; zeros for
-/// keys outside of `visible`. Thread `thread` of `threads`, a multiple of 32, takes its part.
-MARLIN_DEVICE void CopyKeyRows(const PageRows& from, const KeySpan& visible, int first_key,
-                               int rows, uint32_t to, int thread, int threads,
-                               const void* anywhere) {
-  const int units = from.bytes / 16;
-  // 8, 16 or 32 lanes copy a row.
-  const int width = units <= 8 ? 8 : (units <= 16 ? 16 : 32);
-  const int unit = thread & (width - 1);
-  if (unit >= units) return;
-  const int first_row = thread / width;
-  const int step = threads / width;
-  // Keys [begin, end) of the block exist and are seen.
-  const int begin = visible.first - first_key;
-  const int end = from.first == nullptr ? 0 : visible.end - first_key;
-  const uint8_t* source = from.first + first_row * from.bytes + unit * 16;
-  uint32_t target = to + first_row * from.shared_bytes + unit * 16;
-#pragma unroll 4
-  for (int row = first_row; row < rows; row += step) {
-    const bool seen = row >= begin && row < end;
-    // Where nothing is read, any valid, aligned address will do.
-    CopyAsync16(target, seen ? source : anywhere, seen ? 16 : 0);
-    source += step * from.bytes;
-    target += step * from.shared_bytes;
-  }
-}
+/// Offsets in shared memory.
+template <typename Shape>
+struct Layout {
+  int key_panels;
 
-/// A valid address, aligned to 16 bytes, in device memory.
-MARLIN_DEVICE const void* AnyAlignedAddress(const SequencesView& sequences) {
-  return reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(sequences.positions) &
-                                       ~uintptr_t{15});
-}
+  MARLIN_HOST_DEVICE explicit Layout(int key_dim) : key_panels(PanelsOf(key_dim)) {}
 
-struct Layout : CachedRows {
-  using CachedRows::CachedRows;
-  MARLIN_HOST_DEVICE int StageBytes() const {
-    return kBlockKeys * (copied_key_row + copied_value_row);
-  }
-  /// The widened block, if there is one.
-  MARLIN_HOST_DEVICE int WidenedAt() const { return kStages * StageBytes(); }
-  MARLIN_HOST_DEVICE int QueriesAt() const {
-    return WidenedAt() + (widens ? kBlockKeys * (key_row + value_row) : 0);
-  }
-  MARLIN_HOST_DEVICE int Bytes() const { return QueriesAt() + 2 * kRows * key_row; }
+  static constexpr int kValueBytes = Shape::kKeys * kPanelRowBytes * PanelsOf(Shape::kFeatures);
+  MARLIN_HOST_DEVICE int KeyBytes() const { return Shape::kKeys * kPanelRowBytes * key_panels; }
+  MARLIN_HOST_DEVICE int QueryBytes() const { return Shape::kRows * kPanelRowBytes * key_panels; }
+  MARLIN_HOST_DEVICE int KeysAt(int stage) const { return 2 * QueryBytes() + stage * KeyBytes(); }
+  MARLIN_HOST_DEVICE int ValuesAt(int stage) const { return KeysAt(kStages) + stage * kValueBytes; }
+  /// An mbarrier for each stage: keys are full, values are full, keys are free, values are free.
+  MARLIN_HOST_DEVICE int BarriersAt() const { return ValuesAt(kStages); }
+  MARLIN_HOST_DEVICE int Bytes() const { return BarriersAt() + 4 * kStages * 8; }
 };
+
+MARLIN_DEVICE int CeilDivide(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
 /// The keys that a row of a tile sees.
 MARLIN_DEVICE KeySpan VisibleTo(const AttentionArguments& args, const Tile& tile, int row) {
@@ -91,187 +62,434 @@ MARLIN_DEVICE KeySpan VisibleTo(const AttentionArguments& args, const Tile& tile
   return {KeyRange::FirstKey(args, position), position + 1};
 }
 
-template <bool kFp8>
-class TileKeys {
- public:
-  MARLIN_DEVICE TileKeys(const AttentionArguments& args, const Tile& tile, const KeySpan& visible,
-                         uint32_t shared)
-      : args_(args),
-        tile_(tile),
-        visible_(visible),
-        layout_(args.key_dim, args.value_dim, kFp8),
-        ring_(shared) {}
+/// Arrives once this thread's copies have.
+MARLIN_DEVICE void ArriveWithCopies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 
-  MARLIN_DEVICE int first_block() const { return visible_.first / kBlockKeys; }
-  MARLIN_DEVICE int end_block() const { return (visible_.end + kBlockKeys - 1) / kBlockKeys; }
+/// A CTA's blocks of keys, and the stages through which they go.
+template <typename Shape>
+struct Ring {
+  int first_block;
+  int end_block;
+  uint32_t shared;  ///< Address of the CTA's shared memory.
+  Layout<Shape> layout;
 
-  /// Requests a block with all threads.
-  MARLIN_DEVICE void Request(int block) const {
-    if (block < end_block()) {
-      const int first = block * kBlockKeys;
-      const uint8_t* const page =
-          FindPage(args_.sequences, args_.pages, tile_.sequence, first, args_.errors);
-      const int64_t place = static_cast<int64_t>(blockIdx.y) * args_.pages.page_tokens +
-                            first % args_.pages.page_tokens;
-      const auto rows = [&](int64_t first_element, int features, int shared_bytes) {
-        const int64_t element = first_element + place * features;
-        return PageRows{page == nullptr ? nullptr : page + element * kElement, features * kElement,
-                        shared_bytes};
-      };
-      const auto thread = static_cast<int>(threadIdx.x);
-      const void* const anywhere = AnyAlignedAddress(args_.sequences);
-      CopyKeyRows(rows(0, args_.key_dim, layout_.copied_key_row), visible_, first, kBlockKeys,
-                  CopiedKeys(block), thread, kThreads, anywhere);
-      CopyKeyRows(rows(KeyElements(args_.pages), args_.value_dim, layout_.copied_value_row),
-                  visible_, first, kBlockKeys, CopiedValues(block), thread, kThreads, anywhere);
-    }
-    CommitCopies();
-  }
+  MARLIN_DEVICE Ring(const KeySpan& visible, int key_dim, uint32_t address)
+      : first_block(visible.first / Shape::kKeys),
+        end_block(CeilDivide(visible.end, Shape::kKeys)),
+        shared(address),
+        layout(key_dim) {}
 
-  /// Widens the codes of a block that has arrived, with all threads.
-  MARLIN_DEVICE void Widen(int block) const {
-    const auto thread = static_cast<int>(threadIdx.x);
-    WidenRows(CopiedKeys(block), kBlockKeys, args_.key_dim, Keys(block), layout_.key_row, thread,
-              kThreads);
-    WidenRows(CopiedValues(block), kBlockKeys, args_.value_dim, Values(block), layout_.value_row,
-              thread, kThreads);
-    __syncthreads();
-  }
-
-  MARLIN_DEVICE uint32_t Keys(int block) const {
-    return kFp8 ? ring_ + layout_.WidenedAt() : CopiedKeys(block);
-  }
+  MARLIN_DEVICE int StageOf(int block) const { return (block - first_block) % kStages; }
+  MARLIN_DEVICE int ParityOf(int block) const { return (block - first_block) / kStages & 1; }
+  MARLIN_DEVICE uint32_t Keys(int block) const { return shared + layout.KeysAt(StageOf(block)); }
   MARLIN_DEVICE uint32_t Values(int block) const {
-    return Keys(block) + kBlockKeys * layout_.key_row;
+    return shared + layout.ValuesAt(StageOf(block));
   }
-  MARLIN_DEVICE const Layout& layout() const { return layout_; }
+  MARLIN_DEVICE uint32_t KeysFull(int block) const { return Barrier(0, block); }
+  MARLIN_DEVICE uint32_t ValuesFull(int block) const { return Barrier(1, block); }
+  MARLIN_DEVICE uint32_t KeysFree(int block) const { return Barrier(2, block); }
+  MARLIN_DEVICE uint32_t ValuesFree(int block) const { return Barrier(3, block); }
+
+  /// Called by one thread.
+  MARLIN_DEVICE void InitBarriers() const {
+    for (int stage = 0; stage < kStages; ++stage) {
+      const int block = first_block + stage;
+      for (const uint32_t full : {KeysFull(block), ValuesFull(block)}) {
+        InitBarrier(full, kWarpgroup);
+      }
+      for (const uint32_t free : {KeysFree(block), ValuesFree(block)}) {
+        InitBarrier(free, 4 * Shape::kWarpgroups);
+      }
+    }
+    FenceBarrierInit();
+  }
+
+ private:
+  MARLIN_DEVICE uint32_t Barrier(int kind, int block) const {
+    return shared + layout.BarriersAt() + (kind * kStages + StageOf(block)) * 8;
+  }
+};
+
+MARLIN_DEVICE void StoreShared(uint32_t to, uint32_t word) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+
+/// One arrival of a warp, after what its lanes did before.
+MARLIN_DEVICE void ArriveAsWarp(uint32_t barrier) {
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) Arrive(barrier);
+}
+
+/// The producer warpgroup: threads 0 to 127.
+template <typename Shape, bool kFp8>
+class Producer {
+ public:
+  MARLIN_DEVICE Producer(const AttentionArguments& args, const Tile& tile, const KeySpan& visible,
+                         const Ring<Shape>& ring)
+      : args_(args), tile_(tile), visible_(visible), ring_(ring) {}
+
+  MARLIN_DEVICE void Run() const {
+    const int64_t values = KeyElements(args_.pages);
+    for (int block = ring_.first_block; block < ring_.end_block; ++block) {
+      const uint8_t* pages[kPages];
+#pragma unroll
+      for (int i = 0; i < kPages; ++i) pages[i] = PageOf(block * Shape::kKeys + i * kPageKeys);
+      const int parity = ring_.ParityOf(block) ^ 1;
+      Wait(ring_.KeysFree(block), parity);
+      CopyBlock(block, pages, 0, args_.key_dim, ring_.Keys(block));
+      Publish(ring_.KeysFull(block));
+      Wait(ring_.ValuesFree(block), parity);
+      CopyBlock(block, pages, values, args_.value_dim, ring_.Values(block));
+      Publish(ring_.ValuesFull(block));
+    }
+  }
 
  private:
   static constexpr int kElement = kFp8 ? 1 : 2;  ///< Bytes of an element of the cache.
+  static constexpr int kPages = Shape::kKeys / kPageKeys;
 
-  MARLIN_DEVICE uint32_t CopiedKeys(int block) const {
-    return ring_ + (block - first_block()) % kStages * layout_.StageBytes();
+  static MARLIN_DEVICE void Publish(uint32_t barrier) {
+    if constexpr (kFp8) {
+      Arrive(barrier);
+    } else {
+      ArriveWithCopies(barrier);
+    }
   }
-  MARLIN_DEVICE uint32_t CopiedValues(int block) const {
-    return CopiedKeys(block) + kBlockKeys * layout_.copied_key_row;
+
+  /// The page of keys [first, first + 64); null without one, or if no row of the tile sees them.
+  MARLIN_DEVICE const uint8_t* PageOf(int first) const {
+    if (first >= visible_.end || first + kPageKeys <= visible_.first) return nullptr;
+    return FindPage(args_.sequences, args_.pages, tile_.sequence, first, args_.errors);
+  }
+
+  /// Requests the keys or values of a block, which begin `first_element` elements into its pages.
+  MARLIN_DEVICE void CopyBlock(int block, const uint8_t* const (&pages)[kPages],
+                               int64_t first_element, int features, uint32_t to) const {
+#pragma unroll
+    for (int i = 0; i < kPages; ++i) {
+      const int first = block * Shape::kKeys + i * kPageKeys;
+      const int64_t place = static_cast<int64_t>(tile_.kv_head) * args_.pages.page_tokens +
+                            first % args_.pages.page_tokens;
+      const int64_t element = first_element + place * features;
+      CopyPage(pages[i] == nullptr ? nullptr : pages[i] + element * kElement, first, features,
+               to + i * kPageKeys * kPanelRowBytes);
+    }
+  }
+
+  /// Keys [first, first + 64), of which `from` is the first row; zeros for keys that no row of the
+  /// tile sees.
+  MARLIN_DEVICE void CopyPage(const uint8_t* from, int first, int features, uint32_t to) const {
+    const int units = features / 8;
+    const int width = units <= 8 ? 8 : 16;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int row = thread / width;
+    // Rows of a thread are a multiple of 8 apart: all have its place in the swizzle.
+    const int step = kWarpgroup / width;
+    const int begin = visible_.first - first - row;
+    const int end = (from == nullptr ? 0 : visible_.end - first) - row;
+#pragma unroll 1
+    for (int unit = thread & (width - 1); unit < units; unit += width) {
+      const uint8_t* source = from + (row * features + unit * 8) * kElement;
+      uint32_t target = to + PlaceInPanels(Shape::kKeys, row, unit);
+#pragma unroll 1
+      for (int i = 0; i < kPageKeys; i += kBatch * step) {
+        CopyRows(source, target, step, features * kElement, begin - i, end - i);
+        source += kBatch * step * features * kElement;
+        target += kBatch * step * kPanelRowBytes;
+      }
+    }
+  }
+
+  static constexpr int kBatch = 4;  ///< Rows whose codes are in flight together.
+  static_assert(kPageKeys % (kBatch * 16) == 0);
+
+  /// Copies a unit of kBatch rows that are `step` rows apart. Those at [begin, end) are seen.
+  MARLIN_DEVICE void CopyRows(const uint8_t* from, uint32_t to, int step, int row_bytes, int begin,
+                              int end) const {
+    if constexpr (kFp8) {
+      uint2 codes[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const bool seen = i * step >= begin && i * step < end;
+        codes[i] =
+            seen ? *reinterpret_cast<const uint2*>(from + i * step * row_bytes) : make_uint2(0, 0);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) StoreWidened(to + i * step * kPanelRowBytes, codes[i]);
+    } else {
+      // Where nothing is read, any valid, aligned address will do.
+      const auto* const anywhere = reinterpret_cast<const uint8_t*>(
+          reinterpret_cast<uintptr_t>(args_.sequences.positions) & ~uintptr_t{15});
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const bool seen = i * step >= begin && i * step < end;
+        CopyAsync16(to + i * step * kPanelRowBytes, seen ? from + i * step * row_bytes : anywhere,
+                    seen ? 16 : 0);
+      }
+    }
+  }
+
+  static MARLIN_DEVICE void StoreWidened(uint32_t to, const uint2& codes) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(Bf16OfCodes(codes.x)),
+                 "r"(Bf16OfCodes(codes.x >> 16)), "r"(Bf16OfCodes(codes.y)),
+                 "r"(Bf16OfCodes(codes.y >> 16))
+                 : "memory");
   }
 
   const AttentionArguments& args_;
   const Tile& tile_;
   KeySpan visible_;
-  Layout layout_;
-  uint32_t ring_;
+  Ring<Shape> ring_;
 };
 
-/// Whether rows of values in shared memory are all finite, in all lanes.
-MARLIN_DEVICE bool AreFinite(uint32_t values, int rows, int value_row, int features) {
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  bool finite = true;
-  for (int row = lane >> 1; row < rows; row += 16) {
-    for (int i = (lane & 1) * 16; i < features * 2; i += 32) {
-      const uint4 pairs = LoadShared16(values + row * value_row + i);
-      for (const uint32_t pair : {pairs.x, pairs.y, pairs.z, pairs.w}) {
-        finite = finite && (pair & 0x7f80u) != 0x7f80u && (pair & 0x7f800000u) != 0x7f800000u;
+/// A consumer warpgroup, number `warpgroup` of the CTA's.
+template <typename Shape>
+class Consumer {
+ public:
+  MARLIN_DEVICE Consumer(const AttentionArguments& args, const Tile& tile, const Ring<Shape>& ring,
+                         int warpgroup)
+      : args_(args),
+        tile_(tile),
+        ring_(ring),
+        warpgroup_(warpgroup),
+        first_row_(warpgroup * kWarpgroupRows),
+        attention_(QueriesOf(ring, warpgroup), args.key_dim, args.value_dim) {
+    const KeySpan first = VisibleTo(args_, tile_, first_row_);
+    const KeySpan last = VisibleTo(args_, tile_, first_row_ + kWarpgroupRows - 1);
+    seen_ = {first.first / Shape::kKeys,
+             first_row_ < tile_.rows ? CeilDivide(last.end, Shape::kKeys) : 0};
+    whole_ = {CeilDivide(last.first, Shape::kKeys), first.end / Shape::kKeys};
+  }
+
+  MARLIN_DEVICE void Run() {
+    WithType(args_.queries.type, [&](auto zero) { LoadQueries(zero); });
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const int row = first_row_ + (static_cast<int>(threadIdx.x) >> 5 & 3) * kWarpRows + (lane >> 2);
+    Scores scores = {};
+    if (warpgroup_ == 1) PassTurn();
+    WaitFor(ring_.KeysFull(ring_.first_block), ring_.first_block);
+    TakeTurn();
+    Score(ring_.first_block, scores);
+#pragma unroll 1
+    for (int block = ring_.first_block; block < ring_.end_block; ++block) {
+      const uint32_t values = ring_.Values(block);
+      const bool seen = Sees(block);
+      bool by_key = false;
+      if (seen && IsMasked(block)) {
+        WaitFor(ring_.ValuesFull(block), block);
+        attention_.rows().Mask(
+            block * Shape::kKeys, [&](int half) { return VisibleTo(args_, tile_, row + 8 * half); },
+            scores);
+        by_key = !attention_.AreFinite(warpgroup_, values);
+      }
+      Weights weights;
+      if (by_key) {
+        attention_.AddByKey(values, scores);
+      } else if (seen) {
+        attention_.rows().Weigh(scores, weights);
+      }
+      const int next = block + 1;
+      const bool last = next == ring_.end_block;
+      WaitFor(ring_.ValuesFull(block), block);
+      if (!last) WaitFor(ring_.KeysFull(next), next);
+      TakeTurn();
+      if (seen && !by_key) attention_.AddValues(values, weights);
+      ArriveAsWarp(ring_.ValuesFree(block));
+      if (last) {
+        PassTurn();
+      } else {
+        Score(next, scores);
+      }
+    }
+    // The other warpgroup's last pass.
+    if (warpgroup_ == 0) TakeTurn();
+    WithType(args_.out.type, [&](auto zero) { Store(zero, row); });
+  }
+
+ private:
+  using Attention = WarpgroupAttention<Shape::kKeys, Shape::kFeatures>;
+  using Scores = typename Attention::Scores;
+  using Weights = typename Attention::Weights;
+
+  static MARLIN_DEVICE WarpgroupQueries QueriesOf(const Ring<Shape>& ring, int warpgroup) {
+    const uint32_t rounded = ring.shared + warpgroup * kWarpgroupRows * kPanelRowBytes;
+    return {rounded, rounded + ring.layout.QueryBytes(), Shape::kRows * kPanelRowBytes};
+  }
+
+  /// Waits until the keys or values of a block have arrived for the products.
+  MARLIN_DEVICE void WaitFor(uint32_t full, int block) const {
+    Wait(full, ring_.ParityOf(block));
+    FenceForProducts();
+  }
+
+  /// Two warpgroups take turns: while one has its products run, the other one weighs scores.
+  MARLIN_DEVICE void TakeTurn() const {
+    if constexpr (Shape::kWarpgroups == 2) {
+      asm volatile("bar.sync %0, 256;" ::"r"(3 + warpgroup_) : "memory");
+    }
+  }
+  MARLIN_DEVICE void PassTurn() const {
+    if constexpr (Shape::kWarpgroups == 2) {
+      asm volatile("bar.arrive %0, 256;" ::"r"(4 - warpgroup_) : "memory");
+    }
+  }
+
+  /// Whether some row sees keys of a block, and whether some row does not see all of them.
+  MARLIN_DEVICE bool Sees(int block) const { return block >= seen_.first && block < seen_.end; }
+  MARLIN_DEVICE bool IsMasked(int block) const {
+    return block < whole_.first || block >= whole_.end;
+  }
+
+  /// The scores of a block, whose keys have arrived; passes the turn on.
+  MARLIN_DEVICE void Score(int block, Scores& scores) const {
+    if (Sees(block)) attention_.BeginScores(ring_.Keys(block), scores);
+#ifdef EARLY
+    PassTurn();
+#endif
+    attention_.EndScores(scores);
+#ifndef EARLY
+    PassTurn();
+#endif
+    ArriveAsWarp(ring_.KeysFree(block));
+  }
+
+  /// Loads the warpgroup's rows of queries, scaled, as two bf16 terms; zeros for rows that do not
+  /// exist.
+  template <typename T>
+  MARLIN_DEVICE void LoadQueries(T /*zero*/) const {
+    constexpr int kBatch = kWarpRows;  // Rows that are in flight together.
+    const auto* const queries = static_cast<const T*>(args_.queries.data);
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const int first = first_row_ + (static_cast<int>(threadIdx.x) >> 5 & 3) * kWarpRows;
+    const float scale = args_.scale * kLog2E;
+#pragma unroll 1
+    for (int row = first; row < first + kWarpRows; row += kBatch) {
+      int64_t at[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        at[i] = tile_.ElementOf(args_, args_.queries, min(row + i, tile_.rows - 1));
+      }
+#pragma unroll 1
+      for (int pair = lane; pair < args_.key_dim / 2; pair += 32) {
+        T loaded[kBatch][2];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          loaded[i][0] = queries[at[i] + 2 * pair];
+          loaded[i][1] = queries[at[i] + 2 * pair + 1];
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          const float exists = row + i < tile_.rows ? scale : 0.0f;
+          uint32_t rounded;
+          uint32_t rest;
+          SplitInTwo(exists * ToFloat(loaded[i][0]), exists * ToFloat(loaded[i][1]), &rounded,
+                     &rest);
+          const uint32_t to =
+              ring_.shared + PlaceInPanels(Shape::kRows, row + i, pair >> 2) + (pair & 3) * 4;
+          StoreShared(to, rounded);
+          StoreShared(to + ring_.layout.QueryBytes(), rest);
+        }
+      }
+    }
+    FenceForProducts();
+    SyncWarpgroup(warpgroup_);
+  }
+
+  /// `row`: the first of the lane's two rows.
+  template <typename T>
+  MARLIN_DEVICE void Store(T /*zero*/, int row) {
+    auto& rows = attention_.rows();
+    rows.SumLanes();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int of_half = row + 8 * half;
+      if (of_half >= tile_.rows) continue;
+      const SoftmaxFinish finish(args_, tile_.HeadOf(args_, of_half), rows.largest(half),
+                                 rows.sum(half));
+      const float factor = finish.Of(1.0f);
+      T* const to = static_cast<T*>(args_.out.data) + tile_.ElementOf(args_, args_.out, of_half);
+      if (reinterpret_cast<uintptr_t>(to) % (2 * sizeof(T)) == 0) {
+        rows.ForPairs(half, args_.value_dim, [&](int feature, float low, float high) {
+          StorePair(to + feature, low * factor, high * factor);
+        });
+      } else {
+        rows.ForPairs(half, args_.value_dim, [&](int feature, float low, float high) {
+          to[feature] = FromFloat<T>(low * factor);
+          to[feature + 1] = FromFloat<T>(high * factor);
+        });
       }
     }
   }
-  return __all_sync(~0u, finite);
-}
 
-/// Called by all threads.
-MARLIN_DEVICE void LoadQueries(const AttentionArguments& args, const Tile& tile, uint8_t* queries) {
-  const int row_bytes = SharedRowBytes(args.key_dim);
-#pragma unroll 4
-  for (int i = 0; i < kRows / kWarps; ++i) {
-    const int row = i * kWarps + (static_cast<int>(threadIdx.x) >> 5);
-    const bool exists = row < tile.rows;
-    LoadQueryRow(args.queries, exists ? tile.ElementOf(args, args.queries, row) : 0, exists,
-                 args.key_dim, queries + row * row_bytes, queries + (kRows + row) * row_bytes);
-  }
-}
+  const AttentionArguments& args_;
+  const Tile& tile_;
+  Ring<Shape> ring_;
+  int warpgroup_;
+  int first_row_;
+  KeySpan seen_;   ///< Blocks of which some row sees a key ...
+  KeySpan whole_;  ///< ... and those that all rows see.
+  Attention attention_;
+};
 
-/// Groups of 16 keys that a warp adds at a time.
-MARLIN_HOST_DEVICE constexpr int GroupsFor(int tiles) { return tiles > 8 ? 2 : 4; }
-
-template <int kTiles, bool kFp8>
-__global__ void __launch_bounds__(kThreads)
+/// blockIdx.x: the tiles from the last to the first, and the KV heads of each.
+template <typename Shape, bool kFp8>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
     PrefillAttentionKernel(const __grid_constant__ AttentionArguments args) {
-  extern __shared__ __align__(16) uint8_t memory[];
+  extern __shared__ __align__(1024) uint8_t memory[];
   EnterChain();
-  if (blockIdx.x == 0 && blockIdx.y == 0) CheckFirstRows(args.sequences, args.errors);
-  const Tile tile = FindTile(args, kRows);
+  const int from_last = static_cast<int>(blockIdx.x) / args.kv_heads;
+  const int kv_head = static_cast<int>(blockIdx.x) - from_last * args.kv_heads;
+  if (blockIdx.x == 0) CheckFirstRows(args.sequences, args.errors);
+  const Tile tile = FindTile(args, Shape::kRows, args.tiles - 1 - from_last, kv_head);
   if (tile.sequence < 0) return;
-  if (blockIdx.y == 0) CheckPositions(args, tile);
-  const KeySpan visible = {VisibleTo(args, tile, 0).first, VisibleTo(args, tile, kRows).end};
-  const TileKeys<kFp8> keys(args, tile, visible, SharedAddress(memory));
-  const Layout& layout = keys.layout();
-  keys.Request(keys.first_block());
-  uint8_t* const queries = memory + layout.QueriesAt();
-  LoadQueries(args, tile, queries);
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int first_row = (static_cast<int>(threadIdx.x) >> 5) * kWarpRows;
-  const uint32_t mine = SharedAddress(queries) + first_row * layout.key_row;
-  const WarpOperands operands = {mine, mine + kRows * layout.key_row, layout.key_row,
-                                 layout.value_row};
-  WarpSoftmax<kTiles, GroupsFor(kTiles)> softmax(operands, args.key_dim, args.value_dim,
-                                                 args.scale);
-  constexpr int kKeys = softmax.kKeys;
-  const KeySpan spans[2] = {VisibleTo(args, tile, first_row + (lane >> 2)),
-                            VisibleTo(args, tile, first_row + (lane >> 2) + 8)};
-  // Keys that some row of the warp sees, and keys that all of its rows see.
-  const KeySpan some = {VisibleTo(args, tile, first_row).first,
-                        VisibleTo(args, tile, first_row + kWarpRows - 1).end};
-  const KeySpan all = {VisibleTo(args, tile, first_row + kWarpRows - 1).first,
-                       VisibleTo(args, tile, first_row).end};
-  for (int block = keys.first_block(); block < keys.end_block(); ++block) {
-    keys.Request(block + 1);
-    WaitForCopies<1>();
-    __syncthreads();
-    if constexpr (kFp8) keys.Widen(block);
-#pragma unroll 1
-    for (int part = 0; part < kBlockKeys / kKeys; ++part) {
-      const int first = block * kBlockKeys + part * kKeys;
-      if (first >= some.end || first + kKeys <= some.first) continue;
-      const uint32_t values = keys.Values(block) + part * kKeys * layout.value_row;
-      const bool masked = first < all.first || first + kKeys > all.end;
-      const bool by_key = masked && !AreFinite(values, kKeys, layout.value_row, args.value_dim);
-      softmax.Add(
-          keys.Keys(block) + part * kKeys * layout.key_row, values, first, masked,
-          [&](int half) { return spans[half]; }, by_key);
-    }
-    __syncthreads();
-  }
-  WaitForCopies<0>();
-  softmax.SumLanes();
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = first_row + (lane >> 2) + 8 * half;
-    if (row >= tile.rows) continue;
-    const SoftmaxFinish finish(args, tile.HeadOf(args, row), softmax.largest(half),
-                               softmax.sum(half));
-    const int64_t at = tile.ElementOf(args, args.out, row);
-    softmax.ForPairs(half, [&](int feature, float first, float second) {
-      const float values[2] = {finish.Of(first), finish.Of(second)};
-      StoreAdjacent(args.out.data, args.out.type, at + feature, values);
-    });
+  if (kv_head == 0) CheckPositions(args, tile);
+  const KeySpan visible = {VisibleTo(args, tile, 0).first, VisibleTo(args, tile, Shape::kRows).end};
+  const Ring<Shape> ring(visible, args.key_dim, SharedAddress(memory));
+  if (threadIdx.x == 0) ring.InitBarriers();
+  __syncthreads();
+  const int warp = WarpOfBlock();
+  if (warp < 4) {
+    if constexpr (Shape::kWarpgroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    Producer<Shape, kFp8>(args, tile, visible, ring).Run();
+  } else {
+    if constexpr (Shape::kWarpgroups == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    Consumer<Shape>(args, tile, ring, warp / 4 - 1).Run();
   }
 }
 
-using Kernel = void (*)(AttentionArguments);
+/// A kernel and its launch.
+struct PrefillKernel {
+  void (*kernel)(AttentionArguments);
+  int threads;
+  int shared_bytes;
+};
 
-/// The kernel for so many value features.
-template <bool kFp8>
-Kernel KernelFor(int value_dim) {
-  if (value_dim <= 64) return &PrefillAttentionKernel<4, kFp8>;
-  return value_dim <= 128 ? &PrefillAttentionKernel<8, kFp8> : &PrefillAttentionKernel<16, kFp8>;
+template <int kWarpgroups, int kKeys, int kFeatures>
+PrefillKernel KernelOf(int key_dim, bool fp8) {
+  using Shape = TileShape<kWarpgroups, kKeys, kFeatures>;
+  static_assert(Shape::kRows == PrefillRows(kFeatures));
+  return {fp8 ? &PrefillAttentionKernel<Shape, true> : &PrefillAttentionKernel<Shape, false>,
+          Shape::kThreads, Layout<Shape>(key_dim).Bytes()};
+}
+
+/// The kernel for heads of so many features, in which as many keys as possible fit.
+PrefillKernel KernelFor(int key_dim, int value_dim, bool fp8) {
+  if (value_dim > 128) return KernelOf<1, 64, 256>(key_dim, fp8);
+  if (key_dim > 128) return KernelOf<2, 64, 128>(key_dim, fp8);
+  if (value_dim > 64) return KernelOf<2, 128, 128>(key_dim, fp8);
+  return KernelOf<2, 128, 64>(key_dim, fp8);
 }
 
 }  // namespace
 
 cudaError_t LoadPrefillAttention() {
-  for (const int value_dim : {64, 128, kMostMatrixFeatures}) {
-    for (const Kernel kernel : {KernelFor<false>(value_dim), KernelFor<true>(value_dim)}) {
-      const auto* const function = reinterpret_cast<const void*>(kernel);
+  constexpr int kHeads[][2] = {{64, 256}, {256, 128}, {128, 128}, {128, 64}};
+  for (const auto& [key_dim, value_dim] : kHeads) {
+    for (const bool fp8 : {false, true}) {
+      const PrefillKernel of = KernelFor(key_dim, value_dim, fp8);
+      const auto* const function = reinterpret_cast<const void*>(of.kernel);
       cudaError_t error = AllowAllShared(function);
       if (error == cudaSuccess) error = PreferShared(function);
       if (error != cudaSuccess) return error;
@@ -281,11 +499,10 @@ cudaError_t LoadPrefillAttention() {
 }
 
 cudaError_t LaunchPrefillAttention(const AttentionArguments& args, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(args.tiles), static_cast<unsigned>(args.kv_heads));
   const bool fp8 = args.pages.type == Element::kE4M3;
-  const Kernel kernel = fp8 ? KernelFor<true>(args.value_dim) : KernelFor<false>(args.value_dim);
-  const int bytes = Layout(args.key_dim, args.value_dim, fp8).Bytes();
-  return LaunchInChain(kernel, grid, kThreads, bytes, stream, args);
+  const PrefillKernel of = KernelFor(args.key_dim, args.value_dim, fp8);
+  const auto ctas = static_cast<unsigned>(args.tiles) * static_cast<unsigned>(args.kv_heads);
+  return LaunchInChain(of.kernel, dim3(ctas), of.threads, of.shared_bytes, stream, args);
 }
 
 }  // namespace marlin::cuda

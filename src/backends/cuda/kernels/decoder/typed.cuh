@@ -20,6 +20,29 @@ MARLIN_DEVICE float ToFloat(T value) {
   }
 }
 
+template <typename T>
+MARLIN_DEVICE T FromFloat(float value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(value);
+  } else {
+    return __float2half_rn(value);
+  }
+}
+
+/// Stores two numbers at an address aligned to both.
+template <typename T>
+MARLIN_DEVICE void StorePair(T* to, float low, float high) {
+  if constexpr (std::is_same_v<T, float>) {
+    *reinterpret_cast<float2*>(to) = make_float2(low, high);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    *reinterpret_cast<uint32_t*>(to) = Bf16x2::Pack(low, high);
+  } else {
+    *reinterpret_cast<uint32_t*>(to) = F16x2::Pack(low, high);
+  }
+}
+
 /// Calls run(T()) with the type of an element.
 template <typename Run>
 MARLIN_DEVICE void WithType(Element type, const Run& run) {

@@ -352,7 +352,7 @@ class TokenAttention {
       ++*turns_;
       if ((warp_ & 1) == 0 && block == position_ / kWarpKeys) InsertFresh();
       SyncPair();
-      softmax.Add(Row(0, false), Row(0, true) + half, block * kWarpKeys, true,
+      softmax.Add(Row(0, false), Row(0, true) + half, block * kWarpKeys,
                   [&](int) { return visible_; });
       if (block + kWarpPairs >= end_block_) break;
       FenceForCopies();

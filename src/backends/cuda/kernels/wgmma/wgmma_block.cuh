@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/cuda/kernels/common/async_copy.cuh"
+#include "backends/cuda/kernels/common/warpgroup_products.cuh"
 #include "backends/cuda/kernels/wgmma/wgmma_layout.h"
 
 namespace marlin::cuda {
@@ -58,16 +59,6 @@ struct TileScheduler {
     return Block() + (i - parts) * static_cast<int>(gridDim.y);
   }
 };
-
-/// The warp's index, in a form that the compiler knows to be uniform across lanes.
-MARLIN_DEVICE int WarpOfBlock() {
-  return static_cast<int>(__reduce_or_sync(~0u, threadIdx.x / 32));
-}
-
-/// A barrier across the warps of a consumer warpgroup.
-MARLIN_DEVICE void SyncWarpgroup(int warpgroup) {
-  asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
-}
 
 /// A consumer thread's position in its CTA.
 struct ConsumerPlace {

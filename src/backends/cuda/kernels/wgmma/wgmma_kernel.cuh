@@ -31,6 +31,7 @@
 #include "backends/cuda/kernels/common/decode_fragment.cuh"
 #include "backends/cuda/kernels/common/tile_gemm.h"
 #include "backends/cuda/kernels/common/tile_loads.cuh"
+#include "backends/cuda/kernels/common/warpgroup_products.cuh"
 #include "backends/cuda/kernels/wgmma/wgmma_block.cuh"
 #include "backends/cuda/kernels/wgmma/wgmma_epilogue.cuh"
 #include "backends/cuda/kernels/wgmma/wgmma_instructions.cuh"
@@ -41,32 +42,6 @@ namespace marlin::cuda {
 
 constexpr int kConsumerWarps = 8;
 static_assert(kWgmmaThreads == 32 * kConsumerWarps + 128);
-
-MARLIN_DEVICE void FenceProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-MARLIN_DEVICE void CommitProducts() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int kPending>
-MARLIN_DEVICE void WaitForProducts() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-/// Keeps the compiler, for which an asynchronous WGMMA is complete at once, from moving
-/// accumulators in flight.
-template <int kCount>
-MARLIN_DEVICE void PinSums(float (&acc)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(acc[i])::"memory");
-}
-
-/// The matrix descriptor of k-major rows of 64 16-bit numbers in the 128-byte swizzle; `low` is
-/// address / 16 with the leading offset (unused by this swizzle) in the upper half.
-MARLIN_DEVICE uint64_t Descriptor(uint32_t low) {
-  // Atoms of 8 rows are 1024 bytes apart; bit 62 is the 128-byte swizzle.
-  uint64_t descriptor;
-  asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(64u | (1u << 30)));
-  return descriptor;
-}
 
 /// A position in the pipeline: a stage and the parity of its phase.
 struct SlotCursor {
