@@ -47,6 +47,7 @@ struct HeadsCase {
   int64_t heads, kv_heads, key_dim, value_dim, pairs;
   bool norms;
   bool interleaved;
+  int64_t padding = 6;  ///< Elements between rows of projections.
 };
 
 constexpr HeadsCase kHeadsCases[] = {
@@ -58,6 +59,12 @@ constexpr HeadsCase kHeadsCases[] = {
     {DType::kF32, DType::kF8E4M3, 8, 2, 64, 64, 32, true, false},
     {DType::kBf16, DType::kF8E4M3, 5, 1, 33, 17, 16, true, true},
     {DType::kF32, DType::kF8E4M3, 2, 1, 600, 64, 300, false, false},
+    // Rows at multiples of 16 bytes: heads of vectors.
+    {DType::kF32, DType::kBf16, 8, 2, 128, 128, 64, true, false, 8},
+    {DType::kF32, DType::kF8E4M3, 4, 4, 64, 64, 32, false, false, 8},
+    {DType::kF32, DType::kF32, 9, 3, 128, 128, 64, false, false, 8},
+    {DType::kF32, DType::kF16, 5, 1, 64, 64, 32, true, false, 8},
+    {DType::kF32, DType::kBf16, 8, 2, 128, 128, 32, true, false, 8},
 };
 
 /// Rows of two sequences, their projections and a cache in one slab.
@@ -67,7 +74,7 @@ class Step {
       : case_(c),
         page_tokens_(*CachePageTokens(device)),
         row_((c.heads + c.kv_heads) * c.key_dim + c.kv_heads * c.value_dim),
-        projected_(c.type, {kRows, row_}, 6) {
+        projected_(c.type, {kRows, row_}, c.padding) {
     projected_.Fill(seed, 2.0);
     page_ = c.kv_heads * page_tokens_ * (c.key_dim + c.value_dim);
     memory_.assign(static_cast<size_t>(4 * page_ * DTypeBytes(c.cache)) + 64, 0x5a);

@@ -139,6 +139,13 @@ AttentionArguments ArgumentsOf(const AttentionShape& shape, const AttentionPlan&
   return args;
 }
 
+constexpr int64_t kCacheAlignment = 16;
+bool SlabsAreAligned(const PagedCache& cache) {
+  return std::ranges::all_of(cache.slabs, [](const void* slab) {
+    return reinterpret_cast<uintptr_t>(slab) % kCacheAlignment == 0;
+  });
+}
+
 KeysView KeysOf(const TensorView& view) {
   return {view.data(), ElementOf(view.dtype()), view.stride(0), view.stride(1)};
 }
@@ -342,6 +349,7 @@ Status CudaDecoder::Run(const RotateAndAppendCall& call, const OperationContext&
   args.factor = call.rotary.attention_factor;
   args.interleaved = call.rotary.interleaved;
   args.sequences = SequencesOf(call.rows);
+  args.slabs_are_aligned = SlabsAreAligned(call.cache);
   args.errors = errors_.view();
   return Enqueue("rotate_append", [&] {
     const cudaError_t error =
@@ -397,20 +405,16 @@ namespace {
 
 /// Whether matrix units run a call: see LaunchDecodeAttention.
 bool UsesMatrixUnits(const PagedAttentionCall& call) {
-  constexpr int64_t kAlignment = 16;
   const PagedCache& cache = call.cache;
-  const int64_t elements = kAlignment / DTypeBytes(cache.type);
+  const int64_t elements = kCacheAlignment / DTypeBytes(cache.type);
   const bool narrow = cache.type == DType::kBf16 || cache.type == DType::kF8E4M3;
   const auto fits = [](int64_t features) {
     return features > 0 && features % 16 == 0 && features <= kMostMatrixFeatures;
   };
-  const auto aligned = [](const void* slab) {
-    return reinterpret_cast<uintptr_t>(slab) % kAlignment == 0;
-  };
   return call.options.accuracy == Accuracy::kDefault &&
          call.options.determinism == Determinism::kDefault && narrow && !cache.values_in_keys &&
          fits(cache.key_dim) && fits(cache.value_dim) && cache.page_stride % elements == 0 &&
-         cache.first_element % elements == 0 && std::ranges::all_of(cache.slabs, aligned);
+         cache.first_element % elements == 0 && SlabsAreAligned(cache);
 }
 
 AttentionPlan PlanOf(const PagedAttentionCall& call) {

@@ -313,7 +313,7 @@ MARLIN_DEVICE bool IsLast(const AttentionArguments& args, const Task& task, int*
 }
 
 template <int kTiles, bool kFp8>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     DecodeAttentionKernel(const __grid_constant__ AttentionArguments args) {
   extern __shared__ __align__(16) uint8_t memory[];
   const WarpKeys<kFp8> keys(args, SharedAddress(memory));

@@ -107,6 +107,7 @@ struct RotateAppendArguments {
   bool interleaved = false;
   SequencesView sequences;
   PagesView pages;
+  bool slabs_are_aligned = false;  ///< To 16 bytes.
   ErrorView errors;
 };
 

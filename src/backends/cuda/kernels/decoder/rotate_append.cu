@@ -1,8 +1,10 @@
 // Preparation of a step's projections for attention, in one pass: norms of queries and keys, RoPE,
 // and the append of keys and values to the paged KV cache.
 //
-//   A warp has one head of a row at a time, whose features go through shared memory, because RoPE
-//   pairs features of different lanes. Heads are numbered: queries, then keys, then values.
+//   A warp has one head of a row at a time. Heads are numbered: queries, then keys, then values.
+//   RotateVectorsKernel holds a head of 64 or 128 features in registers, 2 or 4 adjacent ones per
+//   lane, and loads the next head meanwhile. In RotateAppendKernel, for all others, the features go
+//   through shared memory, because RoPE pairs features of different lanes.
 #include <algorithm>
 
 #include "backends/cuda/kernels/common/chain.cuh"
@@ -187,10 +189,157 @@ __global__ void __launch_bounds__(kWarps * 32)
   }
 }
 
+/// kCount adjacent numbers of a lane.
+template <int kCount>
+struct Adjacent {
+  alignas(4 * kCount) float of[kCount];
+};
+
+template <int kCount>
+MARLIN_DEVICE Adjacent<kCount> LoadAdjacent(const Head& head, int lane) {
+  const float* const from = static_cast<const float*>(head.from) + head.at + lane * kCount;
+  Adjacent<kCount> x;
+  if constexpr (kCount == 4) {
+    *reinterpret_cast<float4*>(x.of) = *reinterpret_cast<const float4*>(from);
+  } else {
+    *reinterpret_cast<float2*>(x.of) = *reinterpret_cast<const float2*>(from);
+  }
+  return x;
+}
+
+template <int kCount>
+MARLIN_DEVICE void StoreAdjacent(const Head& head, int lane, const Adjacent<kCount>& x) {
+  const int64_t at = head.to_at + lane * kCount;
+  if (head.to_type == Element::kF32) {
+    auto* const to = static_cast<float*>(head.to) + at;
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) StorePair(to + i, x.of[i], x.of[i + 1]);
+  } else if (head.to_type == Element::kBf16) {
+    auto* const to = static_cast<__nv_bfloat16*>(head.to) + at;
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) StorePair(to + i, x.of[i], x.of[i + 1]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) StoreCached(head.to, head.to_type, at + i, x.of[i]);
+  }
+}
+
+/// Sines and cosines of the pairs of a lane's features, which are the same in all heads of a row.
+template <int kCount>
+struct LaneRotations {
+  float cosines[kCount];
+  float sines[kCount];
+
+  MARLIN_DEVICE LaneRotations(const RotateAppendArguments& args, int position, int lane) {
+    // Lanes l and l + 16 have the two halves of the same pairs; each computes half of them.
+    constexpr int kOwn = kCount / 2;
+    float own_cosines[kOwn];
+    float own_sines[kOwn];
+    const int first = (lane & 15) * kCount + (lane >> 4) * kOwn;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      RotationOf(args.frequencies[first + i], position, args.factor, &own_cosines[i],
+                 &own_sines[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int owner = (lane & 15) + i / kOwn * 16;
+      cosines[i] = __shfl_sync(~0u, own_cosines[i % kOwn], owner);
+      sines[i] = __shfl_sync(~0u, own_sines[i % kOwn], owner);
+    }
+  }
+};
+
+/// RMS norm of a head, with the rounding of a norm in place.
+template <int kCount>
+MARLIN_DEVICE void NormalizeAdjacent(const Head& head, float epsilon, int lane,
+                                     Adjacent<kCount>* x) {
+  double squares = 0;
+#pragma unroll
+  for (const float value : x->of) squares += static_cast<double>(value) * value;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
+  const float factor = RmsFactor(squares / head.features, epsilon);
+  WithType(head.norm_type, [&](auto type) {
+    const auto* const weights = static_cast<const decltype(type)*>(head.norm) + lane * kCount;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x->of[i] = x->of[i] * factor * ToFloat(weights[i]);
+  });
+}
+
+/// The pairs of a lane's features are those of lane ^ 16.
+template <int kCount>
+MARLIN_DEVICE void RotateAdjacent(const LaneRotations<kCount>& rotations, int lane,
+                                  Adjacent<kCount>* x) {
+  const bool second = lane >= 16;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const float mine = x->of[i];
+    const float other = __shfl_xor_sync(~0u, mine, 16);
+    const float turned = other * rotations.sines[i];
+    const float kept = mine * rotations.cosines[i];
+    x->of[i] = second ? kept + turned : kept - turned;
+  }
+}
+
+/// kCount: features of a lane. For the heads of LaunchRotateAppend's TakesVectors.
+template <int kCount>
+__global__ void __launch_bounds__(kWarps * 32)
+    RotateVectorsKernel(const __grid_constant__ RotateAppendArguments args) {
+  EnterChain();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const auto row = static_cast<int>(blockIdx.x);
+  if (row == 0 && blockIdx.y == 0) CheckFirstRows(args.sequences, args.errors);
+  const int position = args.sequences.positions[row];
+  if (position < 0) {
+    if (lane == 0) RecordError(args.errors, ValueError::kPosition, position, row);
+    return;
+  }
+  const int heads = args.heads + 2 * args.pages.kv_heads;
+  const int step = static_cast<int>(gridDim.y) * kWarps;
+  int number = static_cast<int>(blockIdx.y) * kWarps + warp;
+  if (number >= heads) return;
+  Head head = FindHead(args, row, number);
+  Adjacent<kCount> x = LoadAdjacent<kCount>(head, lane);
+  const LaneRotations<kCount> rotations(args, position, lane);
+#pragma unroll 1
+  while (true) {
+    number += step;
+    const Head next = number < heads ? FindHead(args, row, number) : head;
+    const Adjacent<kCount> loaded = LoadAdjacent<kCount>(next, lane);
+    if (head.norm != nullptr) NormalizeAdjacent(head, args.epsilon, lane, &x);
+    if (head.rotates) RotateAdjacent(rotations, lane, &x);
+    if (head.to != nullptr) StoreAdjacent(head, lane, x);
+    if (number >= heads) return;
+    head = next;
+    x = loaded;
+  }
+}
+
+/// Whether RotateVectorsKernel takes the heads: of 64 or 128 features, rotated as halves, in fp32,
+/// at multiples of 16 bytes.
+bool TakesVectors(const RotateAppendArguments& args) {
+  const PagesView& pages = args.pages;
+  const auto aligned = [](const RowsView& rows) {
+    return rows.type == Element::kF32 && reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 &&
+           rows.stride % 4 == 0 && rows.inner_stride % 4 == 0;
+  };
+  return (pages.key_dim == 64 || pages.key_dim == 128) && pages.value_dim == pages.key_dim &&
+         !args.interleaved && 2 * args.pairs == pages.key_dim && pages.page_stride % 4 == 0 &&
+         pages.first_element % 4 == 0 && args.slabs_are_aligned && aligned(args.queries) &&
+         aligned(args.keys) && aligned(args.values);
+}
+
 }  // namespace
 
 cudaError_t LoadRotateAppend() {
-  return PreferShared(reinterpret_cast<const void*>(&RotateAppendKernel));
+  for (const auto kernel :
+       {&RotateAppendKernel, &RotateVectorsKernel<2>, &RotateVectorsKernel<4>}) {
+    const cudaError_t error = PreferShared(reinterpret_cast<const void*>(kernel));
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 cudaError_t LaunchRotateAppend(const RotateAppendArguments& args, cudaStream_t stream) {
@@ -199,6 +348,11 @@ cudaError_t LaunchRotateAppend(const RotateAppendArguments& args, cudaStream_t s
   const int most = args.sequences.rows < kManyRows ? 1 : kMostHeads;
   const dim3 grid(static_cast<unsigned>(args.sequences.rows),
                   static_cast<unsigned>((heads + kWarps * most - 1) / (kWarps * most)));
+  if (TakesVectors(args)) {
+    const auto kernel =
+        args.pages.key_dim == 64 ? &RotateVectorsKernel<2> : &RotateVectorsKernel<4>;
+    return LaunchInChain(kernel, grid, kWarps * 32, 0, stream, args);
+  }
   const int features = std::max(args.pages.key_dim, args.pages.value_dim);
   const int bytes = kWarps * features * int{sizeof(float)};
   return LaunchInChain(&RotateAppendKernel, grid, kWarps * 32, bytes, stream, args);
