@@ -189,7 +189,6 @@ class ModelBench {
       : model_(model), options_(options), products_(model) {
     tokens_.resize(static_cast<size_t>(options.prompt_tokens + options.batch));
     for (int32_t& token : tokens_) token = NextToken();
-    logits_.resize(static_cast<size_t>(options.batch * model.info().vocab_size));
     sampled_.resize(static_cast<size_t>(options.batch));
   }
 
@@ -294,13 +293,9 @@ class ModelBench {
     }
     Wanted wanted;
     wanted.timer = timer_;
-    // Generation samples on the device: it never copies the logits.
-    if (count == 1) {
-      wanted.samplers = {samplers_.data(), DType::kU8, {options_.batch, sampler_bytes_}};
-      wanted.tokens = sampled_;
-    } else {
-      wanted.logits = {logits_.data(), DType::kF32, {options_.batch, model_.info().vocab_size}};
-    }
+    // Generation samples on the device, after a prompt as well: it never copies the logits.
+    wanted.samplers = {samplers_.data(), DType::kU8, {options_.batch, sampler_bytes_}};
+    wanted.tokens = sampled_;
     return RunForward(model_.impl(), inputs, wanted);
   }
 
@@ -315,7 +310,6 @@ class ModelBench {
   Products products_;
   std::vector<Sequence> sequences_;
   std::vector<int32_t> tokens_;
-  std::vector<float> logits_;
   DeviceBuffer samplers_;
   int64_t sampler_bytes_ = 0;
   std::vector<int32_t> sampled_;
