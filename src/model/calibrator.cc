@@ -11,7 +11,9 @@
 #include "marlin/layout.h"
 #include "model/calibration_text.h"
 #include "model/decoder_ends.h"
+#include "plan/backend.h"
 #include "quantize/gptq.h"
+#include "quantize/host_cholesky.h"
 #include "quantize/quantizer.h"
 #include "quantize/rotate.h"
 
@@ -47,6 +49,16 @@ int64_t Calibrator::TokensFor(const CalibrationOptions& options, const Dimension
   return std::max(kDefaultTokens, RoundUp(LeastTokens(widest), kCalibrationWindow));
 }
 
+marlin::Result<std::unique_ptr<Cholesky>> Calibrator::MakeCholesky() {
+  auto of_device = device_.impl().backend().MakeCholesky();
+  if (!of_device.ok()) {
+    return of_device.status().WithContext("calibration on " + device_.info().name +
+                                          " (the CPU needs no library)");
+  }
+  if (*of_device != nullptr) return *std::move(of_device);
+  return std::unique_ptr<Cholesky>(std::make_unique<HostCholesky>(pool_));
+}
+
 Status Calibrator::InputSums::Add(const HostRows& original, const HostRows& quantized) {
   MARLIN_RETURN_IF_ERROR(
       gram.Add(quantized.values.data(), quantized.values.data(), quantized.rows()));
@@ -55,6 +67,7 @@ Status Calibrator::InputSums::Add(const HostRows& original, const HostRows& quan
 
 Status Calibrator::Begin(QuantizePlan* plan) {
   plan_ = plan;
+  MARLIN_ASSIGN_OR_RETURN(cholesky_, MakeCholesky());
   const Dimensions& shape = directory_.config.shape;
   const auto add = [this](const std::string& name, int64_t layer) { layers_.emplace(name, layer); };
   const auto add_linear = [&](const LinearTensors& linear, int64_t layer) {
@@ -137,12 +150,14 @@ Status Calibrator::Start() {
 
 bool Calibrator::Enough(int64_t k) const { return tokens_ >= LeastTokens(k); }
 
-Calibrator::Input Calibrator::InputFrom(marlin::Result<InputCurvature> curvature, int64_t k) const {
+marlin::Result<Calibrator::Input> Calibrator::InputFrom(marlin::Result<InputCurvature> curvature,
+                                                        int64_t k) const {
   Input input;
   if (!Enough(k)) {
     input.obstacle = fmt::format("mse: {} tokens are too few for {} inputs; at least {}", tokens_,
                                  k, LeastTokens(k));
   } else if (!curvature.ok()) {
+    if (curvature.status().code() != Code::kUnsupported) return curvature.status();
     input.obstacle = "mse: " + curvature.status().message();
   } else {
     input.curvature = *std::move(curvature);
@@ -158,9 +173,9 @@ marlin::Result<Calibrator::Input> Calibrator::InputOf(const InputSums& sums) {
 
 marlin::Result<Calibrator::Input> Calibrator::InputOf(std::vector<double> gram,
                                                       std::vector<double> cross, int64_t k) {
-  Input input = InputFrom(MakeCurvature(pool_, gram, k), k);
+  MARLIN_ASSIGN_OR_RETURN(Input input, InputFrom(MakeCurvature(pool_, *cholesky_, gram, k), k));
   if (!input.curvature) return input;
-  MARLIN_ASSIGN_OR_RETURN(input.correction, MakeCorrection(pool_, gram, cross, k));
+  MARLIN_ASSIGN_OR_RETURN(input.correction, MakeCorrection(pool_, *cholesky_, gram, cross, k));
   if (!rotates_) return input;
   input.gram = std::move(gram);
   input.cross = std::move(cross);
@@ -262,7 +277,7 @@ Status Calibrator::RunAttention(int64_t index, const LayerTensors& tensors) {
   const bool latent = directory_.config.latent();
   std::vector<LinearTensors> first = tensors.attention.qkv;
   if (latent) first = {tensors.latent.q, tensors.latent.q_a, tensors.latent.kv_a};
-  InputSums normed(device_, directory_.config.shape.hidden);
+  InputSums normed(device_, pool_, directory_.config.shape.hidden);
   for (const WindowChunk& chunk : chunks_) {
     AttentionInputs original;
     AttentionInputs quantized;
@@ -280,7 +295,7 @@ Status Calibrator::RunAttention(int64_t index, const LayerTensors& tensors) {
     MARLIN_RETURN_IF_ERROR(Reload(index, {true, false}));
   }
   const LinearTensors& out = latent ? tensors.latent.out : tensors.attention.out;
-  InputSums mixed(device_, out.in);
+  InputSums mixed(device_, pool_, out.in);
   for (const WindowChunk& chunk : chunks_) {
     AttentionInputs original;
     AttentionInputs quantized;
@@ -302,8 +317,8 @@ Status Calibrator::RunAttention(int64_t index, const LayerTensors& tensors) {
 
 Status Calibrator::RunLatent(const LatentAttentionTensors& tensors) {
   const bool has_query = tensors.q_b.present();
-  InputSums query(device_, has_query ? tensors.q_b.in : 0);
-  InputSums key(device_, tensors.kv_b.in);
+  InputSums query(device_, pool_, has_query ? tensors.q_b.in : 0);
+  InputSums key(device_, pool_, tensors.kv_b.in);
   for (const WindowChunk& chunk : chunks_) {
     AttentionInputs original;
     AttentionInputs quantized;
@@ -323,7 +338,7 @@ Status Calibrator::RunLatent(const LatentAttentionTensors& tensors) {
 }
 
 Status Calibrator::RunDense(int64_t index, const MlpTensors& tensors) {
-  InputSums normed(device_, directory_.config.shape.hidden);
+  InputSums normed(device_, pool_, directory_.config.shape.hidden);
   for (const WindowChunk& chunk : chunks_) {
     HostRows original;
     HostRows quantized;
@@ -336,7 +351,7 @@ Status Calibrator::RunDense(int64_t index, const MlpTensors& tensors) {
   MARLIN_ASSIGN_OR_RETURN(const Input x, InputOf(normed));
   MARLIN_RETURN_IF_ERROR(QuantizeLinears(tensors.gate_up, x));
   MARLIN_RETURN_IF_ERROR(Reload(index, {false, true}));
-  InputSums inner(device_, tensors.down.in);
+  InputSums inner(device_, pool_, tensors.down.in);
   for (const WindowChunk& chunk : chunks_) {
     HostRows original;
     HostRows quantized;
@@ -385,7 +400,7 @@ Status Calibrator::RunExperts(int64_t index, const ExpertsTensors& tensors) {
   const Dimensions& shape = directory_.config.shape;
   MARLIN_ASSIGN_OR_RETURN(const HostRows original, AllNormed(*original_, original_hidden_));
   MARLIN_ASSIGN_OR_RETURN(const HostRows quantized, AllNormed(*quantized_, quantized_hidden_));
-  InputSums normed(device_, shape.hidden);
+  InputSums normed(device_, pool_, shape.hidden);
   MARLIN_RETURN_IF_ERROR(normed.Add(original, quantized));
   MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(normed));
   MARLIN_RETURN_IF_ERROR(QuantizeLinears({&tensors.router, 1}, input));
@@ -423,7 +438,7 @@ Status Calibrator::RunShared(const ExpertInputs& inputs) {
                           original_->Gate(original_->layer().experts.shared, inputs.original));
   MARLIN_ASSIGN_OR_RETURN(const HostRows quantized,
                           quantized_->Gate(quantized_->layer().experts.shared, inputs.quantized));
-  InputSums inner(device_, original.width);
+  InputSums inner(device_, pool_, original.width);
   MARLIN_RETURN_IF_ERROR(inner.Add(original, quantized));
   MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(inner));
   return QuantizeLinears({&inputs.tensors.shared.down, 1}, input);
@@ -444,11 +459,12 @@ Status Calibrator::RunExpert(const ExpertInputs& inputs, int64_t expert) {
   const auto mixed = [this](const GramSums& own, const std::vector<double>& all) {
     const int64_t k = own.k();
     if (!Enough(k)) return InputFrom(Status(Code::kUnsupported, ""), k);
-    return InputFrom(MakeCurvature(pool_, own.MeanWith(all, static_cast<double>(k)), k), k);
+    return InputFrom(MakeCurvature(pool_, *cholesky_, own.MeanWith(all, static_cast<double>(k)), k),
+                     k);
   };
-  GramSums own(device_, inputs.quantized.width);
+  GramSums own(device_, pool_, inputs.quantized.width);
   MARLIN_RETURN_IF_ERROR(own.Add(routed.values.data(), routed.values.data(), routed.rows()));
-  Input input = mixed(own, inputs.normed_mean);
+  MARLIN_ASSIGN_OR_RETURN(Input input, mixed(own, inputs.normed_mean));
   input.correction = inputs.input.correction;
   MARLIN_RETURN_IF_ERROR(stacked ? QuantizeMatrix({tensors.gate_up.name, expert}, input)
                                  : QuantizeLinears(names.gate_up, input));
@@ -457,13 +473,13 @@ Status Calibrator::RunExpert(const ExpertInputs& inputs, int64_t expert) {
   MARLIN_ASSIGN_OR_RETURN(const HostRows original, original_->Gate(before, inputs.original_sample));
   MARLIN_ASSIGN_OR_RETURN(const HostRows quantized, quantized_->Gate(mlp, inputs.quantized_sample));
   MARLIN_ASSIGN_OR_RETURN(const HostRows selected, quantized_->Gate(mlp, routed));
-  InputSums all(device_, mlp.down.in);
+  InputSums all(device_, pool_, mlp.down.in);
   MARLIN_RETURN_IF_ERROR(all.Add(original, quantized));
-  GramSums own_inner(device_, mlp.down.in);
+  GramSums own_inner(device_, pool_, mlp.down.in);
   MARLIN_RETURN_IF_ERROR(
       own_inner.Add(selected.values.data(), selected.values.data(), selected.rows()));
   MARLIN_ASSIGN_OR_RETURN(Input all_input, InputOf(all));
-  Input down = mixed(own_inner, all.gram.Mean());
+  MARLIN_ASSIGN_OR_RETURN(Input down, mixed(own_inner, all.gram.Mean()));
   down.correction = std::move(all_input.correction);
   return stacked ? QuantizeMatrix({tensors.down.name, expert}, down)
                  : QuantizeLinears({&names.down, 1}, down);
@@ -473,7 +489,7 @@ Status Calibrator::RunHead() {
   replaced_.clear();
   zeroed_.clear();
   MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, original_source_));
-  InputSums sums(device_, directory_.config.shape.hidden);
+  InputSums sums(device_, pool_, directory_.config.shape.hidden);
   for (const WindowChunk& chunk : chunks_) {
     MARLIN_ASSIGN_OR_RETURN(const HostRows original,
                             ends->Normalize(chunk.rows, Rows(original_hidden_, chunk)));

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cholesky.h"
 #include "base/thread_pool.h"
 #include "checkpoint/matrix_quantizer.h"
 #include "checkpoint/scaled_tensors.h"
@@ -48,7 +49,8 @@ class Calibrator final : public MatrixQuantizer {
   using Key = std::pair<std::string, int64_t>;
   /// The statistics of one input: of the quantized stream, and its products with the original's.
   struct InputSums {
-    InputSums(const Device& device, int64_t k) : gram(device, k), cross(device, k) {}
+    InputSums(const Device& device, ThreadPool& pool, int64_t k)
+        : gram(device, pool, k), cross(device, pool, k) {}
     Status Add(const HostRows& original, const HostRows& quantized);
     GramSums gram;
     GramSums cross;
@@ -79,7 +81,8 @@ class Calibrator final : public MatrixQuantizer {
   marlin::Result<Input> InputOf(std::vector<double> gram, std::vector<double> cross, int64_t k);
   /// The input of matrices with Hadamard blocks of a size; 0: the input itself.
   marlin::Result<const Input*> Rotated(const Input& input, int64_t size);
-  Input InputFrom(marlin::Result<InputCurvature> curvature, int64_t k) const;
+  marlin::Result<Input> InputFrom(marlin::Result<InputCurvature> curvature, int64_t k) const;
+  marlin::Result<std::unique_ptr<Cholesky>> MakeCholesky();
   bool Enough(int64_t k) const;
   Status QuantizeLinears(std::span<const LinearTensors> linears, const Input& input);
   Status QuantizeMatrix(const Key& key, const Input& input);
@@ -96,6 +99,7 @@ class Calibrator final : public MatrixQuantizer {
   Device device_;
   CalibrationOptions options_;
   ThreadPool pool_;
+  std::unique_ptr<Cholesky> cholesky_;  ///< The device's, or that of the pool.
   LayerSource original_source_;
   ReplacedMatrices replaced_;  ///< The current layer's quantized matrices.
   LayerSource quantized_source_;

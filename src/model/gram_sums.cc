@@ -2,14 +2,33 @@
 
 #include <algorithm>
 
+#include "base/checked.h"
 #include "base/macros.h"
 #include "marlin/gemm.h"
 #include "marlin/weights.h"
+#include "model/placement.h"
 
 namespace marlin {
 namespace {
 
 constexpr int64_t kRowsPerProduct = 512;
+constexpr int64_t kRowsPerCopiedProduct = 4096;
+constexpr int64_t kBlock = 32;  // Rows and columns of a block that stays in the cache.
+
+/// out [columns, rows] = in [rows, columns]^T.
+void Transpose(ThreadPool& pool, const float* in, int64_t rows, int64_t columns, float* out) {
+  pool.Run(CeilDivide(columns, kBlock), [&](int64_t task, int) {
+    const int64_t end = std::min(columns, (task + 1) * kBlock);
+    for (int64_t first = 0; first < rows; first += kBlock) {
+      const int64_t last = std::min(rows, first + kBlock);
+      for (int64_t column = task * kBlock; column < end; ++column) {
+        for (int64_t row = first; row < last; ++row) {
+          out[column * rows + row] = in[row * columns + column];
+        }
+      }
+    }
+  });
+}
 
 }  // namespace
 
@@ -18,15 +37,12 @@ Status GramSums::Add(const float* y, const float* x, int64_t rows) {
   MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer product, DeviceBuffer::Allocate(device_, bytes));
   std::vector<float> host(static_cast<size_t>(k_ * k_));
   std::vector<float> transposed;
-  for (int64_t first = 0; first < rows; first += kRowsPerProduct) {
-    const int64_t count = std::min(kRowsPerProduct, rows - first);
+  const int64_t most = ReadsHostMemory(device_) ? kRowsPerProduct : kRowsPerCopiedProduct;
+  for (int64_t first = 0; first < rows; first += most) {
+    const int64_t count = std::min(most, rows - first);
     // y^T is the GEMM's left operand, of which rows are contiguous.
     transposed.resize(static_cast<size_t>(k_ * count));
-    for (int64_t r = 0; r < count; ++r) {
-      for (int64_t i = 0; i < k_; ++i) {
-        transposed[static_cast<size_t>(i * count + r)] = y[(first + r) * k_ + i];
-      }
-    }
+    Transpose(*pool_, y + first * k_, count, k_, transposed.data());
     const int64_t left_bytes = k_ * count * int64_t{sizeof(float)};
     MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer left, DeviceBuffer::Allocate(device_, left_bytes));
     MARLIN_RETURN_IF_ERROR(left.CopyFrom(transposed.data(), left_bytes));
@@ -44,7 +60,11 @@ Status GramSums::Add(const float* y, const float* x, int64_t rows) {
                                 {product.data(), DType::kF32, {k_, k_}}, options));
     MARLIN_RETURN_IF_ERROR(device_.Synchronize());
     MARLIN_RETURN_IF_ERROR(product.CopyTo(host.data(), bytes));
-    for (size_t i = 0; i < host.size(); ++i) sums_[i] += static_cast<double>(host[i]);
+    pool_->Run(k_, [&](int64_t row, int) {
+      for (int64_t i = row * k_; i < (row + 1) * k_; ++i) {
+        sums_[static_cast<size_t>(i)] += static_cast<double>(host[static_cast<size_t>(i)]);
+      }
+    });
   }
   rows_ += rows;
   return {};

@@ -4,18 +4,21 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "marlin/device.h"
 #include "marlin/status.h"
 
 namespace marlin {
 
 /// The sum of y^T x over rows x and y [rows, k] of the same tokens: with y = x the Gram matrix.
-/// Products of up to 512 rows are summed in fp32 by the device's GEMM, these sums in fp64, in the
-/// order of the calls; on the CPU the bits do not depend on the number of threads.
+/// Products of up to 512 rows, or of up to 4,096 where sums would cross a bus, are summed in fp32
+/// by the device's GEMM, these sums in fp64 on `pool`, in the order of the calls. The bits do not
+/// depend on the number of threads.
 class GramSums {
  public:
-  GramSums(const Device& device, int64_t k)
-      : device_(device), k_(k), sums_(static_cast<size_t>(k * k)) {}
+  /// `pool` outlives the sums.
+  GramSums(const Device& device, ThreadPool& pool, int64_t k)
+      : device_(device), pool_(&pool), k_(k), sums_(static_cast<size_t>(k * k)) {}
 
   /// Errors: kOutOfMemory and those of Gemm.
   Status Add(const float* y, const float* x, int64_t rows);
@@ -29,6 +32,7 @@ class GramSums {
 
  private:
   Device device_;
+  ThreadPool* pool_;
   int64_t k_;
   int64_t rows_ = 0;
   std::vector<double> sums_;

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "base/cholesky.h"
 #include "layout/plain_weights.h"
 
 namespace marlin {
@@ -44,6 +45,10 @@ WeightsSpec Backend::TakenSpec(const WeightsSpec& spec) const {
 
 Result<std::unique_ptr<StreamMarks>> Backend::MakeMarks(void* stream, bool /*holds*/) const {
   return std::unique_ptr<StreamMarks>(std::make_unique<HostMarks>(*this, stream));
+}
+
+Result<std::unique_ptr<Cholesky>> Backend::MakeCholesky() const {
+  return std::unique_ptr<Cholesky>();
 }
 
 GemmCall RowsOf(const GemmCall& call, int64_t first, int64_t count) {

@@ -20,6 +20,7 @@
 
 namespace marlin {
 
+class Cholesky;
 class DecoderBackend;
 class HostStaging;
 struct AddRowsCall;
@@ -291,6 +292,9 @@ class Backend {
   /// Whether its default GEMMs round fp32 activations to bf16 first, so that rows which only GEMMs
   /// read may as well be stored in bf16.
   virtual bool rounds_activations() const { return false; }
+  /// Cholesky factorizations on the device; must not outlive the backend. Null: this device has
+  /// none of its own. Errors: kUnsupported for a library that is not installed, kDeviceLost.
+  virtual Result<std::unique_ptr<Cholesky>> MakeCholesky() const;
   /// Adds rows on the device. The default is for devices whose memory is the host's, which waits
   /// for the stream and adds. Errors: kDeviceLost.
   virtual Status AddRows(const AddRowsCall& call, void* stream) const;

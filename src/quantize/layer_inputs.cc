@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <Eigen/Cholesky>
-#include <Eigen/Core>
 #include <algorithm>
 #include <numeric>
 
@@ -13,9 +11,15 @@
 namespace marlin {
 namespace {
 
-using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using Gram = Eigen::Map<const Matrix>;
-using Factor = Eigen::LLT<Eigen::MatrixXd>;
+/// A row-major matrix [k, k].
+struct Square {
+  std::span<const double> elements;
+  int64_t k;
+
+  double operator()(int64_t row, int64_t column) const {
+    return elements[static_cast<size_t>(row * k + column)];
+  }
+};
 
 constexpr double kDamping = 0.01;
 constexpr double kCorrectionDamping = 0.02;
@@ -23,8 +27,19 @@ constexpr double kMostDamping = 0.1;
 constexpr double kCorrectionStrength = 0.5;
 constexpr int64_t kRowsPerTask = 32;
 
-double MeanDiagonal(const Gram& gram) {
-  return gram.diagonal().sum() / static_cast<double>(gram.rows());
+/// Runs body(row) for all rows of a matrix.
+template <typename Body>
+void ForRows(ThreadPool& pool, int64_t rows, const Body& body) {
+  pool.Run(CeilDivide(rows, kRowsPerTask), [&](int64_t task, int) {
+    const int64_t end = std::min(rows, (task + 1) * kRowsPerTask);
+    for (int64_t row = task * kRowsPerTask; row < end; ++row) body(row);
+  });
+}
+
+double MeanDiagonal(const Square& gram) {
+  double sum = 0;
+  for (int64_t i = 0; i < gram.k; ++i) sum += gram(i, i);
+  return sum / static_cast<double>(gram.k);
 }
 
 Status NotFactorized(int64_t k) {
@@ -32,20 +47,31 @@ Status NotFactorized(int64_t k) {
           fmt::format("the inputs' Gram matrix [{}, {}] is not positive definite", k, k)};
 }
 
-/// The first damping, from `damping` up, with which a matrix can be factorized.
-Result<double> Factorize(const Eigen::MatrixXd& gram, double mean, double damping, Factor* factor) {
+/// A factor, and the damping with which it could be computed.
+struct Factor {
+  std::vector<double> lower;  ///< Column-major.
+  double damping = 0;
+};
+
+/// Factorizes a symmetric matrix with the first damping, from `damping` up, with which that is
+/// possible.
+Result<Factor> Factorize(const Cholesky& cholesky, std::span<const double> gram, int64_t k,
+                         double mean, double damping) {
   if (!(mean > 0.0)) return Status(Code::kUnsupported, "all inputs of the layer are zero");
-  for (; damping <= kMostDamping; damping *= 3) {
-    Eigen::MatrixXd damped = gram;
-    damped.diagonal().array() += damping * mean;
-    factor->compute(damped);
-    if (factor->info() == Eigen::Success) return damping;
+  Factor factor;
+  for (factor.damping = damping; factor.damping <= kMostDamping; factor.damping *= 3) {
+    factor.lower.assign(gram.begin(), gram.end());
+    for (int64_t i = 0; i < k; ++i) {
+      factor.lower[static_cast<size_t>(i * k + i)] += factor.damping * mean;
+    }
+    MARLIN_ASSIGN_OR_RETURN(const bool definite, cholesky.Factorize(factor.lower, k));
+    if (definite) return factor;
   }
-  return NotFactorized(gram.rows());
+  return NotFactorized(k);
 }
 
-std::vector<int32_t> DecreasingOrder(const Gram& gram) {
-  std::vector<int32_t> order(static_cast<size_t>(gram.rows()));
+std::vector<int32_t> DecreasingOrder(const Square& gram) {
+  std::vector<int32_t> order(static_cast<size_t>(gram.k));
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&gram](int32_t a, int32_t b) { return gram(a, a) > gram(b, b); });
@@ -62,65 +88,58 @@ std::vector<float> DiagonalOf(const InputCurvature& curvature) {
   return diagonal;
 }
 
-Result<InputCurvature> MakeCurvature(ThreadPool& pool, std::span<const double> gram, int64_t k) {
-  const Gram h(gram.data(), k, k);
+Result<InputCurvature> MakeCurvature(ThreadPool& pool, const Cholesky& cholesky,
+                                     std::span<const double> gram, int64_t k) {
+  const Square h{gram, k};
   InputCurvature curvature;
   curvature.k = k;
   curvature.order = DecreasingOrder(h);
   const std::vector<int32_t>& order = curvature.order;
   // The lower factor of H in reverse order is the upper one in order.
-  Eigen::MatrixXd reversed(k, k);
-  for (int64_t i = 0; i < k; ++i) {
+  std::vector<double> reversed(gram.size());
+  ForRows(pool, k, [&](int64_t i) {
     for (int64_t j = 0; j < k; ++j) {
-      reversed(i, j) =
+      reversed[static_cast<size_t>(i * k + j)] =
           h(order[static_cast<size_t>(k - 1 - i)], order[static_cast<size_t>(k - 1 - j)]);
     }
-  }
-  Factor factor;
+  });
   const double mean = MeanDiagonal(h);
-  MARLIN_ASSIGN_OR_RETURN(const double damping, Factorize(reversed, mean, kDamping, &factor));
-  const auto count = static_cast<size_t>(k * k);
-  curvature.hessian.resize(count);
-  curvature.feedback.resize(count);
-  const Eigen::MatrixXd& lower = factor.matrixLLT();
-  pool.Run(CeilDivide(k, kRowsPerTask), [&](int64_t task, int) {
-    const int64_t end = std::min(k, (task + 1) * kRowsPerTask);
-    for (int64_t i = task * kRowsPerTask; i < end; ++i) {
-      float* const hessian = curvature.hessian.data() + i * k;
-      float* const feedback = curvature.feedback.data() + i * k;
-      for (int64_t j = 0; j < k; ++j) hessian[j] = static_cast<float>(h(i, j));
-      hessian[i] = static_cast<float>(h(i, i) + damping * mean);
-      const int64_t row = k - 1 - i;
-      for (int64_t j = 0; j < i; ++j) {
-        feedback[j] = static_cast<float>(lower(k - 1 - j, row) / lower(row, row));
-      }
+  MARLIN_ASSIGN_OR_RETURN(const Factor factor, Factorize(cholesky, reversed, k, mean, kDamping));
+  curvature.hessian.resize(gram.size());
+  curvature.feedback.resize(gram.size());
+  ForRows(pool, k, [&](int64_t i) {
+    float* const hessian = curvature.hessian.data() + i * k;
+    float* const feedback = curvature.feedback.data() + i * k;
+    for (int64_t j = 0; j < k; ++j) hessian[j] = static_cast<float>(h(i, j));
+    hessian[i] = static_cast<float>(h(i, i) + factor.damping * mean);
+    const double* const column = factor.lower.data() + (k - 1 - i) * k;
+    for (int64_t j = 0; j < i; ++j) {
+      feedback[j] = static_cast<float>(column[k - 1 - j] / column[k - 1 - i]);
     }
   });
   return curvature;
 }
 
-Result<InputCorrection> MakeCorrection(ThreadPool& pool, std::span<const double> gram,
-                                       std::span<const double> cross, int64_t k) {
-  const Gram h(gram.data(), k, k);
-  const Gram c(cross.data(), k, k);
-  Factor factor;
-  MARLIN_RETURN_IF_ERROR(Factorize(h, MeanDiagonal(h), kCorrectionDamping, &factor).status());
+Result<InputCorrection> MakeCorrection(ThreadPool& pool, const Cholesky& cholesky,
+                                       std::span<const double> gram, std::span<const double> cross,
+                                       int64_t k) {
+  const Square h{gram, k};
+  const Square c{cross, k};
+  MARLIN_ASSIGN_OR_RETURN(const Factor factor,
+                          Factorize(cholesky, gram, k, MeanDiagonal(h), kCorrectionDamping));
+  // shift = (H + lambda I)^-1 (C - H)^T; column i of the right side is row i of C - H.
+  std::vector<double> solved(gram.size());
+  ForRows(pool, k, [&](int64_t i) {
+    for (int64_t j = 0; j < k; ++j) solved[static_cast<size_t>(i * k + j)] = c(i, j) - h(i, j);
+  });
+  MARLIN_RETURN_IF_ERROR(cholesky.Solve(factor.lower, k, solved));
   InputCorrection correction;
   correction.k = k;
-  correction.shift.resize(static_cast<size_t>(k * k));
-  // shift = (H + lambda I)^-1 (C - H)^T, by columns. A block of columns has one result, whichever
-  // thread computes it.
-  pool.Run(CeilDivide(k, kRowsPerTask), [&](int64_t task, int) {
-    const int64_t first = task * kRowsPerTask;
-    const int64_t columns = std::min(kRowsPerTask, k - first);
-    Eigen::MatrixXd block =
-        (c.middleRows(first, columns) - h.middleRows(first, columns)).transpose();
-    factor.solveInPlace(block);
-    for (int64_t row = 0; row < k; ++row) {
-      for (int64_t i = 0; i < columns; ++i) {
-        correction.shift[static_cast<size_t>(row * k + first + i)] =
-            static_cast<float>(kCorrectionStrength * block(row, i));
-      }
+  correction.shift.resize(gram.size());
+  ForRows(pool, k, [&](int64_t row) {
+    for (int64_t i = 0; i < k; ++i) {
+      correction.shift[static_cast<size_t>(row * k + i)] =
+          static_cast<float>(kCorrectionStrength * solved[static_cast<size_t>(i * k + row)]);
     }
   });
   return correction;

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "base/cholesky.h"
 #include "base/thread_pool.h"
 #include "marlin/status.h"
 
@@ -28,8 +29,10 @@ std::vector<float> DiagonalOf(const InputCurvature& curvature);
 
 /// `gram` [k, k]: mean of x^T x over tokens. The diagonal is raised by 1 % of its mean, by more
 /// where the factorization fails. Errors: kUnsupported for a matrix that is zero, or that cannot be
-/// factorized although raised by 10 %. Runs on `pool`; the result does not depend on its threads.
-Result<InputCurvature> MakeCurvature(ThreadPool& pool, std::span<const double> gram, int64_t k);
+/// factorized although raised by 10 %, and those of `cholesky`. Runs on `pool`; the result does not
+/// depend on its threads.
+Result<InputCurvature> MakeCurvature(ThreadPool& pool, const Cholesky& cholesky,
+                                     std::span<const double> gram, int64_t k);
 
 /// Moves weights so that, multiplied with the inputs that the layer gets in the quantized model,
 /// they give the outputs that the originals give for the original inputs.
@@ -41,7 +44,8 @@ struct InputCorrection {
 
 /// `gram`: as above; `cross` [k, k]: mean of y^T x, with y the inputs of the original model for the
 /// same tokens. Half of the correction is applied: all of it overfits few tokens. Errors: as above.
-Result<InputCorrection> MakeCorrection(ThreadPool& pool, std::span<const double> gram,
-                                       std::span<const double> cross, int64_t k);
+Result<InputCorrection> MakeCorrection(ThreadPool& pool, const Cholesky& cholesky,
+                                       std::span<const double> gram, std::span<const double> cross,
+                                       int64_t k);
 
 }  // namespace marlin

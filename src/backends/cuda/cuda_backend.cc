@@ -16,6 +16,7 @@
 #include "backends/cuda/kernels/experts/cuda_experts.h"
 #include "backends/cuda/kernels/wgmma/wgmma_launch.h"
 #include "backends/cuda/plan/kernel_table.h"
+#include "backends/cuda/runtime/device_cholesky.h"
 #include "backends/cuda/runtime/device_memory.h"
 #include "backends/cuda/runtime/event_marks.h"
 #include "backends/cuda/runtime/pinned_staging.h"
@@ -180,6 +181,11 @@ class CudaBackend final : public Backend {
   }
 
   const DecoderBackend* decoder() const override { return &*decoder_; }
+
+  Result<std::unique_ptr<Cholesky>> MakeCholesky() const override {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    return MakeDeviceCholesky(device_);
+  }
 
   Result<void*> Allocate(int64_t bytes) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());

@@ -33,7 +33,8 @@ TEST(GramSums, IsTheMeanOfProducts) {
   constexpr int64_t kK = 19;
   const std::vector<float> x = Rows(kRows, kK, 1);
   const std::vector<float> y = Rows(kRows, kK, 2);
-  GramSums sums(WithThreads(2), kK);
+  ThreadPool pool(2);
+  GramSums sums(WithThreads(2), pool, kK);
   ASSERT_TRUE(sums.Add(y.data(), x.data(), kRows).ok());
   EXPECT_EQ(sums.rows(), kRows);
   const std::vector<double> mean = sums.Mean();
@@ -52,7 +53,8 @@ TEST(GramSums, IsTheMeanOfProducts) {
 }
 
 TEST(GramSums, WithoutRowsIsTheOther) {
-  GramSums sums(WithThreads(1), 2);
+  ThreadPool pool(1);
+  GramSums sums(WithThreads(1), pool, 2);
   ASSERT_TRUE(sums.Add(nullptr, nullptr, 0).ok());
   EXPECT_EQ(sums.Mean(), std::vector<double>(4));
   EXPECT_EQ(sums.MeanWith({1, 2, 3, 4}, 2.0), (std::vector<double>{1, 2, 3, 4}));
@@ -63,7 +65,8 @@ TEST(GramSums, TheSameBitsWithAnyNumberOfThreads) {
   constexpr int64_t kK = 144;
   const std::vector<float> x = Rows(kRows, kK, 3);
   const auto mean = [&](int threads) {
-    GramSums sums(WithThreads(threads), kK);
+    ThreadPool pool(threads);
+    GramSums sums(WithThreads(threads), pool, kK);
     EXPECT_TRUE(sums.Add(x.data(), x.data(), kRows).ok());
     return sums.Mean();
   };

@@ -12,6 +12,8 @@
 
 #include "base/thread_pool.h"
 #include "marlin/quantize.h"
+#include "quantize/host_cholesky.h"
+#include "quantize/host_cholesky.h"
 
 namespace marlin {
 namespace {
@@ -130,7 +132,7 @@ TEST(LayerInputs, FeedbackGivesTheTargetsOfGptq) {
   ThreadPool pool(1);
   const std::vector<double> x = Inputs(200, kK, 1);
   const Square gram = Product(x, x, kK);
-  const auto curvature = MakeCurvature(pool, gram, kK);
+  const auto curvature = MakeCurvature(pool, HostCholesky(pool), gram, kK);
   ASSERT_TRUE(curvature.ok()) << curvature.status().message();
   const Square h = Damped(gram, kK, 0.01);
   Square ordered(h.size());
@@ -174,7 +176,7 @@ TEST(LayerInputs, OrderIsByDecreasingDiagonal) {
   ThreadPool pool(1);
   const std::vector<double> x = Inputs(100, kK, 3);
   const Square gram = Product(x, x, kK);
-  const auto curvature = MakeCurvature(pool, gram, kK);
+  const auto curvature = MakeCurvature(pool, HostCholesky(pool), gram, kK);
   ASSERT_TRUE(curvature.ok());
   for (size_t i = 1; i < static_cast<size_t>(kK); ++i) {
     const int64_t a = curvature->order[i - 1];
@@ -193,7 +195,7 @@ TEST(LayerInputs, CorrectionIsHalfOfTheExactOne) {
   for (double& value : y) value += normal(random);
   const Square gram = Product(x, x, kK);
   const Square cross = Product(y, x, kK);
-  const auto correction = MakeCorrection(pool, gram, cross, kK);
+  const auto correction = MakeCorrection(pool, HostCholesky(pool), gram, cross, kK);
   ASSERT_TRUE(correction.ok()) << correction.status().message();
   const Square inverse = Inverse(Damped(gram, kK, 0.02), kK);
   for (int64_t i = 0; i < kK; ++i) {
@@ -210,17 +212,17 @@ TEST(LayerInputs, CorrectionIsHalfOfTheExactOne) {
 
 TEST(LayerInputs, RefusesInputsThatTellNothing) {
   ThreadPool pool(1);
-  const auto zero = MakeCurvature(pool, Square(16 * 16), 16);
+  const auto zero = MakeCurvature(pool, HostCholesky(pool), Square(16 * 16), 16);
   EXPECT_EQ(zero.status().code(), Code::kUnsupported);
   EXPECT_EQ(zero.status().message(), "all inputs of the layer are zero");
   Square indefinite(4 * 4);
   for (int64_t i = 0; i < 4; ++i) indefinite[At(4, i, i)] = i == 2 ? -1.0 : 1.0;
-  const auto bad = MakeCurvature(pool, indefinite, 4);
+  const auto bad = MakeCurvature(pool, HostCholesky(pool), indefinite, 4);
   EXPECT_EQ(bad.status().code(), Code::kUnsupported);
   EXPECT_EQ(bad.status().message(), "the inputs' Gram matrix [4, 4] is not positive definite");
   Square nan = indefinite;
   nan[0] = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_FALSE(MakeCurvature(pool, nan, 4).ok());
+  EXPECT_FALSE(MakeCurvature(pool, HostCholesky(pool), nan, 4).ok());
 }
 
 struct Case {
@@ -232,7 +234,7 @@ struct Case {
 Case MakeCase(ThreadPool& pool, int64_t k, int64_t n, unsigned seed) {
   const std::vector<double> x = Inputs(4 * k, k, seed);
   Case made{Gaussian(k, n, seed + 1), Product(x, x, k), {}};
-  auto curvature = MakeCurvature(pool, made.gram, k);
+  auto curvature = MakeCurvature(pool, HostCholesky(pool), made.gram, k);
   EXPECT_TRUE(curvature.ok());
   made.curvature = *std::move(curvature);
   return made;
@@ -326,10 +328,10 @@ TEST(QuantizeGptq, TheSameBitsWithAnyNumberOfThreads) {
     const std::vector<double> x = Inputs(500, 96, 17);
     const Square gram = Product(x, x, 96);
     const Dense dense = Gaussian(96, 200, 18);
-    const auto curvature = MakeCurvature(pool, gram, 96);
+    const auto curvature = MakeCurvature(pool, HostCholesky(pool), gram, 96);
     Square cross = gram;
     for (double& value : cross) value *= 1.01;
-    const auto correction = MakeCorrection(pool, gram, cross, 96);
+    const auto correction = MakeCorrection(pool, HostCholesky(pool), gram, cross, 96);
     QuantizeOptions options;
     options.format = Format::kU4;
     options.group_size = 32;

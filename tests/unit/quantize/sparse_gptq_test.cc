@@ -12,6 +12,7 @@
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
 #include "quantize/gptq.h"
+#include "quantize/host_cholesky.h"
 
 namespace marlin {
 namespace {
@@ -47,7 +48,7 @@ Case MakeCase(ThreadPool& pool, int64_t k, int64_t n, unsigned seed) {
     }
   }
   for (int64_t i = 0; i < k * n; ++i) made.dense.push_back(static_cast<float>(normal(random)));
-  auto curvature = MakeCurvature(pool, made.gram, k);
+  auto curvature = MakeCurvature(pool, HostCholesky(pool), made.gram, k);
   EXPECT_TRUE(curvature.ok()) << curvature.status().message();
   made.curvature = *std::move(curvature);
   return made;

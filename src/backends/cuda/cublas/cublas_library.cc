@@ -1,14 +1,8 @@
 #include "backends/cuda/cublas/cublas_library.h"
 
-#include <dlfcn.h>
-#include <glob.h>
-
-#include <cstdlib>
-#include <sstream>
-#include <type_traits>
 #include <utility>
-#include <vector>
 
+#include "backends/cuda/cublas/installed_library.h"
 #include "base/macros.h"
 
 namespace marlin::cuda {
@@ -16,6 +10,7 @@ namespace {
 
 // The used declarations of cublas_api.h and library_types.h; the numbers are part of their ABI.
 using Handle = void*;
+constexpr const char* kNames[] = {"libcublas.so.13", "libcublas.so.12"};
 constexpr int kSuccess = 0;
 constexpr int kNoTranspose = 0;
 constexpr int kTranspose = 1;
@@ -41,45 +36,6 @@ Status Check(int code, const char* call) {
   return Status(Code::kInternal, std::string(call) + ": cuBLAS status " + std::to_string(code));
 }
 
-std::vector<std::string> Glob(const std::string& pattern) {
-  std::vector<std::string> paths;
-  glob_t found{};
-  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
-    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  }
-  globfree(&found);
-  return paths;
-}
-
-/// Library names and paths to try, in order.
-std::vector<std::string> Candidates() {
-  constexpr const char* kNames[] = {"libcublas.so.13", "libcublas.so.12"};
-  std::vector<std::string> candidates;
-  const auto add_folders = [&](const std::string& pattern) {
-    for (const char* name : kNames) {
-      for (std::string& path : Glob(pattern + "/" + name)) candidates.push_back(std::move(path));
-    }
-  };
-  if (const char* given = std::getenv("MARLIN_CUBLAS"); given != nullptr) {
-    std::istringstream paths(given);
-    for (std::string path; std::getline(paths, path, ':');) {
-      if (path.empty()) continue;
-      add_folders(path);
-      candidates.push_back(path);
-    }
-  }
-  candidates.insert(candidates.end(), std::begin(kNames), std::end(kNames));
-  add_folders("/usr/local/cuda*/lib64");
-  std::vector<std::string> environments = {"/opt/*/.venv", "/opt/*", "/usr/local", "/usr"};
-  if (const char* active = std::getenv("VIRTUAL_ENV"); active != nullptr) {
-    environments.insert(environments.begin(), active);
-  }
-  for (const std::string& environment : environments) {
-    add_folders(environment + "/lib/python3*/*-packages/nvidia/*/lib");
-  }
-  return candidates;
-}
-
 struct Library {
   CreateFunction create = nullptr;
   DestroyFunction destroy = nullptr;
@@ -91,31 +47,22 @@ struct Library {
 
   /// False when the library lacks a function.
   bool Resolve(void* library) {
-    const auto find = [&](auto& function, const char* name) {
-      function =
-          reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-      return function != nullptr;
-    };
-    return find(create, "cublasCreate_v2") && find(destroy, "cublasDestroy_v2") &&
-           find(version, "cublasGetVersion_v2") && find(set_math, "cublasSetMathMode") &&
-           find(set_stream, "cublasSetStream_v2") && find(set_workspace, "cublasSetWorkspace_v2") &&
-           find(gemm, "cublasGemmEx_64");
+    return FindFunction(library, "cublasCreate_v2", &create) &&
+           FindFunction(library, "cublasDestroy_v2", &destroy) &&
+           FindFunction(library, "cublasGetVersion_v2", &version) &&
+           FindFunction(library, "cublasSetMathMode", &set_math) &&
+           FindFunction(library, "cublasSetStream_v2", &set_stream) &&
+           FindFunction(library, "cublasSetWorkspace_v2", &set_workspace) &&
+           FindFunction(library, "cublasGemmEx_64", &gemm);
   }
 };
 
 /// Null where cuBLAS is not installed. Never unloaded: handles may live as long as the process.
 const Library* Load() {
-  static const Library* const loaded = []() -> const Library* {
-    static Library library;
-    for (const std::string& candidate : Candidates()) {
-      void* const opened = dlopen(candidate.c_str(), RTLD_LAZY | RTLD_LOCAL);
-      if (opened == nullptr) continue;
-      if (library.Resolve(opened)) return &library;
-      dlclose(opened);
-    }
-    return nullptr;
-  }();
-  return loaded;
+  static Library library;
+  static const bool loaded =
+      OpenInstalled(kNames, "MARLIN_CUBLAS", [](void* opened) { return library.Resolve(opened); });
+  return loaded ? &library : nullptr;
 }
 
 class LoadedCublas final : public Cublas {
