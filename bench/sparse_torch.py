@@ -4,7 +4,7 @@ of `bench gemm --sparsity 2:4`.
     python bench/sparse_torch.py --shape 1024,8192,8192
 
 Prints one JSON document: for every shape the median seconds of a call in a chain. cuSPARSELt runs
-the algorithm that its own search finds fastest.
+its default algorithm or the one that its own search finds, whichever is faster.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 
 CHAINS = 21
 CALLS = 20  # Per chain.
-HEAD_START_CYCLES = 20_000_000  # The device waits while the host enqueues a chain.
+HEAD_START_CYCLES = 40_000_000  # The device waits while the host enqueues a chain.
 
 
 @dataclass
@@ -65,16 +66,17 @@ def measure(shape: str) -> Row:
     weight = prune(torch.randn(n, k, device="cuda", dtype=torch.bfloat16))
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     compressed = torch._cslt_compress(weight)
-    algorithm = torch._cslt_sparse_mm_search(compressed, x.t())
+    algorithms = {0, torch._cslt_sparse_mm_search(compressed, x.t())}
 
     def dense() -> torch.Tensor:
         return torch.nn.functional.linear(x, weight)
 
-    def sparse() -> torch.Tensor:
+    def sparse(algorithm: int = 0) -> torch.Tensor:
         return torch._cslt_sparse_mm(compressed, x.t(), alg_id=algorithm)
 
     difference = (dense() - sparse().t()).abs().max().item()
-    times = median_seconds(dense), median_seconds(sparse)
+    fastest = min(median_seconds(partial(sparse, algorithm)) for algorithm in algorithms)
+    times = median_seconds(dense), fastest
     rates = [2.0 * m * n * k / time * 1e-12 for time in times]
     return Row(m, n, k, *times, *rates, difference)
 
