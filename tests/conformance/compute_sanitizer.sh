@@ -22,6 +22,7 @@ export shapes+='|m16_n64_k16384'
 export shapes+='|m9_n24_k1100'
 # Larger shapes for the kernels that use TMA multicast or reduce split-K partials in global memory.
 export meeting='m8_n2200_k4096|m13_n2304_k2560|m15_n4143_k14344|m40_n2320_k2064'
+export meeting+='|m33_n4104_k2064'
 cases() {
   case $1 in
     marlin_router_*)
@@ -35,7 +36,7 @@ cases() {
   esac
   echo -n "^(gemm|dequantize)/(fp4_e2m1|u4|s8|bf16)/cuda/$1/($shapes)_g[0-9]+/"
   case $1 in
-    marlin_gemv_mma | marlin_gemm_wgmma | marlin_gemv_sparse_mma | marlin_gemm_sparse_wgmma)
+    marlin_gemv_mma | marlin_gemm_wgmma | marlin_gemm_sparse_wgmma)
       echo "|^periodic/(fp4_e2m1|s8)/cuda/$1/($meeting)_g[0-9]+"
       ;;
     *) echo ;;
