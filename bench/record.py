@@ -5,6 +5,7 @@
     bench/record.py build/bin/metal-marlin --commit HASH --device cuda
     bench/record.py build/bin/metal-marlin --commit HASH --device metal -o FILE
     bench/record.py build/bin/metal-marlin --commit HASH --subject sparsity -o FILE
+    bench/record.py build/bin/metal-marlin --commit HASH --device cuda --subject sparsity -o FILE
     bench/record.py build/bin/metal-marlin --commit HASH --device cuda --subject moe
     bench/record.py build/bin/metal-marlin --commit HASH --device cuda --subject model
 
@@ -109,6 +110,18 @@ SPARSITY_RUNS: list[tuple[str, list[str]]] = [
     ),
     ("", [*SPARSE, *shapes_of(8192, 28672, 1)]),
 ]
+SPARSE_PREFILL = [
+    *shapes_of(8192, 8192, 1024, 2048, 4096),
+    *shapes_of(28672, 8192, 1024, 4096),
+    *shapes_of(8192, 28672, 1024),
+]
+CUDA_SPARSITY_RUNS: list[tuple[str, list[str]]] = [
+    ("", [*SPARSE, "--against", "cublas", *shapes_of(8192, 8192, 1, 8, 16, 32, 64, 128, 256, 512)]),
+    ("", [*SPARSE, "--against", "cublas", *SPARSE_PREFILL]),
+    ("", [*SPARSE, *shapes_of(28672, 8192, 1, 64)]),
+    ("", [*SPARSE, "--format", "s4", "--group-size", "32", *shapes_of(8192, 8192, 1, 64, 1024)]),
+    ("", [*SPARSE, "--group-size", "16", *shapes_of(8192, 8192, 1, 64, 1024)]),
+]
 # Shape, of random_model.py -> recipe. A model has eight layers, so that it fits on any disk.
 MODELS = {"qwen3-30b-a3b": "default_moe", "llama-3-8b": "default_dense"}
 MODEL_LAYERS = "8"
@@ -135,11 +148,13 @@ RUNS = {
     ("gemm", "metal"): METAL_RUNS,
     ("moe", "cpu"): MOE_RUNS,
     ("sparsity", "cpu"): SPARSITY_RUNS,
+    ("sparsity", "cuda"): CUDA_SPARSITY_RUNS,
     ("moe", "cuda"): MOE_RUNS,
 }
 # Programs of another library, in the same recording.
 PEERS: dict[tuple[str, str], list[list[str]]] = {
     ("moe", "cuda"): [["moe_torch.py", *QWEN3]],
+    ("sparsity", "cuda"): [["sparse_torch.py", *SPARSE_PREFILL]],
     ("model", "cuda"): [
         [
             "model_torch.py",
@@ -190,7 +205,8 @@ def measure(
     command: str, level: str, arguments: list[str], commit: str, models: Path
 ) -> dict[str, Any]:
     """Runs one bench; exits with its message when it fails."""
-    environment = {**os.environ, "METAL_MARLIN_DEVICE": "cpu"}  # Unless --device is given.
+    # The CPU unless --device is given; a GPU keeps 2:4 weights sparse.
+    environment = {**os.environ, "METAL_MARLIN_DEVICE": "cpu", "MARLIN_CUDA_SPARSE": "1"}
     if level:
         environment["MARLIN_CPU"] = level
     found = [str(models / part[1:]) if part.startswith("@") else part for part in arguments]

@@ -69,9 +69,10 @@ endfunction()
 
 # marlin_cuda_instances(output DIRECTORY): generates one source for every code kind and
 # kernels/<family>/<name>_instance.cu.in, so that instances compile in parallel and rebuild
-# separately. The kinds are those of MARLIN_CUDA_KINDS that are in <name>_kinds.def beside it, or
-# else in layout/code_kinds.def. MARLIN_CUDA_KIND_BITS has a bit for every kind that is built, in
-# the order of layout/code_kinds.def.
+# separately. The kinds are those of MARLIN_CUDA_KINDS that are in <name>_kinds.def beside it, in
+# layout/sparse_kinds.def for names that begin with sparse_, or else in layout/code_kinds.def.
+# MARLIN_CUDA_KIND_BITS has a bit for every kind that is built, in the order of
+# layout/code_kinds.def.
 function(marlin_cuda_instances output directory)
   marlin_cuda_kinds(all ${directory}/layout/code_kinds.def)
   set(wanted ${MARLIN_CUDA_KINDS})
@@ -95,7 +96,9 @@ function(marlin_cuda_instances output directory)
     string(REGEX REPLACE "_instance\\.cu\\.in$" "" path ${template})
     get_filename_component(kernel ${path} NAME)
     set(kinds ${path}_kinds.def)
-    if(NOT EXISTS ${kinds})
+    if(kernel MATCHES "^sparse_")
+      set(kinds ${directory}/layout/sparse_kinds.def)
+    elseif(NOT EXISTS ${kinds})
       set(kinds ${directory}/layout/code_kinds.def)
     endif()
     marlin_cuda_kinds(names ${kinds})

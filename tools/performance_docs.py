@@ -177,6 +177,39 @@ def sparsity_table(runs: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def gpu_sparsity_table(runs: list[dict[str, Any]]) -> list[str]:
+    """Formats runs of dense and 2:4 weights on a GPU as Markdown, a row for each pair."""
+    lines = [
+        "Microseconds back-to-back.",
+        "",
+        "| m x n x k | format | dense | 2:4 | dense / 2:4 | cuBLAS bf16 | cuSPARSELt bf16 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    peers = {
+        (row["m"], row["n"], row["k"]): row["sparse_seconds"]
+        for run in runs
+        for row in (run["results"] if run["level"] == "peer" else [])
+    }
+    for run in runs:
+        pairs: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+        for row in run["results"] if run["level"] != "peer" else []:
+            key = (row["m"], row["n"], row["k"], row["format"], row["group_size"])
+            pairs.setdefault(key, {})[row["sparsity"]] = row
+        for (m, n, k, name, group), pair in pairs.items():
+            dense, sparse = (pair[how]["chain"]["seconds"] * 1e6 for how in ("dense", "2:4"))
+            cublas = "".join(
+                f"{entry['chain_speedup'] * dense:.1f}"
+                for entry in pair["dense"].get("peers", [])
+                if "chain_speedup" in entry
+            )
+            sparse_peer = f"{peers[m, n, k] * 1e6:.1f}" if cublas and (m, n, k) in peers else ""
+            lines.append(
+                f"| {m} x {n} x {k} | `{name}` g{group} | {dense:.1f} | {sparse:.1f} "
+                f"| {dense / sparse:.2f} | {cublas} | {sparse_peer} |"
+            )
+    return lines
+
+
 def table(run: dict[str, Any]) -> list[str]:
     """Formats one run as Markdown."""
     level = f" with `MARLIN_CPU={run['level']}`" if run["level"] != "best" else ""
@@ -203,7 +236,9 @@ def tables(path: Path) -> str:
     if "model" in first:
         return "\n".join([*lines, *model_tables(runs), "", ""])
     if path.stem.startswith("sparsity"):
-        return "\n".join([*lines, *sparsity_table(runs), "", ""])
+        on_gpu = "read_bulk_gbps" in first["roofline"]
+        rows = gpu_sparsity_table(runs) if on_gpu else sparsity_table(runs)
+        return "\n".join([*lines, *rows, "", ""])
     for run in runs:
         lines += [*table(run), ""]
     return "\n".join(lines)

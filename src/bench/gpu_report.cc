@@ -23,6 +23,7 @@ Json KernelJson(const GpuBenchResult& result, const KernelTiming& timing) {
               {"planned", timing.planned},
               {"selectable", timing.selectable},
               {"format", FormatName(spec.format)},
+              {"sparsity", SparsityName(spec.sparsity)},
               {"group_size", spec.group_size},
               {"scale_type", ScaleTypeName(spec.scale_type)},
               {"activations", DTypeName(result.bench.activation_type)},

@@ -15,11 +15,14 @@ fi
 mkdir -p "$logs"
 
 # Small shapes that gpu_cases.cc gives to every format, the first two for the decode GEMV kernels;
-# the last one below uses split-K over the CTAs of a cluster.
+# the last one of the second line below uses split-K over the CTAs of a cluster; the last line has a
+# case of 2:4 weights for the GEMV.
 shapes='m2_n33_k144|m8_n64_k128|m17_n40_k96|m65_n72_k160|m1_n40_k96|m1_n72_k160'
 export shapes+='|m16_n64_k16384'
+export shapes+='|m9_n24_k1100'
 # Larger shapes for the kernels that use TMA multicast or reduce split-K partials in global memory.
 export meeting='m8_n2200_k4096|m13_n2304_k2560|m15_n4143_k14344|m40_n2320_k2064'
+export meeting+='|m33_n4104_k2064'
 cases() {
   case $1 in
     marlin_router_*)
@@ -33,7 +36,7 @@ cases() {
   esac
   echo -n "^(gemm|dequantize)/(fp4_e2m1|u4|s8|bf16)/cuda/$1/($shapes)_g[0-9]+/"
   case $1 in
-    marlin_gemv_mma | marlin_gemm_wgmma)
+    marlin_gemv_mma | marlin_gemm_wgmma | marlin_gemm_sparse_wgmma)
       echo "|^periodic/(fp4_e2m1|s8)/cuda/$1/($meeting)_g[0-9]+"
       ;;
     *) echo ;;

@@ -8,6 +8,7 @@
 #include "cases.h"
 #include "problem.h"
 #include "random.h"
+#include "sparse_cases.h"
 
 namespace marlin::conformance {
 namespace {
@@ -278,6 +279,67 @@ void AddPromises(PlainCases& plain) {
   }
 }
 
+// 2:4 weights, beside the small problems of AddSparse: sums of many rows, and the tilings of
+// AddPeriodic that the kernel on sparse tensor cores shares with the dense one.
+void AddManySparseRows(PlainCases& plain) {
+  constexpr Format kFormats[] = {Format::kFp4E2M1, Format::kS4, Format::kNf4};
+  constexpr Shape kShapes[] = {{17, 40, 96, 32},     {31, 130, 389, 128},  {33, 300, 400, 80},
+                               {65, 72, 160, 16},    {97, 136, 256, 64},   {129, 520, 96, 96},
+                               {256, 136, 1100, 48}, {300, 264, 192, 256}, {64, 128, 272, 16}};
+  constexpr Shape kManyTiles[] = {{20, 4400, 8208, 64},    {33, 4104, 2064, 64},
+                                  {100, 16384, 400, 80},   {300, 20000, 144, 32},
+                                  {1030, 8192, 400, 16},   {1030, 520, 8208, 64},
+                                  {250, 17040, 2064, 128}, {16, 4160, 14336, 128}};
+  constexpr Check kPromises[] = {Check::kBatchInvariant, Check::kRepeat, Check::kStreams,
+                                 Check::kChain};
+  for (const Format format : kFormats) {
+    for (const Shape& shape : kShapes) {
+      for (const bool lattice : {true, false}) {
+        Case c = plain.Make(format, shape);
+        c.sparse = true;
+        c.data = lattice ? DataClass::kLattice : DataClass::kGaussian;
+        c.user_codebook = c.user_codebook && lattice;
+        c.bias = plain.OneIn(2);
+        c.row_weight = plain.OneIn(4);
+        c.padded = plain.OneIn(4);
+        plain.Add(c);
+      }
+    }
+    for (const Shape& shape : kManyTiles) {
+      Case c = plain.Make(format, shape);
+      c.sparse = true;
+      c.check = Check::kPeriodic;
+      c.gated = plain.OneIn(3);
+      c.misaligned = plain.OneIn(4);
+      plain.Add(c);
+    }
+    for (const Check check : kPromises) {
+      const bool chain = check == Check::kChain;
+      Case c = plain.Make(format, chain ? Shape{130, 1040, 1040, 32} : Shape{130, 264, 4112, 64});
+      c.sparse = true;
+      c.check = check;
+      c.data = DataClass::kGaussian;
+      c.user_codebook = false;
+      c.c_type = chain ? DType::kBf16 : DType::kF32;
+      if (chain) c.a_type = DType::kBf16;
+      if (chain) c.allow_bf16_activations = false;
+      plain.Add(c);
+    }
+  }
+}
+
+// The problems of AddSparse that have a meaning on a GPU. There a pruned weight is not multiplied
+// (docs/kernels/cuda.md), so that a NaN need not reach every output of its row.
+void AddFewSparseRows(std::string_view backend, std::vector<Case>* cases) {
+  std::vector<Case> sparse;
+  AddSparse(backend, &sparse);
+  std::erase_if(sparse, [](const Case& c) {
+    return c.data == DataClass::kLatticeInt8 || c.data == DataClass::kNonFinite ||
+           c.check == Check::kThreads;
+  });
+  cases->insert(cases->end(), sparse.begin(), sparse.end());
+}
+
 }  // namespace
 
 std::vector<Case> SelectGpuProblems(std::string_view backend, std::span<const KernelDesc> rows,
@@ -293,6 +355,8 @@ std::vector<Case> SelectGpuProblems(std::string_view backend, std::span<const Ke
   AddChains(plain);
   AddPromises(plain);
   AddStreamed(plain);
+  AddManySparseRows(plain);
+  AddFewSparseRows(backend, &cases);
   SizeClasses sizes;
   sizes.backend = backend;
   sizes.m = {1,  2,  7,  8,  9,   15,  16,  17,  31,  32,  33, 63,

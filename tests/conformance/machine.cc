@@ -49,6 +49,12 @@ Result<Device> OpenMetal() {
   return simulator.ok() ? simulator : Device::Open("metal");
 }
 
+// Opens a GPU that keeps 2:4 weights sparse.
+Result<Device> OpenCuda() {
+  setenv("MARLIN_CUDA_SPARSE", "1", 0);
+  return Device::Open("cuda");
+}
+
 // Returns why the device does not run the kernel; empty if it does.
 std::string WhyNot(const Device& device, std::string_view kernel) {
   for (const KernelInfo& info : device.info().kernels) {
@@ -64,7 +70,7 @@ Result<Machine> Machine::Open(std::string_view backend, std::optional<Isa> only)
   const auto judged = [&](std::string_view name) { return backend == "all" || backend == name; };
   if (judged("cpu")) MARLIN_RETURN_IF_ERROR(machine.AddCpu(only));
   if (judged("cuda")) {
-    machine.AddDevice("cuda", Isa::kSm90, Device::Open("cuda"), cuda::CudaKernels());
+    machine.AddDevice("cuda", Isa::kSm90, OpenCuda(), cuda::CudaKernels());
   }
   if (judged("metal")) {
     machine.AddDevice("metal", Isa::kMetal, OpenMetal(), metal::MetalKernels());

@@ -16,6 +16,7 @@ struct StepCost {
 /// Costs of the WGMMA kernels, in cycles at one clock.
 struct WgmmaCosts {
   StepCost steps[7];
+  StepCost sparse_steps[7];  ///< With sparse tiles.
   StepCost fp8_steps[3];
 
   // Split-K in a cluster: its start and its DSMEM stores of partial sums.
@@ -88,6 +89,13 @@ inline constexpr DeviceCosts kH200Costs = {
                         {128, 1200, 2000},
                         {192, 1730, 2400},
                         {256, 2250, 2800}},
+              .sparse_steps = {{16, 485, 1350},
+                               {32, 505, 1500},
+                               {64, 575, 1700},
+                               {96, 650, 1850},
+                               {128, 760, 2000},
+                               {192, 1020, 2400},
+                               {256, 1310, 2800}},
               .fp8_steps = {{64, 870, 1700}, {128, 1105, 2000}, {256, 1690, 2800}},
               .cluster = 2000,
               .cluster_block = 500,

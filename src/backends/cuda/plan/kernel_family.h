@@ -26,8 +26,8 @@ struct KernelFamily {
 
 /// Conditions common to the kernels that multiply tiled weights as 16-bit operands.
 Support SupportsTiles(const GemmDesc& desc);
-/// Those of them that hold for tiles with 2:4 sparsity as well.
-Support SupportsTilesOrSparse(const GemmDesc& desc);
+/// The same for tiles with 2:4 sparsity.
+Support SupportsSparseTiles(const GemmDesc& desc);
 /// Conditions of the exact kernels.
 Support SupportsExact(const GemmDesc& desc, const DeviceProperties& device);
 

@@ -35,24 +35,9 @@ TileProblem TileProblemOf(const GemmDesc& desc) {
   problem.batch_invariant = desc.determinism == Determinism::kBatchInvariant;
   problem.tile_bytes = TileBytesOf(desc);
   problem.pair_table = KindOf(desc.format) == CodeKind::kTable4;
+  problem.sparse = desc.weights.sparse;
   problem.narrow_codes = HasNarrowCodes(desc);
   return problem;
-}
-
-TileProblem ExpandedProblemOf(const GemmDesc& desc) {
-  GemmDesc dense = desc;
-  dense.weights.sparse = false;
-  return TileProblemOf(dense);
-}
-
-double ExpansionMicroseconds(const GemmDesc& desc) {
-  if (!desc.weights.sparse) return 0;
-  // A launch that nothing overlaps, and bytes read and written: 27 us for 8192 x 8192 on an H200.
-  constexpr double kLaunch = 4;
-  constexpr double kBytesPerMicrosecond = 2.5e6;
-  const double tiles = double{1} * Ceil(desc.n, kStripOutputs) * Ceil(desc.k, kTileK);
-  return kLaunch +
-         tiles * (TileBytesOf(desc) + ExpandedProblemOf(desc).tile_bytes) / kBytesPerMicrosecond;
 }
 
 }  // namespace marlin::cuda

@@ -33,15 +33,12 @@ struct TileProblem {
   bool gated = false;
   bool batch_invariant = false;
   bool pair_table = false;    ///< Decodes with a shared-memory LUT (kTable4).
+  bool sparse = false;        ///< The tiles are sparse.
   bool narrow_codes = false;  ///< Up to 4 bits, one scale per tile: units may have two n-tiles.
 };
 
 /// The problem of a GEMM on tiles. Precondition: m, n and k fit an int.
 TileProblem TileProblemOf(const GemmDesc& desc);
-/// The same on dense tiles, to which sparse ones are expanded for kernels that read only those.
-TileProblem ExpandedProblemOf(const GemmDesc& desc);
-/// The expected time of that expansion; 0 for dense tiles.
-double ExpansionMicroseconds(const GemmDesc& desc);
 
 /// Size of an mbarrier.
 inline constexpr int kBarrierBytes = 8;

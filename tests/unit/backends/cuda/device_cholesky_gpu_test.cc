@@ -7,6 +7,7 @@
 
 #include "../../cholesky_problem.h"
 #include "marlin/device.h"
+#include "ops/device.h"
 #include "plan/backend.h"
 namespace marlin {
 namespace {

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "backends/cuda/plan/kernel_table.h"
-#include "backends/cuda/weights/weights_launch.h"
 #include "base/checked.h"
 #include "base/macros.h"
 
@@ -57,34 +56,11 @@ Status CudaGemm::Run(const GemmCall& call) const {
   return Launch(call, static_cast<cudaStream_t>(call.stream));
 }
 
-int64_t ExpandedBytes(const PreparedTiles& weights) {
-  if (!weights.traits.sparse) return 0;
-  const TileView view = weights.Expanded(0);
-  const int64_t strips = RoundUp(int64_t{view.n}, int64_t{kBlockOutputs}) / kStripOutputs;
-  return RoundUp(strips * view.tiles_of_strip * view.tile_bytes, kWorkspaceAlignment);
-}
-
-cudaError_t ExpandTiles(const PreparedTiles& weights, int64_t expert, void* workspace,
-                        cudaStream_t stream, TileView* tiles) {
-  *tiles = weights.Tiles(expert);
-  if (!weights.traits.sparse) return cudaSuccess;
-  const TileView sparse = *tiles;
-  *tiles = weights.Expanded(expert);
-  auto* const to = static_cast<uint8_t*>(workspace);
-  tiles->tiles = to;
-  if (sparse.tiles_of_strip == 0) return cudaSuccess;
-  return LaunchExpandSparse(sparse, *tiles, weights.kind(), weights.zero_code(), to, stream);
-}
-
-TilesGemm::TilesGemm(const PlanRequest& request, const KernelVariant& variant, int64_t own_bytes,
-                     bool reads_sparse)
-    : CudaGemm(request, variant,
-               StagedBytes(request.desc) + (reads_sparse ? 0 : ExpandedBytes(request.weights)) +
-                   own_bytes),
+TilesGemm::TilesGemm(const PlanRequest& request, const KernelVariant& variant, int64_t own_bytes)
+    : CudaGemm(request, variant, StagedBytes(request.desc) + own_bytes),
       kind_(request.weights.kind()),
       bf16_(request.desc.a_type != DType::kF16 || !request.desc.weights.fits_f16),
-      staged_(NeedsStaging(request.desc)),
-      expanded_bytes_(reads_sparse ? 0 : ExpandedBytes(request.weights)) {}
+      staged_(NeedsStaging(request.desc)) {}
 
 Status TilesGemm::Launch(const GemmCall& call, cudaStream_t stream) const {
   const auto& prepared = static_cast<const PreparedTiles&>(*call.weights);
@@ -100,12 +76,6 @@ Status TilesGemm::Launch(const GemmCall& call, cudaStream_t stream) const {
       std::ldexp(1.0F, ExponentsOf(kind_, bf16_).shift + gemm.weights.table_exponent);
   gemm.overlap_previous = call.overlap_previous;
   auto* workspace = static_cast<uint8_t*>(call.workspace);
-  if (expanded_bytes_ > 0) {
-    MARLIN_RETURN_IF_ERROR(
-        Check(ExpandTiles(prepared, call.expert, workspace, stream, &gemm.weights)));
-    gemm.overlap_previous = false;
-    workspace += expanded_bytes_;
-  }
   if (staged_) {
     const int columns = StagedColumns(call.desc);
     MARLIN_RETURN_IF_ERROR(

@@ -58,16 +58,6 @@ class CudaGemm : public PlannedGemm {
   const LaunchContext& context_;
 };
 
-/// The dense tiles of sparse weights in the workspace, for kernels that read only those: 3/4 of the
-/// memory for every row count, and one more pass over the weights.
-///
-/// Bytes at the beginning of the workspace; 0 for other weights.
-int64_t ExpandedBytes(const PreparedTiles& weights);
-/// Launches the expansion, if the weights are sparse, and returns the view of the tiles to read.
-/// The kernel that reads them must not begin before the work before it has ended (PDL).
-cudaError_t ExpandTiles(const PreparedTiles& weights, int64_t expert, void* workspace,
-                        cudaStream_t stream, TileView* tiles);
-
 /// The element of an activation type.
 Element ElementOf(DType type);
 ActivationView ActivationsOf(const GemmCall& call);
@@ -77,10 +67,8 @@ EpilogueView EpilogueOf(const GemmCall& call);
 /// workspace; the kernel family uses the rest of it.
 class TilesGemm : public CudaGemm {
  public:
-  /// `own_bytes`: workspace of the kernel family, without the staged activations and expanded
-  /// tiles. `reads_sparse`: the kernel reads sparse tiles, which are not expanded for it.
-  TilesGemm(const PlanRequest& request, const KernelVariant& variant, int64_t own_bytes,
-            bool reads_sparse = false);
+  /// `own_bytes`: workspace of the kernel family, without the staged activations.
+  TilesGemm(const PlanRequest& request, const KernelVariant& variant, int64_t own_bytes);
 
  protected:
   Status Launch(const GemmCall& call, cudaStream_t stream) const final;
@@ -95,7 +83,6 @@ class TilesGemm : public CudaGemm {
   const CodeKind kind_;
   const bool bf16_;  ///< MMA operands are bf16; else fp16.
   const bool staged_;
-  const int64_t expanded_bytes_;
 };
 
 }  // namespace marlin::cuda

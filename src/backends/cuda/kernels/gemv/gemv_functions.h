@@ -29,7 +29,7 @@ const void* SparseGemvFunction(bool bf16, const GemvVariant& variant);
 #define MARLIN_KIND(kind) \
   template <>             \
   const void* SparseGemvFunction<CodeKind::kind>(bool bf16, const GemvVariant& variant);
-#include "backends/cuda/kernels/gemv/sparse_gemv_kinds.def"
+#include "backends/cuda/layout/sparse_kinds.def"
 #undef MARLIN_KIND
 
 }  // namespace marlin::cuda

@@ -32,7 +32,7 @@ const void* SparseGemvFunctionOf(CodeKind kind, bool bf16, const GemvVariant& va
       return SparseGemvFunction<CodeKind::name>(bf16, variant); \
     }                                                           \
     break;
-#include "backends/cuda/kernels/gemv/sparse_gemv_kinds.def"
+#include "backends/cuda/layout/sparse_kinds.def"
 #undef MARLIN_KIND
     default:
       break;
@@ -56,7 +56,7 @@ bool StoresPlainQuads(const EpilogueView& view) {
 class GemvGemm final : public TilesGemm {
  public:
   GemvGemm(const PlanRequest& request, const GemvPlan& plan, int64_t partial_bytes)
-      : TilesGemm(request, {}, partial_bytes, request.weights.traits.sparse),
+      : TilesGemm(request, {}, partial_bytes),
         plan_(plan),
         function_(FunctionOf(request, bf16(), VariantOf(request, plan))) {}
 
@@ -110,10 +110,6 @@ Result<std::shared_ptr<const PlannedGemm>> MakeGemv(const PlanRequest& request) 
   MARLIN_RETURN_IF_ERROR(
       request.context.device.errors.Check(AllowAllShared(gemm->function()), request.kernel.name));
   return {std::move(gemm)};
-}
-
-Result<std::shared_ptr<const PlannedGemm>> MakeSparseGemv(const PlanRequest& request) {
-  return MakeGemv(request);
 }
 
 }  // namespace marlin::cuda

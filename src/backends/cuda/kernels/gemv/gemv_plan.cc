@@ -352,12 +352,9 @@ Support SupportsGemv(const GemmDesc& desc, const DeviceProperties& /*device*/) {
   return rows.ok() ? SupportsTiles(desc) : rows;
 }
 
-const KernelFamily& SparseGemvFamily() { return GemvFamily(); }
-
 Support SupportsSparseGemv(const GemmDesc& desc, const DeviceProperties& /*device*/) {
-  if (!desc.weights.sparse) return {"reads only tiles with 2:4 sparsity"};
   const Support rows = SupportsRows(desc);
-  return rows.ok() ? SupportsTilesOrSparse(desc) : rows;
+  return rows.ok() ? SupportsSparseTiles(desc) : rows;
 }
 
 }  // namespace marlin::cuda

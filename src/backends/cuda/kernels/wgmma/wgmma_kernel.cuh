@@ -190,6 +190,8 @@ template <CodeKind kKind, typename T, ParameterUse kUse>
 struct WarpTile {
   static constexpr int kBits = CodeBits(kKind);
   static constexpr bool kOneGroup = kUse == ParameterUse::kOneScale;
+  /// The decoded weights of 64 k, which WGMMAs in flight read.
+  using Fragments = uint32_t[4][4];
   uint32_t words[2][kBits];
   GroupOperands operands;
   uint32_t tile;
@@ -217,7 +219,7 @@ struct WarpTile {
   /// Decodes the four fragments of a half; half 0 first.
   MARLIN_DEVICE void Decode(int half, const ConsumerPlace& place, int groups,
                             const ParameterMode& mode, const DecodeTable<kKind, T>& table,
-                            uint32_t (&fragments)[4][4]) {
+                            uint32_t /*never*/, Fragments& fragments) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       // A tile has eight k16 steps; a step begins a group where step x groups / 8 crosses an
@@ -227,6 +229,22 @@ struct WarpTile {
         LoadOperands(place, at >> 3, groups, mode);
       }
       DecodeScaled<kKind, T, kUse>(words[half], j, table, mode, operands, fragments[j]);
+    }
+  }
+
+  /// Called when the WGMMAs that read the fragments are complete; `never` is 0, which the compiler
+  /// does not know. The compiler keeps the registers of these fragments by itself.
+  static MARLIN_DEVICE void KeepUntilHere(Fragments& /*fragments*/, uint32_t /*never*/) {}
+
+  /// Adds the products of a half to the sums, or begins them. `activations`: the low half of the
+  /// descriptor.
+  template <int kTokens>
+  static MARLIN_DEVICE void Multiply(const Fragments& fragments, uint32_t activations,
+                                     bool accumulate, float (&acc)[kTokens / 2]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      WarpgroupProduct<T, kTokens>::Run(acc, fragments[j], Descriptor(activations + 2 * j),
+                                        accumulate || j > 0 ? 1 : 0);
     }
   }
 };
@@ -304,9 +322,13 @@ struct ConsumerCursor {
   }
 };
 
-/// Computes the sums of one output tile.
-template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
+/// Computes the sums of one output tile. `Tile`: how a warp reads, decodes and multiplies weight
+/// tiles, as WarpTile.
+template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse,
+          template <CodeKind, typename, ParameterUse> typename Tile = WarpTile>
 struct WgmmaConsumer {
+  using Weights = Tile<kKind, T, kUse>;
+
   const WgmmaArguments& args;
   ConsumerPlace place;
   DecodeTable<kKind, T> table;
@@ -319,14 +341,10 @@ struct WgmmaConsumer {
       ConsumerCursor<FixedStages<kTokens>, SlotsOfStep(CodeBits(kKind), kTokens), kUniformPlaces>;
 
   /// `activations`: the low half of the descriptor, from UniformActivations.
-  MARLIN_DEVICE void Multiply(const uint32_t (&fragments)[4][4], uint32_t activations,
+  MARLIN_DEVICE void Multiply(const typename Weights::Fragments& fragments, uint32_t activations,
                               bool accumulate, float (&acc)[kTokens / 2]) const {
     FenceProducts();
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      WarpgroupProduct<T, kTokens>::Run(acc, fragments[j], Descriptor(activations + 2 * j),
-                                        accumulate || j > 0 ? 1 : 0);
-    }
+    Weights::template Multiply<kTokens>(fragments, activations, accumulate, acc);
     CommitProducts();
   }
 
@@ -334,8 +352,10 @@ struct WgmmaConsumer {
   template <typename AnyCursor>
   MARLIN_DEVICE void Run(int tiles, AnyCursor& cursor, float (&acc)[kTokens / 2]) const {
     const int groups = args.weights.groups_per_tile;
-    uint32_t fragments[2][4][4];
-    WarpTile<kKind, T, kUse> weights;
+    // A launch has less than 2^30 k-iterations.
+    const uint32_t never = static_cast<uint32_t>(args.tiles) >> 30;
+    typename Weights::Fragments fragments[2] = {};
+    Weights weights;
     uint32_t empty_before = 0;
     PinSums(acc);
     uint32_t activations = cursor.UniformActivations();
@@ -343,9 +363,10 @@ struct WgmmaConsumer {
     weights.Load(cursor.tile, place, groups, mode);
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
-      weights.Decode(0, place, groups, mode, table, fragments[0]);
+      weights.Decode(0, place, groups, mode, table, never, fragments[0]);
       Multiply(fragments[0], activations, tile > 0, acc);
       WaitForProducts<1>();
+      Weights::KeepUntilHere(fragments[1], never);
       if (tile > 0) ReleaseStage(empty_before, place.lane);
       const uint32_t empty_first = cursor.Empty();
       activations += cursor.stages.HalfBytes() >> 4;
@@ -353,7 +374,7 @@ struct WgmmaConsumer {
         cursor.NextSlot();
         activations = cursor.UniformActivations();
       }
-      weights.Decode(1, place, groups, mode, table, fragments[1]);
+      weights.Decode(1, place, groups, mode, table, never, fragments[1]);
       if constexpr (AnyCursor::kSlots == 2) Wait(cursor.full, cursor.parity);
       Multiply(fragments[1], activations, true, acc);
       empty_before = cursor.Empty();
@@ -365,21 +386,24 @@ struct WgmmaConsumer {
         weights.Load(cursor.tile, place, groups, mode);
       }
       WaitForProducts<1>();
+      Weights::KeepUntilHere(fragments[0], never);
       if constexpr (AnyCursor::kSlots == 2) ReleaseStage(empty_first, place.lane);
     }
     WaitForProducts<0>();
+    Weights::KeepUntilHere(fragments[1], never);
     PinSums(acc);
     ReleaseStage(empty_before, place.lane);
   }
 };
 
-template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
+template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse,
+          template <CodeKind, typename, ParameterUse> typename Tile>
 MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared, float* exchange) {
   const int warp = WarpOfBlock() - 4;
   const int warpgroup = warp / 4;
   const ConsumerPlace place = PlaceOf(args, warp);
   WaitForEarlierWork();
-  using Consumer = WgmmaConsumer<kKind, T, kTokens, kUse>;
+  using Consumer = WgmmaConsumer<kKind, T, kTokens, kUse, Tile>;
   const Consumer consumer{args, place, DecodeTable<kKind, T>(args.weights),
                           ParameterModeOf<kKind, T>(args.weights)};
   WgmmaEpilogue<kTokens> epilogue{
@@ -415,7 +439,8 @@ MARLIN_DEVICE void Consume(const WgmmaArguments& args, const WgmmaShared& shared
   }
 }
 
-template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse>
+template <CodeKind kKind, typename T, int kTokens, ParameterUse kUse,
+          template <CodeKind, typename, ParameterUse> typename Tile = WarpTile>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     WgmmaKernel(const __grid_constant__ CUtensorMap map,
                 const __grid_constant__ WgmmaArguments args) {
@@ -433,8 +458,8 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    Consume<kKind, T, kTokens, kUse>(args, shared,
-                                     reinterpret_cast<float*>(memory + args.exchange_offset));
+    Consume<kKind, T, kTokens, kUse, Tile>(args, shared,
+                                           reinterpret_cast<float*>(memory + args.exchange_offset));
   }
 }
 

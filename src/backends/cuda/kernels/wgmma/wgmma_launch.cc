@@ -28,16 +28,30 @@ const void* WgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, ParameterUse u
   return nullptr;
 }
 
+const void* SparseWgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, ParameterUse use) {
+  switch (kind) {
+#define MARLIN_KIND(name)                                            \
+  case CodeKind::name:                                               \
+    if constexpr (IsBuilt(CodeKind::name))                           \
+      return SparseWgmmaFunction<CodeKind::name>(bf16, tokens, use); \
+    break;
+#include "backends/cuda/layout/sparse_kinds.def"
+#undef MARLIN_KIND
+    default:
+      break;
+  }
+  return nullptr;
+}
+
 class WgmmaGemm final : public TilesGemm {
  public:
-  WgmmaGemm(const PlanRequest& request, const WgmmaShape& shape, const WgmmaPlan& plan)
-      : TilesGemm(request, {shape.tokens, shape.splits},
-                  SumBytes(ExpandedProblemOf(request.desc), plan)),
+  WgmmaGemm(const PlanRequest& request, const TileProblem& problem, const WgmmaShape& shape,
+            const WgmmaPlan& plan)
+      : TilesGemm(request, {shape.tokens, shape.splits}, SumBytes(problem, plan)),
         plan_(plan),
         use_(UseOf(request.weights.Tiles(0), request.weights.kind())),
-        function_(WgmmaFunctionOf(kind(), bf16(), plan.tokens, use_)),
-        tail_function_(plan.tail ? WgmmaFunctionOf(kind(), bf16(), plan.tail->tokens, use_)
-                                 : nullptr) {}
+        function_(FunctionOf(problem, plan.tokens)),
+        tail_function_(plan.tail ? FunctionOf(problem, plan.tail->tokens) : nullptr) {}
 
   /// Call it before the first launch.
   cudaError_t Load() const {
@@ -76,6 +90,11 @@ class WgmmaGemm final : public TilesGemm {
   }
 
  private:
+  const void* FunctionOf(const TileProblem& problem, int tokens) const {
+    const auto of_tiles = problem.sparse ? SparseWgmmaFunctionOf : WgmmaFunctionOf;
+    return of_tiles(kind(), bf16(), tokens, use_);
+  }
+
   cudaError_t LaunchItems(const TileGemm& gemm, const WgmmaLaunch& launch, WgmmaArguments args,
                           const void* function, bool overlap_previous, cudaStream_t stream) const {
     CUtensorMap map;
@@ -131,13 +150,13 @@ int CountClusters(int blocks) {
 }
 
 Result<std::shared_ptr<const PlannedGemm>> MakeWgmma(const PlanRequest& request) {
-  const TileProblem problem = ExpandedProblemOf(request.desc);
+  const TileProblem problem = TileProblemOf(request.desc);
   const DeviceShape& device = request.context.shape;
   const WgmmaShape shape = request.variant.automatic()
                                ? ChooseWgmmaShape(problem, device)
                                : WgmmaShape{request.variant.width, request.variant.splits};
-  auto gemm =
-      std::make_shared<const WgmmaGemm>(request, shape, PlanWgmmaAs(problem, device, shape));
+  auto gemm = std::make_shared<const WgmmaGemm>(request, problem, shape,
+                                                PlanWgmmaAs(problem, device, shape));
   MARLIN_RETURN_IF_ERROR(request.context.device.errors.Check(gemm->Load(), request.kernel.name));
   return {std::move(gemm)};
 }

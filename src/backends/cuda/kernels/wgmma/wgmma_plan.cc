@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 #include <vector>
 
 #include "backends/cuda/plan/kernel_family.h"
@@ -11,6 +12,12 @@ namespace marlin::cuda {
 namespace {
 
 static_assert(std::size(kH200Costs.wgmma.steps) == std::size(kWgmmaWidths));
+static_assert(std::size(kH200Costs.wgmma.sparse_steps) == std::size(kWgmmaWidths));
+
+std::span<const StepCost> StepsOf(const TileProblem& problem, const DeviceShape& device) {
+  const WgmmaCosts& costs = device.costs->wgmma;
+  return problem.sparse ? costs.sparse_steps : costs.steps;
+}
 
 /// Whether gates and ups begin at whole pairs of n-tiles.
 bool HalvesAligned(const TileProblem& problem) { return problem.n % kBlockOutputs == 0; }
@@ -37,17 +44,17 @@ bool CanSplit(const TileProblem& problem, const DeviceShape& device, int tokens,
 }
 
 /// Null where the device has no costs for this tile_m.
-const StepCost* CostOfWidth(const DeviceShape& device, int tokens) {
-  const auto& costs = device.costs->wgmma.steps;
-  const auto* const found = std::ranges::find(costs, tokens, &StepCost::tokens);
-  return found == std::end(costs) ? nullptr : found;
+const StepCost* CostOfWidth(const TileProblem& problem, const DeviceShape& device, int tokens) {
+  const std::span<const StepCost> costs = StepsOf(problem, device);
+  const auto found = std::ranges::find(costs, tokens, &StepCost::tokens);
+  return found == costs.end() ? nullptr : &*found;
 }
 
 /// None with split-K, which fills the device.
-std::optional<Tail> TailOf(const DeviceShape& device, const StepCost& cost, int tiles,
-                           int64_t items, int splits) {
+std::optional<Tail> TailOf(const TileProblem& problem, const DeviceShape& device,
+                           const StepCost& cost, int tiles, int64_t items, int splits) {
   if (splits > 1) return std::nullopt;
-  return TailOf(device.costs->wgmma.steps, cost, device, tiles, items);
+  return TailOf(StepsOf(problem, device), cost, device, tiles, items);
 }
 
 /// Whether gates and ups are in different CTAs, so that their sums go to the workspace.
@@ -60,7 +67,7 @@ std::optional<Stream> StreamOf(const TileProblem& problem, const DeviceShape& de
   if (splits > 1 || problem.batch_invariant || GatesApart(problem)) return std::nullopt;
   const int tiles = Ceil(problem.k, kTileK);
   const double otherwise = CyclesOf(cost, device.multiprocessors, tiles, items,
-                                    TailOf(device, cost, tiles, items, splits));
+                                    TailOf(problem, device, cost, tiles, items, splits));
   const auto streamed = StreamOf(cost, device, tiles, items);
   return streamed && streamed->cycles < otherwise ? streamed : std::nullopt;
 }
@@ -69,7 +76,7 @@ double CostOf(const TileProblem& problem, const DeviceShape& device, const StepC
               int64_t items, int splits) {
   const int tiles = Ceil(Ceil(problem.k, kTileK), splits);
   if (const auto stream = StreamOf(problem, device, cost, items, splits)) return stream->cycles;
-  const auto tail = TailOf(device, cost, tiles, items, splits);
+  const auto tail = TailOf(problem, device, cost, tiles, items, splits);
   const double cycles = CyclesOf(cost, device.multiprocessors, tiles, items * splits, tail);
   if (splits == 1) return cycles;
   const WgmmaCosts& costs = device.costs->wgmma;
@@ -90,7 +97,7 @@ WgmmaShape ChooseWgmmaShape(const TileProblem& problem, const DeviceShape& devic
   const int blocks = BlocksOf(problem);
   WgmmaShape best = {256, 1};
   double best_cost = 0;
-  for (const StepCost& cost : device.costs->wgmma.steps) {
+  for (const StepCost& cost : StepsOf(problem, device)) {
     const int64_t items = int64_t{Ceil(problem.m, cost.tokens)} * blocks;
     for (int splits = 1; splits <= kMaxSplits; ++splits) {
       if (splits > 1 && !CanSplit(problem, device, cost.tokens, items, splits)) continue;
@@ -106,7 +113,7 @@ WgmmaShape ChooseWgmmaShape(const TileProblem& problem, const DeviceShape& devic
 
 bool CanPlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
                     const WgmmaShape& shape) {
-  if (CostOfWidth(device, shape.tokens) == nullptr) return false;
+  if (CostOfWidth(problem, device, shape.tokens) == nullptr) return false;
   if (shape.splits == 1) return true;
   const int64_t items = int64_t{Ceil(problem.m, shape.tokens)} * BlocksOf(problem);
   return shape.splits > 1 && shape.splits <= kMaxSplits &&
@@ -175,13 +182,13 @@ void AddTail(const TileProblem& problem, const DeviceShape& device, const Tail& 
 WgmmaPlan PlanWgmmaAs(const TileProblem& problem, const DeviceShape& device,
                       const WgmmaShape& shape) {
   WgmmaPlan plan = PlanWholeTiles(problem, device, shape);
-  const StepCost& cost = *CostOfWidth(device, shape.tokens);
+  const StepCost& cost = *CostOfWidth(problem, device, shape.tokens);
   const int items = plan.arguments.items;
   if (const auto stream = StreamOf(problem, device, cost, items, shape.splits)) {
     StreamItems(stream->items, device.multiprocessors, &plan);
     return plan;
   }
-  const auto tail = TailOf(device, cost, plan.arguments.tiles, items, shape.splits);
+  const auto tail = TailOf(problem, device, cost, plan.arguments.tiles, items, shape.splits);
   if (tail) AddTail(problem, device, *tail, &plan);
   return plan;
 }
@@ -224,13 +231,12 @@ double WgmmaMicroseconds(const GemmDesc& desc, const DeviceShape& device) {
   // Far beyond the errors of either estimate: elsewhere the GEMV kernel is the faster one wherever
   // it has been measured.
   constexpr double kUnfitted = 100;
-  const TileProblem problem = ExpandedProblemOf(desc);
+  const TileProblem problem = TileProblemOf(desc);
   const WgmmaShape shape = ChooseWgmmaShape(problem, device);
   const int64_t items = int64_t{Ceil(problem.m, shape.tokens)} * BlocksOf(problem);
   const double cycles =
-      CostOf(problem, device, *CostOfWidth(device, shape.tokens), items, shape.splits);
-  const double micros =
-      cycles / device.costs->wgmma.cycles_per_microsecond + ExpansionMicroseconds(desc);
+      CostOf(problem, device, *CostOfWidth(problem, device, shape.tokens), items, shape.splits);
+  const double micros = cycles / device.costs->wgmma.cycles_per_microsecond;
   // At small m the model underestimates the separate split-K reduction.
   const bool reduces = shape.splits > 1 && !InCluster(device, shape.tokens, items, shape.splits);
   return IsFittedToGemv(problem) && !reduces ? micros : kUnfitted * micros;
@@ -242,11 +248,11 @@ KernelVariant ChooseVariant(const TileProblem& problem, const DeviceShape& devic
 }
 
 bool CanRunVariant(const GemmDesc& desc, const DeviceShape& device, const KernelVariant& variant) {
-  return CanPlanWgmmaAs(ExpandedProblemOf(desc), device, {variant.width, variant.splits});
+  return CanPlanWgmmaAs(TileProblemOf(desc), device, {variant.width, variant.splits});
 }
 
 std::vector<KernelVariant> Variants(const GemmDesc& desc, const DeviceShape& device) {
-  const TileProblem problem = ExpandedProblemOf(desc);
+  const TileProblem problem = TileProblemOf(desc);
   std::vector<KernelVariant> variants = {ChooseVariant(problem, device)};
   for (const int width : kWgmmaWidths) {
     // A larger tile_m whose tiles are half empty or more only costs more.
@@ -268,7 +274,11 @@ const KernelFamily& WgmmaFamily() {
 }
 
 Support SupportsWgmma(const GemmDesc& desc, const DeviceProperties& /*device*/) {
-  return SupportsTilesOrSparse(desc);
+  return SupportsTiles(desc);
+}
+
+Support SupportsSparseWgmma(const GemmDesc& desc, const DeviceProperties& /*device*/) {
+  return SupportsSparseTiles(desc);
 }
 
 int64_t StreamCounterBytes(const WgmmaPlan& plan) {
