@@ -4,10 +4,9 @@
 //   A CTA takes 16 or 32 query rows of one KV head of a sequence (row r is query head r % group of
 //   token r / group), and one of `segments` equal parts of their keys, in blocks of 64, which it
 //   copies through a ring of two stages. For every block:
-//     scores = Q K^T       a warp: 16 rows, all keys, and a part of the features; its queries stay
-//     in
+//     scores = Q K^T       a warp: 16 rows, all keys, and a part of the features, with queries in
 //                          registers
-//     weights              an online softmax; a warp adds the parts of 16 rows and some keys
+//     weights              an online softmax; a warp adds the parts of two or four rows
 //     sums += P V          a warp: all rows and every eighth tile of 16 features
 //   so that a block is read from memory once, and twice from shared memory. With more than one part
 //   of the keys a second kernel merges them in their order.
@@ -44,8 +43,8 @@ MARLIN_DEVICE void StoreShared16(uint32_t to, const uint4& v) {
                "r"(v.w)
                : "memory");
 }
-MARLIN_DEVICE void StoreShared4(uint32_t to, uint32_t v) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+MARLIN_DEVICE void StoreShared8(uint32_t to, uint32_t first, uint32_t second) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second) : "memory");
 }
 
 /// The shared memory of a CTA of kGroups * 16 rows.
@@ -74,9 +73,7 @@ struct Layout {
   MARLIN_HOST_DEVICE int StateAt() const {
     return ScoresAt() + kParts * kRows * kScoreRow * int{sizeof(float)};
   }
-  MARLIN_HOST_DEVICE int Bytes() const {
-    return StateAt() + (kParts + 1) * kRows * int{sizeof(float)};
-  }
+  MARLIN_HOST_DEVICE int Bytes() const { return StateAt() + 2 * kRows * int{sizeof(float)}; }
 };
 
 MARLIN_DEVICE KeySpan VisibleTo(const AttentionArguments& args, const Tile& tile, int row) {
@@ -261,7 +258,7 @@ class QueryPart {
 };
 
 /// The softmax and the sums of a CTA's rows. A warp has 16 rows and some features for parts of
-/// scores, the same rows and some keys for weights, all rows and some features for sums.
+/// scores, two or four rows for weights, all rows and some features for sums.
 template <int kGroups, bool kFp8>
 class TileSoftmax {
  public:
@@ -270,6 +267,10 @@ class TileSoftmax {
   static constexpr int kParts = Shape::kParts;
   /// Steps of 16 features of a warp, at most.
   static constexpr int kSteps = (kMostLatentKeyFeatures / 16 + kParts - 1) / kParts;
+  static constexpr int kScoreTiles = kBlockKeys / 8;
+  static constexpr int kRowsOfWarp = kRows / kWarps;
+  static constexpr int kLanesOfRow = 32 / kRowsOfWarp;
+  static constexpr int kQuads = kBlockKeys / 4 / kLanesOfRow;
 
   MARLIN_DEVICE TileSoftmax(const AttentionArguments& args, const Tile& tile, uint8_t* memory)
       : args_(args),
@@ -278,15 +279,12 @@ class TileSoftmax {
         lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5),
         first_row_(warp_ / kParts * kWarpRows),
-        first_key_(warp_ % kParts * kGroups * 8),
+        own_row_(warp_ * kRowsOfWarp + lane_ / kLanesOfRow),
+        span_(VisibleTo(args, tile, own_row_)),
         weights_(SharedAddress(memory) + layout_.WeightsAt()),
         scores_(reinterpret_cast<float*>(memory + layout_.ScoresAt())),
-        of_warps_(reinterpret_cast<float*>(memory + layout_.StateAt())),
-        of_rows_(of_warps_ + kParts * kRows) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      spans_[half] = VisibleTo(args, tile, first_row_ + (lane_ >> 2) + 8 * half);
-    }
+        factors_(reinterpret_cast<float*>(memory + layout_.StateAt())),
+        row_sums_(factors_ + kRows) {
     // Steps of 16 features are dealt in runs, one more to the first parts.
     const int all = layout_.units / 2;
     const int part = warp_ % kParts;
@@ -299,58 +297,35 @@ class TileSoftmax {
   /// nor all that other rows see.
   MARLIN_DEVICE void Add(uint32_t keys, int first, bool masked, bool uneven) {
     ScorePart(keys);
-    __syncthreads();
-    float scores[kGroups][4] = {};
-    AddParts(scores);
-    const float scale = args_.scale * kLog2E;
-#pragma unroll
-    for (int tile = 0; tile < kGroups; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int key = first + first_key_ + tile * 8 + (lane_ & 3) * 2 + (i & 1);
-        const KeySpan& span = spans_[i >> 1];
-        const bool hidden = masked && (key < span.first || key >= span.end);
-        scores[tile][i] = hidden ? NoScore() : scores[tile][i] * scale;
-      }
-    }
-    ShareLargest(scores);
     // Also settles whether values may be multiplied by zero weights.
     const bool by_key = __syncthreads_or(uneven && !IsFinite(keys) ? 1 : 0) != 0;
-    Weigh(scores);
+    Weigh(first, masked);
     __syncthreads();
     Rescale();
     if (by_key) {
       AddByKey(keys, first);
+    } else if (args_.value_dim == kMostLatentValueFeatures) {
+      AddValues<true>(keys);
     } else {
-      AddValues(keys);
+      AddValues<false>(keys);
     }
   }
 
   /// Puts the sums of weights and the maxima in shared memory. Call it once, at the end.
-  MARLIN_DEVICE void SumWarps() {
+  MARLIN_DEVICE void SumLanes() {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      sum_[half] += __shfl_xor_sync(~0u, sum_[half], 1);
-      sum_[half] += __shfl_xor_sync(~0u, sum_[half], 2);
+    for (int step = kLanesOfRow / 2; step > 0; step /= 2) {
+      sum_ += __shfl_xor_sync(~0u, sum_, step);
     }
     __syncthreads();
-    if ((lane_ & 3) == 0) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = first_row_ + (lane_ >> 2) + 8 * half;
-        of_warps_[warp_ % kParts * kRows + row] = sum_[half];
-        if (warp_ % kParts == 0) of_rows_[row] = largest_[half];
-      }
+    if (lane_ % kLanesOfRow == 0) {
+      factors_[own_row_] = largest_;
+      row_sums_[own_row_] = sum_;
     }
     __syncthreads();
   }
-  MARLIN_DEVICE float Largest(int row) const { return of_rows_[row]; }
-  MARLIN_DEVICE float Sum(int row) const {
-    float sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kParts; ++w) sum += of_warps_[w * kRows + row];
-    return sum;
-  }
+  MARLIN_DEVICE float Largest(int row) const { return factors_[row]; }
+  MARLIN_DEVICE float Sum(int row) const { return row_sums_[row]; }
 
   /// Calls run(row, feature, first, second) for pairs of adjacent features.
   template <typename Run>
@@ -378,104 +353,106 @@ class TileSoftmax {
 
   /// The scores of the warp's rows and all keys, over its features, to shared memory.
   MARLIN_DEVICE void ScorePart(uint32_t keys) const {
-    constexpr int kTiles = kBlockKeys / 8;
-    float sums[kTiles][4] = {};
+    float sums[kScoreTiles][4] = {};
+    // Without a branch after every step, loads and products of several steps overlap.
+    if (steps_ == kSteps) {
+      ScoreSteps<kSteps, true>(keys, sums);
+    } else if (steps_ == kSteps - 1) {
+      ScoreSteps<kSteps - 1, true>(keys, sums);
+    } else {
+      ScoreSteps<kSteps - 2, false>(keys, sums);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_ % kParts * kRows + first_row_ + (lane_ >> 2) + 8 * half;
+      float* const to = scores_ + row * Shape::kScoreRow + (lane_ & 3) * 2;
+#pragma unroll
+      for (int tile = 0; tile < kScoreTiles; ++tile) {
+        *reinterpret_cast<float2*>(to + tile * 8) = {sums[tile][2 * half],
+                                                     sums[tile][2 * half + 1]};
+      }
+    }
+  }
+
+  template <int kMost, bool kAll>
+  MARLIN_DEVICE void ScoreSteps(uint32_t keys, float (&sums)[kScoreTiles][4]) const {
     const int key = (lane_ & 7) + (lane_ >> 4) * 8;
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      if (step >= steps_) break;
+    for (int step = 0; step < kMost; ++step) {
+      if (!kAll && step >= steps_) break;
       const int unit = 2 * (first_step_ + step) + (lane_ >> 3 & 1);
-      uint32_t k[kTiles / 2][4];
+      uint32_t k[kScoreTiles / 2][4];
 #pragma unroll
-      for (int pair = 0; pair < kTiles / 2; ++pair) {
-        LoadMatrices(k[pair], UnitAt(keys, layout_.row_bytes, pair * 16 + key, unit));
+      for (int pair = 0; pair < kScoreTiles / 2; ++pair) {
+        LoadMatrices(k[pair],
+                     UnitAt(keys, layout_.row_bytes, key, unit) + pair * 16 * layout_.row_bytes);
       }
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
+      for (int tile = 0; tile < kScoreTiles; ++tile) {
         const uint32_t* const operand = k[tile >> 1] + 2 * (tile & 1);
         MultiplyAdd<Bf16x2>(sums[tile], part_.rounded(step), operand[0], operand[1]);
       }
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
+      for (int tile = 0; tile < kScoreTiles; ++tile) {
         const uint32_t* const operand = k[tile >> 1] + 2 * (tile & 1);
         MultiplyAdd<Bf16x2>(sums[tile], part_.rests(step), operand[0], operand[1]);
       }
     }
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        *reinterpret_cast<float2*>(ScoreAt(warp_ % kParts, half, tile * 8)) = {
-            sums[tile][2 * half], sums[tile][2 * half + 1]};
-      }
-    }
   }
-  /// A part of two scores of this lane: of keys of the tile of 8 from `key` on.
-  MARLIN_DEVICE float* ScoreAt(int part, int half, int key) const {
-    const int row = part * kRows + first_row_ + (lane_ >> 2) + 8 * half;
-    return scores_ + row * Shape::kScoreRow + key + (lane_ & 3) * 2;
-  }
-  /// The scores of the warp's rows and keys, whose parts are added in order.
-  MARLIN_DEVICE void AddParts(float (&scores)[kGroups][4]) const {
+
+  /// Softmax weights of the lane's row, in two terms, and the factor that rescales its sums, to
+  /// shared memory. A lane has four adjacent keys of every 4 * kLanesOfRow.
+  MARLIN_DEVICE void Weigh(int first, bool masked) {
+    const int lane_key = lane_ % kLanesOfRow * 4;
+    float scores[kQuads][4] = {};
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
+      const float* const from = scores_ + (part * kRows + own_row_) * Shape::kScoreRow + lane_key;
 #pragma unroll
-      for (int tile = 0; tile < kGroups; ++tile) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const auto two =
-              *reinterpret_cast<const float2*>(ScoreAt(part, half, first_key_ + tile * 8));
-          scores[tile][2 * half] += two.x;
-          scores[tile][2 * half + 1] += two.y;
-        }
+      for (int quad = 0; quad < kQuads; ++quad) {
+        const auto four = *reinterpret_cast<const float4*>(from + quad * 4 * kLanesOfRow);
+        scores[quad][0] += four.x;
+        scores[quad][1] += four.y;
+        scores[quad][2] += four.z;
+        scores[quad][3] += four.w;
       }
     }
-  }
-
-  /// The largest score of every row among the warp's keys, for the other warps.
-  MARLIN_DEVICE void ShareLargest(const float (&scores)[kGroups][4]) const {
+    const float scale = args_.scale * kLog2E;
+    float most = largest_;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float most = NoScore();
+    for (int quad = 0; quad < kQuads; ++quad) {
 #pragma unroll
-      for (int tile = 0; tile < kGroups; ++tile) {
-        most = fmaxf(most, fmaxf(scores[tile][2 * half], scores[tile][2 * half + 1]));
+      for (int i = 0; i < 4; ++i) {
+        const int key = first + quad * 4 * kLanesOfRow + lane_key + i;
+        const bool hidden = masked && (key < span_.first || key >= span_.end);
+        scores[quad][i] = hidden ? NoScore() : scores[quad][i] * scale;
+        most = fmaxf(most, scores[quad][i]);
       }
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      if ((lane_ & 3) != 0) continue;
-      of_warps_[warp_ % kParts * kRows + first_row_ + (lane_ >> 2) + 8 * half] = most;
     }
-  }
-
-  /// Softmax weights, in two terms, and the factors that rescale the sums, to shared memory.
-  MARLIN_DEVICE void Weigh(const float (&scores)[kGroups][4]) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = first_row_ + (lane_ >> 2) + 8 * half;
-      float most = largest_[half];
+    for (int step = kLanesOfRow / 2; step > 0; step /= 2) {
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    }
+    const float factor = RescaleFactor(largest_, most);
+    largest_ = most;
+    sum_ *= factor;
+    if (lane_ % kLanesOfRow == 0) factors_[own_row_] = factor;
+    // A masked key is compared, not subtracted: -Inf - -Inf is NaN.
+    const auto weight = [&](float score) { return score == NoScore() ? 0.0f : Exp2(score - most); };
 #pragma unroll
-      for (int w = 0; w < kParts; ++w) most = fmaxf(most, of_warps_[w * kRows + row]);
-      const float factor = RescaleFactor(largest_[half], most);
-      largest_[half] = most;
-      sum_[half] *= factor;
-      if ((lane_ & 3) == 0 && warp_ % kParts == 0) of_rows_[row] = factor;
-      // A masked key is compared, not subtracted: -Inf - -Inf is NaN.
-      const auto weight = [&](float score) {
-        return score == NoScore() ? 0.0f : Exp2(score - most);
-      };
+    for (int quad = 0; quad < kQuads; ++quad) {
+      uint32_t rounded[2];
+      uint32_t rests[2];
 #pragma unroll
-      for (int tile = 0; tile < kGroups; ++tile) {
-        const float low = weight(scores[tile][2 * half]);
-        const float high = weight(scores[tile][2 * half + 1]);
-        sum_[half] += low + high;
-        uint32_t rounded;
-        uint32_t rest;
-        SplitInTwo(low, high, &rounded, &rest);
-        const uint32_t at = WeightAt(row, first_key_ + tile * 8 + (lane_ & 3) * 2);
-        StoreShared4(at, rounded);
-        StoreShared4(at + kRows * kWeightRowBytes, rest);
+      for (int pair = 0; pair < 2; ++pair) {
+        const float low = weight(scores[quad][2 * pair]);
+        const float high = weight(scores[quad][2 * pair + 1]);
+        sum_ += low + high;
+        SplitInTwo(low, high, &rounded[pair], &rests[pair]);
       }
+      const uint32_t at = WeightAt(own_row_, quad * 4 * kLanesOfRow + lane_key);
+      StoreShared8(at, rounded[0], rounded[1]);
+      StoreShared8(at + kRows * kWeightRowBytes, rests[0], rests[1]);
     }
   }
   MARLIN_DEVICE uint32_t WeightAt(int row, int key) const {
@@ -487,7 +464,7 @@ class TileSoftmax {
     for (int group = 0; group < kGroups; ++group) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float factor = of_rows_[group * kWarpRows + (lane_ >> 2) + 8 * half];
+        const float factor = factors_[group * kWarpRows + (lane_ >> 2) + 8 * half];
         if (!__any_sync(~0u, factor != 1.0f)) continue;
 #pragma unroll
         for (int n = 0; n < 2 * kFeatureTiles; ++n) {
@@ -498,8 +475,9 @@ class TileSoftmax {
     }
   }
 
+  template <bool kAllTiles>
   MARLIN_DEVICE void AddValues(uint32_t keys) {
-#pragma unroll 1
+#pragma unroll(kAllTiles ? 2 : 1)
     for (int step = 0; step < kBlockKeys / 16; ++step) {
       const int unit = 2 * step + (lane_ >> 4);
       uint32_t weights[kGroups][4];
@@ -512,18 +490,24 @@ class TileSoftmax {
         LoadMatrices(rests[group], at + kRows * kWeightRowBytes);
       }
       const int key = step * 16 + (lane_ & 15);
+      uint32_t v[kFeatureTiles][4];
 #pragma unroll
       for (int n = 0; n < kFeatureTiles; ++n) {
         const int tile = warp_ + n * kWarps;
-        if (tile * 16 >= args_.value_dim) break;
-        uint32_t v[4];
-        LoadMatricesTransposed(v, UnitAt(keys, layout_.row_bytes, key, 2 * tile + (lane_ >> 4)));
+        if (!kAllTiles && tile * 16 >= args_.value_dim) break;
+        LoadMatricesTransposed(v[n], UnitAt(keys, layout_.row_bytes, key, 2 * tile + (lane_ >> 4)));
+      }
 #pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-          MultiplyAdd<Bf16x2>(values_[group][2 * n], weights[group], v[0], v[1]);
-          MultiplyAdd<Bf16x2>(values_[group][2 * n + 1], weights[group], v[2], v[3]);
-          MultiplyAdd<Bf16x2>(values_[group][2 * n], rests[group], v[0], v[1]);
-          MultiplyAdd<Bf16x2>(values_[group][2 * n + 1], rests[group], v[2], v[3]);
+      for (int term = 0; term < 2; ++term) {
+#pragma unroll
+        for (int n = 0; n < kFeatureTiles; ++n) {
+          if (!kAllTiles && (warp_ + n * kWarps) * 16 >= args_.value_dim) break;
+#pragma unroll
+          for (int group = 0; group < kGroups; ++group) {
+            const auto& w = term == 0 ? weights[group] : rests[group];
+            MultiplyAdd<Bf16x2>(values_[group][2 * n], w, v[n][0], v[n][1]);
+            MultiplyAdd<Bf16x2>(values_[group][2 * n + 1], w, v[n][2], v[n][3]);
+          }
         }
       }
     }
@@ -582,18 +566,18 @@ class TileSoftmax {
   Shape layout_;
   int lane_;
   int warp_;
-  int first_row_;  ///< Of the warp's scores.
-  int first_key_;  ///< Of the warp's weights.
+  int first_row_;  ///< Of the warp's parts of scores.
   int first_step_;
   int steps_;
   QueryPart<kSteps> part_;
+  int own_row_;   ///< Of the lane's weights.
+  KeySpan span_;  ///< Of that row.
   uint32_t weights_;
   float* scores_;
-  float* of_warps_;   ///< [kParts][kRows]: maxima of a block, at the end the sums of weights.
-  float* of_rows_;    ///< [kRows]: factors of a block, at the end the maxima.
-  KeySpan spans_[2];  ///< Of rows lane / 4 and lane / 4 + 8 of the warp's scores.
-  float largest_[2] = {NoScore(), NoScore()};
-  float sum_[2] = {0.0f, 0.0f};
+  float* factors_;   ///< [kRows]: factors of a block, at the end the maxima.
+  float* row_sums_;  ///< [kRows]: at the end the sums of weights.
+  float largest_ = NoScore();
+  float sum_ = 0.0f;
   float values_[kGroups][2 * kFeatureTiles][4] = {};
 };
 
@@ -656,7 +640,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int first = block * kBlockKeys;
     softmax.Add(keys, first, part.IsMasked(first), part.IsUneven(first));
   }
-  softmax.SumWarps();
+  softmax.SumLanes();
   StoreSums(args, tile, softmax);
 }
 
