@@ -61,10 +61,80 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "hidden_act": "silu",
     },
+    "moonlight-16b-a3b": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "hidden_size": 2048,
+        "intermediate_size": 11264,
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 2.446,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "vocab_size": 163840,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 50000.0,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+    },
 }
 
 
+def latent_tensors(config: dict[str, Any], prefix: str) -> Shapes:
+    """The attention of MLA with queries from the hidden states."""
+    hidden = config["hidden_size"]
+    heads = config["num_attention_heads"]
+    rank = config["kv_lora_rank"]
+    rope = config["qk_rope_head_dim"]
+    nope = config["qk_nope_head_dim"]
+    attention = prefix + "self_attn."
+    yield attention + "q_proj.weight", (heads * (nope + rope), hidden)
+    yield attention + "kv_a_proj_with_mqa.weight", (rank + rope, hidden)
+    yield attention + "kv_a_layernorm.weight", (rank,)
+    yield attention + "kv_b_proj.weight", (heads * (nope + config["v_head_dim"]), rank)
+    yield attention + "o_proj.weight", (hidden, heads * config["v_head_dim"])
+
+
+def deepseek_tensors(config: dict[str, Any], prefix: str) -> Shapes:
+    hidden = config["hidden_size"]
+    yield prefix + "input_layernorm.weight", (hidden,)
+    yield prefix + "post_attention_layernorm.weight", (hidden,)
+    yield from latent_tensors(config, prefix)
+    layer = int(prefix.split(".")[2])
+    modules = {prefix + "mlp.": config["intermediate_size"]}
+    if layer >= config["first_k_dense_replace"]:
+        inner = config["moe_intermediate_size"]
+        experts = config["n_routed_experts"]
+        modules = {f"{prefix}mlp.experts.{e}.": inner for e in range(experts)}
+        modules[prefix + "mlp.shared_experts."] = inner * config["n_shared_experts"]
+        yield prefix + "mlp.gate.weight", (experts, hidden)
+        yield prefix + "mlp.gate.e_score_correction_bias", (experts,)
+    for module, inner in modules.items():
+        yield module + "gate_proj.weight", (inner, hidden)
+        yield module + "up_proj.weight", (inner, hidden)
+        yield module + "down_proj.weight", (hidden, inner)
+
+
 def layer_tensors(config: dict[str, Any], prefix: str) -> Shapes:
+    if "kv_lora_rank" in config:
+        yield from deepseek_tensors(config, prefix)
+        return
     hidden = config["hidden_size"]
     queries = config["num_attention_heads"] * config["head_dim"]
     keys = config["num_key_value_heads"] * config["head_dim"]

@@ -77,6 +77,23 @@ Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary,
                    std::span<const int32_t> positions, const MutableTensorView& x,
                    void* stream = nullptr);
 
+/// Options of HeadProduct.
+struct HeadProductOptions {
+  /// kDefault may use a bf16 matrix unit for bf16 weights and f32 x, which is split into two bf16
+  /// terms: a GPU. Otherwise fp32.
+  Accuracy accuracy = Accuracy::kDefault;
+  /// kBatchInvariant: a row's bits do not depend on the number of rows. Computes in fp32.
+  Determinism determinism = Determinism::kDefault;
+};
+
+/// A product with a matrix of its own for every head: out[t, h, j] = sum over i of x[t, h, i] *
+/// weights[h, j, i]. x is [tokens, heads, in], weights [heads, outputs, in], out [tokens, heads,
+/// outputs], all with a contiguous last dimension; out overlaps neither. The latent attention of
+/// MLA multiplies queries and results by the two halves of kv_b with it.
+Status HeadProduct(const Device& device, const TensorView& x, const TensorView& weights,
+                   const MutableTensorView& out, const HeadProductOptions& options = {},
+                   void* stream = nullptr);
+
 /// The operands of one sequence in an attention call. Every view has a contiguous last dimension.
 struct AttentionInput {
   TensorView queries;     ///< [tokens, heads, head_dim]: the last `tokens` of `length` positions.

@@ -46,7 +46,7 @@ class Products {
     for (const DecoderLayer& layer : impl_.decoder.layers) {
       for (const Projection* projection :
            {&layer.attention.qkv, &layer.attention.out, &layer.latent.q, &layer.latent.q_a,
-            &layer.latent.q_b, &layer.latent.kv_a, &layer.latent.kv_b, &layer.latent.out}) {
+            &layer.latent.q_b, &layer.latent.kv_a, &layer.latent.out}) {
         MARLIN_RETURN_IF_ERROR(Multiply(*projection, rows));
       }
       MARLIN_RETURN_IF_ERROR(RunMlp(layer.mlp, rows));

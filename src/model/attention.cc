@@ -30,7 +30,8 @@ PagedCache CacheOf(const Pass& pass, int64_t layer) {
   return pass.pool.CacheOf(layer, pass.values.pages[pass.pool.GroupOf(layer)].slabs);
 }
 
-Status Attend(const Pass& pass, int64_t layer, const TensorView& queries, const TensorView& sinks) {
+Status Attend(const Pass& pass, int64_t layer, const TensorView& queries, const TensorView& sinks,
+              const MutableTensorView& out) {
   const DecoderConfig& config = pass.decoder.config;
   AttentionOptions options;
   options.scale = config.score_scale;
@@ -38,44 +39,61 @@ Status Attend(const Pass& pass, int64_t layer, const TensorView& queries, const 
   options.sinks = sinks;
   options.accuracy = pass.products.accuracy;
   options.determinism = pass.products.determinism;
-  const MutableTensorView& mixed = pass.values.mixed;
-  const MutableTensorView out(mixed.data(), mixed.dtype(),
-                              {mixed.dim(0), config.shape.heads, config.value_dim()});
   MARLIN_RETURN_IF_ERROR(PagedAttention(pass.device, queries, RowsOf(pass, layer),
                                         CacheOf(pass, layer), out, options, pass.stream()));
   return Ended(pass, StepPart::kAttention);
 }
 
-/// MLA: a head's key is its own part without RoPE, then the RoPE part shared by all heads.
+/// The views of an MLA step: columns of every head of rows of `projected` or of others.
+MutableTensorView Columns(const MutableTensorView& rows, int64_t heads, int64_t stride,
+                          int64_t first, int64_t width) {
+  return {rows.As<float>() + first,
+          DType::kF32,
+          {rows.dim(0), heads, width},
+          {rows.stride(0), stride, 1}};
+}
+
+/// MLA in its latent form: all query heads share one key of the cache, the latent and the RoPE
+/// part, and its value, the latent. A query without RoPE is multiplied by its head's part of kv_b
+/// instead of the latent, and so is what attention mixes of the latents.
 Status RunLatentAttention(const Pass& pass, int64_t layer) {
   const StepValues& values = pass.values;
   const Dimensions& shape = pass.decoder.config.shape;
+  const AbsorbedProjection& kv_b = pass.layer(layer).latent.kv_b;
   const int64_t rows = pass.rows();
-  const int64_t key_dim = pass.decoder.config.key_dim();
-  const int64_t pair_width = shape.nope_dim + shape.v_dim;
-  const auto part = [&](const MutableTensorView& of, int64_t first, int64_t width, int64_t stride) {
-    return MutableTensorView(of.As<float>() + first, DType::kF32, {rows, shape.heads, width},
-                             {of.stride(0), stride, 1});
-  };
-  const MutableTensorView shared = Heads(values.latent, shape.kv_rank, 1, shape.rope_dim);
-  MARLIN_RETURN_IF_ERROR(Rotate(pass, shared));
-  MARLIN_RETURN_IF_ERROR(
-      Rotate(pass, part(values.projected, shape.nope_dim, shape.rope_dim, key_dim)));
+  const int64_t rank = shape.kv_rank;
+  const int64_t wide = rank + shape.rope_dim;
+  const int64_t query_dim = shape.nope_dim + shape.rope_dim;
+  HeadProductOptions options;
+  options.accuracy = pass.products.accuracy;
+  options.determinism = pass.products.determinism;
   const ArenaScope scope(pass.arena);
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView k,
-                          pass.arena.Take(DType::kF32, {rows, shape.heads * key_dim}));
-  MARLIN_RETURN_IF_ERROR(Convert(pass.device, part(values.expanded, 0, shape.nope_dim, pair_width),
-                                 part(k, 0, shape.nope_dim, key_dim), pass.stream()));
-  for (int64_t head = 0; head < shape.heads; ++head) {
-    const MutableTensorView to = Heads(k, head * key_dim + shape.nope_dim, 1, shape.rope_dim);
-    MARLIN_RETURN_IF_ERROR(Convert(pass.device, shared, to, pass.stream()));
-  }
-  MARLIN_RETURN_IF_ERROR(
-      AppendToCache(pass.device, part(k, 0, key_dim, key_dim),
-                    part(values.expanded, shape.nope_dim, shape.v_dim, pair_width),
-                    RowsOf(pass, layer), CacheOf(pass, layer), pass.stream()));
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView wide_queries,
+                          pass.arena.Take(DType::kF32, {rows, shape.heads * wide}));
+  const auto query = [&](int64_t first, int64_t width) {
+    return Columns(values.projected, shape.heads, query_dim, first, width);
+  };
+  const auto wide_query = [&](int64_t first, int64_t width) {
+    return Columns(wide_queries, shape.heads, wide, first, width);
+  };
+  MARLIN_RETURN_IF_ERROR(Rotate(pass, Heads(values.latent, rank, 1, shape.rope_dim)));
+  MARLIN_RETURN_IF_ERROR(AppendToCache(pass.device, Heads(values.latent, 0, 1, wide), {},
+                                       RowsOf(pass, layer), CacheOf(pass, layer), pass.stream()));
+  MARLIN_RETURN_IF_ERROR(Convert(pass.device, query(shape.nope_dim, shape.rope_dim),
+                                 wide_query(rank, shape.rope_dim), pass.stream()));
+  MARLIN_RETURN_IF_ERROR(Rotate(pass, wide_query(rank, shape.rope_dim)));
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRotateAppend));
-  return Attend(pass, layer, part(values.projected, 0, key_dim, key_dim), {});
+  MARLIN_RETURN_IF_ERROR(HeadProduct(pass.device, query(0, shape.nope_dim), kv_b.key_matrices,
+                                     wide_query(0, rank), options, pass.stream()));
+  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kHeadProduct));
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView mixed,
+                          pass.arena.Take(DType::kF32, {rows, shape.heads, rank}));
+  MARLIN_RETURN_IF_ERROR(Attend(pass, layer, wide_query(0, wide), {}, mixed));
+  const MutableTensorView& all = values.mixed;
+  const MutableTensorView out(all.data(), all.dtype(), {rows, shape.heads, shape.v_dim});
+  MARLIN_RETURN_IF_ERROR(
+      HeadProduct(pass.device, mixed, kv_b.value_matrices, out, options, pass.stream()));
+  return Ended(pass, StepPart::kHeadProduct);
 }
 
 /// norm(x) for the norms inside MLA, whose epsilon the config does not set.
@@ -122,13 +140,12 @@ Status RunLatentProject(const Pass& pass, int64_t index) {
     MARLIN_RETURN_IF_ERROR(apply(layer.q_b, low, values.projected));
   }
   MARLIN_RETURN_IF_ERROR(apply(layer.kv_a, x, values.latent));
-  const MutableTensorView latent(values.latent.data(), DType::kF32, {pass.rows(), layer.kv_b.in},
+  const MutableTensorView latent(values.latent.data(), DType::kF32,
+                                 {pass.rows(), pass.decoder.config.shape.kv_rank},
                                  {values.latent.stride(0), 1});
   MARLIN_RETURN_IF_ERROR(NormalizeLatent(pass, layer.kv_a_norm, latent));
-  if (pass.inputs != nullptr) {
-    MARLIN_RETURN_IF_ERROR(pass.inputs->AddLatent(query.empty() ? nullptr : &query, latent));
-  }
-  return apply(layer.kv_b, latent, values.expanded);
+  if (pass.inputs == nullptr) return {};
+  return pass.inputs->AddLatent(query.empty() ? nullptr : &query, latent);
 }
 
 Status RunAttention(const Pass& pass, int64_t index) {
@@ -146,7 +163,9 @@ Status RunAttention(const Pass& pass, int64_t index) {
   MARLIN_RETURN_IF_ERROR(RotateAndAppend(pass.device, {q, k, v}, norms, RotaryOf(pass),
                                          RowsOf(pass, index), CacheOf(pass, index), pass.stream()));
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRotateAppend));
-  return Attend(pass, index, q, layer.sinks.view());
+  const MutableTensorView& mixed = pass.values.mixed;
+  return Attend(pass, index, q, layer.sinks.view(),
+                {mixed.data(), mixed.dtype(), {mixed.dim(0), shape.heads, shape.head_dim}});
 }
 
 }  // namespace marlin

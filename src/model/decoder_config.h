@@ -36,8 +36,13 @@ struct DecoderConfig {
   /// Dimension of a query or key head, and of a value head.
   int64_t key_dim() const { return latent() ? shape.nope_dim + shape.rope_dim : shape.head_dim; }
   int64_t value_dim() const { return latent() ? shape.v_dim : shape.head_dim; }
-  /// KV heads in the cache.
-  int64_t cache_heads() const { return latent() ? shape.heads : shape.kv_heads; }
+  /// The KV heads in the cache, and their dimensions. MLA caches the latent and the RoPE part that
+  /// all heads share as the key of one head, whose first features are its value.
+  int64_t cache_heads() const { return latent() ? 1 : shape.kv_heads; }
+  int64_t cache_key_dim() const {
+    return latent() ? shape.kv_rank + shape.rope_dim : shape.head_dim;
+  }
+  int64_t cache_value_dim() const { return latent() ? shape.kv_rank : shape.head_dim; }
 };
 
 /// Reads a config.json, and a generation_config.json (may be empty) for the end tokens. Errors:

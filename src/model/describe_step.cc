@@ -40,14 +40,14 @@ class Describer {
     const StepNorm input_norm = NormOf(layer.input_norm, config_.epsilon);
     if (config_.latent()) {
       const LatentAttentionLayer& latent = layer.latent;
-      step_.operations.emplace_back(LatentProjectStep{
-          index, input_norm, LinearOf(latent.q), LinearOf(latent.q_a),
-          NormOf(latent.q_a_norm, kLatentEpsilon), LinearOf(latent.q_b), LinearOf(latent.kv_a),
-          NormOf(latent.kv_a_norm, kLatentEpsilon), LinearOf(latent.kv_b)});
+      step_.operations.emplace_back(
+          LatentProjectStep{index, input_norm, LinearOf(latent.q), LinearOf(latent.q_a),
+                            NormOf(latent.q_a_norm, kLatentEpsilon), LinearOf(latent.q_b),
+                            LinearOf(latent.kv_a), NormOf(latent.kv_a_norm, kLatentEpsilon)});
     } else {
       step_.operations.emplace_back(ProjectStep{index, input_norm, LinearOf(layer.attention.qkv)});
     }
-    step_.operations.emplace_back(AttentionOf(index, layer.attention));
+    step_.operations.emplace_back(AttentionOf(index, layer));
     step_.operations.emplace_back(
         ProjectAddStep{index, ProjectAddStep::From::kMixed,
                        LinearOf(config_.latent() ? layer.latent.out : layer.attention.out),
@@ -67,15 +67,18 @@ class Describer {
     step_.operations.emplace_back(ExpertsOf(index, layer.experts, gate, out_norm));
   }
 
-  AttentionStep AttentionOf(int64_t index, const AttentionLayer& layer) const {
+  AttentionStep AttentionOf(int64_t index, const DecoderLayer& all) const {
+    const AttentionLayer& layer = all.attention;
     const Dimensions& shape = config_.shape;
     AttentionStep step;
     step.layer = index;
     step.heads = shape.heads;
     step.kv_heads = config_.cache_heads();
-    step.key_dim = config_.key_dim();
-    step.value_dim = config_.value_dim();
+    step.key_dim = config_.cache_key_dim();
+    step.value_dim = config_.cache_value_dim();
     step.rope_dim = config_.latent() ? shape.rope_dim : 0;
+    step.latent_keys = all.latent.kv_b.key_matrices;
+    step.latent_values = all.latent.kv_b.value_matrices;
     step.q_norm = NormOf(layer.q_norm, config_.epsilon);
     step.k_norm = NormOf(layer.k_norm, config_.epsilon);
     step.rotary = {decoder_.inverse_frequencies.view(), config_.rotary.attention_factor,

@@ -101,7 +101,6 @@ Status TakeValues(Pass* pass) {
   if (config.latent()) {
     MARLIN_ASSIGN_OR_RETURN(values.projected, take(queries));
     MARLIN_ASSIGN_OR_RETURN(values.latent, take(shape.kv_rank + shape.rope_dim));
-    MARLIN_ASSIGN_OR_RETURN(values.expanded, take(shape.heads * (shape.nope_dim + shape.v_dim)));
   } else {
     MARLIN_ASSIGN_OR_RETURN(values.projected,
                             take(queries + 2 * shape.kv_heads * config.key_dim()));

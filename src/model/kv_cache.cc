@@ -54,9 +54,18 @@ Result<DType> CacheType(const ModelOptions& options) {
   return NoCacheType(DTypeName(type)).WithContext("kv_cache");
 }
 
+CacheShape CacheShape::Of(const DecoderConfig& config, DType type) {
+  return {config.windows,           config.cache_heads(), config.cache_key_dim(),
+          config.cache_value_dim(), config.latent(),      type};
+}
+
+int64_t CacheShape::TokenElements() const {
+  return SaturatingProduct(heads, key_dim + (values_in_keys ? 0 : value_dim));
+}
+
 int64_t CacheTokenBytes(const DecoderConfig& config, DType type) {
-  const int64_t features = config.key_dim() + config.value_dim();
-  return SaturatingProduct(config.shape.layers * config.cache_heads(), features * DTypeBytes(type));
+  return SaturatingProduct(CacheShape::Of(config, type).TokenElements(),
+                           config.shape.layers * DTypeBytes(type));
 }
 
 Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const CacheShape& shape) {
@@ -67,8 +76,8 @@ Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const Cac
   layout.kv_heads = shape.heads;
   layout.key_dim = shape.key_dim;
   layout.value_dim = shape.value_dim;
-  const Checked part = Checked(shape.heads) * Checked(layout.page_tokens) *
-                       (Checked(shape.key_dim) + Checked(shape.value_dim));
+  layout.values_in_keys = shape.values_in_keys;
+  const Checked part = Checked(shape.TokenElements()) * Checked(layout.page_tokens);
   // An overflowing size exceeds any memory, so that the first allocation reports it.
   pool->part_elements_ = RoundUp(part.Take().value_or(INT64_MAX / 2), kPartAlignment);
   for (const int64_t window : shape.windows) {

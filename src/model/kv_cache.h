@@ -23,8 +23,13 @@ struct CacheShape {
   int64_t heads = 0;
   int64_t key_dim = 0;
   int64_t value_dim = 0;
+  bool values_in_keys = false;  ///< As in PagedCache.
   DType type = DType::kF32;
   int64_t most_bytes = INT64_MAX;  ///< All pages together, at most.
+
+  static CacheShape Of(const DecoderConfig& config, DType type);
+  /// The elements of a token's keys and values in one layer.
+  int64_t TokenElements() const;
 };
 
 /// The element type of a model's KV cache. Errors: kInvalidArgument for a type that is none of

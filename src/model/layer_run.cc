@@ -60,9 +60,7 @@ Result<std::unique_ptr<LayerRun>> LayerRun::Make(const Device& device, const Dec
   DecoderConfig& own = run->decoder_.config;
   own.windows = {config.windows[static_cast<size_t>(layer)]};
   MARLIN_RETURN_IF_ERROR(UploadTables(device, &run->decoder_));
-  const CacheShape cache{own.windows, own.cache_heads(), own.key_dim(), own.value_dim(),
-                         DType::kF32};
-  MARLIN_ASSIGN_OR_RETURN(run->pool_, PagePool::Make(device, cache));
+  MARLIN_ASSIGN_OR_RETURN(run->pool_, PagePool::Make(device, CacheShape::Of(own, DType::kF32)));
   return run;
 }
 

@@ -10,6 +10,7 @@
 #include "marlin/expert_placement.h"
 #include "marlin/moe.h"
 #include "marlin/tensor.h"
+#include "model/absorb.h"
 #include "model/decoder_config.h"
 #include "model/prepared_file.h"
 #include "model/projection.h"
@@ -35,7 +36,7 @@ struct LatentAttentionLayer {
   Projection q_b;
   Projection kv_a;  ///< Down-projection, and the RoPE part of all keys.
   DeviceVector kv_a_norm;
-  Projection kv_b;  ///< Per head: the key without RoPE, the value.
+  AbsorbedProjection kv_b;  ///< Per head: the key without RoPE, the value.
   Projection out;
 };
 
@@ -122,6 +123,7 @@ struct LoadOptions {
   PreparedFileWriter* write = nullptr;  ///< Destination of projections, which are then not kept.
   Progress progress;                    ///< Counts layers.
   const HostExperts* host_experts = nullptr;  ///< Experts that are prepared for the host.
+  DType absorbed = DType::kF32;               ///< See AbsorbedType.
 };
 
 /// Loads a decoder from a checkpoint. Errors: kMalformedFile and kUnsupported naming the tensor,

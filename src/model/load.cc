@@ -20,6 +20,8 @@ class DecoderLoader {
         source_(checkpoint, device, std::string(config.family->model_type), options.prepared,
                 options.write),
         progress_(options.progress),
+        absorbed_(options.absorbed),
+        only_writes_(options.write != nullptr),
         config_(config),
         shape_(config.shape) {}
 
@@ -34,7 +36,7 @@ class DecoderLoader {
     IgnoreExtras();
     MARLIN_RETURN_IF_ERROR(source_.CheckAllUsed());
     decoder->parameters = source_.parameters();
-    decoder->bytes = source_.bytes() - host_bytes_;
+    decoder->bytes = source_.bytes() - host_bytes_ + absorbed_growth_;
     if (host_ == nullptr) return {};
     decoder->host_bytes = host_bytes_;
     decoder->host_experts = host_->count;
@@ -166,8 +168,17 @@ class DecoderLoader {
     MARLIN_ASSIGN_OR_RETURN(latent->q_b, Linear(tensors.q_b));
     MARLIN_ASSIGN_OR_RETURN(latent->kv_a, Linear(tensors.kv_a));
     MARLIN_ASSIGN_OR_RETURN(latent->kv_a_norm, Vector(tensors.kv_a_norm));
-    MARLIN_ASSIGN_OR_RETURN(latent->kv_b, Linear(tensors.kv_b));
     MARLIN_ASSIGN_OR_RETURN(latent->out, Linear(tensors.out));
+    return LoadAbsorbed(tensors.kv_b, &latent->kv_b);
+  }
+
+  /// kv_b takes the place of its quantized weights, which are freed.
+  Status LoadAbsorbed(const LinearTensors& kv_b, AbsorbedProjection* absorbed) {
+    const int64_t before = source_.bytes();
+    MARLIN_ASSIGN_OR_RETURN(const Projection projection, Linear(kv_b));
+    if (only_writes_) return {};
+    MARLIN_ASSIGN_OR_RETURN(*absorbed, Absorb(device_, projection, shape_, absorbed_));
+    absorbed_growth_ += absorbed->bytes() - (source_.bytes() - before);
     return {};
   }
 
@@ -291,6 +302,9 @@ class DecoderLoader {
   int64_t host_bytes_ = 0;
   WeightSource source_;
   const Progress& progress_;
+  const DType absorbed_;
+  const bool only_writes_;       ///< Projections go to a prepared file and are not kept.
+  int64_t absorbed_growth_ = 0;  ///< Bytes of absorbed projections beyond those of their weights.
   const DecoderConfig& config_;
   const Dimensions& shape_;
 };

@@ -182,6 +182,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
         const int64_t for_cache,
         BytesForCache(checkpoint, chosen, options.device_memory, host_experts.bytes));
     LoadOptions load;
+    load.absorbed = AbsorbedType(options.allow_bf16_activations);
     if (host_experts.count > 0) load.host_experts = &host_experts;
     if (!options.prepared.empty()) {
       MARLIN_ASSIGN_OR_RETURN(load.prepared, OpenPrepared(options.prepared, checkpoint, chosen));
@@ -198,9 +199,8 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
       impl->products.activations = DType::kBf16;
     }
     const DecoderConfig& numbers = impl->decoder.config;
-    const CacheShape cache{numbers.windows,   numbers.cache_heads(),
-                           numbers.key_dim(), numbers.value_dim(),
-                           cache_type,        for_cache};
+    CacheShape cache = CacheShape::Of(numbers, cache_type);
+    cache.most_bytes = for_cache;
     impl->info.kv_cache = cache_type;
     impl->info.kv_cache_bytes_per_token = CacheTokenBytes(numbers, cache_type);
     MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(chosen, cache));

@@ -23,7 +23,8 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind) {
     case StepKind::kLatentProject:
       return {kRmsNorm, kAddRmsNorm};
     case StepKind::kAttention:
-      return {kRmsNorm, kApplyRotary, kConvert, kAppendToCache, kRotateAndAppend, kPagedAttention};
+      return {kRmsNorm,       kApplyRotary,     kConvert,       kHeadProduct,
+              kAppendToCache, kRotateAndAppend, kPagedAttention};
     case StepKind::kProjectAdd:
       return {kRmsNorm, kAddTo};
     case StepKind::kGateUp:

@@ -21,6 +21,7 @@ enum class StepPart : uint8_t {
   kQkv,       ///< MLA: all of its projections before attention.
   kRotateAppend,
   kAttention,
+  kHeadProduct,  ///< MLA: queries and results times the parts of kv_b.
   kOut,
   kGateUp,  ///< With the activation.
   kDown,

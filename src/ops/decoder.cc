@@ -264,6 +264,20 @@ Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary,
   return ApplyRotary(device, rotary, indices.view(), x, stream);
 }
 
+Status HeadProduct(const Device& device, const TensorView& x, const TensorView& weights,
+                   const MutableTensorView& out, const HeadProductOptions& options, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 3));
+  MARLIN_RETURN_IF_ERROR(CheckRank("weights", weights, 3));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
+  const int64_t outputs = weights.dim(1);
+  MARLIN_RETURN_IF_ERROR(CheckActivations("weights", weights, {x.dim(1), outputs, x.dim(2)}));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, {x.dim(0), x.dim(1), outputs}));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "x", x, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "weights", weights, false));
+  if (out.ElementCount() == 0) return {};
+  return RunOperation(device, HeadProductCall{x, weights, out, options}, stream);
+}
+
 Status Attention(const Device& device, std::span<const AttentionInput> inputs,
                  const AttentionOptions& options, void* stream) {
   const int64_t sinks = options.sinks.rank() > 0 ? options.sinks.dim(0) : 0;

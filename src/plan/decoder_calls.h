@@ -73,6 +73,13 @@ struct ApplySigmoidCall {
   MutableTensorView x;
 };
 
+struct HeadProductCall {
+  TensorView x;
+  TensorView weights;
+  MutableTensorView out;
+  const HeadProductOptions& options;
+};
+
 struct AttentionCall {
   std::span<const AttentionInput> inputs;
   const AttentionOptions& options;

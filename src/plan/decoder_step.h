@@ -53,9 +53,8 @@ struct ProjectStep {
   StepLinear linear;
 };
 
-/// MLA: projected = queries [rows, heads * key_dim], from q or from q_b(q_norm(q_a)); latent =
-/// kv_a, its first features normalized; expanded = kv_b of those, per head the key without RoPE and
-/// the value.
+/// MLA: projected = queries [rows, heads * (nope + rope)], from q or from q_b(q_norm(q_a)); latent
+/// = kv_a, its first features normalized.
 struct LatentProjectStep {
   int64_t layer = 0;
   StepNorm norm;
@@ -65,18 +64,21 @@ struct LatentProjectStep {
   StepLinear q_b;
   StepLinear kv_a;
   StepNorm kv_norm;
-  StepLinear kv_b;
 };
 
 /// mixed [rows, heads * value_dim] = attention, after norms of queries and keys and RoPE; appends
-/// to the cache.
+/// to the cache. MLA: the cache has one KV head, whose keys are `latent` after RoPE of its trailing
+/// features; a query is its part without RoPE times latent_keys, then its RoPE part; mixed = the
+/// attention's results times latent_values.
 struct AttentionStep {
   int64_t layer = 0;
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t key_dim = 0;
   int64_t value_dim = 0;
-  int64_t rope_dim = 0;  ///< MLA: the trailing key features, shared by all heads; else 0.
+  int64_t rope_dim = 0;      ///< MLA: the trailing key features; else 0.
+  TensorView latent_keys;    ///< MLA: [heads, value_dim, nope], as the weights of HeadProduct.
+  TensorView latent_values;  ///< MLA: [heads, v, value_dim].
   StepNorm q_norm;
   StepNorm k_norm;
   RotaryEmbedding rotary;
@@ -186,7 +188,6 @@ struct StepValues {
   MutableTensorView hidden;
   MutableTensorView projected;
   MutableTensorView latent;
-  MutableTensorView expanded;
   MutableTensorView mixed;
   MutableTensorView inner;
   MutableTensorView normed;

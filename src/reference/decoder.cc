@@ -96,6 +96,22 @@ std::vector<double> ApplyRotary(const RotaryEmbedding& rotary, std::span<const i
   return out;
 }
 
+std::vector<double> HeadProduct(const TensorView& x, const TensorView& weights) {
+  std::vector<double> out;
+  for (int64_t token = 0; token < x.dim(0); ++token) {
+    for (int64_t head = 0; head < x.dim(1); ++head) {
+      for (int64_t output = 0; output < weights.dim(1); ++output) {
+        double sum = 0;
+        for (int64_t i = 0; i < x.dim(2); ++i) {
+          sum += At(x, token, head, i) * At(weights, head, output, i);
+        }
+        out.push_back(sum);
+      }
+    }
+  }
+  return out;
+}
+
 std::vector<double> Attention(const AttentionInput& input, const AttentionOptions& options) {
   const int64_t tokens = input.queries.dim(0);
   const int64_t heads = input.queries.dim(1);

@@ -16,6 +16,9 @@ std::vector<double> RmsNorm(const TensorView& x, const TensorView& weight, doubl
 std::vector<double> ApplyRotary(const RotaryEmbedding& rotary, std::span<const int32_t> positions,
                                 const TensorView& x);
 
+/// [tokens, heads, outputs] in C order; x and weights as for HeadProduct.
+std::vector<double> HeadProduct(const TensorView& x, const TensorView& weights);
+
 /// [tokens, heads, value_dim] in C order.
 std::vector<double> Attention(const AttentionInput& input, const AttentionOptions& options);
 

@@ -22,7 +22,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 CacheShape Shape3(std::vector<int64_t> windows, int64_t heads = 2) {
-  return {std::move(windows), heads, 32, 16, DType::kBf16};
+  return {std::move(windows), heads, 32, 16, false, DType::kBf16};
 }
 
 std::shared_ptr<PagePool> MakePool(const Device& device, const CacheShape& shape) {

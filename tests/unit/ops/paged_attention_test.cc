@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <memory>
 #include <numeric>
 
@@ -50,6 +51,15 @@ constexpr CacheCase kCases[] = {
     {DType::kF8E4M3, 6, 6, 40, 24, 300, 2},
     {DType::kF8E4M3, 4, 1, 33, 17, 20},
     {DType::kF8E4M3, 16, 1, 96, 64, 0, 1, true},
+};
+
+// The latent of MLA, of 16 heads as in DeepSeek-V2-Lite and of more; windows and sinks as well.
+constexpr CacheCase kLatentCases[] = {
+    {DType::kBf16, 16, 1, 576, 512, 0, 1, true},
+    {DType::kF8E4M3, 16, 1, 576, 512, 0, 1, true},
+    {DType::kBf16, 40, 1, 576, 512, 0, 1, true},
+    {DType::kF8E4M3, 40, 1, 320, 256, 100, 2, true, true},
+    {DType::kBf16, 10, 2, 144, 80, 257, 1, true, true},
 };
 
 /// The type of tensors that hold the numbers of a cache: bf16 has all of e4m3.
@@ -241,20 +251,29 @@ class Caches {
   bool appended_ = false;
 };
 
-TEST_P(OnEveryLevel, PagesGiveTheBitsOfOneTensor) {
+void FeedAll(const Device& device, const CacheCase& c,
+             std::initializer_list<std::array<int64_t, kSequences>> feeds) {
   unsigned seed = 0;
+  Caches caches(device, c);
+  for (const std::array<int64_t, kSequences>& tokens : feeds) caches.Feed(tokens, seed += 10);
+}
+
+TEST_P(OnEveryLevel, PagesGiveTheBitsOfOneTensor) {
   for (const CacheCase& c : kCases) {
-    Caches caches(device(), c);
-    for (const std::array<int64_t, kSequences>& tokens :
-         {std::array<int64_t, kSequences>{5, 0, 300},
-          {1, 1, 1},
-          {250, 0, 90},
-          {1, 700, 1},
-          {1, 1, 130},
-          {0, 3, 0},
-          {520, 1, 1}}) {
-      caches.Feed(tokens, seed += 10);
-    }
+    FeedAll(
+        device(), c,
+        {{5, 0, 300}, {1, 1, 1}, {250, 0, 90}, {1, 700, 1}, {1, 1, 130}, {0, 3, 0}, {520, 1, 1}});
+  }
+}
+
+// So many features take long without vectors: fewer tokens.
+TEST_P(OnEveryLevel, PagesOfLatentsGiveTheBitsOfOneTensor) {
+  for (const CacheCase& c : kLatentCases) {
+    FeedAll(device(), c, {{5, 0, 70}, {1, 1, 1}, {30, 0, 9}, {1, 190, 1}, {0, 3, 0}});
+    if (device().info().backend != "cuda") continue;
+    // Parts of the keys are merged, tiles have tokens of several positions, and many sequences
+    // none.
+    FeedAll(device(), c, {{900, 3, 0}, {1, 1, 1}, {2, 0, 1000}, {1, 1, 1}, {4, 5, 6}});
   }
 }
 
@@ -353,6 +372,42 @@ struct OnePage {
   void* slab;
   PagedCache cache;
 };
+
+// The same for values in the keys, where NaN makes a score NaN, and with it all values of the rows
+// that see the key.
+TEST_P(OnEveryLevel, LatentsThatAreNanStayInTheirRows) {
+  constexpr int64_t kTokens = 150;
+  constexpr int64_t kNanToken = 70;
+  constexpr int64_t kHeads = 16;
+  constexpr int64_t kFeatures = 96;
+  constexpr int64_t kValues = 64;
+  for (const DType type : {DType::kBf16, DType::kF8E4M3}) {
+    OnePage one(device(), type, kFeatures, 0, kTokens);
+    one.cache.value_dim = kValues;
+    one.cache.values_in_keys = true;
+    Tensor q(DType::kF32, {kTokens, kHeads, kFeatures});
+    Tensor k(DType::kF32, {kTokens, 1, kFeatures});
+    q.Fill(1, 1.5);
+    std::vector<std::vector<double>> results;
+    for (const bool poisoned : {false, true}) {
+      k.Fill(2);
+      if (poisoned) k.Set(kNanToken * kFeatures + 17, std::nanf(""));
+      ASSERT_TRUE(AppendToCache(device(), k.view(), {}, one.rows(), one.cache).ok());
+      Tensor out(DType::kF32, {kTokens, kHeads, kValues});
+      ASSERT_TRUE(PagedAttention(device(), q.view(), one.rows(), one.cache, out.view()).ok());
+      ASSERT_TRUE(device().Synchronize().ok());
+      results.push_back(reference::Elements(out.view()));
+    }
+    for (size_t at = 0; at < results[1].size(); ++at) {
+      const auto token = static_cast<int64_t>(at) / (kHeads * kValues);
+      if (token >= kNanToken) {
+        ASSERT_TRUE(std::isnan(results[1][at])) << token;
+      } else {
+        ASSERT_NEAR(results[1][at], results[0][at], 1e-5) << token;
+      }
+    }
+  }
+}
 
 TEST_P(OnEveryLevel, Fp8CodesAreThoseOfTheFormat) {
   constexpr int64_t kFeatures = 512;

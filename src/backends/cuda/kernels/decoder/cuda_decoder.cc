@@ -9,6 +9,8 @@
 #include "backends/cuda/kernels/common/cuda_gemm.h"
 #include "backends/cuda/kernels/decoder/attention_plan.h"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
+#include "backends/cuda/kernels/decoder/head_product.h"
+#include "backends/cuda/kernels/decoder/latent_attention.h"
 #include "backends/cuda/kernels/persistent/persistent_step.h"
 #include "backends/cuda/kernels/router/router_launch.h"
 #include "backends/cuda/weights/prepared_tiles.h"
@@ -173,7 +175,7 @@ Status CudaDecoder::Enqueue(const char* kernel, const Launch& launch) const {
 Status CudaDecoder::Load() const {
   return Enqueue("decoder", [] {
     for (const auto load : {LoadRouter, LoadAttention, LoadDecodeAttention, LoadPrefillAttention,
-                            LoadRowKernels, LoadRmsNorm, LoadRotateAppend}) {
+                            LoadLatentAttention, LoadRowKernels, LoadRmsNorm, LoadRotateAppend}) {
       const cudaError_t error = load();
       if (error != cudaSuccess) return error;
     }
@@ -192,6 +194,7 @@ bool CudaDecoder::Has(DecoderOperation operation) const {
     case DecoderOperation::kApplyRotary:
     case DecoderOperation::kApplyGate:
     case DecoderOperation::kApplySigmoid:
+    case DecoderOperation::kHeadProduct:
     case DecoderOperation::kAttention:
     case DecoderOperation::kAppendToCache:
     case DecoderOperation::kRotateAndAppend:
@@ -372,6 +375,40 @@ Status CudaDecoder::RunUnfused(const RotateAndAppendCall& call,
   return Run(AppendToCacheCall{call.heads.keys, call.heads.values, call.rows, call.cache}, context);
 }
 
+namespace {
+
+/// Whether matrix units run a product: see LaunchMatrixHeadProduct.
+bool UsesMatrixUnits(const HeadProductCall& call) {
+  const auto aligned = [](const TensorView& view) {
+    const int64_t elements = 16 / DTypeBytes(view.dtype());
+    return reinterpret_cast<uintptr_t>(view.data()) % 16 == 0 && view.stride(0) % elements == 0 &&
+           view.stride(1) % elements == 0;
+  };
+  const int64_t inputs = call.x.dim(2);
+  return call.options.accuracy == Accuracy::kDefault &&
+         call.options.determinism == Determinism::kDefault && call.x.dtype() == DType::kF32 &&
+         call.weights.dtype() == DType::kBf16 && inputs > 0 && inputs % kHeadProductInputs == 0 &&
+         aligned(call.x) && aligned(call.weights);
+}
+
+}  // namespace
+
+Status CudaDecoder::Run(const HeadProductCall& call, const OperationContext& context) const {
+  HeadProductArguments args;
+  args.x = RowsOf(call.x);
+  args.weights = RowsOf(call.weights);
+  args.out = RowsOf(call.out);
+  args.tokens = call.x.dim(0);
+  args.heads = static_cast<int>(call.x.dim(1));
+  args.inputs = static_cast<int>(call.x.dim(2));
+  args.outputs = static_cast<int>(call.weights.dim(1));
+  const bool matrix = UsesMatrixUnits(call);
+  return Enqueue("head_product", [&] {
+    return matrix ? LaunchMatrixHeadProduct(args, StreamOf(context))
+                  : LaunchHeadProduct(args, StreamOf(context));
+  });
+}
+
 int64_t CudaDecoder::WorkspaceBytes(const AttentionCall& call) const {
   int64_t bytes = 0;
   for (const AttentionInput& input : call.inputs) {
@@ -403,24 +440,40 @@ Status CudaDecoder::Run(const AttentionCall& call, const OperationContext& conte
 
 namespace {
 
-/// Whether matrix units run a call: see LaunchDecodeAttention.
-bool UsesMatrixUnits(const PagedAttentionCall& call) {
+/// The kernels that run a call.
+enum class AttentionKernels : uint8_t { kExact, kMatrix, kLatent };
+
+/// Whether matrix units run a call: see LaunchDecodeAttention, or LaunchLatentAttention for a cache
+/// with values in its keys.
+AttentionKernels KernelsOf(const PagedAttentionCall& call) {
   const PagedCache& cache = call.cache;
   const int64_t elements = kCacheAlignment / DTypeBytes(cache.type);
   const bool narrow = cache.type == DType::kBf16 || cache.type == DType::kF8E4M3;
-  const auto fits = [](int64_t features) {
-    return features > 0 && features % 16 == 0 && features <= kMostMatrixFeatures;
+  const bool latent = cache.values_in_keys;
+  const auto fits = [](int64_t features, int most) {
+    return features > 0 && features % 16 == 0 && features <= most;
   };
-  return call.options.accuracy == Accuracy::kDefault &&
-         call.options.determinism == Determinism::kDefault && narrow && !cache.values_in_keys &&
-         fits(cache.key_dim) && fits(cache.value_dim) && cache.page_stride % elements == 0 &&
-         cache.first_element % elements == 0 && SlabsAreAligned(cache);
+  const bool matrix =
+      call.options.accuracy == Accuracy::kDefault &&
+      call.options.determinism == Determinism::kDefault && narrow &&
+      fits(cache.key_dim, latent ? kMostLatentKeyFeatures : kMostMatrixFeatures) &&
+      fits(cache.value_dim, latent ? kMostLatentValueFeatures : kMostMatrixFeatures) &&
+      cache.page_stride % elements == 0 && cache.first_element % elements == 0 &&
+      SlabsAreAligned(cache);
+  if (!matrix) return AttentionKernels::kExact;
+  return latent ? AttentionKernels::kLatent : AttentionKernels::kMatrix;
 }
 
 AttentionPlan PlanOf(const PagedAttentionCall& call) {
   const AttentionShape shape = ShapeOf(call);
-  return UsesMatrixUnits(call) ? PlanMatrixAttention(shape, Multiprocessors())
-                               : PlanAttention(shape, Multiprocessors());
+  switch (KernelsOf(call)) {
+    case AttentionKernels::kMatrix:
+      return PlanMatrixAttention(shape, Multiprocessors());
+    case AttentionKernels::kLatent:
+      return PlanLatentAttention(shape, Multiprocessors());
+    default:
+      return PlanAttention(shape, Multiprocessors());
+  }
 }
 
 }  // namespace
@@ -433,7 +486,8 @@ Status CudaDecoder::Run(const PagedAttentionCall& call, const OperationContext& 
   const AttentionShape shape = ShapeOf(call);
   MARLIN_RETURN_IF_ERROR(
       CheckFeatures(call.cache.key_dim, shape.value_dim, shape.rows * shape.group));
-  const bool matrix = UsesMatrixUnits(call);
+  const AttentionKernels kernels = KernelsOf(call);
+  const bool matrix = kernels == AttentionKernels::kMatrix;
   const AttentionPlan plan = PlanOf(call);
   auto* const partials = static_cast<uint8_t*>(context.workspace) + SlabTableBytes(call.cache);
   AttentionArguments args =
@@ -450,6 +504,7 @@ Status CudaDecoder::Run(const PagedAttentionCall& call, const OperationContext& 
   return Enqueue("attention", [&] {
     const cudaError_t error = PagesOf(call.cache, context.workspace, stream, &args.pages);
     if (error != cudaSuccess) return error;
+    if (kernels == AttentionKernels::kLatent) return LaunchLatentAttention(args, stream);
     if (!matrix) return LaunchAttention(args, stream);
     return plan.segments == 0 ? LaunchPrefillAttention(args, stream)
                               : LaunchDecodeAttention(args, stream);

@@ -42,6 +42,7 @@ class CudaDecoder final : public DecoderBackend {
   Status Run(const ApplyRotaryCall& call, const OperationContext& context) const override;
   Status Run(const ApplyGateCall& call, const OperationContext& context) const override;
   Status Run(const ApplySigmoidCall& call, const OperationContext& context) const override;
+  Status Run(const HeadProductCall& call, const OperationContext& context) const override;
   Status Run(const AttentionCall& call, const OperationContext& context) const override;
   Status Run(const AppendToCacheCall& call, const OperationContext& context) const override;
   Status Run(const RotateAndAppendCall& call, const OperationContext& context) const override;
