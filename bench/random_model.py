@@ -39,6 +39,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "hidden_act": "silu",
     },
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+    },
     "qwen3-30b-a3b": {
         "architectures": ["Qwen3MoeForCausalLM"],
         "model_type": "qwen3_moe",
@@ -174,8 +190,9 @@ def write(config: dict[str, Any], directory: Path, seed: int) -> None:
     outer = [
         ("model.embed_tokens.weight", (config["vocab_size"], hidden)),
         ("model.norm.weight", (hidden,)),
-        ("lm_head.weight", (config["vocab_size"], hidden)),
     ]
+    if not config["tie_word_embeddings"]:
+        outer.append(("lm_head.weight", (config["vocab_size"], hidden)))
     parts = [outer]
     for layer in range(config["num_hidden_layers"]):
         parts.append(list(layer_tensors(config, f"model.layers.{layer}.")))
