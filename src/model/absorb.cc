@@ -63,6 +63,12 @@ int64_t AbsorbedBytes(const Dimensions& shape, DType type) {
   return SaturatingProduct(rows, shape.kv_rank * DTypeBytes(type));
 }
 
+int64_t AbsorbedBytes(const DecoderConfig& config, bool allow_bf16_activations) {
+  if (!config.latent()) return 0;
+  return SaturatingProduct(config.shape.layers,
+                           AbsorbedBytes(config.shape, AbsorbedType(allow_bf16_activations)));
+}
+
 Result<AbsorbedProjection> Absorb(const Device& device, const Projection& kv_b,
                                   const Dimensions& shape, DType type) {
   MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> rows, RowsOf(device, kv_b, type));
