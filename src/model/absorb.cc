@@ -35,16 +35,13 @@ Result<std::vector<uint8_t>> RowsOf(const Device& device, const Projection& kv_b
 /// Writes the transpose of a matrix [rows, columns].
 template <typename T>
 void Transpose(const uint8_t* matrix, int64_t rows, int64_t columns, uint8_t* to) {
-  constexpr int64_t kBlock = 32;  // So that rows of both sides stay in cache.
+  constexpr int64_t kBlock = 32;  // So many rows of the result are written at a time.
   const auto* const from = reinterpret_cast<const T*>(matrix);
   auto* const out = reinterpret_cast<T*>(to);
   for (int64_t column = 0; column < columns; column += kBlock) {
-    for (int64_t row = 0; row < rows; row += kBlock) {
-      for (int64_t j = column; j < std::min(column + kBlock, columns); ++j) {
-        for (int64_t i = row; i < std::min(row + kBlock, rows); ++i) {
-          out[j * rows + i] = from[i * columns + j];
-        }
-      }
+    const int64_t end = std::min(column + kBlock, columns);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = column; j < end; ++j) out[j * rows + i] = from[i * columns + j];
     }
   }
 }
@@ -61,6 +58,12 @@ Result<DeviceBuffer> Upload(const Device& device, const std::vector<uint8_t>& by
 int64_t AbsorbedBytes(const Dimensions& shape, DType type) {
   const int64_t rows = SaturatingProduct(shape.heads, shape.nope_dim + shape.v_dim);
   return SaturatingProduct(rows, shape.kv_rank * DTypeBytes(type));
+}
+
+int64_t AbsorbedBytes(const DecoderConfig& config, bool allow_bf16_activations) {
+  if (!config.latent()) return 0;
+  return SaturatingProduct(config.shape.layers,
+                           AbsorbedBytes(config.shape, AbsorbedType(allow_bf16_activations)));
 }
 
 Result<AbsorbedProjection> Absorb(const Device& device, const Projection& kv_b,

@@ -5,6 +5,7 @@
 
 #include "marlin/device.h"
 #include "marlin/tensor.h"
+#include "model/decoder_config.h"
 #include "model/projection.h"
 #include "recipe/decoder_shape.h"
 
@@ -21,14 +22,16 @@ struct AbsorbedProjection {
   int64_t bytes() const { return keys.bytes() + values.bytes(); }
 };
 
-/// The bytes of a layer's AbsorbedProjection.
-int64_t AbsorbedBytes(const Dimensions& shape, DType type);
-
 /// The type of a model's AbsorbedProjections: bf16 (weights of another type are rounded), or f32
 /// where nothing may round.
 inline DType AbsorbedType(bool allow_bf16_activations) {
   return allow_bf16_activations ? DType::kBf16 : DType::kF32;
 }
+
+/// The bytes of a layer's AbsorbedProjection.
+int64_t AbsorbedBytes(const Dimensions& shape, DType type);
+/// Those of all layers of a model; 0 without MLA.
+int64_t AbsorbedBytes(const DecoderConfig& config, bool allow_bf16_activations);
 
 /// Dequantizes kv_b [kv_rank, heads * (nope_dim + v_dim)]. Errors: kOutOfMemory, kDeviceLost.
 Result<AbsorbedProjection> Absorb(const Device& device, const Projection& kv_b,

@@ -180,7 +180,8 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
                             ChooseHostExperts(directory, chosen, options));
     MARLIN_ASSIGN_OR_RETURN(
         const int64_t for_cache,
-        BytesForCache(checkpoint, chosen, options.device_memory, host_experts.bytes));
+        BytesForCache(checkpoint, chosen, options.device_memory, host_experts.bytes,
+                      AbsorbedBytes(directory.config, options.allow_bf16_activations)));
     LoadOptions load;
     load.absorbed = AbsorbedType(options.allow_bf16_activations);
     if (host_experts.count > 0) load.host_experts = &host_experts;

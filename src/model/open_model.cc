@@ -108,10 +108,10 @@ std::string DescribeMemory(const Device& device, int64_t limit) {
 }
 
 Result<int64_t> BytesForCache(const Checkpoint& checkpoint, const Device& device, int64_t limit,
-                              int64_t elsewhere) {
+                              int64_t elsewhere, int64_t more) {
   const int64_t available = MemoryOf(device, limit);
   if (available == 0) return INT64_MAX;
-  const int64_t weights = WeightBytes(checkpoint, device) - elsewhere;
+  const int64_t weights = WeightBytes(checkpoint, device) - elsewhere + more;
   if (weights < available) return available - weights;
   return Status(Code::kOutOfMemory,
                 fmt::format("{}: its weights take {} bytes, {}", Printable(checkpoint.path()),

@@ -25,7 +25,7 @@ struct LatentCase {
   Format format;
   DType cache;
   DType absorbed;
-  double tolerance;  ///< Of results of about 1.
+  double tolerance;  ///< Error of results of about 1.
 };
 
 constexpr LatentCase kCases[] = {
@@ -38,7 +38,7 @@ constexpr LatentCase kCases[] = {
 
 constexpr int64_t kTokens = 70;
 
-/// What the layers in front of attention give, and the expanded form in double.
+/// The results of the layers in front of attention, and the expanded form in double.
 class LatentProblem {
  public:
   explicit LatentProblem(const LatentCase& c)

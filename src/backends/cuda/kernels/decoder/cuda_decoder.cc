@@ -11,6 +11,7 @@
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
 #include "backends/cuda/kernels/decoder/head_product.h"
 #include "backends/cuda/kernels/decoder/latent_attention.h"
+#include "backends/cuda/kernels/decoder/latent_attention_plan.h"
 #include "backends/cuda/kernels/persistent/persistent_step.h"
 #include "backends/cuda/kernels/router/router_launch.h"
 #include "backends/cuda/weights/prepared_tiles.h"

@@ -31,7 +31,7 @@ constexpr int kBlockKeys = kCachePageTokens;  // A block lies in one page.
 constexpr int kStages = 2;
 constexpr int kUnit = 16;  ///< Bytes of a unit.
 constexpr int kWeightRowBytes = kBlockKeys * 2;
-constexpr int kFeatureTiles = kMostLatentValueFeatures / 16 / kWarps;  ///< Of a warp.
+constexpr int kFeatureTiles = kMostLatentValueFeatures / 16 / kWarps;  ///< Tiles of a warp.
 
 /// The address of a unit in swizzled rows, whose units are a multiple of 8.
 MARLIN_DEVICE uint32_t UnitAt(uint32_t rows, int row_bytes, int row, int unit) {
@@ -51,11 +51,12 @@ MARLIN_DEVICE void StoreShared8(uint32_t to, uint32_t first, uint32_t second) {
 template <int kGroups, bool kFp8>
 struct Layout {
   static constexpr int kRows = kGroups * kWarpRows;
-  static constexpr int kParts = kWarps / kGroups;   ///< Of the features: warps that share 16 rows.
+  static constexpr int kParts =
+      kWarps / kGroups;  ///< Parts of the features: warps that share 16 rows.
   static constexpr int kScoreRow = kBlockKeys + 8;  ///< Floats; the gap avoids bank conflicts.
 
   int key_dim;
-  int units;  ///< Of a row: those of its features, and zeros.
+  int units;  ///< Units of a row: those of its features, and zeros.
   int row_bytes;
 
   MARLIN_HOST_DEVICE explicit Layout(int features)
@@ -566,12 +567,12 @@ class TileSoftmax {
   Shape layout_;
   int lane_;
   int warp_;
-  int first_row_;  ///< Of the warp's parts of scores.
+  int first_row_;  ///< First row of the warp's parts of scores.
   int first_step_;
   int steps_;
   QueryPart<kSteps> part_;
-  int own_row_;   ///< Of the lane's weights.
-  KeySpan span_;  ///< Of that row.
+  int own_row_;   ///< Row of the lane's weights.
+  KeySpan span_;  ///< Keys that this row sees.
   uint32_t weights_;
   float* scores_;
   float* factors_;   ///< [kRows]: factors of a block, at the end the maxima.

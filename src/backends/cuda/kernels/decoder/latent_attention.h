@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "backends/cuda/kernels/decoder/attention_plan.h"
 #include "backends/cuda/kernels/decoder/decoder_layout.h"
 
 namespace marlin::cuda {
@@ -11,10 +10,6 @@ namespace marlin::cuda {
 /// Features of a key and of a value, at most: the latent of DeepSeek's MLA and its RoPE part.
 inline constexpr int kMostLatentKeyFeatures = 576;
 inline constexpr int kMostLatentValueFeatures = 512;
-
-/// Tiles of 16 or 32 query rows of a sequence, and at least one part of their keys: as many as
-/// occupy the device. The sums depend on the plan.
-AttentionPlan PlanLatentAttention(const AttentionShape& shape, int multiprocessors);
 
 /// Call it before the first LaunchLatentAttention.
 cudaError_t LoadLatentAttention();

@@ -1,6 +1,8 @@
+#include "backends/cuda/kernels/decoder/latent_attention_plan.h"
+
 #include <algorithm>
 
-#include "backends/cuda/kernels/decoder/latent_attention.h"
+#include "backends/cuda/kernels/decoder/decoder_layout.h"
 #include "base/checked.h"
 
 namespace marlin::cuda {
