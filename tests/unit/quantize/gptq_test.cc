@@ -13,7 +13,6 @@
 #include "base/thread_pool.h"
 #include "marlin/quantize.h"
 #include "quantize/host_cholesky.h"
-#include "quantize/host_cholesky.h"
 
 namespace marlin {
 namespace {

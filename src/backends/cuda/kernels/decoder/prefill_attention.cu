@@ -345,13 +345,8 @@ class Consumer {
   /// The scores of a block, whose keys have arrived; passes the turn on.
   MARLIN_DEVICE void Score(int block, Scores& scores) const {
     if (Sees(block)) attention_.BeginScores(ring_.Keys(block), scores);
-#ifdef EARLY
-    PassTurn();
-#endif
     attention_.EndScores(scores);
-#ifndef EARLY
     PassTurn();
-#endif
     ArriveAsWarp(ring_.KeysFree(block));
   }
 
