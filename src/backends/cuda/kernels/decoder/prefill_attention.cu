@@ -150,6 +150,7 @@ class Producer {
   static constexpr int kElement = kFp8 ? 1 : 2;  ///< Bytes of an element of the cache.
   static constexpr int kPages = Shape::kKeys / kPageKeys;
 
+  /// Arrives when this thread's part of a block is there; the consumers fence for their products.
   static MARLIN_DEVICE void Publish(uint32_t barrier) {
     if constexpr (kFp8) {
       Arrive(barrier);
