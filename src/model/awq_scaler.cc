@@ -10,6 +10,7 @@
 #include "layout/weights_shapes.h"
 #include "model/calibration_text.h"
 #include "model/decoder_ends.h"
+#include "plan/backend.h"
 
 namespace marlin {
 namespace {
@@ -364,7 +365,7 @@ Status AwqScaler::RunHead() {
 }
 
 Status AwqScaler::Run(const Progress& progress) {
-  chunks_ = ChunksOf(texts_);
+  chunks_ = ChunksOf(texts_, device_.impl().backend().pass_tokens());
   tokens_ = chunks_.back().first + chunks_.back().rows;
   hidden_.resize(static_cast<size_t>(tokens_ * directory_.config.shape.hidden));
   {

@@ -59,12 +59,12 @@ Result<std::vector<std::vector<int32_t>>> CalibrationTexts(const std::string& pa
   return SampleTexts(model, count, length, options.seed);
 }
 
-std::vector<WindowChunk> ChunksOf(std::span<const std::vector<int32_t>> texts) {
+std::vector<WindowChunk> ChunksOf(std::span<const std::vector<int32_t>> texts, int64_t most) {
   std::vector<WindowChunk> chunks;
   int64_t tokens = 0;
   for (const std::vector<int32_t>& text : texts) {
     const auto rows = static_cast<int64_t>(text.size());
-    if (chunks.empty() || chunks.back().rows + rows > kPassTokens) {
+    if (chunks.empty() || chunks.back().rows + rows > most) {
       chunks.push_back({tokens, 0, {}});
     }
     chunks.back().windows.push_back(rows);

@@ -28,8 +28,8 @@ Result<std::vector<std::vector<int32_t>>> CalibrationTexts(const std::string& pa
                                                            const CalibrationOptions& options,
                                                            int64_t wanted);
 
-/// Packs windows into passes, in order.
-std::vector<WindowChunk> ChunksOf(std::span<const std::vector<int32_t>> texts);
+/// Packs windows into passes of at most `most` tokens, or of one window, in order.
+std::vector<WindowChunk> ChunksOf(std::span<const std::vector<int32_t>> texts, int64_t most);
 
 /// The options that decide the output, for `--resume`.
 std::string CalibrationIdentity(const CalibrationOptions& options);

@@ -139,7 +139,7 @@ Status Calibrator::Start() {
     MARLIN_ASSIGN_OR_RETURN(texts_, CalibrationTexts(path_, directory_.config, device_, options_,
                                                      TokensFor(options_, directory_.config.shape)));
   }
-  chunks_ = ChunksOf(texts_);
+  chunks_ = ChunksOf(texts_, device_.impl().backend().pass_tokens());
   tokens_ = chunks_.back().first + chunks_.back().rows;
   MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, original_source_));
   original_hidden_.resize(static_cast<size_t>(tokens_ * directory_.config.shape.hidden));

@@ -19,6 +19,7 @@
 #include "model/decoder_ends.h"
 #include "model/layer_run.h"
 #include "model/measure_model.h"
+#include "model/model_impl.h"
 #include "model/open_model.h"
 #include "recipe/expert_name.h"
 
@@ -254,7 +255,7 @@ Result<ImportanceMatrix> ImportanceMeter::Run() {
   const int64_t wanted = options_.text.tokens > 0 ? options_.text.tokens : kDefaultTokens;
   MARLIN_ASSIGN_OR_RETURN(
       const auto texts, CalibrationTexts(path_, directory_.config, device_, options_.text, wanted));
-  chunks_ = ChunksOf(texts);
+  chunks_ = ChunksOf(texts, kPassTokens);
   const int64_t tokens = chunks_.back().first + chunks_.back().rows;
   hidden_.resize(static_cast<size_t>(tokens * directory_.config.shape.hidden));
   MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, source_));

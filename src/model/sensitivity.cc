@@ -19,6 +19,7 @@
 #include "model/calibration_text.h"
 #include "model/decoder_ends.h"
 #include "model/measure_model.h"
+#include "model/model_impl.h"
 #include "model/open_model.h"
 #include "quantize/quantizer.h"
 #include "recipe/expert_name.h"
@@ -187,7 +188,7 @@ Status SensitivityMeter::Begin() {
   const int64_t wanted = options_.text.tokens > 0 ? options_.text.tokens : kDefaultTokens;
   MARLIN_ASSIGN_OR_RETURN(
       const auto texts, CalibrationTexts(path_, directory_.config, device_, options_.text, wanted));
-  chunks_ = ChunksOf(texts);
+  chunks_ = ChunksOf(texts, kPassTokens);
   uint64_t hash = HashOf({});
   for (const std::vector<int32_t>& text : texts) hash = HashOf(text, hash);
   result_.identity = Fingerprint(source(), fmt::format("sensitivity {:016x}", hash));

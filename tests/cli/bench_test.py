@@ -131,7 +131,7 @@ class Bench(CommandTestCase):
                     self.assertEqual(rows[name]["count"] // runs,
                                      layers if model == QWEN else 3, name)
                 self.assertIn("experts", rows)
-                self.assertEqual("sample" in rows, row["phase"] == "decode")
+                self.assertIn("sample", rows)
                 self.assertEqual("down" in rows, model == GLM)
                 self.assertAlmostEqual(sum(part["share"] for part in rows.values()), 1)
                 self.assertAlmostEqual(sum(part["seconds"] for part in rows.values()),

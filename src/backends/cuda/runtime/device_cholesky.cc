@@ -48,6 +48,11 @@ class DeviceCholesky final : public Cholesky {
     MARLIN_RETURN_IF_ERROR(cusolver_->Solve(Doubles(on_device), k, Doubles(columns),
                                             static_cast<int64_t>(b.size()) / k,
                                             reinterpret_cast<int*>(info.data())));
+    int wrong = 0;
+    MARLIN_RETURN_IF_ERROR(Download(info, &wrong, sizeof(int)));
+    if (wrong != 0) {
+      return {Code::kInternal, fmt::format("cusolverDnDpotrs: parameter {} is wrong", -wrong)};
+    }
     return Download(columns, b.data(), static_cast<int64_t>(b.size_bytes()));
   }
 
