@@ -15,17 +15,30 @@ constexpr int64_t kRowsPerProduct = 512;
 constexpr int64_t kRowsPerCopiedProduct = 4096;
 constexpr int64_t kBlock = 32;  // Rows and columns of a block that stays in the cache.
 
-/// out [columns, rows] = in [rows, columns]^T.
+/// Rows and columns of a block of a matrix.
+struct Block {
+  int64_t first_row;
+  int64_t end_row;
+  int64_t first_column;
+  int64_t end_column;
+};
+
+/// out [columns, rows] = in [rows, columns]^T, of a block.
+void TransposeBlock(const Block& block, const float* in, int64_t rows, int64_t columns,
+                    float* out) {
+  for (int64_t column = block.first_column; column < block.end_column; ++column) {
+    for (int64_t row = block.first_row; row < block.end_row; ++row) {
+      out[column * rows + row] = in[row * columns + column];
+    }
+  }
+}
+
 void Transpose(ThreadPool& pool, const float* in, int64_t rows, int64_t columns, float* out) {
   pool.Run(CeilDivide(columns, kBlock), [&](int64_t task, int) {
-    const int64_t end = std::min(columns, (task + 1) * kBlock);
-    for (int64_t first = 0; first < rows; first += kBlock) {
-      const int64_t last = std::min(rows, first + kBlock);
-      for (int64_t column = task * kBlock; column < end; ++column) {
-        for (int64_t row = first; row < last; ++row) {
-          out[column * rows + row] = in[row * columns + column];
-        }
-      }
+    const int64_t column = task * kBlock;
+    const int64_t end = std::min(columns, column + kBlock);
+    for (int64_t row = 0; row < rows; row += kBlock) {
+      TransposeBlock({row, std::min(rows, row + kBlock), column, end}, in, rows, columns, out);
     }
   });
 }
