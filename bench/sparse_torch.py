@@ -76,9 +76,9 @@ def measure(shape: str) -> Row:
 
     difference = (dense() - sparse().t()).abs().max().item()
     fastest = min(median_seconds(partial(sparse, algorithm)) for algorithm in algorithms)
-    times = median_seconds(dense), fastest
-    rates = [2.0 * m * n * k / time * 1e-12 for time in times]
-    return Row(m, n, k, *times, *rates, difference)
+    slow = median_seconds(dense)
+    tera = 2.0 * m * n * k * 1e-12
+    return Row(m, n, k, slow, fastest, tera / slow, tera / fastest, difference)
 
 
 def main() -> int:
