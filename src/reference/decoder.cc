@@ -98,15 +98,14 @@ std::vector<double> ApplyRotary(const RotaryEmbedding& rotary, std::span<const i
 
 std::vector<double> HeadProduct(const TensorView& x, const TensorView& weights) {
   std::vector<double> out;
-  for (int64_t token = 0; token < x.dim(0); ++token) {
-    for (int64_t head = 0; head < x.dim(1); ++head) {
-      for (int64_t output = 0; output < weights.dim(1); ++output) {
-        double sum = 0;
-        for (int64_t i = 0; i < x.dim(2); ++i) {
-          sum += At(x, token, head, i) * At(weights, head, output, i);
-        }
-        out.push_back(sum);
+  const int64_t heads = x.dim(1);
+  for (int64_t row = 0; row < x.dim(0) * heads; ++row) {
+    for (int64_t output = 0; output < weights.dim(1); ++output) {
+      double sum = 0;
+      for (int64_t i = 0; i < x.dim(2); ++i) {
+        sum += At(x, row / heads, row % heads, i) * At(weights, row % heads, output, i);
       }
+      out.push_back(sum);
     }
   }
   return out;
