@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/transpose.h"
 #include "marlin/decoder.h"
 
 namespace marlin {
@@ -35,15 +36,8 @@ Result<std::vector<uint8_t>> RowsOf(const Device& device, const Projection& kv_b
 /// Writes the transpose of a matrix [rows, columns].
 template <typename T>
 void Transpose(const uint8_t* matrix, int64_t rows, int64_t columns, uint8_t* to) {
-  constexpr int64_t kBlock = 32;  // So many rows of the result are written at a time.
-  const auto* const from = reinterpret_cast<const T*>(matrix);
-  auto* const out = reinterpret_cast<T*>(to);
-  for (int64_t column = 0; column < columns; column += kBlock) {
-    const int64_t end = std::min(column + kBlock, columns);
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = column; j < end; ++j) out[j * rows + i] = from[i * columns + j];
-    }
-  }
+  TransposeColumns(reinterpret_cast<const T*>(matrix), rows, columns, 0, columns,
+                   reinterpret_cast<T*>(to));
 }
 
 Result<DeviceBuffer> Upload(const Device& device, const std::vector<uint8_t>& bytes) {

@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/transpose.h"
 #include "marlin/gemm.h"
 #include "marlin/weights.h"
 #include "model/placement.h"
@@ -13,35 +14,7 @@ namespace {
 
 constexpr int64_t kRowsPerProduct = 512;
 constexpr int64_t kRowsPerCopiedProduct = 4096;
-constexpr int64_t kBlock = 32;  // Rows and columns of a block that stays in the cache.
-
-/// Rows and columns of a block of a matrix.
-struct Block {
-  int64_t first_row;
-  int64_t end_row;
-  int64_t first_column;
-  int64_t end_column;
-};
-
-/// out [columns, rows] = in [rows, columns]^T, of a block.
-void TransposeBlock(const Block& block, const float* in, int64_t rows, int64_t columns,
-                    float* out) {
-  for (int64_t column = block.first_column; column < block.end_column; ++column) {
-    for (int64_t row = block.first_row; row < block.end_row; ++row) {
-      out[column * rows + row] = in[row * columns + column];
-    }
-  }
-}
-
-void Transpose(ThreadPool& pool, const float* in, int64_t rows, int64_t columns, float* out) {
-  pool.Run(CeilDivide(columns, kBlock), [&](int64_t task, int) {
-    const int64_t column = task * kBlock;
-    const int64_t end = std::min(columns, column + kBlock);
-    for (int64_t row = 0; row < rows; row += kBlock) {
-      TransposeBlock({row, std::min(rows, row + kBlock), column, end}, in, rows, columns, out);
-    }
-  });
-}
+constexpr int64_t kColumnsPerTask = 32;
 
 }  // namespace
 
@@ -55,7 +28,11 @@ Status GramSums::Add(const float* y, const float* x, int64_t rows) {
     const int64_t count = std::min(most, rows - first);
     // y^T is the GEMM's left operand, of which rows are contiguous.
     transposed.resize(static_cast<size_t>(k_ * count));
-    Transpose(*pool_, y + first * k_, count, k_, transposed.data());
+    pool_->Run(CeilDivide(k_, kColumnsPerTask), [&](int64_t task, int) {
+      const int64_t column = task * kColumnsPerTask;
+      TransposeColumns(y + first * k_, count, k_, column, std::min(k_, column + kColumnsPerTask),
+                       transposed.data());
+    });
     const int64_t left_bytes = k_ * count * int64_t{sizeof(float)};
     MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer left, DeviceBuffer::Allocate(device_, left_bytes));
     MARLIN_RETURN_IF_ERROR(left.CopyFrom(transposed.data(), left_bytes));
