@@ -28,13 +28,6 @@ MARLIN_HOST_DEVICE constexpr int RowBytesOfStep(int step) { return step * 2 + 16
 constexpr int kBlockSumStride = kBlockTile + 4;
 constexpr int kBlockSumBytes = kBlockTile * kBlockSumStride * static_cast<int>(sizeof(float));
 
-MARLIN_DEVICE void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Waits until at most `kLeft` cp.async groups of this thread are in flight.
-template <int kLeft>
-MARLIN_DEVICE void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
-
 /// A thread's position in the CTA, and the CTA's output tile. A warp has kN8Tiles MMA tiles along
 /// tokens: 4 where two warps split the tokens, 8 where they split k.
 template <int kN8Tiles>

@@ -1,5 +1,5 @@
-// Hopper's asynchronous primitives: mbarriers, TMA bulk and tensor copies, cluster barriers and
-// DSMEM stores, and programmatic dependent launch.
+// Hopper's asynchronous primitives: mbarriers, cp.async, TMA bulk and tensor copies, cluster
+// barriers and DSMEM stores, and programmatic dependent launch.
 #pragma once
 
 #include <cuda.h>
@@ -61,6 +61,20 @@ MARLIN_DEVICE bool ElectOne() {
 MARLIN_DEVICE void CopyAsync16(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
+}
+
+/// Ends a group of this thread's cp.async copies.
+MARLIN_DEVICE void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Waits until at most `kLeft` cp.async groups of this thread are in flight.
+template <int kLeft>
+MARLIN_DEVICE void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+/// Orders writes to shared memory, by this thread or seen by it, before later bulk copies and
+/// asynchronous products (wgmma).
+MARLIN_DEVICE void FenceAsyncProxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 /// TMA bulk copy of `bytes` (a multiple of 16, both addresses aligned to 16), counted by an
@@ -158,6 +172,11 @@ inline cudaLaunchAttribute ChainedLaunch() {
   return attribute;
 }
 
+MARLIN_DEVICE void StoreShared16(uint32_t address, const uint4& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
 MARLIN_DEVICE uint4 LoadShared16(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

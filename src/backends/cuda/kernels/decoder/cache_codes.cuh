@@ -51,6 +51,12 @@ MARLIN_DEVICE uint32_t Bf16OfCodes(uint32_t codes) {
   return Bf16x2::Pack(values.x, values.y);
 }
 
+/// Eight codes as bf16 numbers, exactly.
+MARLIN_DEVICE uint4 WidenCodes(const uint2& codes) {
+  return make_uint4(Bf16OfCodes(codes.x), Bf16OfCodes(codes.x >> 16), Bf16OfCodes(codes.y),
+                    Bf16OfCodes(codes.y >> 16));
+}
+
 /// Widens rows of codes, which lie without gaps in shared memory, to rows of bf16 numbers,
 /// `row_bytes` apart. `features` is a multiple of 8. Thread `thread` of `threads` takes its part.
 MARLIN_DEVICE void WidenRows(uint32_t from, int rows, int features, uint32_t to, int row_bytes,
@@ -63,11 +69,7 @@ MARLIN_DEVICE void WidenRows(uint32_t from, int rows, int features, uint32_t to,
   uint32_t source = from + thread * 8;
 #pragma unroll 4
   while (row < rows) {
-    const uint2 codes = LoadShared8(source);
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to + row * row_bytes + unit * 16),
-                 "r"(Bf16OfCodes(codes.x)), "r"(Bf16OfCodes(codes.x >> 16)),
-                 "r"(Bf16OfCodes(codes.y)), "r"(Bf16OfCodes(codes.y >> 16))
-                 : "memory");
+    StoreShared16(to + row * row_bytes + unit * 16, WidenCodes(LoadShared8(source)));
     source += threads * 8;
     row += row_step;
     unit += unit_step;

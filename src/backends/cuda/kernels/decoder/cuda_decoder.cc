@@ -465,22 +465,23 @@ AttentionKernels KernelsOf(const PagedAttentionCall& call) {
   return latent ? AttentionKernels::kLatent : AttentionKernels::kMatrix;
 }
 
-AttentionPlan PlanOf(const PagedAttentionCall& call) {
+AttentionPlan PlanOf(const PagedAttentionCall& call, AttentionKernels kernels) {
   const AttentionShape shape = ShapeOf(call);
-  switch (KernelsOf(call)) {
+  switch (kernels) {
+    case AttentionKernels::kExact:
+      return PlanAttention(shape, Multiprocessors());
     case AttentionKernels::kMatrix:
       return PlanMatrixAttention(shape, Multiprocessors());
     case AttentionKernels::kLatent:
       return PlanLatentAttention(shape, Multiprocessors());
-    default:
-      return PlanAttention(shape, Multiprocessors());
   }
+  return {};
 }
 
 }  // namespace
 
 int64_t CudaDecoder::WorkspaceBytes(const PagedAttentionCall& call) const {
-  return SlabTableBytes(call.cache) + PlanOf(call).partial_bytes;
+  return SlabTableBytes(call.cache) + PlanOf(call, KernelsOf(call)).partial_bytes;
 }
 
 Status CudaDecoder::Run(const PagedAttentionCall& call, const OperationContext& context) const {
@@ -489,7 +490,7 @@ Status CudaDecoder::Run(const PagedAttentionCall& call, const OperationContext& 
       CheckFeatures(call.cache.key_dim, shape.value_dim, shape.rows * shape.group));
   const AttentionKernels kernels = KernelsOf(call);
   const bool matrix = kernels == AttentionKernels::kMatrix;
-  const AttentionPlan plan = PlanOf(call);
+  const AttentionPlan plan = PlanOf(call, kernels);
   auto* const partials = static_cast<uint8_t*>(context.workspace) + SlabTableBytes(call.cache);
   AttentionArguments args =
       ArgumentsOf(shape, plan, call.queries, call.out, call.options, partials);

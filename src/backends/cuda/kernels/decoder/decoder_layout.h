@@ -119,6 +119,12 @@ struct KeysView {
   int64_t head_stride = 0;
 };
 
+/// Keys [first, end) are visible.
+struct KeySpan {
+  int first;
+  int end;
+};
+
 inline constexpr int kKeyBlock = 32;      ///< Keys of an online-softmax step.
 inline constexpr int kSegmentKeys = 128;  ///< Keys whose sums begin anew, and are merged in order.
 inline constexpr int kCachePageTokens = 64;  ///< A key block lies in one page.

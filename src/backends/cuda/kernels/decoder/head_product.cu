@@ -7,8 +7,8 @@
 //   time. The order of the inputs inside of an MMA does not matter as long as both operands have
 //   the same: lane t of a quad has inputs 8 t to 8 t + 7 of the 32, so that 16 bytes of a row of
 //   weights are its operands of two MMAs, without a pass through shared memory. x is split into two
-//   bf16 terms, so that only fp32 sums round. With few rows the warps of a CTA share the inputs
-//   (intra-CTA split-K), with more they share the rows.
+//   bf16 terms, so that only fp32 sums round. Up to 32 rows the warps of a CTA share the inputs
+//   (intra-CTA split-K), beyond that the rows.
 #include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/common/warp_matrix.cuh"
 #include "backends/cuda/kernels/decoder/head_product.h"
@@ -163,7 +163,7 @@ constexpr int kDecodeTiles = 4;
 constexpr int kManyRows = 16 * kWarps;
 constexpr int kManyTiles = 8;
 
-/// Few rows: a warp takes every fourth step of inputs.
+/// Up to 32 rows: a warp takes every fourth step of inputs.
 __global__ void __launch_bounds__(kThreads)
     DecodeHeadProductKernel(const __grid_constant__ HeadProductArguments args) {
   constexpr int kOutputs = kDecodeTiles * 8;

@@ -38,11 +38,6 @@ MARLIN_DEVICE uint32_t UnitAt(uint32_t rows, int row_bytes, int row, int unit) {
   return rows + row * row_bytes + ((unit ^ (row & 7)) * kUnit);
 }
 
-MARLIN_DEVICE void StoreShared16(uint32_t to, const uint4& v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
-               "r"(v.w)
-               : "memory");
-}
 MARLIN_DEVICE void StoreShared8(uint32_t to, uint32_t first, uint32_t second) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second) : "memory");
 }
@@ -76,11 +71,6 @@ struct Layout {
   }
   MARLIN_HOST_DEVICE int Bytes() const { return StateAt() + 2 * kRows * int{sizeof(float)}; }
 };
-
-MARLIN_DEVICE KeySpan VisibleTo(const AttentionArguments& args, const Tile& tile, int row) {
-  const int position = tile.PositionOf(args, min(row, tile.rows - 1));
-  return {KeyRange::FirstKey(args, position), position + 1};
-}
 
 /// The keys of a CTA: what its rows see, and the blocks of its part.
 struct Part {
@@ -148,12 +138,12 @@ class KeyBlocks {
       Copy(page == nullptr ? nullptr : page + place * layout_.key_dim * kElement, first,
            Stage(block));
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    CommitCopies();
   }
 
   /// Waits for a block. Returns the address of its rows.
   MARLIN_DEVICE uint32_t Receive(int block) const {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    WaitForCopies<0>();
     __syncthreads();
     return kFp8 ? shared_ : Stage(block);
   }
@@ -164,9 +154,7 @@ class KeyBlocks {
     const uint32_t codes = Stage(block);
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < kBlockKeys * per_row; i += kThreads) {
-      const uint2 eight = LoadShared8(codes + i * 8);
-      const uint4 wide = make_uint4(Bf16OfCodes(eight.x), Bf16OfCodes(eight.x >> 16),
-                                    Bf16OfCodes(eight.y), Bf16OfCodes(eight.y >> 16));
+      const uint4 wide = WidenCodes(LoadShared8(codes + i * 8));
       StoreShared16(UnitAt(rows, layout_.row_bytes, i / per_row, i % per_row), wide);
     }
     __syncthreads();
@@ -192,9 +180,10 @@ class KeyBlocks {
       const int key = first + row;
       const bool seen = from != nullptr && key >= part_.some.first && key < part_.some.end;
       const uint32_t target = kFp8 ? to + i * kUnit : UnitAt(to, layout_.row_bytes, row, unit);
-      // Where nothing is read, any valid, aligned address will do.
-      CopyAsync16(target, seen ? from + static_cast<int64_t>(i) * kUnit : AnyAddress(),
-                  seen ? kUnit : 0);
+      CopyAsync16(
+          target,
+          seen ? from + static_cast<int64_t>(i) * kUnit : AnyAlignedAddress(args_.sequences),
+          seen ? kUnit : 0);
       row += row_step;
       unit += unit_step;
       if (unit >= per_row) {
@@ -202,11 +191,6 @@ class KeyBlocks {
         ++row;
       }
     }
-  }
-
-  MARLIN_DEVICE const void* AnyAddress() const {
-    return reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(args_.sequences.positions) &
-                                         ~uintptr_t{15});
   }
 
   const AttentionArguments& args_;
@@ -521,9 +505,7 @@ class TileSoftmax {
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < kBlockKeys * units; i += kThreads) {
       const uint4 pairs = LoadShared16(UnitAt(keys, layout_.row_bytes, i / units, i % units));
-      for (const uint32_t pair : {pairs.x, pairs.y, pairs.z, pairs.w}) {
-        finite = finite && (pair & 0x7f80u) != 0x7f80u && (pair & 0x7f800000u) != 0x7f800000u;
-      }
+      finite = AndFinite(finite, pairs);
     }
     return finite;
   }

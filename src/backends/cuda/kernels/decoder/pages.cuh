@@ -96,6 +96,12 @@ MARLIN_DEVICE uint8_t* FindPage(const SequencesView& sequences, const PagesView&
   return page;
 }
 
+/// A valid address, aligned to 16 bytes, for copies that read nothing.
+MARLIN_DEVICE const uint8_t* AnyAlignedAddress(const SequencesView& sequences) {
+  return reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(sequences.positions) &
+                                          ~uintptr_t{15});
+}
+
 /// Elements of a page before its values.
 MARLIN_DEVICE int64_t KeyElements(const PagesView& pages) {
   return static_cast<int64_t>(pages.kv_heads) * pages.page_tokens * pages.key_dim;

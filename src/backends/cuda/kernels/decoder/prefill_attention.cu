@@ -56,12 +56,6 @@ struct Layout {
 
 MARLIN_DEVICE int CeilDivide(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
-/// The keys that a row of a tile sees.
-MARLIN_DEVICE KeySpan VisibleTo(const AttentionArguments& args, const Tile& tile, int row) {
-  const int position = tile.PositionOf(args, min(row, tile.rows - 1));
-  return {KeyRange::FirstKey(args, position), position + 1};
-}
-
 /// Arrives once this thread's copies have.
 MARLIN_DEVICE void ArriveWithCopies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -218,11 +212,11 @@ class Producer {
             seen ? *reinterpret_cast<const uint2*>(from + i * step * row_bytes) : make_uint2(0, 0);
       }
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) StoreWidened(to + i * step * kPanelRowBytes, codes[i]);
+      for (int i = 0; i < kBatch; ++i) {
+        StoreShared16(to + i * step * kPanelRowBytes, WidenCodes(codes[i]));
+      }
     } else {
-      // Where nothing is read, any valid, aligned address will do.
-      const auto* const anywhere = reinterpret_cast<const uint8_t*>(
-          reinterpret_cast<uintptr_t>(args_.sequences.positions) & ~uintptr_t{15});
+      const uint8_t* const anywhere = AnyAlignedAddress(args_.sequences);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const bool seen = i * step >= begin && i * step < end;
@@ -230,13 +224,6 @@ class Producer {
                     seen ? 16 : 0);
       }
     }
-  }
-
-  static MARLIN_DEVICE void StoreWidened(uint32_t to, const uint2& codes) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(Bf16OfCodes(codes.x)),
-                 "r"(Bf16OfCodes(codes.x >> 16)), "r"(Bf16OfCodes(codes.y)),
-                 "r"(Bf16OfCodes(codes.y >> 16))
-                 : "memory");
   }
 
   const AttentionArguments& args_;
@@ -322,7 +309,7 @@ class Consumer {
   /// Waits until the keys or values of a block have arrived for the products.
   MARLIN_DEVICE void WaitFor(uint32_t full, int block) const {
     Wait(full, ring_.ParityOf(block));
-    FenceForProducts();
+    FenceAsyncProxy();
   }
 
   /// Two warpgroups take turns: while one has its products run, the other one weighs scores.
@@ -355,41 +342,37 @@ class Consumer {
   /// exist.
   template <typename T>
   MARLIN_DEVICE void LoadQueries(T /*zero*/) const {
-    constexpr int kBatch = kWarpRows;  // Rows that are in flight together.
     const auto* const queries = static_cast<const T*>(args_.queries.data);
     const int lane = static_cast<int>(threadIdx.x) & 31;
     const int first = first_row_ + (static_cast<int>(threadIdx.x) >> 5 & 3) * kWarpRows;
     const float scale = args_.scale * kLog2E;
-#pragma unroll 1
-    for (int row = first; row < first + kWarpRows; row += kBatch) {
-      int64_t at[kBatch];
+    int64_t at[kWarpRows];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        at[i] = tile_.ElementOf(args_, args_.queries, min(row + i, tile_.rows - 1));
+    for (int i = 0; i < kWarpRows; ++i) {
+      at[i] = tile_.ElementOf(args_, args_.queries, min(first + i, tile_.rows - 1));
+    }
+#pragma unroll 1
+    for (int pair = lane; pair < args_.key_dim / 2; pair += 32) {
+      // All rows are in flight together.
+      T loaded[kWarpRows][2];
+#pragma unroll
+      for (int i = 0; i < kWarpRows; ++i) {
+        loaded[i][0] = queries[at[i] + 2 * pair];
+        loaded[i][1] = queries[at[i] + 2 * pair + 1];
       }
-#pragma unroll 1
-      for (int pair = lane; pair < args_.key_dim / 2; pair += 32) {
-        T loaded[kBatch][2];
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          loaded[i][0] = queries[at[i] + 2 * pair];
-          loaded[i][1] = queries[at[i] + 2 * pair + 1];
-        }
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          const float exists = row + i < tile_.rows ? scale : 0.0f;
-          uint32_t rounded;
-          uint32_t rest;
-          SplitInTwo(exists * ToFloat(loaded[i][0]), exists * ToFloat(loaded[i][1]), &rounded,
-                     &rest);
-          const uint32_t to =
-              ring_.shared + PlaceInPanels(Shape::kRows, row + i, pair >> 2) + (pair & 3) * 4;
-          StoreShared(to, rounded);
-          StoreShared(to + ring_.layout.QueryBytes(), rest);
-        }
+      for (int i = 0; i < kWarpRows; ++i) {
+        const float exists = first + i < tile_.rows ? scale : 0.0f;
+        uint32_t rounded;
+        uint32_t rest;
+        SplitInTwo(exists * ToFloat(loaded[i][0]), exists * ToFloat(loaded[i][1]), &rounded, &rest);
+        const uint32_t to =
+            ring_.shared + PlaceInPanels(Shape::kRows, first + i, pair >> 2) + (pair & 3) * 4;
+        StoreShared(to, rounded);
+        StoreShared(to + ring_.layout.QueryBytes(), rest);
       }
     }
-    FenceForProducts();
+    FenceAsyncProxy();
     SyncWarpgroup(warpgroup_);
   }
 

@@ -32,11 +32,14 @@ MARLIN_DEVICE void SplitInTwo(float low, float high, uint32_t* rounded, uint32_t
   *rest = Bf16x2::Pack(low - values.x, high - values.y);
 }
 
-/// Keys [first, end) are visible.
-struct KeySpan {
-  int first;
-  int end;
-};
+/// Whether `before` holds and eight bf16 numbers are finite.
+MARLIN_DEVICE bool AndFinite(bool before, const uint4& pairs) {
+  bool finite = before;
+  for (const uint32_t pair : {pairs.x, pairs.y, pairs.z, pairs.w}) {
+    finite = finite && (pair & 0x7f80u) != 0x7f80u && (pair & 0x7f800000u) != 0x7f800000u;
+  }
+  return finite;
+}
 
 /// kScoreTiles: groups of eight keys that are added at a time. kValueTiles: groups of eight value
 /// features, at most.

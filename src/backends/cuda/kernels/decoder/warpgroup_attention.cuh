@@ -26,12 +26,6 @@ MARLIN_DEVICE uint32_t PlaceInPanels(int rows, int row, int unit) {
   return (unit >> 3) * rows * kPanelRowBytes + row * kPanelRowBytes + (((unit ^ row) & 7) << 4);
 }
 
-/// Orders writes to shared memory, by this thread or seen by it, before reads of asynchronous
-/// products.
-MARLIN_DEVICE void FenceForProducts() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 /// Whether a value is true in some thread of a warpgroup; all of its threads call it.
 MARLIN_DEVICE bool AnyOfWarpgroup(int warpgroup, bool value) {
   uint32_t any;
@@ -126,9 +120,7 @@ class WarpgroupAttention {
 #pragma unroll 4
     for (int unit = thread / kKeys; unit < value_dim_ / 8; unit += 128 / kKeys) {
       const uint4 pairs = LoadShared16(values + PlaceInPanels(kKeys, key, unit));
-      for (const uint32_t pair : {pairs.x, pairs.y, pairs.z, pairs.w}) {
-        finite = finite && (pair & 0x7f80u) != 0x7f80u && (pair & 0x7f800000u) != 0x7f800000u;
-      }
+      finite = AndFinite(finite, pairs);
     }
     return !AnyOfWarpgroup(warpgroup, !finite);
   }

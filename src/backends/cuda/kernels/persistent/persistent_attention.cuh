@@ -20,9 +20,6 @@ inline constexpr int kWarpPairs = kPersistentWarps / 2;
 inline constexpr int kHalfTiles = kMostHeadFeatures / 32;
 inline constexpr int kMergePadding = 8;  ///< In floats, against bank conflicts.
 
-/// Makes earlier stores to shared memory visible to later bulk copies.
-MARLIN_DEVICE void FenceForCopies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 /// A merge of softmax parts.
 struct SoftmaxPart {
   float largest = NoScore();
@@ -117,7 +114,7 @@ class TokenAttention {
     StoreSums(softmax);
     __syncthreads();
     PublishMerged(mine, tag);
-    FenceForCopies();
+    FenceAsyncProxy();
   }
 
   /// Merges the parts of this CTA's share of the heads' features. Called by all threads.
@@ -355,7 +352,7 @@ class TokenAttention {
       softmax.Add(Row(0, false), Row(0, true) + half, block * kWarpKeys,
                   [&](int) { return visible_; });
       if (block + kWarpPairs >= end_block_) break;
-      FenceForCopies();
+      FenceAsyncProxy();
       SyncPair();
       if ((warp_ & 1) == 0) Request(block + kWarpPairs);
     }
