@@ -39,6 +39,7 @@ Calibrator::Calibrator(ModelDirectory directory, std::string path, const Device&
       device_(device),
       options_(options),
       pool_(0),
+      products_(device_, pool_),
       original_source_(directory_.checkpoint, directory_.config, device_, nullptr),
       quantized_source_(directory_.checkpoint, directory_.config, device_, &replaced_) {}
 
@@ -209,7 +210,7 @@ marlin::Result<QuantizedWeights> Calibrator::QuantizeFor(const Input& input,
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, QuantizeOn(pool_, matrix, all, report));
     return Prune24(weights, DiagonalOf(*input.curvature));
   }
-  return QuantizeGptq(pool_, matrix, options, *input.curvature,
+  return QuantizeGptq(pool_, products_, matrix, options, *input.curvature,
                       input.correction ? &*input.correction : nullptr, report);
 }
 

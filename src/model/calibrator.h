@@ -14,6 +14,7 @@
 #include "checkpoint/matrix_quantizer.h"
 #include "checkpoint/scaled_tensors.h"
 #include "marlin/calibrate.h"
+#include "model/device_products.h"
 #include "model/gram_sums.h"
 #include "model/layer_run.h"
 #include "model/open_model.h"
@@ -99,6 +100,7 @@ class Calibrator final : public MatrixQuantizer {
   Device device_;
   CalibrationOptions options_;
   ThreadPool pool_;
+  DeviceProducts products_;
   std::unique_ptr<Cholesky> cholesky_;  ///< The device's, or that of the pool.
   LayerSource original_source_;
   ReplacedMatrices replaced_;  ///< The current layer's quantized matrices.

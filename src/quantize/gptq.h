@@ -4,6 +4,7 @@
 #include "base/thread_pool.h"
 #include "marlin/quantize.h"
 #include "quantize/layer_inputs.h"
+#include "quantize/panel_products.h"
 
 namespace marlin {
 
@@ -24,10 +25,12 @@ namespace marlin {
 /// With Hadamard blocks the matrix is rotated first; curvature and correction are then those of the
 /// rotated inputs (RotateGram).
 ///
-/// Runs on `pool`; the result does not depend on its threads. Errors: those of Quantize.
-/// Precondition: curvature and correction have the matrix's k; the format is quantized.
-Result<QuantizedWeights> QuantizeGptq(ThreadPool& pool, const TensorView& dense,
-                                      const QuantizeOptions& options,
+/// Weights go through steps 3 and 4 in blocks of 128, all columns side by side: `products` gives
+/// the sums over all errors for the weights of a block, `pool` brings them up to date from weight
+/// to weight. The result does not depend on the threads of `pool`. Errors: those of Quantize and of
+/// `products`. Precondition: curvature and correction have the matrix's k; the format is quantized.
+Result<QuantizedWeights> QuantizeGptq(ThreadPool& pool, PanelProducts& products,
+                                      const TensorView& dense, const QuantizeOptions& options,
                                       const InputCurvature& curvature,
                                       const InputCorrection* correction, QuantizeReport* report);
 

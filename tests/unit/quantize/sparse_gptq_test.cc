@@ -9,13 +9,25 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "marlin/device.h"
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
+#include "model/device_products.h"
 #include "quantize/gptq.h"
 #include "quantize/host_cholesky.h"
 
 namespace marlin {
 namespace {
+
+Result<QuantizedWeights> Gptq(ThreadPool& pool, const TensorView& dense,
+                              const QuantizeOptions& options, const InputCurvature& curvature,
+                              const InputCorrection* correction = nullptr,
+                              QuantizeReport* report = nullptr) {
+  DeviceOptions device;
+  device.threads = pool.worker_count();
+  DeviceProducts products(*Device::Open("cpu", device), pool);
+  return QuantizeGptq(pool, products, dense, options, curvature, correction, report);
+}
 
 struct Case {
   int64_t k;
@@ -113,7 +125,7 @@ TEST(SparseGptq, CompensationLosesLessThanWeightsAndWeightsLessThanMagnitude) {
         options.sparsity = Sparsity::k24;
         QuantizeReport report;
         const auto compensated =
-            QuantizeGptq(pool, problem.view(), options, problem.curvature, nullptr, &report);
+            Gptq(pool, problem.view(), options, problem.curvature, nullptr, &report);
         ASSERT_TRUE(magnitude.ok() && weighted.ok());
         ASSERT_TRUE(compensated.ok()) << compensated.status().message();
         ASSERT_TRUE(Validate(*compensated).ok());
@@ -136,8 +148,8 @@ TEST(SparseGptq, DoesNotDependOnThreads) {
   QuantizeOptions options;
   options.group_size = 32;
   options.sparsity = Sparsity::k24;
-  const auto a = QuantizeGptq(one, problem.view(), options, problem.curvature, nullptr, nullptr);
-  const auto b = QuantizeGptq(many, problem.view(), options, problem.curvature, nullptr, nullptr);
+  const auto a = Gptq(one, problem.view(), options, problem.curvature);
+  const auto b = Gptq(many, problem.view(), options, problem.curvature);
   ASSERT_TRUE(a.ok() && b.ok());
   for (const TensorView QuantizedWeights::*part :
        {&QuantizedWeights::codes, &QuantizedWeights::metadata, &QuantizedWeights::scales}) {
@@ -158,8 +170,7 @@ TEST(SparseGptq, HardlyAnyBlockHasABetterPattern) {
   options.group_size = 0;
   options.scale_type = ScaleType::kF32;
   options.sparsity = Sparsity::k24;
-  const auto weights =
-      QuantizeGptq(pool, problem.view(), options, problem.curvature, nullptr, nullptr);
+  const auto weights = Gptq(pool, problem.view(), options, problem.curvature);
   ASSERT_TRUE(weights.ok());
   // The loss that was minimized is that of the damped matrix.
   for (size_t i = 0; i < problem.gram.size(); ++i) {
@@ -195,9 +206,7 @@ TEST(SparseGptq, RefusesFormatsWithout24) {
   QuantizeOptions options;
   options.format = Format::kU4;
   options.sparsity = Sparsity::k24;
-  EXPECT_EQ(QuantizeGptq(pool, problem.view(), options, problem.curvature, nullptr, nullptr)
-                .status()
-                .code(),
+  EXPECT_EQ(Gptq(pool, problem.view(), options, problem.curvature).status().code(),
             Code::kUnsupported);
 }
 
