@@ -39,6 +39,7 @@ Calibrator::Calibrator(ModelDirectory directory, std::string path, const Device&
       device_(device),
       options_(options),
       pool_(0),
+      gram_products_(device_, pool_),
       products_(device_, pool_),
       original_source_(directory_.checkpoint, directory_.config, device_, nullptr),
       quantized_source_(directory_.checkpoint, directory_.config, device_, &replaced_) {}
@@ -61,9 +62,8 @@ marlin::Result<std::unique_ptr<Cholesky>> Calibrator::MakeCholesky() {
 }
 
 Status Calibrator::InputSums::Add(const HostRows& original, const HostRows& quantized) {
-  MARLIN_RETURN_IF_ERROR(
-      gram.Add(quantized.values.data(), quantized.values.data(), quantized.rows()));
-  return cross.Add(original.values.data(), quantized.values.data(), quantized.rows());
+  return GramSums::AddBoth(original.values.data(), quantized.values.data(), quantized.rows(), &gram,
+                           &cross);
 }
 
 Status Calibrator::Begin(QuantizePlan* plan) {
@@ -278,10 +278,10 @@ Status Calibrator::RunAttention(int64_t index, const LayerTensors& tensors) {
   const bool latent = directory_.config.latent();
   std::vector<LinearTensors> first = tensors.attention.qkv;
   if (latent) first = {tensors.latent.q, tensors.latent.q_a, tensors.latent.kv_a};
-  InputSums normed(device_, pool_, directory_.config.shape.hidden);
+  InputSums normed(gram_products_, directory_.config.shape.hidden);
+  AttentionInputs original;
+  AttentionInputs quantized;
   for (const WindowChunk& chunk : chunks_) {
-    AttentionInputs original;
-    AttentionInputs quantized;
     MARLIN_RETURN_IF_ERROR(
         original_->Attention(chunk, Depth::kNormed, Rows(original_hidden_, chunk), &original));
     MARLIN_RETURN_IF_ERROR(
@@ -296,10 +296,8 @@ Status Calibrator::RunAttention(int64_t index, const LayerTensors& tensors) {
     MARLIN_RETURN_IF_ERROR(Reload(index, {true, false}));
   }
   const LinearTensors& out = latent ? tensors.latent.out : tensors.attention.out;
-  InputSums mixed(device_, pool_, out.in);
+  InputSums mixed(gram_products_, out.in);
   for (const WindowChunk& chunk : chunks_) {
-    AttentionInputs original;
-    AttentionInputs quantized;
     MARLIN_RETURN_IF_ERROR(
         original_->Attention(chunk, Depth::kAll, Rows(original_hidden_, chunk), &original));
     MARLIN_RETURN_IF_ERROR(
@@ -318,11 +316,11 @@ Status Calibrator::RunAttention(int64_t index, const LayerTensors& tensors) {
 
 Status Calibrator::RunLatent(const LatentAttentionTensors& tensors) {
   const bool has_query = tensors.q_b.present();
-  InputSums query(device_, pool_, has_query ? tensors.q_b.in : 0);
-  InputSums key(device_, pool_, tensors.kv_b.in);
+  InputSums query(gram_products_, has_query ? tensors.q_b.in : 0);
+  InputSums key(gram_products_, tensors.kv_b.in);
+  AttentionInputs original;
+  AttentionInputs quantized;
   for (const WindowChunk& chunk : chunks_) {
-    AttentionInputs original;
-    AttentionInputs quantized;
     MARLIN_RETURN_IF_ERROR(
         original_->Attention(chunk, Depth::kLatent, Rows(original_hidden_, chunk), &original));
     MARLIN_RETURN_IF_ERROR(
@@ -339,10 +337,10 @@ Status Calibrator::RunLatent(const LatentAttentionTensors& tensors) {
 }
 
 Status Calibrator::RunDense(int64_t index, const MlpTensors& tensors) {
-  InputSums normed(device_, pool_, directory_.config.shape.hidden);
+  InputSums normed(gram_products_, directory_.config.shape.hidden);
+  HostRows original;
+  HostRows quantized;
   for (const WindowChunk& chunk : chunks_) {
-    HostRows original;
-    HostRows quantized;
     MARLIN_RETURN_IF_ERROR(
         original_->Mlp(chunk, Depth::kNormed, Rows(original_hidden_, chunk), &original, nullptr));
     MARLIN_RETURN_IF_ERROR(quantized_->Mlp(chunk, Depth::kNormed, Rows(quantized_hidden_, chunk),
@@ -352,10 +350,8 @@ Status Calibrator::RunDense(int64_t index, const MlpTensors& tensors) {
   MARLIN_ASSIGN_OR_RETURN(const Input x, InputOf(normed));
   MARLIN_RETURN_IF_ERROR(QuantizeLinears(tensors.gate_up, x));
   MARLIN_RETURN_IF_ERROR(Reload(index, {false, true}));
-  InputSums inner(device_, pool_, tensors.down.in);
+  InputSums inner(gram_products_, tensors.down.in);
   for (const WindowChunk& chunk : chunks_) {
-    HostRows original;
-    HostRows quantized;
     MARLIN_RETURN_IF_ERROR(
         original_->Mlp(chunk, Depth::kAll, Rows(original_hidden_, chunk), nullptr, &original));
     MARLIN_RETURN_IF_ERROR(
@@ -401,7 +397,7 @@ Status Calibrator::RunExperts(int64_t index, const ExpertsTensors& tensors) {
   const Dimensions& shape = directory_.config.shape;
   MARLIN_ASSIGN_OR_RETURN(const HostRows original, AllNormed(*original_, original_hidden_));
   MARLIN_ASSIGN_OR_RETURN(const HostRows quantized, AllNormed(*quantized_, quantized_hidden_));
-  InputSums normed(device_, pool_, shape.hidden);
+  InputSums normed(gram_products_, shape.hidden);
   MARLIN_RETURN_IF_ERROR(normed.Add(original, quantized));
   MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(normed));
   MARLIN_RETURN_IF_ERROR(QuantizeLinears({&tensors.router, 1}, input));
@@ -439,7 +435,7 @@ Status Calibrator::RunShared(const ExpertInputs& inputs) {
                           original_->Gate(original_->layer().experts.shared, inputs.original));
   MARLIN_ASSIGN_OR_RETURN(const HostRows quantized,
                           quantized_->Gate(quantized_->layer().experts.shared, inputs.quantized));
-  InputSums inner(device_, pool_, original.width);
+  InputSums inner(gram_products_, original.width);
   MARLIN_RETURN_IF_ERROR(inner.Add(original, quantized));
   MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(inner));
   return QuantizeLinears({&inputs.tensors.shared.down, 1}, input);
@@ -463,7 +459,7 @@ Status Calibrator::RunExpert(const ExpertInputs& inputs, int64_t expert) {
     return InputFrom(MakeCurvature(pool_, *cholesky_, own.MeanWith(all, static_cast<double>(k)), k),
                      k);
   };
-  GramSums own(device_, pool_, inputs.quantized.width);
+  GramSums own(gram_products_, inputs.quantized.width);
   MARLIN_RETURN_IF_ERROR(own.Add(routed.values.data(), routed.values.data(), routed.rows()));
   MARLIN_ASSIGN_OR_RETURN(Input input, mixed(own, inputs.normed_mean));
   input.correction = inputs.input.correction;
@@ -474,9 +470,9 @@ Status Calibrator::RunExpert(const ExpertInputs& inputs, int64_t expert) {
   MARLIN_ASSIGN_OR_RETURN(const HostRows original, original_->Gate(before, inputs.original_sample));
   MARLIN_ASSIGN_OR_RETURN(const HostRows quantized, quantized_->Gate(mlp, inputs.quantized_sample));
   MARLIN_ASSIGN_OR_RETURN(const HostRows selected, quantized_->Gate(mlp, routed));
-  InputSums all(device_, pool_, mlp.down.in);
+  InputSums all(gram_products_, mlp.down.in);
   MARLIN_RETURN_IF_ERROR(all.Add(original, quantized));
-  GramSums own_inner(device_, pool_, mlp.down.in);
+  GramSums own_inner(gram_products_, mlp.down.in);
   MARLIN_RETURN_IF_ERROR(
       own_inner.Add(selected.values.data(), selected.values.data(), selected.rows()));
   MARLIN_ASSIGN_OR_RETURN(Input all_input, InputOf(all));
@@ -490,7 +486,7 @@ Status Calibrator::RunHead() {
   replaced_.clear();
   zeroed_.clear();
   MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, original_source_));
-  InputSums sums(device_, pool_, directory_.config.shape.hidden);
+  InputSums sums(gram_products_, directory_.config.shape.hidden);
   for (const WindowChunk& chunk : chunks_) {
     MARLIN_ASSIGN_OR_RETURN(const HostRows original,
                             ends->Normalize(chunk.rows, Rows(original_hidden_, chunk)));

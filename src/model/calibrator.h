@@ -50,8 +50,7 @@ class Calibrator final : public MatrixQuantizer {
   using Key = std::pair<std::string, int64_t>;
   /// The statistics of one input: of the quantized stream, and its products with the original's.
   struct InputSums {
-    InputSums(const Device& device, ThreadPool& pool, int64_t k)
-        : gram(device, pool, k), cross(device, pool, k) {}
+    InputSums(GramProducts& products, int64_t k) : gram(products, k), cross(products, k) {}
     Status Add(const HostRows& original, const HostRows& quantized);
     GramSums gram;
     GramSums cross;
@@ -100,6 +99,7 @@ class Calibrator final : public MatrixQuantizer {
   Device device_;
   CalibrationOptions options_;
   ThreadPool pool_;
+  GramProducts gram_products_;
   DeviceProducts products_;
   std::unique_ptr<Cholesky> cholesky_;  ///< The device's, or that of the pool.
   LayerSource original_source_;

@@ -30,27 +30,43 @@ bool IsConsecutive(std::span<const float> values) {
   return true;
 }
 
-/// Adds error(i) for i in [0, count) in fp32 over kLanes interleaved sums, so that the loop
-/// vectorizes and the result does not depend on the vector width.
-template <typename Error>
-double SumInLanes(int64_t count, Error error) {
-  constexpr int64_t kLanes = 16;
-  float lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += error(i + lane);
-  }
-  for (; i < count; ++i) lanes[i % kLanes] += error(i);
+template <size_t kCount>
+double Total(const float (&lanes)[kCount]) {
   double sum = 0;
   for (const float lane : lanes) sum += static_cast<double>(lane);
   return sum;
 }
 
-/// SumInLanes of error(i), times importance[i] unless that is null.
+/// Adds error(i) for i in [0, count) in fp32 over kLanes interleaved sums, so that the loop
+/// vectorizes and the result does not depend on the vector width. Errors are not negative:
+/// infinity as soon as some of them reach `limit`.
 template <typename Error>
-double SumWeighted(int64_t count, const float* importance, Error error) {
-  if (importance == nullptr) return SumInLanes(count, error);
-  return SumInLanes(count, [&](int64_t i) { return error(i) * importance[i]; });
+double SumInLanes(int64_t count, double limit, Error error) {
+  constexpr int64_t kLanes = 16;
+  constexpr int64_t kRun = 2 * kLanes;
+  float lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    if (i > 0 && i % kRun == 0 && Total(lanes) >= limit) {
+      return std::numeric_limits<double>::infinity();
+    }
+    float errors[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane) errors[lane] = error(i + lane);
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += errors[lane];
+  }
+  for (; i < count; ++i) lanes[i % kLanes] += error(i);
+  return Total(lanes);
+}
+
+/// SumInLanes of error(i), times importance[i] unless that is null, times the square of the scale.
+template <typename Error>
+double SumWeighted(int64_t count, const float* importance, double limit, float scale, Error error) {
+  const double square = static_cast<double>(scale) * static_cast<double>(scale);
+  // In units of the scale, so that squares of tiny weights do not underflow.
+  const double most = limit / square;
+  if (importance == nullptr) return SumInLanes(count, most, error) * square;
+  const auto weighted = [&](int64_t i) { return error(i) * importance[i]; };
+  return SumInLanes(count, most, weighted) * square;
 }
 
 }  // namespace
@@ -87,23 +103,21 @@ void Encoder::EncodeWithTable(const Encoder& encoder, const float* w, int64_t co
 
 template <typename Codec>
 double Encoder::ErrorWithCodec(const Encoder&, const float* w, const float* importance,
-                               int64_t count, float scale, float zero) {
-  // In units of the scale, so that squares of tiny weights do not underflow.
-  const double sum = SumWeighted(count, importance, [=](int64_t i) {
+                               int64_t count, float scale, float zero, double limit) {
+  return SumWeighted(count, importance, limit, scale, [=](int64_t i) {
     const float x = w[i] / scale + zero;
     const float error = x - Codec::Value(Codec::Encode(x));
     return error * error;
   });
-  return sum * static_cast<double>(scale) * static_cast<double>(scale);
 }
 
 template <int kBits>
 double Encoder::ErrorWithTable(const Encoder& encoder, const float* w, const float* importance,
-                               int64_t count, float scale, float zero) {
+                               int64_t count, float scale, float zero, double limit) {
   constexpr int kValues = 1 << kBits;
   float values[kValues];
   std::copy_n(encoder.values_.begin(), kValues, values);
-  const double sum = SumWeighted(count, importance, [&](int64_t i) {
+  return SumWeighted(count, importance, limit, scale, [&](int64_t i) {
     const float x = w[i] / scale + zero;
     float nearest = std::numeric_limits<float>::max();
     for (int v = 0; v < kValues; ++v) {
@@ -112,7 +126,6 @@ double Encoder::ErrorWithTable(const Encoder& encoder, const float* w, const flo
     }
     return nearest;
   });
-  return sum * static_cast<double>(scale) * static_cast<double>(scale);
 }
 
 template <typename Codec>

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "marlin/format.h"
@@ -22,11 +23,11 @@ class Encoder {
   }
 
   /// Sum of the squared errors of encoding and decoding, to about fp32's precision, for comparing
-  /// candidates; each times its weight's importance, if that is not null. The same on every
-  /// machine. Precondition: as Encode.
+  /// candidates; each times its weight's importance, if that is not null. Infinity if some
+  /// of them reach `limit` before the last. The same on every machine. Precondition: as Encode.
   double SquaredError(const float* w, const float* importance, int64_t count, float scale,
-                      float zero) const {
-    return squared_error_(*this, w, importance, count, scale, zero);
+                      float zero, double limit = std::numeric_limits<double>::infinity()) const {
+    return squared_error_(*this, w, importance, count, scale, zero, limit);
   }
 
   /// The code of the value nearest to 0.
@@ -42,7 +43,7 @@ class Encoder {
  private:
   using EncodeFunction = void (*)(const Encoder&, const float*, int64_t, float, float, uint8_t*);
   using ErrorFunction = double (*)(const Encoder&, const float*, const float*, int64_t, float,
-                                   float);
+                                   float, double);
   template <typename Codec>
   static void EncodeWithCodec(const Encoder& encoder, const float* w, int64_t count, float scale,
                               float zero, uint8_t* codes);
@@ -51,10 +52,10 @@ class Encoder {
                               float zero, uint8_t* codes);
   template <typename Codec>
   static double ErrorWithCodec(const Encoder& encoder, const float* w, const float* importance,
-                               int64_t count, float scale, float zero);
+                               int64_t count, float scale, float zero, double limit);
   template <int kBits>
   static double ErrorWithTable(const Encoder& encoder, const float* w, const float* importance,
-                               int64_t count, float scale, float zero);
+                               int64_t count, float scale, float zero, double limit);
   template <typename Codec>
   void Use();
   void MakeThresholds();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/checked.h"
 #include "base/macros.h"
@@ -291,93 +292,111 @@ void GptqTile::DescendPatterns(const GptqBlock& block) {
   StoreErrors(block);
 }
 
-/// Moves a group's scale, then its zero point, to the minimum of the error as far as their types
-/// allow, if that lowers it. The group begins at weight `first` of the block; gradients [rows of
-/// the group][kColumns]: H times the errors.
-void GptqTile::AdjustColumn(const ScaleCoder& coder, const GptqBlock& block, int64_t first,
-                            int64_t column, const float* gradients) {
-  const int64_t k0 = block.weights[static_cast<size_t>(first)];
-  const int64_t count = std::min(spec_.group_size, k_ - k0);
-  const int64_t padded = RoundUp(k_, kPackRun);
-  GroupParameters& parameters = Parameters(k0, column);
-  const float scale = parameters.scale.value;
-  if (scale == 0.0F) return;
-  const std::span<const float> values = problem_.encoder.values();
-  const bool move_zero = spec_.has_zeros && problem_.options.fractional_zeros;
-  // Along u = value - zero the scale moves, along -1 the zero point.
-  double slope = 0;
-  double curve = 0;
-  double zero_slope = 0;
+/// How a group's part of the loss changes while its scale moves along u = value - zero, and its
+/// zero point along -1.
+struct GptqTile::Slopes {
+  double scale[kColumns] = {};
+  double scale_curve[kColumns] = {};
+  double zero[kColumns] = {};
   double zero_curve = 0;
-  double mixed = 0;
-  std::vector<float> u(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) {
-    u[static_cast<size_t>(i)] =
-        values[codes_[static_cast<size_t>(column * padded + k0 + i)]] - parameters.zero;
-  }
+  double mixed[kColumns] = {};
+};
+
+/// u, gradients [weights of the group][kColumns]; the latter are H times the errors.
+GptqTile::Slopes GptqTile::SlopesOf(const GptqBlock& block, int64_t first,
+                                    const std::vector<float>& u,
+                                    const std::vector<float>& gradients) const {
+  Slopes slopes;
+  const int64_t count = static_cast<int64_t>(u.size()) / kColumns;
   for (int64_t i = 0; i < count; ++i) {
     const float* const row = block.Factors(first + i) + first;
-    float hu = 0;
-    float h1 = 0;
-    for (int64_t j = 0; j < count; ++j) {
-      hu += row[j] * u[static_cast<size_t>(j)];
-      h1 += row[j];
+    Lanes hu = {};
+    Combine(row, u.data(), count, hu);
+    slopes.zero_curve += static_cast<double>(std::accumulate(row, row + count, 0.0F));
+    for (int64_t c = 0; c < kColumns; ++c) {
+      const double own = Row(u, i)[c];
+      const double gradient = Row(gradients, i)[c];
+      slopes.scale[c] += gradient * own;
+      slopes.scale_curve[c] += own * static_cast<double>(hu[c]);
+      slopes.zero[c] -= gradient;
+      slopes.mixed[c] -= static_cast<double>(hu[c]);
     }
-    const double own = u[static_cast<size_t>(i)];
-    const double gradient = gradients[i * kColumns + column];
-    slope += gradient * own;
-    curve += own * static_cast<double>(hu);
-    zero_slope -= gradient;
-    zero_curve += static_cast<double>(h1);
-    mixed -= static_cast<double>(hu);
   }
-  double scale_step = 0;
+  return slopes;
+}
+
+/// Moves a group's scale in one column, then its zero point, to the minimum of the loss as far as
+/// their types allow, if that lowers it.
+GptqTile::Moved GptqTile::MoveParameters(const ScaleCoder& coder, const Slopes& slopes,
+                                         int64_t column, GroupParameters* parameters) const {
+  Moved moved;
+  const auto scale = static_cast<double>(parameters->scale.value);
+  if (scale == 0.0) return moved;
+  const double slope = slopes.scale[column];
+  const double curve = slopes.scale_curve[column];
   if (curve > 0.0) {
-    const StoredScale moved =
-        coder.Round(std::max(static_cast<float>(static_cast<double>(scale) + slope / curve), 0.0F));
-    const double step = static_cast<double>(moved.value) - static_cast<double>(scale);
-    if (!moved.overflow && moved.value > 0.0F && step * (step * curve - 2 * slope) < 0.0) {
-      parameters.scale = moved;
-      scale_step = step;
+    const StoredScale rounded =
+        coder.Round(std::max(static_cast<float>(scale + slope / curve), 0.0F));
+    const double step = static_cast<double>(rounded.value) - scale;
+    if (!rounded.overflow && rounded.value > 0.0F && step * (step * curve - 2 * slope) < 0.0) {
+      parameters->scale = rounded;
+      moved.scale = step;
     }
+  }
+  if (!spec_.has_zeros || !problem_.options.fractional_zeros || slopes.zero_curve <= 0.0) {
+    return moved;
   }
   // With the new scale, a step z of the zero changes every weight by -scale * z.
-  double zero_step = 0;
-  const double new_scale = parameters.scale.value;
-  if (move_zero && zero_curve > 0.0) {
-    const double rest = zero_slope - scale_step * mixed;
-    const float moved = problem_.rule.RoundZero(
-        static_cast<float>(static_cast<double>(parameters.zero) + rest / zero_curve / new_scale));
-    const double step =
-        new_scale * (static_cast<double>(moved) - static_cast<double>(parameters.zero));
-    if (step * (step * zero_curve - 2 * rest) < 0.0) {
-      parameters.zero = moved;
-      zero_step = step;
+  const double new_scale = parameters->scale.value;
+  const auto zero = static_cast<double>(parameters->zero);
+  const double rest = slopes.zero[column] - moved.scale * slopes.mixed[column];
+  const float rounded =
+      problem_.rule.RoundZero(static_cast<float>(zero + rest / slopes.zero_curve / new_scale));
+  const double step = new_scale * (static_cast<double>(rounded) - zero);
+  if (step * (step * slopes.zero_curve - 2 * rest) < 0.0) {
+    parameters->zero = rounded;
+    moved.zero = step;
+  }
+  return moved;
+}
+
+void GptqTile::AdjustGroup(const ScaleCoder& coder, const GptqBlock& block, int64_t first,
+                           Steps& steps) {
+  const int64_t k0 = block.weights[static_cast<size_t>(first)];
+  const int64_t count = std::min(spec_.group_size, block.count() - first);
+  const int64_t padded = RoundUp(k_, kPackRun);
+  const std::span<const float> values = problem_.encoder.values();
+  std::vector<float> gradients(static_cast<size_t>(count * kColumns));
+  std::vector<float> u(gradients.size());
+  for (int64_t i = 0; i < count; ++i) {
+    Lanes sums;
+    steps.Take(first + i, first, sums);
+    std::copy_n(sums, kColumns, Row(gradients, i));
+    for (int64_t c = 0; c < columns_; ++c) {
+      const uint8_t code = codes_[static_cast<size_t>(c * padded + k0 + i)];
+      Row(u, i)[c] = values[code] - Parameters(k0, c).zero;
     }
   }
+  const Slopes slopes = SlopesOf(block, first, u, gradients);
+  Moved moved[kColumns];
+  for (int64_t c = 0; c < columns_; ++c) {
+    moved[c] = MoveParameters(coder, slopes, c, &Parameters(k0, c));
+  }
   for (int64_t i = 0; i < count; ++i) {
-    Row(errors_, k0 + i)[column] -=
-        static_cast<float>(scale_step * static_cast<double>(u[static_cast<size_t>(i)]) - zero_step);
+    float* const errors = Row(errors_, k0 + i);
+    Lanes before;
+    std::copy_n(errors, kColumns, before);
+    for (int64_t c = 0; c < kColumns; ++c) {
+      errors[c] -=
+          static_cast<float>(moved[c].scale * static_cast<double>(Row(u, i)[c]) - moved[c].zero);
+    }
+    steps.Change(first + i, before, errors);
   }
 }
 
 void GptqTile::AdjustGroups(const ScaleCoder& coder, const GptqBlock& block) {
   Steps steps(block, columns_);
-  for (int64_t i = 0; i < block.count(); i += spec_.group_size) {
-    const int64_t k0 = block.weights[static_cast<size_t>(i)];
-    const int64_t count = std::min(spec_.group_size, block.count() - i);
-    std::vector<float> gradients(static_cast<size_t>(count * kColumns));
-    for (int64_t j = 0; j < count; ++j) {
-      Lanes sums;
-      steps.Take(i + j, i, sums);
-      std::copy_n(sums, kColumns, Row(gradients, j));
-    }
-    const std::vector<float> before(Row(errors_, k0), Row(errors_, k0) + count * kColumns);
-    for (int64_t c = 0; c < columns_; ++c) AdjustColumn(coder, block, i, c, gradients.data());
-    for (int64_t j = 0; j < count; ++j) {
-      steps.Change(i + j, Row(before, j), Row(errors_, k0 + j));
-    }
-  }
+  for (int64_t i = 0; i < block.count(); i += spec_.group_size) AdjustGroup(coder, block, i, steps);
   StoreErrors(block);
 }
 

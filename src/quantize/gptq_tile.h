@@ -77,6 +77,12 @@ class GptqTile {
  private:
   using Lanes = GptqLanes;
   class Steps;
+  struct Slopes;
+  /// By how much a scale moved, and its zero point in units of weights.
+  struct Moved {
+    double scale = 0;
+    double zero = 0;
+  };
 
   float* Row(std::vector<float>& rows, int64_t k) const { return rows.data() + k * kGptqColumns; }
   const float* Row(const std::vector<float>& rows, int64_t k) const {
@@ -90,8 +96,11 @@ class GptqTile {
   void EncodeRow(int64_t k, const Lanes& targets);
   void DescendRow(const GptqBlock& block, int64_t i, Steps& steps);
   void DescendPattern(const GptqBlock& block, int64_t position, int64_t count, Steps& steps);
-  void AdjustColumn(const ScaleCoder& coder, const GptqBlock& block, int64_t first, int64_t column,
-                    const float* gradients);
+  Slopes SlopesOf(const GptqBlock& block, int64_t first, const std::vector<float>& u,
+                  const std::vector<float>& gradients) const;
+  Moved MoveParameters(const ScaleCoder& coder, const Slopes& slopes, int64_t column,
+                       GroupParameters* parameters) const;
+  void AdjustGroup(const ScaleCoder& coder, const GptqBlock& block, int64_t first, Steps& steps);
   void StoreErrors(const GptqBlock& block) const;
 
   const GptqProblem& problem_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 namespace marlin {
 namespace {
@@ -26,8 +27,9 @@ class Best {
     const bool seen = candidate.scale.bits == last_.scale.bits && candidate.zero == last_.zero;
     if (seen && tried_) return false;
     last_ = candidate;
-    const double error = context_.encoder.SquaredError(w_, importance_, count_,
-                                                       candidate.scale.value, candidate.zero);
+    const double limit = tried_ ? error_ : std::numeric_limits<double>::infinity();
+    const double error = context_.encoder.SquaredError(
+        w_, importance_, count_, candidate.scale.value, candidate.zero, limit);
     const bool better = !tried_ || error < error_;
     tried_ = true;
     if (!better) return false;

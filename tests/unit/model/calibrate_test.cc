@@ -34,7 +34,8 @@ TEST(GramSums, IsTheMeanOfProducts) {
   const std::vector<float> x = Rows(kRows, kK, 1);
   const std::vector<float> y = Rows(kRows, kK, 2);
   ThreadPool pool(2);
-  GramSums sums(WithThreads(2), pool, kK);
+  GramProducts products(WithThreads(2), pool);
+  GramSums sums(products, kK);
   ASSERT_TRUE(sums.Add(y.data(), x.data(), kRows).ok());
   EXPECT_EQ(sums.rows(), kRows);
   const std::vector<double> mean = sums.Mean();
@@ -54,7 +55,8 @@ TEST(GramSums, IsTheMeanOfProducts) {
 
 TEST(GramSums, WithoutRowsIsTheOther) {
   ThreadPool pool(1);
-  GramSums sums(WithThreads(1), pool, 2);
+  GramProducts products(WithThreads(1), pool);
+  GramSums sums(products, 2);
   ASSERT_TRUE(sums.Add(nullptr, nullptr, 0).ok());
   EXPECT_EQ(sums.Mean(), std::vector<double>(4));
   EXPECT_EQ(sums.MeanWith({1, 2, 3, 4}, 2.0), (std::vector<double>{1, 2, 3, 4}));
@@ -66,7 +68,8 @@ TEST(GramSums, TheSameBitsWithAnyNumberOfThreads) {
   const std::vector<float> x = Rows(kRows, kK, 3);
   const auto mean = [&](int threads) {
     ThreadPool pool(threads);
-    GramSums sums(WithThreads(threads), pool, kK);
+    GramProducts products(WithThreads(threads), pool);
+    GramSums sums(products, kK);
     EXPECT_TRUE(sums.Add(x.data(), x.data(), kRows).ok());
     return sums.Mean();
   };
