@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <charconv>
+#include <climits>
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -23,8 +24,21 @@
 #include "marlin/importance.h"
 #include "marlin/sensitivity.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 namespace marlin::cli {
 namespace {
+
+/// Keeps freed memory in the process. Calibration frees and takes the same gigabyte for every
+/// layer, and the kernel clears pages that come back to it: a quarter of the time on a GPU.
+void KeepFreedMemory() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+#endif
+}
 
 /// Ends the process on an interrupt with a hint on how to resume. The output has a temporary name
 /// until it is complete, so there is nothing to clean up.
@@ -105,7 +119,10 @@ class QuantizeCommand final : public Command {
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
     Result<QuantizeCheckpointReport> report = [&] {
       const InterruptNotice notice;
-      if (NeedsCalibration(options.method)) return Calibrate(console, options);
+      if (NeedsCalibration(options.method)) {
+        KeepFreedMemory();
+        return Calibrate(console, options);
+      }
       return imatrix_ ? Weigh(options) : QuantizeCheckpoint(source_, output_, options);
     }();
     bar.Clear();

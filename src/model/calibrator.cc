@@ -262,13 +262,14 @@ Status Calibrator::RunLayer(int64_t index) {
   quantized_.reset();
   CheckpointAccess::Get(directory_.checkpoint).ForgetComputed();
   const LayerTensors tensors = original_source_.Tensors(index);
-  const auto make = [&](std::unique_ptr<LayerRun>* run) -> Status {
+  const auto make = [&](bool matrices, std::unique_ptr<LayerRun>* run) -> Status {
     MARLIN_ASSIGN_OR_RETURN(*run, LayerRun::Load(device_, directory_.config, directory_.checkpoint,
-                                                 original_source_, index));
+                                                 original_source_, index, matrices));
     return {};
   };
-  MARLIN_RETURN_IF_ERROR(make(&original_));
-  MARLIN_RETURN_IF_ERROR(make(&quantized_));
+  MARLIN_RETURN_IF_ERROR(make(true, &original_));
+  // The quantized layer's matrices are loaded as they become known (Reload).
+  MARLIN_RETURN_IF_ERROR(make(false, &quantized_));
   MARLIN_RETURN_IF_ERROR(RunAttention(index, tensors));
   const bool sparse = original_->layer().experts.set.count() > 0;
   return sparse ? RunExperts(index, tensors.experts) : RunDense(index, tensors.mlp);

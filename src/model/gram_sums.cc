@@ -26,37 +26,59 @@ Status Grow(const Device& device, int64_t numbers, DeviceBuffer* buffer) {
 
 }  // namespace
 
+Result<PreparedWeights> GramProducts::PrepareRows(const float* x, int64_t rows, int64_t k) const {
+  QuantizedWeights weights;
+  weights.spec.format = Format::kFp32;
+  weights.spec.k = rows;
+  weights.spec.n = k;
+  weights.spec.group_size = rows;
+  weights.codes = TensorView(x, DType::kF32, {1, rows, k});
+  return Prepare(weights, device_);
+}
+
+Status GramProducts::Transpose(const float* y, int64_t rows, int64_t k) {
+  MARLIN_RETURN_IF_ERROR(Grow(device_, k * rows, &left_));
+  auto* const transposed = static_cast<float*>(left_.data());
+  pool_->Run(CeilDivide(k, kColumnsPerTask), [&](int64_t task, int) {
+    const int64_t column = task * kColumnsPerTask;
+    TransposeColumns(y, rows, k, column, std::min(k, column + kColumnsPerTask), transposed);
+  });
+  return {};
+}
+
+Status GramProducts::Transpose(const PreparedWeights& y, int64_t rows, int64_t k) {
+  MARLIN_RETURN_IF_ERROR(Grow(device_, k * rows, &left_));
+  return Dequantize(device_, y, {left_.data(), DType::kF32, {rows, k}, {1, rows}});
+}
+
 Status GramProducts::Add(const float* x, int64_t rows, int64_t k, std::span<const Term> terms) {
-  const int64_t most = ReadsHostMemory(device_) ? kRowsPerProduct : kRowsPerCopiedProduct;
+  const bool on_host = ReadsHostMemory(device_);
+  const int64_t most = on_host ? kRowsPerProduct : kRowsPerCopiedProduct;
   for (int64_t first = 0; first < rows; first += most) {
     const int64_t count = std::min(most, rows - first);
-    QuantizedWeights right;
-    right.spec.format = Format::kFp32;
-    right.spec.k = count;
-    right.spec.n = k;
-    right.spec.group_size = count;
-    right.codes = TensorView(x + first * k, DType::kF32, {1, count, k});
-    MARLIN_ASSIGN_OR_RETURN(const PreparedWeights ready, Prepare(right, device_));
+    const float* const right = x + first * k;
+    MARLIN_ASSIGN_OR_RETURN(const PreparedWeights ready, PrepareRows(right, count, k));
     for (const Term& term : terms) {
-      MARLIN_RETURN_IF_ERROR(AddProduct(ready, count, k, {term.y + first * k, term.sums}));
+      const float* const left = term.y + first * k;
+      if (on_host) {
+        MARLIN_RETURN_IF_ERROR(Transpose(left, count, k));
+      } else if (left == right) {
+        MARLIN_RETURN_IF_ERROR(Transpose(ready, count, k));
+      } else {
+        MARLIN_ASSIGN_OR_RETURN(const PreparedWeights other, PrepareRows(left, count, k));
+        MARLIN_RETURN_IF_ERROR(Transpose(other, count, k));
+        MARLIN_RETURN_IF_ERROR(device_.Synchronize());  // Before the weights go.
+      }
+      MARLIN_RETURN_IF_ERROR(AddProduct(ready, count, k, term.sums));
     }
   }
   return {};
 }
 
 Status GramProducts::AddProduct(const PreparedWeights& right, int64_t rows, int64_t k,
-                                const Term& term) {
-  // y^T is the GEMM's left operand, of which rows are contiguous.
-  transposed_.resize(std::max(transposed_.size(), static_cast<size_t>(k * rows)));
+                                double* sums) {
   on_host_.resize(std::max(on_host_.size(), static_cast<size_t>(k * k)));
-  MARLIN_RETURN_IF_ERROR(Grow(device_, k * rows, &left_));
   MARLIN_RETURN_IF_ERROR(Grow(device_, k * k, &product_));
-  pool_->Run(CeilDivide(k, kColumnsPerTask), [&](int64_t task, int) {
-    const int64_t column = task * kColumnsPerTask;
-    TransposeColumns(term.y, rows, k, column, std::min(k, column + kColumnsPerTask),
-                     transposed_.data());
-  });
-  MARLIN_RETURN_IF_ERROR(left_.CopyFrom(transposed_.data(), k * rows * int64_t{sizeof(float)}));
   GemmOptions options;
   options.accuracy = Accuracy::kExact;
   MARLIN_RETURN_IF_ERROR(Gemm(device_, {left_.data(), DType::kF32, {k, rows}}, right,
@@ -65,8 +87,8 @@ Status GramProducts::AddProduct(const PreparedWeights& right, int64_t rows, int6
   MARLIN_RETURN_IF_ERROR(product_.CopyTo(on_host_.data(), k * k * int64_t{sizeof(float)}));
   pool_->Run(k, [&](int64_t row, int) {
     const float* const from = on_host_.data() + row * k;
-    double* const sums = term.sums + row * k;
-    for (int64_t i = 0; i < k; ++i) sums[i] += static_cast<double>(from[i]);
+    double* const to = sums + row * k;
+    for (int64_t i = 0; i < k; ++i) to[i] += static_cast<double>(from[i]);
   });
   return {};
 }

@@ -30,13 +30,18 @@ class GramProducts {
   Status Add(const float* x, int64_t rows, int64_t k, std::span<const Term> terms);
 
  private:
-  Status AddProduct(const PreparedWeights& right, int64_t rows, int64_t k, const Term& term);
+  /// x [rows, k] as weights.
+  Result<PreparedWeights> PrepareRows(const float* x, int64_t rows, int64_t k) const;
+  /// Sets left_ to y^T.
+  Status Transpose(const float* y, int64_t rows, int64_t k);
+  /// The same, on the device, of rows that were prepared.
+  Status Transpose(const PreparedWeights& y, int64_t rows, int64_t k);
+  Status AddProduct(const PreparedWeights& right, int64_t rows, int64_t k, double* sums);
 
   Device device_;
   ThreadPool* pool_;
-  DeviceBuffer left_;     ///< y^T [k, rows]
+  DeviceBuffer left_;     ///< y^T [k, rows], the GEMM's left operand, of which rows are contiguous.
   DeviceBuffer product_;  ///< [k, k]
-  std::vector<float> transposed_;
   std::vector<float> on_host_;  ///< The product.
 };
 

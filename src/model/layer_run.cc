@@ -66,11 +66,12 @@ Result<std::unique_ptr<LayerRun>> LayerRun::Make(const Device& device, const Dec
 
 Result<std::unique_ptr<LayerRun>> LayerRun::Load(const Device& device, const DecoderConfig& config,
                                                  const Checkpoint& checkpoint,
-                                                 const LayerSource& source, int64_t layer) {
+                                                 const LayerSource& source, int64_t layer,
+                                                 bool matrices) {
   MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<LayerRun> run, Make(device, config, checkpoint, layer));
-  MARLIN_ASSIGN_OR_RETURN(DecoderLayer attention, source.Layer(layer, {true, false}));
+  MARLIN_ASSIGN_OR_RETURN(DecoderLayer attention, source.Layer(layer, {true, false, matrices}));
   run->SetAttention(std::move(attention));
-  MARLIN_ASSIGN_OR_RETURN(DecoderLayer mlp, source.Layer(layer, {false, true}));
+  MARLIN_ASSIGN_OR_RETURN(DecoderLayer mlp, source.Layer(layer, {false, true, matrices}));
   run->SetMlp(std::move(mlp));
   return run;
 }

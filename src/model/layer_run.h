@@ -56,10 +56,12 @@ class LayerRun {
   static Result<std::unique_ptr<LayerRun>> Make(const Device& device, const DecoderConfig& config,
                                                 const Checkpoint& checkpoint, int64_t layer);
 
-  /// The same with both halves of the layer of a source. Errors: also those of LayerSource::Layer.
+  /// The same with both halves of the layer of a source, or with their norms alone: enough for
+  /// depth kNormed. Errors: also those of LayerSource::Layer.
   static Result<std::unique_ptr<LayerRun>> Load(const Device& device, const DecoderConfig& config,
                                                 const Checkpoint& checkpoint,
-                                                const LayerSource& source, int64_t layer);
+                                                const LayerSource& source, int64_t layer,
+                                                bool matrices = true);
 
   /// Takes one half from a loaded layer.
   void SetAttention(DecoderLayer layer);

@@ -100,6 +100,7 @@ class LayerSource {
   struct Parts {
     bool attention = true;
     bool mlp = true;
+    bool matrices = true;  ///< Otherwise only the norms.
   };
   /// Errors: those of LoadDecoder.
   Result<DecoderLayer> Layer(int64_t index, const Parts& parts) const;

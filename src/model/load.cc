@@ -67,14 +67,17 @@ class DecoderLoader {
     const LayerTensors tensors = Describe(index, &style);
     if (parts.attention) {
       MARLIN_ASSIGN_OR_RETURN(layer->input_norm, Vector(tensors.input_norm));
-      MARLIN_RETURN_IF_ERROR(config_.latent()
-                                 ? LoadLatent(tensors.latent, &layer->latent)
-                                 : LoadAttention(tensors.attention, &layer->attention));
       MARLIN_ASSIGN_OR_RETURN(layer->attention_out_norm, Vector(tensors.attention_out_norm));
+      if (parts.matrices) {
+        MARLIN_RETURN_IF_ERROR(config_.latent()
+                                   ? LoadLatent(tensors.latent, &layer->latent)
+                                   : LoadAttention(tensors.attention, &layer->attention));
+      }
     }
     if (!parts.mlp) return {};
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_norm, Vector(tensors.mlp_norm));
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_out_norm, Vector(tensors.mlp_out_norm));
+    if (!parts.matrices) return {};
     if (IsSparse(*config_.family, shape_, index)) {
       return LoadExperts(index, tensors.experts, style.interleaved, &layer->experts);
     }

@@ -17,7 +17,7 @@ namespace {
 
 /// Weights of a block: products with all errors are computed for so many weights at a time, and
 /// brought up to date by every weight of the block.
-constexpr int64_t kBlockWeights = 128;
+constexpr int64_t kBlockWeights = 256;
 /// Weights of a panel, which bounds the memory that they take in fp32.
 constexpr int64_t kPanelWeights = int64_t{1} << 26;
 constexpr int kRounds = 3;

@@ -25,7 +25,7 @@ namespace marlin {
 /// With Hadamard blocks the matrix is rotated first; curvature and correction are then those of the
 /// rotated inputs (RotateGram).
 ///
-/// Weights go through steps 3 and 4 in blocks of 128, all columns side by side: `products` gives
+/// Weights go through steps 3 and 4 in blocks of 256, all columns side by side: `products` gives
 /// the sums over all errors for the weights of a block, `pool` brings them up to date from weight
 /// to weight. The result does not depend on the threads of `pool`. Errors: those of Quantize and of
 /// `products`. Precondition: curvature and correction have the matrix's k; the format is quantized.
