@@ -36,24 +36,28 @@ Result<PreparedWeights> GramProducts::PrepareRows(const float* x, int64_t rows, 
   return Prepare(weights, device_);
 }
 
-Status GramProducts::Transpose(const float* y, int64_t rows, int64_t k) {
-  MARLIN_RETURN_IF_ERROR(Grow(device_, k * rows, &left_));
+void GramProducts::TransposeOnHost(const float* y, int64_t rows, int64_t k) {
   auto* const transposed = static_cast<float*>(left_.data());
   pool_->Run(CeilDivide(k, kColumnsPerTask), [&](int64_t task, int) {
     const int64_t column = task * kColumnsPerTask;
     TransposeColumns(y, rows, k, column, std::min(k, column + kColumnsPerTask), transposed);
   });
-  return {};
 }
 
 Status GramProducts::Transpose(const PreparedWeights& y, int64_t rows, int64_t k) {
-  MARLIN_RETURN_IF_ERROR(Grow(device_, k * rows, &left_));
   return Dequantize(device_, y, {left_.data(), DType::kF32, {rows, k}, {1, rows}});
+}
+
+Status GramProducts::UploadTransposed(const float* y, int64_t rows, int64_t k) {
+  MARLIN_ASSIGN_OR_RETURN(const PreparedWeights prepared, PrepareRows(y, rows, k));
+  MARLIN_RETURN_IF_ERROR(Transpose(prepared, rows, k));
+  return device_.Synchronize();  // Before the weights go.
 }
 
 Status GramProducts::Add(const float* x, int64_t rows, int64_t k, std::span<const Term> terms) {
   const bool on_host = ReadsHostMemory(device_);
   const int64_t most = on_host ? kRowsPerProduct : kRowsPerCopiedProduct;
+  MARLIN_RETURN_IF_ERROR(Grow(device_, k * std::min(rows, most), &left_));
   for (int64_t first = 0; first < rows; first += most) {
     const int64_t count = std::min(most, rows - first);
     const float* const right = x + first * k;
@@ -61,13 +65,10 @@ Status GramProducts::Add(const float* x, int64_t rows, int64_t k, std::span<cons
     for (const Term& term : terms) {
       const float* const left = term.y + first * k;
       if (on_host) {
-        MARLIN_RETURN_IF_ERROR(Transpose(left, count, k));
-      } else if (left == right) {
-        MARLIN_RETURN_IF_ERROR(Transpose(ready, count, k));
+        TransposeOnHost(left, count, k);
       } else {
-        MARLIN_ASSIGN_OR_RETURN(const PreparedWeights other, PrepareRows(left, count, k));
-        MARLIN_RETURN_IF_ERROR(Transpose(other, count, k));
-        MARLIN_RETURN_IF_ERROR(device_.Synchronize());  // Before the weights go.
+        MARLIN_RETURN_IF_ERROR(left == right ? Transpose(ready, count, k)
+                                             : UploadTransposed(left, count, k));
       }
       MARLIN_RETURN_IF_ERROR(AddProduct(ready, count, k, term.sums));
     }

@@ -32,10 +32,11 @@ class GramProducts {
  private:
   /// x [rows, k] as weights.
   Result<PreparedWeights> PrepareRows(const float* x, int64_t rows, int64_t k) const;
-  /// Sets left_ to y^T.
-  Status Transpose(const float* y, int64_t rows, int64_t k);
-  /// The same, on the device, of rows that were prepared.
+  /// Each sets left_ to y^T: in memory that the host writes, from rows on the device, or from rows
+  /// that are copied there.
+  void TransposeOnHost(const float* y, int64_t rows, int64_t k);
   Status Transpose(const PreparedWeights& y, int64_t rows, int64_t k);
+  Status UploadTransposed(const float* y, int64_t rows, int64_t k);
   Status AddProduct(const PreparedWeights& right, int64_t rows, int64_t k, double* sums);
 
   Device device_;

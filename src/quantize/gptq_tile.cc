@@ -17,14 +17,15 @@ namespace {
 constexpr int64_t kColumns = kGptqColumns;
 
 // Where the loader can choose, wider vectors do the same operations in the same order.
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__) && defined(__GLIBC__)
 #define MARLIN_ANY_VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define MARLIN_ANY_VECTORS
 #endif
 
 /// sums[c] += sum over j < count of factors[j] * rows[j][c].
-MARLIN_ANY_VECTORS void Combine(const float* factors, const float* rows, int64_t count, GptqLanes& sums) {
+MARLIN_ANY_VECTORS void Combine(const float* factors, const float* rows, int64_t count,
+                                GptqLanes& sums) {
   float local[kColumns] = {};
   for (int64_t j = 0; j < count; ++j) {
     const float factor = factors[j];

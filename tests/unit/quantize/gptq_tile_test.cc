@@ -68,11 +68,7 @@ struct Case {
         const float* const row = h.data() + (first + i) * kK;
         factors.insert(factors.end(), row + first, row + first + count);
         for (int64_t c = 0; c < kN; ++c) {
-          double sum = 0;
-          for (int64_t j = 0; j < kK; ++j) {
-            sum += static_cast<double>(row[j]) *
-                   static_cast<double>(errors[static_cast<size_t>(c * kK + j)]);
-          }
+          const double sum = std::inner_product(row, row + kK, errors.data() + c * kK, 0.0);
           products[static_cast<size_t>(c * count + i)] = static_cast<float>(sum);
         }
       }
