@@ -48,10 +48,14 @@ struct Router {
   PreparedWeights weights;  ///< [hidden, experts]
   TensorView bias = {};     ///< [experts], added to the logits; as GemmOptions::bias.
   RouterOptions options = {};
+  /// With kDefault a device may multiply on matrix units, each f32 of x as the sum of bf16 terms:
+  /// only sums round, as in the exact GEMM, but in another order, which depends on the shape of the
+  /// weights alone. Other values: as kExact.
+  Accuracy accuracy = Accuracy::kExact;
 };
 
 /// The same from hidden states x [tokens, hidden] (f32, bf16 or f16): the logits are the exact GEMM
-/// of x and the router's weights. Errors: also those of Gemm.
+/// of x and the router's weights, but for Router::accuracy. Errors: also those of Gemm.
 Status RouteHiddenStates(const Device& device, const TensorView& x, const Router& router,
                          const MutableTensorView& ids, const MutableTensorView& weights,
                          void* stream = nullptr);

@@ -5,6 +5,7 @@
 #include "marlin/decoder.h"
 #include "marlin/moe.h"
 #include "model/forward.h"
+#include "ops/moe.h"
 
 namespace marlin {
 namespace {
@@ -19,6 +20,18 @@ Status Observe(const Pass& pass, int64_t index) {
   return {};
 }
 
+/// The router's product and selection in one operation, if the device has one; false if not.
+Result<bool> RouteFused(const Pass& pass, const ExpertsLayer& experts, const RouterOptions& options,
+                        const MutableTensorView& logits) {
+  const Projection& matrix = experts.router;
+  if (pass.products.accuracy == Accuracy::kExact || matrix.parts.size() != 1) return false;
+  const StepValues& values = pass.values;
+  Router router{matrix.parts.front(), {}, options, Accuracy::kDefault};
+  if (matrix.has_bias()) router.bias = {matrix.bias.data(), DType::kF32, {matrix.out}};
+  return RouteInOne(pass.device, values.normed, router, logits, values.expert_ids,
+                    values.expert_weights, pass.stream());
+}
+
 }  // namespace
 
 Status RunRoute(const Pass& pass, int64_t index) {
@@ -28,14 +41,17 @@ Status RunRoute(const Pass& pass, int64_t index) {
   const ArenaScope scope(pass.arena);
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView logits,
                           pass.arena.Take(DType::kF32, {pass.rows(), layer.experts.router.out}));
-  // Exact: a rounded score could change the top-k selection.
-  ProductOptions exact{Accuracy::kExact, false, pass.stream()};
-  exact.determinism = pass.products.determinism;
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, layer.experts.router, values.normed, exact, logits));
   RouterOptions options = pass.decoder.config.router;
   options.choice_bias = layer.experts.choice_bias.view();
-  MARLIN_RETURN_IF_ERROR(RouteTokens(pass.device, logits, options, values.expert_ids,
-                                     values.expert_weights, pass.stream()));
+  MARLIN_ASSIGN_OR_RETURN(const bool routed, RouteFused(pass, layer.experts, options, logits));
+  if (!routed) {
+    // Exact: a rounded score could change the top-k selection.
+    ProductOptions exact{Accuracy::kExact, false, pass.stream()};
+    exact.determinism = pass.products.determinism;
+    MARLIN_RETURN_IF_ERROR(Apply(pass.device, layer.experts.router, values.normed, exact, logits));
+    MARLIN_RETURN_IF_ERROR(RouteTokens(pass.device, logits, options, values.expert_ids,
+                                       values.expert_weights, pass.stream()));
+  }
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRouter));
   return pass.routing == nullptr ? Status() : Observe(pass, index);
 }

@@ -43,6 +43,16 @@ Status CheckOutput(const char* name, const MutableTensorView& view, DType dtype,
   return CheckMemory(name, view);
 }
 
+/// Checks everything of a router's call but its logits.
+Status CheckSelections(const RouterOptions& options, int64_t tokens, int64_t experts,
+                       const MutableTensorView& ids, const MutableTensorView& weights) {
+  MARLIN_RETURN_IF_ERROR(CheckOptions(options, experts));
+  const Shape shape{tokens, options.top_k};
+  MARLIN_RETURN_IF_ERROR(CheckOutput("ids", ids, DType::kI32, shape));
+  MARLIN_RETURN_IF_ERROR(CheckOutput("weights", weights, DType::kF32, shape));
+  return CheckNoOverlap("weights", weights, "ids", ids, false);
+}
+
 }  // namespace
 
 int64_t RouterWorkspaceBytes(const Device& device, const Shape& logits) {
@@ -66,16 +76,30 @@ Status RouteTokensIn(const Device& device, const TensorView& logits, const Route
                                DTypeName(logits.dtype()), logits.rank()));
   }
   MARLIN_RETURN_IF_ERROR(CheckActivations("logits", logits, logits.shape()));
-  MARLIN_RETURN_IF_ERROR(CheckOptions(options, logits.dim(1)));
-  const Shape shape{logits.dim(0), options.top_k};
-  MARLIN_RETURN_IF_ERROR(CheckOutput("ids", ids, DType::kI32, shape));
-  MARLIN_RETURN_IF_ERROR(CheckOutput("weights", weights, DType::kF32, shape));
+  MARLIN_RETURN_IF_ERROR(CheckSelections(options, logits.dim(0), logits.dim(1), ids, weights));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("ids", ids, "logits", logits, false));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("weights", weights, "logits", logits, false));
-  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("weights", weights, "ids", ids, false));
   if (logits.dim(0) == 0) return {};
   return RunOperation(device, RouteTokensCall{logits, options, ids, weights}, context.stream,
                       context.workspace);
+}
+
+Result<bool> RouteInOne(const Device& device, const TensorView& x, const Router& router,
+                        const MutableTensorView& logits, const MutableTensorView& ids,
+                        const MutableTensorView& weights, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckWeights(device, router.weights).WithContext("router"));
+  const DecoderBackend* const decoder = device.impl().decoder();
+  if (router.accuracy != Accuracy::kDefault || decoder == nullptr || x.rank() != 2) return false;
+  const PreparedWeights::Storage& matrix = *router.weights.storage();
+  const RouteRowsCall call{x, matrix, router.bias, router.options, ids, weights};
+  if (x.dim(0) < 1 || x.dim(1) != matrix.spec.k || !decoder->RoutesRows(call)) return false;
+  MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckVector("bias", router.bias, matrix.spec.n, false));
+  MARLIN_RETURN_IF_ERROR(CheckSelections(router.options, x.dim(0), matrix.spec.n, ids, weights));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("ids", ids, "x", x, false));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("weights", weights, "x", x, false));
+  MARLIN_RETURN_IF_ERROR(decoder->RouteRows(call, {stream, logits.data()}));
+  return true;
 }
 
 }  // namespace marlin

@@ -25,6 +25,9 @@ struct Scratch {
 Status Route(const Device& device, const TensorView& x, const Router& router,
              const MutableTensorView& logits, const MutableTensorView& ids,
              const MutableTensorView& weights, const Scratch& scratch, void* stream) {
+  MARLIN_ASSIGN_OR_RETURN(const bool routed,
+                          RouteInOne(device, x, router, logits, ids, weights, stream));
+  if (routed) return {};
   GemmOptions gemm;
   gemm.bias = router.bias;
   // Exact: a rounded score could change the top-k selection.

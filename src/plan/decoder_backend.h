@@ -10,6 +10,8 @@
 
 namespace marlin {
 
+struct RouteRowsCall;
+
 #define MARLIN_DECODER_OPERATION(Name, text, workspace) struct Name##Call;
 #include "plan/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
@@ -70,6 +72,16 @@ class DecoderBackend {
   virtual Result<FusedRun> Fuse(const StepDescription& /*step*/,
                                 std::span<const StepOperation> /*operations*/) const {
     return FusedRun();
+  }
+
+  /// Whether the device runs the product with a router's matrix and the selection in one; if not,
+  /// a GEMM and RouteTokens do. It reads types, shapes and alignment of the operands.
+  virtual bool RoutesRows(const RouteRowsCall& /*call*/) const { return false; }
+  /// Runs a call that RoutesRows and whose options and outputs are valid. The workspace has room
+  /// for the logits, f32 [tokens, experts].
+  virtual Status RouteRows(const RouteRowsCall& /*call*/,
+                           const OperationContext& /*context*/) const {
+    return Status(Code::kUnsupported, "router");
   }
 
 /// The workspace of an operation, and the operation itself; called only if Has(operation).

@@ -115,6 +115,16 @@ struct RouteTokensCall {
   MutableTensorView weights;
 };
 
+/// RouteTokens of the product of x and a router's matrix. Not validated: RoutesRows decides.
+struct RouteRowsCall {
+  TensorView x;  ///< [tokens, hidden]
+  const PreparedWeights::Storage& matrix;
+  TensorView bias;  ///< [experts], added to the logits, or empty.
+  const RouterOptions& options;
+  MutableTensorView ids;
+  MutableTensorView weights;
+};
+
 struct ResetSamplerCall {
   const SamplingOptions& options;
   int64_t vocab;

@@ -529,6 +529,14 @@ TEST_P(Experts, RouteAndRunInOneCall) {
   ASSERT_TRUE(RouteHiddenStates(device_, x, router, {batch.ids.data(), DType::kI32, selections},
                                 {batch.weights.data(), DType::kF32, selections})
                   .ok());
+  // No device of this test has an operation of its own for it.
+  Batch other = batch;
+  router.accuracy = Accuracy::kDefault;
+  ASSERT_TRUE(RouteHiddenStates(device_, x, router, {other.ids.data(), DType::kI32, selections},
+                                {other.weights.data(), DType::kF32, selections})
+                  .ok());
+  EXPECT_EQ(other.ids, batch.ids);
+  EXPECT_EQ(other.weights, batch.weights);
   std::vector<float> out(batch.x.size());
   const Status status = MoeForward(device_, x, router, set, {out.data(), DType::kF32, rows});
   ASSERT_TRUE(status.ok()) << status.message();

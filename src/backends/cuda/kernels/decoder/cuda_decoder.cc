@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "backends/cuda/kernels/common/cuda_gemm.h"
 #include "backends/cuda/kernels/decoder/attention_plan.h"
@@ -14,6 +15,8 @@
 #include "backends/cuda/kernels/decoder/latent_attention_plan.h"
 #include "backends/cuda/kernels/persistent/persistent_step.h"
 #include "backends/cuda/kernels/router/router_launch.h"
+#include "backends/cuda/kernels/router/router_plan.h"
+#include "backends/cuda/kernels/router/router_product.h"
 #include "backends/cuda/weights/prepared_tiles.h"
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
@@ -175,8 +178,9 @@ Status CudaDecoder::Enqueue(const char* kernel, const Launch& launch) const {
 
 Status CudaDecoder::Load() const {
   return Enqueue("decoder", [] {
-    for (const auto load : {LoadRouter, LoadAttention, LoadDecodeAttention, LoadPrefillAttention,
-                            LoadLatentAttention, LoadRowKernels, LoadRmsNorm, LoadRotateAppend}) {
+    for (const auto load :
+         {LoadRouter, LoadRouteRows, LoadAttention, LoadDecodeAttention, LoadPrefillAttention,
+          LoadLatentAttention, LoadRowKernels, LoadRmsNorm, LoadRotateAppend}) {
       const cudaError_t error = load();
       if (error != cudaSuccess) return error;
     }
@@ -517,27 +521,76 @@ Status CudaDecoder::Run(const PagedAttentionCall& call, const OperationContext& 
 static_assert(static_cast<int>(RouterOptions::Scoring::kSoftmaxOfChosen) == 1);
 static_assert(static_cast<int>(RouterOptions::Scoring::kSigmoid) == 2);
 
+namespace {
+
+/// A selection's arguments without its logits.
+RouterArguments SelectionOf(const RouterOptions& options, int64_t experts,
+                            const MutableTensorView& ids, const MutableTensorView& weights) {
+  RouterArguments args;
+  args.ids = ids.As<int32_t>();
+  args.ids_stride = ids.stride(0);
+  args.weights = weights.As<float>();
+  args.weights_stride = weights.stride(0);
+  args.bias = options.choice_bias.As<float>();
+  args.tokens = static_cast<int>(ids.dim(0));
+  args.experts = static_cast<int>(experts);
+  args.top_k = static_cast<int>(options.top_k);
+  args.scoring = static_cast<int>(options.scoring);
+  args.groups = static_cast<int>(options.groups);
+  args.top_groups = static_cast<int>(options.top_groups);
+  args.normalize = options.normalize;
+  args.scaling_factor = static_cast<double>(options.scaling_factor);
+  return args;
+}
+
+/// The plan of a router's matrix, if it has bf16 tiles and a shape that is supported.
+std::optional<RouterPlan> PlanOf(const PreparedTiles& matrix, int shared_bytes) {
+  const WeightsSpec& spec = matrix.spec;
+  const bool tiles = matrix.traits.tiled && matrix.kind() == CodeKind::kDense16 &&
+                     spec.format == Format::kBf16 && spec.experts == 1 && !TransformsInput(spec);
+  if (!tiles || spec.k > kMostRows || spec.n > kMostTeamExperts) return std::nullopt;
+  return PlanRouter({static_cast<int>(spec.k), static_cast<int>(spec.n)}, shared_bytes);
+}
+
+}  // namespace
+
+bool CudaDecoder::RoutesRows(const RouteRowsCall& call) const {
+  const TensorView& x = call.x;
+  const bool rows = x.dtype() == DType::kF32 && x.rank() == 2 && x.stride(1) == 1 &&
+                    x.stride(0) % 4 == 0 && reinterpret_cast<uintptr_t>(x.data()) % 16 == 0 &&
+                    x.dim(0) <= kMostRows;
+  const bool bias = call.bias.empty() || call.bias.dtype() == DType::kF32;
+  return rows && bias &&
+         PlanOf(static_cast<const PreparedTiles&>(call.matrix), shape_.shared_bytes).has_value();
+}
+
+Status CudaDecoder::RouteRows(const RouteRowsCall& call, const OperationContext& context) const {
+  const auto& matrix = static_cast<const PreparedTiles&>(call.matrix);
+  const std::optional<RouterPlan> plan = PlanOf(matrix, shape_.shared_bytes);
+  if (!plan.has_value()) return Status(Code::kInternal, "router: a call that has no plan");
+  RouteRowsArguments args;
+  args.plan = *plan;
+  args.router = SelectionOf(call.options, matrix.spec.n, call.ids, call.weights);
+  args.logits = static_cast<float*>(context.workspace);
+  args.router.logits = args.logits;
+  args.router.logits_stride = matrix.spec.n;
+  args.router.errors = errors_.view();
+  args.x = call.x.As<float>();
+  args.x_stride = call.x.stride(0);
+  args.hidden = static_cast<int>(matrix.spec.k);
+  args.bias = call.bias.As<float>();
+  args.weights = matrix.Tiles(0);
+  return Enqueue("moe_router", [&] { return LaunchRouteRows(args, StreamOf(context)); });
+}
+
 Status CudaDecoder::Run(const RouteTokensCall& call, const OperationContext& context) const {
   if (call.logits.dim(1) > kMostRouterExperts) {
     return Status(Code::kUnsupported, fmt::format("router: {} experts; supported: up to {}",
                                                   call.logits.dim(1), kMostRouterExperts));
   }
-  RouterArguments args;
+  RouterArguments args = SelectionOf(call.options, call.logits.dim(1), call.ids, call.weights);
   args.logits = call.logits.As<float>();
   args.logits_stride = call.logits.stride(0);
-  args.ids = call.ids.As<int32_t>();
-  args.ids_stride = call.ids.stride(0);
-  args.weights = call.weights.As<float>();
-  args.weights_stride = call.weights.stride(0);
-  args.bias = call.options.choice_bias.As<float>();
-  args.tokens = static_cast<int>(call.logits.dim(0));
-  args.experts = static_cast<int>(call.logits.dim(1));
-  args.top_k = static_cast<int>(call.options.top_k);
-  args.scoring = static_cast<int>(call.options.scoring);
-  args.groups = static_cast<int>(call.options.groups);
-  args.top_groups = static_cast<int>(call.options.top_groups);
-  args.normalize = call.options.normalize;
-  args.scaling_factor = static_cast<double>(call.options.scaling_factor);
   args.errors = errors_.view();
   return Enqueue("moe_router_topk", [&] { return LaunchRouter(args, StreamOf(context)); });
 }

@@ -48,6 +48,8 @@ class CudaDecoder final : public DecoderBackend {
   Status Run(const RotateAndAppendCall& call, const OperationContext& context) const override;
   Status Run(const PagedAttentionCall& call, const OperationContext& context) const override;
   Status Run(const RouteTokensCall& call, const OperationContext& context) const override;
+  bool RoutesRows(const RouteRowsCall& call) const override;
+  Status RouteRows(const RouteRowsCall& call, const OperationContext& context) const override;
   Status Run(const ResetSamplerCall& call, const OperationContext& context) const override;
   Status Run(const SampleTokensCall& call, const OperationContext& context) const override;
 

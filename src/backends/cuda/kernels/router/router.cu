@@ -2,6 +2,7 @@
 // scores of a token are in shared memory.
 #include "backends/cuda/kernels/common/chain.cuh"
 #include "backends/cuda/kernels/router/router_launch.h"
+#include "backends/cuda/kernels/router/router_plan.h"
 #include "backends/cuda/kernels/router/token_router.cuh"
 #include "backends/cuda/plan/tile_problem.h"
 
@@ -36,9 +37,6 @@ __global__ void __launch_bounds__(kTeamWarps * 32)
   TokenRouter<kTeamWarps>(args, static_cast<int>(blockIdx.x), scores, scores + 2 * args.experts)
       .Route();
 }
-
-/// Beyond so many, all comparisons take longer than a chain of reductions.
-constexpr int kMostTeamExperts = 512;
 
 }  // namespace
 

@@ -75,12 +75,16 @@ class TokenRouter {
  public:
   MARLIN_DEVICE TokenRouter(const RouterArguments& args, int token, double* scores,
                             double* exchange)
+      : TokenRouter(args, token, args.logits + token * args.logits_stride, scores, exchange) {}
+  /// With the token's logits anywhere.
+  MARLIN_DEVICE TokenRouter(const RouterArguments& args, int token, const float* logits,
+                            double* scores, double* exchange)
       : args_(args),
         token_(token),
         team_{exchange},
         lane_(static_cast<int>(threadIdx.x) & 31),
         rank_(Team<kWarps>::Rank()),
-        logits_(args.logits + token * args.logits_stride),
+        logits_(logits),
         choice_(scores),
         score_(choice_ + args.experts) {}
 
@@ -182,19 +186,26 @@ class TokenRouter {
     }
   }
 
-  /// All selections at once: an expert's place is the number of experts before it. Several warps
-  /// are faster at so many comparisons than one at its chain of reductions.
+  /// All selections at once: an expert's place is the number of experts before it, which up to four
+  /// adjacent threads count. Several warps are faster at so many comparisons than one at its chain
+  /// of reductions.
   MARLIN_DEVICE void RankAll(int32_t* ids) const {
-    for (int e = rank_; e < args_.experts; e += kThreads) {
-      const double mine = choice_[e];
-      if (mine == Never()) continue;
+    const int shift = 4 * args_.experts <= kThreads ? 2 : 2 * args_.experts <= kThreads ? 1 : 0;
+    const int parts = 1 << shift;
+    const int part = rank_ & (parts - 1);
+    // Every thread takes part in the shuffles.
+    for (int first = 0; first < args_.experts; first += kThreads >> shift) {
+      const int e = first + (rank_ >> shift);
+      const double mine = e < args_.experts ? choice_[e] : Never();
       int before = 0;
 #pragma unroll 8
-      for (int other = 0; other < args_.experts; ++other) {
+      for (int other = part; other < args_.experts; other += parts) {
         const double choice = choice_[other];
         before += choice > mine || (choice == mine && other < e) ? 1 : 0;
       }
-      if (before < args_.top_k) ids[before] = e;
+      if (shift > 0) before += __shfl_xor_sync(kAll, before, 1);
+      if (shift > 1) before += __shfl_xor_sync(kAll, before, 2);
+      if (part == 0 && mine != Never() && before < args_.top_k) ids[before] = e;
     }
   }
 
