@@ -1,4 +1,4 @@
-// The router for few tokens in one launch: product, selection and weights.
+// The router for up to 64 tokens in one launch: product, selection and weights.
 //
 //   A cluster has eight tokens, its CTAs a part of k each. A CTA copies the weights of its part
 //   before the previous kernel ends, splits its rows, multiplies, and sends each token's sums to

@@ -1,4 +1,4 @@
-// The router's logits for many tokens, in memory for the router kernel.
+// The router's logits for more than 64 tokens, in memory for the router kernel.
 //
 //   A CTA has 128 experts x 16 or 32 tokens and all of k. One thread copies the weights of a k-tile
 //   by TMA bulk copies into a ring of stages; all threads load the rows of the next k-tile while
