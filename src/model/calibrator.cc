@@ -196,53 +196,107 @@ marlin::Result<const Calibrator::Input*> Calibrator::Rotated(const Input& input,
   return &input.rotated.emplace(size, std::move(rotated)).first->second;
 }
 
-marlin::Result<QuantizedWeights> Calibrator::QuantizeFor(const Input& input,
-                                                         const TensorView& matrix,
-                                                         const QuantizeOptions& options,
-                                                         QuantizeReport* report) {
-  const bool dense = options.sparsity == Sparsity::kDense;
-  if (!input.curvature || (!dense && options_.pruning == PruneMethod::kMagnitude)) {
-    return QuantizeOn(pool_, matrix, options, report);
+/// A matrix of the plan with its weights.
+struct Calibrator::Matrix {
+  Key key;
+  const PlanUnit* unit;
+  LoadedTensor loaded;
+  GptqMatrix job;  ///< The weights [k, n] in the loaded tensor.
+
+  const WeightsSpec& spec() const { return unit->record.module.spec; }
+  /// Whether both may go through gptq together.
+  bool Matches(const Matrix& other) const {
+    return spec().group_size == other.spec().group_size &&
+           spec().input_hadamard == other.spec().input_hadamard &&
+           job.options.sparsity == other.job.options.sparsity;
   }
-  if (!dense && options_.pruning == PruneMethod::kWeighted) {
-    QuantizeOptions all = options;
-    all.sparsity = Sparsity::kDense;
-    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, QuantizeOn(pool_, matrix, all, report));
-    return Prune24(weights, DiagonalOf(*input.curvature));
+};
+
+marlin::Result<std::vector<Calibrator::Batch>> Calibrator::Load(std::span<const Key> keys) const {
+  const Checkpoint::Impl& source = CheckpointAccess::Get(directory_.checkpoint);
+  std::vector<Batch> batches;
+  for (const Key& key : keys) {
+    const auto found = units_.find(key.first);
+    if (found == units_.end()) continue;
+    const PlanUnit& unit = plan_->units[found->second];
+    const auto tensor = std::find_if(unit.sources.begin(), unit.sources.end(), [&](size_t index) {
+      return source.tensors[index].name == key.first;
+    });
+    MARLIN_ASSIGN_OR_RETURN(LoadedTensor loaded, LoadedTensor::Load(source, *tensor));
+    TensorView view = MatrixOf(loaded.view(), key.second);
+    if (unit.record.layout == SourceLayout::kOutIn) view = view.Transposed();
+    QuantizeOptions options = OptionsFor(unit.choice, QuantizeMethod::kGptq, key.first);
+    Matrix matrix{key, &unit, std::move(loaded), {view, std::move(options)}};
+    const auto batch = std::find_if(batches.begin(), batches.end(), [&](const Batch& other) {
+      return other.front().Matches(matrix);
+    });
+    (batch == batches.end() ? batches.emplace_back() : *batch).push_back(std::move(matrix));
   }
-  return QuantizeGptq(pool_, products_, matrix, options, *input.curvature,
-                      input.correction ? &*input.correction : nullptr, report);
+  return batches;
 }
 
-Status Calibrator::QuantizeMatrix(const Key& key, const Input& input) {
-  const auto found = units_.find(key.first);
-  if (found == units_.end()) return {};
-  const PlanUnit& unit = plan_->units[found->second];
-  const Checkpoint::Impl& source = CheckpointAccess::Get(directory_.checkpoint);
-  const auto tensor = std::find_if(unit.sources.begin(), unit.sources.end(), [&](size_t index) {
-    return source.tensors[index].name == key.first;
-  });
-  MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded, LoadedTensor::Load(source, *tensor));
-  TensorView matrix = MatrixOf(loaded.view(), key.second);
-  if (unit.record.layout == SourceLayout::kOutIn) matrix = matrix.Transposed();
-  const QuantizeOptions options = OptionsFor(unit.choice, QuantizeMethod::kGptq, key.first);
-  if (!input.curvature) {
-    fallbacks_.push_back({key.second < 0 ? key.first : fmt::format("{}[{}]", key.first, key.second),
-                          input.obstacle});
-  }
+bool Calibrator::CompensatesErrors(const Input& input, const Matrix& matrix) const {
+  const bool dense = matrix.job.options.sparsity == Sparsity::kDense;
+  return input.curvature && (dense || options_.pruning == PruneMethod::kCompensated);
+}
+
+Status Calibrator::QuantizeAlone(const Input& input, const Matrix& matrix) {
   QuantizeReport report;
-  MARLIN_ASSIGN_OR_RETURN(const Input* const rotated,
-                          Rotated(input, unit.record.module.spec.input_hadamard));
-  MARLIN_ASSIGN_OR_RETURN(replaced_[key], QuantizeFor(*rotated, matrix, options, &report));
-  zeroed_[key] = report.zeroed_groups;
+  const GptqMatrix& job = matrix.job;
+  QuantizedWeights& weights = replaced_[matrix.key];
+  if (input.curvature && options_.pruning == PruneMethod::kWeighted &&
+      job.options.sparsity != Sparsity::kDense) {
+    QuantizeOptions all = job.options;
+    all.sparsity = Sparsity::kDense;
+    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense,
+                            QuantizeOn(pool_, job.dense, all, &report));
+    MARLIN_ASSIGN_OR_RETURN(weights, Prune24(dense, DiagonalOf(*input.curvature)));
+  } else {
+    MARLIN_ASSIGN_OR_RETURN(weights, QuantizeOn(pool_, job.dense, job.options, &report));
+  }
+  zeroed_[matrix.key] = report.zeroed_groups;
+  return {};
+}
+
+Status Calibrator::QuantizeTogether(const Input& input, std::span<const Matrix> matrices) {
+  std::vector<GptqMatrix> jobs;
+  for (const Matrix& matrix : matrices) jobs.push_back(matrix.job);
+  MARLIN_ASSIGN_OR_RETURN(std::vector<GptqResult> results,
+                          QuantizeGptq(pool_, products_, jobs, *input.curvature,
+                                       input.correction ? &*input.correction : nullptr));
+  for (size_t i = 0; i < results.size(); ++i) {
+    replaced_[matrices[i].key] = std::move(results[i].weights);
+    zeroed_[matrices[i].key] = results[i].zeroed_groups;
+  }
+  return {};
+}
+
+Status Calibrator::QuantizeMatrices(std::span<const Key> keys, const Input& input) {
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<Batch> batches, Load(keys));
+  for (const Batch& batch : batches) {
+    for (const Matrix& matrix : batch) {
+      if (input.curvature) break;
+      const auto& [name, expert] = matrix.key;
+      fallbacks_.push_back(
+          {expert < 0 ? name : fmt::format("{}[{}]", name, expert), input.obstacle});
+    }
+    MARLIN_ASSIGN_OR_RETURN(const Input* const rotated,
+                            Rotated(input, batch.front().spec().input_hadamard));
+    if (CompensatesErrors(*rotated, batch.front())) {
+      MARLIN_RETURN_IF_ERROR(QuantizeTogether(*rotated, batch));
+      continue;
+    }
+    for (const Matrix& matrix : batch) MARLIN_RETURN_IF_ERROR(QuantizeAlone(*rotated, matrix));
+  }
   return {};
 }
 
 Status Calibrator::QuantizeLinears(std::span<const LinearTensors> linears, const Input& input) {
+  std::vector<Key> keys;
   for (const LinearTensors& linear : linears) {
-    if (linear.present()) MARLIN_RETURN_IF_ERROR(QuantizeMatrix({linear.weight(), -1}, input));
+    if (linear.present()) keys.emplace_back(linear.weight(), -1);
   }
-  return {};
+  return QuantizeMatrices(keys, input);
 }
 
 Status Calibrator::Reload(int64_t index, const LayerSource::Parts& parts) {
@@ -464,7 +518,8 @@ Status Calibrator::RunExpert(const ExpertInputs& inputs, int64_t expert) {
   MARLIN_RETURN_IF_ERROR(own.Add(routed.values.data(), routed.values.data(), routed.rows()));
   MARLIN_ASSIGN_OR_RETURN(Input input, mixed(own, inputs.normed_mean));
   input.correction = inputs.input.correction;
-  MARLIN_RETURN_IF_ERROR(stacked ? QuantizeMatrix({tensors.gate_up.name, expert}, input)
+  const Key gate_up(tensors.gate_up.name, expert);
+  MARLIN_RETURN_IF_ERROR(stacked ? QuantizeMatrices({&gate_up, 1}, input)
                                  : QuantizeLinears(names.gate_up, input));
   MARLIN_ASSIGN_OR_RETURN(const MlpLayer mlp, quantized_source_.Expert(inputs.index, expert));
   const MlpLayer& before = original_->layer().experts.experts[static_cast<size_t>(expert)];
@@ -479,7 +534,8 @@ Status Calibrator::RunExpert(const ExpertInputs& inputs, int64_t expert) {
   MARLIN_ASSIGN_OR_RETURN(Input all_input, InputOf(all));
   MARLIN_ASSIGN_OR_RETURN(Input down, mixed(own_inner, all.gram.Mean()));
   down.correction = std::move(all_input.correction);
-  return stacked ? QuantizeMatrix({tensors.down.name, expert}, down)
+  const Key stacked_down(tensors.down.name, expert);
+  return stacked ? QuantizeMatrices({&stacked_down, 1}, down)
                  : QuantizeLinears({&names.down, 1}, down);
 }
 
@@ -496,7 +552,8 @@ Status Calibrator::RunHead() {
     MARLIN_RETURN_IF_ERROR(sums.Add(original, quantized));
   }
   MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(sums));
-  return QuantizeMatrix({std::string(kHeadTensor), -1}, input);
+  const Key head(kHeadTensor, -1);
+  return QuantizeMatrices({&head, 1}, input);
 }
 
 }  // namespace marlin

@@ -67,6 +67,9 @@ class Calibrator final : public MatrixQuantizer {
     mutable std::map<int64_t, Input> rotated;
   };
   struct ExpertInputs;
+  struct Matrix;
+  /// Matrices that may go through gptq together.
+  using Batch = std::vector<Matrix>;
 
   Status Start();
   Status RunLayer(int64_t index);
@@ -85,11 +88,14 @@ class Calibrator final : public MatrixQuantizer {
   marlin::Result<std::unique_ptr<Cholesky>> MakeCholesky();
   bool Enough(int64_t k) const;
   Status QuantizeLinears(std::span<const LinearTensors> linears, const Input& input);
-  Status QuantizeMatrix(const Key& key, const Input& input);
-  /// Quantizes a matrix for its input, and prunes it if the options say so.
-  marlin::Result<QuantizedWeights> QuantizeFor(const Input& input, const TensorView& matrix,
-                                               const QuantizeOptions& options,
-                                               QuantizeReport* report);
+  /// Quantizes matrices of the plan; others are left out.
+  Status QuantizeMatrices(std::span<const Key> keys, const Input& input);
+  marlin::Result<std::vector<Batch>> Load(std::span<const Key> keys) const;
+  bool CompensatesErrors(const Input& input, const Matrix& matrix) const;
+  /// With gptq.
+  Status QuantizeTogether(const Input& input, std::span<const Matrix> matrices);
+  /// Without, and prunes it as the options say.
+  Status QuantizeAlone(const Input& input, const Matrix& matrix);
   Status Reload(int64_t index, const LayerSource::Parts& parts);
   marlin::Result<HostRows> AllNormed(LayerRun& run, std::vector<float>& hidden);
   float* Rows(std::vector<float>& hidden, const WindowChunk& chunk) const;

@@ -77,6 +77,8 @@ Status DeviceProducts::Multiply(const Matrix& matrix, int64_t block, std::span<f
   MARLIN_RETURN_IF_ERROR(Grow(&out_, BytesOf(size)));
   GemmOptions options;
   options.accuracy = Accuracy::kExact;
+  // The codes of a matrix do not depend on the matrices beside it.
+  options.determinism = Determinism::kBatchInvariant;
   MARLIN_RETURN_IF_ERROR(Gemm(device_, {panel_.data(), DType::kF32, {columns_, k_}}, weights,
                               {out_.data(), DType::kF32, {columns_, size / columns_}}, options));
   MARLIN_RETURN_IF_ERROR(device_.Synchronize());

@@ -1,7 +1,10 @@
 #include "quantize/gptq.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/checked.h"
@@ -18,8 +21,6 @@ namespace {
 /// Weights of a block: products with all errors are computed for so many weights at a time, and
 /// brought up to date by every weight of the block.
 constexpr int64_t kBlockWeights = 256;
-/// Weights of a panel, which bounds the memory that they take in fp32.
-constexpr int64_t kPanelWeights = int64_t{1} << 26;
 constexpr int kRounds = 3;
 constexpr int kScaleRounds = 2;
 
@@ -132,29 +133,96 @@ Result<Passes> MakePasses(ThreadPool& pool, PanelProducts& products,
   return passes;
 }
 
-/// Columns of a matrix that go through the passes together.
+/// A matrix on its way.
+struct Job {
+  Job(const GptqMatrix& from, const InputCurvature& curvature)
+      : options(from.options), importance(DiagonalOf(curvature)) {}
+
+  /// Checks the matrix, allocates its weights and, with Hadamard blocks, rotates it.
+  Status Begin(ThreadPool& pool, const TensorView& dense);
+  void SetGlobalScale(double span);
+  Result<GptqResult> Finish();
+
+  const QuantizeOptions& options;
+  std::vector<float> importance;
+  WeightsSpec spec;
+  WeightsBuffer buffer;
+  std::optional<Encoder> encoder;
+  std::optional<ScaleRule> rule;
+  std::optional<GptqProblem> problem;
+  AlignedBuffer rotated;
+  MatrixView matrix;
+  std::optional<ScaleCoder> coder;
+  int64_t zeroed_groups = 0;
+};
+
+Status Job::Begin(ThreadPool& pool, const TensorView& dense) {
+  MARLIN_RETURN_IF_ERROR(CheckDense("tensor '" + options.tensor_name + "'", dense));
+  MARLIN_ASSIGN_OR_RETURN(spec, QuantizedSpec(dense.shape(), options));
+  spec.sparsity = Sparsity::kDense;  // The codes are stored as dense ones at first.
+  MARLIN_ASSIGN_OR_RETURN(buffer, AllocateWeights(spec));
+  buffer.weights.codebook = options.codebook;
+  encoder.emplace(spec.format, options.codebook);
+  rule.emplace(*encoder, spec.has_zeros, options.fractional_zeros, options.e8m0_rule);
+  problem.emplace(
+      GptqProblem{options, spec, *encoder, *rule, importance, &buffer, GroupCount(spec)});
+  coder.emplace(spec.scale_type);
+  matrix = ExpertMatrix(dense, 0);
+  if (spec.input_hadamard == 0) return {};
+  MARLIN_ASSIGN_OR_RETURN(rotated, RotateRows(pool, dense, spec.input_hadamard));
+  matrix = ExpertMatrix(TensorView(rotated.As<float>(0), DType::kF32, {spec.k, spec.n}), 0);
+  return {};
+}
+
+void Job::SetGlobalScale(double span) {
+  buffer.global_scale[0] = rule->GlobalScale(span, true);
+  coder.emplace(spec.scale_type, buffer.global_scale[0]);
+}
+
+Result<GptqResult> Job::Finish() {
+  GptqResult result;
+  result.zeroed_groups = zeroed_groups;
+  if (options.sparsity == Sparsity::k24) {
+    MARLIN_ASSIGN_OR_RETURN(result.weights, Prune24(buffer.weights));
+  } else {
+    result.weights = std::move(buffer.weights);
+  }
+  return result;
+}
+
+/// Some columns of a matrix in a panel.
+struct PanelTile {
+  PanelTile(Job* of, int64_t n0, int64_t first) : job(of), tile(*of->problem, n0), column(first) {}
+
+  Job* job;
+  GptqTile tile;
+  int64_t column;  ///< The first one's place in the panel.
+};
+
+/// Columns of matrices that go through the passes together.
 class Panel {
  public:
-  Panel(ThreadPool& pool, PanelProducts& products, const GptqProblem& problem, int64_t n0,
-        int64_t columns)
-      : pool_(pool), products_(products), k_(problem.spec.k), columns_(columns) {
-    for (int64_t c = 0; c < columns; c += kGptqColumns) tiles_.emplace_back(problem, n0 + c);
-    panel_.resize(static_cast<size_t>(k_ * columns));
+  Panel(ThreadPool& pool, PanelProducts& products, int64_t k)
+      : pool_(pool), products_(products), k_(k) {}
+
+  int64_t weights() const { return columns_ * k_; }
+  void Add(Job* job, int64_t n0) {
+    tiles_.emplace_back(job, n0, columns_);
+    columns_ += tiles_.back().tile.columns();
   }
 
   /// Loads the weights and, unless the pass is empty, moves them. Errors: kNonFiniteInput.
-  Status Load(const MatrixView& matrix, const Pass& move);
-  /// The largest span of a group.
-  double Span();
+  Status Load(const Pass& move);
+  /// Raises the spans of the jobs, in their order, to those of their groups here.
+  void AddSpans(std::span<const std::unique_ptr<Job>> jobs, std::vector<double>* spans);
   /// Chooses scales, zeros and codes, and stores them. Errors: a scale that overflows.
-  Status Solve(const Passes& passes, const ScaleCoder& coder, Sparsity sparsity,
-               int64_t* zeroed_groups);
+  Status Solve(const Passes& passes, Sparsity sparsity);
 
  private:
-  using Step = FunctionRef<void(GptqTile&, const GptqBlock&)>;
+  using Step = FunctionRef<void(PanelTile&, const GptqBlock&)>;
   /// Runs body(tile number, tile) for all tiles; the first tile's error, whichever thread found one
   /// first.
-  Status ForTiles(FunctionRef<Status(int64_t, GptqTile&)> body);
+  Status ForTiles(FunctionRef<Status(size_t, PanelTile&)> body);
   /// Takes a step for every block of a pass, whose products are those of the panel.
   Status Run(const Pass& pass, Step step);
   /// The same for the errors that the weights have now.
@@ -163,17 +231,18 @@ class Panel {
   ThreadPool& pool_;
   PanelProducts& products_;
   int64_t k_;
-  int64_t columns_;
-  std::vector<GptqTile> tiles_;
+  int64_t columns_ = 0;
+  std::vector<PanelTile> tiles_;
   std::vector<float> panel_;         ///< [columns, k]
   std::vector<float> of_block_;      ///< [columns, weights of a block]: products,
   std::vector<float> block_errors_;  ///< and errors.
 };
 
-Status Panel::ForTiles(FunctionRef<Status(int64_t, GptqTile&)> body) {
+Status Panel::ForTiles(FunctionRef<Status(size_t, PanelTile&)> body) {
   std::vector<Status> results(tiles_.size());
   pool_.Run(static_cast<int64_t>(tiles_.size()), [&](int64_t i, int) {
-    results[static_cast<size_t>(i)] = body(i, tiles_[static_cast<size_t>(i)]);
+    const auto at = static_cast<size_t>(i);
+    results[at] = body(at, tiles_[at]);
   });
   for (const Status& status : results) MARLIN_RETURN_IF_ERROR(status);
   return {};
@@ -188,9 +257,9 @@ Status Panel::Run(const Pass& pass, Step step) {
     block_errors_.resize(of_block_.size());
     MARLIN_RETURN_IF_ERROR(products_.Multiply(*pass.matrix, block, of_block_));
     const float* const factors = pass.factors[static_cast<size_t>(block)].data();
-    MARLIN_RETURN_IF_ERROR(ForTiles([&](int64_t i, GptqTile& tile) -> Status {
-      const int64_t first = i * kGptqColumns * count;
-      step(tile, {weights, factors, of_block_.data() + first, block_errors_.data() + first});
+    MARLIN_RETURN_IF_ERROR(ForTiles([&](size_t, PanelTile& each) -> Status {
+      const int64_t first = each.column * count;
+      step(each, {weights, factors, of_block_.data() + first, block_errors_.data() + first});
       return {};
     }));
     if (block + 1 == pass.blocks()) break;
@@ -200,120 +269,144 @@ Status Panel::Run(const Pass& pass, Step step) {
 }
 
 Status Panel::RunOnErrors(const Pass& pass, Step step) {
-  MARLIN_RETURN_IF_ERROR(ForTiles([&](int64_t i, GptqTile& tile) -> Status {
-    tile.GatherErrors(pass.order, panel_.data() + i * kGptqColumns * k_);
+  MARLIN_RETURN_IF_ERROR(ForTiles([&](size_t, PanelTile& each) -> Status {
+    each.tile.GatherErrors(pass.order, panel_.data() + each.column * k_);
     return {};
   }));
   return Run(pass, step);
 }
 
-Status Panel::Load(const MatrixView& matrix, const Pass& move) {
-  MARLIN_RETURN_IF_ERROR(
-      ForTiles([&](int64_t, GptqTile& tile) -> Status { return tile.Load(matrix); }));
+Status Panel::Load(const Pass& move) {
+  panel_.resize(static_cast<size_t>(k_ * columns_));
+  MARLIN_RETURN_IF_ERROR(ForTiles(
+      [&](size_t, PanelTile& each) -> Status { return each.tile.Load(each.job->matrix); }));
   if (move.blocks() == 0) return {};
-  MARLIN_RETURN_IF_ERROR(ForTiles([&](int64_t i, GptqTile& tile) -> Status {
-    tile.GatherWeights(move.order, panel_.data() + i * kGptqColumns * k_);
+  MARLIN_RETURN_IF_ERROR(ForTiles([&](size_t, PanelTile& each) -> Status {
+    each.tile.GatherWeights(move.order, panel_.data() + each.column * k_);
     return {};
   }));
-  return Run(move, [](GptqTile& tile, const GptqBlock& block) { tile.Move(block); });
+  return Run(move, [](PanelTile& each, const GptqBlock& block) { each.tile.Move(block); });
 }
 
-double Panel::Span() {
-  std::vector<double> spans(tiles_.size());
+void Panel::AddSpans(std::span<const std::unique_ptr<Job>> jobs, std::vector<double>* spans) {
+  std::vector<double> of_tiles(tiles_.size());
   pool_.Run(static_cast<int64_t>(tiles_.size()), [&](int64_t i, int) {
-    spans[static_cast<size_t>(i)] = tiles_[static_cast<size_t>(i)].Span();
+    of_tiles[static_cast<size_t>(i)] = tiles_[static_cast<size_t>(i)].tile.Span();
   });
-  return *std::max_element(spans.begin(), spans.end());
+  for (size_t job = 0; job < jobs.size(); ++job) {
+    for (size_t i = 0; i < tiles_.size(); ++i) {
+      double& span = (*spans)[job];
+      if (tiles_[i].job == jobs[job].get()) span = std::max(span, of_tiles[i]);
+    }
+  }
 }
 
-Status Panel::Solve(const Passes& passes, const ScaleCoder& coder, Sparsity sparsity,
-                    int64_t* zeroed_groups) {
+Status Panel::Solve(const Passes& passes, Sparsity sparsity) {
   std::vector<int64_t> zeroed(tiles_.size());
-  MARLIN_RETURN_IF_ERROR(ForTiles([&](int64_t i, GptqTile& tile) -> Status {
-    return tile.Begin(coder, &zeroed[static_cast<size_t>(i)]);
+  MARLIN_RETURN_IF_ERROR(ForTiles([&](size_t i, PanelTile& each) -> Status {
+    return each.tile.Begin(*each.job->coder, &zeroed[i]);
   }));
-  for (const int64_t count : zeroed) *zeroed_groups += count;
-  const auto sweep = [](GptqTile& tile, const GptqBlock& block) { tile.Sweep(block); };
-  const auto adjust = [&](GptqTile& tile, const GptqBlock& block) {
-    tile.AdjustGroups(coder, block);
+  for (size_t i = 0; i < tiles_.size(); ++i) tiles_[i].job->zeroed_groups += zeroed[i];
+  const auto sweep = [](PanelTile& each, const GptqBlock& block) { each.tile.Sweep(block); };
+  const auto adjust = [](PanelTile& each, const GptqBlock& block) {
+    each.tile.AdjustGroups(*each.job->coder, block);
   };
-  const auto descend = [&](GptqTile& tile, const GptqBlock& block) {
-    sparsity == Sparsity::k24 ? tile.DescendPatterns(block) : tile.Descend(block);
+  const auto descend = [&](PanelTile& each, const GptqBlock& block) {
+    sparsity == Sparsity::k24 ? each.tile.DescendPatterns(block) : each.tile.Descend(block);
   };
   MARLIN_RETURN_IF_ERROR(RunOnErrors(passes.sweep, sweep));
   for (int round = 0; round < kRounds; ++round) {
     if (round < kScaleRounds) MARLIN_RETURN_IF_ERROR(RunOnErrors(passes.groups, adjust));
     MARLIN_RETURN_IF_ERROR(RunOnErrors(passes.descent, descend));
   }
-  return ForTiles([](int64_t, GptqTile& tile) -> Status {
-    tile.Store();
+  return ForTiles([](size_t, PanelTile& each) -> Status {
+    each.tile.Store();
     return {};
   });
 }
 
-/// The columns of a panel.
-int64_t PanelColumns(const WeightsSpec& spec) {
-  const int64_t most = kPanelWeights / std::max(spec.k, int64_t{1}) / kGptqColumns * kGptqColumns;
-  return std::clamp(most, kGptqColumns, RoundUp(spec.n, kGptqColumns));
+/// Matrices that go through the passes, panel by panel.
+class Panels {
+ public:
+  Panels(ThreadPool& pool, PanelProducts& products, std::span<const std::unique_ptr<Job>> jobs,
+         const Pass& move, int64_t most_weights)
+      : pool_(pool), products_(products), jobs_(jobs), move_(move), most_weights_(most_weights) {}
+
+  /// Calls body(panel) for all panels, one after the other, with weights that are loaded and moved.
+  Status ForEach(FunctionRef<Status(Panel&)> body) const;
+  /// Chooses the global scales of matrices that have one, by all of their weights.
+  Status ChooseGlobalScales() const;
+
+ private:
+  ThreadPool& pool_;
+  PanelProducts& products_;
+  std::span<const std::unique_ptr<Job>> jobs_;
+  const Pass& move_;
+  int64_t most_weights_;  ///< Of a panel of more columns than one tile's.
+};
+
+Status Panels::ForEach(FunctionRef<Status(Panel&)> body) const {
+  const int64_t k = jobs_.front()->spec.k;
+  std::optional<Panel> panel;
+  const auto run = [&]() -> Status {
+    MARLIN_RETURN_IF_ERROR(panel->Load(move_));
+    MARLIN_RETURN_IF_ERROR(body(*panel));
+    panel.reset();
+    return {};
+  };
+  for (const std::unique_ptr<Job>& job : jobs_) {
+    for (int64_t n0 = 0; n0 < job->spec.n; n0 += kGptqColumns) {
+      const bool full = panel && panel->weights() + kGptqColumns * k > most_weights_;
+      if (full) MARLIN_RETURN_IF_ERROR(run());
+      if (!panel) panel.emplace(pool_, products_, k);
+      panel->Add(job.get(), n0);
+    }
+  }
+  return panel ? run() : Status();
 }
 
-/// Calls body(panel) for all panels of a matrix, whose weights are loaded and moved.
-Status ForPanels(ThreadPool& pool, PanelProducts& products, const GptqProblem& problem,
-                 const MatrixView& matrix, const Pass& move, FunctionRef<Status(Panel&)> body) {
-  const int64_t columns = PanelColumns(problem.spec);
-  for (int64_t n0 = 0; n0 < problem.spec.n; n0 += columns) {
-    Panel panel(pool, products, problem, n0, std::min(columns, problem.spec.n - n0));
-    MARLIN_RETURN_IF_ERROR(panel.Load(matrix, move));
-    MARLIN_RETURN_IF_ERROR(body(panel));
+Status Panels::ChooseGlobalScales() const {
+  const auto global = [](const std::unique_ptr<Job>& job) {
+    return job->buffer.global_scale != nullptr;
+  };
+  if (std::none_of(jobs_.begin(), jobs_.end(), global)) return {};
+  std::vector<double> spans(jobs_.size());
+  MARLIN_RETURN_IF_ERROR(ForEach([&](Panel& panel) -> Status {
+    panel.AddSpans(jobs_, &spans);
+    return {};
+  }));
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    if (global(jobs_[i])) jobs_[i]->SetGlobalScale(spans[i]);
   }
   return {};
 }
 
 }  // namespace
 
-Result<QuantizedWeights> QuantizeGptq(ThreadPool& pool, PanelProducts& products,
-                                      const TensorView& dense, const QuantizeOptions& options,
-                                      const InputCurvature& curvature,
-                                      const InputCorrection* correction, QuantizeReport* report) {
-  MARLIN_RETURN_IF_ERROR(CheckDense("tensor '" + options.tensor_name + "'", dense));
-  MARLIN_ASSIGN_OR_RETURN(WeightsSpec spec, QuantizedSpec(dense.shape(), options));
-  spec.sparsity = Sparsity::kDense;  // The codes below are stored as dense ones at first.
-  MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
-  buffer.weights.codebook = options.codebook;
-  const Encoder encoder(spec.format, options.codebook);
-  const ScaleRule rule(encoder, spec.has_zeros, options.fractional_zeros, options.e8m0_rule);
-  const std::vector<float> importance = DiagonalOf(curvature);
-  const GptqProblem problem{options, spec, encoder, rule, importance, &buffer, GroupCount(spec)};
-  AlignedBuffer rotated;
-  MatrixView matrix = ExpertMatrix(dense, 0);
-  if (spec.input_hadamard > 0) {
-    MARLIN_ASSIGN_OR_RETURN(rotated, RotateRows(pool, dense, spec.input_hadamard));
-    matrix = ExpertMatrix(TensorView(rotated.As<float>(0), DType::kF32, {spec.k, spec.n}), 0);
+Result<std::vector<GptqResult>> QuantizeGptq(ThreadPool& pool, PanelProducts& products,
+                                             std::span<const GptqMatrix> matrices,
+                                             const InputCurvature& curvature,
+                                             const InputCorrection* correction,
+                                             int64_t panel_weights) {
+  std::vector<std::unique_ptr<Job>> jobs;
+  for (const GptqMatrix& matrix : matrices) {
+    jobs.push_back(std::make_unique<Job>(matrix, curvature));
+    MARLIN_RETURN_IF_ERROR(jobs.back()->Begin(pool, matrix.dense));
   }
+  std::vector<GptqResult> results;
+  if (jobs.empty()) return results;
+  const Sparsity sparsity = jobs.front()->options.sparsity;
   MARLIN_ASSIGN_OR_RETURN(const Passes passes, MakePasses(pool, products, curvature, correction,
-                                                          spec, options.sparsity));
-  const auto for_panels = [&](FunctionRef<Status(Panel&)> body) {
-    return ForPanels(pool, products, problem, matrix, passes.move, body);
-  };
-  if (buffer.global_scale != nullptr) {
-    double span = 0;
-    MARLIN_RETURN_IF_ERROR(for_panels([&](Panel& panel) -> Status {
-      span = std::max(span, panel.Span());
-      return {};
-    }));
-    buffer.global_scale[0] = rule.GlobalScale(span, true);
+                                                          jobs.front()->spec, sparsity));
+  const Panels panels(pool, products, jobs, passes.move, panel_weights);
+  MARLIN_RETURN_IF_ERROR(panels.ChooseGlobalScales());
+  MARLIN_RETURN_IF_ERROR(
+      panels.ForEach([&](Panel& panel) { return panel.Solve(passes, sparsity); }));
+  for (const std::unique_ptr<Job>& job : jobs) {
+    MARLIN_ASSIGN_OR_RETURN(GptqResult result, job->Finish());
+    results.push_back(std::move(result));
   }
-  const ScaleCoder coder(spec.scale_type,
-                         buffer.global_scale != nullptr ? buffer.global_scale[0] : 1.0F);
-  int64_t zeroed_groups = 0;
-  MARLIN_RETURN_IF_ERROR(for_panels(
-      [&](Panel& panel) { return panel.Solve(passes, coder, options.sparsity, &zeroed_groups); }));
-  if (report != nullptr) {
-    *report = {};
-    report->zeroed_groups = zeroed_groups;
-  }
-  if (options.sparsity == Sparsity::k24) return Prune24(buffer.weights);
-  return std::move(buffer.weights);
+  return results;
 }
 
 }  // namespace marlin

@@ -1,6 +1,10 @@
 // Quantization for the inputs of a layer: errors of codes are compensated by later codes.
 #pragma once
 
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "base/thread_pool.h"
 #include "marlin/quantize.h"
 #include "quantize/layer_inputs.h"
@@ -8,7 +12,22 @@
 
 namespace marlin {
 
-/// Quantizes a matrix [k, n] with method kGptq: minimizes d H d^T of every column's errors d.
+/// A matrix [k, n] to quantize.
+struct GptqMatrix {
+  TensorView dense;
+  QuantizeOptions options;
+};
+
+/// Weights that take about a gigabyte on their way.
+inline constexpr int64_t kGptqPanelWeights = int64_t{1} << 26;
+
+struct GptqResult {
+  QuantizedWeights weights;
+  int64_t zeroed_groups = 0;  ///< As QuantizeReport's.
+};
+
+/// Quantizes matrices with method kGptq, all for the same inputs: minimizes d H d^T of every
+/// column's errors d.
 ///
 ///   1. `correction`, unless null, moves the weights.
 ///   2. Scales and zeros: SearchWeighted, with the diagonal of H as importance; fixed from here, so
@@ -22,16 +41,20 @@ namespace marlin {
 /// kept at first; codes of the others are 0 in steps 3 and 4, and the descent goes over blocks: it
 /// sets a block to the best codes of the best of the six patterns, given all other blocks.
 ///
-/// With Hadamard blocks the matrix is rotated first; curvature and correction are then those of the
+/// With Hadamard blocks a matrix is rotated first; curvature and correction are then those of the
 /// rotated inputs (RotateGram).
 ///
-/// Weights go through steps 3 and 4 in blocks of 256, all columns side by side: `products` gives
-/// the sums over all errors for the weights of a block, `pool` brings them up to date from weight
-/// to weight. The result does not depend on the threads of `pool`. Errors: those of Quantize and of
-/// `products`. Precondition: curvature and correction have the matrix's k; the format is quantized.
-Result<QuantizedWeights> QuantizeGptq(ThreadPool& pool, PanelProducts& products,
-                                      const TensorView& dense, const QuantizeOptions& options,
-                                      const InputCurvature& curvature,
-                                      const InputCorrection* correction, QuantizeReport* report);
+/// Weights go through steps 3 and 4 in blocks of 256, the columns of all matrices side by side, but
+/// at most `panel_weights` weights at a time, which are in memory in fp32:
+/// `products` gives the sums over all errors for the weights of a block, `pool` brings them up to
+/// date from weight to weight. The result does not depend on the threads of `pool`. Errors: those
+/// of Quantize, for the first matrix that has one, and of `products`. Precondition: curvature and
+/// correction have the matrices' k; their options have the same group size, sparsity and Hadamard
+/// blocks; the formats are quantized.
+Result<std::vector<GptqResult>> QuantizeGptq(ThreadPool& pool, PanelProducts& products,
+                                             std::span<const GptqMatrix> matrices,
+                                             const InputCurvature& curvature,
+                                             const InputCorrection* correction,
+                                             int64_t panel_weights = kGptqPanelWeights);
 
 }  // namespace marlin

@@ -74,10 +74,10 @@ GptqTile::GptqTile(const GptqProblem& problem, int64_t n0)
       spec_(problem.spec),
       k_(spec_.k),
       n0_(n0),
-      columns_(std::min(kColumns, spec_.n - n0)),
-      weights_(static_cast<size_t>(k_ * kColumns)) {}
+      columns_(std::min(kColumns, spec_.n - n0)) {}
 
 Status GptqTile::Load(const MatrixView& matrix) {
+  weights_.assign(static_cast<size_t>(k_ * kColumns), 0.0F);
   std::vector<float> column(static_cast<size_t>(k_));
   for (int64_t c = 0; c < columns_; ++c) {
     LoadColumns(matrix, {0, k_, n0_ + c, 1}, column.data(), k_);

@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "base/macros.h"
 #include "base/thread_pool.h"
 #include "marlin/device.h"
 #include "marlin/quantize.h"
@@ -26,7 +27,11 @@ Result<QuantizedWeights> Gptq(ThreadPool& pool, const TensorView& dense,
   DeviceOptions device;
   device.threads = pool.worker_count();
   DeviceProducts products(*Device::Open("cpu", device), pool);
-  return QuantizeGptq(pool, products, dense, options, curvature, correction, report);
+  const GptqMatrix matrix{dense, options};
+  MARLIN_ASSIGN_OR_RETURN(std::vector<GptqResult> results,
+                          QuantizeGptq(pool, products, {&matrix, 1}, curvature, correction));
+  if (report != nullptr) report->zeroed_groups = results.front().zeroed_groups;
+  return std::move(results.front().weights);
 }
 
 using Square = std::vector<double>;  // [k, k]
@@ -341,6 +346,19 @@ TEST(QuantizeGptq, FractionalZerosLoseLess) {
   }
 }
 
+void ExpectSame(const QuantizedWeights& a, const QuantizedWeights& b) {
+  for (const TensorView QuantizedWeights::*part :
+       {&QuantizedWeights::codes, &QuantizedWeights::scales, &QuantizedWeights::zeros,
+        &QuantizedWeights::global_scale}) {
+    ASSERT_EQ((a.*part).empty(), (b.*part).empty());
+    if ((a.*part).empty()) continue;
+    ASSERT_EQ((a.*part).ByteCount(), (b.*part).ByteCount());
+    EXPECT_EQ(
+        std::memcmp((a.*part).data(), (b.*part).data(), static_cast<size_t>((a.*part).ByteCount())),
+        0);
+  }
+}
+
 TEST(QuantizeGptq, TheSameBitsWithAnyNumberOfThreads) {
   const auto run = [](int threads) {
     ThreadPool pool(threads);
@@ -357,13 +375,38 @@ TEST(QuantizeGptq, TheSameBitsWithAnyNumberOfThreads) {
     return *Gptq(pool, dense.view(), options, *curvature, &*correction, nullptr);
   };
   const QuantizedWeights one = run(1);
-  for (const int threads : {2, 16}) {
-    const QuantizedWeights many = run(threads);
-    for (const auto& [a, b] :
-         {std::pair(one.codes, many.codes), {one.scales, many.scales}, {one.zeros, many.zeros}}) {
-      ASSERT_EQ(a.ByteCount(), b.ByteCount());
-      EXPECT_EQ(std::memcmp(a.data(), b.data(), static_cast<size_t>(a.ByteCount())), 0);
-    }
+  for (const int threads : {2, 16}) ExpectSame(run(threads), one);
+}
+
+TEST(QuantizeGptq, MatricesBesideOthersGetTheSameBits) {
+  ThreadPool pool(2);
+  DeviceProducts products(*Device::Open("cpu"), pool);
+  constexpr int64_t kK = 272;
+  const Case problem = MakeCase(pool, kK, 1, 23);
+  // Scales with and without a global one, formats with and without zeros; tiles of 32 columns that
+  // are full or not.
+  std::vector<Dense> dense;
+  std::vector<GptqMatrix> matrices;
+  for (const int64_t n : {40, 7, 64})
+    dense.push_back(Gaussian(kK, n, 24 + static_cast<unsigned>(n)));
+  for (size_t i = 0; i < dense.size(); ++i) {
+    QuantizeOptions options;
+    options.group_size = 16;
+    options.format = i == 1 ? Format::kU4 : Format::kFp4E2M1;
+    options.scale_type = i == 2 ? ScaleType::kE4M3 : ScaleType::kF16;
+    matrices.push_back({dense[i].view(), options});
+  }
+  const auto together = QuantizeGptq(pool, products, matrices, problem.curvature, nullptr);
+  ASSERT_TRUE(together.ok()) << together.status().message();
+  ASSERT_EQ(together->size(), matrices.size());
+  // Panels of two tiles, of which some hold columns of two matrices.
+  const auto panels = QuantizeGptq(pool, products, matrices, problem.curvature, nullptr, kK * 64);
+  ASSERT_TRUE(panels.ok()) << panels.status().message();
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const auto alone = QuantizeGptq(pool, products, {&matrices[i], 1}, problem.curvature, nullptr);
+    ASSERT_TRUE(alone.ok()) << alone.status().message();
+    ExpectSame((*together)[i].weights, alone->front().weights);
+    ExpectSame((*panels)[i].weights, alone->front().weights);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/macros.h"
 #include "base/thread_pool.h"
 #include "marlin/device.h"
 #include "marlin/layout.h"
@@ -26,7 +27,11 @@ Result<QuantizedWeights> Gptq(ThreadPool& pool, const TensorView& dense,
   DeviceOptions device;
   device.threads = pool.worker_count();
   DeviceProducts products(*Device::Open("cpu", device), pool);
-  return QuantizeGptq(pool, products, dense, options, curvature, correction, report);
+  const GptqMatrix matrix{dense, options};
+  MARLIN_ASSIGN_OR_RETURN(std::vector<GptqResult> results,
+                          QuantizeGptq(pool, products, {&matrix, 1}, curvature, correction));
+  if (report != nullptr) report->zeroed_groups = results.front().zeroed_groups;
+  return std::move(results.front().weights);
 }
 
 struct Case {
