@@ -37,6 +37,9 @@ WeightsSpec MoeCase::DownOf(const WeightsSpec& format) const {
 
 std::string MoeCase::FormatText() const {
   std::string text(FormatName(gemm.spec.format));
+  if (gemm.spec.sparsity != Sparsity::kDense) {
+    text.append(" ").append(SparsityName(gemm.spec.sparsity));
+  }
   if (mixed) text.append(" and ").append(FormatName(mixed->format));
   return text;
 }

@@ -230,7 +230,7 @@ Json PlacementResult::ToJson() const {
   Json row = {{"op", "moe"},
               {"kernel", "placed_experts"},
               {"batch_invariant", bench.gemm.options.determinism == Determinism::kBatchInvariant},
-              {"format", FormatName(spec.format)},
+              {"format", bench.FormatText()},
               {"group_size", spec.group_size},
               {"scale_type", ScaleTypeName(spec.scale_type)},
               {"activations", DTypeName(bench.gemm.activation_type)},
@@ -254,12 +254,11 @@ std::string PlacementText(const std::vector<PlacementResult>& results) {
                "placed ms", "host ms", "fetch ms", "device ms"});
   for (const PlacementResult& r : results) {
     table.AddRow(
-        {std::string(FormatName(r.bench.gemm.spec.format)), std::to_string(r.bench.tokens()),
-         std::to_string(r.bench.hidden()), std::to_string(r.bench.inner()),
-         std::to_string(r.bench.experts), std::to_string(r.bench.top_k),
-         std::to_string(r.host_experts), fmt::format("{:.1f} %", 100 * r.host_share),
-         fmt::format("{:.3f}", r.placed.median * 1e3), fmt::format("{:.3f}", r.host.median * 1e3),
-         fmt::format("{:.3f}", r.fetch.median * 1e3),
+        {r.bench.FormatText(), std::to_string(r.bench.tokens()), std::to_string(r.bench.hidden()),
+         std::to_string(r.bench.inner()), std::to_string(r.bench.experts),
+         std::to_string(r.bench.top_k), std::to_string(r.host_experts),
+         fmt::format("{:.1f} %", 100 * r.host_share), fmt::format("{:.3f}", r.placed.median * 1e3),
+         fmt::format("{:.3f}", r.host.median * 1e3), fmt::format("{:.3f}", r.fetch.median * 1e3),
          fmt::format("{:.3f}", r.device.median * 1e3)});
   }
   return table.ToString();

@@ -61,7 +61,7 @@ class BenchCommand final : public Command {
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
     products_.Declare(arguments);
     arguments.Option("--sparsity", &sparsities_, "SPARSITY",
-                     "gemm, dequantize: dense (default) or 2:4; may be repeated");
+                     "gemm, dequantize, moe: dense (default) or 2:4; may be repeated");
     arguments.Option("--accuracy", &accuracy_, "ACCURACY", "default, exact or w4a8");
     arguments.Flag("--batch-invariant", &batch_invariant_,
                    "gemm, moe: results of a row do not depend on the other rows");
@@ -196,7 +196,7 @@ class BenchCommand final : public Command {
     const OptionOfOps options[] = {
         {"--shape", !shapes_.empty(), kShapes},
         {"--shapes", !shapes_file_.empty(), kShapes},
-        {"--sparsity", !sparsities_.empty(), kKernels},
+        {"--sparsity", !sparsities_.empty(), kShapes},
         {"--kernel", !kernel_.empty(), "gemm dequantize sweep"},
         {"--count", count_.has_value(), "sweep"},
         {"--seed", seed_.has_value(), "sweep"},
@@ -231,6 +231,7 @@ class BenchCommand final : public Command {
     if (!mix_.empty() && (host_experts_ || trace_.given())) {
       return refuse("--mix: not with --host-experts or --trace");
     }
+    if (!sparsities_.empty() && trace_.given()) return refuse("--sparsity: not with --trace");
     if (host_experts_ && trace_.given()) return refuse("--trace: not with --host-experts");
     return {};
   }

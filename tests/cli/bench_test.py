@@ -74,6 +74,14 @@ class Bench(CommandTestCase):
         self.assertEqual(mixed["format"], "fp4_e2m1 and nf2")
         self.assertLess(mixed["gbps"] * mixed["seconds"], uniform["gbps"] * uniform["seconds"])
 
+    def test_sparse_experts(self) -> None:
+        case = ("bench", "moe", "--shape", "3,32,64", "--experts", 4, "--top-k", 2, "--format",
+                "fp4_e2m1", "--group-size", 32, "--copies", 24)
+        document = self.document(*case, "--sparsity", "dense", "--sparsity", "2:4")
+        dense, sparse = document["results"]
+        self.assertEqual((dense["format"], sparse["format"]), ("fp4_e2m1", "fp4_e2m1 2:4"))
+        self.assertLess(sparse["gbps"] * sparse["seconds"], dense["gbps"] * dense["seconds"])
+
     def test_placed_experts(self) -> None:
         case = ("bench", "moe", "--device", "cpu", "--shape", "3,32,64", "--experts", 4, "--top-k",
                 2, "--format", "u4", "--group-size", 32, "--copies", 24)

@@ -41,6 +41,7 @@ void Parts(Io& io, ExpertsCase& c) {
   io.Number("hidden", c.hidden);
   io.Number("inner", c.inner);
   io.Text(c.format);
+  io.Flag("sparse", c.sparse);
   io.Flag("varied", c.varied);
   io.Flag("stacked", c.stacked);
   io.Flag("apart", c.apart);

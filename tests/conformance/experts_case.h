@@ -42,6 +42,7 @@ struct ExpertsCase {
   int64_t hidden = 96;
   int64_t inner = 64;
   std::string format = "mixed";  ///< A format's name, or "mixed": one per matrix.
+  bool sparse = false;           ///< Matrices are 2:4 where the format and its offsets allow.
   bool varied = false;           ///< Group size, scale type and zero points differ by matrix.
   bool stacked = false;          ///< The matrices of all experts are one stack of weights.
   bool apart = false;            ///< Gate and up are two matrices.

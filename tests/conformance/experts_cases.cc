@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "experts_case.h"
+#include "layout/sparse_24.h"
 #include "random.h"
 
 namespace marlin::conformance {
@@ -291,6 +292,75 @@ void AddManyRows(ExpertsCases& cases) {
   cases.Add(c);
 }
 
+/// 2:4 matrices: every format that has them, alone and in layers with dense ones; numbers of tokens
+/// around tiles, stacks, gates apart, shared experts, whole and partial tiles of 128 k; promises.
+void AddSparse(ExpertsCases& cases, bool many_rows) {
+  for (const FormatInfo& info : AllFormats()) {
+    if (info.zero_point == ZeroPoint::kRequired || !CheckSparse24(info.format, false).ok())
+      continue;
+    for (const int64_t tokens : {1, 9, 33}) {
+      ExpertsCase c = cases.Make(tokens, DataClass::kLatticeSmall);
+      c.format = info.name;
+      c.sparse = true;
+      c.stacked = tokens == 9;
+      cases.AddBoth(c);
+    }
+  }
+  for (const int64_t tokens : kTokens) {
+    ExpertsCase c = cases.Make(tokens, DataClass::kLatticeSmall);
+    c.format = tokens % 2 == 0 ? "s4" : "fp4_e2m1";
+    c.sparse = true;
+    c.experts = 7;
+    c.hidden = 160;
+    c.inner = 80;
+    cases.AddBoth(c);
+    for (const char* format : {"mixed", "fp4_e2m1", "s4"}) {
+      c = cases.Make(tokens, DataClass::kGaussian);
+      c.format = format;
+      c.sparse = true;
+      c.experts = 5;
+      c.top_k = 3;
+      c.varied = true;
+      c.biased = tokens % 3 == 0;
+      c.shared = tokens % 2 == 0 ? SharedKind::kPlain : SharedKind::kGated;
+      cases.Add(c);
+    }
+  }
+  for (const char* format : {"fp4_e2m1", "s4", "mixed"}) {
+    for (const ExpertsCheck check : {ExpertsCheck::kRepeat, ExpertsCheck::kThreads,
+                                     ExpertsCheck::kBatchInvariant, ExpertsCheck::kPoison}) {
+      ExpertsCase c = cases.Make(check == ExpertsCheck::kPoison ? 6 : 64, DataClass::kGaussian);
+      c.check = check;
+      c.format = format;
+      c.sparse = true;
+      c.experts = 8;
+      c.top_k = 3;
+      c.hidden = 272;
+      c.batch_invariant = check == ExpertsCheck::kBatchInvariant;
+      cases.Add(c);
+    }
+  }
+  if (!many_rows) return;
+  for (const char* format : {"fp4_e2m1", "s4", "nf4", "mixed"}) {
+    for (const int64_t tokens : {180, 700}) {
+      for (const int64_t hidden : {256, 400}) {
+        ExpertsCase c = cases.Make(tokens, DataClass::kGaussian);
+        c.sparse = true;
+        c.accuracy = Accuracy::kDefault;
+        c.allow_bf16 = true;
+        c.experts = 3;
+        c.hidden = hidden;
+        c.inner = 192;
+        c.format = format;
+        c.stacked = c.format != "mixed" && tokens == 700;
+        c.biased = tokens == 180;
+        c.shared = tokens == 180 ? SharedKind::kGated : SharedKind::kNone;
+        cases.Add(c);
+      }
+    }
+  }
+}
+
 void AddNightly(ExpertsCases& cases) {
   AddRandom(cases, 1500);
   for (const int64_t tokens : {1023, 1024, 1025, 4096}) {
@@ -327,6 +397,7 @@ std::vector<ExpertsCase> SelectExpertsCases(std::string_view backend, bool night
   AddW4A8(cases);
   AddRandom(cases, 60);
   if (backend == "cuda" || nightly) AddManyRows(cases);
+  AddSparse(cases, backend == "cuda" || nightly);
   if (nightly && backend != "metal") AddNightly(cases);
   std::vector<ExpertsCase> selected = cases.Take();
   if (backend != "cpu") {

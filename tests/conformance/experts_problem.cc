@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/macros.h"
+#include "layout/sparse_24.h"
 #include "problem.h"
 #include "random.h"
 #include "reference/decoder.h"
@@ -44,6 +45,14 @@ void VaryWeights(Random& random, Case& matrix) {
   if (matrix.zero != ZeroKind::kNone && random.OneIn(2)) matrix.zero_type = ScaleType::kF32;
 }
 
+// Whether a matrix can be 2:4: pruned weights need a code of value 0.
+bool CanBeSparse(const Case& matrix) {
+  const bool offsets = matrix.zero != ZeroKind::kNone || matrix.weight_biases;
+  if (!CheckSparse24(matrix.format, offsets).ok()) return false;
+  return !GetFormatInfo(matrix.format).has_codebook || matrix.user_codebook ||
+         CodeOfZero(FormatValues(matrix.format)).has_value();
+}
+
 Result<QuantizedWeights> MakeMatrix(const ExpertsCase& c, int64_t number, int64_t k, int64_t n,
                                     int64_t stack) {
   Random random = RandomFor(c, fmt::format("matrix {}", number));
@@ -68,6 +77,8 @@ Result<QuantizedWeights> MakeMatrix(const ExpertsCase& c, int64_t number, int64_
       IsLattice(c.data) && info.has_codebook && matrix.format != Format::kCodebook4;
   matrix.seed = c.seed * 4096 + static_cast<uint64_t>(number);
   if (c.varied) VaryWeights(random, matrix);
+  // Of varied ones, some stay dense.
+  matrix.sparse = c.sparse && CanBeSparse(matrix) && (!c.varied || random.Integer(0, 2) > 0);
   return MakeWeights(matrix);
 }
 

@@ -124,7 +124,7 @@ class CudaBackend final : public Backend {
 
   std::span<const KernelDesc> Kernels() const override { return CudaKernels(); }
 
-  /// Off by default: a large-M GEMM has to expand sparse tiles (docs/kernels/cuda.md).
+  /// Off by default: the persistent kernel does not read sparse tiles (docs/kernels/cuda.md).
   bool KeepsSparse(const WeightsSpec& spec) const override {
     return keeps_sparse_ && GetFormatInfo(spec.format).bits == 4;
   }

@@ -29,6 +29,11 @@ inline constexpr int kMetadataOffset = 2 * BlockBytes(kSparseBits);
 inline constexpr int kSparseTileBytes = kMetadataOffset + 32 * kStepsOfTile * 4;
 inline constexpr uint32_t kPaddingNibble = 4;
 
+/// Sparse tiles for kernels that expand them in registers.
+struct SparseTileView : TileView {
+  uint32_t zero_code = 0;  ///< The code of value 0.
+};
+
 /// A kept code: its output within 16, its block within the tile, and which of the block's two.
 struct KeptPlace {
   int output;

@@ -58,35 +58,47 @@ struct SparseLane {
   uint32_t metadata[2][kStepsOfTile];  ///< Words of lanes 4 g + 2 r and one more.
 };
 
-/// The words of lane 4 g + t in the dense fragment blocks of both halves of 128 k. Of each of its
-/// blocks of four it has the codes of k = 2 (t & 1) and the next; `zeros` (PairOf) stands for
-/// pruned ones. `selectors` returns SelectorOf of half its argument, which is an offset in bytes:
-/// a load then needs no other address.
+/// The two words of lane 4 g + t in the dense fragment blocks of 32 k, from the words of that step
+/// in a SparseLane. Of each of its blocks of four it has the codes of k = 2 (t & 1) and the next;
+/// `zeros` (PairOf) stands for pruned ones. `selectors` returns SelectorOf of half its argument,
+/// which is an offset in bytes: a load then needs no other address.
 template <CodeKind kKind, typename Selectors>
-MARLIN_HOST_DEVICE void ExpandLane(const SparseLane& from, int t, uint32_t zeros,
-                                   const Selectors& selectors, uint32_t (&words)[2 * kSparseBits]) {
+MARLIN_HOST_DEVICE void ExpandStep(const uint32_t (&from)[2], const uint32_t (&metadata)[2], int t,
+                                   uint32_t zeros, const Selectors& selectors,
+                                   uint32_t (&words)[2]) {
   // Twice the nibble of the lane's block in every byte, and then 16 half's.
   const int rotate = t / 2 == 0 ? 1 : 29;
   const uint32_t of_half = static_cast<uint32_t>(t & 1) * 0x20202020u;
+  uint32_t kept[2][4];
+  SplitPairs<kKind>(from[0], kept[0]);
+  SplitPairs<kKind>(from[1], kept[1]);
+#pragma unroll
+  for (int odd = 0; odd < 2; ++odd) {  // Fragments are 16 k.
+    const uint32_t offsets = (RotateLeft(metadata[odd], rotate) & 0x1e1e1e1eu) | of_half;
+    uint32_t pairs[4];
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      const int row = p % 2;    // Output g or g + 8.
+      const int eight = p / 2;  // Which 8 k of the fragment.
+      const uint32_t selector = selectors((offsets >> (16 * row + 8 * eight)) & 255u);
+      pairs[p] = SelectBytes(kept[eight][2 * odd + row], zeros, selector);
+    }
+    words[odd] = JoinPairs<kKind>(pairs);
+  }
+}
+
+/// The words of lane 4 g + t in the dense fragment blocks of both halves of 128 k, by ExpandStep.
+template <CodeKind kKind, typename Selectors>
+MARLIN_HOST_DEVICE void ExpandLane(const SparseLane& from, int t, uint32_t zeros,
+                                   const Selectors& selectors, uint32_t (&words)[2 * kSparseBits]) {
 #pragma unroll
   for (int step = 0; step < kStepsOfTile; ++step) {
-    uint32_t kept[2][4];
-    SplitPairs<kKind>(from.kept[0][step], kept[0]);
-    SplitPairs<kKind>(from.kept[1][step], kept[1]);
-#pragma unroll
-    for (int odd = 0; odd < 2; ++odd) {  // Fragments are 16 k.
-      const uint32_t offsets =
-          (RotateLeft(from.metadata[odd][step], rotate) & 0x1e1e1e1eu) | of_half;
-      uint32_t pairs[4];
-#pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        const int row = p % 2;    // Output g or g + 8.
-        const int eight = p / 2;  // Which 8 k of the fragment.
-        const uint32_t selector = selectors((offsets >> (16 * row + 8 * eight)) & 255u);
-        pairs[p] = SelectBytes(kept[eight][2 * odd + row], zeros, selector);
-      }
-      words[2 * step + odd] = JoinPairs<kKind>(pairs);
-    }
+    const uint32_t kept[2] = {from.kept[0][step], from.kept[1][step]};
+    const uint32_t metadata[2] = {from.metadata[0][step], from.metadata[1][step]};
+    uint32_t expanded[2];
+    ExpandStep<kKind>(kept, metadata, t, zeros, selectors, expanded);
+    words[2 * step] = expanded[0];
+    words[2 * step + 1] = expanded[1];
   }
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backends/cuda/kernels/gemv/gemv_layout.h"
+#include "backends/cuda/layout/sparse_layout.h"
 
 namespace marlin::cuda {
 namespace {
@@ -75,6 +76,33 @@ TEST(ExpertGemvPlan, PartsFitSharedMemory) {
   }
 }
 
+/// The same problem with 2:4 weights, in `groups` groups per tile.
+ExpertTilesProblem SparseProblem(int64_t k, int groups, int64_t rows) {
+  ExpertTilesProblem problem = Problem(k, kSparseBits, rows);
+  problem.weights.groups_per_tile = groups;
+  problem.weights.tile_bytes = kSparseTileBytes + groups * kGroupBytes;
+  return problem;
+}
+
+TEST(ExpertGemvPlan, PartsOfSparseTilesFitSharedMemory) {
+  for (const int groups : {1, 2, 4, 8}) {
+    for (const int64_t k : {1, 128, 768, 2048, 7168, 14336, 28672}) {
+      for (const int64_t rows : {1, 9, 500}) {
+        const ExpertTilesProblem problem = SparseProblem(k, groups, rows);
+        SCOPED_TRACE(testing::Message() << groups << " groups, k " << k << ", rows " << rows);
+        const auto plan = PlanExpertGemv(problem, DeviceShape());
+        ASSERT_TRUE(plan.has_value());
+        ExpectApart(problem, *plan);
+        // Bulk copies and 16-byte loads.
+        EXPECT_EQ(problem.weights.tile_bytes % 16, 0);
+        // As many warps share a unit as with dense tiles: sums have the same parts.
+        EXPECT_EQ(plan->arguments.share_log2,
+                  PlanExpertGemv(Problem(k, 4, rows), DeviceShape())->arguments.share_log2);
+      }
+    }
+  }
+}
+
 TEST(ExpertGemvPlan, TilesHaveSixteenRowsOnlyForManyRows) {
   EXPECT_EQ(PlanExpertGemv(Problem(2048, 4, 8), DeviceShape())->octets, 1);
   EXPECT_EQ(PlanExpertGemv(Problem(2048, 4, 9), DeviceShape())->arguments.tile_rows, 16);
@@ -125,6 +153,20 @@ TEST(ExpertWgmmaPlan, PartsFitSharedMemory) {
       EXPECT_EQ(plan->arguments.schedule_offset % 4, 0);
       EXPECT_EQ(plan->arguments.exchange_offset % 16, 0);
       EXPECT_LE(plan->shared_bytes, device.shared_bytes);
+    }
+  }
+}
+
+TEST(ExpertWgmmaPlan, SparseTilesLeaveRoomForAsManyStages) {
+  const DeviceShape device;
+  for (const int64_t rows : {6, 16, 40, 64, 500}) {
+    for (const bool gated : {false, true}) {
+      const auto dense = PlanExpertWgmma(Problem(2048, 4, rows), gated, device);
+      const auto sparse = PlanExpertWgmma(SparseProblem(2048, 1, rows), gated, device);
+      ASSERT_TRUE(dense && sparse) << rows;
+      EXPECT_EQ(sparse->arguments.tile_rows, dense->arguments.tile_rows) << rows;
+      EXPECT_GE(sparse->arguments.gemm.slots, dense->arguments.gemm.slots) << rows;
+      EXPECT_LE(sparse->shared_bytes, device.shared_bytes) << rows;
     }
   }
 }

@@ -80,6 +80,7 @@ std::vector<Case> Cases() {
       {"qwen3_moe_odd", Config("qwen3_moe", {{"num_experts", 15}}), "fp4_e2m1/g128"},
       {"qwen3_moe_zeros", Config("qwen3_moe", experts), "u4/g32"},
       {"qwen3_moe_mixed", Config("qwen3_moe", mixed), "fp4_e2m1/g32/e8m0"},
+      {"qwen3_moe_sparse", Config("qwen3_moe", experts), "fp4_e2m1/g32/2:4"},
       {"mixtral", Config("mixtral", {{"num_local_experts", 4}, {"num_experts_per_tok", 2}}),
        "fp4_e2m1/g128"},
       {"gpt_oss", Config("gpt_oss", {{"num_local_experts", 8}, {"sliding_window", 24}}),
@@ -111,13 +112,16 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
     if (opened.code() == Code::kUnsupported) GTEST_SKIP() << opened.message();
   }
 
-  /// A device with the persistent kernel, or without.
-  static Device Open(bool persistent) {
+  /// A device with the persistent kernel, or without; it keeps 2:4 weights sparse, or expands them.
+  static Device Open(bool persistent, bool keeps_sparse = true) {
     setenv("MARLIN_CUDA_PERSISTENT", persistent ? "1" : "0", 1);
+    setenv("MARLIN_CUDA_SPARSE", keeps_sparse ? "1" : "0", 1);
     auto device = Device::Open("cuda");
+    unsetenv("MARLIN_CUDA_SPARSE");
     unsetenv("MARLIN_CUDA_PERSISTENT");
     return *std::move(device);
   }
+  static bool IsSparse() { return GetParam().format.ends_with("2:4"); }
 
   Model Load(const Device& device, bool exact = false) const {
     ModelOptions options;
@@ -177,8 +181,8 @@ TEST_P(PersistentOnGpu, IsAsNearToFp32AsTheOperations) {
     const double distance = Distance(mine, wanted);
     const double reference = Distance(others, wanted);
     EXPECT_LT(distance, 1.5 * reference + 1e-3);
-    if (GetParam().format.starts_with("nf")) {
-      EXPECT_EQ(mine, others) << "a kind of codes without a persistent kernel";
+    if (GetParam().format.starts_with("nf") || IsSparse()) {
+      EXPECT_EQ(mine, others) << "weights without a persistent kernel";
     } else if (prompt == 0) {
       EXPECT_NE(mine, others) << "the persistent kernel did not run";
     }
@@ -187,6 +191,17 @@ TEST_P(PersistentOnGpu, IsAsNearToFp32AsTheOperations) {
                reference);
     // Nothing depends on timing.
     EXPECT_EQ(Decode(persistent, prompt, tokens), mine);
+  }
+}
+
+/// A model whose attention and experts are 2:4.
+TEST_P(PersistentOnGpu, SparseWeightsAreThoseThatAreExpanded) {
+  if (!IsSparse()) GTEST_SKIP() << "dense weights";
+  const Model kept = Load(Open(true, true), true);
+  const Model expanded = Load(Open(true, false), true);
+  EXPECT_LT(kept.info().bytes, expanded.info().bytes);
+  for (const auto& [prompt, tokens] : {std::pair(0, 20), std::pair(300, 8)}) {
+    EXPECT_EQ(Decode(kept, prompt, tokens), Decode(expanded, prompt, tokens));
   }
 }
 

@@ -107,8 +107,8 @@ MARLIN_DEVICE void ForEach(float (&w)[4][kExactStepK], const Change& change) {
   }
 }
 
-/// Weights in the tiled layout.
-template <CodeKind kKind>
+/// Weights in the tiled layout. `kParametersAt`: the offset of a tile's parameters.
+template <CodeKind kKind, int kParametersAt = TileCodeBytes(CodeBits(kKind))>
 class TileWeights {
  public:
   using View = TileView;
@@ -225,8 +225,8 @@ class TileWeights {
     }
   }
 
- private:
-  static constexpr float kFoldedMultiplier = PowerOfTwo(-15);
+ protected:
+  MARLIN_DEVICE int lane() const { return lane_; }
 
   MARLIN_DEVICE const uint8_t* TileOf(int unit) const {
     return base_ + static_cast<int64_t>(unit >> 1) * (kStripsOfBlock * view_.tile_bytes);
@@ -235,8 +235,7 @@ class TileWeights {
   MARLIN_DEVICE void LoadParameters(int unit, int step, Raw& raw) const {
     if constexpr (kKind != CodeKind::kDense16) {
       const int group = ((unit & 1) * kExactSteps + step) >> group_log2_;
-      const uint8_t* at =
-          TileOf(unit) + TileCodeBytes(kBits) + group * kGroupBytes + (lane_ >> 2) * 8;
+      const uint8_t* at = TileOf(unit) + kParametersAt + group * kGroupBytes + (lane_ >> 2) * 8;
       raw.scales = __ldg(reinterpret_cast<const uint2*>(at));
       if (view_.zero_kind != ZeroKind::kNone) {
         at += view_.groups_per_tile * kGroupBytes;
@@ -244,6 +243,9 @@ class TileWeights {
       }
     }
   }
+
+ private:
+  static constexpr float kFoldedMultiplier = PowerOfTwo(-15);
 
   static MARLIN_DEVICE void Unpack(uint2 stored, bool bf16, float factor, float (&numbers)[4]) {
     const float2 low = LoadParameters(stored.x, bf16);

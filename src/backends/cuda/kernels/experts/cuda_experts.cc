@@ -10,6 +10,7 @@
 #include "backends/cuda/kernels/exact/exact_layout.h"
 #include "backends/cuda/kernels/experts/experts_kernels.h"
 #include "backends/cuda/kernels/experts/experts_launch.h"
+#include "backends/cuda/layout/sparse_layout.h"
 #include "base/checked.h"
 #include "base/macros.h"
 
@@ -85,9 +86,11 @@ class CudaExperts final : public PlannedExperts {
   Status Stage(const Pass& pass, const ExpertLaunch& launch, const ExpertRows& rows,
                Element type) const;
   Status RunWgmma(const Pass& pass, const ExpertLaunch& launch, const Operands& operands) const;
-  template <typename View>
   Status RunExact(const Pass& pass, const ExpertLaunch& launch, int sides,
                   const Operands& operands) const;
+  template <typename View>
+  Status RunExactOf(const Pass& pass, const ExpertLaunch& launch, int sides,
+                    const Operands& operands) const;
   Status Sum(const Pass& pass, int launched) const;
 
   const LaunchContext& context_;
@@ -231,9 +234,7 @@ Status CudaExperts::RunPhase(const Pass& pass, const ExpertPhase& phase, const O
         MARLIN_RETURN_IF_ERROR(RunWgmma(pass, launch, operands));
         break;
       case ExpertKernel::kExact:
-        MARLIN_RETURN_IF_ERROR(launch.tiled
-                                   ? RunExact<TileView>(pass, launch, phase.sides, operands)
-                                   : RunExact<CanonicalView>(pass, launch, phase.sides, operands));
+        MARLIN_RETURN_IF_ERROR(RunExact(pass, launch, phase.sides, operands));
     }
     ++*launched;
   }
@@ -300,9 +301,21 @@ Status CudaExperts::RunWgmma(const Pass& pass, const ExpertLaunch& launch,
   return Check(Launch(launch.function, size, parameters, pass.stream), "moe_expert_gemm");
 }
 
-template <typename View>
 Status CudaExperts::RunExact(const Pass& pass, const ExpertLaunch& launch, int sides,
                              const Operands& operands) const {
+  switch (launch.exact) {
+    case ExactWeights::kCanonical:
+      return RunExactOf<CanonicalView>(pass, launch, sides, operands);
+    case ExactWeights::kSparseTiles:
+      return RunExactOf<SparseTileView>(pass, launch, sides, operands);
+    default:
+      return RunExactOf<TileView>(pass, launch, sides, operands);
+  }
+}
+
+template <typename View>
+Status CudaExperts::RunExactOf(const Pass& pass, const ExpertLaunch& launch, int sides,
+                               const Operands& operands) const {
   const Element type = operands.rows.gated ? Element::kF32 : operands.rows.type;
   if (launch.k > 0) MARLIN_RETURN_IF_ERROR(Stage(pass, launch, operands.rows, type));
   ExpertExactArguments<View> args;

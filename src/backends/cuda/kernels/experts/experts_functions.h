@@ -26,4 +26,23 @@ const void* ExpertExactFunction(bool tiled);
 #include "backends/cuda/layout/code_kinds.def"
 #undef MARLIN_KIND
 
+/// The same for sparse tiles (layout/sparse_layout.h); `use` is not kAll. The exact kernel's
+/// parameters: ExpertExactArguments of SparseTileView.
+template <CodeKind kKind>
+const void* SparseExpertGemvFunction(bool bf16, ParameterUse use, int octets);
+template <CodeKind kKind>
+const void* SparseExpertWgmmaFunction(bool bf16, ParameterUse use);
+template <CodeKind kKind>
+const void* SparseExpertExactFunction();
+
+#define MARLIN_KIND(kind)                                                                        \
+  template <>                                                                                    \
+  const void* SparseExpertGemvFunction<CodeKind::kind>(bool bf16, ParameterUse use, int octets); \
+  template <>                                                                                    \
+  const void* SparseExpertWgmmaFunction<CodeKind::kind>(bool bf16, ParameterUse use);            \
+  template <>                                                                                    \
+  const void* SparseExpertExactFunction<CodeKind::kind>();
+#include "backends/cuda/layout/sparse_kinds.def"
+#undef MARLIN_KIND
+
 }  // namespace marlin::cuda

@@ -230,7 +230,9 @@ class UnitFinish {
   int turn_ = 0;
 };
 
-template <CodeKind kKind, typename T, ParameterUse kUse, int kOctets>
+/// `Product`: as in GemvKernel.
+template <CodeKind kKind, typename T, ParameterUse kUse, int kOctets,
+          template <CodeKind, typename, ParameterUse, int, int> typename Product = TileProduct>
 __global__ void __launch_bounds__(kExpertThreads, 1)
     ExpertGemvKernel(const __grid_constant__ ExpertGemvArguments args) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -313,8 +315,8 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
           __syncwarp();
           if (stream.has_tile) stream.Copy(address, barrier, lane == 0);
         };
-        TileProduct<kKind, T, kUse, 1, kOctets>::Run(address, args.weights, rows, tile_lane, mode,
-                                                     table, acc, release);
+        Product<kKind, T, kUse, 1, kOctets>::Run(address, args.weights, rows, tile_lane, mode,
+                                                 table, acc, release);
         if (++slot == args.stages) {
           slot = 0;
           parity ^= 1;

@@ -6,12 +6,14 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "backends/cuda/kernels/common/launch.h"
 #include "backends/cuda/kernels/exact/exact_layout.h"
 #include "backends/cuda/kernels/experts/experts_functions.h"
 #include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/layout/sparse_layout.h"
 #include "backends/cuda/plan/kernel_family.h"
 #include "base/macros.h"
 
@@ -55,6 +57,24 @@ const void* ExactFunctionOf(CodeKind kind, bool tiled) {
   return nullptr;
 }
 
+/// Calls `call` with a kind of sparse tiles as a constant. Null: kernels of the kind are not built.
+template <typename Call>
+const void* OfSparseKind(CodeKind kind, const Call& call) {
+  switch (kind) {
+#define MARLIN_KIND(name)                                              \
+  case CodeKind::name:                                                 \
+    if constexpr (IsBuilt(CodeKind::name)) {                           \
+      return call(std::integral_constant<CodeKind, CodeKind::name>()); \
+    }                                                                  \
+    break;
+#include "backends/cuda/layout/sparse_kinds.def"
+#undef MARLIN_KIND
+    default:
+      break;
+  }
+  return nullptr;
+}
+
 /// A matrix of the layer: where it stands in the launches' tables, and its GEMM.
 struct Matrix {
   const ExpertOperand* operand = nullptr;
@@ -66,8 +86,12 @@ struct Matrix {
   const PreparedTiles& weights() const {
     return static_cast<const PreparedTiles&>(*operand->weights);
   }
-  bool tiled() const { return weights().traits.tiled; }
+  bool sparse() const { return weights().traits.sparse; }
   CodeKind kind() const { return weights().kind(); }
+  ExactWeights exact_weights() const {
+    if (!weights().traits.tiled) return ExactWeights::kCanonical;
+    return sparse() ? ExactWeights::kSparseTiles : ExactWeights::kTiles;
+  }
   bool bf16() const { return desc.a_type != DType::kF16 || !desc.weights.fits_f16; }
 
   TileExpert Describe() const {
@@ -79,9 +103,30 @@ struct Matrix {
 };
 using Matrices = std::vector<Matrix>;
 
+const void* GemvFunctionOf(const Matrix& matrix, ParameterUse use, int octets) {
+  if (!matrix.sparse()) return GemvFunctionOf(matrix.kind(), matrix.bf16(), use, octets);
+  return OfSparseKind(matrix.kind(), [&](auto kind) {
+    return SparseExpertGemvFunction<kind>(matrix.bf16(), use, octets);
+  });
+}
+
+const void* WgmmaFunctionOf(const Matrix& matrix, ParameterUse use) {
+  if (!matrix.sparse()) return WgmmaFunctionOf(matrix.kind(), matrix.bf16(), use);
+  return OfSparseKind(matrix.kind(), [&](auto kind) {
+    return SparseExpertWgmmaFunction<kind>(matrix.bf16(), use);
+  });
+}
+
+const void* ExactFunctionOf(const Matrix& matrix) {
+  if (matrix.sparse()) {
+    return OfSparseKind(matrix.kind(), [](auto kind) { return SparseExpertExactFunction<kind>(); });
+  }
+  return ExactFunctionOf(matrix.kind(), matrix.exact_weights() == ExactWeights::kTiles);
+}
+
 /// Whether one launch of a kernel on tiles can run both.
 bool SameTiles(const Matrix& a, const Matrix& b) {
-  if (a.kind() != b.kind() || a.bf16() != b.bf16()) return false;
+  if (a.kind() != b.kind() || a.sparse() != b.sparse() || a.bf16() != b.bf16()) return false;
   if (a.desc.format != b.desc.format && a.kind() != CodeKind::kFp4) return false;
   const TileView x = a.weights().Tiles(0);
   const TileView y = b.weights().Tiles(0);
@@ -95,7 +140,7 @@ bool SameTiles(const Matrix& a, const Matrix& b) {
 
 /// The exact kernel reads everything else from the table.
 bool SameExact(const Matrix& a, const Matrix& b) {
-  return a.kind() == b.kind() && a.tiled() == b.tiled() && a.desc.k == b.desc.k;
+  return a.kind() == b.kind() && a.exact_weights() == b.exact_weights() && a.desc.k == b.desc.k;
 }
 
 bool OneLaunch(const Matrix& a, const Matrix& b) {
@@ -209,7 +254,8 @@ Status Planner::AddMatrix(const std::string& name, const ExpertOperand& operand,
   matrix.row = row;
   matrix.column = static_cast<int>(column);
   matrix.desc = DescribeExpert(problem_, operand, 1, a_type);
-  const Support tiles = SupportsTiles(matrix.desc);
+  const Support tiles =
+      matrix.sparse() ? SupportsSparseTiles(matrix.desc) : SupportsTiles(matrix.desc);
   matrix.exact =
       !tiles.ok() || !PlanExpertGemv(TilesOf(matrix, kMaxSides), context_.shape).has_value();
   const Support exact = SupportsExact(matrix.desc, DeviceProperties());
@@ -278,15 +324,21 @@ Status Planner::PlanLaunch(const Matrices& matrices, int sides, ExpertLaunch* la
   launch->k = first.desc.k;
   if (!first.exact) return PlanTiles(matrices, sides, launch);
   launch->kernel = ExpertKernel::kExact;
-  launch->tiled = first.tiled();
-  launch->function = ExactFunctionOf(first.kind(), first.tiled());
+  launch->exact = first.exact_weights();
+  launch->function = ExactFunctionOf(first);
   MARLIN_RETURN_IF_ERROR(Check(
       cudaFuncSetAttribute(launch->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            ExactSharedBytes(kExpertExactRows, kMaxExactParts, kMaxExactParts)),
       "moe_expert_gemm_exact"));
   MARLIN_RETURN_IF_ERROR(UploadMembers(matrices, sides, launch));
-  return first.tiled() ? PlanExact<TileView>(matrices, sides, launch)
-                       : PlanExact<CanonicalView>(matrices, sides, launch);
+  switch (launch->exact) {
+    case ExactWeights::kCanonical:
+      return PlanExact<CanonicalView>(matrices, sides, launch);
+    case ExactWeights::kSparseTiles:
+      return PlanExact<SparseTileView>(matrices, sides, launch);
+    default:
+      return PlanExact<TileView>(matrices, sides, launch);
+  }
 }
 
 Status Planner::PlanTiles(const Matrices& matrices, int sides, ExpertLaunch* launch) const {
@@ -302,8 +354,7 @@ Status Planner::PlanTiles(const Matrices& matrices, int sides, ExpertLaunch* lau
   }
   launch->gemv = *PlanExpertGemv(TilesOf(first, sides), context_.shape);
   const TileView& shared = launch->gemv.arguments.weights;
-  launch->function =
-      GemvFunctionOf(first.kind(), first.bf16(), UseOf(shared, first.kind()), launch->gemv.octets);
+  launch->function = GemvFunctionOf(first, UseOf(shared, first.kind()), launch->gemv.octets);
   return Check(AllowAllShared(launch->function), "moe_expert_gemm");
 }
 
@@ -313,8 +364,7 @@ Status Planner::PlanWgmma(const Matrix& first, const ExpertWgmmaPlan& plan,
   launch->wgmma = plan;
   launch->k = first.desc.k;
   launch->bf16 = first.bf16();
-  launch->function =
-      WgmmaFunctionOf(first.kind(), first.bf16(), UseOf(plan.arguments.gemm.weights, first.kind()));
+  launch->function = WgmmaFunctionOf(first, UseOf(plan.arguments.gemm.weights, first.kind()));
   return Check(AllowAllShared(launch->function), "moe_expert_gemm");
 }
 
@@ -325,6 +375,9 @@ Status Planner::PlanExact(const Matrices& matrices, int sides, ExpertLaunch* lau
     ExactExpert<View>& expert = table[static_cast<size_t>(matrix.row)];
     if constexpr (std::is_same_v<View, TileView>) {
       expert.weights = matrix.weights().Tiles(matrix.operand->index);
+    } else if constexpr (std::is_same_v<View, SparseTileView>) {
+      expert.weights = {matrix.weights().Tiles(matrix.operand->index),
+                        matrix.weights().zero_code()};
     } else {
       expert.weights = matrix.weights().Canonical(matrix.operand->index);
     }

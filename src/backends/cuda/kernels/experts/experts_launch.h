@@ -18,6 +18,9 @@ enum class ExpertKernel : uint8_t {
   kExact,  ///< Everything else, also staged.
 };
 
+/// The layout of the weights of an exact launch.
+enum class ExactWeights : uint8_t { kCanonical, kTiles, kSparseTiles };
+
 /// One launch: its function, and its parameters but for pointers into the workspace.
 struct ExpertLaunch {
   ExpertKernel kernel = ExpertKernel::kGemv;
@@ -27,9 +30,9 @@ struct ExpertLaunch {
   DeviceMemory table;
   DeviceMemory members;  ///< StageRowsArguments::members; empty for the GEMV kernel.
   int64_t k = 0;
-  bool bf16 = true;   ///< WGMMA: operands are bf16; else fp16.
-  bool tiled = true;  ///< Exact.
-  int strips = 0;     ///< Exact: n-tiles of the widest matrix.
+  bool bf16 = true;  ///< WGMMA: operands are bf16; else fp16.
+  ExactWeights exact = ExactWeights::kTiles;
+  int strips = 0;  ///< Exact: n-tiles of the widest matrix.
 };
 
 /// The GEMMs before the activation, or those after it.

@@ -332,7 +332,9 @@ struct PlannedStages {
   MARLIN_DEVICE int HalfBytes() const { return half_bytes; }
 };
 
-template <CodeKind kKind, typename T, ParameterUse kUse>
+/// `Tile`: as in WgmmaConsumer.
+template <CodeKind kKind, typename T, ParameterUse kUse,
+          template <CodeKind, typename, ParameterUse> typename Tile>
 struct ExpertConsumer {
   static constexpr bool kUniformPlaces = true;
   using Cursor = ConsumerCursor<PlannedStages, 1, kUniformPlaces>;
@@ -347,8 +349,8 @@ struct ExpertConsumer {
   MARLIN_DEVICE void RunTile(const ExpertTile& tile, Cursor& cursor, int* turn) const {
     // Without a value the sums of all widths would be live throughout the loop over tiles.
     float acc[kTokens / 2] = {};
-    WgmmaConsumer<kKind, T, kTokens, kUse>{args.gemm, place, table, mode}.Run(args.gemm.tiles,
-                                                                              cursor, acc);
+    WgmmaConsumer<kKind, T, kTokens, kUse, Tile>{args.gemm, place, table, mode}.Run(args.gemm.tiles,
+                                                                                    cursor, acc);
     if (args.gated) {
       GatedEpilogue<kTokens>(args, place, tile, memory).Run(acc, turn);
     } else {
@@ -385,7 +387,8 @@ struct ExpertConsumer {
   }
 };
 
-template <CodeKind kKind, typename T, ParameterUse kUse>
+template <CodeKind kKind, typename T, ParameterUse kUse,
+          template <CodeKind, typename, ParameterUse> typename Tile = WarpTile>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     ExpertWgmmaKernel(const __grid_constant__ ExpertMaps maps,
                       const __grid_constant__ ExpertWgmmaArguments args) {
@@ -400,9 +403,9 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     if (threadIdx.x == 32) ProduceExpertRows(args, maps, shared, schedule);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const ExpertConsumer<kKind, T, kUse> consumer{args, PlaceOf(args.gemm, WarpOfBlock() - 4),
-                                                  memory, DecodeTable<kKind, T>(args.gemm.weights),
-                                                  ParameterModeOf<kKind, T>(args.gemm.weights)};
+    const ExpertConsumer<kKind, T, kUse, Tile> consumer{
+        args, PlaceOf(args.gemm, WarpOfBlock() - 4), memory,
+        DecodeTable<kKind, T>(args.gemm.weights), ParameterModeOf<kKind, T>(args.gemm.weights)};
     consumer.Run(shared, schedule);
   }
 }
