@@ -63,6 +63,7 @@ Json MoeResult::ToJson(const MachineCeilings& ceilings) const {
               {"kernel", "experts"},
               {"batch_invariant", bench.gemm.options.determinism == Determinism::kBatchInvariant},
               {"format", bench.FormatText()},
+              {"sparsity", SparsityName(spec.sparsity)},
               {"group_size", spec.group_size},
               {"scale_type", ScaleTypeName(spec.scale_type)},
               {"activations", DTypeName(bench.gemm.activation_type)},
@@ -149,7 +150,7 @@ std::string MoeText(const std::vector<MoeResult>& results, const MachineCeilings
   Table table({"format", "tokens", "hidden", "inner", "experts", "top k", "active", "ms", "GB/s",
                "GFLOP/s", "roofline", "probe"});
   for (const MoeResult& r : results) {
-    table.AddRow({r.bench.FormatText(), std::to_string(r.bench.tokens()),
+    table.AddRow({r.bench.WeightsText(), std::to_string(r.bench.tokens()),
                   std::to_string(r.bench.hidden()), std::to_string(r.bench.inner()),
                   std::to_string(r.bench.experts), std::to_string(r.bench.top_k),
                   fmt::format("{:.1f}", r.active_experts),

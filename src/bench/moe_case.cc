@@ -37,9 +37,15 @@ WeightsSpec MoeCase::DownOf(const WeightsSpec& format) const {
 
 std::string MoeCase::FormatText() const {
   std::string text(FormatName(gemm.spec.format));
-  if (gemm.spec.sparsity != Sparsity::kDense) {
-    text.append(" ").append(SparsityName(gemm.spec.sparsity));
-  }
+  if (mixed) text.append(" and ").append(FormatName(mixed->format));
+  return text;
+}
+
+std::string MoeCase::WeightsText() const {
+  const Sparsity sparsity = gemm.spec.sparsity;
+  if (sparsity == Sparsity::kDense) return FormatText();
+  std::string text(FormatName(gemm.spec.format));
+  text.append(" ").append(SparsityName(sparsity));
   if (mixed) text.append(" and ").append(FormatName(mixed->format));
   return text;
 }

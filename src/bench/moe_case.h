@@ -30,8 +30,10 @@ struct MoeCase {
   WeightsSpec DownSpec() const { return DownOf(gemm.spec); }
   WeightsSpec GateUpOf(const WeightsSpec& format) const;
   WeightsSpec DownOf(const WeightsSpec& format) const;
-  /// "fp4_e2m1", "fp4_e2m1 2:4", or both formats.
+  /// "fp4_e2m1", or both formats.
   std::string FormatText() const;
+  /// "fp4_e2m1", "fp4_e2m1 2:4", "fp4_e2m1 2:4 and u4".
+  std::string WeightsText() const;
   /// Mean bytes of the weights of an expert.
   double ExpertBytes() const;
 };

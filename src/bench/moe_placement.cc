@@ -231,6 +231,7 @@ Json PlacementResult::ToJson() const {
               {"kernel", "placed_experts"},
               {"batch_invariant", bench.gemm.options.determinism == Determinism::kBatchInvariant},
               {"format", bench.FormatText()},
+              {"sparsity", SparsityName(spec.sparsity)},
               {"group_size", spec.group_size},
               {"scale_type", ScaleTypeName(spec.scale_type)},
               {"activations", DTypeName(bench.gemm.activation_type)},
@@ -254,7 +255,7 @@ std::string PlacementText(const std::vector<PlacementResult>& results) {
                "placed ms", "host ms", "fetch ms", "device ms"});
   for (const PlacementResult& r : results) {
     table.AddRow(
-        {r.bench.FormatText(), std::to_string(r.bench.tokens()), std::to_string(r.bench.hidden()),
+        {r.bench.WeightsText(), std::to_string(r.bench.tokens()), std::to_string(r.bench.hidden()),
          std::to_string(r.bench.inner()), std::to_string(r.bench.experts),
          std::to_string(r.bench.top_k), std::to_string(r.host_experts),
          fmt::format("{:.1f} %", 100 * r.host_share), fmt::format("{:.3f}", r.placed.median * 1e3),

@@ -79,7 +79,8 @@ class Bench(CommandTestCase):
                 "fp4_e2m1", "--group-size", 32, "--copies", 24)
         document = self.document(*case, "--sparsity", "dense", "--sparsity", "2:4")
         dense, sparse = document["results"]
-        self.assertEqual((dense["format"], sparse["format"]), ("fp4_e2m1", "fp4_e2m1 2:4"))
+        self.assertEqual((dense["sparsity"], sparse["sparsity"]), ("dense", "2:4"))
+        self.assertEqual((dense["format"], sparse["format"]), ("fp4_e2m1", "fp4_e2m1"))
         self.assertLess(sparse["gbps"] * sparse["seconds"], dense["gbps"] * dense["seconds"])
 
     def test_placed_experts(self) -> None:
@@ -191,7 +192,7 @@ class Bench(CommandTestCase):
                 (("sparse",), "no such op"),
                 (("moe", "--kernel", "x"), "bench moe: has no --kernel"),
                 (("gemm", "--top-k", "2"), "bench gemm: has no --top-k"),
-                (("moe", "--sparsity", "2:4"), "bench moe: has no --sparsity"),
+                (("sweep", "--sparsity", "2:4"), "bench sweep: has no --sparsity"),
                 (("gemm", "--sparsity", "1:2"), "--sparsity: "),
                 (("moe", "--experts", 4, "--top-k", 5), "--top-k: expected 1..4 (experts), got 5"),
                 (("gemm", "--host-experts", 1), "bench gemm: has no --host-experts"),
@@ -203,6 +204,7 @@ class Bench(CommandTestCase):
                 (("moe", "--experts", 9, "--host-experts", 10),
                  "--host-experts: expected 0..9 (experts), got 10"),
                 (("moe", "--host-experts", 1, "--trace", "x"), "--trace: not with --host-experts"),
+                (("moe", "--sparsity", "2:4", "--trace", "x"), "--sparsity: not with --trace"),
                 (("model",), "bench model: expected one directory, got none"),
                 (("gemm", QWEN), "bench gemm: expected no directory, got "),
                 (("model", QWEN, "--shape", "1,2,3"), "bench model: has no --shape"),
@@ -217,7 +219,7 @@ class Bench(CommandTestCase):
                 (("gemm", "--format", "fp5"), "fp5"),
                 (("gemm", "--sparsity", "3:4"), "--sparsity: sparsity: unknown name '3:4'"),
                 (("gemm", "--sparsity", "2:4", "--format", "int3"), "2:4 needs 4 or 8 bits"),
-                (("moe", "--sparsity", "2:4"), "bench moe: has no --sparsity"),
+                (("model", "absent", "--sparsity", "2:4"), "bench model: has no --sparsity"),
         ):
             self.refuse(USAGE, "bench", *arguments, says=(says,))
         self.refuse(IO, "bench", "model", self.directory / "absent", says=("absent",))

@@ -77,7 +77,7 @@ Result<QuantizedWeights> MakeMatrix(const ExpertsCase& c, int64_t number, int64_
       IsLattice(c.data) && info.has_codebook && matrix.format != Format::kCodebook4;
   matrix.seed = c.seed * 4096 + static_cast<uint64_t>(number);
   if (c.varied) VaryWeights(random, matrix);
-  // Of varied ones, some stay dense.
+  // Varied matrices include dense ones.
   matrix.sparse = c.sparse && CanBeSparse(matrix) && (!c.varied || random.Integer(0, 2) > 0);
   return MakeWeights(matrix);
 }
