@@ -342,7 +342,7 @@ class Panels {
   PanelProducts& products_;
   std::span<const std::unique_ptr<Job>> jobs_;
   const Pass& move_;
-  int64_t most_weights_;  ///< Of a panel of more columns than one tile's.
+  int64_t most_weights_;  ///< The limit of a panel, which has one tile at least.
 };
 
 Status Panels::ForEach(FunctionRef<Status(Panel&)> body) const {
