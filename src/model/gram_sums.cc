@@ -36,12 +36,13 @@ Result<PreparedWeights> GramProducts::PrepareRows(const float* x, int64_t rows, 
   return Prepare(weights, device_);
 }
 
-void GramProducts::TransposeOnHost(const float* y, int64_t rows, int64_t k) {
+Status GramProducts::TransposeOnHost(const float* y, int64_t rows, int64_t k) {
   auto* const transposed = static_cast<float*>(left_.data());
   pool_->Run(CeilDivide(k, kColumnsPerTask), [&](int64_t task, int) {
     const int64_t column = task * kColumnsPerTask;
     TransposeColumns(y, rows, k, column, std::min(k, column + kColumnsPerTask), transposed);
   });
+  return {};
 }
 
 Status GramProducts::Transpose(const PreparedWeights& y, int64_t rows, int64_t k) {
@@ -64,12 +65,9 @@ Status GramProducts::Add(const float* x, int64_t rows, int64_t k, std::span<cons
     MARLIN_ASSIGN_OR_RETURN(const PreparedWeights ready, PrepareRows(right, count, k));
     for (const Term& term : terms) {
       const float* const left = term.y + first * k;
-      if (on_host) {
-        TransposeOnHost(left, count, k);
-      } else {
-        MARLIN_RETURN_IF_ERROR(left == right ? Transpose(ready, count, k)
+      MARLIN_RETURN_IF_ERROR(on_host         ? TransposeOnHost(left, count, k)
+                             : left == right ? Transpose(ready, count, k)
                                              : UploadTransposed(left, count, k));
-      }
       MARLIN_RETURN_IF_ERROR(AddProduct(ready, count, k, term.sums));
     }
   }

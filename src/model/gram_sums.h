@@ -34,7 +34,7 @@ class GramProducts {
   Result<PreparedWeights> PrepareRows(const float* x, int64_t rows, int64_t k) const;
   /// Each sets left_ to y^T: in memory that the host writes, from rows on the device, or from rows
   /// that are copied there.
-  void TransposeOnHost(const float* y, int64_t rows, int64_t k);
+  Status TransposeOnHost(const float* y, int64_t rows, int64_t k);
   Status Transpose(const PreparedWeights& y, int64_t rows, int64_t k);
   Status UploadTransposed(const float* y, int64_t rows, int64_t k);
   Status AddProduct(const PreparedWeights& right, int64_t rows, int64_t k, double* sums);
