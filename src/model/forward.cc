@@ -37,6 +37,13 @@ Result<MutableTensorView> Arena::Take(DType type, const Shape& shape) {
   return MutableTensorView(data, type, shape);
 }
 
+Result<void*> Arena::Expanded(int64_t bytes) {
+  if (expanded_.bytes() < bytes) {
+    MARLIN_ASSIGN_OR_RETURN(expanded_, DeviceBuffer::Allocate(device_, bytes));
+  }
+  return expanded_.data();
+}
+
 Result<TensorView> Arena::Upload(std::span<const int32_t> values) {
   const auto count = static_cast<int64_t>(values.size());
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView view, Take(DType::kI32, {count}));

@@ -32,6 +32,9 @@ class Arena {
   Status Download(const TensorView& view, void* host) const;
   /// Copies host memory to a contiguous view of this arena, and waits for the copy.
   Status Fill(const MutableTensorView& view, const void* host) const;
+  /// Memory beside the arena's, for ExpandedMemory; the same address in every pass. Errors:
+  /// kOutOfMemory.
+  Result<void*> Expanded(int64_t bytes);
   /// A position to which the arena can be rewound.
   struct Mark {
     size_t block = 0;
@@ -51,6 +54,7 @@ class Arena {
 
   Device device_;
   std::vector<DeviceBuffer> blocks_;
+  DeviceBuffer expanded_;
   Mark at_;
   RecordedSteps recorded_;
 };

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "model/expand.h"
 #include "model/forward.h"
 #include "model/kv_cache.h"
 #include "model/model_impl.h"
@@ -132,6 +133,7 @@ class ForwardCall {
     std::vector<int32_t> first_rows = {0};
     std::vector<int32_t> wanted;  ///< Rows whose logits are wanted.
     std::vector<const KvCache*> caches;
+    std::vector<PassSequence> sequences;
   };
 
   Status AddChunk(const PassPlan::Chunk& chunk, PassRows* rows) const {
@@ -140,6 +142,7 @@ class ForwardCall {
     const int64_t position = cache.length() + chunk.first;
     MARLIN_RETURN_IF_ERROR(cache.Reserve(position, position + chunk.count));
     rows->caches.push_back(&cache);
+    rows->sequences.push_back({chunk.count, position + chunk.count});
     const auto total = static_cast<int64_t>(input.tokens.size());
     for (int64_t i = 0; i < chunk.count; ++i) {
       const int64_t token = chunk.first + i;
@@ -152,6 +155,16 @@ class ForwardCall {
     rows->first_rows.push_back(static_cast<int32_t>(rows->ids.size()));
     return {};
   }
+
+  /// Where a group's block tables, and the tables of pages that it expands, are in an upload.
+  struct UploadedTables {
+    size_t first = 0;
+    int64_t count = 0;
+    int64_t pages = 0;  ///< 0: none are expanded.
+    size_t first_page = 0;
+    size_t first_count = 0;
+    size_t first_expanded = 0;
+  };
 
   /// Uploads everything that depends on the tokens in one copy.
   Status Upload(const PassRows& rows, StepValues* values) const {
@@ -166,11 +179,27 @@ class ForwardCall {
     const size_t positions = add(rows.positions);
     const size_t first_rows = add(rows.first_rows);
     const size_t wanted = add(rows.wanted);
-    std::vector<size_t> tables;
+    std::vector<UploadedTables> tables;
+    const bool expands = ExpandsLatents(model_.device, model_.decoder.config, rows.sequences,
+                                        model_.products.determinism);
     for (size_t group = 0; group < model_.pool->groups(); ++group) {
-      tables.push_back(add(BlockTables(rows, group)));
+      const std::vector<int32_t> blocks = BlockTables(rows, group);
+      UploadedTables& of_group = tables.emplace_back();
+      of_group.count = static_cast<int64_t>(blocks.size());
+      of_group.first = add(blocks);
+      if (!expands) continue;
+      const ExpandedTables expanded = TablesOf(rows.sequences, blocks, model_.pool->page_tokens());
+      of_group.pages = static_cast<int64_t>(expanded.pages.size());
+      const ExpandedMemory memory(model_.decoder.config, model_.info.kv_cache,
+                                  model_.products.accuracy, model_.writes_host);
+      if (memory.HeadsAtATime(of_group.pages, model_.pool->page_tokens()) == 0) {
+        of_group.pages = 0;
+        continue;
+      }
+      of_group.first_page = add(expanded.pages);
+      of_group.first_count = add(expanded.tokens);
+      of_group.first_expanded = add(expanded.block_tables);
     }
-    tables.push_back(numbers.size());
     MARLIN_ASSIGN_OR_RETURN(const TensorView all, arena_.Upload(numbers));
     const auto part = [&all](size_t first, const Shape& shape) {
       return TensorView(all.As<int32_t>() + first, DType::kI32, shape);
@@ -179,10 +208,16 @@ class ForwardCall {
       return part(first, {static_cast<int64_t>(numbers_of.size())});
     };
     const auto sequences = static_cast<int64_t>(rows.caches.size());
-    for (size_t group = 0; group + 1 < tables.size(); ++group) {
-      const auto count = static_cast<int64_t>(tables[group + 1] - tables[group]);
-      values->pages.push_back(
-          {model_.pool->Slabs(group), part(tables[group], {sequences, count / sequences})});
+    for (size_t group = 0; group < tables.size(); ++group) {
+      const UploadedTables& of_group = tables[group];
+      const Shape blocks{sequences, of_group.count / sequences};
+      StepPages& pages = values->pages.emplace_back();
+      pages.slabs = model_.pool->Slabs(group);
+      pages.block_tables = part(of_group.first, blocks);
+      if (of_group.pages == 0) continue;
+      pages.expanded = {part(of_group.first_page, {of_group.pages}),
+                        part(of_group.first_count, {of_group.pages}),
+                        part(of_group.first_expanded, blocks)};
     }
     values->ids = vector(ids, rows.ids);
     values->positions = vector(positions, rows.positions);

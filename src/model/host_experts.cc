@@ -11,6 +11,7 @@
 #include "base/printable.h"
 #include "marlin/expert_placement.h"
 #include "marlin/routing.h"
+#include "model/expand.h"
 #include "model/kv_cache.h"
 #include "model/layers.h"
 #include "ops/device.h"
@@ -129,9 +130,9 @@ class Chooser {
     const int64_t limit = options_.device_memory;
     const int64_t available = MemoryOf(device_, limit);
     if (available == 0) return experts;
-    const int64_t others = WeightBytes(checkpoint_, device_) - experts +
-                           AbsorbedBytes(config_, options_.allow_bf16_activations);
     MARLIN_ASSIGN_OR_RETURN(const DType cache_type, CacheType(options_));
+    const int64_t others = WeightBytes(checkpoint_, device_) - experts +
+                           LatentBytes(config_, options_, cache_type, device_);
     const int64_t cache = SaturatingProduct(CacheTokenBytes(config_, cache_type),
                                             std::min(config_.max_positions, kReservedTokens));
     if (cache <= available - others) return available - others - cache;

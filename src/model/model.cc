@@ -11,6 +11,7 @@
 #include "base/view_checks.h"
 #include "marlin/sampling.h"
 #include "model/describe_step.h"
+#include "model/expand.h"
 #include "model/forward_call.h"
 #include "model/host_experts.h"
 #include "model/kv_cache.h"
@@ -181,7 +182,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     MARLIN_ASSIGN_OR_RETURN(
         const int64_t for_cache,
         BytesForCache(checkpoint, chosen, options.device_memory, host_experts.bytes,
-                      AbsorbedBytes(directory.config, options.allow_bf16_activations)));
+                      LatentBytes(directory.config, options, cache_type, chosen)));
     LoadOptions load;
     load.absorbed = AbsorbedType(options.allow_bf16_activations);
     if (host_experts.count > 0) load.host_experts = &host_experts;

@@ -35,6 +35,7 @@ RecordedSteps::Key RecordedSteps::KeyOf(const StepValues& values) {
   for (const MutableTensorView& view : {values.logits, values.samplers, values.tokens}) add(view);
   for (const StepPages& pages : values.pages) {
     add(pages.block_tables);
+    add(pages.expanded.pages);
     key.push_back(pages.slabs.size());
     for (void* const slab : pages.slabs) key.push_back(reinterpret_cast<uintptr_t>(slab));
   }

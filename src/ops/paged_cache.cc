@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "base/checked.h"
 #include "base/macros.h"
@@ -8,6 +9,7 @@
 #include "ops/checks.h"
 #include "ops/decoder_checks.h"
 #include "ops/device.h"
+#include "ops/expand_latents.h"
 #include "plan/decoder_calls.h"
 
 namespace marlin {
@@ -188,6 +190,82 @@ Status PagedAttention(const Device& device, const TensorView& queries, const Seq
   MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithCache(out, cache));
   if (out.ElementCount() == 0) return {};
   return RunOperation(device, PagedAttentionCall{queries, rows, cache, out, options}, stream);
+}
+
+namespace {
+
+/// Checks that a cache can hold the heads of latents.
+Status CheckHeadsOf(const PagedCache& latents, const TensorView& key_weights,
+                    const TensorView& value_weights, int64_t count, const PagedCache& heads) {
+  if (!latents.values_in_keys || latents.kv_heads != 1) {
+    return Invalid("latents: expected one head with its values in its keys");
+  }
+  if (heads.values_in_keys) return Invalid("heads: have their values in their keys");
+  if (heads.type == DType::kF8E4M3) return Invalid("heads: expected f32, bf16 or f16, got f8_e4m3");
+  if (heads.page_tokens != latents.page_tokens) {
+    return Invalid(fmt::format("heads: expected {} tokens a page, got {}", latents.page_tokens,
+                               heads.page_tokens));
+  }
+  if (heads.slabs.size() != 1 || heads.slab_pages < count) {
+    return Invalid(fmt::format("heads: expected a slab of {} pages, got {} of {}", count,
+                               heads.slabs.size(), heads.slab_pages));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckRank("key_weights", key_weights, 3));
+  const int64_t rope = latents.key_dim - latents.value_dim;
+  const int64_t nope = key_weights.dim(2);
+  MARLIN_RETURN_IF_ERROR(
+      CheckActivations("key_weights", key_weights, {heads.kv_heads, latents.value_dim, nope}));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("value_weights", value_weights,
+                                          {heads.kv_heads, heads.value_dim, latents.value_dim}));
+  if (heads.key_dim == nope + rope) return {};
+  return Invalid(
+      fmt::format("heads: expected keys of {} features, got {}", nope + rope, heads.key_dim));
+}
+
+struct NamedView {
+  const char* name;
+  TensorView view;
+};
+
+/// Checks that the memory of heads overlaps nothing else of the call.
+Status CheckHeadsApart(const TensorView& heads, const PagedCache& latents,
+                       std::initializer_list<NamedView> others) {
+  const ByteRange written(heads);
+  const int64_t bytes = SlabBytes(latents);
+  for (const void* const slab : latents.slabs) {
+    if (slab == nullptr || !written.Overlaps(ByteRange({slab, DType::kU8, {bytes}}))) continue;
+    return Invalid("heads: overlap the latents");
+  }
+  for (const NamedView& other : others) {
+    if (written.Overlaps(ByteRange(other.view))) {
+      return Invalid(fmt::format("heads: overlap the {}", other.name));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status ExpandLatents(const Device& device, const PagedCache& latents, const TensorView& pages,
+                     const TensorView& tokens, const TensorView& key_weights,
+                     const TensorView& value_weights, const PagedCache& heads, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckCache(device, latents));
+  MARLIN_RETURN_IF_ERROR(CheckCache(device, heads));
+  MARLIN_RETURN_IF_ERROR(CheckRank("pages", pages, 1));
+  const int64_t count = pages.dim(0);
+  MARLIN_RETURN_IF_ERROR(CheckInt32("pages", pages, {count}));
+  MARLIN_RETURN_IF_ERROR(CheckInt32("tokens", tokens, {count}));
+  MARLIN_RETURN_IF_ERROR(CheckHeadsOf(latents, key_weights, value_weights, count, heads));
+  const TensorView written(heads.slabs[0], DType::kU8, {SlabBytes(heads)});
+  MARLIN_RETURN_IF_ERROR(CheckData("heads", written));
+  MARLIN_RETURN_IF_ERROR(CheckHeadsApart(written, latents,
+                                         {{"pages", pages},
+                                          {"tokens", tokens},
+                                          {"weights", key_weights},
+                                          {"weights", value_weights}}));
+  if (count == 0) return {};
+  return RunOperation(
+      device, ExpandLatentsCall{latents, pages, tokens, key_weights, value_weights, heads}, stream);
 }
 
 }  // namespace marlin

@@ -80,6 +80,16 @@ struct HeadProductCall {
   const HeadProductOptions& options;
 };
 
+/// As ExpandLatents.
+struct ExpandLatentsCall {
+  const PagedCache& latents;
+  TensorView pages;
+  TensorView tokens;
+  TensorView key_weights;
+  TensorView value_weights;
+  const PagedCache& heads;
+};
+
 struct AttentionCall {
   std::span<const AttentionInput> inputs;
   const AttentionOptions& options;

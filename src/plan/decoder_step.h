@@ -170,10 +170,19 @@ struct StepDescription {
   Determinism determinism = Determinism::kDefault;  ///< GEMMs, experts and attention.
 };
 
+/// MLA: the pages whose latents a step expands to keys and values of heads, as in ExpandLatents,
+/// and the block tables of their results. Without pages it attends to the latents themselves.
+struct ExpandedPages {
+  TensorView pages;
+  TensorView tokens;
+  TensorView block_tables;
+};
+
 /// The KV-cache pages of a step's sequences, for the layers of one cache group.
 struct StepPages {
   std::vector<void*> slabs;
   TensorView block_tables;  ///< As in SequenceRows.
+  ExpandedPages expanded = {};
 };
 
 /// The inputs and results of a step, and the values that flow between its operations, contiguous

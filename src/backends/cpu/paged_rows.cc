@@ -15,13 +15,13 @@ Status Invalid(std::string_view message) { return Status(Code::kInvalidArgument,
 
 }  // namespace
 
-uint8_t* PagedRows::Page(int64_t page) const {
-  const int64_t slab = page / cache_.slab_pages;
-  if (page < 0 || slab >= static_cast<int64_t>(cache_.slabs.size())) return nullptr;
-  auto* const data = static_cast<uint8_t*>(cache_.slabs[static_cast<size_t>(slab)]);
+uint8_t* PageOf(const PagedCache& cache, int64_t page) {
+  const int64_t slab = page / cache.slab_pages;
+  if (page < 0 || slab >= static_cast<int64_t>(cache.slabs.size())) return nullptr;
+  auto* const data = static_cast<uint8_t*>(cache.slabs[static_cast<size_t>(slab)]);
   if (data == nullptr) return nullptr;
-  const int64_t element = page % cache_.slab_pages * cache_.page_stride + cache_.first_element;
-  return data + element * DTypeBytes(cache_.type);
+  const int64_t element = page % cache.slab_pages * cache.page_stride + cache.first_element;
+  return data + element * DTypeBytes(cache.type);
 }
 
 Status PagedRows::CheckSequence(int64_t sequence, int64_t window) const {

@@ -9,6 +9,9 @@
 
 namespace marlin::cpu {
 
+/// First byte of a cache's part of a page; null if there is no such page.
+uint8_t* PageOf(const PagedCache& cache, int64_t page);
+
 class PagedRows {
  public:
   PagedRows(const SequenceRows& rows, const PagedCache& cache) : rows_(rows), cache_(cache) {}
@@ -39,8 +42,7 @@ class PagedRows {
 
  private:
   Status CheckSequence(int64_t sequence, int64_t window) const;
-  /// Address of a page; null if there is no such page.
-  uint8_t* Page(int64_t page) const;
+  uint8_t* Page(int64_t page) const { return PageOf(cache_, page); }
   const int32_t* TableOf(int64_t sequence) const {
     return rows_.block_tables.As<int32_t>() + sequence * rows_.block_tables.dim(1);
   }
