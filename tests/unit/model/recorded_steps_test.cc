@@ -71,6 +71,11 @@ TEST(RecordedSteps, OtherRowsAndOtherMemoryAreOtherPasses) {
   expect_new();
   passes.values().pages[0].block_tables = {other.data(), DType::kI32, {2, 4}};
   expect_new();
+  passes.values().pages[0].expanded.pages = {other.data(), DType::kI32, {2}};
+  expect_new();
+  passes.values().pages[0].expanded.pages = {other.data(), DType::kI32, {3}};
+  expect_new();
+  passes.values().pages[0].expanded = {};
   passes.values().samplers = {other.data(), DType::kU8, {2, 16}};
   expect_new();
   // The first is still recorded.
