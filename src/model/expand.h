@@ -46,13 +46,13 @@ class ExpandedMemory {
 
  private:
   int64_t heads_;
-  int64_t token_bytes_;  ///< Of a head.
+  int64_t token_bytes_;  ///< For one head.
   DType type_;
   int64_t bytes_;
 };
 
-/// What MLA takes on a device beside weights and KV cache: AbsorbedBytes, and an ExpandedMemory if
-/// the model's passes may expand latents.
+/// The bytes that MLA takes on a device beside weights and KV cache: AbsorbedBytes, and an
+/// ExpandedMemory if the model's passes may expand latents.
 int64_t LatentBytes(const DecoderConfig& config, const ModelOptions& options, DType cache_type,
                     const Device& device);
 

@@ -32,7 +32,7 @@ constexpr int64_t kVocab = 64;
 struct Mode {
   const char* name;
   ModelOptions options;
-  double tolerance;  ///< Of the largest logit.
+  double tolerance;  ///< Relative to the largest logit.
 };
 
 std::vector<Mode> Modes() {
