@@ -425,8 +425,8 @@ Status Calibrator::RunDense(int64_t index, const MlpTensors& tensors) {
 
 marlin::Result<HostRows> Calibrator::AllNormed(LayerRun& run, std::vector<float>& hidden) {
   HostRows all;
+  HostRows normed;
   for (const WindowChunk& chunk : chunks_) {
-    HostRows normed;
     MARLIN_RETURN_IF_ERROR(run.Mlp(chunk, Depth::kNormed, Rows(hidden, chunk), &normed, nullptr));
     all.width = normed.width;
     all.values.insert(all.values.end(), normed.values.begin(), normed.values.end());

@@ -24,9 +24,6 @@ class DeviceProducts final : public PanelProducts {
   Status Multiply(const Matrix& matrix, int64_t block, std::span<float> out) override;
 
  private:
-  /// Makes a buffer at least so large.
-  Status Grow(DeviceBuffer* buffer, int64_t bytes) const;
-
   Device device_;
   ThreadPool* pool_;
   int64_t k_ = 0;

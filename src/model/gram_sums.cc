@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <array>
 
-#include "base/checked.h"
 #include "base/macros.h"
-#include "base/transpose.h"
-#include "marlin/gemm.h"
+#include "model/exact_gemm.h"
 #include "model/placement.h"
 
 namespace marlin {
@@ -14,34 +12,11 @@ namespace {
 
 constexpr int64_t kRowsPerProduct = 512;
 constexpr int64_t kRowsPerCopiedProduct = 4096;
-constexpr int64_t kColumnsPerTask = 32;
-
-Status Grow(const Device& device, int64_t numbers, DeviceBuffer* buffer) {
-  const int64_t bytes = numbers * int64_t{sizeof(float)};
-  if (buffer->bytes() >= bytes) return {};
-  *buffer = {};
-  MARLIN_ASSIGN_OR_RETURN(*buffer, DeviceBuffer::Allocate(device, bytes));
-  return {};
-}
 
 }  // namespace
 
-Result<PreparedWeights> GramProducts::PrepareRows(const float* x, int64_t rows, int64_t k) const {
-  QuantizedWeights weights;
-  weights.spec.format = Format::kFp32;
-  weights.spec.k = rows;
-  weights.spec.n = k;
-  weights.spec.group_size = rows;
-  weights.codes = TensorView(x, DType::kF32, {1, rows, k});
-  return Prepare(weights, device_);
-}
-
 Status GramProducts::TransposeOnHost(const float* y, int64_t rows, int64_t k) {
-  auto* const transposed = static_cast<float*>(left_.data());
-  pool_->Run(CeilDivide(k, kColumnsPerTask), [&](int64_t task, int) {
-    const int64_t column = task * kColumnsPerTask;
-    TransposeColumns(y, rows, k, column, std::min(k, column + kColumnsPerTask), transposed);
-  });
+  TransposeFloats(*pool_, y, rows, k, static_cast<float*>(left_.data()));
   return {};
 }
 
@@ -50,7 +25,7 @@ Status GramProducts::Transpose(const PreparedWeights& y, int64_t rows, int64_t k
 }
 
 Status GramProducts::UploadTransposed(const float* y, int64_t rows, int64_t k) {
-  MARLIN_ASSIGN_OR_RETURN(const PreparedWeights prepared, PrepareRows(y, rows, k));
+  MARLIN_ASSIGN_OR_RETURN(const PreparedWeights prepared, PrepareFloats(device_, y, rows, k));
   MARLIN_RETURN_IF_ERROR(Transpose(prepared, rows, k));
   return device_.Synchronize();  // Before the weights go.
 }
@@ -58,11 +33,11 @@ Status GramProducts::UploadTransposed(const float* y, int64_t rows, int64_t k) {
 Status GramProducts::Add(const float* x, int64_t rows, int64_t k, std::span<const Term> terms) {
   const bool on_host = ReadsHostMemory(device_);
   const int64_t most = on_host ? kRowsPerProduct : kRowsPerCopiedProduct;
-  MARLIN_RETURN_IF_ERROR(Grow(device_, k * std::min(rows, most), &left_));
+  MARLIN_RETURN_IF_ERROR(GrowFloats(device_, k * std::min(rows, most), &left_));
   for (int64_t first = 0; first < rows; first += most) {
     const int64_t count = std::min(most, rows - first);
     const float* const right = x + first * k;
-    MARLIN_ASSIGN_OR_RETURN(const PreparedWeights ready, PrepareRows(right, count, k));
+    MARLIN_ASSIGN_OR_RETURN(const PreparedWeights ready, PrepareFloats(device_, right, count, k));
     for (const Term& term : terms) {
       const float* const left = term.y + first * k;
       MARLIN_RETURN_IF_ERROR(on_host         ? TransposeOnHost(left, count, k)
@@ -77,7 +52,7 @@ Status GramProducts::Add(const float* x, int64_t rows, int64_t k, std::span<cons
 Status GramProducts::AddProduct(const PreparedWeights& right, int64_t rows, int64_t k,
                                 double* sums) {
   on_host_.resize(std::max(on_host_.size(), static_cast<size_t>(k * k)));
-  MARLIN_RETURN_IF_ERROR(Grow(device_, k * k, &product_));
+  MARLIN_RETURN_IF_ERROR(GrowFloats(device_, k * k, &product_));
   GemmOptions options;
   options.accuracy = Accuracy::kExact;
   MARLIN_RETURN_IF_ERROR(Gemm(device_, {left_.data(), DType::kF32, {k, rows}}, right,

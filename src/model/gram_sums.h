@@ -30,8 +30,6 @@ class GramProducts {
   Status Add(const float* x, int64_t rows, int64_t k, std::span<const Term> terms);
 
  private:
-  /// x [rows, k] as weights.
-  Result<PreparedWeights> PrepareRows(const float* x, int64_t rows, int64_t k) const;
   /// Each sets left_ to y^T: in memory that the host writes, from rows on the device, or from rows
   /// that are copied there.
   Status TransposeOnHost(const float* y, int64_t rows, int64_t k);

@@ -8,31 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "base/macros.h"
 #include "base/thread_pool.h"
-#include "marlin/device.h"
+#include "gptq_on_cpu.h"
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
-#include "model/device_products.h"
 #include "quantize/gptq.h"
 #include "quantize/host_cholesky.h"
 
 namespace marlin {
 namespace {
-
-Result<QuantizedWeights> Gptq(ThreadPool& pool, const TensorView& dense,
-                              const QuantizeOptions& options, const InputCurvature& curvature,
-                              const InputCorrection* correction = nullptr,
-                              QuantizeReport* report = nullptr) {
-  DeviceOptions device;
-  device.threads = pool.worker_count();
-  DeviceProducts products(*Device::Open("cpu", device), pool);
-  const GptqMatrix matrix{dense, options};
-  MARLIN_ASSIGN_OR_RETURN(std::vector<GptqResult> results,
-                          QuantizeGptq(pool, products, {&matrix, 1}, curvature, correction));
-  if (report != nullptr) report->zeroed_groups = results.front().zeroed_groups;
-  return std::move(results.front().weights);
-}
 
 struct Case {
   int64_t k;

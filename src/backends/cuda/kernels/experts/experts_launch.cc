@@ -13,6 +13,7 @@
 #include "backends/cuda/kernels/exact/exact_layout.h"
 #include "backends/cuda/kernels/experts/experts_functions.h"
 #include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/layout/sparse_kind.h"
 #include "backends/cuda/layout/sparse_layout.h"
 #include "backends/cuda/plan/kernel_family.h"
 #include "base/macros.h"
@@ -53,24 +54,6 @@ const void* ExactFunctionOf(CodeKind kind, bool tiled) {
     break;
 #include "backends/cuda/layout/code_kinds.def"
 #undef MARLIN_KIND
-  }
-  return nullptr;
-}
-
-/// Calls `call` with a kind of sparse tiles as a constant. Null: kernels of the kind are not built.
-template <typename Call>
-const void* OfSparseKind(CodeKind kind, const Call& call) {
-  switch (kind) {
-#define MARLIN_KIND(name)                                              \
-  case CodeKind::name:                                                 \
-    if constexpr (IsBuilt(CodeKind::name)) {                           \
-      return call(std::integral_constant<CodeKind, CodeKind::name>()); \
-    }                                                                  \
-    break;
-#include "backends/cuda/layout/sparse_kinds.def"
-#undef MARLIN_KIND
-    default:
-      break;
   }
   return nullptr;
 }

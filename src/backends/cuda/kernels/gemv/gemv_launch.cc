@@ -7,6 +7,7 @@
 #include "backends/cuda/kernels/gemv/gemv_functions.h"
 #include "backends/cuda/kernels/gemv/gemv_plan.h"
 #include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/layout/sparse_kind.h"
 #include "base/macros.h"
 
 namespace marlin::cuda {
@@ -25,19 +26,7 @@ const void* GemvFunctionOf(CodeKind kind, bool bf16, const GemvVariant& variant)
 }
 
 const void* SparseGemvFunctionOf(CodeKind kind, bool bf16, const GemvVariant& variant) {
-  switch (kind) {
-#define MARLIN_KIND(name)                                       \
-  case CodeKind::name:                                          \
-    if constexpr (IsBuilt(CodeKind::name)) {                    \
-      return SparseGemvFunction<CodeKind::name>(bf16, variant); \
-    }                                                           \
-    break;
-#include "backends/cuda/layout/sparse_kinds.def"
-#undef MARLIN_KIND
-    default:
-      break;
-  }
-  return nullptr;
+  return OfSparseKind(kind, [&](auto of) { return SparseGemvFunction<of>(bf16, variant); });
 }
 
 const void* FunctionOf(const PlanRequest& request, bool bf16, const GemvVariant& variant) {

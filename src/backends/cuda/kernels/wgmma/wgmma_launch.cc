@@ -10,6 +10,7 @@
 #include "backends/cuda/kernels/wgmma/wgmma_functions.h"
 #include "backends/cuda/kernels/wgmma/wgmma_plan.h"
 #include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/layout/sparse_kind.h"
 #include "base/macros.h"
 
 namespace marlin::cuda {
@@ -29,18 +30,7 @@ const void* WgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, ParameterUse u
 }
 
 const void* SparseWgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, ParameterUse use) {
-  switch (kind) {
-#define MARLIN_KIND(name)                                            \
-  case CodeKind::name:                                               \
-    if constexpr (IsBuilt(CodeKind::name))                           \
-      return SparseWgmmaFunction<CodeKind::name>(bf16, tokens, use); \
-    break;
-#include "backends/cuda/layout/sparse_kinds.def"
-#undef MARLIN_KIND
-    default:
-      break;
-  }
-  return nullptr;
+  return OfSparseKind(kind, [&](auto of) { return SparseWgmmaFunction<of>(bf16, tokens, use); });
 }
 
 class WgmmaGemm final : public TilesGemm {
