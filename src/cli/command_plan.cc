@@ -89,6 +89,7 @@ class PlanCommand final : public Command {
             {"fits", placement.fits()},
             {"resident_bytes", placement.resident_bytes},
             {"kv_cache_bytes", placement.cache_bytes},
+            {"expanded_bytes", placement.expanded_bytes},
             {"experts", placement.experts},
             {"device_experts", placement.device_experts},
             {"host_bytes", placement.host_bytes},
@@ -98,9 +99,13 @@ class PlanCommand final : public Command {
   std::string PlacementText() const {
     const Placement& placement = *placement_;
     const std::string memory = FormatBytes(placement.memory);
-    const std::string rest = fmt::format("{}, with the KV cache of {} tokens ({})",
-                                         FormatBytes(placement.resident_bytes), Context(),
-                                         FormatBytes(placement.cache_bytes));
+    std::string rest = fmt::format("{}, with the KV cache of {} tokens ({})",
+                                   FormatBytes(placement.resident_bytes), Context(),
+                                   FormatBytes(placement.cache_bytes));
+    if (placement.expanded_bytes > 0) {
+      rest += fmt::format(" and the heads that prefill expands latents to ({})",
+                          FormatBytes(placement.expanded_bytes));
+    }
     const char* what = placement.experts > 0 ? "everything but the experts" : "the model";
     if (!placement.fits()) {
       return fmt::format("does not fit {}: {} takes {}\n", memory, what, rest);

@@ -12,6 +12,7 @@
 #include "marlin/quantize.h"
 #include "marlin/tensor.h"
 #include "marlin/weights.h"
+#include "model/expand.h"
 
 namespace marlin::cli {
 namespace {
@@ -139,7 +140,10 @@ Placement PlaceModel(const ModelArchitecture& model, const ModelPlan& plan, int6
   placement.memory = memory;
   placement.cache_bytes = SaturatingProduct(
       DTypeBytes(kv_cache), SaturatingProduct(model.kv_cache_elements, context_tokens));
-  const int64_t weights = plan.device_bytes - plan.routed_bytes;
+  placement.expanded_bytes =
+      ExpandedBytes(SaturatingProduct(model.expanded_elements, DTypeBytes(ExpandedType(kv_cache))),
+                    context_tokens, false);
+  const int64_t weights = plan.device_bytes - plan.routed_bytes + placement.expanded_bytes;
   placement.resident_bytes =
       placement.cache_bytes > INT64_MAX - weights ? INT64_MAX : weights + placement.cache_bytes;
   placement.experts = plan.routed_bytes > 0 ? model.expert_count : 0;

@@ -151,9 +151,12 @@ Result<ModelArchitecture> DescribeModel(std::string_view config_json) {
   model.expert_count = d.experts;
   model.experts_per_token = d.top_k;
   model.tied_embeddings = d.tied;
-  model.kv_cache_elements =
-      d.layers * (family->attention == AttentionKind::kLatent ? d.kv_rank + d.rope_dim
-                                                              : 2 * d.kv_heads * d.head_dim);
+  if (family->attention == AttentionKind::kLatent) {
+    model.kv_cache_elements = d.layers * (d.kv_rank + d.rope_dim);
+    model.expanded_elements = d.heads * (d.nope_dim + d.rope_dim + d.v_dim);
+  } else {
+    model.kv_cache_elements = d.layers * 2 * d.kv_heads * d.head_dim;
+  }
   TensorLister lister(*family, d);
   model.tensors = lister.Main();
   model.prediction_tensors = lister.Prediction();

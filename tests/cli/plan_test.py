@@ -70,8 +70,8 @@ class Plan(CommandTestCase):
             if placement["experts"]:
                 routed = sum(row["bytes"] for row in plan["classes"]
                              if row["layer_class"] == "moe_expert")
-                self.assertEqual(placement["resident_bytes"] - placement["kv_cache_bytes"],
-                                 plan["bytes"] - routed)
+                others = placement["kv_cache_bytes"] + placement["expanded_bytes"]
+                self.assertEqual(placement["resident_bytes"] - others, plan["bytes"] - routed)
                 share = 1 - placement["device_experts"] / placement["experts"]
                 self.assertAlmostEqual(placement["host_bytes"], share * routed, delta=1)
             return placement
@@ -92,10 +92,16 @@ class Plan(CommandTestCase):
         self.assertTrue(used <= 12e9 < used + each)
         self.assertAlmostEqual(part["host_bytes_per_token"], part["host_bytes"] / 16, delta=1)
         self.assertFalse(place("deepseek-v3", "1GiB")["fits"])
+        # Prefill of MLA expands latents to 128 heads of 192 + 128 features, in bounded memory.
+        self.assertEqual(place("deepseek-v3", "1TB", "--context", 2048)["expanded_bytes"],
+                         2048 * 128 * 320 * 2)
+        self.assertEqual(place("deepseek-v3", "1TB", "--context", 32768)["expanded_bytes"], 2**29)
+        self.assertEqual(whole["expanded_bytes"], 0)
         self.assertEqual(place("llama-3-8b", "8GB")["experts"], 0)
         for name, memory, says in (("qwen3-30b-a3b", "24GB", "all experts fit beside it"),
                                    ("mixtral-8x7b", "16GB", "stay on the host"),
                                    ("gpt-oss-120b", "1GB", "does not fit 1 GB"),
+                                   ("deepseek-v3", "1TB", "heads that prefill expands latents to"),
                                    ("llama-3-8b", "24GB", "in 24 GB: the model takes")):
             text = self.succeed("plan", CONFIGS / f"{name}.json", "--bandwidth", 1, "--memory",
                                 memory)

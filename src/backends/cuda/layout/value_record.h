@@ -23,6 +23,8 @@ enum class ValueError : uint8_t {
   kLogit,         ///< bits of the fp32 logit, token, row or -1
   kNoLogit,       ///< row or -1
   kSamplerState,  ///< row, vocabulary
+  kLatentPage,    ///< page, its place
+  kPageTokens,    ///< tokens, their place, the tokens of a page
 };
 
 /// In device memory; of a kind, the first error stays.

@@ -67,6 +67,10 @@ Status ErrorOf(const ValueRecord& record) {
                     fmt::format("{}logits: minus infinity for every token", row(a)));
     case ValueError::kSamplerState:
       return invalid(fmt::format("states: row {} was not reset for {} tokens", a, b));
+    case ValueError::kLatentPage:
+      return invalid(fmt::format("pages: no page {} at {}", a, b));
+    case ValueError::kPageTokens:
+      return invalid(fmt::format("tokens: expected 0 to {}, got {} at {}", c, a, b));
   }
   return Status(Code::kInternal, "an unknown error in device memory");
 }

@@ -10,6 +10,7 @@
 #include "backends/cuda/kernels/common/cuda_gemm.h"
 #include "backends/cuda/kernels/decoder/attention_plan.h"
 #include "backends/cuda/kernels/decoder/decoder_launch.h"
+#include "backends/cuda/kernels/decoder/expand_latents.h"
 #include "backends/cuda/kernels/decoder/head_product.h"
 #include "backends/cuda/kernels/decoder/latent_attention.h"
 #include "backends/cuda/kernels/decoder/latent_attention_plan.h"
@@ -180,7 +181,7 @@ Status CudaDecoder::Load() const {
   return Enqueue("decoder", [] {
     for (const auto load :
          {LoadRouter, LoadRouteRows, LoadAttention, LoadDecodeAttention, LoadPrefillAttention,
-          LoadLatentAttention, LoadRowKernels, LoadRmsNorm, LoadRotateAppend}) {
+          LoadLatentAttention, LoadExpandLatents, LoadRowKernels, LoadRmsNorm, LoadRotateAppend}) {
       const cudaError_t error = load();
       if (error != cudaSuccess) return error;
     }
@@ -200,6 +201,7 @@ bool CudaDecoder::Has(DecoderOperation operation) const {
     case DecoderOperation::kApplyGate:
     case DecoderOperation::kApplySigmoid:
     case DecoderOperation::kHeadProduct:
+    case DecoderOperation::kExpandLatents:
     case DecoderOperation::kAttention:
     case DecoderOperation::kAppendToCache:
     case DecoderOperation::kRotateAndAppend:
@@ -411,6 +413,62 @@ Status CudaDecoder::Run(const HeadProductCall& call, const OperationContext& con
   return Enqueue("head_product", [&] {
     return matrix ? LaunchMatrixHeadProduct(args, StreamOf(context))
                   : LaunchHeadProduct(args, StreamOf(context));
+  });
+}
+
+namespace {
+
+/// Whether matrix units expand latents: see LaunchMatrixExpandLatents.
+bool UsesMatrixUnits(const ExpandLatentsCall& call) {
+  const PagedCache& latents = call.latents;
+  const int64_t elements = kCacheAlignment / DTypeBytes(latents.type);
+  const auto panels = [](int64_t features) {
+    return features > 0 && features % kExpandFeatures == 0;
+  };
+  const auto aligned = [](const TensorView& weights) {
+    return weights.dtype() == DType::kBf16 && weights.stride(0) % 8 == 0 &&
+           weights.stride(1) % 8 == 0 &&
+           reinterpret_cast<uintptr_t>(weights.data()) % kCacheAlignment == 0;
+  };
+  const bool narrow = latents.type == DType::kBf16 || latents.type == DType::kF8E4M3;
+  return narrow && call.heads.type == DType::kBf16 && panels(latents.value_dim) &&
+         panels(call.key_weights.dim(2)) && panels(call.heads.value_dim) &&
+         latents.key_dim % elements == 0 && latents.page_stride % elements == 0 &&
+         latents.first_element % elements == 0 && SlabsAreAligned(latents) &&
+         call.heads.page_stride % 8 == 0 && call.heads.first_element % 8 == 0 &&
+         call.heads.key_dim % 8 == 0 && SlabsAreAligned(call.heads) && aligned(call.key_weights) &&
+         aligned(call.value_weights);
+}
+
+}  // namespace
+
+int64_t CudaDecoder::WorkspaceBytes(const ExpandLatentsCall& call) const {
+  return SlabTableBytes(call.latents);
+}
+
+Status CudaDecoder::Run(const ExpandLatentsCall& call, const OperationContext& context) const {
+  const PagedCache& heads = call.heads;
+  ExpandLatentsArguments args;
+  args.sequences.block_tables = call.pages.As<int32_t>();
+  args.sequences.count = 1;
+  args.sequences.blocks = static_cast<int>(call.pages.dim(0));
+  args.tokens = call.tokens.As<int32_t>();
+  args.key_weights = RowsOf(call.key_weights);
+  args.value_weights = RowsOf(call.value_weights);
+  args.nope = static_cast<int>(call.key_weights.dim(2));
+  args.heads = static_cast<int>(heads.kv_heads);
+  args.key_dim = static_cast<int>(heads.key_dim);
+  args.value_dim = static_cast<int>(heads.value_dim);
+  args.out_type = ElementOf(heads.type);
+  args.out = static_cast<uint8_t*>(heads.slabs[0]) + heads.first_element * DTypeBytes(heads.type);
+  args.page_stride = heads.page_stride;
+  args.errors = errors_.view();
+  const bool matrix = UsesMatrixUnits(call);
+  cudaStream_t const stream = StreamOf(context);
+  return Enqueue("expand_latents", [&] {
+    const cudaError_t error = PagesOf(call.latents, context.workspace, stream, &args.latents);
+    if (error != cudaSuccess) return error;
+    return matrix ? LaunchMatrixExpandLatents(args, stream) : LaunchExpandLatents(args, stream);
   });
 }
 

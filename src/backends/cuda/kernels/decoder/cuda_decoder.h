@@ -43,6 +43,7 @@ class CudaDecoder final : public DecoderBackend {
   Status Run(const ApplyGateCall& call, const OperationContext& context) const override;
   Status Run(const ApplySigmoidCall& call, const OperationContext& context) const override;
   Status Run(const HeadProductCall& call, const OperationContext& context) const override;
+  Status Run(const ExpandLatentsCall& call, const OperationContext& context) const override;
   Status Run(const AttentionCall& call, const OperationContext& context) const override;
   Status Run(const AppendToCacheCall& call, const OperationContext& context) const override;
   Status Run(const RotateAndAppendCall& call, const OperationContext& context) const override;
@@ -54,6 +55,7 @@ class CudaDecoder final : public DecoderBackend {
   Status Run(const SampleTokensCall& call, const OperationContext& context) const override;
 
   using DecoderBackend::WorkspaceBytes;
+  int64_t WorkspaceBytes(const ExpandLatentsCall& call) const override;
   int64_t WorkspaceBytes(const AttentionCall& call) const override;
   int64_t WorkspaceBytes(const AppendToCacheCall& call) const override;
   int64_t WorkspaceBytes(const RotateAndAppendCall& call) const override;

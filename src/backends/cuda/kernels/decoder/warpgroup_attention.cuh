@@ -69,6 +69,8 @@ class WarpgroupAttention {
     // Products of an unrolled loop follow each other without a wait.
     if (key_steps_ == 8) {
       ScoreSteps<8>(keys, scores);
+    } else if (key_steps_ == 12) {
+      ScoreSteps<12>(keys, scores);
     } else if (key_steps_ == 4) {
       ScoreSteps<4>(keys, scores);
     } else {
