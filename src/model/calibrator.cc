@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/host_cholesky.h"
 #include "base/macros.h"
 #include "checkpoint/conversion.h"
 #include "marlin/layout.h"
@@ -13,7 +14,6 @@
 #include "model/decoder_ends.h"
 #include "plan/backend.h"
 #include "quantize/gptq.h"
-#include "quantize/host_cholesky.h"
 #include "quantize/quantizer.h"
 #include "quantize/rotate.h"
 
@@ -26,9 +26,35 @@ constexpr int64_t kDefaultTokens = 16384;
 /// Most tokens that all experts see for their statistics.
 constexpr int64_t kExpertSample = 8192;
 
+/// Tokens of a pass, if the device's passes have not more: products of many rows take less time.
+constexpr int64_t kLeastPass = 2048;
+
+/// Memory for rows of the quantized stream that wait for the matrix that they are the inputs of.
+constexpr int64_t kKeptBytes = int64_t{256} << 20;
+
 /// Below this many tokens a Gram matrix of k inputs fits the text rather than the model: measured
 /// on the sample models, where gptq then loses against mse.
 int64_t LeastTokens(int64_t k) { return 1024 + 2 * k; }
+
+/// The inputs of a half's last matrix, while it is quantized: the half can then end from them
+/// instead of running again. The rows of as many chunks as fit are kept.
+class KeptRows {
+ public:
+  explicit KeptRows(size_t chunks) : rows_(chunks) {}
+
+  void Offer(size_t chunk, HostRows&& rows) {
+    bytes_ += static_cast<int64_t>(rows.values.size() * sizeof(float));
+    if (bytes_ <= kKeptBytes) rows_[chunk] = std::move(rows);
+  }
+  /// Null: not kept.
+  const HostRows* Find(size_t chunk) const {
+    return rows_[chunk].values.empty() ? nullptr : &rows_[chunk];
+  }
+
+ private:
+  std::vector<HostRows> rows_;
+  int64_t bytes_ = 0;  ///< Of all rows offered.
+};
 
 }  // namespace
 
@@ -140,7 +166,7 @@ Status Calibrator::Start() {
     MARLIN_ASSIGN_OR_RETURN(texts_, CalibrationTexts(path_, directory_.config, device_, options_,
                                                      TokensFor(options_, directory_.config.shape)));
   }
-  chunks_ = ChunksOf(texts_, device_.impl().backend().pass_tokens());
+  chunks_ = ChunksOf(texts_, std::max(kLeastPass, device_.impl().backend().pass_tokens()));
   tokens_ = chunks_.back().first + chunks_.back().rows;
   MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, original_source_));
   original_hidden_.resize(static_cast<size_t>(tokens_ * directory_.config.shape.hidden));
@@ -352,19 +378,25 @@ Status Calibrator::RunAttention(int64_t index, const LayerTensors& tensors) {
   }
   const LinearTensors& out = latent ? tensors.latent.out : tensors.attention.out;
   InputSums mixed(gram_products_, out.in);
-  for (const WindowChunk& chunk : chunks_) {
+  KeptRows kept(chunks_.size());
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    const WindowChunk& chunk = chunks_[i];
     MARLIN_RETURN_IF_ERROR(
         original_->Attention(chunk, Depth::kAll, Rows(original_hidden_, chunk), &original));
     MARLIN_RETURN_IF_ERROR(
         quantized_->Attention(chunk, Depth::kLast, Rows(quantized_hidden_, chunk), &quantized));
     MARLIN_RETURN_IF_ERROR(mixed.Add(original.mixed, quantized.mixed));
+    kept.Offer(i, std::move(quantized.mixed));
   }
   MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(mixed));
   MARLIN_RETURN_IF_ERROR(QuantizeLinears({&out, 1}, input));
   MARLIN_RETURN_IF_ERROR(Reload(index, {true, false}));
-  for (const WindowChunk& chunk : chunks_) {
-    MARLIN_RETURN_IF_ERROR(
-        quantized_->Attention(chunk, Depth::kAll, Rows(quantized_hidden_, chunk), nullptr));
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    float* const hidden = Rows(quantized_hidden_, chunks_[i]);
+    const HostRows* const rows = kept.Find(i);
+    MARLIN_RETURN_IF_ERROR(rows != nullptr
+                               ? quantized_->EndAttention(chunks_[i], *rows, hidden)
+                               : quantized_->Attention(chunks_[i], Depth::kAll, hidden, nullptr));
   }
   return {};
 }
@@ -406,19 +438,25 @@ Status Calibrator::RunDense(int64_t index, const MlpTensors& tensors) {
   MARLIN_RETURN_IF_ERROR(QuantizeLinears(tensors.gate_up, x));
   MARLIN_RETURN_IF_ERROR(Reload(index, {false, true}));
   InputSums inner(gram_products_, tensors.down.in);
-  for (const WindowChunk& chunk : chunks_) {
+  KeptRows kept(chunks_.size());
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    const WindowChunk& chunk = chunks_[i];
     MARLIN_RETURN_IF_ERROR(
         original_->Mlp(chunk, Depth::kAll, Rows(original_hidden_, chunk), nullptr, &original));
     MARLIN_RETURN_IF_ERROR(
         quantized_->Mlp(chunk, Depth::kLast, Rows(quantized_hidden_, chunk), nullptr, &quantized));
     MARLIN_RETURN_IF_ERROR(inner.Add(original, quantized));
+    kept.Offer(i, std::move(quantized));
   }
   MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(inner));
   MARLIN_RETURN_IF_ERROR(QuantizeLinears({&tensors.down, 1}, input));
   MARLIN_RETURN_IF_ERROR(Reload(index, {false, true}));
-  for (const WindowChunk& chunk : chunks_) {
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    float* const hidden = Rows(quantized_hidden_, chunks_[i]);
+    const HostRows* const rows = kept.Find(i);
     MARLIN_RETURN_IF_ERROR(
-        quantized_->Mlp(chunk, Depth::kAll, Rows(quantized_hidden_, chunk), nullptr, nullptr));
+        rows != nullptr ? quantized_->EndMlp(chunks_[i], *rows, hidden)
+                        : quantized_->Mlp(chunks_[i], Depth::kAll, hidden, nullptr, nullptr));
   }
   return {};
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "base/macros.h"
 #include "model/exact_gemm.h"
@@ -10,64 +11,91 @@
 namespace marlin {
 namespace {
 
-constexpr int64_t kRowsPerProduct = 512;
-constexpr int64_t kRowsPerCopiedProduct = 4096;
+/// Rows of a product: their sums are fp32, and every product's sums are added in fp64.
+constexpr int64_t kRowsPerProduct = 4096;
+/// Columns of a block: of a symmetric product, blocks below the diagonal are left out.
+constexpr int64_t kBlockColumns = 512;
 
 }  // namespace
+
+Result<std::vector<GramProducts::Block>> GramProducts::Prepare(const float* x, int64_t rows,
+                                                               int64_t k) {
+  std::vector<Block> blocks;
+  for (int64_t first = 0; first < k; first += kBlockColumns) {
+    const int64_t count = std::min(kBlockColumns, k - first);
+    columns_.resize(static_cast<size_t>(rows * count));
+    pool_->Run(rows, [&](int64_t row, int) {
+      std::copy_n(x + row * k + first, count, columns_.data() + row * count);
+    });
+    MARLIN_ASSIGN_OR_RETURN(PreparedWeights columns,
+                            PrepareFloats(device_, columns_.data(), rows, count));
+    blocks.push_back({first, count, std::move(columns)});
+  }
+  return blocks;
+}
 
 Status GramProducts::TransposeOnHost(const float* y, int64_t rows, int64_t k) {
   TransposeFloats(*pool_, y, rows, k, static_cast<float*>(left_.data()));
   return {};
 }
 
-Status GramProducts::Transpose(const PreparedWeights& y, int64_t rows, int64_t k) {
-  return Dequantize(device_, y, {left_.data(), DType::kF32, {rows, k}, {1, rows}});
-}
-
-Status GramProducts::UploadTransposed(const float* y, int64_t rows, int64_t k) {
-  MARLIN_ASSIGN_OR_RETURN(const PreparedWeights prepared, PrepareFloats(device_, y, rows, k));
-  MARLIN_RETURN_IF_ERROR(Transpose(prepared, rows, k));
-  return device_.Synchronize();  // Before the weights go.
+Status GramProducts::Transpose(std::span<const Block> y, int64_t rows) {
+  for (const Block& block : y) {
+    auto* const out = static_cast<float*>(left_.data()) + block.first * rows;
+    MARLIN_RETURN_IF_ERROR(
+        Dequantize(device_, block.columns, {out, DType::kF32, {rows, block.count}, {1, rows}}));
+  }
+  return device_.Synchronize();  // Before the blocks may go.
 }
 
 Status GramProducts::Add(const float* x, int64_t rows, int64_t k, std::span<const Term> terms) {
   const bool on_host = ReadsHostMemory(device_);
-  const int64_t most = on_host ? kRowsPerProduct : kRowsPerCopiedProduct;
-  MARLIN_RETURN_IF_ERROR(GrowFloats(device_, k * std::min(rows, most), &left_));
-  for (int64_t first = 0; first < rows; first += most) {
-    const int64_t count = std::min(most, rows - first);
+  MARLIN_RETURN_IF_ERROR(GrowFloats(device_, k * std::min(rows, kRowsPerProduct), &left_));
+  for (int64_t first = 0; first < rows; first += kRowsPerProduct) {
+    const int64_t count = std::min(kRowsPerProduct, rows - first);
     const float* const right = x + first * k;
-    MARLIN_ASSIGN_OR_RETURN(const PreparedWeights ready, PrepareFloats(device_, right, count, k));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<Block> blocks, Prepare(right, count, k));
     for (const Term& term : terms) {
       const float* const left = term.y + first * k;
-      MARLIN_RETURN_IF_ERROR(on_host         ? TransposeOnHost(left, count, k)
-                             : left == right ? Transpose(ready, count, k)
-                                             : UploadTransposed(left, count, k));
-      MARLIN_RETURN_IF_ERROR(AddProduct(ready, count, k, term.sums));
+      const bool symmetric = left == right;
+      if (on_host) {
+        MARLIN_RETURN_IF_ERROR(TransposeOnHost(left, count, k));
+      } else if (symmetric) {
+        MARLIN_RETURN_IF_ERROR(Transpose(blocks, count));
+      } else {
+        MARLIN_ASSIGN_OR_RETURN(const std::vector<Block> others, Prepare(left, count, k));
+        MARLIN_RETURN_IF_ERROR(Transpose(others, count));
+      }
+      for (const Block& block : blocks) {
+        const int64_t height = symmetric ? block.end() : k;
+        MARLIN_RETURN_IF_ERROR(AddProduct(block, height, count, k, term.sums));
+      }
     }
   }
   return {};
 }
 
-Status GramProducts::AddProduct(const PreparedWeights& right, int64_t rows, int64_t k,
+Status GramProducts::AddProduct(const Block& right, int64_t height, int64_t rows, int64_t k,
                                 double* sums) {
-  on_host_.resize(std::max(on_host_.size(), static_cast<size_t>(k * k)));
-  MARLIN_RETURN_IF_ERROR(GrowFloats(device_, k * k, &product_));
+  const int64_t width = right.count;
+  on_host_.resize(std::max(on_host_.size(), static_cast<size_t>(height * width)));
+  MARLIN_RETURN_IF_ERROR(GrowFloats(device_, height * width, &product_));
   GemmOptions options;
   options.accuracy = Accuracy::kExact;
-  MARLIN_RETURN_IF_ERROR(Gemm(device_, {left_.data(), DType::kF32, {k, rows}}, right,
-                              {product_.data(), DType::kF32, {k, k}}, options));
+  MARLIN_RETURN_IF_ERROR(Gemm(device_, {left_.data(), DType::kF32, {height, rows}}, right.columns,
+                              {product_.data(), DType::kF32, {height, width}}, options));
   MARLIN_RETURN_IF_ERROR(device_.Synchronize());
-  MARLIN_RETURN_IF_ERROR(product_.CopyTo(on_host_.data(), k * k * int64_t{sizeof(float)}));
-  pool_->Run(k, [&](int64_t row, int) {
-    const float* const from = on_host_.data() + row * k;
-    double* const to = sums + row * k;
-    for (int64_t i = 0; i < k; ++i) to[i] += static_cast<double>(from[i]);
+  MARLIN_RETURN_IF_ERROR(product_.CopyTo(on_host_.data(), height * width * int64_t{sizeof(float)}));
+  pool_->Run(height, [&](int64_t row, int) {
+    const float* const from = on_host_.data() + row * width;
+    double* const to = sums + row * k + right.first;
+    for (int64_t i = 0; i < width; ++i) to[i] += static_cast<double>(from[i]);
   });
   return {};
 }
 
 Status GramSums::Add(const float* y, const float* x, int64_t rows) {
+  symmetric_ = y == x;
   const GramProducts::Term term{y, sums_.data()};
   MARLIN_RETURN_IF_ERROR(products_->Add(x, rows, k_, {&term, 1}));
   rows_ += rows;
@@ -81,7 +109,13 @@ Status GramSums::AddBoth(const float* y, const float* x, int64_t rows, GramSums*
   MARLIN_RETURN_IF_ERROR(gram->products_->Add(x, rows, gram->k_, terms));
   gram->rows_ += rows;
   cross->rows_ += rows;
+  cross->symmetric_ = y == x;
   return {};
+}
+
+double GramSums::SumOf(int64_t row, int64_t column) const {
+  if (symmetric_ && column < row) std::swap(row, column);
+  return sums_[static_cast<size_t>(row * k_ + column)];
 }
 
 std::vector<double> GramSums::Mean() const { return MeanWith({}, 0.0); }
@@ -91,8 +125,9 @@ std::vector<double> GramSums::MeanWith(const std::vector<double>& other, double 
   const double total = static_cast<double>(rows_) + weight;
   if (total == 0.0) return mean;
   products_->pool().Run(k_, [&](int64_t row, int) {
-    for (auto i = static_cast<size_t>(row * k_); i < static_cast<size_t>((row + 1) * k_); ++i) {
-      mean[i] = (sums_[i] + (weight == 0.0 ? 0.0 : weight * other[i])) / total;
+    for (int64_t column = 0; column < k_; ++column) {
+      const auto i = static_cast<size_t>(row * k_ + column);
+      mean[i] = (SumOf(row, column) + (weight == 0.0 ? 0.0 : weight * other[i])) / total;
     }
   });
   return mean;

@@ -16,7 +16,8 @@ namespace marlin {
 /// most of the time of fresh memory is its first use.
 class GramProducts {
  public:
-  /// Rows y [rows, k], and the sums [k, k] of their products.
+  /// Rows y [rows, k], and the sums [k, k] of their products. With y = x they are symmetric, and
+  /// only those on and above the diagonal are complete.
   struct Term {
     const float* y;
     double* sums;
@@ -30,27 +31,35 @@ class GramProducts {
   Status Add(const float* x, int64_t rows, int64_t k, std::span<const Term> terms);
 
  private:
-  /// Each sets left_ to y^T: in memory that the host writes, from rows on the device, or from rows
-  /// that are copied there.
+  /// Columns of a matrix [rows, k], ready to be multiplied by.
+  struct Block {
+    int64_t first;
+    int64_t count;
+    PreparedWeights columns;
+    int64_t end() const { return first + count; }
+  };
+
+  Result<std::vector<Block>> Prepare(const float* x, int64_t rows, int64_t k);
+  /// Sets left_ to y^T.
   Status TransposeOnHost(const float* y, int64_t rows, int64_t k);
-  Status Transpose(const PreparedWeights& y, int64_t rows, int64_t k);
-  Status UploadTransposed(const float* y, int64_t rows, int64_t k);
-  Status AddProduct(const PreparedWeights& right, int64_t rows, int64_t k, double* sums);
+  Status Transpose(std::span<const Block> y, int64_t rows);
+  /// Adds the first `height` rows of left_, times a block, to their columns of sums [k, k].
+  Status AddProduct(const Block& right, int64_t height, int64_t rows, int64_t k, double* sums);
 
   Device device_;
   ThreadPool* pool_;
   DeviceBuffer left_;     ///< y^T [k, rows], the GEMM's left operand, of which rows are contiguous.
-  DeviceBuffer product_;  ///< [k, k]
+  DeviceBuffer product_;  ///< [height, count of a block]
   std::vector<float> on_host_;  ///< The product.
+  std::vector<float> columns_;  ///< The columns of a block.
 };
 
 /// The sum of y^T x over rows x and y [rows, k] of the same tokens: with y = x the Gram matrix.
-/// Products of up to 512 rows, or of up to 4,096 where sums would cross a bus, are summed in fp32
-/// by the device's GEMM, these sums in fp64 on the pool, in the order of the calls. The bits do not
-/// depend on the number of threads.
+/// Products of up to 4,096 rows are summed in fp32 by the device's GEMM, these sums in fp64 on the
+/// pool, in the order of the calls. The bits do not depend on the number of threads.
 class GramSums {
  public:
-  /// `products` outlives the sums.
+  /// `products` outlives the sums. All rows that are added have y = x, or none.
   GramSums(GramProducts& products, int64_t k)
       : products_(&products), k_(k), sums_(static_cast<size_t>(k * k)) {}
 
@@ -68,9 +77,12 @@ class GramSums {
   std::vector<double> MeanWith(const std::vector<double>& other, double weight) const;
 
  private:
+  double SumOf(int64_t row, int64_t column) const;
+
   GramProducts* products_;
   int64_t k_;
   int64_t rows_ = 0;
+  bool symmetric_ = true;  ///< Every y was x.
   std::vector<double> sums_;
 };
 

@@ -155,7 +155,12 @@ Status LayerRun::Fetch(const TensorView& view, HostRows* rows) {
   return arena_.Download(view, rows->values.data());
 }
 
-Status LayerRun::EndHalf(const Pass& pass, float* hidden) {
+Status LayerRun::EndHalf(Pass& pass, bool mlp, float* hidden) {
+  MARLIN_RETURN_IF_ERROR(RunProjectAdd(pass, 0, mlp));
+  return DownloadHidden(pass, hidden);
+}
+
+Status LayerRun::DownloadHidden(const Pass& pass, float* hidden) {
   MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
   MARLIN_RETURN_IF_ERROR(device_.Synchronize());
   return arena_.Download(pass.values.hidden, hidden);
@@ -179,8 +184,7 @@ Status LayerRun::Attention(const WindowChunk& chunk, Depth depth, float* hidden,
     MARLIN_RETURN_IF_ERROR(RunAttention(pass, 0));
     if (inputs != nullptr) MARLIN_RETURN_IF_ERROR(Fetch(pass.values.mixed, &inputs->mixed));
     if (depth == Depth::kLast) return {};
-    MARLIN_RETURN_IF_ERROR(RunProjectAdd(pass, 0, false));
-    return EndHalf(pass, hidden);
+    return EndHalf(pass, false, hidden);
   });
 }
 
@@ -196,7 +200,7 @@ Status LayerRun::Mlp(const WindowChunk& chunk, Depth depth, float* hidden, HostR
     if (layer().experts.set.count() > 0) {
       MARLIN_RETURN_IF_ERROR(RunRoute(pass, 0));
       MARLIN_RETURN_IF_ERROR(RunExperts(pass, 0));
-      return EndHalf(pass, hidden);
+      return DownloadHidden(pass, hidden);
     }
     MARLIN_RETURN_IF_ERROR(RunGateUp(pass, 0));
     if (inner != nullptr) {
@@ -204,8 +208,21 @@ Status LayerRun::Mlp(const WindowChunk& chunk, Depth depth, float* hidden, HostR
       MARLIN_RETURN_IF_ERROR(Fetch(all, inner));
     }
     if (depth == Depth::kLast) return {};
-    MARLIN_RETURN_IF_ERROR(RunProjectAdd(pass, 0, true));
-    return EndHalf(pass, hidden);
+    return EndHalf(pass, true, hidden);
+  });
+}
+
+Status LayerRun::EndAttention(const WindowChunk& chunk, const HostRows& mixed, float* hidden) {
+  return Run(chunk, hidden, [&](Pass& pass) -> Status {
+    MARLIN_RETURN_IF_ERROR(arena_.Fill(pass.values.mixed, mixed.values.data()));
+    return EndHalf(pass, false, hidden);
+  });
+}
+
+Status LayerRun::EndMlp(const WindowChunk& chunk, const HostRows& inner, float* hidden) {
+  return Run(chunk, hidden, [&](Pass& pass) -> Status {
+    MARLIN_RETURN_IF_ERROR(arena_.Fill(pass.values.inner, inner.values.data()));
+    return EndHalf(pass, true, hidden);
   });
 }
 

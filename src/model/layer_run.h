@@ -75,6 +75,10 @@ class LayerRun {
   /// normalized hidden states and the inputs of a dense layer's down projection.
   Status Mlp(const WindowChunk& chunk, Depth depth, float* hidden, HostRows* normed,
              HostRows* inner);
+  /// Ends a half of a dense layer from the inputs of its last projection, which depth kLast gives;
+  /// hidden [chunk.rows, hidden] is updated.
+  Status EndAttention(const WindowChunk& chunk, const HostRows& mixed, float* hidden);
+  Status EndMlp(const WindowChunk& chunk, const HostRows& inner, float* hidden);
   /// Appends the experts that tokens select, [chunk.rows, top_k].
   Status Route(const WindowChunk& chunk, float* hidden, std::vector<int32_t>* ids);
   /// The inputs of an MLP's down projection for rows of its input.
@@ -84,7 +88,8 @@ class LayerRun {
   LayerRun(const Device& device, const DecoderConfig& config, const Checkpoint& checkpoint);
   Status Run(const WindowChunk& chunk, const float* hidden, FunctionRef<Status(Pass&)> body);
   Status Fetch(const TensorView& view, HostRows* rows);
-  Status EndHalf(const Pass& pass, float* hidden);
+  Status EndHalf(Pass& pass, bool mlp, float* hidden);
+  Status DownloadHidden(const Pass& pass, float* hidden);
 
   Device device_;
   Decoder decoder_;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <new>
 
+#include "backends/cpu/cpu_cholesky.h"
 #include "backends/cpu/cpu_decoder.h"
 #include "backends/cpu/cpu_experts.h"
 #include "backends/cpu/cpu_features.h"
@@ -111,6 +112,10 @@ class CpuBackend final : public Backend {
 
   bool KeepsOddWidths(Format format) const override { return HasSplitPanels(format); }
   bool KeepsTwoLevels(const WeightsSpec& /*spec*/) const override { return true; }
+
+  Result<std::unique_ptr<Cholesky>> MakeCholesky() const override {
+    return std::unique_ptr<Cholesky>(std::make_unique<HostCholesky>(*pool_, CholeskyOf(level_)));
+  }
 
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const override {

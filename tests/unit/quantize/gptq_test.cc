@@ -10,12 +10,12 @@
 #include <random>
 #include <vector>
 
+#include "base/host_cholesky.h"
 #include "base/thread_pool.h"
 #include "gptq_on_cpu.h"
 #include "marlin/device.h"
 #include "marlin/quantize.h"
 #include "model/device_products.h"
-#include "quantize/host_cholesky.h"
 
 namespace marlin {
 namespace {

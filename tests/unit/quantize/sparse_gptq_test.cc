@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "base/host_cholesky.h"
 #include "base/thread_pool.h"
 #include "gptq_on_cpu.h"
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
 #include "quantize/gptq.h"
-#include "quantize/host_cholesky.h"
 
 namespace marlin {
 namespace {
