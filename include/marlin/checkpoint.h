@@ -132,6 +132,8 @@ struct QuantizeCheckpointReport {
   int64_t zeroed_groups = 0;  ///< Groups whose scale underflowed to zero.
   int64_t inputs = 0;         ///< Methods with awq: inputs of layers that scales were searched for.
   int64_t scaled_inputs = 0;  ///< Those that got scales.
+  int64_t rotatable = 0;      ///< Matrices whose recipe has Hadamard blocks.
+  int64_t rotated = 0;        ///< Those that got them, because they lower the error.
   double seconds = 0;         ///< Wall time.
 };
 

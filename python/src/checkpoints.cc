@@ -40,6 +40,8 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   dict["fallbacks"] = SkippedList(report.fallbacks);
   dict["inputs"] = report.inputs;
   dict["scaled_inputs"] = report.scaled_inputs;
+  dict["rotatable"] = report.rotatable;
+  dict["rotated"] = report.rotated;
   dict["seconds"] = report.seconds;
   return dict;
 }

@@ -75,35 +75,40 @@ Status CopySideFiles(Io& io, const Checkpoint::Impl& source, const std::vector<s
 
 Result<int64_t> WriteShard(const Conversion& conversion, size_t shard, bool resume,
                            TensorWriter* writer) {
-  int64_t note = 0;
-  const size_t end = writer->first_unit(shard) + writer->unit_count(shard);
+  ShardNote note;
+  const size_t first = writer->first_unit(shard);
+  const size_t count = writer->unit_count(shard);
   if (resume && writer->FindFinished(shard, &note)) {
-    for (size_t unit = writer->first_unit(shard); unit < end; ++unit) conversion.skip_unit(unit);
-    return note;
+    for (size_t i = 0; i < count; ++i) {
+      conversion.skip_unit(first + i, note.marks.empty() ? '\0' : note.marks[i]);
+    }
+    return note.number;
   }
-  note = 0;
+  note = {};
   MARLIN_RETURN_IF_ERROR(writer->BeginShard(shard));
-  for (size_t unit = writer->first_unit(shard); unit < end; ++unit) {
+  for (size_t unit = first; unit < first + count; ++unit) {
     MARLIN_ASSIGN_OR_RETURN(const int64_t number, conversion.write_unit(writer, unit));
-    note += number;
+    note.number += number;
+    if (conversion.mark) note.marks += conversion.mark(unit);
   }
   MARLIN_RETURN_IF_ERROR(writer->EndShard(note));
-  return note;
+  return note.number;
 }
 
 Result<int64_t> FillDirectory(Io& io, const Checkpoint::Impl& source, const Conversion& conversion,
                               const std::vector<std::string>& side, OutputDirectory* directory) {
   TensorWriter writer(io, conversion.units, {conversion.shard_bytes});
   writer.SetDirectory(directory->path());
+  if (conversion.mark) writer.ExpectMarks();
   std::vector<std::string> shards;
   for (size_t i = 0; i < writer.shard_count(); ++i) shards.push_back(writer.shard_name(i));
   MARLIN_RETURN_IF_ERROR(directory->RemoveAllExcept(shards));
   int64_t sum = 0;
   for (size_t i = 0; i < writer.shard_count(); ++i) {
-    MARLIN_ASSIGN_OR_RETURN(const int64_t note,
+    MARLIN_ASSIGN_OR_RETURN(const int64_t number,
                             WriteShard(conversion, i, conversion.options.resume, &writer));
     directory->AddWritten(writer.shard_name(i), writer.shard_file(i));
-    sum += note;
+    sum += number;
   }
   const std::string index = writer.IndexJson();
   if (!index.empty()) {
@@ -111,7 +116,9 @@ Result<int64_t> FillDirectory(Io& io, const Checkpoint::Impl& source, const Conv
   }
   MARLIN_RETURN_IF_ERROR(CopySideFiles(io, source, side, directory));
   if (!conversion.config_json.empty()) {
-    MARLIN_RETURN_IF_ERROR(directory->WriteFile(kConfigName, conversion.config_json));
+    MARLIN_RETURN_IF_ERROR(directory->WriteFile(kConfigName, conversion.written_config
+                                                                 ? conversion.written_config()
+                                                                 : conversion.config_json));
   }
   std::string card;
   if (conversion.model_card) {

@@ -57,6 +57,9 @@ struct Conversion {
   std::vector<OutputUnit> units;
   int64_t shard_bytes = 0;
   std::string config_json;  ///< Written as config.json; empty: none.
+  /// The config.json of what was written, of config_json's size or less, asked for once all units
+  /// are; null: config_json.
+  std::function<std::string()> written_config;
 
   /// The model card, asked for once all units are written; null: none is made. A card of an
   /// existing target that somebody wrote or changed is kept either way.
@@ -65,8 +68,12 @@ struct Conversion {
   /// Writes the data of one unit. Returns a number that is summed over all units; it is stored in
   /// the unit's shard, so that it survives an interruption.
   std::function<Result<int64_t>(TensorWriter* writer, size_t unit)> write_unit;
-  /// Called instead of write_unit for the units of a shard that an interrupted run finished.
-  std::function<void(size_t unit)> skip_unit;
+  /// A character of ASCII for a unit that write_unit has written; it is stored in the unit's shard,
+  /// too. Null: there are none.
+  std::function<char(size_t unit)> mark;
+  /// Called instead of write_unit for the units of a shard that an interrupted run finished, with
+  /// the unit's mark, 0 without marks.
+  std::function<void(size_t unit, char mark)> skip_unit;
 };
 
 /// Rejects, before anything is written, output that exceeds the limits of Checkpoint::Open. Errors:

@@ -30,7 +30,8 @@ class MatrixQuantizer {
   virtual Status Transform(Checkpoint* /*source*/) { return {}; }
   /// A matrix of the plan: a source tensor, and the expert in a tensor that stacks them, else -1.
   /// Called in the order of the units, but not for those that an interrupted run has finished.
-  /// Nothing: the caller's method is used.
+  /// Nothing: the caller's method is used. The weights have the plan's spec, but may be without its
+  /// Hadamard blocks.
   virtual marlin::Result<std::optional<Result>> Quantize(size_t tensor, int64_t expert) = 0;
   /// Matrices that got another method so far, and why.
   virtual const std::vector<SkippedTensor>& fallbacks() const = 0;

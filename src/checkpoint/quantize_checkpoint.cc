@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <new>
 #include <utility>
@@ -28,10 +29,15 @@ class UnitQuantizer {
         source_(CheckpointAccess::Get(*checkpoint)),
         plan_(plan),
         options_(options),
-        quantizer_(quantizer) {}
+        quantizer_(quantizer),
+        marks_(plan.units.size(), kAsPlanned) {}
 
   Result<int64_t> Write(TensorWriter* writer, size_t unit);
-  void Skip(size_t unit);
+  /// For a unit that an interrupted run wrote, with its mark.
+  void Skip(size_t unit, char mark);
+  char mark(size_t unit) const { return marks_[unit]; }
+  /// The plan with the modules as they were written.
+  QuantizePlan Written() const;
 
  private:
   /// A source tensor, and the expert in a tensor that stacks them, else -1.
@@ -40,7 +46,12 @@ class UnitQuantizer {
     int64_t expert;
   };
   Status Transform();
+  /// Marks of units: matrices as planned, or without the plan's Hadamard blocks.
+  static constexpr char kAsPlanned = '0';
+  static constexpr char kNotRotated = '1';
+
   Status WriteCast(TensorWriter* writer, size_t unit);
+  void AdvanceUnit(size_t unit);
   Result<int64_t> WriteTensor(TensorWriter* writer, size_t unit, size_t tensor);
   Result<int64_t> WriteMatrix(TensorWriter* writer, size_t unit, const SourceMatrix& source,
                               const TensorView& matrix, bool last);
@@ -55,6 +66,7 @@ class UnitQuantizer {
   const QuantizePlan& plan_;
   const QuantizeCheckpointOptions& options_;
   MatrixQuantizer* quantizer_;
+  std::string marks_;  ///< By unit.
   bool transformed_ = false;
   int64_t done_ = 0;
 };
@@ -64,7 +76,20 @@ void UnitQuantizer::Advance(int64_t parameters) {
   if (options_.progress) options_.progress(done_, plan_.parameters);
 }
 
-void UnitQuantizer::Skip(size_t unit) {
+void UnitQuantizer::Skip(size_t unit, char mark) {
+  marks_[unit] = mark == kNotRotated ? kNotRotated : kAsPlanned;
+  AdvanceUnit(unit);
+}
+
+QuantizePlan UnitQuantizer::Written() const {
+  QuantizePlan written = plan_;
+  for (size_t unit = 0; unit < written.units.size(); ++unit) {
+    if (marks_[unit] == kNotRotated) written.units[unit].record.module.spec.input_hadamard = 0;
+  }
+  return written;
+}
+
+void UnitQuantizer::AdvanceUnit(size_t unit) {
   int64_t parameters = 0;
   for (const size_t tensor : plan_.units[unit].sources) {
     parameters += source_.tensors[tensor].shape.ElementCount();
@@ -108,6 +133,10 @@ Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit,
   const QuantizedWeights& weights = made.weights;
   WeightsSpec expected = plan.record.module.spec;
   expected.experts = 1;
+  if (expected.input_hadamard > 0 && weights.spec.input_hadamard == 0) {
+    marks_[unit] = kNotRotated;
+    expected.input_hadamard = 0;
+  }
   if (!(weights.spec == expected)) {
     return Status(Code::kInternal, "quantized weights differ from the plan");
   }
@@ -171,7 +200,7 @@ Result<int64_t> UnitQuantizer::Write(TensorWriter* writer, size_t unit) {
   const PlanUnit& plan = plan_.units[unit];
   if (plan.action == PlanUnit::Action::kCopy) {
     MARLIN_RETURN_IF_ERROR(CopyTensor(source_, plan.sources.front(), unit, writer));
-    Skip(unit);
+    AdvanceUnit(unit);
     return 0;
   }
   if (plan.action == PlanUnit::Action::kCast) {
@@ -209,6 +238,13 @@ std::string ConfigText(const Checkpoint::Impl& source, const QuantizePlan& plan,
   return DumpJson(config, 2) + "\n";
 }
 
+/// Matrices with Hadamard blocks.
+int64_t RotatedMatrices(const QuantizePlan& plan) {
+  return std::count_if(plan.units.begin(), plan.units.end(), [](const PlanUnit& unit) {
+    return unit.action == PlanUnit::Action::kQuantize && unit.record.module.spec.input_hadamard > 0;
+  });
+}
+
 Status CheckQuantizable(const Checkpoint::Impl& source, const QuantizeCheckpointOptions& options) {
   if (options.shard_bytes < 1) {
     return Status(Code::kInvalidArgument,
@@ -229,6 +265,7 @@ QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const Quantize
   report.quantized_parameters = plan.quantized_parameters;
   report.bytes = plan.bytes;
   report.skipped = plan.skipped;
+  report.rotatable = RotatedMatrices(plan);
   if (plan.parameters > 0) {
     const auto parameters = static_cast<double>(plan.parameters);
     report.bits_per_weight = 8.0 * static_cast<double>(plan.bytes) / parameters;
@@ -289,13 +326,20 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
     conversion.write_unit = [&](TensorWriter* writer, size_t unit) {
       return units.Write(writer, unit);
     };
-    conversion.skip_unit = [&](size_t unit) { units.Skip(unit); };
+    conversion.skip_unit = [&](size_t unit, char mark) { units.Skip(unit, mark); };
+    if (RotatedMatrices(plan) > 0) {
+      conversion.mark = [&](size_t unit) { return units.mark(unit); };
+      conversion.written_config = [&] {
+        return ConfigText(source, units.Written(), options, recipe);
+      };
+    }
     if (options.model_card) {
       conversion.model_card = [&] {
-        return ModelCardText(io, source, CardOf(plan, options, report));
+        return ModelCardText(io, source, CardOf(units.Written(), options, report));
       };
     }
     MARLIN_ASSIGN_OR_RETURN(report.zeroed_groups, RunConversion(io, source, conversion));
+    report.rotated = RotatedMatrices(units.Written());
     if (quantizer != nullptr) {
       report.fallbacks = quantizer->fallbacks();
       report.inputs = quantizer->inputs();

@@ -13,7 +13,8 @@
 namespace marlin {
 namespace {
 
-constexpr std::string_view kNoteKey = "zeroed_groups";
+constexpr std::string_view kNumberKey = "zeroed_groups";
+constexpr std::string_view kMarksKey = "unit_marks";
 constexpr int64_t kDataAlignment = 64;
 
 // The largest power of two up to kDataAlignment that divides a size. Safetensors allows no holes,
@@ -27,8 +28,8 @@ int64_t SizeAlignment(int64_t bytes) {
 // Upper bound of the length word, the metadata other than checksums, and the padding.
 constexpr int64_t kFixedHeaderBytes = 256;
 
-// Upper bound of a tensor's share of the header: its name twice, once with its checksum, and an
-// entry of eight dimensions and two offsets with all their digits.
+// Upper bound of a tensor's share of the header: its name twice, once with its checksum, an entry
+// of eight dimensions and two offsets with all their digits, and its unit's mark.
 int64_t MostHeaderBytes(const OutputTensor& tensor) {
   constexpr int64_t kMostEntry = 320;
   return 2 * static_cast<int64_t>(Json(tensor.name).dump().size()) + kMostEntry;
@@ -109,17 +110,30 @@ void TensorWriter::LayOut(const std::vector<OutputUnit>& units, Shard* shard) {
 
 // All strings in it have a fixed width, so the header's size is known before its content.
 std::string TensorWriter::Header(const Shard& shard, const std::vector<uint64_t>& digests,
-                                 int64_t note) const {
+                                 const ShardNote& note) const {
   std::map<std::string, std::string> metadata;
   metadata["format"] = "pt";  // Required by transformers.
-  metadata[std::string(kNoteKey)] = fmt::format("{:020}", note);
+  metadata[std::string(kNumberKey)] = fmt::format("{:020}", note.number);
+  if (!note.marks.empty()) metadata[std::string(kMarksKey)] = note.marks;
   for (size_t i = 0; i < shard.entries.size(); ++i) {
     metadata[ChecksumKey(shard.entries[i].name)] = ChecksumText(digests[i]);
   }
   return BuildSafetensorsHeader(shard.entries, metadata);
 }
 
-Status TensorWriter::FindFinishedImpl(Shard& shard, int64_t* note) {
+Status TensorWriter::ReadNote(const SafetensorsHeader& header, ShardNote* note) {
+  const Status malformed(Code::kMalformedFile, "not a note");
+  const auto number = header.metadata.find(std::string(kNumberKey));
+  if (number == header.metadata.end()) return malformed;
+  const std::string& text = number->second;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), note->number);
+  if (parsed.ec != std::errc()) return malformed;
+  const auto marks = header.metadata.find(std::string(kMarksKey));
+  note->marks = marks == header.metadata.end() ? "" : marks->second;
+  return {};
+}
+
+Status TensorWriter::FindFinishedImpl(Shard& shard, ShardNote* note) {
   Status differs(Code::kMalformedFile, shard.name + ": not the shard of this run");
   const std::string path = JoinPath(directory_, shard.name);
   MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io_.StatLink(path));
@@ -142,16 +156,13 @@ Status TensorWriter::FindFinishedImpl(Shard& shard, int64_t* note) {
     if (stored->second != ChecksumText(ChecksumOf(data))) return differs;
     mapping->Release(tensor.offset, tensor.bytes);
   }
-  const auto stored_note = header.metadata.find(std::string(kNoteKey));
-  if (stored_note == header.metadata.end()) return differs;
-  const std::string& text = stored_note->second;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), *note);
-  if (parsed.ec != std::errc()) return differs;
+  if (!ReadNote(header, note).ok()) return differs;
+  if (note->marks.size() != (has_marks_ ? shard.unit_count : 0)) return differs;
   shard.file = info;
   return {};
 }
 
-bool TensorWriter::FindFinished(size_t shard, int64_t* note) {
+bool TensorWriter::FindFinished(size_t shard, ShardNote* note) {
   return FindFinishedImpl(shards_[shard], note).ok();
 }
 
@@ -162,7 +173,8 @@ Status TensorWriter::BeginShard(size_t shard) {
   MARLIN_RETURN_IF_ERROR(io_.RemoveTree(path));
   MARLIN_ASSIGN_OR_RETURN(file_, io_.Create(path));
   const std::vector<uint64_t> digests(layout.entries.size(), 0);
-  data_begin_ = static_cast<int64_t>(Header(layout, digests, 0).size());
+  const ShardNote note{0, std::string(has_marks_ ? layout.unit_count : 0, '0')};
+  data_begin_ = static_cast<int64_t>(Header(layout, digests, note).size());
   written_.assign(layout.entries.size(), 0);
   checksums_.clear();
   checksums_.resize(layout.entries.size());
@@ -186,7 +198,7 @@ Status TensorWriter::Append(size_t unit, size_t tensor, const void* data, int64_
   return {};
 }
 
-Status TensorWriter::EndShard(int64_t note) {
+Status TensorWriter::EndShard(const ShardNote& note) {
   Shard& shard = shards_[current_];
   std::vector<uint64_t> digests;
   for (size_t i = 0; i < shard.entries.size(); ++i) {

@@ -34,6 +34,12 @@ struct ShardLimits {
   int64_t tensors = kMaxTensorCount;
 };
 
+/// The caller's note in the header of a finished shard.
+struct ShardNote {
+  int64_t number = 0;  ///< At least 0.
+  std::string marks;   ///< A character of ASCII for each unit; empty: none.
+};
+
 /// Streams units into shards, one after the other. A shard's header is written last: until then the
 /// file is not valid safetensors, so a shard that opens is complete.
 class TensorWriter {
@@ -52,15 +58,18 @@ class TensorWriter {
   size_t unit_count(size_t shard) const { return shards_[shard].unit_count; }
   int64_t total_bytes() const { return total_bytes_; }
 
+  /// Before all shards: their notes have marks.
+  void ExpectMarks() { has_marks_ = true; }
+
   /// Whether a complete shard with intact checksums exists already; sets `note` to its note.
-  bool FindFinished(size_t shard, int64_t* note);
+  bool FindFinished(size_t shard, ShardNote* note);
 
   /// Starts a shard, replacing any file of its name. Shards are written one at a time.
   Status BeginShard(size_t shard);
   /// Appends data to a tensor of a unit of the current shard.
   Status Append(size_t unit, size_t tensor, const void* data, int64_t bytes);
-  /// Completes the current shard; `note` is a number >= 0 that FindFinished returns later.
-  Status EndShard(int64_t note);
+  /// Completes the current shard; FindFinished returns its note later.
+  Status EndShard(const ShardNote& note);
 
   /// The text of model.safetensors.index.json; empty if there is a single shard.
   std::string IndexJson() const;
@@ -78,13 +87,16 @@ class TensorWriter {
 
   void CutShards(const std::vector<OutputUnit>& units, const ShardLimits& limits);
   void LayOut(const std::vector<OutputUnit>& units, Shard* shard);
-  std::string Header(const Shard& shard, const std::vector<uint64_t>& digests, int64_t note) const;
-  Status FindFinishedImpl(Shard& shard, int64_t* note);
+  std::string Header(const Shard& shard, const std::vector<uint64_t>& digests,
+                     const ShardNote& note) const;
+  Status FindFinishedImpl(Shard& shard, ShardNote* note);
+  static Status ReadNote(const SafetensorsHeader& header, ShardNote* note);
 
   Io& io_;
   std::string directory_;
   std::vector<Shard> shards_;
   int64_t total_bytes_ = 0;
+  bool has_marks_ = false;
 
   FileHandle file_;  // The current shard.
   size_t current_ = 0;

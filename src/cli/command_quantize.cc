@@ -232,6 +232,8 @@ class QuantizeCommand final : public Command {
         {"zeroed_groups", report.zeroed_groups},
         {"inputs", report.inputs},
         {"scaled_inputs", report.scaled_inputs},
+        {"rotatable", report.rotatable},
+        {"rotated", report.rotated},
         {"seconds", report.seconds}};
     if (assignment) document["predicted_kl"] = assignment->predicted_kl;
     return console.PrintJson(document);
@@ -256,6 +258,10 @@ class QuantizeCommand final : public Command {
     }
     if (report.inputs > 0) {
       text += fmt::format("awq: scaled {} of {} inputs\n", report.scaled_inputs, report.inputs);
+    }
+    if (report.rotatable > 0 && !dry_run_) {
+      text += fmt::format("rotated the inputs of {} of {} matrices, where it lowers the error\n",
+                          report.rotated, report.rotatable);
     }
     for (const SkippedTensor& tensor : report.fallbacks) {
       text += fmt::format("{}: {}\n", Printable(tensor.name), tensor.reason);

@@ -13,7 +13,6 @@
 #include "model/calibration_text.h"
 #include "model/decoder_ends.h"
 #include "plan/backend.h"
-#include "quantize/gptq.h"
 #include "quantize/quantizer.h"
 #include "quantize/rotate.h"
 
@@ -29,12 +28,26 @@ constexpr int64_t kExpertSample = 8192;
 /// Tokens of a pass, if the device's passes have not more: products of many rows take less time.
 constexpr int64_t kLeastPass = 2048;
 
+/// A rotation takes time with every product, so it has to lower the error by more than this factor.
+constexpr double kRotationPays = 0.97;
+
 /// Memory for rows of the quantized stream that wait for the matrix that they are the inputs of.
 constexpr int64_t kKeptBytes = int64_t{256} << 20;
 
 /// Below this many tokens a Gram matrix of k inputs fits the text rather than the model: measured
 /// on the sample models, where gptq then loses against mse.
 int64_t LeastTokens(int64_t k) { return 1024 + 2 * k; }
+
+/// Whether matrices of one input, which share a rotation at run time, have less error with it: by
+/// the mean of their ratios, because the errors of q and v, say, do not weigh the same.
+bool RotationPays(std::span<const GptqResult> plain, std::span<const GptqResult> rotated) {
+  double ratios = 0;
+  for (size_t i = 0; i < plain.size(); ++i) {
+    // 0 of 0: a matrix without error needs no rotation.
+    ratios += plain[i].error > 0 ? rotated[i].error / plain[i].error : 1.0;
+  }
+  return ratios < kRotationPays * static_cast<double>(plain.size());
+}
 
 /// The inputs of a half's last matrix, while it is quantized: the half can then end from them
 /// instead of running again. The rows of as many chunks as fit are kept.
@@ -210,7 +223,6 @@ marlin::Result<Calibrator::Input> Calibrator::InputOf(std::vector<double> gram,
 }
 
 marlin::Result<const Calibrator::Input*> Calibrator::Rotated(const Input& input, int64_t size) {
-  if (size == 0 || input.gram.empty()) return &input;
   const auto known = input.rotated.find(size);
   if (known != input.rotated.end()) return &known->second;
   const int64_t k = input.curvature->k;
@@ -268,31 +280,54 @@ bool Calibrator::CompensatesErrors(const Input& input, const Matrix& matrix) con
 
 Status Calibrator::QuantizeAlone(const Input& input, const Matrix& matrix) {
   QuantizeReport report;
-  const GptqMatrix& job = matrix.job;
+  QuantizeOptions options = matrix.job.options;
+  options.input_hadamard = 0;  // With rounding alone, rotated matrices lose more than others.
   QuantizedWeights& weights = replaced_[matrix.key];
   if (input.curvature && options_.pruning == PruneMethod::kWeighted &&
-      job.options.sparsity != Sparsity::kDense) {
-    QuantizeOptions all = job.options;
-    all.sparsity = Sparsity::kDense;
+      options.sparsity != Sparsity::kDense) {
+    options.sparsity = Sparsity::kDense;
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense,
-                            QuantizeOn(pool_, job.dense, all, &report));
+                            QuantizeOn(pool_, matrix.job.dense, options, &report));
     MARLIN_ASSIGN_OR_RETURN(weights, Prune24(dense, DiagonalOf(*input.curvature)));
   } else {
-    MARLIN_ASSIGN_OR_RETURN(weights, QuantizeOn(pool_, job.dense, job.options, &report));
+    MARLIN_ASSIGN_OR_RETURN(weights, QuantizeOn(pool_, matrix.job.dense, options, &report));
   }
   zeroed_[matrix.key] = report.zeroed_groups;
   return {};
 }
 
-Status Calibrator::QuantizeTogether(const Input& input, std::span<const Matrix> matrices) {
+marlin::Result<std::vector<GptqResult>> Calibrator::Compensate(const Input& input,
+                                                               const Batch& batch, int64_t hadamard,
+                                                               bool measures_error) {
   std::vector<GptqMatrix> jobs;
-  for (const Matrix& matrix : matrices) jobs.push_back(matrix.job);
+  for (const Matrix& matrix : batch) {
+    jobs.push_back(matrix.job);
+    jobs.back().options.input_hadamard = hadamard;
+  }
+  return QuantizeGptq(pool_, products_, jobs, *input.curvature,
+                      input.correction ? &*input.correction : nullptr,
+                      {kGptqPanelWeights, measures_error});
+}
+
+Status Calibrator::QuantizeBatch(const Input& input, const Batch& batch) {
+  if (!CompensatesErrors(input, batch.front())) {
+    for (const Matrix& matrix : batch) MARLIN_RETURN_IF_ERROR(QuantizeAlone(input, matrix));
+    return {};
+  }
+  const int64_t hadamard = batch.front().spec().input_hadamard;
   MARLIN_ASSIGN_OR_RETURN(std::vector<GptqResult> results,
-                          QuantizeGptq(pool_, products_, jobs, *input.curvature,
-                                       input.correction ? &*input.correction : nullptr));
+                          Compensate(input, batch, 0, hadamard > 0));
+  if (hadamard > 0) {
+    MARLIN_ASSIGN_OR_RETURN(const Input* const rotated, Rotated(input, hadamard));
+    if (rotated->curvature) {
+      MARLIN_ASSIGN_OR_RETURN(std::vector<GptqResult> others,
+                              Compensate(*rotated, batch, hadamard, true));
+      if (RotationPays(results, others)) results = std::move(others);
+    }
+  }
   for (size_t i = 0; i < results.size(); ++i) {
-    replaced_[matrices[i].key] = std::move(results[i].weights);
-    zeroed_[matrices[i].key] = results[i].zeroed_groups;
+    replaced_[batch[i].key] = std::move(results[i].weights);
+    zeroed_[batch[i].key] = results[i].zeroed_groups;
   }
   return {};
 }
@@ -306,13 +341,7 @@ Status Calibrator::QuantizeMatrices(std::span<const Key> keys, const Input& inpu
       fallbacks_.push_back(
           {expert < 0 ? name : fmt::format("{}[{}]", name, expert), input.obstacle});
     }
-    MARLIN_ASSIGN_OR_RETURN(const Input* const rotated,
-                            Rotated(input, batch.front().spec().input_hadamard));
-    if (CompensatesErrors(*rotated, batch.front())) {
-      MARLIN_RETURN_IF_ERROR(QuantizeTogether(*rotated, batch));
-      continue;
-    }
-    for (const Matrix& matrix : batch) MARLIN_RETURN_IF_ERROR(QuantizeAlone(*rotated, matrix));
+    MARLIN_RETURN_IF_ERROR(QuantizeBatch(input, batch));
   }
   return {};
 }

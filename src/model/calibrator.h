@@ -18,6 +18,7 @@
 #include "model/gram_sums.h"
 #include "model/layer_run.h"
 #include "model/open_model.h"
+#include "quantize/gptq.h"
 #include "quantize/layer_inputs.h"
 
 namespace marlin {
@@ -82,7 +83,7 @@ class Calibrator final : public MatrixQuantizer {
   Status RunHead();
   marlin::Result<Input> InputOf(const InputSums& sums);
   marlin::Result<Input> InputOf(std::vector<double> gram, std::vector<double> cross, int64_t k);
-  /// The input of matrices with Hadamard blocks of a size; 0: the input itself.
+  /// The input of matrices with Hadamard blocks of a size.
   marlin::Result<const Input*> Rotated(const Input& input, int64_t size);
   marlin::Result<Input> InputFrom(marlin::Result<InputCurvature> curvature, int64_t k) const;
   marlin::Result<std::unique_ptr<Cholesky>> MakeCholesky();
@@ -92,9 +93,11 @@ class Calibrator final : public MatrixQuantizer {
   Status QuantizeMatrices(std::span<const Key> keys, const Input& input);
   marlin::Result<std::vector<Batch>> Load(std::span<const Key> keys) const;
   bool CompensatesErrors(const Input& input, const Matrix& matrix) const;
-  /// With gptq.
-  Status QuantizeTogether(const Input& input, std::span<const Matrix> matrices);
-  /// Without, and prunes it as the options say.
+  Status QuantizeBatch(const Input& input, const Batch& batch);
+  /// With gptq and, unless 0, Hadamard blocks of a size, for inputs rotated by them.
+  marlin::Result<std::vector<GptqResult>> Compensate(const Input& input, const Batch& batch,
+                                                     int64_t hadamard, bool measures_error);
+  /// Without either, and prunes it as the options say.
   Status QuantizeAlone(const Input& input, const Matrix& matrix);
   Status Reload(int64_t index, const LayerSource::Parts& parts);
   marlin::Result<HostRows> AllNormed(LayerRun& run, std::vector<float>& hidden);

@@ -154,6 +154,7 @@ struct Job {
   MatrixView matrix;
   std::optional<ScaleCoder> coder;
   int64_t zeroed_groups = 0;
+  double error = 0;
 };
 
 Status Job::Begin(ThreadPool& pool, const TensorView& dense) {
@@ -182,6 +183,7 @@ void Job::SetGlobalScale(double span) {
 Result<GptqResult> Job::Finish() {
   GptqResult result;
   result.zeroed_groups = zeroed_groups;
+  result.error = error;
   if (options.sparsity == Sparsity::k24) {
     MARLIN_ASSIGN_OR_RETURN(result.weights, Prune24(buffer.weights));
   } else {
@@ -197,6 +199,7 @@ struct PanelTile {
   Job* job;
   GptqTile tile;
   int64_t column;  ///< The first one's place in the panel.
+  double error = 0;
 };
 
 /// Columns of matrices that go through the passes together.
@@ -217,6 +220,8 @@ class Panel {
   void AddSpans(std::span<const std::unique_ptr<Job>> jobs, std::vector<double>* spans);
   /// Chooses scales, zeros and codes, and stores them. Errors: a scale that overflows.
   Status Solve(const Passes& passes, Sparsity sparsity);
+  /// Adds the errors of the columns to their jobs'.
+  Status MeasureError(const Passes& passes);
 
  private:
   using Step = FunctionRef<void(PanelTile&, const GptqBlock&)>;
@@ -325,6 +330,14 @@ Status Panel::Solve(const Passes& passes, Sparsity sparsity) {
   });
 }
 
+Status Panel::MeasureError(const Passes& passes) {
+  MARLIN_RETURN_IF_ERROR(RunOnErrors(passes.groups, [](PanelTile& each, const GptqBlock& block) {
+    each.error += each.tile.ErrorOf(block);
+  }));
+  for (const PanelTile& each : tiles_) each.job->error += each.error;
+  return {};
+}
+
 /// Matrices that go through the passes, panel by panel.
 class Panels {
  public:
@@ -387,7 +400,7 @@ Result<std::vector<GptqResult>> QuantizeGptq(ThreadPool& pool, PanelProducts& pr
                                              std::span<const GptqMatrix> matrices,
                                              const InputCurvature& curvature,
                                              const InputCorrection* correction,
-                                             int64_t panel_weights) {
+                                             const GptqSettings& settings) {
   std::vector<std::unique_ptr<Job>> jobs;
   for (const GptqMatrix& matrix : matrices) {
     jobs.push_back(std::make_unique<Job>(matrix, curvature));
@@ -398,10 +411,13 @@ Result<std::vector<GptqResult>> QuantizeGptq(ThreadPool& pool, PanelProducts& pr
   const Sparsity sparsity = jobs.front()->options.sparsity;
   MARLIN_ASSIGN_OR_RETURN(const Passes passes, MakePasses(pool, products, curvature, correction,
                                                           jobs.front()->spec, sparsity));
-  const Panels panels(pool, products, jobs, passes.move, panel_weights);
+  const Panels panels(pool, products, jobs, passes.move, settings.panel_weights);
   MARLIN_RETURN_IF_ERROR(panels.ChooseGlobalScales());
-  MARLIN_RETURN_IF_ERROR(
-      panels.ForEach([&](Panel& panel) { return panel.Solve(passes, sparsity); }));
+  const auto solve = [&](Panel& panel) -> Status {
+    MARLIN_RETURN_IF_ERROR(panel.Solve(passes, sparsity));
+    return settings.measures_error ? panel.MeasureError(passes) : Status();
+  };
+  MARLIN_RETURN_IF_ERROR(panels.ForEach(solve));
   for (const std::unique_ptr<Job>& job : jobs) {
     MARLIN_ASSIGN_OR_RETURN(GptqResult result, job->Finish());
     results.push_back(std::move(result));

@@ -24,6 +24,13 @@ inline constexpr int64_t kGptqPanelWeights = int64_t{1} << 26;
 struct GptqResult {
   QuantizedWeights weights;
   int64_t zeroed_groups = 0;  ///< As QuantizeReport's.
+  double error = 0;           ///< Asked for: the sum of d H d^T over the columns.
+};
+
+struct GptqSettings {
+  /// The most weights on their way at a time, which are in memory in fp32.
+  int64_t panel_weights = kGptqPanelWeights;
+  bool measures_error = false;  ///< GptqResult::error, for one more pass over the weights.
 };
 
 /// Quantizes matrices with method kGptq, all for the same inputs: minimizes d H d^T of every
@@ -44,8 +51,7 @@ struct GptqResult {
 /// With Hadamard blocks a matrix is rotated first; curvature and correction are then those of the
 /// rotated inputs (RotateGram).
 ///
-/// Weights go through steps 3 and 4 in blocks of 256, the columns of all matrices side by side, but
-/// at most `panel_weights` weights at a time, which are in memory in fp32:
+/// Weights go through steps 3 and 4 in blocks of 256, the columns of all matrices side by side:
 /// `products` gives the sums over all errors for the weights of a block, `pool` brings them up to
 /// date from weight to weight. The result does not depend on the threads of `pool`. Errors: those
 /// of Quantize, for the first matrix that has one, and of `products`. Precondition: curvature and
@@ -55,6 +61,6 @@ Result<std::vector<GptqResult>> QuantizeGptq(ThreadPool& pool, PanelProducts& pr
                                              std::span<const GptqMatrix> matrices,
                                              const InputCurvature& curvature,
                                              const InputCorrection* correction,
-                                             int64_t panel_weights = kGptqPanelWeights);
+                                             const GptqSettings& settings = {});
 
 }  // namespace marlin

@@ -408,6 +408,19 @@ void GptqTile::AdjustGroups(const ScaleCoder& coder, const GptqBlock& block) {
   StoreErrors(block);
 }
 
+double GptqTile::ErrorOf(const GptqBlock& block) const {
+  double sum = 0;
+  for (int64_t i = 0; i < block.count(); ++i) {
+    const float* const row = Row(errors_, block.weights[static_cast<size_t>(i)]);
+    for (int64_t c = 0; c < columns_; ++c) {
+      sum +=
+          static_cast<double>(row[c]) * static_cast<double>(block.products[c * block.count() + i]);
+    }
+  }
+  StoreErrors(block);
+  return sum;
+}
+
 void GptqTile::StoreErrors(const GptqBlock& block) const {
   for (int64_t i = 0; i < block.count(); ++i) {
     const float* const row = Row(errors_, block.weights[static_cast<size_t>(i)]);

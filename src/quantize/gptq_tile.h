@@ -71,6 +71,9 @@ class GptqTile {
   /// Sets the codes of every four weights, which are one of 2:4 sparsity's blocks, to those of the
   /// best pattern; those of the one or two weights of a last short block, as Descend.
   void DescendPatterns(const GptqBlock& block);
+  /// Changes nothing; returns the part of d H d^T of the block's weights, where the products are of
+  /// H with the errors.
+  double ErrorOf(const GptqBlock& block) const;
   /// Moves the scale of every group, and its zero point, to the best one given the codes.
   void AdjustGroups(const ScaleCoder& coder, const GptqBlock& block);
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -52,9 +53,9 @@ class Calibrate(CommandTestCase):
     def gptq(self, name: str, *arguments: object, source: object = QWEN) -> dict[str, Any]:
         return self.quantize(name, "--method", "gptq", *arguments, source=source)
 
-    def divergence(self, name: str, source: object = QWEN) -> float:
+    def divergence(self, name: str, source: object = QWEN, windows: int = 6) -> float:
         document = self.document("compare", self.directory / name, "--against", source,
-                                 "--tokens", TOKENS, "--max-windows", 6, "--exact")
+                                 "--tokens", TOKENS, "--max-windows", windows, "--exact")
         divergence: float = document["kl_mean"]
         return divergence
 
@@ -68,20 +69,44 @@ class Calibrate(CommandTestCase):
             self.succeed("verify", self.directory / "gptq")
             self.assertLess(self.divergence("gptq", source), 0.8 * self.divergence("mse", source))
 
-    def test_inputs_are_rotated(self) -> None:
+    def rotated(self, name: str) -> dict[str, bool]:
+        """Whether each quantized matrix is rotated."""
+        rows = self.document("inspect", self.directory / name)["tensors"]
+        return {row["name"]: row["input_hadamard"] > 0 for row in rows if row["group_size"]}
+
+    def test_inputs_are_rotated_where_that_lowers_the_error(self) -> None:
+        planted = self.directory / "planted"
+        plant(Path(QWEN), planted, 30.0)
         few = ("--calibration-ids", self.ids, "--calibration-tokens", 1536)
-        self.gptq("plain", *few)
-        self.gptq("rotated", *few, "--hadamard", 128)
-        rows = self.document("inspect", self.directory / "rotated")["tensors"]
-        sizes = {row["name"]: row["input_hadamard"] for row in rows if row["group_size"]}
-        for name, size in sizes.items():
-            self.assertEqual(size, 0 if "experts" in name else 128, name)
+        plain = self.gptq("plain", *few, source=planted)
+        self.assertEqual((plain["rotatable"], plain["rotated"]), (0, 0))
+        report = self.gptq("rotated", *few, "--hadamard", 128, source=planted)
+        self.assertGreater(report["rotated"], 0)
+        rotated = self.rotated("rotated")
+        self.assertEqual(sum(rotated.values()), report["rotated"])
+        for name, is_rotated in rotated.items():
+            # Outliers were planted before q, k and v; these share a choice, and experts have none.
+            if re.search(r"[qkv]_proj", name):
+                self.assertTrue(is_rotated, name)
+            if "experts" in name:
+                self.assertFalse(is_rotated, name)
         self.succeed("verify", self.directory / "rotated")
-        self.assertLess(self.divergence("rotated"), 1.5 * self.divergence("plain"))
-        self.assertEqual(self.divergence("rotated"), self.divergence("rotated"))
+        self.assertLess(self.divergence("rotated", planted),
+                        0.9 * self.divergence("plain", planted))
+        # Without outliers other matrices are left as they are.
+        report = self.gptq("without", *few, "--hadamard", 128)
+        self.assertLess(report["rotated"], report["rotatable"])
+        self.assertEqual(sum(self.rotated("without").values()), report["rotated"])
+        self.gptq("few", *few)
+        self.assertLess(self.divergence("without"), 1.02 * self.divergence("few"))
+
+    def test_rotated_matrices_are_exported(self) -> None:
+        few = ("--calibration-ids", self.ids, "--calibration-tokens", 1536)
+        planted = self.directory / "planted"
+        plant(Path(QWEN), planted, 30.0)
         source = self.directory / "s4"
-        self.document("quantize", QWEN, "-o", source, "--recipe", "uniform:s4/g32/h32", "--method",
-                      "gptq", *few)
+        self.document("quantize", planted, "-o", source, "--recipe", "uniform:s4/g32/h32",
+                      "--method", "gptq", *few)
         self.succeed("export", source, "-o", self.directory / "s4.gguf", "--to", "gguf")
         self.succeed("verify", self.directory / "s4.gguf")
         self.refuse(USAGE, "export", source, "-o", self.directory / "no", "--to", "gptq",
@@ -152,7 +177,8 @@ class Calibrate(CommandTestCase):
         options = ("--calibration-ids", self.ids, "--calibration-tokens", 6144)
         for source, factors in ((QWEN, (30.0, 0.125)), (GLM, (30.0,))):
             self.gptq("plain", *options, "--overwrite", source=source)
-            plain = self.divergence("plain", source)
+            # Of fewer windows, the divergence changes by 5 % with the rounding of the sums.
+            plain = self.divergence("plain", source, 24)
             for factor in factors:
                 planted = self.directory / f"{Path(source).name}-{factor}"
                 plant(Path(source), planted, factor)
@@ -162,8 +188,8 @@ class Calibrate(CommandTestCase):
                 self.assertGreaterEqual(report["inputs"], report["scaled_inputs"])
                 self.assertGreater(report["scaled_inputs"], 0)
                 # The planted model computes what the plain one does.
-                self.assertGreater(self.divergence("gptq", source), 1.25 * plain)
-                self.assertLess(self.divergence("awq", source), 1.1 * plain)
+                self.assertGreater(self.divergence("gptq", source, 24), 1.25 * plain)
+                self.assertLess(self.divergence("awq", source, 24), 1.1 * plain)
 
     def test_awq_alone_has_the_codes_of_mse(self) -> None:
         planted = self.directory / "planted"
@@ -183,15 +209,16 @@ class Calibrate(CommandTestCase):
     def test_a_killed_run_resumes_to_the_same_bits(self) -> None:
         planted = self.directory / "planted"
         plant(Path(QWEN), planted, 30.0)
-        for method, source in (("gptq", Path(QWEN)), ("awq+gptq", planted)):
-            with self.subTest(method):
-                self.kill_and_resume(method, source)
+        for method, source, more in (("gptq", Path(QWEN), ()), ("awq+gptq", planted, ()),
+                                     ("gptq", planted, ("--hadamard", 32))):
+            with self.subTest((method, *more)):
+                self.kill_and_resume(method, source, *more)
 
-    def kill_and_resume(self, method: str, source: Path) -> None:
+    def kill_and_resume(self, method: str, source: Path, *more: object) -> None:
         options = ("--calibration-ids", self.ids, "--calibration-tokens", 2048,
-                   "--shard-size", "200KB", "--overwrite")
+                   "--shard-size", "200KB", "--overwrite", *more)
         self.quantize("whole", "--method", method, *options, source=source)
-        out = self.directory / f"out-{method}"
+        out = self.directory / "-".join(map(str, ("out", method, *more)))
         command = ("quantize", source, "-o", out, *RECIPE, "--method", method, *options)
         with subprocess.Popen([COMMAND, *map(str, command)], stderr=subprocess.DEVNULL) as process:
             # The second shard begins when the first is complete.
@@ -200,7 +227,9 @@ class Calibrate(CommandTestCase):
             process.kill()
         self.assertFalse(out.exists())
         self.document(*command, "--resume")
-        self.assertEqual(tensors_of(out), tensors_of(self.directory / "whole"))
+        whole = self.directory / "whole"
+        self.assertEqual(tensors_of(out), tensors_of(whole))
+        self.assertEqual((out / "config.json").read_text(), (whole / "config.json").read_text())
 
     def test_wrong_input(self) -> None:
         out = self.directory / "out"

@@ -179,7 +179,7 @@ TEST_F(ReaderLimits, ShardsAreCutWhereAHeaderWouldGrowTooLarge) {
         ASSERT_TRUE(writer->Append(unit, 0, "01234567", 8).ok());
         ASSERT_TRUE(writer->Append(unit, 1, "0", 1).ok());
       }
-      ASSERT_TRUE(writer->EndShard(0).ok());
+      ASSERT_TRUE(writer->EndShard({}).ok());
     }
   };
   for (const int64_t header_bytes : {2000, 5000, 20000}) {

@@ -386,13 +386,37 @@ TEST(QuantizeGptq, MatricesBesideOthersGetTheSameBits) {
   ASSERT_TRUE(together.ok()) << together.status().message();
   ASSERT_EQ(together->size(), matrices.size());
   // Panels of two tiles, of which some hold columns of two matrices.
-  const auto panels = QuantizeGptq(pool, products, matrices, problem.curvature, nullptr, kK * 64);
+  const auto panels =
+      QuantizeGptq(pool, products, matrices, problem.curvature, nullptr, {kK * 64, false});
   ASSERT_TRUE(panels.ok()) << panels.status().message();
   for (size_t i = 0; i < matrices.size(); ++i) {
     const auto alone = QuantizeGptq(pool, products, {&matrices[i], 1}, problem.curvature, nullptr);
     ASSERT_TRUE(alone.ok()) << alone.status().message();
     ExpectSame((*together)[i].weights, alone->front().weights);
     ExpectSame((*panels)[i].weights, alone->front().weights);
+  }
+}
+
+TEST(QuantizeGptq, MeasuresTheErrorWithTheDampedMatrix) {
+  ThreadPool pool(2);
+  DeviceProducts products(*Device::Open("cpu"), pool);
+  constexpr int64_t kK = 272;
+  const Case problem = MakeCase(pool, kK, 70, 31);
+  const Square hessian(problem.curvature.hessian.begin(), problem.curvature.hessian.end());
+  for (const Sparsity sparsity : {Sparsity::kDense, Sparsity::k24}) {
+    QuantizeOptions options;
+    options.format = Format::kS4;
+    options.group_size = 48;
+    options.sparsity = sparsity;
+    const GptqMatrix matrix{problem.dense.view(), options};
+    // One panel, and three.
+    for (const int64_t panel_weights : {kGptqPanelWeights, kK * 32}) {
+      const auto made = QuantizeGptq(pool, products, {&matrix, 1}, problem.curvature, nullptr,
+                                     {panel_weights, true});
+      ASSERT_TRUE(made.ok()) << made.status().message();
+      const double expected = Loss(problem.dense, Decoded(made->front().weights), hessian);
+      EXPECT_NEAR(made->front().error, expected, 1e-4 * expected);
+    }
   }
 }
 
