@@ -13,7 +13,8 @@ namespace {
 
 /// Rows of a product: their sums are fp32, and every product's sums are added in fp64.
 constexpr int64_t kRowsPerProduct = 4096;
-/// Columns of a block: of a symmetric product, blocks below the diagonal are left out.
+/// Columns of a block in host memory: of a symmetric product, blocks below the diagonal are left
+/// out. On a device products take less time than the copies, and blocks would need more of these.
 constexpr int64_t kBlockColumns = 512;
 
 }  // namespace
@@ -21,15 +22,19 @@ constexpr int64_t kBlockColumns = 512;
 Result<std::vector<GramProducts::Block>> GramProducts::Prepare(const float* x, int64_t rows,
                                                                int64_t k) {
   std::vector<Block> blocks;
-  for (int64_t first = 0; first < k; first += kBlockColumns) {
-    const int64_t count = std::min(kBlockColumns, k - first);
-    columns_.resize(static_cast<size_t>(rows * count));
-    pool_->Run(rows, [&](int64_t row, int) {
-      std::copy_n(x + row * k + first, count, columns_.data() + row * count);
-    });
-    MARLIN_ASSIGN_OR_RETURN(PreparedWeights columns,
-                            PrepareFloats(device_, columns_.data(), rows, count));
-    blocks.push_back({first, count, std::move(columns)});
+  const int64_t most = ReadsHostMemory(device_) ? kBlockColumns : k;
+  for (int64_t first = 0; first < k; first += most) {
+    const int64_t count = std::min(most, k - first);
+    const float* columns = x;
+    if (count < k) {
+      columns_.resize(static_cast<size_t>(rows * count));
+      pool_->Run(rows, [&](int64_t row, int) {
+        std::copy_n(x + row * k + first, count, columns_.data() + row * count);
+      });
+      columns = columns_.data();
+    }
+    MARLIN_ASSIGN_OR_RETURN(PreparedWeights prepared, PrepareFloats(device_, columns, rows, count));
+    blocks.push_back({first, count, std::move(prepared)});
   }
   return blocks;
 }
