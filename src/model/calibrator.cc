@@ -12,6 +12,7 @@
 #include "marlin/layout.h"
 #include "model/calibration_text.h"
 #include "model/decoder_ends.h"
+#include "model/placement.h"
 #include "plan/backend.h"
 #include "quantize/quantizer.h"
 #include "quantize/rotate.h"
@@ -50,14 +51,16 @@ bool RotationPays(std::span<const GptqResult> plain, std::span<const GptqResult>
 }
 
 /// The inputs of a half's last matrix, while it is quantized: the half can then end from them
-/// instead of running again. The rows of as many chunks as fit are kept.
+/// instead of running again. The rows of as many chunks as fit are kept; none of a device with
+/// memory of its own, which runs again in less time than rows take to be copied there.
 class KeptRows {
  public:
-  explicit KeptRows(size_t chunks) : rows_(chunks) {}
+  KeptRows(const Device& device, size_t chunks)
+      : rows_(chunks), most_bytes_(ReadsHostMemory(device) ? kKeptBytes : 0) {}
 
   void Offer(size_t chunk, HostRows&& rows) {
     bytes_ += static_cast<int64_t>(rows.values.size() * sizeof(float));
-    if (bytes_ <= kKeptBytes) rows_[chunk] = std::move(rows);
+    if (bytes_ <= most_bytes_) rows_[chunk] = std::move(rows);
   }
   /// Null: not kept.
   const HostRows* Find(size_t chunk) const {
@@ -66,6 +69,7 @@ class KeptRows {
 
  private:
   std::vector<HostRows> rows_;
+  int64_t most_bytes_;
   int64_t bytes_ = 0;  ///< Of all rows offered.
 };
 
@@ -407,7 +411,7 @@ Status Calibrator::RunAttention(int64_t index, const LayerTensors& tensors) {
   }
   const LinearTensors& out = latent ? tensors.latent.out : tensors.attention.out;
   InputSums mixed(gram_products_, out.in);
-  KeptRows kept(chunks_.size());
+  KeptRows kept(device_, chunks_.size());
   for (size_t i = 0; i < chunks_.size(); ++i) {
     const WindowChunk& chunk = chunks_[i];
     MARLIN_RETURN_IF_ERROR(
@@ -467,7 +471,7 @@ Status Calibrator::RunDense(int64_t index, const MlpTensors& tensors) {
   MARLIN_RETURN_IF_ERROR(QuantizeLinears(tensors.gate_up, x));
   MARLIN_RETURN_IF_ERROR(Reload(index, {false, true}));
   InputSums inner(gram_products_, tensors.down.in);
-  KeptRows kept(chunks_.size());
+  KeptRows kept(device_, chunks_.size());
   for (size_t i = 0; i < chunks_.size(); ++i) {
     const WindowChunk& chunk = chunks_[i];
     MARLIN_RETURN_IF_ERROR(
