@@ -33,8 +33,6 @@ REACHED_BY = {
     "unsigned_codes.inl.h": (("scalar", "avx2"), "has no unsigned weights"),
     "bf16_operands.inl.h": (("avx512", "amx"), "has no bf16 kernel"),
 }
-# Levels that keep no 2:4 weights: the faults that begin with 2:4 are in code for them.
-DENSE_LEVELS = ("avx2",)
 # Code that the cases of MoE layers must test by themselves, as the others must test the rest.
 MOE_FILES = ("cpu_router.cc", "cpu_experts.cc", "expert_slots.cc")
 MOE_CASES = "^(router|experts)"
@@ -75,8 +73,6 @@ def why_unreachable(mutant: Mutant, level: str, missing: set[str]) -> str:
     """Returns why the kernels of a level never run the code of a fault on a processor without the
     `missing` extensions; empty if they do."""
     file = mutant.file
-    if level in DENSE_LEVELS and mutant.what.startswith("2:4"):
-        return "expands 2:4 weights before it packs them"
     for extension in missing:
         if file in EXTENSIONS[extension]:
             return f"needs {extension}"

@@ -85,7 +85,8 @@ class CpuBackend final : public Backend {
     info.threads = pool_->worker_count();
     for (const KernelDesc& kernel : CpuKernels()) {
       GemmDesc any;
-      any.weights.sparse = any.allow_bf16_activations = IsSparseGemv(kernel);
+      any.allow_bf16_activations = IsSparseGemv(kernel);
+      any.weights.sparse = IsSparseGemv(kernel) || IsSparseGemm(kernel);
       any.accuracy = kernel.grade == Grade::kW4A8 ? Accuracy::kW4A8 : Accuracy::kDefault;
       const Support support = CheckSupport(kernel, any, Properties());
       info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason()});
@@ -105,10 +106,7 @@ class CpuBackend final : public Backend {
 
   std::span<const KernelDesc> Kernels() const override { return CpuKernels(); }
 
-  bool KeepsSparse(const WeightsSpec& spec) const override {
-    // AVX2 reads them, but takes twice as long for one row as with dense weights.
-    return HasSparsePanels(spec.format) && level_ != Isa::kAvx2;
-  }
+  bool KeepsSparse(const WeightsSpec& spec) const override { return HasSparsePanels(spec.format); }
 
   bool KeepsOddWidths(Format format) const override { return HasSplitPanels(format); }
   bool KeepsTwoLevels(const WeightsSpec& /*spec*/) const override { return true; }

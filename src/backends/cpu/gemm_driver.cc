@@ -65,6 +65,17 @@ RowKernels SparseRowKernels() {
           &avx512bf16::SelectSparse};
 }
 
+RowKernels SparseAvx2RowKernels() {
+  RowKernels rows = ExactRowKernels(Isa::kAvx2);
+  rows.pack_row = [](const ExactKernels& vector, const void* a, DType type, int64_t k, void* row) {
+    auto* const x = static_cast<float*>(row);
+    vector.pack_row(a, type, k, x);
+    avx2::ReorderSparseRow(RoundUp(k, kChunkK), x);
+  };
+  rows.select = &avx2::SelectSparse;
+  return rows;
+}
+
 RowKernels GemvRowKernels() {
   const auto pack_row = [](const ExactKernels& vector, const void* a, DType type, int64_t k,
                            void* row) {
@@ -79,11 +90,13 @@ RowKernels GemvRowKernels() {
 RowKernels Bf16RowKernels(const GemmDesc& /*desc*/) { return ExactRowKernels(Isa::kScalar); }
 RowKernels GemvRowKernels() { return ExactRowKernels(Isa::kScalar); }
 RowKernels SparseRowKernels() { return ExactRowKernels(Isa::kScalar); }
+RowKernels SparseAvx2RowKernels() { return ExactRowKernels(Isa::kScalar); }
 #endif
 
 RowKernels RowKernelsOf(const KernelDesc& kernel, const GemmDesc& desc) {
   if (IsGemv(kernel)) return GemvRowKernels();
   if (IsSparseGemv(kernel)) return SparseRowKernels();
+  if (IsSparseGemm(kernel)) return SparseAvx2RowKernels();
   switch (kernel.grade) {
     case Grade::kW4A8:
       return W4a8RowKernels(kernel.level);

@@ -49,6 +49,7 @@ RowKernels W4a8RowKernels(Isa level);
 RowKernels Bf16RowKernels(const GemmDesc& desc);
 RowKernels GemvRowKernels();
 RowKernels SparseRowKernels();
+RowKernels SparseAvx2RowKernels();
 /// The functions of a kernel other than the AMX kernel.
 RowKernels RowKernelsOf(const KernelDesc& kernel, const GemmDesc& desc);
 

@@ -6,32 +6,12 @@ namespace marlin::cpu::avx2 {
 #include "backends/cpu/decode.inl.h"
 // Separate block: it uses decode.inl.h and must not be sorted before it.
 #include "backends/cpu/byte_codes.inl.h"
+#include "backends/cpu/byte_planes_avx2.inl.h"
 
 namespace {
 
 /// Parameters of a weight beside its value and scale.
 enum class Shift { kNone, kZeros, kBiases };
-
-/// The bf16 values of 16 codes, as high and low bytes, in both halves of a vector.
-struct BytePlanes {
-  I high;
-  I low;
-};
-
-BytePlanes PlanesOf(const float* table) {
-  uint16_t bits[16];
-  for (int code = 0; code < 16; code += kLanes) StoreBf16(bits + code, Load(table + code));
-  alignas(16) uint8_t high[16];
-  alignas(16) uint8_t low[16];
-  for (int code = 0; code < 16; ++code) {
-    high[code] = static_cast<uint8_t>(bits[code] >> 8);
-    low[code] = static_cast<uint8_t>(bits[code] & 0xff);
-  }
-  const auto both = [](const uint8_t* bytes) {
-    return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
-  };
-  return {both(high), both(low)};
-}
 
 /// A KC block of one column block.
 struct Pass {

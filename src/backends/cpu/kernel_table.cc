@@ -104,6 +104,28 @@ Support SupportsGemvBf16(const GemmDesc& desc, const DeviceProperties& /*device*
   return SupportsFewRows(desc);
 }
 
+/// The limits of the GEMMs of 2:4 weights on AVX2.
+Support SupportsAnySparse(const GemmDesc& desc, const DeviceProperties& device) {
+  if (!desc.weights.sparse) return {"takes 2:4 weights alone"};
+  if (device.level != Isa::kAvx2) return {"is for processors without AVX-512"};
+  if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};
+  return {};
+}
+
+Support SupportsSparseGemm(const GemmDesc& desc, const DeviceProperties& device) {
+  const Support any = SupportsAnySparse(desc, device);
+  if (any.ok() && !HasBf16Values(desc.format)) {
+    return {"rounds the values of {1} to bf16", 0, FormatName(desc.format)};
+  }
+  return any;
+}
+
+/// Supports the formats of SupportsSparseGemm too, but comes after it in kernels.def.
+Support SupportsSparseGemmBf16(const GemmDesc& desc, const DeviceProperties& device) {
+  if (desc.accuracy == Accuracy::kExact) return {"rounds weights to bf16"};
+  return SupportsAnySparse(desc, device);
+}
+
 /// Time per weight and row relative to the scalar kernels: 1 / vector lanes.
 double LevelCost(Isa level) {
   switch (level) {
@@ -145,6 +167,10 @@ double CostOfSparse(double rows, const DeviceProperties& device) {
   return device.fast_bf16_dots ? 0.4 + rows / 4 : 3 * rows;
 }
 
+/// The time of the GEMM of 2:4 weights on AVX2, in units of one row of the exact kernel there: less
+/// than those of all others for every number of rows, which batch-invariant results rely on.
+double CostOfSparseGemm(double rows) { return 0.3 + rows * 0.45; }
+
 /// The time of the GEMV, in units of one row of the exact kernel on AVX2.
 double CostOfGemv(double rows) { return 0.4 + rows / 2; }
 
@@ -160,10 +186,15 @@ bool IsSparseGemv(const KernelDesc& kernel) {
   return std::string_view(kernel.name).starts_with("marlin_gemv_sparse_");
 }
 
+bool IsSparseGemm(const KernelDesc& kernel) {
+  return std::string_view(kernel.name).starts_with("marlin_gemm_sparse_avx2");
+}
+
 double CostOf(const KernelDesc& kernel, const GemmDesc& desc, const DeviceProperties& device) {
   const double weights = static_cast<double>(desc.n) * static_cast<double>(desc.k);
   const auto rows = static_cast<double>(desc.m);
   if (IsGemv(kernel)) return weights * CostOfGemv(rows) * LevelCost(kernel.level);
+  if (IsSparseGemm(kernel)) return weights * CostOfSparseGemm(rows) * LevelCost(kernel.level);
   if (IsSparseGemv(kernel)) {
     return weights * CostOfSparse(rows, device) * LevelCost(kernel.level);
   }

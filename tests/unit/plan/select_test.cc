@@ -223,6 +223,29 @@ TEST(SelectKernel, OnACpuTakesTheWidestVectorsAndTilesFromFiveRowsOn) {
   }
 }
 
+TEST(SelectKernel, OnAnAvx2CpuTakesOneKernelOfSparseWeightsForEveryNumberOfRows) {
+  for (const int64_t m : {1, 4, 5, 9, 1000}) {
+    for (const Determinism determinism : {Determinism::kDefault, Determinism::kBatchInvariant}) {
+      DeviceProperties device;
+      device.level = Isa::kAvx2;
+      GemmDesc desc = Problem(m);
+      desc.weights.sparse = true;
+      desc.determinism = determinism;
+      EXPECT_EQ(ChosenOnCpu(device, desc), "marlin_gemm_sparse_avx2");
+      device.level = Isa::kAvx512;
+      EXPECT_EQ(ChosenOnCpu(device, desc), "marlin_gemm_avx512");
+      device.level = Isa::kAvx2;
+      desc.format = Format::kNf4;
+      EXPECT_EQ(ChosenOnCpu(device, desc), "marlin_gemm_sparse_avx2_bf16");
+      desc.accuracy = Accuracy::kExact;
+      EXPECT_EQ(ChosenOnCpu(device, desc), "marlin_gemm_avx2");
+      desc.accuracy = Accuracy::kW4A8;
+      desc.format = Format::kFp4E2M1;
+      EXPECT_EQ(ChosenOnCpu(device, desc), "marlin_gemm_w4a8_avx2");
+    }
+  }
+}
+
 TEST(SelectKernel, OnAnAvx2CpuTakesTheGemvThatRoundsAsLittleAsAsked) {
   DeviceProperties device;
   device.level = Isa::kAvx2;
