@@ -10,7 +10,7 @@ namespace marlin::cpu::avx2 {
 namespace {
 
 constexpr int kQuadColumns = 4;                          ///< Columns of a vector.
-constexpr int kQuads = kBlockRows / kQuadColumns;        ///< Of a block.
+constexpr int kQuads = kBlockRows / kQuadColumns;        ///< In a block.
 constexpr int kHalfK = kChunkK / 2;                      ///< Its kept codes share bits of a byte.
 constexpr int kHalfSteps = kHalfK / 8;                   ///< A step is a block of four per lane.
 constexpr int64_t kRowLanes = int64_t{kQuads} * kLanes;  ///< Lane accumulators of a row.
@@ -36,7 +36,7 @@ struct TurnedChunk {
 struct DecodedChunk {
   BytePlanes planes;
   I words[kQuads][2 * kHalfSteps];       ///< Both kept weights as bf16.
-  I indices[kQuads][2 * kHalfSteps][2];  ///< Of bytes, of both.
+  I indices[kQuads][2 * kHalfSteps][2];  ///< Those of bytes, for both.
 };
 
 /// Bytes of lane l of codes[t]: both kept codes of block 8 l + 2 t of each column, then those of
@@ -61,7 +61,7 @@ MARLIN_SIMD_INLINE void TurnMetadata(const uint8_t* metadata, I (&halves)[2]) {
     rows[c] = _mm256_broadcastsi128_si256(
         _mm_load_si128(reinterpret_cast<const __m128i*>(metadata + c * kMetadataBytes)));
   }
-  // Of both columns of each operand, the first word in the low lane, the second in the high one.
+  // Takes the first word of every column to the low lane, the second word to the high one.
   const auto turn = [](I first, I second) __attribute__((always_inline)) {
     return _mm256_castpd_si256(
         _mm256_shuffle_pd(_mm256_castsi256_pd(first), _mm256_castsi256_pd(second), 0b1100));
@@ -241,7 +241,7 @@ struct Product {
     Unroll<kHalfSteps>([&](auto pair) __attribute__((always_inline)) {
       constexpr int kPair = decltype(pair)::value;
       AddPair<kPair>(chunk, quad, x, sums);
-      constexpr int kPairs = kHalfSteps / 2;  // Of half a chunk.
+      constexpr int kPairs = kHalfSteps / 2;  // In half a chunk.
       constexpr int kGroupPairs = kMode == GroupMode::kHalf    ? kPairs / 2
                                   : kMode == GroupMode::kSlice ? kPairs
                                                                : 2 * kPairs;

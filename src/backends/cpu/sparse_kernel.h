@@ -11,22 +11,19 @@
 //
 // The GEMM on AVX2. Lanes are 4 columns of a block of four k, then of the block 32 k behind it:
 //
-//   rows of 4 columns                          -> codes and metadata by column   unpacked, 16 or 32
-//                                                                                bits at a time
-//   kept codes                                 -> bf16 pairs        two byte permutations, as in the
-//                                                                   GEMV of dense weights
-//   metadata                                   -> index of a float  stored shifted by 0, 2, 4 and 6
-//                                                                   bits, loaded from any byte on
-//   4 activations of two blocks                -> 8 kept ones       one permutation of floats
-//   sum += value * activation                  all first kept weights, and all second ones
-//   total += scale * sum                       a group of k at a time
+//   rows of 4 columns             -> codes and metadata by column     unpacked in registers
+//   kept codes                    -> pairs of bf16                    byte permutations
+//   metadata                      -> index of a float                 loaded from any byte on of
+//                                                                     shifted copies
+//   4 activations of two blocks   -> 8 kept ones                      one permutation of floats
+//   sum += value * activation     first and second kept weights apart
+//   total += scale * sum          a group of k at a time
 //
 // Above 4 rows, a chunk is decoded once for all rows, and activations are gathered by permutations
 // of bytes. A row's sums are the same for every number of rows: the kernel is batch-invariant.
 //
 // A pruned weight is not multiplied, which would lose the NaN of 0 * Inf: rows with activations
-// that are not finite are left to the kernel that expands
-// (bf16_kernel.h, exact_kernel.h).
+// that are not finite are left to the kernel that expands (bf16_kernel.h, exact_kernel.h).
 #pragma once
 
 #include <cstdint>
