@@ -33,10 +33,9 @@ class Bench(CommandTestCase):
             self.assertEqual((dense["sparsity"], sparse["sparsity"]), ("dense", "2:4"))
             dense_bytes, sparse_bytes = (row["gbps"] * row["seconds"] * 1e9
                                          for row in (dense, sparse))
-            # 8 bits are expanded; so are 4 bits on AVX2. Scales: fp16, one per 128 weights.
-            kept = format == "s4" and "avx2" not in sparse["kernel"]
-            self.assertAlmostEqual(sparse_bytes / dense_bytes, 3.125 / 4.125 if kept else 1,
-                                   places=3)
+            # 8 bits are expanded. Scales: fp16, one per 128 weights.
+            self.assertAlmostEqual(sparse_bytes / dense_bytes,
+                                   3.125 / 4.125 if format == "s4" else 1, places=3)
 
     def test_sweeps(self) -> None:
         sweep = ("bench", "sweep", "--device", "cpu", "--count", 3, "--seed", 3)
