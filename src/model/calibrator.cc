@@ -26,7 +26,7 @@ constexpr int64_t kDefaultTokens = 16384;
 /// Most tokens that all experts see for their statistics.
 constexpr int64_t kExpertSample = 8192;
 
-/// Tokens of a pass, if the device's passes have not more: products of many rows take less time.
+/// Tokens of a pass, if the device has no longer ones: large-M GEMMs take less time per token.
 constexpr int64_t kLeastPass = 2048;
 
 /// A rotation takes time with every product, so it has to lower the error by more than this factor.
@@ -44,7 +44,7 @@ int64_t LeastTokens(int64_t k) { return 1024 + 2 * k; }
 bool RotationPays(std::span<const GptqResult> plain, std::span<const GptqResult> rotated) {
   double ratios = 0;
   for (size_t i = 0; i < plain.size(); ++i) {
-    // 0 of 0: a matrix without error needs no rotation.
+    // 0 / 0: a matrix without error needs no rotation.
     ratios += plain[i].error > 0 ? rotated[i].error / plain[i].error : 1.0;
   }
   return ratios < kRotationPays * static_cast<double>(plain.size());
@@ -70,7 +70,7 @@ class KeptRows {
  private:
   std::vector<HostRows> rows_;
   int64_t most_bytes_;
-  int64_t bytes_ = 0;  ///< Of all rows offered.
+  int64_t bytes_ = 0;  ///< All rows offered.
 };
 
 }  // namespace

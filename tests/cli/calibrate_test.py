@@ -177,7 +177,7 @@ class Calibrate(CommandTestCase):
         options = ("--calibration-ids", self.ids, "--calibration-tokens", 6144)
         for source, factors in ((QWEN, (30.0, 0.125)), (GLM, (30.0,))):
             self.gptq("plain", *options, "--overwrite", source=source)
-            # Of fewer windows, the divergence changes by 5 % with the rounding of the sums.
+            # Over fewer windows, the divergence changes by 5 % with the rounding of the sums.
             plain = self.divergence("plain", source, 24)
             for factor in factors:
                 planted = self.directory / f"{Path(source).name}-{factor}"
