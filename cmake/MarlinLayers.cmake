@@ -26,12 +26,9 @@ set(MARLIN_CUDA_HOST_ONLY "/cuda/(layout|plan|cublas|tuning)/[^/]*\\.cc$|/kernel
 # marlin_select_sources(variable): removes from a list of sources the files of instruction sets that
 # the processor type lacks. Files named *_avx2.cc, *_avx512.cc, *_vnni.cc, *_avx512bf16.cc, *_amx.cc
 # get the flags of their instruction set, and no other file does, so that one binary runs on every
-# machine. Fuzz targets run no kernel: instrumented, those files would take a third of their build.
+# machine. They and *_scalar.cc, *_neon.cc get the flags of kernels, too.
 function(marlin_select_sources variable)
   set(sources ${${variable}})
-  if(MARLIN_BUILD_FUZZERS)
-    set(plain -fno-sanitize=all)
-  endif()
   if(NOT MARLIN_X86)
     list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|vnni|avx512bf16|amx)\\.cc$")
   endif()
@@ -39,10 +36,10 @@ function(marlin_select_sources variable)
     list(FILTER sources EXCLUDE REGEX "_neon\\.cc$")
   endif()
   foreach(source IN LISTS sources)
-    foreach(isa avx2 avx512 vnni avx512bf16 amx)
+    foreach(isa scalar neon avx2 avx512 vnni avx512bf16 amx)
       if(source MATCHES "_${isa}\\.cc$")
         string(TOUPPER ${isa} upper)
-        set(flags ${MARLIN_${upper}_FLAGS} ${plain})
+        set(flags ${MARLIN_${upper}_FLAGS} ${MARLIN_KERNEL_FLAGS})
         set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}")
       endif()
     endforeach()
