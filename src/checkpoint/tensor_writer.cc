@@ -122,7 +122,7 @@ std::string TensorWriter::Header(const Shard& shard, const std::vector<uint64_t>
 }
 
 Status TensorWriter::ReadNote(const SafetensorsHeader& header, ShardNote* note) {
-  const Status malformed(Code::kMalformedFile, "not a note");
+  Status malformed(Code::kMalformedFile, "not a note");
   const auto number = header.metadata.find(std::string(kNumberKey));
   if (number == header.metadata.end()) return malformed;
   const std::string& text = number->second;

@@ -54,28 +54,32 @@ Status GramProducts::Transpose(std::span<const Block> y, int64_t rows) {
 }
 
 Status GramProducts::Add(const float* x, int64_t rows, int64_t k, std::span<const Term> terms) {
-  const bool on_host = ReadsHostMemory(device_);
   MARLIN_RETURN_IF_ERROR(GrowFloats(device_, k * std::min(rows, kRowsPerProduct), &left_));
   for (int64_t first = 0; first < rows; first += kRowsPerProduct) {
     const int64_t count = std::min(kRowsPerProduct, rows - first);
     const float* const right = x + first * k;
     MARLIN_ASSIGN_OR_RETURN(const std::vector<Block> blocks, Prepare(right, count, k));
     for (const Term& term : terms) {
-      const float* const left = term.y + first * k;
-      const bool symmetric = left == right;
-      if (on_host) {
-        MARLIN_RETURN_IF_ERROR(TransposeOnHost(left, count, k));
-      } else if (symmetric) {
-        MARLIN_RETURN_IF_ERROR(Transpose(blocks, count));
-      } else {
-        MARLIN_ASSIGN_OR_RETURN(const std::vector<Block> others, Prepare(left, count, k));
-        MARLIN_RETURN_IF_ERROR(Transpose(others, count));
-      }
-      for (const Block& block : blocks) {
-        const int64_t height = symmetric ? block.end() : k;
-        MARLIN_RETURN_IF_ERROR(AddProduct(block, height, count, k, term.sums));
-      }
+      MARLIN_RETURN_IF_ERROR(AddTerm({term.y + first * k, term.sums}, right, blocks, count, k));
     }
+  }
+  return {};
+}
+
+Status GramProducts::AddTerm(const Term& term, const float* x, std::span<const Block> blocks,
+                             int64_t rows, int64_t k) {
+  const bool symmetric = term.y == x;
+  if (ReadsHostMemory(device_)) {
+    MARLIN_RETURN_IF_ERROR(TransposeOnHost(term.y, rows, k));
+  } else if (symmetric) {
+    MARLIN_RETURN_IF_ERROR(Transpose(blocks, rows));
+  } else {
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<Block> others, Prepare(term.y, rows, k));
+    MARLIN_RETURN_IF_ERROR(Transpose(others, rows));
+  }
+  for (const Block& block : blocks) {
+    const int64_t height = symmetric ? block.end() : k;
+    MARLIN_RETURN_IF_ERROR(AddProduct(block, height, rows, k, term.sums));
   }
   return {};
 }

@@ -43,6 +43,9 @@ class GramProducts {
   /// Sets left_ to y^T.
   Status TransposeOnHost(const float* y, int64_t rows, int64_t k);
   Status Transpose(std::span<const Block> y, int64_t rows);
+  /// Adds a term of one product; `blocks` are those of x [rows, k].
+  Status AddTerm(const Term& term, const float* x, std::span<const Block> blocks, int64_t rows,
+                 int64_t k);
   /// Adds the first `height` rows of left_, times a block, to their columns of sums [k, k].
   Status AddProduct(const Block& right, int64_t height, int64_t rows, int64_t k, double* sums);
 
