@@ -5,6 +5,8 @@
 #include <Eigen/Core>
 #include <cstdint>
 
+namespace marlin {
+
 /// See CholeskyFunctions.
 static bool FactorizeByEigen(double* matrix, int64_t k) {
   Eigen::Map<Eigen::MatrixXd> columns(matrix, k, k);
@@ -19,3 +21,5 @@ static void SolveByEigen(const double* factor, int64_t k, double* b, int64_t col
   lower.solveInPlace(right);
   lower.adjoint().solveInPlace(right);
 }
+
+}  // namespace marlin

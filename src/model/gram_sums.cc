@@ -104,10 +104,9 @@ Status GramProducts::AddProduct(const Block& right, int64_t height, int64_t rows
 }
 
 Status GramSums::Add(const float* y, const float* x, int64_t rows) {
-  symmetric_ = y == x;
   const GramProducts::Term term{y, sums_.data()};
   MARLIN_RETURN_IF_ERROR(products_->Add(x, rows, k_, {&term, 1}));
-  rows_ += rows;
+  Count(rows, y == x);
   return {};
 }
 
@@ -116,10 +115,15 @@ Status GramSums::AddBoth(const float* y, const float* x, int64_t rows, GramSums*
   const std::array<GramProducts::Term, 2> terms = {
       {{x, gram->sums_.data()}, {y, cross->sums_.data()}}};
   MARLIN_RETURN_IF_ERROR(gram->products_->Add(x, rows, gram->k_, terms));
-  gram->rows_ += rows;
-  cross->rows_ += rows;
-  cross->symmetric_ = y == x;
+  gram->Count(rows, true);
+  cross->Count(rows, y == x);
   return {};
+}
+
+void GramSums::Count(int64_t rows, bool symmetric) {
+  if (rows == 0) return;
+  rows_ += rows;
+  symmetric_ = symmetric;
 }
 
 double GramSums::SumOf(int64_t row, int64_t column) const {

@@ -80,6 +80,7 @@ class GramSums {
   std::vector<double> MeanWith(const std::vector<double>& other, double weight) const;
 
  private:
+  void Count(int64_t rows, bool symmetric);
   double SumOf(int64_t row, int64_t column) const;
 
   GramProducts* products_;

@@ -31,6 +31,7 @@ REACHED_BY = {
     "conversions.inl.h": (("avx2", "avx512", "amx", "neon"), "vectors of one have no tails"),
     "w4a8_kernel.inl.h": (("scalar", "avx2", "avx512"), "has no int8 kernel"),
     "unsigned_codes.inl.h": (("scalar", "avx2"), "has no unsigned weights"),
+    "sparse_rows.inl.h": (("avx2", "avx512", "amx"), "expands 2:4 weights in registers"),
     "bf16_operands.inl.h": (("avx512", "amx"), "has no bf16 kernel"),
 }
 # Code that the cases of MoE layers must test by themselves, as the others must test the rest.
@@ -40,7 +41,7 @@ OTHER_CASES = "^(?!router|experts)"
 # Parts of AVX-512 that some processors lack, and the files that only their kernels run.
 EXTENSIONS = {"avx512_vnni": ("w4a8_vnni.cc",),
               "avx512_bf16": ("bf16_avx512bf16.cc", "bf16_operands.inl.h",
-                              "sparse_avx512bf16.cc")}
+                              "sparse_avx512bf16.cc", "sparse_rows.inl.h")}
 
 
 def cases_for(file: str) -> str:

@@ -6,6 +6,7 @@ namespace marlin::cpu::avx2 {
 #include "backends/cpu/decode.inl.h"
 // Separate block: it uses decode.inl.h and must not be sorted before it.
 #include "backends/cpu/byte_planes_avx2.inl.h"
+#include "backends/cpu/sparse_rows.inl.h"
 
 namespace {
 
@@ -307,33 +308,23 @@ void MultiplyFinite(const PanelView& w, int64_t block, const float* x, int64_t x
   }
 }
 
-/// Whether the activations of a packed row are finite.
-bool IsFinite(const float* row, int64_t chunks) {
-  uint32_t flag;
-  __builtin_memcpy(&flag, row + chunks * kChunkK, sizeof(flag));
-  return flag == 0;
-}
-
 template <GroupMode kMode>
 void MultiplyBlock(const PanelView& w, int64_t block, const void* x, int64_t x_stride, int64_t m,
                    float* out, int64_t out_stride, float* scratch) {
-  const auto* const rows = static_cast<const float*>(x);
   const int64_t stride = x_stride / static_cast<int64_t>(sizeof(float));
-  for (int64_t i = 0; i < m;) {
-    int64_t end = i;
-    while (end < m && IsFinite(rows + end * stride, w.chunks)) ++end;
-    const float* const from = rows + i * stride;
-    float* const to = out + i * out_stride;
-    if (end > i) {
-      const auto multiply = end - i > TurnedChunk::kMostRows ? &MultiplyFinite<kMode, DecodedChunk>
+  const auto* const rows = static_cast<const float*>(x);
+  ForFiniteRuns(
+      x, x_stride, w.chunks * kChunkK * static_cast<int64_t>(sizeof(float)), m,
+      [&](int64_t first, int64_t count) {
+        const auto multiply = count > TurnedChunk::kMostRows ? &MultiplyFinite<kMode, DecodedChunk>
                                                              : &MultiplyFinite<kMode, TurnedChunk>;
-      multiply(w, block, from, stride, end - i, to, out_stride, scratch);
-    } else {
-      end = i + 1;
-      kExactKernels.select(w)(w, block, from, x_stride, 1, to, out_stride, scratch);
-    }
-    i = end;
-  }
+        multiply(w, block, rows + first * stride, stride, count, out + first * out_stride,
+                 out_stride, scratch);
+      },
+      [&](int64_t row) {
+        kExactKernels.select(w)(w, block, rows + row * stride, x_stride, 1, out + row * out_stride,
+                                out_stride, scratch);
+      });
 }
 
 /// Eight units of 4 k, of a slice of 32: lane l of even[h] is unit 4 h + 2 l, of odd[h] the next.
@@ -382,9 +373,9 @@ void ReorderSparseRow(int64_t k, float* x) {
 }
 
 ExactKernels::MultiplyBlock SelectSparse(const PanelView& w) {
-  if (w.group_size % kChunkK == 0) return &MultiplyBlock<GroupMode::kChunk>;
-  if (w.group_size % kSliceK == 0) return &MultiplyBlock<GroupMode::kSlice>;
-  return &MultiplyBlock<GroupMode::kHalf>;
+  return WithSparseMode(w, [](auto mode) -> ExactKernels::MultiplyBlock {
+    return &MultiplyBlock<static_cast<GroupMode>(decltype(mode)::value)>;
+  });
 }
 
 }  // namespace marlin::cpu::avx2

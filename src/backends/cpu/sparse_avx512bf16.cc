@@ -6,6 +6,8 @@
 namespace marlin::cpu::avx512bf16 {
 using namespace avx512;  // NOLINT(google-build-using-namespace): its names are this file's words.
 #include "backends/cpu/decode.inl.h"
+// Separate block: it uses decode.inl.h and must not be sorted before it.
+#include "backends/cpu/sparse_rows.inl.h"
 
 namespace {
 
@@ -151,29 +153,20 @@ void MultiplyFinite(const PanelView& w, int64_t block, const uint8_t* x, int64_t
   }
 }
 
-bool IsFinite(const uint8_t* row, int64_t chunks) {
-  uint32_t flag;
-  __builtin_memcpy(&flag, row + chunks * kChunkBytes, sizeof(flag));
-  return flag == 0;
-}
-
 template <GroupMode kMode>
 void MultiplyBlock(const PanelView& w, int64_t block, const void* x, int64_t x_stride, int64_t m,
                    float* out, int64_t out_stride, float* scratch) {
   const auto* const rows = static_cast<const uint8_t*>(x);
-  for (int64_t i = 0; i < m;) {
-    int64_t end = i;
-    while (end < m && IsFinite(rows + end * x_stride, w.chunks)) ++end;
-    const uint8_t* const from = rows + i * x_stride;
-    float* const to = out + i * out_stride;
-    if (end > i) {
-      MultiplyFinite<kMode>(w, block, from, x_stride, end - i, to, out_stride);
-    } else {
-      end = i + 1;
-      SelectOneTerm(w)(w, block, from, x_stride, 1, to, out_stride, scratch);
-    }
-    i = end;
-  }
+  ForFiniteRuns(
+      x, x_stride, w.chunks * kChunkBytes, m,
+      [&](int64_t first, int64_t count) {
+        MultiplyFinite<kMode>(w, block, rows + first * x_stride, x_stride, count,
+                              out + first * out_stride, out_stride);
+      },
+      [&](int64_t row) {
+        SelectOneTerm(w)(w, block, rows + row * x_stride, x_stride, 1, out + row * out_stride,
+                         out_stride, scratch);
+      });
 }
 
 }  // namespace
@@ -191,9 +184,9 @@ void PackSparseRow(const void* a, DType type, int64_t k, void* row) {
 }
 
 ExactKernels::MultiplyBlock SelectSparse(const PanelView& w) {
-  if (w.group_size % kChunkK == 0) return &MultiplyBlock<GroupMode::kChunk>;
-  if (w.group_size % kSliceK == 0) return &MultiplyBlock<GroupMode::kSlice>;
-  return &MultiplyBlock<GroupMode::kHalf>;
+  return WithSparseMode(w, [](auto mode) -> ExactKernels::MultiplyBlock {
+    return &MultiplyBlock<static_cast<GroupMode>(decltype(mode)::value)>;
+  });
 }
 
 }  // namespace marlin::cpu::avx512bf16

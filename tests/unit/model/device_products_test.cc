@@ -69,41 +69,50 @@ TEST(DeviceProducts, MultiplyEveryBlockWithThePanel) {
   }
 }
 
-TEST(GramSums, AddsProductsOfBothStreams) {
+/// Adds x [rows, k], and its products with y, on the test's device, twice.
+void ExpectSumsOfBothStreams(int64_t rows, int64_t k) {
   const auto device = Device::Open(MARLIN_TEST_DEVICE);
   ASSERT_TRUE(device.ok()) << device.status().message();
   ThreadPool pool(2);
   GramProducts products(*device, pool);
-  constexpr int64_t kRows = 4500;  // More than one product, on every device.
-  constexpr int64_t kK = 40;
-  const std::vector<float> x = Normal(kRows * kK, 4);
-  const std::vector<float> y = Normal(kRows * kK, 5);
+  const std::vector<float> x = Normal(rows * k, 4);
+  const std::vector<float> y = Normal(rows * k, 5);
   std::vector<std::vector<double>> means;
   for (int run = 0; run < 2; ++run) {
-    GramSums gram(products, kK);
-    GramSums cross(products, kK);
-    const Status added = GramSums::AddBoth(y.data(), x.data(), kRows, &gram, &cross);
+    GramSums gram(products, k);
+    GramSums cross(products, k);
+    const Status added = GramSums::AddBoth(y.data(), x.data(), rows, &gram, &cross);
     ASSERT_TRUE(added.ok()) << added.message();
-    EXPECT_EQ(gram.rows(), kRows);
-    EXPECT_EQ(cross.rows(), kRows);
+    EXPECT_EQ(gram.rows(), rows);
+    EXPECT_EQ(cross.rows(), rows);
     means.push_back(gram.Mean());
     means.push_back(cross.Mean());
   }
   EXPECT_EQ(means[0], means[2]);
   EXPECT_EQ(means[1], means[3]);
-  for (size_t i = 0; i < kK; ++i) {
-    for (size_t j = 0; j < kK; ++j) {
+  const auto at = [k](int64_t row, int64_t column) {
+    return static_cast<size_t>(row * k + column);
+  };
+  for (int64_t i = 0; i < k; ++i) {
+    for (int64_t j = 0; j < k; ++j) {
       double gram = 0;
       double cross = 0;
-      for (size_t row = 0; row < kRows; ++row) {
-        const auto right = static_cast<double>(x[row * kK + j]);
-        gram += static_cast<double>(x[row * kK + i]) * right / kRows;
-        cross += static_cast<double>(y[row * kK + i]) * right / kRows;
+      for (int64_t row = 0; row < rows; ++row) {
+        const auto right = static_cast<double>(x[at(row, j)]);
+        gram += static_cast<double>(x[at(row, i)]) * right;
+        cross += static_cast<double>(y[at(row, i)]) * right;
       }
-      ASSERT_NEAR(means[0][i * kK + j], gram, 1e-6);
-      ASSERT_NEAR(means[1][i * kK + j], cross, 1e-6);
+      const auto count = static_cast<double>(rows);
+      ASSERT_NEAR(means[0][at(i, j)], gram / count, 1e-6) << i << " " << j;
+      ASSERT_NEAR(means[1][at(i, j)], cross / count, 1e-6) << i << " " << j;
+      ASSERT_EQ(means[0][at(i, j)], means[0][at(j, i)]) << i << " " << j;
     }
   }
+}
+
+TEST(GramSums, AddsProductsOfBothStreams) {
+  ExpectSumsOfBothStreams(4500, 40);  // More than one product.
+  ExpectSumsOfBothStreams(50, 1100);  // In host memory three blocks of columns.
 }
 
 }  // namespace
