@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
 #pragma unroll
         for (int o = 0; o < kOctets; ++o) rows[o] += (kTileK * 2) << args.share_log2;
       }
-      finish.Run(run, strip, acc, GroupSums<kKind, T, kUse>::kUnit);
+      finish.Run(run, strip, acc, Product<kKind, T, kUse, 1, kOctets>::Group::kUnit);
     }
     item = run.end_item;
     // Before the rows are overwritten.

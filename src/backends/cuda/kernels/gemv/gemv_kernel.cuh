@@ -64,12 +64,15 @@ struct TileStream {
   }
 };
 
-/// How the scales of a group are applied. Where a tile has one group, the MMAs take unscaled codes,
-/// and the group's sums, which are few with few tokens, are scaled in fp32: fewer instructions, no
-/// rounding of weights. Else every weight is multiplied by its scale.
-template <CodeKind kKind, typename T, ParameterUse kUse>
+/// How the scales of a group are applied. Where there are scales alone, the MMAs take unscaled
+/// codes, and the group's sums, which are few with few tokens, are scaled in fp32: fewer
+/// instructions, no rounding of weights. Else, and with several groups in a tile unless
+/// kSeveralGroups, every weight is multiplied by its scale.
+template <CodeKind kKind, typename T, ParameterUse kUse, bool kSeveralGroups = true>
 struct GroupSums {
-  static constexpr bool kUsed = kUse == ParameterUse::kOneScale && kKind != CodeKind::kDense16;
+  static constexpr bool kUsed =
+      kKind != CodeKind::kDense16 &&
+      (kUse == ParameterUse::kOneScale || (kSeveralGroups && kUse == ParameterUse::kScales));
   static constexpr CodeExponents kExponents = ExponentsOf(kKind, T::kIsBf16);
   /// Codes that decode to tiny numbers are multiplied by activations x 2^64, so that sums stay in
   /// the range of fp32 for activations below 2^63.
@@ -131,6 +134,13 @@ MARLIN_DEVICE void AddScaledSums(float (&part)[kRows][kOctets][4],
   }
 }
 
+template <int kRows, int kOctets>
+MARLIN_DEVICE void Clear(float (&sums)[kRows][kOctets][4]) {
+#pragma unroll
+  for (int i = 0; i < kRows * kOctets * 4; ++i)
+    sums[i / (kOctets * 4)][i / 4 % kOctets][i % 4] = 0.0f;
+}
+
 /// One warp's MMAs of a unit's tile with `kOctets` n8 tiles of tokens.
 template <CodeKind kKind, typename T, ParameterUse kUse, int kStrips, int kOctets>
 struct TileProduct {
@@ -180,6 +190,10 @@ struct TileProduct {
         // integer.
         const int place = (pair * 2 + step) * groups;
         if (!kOneGroup && kScaled && place > 0 && (place & 7) < groups) {
+          if constexpr (Group::kUsed) {
+            AddScaledSums<Group>(part, parameters, mode.bf16, acc);
+            Clear(part);
+          }
           LoadOperands(first_parameters + (place >> 3) * kGroupBytes, tile_bytes, groups, mode,
                        parameters);
         }
@@ -465,8 +479,8 @@ __global__ void __launch_bounds__(512, 1) GemvKernel(const __grid_constant__ Gem
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) rows[o] += args.share * (kTileK * 2);
     }
-    FinishUnit<kStrips, kOctets>(args, block, u, acc, GroupSums<kKind, T, kUse>::kUnit, sums,
-                                 reduction_buffer, ticket);
+    constexpr float kUnit = Product<kKind, T, kUse, kStrips, kOctets>::Group::kUnit;
+    FinishUnit<kStrips, kOctets>(args, block, u, acc, kUnit, sums, reduction_buffer, ticket);
   }
   // Multicast copies from the other CTA must have arrived before this CTA exits and its shared
   // memory is freed.

@@ -41,7 +41,7 @@ struct SparseTileProduct {
   static constexpr bool kOneGroup = kUse == ParameterUse::kOneScale;
   static constexpr int kRows = 2 * kStrips;  ///< MMA tiles of 16 outputs.
   static constexpr int kMostGroups = 8;      ///< Then a step has two: pairs 0 and 1, 2 and 3.
-  using Group = GroupSums<kKind, T, kUse>;
+  using Group = GroupSums<kKind, T, kUse, false>;
   using Sums = float[kRows][kOctets][4];
   using Table = GemvTable<kKind, T>;
   using Parameters = StripParameters<kStrips>;
