@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "backends/cuda/kernels/common/fragment_math.cuh"
+#include "backends/cuda/kernels/common/thread_barrier.cuh"
 #include "backends/cuda/kernels/router/router_launch.h"
 
 namespace marlin::cuda {
@@ -17,7 +18,7 @@ inline constexpr unsigned kAll = 0xffffffffU;
 
 MARLIN_DEVICE double Never() { return -INFINITY; }
 
-/// The threads that route one token: a warp, or a whole CTA of several.
+/// The threads that route one token: a warp, or the first warps of a CTA.
 template <int kWarps>
 struct Team {
   static constexpr int kThreads = kWarps * 32;
@@ -28,14 +29,14 @@ struct Team {
     if constexpr (kWarps == 1) {
       __syncwarp();
     } else {
-      __syncthreads();
+      SyncFirst<kThreads>();
     }
   }
   static MARLIN_DEVICE bool Any(bool mine) {
     if constexpr (kWarps == 1) {
       return __any_sync(kAll, mine) != 0;
     } else {
-      return __syncthreads_or(mine ? 1 : 0) != 0;
+      return SyncFirstAny<kThreads>(mine);
     }
   }
   MARLIN_DEVICE double Sum(double value) const {
@@ -54,11 +55,11 @@ struct Team {
     }
     if constexpr (kWarps > 1) {
       if (threadIdx.x % 32 == 0) exchange[threadIdx.x / 32] = value;
-      __syncthreads();
+      SyncFirst<kThreads>();
       value = exchange[0];
 #pragma unroll
       for (int warp = 1; warp < kWarps; ++warp) value = combine(value, exchange[warp]);
-      __syncthreads();
+      SyncFirst<kThreads>();
     }
     return value;
   }
