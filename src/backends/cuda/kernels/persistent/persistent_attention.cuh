@@ -6,6 +6,7 @@
 //   Keys and values of earlier positions are requested before the projections are there.
 #pragma once
 
+#include "backends/cuda/kernels/common/thread_barrier.cuh"
 #include "backends/cuda/kernels/decoder/head_math.cuh"
 #include "backends/cuda/kernels/decoder/matrix_softmax.cuh"
 #include "backends/cuda/kernels/persistent/persistent_exchange.cuh"
@@ -14,8 +15,6 @@
 
 namespace marlin::cuda {
 
-/// Pairs of warps, each with a stage of keys and values.
-inline constexpr int kWarpPairs = kPersistentWarps / 2;
 /// Value tiles of a warp: half of a head's features.
 inline constexpr int kHalfTiles = kMostHeadFeatures / 32;
 inline constexpr int kMergePadding = 8;  ///< In floats, against bank conflicts.
@@ -26,16 +25,21 @@ struct SoftmaxPart {
   float sum = 0.0f;
   float4 values = {0.0f, 0.0f, 0.0f, 0.0f};
 
+  /// values += v x factor.
+  MARLIN_DEVICE void AddValues(const float4& v, float factor) {
+    values.x = __fmaf_rn(v.x, factor, values.x);
+    values.y = __fmaf_rn(v.y, factor, values.y);
+    values.z = __fmaf_rn(v.z, factor, values.z);
+    values.w = __fmaf_rn(v.w, factor, values.w);
+  }
   MARLIN_DEVICE void Add(const SoftmaxPart& other) {
     const float together = fmaxf(largest, other.largest);
     const float mine = RescaleFactor(largest, together);
     const float its = RescaleFactor(other.largest, together);
     largest = together;
     sum = __fmaf_rn(other.sum, its, sum * mine);
-    values.x = __fmaf_rn(other.values.x, its, values.x * mine);
-    values.y = __fmaf_rn(other.values.y, its, values.y * mine);
-    values.z = __fmaf_rn(other.values.z, its, values.z * mine);
-    values.w = __fmaf_rn(other.values.w, its, values.w * mine);
+    values = {values.x * mine, values.y * mine, values.z * mine, values.w * mine};
+    AddValues(other.values, its);
   }
   /// The part of the lane `distance` away comes second in the lower lane, first in the upper one.
   MARLIN_DEVICE void AddLane(int distance) {
@@ -57,269 +61,249 @@ struct SoftmaxPart {
   }
 };
 
+/// The page of a position in a cache group; null, with a record of why, if there is none.
+MARLIN_DEVICE uint8_t* FindPage(const PersistentArguments& args, int group, int position) {
+  const CacheGroup& pages = args.groups[group];
+  const int block = static_cast<int>(static_cast<uint32_t>(position) / kCachePageTokens);
+  if (block >= pages.blocks) return nullptr;
+  const int page = pages.block_table[block];
+  const auto number = static_cast<uint32_t>(page);
+  const uint32_t slab = page < 0 ? ~0u : number / pages.slab_pages;
+  if (slab >= static_cast<uint32_t>(pages.slab_count) || pages.slabs[slab] == nullptr) {
+    RecordError(args.errors, ValueError::kPage, page, block, 0);
+    return nullptr;
+  }
+  const uint32_t of_slab = number - slab * pages.slab_pages;
+  return static_cast<uint8_t*>(pages.slabs[slab]) + of_slab * pages.page_stride * 2;
+}
+
+/// The CTA's keys in the layers of a cache group: runs of blocks of all pairs of warps at least,
+/// which cost no more time than one, so that short texts need no merge. A position without a page
+/// is recorded as an error elsewhere, and has no keys.
+MARLIN_DEVICE AttentionPart PartOf(const PersistentArguments& args, int group, int position) {
+  const CacheGroup& pages = args.groups[group];
+  const PersistentScratch& scratch = Tables{args}.Scratch();
+  const int end = position >= 0 && position < pages.blocks * kCachePageTokens ? position + 1 : 0;
+  AttentionPart part = {};
+  part.first_key = pages.window > 0 ? max(end - pages.window, 0) : 0;
+  const int first = part.first_key / kWarpKeys;
+  const int blocks = (end + kWarpKeys - 1) / kWarpKeys - first;
+  const int share = max((blocks + args.attention_splits - 1) / args.attention_splits, kWarpPairs);
+  part.active_splits = (blocks + share - 1) / share;
+  part.first_block = first + scratch.split * share;
+  part.end_block = min(part.first_block + share, first + blocks);
+  if (scratch.kv_head >= args.kv_heads) part.end_block = part.first_block;
+  return part;
+}
+
 /// The attention of a CTA in a layer.
 class TokenAttention {
  public:
-  /// `turns`: how often the warp's stage has been filled, over all layers.
-  MARLIN_DEVICE TokenAttention(const PersistentArguments& args, const PersistentLayer& layer,
-                               int position, int* turns)
+  MARLIN_DEVICE TokenAttention(const PersistentArguments& args, const PersistentLayer& layer)
       : args_(args),
         layer_(layer),
-        turns_(turns),
-        position_(position),
         lane_(static_cast<int>(threadIdx.x) & 31),
-        warp_(static_cast<int>(threadIdx.x) >> 5),
-        group_(args.group) {
-    const Tables tables{args};
-    kv_head_ = tables.Scratch().kv_head;
-    split_ = tables.Scratch().split;
-    const CacheGroup& pages = args.groups[layer.cache_group];
-    // A position without a page is recorded as an error, and has no keys.
-    visible_.end = position >= 0 && position < pages.blocks * kCachePageTokens ? position + 1 : 0;
-    visible_.first = layer.window > 0 ? max(visible_.end - layer.window, 0) : 0;
-    const int first = visible_.first / kWarpKeys;
-    const int blocks = (visible_.end + kWarpKeys - 1) / kWarpKeys - first;
-    const int part = (blocks + args.attention_splits - 1) / args.attention_splits;
-    active_splits_ = part == 0 ? 0 : (blocks + part - 1) / part;
-    first_block_ = first + split_ * part;
-    end_block_ = min(first_block_ + part, first + blocks);
-    if (kv_head_ >= args.kv_heads) end_block_ = first_block_;
+        warp_(static_cast<int>(threadIdx.x) >> 5) {}
+
+  /// Requests the first keys of all pairs of warps: they are there before the projections. Called
+  /// by the copying threads, `thread` of kKeyCopiers.
+  MARLIN_DEVICE void RequestFirst(int thread) const {
+#pragma unroll 1
+    for (int pair = 0; pair < kWarpPairs; ++pair) {
+      const int block = Part().first_block + pair;
+      if (block >= Part().end_block) break;
+      Request(block, pair, thread, Part().pages[pair]);
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
+                     AddressOf(args_, LayerBarrier::kKeys))
+                 : "memory");
   }
 
-  /// Requests the keys of earlier positions.
-  MARLIN_DEVICE void RequestFirst() const {
-    const int block = first_block_ + (warp_ >> 1);
-    if ((warp_ & 1) == 0 && block < end_block_) Request(block);
-  }
-
-  /// Publishes the CTA's part. `qkv`: the words of the projections. Called by all threads.
+  /// Publishes the CTA's part in layer `index`. `qkv`: the words of the projections. Called by all
+  /// threads that compute.
   MARLIN_DEVICE void Run(const PhaseGemm& gemm, const uint32_t* qkv, uint32_t* parts,
-                         uint32_t tag) {
-    if (kv_head_ >= args_.kv_heads) return;
-    uint32_t* const mine = parts + (kv_head_ * args_.attention_splits + split_) * PartWords();
-    if (first_block_ >= end_block_) {
-      PublishNothing(mine, tag);
+                         uint32_t* mixed, int index, uint32_t tag) {
+    uint32_t* const mine =
+        parts + (KvHead() * args_.attention_splits + Tables{args_}.Scratch().split) * PartWords();
+    if (Part().first_block >= Part().end_block) {
+      if (KvHead() < args_.kv_heads) PublishNothing(mine, tag);
+      // The copying threads must not fall behind, here either.
+      AwaitLayer(args_, LayerBarrier::kKeys, index);
       return;
     }
-    GatherHeads(gemm, qkv, tag);
-    __syncthreads();
-    PrepareHeads();
-    __syncthreads();
+    PrepareHeads(gemm, qkv, tag);
+    SyncFirst<kPersistentThreads>();
     const uint32_t queries = SharedAddress(Memory()) + args_.shared.queries;
     const WarpOperands operands = {queries, queries + kMostGroupHeads * KeyRow(), KeyRow(),
                                    ValueRow()};
     WarpSoftmax<kHalfTiles> softmax(operands, args_.key_dim, args_.value_dim / 2, args_.scale);
-    AddKeys(softmax);
-    __syncthreads();
+    AddKeys(index, softmax);
+    SyncFirst<kPersistentThreads>();
     StoreSums(softmax);
-    __syncthreads();
-    PublishMerged(mine, tag);
+    SyncFirst<kPersistentThreads>();
+    PublishMerged(mine, mixed, tag);
     FenceAsyncProxy();
   }
 
-  /// Merges the parts of this CTA's share of the heads' features. Called by all threads.
-  MARLIN_DEVICE void Combine(const uint32_t* parts, uint32_t* mixed, PersistentScratch& scratch,
-                             uint32_t tag) const {
-    const int units = args_.heads * args_.value_dim / 32;
-    int head = scratch.head;
-    int kv_head = scratch.head_kv_head;
+  /// Merges the parts of this CTA's share of the heads' features: a warp has 32 features of a head.
+  /// Where a KV head has one part, Run has published the result.
+  MARLIN_DEVICE void Combine(const uint32_t* parts, uint32_t* mixed, uint32_t tag) const {
+    if (Part().active_splits == 1) return;
+    const auto blocks = static_cast<int>(gridDim.x);
 #pragma unroll 1
-    for (int unit = static_cast<int>(blockIdx.x); unit < units;
-         unit += static_cast<int>(gridDim.x)) {
-      if (unit != static_cast<int>(blockIdx.x)) {
+    for (int unit = static_cast<int>(blockIdx.x) + warp_ * blocks;
+         unit < args_.heads * args_.value_dim / 32; unit += kPersistentWarps * blocks) {
+      int head = Tables{args_}.Scratch().head;
+      int kv_head = Tables{args_}.Scratch().head_kv_head;
+      if (warp_ > 0) {
         head = unit * 32 / args_.value_dim;
-        kv_head = head / group_;
+        kv_head = head / args_.group;
       }
-      CombineUnit(parts, {head, kv_head, unit * 32 - head * args_.value_dim}, mixed, scratch, tag);
+      CombineUnit(parts, {head, kv_head, unit * 32 - head * args_.value_dim}, mixed, tag);
     }
   }
 
  private:
+  // Read again after every barrier: as fields they would take registers that are short.
+  MARLIN_DEVICE const AttentionPart& Part() const {
+    return Tables{args_}.Scratch().attention[layer_.cache_group];
+  }
+  MARLIN_DEVICE int Position() const { return Tables{args_}.Scratch().position; }
+  MARLIN_DEVICE int KvHead() const { return Tables{args_}.Scratch().kv_head; }
+
   MARLIN_DEVICE int KeyRow() const { return SharedRowBytes(args_.key_dim); }
   MARLIN_DEVICE int ValueRow() const { return SharedRowBytes(args_.value_dim); }
-  MARLIN_DEVICE uint32_t Stage() const {
-    return SharedAddress(Memory()) + args_.shared.keys +
-           (warp_ >> 1) * kWarpKeys * (KeyRow() + ValueRow());
+  /// A row of a pair's stage.
+  MARLIN_DEVICE uint32_t Row(int pair, int row, bool is_value) const {
+    const uint32_t stage =
+        SharedAddress(Memory()) + args_.shared.keys + pair * kWarpKeys * (KeyRow() + ValueRow());
+    return is_value ? stage + kWarpKeys * KeyRow() + row * ValueRow() : stage + row * KeyRow();
   }
-  MARLIN_DEVICE uint32_t Barrier() const {
-    return SharedAddress(Memory()) + args_.shared.barriers +
-           (kPersistentWarps * kMostSlots + (warp_ >> 1)) * 8;
-  }
-  MARLIN_DEVICE int PartWords() const { return group_ * (args_.value_dim + 4); }
+  MARLIN_DEVICE int PartWords() const { return args_.group * (args_.value_dim + 4); }
   MARLIN_DEVICE bool HasNewKey() const {
-    return visible_.end > 0 && position_ / kWarpKeys < end_block_ &&
-           position_ / kWarpKeys >= first_block_;
+    return Position() / kWarpKeys < Part().end_block &&
+           Position() / kWarpKeys >= Part().first_block;
   }
 
-  /// The page of a position; null, with a record of why, if there is none.
-  MARLIN_DEVICE uint8_t* FindPage(int position) const {
-    const CacheGroup& pages = args_.groups[layer_.cache_group];
-    const int block = static_cast<int>(static_cast<uint32_t>(position) / kCachePageTokens);
-    if (block >= pages.blocks) return nullptr;
-    const int page = pages.block_table[block];
-    const auto number = static_cast<uint32_t>(page);
-    const uint32_t slab = page < 0 ? ~0u : number / pages.slab_pages;
-    if (slab >= static_cast<uint32_t>(pages.slab_count) || pages.slabs[slab] == nullptr) {
-      RecordError(args_.errors, ValueError::kPage, page, block, 0);
-      return nullptr;
-    }
-    const uint32_t of_slab = number - slab * pages.slab_pages;
-    return static_cast<uint8_t*>(pages.slabs[slab]) +
-           (of_slab * pages.page_stride + layer_.first_element) * 2;
-  }
-  /// The first element of a position's key or value in its page.
-  MARLIN_DEVICE int64_t ElementOf(int position, bool is_value) const {
-    const int64_t place =
-        static_cast<int64_t>(kv_head_) * kCachePageTokens + position % kCachePageTokens;
-    if (!is_value) return place * args_.key_dim;
-    return static_cast<int64_t>(args_.kv_heads) * kCachePageTokens * args_.key_dim +
-           place * args_.value_dim;
+  /// Where a position's key or value begins in its page, in bytes.
+  MARLIN_DEVICE int64_t PlaceOf(int position, bool is_value) const {
+    const int place = KvHead() * kCachePageTokens +
+                      static_cast<int>(static_cast<uint32_t>(position) % kCachePageTokens);
+    const int element =
+        is_value ? args_.kv_heads * kCachePageTokens * args_.key_dim + place * args_.value_dim
+                 : place * args_.key_dim;
+    return (layer_.first_element + element) * 2;
   }
 
-  MARLIN_DEVICE uint32_t Row(int row, bool is_value) const {
-    return is_value ? Stage() + kWarpKeys * KeyRow() + row * ValueRow() : Stage() + row * KeyRow();
-  }
-
-  /// Requests a block of earlier keys: a lane has a row of keys or of values, which is one bulk
-  /// copy. Rows of others become zeros. Called by one warp.
-  MARLIN_DEVICE void Request(int block) const {
-    const int first = block * kWarpKeys;
-    const uint8_t* const page = FindPage(first);
-    const bool is_value = lane_ >= kWarpKeys;
-    const int row = lane_ % kWarpKeys;
-    const int bytes = (is_value ? args_.value_dim : args_.key_dim) * 2;
-    const int key = first + row;
-    const bool seen = page != nullptr && key >= visible_.first && key < position_;
-    const unsigned rows = __ballot_sync(~0u, seen);
-    if (lane_ == 0) {
-      constexpr unsigned kKeyLanes = (1u << kWarpKeys) - 1;
-      ArriveExpecting(Barrier(), __popc(rows & kKeyLanes) * args_.key_dim * 2 +
-                                     __popc(rows & ~kKeyLanes) * args_.value_dim * 2);
-    }
-    __syncwarp();
-    const uint32_t to = Row(row, is_value);
-    if (seen) {
-      CopyBulk(to, page + ElementOf(key, is_value) * 2, bytes, Barrier());
-      return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < bytes; i += 16) {
-      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to + i), "r"(0) : "memory");
+  /// Requests a block of earlier keys, and zeros in place of keys that the token does not see; the
+  /// row of the new key is InsertFresh's. Four of 64 threads copy a row. Bulk copies of rows are
+  /// slower: a warp issues them one after another.
+  MARLIN_DEVICE void Request(int block, int pair, int in_pair, const uint8_t* page) const {
+    const int row = in_pair >> 2;
+    const int key = block * kWarpKeys + row;
+    if (key == Position()) return;
+    const bool seen = page != nullptr && key >= Part().first_key && key < Position();
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const uint32_t to = Row(pair, row, side == 1);
+      const uint8_t* const from = page + PlaceOf(key, side == 1);
+      const int bytes = (side == 1 ? args_.value_dim : args_.key_dim) * 2;
+#pragma unroll 4
+      for (int at = (in_pair & 3) * 16; at < bytes; at += 64) {
+        CopyAsync16(to + at, from + at, seen ? 16 : 0);
+      }
     }
   }
 
-  /// Gathers the projections of the group's heads, and of the new key and value.
-  MARLIN_DEVICE void GatherHeads(const PhaseGemm& gemm, const uint32_t* qkv, uint32_t tag) const {
-    // Rows of queries that no head has stay zeros.
-    auto* const queries = reinterpret_cast<uint4*>(Memory() + args_.shared.queries);
-    for (int i = static_cast<int>(threadIdx.x); i < 2 * kMostGroupHeads * KeyRow() / 16;
-         i += kPersistentThreads) {
-      queries[i] = {0, 0, 0, 0};
-    }
-    auto* const heads = reinterpret_cast<float*>(Memory() + args_.shared.heads);
-    const int query_quads = group_ * args_.key_dim / 4;
-    const int key_quads = HasNewKey() ? args_.key_dim / 4 : 0;
-    const int value_quads = HasNewKey() ? args_.value_dim / 4 : 0;
-    const int first_query = kv_head_ * group_ * args_.key_dim;
-    const int first_key = args_.heads * args_.key_dim + kv_head_ * args_.key_dim;
-    const int first_value =
-        (args_.heads + args_.kv_heads) * args_.key_dim + kv_head_ * args_.value_dim;
-#pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < query_quads + key_quads + value_quads;
-         i += kPersistentThreads) {
-      int from = first_query + 4 * i;
-      if (i >= query_quads) from = first_key + 4 * (i - query_quads);
-      if (i >= query_quads + key_quads) from = first_value + 4 * (i - query_quads - key_quads);
-      *reinterpret_cast<float4*>(heads + 4 * i) =
-          GatherSums(qkv + from, gemm.splits, gemm.columns, tag);
-    }
-  }
-
-  /// Norms and rotates the heads: one warp each. Queries become operands; the new key and value go
-  /// to the cache, and to shared memory.
-  MARLIN_DEVICE void PrepareHeads() const {
-    const int heads = HasNewKey() ? group_ + 2 : group_;
+  /// Gathers the projections of the group's heads, and of the new key and value: a warp has a head,
+  /// a lane four of its features. Queries become operands; the new key and value go to the cache,
+  /// and to shared memory. Rows of queries that no head has are not set: a row of an MMA's results
+  /// depends on its own row only.
+  MARLIN_DEVICE void PrepareHeads(const PhaseGemm& gemm, const uint32_t* qkv, uint32_t tag) const {
+    const int heads = HasNewKey() ? args_.group + 2 : args_.group;
 #pragma unroll 1
     for (int number = warp_; number < heads; number += kPersistentWarps) {
-      const bool is_value = number == group_ + 1;
-      float* const head =
-          reinterpret_cast<float*>(Memory() + args_.shared.heads) + number * args_.key_dim;
+      const bool is_value = number == args_.group + 1;
+      const bool is_key = number == args_.group;
+      const int features = is_value ? args_.value_dim : args_.key_dim;
+      int from = (KvHead() * args_.group + number) * args_.key_dim;
+      if (is_key) from = (args_.heads + KvHead()) * args_.key_dim;
+      if (is_value) {
+        from = (args_.heads + args_.kv_heads) * args_.key_dim + KvHead() * args_.value_dim;
+      }
+      float4 head = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (4 * lane_ < features) {
+        head = GatherSums(qkv + from + 4 * lane_, gemm.splits, gemm.columns, tag);
+      }
+      __syncwarp();
       if (!is_value) {
-        const bool is_key = number == group_;
-        Normalize(is_key ? layer_.key_norm : layer_.query_norm,
-                  is_key ? layer_.key_epsilon : layer_.query_epsilon, head);
+        if ((is_key ? layer_.key_norm : layer_.query_norm) != nullptr) Normalize(is_key, head);
         Rotate(head);
       }
-      if (number < group_) {
-        StoreQuery(head, number);
-      } else {
+      if (4 * lane_ >= features) continue;
+      if (is_key || is_value) {
         Append(head, is_value);
+      } else {
+        StoreQuery(head, number);
       }
     }
   }
 
-  MARLIN_DEVICE void StoreQuery(const float* head, int number) const {
-    uint8_t* const rounded = Memory() + args_.shared.queries + number * KeyRow();
-    uint8_t* const rest = rounded + kMostGroupHeads * KeyRow();
-#pragma unroll 1
-    for (int pair = lane_; pair < args_.key_dim / 2; pair += 32) {
-      SplitInTwo(head[2 * pair], head[2 * pair + 1], reinterpret_cast<uint32_t*>(rounded) + pair,
-                 reinterpret_cast<uint32_t*>(rest) + pair);
-    }
+  MARLIN_DEVICE void StoreQuery(const float4& head, int number) const {
+    uint8_t* const row = Memory() + args_.shared.queries + number * KeyRow() + lane_ * 8;
+    uint2 rounded;
+    uint2 rest;
+    SplitInTwo(head.x, head.y, &rounded.x, &rest.x);
+    SplitInTwo(head.z, head.w, &rounded.y, &rest.y);
+    *reinterpret_cast<uint2*>(row) = rounded;
+    *reinterpret_cast<uint2*>(row + kMostGroupHeads * KeyRow()) = rest;
   }
 
-  MARLIN_DEVICE void Normalize(const float* weight, float epsilon, float* head) const {
-    if (weight == nullptr) return;
-    constexpr int kMost = kMostHeadFeatures / 32;
-    float weights[kMost];
-    float squares = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kMost; ++j) {
-      const int i = lane_ + 32 * j;
-      if (i >= args_.key_dim) break;
-      weights[j] = weight[i];
-      squares = __fmaf_rn(head[i], head[i], squares);
-    }
+  MARLIN_DEVICE void Normalize(bool is_key, float4& head) const {
+    float squares =
+        __fmaf_rn(head.x, head.x, head.y * head.y) + __fmaf_rn(head.z, head.z, head.w * head.w);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
-    const float factor =
-        RmsFactor(static_cast<double>(squares / static_cast<float>(args_.key_dim)), epsilon);
-#pragma unroll
-    for (int j = 0; j < kMost; ++j) {
-      const int i = lane_ + 32 * j;
-      if (i >= args_.key_dim) break;
-      head[i] = head[i] * factor * weights[j];
-    }
-    __syncwarp();
+    const float factor = rsqrtf(__fdividef(squares, static_cast<float>(args_.key_dim)) +
+                                (is_key ? layer_.key_epsilon : layer_.query_epsilon));
+    const float4 w = reinterpret_cast<const float4*>(layer_.head_norms[is_key ? 1 : 0])[lane_];
+    head = {head.x * factor * w.x, head.y * factor * w.y, head.z * factor * w.z,
+            head.w * factor * w.w};
   }
 
-  MARLIN_DEVICE void Rotate(float* head) const {
-    const auto* const rotations =
-        reinterpret_cast<const float2*>(Memory() + args_.shared.rotations);
-    for (int pair = lane_; pair < args_.pairs; pair += 32) {
-      const int first = args_.interleaved ? 2 * pair : pair;
-      const int second = args_.interleaved ? 2 * pair + 1 : pair + args_.pairs;
-      const float2 turn = rotations[pair];
-      const float a = head[first];
-      const float b = head[second];
-      head[first] = a * turn.x - b * turn.y;
-      head[second] = b * turn.x + a * turn.y;
+  /// RoPE. Two features that turn together are adjacent, or `pairs` apart: in another lane.
+  MARLIN_DEVICE void Rotate(float4& head) const {
+    const auto* const turns = reinterpret_cast<const float2*>(Memory() + args_.shared.rotations);
+    const int first = 4 * lane_;
+    if (args_.interleaved) {
+      if (first >= 2 * args_.pairs) return;
+      const float4 turn = reinterpret_cast<const float4*>(turns)[lane_];
+      head = {head.x * turn.x - head.y * turn.y, head.y * turn.x + head.x * turn.y,
+              head.z * turn.z - head.w * turn.w, head.w * turn.z + head.z * turn.w};
+      return;
     }
-    __syncwarp();
+    const bool is_second = first >= args_.pairs;
+    const int distance = args_.pairs / 4;
+    const int other = is_second ? lane_ - distance : lane_ + distance;
+    const float4 its = {__shfl_sync(~0u, head.x, other), __shfl_sync(~0u, head.y, other),
+                        __shfl_sync(~0u, head.z, other), __shfl_sync(~0u, head.w, other)};
+    if (first >= 2 * args_.pairs) return;
+    const float2* const turn = turns + (is_second ? first - args_.pairs : first);
+    const float sign = is_second ? 1.0f : -1.0f;
+    const auto rotate = [&](float mine, float partner, const float2& angle) {
+      return __fmaf_rn(partner, sign * angle.y, mine * angle.x);
+    };
+    head = {rotate(head.x, its.x, turn[0]), rotate(head.y, its.y, turn[1]),
+            rotate(head.z, its.z, turn[2]), rotate(head.w, its.w, turn[3])};
   }
 
-  MARLIN_DEVICE void Append(const float* from, bool is_value) const {
-    const int features = is_value ? args_.value_dim : args_.key_dim;
-    uint8_t* const page = FindPage(position_);
-    auto* const fresh = reinterpret_cast<uint32_t*>(Memory() + args_.shared.fresh) +
-                        (is_value ? args_.key_dim / 2 : 0);
-    auto* const to = reinterpret_cast<uint32_t*>(page + ElementOf(position_, is_value) * 2);
-#pragma unroll 1
-    for (int pair = lane_; pair < features / 2; pair += 32) {
-      const uint32_t rounded = Bf16x2::Pack(from[2 * pair], from[2 * pair + 1]);
-      fresh[pair] = rounded;
-      if (page != nullptr) to[pair] = rounded;
-    }
+  MARLIN_DEVICE void Append(const float4& from, bool is_value) const {
+    const uint2 rounded = {Bf16x2::Pack(from.x, from.y), Bf16x2::Pack(from.z, from.w)};
+    auto* const fresh = reinterpret_cast<uint2*>(Memory() + args_.shared.fresh);
+    fresh[(is_value ? args_.key_dim / 4 : 0) + lane_] = rounded;
+    uint8_t* const page = Part().fresh;
+    if (page == nullptr) return;
+    reinterpret_cast<uint2*>(page + PlaceOf(Position(), is_value))[lane_] = rounded;
   }
 
   /// A barrier of the two warps of a pair.
@@ -330,31 +314,35 @@ class TokenAttention {
   /// Puts the new key and value in their rows of the stage. Called by one warp.
   MARLIN_DEVICE void InsertFresh() const {
     const auto* const fresh = reinterpret_cast<const uint32_t*>(Memory() + args_.shared.fresh);
-    const int row = position_ % kWarpKeys;
+    const int row = Position() % kWarpKeys;
     for (int pair = lane_; pair < (args_.key_dim + args_.value_dim) / 2; pair += 32) {
       const bool is_value = pair >= args_.key_dim / 2;
       const int of_row = is_value ? pair - args_.key_dim / 2 : pair;
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(Row(row, is_value) + of_row * 4),
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(Row(warp_ >> 1, row, is_value) + of_row * 4),
                    "r"(fresh[pair])
                    : "memory");
     }
   }
 
   template <typename Softmax>
-  MARLIN_DEVICE void AddKeys(Softmax& softmax) const {
+  MARLIN_DEVICE void AddKeys(int index, Softmax& softmax) const {
+    AwaitLayer(args_, LayerBarrier::kKeys, index);
     const uint32_t half = static_cast<uint32_t>(warp_ & 1) * args_.value_dim;
 #pragma unroll 1
-    for (int block = first_block_ + (warp_ >> 1); block < end_block_; block += kWarpPairs) {
-      Wait(Barrier(), *turns_ & 1);
-      ++*turns_;
-      if ((warp_ & 1) == 0 && block == position_ / kWarpKeys) InsertFresh();
+    for (int block = Part().first_block + (warp_ >> 1); block < Part().end_block;
+         block += kWarpPairs) {
+      if ((warp_ & 1) == 0 && block == Position() / kWarpKeys) InsertFresh();
+      asm volatile("cp.async.wait_all;" ::: "memory");
       SyncPair();
-      softmax.Add(Row(0, false), Row(0, true) + half, block * kWarpKeys,
-                  [&](int) { return visible_; });
-      if (block + kWarpPairs >= end_block_) break;
-      FenceAsyncProxy();
+      softmax.Add(Row(warp_ >> 1, 0, false), Row(warp_ >> 1, 0, true) + half, block * kWarpKeys,
+                  [&](int) {
+                    return KeySpan{Part().first_key, Position() + 1};
+                  });
+      if (block + kWarpPairs >= Part().end_block) break;
       SyncPair();
-      if ((warp_ & 1) == 0) Request(block + kWarpPairs);
+      const int next = block + kWarpPairs;
+      Request(next, warp_ >> 1, (warp_ & 1) * 32 + lane_,
+              FindPage(args_, layer_.cache_group, next * kWarpKeys));
     }
     softmax.SumLanes();
   }
@@ -364,20 +352,20 @@ class TokenAttention {
   MARLIN_DEVICE float* Sums() const {
     return reinterpret_cast<float*>(Memory() + args_.shared.keys);
   }
-  MARLIN_DEVICE int ValuesAt() const { return (2 * kWarpPairs * group_ + 3) / 4 * 4; }
+  MARLIN_DEVICE int ValuesAt() const { return (2 * kWarpPairs * args_.group + 3) / 4 * 4; }
   MARLIN_DEVICE int ValuesStride() const { return args_.value_dim + kMergePadding; }
 
   template <typename Softmax>
   MARLIN_DEVICE void StoreSums(const Softmax& softmax) const {
     float* const largest = Sums();
-    float* const sums = largest + kWarpPairs * group_;
+    float* const sums = largest + kWarpPairs * args_.group;
     float* const values = largest + ValuesAt();
     const int first_feature = (warp_ & 1) * args_.value_dim / 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int head = (lane_ >> 2) + 8 * half;
-      if (head >= group_) continue;
-      const int at = (warp_ >> 1) * group_ + head;
+      if (head >= args_.group) continue;
+      const int at = (warp_ >> 1) * args_.group + head;
       if ((lane_ & 3) == 0 && (warp_ & 1) == 0) {
         largest[at] = softmax.largest(half);
         sums[at] = softmax.sum(half);
@@ -389,22 +377,37 @@ class TokenAttention {
     }
   }
 
-  MARLIN_DEVICE void PublishMerged(uint32_t* parts, uint32_t tag) const {
+  /// Merges the pairs' parts of a head, each quad of features in a lane. The only part of a KV head
+  /// is the result; it is published as a part too, so that its words never have a tag of long ago.
+  MARLIN_DEVICE void PublishMerged(uint32_t* parts, uint32_t* mixed, uint32_t tag) const {
     const float* const largest = Sums();
-    const float* const sums = largest + kWarpPairs * group_;
+    const float* const sums = largest + kWarpPairs * args_.group;
     const float* const values = largest + ValuesAt();
-    const int quads = args_.value_dim / 4;
-    const int pairs = min(end_block_ - first_block_, kWarpPairs);
+    const int quad = lane_;
+    const int pairs = min(Part().end_block - Part().first_block, kWarpPairs);
+    if (4 * quad >= args_.value_dim) return;
 #pragma unroll 1
-    for (int head = warp_; head < group_; head += kPersistentWarps) {
-      const int quad = lane_;
-      if (quad >= quads) break;
+    for (int head = warp_; head < args_.group; head += kPersistentWarps) {
+      float factors[kWarpPairs];
       SoftmaxPart merged;
-#pragma unroll 1
-      for (int pair = 0; pair < pairs; ++pair) {
-        const int at = pair * group_ + head;
-        merged.Add({largest[at], sums[at],
-                    *reinterpret_cast<const float4*>(values + at * ValuesStride() + 4 * quad)});
+#pragma unroll
+      for (int pair = 0; pair < kWarpPairs; ++pair) {
+        factors[pair] = pair < pairs ? largest[pair * args_.group + head] : NoScore();
+        merged.largest = fmaxf(merged.largest, factors[pair]);
+      }
+#pragma unroll
+      for (int pair = 0; pair < kWarpPairs; ++pair) {
+        if (pair >= pairs) break;
+        const int at = pair * args_.group + head;
+        const float factor = RescaleFactor(factors[pair], merged.largest);
+        merged.sum = __fmaf_rn(sums[at], factor, merged.sum);
+        merged.AddValues(*reinterpret_cast<const float4*>(values + at * ValuesStride() + 4 * quad),
+                         factor);
+      }
+      if (Part().active_splits == 1) {
+        const int number = KvHead() * args_.group + head;
+        const Finish finish(layer_, number, merged);
+        PublishQuad(mixed + number * args_.value_dim + 4 * quad, finish.Values(merged.values), tag);
       }
       uint32_t* const to = parts + head * (args_.value_dim + 4);
       PublishQuad(to + 4 * quad, merged.values, tag);
@@ -428,48 +431,39 @@ class TokenAttention {
     int first_feature;
   };
   MARLIN_DEVICE void CombineUnit(const uint32_t* parts, const CombinedUnit& unit, uint32_t* mixed,
-                                 PersistentScratch& scratch, uint32_t tag) const {
-    const int head = unit.head;
+                                 uint32_t tag) const {
+    constexpr int kLanes = 4;  // A split's quads are in eight lanes.
+    constexpr int kMost = 4;   // Splits of a lane that are requested at once.
     const int feature = unit.first_feature + (lane_ & 7) * 4;
     const uint32_t* const first = parts + unit.kv_head * args_.attention_splits * PartWords() +
-                                  (head - unit.kv_head * group_) * (args_.value_dim + 4);
+                                  (unit.head - unit.kv_head * args_.group) * (args_.value_dim + 4);
     SoftmaxPart merged;
 #pragma unroll 1
-    for (int split = static_cast<int>(threadIdx.x) / 8; split < active_splits_;
-         split += kPersistentThreads / 8) {
-      const uint32_t* const from = first + split * PartWords();
-      const uint4 sums = PollQuad(from + args_.value_dim);
-      const uint4 values = PollQuad(from + feature);
-      const float4 known = AwaitQuad(from + args_.value_dim, sums, tag);
-      merged.Add({known.x, known.y, AwaitQuad(from + feature, values, tag)});
+    for (int split = lane_ >> 3; split < Part().active_splits; split += kLanes * kMost) {
+      uint4 sums[kMost];
+      uint4 values[kMost];
+#pragma unroll
+      for (int i = 0; i < kMost; ++i) {
+        if (split + i * kLanes >= Part().active_splits) break;
+        const uint32_t* const from = first + (split + i * kLanes) * PartWords();
+        sums[i] = PollQuad(from + args_.value_dim);
+        values[i] = PollQuad(from + feature);
+      }
+#pragma unroll
+      for (int i = 0; i < kMost; ++i) {
+        if (split + i * kLanes >= Part().active_splits) break;
+        const uint32_t* const from = first + (split + i * kLanes) * PartWords();
+        const float4 known = AwaitQuad(from + args_.value_dim, sums[i], tag);
+        merged.Add({known.x, known.y, AwaitQuad(from + feature, values[i], tag)});
+      }
     }
+    __syncwarp();
     merged.AddLane(8);
     merged.AddLane(16);
-    float* const part = scratch.parts[warp_][lane_ & 7];
     if (lane_ < 8) {
-      part[0] = merged.largest;
-      part[1] = merged.sum;
-      *reinterpret_cast<float4*>(part + 4) = merged.values;
+      const Finish finish(layer_, unit.head, merged);
+      PublishQuad(mixed + unit.head * args_.value_dim + feature, finish.Values(merged.values), tag);
     }
-    __syncthreads();
-    if (warp_ == 0) {
-      merged = {};
-      const int warps = (active_splits_ + 3) / 4;
-#pragma unroll 1
-      for (int i = 0; i < 4; ++i) {
-        const int warp = (lane_ >> 3) * 4 + i;
-        if (warp >= warps) break;
-        const float* const from = scratch.parts[warp][lane_ & 7];
-        merged.Add({from[0], from[1], *reinterpret_cast<const float4*>(from + 4)});
-      }
-      merged.AddLane(8);
-      merged.AddLane(16);
-      if (lane_ < 8) {
-        const Finish finish(layer_, head, merged);
-        PublishQuad(mixed + head * args_.value_dim + feature, finish.Values(merged.values), tag);
-      }
-    }
-    __syncthreads();
   }
 
   /// The division by the sum of weights, to which a sink adds.
@@ -493,17 +487,19 @@ class TokenAttention {
 
   const PersistentArguments& args_;
   const PersistentLayer& layer_;
-  int* turns_;
-  int position_;
   int lane_;
   int warp_;
-  int group_;
-  int kv_head_;
-  int split_;
-  KeySpan visible_;
-  int active_splits_;  ///< CTAs of a KV head that have keys.
-  int first_block_;
-  int end_block_;
 };
+
+/// The threads that copy the first keys of every layer, `thread` of kKeyCopiers: from when its
+/// projections begin, at which time all tiles of the layer before have been multiplied.
+MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
+#pragma unroll 1
+  for (int layer = 0; layer < args.layer_count; ++layer) {
+    CopyPermit(args).Await(layer * kPhases + static_cast<int>(Phase::kOut));
+    AwaitLayer(args, LayerBarrier::kLayer, layer);
+    TokenAttention(args, Tables{args}.LayerOf(layer)).RequestFirst(thread);
+  }
+}
 
 }  // namespace marlin::cuda

@@ -45,11 +45,14 @@ MARLIN_DEVICE float4 AwaitQuad(const uint32_t* from, uint4 v, uint32_t tag) {
   while (!IsFresh(v, tag)) v = PollQuad(from);
   return {ValueOf(v.x), ValueOf(v.y), ValueOf(v.z), ValueOf(v.w)};
 }
-MARLIN_DEVICE float AwaitWord(const uint32_t* from, uint32_t tag) {
+MARLIN_DEVICE uint32_t PollWord(const uint32_t* from) {
   uint32_t word;
-  do {
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-  } while (((word ^ tag) & kTagMask) != 0);
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+  return word;
+}
+/// Polls until `word`, read from there, has the tag.
+MARLIN_DEVICE float AwaitWord(const uint32_t* from, uint32_t word, uint32_t tag) {
+  while (((word ^ tag) & kTagMask) != 0) word = PollWord(from);
   return ValueOf(word);
 }
 

@@ -19,6 +19,7 @@
 #pragma once
 
 #include "backends/cuda/kernels/common/epilogue.cuh"
+#include "backends/cuda/kernels/decoder/softmax_rows.cuh"
 #include "backends/cuda/kernels/persistent/persistent_attention.cuh"
 #include "backends/cuda/kernels/persistent/persistent_exchange.cuh"
 #include "backends/cuda/kernels/persistent/persistent_tiles.cuh"
@@ -26,35 +27,47 @@
 
 namespace marlin::cuda {
 
+/// Integers in the order of floats that are not NaN; the two zeros are one.
+MARLIN_DEVICE int KeyOf(float value) {
+  const int bits = __float_as_int(value + 0.0f);
+  return bits ^ (bits >> 31 & 0x7fffffff);
+}
+MARLIN_DEVICE float OfKey(int key) { return __int_as_float(key ^ (key >> 31 & 0x7fffffff)); }
+
 /// The top-k selection by logits alone: a softmax keeps their order. Ties go to the lower expert.
 struct LogitRouter {
   const PersistentRouter& options;
-  const float* logits;  ///< Shared memory, finite, padded to quads with less than all.
+  const int* keys;  ///< Shared memory: KeyOf the logits, padded to quads with less than all.
   int32_t* ids;
 
   /// An expert's place is the number of experts before it; four threads count it. Called by all
   /// threads.
   MARLIN_DEVICE void Select() const {
+    const auto* const quads = reinterpret_cast<const int4*>(keys);
     const int part = static_cast<int>(threadIdx.x) & 3;
 #pragma unroll 1
     for (int first = 0; first < options.experts; first += kPersistentThreads / 4) {
-      const int e = first + static_cast<int>(threadIdx.x >> 2);
-      const float mine = logits[min(e, options.experts - 1)];
+      const int e = min(first + static_cast<int>(threadIdx.x >> 2), options.experts - 1);
+      const int mine = keys[e];
+      const int my_quad = e >> 2;
       int before = 0;
-      const auto count = [&](float other, int number) {
-        before += other > mine || (other == mine && number < e) ? 1 : 0;
-      };
-#pragma unroll 2
-      for (int other = 4 * part; other < options.experts; other += 16) {
-        const float4 v = *reinterpret_cast<const float4*>(logits + other);
-        count(v.x, other);
-        count(v.y, other + 1);
-        count(v.z, other + 2);
-        count(v.w, other + 3);
+#pragma unroll 4
+      for (int quad = part; 4 * quad < options.experts; quad += 4) {
+        const int4 v = quads[quad];
+        // Equal ones come before it if they are lower.
+        const int least = mine - (quad < my_quad ? 1 : 0);
+        before += (v.x > least ? 1 : 0) + (v.y > least ? 1 : 0) + (v.z > least ? 1 : 0) +
+                  (v.w > least ? 1 : 0);
+      }
+      if (part == (my_quad & 3)) {
+        const int4 v = quads[my_quad];
+        const int place = e & 3;
+        before += (place > 0 && v.x == mine ? 1 : 0) + (place > 1 && v.y == mine ? 1 : 0) +
+                  (place > 2 && v.z == mine ? 1 : 0);
       }
       before += __shfl_xor_sync(~0u, before, 1);
       before += __shfl_xor_sync(~0u, before, 2);
-      if (part == 0 && e < options.experts && before < options.top_k) ids[before] = e;
+      if (part == 0 && before < options.top_k) ids[before] = e;
     }
   }
 
@@ -62,25 +75,30 @@ struct LogitRouter {
   /// Called by one warp.
   MARLIN_DEVICE void Weigh(float* weights) const {
     const int lane = static_cast<int>(threadIdx.x) & 31;
-    const float largest = logits[ids[0]];
+    const float largest = OfKey(keys[ids[0]]);
+    const auto weight = [&](int expert) { return Exp2((OfKey(keys[expert]) - largest) * kLog2E); };
     const bool of_chosen = options.normalize || options.scoring == kSoftmaxOfChosen;
     const int count = of_chosen ? options.top_k : options.experts;
     float sum = 0.0f;
-    for (int i = lane; i < count; i += 32) sum += expf(logits[of_chosen ? ids[i] : i] - largest);
+#pragma unroll 1
+    for (int i = lane; i < count; i += 32) sum += weight(of_chosen ? ids[i] : i);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    const auto scale = static_cast<float>(options.scaling_factor);
-    for (int i = lane; i < options.top_k; i += 32) {
-      weights[i] = expf(logits[ids[i]] - largest) / sum * scale;
-    }
+    const float scale = __fdividef(static_cast<float>(options.scaling_factor), sum);
+    if (lane < options.top_k) weights[lane] = weight(ids[lane]) * scale;
   }
 };
 
 /// The router of all other kinds, and of logits that are errors. Called by all threads, rarely: not
 /// inlined, it does not push the rest out of the instruction cache.
 static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
-                                                const PersistentLayer& layer, const float* logits,
+                                                const PersistentLayer& layer, int* keys,
                                                 PersistentScratch& scratch) {
+  auto* const logits = reinterpret_cast<float*>(keys);
+  for (int e = static_cast<int>(threadIdx.x); e < args.router.experts; e += kPersistentThreads) {
+    logits[e] = OfKey(keys[e]);
+  }
+  SyncFirst<kPersistentThreads>();
   RouterArguments router;
   router.logits = logits;
   router.ids = scratch.ids;
@@ -98,32 +116,21 @@ static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
   CheckBias(router);
   auto* const scores = reinterpret_cast<double*>(Memory() + args.shared.sums);
   TokenRouter<kPersistentWarps>(router, 0, scores, scratch.router).Route();
-  __syncthreads();
+  SyncFirst<kPersistentThreads>();
 }
 
 /// A CTA of the kernel.
 class PersistentBlock {
  public:
   MARLIN_DEVICE explicit PersistentBlock(const PersistentArguments& args)
-      : args_(args),
-        thread_(static_cast<int>(threadIdx.x)),
-        tables_{args},
-        ring_(args),
-        clock_(*args.clock),
-        position_(*args.position) {}
+      : args_(args), thread_(static_cast<int>(threadIdx.x)), tables_{args}, ring_(args) {}
 
   /// The parts of shared memory that are there before the first layer.
   MARLIN_DEVICE void Begin() {
-    if (thread_ < kWarpPairs) {
-      InitBarrier(Base() + args_.shared.barriers + (kPersistentWarps * kMostSlots + thread_) * 8,
-                  1);
-    }
-    FenceBarrierInit();
-    CopyTable(0);
     auto* const rotations = reinterpret_cast<float2*>(Memory() + args_.shared.rotations);
     for (int pair = thread_; pair < args_.pairs; pair += kPersistentThreads) {
-      RotationOf(args_.frequencies[pair], position_, args_.rotary_factor, &rotations[pair].x,
-                 &rotations[pair].y);
+      RotationOf(args_.frequencies[pair], Scratch().position, args_.rotary_factor,
+                 &rotations[pair].x, &rotations[pair].y);
     }
     auto* const residual = Residual();
     for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
@@ -137,9 +144,10 @@ class PersistentBlock {
       CopyAsync16(Base() + args_.shared.schedules + i * 16, schedules + i, 16);
     }
     if (thread_ == 0) FindParts();
-    CopyNorm(args_.layers->attention_norm);
-    FinishTable();
-    __syncthreads();
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    SyncFirst<kPersistentThreads>();
+    FindPages();
+    SyncFirst<kPersistentThreads>();
   }
 
   /// Runs all layers, and stores the residual. Every part is called from one place: code that is
@@ -147,18 +155,18 @@ class PersistentBlock {
   template <CodeKind kKind>
   MARLIN_DEVICE void Run() {
     const int phases = args_.layer_count * kPhases;
-    int turns = 0;
 #pragma unroll 1
     for (int phase = 0;; ++phase) {
       const auto which = static_cast<Phase>(phase % kPhases);
       const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
-      float4 early;
+      float squares = 0.0f;
       if (normalizes) {
-        early = LoadRouter(phase, phases);
-        AddBlock(phase);
+        squares = AddBlock(phase);
         if (phase == phases) break;
+        AwaitLayer(args_, which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp,
+                   phase / kPhases);
       } else if (which == Phase::kOut) {
-        PrepareOut(phase, &turns);
+        PrepareOut(phase);
       } else {
         PrepareDown(phase);
       }
@@ -167,12 +175,14 @@ class PersistentBlock {
       const int known = which == Phase::kOut && routes     ? phase
                         : which == Phase::kGates && routes ? phase - 1
                                                            : phase + 1;
-      ring_.Allow(min(known, phases - 1));
+      if (thread_ == 0) CopyPermit(args_).Allow(min(known, phases - 1) + 1);
       if (normalizes) {
-        PrepareNormalized(phase, early);
-        if (known < phase) ring_.Allow(phase + 1);
+        PrepareNormalized(phase, squares);
+        if (known < phase && thread_ == 0) CopyPermit(args_).Allow(phase + 2);
       }
-      __syncthreads();
+      SyncFirst<kPersistentThreads>();
+      ring_.Begin(phase);
+      const bool is_low = SlotOrder::IsLow(phase);
       const PhaseGemm& gemm = tables_.GemmOf(phase);
       const Schedule& schedule = tables_.ScheduleOf(gemm);
       // A norm's results are those of all k.
@@ -182,26 +192,27 @@ class PersistentBlock {
       switch (gemm.use) {
         case ParameterUse::kOneScale:
           MultiplyTiles<kKind, ParameterUse::kOneScale>(gemm, schedule, activations, first_tile,
-                                                        sums, ring_);
+                                                        is_low, sums, ring_);
           break;
         case ParameterUse::kScales:
-          MultiplyTiles<kKind, ParameterUse::kScales>(gemm, schedule, activations, first_tile, sums,
-                                                      ring_);
+          MultiplyTiles<kKind, ParameterUse::kScales>(gemm, schedule, activations, first_tile,
+                                                      is_low, sums, ring_);
           break;
         default:
-          MultiplyTiles<kKind, ParameterUse::kAll>(gemm, schedule, activations, first_tile, sums,
-                                                   ring_);
+          MultiplyTiles<kKind, ParameterUse::kAll>(gemm, schedule, activations, first_tile, is_low,
+                                                   sums, ring_);
       }
-      __syncthreads();
-      Publish(phase, schedule, sums);
+      const Published published = FindPublished(phase, schedule);
+      SyncFirst<kPersistentThreads>();
+      Publish(phase, published, sums);
     }
-    __syncthreads();
+    SyncFirst<kPersistentThreads>();
     for (int i = static_cast<int>(blockIdx.x) * kPersistentThreads + thread_;
          i < args_.features / 4; i += static_cast<int>(gridDim.x) * kPersistentThreads) {
       reinterpret_cast<float4*>(args_.hidden)[i] = Residual()[i];
     }
     // All CTAs have read the clock: this one has had sums of each since.
-    if (blockIdx.x == 0 && thread_ == 0) *args_.clock = clock_ + args_.layer_count;
+    if (blockIdx.x == 0 && thread_ == 0) *args_.clock = Scratch().clock + args_.layer_count;
   }
 
  private:
@@ -215,9 +226,9 @@ class PersistentBlock {
   }
   /// The exchange buffer of a layer, and its tag.
   MARLIN_DEVICE uint32_t* Words(int layer) const {
-    return args_.words + ((clock_ + layer) & 1) * args_.exchange.words;
+    return args_.words + ((Scratch().clock + layer) & 1) * args_.exchange.words;
   }
-  MARLIN_DEVICE uint32_t Tag(int layer) const { return TagOf(clock_ + layer); }
+  MARLIN_DEVICE uint32_t Tag(int layer) const { return TagOf(Scratch().clock + layer); }
 
   /// The CTA's part of attention and of the router: once, since divisions take a hundred clocks.
   MARLIN_DEVICE void FindParts() const {
@@ -229,58 +240,63 @@ class PersistentBlock {
     scratch.head_kv_head = scratch.head / args_.group;
     const auto blocks = static_cast<int>(gridDim.x);
     scratch.router_rows = max(args_.router.experts - block + blocks - 1, 0) / blocks;
+    for (int group = 0; group < kMostCacheGroups; ++group) {
+      if (args_.groups[group].block_table == nullptr) continue;
+      scratch.attention[group] = PartOf(args_, group, Scratch().position);
+    }
+  }
+
+  /// The pages of the CTA's first keys and of the new one.
+  MARLIN_DEVICE void FindPages() const {
+    if (thread_ > kWarpPairs) return;
+    for (int group = 0; group < kMostCacheGroups; ++group) {
+      if (args_.groups[group].block_table == nullptr) continue;
+      AttentionPart& part = Scratch().attention[group];
+      const int block =
+          thread_ < kWarpPairs ? part.first_block + thread_ : Scratch().position / kWarpKeys;
+      if (block < part.first_block || block >= part.end_block) continue;
+      uint8_t* const page = FindPage(args_, group, block * kWarpKeys);
+      if (thread_ < kWarpPairs) {
+        part.pages[thread_] = page;
+      } else {
+        part.fresh = page;
+      }
+    }
   }
 
   MARLIN_DEVICE void CheckPosition() const {
-    if (position_ < 0) {
-      RecordError(args_.errors, ValueError::kPosition, position_, 0);
+    if (Scratch().position < 0) {
+      RecordError(args_.errors, ValueError::kPosition, Scratch().position, 0);
       return;
     }
-    const int block = position_ / kCachePageTokens;
+    const int block = Scratch().position / kCachePageTokens;
     for (const CacheGroup& pages : args_.groups) {
       if (pages.block_table == nullptr || block < pages.blocks) continue;
-      RecordError(args_.errors, ValueError::kBlock, position_, block, pages.blocks);
+      RecordError(args_.errors, ValueError::kBlock, Scratch().position, block, pages.blocks);
     }
   }
-
-  /// Begins the copy of a layer's table.
-  MARLIN_DEVICE void CopyTable(int layer) {
-    if (layer >= args_.layer_count) return;
-    constexpr int kChunks = sizeof(PersistentLayer) / 16;
-    static_assert(kChunks <= kPersistentThreads);
-    if (thread_ < kChunks) {
-      CopyAsync16(
-          Base() + args_.shared.layers + (layer & 1) * int{sizeof(PersistentLayer)} + thread_ * 16,
-          reinterpret_cast<const uint4*>(args_.layers + layer) + thread_, 16);
-    }
-  }
-  /// Begins the copy of a layer's experts.
-  MARLIN_DEVICE void CopyExperts(const PersistentLayer& layer) {
-    if (layer.experts == nullptr) return;
-    const int chunks = args_.router.experts * int{sizeof(PersistentExpert)} / 16;
-    for (int i = thread_; i < chunks; i += kPersistentThreads) {
-      CopyAsync16(Base() + args_.shared.experts + i * 16,
-                  reinterpret_cast<const uint4*>(layer.experts) + i, 16);
-    }
-  }
-  /// Ends the copies of tables; __syncthreads has to follow.
-  static MARLIN_DEVICE void FinishTable() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
   /// Rows blockIdx.x, blockIdx.x + gridDim.x ... of the router's matrix.
   MARLIN_DEVICE int RouterRows() const { return Scratch().router_rows; }
 
-  /// residual += the sums of the phase before.
-  MARLIN_DEVICE void AddBlock(int phase) {
-    if (phase == 0) return;
-    const PhaseGemm& gemm = tables_.GemmOf(phase - 1);
+  /// residual += the sums of the phase before. Returns the squares of the thread's elements.
+  MARLIN_DEVICE float AddBlock(int phase) {
     const int index = (phase - 1) / kPhases;
-    const uint32_t* const words = Words(index) + args_.exchange.phases[(phase - 1) % kPhases];
+    const uint32_t* const words =
+        Words(index) + args_.exchange.phases[(phase + kPhases - 1) % kPhases];
+    float squares = 0.0f;
 #pragma unroll 1
     for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
-      const float4 block = GatherSums(words + 4 * i, gemm.splits, gemm.columns, Tag(index));
-      float4& x = Residual()[i];
-      x = {x.x + block.x, x.y + block.y, x.z + block.z, x.w + block.w};
+      float4 x = Residual()[i];
+      if (phase > 0) {
+        const PhaseGemm& gemm = tables_.GemmOf(phase - 1);
+        const float4 block = GatherSums(words + 4 * i, gemm.splits, gemm.columns, Tag(index));
+        x = {x.x + block.x, x.y + block.y, x.z + block.z, x.w + block.w};
+        Residual()[i] = x;
+      }
+      squares += __fmaf_rn(x.x, x.x, x.y * x.y) + __fmaf_rn(x.z, x.z, x.w * x.w);
     }
+    return squares;
   }
 
   /// The factor of the residual's norm. `squares`: of this thread's elements.
@@ -288,14 +304,14 @@ class PersistentBlock {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
     if (thread_ % 32 == 0) Scratch().squares[thread_ / 32] = squares;
-    __syncthreads();
+    SyncFirst<kPersistentThreads>();
     // Every warp adds the warps' parts, in the same order.
     float sum = Scratch().squares[thread_ % kPersistentWarps];
 #pragma unroll
     for (int step = kPersistentWarps / 2; step > 0; step /= 2) {
       sum += __shfl_xor_sync(~0u, sum, step);
     }
-    return __frsqrt_rn(__fdividef(sum, static_cast<float>(args_.features)) + epsilon);
+    return rsqrtf(__fdividef(sum, static_cast<float>(args_.features)) + epsilon);
   }
 
   MARLIN_DEVICE void StoreActivations(int quad, const float4& v) {
@@ -303,115 +319,78 @@ class PersistentBlock {
                                                                            Bf16x2::Pack(v.z, v.w)};
   }
 
-  /// A quad of one of the CTA's rows of the router's matrix.
-  MARLIN_DEVICE float4 RouterQuad(const float* router, int row, int quad) const {
-    const int64_t first = static_cast<int64_t>(blockIdx.x + row * gridDim.x) * args_.features;
-    return reinterpret_cast<const float4*>(router + first)[quad];
-  }
-
-  /// The router's matrix, if a phase needs it.
-  MARLIN_DEVICE const float* RouterOf(int phase) const {
-    return phase % kPhases == static_cast<int>(Phase::kQkv) ? nullptr : LayerOf(phase).router;
-  }
-  /// The thread's first quad of the CTA's first row of the router: loaded before the wait for the
-  /// residual.
-  MARLIN_DEVICE float4 LoadRouter(int phase, int phases) const {
-    const float* const router = phase == phases ? nullptr : RouterOf(phase);
-    if (router == nullptr || RouterRows() == 0 || thread_ >= args_.features / 4) {
-      return {0.0f, 0.0f, 0.0f, 0.0f};
-    }
-    return RouterQuad(router, 0, thread_);
-  }
-
   /// Normalizes the residual to the activations, and routes the token if the layer has experts.
-  MARLIN_DEVICE void PrepareNormalized(int phase, const float4& early) {
+  MARLIN_DEVICE void PrepareNormalized(int phase, float squares) {
     const PersistentLayer& layer = LayerOf(phase);
-    const bool attends = phase % kPhases == static_cast<int>(Phase::kQkv);
-    const float* const router = RouterOf(phase);
-    Normalize(phase, attends ? layer.attention_epsilon : layer.mlp_epsilon, early);
     const int index = phase / kPhases;
-    if (attends) {
+    if (phase % kPhases == static_cast<int>(Phase::kQkv)) {
+      Normalize(phase, layer.attention_epsilon, 0, squares);
       // Everything of the layer before has been read.
       if (thread_ == 0) {
         PublishWord(Words(index) + args_.exchange.arrived + blockIdx.x, 0.0f, Tag(index));
       }
       return;
     }
+    const bool awaits = thread_ < static_cast<int>(gridDim.x);
+    const uint32_t* const others = Words(index) + args_.exchange.arrived + thread_;
+    const uint32_t arrived = awaits ? PollWord(others) : 0;
+    Normalize(phase, layer.mlp_epsilon, layer.router != nullptr ? RouterRows() : 0, squares);
+    if (layer.router != nullptr) SyncFirst<kPersistentThreads>();
     PublishLogits(layer, index);
-    AwaitArrivals(index);
-    if (router != nullptr) Route(layer, index);
+    // Every CTA has read all of the layer before.
+    if (awaits) AwaitWord(others, arrived, Tag(index));
+    if (layer.router != nullptr) Route(layer, index);
   }
 
   /// The residual times its norm's weights, to the activations, and zeros up to whole tiles; with a
   /// router also the warps' parts of the CTA's logits, to the scratch.
-  MARLIN_DEVICE void Normalize(int phase, float epsilon, const float4& early) {
+  MARLIN_DEVICE void Normalize(int phase, float epsilon, int rows, float squares) {
     const int quads = args_.features / 4;
-    const auto* const weights = reinterpret_cast<const float4*>(Memory() + args_.shared.norm);
-    const float* const router = RouterOf(phase);
-    const int rows = router != nullptr ? RouterRows() : 0;
-    float squares = 0.0f;
-#pragma unroll 1
-    for (int i = thread_; i < quads; i += kPersistentThreads) {
-      const float4 x = Residual()[i];
-      squares += __fmaf_rn(x.x, x.x, x.y * x.y) + __fmaf_rn(x.z, x.z, x.w * x.w);
-    }
+    const bool attends = phase % kPhases == static_cast<int>(Phase::kQkv);
+    const auto* const weights =
+        reinterpret_cast<const float4*>(Memory() + args_.shared.norms) + (attends ? 0 : quads);
+    const auto* router = reinterpret_cast<const float4*>(Memory() + args_.shared.router);
     const float factor = NormFactor(squares, epsilon);
 #pragma unroll 1
     for (int row = 0; row < max(rows, 1); ++row) {
       float dot = 0.0f;
-      float4 r = early;
-      if (row > 0 && thread_ < quads) r = RouterQuad(router, row, thread_);
 #pragma unroll 1
-      for (int i = thread_; i < quads;) {
+      for (int i = thread_; i < quads; i += kPersistentThreads) {
         const float4 x = Residual()[i];
         const float4 w = weights[i];
         const float4 y = {x.x * factor * w.x, x.y * factor * w.y, x.z * factor * w.z,
                           x.w * factor * w.w};
         if (row == 0) StoreActivations(i, y);
+        if (rows == 0) continue;
+        const float4 r = router[i];
         dot += __fmaf_rn(y.x, r.x, y.y * r.y) + __fmaf_rn(y.z, r.z, y.w * r.w);
-        i += kPersistentThreads;
-        if (i >= quads) break;
-        if (rows > 0) r = RouterQuad(router, row, i);
       }
       if (rows == 0) break;
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
       if (thread_ % 32 == 0) Scratch().dots[row][thread_ / 32] = dot;
+      router += quads;
     }
     for (int i = quads + thread_; i < tables_.GemmOf(phase).k_tiles * (kTileK / 4);
          i += kPersistentThreads) {
       StoreActivations(i, {0.0f, 0.0f, 0.0f, 0.0f});
     }
-    if (rows > 0 || router != nullptr) __syncthreads();
   }
 
-  /// Begins the copy of the next norm's weights: a phase ahead, before bulk copies that it would
-  /// wait for.
-  MARLIN_DEVICE void CopyNorm(const float* weight) const {
-    for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
-      CopyAsync16(Base() + args_.shared.norm + i * 16, weight + 4 * i, 16);
-    }
-  }
-
-  MARLIN_DEVICE void PrepareOut(int phase, int* turns) {
+  MARLIN_DEVICE void PrepareOut(int phase) {
     const PersistentLayer& layer = LayerOf(phase);
     const int index = phase / kPhases;
     // Attention takes the memory of the sums.
-    __syncthreads();
-    CopyTable(index + 1);
-    CopyExperts(layer);
-    TokenAttention attention(args_, layer, position_, turns);
-    attention.RequestFirst();
-    CopyNorm(layer.mlp_norm);
+    SyncFirst<kPersistentThreads>();
+    TokenAttention attention(args_, layer);
     uint32_t* const words = Words(index);
     const uint32_t tag = Tag(index);
     attention.Run(layer.gemms[static_cast<int>(Phase::kQkv)],
                   words + args_.exchange.phases[static_cast<int>(Phase::kQkv)],
-                  words + args_.exchange.attention, tag);
+                  words + args_.exchange.attention, words + args_.exchange.mixed, index, tag);
     // Weights and activations take the memory of attention.
-    __syncthreads();
-    attention.Combine(words + args_.exchange.attention, words + args_.exchange.mixed, Scratch(),
-                      tag);
+    SyncFirst<kPersistentThreads>();
+    attention.Combine(words + args_.exchange.attention, words + args_.exchange.mixed, tag);
     const Schedule& schedule = tables_.ScheduleOf(layer.gemms[static_cast<int>(Phase::kOut)]);
     const int quads = args_.heads * args_.value_dim / 4;
     const int first = schedule.first_k_tile * (kTileK / 4);
@@ -420,7 +399,6 @@ class PersistentBlock {
       StoreActivations(i - first, i < quads ? AwaitQuad(from, PollQuad(from), tag)
                                             : float4{0.0f, 0.0f, 0.0f, 0.0f});
     }
-    FinishTable();
   }
 
   /// Publishes the logits of the CTA's rows of the router: in layers without one too, so that no
@@ -439,29 +417,27 @@ class PersistentBlock {
   /// Gathers the logits, and selects the experts and their weights. Those of the last warp's are
   /// read after the next barrier but one.
   MARLIN_DEVICE void Route(const PersistentLayer& layer, int index) {
-    auto* const logits = reinterpret_cast<float*>(Memory() + args_.shared.logits);
+    auto* const keys = reinterpret_cast<int*>(Memory() + args_.shared.logits);
     const uint32_t* const words = Words(index) + args_.exchange.logits;
     const int experts = args_.router.experts;
     bool is_plain = args_.router.groups == 1 && layer.choice_bias == nullptr &&
                     args_.router.scoring != kSigmoid;
+#pragma unroll 1
     for (int e = thread_; e < (experts + 3) / 4 * 4; e += kPersistentThreads) {
-      logits[e] = e < experts ? AwaitWord(words + e, Tag(index)) : NoScore();
-      is_plain = is_plain && (e >= experts || isfinite(logits[e]));
+      float logit = NoScore();
+      if (e < experts) {
+        logit = AwaitWord(words + e, PollWord(words + e), Tag(index));
+        is_plain = is_plain && isfinite(logit);
+      }
+      keys[e] = KeyOf(logit);
     }
-    if (__syncthreads_and(is_plain ? 1 : 0) == 0) {
-      RouteAnyhow(args_, layer, logits, Scratch());
-      return;
-    }
-    const LogitRouter router{args_.router, logits, Scratch().ids};
-    router.Select();
-    __syncthreads();
-    if (thread_ >= kPersistentThreads - 32) router.Weigh(Scratch().weights);
-  }
-
-  /// Waits until every CTA has read all of the layer before.
-  MARLIN_DEVICE void AwaitArrivals(int index) const {
-    for (int i = thread_; i < static_cast<int>(gridDim.x); i += kPersistentThreads) {
-      AwaitWord(Words(index) + args_.exchange.arrived + i, Tag(index));
+    if (SyncFirstAny<kPersistentThreads>(!is_plain)) {
+      RouteAnyhow(args_, layer, keys, Scratch());
+    } else {
+      const LogitRouter router{args_.router, keys, Scratch().ids};
+      router.Select();
+      SyncFirst<kPersistentThreads>();
+      if (thread_ >= kPersistentThreads - 32) router.Weigh(Scratch().weights);
     }
   }
 
@@ -479,7 +455,6 @@ class PersistentBlock {
     const int of_copy = gates.sides * gates.strips * kStripOutputs;
     const int to_up = gates.sides == 2 ? gates.strips * kStripOutputs : inner;
     constexpr int kQuadsOfTile = kTileK / 4;
-    if (index + 1 < args_.layer_count) CopyNorm(tables_.LayerOf(index + 1).attention_norm);
 #pragma unroll 1
     for (int i = thread_; i < (schedule.end_k_tile - schedule.first_k_tile) * kQuadsOfTile;
          i += kPersistentThreads) {
@@ -511,48 +486,73 @@ class PersistentBlock {
       }
       StoreActivations(i, h);
     }
-    FinishTable();
   }
 
-  /// Adds the warps' sums of the CTA's units and publishes them, with their biases.
-  MARLIN_DEVICE void Publish(int phase_number, const Schedule& schedule, const float* sums) const {
+  /// What a thread publishes of a phase: an output of one of the CTA's units.
+  struct Published {
+    uint32_t* to = nullptr;  ///< Null: nothing.
+    uint32_t warps = 0;
+    float factor = 1.0f;
+    float bias = 0.0f;
+  };
+
+  /// Everything about a published output but its sum; found before the sums are there.
+  MARLIN_DEVICE Published FindPublished(int phase_number, const Schedule& schedule) const {
+    Published published;
+    const int local = thread_ / kStripOutputs;
+    if (local >= schedule.units) return published;
     const PersistentLayer& layer = LayerOf(phase_number);
-    const int index = phase_number / kPhases;
     const auto phase = static_cast<Phase>(phase_number % kPhases);
     const PhaseGemm& gemm = tables_.GemmOf(phase_number);
-    uint32_t* const words = Words(index) + args_.exchange.phases[static_cast<int>(phase)];
-    // Words that other layers have are written in every layer, so that no tag is one of long ago.
-    for (int i = gemm.splits * gemm.columns + static_cast<int>(blockIdx.x) * kPersistentThreads +
-                 thread_;
-         i < args_.exchange.phase_words[static_cast<int>(phase)];
-         i += static_cast<int>(gridDim.x) * kPersistentThreads) {
-      PublishWord(words + i, 0.0f, Tag(index));
-    }
-    const int local = thread_ / kStripOutputs;
-    if (local >= schedule.units) return;
-    const int output = thread_ % kStripOutputs;
     const ScheduledUnit unit = UnitAt(schedule, local);
+    const int output = thread_ % kStripOutputs;
     const int n = static_cast<int>(unit.output) + output;
     const bool adds_bias = unit.first_split != 0 && n < gemm.n;
-    float value = SumOfWarps(unit, sums + local * kPersistentWarps * kStripOutputs + output);
     const float* bias = gemm.bias;
     if (layer.experts == nullptr || phase < Phase::kGates) {
-      value *= unit.side == 0 ? gemm.weights.multiplier : gemm.up_multiplier;
+      published.factor = unit.side == 0 ? gemm.weights.multiplier : gemm.up_multiplier;
     } else if (phase == Phase::kGates) {
       const PersistentExpert& expert = tables_.Chosen(unit.copy);
-      value *= unit.side == 0 ? expert.gate_multiplier : expert.up_multiplier;
+      published.factor = unit.side == 0 ? expert.gate_multiplier : expert.up_multiplier;
       bias = expert.gate_bias;
     } else if (adds_bias) {
       // The multipliers are in the inputs.
-      value += BiasOfDowns(n);
+      published.bias = BiasOfDowns(n);
     }
-    if (bias != nullptr && adds_bias) value += bias[unit.side * gemm.n + n];
-    PublishWord(words + unit.word + output, value, Tag(index));
+    if (bias != nullptr && adds_bias) published.bias += bias[unit.side * gemm.n + n];
+    published.to = Words(phase_number / kPhases) + args_.exchange.phases[static_cast<int>(phase)] +
+                   unit.word + output;
+    published.warps = unit.warps;
+    return published;
+  }
+
+  /// Adds the warps' sums of the CTA's units and publishes them, with their biases.
+  MARLIN_DEVICE void Publish(int phase_number, const Published& published,
+                             const float* sums) const {
+    const uint32_t tag = Tag(phase_number / kPhases);
+    if (published.to != nullptr) {
+      const float sum = SumOfWarps(
+          published.warps, sums + thread_ / kStripOutputs * kPersistentWarps * kStripOutputs +
+                               thread_ % kStripOutputs);
+      PublishWord(published.to, __fmaf_rn(sum, published.factor, published.bias), tag);
+    }
+    // Words that other layers have are written in every layer, so that no tag is one of long ago.
+    const int phase = phase_number % kPhases;
+    const PhaseGemm& gemm = tables_.GemmOf(phase_number);
+    uint32_t* const words = Words(phase_number / kPhases) + args_.exchange.phases[phase];
+#pragma unroll 1
+    for (int i = gemm.splits * gemm.columns + static_cast<int>(blockIdx.x) * kPersistentThreads +
+                 thread_;
+         i < args_.exchange.phase_words[phase];
+         i += static_cast<int>(gridDim.x) * kPersistentThreads) {
+      PublishWord(words + i, 0.0f, tag);
+    }
   }
 
   /// The weighted biases of the selected experts' outputs.
   MARLIN_DEVICE float BiasOfDowns(int n) const {
     float sum = 0.0f;
+#pragma unroll 1
     for (int i = 0; i < args_.router.top_k; ++i) {
       const float* const bias = tables_.Chosen(i).down_bias;
       if (bias != nullptr) sum += Scratch().weights[i] * bias[n];
@@ -564,13 +564,37 @@ class PersistentBlock {
   int thread_;
   Tables tables_;
   TileRing ring_;
-  uint32_t clock_;
-  int position_;
 };
 
+/// The warpgroup that copies.
+MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread < kFirstKeyCopier) TileCopier::InitBarriers(args);
+  FenceBarrierInit();
+  __syncthreads();
+  if (thread < kFirstKeyCopier) {
+    TileCopier(args).Run();
+  } else if (thread < kFirstKeyCopier + kKeyCopiers) {
+    CopyKeys(args, thread - kFirstKeyCopier);
+  }
+}
+
 template <CodeKind kKind>
-__global__ void __launch_bounds__(kPersistentThreads, 1)
+__global__ void __launch_bounds__(kPersistentBlock, 1)
     PersistentKernel(const __grid_constant__ PersistentArguments args) {
+  if (threadIdx.x >= kPersistentThreads) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    RunCopiers(args);
+    return;
+  }
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+  if (threadIdx.x == 0) {
+    PersistentScratch& scratch = Tables{args}.Scratch();
+    scratch.clock = *args.clock;
+    scratch.position = *args.position;
+    CopyPermit(args).Allow(0);
+  }
+  __syncthreads();
   PersistentBlock block(args);
   block.Begin();
   block.Run<kKind>();

@@ -9,8 +9,13 @@
 
 namespace marlin::cuda {
 
+/// The warps that compute, and the warpgroup behind them, which copies what they read: one warp
+/// weights and tables, two keys.
 inline constexpr int kPersistentThreads = 512;
 inline constexpr int kPersistentWarps = kPersistentThreads / 32;
+inline constexpr int kFirstKeyCopier = kPersistentThreads + 32;
+inline constexpr int kKeyCopiers = 64;
+inline constexpr int kPersistentBlock = kPersistentThreads + 128;
 /// GEMMs of a layer, in the order in which they run.
 inline constexpr int kPhases = 4;
 enum class Phase : uint8_t { kQkv, kOut, kGates, kDown };
@@ -66,14 +71,13 @@ struct ScheduledTile {
 };
 static_assert(sizeof(ScheduledTile) == 8);
 
-/// A unit of a CTA: its tiles are `first_warp`, `first_warp` + 1 ... of the warps.
+/// A unit of a CTA.
 struct ScheduledUnit {
   uint32_t word = 0;    ///< Its first sum, of the phase's words.
   uint32_t output = 0;  ///< Its first output, of its side.
-  uint8_t first_warp = 0;
-  uint8_t warps = 0;  ///< That have tiles of it.
   uint8_t copy = 0;
   uint8_t side = 0;
+  uint16_t warps = 0;        ///< A bit for every warp that has tiles of it.
   uint32_t first_split = 0;  ///< 1: it adds the biases.
 };
 static_assert(sizeof(ScheduledUnit) == 16);
@@ -109,22 +113,23 @@ struct alignas(16) PersistentLayer {
   const float* mlp_norm = nullptr;
   float attention_epsilon = 0;
   float mlp_epsilon = 0;
-  const float* query_norm = nullptr;  ///< [key_dim] or null.
+  const float* query_norm = nullptr;  ///< [key_dim] or null; the kernel reads head_norms.
   const float* key_norm = nullptr;
   float query_epsilon = 0;
   float key_epsilon = 0;
   const float* sinks = nullptr;  ///< [heads] or null.
-  int window = 0;
   int cache_group = 0;
   int64_t first_element = 0;                  ///< Where the layer begins in a page.
   const PersistentExpert* experts = nullptr;  ///< Null: a dense MLP.
   const float* router = nullptr;              ///< [experts, hidden]
   const float* router_bias = nullptr;
   const float* choice_bias = nullptr;
+  alignas(16) float head_norms[2][kMostHeadFeatures] = {};  ///< Of queries and of keys.
 };
 
-/// The pages of a cache group.
+/// The pages of a cache group, whose layers have the same window.
 struct CacheGroup {
+  int window = 0;  ///< 0: none.
   void* slabs[kMostCacheSlabs] = {};
   const int32_t* block_table = nullptr;
   int blocks = 0;
@@ -138,42 +143,66 @@ struct CacheGroup {
 inline constexpr int kLowSlots = 2;
 inline constexpr int kMostSlots = 8;
 
+/// What arrives once in every layer.
+enum class LayerBarrier : uint8_t {
+  kLayer,  ///< Its table, and the weights of attention's norm.
+  kMlp,    ///< The weights of its other norm, the CTA's rows of the router, the experts' table.
+  kKeys,
+};
+inline constexpr int kLayerBarriers = 3;
+
 /// Offsets in shared memory, in bytes. Attention's parts share the memory of the GEMMs' parts.
 struct PersistentShared {
   int residual = 0;   ///< f32 [hidden]
-  int norm = 0;       ///< f32 [hidden]: the next norm's weights.
+  int norms = 0;      ///< f32 [2][hidden]: the weights of attention's norm and of the MLP's.
+  int router = 0;     ///< f32 [the CTA's rows][hidden]
   int layers = 0;     ///< Two PersistentLayer, of even and of odd layers.
   int experts = 0;    ///< PersistentExpert [experts]
   int schedules = 0;  ///< The CTA's.
   int logits = 0;     ///< f32 [experts]
   int rotations = 0;  ///< float2 [pairs]
   int scratch = 0;    ///< PersistentScratch
-  int barriers = 0;   ///< The rings', [warps][slots], then the keys'.
+  int barriers = 0;   ///< The rings', [full, empty][warps][slots], then LayerBarriers.
   // GEMMs:
   int activations = 0;  ///< bf16, [k of the CTA's units]
   int sums = 0;         ///< f32 [units][warps][32]; the router's scores.
   // In the same memory, attention:
   int queries = 0;  ///< bf16, two terms of kMostGroupHeads rows.
-  int heads = 0;    ///< f32 [group + 2][features]
   int fresh = 0;    ///< bf16, the new key and value.
   int ring = 0;     ///< [slots][warps]
   int keys = 0;     ///< Stages of keys and values, then sums of the warps: in upper slots.
   int bytes = 0;
 };
 
+/// Pairs of warps, each with a stage of keys and values.
+inline constexpr int kWarpPairs = kPersistentWarps / 2;
+
+/// The part of a CTA in attention: the same in all layers of a cache group.
+struct AttentionPart {
+  int first_key;    ///< That the token sees.
+  int first_block;  ///< Blocks of kWarpKeys keys: the CTA's.
+  int end_block;
+  int active_splits;  ///< CTAs of a KV head that have keys.
+  uint8_t* fresh;     ///< The page of the new key; null: none. The layer's part begins behind it.
+  const uint8_t* pages[kWarpPairs];  ///< Of every pair's first block.
+};
+
 /// Small values that the threads of a CTA share.
 struct PersistentScratch {
+  int allowed;  ///< Phases whose tiles may be copied.
+  uint32_t clock;
+  int position;
+  AttentionPart attention[kMostCacheGroups];
   double router[kPersistentWarps];
   float squares[kPersistentWarps];
   float dots[kMostRouterRows][kPersistentWarps];
   int32_t ids[kMostChosenExperts];
   float weights[kMostChosenExperts];
-  float parts[kPersistentWarps][8][8];  ///< Merges of attention.
-  int router_rows;                      ///< Rows of the router that the CTA has.
-  int kv_head;                          ///< The CTA's; kv_heads: it has no part in attention.
-  int split;                            ///< The CTA's part of the KV head's keys.
-  int head;                             ///< Whose features the CTA merges first.
-  int head_kv_head;                     ///< Its KV head.
+  int router_rows;   ///< Rows of the router that the CTA has.
+  int kv_head;       ///< The CTA's; kv_heads: it has no part in attention.
+  int split;         ///< The CTA's part of the KV head's keys.
+  int head;          ///< Whose features the CTA merges first.
+  int head_kv_head;  ///< Its KV head.
 };
 
 /// Offsets in an exchange buffer, in words.

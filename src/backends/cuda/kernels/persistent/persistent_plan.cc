@@ -13,13 +13,10 @@ namespace {
 
 constexpr int kMostSplits = 8;
 constexpr int kMostKTiles = 1 << (kSegmentBits / 2);
-/// Cost of a further split, in tiles of a CTA: another sum to read for every output.
-constexpr double kCostOfSplit = 0.75;
 constexpr int kAlignment = 128;
 constexpr int kRowPadding = 16;   ///< As in matrix_softmax.cuh.
 constexpr int kKeysOfStage = 16;  ///< As kWarpKeys.
 constexpr int kMergePadding = 8;  ///< As in persistent_attention.cuh.
-constexpr int kPairs = kPersistentWarps / 2;
 
 int CeilDivide(int a, int b) { return (a + b - 1) / b; }
 
@@ -30,6 +27,19 @@ bool IsNormalized(int phase) {
 }
 int FirstUnit(const PhaseGemm& gemm, int block, int blocks) {
   return static_cast<int>(int64_t{UnitsOf(gemm)} * block / blocks);
+}
+
+/// The time of a CTA beside its tiles, in tiles: `of_split` for every split, another sum that every
+/// CTA reads of each output that it needs; `of_input` for every k-tile of a split, whose inputs it
+/// gathers. A norm's inputs are those of all.
+struct PhaseCosts {
+  double of_split;
+  double of_input;
+};
+PhaseCosts CostsOf(Phase phase, int n) {
+  if (phase != Phase::kOut && phase != Phase::kDown) return {0.75, 0.0};
+  // Every CTA adds all outputs to its residual.
+  return {n / 1024.0, phase == Phase::kOut ? 0.2 : 0.5};
 }
 
 /// Hands out adjacent parts of a memory.
@@ -48,13 +58,15 @@ class Offsets {
 
 }  // namespace
 
-void SplitPhase(int blocks, PhaseGemm* gemm) {
+void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm) {
   double best = 0;
+  const PhaseCosts costs = CostsOf(phase, gemm->n);
   const int units = gemm->copies * gemm->sides * gemm->strips;
   for (int splits = 1; splits <= std::min(kMostSplits, gemm->k_tiles); ++splits) {
     const int tiles = CeilDivide(gemm->k_tiles, splits);
     if (splits > 1 && CeilDivide(gemm->k_tiles, tiles) < splits) continue;
-    const double cost = CeilDivide(units * splits, blocks) * tiles + kCostOfSplit * splits;
+    const double cost = CeilDivide(units * splits, blocks) * tiles + costs.of_split * splits +
+                        costs.of_input * tiles;
     if (splits > 1 && cost >= best) continue;
     best = cost;
     gemm->splits = splits;
@@ -84,8 +96,6 @@ BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks) {
     unit.word = static_cast<uint32_t>(
         split * gemm.columns + ((copy * gemm.sides + side) * gemm.strips + strip) * kStripOutputs);
     unit.output = static_cast<uint32_t>(strip * kStripOutputs);
-    unit.first_warp = static_cast<uint8_t>(schedule.tiles.size() % kPersistentWarps);
-    unit.warps = static_cast<uint8_t>(std::min(end_tile - first_tile, kPersistentWarps));
     unit.copy = static_cast<uint8_t>(copy);
     unit.side = static_cast<uint8_t>(side);
     unit.first_split = split == 0 ? 1 : 0;
@@ -98,6 +108,7 @@ BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks) {
       scheduled.unit = static_cast<uint8_t>(number - first);
       scheduled.selection = static_cast<uint8_t>(gemm.segments > 1 ? segment : copy) & 127;
       scheduled.side = static_cast<uint8_t>(side) & 1;
+      unit.warps |= static_cast<uint16_t>(1U << schedule.tiles.size() % kPersistentWarps);
       schedule.tiles.push_back(scheduled);
     }
     schedule.units.push_back(unit);
@@ -235,24 +246,25 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
   Offsets shared;
   PersistentShared& at = args.shared;
   at.residual = shared.Take(int64_t{args.features} * 4);
-  at.norm = shared.Take(int64_t{args.features} * 4);
+  at.norms = shared.Take(2 * int64_t{args.features} * 4);
+  at.router = shared.Take(int64_t{router_rows} * args.features * 4);
   at.layers = shared.Take(2 * int64_t{sizeof(PersistentLayer)});
   at.experts = shared.Take(int64_t{experts} * int64_t{sizeof(PersistentExpert)});
   at.schedules = shared.Take(args.schedule_bytes);
   at.logits = shared.Take(int64_t{experts} * 4);
   at.rotations = shared.Take(int64_t{args.pairs} * 8);
   at.scratch = shared.Take(sizeof(PersistentScratch));
-  at.barriers = shared.Take((kPersistentWarps * kMostSlots + kPairs) * 8);
+  at.barriers = shared.Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
   Offsets attention = shared;
   at.activations = shared.Take(int64_t{span} * kTileK * 2);
   at.sums = shared.Take(std::max(int64_t{units} * kPersistentWarps * kStripOutputs * 4,
                                  int64_t{experts} * 2 * int64_t{sizeof(double)}));
   at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
-  at.heads = attention.Take((group * args.key_dim + args.key_dim + args.value_dim) * 4);
   at.fresh = attention.Take((args.key_dim + args.value_dim) * 2);
   at.ring = static_cast<int>(std::max(shared.end(), attention.end()));
-  const int64_t keys = std::max(kPairs * kKeysOfStage * (key_row + value_row),
-                                (kPairs * group * (2 + args.value_dim + kMergePadding) + 4) * 4);
+  const int64_t keys =
+      std::max(kWarpPairs * kKeysOfStage * (key_row + value_row),
+               (kWarpPairs * group * (2 + args.value_dim + kMergePadding) + 4) * 4);
   const int64_t slot = int64_t{kPersistentWarps} * args.slot_bytes;
   at.keys = static_cast<int>(at.ring + kLowSlots * slot);
   args.slots = static_cast<int>(std::min<int64_t>((shared_bytes - at.ring) / slot, kMostSlots));

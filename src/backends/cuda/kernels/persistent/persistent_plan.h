@@ -12,7 +12,7 @@
 namespace marlin::cuda {
 
 /// Chooses the splits of a phase whose other fields are set, and fills in what follows from them.
-void SplitPhase(int blocks, PhaseGemm* gemm);
+void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm);
 
 /// The CTAs' parts of a phase.
 struct BlockSchedule {

@@ -158,8 +158,9 @@ class Describer {
     };
     const PagedCache& cache = attention.cache;
     constexpr int64_t kElements = 8;  // Rows of the cache are aligned to 16 bytes.
-    if (!fits(attention.key_dim, 16) || !fits(attention.value_dim, 32) || attention.rope_dim != 0 ||
-        attention.heads % attention.kv_heads != 0 ||
+    // A lane rotates four features.
+    if (shape.pairs % 4 != 0 || !fits(attention.key_dim, 16) || !fits(attention.value_dim, 32) ||
+        attention.rope_dim != 0 || attention.heads % attention.kv_heads != 0 ||
         attention.heads / attention.kv_heads > kMostGroupHeads || cache.type != DType::kBf16 ||
         cache.page_tokens != kCachePageTokens || cache.values_in_keys ||
         cache.page_stride % kElements != 0 || cache.first_element % kElements != 0 ||
@@ -176,7 +177,7 @@ class Describer {
       return false;
     }
     for (const Phase phase : {Phase::kQkv, Phase::kOut}) {
-      SplitPhase(blocks_, &layer->gemms[static_cast<int>(phase)]);
+      SplitPhase(phase, blocks_, &layer->gemms[static_cast<int>(phase)]);
     }
     layer->attention_norm = steps.project->norm.weight.As<float>();
     layer->attention_epsilon = steps.project->norm.epsilon;
@@ -185,10 +186,10 @@ class Describer {
     layer->query_epsilon = attention.q_norm.epsilon;
     layer->key_epsilon = attention.k_norm.epsilon;
     layer->sinks = attention.options.sinks.As<float>();
-    layer->window = static_cast<int>(std::min<int64_t>(attention.options.window, 1 << 30));
     layer->cache_group = static_cast<int>(attention.cache_group);
     layer->first_element = cache.first_element;
     CacheGroup& group = shape_.groups[layer->cache_group];
+    group.window = static_cast<int>(std::min<int64_t>(attention.options.window, 1 << 30));
     group.page_stride = cache.page_stride;
     group.slab_pages = static_cast<uint32_t>(std::min<int64_t>(cache.slab_pages, 1U << 31));
     return layer->attention_norm != nullptr;
@@ -222,8 +223,8 @@ class Describer {
         steps.down->from != ProjectAddStep::From::kInner || !FitTogether(gates, down)) {
       return false;
     }
-    SplitPhase(blocks_, &gates);
-    SplitPhase(blocks_, &down);
+    SplitPhase(Phase::kGates, blocks_, &gates);
+    SplitPhase(Phase::kDown, blocks_, &down);
     layer->mlp_norm = steps.gate_up->norm.weight.As<float>();
     layer->mlp_epsilon = steps.gate_up->norm.epsilon;
     return layer->mlp_norm != nullptr;
@@ -284,8 +285,8 @@ class Describer {
     gates.copies = shape_.router.top_k;
     down.segments = shape_.router.top_k;
     down.k_tiles *= down.segments;
-    SplitPhase(blocks_, &gates);
-    SplitPhase(blocks_, &down);
+    SplitPhase(Phase::kGates, blocks_, &gates);
+    SplitPhase(Phase::kDown, blocks_, &down);
     layer->mlp_norm = steps.route->norm.weight.As<float>();
     layer->mlp_epsilon = steps.route->norm.epsilon;
     layer->router_bias = steps.route->router.bias.As<float>();
@@ -335,6 +336,7 @@ class PersistentSteps final : public FusedOperations {
     }
     MARLIN_ASSIGN_OR_RETURN(layers_, DeviceMemory::Allocate(device_, layer_bytes));
     MARLIN_RETURN_IF_ERROR(Upload(layers_, model.layers().data(), layer_bytes));
+    MARLIN_RETURN_IF_ERROR(CopyHeadNorms(model.layers()));
     const auto schedule_bytes = static_cast<int64_t>(schedules.data.size());
     MARLIN_ASSIGN_OR_RETURN(schedules_, DeviceMemory::Allocate(device_, schedule_bytes));
     MARLIN_RETURN_IF_ERROR(Upload(schedules_, schedules.data.data(), schedule_bytes));
@@ -381,6 +383,22 @@ class PersistentSteps final : public FusedOperations {
                  "cudaMemcpy");
   }
 
+  /// Puts the norms of queries and keys in the layers' tables.
+  Status CopyHeadNorms(std::span<const PersistentLayer> layers) {
+    auto* const tables = reinterpret_cast<PersistentLayer*>(layers_.data());
+    const auto bytes = static_cast<size_t>(arguments_.key_dim) * sizeof(float);
+    for (size_t i = 0; i < layers.size(); ++i) {
+      for (const int side : {0, 1}) {
+        const float* const norm = side == 0 ? layers[i].query_norm : layers[i].key_norm;
+        if (norm == nullptr) continue;
+        MARLIN_RETURN_IF_ERROR(
+            Check(cudaMemcpy(tables[i].head_norms[side], norm, bytes, cudaMemcpyDeviceToDevice),
+                  "cudaMemcpy"));
+      }
+    }
+    return {};
+  }
+
   /// The routers' matrices in fp32, a row for every expert.
   Status LoadRouters(const Describer& model) {
     if (model.routers().empty()) return {};
@@ -418,7 +436,7 @@ class PersistentSteps final : public FusedOperations {
   cudaError_t Launch(PersistentArguments& args, cudaStream_t stream) const {
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(static_cast<unsigned>(blocks_));
-    config.blockDim = dim3(kPersistentThreads);
+    config.blockDim = dim3(kPersistentBlock);
     config.dynamicSmemBytes = static_cast<size_t>(args.shared.bytes);
     config.stream = stream;
     cudaLaunchAttribute cooperative = {};

@@ -1,10 +1,11 @@
-// The GEMMs of the persistent kernel: which tiles a warp multiplies, its ring of copies, which runs
+// The GEMMs of the persistent kernel: which tiles a warp multiplies, the rings of copies, which run
 // ahead of the MMAs into the next phase, and the sums of a unit.
 //
-//   The tiles of a CTA's units are numbered; warp w has numbers w, w + 16, w + 32 ... The ring
-//   copies them in this order, phase after phase, up to the last one that is known: the experts'
-//   tiles are not before the router has chosen. Copies are issued after a gather, never before
-//   one: a multiprocessor's requests are served in order, and polls would wait behind them.
+//   The tiles of a CTA's units are numbered; warp w has numbers w, w + 16, w + 32 ... One more warp
+//   copies them in this order, phase after phase, up to the last one that it is allowed: the
+//   experts' tiles are not known before the router has chosen. Copies are issued after a gather,
+//   never before one: a multiprocessor's requests are served in order, and polls would wait behind
+//   them.
 #pragma once
 
 #include "backends/cuda/kernels/gemv/gemv_kernel.cuh"
@@ -67,106 +68,227 @@ MARLIN_DEVICE const ScheduledUnit& UnitAt(const Schedule& schedule, int number) 
   return reinterpret_cast<const ScheduledUnit*>(&schedule + 1)[number];
 }
 
-/// The ring of a warp. Tiles take the lowest free slot, and come out in the order in which they
-/// went in.
-class TileRing {
+/// The order of a ring's slots, and how often each was used, in one register. Tiles of kQkv and
+/// kOut take the first kLowSlots in turn, because the memory of the others has the keys meanwhile;
+/// the others begin behind them in every layer.
+class SlotOrder {
  public:
-  MARLIN_DEVICE explicit TileRing(const PersistentArguments& args)
-      : args_(args), free_((1u << args.slots) - 1) {
-    if (!IsFirstLane()) return;
-    for (int slot = 0; slot < args_.slots; ++slot) InitBarrier(Barrier(slot), 1);
-  }
+  struct Use {
+    int slot;
+    int parity;  ///< Of the slot's earlier uses.
+  };
 
-  /// Lets copies go on up to the end of a phase.
-  MARLIN_DEVICE void Allow(int phase) {
-    last_phase_ = phase;
-    Fill();
+  static MARLIN_DEVICE bool IsLow(int phase) {
+    return phase % kPhases <= static_cast<int>(Phase::kOut);
   }
-
-  /// The address of the warp's next tile.
-  MARLIN_DEVICE uint32_t Await() const {
-    Wait(Barrier(First()), static_cast<int>(parities_ >> First() & 1));
-    return Slot(First());
+  MARLIN_DEVICE void Begin(int phase, int slots) {
+    if (phase % kPhases != static_cast<int>(Phase::kGates)) return;
+    const uint32_t first = slots > kLowSlots ? kLowSlots : 0;
+    state_ = (state_ & ~(kSlotMask << kHighAt)) | first << kHighAt;
   }
-  /// The tile that Await returned has been read, by all lanes.
-  MARLIN_DEVICE void Release() {
-    __syncwarp();
-    free_ |= 1u << First();
-    parities_ ^= 1u << First();
-    queue_ >>= kSlotBits;
-    --in_flight_;
-    Fill();
+  MARLIN_DEVICE Use Next(bool is_low, int slots) {
+    const int at = is_low ? kLowAt : kHighAt;
+    const uint32_t slot = state_ >> at & kSlotMask;
+    const bool wraps = slot + 1 == static_cast<uint32_t>(is_low ? kLowSlots : slots);
+    const int parity = static_cast<int>(state_ >> slot & 1);
+    state_ = ((state_ ^ 1u << slot) & ~(kSlotMask << at)) | (wraps ? 0 : slot + 1) << at;
+    return {static_cast<int>(slot), parity};
   }
 
  private:
-  static constexpr int kSlotBits = 4;
-  static_assert(kMostSlots * kSlotBits <= 32);
+  static constexpr uint32_t kSlotMask = 15;
+  static constexpr int kLowAt = 16;
+  static constexpr int kHighAt = 24;
+  static_assert(kMostSlots <= kLowAt);
 
-  static MARLIN_DEVICE bool IsFirstLane() { return (threadIdx.x & 31) == 0; }
-  static MARLIN_DEVICE int Warp() { return static_cast<int>(threadIdx.x >> 5); }
-  MARLIN_DEVICE int First() const { return static_cast<int>(queue_ & ((1u << kSlotBits) - 1)); }
-  MARLIN_DEVICE uint32_t Barrier(int slot) const {
-    return SharedAddress(Memory()) + args_.shared.barriers + (Warp() * kMostSlots + slot) * 8;
-  }
-  MARLIN_DEVICE uint32_t Slot(int slot) const {
-    return SharedAddress(Memory()) + args_.shared.ring +
-           (slot * kPersistentWarps + Warp()) * args_.slot_bytes;
-  }
+  uint32_t state_ = 0;  ///< A bit for every slot's parity, then both next slots.
+};
 
-  MARLIN_DEVICE void Fill() {
-    const Tables tables{args_};
-#pragma unroll 1
+/// The ring of a warp: full barriers say that a tile has arrived, empty ones that it was read.
+struct RingAddress {
+  uint32_t barriers;
+  uint32_t slots;
+  int slot_stride;
+
+  MARLIN_DEVICE RingAddress(const PersistentArguments& args, int warp)
+      : barriers(SharedAddress(Memory()) + args.shared.barriers + warp * kMostSlots * 8),
+        slots(SharedAddress(Memory()) + args.shared.ring + warp * args.slot_bytes),
+        slot_stride(kPersistentWarps * args.slot_bytes) {}
+
+  MARLIN_DEVICE uint32_t Full(int slot) const { return barriers + slot * 8; }
+  MARLIN_DEVICE uint32_t Empty(int slot) const {
+    return barriers + (kPersistentWarps * kMostSlots + slot) * 8;
+  }
+  MARLIN_DEVICE uint32_t Slot(int slot) const { return slots + slot * slot_stride; }
+};
+
+MARLIN_DEVICE uint32_t AddressOf(const PersistentArguments& args, LayerBarrier barrier) {
+  return SharedAddress(Memory()) + args.shared.barriers +
+         (2 * kPersistentWarps * kMostSlots + static_cast<int>(barrier)) * 8;
+}
+/// Waits for what a layer's barrier counts.
+MARLIN_DEVICE void AwaitLayer(const PersistentArguments& args, LayerBarrier barrier, int layer) {
+  Wait(AddressOf(args, barrier), layer & 1);
+}
+
+/// Which phases' copies are allowed: the word that the copying warps poll.
+class CopyPermit {
+ public:
+  MARLIN_DEVICE explicit CopyPermit(const PersistentArguments& args)
+      : address_(SharedAddress(&Tables{args}.Scratch().allowed)) {}
+
+  /// Lets the tiles of the first `phases` be copied. Called by one thread, after its barrier with
+  /// those that have written what the copying warps read.
+  MARLIN_DEVICE void Allow(int phases) const {
+    asm volatile("st.release.cta.shared.s32 [%0], %1;" ::"r"(address_), "r"(phases) : "memory");
+  }
+  MARLIN_DEVICE void Await(int phase) const {
     while (true) {
-      while (next_ >= end_) {
-        if (phase_ == last_phase_) return;
-        ++phase_;
-        next_ = Warp();
-        end_ = tables.ScheduleOf(tables.GemmOf(phase_)).tiles;
-      }
-      const bool low = phase_ % kPhases <= static_cast<int>(Phase::kOut);
-      uint32_t slots = free_ & (low ? (1u << kLowSlots) - 1 : ~0u);
-      if (slots == 0) return;
-      // Each lane copies a tile: the chain of loads that finds it is the same for one and for all.
-      const int count =
-          min(__popc(slots), (end_ - next_ + kPersistentWarps - 1) / kPersistentWarps);
-      const int lane = static_cast<int>(threadIdx.x) & 31;
-      int mine = 0;
-#pragma unroll 1
-      for (int i = 0; i < count; ++i) {
-        const int slot = __ffs(static_cast<int>(slots)) - 1;
-        slots &= slots - 1;
-        if (i == lane) mine = slot;
-        free_ &= ~(1u << slot);
-        queue_ |= static_cast<uint32_t>(slot) << (kSlotBits * in_flight_);
-        ++in_flight_;
-      }
-      if (lane < count) {
-        const PhaseGemm& gemm = tables.GemmOf(phase_);
-        const ScheduledTile tile = TileAt(tables.ScheduleOf(gemm), next_ + lane * kPersistentWarps);
-        ArriveExpecting(Barrier(mine), gemm.weights.tile_bytes);
-        CopyBulk(Slot(mine), tables.Find(phase_, tile), gemm.weights.tile_bytes, Barrier(mine));
-      }
-      __syncwarp();
-      next_ += count * kPersistentWarps;
+      int allowed;
+      asm volatile("ld.acquire.cta.shared.s32 %0, [%1];"
+                   : "=r"(allowed)
+                   : "r"(address_)
+                   : "memory");
+      if (allowed > phase) return;
+      __nanosleep(20);
     }
   }
 
+ private:
+  uint32_t address_;
+};
+
+/// The warp that copies all warps' tiles, each of its lanes those of one, and the layers' tables.
+class TileCopier {
+ public:
+  MARLIN_DEVICE explicit TileCopier(const PersistentArguments& args)
+      : tables_{args}, ring_(args, Lane()) {}
+
+  static MARLIN_DEVICE void InitBarriers(const PersistentArguments& args) {
+    if (Lane() == kPersistentWarps) {
+      InitBarrier(AddressOf(args, LayerBarrier::kLayer), 1);
+      InitBarrier(AddressOf(args, LayerBarrier::kMlp), 1);
+      InitBarrier(AddressOf(args, LayerBarrier::kKeys), kKeyCopiers);
+    }
+    if (Lane() >= kPersistentWarps) return;
+    const RingAddress ring(args, Lane());
+#pragma unroll 1
+    for (int slot = 0; slot < args.slots; ++slot) {
+      InitBarrier(ring.Full(slot), 1);
+      InitBarrier(ring.Empty(slot), 1);
+    }
+  }
+
+  /// Tables are copied when their places have been read for the last time: a layer's while the
+  /// gates of the one before are, the MLP's parts with the projection of attention.
+  MARLIN_DEVICE void Run() {
+    const PersistentArguments& args = tables_.args;
+    CopyLayer(0);
+#pragma unroll 1
+    for (int phase = 0; phase < args.layer_count * kPhases; ++phase) {
+      const int layer = phase / kPhases;
+      const auto which = static_cast<Phase>(phase % kPhases);
+      CopyPermit(args).Await(phase);
+      if (which == Phase::kQkv) AwaitLayer(args, LayerBarrier::kLayer, layer);
+      if (which == Phase::kGates) AwaitLayer(args, LayerBarrier::kMlp, layer);
+      if (which == Phase::kOut) CopyMlp(layer);
+      CopyPhase(phase);
+      if (which == Phase::kGates && layer + 1 < args.layer_count) CopyLayer(layer + 1);
+    }
+  }
+
+ private:
+  static MARLIN_DEVICE int Lane() { return static_cast<int>(threadIdx.x) & 31; }
+
+  MARLIN_DEVICE void CopyLayer(int layer) const {
+    if (!ElectOne()) return;
+    const PersistentArguments& args = tables_.args;
+    const uint32_t barrier = AddressOf(args, LayerBarrier::kLayer);
+    const uint32_t base = SharedAddress(Memory());
+    const PersistentLayer* const from = args.layers + layer;
+    constexpr int kBytes = sizeof(PersistentLayer);
+    ArriveExpecting(barrier, kBytes + args.features * 4);
+    CopyBulk(base + args.shared.layers + (layer & 1) * kBytes, from, kBytes, barrier);
+    CopyBulk(base + args.shared.norms, from->attention_norm, args.features * 4, barrier);
+  }
+
+  MARLIN_DEVICE void CopyMlp(int index) const {
+    if (!ElectOne()) return;
+    const PersistentArguments& args = tables_.args;
+    const PersistentLayer& layer = tables_.LayerOf(index);
+    const uint32_t barrier = AddressOf(args, LayerBarrier::kMlp);
+    const uint32_t base = SharedAddress(Memory());
+    const int row_bytes = args.features * 4;
+    const bool routes = layer.experts != nullptr;
+    const int rows = routes ? tables_.Scratch().router_rows : 0;
+    const int expert_bytes = routes ? args.router.experts * int{sizeof(PersistentExpert)} : 0;
+    ArriveExpecting(barrier, (1 + rows) * row_bytes + expert_bytes);
+    CopyBulk(base + args.shared.norms + row_bytes, layer.mlp_norm, row_bytes, barrier);
+    if (!routes) return;
+    CopyBulk(base + args.shared.experts, layer.experts, expert_bytes, barrier);
+#pragma unroll 1
+    for (int row = 0; row < rows; ++row) {
+      const float* const from = layer.router + (blockIdx.x + row * gridDim.x) * args.features;
+      CopyBulk(base + args.shared.router + row * row_bytes, from, row_bytes, barrier);
+    }
+  }
+
+  MARLIN_DEVICE void CopyPhase(int phase) {
+    const PhaseGemm& gemm = tables_.GemmOf(phase);
+    const Schedule& schedule = tables_.ScheduleOf(gemm);
+    const bool is_low = SlotOrder::IsLow(phase);
+    order_.Begin(phase, tables_.args.slots);
+#pragma unroll 1
+    for (int first = 0; first < schedule.tiles; first += kPersistentWarps) {
+      if (Lane() < kPersistentWarps && first + Lane() < schedule.tiles) {
+        const uint8_t* const from = tables_.Find(phase, TileAt(schedule, first + Lane()));
+        const SlotOrder::Use use = order_.Next(is_low, tables_.args.slots);
+        Wait(ring_.Empty(use.slot), use.parity ^ 1);
+        ArriveExpecting(ring_.Full(use.slot), gemm.weights.tile_bytes);
+        CopyBulk(ring_.Slot(use.slot), from, gemm.weights.tile_bytes, ring_.Full(use.slot));
+      }
+      __syncwarp();
+    }
+  }
+
+  const Tables tables_;
+  RingAddress ring_;
+  SlotOrder order_;
+};
+
+/// A warp's side of its ring.
+class TileRing {
+ public:
+  MARLIN_DEVICE explicit TileRing(const PersistentArguments& args) : args_(args) {}
+
+  MARLIN_DEVICE void Begin(int phase) { order_.Begin(phase, args_.slots); }
+  /// The address of the warp's next tile.
+  MARLIN_DEVICE uint32_t Await(bool is_low) {
+    const SlotOrder::Use use = order_.Next(is_low, args_.slots);
+    slot_ = use.slot;
+    const RingAddress ring(args_, Warp());
+    Wait(ring.Full(use.slot), use.parity);
+    return ring.Slot(use.slot);
+  }
+  /// The tile that Await returned has been read, by all lanes.
+  MARLIN_DEVICE void Release() const {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) Arrive(RingAddress(args_, Warp()).Empty(slot_));
+  }
+
+ private:
+  static MARLIN_DEVICE int Warp() { return static_cast<int>(threadIdx.x) >> 5; }
+
   const PersistentArguments& args_;
-  int phase_ = -1;
-  int last_phase_ = -1;
-  int next_ = 0;  ///< The tile to be copied, of the CTA's.
-  int end_ = 0;
-  int in_flight_ = 0;
-  uint32_t free_;          ///< A bit for every slot.
-  uint32_t parities_ = 0;  ///< A bit for every slot: its next phase's.
-  uint32_t queue_ = 0;     ///< The slots in flight, the next one lowest.
+  SlotOrder order_;
+  int slot_ = 0;
 };
 
 /// Multiplies a warp's tiles of a phase, and stores its part of each unit's sums.
 /// `activations`: those of the CTA's first k-tile in shared memory, `first_tile`.
 template <CodeKind kKind, ParameterUse kUse>
 MARLIN_DEVICE void MultiplyTiles(const PhaseGemm& gemm, const Schedule& schedule,
-                                 uint32_t activations, int first_tile, float* sums,
+                                 uint32_t activations, int first_tile, bool is_low, float* sums,
                                  TileRing& ring) {
   using T = Bf16x2;
   const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -201,25 +323,23 @@ MARLIN_DEVICE void MultiplyTiles(const PhaseGemm& gemm, const Schedule& schedule
     }
     const uint32_t rows[1] = {activations + (lane >> 3) * 16 +
                               (tile.k_tile - first_tile) * (kTileK * 2)};
-    TileProduct<kKind, T, kUse, 1, 1>::Run(ring.Await(), gemm.weights, rows, tile_lane, mode, table,
-                                           acc, [&] { ring.Release(); });
+    TileProduct<kKind, T, kUse, 1, 1>::Run(ring.Await(is_low), gemm.weights, rows, tile_lane, mode,
+                                           table, acc, [&] { ring.Release(); });
   }
   if (open >= 0) flush();
 }
 
-/// The sum of a unit's output over the warps that had its tiles, in a fixed order.
+/// The sum of a unit's output over the warps that had its tiles, in their order.
 /// `sums`: of the unit's output.
-MARLIN_DEVICE float SumOfWarps(const ScheduledUnit& unit, const float* sums) {
+MARLIN_DEVICE float SumOfWarps(uint32_t warps, const float* sums) {
   float parts[kPersistentWarps];
 #pragma unroll
-  for (int i = 0; i < kPersistentWarps; ++i) {
-    const int warp = (unit.first_warp + i) & (kPersistentWarps - 1);
-    parts[i] = i < unit.warps ? sums[warp * kStripOutputs] : 0.0f;
-  }
+  for (int i = 0; i < kPersistentWarps; ++i) parts[i] = sums[i * kStripOutputs];
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPersistentWarps; i += 4) {
-    sum += (parts[i] + parts[i + 1]) + (parts[i + 2] + parts[i + 3]);
+    const auto part = [&](int warp) { return (warps >> warp & 1) != 0 ? parts[warp] : 0.0f; };
+    sum += (part(i) + part(i + 1)) + (part(i + 2) + part(i + 3));
   }
   return sum;
 }
