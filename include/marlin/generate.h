@@ -34,10 +34,13 @@ struct Generated {
   std::vector<int32_t> token_ids;  ///< The new tokens, without the prompt.
   StopReason stop_reason = StopReason::kMaxTokens;
   double prefill_seconds = 0;
-  double decode_seconds = 0;  ///< Time for all tokens after the first.
+  /// Time for all tokens after the first, without that of callbacks. Where a device runs several
+  /// steps per launch, and the text ends within one, the share of the steps that are part of it.
+  double decode_seconds = 0;
 };
 
-/// Called with each token as it is sampled; returning false ends generation. May be empty.
+/// Called with each token, in order, once the launch that sampled it is done (Model::Decode: up to
+/// eight tokens); returning false ends generation. May be empty.
 using TokenCallback = std::function<bool(int32_t token)>;
 
 /// Generates a continuation of a prompt of at least one token. Errors: kInvalidArgument for an

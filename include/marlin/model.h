@@ -115,6 +115,18 @@ struct SequenceInput {
   bool all_logits = false;          ///< Return logits after every token, not only the last.
 };
 
+/// A sequence that goes on with a token: the one sampled last, which has not been fed yet.
+struct DecodeInput {
+  Sequence* sequence = nullptr;
+  int32_t token = 0;
+};
+
+/// Options of Model::Decode.
+struct DecodeOptions {
+  int64_t steps = 1;                             ///< Tokens of each sequence, at most.
+  std::span<const int32_t> stop_token_ids = {};  ///< Each ends its sequence.
+};
+
 /// A loaded model. Copies share the weights; const calls are thread-safe (a Sequence is not). It
 /// keeps its device open. A moved-from model holds no weights: its info is empty, and every call
 /// returns kInvalidArgument.
@@ -147,6 +159,24 @@ class Model {
   /// memory; tokens is host memory with one element per input. Errors: also those of SampleTokens.
   Status ForwardAndSample(std::span<const SequenceInput> inputs, const MutableTensorView& samplers,
                           std::span<int32_t> tokens) const;
+
+  /// Decodes up to `steps` tokens of every sequence: feeds its token, samples the next one, feeds
+  /// that. A sequence ends after it has sampled a stop token, and where it reaches max_positions.
+  /// tokens is host memory, [inputs.size(), steps], in whose row i the first counts[i] elements are
+  /// the sampled tokens, with the stop token, which has not been fed; the sequence has grown by
+  /// counts[i]. These are the tokens of counts[i] calls of ForwardAndSample, bit for bit; without
+  /// ModelOptions::batch_invariant of calls whose inputs are those of the same passes, in which a
+  /// sequence that ends may stay for up to seven more steps. The states of the samplers are those
+  /// after counts[i] tokens.
+  ///
+  /// A device that records passes (CUDA) runs up to eight steps per launch, and the host waits for
+  /// the last one only; it takes fewer where the KV cache has no memory for eight. Other devices,
+  /// and models with experts on the host, run one step after another. Errors: those of
+  /// ForwardAndSample; kInvalidArgument for `steps` less than 1 and for sizes of `tokens` and
+  /// `counts`. After an error the sequences have grown by counts[i] tokens of steps before it.
+  Status Decode(std::span<const DecodeInput> inputs, const MutableTensorView& samplers,
+                const DecodeOptions& options, std::span<int32_t> tokens,
+                std::span<int64_t> counts) const;
 
   struct Impl;
   /// False for a moved-from model.

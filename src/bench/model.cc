@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <memory>
 #include <utility>
 
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "marlin/sampling.h"
+#include "model/decode_call.h"
 #include "model/forward_call.h"
 #include "model/layers.h"
 #include "model/model_impl.h"
@@ -189,7 +191,10 @@ class ModelBench {
       : model_(model), options_(options), products_(model) {
     tokens_.resize(static_cast<size_t>(options.prompt_tokens + options.batch));
     for (int32_t& token : tokens_) token = NextToken();
-    sampled_.resize(static_cast<size_t>(options.batch));
+    steps_ = static_cast<int64_t>(
+        std::bit_floor(static_cast<uint64_t>(std::min(options.new_tokens, kMostDecodeSteps))));
+    sampled_.resize(static_cast<size_t>(options.batch * steps_));
+    counts_.resize(static_cast<size_t>(options.batch));
   }
 
   Result<std::vector<ModelPhase>> Run() {
@@ -202,17 +207,17 @@ class ModelBench {
     ModelPhase prefill;
     prefill.name = "prefill";
     prefill.tokens = prompt * options_.batch;
-    MARLIN_RETURN_IF_ERROR(Measure(&prefill, [&] { return Feed(0, prompt); }));
+    MARLIN_RETURN_IF_ERROR(Measure(&prefill, 1, [&] { return Feed(0, prompt); }));
     MARLIN_RETURN_IF_ERROR(Profile(&prefill, [&] { return Feed(0, prompt); }));
 
     MARLIN_RETURN_IF_ERROR(Feed(0, prompt));
     ModelPhase decode;
     decode.name = "decode";
     decode.tokens = options_.batch;
-    int64_t step = 0;
-    const auto decode_one = [&] { return Feed(prompt + step++ % options_.new_tokens, 1); };
-    MARLIN_RETURN_IF_ERROR(Measure(&decode, decode_one));
-    MARLIN_RETURN_IF_ERROR(Profile(&decode, decode_one));
+    int64_t call = 0;
+    const auto next = [&] { return prompt + call++ % (options_.new_tokens / steps_) * steps_; };
+    MARLIN_RETURN_IF_ERROR(Measure(&decode, steps_, [&] { return Decode(next()); }));
+    MARLIN_RETURN_IF_ERROR(Profile(&decode, [&] { return Feed(prompt, 1); }));
     return std::vector<ModelPhase>{prefill, decode};
   }
 
@@ -232,8 +237,9 @@ class ModelBench {
     return model_.device().Synchronize();
   }
 
+  /// Times calls of so many steps, per step.
   template <typename Forward>
-  Status Measure(ModelPhase* phase, Forward forward) {
+  Status Measure(ModelPhase* phase, int64_t steps, Forward forward) {
     Status failure;
     const auto note = [&failure](const Status& status) {
       if (failure.ok()) failure = status;
@@ -242,7 +248,7 @@ class ModelBench {
         [&](int64_t) { note(forward()); },
         [&](int64_t) { note(products_.Run(phase->tokens, options_.batch)); },
     });
-    phase->timing = timings[0];
+    phase->timing = PerCall(timings[0], steps);
     phase->products = timings[1];
     phase->weight_bytes = products_.weight_bytes();
     phase->operations = products_.operations();
@@ -295,8 +301,20 @@ class ModelBench {
     wanted.timer = timer_;
     // Generation samples on the device, after a prompt as well: it never copies the logits.
     wanted.samplers = {samplers_.data(), DType::kU8, {options_.batch, sampler_bytes_}};
-    wanted.tokens = sampled_;
+    wanted.tokens = std::span(sampled_).first(inputs.size());
     return RunForward(model_.impl(), inputs, wanted);
+  }
+
+  /// Decodes as generation does, after the first `before` tokens of every sequence.
+  Status Decode(int64_t before) {
+    std::vector<DecodeInput> inputs;
+    for (Sequence& sequence : sequences_) {
+      MARLIN_RETURN_IF_ERROR(sequence.Truncate(before));
+      inputs.push_back({&sequence, NextToken()});
+    }
+    const MutableTensorView samplers(samplers_.data(), DType::kU8,
+                                     {options_.batch, sampler_bytes_});
+    return RunDecode(model_.impl(), {inputs, samplers, {steps_, {}}, sampled_, counts_});
   }
 
   /// Strides through the vocabulary, so that experts change from token to token.
@@ -312,7 +330,9 @@ class ModelBench {
   std::vector<int32_t> tokens_;
   DeviceBuffer samplers_;
   int64_t sampler_bytes_ = 0;
+  int64_t steps_ = 1;  ///< Of a call that decodes.
   std::vector<int32_t> sampled_;
+  std::vector<int64_t> counts_;
   int64_t next_token_ = 0;
   StepTimer* timer_ = nullptr;
 };

@@ -30,7 +30,7 @@ struct ProfileRow {
   double seconds = 0;  ///< All of them, the median of several calls.
 };
 
-/// Prefill or decoding, per Forward call.
+/// Prefill, per Forward call, or decoding, per step of calls of up to eight steps.
 struct ModelPhase {
   const char* name = "";
   int64_t tokens = 0;  ///< All sequences together.

@@ -7,8 +7,8 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "marlin/decoder.h"
-#include "marlin/sampling.h"
 #include "model/placement.h"
+#include "ops/sampling.h"
 
 namespace marlin {
 namespace {
@@ -44,13 +44,13 @@ Result<void*> Arena::Expanded(int64_t bytes) {
   return expanded_.data();
 }
 
-Result<TensorView> Arena::Upload(std::span<const int32_t> values) {
+Result<MutableTensorView> Arena::Upload(std::span<const int32_t> values) {
   const auto count = static_cast<int64_t>(values.size());
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView view, Take(DType::kI32, {count}));
   const DeviceBuffer& block = blocks_[at_.block];
   const int64_t offset = view.As<uint8_t>() - static_cast<uint8_t*>(block.data());
   MARLIN_RETURN_IF_ERROR(block.CopyFrom(values.data(), view.ByteCount(), offset));
-  return TensorView(view);
+  return view;
 }
 
 Result<std::pair<const DeviceBuffer*, int64_t>> Arena::Find(const TensorView& view) const {
@@ -220,8 +220,8 @@ Status RunHead(const Pass& pass) {
 Status RunSample(const Pass& pass) {
   const StepValues& values = pass.values;
   if (values.samplers.empty() || values.wanted.dim(0) == 0) return {};
-  MARLIN_RETURN_IF_ERROR(
-      SampleTokens(pass.device, values.logits, values.samplers, values.tokens, pass.stream()));
+  MARLIN_RETURN_IF_ERROR(SampleRows(pass.device, values.logits, values.samplers,
+                                    values.sampler_rows, values.tokens, pass.stream()));
   return Ended(pass, StepPart::kSample);
 }
 

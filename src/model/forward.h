@@ -27,7 +27,7 @@ class Arena {
   /// Allocates a contiguous view. Errors: kOutOfMemory.
   Result<MutableTensorView> Take(DType type, const Shape& shape);
   /// Allocates a copy of host values, [values.size()]. Waits for the copy.
-  Result<TensorView> Upload(std::span<const int32_t> values);
+  Result<MutableTensorView> Upload(std::span<const int32_t> values);
   /// Copies a contiguous view of this arena to the host, and waits for the copy.
   Status Download(const TensorView& view, void* host) const;
   /// Copies host memory to a contiguous view of this arena, and waits for the copy.

@@ -10,6 +10,7 @@
 #include "model/forward.h"
 #include "model/kv_cache.h"
 #include "model/model_impl.h"
+#include "ops/sampling.h"
 
 namespace marlin {
 namespace {
@@ -76,9 +77,11 @@ class ForwardCall {
     const Status finished = model_.device.Synchronize();
     MARLIN_RETURN_IF_ERROR(status);
     MARLIN_RETURN_IF_ERROR(finished);
-    for (const SequenceInput& input : inputs_) {
-      KvCache& cache = input.sequence->state()->cache;
-      cache.Grow(cache.length() + static_cast<int64_t>(input.tokens.size()));
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      KvCache& cache = inputs_[i].sequence->state()->cache;
+      const int64_t fed = wanted_.steps != nullptr ? wanted_.steps->counts[i]
+                                                   : static_cast<int64_t>(inputs_[i].tokens.size());
+      cache.Grow(cache.length() + fed);
     }
     return {};
   }
@@ -122,8 +125,21 @@ class ForwardCall {
                                    Pass on_stream = pass;
                                    on_stream.products.stream = stream;
                                    on_stream.plans = plans;
-                                   return model_.program.Run(on_stream);
+                                   return RunSteps(on_stream);
                                  });
+  }
+
+  /// All steps of a pass, one behind the other: the device makes the tokens of one those that the
+  /// next one feeds.
+  Status RunSteps(const Pass& pass) const {
+    const StepValues& values = pass.values;
+    if (wanted_.steps == nullptr) return model_.program.Run(pass);
+    for (int64_t step = 0; step < values.advance.steps(); ++step) {
+      MARLIN_RETURN_IF_ERROR(model_.program.Run(pass));
+      MARLIN_RETURN_IF_ERROR(
+          AdvanceTokens(model_.device, values.tokens, values.advance, pass.stream()));
+    }
+    return {};
   }
 
   /// Row metadata that a pass uploads.
@@ -140,7 +156,8 @@ class ForwardCall {
     const SequenceInput& input = inputs_[chunk.input];
     KvCache& cache = input.sequence->state()->cache;
     const int64_t position = cache.length() + chunk.first;
-    MARLIN_RETURN_IF_ERROR(cache.Reserve(position, position + chunk.count));
+    const int64_t positions = wanted_.steps != nullptr ? wanted_.steps->steps : chunk.count;
+    MARLIN_RETURN_IF_ERROR(cache.Reserve(position, position + positions));
     rows->caches.push_back(&cache);
     rows->sequences.push_back({chunk.count, position + chunk.count});
     const auto total = static_cast<int64_t>(input.tokens.size());
@@ -179,6 +196,8 @@ class ForwardCall {
     const size_t positions = add(rows.positions);
     const size_t first_rows = add(rows.first_rows);
     const size_t wanted = add(rows.wanted);
+    const std::vector<int32_t> states = SamplerRows(rows);
+    const size_t sampler_rows = add(states);
     std::vector<UploadedTables> tables;
     const bool expands = ExpandsLatents(model_.device, model_.decoder.config, rows.sequences,
                                         model_.products.determinism);
@@ -200,7 +219,8 @@ class ForwardCall {
       of_group.first_count = add(expanded.tokens);
       of_group.first_expanded = add(expanded.block_tables);
     }
-    MARLIN_ASSIGN_OR_RETURN(const TensorView all, arena_.Upload(numbers));
+    const size_t steps = AddSteps(&numbers);
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView all, arena_.Upload(numbers));
     const auto part = [&all](size_t first, const Shape& shape) {
       return TensorView(all.As<int32_t>() + first, DType::kI32, shape);
     };
@@ -223,20 +243,62 @@ class ForwardCall {
     values->positions = vector(positions, rows.positions);
     values->first_rows = vector(first_rows, rows.first_rows);
     values->wanted = vector(wanted, rows.wanted);
+    if (!states.empty()) values->sampler_rows = vector(sampler_rows, states);
+    if (wanted_.steps != nullptr) {
+      values->advance = AdvanceOf(all, {ids, positions, sampler_rows, steps});
+    }
     return {};
   }
 
-  /// The block tables of all sequences in one group, padded to the longest. A device that records
-  /// passes gets them in fewer sizes, so that their shape does not change with every page.
+  /// The states of a pass's wanted rows; none if they are in order.
+  std::vector<int32_t> SamplerRows(const PassRows& rows) const {
+    if (wanted_.sampler_rows.empty()) return {};
+    const auto of_pass =
+        wanted_.sampler_rows.subspan(static_cast<size_t>(next_row_), rows.wanted.size());
+    return {of_pass.begin(), of_pass.end()};
+  }
+
+  /// Adds what several steps need to an upload, from the returned place on: the stop ids, and the
+  /// counts and tokens that the device fills.
+  size_t AddSteps(std::vector<int32_t>* numbers) const {
+    const size_t first = numbers->size();
+    if (wanted_.steps == nullptr) return first;
+    const std::span<const int32_t> stops = wanted_.steps->stop_token_ids;
+    numbers->insert(numbers->end(), stops.begin(), stops.end());
+    numbers->resize(numbers->size() + wanted_.steps->counts.size() + wanted_.steps->tokens.size());
+    return first;
+  }
+
+  /// Where an upload has the vectors that several steps change.
+  struct UploadedSteps {
+    size_t ids;
+    size_t positions;
+    size_t sampler_rows;
+    size_t steps;
+  };
+
+  StepAdvance AdvanceOf(const MutableTensorView& all, const UploadedSteps& at) const {
+    const auto rows = static_cast<int64_t>(inputs_.size());
+    const size_t stops = wanted_.steps->stop_token_ids.size();
+    const auto part = [&all](size_t first, const Shape& shape) {
+      return MutableTensorView(all.As<int32_t>() + first, DType::kI32, shape);
+    };
+    const size_t counts = at.steps + stops;
+    return {part(at.steps, {static_cast<int64_t>(stops)}),
+            part(at.ids, {rows}),
+            part(at.positions, {rows}),
+            part(at.sampler_rows, {rows}),
+            part(counts, {rows}),
+            part(counts + inputs_.size(), {rows, wanted_.steps->steps})};
+  }
+
+  /// The block tables of all sequences in one group, padded to the longest.
   std::vector<int32_t> BlockTables(const PassRows& rows, size_t group) const {
-    constexpr int64_t kBlocks = 8;
     size_t most = 0;
     for (const KvCache* const cache : rows.caches) {
       most = std::max(most, cache->Blocks(group).size());
     }
-    if (model_.device.impl().backend().records()) {
-      most = static_cast<size_t>(RoundUp(static_cast<int64_t>(most), kBlocks));
-    }
+    most = static_cast<size_t>(PaddedBlocks(model_, static_cast<int64_t>(most)));
     std::vector<int32_t> tables;
     for (const KvCache* const cache : rows.caches) {
       const std::vector<int32_t>& blocks = cache->Blocks(group);
@@ -265,7 +327,8 @@ class ForwardCall {
     const Shape shape{rows, model_.info.vocab_size};
     MARLIN_ASSIGN_OR_RETURN(values->logits, arena_.Take(DType::kF32, shape));
     if (wanted_.samplers.empty()) return {};
-    values->samplers = NextRows(wanted_.samplers, rows);
+    values->samplers =
+        wanted_.sampler_rows.empty() ? NextRows(wanted_.samplers, rows) : wanted_.samplers;
     MARLIN_ASSIGN_OR_RETURN(values->tokens, arena_.Take(DType::kI32, {rows}));
     return {};
   }
@@ -277,6 +340,7 @@ class ForwardCall {
     next_row_ += rows;
     if (rows == 0 || in_place_) return {};
     MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
+    if (wanted_.steps != nullptr) return FetchSteps(values.advance);
     if (!wanted_.samplers.empty()) {
       return arena_.Download(values.tokens, wanted_.tokens.data() + first);
     }
@@ -290,6 +354,18 @@ class ForwardCall {
     return {};
   }
 
+  /// Counts and tokens are one behind the other.
+  Status FetchSteps(const StepAdvance& advance) const {
+    const StepsWanted& steps = *wanted_.steps;
+    std::vector<int32_t> host(steps.counts.size() + steps.tokens.size());
+    const TensorView both(advance.counts.data(), DType::kI32, {static_cast<int64_t>(host.size())});
+    MARLIN_RETURN_IF_ERROR(arena_.Download(both, host.data()));
+    const auto tokens = host.begin() + static_cast<std::ptrdiff_t>(steps.counts.size());
+    std::copy(host.begin(), tokens, steps.counts.begin());
+    std::copy(tokens, host.end(), steps.tokens.begin());
+    return {};
+  }
+
   const Model::Impl& model_;
   std::span<const SequenceInput> inputs_;
   Arena& arena_;
@@ -299,6 +375,11 @@ class ForwardCall {
 };
 
 }  // namespace
+
+int64_t PaddedBlocks(const Model::Impl& model, int64_t blocks) {
+  constexpr int64_t kBlocks = 8;
+  return model.device.impl().backend().records() ? RoundUp(blocks, kBlocks) : blocks;
+}
 
 Status RunForward(const Model::Impl& model, std::span<const SequenceInput> inputs,
                   const Wanted& wanted) {

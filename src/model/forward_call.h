@@ -13,6 +13,15 @@ namespace marlin {
 class RoutingObserver;
 class StepTimer;
 
+/// Several steps in one call. Every input has one token, which those that are sampled follow, and
+/// all inputs fit in one pass that expands no latents.
+struct StepsWanted {
+  int64_t steps = 1;
+  std::span<const int32_t> stop_token_ids;
+  std::span<int32_t> tokens;  ///< [inputs, steps]
+  std::span<int32_t> counts;  ///< One per input: its tokens, by which its sequence has grown.
+};
+
 /// The requested results of a call: logits in host memory, or sampled tokens.
 struct Wanted {
   MutableTensorView logits;    ///< f32 [rows, vocab], or empty.
@@ -20,7 +29,14 @@ struct Wanted {
   std::span<int32_t> tokens;   ///< One per input, if there are samplers.
   RoutingObserver* routing = nullptr;
   StepTimer* timer = nullptr;  ///< Times every pass, which is then not recorded.
+  /// The state of each input, of any number of samplers; empty: they are in order.
+  std::span<const int32_t> sampler_rows = {};
+  const StepsWanted* steps = nullptr;  ///< Needs sampler_rows, and replaces `tokens`.
 };
+
+/// The blocks to which a pass of a model pads its block tables. A device that records passes gets
+/// them in fewer sizes, so that their shape does not change with every page.
+int64_t PaddedBlocks(const Model::Impl& model, int64_t blocks);
 
 /// Runs checked inputs, whose sequences the caller has claimed. Errors: those of the operations;
 /// the sequences are then unchanged.

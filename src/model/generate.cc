@@ -3,10 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <chrono>
 #include <new>
+#include <utility>
 
 #include "base/macros.h"
+#include "model/decode_call.h"
 #include "model/model_impl.h"
 #include "ops/sampling.h"
 
@@ -57,49 +61,95 @@ Result<DeviceBuffer> MakeSampler(const Model& model, std::span<const int32_t> pr
   return state;
 }
 
-Result<Generated> Continue(const Model& model, std::span<const int32_t> prompt,
-                           const GenerateOptions& options, const TokenCallback& callback) {
-  MARLIN_RETURN_IF_ERROR(CheckOptions(model, prompt, options));
-  const std::vector<int32_t>& stops =
-      options.stop_token_ids.empty() ? model.info().eos_token_ids : options.stop_token_ids;
-  const auto stopped = [&](int32_t token) {
-    return !options.ignore_eos && std::find(stops.begin(), stops.end(), token) != stops.end();
-  };
-  Generated generated;
-  if (options.max_tokens == 0) return generated;
-  MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model.NewSequence({.truncatable = false}));
-  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer sampler, MakeSampler(model, prompt, options.sampling));
-  const MutableTensorView states(sampler.data(), DType::kU8, {1, sampler.bytes()});
-  std::span<const int32_t> next = prompt;
-  int32_t token = 0;
-  const auto start = std::chrono::steady_clock::now();
-  while (true) {
-    const SequenceInput input{&sequence, next, false};
-    MARLIN_RETURN_IF_ERROR(model.ForwardAndSample({&input, 1}, states, {&token, 1}));
-    // Up to the last counted token: the step that samples a stop token is not part of the rate.
-    const double seconds = SecondsSince(start);
-    if (sequence.length() == static_cast<int64_t>(prompt.size())) {
-      generated.prefill_seconds = seconds;
-    }
-    if (stopped(token)) {
-      generated.stop_reason = StopReason::kStopToken;
-      break;
-    }
-    generated.token_ids.push_back(token);
-    generated.decode_seconds = seconds - generated.prefill_seconds;
-    if (callback && !callback(token)) {
-      generated.stop_reason = StopReason::kCallback;
-      break;
-    }
-    if (static_cast<int64_t>(generated.token_ids.size()) == options.max_tokens) break;
-    if (sequence.length() == model.info().max_positions) {
-      generated.stop_reason = StopReason::kContextFull;
-      break;
-    }
-    next = {&token, 1};
-  }
-  return generated;
+/// The steps of the next pass after `count` tokens. Where a stop token may end the text within a
+/// pass, passes grow with the text, so that the steps behind its end stay below a sixteenth of it.
+int64_t StepsAfter(int64_t count, bool may_stop) {
+  if (!may_stop) return kMostDecodeSteps;
+  const auto sixteenth =
+      static_cast<uint64_t>(std::clamp<int64_t>(count / 16, 1, kMostDecodeSteps));
+  return static_cast<int64_t>(std::bit_floor(sixteenth));
 }
+
+/// One text.
+class Generation {
+ public:
+  Generation(const Model& model, const GenerateOptions& options, const TokenCallback& callback)
+      : model_(model), options_(options), callback_(callback) {
+    if (options.ignore_eos) return;
+    stops_ = options.stop_token_ids.empty() ? model.info().eos_token_ids : options.stop_token_ids;
+  }
+
+  Result<Generated> Run(std::span<const int32_t> prompt) {
+    if (options_.max_tokens == 0) return generated_;
+    MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence({.truncatable = false}));
+    MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer sampler,
+                            MakeSampler(model_, prompt, options_.sampling));
+    const MutableTensorView states(sampler.data(), DType::kU8, {1, sampler.bytes()});
+    const SequenceInput input{&sequence, prompt, false};
+    DecodeInput next{&sequence, 0};
+    const auto start = std::chrono::steady_clock::now();
+    MARLIN_RETURN_IF_ERROR(model_.ForwardAndSample({&input, 1}, states, {&next.token, 1}));
+    generated_.prefill_seconds = SecondsSince(start);
+    bool goes_on = Take(next.token);
+    while (goes_on) {
+      if (sequence.length() == model_.info().max_positions) {
+        generated_.stop_reason = StopReason::kContextFull;
+        break;
+      }
+      MARLIN_ASSIGN_OR_RETURN(goes_on, RunPass(&next, states));
+    }
+    return std::move(generated_);
+  }
+
+ private:
+  int64_t count() const { return static_cast<int64_t>(generated_.token_ids.size()); }
+
+  /// Decodes some tokens, and returns whether the text goes on.
+  Result<bool> RunPass(DecodeInput* next, const MutableTensorView& states) {
+    const int64_t steps =
+        std::min(StepsAfter(count(), !stops_.empty()), options_.max_tokens - count());
+    std::array<int32_t, kMostDecodeSteps> tokens = {};
+    int64_t sampled = 0;
+    int64_t steps_run = 0;
+    const DecodeCall call{{next, 1},
+                          states,
+                          {steps, stops_},
+                          std::span(tokens).first(static_cast<size_t>(steps)),
+                          {&sampled, 1}};
+    const auto start = std::chrono::steady_clock::now();
+    MARLIN_RETURN_IF_ERROR(RunDecode(model_.impl(), call, &steps_run));
+    const double seconds = SecondsSince(start);
+    const int64_t before = count();
+    bool goes_on = true;
+    for (size_t i = 0; goes_on && i < static_cast<size_t>(sampled); ++i) goes_on = Take(tokens[i]);
+    // The steps that sampled nothing of the text are not part of its rate, neither their tokens nor
+    // their time.
+    generated_.decode_seconds +=
+        seconds * static_cast<double>(count() - before) / static_cast<double>(steps_run);
+    next->token = tokens[static_cast<size_t>(sampled) - 1];
+    return goes_on;
+  }
+
+  /// Adds a token to the text, and returns whether the text goes on.
+  bool Take(int32_t token) {
+    if (std::find(stops_.begin(), stops_.end(), token) != stops_.end()) {
+      generated_.stop_reason = StopReason::kStopToken;
+      return false;
+    }
+    generated_.token_ids.push_back(token);
+    if (callback_ && !callback_(token)) {
+      generated_.stop_reason = StopReason::kCallback;
+      return false;
+    }
+    return count() < options_.max_tokens;
+  }
+
+  const Model& model_;
+  const GenerateOptions& options_;
+  const TokenCallback& callback_;
+  std::vector<int32_t> stops_;
+  Generated generated_;
+};
 
 }  // namespace
 
@@ -120,7 +170,8 @@ std::string_view StopReasonName(StopReason reason) {
 Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
                            const GenerateOptions& options, const TokenCallback& callback) {
   try {
-    return Continue(model, prompt, options, callback);
+    MARLIN_RETURN_IF_ERROR(CheckOptions(model, prompt, options));
+    return Generation(model, options, callback).Run(prompt);
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "generate: cannot allocate");
   }

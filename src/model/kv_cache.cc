@@ -241,4 +241,14 @@ Status KvCache::Reserve(int64_t position, int64_t end) {
   return {};
 }
 
+void KvCache::Release(int64_t end) {
+  const auto kept = static_cast<size_t>(CeilDivide(end, pool_->page_tokens()));
+  for (size_t group = 0; group < blocks_.size(); ++group) {
+    std::vector<int32_t>& blocks = blocks_[group];
+    for (; blocks.size() > kept; blocks.pop_back()) {
+      if (blocks.back() >= 0) pool_->Return(group, blocks.back());
+    }
+  }
+}
+
 }  // namespace marlin

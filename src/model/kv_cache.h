@@ -113,6 +113,8 @@ class KvCache {
   /// Allocates pages for the positions [position, end), at or after length(). Earlier positions
   /// stay intact until Grow, so that a failed call can be retried. Errors: kOutOfMemory.
   Status Reserve(int64_t position, int64_t end);
+  /// Returns pages that Reserve took for positions from `end` on, at or after length().
+  void Release(int64_t end);
 
   /// The page of each block of a group, or -1: the sequence's block table.
   const std::vector<int32_t>& Blocks(size_t group) const { return blocks_[group]; }

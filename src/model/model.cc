@@ -6,10 +6,12 @@
 #include <mutex>
 #include <new>
 
+#include "base/checked.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/view_checks.h"
 #include "marlin/sampling.h"
+#include "model/decode_call.h"
 #include "model/describe_step.h"
 #include "model/expand.h"
 #include "model/forward_call.h"
@@ -121,15 +123,11 @@ Status ClaimAll(std::span<const SequenceInput> inputs, SequenceClaim* claim) {
 }
 
 Status CheckSamplers(const Model::Impl& model, std::span<const SequenceInput> inputs,
-                     const MutableTensorView& samplers, std::span<const int32_t> tokens) {
+                     const MutableTensorView& samplers) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].all_logits) continue;
     return Status(Code::kInvalidArgument,
                   fmt::format("inputs[{}]: all_logits cannot be combined with sampling", i));
-  }
-  if (tokens.size() != inputs.size()) {
-    return Status(Code::kInvalidArgument, fmt::format("tokens: expected {} (inputs), got {}",
-                                                      inputs.size(), tokens.size()));
   }
   MARLIN_ASSIGN_OR_RETURN(const int64_t bytes,
                           SamplerStateBytes(model.device, model.info.vocab_size));
@@ -140,6 +138,24 @@ Status CheckSamplers(const Model::Impl& model, std::span<const SequenceInput> in
   return Status(Code::kInvalidArgument,
                 fmt::format("samplers: expected u8 {}, got {} {}", expected.ToString(),
                             DTypeName(samplers.dtype()), samplers.shape().ToString()));
+}
+
+Status CheckCount(const char* name, size_t count, size_t expected, const char* unit) {
+  if (count == expected) return {};
+  return Status(Code::kInvalidArgument,
+                fmt::format("{}: expected {} ({}), got {}", name, expected, unit, count));
+}
+
+/// Checks the sizes of a Decode call.
+Status CheckDecode(const DecodeCall& call) {
+  const int64_t steps = call.options.steps;
+  if (steps < 1) {
+    return Status(Code::kInvalidArgument, fmt::format("steps: expected 1 or more, got {}", steps));
+  }
+  const auto inputs = static_cast<int64_t>(call.inputs.size());
+  const auto expected = static_cast<size_t>(SaturatingProduct(inputs, steps));
+  MARLIN_RETURN_IF_ERROR(CheckCount("tokens", call.tokens.size(), expected, "inputs * steps"));
+  return CheckCount("counts", call.counts.size(), call.inputs.size(), "inputs");
 }
 
 }  // namespace
@@ -253,11 +269,36 @@ Status Model::ForwardAndSample(std::span<const SequenceInput> inputs,
     SequenceClaim claim;
     MARLIN_RETURN_IF_ERROR(ClaimAll(inputs, &claim));
     MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, inputs));
-    MARLIN_RETURN_IF_ERROR(CheckSamplers(*impl_, inputs, samplers, tokens));
+    MARLIN_RETURN_IF_ERROR(CheckSamplers(*impl_, inputs, samplers));
+    MARLIN_RETURN_IF_ERROR(CheckCount("tokens", tokens.size(), inputs.size(), "inputs"));
     if (inputs.empty()) return {};
     return RunForward(*impl_, inputs, {{}, samplers, tokens});
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "forward: cannot allocate");
+  }
+}
+
+Status Model::Decode(std::span<const DecodeInput> inputs, const MutableTensorView& samplers,
+                     const DecodeOptions& options, std::span<int32_t> tokens,
+                     std::span<int64_t> counts) const {
+  std::fill(counts.begin(), counts.end(), 0);
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
+  try {
+    const DecodeCall call{inputs, samplers, options, tokens, counts};
+    std::vector<SequenceInput> first;
+    first.reserve(inputs.size());
+    for (const DecodeInput& input : inputs) {
+      first.push_back({input.sequence, {&input.token, 1}, false});
+    }
+    SequenceClaim claim;
+    MARLIN_RETURN_IF_ERROR(ClaimAll(first, &claim));
+    MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, first));
+    MARLIN_RETURN_IF_ERROR(CheckSamplers(*impl_, first, samplers));
+    MARLIN_RETURN_IF_ERROR(CheckDecode(call));
+    if (inputs.empty()) return {};
+    return RunDecode(*impl_, call);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "decode: cannot allocate");
   }
 }
 

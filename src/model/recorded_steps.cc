@@ -9,7 +9,6 @@
 namespace marlin {
 namespace {
 
-constexpr int64_t kMostRows = 256;
 constexpr size_t kMostSteps = 16;
 
 }  // namespace
@@ -27,9 +26,12 @@ RecordedSteps::Key RecordedSteps::KeyOf(const StepValues& values) {
     key.push_back(reinterpret_cast<uintptr_t>(view.data()));
     for (int i = 0; i < view.rank(); ++i) key.push_back(static_cast<uintptr_t>(view.dim(i)));
   };
-  for (const TensorView& view : {values.ids, values.positions, values.first_rows, values.wanted}) {
+  for (const TensorView& view : {values.ids, values.positions, values.first_rows, values.wanted,
+                                 values.sampler_rows, values.advance.stop_ids}) {
     add(view);
   }
+  add(values.advance.counts);
+  add(values.advance.tokens);
   // Every other value lies behind the first one, at a distance that follows from the rows.
   add(values.hidden);
   for (const MutableTensorView& view : {values.logits, values.samplers, values.tokens}) add(view);
@@ -52,8 +54,9 @@ Status RecordedSteps::Run(const Device& device, const StepValues& values, const 
     const std::unique_ptr<RecordedWork>& work = (*found)->work;
     return work == nullptr ? enqueue(nullptr, nullptr) : work->Launch(nullptr);
   }
-  if (key != last_) {
-    last_ = std::move(key);
+  Key& last = last_[values.advance.steps()];
+  if (key != last) {
+    last = std::move(key);
     return enqueue(nullptr, nullptr);
   }
   auto step = std::make_unique<Step>(device, std::move(key));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -20,11 +21,15 @@ namespace marlin {
 /// large ones spend no time on launches.
 class RecordedSteps {
  public:
+  /// Rows of a pass that is recorded, at most.
+  static constexpr int64_t kMostRows = 256;
+
   /// Enqueues a pass on a stream; keeps the plans of experts that it uses, unless null.
   using Enqueue = std::function<Status(void* stream, std::vector<ExpertsPlan>* plans)>;
 
   /// Runs a pass on `values`: as recorded, or by `enqueue`. A pass is recorded when it comes for
-  /// the second time in a row. Errors: those of `enqueue`, kDeviceLost.
+  /// the second time in a row, among those of as many steps: calls divide their steps into passes
+  /// of several lengths, which alternate. Errors: those of `enqueue`, kDeviceLost.
   Status Run(const Device& device, const StepValues& values, const Enqueue& enqueue);
 
  private:
@@ -44,7 +49,7 @@ class RecordedSteps {
 
   static Key KeyOf(const StepValues& values);
 
-  Key last_;
+  std::map<int64_t, Key> last_;               ///< By the number of steps.
   std::vector<std::unique_ptr<Step>> steps_;  ///< Oldest first.
 };
 

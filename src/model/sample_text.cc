@@ -31,15 +31,22 @@ Status SampleBatch(const Model& model, int64_t length, SplitMix64& random,
     MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model.NewSequence({.truncatable = false}));
     sequences.push_back(std::move(sequence));
   }
-  std::vector<int32_t> next(texts.size());
-  std::vector<SequenceInput> inputs(texts.size());
-  for (int64_t at = 1; at < length; ++at) {
+  // Without stop tokens all sequences take the same steps, up to the end of the context, which the
+  // next call refuses.
+  int64_t steps = length - 1;
+  while (steps > 0) {
+    const auto row = static_cast<size_t>(steps);
+    std::vector<int32_t> tokens(texts.size() * row);
+    std::vector<int64_t> counts(texts.size());
+    std::vector<DecodeInput> inputs;
+    for (size_t i = 0; i < texts.size(); ++i) inputs.push_back({&sequences[i], texts[i].back()});
+    MARLIN_RETURN_IF_ERROR(model.Decode(inputs, {states, DType::kU8, {count, bytes}},
+                                        {.steps = steps}, tokens, counts));
     for (size_t i = 0; i < texts.size(); ++i) {
-      inputs[i] = {&sequences[i], std::span(&texts[i].back(), 1), false};
+      const auto sampled = std::span(tokens).subspan(i * row, static_cast<size_t>(counts[i]));
+      texts[i].insert(texts[i].end(), sampled.begin(), sampled.end());
     }
-    MARLIN_RETURN_IF_ERROR(
-        model.ForwardAndSample(inputs, {states, DType::kU8, {count, bytes}}, next));
-    for (size_t i = 0; i < texts.size(); ++i) texts[i].push_back(next[i]);
+    steps -= counts[0];
   }
   return {};
 }

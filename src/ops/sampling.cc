@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <iterator>
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
@@ -86,6 +87,11 @@ Status ResetSampler(const Device& device, const SamplingOptions& options, int64_
 
 Status SampleTokens(const Device& device, const TensorView& logits, const MutableTensorView& states,
                     const MutableTensorView& tokens, void* stream) {
+  return SampleRows(device, logits, states, {}, tokens, stream);
+}
+
+Status SampleRows(const Device& device, const TensorView& logits, const MutableTensorView& states,
+                  const TensorView& state_rows, const MutableTensorView& tokens, void* stream) {
   MARLIN_RETURN_IF_ERROR(CheckRank("logits", logits, 2));
   if (logits.dtype() != DType::kF32) {
     return Invalid(fmt::format("logits: expected f32, got {}", DTypeName(logits.dtype())));
@@ -93,13 +99,58 @@ Status SampleTokens(const Device& device, const TensorView& logits, const Mutabl
   MARLIN_RETURN_IF_ERROR(CheckActivations("logits", logits, logits.shape()));
   const int64_t rows = logits.dim(0);
   MARLIN_ASSIGN_OR_RETURN(const int64_t bytes, SamplerStateBytes(device, logits.dim(1)));
-  MARLIN_RETURN_IF_ERROR(CheckStates("states", states, {rows, bytes}));
+  int64_t count = rows;
+  if (!state_rows.empty()) {
+    MARLIN_RETURN_IF_ERROR(CheckInt32("state_rows", state_rows, {rows}));
+    MARLIN_RETURN_IF_ERROR(CheckRank("states", states, 2));
+    count = states.dim(0);
+  }
+  MARLIN_RETURN_IF_ERROR(CheckStates("states", states, {count, bytes}));
   MARLIN_RETURN_IF_ERROR(CheckInt32("tokens", tokens, {rows}));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("tokens", tokens, "logits", logits, false));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("tokens", tokens, "states", states, false));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("states", states, "logits", logits, false));
+  if (!state_rows.empty()) {
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("tokens", tokens, "state_rows", state_rows));
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("states", states, "state_rows", state_rows));
+  }
   if (rows == 0) return {};
-  return RunOperation(device, SampleTokensCall{logits, states, tokens}, stream);
+  return RunOperation(device, SampleTokensCall{logits, states, tokens, state_rows}, stream);
+}
+
+Status AdvanceTokens(const Device& device, const TensorView& sampled, const StepAdvance& advance,
+                     void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("sampled", sampled, 1));
+  const int64_t rows = sampled.dim(0);
+  MARLIN_RETURN_IF_ERROR(CheckInt32("sampled", sampled, {rows}));
+  MARLIN_RETURN_IF_ERROR(CheckRank("stop_ids", advance.stop_ids, 1));
+  MARLIN_RETURN_IF_ERROR(CheckInt32("stop_ids", advance.stop_ids, {advance.stop_ids.dim(0)}));
+  MARLIN_RETURN_IF_ERROR(CheckRank("tokens", advance.tokens, 2));
+  MARLIN_RETURN_IF_ERROR(CheckInt32("tokens", advance.tokens, {rows, advance.tokens.dim(1)}));
+  struct Named {
+    const char* name;
+    const MutableTensorView* view;
+  };
+  const Named outputs[] = {{"ids", &advance.ids},
+                           {"positions", &advance.positions},
+                           {"state_rows", &advance.state_rows},
+                           {"counts", &advance.counts},
+                           {"tokens", &advance.tokens}};
+  for (size_t i = 0; i < std::size(outputs); ++i) {
+    const auto& [name, view] = outputs[i];
+    if (view != &advance.tokens) MARLIN_RETURN_IF_ERROR(CheckInt32(name, *view, {rows}));
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices(name, *view, "sampled", sampled));
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices(name, *view, "stop_ids", advance.stop_ids));
+    for (size_t j = 0; j < i; ++j) {
+      MARLIN_RETURN_IF_ERROR(
+          CheckNoOverlapWithIndices(name, *view, outputs[j].name, *outputs[j].view));
+    }
+  }
+  if (rows == 0) return {};
+  return RunOperation(device,
+                      AdvanceTokensCall{sampled, advance.stop_ids, advance.ids, advance.positions,
+                                        advance.state_rows, advance.counts, advance.tokens},
+                      stream);
 }
 
 }  // namespace marlin

@@ -144,8 +144,27 @@ struct ResetSamplerCall {
 
 struct SampleTokensCall {
   TensorView logits;
-  MutableTensorView states;  ///< u8 [rows, sampler_state_bytes].
+  MutableTensorView states;  ///< u8 [rows, sampler_state_bytes], or with state_rows any number.
   MutableTensorView tokens;  ///< i32 [rows].
+  /// i32 [rows]: the state of each row; a negative number: the row is not sampled. Empty: row r has
+  /// state r. Messages name states.
+  TensorView state_rows = {};
+};
+
+/// Between two steps of a recording: makes the sampled tokens those that the next step feeds. Row r
+/// runs while state_rows[r] >= 0. A running row stores tokens[r, counts[r]++] = sampled[r] and
+/// advances positions[r] by 1; a stop id ends it (state_rows[r] = -1), and any other token becomes
+/// ids[r]. So a row that has ended keeps feeding the last token that it fed, at the position behind
+/// its end. A negative token is that of a row whose sampling failed; it ends the row and is not
+/// stored. All views but `tokens` are contiguous vectors of i32.
+struct AdvanceTokensCall {
+  TensorView sampled;   ///< [rows]
+  TensorView stop_ids;  ///< Any number, also none.
+  MutableTensorView ids;
+  MutableTensorView positions;
+  MutableTensorView state_rows;
+  MutableTensorView counts;
+  MutableTensorView tokens;  ///< i32 [rows, steps], contiguous; counts are less than steps.
 };
 
 }  // namespace marlin

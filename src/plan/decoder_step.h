@@ -185,6 +185,19 @@ struct StepPages {
   ExpandedPages expanded = {};
 };
 
+/// What lets another step follow in the same recording, as in AdvanceTokensCall.
+struct StepAdvance {
+  TensorView stop_ids;
+  MutableTensorView ids;        ///< StepValues::ids.
+  MutableTensorView positions;  ///< StepValues::positions.
+  MutableTensorView state_rows;
+  MutableTensorView counts;
+  MutableTensorView tokens;  ///< Empty: there is one step.
+
+  /// The steps of the recording.
+  int64_t steps() const { return tokens.empty() ? 1 : tokens.dim(1); }
+};
+
 /// The inputs and results of a step, and the values that flow between its operations, contiguous
 /// f32 rows, `mixed` and `inner` perhaps bf16. Views used only inside a fused run may stay
 /// unwritten.
@@ -204,7 +217,9 @@ struct StepValues {
   MutableTensorView expert_weights;
   MutableTensorView logits;
   MutableTensorView samplers;  ///< u8 [wanted, sampler_state_bytes], or empty.
+  TensorView sampler_rows;     ///< As SampleTokensCall::state_rows, with any number of samplers.
   MutableTensorView tokens;    ///< i32 [wanted].
+  StepAdvance advance;
 
   int64_t rows() const { return positions.dim(0); }
 };

@@ -173,9 +173,21 @@ SamplerState* StateOf(const MutableTensorView& states, int64_t row) {
   return reinterpret_cast<SamplerState*>(states.As<uint8_t>() + row * states.stride(0));
 }
 
-Status CheckStates(const MutableTensorView& states, int64_t vocab) {
-  for (int64_t row = 0; row < states.dim(0); ++row) {
-    const SamplerState* const state = StateOf(states, row);
+/// The state of a row of a call, or a negative number.
+int64_t StateRowOf(const SampleTokensCall& call, int64_t row) {
+  return call.state_rows.empty() ? row : IndexAt(call.state_rows, row);
+}
+
+Status CheckStates(const SampleTokensCall& call, int64_t vocab) {
+  for (int64_t i = 0; i < call.logits.dim(0); ++i) {
+    const int64_t row = StateRowOf(call, i);
+    if (row < 0) continue;
+    if (row >= call.states.dim(0)) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("state_rows: expected less than {}, got {} at {}",
+                                call.states.dim(0), row, i));
+    }
+    const SamplerState* const state = StateOf(call.states, row);
     if (state->magic == SamplerState::kMagic && state->vocab == vocab) continue;
     return Status(Code::kInvalidArgument,
                   fmt::format("states: row {} was not reset for {} tokens", row, vocab));
@@ -207,18 +219,22 @@ int64_t CpuDecoder::WorkspaceBytes(const SampleTokensCall& call) const {
 
 Status CpuDecoder::Run(const SampleTokensCall& call, const OperationContext& context) const {
   const auto& logits = call.logits;
-  const auto& states = call.states;
-  const auto& tokens = call.tokens;
   const int64_t vocab = logits.dim(1);
-  MARLIN_RETURN_IF_ERROR(CheckStates(states, vocab));
+  MARLIN_RETURN_IF_ERROR(CheckStates(call, vocab));
   const auto draw = [&](int64_t row, int worker) -> Status {
+    const int64_t state_row = StateRowOf(call, row);
+    if (state_row < 0) return {};
     void* const memory = static_cast<uint8_t*>(context.workspace) + worker * Scratch::Bytes(vocab);
     const float* const first = logits.As<float>() + row * logits.stride(0);
-    Draw one(StateOf(states, row), first, Scratch::At(memory, vocab));
-    MARLIN_ASSIGN_OR_RETURN(tokens.As<int32_t>()[row], one.Run());
+    Draw one(StateOf(call.states, state_row), first, Scratch::At(memory, vocab));
+    MARLIN_ASSIGN_OR_RETURN(call.tokens.As<int32_t>()[row], one.Run());
     return {};
   };
-  if (logits.dim(0) == 1) return draw(0, 0);
+  const auto named = [&](int64_t row, const Status& status) {
+    if (call.states.dim(0) == 1) return status;
+    return status.WithContext(fmt::format("row {}", StateRowOf(call, row)));
+  };
+  if (logits.dim(0) == 1) return named(0, draw(0, 0));
   std::atomic<int64_t> bad{logits.dim(0)};
   pool_.Run(logits.dim(0), [&](int64_t row, int worker) {
     if (draw(row, worker).ok()) return;
@@ -228,7 +244,35 @@ Status CpuDecoder::Run(const SampleTokensCall& call, const OperationContext& con
   });
   if (bad.load() == logits.dim(0)) return {};
   // Draws again for the message: the failed draw did not advance the state.
-  return draw(bad.load(), 0).WithContext(fmt::format("row {}", bad.load()));
+  return named(bad.load(), draw(bad.load(), 0));
+}
+
+Status CpuDecoder::Run(const AdvanceTokensCall& call, const OperationContext& /*context*/) const {
+  const int64_t rows = call.sampled.dim(0);
+  const int64_t steps = call.tokens.dim(1);
+  const auto* const stops = call.stop_ids.As<int32_t>();
+  for (int64_t row = 0; row < rows; ++row) {
+    int32_t& state_row = call.state_rows.As<int32_t>()[row];
+    if (state_row < 0) continue;
+    const int32_t token = call.sampled.As<int32_t>()[row];
+    int32_t& count = call.counts.As<int32_t>()[row];
+    if (count < 0 || count >= steps) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("counts: expected 0..{}, got {} at {}", steps - 1, count, row));
+    }
+    if (token < 0) {
+      state_row = -1;
+      continue;
+    }
+    call.tokens.As<int32_t>()[row * steps + count++] = token;
+    ++call.positions.As<int32_t>()[row];
+    if (std::find(stops, stops + call.stop_ids.dim(0), token) != stops + call.stop_ids.dim(0)) {
+      state_row = -1;
+    } else {
+      call.ids.As<int32_t>()[row] = token;
+    }
+  }
+  return {};
 }
 
 }  // namespace marlin::cpu

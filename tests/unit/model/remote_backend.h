@@ -42,8 +42,19 @@ class RemoteQueue {
  public:
   Status Put(std::function<Status()> work) {
     const std::lock_guard lock(mutex_);
+    if (recording_) recorded_.push_back(work);
     work_.push_back(std::move(work));
     return {};
+  }
+  /// Keeps copies of the work that is put until EndRecording.
+  void BeginRecording() {
+    const std::lock_guard lock(mutex_);
+    recording_ = true;
+  }
+  std::vector<std::function<Status()>> EndRecording() {
+    const std::lock_guard lock(mutex_);
+    recording_ = false;
+    return std::exchange(recorded_, {});
   }
   Status Finish() {
     const std::lock_guard lock(mutex_);
@@ -57,6 +68,8 @@ class RemoteQueue {
  private:
   std::mutex mutex_;
   std::vector<std::function<Status()>> work_;
+  std::vector<std::function<Status()>> recorded_;
+  bool recording_ = false;
   Status error_;
 };
 
@@ -66,16 +79,31 @@ struct RemoteOptions {
   bool fuses_experts = true;
   bool products_only = false;
   bool plans_experts = false;  ///< Runs experts without biases.
-  bool records = false;        ///< Recordings launch nothing: not for models.
+  bool records = false;        ///< For one thread at a time.
   int64_t free_memory = 0;
   int64_t pass_tokens = 512;
 };
 
-/// A recording that launches nothing.
+/// Work that is put again. As a stream it is itself, which keeps its workspaces apart.
 class RemoteRecording final : public RecordedWork {
  public:
-  Status Launch(void* /*stream*/) const override { return {}; }
-  void* stream() const override { return nullptr; }
+  explicit RemoteRecording(RemoteQueue& queue) : queue_(queue) {}
+  /// Does the work, and keeps it.
+  Status Run(const std::function<Status(void*)>& enqueue) {
+    queue_.BeginRecording();
+    const Status status = enqueue(this);
+    work_ = queue_.EndRecording();
+    return status;
+  }
+  Status Launch(void* /*stream*/) const override {
+    for (const std::function<Status()>& work : work_) MARLIN_RETURN_IF_ERROR(queue_.Put(work));
+    return {};
+  }
+  void* stream() const override { return const_cast<RemoteRecording*>(this); }
+
+ private:
+  RemoteQueue& queue_;
+  std::vector<std::function<Status()>> work_;
 };
 
 class RemoteDecoder final : public DecoderBackend {
@@ -185,7 +213,15 @@ class RemoteDecoder final : public DecoderBackend {
   }
   Status Run(const SampleTokensCall& call, const OperationContext&) const override {
     return Put([this, call] {
-      return Now(SampleTokensCall{Local(call.logits), Local(call.states), Local(call.tokens)});
+      return Now(SampleTokensCall{Local(call.logits), Local(call.states), Local(call.tokens),
+                                  Local(call.state_rows)});
+    });
+  }
+  Status Run(const AdvanceTokensCall& call, const OperationContext&) const override {
+    return Put([this, call] {
+      return Now(AdvanceTokensCall{Local(call.sampled), Local(call.stop_ids), Local(call.ids),
+                                   Local(call.positions), Local(call.state_rows),
+                                   Local(call.counts), Local(call.tokens)});
     });
   }
 
@@ -340,8 +376,10 @@ class RemoteBackend final : public Backend {
   int64_t pass_tokens() const override { return decoder_.options().pass_tokens; }
   Result<std::unique_ptr<RecordedWork>> Record(
       const std::function<Status(void* stream)>& enqueue) const override {
-    MARLIN_RETURN_IF_ERROR(enqueue(nullptr));
-    return {std::make_unique<RemoteRecording>()};
+    ++recordings_;
+    auto recording = std::make_unique<RemoteRecording>(queue_);
+    MARLIN_RETURN_IF_ERROR(recording->Run(enqueue));
+    return {std::unique_ptr<RecordedWork>(std::move(recording))};
   }
   Result<std::unique_ptr<HostStaging>> AllocateStaging(int64_t bytes) const override {
     MARLIN_ASSIGN_OR_RETURN(AlignedBuffer buffer, AlignedBuffer::Allocate(bytes));
@@ -402,6 +440,7 @@ class RemoteBackend final : public Backend {
   int waits() const { return waits_; }
   int uploads() const { return uploads_; }
   int copies() const { return copies_; }  ///< Synchronous ones to the device: one per pass.
+  int recordings() const { return recordings_; }
   const RemoteDecoder& remote_decoder() const { return decoder_; }
 
  private:
@@ -411,6 +450,7 @@ class RemoteBackend final : public Backend {
   mutable int waits_ = 0;
   mutable int uploads_ = 0;
   mutable int copies_ = 0;
+  mutable int recordings_ = 0;
 };
 
 /// A layer's experts as one operation, from the step's description alone: the host that runs the

@@ -25,6 +25,8 @@ enum class ValueError : uint8_t {
   kSamplerState,  ///< row, vocabulary
   kLatentPage,    ///< page, its place
   kPageTokens,    ///< tokens, their place, the tokens of a page
+  kStateRow,      ///< state, its place, the number of states
+  kCount,         ///< tokens of a row, its place, the steps
 };
 
 /// In device memory; of a kind, the first error stays.

@@ -71,6 +71,10 @@ Status ErrorOf(const ValueRecord& record) {
       return invalid(fmt::format("pages: no page {} at {}", a, b));
     case ValueError::kPageTokens:
       return invalid(fmt::format("tokens: expected 0 to {}, got {} at {}", c, a, b));
+    case ValueError::kStateRow:
+      return invalid(fmt::format("state_rows: expected less than {}, got {} at {}", c, a, b));
+    case ValueError::kCount:
+      return invalid(fmt::format("counts: expected 0..{}, got {} at {}", c - 1, a, b));
   }
   return Status(Code::kInternal, "an unknown error in device memory");
 }

@@ -179,9 +179,9 @@ Status CudaDecoder::Enqueue(const char* kernel, const Launch& launch) const {
 
 Status CudaDecoder::Load() const {
   return Enqueue("decoder", [] {
-    for (const auto load :
-         {LoadRouter, LoadRouteRows, LoadAttention, LoadDecodeAttention, LoadPrefillAttention,
-          LoadLatentAttention, LoadExpandLatents, LoadRowKernels, LoadRmsNorm, LoadRotateAppend}) {
+    for (const auto load : {LoadRouter, LoadRouteRows, LoadAttention, LoadDecodeAttention,
+                            LoadPrefillAttention, LoadLatentAttention, LoadExpandLatents,
+                            LoadRowKernels, LoadRmsNorm, LoadRotateAppend, LoadAdvance}) {
       const cudaError_t error = load();
       if (error != cudaSuccess) return error;
     }
@@ -209,6 +209,7 @@ bool CudaDecoder::Has(DecoderOperation operation) const {
     case DecoderOperation::kRouteTokens:
     case DecoderOperation::kResetSampler:
     case DecoderOperation::kSampleTokens:
+    case DecoderOperation::kAdvanceTokens:
       return true;
     default:
       return false;
@@ -673,9 +674,27 @@ Status CudaDecoder::Run(const SampleTokensCall& call, const OperationContext& co
   args.tokens = call.tokens.As<int32_t>();
   args.tokens_stride = call.tokens.stride(0);
   args.rows = static_cast<int>(call.logits.dim(0));
+  args.state_rows = call.state_rows.As<int32_t>();
+  args.states_count = static_cast<int>(call.states.dim(0));
   args.vocab = static_cast<int>(call.logits.dim(1));
   args.errors = errors_.view();
   return Enqueue("sample", [&] { return LaunchSample(args, StreamOf(context)); });
+}
+
+Status CudaDecoder::Run(const AdvanceTokensCall& call, const OperationContext& context) const {
+  AdvanceArguments args;
+  args.sampled = call.sampled.As<int32_t>();
+  args.stop_ids = call.stop_ids.As<int32_t>();
+  args.stop_count = call.stop_ids.dim(0);
+  args.ids = call.ids.As<int32_t>();
+  args.positions = call.positions.As<int32_t>();
+  args.state_rows = call.state_rows.As<int32_t>();
+  args.counts = call.counts.As<int32_t>();
+  args.tokens = call.tokens.As<int32_t>();
+  args.rows = call.sampled.dim(0);
+  args.steps = call.tokens.dim(1);
+  args.errors = errors_.view();
+  return Enqueue("advance", [&] { return LaunchAdvance(args, StreamOf(context)); });
 }
 
 }  // namespace marlin::cuda

@@ -53,6 +53,7 @@ class CudaDecoder final : public DecoderBackend {
   Status RouteRows(const RouteRowsCall& call, const OperationContext& context) const override;
   Status Run(const ResetSamplerCall& call, const OperationContext& context) const override;
   Status Run(const SampleTokensCall& call, const OperationContext& context) const override;
+  Status Run(const AdvanceTokensCall& call, const OperationContext& context) const override;
 
   using DecoderBackend::WorkspaceBytes;
   int64_t WorkspaceBytes(const ExpandLatentsCall& call) const override;

@@ -92,5 +92,8 @@ cudaError_t LaunchPrefillAttention(const AttentionArguments& args, cudaStream_t 
 
 cudaError_t LaunchResetSampler(const ResetArguments& args, cudaStream_t stream);
 cudaError_t LaunchSample(const SampleArguments& args, cudaStream_t stream);
+cudaError_t LaunchAdvance(const AdvanceArguments& args, cudaStream_t stream);
+/// Prepares LaunchAdvance, as those above.
+cudaError_t LoadAdvance();
 
 }  // namespace marlin::cuda

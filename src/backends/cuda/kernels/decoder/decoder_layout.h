@@ -214,10 +214,27 @@ struct SampleArguments {
   int64_t logits_stride = 0;
   uint8_t* states = nullptr;
   int64_t state_stride = 0;
+  const int32_t* state_rows = nullptr;  ///< Null: row r has state r.
   int32_t* tokens = nullptr;
   int64_t tokens_stride = 1;
   int rows = 0;
+  int states_count = 0;
   int vocab = 0;
+  ErrorView errors;
+};
+
+/// AdvanceTokensCall.
+struct AdvanceArguments {
+  const int32_t* sampled = nullptr;
+  const int32_t* stop_ids = nullptr;
+  int64_t stop_count = 0;
+  int32_t* ids = nullptr;
+  int32_t* positions = nullptr;
+  int32_t* state_rows = nullptr;
+  int32_t* counts = nullptr;
+  int32_t* tokens = nullptr;
+  int64_t rows = 0;
+  int64_t steps = 0;
   ErrorView errors;
 };
 

@@ -100,12 +100,23 @@ class RowSampler {
         first_(*cg::this_cluster().map_shared_rank(&shared, 0)),
         rank_(static_cast<int>(cg::this_cluster().block_rank())),
         thread_(rank_ * kThreads + static_cast<int>(threadIdx.x)),
-        state_(reinterpret_cast<SamplerState*>(args.states + row * args.state_stride)),
+        state_row_(args.state_rows == nullptr ? row : args.state_rows[row]),
+        state_(reinterpret_cast<SamplerState*>(args.states + state_row_ * args.state_stride)),
         logits_(args.logits + row * args.logits_stride) {}
 
   MARLIN_DEVICE void Run() {
+    if (state_row_ < 0) return;
+    // Until a token is drawn there is none.
+    if (thread_ == 0) args_.tokens[row_ * args_.tokens_stride] = -1;
+    if (state_row_ >= args_.states_count) {
+      if (thread_ == 0) {
+        RecordError(args_.errors, ValueError::kStateRow, state_row_, row_, args_.states_count);
+      }
+      return;
+    }
     if (state_->magic != SamplerState::kMagic || state_->vocab != args_.vocab) {
-      if (thread_ == 0) RecordError(args_.errors, ValueError::kSamplerState, row_, args_.vocab);
+      if (thread_ == 0)
+        RecordError(args_.errors, ValueError::kSamplerState, state_row_, args_.vocab);
       return;
     }
     const SamplingView& options = state_->options;
@@ -133,8 +144,8 @@ class RowSampler {
   }
 
  private:
-  /// The row in messages; of one row, none.
-  MARLIN_DEVICE int NamedRow() const { return args_.rows > 1 ? row_ : -1; }
+  /// The state in messages; of one state, none.
+  MARLIN_DEVICE int NamedRow() const { return args_.states_count > 1 ? state_row_ : -1; }
 
   /// A logit after penalties.
   MARLIN_DEVICE float LogitAt(int id) const { return Penalized(logits_[id], id); }
@@ -379,6 +390,7 @@ class RowSampler {
   Shared& first_;  ///< That of rank 0.
   int rank_;
   int thread_;  ///< The number of this thread in the cluster.
+  int state_row_;
   SamplerState* state_;
   const float* logits_;
   bool penalizes_ = false;

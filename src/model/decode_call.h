@@ -1,0 +1,31 @@
+// One Decode call of a model: its steps, several per pass where the device records passes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "marlin/model.h"
+#include "marlin/status.h"
+#include "marlin/tensor.h"
+
+namespace marlin {
+
+/// Steps of a pass, at most: a power of two, as all are. More save little, because the host's work
+/// between passes is then small beside the steps, and a sequence that ends wastes the rest.
+inline constexpr int64_t kMostDecodeSteps = 8;
+
+/// The arguments of Model::Decode.
+struct DecodeCall {
+  std::span<const DecodeInput> inputs;
+  MutableTensorView samplers;
+  DecodeOptions options;
+  std::span<int32_t> tokens;
+  std::span<int64_t> counts;
+};
+
+/// Runs a checked call, whose sequences the caller has claimed. `steps_run`, if not null: the steps
+/// that the device ran, those behind the end of all sequences included. Errors: those of the
+/// operations; the sequences have then grown by `counts`.
+Status RunDecode(const Model::Impl& model, const DecodeCall& call, int64_t* steps_run = nullptr);
+
+}  // namespace marlin

@@ -1,0 +1,205 @@
+// The operations between two steps: sampling of some rows, and the tokens of the next step.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "../test_device.h"
+#include "marlin/device.h"
+#include "marlin/sampling.h"
+#include "ops/sampling.h"
+
+namespace marlin {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+/// The vectors of `rows` sequences of a pass of `steps` steps.
+struct Rows {
+  Rows(std::vector<int32_t> samples, int64_t number, std::vector<int32_t> stop_ids)
+      : sampled(std::move(samples)),
+        stops(std::move(stop_ids)),
+        ids(sampled.size(), 50),
+        positions(sampled.size(), 7),
+        state_rows(sampled.size(), 3),
+        counts(sampled.size(), 0),
+        tokens(sampled.size() * static_cast<size_t>(number), -9),
+        steps(number) {}
+
+  StepAdvance view() {
+    const auto vector = [](std::vector<int32_t>& of) {
+      return MutableTensorView(of.data(), DType::kI32, {static_cast<int64_t>(of.size())});
+    };
+    return {vector(stops),      vector(ids),    vector(positions),
+            vector(state_rows), vector(counts), {tokens.data(), DType::kI32, {rows(), steps}}};
+  }
+  int64_t rows() const { return static_cast<int64_t>(sampled.size()); }
+  Status Advance(const Device& device) {
+    const TensorView from(sampled.data(), DType::kI32, {rows()});
+    const Status status = AdvanceTokens(device, from, view());
+    return status.ok() ? device.Synchronize() : status;
+  }
+
+  std::vector<int32_t> sampled;
+  std::vector<int32_t> stops;
+  std::vector<int32_t> ids;
+  std::vector<int32_t> positions;
+  std::vector<int32_t> state_rows;
+  std::vector<int32_t> counts;
+  std::vector<int32_t> tokens;
+  int64_t steps;
+};
+
+Device Open() { return *Device::Open(MARLIN_TEST_DEVICE, {.threads = 2}); }
+
+TEST(AdvanceTokens, StoresTokensUntilAStop) {
+  const Device device = Open();
+  Rows rows({11, 12, 13}, 3, {99, 21});
+  ASSERT_TRUE(rows.Advance(device).ok());
+  EXPECT_THAT(rows.ids, ElementsAre(11, 12, 13));
+  EXPECT_THAT(rows.positions, Each(8));
+  EXPECT_THAT(rows.state_rows, Each(3));
+  EXPECT_THAT(rows.counts, Each(1));
+  // The second row stops, behind its token; the third could not be sampled.
+  rows.sampled = {31, 21, -1};
+  ASSERT_TRUE(rows.Advance(device).ok());
+  EXPECT_THAT(rows.ids, ElementsAre(31, 12, 13));
+  EXPECT_THAT(rows.positions, ElementsAre(9, 9, 8));
+  EXPECT_THAT(rows.state_rows, ElementsAre(3, -1, -1));
+  EXPECT_THAT(rows.counts, ElementsAre(2, 2, 1));
+  // What ended stays as it is, whatever its row has sampled before.
+  rows.sampled = {99, 40, 41};
+  ASSERT_TRUE(rows.Advance(device).ok());
+  EXPECT_THAT(rows.ids, ElementsAre(31, 12, 13));
+  EXPECT_THAT(rows.positions, ElementsAre(10, 9, 8));
+  EXPECT_THAT(rows.state_rows, Each(-1));
+  EXPECT_THAT(rows.counts, ElementsAre(3, 2, 1));
+  EXPECT_THAT(rows.tokens, ElementsAre(11, 31, 99, 12, 21, -9, 13, -9, -9));
+}
+
+TEST(AdvanceTokens, AnyNumberOfRowsAndStops) {
+  const Device device = Open();
+  for (const size_t count : {0U, 1U, 127U, 129U, 1000U}) {
+    std::vector<int32_t> sampled(count);
+    for (size_t i = 0; i < count; ++i) sampled[i] = static_cast<int32_t>(i * 7 % 500);
+    for (const int32_t stops : {0, 1, 300}) {
+      std::vector<int32_t> stop_ids;
+      for (int32_t i = 0; i < stops; ++i) stop_ids.push_back(i);
+      Rows rows(sampled, 1, stop_ids);
+      ASSERT_TRUE(rows.Advance(device).ok());
+      EXPECT_EQ(rows.tokens, sampled);
+      for (size_t i = 0; i < count; ++i) {
+        EXPECT_EQ(rows.state_rows[i], sampled[i] < stops ? -1 : 3) << i;
+        EXPECT_EQ(rows.ids[i], sampled[i] < stops ? 50 : sampled[i]) << i;
+      }
+    }
+  }
+}
+
+TEST(AdvanceTokens, CountsBelowTheSteps) {
+  for (const int32_t count : {2, -1}) {
+    const Device device = Open();
+    Rows rows({11, 12}, 2, {});
+    rows.counts = {0, count};
+    EXPECT_EQ(rows.Advance(device).message(),
+              "counts: expected 0..1, got " + std::to_string(count) + " at 1");
+    EXPECT_THAT(rows.tokens, ElementsAre(testing::_, -9, -9, -9));
+  }
+}
+
+TEST(AdvanceTokens, RefusesWrongViews) {
+  const Device device = Open();
+  Rows rows({11, 12}, 2, {5});
+  const TensorView sampled(rows.sampled.data(), DType::kI32, {2});
+  const auto message = [&](auto&& change) {
+    StepAdvance views = rows.view();
+    change(views);
+    return AdvanceTokens(device, sampled, views).message();
+  };
+  EXPECT_EQ(message([](StepAdvance& v) {
+              v.ids = {v.ids.data(), DType::kI32, {1}};
+            }),
+            "ids: expected i32 [2], got i32 [1]");
+  EXPECT_THAT(message([](StepAdvance& v) {
+                v.counts = {v.counts.data(), DType::kI64, {2}};
+              }),
+              HasSubstr("counts: expected i32 [2]"));
+  EXPECT_THAT(message([](StepAdvance& v) {
+                v.tokens = {v.tokens.data(), DType::kI32, {4}};
+              }),
+              HasSubstr("tokens: "));
+  EXPECT_THAT(message([](StepAdvance& v) { v.positions = v.ids; }), HasSubstr("overlap"));
+  EXPECT_THAT(message([&](StepAdvance& v) {
+                v.ids = {rows.sampled.data(), DType::kI32, {2}};
+              }),
+              HasSubstr("overlap"));
+  EXPECT_EQ(AdvanceTokens(device, {rows.sampled.data(), DType::kI32, {1, 2}}, rows.view()).ok(),
+            false);
+}
+
+/// Rows of logits, whose largest is at column `row`, and the states of three samplers.
+class SampledRows : public ::testing::Test {
+ protected:
+  static constexpr int64_t kVocab = 40;
+  SampledRows() : bytes_(*SamplerStateBytes(device_, kVocab)) {
+    memory_ = *DeviceBuffer::Allocate(device_, 3 * bytes_);
+    for (int64_t i = 0; i < 3; ++i) {
+      auto* const state = static_cast<uint8_t*>(memory_.data()) + i * bytes_;
+      // Each token may be sampled once.
+      const SamplingOptions options{.presence_penalty = 100.0F * static_cast<float>(i)};
+      EXPECT_TRUE(ResetSampler(device_, options, kVocab, {nullptr, DType::kI32, {0}},
+                               {state, DType::kU8, {bytes_}})
+                      .ok());
+    }
+    EXPECT_TRUE(device_.Synchronize().ok());
+    for (size_t row = 0; row < 2; ++row) logits_[row * kVocab + row + 20] = 5;
+  }
+  Status Sample(std::vector<int32_t> state_rows) {
+    state_rows_ = std::move(state_rows);
+    tokens_ = {-5, -5};
+    const MutableTensorView tokens(tokens_.data(), DType::kI32, {2});
+    const Status status = SampleRows(
+        device_, {logits_.data(), DType::kF32, {2, kVocab}},
+        {memory_.data(), DType::kU8, {3, bytes_}},
+        {state_rows_.data(), DType::kI32, {static_cast<int64_t>(state_rows_.size())}}, tokens);
+    return status.ok() ? device_.Synchronize() : status;
+  }
+
+  Device device_ = Open();
+  int64_t bytes_;
+  DeviceBuffer memory_;
+  std::vector<float> logits_ = std::vector<float>(2 * kVocab);
+  std::vector<int32_t> state_rows_;
+  std::vector<int32_t> tokens_;
+};
+
+TEST_F(SampledRows, UseTheirStates) {
+  ASSERT_TRUE(Sample({2, 0}).ok());
+  EXPECT_THAT(tokens_, ElementsAre(20, 21));
+  ASSERT_TRUE(Sample({2, 0}).ok());
+  EXPECT_THAT(tokens_, ElementsAre(0, 21));
+  ASSERT_TRUE(Sample({1, 2}).ok());
+  EXPECT_THAT(tokens_, ElementsAre(20, 21));
+}
+
+TEST_F(SampledRows, ThatHaveNoneAreLeftAlone) {
+  logits_[kVocab + 3] = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_TRUE(Sample({1, -1}).ok());
+  EXPECT_THAT(tokens_, ElementsAre(20, -5));
+  ASSERT_TRUE(Sample({-1, -1}).ok());
+  EXPECT_EQ(Sample({0, 1}).message(), "row 1: logits: nan for token 3");
+  EXPECT_EQ(Sample({-1, 2}).message(), "row 2: logits: nan for token 3");
+}
+
+TEST_F(SampledRows, RefuseStatesThatAreNone) {
+  EXPECT_EQ(Sample({1, 3}).message(), "state_rows: expected less than 3, got 3 at 1");
+  EXPECT_EQ(Sample({1}).message(), "state_rows: expected i32 [2], got i32 [1]");
+}
+
+}  // namespace
+}  // namespace marlin
