@@ -48,11 +48,12 @@ class Passes {
 
 using Counts = std::pair<int, int>;  ///< Recorded, eager.
 constexpr Counts kLaunched = {0, 0};
+constexpr Counts kRecorded = {2, 0};  ///< Done, and recorded.
 
 TEST(RecordedSteps, RecordsTheSecondOfEqualPasses) {
   Passes passes(true);
   EXPECT_EQ(passes.Run(), Counts(0, 1));
-  EXPECT_EQ(passes.Run(), Counts(1, 0));
+  EXPECT_EQ(passes.Run(), kRecorded);
   EXPECT_EQ(passes.Run(), kLaunched);
   EXPECT_EQ(passes.Run(), kLaunched);
 }
@@ -62,7 +63,7 @@ TEST(RecordedSteps, OtherRowsAndOtherMemoryAreOtherPasses) {
   std::array<int32_t, 8> other = {};
   const auto expect_new = [&passes] {
     EXPECT_EQ(passes.Run(), Counts(0, 1));
-    EXPECT_EQ(passes.Run(), Counts(1, 0));
+    EXPECT_EQ(passes.Run(), kRecorded);
   };
   expect_new();
   passes.SetRows(2);
@@ -83,6 +84,31 @@ TEST(RecordedSteps, OtherRowsAndOtherMemoryAreOtherPasses) {
   EXPECT_EQ(passes.Run(), kLaunched);
 }
 
+// Passes of one and of several steps may alternate.
+TEST(RecordedSteps, AreRecordedByTheirNumberOfSteps) {
+  Passes passes(true);
+  std::array<int32_t, 8> tokens = {};
+  const auto run = [&](int64_t steps) {
+    passes.values().advance.tokens = {};
+    if (steps > 1) passes.values().advance.tokens = {tokens.data(), DType::kI32, {1, steps}};
+    return passes.Run();
+  };
+  EXPECT_EQ(run(8), Counts(0, 1));
+  EXPECT_EQ(run(4), Counts(0, 1));
+  EXPECT_EQ(run(1), Counts(0, 1));
+  EXPECT_EQ(run(8), kRecorded);
+  EXPECT_EQ(run(4), kRecorded);
+  EXPECT_EQ(run(1), kRecorded);
+  EXPECT_EQ(run(8), kLaunched);
+  EXPECT_EQ(run(2), Counts(0, 1));
+  // Other stop ids, and other sampled rows, are other passes.
+  passes.values().advance.stop_ids = {tokens.data(), DType::kI32, {1}};
+  EXPECT_EQ(run(8), Counts(0, 1));
+  passes.values().sampler_rows = {tokens.data(), DType::kI32, {1}};
+  EXPECT_EQ(run(8), Counts(0, 1));
+  EXPECT_EQ(run(8), kRecorded);
+}
+
 TEST(RecordedSteps, LargePassesAndOtherDevicesRunEagerly) {
   Passes large(true);
   large.SetRows(100000);
@@ -99,7 +125,7 @@ TEST(RecordedSteps, AFailedRecordingIsNoRecording) {
   passes.Fail(Status(Code::kOutOfMemory, "no memory"));
   EXPECT_EQ(passes.Run(), Counts(1, 0));
   passes.Fail(Status());
-  EXPECT_EQ(passes.Run(), Counts(1, 0));
+  EXPECT_EQ(passes.Run(), kRecorded);
 }
 
 }  // namespace

@@ -42,11 +42,10 @@ class RemoteQueue {
  public:
   Status Put(std::function<Status()> work) {
     const std::lock_guard lock(mutex_);
-    if (recording_) recorded_.push_back(work);
-    work_.push_back(std::move(work));
+    (recording_ ? recorded_ : work_).push_back(std::move(work));
     return {};
   }
-  /// Keeps copies of the work that is put until EndRecording.
+  /// Work that is put until EndRecording is kept, and not done.
   void BeginRecording() {
     const std::lock_guard lock(mutex_);
     recording_ = true;
@@ -88,8 +87,9 @@ struct RemoteOptions {
 class RemoteRecording final : public RecordedWork {
  public:
   explicit RemoteRecording(RemoteQueue& queue) : queue_(queue) {}
-  /// Does the work, and keeps it.
+  /// Does the work, and records it: workspaces have their final sizes then.
   Status Run(const std::function<Status(void*)>& enqueue) {
+    MARLIN_RETURN_IF_ERROR(enqueue(this));
     queue_.BeginRecording();
     const Status status = enqueue(this);
     work_ = queue_.EndRecording();
@@ -197,6 +197,21 @@ class RemoteDecoder final : public DecoderBackend {
       return Now(PagedAttentionCall{queries, paged.rows, cache, out, options});
     });
   }
+  Status Run(const HeadProductCall& call, const OperationContext&) const override {
+    return Put([this, x = Local(call.x), weights = Local(call.weights), out = Local(call.out),
+                options = call.options] {
+      return Now(HeadProductCall{x, weights, out, options});
+    });
+  }
+  Status Run(const ExpandLatentsCall& call, const OperationContext&) const override {
+    return Put([this, latents = Copy(call.latents), pages = Local(call.pages),
+                tokens = Local(call.tokens), keys = Local(call.key_weights),
+                values = Local(call.value_weights), heads = Copy(call.heads)] {
+      const PagedCache from = latents.Cache();
+      const PagedCache to = heads.Cache();
+      return Now(ExpandLatentsCall{from, pages, tokens, keys, values, to});
+    });
+  }
   Status Run(const RouteTokensCall& call, const OperationContext&) const override {
     RouterOptions options = call.options;
     options.choice_bias = Local(options.choice_bias);
@@ -245,8 +260,7 @@ class RemoteDecoder final : public DecoderBackend {
   }
 
  private:
-  struct PagedCopy {
-    SequenceRows rows;
+  struct CacheCopy {
     PagedCache cache;
     std::vector<void*> slabs;
     PagedCache Cache() const {
@@ -255,12 +269,16 @@ class RemoteDecoder final : public DecoderBackend {
       return local;
     }
   };
-  static PagedCopy Paged(const SequenceRows& rows, const PagedCache& cache) {
-    PagedCopy copy{{Local(rows.positions), Local(rows.first_rows), Local(rows.block_tables)},
-                   cache,
-                   {cache.slabs.begin(), cache.slabs.end()}};
+  struct PagedCopy : CacheCopy {
+    SequenceRows rows;
+  };
+  static CacheCopy Copy(const PagedCache& cache) {
+    CacheCopy copy{cache, {cache.slabs.begin(), cache.slabs.end()}};
     for (void*& slab : copy.slabs) slab = LocalAddress(slab);
     return copy;
+  }
+  static PagedCopy Paged(const SequenceRows& rows, const PagedCache& cache) {
+    return {Copy(cache), {Local(rows.positions), Local(rows.first_rows), Local(rows.block_tables)}};
   }
 
   Device host_;
