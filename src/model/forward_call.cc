@@ -156,8 +156,7 @@ class ForwardCall {
     const SequenceInput& input = inputs_[chunk.input];
     KvCache& cache = input.sequence->state()->cache;
     const int64_t position = cache.length() + chunk.first;
-    const int64_t positions = wanted_.steps != nullptr ? wanted_.steps->steps : chunk.count;
-    MARLIN_RETURN_IF_ERROR(cache.Reserve(position, position + positions));
+    MARLIN_RETURN_IF_ERROR(cache.Reserve(position, position + chunk.count));
     rows->caches.push_back(&cache);
     rows->sequences.push_back({chunk.count, position + chunk.count});
     const auto total = static_cast<int64_t>(input.tokens.size());

@@ -13,8 +13,8 @@ namespace marlin {
 class RoutingObserver;
 class StepTimer;
 
-/// Several steps in one call. Every input has one token, which those that are sampled follow, and
-/// all inputs fit in one pass that expands no latents.
+/// Several steps in one call. Every input has one token, which those that are sampled follow; its
+/// pages for all steps are reserved. All inputs fit in one pass, no step of which expands latents.
 struct StepsWanted {
   int64_t steps = 1;
   std::span<const int32_t> stop_token_ids;

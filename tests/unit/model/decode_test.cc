@@ -221,6 +221,8 @@ std::vector<Case> Cases() {
   const Json latent = {{"kv_lora_rank", 16}, {"qk_nope_head_dim", 16}, {"qk_rope_head_dim", 8},
                        {"v_head_dim", 16},   {"n_routed_experts", 4},  {"n_shared_experts", 2},
                        {"q_lora_rank", 32}};
+  Json narrow = latent;  // Expands latents up to two tokens, then no longer.
+  narrow.update({{"qk_nope_head_dim", 1}, {"v_head_dim", 1}});
   const Json window = {{"num_local_experts", 4}, {"head_dim", 16}, {"sliding_window", 24}};
   return {{"llama", Llama(), usual},
           {"llama_exact", Llama(), exact},
@@ -235,7 +237,8 @@ std::vector<Case> Cases() {
           {"mistral_window", Config("mistral", {{"sliding_window", 20}, {"head_dim", 16}}), exact},
           {"gpt_oss", Config("gpt_oss", window), usual},
           {"deepseek_v3", Config("deepseek_v3", latent), usual},
-          {"deepseek_v3_exact", Config("deepseek_v3", latent), exact}};
+          {"deepseek_v3_exact", Config("deepseek_v3", latent), exact},
+          {"deepseek_v3_narrow", Config("deepseek_v3", narrow), usual}};
 }
 
 TEST_P(Decoding, AnyNumberOfStepsGivesTheTokensOfSingleSteps) {
@@ -248,7 +251,8 @@ TEST_P(Decoding, AnyNumberOfStepsGivesTheTokensOfSingleSteps) {
     const Model& model = *opened;
     for (const SamplingOptions& sampling : {SamplingOptions(), kSampled}) {
       for (const bool truncatable : {true, false}) {
-        const std::vector<std::vector<int32_t>> prompts = {Prompt(9)};
+        const bool is_short = std::string(test.name) == "deepseek_v3_narrow";
+        const std::vector<std::vector<int32_t>> prompts = {Prompt(is_short ? 1 : 9)};
         Texts single(model, prompts, {sampling}, truncatable);
         const std::vector<int32_t> expected = single.Step(40)[0];
         const std::vector<float> probe = single.Probe(0);
@@ -502,7 +506,15 @@ TEST_P(Decoding, ManySequences) {
   }
   Texts single(model, prompts, sampling);
   const auto expected = single.Step(5);
-  const std::vector<int32_t> stops = {expected[3][1], expected[4][2]};
+  // So rare that more than a pass are left after the first step.
+  std::vector<int> times(kVocab);
+  for (const std::vector<int32_t>& text : expected) ++times[static_cast<size_t>(text[0])];
+  int32_t rarest = expected[0][0];
+  for (const std::vector<int32_t>& text : expected) {
+    if (times[static_cast<size_t>(text[0])] < times[static_cast<size_t>(rarest)]) rarest = text[0];
+  }
+  ASSERT_LT(times[static_cast<size_t>(rarest)], 18);
+  const std::vector<int32_t> stops = {rarest};
   Texts several(model, prompts, sampling);
   const auto texts = several.Decode(5, stops);
   for (size_t i = 0; i < prompts.size(); ++i) {
@@ -592,32 +604,43 @@ TEST_F(RecordedDecoding, AStopEndsTheCallWithItsPass) {
   EXPECT_EQ(remote().copies() - before, 1);
 }
 
-// With memory for three pages of 256 tokens: passes get shorter, and none keeps a page that another
-// sequence needs.
-TEST_F(RecordedDecoding, TakesFewerStepsWhereTheMemoryEnds) {
-  Write(directory_.path(), Llama());
-  int64_t weights = 0;
-  const auto checkpoint = Checkpoint::Open(directory_.path());
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
-  for (const TensorInfo& tensor : checkpoint->tensors()) {
-    weights += tensor.shape.ElementCount() * 2;
+/// With memory for some pages of 256 tokens.
+class ShortOfPages : public RecordedDecoding {
+ protected:
+  void OpenWith(int64_t pages) {
+    Write(directory_.path(), Llama());
+    int64_t weights = 0;
+    const auto checkpoint = Checkpoint::Open(directory_.path());
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+    for (const TensorInfo& tensor : checkpoint->tensors()) {
+      weights += tensor.shape.ElementCount() * 2;
+    }
+    // Keys and values in bf16 of 2 heads of 16 features in 3 layers.
+    constexpr int64_t kPage = int64_t{256} * 2 * 2 * 16 * 3 * 2;
+    Open({.free_memory = int64_t{1} << 30}, {.device_memory = weights + pages * kPage + kPage / 2});
   }
-  // Keys and values in bf16 of 2 heads of 16 features in 3 layers.
-  constexpr int64_t kPage = int64_t{256} * 2 * 2 * 16 * 3 * 2;
-  Open({.free_memory = int64_t{1} << 30}, {.device_memory = weights + 2 * kPage + kPage / 2});
-  const std::vector<std::vector<int32_t>> prompts = {Prompt(252), Prompt(250)};
-  const auto expected = [&] {
-    const Model roomy = *Model::Open(directory_.path(), *Device::Open("cpu", {.threads = 2}));
-    Texts single(roomy, prompts, {{}, {}});
-    return single.Step(4);
-  }();
-  Texts both(*model_, prompts, {{}, {}});
-  const auto failed = both.TryDecode(8);
-  EXPECT_EQ(failed.status().code(), Code::kOutOfMemory);
-  EXPECT_THAT(failed.status().message(), HasSubstr("KV cache: "));
-  EXPECT_THAT(both.counts(), ElementsAre(4, 4));
-  EXPECT_EQ(both.sequence(0).length(), 256);
-  EXPECT_EQ(both.sequence(1).length(), 254);
+  /// Decodes two texts until the memory ends, and returns the tokens of each.
+  std::vector<int64_t> CountsOf(size_t first, size_t second) {
+    const std::vector<std::vector<int32_t>> prompts = {Prompt(first), Prompt(second)};
+    Texts both(*model_, prompts, {{}, {}});
+    const auto failed = both.TryDecode(8);
+    EXPECT_EQ(failed.status().code(), Code::kOutOfMemory);
+    EXPECT_THAT(failed.status().message(), HasSubstr("KV cache: "));
+    EXPECT_EQ(both.sequence(0).length(), static_cast<int64_t>(first) + both.counts()[0]);
+    EXPECT_EQ(both.sequence(1).length(), static_cast<int64_t>(second) + both.counts()[1]);
+    return both.counts();
+  }
+};
+
+TEST_F(ShortOfPages, PassesTakeFewerSteps) {
+  OpenWith(2);
+  EXPECT_THAT(CountsOf(252, 250), ElementsAre(4, 4));
+}
+
+// A page that is reserved in vain is the other sequence's in the next attempt.
+TEST_F(ShortOfPages, NoneKeepsAPageThatItDoesNotNeed) {
+  OpenWith(3);
+  EXPECT_THAT(CountsOf(250, 252), ElementsAre(6, 6));
 }
 
 }  // namespace
