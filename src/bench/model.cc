@@ -330,7 +330,7 @@ class ModelBench {
   std::vector<int32_t> tokens_;
   DeviceBuffer samplers_;
   int64_t sampler_bytes_ = 0;
-  int64_t steps_ = 1;  ///< Of a call that decodes.
+  int64_t steps_ = 1;  ///< Steps of a call that decodes.
   std::vector<int32_t> sampled_;
   std::vector<int64_t> counts_;
   int64_t next_token_ = 0;

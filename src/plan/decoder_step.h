@@ -185,7 +185,7 @@ struct StepPages {
   ExpandedPages expanded = {};
 };
 
-/// What lets another step follow in the same recording, as in AdvanceTokensCall.
+/// The vectors by which another step can follow in the same recording, as in AdvanceTokensCall.
 struct StepAdvance {
   TensorView stop_ids;
   MutableTensorView ids;        ///< StepValues::ids.
