@@ -323,25 +323,34 @@ TEST_P(Decoding, SequencesOfABatchStopAtStepsOfTheirOwn) {
   }
 }
 
-// Pages have 256 tokens, on CUDA 64, and block tables grow every eight pages. Attention on CUDA
-// divides keys by the size of the tables.
+// Pages have 256 tokens, on CUDA 64, and block tables grow every eight pages. The attention of MLA
+// divides keys by the size of the tables on CUDA.
 TEST_P(Decoding, PagesAndBlockTablesGrowWithinACall) {
-  for (const bool truncatable : {true, false}) {
+  const Json window = Config("qwen2", {{"use_sliding_window", true},
+                                       {"sliding_window", 40},
+                                       {"max_window_layers", 1},
+                                       {"head_dim", 16}});
+  const Json latent = Config("deepseek_v3", {{"kv_lora_rank", 16},
+                                             {"qk_nope_head_dim", 16},
+                                             {"qk_rope_head_dim", 16},
+                                             {"v_head_dim", 16},
+                                             {"n_routed_experts", 4},
+                                             {"n_shared_experts", 1},
+                                             {"q_lora_rank", 32}});
+  for (const Json& config : {window, latent}) {
+    const Model model = Load(config, {});
     for (const size_t length : {59U, 250U, 507U, 2043U}) {
       if (length == 2043U && GetParam() == "cpu") continue;
-      SCOPED_TRACE(length);
-      Write(directory_.path(), Config("qwen2", {{"use_sliding_window", true},
-                                                {"sliding_window", 40},
-                                                {"max_window_layers", 1},
-                                                {"head_dim", 16}}));
-      const Model model = Load(Open(), {});
+      SCOPED_TRACE(config["model_type"].get<std::string>() + " " + std::to_string(length));
       const std::vector<std::vector<int32_t>> prompts = {Prompt(length)};
-      Texts single(model, prompts, {kSampled}, truncatable);
-      const auto expected = single.Step(24)[0];
-      const auto probe = single.Probe(0);
-      Texts several(model, prompts, {kSampled}, truncatable);
-      EXPECT_EQ(several.Decode(24)[0], expected);
-      EXPECT_EQ(several.Probe(0), probe);
+      for (const bool truncatable : {true, false}) {
+        Texts single(model, prompts, {kSampled}, truncatable);
+        const auto expected = single.Step(24)[0];
+        const auto probe = single.Probe(0);
+        Texts several(model, prompts, {kSampled}, truncatable);
+        EXPECT_EQ(several.Decode(24)[0], expected);
+        EXPECT_EQ(several.Probe(0), probe);
+      }
     }
   }
 }
