@@ -175,9 +175,13 @@ class DecodeLoop {
         status = Status(Code::kNonFiniteInput,
                         fmt::format("row {}: logits that cannot be sampled", input));
       }
-      if (stops || of_row.empty()) continue;
+      const bool full = CacheOf(input).length() == model_.info.max_positions;
+      if (stops || full || of_row.empty()) {
+        CacheOf(input).Release(CacheOf(input).length());
+        continue;
+      }
       next_[at] = of_row.back();
-      if (CacheOf(input).length() < model_.info.max_positions) still.push_back(input);
+      still.push_back(input);
     }
     running_ = std::move(still);
     taken_ += steps;
@@ -196,7 +200,7 @@ class DecodeLoop {
 
 Status RunDecode(const Model::Impl& model, const DecodeCall& call, int64_t* steps_run) {
   DecodeLoop loop(model, call);
-  const Status status = loop.Run();
+  Status status = loop.Run();
   if (steps_run != nullptr) *steps_run = loop.taken();
   return status;
 }

@@ -113,7 +113,7 @@ class KvCache {
   /// Allocates pages for the positions [position, end), at or after length(). Earlier positions
   /// stay intact until Grow, so that a failed call can be retried. Errors: kOutOfMemory.
   Status Reserve(int64_t position, int64_t end);
-  /// Returns pages that Reserve took for positions from `end` on, at or after length().
+  /// Returns the pages of positions from `end` on, at or after length(). No work may use them.
   void Release(int64_t end);
 
   /// The page of each block of a group, or -1: the sequence's block table.

@@ -340,7 +340,8 @@ TEST_P(Decoding, PagesAndBlockTablesGrowWithinACall) {
   for (const Json& config : {window, latent}) {
     const Model model = Load(config, {});
     for (const size_t length : {59U, 250U, 507U, 2043U}) {
-      if (length == 2043U && GetParam() == "cpu") continue;
+      // Eight pages of 256 tokens, on a device that pads its tables.
+      if (length == 2043U && (GetParam() != "remote" || config == latent)) continue;
       SCOPED_TRACE(config["model_type"].get<std::string>() + " " + std::to_string(length));
       const std::vector<std::vector<int32_t>> prompts = {Prompt(length)};
       for (const bool truncatable : {true, false}) {
@@ -651,6 +652,14 @@ TEST_F(ShortOfPages, PassesTakeFewerSteps) {
 TEST_F(ShortOfPages, NoneKeepsAPageThatItDoesNotNeed) {
   OpenWith(3);
   EXPECT_THAT(CountsOf(250, 252), ElementsAre(6, 6));
+}
+
+TEST_F(ShortOfPages, ASequenceThatHasEndedReturnsWhatItsPassReserved) {
+  OpenWith(2);
+  const int32_t stop = Texts(*model_, {Prompt(252)}, {kSampled}).Step(1)[0][0];
+  Texts first(*model_, {Prompt(252)}, {kSampled});
+  EXPECT_EQ(first.Decode(8, {stop})[0].size(), 1U);
+  const Texts second(*model_, {Prompt(4)}, {{}});
 }
 
 }  // namespace
