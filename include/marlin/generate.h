@@ -1,6 +1,7 @@
-// Text generation: autoregressive decoding with sampling.
+// Text generation: autoregressive decoding with sampling, of one prompt or of a batch.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -20,11 +21,11 @@ struct GenerateOptions {
   SamplingOptions sampling = {};
   /// Tokens that end generation; the stop token is not part of the result. Empty: the model's
   /// eos_token_ids.
-  std::vector<int32_t> stop_token_ids;
+  std::vector<int32_t> stop_token_ids = {};
   bool ignore_eos = false;  ///< Ignore stop tokens.
 };
 
-/// Why generation ended.
+/// Why generation ended. kCallback: a callback said so.
 enum class StopReason : uint8_t { kMaxTokens, kStopToken, kContextFull, kCallback };
 /// "max_tokens", "stop_token", "context_full", "stopped".
 std::string_view StopReasonName(StopReason reason);
@@ -47,6 +48,37 @@ using TokenCallback = std::function<bool(int32_t token)>;
 /// option out of range, a prompt that exceeds the context or a token id out of range.
 Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
                            const GenerateOptions& options = {}, const TokenCallback& callback = {});
+
+/// Options of GenerateBatch beside those of its texts. The callbacks may be empty; the calling
+/// thread calls them, between passes.
+struct BatchOptions {
+  /// Most sequences at a time. 0: as many as the KV cache has memory for, at most 256, or 32 where
+  /// that memory is the host's. More than 512, or the tokens of the device's longest pass, count as
+  /// that.
+  int64_t max_batch = 0;
+  /// Most tokens of prompts in one pass, beside the sequences that decode; longer prompts take
+  /// several passes. 0: as many as the device's longest pass has room for.
+  int64_t prefill_tokens = 0;
+  /// Called with each token of the text of prompts[index]; returning false ends that text.
+  std::function<bool(size_t index, int32_t token)> token = {};
+  /// Called with each text when it ends, which need not be in the order of the prompts.
+  std::function<void(size_t index, const Generated& text)> ended = {};
+  /// Called before every pass; returning true ends all texts, which keep the tokens that they have.
+  std::function<bool()> stop = {};
+};
+
+/// Generates a continuation of every prompt, several at a time: the decode steps of all running
+/// sequences and parts of new prompts share forward passes, and a prompt starts as soon as another
+/// text has ended. With ModelOptions::batch_invariant each text has the bits that Generate gives
+/// for it alone; the times of a text include the work of those beside it. When the KV cache's
+/// memory runs out, the sequence that started last is put back and goes on later, after its tokens
+/// so far were fed again. `options` has one element for all prompts or one for each; empty: the
+/// default. Errors: those of Generate, naming the prompt as prompts[index]; kOutOfMemory if a
+/// sequence alone does not fit.
+Result<std::vector<Generated>> GenerateBatch(const Model& model,
+                                             std::span<const std::vector<int32_t>> prompts,
+                                             std::span<const GenerateOptions> options = {},
+                                             const BatchOptions& batch = {});
 
 }  // namespace marlin
 #pragma GCC visibility pop

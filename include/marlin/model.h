@@ -113,6 +113,9 @@ struct SequenceInput {
   Sequence* sequence = nullptr;
   std::span<const int32_t> tokens;  ///< At least one.
   bool all_logits = false;          ///< Return logits after every token, not only the last.
+  /// Only feed the tokens, as all parts of a prompt but the last are: the input has no row of
+  /// logits, no sampler and no sampled token. Excludes all_logits.
+  bool feed_only = false;
 };
 
 /// A sequence that goes on with a token: the one sampled last, which has not been fed yet.
@@ -148,15 +151,17 @@ class Model {
   Result<Sequence> NewSequence(const SequenceOptions& options = {}) const;
 
   /// Runs one batched forward pass over the tokens of all inputs and writes logits, f32 [rows,
-  /// vocab_size]: one row per input, or per token where all_logits is set. The logits are host
-  /// memory with any non-negative strides for which elements do not overlap. Every sequence belongs
-  /// to this model and may appear once. Errors: kInvalidArgument for a token id out of range or a
-  /// sequence that would exceed max_positions; the sequences are then unchanged.
+  /// vocab_size]: one row per input, or per token where all_logits is set, and none where feed_only
+  /// is. The logits are host memory with any non-negative strides for which elements do not
+  /// overlap. Every sequence belongs to this model and may appear once. Errors: kInvalidArgument
+  /// for a token id out of range or a sequence that would exceed max_positions; the sequences are
+  /// then unchanged.
   Status Forward(std::span<const SequenceInput> inputs, const MutableTensorView& logits) const;
 
   /// Forward, then samples one token per input on the device, from the logits after its last token.
-  /// samplers are states written by ResetSampler, u8 [inputs.size(), SamplerStateBytes] in device
-  /// memory; tokens is host memory with one element per input. Errors: also those of SampleTokens.
+  /// samplers are states written by ResetSampler, u8 [inputs, SamplerStateBytes] in device memory;
+  /// tokens is host memory with one element per input. Inputs with feed_only count in neither, so
+  /// that others follow each other without a gap. Errors: also those of SampleTokens.
   Status ForwardAndSample(std::span<const SequenceInput> inputs, const MutableTensorView& samplers,
                           std::span<int32_t> tokens) const;
 

@@ -32,6 +32,7 @@ std::vector<PassPlan> PlanPasses(std::span<const SequenceInput> inputs, int64_t 
   std::vector<PassPlan> passes(1);
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool all_logits = inputs[i].all_logits;
+    const bool last_logits = !all_logits && !inputs[i].feed_only;
     const auto total = static_cast<int64_t>(inputs[i].tokens.size());
     for (int64_t first = 0; first < total;) {
       if (passes.back().tokens == most || passes.back().wanted == kPassTokens) {
@@ -43,7 +44,7 @@ std::vector<PassPlan> PlanPasses(std::span<const SequenceInput> inputs, int64_t 
       pass.chunks.push_back({i, first, count});
       pass.tokens += count;
       first += count;
-      pass.wanted += all_logits ? count : static_cast<int64_t>(first == total);
+      pass.wanted += all_logits ? count : static_cast<int64_t>(last_logits && first == total);
     }
   }
   return passes;
@@ -162,7 +163,7 @@ class ForwardCall {
     const auto total = static_cast<int64_t>(input.tokens.size());
     for (int64_t i = 0; i < chunk.count; ++i) {
       const int64_t token = chunk.first + i;
-      if (input.all_logits || token == total - 1) {
+      if (input.all_logits || (token == total - 1 && !input.feed_only)) {
         rows->wanted.push_back(static_cast<int32_t>(rows->ids.size()));
       }
       rows->ids.push_back(input.tokens[static_cast<size_t>(token)]);

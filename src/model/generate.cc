@@ -1,7 +1,5 @@
 #include "marlin/generate.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -11,38 +9,14 @@
 
 #include "base/macros.h"
 #include "model/decode_call.h"
+#include "model/generation_checks.h"
 #include "model/model_impl.h"
-#include "ops/sampling.h"
 
 namespace marlin {
 namespace {
 
 double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-Status CheckOptions(const Model& model, std::span<const int32_t> prompt,
-                    const GenerateOptions& options) {
-  MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
-  MARLIN_RETURN_IF_ERROR(CheckSampling(options.sampling));
-  if (options.max_tokens < 0) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("max_tokens: expected 0 or more, got {}", options.max_tokens));
-  }
-  if (prompt.empty()) return Status(Code::kInvalidArgument, "prompt: no tokens");
-  const auto length = static_cast<int64_t>(prompt.size());
-  if (length > model.info().max_positions) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("prompt: {} tokens do not fit in a context of {}", length,
-                              model.info().max_positions));
-  }
-  for (size_t i = 0; i < prompt.size(); ++i) {
-    if (prompt[i] < 0 || prompt[i] >= model.info().vocab_size) {
-      return Status(Code::kInvalidArgument, fmt::format("prompt: token {} is {}, expected 0..{}", i,
-                                                        prompt[i], model.info().vocab_size - 1));
-    }
-  }
-  return {};
 }
 
 /// The sampler state of one sequence, in device memory.
@@ -74,10 +48,7 @@ int64_t StepsAfter(int64_t count, bool may_stop) {
 class Generation {
  public:
   Generation(const Model& model, const GenerateOptions& options, const TokenCallback& callback)
-      : model_(model), options_(options), callback_(callback) {
-    if (options.ignore_eos) return;
-    stops_ = options.stop_token_ids.empty() ? model.info().eos_token_ids : options.stop_token_ids;
-  }
+      : model_(model), options_(options), callback_(callback), stops_(StopTokens(model, options)) {}
 
   Result<Generated> Run(std::span<const int32_t> prompt) {
     if (options_.max_tokens == 0) return generated_;
@@ -147,7 +118,7 @@ class Generation {
   const Model& model_;
   const GenerateOptions& options_;
   const TokenCallback& callback_;
-  std::vector<int32_t> stops_;
+  std::span<const int32_t> stops_;
   Generated generated_;
 };
 
@@ -170,7 +141,9 @@ std::string_view StopReasonName(StopReason reason) {
 Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
                            const GenerateOptions& options, const TokenCallback& callback) {
   try {
-    MARLIN_RETURN_IF_ERROR(CheckOptions(model, prompt, options));
+    MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
+    MARLIN_RETURN_IF_ERROR(CheckGenerateOptions(options));
+    MARLIN_RETURN_IF_ERROR(CheckPrompt("prompt", model, prompt));
     return Generation(model, options, callback).Run(prompt);
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "generate: cannot allocate");

@@ -134,10 +134,27 @@ void PagePool::FreeSlab(Group* group, size_t slab) {
   });
 }
 
+bool PagePool::FreeUnusedSlabs() {
+  bool freed = false;
+  for (Group& group : groups_) {
+    for (size_t slab = 0; slab < group.slabs.size(); ++slab) {
+      if (group.slabs[slab].used > 0 || group.slabs[slab].memory.bytes() == 0) continue;
+      FreeSlab(&group, slab);
+      freed = true;
+    }
+  }
+  return freed;
+}
+
 Result<int32_t> PagePool::Take(size_t index) {
   const std::lock_guard lock(mutex_);
   Group& group = groups_[index];
-  if (group.free.empty()) MARLIN_RETURN_IF_ERROR(AddSlab(&group));
+  if (group.free.empty()) {
+    Status added = AddSlab(&group);
+    // The slabs that other groups keep for their next sequences are memory, too.
+    if (added.code() == Code::kOutOfMemory && FreeUnusedSlabs()) added = AddSlab(&group);
+    MARLIN_RETURN_IF_ERROR(added);
+  }
   const int32_t page = group.free.back();
   group.free.pop_back();
   Slab& slab = group.slabs[static_cast<size_t>(page / group.slab_pages)];

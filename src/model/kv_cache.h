@@ -81,6 +81,8 @@ class PagePool {
   explicit PagePool(const Device& device) : device_(device) {}
   Status AddSlab(Group* group);
   void FreeSlab(Group* group, size_t slab);
+  /// Frees the slabs of all groups without a page in use; returns whether there was one.
+  bool FreeUnusedSlabs();
 
   Device device_;
   PagedCache layout_;          ///< Any layer's, without its slabs and offset.

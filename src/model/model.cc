@@ -59,6 +59,7 @@ Status CheckInput(const std::shared_ptr<const Model::Impl>& model, const Sequenc
                                           : "a sequence of another model");
   }
   if (input.tokens.empty()) return invalid("no tokens");
+  if (input.feed_only && input.all_logits) return invalid("feed_only excludes all_logits");
   const auto count = static_cast<int64_t>(input.tokens.size());
   const int64_t length = input.sequence->length();
   const ModelInfo& info = model->info;
@@ -79,6 +80,7 @@ Status CheckLogits(const std::shared_ptr<const Model::Impl>& model,
                    std::span<const SequenceInput> inputs, const MutableTensorView& logits) {
   int64_t rows = 0;
   for (const SequenceInput& input : inputs) {
+    if (input.feed_only) continue;
     rows += input.all_logits ? static_cast<int64_t>(input.tokens.size()) : 1;
   }
   const Shape expected{rows, model->info.vocab_size};
@@ -122,6 +124,12 @@ Status ClaimAll(std::span<const SequenceInput> inputs, SequenceClaim* claim) {
   return {};
 }
 
+/// The inputs of which a token is sampled.
+int64_t SampledRows(std::span<const SequenceInput> inputs) {
+  return std::count_if(inputs.begin(), inputs.end(),
+                       [](const SequenceInput& input) { return !input.feed_only; });
+}
+
 Status CheckSamplers(const Model::Impl& model, std::span<const SequenceInput> inputs,
                      const MutableTensorView& samplers) {
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -131,7 +139,7 @@ Status CheckSamplers(const Model::Impl& model, std::span<const SequenceInput> in
   }
   MARLIN_ASSIGN_OR_RETURN(const int64_t bytes,
                           SamplerStateBytes(model.device, model.info.vocab_size));
-  const Shape expected{static_cast<int64_t>(inputs.size()), bytes};
+  const Shape expected{SampledRows(inputs), bytes};
   if (samplers.dtype() == DType::kU8 && samplers.shape() == expected) {
     return CheckData("samplers", samplers);
   }
@@ -269,8 +277,9 @@ Status Model::ForwardAndSample(std::span<const SequenceInput> inputs,
     SequenceClaim claim;
     MARLIN_RETURN_IF_ERROR(ClaimAll(inputs, &claim));
     MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, inputs));
+    const auto sampled = static_cast<size_t>(SampledRows(inputs));
+    MARLIN_RETURN_IF_ERROR(CheckCount("tokens", tokens.size(), sampled, "inputs"));
     MARLIN_RETURN_IF_ERROR(CheckSamplers(*impl_, inputs, samplers));
-    MARLIN_RETURN_IF_ERROR(CheckCount("tokens", tokens.size(), inputs.size(), "inputs"));
     if (inputs.empty()) return {};
     return RunForward(*impl_, inputs, {{}, samplers, tokens});
   } catch (const std::bad_alloc&) {

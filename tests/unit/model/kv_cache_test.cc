@@ -66,6 +66,21 @@ TEST(PagePool, CountsTheBytesOfItsType) {
   }
 }
 
+// A slab that one group keeps for its next sequence does not take another group's last memory.
+TEST(PagePool, AKeptSlabGoesToTheGroupThatNeedsIt) {
+  const Device device = *Device::Open("cpu", {.threads = 1});
+  CacheShape shape = Shape3({0, 128});
+  shape.most_bytes = int64_t{2} * 2 * 256 * (32 + 16) * 2;
+  const auto pool = MakePool(device, shape);
+  const Result<int32_t> first = pool->Take(0);
+  ASSERT_TRUE(first.ok());
+  ASSERT_TRUE(pool->Take(1).ok());
+  EXPECT_EQ(pool->Take(1).status().code(), Code::kOutOfMemory);
+  pool->Return(0, *first);
+  EXPECT_TRUE(pool->Take(1).ok());
+  EXPECT_EQ(pool->Take(0).status().code(), Code::kOutOfMemory);
+}
+
 TEST(CacheType, IsOneOfThoseThatModelsTake) {
   EXPECT_EQ(*CacheType({}), DType::kBf16);
   EXPECT_EQ(*CacheType({.allow_bf16_activations = false}), DType::kF32);

@@ -81,6 +81,7 @@ struct RemoteOptions {
   bool records = false;        ///< For one thread at a time.
   int64_t free_memory = 0;
   int64_t pass_tokens = 512;
+  std::function<bool(int64_t bytes)> refuses = {};  ///< Allocations that fail.
 };
 
 /// Work that is put again. As a stream it is itself, which keeps its workspaces apart.
@@ -126,8 +127,12 @@ class RemoteDecoder final : public DecoderBackend {
   Result<FusedRun> Fuse(const StepDescription& step,
                         std::span<const StepOperation> operations) const override;
   int fused_runs() const { return fused_runs_; }
+  /// Rows of all lookups: the tokens that were fed, and those whose logits not all tokens of a pass
+  /// have.
+  int64_t looked_up() const { return looked_up_; }
 
   Status Run(const LookUpRowsCall& call, const OperationContext&) const override {
+    looked_up_ += call.ids.dim(0);
     return Put([this, call] {
       return Now(LookUpRowsCall{Local(call.table), Local(call.ids), Local(call.out)});
     });
@@ -286,6 +291,7 @@ class RemoteDecoder final : public DecoderBackend {
   RemoteOptions options_;
   std::map<const PreparedWeights::Storage*, PreparedWeights> twins_;
   mutable int fused_runs_ = 0;
+  mutable int64_t looked_up_ = 0;
 };
 
 /// Enqueues the CPU's plan.
@@ -420,6 +426,8 @@ class RemoteBackend final : public Backend {
   }
   Result<void*> Allocate(int64_t bytes) const override {
     ++uploads_;
+    const std::function<bool(int64_t bytes)>& refuses = decoder_.options().refuses;
+    if (refuses && refuses(bytes)) return Status(Code::kOutOfMemory, "remote: no memory");
     MARLIN_ASSIGN_OR_RETURN(void* data, cpu_->Allocate(bytes));
     return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(data) + kFarAway);
   }
