@@ -1,48 +1,21 @@
-// generate: continues a prompt token by token.
+// generate: continues a prompt token by token, or those of a file together.
 #include <fmt/format.h>
 
-#include <csignal>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/macros.h"
 #include "cli/command.h"
+#include "cli/generated_text.h"
 #include "cli/model_arguments.h"
+#include "cli/prompt_batch.h"
+#include "cli/prompt_lines.h"
 #include "marlin/generate.h"
 #include "ops/sampling.h"
 
 namespace marlin::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-/// Set by Ctrl-C during generation, which then ends with its output kept. A second Ctrl-C kills the
-/// process.
-volatile std::sig_atomic_t interrupted = 0;
-
-class InterruptGuard {
- public:
-  InterruptGuard() {
-    interrupted = 0;
-    before_ = std::signal(SIGINT, [](int) {
-      interrupted = 1;
-      std::signal(SIGINT, SIG_DFL);
-    });
-  }
-  ~InterruptGuard() { std::signal(SIGINT, before_); }
-  InterruptGuard(const InterruptGuard&) = delete;
-  InterruptGuard& operator=(const InterruptGuard&) = delete;
-
- private:
-  void (*before_)(int);
-};
-
-/// The stop reason, including those that only the command knows.
-std::string_view ReasonName(StopReason reason, bool at_stop_text) {
-  if (reason != StopReason::kCallback) return StopReasonName(reason);
-  if (at_stop_text) return "stop_text";
-  return interrupted != 0 ? "interrupted" : "output_closed";
-}
 
 /// Prints tokens as they are generated: as text if the prompt was text, else as ids. With --json it
 /// only collects them.
@@ -51,29 +24,22 @@ class Output {
   /// `codec` may be null.
   Output(Console& console, TextCodec* codec, std::span<const int32_t> prompt, bool as_text,
          const std::vector<std::string>& stops)
-      : console_(console), as_text_(as_text), stop_(stops) {
-    if (codec != nullptr) stream_.emplace(*codec, prompt);
-  }
+      : console_(console), as_text_(as_text), text_(codec, prompt, stops) {}
 
   /// False when generation should end: at a stop text, an error, Ctrl-C or a closed output.
   bool Add(int32_t token) {
     status_ = Show(token);
-    return status_.ok() && interrupted == 0 && !stop_.stopped() && !console_.reader_gone();
+    return status_.ok() && !Interrupted() && !text_.stopped() && !console_.reader_gone();
   }
 
   Status Finish() {
     MARLIN_RETURN_IF_ERROR(status_);
-    if (stream_ && !stop_.stopped()) {
-      MARLIN_ASSIGN_OR_RETURN(const std::string held, stream_->Finish());
-      MARLIN_RETURN_IF_ERROR(ShowText(stop_.Add(held)));
-      MARLIN_RETURN_IF_ERROR(ShowText(stop_.Finish()));
-    }
+    MARLIN_ASSIGN_OR_RETURN(const std::string rest, text_.Finish());
+    MARLIN_RETURN_IF_ERROR(ShowText(rest));
     return console_.json() ? Status() : console_.Print("\n");
   }
 
-  bool stopped() const { return stop_.stopped(); }
-  /// Null without a tokenizer.
-  Json Text() const { return stream_ ? Json(text_) : Json(); }
+  const GeneratedText& text() const { return text_; }
 
  private:
   Status Show(int32_t token) {
@@ -81,21 +47,17 @@ class Output {
       MARLIN_RETURN_IF_ERROR(console_.Print(fmt::format("{}{}", first_ ? "" : " ", token)));
       first_ = false;
     }
-    if (!stream_) return {};
-    MARLIN_ASSIGN_OR_RETURN(const std::string added, stream_->Add(token));
-    return ShowText(stop_.Add(added));
+    MARLIN_ASSIGN_OR_RETURN(const std::string added, text_.Add(token));
+    return ShowText(added);
   }
 
   Status ShowText(const std::string& text) {
-    text_ += text;
     return as_text_ && !console_.json() ? console_.Print(text) : Status();
   }
 
   Console& console_;
   bool as_text_;
-  std::optional<TextStream> stream_;
-  StopText stop_;
-  std::string text_;
+  GeneratedText text_;
   bool first_ = true;
   Status status_;
 };
@@ -107,6 +69,12 @@ class GenerateCommand final : public Command {
     arguments.Option("--prompt", &prompt_, "TEXT", "The text to continue; prints text");
     arguments.Option("--tokens", &tokens_, "FILE",
                      "Token ids instead; prints token ids; - is stdin");
+    arguments.Option("--prompts", &prompts_, "FILE",
+                     "A prompt per line, together: texts, or JSON {\"prompt\"|\"tokens\": ..., "
+                     "\"max_tokens\": N, \"seed\": S}; - is stdin");
+    arguments.Option("--batch", &batch_, {.least = 1}, "N",
+                     "With --prompts: texts at a time; default: as many as fit, 256 at most, on "
+                     "the CPU 32");
     arguments.Option("--max-tokens", &max_tokens_, WholeRange(), "N", "Default 128");
     arguments.Option("--temperature", &temperature_, {.most = 1e6}, "T",
                      "Default 0: the most likely token");
@@ -131,12 +99,16 @@ class GenerateCommand final : public Command {
 
   Status Run(Console& console) override {
     MARLIN_RETURN_IF_ERROR(Check(console));
+    PromptBatch batch;
+    if (prompts_) {
+      MARLIN_ASSIGN_OR_RETURN(batch, ReadBatch(console));
+    }
     MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(console, path_));
     std::unique_ptr<TextCodec> codec;
-    if (prompt_ || !stops_.empty()) {
-      MARLIN_ASSIGN_OR_RETURN(codec,
-                              OpenCodec(console, prompt_ ? "--prompt" : "--stop", path_, model));
+    if (const char* const option = TextOption(batch.prompts)) {
+      MARLIN_ASSIGN_OR_RETURN(codec, OpenCodec(console, option, path_, model));
     }
+    if (prompts_) return GeneratePromptBatch(console, model, path_, codec.get(), batch);
     std::vector<int32_t> prompt;
     if (prompt_) {
       Result<std::vector<int32_t>> encoded = EncodeText(*codec, *prompt_, path_, model);
@@ -150,15 +122,45 @@ class GenerateCommand final : public Command {
 
  private:
   Status Check(const Console& console) const {
-    if (prompt_.has_value() == tokens_.has_value()) {
-      return Status(Code::kInvalidArgument, prompt_ ? "--prompt and --tokens exclude each other"
-                                                    : "--prompt or --tokens is needed");
+    const int given =
+        int{prompt_.has_value()} + int{tokens_.has_value()} + int{prompts_.has_value()};
+    if (given != 1) {
+      return Status(Code::kInvalidArgument,
+                    given > 1 ? "--prompt, --tokens and --prompts exclude each other"
+                              : "--prompt, --tokens or --prompts is needed");
+    }
+    if (batch_ && !prompts_) {
+      return Status(Code::kInvalidArgument, "--batch: only with --prompts");
     }
     for (const std::string& stop : stops_) {
       if (stop.empty()) return Status(Code::kInvalidArgument, "--stop: expected text, got ''");
     }
     if (prompt_) MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, "--prompt"));
     return stops_.empty() ? Status() : CheckHasCodec(console, "--stop");
+  }
+
+  /// Reads --prompts before the model is loaded.
+  Result<PromptBatch> ReadBatch(const Console& console) const {
+    MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*prompts_));
+    PromptBatch batch;
+    batch.file = *prompts_;
+    MARLIN_ASSIGN_OR_RETURN(batch.prompts, ParsePromptLines(*prompts_, text));
+    batch.options = Options();
+    batch.stops = stops_;
+    batch.max_batch = batch_.value_or(0);
+    if (TextOption(batch.prompts) != nullptr) {
+      MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, "--prompts"));
+    }
+    return batch;
+  }
+
+  /// The option that needs a tokenizer, or null.
+  const char* TextOption(std::span<const PromptLine> prompts) const {
+    const bool texts = std::any_of(prompts.begin(), prompts.end(),
+                                   [](const PromptLine& line) { return line.text.has_value(); });
+    if (prompt_) return "--prompt";
+    if (texts) return "--prompts";
+    return stops_.empty() ? nullptr : "--stop";
   }
 
   GenerateOptions Options() const {
@@ -184,33 +186,22 @@ class GenerateCommand final : public Command {
         const Generated generated,
         Generate(model, prompt, Options(), [&](int32_t token) { return output.Add(token); }));
     MARLIN_RETURN_IF_ERROR(output.Finish());
-    const std::string_view reason = ReasonName(generated.stop_reason, output.stopped());
     if (console.json()) {
-      return console.PrintJson({{"text", output.Text()},
-                                {"token_ids", generated.token_ids},
-                                {"stop_reason", reason},
-                                {"tokens_per_second", DecodeRate(generated)},
-                                {"prompt_tokens", prompt.size()},
-                                {"prefill_seconds", generated.prefill_seconds},
-                                {"decode_seconds", generated.decode_seconds}});
+      return console.PrintJson(GeneratedJson(console, output.text(), generated, prompt.size()));
     }
-    console.Message(
-        fmt::format("{} tokens at {:.1f} per second after a prompt of {} in {:.3f} s; "
-                    "ended by {}",
-                    generated.token_ids.size(), DecodeRate(generated), prompt.size(),
-                    generated.prefill_seconds, reason));
+    console.Message(fmt::format(
+        "{} tokens at {:.1f} per second after a prompt of {} in {:.3f} s; "
+        "ended by {}",
+        generated.token_ids.size(), DecodeRate(generated), prompt.size(), generated.prefill_seconds,
+        output.text().ReasonName(console, generated.stop_reason)));
     return {};
-  }
-
-  /// Tokens per second after the first.
-  static double DecodeRate(const Generated& generated) {
-    const auto decoded = static_cast<double>(generated.token_ids.size()) - 1;
-    return generated.decode_seconds > 0 ? decoded / generated.decode_seconds : 0.0;
   }
 
   std::string path_;
   std::optional<std::string> prompt_;
   std::optional<std::string> tokens_;
+  std::optional<std::string> prompts_;
+  std::optional<int64_t> batch_;
   std::optional<int64_t> max_tokens_;
   std::optional<double> temperature_;
   std::optional<int64_t> top_k_;

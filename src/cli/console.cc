@@ -18,9 +18,9 @@ namespace marlin::cli {
 
 namespace {
 
-std::string JsonText(const nlohmann::ordered_json& json) {
+std::string JsonText(const nlohmann::ordered_json& json, int indent = 2) {
   // A name from a file may be invalid UTF-8; the document must still be valid.
-  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return json.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 }  // namespace
@@ -82,6 +82,11 @@ Status Console::Print(std::string_view text) {
 Status Console::PrintJson(const nlohmann::ordered_json& document) {
   printed_document_ = true;
   return Write(JsonText(document) + "\n");
+}
+
+Status Console::PrintJsonLine(const nlohmann::ordered_json& document) {
+  printed_document_ = true;
+  return Write(JsonText(document, -1) + "\n");
 }
 
 Status Console::PrintJson(const nlohmann::ordered_json& document, std::string_view key, size_t rows,

@@ -37,6 +37,8 @@ class Console {
   /// True once the reader of stdout has closed it: further output is pointless.
   bool reader_gone() const { return reader_gone_; }
   Status PrintJson(const nlohmann::ordered_json& document);
+  /// One of several documents, each on a line of its own.
+  Status PrintJsonLine(const nlohmann::ordered_json& document);
   /// PrintJson with `rows` streamed into the array `key`, which must be empty in the document. Only
   /// one row is in memory at a time: a model may have a million.
   Status PrintJson(const nlohmann::ordered_json& document, std::string_view key, size_t rows,

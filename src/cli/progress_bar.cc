@@ -13,7 +13,7 @@ ProgressBar::ProgressBar(const Console& console, std::string label)
 
 ProgressBar::~ProgressBar() { Clear(); }
 
-void ProgressBar::Update(int64_t done, int64_t total) {
+void ProgressBar::Update(int64_t done, int64_t total, std::string_view note) {
   if (!shown_ || total <= 0) return;
   const auto now = std::chrono::steady_clock::now();
   if (drawn_ && now - last_ < std::chrono::milliseconds(100)) return;
@@ -23,8 +23,9 @@ void ProgressBar::Update(int64_t done, int64_t total) {
   const double fraction = static_cast<double>(done) / static_cast<double>(total);
   const int filled = static_cast<int>(fraction * kWidth);
   const double elapsed = std::chrono::duration<double>(now - start_).count();
-  const std::string left =
+  std::string left =
       fraction > 0.01 ? fmt::format("{:.0f} s left", elapsed * (1 - fraction) / fraction) : "";
+  if (!note.empty()) left += fmt::format("{}{}", left.empty() ? "" : ", ", note);
   std::fprintf(stderr, "\r\x1b[K%s [%.*s%.*s] %3.0f %% %s", label_.c_str(), filled,
                "##############################", kWidth - filled, "..............................",
                100 * fraction, left.c_str());

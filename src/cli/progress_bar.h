@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "cli/console.h"
 
@@ -18,7 +19,8 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  void Update(int64_t done, int64_t total);
+  /// `note` follows the time that is left.
+  void Update(int64_t done, int64_t total, std::string_view note = {});
   /// Erases the line.
   void Clear();
 

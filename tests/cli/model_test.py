@@ -189,7 +189,7 @@ class Generate(ModelTestCase):
     def test_wrong_use(self) -> None:
         prompt = self.tokens([1, 2, 3])
         for options, says in (
-                ((), "--prompt or --tokens is needed"),
+                ((), "--prompt, --tokens or --prompts is needed"),
                 (("--tokens", prompt, "--prompt", "x"), "exclude each other"),
                 (("--prompt", "And God said"), "--prompt: this program has no tokenizer"),
                 (("--tokens", prompt, "--stop", "x"), "--stop: this program has no tokenizer"),

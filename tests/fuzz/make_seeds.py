@@ -204,6 +204,22 @@ def token_files() -> Seeds:
     }
 
 
+def prompt_files() -> Seeds:
+    return {
+        "text": b"And God said\n\nIn the beginning\r\n \t\n",
+        "json": b'{"prompt":"And"}\n\n{"tokens":[1,2],"max_tokens":3,"seed":4}\r\n',
+        "escapes": b'{"prompt":"\\ud83d\\udc1f\\u0000\\n"}',
+        "extremes": b'{"tokens":[2147483647,0],"seed":9223372036854775807,"max_tokens":0}',
+        "beyond": b'{"tokens":[2147483648]}',
+        "both": b'{"tokens":[1],"prompt":"a"}',
+        "other-key": b'{"tokens":[1],"top_k":1}',
+        "not-all-json": b'{"tokens":[1]}\nAnd',
+        "many": b'{"tokens":[1]}\n' * 20_000,
+        "bytes": b"\xff\xfe\n\x00\n",
+        **json_shapes(),
+    }
+
+
 def argument_lines() -> Seeds:
     lines = [
         ["--override", "layers.0=s8/g32", "--recipe", "default_moe", "--strict"],
@@ -698,6 +714,7 @@ TARGETS = {
                            ("(?:", "(?=", "(?!", ")*", ")+", "{1,", "[[:alpha:]]", "\\b", "\\1",
                             ".*", "|", "^", "$", "[^", "*?")),
     "prepared_fuzz": Target(SMALL, prepared_indices, ("src/model/prepared_file.cc",), JSON_WORDS),
+    "prompt_lines_fuzz": Target(TEXT, prompt_files, ("src/cli/prompt_lines.cc",), JSON_WORDS),
     "quantization_config_fuzz": Target(TEXT, quantization_configs, CHECKPOINT_SOURCES, JSON_WORDS),
     "recipe_fuzz": Target(1 << 20, recipes, RECIPE_SOURCES, JSON_WORDS),
     "routing_fuzz": Target(TEXT, routing_files, ("src/recipe/routing_files.cc",), JSON_WORDS),

@@ -2,9 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../source_directory.h"
@@ -180,6 +186,41 @@ TEST_F(CommandWithCodec, StopsBeforeAText) {
   EXPECT_EQ(cut["text"], all.substr(0, all.find(stop)));
   EXPECT_EQ(cut["stop_reason"], "stop_text");
   EXPECT_LT(cut["token_ids"].size(), whole["token_ids"].size());
+}
+
+TEST_F(CommandWithCodec, GeneratesTheTextsOfAFile) {
+  const std::string file = testing::TempDir() + "marlin-prompts-" + std::to_string(getpid());
+  std::ofstream(file) << "And God\n\nIn the beginning\r\n{\n";
+  const std::vector<std::string> options = {"--max-tokens", "12", "--batch-invariant"};
+  const auto run = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"generate", sample_});
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const Outcome outcome = Run(arguments);
+    EXPECT_EQ(outcome.code, 0) << outcome.error;
+    EXPECT_EQ(outcome.error, "");
+    return outcome.out;
+  };
+  std::string want;
+  std::vector<std::string> texts;
+  for (const auto& [line, prompt] :
+       {std::pair<int, std::string>{1, "And God"}, {3, "In the beginning"}, {4, "{"}}) {
+    texts.push_back(run({"--prompt", prompt}));
+    want += "[" + std::to_string(line) + "] " + texts.back();
+  }
+  EXPECT_EQ(run({"--prompts", file}), want);
+  // A text ends before a stop text, and the others go on.
+  const std::string stop = texts[1].substr(2, 3);
+  std::istringstream rows(run({"--prompts", file, "--stop", stop, "--json"}));
+  std::string row;
+  for (const std::string& text : texts) {
+    ASSERT_TRUE(std::getline(rows, row));
+    const auto document = nlohmann::json::parse(row);
+    const size_t end = std::min(text.find(stop), text.size() - 1);
+    EXPECT_EQ(document["text"], text.substr(0, end));
+    EXPECT_EQ(document["stop_reason"], end < text.size() - 1 ? "stop_text" : "max_tokens");
+  }
+  EXPECT_FALSE(std::getline(rows, row));
+  std::filesystem::remove(file);
 }
 
 TEST_F(CommandWithCodec, ATokenizerOfAnotherModelIsRefused) {

@@ -1,0 +1,33 @@
+// Generates the texts of a file of prompts, and prints them in the order of the file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/console.h"
+#include "cli/prompt_lines.h"
+#include "cli/text_codec.h"
+#include "marlin/generate.h"
+#include "marlin/model.h"
+#include "marlin/status.h"
+
+namespace marlin::cli {
+
+/// The prompts of a file, and the options of their texts.
+struct PromptBatch {
+  std::string file;  ///< For messages.
+  std::vector<PromptLine> prompts;
+  GenerateOptions options;         ///< Those of the command.
+  std::vector<std::string> stops;  ///< Texts that end a text.
+  int64_t max_batch = 0;
+};
+
+/// Generates all texts; each is printed when it and all before it have ended: as "[LINE] text", or
+/// with --json as an object on one line. `codec` may be null where no prompt is a text. Ctrl-C ends
+/// all texts with what they have. Errors: those of GenerateBatch and of the codec, naming the line
+/// of the file.
+Status GeneratePromptBatch(Console& console, const Model& model, const std::string& directory,
+                           TextCodec* codec, const PromptBatch& batch);
+
+}  // namespace marlin::cli
