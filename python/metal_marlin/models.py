@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from .linear import open_device
 from .text import TextCodec
 
 Prompt = str | Sequence[int]
+Prompts = list[str] | list[list[int]] | list[Prompt] | tuple[Prompt, ...]
 AnyPath = str | bytes | os.PathLike[Any]
 _HOST_EXPERTS_AUTO = -1  # kHostExpertsAuto of model.h.
 
@@ -38,6 +39,22 @@ def _host_experts(count: int | str) -> int:
     if isinstance(count, str) or count < 0:
         raise InvalidArgumentError(f'host_experts: expected a number or "auto", got {count!r}')
     return count
+
+
+def _is_batch(prompt: Any) -> bool:
+    """Whether a prompt is a list of prompts; a list of numbers is one."""
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return False
+    return isinstance(prompt[0], str | list | tuple | np.ndarray | range)
+
+
+def _each(name: str, value: Any, count: int) -> list[Any]:
+    """An option of each of `count` prompts: one value for all, or a list of one for each."""
+    if not isinstance(value, list | tuple):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidArgumentError(f"{name}: expected {count} (prompts), got {len(value)}")
+    return list(value)
 
 
 class Model:
@@ -97,7 +114,7 @@ class Model:
             )
         return codec
 
-    def _ids(self, prompt: Prompt) -> list[int]:
+    def _ids(self, prompt: Prompt, name: str = "prompt") -> list[int]:
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
             largest = self.info["vocab_size"] - 1
@@ -110,11 +127,11 @@ class Model:
         try:
             ids = [operator.index(token) for token in prompt]
         except TypeError as error:
-            raise InvalidArgumentError(f"prompt: expected text or token ids: {error}") from error
+            raise InvalidArgumentError(f"{name}: expected text or token ids: {error}") from error
         for i, token in enumerate(ids):
             if not 0 <= token < self.info["vocab_size"]:
                 raise InvalidArgumentError(
-                    f"prompt: token {i} is {token}, expected 0..{self.info['vocab_size'] - 1}"
+                    f"{name}: token {i} is {token}, expected 0..{self.info['vocab_size'] - 1}"
                 )
         return ids
 
@@ -125,6 +142,7 @@ class Model:
         call(self._core.forward, self._core.new_sequence(), ids, True, out)
         return out
 
+    @overload
     def generate(
         self,
         prompt: Prompt,
@@ -141,38 +159,105 @@ class Model:
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         callback: Callable[[int], bool | None] | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompts,
+        max_tokens: int | list[int] = 128,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        seed: int | list[int] = 0,
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        callback: Callable[[int, int], bool | None] | None = None,
+        max_batch: int = 0,
+    ) -> list[dict[str, Any]]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Prompts,
+        max_tokens: int | list[int] = 128,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        seed: int | list[int] = 0,
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+        callback: Callable[..., bool | None] | None = None,
+        max_batch: int = 0,
+    ) -> dict[str, Any] | list[dict[str, Any]]:
         """Continues a prompt: {"token_ids", "text", "stop_reason", "tokens_per_second", ...}.
+
+        A list of prompts (texts, or lists of token ids) gives a list of such dicts. The texts share
+        forward passes, `max_batch` at a time (0: as many as the KV cache has memory for, up to a
+        bound), and one starts as soon as another has ended; `max_tokens` and `seed` may be lists
+        with one for each prompt. For a model loaded with batch_invariant each text is what its
+        prompt gives alone.
 
         The penalties change the logits before `temperature` divides them, and so apply to greedy
         decoding too; `repetition_penalty` also counts the tokens of the prompt, the other two only
         those generated. `min_p` drops tokens less likely than `min_p` times the most likely one.
-        `text` is None for a prompt of token ids. `callback` receives every token and stops
-        generation by returning False.
+        `text` is None for a prompt of token ids. `callback` receives every token, of a list of
+        prompts the prompt's index and the token, and stops that text by returning False. An
+        exception in it stops all.
         """
+        batch = _is_batch(prompt)
+        if not batch and max_batch != 0:
+            raise InvalidArgumentError("max_batch: only with a list of prompts")
+        prompts: list[Any] = list(prompt) if batch else [prompt]
+        names = [f"prompts[{i}]" for i in range(len(prompts))] if batch else ["prompt"]
+        count = len(prompts)
         guarded = None
         if callback is not None:
             user = callback
 
-            def guarded(token: int) -> bool:
-                return user(token) is not False
+            def guarded(*token: int) -> bool:
+                return user(*token) is not False
 
-        text = options(
-            _core.TextOptions(),
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            seed=seed,
-            stop_token_ids=list(stop_token_ids),
-            ignore_eos=ignore_eos,
-            callback=guarded,
-        )
-        result = dict(call(self._core.generate, self._ids(prompt), text))
+        texts = [
+            options(
+                _core.TextOptions(),
+                max_tokens=most,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
+                seed=each_seed,
+                stop_token_ids=list(stop_token_ids),
+                ignore_eos=ignore_eos,
+                callback=None if batch else guarded,
+            )
+            for most, each_seed in zip(
+                _each("max_tokens", max_tokens, count) if batch else [max_tokens],
+                _each("seed", seed, count) if batch else [seed],
+                strict=True,
+            )
+        ]
+        ids = [self._ids(each, name) for each, name in zip(prompts, names, strict=True)]
+        if not batch:
+            return self._result(prompts[0], call(self._core.generate, ids[0], texts[0]))
+        generated = call(self._core.generate_batch, ids, texts, max_batch, guarded)
+        return [self._result(*each) for each in zip(prompts, generated, strict=True)]
+
+    def _result(self, prompt: Any, generated: Any) -> dict[str, Any]:
+        """The dict that `generate` returns for one prompt."""
+        result = dict(generated)
         ids = list(result["token_ids"])
         seconds = result["decode_seconds"]
         result["text"] = self.tokenizer.decode(ids) if isinstance(prompt, str) else None

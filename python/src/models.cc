@@ -52,12 +52,26 @@ struct TextOptions : SamplingOptions {
   nb::object callback = nb::none();
 };
 
-nb::dict GenerateTokens(const Model& model, const Tokens& prompt, const TextOptions& text) {
+GenerateOptions GenerateOptionsOf(const TextOptions& text) {
   GenerateOptions options;
   options.max_tokens = text.max_tokens;
   options.sampling = static_cast<const SamplingOptions&>(text);
   options.stop_token_ids = text.stop_token_ids;
   options.ignore_eos = text.ignore_eos;
+  return options;
+}
+
+nb::dict GeneratedDict(const Generated& generated) {
+  nb::dict dict;
+  dict["token_ids"] = generated.token_ids;
+  dict["stop_reason"] = std::string(StopReasonName(generated.stop_reason));
+  dict["prefill_seconds"] = generated.prefill_seconds;
+  dict["decode_seconds"] = generated.decode_seconds;
+  return dict;
+}
+
+nb::dict GenerateTokens(const Model& model, const Tokens& prompt, const TextOptions& text) {
+  const GenerateOptions options = GenerateOptionsOf(text);
   const TokenCallback callback = [&text](int32_t token) {
     const nb::gil_scoped_acquire held;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -68,12 +82,36 @@ nb::dict GenerateTokens(const Model& model, const Tokens& prompt, const TextOpti
     const nb::gil_scoped_release released;
     generated = Take(Generate(model, prompt, options, callback));
   }
-  nb::dict dict;
-  dict["token_ids"] = generated.token_ids;
-  dict["stop_reason"] = std::string(StopReasonName(generated.stop_reason));
-  dict["prefill_seconds"] = generated.prefill_seconds;
-  dict["decode_seconds"] = generated.decode_seconds;
-  return dict;
+  return GeneratedDict(generated);
+}
+
+/// `texts` has the options of each prompt; their callbacks are not called.
+nb::list GenerateTexts(const Model& model, const std::vector<Tokens>& prompts,
+                       const std::vector<const TextOptions*>& texts, int64_t max_batch,
+                       const nb::object& callback) {
+  std::vector<GenerateOptions> options;
+  for (const TextOptions* const text : texts) options.push_back(GenerateOptionsOf(*text));
+  BatchOptions batch;
+  batch.max_batch = max_batch;
+  batch.stop = [] {
+    const nb::gil_scoped_acquire held;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    return false;
+  };
+  if (!callback.is_none()) {
+    batch.token = [&callback](size_t index, int32_t token) {
+      const nb::gil_scoped_acquire held;
+      return nb::cast<bool>(callback(index, token));
+    };
+  }
+  std::vector<Generated> generated;
+  {
+    const nb::gil_scoped_release released;
+    generated = Take(GenerateBatch(model, prompts, options, batch));
+  }
+  nb::list list;
+  for (const Generated& text : generated) list.append(GeneratedDict(text));
+  return list;
 }
 
 EvaluateOptions OptionsOf(int64_t window, int64_t stride, int64_t max_windows) {
@@ -156,6 +194,8 @@ void BindModels(nb::module_& module) {
       .def("forward", &Forward, nb::arg("sequence"), nb::arg("tokens"), nb::arg("all_logits"),
            nb::arg("out"), "Runs tokens and writes float32 logits [rows, vocab].")
       .def("generate", &GenerateTokens, nb::arg("prompt"), nb::arg("options"))
+      .def("generate_batch", &GenerateTexts, nb::arg("prompts"), nb::arg("options"),
+           nb::arg("max_batch"), nb::arg("callback").none())
       .def(
           "perplexity",
           [](const Model& self, const Tokens& tokens, int64_t window, int64_t stride,

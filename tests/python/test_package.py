@@ -275,6 +275,38 @@ def test_the_sample_model_gives_its_golden_text() -> None:
     assert abs(got["perplexity"] / GOLDEN["validation_perplexity"] - 1) < 1e-3
 
 
+def test_a_list_of_prompts_gives_a_list_of_texts() -> None:
+    model = mm.load(SAMPLE, batch_invariant=True)
+    prompts = [GOLDEN["prompt"], "In the beginning", "And", "In the beginning"]
+    tokens, seeds = [12, 5, 0, 9], [1, 2, 3, 4]
+    want = [
+        model.generate(prompt, count, temperature=0.9, seed=seed, ignore_eos=True)
+        for prompt, count, seed in zip(prompts, tokens, seeds, strict=True)
+    ]
+    for max_batch in (0, 1, 2):
+        seen: list[list[int]] = [[] for _ in prompts]
+        got = model.generate(
+            prompts, tokens, temperature=0.9, seed=seeds, ignore_eos=True, max_batch=max_batch,
+            callback=lambda index, token, seen=seen: seen[index].append(token),
+        )
+        assert isinstance(got, list) and len(got) == len(want)
+        for result, alone, called in zip(got, want, seen, strict=True):
+            assert list(result) == list(alone)
+            assert result["token_ids"] == alone["token_ids"] == called
+            assert (result["text"], result["stop_reason"]) == (alone["text"], alone["stop_reason"])
+    ids = [GOLDEN["prompt_ids"], [5, 6], range(3), np.array([7, 8])]
+    greedy = model.generate(ids, 6, ignore_eos=True)
+    assert [result["text"] for result in greedy] == [None] * 4
+    for prompt, result in zip(ids, greedy, strict=True):
+        assert model.generate(prompt, 6, ignore_eos=True)["token_ids"] == result["token_ids"]
+    mixed = model.generate(("And God", [5, 6]), 6, ignore_eos=True)
+    assert mixed[0]["text"] is not None and mixed[1]["token_ids"] == greedy[1]["token_ids"]
+    # A callback ends its text alone.
+    ended = model.generate(ids, 6, ignore_eos=True, callback=lambda index, token: index != 1)
+    assert [len(result["token_ids"]) for result in ended] == [6, 1, 6, 6]
+    assert ended[1]["stop_reason"] == "stopped"
+
+
 def test_every_sampling_option_counts() -> None:
     model = mm.load(SAMPLE, exact=True)
     prompt: list[int] = GOLDEN["prompt_ids"]
@@ -507,6 +539,18 @@ def test_the_command_has_a_tokenizer(tmp_path: Path) -> None:
     assert done.returncode == 2 and "--prompt: " in done.stderr
     done = run("generate", str(SAMPLE), "--prompt", "And", "--stop", "d", "--seed", "1", "--json")
     assert "d" not in json.loads(done.stdout)["text"]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in (
+        {"prompt": GOLDEN["prompt"]}, {"prompt": "In\nthe", "max_tokens": 3}, {"tokens": [5]})))
+    rows = [json.loads(row) for row in run("generate", str(SAMPLE), "--prompts", str(prompts),
+                                           "--max-tokens", "48", "--exact", "--ignore-eos",
+                                           "--batch-invariant", "--json").stdout.splitlines()]
+    assert [row["line"] for row in rows] == [1, 2, 3]
+    assert rows[0]["text"] == GOLDEN["greedy_text"] and len(rows[1]["token_ids"]) == 3
+    prompts.write_bytes(b"And\n\xff\n")
+    done = run("generate", str(SAMPLE), "--prompts", str(prompts))
+    assert done.returncode == 2 and "prompts.jsonl: line 2: " in done.stderr
+    assert done.stdout == "" and done.stderr.count("\n") == 1
     demo = json.loads(run("demo", "--model", str(SAMPLE), "--json").stdout)
     for result in (demo["before"], *(row["after"] for row in demo["recipes"])):
         assert len(result["sentence"].split()) > 3

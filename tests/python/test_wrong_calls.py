@@ -276,12 +276,21 @@ def test_exceptions_of_a_token_callback_come_through(
         model.generate([1, 2], 5, callback=callback)
     assert caught.value is mine
 
+    def of_batch(index: int, token: int) -> None:
+        if index == 1:
+            raise mine
 
-@pytest.mark.parametrize("call", ["quantize", "generate", "perplexity"])
+    with pytest.raises(kind) as caught:
+        model.generate([[1, 2], [3], [4]], 5, callback=of_batch)
+    assert caught.value is mine
+
+
+@pytest.mark.parametrize("call", ["quantize", "generate", "generate_batch", "perplexity"])
 def test_an_interrupt_ends_a_call(tmp_path: Path, call: str) -> None:
     body = {
         "quantize": f"mm.quantize_model({str(SAMPLE)!r}, {str(tmp_path / 'out')!r})",
         "generate": "model.generate([1], 100000, ignore_eos=True)",
+        "generate_batch": "model.generate([[1], [2] * 900], 100000, ignore_eos=True)",
         "perplexity": "model.perplexity([1, 2] * 100000)",
     }[call]
     code = f"""
@@ -317,8 +326,21 @@ def test_bytes_that_are_no_utf8(tmp_path: Path) -> None:
 
 def test_prompts_that_are_none(model: mm.Model) -> None:
     vocab = model.info["vocab_size"]
-    for prompt in ([vocab], [-1], [2**31], [2**70], ["x"], [1.5], 5, None, [], object()):
+    for prompt in ([vocab], [-1], [2**31], [2**70], [1, "x"], [1.5], 5, None, [], object(), [None],
+                   [[]], [[1], 2], [[1], [vocab]], [[1], ["x"]], [[[1]]], [[1], None], [""],
+                   ["a", 5], [b"a"]):
         refuse(mm.InvalidArgumentError, model.generate, prompt, 2)
+    for prompt, says in (([[1], [vocab]], f"prompts[1]: token 0 is {vocab}, expected 0.."),
+                         ([[1], []], "prompts[1]: no tokens"),
+                         ([[1], 2], "prompts[1]: expected text or token ids: "),
+                         ([[1] * 2000], "prompts[0]: 2000 tokens do not fit in a context of")):
+        assert says in refuse(mm.InvalidArgumentError, model.generate, prompt, 2)
+    wrong: dict[str, Any]
+    for wrong in ({"max_tokens": [1]}, {"seed": [1, 2, 3]}, {"max_tokens": [1, -1]},
+                  {"seed": [1, "x"]}, {"max_batch": -1}, {"max_batch": "x"}, {"temperature": -1}):
+        refuse(mm.InvalidArgumentError, model.generate, [[1], [2]], **wrong)
+    for wrong in ({"max_batch": 2}, {"max_tokens": [1]}, {"seed": [1]}):
+        refuse(mm.InvalidArgumentError, model.generate, [1, 2], **wrong)
     for named in ({"max_tokens": -1}, {"max_tokens": 2**70}, {"max_tokens": "x"}, {"top_k": -1},
                   {"temperature": float("nan")}, {"top_p": "x"}, {"seed": -1}, {"min_p": 1.5},
                   {"min_p": -0.1}, {"min_p": "x"}, {"repetition_penalty": 0.0},
