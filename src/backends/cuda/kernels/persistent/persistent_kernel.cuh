@@ -488,7 +488,7 @@ class PersistentBlock {
     }
   }
 
-  /// What a thread publishes of a phase: an output of one of the CTA's units.
+  /// The output of one of the CTA's units that a thread publishes in a phase.
   struct Published {
     uint32_t* to = nullptr;  ///< Null: nothing.
     uint32_t warps = 0;

@@ -124,7 +124,7 @@ struct alignas(16) PersistentLayer {
   const float* router = nullptr;              ///< [experts, hidden]
   const float* router_bias = nullptr;
   const float* choice_bias = nullptr;
-  alignas(16) float head_norms[2][kMostHeadFeatures] = {};  ///< Of queries and of keys.
+  alignas(16) float head_norms[2][kMostHeadFeatures] = {};  ///< The norms of queries and of keys.
 };
 
 /// The pages of a cache group, whose layers have the same window.
@@ -143,7 +143,7 @@ struct CacheGroup {
 inline constexpr int kLowSlots = 2;
 inline constexpr int kMostSlots = 8;
 
-/// What arrives once in every layer.
+/// Barriers that complete once in every layer, when the copies that they count have arrived.
 enum class LayerBarrier : uint8_t {
   kLayer,  ///< Its table, and the weights of attention's norm.
   kMlp,    ///< The weights of its other norm, the CTA's rows of the router, the experts' table.
@@ -184,7 +184,7 @@ struct AttentionPart {
   int end_block;
   int active_splits;  ///< CTAs of a KV head that have keys.
   uint8_t* fresh;     ///< The page of the new key; null: none. The layer's part begins behind it.
-  const uint8_t* pages[kWarpPairs];  ///< Of every pair's first block.
+  const uint8_t* pages[kWarpPairs];  ///< The page of every pair's first block.
 };
 
 /// Small values that the threads of a CTA share.

@@ -1,6 +1,7 @@
 #include "backends/cuda/kernels/persistent/persistent_step.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -190,6 +191,9 @@ class Describer {
     layer->first_element = cache.first_element;
     CacheGroup& group = shape_.groups[layer->cache_group];
     group.window = static_cast<int>(std::min<int64_t>(attention.options.window, 1 << 30));
+    std::optional<int>& window = windows_[attention.cache_group];
+    if (window.value_or(group.window) != group.window) return false;
+    window = group.window;
     group.page_stride = cache.page_stride;
     group.slab_pages = static_cast<uint32_t>(std::min<int64_t>(cache.slab_pages, 1U << 31));
     return layer->attention_norm != nullptr;
@@ -301,6 +305,7 @@ class Describer {
   const void* backend_ = nullptr;  ///< The one that prepared the first layer.
   std::optional<CodeKind> kind_;
   PersistentArguments shape_;
+  std::array<std::optional<int>, kMostCacheGroups> windows_;
   std::vector<PersistentLayer> layers_;
   std::vector<PersistentExpert> experts_;
   std::vector<const PreparedTiles*> routers_;

@@ -75,7 +75,7 @@ class SlotOrder {
  public:
   struct Use {
     int slot;
-    int parity;  ///< Of the slot's earlier uses.
+    int parity;  ///< The parity of the slot's earlier uses.
   };
 
   static MARLIN_DEVICE bool IsLow(int phase) {
