@@ -297,9 +297,8 @@ class BatchGeneration {
       inputs.push_back({&*text->sequence, text->tokens.back()});
       stops.insert(stops.end(), text->stops.begin(), text->stops.end());
     }
-    std::ranges::sort(stops);
-    const auto repeated = std::ranges::unique(stops);
-    stops.erase(repeated.begin(), repeated.end());
+    std::sort(stops.begin(), stops.end());
+    stops.erase(std::unique(stops.begin(), stops.end()), stops.end());
     const DecodeOptions options{static_cast<int64_t>(sampled->steps), stops};
     return model_.Decode(inputs, samplers_->First(std::ssize(inputs)), options, sampled->tokens,
                          sampled->counts);
