@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -20,19 +21,19 @@ namespace {
 /// Collects the texts of a batch and prints them in order.
 class BatchOutput {
  public:
+  /// `most`: the tokens of each text, at most.
   BatchOutput(Console& console, TextCodec* codec, const PromptBatch& batch,
-              const std::vector<std::vector<int32_t>>& prompts,
-              std::span<const GenerateOptions> options)
+              const std::vector<std::vector<int32_t>>& prompts, std::span<const int64_t> most)
       : console_(console),
         batch_(batch),
         prompts_(prompts),
-        options_(options),
-        bar_(console, "generating") {
+        most_(most),
+        bar_(console, "generating"),
+        total_(std::accumulate(most.begin(), most.end(), int64_t{0})) {
     for (const std::vector<int32_t>& prompt : prompts) {
       texts_.emplace_back(codec, prompt, batch.stops);
     }
     ended_.resize(prompts.size());
-    for (const GenerateOptions& each : options) total_ += each.max_tokens;
   }
 
   /// False when a text should end: at a stop text.
@@ -49,7 +50,7 @@ class BatchOutput {
   void End(size_t index, const Generated& text) {
     const Result<std::string> rest = texts_[index].Finish();
     if (!rest.ok()) status_ = rest.status();
-    done_ += options_[index].max_tokens - std::ssize(text.token_ids);
+    done_ += most_[index] - std::ssize(text.token_ids);
     ended_[index] = text;
     for (; printed_ < ended_.size() && ended_[printed_]; ++printed_) {
       bar_.Clear();
@@ -95,14 +96,14 @@ class BatchOutput {
   Console& console_;
   const PromptBatch& batch_;
   const std::vector<std::vector<int32_t>>& prompts_;
-  std::span<const GenerateOptions> options_;
+  std::span<const int64_t> most_;
   ProgressBar bar_;
   std::vector<GeneratedText> texts_;
   std::vector<std::optional<Generated>> ended_;
   size_t printed_ = 0;
   int64_t tokens_ = 0;
-  int64_t done_ = 0;   ///< Tokens; a text that ends early has done all that it could have.
-  int64_t total_ = 0;  ///< Tokens, at most.
+  int64_t done_ = 0;  ///< Tokens; a text that ends early has done all that it could have.
+  int64_t total_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   Status status_;
 };
@@ -113,6 +114,7 @@ Status GeneratePromptBatch(Console& console, const Model& model, const std::stri
                            TextCodec* codec, const PromptBatch& batch) {
   std::vector<std::vector<int32_t>> prompts;
   std::vector<GenerateOptions> options;
+  std::vector<int64_t> most;
   for (const PromptLine& prompt : batch.prompts) {
     const std::string place = PlaceOf(batch.file, prompt.line);
     std::vector<int32_t> tokens = prompt.tokens;
@@ -122,13 +124,16 @@ Status GeneratePromptBatch(Console& console, const Model& model, const std::stri
       tokens = *std::move(encoded);
     }
     MARLIN_RETURN_IF_ERROR(CheckPrompt(place, model, tokens));
+    // The last token of a text is not fed.
+    const int64_t room = model.info().max_positions - std::ssize(tokens) + 1;
     prompts.push_back(std::move(tokens));
     GenerateOptions& own = options.emplace_back(batch.options);
     own.max_tokens = prompt.max_tokens.value_or(own.max_tokens);
     own.sampling.seed = prompt.seed.value_or(own.sampling.seed);
+    most.push_back(std::min(own.max_tokens, room));
   }
   const InterruptGuard guard;
-  BatchOutput output(console, codec, batch, prompts, options);
+  BatchOutput output(console, codec, batch, prompts, most);
   BatchOptions run;
   run.max_batch = batch.max_batch;
   run.token = [&](size_t index, int32_t token) { return output.Add(index, token); };
