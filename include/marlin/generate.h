@@ -30,13 +30,14 @@ enum class StopReason : uint8_t { kMaxTokens, kStopToken, kContextFull, kCallbac
 /// "max_tokens", "stop_token", "context_full", "stopped".
 std::string_view StopReasonName(StopReason reason);
 
-/// The result of Generate.
+/// A generated text.
 struct Generated {
   std::vector<int32_t> token_ids;  ///< The new tokens, without the prompt.
   StopReason stop_reason = StopReason::kMaxTokens;
   double prefill_seconds = 0;
   /// Time for all tokens after the first, without that of callbacks. Where a device runs several
-  /// steps per launch, and the text ends within one, the share of the steps that are part of it.
+  /// steps per launch, and the text ends within one, the share of the steps that are part of it. Of
+  /// a text of GenerateBatch: the time from its first token to its last, whatever ran meanwhile.
   double decode_seconds = 0;
 };
 
@@ -70,11 +71,10 @@ struct BatchOptions {
 /// Generates a continuation of every prompt, several at a time: the decode steps of all running
 /// sequences and parts of new prompts share forward passes, and a prompt starts as soon as another
 /// text has ended. With ModelOptions::batch_invariant each text has the bits that Generate gives
-/// for it alone; the times of a text include the work of those beside it. When the KV cache's
-/// memory runs out, the sequence that started last is put back and goes on later, after its tokens
-/// so far were fed again. `options` has one element for all prompts or one for each; empty: the
-/// default. Errors: those of Generate, naming the prompt as prompts[index]; kOutOfMemory if a
-/// sequence alone does not fit.
+/// for it alone. When the KV cache's memory runs out, the sequence that started last is put back
+/// and goes on later, after its tokens so far were fed again. `options` has one element for all
+/// prompts or one for each; empty: the default. Errors: those of Generate, naming the prompt as
+/// prompts[index]; kOutOfMemory if a sequence alone does not fit.
 Result<std::vector<Generated>> GenerateBatch(const Model& model,
                                              std::span<const std::vector<int32_t>> prompts,
                                              std::span<const GenerateOptions> options = {},
