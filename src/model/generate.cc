@@ -11,28 +11,13 @@
 #include "model/decode_call.h"
 #include "model/generation_checks.h"
 #include "model/model_impl.h"
+#include "model/sampler_slots.h"
 
 namespace marlin {
 namespace {
 
 double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// The sampler state of one sequence, in device memory.
-Result<DeviceBuffer> MakeSampler(const Model& model, std::span<const int32_t> prompt,
-                                 const SamplingOptions& options) {
-  const int64_t vocab = model.info().vocab_size;
-  const auto prompt_bytes = static_cast<int64_t>(prompt.size_bytes());
-  MARLIN_ASSIGN_OR_RETURN(const int64_t bytes, SamplerStateBytes(model.device(), vocab));
-  MARLIN_ASSIGN_OR_RETURN(DeviceBuffer state, DeviceBuffer::Allocate(model.device(), bytes));
-  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer tokens,
-                          DeviceBuffer::Allocate(model.device(), prompt_bytes));
-  MARLIN_RETURN_IF_ERROR(tokens.CopyFrom(prompt.data(), prompt_bytes));
-  const TensorView view(tokens.data(), DType::kI32, {static_cast<int64_t>(prompt.size())});
-  MARLIN_RETURN_IF_ERROR(
-      ResetSampler(model.device(), options, vocab, view, {state.data(), DType::kU8, {bytes}}));
-  return state;
 }
 
 /// The steps of the next pass after `count` tokens. Where a stop token may end the text within a
@@ -53,9 +38,11 @@ class Generation {
   Result<Generated> Run(std::span<const int32_t> prompt) {
     if (options_.max_tokens == 0) return generated_;
     MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence({.truncatable = false}));
-    MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer sampler,
-                            MakeSampler(model_, prompt, options_.sampling));
-    const MutableTensorView states(sampler.data(), DType::kU8, {1, sampler.bytes()});
+    MARLIN_ASSIGN_OR_RETURN(SamplerSlots sampler,
+                            SamplerSlots::Make(model_.device(), model_.info().vocab_size, 1));
+    const SamplerSlots::Reset reset{0, &options_.sampling, prompt};
+    MARLIN_RETURN_IF_ERROR(sampler.ResetAll({&reset, 1}));
+    const MutableTensorView states = sampler.First(1);
     const SequenceInput input{&sequence, prompt, false};
     DecodeInput next{&sequence, 0};
     const auto start = std::chrono::steady_clock::now();

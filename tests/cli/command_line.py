@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pathlib
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
+import termios
+import time
 import unittest
 from typing import Any
 from collections.abc import Callable
@@ -60,6 +64,28 @@ class CommandTestCase(unittest.TestCase):
         for text in says:
             self.assertIn(text, done.stderr)
         return done.stderr
+
+    def interrupt(self, room: int, *arguments: object, before: int = 0) -> str:
+        """Runs a command whose stdout is a pipe with `room` bytes left, and sends Ctrl-C once all
+        but `before` of them are used; returns its stdout, which is read from then on."""
+        reader, writer = os.pipe()
+        size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+        os.write(writer, b"." * (size - room))
+        with os.fdopen(reader, "rb") as pipe:
+            with subprocess.Popen([COMMAND, *map(str, arguments)], stdout=writer,
+                                  stderr=subprocess.PIPE) as process:
+                os.close(writer)
+                held = bytearray(4)
+                while int.from_bytes(held, "little") < size - before:
+                    self.assertIsNone(process.poll())
+                    time.sleep(0.01)
+                    fcntl.ioctl(pipe, termios.FIONREAD, held)
+                process.send_signal(signal.SIGINT)
+                out = pipe.read().strip(b".").decode()
+                assert process.stderr is not None
+                error = process.stderr.read()
+            self.assertEqual((process.returncode, error), (0, b""))
+        return out
 
     def assert_nothing_written(self, *names: str) -> None:
         """Checks that the test's directory holds only these names, hidden ones included."""

@@ -6,10 +6,7 @@ import fcntl
 import json
 import os
 import pathlib
-import signal
 import subprocess
-import termios
-import time
 import unittest
 from typing import Any
 
@@ -148,23 +145,7 @@ class Prompts(CommandTestCase):
         first = self.succeed(*options, self.file(prompts[:1], "first"))
         # A pipe that is full after the first text: the command blocks in its second one at the
         # latest, however fast it is, and texts at the end of the file do not start.
-        reader, writer = os.pipe()
-        size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-        os.write(writer, b"." * (size - len(first)))
-        with os.fdopen(reader, "rb") as pipe:
-            with subprocess.Popen([COMMAND, *map(str, options), str(path)], stdout=writer,
-                                  stderr=subprocess.PIPE) as process:
-                os.close(writer)
-                held = bytearray(4)
-                while int.from_bytes(held, "little") < size:
-                    self.assertIsNone(process.poll())
-                    time.sleep(0.01)
-                    fcntl.ioctl(pipe, termios.FIONREAD, held)
-                process.send_signal(signal.SIGINT)
-                out = pipe.read().strip(b".").decode()
-                assert process.stderr is not None
-                error = process.stderr.read()
-            self.assertEqual((process.returncode, error), (0, b""))
+        out = self.interrupt(len(first), *options, path)
         self.assertTrue(out.startswith(first))
         rows = [line.split() for line in out.splitlines()]
         self.assertEqual([row[0] for row in rows], [f"[{i + 1}]" for i in range(201)])

@@ -72,7 +72,7 @@ TEST(AdvanceTokens, StoresTokensUntilAStop) {
   EXPECT_THAT(rows.positions, ElementsAre(9, 9, 8));
   EXPECT_THAT(rows.state_rows, ElementsAre(3, -1, -1));
   EXPECT_THAT(rows.counts, ElementsAre(2, 2, 1));
-  // What ended stays as it is, whatever its row has sampled before.
+  // A row that has ended keeps its values, whatever it has sampled before.
   rows.sampled = {99, 40, 41};
   ASSERT_TRUE(rows.Advance(device).ok());
   EXPECT_THAT(rows.ids, ElementsAre(31, 12, 13));

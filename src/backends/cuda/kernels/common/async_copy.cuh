@@ -71,6 +71,13 @@ MARLIN_DEVICE void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
+/// Waits for all cp.async copies of this thread, in groups or not.
+MARLIN_DEVICE void WaitForAllCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+/// Arrives at an mbarrier once this thread's cp.async copies have.
+MARLIN_DEVICE void ArriveWithCopies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 /// Orders writes to shared memory, by this thread or seen by it, before later bulk copies and
 /// asynchronous products (wgmma).
 MARLIN_DEVICE void FenceAsyncProxy() {

@@ -56,11 +56,6 @@ struct Layout {
 
 MARLIN_DEVICE int CeilDivide(int value, int divisor) { return (value + divisor - 1) / divisor; }
 
-/// Arrives once this thread's copies have.
-MARLIN_DEVICE void ArriveWithCopies(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 /// A CTA's blocks of keys, and the stages through which they go.
 template <typename Shape>
 struct Ring {

@@ -115,8 +115,9 @@ class RowSampler {
       return;
     }
     if (state_->magic != SamplerState::kMagic || state_->vocab != args_.vocab) {
-      if (thread_ == 0)
+      if (thread_ == 0) {
         RecordError(args_.errors, ValueError::kSamplerState, state_row_, args_.vocab);
+      }
       return;
     }
     const SamplingView& options = state_->options;

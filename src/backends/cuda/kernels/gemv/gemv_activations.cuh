@@ -120,8 +120,7 @@ MARLIN_DEVICE void CopyActivations(const GemvArguments& args, int first_k, uint3
       if (m >= args.m) m -= args.m;
       CopyEight(args, m, first_k + chunk * 8, to + m * args.row_bytes + chunk * 16);
     }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barriers + 8 * piece)
-                 : "memory");
+    ArriveWithCopies(barriers + 8 * piece);
   }
 }
 

@@ -114,9 +114,7 @@ class TokenAttention {
       if (block >= Part().end_block) break;
       Request(block, pair, thread, Part().pages[pair]);
     }
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(
-                     AddressOf(args_, LayerBarrier::kKeys))
-                 : "memory");
+    ArriveWithCopies(AddressOf(args_, LayerBarrier::kKeys));
   }
 
   /// Publishes the CTA's part in layer `index`. `qkv`: the words of the projections. Called by all
@@ -332,7 +330,7 @@ class TokenAttention {
     for (int block = Part().first_block + (warp_ >> 1); block < Part().end_block;
          block += kWarpPairs) {
       if ((warp_ & 1) == 0 && block == Position() / kWarpKeys) InsertFresh();
-      asm volatile("cp.async.wait_all;" ::: "memory");
+      WaitForAllCopies();
       SyncPair();
       softmax.Add(Row(warp_ >> 1, 0, false), Row(warp_ >> 1, 0, true) + half, block * kWarpKeys,
                   [&](int) {

@@ -144,7 +144,7 @@ class PersistentBlock {
       CopyAsync16(Base() + args_.shared.schedules + i * 16, schedules + i, 16);
     }
     if (thread_ == 0) FindParts();
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    WaitForAllCopies();
     SyncFirst<kPersistentThreads>();
     FindPages();
     SyncFirst<kPersistentThreads>();
