@@ -117,8 +117,16 @@ TEST(ExpertGemvPlan, SumsDoNotDependOnTheNumberOfRows) {
   }
 }
 
-TEST(ExpertGemvPlan, WarpsThatShareAUnitAreBusy) {
-  for (const auto& [k, share] : {std::pair<int64_t, int>{128, 0}, {256, 1}, {768, 3}, {2048, 4}}) {
+TEST(ExpertGemvPlan, WarpsThatShareAUnitAreBusyAndHaveThreeTiles) {
+  for (const auto& [k, share] : {std::pair<int64_t, int>{0, 0},
+                                 {128, 0},
+                                 {384, 0},
+                                 {640, 0},
+                                 {768, 1},
+                                 {896, 1},
+                                 {2048, 2},
+                                 {4096, 3},
+                                 {14336, 4}}) {
     EXPECT_EQ(PlanExpertGemv(Problem(k), DeviceShape())->arguments.share_log2, share) << k;
   }
 }

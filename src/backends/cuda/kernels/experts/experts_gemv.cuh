@@ -1,7 +1,7 @@
 // The GEMMs of a layer's experts with tiled weights: one launch for all experts of one kind of
 // codes, with a tile scheduler over the slots that the sort has counted.
 //
-//   item: an n-tile of 32 outputs of one matrix, for up to 8 or 16 of its expert's rows
+//   item: an n-tile of 32 outputs of one side, for up to 8 or 16 of its expert's rows
 //
 //     expert 0            expert 3                    experts without rows have no items; a CTA
 //     [rows 0..7: n-tiles][rows 0..7: n-tiles][8..15] takes a run of adjacent items, so that its
@@ -28,9 +28,10 @@
 
 namespace marlin::cuda {
 
-/// A run of items of one matrix and one tile of rows.
+/// A run of items of one expert and one tile of its rows. Its strips are the n-tiles of all sides,
+/// one side after another.
 struct ExpertRun {
-  const TileExpert* matrix = nullptr;
+  const TileExpert* sides = nullptr;
   int first_slot = 0;
   int rows = 0;
   int first_strip = 0;
@@ -38,42 +39,48 @@ struct ExpertRun {
   int end_item = 0;
 };
 
-/// The tile scheduler: items of the matrices of all active experts, counted from their slots.
+/// One of the sides of a run, and its strips among the run's.
+struct ExpertSide {
+  const TileExpert* matrix = nullptr;
+  int first_strip = 0;
+  int end_strip = 0;
+};
+
+/// The tile scheduler: items of all active experts, counted from their slots.
 class ExpertSchedule {
  public:
   /// `memory`: ScheduleBytes of shared memory.
   MARLIN_DEVICE ExpertSchedule(const ExpertGemvArguments& args, const ActiveExperts& active,
                                int* memory)
-      : args_(args), active_(active), matrices_(active.count * args.sides), first_(memory) {}
+      : args_(args), active_(active), first_(memory) {}
 
   /// Called by all threads; __syncthreads() has to follow.
   MARLIN_DEVICE void Count() {
     CountItems<kExpertThreads>(
-        matrices_, [&](int i) { return ItemsOf(i); }, first_);
+        active_.count, [&](int i) { return ItemsOf(i); }, first_);
   }
 
   /// This CTA's items: [First(block), First(block + 1)).
   MARLIN_DEVICE int First(int block) const {
-    return static_cast<int>(static_cast<int64_t>(first_[matrices_]) * block /
+    return static_cast<int>(static_cast<int64_t>(first_[active_.count]) * block /
                             static_cast<int>(gridDim.x));
   }
 
   /// The run that begins with `item`, up to item `end` at most.
   MARLIN_DEVICE ExpertRun RunAt(int item, int end) const {
     int low = 0;
-    int high = matrices_;
+    int high = active_.count;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       (first_[middle] <= item ? low : high) = middle;
     }
     ExpertRun run;
-    run.matrix = MatrixAt(low);
-    const int expert = low / args_.sides;
-    const int strips = StripsOf(run.matrix->n);
+    run.sides = SidesOf(low);
+    const int strips = StripsOfAll(run.sides);
     const int local = item - first_[low];
     const int tile = local / strips;
-    const int last_slot = active_.begin[expert + 1];
-    run.first_slot = active_.begin[expert] + tile * args_.tile_rows;
+    const int last_slot = active_.begin[low + 1];
+    run.first_slot = active_.begin[low] + tile * args_.tile_rows;
     run.rows = min(last_slot - run.first_slot, args_.tile_rows);
     run.first_strip = local - tile * strips;
     run.end_item = min(first_[low] + (tile + 1) * strips, end);
@@ -81,26 +88,38 @@ class ExpertSchedule {
     return run;
   }
 
- private:
-  static MARLIN_DEVICE int StripsOf(int n) { return (n + kStripOutputs - 1) / kStripOutputs; }
-
-  /// Matrix i of the active experts.
-  MARLIN_DEVICE const TileExpert* MatrixAt(int i) const {
-    const int expert = i / args_.sides;
-    return args_.table + active_.ExpertAt(expert) * args_.sides + (i - expert * args_.sides);
+  /// The side that has a strip of the run.
+  MARLIN_DEVICE ExpertSide SideAt(const ExpertRun& run, int strip) const {
+    ExpertSide side = {run.sides, 0, StripsOf(run.sides[0])};
+    while (strip >= side.end_strip) {
+      ++side.matrix;
+      side.first_strip = side.end_strip;
+      side.end_strip += StripsOf(*side.matrix);
+    }
+    return side;
   }
 
-  MARLIN_DEVICE int ItemsOf(int i) const {
-    const TileExpert& matrix = *MatrixAt(i);
-    if (matrix.tiles == nullptr) return 0;
-    const int* const begin = active_.begin + i / args_.sides;
-    const int rows = begin[1] - begin[0];
-    return (rows + args_.tile_rows - 1) / args_.tile_rows * StripsOf(matrix.n);
+ private:
+  static MARLIN_DEVICE int StripsOf(const TileExpert& matrix) {
+    return matrix.tiles == nullptr ? 0 : (matrix.n + kStripOutputs - 1) / kStripOutputs;
+  }
+  MARLIN_DEVICE int StripsOfAll(const TileExpert* sides) const {
+    int strips = 0;
+    for (int side = 0; side < args_.sides; ++side) strips += StripsOf(sides[side]);
+    return strips;
+  }
+
+  MARLIN_DEVICE const TileExpert* SidesOf(int active) const {
+    return args_.table + active_.ExpertAt(active) * args_.sides;
+  }
+
+  MARLIN_DEVICE int ItemsOf(int active) const {
+    const int rows = active_.begin[active + 1] - active_.begin[active];
+    return (rows + args_.tile_rows - 1) / args_.tile_rows * StripsOfAll(SidesOf(active));
   }
 
   const ExpertGemvArguments& args_;
   const ActiveExperts& active_;
-  int matrices_;
   int* first_;
 };
 
@@ -112,22 +131,21 @@ struct ExpertStream {
   int sharer;
   int end;  ///< The CTA's last item + 1.
   ExpertRun run;
+  ExpertSide side;
   int strip = 0;
-  int tile = 0;
-  bool has_tile = false;
+  int left_in_strip = 0;           ///< Tiles; 0: no tile of any strip is left.
+  const uint8_t* tiles = nullptr;  ///< The side's.
+  const uint8_t* next = nullptr;
 
   /// Goes to the first tile from `item` on.
   MARLIN_DEVICE void Begin(int item) {
-    has_tile = false;
-    tile = sharer;
+    left_in_strip = 0;
     if (sharer >= args.weights.tiles_of_strip) return;
     while (item < end) {
       run = schedule.RunAt(item, end);
+      side.end_strip = 0;
       strip = run.first_strip + unit_lane;
-      if (strip < run.end_strip) {
-        has_tile = true;
-        return;
-      }
+      if (strip < run.end_strip) return BeginStrip();
       item = run.end_item;
     }
   }
@@ -136,14 +154,26 @@ struct ExpertStream {
   MARLIN_DEVICE void Copy(uint32_t slot, uint32_t barrier, bool copies) {
     if (copies) {
       ArriveExpecting(barrier, args.weights.tile_bytes);
-      CopyBulk(slot, run.matrix->tiles + TileOffset(args.weights, strip, tile),
-               args.weights.tile_bytes, barrier);
+      CopyBulk(slot, next, args.weights.tile_bytes, barrier);
     }
-    tile += 1 << args.share_log2;
-    if (tile < args.weights.tiles_of_strip) return;
-    tile = sharer;
+    next += (args.weights.tile_bytes * kStripsOfBlock) << args.share_log2;
+    if (--left_in_strip > 0) return;
     strip += kExpertWarps >> args.share_log2;
-    if (strip >= run.end_strip) Begin(run.end_item);
+    if (strip < run.end_strip) {
+      BeginStrip();
+    } else {
+      Begin(run.end_item);
+    }
+  }
+
+ private:
+  MARLIN_DEVICE void BeginStrip() {
+    if (strip >= side.end_strip) {
+      side = schedule.SideAt(run, strip);
+      tiles = side.matrix->tiles;
+    }
+    next = tiles + TileOffset(args.weights, strip - side.first_strip, sharer);
+    left_in_strip = ((args.weights.tiles_of_strip - sharer - 1) >> args.share_log2) + 1;
   }
 };
 
@@ -183,8 +213,8 @@ class UnitFinish {
         sharer_(sharer),
         lane_(lane) {}
 
-  MARLIN_DEVICE void Run(const ExpertRun& run, int strip, const float (&acc)[2][kOctets][4],
-                         float factor) {
+  MARLIN_DEVICE void Run(const ExpertRun& run, const ExpertSide& side, int strip,
+                         const float (&acc)[2][kOctets][4], float factor) {
 #pragma unroll
     for (int o = 0; o < kOctets; ++o) {
       if (o * kOctet >= run.rows) break;
@@ -199,25 +229,27 @@ class UnitFinish {
         }
       }
       SyncUnit(args_, unit_lane_);
-      Store(run, strip, o, buffer);
+      Store(run, side, strip, o, buffer);
       ++turn_;
     }
   }
 
  private:
   /// The row at which a warp starts rotates, which spreads few rows over the warps.
-  MARLIN_DEVICE void Store(const ExpertRun& run, int strip, int octet, const float* buffer) const {
+  MARLIN_DEVICE void Store(const ExpertRun& run, const ExpertSide& side, int strip, int octet,
+                           const float* buffer) const {
+    const TileExpert& matrix = *side.matrix;
     const int rows = min(run.rows - octet * kOctet, kOctet);
-    const int n = strip * kStripOutputs + lane_;
-    if (n >= run.matrix->n) return;
+    const int n = (strip - side.first_strip) * kStripOutputs + lane_;
+    if (n >= matrix.n) return;
     for (int row = (sharer_ + turn_) & (share_ - 1); row < rows; row += share_) {
       const float* from = buffer + row * kSumStride + lane_;
       float sum = from[0];
       for (int s = 1; s < share_; ++s) sum += from[s * kSumFloats];
-      sum *= run.matrix->multiplier;
-      if (run.matrix->bias != nullptr) sum += run.matrix->bias[n];
+      sum *= matrix.multiplier;
+      if (matrix.bias != nullptr) sum += matrix.bias[n];
       const int64_t slot = run.first_slot + octet * kOctet + row;
-      args_.out[slot * args_.out_stride + run.matrix->column + n] = sum;
+      args_.out[slot * args_.out_stride + matrix.column + n] = sum;
     }
   }
 
@@ -269,7 +301,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   ExpertStream stream{args, schedule, unit_lane, sharer, end, {}};
   stream.Begin(item);
 #pragma unroll 1
-  for (int s = 0; s < args.stages && stream.has_tile; ++s) {
+  for (int s = 0; s < args.stages && stream.left_in_strip > 0; ++s) {
     stream.Copy(ring + s * slot_bytes, barriers + 8 * s, lane == 0);
   }
   if (args.sorted_early) WaitForEarlierWork();
@@ -300,8 +332,10 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
       my_rows[o] = base + args.rows_offset + (lane >> 3) * 16 + sharer * (kTileK * 2) +
                    min(o * kOctet + (lane & 7), run.rows - 1) * args.row_bytes;
     }
+    ExpertSide side;
 #pragma unroll 1
     for (int strip = run.first_strip + unit_lane; strip < run.end_strip; strip += lanes) {
+      if (strip >= side.end_strip) side = schedule.SideAt(run, strip);
       float acc[2][kOctets][4] = {};
       uint32_t rows[kOctets];
 #pragma unroll
@@ -313,7 +347,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
         Wait(barrier, parity);
         const auto release = [&] {
           __syncwarp();
-          if (stream.has_tile) stream.Copy(address, barrier, lane == 0);
+          if (stream.left_in_strip > 0) stream.Copy(address, barrier, lane == 0);
         };
         Product<kKind, T, kUse, 1, kOctets>::Run(address, args.weights, rows, tile_lane, mode,
                                                  table, acc, release);
@@ -324,7 +358,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
 #pragma unroll
         for (int o = 0; o < kOctets; ++o) rows[o] += (kTileK * 2) << args.share_log2;
       }
-      finish.Run(run, strip, acc, Product<kKind, T, kUse, 1, kOctets>::Group::kUnit);
+      finish.Run(run, side, strip, acc, Product<kKind, T, kUse, 1, kOctets>::Group::kUnit);
     }
     item = run.end_item;
     // Before the rows are overwritten.

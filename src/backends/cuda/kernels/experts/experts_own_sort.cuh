@@ -33,8 +33,8 @@ MARLIN_DEVICE void RecordBadSelection(const ErrorView& errors, const int32_t* id
   *errors.any = 1;
 }
 
-/// Sorts the selections of `sort`. Called by all threads of a CTA of at least kMostOwnSelections;
-/// `memory`: OwnSortBytes of shared memory.
+/// Sorts the selections of `sort`, four threads each. Called by all threads of a CTA of at least
+/// 4 x kMostOwnSelections; `memory`: OwnSortBytes of shared memory.
 class OwnSort {
  public:
   MARLIN_DEVICE OwnSort(const OwnSortArguments& sort, const SlotsView& slots, int* memory)
@@ -42,6 +42,8 @@ class OwnSort {
         slots_(slots),
         selections_(sort.tokens * sort.top_k),
         thread_(static_cast<int>(threadIdx.x)),
+        selection_(thread_ / kThreadsOfSelection),
+        part_(thread_ % kThreadsOfSelection),
         keys_(memory),
         leaders_(keys_ + kMostOwnSelections),
         expert_(leaders_ + kMostOwnSelections),
@@ -49,33 +51,33 @@ class OwnSort {
         token_(begin_ + kMostOwnSelections + 2) {}
 
   MARLIN_DEVICE ActiveExperts Run() {
-    const bool mine = thread_ < selections_;
-    const int id = mine ? sort_.ids[thread_] : 0;
+    const bool exists = selection_ < selections_;
+    const int id = exists ? sort_.ids[selection_] : 0;
     const bool valid = id >= 0 && id < slots_.experts;
-    const int key = mine && valid && IsPresent(id) ? id : kNone;
-    if (thread_ < kMostOwnSelections) keys_[thread_] = key;
-    const bool any_bad = __syncthreads_or(mine && !valid ? 1 : 0) != 0;
+    const int key = exists && valid && IsPresent(id) ? id : kNone;
+    const bool stores = part_ == 0 && selection_ < kMostOwnSelections;
+    if (stores) keys_[selection_] = key;
+    const bool any_bad = __syncthreads_or(exists && !valid ? 1 : 0) != 0;
     const bool publishes = sort_.publishes && blockIdx.x == 0;
     if (any_bad && publishes && thread_ == 0) ReportFirstBad();
 
-    Place place;
-    if (mine) place = PlaceOf(key);
+    const Place place = PlaceOf(key);
     const bool leads = key != kNone && place.equal_before == 0;
-    if (thread_ < kMostOwnSelections) leaders_[thread_] = leads ? key : kNone;
+    if (stores) leaders_[selection_] = leads ? key : kNone;
     const int slot = key == kNone ? -1 : place.smaller + place.equal_before;
-    if (slot >= 0) token_[slot] = thread_ / sort_.top_k;
-    if (mine && publishes) slots_.slot_of[thread_] = slot;
-    const int routed = __syncthreads_count(slot >= 0 ? 1 : 0);
+    if (stores && slot >= 0) token_[slot] = selection_ / sort_.top_k;
+    if (stores && exists && publishes) slots_.slot_of[selection_] = slot;
+    const int routed = __syncthreads_count(stores && slot >= 0 ? 1 : 0);
 
-    if (leads) {
-      const int at = SmallerThan(leaders_, key);
+    const int at = SmallerThan(leaders_, key);
+    if (stores && leads) {
       expert_[at] = key;
       begin_[at] = place.smaller;
     }
     for (int t = thread_; sort_.shared && t < sort_.tokens; t += static_cast<int>(blockDim.x)) {
       token_[routed + t] = t;
     }
-    int count = __syncthreads_count(leads ? 1 : 0);
+    int count = __syncthreads_count(stores && leads ? 1 : 0);
     if (thread_ == 0) AddEnd(count, routed, publishes);
     __syncthreads();
     count += sort_.shared ? 1 : 0;
@@ -84,6 +86,8 @@ class OwnSort {
 
  private:
   static constexpr int kNone = 0x7fffffff;  ///< Not on this device, or no expert at all.
+  static constexpr int kThreadsOfSelection = 4;
+  static_assert(kThreadsOfSelection * kMostOwnSelections <= kExpertThreads);
 
   struct Place {
     int smaller = 0;       ///< Selections of smaller ids.
@@ -94,22 +98,33 @@ class OwnSort {
     return (sort_.present[id / 32] >> (id % 32) & 1) != 0;
   }
 
+  /// The sum of a number over the threads of a selection.
+  static MARLIN_DEVICE int SumOfParts(int number) {
+#pragma unroll
+    for (int step = 1; step < kThreadsOfSelection; step *= 2) {
+      number += __shfl_xor_sync(~0u, number, step);
+    }
+    return number;
+  }
+
   MARLIN_DEVICE Place PlaceOf(int key) const {
     Place place;
-#pragma unroll 8
-    for (int i = 0; i < selections_; ++i) {
+#pragma unroll 4
+    for (int i = part_; i < selections_; i += kThreadsOfSelection) {
       const int other = keys_[i];
       place.smaller += other < key ? 1 : 0;
-      place.equal_before += other == key && i < thread_ ? 1 : 0;
+      place.equal_before += other == key && i < selection_ ? 1 : 0;
     }
-    return place;
+    return {SumOfParts(place.smaller), SumOfParts(place.equal_before)};
   }
 
   MARLIN_DEVICE int SmallerThan(const int* keys, int key) const {
     int smaller = 0;
-#pragma unroll 8
-    for (int i = 0; i < selections_; ++i) smaller += keys[i] < key ? 1 : 0;
-    return smaller;
+#pragma unroll 4
+    for (int i = part_; i < selections_; i += kThreadsOfSelection) {
+      smaller += keys[i] < key ? 1 : 0;
+    }
+    return SumOfParts(smaller);
   }
 
   /// Ends the list, with the shared expert if there is one.
@@ -134,8 +149,10 @@ class OwnSort {
   const SlotsView& slots_;
   int selections_;
   int thread_;
-  int* keys_;     ///< The expert of every selection, or kNone.
-  int* leaders_;  ///< That of every first selection of an expert; else kNone.
+  int selection_;  ///< The thread's.
+  int part_;       ///< Which of the selection's threads.
+  int* keys_;      ///< The expert of every selection, or kNone.
+  int* leaders_;   ///< That of every first selection of an expert; else kNone.
   int* expert_;
   int* begin_;
   int* token_;

@@ -10,10 +10,12 @@ namespace {
 
 constexpr int kMaxStages = 2;
 
-/// log2 of the warps that split k: the most of which at most a third idles on the last tiles.
+/// log2 of the warps that split k: the most that have three tiles each, because a unit's end takes
+/// as long as a tile, and of which at most a third idles on the last tiles.
 int ShareLog2For(int tiles) {
+  constexpr int kLeastTiles = 3;
   int best = 0;
-  for (int log2 = 1; 1 << log2 <= kExpertWarps; ++log2) {
+  for (int log2 = 1; 1 << log2 <= kExpertWarps && tiles >> log2 >= kLeastTiles; ++log2) {
     const int rounds = Ceil(tiles, 1 << log2);
     if (3 * rounds * (1 << log2) <= 4 * tiles) best = log2;
   }
