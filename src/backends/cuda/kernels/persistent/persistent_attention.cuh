@@ -494,7 +494,7 @@ class TokenAttention {
 MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
 #pragma unroll 1
   for (int layer = 0; layer < args.layer_count; ++layer) {
-    CopyPermit(args).Await(layer * kPhases + static_cast<int>(Phase::kOut));
+    AwaitLayer(args, AllowedOf(Phase::kOut), layer);
     AwaitLayer(args, LayerBarrier::kLayer, layer);
     TokenAttention(args, Tables{args}.LayerOf(layer)).RequestFirst(thread);
   }

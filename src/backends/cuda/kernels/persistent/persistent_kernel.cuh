@@ -171,14 +171,16 @@ class PersistentBlock {
         PrepareDown(phase);
       }
       const bool routes = LayerOf(phase).experts != nullptr;
-      // Experts' tiles are not known before the router has chosen.
-      const int known = which == Phase::kOut && routes     ? phase
-                        : which == Phase::kGates && routes ? phase - 1
-                                                           : phase + 1;
-      if (thread_ == 0) CopyPermit(args_).Allow(min(known, phases - 1) + 1);
+      // Copies run a phase ahead, but for experts' tiles, which the router chooses.
+      const bool awaits_router = routes && (which == Phase::kOut || which == Phase::kGates);
+      if (phase == 0) AllowCopies(args_, Phase::kQkv);
+      if (!awaits_router) AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));
       if (normalizes) {
         PrepareNormalized(phase, squares);
-        if (known < phase && thread_ == 0) CopyPermit(args_).Allow(phase + 2);
+        if (awaits_router) {
+          AllowCopies(args_, Phase::kGates);
+          AllowCopies(args_, Phase::kDown);
+        }
       }
       SyncFirst<kPersistentThreads>();
       ring_.Begin(phase);
@@ -592,7 +594,6 @@ __global__ void __launch_bounds__(kPersistentBlock, 1)
     PersistentScratch& scratch = Tables{args}.Scratch();
     scratch.clock = *args.clock;
     scratch.position = *args.position;
-    CopyPermit(args).Allow(0);
   }
   __syncthreads();
   PersistentBlock block(args);

@@ -143,13 +143,15 @@ struct CacheGroup {
 inline constexpr int kLowSlots = 2;
 inline constexpr int kMostSlots = 8;
 
-/// Barriers that complete once in every layer, when the copies that they count have arrived.
+/// Barriers that complete once in every layer: when the copies that they count have arrived, or
+/// when copies may begin.
 enum class LayerBarrier : uint8_t {
   kLayer,  ///< Its table, and the weights of attention's norm.
   kMlp,    ///< The weights of its other norm, the CTA's rows of the router, the experts' table.
   kKeys,
+  kAllowed,  ///< The first of one for every phase, whose copies it allows.
 };
-inline constexpr int kLayerBarriers = 3;
+inline constexpr int kLayerBarriers = 3 + kPhases;
 
 /// Offsets in shared memory, in bytes. Attention's parts share the memory of the GEMMs' parts.
 struct PersistentShared {
@@ -189,7 +191,6 @@ struct AttentionPart {
 
 /// Small values that the threads of a CTA share.
 struct PersistentScratch {
-  int allowed;  ///< Phases whose tiles may be copied.
   uint32_t clock;
   int position;
   AttentionPart attention[kMostCacheGroups];

@@ -131,32 +131,16 @@ MARLIN_DEVICE void AwaitLayer(const PersistentArguments& args, LayerBarrier barr
   Wait(AddressOf(args, barrier), layer & 1);
 }
 
-/// Which phases' copies are allowed: the word that the copying warps poll.
-class CopyPermit {
- public:
-  MARLIN_DEVICE explicit CopyPermit(const PersistentArguments& args)
-      : address_(SharedAddress(&Tables{args}.Scratch().allowed)) {}
-
-  /// Lets the tiles of the first `phases` be copied. Called by one thread, after its barrier with
-  /// those that have written what the copying warps read.
-  MARLIN_DEVICE void Allow(int phases) const {
-    asm volatile("st.release.cta.shared.s32 [%0], %1;" ::"r"(address_), "r"(phases) : "memory");
-  }
-  MARLIN_DEVICE void Await(int phase) const {
-    while (true) {
-      int allowed;
-      asm volatile("ld.acquire.cta.shared.s32 %0, [%1];"
-                   : "=r"(allowed)
-                   : "r"(address_)
-                   : "memory");
-      if (allowed > phase) return;
-      __nanosleep(20);
-    }
-  }
-
- private:
-  uint32_t address_;
-};
+/// The barrier at which a phase's copies are allowed.
+MARLIN_DEVICE LayerBarrier AllowedOf(Phase phase) {
+  return static_cast<LayerBarrier>(static_cast<int>(LayerBarrier::kAllowed) +
+                                   static_cast<int>(phase));
+}
+/// Lets the copying warps fill the places that a phase's copies take. Called by all threads that
+/// compute, after a barrier behind their last access to what is there.
+MARLIN_DEVICE void AllowCopies(const PersistentArguments& args, Phase phase) {
+  if (threadIdx.x < ArrivalsOf(kPersistentThreads)) Arrive(AddressOf(args, AllowedOf(phase)));
+}
 
 /// The warp that copies all warps' tiles, each of its lanes those of one, and the layers' tables.
 class TileCopier {
@@ -166,16 +150,20 @@ class TileCopier {
 
   static MARLIN_DEVICE void InitBarriers(const PersistentArguments& args) {
     if (Lane() == kPersistentWarps) {
-      InitBarrier(AddressOf(args, LayerBarrier::kLayer), 1);
-      InitBarrier(AddressOf(args, LayerBarrier::kMlp), 1);
-      InitBarrier(AddressOf(args, LayerBarrier::kKeys), kKeyCopiers);
+      for (int i = 0; i < kLayerBarriers; ++i) {
+        const auto barrier = static_cast<LayerBarrier>(i);
+        const int arrivals = barrier >= LayerBarrier::kAllowed ? ArrivalsOf(kPersistentThreads)
+                             : barrier == LayerBarrier::kKeys  ? kKeyCopiers
+                                                               : 1;
+        InitBarrier(AddressOf(args, barrier), arrivals);
+      }
     }
     if (Lane() >= kPersistentWarps) return;
     const RingAddress ring(args, Lane());
 #pragma unroll 1
     for (int slot = 0; slot < args.slots; ++slot) {
       InitBarrier(ring.Full(slot), 1);
-      InitBarrier(ring.Empty(slot), 1);
+      InitBarrier(ring.Empty(slot), ArrivalsOf(32));
     }
   }
 
@@ -188,7 +176,7 @@ class TileCopier {
     for (int phase = 0; phase < args.layer_count * kPhases; ++phase) {
       const int layer = phase / kPhases;
       const auto which = static_cast<Phase>(phase % kPhases);
-      CopyPermit(args).Await(phase);
+      AwaitLayer(args, AllowedOf(which), layer);
       if (which == Phase::kQkv) AwaitLayer(args, LayerBarrier::kLayer, layer);
       if (which == Phase::kGates) AwaitLayer(args, LayerBarrier::kMlp, layer);
       if (which == Phase::kOut) CopyMlp(layer);
@@ -273,7 +261,7 @@ class TileRing {
   /// The tile that Await returned has been read, by all lanes.
   MARLIN_DEVICE void Release() const {
     __syncwarp();
-    if ((threadIdx.x & 31) == 0) Arrive(RingAddress(args_, Warp()).Empty(slot_));
+    if ((threadIdx.x & 31) < ArrivalsOf(32)) Arrive(RingAddress(args_, Warp()).Empty(slot_));
   }
 
  private:

@@ -55,20 +55,11 @@ struct SlotCursor {
   }
 };
 
-/// One lane arrives for its warp, because arrivals cost time. The racecheck tool of
-/// compute-sanitizer does not see that the other lanes' reads come before: builds for it let every
-/// lane arrive.
-#ifdef MARLIN_CUDA_RACECHECK
-constexpr int kArrivalsOfWarp = 32;
-#else
-constexpr int kArrivalsOfWarp = 1;
-#endif
-
 /// Releases a stage; called by a consumer warp after the WGMMAs that use it. WGMMAs wait for all
 /// lanes of the warp and consume what every lane has read from the stage, so that no __syncwarp()
 /// is needed, which costs up to 9 % with few tokens.
 MARLIN_DEVICE void ReleaseStage(uint32_t empty, int lane) {
-  if (lane < kArrivalsOfWarp) Arrive(empty);
+  if (lane < ArrivalsOf(32)) Arrive(empty);
 }
 
 /// Lays out shared memory, initializes the mbarriers of the stages and triggers the dependent
@@ -84,7 +75,7 @@ MARLIN_DEVICE WgmmaShared BeginSlots(const WgmmaArguments& args, const uint8_t* 
   if (threadIdx.x == 0) {
     for (int s = 0; s < args.slots; ++s) {
       InitBarrier(shared.full + 8 * s, 1);
-      InitBarrier(shared.empty + 8 * s, kConsumerWarps * kArrivalsOfWarp);
+      InitBarrier(shared.empty + 8 * s, kConsumerWarps * ArrivalsOf(32));
     }
     if (args.in_cluster) InitBarrier(shared.arrived, 1);
     FenceBarrierInit();
