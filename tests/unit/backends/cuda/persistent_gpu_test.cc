@@ -38,11 +38,12 @@ float ScaleOf(const ModelTensor& tensor) {
              : 1.0F / std::sqrt(static_cast<float>(tensor.shape[rank - 1]));
 }
 
-/// A model, and the format of its matrices.
+/// A model, the format of its matrices, and the element type of its KV cache, if not the default.
 struct Case {
   std::string name;
   Json config;
   std::string format;
+  std::optional<DType> kv_cache = std::nullopt;
 };
 
 Json Config(const std::string& type, const Json& changes) {
@@ -86,6 +87,11 @@ std::vector<Case> Cases() {
        "fp4_e2m1/g128"},
       {"gpt_oss", Config("gpt_oss", {{"num_local_experts", 8}, {"sliding_window", 24}}),
        "fp4_e2m1/g32"},
+      {"llama_fp8_cache", Config("llama", {{"head_dim", 128}}), "fp4_e2m1/g128", DType::kF8E4M3},
+      {"gpt_oss_fp8_cache", Config("gpt_oss", {{"num_local_experts", 8}, {"sliding_window", 24}}),
+       "fp4_e2m1/g32", DType::kF8E4M3},
+      {"qwen3_moe_fp8_cache", Config("qwen3_moe", {{"num_experts", 16}, {"head_dim", 32}}),
+       "fp4_e2m1/g32", DType::kF8E4M3},
   };
 }
 
@@ -127,6 +133,7 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
   Model Load(const Device& device, bool exact = false) const {
     ModelOptions options;
     options.allow_bf16_activations = !exact;
+    options.kv_cache = GetParam().kv_cache;
     auto model = Model::Open(path_, device, options);
     EXPECT_TRUE(model.ok()) << model.status().message();
     return *std::move(model);

@@ -1,12 +1,14 @@
 // Attention of one token in the persistent kernel: split-KV over the CTAs of a KV head, on matrix
-// units, over a paged bf16 cache (see decode_attention.cu and matrix_softmax.cuh).
+// units, over a paged bf16 or e4m3 cache (see decode_attention.cu and matrix_softmax.cuh).
 //
 //   A CTA has a run of blocks of 16 keys. Two warps have a block together, each half of the value
 //   features. The CTA merges its warps and publishes the result; another phase merges the CTAs.
-//   Keys and values of earlier positions are requested before the projections are there.
+//   Keys and values of earlier positions are requested before the projections are there. Codes of
+//   e4m3 are copied to the second half of a row's place, and widened there to bf16, exactly.
 #pragma once
 
 #include "backends/cuda/kernels/common/thread_barrier.cuh"
+#include "backends/cuda/kernels/decoder/cache_codes.cuh"
 #include "backends/cuda/kernels/decoder/head_math.cuh"
 #include "backends/cuda/kernels/decoder/matrix_softmax.cuh"
 #include "backends/cuda/kernels/persistent/persistent_exchange.cuh"
@@ -74,7 +76,7 @@ MARLIN_DEVICE uint8_t* FindPage(const PersistentArguments& args, int group, int 
     return nullptr;
   }
   const uint32_t of_slab = number - slab * pages.slab_pages;
-  return static_cast<uint8_t*>(pages.slabs[slab]) + of_slab * pages.page_stride * 2;
+  return static_cast<uint8_t*>(pages.slabs[slab]) + of_slab * pages.page_stride * args.cache_bytes;
 }
 
 /// The CTA's keys in the layers of a cache group: runs of blocks of all pairs of warps at least,
@@ -167,6 +169,7 @@ class TokenAttention {
     return Tables{args_}.Scratch().attention[layer_.cache_group];
   }
   MARLIN_DEVICE int Position() const { return Tables{args_}.Scratch().position; }
+  MARLIN_DEVICE bool HasCodes() const { return args_.cache_bytes == 1; }
   MARLIN_DEVICE int KvHead() const { return Tables{args_}.Scratch().kv_head; }
 
   MARLIN_DEVICE int KeyRow() const { return SharedRowBytes(args_.key_dim); }
@@ -190,7 +193,7 @@ class TokenAttention {
     const int element =
         is_value ? args_.kv_heads * kCachePageTokens * args_.key_dim + place * args_.value_dim
                  : place * args_.key_dim;
-    return (layer_.first_element + element) * 2;
+    return (layer_.first_element + element) * args_.cache_bytes;
   }
 
   /// Requests a block of earlier keys, and zeros in place of keys that the token does not see; the
@@ -203,9 +206,10 @@ class TokenAttention {
     const bool seen = page != nullptr && key >= Part().first_key && key < Position();
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
-      const uint32_t to = Row(pair, row, side == 1);
+      const int features = side == 1 ? args_.value_dim : args_.key_dim;
+      const uint32_t to = Row(pair, row, side == 1) + (HasCodes() ? features : 0);
       const uint8_t* const from = page + PlaceOf(key, side == 1);
-      const int bytes = (side == 1 ? args_.value_dim : args_.key_dim) * 2;
+      const int bytes = features * args_.cache_bytes;
 #pragma unroll 4
       for (int at = (in_pair & 3) * 16; at < bytes; at += 64) {
         CopyAsync16(to + at, from + at, seen ? 16 : 0);
@@ -296,12 +300,22 @@ class TokenAttention {
   }
 
   MARLIN_DEVICE void Append(const float4& from, bool is_value) const {
-    const uint2 rounded = {Bf16x2::Pack(from.x, from.y), Bf16x2::Pack(from.z, from.w)};
+    uint2 rounded = {Bf16x2::Pack(from.x, from.y), Bf16x2::Pack(from.z, from.w)};
+    uint32_t codes = 0;
+    if (HasCodes()) {
+      codes = E4M3x4::FromFloats(from.x, from.y) | E4M3x4::FromFloats(from.z, from.w) << 16;
+      rounded = {Bf16OfCodes(codes), Bf16OfCodes(codes >> 16)};
+    }
     auto* const fresh = reinterpret_cast<uint2*>(Memory() + args_.shared.fresh);
     fresh[(is_value ? args_.key_dim / 4 : 0) + lane_] = rounded;
     uint8_t* const page = Part().fresh;
     if (page == nullptr) return;
-    reinterpret_cast<uint2*>(page + PlaceOf(Position(), is_value))[lane_] = rounded;
+    uint8_t* const to = page + PlaceOf(Position(), is_value);
+    if (HasCodes()) {
+      reinterpret_cast<uint32_t*>(to)[lane_] = codes;
+    } else {
+      reinterpret_cast<uint2*>(to)[lane_] = rounded;
+    }
   }
 
   /// A barrier of the two warps of a pair.
@@ -322,6 +336,24 @@ class TokenAttention {
     }
   }
 
+  /// Widens the codes of the pair's block in place, but for the row of the new key: a warp has
+  /// every other row, sixteen lanes a row, which they read before they write.
+  MARLIN_DEVICE void Widen(int block) const {
+    const int unit = lane_ & 15;
+#pragma unroll 1
+    for (int i = 0; i < kWarpKeys / 2; ++i) {
+      const int row = (i >> 1) * 4 + (warp_ & 1) * 2 + (lane_ >> 4);
+      const bool is_value = (i & 1) != 0;
+      const int features = is_value ? args_.value_dim : args_.key_dim;
+      const bool mine = 8 * unit < features && block * kWarpKeys + row != Position();
+      const uint32_t to = Row(warp_ >> 1, row, is_value);
+      uint2 codes = {0, 0};
+      if (mine) codes = LoadShared8(to + features + 8 * unit);
+      __syncwarp();
+      if (mine) StoreShared16(to + 16 * unit, WidenCodes(codes));
+    }
+  }
+
   template <typename Softmax>
   MARLIN_DEVICE void AddKeys(int index, Softmax& softmax) const {
     AwaitLayer(args_, LayerBarrier::kKeys, index);
@@ -329,8 +361,12 @@ class TokenAttention {
 #pragma unroll 1
     for (int block = Part().first_block + (warp_ >> 1); block < Part().end_block;
          block += kWarpPairs) {
-      if ((warp_ & 1) == 0 && block == Position() / kWarpKeys) InsertFresh();
       WaitForAllCopies();
+      if (HasCodes()) {
+        SyncPair();
+        Widen(block);
+      }
+      if ((warp_ & 1) == 0 && block == Position() / kWarpKeys) InsertFresh();
       SyncPair();
       softmax.Add(Row(warp_ >> 1, 0, false), Row(warp_ >> 1, 0, true) + half, block * kWarpKeys,
                   [&](int) {

@@ -244,6 +244,7 @@ struct PersistentArguments {
   int pairs = 0;
   float rotary_factor = 1;
   bool interleaved = false;
+  int cache_bytes = 2;  ///< Bytes of an element of the KV cache: bf16, or 1 for e4m3.
   GateView gate;
   PersistentRouter router;
   const uint8_t* schedules = nullptr;  ///< [CTAs][schedule_bytes]

@@ -152,19 +152,22 @@ class Describer {
     shape.pairs = static_cast<int>(attention.rotary.inverse_frequencies.ElementCount());
     shape.rotary_factor = attention.rotary.attention_factor;
     shape.interleaved = attention.rotary.interleaved;
+    shape.cache_bytes = attention.cache.type == DType::kF8E4M3 ? 1 : 2;
     if (!first && !SameAttention(shape)) return false;
     shape_ = shape;
     const auto fits = [](int64_t features, int64_t unit) {
       return features > 0 && features % unit == 0 && features <= kMostHeadFeatures;
     };
     const PagedCache& cache = attention.cache;
-    constexpr int64_t kElements = 8;  // Rows of the cache are aligned to 16 bytes.
+    // Rows of the cache are aligned to 16 bytes.
+    const int64_t elements = 16 / shape.cache_bytes;
     // A lane rotates four features.
     if (shape.pairs % 4 != 0 || !fits(attention.key_dim, 16) || !fits(attention.value_dim, 32) ||
         attention.rope_dim != 0 || attention.heads % attention.kv_heads != 0 ||
-        attention.heads / attention.kv_heads > kMostGroupHeads || cache.type != DType::kBf16 ||
+        attention.heads / attention.kv_heads > kMostGroupHeads ||
+        (cache.type != DType::kBf16 && cache.type != DType::kF8E4M3) ||
         cache.page_tokens != kCachePageTokens || cache.values_in_keys ||
-        cache.page_stride % kElements != 0 || cache.first_element % kElements != 0 ||
+        cache.page_stride % elements != 0 || cache.first_element % elements != 0 ||
         attention.cache_group >= kMostCacheGroups || hidden % 4 != 0 ||
         hidden > kMostPersistentHidden || !steps.out->out_norm.weight.empty() ||
         steps.out->from != ProjectAddStep::From::kMixed ||
@@ -204,7 +207,8 @@ class Describer {
            shape_.kv_heads == other.kv_heads && shape_.key_dim == other.key_dim &&
            shape_.value_dim == other.value_dim && shape_.scale == other.scale &&
            shape_.frequencies == other.frequencies && shape_.pairs == other.pairs &&
-           shape_.rotary_factor == other.rotary_factor && shape_.interleaved == other.interleaved;
+           shape_.rotary_factor == other.rotary_factor && shape_.interleaved == other.interleaved &&
+           shape_.cache_bytes == other.cache_bytes;
   }
 
   bool SetGate(const GateOptions& gate, bool first) {
