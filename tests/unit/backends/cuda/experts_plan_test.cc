@@ -32,6 +32,7 @@ ExpertTilesProblem Problem(int64_t k, int bits = 4, int64_t rows = 1, int64_t ex
   problem.weights.tile_bytes = TileCodeBytes(bits) + (bits == 16 ? 0 : kGroupBytes);
   problem.experts = experts;
   problem.sides = kMaxSides;
+  problem.matrix_weights = k * 14336;
   problem.rows_per_expert = rows;
   problem.own_sort_bytes = OwnSortBytes(kMostOwnSelections);
   return problem;
@@ -104,8 +105,8 @@ TEST(ExpertGemvPlan, PartsOfSparseTilesFitSharedMemory) {
 }
 
 TEST(ExpertGemvPlan, TilesHaveSixteenRowsOnlyForManyRows) {
-  EXPECT_EQ(PlanExpertGemv(Problem(2048, 4, 8), DeviceShape())->octets, 1);
-  EXPECT_EQ(PlanExpertGemv(Problem(2048, 4, 9), DeviceShape())->arguments.tile_rows, 16);
+  EXPECT_EQ(PlanExpertGemv(Problem(2048, 4, 7), DeviceShape())->octets, 1);
+  EXPECT_EQ(PlanExpertGemv(Problem(2048, 4, 8), DeviceShape())->arguments.tile_rows, 16);
 }
 
 TEST(ExpertGemvPlan, SumsDoNotDependOnTheNumberOfRows) {
@@ -185,6 +186,21 @@ TEST(ExpertWgmmaPlan, NeedsRowsAndColumnsAndRoomForItsSchedule) {
   EXPECT_FALSE(PlanExpertWgmma(Problem(2048, 4, 1), false, device));
   EXPECT_FALSE(PlanExpertWgmma(Problem(0, 4, 100), false, device));
   EXPECT_FALSE(PlanExpertWgmma(Problem(2048, 4, 100, 50000), false, device));
+}
+
+TEST(ExpertWgmmaPlan, SmallMatricesOfNarrowCodesNeedMoreRows) {
+  const DeviceShape device;
+  const auto least = [&](int bits, int64_t weights) {
+    for (int64_t rows = 1;; ++rows) {
+      ExpertTilesProblem problem = Problem(2048, bits, rows);
+      problem.matrix_weights = weights;
+      if (PlanExpertWgmma(problem, false, device)) return rows;
+    }
+  };
+  EXPECT_EQ(least(4, 2048 * 768), 13);
+  EXPECT_EQ(least(3, 2880 * 2880), 13);
+  EXPECT_EQ(least(4, 7168 * 2048), 6);
+  EXPECT_EQ(least(8, 2048 * 768), 6);
 }
 
 TEST(ExpertWgmmaPlan, WidthsAreTheNarrowestThatFit) {

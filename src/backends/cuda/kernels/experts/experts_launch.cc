@@ -139,7 +139,11 @@ class Planner {
  public:
   Planner(const LaunchContext& context, const std::shared_ptr<DeviceHandle>& device,
           const ExpertsProblem& problem, const LayerExperts& layer)
-      : context_(context), device_(device), problem_(problem), layer_(layer) {}
+      : context_(context), device_(device), problem_(problem), layer_(layer) {
+    for (const ExpertOperands& expert : layer.experts) {
+      matrix_weights_ = std::max(matrix_weights_, layer.hidden * expert.inner());
+    }
+  }
 
   Result<ExpertPhases> Plan();
 
@@ -157,7 +161,8 @@ class Planner {
   ExpertTilesProblem TilesOf(const Matrix& matrix, int sides) const {
     const int64_t rows = CeilDivide(problem_.tokens * problem_.top_k, experts());
     const int64_t sort = MaySortThemselves() ? OwnSortBytes(problem_.tokens) : 0;
-    return {matrix.weights().Tiles(0), matrix.kind(), experts(), sides, rows, sort};
+    return {matrix.weights().Tiles(0), matrix.kind(), experts(), sides,
+            matrix_weights_,           rows,          sort};
   }
   bool MaySortThemselves() const {
     return problem_.tokens * problem_.top_k <= kMostOwnSelections && experts() <= kMostOwnExperts;
@@ -190,6 +195,7 @@ class Planner {
   const std::shared_ptr<DeviceHandle>& device_;
   const ExpertsProblem& problem_;
   const LayerExperts& layer_;
+  int64_t matrix_weights_ = 0;
 };
 
 /// Whether there are launches, all of the GEMV kernel.

@@ -16,6 +16,7 @@ struct ExpertTilesProblem {
   CodeKind kind = CodeKind::kFp4;
   int64_t experts = 0;  ///< Without the shared one.
   int sides = 1;
+  int64_t matrix_weights = 0;   ///< In one matrix of an expert, hidden x inner.
   int64_t rows_per_expert = 1;  ///< On average.
   int64_t own_sort_bytes = 0;   ///< OwnSortBytes, if CTAs may have to sort.
 };
