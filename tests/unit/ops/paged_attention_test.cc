@@ -260,9 +260,10 @@ void FeedAll(const Device& device, const CacheCase& c,
 
 TEST_P(OnEveryLevel, PagesGiveTheBitsOfOneTensor) {
   for (const CacheCase& c : kCases) {
-    FeedAll(
-        device(), c,
-        {{5, 0, 300}, {1, 1, 1}, {250, 0, 90}, {1, 700, 1}, {1, 1, 130}, {0, 3, 0}, {520, 1, 1}});
+    FeedAll(device(), c, {{5, 0, 300}, {1, 1, 1}, {90, 0, 30}, {1, 200, 1}, {0, 3, 0}});
+    // Without vectors these would take a minute.
+    if (std::string_view(GetParam()) == "scalar") continue;
+    FeedAll(device(), c, {{250, 0, 300}, {1, 700, 1}, {1, 1, 130}, {520, 1, 1}});
   }
 }
 
