@@ -41,7 +41,7 @@ ExpertTilesProblem Problem(int64_t k, int bits = 4, int64_t rows = 1, int64_t ex
 void ExpectApart(const ExpertTilesProblem& problem, const ExpertGemvPlan& plan) {
   const ExpertGemvArguments& args = plan.arguments;
   const int table = problem.kind == CodeKind::kTable4 ? kPairTableBytes : 0;
-  const auto schedule = static_cast<int>(ScheduleBytes(problem.experts, problem.sides));
+  const auto schedule = static_cast<int>(ScheduleBytes(problem.experts, 1));
   std::vector<std::pair<int, int>> parts = {
       {0, kExpertWarps * args.stages * problem.weights.tile_bytes},
       {args.barriers_offset, kExpertWarps * args.stages * kBarrierBytes},

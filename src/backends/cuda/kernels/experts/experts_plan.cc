@@ -70,7 +70,7 @@ std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertTilesProblem& problem,
     args.barriers_offset = layout.Add(kExpertWarps * args.stages * kBarrierBytes);
     args.sums_offset = layout.Add(int64_t{2} * kExpertWarps * kSumFloats * 4);
     args.table_offset = layout.Add(problem.kind == CodeKind::kTable4 ? kPairTableBytes : 0);
-    args.schedule_offset = layout.Add(ScheduleBytes(problem.experts, problem.sides));
+    args.schedule_offset = layout.Add(ScheduleBytes(problem.experts, 1));
     args.own_sort_offset = layout.Add(problem.own_sort_bytes);
     const int64_t fit = (device.shared_bytes - layout.bytes) / args.row_bytes;
     // With one stage a warp waits for every tile: better than reading weights again for each row.
