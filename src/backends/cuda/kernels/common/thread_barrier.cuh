@@ -5,8 +5,7 @@
 
 namespace marlin::cuda {
 
-/// The hardware's barrier of SyncFirst. Barrier 0 is that of __syncthreads(), and racecheck takes
-/// it for one of all threads.
+/// The hardware's barrier of SyncFirst; barrier 0 is that of __syncthreads().
 inline constexpr int kFirstBarrier = 15;
 
 /// __syncthreads() of threads 0 to kThreads - 1: whole warps, all of which call it.

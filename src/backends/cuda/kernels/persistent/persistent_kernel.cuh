@@ -571,9 +571,6 @@ class PersistentBlock {
 /// The warpgroup that copies.
 MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
   const auto thread = static_cast<int>(threadIdx.x);
-  if (thread < kFirstKeyCopier) TileCopier::InitBarriers(args);
-  FenceBarrierInit();
-  __syncthreads();
   if (thread < kFirstKeyCopier) {
     TileCopier(args).Run();
   } else if (thread < kFirstKeyCopier + kKeyCopiers) {
@@ -584,18 +581,22 @@ MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
 template <CodeKind kKind>
 __global__ void __launch_bounds__(kPersistentBlock, 1)
     PersistentKernel(const __grid_constant__ PersistentArguments args) {
+  if (threadIdx.x == 0) {
+    PersistentScratch& scratch = Tables{args}.Scratch();
+    scratch.clock = *args.clock;
+    scratch.position = *args.position;
+  }
+  if (threadIdx.x >= kPersistentThreads && threadIdx.x < kFirstKeyCopier) {
+    TileCopier::InitBarriers(args);
+    FenceBarrierInit();
+  }
+  __syncthreads();
   if (threadIdx.x >= kPersistentThreads) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
     RunCopiers(args);
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-  if (threadIdx.x == 0) {
-    PersistentScratch& scratch = Tables{args}.Scratch();
-    scratch.clock = *args.clock;
-    scratch.position = *args.position;
-  }
-  __syncthreads();
   PersistentBlock block(args);
   block.Begin();
   block.Run<kKind>();
