@@ -75,7 +75,8 @@ std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertTilesProblem& problem,
     const int64_t fit = (device.shared_bytes - layout.bytes) / args.row_bytes;
     // With one stage a warp waits for every tile: better than reading weights again for each row.
     if (fit < (args.stages > 1 ? kOctet : 1)) continue;
-    // With eight rows on average, half of the experts have more, and would read their weights twice.
+    // With eight rows on average, half of the experts have more, and would read their weights
+    // twice.
     plan.octets = problem.rows_per_expert >= kOctet && fit >= 2 * kOctet ? 2 : 1;
     args.tile_rows = static_cast<int>(std::min<int64_t>(fit, plan.octets * kOctet));
     args.rows_offset = layout.Add(int64_t{args.tile_rows} * args.row_bytes);
