@@ -1,4 +1,5 @@
-"""Runs these tests at a level whose kernels keep the values of fp32 activations and of weights.
+"""Runs these tests at a level whose kernels keep the values of fp32 activations and of weights, and
+each worker of pytest-xdist on a processor of its own, where thread pools have one thread.
 
 The bounds here are those of exact kernels, and some tests compare the bits of batches. AMX kernels
 round weights to bfloat16 and sum in another order from five rows on; AVX2 rounds nf4 and the like
@@ -7,6 +8,11 @@ in GEMVs. Both have conformance cases of their own.
 
 import os
 from pathlib import Path
+
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+if WORKER and hasattr(os, "sched_setaffinity"):
+    processors = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {processors[int(WORKER) % len(processors)]})
 
 CPU_INFO = Path("/proc/cpuinfo")
 
