@@ -492,7 +492,7 @@ TEST(PagedAttention, ErrorsNameWhatCannotBe) {
 
   const auto with = [&](std::vector<int32_t>& numbers, size_t at, int32_t number) {
     const int32_t before = std::exchange(numbers[at], number);
-    const std::string message = run(good);
+    std::string message = run(good);
     numbers[at] = before;
     return message;
   };
