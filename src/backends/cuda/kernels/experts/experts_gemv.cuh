@@ -134,7 +134,7 @@ struct ExpertStream {
   ExpertSide side;
   int strip = 0;
   int left_in_strip = 0;           ///< Tiles; 0: no tile of any strip is left.
-  const uint8_t* tiles = nullptr;  ///< The side's.
+  const uint8_t* tiles = nullptr;  ///< The side's, read from its table once.
   const uint8_t* next = nullptr;
 
   /// Goes to the first tile from `item` on.

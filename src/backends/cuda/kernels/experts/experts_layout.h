@@ -94,8 +94,8 @@ struct ExpertRows {
 
 inline constexpr int kExpertThreads = 512;  ///< Per CTA of the GEMV kernel.
 inline constexpr int kExpertWarps = kExpertThreads / 32;
-/// Shared memory for a schedule: the first item of every matrix and an end, then the sums of the
-/// scan.
+/// Shared memory for a schedule: the first item of every expert, or of each of its `sides`, and an
+/// end, then the sums of the scan.
 constexpr int64_t ScheduleBytes(int64_t experts, int sides) {
   return ((experts + 1) * sides + 1 + kExpertWarps) * int64_t{sizeof(int)};
 }

@@ -336,8 +336,8 @@ class TokenAttention {
     }
   }
 
-  /// Widens the codes of the pair's block in place, but for the row of the new key: a warp has
-  /// every other row, sixteen lanes a row, which they read before they write.
+  /// Widens the codes of the pair's block in place, but for the row of the new key: sixteen lanes
+  /// have a row, which they read before they write, and a warp has two of every four rows.
   MARLIN_DEVICE void Widen(int block) const {
     const int unit = lane_ & 15;
 #pragma unroll 1
