@@ -1,8 +1,10 @@
-# MARLIN_CUDA=AUTO builds the CUDA backend if it finds a CUDA toolkit that is new enough, and
-# reports why if not; ON requires it. The CUDA runtime is linked statically and loads the driver on
-# first use, so the binaries also run on machines without a driver.
-set(MARLIN_CUDA AUTO CACHE STRING "Build the CUDA backend: ON, OFF or AUTO (when nvcc is found)")
-set_property(CACHE MARLIN_CUDA PROPERTY STRINGS AUTO ON OFF)
+# MARLIN_CUDA=AUTO builds the CUDA backend if it finds a GPU and a CUDA toolkit that is new enough,
+# and reports why if not: without a GPU, CUDA is not worth minutes of compiling. NVCC does so
+# without a GPU, too, and ON requires the toolkit. The CUDA runtime is linked statically and loads
+# the driver on first use, so the binaries also run on machines without a driver.
+set(MARLIN_CUDA AUTO CACHE STRING "Build the CUDA backend: ON, OFF, AUTO (when nvcc and a GPU are \
+found) or NVCC (when nvcc is found)")
+set_property(CACHE MARLIN_CUDA PROPERTY STRINGS AUTO NVCC ON OFF)
 option(MARLIN_CUDA_RACECHECK
        "Build kernels that compute-sanitizer's racecheck can follow, a few per cent slower" OFF)
 # The kernels are instantiated for every code kind: kFp4 (fp4_e2m1), kInt4 (u4, s4), kTable4 (nf4,
@@ -13,8 +15,17 @@ set(MARLIN_CUDA_KINDS ALL CACHE STRING "Code kinds to build CUDA kernels for: AL
 set(MARLIN_HAVE_CUDA OFF)
 set(MARLIN_CUDA_VERSION 12.5)
 # Sanitizers and fuzzers instrument host code; nvcc rejects their flags.
-if(MARLIN_CUDA STREQUAL "AUTO" AND NOT CMAKE_CROSSCOMPILING AND NOT MARLIN_SANITIZE
-   AND NOT MARLIN_BUILD_FUZZERS)
+set(wanted ${MARLIN_CUDA})
+if(wanted MATCHES "AUTO|NVCC" AND (CMAKE_CROSSCOMPILING OR MARLIN_SANITIZE OR MARLIN_BUILD_FUZZERS))
+  set(wanted OFF)
+elseif(wanted STREQUAL "AUTO")
+  execute_process(COMMAND nvidia-smi -L OUTPUT_VARIABLE gpus ERROR_QUIET RESULT_VARIABLE result)
+  if(NOT gpus MATCHES "^GPU")
+    message(STATUS "CUDA backend: no GPU is visible; -DMARLIN_CUDA=NVCC builds it where nvcc is found")
+    set(wanted OFF)
+  endif()
+endif()
+if(wanted MATCHES "AUTO|NVCC")
   include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
@@ -26,7 +37,7 @@ if(MARLIN_CUDA STREQUAL "AUTO" AND NOT CMAKE_CROSSCOMPILING AND NOT MARLIN_SANIT
                      "(found: ${CUDAToolkit_VERSION})")
     endif()
   endif()
-elseif(MARLIN_CUDA STREQUAL "ON")
+elseif(wanted STREQUAL "ON")
   set(MARLIN_HAVE_CUDA ON)
 endif()
 if(MARLIN_HAVE_CUDA)

@@ -61,6 +61,10 @@ function(marlin_unity target)
   endif()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${MARLIN_UNITY}
                         UNITY_BUILD_BATCH_SIZE ${size})
+  if(MARLIN_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # g++ takes types in the anonymous namespace of an included file for those of a header.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+  endif()
 endfunction()
 
 # marlin_object_library(target sources...): compiles sources as those of src/ are.
@@ -70,6 +74,7 @@ function(marlin_object_library target)
                              ${PROJECT_SOURCE_DIR}/include ${MARLIN_GENERATED_DIR})
   target_link_libraries(${target} PRIVATE marlin_warnings Threads::Threads ${MARLIN_FMT}
                         nlohmann_json::nlohmann_json)
+  marlin_unity(${target})
 endfunction()
 
 function(marlin_layer name)

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# sanitize.sh asan|tsan [FILTER [TESTS]]: builds with the preset of that name, runs the unit tests
-# and the conformance cases whose names match the filter (default: all). With TESTS, a regex for
-# ctest, only those tests, which must be programs, and no conformance case: a data race in the
-# thread pool, Quantize, a model's forward passes or the writers shows in minutes with
+# sanitize.sh asan|tsan [FILTER [TESTS]]: builds with the preset of that name, runs the tests and the
+# conformance cases whose names match the filter (default: all, every MARLIN_SANITIZE_EVERY-th of
+# them, in CI the tenth). With TESTS, a regex for ctest, only those tests, and no conformance case: a
+# data race in the thread pool, Quantize, a model's forward passes or the writers shows in minutes
+# with
 #   sanitize.sh tsan '' '^unit\.(base\.thread_pool|model\.threads)_test$'
 set -eu
 cd "$(dirname "$0")/.."

@@ -7,12 +7,11 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "base/errors.h"
 #include "base/macros.h"
 
 namespace marlin {
 namespace {
-
-Status Invalid(std::string_view message) { return Status(Code::kInvalidArgument, message); }
 
 /// Byte extent of a view: rows of `length` bytes, the first at `begin`, then every `step` bytes.
 struct ByteRows {

@@ -7,6 +7,11 @@
 
 namespace marlin {
 
+/// f32, bf16 or f16.
+inline bool IsFloat(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
+}
+
 /// Checks that dimensions are not negative, that a view with elements has an address aligned to its
 /// element type, and that its extent in bytes does not overflow. Precondition: a known DType.
 Status CheckData(const char* name, const TensorView& view);

@@ -21,7 +21,7 @@ namespace {
 
 constexpr double kHopeless = 4;
 constexpr double kNoise = 1.01;
-constexpr TimingOptions kTiming = {.min_seconds = 0.1, .max_seconds = 1.0, .min_undisturbed = 5};
+constexpr TimingOptions kTuningTiming = {.min_seconds = 0.1, .max_seconds = 1.0, .min_undisturbed = 5};
 constexpr int kHalf[] = {0x3f000000, 0x3f00, 0x3800};  // 0.5 as fp32, bf16, fp16.
 
 /// Keeps sums far from subnormal numbers.
@@ -90,7 +90,7 @@ Result<std::vector<KernelTiming>> TimeCandidates(const Device& device,
     worthwhile.push_back(bodies[i]);
     indices.push_back(i);
   }
-  const std::vector<Timing> measured = MeasureTogether(worthwhile, kTiming);
+  const std::vector<Timing> measured = MeasureTogether(worthwhile, kTuningTiming);
   for (size_t i = 0; i < indices.size(); ++i) {
     timings[indices[i]].alone = PerCall(measured[i], calls);
   }

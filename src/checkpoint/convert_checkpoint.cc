@@ -10,6 +10,7 @@
 #include "checkpoint/conversion.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/model_card.h"
+#include "checkpoint/module_names.h"
 #include "checkpoint/module_writer.h"
 #include "layout/plain_weights.h"
 #include "layout/slice_expert.h"
@@ -27,7 +28,6 @@ namespace marlin {
 namespace {
 
 constexpr std::string_view kPlain = "plain";
-constexpr std::string_view kWeightSuffix = ".weight";
 constexpr std::string_view kWildcard = ".*.";
 constexpr std::string_view kNoPermutation =
     "its groups lie across k (act-order), which only gptq, plain and, as F32, gguf hold";

@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/thread_pool.h"
@@ -21,8 +22,6 @@
 
 namespace marlin {
 namespace {
-
-Status Invalid(const std::string& message) { return {Code::kInvalidArgument, message}; }
 
 class ImportanceQuantizer final : public MatrixQuantizer {
  public:

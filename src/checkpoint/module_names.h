@@ -7,6 +7,9 @@
 
 namespace marlin {
 
+/// What the name of a module's weight ends with.
+inline constexpr std::string_view kWeightSuffix = ".weight";
+
 enum class Producer : uint8_t { kHuggingFace, kMlx };
 
 /// The name that the weight of a module has in an unquantized checkpoint, from the part of its

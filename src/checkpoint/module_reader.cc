@@ -6,6 +6,7 @@
 #include <array>
 
 #include "base/macros.h"
+#include "checkpoint/file_names.h"
 #include "checkpoint/model_directory.h"
 
 namespace marlin {
@@ -45,7 +46,6 @@ struct MethodPlace {
   std::string_view key;      // Empty: the whole document.
   std::string_view implied;  // Empty: the place must name its method.
 };
-constexpr std::string_view kConfigFile = "config.json";
 constexpr std::string_view kPlainSuffix = ".safetensors";
 constexpr std::array<MethodPlace, 6> kPlaces = {{
     {kConfigFile, "quantization_config", ""},

@@ -9,6 +9,7 @@
 #include "base/macros.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/io.h"
+#include "checkpoint/module_names.h"
 #include "checkpoint/object_reader.h"
 #include "layout/input_transform.h"
 #include "layout/weights_buffer.h"
@@ -17,7 +18,6 @@
 namespace marlin {
 namespace {
 
-constexpr std::string_view kWeightSuffix = ".weight";
 constexpr std::string_view kExpertWildcard = ".*.";
 
 std::string_view LayoutName(SourceLayout layout) {

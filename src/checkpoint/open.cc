@@ -10,6 +10,7 @@
 
 #include "base/macros.h"
 #include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/file_names.h"
 #include "checkpoint/model_directory.h"
 #include "checkpoint/safetensors.h"
 
@@ -49,10 +50,8 @@ class CheckpointOpener {
 
 namespace {
 
-constexpr std::string_view kSafetensors = ".safetensors";
 constexpr std::string_view kSingleFile = "model.safetensors";
 constexpr std::string_view kIndexFile = "model.safetensors.index.json";
-constexpr std::string_view kConfigFile = "config.json";
 constexpr std::string_view kAdapterFile = "adapter_config.json";
 
 struct ForeignKind {

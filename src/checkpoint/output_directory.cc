@@ -5,14 +5,13 @@
 #include <algorithm>
 
 #include "base/macros.h"
+#include "checkpoint/file_names.h"
 
 namespace marlin {
 namespace {
 
 constexpr size_t kFingerprintDigits = 16;
 constexpr std::string_view kPartialMark = ".partial-";
-constexpr std::string_view kConfigFile = "config.json";
-constexpr std::string_view kSafetensors = ".safetensors";
 constexpr std::string_view kFirstShard = "model-00001-of-";  // GGUF in shards.
 
 std::string PartialPrefix(const std::string& name) {

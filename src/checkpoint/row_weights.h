@@ -11,6 +11,10 @@
 
 namespace marlin {
 
+/// Weights that share a scale in the OCP microscaling formats (MXFP4, MXFP8) and in NVFP4.
+inline constexpr int64_t kMxGroup = 32;
+inline constexpr int64_t kNvGroup = 16;
+
 /// Gives something of every row, one byte each.
 using BytesOfRow = std::function<void(int64_t row, uint8_t* bytes)>;
 

@@ -25,7 +25,6 @@ constexpr std::array<std::string_view, 6> kUnsupportedDTypes = {
     "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"};
 
 constexpr int64_t kLengthBytes = 8;
-constexpr int64_t kDataAlignment = 64;
 
 std::optional<DType> FindDType(std::string_view name) {
   const auto it = std::find(kDTypeNames.begin(), kDTypeNames.end(), name);

@@ -19,6 +19,8 @@ namespace marlin {
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 inline constexpr int64_t kMaxTensorCount = int64_t{1} << 20;
 inline constexpr int64_t kMaxNameBytes = 1024;
+/// Tensors that this library writes are aligned to this many bytes, if their size allows it.
+inline constexpr int64_t kDataAlignment = 64;
 
 struct SafetensorsHeader {
   std::vector<TensorInfo> tensors;  ///< In name order; offset counts from the start of the file.

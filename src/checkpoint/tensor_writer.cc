@@ -9,13 +9,13 @@
 #include "base/json.h"
 #include "base/macros.h"
 #include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/safetensors.h"
 
 namespace marlin {
 namespace {
 
 constexpr std::string_view kNumberKey = "zeroed_groups";
 constexpr std::string_view kMarksKey = "unit_marks";
-constexpr int64_t kDataAlignment = 64;
 
 // The largest power of two up to kDataAlignment that divides a size. Safetensors allows no holes,
 // so tensors are sorted by this, largest first: then each is aligned to its own.

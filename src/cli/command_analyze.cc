@@ -31,7 +31,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Texts = std::vector<std::vector<int32_t>>;
 
-constexpr int64_t kDefaultWindow = 256;
+constexpr int64_t kDefaultTextWindow = 256;
 
 /// Cuts a text into parts of up to `most` tokens.
 void AddParts(const std::vector<int32_t>& tokens, int64_t most, Texts* texts) {
@@ -319,7 +319,7 @@ class AnalyzeCommand final : public Command {
     Texts texts;
     if (tokens_) {
       MARLIN_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, ReadTokens(*tokens_));
-      AddParts(tokens, window_.value_or(std::min(kDefaultWindow, context)), &texts);
+      AddParts(tokens, window_.value_or(std::min(kDefaultTextWindow, context)), &texts);
       return texts;
     }
     MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--prompts", path_, model));

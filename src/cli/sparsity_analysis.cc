@@ -10,6 +10,7 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/thread_pool.h"
+#include "base/view_checks.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/quantize_plan.h"
 #include "layout/sparse_24.h"
@@ -17,10 +18,6 @@
 
 namespace marlin::cli {
 namespace {
-
-bool IsFloat(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
-}
 
 /// The sums of one column of k weights.
 PruneLoss LossOf(const float* w, int64_t k) {

@@ -14,6 +14,7 @@
 #include "base/printable.h"
 #include "base/scalars.h"
 #include "base/thread_pool.h"
+#include "base/view_checks.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "cli/checkpoint_listing.h"
 #include "layout/slice_expert.h"
@@ -32,10 +33,6 @@ float LoadElement(const std::byte* data, DType dtype, int64_t index) {
   uint16_t bits = 0;
   std::memcpy(&bits, data + 2 * index, 2);
   return dtype == DType::kBf16 ? Bf16ToFloat(bits) : HalfToFloat(bits);
-}
-
-bool IsFloat(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
 }
 
 /// Compares rows of equal length; the sums are independent of the number of threads.

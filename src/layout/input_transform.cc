@@ -4,12 +4,11 @@
 #include <cstring>
 #include <string>
 
+#include "base/errors.h"
 #include "base/macros.h"
 
 namespace marlin {
 namespace {
-
-Status Invalid(const std::string& message) { return {Code::kInvalidArgument, message}; }
 
 Status CheckPermutationOf(const WeightsSpec& spec, const FormatInfo& info) {
   if (!spec.has_permutation) return {};

@@ -30,9 +30,9 @@ struct Place {
 /// Position of the code in nibble `nibble` of lane `lane`'s word.
 constexpr Place PlaceOf(int64_t lane, int nibble) {
   constexpr int kInterleave[8] = {0, 2, 4, 6, 1, 3, 5, 7};
-  constexpr int kRows[4] = {0, 1, 8, 9};
+  constexpr int kRowOffsets[4] = {0, 1, 8, 9};
   const int i = kInterleave[nibble];
-  return {2 * (lane % 4) + kRows[i % 4], lane / 4 + 8 * (i / 4)};
+  return {2 * (lane % 4) + kRowOffsets[i % 4], lane / 4 + 8 * (i / 4)};
 }
 
 /// A matrix of k-packed 4-bit words; reads past its edges give code 0, writes there are dropped.
@@ -74,7 +74,7 @@ void ScatterWord(uint32_t word, int64_t tile_k, int64_t tile_n, int64_t lane,
   }
 }
 
-Status CheckShape(int64_t k, int64_t n) {
+Status CheckTiledShape(int64_t k, int64_t n) {
   // Bounds the product of the padded sizes within int64.
   constexpr int64_t kPadding = 2 * kOriginalBlock;
   const bool valid = k >= 0 && n >= 0 &&
@@ -84,7 +84,7 @@ Status CheckShape(int64_t k, int64_t n) {
                                       ", " + std::to_string(n) + "]"};
 }
 
-Status CheckCount(const char* name, size_t got, int64_t expected, int64_t k, int64_t n) {
+Status CheckWordCount(const char* name, size_t got, int64_t expected, int64_t k, int64_t n) {
   if (got == static_cast<size_t>(expected)) return {};
   return {Code::kInvalidArgument,
           std::string(name) + ": expected " + std::to_string(expected) + " words, got " +
@@ -92,9 +92,9 @@ Status CheckCount(const char* name, size_t got, int64_t expected, int64_t k, int
 }
 
 Status CheckW4(int64_t k, int64_t n, size_t canonical, size_t tiles) {
-  MARLIN_RETURN_IF_ERROR(CheckShape(k, n));
-  MARLIN_RETURN_IF_ERROR(CheckCount("canonical", canonical, CeilDivide(k, 8) * n, k, n));
-  return CheckCount("tiles", tiles, MarlinW4WordCount(k, n), k, n);
+  MARLIN_RETURN_IF_ERROR(CheckTiledShape(k, n));
+  MARLIN_RETURN_IF_ERROR(CheckWordCount("canonical", canonical, CeilDivide(k, 8) * n, k, n));
+  return CheckWordCount("tiles", tiles, MarlinW4WordCount(k, n), k, n);
 }
 
 /// Calls body(word index, tile_k, tile_n, lane) for every word of a marlin_w4 matrix.
@@ -142,13 +142,13 @@ Status RepackFromMarlinW4(int64_t k, int64_t n, std::span<const uint32_t> tiles,
 
 Status RepackFromOriginalMarlin(int64_t k, int64_t n, std::span<const uint32_t> words,
                                 std::span<uint32_t> canonical) {
-  MARLIN_RETURN_IF_ERROR(CheckShape(k, n));
+  MARLIN_RETURN_IF_ERROR(CheckTiledShape(k, n));
   if (k % kTile != 0 || n % kOriginalBlock != 0) {
     return {Code::kInvalidArgument, "words: the layout needs k % 16 == 0 and n % 64 == 0, got k=" +
                                         std::to_string(k) + ", n=" + std::to_string(n)};
   }
-  MARLIN_RETURN_IF_ERROR(CheckCount("words", words.size(), k / 8 * n, k, n));
-  MARLIN_RETURN_IF_ERROR(CheckCount("canonical", canonical.size(), k / 8 * n, k, n));
+  MARLIN_RETURN_IF_ERROR(CheckWordCount("words", words.size(), k / 8 * n, k, n));
+  MARLIN_RETURN_IF_ERROR(CheckWordCount("canonical", canonical.size(), k / 8 * n, k, n));
   std::fill(canonical.begin(), canonical.end(), 0u);
   const KPackedCodes to(k, n, canonical.data());
   // A row of words is a row of tiles; a lane's four words are four adjacent tiles along n.

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "layout/join_columns.h"
 #include "layout/plain_weights.h"
@@ -105,8 +106,6 @@ Result<QuantizedWeights> TakeRows(const QuantizedWeights& from, const WeightsSpe
   }
   return std::move(to.weights);
 }
-
-Status Invalid(const std::string& message) { return {Code::kInvalidArgument, message}; }
 
 Result<QuantizedWeights> ShardRows(const QuantizedWeights& weights, int64_t rank, int64_t world) {
   WeightsSpec spec = weights.spec;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/macros.h"
 #include "layout/known.h"
 #include "layout/weights_buffer.h"
@@ -22,8 +23,6 @@ namespace marlin {
 namespace {
 
 constexpr int64_t kCodesPerWord = 8;  ///< 4-bit codes per word, dense or compressed.
-
-Status Invalid(std::string_view message) { return {Code::kInvalidArgument, message}; }
 
 std::string Dims(int64_t k, int64_t n) { return fmt::format("[{}, {}]", k, n); }
 

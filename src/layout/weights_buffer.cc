@@ -5,6 +5,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/macros.h"
 #include "layout/input_transform.h"
 #include "layout/known.h"
@@ -13,8 +14,6 @@
 
 namespace marlin {
 namespace {
-
-Status Invalid(std::string_view message) { return {Code::kInvalidArgument, message}; }
 
 Status CheckOffsets(const WeightsSpec& spec, const FormatInfo& info) {
   const std::string name(info.name);

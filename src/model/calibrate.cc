@@ -1,3 +1,4 @@
+#include "base/errors.h"
 #include "marlin/calibrate.h"
 
 #include <fmt/format.h>
@@ -18,8 +19,6 @@
 
 namespace marlin {
 namespace {
-
-Status Invalid(const std::string& message) { return {Code::kInvalidArgument, message}; }
 
 Status CheckPruning(PruneMethod pruning) {
   if (pruning <= PruneMethod::kCompensated) return {};

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/macros.h"
 #include "marlin/model.h"
 #include "model/model_impl.h"
@@ -12,8 +13,6 @@
 
 namespace marlin {
 namespace {
-
-Status Invalid(const std::string& message) { return {Code::kInvalidArgument, message}; }
 
 /// A text's windows of up to `length` tokens, at most `count`, spread evenly.
 std::vector<std::vector<int32_t>> Windows(const std::vector<int32_t>& text, int64_t length,

@@ -22,7 +22,7 @@ namespace {
 
 using Depth = LayerRun::Depth;
 
-constexpr int64_t kDefaultTokens = 16384;
+constexpr int64_t kCalibrationTokens = 16384;
 /// Most tokens that all experts see for their statistics.
 constexpr int64_t kExpertSample = 8192;
 
@@ -91,7 +91,7 @@ int64_t Calibrator::TokensFor(const CalibrationOptions& options, const Dimension
   if (options.tokens > 0) return options.tokens;
   const int64_t widest = std::max(
       {shape.hidden, shape.intermediate, shape.heads * shape.head_dim, shape.heads * shape.v_dim});
-  return std::max(kDefaultTokens, RoundUp(LeastTokens(widest), kCalibrationWindow));
+  return std::max(kCalibrationTokens, RoundUp(LeastTokens(widest), kCalibrationWindow));
 }
 
 marlin::Result<std::unique_ptr<Cholesky>> Calibrator::MakeCholesky() {

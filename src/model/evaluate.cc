@@ -1,3 +1,4 @@
+#include "base/errors.h"
 #include "marlin/evaluate.h"
 
 #include <fmt/format.h>
@@ -25,8 +26,6 @@ struct Window {
   int64_t count;
   int64_t scored;  ///< Index in the window.
 };
-
-Status Invalid(std::string_view message) { return Status(Code::kInvalidArgument, message); }
 
 Status CheckOptions(const Model& model, std::span<const int32_t> tokens,
                     const EvaluateOptions& options) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "marlin/expert_placement.h"
@@ -21,8 +22,6 @@ namespace {
 
 /// Tokens of one sequence for which experts leave room in a device's memory.
 constexpr int64_t kReservedTokens = 8192;
-
-Status Invalid(const std::string& message) { return Status(Code::kInvalidArgument, message); }
 
 class Chooser {
  public:

@@ -28,7 +28,7 @@ namespace {
 
 using Depth = LayerRun::Depth;
 
-constexpr int64_t kDefaultTokens = 16384;
+constexpr int64_t kImportanceTokens = 16384;
 
 /// Squares of one input, summed over tokens in fp64 and in the order of the text.
 class SquareSums {
@@ -252,7 +252,7 @@ Status ImportanceMeter::RunHead(DecoderEnds& ends) {
 
 Result<ImportanceMatrix> ImportanceMeter::Run() {
   MARLIN_RETURN_IF_ERROR(FindNames());
-  const int64_t wanted = options_.text.tokens > 0 ? options_.text.tokens : kDefaultTokens;
+  const int64_t wanted = options_.text.tokens > 0 ? options_.text.tokens : kImportanceTokens;
   MARLIN_ASSIGN_OR_RETURN(
       const auto texts, CalibrationTexts(path_, directory_.config, device_, options_.text, wanted));
   chunks_ = ChunksOf(texts, kPassTokens);

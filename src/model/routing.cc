@@ -1,4 +1,5 @@
 // Counts the experts that the tokens of a text select.
+#include "base/errors.h"
 #include "marlin/routing.h"
 
 #include <fmt/format.h>
@@ -15,8 +16,6 @@
 
 namespace marlin {
 namespace {
-
-Status Invalid(const std::string& message) { return Status(Code::kInvalidArgument, message); }
 
 /// The layers with experts, with no selections yet.
 RoutingFrequencies NoSelections(const Model::Impl& model) {

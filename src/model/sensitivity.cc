@@ -1,4 +1,5 @@
 // Measures how much each matrix of a model alone harms it when quantized.
+#include "base/errors.h"
 #include "marlin/sensitivity.h"
 
 #include <fmt/format.h>
@@ -27,9 +28,7 @@
 namespace marlin {
 namespace {
 
-constexpr int64_t kDefaultTokens = 2048;
-
-Status Invalid(const std::string& message) { return {Code::kInvalidArgument, message}; }
+constexpr int64_t kSensitivityTokens = 2048;
 
 /// A matrix, or a stack of experts, and where its layer uses it.
 struct Unit {
@@ -185,7 +184,7 @@ Status SensitivityMeter::Begin() {
     }
   }
   MARLIN_RETURN_IF_ERROR(FindUnits());
-  const int64_t wanted = options_.text.tokens > 0 ? options_.text.tokens : kDefaultTokens;
+  const int64_t wanted = options_.text.tokens > 0 ? options_.text.tokens : kSensitivityTokens;
   MARLIN_ASSIGN_OR_RETURN(
       const auto texts, CalibrationTexts(path_, directory_.config, device_, options_.text, wanted));
   chunks_ = ChunksOf(texts, kPassTokens);

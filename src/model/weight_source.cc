@@ -9,6 +9,7 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/scalars.h"
+#include "base/view_checks.h"
 #include "layout/input_transform.h"
 #include "layout/join_columns.h"
 #include "layout/plain_weights.h"
@@ -22,10 +23,6 @@
 
 namespace marlin {
 namespace {
-
-bool IsFloat(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
-}
 
 /// One element of a tensor at any address.
 float ElementAt(const TensorView& view, int64_t index) {

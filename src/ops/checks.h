@@ -1,9 +1,11 @@
 // Argument checks shared by several operations. Each error names the argument and both values.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
+#include "base/errors.h"
 #include "base/view_checks.h"
 #include "marlin/device.h"
 #include "marlin/gemm.h"
@@ -12,8 +14,6 @@
 #include "marlin/weights.h"
 
 namespace marlin {
-
-inline Status Invalid(std::string_view message) { return Status(Code::kInvalidArgument, message); }
 
 /// f32, bf16 or f16.
 bool IsActivationType(DType dtype);
@@ -29,6 +29,24 @@ Status CheckMemory(const char* name, const TensorView& view);
 
 /// Checks for a contiguous, aligned vector of `count`, or an empty view.
 Status CheckVector(const char* name, const TensorView& view, int64_t count, bool f32_only);
+
+/// The bytes from a view's first element to its last. Precondition: no stride is negative.
+struct ByteRange {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+
+  explicit ByteRange(const TensorView& view)
+      : begin(reinterpret_cast<uintptr_t>(view.data())), end(begin) {
+    if (view.empty()) return;
+    int64_t last = 0;
+    for (int i = 0; i < view.rank(); ++i) {
+      if (view.dim(i) == 0) return;
+      last += (view.dim(i) - 1) * view.stride(i);
+    }
+    end += static_cast<uintptr_t>((last + 1) * DTypeBytes(view.dtype()));
+  }
+  bool Overlaps(const ByteRange& other) const { return begin < other.end && other.begin < end; }
+};
 
 /// Checks that a value is a declared enumerator.
 Status CheckKnown(Activation activation);

@@ -7,6 +7,7 @@
 #include "marlin/decoder.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
+#include "ops/checks.h"
 
 namespace marlin {
 
@@ -14,23 +15,6 @@ Status CheckRank(const char* name, const TensorView& view, int rank);
 
 /// Checks for contiguous i32 of a shape.
 Status CheckInt32(const char* name, const TensorView& view, const Shape& expected);
-
-/// The bytes from a view's first element to its last. Precondition: no stride is negative.
-struct ByteRange {
-  uintptr_t begin = 0;
-  uintptr_t end = 0;
-
-  explicit ByteRange(const TensorView& view)
-      : begin(reinterpret_cast<uintptr_t>(view.data())), end(begin) {
-    int64_t last = 0;
-    for (int i = 0; i < view.rank(); ++i) {
-      if (view.dim(i) == 0) return;
-      last += (view.dim(i) - 1) * view.stride(i);
-    }
-    end += static_cast<uintptr_t>((last + 1) * DTypeBytes(view.dtype()));
-  }
-  bool Overlaps(const ByteRange& other) const { return begin < other.end && other.begin < end; }
-};
 
 /// CheckNoOverlap of an output from index vectors; a byte-range test settles most calls.
 inline Status CheckNoOverlapWithIndices(const char* out_name, const TensorView& out,

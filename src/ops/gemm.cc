@@ -114,29 +114,6 @@ GemmArguments ArgumentsOf(const GemmOptions& options) {
   return arguments;
 }
 
-/// The first byte of a view and one past its last.
-struct ByteRange {
-  uintptr_t begin;
-  uintptr_t end;
-};
-
-/// Precondition: a view that CheckActivations or CheckVector has accepted, so no negative stride.
-ByteRange RangeOf(const TensorView& view) {
-  const auto begin = reinterpret_cast<uintptr_t>(view.data());
-  if (view.empty()) return {begin, begin};
-  int64_t last = 0;
-  for (int i = 0; i < view.rank(); ++i) {
-    if (view.dim(i) == 0) return {begin, begin};
-    if (view.dim(i) > 1) last += (view.dim(i) - 1) * view.stride(i);
-  }
-  return {begin, begin + static_cast<uintptr_t>((last + 1) * DTypeBytes(view.dtype()))};
-}
-
-/// Whether two views may share a byte; settles most calls without looking at rows.
-bool MayOverlap(const ByteRange& a, const ByteRange& b) {
-  return a.begin < b.end && b.begin < a.end;
-}
-
 /// Checks the operands of one run against the problem.
 Status CheckOperands(const GemmDesc& desc, const TensorView& a, const MutableTensorView& out,
                      const GemmArguments& arguments) {
@@ -145,13 +122,13 @@ Status CheckOperands(const GemmDesc& desc, const TensorView& a, const MutableTen
   MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, {desc.m, desc.gated ? desc.n / 2 : desc.n}));
   MARLIN_RETURN_IF_ERROR(CheckVector("bias", arguments.bias, desc.n, false));
   MARLIN_RETURN_IF_ERROR(CheckVector("row_weight", arguments.row_weight, desc.m, true));
-  const ByteRange written = RangeOf(out);
-  if (MayOverlap(written, RangeOf(a)))
+  const ByteRange written(out);
+  if (written.Overlaps(ByteRange(a)))
     MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "a", a, false));
-  if (MayOverlap(written, RangeOf(arguments.bias))) {
+  if (written.Overlaps(ByteRange(arguments.bias))) {
     MARLIN_RETURN_IF_ERROR(CheckNoOverlap("out", out, "bias", arguments.bias, false));
   }
-  if (!MayOverlap(written, RangeOf(arguments.row_weight))) return {};
+  if (!written.Overlaps(ByteRange(arguments.row_weight))) return {};
   return CheckNoOverlap("out", out, "row_weight", arguments.row_weight, false);
 }
 

@@ -9,6 +9,8 @@ namespace marlin {
 
 /// Columns per task: a row of packed words is then one cache line.
 inline constexpr int64_t kTileColumns = 16;
+/// Rows of a tile that is decoded or rounded at a time.
+inline constexpr int64_t kTileRows = 512;
 
 /// One matrix [k, n] inside a view [k, n] or [experts, k, n].
 struct MatrixView {

@@ -23,8 +23,7 @@
 namespace marlin {
 namespace {
 
-constexpr int64_t kRows = 512;
-static_assert(kRows % kPackRun == 0);
+static_assert(kTileRows % kPackRun == 0);
 
 /// Maps a code of one group of one column to its weight.
 struct GroupMap {
@@ -72,20 +71,20 @@ class Decoder {
 
   /// Decodes one tile of columns of one expert.
   void DecodeTile(int64_t expert, int64_t n0) const {
-    std::array<uint8_t, kRows * kTileColumns> codes;
-    std::array<Stored, kRows * kTileColumns> tile;
+    std::array<uint8_t, kTileRows * kTileColumns> codes;
+    std::array<Stored, kTileRows * kTileColumns> tile;
     const int64_t columns = std::min(kTileColumns, spec_.n - n0);
-    for (int64_t k0 = 0; k0 < spec_.k; k0 += kRows) {
-      const TileRange range{k0, std::min(kRows, spec_.k - k0), n0, columns};
+    for (int64_t k0 = 0; k0 < spec_.k; k0 += kTileRows) {
+      const TileRange range{k0, std::min(kTileRows, spec_.k - k0), n0, columns};
       if (bits_ > 8) {
         CopyTile(expert, range, tile.data());
       } else {
         const int64_t row =
             expert * WordsAlongK(spec_.format, spec_.k) + WordsAlongK(spec_.format, k0);
         UnpackColumns(bits_, weights_.codes.As<uint32_t>() + row * spec_.n + n0, spec_.n,
-                      {codes.data(), kRows, range.rows, columns});
+                      {codes.data(), kTileRows, range.rows, columns});
         for (int64_t c = 0; c < columns; ++c) {
-          DecodeColumn(expert, n0 + c, range, codes.data() + c * kRows, tile.data() + c * kRows);
+          DecodeColumn(expert, n0 + c, range, codes.data() + c * kTileRows, tile.data() + c * kTileRows);
         }
       }
       Store(expert, range, tile.data());
@@ -128,7 +127,7 @@ class Decoder {
     for (int64_t r = 0; r < range.rows; ++r) {
       const Source* row = from + (range.k0 + r) * spec_.n + range.n0;
       for (int64_t c = 0; c < range.columns; ++c) {
-        tile[c * kRows + r] = Element::Round(widen(row[c]));
+        tile[c * kTileRows + r] = Element::Round(widen(row[c]));
       }
     }
   }
@@ -144,20 +143,20 @@ class Decoder {
       Stored* const column0 = origin - range.k0 * k_stride;
       for (int64_t r = 0; r < range.rows; ++r) {
         for (int64_t c = 0; c < range.columns; ++c) {
-          column0[rows[r] * k_stride + c * n_stride] = tile[c * kRows + r];
+          column0[rows[r] * k_stride + c * n_stride] = tile[c * kTileRows + r];
         }
       }
       return;
     }
     if (k_stride == 1) {
       for (int64_t c = 0; c < range.columns; ++c) {
-        std::copy_n(tile + c * kRows, range.rows, origin + c * n_stride);
+        std::copy_n(tile + c * kTileRows, range.rows, origin + c * n_stride);
       }
       return;
     }
     for (int64_t r = 0; r < range.rows; ++r) {
       for (int64_t c = 0; c < range.columns; ++c) {
-        origin[r * k_stride + c * n_stride] = tile[c * kRows + r];
+        origin[r * k_stride + c * n_stride] = tile[c * kTileRows + r];
       }
     }
   }

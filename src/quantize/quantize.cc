@@ -1,3 +1,4 @@
+#include "base/errors.h"
 #include "marlin/quantize.h"
 
 #include <algorithm>
@@ -28,8 +29,6 @@
 
 namespace marlin {
 namespace {
-
-Status Invalid(std::string_view message) { return {Code::kInvalidArgument, message}; }
 
 std::string Named(const std::string& tensor_name) {
   return tensor_name.empty() ? "tensor" : "tensor '" + tensor_name + "'";

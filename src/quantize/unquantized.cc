@@ -16,8 +16,6 @@
 namespace marlin {
 namespace {
 
-constexpr int64_t kRows = 512;
-
 /// How a format stores a value, and whether the stored value is finite.
 struct StoredBf16 {
   using Type = uint16_t;
@@ -53,7 +51,7 @@ Status StoreTile(const WeightsSpec& spec, const std::string& tensor_name, int64_
   for (int64_t r = 0; r < range.rows; ++r) {
     auto* row = to + (expert * spec.k + range.k0 + r) * spec.n + range.n0;
     for (int64_t c = 0; c < range.columns; ++c) {
-      const float value = tile[c * kRows + r];
+      const float value = tile[c * kTileRows + r];
       row[c] = Stored::Round(value);
       if (!Stored::IsFinite(row[c])) {
         return NotRepresentable(spec, tensor_name, value, expert, range.k0 + r, range.n0 + c);
@@ -69,7 +67,7 @@ Result<QuantizedWeights> CopyAs(ThreadPool& pool, const TensorView& dense, const
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
   if (spec.experts == 0 || spec.k == 0 || spec.n == 0) return std::move(buffer.weights);
   const int64_t tiles = CeilDivide(spec.n, kTileColumns);
-  const int64_t scratch_bytes = kRows * kTileColumns * int64_t{sizeof(float)};
+  const int64_t scratch_bytes = kTileRows * kTileColumns * int64_t{sizeof(float)};
   MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer scratch,
                           AlignedBuffer::Allocate(scratch_bytes * pool.worker_count()));
   std::vector<Status> results(static_cast<size_t>(spec.experts * tiles));
@@ -78,10 +76,10 @@ Result<QuantizedWeights> CopyAs(ThreadPool& pool, const TensorView& dense, const
     const int64_t n0 = task % tiles * kTileColumns;
     auto* tile = scratch.As<float>(scratch_bytes * worker);
     Status& result = results[static_cast<size_t>(task)];
-    for (int64_t k0 = 0; k0 < spec.k && result.ok(); k0 += kRows) {
-      const TileRange range{k0, std::min(kRows, spec.k - k0), n0,
+    for (int64_t k0 = 0; k0 < spec.k && result.ok(); k0 += kTileRows) {
+      const TileRange range{k0, std::min(kTileRows, spec.k - k0), n0,
                             std::min(kTileColumns, spec.n - n0)};
-      LoadColumns(ExpertMatrix(dense, expert), range, tile, kRows);
+      LoadColumns(ExpertMatrix(dense, expert), range, tile, kTileRows);
       result = StoreTile<Stored>(spec, tensor_name, expert, range, tile,
                                  static_cast<typename Stored::Type*>(buffer.codes));
     }

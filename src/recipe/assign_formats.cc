@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "marlin/sensitivity.h"
@@ -12,8 +13,6 @@
 
 namespace marlin {
 namespace {
-
-Status Invalid(const std::string& message) { return {Code::kInvalidArgument, message}; }
 
 /// A format of one matrix.
 struct Option {

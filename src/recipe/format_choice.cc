@@ -15,7 +15,7 @@
 namespace marlin {
 namespace {
 
-Status Invalid(std::string_view text, const std::string& reason) {
+Status InvalidChoice(std::string_view text, const std::string& reason) {
   return Status(Code::kInvalidArgument,
                 fmt::format("format choice '{}': {}", Printable(text), reason));
 }
@@ -26,14 +26,14 @@ Result<int64_t> ParseGroup(std::string_view text, std::string_view part) {
   const char* end = part.data() + part.size();
   const auto [stop, error] = std::from_chars(part.data() + 1, end, group_size);
   if (error != std::errc() || stop != end) {
-    return Invalid(text,
+    return InvalidChoice(text,
                    fmt::format("'{}' is not a group size; expected gN or gK", Printable(part)));
   }
   if (group_size == 0) {
-    return Invalid(text, "group size 0; write gK for one group along all of K");
+    return InvalidChoice(text, "group size 0; write gK for one group along all of K");
   }
   if (Status status = CheckGroupSize(group_size); !status.ok()) {
-    return Invalid(text, status.message());
+    return InvalidChoice(text, status.message());
   }
   return group_size;
 }
@@ -43,7 +43,7 @@ Result<int64_t> ParseHadamard(std::string_view text, std::string_view part) {
   const char* end = part.data() + part.size();
   const auto [stop, error] = std::from_chars(part.data() + 1, end, size);
   if (error == std::errc() && stop == end && IsHadamardSize(size)) return size;
-  return Invalid(text,
+  return InvalidChoice(text,
                  fmt::format("'{}' is no size of Hadamard blocks; expected hN, a power of two "
                              "from 2 to {}",
                              Printable(part), kMaxHadamard));
@@ -93,13 +93,13 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
   choice.keep = false;
   const size_t slash = text.find('/');
   const std::string_view name = text.substr(0, slash);
-  if (name.empty()) return Invalid(text, "the format's name is missing");
+  if (name.empty()) return InvalidChoice(text, "the format's name is missing");
   Result<Format> format = ParseFormat(name);
-  if (!format.ok()) return Invalid(text, format.status().message());
+  if (!format.ok()) return InvalidChoice(text, format.status().message());
   choice.format = *format;
   if (!GetFormatInfo(choice.format).quantized) {
     if (slash == std::string_view::npos) return choice;
-    return Invalid(text, fmt::format("{} has no groups; write '{}' alone", name, name));
+    return InvalidChoice(text, fmt::format("{} has no groups; write '{}' alone", name, name));
   }
   bool has_group = false;
   bool has_scale = false;
@@ -125,30 +125,30 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
       choice.scale_type = *type;
       has_scale = true;
     } else {
-      return Invalid(text, fmt::format("unexpected part '{}'; expected "
+      return InvalidChoice(text, fmt::format("unexpected part '{}'; expected "
                                        "FORMAT/gN[/SCALE_TYPE][/floor|/ceil|/nearest][/sym|/frac]"
                                        "[/2:4][/hN]",
                                        Printable(part)));
     }
   }
-  if (!has_group) return Invalid(text, "the group size is missing; expected FORMAT/gN");
+  if (!has_group) return InvalidChoice(text, "the group size is missing; expected FORMAT/gN");
   if (choice.e8m0_rule != E8M0Rule::kDefault && choice.scale_type != ScaleType::kE8M0) {
-    return Invalid(text,
+    return InvalidChoice(text,
                    fmt::format("'{}' rounds scales of type e8m0, these are {}",
                                E8M0RuleName(choice.e8m0_rule), ScaleTypeName(choice.scale_type)));
   }
   if (choice.symmetric && GetFormatInfo(choice.format).zero_point == ZeroPoint::kRequired) {
-    return Invalid(text, fmt::format("{} needs zero points and cannot be symmetric", name));
+    return InvalidChoice(text, fmt::format("{} needs zero points and cannot be symmetric", name));
   }
   const ZeroPoint zero = GetFormatInfo(choice.format).zero_point;
   const bool has_zeros =
       zero == ZeroPoint::kRequired || (zero == ZeroPoint::kOptional && !choice.symmetric);
   if (choice.fractional_zeros && !has_zeros) {
-    return Invalid(text, fmt::format("{} has no zero points that could be fractional", name));
+    return InvalidChoice(text, fmt::format("{} has no zero points that could be fractional", name));
   }
   if (choice.sparsity == Sparsity::k24) {
     const Status possible = CheckSparse24(choice.format, has_zeros);
-    if (!possible.ok()) return Status(possible.code(), Invalid(text, possible.message()).message());
+    if (!possible.ok()) return Status(possible.code(), InvalidChoice(text, possible.message()).message());
   }
   return choice;
 }

@@ -14,7 +14,7 @@
 namespace marlin {
 namespace {
 
-Status Invalid(const std::string& reason) {
+Status InvalidHotExperts(const std::string& reason) {
   return Status(Code::kInvalidArgument, fmt::format("recipe: hot_experts: {}", reason));
 }
 
@@ -57,7 +57,7 @@ Status MixedPrecisionConfig::CheckHotExperts(std::string_view model_type,
   if (!hot_experts_) return {};
   const std::string& counted = hot_experts_->model_type;
   if (!counted.empty() && !model_type.empty() && counted != model_type) {
-    return Invalid(fmt::format("frequencies of another model: of model_type '{}', not '{}'",
+    return InvalidHotExperts(fmt::format("frequencies of another model: of model_type '{}', not '{}'",
                                Printable(counted), Printable(model_type)));
   }
   std::map<int64_t, int64_t> experts;  // Their number in every layer.
@@ -66,7 +66,7 @@ Status MixedPrecisionConfig::CheckHotExperts(std::string_view model_type,
     if (ClassifyTensor(tensor.name) != LayerClass::kMoeExpert) continue;
     const auto place = ParseExpertPlace(tensor.name);
     if (!place) {
-      return Invalid(fmt::format("\"{}\" holds several experts, which share one choice",
+      return InvalidHotExperts(fmt::format("\"{}\" holds several experts, which share one choice",
                                  Printable(tensor.name)));
     }
     int64_t& count = experts[place->layer];
@@ -75,13 +75,13 @@ Status MixedPrecisionConfig::CheckHotExperts(std::string_view model_type,
   for (const auto& [layer, count] : experts) {
     const HotExperts::Layer* const found = FindLayer(*hot_experts_, layer);
     if (found == nullptr || found->experts != count) {
-      return Invalid(fmt::format("frequencies of another model: layer {} has {} experts, not {}",
+      return InvalidHotExperts(fmt::format("frequencies of another model: layer {} has {} experts, not {}",
                                  layer, count, found == nullptr ? 0 : found->experts));
     }
   }
   for (const HotExperts::Layer& layer : hot_experts_->layers) {
     if (experts.contains(layer.layer)) continue;
-    return Invalid(fmt::format("frequencies of another model: layer {} has 0 experts, not {}",
+    return InvalidHotExperts(fmt::format("frequencies of another model: layer {} has 0 experts, not {}",
                                layer.layer, layer.experts));
   }
   return {};

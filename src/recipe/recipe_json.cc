@@ -25,7 +25,7 @@ namespace {
 constexpr std::string_view kPresetNames =
     "default_dense, default_moe, aggressive_moe, uniform:FORMAT/gN";
 
-Status Invalid(const std::string& reason) {
+Status InvalidRecipe(const std::string& reason) {
   return Status(Code::kInvalidArgument, fmt::format("recipe: {}", reason));
 }
 
@@ -33,7 +33,7 @@ Result<Json> ParseDocument(std::string_view text) {
   Result<Json> document = ParseJsonObject(text, "malformed JSON", kRecipeJson);
   // Recipes are user input: a malformed one is an invalid argument.
   if (!document.ok() && document.status().code() == Code::kMalformedFile) {
-    return Invalid(document.status().message());
+    return InvalidRecipe(document.status().message());
   }
   return document;
 }
@@ -42,7 +42,7 @@ Status CheckKeys(const Json& object, std::span<const std::string_view> known,
                  const std::string& where) {
   for (const auto& [key, value] : object.items()) {
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-    return Invalid(fmt::format("{}unknown key '{}'; known: {}", where, Printable(key),
+    return InvalidRecipe(fmt::format("{}unknown key '{}'; known: {}", where, Printable(key),
                                fmt::join(known, ", ")));
   }
   return Status();
@@ -50,7 +50,7 @@ Status CheckKeys(const Json& object, std::span<const std::string_view> known,
 
 Result<std::string> StringOf(const Json& value, const std::string& where) {
   if (!value.is_string()) {
-    return Invalid(fmt::format("{}: expected a string, got {}", where, value.type_name()));
+    return InvalidRecipe(fmt::format("{}: expected a string, got {}", where, value.type_name()));
   }
   return value.get<std::string>();
 }
@@ -70,11 +70,11 @@ Result<MixedPrecisionConfig> FromPreset(const std::string& name) {
   if (name.starts_with(kUniform)) {
     return MixedPrecisionConfig::Uniform(std::string_view(name).substr(kUniform.size()));
   }
-  return Invalid(fmt::format("'{}' is not a preset; presets: {}", Printable(name), kPresetNames));
+  return InvalidRecipe(fmt::format("'{}' is not a preset; presets: {}", Printable(name), kPresetNames));
 }
 
 Status ReadClasses(const Json& classes, MixedPrecisionConfig* recipe) {
-  if (!classes.is_object()) return Invalid("classes: expected an object");
+  if (!classes.is_object()) return InvalidRecipe("classes: expected an object");
   for (const auto& [key, value] : classes.items()) {
     Result<LayerClass> layer_class = ParseLayerClass(key);
     if (!layer_class.ok()) return layer_class.status().WithContext("recipe: classes");
@@ -86,7 +86,7 @@ Status ReadClasses(const Json& classes, MixedPrecisionConfig* recipe) {
 }
 
 Status ReadTensors(const Json& tensors, MixedPrecisionConfig* recipe) {
-  if (!tensors.is_object()) return Invalid("tensors: expected an object");
+  if (!tensors.is_object()) return InvalidRecipe("tensors: expected an object");
   for (const auto& [name, value] : tensors.items()) {
     MARLIN_ASSIGN_OR_RETURN(const FormatChoice choice,
                             ChoiceOf(value, fmt::format("tensors.{}", Printable(name))));
@@ -96,13 +96,13 @@ Status ReadTensors(const Json& tensors, MixedPrecisionConfig* recipe) {
 }
 
 Status ReadOverride(const Json& entry, const std::string& where, MixedPrecisionConfig* recipe) {
-  if (!entry.is_object()) return Invalid(where + ": expected an object");
+  if (!entry.is_object()) return InvalidRecipe(where + ": expected an object");
   constexpr std::string_view kKeys[] = {"glob", "regex", "choice"};
   MARLIN_RETURN_IF_ERROR(CheckKeys(entry, kKeys, where + ": "));
   if (entry.contains("glob") == entry.contains("regex")) {
-    return Invalid(where + ": expected exactly one of 'glob' and 'regex'");
+    return InvalidRecipe(where + ": expected exactly one of 'glob' and 'regex'");
   }
-  if (!entry.contains("choice")) return Invalid(where + ": the key 'choice' is missing");
+  if (!entry.contains("choice")) return InvalidRecipe(where + ": the key 'choice' is missing");
   RecipeOverride parsed;
   parsed.is_regex = entry.contains("regex");
   MARLIN_ASSIGN_OR_RETURN(parsed.pattern,
@@ -112,7 +112,7 @@ Status ReadOverride(const Json& entry, const std::string& where, MixedPrecisionC
 }
 
 Status ReadOverrides(const Json& overrides, MixedPrecisionConfig* recipe) {
-  if (!overrides.is_array()) return Invalid("overrides: expected an array");
+  if (!overrides.is_array()) return InvalidRecipe("overrides: expected an array");
   for (size_t i = 0; i < overrides.size(); ++i) {
     const std::string where = fmt::format("overrides[{}]", i);
     MARLIN_RETURN_IF_ERROR(ReadOverride(overrides[i], where, recipe));
@@ -133,7 +133,7 @@ Result<HotExperts> HotExpertsFromFile(const Json& rule, const FormatChoice& choi
   const bool number = fraction != rule.end() && fraction->is_number();
   const double value = number ? fraction->get<double>() : 0.0;
   if (!(value > 0 && value <= 1)) {
-    return Invalid("hot_experts.fraction: expected a number above 0, at most 1");
+    return InvalidRecipe("hot_experts.fraction: expected a number above 0, at most 1");
   }
   MARLIN_ASSIGN_OR_RETURN(const RoutingFrequencies frequencies,
                           RoutingFrequencies::FromFile((directory / file).string()));
@@ -159,16 +159,16 @@ std::optional<std::vector<int64_t>> AscendingNumbers(const Json& list, int64_t l
 Result<HotExperts::Layer> HotLayerOf(const Json& entry) {
   constexpr std::string_view kKeys[] = {"layer", "experts", "hot"};
   constexpr int64_t kMost = int64_t{1} << 20;
-  if (!entry.is_object()) return Invalid("hot_experts.layers: expected objects");
+  if (!entry.is_object()) return InvalidRecipe("hot_experts.layers: expected objects");
   MARLIN_RETURN_IF_ERROR(CheckKeys(entry, kKeys, "hot_experts.layers: "));
   const auto layer = AscendingNumbers(Json::array({entry.value("layer", Json())}), kMost);
   const auto experts = AscendingNumbers(Json::array({entry.value("experts", Json())}), kMost);
   if (!layer || !experts) {
-    return Invalid("hot_experts.layers: 'layer' and 'experts': expected whole numbers");
+    return InvalidRecipe("hot_experts.layers: 'layer' and 'experts': expected whole numbers");
   }
   auto hot = AscendingNumbers(entry.value("hot", Json()), experts->front());
   if (!hot) {
-    return Invalid(fmt::format("hot_experts.layers: hot: expected ascending numbers below {}",
+    return InvalidRecipe(fmt::format("hot_experts.layers: hot: expected ascending numbers below {}",
                                experts->front()));
   }
   return HotExperts::Layer{layer->front(), experts->front(), *std::move(hot)};
@@ -181,7 +181,7 @@ Result<HotExperts> HotExpertsFromLayers(const Json& rule, const FormatChoice& ch
   MARLIN_RETURN_IF_ERROR(CheckKeys(rule, kKeys, "hot_experts: "));
   const auto layers = rule.find("layers");
   if (layers == rule.end() || !layers->is_array()) {
-    return Invalid("hot_experts: expected 'frequencies' and 'fraction', or 'layers'");
+    return InvalidRecipe("hot_experts: expected 'frequencies' and 'fraction', or 'layers'");
   }
   HotExperts hot;
   hot.choice = choice;
@@ -191,7 +191,7 @@ Result<HotExperts> HotExpertsFromLayers(const Json& rule, const FormatChoice& ch
   for (const Json& entry : *layers) {
     MARLIN_ASSIGN_OR_RETURN(HotExperts::Layer layer, HotLayerOf(entry));
     if (!hot.layers.empty() && layer.layer <= hot.layers.back().layer) {
-      return Invalid("hot_experts.layers: expected layers in ascending order");
+      return InvalidRecipe("hot_experts.layers: expected layers in ascending order");
     }
     hot.layers.push_back(std::move(layer));
   }
@@ -200,8 +200,8 @@ Result<HotExperts> HotExpertsFromLayers(const Json& rule, const FormatChoice& ch
 
 Status ReadHotExperts(const Json& rule, const std::filesystem::path& directory,
                       MixedPrecisionConfig* recipe) {
-  if (!rule.is_object()) return Invalid("hot_experts: expected an object");
-  if (!rule.contains("choice")) return Invalid("hot_experts: the key 'choice' is missing");
+  if (!rule.is_object()) return InvalidRecipe("hot_experts: expected an object");
+  if (!rule.contains("choice")) return InvalidRecipe("hot_experts: the key 'choice' is missing");
   MARLIN_ASSIGN_OR_RETURN(const FormatChoice choice,
                           ChoiceOf(rule["choice"], "hot_experts.choice"));
   Result<HotExperts> hot = rule.contains("frequencies")
@@ -252,7 +252,7 @@ Result<MixedPrecisionConfig> MixedPrecisionConfig::FromJson(std::string_view tex
 Result<MixedPrecisionConfig> MixedPrecisionConfig::FromFile(const std::string& path) {
   const Result<std::string> text = ReadFile(path, kRecipeJson.bytes);
   if (!text.ok() && text.status().code() == Code::kMalformedFile) {
-    return Invalid(text.status().message());
+    return InvalidRecipe(text.status().message());
   }
   if (!text.ok()) return text.status();
   Result<MixedPrecisionConfig> recipe = Parse(*text, std::filesystem::path(path).parent_path());

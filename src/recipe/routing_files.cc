@@ -20,7 +20,7 @@ constexpr int64_t kMostExperts = int64_t{1} << 20;
 constexpr JsonLimits kTraceLine{int64_t{1} << 20, int64_t{1} << 16};
 constexpr JsonLimits kFrequencyFile{int64_t{64} << 20, int64_t{1} << 22};
 
-Status Malformed(const std::string& where, std::string_view what) {
+Status MalformedRouting(const std::string& where, std::string_view what) {
   return Status(Code::kMalformedFile, fmt::format("{}: {}", where, what));
 }
 
@@ -34,9 +34,9 @@ std::optional<int64_t> NumberBelow(const Json& value, int64_t limit) {
 
 Result<int64_t> NumberAt(const Json& object, const char* key, const std::string& where) {
   const auto found = object.find(key);
-  if (found == object.end()) return Malformed(where, fmt::format("the key '{}' is missing", key));
+  if (found == object.end()) return MalformedRouting(where, fmt::format("the key '{}' is missing", key));
   if (const auto number = NumberBelow(*found, INT64_MAX)) return *number;
-  return Malformed(where,
+  return MalformedRouting(where,
                    fmt::format("{}: expected a whole number, got {}", key, DescribeJson(*found)));
 }
 
@@ -46,25 +46,25 @@ Status ReadLayers(const Json& document, const char* key, int64_t limit, const st
                   Add add) {
   const auto layers = document.find("layers");
   if (layers == document.end() || !layers->is_array()) {
-    return Malformed(where, "layers: expected an array");
+    return MalformedRouting(where, "layers: expected an array");
   }
   int64_t last = -1;
   for (const Json& entry : *layers) {
-    if (!entry.is_object()) return Malformed(where, "layers: expected objects");
+    if (!entry.is_object()) return MalformedRouting(where, "layers: expected objects");
     MARLIN_ASSIGN_OR_RETURN(const int64_t layer, NumberAt(entry, "layer", where));
     if (layer <= last || layer >= kMostExperts) {
-      return Malformed(where, fmt::format("layer {}: expected layers in ascending order", layer));
+      return MalformedRouting(where, fmt::format("layer {}: expected layers in ascending order", layer));
     }
     last = layer;
     const auto list = entry.find(key);
     if (list == entry.end() || !list->is_array() || list->empty()) {
-      return Malformed(where, fmt::format("layer {}: {}: expected an array", layer, key));
+      return MalformedRouting(where, fmt::format("layer {}: {}: expected an array", layer, key));
     }
     std::vector<int64_t> numbers;
     for (const Json& value : *list) {
       const auto number = NumberBelow(value, limit);
       if (!number) {
-        return Malformed(where, fmt::format("layer {}: {}: expected whole numbers below {}, got {}",
+        return MalformedRouting(where, fmt::format("layer {}: {}: expected whole numbers below {}, got {}",
                                             layer, key, limit, DescribeJson(value)));
       }
       numbers.push_back(*number);
@@ -126,7 +126,7 @@ Result<RoutingFrequencies> RoutingFrequencies::FromJson(std::string_view text,
   RoutingFrequencies frequencies;
   const auto type = document.find("model_type");
   if (type == document.end() || !type->is_string()) {
-    return Malformed(file, "model_type: expected a string");
+    return MalformedRouting(file, "model_type: expected a string");
   }
   frequencies.model_type = type->get<std::string>();
   MARLIN_ASSIGN_OR_RETURN(frequencies.tokens, NumberAt(document, "tokens", file));
@@ -138,7 +138,7 @@ Result<RoutingFrequencies> RoutingFrequencies::FromJson(std::string_view text,
       if (__builtin_add_overflow(sum, count, &sum)) sum = INT64_MAX;
     }
     if (sum != selections) {
-      return Malformed(file, fmt::format("layer {}: counts sum to {}, expected {} (tokens * top_k)",
+      return MalformedRouting(file, fmt::format("layer {}: counts sum to {}, expected {} (tokens * top_k)",
                                          layer, sum, selections));
     }
     frequencies.layers.push_back({layer, std::move(counts)});

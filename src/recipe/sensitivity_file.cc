@@ -19,14 +19,14 @@ namespace {
 constexpr int64_t kMostElements = int64_t{1} << 31;
 constexpr size_t kMostFormats = 64;
 
-Status Malformed(const std::string& file, const std::string& what) {
+Status MalformedSensitivities(const std::string& file, const std::string& what) {
   return Status(Code::kMalformedFile, fmt::format("{}: {}", file, what));
 }
 
 Result<std::string> TextAt(const Json& object, const char* key, const std::string& file) {
   const auto found = object.find(key);
   if (found == object.end() || !found->is_string()) {
-    return Malformed(file, fmt::format("{}: expected a string", key));
+    return MalformedSensitivities(file, fmt::format("{}: expected a string", key));
   }
   return found->get<std::string>();
 }
@@ -39,7 +39,7 @@ Result<int64_t> CountAt(const Json& object, const char* key, const std::string& 
       return static_cast<int64_t>(number);
     }
   }
-  return Malformed(
+  return MalformedSensitivities(
       file, fmt::format("{}: expected a whole number from 1 to {}, got {}", key, kMostElements,
                         found == object.end() ? "nothing" : DescribeJson(*found)));
 }
@@ -47,25 +47,25 @@ Result<int64_t> CountAt(const Json& object, const char* key, const std::string& 
 Result<const Json*> ListAt(const Json& object, const char* key, const std::string& file) {
   const auto found = object.find(key);
   if (found == object.end() || !found->is_array()) {
-    return Malformed(file, fmt::format("{}: expected an array", key));
+    return MalformedSensitivities(file, fmt::format("{}: expected an array", key));
   }
   return &*found;
 }
 
 Status ReadFormats(const Json& list, const std::string& file, std::vector<FormatChoice>* formats) {
   if (list.empty() || list.size() > kMostFormats) {
-    return Malformed(file,
+    return MalformedSensitivities(file,
                      fmt::format("formats: expected 1 to {}, got {}", kMostFormats, list.size()));
   }
   for (const Json& entry : list) {
-    if (!entry.is_string()) return Malformed(file, "formats: expected strings");
+    if (!entry.is_string()) return MalformedSensitivities(file, "formats: expected strings");
     const Result<FormatChoice> choice = ParseFormatChoice(entry.get<std::string>());
-    if (!choice.ok()) return Malformed(file, "formats: " + choice.status().message());
+    if (!choice.ok()) return MalformedSensitivities(file, "formats: " + choice.status().message());
     if (!choice->quantized()) {
-      return Malformed(file, fmt::format("formats: {} is not quantized", choice->ToString()));
+      return MalformedSensitivities(file, fmt::format("formats: {} is not quantized", choice->ToString()));
     }
     if (std::find(formats->begin(), formats->end(), *choice) != formats->end()) {
-      return Malformed(file, fmt::format("formats: {} is there twice", choice->ToString()));
+      return MalformedSensitivities(file, fmt::format("formats: {} is there twice", choice->ToString()));
     }
     formats->push_back(*choice);
   }
@@ -73,7 +73,7 @@ Status ReadFormats(const Json& list, const std::string& file, std::vector<Format
 }
 
 Result<Sensitivity::Matrix> MatrixOf(const Json& entry, size_t formats, const std::string& file) {
-  if (!entry.is_object()) return Malformed(file, "matrices: expected objects");
+  if (!entry.is_object()) return MalformedSensitivities(file, "matrices: expected objects");
   Sensitivity::Matrix matrix;
   MARLIN_ASSIGN_OR_RETURN(matrix.name, TextAt(entry, "name", file));
   const std::string where = fmt::format("{}: \"{}\"", file, Printable(matrix.name));
@@ -81,16 +81,16 @@ Result<Sensitivity::Matrix> MatrixOf(const Json& entry, size_t formats, const st
   MARLIN_ASSIGN_OR_RETURN(matrix.k, CountAt(entry, "k", where));
   MARLIN_ASSIGN_OR_RETURN(matrix.n, CountAt(entry, "n", where));
   const Checked count = Checked(matrix.experts) * Checked(matrix.k) * Checked(matrix.n);
-  if (!(count * Checked(64)).valid()) return Malformed(where, "has too many weights");
+  if (!(count * Checked(64)).valid()) return MalformedSensitivities(where, "has too many weights");
   MARLIN_ASSIGN_OR_RETURN(const Json* const list, ListAt(entry, "kl", where));
   if (list->size() != formats) {
-    return Malformed(where, fmt::format("kl: expected {} numbers, one per format, got {}", formats,
+    return MalformedSensitivities(where, fmt::format("kl: expected {} numbers, one per format, got {}", formats,
                                         list->size()));
   }
   for (const Json& value : *list) {
     const double kl = value.is_number() ? value.get<double>() : -1.0;
     if (!std::isfinite(kl) || kl < 0.0) {
-      return Malformed(
+      return MalformedSensitivities(
           where, fmt::format("kl: expected a number of at least 0, got {}", DescribeJson(value)));
     }
     matrix.kl.push_back(kl);
@@ -129,7 +129,7 @@ Result<Sensitivity> Sensitivity::FromJson(std::string_view text, const std::stri
   for (const Json& entry : *matrices) {
     MARLIN_ASSIGN_OR_RETURN(Matrix matrix, MatrixOf(entry, sensitivity.formats.size(), file));
     if (!names.insert(matrix.name).second) {
-      return Malformed(file, fmt::format("\"{}\": is there twice", Printable(matrix.name)));
+      return MalformedSensitivities(file, fmt::format("\"{}\": is there twice", Printable(matrix.name)));
     }
     sensitivity.matrices.push_back(std::move(matrix));
   }

@@ -34,7 +34,7 @@ void CheckSource(std::string_view text) {
     const size_t partner = source->Partner(i);
     MARLIN_FUZZ_CHECK(partner < source->size() && source->Partner(partner) == i);
     const size_t around = source->Enclosing(i);
-    MARLIN_FUZZ_CHECK(around == MslSource::kNone || (around < i && source->Partner(around) > i));
+    MARLIN_FUZZ_CHECK(around == kNoToken || (around < i && source->Partner(around) > i));
   }
   MARLIN_FUZZ_CHECK(Lines(source->Print()) == Lines(text));
 }

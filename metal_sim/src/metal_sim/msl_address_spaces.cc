@@ -9,8 +9,6 @@
 namespace metal_sim {
 namespace {
 
-constexpr size_t kNone = MslSource::kNone;
-
 /// Whether the parentheses at `open` hold the initializer of a member or base.
 bool Initialize(const MslSource& source, size_t open) {
   if (source.Is(open - 2, ",")) return true;
@@ -21,7 +19,7 @@ bool Initialize(const MslSource& source, size_t open) {
 bool AreParameters(const MslSource& source, size_t open) {
   if (!source.Is(open, "(") || Initialize(source, open)) return false;
   const size_t around = source.Enclosing(open);
-  if (around != kNone) {
+  if (around != kNoToken) {
     if (!source.Is(around, "{")) return false;
     const BraceKind kind = KindOfBrace(source, around);
     if (kind != BraceKind::kNamespace && kind != BraceKind::kType) return false;
@@ -53,7 +51,7 @@ class PointerFinder {
         first = i + 1;
       } else if (source_.Partner(i) > i) {
         i = source_.Partner(i);
-      } else if (source_.Is(i, "<") && source_.ClosingAngle(i, close) != kNone) {
+      } else if (source_.Is(i, "<") && source_.ClosingAngle(i, close) != kNoToken) {
         i = source_.ClosingAngle(i, close);
       }
     }
@@ -64,8 +62,8 @@ class PointerFinder {
     bool pointer = false;
     for (size_t i = first; i < end && !source_.Is(i, "="); ++i) {
       if (source_.IsAddressSpace(i)) return;
-      const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, end) : kNone;
-      if (angle != kNone) i = angle;
+      const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, end) : kNoToken;
+      if (angle != kNoToken) i = angle;
       pointer = pointer || source_.IsOneOf(i, {"*", "&"});
     }
     if (pointer) Add(first, end);

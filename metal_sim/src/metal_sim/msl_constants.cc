@@ -15,11 +15,10 @@
 namespace metal_sim {
 namespace {
 
-constexpr size_t kNone = MslSource::kNone;
 constexpr int kMaxConstantIndex = 65535;
 
 /// Words in front of the type of a program-scope constant.
-bool IsSpecifier(const MslSource& source, size_t index) {
+bool IsConstantSpecifier(const MslSource& source, size_t index) {
   return source.Is(index, "constant") || source.Is(index, "static") ||
          source.Is(index, "constexpr") || source.Is(index, "const") || source.Is(index, "inline") ||
          source.Is(index, "extern");
@@ -63,7 +62,7 @@ class ConstantRewriter {
 
   bool IsConstant(const Declaration& declaration) const {
     if (declaration.has_body || !source_.Is(declaration.stop, ";")) return false;
-    for (size_t i = declaration.head; IsSpecifier(source_, i); ++i) {
+    for (size_t i = declaration.head; IsConstantSpecifier(source_, i); ++i) {
       if (source_.Is(i, "constant")) return true;
     }
     return false;
@@ -87,12 +86,12 @@ class ConstantRewriter {
 
   /// Reads `constant T name`, up to `=`, `(`, `{`, `[` or the end.
   std::optional<Variable> ReadVariable(const Declaration& declaration) const {
-    Variable variable = {declaration.first, declaration.head, kNone, declaration.stop};
-    while (IsSpecifier(source_, variable.type)) ++variable.type;
+    Variable variable = {declaration.first, declaration.head, kNoToken, declaration.stop};
+    while (IsConstantSpecifier(source_, variable.type)) ++variable.type;
     size_t i = variable.type;
     for (; i < declaration.stop; ++i) {
-      const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, declaration.stop) : kNone;
-      if (angle != kNone) {
+      const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, declaration.stop) : kNoToken;
+      if (angle != kNoToken) {
         i = angle;
       } else if (!source_.IsIdentifier(i) && !source_.Is(i, "::") && !source_.Is(i, "*")) {
         break;
@@ -107,8 +106,8 @@ class ConstantRewriter {
   /// Whether a comma that is in no brackets and no template's arguments announces another variable.
   bool HasSecond(size_t first, size_t stop) const {
     for (size_t i = first; i < stop; i = source_.Partner(i) + 1) {
-      const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, stop) : kNone;
-      if (angle != kNone) i = angle;
+      const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, stop) : kNoToken;
+      if (angle != kNoToken) i = angle;
       if (source_.Is(i, ",")) return true;
     }
     return false;

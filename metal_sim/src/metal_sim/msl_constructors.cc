@@ -11,8 +11,6 @@
 namespace metal_sim {
 namespace {
 
-constexpr size_t kNone = MslSource::kNone;
-
 class ConstructorRewriter {
  public:
   explicit ConstructorRewriter(MslSource& source) : source_(source), names_(source) {}
@@ -37,8 +35,8 @@ class ConstructorRewriter {
     bool several = false;
     for (size_t i = open + 1; i < source_.Partner(open); i = source_.Partner(i) + 1) {
       const size_t angle =
-          source_.Is(i, "<") ? source_.ClosingAngle(i, source_.Partner(open)) : kNone;
-      if (angle != kNone) i = angle;
+          source_.Is(i, "<") ? source_.ClosingAngle(i, source_.Partner(open)) : kNoToken;
+      if (angle != kNoToken) i = angle;
       several = several || source_.Is(i, ",");
     }
     size_t first = index;

@@ -27,7 +27,7 @@ size_t StatementStart(const MslSource& source, size_t index) {
   return start;
 }
 
-bool IsTypeWord(const MslSource& source, size_t index) {
+bool IsClassKey(const MslSource& source, size_t index) {
   return source.Is(index, "struct") || source.Is(index, "class") || source.Is(index, "union") ||
          source.Is(index, "enum");
 }
@@ -46,12 +46,12 @@ BraceKind KindBehind(const MslSource& source, size_t head, size_t open) {
   for (size_t i = head; i < open; i = source.Partner(i) + 1) {
     if (source.Is(i, "namespace")) return BraceKind::kNamespace;
     if (source.Is(i, "=")) return BraceKind::kInitializer;
-    names_type |= IsTypeWord(source, i);
+    names_type |= IsClassKey(source, i);
     constant |= source.Is(i, "constant");
     parameters |= source.Is(i, "(") && !TakesParentheses(source, i - 1);
     const size_t angle =
-        source.Is(i + 1, "<") ? source.ClosingAngle(i + 1, open) : MslSource::kNone;
-    if (angle != MslSource::kNone) i = angle;
+        source.Is(i + 1, "<") ? source.ClosingAngle(i + 1, open) : kNoToken;
+    if (angle != kNoToken) i = angle;
   }
   if (source.Is(head, "extern") && head + 2 == open) return BraceKind::kNamespace;
   if (parameters) return BraceKind::kBody;
@@ -59,12 +59,12 @@ BraceKind KindBehind(const MslSource& source, size_t head, size_t open) {
   return constant ? BraceKind::kInitializer : BraceKind::kBody;
 }
 
-/// Behind the `template <...>` heads at `index`, kNone if one does not end. An explicit
+/// Behind the `template <...>` heads at `index`, kNoToken if one does not end. An explicit
 /// instantiation, `template` without angles, has no head.
 size_t SkipTemplateHeads(const MslSource& source, size_t index) {
   while (source.Is(index, "template") && source.Is(index + 1, "<")) {
     const size_t close = source.ClosingAngle(index + 1, source.size());
-    if (close == MslSource::kNone) return MslSource::kNone;
+    if (close == kNoToken) return kNoToken;
     index = close + 1;
   }
   return index;
@@ -91,7 +91,7 @@ class DeclarationLister {
   Status AddDeclaration() {
     const size_t first = position_;
     const size_t head = SkipTemplateHeads(source_, first);
-    if (head == MslSource::kNone) return source_.Error(first, "a template head is not closed");
+    if (head == kNoToken) return source_.Error(first, "a template head is not closed");
     size_t stop = head;
     BraceKind kind = BraceKind::kInitializer;
     for (; stop < source_.size() && !source_.Is(stop, ";"); stop = source_.Partner(stop) + 1) {
@@ -142,7 +142,7 @@ Result<std::vector<Declaration>> ListDeclarations(const MslSource& source) {
 BraceKind KindOfBrace(const MslSource& source, size_t open) {
   const size_t start = StatementStart(source, open);
   const size_t head = SkipTemplateHeads(source, start);
-  return KindBehind(source, head == MslSource::kNone ? start : head, open);
+  return KindBehind(source, head == kNoToken ? start : head, open);
 }
 
 }  // namespace metal_sim

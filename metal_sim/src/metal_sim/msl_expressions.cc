@@ -12,20 +12,18 @@
 namespace metal_sim {
 namespace {
 
-constexpr size_t kNone = MslSource::kNone;
-
 bool HasPrefix(std::string_view text, char upper) {
   return text.size() > 1 && text[0] == '0' && (text[1] | 0x20) == (upper | 0x20);
 }
 
-/// Where the suffix of a half or bfloat literal begins; kNone for other literals. Digits of
+/// Where the suffix of a half or bfloat literal begins; kNoToken for other literals. Digits of
 /// hexadecimal integers look like bf; only behind an exponent are these letters none.
 size_t SuffixStart(std::string_view literal) {
   const bool hexadecimal = HasPrefix(literal, 'X');
-  if (hexadecimal && literal.find_first_of("pP") == std::string_view::npos) return kNone;
+  if (hexadecimal && literal.find_first_of("pP") == std::string_view::npos) return kNoToken;
   if (literal.ends_with('h') || literal.ends_with('H')) return literal.size() - 1;
   if (literal.ends_with("bf") || literal.ends_with("BF")) return literal.size() - 2;
-  return kNone;
+  return kNoToken;
 }
 
 /// Whether it is a floating literal without a suffix.
@@ -56,7 +54,7 @@ class ExpressionRewriter {
   void RewriteLiteral(size_t index) {
     const std::string_view literal = source_.Text(index);
     const size_t start = SuffixStart(literal);
-    if (start == kNone) {
+    if (start == kNoToken) {
       // clang's option for single precision forgets literals of templates.
       if (runs_ && IsFloating(literal)) source_.Replace(index, fmt::format("{}f", literal));
       return;
@@ -119,7 +117,7 @@ class ExpressionRewriter {
   /// of their own.
   void RewriteAuto(size_t index) {
     const size_t around = source_.Enclosing(index);
-    if (around == kNone || (source_.Is(around, "{") && !InBody(index))) return;
+    if (around == kNoToken || (source_.Is(around, "{") && !InBody(index))) return;
     size_t name = index + 1;
     if (source_.Is(name, "const")) ++name;
     const bool plain = source_.IsIdentifier(name) && source_.Is(name + 1, "=") &&
@@ -149,7 +147,7 @@ class ExpressionRewriter {
   /// Whether it is in a function; variables outside of one must be constants.
   bool InBody(size_t index) const {
     const size_t around = source_.Enclosing(index);
-    return around != kNone && source_.Is(around, "{") &&
+    return around != kNoToken && source_.Is(around, "{") &&
            KindOfBrace(source_, around) == BraceKind::kBody;
   }
 

@@ -15,30 +15,28 @@
 namespace metal_sim {
 namespace {
 
-constexpr size_t kNone = MslSource::kNone;
-
 /// Words that may stand in front of a kernel's return type.
-bool IsSpecifier(const MslSource& source, size_t index) {
+bool IsKernelSpecifier(const MslSource& source, size_t index) {
   return source.Is(index, "kernel") || source.Is(index, "static") || source.Is(index, "inline") ||
          source.Is(index, "extern") || source.Is(index, "constexpr");
 }
 
 /// Specifiers that take parentheses.
-bool TakesParentheses(const MslSource& source, size_t index) {
+bool SpecifierTakesParentheses(const MslSource& source, size_t index) {
   return source.Is(index, "__attribute__") || source.Is(index, "alignas") ||
          source.Is(index, "decltype");
 }
 
-/// The parenthesis that opens the parameters of the function declared in [head, stop), kNone if no
+/// The parenthesis that opens the parameters of the function declared in [head, stop), kNoToken if no
 /// function is.
 size_t ParametersOf(const MslSource& source, size_t head, size_t stop) {
   for (size_t i = head; i < stop; i = source.Partner(i) + 1) {
-    if (source.Is(i, "=")) return kNone;
-    if (source.Is(i, "(") && !TakesParentheses(source, i - 1)) return i;
-    const size_t angle = source.Is(i, "<") ? source.ClosingAngle(i, stop) : kNone;
-    if (angle != kNone) i = angle;
+    if (source.Is(i, "=")) return kNoToken;
+    if (source.Is(i, "(") && !SpecifierTakesParentheses(source, i - 1)) return i;
+    const size_t angle = source.Is(i, "<") ? source.ClosingAngle(i, stop) : kNoToken;
+    if (angle != kNoToken) i = angle;
   }
-  return kNone;
+  return kNoToken;
 }
 
 const Attribute* FindAttribute(std::span<const Attribute> attributes, std::string_view name) {
@@ -104,7 +102,7 @@ class KernelCollector {
   Status CheckPlace(size_t index) const {
     const size_t around = source_.Enclosing(index);
     const bool in_namespace =
-        around == kNone ||
+        around == kNoToken ||
         (source_.Is(around, "{") && KindOfBrace(source_, around) == BraceKind::kNamespace);
     if (in_namespace) return Status();
     return source_.Error(index, "a kernel is a function at namespace scope");
@@ -127,7 +125,7 @@ class KernelCollector {
 
   Status ReadFunction(const Declaration& declaration) {
     const size_t open = ParametersOf(source_, declaration.head, declaration.stop);
-    if (open == kNone) {
+    if (open == kNoToken) {
       if (!IsKernel(declaration, declaration.stop)) return Status();
       return source_.Error(declaration.head, "'kernel' stands in front of what is no function");
     }
@@ -143,7 +141,7 @@ class KernelCollector {
   }
 
   Status CheckReturnType(size_t head, size_t name) const {
-    while (IsSpecifier(source_, head) || source_.Is(head, "__attribute__")) {
+    while (IsKernelSpecifier(source_, head) || source_.Is(head, "__attribute__")) {
       head = source_.Is(head, "__attribute__") ? source_.Partner(head + 1) + 1 : head + 1;
     }
     if (head + 1 == name && source_.Is(head, "void") && source_.IsIdentifier(name)) {
@@ -204,10 +202,10 @@ class KernelCollector {
     const bool marked = host != nullptr || IsKernel(declaration, target_end);
     size_t angle = LastAngle(declaration.head, target_end);
     // Else all template arguments follow from the parameters.
-    if (angle == kNone && target_end < stop) angle = target_end;
-    const size_t first = angle == kNone ? kNone : NameStart(angle);
+    if (angle == kNoToken && target_end < stop) angle = target_end;
+    const size_t first = angle == kNoToken ? kNoToken : NameStart(angle);
     const std::string name =
-        angle == kNone ? "" : Resolve(declaration.scope, source_.Spell(first, angle));
+        angle == kNoToken ? "" : Resolve(declaration.scope, source_.Spell(first, angle));
     if (name.empty() && !marked) return Status();  // An instance of a function that is no kernel.
     if (name.empty() || !source_.Is(stop, ";")) {
       return source_.Error(declaration.first,
@@ -236,15 +234,15 @@ class KernelCollector {
     return declaration.scope + instance;
   }
 
-  /// The `<` whose `>` is the last token in front of `end`, kNone if there is none.
+  /// The `<` whose `>` is the last token in front of `end`, kNoToken if there is none.
   size_t LastAngle(size_t head, size_t end) const {
     for (size_t i = head; i < end; i = source_.Partner(i) + 1) {
-      const size_t close = source_.Is(i, "<") ? source_.ClosingAngle(i, end) : kNone;
-      if (close == kNone) continue;
+      const size_t close = source_.Is(i, "<") ? source_.ClosingAngle(i, end) : kNoToken;
+      if (close == kNoToken) continue;
       if (close + 1 == end) return i;
       i = close;
     }
-    return kNone;
+    return kNoToken;
   }
 
   /// The start of the qualified name that ends in front of `angle`.

@@ -10,23 +10,15 @@
 namespace metal_sim {
 namespace {
 
-constexpr size_t kNone = MslSource::kNone;
-
 /// Depth of nested namespaces and types; deeper ones are left alone.
 constexpr int kMaxDepth = 100;
-
-/// Tokens [first, end).
-struct Range {
-  size_t first;
-  size_t end;
-};
 
 class OverloadFinder {
  public:
   explicit OverloadFinder(const MslSource& source) : source_(source) {}
 
   /// The ranges to remove.
-  std::vector<Range> Run() {
+  std::vector<TokenRange> Run() {
     Walk({0, source_.size()}, "");
     return std::move(removed_);
   }
@@ -40,7 +32,7 @@ class OverloadFinder {
   };
 
   /// The declarations of a namespace or type.
-  void Walk(Range range, const std::string& scope) {
+  void Walk(TokenRange range, const std::string& scope) {
     if (++depth_ <= kMaxDepth) {
       for (size_t i = range.first; i < range.end;) i = Declaration(i, range.end, scope);
     }
@@ -53,7 +45,7 @@ class OverloadFinder {
     size_t i = start;
     while (source_.Is(i, "template") && source_.Is(i + 1, "<")) {
       const size_t close = source_.ClosingAngle(i + 1, end);
-      if (close == kNone) return end;  // A later pass reports the error.
+      if (close == kNoToken) return end;  // A later pass reports the error.
       i = close + 1;
     }
     for (; i < end && !source_.Is(i, ";"); i = source_.Partner(i) + 1) {
@@ -61,8 +53,8 @@ class OverloadFinder {
       if (source_.Is(i, "{")) return Braces(start, i, scope);
       if (source_.Is(i, "operator")) i = OperatorParameters(i);
       if (source_.Is(i, "(") && !TakesParentheses(i - 1)) return Add(start, i, end, scope);
-      const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, end) : kNone;
-      if (angle != kNone) i = angle;
+      const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, end) : kNoToken;
+      if (angle != kNoToken) i = angle;
     }
     return i + 1;
   }
@@ -111,7 +103,7 @@ class OverloadFinder {
     }
     const size_t last = LastToken(behind.end, end);
     const bool decided = source_.Is(last, "}") || !behind.spaces.empty();
-    const Range head = {start, source_.Partner(open) + 1};
+    const TokenRange head = {start, source_.Partner(open) + 1};
     if (decided && IsRepeated(head, behind.spaces, behind.is_const ? scope + "const " : scope)) {
       removed_.push_back({start, last + 1});
     } else {
@@ -126,8 +118,8 @@ class OverloadFinder {
     if (source_.Is(i, ":")) {  // Members and bases, each with parentheses or braces of its own.
       do {
         for (++i; i < end && !source_.Is(i, "(") && !source_.Is(i, "{");) {
-          const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, end) : kNone;
-          i = angle == kNone ? i + 1 : angle + 1;
+          const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, end) : kNoToken;
+          i = angle == kNoToken ? i + 1 : angle + 1;
         }
         i = source_.Partner(i) + 1;
       } while (i < end && source_.Is(i, ","));
@@ -138,7 +130,7 @@ class OverloadFinder {
 
   /// Whether there was a function or a specialisation of a type that differs in address spaces, of
   /// its tokens or those at `spaces`, and in nothing else.
-  bool IsRepeated(Range head, const std::vector<size_t>& spaces, const std::string& scope) {
+  bool IsRepeated(TokenRange head, const std::vector<size_t>& spaces, const std::string& scope) {
     std::string spaced = scope;
     std::string plain = scope;
     const auto append = [&](size_t index) {
@@ -155,7 +147,7 @@ class OverloadFinder {
   int depth_ = 0;
   /// The first spelling with address spaces, by the one without.
   std::map<std::string, std::string> first_of_;
-  std::vector<Range> removed_;
+  std::vector<TokenRange> removed_;
 };
 
 /// Makes [begin, end) spaces but for newlines and line markers.
@@ -172,7 +164,7 @@ void Erase(std::string& text, size_t begin, size_t end) {
 Result<std::string> MergeOverloads(std::string_view preprocessed) {
   METAL_SIM_ASSIGN_OR_RETURN(const MslSource source, MslSource::Parse(preprocessed));
   std::string merged(preprocessed);
-  for (const Range& range : OverloadFinder(source).Run()) {
+  for (const TokenRange& range : OverloadFinder(source).Run()) {
     const std::string_view first = source.Text(range.first);
     const std::string_view last = source.Text(range.end - 1);
     const char* const begin = preprocessed.data();

@@ -43,25 +43,20 @@ constexpr std::string_view kQualifiers[] = {"const",  "volatile",    "device", "
                                             "thread", "threadgroup", "struct", "unsigned",
                                             "signed", "typename"};
 
-struct Range {
-  size_t first;
-  size_t end;
-};
-
 struct Parameter {
-  Range tokens;
+  TokenRange tokens;
   KernelArgument argument;
   bool bound;        // False for a buffer that needs an index.
   bool conditional;  // [[function_constant(...)]]: there or not, as the constant says.
 };
 
 /// Splits the list between `open` and its partner at its own commas.
-std::vector<Range> SplitParameters(const MslSource& source, size_t open) {
+std::vector<TokenRange> SplitParameters(const MslSource& source, size_t open) {
   const size_t close = source.Partner(open);
-  std::vector<Range> ranges;
+  std::vector<TokenRange> ranges;
   size_t first = open + 1;
   for (size_t i = first; i < close; i = source.Partner(i) + 1) {
-    if (source.Is(i, "<") && source.ClosingAngle(i, close) != MslSource::kNone) {
+    if (source.Is(i, "<") && source.ClosingAngle(i, close) != kNoToken) {
       i = source.ClosingAngle(i, close);
     }
     if (!source.Is(i, ",")) continue;
@@ -79,12 +74,12 @@ bool IsQualifier(std::string_view word) {
 
 /// The declared name, empty if there is none: the last word, if a type stands in front of it. The
 /// name of a pointer or reference to an array is inside parentheses.
-std::string NameOf(const MslSource& source, Range tokens) {
+std::string NameOf(const MslSource& source, TokenRange tokens) {
   bool typed = false;
   std::string_view name;
   for (size_t i = tokens.first; i < tokens.end; ++i) {
     if (source.Is(i, "=") || source.Is(i, "[")) break;
-    if (source.Is(i, "<") && source.ClosingAngle(i, tokens.end) != MslSource::kNone) {
+    if (source.Is(i, "<") && source.ClosingAngle(i, tokens.end) != kNoToken) {
       i = source.ClosingAngle(i, tokens.end);
     } else if (source.IsIdentifier(i) && !IsQualifier(source.Text(i))) {
       if (typed && !source.Is(i - 1, "::")) name = source.Text(i);
@@ -94,7 +89,7 @@ std::string NameOf(const MslSource& source, Range tokens) {
   return std::string(name);
 }
 
-bool Mentions(const MslSource& source, Range tokens, std::string_view word) {
+bool Mentions(const MslSource& source, TokenRange tokens, std::string_view word) {
   for (size_t i = tokens.first; i < tokens.end; ++i) {
     if (source.Is(i, word)) return true;
   }
@@ -103,7 +98,7 @@ bool Mentions(const MslSource& source, Range tokens, std::string_view word) {
 
 /// Whether it is a pointer, a reference or an array (which is a pointer) in memory that buffers
 /// hold.
-bool IsBuffer(const MslSource& source, Range tokens) {
+bool IsBuffer(const MslSource& source, TokenRange tokens) {
   const bool pointer = Mentions(source, tokens, "*") || Mentions(source, tokens, "&") ||
                        Mentions(source, tokens, "[");
   return pointer && (Mentions(source, tokens, "device") || Mentions(source, tokens, "constant"));
@@ -160,7 +155,7 @@ Status Bind(const MslSource& source, const Attribute& attribute, Parameter& para
   return Status();
 }
 
-Result<Parameter> ReadParameter(const MslSource& source, Range tokens) {
+Result<Parameter> ReadParameter(const MslSource& source, TokenRange tokens) {
   Parameter parameter = {
       tokens,
       {Source::kBuffer, 0, NameOf(source, tokens), source.Spell(tokens.first, tokens.end)},
@@ -223,7 +218,7 @@ Status AssignIndices(const MslSource& source, std::span<Parameter> parameters) {
 
 Result<std::vector<KernelArgument>> ReadParameters(const MslSource& source, size_t open) {
   std::vector<Parameter> parameters;
-  for (const Range tokens : SplitParameters(source, open)) {
+  for (const TokenRange tokens : SplitParameters(source, open)) {
     METAL_SIM_ASSIGN_OR_RETURN(Parameter parameter, ReadParameter(source, tokens));
     parameters.push_back(std::move(parameter));
   }

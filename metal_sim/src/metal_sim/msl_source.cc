@@ -203,7 +203,7 @@ void MslSource::SetAttributesApart() {
 
 Status MslSource::PairBrackets() {
   partner_.resize(size());
-  enclosing_.resize(size(), kNone);
+  enclosing_.resize(size(), kNoToken);
   std::vector<size_t> open;
   for (size_t i = 0; i < size(); ++i) {
     partner_[i] = i;
@@ -226,14 +226,14 @@ Status MslSource::PairBrackets() {
 }
 
 void MslSource::PairAngles() {
-  closing_angle_.resize(size(), kNone);
+  closing_angle_.resize(size(), kNoToken);
   std::vector<size_t> open;
   for (size_t i = 0; i < size(); ++i) {
     if (Is(i, "<")) open.push_back(i);
     // A `<` inside of brackets that end, or in a statement that ends, was no angle bracket.
     const bool ends = Partner(i) < i || Is(i, ";");
     const size_t start = Partner(i) < i ? Partner(i) : Enclosing(i);
-    while (ends && !open.empty() && (start == kNone || open.back() > start)) open.pop_back();
+    while (ends && !open.empty() && (start == kNoToken || open.back() > start)) open.pop_back();
     if (!Is(i, ">") || open.empty() || Enclosing(open.back()) != Enclosing(i)) continue;
     closing_angle_[open.back()] = i;
     open.pop_back();
@@ -265,8 +265,8 @@ size_t MslSource::Partner(size_t index) const {
 }
 
 size_t MslSource::ClosingAngle(size_t open, size_t end) const {
-  const size_t close = open < size() ? closing_angle_[open] : kNone;
-  return close < end ? close : kNone;
+  const size_t close = open < size() ? closing_angle_[open] : kNoToken;
+  return close < end ? close : kNoToken;
 }
 
 std::span<const Attribute> MslSource::Attributes(size_t first, size_t last) const {

@@ -26,11 +26,12 @@ struct Attribute {
 /// for the first of several indices leave; nothing for other expressions.
 std::optional<int> IntegerOf(std::span<const Token> arguments);
 
+/// The number of no token.
+inline constexpr size_t kNoToken = static_cast<size_t>(-1);
+
 /// Tokens are numbered from 0; attributes and line markers are not among them.
 class MslSource {
  public:
-  static constexpr size_t kNone = static_cast<size_t>(-1);
-
   /// Reads `text`, which must outlive the source. Errors: kInvalidArgument for text that cannot
   /// be split into tokens and for brackets without a partner.
   static Result<MslSource> Parse(std::string_view text);
@@ -50,10 +51,10 @@ class MslSource {
   /// that `i = Partner(i)` steps over bracketed tokens.
   size_t Partner(size_t index) const;
   /// The `>` in front of `end` that closes the `<` at `open` if that opens template arguments;
-  /// kNone if there is none.
+  /// kNoToken if there is none.
   size_t ClosingAngle(size_t open, size_t end) const;
-  /// The opening bracket around each token, kNone at the outermost level.
-  size_t Enclosing(size_t index) const { return index < size() ? enclosing_[index] : kNone; }
+  /// The opening bracket around each token, kNoToken at the outermost level.
+  size_t Enclosing(size_t index) const { return index < size() ? enclosing_[index] : kNoToken; }
 
   /// The attributes in front of the tokens `first` to `last`, both included.
   std::span<const Attribute> Attributes(size_t first, size_t last) const;
@@ -90,6 +91,12 @@ class MslSource {
   std::vector<size_t> enclosing_;
   std::vector<size_t> closing_angle_;
   std::vector<Attribute> attributes_;  // In the order of the text.
+};
+
+/// Tokens [first, end).
+struct TokenRange {
+  size_t first;
+  size_t end;
 };
 
 }  // namespace metal_sim

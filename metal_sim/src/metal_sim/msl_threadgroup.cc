@@ -13,8 +13,6 @@
 namespace metal_sim {
 namespace {
 
-constexpr size_t kNone = MslSource::kNone;
-
 /// `alignas(16) threadgroup T a[4], b;` as indices of tokens.
 struct VariableList {
   size_t first;                   // Begin of the statement: `alignas`, qualifiers or `threadgroup`.
@@ -29,7 +27,7 @@ bool IsQualifier(const MslSource& source, size_t index) {
   return source.Is(index, "const") || source.Is(index, "volatile");
 }
 
-bool IsTypeWord(const MslSource& source, size_t index) {
+bool IsIntegerWord(const MslSource& source, size_t index) {
   constexpr std::string_view kWords[] = {"unsigned", "signed", "short", "long", "int", "char"};
   for (const std::string_view word : kWords) {
     if (source.Is(index, word)) return true;
@@ -45,7 +43,7 @@ class ThreadgroupRewriter {
     for (size_t i = 0; i < source_.size(); ++i) {
       if (!source_.Is(i, "threadgroup")) continue;
       const size_t first = StatementStart(i);
-      if (first == kNone) {
+      if (first == kNoToken) {
         METAL_SIM_RETURN_IF_ERROR(CheckNoVariable(i));
       } else {
         METAL_SIM_RETURN_IF_ERROR(RewriteStatement(first, i));
@@ -55,17 +53,17 @@ class ThreadgroupRewriter {
   }
 
  private:
-  /// The first token of the statement whose address space is at `index`, kNone if more than
+  /// The first token of the statement whose address space is at `index`, kNoToken if more than
   /// alignments and qualifiers stand in front of it, as in casts and parameters.
   size_t StatementStart(size_t index) const {
     const size_t around = source_.Enclosing(index);
-    if (around != kNone && !source_.Is(around, "{")) return kNone;
+    if (around != kNoToken && !source_.Is(around, "{")) return kNoToken;
     size_t first = index;
     while (true) {
-      const size_t open = source_.Is(first - 1, ")") ? source_.Partner(first - 1) : kNone;
+      const size_t open = source_.Is(first - 1, ")") ? source_.Partner(first - 1) : kNoToken;
       if (IsQualifier(source_, first - 1)) {
         --first;
-      } else if (open != kNone && source_.Is(open - 1, "alignas")) {
+      } else if (open != kNoToken && source_.Is(open - 1, "alignas")) {
         first = open - 1;
       } else {
         break;
@@ -73,7 +71,7 @@ class ThreadgroupRewriter {
     }
     const bool starts = first == 0 || source_.Is(first - 1, ";") || source_.Is(first - 1, "{") ||
                         source_.Is(first - 1, "}") || source_.Is(first - 1, ":");
-    return starts ? first : kNone;
+    return starts ? first : kNoToken;
   }
 
   /// The `;` that ends the statement at `index`, or the brace of a body in front of it.
@@ -90,7 +88,7 @@ class ThreadgroupRewriter {
   /// `half threadgroup x[4];` and the like would become the thread's own.
   Status CheckNoVariable(size_t word) const {
     const size_t around = source_.Enclosing(word);
-    const bool in_statement = around != kNone && source_.Is(around, "{");
+    const bool in_statement = around != kNoToken && source_.Is(around, "{");
     if (!in_statement || !source_.IsIdentifier(word - 1)) return Status();
     const size_t stop = StatementStop(word);
     for (size_t i = word; i < stop; i = source_.Partner(i) + 1) {
@@ -107,7 +105,7 @@ class ThreadgroupRewriter {
       return CheckPointers(list.type_end, stop);
     }
     const size_t around = source_.Enclosing(word);
-    if (around == kNone || KindOfBrace(source_, around) != BraceKind::kBody) {
+    if (around == kNoToken || KindOfBrace(source_, around) != BraceKind::kBody) {
       return source_.Error(word, "a threadgroup variable outside of a function");
     }
     METAL_SIM_RETURN_IF_ERROR(ReadDeclarators(list, stop));
@@ -126,13 +124,13 @@ class ThreadgroupRewriter {
     bool named = false;
     for (; index < stop; ++index) {
       const bool qualified = source_.Is(index - 1, "::");
-      const bool several = IsTypeWord(source_, index) && (!named || IsTypeWord(source_, index - 1));
-      const size_t angle = source_.Is(index, "<") ? source_.ClosingAngle(index, stop) : kNone;
+      const bool several = IsIntegerWord(source_, index) && (!named || IsIntegerWord(source_, index - 1));
+      const size_t angle = source_.Is(index, "<") ? source_.ClosingAngle(index, stop) : kNoToken;
       if (IsQualifier(source_, index) || source_.Is(index, "typename") ||
           source_.Is(index, "struct") || source_.Is(index, "::") || source_.Is(index, "template")) {
         continue;
       }
-      if (angle != kNone) {
+      if (angle != kNoToken) {
         index = angle;
       } else if (source_.IsIdentifier(index) && (!named || qualified || several)) {
         named = true;
@@ -146,8 +144,8 @@ class ThreadgroupRewriter {
   /// Pointers are left alone, but a variable among them would become the thread's own.
   Status CheckPointers(size_t first, size_t stop) const {
     for (size_t i = first; i < stop; i = source_.Partner(i) + 1) {
-      const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, stop) : kNone;
-      if (angle != kNone) i = angle;
+      const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, stop) : kNoToken;
+      if (angle != kNoToken) i = angle;
       const bool variable =
           source_.Is(i, ",") && source_.IsIdentifier(i + 1) &&
           (source_.Is(i + 2, "[") || source_.Is(i + 2, ",") || source_.Is(i + 2, ";"));

@@ -3,8 +3,6 @@
 namespace metal_sim {
 namespace {
 
-constexpr size_t kNone = MslSource::kNone;
-
 /// `half4`, `uchar2`, `packed_float3`.
 bool IsVectorName(std::string_view name) {
   if (name.starts_with("packed_")) name.remove_prefix(7);
@@ -46,7 +44,7 @@ void VectorNames::AddAlias(size_t index) {
 size_t VectorNames::TypeEnd(size_t index) const {
   if (!source_.Is(index + 1, "<")) return index + 1;
   const size_t angle = source_.ClosingAngle(index + 1, source_.size());
-  return angle == kNone ? index + 1 : angle + 1;
+  return angle == kNoToken ? index + 1 : angle + 1;
 }
 
 }  // namespace metal_sim

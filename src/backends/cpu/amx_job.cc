@@ -18,7 +18,7 @@ constexpr int64_t kMaxBlocksPerTask = 32;
 /// Small M: four long runs per worker, as in the exact driver. Large M: as many blocks as fit,
 /// because every task reads all activations, evened out over the fewest waves of tasks that keep
 /// all workers busy.
-int64_t BlocksPerTask(const GemmDesc& desc, int workers) {
+int64_t AmxBlocksPerTask(const GemmDesc& desc, int workers) {
   const int64_t columns = desc.gated ? desc.n / 2 : desc.n;
   const int64_t limit = desc.gated ? kMaxBlocksPerTask / 2 : kMaxBlocksPerTask;
   const int64_t blocks = std::max<int64_t>(CeilDivide(columns, kBlockRows), 1);
@@ -32,7 +32,7 @@ int64_t BlocksPerTask(const GemmDesc& desc, int workers) {
 }  // namespace
 
 GemmBlocking AmxBlocking(const GemmDesc& desc, int workers) {
-  return {kRowsPerPass, BlocksPerTask(desc, workers) * kBlockRows};
+  return {kRowsPerPass, AmxBlocksPerTask(desc, workers) * kBlockRows};
 }
 
 #if defined(__x86_64__)
@@ -72,7 +72,7 @@ int64_t TermBytes(const GemmDesc& desc) {
 /// The maximum of strips (pairs of blocks) per task. GLU: each half of a task may start inside one
 /// block and end inside another.
 int64_t MaxStrips(const GemmDesc& desc, int workers) {
-  const int64_t blocks = (BlocksPerTask(desc, workers) + 1) * (desc.gated ? 2 : 1);
+  const int64_t blocks = (AmxBlocksPerTask(desc, workers) + 1) * (desc.gated ? 2 : 1);
   return CeilDivide(blocks, 2);
 }
 
@@ -120,7 +120,7 @@ AmxJob::AmxJob(const GemmCall& call, int workers, std::byte* memory, const JobRo
       high_(reinterpret_cast<uint16_t*>(memory + RoundUp(call.desc.n * 4, kBufferAlignment))),
       low_(NeedsTwoTerms(call.desc) ? high_ + TermBytes(call.desc) / 2 : nullptr),
       sums_bytes_(SumsBytes(call.desc, workers)),
-      grid_(TaskGrid::Of(call.desc, BlocksPerTask(call.desc, workers))) {}
+      grid_(TaskGrid::Of(call.desc, AmxBlocksPerTask(call.desc, workers))) {}
 
 int64_t AmxJob::pack_tasks() const { return TileCount(call_.desc); }
 

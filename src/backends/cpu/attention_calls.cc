@@ -11,7 +11,7 @@ namespace marlin::cpu {
 namespace {
 
 /// Bytes of the jobs at the front of a workspace.
-int64_t JobBytes(int64_t jobs) {
+int64_t AttentionJobBytes(int64_t jobs) {
   return RoundUp(jobs * int64_t{sizeof(AttentionJob)}, kBufferAlignment);
 }
 
@@ -22,7 +22,7 @@ int64_t CpuDecoder::WorkspaceBytes(const AttentionCall& call) const {
   const AttentionContext context = ContextOf(jobs, call.options);
   AttentionTotals totals;
   for (const AttentionInput& input : call.inputs) totals.Add(AttentionJob::Of(input), context);
-  return JobBytes(jobs) + totals.Floats(context.workers) * int64_t{sizeof(float)};
+  return AttentionJobBytes(jobs) + totals.Floats(context.workers) * int64_t{sizeof(float)};
 }
 
 Status CpuDecoder::Run(const AttentionCall& call, const OperationContext& context) const {
@@ -30,7 +30,7 @@ Status CpuDecoder::Run(const AttentionCall& call, const OperationContext& contex
   const size_t count = call.inputs.size();
   for (size_t i = 0; i < count; ++i) new (jobs + i) AttentionJob(AttentionJob::Of(call.inputs[i]));
   void* const scratch =
-      static_cast<uint8_t*>(context.workspace) + JobBytes(static_cast<int64_t>(count));
+      static_cast<uint8_t*>(context.workspace) + AttentionJobBytes(static_cast<int64_t>(count));
   RunJobs({jobs, count}, call.options, static_cast<float*>(scratch));
   return {};
 }
@@ -44,7 +44,7 @@ int64_t CpuDecoder::WorkspaceBytes(const PagedAttentionCall& call) const {
   for (int64_t s = 0; s < rows.sequences(); ++s) {
     totals.Add(rows.JobOf(s, call.queries, call.out, nullptr), context);
   }
-  return JobBytes(rows.sequences()) + rows.SegmentBytes() +
+  return AttentionJobBytes(rows.sequences()) + rows.SegmentBytes() +
          totals.Floats(context.workers) * int64_t{sizeof(float)};
 }
 
@@ -52,7 +52,7 @@ Status CpuDecoder::Run(const PagedAttentionCall& call, const OperationContext& c
   const PagedRows rows(call.rows, call.cache);
   MARLIN_RETURN_IF_ERROR(rows.Check(call.options.window));
   auto* const jobs = static_cast<AttentionJob*>(context.workspace);
-  auto* memory = static_cast<uint8_t*>(context.workspace) + JobBytes(rows.sequences());
+  auto* memory = static_cast<uint8_t*>(context.workspace) + AttentionJobBytes(rows.sequences());
   void* const scratch = memory + rows.SegmentBytes();
   auto* segments = reinterpret_cast<const uint8_t**>(memory);
   for (int64_t s = 0; s < rows.sequences(); ++s) {

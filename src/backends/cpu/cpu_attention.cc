@@ -68,9 +68,9 @@ struct HeadRange {
 };
 
 /// Computes a run of tokens in one worker's scratch memory.
-class Worker {
+class AttentionWorker {
  public:
-  Worker(const DecoderKernels& kernels, const SegmentKernel* segment_kernel,
+  AttentionWorker(const DecoderKernels& kernels, const SegmentKernel* segment_kernel,
          const AttentionOptions& options, const TokenRun& run, float* memory)
       : kernels_(kernels),
         segment_kernel_(segment_kernel),
@@ -357,14 +357,14 @@ void CpuDecoder::RunJobs(std::span<const AttentionJob> jobs, const AttentionOpti
     if (!g.apart) {
       // Later tokens see more keys: start the longest tasks first.
       const TokenRun run = TokenRun::Of(*place.job, g, g.runs - 1 - place.index % g.runs);
-      return Worker(kernels_, segment_kernel_, options, run, memory).RunHead(place.index / g.runs);
+      return AttentionWorker(kernels_, segment_kernel_, options, run, memory).RunHead(place.index / g.runs);
     }
     const int64_t part = place.index / g.head_parts % g.segment_parts;
     const int64_t head = place.index % g.head_parts * g.heads_per_part;
     const int64_t run_index = place.index / (g.head_parts * g.segment_parts);
     const TokenRun run = TokenRun::Of(*place.job, g, run_index);
     const int64_t begin = g.first_segment + part * g.segments_per_part;
-    Worker(kernels_, segment_kernel_, options, run, memory)
+    AttentionWorker(kernels_, segment_kernel_, options, run, memory)
         .RunSegments({head, std::min(head + g.heads_per_part, g.kv_heads)}, begin,
                      std::min(begin + g.segments_per_part, g.first_segment + g.segments),
                      partials + place.partials + run_index * g.RunFloats());
@@ -373,7 +373,7 @@ void CpuDecoder::RunJobs(std::span<const AttentionJob> jobs, const AttentionOpti
     const AttentionSchedule::Place place = schedule.FindMerge(number);
     const int64_t run_index = place.index / place.g.kv_heads;
     const TokenRun run = TokenRun::Of(*place.job, place.g, run_index);
-    Worker(kernels_, segment_kernel_, options, run, scratch + id * scratch_floats)
+    AttentionWorker(kernels_, segment_kernel_, options, run, scratch + id * scratch_floats)
         .MergeSegments(place.index % place.g.kv_heads,
                        partials + place.partials + run_index * place.g.RunFloats());
   });

@@ -13,7 +13,7 @@ namespace marlin::cpu {
 namespace {
 
 /// Latents that are multiplied by the weights of a task at a time.
-constexpr int64_t kRows = 32;
+constexpr int64_t kLatentRows = 32;
 
 Status Check(const ExpandLatentsCall& call) {
   for (int64_t i = 0; i < call.pages.dim(0); ++i) {
@@ -51,21 +51,21 @@ struct Sizes {
   /// Floats of a worker: latents, widened weights, products, the RoPE part, and the kernel's
   /// ranges.
   int64_t WorkerFloats() const {
-    return (kRows + kKeyBlock) * padded + kRows * kKeyBlock + RoundUp(rope, kFeaturePad) +
-           2 * kRows;
+    return (kLatentRows + kKeyBlock) * padded + kLatentRows * kKeyBlock + RoundUp(rope, kFeaturePad) +
+           2 * kLatentRows;
   }
 };
 
 /// One task at a time, in one worker's memory.
-class Worker {
+class LatentWorker {
  public:
-  Worker(const DecoderKernels& kernels, const ExpandLatentsCall& call, const Sizes& sizes,
+  LatentWorker(const DecoderKernels& kernels, const ExpandLatentsCall& call, const Sizes& sizes,
          float* memory)
       : kernels_(kernels), call_(call), sizes_(sizes) {
     latents_ = memory;
-    weights_ = latents_ + kRows * sizes_.padded;
+    weights_ = latents_ + kLatentRows * sizes_.padded;
     products_ = weights_ + kKeyBlock * sizes_.padded;
-    rope_ = products_ + kRows * kKeyBlock;
+    rope_ = products_ + kLatentRows * kKeyBlock;
     ranges_ = reinterpret_cast<KeyRange*>(rope_ + RoundUp(sizes_.rope, kFeaturePad));
   }
 
@@ -129,7 +129,7 @@ class Worker {
     }
   }
 
-  /// Calls body(latents, page of heads, first token, tokens) for up to kRows tokens at a time.
+  /// Calls body(latents, page of heads, first token, tokens) for up to kLatentRows tokens at a time.
   template <typename Body>
   void ForRows(const Body& body) const {
     const int64_t row_bytes = call_.latents.key_dim * DTypeBytes(call_.latents.type);
@@ -137,8 +137,8 @@ class Worker {
       const uint8_t* const from = PageOf(call_.latents, call_.pages.As<int32_t>()[i]);
       uint8_t* const page = PageOf(call_.heads, i);
       const int64_t tokens = call_.tokens.As<int32_t>()[i];
-      for (int64_t token = 0; token < tokens; token += kRows) {
-        body(from + token * row_bytes, page, token, std::min(kRows, tokens - token));
+      for (int64_t token = 0; token < tokens; token += kLatentRows) {
+        body(from + token * row_bytes, page, token, std::min(kLatentRows, tokens - token));
       }
     }
   }
@@ -187,7 +187,7 @@ Status CpuDecoder::Run(const ExpandLatentsCall& call, const OperationContext& co
   const Sizes sizes(call);
   auto* const memory = static_cast<float*>(context.workspace);
   pool_.Run(call.heads.kv_heads * sizes.tasks_per_head(), [&](int64_t task, int id) {
-    Worker worker(kernels_, call, sizes, memory + id * sizes.WorkerFloats());
+    LatentWorker worker(kernels_, call, sizes, memory + id * sizes.WorkerFloats());
     const int64_t head = task / sizes.tasks_per_head();
     const int64_t block = task % sizes.tasks_per_head();
     if (block < sizes.key_blocks) {

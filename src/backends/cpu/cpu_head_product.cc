@@ -10,35 +10,35 @@ namespace marlin::cpu {
 namespace {
 
 /// Rows of x that are multiplied by the weights of a task at a time.
-constexpr int64_t kRows = 32;
+constexpr int64_t kHeadRows = 32;
 /// Up to so many rows read weights in place.
-constexpr int64_t kRowsInPlace = 8;
+constexpr int64_t kHeadRowsInPlace = 8;
 
 int64_t PaddedInputs(const HeadProductCall& call) { return RoundUp(call.x.dim(2), kFeaturePad); }
 
 /// Floats of a worker: rows of x, widened weights, products, and the kernel's ranges.
 int64_t WorkerFloats(int64_t inputs) {
-  return (kRows + kKeyBlock) * inputs + kRows * kKeyBlock + 2 * kRows;
+  return (kHeadRows + kKeyBlock) * inputs + kHeadRows * kKeyBlock + 2 * kHeadRows;
 }
 
 /// One task at a time, in one worker's memory.
-class Worker {
+class HeadWorker {
  public:
-  Worker(const DecoderKernels& kernels, const HeadProductCall& call, float* memory)
+  HeadWorker(const DecoderKernels& kernels, const HeadProductCall& call, float* memory)
       : kernels_(kernels), call_(call), inputs_(PaddedInputs(call)) {
     x_ = memory;
-    weights_ = x_ + kRows * inputs_;
+    weights_ = x_ + kHeadRows * inputs_;
     products_ = weights_ + kKeyBlock * inputs_;
-    ranges_ = reinterpret_cast<KeyRange*>(products_ + kRows * kKeyBlock);
+    ranges_ = reinterpret_cast<KeyRange*>(products_ + kHeadRows * kKeyBlock);
   }
 
   void Run(int64_t head, int64_t first, int64_t count) {
     const KeyRows weights = Weights(head, first, count);
-    std::fill_n(ranges_, kRows, KeyRange{0, static_cast<int32_t>(count)});
+    std::fill_n(ranges_, kHeadRows, KeyRange{0, static_cast<int32_t>(count)});
     const int64_t all = call_.x.dim(0);
-    for (int64_t row = 0; row < all; row += kRows) {
+    for (int64_t row = 0; row < all; row += kHeadRows) {
       AttentionRows rows{};
-      rows.count = std::min(kRows, all - row);
+      rows.count = std::min(kHeadRows, all - row);
       rows.depth = inputs_;
       rows.queries = x_;
       rows.ranges = ranges_;
@@ -65,7 +65,7 @@ class Worker {
 
   KeyRows Weights(int64_t head, int64_t first, int64_t count) const {
     const TensorView& weights = call_.weights;
-    if (weights.dim(2) == inputs_ && call_.x.dim(0) <= kRowsInPlace) {
+    if (weights.dim(2) == inputs_ && call_.x.dim(0) <= kHeadRowsInPlace) {
       const int64_t at = head * weights.stride(0) + first * weights.stride(1);
       return {weights.As<uint8_t>() + at * DTypeBytes(weights.dtype()), weights.stride(1),
               weights.dtype(), count};
@@ -96,7 +96,7 @@ Status CpuDecoder::Run(const HeadProductCall& call, const OperationContext& cont
   auto* const memory = static_cast<float*>(context.workspace);
   pool_.Run(call.x.dim(1) * blocks, [&](int64_t task, int worker) {
     const int64_t first = task % blocks * kKeyBlock;
-    Worker(kernels_, call, memory + worker * floats)
+    HeadWorker(kernels_, call, memory + worker * floats)
         .Run(task / blocks, first, std::min(kKeyBlock, outputs - first));
   });
   return {};

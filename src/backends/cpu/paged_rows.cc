@@ -6,14 +6,10 @@
 
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/macros.h"
 
 namespace marlin::cpu {
-namespace {
-
-Status Invalid(std::string_view message) { return Status(Code::kInvalidArgument, message); }
-
-}  // namespace
 
 uint8_t* PageOf(const PagedCache& cache, int64_t page) {
   const int64_t slab = page / cache.slab_pages;

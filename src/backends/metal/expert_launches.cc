@@ -22,7 +22,7 @@ constexpr int64_t kColumnThreads = 256;
 constexpr uint32_t kGemmThreads = 128;
 constexpr int64_t kGemmColumns = 64;
 
-uint32_t Count(int64_t count) { return static_cast<uint32_t>(count); }
+uint32_t ToU32(int64_t count) { return static_cast<uint32_t>(count); }
 
 bool IsAligned(const ExpertsCall& call, DType type) {
   constexpr uintptr_t kVector = 16;
@@ -162,7 +162,7 @@ class PassLaunches {
     Read(MARLIN_BUFFER_EXPERTS, table_.matrices(), &rank);
     Write(MARLIN_BUFFER_RANKS, arrays_.ranks, &rank);
     Write(MARLIN_BUFFER_COUNTS, arrays_.counts, &rank);
-    rank.threadgroups[0] = Count(pass_.sort_blocks());
+    rank.threadgroups[0] = ToU32(pass_.sort_blocks());
     launches_.push_back(std::move(rank));
 
     KernelLaunch scan = launch("moe_scan_experts");
@@ -176,7 +176,7 @@ class PassLaunches {
     Read(MARLIN_BUFFER_SLOT_BEGIN, arrays_.begin, &scatter);
     Read(MARLIN_BUFFER_RANKS, arrays_.ranks, &scatter);
     Read(MARLIN_BUFFER_COUNTS, arrays_.counts, &scatter);
-    scatter.threadgroups[0] = Count(pass_.sort_blocks());
+    scatter.threadgroups[0] = ToU32(pass_.sort_blocks());
     launches_.push_back(std::move(scatter));
   }
 
@@ -194,13 +194,13 @@ class PassLaunches {
     const int64_t strips = CeilDivide(group.columns, int64_t{kStripOutputs});
     KernelLaunch launch =
         tiles.few ? Launch("expert_gemm.metal", GemvFunction(tiles.rows),
-                           Count(GemvSimdgroups(strips, gated) * kLanes))
+                           ToU32(GemvSimdgroups(strips, gated) * kLanes))
                   : Launch("expert_gemm.metal",
                            tiles.rows == 32 ? "moe_expert_gemm_32x64" : "moe_expert_gemm_64x64",
                            kGemmThreads);
     const int64_t columns =
         tiles.few ? strips : CeilDivide(group.columns, gated ? kGemmColumns / 2 : kGemmColumns);
-    launch.threadgroups = {Count(columns), Count(tiles.count), Count(group.parts)};
+    launch.threadgroups = {ToU32(columns), ToU32(tiles.count), ToU32(group.parts)};
     launch.reached = table_.reached();
     launch.constants = group.constants;
     launch.constants[MARLIN_CONSTANT_INPUT_TYPE] = ElementTypeOf(from.type);
@@ -232,8 +232,8 @@ class PassLaunches {
     for (const Tiles& tiles : AllTiles()) {
       if (tiles.count == 0) continue;
       KernelLaunch launch = Launch("combine_experts.metal", "moe_gate_experts", kColumnThreads);
-      launch.threadgroups = {Count(CeilDivide(table_.ungated_inner(), kColumnThreads)),
-                             Count(tiles.count), 1};
+      launch.threadgroups = {ToU32(CeilDivide(table_.ungated_inner(), kColumnThreads)),
+                             ToU32(tiles.count), 1};
       SetGate(&launch);
       kernels::ExpertParameters& p = *launch.expert_parameters;
       p.output_stride = table_.inner_stride();
@@ -249,7 +249,7 @@ class PassLaunches {
 
   void AddSum() {
     KernelLaunch launch = Launch("combine_experts.metal", "moe_sum_experts", kColumnThreads);
-    launch.threadgroups = {Count(CeilDivide(layer_.hidden, kColumnThreads)), Count(pass_.tokens),
+    launch.threadgroups = {ToU32(CeilDivide(layer_.hidden, kColumnThreads)), ToU32(pass_.tokens),
                            1};
     launch.constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(problem_.out_type);
     launch.expert_parameters->input_stride = layer_.hidden;

@@ -13,7 +13,6 @@
 namespace marlin::metal {
 namespace {
 
-constexpr std::string_view kFolder = "backends/metal/kernels/";
 constexpr std::string_view kSpace = " \n";
 
 std::string_view Trim(std::string_view text) {
@@ -164,7 +163,7 @@ Status Unknown(std::string_view what) {
 
 Result<KernelBody> BodyOfKernel(std::string_view file, std::string_view function,
                                 const FunctionConstants& constants) {
-  const std::string path = fmt::format("{}{}", kFolder, file);
+  const std::string path = fmt::format("{}{}", kKernelFolder, file);
   const auto files = KernelFiles();
   const auto found = std::find_if(files.begin(), files.end(),
                                   [&](const KernelFile& known) { return known.path == path; });

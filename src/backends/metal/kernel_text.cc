@@ -13,8 +13,6 @@
 namespace marlin::metal {
 namespace {
 
-constexpr std::string_view kFolder = "backends/metal/kernels/";
-
 Result<std::string_view> TextOf(std::string_view path) {
   for (const KernelFile& file : KernelFiles()) {
     if (file.path == path) return file.text;
@@ -31,7 +29,7 @@ std::string_view TakeLine(std::string_view* text) {
 }
 
 /// The part of `line` between `before`, at its start, and the next `after`; nullopt: no match.
-std::optional<std::string_view> Between(std::string_view line, std::string_view before,
+std::optional<std::string_view> AfterPrefix(std::string_view line, std::string_view before,
                                         std::string_view after) {
   if (!line.starts_with(before)) return std::nullopt;
   line.remove_prefix(before.size());
@@ -47,7 +45,7 @@ Status Append(std::string_view path, std::set<std::string_view>* seen, std::stri
   *out += fmt::format("#line 1 \"{}\"\n", path);
   for (int number = 1; !rest.empty(); ++number) {
     const std::string_view line = TakeLine(&rest);
-    if (const auto included = Between(line, "#include \"", "\"")) {
+    if (const auto included = AfterPrefix(line, "#include \"", "\"")) {
       MARLIN_RETURN_IF_ERROR(Append(*included, seen, out));
       *out += fmt::format("#line {} \"{}\"\n", number + 1, path);
     } else {
@@ -64,16 +62,16 @@ struct Declared {
 };
 std::optional<Declared> DeclaredConstant(std::string_view line) {
   constexpr std::string_view kAttribute = " [[function_constant(";
-  const auto name = Between(line, "constant int ", kAttribute);
+  const auto name = AfterPrefix(line, "constant int ", kAttribute);
   if (!name) return std::nullopt;
-  const auto macro = Between(line.substr(line.find(kAttribute)), kAttribute, ")]];");
+  const auto macro = AfterPrefix(line.substr(line.find(kAttribute)), kAttribute, ")]];");
   return Declared{*name, macro.value_or("")};
 }
 
 }  // namespace
 
 Result<std::string> KernelText(std::string_view file) {
-  const std::string path = fmt::format("{}{}", kFolder, file);
+  const std::string path = fmt::format("{}{}", kKernelFolder, file);
   std::set<std::string_view> seen;
   std::string text;
   MARLIN_RETURN_IF_ERROR(Append(path, &seen, &text));
@@ -98,7 +96,7 @@ Result<std::string> KernelText(std::string_view file, const FunctionConstants& c
 }
 
 Result<std::vector<FunctionConstant>> ListFunctionConstants() {
-  MARLIN_ASSIGN_OR_RETURN(std::string_view rest, TextOf(fmt::format("{}constants.h", kFolder)));
+  MARLIN_ASSIGN_OR_RETURN(std::string_view rest, TextOf(fmt::format("{}constants.h", kKernelFolder)));
   std::vector<FunctionConstant> constants;
   while (!rest.empty()) {
     const auto declared = DeclaredConstant(TakeLine(&rest));

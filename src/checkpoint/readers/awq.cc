@@ -23,7 +23,7 @@ namespace marlin {
 namespace {
 
 constexpr std::array<int, 8> kOrder = {0, 2, 4, 6, 1, 3, 5, 7};
-constexpr int64_t kNibbles = 8;  // In a word.
+constexpr int64_t kNibblesPerWord = 8;  // In a word.
 
 struct AwqModule {
   int64_t k = 0;
@@ -38,7 +38,7 @@ struct AwqModule {
 // Words of packed zeros of a row, as the gemv kernels pad them.
 int64_t ZerosWidth(int64_t k, int64_t group_size) {
   const int64_t multiple = group_size >= 128 ? 1 : (group_size == 64 ? 2 : 4);
-  return RoundUp(CeilDivide(k / group_size, kNibbles), multiple);
+  return RoundUp(CeilDivide(k / group_size, kNibblesPerWord), multiple);
 }
 
 // Words of eight nibbles in kOrder, to the same words in natural order.
@@ -52,9 +52,9 @@ uint32_t NaturalOrder(uint32_t word) {
 
 // Words of `rows` rows of k, up to eight, as words of eight columns: an 8 x 8 transposition of
 // nibbles. The words of a column are `stride` apart.
-std::array<uint32_t, kNibbles> TransposeNibbles(const std::byte* data, int64_t first,
+std::array<uint32_t, kNibblesPerWord> TransposeNibbles(const std::byte* data, int64_t first,
                                                 int64_t stride, int64_t rows) {
-  std::array<uint32_t, kNibbles> columns{};
+  std::array<uint32_t, kNibblesPerWord> columns{};
   for (int64_t r = 0; r < rows; ++r) {
     const uint32_t word = WordAt(data, first + r * stride);
     for (size_t i = 0; i < kOrder.size(); ++i) {
@@ -66,22 +66,22 @@ std::array<uint32_t, kNibbles> TransposeNibbles(const std::byte* data, int64_t f
 
 Status FillGemm(const TensorStore& store, const AwqModule& m, WeightsBuffer* buffer,
                 ThreadPool& pool) {
-  const int64_t columns = m.n / kNibbles;  // Words of a row.
+  const int64_t columns = m.n / kNibblesPerWord;  // Words of a row.
   auto* out = static_cast<uint32_t*>(buffer->codes);
-  pool.Run(CeilDivide(m.k, kNibbles), [&](int64_t row, int) {
-    const int64_t rows = std::min(kNibbles, m.k - row * kNibbles);
+  pool.Run(CeilDivide(m.k, kNibblesPerWord), [&](int64_t row, int) {
+    const int64_t rows = std::min(kNibblesPerWord, m.k - row * kNibblesPerWord);
     for (int64_t column = 0; column < columns; ++column) {
-      const std::array<uint32_t, kNibbles> words =
-          TransposeNibbles(store.Data(m.codes), row * kNibbles * columns + column, columns, rows);
-      std::memcpy(out + row * m.n + column * kNibbles, words.data(), sizeof(words));
+      const std::array<uint32_t, kNibblesPerWord> words =
+          TransposeNibbles(store.Data(m.codes), row * kNibblesPerWord * columns + column, columns, rows);
+      std::memcpy(out + row * m.n + column * kNibblesPerWord, words.data(), sizeof(words));
     }
   });
   std::memcpy(buffer->scales, store.Data(m.scales),
               static_cast<size_t>(buffer->weights.scales.ByteCount()));
   for (int64_t i = 0; i < m.groups * columns; ++i) {
     const uint32_t word = NaturalOrder(WordAt(store.Data(m.zeros), i));
-    for (int64_t j = 0; j < kNibbles; ++j) {
-      static_cast<uint16_t*>(buffer->zeros)[i * kNibbles + j] =
+    for (int64_t j = 0; j < kNibblesPerWord; ++j) {
+      static_cast<uint16_t*>(buffer->zeros)[i * kNibblesPerWord + j] =
           FloatToHalf(static_cast<float>((word >> (4 * j)) & 15u));
     }
   }
@@ -97,9 +97,9 @@ Status FillGemv(const TensorStore& store, const AwqModule& m, WeightsBuffer* buf
       std::memcpy(scales + (g * m.n + c) * 2, store.Data(m.scales) + (c * m.padded_groups + g) * 2,
                   2);
       const uint32_t word =
-          WordAt(store.Data(m.zeros), c * m.padded_groups / kNibbles + g / kNibbles);
+          WordAt(store.Data(m.zeros), c * m.padded_groups / kNibblesPerWord + g / kNibblesPerWord);
       static_cast<uint16_t*>(buffer->zeros)[g * m.n + c] =
-          FloatToHalf(static_cast<float>((word >> (4 * (g % kNibbles))) & 15u));
+          FloatToHalf(static_cast<float>((word >> (4 * (g % kNibblesPerWord))) & 15u));
     }
   }
   return {};
@@ -185,7 +185,7 @@ class AwqFinder {
     m_.k = codes[0];
     m_.n = scales[1];
     m_.groups = scales[0];
-    const bool fits = m_.n % kNibbles == 0 && codes[1] == m_.n / kNibbles &&
+    const bool fits = m_.n % kNibblesPerWord == 0 && codes[1] == m_.n / kNibblesPerWord &&
                       finder_.ShapeOf(m_.zeros) == Shape{m_.groups, codes[1]} &&
                       CeilDivide(m_.k, GroupSize()) == m_.groups;
     return fits ? Status() : Misfit();
@@ -193,11 +193,11 @@ class AwqFinder {
 
   Status FindGemv() {
     const Shape& codes = finder_.ShapeOf(m_.codes);
-    const std::optional<int64_t> k = (Checked(codes[1]) * Checked(kNibbles)).Take();
+    const std::optional<int64_t> k = (Checked(codes[1]) * Checked(kNibblesPerWord)).Take();
     if (!k) return Misfit();
     m_.k = *k;
     m_.n = codes[0];
-    return FindPadded({m_.n, ZerosWidth(m_.k, GroupSize()) * kNibbles},
+    return FindPadded({m_.n, ZerosWidth(m_.k, GroupSize()) * kNibblesPerWord},
                       {m_.n, ZerosWidth(m_.k, GroupSize())});
   }
 
@@ -207,13 +207,13 @@ class AwqFinder {
     const std::optional<int64_t> n = (Checked(codes[0]) * Checked(4)).Take();
     if (!n || m_.k % 64 != 0) return Misfit();
     m_.n = *n;
-    const Shape shape{ZerosWidth(m_.k, GroupSize()) * kNibbles, m_.n};
+    const Shape shape{ZerosWidth(m_.k, GroupSize()) * kNibblesPerWord, m_.n};
     return FindPadded(shape, shape);
   }
 
   Status FindPadded(const Shape& scales, const Shape& zeros) {
     m_.groups = m_.k / GroupSize();
-    m_.padded_groups = ZerosWidth(m_.k, GroupSize()) * kNibbles;
+    m_.padded_groups = ZerosWidth(m_.k, GroupSize()) * kNibblesPerWord;
     const bool fits = m_.k % GroupSize() == 0 && finder_.ShapeOf(m_.scales) == scales &&
                       finder_.ShapeOf(m_.zeros) == zeros;
     return fits ? Status() : Misfit();

@@ -25,7 +25,7 @@ namespace marlin {
 namespace {
 
 constexpr JsonLimits kStateJson{int64_t{64} << 10, 1 << 10};
-constexpr std::array<std::string_view, 2> kTypes = {"nf4", "fp4"};
+constexpr std::array<std::string_view, 2> kQuantTypes = {"nf4", "fp4"};
 
 /// The scales of the blocks of one matrix, or of a stack.
 struct BlockScales {
@@ -236,7 +236,7 @@ OpenReader OpenBitsandbytes;
 Result<std::unique_ptr<const ModuleReader>> OpenBitsandbytes(TensorStore& store,
                                                              const QuantMethod& /*method*/) {
   auto reader = std::make_unique<ListedReader>(store);
-  for (const std::string_view type : kTypes) {
+  for (const std::string_view type : kQuantTypes) {
     const std::string suffix = ".weight.quant_state.bitsandbytes__" + std::string(type);
     for (const std::string& base : BasesWithSuffix(store, suffix)) {
       MARLIN_RETURN_IF_ERROR(FourBitFinder(store, base, type).AddTo(reader.get()));

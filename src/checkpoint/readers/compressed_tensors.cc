@@ -30,8 +30,6 @@
 namespace marlin {
 namespace {
 
-constexpr int64_t kMxGroup = 32;
-constexpr int64_t kNvGroup = 16;
 
 struct CtGroup {
   std::vector<std::string> targets;
@@ -74,7 +72,7 @@ Result<CtGroup> ReadGroup(ModelConfig group) {
   return read;
 }
 
-Result<CtConfig> ReadConfig(const QuantMethod& method) {
+Result<CtConfig> ReadCtConfig(const QuantMethod& method) {
   MARLIN_ASSIGN_OR_RETURN(ModelConfig json,
                           ModelConfig::Parse(DumpJson(*method.config), method.where));
   CtConfig config;
@@ -523,7 +521,7 @@ OpenReader OpenCompressedTensors;
 
 Result<std::unique_ptr<const ModuleReader>> OpenCompressedTensors(TensorStore& store,
                                                                   const QuantMethod& method) {
-  MARLIN_ASSIGN_OR_RETURN(const CtConfig config, ReadConfig(method));
+  MARLIN_ASSIGN_OR_RETURN(const CtConfig config, ReadCtConfig(method));
   if (config.bitmask != BitmaskFormat::kNone) {
     MARLIN_RETURN_IF_ERROR(ExpandPlain(config.bitmask, &store));
   }

@@ -176,7 +176,7 @@ class BitmaskFinder {
 };
 
 /// The nibble of a block by its four bits; 0, which is none, unless two are set.
-constexpr std::array<uint8_t, 16> kNibbles = {0, 0, 0, 4, 0, 8, 9, 0, 0, 12, 13, 0, 14, 0, 0, 0};
+constexpr std::array<uint8_t, 16> kPatternNibbles = {0, 0, 0, 4, 0, 8, 9, 0, 0, 12, 13, 0, 14, 0, 0, 0};
 constexpr uint8_t kPaddingNibble = 4;
 
 // --- marlin-24 ----------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ KeptRows BitmaskTensor::Kept() const {
     for (int64_t b = 0; b < padded / kSparseBlock; ++b) {
       nibbles[b] = b * kSparseBlock >= k
                        ? kPaddingNibble
-                       : kNibbles[static_cast<size_t>(row_bits.ByteAt(b / 2) >> (b % 2 * 4) & 15)];
+                       : kPatternNibbles[static_cast<size_t>(row_bits.ByteAt(b / 2) >> (b % 2 * 4) & 15)];
     }
   };
   return kept;

@@ -8,6 +8,7 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "base/view_checks.h"
 #include "layout/input_transform.h"
 #include "marlin/recipe.h"
 #include "recipe/regex.h"
@@ -31,10 +32,6 @@ std::vector<std::string> NamesOf(const Json& json, std::string_view key) {
     if (name.is_string()) names.push_back(name.get<std::string>());
   }
   return names;
-}
-
-bool IsFloat(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBf16;
 }
 
 }  // namespace

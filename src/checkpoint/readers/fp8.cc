@@ -14,7 +14,6 @@
 namespace marlin {
 namespace {
 
-constexpr int64_t kMxGroup = 32;
 constexpr std::array<std::string_view, 3> kScaleSuffixes = {".weight_scale_inv", ".scale",
                                                             ".weight_scale"};
 

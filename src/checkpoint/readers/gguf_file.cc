@@ -101,9 +101,9 @@ std::optional<std::vector<T>> AllOf(const GgufValue* value, At at) {
   return all;
 }
 
-class Parser {
+class GgufParser {
  public:
-  Parser(std::string_view file, const std::string& where) : file_(file), where_(where) {}
+  GgufParser(std::string_view file, const std::string& where) : file_(file), where_(where) {}
 
   Result<GgufFile> Run() {
     MARLIN_RETURN_IF_ERROR(ReadHeader());
@@ -370,7 +370,7 @@ std::optional<std::vector<std::string_view>> GgufMetadata::Texts(std::string_vie
 }
 
 Result<GgufFile> ParseGguf(std::string_view file, const std::string& where) {
-  return Parser(file, where).Run();
+  return GgufParser(file, where).Run();
 }
 
 }  // namespace marlin

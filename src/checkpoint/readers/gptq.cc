@@ -48,7 +48,7 @@ struct GptqModule {
   std::vector<int32_t> permutation;   // Sorts k by group_index; empty: nothing does.
 };
 
-Result<GptqConfig> ReadConfig(const QuantMethod& method) {
+Result<GptqConfig> ReadGptqConfig(const QuantMethod& method) {
   MARLIN_ASSIGN_OR_RETURN(ModelConfig json,
                           ModelConfig::Parse(DumpJson(*method.config), method.where));
   GptqConfig config;
@@ -311,7 +311,7 @@ OpenReader OpenGptq;
 
 Result<std::unique_ptr<const ModuleReader>> OpenGptq(TensorStore& store,
                                                      const QuantMethod& method) {
-  MARLIN_ASSIGN_OR_RETURN(const GptqConfig config, ReadConfig(method));
+  MARLIN_ASSIGN_OR_RETURN(const GptqConfig config, ReadGptqConfig(method));
   auto reader = std::make_unique<ListedReader>(store);
   for (const std::string& base : BasesWithSuffix(store, ".qweight")) {
     MARLIN_RETURN_IF_ERROR(GptqFinder(store, config, base).AddTo(reader.get()));

@@ -118,7 +118,7 @@ struct TypeRow {
   int bits;
   std::string_view name;
 };
-constexpr TypeRow kTypes[] = {
+constexpr TypeRow kTypeRows[] = {
     {OnnxType::kF32, 32, "FLOAT"},
     {OnnxType::kU8, 8, "UINT8"},
     {OnnxType::kI8, 8, "INT8"},
@@ -143,9 +143,9 @@ constexpr TypeRow kTypes[] = {
     {OnnxType::kI2, 2, "INT2"},
 };
 
-class Parser {
+class OnnxParser {
  public:
-  Parser(std::string_view file, const std::string& where) : file_(file), where_(where) {}
+  OnnxParser(std::string_view file, const std::string& where) : file_(file), where_(where) {}
 
   Result<OnnxFile> Run() {
     Message model(file_);
@@ -437,14 +437,14 @@ class Parser {
 }  // namespace
 
 int OnnxBits(OnnxType type) {
-  for (const TypeRow& row : kTypes) {
+  for (const TypeRow& row : kTypeRows) {
     if (row.type == type) return row.bits;
   }
   return 0;
 }
 
 std::string OnnxTypeName(OnnxType type) {
-  for (const TypeRow& row : kTypes) {
+  for (const TypeRow& row : kTypeRows) {
     if (row.type == type) return std::string(row.name);
   }
   return std::to_string(static_cast<int64_t>(type));
@@ -458,7 +458,7 @@ int64_t OnnxNode::Integer(std::string_view attribute, int64_t fallback) const {
 }
 
 Result<OnnxFile> ParseOnnx(std::string_view file, const std::string& where) {
-  return Parser(file, where).Run();
+  return OnnxParser(file, where).Run();
 }
 
 Result<std::vector<std::byte>> DecodeOnnxNumbers(const OnnxTensor& tensor,

@@ -12,7 +12,7 @@
 namespace marlin {
 namespace {
 
-constexpr std::string_view kFormat = "awq";
+constexpr std::string_view kAwqName = "awq";
 constexpr std::array<int, 8> kOrder = {0, 2, 4, 6, 1, 3, 5, 7};
 
 /// Packs eight columns of codes, the column of each nibble `stride` apart.
@@ -51,17 +51,17 @@ class AwqWriter final : public ModuleWriter {
   Result<OutputUnit> Plan(const ForeignModule& module) const override {
     const WeightsSpec& spec = module.spec;
     if (UnsignedCodesOf(spec.format).bits != 4 || GetFormatInfo(spec.format).has_codebook) {
-      return WouldLose(kFormat, FormatName(spec.format));
+      return WouldLose(kAwqName, FormatName(spec.format));
     }
-    if (spec.has_biases) return WouldLose(kFormat, "biases");
+    if (spec.has_biases) return WouldLose(kAwqName, "biases");
     if (DTypeBytes(ScaleDType(spec.scale_type)) == 1) {
-      return WouldLose(kFormat, fmt::format("{} scales", ScaleTypeName(spec.scale_type)));
+      return WouldLose(kAwqName, fmt::format("{} scales", ScaleTypeName(spec.scale_type)));
     }
     if (spec.n % 8 != 0) {
-      return WouldLose(kFormat, fmt::format("{} outputs, which are no multiple of 8", spec.n));
+      return WouldLose(kAwqName, fmt::format("{} outputs, which are no multiple of 8", spec.n));
     }
     if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
-      return WouldLose(kFormat, fmt::format("a last group of {} k in groups of {}",
+      return WouldLose(kAwqName, fmt::format("a last group of {} k in groups of {}",
                                             spec.k % spec.group_size, spec.group_size));
     }
     const int64_t groups = GroupCount(spec);
@@ -75,12 +75,12 @@ class AwqWriter final : public ModuleWriter {
   Status Write(const QuantizedWeights& matrix, TensorSink* sink) const override {
     const WeightsSpec& spec = matrix.spec;
     MARLIN_ASSIGN_OR_RETURN(const std::vector<uint32_t> words, PackCodes(matrix));
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> zeros, UnsignedZeros(kFormat, matrix));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> zeros, UnsignedZeros(kAwqName, matrix));
     std::vector<uint32_t> packed;
     packed.reserve(zeros.size() / 8);
     for (size_t i = 0; i < zeros.size(); i += 8) packed.push_back(PackNibbles(&zeros[i], 1));
     MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> scales,
-                            ConvertedParameters(kFormat, "scale", matrix.scales, ScalesOf(spec)));
+                            ConvertedParameters(kAwqName, "scale", matrix.scales, ScalesOf(spec)));
     const auto append = [sink](size_t tensor, const auto& values) {
       return sink->Append(tensor, values.data(),
                           static_cast<int64_t>(values.size() * sizeof(values[0])));
@@ -97,7 +97,7 @@ class AwqWriter final : public ModuleWriter {
     };
     for (const ForeignModule& module : modules) {
       if (group_of(module) == group_of(modules.front())) continue;
-      return WouldLose(kFormat, fmt::format("groups of {} in \"{}\" and of {} in \"{}\"",
+      return WouldLose(kAwqName, fmt::format("groups of {} in \"{}\" and of {} in \"{}\"",
                                             group_of(modules.front()), modules.front().name,
                                             group_of(module), module.name));
     }

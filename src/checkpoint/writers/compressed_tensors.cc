@@ -24,7 +24,7 @@
 namespace marlin {
 namespace {
 
-constexpr std::string_view kFormat = "compressed-tensors";
+constexpr std::string_view kCtName = "compressed-tensors";
 
 enum class Scheme { kPacked, kNvFp4, kMxFp4, kMxFp6, kFloat, kMxFp8 };
 
@@ -86,7 +86,7 @@ Json GroupOf(const WeightsSpec& spec) {
 /// The global scale by which e4m3 scales are divided to the same fp32 numbers.
 Result<float> DivisorOf(const QuantizedWeights& matrix) {
   if (matrix.spec.global_scale_divides) return *matrix.global_scale.As<float>();
-  return InverseGlobalScale(kFormat, matrix);
+  return InverseGlobalScale(kCtName, matrix);
 }
 
 class CompressedTensorsWriter final : public ModuleWriter {
@@ -95,13 +95,13 @@ class CompressedTensorsWriter final : public ModuleWriter {
     const WeightsSpec& spec = module.spec;
     const std::optional<Scheme> scheme = SchemeOf(spec);
     if (!scheme) {
-      return WouldLose(kFormat,
+      return WouldLose(kCtName,
                        fmt::format("{} in groups of {} with {} scales{}", FormatName(spec.format),
                                    spec.group_size, ScaleTypeName(spec.scale_type),
                                    spec.has_biases ? " and biases" : ""));
     }
     if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
-      return WouldLose(kFormat, fmt::format("a last group of {} k in groups of {}",
+      return WouldLose(kCtName, fmt::format("a last group of {} k in groups of {}",
                                             spec.k % spec.group_size, spec.group_size));
     }
     const int64_t bits = GetFormatInfo(spec.format).bits;
@@ -125,7 +125,7 @@ class CompressedTensorsWriter final : public ModuleWriter {
                         {name("weight_scale"), ScaleDType(spec.scale_type), {spec.n, groups}}};
     }
     if (spec.k % spec.group_size != 0) {
-      return WouldLose(kFormat, fmt::format("{} k in one group of {}", spec.k, spec.group_size));
+      return WouldLose(kCtName, fmt::format("{} k in one group of {}", spec.k, spec.group_size));
     }
     if (*scheme == Scheme::kMxFp8) {
       return OutputUnit{{name("weight"), DType::kF8E4M3, {spec.n, spec.k}},
@@ -146,7 +146,7 @@ class CompressedTensorsWriter final : public ModuleWriter {
     MARLIN_RETURN_IF_ERROR(WriteCodes(matrix, sink));
     MARLIN_ASSIGN_OR_RETURN(
         const std::vector<std::byte> scales,
-        TransposedParameters(kFormat, "scale", matrix.scales, matrix.scales.dtype()));
+        TransposedParameters(kCtName, "scale", matrix.scales, matrix.scales.dtype()));
     MARLIN_RETURN_IF_ERROR(sink->Append(1, scales.data(), static_cast<int64_t>(scales.size())));
     if (*SchemeOf(spec) != Scheme::kPacked) {
       if (!spec.has_global_scale) return {};
@@ -221,7 +221,7 @@ class CompressedTensorsWriter final : public ModuleWriter {
     const WeightsSpec& spec = matrix.spec;
     const int bits = GetFormatInfo(spec.format).bits;
     const int64_t groups = GroupCount(spec);
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> zeros, UnsignedZeros(kFormat, matrix));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> zeros, UnsignedZeros(kCtName, matrix));
     // [groups, n] packed along n gives [groups, words]; the file has the transpose.
     const std::vector<uint32_t> rows = PackRuns(zeros, spec.n, bits);
     const int64_t words = Words(spec.n, bits);

@@ -15,7 +15,7 @@
 namespace marlin {
 namespace {
 
-constexpr std::string_view kFormat = "gguf";
+constexpr std::string_view kGgufName = "gguf";
 constexpr std::string_view kAdvice =
     "; s4, int2 and int3 (Q4_0), u4 (Q4_1), int5 (Q5_0), u5 (Q5_1), s8, int6 and fp6_e2m3 (Q8_0) "
     "and codebook4 (IQ4_NL) with scales that fp16 holds, and fp4_e2m1 with e8m0 (MXFP4) or e4m3 "
@@ -29,7 +29,7 @@ Status Advise(const Status& status) {
   return Status(status.code(), std::string(status.message()) + std::string(kAdvice));
 }
 
-Status Refuse(const std::string& what) { return WouldLose(kFormat, what + std::string(kAdvice)); }
+Status Refuse(const std::string& what) { return WouldLose(kGgufName, what + std::string(kAdvice)); }
 
 /// The name of the type that holds codes of this kind; empty: none.
 std::string_view TypeName(const WeightsSpec& spec) {
@@ -97,13 +97,13 @@ void PutFiveBits(const uint8_t* codes, uint8_t* out) {
 /// The scales of a matrix, of E2M3 an eighth of them.
 Result<std::vector<std::byte>> ScalesOf(const QuantizedWeights& matrix, DType dtype) {
   if (matrix.spec.format != Format::kFp6E2M3) {
-    return ConvertedParameters(kFormat, "scale", matrix.scales, dtype);
+    return ConvertedParameters(kGgufName, "scale", matrix.scales, dtype);
   }
   std::vector<float> eighths(static_cast<size_t>(matrix.scales.ElementCount()));
   for (size_t i = 0; i < eighths.size(); ++i) {
     eighths[i] = ParameterAt(matrix.scales, static_cast<int64_t>(i)) / kFp6Steps;
   }
-  return ConvertedParameters(kFormat, "eighth of a scale",
+  return ConvertedParameters(kGgufName, "eighth of a scale",
                              TensorView(eighths.data(), DType::kF32, matrix.scales.shape()), dtype);
 }
 
@@ -114,13 +114,13 @@ Result<GgufStored> GgufTypeOf(const WeightsSpec& spec) {
   if (name.empty()) return Refuse(Describe(spec));
   const GgufStored* const type = FindGgufType(name);
   if (spec.k % type->elements != 0) {
-    return WouldLose(kFormat,
+    return WouldLose(kGgufName,
                      fmt::format("{} k as blocks of {} ({})", spec.k, type->elements, type->name));
   }
   if (!type->quantized()) return *type;
   const int64_t per_scale = type->format->group_size;
   if (spec.group_size < spec.k && spec.group_size % per_scale != 0) {
-    return WouldLose(kFormat, fmt::format("groups of {} k as blocks of {} ({})", spec.group_size,
+    return WouldLose(kGgufName, fmt::format("groups of {} k as blocks of {} ({})", spec.group_size,
                                           per_scale, type->name));
   }
   return *type;
@@ -129,7 +129,7 @@ Result<GgufStored> GgufTypeOf(const WeightsSpec& spec) {
 Result<float> GgufGlobalScale(const QuantizedWeights& matrix) {
   const float global = *matrix.global_scale.As<float>();
   if (!matrix.spec.global_scale_divides) return global;
-  return InverseGlobalScale(kFormat, matrix);
+  return InverseGlobalScale(kGgufName, matrix);
 }
 
 Result<GgufEncoder> GgufEncoder::MakeSuper(const QuantizedWeights& matrix, const GgufStored& type) {
@@ -140,11 +140,11 @@ Result<GgufEncoder> GgufEncoder::MakeSuper(const QuantizedWeights& matrix, const
   encoder.matrix_ = matrix;
   MARLIN_ASSIGN_OR_RETURN(
       encoder.super_scales_,
-      ConvertedParameters(kFormat, "super scale", matrix.super_scales, DType::kF16));
+      ConvertedParameters(kGgufName, "super scale", matrix.super_scales, DType::kF16));
   if (!matrix.spec.has_biases) return encoder;
   MARLIN_ASSIGN_OR_RETURN(
       encoder.super_biases_,
-      ConvertedParameters(kFormat, "super bias", matrix.super_biases, DType::kF16));
+      ConvertedParameters(kGgufName, "super bias", matrix.super_biases, DType::kF16));
   return encoder;
 }
 
@@ -186,17 +186,17 @@ Status GgufEncoder::SetParameters(const QuantizedWeights& matrix) {
   if (format.scale_type == ScaleType::kE4M3) {
     for (std::byte& scale : scales_) {
       if (scale > std::byte{0x80}) {
-        return WouldLose(kFormat, fmt::format("the negative scale {:.9g} in NVFP4",
+        return WouldLose(kGgufName, fmt::format("the negative scale {:.9g} in NVFP4",
                                               Fp8E4M3ToFloat(static_cast<uint8_t>(scale))));
       }
       scale &= std::byte{0x7f};
     }
   }
   if (!format.biases) return {};
-  MARLIN_RETURN_IF_ERROR(CheckCountingCodebook(kFormat, matrix));
-  MARLIN_ASSIGN_OR_RETURN(const std::vector<float> biases, AdditiveBiases(kFormat, matrix));
+  MARLIN_RETURN_IF_ERROR(CheckCountingCodebook(kGgufName, matrix));
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<float> biases, AdditiveBiases(kGgufName, matrix));
   const TensorView view(biases.data(), DType::kF32, matrix.scales.shape());
-  auto stored = ConvertedParameters(kFormat, "bias", view, scale_type);
+  auto stored = ConvertedParameters(kGgufName, "bias", view, scale_type);
   if (!stored.ok()) return Advise(stored.status());
   biases_ = *std::move(stored);
   return {};

@@ -22,7 +22,7 @@
 namespace marlin {
 namespace {
 
-constexpr std::string_view kFormat = "gptq";
+constexpr std::string_view kGptqName = "gptq";
 
 Json Settings(const ForeignModule& module) {
   const WeightsSpec& spec = module.spec;
@@ -75,7 +75,7 @@ Result<std::string_view> PackingOf(std::span<const ForeignModule> modules) {
   if (planes == modules.end()) return std::string_view("gptq_v2");
   const auto three = first_of([](int bits) { return bits == 3; });
   if (three == modules.end()) return std::string_view("gptq_p");
-  return WouldLose(kFormat,
+  return WouldLose(kGptqName,
                    fmt::format("{} of {} beside {} of {}: one file packs both in planes or "
                                "neither",
                                FormatName(three->spec.format), Printable(three->name),
@@ -90,19 +90,19 @@ class GptqWriter final : public ModuleWriter {
     const WeightsSpec& spec = module.spec;
     const int bits = UnsignedCodesOf(spec.format).bits;
     if (bits == 0 || GetFormatInfo(spec.format).has_codebook) {
-      return WouldLose(kFormat, FormatName(spec.format));
+      return WouldLose(kGptqName, FormatName(spec.format));
     }
-    if (spec.has_biases) return WouldLose(kFormat, "biases");
+    if (spec.has_biases) return WouldLose(kGptqName, "biases");
     if (DTypeBytes(ScaleDType(spec.scale_type)) == 1) {
-      return WouldLose(kFormat, fmt::format("{} scales", ScaleTypeName(spec.scale_type)));
+      return WouldLose(kGptqName, fmt::format("{} scales", ScaleTypeName(spec.scale_type)));
     }
     const int64_t run = 32 % bits == 0 ? 32 / bits : 32;
     if (spec.k % run != 0 || spec.n % run != 0) {
-      return WouldLose(kFormat,
+      return WouldLose(kGptqName,
                        fmt::format("[{}, {}], which are no multiples of {}", spec.k, spec.n, run));
     }
     if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
-      return WouldLose(kFormat, fmt::format("a last group of {} k in groups of {}",
+      return WouldLose(kGptqName, fmt::format("a last group of {} k in groups of {}",
                                             spec.k % spec.group_size, spec.group_size));
     }
     const int64_t groups = GroupCount(spec);
@@ -132,14 +132,14 @@ class GptqWriter final : public ModuleWriter {
       ReorderRows({codes.bits, spec.k, spec.n}, sorted.data(), InverseOf(permutation),
                   words.data());
     }
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> zeros, UnsignedZeros(kFormat, matrix));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> zeros, UnsignedZeros(kGptqName, matrix));
     std::vector<uint32_t> packed = PackRuns(zeros, spec.n, codes.bits);
     if (LiesInPlanes(codes.bits)) {
       ToPlanes(codes.bits, spec.n, &words);
       ToPlanes(codes.bits, 1, &packed);
     }
     MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> scales,
-                            ConvertedParameters(kFormat, "scale", matrix.scales, DType::kF16));
+                            ConvertedParameters(kGptqName, "scale", matrix.scales, DType::kF16));
     const auto append = [sink](size_t tensor, const auto& values) {
       return sink->Append(tensor, values.data(),
                           static_cast<int64_t>(values.size() * sizeof(values[0])));

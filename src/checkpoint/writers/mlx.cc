@@ -22,7 +22,7 @@
 namespace marlin {
 namespace {
 
-constexpr std::string_view kFormat = "mlx";
+constexpr std::string_view kMlxName = "mlx";
 
 bool IsNvfp4(const WeightsSpec& spec) {
   return spec.format == Format::kFp4E2M1 && spec.scale_type == ScaleType::kE4M3 &&
@@ -53,7 +53,7 @@ Result<std::vector<uint8_t>> ProductScales(const QuantizedWeights& matrix) {
     const float product = divides ? scale / global : scale * global;
     products[i] = FloatToFp8E4M3(product);
     if (Fp8E4M3ToFloat(products[i]) == product) continue;
-    return WouldLose(kFormat, fmt::format("the global scale {:.9g}: with it the scale {} becomes "
+    return WouldLose(kMlxName, fmt::format("the global scale {:.9g}: with it the scale {} becomes "
                                           "{:.9g}, which e4m3 does not hold",
                                           global, scale, product));
   }
@@ -61,10 +61,10 @@ Result<std::vector<uint8_t>> ProductScales(const QuantizedWeights& matrix) {
 }
 
 std::string NameOf(const std::string& name) {
-  constexpr std::string_view kExperts = "experts.*.";
+  constexpr std::string_view kExpertsPart = "experts.*.";
   std::string mlx = name;
-  const size_t at = mlx.find(kExperts);
-  if (at != std::string::npos) mlx.replace(at, kExperts.size(), "switch_mlp.");
+  const size_t at = mlx.find(kExpertsPart);
+  if (at != std::string::npos) mlx.replace(at, kExpertsPart.size(), "switch_mlp.");
   return mlx;
 }
 
@@ -77,14 +77,14 @@ class MlxWriter final : public ModuleWriter {
     const bool micro = IsMicroscaled(spec);
     const int bits = micro ? GetFormatInfo(spec.format).bits : UnsignedCodesOf(spec.format).bits;
     if (bits == 0 || (!micro && DTypeBytes(ScaleDType(spec.scale_type)) == 1)) {
-      return WouldLose(kFormat,
+      return WouldLose(kMlxName,
                        fmt::format("{} in groups of {} with {} scales", FormatName(spec.format),
                                    spec.group_size, ScaleTypeName(spec.scale_type)));
     }
     const bool size =
         IsNvfp4(spec) || spec.group_size == 32 || spec.group_size == 64 || spec.group_size == 128;
     if (!size || spec.k % spec.group_size != 0) {
-      return WouldLose(kFormat,
+      return WouldLose(kMlxName,
                        fmt::format("{} k in groups of {}: groups of 32, 64 or 128 divide k", spec.k,
                                    spec.group_size));
     }
@@ -107,7 +107,7 @@ class MlxWriter final : public ModuleWriter {
   Status Write(const QuantizedWeights& matrix, TensorSink* sink) const override {
     const WeightsSpec& spec = matrix.spec;
     const bool micro = IsMicroscaled(spec);
-    if (!micro) MARLIN_RETURN_IF_ERROR(CheckCountingCodebook(kFormat, matrix));
+    if (!micro) MARLIN_RETURN_IF_ERROR(CheckCountingCodebook(kMlxName, matrix));
     const int bits = GetFormatInfo(spec.format).bits;
     const UnsignedCodes codes = UnsignedCodesOf(spec.format);
     std::vector<uint8_t> run;
@@ -127,7 +127,7 @@ class MlxWriter final : public ModuleWriter {
       stored = TensorView(products.data(), stored.dtype(), stored.shape());
     }
     MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> scales,
-                            TransposedParameters(kFormat, "scale", stored, stored.dtype()));
+                            TransposedParameters(kMlxName, "scale", stored, stored.dtype()));
     MARLIN_RETURN_IF_ERROR(sink->Append(1, scales.data(), static_cast<int64_t>(scales.size())));
     return micro ? Status() : WriteBiases(matrix, sink);
   }
@@ -153,10 +153,10 @@ class MlxWriter final : public ModuleWriter {
 
  private:
   static Status WriteBiases(const QuantizedWeights& matrix, TensorSink* sink) {
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> biases, AdditiveBiases(kFormat, matrix));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> biases, AdditiveBiases(kMlxName, matrix));
     const TensorView view(biases.data(), DType::kF32, matrix.scales.shape());
     MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> stored,
-                            TransposedParameters(kFormat, "bias", view, matrix.scales.dtype()));
+                            TransposedParameters(kMlxName, "bias", view, matrix.scales.dtype()));
     return sink->Append(2, stored.data(), static_cast<int64_t>(stored.size()));
   }
 };

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kDouble = sizeof(double);
 /// cuSOLVER counts rows in 32 bits.
-constexpr int64_t kMostRows = 46340;
+constexpr int64_t kMostCholeskyRows = 46340;
 
 class DeviceCholesky final : public Cholesky {
  public:
@@ -62,9 +62,9 @@ class DeviceCholesky final : public Cholesky {
   }
 
   static Status CheckRows(int64_t k) {
-    if (k <= kMostRows) return {};
+    if (k <= kMostCholeskyRows) return {};
     return {Code::kUnsupported,
-            fmt::format("cusolver: a matrix of {} rows; supported: up to {}", k, kMostRows)};
+            fmt::format("cusolver: a matrix of {} rows; supported: up to {}", k, kMostCholeskyRows)};
   }
 
   Result<DeviceMemory> Upload(std::span<const double> from) const {

@@ -79,14 +79,14 @@ namespace {
 
 /// These kernels run by name, or are the only ones that read their weights: the estimate is never
 /// compared with another.
-double Microseconds(const GemmDesc& desc, const DeviceShape& /*device*/) {
+double BlockMicroseconds(const GemmDesc& desc, const DeviceShape& /*device*/) {
   return static_cast<double>(desc.m) * static_cast<double>(desc.n) * static_cast<double>(desc.k);
 }
 
 }  // namespace
 
 const KernelFamily& BlockFamily() {
-  static constexpr KernelFamily kFamily = {Microseconds, nullptr, nullptr, true};
+  static constexpr KernelFamily kFamily = {BlockMicroseconds, nullptr, nullptr, true};
   return kFamily;
 }
 

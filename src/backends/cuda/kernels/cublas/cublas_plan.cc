@@ -9,12 +9,12 @@ namespace marlin::cuda {
 namespace {
 
 /// Larger than any other estimate: the row is selected only by measurement.
-double Microseconds(const GemmDesc& /*desc*/, const DeviceShape& /*device*/) { return 1e12; }
+double CublasMicroseconds(const GemmDesc& /*desc*/, const DeviceShape& /*device*/) { return 1e12; }
 
 }  // namespace
 
 const KernelFamily& CublasFamily() {
-  static constexpr KernelFamily kFamily = {Microseconds, nullptr, nullptr};
+  static constexpr KernelFamily kFamily = {CublasMicroseconds, nullptr, nullptr};
   return kFamily;
 }
 

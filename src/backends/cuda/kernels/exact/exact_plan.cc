@@ -6,12 +6,12 @@ namespace {
 
 /// The exact kernels are slower than the tensor-core kernels wherever those support the problem
 /// (docs/kernels/cuda_measured.md): the estimate only has to lose.
-double Microseconds(const GemmDesc& /*desc*/, const DeviceShape& /*device*/) { return 1e12; }
+double ExactMicroseconds(const GemmDesc& /*desc*/, const DeviceShape& /*device*/) { return 1e12; }
 
 }  // namespace
 
 const KernelFamily& ExactFamily() {
-  static constexpr KernelFamily kFamily = {Microseconds, nullptr, nullptr, true};
+  static constexpr KernelFamily kFamily = {ExactMicroseconds, nullptr, nullptr, true};
   return kFamily;
 }
 

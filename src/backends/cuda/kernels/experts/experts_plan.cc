@@ -8,7 +8,7 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int kMaxStages = 2;
+constexpr int kMaxExpertStages = 2;
 
 /// log2 of the warps that split k: the most that have three tiles each, because a unit's end takes
 /// as long as a tile, and of which at most a third idles on the last tiles.
@@ -64,7 +64,7 @@ std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertTilesProblem& problem,
   const int64_t row_bytes = int64_t{problem.weights.tiles_of_strip} * kTileK * 2 + 16;
   if (row_bytes > device.shared_bytes) return std::nullopt;
   args.row_bytes = static_cast<int>(row_bytes);
-  for (args.stages = kMaxStages; args.stages > 0; --args.stages) {
+  for (args.stages = kMaxExpertStages; args.stages > 0; --args.stages) {
     SharedLayout layout;
     layout.Add(int64_t{kExpertWarps} * args.stages * problem.weights.tile_bytes);
     args.barriers_offset = layout.Add(kExpertWarps * args.stages * kBarrierBytes);

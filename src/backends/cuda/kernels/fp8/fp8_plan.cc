@@ -76,7 +76,7 @@ Fp8Plan PlanFp8As(const TileProblem& problem, const DeviceShape& device, int tok
 namespace {
 
 /// The only kernel of its accuracy class: the estimate is never compared with another.
-double Microseconds(const GemmDesc& desc, const DeviceShape& device) {
+double Fp8Microseconds(const GemmDesc& desc, const DeviceShape& device) {
   const TileProblem problem = TileProblemOf(desc);
   const Fp8Plan plan = PlanFp8(problem, device);
   const WgmmaArguments& args = plan.arguments.product;
@@ -90,7 +90,7 @@ double Microseconds(const GemmDesc& desc, const DeviceShape& device) {
 }  // namespace
 
 const KernelFamily& Fp8Family() {
-  static constexpr KernelFamily kFamily = {Microseconds, nullptr, nullptr};
+  static constexpr KernelFamily kFamily = {Fp8Microseconds, nullptr, nullptr};
   return kFamily;
 }
 

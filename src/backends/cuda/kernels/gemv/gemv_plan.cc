@@ -10,7 +10,7 @@ namespace marlin::cuda {
 namespace {
 
 /// Padding of rows of activations, so that the rows of an ldmatrix begin in different banks.
-constexpr int kRowPadding = 16;
+constexpr int kActivationPadding = 16;
 
 /// The most units of a CTA.
 int UnitsOfBlock(const GemvArguments& args) {
@@ -35,7 +35,7 @@ bool DivideShared(const TileProblem& problem, const DeviceShape& device, GemvPla
   args.piece_log2 = 0;
   while (args.tiles_of_split > kMaxPieces << args.piece_log2) ++args.piece_log2;
   args.pieces = Ceil(args.tiles_of_split, 1 << args.piece_log2);
-  const int64_t row_bytes = int64_t{args.tiles_of_split} * kTileK * 2 + kRowPadding;
+  const int64_t row_bytes = int64_t{args.tiles_of_split} * kTileK * 2 + kActivationPadding;
   const int64_t slot_bytes = int64_t{plan->strips} * problem.tile_bytes;
   const int64_t ring = RoundUp(plan->warps * args.stages * slot_bytes, int64_t{128});
   const int64_t activations = RoundUp(row_bytes * problem.m, int64_t{16});
@@ -322,7 +322,7 @@ GemvPlan PlanGemv(const TileProblem& problem, const DeviceShape& device) {
 
 namespace {
 
-double Microseconds(const GemmDesc& desc, const DeviceShape& device) {
+double ProblemMicroseconds(const GemmDesc& desc, const DeviceShape& device) {
   // The estimate is compared with the WGMMA kernel's, to which it was fitted with FP4: other codes
   // of up to 4 bits take longer in both kernels, by about as much.
   TileProblem as_fp4 = TileProblemOf(desc);
@@ -333,7 +333,7 @@ double Microseconds(const GemmDesc& desc, const DeviceShape& device) {
 }  // namespace
 
 const KernelFamily& GemvFamily() {
-  static constexpr KernelFamily kFamily = {Microseconds, nullptr, nullptr};
+  static constexpr KernelFamily kFamily = {ProblemMicroseconds, nullptr, nullptr};
   return kFamily;
 }
 

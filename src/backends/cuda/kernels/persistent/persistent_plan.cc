@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMostSplits = 8;
 constexpr int kMostKTiles = 1 << (kSegmentBits / 2);
-constexpr int kAlignment = 128;
+constexpr int kRegionAlignment = 128;
 constexpr int kRowPadding = 16;   ///< As in matrix_softmax.cuh.
 constexpr int kKeysOfStage = 16;  ///< As kWarpKeys.
 constexpr int kMergePadding = 8;  ///< As in persistent_attention.cuh.
@@ -47,7 +47,7 @@ class Offsets {
  public:
   int Take(int64_t bytes) {
     const int64_t offset = end_;
-    end_ = RoundUp(end_ + bytes, int64_t{kAlignment});
+    end_ = RoundUp(end_ + bytes, int64_t{kRegionAlignment});
     return static_cast<int>(offset);
   }
   int64_t end() const { return end_; }

@@ -8,14 +8,14 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int kAlignment = 128;
+constexpr int kTableAlignment = 128;
 
 /// Gives out shared memory from its beginning.
 class Layout {
  public:
   int Take(int bytes) {
     const int at = used_;
-    used_ += static_cast<int>(RoundUp(bytes, kAlignment));
+    used_ += static_cast<int>(RoundUp(bytes, kTableAlignment));
     return at;
   }
   int used() const { return used_; }
