@@ -50,7 +50,7 @@ PruneLoss LossOf(ThreadPool& pool, const TensorView& view) {
     const int64_t n0 = task % tiles * kTileColumns;
     const TileRange range{0, k, n0, std::min(kTileColumns, n - n0)};
     std::vector<float> columns(static_cast<size_t>(range.columns * k));
-    LoadColumns(ExpertMatrix(view, task / tiles), range, columns.data(), k);
+    LoadColumns(MatrixOfExpert(view, task / tiles), range, columns.data(), k);
     for (int64_t c = 0; c < range.columns; ++c) {
       losses[static_cast<size_t>(task)].Add(LossOf(columns.data() + c * k, k));
     }

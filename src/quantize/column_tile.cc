@@ -63,7 +63,7 @@ void Load(const MatrixView& matrix, const TileRange& range, float* out, int64_t 
 
 }  // namespace
 
-MatrixView ExpertMatrix(const TensorView& view, int64_t expert) {
+MatrixView MatrixOfExpert(const TensorView& view, int64_t expert) {
   const int k_axis = view.rank() - 2;
   const int64_t offset = view.rank() == 3 ? expert * view.stride(0) : 0;
   return {static_cast<const std::byte*>(view.data()) + offset * DTypeBytes(view.dtype()),

@@ -21,7 +21,7 @@ struct MatrixView {
 };
 
 /// Precondition: rank 2 (expert must be 0) or 3.
-MatrixView ExpertMatrix(const TensorView& view, int64_t expert);
+MatrixView MatrixOfExpert(const TensorView& view, int64_t expert);
 
 /// A rectangle of a matrix: `rows` along k from k0, `columns` <= kTileColumns along n from n0.
 struct TileRange {

@@ -168,10 +168,10 @@ Status Job::Begin(ThreadPool& pool, const TensorView& dense) {
   problem.emplace(
       GptqProblem{options, spec, *encoder, *rule, importance, &buffer, GroupCount(spec)});
   coder.emplace(spec.scale_type);
-  matrix = ExpertMatrix(dense, 0);
+  matrix = MatrixOfExpert(dense, 0);
   if (spec.input_hadamard == 0) return {};
   MARLIN_ASSIGN_OR_RETURN(rotated, RotateRows(pool, dense, spec.input_hadamard));
-  matrix = ExpertMatrix(TensorView(rotated.As<float>(0), DType::kF32, {spec.k, spec.n}), 0);
+  matrix = MatrixOfExpert(TensorView(rotated.As<float>(0), DType::kF32, {spec.k, spec.n}), 0);
   return {};
 }
 

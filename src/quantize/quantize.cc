@@ -140,7 +140,7 @@ void Quantizer::MeasureColumn(int64_t expert, int64_t n, const TileRange& range,
 
 void Quantizer::MeasureTile(int64_t expert, int64_t tile, const Scratch& scratch,
                             TileResult& result) {
-  const MatrixView matrix = ExpertMatrix(dense_, expert);
+  const MatrixView matrix = MatrixOfExpert(dense_, expert);
   const int64_t n0 = tile * kTileColumns;
   for (int64_t k0 = 0; k0 < spec_.k; k0 += chunk_k_) {
     const TileRange range{k0, std::min(chunk_k_, spec_.k - k0), n0,
@@ -197,7 +197,7 @@ void Quantizer::QuantizeColumn(int64_t expert, int64_t n, const TileRange& range
 
 void Quantizer::QuantizeTile(int64_t expert, int64_t tile, const Scratch& scratch,
                              TileResult& result) {
-  const MatrixView matrix = ExpertMatrix(dense_, expert);
+  const MatrixView matrix = MatrixOfExpert(dense_, expert);
   const int64_t n0 = tile * kTileColumns;
   const int64_t word_rows = WordsAlongK(spec_.format, spec_.k);
   auto* words = static_cast<uint32_t*>(buffer_.codes) + expert * word_rows * spec_.n + n0;

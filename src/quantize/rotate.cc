@@ -21,7 +21,7 @@ Result<AlignedBuffer> RotateRows(ThreadPool& pool, const TensorView& dense, int6
   MARLIN_ASSIGN_OR_RETURN(AlignedBuffer rotated,
                           AlignedBuffer::Allocate(k * n * int64_t{sizeof(float)}));
   auto* const out = rotated.As<float>(0);
-  const MatrixView matrix = ExpertMatrix(dense, 0);
+  const MatrixView matrix = MatrixOfExpert(dense, 0);
   pool.Run(CeilDivide(n, kTileColumns), [&](int64_t tile, int) {
     const TileRange range{0, k, tile * kTileColumns,
                           std::min(kTileColumns, n - tile * kTileColumns)};

@@ -79,7 +79,7 @@ Result<QuantizedWeights> CopyAs(ThreadPool& pool, const TensorView& dense, const
     for (int64_t k0 = 0; k0 < spec.k && result.ok(); k0 += kTileRows) {
       const TileRange range{k0, std::min(kTileRows, spec.k - k0), n0,
                             std::min(kTileColumns, spec.n - n0)};
-      LoadColumns(ExpertMatrix(dense, expert), range, tile, kTileRows);
+      LoadColumns(MatrixOfExpert(dense, expert), range, tile, kTileRows);
       result = StoreTile<Stored>(spec, tensor_name, expert, range, tile,
                                  static_cast<typename Stored::Type*>(buffer.codes));
     }
