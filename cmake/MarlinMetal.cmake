@@ -13,10 +13,9 @@ if(NOT MARLIN_METAL_SIM STREQUAL "OFF")
     set(why "not asked for")
   elseif(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
     set(why "only for Linux: kernels are ELF libraries, found by the linker's list of them")
-  elseif(MARLIN_SANITIZE MATCHES "memory" OR MARLIN_BUILD_FUZZERS)
-    # MemorySanitizer does not see the writes of kernels, which are compiled without it; no fuzz
-    # target runs kernels.
-    set(why "not with MemorySanitizer, nor for fuzzers")
+  elseif(MARLIN_SANITIZE MATCHES "memory")
+    # MemorySanitizer does not see the writes of kernels, which are compiled without it.
+    set(why "not with MemorySanitizer")
   else()
     set(Boost_USE_STATIC_LIBS ON)
     find_package(Boost 1.71 QUIET COMPONENTS context)

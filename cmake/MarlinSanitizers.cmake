@@ -2,7 +2,7 @@
 # program.
 set(MARLIN_SANITIZE "" CACHE STRING "Sanitizers for all targets: address;undefined, thread, memory")
 if(MARLIN_BUILD_FUZZERS)
-  # Coverage instrumentation of all code, not only of the fuzz targets.
+  # Coverage instrumentation of all code, not only of the fuzz targets, but for kernels and tests.
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 if(MARLIN_SANITIZE)
@@ -24,12 +24,14 @@ endif()
 # as long with checks of every pointer, each of which AddressSanitizer makes where the pointer is
 # used. Fuzz targets run no kernel.
 set(MARLIN_KERNEL_FLAGS)
-if(MARLIN_BUILD_FUZZERS)
-  set(MARLIN_KERNEL_FLAGS -fno-sanitize=all)
-elseif("address" IN_LIST MARLIN_SANITIZE)
+if("address" IN_LIST MARLIN_SANITIZE)
   set(MARLIN_KERNEL_FLAGS -fno-sanitize=null,object-size,pointer-overflow)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # Checks by calls: g++ spends half of its time on registers around branches to reports.
     list(APPEND MARLIN_KERNEL_FLAGS --param=asan-instrumentation-with-call-threshold=0)
   endif()
+endif()
+if(MARLIN_BUILD_FUZZERS)
+  set(MARLIN_NO_COVERAGE -fno-sanitize=fuzzer-no-link)
+  list(APPEND MARLIN_KERNEL_FLAGS ${MARLIN_NO_COVERAGE})
 endif()

@@ -34,5 +34,7 @@ target_include_directories(_mlx SYSTEM PRIVATE ${NB_DIR}/include ${MLX_INCLUDE_D
 set_target_properties(_mlx PROPERTIES CXX_VISIBILITY_PRESET hidden)
 # Read before the module is loaded, because loading it into another version of MLX could crash.
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/_mlx_version.txt "${mlx_version}\n")
-install(TARGETS _mlx LIBRARY DESTINATION metal_marlin)
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/_mlx_version.txt DESTINATION metal_marlin)
+add_dependencies(python_package _mlx)
+install(TARGETS _mlx LIBRARY DESTINATION metal_marlin COMPONENT python EXCLUDE_FROM_ALL)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/_mlx_version.txt DESTINATION metal_marlin COMPONENT python
+        EXCLUDE_FROM_ALL)

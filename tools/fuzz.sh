@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # fuzz.sh [SECONDS [TARGET...]]: builds fuzz targets (default: every one) and runs each for that
 # long (default 60), from its seeds (tests/fuzz/make_seeds.py) and its corpus in tests/fuzz/corpus.
-# Inputs that end a target are left in build-fuzz/findings.
+# Inputs that end a target are left in build-asan/findings.
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
 seconds=${1:-60}
 [ $# = 0 ] || shift
-build=$root/build-fuzz
+build=$root/build-asan
 launcher=$(command -v ccache || true)
 # Lets clones in other folders share compiled objects.
 export CCACHE_BASEDIR="$root" CCACHE_NOHASHDIR=1
@@ -27,7 +27,7 @@ if [ $tokenizers = yes ] && ! "$python" -c 'import metal_marlin, tokenizers' 2>/
   echo "skipped: tokenizer_fuzz: no Python package in .venv (./dev build)"
   tokenizers=no skipped=1
 fi
-cmake --preset fuzz -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >/dev/null
+cmake --preset asan -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >/dev/null
 # shellcheck disable=SC2086
 [ -z "$targets" ] || cmake --build "$build" --target $targets
 seeds=$build/seeds

@@ -18,7 +18,7 @@ failures=0 resume=no wanted=""
 
 # In the order in which they run.
 stages="test conformance levels mutants exhaustive property asan tsan python integrations fuzz"
-stages="$stages vllm aarch64"
+stages="$stages vllm alone cuda aarch64"
 
 # How long a stage takes on two cores, about, and what it is.
 describe() {
@@ -35,6 +35,8 @@ describe() {
     integrations) echo "30 min  PyTorch, transformers and MLX" ;;
     fuzz) echo "75 min  MARLIN_FUZZ_SECONDS=600 of each target, one on each processor" ;;
     vllm) echo "30 min  the plug-in in the engines of two versions of vLLM" ;;
+    alone) echo "45 min  every file compiled by itself, as editors see it, not in batches" ;;
+    cuda) echo "30 min  the CUDA kernels of every code kind compile; without a GPU, nothing runs" ;;
     aarch64) echo "90 min  units, properties and conformance for 64-bit Arm under qemu" ;;
   esac
 }
@@ -126,6 +128,18 @@ run_integrations() { ./dev test-integrations; }
 run_vllm() { ./dev test-vllm; }
 run_fuzz() { tools/fuzz.sh "${MARLIN_FUZZ_SECONDS:-600}"; }
 
+# compile_as FOLDER [cmake options]: compiles everything in a build folder of its own.
+compile_as() {
+  local folder=$1
+  shift
+  cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMARLIN_WERROR=ON \
+    -DCMAKE_CXX_COMPILER_LAUNCHER="$(command -v ccache || true)" \
+    -DCMAKE_CUDA_COMPILER_LAUNCHER="$(command -v ccache || true)" "$@" || return 1
+  cmake --build "$folder" || return 1
+}
+run_alone() { compile_as build-alone -DMARLIN_UNITY=OFF -DMARLIN_CUDA=OFF -DMARLIN_BUILD_TESTS=ON; }
+run_cuda() { compile_as build-cuda -DMARLIN_CUDA=ON -DMARLIN_CUDA_KINDS=ALL; }
+
 # Builds for 64-bit Arm and runs units and conformance under qemu: correctness, never speed.
 run_aarch64() {
   local package missing="" generator=""
@@ -141,7 +155,7 @@ run_aarch64() {
   fi
   if command -v ninja >/dev/null; then generator=Ninja; fi
   cmake -S . -B build-aarch64 ${generator:+-G "$generator"} \
-    --toolchain cmake/aarch64-linux-gnu.cmake \
+    --toolchain cmake/aarch64-linux-gnu.cmake -DMARLIN_BUILD_TESTS=ON \
     -DCMAKE_CXX_COMPILER_LAUNCHER="$(command -v ccache || true)" || return 1
   cmake --build build-aarch64 || return 1
   run_ctest build-aarch64 -R '^(unit|metal_sim|property|conformance)' --timeout 3600

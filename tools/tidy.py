@@ -4,7 +4,8 @@ it did then.
 
 Usage: tidy.py [-p BUILD] [FILE]...
 FILE: a source with a compile command in BUILD (default: build); default: all those below src/ and
-metal_sim/src/. Prints the findings; the exit status is 1 if there are any.
+metal_sim/src/. Sources that BUILD compiles in batches (MARLIN_UNITY) are checked in batches, which
+parses their headers once. Prints the findings; the exit status is 1 if there are any.
 
 ${XDG_CACHE_HOME:-~/.cache}/metal-marlin/clang-tidy holds an empty file for each source without a
 finding. Its name is the hash of all that clang-tidy sees: its program, its configuration for that
@@ -35,6 +36,8 @@ TIDY = "clang-tidy-14"
 COMPILER = "clang++-14"
 # The compile commands may be g++'s, with -W options that clang does not know.
 OPTIONS = ["--quiet", "--extra-arg=-Wno-unknown-warning-option"]
+# A batch includes sources, which is what that check looks for.
+BATCH_OPTIONS = ["--checks=-bugprone-suspicious-include"]
 FOLDERS = ("src", "metal_sim/src")
 DAYS_KEPT = 30
 
@@ -84,6 +87,13 @@ def header_filter(configuration: str) -> re.Pattern[str] | None:
         return None
 
 
+def members_of_batch(file: Path) -> list[Path]:
+    """Returns the sources that a batch, as CMake writes it, includes; none for other files."""
+    if file.parent.name != "Unity" or not file.is_file():
+        return []
+    return [Path(name) for name in re.findall(r'^#include "(.*)"$', file.read_text(), re.MULTILINE)]
+
+
 class Tidy:
     """clang-tidy for the compile commands of a build folder, below `root`; without a cache if that
     is None."""
@@ -97,6 +107,8 @@ class Tidy:
         for entry in json.loads((self.build / "compile_commands.json").read_text()):
             file = Path(os.path.normpath(os.path.join(entry["directory"], entry["file"])))
             self.commands.setdefault(file, []).append(entry)
+        self.batches = {member: file for file in self.commands
+                        for member in members_of_batch(file)}
         program = Path(os.path.realpath(shutil.which(TIDY) or TIDY))
         state = program.stat()
         # The version does not tell apart a distribution's patched packages.
@@ -107,8 +119,12 @@ class Tidy:
     def sources(self) -> list[Path]:
         """Returns the files that are checked unless others are named."""
         folders = [self.root / folder for folder in FOLDERS]
-        return sorted(file for file in self.commands
-                      if file.suffix == ".cc" and any(f in file.parents for f in folders))
+        sources = [*self.commands, *self.batches]
+        return sorted({self.batches.get(file, file) for file in sources
+                       if file.suffix == ".cc" and any(f in file.parents for f in folders)})
+
+    def options(self, file: Path) -> list[str]:
+        return OPTIONS + (BATCH_OPTIONS if file in self.batches.values() else [])
 
     def digest(self, path: str) -> bytes:
         state = os.stat(path)
@@ -138,7 +154,7 @@ class Tidy:
             # A clone in another folder has the same findings,
             add(text.replace(f"{self.root}/", "./"))
 
-        for part in [self.program, configuration, *OPTIONS]:
+        for part in [self.program, configuration, *self.options(file)]:
             add(part)
         for entry in self.commands[file]:
             arguments = entry.get("arguments") or shlex.split(entry["command"])
@@ -167,8 +183,9 @@ class Tidy:
             marker.touch()
             return ""
         self.ran.append(file)
-        result = subprocess.run([TIDY, "-p", str(self.build), *OPTIONS, str(file)], cwd=self.root,
-                                capture_output=True, text=True, errors="replace", check=False)
+        result = subprocess.run([TIDY, "-p", str(self.build), *self.options(file), str(file)],
+                                cwd=self.root, capture_output=True, text=True, errors="replace",
+                                check=False)
         # On stderr it also counts the warnings that it suppresses, in system headers.
         errors = [line for line in result.stderr.splitlines() if re.search("error:|Error", line)]
         findings = result.stdout + "".join(line + "\n" for line in errors)
@@ -191,7 +208,8 @@ def main() -> int:
         tidy = Tidy(Path(__file__).parents[1], options.build, open_cache())
     except (OSError, ValueError, KeyError) as error:
         parser.error(f"no compile commands: {error}")
-    files = [file.resolve() for file in options.files] or tidy.sources()
+    named = [file.resolve() for file in options.files]
+    files = sorted({tidy.batches.get(file, file) for file in named}) or tidy.sources()
     if not files:
         parser.error(f"no source has a compile command in {options.build}")
     failed = 0

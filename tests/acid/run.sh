@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Proves that an extension touches only the files that CONTRIBUTING.md names: applies each extension
-# of this folder (or those given as arguments) to a copy of the sources, builds the copy, and runs
-# the extension's own proof. An extension is a folder with
+# Proves that an extension touches only the files that CONTRIBUTING.md names: applies the extensions
+# of this folder (or those given as arguments) to one copy of the sources, which is built once, and
+# runs each extension's own proof. An extension is a folder with
 #   files/       new files, at their paths
 #   lines.txt    FILE LINE: lines added at the end of existing files
 #   allowed.txt  new FILE | lines COUNT FILE: the files and line counts that it may touch
@@ -60,7 +60,8 @@ compile() {
   launcher=$(command -v ccache || true)
   # The CPU backend proves a format, a reader or an operation in a tenth of the build time.
   cmake -S . -B "$build" ${generator:+-G "$generator"} -DCMAKE_BUILD_TYPE=Release \
-    -DMARLIN_CUDA=OFF -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >"$work/configure.log" || {
+    -DMARLIN_CUDA=OFF -DMARLIN_BUILD_TESTS=ON -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
+    >"$work/configure.log" || {
     cat "$work/configure.log"
     fail "cmake failed"
   }
@@ -88,25 +89,29 @@ mkdir -p "$work"
 generator=""
 if command -v ninja >/dev/null; then generator=Ninja; fi
 passed=0 failed=0
-# Arguments: names of the extensions to prove; all of them by default.
+copy=$work/source
+# Where a checkout has its build folder, so that relative paths, and with them the objects in the
+# compiler cache, are those of the unchanged project.
+build=$copy/build
+# Lets the copy share compiled objects.
+export CCACHE_BASEDIR="$copy" CCACHE_NOHASHDIR=1
+copy_sources "$copy"
+additions=()
 for addition in "$here"/*/; do
-  addition=${addition%/}
-  name=$(basename "$addition")
-  if [ $# -gt 0 ] && ! printf '%s\n' "$@" | grep -qxF "$name"; then continue; fi
-  copy=$work/$name/source
-  # Where a checkout has its build folder, so that relative paths, and with them the objects in the
-  # compiler cache, are those of the unchanged project.
-  build=$copy/build
-  echo "== acid: $name"
+  if [ $# -gt 0 ] && ! printf '%s\n' "$@" | grep -qxF "$(basename "$addition")"; then continue; fi
+  additions+=("${addition%/}")
+done
+[ "${#additions[@]}" -gt 0 ] || fail "no extension of that name: $*"
+for addition in "${additions[@]}"; do
+  self_test "$addition"
+  check_touched "$addition" "$copy"
+  apply_addition "$addition" "$copy"
+done
+for addition in "${additions[@]}"; do
+  echo "== acid: $(basename "$addition")"
   set +e
   (
     set -eu
-    # Lets the extensions' builds share compiled objects.
-    export CCACHE_BASEDIR="$copy" CCACHE_NOHASHDIR=1
-    self_test "$addition"
-    copy_sources "$copy"
-    check_touched "$addition" "$copy"
-    apply_addition "$addition" "$copy"
     cd "$copy"
     rm -rf "$build/model" "$build/plain" "$build/again"
     # shellcheck disable=SC1091

@@ -52,6 +52,23 @@ class TidyTest(unittest.TestCase):
             "directory": str(self.root / "build"), "file": source,
             "arguments": ["c++", "-std=c++20", *options, "-o", "named.o", "-c", source]}]))
 
+    def test_sources_of_a_batch_are_checked_once(self) -> None:
+        batch = self.root / "build/src/Unity/unity_0_cxx.cxx"
+        batch.parent.mkdir(parents=True)
+        batch.write_text("".join(f'#include "{self.root}/src/{name}.cc"\n'
+                                 for name in ("named", "other")))
+        self.write("src/other.cc", IMPLICIT.replace("Named", "Other"))
+        self.configure("bugprone-*," + CHECKS)
+        self.write("build/compile_commands.json", json.dumps([{
+            "directory": str(self.root / "build"), "file": str(batch),
+            "arguments": ["c++", "-std=c++20", "-o", "batch.o", "-c", str(batch)]}]))
+        checker = tidy.Tidy(self.root, self.root / "build", self.cache)
+        self.assertEqual(checker.sources(), [batch])
+        self.assertEqual(checker.batches[self.root / "src/other.cc"], batch)
+        findings = checker.check(batch)
+        self.assertIn("other.cc:1:", findings)
+        self.assertNotIn("suspicious-include", findings)
+
     def run_tidy(self) -> tuple[str, int]:
         """Returns the findings and how often clang-tidy ran."""
         checker = tidy.Tidy(self.root, self.root / "build", self.cache)

@@ -8,7 +8,7 @@ python3 -B tools/check_layers.py
 if command -v nvcc >/dev/null; then
   cuda=$build-cuda
   cmake -S . -B "$cuda" ${generator:+-G "$generator"} -DCMAKE_BUILD_TYPE=Release -DMARLIN_CUDA=ON \
-    -DMARLIN_CUDA_KINDS=kFp4 -DMARLIN_BUILD_TESTS=OFF >"$work/configure.log" || {
+    -DMARLIN_CUDA_KINDS=kFp4 -DMARLIN_BUILD_TESTS=OFF -DMARLIN_UNITY=OFF >"$work/configure.log" || {
     cat "$work/configure.log"
     fail "cmake failed"
   }
