@@ -68,7 +68,7 @@ void RunSelected(const ReadyExperts& experts, const TensorView& x, const TensorV
 }
 
 /// Router and experts; all memory is from `allocate` unless it is None.
-void Forward(const ReadyExperts& experts, const ReadyRouter& ready, const TensorView& x,
+void ForwardExperts(const ReadyExperts& experts, const ReadyRouter& ready, const TensorView& x,
              const MutableTensorView& out, MoeOptions moe, nb::handle allocate) {
   const Device& device = experts.device.device;
   const Router& router = ready.router;
@@ -103,7 +103,7 @@ void RunMoe(const ReadyExperts& experts, const ReadyRouter& router, nb::handle x
   const DeviceInput from("x", x, on);
   const DeviceOutput to("out", out, on);
   const MoeOptions moe = OptionsOf(options, from.view().dtype(), run.stream);
-  Forward(experts, router, from.view(), to.view(), moe, run.allocate);
+  ForwardExperts(experts, router, from.view(), to.view(), moe, run.allocate);
   const nb::gil_scoped_release released;
   Check(to.Finish(on, moe.stream));
 }
@@ -135,7 +135,7 @@ void MoeAt(const ReadyExperts& experts, const ReadyRouter& router, const Experts
            const Operands& operands, nb::handle allocate) {
   const auto [x, out] = ViewsOf(operands, experts.device);
   const MoeOptions moe = OptionsOf(options, x.dtype(), operands.stream);
-  Forward(experts, router, x, out, moe, allocate);
+  ForwardExperts(experts, router, x, out, moe, allocate);
 }
 
 /// The MoE block as a function of rows that _mlx runs on the CPU.

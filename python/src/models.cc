@@ -36,7 +36,7 @@ nb::dict InfoOf(const Model& model) {
   return dict;
 }
 
-void Forward(const Model& model, Sequence& sequence, const Tokens& tokens, bool all_logits,
+void ForwardModel(const Model& model, Sequence& sequence, const Tokens& tokens, bool all_logits,
              const MutableArray& out) {
   const MutableTensorView logits = ViewOf("out", out);
   const nb::gil_scoped_release released;
@@ -191,7 +191,7 @@ void BindModels(nb::module_& module) {
       .def_prop_ro("info", &InfoOf)
       .def_prop_ro("device", [](const Model& self) { return OpenDevice(self.device()); })
       .def("new_sequence", [](const Model& self) { return Take(self.NewSequence()); })
-      .def("forward", &Forward, nb::arg("sequence"), nb::arg("tokens"), nb::arg("all_logits"),
+      .def("forward", &ForwardModel, nb::arg("sequence"), nb::arg("tokens"), nb::arg("all_logits"),
            nb::arg("out"), "Runs tokens and writes float32 logits [rows, vocab].")
       .def("generate", &GenerateTokens, nb::arg("prompt"), nb::arg("options"))
       .def("generate_batch", &GenerateTexts, nb::arg("prompts"), nb::arg("options"),
