@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <new>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/macros.h"

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <list>
+#include <nlohmann/json.hpp>
 
 #include "base/macros.h"
 #include "base/text_table.h"

@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/macros.h"

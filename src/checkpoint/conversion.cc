@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/macros.h"

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/checked.h"

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "base/macros.h"
 #include "checkpoint/foreign_codes.h"

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
@@ -379,11 +380,11 @@ class GgufExport {
       obstacle = "the source has no embedding";
     } else {
       obstacle =
-          DescribeGgufTokenizer(*tokenizer, *config, source_.config, output->dims[0], &metadata_);
+          DescribeGgufTokenizer(*tokenizer, *config, source_.config(), output->dims[0], &metadata_);
     }
     if (obstacle.empty()) return {};
     files_.push_back({kFile, obstacle});
-    DescribeGgufTokenNumbers(source_.config, &metadata_);
+    DescribeGgufTokenNumbers(source_.config(), &metadata_);
     return {};
   }
 

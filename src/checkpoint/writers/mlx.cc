@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "base/macros.h"
 #include "base/scalars.h"
