@@ -1,6 +1,6 @@
 #include "bench/expert_trace.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <list>
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
 // Converts a quantized checkpoint to the format of another program.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>

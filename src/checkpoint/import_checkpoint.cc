@@ -1,5 +1,5 @@
 // Importing: the codes of another program's checkpoint as a directory of this one.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>

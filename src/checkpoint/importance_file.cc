@@ -1,5 +1,5 @@
 // Importance matrices as files; docs/howto/quantize.md says which.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // Quantizes a checkpoint with the importance of its matrices' inputs.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <map>

@@ -1,6 +1,6 @@
 #include "checkpoint/model_card.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

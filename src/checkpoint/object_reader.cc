@@ -1,6 +1,6 @@
 #include "checkpoint/object_reader.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 

@@ -1,5 +1,5 @@
 // Checkpoint::Open: finds the files of a path and checks that they agree with each other.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

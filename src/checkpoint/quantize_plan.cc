@@ -1,6 +1,6 @@
 #include "checkpoint/quantize_plan.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <map>

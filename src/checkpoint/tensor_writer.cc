@@ -1,6 +1,6 @@
 #include "checkpoint/tensor_writer.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

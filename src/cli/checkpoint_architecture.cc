@@ -1,6 +1,6 @@
 #include "cli/checkpoint_architecture.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

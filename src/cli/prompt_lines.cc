@@ -1,6 +1,6 @@
 #include "cli/prompt_lines.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <limits>
 #include <nlohmann/json.hpp>

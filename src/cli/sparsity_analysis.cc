@@ -1,6 +1,6 @@
 #include "cli/sparsity_analysis.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

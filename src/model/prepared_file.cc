@@ -1,6 +1,6 @@
 #include "model/prepared_file.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <array>

@@ -2,7 +2,7 @@
 #include "base/errors.h"
 #include "marlin/sensitivity.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

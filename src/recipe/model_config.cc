@@ -1,6 +1,6 @@
 #include "recipe/model_config.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 

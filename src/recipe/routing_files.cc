@@ -1,5 +1,5 @@
 // Traces and frequencies of routing as files.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
 // Sensitivities as files; docs/howto/quantize.md documents the schema.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

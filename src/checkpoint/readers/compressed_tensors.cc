@@ -5,7 +5,7 @@
 //   X.weight f8 or i8    float-quantized, int-quantized, naive-quantized, mxfp8-quantized
 //   X.meta i16           marlin-24; X.compressed: a bitmask (compressed_tensors_24.h)
 // X.weight_scale is [n, groups], or [n / rows, k / columns] for blocks, or one number.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <charconv>

@@ -1,6 +1,6 @@
 #include "checkpoint/readers/compressed_tensors_transforms.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

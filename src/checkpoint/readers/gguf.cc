@@ -1,5 +1,5 @@
 // GGUF files, single and sharded: docs/formats/gguf.md.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
 #include "checkpoint/readers/gguf_tokenizer.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -3,7 +3,7 @@
 // keep their codes, in the block type that holds them (gguf_blocks.h), and two levels of scales
 // where one has such (gguf_super_blocks.h); vectors and routers are widened to fp32, as programs
 // that run these files expect them.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

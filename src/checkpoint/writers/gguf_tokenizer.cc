@@ -1,7 +1,7 @@
 // tokenizer.json as metadata of a GGUF file: the inverse of readers/gguf_tokenizer.cc.
 #include "checkpoint/readers/gguf_tokenizer.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -5,7 +5,7 @@
 //
 // Codes and zeros of 5 and 6 bits lie in planes (bit_planes.h), the format gptq_p, in which codes
 // of 3 bits would, too.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
