@@ -16,6 +16,11 @@ def run(check_tree: Callable[[Path], Iterable[str]],
         findings = list(self_test())
     else:
         findings = list(check_tree(Path(arguments[0] if arguments else ".")))
+    return report(findings)
+
+
+def report(findings: list[str]) -> int:
+    """Prints findings; returns the exit status."""
     for finding in findings:
         print(finding)
     return 1 if findings else 0

@@ -44,7 +44,7 @@ python_tools() {
 }
 
 step format tools/check_format.sh
-for check in layers sizes names paths docs words; do
+for check in layers sizes names paths docs words headers; do
   step "$check self-test" python3 -B "tools/check_$check.py" --self-test
   step "$check" python3 -B "tools/check_$check.py" .
 done

@@ -1,13 +1,14 @@
 // For frameworks that load directories with their own models, which read less of config.json than
 // the decoder runner: the decoder's arithmetic as config.json describes it, the check of
 // quantization_config, and columns of weights, for splitting and joining fused matrices.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 #include <vector>

@@ -1,6 +1,6 @@
 #include "device_arrays.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace marlin::python {
 namespace {

@@ -1,8 +1,9 @@
 #include "base/json.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <new>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/macros.h"

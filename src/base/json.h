@@ -1,9 +1,11 @@
 // The library's only JSON parser. Time and memory are proportional to the text: nesting, size and
-// number of values are bounded, keys are unique, errors are values.
+// number of values are bounded, keys are unique, errors are values. Json is incomplete here,
+// because its header is the dearest to compile: sources that use values include
+// <nlohmann/json.hpp>.
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 

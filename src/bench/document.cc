@@ -1,6 +1,7 @@
 #include "bench/document.h"
 
 #include <ctime>
+#include <nlohmann/json.hpp>
 
 namespace marlin::bench {
 

@@ -1,7 +1,7 @@
 // JSON parts that the documents of all benchmarks share.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "bench/timer.h"

@@ -1,8 +1,9 @@
 #include "bench/expert_trace.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <list>
+#include <nlohmann/json.hpp>
 
 #include "base/macros.h"
 #include "base/text_table.h"

@@ -1,7 +1,7 @@
 // The report of a GPU benchmark as JSON and as text.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 

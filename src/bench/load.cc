@@ -1,7 +1,8 @@
 #include "bench/load.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/macros.h"

@@ -1,11 +1,12 @@
 #include "bench/model.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/macros.h"

@@ -1,8 +1,9 @@
 #include "bench/moe.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <span>
 
 #include "base/macros.h"

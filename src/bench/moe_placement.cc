@@ -1,9 +1,10 @@
 #include "bench/moe_placement.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <span>
 #include <utility>

@@ -1,11 +1,12 @@
 #include "bench/sweep.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <span>
 
 #include "base/macros.h"

@@ -1,6 +1,6 @@
 #include "marlin/checkpoint.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <new>

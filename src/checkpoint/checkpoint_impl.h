@@ -19,7 +19,6 @@
 
 namespace marlin {
 
-// NOLINTNEXTLINE(bugprone-exception-escape): moving a Json asserts its invariant and cannot throw.
 struct Checkpoint::Impl : TensorStore {
   std::string quant_method;   ///< Empty: plain.
   bool in_container = false;  ///< Not safetensors.

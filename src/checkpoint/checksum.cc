@@ -1,6 +1,6 @@
 #include "checkpoint/checksum.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -1,11 +1,12 @@
 #include "checkpoint/conversion.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/macros.h"

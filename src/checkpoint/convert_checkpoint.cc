@@ -1,9 +1,10 @@
 // Converts a quantized checkpoint to the format of another program.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>
 #include <new>
+#include <nlohmann/json.hpp>
 
 #include "base/macros.h"
 #include "checkpoint/checkpoint_impl.h"
@@ -198,7 +199,7 @@ Status CheckpointConverter::PlanUnits() {
 }
 
 Result<std::string> CheckpointConverter::ConfigText() const {
-  Json config = source_.config;
+  Json config = source_.config();
   if (!config.is_object()) config = Json::object();
   RemoveQuantization(&config);
   MARLIN_RETURN_IF_ERROR(

@@ -1,8 +1,9 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
 #include <new>
+#include <nlohmann/json.hpp>
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
@@ -183,7 +184,7 @@ Status CheckpointDequantizer::Write(TensorWriter* writer, size_t unit) {
 
 // The plain checkpoint's config.json: without quantization, with the new element type.
 std::string ConfigText(const Checkpoint::Impl& source, DType dtype) {
-  Json config = source.config;
+  Json config = source.config();
   RemoveQuantization(&config);
   if (config.empty()) return {};
   const char* name = dtype == DType::kF32 ? "float32" : "bfloat16";

@@ -1,6 +1,6 @@
 #include "checkpoint/foreign_codes.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

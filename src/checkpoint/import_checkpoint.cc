@@ -1,11 +1,12 @@
 // Importing: the codes of another program's checkpoint as a directory of this one.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <deque>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/aligned_buffer.h"
@@ -310,11 +311,10 @@ Status CheckpointImporter::Write(TensorWriter* writer, size_t unit) {
 
 // The source's config.json with the description of the modules in place of the source's own.
 std::string CheckpointImporter::ConfigText() const {
-  Json config = source_.config.is_object() ? source_.config : Json::object();
+  Json config = source_.config().is_object() ? source_.config() : Json::object();
   RemoveQuantization(&config);
   QuantizationConfig quantization;
   quantization.recipe_name = "imported";
-  quantization.recipe_document = Json::object();
   quantization.method = source_.quant_method;
   for (const ModuleRecord* const record : modules_) {
     if (GetFormatInfo(record->module.spec.format).quantized) {
@@ -322,7 +322,7 @@ std::string CheckpointImporter::ConfigText() const {
     }
   }
   if (!quantization.modules.empty()) {
-    config["quantization_config"] = BuildQuantizationConfig(quantization);
+    config["quantization_config"] = BuildQuantizationConfig(quantization, Json::object());
   }
   return config.empty() ? std::string() : DumpJson(config, 2) + "\n";
 }

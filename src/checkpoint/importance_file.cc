@@ -1,10 +1,11 @@
 // Importance matrices as files; docs/howto/quantize.md says which.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "base/checked.h"
 #include "base/json.h"

@@ -1,8 +1,9 @@
 // Quantizes a checkpoint with the importance of its matrices' inputs.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <utility>
@@ -51,7 +52,7 @@ class ImportanceQuantizer final : public MatrixQuantizer {
 };
 
 Status ImportanceQuantizer::Begin(QuantizePlan* plan) {
-  const Json& config = source().config;
+  const Json& config = source().config();
   const Json type = config.is_object() ? config.value("model_type", Json()) : Json();
   const std::string model_type = type.is_string() ? type.get<std::string>() : "";
   architecture_ = FindGgufArchitectureOf(model_type, &with_experts_);

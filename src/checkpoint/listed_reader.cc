@@ -1,6 +1,6 @@
 #include "checkpoint/listed_reader.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <iterator>

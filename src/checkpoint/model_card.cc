@@ -1,11 +1,12 @@
 #include "checkpoint/model_card.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
@@ -72,9 +73,9 @@ std::optional<std::string> BaseModel(const Checkpoint::Impl& source) {
       if (auto found = HubName(hub)) return found;
     }
   }
-  const auto known =
-      source.config.is_object() ? source.config.find("_name_or_path") : source.config.end();
-  if (known == source.config.end() || !known->is_string()) return std::nullopt;
+  const Json& config = source.config();
+  const auto known = config.is_object() ? config.find("_name_or_path") : config.end();
+  if (known == config.end() || !known->is_string()) return std::nullopt;
   return HubName(known->get<std::string>());
 }
 

@@ -1,6 +1,6 @@
 #include "checkpoint/model_directory.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <string_view>
 

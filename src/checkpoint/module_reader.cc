@@ -1,9 +1,10 @@
 #include "checkpoint/module_reader.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "base/macros.h"
 #include "checkpoint/file_names.h"
@@ -149,9 +150,9 @@ bool IsOtherContainer(std::string_view file_name) {
 
 Result<QuantMethod> FindQuantMethod(Io& io, const TensorStore& store,
                                     const std::vector<std::string>& names) {
-  if (store.config.is_object()) {
+  if (store.config().is_object()) {
     const std::string path = JoinPath(store.path, std::string(kConfigFile));
-    MARLIN_ASSIGN_OR_RETURN(QuantMethod method, FindInConfig(store.config, path));
+    MARLIN_ASSIGN_OR_RETURN(QuantMethod method, FindInConfig(store.config(), path));
     if (!method.name.empty()) return method;
   }
   for (const MethodPlace& place : kPlaces) {

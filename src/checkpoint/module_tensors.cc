@@ -1,9 +1,10 @@
 #include "checkpoint/module_tensors.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "base/checked.h"
 #include "base/macros.h"
@@ -289,7 +290,7 @@ std::string QuantizationConfigChecksum(const Json& json) {
   return ChecksumText(ChecksumOf(DumpJson(content)));
 }
 
-Json BuildQuantizationConfig(const QuantizationConfig& config) {
+Json BuildQuantizationConfig(const QuantizationConfig& config, const Json& recipe_document) {
   int version = 1;
   for (const ModuleRecord& record : config.modules) {
     version = std::max(version, OldestVersionOf(record.module.spec));
@@ -300,7 +301,7 @@ Json BuildQuantizationConfig(const QuantizationConfig& config) {
   }
   Json json = {
       {"quant_method", kQuantMethod},  {"version", static_cast<uint64_t>(version)},
-      {"recipe", config.recipe_name},  {"recipe_document", config.recipe_document},
+      {"recipe", config.recipe_name},  {"recipe_document", recipe_document},
       {"method", config.method},       {"layout", "k_packed"},
       {"modules", std::move(modules)},
   };
@@ -320,8 +321,7 @@ Result<QuantizationConfig> ParseQuantizationConfig(const Json& json, const std::
   QuantizationConfig config;
   MARLIN_RETURN_IF_ERROR(reader.Take("quant_method").status());
   MARLIN_ASSIGN_OR_RETURN(config.recipe_name, reader.TakeString("recipe"));
-  MARLIN_ASSIGN_OR_RETURN(const Json* recipe, reader.Take("recipe_document"));
-  config.recipe_document = *recipe;
+  MARLIN_RETURN_IF_ERROR(reader.Take("recipe_document").status());
   MARLIN_ASSIGN_OR_RETURN(config.method, reader.TakeString("method"));
   MARLIN_ASSIGN_OR_RETURN(const std::string layout, reader.TakeString("layout"));
   if (layout != "k_packed") {

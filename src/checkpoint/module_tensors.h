@@ -37,12 +37,9 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record);
 /// The view that holds a part; null for the codebook, which is not a view.
 const TensorView* PartView(const QuantizedWeights& weights, ModulePart part);
 
-/// The content of "quantization_config".
-// Json allocates when it is destroyed or moved from, says clang-tidy of the library's own code.
-// NOLINTNEXTLINE(bugprone-exception-escape)
+/// The content of "quantization_config" but for the recipe's document.
 struct QuantizationConfig {
   std::string recipe_name;
-  Json recipe_document;  ///< Input of MixedPrecisionConfig::FromJson.
   std::string method;
   std::vector<ModuleRecord> modules;  ///< In name order after parsing.
 };
@@ -53,8 +50,9 @@ int OldestVersionOf(const WeightsSpec& spec);
 
 /// Checksum of the compact text of a "quantization_config" without its "checksum".
 std::string QuantizationConfigChecksum(const Json& json);
-/// The JSON value to store, checksum included.
-Json BuildQuantizationConfig(const QuantizationConfig& config);
+/// The JSON value to store, checksum included. `recipe_document` is what
+/// MixedPrecisionConfig::FromJson reads.
+Json BuildQuantizationConfig(const QuantizationConfig& config, const Json& recipe_document);
 
 /// Parses it. `file` is named in errors. Errors: kMalformedFile; kUnsupported for a newer version.
 Result<QuantizationConfig> ParseQuantizationConfig(const Json& json, const std::string& file);

@@ -1,11 +1,12 @@
 // Checkpoint::Open: finds the files of a path and checks that they agree with each other.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <iterator>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/macros.h"
@@ -362,9 +363,8 @@ Status CheckpointOpener::ReadConfig(const std::vector<std::string>& names) {
   if (!std::binary_search(names.begin(), names.end(), kConfigFile)) return {};
   const std::string path = JoinPath(impl_.path, std::string(kConfigFile));
   MARLIN_RETURN_IF_ERROR(CheckModelFile(io_, impl_.path, std::string(kConfigFile)));
-  MARLIN_ASSIGN_OR_RETURN(impl_.config_json, io_.ReadText(path, kCheckpointJson.bytes));
-  MARLIN_ASSIGN_OR_RETURN(impl_.config, ParseJsonObject(impl_.config_json, path));
-  return {};
+  MARLIN_ASSIGN_OR_RETURN(std::string text, io_.ReadText(path, kCheckpointJson.bytes));
+  return impl_.SetConfig(std::move(text), path);
 }
 
 Status CheckpointOpener::TakeReader(Result<std::unique_ptr<const ModuleReader>> reader) {

@@ -1,6 +1,6 @@
 #include "checkpoint/output_directory.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

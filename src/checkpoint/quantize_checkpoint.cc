@@ -1,8 +1,9 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/macros.h"
@@ -227,14 +228,13 @@ std::string ConfigText(const Checkpoint::Impl& source, const QuantizePlan& plan,
                        const QuantizeCheckpointOptions& options, const Json& recipe) {
   QuantizationConfig quantization;
   quantization.recipe_name = options.recipe.name();
-  quantization.recipe_document = recipe;
   quantization.method = QuantizeMethodName(options.method);
   for (const PlanUnit& unit : plan.units) {
     if (unit.action == PlanUnit::Action::kQuantize) quantization.modules.push_back(unit.record);
   }
-  Json config = source.config.is_object() ? source.config : Json::object();
+  Json config = source.config().is_object() ? source.config() : Json::object();
   RemoveQuantization(&config);
-  config["quantization_config"] = BuildQuantizationConfig(quantization);
+  config["quantization_config"] = BuildQuantizationConfig(quantization, recipe);
   return DumpJson(config, 2) + "\n";
 }
 

@@ -1,9 +1,10 @@
 #include "checkpoint/quantize_plan.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/macros.h"
@@ -120,7 +121,7 @@ Status Planner::AddModule(const Candidate& first, const std::string& name,
   unit.record.module.name = name;
   unit.record.module.layer_class = first.layer_class;
   unit.record.stacked = stacked;
-  unit.record.layout = SourceLayoutOf(source_.config, info.name);
+  unit.record.layout = SourceLayoutOf(source_.config(), info.name);
   int64_t k = info.shape[rank - 1];
   int64_t n = info.shape[rank - 2];
   if (unit.record.layout == SourceLayout::kInOut) std::swap(k, n);
@@ -224,7 +225,7 @@ Status Planner::CheckHotExperts() const {
   if (!options_.recipe.hot_experts()) return {};
   // Layers beyond these predict further tokens; no text was routed through them.
   const Json layers =
-      source_.config.is_object() ? source_.config.value("num_hidden_layers", Json()) : Json();
+      source_.config().is_object() ? source_.config().value("num_hidden_layers", Json()) : Json();
   const int64_t count = layers.is_number_unsigned() ? layers.get<int64_t>() : INT64_MAX;
   std::vector<TensorShape> tensors;
   for (const TensorInfo& info : source_.tensors) {
@@ -232,7 +233,7 @@ Status Planner::CheckHotExperts() const {
     if (!place || place->layer < count) tensors.push_back({info.name, info.shape});
   }
   const Json type =
-      source_.config.is_object() ? source_.config.value("model_type", Json()) : Json();
+      source_.config().is_object() ? source_.config().value("model_type", Json()) : Json();
   return options_.recipe.CheckHotExperts(type.is_string() ? type.get<std::string>() : "", tensors);
 }
 

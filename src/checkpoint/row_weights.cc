@@ -1,6 +1,6 @@
 #include "checkpoint/row_weights.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

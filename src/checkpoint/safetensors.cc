@@ -1,11 +1,12 @@
 #include "checkpoint/safetensors.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/checked.h"

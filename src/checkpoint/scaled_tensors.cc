@@ -85,7 +85,7 @@ Result<AlignedBuffer> ScaledTensor(const Checkpoint::Impl& source, size_t tensor
   MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded, LoadedTensor::Load(source, tensor));
   MARLIN_ASSIGN_OR_RETURN(AlignedBuffer scaled, AlignedBuffer::Allocate(info.bytes));
   std::memcpy(scaled.data(), loaded.view().data(), static_cast<size_t>(info.bytes));
-  Multiply(MatricesOf(info, source.config, exponents), exponents, scaled.data());
+  Multiply(MatricesOf(info, source.config(), exponents), exponents, scaled.data());
   return scaled;
 }
 
@@ -105,7 +105,7 @@ void ScaleTensors(const ExponentsByTensor& exponents, Checkpoint* checkpoint) {
       };
     }
     impl.computed[tensor] = [before = std::move(before), own,
-                             stored = MatricesOf(info, impl.config, own)](std::byte* out) {
+                             stored = MatricesOf(info, impl.config(), own)](std::byte* out) {
       before(out);
       Multiply(stored, own, out);
     };

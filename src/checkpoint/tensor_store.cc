@@ -1,13 +1,26 @@
 #include "checkpoint/tensor_store.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "base/macros.h"
 
 namespace marlin {
+
+const Json& TensorStore::config() const {
+  static const Json kNone;
+  return parsed_config == nullptr ? kNone : *parsed_config;
+}
+
+Status TensorStore::SetConfig(std::string text, const std::string& file) {
+  MARLIN_ASSIGN_OR_RETURN(Json config, ParseJsonObject(text, file));
+  config_json = std::move(text);
+  parsed_config = std::make_shared<const Json>(std::move(config));
+  return {};
+}
 
 std::optional<size_t> TensorStore::FindTensor(std::string_view name) const {
   const auto found = std::lower_bound(tensors.begin(), tensors.end(), name,

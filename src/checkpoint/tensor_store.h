@@ -25,7 +25,6 @@ struct CheckpointFile {
   int64_t data_begin = 0;
 };
 
-// NOLINTNEXTLINE(bugprone-exception-escape): moving JSON does not throw, but for its assertions.
 struct TensorStore {
   std::string path;
   bool is_directory = false;
@@ -35,10 +34,15 @@ struct TensorStore {
   std::vector<uint32_t> tensor_file;               ///< The file of each tensor.
   std::vector<std::optional<uint64_t>> checksums;  ///< The stored checksum of each tensor, if any.
   std::string config_json;
-  Json config;  ///< config_json parsed; null when there is none.
+  std::shared_ptr<const Json> parsed_config;  ///< config() if there is a config.json.
   /// Tensors that no file holds as they are, such as rows in another order: each is computed into
   /// `bytes` bytes, aligned to 64. Their extents in the files are the place of what is read.
   std::map<size_t, std::function<void(std::byte* out)>> computed;
+
+  /// config_json parsed; null when there is none.
+  const Json& config() const;
+  /// Takes the text of config.json. Errors: those of ParseJsonObject, which name `file`.
+  Status SetConfig(std::string text, const std::string& file);
 
   /// The index of a tensor. Binary search in the sorted names: for the maximum number of tensors a
   /// hash table would exceed the memory that opening may use.

@@ -1,9 +1,10 @@
 #include "checkpoint/tensor_writer.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "base/json.h"

@@ -1,6 +1,6 @@
 #include "cli/arguments.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>

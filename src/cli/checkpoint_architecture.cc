@@ -1,6 +1,6 @@
 #include "cli/checkpoint_architecture.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
@@ -47,7 +47,7 @@ Result<ModelTensor> DescribeTensor(const Checkpoint& checkpoint, const TensorInf
   tensor.layer = std::max(IndexAfter(info.name, "layers."), IndexAfter(info.name, "h."));
   tensor.routed = tensor.layer_class == LayerClass::kMoeExpert;
   tensor.input_first =
-      SourceLayoutOf(CheckpointAccess::Get(checkpoint).config, info.name) == SourceLayout::kInOut;
+      SourceLayoutOf(CheckpointAccess::Get(checkpoint).config(), info.name) == SourceLayout::kInOut;
   return tensor;
 }
 

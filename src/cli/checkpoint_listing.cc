@@ -1,8 +1,9 @@
 #include "cli/checkpoint_listing.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 namespace marlin::cli {
 namespace {

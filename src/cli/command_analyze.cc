@@ -1,6 +1,6 @@
 // analyze: which experts of a model the tokens of some texts select, what quantizing each matrix
 // costs, how large its inputs are, or what 2:4 sparsity would take from it.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

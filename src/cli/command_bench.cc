@@ -1,5 +1,5 @@
 // bench: measures the kernels, also as a fraction of this machine's peak.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // compare: measures how far a quantized model diverges from its source on a text.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 

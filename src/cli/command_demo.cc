@@ -1,5 +1,5 @@
 // demo: quantizes, verifies, runs and multiplies with the sample model.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cerrno>
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // dequantize: converts a quantized directory back to a plain checkpoint.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <chrono>
 #include <nlohmann/json.hpp>

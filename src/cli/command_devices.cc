@@ -1,5 +1,5 @@
 // devices: lists the devices of this machine, and why others are unavailable.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 #include <set>

@@ -1,5 +1,5 @@
 // generate: continues a prompt token by token, or those of a file together.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
 // import: converts a checkpoint of another program to a directory of this one.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <map>
 #include <nlohmann/json.hpp>

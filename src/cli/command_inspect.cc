@@ -1,5 +1,5 @@
 // inspect: lists the content of a checkpoint, quantized or not.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
 // perplexity: measures how well a model predicts a text.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 

@@ -1,5 +1,5 @@
 // plan: predicts a recipe's effect on a model from its config.json alone.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 

@@ -1,5 +1,5 @@
 // prepare: writes a model's prepared weights to a file that later starts map.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 #include <optional>

@@ -1,5 +1,5 @@
 // quantize: converts a plain checkpoint to a quantized directory.
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <charconv>

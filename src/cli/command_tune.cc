@@ -1,5 +1,5 @@
 // tune: measures the fastest kernel for each GEMM and writes the tuning table.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <filesystem>

@@ -1,5 +1,5 @@
 // verify: checks the checksums of a quantized checkpoint, and its error against the source.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>

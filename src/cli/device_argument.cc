@@ -1,6 +1,6 @@
 #include "cli/device_argument.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/macros.h"
 

@@ -1,8 +1,9 @@
 #include "cli/prompt_lines.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/json.h"

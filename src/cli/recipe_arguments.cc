@@ -1,6 +1,6 @@
 #include "cli/recipe_arguments.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/macros.h"
 #include "base/printable.h"

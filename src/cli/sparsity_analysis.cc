@@ -1,6 +1,6 @@
 #include "cli/sparsity_analysis.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
@@ -103,7 +103,7 @@ Result<std::vector<AnalyzedMatrix>> AnalyzeSparsity(const Checkpoint& checkpoint
   int64_t done = 0;
   for (const TensorInfo* tensor : chosen) {
     MARLIN_ASSIGN_OR_RETURN(const TensorView stored, checkpoint.Tensor(tensor->name));
-    const bool out_in = SourceLayoutOf(source.config, tensor->name) == SourceLayout::kOutIn;
+    const bool out_in = SourceLayoutOf(source.config(), tensor->name) == SourceLayout::kOutIn;
     AnalyzedMatrix matrix{tensor->name, ClassifyTensor(tensor->name),
                           LossOf(pool, out_in ? ExchangeLastTwo(stored) : stored)};
     if (!std::isfinite(matrix.loss.squares)) {

@@ -1,6 +1,6 @@
 #include "cli/target_arguments.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <string_view>
 

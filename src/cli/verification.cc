@@ -1,11 +1,12 @@
 #include "cli/verification.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/aligned_buffer.h"
@@ -240,7 +241,7 @@ namespace {
 /// A method that multiplies tensors leaves none to compare, although the model computes the same.
 Status CheckUnscaled(const Checkpoint& quantized) {
   if (!quantized.quantized()) return {};
-  const Json& config = CheckpointAccess::Get(quantized).config;
+  const Json& config = CheckpointAccess::Get(quantized).config();
   const std::string method = config.at("quantization_config").value("method", "");
   if (!method.starts_with("awq")) return {};
   return {Code::kUnsupported,

@@ -1,6 +1,6 @@
 #include "layout/cutlass_metadata.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/checked.h"
 #include "base/macros.h"

@@ -1,5 +1,5 @@
 // Cuts weights into equal shards for tensor parallelism.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstddef>

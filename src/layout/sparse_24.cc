@@ -1,7 +1,7 @@
 // 2:4 sparsity: keeps two of every four codes along k, and their positions as metadata.
 #include "layout/sparse_24.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // Continuous batching: texts enter as others end, prompts are fed in parts beside the texts that
 // decode, and the text that started last is put back when the KV cache's memory runs out.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>

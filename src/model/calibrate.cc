@@ -1,7 +1,7 @@
 #include "base/errors.h"
 #include "marlin/calibrate.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <new>

@@ -1,6 +1,6 @@
 #include "model/decode_call.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <bit>

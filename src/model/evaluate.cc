@@ -1,7 +1,7 @@
 #include "base/errors.h"
 #include "marlin/evaluate.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

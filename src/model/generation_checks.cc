@@ -1,6 +1,6 @@
 #include "model/generation_checks.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/macros.h"
 #include "ops/sampling.h"

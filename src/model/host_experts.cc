@@ -1,6 +1,6 @@
 #include "model/host_experts.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <string>

@@ -1,7 +1,7 @@
 // Measures an importance matrix: the mean squares of the inputs of a model's matrices.
 #include "marlin/importance.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

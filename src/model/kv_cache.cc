@@ -1,6 +1,6 @@
 #include "model/kv_cache.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

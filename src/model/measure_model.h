@@ -1,8 +1,6 @@
 // The frame of measurements that run an unquantized model over a text.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <new>
 #include <string>
 #include <utility>
@@ -27,18 +25,16 @@ auto MeasureModel(const std::string& source, const Device& device, const Options
   try {
     MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(source));
     if (!directory.checkpoint.quant_method().empty()) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("{}: is quantized already, with {}", Printable(source),
-                                Printable(directory.checkpoint.quant_method())));
+      return Status(Code::kInvalidArgument, Printable(source) + ": is quantized already, with " +
+                                                Printable(directory.checkpoint.quant_method()));
     }
     MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
     MARLIN_RETURN_IF_ERROR(CheckCalibrationText(options.text, directory.config.shape.vocabulary));
     return Meter(std::move(directory), source, chosen, options).Run();
   } catch (const ThreadStartError& error) {
-    return Status(Code::kOutOfMemory, fmt::format("{}: {}", Printable(source), error.what()));
+    return Status(Code::kOutOfMemory, Printable(source) + ": " + error.what());
   } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory,
-                  fmt::format("{}: no memory to measure it", Printable(source)));
+    return Status(Code::kOutOfMemory, Printable(source) + ": no memory to measure it");
   }
 }
 

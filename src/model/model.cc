@@ -1,6 +1,6 @@
 #include "marlin/model.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <mutex>

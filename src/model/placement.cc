@@ -1,6 +1,6 @@
 #include "model/placement.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <optional>
 #include <vector>

@@ -1,12 +1,13 @@
 #include "model/prepared_file.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <array>
 #include <bit>
 #include <charconv>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "base/checked.h"
 #include "base/macros.h"
@@ -44,7 +45,8 @@ Status WithPath(const std::string& path, Code code, const std::string& message) 
   return Status(code, fmt::format("{}: {}", Printable(path), message));
 }
 
-Json SpecJson(const WeightsSpec& spec) {
+Json PartJson(const PreparedPart& part) {
+  const WeightsSpec& spec = part.spec;
   Json json = {{"format", FormatName(spec.format)},
                {"k", static_cast<uint64_t>(spec.k)},
                {"n", static_cast<uint64_t>(spec.n)},
@@ -62,6 +64,8 @@ Json SpecJson(const WeightsSpec& spec) {
   if (spec.super_group_size > 0) {
     json["super_group_size"] = static_cast<uint64_t>(spec.super_group_size);
   }
+  json["bytes"] = static_cast<uint64_t>(part.bytes);
+  json["checksum"] = ChecksumText(part.checksum);
   return json;
 }
 
@@ -321,32 +325,36 @@ Status PreparedFileWriter::AddProjection(const std::string& name) {
                     fmt::format("projection \"{}\" has a name of {} bytes, at most {} are written",
                                 Printable(name), name.size(), kMaxProjectionBytes));
   }
-  projections_.push_back({{"name", name}, {"parts", Json::array()}});
+  projections_.emplace_back(name, std::vector<PreparedPart>());
   return {};
 }
 
 Status PreparedFileWriter::AddPart(const WeightsSpec& spec, std::span<const std::byte> data,
                                    std::span<const std::byte> input) {
   Checksum checksum;
-  int64_t bytes = 0;
+  PreparedPart part{.spec = spec, .offset = offset_};
   for (const std::span<const std::byte> piece : {data, input}) {
     const auto size = static_cast<int64_t>(piece.size());
     if (size == 0) continue;
-    MARLIN_RETURN_IF_ERROR(io_.Write(file_, offset_ + bytes, piece.data(), size));
+    MARLIN_RETURN_IF_ERROR(io_.Write(file_, offset_ + part.bytes, piece.data(), size));
     checksum.Update(piece.data(), size);
-    bytes += size;
+    part.bytes += size;
   }
-  Json part = SpecJson(spec);
-  part["bytes"] = static_cast<uint64_t>(bytes);
-  part["checksum"] = ChecksumText(checksum.Digest());
-  projections_.back()["parts"].push_back(std::move(part));
-  offset_ = RoundUp(offset_ + bytes, kAlignment);
+  part.checksum = checksum.Digest();
+  projections_.back().second.push_back(part);
+  offset_ = RoundUp(offset_ + part.bytes, kAlignment);
   return {};
 }
 
 Status PreparedFileWriter::Finish(const std::string& layout, const std::string& source) {
+  Json projections = Json::array();
+  for (const auto& [name, parts] : projections_) {
+    Json entries = Json::array();
+    for (const PreparedPart& part : parts) entries.push_back(PartJson(part));
+    projections.push_back({{"name", name}, {"parts", std::move(entries)}});
+  }
   const std::string index =
-      DumpJson({{"layout", layout}, {"source", source}, {"projections", std::move(projections_)}});
+      DumpJson({{"layout", layout}, {"source", source}, {"projections", std::move(projections)}});
   if (static_cast<int64_t>(index.size()) > kCheckpointJson.bytes) {
     return WithPath(path_, Code::kUnsupported,
                     fmt::format("would have an index of {} bytes, at most {} are read",

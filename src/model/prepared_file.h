@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
@@ -114,7 +115,7 @@ class PreparedFileWriter {
   std::string directory_;
   std::string partial_;
   FileHandle file_;
-  Json projections_ = Json::array();
+  std::vector<std::pair<std::string, std::vector<PreparedPart>>> projections_;
   int64_t offset_ = 0;
   bool created_ = false;
   bool replaces_ = false;

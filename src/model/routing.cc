@@ -2,7 +2,7 @@
 #include "base/errors.h"
 #include "marlin/routing.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <map>

@@ -2,7 +2,7 @@
 #include "base/errors.h"
 #include "marlin/sensitivity.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
@@ -118,7 +118,7 @@ Status SensitivityMeter::AddUnit(int64_t layer, const std::string& name, bool at
   Unit unit;
   unit.tensor = static_cast<size_t>(found - tensors.begin());
   unit.attention = attention;
-  unit.in_out = SourceLayoutOf(source().config, name) == SourceLayout::kInOut;
+  unit.in_out = SourceLayoutOf(source().config(), name) == SourceLayout::kInOut;
   unit.matrix.name = name;
   unit.matrix.experts = shape.rank() == 3 ? shape[0] : 1;
   unit.matrix.k = shape[shape.rank() - (unit.in_out ? 2 : 1)];

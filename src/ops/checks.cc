@@ -1,6 +1,6 @@
 #include "ops/checks.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <utility>
 

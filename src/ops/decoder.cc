@@ -1,6 +1,6 @@
 #include "marlin/decoder.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/macros.h"
 #include "ops/checks.h"

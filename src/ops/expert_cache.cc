@@ -1,6 +1,6 @@
 #include "marlin/expert_cache.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

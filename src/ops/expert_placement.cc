@@ -1,6 +1,6 @@
 #include "marlin/expert_placement.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <new>

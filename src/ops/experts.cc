@@ -1,7 +1,7 @@
 // The experts of a layer: checks sets and runs; backends plan and run them.
 #include "plan/experts.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <mutex>

@@ -1,5 +1,5 @@
 // Router and experts in one call and one workspace.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstddef>

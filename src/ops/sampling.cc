@@ -1,6 +1,6 @@
 #include "ops/sampling.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <iterator>

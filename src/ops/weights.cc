@@ -1,7 +1,7 @@
 // Prepared weights: preparation, metadata, images.
 #include "marlin/weights.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <memory>
 #include <new>

@@ -1,6 +1,6 @@
 #include "plan/expert_slots.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include "plan/indices.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace marlin {
 

@@ -1,6 +1,6 @@
 #include "plan/kernel_name.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <charconv>
 

@@ -1,6 +1,6 @@
 #include "quantize/layer_inputs.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <numeric>

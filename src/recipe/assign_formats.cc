@@ -1,5 +1,5 @@
 // Formats for a number of bits: minimizes the sum of what every matrix costs alone.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

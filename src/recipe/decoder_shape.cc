@@ -1,6 +1,6 @@
 #include "recipe/decoder_shape.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #include "recipe/decoder_tensors.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace marlin {
 namespace {

@@ -1,6 +1,6 @@
 // The text form of a format choice: "fp4_e2m1/g128", "fp4_e2m1/g32/e8m0", "int3/gK/sym",
 // "s4/g64/2:4", "bf16", "keep".
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <charconv>
 #include <optional>

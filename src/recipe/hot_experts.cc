@@ -1,5 +1,5 @@
 // Experts that get a choice of their own because texts select them often.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,8 @@
 #include "recipe/model_config.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
 
 #include "base/macros.h"
 #include "base/printable.h"

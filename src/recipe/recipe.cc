@@ -1,7 +1,7 @@
 // Presets and the format choice of one tensor.
 #include "marlin/recipe.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <optional>
 #include <set>

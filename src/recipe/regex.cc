@@ -2,7 +2,7 @@
 // at once. Without backtracking, time is bounded by the product of the sizes of pattern and text.
 #include "recipe/regex.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

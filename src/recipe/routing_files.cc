@@ -1,7 +1,8 @@
 // Traces and frequencies of routing as files.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 

@@ -1,8 +1,9 @@
 // Sensitivities as files; docs/howto/quantize.md documents the schema.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/checked.h"

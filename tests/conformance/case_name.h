@@ -2,8 +2,6 @@
 // writer of names and for their reader.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +31,7 @@ class NameWriter {
   }
   template <typename T>
   void Number(std::string_view prefix, T& value) {
-    Append(fmt::format("{}{}", prefix, value));
+    Append(std::string(prefix) + std::to_string(value));
   }
   void Text(std::string& text) { Append(text); }
   /// A part that is there if the value is true.
@@ -65,7 +63,7 @@ class NameReader {
       value = each.value;
       return Take();
     }
-    Fail(fmt::format("case: '{}' is not understood", part));
+    Fail(NotUnderstood(part));
   }
   /// Numbers are at least 1.
   template <typename T>
@@ -76,7 +74,7 @@ class NameReader {
       const auto [stop, error] = std::from_chars(part.data() + prefix.size(), end, value);
       if (error == std::errc() && stop == end && value >= 1) return Take();
     }
-    Fail(fmt::format("case: expected {}<number>, got '{}'", prefix, part));
+    Fail("case: expected " + std::string(prefix) + "<number>, got '" + std::string(part) + "'");
   }
   void Text(std::string& text) {
     text = Next();
@@ -90,10 +88,13 @@ class NameReader {
   /// kInvalidArgument naming the part that was not understood.
   Status Finish() const {
     if (!status_.ok() || rest_.empty()) return status_;
-    return Status(Code::kInvalidArgument, fmt::format("case: '{}' is not understood", rest_));
+    return Status(Code::kInvalidArgument, NotUnderstood(rest_));
   }
 
  private:
+  static std::string NotUnderstood(std::string_view part) {
+    return "case: '" + std::string(part) + "' is not understood";
+  }
   std::string_view Next() const { return rest_.substr(0, rest_.find('/')); }
   void Take() {
     const size_t end = rest_.find('/');

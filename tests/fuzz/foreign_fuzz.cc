@@ -5,6 +5,7 @@
 // corrected, and the data repeated to the end that the header describes.
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
 

@@ -1,4 +1,5 @@
 // JSON files next to the weights: accepted texts can be written and read again.
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/json.h"

@@ -1,6 +1,7 @@
 // Files of prompts (--prompts): prompts have the numbers of their lines, and those of JSON lines
 // are the same when they are written again.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 

@@ -1,5 +1,6 @@
 // The description of quantized modules. Hardly any input has the right checksum, so it is corrected
 // first to reach the code behind the check.
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/json.h"
@@ -22,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       MARLIN_FUZZ_CHECK(tensor.bytes >= -1);
     }
   }
-  const marlin::Json built = marlin::BuildQuantizationConfig(*config);
+  const marlin::Json built = marlin::BuildQuantizationConfig(*config, json->at("recipe_document"));
   const auto again = marlin::ParseQuantizationConfig(built, "again");
   MARLIN_FUZZ_CHECK(again.ok());
   MARLIN_FUZZ_CHECK(again->modules.size() == config->modules.size());

@@ -33,8 +33,9 @@ AccessChecker::AccessChecker(CheckedMemory* memory, const AccessOrder* order, Fi
 }
 
 std::string AccessChecker::ThreadText(uint32_t group, uint32_t thread) const {
-  return fmt::format("thread {} of threadgroup {}", thread,
-                     PositionText(PositionIn(threadgroups_per_grid_, group)));
+  const Triple position = PositionIn(threadgroups_per_grid_, group);
+  return fmt::format("thread {} of threadgroup ({},{},{})", thread, position.x, position.y,
+                     position.z);
 }
 
 CurrentAccess AccessChecker::Current(const Thread& thread, const MemoryAccess& access,

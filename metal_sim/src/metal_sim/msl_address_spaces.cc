@@ -1,6 +1,6 @@
 #include "metal_sim/msl_address_spaces.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <string_view>
 

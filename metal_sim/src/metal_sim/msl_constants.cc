@@ -2,7 +2,7 @@
 // declaration which names function constants go into.
 #include "metal_sim/msl_constants.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <map>

@@ -2,7 +2,7 @@
 // no declarator.
 #include "metal_sim/msl_constructors.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <string>
 

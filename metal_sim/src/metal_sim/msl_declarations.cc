@@ -2,7 +2,7 @@
 // in front of a brace tell its content.
 #include "metal_sim/msl_declarations.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <utility>

@@ -1,6 +1,6 @@
 #include "metal_sim/msl_expressions.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <optional>
 #include <string>

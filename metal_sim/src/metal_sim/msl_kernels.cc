@@ -2,7 +2,7 @@
 // template's body.
 #include "metal_sim/msl_kernels.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <map>
 #include <optional>

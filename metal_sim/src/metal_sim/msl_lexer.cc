@@ -1,7 +1,7 @@
 // The lexer of preprocessed Metal source: one pass, no look-back.
 #include "metal_sim/msl_lexer.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 // Kernel parameters: splitting the list, naming, binding.
 #include "metal_sim/msl_parameters.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <optional>

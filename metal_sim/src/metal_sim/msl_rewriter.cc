@@ -1,7 +1,7 @@
 // The steps of the rewriting in order, and the table that the simulator finds kernels by.
 #include "metal_sim/msl_rewriter.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstddef>
 #include <iterator>

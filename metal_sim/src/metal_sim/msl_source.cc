@@ -1,7 +1,7 @@
 // Reading and printing of a Metal source.
 #include "metal_sim/msl_source.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

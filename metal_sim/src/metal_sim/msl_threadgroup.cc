@@ -2,7 +2,7 @@
 // it qualifies the target of a pointer.
 #include "metal_sim/msl_threadgroup.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <string>
 #include <string_view>

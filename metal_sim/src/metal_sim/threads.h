@@ -2,12 +2,9 @@
 // the rules by which they run.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "metal_sim/access_record.h"
@@ -79,11 +76,6 @@ struct Threadgroup {
 };
 
 inline OrderedThread Thread::Ordered() { return {group->index, index, &stamps}; }
-
-/// "(1,0,2)"
-inline std::string PositionText(Triple position) {
-  return fmt::format("({},{},{})", position.x, position.y, position.z);
-}
 
 /// The position of linear index `index` in a box of `size`.
 inline Triple PositionIn(Triple size, uint32_t index) {

@@ -1,6 +1,6 @@
 // ExpandLatents: the kernel that scores keys multiplies latents, as queries, by 32 outputs of a
 // head, as keys. A task is 32 outputs for all pages: it widens its weights to fp32 once.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // MoE routing: top-k expert selection. Scores are in double, so that rounding does not decide the
 // selection; there are only a few per token.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <atomic>

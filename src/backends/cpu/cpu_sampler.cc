@@ -1,5 +1,5 @@
 // Token sampling: penalties, then greedy, or a draw after temperature, top-k, top-p and min-p.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <atomic>

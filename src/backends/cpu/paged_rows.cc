@@ -1,6 +1,6 @@
 #include "backends/cpu/paged_rows.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include "backends/metal/kernel_body.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cctype>

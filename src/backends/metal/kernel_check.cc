@@ -1,6 +1,6 @@
 #include "backends/metal/kernel_check.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <string>

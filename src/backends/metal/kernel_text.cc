@@ -1,6 +1,6 @@
 #include "backends/metal/kernel_text.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

@@ -1,6 +1,6 @@
 #include "backends/metal/simulated_driver.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <stdlib.h>
 
 #include <cstring>

@@ -5,7 +5,7 @@
 //              natural order, groups padded to a width w
 //   gemv_fast  X.qweight i16 [n / 4, k], X.scales and X.qzeros [8 w, n]; the latter hold minus the
 //              product of scale and zero: additive biases
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <cstring>

@@ -3,7 +3,7 @@
 // X.weight.nested_quant_map with X.weight.nested_absmax and an offset. X.weight.quant_map is the
 // table of values, and X.weight.quant_state.bitsandbytes__nf4 (or fp4) holds JSON. int8: X.weight
 // i8 [n, k] and X.SCB f32 [n]: weight = code * SCB / 127.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -5,12 +5,13 @@
 //   X.weight f8 or i8    float-quantized, int-quantized, naive-quantized, mxfp8-quantized
 //   X.meta i16           marlin-24; X.compressed: a bitmask (compressed_tensors_24.h)
 // X.weight_scale is [n, groups], or [n / rows, k / columns] for blocks, or one number.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <vector>

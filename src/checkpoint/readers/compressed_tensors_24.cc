@@ -1,6 +1,6 @@
 #include "checkpoint/readers/compressed_tensors_24.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <bit>

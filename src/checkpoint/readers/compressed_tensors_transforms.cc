@@ -1,8 +1,9 @@
 #include "checkpoint/readers/compressed_tensors_transforms.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 

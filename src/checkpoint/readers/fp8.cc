@@ -2,7 +2,7 @@
 // X.scale), which multiplies despite its name, one number per block of weight_block_size. Routed
 // experts of DeepSeek-V4 are FP4 packed in i8 [n, k / 2], the low nibble first, with exponents
 // [n, k / 32] as X.scale.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 

@@ -1,10 +1,11 @@
 // GGUF files, single and sharded: docs/formats/gguf.md.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/checked.h"
@@ -170,9 +171,7 @@ class GgufReader final : public ModuleReader {
       config["model_type"] = std::string(name);
     }
     if (config.empty()) return {};
-    store_.config_json = DumpJson(config, 2) + "\n";
-    MARLIN_ASSIGN_OR_RETURN(store_.config, ParseJsonObject(store_.config_json, store_.path));
-    return {};
+    return store_.SetConfig(DumpJson(config, 2) + "\n", store_.path);
   }
 
   const std::byte* DataOf(const FileTensor& tensor) const {

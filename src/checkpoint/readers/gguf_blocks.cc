@@ -1,6 +1,6 @@
 #include "checkpoint/readers/gguf_blocks.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

@@ -1,9 +1,10 @@
 #include "checkpoint/readers/gguf_config.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <numbers>
 #include <string>
 

@@ -1,6 +1,6 @@
 #include "checkpoint/readers/gguf_cut.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 

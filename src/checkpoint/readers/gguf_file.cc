@@ -1,6 +1,6 @@
 #include "checkpoint/readers/gguf_file.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <bit>
 #include <cstring>

@@ -1,6 +1,6 @@
 #include "checkpoint/readers/gguf_names.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -1,8 +1,9 @@
 #include "checkpoint/readers/gguf_tokenizer.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_map>
 

@@ -3,7 +3,7 @@
 // of rows that lie 1/8, 1/4, 1/2 (u8) or 1/10 (i32, 3 bits) of all rows apart, the first row in the
 // highest bits. X.nbits, X.group_size, X.axis and X.shape are tensors too.
 // weight = (code - zero) * scale, rounded twice in fp32.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <cstring>

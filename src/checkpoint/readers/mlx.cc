@@ -2,7 +2,7 @@
 //   affine  X.scales and X.biases [n, groups]: weight = scale * code + bias
 //   mxfp4, nvfp4, mxfp8  X.scales u8 [n, groups], no biases; nvfp4 perhaps with X.global_scale
 // The types and shapes tell the modes apart; affine bits and group size are in the configuration.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <vector>

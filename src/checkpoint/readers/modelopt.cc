@@ -4,7 +4,7 @@
 //   f8_e4m3 [n, k]; one number, [n], [n, k / 32] of u8, or blocks of 128 x 128    FP8, MXFP8
 //   u8 [n / 2, k], floats [n, groups]     int4, two output features a byte, two's complement
 // AWQ adds X.pre_quant_scale [k], by which the inputs of the product are multiplied.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // MXFP4 of gpt-oss: fused experts X as X_blocks u8 [experts, n, k / 32, 16], the low nibble of a
 // byte first, and X_scales u8 [experts, n, k / 32], exponents. Gate and up rows alternate, as in
 // the unquantized checkpoint, whose X is [experts, k, n].
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/macros.h"
 #include "checkpoint/module_names.h"

@@ -1,7 +1,7 @@
 // ONNX models: initializers, in the file or beside it, and the nodes that say how those are
 // quantized. MatMulNBits holds codes by output feature with scales, and zeros of its own packing;
 // DequantizeLinear has one scale, one for each index of an axis, or one for each block along it.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cstring>

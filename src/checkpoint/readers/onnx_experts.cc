@@ -1,6 +1,6 @@
 #include "checkpoint/readers/onnx_experts.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <bit>

@@ -1,6 +1,6 @@
 #include "checkpoint/readers/onnx_file.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <bit>

@@ -1,5 +1,5 @@
 // Quantized directories as this project writes them: docs/formats/checkpoint.md.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cstring>
 #include <memory>

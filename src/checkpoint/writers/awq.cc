@@ -1,9 +1,10 @@
 // AWQ, its gemm packing: 4-bit codes along n, eight to a word in the order 0 2 4 6 1 3 5 7.
 //
 //   X.qweight i32 [k, n / 8]   X.qzeros i32 [groups, n / 8]   X.scales f16 or bf16 [groups, n]
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "base/macros.h"
 #include "checkpoint/foreign_codes.h"

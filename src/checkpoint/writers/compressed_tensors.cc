@@ -9,11 +9,12 @@
 //                   X.weight_global_scale f32 [1], by which scales are divided
 //   mxfp4           X.weight_packed u8 [n, k / 2], X.weight_scale u8 [n, k / 32], exponents; mxfp6
 //                   with four codes in three bytes
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/macros.h"

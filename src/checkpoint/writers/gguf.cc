@@ -3,12 +3,13 @@
 // keep their codes, in the block type that holds them (gguf_blocks.h), and two levels of scales
 // where one has such (gguf_super_blocks.h); vectors and routers are widened to fp32, as programs
 // that run these files expect them.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
@@ -379,11 +380,11 @@ class GgufExport {
       obstacle = "the source has no embedding";
     } else {
       obstacle =
-          DescribeGgufTokenizer(*tokenizer, *config, source_.config, output->dims[0], &metadata_);
+          DescribeGgufTokenizer(*tokenizer, *config, source_.config(), output->dims[0], &metadata_);
     }
     if (obstacle.empty()) return {};
     files_.push_back({kFile, obstacle});
-    DescribeGgufTokenNumbers(source_.config, &metadata_);
+    DescribeGgufTokenNumbers(source_.config(), &metadata_);
     return {};
   }
 

@@ -1,6 +1,6 @@
 #include "checkpoint/writers/gguf_blocks.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

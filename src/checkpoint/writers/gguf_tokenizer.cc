@@ -1,9 +1,10 @@
 // tokenizer.json as metadata of a GGUF file: the inverse of readers/gguf_tokenizer.cc.
 #include "checkpoint/readers/gguf_tokenizer.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <unordered_map>

@@ -5,10 +5,11 @@
 //
 // Codes and zeros of 5 and 6 bits lie in planes (bit_planes.h), the format gptq_p, in which codes
 // of 3 bits would, too.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/macros.h"

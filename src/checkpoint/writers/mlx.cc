@@ -8,10 +8,11 @@
 //                 scale: it is multiplied into the scales where that is exact
 //
 // Experts are stacked, under the name of MLX's module for them.
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "base/macros.h"
 #include "base/scalars.h"

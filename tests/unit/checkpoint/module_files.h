@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 #include <string>
@@ -111,7 +112,6 @@ inline void WriteQuantizedDirectory(const std::string& path, const std::vector<T
   std::vector<TestTensor> tensors = plain;
   QuantizationConfig quantization;
   quantization.recipe_name = "test";
-  quantization.recipe_document = Json::object();
   quantization.method = "rtn";
   for (const TestModule& module : modules) {
     quantization.modules.push_back(module.record);
@@ -130,7 +130,7 @@ inline void WriteQuantizedDirectory(const std::string& path, const std::vector<T
     }
   }
   if (config.is_null()) config = Json::object();
-  config["quantization_config"] = BuildQuantizationConfig(quantization);
+  config["quantization_config"] = BuildQuantizationConfig(quantization, Json::object());
   WriteFile(path + "/config.json", config.dump(1) + "\n");
   WriteFile(path + "/model.safetensors", BuildSafetensors(tensors));
 }

@@ -2,6 +2,8 @@
 // their codes would be taken for integers and their scales for vectors.
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "checkpoint/module_reader.h"
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"

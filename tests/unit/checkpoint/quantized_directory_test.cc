@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "base/json.h"
 #include "checkpoint/module_tensors.h"

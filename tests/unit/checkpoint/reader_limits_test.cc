@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/checksum.h"
@@ -49,13 +50,13 @@ class ReaderLimits : public ::testing::Test {
     }
     QuantizationConfig config;
     config.recipe_name = "r";
-    config.recipe_document = Json::object();
     config.method = "rtn";
     config.modules.push_back(record);
     fs::create_directories(directory_ / "q");
     WriteFile(directory_ / "q/model.safetensors", BuildSafetensors(others));
-    WriteFile(directory_ / "q/config.json",
-              Json{{"quantization_config", BuildQuantizationConfig(config)}}.dump());
+    WriteFile(
+        directory_ / "q/config.json",
+        Json{{"quantization_config", BuildQuantizationConfig(config, Json::object())}}.dump());
     const Result<Checkpoint> opened = Checkpoint::Open(directory_ / "q");
     ASSERT_TRUE(opened.ok()) << opened.status().message();
   }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "base/json.h"
 #include "checkpoint/checkpoint_impl.h"
@@ -58,11 +59,11 @@ class Unloadable : public ::testing::Test {
     WriteFile(directory_ / "model.safetensors", BuildSafetensorsHeader(entries, metadata) + all);
     QuantizationConfig config;
     config.recipe_name = "r";
-    config.recipe_document = Json::object();
     config.method = "rtn";
     config.modules.push_back(record);
-    const Json document = {{"model_type", "llama"},
-                           {"quantization_config", BuildQuantizationConfig(config)}};
+    const Json document = {
+        {"model_type", "llama"},
+        {"quantization_config", BuildQuantizationConfig(config, Json::object())}};
     WriteFile(directory_ / "config.json", document.dump());
   }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "../../source_directory.h"
 #include "../checkpoint/test_files.h"

@@ -1,8 +1,6 @@
 // Small models with random weights, written for one test.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <string>
 #include <vector>
 
@@ -25,7 +23,7 @@ inline void WriteQwen2(const std::string& path, int64_t window) {
   add("lm_head.weight", {kVocab, kHidden});
   add("model.norm.weight", {kHidden});
   for (int layer = 0; layer < 3; ++layer) {
-    const std::string prefix = fmt::format("model.layers.{}.", layer);
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     add(prefix + "input_layernorm.weight", {kHidden});
     add(prefix + "post_attention_layernorm.weight", {kHidden});
     for (const auto& [name, out] :
@@ -40,11 +38,13 @@ inline void WriteQwen2(const std::string& path, int64_t window) {
   }
   WriteFile(path + "/model.safetensors", BuildSafetensors(tensors));
   WriteFile(path + "/config.json",
-            fmt::format(R"({{"model_type": "qwen2", "hidden_size": {}, "intermediate_size": {},
-  "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": {},
-  "max_position_embeddings": 4096, "tie_word_embeddings": false, "rms_norm_eps": 1e-6,
-  "use_sliding_window": {}, "sliding_window": {}, "max_window_layers": 1}})",
-                        kHidden, kWidth, kVocab, window > 0, window > 0 ? window : 1));
+            R"({"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "model_type": "qwen2", "max_position_embeddings": 4096, "tie_word_embeddings": false,
+  "rms_norm_eps": 1e-6, "max_window_layers": 1, "hidden_size": )" +
+                std::to_string(kHidden) + ", \"intermediate_size\": " + std::to_string(kWidth) +
+                ", \"vocab_size\": " + std::to_string(kVocab) +
+                ", \"use_sliding_window\": " + (window > 0 ? "true" : "false") +
+                ", \"sliding_window\": " + std::to_string(window > 0 ? window : 1) + "}");
 }
 
 /// Token ids without a simple repetition.

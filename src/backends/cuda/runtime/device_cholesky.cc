@@ -1,6 +1,6 @@
 #include "backends/cuda/runtime/device_cholesky.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <utility>

@@ -1,6 +1,6 @@
 #include "backends/cuda/runtime/value_errors.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <bit>
 #include <string>

@@ -1,6 +1,6 @@
 #include "backends/metal/apple/apple_driver.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <cstdlib>

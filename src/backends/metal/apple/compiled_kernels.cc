@@ -1,7 +1,7 @@
 #include "backends/metal/apple/compiled_kernels.h"
 
 #include <dispatch/dispatch.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <utility>
 

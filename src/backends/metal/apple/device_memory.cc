@@ -1,6 +1,6 @@
 #include "backends/metal/apple/device_memory.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>

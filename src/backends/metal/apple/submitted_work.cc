@@ -1,6 +1,6 @@
 #include "backends/metal/apple/submitted_work.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <utility>
 

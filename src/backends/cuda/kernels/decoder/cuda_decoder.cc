@@ -1,6 +1,6 @@
 #include "backends/cuda/kernels/decoder/cuda_decoder.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

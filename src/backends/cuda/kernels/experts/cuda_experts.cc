@@ -1,6 +1,6 @@
 #include "backends/cuda/kernels/experts/cuda_experts.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <utility>

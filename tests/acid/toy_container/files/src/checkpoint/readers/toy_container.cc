@@ -17,8 +17,7 @@ Result<std::unique_ptr<const ModuleReader>> OpenToyContainer(TensorStore& store,
   MARLIN_ASSIGN_OR_RETURN(SafetensorsHeader header, ParseSafetensors(image, store.path, file.name));
   store.tensors = std::move(header.tensors);
   for (TensorInfo& tensor : store.tensors) tensor.offset += kMagicBytes;
-  store.config_json = header.metadata["config"];
-  MARLIN_ASSIGN_OR_RETURN(store.config, ParseJsonObject(store.config_json, store.path));
+  MARLIN_RETURN_IF_ERROR(store.SetConfig(header.metadata["config"], store.path));
   MARLIN_RETURN_IF_ERROR(SortTensors(&store));
   return OpenPlain(store, method);
 }
