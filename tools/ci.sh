@@ -20,7 +20,7 @@ record="" wanted="" summary=""
 command_of() {
   case $1 in
     test) echo "./dev test" ;;
-    sanitizers) echo "tools/sanitize.sh asan" ;;
+    sanitizers) echo "env MARLIN_SANITIZE_PROBLEMS=100 tools/sanitize.sh asan" ;;
     fuzz) echo "tools/fuzz.sh ${MARLIN_FUZZ_SECONDS:-15}" ;;
     lint) echo "./dev lint" ;;
     acid) echo "tests/acid/run.sh" ;;
@@ -52,7 +52,8 @@ done
 # always runs. The versions that pip resolves are part of it, so that a new release of a dependency
 # is tested.
 mark_of() {
-  local environment packages paths="include src metal_sim python cmake CMakeLists.txt pyproject.toml dev"
+  local environment packages paths
+  paths="include src metal_sim python cmake CMakeLists.txt pyproject.toml dev"
   case $1 in
     integrations) environment=.venv-integrations paths="$paths tests/integrations docs examples" ;;
     vllm) environment=$(ls -d .venv-vllm-* 2>/dev/null | tail -n 1) paths="$paths tests/vllm" ;;

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# sanitize.sh asan|tsan [FILTER [TESTS]]: builds with the preset of that name, runs the tests and the
-# conformance cases whose names match the filter (default: all; with MARLIN_SANITIZE_CASES=N those of
-# some N problems). With TESTS, a regex for ctest, only those tests, and no conformance case: a data
-# race in the thread pool, Quantize, a model's forward passes or the writers shows in minutes with
+# sanitize.sh asan|tsan [FILTER [TESTS]]: builds with the preset of that name, runs the tests and
+# the conformance cases whose names match the filter (default: all; with MARLIN_SANITIZE_PROBLEMS=N
+# those of some N problems). With TESTS, a regex for ctest, only those tests, and no conformance
+# case: a data race in the thread pool, Quantize, a model's forward passes or the writers shows in
+# minutes with
 #   sanitize.sh tsan '' '^unit\.(base\.thread_pool|model\.threads)_test$'
 set -eu
 cd "$(dirname "$0")/.."
@@ -49,7 +50,7 @@ if [ -n "$conformance" ]; then
   log=$build/conformance.log
   set -- --device cpu --jobs 0
   [ -z "$filter" ] || set -- "$@" --filter "$filter"
-  [ -z "${MARLIN_SANITIZE_CASES:-}" ] || set -- "$@" --problems "$MARLIN_SANITIZE_CASES"
+  [ -z "${MARLIN_SANITIZE_PROBLEMS:-}" ] || set -- "$@" --problems "$MARLIN_SANITIZE_PROBLEMS"
   "$conformance" "$@" </dev/null >"$log" 2>&1 || rc=$?
   tail -n 20 "$log"
   line=$(sed -n 's/^\([0-9]* passed, [0-9]* failed.*\)$/\1/p' "$log" | tail -n 1)

@@ -69,7 +69,7 @@ void RunSelected(const ReadyExperts& experts, const TensorView& x, const TensorV
 
 /// Router and experts; all memory is from `allocate` unless it is None.
 void ForwardExperts(const ReadyExperts& experts, const ReadyRouter& ready, const TensorView& x,
-             const MutableTensorView& out, MoeOptions moe, nb::handle allocate) {
+                    const MutableTensorView& out, MoeOptions moe, nb::handle allocate) {
   const Device& device = experts.device.device;
   const Router& router = ready.router;
   int64_t bytes = 0;

@@ -37,7 +37,7 @@ nb::dict InfoOf(const Model& model) {
 }
 
 void ForwardModel(const Model& model, Sequence& sequence, const Tokens& tokens, bool all_logits,
-             const MutableArray& out) {
+                  const MutableArray& out) {
   const MutableTensorView logits = ViewOf("out", out);
   const nb::gil_scoped_release released;
   const SequenceInput input{&sequence, tokens, all_logits};

@@ -21,7 +21,8 @@ namespace {
 
 constexpr double kHopeless = 4;
 constexpr double kNoise = 1.01;
-constexpr TimingOptions kTuningTiming = {.min_seconds = 0.1, .max_seconds = 1.0, .min_undisturbed = 5};
+constexpr TimingOptions kTuningTiming = {
+    .min_seconds = 0.1, .max_seconds = 1.0, .min_undisturbed = 5};
 constexpr int kHalf[] = {0x3f000000, 0x3f00, 0x3800};  // 0.5 as fp32, bf16, fp16.
 
 /// Keeps sums far from subnormal numbers.

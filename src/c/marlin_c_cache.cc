@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "base/errors.h"
 #include "c/handles.h"
 #include "marlin/expert_cache.h"
 
@@ -55,6 +54,8 @@ namespace {
 
 static_assert(static_cast<int>(CachePolicy::kLru) == MARLIN_CACHE_LRU &&
               static_cast<int>(CachePolicy::kFrequency) == MARLIN_CACHE_FREQUENCY);
+
+Status Invalid(const std::string& message) { return Status(Code::kInvalidArgument, message); }
 
 Result<ExpertCacheOptions> OptionsOf(const marlin_expert_cache_options* given) {
   if (given == nullptr) return ExpertCacheOptions();

@@ -7,7 +7,7 @@
 
 namespace marlin {
 
-/// What the name of a module's weight ends with.
+/// The suffix of a weight's name.
 inline constexpr std::string_view kWeightSuffix = ".weight";
 
 enum class Producer : uint8_t { kHuggingFace, kMlx };

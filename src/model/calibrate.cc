@@ -1,4 +1,3 @@
-#include "base/errors.h"
 #include "marlin/calibrate.h"
 
 #include <fmt/core.h>
@@ -7,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/find_named.h"
 #include "base/macros.h"
 #include "base/printable.h"

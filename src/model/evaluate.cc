@@ -1,4 +1,3 @@
-#include "base/errors.h"
 #include "marlin/evaluate.h"
 
 #include <fmt/core.h>
@@ -10,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "model/model_impl.h"
 

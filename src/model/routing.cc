@@ -1,5 +1,4 @@
 // Counts the experts that the tokens of a text select.
-#include "base/errors.h"
 #include "marlin/routing.h"
 
 #include <fmt/core.h>
@@ -10,6 +9,7 @@
 #include <new>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "model/forward_call.h"
 #include "model/model_impl.h"

@@ -1,5 +1,4 @@
 // Measures how much each matrix of a model alone harms it when quantized.
-#include "base/errors.h"
 #include "marlin/sensitivity.h"
 
 #include <fmt/core.h>
@@ -12,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/thread_pool.h"

@@ -84,7 +84,8 @@ class Decoder {
         UnpackColumns(bits_, weights_.codes.As<uint32_t>() + row * spec_.n + n0, spec_.n,
                       {codes.data(), kTileRows, range.rows, columns});
         for (int64_t c = 0; c < columns; ++c) {
-          DecodeColumn(expert, n0 + c, range, codes.data() + c * kTileRows, tile.data() + c * kTileRows);
+          DecodeColumn(expert, n0 + c, range, codes.data() + c * kTileRows,
+                       tile.data() + c * kTileRows);
         }
       }
       Store(expert, range, tile.data());

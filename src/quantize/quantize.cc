@@ -1,4 +1,3 @@
-#include "base/errors.h"
 #include "marlin/quantize.h"
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/find_named.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"

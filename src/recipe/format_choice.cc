@@ -26,8 +26,8 @@ Result<int64_t> ParseGroup(std::string_view text, std::string_view part) {
   const char* end = part.data() + part.size();
   const auto [stop, error] = std::from_chars(part.data() + 1, end, group_size);
   if (error != std::errc() || stop != end) {
-    return InvalidChoice(text,
-                   fmt::format("'{}' is not a group size; expected gN or gK", Printable(part)));
+    return InvalidChoice(
+        text, fmt::format("'{}' is not a group size; expected gN or gK", Printable(part)));
   }
   if (group_size == 0) {
     return InvalidChoice(text, "group size 0; write gK for one group along all of K");
@@ -43,10 +43,10 @@ Result<int64_t> ParseHadamard(std::string_view text, std::string_view part) {
   const char* end = part.data() + part.size();
   const auto [stop, error] = std::from_chars(part.data() + 1, end, size);
   if (error == std::errc() && stop == end && IsHadamardSize(size)) return size;
-  return InvalidChoice(text,
-                 fmt::format("'{}' is no size of Hadamard blocks; expected hN, a power of two "
-                             "from 2 to {}",
-                             Printable(part), kMaxHadamard));
+  return InvalidChoice(
+      text, fmt::format("'{}' is no size of Hadamard blocks; expected hN, a power of two "
+                        "from 2 to {}",
+                        Printable(part), kMaxHadamard));
 }
 
 std::optional<E8M0Rule> FindRule(std::string_view part) {
@@ -125,7 +125,8 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
       choice.scale_type = *type;
       has_scale = true;
     } else {
-      return InvalidChoice(text, fmt::format("unexpected part '{}'; expected "
+      return InvalidChoice(text,
+                           fmt::format("unexpected part '{}'; expected "
                                        "FORMAT/gN[/SCALE_TYPE][/floor|/ceil|/nearest][/sym|/frac]"
                                        "[/2:4][/hN]",
                                        Printable(part)));
@@ -133,9 +134,9 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
   }
   if (!has_group) return InvalidChoice(text, "the group size is missing; expected FORMAT/gN");
   if (choice.e8m0_rule != E8M0Rule::kDefault && choice.scale_type != ScaleType::kE8M0) {
-    return InvalidChoice(text,
-                   fmt::format("'{}' rounds scales of type e8m0, these are {}",
-                               E8M0RuleName(choice.e8m0_rule), ScaleTypeName(choice.scale_type)));
+    return InvalidChoice(
+        text, fmt::format("'{}' rounds scales of type e8m0, these are {}",
+                          E8M0RuleName(choice.e8m0_rule), ScaleTypeName(choice.scale_type)));
   }
   if (choice.symmetric && GetFormatInfo(choice.format).zero_point == ZeroPoint::kRequired) {
     return InvalidChoice(text, fmt::format("{} needs zero points and cannot be symmetric", name));
@@ -148,7 +149,8 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
   }
   if (choice.sparsity == Sparsity::k24) {
     const Status possible = CheckSparse24(choice.format, has_zeros);
-    if (!possible.ok()) return Status(possible.code(), InvalidChoice(text, possible.message()).message());
+    if (!possible.ok())
+      return Status(possible.code(), InvalidChoice(text, possible.message()).message());
   }
   return choice;
 }

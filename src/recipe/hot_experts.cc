@@ -57,8 +57,9 @@ Status MixedPrecisionConfig::CheckHotExperts(std::string_view model_type,
   if (!hot_experts_) return {};
   const std::string& counted = hot_experts_->model_type;
   if (!counted.empty() && !model_type.empty() && counted != model_type) {
-    return InvalidHotExperts(fmt::format("frequencies of another model: of model_type '{}', not '{}'",
-                               Printable(counted), Printable(model_type)));
+    return InvalidHotExperts(
+        fmt::format("frequencies of another model: of model_type '{}', not '{}'",
+                    Printable(counted), Printable(model_type)));
   }
   std::map<int64_t, int64_t> experts;  // Their number in every layer.
   for (const TensorShape& tensor : tensors) {
@@ -67,7 +68,7 @@ Status MixedPrecisionConfig::CheckHotExperts(std::string_view model_type,
     const auto place = ParseExpertPlace(tensor.name);
     if (!place) {
       return InvalidHotExperts(fmt::format("\"{}\" holds several experts, which share one choice",
-                                 Printable(tensor.name)));
+                                           Printable(tensor.name)));
     }
     int64_t& count = experts[place->layer];
     count = std::max(count, place->expert + 1);
@@ -75,14 +76,16 @@ Status MixedPrecisionConfig::CheckHotExperts(std::string_view model_type,
   for (const auto& [layer, count] : experts) {
     const HotExperts::Layer* const found = FindLayer(*hot_experts_, layer);
     if (found == nullptr || found->experts != count) {
-      return InvalidHotExperts(fmt::format("frequencies of another model: layer {} has {} experts, not {}",
-                                 layer, count, found == nullptr ? 0 : found->experts));
+      return InvalidHotExperts(
+          fmt::format("frequencies of another model: layer {} has {} experts, not {}", layer, count,
+                      found == nullptr ? 0 : found->experts));
     }
   }
   for (const HotExperts::Layer& layer : hot_experts_->layers) {
     if (experts.contains(layer.layer)) continue;
-    return InvalidHotExperts(fmt::format("frequencies of another model: layer {} has 0 experts, not {}",
-                               layer.layer, layer.experts));
+    return InvalidHotExperts(
+        fmt::format("frequencies of another model: layer {} has 0 experts, not {}", layer.layer,
+                    layer.experts));
   }
   return {};
 }

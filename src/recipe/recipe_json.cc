@@ -44,7 +44,7 @@ Status CheckKeys(const Json& object, std::span<const std::string_view> known,
   for (const auto& [key, value] : object.items()) {
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     return InvalidRecipe(fmt::format("{}unknown key '{}'; known: {}", where, Printable(key),
-                               fmt::join(known, ", ")));
+                                     fmt::join(known, ", ")));
   }
   return Status();
 }
@@ -71,7 +71,8 @@ Result<MixedPrecisionConfig> FromPreset(const std::string& name) {
   if (name.starts_with(kUniform)) {
     return MixedPrecisionConfig::Uniform(std::string_view(name).substr(kUniform.size()));
   }
-  return InvalidRecipe(fmt::format("'{}' is not a preset; presets: {}", Printable(name), kPresetNames));
+  return InvalidRecipe(
+      fmt::format("'{}' is not a preset; presets: {}", Printable(name), kPresetNames));
 }
 
 Status ReadClasses(const Json& classes, MixedPrecisionConfig* recipe) {
@@ -170,7 +171,7 @@ Result<HotExperts::Layer> HotLayerOf(const Json& entry) {
   auto hot = AscendingNumbers(entry.value("hot", Json()), experts->front());
   if (!hot) {
     return InvalidRecipe(fmt::format("hot_experts.layers: hot: expected ascending numbers below {}",
-                               experts->front()));
+                                     experts->front()));
   }
   return HotExperts::Layer{layer->front(), experts->front(), *std::move(hot)};
 }

@@ -35,10 +35,11 @@ std::optional<int64_t> NumberBelow(const Json& value, int64_t limit) {
 
 Result<int64_t> NumberAt(const Json& object, const char* key, const std::string& where) {
   const auto found = object.find(key);
-  if (found == object.end()) return MalformedRouting(where, fmt::format("the key '{}' is missing", key));
+  if (found == object.end())
+    return MalformedRouting(where, fmt::format("the key '{}' is missing", key));
   if (const auto number = NumberBelow(*found, INT64_MAX)) return *number;
-  return MalformedRouting(where,
-                   fmt::format("{}: expected a whole number, got {}", key, DescribeJson(*found)));
+  return MalformedRouting(
+      where, fmt::format("{}: expected a whole number, got {}", key, DescribeJson(*found)));
 }
 
 /// Reads [{"layer": ascending, `key`: [numbers]}, ...]; add(layer, numbers) takes them.
@@ -54,7 +55,8 @@ Status ReadLayers(const Json& document, const char* key, int64_t limit, const st
     if (!entry.is_object()) return MalformedRouting(where, "layers: expected objects");
     MARLIN_ASSIGN_OR_RETURN(const int64_t layer, NumberAt(entry, "layer", where));
     if (layer <= last || layer >= kMostExperts) {
-      return MalformedRouting(where, fmt::format("layer {}: expected layers in ascending order", layer));
+      return MalformedRouting(where,
+                              fmt::format("layer {}: expected layers in ascending order", layer));
     }
     last = layer;
     const auto list = entry.find(key);
@@ -65,8 +67,9 @@ Status ReadLayers(const Json& document, const char* key, int64_t limit, const st
     for (const Json& value : *list) {
       const auto number = NumberBelow(value, limit);
       if (!number) {
-        return MalformedRouting(where, fmt::format("layer {}: {}: expected whole numbers below {}, got {}",
-                                            layer, key, limit, DescribeJson(value)));
+        return MalformedRouting(
+            where, fmt::format("layer {}: {}: expected whole numbers below {}, got {}", layer, key,
+                               limit, DescribeJson(value)));
       }
       numbers.push_back(*number);
     }
@@ -139,8 +142,9 @@ Result<RoutingFrequencies> RoutingFrequencies::FromJson(std::string_view text,
       if (__builtin_add_overflow(sum, count, &sum)) sum = INT64_MAX;
     }
     if (sum != selections) {
-      return MalformedRouting(file, fmt::format("layer {}: counts sum to {}, expected {} (tokens * top_k)",
-                                         layer, sum, selections));
+      return MalformedRouting(
+          file, fmt::format("layer {}: counts sum to {}, expected {} (tokens * top_k)", layer, sum,
+                            selections));
     }
     frequencies.layers.push_back({layer, std::move(counts)});
     return {};

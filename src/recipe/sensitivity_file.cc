@@ -55,18 +55,20 @@ Result<const Json*> ListAt(const Json& object, const char* key, const std::strin
 
 Status ReadFormats(const Json& list, const std::string& file, std::vector<FormatChoice>* formats) {
   if (list.empty() || list.size() > kMostFormats) {
-    return MalformedSensitivities(file,
-                     fmt::format("formats: expected 1 to {}, got {}", kMostFormats, list.size()));
+    return MalformedSensitivities(
+        file, fmt::format("formats: expected 1 to {}, got {}", kMostFormats, list.size()));
   }
   for (const Json& entry : list) {
     if (!entry.is_string()) return MalformedSensitivities(file, "formats: expected strings");
     const Result<FormatChoice> choice = ParseFormatChoice(entry.get<std::string>());
     if (!choice.ok()) return MalformedSensitivities(file, "formats: " + choice.status().message());
     if (!choice->quantized()) {
-      return MalformedSensitivities(file, fmt::format("formats: {} is not quantized", choice->ToString()));
+      return MalformedSensitivities(
+          file, fmt::format("formats: {} is not quantized", choice->ToString()));
     }
     if (std::find(formats->begin(), formats->end(), *choice) != formats->end()) {
-      return MalformedSensitivities(file, fmt::format("formats: {} is there twice", choice->ToString()));
+      return MalformedSensitivities(file,
+                                    fmt::format("formats: {} is there twice", choice->ToString()));
     }
     formats->push_back(*choice);
   }
@@ -85,8 +87,9 @@ Result<Sensitivity::Matrix> MatrixOf(const Json& entry, size_t formats, const st
   if (!(count * Checked(64)).valid()) return MalformedSensitivities(where, "has too many weights");
   MARLIN_ASSIGN_OR_RETURN(const Json* const list, ListAt(entry, "kl", where));
   if (list->size() != formats) {
-    return MalformedSensitivities(where, fmt::format("kl: expected {} numbers, one per format, got {}", formats,
-                                        list->size()));
+    return MalformedSensitivities(
+        where,
+        fmt::format("kl: expected {} numbers, one per format, got {}", formats, list->size()));
   }
   for (const Json& value : *list) {
     const double kl = value.is_number() ? value.get<double>() : -1.0;
@@ -130,7 +133,8 @@ Result<Sensitivity> Sensitivity::FromJson(std::string_view text, const std::stri
   for (const Json& entry : *matrices) {
     MARLIN_ASSIGN_OR_RETURN(Matrix matrix, MatrixOf(entry, sensitivity.formats.size(), file));
     if (!names.insert(matrix.name).second) {
-      return MalformedSensitivities(file, fmt::format("\"{}\": is there twice", Printable(matrix.name)));
+      return MalformedSensitivities(file,
+                                    fmt::format("\"{}\": is there twice", Printable(matrix.name)));
     }
     sensitivity.matrices.push_back(std::move(matrix));
   }

@@ -90,7 +90,8 @@ class ConstantRewriter {
     while (IsConstantSpecifier(source_, variable.type)) ++variable.type;
     size_t i = variable.type;
     for (; i < declaration.stop; ++i) {
-      const size_t angle = source_.Is(i, "<") ? source_.ClosingAngle(i, declaration.stop) : kNoToken;
+      const size_t angle =
+          source_.Is(i, "<") ? source_.ClosingAngle(i, declaration.stop) : kNoToken;
       if (angle != kNoToken) {
         i = angle;
       } else if (!source_.IsIdentifier(i) && !source_.Is(i, "::") && !source_.Is(i, "*")) {

@@ -49,8 +49,7 @@ BraceKind KindBehind(const MslSource& source, size_t head, size_t open) {
     names_type |= IsClassKey(source, i);
     constant |= source.Is(i, "constant");
     parameters |= source.Is(i, "(") && !TakesParentheses(source, i - 1);
-    const size_t angle =
-        source.Is(i + 1, "<") ? source.ClosingAngle(i + 1, open) : kNoToken;
+    const size_t angle = source.Is(i + 1, "<") ? source.ClosingAngle(i + 1, open) : kNoToken;
     if (angle != kNoToken) i = angle;
   }
   if (source.Is(head, "extern") && head + 2 == open) return BraceKind::kNamespace;

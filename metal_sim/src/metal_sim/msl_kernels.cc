@@ -27,8 +27,8 @@ bool SpecifierTakesParentheses(const MslSource& source, size_t index) {
          source.Is(index, "decltype");
 }
 
-/// The parenthesis that opens the parameters of the function declared in [head, stop), kNoToken if no
-/// function is.
+/// The parenthesis that opens the parameters of the function declared in [head, stop), kNoToken if
+/// no function is.
 size_t ParametersOf(const MslSource& source, size_t head, size_t stop) {
   for (size_t i = head; i < stop; i = source.Partner(i) + 1) {
     if (source.Is(i, "=")) return kNoToken;

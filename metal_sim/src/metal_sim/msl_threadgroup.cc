@@ -124,7 +124,8 @@ class ThreadgroupRewriter {
     bool named = false;
     for (; index < stop; ++index) {
       const bool qualified = source_.Is(index - 1, "::");
-      const bool several = IsIntegerWord(source_, index) && (!named || IsIntegerWord(source_, index - 1));
+      const bool several =
+          IsIntegerWord(source_, index) && (!named || IsIntegerWord(source_, index - 1));
       const size_t angle = source_.Is(index, "<") ? source_.ClosingAngle(index, stop) : kNoToken;
       if (IsQualifier(source_, index) || source_.Is(index, "typename") ||
           source_.Is(index, "struct") || source_.Is(index, "::") || source_.Is(index, "template")) {

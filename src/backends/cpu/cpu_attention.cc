@@ -71,7 +71,7 @@ struct HeadRange {
 class AttentionWorker {
  public:
   AttentionWorker(const DecoderKernels& kernels, const SegmentKernel* segment_kernel,
-         const AttentionOptions& options, const TokenRun& run, float* memory)
+                  const AttentionOptions& options, const TokenRun& run, float* memory)
       : kernels_(kernels),
         segment_kernel_(segment_kernel),
         options_(options),
@@ -357,7 +357,8 @@ void CpuDecoder::RunJobs(std::span<const AttentionJob> jobs, const AttentionOpti
     if (!g.apart) {
       // Later tokens see more keys: start the longest tasks first.
       const TokenRun run = TokenRun::Of(*place.job, g, g.runs - 1 - place.index % g.runs);
-      return AttentionWorker(kernels_, segment_kernel_, options, run, memory).RunHead(place.index / g.runs);
+      return AttentionWorker(kernels_, segment_kernel_, options, run, memory)
+          .RunHead(place.index / g.runs);
     }
     const int64_t part = place.index / g.head_parts % g.segment_parts;
     const int64_t head = place.index % g.head_parts * g.heads_per_part;

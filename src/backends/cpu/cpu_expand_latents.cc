@@ -51,8 +51,8 @@ struct Sizes {
   /// Floats of a worker: latents, widened weights, products, the RoPE part, and the kernel's
   /// ranges.
   int64_t WorkerFloats() const {
-    return (kLatentRows + kKeyBlock) * padded + kLatentRows * kKeyBlock + RoundUp(rope, kFeaturePad) +
-           2 * kLatentRows;
+    return (kLatentRows + kKeyBlock) * padded + kLatentRows * kKeyBlock +
+           RoundUp(rope, kFeaturePad) + 2 * kLatentRows;
   }
 };
 
@@ -60,7 +60,7 @@ struct Sizes {
 class LatentWorker {
  public:
   LatentWorker(const DecoderKernels& kernels, const ExpandLatentsCall& call, const Sizes& sizes,
-         float* memory)
+               float* memory)
       : kernels_(kernels), call_(call), sizes_(sizes) {
     latents_ = memory;
     weights_ = latents_ + kLatentRows * sizes_.padded;
@@ -129,7 +129,8 @@ class LatentWorker {
     }
   }
 
-  /// Calls body(latents, page of heads, first token, tokens) for up to kLatentRows tokens at a time.
+  /// Calls body(latents, page of heads, first token, tokens) for up to kLatentRows tokens at a
+  /// time.
   template <typename Body>
   void ForRows(const Body& body) const {
     const int64_t row_bytes = call_.latents.key_dim * DTypeBytes(call_.latents.type);

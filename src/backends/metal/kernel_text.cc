@@ -30,7 +30,7 @@ std::string_view TakeLine(std::string_view* text) {
 
 /// The part of `line` between `before`, at its start, and the next `after`; nullopt: no match.
 std::optional<std::string_view> AfterPrefix(std::string_view line, std::string_view before,
-                                        std::string_view after) {
+                                            std::string_view after) {
   if (!line.starts_with(before)) return std::nullopt;
   line.remove_prefix(before.size());
   const size_t end = line.find(after);
@@ -96,7 +96,8 @@ Result<std::string> KernelText(std::string_view file, const FunctionConstants& c
 }
 
 Result<std::vector<FunctionConstant>> ListFunctionConstants() {
-  MARLIN_ASSIGN_OR_RETURN(std::string_view rest, TextOf(fmt::format("{}constants.h", kKernelFolder)));
+  MARLIN_ASSIGN_OR_RETURN(std::string_view rest,
+                          TextOf(fmt::format("{}constants.h", kKernelFolder)));
   std::vector<FunctionConstant> constants;
   while (!rest.empty()) {
     const auto declared = DeclaredConstant(TakeLine(&rest));

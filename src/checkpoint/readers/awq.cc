@@ -53,7 +53,7 @@ uint32_t NaturalOrder(uint32_t word) {
 // Words of `rows` rows of k, up to eight, as words of eight columns: an 8 x 8 transposition of
 // nibbles. The words of a column are `stride` apart.
 std::array<uint32_t, kNibblesPerWord> TransposeNibbles(const std::byte* data, int64_t first,
-                                                int64_t stride, int64_t rows) {
+                                                       int64_t stride, int64_t rows) {
   std::array<uint32_t, kNibblesPerWord> columns{};
   for (int64_t r = 0; r < rows; ++r) {
     const uint32_t word = WordAt(data, first + r * stride);
@@ -71,8 +71,8 @@ Status FillGemm(const TensorStore& store, const AwqModule& m, WeightsBuffer* buf
   pool.Run(CeilDivide(m.k, kNibblesPerWord), [&](int64_t row, int) {
     const int64_t rows = std::min(kNibblesPerWord, m.k - row * kNibblesPerWord);
     for (int64_t column = 0; column < columns; ++column) {
-      const std::array<uint32_t, kNibblesPerWord> words =
-          TransposeNibbles(store.Data(m.codes), row * kNibblesPerWord * columns + column, columns, rows);
+      const std::array<uint32_t, kNibblesPerWord> words = TransposeNibbles(
+          store.Data(m.codes), row * kNibblesPerWord * columns + column, columns, rows);
       std::memcpy(out + row * m.n + column * kNibblesPerWord, words.data(), sizeof(words));
     }
   });

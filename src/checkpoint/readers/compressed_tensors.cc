@@ -31,7 +31,6 @@
 namespace marlin {
 namespace {
 
-
 struct CtGroup {
   std::vector<std::string> targets;
   int64_t bits = 8;

@@ -176,7 +176,8 @@ class BitmaskFinder {
 };
 
 /// The nibble of a block by its four bits; 0, which is none, unless two are set.
-constexpr std::array<uint8_t, 16> kPatternNibbles = {0, 0, 0, 4, 0, 8, 9, 0, 0, 12, 13, 0, 14, 0, 0, 0};
+constexpr std::array<uint8_t, 16> kPatternNibbles = {0, 0,  0,  4, 0,  8, 9, 0,
+                                                     0, 12, 13, 0, 14, 0, 0, 0};
 constexpr uint8_t kPaddingNibble = 4;
 
 // --- marlin-24 ----------------------------------------------------------------------------------
@@ -263,9 +264,10 @@ KeptRows BitmaskTensor::Kept() const {
   kept.positions = [data = bits, k = columns, padded](int64_t row, uint8_t* nibbles) {
     const RowBits row_bits(data + row * CeilDivide(k, 8), k);
     for (int64_t b = 0; b < padded / kSparseBlock; ++b) {
-      nibbles[b] = b * kSparseBlock >= k
-                       ? kPaddingNibble
-                       : kPatternNibbles[static_cast<size_t>(row_bits.ByteAt(b / 2) >> (b % 2 * 4) & 15)];
+      nibbles[b] =
+          b * kSparseBlock >= k
+              ? kPaddingNibble
+              : kPatternNibbles[static_cast<size_t>(row_bits.ByteAt(b / 2) >> (b % 2 * 4) & 15)];
     }
   };
   return kept;

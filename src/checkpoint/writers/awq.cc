@@ -63,7 +63,7 @@ class AwqWriter final : public ModuleWriter {
     }
     if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
       return WouldLose(kAwqName, fmt::format("a last group of {} k in groups of {}",
-                                            spec.k % spec.group_size, spec.group_size));
+                                             spec.k % spec.group_size, spec.group_size));
     }
     const int64_t groups = GroupCount(spec);
     return OutputUnit{
@@ -99,8 +99,8 @@ class AwqWriter final : public ModuleWriter {
     for (const ForeignModule& module : modules) {
       if (group_of(module) == group_of(modules.front())) continue;
       return WouldLose(kAwqName, fmt::format("groups of {} in \"{}\" and of {} in \"{}\"",
-                                            group_of(modules.front()), modules.front().name,
-                                            group_of(module), module.name));
+                                             group_of(modules.front()), modules.front().name,
+                                             group_of(module), module.name));
     }
     Json quantization = {
         {"quant_method", "awq"}, {"version", "gemm"}, {"bits", 4}, {"zero_point", true}};

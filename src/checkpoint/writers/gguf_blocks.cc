@@ -121,7 +121,7 @@ Result<GgufStored> GgufTypeOf(const WeightsSpec& spec) {
   const int64_t per_scale = type->format->group_size;
   if (spec.group_size < spec.k && spec.group_size % per_scale != 0) {
     return WouldLose(kGgufName, fmt::format("groups of {} k as blocks of {} ({})", spec.group_size,
-                                          per_scale, type->name));
+                                            per_scale, type->name));
   }
   return *type;
 }
@@ -187,7 +187,7 @@ Status GgufEncoder::SetParameters(const QuantizedWeights& matrix) {
     for (std::byte& scale : scales_) {
       if (scale > std::byte{0x80}) {
         return WouldLose(kGgufName, fmt::format("the negative scale {:.9g} in NVFP4",
-                                              Fp8E4M3ToFloat(static_cast<uint8_t>(scale))));
+                                                Fp8E4M3ToFloat(static_cast<uint8_t>(scale))));
       }
       scale &= std::byte{0x7f};
     }

@@ -104,7 +104,7 @@ class GptqWriter final : public ModuleWriter {
     }
     if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
       return WouldLose(kGptqName, fmt::format("a last group of {} k in groups of {}",
-                                            spec.k % spec.group_size, spec.group_size));
+                                              spec.k % spec.group_size, spec.group_size));
     }
     const int64_t groups = GroupCount(spec);
     return OutputUnit{

@@ -55,8 +55,8 @@ Result<std::vector<uint8_t>> ProductScales(const QuantizedWeights& matrix) {
     products[i] = FloatToFp8E4M3(product);
     if (Fp8E4M3ToFloat(products[i]) == product) continue;
     return WouldLose(kMlxName, fmt::format("the global scale {:.9g}: with it the scale {} becomes "
-                                          "{:.9g}, which e4m3 does not hold",
-                                          global, scale, product));
+                                           "{:.9g}, which e4m3 does not hold",
+                                           global, scale, product));
   }
   return products;
 }

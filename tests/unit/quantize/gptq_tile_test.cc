@@ -53,7 +53,8 @@ struct Case {
     problem.emplace(GptqProblem{options, spec, encoder, rule, importance, &buffer, kK / kGroup});
     tile = std::make_unique<GptqTile>(*problem, 0);
     int64_t zeroed = 0;
-    EXPECT_TRUE(tile->Load(MatrixOfExpert(TensorView(dense.data(), DType::kF32, {kK, kN}), 0)).ok());
+    EXPECT_TRUE(
+        tile->Load(MatrixOfExpert(TensorView(dense.data(), DType::kF32, {kK, kN}), 0)).ok());
     EXPECT_TRUE(tile->Begin(coder, &zeroed).ok());
   }
 

@@ -63,8 +63,8 @@ class DeviceCholesky final : public Cholesky {
 
   static Status CheckRows(int64_t k) {
     if (k <= kMostCholeskyRows) return {};
-    return {Code::kUnsupported,
-            fmt::format("cusolver: a matrix of {} rows; supported: up to {}", k, kMostCholeskyRows)};
+    return {Code::kUnsupported, fmt::format("cusolver: a matrix of {} rows; supported: up to {}", k,
+                                            kMostCholeskyRows)};
   }
 
   Result<DeviceMemory> Upload(std::span<const double> from) const {
