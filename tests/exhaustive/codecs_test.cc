@@ -15,7 +15,7 @@
 #include "marlin/format.h"
 #include "value_grid.h"
 
-namespace marlin {
+namespace marlin::codecs_test {
 namespace {
 
 using test::GridWalk;
@@ -136,4 +136,4 @@ INSTANTIATE_TEST_SUITE_P(AllFormats, Codecs, testing::ValuesIn(CasesOfAtMost16Bi
                          [](const auto& case_info) { return std::string(case_info.param.name); });
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::codecs_test

@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace marlin {
+namespace marlin::json_test {
 namespace {
 
 std::string Repeated(const std::string& part, size_t count) {
@@ -102,4 +102,4 @@ TEST(DescribeJson, IsShort) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::json_test

@@ -11,7 +11,7 @@
 #include <fstream>
 #include <string>
 
-namespace marlin {
+namespace marlin::read_file_test {
 namespace {
 
 class ReadFileTest : public testing::Test {
@@ -81,4 +81,4 @@ TEST_F(ReadFileTest, RefusesWhatIsNoRegularFileWithoutWaiting) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::read_file_test

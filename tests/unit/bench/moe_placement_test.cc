@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-namespace marlin::bench {
+namespace marlin::bench::moe_placement_test {
 namespace {
 
 MoeCase SmallCase() {
@@ -58,4 +58,4 @@ TEST(MoePlacement, RefusesMoreExpertsThanThereAre) {
 }
 
 }  // namespace
-}  // namespace marlin::bench
+}  // namespace marlin::bench::moe_placement_test

@@ -9,7 +9,7 @@
 #include "bench/timed_device.h"
 #include "bench/tuning_run.h"
 
-namespace marlin::bench {
+namespace marlin::bench::shared_memory_test {
 namespace {
 
 TEST(BenchSharedMemory, TimesProductsAndCandidates) {
@@ -87,4 +87,4 @@ TEST(PerCall, SharesTheTime) {
 }
 
 }  // namespace
-}  // namespace marlin::bench
+}  // namespace marlin::bench::shared_memory_test

@@ -9,7 +9,7 @@
 
 #include "layout/weights_buffer.h"
 
-namespace marlin::bench {
+namespace marlin::bench::sweep_test {
 namespace {
 
 TEST(Sweep, ProblemsAreValidAndVaried) {
@@ -122,4 +122,4 @@ TEST(Sweep, SkipsProblemsThatAForcedKernelRefuses) {
 }
 
 }  // namespace
-}  // namespace marlin::bench
+}  // namespace marlin::bench::sweep_test

@@ -18,7 +18,7 @@
 #include "marlin/quantize.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::foreign_readers_test {
 namespace {
 
 using testing::CodeOfFill;
@@ -713,4 +713,4 @@ INSTANTIATE_TEST_SUITE_P(Readers, MalformedForeignFiles,
                          [](const auto& made) { return "Case" + std::to_string(made.index); });
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::foreign_readers_test

@@ -10,7 +10,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::malformed_test {
 namespace {
 
 using testing::Contains;
@@ -115,4 +115,4 @@ TEST(Malformed, EveryFlippedBitIsAnErrorOrAConsistentFile) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::malformed_test

@@ -10,7 +10,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::quantized_directory_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -394,4 +394,4 @@ TEST_F(QuantizedDirectory, BrokenStoredChecksums) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::quantized_directory_test

@@ -12,7 +12,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::reader_limits_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -228,4 +228,4 @@ TEST_F(ReaderLimits, FilesPastALimitAreRefusedBeforeAnythingIsWritten) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::reader_limits_test

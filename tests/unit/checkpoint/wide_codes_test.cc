@@ -11,7 +11,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::wide_codes_test {
 namespace {
 
 using testing::CodeOfFill;
@@ -138,4 +138,4 @@ TEST(WideCodes, BytesOfHqqThatAreNoCodesAreMalformed) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::wide_codes_test

@@ -16,7 +16,7 @@
 #include "../../source_directory.h"
 #include "cli/arguments.h"
 
-namespace marlin::cli {
+namespace marlin::cli::text_codec_test {
 namespace {
 
 using testing::HasSubstr;
@@ -247,4 +247,4 @@ TEST_F(CommandWithCodec, MeasuresText) {
 }
 
 }  // namespace
-}  // namespace marlin::cli
+}  // namespace marlin::cli::text_codec_test

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace marlin {
+namespace marlin::decoder_config_test {
 namespace {
 
 using testing::ElementsAre;
@@ -76,4 +76,4 @@ TEST(DecoderConfig, LayersOfGlm4MoeLiteSayWhetherTheyHaveExperts) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::decoder_config_test

@@ -13,7 +13,7 @@
 
 #include "../../source_directory.h"
 
-namespace marlin {
+namespace marlin::evaluate_test {
 namespace {
 
 using testing::HasSubstr;
@@ -253,4 +253,4 @@ TEST(Perplexity, Errors) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::evaluate_test

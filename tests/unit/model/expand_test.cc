@@ -6,7 +6,7 @@
 
 #include <vector>
 
-namespace marlin {
+namespace marlin::expand_test {
 namespace {
 
 using testing::ElementsAre;
@@ -102,4 +102,4 @@ TEST(ExpandedTables, ListThePagesThatRowsSee) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::expand_test

@@ -12,7 +12,7 @@
 #include "marlin/generate.h"
 #include "marlin/model.h"
 
-namespace marlin {
+namespace marlin::golden_test {
 namespace {
 
 class Golden : public testing::TestWithParam<const char*> {
@@ -23,7 +23,7 @@ class Golden : public testing::TestWithParam<const char*> {
     ASSERT_TRUE(file.good()) << directory;
     golden_ = nlohmann::json::parse(file);
     prompt_ = golden_["prompt_ids"].get<std::vector<int32_t>>();
-    device_ = *Device::Open(MARLIN_TEST_DEVICE);
+    device_ = *Device::Open(TestDevice());
     auto model = Model::Open(directory, *device_, {.allow_bf16_activations = false});
     ASSERT_TRUE(model.ok()) << model.status().message();
     model_ = *model;
@@ -125,4 +125,4 @@ TEST_P(Golden, PiecesAndBatchesGiveTheSameLogits) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::golden_test

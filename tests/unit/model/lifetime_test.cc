@@ -15,7 +15,7 @@
 #include "marlin/generate.h"
 #include "marlin/model.h"
 
-namespace marlin {
+namespace marlin::lifetime_test {
 namespace {
 
 const std::string kDirectory = SourceDirectory() + "/examples/tiny-qwen3-moe";
@@ -200,4 +200,4 @@ TEST(Lifetime, APathEndsWhereItsTextDoes) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::lifetime_test

@@ -12,7 +12,7 @@
 #include "marlin/sampling.h"
 #include "ops/sampling.h"
 
-namespace marlin {
+namespace marlin::advance_tokens_test {
 namespace {
 
 using testing::Each;
@@ -55,7 +55,7 @@ struct Rows {
   int64_t steps;
 };
 
-Device Open() { return *Device::Open(MARLIN_TEST_DEVICE, {.threads = 2}); }
+Device Open() { return *Device::Open(TestDevice(), {.threads = 2}); }
 
 TEST(AdvanceTokens, StoresTokensUntilAStop) {
   const Device device = Open();
@@ -202,4 +202,4 @@ TEST_F(SampledRows, RefuseStatesThatAreNone) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::advance_tokens_test

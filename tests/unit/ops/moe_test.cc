@@ -9,7 +9,7 @@
 
 #include "reference/decoder.h"
 
-namespace marlin {
+namespace marlin::moe_test {
 namespace {
 
 using Scoring = RouterOptions::Scoring;
@@ -162,4 +162,4 @@ TEST(RouteTokens, SoftmaxOfChosenIsRelativeToTheChosen) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::moe_test

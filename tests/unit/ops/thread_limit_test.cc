@@ -13,7 +13,7 @@
 #include "marlin/device.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::thread_limit_test {
 namespace {
 
 // Sanitizers reserve terabytes of address space, and only Linux reports it in /proc.
@@ -92,4 +92,4 @@ TEST(ThreadLimit, QuantizingIsAnError) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::thread_limit_test

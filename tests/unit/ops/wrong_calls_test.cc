@@ -16,7 +16,7 @@
 #include "marlin/moe.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::wrong_calls_test {
 namespace {
 
 constexpr int64_t kSize = 64;
@@ -273,4 +273,4 @@ TEST(DequantizeOnTheHost, WritesEachElementOnceAndNotOverTheWeights) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::wrong_calls_test

@@ -10,7 +10,7 @@
 
 #include "../../source_directory.h"
 
-namespace marlin {
+namespace marlin::architecture_test {
 namespace {
 
 using testing::HasSubstr;
@@ -140,4 +140,4 @@ TEST(Architecture, ConfigSwitchesChangeTheTensors) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::architecture_test

@@ -10,7 +10,7 @@
 
 #include "marlin/sensitivity.h"
 
-namespace marlin {
+namespace marlin::assign_formats_test {
 namespace {
 
 using testing::HasSubstr;
@@ -245,4 +245,4 @@ TEST(SensitivityFile, RefusesWrongContent) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::assign_formats_test

@@ -11,7 +11,7 @@
 #include "marlin/recipe.h"
 #include "marlin/routing.h"
 
-namespace marlin {
+namespace marlin::hot_experts_test {
 namespace {
 
 using testing::ElementsAre;
@@ -172,4 +172,4 @@ TEST(HotExperts, FitOneModel) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::hot_experts_test

@@ -4,7 +4,7 @@
 #include "marlin/recipe.h"
 #include "recipe/glob.h"
 
-namespace marlin {
+namespace marlin::layer_class_test {
 namespace {
 
 using testing::HasSubstr;
@@ -132,4 +132,4 @@ TEST(Glob, ManyStarsStayCheap) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::layer_class_test

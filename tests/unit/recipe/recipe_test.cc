@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <fstream>
 
-namespace marlin {
+namespace marlin::recipe_test {
 namespace {
 
 using testing::HasSubstr;
@@ -231,4 +231,4 @@ TEST(Recipe, NamesAndFiles) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::recipe_test

@@ -9,7 +9,7 @@
 #include "marlin/device.h"
 #include "ops/device.h"
 #include "plan/backend.h"
-namespace marlin {
+namespace marlin::device_cholesky_gpu_test {
 namespace {
 
 class DeviceCholesky : public testing::Test {
@@ -56,4 +56,4 @@ TEST_F(DeviceCholesky, RefusesMatricesThatTheLibraryCannotIndex) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::device_cholesky_gpu_test

@@ -11,7 +11,7 @@
 #include "ops/device.h"
 #include "plan/backend.h"
 
-namespace marlin {
+namespace marlin::event_marks_gpu_test {
 namespace {
 
 class EventMarks : public testing::Test {
@@ -78,4 +78,4 @@ TEST_F(EventMarks, OfAHeldStreamLetTheHostWaitForIt) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::event_marks_gpu_test

@@ -13,7 +13,7 @@
 #include "backends/cuda/kernels/gemv/gemv_layout.h"
 #include "backends/cuda/layout/sparse_layout.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::experts_plan_test {
 namespace {
 
 CodeKind KindOf(int bits) {
@@ -252,4 +252,4 @@ TEST(ValueRecord, TheFirstErrorHasTheSmallestKey) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::experts_plan_test

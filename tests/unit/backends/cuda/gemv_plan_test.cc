@@ -11,7 +11,7 @@
 #include "base/checked.h"
 #include "plan_cases.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::gemv_plan_test {
 namespace {
 
 constexpr int kMaxThreads = 1024;
@@ -249,4 +249,4 @@ TEST(PlanGemv, DividesKWhereStripsWouldLeaveBlocksIdle) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::gemv_plan_test

@@ -16,7 +16,7 @@
 #include "ops/moe.h"
 #include "reference/decoder.h"
 
-namespace marlin {
+namespace marlin::route_rows_gpu_test {
 namespace {
 
 using Scoring = RouterOptions::Scoring;
@@ -422,4 +422,4 @@ TEST_F(RouteRowsOnGpu, TheCallOfUsersRoutesTheSame) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::route_rows_gpu_test

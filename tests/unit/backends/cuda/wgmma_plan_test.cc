@@ -14,7 +14,7 @@
 #include "base/checked.h"
 #include "plan_cases.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::wgmma_plan_test {
 namespace {
 
 /// The CTAs of a gated GEMM read every n-tile once, with the numbering of StripOf in
@@ -414,4 +414,4 @@ TEST(Estimates, NeverPreferTheExactKernel) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::wgmma_plan_test

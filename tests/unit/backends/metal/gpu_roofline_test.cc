@@ -9,7 +9,7 @@
 
 #include "backends/metal/simulated_driver.h"
 
-namespace marlin::metal {
+namespace marlin::metal::gpu_roofline_test {
 namespace {
 
 class GpuRooflineTest : public testing::Test {
@@ -60,4 +60,4 @@ TEST_F(GpuRooflineTest, TimesCallsAndTellsErrors) {
 }
 
 }  // namespace
-}  // namespace marlin::metal
+}  // namespace marlin::metal::gpu_roofline_test

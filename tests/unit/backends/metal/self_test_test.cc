@@ -13,7 +13,7 @@
 #include "backends/metal/metal_backend.h"
 #include "backends/metal/simulated_driver.h"
 
-namespace marlin::metal {
+namespace marlin::metal::self_test_test {
 namespace {
 
 using testing::HasSubstr;
@@ -110,4 +110,4 @@ TEST(CheckKernels, NamesTheKernelThatIsWrong) {
 }
 
 }  // namespace
-}  // namespace marlin::metal
+}  // namespace marlin::metal::self_test_test

@@ -18,7 +18,7 @@
 #include "marlin/quantize.h"
 #include "ops/device.h"
 
-namespace marlin::metal {
+namespace marlin::metal::simulated_counters_test {
 namespace {
 
 class SimulatedCounters : public testing::Test {
@@ -153,4 +153,4 @@ TEST_F(SimulatedCounters, StagedTilesKeepTheirBudgets) {
 }
 
 }  // namespace
-}  // namespace marlin::metal
+}  // namespace marlin::metal::simulated_counters_test

@@ -23,7 +23,7 @@
 #include "ops/select_for.h"
 #include "plan/expert_slots.h"
 
-namespace marlin::metal {
+namespace marlin::metal::simulated_experts_test {
 namespace {
 
 using testing::ElementsAre;
@@ -494,4 +494,4 @@ TEST_F(SimulatedExperts, RunsOfSeveralPassesAreOne) {
 }
 
 }  // namespace
-}  // namespace marlin::metal
+}  // namespace marlin::metal::simulated_experts_test
