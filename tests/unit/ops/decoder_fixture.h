@@ -116,7 +116,7 @@ inline std::vector<const char*> Levels() {
 /// Every level, with the name of the suite, which is a program's only one of that name:
 ///   using DecoderOnEveryLevel = OnEveryLevel;
 ///   MARLIN_ON_EVERY_LEVEL(DecoderOnEveryLevel);
-#define MARLIN_ON_EVERY_LEVEL(Suite)                               \
+#define MARLIN_ON_EVERY_LEVEL(Suite)                                   \
   INSTANTIATE_TEST_SUITE_P(Levels, Suite, testing::ValuesIn(Levels()), \
                            [](const auto& level) { return std::string(level.param); })
 
