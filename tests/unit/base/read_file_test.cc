@@ -14,10 +14,10 @@
 namespace marlin::read_file_test {
 namespace {
 
-class ReadFileTest : public testing::Test {
+class ReadFileTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = testing::TempDir() + "read-file-XXXXXX";
+    std::string pattern = ::testing::TempDir() + "read-file-XXXXXX";
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
     directory_ = pattern;
   }

@@ -36,7 +36,7 @@ using testing::Of;
 using testing::TemporaryDirectory;
 using testing::TestTensor;
 using testing::Text;
-using testing::Values;
+using ::testing::Values;
 
 Files Gptq(int bits, const std::string& version, uint32_t zero_word) {
   const int64_t words = bits;  // Words of 32 codes.

@@ -25,7 +25,7 @@ using testing::HqqBytes;
 using testing::MlxAffine;
 using testing::Of;
 using testing::TemporaryDirectory;
-using testing::Values;
+using ::testing::Values;
 
 /// Reads symmetric codes of compressed-tensors, which cross words or not.
 void ExpectCentered(int bits, Format format, int64_t k, bool crossing) {

@@ -7,8 +7,8 @@
 namespace marlin::decoder_config_test {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::string Config(const std::string& type, const std::string& more) {
   return fmt::format(

@@ -16,7 +16,7 @@
 namespace marlin::evaluate_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const std::string kSample = SourceDirectory() + "/examples/tiny-qwen3-moe";
 

@@ -9,7 +9,7 @@
 namespace marlin::expand_test {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 /// DeepSeek-V2-Lite's attention.
 DecoderConfig LatentConfig() {

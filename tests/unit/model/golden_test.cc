@@ -15,7 +15,7 @@
 namespace marlin::golden_test {
 namespace {
 
-class Golden : public testing::TestWithParam<const char*> {
+class Golden : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     const std::string directory = SourceDirectory() + "/" + GetParam();
@@ -61,7 +61,7 @@ TEST_P(Golden, GreedyTokensOfTheMetalSimulator) {
 }
 
 INSTANTIATE_TEST_SUITE_P(SampleModels, Golden,
-                         testing::Values("examples/tiny-qwen3-moe", "tests/data/tiny-glm4-moe"),
+                         ::testing::Values("examples/tiny-qwen3-moe", "tests/data/tiny-glm4-moe"),
                          [](const auto& directory) {
                            return std::string(directory.param).find("qwen3") != std::string::npos
                                       ? "Qwen3Moe"

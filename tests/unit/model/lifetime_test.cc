@@ -34,7 +34,7 @@ std::string ErrorOf(const Status& status) {
   return status.message();
 }
 
-class Logits : public testing::Test {
+class Logits : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     model_ = new Model(OpenModel());

@@ -17,8 +17,8 @@
 namespace marlin::sampling_test {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -211,7 +211,8 @@ TEST(Sampler, RowsAreTextsOfTheirOwn) {
 
 TEST(Sampler, ExtremeTemperatures) {
   const std::vector<float> logits = {1, 3e38F, -3e38F, 2};
-  EXPECT_THAT(Count(Draw({.temperature = 1e-40F}, logits, 50)), ElementsAre(testing::Pair(1, 50)));
+  EXPECT_THAT(Count(Draw({.temperature = 1e-40F}, logits, 50)),
+              ElementsAre(::testing::Pair(1, 50)));
   EXPECT_EQ(Count(Draw({.temperature = 3e38F}, {1, 2, 3}, 1000)).size(), 3U);
 }
 

@@ -15,9 +15,9 @@
 namespace marlin::advance_tokens_test {
 namespace {
 
-using testing::Each;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 /// The vectors of `rows` sequences of a pass of `steps` steps.
 struct Rows {
@@ -108,7 +108,7 @@ TEST(AdvanceTokens, CountsBelowTheSteps) {
     rows.counts = {0, count};
     EXPECT_EQ(rows.Advance(device).message(),
               "counts: expected 0..1, got " + std::to_string(count) + " at 1");
-    EXPECT_THAT(rows.tokens, ElementsAre(testing::_, -9, -9, -9));
+    EXPECT_THAT(rows.tokens, ElementsAre(::testing::_, -9, -9, -9));
   }
 }
 

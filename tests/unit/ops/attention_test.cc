@@ -10,7 +10,7 @@
 namespace marlin::attention_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 using AttentionOnEveryLevel = OnEveryLevel;
 MARLIN_ON_EVERY_LEVEL(AttentionOnEveryLevel);

@@ -96,7 +96,7 @@ inline Result<Device> OpenNamed(const std::string& name, int threads) {
 inline Device OpenWith(const char* name, int threads) { return *OpenNamed(name, threads); }
 
 /// A device at one level of this CPU, with several threads, and one with host memory.
-class OnEveryLevel : public testing::TestWithParam<const char*> {
+class OnEveryLevel : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     const Result<Device> device = OpenNamed(GetParam(), 3);
@@ -116,8 +116,8 @@ inline std::vector<const char*> Levels() {
 /// Every level, with the name of the suite, which is a program's only one of that name:
 ///   using DecoderOnEveryLevel = OnEveryLevel;
 ///   MARLIN_ON_EVERY_LEVEL(DecoderOnEveryLevel);
-#define MARLIN_ON_EVERY_LEVEL(Suite)                                   \
-  INSTANTIATE_TEST_SUITE_P(Levels, Suite, testing::ValuesIn(Levels()), \
+#define MARLIN_ON_EVERY_LEVEL(Suite)                                     \
+  INSTANTIATE_TEST_SUITE_P(Levels, Suite, ::testing::ValuesIn(Levels()), \
                            [](const auto& level) { return std::string(level.param); })
 
 inline constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};

@@ -9,7 +9,7 @@
 namespace marlin::decoder_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 using DecoderOnEveryLevel = OnEveryLevel;
 MARLIN_ON_EVERY_LEVEL(DecoderOnEveryLevel);

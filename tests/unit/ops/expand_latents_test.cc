@@ -17,7 +17,7 @@
 namespace marlin::expand_latents_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 using ExpandLatentsOnEveryLevel = OnEveryLevel;
 MARLIN_ON_EVERY_LEVEL(ExpandLatentsOnEveryLevel);

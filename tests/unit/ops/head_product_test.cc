@@ -14,7 +14,7 @@
 namespace marlin::head_product_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 using HeadProductOnEveryLevel = OnEveryLevel;
 MARLIN_ON_EVERY_LEVEL(HeadProductOnEveryLevel);

@@ -13,7 +13,7 @@ namespace marlin::moe_test {
 namespace {
 
 using Scoring = RouterOptions::Scoring;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 struct Routed {
   std::vector<int32_t> ids;

@@ -16,7 +16,7 @@
 namespace marlin::paged_attention_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 using PagedAttentionOnEveryLevel = OnEveryLevel;
 MARLIN_ON_EVERY_LEVEL(PagedAttentionOnEveryLevel);

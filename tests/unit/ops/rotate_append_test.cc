@@ -10,7 +10,7 @@
 namespace marlin::rotate_append_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 using RotateAppendOnEveryLevel = OnEveryLevel;
 MARLIN_ON_EVERY_LEVEL(RotateAppendOnEveryLevel);

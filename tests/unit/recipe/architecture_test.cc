@@ -13,7 +13,7 @@
 namespace marlin::architecture_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

@@ -13,7 +13,7 @@
 namespace marlin::assign_formats_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::vector<FormatChoice> Choices(std::initializer_list<const char*> texts) {
   std::vector<FormatChoice> choices;

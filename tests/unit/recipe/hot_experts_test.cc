@@ -14,8 +14,8 @@
 namespace marlin::hot_experts_test {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 /// Layers 1 and 2 have four experts each.
 RoutingFrequencies Frequencies() {

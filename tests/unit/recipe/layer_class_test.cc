@@ -7,7 +7,7 @@
 namespace marlin::layer_class_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 struct NameCase {
   const char* name;

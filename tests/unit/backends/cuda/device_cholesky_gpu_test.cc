@@ -12,7 +12,7 @@
 namespace marlin::device_cholesky_gpu_test {
 namespace {
 
-class DeviceCholesky : public testing::Test {
+class DeviceCholesky : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto device = Device::Open("cuda");

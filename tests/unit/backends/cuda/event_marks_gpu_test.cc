@@ -14,7 +14,7 @@
 namespace marlin::event_marks_gpu_test {
 namespace {
 
-class EventMarks : public testing::Test {
+class EventMarks : public ::testing::Test {
  protected:
   void SetUp() override {
     const Result<Device> device = Device::Open("cuda");

@@ -95,7 +95,7 @@ void Free(void* block) {
   }
 }
 
-class SkipWithoutDevice : public testing::Environment {
+class SkipWithoutDevice : public ::testing::Environment {
  public:
   void SetUp() override {
     int count = 0;
@@ -104,8 +104,8 @@ class SkipWithoutDevice : public testing::Environment {
     }
   }
 };
-testing::Environment* const skip_without_device =
-    testing::AddGlobalTestEnvironment(new SkipWithoutDevice);
+::testing::Environment* const skip_without_device =
+    ::testing::AddGlobalTestEnvironment(new SkipWithoutDevice);
 
 }  // namespace
 

@@ -12,7 +12,7 @@
 namespace marlin::metal::gpu_roofline_test {
 namespace {
 
-class GpuRooflineTest : public testing::Test {
+class GpuRooflineTest : public ::testing::Test {
  protected:
   void SetUp() override {
     Result<std::unique_ptr<Driver>> driver = OpenSimulatedDriver();

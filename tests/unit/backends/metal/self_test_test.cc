@@ -16,8 +16,8 @@
 namespace marlin::metal::self_test_test {
 namespace {
 
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 /// The simulator, with a change applied to the outputs of every launch.
 class ChangedDriver final : public Driver {

@@ -21,7 +21,7 @@
 namespace marlin::metal::simulated_counters_test {
 namespace {
 
-class SimulatedCounters : public testing::Test {
+class SimulatedCounters : public ::testing::Test {
  protected:
   void SetUp() override {
     auto driver = OpenSimulatedDriver(&launches_);
