@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace metal_sim {
+namespace metal_sim::child_process_test {
 namespace {
 
 TEST(RunChild, CollectsBothOutputsAndTheExitCode) {
@@ -46,4 +46,4 @@ TEST(RunChild, GivesAnEmptyInput) {
 }
 
 }  // namespace
-}  // namespace metal_sim
+}  // namespace metal_sim::child_process_test

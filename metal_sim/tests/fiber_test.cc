@@ -7,7 +7,7 @@
 
 #include "metal_sim/mapped_memory.h"
 
-namespace metal_sim {
+namespace metal_sim::fiber_test {
 namespace {
 
 constexpr size_t kFibers = 8;
@@ -60,4 +60,4 @@ TEST(FiberStacks, GrowBetweenLaunches) {
 }
 
 }  // namespace
-}  // namespace metal_sim
+}  // namespace metal_sim::fiber_test

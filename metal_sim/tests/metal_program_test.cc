@@ -14,7 +14,7 @@
 #include "metal_program_fixture.h"
 #include "scalars.h"
 
-namespace metal_sim {
+namespace metal_sim::metal_program_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -219,4 +219,4 @@ kernel void round(device const half* in [[buffer(0)]], device half* out [[buffer
 }
 
 }  // namespace
-}  // namespace metal_sim
+}  // namespace metal_sim::metal_program_test

@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace metal_sim {
+namespace metal_sim::msl_lexer_test {
 namespace {
 
 using testing::ElementsAre;
@@ -76,4 +76,4 @@ TEST(MslLexer, RefusesDirectives) {
 }
 
 }  // namespace
-}  // namespace metal_sim
+}  // namespace metal_sim::msl_lexer_test

@@ -12,7 +12,7 @@
 
 #include "metal_sim/msl_lexer.h"
 
-namespace metal_sim {
+namespace metal_sim::msl_rewriter_test {
 namespace {
 
 using testing::ElementsAre;
@@ -631,4 +631,4 @@ TEST(MslRewriter, ComesToAnEndWithLongTextsThatNeverClose) {
 }
 
 }  // namespace
-}  // namespace metal_sim
+}  // namespace metal_sim::msl_rewriter_test

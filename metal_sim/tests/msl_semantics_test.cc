@@ -16,7 +16,7 @@
 #include "metal_program_fixture.h"
 #include "scalars.h"
 
-namespace metal_sim {
+namespace metal_sim::msl_semantics_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -432,4 +432,4 @@ TEST_F(MslSemanticsTest, LineDirectivesNameWhereFindingsAre) {
 }
 
 }  // namespace
-}  // namespace metal_sim
+}  // namespace metal_sim::msl_semantics_test

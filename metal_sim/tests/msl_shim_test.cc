@@ -16,7 +16,7 @@
 #include "metal_sim/compile_flags.h"
 #include "scalars.h"
 
-namespace metal_sim {
+namespace metal_sim::msl_shim_test {
 namespace {
 
 constexpr const char* kCompiler = "clang++-19";
@@ -499,4 +499,4 @@ TEST_F(MslShimTest, RefusesWhatMetalRefuses) {
 }
 
 }  // namespace
-}  // namespace metal_sim
+}  // namespace metal_sim::msl_shim_test

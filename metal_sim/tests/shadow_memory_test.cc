@@ -9,7 +9,7 @@
 #include "metal_sim/shadow_cell.h"
 #include "simulator_fixture.h"
 
-namespace metal_sim {
+namespace metal_sim::shadow_memory_test {
 namespace {
 
 constexpr size_t kBytes = 64;
@@ -140,4 +140,4 @@ TEST_F(NextLaunchTest, MayHoldMoreAndLargerBuffersAndMoreThreads) {
 }
 
 }  // namespace
-}  // namespace metal_sim
+}  // namespace metal_sim::shadow_memory_test

@@ -1,7 +1,7 @@
 // Checks of accesses: bounds, initialisation, read-only buffers, memory of other threadgroups.
 #include "simulator_fixture.h"
 
-namespace metal_sim {
+namespace metal_sim::simulator_access_test {
 namespace {
 
 class AccessTest : public SimulatorTest {
@@ -216,4 +216,4 @@ TEST_F(AccessTest, WithoutChecksBoundsRemain) {
 }
 
 }  // namespace
-}  // namespace metal_sim
+}  // namespace metal_sim::simulator_access_test

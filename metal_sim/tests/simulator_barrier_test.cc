@@ -2,7 +2,7 @@
 // that no launch hangs.
 #include "simulator_fixture.h"
 
-namespace metal_sim {
+namespace metal_sim::simulator_barrier_test {
 namespace {
 
 class BarrierTest : public SimulatorTest {};
@@ -230,4 +230,4 @@ TEST_F(BarrierTest, AccessesOfCollectivesAreChecked) {
 }
 
 }  // namespace
-}  // namespace metal_sim
+}  // namespace metal_sim::simulator_barrier_test

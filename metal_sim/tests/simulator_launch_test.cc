@@ -3,7 +3,7 @@
 
 #include "simulator_fixture.h"
 
-namespace metal_sim {
+namespace metal_sim::simulator_launch_test {
 namespace {
 
 class LaunchTest : public SimulatorTest {
@@ -272,4 +272,4 @@ TEST_F(LaunchTest, HugeBuffersAreRefused) {
 }
 
 }  // namespace
-}  // namespace metal_sim
+}  // namespace metal_sim::simulator_launch_test

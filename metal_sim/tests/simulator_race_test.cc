@@ -1,7 +1,7 @@
 // Races: found with every schedule, between the right sites, and only where nothing orders.
 #include "simulator_fixture.h"
 
-namespace metal_sim {
+namespace metal_sim::simulator_race_test {
 namespace {
 
 constexpr uint32_t kTile = 64;
@@ -409,4 +409,4 @@ TEST_F(MessageTest, ABarrierPassesOnWhatOneThreadAcquired) {
 }
 
 }  // namespace
-}  // namespace metal_sim
+}  // namespace metal_sim::simulator_race_test

@@ -11,7 +11,7 @@
 
 #include "metal_program_fixture.h"
 
-namespace metal_sim {
+namespace metal_sim::type_check_test {
 namespace {
 
 using ::testing::AllOf;
@@ -184,4 +184,4 @@ TEST_F(TypeCheckTest, RefusesWhatCannotBeRead) {
 }
 
 }  // namespace
-}  // namespace metal_sim
+}  // namespace metal_sim::type_check_test

@@ -15,7 +15,7 @@
 #include "marlin/format.h"
 #include "value_grid.h"
 
-namespace marlin {
+namespace marlin::codecs_test {
 namespace {
 
 using test::GridWalk;
@@ -47,7 +47,7 @@ uint32_t InfinityCode(const Case& format) {
   return std::string(format.name) == "bf16" ? 0x7f80u : 0x7c00u;
 }
 
-class Codecs : public testing::TestWithParam<Case> {};
+class Codecs : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Codecs, EveryCodeHasItsValue) {
   const Case& format = GetParam();
@@ -132,8 +132,8 @@ std::vector<Case> CasesOfAtMost16Bits() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(AllFormats, Codecs, testing::ValuesIn(CasesOfAtMost16Bits()),
+INSTANTIATE_TEST_SUITE_P(AllFormats, Codecs, ::testing::ValuesIn(CasesOfAtMost16Bits()),
                          [](const auto& case_info) { return std::string(case_info.param.name); });
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::codecs_test

@@ -13,7 +13,7 @@
 #include "marlin/quantize.h"
 #include "value_grid.h"
 
-namespace marlin {
+namespace marlin::dequantize_test {
 namespace {
 
 /// Every finite fp16 and its value by definition.
@@ -164,4 +164,4 @@ TEST(Dequantize, AllCodesUnderAllZerosAreExact) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::dequantize_test

@@ -15,7 +15,7 @@
 
 #include "value_grid.h"
 
-namespace marlin {
+namespace marlin::scalars_test {
 namespace {
 
 using test::GridWalk;
@@ -112,4 +112,4 @@ TEST(Scalars, FloatToHalfIsWhatF16cDoes) {
 #endif
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::scalars_test

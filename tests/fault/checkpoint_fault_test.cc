@@ -16,7 +16,7 @@
 #include "checkpoint/io.h"
 #include "marlin/checkpoint.h"
 
-namespace marlin {
+namespace marlin::checkpoint_fault_test {
 namespace {
 
 using testing::Contains;
@@ -478,4 +478,4 @@ TEST_F(CheckpointFault, EverythingIsFlushedBeforeItGetsItsName) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::checkpoint_fault_test

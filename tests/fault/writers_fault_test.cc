@@ -20,7 +20,7 @@
 #include "checkpoint/io.h"
 #include "marlin/checkpoint.h"
 
-namespace marlin {
+namespace marlin::writers_fault_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -481,4 +481,4 @@ TEST_F(Writers, ManyAtRandom) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::writers_fault_test

@@ -22,7 +22,7 @@
 #include "marlin/model.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::checkpoint_properties_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -458,4 +458,4 @@ TEST(CheckpointProperties, WhatIsWrittenCanBeRead) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::checkpoint_properties_test

@@ -16,7 +16,7 @@
 #include "../source_directory.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::format_errors_test {
 namespace {
 
 constexpr int64_t kK = 512;
@@ -137,4 +137,4 @@ TEST(FormatErrors, MseIsNeverWorseThanRtn) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::format_errors_test

@@ -13,7 +13,7 @@
 #include "marlin/quantize.h"
 #include "quantize/quantizer.h"
 
-namespace marlin {
+namespace marlin::quantize_properties_test {
 namespace {
 
 constexpr int64_t kK = 210;  // Odd multiples, partial last groups and runs.
@@ -208,4 +208,4 @@ TEST(QuantizeProperties, EveryCodeIsANearestOne) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::quantize_properties_test

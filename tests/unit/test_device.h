@@ -1,10 +1,18 @@
-// The device of tests that run on more than one: the CPU, or what tests/CMakeLists.txt builds them
-// for.
+// The device of tests that run on more than one: the CPU, or that of the environment variable
+// MARLIN_TEST_DEVICE, which tests/CMakeLists.txt sets to run them again.
 #pragma once
 
-#ifndef MARLIN_TEST_DEVICE
-#define MARLIN_TEST_DEVICE "cpu"
-#else
-/// The tests' own memory is the device's, too (managed_memory.cc).
-#define MARLIN_TEST_MANAGED 1
-#endif
+#include <cstdlib>
+#include <string_view>
+
+namespace marlin {
+
+inline const char* TestDevice() {
+  const char* const name = std::getenv("MARLIN_TEST_DEVICE");
+  return name == nullptr ? "cpu" : name;
+}
+
+/// Whether it is not the CPU: the tests' own memory is then the device's, too (managed_memory.cc).
+inline bool OnOtherDevice() { return std::string_view(TestDevice()) != "cpu"; }
+
+}  // namespace marlin

@@ -1,7 +1,7 @@
 # Sourced by tests/acid/run.sh inside the changed copy, with the build in $build.
 # Without CUDA the new kernel can be planned, and the layer check knows its folder.
-compile unit.backends.cuda.toy_plan_test
-"$build/tests/unit.backends.cuda.toy_plan_test"
+compile unit.backends.cuda
+"$build/tests/unit.backends.cuda" toy_plan_test.cc
 python3 -B tools/check_layers.py
 
 # With CUDA it compiles, and the backend's table of kernel families contains it.

@@ -7,7 +7,7 @@
 #include <limits>
 #include <utility>
 
-namespace marlin {
+namespace marlin::aligned_buffer_test {
 namespace {
 
 bool IsAligned(const std::byte* data, int64_t alignment) {
@@ -58,4 +58,4 @@ TEST(AlignedBuffer, RefusesSizesThatCannotBe) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::aligned_buffer_test

@@ -6,7 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-namespace marlin {
+namespace marlin::checked_test {
 namespace {
 
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
@@ -53,4 +53,4 @@ TEST(Checked, CeilDivRoundsUpWithoutOverflow) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::checked_test

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-namespace marlin {
+namespace marlin::json_test {
 namespace {
 
 std::string Repeated(const std::string& part, size_t count) {
@@ -103,4 +103,4 @@ TEST(DescribeJson, IsShort) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::json_test

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace marlin {
+namespace marlin::parse_number_test {
 namespace {
 
 TEST(ParseNumber, TakesTheWholeText) {
@@ -33,4 +33,4 @@ TEST(ParseNumber, OfFractions) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::parse_number_test

@@ -6,7 +6,7 @@
 
 #include "marlin/status.h"
 
-namespace marlin {
+namespace marlin::printable_test {
 namespace {
 
 TEST(Printable, KeepsWhatCanBeShown) {
@@ -70,4 +70,4 @@ TEST(Status, MessagesAreFitToBeShown) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::printable_test

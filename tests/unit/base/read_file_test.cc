@@ -11,13 +11,13 @@
 #include <fstream>
 #include <string>
 
-namespace marlin {
+namespace marlin::read_file_test {
 namespace {
 
-class ReadFileTest : public testing::Test {
+class ReadFileTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = testing::TempDir() + "read-file-XXXXXX";
+    std::string pattern = ::testing::TempDir() + "read-file-XXXXXX";
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
     directory_ = pattern;
   }
@@ -81,4 +81,4 @@ TEST_F(ReadFileTest, RefusesWhatIsNoRegularFileWithoutWaiting) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::read_file_test

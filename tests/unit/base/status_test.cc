@@ -7,7 +7,7 @@
 
 #include "base/macros.h"
 
-namespace marlin {
+namespace marlin::status_test {
 namespace {
 
 TEST(Status, DefaultIsOkAndEmpty) {
@@ -84,4 +84,4 @@ TEST(Macros, ReturnTheFirstError) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::status_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace marlin {
+namespace marlin::text_table_test {
 namespace {
 
 TEST(Table, AlignsColumns) {
@@ -35,4 +35,4 @@ TEST(Format, Counts) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::text_table_test

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-namespace marlin {
+namespace marlin::thread_pool_test {
 namespace {
 
 /// Runs `count` tasks and expects each exactly once, on valid worker indices, with one task at a
@@ -197,4 +197,4 @@ TEST(ThreadPool, CallersComeAndGoWhileWorkersPark) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::thread_pool_test

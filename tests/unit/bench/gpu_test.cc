@@ -12,7 +12,7 @@
 #include "base/macros.h"
 #include "bench/gpu_report.h"
 
-namespace marlin::bench {
+namespace marlin::bench::gpu_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -240,4 +240,4 @@ TEST(GpuReport, RowsHoldTimesFloorsAndBaselines) {
 }
 
 }  // namespace
-}  // namespace marlin::bench
+}  // namespace marlin::bench::gpu_test

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-namespace marlin::bench {
+namespace marlin::bench::moe_placement_test {
 namespace {
 
 MoeCase SmallCase() {
@@ -59,4 +59,4 @@ TEST(MoePlacement, RefusesMoreExpertsThanThereAre) {
 }
 
 }  // namespace
-}  // namespace marlin::bench
+}  // namespace marlin::bench::moe_placement_test

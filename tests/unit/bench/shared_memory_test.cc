@@ -9,7 +9,7 @@
 #include "bench/timed_device.h"
 #include "bench/tuning_run.h"
 
-namespace marlin::bench {
+namespace marlin::bench::shared_memory_test {
 namespace {
 
 TEST(BenchSharedMemory, TimesProductsAndCandidates) {
@@ -53,7 +53,7 @@ TEST(BenchSharedMemory, CeilingsOfAGpu) {
   EXPECT_EQ(ceilings->bf16, 0);
   ASSERT_EQ(ceilings->figures.size(), 3U);
   EXPECT_DOUBLE_EQ(ceilings->figures[0].second, ceilings->read * 1e-9);
-  EXPECT_THAT(ceilings->text, testing::HasSubstr("fp32 matrices"));
+  EXPECT_THAT(ceilings->text, ::testing::HasSubstr("fp32 matrices"));
 }
 
 TEST(BenchSharedMemory, TimesModels) {
@@ -87,4 +87,4 @@ TEST(PerCall, SharesTheTime) {
 }
 
 }  // namespace
-}  // namespace marlin::bench
+}  // namespace marlin::bench::shared_memory_test

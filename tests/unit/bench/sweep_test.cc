@@ -10,7 +10,7 @@
 
 #include "layout/weights_buffer.h"
 
-namespace marlin::bench {
+namespace marlin::bench::sweep_test {
 namespace {
 
 TEST(Sweep, ProblemsAreValidAndVaried) {
@@ -123,4 +123,4 @@ TEST(Sweep, SkipsProblemsThatAForcedKernelRefuses) {
 }
 
 }  // namespace
-}  // namespace marlin::bench
+}  // namespace marlin::bench::sweep_test

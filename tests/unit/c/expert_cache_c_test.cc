@@ -65,7 +65,7 @@ marlin_code Load(void* context, int64_t layer, int64_t expert, marlin_loaded_exp
   return code;
 }
 
-class ExpertCacheC : public testing::Test {
+class ExpertCacheC : public ::testing::Test {
  protected:
   ExpertCacheC() {
     EXPECT_EQ(marlin_device_open("cpu", 1, &device_), MARLIN_OK);

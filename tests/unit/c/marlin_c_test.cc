@@ -32,7 +32,7 @@ marlin_tensor Matrix(void* data, int32_t type, int64_t rows, int64_t columns) {
   return tensor;
 }
 
-class MarlinC : public testing::Test {
+class MarlinC : public ::testing::Test {
  protected:
   MarlinC() : dense_(kK * kN), a_(4 * kK, 1.0F), out_(4 * kN) {
     for (size_t i = 0; i < dense_.size(); ++i) dense_[i] = std::sin(static_cast<float>(i));

@@ -18,7 +18,7 @@
 #include "module_files.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::act_order_test {
 namespace {
 
 using testing::Contains;
@@ -463,4 +463,4 @@ TEST_F(PermutedDirectory, AnotherShapeIsMalformed) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::act_order_test

@@ -16,7 +16,7 @@
 #include "marlin/quantize.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::compressed_tensors_24_test {
 namespace {
 
 using testing::BuildSafetensors;
@@ -215,4 +215,4 @@ TEST(CompressedTensors24, OffsetsOfRowsAreThoseOfTheBits) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::compressed_tensors_24_test

@@ -10,7 +10,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::conversion_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -493,4 +493,4 @@ TEST_F(Conversion, ResultsDoNotDependOnSharding) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::conversion_test

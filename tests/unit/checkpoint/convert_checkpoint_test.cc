@@ -12,7 +12,7 @@
 #include "module_files.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::convert_checkpoint_test {
 namespace {
 
 using testing::Contains;
@@ -605,4 +605,4 @@ TEST_F(ConvertTest, SourcesAndTargetsThatCannotBe) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::convert_checkpoint_test

@@ -11,7 +11,7 @@
 #include "module_files.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::export_gguf_test {
 namespace {
 
 using testing::Contains;
@@ -621,4 +621,4 @@ TEST_F(ExportGgufTest, TheTokenizerComesBack) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::export_gguf_test

@@ -15,7 +15,7 @@
 #include "module_files.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::export_k_quants_test {
 namespace {
 
 using testing::Contains;
@@ -206,4 +206,4 @@ TEST_F(KQuants, ProductsThatFp16DoesNotHoldAreNamed) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::export_k_quants_test

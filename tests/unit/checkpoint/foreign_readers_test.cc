@@ -18,7 +18,7 @@
 #include "marlin/quantize.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::foreign_readers_test {
 namespace {
 
 using testing::CodeOfFill;
@@ -36,7 +36,7 @@ using testing::Of;
 using testing::TemporaryDirectory;
 using testing::TestTensor;
 using testing::Text;
-using testing::Values;
+using ::testing::Values;
 
 Files Gptq(int bits, const std::string& version, uint32_t zero_word) {
   const int64_t words = bits;  // Words of 32 codes.
@@ -713,4 +713,4 @@ INSTANTIATE_TEST_SUITE_P(Readers, MalformedForeignFiles,
                          [](const auto& made) { return "Case" + std::to_string(made.index); });
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::foreign_readers_test

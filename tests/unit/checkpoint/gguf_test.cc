@@ -16,7 +16,7 @@
 #include "marlin/quantize.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::gguf_test {
 namespace {
 
 using testing::Contains;
@@ -644,4 +644,4 @@ TEST_F(GgufFiles, TokenizersAreFiles) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::gguf_test

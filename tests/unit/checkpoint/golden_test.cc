@@ -14,7 +14,7 @@
 #include "module_files.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::golden_test {
 namespace {
 
 const std::string kGolden = SourceDirectory() + "/tests/golden/checkpoint_v1";
@@ -244,4 +244,4 @@ TEST(Golden, PermutedWeightsDequantizeToTheSameBits) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::golden_test

@@ -15,7 +15,7 @@
 #include "marlin/quantize.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::importance_test {
 namespace {
 
 using testing::Contains;
@@ -222,4 +222,4 @@ TEST(Importance, OnlyMseUsesIt) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::importance_test

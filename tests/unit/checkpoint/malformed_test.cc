@@ -11,7 +11,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::malformed_test {
 namespace {
 
 using testing::Contains;
@@ -116,4 +116,4 @@ TEST(Malformed, EveryFlippedBitIsAnErrorOrAConsistentFile) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::malformed_test

@@ -7,7 +7,7 @@
 #include "module_files.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::model_card_test {
 namespace {
 
 using testing::Contains;
@@ -203,4 +203,4 @@ TEST_F(ModelCardTest, ConvertedAndImported) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::model_card_test

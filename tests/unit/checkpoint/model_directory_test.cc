@@ -8,7 +8,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::model_directory_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -161,4 +161,4 @@ TEST_F(ModelDirectory, EveryFileThatIsReadOrCopiedIsChecked) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::model_directory_test

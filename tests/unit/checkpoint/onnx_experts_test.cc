@@ -15,7 +15,7 @@
 #include "onnx_files.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::onnx_experts_test {
 namespace {
 
 using testing::Contains;
@@ -402,4 +402,4 @@ TEST_F(OnnxExpertsTest, EveryOtherShapeAndTypeIsAnError) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::onnx_experts_test

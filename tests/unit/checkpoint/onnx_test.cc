@@ -12,7 +12,7 @@
 #include "onnx_files.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::onnx_test {
 namespace {
 
 using testing::Contains;
@@ -413,4 +413,4 @@ TEST_F(OnnxTest, BrokenMessages) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::onnx_test

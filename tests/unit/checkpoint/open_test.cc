@@ -7,7 +7,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::open_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -244,4 +244,4 @@ TEST(Open, EmptyAndScalarTensors) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::open_test

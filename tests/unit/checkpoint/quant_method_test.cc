@@ -10,7 +10,7 @@
 #include "marlin/model.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::quant_method_test {
 namespace {
 
 using testing::BuildSafetensors;
@@ -171,4 +171,4 @@ TEST(RemoveQuantization, LeavesNothingThatOpenWouldRefuse) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::quant_method_test

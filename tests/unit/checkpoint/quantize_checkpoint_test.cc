@@ -9,7 +9,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::quantize_checkpoint_test {
 namespace {
 
 using testing::Contains;
@@ -99,4 +99,4 @@ TEST(QuantizeCheckpoint, ReportsCoverageAndWritesAValidDirectory) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::quantize_checkpoint_test

@@ -11,7 +11,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::quantized_directory_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -395,4 +395,4 @@ TEST_F(QuantizedDirectory, BrokenStoredChecksums) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::quantized_directory_test

@@ -13,7 +13,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::reader_limits_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -229,4 +229,4 @@ TEST_F(ReaderLimits, FilesPastALimitAreRefusedBeforeAnythingIsWritten) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::reader_limits_test

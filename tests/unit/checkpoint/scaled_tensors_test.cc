@@ -13,7 +13,7 @@
 #include "layout/parameters.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::scaled_tensors_test {
 namespace {
 
 using testing::BuildSafetensors;
@@ -146,4 +146,4 @@ TEST_F(ScaledTensors, BeyondTheRangeIsInf) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::scaled_tensors_test

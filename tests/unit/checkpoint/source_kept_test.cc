@@ -7,7 +7,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::source_kept_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -150,4 +150,4 @@ TEST_F(SourceKept, APathWithANulIsRefused) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::source_kept_test

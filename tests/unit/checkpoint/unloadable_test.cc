@@ -16,7 +16,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::unloadable_test {
 namespace {
 
 using testing::Contains;
@@ -180,4 +180,4 @@ TEST_F(Unloadable, ValuesThatAreNotFinite) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::unloadable_test

@@ -11,7 +11,7 @@
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::wide_codes_test {
 namespace {
 
 using testing::CodeOfFill;
@@ -25,7 +25,7 @@ using testing::HqqBytes;
 using testing::MlxAffine;
 using testing::Of;
 using testing::TemporaryDirectory;
-using testing::Values;
+using ::testing::Values;
 
 /// Reads symmetric codes of compressed-tensors, which cross words or not.
 void ExpectCentered(int bits, Format format, int64_t k, bool crossing) {
@@ -138,4 +138,4 @@ TEST(WideCodes, BytesOfHqqThatAreNoCodesAreMalformed) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::wide_codes_test

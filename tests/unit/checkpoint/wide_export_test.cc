@@ -9,7 +9,7 @@
 #include "module_files.h"
 #include "test_files.h"
 
-namespace marlin {
+namespace marlin::wide_export_test {
 namespace {
 
 using testing::Contains;
@@ -170,4 +170,4 @@ TEST_F(WideExport, MlxHoldsThemWithBiases) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::wide_export_test

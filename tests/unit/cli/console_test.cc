@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace marlin::cli {
+namespace marlin::cli::console_test {
 namespace {
 
 TEST(ExitCode, MapsEveryCode) {
@@ -18,4 +18,4 @@ TEST(ExitCode, MapsEveryCode) {
 }
 
 }  // namespace
-}  // namespace marlin::cli
+}  // namespace marlin::cli::console_test

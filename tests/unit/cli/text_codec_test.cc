@@ -16,10 +16,10 @@
 #include "../../source_directory.h"
 #include "cli/arguments.h"
 
-namespace marlin::cli {
+namespace marlin::cli::text_codec_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// A token is a byte; tokens that are not printable decode to a letter, and bytes of incomplete
 /// characters to U+FFFD.
@@ -82,27 +82,27 @@ TEST(TextStream, ShowsWholeCharactersOnly) {
   EXPECT_THAT(Pieces(codec, "x",
                      "a\xC3\xA9"
                      "b\xF0\x9F\x90\x9F"),
-              testing::ElementsAre("a", "", "\xC3\xA9", "b", "", "", "", "\xF0\x9F\x90\x9F", ""));
+              ::testing::ElementsAre("a", "", "\xC3\xA9", "b", "", "", "", "\xF0\x9F\x90\x9F", ""));
 }
 
 TEST(TextStream, ShowsWhatIsNoCharacterAtTheEnd) {
   ByteCodec codec;
   EXPECT_THAT(Pieces(codec, "", "a\xE2\x82"),
-              testing::ElementsAre("a", "", "", "\xEF\xBF\xBD\xEF\xBF\xBD"));
+              ::testing::ElementsAre("a", "", "", "\xEF\xBF\xBD\xEF\xBF\xBD"));
   EXPECT_THAT(Pieces(codec, "",
                      "\x80"
                      "a"),
-              testing::ElementsAre("",
-                                   "\xEF\xBF\xBD"
-                                   "a",
-                                   ""));
+              ::testing::ElementsAre("",
+                                     "\xEF\xBF\xBD"
+                                     "a",
+                                     ""));
 }
 
 // Every token is decoded with its preceding context, including the prompt.
 TEST(TextStream, KeepsTheSpacesBetweenWords) {
   SpaceCodec codec;
   EXPECT_THAT(Pieces(codec, "go", " on  a"),
-              testing::ElementsAre(" ", "o", "n", " ", " ", "a", ""));
+              ::testing::ElementsAre(" ", "o", "n", " ", " ", "a", ""));
 }
 
 std::string Feed(StopText* stop, const std::vector<std::string>& pieces) {
@@ -125,7 +125,7 @@ TEST(StopText, EndsBeforeTheFirstStop) {
   EXPECT_EQ(both.Add("xxaxb"), "xx");
 }
 
-class CommandWithCodec : public testing::Test {
+class CommandWithCodec : public ::testing::Test {
  protected:
   struct Outcome {
     int code;
@@ -143,11 +143,11 @@ class CommandWithCodec : public testing::Test {
       directory_ = directory;
       return std::unique_ptr<TextCodec>(std::make_unique<ByteCodec>(vocabulary_));
     };
-    testing::internal::CaptureStdout();
-    testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStdout();
+    ::testing::internal::CaptureStderr();
     const int code = RunCommandLine(static_cast<int>(arguments.size()), argv.data(), factory);
-    Outcome outcome{code, testing::internal::GetCapturedStdout(), ""};
-    outcome.error = testing::internal::GetCapturedStderr();
+    Outcome outcome{code, ::testing::internal::GetCapturedStdout(), ""};
+    outcome.error = ::testing::internal::GetCapturedStderr();
     return outcome;
   }
 
@@ -189,7 +189,7 @@ TEST_F(CommandWithCodec, StopsBeforeAText) {
 }
 
 TEST_F(CommandWithCodec, GeneratesTheTextsOfAFile) {
-  const std::string file = testing::TempDir() + "marlin-prompts-" + std::to_string(getpid());
+  const std::string file = ::testing::TempDir() + "marlin-prompts-" + std::to_string(getpid());
   std::ofstream(file) << "And God\n\nIn the beginning\r\n{\n";
   const std::vector<std::string> options = {"--max-tokens", "12", "--batch-invariant"};
   const auto run = [&](std::vector<std::string> arguments) {
@@ -247,4 +247,4 @@ TEST_F(CommandWithCodec, MeasuresText) {
 }
 
 }  // namespace
-}  // namespace marlin::cli
+}  // namespace marlin::cli::text_codec_test

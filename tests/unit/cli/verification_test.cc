@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-namespace marlin::cli {
+namespace marlin::cli::verification_test {
 namespace {
 
 TEST(ErrorSums, FollowTheirDefinitions) {
@@ -19,4 +19,4 @@ TEST(ErrorSums, FollowTheirDefinitions) {
 }
 
 }  // namespace
-}  // namespace marlin::cli
+}  // namespace marlin::cli::verification_test

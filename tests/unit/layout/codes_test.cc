@@ -7,7 +7,7 @@
 #include "marlin/layout.h"
 #include "marlin/weights.h"
 
-namespace marlin {
+namespace marlin::codes_test {
 namespace {
 
 std::vector<uint8_t> RandomCodes(int bits, int64_t count) {
@@ -93,4 +93,4 @@ TEST(PackCodes, NamesWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::codes_test

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace marlin {
+namespace marlin::cutlass_metadata_test {
 namespace {
 
 constexpr uint32_t kNibbles[] = {4, 8, 9, 12, 13, 14};
@@ -101,4 +101,4 @@ TEST(CutlassMetadata, RefusesWrongSizes) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::cutlass_metadata_test

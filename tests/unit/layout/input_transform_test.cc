@@ -21,7 +21,7 @@
 #include "marlin/quantize.h"
 #include "reference/dequantize.h"
 
-namespace marlin {
+namespace marlin::input_transform_test {
 namespace {
 
 using testing::Decoded;
@@ -186,4 +186,4 @@ TEST(InputTransform, SlicesAndShardsAlongKHaveTheirOwn) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::input_transform_test

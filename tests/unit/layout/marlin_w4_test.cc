@@ -9,7 +9,7 @@
 #include "../../source_directory.h"
 #include "marlin/layout.h"
 
-namespace marlin {
+namespace marlin::marlin_w4_test {
 namespace {
 
 nlohmann::json Golden(const std::string& name) {
@@ -123,4 +123,4 @@ TEST(MarlinW4, NamesWrongSizes) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::marlin_w4_test

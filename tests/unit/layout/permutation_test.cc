@@ -20,7 +20,7 @@
 #include "marlin/quantize.h"
 #include "reference/dequantize.h"
 
-namespace marlin {
+namespace marlin::permutation_test {
 namespace {
 
 using testing::Decoded;
@@ -300,4 +300,4 @@ TEST(Permutation, ASliceHasItsExpertsOwn) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::permutation_test

@@ -15,7 +15,7 @@
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::plain_weights_test {
 namespace {
 
 constexpr Format kOddWidths[] = {Format::kInt6, Format::kU6, Format::kFp6E2M3, Format::kInt5,
@@ -163,4 +163,4 @@ TEST(PlainWeights, InvalidWeightsAreRefused) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::plain_weights_test

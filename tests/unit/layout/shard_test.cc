@@ -11,7 +11,7 @@
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::shard_test {
 namespace {
 
 using testing::Decoded;
@@ -178,4 +178,4 @@ TEST(Shard, RefusesInvalidWeights) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::shard_test

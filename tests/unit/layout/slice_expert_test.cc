@@ -8,7 +8,7 @@
 
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::slice_expert_test {
 namespace {
 
 // A stack of one matrix shifted by an amount per expert.
@@ -83,4 +83,4 @@ TEST(SliceExpert, OutlivesTheStack) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::slice_expert_test

@@ -8,7 +8,7 @@
 
 #include "marlin/layout.h"
 
-namespace marlin {
+namespace marlin::sparse_24_test {
 namespace {
 
 std::vector<uint32_t> Canonical(int64_t k, int64_t n, const std::vector<uint8_t>& codes) {
@@ -162,4 +162,4 @@ TEST(Sparse24, NamesWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::sparse_24_test

@@ -18,7 +18,7 @@
 #include "marlin/quantize.h"
 #include "reference/dequantize.h"
 
-namespace marlin {
+namespace marlin::sparse_weights_test {
 namespace {
 
 using testing::Decoded;
@@ -286,4 +286,4 @@ TEST(SparseWeights, HugeEmptyMatricesTakeNoTime) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::sparse_weights_test

@@ -11,7 +11,7 @@
 #include "layout/weights_shapes.h"
 #include "marlin/weights.h"
 
-namespace marlin {
+namespace marlin::weights_validate_test {
 namespace {
 
 WeightsSpec SpecOf(Format format, int64_t k = 64, int64_t n = 3, int64_t group_size = 32) {
@@ -323,4 +323,4 @@ TEST(CheckSpec, NamesTheField) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::weights_validate_test

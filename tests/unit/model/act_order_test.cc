@@ -22,7 +22,7 @@
 #include "marlin/quantize.h"
 #include "model/prepared_file.h"
 
-namespace marlin {
+namespace marlin::act_order_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -203,4 +203,4 @@ INSTANTIATE_TEST_SUITE_P(Models, ActOrderModel, ::testing::Values(kQwen, kGlm),
                          });
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::act_order_test

@@ -15,7 +15,7 @@
 #include "marlin/sampling.h"
 #include "random_model.h"
 
-namespace marlin {
+namespace marlin::batch_generation_test {
 namespace {
 
 using Prompts = std::vector<std::vector<int32_t>>;
@@ -28,7 +28,7 @@ class BatchGeneration : public ::testing::TestWithParam<const char*> {
       path = directory_.path();
       testing::WriteQwen2(path, 40);
     }
-    auto model = Model::Open(path, *Device::Open(MARLIN_TEST_DEVICE), {.batch_invariant = true});
+    auto model = Model::Open(path, *Device::Open(TestDevice()), {.batch_invariant = true});
     ASSERT_TRUE(model.ok()) << model.status().message();
     model_ = *std::move(model);
   }
@@ -320,4 +320,4 @@ TEST_P(BatchGeneration, RunsRepeatWithoutBatchInvariance) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::batch_generation_test

@@ -14,7 +14,7 @@
 #include "random_model.h"
 #include "remote_backend.h"
 
-namespace marlin {
+namespace marlin::batch_memory_test {
 namespace {
 
 using testing::OpenRemote;
@@ -182,4 +182,4 @@ TEST_P(BatchMemory, AllocationsMayFail) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::batch_memory_test

@@ -15,7 +15,7 @@
 #include "model/gram_sums.h"
 #include "random_model.h"
 
-namespace marlin {
+namespace marlin::calibrate_test {
 namespace {
 
 Device WithThreads(int threads) { return *Device::Open("cpu", {.threads = threads}); }
@@ -158,4 +158,4 @@ TEST_F(Calibrated, RefusesWrongCalls) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::calibrate_test

@@ -26,7 +26,7 @@
 #include "recipe/architecture.h"
 #include "remote_backend.h"
 
-namespace marlin {
+namespace marlin::decode_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -204,7 +204,7 @@ class Decoding : public ::testing::TestWithParam<std::string> {
   TemporaryDirectory directory_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Devices, Decoding, ::testing::Values(MARLIN_TEST_DEVICE, "remote"),
+INSTANTIATE_TEST_SUITE_P(Devices, Decoding, ::testing::Values(TestDevice(), "remote"),
                          [](const auto& device) { return device.param; });
 
 /// Models of every kind of cache and of layer, in each mode.
@@ -539,7 +539,7 @@ TEST_P(Decoding, ManySequences) {
 TEST(DecodingThreads, SequencesOfTwoThreadsAreTheirOwn) {
   const TemporaryDirectory directory;
   Write(directory.path(), Llama());
-  const Device device = *Device::Open(MARLIN_TEST_DEVICE, {.threads = 2});
+  const Device device = *Device::Open(TestDevice(), {.threads = 2});
   const Model model = *Model::Open(directory.path(), device);
   const auto run = [&](uint64_t seed) {
     SamplingOptions sampling = kSampled;
@@ -664,4 +664,4 @@ TEST_F(ShortOfPages, ASequenceThatHasEndedReturnsWhatItsPassReserved) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::decode_test

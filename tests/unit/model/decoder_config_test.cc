@@ -4,11 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace marlin {
+namespace marlin::decoder_config_test {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::string Config(const std::string& type, const std::string& more) {
   return fmt::format(
@@ -76,4 +76,4 @@ TEST(DecoderConfig, LayersOfGlm4MoeLiteSayWhetherTheyHaveExperts) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::decoder_config_test

@@ -11,7 +11,7 @@
 #include "../test_device.h"
 #include "model/gram_sums.h"
 
-namespace marlin {
+namespace marlin::device_products_test {
 namespace {
 
 std::vector<float> Normal(int64_t count, unsigned seed) {
@@ -40,7 +40,7 @@ void ExpectProducts(const std::vector<float>& matrix, const std::vector<float>& 
 }
 
 TEST(DeviceProducts, MultiplyEveryBlockWithThePanel) {
-  const auto device = Device::Open(MARLIN_TEST_DEVICE);
+  const auto device = Device::Open(TestDevice());
   ASSERT_TRUE(device.ok()) << device.status().message();
   ThreadPool pool(2);
   DeviceProducts products(*device, pool);
@@ -71,7 +71,7 @@ TEST(DeviceProducts, MultiplyEveryBlockWithThePanel) {
 
 /// Adds x [rows, k], and its products with y, on the test's device, twice.
 void ExpectSumsOfBothStreams(int64_t rows, int64_t k) {
-  const auto device = Device::Open(MARLIN_TEST_DEVICE);
+  const auto device = Device::Open(TestDevice());
   ASSERT_TRUE(device.ok()) << device.status().message();
   ThreadPool pool(2);
   GramProducts products(*device, pool);
@@ -116,4 +116,4 @@ TEST(GramSums, AddsProductsOfBothStreams) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::device_products_test

@@ -13,10 +13,10 @@
 
 #include "../../source_directory.h"
 
-namespace marlin {
+namespace marlin::evaluate_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const std::string kSample = SourceDirectory() + "/examples/tiny-qwen3-moe";
 
@@ -253,4 +253,4 @@ TEST(Perplexity, Errors) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::evaluate_test

@@ -6,10 +6,10 @@
 
 #include <vector>
 
-namespace marlin {
+namespace marlin::expand_test {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 /// DeepSeek-V2-Lite's attention.
 DecoderConfig LatentConfig() {
@@ -102,4 +102,4 @@ TEST(ExpandedTables, ListThePagesThatRowsSee) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::expand_test

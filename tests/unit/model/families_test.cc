@@ -23,7 +23,7 @@
 #include "model/awq_scaler.h"
 #include "recipe/architecture.h"
 
-namespace marlin {
+namespace marlin::families_test {
 namespace {
 
 using testing::BuildSafetensors;
@@ -58,7 +58,7 @@ const std::map<std::string, Json>& Configs() {
 
 class Families : public ::testing::Test {
  protected:
-  void SetUp() override { device_.emplace(*Device::Open(MARLIN_TEST_DEVICE, {.threads = 2})); }
+  void SetUp() override { device_.emplace(*Device::Open(TestDevice(), {.threads = 2})); }
 
   void Make(const std::string& type) {
     config_ = {{"model_type", type},       {"hidden_size", 64},
@@ -413,4 +413,4 @@ TEST_F(Families, BatchInvariantModelsGiveTheSameBitsInPiecesAndBatches) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::families_test

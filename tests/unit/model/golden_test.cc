@@ -12,10 +12,10 @@
 #include "marlin/generate.h"
 #include "marlin/model.h"
 
-namespace marlin {
+namespace marlin::golden_test {
 namespace {
 
-class Golden : public testing::TestWithParam<const char*> {
+class Golden : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     const std::string directory = SourceDirectory() + "/" + GetParam();
@@ -23,7 +23,7 @@ class Golden : public testing::TestWithParam<const char*> {
     ASSERT_TRUE(file.good()) << directory;
     golden_ = nlohmann::json::parse(file);
     prompt_ = golden_["prompt_ids"].get<std::vector<int32_t>>();
-    device_ = *Device::Open(MARLIN_TEST_DEVICE);
+    device_ = *Device::Open(TestDevice());
     auto model = Model::Open(directory, *device_, {.allow_bf16_activations = false});
     ASSERT_TRUE(model.ok()) << model.status().message();
     model_ = *model;
@@ -61,7 +61,7 @@ TEST_P(Golden, GreedyTokensOfTheMetalSimulator) {
 }
 
 INSTANTIATE_TEST_SUITE_P(SampleModels, Golden,
-                         testing::Values("examples/tiny-qwen3-moe", "tests/data/tiny-glm4-moe"),
+                         ::testing::Values("examples/tiny-qwen3-moe", "tests/data/tiny-glm4-moe"),
                          [](const auto& directory) {
                            return std::string(directory.param).find("qwen3") != std::string::npos
                                       ? "Qwen3Moe"
@@ -125,4 +125,4 @@ TEST_P(Golden, PiecesAndBatchesGiveTheSameLogits) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::golden_test

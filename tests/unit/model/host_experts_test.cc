@@ -21,7 +21,7 @@
 #include "random_model.h"
 #include "remote_backend.h"
 
-namespace marlin {
+namespace marlin::host_experts_test {
 namespace {
 
 constexpr int64_t kExperts = 8;  // In a layer of the sample models.
@@ -35,7 +35,7 @@ class HostExpertsOf : public ::testing::TestWithParam<const char*> {
     std::ifstream file(path_ + "/golden.json");
     ASSERT_TRUE(file.good()) << path_;
     prompt_ = nlohmann::json::parse(file)["prompt_ids"].get<std::vector<int32_t>>();
-    device_ = *Device::Open(MARLIN_TEST_DEVICE, {.threads = 2});
+    device_ = *Device::Open(TestDevice(), {.threads = 2});
   }
 
   Result<Model> Open(const ModelOptions& options) { return Model::Open(path_, *device_, options); }
@@ -234,4 +234,4 @@ TEST(HostExperts, NeedAModelWithExperts) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::host_experts_test

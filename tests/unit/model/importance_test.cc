@@ -19,7 +19,7 @@
 #include "marlin/routing.h"
 #include "random_model.h"
 
-namespace marlin {
+namespace marlin::importance_test {
 namespace {
 
 using testing::Contains;
@@ -238,4 +238,4 @@ TEST_F(MeasuredImportance, WrongCallsAreRefused) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::importance_test

@@ -15,7 +15,7 @@
 #include "marlin/model.h"
 #include "random_model.h"
 
-namespace marlin {
+namespace marlin::kv_cache_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -230,4 +230,4 @@ TEST_F(Windows, TruncateTakesWhatIsThere) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::kv_cache_test

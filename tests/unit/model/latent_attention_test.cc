@@ -15,7 +15,7 @@
 #include "model/absorb.h"
 #include "reference/dequantize.h"
 
-namespace marlin {
+namespace marlin::latent_attention_test {
 namespace {
 
 MARLIN_ON_EVERY_LEVEL(OnEveryLevel);
@@ -164,4 +164,4 @@ TEST_P(OnEveryLevel, LatentsGiveWhatExpandedHeadsGive) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::latent_attention_test

@@ -18,7 +18,7 @@
 #include "random_model.h"
 #include "recipe/architecture.h"
 
-namespace marlin {
+namespace marlin::latent_prefill_test {
 namespace {
 
 using testing::BuildSafetensors;
@@ -53,7 +53,7 @@ class LatentPrefill : public ::testing::Test {
  protected:
   /// Dense layers: a rounding error in front of a router can select another expert.
   void SetUp() override {
-    device_.emplace(*Device::Open(MARLIN_TEST_DEVICE, {.threads = 2}));
+    device_.emplace(*Device::Open(TestDevice(), {.threads = 2}));
     const Json config = {
         {"model_type", "deepseek_v3"},    {"hidden_size", 64},        {"intermediate_size", 96},
         {"num_hidden_layers", 2},         {"vocab_size", kVocab},     {"num_attention_heads", 4},
@@ -208,4 +208,4 @@ TEST_F(LatentPrefill, BatchInvariantModeKeepsTheBitsOfPieces) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::latent_prefill_test

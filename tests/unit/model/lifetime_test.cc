@@ -15,7 +15,7 @@
 #include "marlin/generate.h"
 #include "marlin/model.h"
 
-namespace marlin {
+namespace marlin::lifetime_test {
 namespace {
 
 const std::string kDirectory = SourceDirectory() + "/examples/tiny-qwen3-moe";
@@ -34,7 +34,7 @@ std::string ErrorOf(const Status& status) {
   return status.message();
 }
 
-class Logits : public testing::Test {
+class Logits : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     model_ = new Model(OpenModel());
@@ -200,4 +200,4 @@ TEST(Lifetime, APathEndsWhereItsTextDoes) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::lifetime_test

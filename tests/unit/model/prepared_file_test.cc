@@ -18,7 +18,7 @@
 #include "marlin/model.h"
 #include "marlin/prepared.h"
 
-namespace marlin {
+namespace marlin::prepared_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -410,4 +410,4 @@ TEST_F(Prepared, AFailedWriteLeavesWhatWasThere) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::prepared_file_test

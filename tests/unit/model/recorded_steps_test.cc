@@ -7,7 +7,7 @@
 
 #include "remote_backend.h"
 
-namespace marlin {
+namespace marlin::recorded_steps_test {
 namespace {
 
 /// Passes of some rows, with counts of how they ran.
@@ -129,4 +129,4 @@ TEST(RecordedSteps, AFailedRecordingIsNoRecording) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::recorded_steps_test

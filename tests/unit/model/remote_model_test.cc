@@ -16,7 +16,7 @@
 #include "random_model.h"
 #include "remote_backend.h"
 
-namespace marlin {
+namespace marlin::remote_model_test {
 namespace {
 
 using testing::OpenRemote;
@@ -297,4 +297,4 @@ TEST(RemoteDevice, ReportsIdsOutOfRangeWhenItIsWaitedFor) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::remote_model_test

@@ -14,7 +14,7 @@
 #include "../../source_directory.h"
 #include "random_model.h"
 
-namespace marlin {
+namespace marlin::routing_test {
 namespace {
 
 /// A file that is gone at the end.
@@ -179,4 +179,4 @@ TEST(RoutingFrequencies, ErrorsNameTheKey) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::routing_test

@@ -14,11 +14,11 @@
 #include "marlin/device.h"
 #include "ops/sampling.h"
 
-namespace marlin {
+namespace marlin::sampling_test {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -26,7 +26,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 class Sampler {
  public:
   Sampler(const SamplingOptions& options, size_t vocab, const std::vector<int32_t>& prompt = {})
-      : device_(*Device::Open(MARLIN_TEST_DEVICE, {.threads = 2})) {
+      : device_(*Device::Open(TestDevice(), {.threads = 2})) {
     const int64_t bytes = *SamplerStateBytes(device_, static_cast<int64_t>(vocab));
     memory_ = *DeviceBuffer::Allocate(device_, bytes);
     state_ = {memory_.data(), DType::kU8, {1, bytes}};
@@ -173,7 +173,7 @@ TEST(Sampler, RowsAreTextsOfTheirOwn) {
   constexpr int64_t kVocab = 1500;
   std::vector<float> logits(kRows * kVocab);
   for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i * i % 13) / 4;
-  const Device device = *Device::Open(MARLIN_TEST_DEVICE, {.threads = 3});
+  const Device device = *Device::Open(TestDevice(), {.threads = 3});
   const int64_t bytes = *SamplerStateBytes(device, kVocab);
   const DeviceBuffer memory = *DeviceBuffer::Allocate(device, kRows * bytes);
   const MutableTensorView states(memory.data(), DType::kU8, {kRows, bytes});
@@ -211,7 +211,8 @@ TEST(Sampler, RowsAreTextsOfTheirOwn) {
 
 TEST(Sampler, ExtremeTemperatures) {
   const std::vector<float> logits = {1, 3e38F, -3e38F, 2};
-  EXPECT_THAT(Count(Draw({.temperature = 1e-40F}, logits, 50)), ElementsAre(testing::Pair(1, 50)));
+  EXPECT_THAT(Count(Draw({.temperature = 1e-40F}, logits, 50)),
+              ElementsAre(::testing::Pair(1, 50)));
   EXPECT_EQ(Count(Draw({.temperature = 3e38F}, {1, 2, 3}, 1000)).size(), 3U);
 }
 
@@ -263,4 +264,4 @@ TEST(CheckSampling, NamesTheOption) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::sampling_test

@@ -19,7 +19,7 @@
 #include "random_model.h"
 #include "recipe/expert_name.h"
 
-namespace marlin {
+namespace marlin::sensitivity_test {
 namespace {
 
 Device WithThreads(int threads) { return *Device::Open("cpu", {.threads = threads}); }
@@ -151,4 +151,4 @@ TEST_F(Sensitive, RefusesWrongCalls) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::sensitivity_test

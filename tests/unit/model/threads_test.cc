@@ -21,7 +21,7 @@
 #include "marlin/model.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::threads_test {
 namespace {
 
 constexpr int kCallers = 4;
@@ -146,4 +146,4 @@ TEST(Threads, SeveralCheckpointsAreWrittenAtOnce) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::threads_test

@@ -12,12 +12,12 @@
 #include "marlin/sampling.h"
 #include "ops/sampling.h"
 
-namespace marlin {
+namespace marlin::advance_tokens_test {
 namespace {
 
-using testing::Each;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 /// The vectors of `rows` sequences of a pass of `steps` steps.
 struct Rows {
@@ -55,7 +55,7 @@ struct Rows {
   int64_t steps;
 };
 
-Device Open() { return *Device::Open(MARLIN_TEST_DEVICE, {.threads = 2}); }
+Device Open() { return *Device::Open(TestDevice(), {.threads = 2}); }
 
 TEST(AdvanceTokens, StoresTokensUntilAStop) {
   const Device device = Open();
@@ -108,7 +108,7 @@ TEST(AdvanceTokens, CountsBelowTheSteps) {
     rows.counts = {0, count};
     EXPECT_EQ(rows.Advance(device).message(),
               "counts: expected 0..1, got " + std::to_string(count) + " at 1");
-    EXPECT_THAT(rows.tokens, ElementsAre(testing::_, -9, -9, -9));
+    EXPECT_THAT(rows.tokens, ElementsAre(::testing::_, -9, -9, -9));
   }
 }
 
@@ -202,4 +202,4 @@ TEST_F(SampledRows, RefuseStatesThatAreNone) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::advance_tokens_test

@@ -7,12 +7,13 @@
 #include "decoder_fixture.h"
 #include "marlin/decoder.h"
 
-namespace marlin {
+namespace marlin::attention_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-MARLIN_ON_EVERY_LEVEL(OnEveryLevel);
+using AttentionOnEveryLevel = OnEveryLevel;
+MARLIN_ON_EVERY_LEVEL(AttentionOnEveryLevel);
 
 struct AttentionShape {
   int64_t tokens, length, heads, kv_heads, depth, width;
@@ -127,7 +128,7 @@ void ExpectInsideModel(Problem& p, bool two_terms, const std::string& what) {
 }
 
 // 22 shapes x 9 pairs of types; layouts, windows, scales and sinks vary from case to case.
-TEST_P(OnEveryLevel, AttentionIsInsideItsErrorModel) {
+TEST_P(AttentionOnEveryLevel, AttentionIsInsideItsErrorModel) {
   unsigned seed = 0;
   for (const AttentionShape& s : kShapes) {
     for (const DType q_type : kTypes) {
@@ -148,7 +149,7 @@ TEST_P(OnEveryLevel, AttentionIsInsideItsErrorModel) {
 }
 
 // Includes shapes whose partitioning depends on the number of threads.
-TEST_P(OnEveryLevel, AttentionGivesTheSameBitsOnAnyNumberOfThreads) {
+TEST_P(AttentionOnEveryLevel, AttentionGivesTheSameBitsOnAnyNumberOfThreads) {
   unsigned seed = 0;
   for (const AttentionShape& s : kShapes) {
     ++seed;
@@ -183,7 +184,7 @@ std::vector<double> RunPart(const Device& device, Problem& p, int64_t first, int
 
 // With batch invariance, a row depends neither on its neighbours nor on the number of rows, so that
 // token-by-token decoding gives the bits of prefill.
-TEST_P(OnEveryLevel, AttentionRowsAreIndependent) {
+TEST_P(AttentionOnEveryLevel, AttentionRowsAreIndependent) {
   constexpr AttentionShape kLong[] = {{90, 2300, 8, 2, 64, 64}, {70, 1000, 3, 3, 40, 24}};
   for (const AttentionShape& s : kLong) {
     for (const DType kv_type : kTypes) {
@@ -203,7 +204,7 @@ TEST_P(OnEveryLevel, AttentionRowsAreIndependent) {
   }
 }
 
-TEST_P(OnEveryLevel, AttentionOfABatchIsThatOfItsSequences) {
+TEST_P(AttentionOnEveryLevel, AttentionOfABatchIsThatOfItsSequences) {
   std::vector<Problem> batch;
   std::vector<std::vector<double>> want;
   for (const AttentionShape& s : {AttentionShape{1, 700, 4, 2, 32, 32},
@@ -225,7 +226,7 @@ TEST_P(OnEveryLevel, AttentionOfABatchIsThatOfItsSequences) {
   EXPECT_TRUE(Attention(device(), {}).ok());
 }
 
-TEST_P(OnEveryLevel, AttentionOverwritesItsQueries) {
+TEST_P(AttentionOnEveryLevel, AttentionOverwritesItsQueries) {
   for (const int64_t tokens : {1, 40}) {
     Problem p = MakeProblem({tokens, 300, 4, 2, 64, 64}, DType::kF32, DType::kF16, 5);
     const AttentionInput apart = p.input();
@@ -257,7 +258,7 @@ void ExpectNanReachesThoseWhoSeeIt(const Device& device, DType type, bool in_val
 }
 
 // Masked keys must not affect a row, not even as 0 * NaN.
-TEST_P(OnEveryLevel, AttentionKeepsNanToTheRowsThatSeeIt) {
+TEST_P(AttentionOnEveryLevel, AttentionKeepsNanToTheRowsThatSeeIt) {
   for (const DType type : kTypes) {
     ExpectNanReachesThoseWhoSeeIt(device(), type, false);
     ExpectNanReachesThoseWhoSeeIt(device(), type, true);
@@ -265,7 +266,7 @@ TEST_P(OnEveryLevel, AttentionKeepsNanToTheRowsThatSeeIt) {
 }
 
 // An infinite value is excluded from the tile MMAs and added after them.
-TEST_P(OnEveryLevel, AttentionOfInfiniteValues) {
+TEST_P(AttentionOnEveryLevel, AttentionOfInfiniteValues) {
   Problem p = MakeProblem({20, 300, 4, 2, 64, 48}, DType::kF32, DType::kBf16, 1);
   p.options = {};
   const int64_t stride = TensorView(p.v.view()).stride(0);
@@ -287,7 +288,7 @@ TEST_P(OnEveryLevel, AttentionOfInfiniteValues) {
 }
 
 // Scores that are far apart, partly -Inf, or all -Inf.
-TEST_P(OnEveryLevel, AttentionOfExtremeScores) {
+TEST_P(AttentionOnEveryLevel, AttentionOfExtremeScores) {
   Problem p = MakeProblem({1, 600, 1, 1, 16, 16}, DType::kF32, DType::kF32, 1);
   p.options = {.scale = 1.0F};
   const float infinity = std::numeric_limits<float>::infinity();
@@ -351,4 +352,4 @@ TEST(Attention, ErrorsNameTheArgument) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::attention_test

@@ -10,7 +10,7 @@
 
 #include "ops/device.h"
 
-namespace marlin {
+namespace marlin::auto_device_test {
 namespace {
 
 using Open = std::function<Result<Device>()>;
@@ -122,4 +122,4 @@ TEST(DescribeDevice, SaysTheThreadsOfACpu) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::auto_device_test

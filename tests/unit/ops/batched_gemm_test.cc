@@ -8,7 +8,7 @@
 #include "marlin/gemm.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::batched_gemm_test {
 namespace {
 
 constexpr int64_t kBatch = 3;
@@ -154,4 +154,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, BatchedGemmTest, ::testing::Values("cpu", "met
                          });
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::batched_gemm_test

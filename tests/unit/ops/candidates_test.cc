@@ -12,7 +12,7 @@
 #include "plan/backend.h"
 #include "plan/kernel_name.h"
 
-namespace marlin {
+namespace marlin::candidates_test {
 namespace {
 
 constexpr KernelVariant kListed = {16, 1};
@@ -133,4 +133,4 @@ TEST(ListCandidates, ListsNoOtherVariantThatAKernelDoesNot) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::candidates_test

@@ -85,7 +85,7 @@ inline void ExpectNear(const TensorView& got, const std::vector<double>& want, d
 
 /// Opens the CPU at a level, "metal_sim": the Metal simulator, or the device of the program.
 inline Result<Device> OpenNamed(const std::string& name, int threads) {
-  if (name == MARLIN_TEST_DEVICE) return Device::Open(name, {.threads = threads});
+  if (name == TestDevice()) return Device::Open(name, {.threads = threads});
   if (name == "metal_sim") return Device::Open("metal-sim", {.threads = threads});
   EXPECT_EQ(setenv("MARLIN_CPU", name.c_str(), 1), 0);
   Result<Device> device = Device::Open("cpu", {.threads = threads});
@@ -96,7 +96,7 @@ inline Result<Device> OpenNamed(const std::string& name, int threads) {
 inline Device OpenWith(const char* name, int threads) { return *OpenNamed(name, threads); }
 
 /// A device at one level of this CPU, with several threads, and one with host memory.
-class OnEveryLevel : public testing::TestWithParam<const char*> {
+class OnEveryLevel : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     const Result<Device> device = OpenNamed(GetParam(), 3);
@@ -108,17 +108,17 @@ class OnEveryLevel : public testing::TestWithParam<const char*> {
  private:
   std::optional<Device> device_;
 };
-/// Every level, with the name of the suite: MARLIN_ON_EVERY_LEVEL(Decoder).
-#ifdef MARLIN_TEST_MANAGED
-#define MARLIN_ON_EVERY_LEVEL(Suite)                                           \
-  INSTANTIATE_TEST_SUITE_P(Levels, Suite, testing::Values(MARLIN_TEST_DEVICE), \
+inline std::vector<const char*> Levels() {
+  if (OnOtherDevice()) return {TestDevice()};
+  return {"scalar", "avx2", "avx512", "amx", "neon", "metal_sim"};
+}
+
+/// Every level, with the name of the suite, which is a program's only one of that name:
+///   using DecoderOnEveryLevel = OnEveryLevel;
+///   MARLIN_ON_EVERY_LEVEL(DecoderOnEveryLevel);
+#define MARLIN_ON_EVERY_LEVEL(Suite)                                     \
+  INSTANTIATE_TEST_SUITE_P(Levels, Suite, ::testing::ValuesIn(Levels()), \
                            [](const auto& level) { return std::string(level.param); })
-#else
-#define MARLIN_ON_EVERY_LEVEL(Suite)                                                          \
-  INSTANTIATE_TEST_SUITE_P(                                                                   \
-      Levels, Suite, testing::Values("scalar", "avx2", "avx512", "amx", "neon", "metal_sim"), \
-      [](const auto& level) { return std::string(level.param); })
-#endif
 
 inline constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 

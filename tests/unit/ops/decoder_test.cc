@@ -6,14 +6,15 @@
 #include "decoder_fixture.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::decoder_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-MARLIN_ON_EVERY_LEVEL(OnEveryLevel);
+using DecoderOnEveryLevel = OnEveryLevel;
+MARLIN_ON_EVERY_LEVEL(DecoderOnEveryLevel);
 
-TEST_P(OnEveryLevel, RmsNorm) {
+TEST_P(DecoderOnEveryLevel, RmsNorm) {
   unsigned seed = 1;
   for (const DType type : kTypes) {
     for (const int64_t columns : {1, 7, 16, 33, 128, 511, 512, 1100, 4096}) {
@@ -39,7 +40,7 @@ TEST_P(OnEveryLevel, RmsNorm) {
   ExpectNear(some, want, 5e-7, 1e-7, "heads");
 }
 
-TEST_P(OnEveryLevel, RotaryTurnsPairs) {
+TEST_P(DecoderOnEveryLevel, RotaryTurnsPairs) {
   unsigned seed = 1;
   for (const DType type : kTypes) {
     for (const bool interleaved : {false, true}) {
@@ -63,7 +64,7 @@ TEST_P(OnEveryLevel, RotaryTurnsPairs) {
   }
 }
 
-TEST_P(OnEveryLevel, GateOfEveryKind) {
+TEST_P(DecoderOnEveryLevel, GateOfEveryKind) {
   unsigned seed = 1;
   for (const DType type : kTypes) {
     for (const int64_t columns : {1, 15, 64, 700}) {
@@ -83,7 +84,7 @@ TEST_P(OnEveryLevel, GateOfEveryKind) {
   }
 }
 
-TEST_P(OnEveryLevel, AddTo) {
+TEST_P(DecoderOnEveryLevel, AddTo) {
   Tensor x(DType::kBf16, {6, 530}, 2);
   Tensor y(DType::kF32, {6, 530});
   x.Fill(1);
@@ -95,7 +96,7 @@ TEST_P(OnEveryLevel, AddTo) {
   ExpectNear(x.view(), want, 0x1p-8, 1e-6, "x");
 }
 
-TEST_P(OnEveryLevel, ConvertRoundsOnceAndKeepsEveryStride) {
+TEST_P(DecoderOnEveryLevel, ConvertRoundsOnceAndKeepsEveryStride) {
   for (const DType from : kTypes) {
     for (const DType to : kTypes) {
       for (const int64_t columns : {1, 15, 16, 700}) {
@@ -112,7 +113,7 @@ TEST_P(OnEveryLevel, ConvertRoundsOnceAndKeepsEveryStride) {
 }
 
 // Enough rows to be split into tasks.
-TEST_P(OnEveryLevel, RowsGiveTheSameBitsOnAnyNumberOfThreads) {
+TEST_P(DecoderOnEveryLevel, RowsGiveTheSameBitsOnAnyNumberOfThreads) {
   Tensor x(DType::kBf16, {300, 4, 96});
   Tensor weight(DType::kF32, {96});
   const std::vector<float> frequencies(48, 0.37F);
@@ -135,7 +136,7 @@ TEST_P(OnEveryLevel, RowsGiveTheSameBitsOnAnyNumberOfThreads) {
   }
 }
 
-TEST_P(OnEveryLevel, LooksUpRowsOfTablesAndWeights) {
+TEST_P(DecoderOnEveryLevel, LooksUpRowsOfTablesAndWeights) {
   Tensor table(DType::kF16, {50, 130}, 6);
   table.Fill(1);
   const int32_t ids[] = {49, 0, 7, 7, 31};
@@ -224,4 +225,4 @@ TEST(Decoder, OutputsDoNotOverlapInputs) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::decoder_test

@@ -12,7 +12,7 @@
 
 #include "marlin/device.h"
 
-namespace marlin {
+namespace marlin::device_buffer_test {
 namespace {
 
 class DeviceBufferTest : public ::testing::TestWithParam<const char*> {
@@ -208,4 +208,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceBufferTest, ::testing::Values("cpu", "cu
                          });
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::device_buffer_test

@@ -14,12 +14,13 @@
 #include "decoder_fixture.h"
 #include "marlin/decoder.h"
 
-namespace marlin {
+namespace marlin::expand_latents_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-MARLIN_ON_EVERY_LEVEL(OnEveryLevel);
+using ExpandLatentsOnEveryLevel = OnEveryLevel;
+MARLIN_ON_EVERY_LEVEL(ExpandLatentsOnEveryLevel);
 
 struct ExpandCase {
   int64_t heads, rank, nope, rope, value;
@@ -175,7 +176,7 @@ class Problem {
   std::vector<int32_t> first_rows_;
 };
 
-TEST_P(OnEveryLevel, ExpandLatentsIsItsReference) {
+TEST_P(ExpandLatentsOnEveryLevel, ExpandLatentsIsItsReference) {
   for (const ExpandCase& c : kCases) {
     Problem problem(device(), c);
     const Status appended = problem.Append(device());
@@ -198,7 +199,7 @@ std::string ErrorOf(const Device& device, Problem& problem, const TensorView& co
   return std::string(status.ok() ? finished.message() : status.message());
 }
 
-TEST_P(OnEveryLevel, ExpandLatentsRefusesWhatCannotBe) {
+TEST_P(ExpandLatentsOnEveryLevel, ExpandLatentsRefusesWhatCannotBe) {
   for (const ExpandCase& c : {kCases[0], kCases[5]}) {
     Problem problem(device(), c);
     const TensorView counts = problem.counts();
@@ -234,4 +235,4 @@ TEST_P(OnEveryLevel, ExpandLatentsRefusesWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::expand_latents_test

@@ -11,7 +11,7 @@
 
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::expert_cache_test {
 namespace {
 
 constexpr int64_t kBytes = 100;
@@ -216,4 +216,4 @@ TEST(ExpertCache, LoadsOnceForAllThreads) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::expert_cache_test

@@ -17,7 +17,7 @@
 #include "base/scalars.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::expert_placement_test {
 namespace {
 
 constexpr int64_t kHidden = 160;
@@ -562,4 +562,4 @@ TEST(DeviceExperts, FitABudgetOverAllLayers) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::expert_placement_test

@@ -14,7 +14,7 @@
 #include "marlin/moe.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::experts_test {
 namespace {
 
 constexpr int64_t kHidden = 160;
@@ -721,4 +721,4 @@ TEST_F(WrongExperts, OperandsAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::experts_test

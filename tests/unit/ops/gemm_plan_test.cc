@@ -21,7 +21,7 @@
 #include "marlin/quantize.h"
 #include "ops/device.h"
 
-namespace marlin {
+namespace marlin::gemm_plan_test {
 namespace {
 
 constexpr int64_t kN = 96;
@@ -291,4 +291,4 @@ TEST(GemmAllocations, OnMetalThereAreNoneBeforeTheDriver) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::gemm_plan_test

@@ -11,12 +11,13 @@
 #include "decoder_fixture.h"
 #include "marlin/decoder.h"
 
-namespace marlin {
+namespace marlin::head_product_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-MARLIN_ON_EVERY_LEVEL(OnEveryLevel);
+using HeadProductOnEveryLevel = OnEveryLevel;
+MARLIN_ON_EVERY_LEVEL(HeadProductOnEveryLevel);
 
 struct ProductCase {
   int64_t tokens, heads, in, outputs;
@@ -74,7 +75,7 @@ void ExpectProducts(const Device& device, const ProductCase& c, DType x_type, DT
   }
 }
 
-TEST_P(OnEveryLevel, HeadProductIsItsReference) {
+TEST_P(HeadProductOnEveryLevel, HeadProductIsItsReference) {
   for (const ProductCase& c : kCases) {
     for (const DType weights : kTypes) {
       ExpectProducts(device(), c, DType::kF32, weights, DType::kF32, {});
@@ -87,7 +88,7 @@ TEST_P(OnEveryLevel, HeadProductIsItsReference) {
   }
 }
 
-TEST_P(OnEveryLevel, HeadProductRowsDoNotDependOnOthers) {
+TEST_P(HeadProductOnEveryLevel, HeadProductRowsDoNotDependOnOthers) {
   for (const ProductCase& c : kCases) {
     if (c.tokens < 2 || c.in == 0) continue;
     Tensor x(DType::kF32, {c.tokens, c.heads, c.in});
@@ -108,7 +109,7 @@ TEST_P(OnEveryLevel, HeadProductRowsDoNotDependOnOthers) {
   }
 }
 
-TEST_P(OnEveryLevel, HeadProductWritesItsOutputOnly) {
+TEST_P(HeadProductOnEveryLevel, HeadProductWritesItsOutputOnly) {
   // Heads between the columns of others, as the latent part of queries.
   Tensor x(DType::kF32, {20, 4, 96});
   Tensor weights(DType::kBf16, {4, 40, 64});
@@ -134,7 +135,7 @@ TEST_P(OnEveryLevel, HeadProductWritesItsOutputOnly) {
   }
 }
 
-TEST_P(OnEveryLevel, HeadProductRefusesOtherShapes) {
+TEST_P(HeadProductOnEveryLevel, HeadProductRefusesOtherShapes) {
   Tensor x(DType::kF32, {2, 4, 32});
   Tensor weights(DType::kBf16, {4, 8, 32});
   Tensor narrow(DType::kBf16, {4, 8, 16});
@@ -151,4 +152,4 @@ TEST_P(OnEveryLevel, HeadProductRefusesOtherShapes) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::head_product_test

@@ -9,11 +9,11 @@
 
 #include "reference/decoder.h"
 
-namespace marlin {
+namespace marlin::moe_test {
 namespace {
 
 using Scoring = RouterOptions::Scoring;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 struct Routed {
   std::vector<int32_t> ids;
@@ -162,4 +162,4 @@ TEST(RouteTokens, SoftmaxOfChosenIsRelativeToTheChosen) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::moe_test

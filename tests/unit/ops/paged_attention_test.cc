@@ -13,12 +13,13 @@
 #include "decoder_fixture.h"
 #include "marlin/decoder.h"
 
-namespace marlin {
+namespace marlin::paged_attention_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-MARLIN_ON_EVERY_LEVEL(OnEveryLevel);
+using PagedAttentionOnEveryLevel = OnEveryLevel;
+MARLIN_ON_EVERY_LEVEL(PagedAttentionOnEveryLevel);
 
 constexpr int64_t kSequences = 3;
 
@@ -258,7 +259,7 @@ void FeedAll(const Device& device, const CacheCase& c,
   for (const std::array<int64_t, kSequences>& tokens : feeds) caches.Feed(tokens, seed += 10);
 }
 
-TEST_P(OnEveryLevel, PagesGiveTheBitsOfOneTensor) {
+TEST_P(PagedAttentionOnEveryLevel, PagesGiveTheBitsOfOneTensor) {
   for (const CacheCase& c : kCases) {
     FeedAll(device(), c, {{5, 0, 300}, {1, 1, 1}, {90, 0, 30}, {1, 200, 1}, {0, 3, 0}});
     // Without vectors these would take a minute.
@@ -268,7 +269,7 @@ TEST_P(OnEveryLevel, PagesGiveTheBitsOfOneTensor) {
 }
 
 // So many features take long without vectors: fewer tokens.
-TEST_P(OnEveryLevel, PagesOfLatentsGiveTheBitsOfOneTensor) {
+TEST_P(PagedAttentionOnEveryLevel, PagesOfLatentsGiveTheBitsOfOneTensor) {
   for (const CacheCase& c : kLatentCases) {
     FeedAll(device(), c, {{5, 0, 70}, {1, 1, 1}, {30, 0, 9}, {1, 190, 1}, {0, 3, 0}});
     if (device().info().backend != "cuda") continue;
@@ -332,7 +333,7 @@ void ExpectNanInItsRows(const Device& device, DType type) {
   }
 }
 
-TEST_P(OnEveryLevel, ValuesThatAreNanStayInTheirRows) {
+TEST_P(PagedAttentionOnEveryLevel, ValuesThatAreNanStayInTheirRows) {
   for (const DType type : {DType::kBf16, DType::kF8E4M3}) {
     SCOPED_TRACE(DTypeName(type));
     ExpectNanInItsRows(device(), type);
@@ -376,7 +377,7 @@ struct OnePage {
 
 // The same for values in the keys, where NaN makes a score NaN, and with it all values of the rows
 // that see the key.
-TEST_P(OnEveryLevel, LatentsThatAreNanStayInTheirRows) {
+TEST_P(PagedAttentionOnEveryLevel, LatentsThatAreNanStayInTheirRows) {
   constexpr int64_t kTokens = 150;
   constexpr int64_t kNanToken = 70;
   constexpr int64_t kHeads = 16;
@@ -410,7 +411,7 @@ TEST_P(OnEveryLevel, LatentsThatAreNanStayInTheirRows) {
   }
 }
 
-TEST_P(OnEveryLevel, Fp8CodesAreThoseOfTheFormat) {
+TEST_P(PagedAttentionOnEveryLevel, Fp8CodesAreThoseOfTheFormat) {
   constexpr int64_t kFeatures = 512;
   std::vector<float> numbers;
   // Every bf16 number: every code, every tie between codes, what saturates, infinities, NaN.
@@ -442,7 +443,7 @@ TEST_P(OnEveryLevel, Fp8CodesAreThoseOfTheFormat) {
 }
 
 // One key has the weight 1, whatever its score, so that the result is its value.
-TEST_P(OnEveryLevel, Fp8ValuesAreThoseOfTheirCodes) {
+TEST_P(PagedAttentionOnEveryLevel, Fp8ValuesAreThoseOfTheirCodes) {
   for (const auto& [tokens, value_dim] :
        {std::pair<int64_t, int64_t>{1, 256}, {1, 255}, {32, 256}}) {
     // The first of several tokens sees one key, and is the one that is compared.
@@ -512,4 +513,4 @@ TEST(PagedAttention, ErrorsNameWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::paged_attention_test

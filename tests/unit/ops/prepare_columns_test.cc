@@ -15,7 +15,7 @@
 #include "marlin/gemm.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::prepare_columns_test {
 namespace {
 
 std::vector<float> Random(int64_t count, uint32_t seed) {
@@ -185,4 +185,4 @@ TEST_F(PrepareColumnsTest, FindsEveryNumberThatIsNotFinite) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::prepare_columns_test

@@ -7,14 +7,15 @@
 #include "decoder_fixture.h"
 #include "marlin/decoder.h"
 
-namespace marlin {
+namespace marlin::rotate_append_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-MARLIN_ON_EVERY_LEVEL(OnEveryLevel);
+using RotateAppendOnEveryLevel = OnEveryLevel;
+MARLIN_ON_EVERY_LEVEL(RotateAppendOnEveryLevel);
 
-TEST_P(OnEveryLevel, AddRmsNormIsAddToAndRmsNorm) {
+TEST_P(RotateAppendOnEveryLevel, AddRmsNormIsAddToAndRmsNorm) {
   unsigned seed = 1;
   for (const DType type : kTypes) {
     for (const int64_t columns : {1, 33, 512, 2048, 9000}) {
@@ -143,7 +144,7 @@ class Parameters {
   std::vector<float> frequencies_;
 };
 
-TEST_P(OnEveryLevel, RotateAndAppendIsNormRotaryAndAppend) {
+TEST_P(RotateAppendOnEveryLevel, RotateAndAppendIsNormRotaryAndAppend) {
   unsigned seed = 10;
   for (const HeadsCase& c : kHeadsCases) {
     const Parameters parameters(c);
@@ -205,4 +206,4 @@ TEST(RotateAndAppend, ErrorsNameWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::rotate_append_test

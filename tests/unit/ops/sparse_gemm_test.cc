@@ -15,7 +15,7 @@
 #include "ops/prepare_columns.h"
 #include "reference/dequantize.h"
 
-namespace marlin {
+namespace marlin::sparse_gemm_test {
 namespace {
 
 constexpr uint32_t kNibbles[] = {4, 8, 9, 12, 13, 14};
@@ -227,4 +227,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, SparseGemm, ::testing::Values("cpu", "metal-si
                          });
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::sparse_gemm_test

@@ -13,7 +13,7 @@
 #include "marlin/device.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::thread_limit_test {
 namespace {
 
 // Sanitizers reserve terabytes of address space, and only Linux reports it in /proc.
@@ -62,7 +62,7 @@ TEST(ThreadLimit, APoolThrowsWithBothNumbersAndEndsTheThreadsThatStarted) {
     pool.Run(2, [&](int64_t task, int) { sum[task] = task + 1; });
     std::_Exit(sum[0] + sum[1] == 3 ? 0 : 3);
   };
-  EXPECT_EXIT(start(), testing::ExitedWithCode(0), "threads: [0-9]+ of 500 can run: ");
+  EXPECT_EXIT(start(), ::testing::ExitedWithCode(0), "threads: [0-9]+ of 500 can run: ");
 }
 
 TEST(ThreadLimit, OpeningADeviceIsAnError) {
@@ -74,7 +74,7 @@ TEST(ThreadLimit, OpeningADeviceIsAnError) {
     const Result<Device> device = Device::Open("cpu", options);
     Finish(device.ok() ? Status() : device.status());
   };
-  EXPECT_EXIT(open(), testing::ExitedWithCode(0), "device: threads: [0-9]+ of 500 can run: ");
+  EXPECT_EXIT(open(), ::testing::ExitedWithCode(0), "device: threads: [0-9]+ of 500 can run: ");
 }
 
 TEST(ThreadLimit, QuantizingIsAnError) {
@@ -88,8 +88,8 @@ TEST(ThreadLimit, QuantizingIsAnError) {
                  {.format = Format::kFp4E2M1, .group_size = 64});
     Finish(weights.ok() ? Status() : weights.status());
   };
-  EXPECT_EXIT(quantize(), testing::ExitedWithCode(0), "quantize: threads: 1 of [0-9]+ can run: ");
+  EXPECT_EXIT(quantize(), ::testing::ExitedWithCode(0), "quantize: threads: 1 of [0-9]+ can run: ");
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::thread_limit_test

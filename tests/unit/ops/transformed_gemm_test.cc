@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "../test_device.h"
 #include "base/scalars.h"
 #include "layout/weights_buffer.h"
 #include "marlin/decoder.h"
@@ -25,7 +26,7 @@
 #include "ops/prepare_columns.h"
 #include "reference/dequantize.h"
 
-namespace marlin {
+namespace marlin::transformed_gemm_test {
 namespace {
 
 /// A change that weights make to the columns of A.
@@ -187,11 +188,10 @@ std::vector<float> Expected(const QuantizedWeights& weights, const Rows& a, int6
   return out;
 }
 
-#ifdef MARLIN_TEST_DEVICE
-constexpr const char* kDevices[] = {MARLIN_TEST_DEVICE};
-#else
-constexpr const char* kDevices[] = {"cpu", "scalar", "avx2", "avx512", "amx", "neon", "metal-sim"};
-#endif
+std::vector<const char*> Devices() {
+  if (OnOtherDevice()) return {TestDevice()};
+  return {"cpu", "scalar", "avx2", "avx512", "amx", "neon", "metal-sim"};
+}
 
 /// A device by its name, or the CPU at a level.
 class TransformedGemm : public ::testing::TestWithParam<const char*> {
@@ -542,7 +542,7 @@ TEST_P(TransformedGemm, ExpertsHaveNone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, TransformedGemm, ::testing::ValuesIn(kDevices),
+INSTANTIATE_TEST_SUITE_P(Devices, TransformedGemm, ::testing::ValuesIn(Devices()),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::erase(name, '-');
@@ -550,4 +550,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, TransformedGemm, ::testing::ValuesIn(kDevices)
                          });
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::transformed_gemm_test

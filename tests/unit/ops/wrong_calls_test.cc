@@ -16,7 +16,7 @@
 #include "marlin/moe.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::wrong_calls_test {
 namespace {
 
 constexpr int64_t kSize = 64;
@@ -27,7 +27,7 @@ std::string ErrorOf(const Status& status, Code code = Code::kInvalidArgument) {
   return status.message();
 }
 
-class WrongCalls : public testing::Test {
+class WrongCalls : public ::testing::Test {
  protected:
   WrongCalls() : device_(*Device::Open("cpu", {2})), x_(4 * kSize * kSize), out_(x_.size()) {
     std::iota(x_.begin(), x_.end(), -1000.0F);
@@ -273,4 +273,4 @@ TEST(DequantizeOnTheHost, WritesEachElementOnceAndNotOverTheWeights) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::wrong_calls_test

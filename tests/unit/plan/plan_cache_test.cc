@@ -9,7 +9,7 @@
 
 #include "plan/backend.h"
 
-namespace marlin {
+namespace marlin::plan_cache_test {
 namespace {
 
 constexpr KernelDesc kKernel = {};
@@ -75,4 +75,4 @@ TEST(PlanCache, ServesThreadsAtOnce) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::plan_cache_test

@@ -14,7 +14,7 @@
 #include "backends/cuda/tuning/shipped_tuning.h"
 #include "plan/kernel_name.h"
 
-namespace marlin {
+namespace marlin::select_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -350,4 +350,4 @@ TEST(ShippedTuning, IsWellFormedAndNamesKernelsThatExist) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::select_test

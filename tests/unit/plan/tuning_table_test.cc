@@ -7,7 +7,7 @@
 #include <random>
 #include <string>
 
-namespace marlin {
+namespace marlin::tuning_table_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -233,4 +233,4 @@ TEST(ReplaceTuning, KeepsWhatWasNotMeasuredAnew) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::tuning_table_test

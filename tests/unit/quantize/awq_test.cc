@@ -11,7 +11,7 @@
 #include "base/thread_pool.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::awq_test {
 namespace {
 
 constexpr int64_t kK = 64;
@@ -171,4 +171,4 @@ TEST(Awq, ManyMatricesAreSampled) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::awq_test

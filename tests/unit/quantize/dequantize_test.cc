@@ -10,7 +10,7 @@
 #include "marlin/quantize.h"
 #include "quantize/rounding.h"
 
-namespace marlin {
+namespace marlin::dequantize_test {
 namespace {
 
 /// u4 codes 0..15 down one column, group of 16, scale 0.5.
@@ -191,4 +191,4 @@ TEST(Rounding, OddRoundingSurvivesASecondRounding) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::dequantize_test

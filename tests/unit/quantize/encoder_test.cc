@@ -8,7 +8,7 @@
 
 #include "formats/codecs.h"
 
-namespace marlin {
+namespace marlin::encoder_test {
 namespace {
 
 std::vector<float> Numbers(float limit) {
@@ -111,4 +111,4 @@ TEST(Encoder, SquaredErrorIsThatOfItsCodes) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::encoder_test

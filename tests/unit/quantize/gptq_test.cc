@@ -17,7 +17,7 @@
 #include "marlin/quantize.h"
 #include "model/device_products.h"
 
-namespace marlin {
+namespace marlin::gptq_test {
 namespace {
 
 using Square = std::vector<double>;  // [k, k]
@@ -455,4 +455,4 @@ TEST(QuantizeGptq, QuantizeRefusesItWithoutInputs) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::gptq_test

@@ -13,7 +13,7 @@
 
 #include "marlin/layout.h"
 
-namespace marlin {
+namespace marlin::gptq_tile_test {
 namespace {
 
 constexpr int64_t kK = 192;
@@ -151,4 +151,4 @@ TEST(GptqTile, GroupsOfOneBlockSeeEachOthersMoves) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::gptq_tile_test

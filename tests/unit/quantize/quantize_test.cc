@@ -12,7 +12,7 @@
 #include "marlin/layout.h"
 #include "marlin/weights.h"
 
-namespace marlin {
+namespace marlin::quantize_test {
 namespace {
 
 struct Dense {
@@ -314,4 +314,4 @@ TEST(Quantize, UserCodebooksReplaceTheTable) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::quantize_test

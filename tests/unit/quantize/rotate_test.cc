@@ -10,7 +10,7 @@
 #include "layout/input_transform.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::rotate_test {
 namespace {
 
 std::vector<double> Random(int64_t count) {
@@ -121,4 +121,4 @@ TEST(Rotate, StacksHaveNoneAndWrongSizesAreNamed) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::rotate_test

@@ -6,7 +6,7 @@
 
 #include "marlin/format.h"
 
-namespace marlin {
+namespace marlin::scales_test {
 namespace {
 
 GroupRange Symmetric(float amax) { return {amax, 0.0f, 0.0f}; }
@@ -109,4 +109,4 @@ TEST(ScaleCoder, RoundsToTheStoredTypeAndReportsOverflow) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::scales_test

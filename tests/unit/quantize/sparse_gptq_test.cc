@@ -15,7 +15,7 @@
 #include "marlin/quantize.h"
 #include "quantize/gptq.h"
 
-namespace marlin {
+namespace marlin::sparse_gptq_test {
 namespace {
 
 struct Case {
@@ -202,4 +202,4 @@ TEST(SparseGptq, RefusesFormatsWithout24) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::sparse_gptq_test

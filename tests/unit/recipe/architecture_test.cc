@@ -10,10 +10,10 @@
 
 #include "../../source_directory.h"
 
-namespace marlin {
+namespace marlin::architecture_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -140,4 +140,4 @@ TEST(Architecture, ConfigSwitchesChangeTheTensors) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::architecture_test

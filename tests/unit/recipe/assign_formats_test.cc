@@ -10,10 +10,10 @@
 
 #include "marlin/sensitivity.h"
 
-namespace marlin {
+namespace marlin::assign_formats_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::vector<FormatChoice> Choices(std::initializer_list<const char*> texts) {
   std::vector<FormatChoice> choices;
@@ -245,4 +245,4 @@ TEST(SensitivityFile, RefusesWrongContent) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::assign_formats_test

@@ -11,11 +11,11 @@
 #include "marlin/recipe.h"
 #include "marlin/routing.h"
 
-namespace marlin {
+namespace marlin::hot_experts_test {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 /// Layers 1 and 2 have four experts each.
 RoutingFrequencies Frequencies() {
@@ -172,4 +172,4 @@ TEST(HotExperts, FitOneModel) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::hot_experts_test

@@ -4,10 +4,10 @@
 #include "marlin/recipe.h"
 #include "recipe/glob.h"
 
-namespace marlin {
+namespace marlin::layer_class_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 struct NameCase {
   const char* name;
@@ -132,4 +132,4 @@ TEST(Glob, ManyStarsStayCheap) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::layer_class_test

@@ -6,10 +6,10 @@
 #include <cstdio>
 #include <fstream>
 
-namespace marlin {
+namespace marlin::recipe_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr const char* kExpert = "model.layers.1.mlp.experts.3.up_proj.weight";
 constexpr const char* kShared = "model.layers.1.mlp.shared_experts.up_proj.weight";
@@ -218,7 +218,7 @@ TEST(Recipe, NamesAndFiles) {
             Code::kInvalidArgument);
   EXPECT_EQ(MixedPrecisionConfig::FromNameOrFile("absent/recipe.json").status().code(), Code::kIo);
 
-  const std::string path = testing::TempDir() + "recipe_test.json";
+  const std::string path = ::testing::TempDir() + "recipe_test.json";
   std::ofstream(path) << R"({"classes": {"moe_expert": "nf2/g64"}})";
   const auto recipe = MixedPrecisionConfig::FromNameOrFile(path);
   ASSERT_TRUE(recipe.ok()) << recipe.status().message();
@@ -227,8 +227,8 @@ TEST(Recipe, NamesAndFiles) {
   std::ofstream(path) << "{";
   EXPECT_THAT(MixedPrecisionConfig::FromFile(path).status().message(), HasSubstr(path));
   std::remove(path.c_str());
-  EXPECT_EQ(MixedPrecisionConfig::FromFile(testing::TempDir()).status().code(), Code::kIo);
+  EXPECT_EQ(MixedPrecisionConfig::FromFile(::testing::TempDir()).status().code(), Code::kIo);
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::recipe_test

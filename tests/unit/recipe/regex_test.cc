@@ -8,7 +8,7 @@
 
 #include "base/split_mix64.h"
 
-namespace marlin {
+namespace marlin::regex_test {
 namespace {
 
 bool Found(const std::string& pattern, const std::string& text) {
@@ -177,4 +177,4 @@ TEST(Regex, TakesTimeInProportionToTheName) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::regex_test

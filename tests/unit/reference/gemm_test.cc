@@ -10,7 +10,7 @@
 #include "reference/dequantize.h"
 #include "reference/elements.h"
 
-namespace marlin {
+namespace marlin::gemm_test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -120,4 +120,4 @@ TEST(ReferenceElements, RoundsOnceToNearestEven) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::gemm_test

@@ -11,7 +11,7 @@
 #include "marlin/gemm.h"
 #include "marlin/quantize.h"
 
-namespace marlin {
+namespace marlin::batch_invariance_test {
 namespace {
 
 constexpr int64_t kN = 40;
@@ -102,4 +102,4 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{{.format = Format::kFp8E4M3, .group_size = 128}, DType::kBf16}));
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::batch_invariance_test

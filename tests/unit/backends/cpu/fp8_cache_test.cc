@@ -9,7 +9,7 @@
 #include "backends/cpu/decoder_kernels.h"
 #include "base/scalars.h"
 
-namespace marlin::cpu {
+namespace marlin::cpu::fp8_cache_test {
 namespace {
 
 #if defined(__x86_64__)
@@ -36,4 +36,4 @@ TEST(SegmentKernel, WidensEveryCodeExactly) {
 #endif
 
 }  // namespace
-}  // namespace marlin::cpu
+}  // namespace marlin::cpu::fp8_cache_test

@@ -9,7 +9,7 @@
 #include "backends/cpu/cpu_features.h"
 #include "base/thread_pool.h"
 
-namespace marlin {
+namespace marlin::host_cholesky_test {
 namespace {
 
 /// The functions of the levels that this machine can run.
@@ -54,4 +54,4 @@ TEST(HostCholesky, TheSameBitsWithAnyNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::host_cholesky_test

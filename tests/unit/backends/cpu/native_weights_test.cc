@@ -17,7 +17,7 @@
 #include "ops/prepare_columns.h"
 #include "plan/backend.h"
 
-namespace marlin {
+namespace marlin::native_weights_test {
 namespace {
 
 constexpr Format kSplitFormats[] = {Format::kInt6, Format::kU6, Format::kInt5, Format::kU5};
@@ -407,4 +407,4 @@ INSTANTIATE_TEST_SUITE_P(Levels, NativeWeights,
                          ::testing::Values("scalar", "avx2", "avx512", "amx", "neon"));
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::native_weights_test

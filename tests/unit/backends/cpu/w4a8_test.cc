@@ -12,7 +12,7 @@
 #include "backends/cpu/w4a8_kernel.h"
 #include "marlin/marlin.h"
 
-namespace marlin {
+namespace marlin::w4a8_test {
 namespace {
 
 constexpr const char* kKernels[] = {"marlin_gemm_w4a8_scalar", "marlin_gemm_w4a8_avx2",
@@ -220,4 +220,4 @@ TEST(W4a8, RefusesWhatBytesCannotHold) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::w4a8_test

@@ -11,7 +11,7 @@
 #include "ops/device.h"
 #include "plan/host_staging.h"
 
-namespace marlin {
+namespace marlin::add_rows_gpu_test {
 namespace {
 
 class AddRows : public GpuTest<::testing::Test> {
@@ -100,4 +100,4 @@ TEST_F(AddRows, KeepsNaNsInTheirRows) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::add_rows_gpu_test

@@ -6,7 +6,7 @@
 #include "backends/cuda/kernels/decoder/decoder_layout.h"
 #include "base/checked.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::attention_plan_test {
 namespace {
 
 constexpr int kMultiprocessors = 132;
@@ -84,4 +84,4 @@ TEST(MatrixAttentionPlan, PrefillTakesTilesWhereTheyOccupyTheDevice) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::attention_plan_test

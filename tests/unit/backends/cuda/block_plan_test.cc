@@ -12,7 +12,7 @@
 #include "backends/cuda/plan/kernel_table.h"
 #include "plan/select.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::block_plan_test {
 namespace {
 
 constexpr BlockKernel kKernels[] = {BlockKernel::kDoubleBuffered, BlockKernel::kSingleStage,
@@ -150,4 +150,4 @@ TEST(BlockKernels, SayWhatTheyTake) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::block_plan_test

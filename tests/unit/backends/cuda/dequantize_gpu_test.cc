@@ -13,7 +13,7 @@
 #include "gpu_fixture.h"
 #include "reference/dequantize.h"
 
-namespace marlin {
+namespace marlin::dequantize_gpu_test {
 namespace {
 
 constexpr int64_t kK = 300;  // Neither whole tiles nor whole groups.
@@ -163,4 +163,4 @@ INSTANTIATE_TEST_SUITE_P(Formats, PreparedOnGpu,
                          });
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::dequantize_gpu_test

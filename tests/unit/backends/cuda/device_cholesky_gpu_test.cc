@@ -9,10 +9,10 @@
 #include "marlin/device.h"
 #include "ops/device.h"
 #include "plan/backend.h"
-namespace marlin {
+namespace marlin::device_cholesky_gpu_test {
 namespace {
 
-class DeviceCholesky : public testing::Test {
+class DeviceCholesky : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto device = Device::Open("cuda");
@@ -56,4 +56,4 @@ TEST_F(DeviceCholesky, RefusesMatricesThatTheLibraryCannotIndex) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::device_cholesky_gpu_test

@@ -11,10 +11,10 @@
 #include "ops/device.h"
 #include "plan/backend.h"
 
-namespace marlin {
+namespace marlin::event_marks_gpu_test {
 namespace {
 
-class EventMarks : public testing::Test {
+class EventMarks : public ::testing::Test {
  protected:
   void SetUp() override {
     const Result<Device> device = Device::Open("cuda");
@@ -78,4 +78,4 @@ TEST_F(EventMarks, OfAHeldStreamLetTheHostWaitForIt) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::event_marks_gpu_test

@@ -7,7 +7,7 @@
 
 #include "backends/cuda/plan/tile_problem.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::exact_layout_test {
 namespace {
 
 TEST(ExactParts, CoverKWithoutEmptyOnes) {
@@ -59,4 +59,4 @@ TEST(ExactWarps, AreNoMoreThanParts) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::exact_layout_test

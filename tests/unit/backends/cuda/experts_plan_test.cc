@@ -13,7 +13,7 @@
 #include "backends/cuda/kernels/gemv/gemv_layout.h"
 #include "backends/cuda/layout/sparse_layout.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::experts_plan_test {
 namespace {
 
 CodeKind KindOf(int bits) {
@@ -68,7 +68,7 @@ TEST(ExpertGemvPlan, PartsFitSharedMemory) {
         const ExpertTilesProblem problem = Problem(k, bits, rows);
         const auto plan = PlanExpertGemv(problem, DeviceShape());
         if (!plan) continue;
-        SCOPED_TRACE(testing::Message() << bits << " bits, k " << k << ", rows " << rows);
+        SCOPED_TRACE(::testing::Message() << bits << " bits, k " << k << ", rows " << rows);
         ExpectApart(problem, *plan);
         EXPECT_GE(plan->arguments.tile_rows, 1);
         EXPECT_LE(plan->arguments.tile_rows, plan->octets * kOctet);
@@ -90,7 +90,7 @@ TEST(ExpertGemvPlan, PartsOfSparseTilesFitSharedMemory) {
     for (const int64_t k : {1, 128, 768, 2048, 7168, 14336, 28672}) {
       for (const int64_t rows : {1, 9, 500}) {
         const ExpertTilesProblem problem = SparseProblem(k, groups, rows);
-        SCOPED_TRACE(testing::Message() << groups << " groups, k " << k << ", rows " << rows);
+        SCOPED_TRACE(::testing::Message() << groups << " groups, k " << k << ", rows " << rows);
         const auto plan = PlanExpertGemv(problem, DeviceShape());
         ASSERT_TRUE(plan.has_value());
         ExpectApart(problem, *plan);
@@ -144,7 +144,7 @@ TEST(ExpertWgmmaPlan, PartsFitSharedMemory) {
     for (const int64_t experts : {1, 128, 1024, 5000}) {
       const bool gated = experts != 5000;
       const ExpertTilesProblem problem = Problem(2048, bits, 100, experts);
-      SCOPED_TRACE(testing::Message() << bits << " bits, " << experts << " experts");
+      SCOPED_TRACE(::testing::Message() << bits << " bits, " << experts << " experts");
       const auto plan = PlanExpertWgmma(problem, gated, device);
       ASSERT_TRUE(plan.has_value());
       const WgmmaArguments& gemm = plan->arguments.gemm;
@@ -252,4 +252,4 @@ TEST(ValueRecord, TheFirstErrorHasTheSmallestKey) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::experts_plan_test

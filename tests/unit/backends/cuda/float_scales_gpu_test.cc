@@ -10,7 +10,7 @@
 #include "base/scalars.h"
 #include "gpu_fixture.h"
 
-namespace marlin {
+namespace marlin::float_scales_gpu_test {
 namespace {
 
 constexpr int64_t kM = 3;
@@ -103,4 +103,4 @@ TEST_F(FloatScalesOnGpu, FarApartAreNotRounded) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::float_scales_gpu_test

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace marlin::cuda {
+namespace marlin::cuda::fp8_plan_test {
 namespace {
 
 constexpr int kFp4TileBytes = TileCodeBytes(4) + kGroupBytes;
@@ -103,4 +103,4 @@ TEST(PlanFp8, RoundsRowsToWholeSteps) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::fp8_plan_test

@@ -9,7 +9,7 @@
 #include "base/scalars.h"
 #include "gpu_fixture.h"
 
-namespace marlin {
+namespace marlin::gemm_plan_gpu_test {
 namespace {
 
 constexpr int64_t kN = 1536;
@@ -79,4 +79,4 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{70, DType::kBf16, Accuracy::kDefault, "marlin_gemm_fp4_striped"}));
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::gemm_plan_gpu_test

@@ -11,7 +11,7 @@
 #include "base/checked.h"
 #include "plan_cases.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::gemv_plan_test {
 namespace {
 
 constexpr int kMaxThreads = 1024;
@@ -240,7 +240,7 @@ TEST(PlanGemv, DividesKWhereStripsWouldLeaveBlocksIdle) {
                             Expected{14, 3584, 18944, 4, 1}, Expected{12, 28672, 8192, 2, 1},
                             Expected{8, 22016, 4096, 1, 1}, Expected{8, 10240, 8192, 3, 1},
                             Expected{9, 8192, 28672, 4, 1}, Expected{8, 8192, 8192, 1, 1}}) {
-    SCOPED_TRACE(testing::Message() << e.m << " x " << e.n << " x " << e.k);
+    SCOPED_TRACE(::testing::Message() << e.m << " x " << e.n << " x " << e.k);
     const GemvPlan plan = PlanGemv(Fp4Problem(e.m, e.n, e.k), device);
     EXPECT_EQ(plan.splits, e.splits);
     EXPECT_EQ(plan.strips, e.strips);
@@ -249,4 +249,4 @@ TEST(PlanGemv, DividesKWhereStripsWouldLeaveBlocksIdle) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::gemv_plan_test

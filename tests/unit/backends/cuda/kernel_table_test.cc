@@ -7,7 +7,7 @@
 #include "backends/cuda/layout/code_kind.h"
 #include "backends/cuda/plan/tile_problem.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::kernel_table_test {
 namespace {
 
 // A quantized format without a decoder would be read as dense 16-bit numbers.
@@ -104,4 +104,4 @@ TEST(CudaKernels, EstimateSparseTiles) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::kernel_table_test

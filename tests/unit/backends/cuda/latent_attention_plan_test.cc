@@ -6,7 +6,7 @@
 #include "backends/cuda/kernels/decoder/decoder_layout.h"
 #include "base/checked.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::latent_attention_plan_test {
 namespace {
 
 constexpr int kMultiprocessors = 132;
@@ -47,4 +47,4 @@ TEST(LatentAttentionPlan, SplitsKeysWhereTilesAreFew) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::latent_attention_plan_test

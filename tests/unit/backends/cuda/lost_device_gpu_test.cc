@@ -10,7 +10,7 @@
 
 #include "gpu_fixture.h"
 
-namespace marlin {
+namespace marlin::lost_device_gpu_test {
 namespace {
 
 constexpr int64_t kSize = 256;
@@ -84,4 +84,4 @@ TEST_F(LostDevice, SurvivesRefusals) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::lost_device_gpu_test

@@ -1,16 +1,17 @@
-// Makes a test program for the CPU one for a GPU: `new` returns managed memory, which host and
-// device read, and every launch waits for its end. Linked to tests of device operations whose
-// operands are vectors; without a GPU the program skips.
+// Lets a program that tests operations whose operands are vectors test those of a GPU. With
+// MARLIN_TEST_DEVICE=cuda, `new` returns managed memory, which host and device read, every launch
+// waits for its end, and without a GPU all tests are skipped.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <new>
+
+#include "../../test_device.h"
 
 namespace {
 
@@ -74,27 +75,43 @@ Pool& ThePool() {
   return *pool;
 }
 
+/// The same during the whole process: blocks return to where they are from.
+bool IsManaged() {
+  static const bool managed = marlin::OnOtherDevice();
+  return managed;
+}
+
 void* Allocate(size_t bytes) {
-  void* const block = ThePool().Take(bytes);
-  if (block == nullptr) std::abort();
+  void* const block = IsManaged() ? ThePool().Take(bytes) : std::malloc(std::max<size_t>(bytes, 1));
+  if (block == nullptr) throw std::bad_alloc();
   return block;
 }
+
+void Free(void* block) {
+  if (IsManaged()) {
+    ThePool().Return(block);
+  } else {
+    std::free(block);
+  }
+}
+
+class SkipWithoutDevice : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    int count = 0;
+    if (IsManaged() && (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)) {
+      GTEST_SKIP() << "no CUDA device";
+    }
+  }
+};
+::testing::Environment* const skip_without_device =
+    ::testing::AddGlobalTestEnvironment(new SkipWithoutDevice);
 
 }  // namespace
 
 void* operator new(size_t bytes) { return Allocate(bytes); }
 void* operator new[](size_t bytes) { return Allocate(bytes); }
-void operator delete(void* block) noexcept { ThePool().Return(block); }
-void operator delete[](void* block) noexcept { ThePool().Return(block); }
-void operator delete(void* block, size_t /*bytes*/) noexcept { ThePool().Return(block); }
-void operator delete[](void* block, size_t /*bytes*/) noexcept { ThePool().Return(block); }
-
-int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
-    std::puts("no CUDA device");
-    return 0;
-  }
-  return RUN_ALL_TESTS();
-}
+void operator delete(void* block) noexcept { Free(block); }
+void operator delete[](void* block) noexcept { Free(block); }
+void operator delete(void* block, size_t /*bytes*/) noexcept { Free(block); }
+void operator delete[](void* block, size_t /*bytes*/) noexcept { Free(block); }

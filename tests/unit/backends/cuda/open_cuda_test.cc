@@ -5,7 +5,7 @@
 
 #include "marlin/device.h"
 
-namespace marlin {
+namespace marlin::open_cuda_test {
 namespace {
 
 class OpenCudaTest : public ::testing::Test {
@@ -49,4 +49,4 @@ TEST(OpenCuda, ListsWhatCanBeOpened) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::open_cuda_test

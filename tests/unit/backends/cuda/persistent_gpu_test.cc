@@ -19,7 +19,7 @@
 #include "marlin/model.h"
 #include "recipe/architecture.h"
 
-namespace marlin {
+namespace marlin::persistent_gpu_test {
 namespace {
 
 using testing::BuildSafetensors;
@@ -240,4 +240,4 @@ INSTANTIATE_TEST_SUITE_P(Models, PersistentOnGpu, ::testing::ValuesIn(Cases()),
                          [](const auto& param) { return param.param.name; });
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::persistent_gpu_test

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace marlin::cuda {
+namespace marlin::cuda::persistent_plan_test {
 namespace {
 
 constexpr int kBlocks = 132;
@@ -207,4 +207,4 @@ TEST(PersistentPlan, WhatDoesNotFitIsNotLaidOut) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::persistent_plan_test

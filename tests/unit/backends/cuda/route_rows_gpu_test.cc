@@ -16,11 +16,11 @@
 #include "ops/moe.h"
 #include "reference/decoder.h"
 
-namespace marlin {
+namespace marlin::route_rows_gpu_test {
 namespace {
 
 using Scoring = RouterOptions::Scoring;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// Operands of a router on the host; `matrix` has numbers of bf16.
 struct Problem {
@@ -88,7 +88,7 @@ struct TokenLogits {
   }
 };
 
-class RouteRowsOnGpu : public GpuTest<testing::Test> {
+class RouteRowsOnGpu : public GpuTest<::testing::Test> {
  protected:
   PreparedWeights PrepareMatrix(const Problem& p, Format format = Format::kBf16) const {
     const Result<QuantizedWeights> weights =
@@ -422,4 +422,4 @@ TEST_F(RouteRowsOnGpu, TheCallOfUsersRoutesTheSame) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::route_rows_gpu_test

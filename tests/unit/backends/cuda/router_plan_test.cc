@@ -5,7 +5,7 @@
 
 #include "backends/cuda/plan/tile_problem.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::router_plan_test {
 namespace {
 
 constexpr int kShared = DeviceShape().shared_bytes;
@@ -51,4 +51,4 @@ TEST(RouterPlan, RefusesOtherShapes) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::router_plan_test

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-namespace marlin::cuda {
+namespace marlin::cuda::scratch_leases_test {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -113,4 +113,4 @@ TEST(ScratchLeases, ServeThreadsAtOnce) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::scratch_leases_test

@@ -19,7 +19,7 @@
 #include "plan/kernel_name.h"
 #include "plan/select.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::selection_record_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -185,4 +185,4 @@ TEST(SelectionRecord, NothingIsSlowerThanItNeedsToBe) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::selection_record_test

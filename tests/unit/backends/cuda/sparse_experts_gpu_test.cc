@@ -12,7 +12,7 @@
 
 #include "sparse_fixture.h"
 
-namespace marlin {
+namespace marlin::sparse_experts_gpu_test {
 namespace {
 
 /// The size and the form of a layer.
@@ -318,4 +318,4 @@ TEST_F(SparseExpertsOnGpu, RepeatTheirBits) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::sparse_experts_gpu_test

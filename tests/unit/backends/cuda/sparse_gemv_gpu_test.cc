@@ -10,7 +10,7 @@
 
 #include "sparse_fixture.h"
 
-namespace marlin {
+namespace marlin::sparse_gemv_gpu_test {
 namespace {
 
 class SparseGemvOnGpu : public SparseOnGpu {
@@ -221,4 +221,4 @@ TEST_P(SparsityOffOnGpu, Expands) {
 INSTANTIATE_TEST_SUITE_P(Variable, SparsityOffOnGpu, ::testing::Bool());
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::sparse_gemv_gpu_test

@@ -11,7 +11,7 @@
 
 #include "sparse_fixture.h"
 
-namespace marlin {
+namespace marlin::sparse_wgmma_gpu_test {
 namespace {
 
 constexpr const char* kSparse = "marlin_gemm_sparse_wgmma";
@@ -219,4 +219,4 @@ TEST_F(SparseWgmmaOnGpu, AppliesNanToKeptWeights) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::sparse_wgmma_gpu_test

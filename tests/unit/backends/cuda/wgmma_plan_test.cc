@@ -14,7 +14,7 @@
 #include "base/checked.h"
 #include "plan_cases.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::wgmma_plan_test {
 namespace {
 
 /// The CTAs of a gated GEMM read every n-tile once, with the numbering of StripOf in
@@ -318,7 +318,7 @@ TEST(PlanWgmma, StreamsWhatWholeWavesLeave) {
                             Expected{256, 5120, 13824, 0, 80}, Expected{512, 13824, 5120, 132, 84},
                             Expected{32, 14336, 4096, 112, 0}, Expected{256, 14336, 4096, 112, 0},
                             Expected{32, 4096, 4096, 32, 0}, Expected{1024, 8192, 8192, 256, 0}}) {
-    SCOPED_TRACE(testing::Message() << e.m << " x " << e.n << " x " << e.k);
+    SCOPED_TRACE(::testing::Message() << e.m << " x " << e.n << " x " << e.k);
     const WgmmaPlan plan = PlanWgmma(Fp4Problem(e.m, e.n, e.k), device);
     EXPECT_EQ(plan.arguments.items, e.items);
     EXPECT_EQ(plan.arguments.streamed, e.streamed);
@@ -414,4 +414,4 @@ TEST(Estimates, NeverPreferTheExactKernel) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::wgmma_plan_test

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-namespace marlin::metal {
+namespace marlin::metal::expert_tiling_test {
 namespace {
 
 /// The tiles that a routing has.
@@ -100,4 +100,4 @@ TEST(ExpertTiling, PassesBoundTheWorkspaceAndTheTime) {
 }
 
 }  // namespace
-}  // namespace marlin::metal
+}  // namespace marlin::metal::expert_tiling_test

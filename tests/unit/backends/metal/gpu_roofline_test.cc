@@ -9,10 +9,10 @@
 
 #include "backends/metal/simulated_driver.h"
 
-namespace marlin::metal {
+namespace marlin::metal::gpu_roofline_test {
 namespace {
 
-class GpuRooflineTest : public testing::Test {
+class GpuRooflineTest : public ::testing::Test {
  protected:
   void SetUp() override {
     Result<std::unique_ptr<Driver>> driver = OpenSimulatedDriver();
@@ -60,4 +60,4 @@ TEST_F(GpuRooflineTest, TimesCallsAndTellsErrors) {
 }
 
 }  // namespace
-}  // namespace marlin::metal
+}  // namespace marlin::metal::gpu_roofline_test

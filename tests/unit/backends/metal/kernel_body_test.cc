@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace marlin::metal {
+namespace marlin::metal::kernel_body_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -78,4 +78,4 @@ TEST(KernelBodyTest, RefusesWhatIsNotThere) {
 }
 
 }  // namespace
-}  // namespace marlin::metal
+}  // namespace marlin::metal::kernel_body_test

@@ -11,7 +11,7 @@
 #include "backends/metal/kernel_files.h"
 #include "metal_sim/metal_program.h"
 
-namespace marlin::metal {
+namespace marlin::metal::kernel_text_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -72,4 +72,4 @@ TEST(KernelTextTest, CompilesByItself) {
 }
 
 }  // namespace
-}  // namespace marlin::metal
+}  // namespace marlin::metal::kernel_text_test

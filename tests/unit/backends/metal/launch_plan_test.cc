@@ -10,7 +10,7 @@
 #include "backends/metal/kernel_table.h"
 #include "plan/select.h"
 
-namespace marlin::metal {
+namespace marlin::metal::launch_plan_test {
 namespace {
 
 GemmDesc Draw(std::mt19937& bits, int i) {
@@ -179,4 +179,4 @@ TEST(Selection, SaysWhyNot) {
 }
 
 }  // namespace
-}  // namespace marlin::metal
+}  // namespace marlin::metal::launch_plan_test

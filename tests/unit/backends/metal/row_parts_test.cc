@@ -4,7 +4,7 @@
 
 #include <array>
 
-namespace marlin::metal {
+namespace marlin::metal::row_parts_test {
 namespace {
 
 GemmDesc DescOf(int64_t m, int64_t n, int64_t k) {
@@ -57,4 +57,4 @@ TEST(RowParts, BeginAtTheirRows) {
 }
 
 }  // namespace
-}  // namespace marlin::metal
+}  // namespace marlin::metal::row_parts_test

@@ -13,11 +13,11 @@
 #include "backends/metal/metal_backend.h"
 #include "backends/metal/simulated_driver.h"
 
-namespace marlin::metal {
+namespace marlin::metal::self_test_test {
 namespace {
 
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 /// The simulator, with a change applied to the outputs of every launch.
 class ChangedDriver final : public Driver {
@@ -110,4 +110,4 @@ TEST(CheckKernels, NamesTheKernelThatIsWrong) {
 }
 
 }  // namespace
-}  // namespace marlin::metal
+}  // namespace marlin::metal::self_test_test

@@ -18,10 +18,10 @@
 #include "marlin/quantize.h"
 #include "ops/device.h"
 
-namespace marlin::metal {
+namespace marlin::metal::simulated_counters_test {
 namespace {
 
-class SimulatedCounters : public testing::Test {
+class SimulatedCounters : public ::testing::Test {
  protected:
   void SetUp() override {
     auto driver = OpenSimulatedDriver(&launches_);
@@ -153,4 +153,4 @@ TEST_F(SimulatedCounters, StagedTilesKeepTheirBudgets) {
 }
 
 }  // namespace
-}  // namespace marlin::metal
+}  // namespace marlin::metal::simulated_counters_test

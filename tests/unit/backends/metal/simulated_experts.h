@@ -84,7 +84,7 @@ struct Batch {
   std::vector<float> weights;
 };
 
-class SimulatedExperts : public testing::Test {
+class SimulatedExperts : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     auto driver = OpenSimulatedDriver(&launches_);

@@ -23,10 +23,10 @@
 #include "ops/select_for.h"
 #include "plan/expert_slots.h"
 
-namespace marlin::metal {
+namespace marlin::metal::simulated_experts_test {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 TEST_F(SimulatedExperts, DecodeIsFourLaunches) {
   Layer layer = MakeLayer({});
@@ -103,7 +103,7 @@ TEST_F(SimulatedExperts, TailsOfEveryDimension) {
     Layer layer = MakeLayer(options);
     MakeSet(&layer);
     for (const int64_t tokens : {int64_t{2}, int64_t{35}}) {
-      SCOPED_TRACE(testing::Message() << options.hidden << " " << options.inner << " " << tokens);
+      SCOPED_TRACE(::testing::Message() << options.hidden << " " << options.inner << " " << tokens);
       const Batch batch = MakeBatch(layer, tokens, 2);
       ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
       // Gate and up side by side can be computed together if both are whole strips.
@@ -183,7 +183,7 @@ TEST_F(SimulatedExperts, EveryFormatAndItsGroups) {
         LayerOptions options{.hidden = 160, .inner = 48, .experts = 2};
         options.quantized = QuantizeOptions{
             .format = info.format, .group_size = group_size, .symmetric = symmetric};
-        SCOPED_TRACE(testing::Message() << info.name << " " << group_size << " " << symmetric);
+        SCOPED_TRACE(::testing::Message() << info.name << " " << group_size << " " << symmetric);
         Layer layer = MakeLayer(options);
         MakeSet(&layer);
         // One expert for the GEMV, one for the GEMM.
@@ -228,7 +228,7 @@ TEST_F(SimulatedExperts, SparseWeightsBesideDenseOnes) {
         MakeMatrix(64, 96, QuantizeOptions{.format = Format::kS4, .group_size = 32}, false);
     MakeSet(&layer);
     for (const int64_t tokens : {int64_t{3}, int64_t{50}}) {
-      SCOPED_TRACE(testing::Message() << apart << " " << tokens);
+      SCOPED_TRACE(::testing::Message() << apart << " " << tokens);
       const Batch batch = MakeBatch(layer, tokens, 2);
       ExpectClose(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
     }
@@ -494,4 +494,4 @@ TEST_F(SimulatedExperts, RunsOfSeveralPassesAreOne) {
 }
 
 }  // namespace
-}  // namespace marlin::metal
+}  // namespace marlin::metal::simulated_experts_test

@@ -9,7 +9,7 @@
 
 #include "plan/decoder_backend.h"
 
-namespace marlin {
+namespace marlin::toy_reverse_test {
 namespace {
 
 TEST(ToyReverse, RunsWhereTheCpuDoes) {
@@ -31,4 +31,4 @@ TEST(ToyReverse, HasAName) {
 }
 
 }  // namespace
-}  // namespace marlin
+}  // namespace marlin::toy_reverse_test

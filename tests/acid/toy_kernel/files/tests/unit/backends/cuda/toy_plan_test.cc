@@ -5,7 +5,7 @@
 #include "backends/cuda/plan/kernel_table.h"
 #include "plan/select.h"
 
-namespace marlin::cuda {
+namespace marlin::cuda::toy_plan_test {
 namespace {
 
 TEST(ToyKernel, IsPlannedByItsRowAlone) {
@@ -33,4 +33,4 @@ TEST(ToyKernel, IsPlannedByItsRowAlone) {
 }
 
 }  // namespace
-}  // namespace marlin::cuda
+}  // namespace marlin::cuda::toy_plan_test

@@ -1,0 +1,20 @@
+# metal_sim_tests_by_file(PROGRAM PREFIX SOURCES...): gives ctest an entry PREFIX.name for each source,
+# name.cc, that runs the tests in it, and one that fails if the program has tests that none of them
+# runs. The program's main function is that of metal_sim_test_main, a library of the first caller.
+set(METAL_SIM_TEST_MAIN ${CMAKE_CURRENT_LIST_DIR}/../tests/main_by_file.cc)
+function(metal_sim_tests_by_file program prefix)
+  if(NOT TARGET metal_sim_test_main)
+    add_library(metal_sim_test_main STATIC ${METAL_SIM_TEST_MAIN})
+    target_compile_features(metal_sim_test_main PUBLIC cxx_std_20)
+    target_link_libraries(metal_sim_test_main PUBLIC GTest::gtest)
+  endif()
+  target_link_libraries(${program} PRIVATE metal_sim_test_main GTest::gmock)
+  set(files)
+  foreach(source IN LISTS ARGN)
+    get_filename_component(file ${source} NAME)
+    get_filename_component(name ${source} NAME_WE)
+    add_test(NAME ${prefix}.${name} COMMAND ${program} ${file})
+    list(APPEND files ${file})
+  endforeach()
+  add_test(NAME ${prefix}.no_other_tests COMMAND ${program} --others ${files})
+endfunction()
