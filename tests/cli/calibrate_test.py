@@ -20,6 +20,8 @@ from plant_outliers import plant  # noqa: E402
 
 TOKENS = Path(QWEN) / "validation_tokens.txt"
 RECIPE = ("--recipe", "uniform:nf3/g64")
+# With fewer tokens GPTQ leaves the matrices of 128 inputs to mse.
+LEAST_TOKENS = 1280
 
 
 def tensors_of(directory: Path) -> dict[str, bytes]:
@@ -62,7 +64,7 @@ class Calibrate(CommandTestCase):
     def test_a_text_brings_the_model_nearer(self) -> None:
         for source in (QWEN, GLM):
             self.quantize("mse", "--method", "mse", "--overwrite", source=source)
-            report = self.gptq("gptq", "--calibration-ids", self.ids, "--calibration-tokens", 6144,
+            report = self.gptq("gptq", "--calibration-ids", self.ids, "--calibration-tokens", 3072,
                                "--overwrite", source=source)
             self.assertEqual(report["method"], "gptq")
             self.assertEqual(report["fallbacks"], [])
@@ -122,7 +124,7 @@ class Calibrate(CommandTestCase):
         self.assertFalse((self.directory / "no").exists())
 
     def test_a_sampled_text_is_reproducible(self) -> None:
-        few = ("--calibration-tokens", 2048)
+        few = ("--calibration-tokens", LEAST_TOKENS)
         self.gptq("a", *few)
         self.gptq("b", *few, "--seed", 0)
         self.gptq("c", *few, "--seed", 1)
@@ -215,7 +217,7 @@ class Calibrate(CommandTestCase):
                 self.kill_and_resume(method, source, *more)
 
     def kill_and_resume(self, method: str, source: Path, *more: object) -> None:
-        options = ("--calibration-ids", self.ids, "--calibration-tokens", 2048,
+        options = ("--calibration-ids", self.ids, "--calibration-tokens", LEAST_TOKENS,
                    "--shard-size", "200KB", "--overwrite", *more)
         self.quantize("whole", "--method", method, *options, source=source)
         out = self.directory / "-".join(map(str, ("out", method, *more)))
