@@ -30,10 +30,10 @@ CacheKey KeyOf(const std::vector<std::string>& texts) {
 }
 
 TEST(CacheKey, DependsOnEveryTextAndOnWhereTextsEnd) {
-  const std::set<std::string> names = {
-      KeyOf({}).Name(),         KeyOf({""}).Name(),       KeyOf({"", ""}).Name(),
-      KeyOf({"ab", "c"}).Name(), KeyOf({"a", "bc"}).Name(), KeyOf({"abc"}).Name(),
-      KeyOf({"abd"}).Name(),     KeyOf({"bac"}).Name()};
+  const std::set<std::string> names = {KeyOf({}).Name(),          KeyOf({""}).Name(),
+                                       KeyOf({"", ""}).Name(),    KeyOf({"ab", "c"}).Name(),
+                                       KeyOf({"a", "bc"}).Name(), KeyOf({"abc"}).Name(),
+                                       KeyOf({"abd"}).Name(),     KeyOf({"bac"}).Name()};
   EXPECT_EQ(names.size(), 8u);
   EXPECT_EQ(KeyOf({"ab", "c"}).Name(), KeyOf({"ab", "c"}).Name());
   EXPECT_EQ(KeyOf({"ab", "c"}).Name().size(), 32u);
@@ -212,8 +212,7 @@ TEST_F(CachedProgram, DependsOnOptions) {
 }
 
 TEST_F(CachedProgram, RunsTwiceAtOnce) {
-  const std::string text =
-      "constant int value [[function_constant(0)]];\n" + Store("float(value)");
+  const std::string text = "constant int value [[function_constant(0)]];\n" + Store("float(value)");
   const auto set = [](MetalProgram& program, uint8_t value) {
     ASSERT_TRUE(program.SetConstants({{0, {value, 0, 0, 0}}}).ok());
   };

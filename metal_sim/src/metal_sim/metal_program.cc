@@ -94,10 +94,9 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& sour
 Status MetalProgram::Build(std::vector<std::string> arguments, const std::string& text) const {
   METAL_SIM_ASSIGN_OR_RETURN(const fs::path source, compiler_.Write("kernels.cc", text));
   const std::string folder = compiler_.folder().string();
-  arguments.insert(arguments.end(),
-                   {fmt::format("-fdebug-prefix-map={}={}", folder, kFolder), "-include",
-                    (compiler_.shim() / "msl.h").string(), "-I" + folder, source.string(), "-o",
-                    library_.string()});
+  arguments.insert(arguments.end(), {fmt::format("-fdebug-prefix-map={}={}", folder, kFolder),
+                                     "-include", (compiler_.shim() / "msl.h").string(),
+                                     "-I" + folder, source.string(), "-o", library_.string()});
   METAL_SIM_ASSIGN_OR_RETURN(const ChildOutput output, compiler_.Run(std::move(arguments)));
   if (output.exit_code == 0) return Status();
   return Status(Code::kInvalidArgument, MetalCompiler::FirstError(output.error));

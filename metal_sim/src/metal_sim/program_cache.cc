@@ -29,9 +29,7 @@ std::string WithoutFolder(std::string_view marker) {
 
 }  // namespace
 
-void CacheKey::AddByte(uint8_t byte) {
-  state_ = (state_ ^ byte) * ((Uint128{1} << 88) + 0x13b);
-}
+void CacheKey::AddByte(uint8_t byte) { state_ = (state_ ^ byte) * ((Uint128{1} << 88) + 0x13b); }
 
 void CacheKey::Add(std::string_view text) {
   for (const char c : text) AddByte(static_cast<uint8_t>(c));
