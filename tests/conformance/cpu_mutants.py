@@ -3,14 +3,18 @@
 a copy of it: each becomes a choice at run time, so that one build holds all of them.
 
 Usage: cpu_mutants.py SOURCE COPY
+       cpu_mutants.py --list
 The expression of a fault becomes a conditional on marlin::kActiveMutant (active_mutant.h), which
 holds the fault's number: its place in the table, from 1. run_mutants.py runs the program that is
-built from the copies.
+built from the copies. --list prints the files of which it needs copies: those that hold a fault and
+the sources that include one of them, by way of other headers or not. Every other source compiles to
+what it is without faults, so that the program takes the library's object of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -231,6 +235,31 @@ MUTANTS = [
 ]
 
 
+class Omission(NamedTuple):
+    file: str
+    before: str
+    after: str
+
+
+# Instantiations that the copies do without, since a third of the compile time is theirs: callers
+# take more general ones instead, and whatever a fault is in has others. Modes of groups: that of
+# half slices fits all sizes; 4 bits, dense and 2:4, keep the others. Rows: 8 serve for 2 to 4.
+OMISSIONS = [
+    Omission("decode.inl.h",
+             "if (w.group_size % kChunkK == 0) return body(bits, kind, kChunkMode);",
+             "if constexpr (CodeBits(decltype(bits)::value) == 4) {\n"
+             "      if (w.group_size % kChunkK == 0) return body(bits, kind, kChunkMode);\n"
+             "    }"),
+    Omission("decode.inl.h", "(CodeBits(decltype(bits)::value) <= 6)",
+             "(CodeBits(decltype(bits)::value) == 4)"),
+    Omission("gemv_avx2.cc", "m == 1 ? 1 : m <= 4 ? 4 : 8", "m == 1 ? 1 : 8"),
+    Omission("gemv_avx2.cc", """      case 4:
+        AddRows<kBits, kMode, kShift, 4>(pass, rows, stride, m, lanes);
+        break;
+""", ""),
+]
+
+
 def place(text: str, mutant: Mutant) -> tuple[int, int]:
     """Returns where the expression of a fault begins and ends in the text of its file."""
     where = f"{mutant.file}: fault '{mutant.what}'"
@@ -259,16 +288,58 @@ def with_faults(text: str, file: str) -> str:
     return "".join(parts) + text[at:]
 
 
+def without_omissions(text: str, file: str) -> str:
+    """Returns the text of a file that instantiates less."""
+    for omission in OMISSIONS:
+        if omission.file == file:
+            if text.count(omission.before) != 1:
+                raise SystemExit(f"{file}: expected once: {omission.before!r}")
+            text = text.replace(omission.before, omission.after)
+    return text
+
+
+def included(path: Path) -> set[Path]:
+    """Returns a source and the files of the project that it includes, by way of others or not."""
+    found: set[Path] = set()
+    waiting = [path]
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        found.add(file)
+        names = re.findall(r'^#include "(.*)"', file.read_text(encoding="utf-8"), re.MULTILINE)
+        waiting += [SRC / name for name in names if (SRC / name).is_file()]
+    return found
+
+
+def files_to_copy() -> list[Path]:
+    """Returns the files with faults and the sources whose objects depend on one of them."""
+    files = [path for folder in FOLDERS for path in sorted((SRC / folder).iterdir())]
+    faulty = {path for path in files if path.name in {mutant.file for mutant in MUTANTS}}
+    for mutant in MUTANTS:
+        if mutant.file not in {path.name for path in faulty}:
+            raise SystemExit(f"{mutant.file}: fault '{mutant.what}': no such source")
+    headers = {path for path in faulty if path.suffix == ".h"}
+    for path in SRC.rglob("*.cc"):
+        if path.parent not in [SRC / folder for folder in FOLDERS] and included(path) & headers:
+            raise SystemExit(f"{path}: includes a header with faults, and is not in {FOLDERS}")
+    return [path for path in files
+            if path in headers or path.suffix == ".cc" and included(path) & faulty]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("source", type=Path)
-    parser.add_argument("copy", type=Path)
+    parser.add_argument("source", type=Path, nargs="?")
+    parser.add_argument("copy", type=Path, nargs="?")
+    parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
-    sources = {path.name for folder in FOLDERS for path in (SRC / folder).iterdir()}
-    for mutant in MUTANTS:
-        if mutant.file not in sources:
-            raise SystemExit(f"{mutant.file}: fault '{mutant.what}': no such source")
+    if options.list:
+        print("\n".join(str(path.relative_to(SRC)) for path in files_to_copy()))
+        return 0
+    if options.copy is None:
+        parser.error("expected SOURCE COPY or --list")
     text = with_faults(options.source.read_text(encoding="utf-8"), options.source.name)
+    text = without_omissions(text, options.source.name)
     # An unchanged copy keeps its time, so that a change of the table recompiles only its file.
     if not options.copy.exists() or options.copy.read_text(encoding="utf-8") != text:
         options.copy.parent.mkdir(parents=True, exist_ok=True)

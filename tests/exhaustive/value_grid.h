@@ -90,7 +90,7 @@ class GridWalk {
   size_t at_ = 0;
 };
 
-/// Whether to try all 2^32 floats (MARLIN_EXHAUSTIVE=full) rather than a subset.
+/// Whether to try all floats (MARLIN_EXHAUSTIVE=full) rather than a subset.
 inline bool AllFloats() {
   const char* mode = std::getenv("MARLIN_EXHAUSTIVE");
   return mode != nullptr && std::string(mode) == "full";

@@ -34,8 +34,13 @@ int ClangVersion(const std::string& text) {
   return version;
 }
 
+struct Clang {
+  std::string name;
+  std::string version;
+};
+
 /// Older compilers know neither bfloat arithmetic nor single-precision literals in C++.
-Result<std::string> FindClang(const std::string& named) {
+Result<Clang> FindClang(const std::string& named) {
   std::vector<std::string> names = {"clang++-19", "clang++-20", "clang++-21", "clang++-22",
                                     "clang++"};
   const char* const variable = std::getenv("METAL_SIM_CLANG");
@@ -45,8 +50,10 @@ Result<std::string> FindClang(const std::string& named) {
     names = {variable};
   }
   for (const std::string& name : names) {
-    const Result<ChildOutput> said = RunChild({name, "--version"});
-    if (said.ok() && said->exit_code == 0 && ClangVersion(said->out) >= kOldestClang) return name;
+    Result<ChildOutput> said = RunChild({name, "--version"});
+    if (said.ok() && said->exit_code == 0 && ClangVersion(said->out) >= kOldestClang) {
+      return Clang{name, std::move(said->out)};
+    }
   }
   return Status(Code::kUnsupported,
                 fmt::format("metal-sim: needs clang++ {} or newer; found none as {} "
@@ -78,7 +85,9 @@ Status MetalCompiler::Check(const std::string& named) { return FindClang(named).
 
 Result<MetalCompiler> MetalCompiler::Make(const std::string& named) {
   MetalCompiler compiler;
-  METAL_SIM_ASSIGN_OR_RETURN(compiler.clang_, FindClang(named));
+  METAL_SIM_ASSIGN_OR_RETURN(Clang found, FindClang(named));
+  compiler.clang_ = std::move(found.name);
+  compiler.version_ = std::move(found.version);
   METAL_SIM_ASSIGN_OR_RETURN(compiler.folder_, MakeTemporaryFolder());
   for (const ShimFile& file : ShimFiles()) {
     METAL_SIM_RETURN_IF_ERROR(
@@ -93,10 +102,13 @@ MetalCompiler::~MetalCompiler() {
 }
 
 MetalCompiler::MetalCompiler(MetalCompiler&& other) noexcept
-    : clang_(std::move(other.clang_)), folder_(std::exchange(other.folder_, {})) {}
+    : clang_(std::move(other.clang_)),
+      version_(std::move(other.version_)),
+      folder_(std::exchange(other.folder_, {})) {}
 
 MetalCompiler& MetalCompiler::operator=(MetalCompiler&& other) noexcept {
   std::swap(clang_, other.clang_);
+  std::swap(version_, other.version_);
   std::swap(folder_, other.folder_);
   return *this;
 }

@@ -34,6 +34,8 @@ class MetalCompiler {
   MetalCompiler& operator=(MetalCompiler&& other) noexcept;
 
   const std::filesystem::path& folder() const { return folder_; }
+  /// What the compiler says of its version.
+  const std::string& version() const { return version_; }
   /// The shim's files below the folder, where its own #include lines look for them.
   std::filesystem::path shim() const;
 
@@ -56,6 +58,7 @@ class MetalCompiler {
   MetalCompiler() = default;
 
   std::string clang_;
+  std::string version_;
   std::filesystem::path folder_;
 };
 

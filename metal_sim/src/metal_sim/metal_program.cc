@@ -12,14 +12,19 @@
 #include "metal_sim/compile_flags.h"
 #include "metal_sim/launch.h"
 #include "metal_sim/msl_rewriter.h"
+#include "metal_sim/program_cache.h"
+#include "metal_sim/shim_files.h"
 
 namespace metal_sim {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<std::string> CompilerArguments(const MetalCompiler& compiler,
-                                           const CompileOptions& options) {
+/// The compiler's folder in the debug information of a program, which may outlive the folder.
+constexpr std::string_view kFolder = "/metal-sim";
+
+/// Those that do not name the compiler's folder.
+std::vector<std::string> CompilerArguments(const CompileOptions& options) {
   std::vector<std::string> arguments(kCompileFlags.begin(), kCompileFlags.end());
 #if defined(__x86_64__)
   // Conversions of half as one instruction each, with the results of the functions they are else.
@@ -30,9 +35,21 @@ std::vector<std::string> CompilerArguments(const MetalCompiler& compiler,
     arguments.insert(arguments.end(), kFastMathFlags.begin(), kFastMathFlags.end());
   }
   arguments.push_back(MetalCompiler::VersionFlag(options));
-  arguments.insert(arguments.end(), {"-include", (compiler.shim() / "msl.h").string(),
-                                     "-I" + compiler.folder().string()});
   return arguments;
+}
+
+/// What the library of a program depends on.
+CacheKey KeyOf(const MetalCompiler& compiler, const std::vector<std::string>& arguments,
+               const std::string& text) {
+  CacheKey key;
+  key.Add(compiler.version());
+  for (const std::string& argument : arguments) key.Add(argument);
+  for (const ShimFile& file : ShimFiles()) {
+    key.Add(file.path);
+    key.Add(file.text);
+  }
+  key.Add(WithoutFolders(text));
+  return key;
 }
 
 /// Blanks the pragmas that unroll loops: they keep arrays in a GPU's registers, but here only make
@@ -47,8 +64,8 @@ std::string WithoutUnrolling(std::string text) {
 
 /// "file.metal:12" of a line that addr2line prints: "/a/b/file.metal:12 (discriminator 2)"; empty
 /// for the shim's own files, the rewriter's table, and unknown places.
-std::string PlaceOf(std::string_view line, const std::string& shim) {
-  const bool ours = line.starts_with(shim) || line.find("metal_sim_module:") != line.npos;
+std::string PlaceOf(std::string_view line) {
+  const bool ours = line.starts_with(kFolder) || line.find("metal_sim_module:") != line.npos;
   if (ours || line.starts_with("??")) return {};
   line = line.substr(0, line.find(" ("));
   return fs::path(line).filename().string();
@@ -62,17 +79,27 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& sour
   METAL_SIM_ASSIGN_OR_RETURN(std::string preprocessed, compiler.Preprocess(source, options));
   METAL_SIM_ASSIGN_OR_RETURN(const RewrittenSource rewritten,
                              RewriteMetal(WithoutUnrolling(std::move(preprocessed))));
-  METAL_SIM_ASSIGN_OR_RETURN(const fs::path text, compiler.Write("kernels.cc", rewritten.text));
   std::unique_ptr<MetalProgram> program(new MetalProgram(std::move(compiler)));
-  std::vector<std::string> arguments = CompilerArguments(program->compiler_, options);
-  arguments.insert(arguments.end(), {text.string(), "-o", program->library_.string()});
-  METAL_SIM_ASSIGN_OR_RETURN(const ChildOutput output,
-                             program->compiler_.Run(std::move(arguments)));
-  if (output.exit_code != 0) {
-    return Status(Code::kInvalidArgument, MetalCompiler::FirstError(output.error));
+  const std::vector<std::string> arguments = CompilerArguments(options);
+  const ProgramCache cache = ProgramCache::OfEnvironment();
+  const CacheKey key = KeyOf(program->compiler_, arguments, rewritten.text);
+  if (!cache.Get(key, program->library_)) {
+    METAL_SIM_RETURN_IF_ERROR(program->Build(arguments, rewritten.text));
+    cache.Put(key, program->library_);
   }
   METAL_SIM_RETURN_IF_ERROR(program->Load());
   return program;
+}
+
+Status MetalProgram::Build(std::vector<std::string> arguments, const std::string& text) const {
+  METAL_SIM_ASSIGN_OR_RETURN(const fs::path source, compiler_.Write("kernels.cc", text));
+  const std::string folder = compiler_.folder().string();
+  arguments.insert(arguments.end(), {fmt::format("-fdebug-prefix-map={}={}", folder, kFolder),
+                                     "-include", (compiler_.shim() / "msl.h").string(),
+                                     "-I" + folder, source.string(), "-o", library_.string()});
+  METAL_SIM_ASSIGN_OR_RETURN(const ChildOutput output, compiler_.Run(std::move(arguments)));
+  if (output.exit_code == 0) return Status();
+  return Status(Code::kInvalidArgument, MetalCompiler::FirstError(output.error));
 }
 
 MetalProgram::MetalProgram(MetalCompiler compiler)
@@ -173,14 +200,13 @@ std::vector<std::string> MetalProgram::Locate(const std::vector<const void*>& si
   if (!output.ok()) return places;
   std::istringstream lines(output->out);
   std::string line;
-  const std::string shim = compiler_.shim().string();
   size_t next = 0;
   while (std::getline(lines, line)) {
     if (line.starts_with("0x")) {
       ++next;
       continue;
     }
-    const std::string place = PlaceOf(line, shim);
+    const std::string place = PlaceOf(line);
     if (next == 0 || next > asked.size() || place.empty()) continue;
     std::string& text = places[asked[next - 1]];
     text += (text.empty() ? "" : " < ") + place;

@@ -21,7 +21,8 @@ using ConstantValues = std::map<int, std::vector<uint8_t>>;
 
 class MetalProgram {
  public:
-  /// Compiles the kernels of a file, which takes seconds. Errors: kIo (no such file), kUnsupported
+  /// Compiles the kernels of a file, which takes seconds, or finds them in the folder that
+  /// METAL_SIM_CACHE names (program_cache.h). Errors: kIo (no such file), kUnsupported
   /// (no clang that is new enough), kInvalidArgument with the
   /// first message of the compiler, "file.metal:12:3: ...".
   static Result<std::unique_ptr<MetalProgram>> Compile(const std::filesystem::path& source,
@@ -45,6 +46,7 @@ class MetalProgram {
 
  private:
   explicit MetalProgram(MetalCompiler compiler);
+  Status Build(std::vector<std::string> arguments, const std::string& text) const;
   Status Load();
 
   MetalCompiler compiler_;  ///< Holds the folder that the library is in.
