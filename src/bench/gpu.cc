@@ -155,7 +155,7 @@ Status GpuBench::Grow(RandomBuffer& random, DType type, int64_t count) const {
   return FillRandom<float>(random.buffer, [](float value) { return value; });
 }
 
-Result<GpuBench::Sequence> GpuBench::Capture(int count, const cuda::Launch& launch) const {
+Result<GpuBench::Sequence> GpuBench::Capture(int count, const cuda::TimedLaunch& launch) const {
   Sequence sequence;
   sequence.count = count;
   MARLIN_ASSIGN_OR_RETURN(sequence.launches, timer_.Capture(count, launch));

@@ -86,7 +86,7 @@ class GpuBench {
   struct Sequence;
 
   Status Grow(RandomBuffer& random, DType type, int64_t count) const;
-  Result<Sequence> Capture(int count, const cuda::Launch& launch) const;
+  Result<Sequence> Capture(int count, const cuda::TimedLaunch& launch) const;
   /// Captures `count` launches of one kernel.
   Result<Sequence> CaptureKernel(const PreparedWeights& weights, const BenchCase& bench,
                                  const GemmOptions& options, int count) const;

@@ -128,7 +128,7 @@ Result<MoeResult> RunMoeOnGpu(const Device& device, const MoeCase& bench, cuda::
     MARLIN_ASSIGN_OR_RETURN(DeviceBuffer uploaded, Uploaded(device, batch));
     ids.push_back(std::move(uploaded));
   }
-  const cuda::Launch launch = [&](int i, void* stream) {
+  const cuda::TimedLaunch launch = [&](int i, void* stream) {
     ExpertsArguments arguments{workspace.data(), workspace.bytes(), stream};
     const auto batch = static_cast<size_t>(i) % ids.size();
     return layers.plans[batch % layers.plans.size()].Run(

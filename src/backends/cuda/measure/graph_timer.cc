@@ -38,7 +38,7 @@ struct DestroyGraph {
 struct DestroyExecutable {
   void operator()(cudaGraphExec_t graph) const { (void)cudaGraphExecDestroy(graph); }
 };
-using Stream = std::unique_ptr<CUstream_st, DestroyStream>;
+using OwnedStream = std::unique_ptr<CUstream_st, DestroyStream>;
 using Event = std::unique_ptr<CUevent_st, DestroyEvent>;
 using Graph = std::unique_ptr<CUgraph_st, DestroyGraph>;
 using Executable = std::unique_ptr<CUgraphExec_st, DestroyExecutable>;
@@ -54,7 +54,7 @@ class CapturedGraph final : public CapturedLaunches {
   CapturedGraph(cudaStream_t stream, int count, Event begin, Event end)
       : stream_(stream), count_(count), begin_(std::move(begin)), end_(std::move(end)) {}
 
-  Status Capture(const Launch& launch) {
+  Status Capture(const TimedLaunch& launch) {
     MARLIN_RETURN_IF_ERROR(Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
                                  "cudaStreamBeginCapture"));
     const Status captured = PutOnStream(launch);
@@ -82,7 +82,7 @@ class CapturedGraph final : public CapturedLaunches {
 
  private:
   /// Records the launches between two events, which become nodes of the graph.
-  Status PutOnStream(const Launch& launch) {
+  Status PutOnStream(const TimedLaunch& launch) {
     MARLIN_RETURN_IF_ERROR(
         Check(cudaEventRecordWithFlags(begin_.get(), stream_, cudaEventRecordExternal),
               "cudaEventRecordWithFlags"));
@@ -102,9 +102,9 @@ class CapturedGraph final : public CapturedLaunches {
 
 class StreamTimer final : public GraphTimer {
  public:
-  StreamTimer(Stream stream, int sm_count) : stream_(std::move(stream)), sm_count_(sm_count) {}
+  StreamTimer(OwnedStream stream, int sm_count) : stream_(std::move(stream)), sm_count_(sm_count) {}
 
-  Result<std::unique_ptr<CapturedLaunches>> Capture(int count, const Launch& launch) override {
+  Result<std::unique_ptr<CapturedLaunches>> Capture(int count, const TimedLaunch& launch) override {
     MARLIN_RETURN_IF_ERROR(launch(0, stream_.get()));
     MARLIN_RETURN_IF_ERROR(Check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize"));
     MARLIN_ASSIGN_OR_RETURN(Event begin, MakeEvent());
@@ -129,7 +129,7 @@ class StreamTimer final : public GraphTimer {
   }
 
  private:
-  Stream stream_;
+  OwnedStream stream_;
   int sm_count_;
 };
 
@@ -155,7 +155,7 @@ Result<std::unique_ptr<GraphTimer>> OpenGraphTimer(std::string_view device) {
   cudaStream_t stream = nullptr;
   MARLIN_RETURN_IF_ERROR(Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
                                "cudaStreamCreateWithFlags"));
-  return std::unique_ptr<GraphTimer>(std::make_unique<StreamTimer>(Stream(stream), sm_count));
+  return std::unique_ptr<GraphTimer>(std::make_unique<StreamTimer>(OwnedStream(stream), sm_count));
 }
 
 }  // namespace marlin::cuda

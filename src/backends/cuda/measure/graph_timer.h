@@ -12,7 +12,7 @@
 namespace marlin::cuda {
 
 /// Puts launch `i` of a sequence on a stream (a cudaStream_t).
-using Launch = std::function<Status(int i, void* stream)>;
+using TimedLaunch = std::function<Status(int i, void* stream)>;
 
 /// A captured sequence of launches, which can be replayed any number of times.
 class CapturedLaunches {
@@ -41,7 +41,8 @@ class GraphTimer {
   /// graph is not counted. Launches keep their stream dependencies: each waits for the whole launch
   /// before it, or overlaps it by programmatic dependent launch. Launches may neither allocate nor
   /// synchronize. Errors: those of `launch`; kInternal and kDeviceLost, naming the CUDA call.
-  virtual Result<std::unique_ptr<CapturedLaunches>> Capture(int count, const Launch& launch) = 0;
+  virtual Result<std::unique_ptr<CapturedLaunches>> Capture(int count,
+                                                            const TimedLaunch& launch) = 0;
 
   /// Launches a probe; `data` holds `bytes` readable bytes, a multiple of 64 KiB, in the device's
   /// memory (kEmpty: null). Errors: kInternal.

@@ -27,7 +27,7 @@
 namespace marlin::cuda {
 namespace {
 
-constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMostIndex = std::numeric_limits<int32_t>::max();
 
 cudaStream_t StreamOf(const OperationContext& context) {
   return static_cast<cudaStream_t>(context.stream);
@@ -119,9 +119,10 @@ Status CheckFeatures(int64_t key_dim, int64_t value_dim, int64_t rows) {
                   fmt::format("attention: heads of {} and {} features; supported: up to {} and {}",
                               key_dim, value_dim, kMostKeyFeatures, kMostValueFeatures));
   }
-  if (rows <= kMostRows) return {};
-  return Status(Code::kUnsupported,
-                fmt::format("attention: {} rows of queries; supported: up to {}", rows, kMostRows));
+  if (rows <= kMostIndex) return {};
+  return Status(
+      Code::kUnsupported,
+      fmt::format("attention: {} rows of queries; supported: up to {}", rows, kMostIndex));
 }
 
 /// The arguments that calls on pages and on tensors have in common.
@@ -137,7 +138,7 @@ AttentionArguments ArgumentsOf(const AttentionShape& shape, const AttentionPlan&
   args.value_dim = static_cast<int>(shape.value_dim);
   args.scale =
       options.scale != 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(queries.dim(2)));
-  args.window = static_cast<int>(std::min<int64_t>(options.window, kMostRows));
+  args.window = static_cast<int>(std::min<int64_t>(options.window, kMostIndex));
   args.sinks = options.sinks.As<float>();
   args.tile_rows = plan.tile_rows;
   args.tiles = static_cast<int>(plan.tiles);
@@ -607,7 +608,7 @@ std::optional<RouterPlan> PlanOf(const PreparedTiles& matrix, int shared_bytes) 
   const WeightsSpec& spec = matrix.spec;
   const bool tiles = matrix.traits.tiled && matrix.kind() == CodeKind::kDense16 &&
                      spec.format == Format::kBf16 && spec.experts == 1 && !TransformsInput(spec);
-  if (!tiles || spec.k > kMostRows || spec.n > kMostTeamExperts) return std::nullopt;
+  if (!tiles || spec.k > kMostIndex || spec.n > kMostTeamExperts) return std::nullopt;
   return PlanRouter({static_cast<int>(spec.k), static_cast<int>(spec.n)}, shared_bytes);
 }
 
@@ -617,7 +618,7 @@ bool CudaDecoder::RoutesRows(const RouteRowsCall& call) const {
   const TensorView& x = call.x;
   const bool rows = x.dtype() == DType::kF32 && x.rank() == 2 && x.stride(1) == 1 &&
                     x.stride(0) % 4 == 0 && reinterpret_cast<uintptr_t>(x.data()) % 16 == 0 &&
-                    x.dim(0) <= kMostRows;
+                    x.dim(0) <= kMostIndex;
   const bool bias = call.bias.empty() || call.bias.dtype() == DType::kF32;
   return rows && bias &&
          PlanOf(static_cast<const PreparedTiles&>(call.matrix), shape_.shared_bytes).has_value();
