@@ -176,11 +176,11 @@ class Calibrate(CommandTestCase):
         self.assertLess(self.divergence("int2-g32-frac"), 0.95 * self.divergence("int2-g32"))
 
     def test_awq_removes_what_outliers_cost(self) -> None:
-        options = ("--calibration-ids", self.ids, "--calibration-tokens", 2048)
+        options = ("--calibration-ids", self.ids, "--calibration-tokens", 6144)
         for source, factors in ((QWEN, (30.0, 0.125)), (GLM, (30.0,))):
             self.gptq("plain", *options, "--overwrite", source=source)
-            # Over so few windows, the divergence changes by 5 % with the rounding of the sums.
-            plain = self.divergence("plain", source, 8)
+            # Over fewer windows, the divergence changes by 5 % with the rounding of the sums.
+            plain = self.divergence("plain", source, 24)
             for factor in factors:
                 planted = self.directory / f"{Path(source).name}-{factor}"
                 plant(Path(source), planted, factor)
@@ -190,8 +190,8 @@ class Calibrate(CommandTestCase):
                 self.assertGreaterEqual(report["inputs"], report["scaled_inputs"])
                 self.assertGreater(report["scaled_inputs"], 0)
                 # The planted model computes what the plain one does.
-                self.assertGreater(self.divergence("gptq", source, 8), 1.25 * plain)
-                self.assertLess(self.divergence("awq", source, 8), 1.15 * plain)
+                self.assertGreater(self.divergence("gptq", source, 24), 1.25 * plain)
+                self.assertLess(self.divergence("awq", source, 24), 1.1 * plain)
 
     def test_awq_alone_has_the_codes_of_mse(self) -> None:
         planted = self.directory / "planted"

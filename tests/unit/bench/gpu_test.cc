@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
 
@@ -22,7 +23,7 @@ class FakeTimer final : public cuda::GraphTimer {
  public:
   class Launches final : public cuda::CapturedLaunches {
    public:
-    Launches(FakeTimer& timer, size_t index, int count, cuda::Launch launch)
+    Launches(FakeTimer& timer, size_t index, int count, cuda::TimedLaunch launch)
         : timer_(timer), index_(index), count_(count), launch_(std::move(launch)) {}
     Result<double> Replay() override {
       timer_.replays.push_back(index_);
@@ -34,11 +35,11 @@ class FakeTimer final : public cuda::GraphTimer {
     FakeTimer& timer_;
     size_t index_;
     int count_;
-    cuda::Launch launch_;
+    cuda::TimedLaunch launch_;
   };
 
   Result<std::unique_ptr<cuda::CapturedLaunches>> Capture(int count,
-                                                          const cuda::Launch& launch) override {
+                                                          const cuda::TimedLaunch& launch) override {
     MARLIN_RETURN_IF_ERROR(launch(0, this));
     counts.push_back(count);
     return std::unique_ptr<cuda::CapturedLaunches>(
