@@ -21,9 +21,13 @@ launcher=$(command -v ccache || true)
 export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
 cmake --preset "$preset" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >/dev/null
 if [ -n "$tests" ]; then
+  # A program runs the tests of several files.
+  programs='import json, os, sys
+tests = json.load(sys.stdin)["tests"]
+print(*sorted({os.path.basename(test["command"][0]) for test in tests if "command" in test}))'
   # shellcheck disable=SC2046
-  cmake --build "$build" --target $(ctest --test-dir "$build" -N -R "$tests" |
-    sed -n 's/^ *Test *#[0-9]*: //p')
+  cmake --build "$build" --target $(ctest --test-dir "$build" -R "$tests" --show-only=json-v1 |
+    python3 -c "$programs")
 else
   cmake --build "$build"
 fi
