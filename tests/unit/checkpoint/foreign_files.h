@@ -58,8 +58,8 @@ class Directory {
 };
 
 /// The values [experts, k, n] of a module.
-inline std::vector<float> Values(const Files& files, const std::string& module,
-                                 Format format = Format::kFp32) {
+inline std::vector<float> ValuesOf(const Files& files, const std::string& module,
+                                   Format format = Format::kFp32) {
   const Directory directory;
   directory.Write(files);
   const Result<Checkpoint> opened = directory.Open();

@@ -60,7 +60,7 @@ TEST(ForeignReaders, ZerosOfGptqAreOneAdditionWithCarries) {
   // 0xffffffff + 0x55555555 = 0x55555554: the first zero is 0 and the others are 1. Field by field
   // all would be 0.
   const Files files = Gptq(2, "gptq", 0xffffffffu);
-  const std::vector<float> values = Values(files, "m.weight", Format::kInt2);
+  const std::vector<float> values = ValuesOf(files, "m.weight", Format::kInt2);
   const float scale = HalfToFloat(0x2c2c);
   const uint32_t word = 0x2c2c2c2cu;
   for (int k = 0; k < 32; ++k) {
@@ -75,13 +75,14 @@ TEST(ForeignReaders, ZerosOfGptqAreOneAdditionWithCarries) {
 
 TEST(ForeignReaders, ZerosOfGptqVersion2AreStoredAsTheyAre) {
   const float scale = HalfToFloat(0x2c2c);
-  const std::vector<float> first = Values(Gptq(4, "gptq_v2", 0x33333333u), "m.weight", Format::kU4);
+  const std::vector<float> first =
+      ValuesOf(Gptq(4, "gptq_v2", 0x33333333u), "m.weight", Format::kU4);
   const std::vector<float> middle =
-      Values(Gptq(4, "gptq_v2", 0x88888888u), "m.weight", Format::kS4);
+      ValuesOf(Gptq(4, "gptq_v2", 0x88888888u), "m.weight", Format::kS4);
   EXPECT_EQ(first[0], scale * (0xc - 3));
   EXPECT_EQ(middle[0], scale * (0xc - 8));
   // Version 1 stores 7 for 8.
-  EXPECT_EQ(Values(Gptq(4, "gptq", 0x77777777u), "m.weight", Format::kS4), middle);
+  EXPECT_EQ(ValuesOf(Gptq(4, "gptq", 0x77777777u), "m.weight", Format::kS4), middle);
 }
 
 TEST(ForeignReaders, GroupsOfGptqMayBeOutOfOrder) {
@@ -96,7 +97,7 @@ TEST(ForeignReaders, GroupsOfGptqMayBeOutOfOrder) {
     return scales;
   }());
   files.tensors[3] = Of<int32_t>("m.g_idx", DType::kI32, {32}, index);
-  const std::vector<float> values = Values(files, "m.weight", Format::kS4);
+  const std::vector<float> values = ValuesOf(files, "m.weight", Format::kS4);
   // Nibbles of 0x2c2c2c2c: c, 2, c, 2 ...
   EXPECT_EQ(values[0], 1.0f * (12 - 8));
   EXPECT_EQ(values[32], 2.0f * (2 - 8));
@@ -112,7 +113,7 @@ Files AwqGemm() {
 }
 
 TEST(ForeignReaders, NibblesOfAwqAreColumns02461357) {
-  const std::vector<float> values = Values(AwqGemm(), "m.weight", Format::kU4);
+  const std::vector<float> values = ValuesOf(AwqGemm(), "m.weight", Format::kU4);
   const std::vector<float> row(values.begin(), values.begin() + 8);
   // Nibble i holds i, and column order[i]; the zero of column 0 is 1.
   EXPECT_EQ(row, (std::vector<float>{-1, 4, 1, 5, 2, 6, 3, 7}));
@@ -124,7 +125,7 @@ TEST(ForeignReaders, CodesOfOldCompressedTensorsDoNotCrossWords) {
   files.tensors = {Filled("m.weight_packed", DType::kI32, {16, 4}),  // 32 codes, 10 a word.
                    Filled("m.weight_scale", DType::kBf16, {16, 2}),
                    Of<int64_t>("m.weight_shape", DType::kI64, {2}, {16, 32})};
-  const std::vector<float> old = Values(files, "m.weight", Format::kInt3);
+  const std::vector<float> old = ValuesOf(files, "m.weight", Format::kInt3);
   const float scale = Bf16ToFloat(0x2c2c);
   const uint32_t word = 0x2c2c2c2cu;
   for (size_t k = 0; k < 32; ++k) {
@@ -139,7 +140,7 @@ TEST(ForeignReaders, CodesOfOldCompressedTensorsDoNotCrossWords) {
     files.config["version"] = version;
     const uint64_t twice = uint64_t{word} << 32 | word;
     const auto code = static_cast<int>((twice >> bit) & 7u);
-    EXPECT_EQ(Values(files, "m.weight", Format::kInt3)[size_t{10} * 16],
+    EXPECT_EQ(ValuesOf(files, "m.weight", Format::kInt3)[size_t{10} * 16],
               scale * static_cast<float>(code - 4))
         << version;
   }
@@ -158,7 +159,7 @@ TEST(ForeignReaders, ZerosOfCompressedTensorsCountFromTheLowestCode) {
                      Filled("m.weight_scale", DType::kBf16, {32, 2}),
                      Filled("m.weight_zero_point", DType::kI32, {bits, 2}),
                      Of<int64_t>("m.weight_shape", DType::kI64, {2}, {32, 32})};
-    const std::vector<float> values = Values(files, "m.weight", format);
+    const std::vector<float> values = ValuesOf(files, "m.weight", format);
     for (int64_t k = 0; k < 32; ++k) {
       for (int64_t n = 0; n < 32; ++n) {
         const int code = CodeOfFill(bits, k) - CodeOfFill(bits, n);
@@ -191,10 +192,10 @@ Json Transforms(const std::string& type, const std::string& location, const Json
 
 TEST(ForeignReaders, RotatedInputsOfCompressedTensorsAreHadamardBlocks) {
   Files files = CtPacked();
-  const std::vector<float> stored = Values(files, "m.weight", Format::kU4);
+  const std::vector<float> stored = ValuesOf(files, "m.weight", Format::kU4);
   files.config["transform_config"] = Transforms("hadamard", "input", {{"head_dim", 4}});
   files.tensors.push_back(Filled("m.v_input.weight", DType::kF32, {4, 4}));
-  const std::vector<float> values = Values(files, "m.weight", Format::kU4);
+  const std::vector<float> values = ValuesOf(files, "m.weight", Format::kU4);
   const size_t n = values.size() / 32;
   for (size_t i = 0; i < values.size(); ++i) {
     const size_t k = i / n;
@@ -323,7 +324,7 @@ Files CtNvfp4() {
 }
 
 TEST(ForeignReaders, GlobalScaleOfCompressedTensorsDivides) {
-  const std::vector<float> values = Values(CtNvfp4(), "m.weight", Format::kFp4E2M1);
+  const std::vector<float> values = ValuesOf(CtNvfp4(), "m.weight", Format::kFp4E2M1);
   const float scale = Fp8E4M3ToFloat(0x2c) / 3.0f;
   EXPECT_EQ(values[0], -2.0f * scale);  // Low nibble c.
   EXPECT_EQ(values[16], 1.0f * scale);  // High nibble 2: k = 1.
@@ -339,7 +340,7 @@ Files ModelOptNvfp4() {
 }
 
 TEST(ForeignReaders, GlobalScaleOfModelOptMultiplies) {
-  const std::vector<float> values = Values(ModelOptNvfp4(), "m.weight", Format::kFp4E2M1);
+  const std::vector<float> values = ValuesOf(ModelOptNvfp4(), "m.weight", Format::kFp4E2M1);
   EXPECT_EQ(values[0], -2.0f * (Fp8E4M3ToFloat(0x2c) * 3.0f));
 }
 
@@ -353,7 +354,7 @@ std::vector<float> InputScales() {
 TEST(ForeignReaders, WeightsOfModelOptAreMultipliedByTheScalesOfInputs) {
   Files files = ModelOptNvfp4();
   files.tensors.push_back(Of<float>("m.pre_quant_scale", DType::kF32, {32}, InputScales()));
-  const std::vector<float> values = Values(files, "m.weight", Format::kFp4E2M1);
+  const std::vector<float> values = ValuesOf(files, "m.weight", Format::kFp4E2M1);
   const float scale = Fp8E4M3ToFloat(0x2c) * 3.0f;
   for (size_t k = 0; k < 32; ++k) {
     const float code = k % 2 == 0 ? -2.0f : 1.0f;  // Low nibble c, high nibble 2.
@@ -362,7 +363,7 @@ TEST(ForeignReaders, WeightsOfModelOptAreMultipliedByTheScalesOfInputs) {
   files.tensors[0] = Filled("m.weight", DType::kU8, {8, 32});
   files.tensors[1] = Of<float>("m.weight_scale", DType::kF32, {16, 1}, std::vector(16, 0.25f));
   files.tensors.erase(files.tensors.begin() + 2);
-  const std::vector<float> four_bits = Values(files, "m.weight", Format::kS4);
+  const std::vector<float> four_bits = ValuesOf(files, "m.weight", Format::kS4);
   for (size_t k = 0; k < 32; ++k) {
     EXPECT_EQ(four_bits[k * 16], -1.0f * InputScales()[k]);  // c is -4.
     EXPECT_EQ(four_bits[k * 16 + 1], 0.25f * 2.0f * InputScales()[k]);
@@ -410,7 +411,7 @@ Files Mlx(const std::string& mode) {
 
 TEST(ForeignReaders, ScalesOfMlxMayBeNegative) {
   const std::vector<float> values =
-      Values(Mlx("affine"), "m.experts.*.up_proj.weight", Format::kU4);
+      ValuesOf(Mlx("affine"), "m.experts.*.up_proj.weight", Format::kU4);
   const float bias = HalfToFloat(0x2c2c);
   EXPECT_EQ(values[0], HalfToFloat(0xacac) * 12.0f + bias);
 }
@@ -436,7 +437,7 @@ Files GptOss() {
 }
 
 TEST(ForeignReaders, FusedExpertsKeepTheirRows) {
-  const std::vector<float> values = Values(GptOss(), "e.gate_up_proj", Format::kFp4E2M1);
+  const std::vector<float> values = ValuesOf(GptOss(), "e.gate_up_proj", Format::kFp4E2M1);
   ASSERT_EQ(values.size(), size_t{2 * 32 * 6});
   EXPECT_EQ(values[0], -2.0f);
   EXPECT_EQ(values[6], 1.0f);
@@ -473,7 +474,7 @@ TEST(ForeignReaders, BlocksOfBitsandbytesCrossRows) {
   for (const int64_t k : {int64_t{64}, int64_t{96}, int64_t{34}, int64_t{33}}) {
     const int64_t n = 3;
     const Format format = k == 64 || k == 96 ? Format::kNf4 : Format::kFp32;
-    const std::vector<float> values = Values(Bitsandbytes(n, k, false), "m.weight", format);
+    const std::vector<float> values = ValuesOf(Bitsandbytes(n, k, false), "m.weight", format);
     for (int64_t i = 0; i < n * k; ++i) {
       const float scale = static_cast<float>(i / 64 + 1);
       const float expected = nf4[i % 2 == 0 ? 2 : 12] * scale;
@@ -483,7 +484,7 @@ TEST(ForeignReaders, BlocksOfBitsandbytesCrossRows) {
 }
 
 TEST(ForeignReaders, NestedScalesAreRoundedTwice) {
-  const std::vector<float> values = Values(Bitsandbytes(2, 64, true), "m.weight", Format::kNf4);
+  const std::vector<float> values = ValuesOf(Bitsandbytes(2, 64, true), "m.weight", Format::kNf4);
   float part = 0;
   const uint32_t bits = 0x2c2c2c2cu;
   std::memcpy(&part, &bits, sizeof(part));
@@ -501,23 +502,23 @@ Files Fp8() {
 }
 
 TEST(ForeignReaders, InverseScalesMultiply) {
-  const std::vector<float> values = Values(Fp8(), "m.weight", Format::kFp8E4M3);
+  const std::vector<float> values = ValuesOf(Fp8(), "m.weight", Format::kFp8E4M3);
   const float code = Fp8E4M3ToFloat(0x2c);
   EXPECT_EQ(values[0], code * 1.0f);
   EXPECT_EQ(values[size_t{47} * 20 + 19], code * 6.0f);
   EXPECT_EQ(values[size_t{16} * 20 + 15], code * 2.0f);
-  EXPECT_EQ(Values(Fp8(), "e.weight", Format::kFp4E2M1)[0], -2.0f);
+  EXPECT_EQ(ValuesOf(Fp8(), "e.weight", Format::kFp4E2M1)[0], -2.0f);
 }
 
 TEST(ForeignReaders, HqqPacksHalvesOfTheGroups) {
   // Four groups of 16 in two rows: groups 0 and 1 are high nibbles (2), 2 and 3 low ones (12).
-  const std::vector<float> groups = Values(Hqq(1), "m.weight", Format::kU4);
+  const std::vector<float> groups = ValuesOf(Hqq(1), "m.weight", Format::kU4);
   EXPECT_EQ(groups[0], 2.0f);
   EXPECT_EQ(groups[size_t{16} * 2], 4.0f);
   EXPECT_EQ(groups[1], 36.0f);
   EXPECT_EQ(groups[size_t{16} * 2 + 1], (12.0f - 0.5f) * 4.0f);
   // 16 rows of 4: the second row of the matrix begins at row 8, in the low nibbles.
-  const std::vector<float> rows = Values(Hqq(0), "m.weight", Format::kFp32);
+  const std::vector<float> rows = ValuesOf(Hqq(0), "m.weight", Format::kFp32);
   EXPECT_EQ(rows[0], 2.0f);
   EXPECT_EQ(rows[1], 12.0f);
   EXPECT_EQ(rows[size_t{3} * 2], (2.0f - 0.5f) * 4.0f);
@@ -545,7 +546,7 @@ TEST(ForeignReaders, ValuesThatNoFormatHoldsAreFloatsOrRoundedWithTheirError) {
   const Result<QuantizedWeights> weights = codes->Weights("m.weight");
   ASSERT_TRUE(weights.ok()) << weights.status().message();
   EXPECT_TRUE(weights->spec == module.spec);
-  const std::vector<float> exact = Values(Hqq(0), "m.weight", Format::kFp32);
+  const std::vector<float> exact = ValuesOf(Hqq(0), "m.weight", Format::kFp32);
   std::vector<float> rounded(exact.size());
   ASSERT_TRUE(Dequantize(*weights, MutableTensorView(rounded.data(), DType::kF32,
                                                      {weights->spec.k, weights->spec.n}))

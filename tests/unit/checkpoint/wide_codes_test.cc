@@ -39,7 +39,7 @@ void ExpectCentered(int bits, Format format, int64_t k, bool crossing) {
   files.tensors = {Filled("m.weight_packed", DType::kI32, {3, words}),
                    Filled("m.weight_scale", DType::kBf16, {3, k / 16}),
                    Of<int64_t>("m.weight_shape", DType::kI64, {2}, {3, k})};
-  const std::vector<float> values = Values(files, "m.weight", format);
+  const std::vector<float> values = ValuesOf(files, "m.weight", format);
   ASSERT_EQ(values.size(), static_cast<size_t>(3 * k));
   for (int64_t i = 0; i < k; ++i) {
     const uint32_t in_word = (0x2c2c2c2cu >> (i % per_word * bits)) & ((1u << bits) - 1);
@@ -69,7 +69,7 @@ TEST(WideCodes, Mxfp6KeepsItsCodesAndExponents) {
   // Four codes in three bytes, the first lowest: 1/8, 1, 7.5 and -7.5.
   const uint32_t four = 0x01u | 0x08u << 6 | 0x1fu << 12 | 0x3fu << 18;
   for (size_t i = 0; i < 3; ++i) files.tensors[0].data[i] = static_cast<char>(four >> (8 * i));
-  const std::vector<float> values = Values(files, "m.weight", Format::kFp6E2M3);
+  const std::vector<float> values = ValuesOf(files, "m.weight", Format::kFp6E2M3);
   EXPECT_EQ(values[0], 0.0625F);
   EXPECT_EQ(values[4], 0.5F);
   EXPECT_EQ(values[8], 3.75F);
@@ -89,7 +89,7 @@ TEST(WideCodes, MlxKeepsItsSize) {
   const float scale = HalfToFloat(0x2c2c);
   const float bias = HalfToFloat(0xacac);
   for (const auto& [bits, format] : formats) {
-    const std::vector<float> values = Values(MlxAffine(bits), "m.weight", format);
+    const std::vector<float> values = ValuesOf(MlxAffine(bits), "m.weight", format);
     ASSERT_EQ(values.size(), size_t{64 * 4});
     for (int64_t k = 0; k < 64; ++k) {
       ASSERT_EQ(values[static_cast<size_t>(4 * k + 3)],
@@ -113,7 +113,7 @@ TEST(WideCodes, CodesOfHqqInBytesTakeTheirBits) {
   for (const auto& [bits, format] : formats) {
     Files files = HqqBytes(bits);
     files.tensors[0].data[17] = static_cast<char>((1 << bits) - 1);
-    const std::vector<float> values = Values(files, "m.weight", format);
+    const std::vector<float> values = ValuesOf(files, "m.weight", format);
     EXPECT_EQ(values[0], 28.0F) << bits;
     EXPECT_EQ(values[size_t{17} * 2], 2.0F * static_cast<float>((1 << bits) - 1)) << bits;
     EXPECT_EQ(values[size_t{31} * 2 + 1], (28.0F - 0.5F) * 4.0F) << bits;
