@@ -156,7 +156,7 @@ class CachedProgram : public MetalProgramTest {
     MetalProgramTest::TearDown();
   }
 
-  /// What the kernel `store` stores.
+  /// The value that the kernel `store` stores.
   float Stored() {
     std::vector<float> out(1, -1.0F);
     Launch launch = OneThreadgroup(1);

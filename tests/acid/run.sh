@@ -60,8 +60,8 @@ compile() {
   launcher=$(command -v ccache || true)
   # The CPU backend proves a format, a reader or an operation in a tenth of the build time.
   cmake -S . -B "$build" ${generator:+-G "$generator"} -DCMAKE_BUILD_TYPE=Release \
-    -DMARLIN_CUDA=OFF -DMARLIN_BUILD_TESTS=ON -DMARLIN_TEST_FILES=/toy_ -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
-    >"$work/configure.log" || {
+    -DMARLIN_CUDA=OFF -DMARLIN_BUILD_TESTS=ON -DMARLIN_TEST_FILES=/toy_ \
+    -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >"$work/configure.log" || {
     cat "$work/configure.log"
     fail "cmake failed"
   }

@@ -1,5 +1,7 @@
 // GGUF files: what opens has its tensors inside the file, and can be loaded, imported and
 // described.
+#include <nlohmann/json.hpp>
+
 #include "container_checks.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

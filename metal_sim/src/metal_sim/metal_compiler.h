@@ -34,7 +34,7 @@ class MetalCompiler {
   MetalCompiler& operator=(MetalCompiler&& other) noexcept;
 
   const std::filesystem::path& folder() const { return folder_; }
-  /// What the compiler says of its version.
+  /// The output of the compiler's --version.
   const std::string& version() const { return version_; }
   /// The shim's files below the folder, where its own #include lines look for them.
   std::filesystem::path shim() const;

@@ -38,7 +38,7 @@ std::vector<std::string> CompilerArguments(const CompileOptions& options) {
   return arguments;
 }
 
-/// What the library of a program depends on.
+/// The key of a program's library: a hash of all that it depends on.
 CacheKey KeyOf(const MetalCompiler& compiler, const std::vector<std::string>& arguments,
                const std::string& text) {
   CacheKey key;

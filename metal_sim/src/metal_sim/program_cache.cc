@@ -82,7 +82,7 @@ void ProgramCache::Put(const CacheKey& key, const fs::path& from) const {
   if (folder_.empty()) return;
   std::error_code error;
   fs::create_directories(folder_, error);
-  // Whoever reads finds the whole file or none.
+  // A reader finds the whole file or none.
   std::string part = (folder_ / "part-XXXXXX").string();
   const int file = mkstemp(part.data());
   if (file < 0) return;

@@ -38,8 +38,8 @@ class FakeTimer final : public cuda::GraphTimer {
     cuda::TimedLaunch launch_;
   };
 
-  Result<std::unique_ptr<cuda::CapturedLaunches>> Capture(int count,
-                                                          const cuda::TimedLaunch& launch) override {
+  Result<std::unique_ptr<cuda::CapturedLaunches>> Capture(
+      int count, const cuda::TimedLaunch& launch) override {
     MARLIN_RETURN_IF_ERROR(launch(0, this));
     counts.push_back(count);
     return std::unique_ptr<cuda::CapturedLaunches>(
