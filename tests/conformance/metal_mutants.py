@@ -5,9 +5,9 @@ kernels of experts, that their unit test does.
 
 Usage: metal_mutants.py PROGRAM EXPERTS_TEST [--only I]... [--every N] [--jobs N]
 PROGRAM is marlin_conformance of a build with the simulator, EXPERTS_TEST its unit.backends.metal,
-of which the suite SimulatedExperts runs. With the environment variable MARLIN_MUTANTS=all, --every is
-ignored: each fault compiles kernels for seconds, so `./dev test` tries a sample and the nightly
-stage `mutants` all.
+of which the suite SimulatedExperts runs. With the environment variable MARLIN_MUTANTS=all,
+--every is ignored: each fault compiles kernels for seconds, so `./dev test` tries a sample and
+the nightly stage `mutants` all.
 """
 
 from __future__ import annotations
