@@ -27,6 +27,7 @@ if [ $tokenizers = yes ] && ! "$python" -c 'import metal_marlin, tokenizers' 2>/
   echo "skipped: tokenizer_fuzz: no Python package in .venv (./dev build)"
   tokenizers=no skipped=1
 fi
+./dev install lint
 cmake --preset asan -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >/dev/null
 # shellcheck disable=SC2086
 [ -z "$targets" ] || cmake --build "$build" --target $targets

@@ -16,6 +16,7 @@ export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:allocator_may_return_n
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:allocator_may_return_null=1
 
+./dev install lint
 launcher=$(command -v ccache || true)
 # Lets clones in other folders share compiled objects.
 export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
