@@ -64,8 +64,9 @@ function(marlin_unity target)
   if(NOT size)
     set(size 12)
   endif()
+  # Relocatable: from CMake 3.29 on, batches in other clones are the same text for a compiler cache.
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${MARLIN_UNITY}
-                        UNITY_BUILD_BATCH_SIZE ${size})
+                        UNITY_BUILD_BATCH_SIZE ${size} UNITY_BUILD_RELOCATABLE ON)
   if(MARLIN_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # g++ takes types in the anonymous namespace of an included file for those of a header.
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
