@@ -74,9 +74,13 @@ function(marlin_unity target)
 endfunction()
 
 # marlin_host_code(target): compiles a target that has no loop over weights at -O1, in two thirds of
-# the time of -O3.
+# the time of -O3; with sanitizers at -O0, in half of the time of -O1.
 function(marlin_host_code target)
-  target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
+  if(MARLIN_SANITIZE)
+    target_compile_options(${target} PRIVATE -O0)
+  else()
+    target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
+  endif()
 endfunction()
 
 # marlin_object_library(target sources...): compiles sources as those of src/ are.

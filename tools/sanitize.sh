@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # sanitize.sh asan|tsan [FILTER [TESTS]]: builds with the preset of that name, runs the tests and
-# the conformance cases whose names match the filter (default: all; with MARLIN_SANITIZE_PROBLEMS=N
-# those of some N problems). With TESTS, a regex for ctest, only those tests, and no conformance
-# case: a data race in the thread pool, Quantize, a model's forward passes or the writers shows in
-# minutes with
+# the conformance cases whose names match the filter (default: all). With TESTS, a regex for ctest,
+# only those tests, and no conformance case: a data race in the thread pool, Quantize, a model's
+# forward passes or the writers shows in minutes with
 #   sanitize.sh tsan '' '^unit\.(base\.thread_pool|model\.threads)_test$'
+# With MARLIN_SANITIZE_PROBLEMS=N also the conformance cases of some N problems, as in CI.
 set -eu
 cd "$(dirname "$0")/.."
 preset=$1
@@ -22,13 +22,16 @@ launcher=$(command -v ccache || true)
 export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
 cmake --preset "$preset" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" >/dev/null
 if [ -n "$tests" ]; then
-  # A program runs the tests of several files.
+  # A program runs the tests of several files. Other commands (python3) are not built.
   programs='import json, os, sys
 tests = json.load(sys.stdin)["tests"]
-print(*sorted({os.path.basename(test["command"][0]) for test in tests if "command" in test}))'
-  # shellcheck disable=SC2046
-  cmake --build "$build" --target $(ctest --test-dir "$build" -R "$tests" --show-only=json-v1 |
-    python3 -c "$programs")
+commands = {test["command"][0] for test in tests if "command" in test}
+print(*sorted(os.path.basename(c) for c in commands if c.startswith(sys.argv[1])))'
+  targets=$(ctest --test-dir "$build" -R "$tests" --show-only=json-v1 |
+    python3 -c "$programs" "$PWD/$build/")
+  [ -z "${MARLIN_SANITIZE_PROBLEMS:-}" ] || targets="$targets marlin_conformance"
+  # shellcheck disable=SC2086
+  cmake --build "$build" --target $targets
 else
   cmake --build "$build"
 fi
@@ -48,7 +51,7 @@ failed=$(count failures)
 skipped=$(($(count skipped) + $(count disabled)))
 
 conformance=""
-if [ -z "$tests" ]; then
+if [ -z "$tests" ] || [ -n "${MARLIN_SANITIZE_PROBLEMS:-}" ]; then
   conformance=$(find "$build" -type f -name marlin_conformance -perm -u+x | head -n 1)
 fi
 if [ -n "$conformance" ]; then

@@ -36,7 +36,7 @@ def on_less_text(arguments: list[str]) -> list[str]:
         arguments = [*arguments, "--calibration-tokens", "128" if measures else "1536"]
     options = ["", *arguments]
     return [str(min(int(argument), MOST[option])) if option in MOST else argument
-            for option, argument in zip(options, arguments)]
+            for option, argument in zip(options, arguments, strict=False)]
 
 
 class Documents(unittest.TestCase):
