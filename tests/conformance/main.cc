@@ -37,9 +37,6 @@ int Run(int argc, char** argv) {
   app.add_flag("--list", options.list, "Print the case names and exit");
   app.add_flag("--json", options.json, "Print one JSON document on stdout");
   app.add_flag("--nightly", options.nightly, "Run the larger nightly selection");
-  app.add_option("--problems", options.problems, "Select about N problems, for slow builds")
-      ->check(CLI::PositiveNumber)
-      ->excludes("--nightly");
   app.add_flag("--stop", options.stop_at_failure, "Stop at the first failure");
   app.add_flag("--mixed", options.mixed,
                "Take problems of all formats and shapes in turn, for a failure that comes soon");

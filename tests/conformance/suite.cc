@@ -325,7 +325,6 @@ int RunSuite(const SuiteOptions& options) {
 
   SelectionSize size;
   if (options.nightly) size = {.gemm = 6000, .dequantize = 800};
-  if (options.problems > 0) size = {options.problems, options.problems / 6 + 1};
   Suite suite(options, *machine);
   for (const std::string& backend : machine->backends()) {
     if (!options.large) {

@@ -20,7 +20,6 @@ struct SuiteOptions {
   bool list = false;
   bool json = false;
   bool nightly = false;
-  int problems = 0;  ///< About as many, instead of the usual selection; 0: the usual selection.
   bool stop_at_failure = false;
   bool mixed = false;  ///< Takes problems of all formats and shapes in turn.
   std::string expected_path;
