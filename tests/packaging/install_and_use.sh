@@ -12,6 +12,8 @@ launcher=$(cached CMAKE_CXX_COMPILER_LAUNCHER)
 cuda=$(cached MARLIN_CUDA)
 cuda_kinds=$(cached MARLIN_CUDA_KINDS)
 cuda_launcher=$(cached CMAKE_CUDA_COMPILER_LAUNCHER)
+# With the same flags the compiler cache has the objects.
+werror=$(cached MARLIN_WERROR)
 
 rm -rf "$scratch/prefix" "$scratch/consumer"
 mkdir -p "$scratch"
@@ -19,7 +21,7 @@ if [ "$kind" = shared ]; then
   build=$shared_build
   "$cmake" -S "$source" -B "$build" -G "$generator" -DCMAKE_CXX_COMPILER="$compiler" \
     -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_CUDA_COMPILER_LAUNCHER="$cuda_launcher" \
-    -DMARLIN_CUDA="$cuda" -DMARLIN_CUDA_KINDS="$cuda_kinds" \
+    -DMARLIN_CUDA="$cuda" -DMARLIN_CUDA_KINDS="$cuda_kinds" -DMARLIN_WERROR="$werror" \
     -DCMAKE_BUILD_TYPE=Release \
     -DBUILD_SHARED_LIBS=ON -DMARLIN_BUILD_TESTS=OFF \
     -DMARLIN_BUILD_CLI=OFF >"$scratch/configure.log" 2>&1 || {
