@@ -130,7 +130,7 @@ TEST_F(ProgramCacheTest, KeepsTheNewestLibraries) {
     std::ofstream(path) << i;
     fs::last_write_time(path, now - std::chrono::hours(1000 - static_cast<int>(i)));
   }
-  // What is found becomes the newest.
+  // A library that is found becomes the newest.
   EXPECT_EQ(Found("0"), "0");
   cache_.Put(KeyOf({"new"}), FileOf("new"));
   EXPECT_EQ(Count(), ProgramCache::kMostLibraries);

@@ -73,7 +73,7 @@ bool ProgramCache::Get(const CacheKey& key, const fs::path& to) const {
   std::error_code error;
   const fs::path from = PathOf(key);
   if (!fs::copy_file(from, to, fs::copy_options::overwrite_existing, error)) return false;
-  // What is used is not old.
+  // A library in use is not old.
   fs::last_write_time(from, fs::file_time_type::clock::now(), error);
   return true;
 }

@@ -261,7 +261,7 @@ TEST_P(Experts, AreCloseToDoublePrecision) {
   for (const GateOptions& gate : {GateOptions(), gelu, clamped}) {
     for (const bool apart : {false, true}) {
       for (const int64_t tokens : {int64_t{1}, int64_t{5}, int64_t{40}}) {
-        // On the simulator, the gate of many rows is that of few, and takes seconds.
+        // On the simulator, many rows use the same gate code as few, and take seconds.
         const bool is_other_gate = gate.limit != 0 || gate.activation == Activation::kGeluTanh;
         if (GetParam() == "metal-sim" && tokens > 5 && is_other_gate) continue;
         MlpOptions options;
