@@ -57,7 +57,7 @@ fuzz() {
   set -- "$work" "$seeds/$target"
   [ -d "tests/fuzz/corpus/$target" ] && set -- "$@" "$root/tests/fuzz/corpus/$target"
   [ "$target" = safetensors_fuzz ] && set -- "$@" "$root/tests/fuzz/malformed"
-  if "$build/fuzz/$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 \
+  if "$build/fuzz/$target" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 \
     -print_final_stats=1 -artifact_prefix="$build/findings/$target-" "${options[@]}" "$@" \
     </dev/null >"$build/$target.log" 2>&1; then
     report=$(grep -E 'INITED|DONE ' "$build/$target.log" || true)

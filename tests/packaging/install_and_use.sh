@@ -11,6 +11,7 @@ compiler=$(cached CMAKE_CXX_COMPILER)
 launcher=$(cached CMAKE_CXX_COMPILER_LAUNCHER)
 cuda=$(cached MARLIN_CUDA)
 cuda_kinds=$(cached MARLIN_CUDA_KINDS)
+cuda_architectures=$(cached CMAKE_CUDA_ARCHITECTURES)
 cuda_launcher=$(cached CMAKE_CUDA_COMPILER_LAUNCHER)
 # With the same flags the compiler cache has the objects.
 werror=$(cached MARLIN_WERROR)
@@ -21,7 +22,8 @@ if [ "$kind" = shared ]; then
   build=$shared_build
   "$cmake" -S "$source" -B "$build" -G "$generator" -DCMAKE_CXX_COMPILER="$compiler" \
     -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_CUDA_COMPILER_LAUNCHER="$cuda_launcher" \
-    -DMARLIN_CUDA="$cuda" -DMARLIN_CUDA_KINDS="$cuda_kinds" -DMARLIN_WERROR="$werror" \
+    -DMARLIN_CUDA="$cuda" -DMARLIN_CUDA_KINDS="$cuda_kinds" \
+    -DCMAKE_CUDA_ARCHITECTURES="$cuda_architectures" -DMARLIN_WERROR="$werror" \
     -DCMAKE_BUILD_TYPE=Release \
     -DBUILD_SHARED_LIBS=ON -DMARLIN_BUILD_TESTS=OFF \
     -DMARLIN_BUILD_CLI=OFF >"$scratch/configure.log" 2>&1 || {

@@ -59,10 +59,11 @@ struct Gemv {
   MARLIN_SIMD_INLINE void AddGroup(const float* scale, Sums& sums, Sums& totals) {
     for (int c = 0; c < kColumns; ++c) {
       const F scales = Set(scale[c]);
-      Unroll<kM>([&](auto i) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kM; ++i) {
         totals[c][i] = Fma(sums[c][i], scales, totals[c][i]);
         sums[c][i] = Zero();
-      });
+      }
     }
   }
 
@@ -107,14 +108,13 @@ struct Gemv {
       const int64_t offset = columns.chunk * kChunkK + kSlice * kSliceK + 16 * kPart + 8 * kHalf;
       Sums& sum = sums[kSums == 2 ? kUpper : 0];
       F activations[kM];
-      Unroll<kM>([&](auto i)
-                     __attribute__((always_inline)) { activations[i] = Load(x[i] + offset); });
+#pragma GCC unroll 16
+      for (int i = 0; i < kM; ++i) activations[i] = Load(x[i] + offset);
       for (int c = 0; c < kColumns; ++c) {
         const F value = Shifted(columns.pass.parameters, ValueOf<kUpper == 1>(words[kHalf][c]),
                                 columns.IndexOf(kSlice, kPart) + c);
-        Unroll<kM>([&](auto i) __attribute__((always_inline)) {
-          sum[c][i] = Fma(value, activations[i], sum[c][i]);
-        });
+#pragma GCC unroll 16
+        for (int i = 0; i < kM; ++i) sum[c][i] = Fma(value, activations[i], sum[c][i]);
       }
     });
   }
@@ -125,7 +125,8 @@ struct Gemv {
     const float* scale = columns.pass.parameters.scale;
     Sums sums[2];
     for (int c = 0; c < kColumns; ++c) {
-      Unroll<kM>([&](auto i) { sums[0][c][i] = sums[1][c][i] = Zero(); });
+#pragma GCC unroll 16
+      for (int i = 0; i < kM; ++i) sums[0][c][i] = sums[1][c][i] = Zero();
     }
     Unroll<2>([&](auto pair) __attribute__((always_inline)) {
       constexpr int kPair = decltype(pair)::value;
@@ -146,10 +147,11 @@ struct Gemv {
     if constexpr (!kScalesWeights && kMode != GroupMode::kChunk) return;
     for (int c = 0; c < kColumns; ++c) {
       const F scales = kScalesWeights ? Set(1.0f) : Set(scale[columns.IndexOf(0, 0) + c]);
-      Unroll<kM>([&](auto i) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kM; ++i) {
         const F sum = kSums == 2 ? Add(sums[0][c][i], sums[1][c][i]) : sums[0][c][i];
         totals[c][i] = Fma(sum, scales, totals[c][i]);
-      });
+      }
     }
   }
 
@@ -172,11 +174,13 @@ struct Gemv {
                                      float* lanes) {
     Sums totals;
     for (int c = 0; c < kColumns; ++c) {
-      Unroll<kM>([&](auto i) { totals[c][i] = Load(lanes + (i * kBlockRows + c) * kLanes); });
+#pragma GCC unroll 16
+      for (int i = 0; i < kM; ++i) totals[c][i] = Load(lanes + (i * kBlockRows + c) * kLanes);
     }
     AddChunk(columns, x, totals);
     for (int c = 0; c < kColumns; ++c) {
-      Unroll<kM>([&](auto i) { Store(lanes + (i * kBlockRows + c) * kLanes, totals[c][i]); });
+#pragma GCC unroll 16
+      for (int i = 0; i < kM; ++i) Store(lanes + (i * kBlockRows + c) * kLanes, totals[c][i]);
     }
   }
 };

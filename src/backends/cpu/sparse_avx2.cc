@@ -167,7 +167,8 @@ struct Product {
   MARLIN_SIMD_INLINE void Clear(Sums& sums) {
     for (auto& each : sums) {
       for (auto& quad : each) {
-        Unroll<kM>([&](auto i) { quad[i] = Zero(); });
+#pragma GCC unroll 16
+        for (int i = 0; i < kM; ++i) quad[i] = Zero();
       }
     }
   }
@@ -193,11 +194,12 @@ struct Product {
   MARLIN_SIMD_INLINE void AddGroup(const Scales& parameters, int quad, Sums& sums, float* lanes) {
     for (int q = 0; q < kWidth; ++q) {
       const F scales = ScalesOf<kHalf, kPart>(parameters, quad + q);
-      Unroll<kM>([&](auto i) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kM; ++i) {
         float* const to = lanes + i * kRowLanes + (quad + q) * kLanes;
         const F sum = avx2::Add(sums[0][q][i], sums[1][q][i]);
         Store(to, Fma(sum, scales, Load(to)));
-      });
+      }
     }
     Clear(sums);
   }
@@ -207,9 +209,10 @@ struct Product {
   MARLIN_SIMD_INLINE void AddKept(const Chunk& chunk, int quad, F weights, const F (&x)[kM],
                                   F (&sums)[kM]) {
     const I places = PlacesOf<kStep, kKept>(chunk, quad);
-    Unroll<kM>([&](auto i) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kM; ++i) {
       sums[i] = Fma(weights, GatherActivations(chunk, x[i], places), sums[i]);
-    });
+    }
   }
 
   /// Adds steps 2 kPair and 2 kPair + 1.
@@ -217,10 +220,11 @@ struct Product {
   MARLIN_SIMD_INLINE void AddPair(const Chunk& chunk, int quad, const float* const (&x)[kM],
                                   Sums& sums) {
     F activations[2][kM];
-    Unroll<kM>([&](auto i) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kM; ++i) {
       activations[0][i] = Load(x[i] + 16 * kPair);
       activations[1][i] = Load(x[i] + 16 * kPair + 8);
-    });
+    }
     for (int q = 0; q < kWidth; ++q) {
       I words[2];
       LoadSteps<kPair>(chunk, quad + q, words);
