@@ -72,6 +72,7 @@ class Model:
         host_experts: int | str = 0,
         frequencies: AnyPath | None = None,
         kv_cache: str | None = None,
+        allow_extra_tensors: bool = False,
     ) -> None:
         opened = _device(device)
         memory = "" if gpu_memory is None else str(gpu_memory)
@@ -84,13 +85,15 @@ class Model:
             opened,
             exact,
             prepared,
-            batch_invariant,
+            (batch_invariant, allow_extra_tensors),
             (memory, _host_experts(host_experts), frequencies, cache),
         )
         self.path = Path(os.fsdecode(path))
         asked = _core.default_device_name() if device is None else device
         if asked == "auto" and verbose:
             print(f"device: {self.device}", file=sys.stderr)
+        for note in self.info["notes"] if verbose else ():
+            print(f"{self.path}: {note}", file=sys.stderr)
 
     @functools.cached_property
     def device(self) -> Device:
@@ -283,11 +286,13 @@ def load(
     host_experts: int | str = 0,
     frequencies: AnyPath | None = None,
     kv_cache: str | None = None,
+    allow_extra_tensors: bool = False,
 ) -> Model:
     """Opens a model on a device; None: METAL_MARLIN_DEVICE, else "auto".
 
     "auto" is a supported CUDA GPU that can run the model, else the CPU; a line on stderr says
-    which, unless verbose is False. exact keeps activations, keys and values in float32 throughout;
+    which, and more what was read otherwise than it is stored (info["notes"]), unless verbose is
+    False. exact keeps activations, keys and values in float32 throughout;
     prepared is a file that `prepare_model` wrote for this directory, whose weights are mapped. With
     batch_invariant, logits depend neither on what else is in a batch nor on how a prompt is divided
     into passes, bit for bit; that is slower for many rows. gpu_memory, in bytes or as "24GB", is
@@ -299,6 +304,9 @@ def load(
 
     kv_cache is the element type of keys and values: "f32", "bf16" or "fp8_e4m3"; None: "bf16", or
     "f32" if exact. "fp8_e4m3" takes half of the bytes of "bf16"; numbers beyond 448 saturate.
+
+    allow_extra_tensors leaves out tensors that the index of a sharded directory does not list, and
+    ignores those that the model does not have; both are errors otherwise.
     """
     return Model(
         path,
@@ -311,6 +319,7 @@ def load(
         host_experts,
         frequencies,
         kv_cache,
+        allow_extra_tensors,
     )
 
 
@@ -346,6 +355,7 @@ def quantize_model(
     strict: bool = False,
     resume: bool = False,
     model_card: bool = True,
+    allow_extra_tensors: bool = False,
     shard_bytes: int = 5 << 30,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -372,6 +382,7 @@ def quantize_model(
     Returns the JSON of `metal-marlin quantize --json`. With model_card the directory gets a
     README.md; one that somebody wrote or changed in a directory that is replaced is kept. An
     exception raised by `progress` aborts the call and propagates; no output is left then.
+    allow_extra_tensors as for `load`.
     """
     measures = target_bpw is not None and sensitivity is None
     runs_model = _core.needs_calibration(method) or measures
@@ -408,6 +419,7 @@ def quantize_model(
         strict=strict,
         resume=resume,
         model_card=model_card,
+        allow_extra_tensors=allow_extra_tensors,
         shard_bytes=shard_bytes,
         progress=progress,
         calibration=ids,
@@ -555,6 +567,7 @@ def import_model(
     overwrite: bool = False,
     dry_run: bool = False,
     model_card: bool = True,
+    allow_extra_tensors: bool = False,
     shard_bytes: int = 5 << 30,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -564,21 +577,18 @@ def import_model(
     `metal-marlin import --json`: `modules` has the exactness of each matrix. With
     `allow_requantize`, matrices that no format of codes holds become s8 in groups of 32, and have
     `relative_error` and `max_error`; otherwise they become floats. model_card as for
-    `quantize_model`. An exception raised by `progress` propagates; no output is left then.
+    `quantize_model`, allow_extra_tensors as for `load`. An exception raised by `progress`
+    propagates; no output is left then.
     """
-    return dict(
-        call(
-            _core.import_model,
-            source,
-            output,
-            allow_requantize,
-            overwrite,
-            dry_run,
-            model_card,
-            shard_bytes,
-            progress,
-        )
+    directory = options(
+        _core.DirectoryOptions(),
+        overwrite=overwrite,
+        model_card=model_card,
+        allow_extra_tensors=allow_extra_tensors,
+        shard_bytes=shard_bytes,
+        progress=progress,
     )
+    return dict(call(_core.import_model, source, output, allow_requantize, dry_run, directory))
 
 
 def export_model(
@@ -588,6 +598,7 @@ def export_model(
     *,
     overwrite: bool = False,
     model_card: bool = True,
+    allow_extra_tensors: bool = False,
     shard_bytes: int = 5 << 30,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -597,11 +608,16 @@ def export_model(
     otherwise a directory of shards), "compressed-tensors", "gptq", "awq", "mlx" or "plain".
     shard_bytes: the largest safetensors file, or the most bytes of tensors in a shard.
     Returns the JSON of `metal-marlin export --json`. Errors: UnsupportedError naming the first
-    matrix that the format cannot hold. model_card as for `quantize_model`, for directories. An
-    exception raised by `progress` propagates; no output is left then.
+    matrix that the format cannot hold. model_card as for `quantize_model`, for directories;
+    allow_extra_tensors as for `load`. An exception raised by `progress` propagates; no output is
+    left then.
     """
-    return dict(
-        call(
-            _core.export_model, source, output, to, overwrite, model_card, shard_bytes, progress
-        )
+    directory = options(
+        _core.DirectoryOptions(),
+        overwrite=overwrite,
+        model_card=model_card,
+        allow_extra_tensors=allow_extra_tensors,
+        shard_bytes=shard_bytes,
+        progress=progress,
     )
+    return dict(call(_core.export_model, source, output, to, directory))

@@ -56,14 +56,15 @@ Result<QuantizedWeights> LoadModule(const std::shared_ptr<const Checkpoint::Impl
 
 }  // namespace
 
-Result<Checkpoint> Checkpoint::Open(const std::string& path) {
+Result<Checkpoint> Checkpoint::Open(const std::string& path, const CheckpointOptions& options) {
   SystemIo io;
-  return CheckpointAccess::Open(io, path);
+  return CheckpointAccess::Open(io, path, options);
 }
 
 const std::string& Checkpoint::path() const { return impl_->path; }
 const std::vector<TensorInfo>& Checkpoint::tensors() const { return impl_->tensors; }
 const std::string& Checkpoint::config_json() const { return impl_->config_json; }
+const std::vector<std::string>& Checkpoint::notes() const { return impl_->notes; }
 bool Checkpoint::quantized() const { return impl_->quantized(); }
 const std::string& Checkpoint::quant_method() const { return impl_->quant_method; }
 const std::string& Checkpoint::recipe_name() const { return impl_->reader->recipe_name(); }

@@ -11,8 +11,10 @@
 
 #include "base/macros.h"
 #include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/decoder_names.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/model_directory.h"
+#include "checkpoint/narrow_doubles.h"
 #include "checkpoint/safetensors.h"
 
 namespace marlin {
@@ -32,6 +34,7 @@ class CheckpointOpener {
   Result<std::map<std::string, std::string>> ReadWeightMap(const std::string& index_path);
   Status CheckWeightMap(const std::string& index_path,
                         const std::map<std::string, std::string>& weight_map) const;
+  void DropUnlisted(const std::map<std::string, std::string>& weight_map);
   Status FindChecksums();
   Status ReadConfig(const std::vector<std::string>& names);
   Status OpenContainer(const Container& container, const std::string& directory,
@@ -187,6 +190,17 @@ Result<std::map<std::string, std::string>> CheckpointOpener::ReadWeightMap(
   return files;
 }
 
+/// A tensor may also be in another file than the listed one.
+void CheckpointOpener::DropUnlisted(const std::map<std::string, std::string>& weight_map) {
+  std::vector<TensorInfo>& tensors = impl_.tensors;
+  const size_t before = tensors.size();
+  std::erase_if(tensors,
+                [&](const TensorInfo& tensor) { return !weight_map.contains(tensor.name); });
+  if (tensors.size() == before) return;
+  impl_.notes.push_back(fmt::format("{} tensors that {} does not list are left out",
+                                    before - tensors.size(), kIndexFile));
+}
+
 Status CheckpointOpener::CheckWeightMap(
     const std::string& index_path, const std::map<std::string, std::string>& weight_map) const {
   const auto malformed = [&index_path](const std::string& message) {
@@ -195,10 +209,12 @@ Status CheckpointOpener::CheckWeightMap(
   for (const TensorInfo& tensor : impl_.tensors) {
     const auto entry = weight_map.find(tensor.name);
     if (entry == weight_map.end()) {
-      return malformed(fmt::format("tensor \"{}\" of {} is not listed", Printable(tensor.name),
-                                   Printable(tensor.file)));
+      return malformed(
+          fmt::format("tensor \"{}\" of {} is not listed (allow_extra_tensors leaves "
+                      "such tensors out)",
+                      Printable(tensor.name), Printable(tensor.file)));
     }
-    if (entry->second != tensor.file) {
+    if (entry->second != tensor.file && !impl_.options.allow_extra_tensors) {
       return malformed(fmt::format("tensor \"{}\" is listed in {} but is in {}",
                                    Printable(tensor.name), Printable(entry->second),
                                    Printable(tensor.file)));
@@ -228,6 +244,7 @@ Status CheckpointOpener::AddIndexed(const std::string& index_name) {
     return Status(Code::kMalformedFile, Printable(index_path) + ": \"weight_map\" is empty");
   }
   for (const std::string& shard : shards) MARLIN_RETURN_IF_ERROR(AddFile(impl_.path, shard));
+  if (impl_.options.allow_extra_tensors) DropUnlisted(weight_map);
   return CheckWeightMap(index_path, weight_map);
 }
 
@@ -262,8 +279,9 @@ Status CheckpointOpener::OpenDirectory() {
     if (impl_.files.empty()) return OpenInDirectory(names);
   }
   MARLIN_RETURN_IF_ERROR(SortTensors(&impl_));
-  MARLIN_RETURN_IF_ERROR(FindChecksums());
   MARLIN_RETURN_IF_ERROR(ReadConfig(names));
+  MARLIN_RETURN_IF_ERROR(NameDecoderTensors(&impl_));
+  MARLIN_RETURN_IF_ERROR(FindChecksums());
   MARLIN_ASSIGN_OR_RETURN(QuantMethod method, FindQuantMethod(io_, impl_, names));
   MARLIN_RETURN_IF_ERROR(TakeReader(OpenModules(impl_, method)));
   // Tensors of another form that all hold plain numbers are no quantized checkpoint.
@@ -392,17 +410,21 @@ Status CheckpointOpener::Run() {
       return Fail(Code::kIo, "neither a regular file nor a directory");
     case FileKind::kDirectory:
       impl_.is_directory = true;
-      return OpenDirectory();
+      MARLIN_RETURN_IF_ERROR(OpenDirectory());
+      break;
     case FileKind::kRegular:
-      return OpenFile();
+      MARLIN_RETURN_IF_ERROR(OpenFile());
   }
-  return Fail(Code::kInternal, "unknown kind of file");
+  NarrowDoubles(&impl_);
+  return {};
 }
 
-Result<Checkpoint> CheckpointAccess::Open(Io& io, const std::string& path) {
+Result<Checkpoint> CheckpointAccess::Open(Io& io, const std::string& path,
+                                          const CheckpointOptions& options) {
   try {
     auto impl = std::make_shared<Checkpoint::Impl>();
     impl->path = path;
+    impl->options = options;
     impl->io = &io;
     MARLIN_RETURN_IF_ERROR(CheckpointOpener(io, impl.get()).Run());
     impl->io = nullptr;

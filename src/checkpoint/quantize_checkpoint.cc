@@ -301,13 +301,15 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
                                               const QuantizeCheckpointOptions& options,
                                               MatrixQuantizer* quantizer) {
   const auto start = std::chrono::steady_clock::now();
-  MARLIN_ASSIGN_OR_RETURN(Checkpoint checkpoint, CheckpointAccess::Open(io, source_path));
+  MARLIN_ASSIGN_OR_RETURN(Checkpoint checkpoint,
+                          CheckpointAccess::Open(io, source_path, {options.allow_extra_tensors}));
   const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
   MARLIN_RETURN_IF_ERROR(CheckQuantizable(source, options));
   MARLIN_ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantize(source, options));
   if (quantizer != nullptr) MARLIN_RETURN_IF_ERROR(quantizer->Begin(&plan));
   MARLIN_ASSIGN_OR_RETURN(const Json recipe, ParseJsonObject(options.recipe.ToJson(), "recipe"));
   QuantizeCheckpointReport report = ReportOf(source, plan, output);
+  report.notes = source.notes;
   Conversion conversion;
   conversion.target = output;
   conversion.options.overwrite = options.overwrite;

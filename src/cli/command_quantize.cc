@@ -84,6 +84,8 @@ class QuantizeCommand final : public Command {
         "--device", &device_, "DEVICE",
         "gptq, awq, --target-bpw: where the model runs; otherwise cpu, and auto is the same");
     arguments.Flag("--strict", &strict_, "A matrix that cannot be quantized is an error");
+    arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
+                   "Leave out tensors that the index does not list or the model does not have");
     arguments.Flag("--dry-run", &dry_run_, "Plan and report, write nothing");
     arguments.Flag("--resume", &resume_, "Resume an interrupted run");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
@@ -96,7 +98,8 @@ class QuantizeCommand final : public Command {
     MARLIN_RETURN_IF_ERROR(CheckMethod(options.method));
     MARLIN_RETURN_IF_ERROR(CheckCalibration(console, options.method));
     MARLIN_ASSIGN_OR_RETURN(options.shard_bytes, ParseByteSize("--shard-size", shard_size_));
-    MARLIN_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::Open(source_));
+    MARLIN_ASSIGN_OR_RETURN(const Checkpoint source,
+                            Checkpoint::Open(source_, {allow_extra_tensors_}));
     if (source.quantized()) {
       return Status(Code::kInvalidArgument,
                     fmt::format("{}: is quantized already (recipe {}); quantize its source",
@@ -112,6 +115,7 @@ class QuantizeCommand final : public Command {
     MARLIN_RETURN_IF_ERROR(WriteRecipe(options.recipe));
     options.strict = strict_;
     options.dry_run = dry_run_;
+    options.allow_extra_tensors = allow_extra_tensors_;
     options.resume = resume_;
     options.overwrite = overwrite_;
     options.model_card = !no_model_card_;
@@ -229,6 +233,7 @@ class QuantizeCommand final : public Command {
         {"coverage", report.coverage},
         {"skipped", SkippedJson(report.skipped)},
         {"fallbacks", SkippedJson(report.fallbacks)},
+        {"notes", report.notes},
         {"zeroed_groups", report.zeroed_groups},
         {"inputs", report.inputs},
         {"scaled_inputs", report.scaled_inputs},
@@ -263,6 +268,7 @@ class QuantizeCommand final : public Command {
       text += fmt::format("rotated the inputs of {} of {} matrices, where it lowers the error\n",
                           report.rotated, report.rotatable);
     }
+    text += NoteLines(report.notes);
     for (const SkippedTensor& tensor : report.fallbacks) {
       text += fmt::format("{}: {}\n", Printable(tensor.name), tensor.reason);
     }
@@ -282,6 +288,7 @@ class QuantizeCommand final : public Command {
   std::optional<std::string> imatrix_;
   bool strict_ = false;
   bool dry_run_ = false;
+  bool allow_extra_tensors_ = false;
   bool resume_ = false;
   bool overwrite_ = false;
   bool no_model_card_ = false;

@@ -95,6 +95,8 @@ void RunArguments::Declare(ArgumentList& arguments) {
   arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32");
   arguments.Flag("--batch-invariant", &batch_invariant_,
                  "Logits independent of batch and passes, bit for bit; slower");
+  arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
+                 "Leave out tensors that the index does not list or the model does not have");
   kv_cache_.Declare(arguments,
                     "MODEL's keys and values: f32, bf16 or fp8_e4m3; default bf16, --exact: f32");
   arguments.Option("--prepared", &prepared_, "FILE",
@@ -111,6 +113,7 @@ Result<ModelOptions> RunArguments::Options() const {
   ModelOptions options;
   options.allow_bf16_activations = !exact_;
   options.batch_invariant = batch_invariant_;
+  options.allow_extra_tensors = allow_extra_tensors_;
   if (!gpu_memory_.empty()) {
     MARLIN_ASSIGN_OR_RETURN(options.device_memory, ParseByteSize("--gpu-memory", gpu_memory_));
   }
@@ -138,6 +141,7 @@ Result<Model> RunArguments::Open(Console& console, const std::string& path,
   MARLIN_ASSIGN_OR_RETURN(Model model, OpenWith(std::move(options), path, device));
   device_.SayTaken(console, model.device().info());
   const ModelInfo& info = model.info();
+  for (const std::string& note : info.notes) console.Message(fmt::format("{}: {}", path, note));
   if (info.host_experts > 0) {
     console.Message(fmt::format("experts on the host: {} ({:.3g} GB)", info.host_experts,
                                 static_cast<double>(info.host_bytes) * 1e-9));

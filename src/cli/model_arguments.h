@@ -57,6 +57,7 @@ class RunArguments {
   std::optional<int64_t> threads_;
   bool exact_ = false;
   bool batch_invariant_ = false;
+  bool allow_extra_tensors_ = false;
   KvCacheArgument kv_cache_;
   std::string prepared_;
   std::string gpu_memory_;

@@ -31,6 +31,7 @@ struct DecoderConfig {
   std::vector<int64_t> windows;  ///< One per layer; 0: full attention.
   RouterOptions router;          ///< Without choice_bias.
   std::vector<int32_t> eos_token_ids;
+  std::vector<std::string> notes;  ///< Lines about what was read otherwise than written.
 
   bool latent() const { return family->attention == AttentionKind::kLatent; }
   /// Dimension of a query or key head, and of a value head.
@@ -46,8 +47,8 @@ struct DecoderConfig {
 };
 
 /// Reads a config.json, and a generation_config.json (may be empty) for the end tokens. Errors:
-/// kUnsupported naming the model_type and the supported ones, or a feature; kMalformedFile naming
-/// the key.
+/// kUnsupported naming the model_type and the supported ones, a feature, or a key that is not
+/// understood and may change results; kMalformedFile naming the key.
 Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
                                         std::string_view generation_json);
 

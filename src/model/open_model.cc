@@ -52,9 +52,10 @@ Status CheckIsModel(const std::string& path) {
 
 }  // namespace
 
-Result<ModelDirectory> OpenModelDirectory(const std::string& path) {
+Result<ModelDirectory> OpenModelDirectory(const std::string& path,
+                                          const CheckpointOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckPath(path));
-  Result<Checkpoint> opened = Checkpoint::Open(path);
+  Result<Checkpoint> opened = Checkpoint::Open(path, options);
   // Containers other than safetensors embed their config.
   const bool whole =
       opened.ok() ? CheckpointAccess::Get(*opened).in_container : IsOtherContainer(path);
@@ -72,6 +73,8 @@ Result<ModelDirectory> OpenModelDirectory(const std::string& path) {
   }
   Result<DecoderConfig> config = ReadDecoderConfig(checkpoint.config_json(), generation);
   if (!config.ok()) return config.status().WithContext(path);
+  const std::vector<std::string>& notes = checkpoint.notes();
+  config->notes.insert(config->notes.begin(), notes.begin(), notes.end());
   return ModelDirectory{std::move(checkpoint), *std::move(config)};
 }
 

@@ -7,7 +7,7 @@
 #include "model/decoder_config.h"
 #include "recipe/architecture.h"
 #include "recipe/decoder_shape.h"
-#include "recipe/model_config.h"
+#include "recipe/typed_config.h"
 
 namespace {
 
@@ -76,9 +76,9 @@ void CheckDecoder(const DecoderConfig& decoder, const ModelArchitecture& model) 
 bool IsLarge(std::string_view text) {
   auto config = ModelConfig::Parse(text);
   if (!config.ok()) return false;
-  const auto family = FindFamily(config->String("model_type"));
-  if (!family.ok()) return false;
-  const auto shape = ReadDimensions(**family, *config);
+  auto typed = ReadTypedConfig(*std::move(config), UnknownKeys::kIgnore);
+  if (!typed.ok()) return false;
+  const auto shape = ReadDimensions(*typed->family, typed->config);
   return shape.ok() &&
          (shape->layers + shape->prediction_layers) * (3 * shape->experts + 24) > kDescribedTensors;
 }

@@ -55,11 +55,12 @@ struct GgufModelFacts {
   bool with_experts = false;  ///< The type of a model with experts, where there are two.
   int64_t heads = 0;
   int64_t kv_heads = 0;
+  int64_t head_dim = 0;
   std::vector<float> rope_factors;  ///< rope_freqs.weight; empty: none.
 };
 
 /// Describes the model of a config.json. Errors: kUnsupported naming a model_type or a kind of RoPE
-/// scaling that has no form in GGUF; those of the configuration's values.
+/// scaling that has no form in GGUF; those of ReadTypedConfig and of the configuration's values.
 Result<GgufModelFacts> DescribeGgufModel(const std::string& config_json, const std::string& where,
                                          GgufMetadataBuilder* metadata);
 

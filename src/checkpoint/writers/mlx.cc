@@ -19,6 +19,7 @@
 #include "checkpoint/foreign_codes.h"
 #include "checkpoint/module_writer.h"
 #include "layout/parameters.h"
+#include "recipe/decoder_tensors.h"
 
 namespace marlin {
 namespace {
@@ -61,12 +62,16 @@ Result<std::vector<uint8_t>> ProductScales(const QuantizedWeights& matrix) {
   return products;
 }
 
+/// MLX's models have one name for the matrices of experts, whatever the type.
 std::string NameOf(const std::string& name) {
   constexpr std::string_view kExpertsPart = "experts.*.";
-  std::string mlx = name;
-  const size_t at = mlx.find(kExpertsPart);
-  if (at != std::string::npos) mlx.replace(at, kExpertsPart.size(), "switch_mlp.");
-  return mlx;
+  const size_t at = name.find(kExpertsPart);
+  if (at == std::string::npos) return name;
+  std::string_view matrix = std::string_view(name).substr(at + kExpertsPart.size());
+  for (size_t i = 0; i < kShortProjections.size(); ++i) {
+    if (matrix == kShortProjections[i]) matrix = kUsualProjections[i];
+  }
+  return fmt::format("{}switch_mlp.{}", std::string_view(name).substr(0, at), matrix);
 }
 
 class MlxWriter final : public ModuleWriter {

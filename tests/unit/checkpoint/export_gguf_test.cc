@@ -346,7 +346,8 @@ TEST_F(ExportGgufTest, TheConfigurationComesBack) {
     config["rope_scaling"] = {{"rope_type", "yarn"},
                               {"factor", 4.0},
                               {"original_max_position_embeddings", 128},
-                              {"beta_fast", 16.0}};
+                              {"beta_fast", 16.0},
+                              {"beta_slow", 1.0}};
     const Status status = Export({}, config);
     ASSERT_TRUE(status.ok()) << status.message();
     const Json found = Json::parse(Checkpoint::Open(out())->config_json());
