@@ -33,6 +33,14 @@ nb::dict InfoOf(const Model& model) {
   dict["kv_cache"] = std::string(KvCacheTypeName(info.kv_cache));
   dict["kv_cache_bytes_per_token"] = info.kv_cache_bytes_per_token;
   dict["eos_token_ids"] = info.eos_token_ids;
+  nb::dict sampling;
+  sampling["temperature"] = info.sampling.temperature;
+  sampling["top_k"] = info.sampling.top_k;
+  sampling["top_p"] = info.sampling.top_p;
+  sampling["min_p"] = info.sampling.min_p;
+  sampling["repetition_penalty"] = info.sampling.repetition_penalty;
+  dict["sampling"] = sampling;
+  dict["ignored_generation_keys"] = info.ignored_generation_keys;
   return dict;
 }
 
