@@ -4,7 +4,6 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <utility>
 
 #include "base/json.h"
 
@@ -101,17 +100,11 @@ std::vector<int64_t> GgufEndTokens(const GgufMetadata& metadata) {
 }
 
 std::string GgufGenerationConfig(const GgufMetadata& metadata) {
-  constexpr std::pair<std::string_view, const char*> kReals[] = {
-      {"general.sampling.temp", "temperature"},
-      {"general.sampling.top_p", "top_p"},
-      {"general.sampling.min_p", "min_p"},
-      {"general.sampling.penalty_repeat", "repetition_penalty"},
-  };
   Json config = Json::object();
-  for (const auto& [key, name] : kReals) {
+  for (const auto& [key, name] : kGgufSamplingReals) {
     if (const auto value = metadata.Real(key)) config[name] = Shortest(*value);
   }
-  if (const auto most = metadata.Integer("general.sampling.top_k"); most && *most >= 0) {
+  if (const auto most = metadata.Integer(kGgufTopK); most && *most >= 0) {
     config["top_k"] = static_cast<uint64_t>(*most);
   }
   if (config.empty()) return {};

@@ -13,6 +13,7 @@
 
 #include "base/printable.h"
 #include "checkpoint/readers/gguf_cut.h"
+#include "checkpoint/readers/gguf_generation.h"
 #include "checkpoint/writers/gguf_metadata.h"
 
 namespace marlin {
@@ -101,6 +102,10 @@ class TokenizerDescriber {
   /// The token in place of what has none.
   std::optional<int64_t> Unknown() const {
     return Find(TextOf(Member(Member(tokenizer_, "model"), "unk_token")));
+  }
+  /// Whether readers know a token for an end by its text.
+  bool IsEndText(int64_t id) const {
+    return id < std::ssize(tokens_) && IsGgufEndText(tokens_[static_cast<size_t>(id)]);
   }
   std::optional<int64_t> Find(const std::string& token) const {
     const auto found = std::find(tokens_.begin(), tokens_.end(), token);
@@ -291,12 +296,9 @@ class TokenizerDescriber {
 class SpecialTokensWriter {
  public:
   /// `tokens` may be null.
-  SpecialTokensWriter(const TokenizerDescriber* tokens, const Json& tokenizer_config,
-                      const Json& config, GgufMetadataBuilder* metadata)
-      : tokens_(tokens),
-        tokenizer_config_(tokenizer_config),
-        config_(config),
-        metadata_(metadata) {}
+  SpecialTokensWriter(const TokenizerDescriber* tokens, const GgufTokenFiles& files,
+                      GgufMetadataBuilder* metadata)
+      : tokens_(tokens), files_(files), metadata_(metadata) {}
 
   /// `start`, `end`: the tokens that are added to a text, if these are other ones.
   void AddNumbers(std::optional<int64_t> start, std::optional<int64_t> end) {
@@ -320,26 +322,36 @@ class SpecialTokensWriter {
   }
 
   /// Whether tokenizer_config.json says so.
-  bool Says(const char* key) const { return FlagOf(Member(tokenizer_config_, key)); }
+  bool Says(const char* key) const { return FlagOf(Member(files_.tokenizer_config, key)); }
 
  private:
   std::optional<int64_t> NumberOf(const char* number, const char* text) const {
-    const Json& stored = Member(config_, number);
+    const Json& stored = Member(files_.config, number);
     const std::optional<int64_t> id =
         IdOf(stored.is_array() && !stored.empty() ? stored[0] : stored);
-    if (id || tokens_ == nullptr) return id;
-    const Json& named = Member(tokenizer_config_, text);
+    return id || tokens_ == nullptr ? id : NamedToken(text);
+  }
+
+  /// A token of tokenizer_config.json.
+  std::optional<int64_t> NamedToken(const char* text) const {
+    const Json& named = Member(files_.tokenizer_config, text);
     return tokens_->Find(TextOf(named.is_object() ? Member(named, "content") : named));
   }
 
-  /// The other end tokens. There are two more keys; readers know most by their texts.
+  /// The end tokens of all files but the first. There are two more keys, for those that readers do
+  /// not know by their texts.
   void AddEnds() const {
-    const Json& ends = Member(config_, "eos_token_id");
     std::vector<int64_t> others;
-    for (const Json& end : ends.is_array() ? ends : Json::array()) {
-      const std::optional<int64_t> id = IdOf(end);
-      if (id && id != end_) others.push_back(*id);
+    const auto add = [&](std::optional<int64_t> id) {
+      const bool known = tokens_ != nullptr && id && tokens_->IsEndText(*id);
+      const bool listed = std::find(others.begin(), others.end(), id) != others.end();
+      if (id && id != end_ && !known && !listed) others.push_back(*id);
+    };
+    for (const Json* const file : {&files_.config, &files_.generation_config}) {
+      const Json& ends = Member(*file, "eos_token_id");
+      for (const Json& end : ends.is_array() ? ends : Json::array({ends})) add(IdOf(end));
     }
+    if (tokens_ != nullptr) add(NamedToken("eos_token"));
     constexpr std::string_view kKeys[] = {"tokenizer.ggml.eot_token_id",
                                           "tokenizer.ggml.eom_token_id"};
     for (size_t i = 0; i < std::min(others.size(), std::size(kKeys)); ++i) {
@@ -348,8 +360,7 @@ class SpecialTokensWriter {
   }
 
   const TokenizerDescriber* tokens_;
-  const Json& tokenizer_config_;
-  const Json& config_;
+  const GgufTokenFiles& files_;
   GgufMetadataBuilder* metadata_;
   std::optional<int64_t> start_;
   std::optional<int64_t> end_;
@@ -357,27 +368,40 @@ class SpecialTokensWriter {
 
 }  // namespace
 
-std::string DescribeGgufTokenizer(const Json& tokenizer, const Json& tokenizer_config,
-                                  const Json& config, int64_t rows, GgufMetadataBuilder* metadata) {
-  TokenizerDescriber describer(tokenizer, rows);
+std::string DescribeGgufTokenizer(const GgufTokenFiles& files, int64_t rows,
+                                  GgufMetadataBuilder* metadata) {
+  TokenizerDescriber describer(files.tokenizer, rows);
   if (!describer.Read()) return describer.obstacle();
   std::string before;
   std::string after;
   const bool listed = describer.ReadTemplate(&before, &after);
   if (!describer.obstacle().empty()) return describer.obstacle();
   describer.Write(metadata);
-  SpecialTokensWriter special(&describer, tokenizer_config, config, metadata);
+  SpecialTokensWriter special(&describer, files, metadata);
   special.AddNumbers(describer.Find(before), describer.Find(after));
   special.AddFlags(listed ? !before.empty() : special.Says("add_bos_token"),
                    listed ? !after.empty() : special.Says("add_eos_token"));
-  const std::string chat = TextOf(Member(tokenizer_config, "chat_template"));
+  const std::string chat = TextOf(Member(files.tokenizer_config, "chat_template"));
   if (!chat.empty()) metadata->Text("tokenizer.chat_template", chat);
   return {};
 }
 
-void DescribeGgufTokenNumbers(const Json& config, GgufMetadataBuilder* metadata) {
+void DescribeGgufTokenNumbers(const Json& config, const Json& generation_config,
+                              GgufMetadataBuilder* metadata) {
   const Json nothing;
-  SpecialTokensWriter(nullptr, nothing, config, metadata).AddNumbers({}, {});
+  const GgufTokenFiles files{nothing, nothing, config, generation_config};
+  SpecialTokensWriter(nullptr, files, metadata).AddNumbers({}, {});
+}
+
+void DescribeGgufSampling(const Json& generation_config, GgufMetadataBuilder* metadata) {
+  if (!FlagOf(Member(generation_config, "do_sample"))) return;
+  for (const auto& [key, name] : kGgufSamplingReals) {
+    const Json& value = Member(generation_config, name);
+    if (value.is_number()) metadata->Real(key, value.get<double>());
+  }
+  if (const auto most = IdOf(Member(generation_config, "top_k"))) {
+    metadata->Count(kGgufTopK, *most);
+  }
 }
 
 }  // namespace marlin

@@ -577,6 +577,25 @@ Json Template(const std::vector<std::string>& parts) {
   return {{"type", "TemplateProcessing"}, {"single", single}};
 }
 
+TEST_F(ExportGgufTest, EndsOfGenerationAndSamplingComeBack) {
+  ASSERT_TRUE(Export({RandomModule(kUp, SpecOf(Format::kS4), 1)}).ok());
+  testing::WriteFile(source() + "/tokenizer.json", R"({
+      "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 9}, "merges": []},
+      "pre_tokenizer": {"type": "ByteLevel"},
+      "added_tokens": [{"id": 5, "content": "<|im_end|>", "special": true}]})");
+  testing::WriteFile(source() + "/tokenizer_config.json", R"({"eos_token": "c"})");
+  testing::WriteFile(source() + "/generation_config.json",
+                     R"({"eos_token_id": [5, 2], "do_sample": true, "temperature": 0.6,
+                         "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1})");
+  ASSERT_TRUE(Convert(out(), true).ok());
+  const Checkpoint read = *Checkpoint::Open(out());
+  // That of config.json first, then two others by their keys, and one by its text.
+  EXPECT_EQ(Json::parse(read.config_json())["eos_token_id"], (Json{2, 3, 9, 5}));
+  EXPECT_EQ(Json::parse(**read.ReadFile("generation_config.json")),
+            Json::parse(R"({"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95,
+                            "repetition_penalty": 1.1})"));
+}
+
 TEST_F(ExportGgufTest, StartsAndEndsOfTextsComeBack) {
   ASSERT_TRUE(Export({RandomModule(kUp, SpecOf(Format::kS4), 1)}).ok());
   Json tokenizer = Json::parse(R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
