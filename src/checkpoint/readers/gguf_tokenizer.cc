@@ -170,8 +170,10 @@ class TokenizerBuilder {
     Json added = Json::array();
     for (size_t i = 0; i < tokens_.size(); ++i) {
       const GgufTokenType type = TypeOf(i);
+      // Files of old converters say normal of some ends. Merges make no token of this form.
+      const bool end = tokens_[i].starts_with("<|") && IsGgufEndText(tokens_[i]);
       if (type != GgufTokenType::kControl && type != GgufTokenType::kUserDefined &&
-          type != GgufTokenType::kUnknown && !IsGgufEndText(tokens_[i])) {
+          type != GgufTokenType::kUnknown && !end) {
         continue;
       }
       added.push_back({{"id", static_cast<uint64_t>(i)},
@@ -180,7 +182,7 @@ class TokenizerBuilder {
                        {"lstrip", false},
                        {"rstrip", false},
                        {"normalized", false},
-                       {"special", type != GgufTokenType::kUserDefined}});
+                       {"special", end || type != GgufTokenType::kUserDefined}});
     }
     return added;
   }
