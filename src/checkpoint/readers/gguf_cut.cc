@@ -156,7 +156,8 @@ Patterns DigitsGpt2() { return Texts({kDigit, kGpt2}); }
 Patterns Words() { return {WordsPattern(kThreeDigits)}; }
 Patterns WordsOneDigit() { return {WordsPattern(kDigit)}; }
 Patterns DigitsWords() { return {std::string(kThreeDigits), WordsPattern(kNumber)}; }
-Patterns LinesWords() { return {std::string(kLine), WordsPattern(kDigit)}; }
+/// Line ends begin a piece: they join no symbols before them.
+Patterns LinesWords() { return {R"((?:\r?\n)+(?:(?!\r?\n)[\s\S])*)", WordsPattern(kDigit)}; }
 
 Patterns WordsWithMarks() {
   return {fmt::format(R"({}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}|)"
