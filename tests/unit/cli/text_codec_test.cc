@@ -275,23 +275,22 @@ TEST_F(CommandWithCodec, TokensThatTheModelLacksAreRefused) {
 
 // A special token has no text that a stop text could be found in.
 TEST_F(CommandWithCodec, StopsAtASpecialToken) {
-  const auto run = [this](std::vector<std::string> more) {
-    more.insert(more.begin(), {"generate", sample_, "--prompt", "And", "--json", "--max-tokens",
-                               "8", "--ignore-eos"});
-    return nlohmann::json::parse(Run(more).out);
+  const auto run = [this](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {
+        "generate", sample_, "--prompt",      "And", "--json",  "--max-tokens",       "90",
+        "--seed",   "5",     "--temperature", "2",   "--exact", "--no-special-tokens"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return nlohmann::json::parse(Run(arguments).out);
   };
-  const auto whole = run({});
-  int32_t stop = -1;
-  for (const int32_t token : whole["token_ids"]) {
-    if (token < 128 && stop < 0) stop = token;
-  }
-  if (stop < 0) GTEST_SKIP() << "no token of one byte";
-  start_ = stop;
-  const auto cut = nlohmann::json::parse(
-      Run({"generate", sample_, "--prompt", "And", "--json", "--max-tokens", "8",
-           "--no-special-tokens", "--stop", std::string(1, static_cast<char>(stop))})
-          .out);
+  const std::vector<int32_t> whole = run({"--ignore-eos"})["token_ids"];
+  const auto found = std::find_if(whole.begin(), whole.end(),
+                                  [](int32_t token) { return token > ' ' && token < 0x7F; });
+  ASSERT_NE(found, whole.end());
+  start_ = *found;
+  const auto cut = run({"--stop", std::string(1, static_cast<char>(*found))});
   EXPECT_EQ(cut["stop_reason"], "stop_token");
+  EXPECT_EQ(cut["token_ids"].get<std::vector<int32_t>>(),
+            std::vector<int32_t>(whole.begin(), found));
 }
 
 TEST_F(CommandWithCodec, MeasuresText) {
