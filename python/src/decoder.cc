@@ -41,7 +41,7 @@ const char* NameOf(Activation activation) {
 }
 
 nb::dict DescribeDecoder(const std::string& config_json) {
-  const DecoderConfig config = Take(ReadDecoderConfig(config_json, ""));
+  const DecoderConfig config = Take(ReadDecoderConfig(config_json));
   const Dimensions& shape = config.shape;
   std::vector<bool> sparse;
   for (int64_t layer = 0; layer < shape.layers; ++layer) {

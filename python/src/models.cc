@@ -36,6 +36,14 @@ nb::dict InfoOf(const Model& model) {
   nb::list notes;
   for (const std::string& note : info.notes) notes.append(TextObject(note));
   dict["notes"] = notes;
+  nb::dict sampling;
+  sampling["temperature"] = info.sampling.temperature;
+  sampling["top_k"] = info.sampling.top_k;
+  sampling["top_p"] = info.sampling.top_p;
+  sampling["min_p"] = info.sampling.min_p;
+  sampling["repetition_penalty"] = info.sampling.repetition_penalty;
+  dict["sampling"] = sampling;
+  dict["ignored_generation_keys"] = info.ignored_generation_keys;
   return dict;
 }
 

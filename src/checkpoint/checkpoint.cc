@@ -126,20 +126,18 @@ Result<std::optional<std::string>> Checkpoint::ReadFile(const std::string& name)
     MARLIN_RETURN_IF_ERROR(CheckModelFile(io, impl_->path, name));
     const std::string path = JoinPath(impl_->path, name);
     MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io.Stat(path));
-    if (info.kind == FileKind::kRegular) {
+    if (info.kind != FileKind::kMissing) {
       MARLIN_ASSIGN_OR_RETURN(std::string text, io.ReadText(path, kMaxSideFileBytes));
       return std::optional<std::string>(std::move(text));
     }
   }
-  for (ContainedFile& file : impl_->reader->Files()) {
-    if (file.name != name) continue;
-    if (!file.obstacle.empty()) {
-      return Status(Code::kUnsupported, fmt::format("{}: {}: {}", Printable(impl_->path),
-                                                    Printable(name), file.obstacle));
-    }
-    return std::optional<std::string>(std::move(file.content));
+  std::optional<ContainedFile> file = impl_->reader->File(name);
+  if (!file) return std::optional<std::string>();
+  if (!file->obstacle.empty()) {
+    return Status(Code::kUnsupported, fmt::format("{}: {}: {}", Printable(impl_->path),
+                                                  Printable(name), file->obstacle));
   }
-  return std::optional<std::string>();
+  return std::optional<std::string>(std::move(file->content));
 }
 
 Status Checkpoint::VerifyChecksums() const {

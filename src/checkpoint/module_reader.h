@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -63,7 +64,7 @@ struct PartTensor {
   size_t tensor = 0;  ///< Its number in the TensorStore.
 };
 
-/// A small file of a model's directory that a container holds in another form: the tokenizer.
+/// A small file of a model's directory that a container holds in another form, as its tokenizer.
 struct ContainedFile {
   std::string name;
   std::string content;
@@ -105,6 +106,8 @@ class ModuleReader {
   /// The small files that belong beside the weights in a directory, other than config.json; none
   /// if the checkpoint is a directory.
   virtual std::vector<ContainedFile> Files() const { return {}; }
+  /// One of these; nothing if it is none of them.
+  virtual std::optional<ContainedFile> File(const std::string& name) const;
 
  protected:
   std::vector<ModuleRecord> modules_;

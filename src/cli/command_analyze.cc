@@ -322,11 +322,12 @@ class AnalyzeCommand final : public Command {
       AddParts(tokens, window_.value_or(std::min(kDefaultTextWindow, context)), &texts);
       return texts;
     }
-    MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--prompts", path_, model));
+    MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--prompts", path_));
     MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*prompts_));
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
-      Result<std::vector<int32_t>> tokens = EncodeText(*codec, line, path_, model);
+      Result<std::vector<int32_t>> tokens =
+          EncodeText(*codec, line, calibration_.special(), path_, model);
       if (!tokens.ok()) return tokens.status().WithContext(*prompts_);
       AddParts(*tokens, window_.value_or(context), &texts);
     }

@@ -185,22 +185,21 @@ Status CheckHasCodec(const Console& console, std::string_view option) {
                             option));
 }
 
+void SpecialTokensArgument::Declare(ArgumentList& arguments) {
+  arguments.Flag("--no-special-tokens", &without_,
+                 "Do not add the special tokens (BOS) that the tokenizer adds to a text");
+}
+
 Result<std::unique_ptr<TextCodec>> OpenCodec(const Console& console, std::string_view option,
-                                             const std::string& directory, const Model& model) {
+                                             const std::string& directory) {
   MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, option));
-  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<TextCodec> codec, console.text_codecs()(directory));
-  if (codec->vocab_size() > model.info().vocab_size) {
-    return Status(
-        Code::kMalformedFile,
-        fmt::format("{}: the tokenizer has {} tokens, the model {}: it is another model's",
-                    directory, codec->vocab_size(), model.info().vocab_size));
-  }
-  return codec;
+  return console.text_codecs()(directory);
 }
 
 Result<std::vector<int32_t>> EncodeText(TextCodec& codec, std::string_view text,
+                                        const SpecialTokensArgument& special,
                                         const std::string& directory, const Model& model) {
-  MARLIN_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, codec.Encode(text));
+  MARLIN_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, codec.Encode(text, special.added()));
   for (const int32_t token : tokens) {
     if (token >= 0 && token < model.info().vocab_size) continue;
     return Status(Code::kMalformedFile,
@@ -214,6 +213,7 @@ void CorpusArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--text", &text_, "FILE", "The text; - is the standard input");
   arguments.Option("--tokens", &tokens_, "FILE",
                    "Token ids instead, separated by spaces or commas");
+  special_.Declare(arguments);
   arguments.Option("--window", &window_, {.least = 1}, "N",
                    "Tokens per evaluation window; default 256");
   arguments.Option("--stride", &stride_, WholeRange(), "N",
@@ -233,9 +233,9 @@ Result<std::vector<int32_t>> CorpusArguments::Read(const Console& console,
                                                    const std::string& directory,
                                                    const Model& model) const {
   if (tokens_) return ReadTokens(*tokens_);
-  MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--text", directory, model));
+  MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--text", directory));
   MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*text_));
-  Result<std::vector<int32_t>> tokens = EncodeText(*codec, text, directory, model);
+  Result<std::vector<int32_t>> tokens = EncodeText(*codec, text, special_, directory, model);
   return tokens.ok() ? std::move(tokens) : tokens.status().WithContext(*text_);
 }
 

@@ -120,34 +120,6 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
   }
 }
 
-/// Reads one id or a list of ids.
-std::vector<int32_t> EndTokens(ModelConfig& config) {
-  std::vector<int32_t> ids;
-  if (!config.Has("eos_token_id")) return ids;
-  constexpr int64_t kMaxId = INT32_MAX;
-  if (config.IsList("eos_token_id")) {
-    for (const int64_t id : config.IntegersOrEmpty("eos_token_id")) {
-      if (id >= 0 && id <= kMaxId) ids.push_back(static_cast<int32_t>(id));
-    }
-  } else {
-    ids.push_back(static_cast<int32_t>(config.CountOr("eos_token_id", kMaxId, 0)));
-  }
-  return ids;
-}
-
-Status ReadEndTokens(ModelConfig& config, std::string_view generation_json,
-                     DecoderConfig* decoder) {
-  if (!generation_json.empty()) {
-    MARLIN_ASSIGN_OR_RETURN(
-        ModelConfig generation,
-        ModelConfig::Parse(generation_json, "generation_config.json", kGenerationJson));
-    decoder->eos_token_ids = EndTokens(generation);
-    MARLIN_RETURN_IF_ERROR(generation.status());
-  }
-  if (decoder->eos_token_ids.empty()) decoder->eos_token_ids = EndTokens(config);
-  return config.status();
-}
-
 }  // namespace
 
 std::vector<std::string> SupportedModelTypes() {
@@ -160,7 +132,7 @@ std::vector<std::string> SupportedModelTypes() {
 }
 
 Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
-                                        std::string_view generation_json) {
+                                        const GenerationFiles& files) {
   MARLIN_ASSIGN_OR_RETURN(ModelConfig source, ModelConfig::Parse(config_json));
   MARLIN_RETURN_IF_ERROR(CheckType(source));
   MARLIN_ASSIGN_OR_RETURN(TypedConfig typed,
@@ -187,7 +159,7 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
   if (decoder.latent()) decoder.score_scale *= decoder.rotary.score_factor;
   MARLIN_RETURN_IF_ERROR(ReadWindows(config, &decoder));
   ReadRouter(config, &decoder);
-  MARLIN_RETURN_IF_ERROR(ReadEndTokens(typed.source, generation_json, &decoder));
+  MARLIN_ASSIGN_OR_RETURN(decoder.generation, ReadGenerationDefaults(typed.source, files));
   MARLIN_RETURN_IF_ERROR(config.status());
   if (!typed.ignored.empty()) {
     decoder.notes.push_back(

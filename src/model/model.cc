@@ -42,7 +42,9 @@ ModelInfo InfoOf(const Decoder& decoder) {
   info.bits_per_weight = decoder.parameters > 0 ? 8.0 * static_cast<double>(stored) /
                                                       static_cast<double>(decoder.parameters)
                                                 : 0.0;
-  info.eos_token_ids = decoder.config.eos_token_ids;
+  info.eos_token_ids = decoder.config.generation.eos_token_ids;
+  info.sampling = decoder.config.generation.sampling;
+  info.ignored_generation_keys = decoder.config.generation.ignored;
   info.notes = decoder.config.notes;
   return info;
 }

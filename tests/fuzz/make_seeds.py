@@ -96,6 +96,8 @@ def config_shapes() -> Seeds:
 def generation_configs() -> Seeds:
     return {
         "one": b'{"eos_token_id":2,"temperature":0.6,"top_p":0.95}',
+        "sampled": b'{"do_sample":true,"top_k":20,"min_p":0.1,"repetition_penalty":1.1}',
+        "ignored": b'{"no_repeat_ngram_size":3,"num_beams":4,"suppress_tokens":[1,2]}',
         "several": b'{"eos_token_id":[1,2,3],"bos_token_id":0}',
         "eos-depth-200": deep(200, '{"eos_token_id":'),
         "eos-depth-100000": deep(100_000, '{"eos_token_id":{"a":', after="}}"),

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "checkpoint/readers/gguf_generation.h"
 #include "checkpoint/readers/gguf_rope.h"
 #include "recipe/name_list.h"
 #include "recipe/type_defaults.h"
@@ -213,17 +214,15 @@ class ConfigBuilder {
   }
 
   void AddTokens() {
-    const auto token = [&](std::string_view key) {
-      const std::optional<int64_t> id = metadata_.Integer(key);
-      return id && *id >= 0 && *id <= INT32_MAX ? id : std::nullopt;
-    };
-    Put("bos_token_id", token("tokenizer.ggml.bos_token_id"));
-    const std::optional<int64_t> end = token("tokenizer.ggml.eos_token_id");
-    const std::optional<int64_t> turn = token("tokenizer.ggml.eot_token_id");
-    if (end && turn && *end != *turn) {
-      config_["eos_token_id"] = {static_cast<uint64_t>(*end), static_cast<uint64_t>(*turn)};
-    } else {
-      Put("eos_token_id", end ? end : turn);
+    const std::optional<int64_t> start = metadata_.Integer("tokenizer.ggml.bos_token_id");
+    if (start && *start >= 0 && *start <= INT32_MAX) Put("bos_token_id", start);
+    const std::vector<int64_t> ends = GgufEndTokens(metadata_);
+    if (ends.size() == 1) {
+      Put("eos_token_id", ends.front());
+    } else if (!ends.empty()) {
+      Json list = Json::array();
+      for (const int64_t id : ends) list.push_back(static_cast<uint64_t>(id));
+      config_["eos_token_id"] = std::move(list);
     }
   }
 

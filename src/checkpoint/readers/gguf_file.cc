@@ -378,6 +378,8 @@ std::optional<std::vector<std::string_view>> GgufMetadata::Texts(std::string_vie
   return texts;
 }
 
+double Shortest(double value) { return std::stod(fmt::format("{}", static_cast<float>(value))); }
+
 Result<GgufFile> ParseGguf(std::string_view file, const std::string& where) {
   return GgufParser(file, where).Run();
 }

@@ -64,6 +64,9 @@ class GgufMetadata {
   std::map<std::string_view, GgufValue> values_;
 };
 
+/// The shortest decimal of an fp32, for JSON: 1e-05 instead of 9.99999974738e-06.
+double Shortest(double value);
+
 /// One tensor of a file. `dims` is the shape in C order: the last dimension is contiguous.
 struct GgufTensor {
   std::string_view name;

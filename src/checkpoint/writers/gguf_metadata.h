@@ -64,12 +64,24 @@ struct GgufModelFacts {
 Result<GgufModelFacts> DescribeGgufModel(const std::string& config_json, const std::string& where,
                                          GgufMetadataBuilder* metadata);
 
+/// The files that say which tokens a model has and which end a text; null for one that is missing.
+struct GgufTokenFiles {
+  const Json& tokenizer;
+  const Json& tokenizer_config;
+  const Json& config;
+  const Json& generation_config;
+};
+
 /// Describes a tokenizer.json and the special tokens; `rows` is the size of the embedding table.
 /// Returns why the format cannot hold it, in which case nothing was added; empty: it was added.
-std::string DescribeGgufTokenizer(const Json& tokenizer, const Json& tokenizer_config,
-                                  const Json& config, int64_t rows, GgufMetadataBuilder* metadata);
+std::string DescribeGgufTokenizer(const GgufTokenFiles& files, int64_t rows,
+                                  GgufMetadataBuilder* metadata);
 
-/// Describes the special tokens of a config.json, for a model without a tokenizer.
-void DescribeGgufTokenNumbers(const Json& config, GgufMetadataBuilder* metadata);
+/// Describes the special tokens for a model without a tokenizer.
+void DescribeGgufTokenNumbers(const Json& config, const Json& generation_config,
+                              GgufMetadataBuilder* metadata);
+
+/// Describes the sampling that a generation_config.json asks for.
+void DescribeGgufSampling(const Json& generation_config, GgufMetadataBuilder* metadata);
 
 }  // namespace marlin

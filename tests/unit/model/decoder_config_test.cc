@@ -21,7 +21,7 @@ std::string Config(const std::string& type, const std::string& more) {
 }
 
 std::vector<int64_t> Windows(const std::string& type, const std::string& more) {
-  const Result<DecoderConfig> config = ReadDecoderConfig(Config(type, more), "");
+  const Result<DecoderConfig> config = ReadDecoderConfig(Config(type, more));
   EXPECT_TRUE(config.ok()) << config.status().message();
   return config.ok() ? config->windows : std::vector<int64_t>();
 }
@@ -78,7 +78,7 @@ TEST(DecoderConfig, LayerTypesDecideWhereTheyAreThere) {
 
 TEST(DecoderConfig, LayersOfGlm4MoeLiteSayWhetherTheyHaveExperts) {
   const auto read = [](const std::string& more) {
-    return ReadDecoderConfig(Config("glm4_moe_lite", more), "");
+    return ReadDecoderConfig(Config("glm4_moe_lite", more));
   };
   // The number of dense layers is a leftover of the other way to specify them.
   const auto config = read(R"("first_k_dense_replace": 1,
