@@ -18,9 +18,6 @@ namespace {
 constexpr double kTheta = 10000;
 constexpr int64_t kSigmoidGating = 2;  // A value of expert_gating_func.
 
-/// The shortest decimal of an fp32: 1e-05 instead of 9.99999974738e-06.
-double Shortest(double value) { return std::stod(fmt::format("{}", static_cast<float>(value))); }
-
 /// Keys after the architecture that are read here, or that the tensors' shapes repeat. Those of
 /// RoPE are kGgufRopeKeys.
 constexpr std::string_view kGgufKeys[] = {
