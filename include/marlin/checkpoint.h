@@ -127,7 +127,9 @@ struct QuantizeCheckpointReport {
   int64_t bytes = 0;                     ///< Size of the tensors written.
   double coverage = 0;                   ///< quantized_parameters / parameters.
   std::vector<SkippedTensor> skipped;
-  /// Matrices that the method had too little data for, and what was used instead.
+  /// Methods with data: elements of the matrices whose codes the data decided.
+  int64_t calibrated_parameters = 0;
+  /// Matrices that the method had no data or too little for, and what was used instead.
   std::vector<SkippedTensor> fallbacks;
   int64_t zeroed_groups = 0;  ///< Groups whose scale underflowed to zero.
   int64_t inputs = 0;         ///< Methods with awq: inputs of layers that scales were searched for.

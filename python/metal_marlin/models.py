@@ -354,7 +354,8 @@ def quantize_model(
     method is "rtn", "mse", "gptq", "awq" or "awq+gptq". The last three run the model on `device`
     over `calibration`, a text or token ids; without one the model writes the text itself, from
     `seed`. calibration_tokens: how many of its tokens are used; 0: 16384 or more. `fallbacks` of
-    the result lists matrices with too few tokens; `scaled_inputs` of `inputs` got scales by awq,
+    the result lists matrices with too few tokens, or that the model does not run, and
+    `calibrated_parameters` counts the others; `scaled_inputs` of `inputs` got scales by awq,
     which are multiplied into the tensors around them; of `rotatable` matrices, whose recipe has
     Hadamard blocks, `rotated` got them. imatrix is an importance matrix of llama.cpp,
     in either of its forms, for method "mse": errors are weighted by the inputs that it measured.

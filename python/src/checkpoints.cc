@@ -36,6 +36,7 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   dict["quantized_bits_per_weight"] = report.quantized_bits_per_weight;
   dict["bytes"] = report.bytes;
   dict["coverage"] = report.coverage;
+  dict["calibrated_parameters"] = report.calibrated_parameters;
   dict["skipped"] = SkippedList(report.skipped);
   dict["fallbacks"] = SkippedList(report.fallbacks);
   dict["inputs"] = report.inputs;

@@ -34,6 +34,8 @@ struct ModelCard {
   int64_t bytes = 0;  ///< Size of the tensors written.
   std::vector<CardModule> modules;
   std::vector<SkippedTensor> skipped;  ///< Matrices that are not quantized.
+  /// Modules with another method than the card's, and which.
+  std::vector<SkippedTensor> other_methods;
   std::vector<std::string> metrics;    ///< Measurements, a sentence each.
 };
 

@@ -39,6 +39,9 @@ struct ModuleRecord {
   bool stacked = false;  ///< Experts in front: tensors and shape have one more dimension.
   SourceLayout layout = SourceLayout::kOutIn;
   Exactness exactness = Exactness::kExact;
+  /// Of a directory of this program: how the matrices were quantized, where some got another method
+  /// than the directory's: "mse", or "gptq, mse". Empty: all got that.
+  std::string method;
 };
 
 /// The parts of a module.

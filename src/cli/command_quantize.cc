@@ -227,6 +227,7 @@ class QuantizeCommand final : public Command {
         {"quantized_bits_per_weight", report.quantized_bits_per_weight},
         {"bytes", report.bytes},
         {"coverage", report.coverage},
+        {"calibrated_parameters", report.calibrated_parameters},
         {"skipped", SkippedJson(report.skipped)},
         {"fallbacks", SkippedJson(report.fallbacks)},
         {"zeroed_groups", report.zeroed_groups},
@@ -263,8 +264,11 @@ class QuantizeCommand final : public Command {
       text += fmt::format("rotated the inputs of {} of {} matrices, where it lowers the error\n",
                           report.rotated, report.rotatable);
     }
-    for (const SkippedTensor& tensor : report.fallbacks) {
-      text += fmt::format("{}: {}\n", Printable(tensor.name), tensor.reason);
+    if (!report.fallbacks.empty()) {
+      text += fmt::format("data for {:.1f} % of the quantized parameters; fallbacks: {}\n",
+                          100 * static_cast<double>(report.calibrated_parameters) /
+                              static_cast<double>(report.quantized_parameters),
+                          SkippedText(report.fallbacks));
     }
     return console.Print(text);
   }
