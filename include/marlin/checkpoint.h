@@ -91,6 +91,17 @@ class Checkpoint {
   std::shared_ptr<const Impl> impl_;
 };
 
+/// Whether extra tensors are allowed, in the whole process; at first they are not. Then a directory
+/// whose shards hold tensors that the index does not list there, and a model with tensors that it
+/// has no place for, are errors that name the first of them. If they are allowed, of two tensors of
+/// one name the one that the index lists is read, tensors that it does not list are read, too, and
+/// the model leaves out what it has no place for. Thread-safe.
+void AllowExtraTensors(bool allow);
+bool ExtraTensorsAllowed();
+
+/// Whether any tensor belongs to a routed expert.
+bool HasExperts(const Checkpoint& checkpoint);
+
 /// Called with (done, total) parameters; may be empty.
 using Progress = std::function<void(int64_t done, int64_t total)>;
 
@@ -136,6 +147,8 @@ struct QuantizeCheckpointReport {
   int64_t scaled_inputs = 0;  ///< Those that got scales.
   int64_t rotatable = 0;      ///< Matrices whose recipe has Hadamard blocks.
   int64_t rotated = 0;        ///< Those that got them, because they lower the error.
+  /// The source's model_type, if this library cannot run it; else empty.
+  std::string unsupported_type;
   double seconds = 0;         ///< Wall time.
 };
 

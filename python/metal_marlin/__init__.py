@@ -50,6 +50,7 @@ from .linear import (
 )
 from .models import (
     Model,
+    allow_extra_tensors,
     assign_formats,
     export_model,
     import_model,
@@ -81,6 +82,7 @@ __all__ = [
     "QuantizedWeights",
     "SharedExpert",
     "UnsupportedError",
+    "allow_extra_tensors",
     "assign_formats",
     "batched_gemm",
     "default_device",

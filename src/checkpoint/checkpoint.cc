@@ -2,7 +2,9 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <new>
 
 #include "base/macros.h"
@@ -12,6 +14,8 @@
 
 namespace marlin {
 namespace {
+
+std::atomic<bool> allow_extra_tensors = false;
 
 Status UnknownName(const Checkpoint::Impl& impl, std::string_view what, const std::string& name) {
   return Status(Code::kInvalidArgument,
@@ -167,6 +171,16 @@ Status Checkpoint::VerifyChecksums() const {
     for (const PartTensor& part : impl_->reader->Parts(record)) impl_->Release(part.tensor);
   }
   return {};
+}
+
+void AllowExtraTensors(bool allow) { allow_extra_tensors = allow; }
+bool ExtraTensorsAllowed() { return allow_extra_tensors; }
+
+bool HasExperts(const Checkpoint& checkpoint) {
+  return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(),
+                     [](const TensorInfo& tensor) {
+                       return ClassifyTensor(tensor.name) == LayerClass::kMoeExpert;
+                     });
 }
 
 }  // namespace marlin

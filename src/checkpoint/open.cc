@@ -30,6 +30,7 @@ class CheckpointOpener {
   Status AddFile(const std::string& directory, const std::string& name);
   Status AddIndexed(const std::string& index_name);
   Result<std::map<std::string, std::string>> ReadWeightMap(const std::string& index_path);
+  void DropUnlistedCopies(const std::map<std::string, std::string>& weight_map);
   Status CheckWeightMap(const std::string& index_path,
                         const std::map<std::string, std::string>& weight_map) const;
   Status FindChecksums();
@@ -187,24 +188,38 @@ Result<std::map<std::string, std::string>> CheckpointOpener::ReadWeightMap(
   return files;
 }
 
+/// Drops tensors whose name the index lists in another shard that holds it, too.
+void CheckpointOpener::DropUnlistedCopies(const std::map<std::string, std::string>& weight_map) {
+  std::set<std::pair<std::string, std::string>> held;
+  for (const TensorInfo& tensor : impl_.tensors) held.emplace(tensor.name, tensor.file);
+  std::erase_if(impl_.tensors, [&](const TensorInfo& tensor) {
+    const auto entry = weight_map.find(tensor.name);
+    return entry != weight_map.end() && entry->second != tensor.file && held.contains(*entry);
+  });
+}
+
 Status CheckpointOpener::CheckWeightMap(
     const std::string& index_path, const std::map<std::string, std::string>& weight_map) const {
   const auto malformed = [&index_path](const std::string& message) {
     return Status(Code::kMalformedFile, Printable(index_path) + ": " + message);
   };
+  constexpr std::string_view kAdvice =
+      "; --allow-extra-tensors, or AllowExtraTensors of a program, reads it";
+  const bool strict = !ExtraTensorsAllowed();
   for (const TensorInfo& tensor : impl_.tensors) {
+    if (!strict) break;
     const auto entry = weight_map.find(tensor.name);
     if (entry == weight_map.end()) {
-      return malformed(fmt::format("tensor \"{}\" of {} is not listed", Printable(tensor.name),
-                                   Printable(tensor.file)));
+      return malformed(fmt::format("tensor \"{}\" of {} is not listed{}", Printable(tensor.name),
+                                   Printable(tensor.file), kAdvice));
     }
     if (entry->second != tensor.file) {
-      return malformed(fmt::format("tensor \"{}\" is listed in {} but is in {}",
+      return malformed(fmt::format("tensor \"{}\" is listed in {} but is in {}{}",
                                    Printable(tensor.name), Printable(entry->second),
-                                   Printable(tensor.file)));
+                                   Printable(tensor.file), kAdvice));
     }
   }
-  if (impl_.tensors.size() == weight_map.size()) return {};
+  if (strict && impl_.tensors.size() == weight_map.size()) return {};
   std::set<std::string_view> present;
   for (const TensorInfo& tensor : impl_.tensors) present.insert(tensor.name);
   for (const auto& [name, file] : weight_map) {
@@ -213,6 +228,7 @@ Status CheckpointOpener::CheckWeightMap(
                                    Printable(name), Printable(file)));
     }
   }
+  if (!strict) return {};
   return malformed(
       fmt::format("{} tensors listed, {} found", weight_map.size(), impl_.tensors.size()));
 }
@@ -228,6 +244,7 @@ Status CheckpointOpener::AddIndexed(const std::string& index_name) {
     return Status(Code::kMalformedFile, Printable(index_path) + ": \"weight_map\" is empty");
   }
   for (const std::string& shard : shards) MARLIN_RETURN_IF_ERROR(AddFile(impl_.path, shard));
+  if (ExtraTensorsAllowed()) DropUnlistedCopies(weight_map);
   return CheckWeightMap(index_path, weight_map);
 }
 

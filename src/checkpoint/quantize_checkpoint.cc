@@ -17,6 +17,7 @@
 #include "checkpoint/quantize_plan.h"
 #include "marlin/checkpoint.h"
 #include "quantize/quantizer.h"
+#include "recipe/decoder_shape.h"
 
 namespace marlin {
 namespace {
@@ -346,6 +347,15 @@ Status CheckQuantizable(const Checkpoint::Impl& source, const QuantizeCheckpoint
                             Printable(source.quant_method)));
 }
 
+/// The model_type, if it is given and the decoder cannot run it.
+std::string UnsupportedType(const Json& config) {
+  const auto type = config.is_object() ? config.find("model_type") : config.end();
+  if (type == config.end() || !type->is_string()) return {};
+  const auto name = type->get<std::string>();
+  const Result<const Family*> family = FindFamily(name);
+  return family.ok() && (*family)->runs ? std::string() : name;
+}
+
 QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const QuantizePlan& plan,
                                   const std::string& output) {
   QuantizeCheckpointReport report;
@@ -355,6 +365,7 @@ QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const Quantize
   report.quantized_parameters = plan.quantized_parameters;
   report.bytes = plan.bytes;
   report.skipped = plan.skipped;
+  report.unsupported_type = UnsupportedType(source.config());
   report.rotatable = std::count_if(plan.units.begin(), plan.units.end(), IsRotated);
   if (plan.parameters > 0) {
     const auto parameters = static_cast<double>(plan.parameters);

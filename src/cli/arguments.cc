@@ -16,6 +16,7 @@
 #include "base/thread_pool.h"
 #include "cli/command.h"
 #include "cli/console.h"
+#include "marlin/checkpoint.h"
 #include "marlin/version.h"
 
 namespace marlin::cli {
@@ -169,6 +170,24 @@ void ArgumentList::Positional(const char* name, std::optional<std::string>* valu
   app_.add_option_function<std::string>(
           name, [value](const std::string& given) { *value = given; }, help)
       ->type_name("");
+}
+
+void ArgumentList::Checkpoint(const char* name, std::string* value, const char* help) {
+  Positional(name, value, help);
+  DeclareOpening();
+}
+
+void ArgumentList::Checkpoint(const char* name, std::optional<std::string>* value,
+                              const char* help) {
+  Positional(name, value, help);
+  DeclareOpening();
+}
+
+void ArgumentList::DeclareOpening() {
+  app_.add_flag_callback(
+      "--allow-extra-tensors", [] { AllowExtraTensors(true); },
+      "Read shards with tensors that their index does not list there, and models with tensors that "
+      "they have no place for");
 }
 
 void ArgumentList::Option(const char* names, std::string* value, const char* type,

@@ -48,6 +48,9 @@ class ArgumentList {
   void Positional(const char* name, std::string* value, const char* help);
   /// May be absent.
   void Positional(const char* name, std::optional<std::string>* value, const char* help);
+  /// A positional that names a checkpoint, and the options for opening checkpoints.
+  void Checkpoint(const char* name, std::string* value, const char* help);
+  void Checkpoint(const char* name, std::optional<std::string>* value, const char* help);
   /// `names` is "-o,--output" or "--recipe"; `type` is the value's name in --help.
   void Option(const char* names, std::string* value, const char* type, const char* help);
   void Option(const char* names, std::optional<std::string>* value, const char* type,
@@ -64,6 +67,8 @@ class ArgumentList {
   void Flag(const char* names, bool* value, const char* help);
 
  private:
+  void DeclareOpening();
+
   CLI::App& app_;
 };
 

@@ -94,11 +94,4 @@ std::string WithoutLine(const SkippedTensor& file) {
   return fmt::format("without {}: {}\n", file.name, file.reason);
 }
 
-bool HasExperts(const Checkpoint& checkpoint) {
-  return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(),
-                     [](const TensorInfo& tensor) {
-                       return ClassifyTensor(tensor.name) == LayerClass::kMoeExpert;
-                     });
-}
-
 }  // namespace marlin::cli

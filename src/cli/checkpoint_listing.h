@@ -40,7 +40,4 @@ nlohmann::ordered_json SkippedJson(const std::vector<SkippedTensor>& skipped);
 /// "without tokenizer.json: ..." as a line.
 std::string WithoutLine(const SkippedTensor& file);
 
-/// True when any tensor belongs to a routed expert.
-bool HasExperts(const Checkpoint& checkpoint);
-
 }  // namespace marlin::cli

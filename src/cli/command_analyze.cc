@@ -69,7 +69,7 @@ LayerUse UseOf(std::vector<int64_t> counts) {
 class AnalyzeCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("MODEL", &path_, "A plain or quantized directory");
+    arguments.Checkpoint("MODEL", &path_, "A plain or quantized directory");
     arguments.Flag("--routing", &routing_, "Counts the selections of every expert of every layer");
     arguments.Flag("--sparsity", &sparsity_,
                    "Measures what keeping two of every four weights would take from every matrix");

@@ -55,7 +55,7 @@ class BenchCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("OP", &op_, "gemm, dequantize, sweep, moe, model or load");
-    arguments.Positional("MODEL", &model_path_, "model, load: a plain or quantized directory");
+    arguments.Checkpoint("MODEL", &model_path_, "model, load: a plain or quantized directory");
     arguments.Option("--shape", &shapes_, "M,N,K",
                      "May be repeated; moe: tokens, inner features, hidden features");
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");

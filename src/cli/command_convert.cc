@@ -20,7 +20,7 @@ class ConvertCommand final : public Command {
   explicit ConvertCommand(const char* name) : name_(name) {}
 
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("SRC", &source_,
+    arguments.Checkpoint("SRC", &source_,
                          "A quantized checkpoint; for gguf also an unquantized one");
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory, for gguf without --shard-size the file, to write; it "

@@ -65,7 +65,7 @@ class Output {
 class GenerateCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("MODEL", &path_, "A plain or quantized directory");
+    arguments.Checkpoint("MODEL", &path_, "A plain or quantized directory");
     arguments.Option("--prompt", &prompt_, "TEXT", "The text to continue; prints text");
     arguments.Option("--tokens", &tokens_, "FILE",
                      "Token ids instead; prints token ids; - is stdin");

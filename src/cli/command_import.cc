@@ -31,7 +31,7 @@ bool IsRounded(const ImportedModule& module) { return module.exactness == "re-ro
 class ImportCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("SRC", &source_,
+    arguments.Checkpoint("SRC", &source_,
                          "A GGUF file, or a directory that another program quantized");
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory to write; it appears whole or not at all");

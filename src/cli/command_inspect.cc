@@ -67,7 +67,7 @@ std::string BitsText(double bits) { return fmt::format("{:.3f}", bits); }
 class InspectCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("PATH", &path_, "A model's directory, a .safetensors or a GGUF file");
+    arguments.Checkpoint("PATH", &path_, "A model's directory, a .safetensors or a GGUF file");
   }
 
   Status Run(Console& console) override {

@@ -59,7 +59,7 @@ Result<MixedPrecisionConfig> RecipeArguments::Base(bool has_experts) const {
     return MixedPrecisionConfig::Uniform(
         fmt::format("{}/g{}", FormatName(format), group_size_.value_or(kDefaultGroupSize)));
   }
-  return has_experts ? MixedPrecisionConfig::DefaultMoe() : MixedPrecisionConfig::DefaultDense();
+  return MixedPrecisionConfig::Default(has_experts);
 }
 
 Status RecipeArguments::ChangeClasses(MixedPrecisionConfig* recipe) const {

@@ -311,8 +311,10 @@ Result<Projection> WeightSource::Load(std::span<const MatrixRequest> matrices, i
 }
 
 Status WeightSource::CheckAllUsed() const {
+  if (ExtraTensorsAllowed()) return {};
   const auto unexpected = [this](std::string_view what, const std::string& name) {
-    return Status(Code::kMalformedFile, fmt::format("{}: {} \"{}\" is not a part of a {}",
+    return Status(Code::kMalformedFile, fmt::format("{}: {} \"{}\" is not a part of a {}; "
+                                                    "--allow-extra-tensors leaves it out",
                                                     checkpoint_.path(), what, name, model_type_));
   };
   for (const QuantizedModule& module : checkpoint_.modules()) {

@@ -102,8 +102,8 @@ class CompressedTensorsWriter final : public ModuleWriter {
                                    spec.has_biases ? " and biases" : ""));
     }
     if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
-      return WouldLose(kCtName, fmt::format("a last group of {} k in groups of {}",
-                                            spec.k % spec.group_size, spec.group_size));
+      return CannotHold(kCtName, fmt::format("a last group of {} k in groups of {}",
+                                             spec.k % spec.group_size, spec.group_size));
     }
     const int64_t bits = GetFormatInfo(spec.format).bits;
     const int64_t groups = GroupCount(spec);
@@ -126,7 +126,7 @@ class CompressedTensorsWriter final : public ModuleWriter {
                         {name("weight_scale"), ScaleDType(spec.scale_type), {spec.n, groups}}};
     }
     if (spec.k % spec.group_size != 0) {
-      return WouldLose(kCtName, fmt::format("{} k in one group of {}", spec.k, spec.group_size));
+      return CannotHold(kCtName, fmt::format("{} k in one group of {}", spec.k, spec.group_size));
     }
     if (*scheme == Scheme::kMxFp8) {
       return OutputUnit{{name("weight"), DType::kF8E4M3, {spec.n, spec.k}},

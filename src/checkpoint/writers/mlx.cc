@@ -10,15 +10,20 @@
 // Experts are stacked, under the name of MLX's module for them.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
+#include "base/printable.h"
 #include "base/scalars.h"
 #include "checkpoint/foreign_codes.h"
 #include "checkpoint/module_writer.h"
+#include "checkpoint/writers/mlx_config.h"
 #include "layout/parameters.h"
+#include "recipe/decoder_tensors.h"
+#include "recipe/expert_name.h"
 
 namespace marlin {
 namespace {
@@ -61,12 +66,18 @@ Result<std::vector<uint8_t>> ProductScales(const QuantizedWeights& matrix) {
   return products;
 }
 
+/// The name of a module in mlx_lm's models, where Mixtral's projections have those of all others.
 std::string NameOf(const std::string& name) {
   constexpr std::string_view kExpertsPart = "experts.*.";
-  std::string mlx = name;
-  const size_t at = mlx.find(kExpertsPart);
-  if (at != std::string::npos) mlx.replace(at, kExpertsPart.size(), "switch_mlp.");
-  return mlx;
+  const size_t at = name.find(kExpertsPart);
+  if (at == std::string::npos) return name;
+  std::string_view projection = std::string_view(name).substr(at + kExpertsPart.size());
+  const auto* const found =
+      std::find(kShortProjections.begin(), kShortProjections.end(), projection);
+  if (found != kShortProjections.end()) {
+    projection = kUsualProjections[static_cast<size_t>(found - kShortProjections.begin())];
+  }
+  return fmt::format("{}switch_mlp.{}", name.substr(0, at), projection);
 }
 
 class MlxWriter final : public ModuleWriter {
@@ -85,9 +96,9 @@ class MlxWriter final : public ModuleWriter {
     const bool size =
         IsNvfp4(spec) || spec.group_size == 32 || spec.group_size == 64 || spec.group_size == 128;
     if (!size || spec.k % spec.group_size != 0) {
-      return WouldLose(kMlxName,
-                       fmt::format("{} k in groups of {}: groups of 32, 64 or 128 divide k", spec.k,
-                                   spec.group_size));
+      return CannotHold(kMlxName,
+                        fmt::format("{} k in groups of {}: groups of 32, 64 or 128 divide k",
+                                    spec.k, spec.group_size));
     }
     const auto add = [&](std::string_view part, DType dtype, int64_t columns, OutputUnit* unit) {
       Shape shape;
@@ -142,6 +153,10 @@ class MlxWriter final : public ModuleWriter {
     };
     Json quantization = Json::object();
     for (const ForeignModule& module : modules) {
+      if (!module.stacked && ParseExpertName(module.name)) {
+        return WouldLose(kMlxName, fmt::format("\"{}\": experts of one layer in several formats",
+                                               Printable(module.name)));
+      }
       const Json own = settings(module);
       if (&module == &modules.front()) quantization = own;
       // Every module is listed, so that those without an entry are known to be unquantized.
@@ -149,7 +164,7 @@ class MlxWriter final : public ModuleWriter {
     }
     (*config)["quantization"] = quantization;
     (*config)["quantization_config"] = std::move(quantization);
-    return {};
+    return TakeMlxNames(config);
   }
 
  private:
