@@ -149,7 +149,7 @@ struct QuantizeCheckpointReport {
   int64_t rotated = 0;        ///< Those that got them, because they lower the error.
   /// The source's model_type, if this library cannot run it; else empty.
   std::string unsupported_type;
-  double seconds = 0;         ///< Wall time.
+  double seconds = 0;  ///< Wall time.
 };
 
 /// Quantizes an unquantized checkpoint into a new directory, which is written atomically. Tensors

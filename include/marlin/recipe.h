@@ -119,8 +119,7 @@ class MixedPrecisionConfig {
   static MixedPrecisionConfig DefaultDense();
   static MixedPrecisionConfig DefaultMoe();
   static MixedPrecisionConfig AggressiveMoe();
-  /// What is taken where nobody names a recipe: default_moe for a model with experts, else
-  /// default_dense.
+  /// The recipe where none is named: default_moe for a model with experts, else default_dense.
   static MixedPrecisionConfig Default(bool has_experts) {
     return has_experts ? DefaultMoe() : DefaultDense();
   }

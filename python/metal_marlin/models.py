@@ -376,15 +376,15 @@ def quantize_model(
     "compensated", the default; other methods prune by magnitude.
 
     `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file; None:
-    "default_moe" for a model with experts, else "default_dense". With target_bpw instead, every matrix gets the format of `formats` with which
-    they have at most so many bits per weight, scales included, and the predictions move least:
-    according to `sensitivity`, what measure_sensitivity returned or a file of it; None: measured
-    first, on `device` over `calibration`.
+    "default_moe" for a model with experts, else "default_dense". With target_bpw instead, every
+    matrix gets the format of `formats` with which they have at most so many bits per weight, scales
+    included, and the predictions move least: according to `sensitivity`, what measure_sensitivity
+    returned or a file of it; None: measured first, on `device` over `calibration`.
 
     Returns the JSON of `metal-marlin quantize --json`; `runs` is False for a model type that `load`
-    does not run. With model_card the directory gets a
-    README.md; one that somebody wrote or changed in a directory that is replaced is kept. An
-    exception raised by `progress` aborts the call and propagates; no output is left then.
+    does not run. With model_card the directory gets a README.md; one that somebody wrote or changed
+    in a directory that is replaced is kept. An exception raised by `progress` aborts the call and
+    propagates; no output is left then.
     """
     start = time.perf_counter()
     measures = target_bpw is not None and sensitivity is None

@@ -36,7 +36,7 @@ struct ModelCard {
   std::vector<SkippedTensor> skipped;  ///< Matrices that are not quantized.
   /// Modules with another method than the card's, and which.
   std::vector<SkippedTensor> other_methods;
-  std::vector<std::string> metrics;    ///< Measurements, a sentence each.
+  std::vector<std::string> metrics;  ///< Measurements, a sentence each.
 };
 
 /// The text of a card; equal facts give equal bytes. License, language and task are taken from the

@@ -289,9 +289,13 @@ int OldestVersionOf(const WeightsSpec& spec) {
 }
 
 std::string QuantizationConfigChecksum(const Json& json) {
-  Json content = json;
-  content.erase("checksum");
-  return ChecksumText(ChecksumOf(DumpJson(content)));
+  // Value by value: a copy without the key would take as much memory as a large model's modules.
+  std::string text = "{";
+  for (const auto& [key, value] : json.items()) {
+    if (key == "checksum") continue;
+    text += fmt::format("{}{}:{}", text.size() > 1 ? "," : "", DumpJson(key), DumpJson(value));
+  }
+  return ChecksumText(ChecksumOf(text + "}"));
 }
 
 Json BuildQuantizationConfig(const QuantizationConfig& config, const Json& recipe_document) {

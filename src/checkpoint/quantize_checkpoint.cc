@@ -10,6 +10,7 @@
 #include "base/macros.h"
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/checksum.h"
 #include "checkpoint/conversion.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/matrix_quantizer.h"
@@ -61,10 +62,10 @@ int64_t Calibratable(const Checkpoint::Impl& source, const QuantizePlan& plan,
   return parameters;
 }
 
-/// What the matrices of a unit became, beyond its plan.
+/// The matrices of a unit as they were written, beyond its plan.
 struct Outcome {
-  bool not_rotated = false;   ///< Without the plan's Hadamard blocks.
-  bool calibrated = false;    ///< Data decided some matrices, and others not.
+  bool not_rotated = false;  ///< Without the plan's Hadamard blocks.
+  bool calibrated = false;   ///< Data decided some matrices, and others not.
   bool uncalibrated = false;
 
   /// As a character, which is stored with the unit.
@@ -407,9 +408,9 @@ Status WriteOutput(Io& io, Checkpoint* checkpoint, const QuantizePlan& plan, con
   ThreadPool pool(0);
   UnitQuantizer units(pool, checkpoint, plan, options, quantizer);
   conversion->fingerprint =
-      Fingerprint(source, fmt::format("quantize {} {} {}", options.shard_bytes,
+      Fingerprint(source, fmt::format("quantize {} {} {:016x}", options.shard_bytes,
                                       quantizer == nullptr ? "" : quantizer->Identity(),
-                                      conversion->config_json));
+                                      ChecksumOf(conversion->config_json)));
   conversion->write_unit = [&](TensorWriter* writer, size_t unit) {
     return units.Write(writer, unit);
   };
@@ -457,13 +458,13 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
   conversion.target = output;
   conversion.options.overwrite = options.overwrite;
   conversion.options.resume = options.resume;
-  for (const PlanUnit& unit : plan.units) conversion.units.push_back(unit.outputs);
+  for (PlanUnit& unit : plan.units) conversion.units.push_back(std::move(unit.outputs));
   conversion.shard_bytes = options.shard_bytes;
   conversion.config_json = PlannedConfig(source, plan, options, recipe);
   MARLIN_RETURN_IF_ERROR(CheckReadable(io, source, conversion));
   if (!options.dry_run) {
-    MARLIN_RETURN_IF_ERROR(WriteOutput(io, &checkpoint, plan, recipe, options, quantizer,
-                                       &conversion, &report));
+    MARLIN_RETURN_IF_ERROR(
+        WriteOutput(io, &checkpoint, plan, recipe, options, quantizer, &conversion, &report));
   }
   if (quantizer != nullptr) {
     report.fallbacks = quantizer->fallbacks();

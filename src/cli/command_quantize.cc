@@ -284,9 +284,9 @@ class QuantizeCommand final : public Command {
                           report.rotated, report.rotatable);
     }
     if (!report.unsupported_type.empty()) {
-      text += fmt::format("note: a '{}' cannot be run here; types that can: {}\n",
-                          Printable(report.unsupported_type),
-                          fmt::join(SupportedModelTypes(), ", "));
+      text +=
+          fmt::format("note: a '{}' cannot be run here; types that can: {}\n",
+                      Printable(report.unsupported_type), fmt::join(SupportedModelTypes(), ", "));
     }
     if (!report.fallbacks.empty()) {
       text += fmt::format("data for {:.1f} % of the quantized parameters; fallbacks: {}\n",

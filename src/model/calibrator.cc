@@ -186,9 +186,10 @@ Status Calibrator::CheckTokens() const {
     if (smallest == &name) least = k;
   }
   if (smallest == nullptr || Enough(least)) return {};
-  return Invalid(fmt::format("calibration text: {} tokens are too few for every matrix: \"{}\", "
-                             "with {} inputs, needs at least {}",
-                             tokens_, Printable(*smallest), least, LeastTokens(least)));
+  return Invalid(
+      fmt::format("calibration text: {} tokens are too few for every matrix: \"{}\", "
+                  "with {} inputs, needs at least {}",
+                  tokens_, Printable(*smallest), least, LeastTokens(least)));
 }
 
 bool Calibrator::Enough(int64_t k) const { return tokens_ >= LeastTokens(k); }

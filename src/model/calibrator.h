@@ -125,7 +125,7 @@ class Calibrator final : public MatrixQuantizer {
   bool rotates_ = false;           ///< Some matrices have Hadamard blocks.
   std::map<Key, int64_t> zeroed_;  ///< Groups of replaced_.
   std::vector<SkippedTensor> fallbacks_;
-  std::set<Key> uncalibrated_;  ///< Of the layers' matrices, those that had too little data.
+  std::set<Key> uncalibrated_;  ///< Matrices of the layers that had too little data.
   std::vector<std::vector<int32_t>> texts_;
   std::vector<WindowChunk> chunks_;
   int64_t tokens_ = 0;

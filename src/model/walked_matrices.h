@@ -17,9 +17,9 @@ namespace marlin {
 using WalkedMatrices = std::map<std::string, int64_t>;
 WalkedMatrices FindWalkedMatrices(const LayerSource& source, const Dimensions& shape);
 
-/// What a plan quantizes beside these, with the method that it gets and the reason. Units with such
-/// matrices lose their Hadamard blocks: rotated matrices that are rounded alone lose more than
-/// others.
+/// Lists the other matrices that a plan quantizes, with the method that they get and the reason.
+/// Units with such matrices lose their Hadamard blocks: rotated matrices that are rounded alone lose
+/// more than others.
 std::vector<SkippedTensor> TakeUnwalked(const Checkpoint::Impl& source, const Dimensions& shape,
                                         const WalkedMatrices& walked, QuantizePlan* plan);
 

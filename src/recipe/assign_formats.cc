@@ -180,8 +180,8 @@ Status CheckTarget(std::span<const Sensitivity::Matrix> matrices,
   }
   MARLIN_ASSIGN_OR_RETURN(const double least, LeastBitsPerWeight(matrices, formats));
   if (least <= target) return {};
-  return Invalid(fmt::format("target: {} bits per weight, the smallest formats take {:.4f}", target,
-                             least));
+  return Invalid(
+      fmt::format("target: {} bits per weight, the smallest formats take {:.4f}", target, least));
 }
 
 Result<FormatAssignment> AssignFormats(const Sensitivity& sensitivity,

@@ -96,9 +96,9 @@ class MlxWriter final : public ModuleWriter {
     const bool size =
         IsNvfp4(spec) || spec.group_size == 32 || spec.group_size == 64 || spec.group_size == 128;
     if (!size || spec.k % spec.group_size != 0) {
-      return CannotHold(kMlxName,
-                        fmt::format("{} k in groups of {}: groups of 32, 64 or 128 divide k",
-                                    spec.k, spec.group_size));
+      return CannotHold(
+          kMlxName, fmt::format("{} k in groups of {}: groups of 32, 64 or 128 divide k", spec.k,
+                                spec.group_size));
     }
     const auto add = [&](std::string_view part, DType dtype, int64_t columns, OutputUnit* unit) {
       Shape shape;

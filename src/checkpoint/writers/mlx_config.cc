@@ -14,7 +14,7 @@
 namespace marlin {
 namespace {
 
-/// What a model of mlx_lm reads of a config.json.
+/// A model of mlx_lm, and the keys of a config.json that it reads.
 struct MlxType {
   std::string_view model_type;
   std::string_view experts = "";  ///< The key of their number.
@@ -104,8 +104,7 @@ class MlxNames {
         scaling != nullptr && scaling->is_object()) {
       own = *scaling;
     }
-    const std::string kind =
-        TextOf(Find(own, "rope_type"), TextOf(Find(own, "type"), "default"));
+    const std::string kind = TextOf(Find(own, "rope_type"), TextOf(Find(own, "type"), "default"));
     config_["rope_scaling"] = nullptr;
     if (kind == "default") return {};
     if (!scales) return Refuse("rope_scaling", "knows no scaling of RoPE");
@@ -154,8 +153,7 @@ class MlxNames {
     if (layers == nullptr || !layers->is_number_unsigned() || layers->get<uint64_t>() > 4096) {
       return Refuse("num_hidden_layers", "needs the number of layers");
     }
-    config_["layer_types"] =
-        std::vector<std::string>(layers->get<size_t>(), "sliding_attention");
+    config_["layer_types"] = std::vector<std::string>(layers->get<size_t>(), "sliding_attention");
     return {};
   }
 

@@ -159,7 +159,7 @@ TEST_F(Indexed, TensorInAnotherShard) {
   Expect(Code::kMalformedFile, "tensor \"a\" is listed in s2.safetensors but is in s1");
 }
 
-/// What the index says still decides between two tensors of one name.
+/// The index still decides between two tensors of one name.
 TEST_F(Indexed, ExtraTensorsAreReadWhereTheyAreAllowed) {
   const TestTensor old{"a", kA.dtype, kA.shape, std::string(kA.data.size(), 'z')};
   WriteFile(directory_ / "s2.safetensors",

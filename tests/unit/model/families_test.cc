@@ -142,7 +142,8 @@ class Families : public ::testing::Test {
     EXPECT_TRUE(made.ok()) << made.status().message();
     if (!made.ok()) return {};
     const Json record = Json::parse(made->config_json()).at("quantization_config");
-    return record.at("modules").at(module).value("method", record.at("method"));
+    const Json& own = record.at("modules").at(module);
+    return (own.contains("method") ? own : record).at("method").get<std::string>();
   }
 
   /// Multiplies every eleventh element of the norms, and row of v and up, by 64.
@@ -336,9 +337,9 @@ TEST_F(Families, LayersThatPredictAreListed) {
     for (const SkippedTensor& tensor : report->fallbacks) reasons[tensor.name] = tensor.reason;
     int64_t unreached = 0;
     for (const TestTensor& tensor : tensors_) {
-      const bool quantized =
-          tensor.name.starts_with(prefix) && tensor.name.ends_with("_proj.weight") &&
-          tensor.name.find("eh_proj") == std::string::npos;
+      const bool quantized = tensor.name.starts_with(prefix) &&
+                             tensor.name.ends_with("_proj.weight") &&
+                             tensor.name.find("eh_proj") == std::string::npos;
       if (!quantized) continue;
       unreached += tensor.shape.ElementCount();
       EXPECT_EQ(reasons[tensor.name],
@@ -348,8 +349,7 @@ TEST_F(Families, LayersThatPredictAreListed) {
     EXPECT_EQ(report->calibrated_parameters, report->quantized_parameters - unreached);
     EXPECT_EQ(RecordedMethod(prefix + "self_attn.q_proj.weight"), "mse");
     EXPECT_EQ(RecordedMethod(prefix + "mlp.experts.*.up_proj.weight"), "mse");
-    EXPECT_EQ(RecordedMethod("model.layers.1.self_attn.q_proj.weight"),
-              QuantizeMethodName(method));
+    EXPECT_EQ(RecordedMethod("model.layers.1.self_attn.q_proj.weight"), QuantizeMethodName(method));
     EXPECT_EQ(RecordedMethod("model.layers.1.mlp.shared_experts.up_proj.weight"),
               QuantizeMethodName(method));
   }
@@ -360,7 +360,7 @@ TEST_F(Families, LayersBeyondTheConfigAreListed) {
   config_["num_hidden_layers"] = 1;
   const auto report = CalibrateTo(Write("plain"), "nf3/g32/h16", QuantizeMethod::kGptq);
   ASSERT_TRUE(report.ok()) << report.status().message();
-  EXPECT_EQ(report->fallbacks.size(), 7);
+  EXPECT_EQ(report->fallbacks.size(), 7U);
   for (const SkippedTensor& tensor : report->fallbacks) {
     EXPECT_TRUE(tensor.name.starts_with("model.layers.1.")) << tensor.name;
     EXPECT_EQ(tensor.reason,
@@ -399,7 +399,7 @@ TEST_F(Families, AMethodWithoutAnyDataIsRefused) {
   // Enough for 64 inputs, and not for the 96 of down.
   const auto some = CalibrateTo(Write("plain"), "nf3/g32", QuantizeMethod::kGptq, 1152);
   ASSERT_TRUE(some.ok()) << some.status().message();
-  EXPECT_EQ(some->fallbacks.size(), 2);
+  EXPECT_EQ(some->fallbacks.size(), 2U);
   EXPECT_EQ(some->calibrated_parameters, some->quantized_parameters - 2 * 64 * 96);
   EXPECT_EQ(RecordedMethod("model.layers.1.mlp.down_proj.weight"), "mse");
   EXPECT_EQ(RecordedMethod("model.layers.1.mlp.up_proj.weight"), "gptq");
