@@ -18,7 +18,7 @@ using WalkedMatrices = std::map<std::string, int64_t>;
 WalkedMatrices FindWalkedMatrices(const LayerSource& source, const Dimensions& shape);
 
 /// Lists the other matrices that a plan quantizes, with the method that they get and the reason.
-/// Units with such matrices lose their Hadamard blocks: rotated matrices that are rounded alone lose
+/// Units with such matrices lose their Hadamard blocks: with rounding alone, rotated matrices lose
 /// more than others.
 std::vector<SkippedTensor> TakeUnwalked(const Checkpoint::Impl& source, const Dimensions& shape,
                                         const WalkedMatrices& walked, QuantizePlan* plan);

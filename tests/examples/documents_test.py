@@ -41,6 +41,9 @@ def on_less_text(arguments: list[str]) -> list[str]:
         arguments = [*arguments, "--calibration-tokens", "1280" if calibrates else "128"]
         if measures and calibrates and "--formats" not in arguments:
             arguments = [*arguments, "--formats", "nf3/g64,nf4/g64"]
+    if arguments[:2] == ["bench", "moe"] and not {"--trace", "--copies"} & set(arguments):
+        # By default weights do not fit in caches.
+        arguments = [*arguments, "--copies", "24"]
     options = ["", *arguments]
     return [str(min(int(argument), MOST[option])) if option in MOST else argument
             for option, argument in zip(options, arguments, strict=False)]
