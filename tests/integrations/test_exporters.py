@@ -47,7 +47,7 @@ LATENT = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
     "q_lora_rank": 64,
-    "qk_nope_head_dim": 24,
+    "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 16,
     "v_head_dim": 16,
 }
@@ -193,6 +193,13 @@ def test_what_mlx_lm_ignores_is_refused(tmp_path: Path, case: str) -> None:
     with pytest.raises(mm.UnsupportedError, match=key):
         exported(source, tmp_path, "uniform:s8/g32/fp32", "mlx")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("recipe", ["s8/g64", "fp4_e2m1/g32/e8m0"])
+def test_a_latent_that_mlx_lm_cannot_split_is_refused(tmp_path: Path, recipe: str) -> None:
+    source = small_model(tmp_path, "DeepseekV3", {**LATENT, "kv_lora_rank": 64})
+    with pytest.raises(mm.UnsupportedError, match="kv_b_proj=keep"):
+        exported(source, tmp_path, f"uniform:{recipe}", "mlx")
 
 
 def test_experts_of_several_formats_have_no_form_in_mlx(sample: Path, tmp_path: Path) -> None:

@@ -157,6 +157,7 @@ class MlxWriter final : public ModuleWriter {
         return WouldLose(kMlxName, fmt::format("\"{}\": experts of one layer in several formats",
                                                Printable(module.name)));
       }
+      MARLIN_RETURN_IF_ERROR(CheckLatent(module, *config));
       const Json own = settings(module);
       if (&module == &modules.front()) quantization = own;
       // Every module is listed, so that those without an entry are known to be unquantized.
@@ -168,6 +169,24 @@ class MlxWriter final : public ModuleWriter {
   }
 
  private:
+  /// mlx_lm splits the matrix of MLA's keys and values, transposes the keys and quantizes both
+  /// again, in the same groups.
+  static Status CheckLatent(const ForeignModule& module, const Json& config) {
+    if (!module.name.ends_with(".kv_b_proj") || config.value("model_type", "") == "deepseek_v2") {
+      return {};
+    }
+    const auto nope = config.find("qk_nope_head_dim");
+    const bool divides = nope != config.end() && nope->is_number_unsigned() &&
+                         nope->get<uint64_t>() % static_cast<uint64_t>(module.spec.group_size) == 0;
+    if (divides && !IsMicroscaled(module.spec)) return {};
+    return CannotHold(
+        kMlxName, fmt::format("\"{}\" in {} in groups of {}: mlx_lm splits and quantizes it again, "
+                              "in groups that divide qk_nope_head_dim; --override kv_b_proj=keep "
+                              "leaves it as it is",
+                              Printable(module.name), FormatName(module.spec.format),
+                              module.spec.group_size));
+  }
+
   static Status WriteBiases(const QuantizedWeights& matrix, TensorSink* sink) {
     MARLIN_ASSIGN_OR_RETURN(const std::vector<float> biases, AdditiveBiases(kMlxName, matrix));
     const TensorView view(biases.data(), DType::kF32, matrix.scales.shape());
