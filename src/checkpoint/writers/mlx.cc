@@ -172,9 +172,9 @@ class MlxWriter final : public ModuleWriter {
   /// mlx_lm splits the matrix of MLA's keys and values, transposes the keys and quantizes both
   /// again, in the same groups.
   static Status CheckLatent(const ForeignModule& module, const Json& config) {
-    if (!module.name.ends_with(".kv_b_proj") || config.value("model_type", "") == "deepseek_v2") {
-      return {};
-    }
+    const auto type = config.find("model_type");
+    const bool stays = type != config.end() && *type == "deepseek_v2";
+    if (stays || !module.name.ends_with(".kv_b_proj")) return {};
     const auto nope = config.find("qk_nope_head_dim");
     const bool divides = nope != config.end() && nope->is_number_unsigned() &&
                          nope->get<uint64_t>() % static_cast<uint64_t>(module.spec.group_size) == 0;
