@@ -47,12 +47,13 @@ struct CalibrationOptions {
 /// kAwqGptq it goes layer by layer: the inputs of a layer are those that it gets when all layers
 /// before it are quantized. With kAwq and kAwqGptq the inputs' scales are searched first, in the
 /// unquantized model; tensors are written multiplied with them. Matrices without data
-/// (embeddings, layers that predict further tokens) and matrices with too few tokens are quantized
-/// with kMse; the report lists the latter, and experts that no token selected. The output depends
-/// on the source, the options and the kind of device, not on the number of threads. Memory: about
-/// two layers, their Gram matrices, and eight bytes per token and hidden feature. Errors: those of
-/// QuantizeCheckpoint and Model::Open; kInvalidArgument for another method, a token out of range or
-/// a text shorter than 2 tokens.
+/// (embeddings, layers that predict further tokens, tensors that are no part of the model) and
+/// matrices with too few tokens are quantized with kMse; the report lists them, and experts that no
+/// token selected, and the directory records them. The output depends on the source, the options
+/// and the kind of device, not on the number of threads. Memory: about two layers, their Gram
+/// matrices, and eight bytes per token and hidden feature. Errors: those of QuantizeCheckpoint and
+/// Model::Open; kInvalidArgument for another method, a token out of range, a text shorter than 2
+/// tokens or too short for every matrix; kUnsupported if no matrix has data.
 Result<QuantizeCheckpointReport> QuantizeCalibrated(const std::string& source,
                                                     const std::string& output, const Device& device,
                                                     const QuantizeCheckpointOptions& options,

@@ -102,6 +102,9 @@ class Checkpoint {
   std::shared_ptr<const Impl> impl_;
 };
 
+/// Whether any tensor belongs to a routed expert.
+bool HasExperts(const Checkpoint& checkpoint);
+
 /// Called with (done, total) parameters; may be empty.
 using Progress = std::function<void(int64_t done, int64_t total)>;
 
@@ -139,13 +142,17 @@ struct QuantizeCheckpointReport {
   int64_t bytes = 0;                     ///< Size of the tensors written.
   double coverage = 0;                   ///< quantized_parameters / parameters.
   std::vector<SkippedTensor> skipped;
-  /// Matrices that the method had too little data for, and what was used instead.
+  /// Methods with data: elements of the matrices whose codes the data decided.
+  int64_t calibrated_parameters = 0;
+  /// Matrices that the method had no data or too little for, and what was used instead.
   std::vector<SkippedTensor> fallbacks;
   int64_t zeroed_groups = 0;  ///< Groups whose scale underflowed to zero.
   int64_t inputs = 0;         ///< Methods with awq: inputs of layers that scales were searched for.
   int64_t scaled_inputs = 0;  ///< Those that got scales.
   int64_t rotatable = 0;      ///< Matrices whose recipe has Hadamard blocks.
   int64_t rotated = 0;        ///< Those that got them, because they lower the error.
+  /// The source's model_type, if this library cannot run it; else empty.
+  std::string unsupported_type;
   std::vector<std::string> notes;  ///< Checkpoint::notes() of the source.
   double seconds = 0;              ///< Wall time.
 };

@@ -119,6 +119,10 @@ class MixedPrecisionConfig {
   static MixedPrecisionConfig DefaultDense();
   static MixedPrecisionConfig DefaultMoe();
   static MixedPrecisionConfig AggressiveMoe();
+  /// The recipe where none is named: default_moe for a model with experts, else default_dense.
+  static MixedPrecisionConfig Default(bool has_experts) {
+    return has_experts ? DefaultMoe() : DefaultDense();
+  }
   /// One choice for every attention, MLP and expert matrix, e.g. "fp4_e2m1/g32".
   static Result<MixedPrecisionConfig> Uniform(std::string_view choice);
   /// Parses a recipe document; a file of frequencies that it names is relative to the working

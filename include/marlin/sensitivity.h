@@ -51,6 +51,9 @@ struct Sensitivity {
 /// Options of MeasureSensitivity.
 struct SensitivityOptions {
   std::vector<FormatChoice> formats = {};  ///< Empty: DefaultSensitivityFormats.
+  /// Bits per weight that the formats are to meet, which is checked before anything is measured; 0:
+  /// any.
+  double target = 0;
   /// The text, in windows of 256 tokens. tokens: 0 is 2048.
   CalibrationOptions text = {};
   /// Measurements of an interrupted run; those with the same identity, tokens and formats are not
@@ -69,8 +72,8 @@ std::vector<FormatChoice> DefaultSensitivityFormats();
 /// format, from the matrix's layer to the end. Memory: all of the model, 4 bytes per token and word
 /// of the vocabulary, and per token, layer and hidden feature. The result depends on the kind of
 /// device, not on the number of threads. Errors: those of Model::Open and Quantize;
-/// kInvalidArgument for a choice that is not quantized, formats given twice, a token out of range,
-/// a text shorter than 2 tokens.
+/// kInvalidArgument for a choice that is not quantized, formats given twice, a target that they do
+/// not meet, a token out of range, a text shorter than 2 tokens.
 Result<Sensitivity> MeasureSensitivity(const std::string& source, const Device& device,
                                        const SensitivityOptions& options = {});
 
@@ -78,10 +81,21 @@ Result<Sensitivity> MeasureSensitivity(const std::string& source, const Device& 
 /// codebook, of which a matrix of any size has one of at most 64 bytes.
 int64_t CodeAndScaleBytes(const WeightsSpec& spec);
 
+/// The bits per weight that matrices of these sizes have, each with the format in which it is
+/// smallest. Errors: those of QuantizedSpec.
+Result<double> LeastBitsPerWeight(std::span<const Sensitivity::Matrix> matrices,
+                                  std::span<const FormatChoice> formats);
+
+/// Errors: kInvalidArgument for a target that is not a positive number, or less than what
+/// LeastBitsPerWeight says.
+Status CheckTarget(std::span<const Sensitivity::Matrix> matrices,
+                   std::span<const FormatChoice> formats, double target);
+
 /// A recipe for a number of bits.
 struct FormatAssignment {
   MixedPrecisionConfig recipe;  ///< A choice for each matrix by its name; the others are kept.
   double bits_per_weight = 0;   ///< Codes, scales and zeros, over the matrices of the recipe.
+  int64_t weights = 0;          ///< The elements of these matrices.
   double predicted_kl = 0;      ///< The sum of the matrices' own.
 };
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import operator
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -409,7 +411,8 @@ def quantize_model(
     method is "rtn", "mse", "gptq", "awq" or "awq+gptq". The last three run the model on `device`
     over `calibration`, a text or token ids; without one the model writes the text itself, from
     `seed`. calibration_tokens: how many of its tokens are used; 0: 16384 or more. `fallbacks` of
-    the result lists matrices with too few tokens; `scaled_inputs` of `inputs` got scales by awq,
+    the result lists matrices with too few tokens, or that the model does not run, and
+    `calibrated_parameters` counts the others; `scaled_inputs` of `inputs` got scales by awq,
     which are multiplied into the tensors around them; of `rotatable` matrices, whose recipe has
     Hadamard blocks, `rotated` got them. imatrix is an importance matrix of llama.cpp,
     in either of its forms, for method "mse": errors are weighted by the inputs that it measured.
@@ -419,16 +422,17 @@ def quantize_model(
     "compensated", the default; other methods prune by magnitude.
 
     `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file; None:
-    "default_moe". With target_bpw instead, every matrix gets the format of `formats` with which
-    they have at most so many bits per weight, scales included, and the predictions move least:
-    according to `sensitivity`, what measure_sensitivity returned or a file of it; None: measured
-    first, on `device` over `calibration`.
+    "default_moe" for a model with experts, else "default_dense". With target_bpw instead, every
+    matrix gets the format of `formats` with which they have at most so many bits per weight, scales
+    included, and the predictions move least: according to `sensitivity`, what measure_sensitivity
+    returned or a file of it; None: measured first, on `device` over `calibration`.
 
-    Returns the JSON of `metal-marlin quantize --json`. With model_card the directory gets a
-    README.md; one that somebody wrote or changed in a directory that is replaced is kept. An
-    exception raised by `progress` aborts the call and propagates; no output is left then.
-    allow_extra_tensors as for `load`.
+    Returns the JSON of `metal-marlin quantize --json`; `runs` is False for a model type that `load`
+    does not run. With model_card the directory gets a README.md; one that somebody wrote or changed
+    in a directory that is replaced is kept. An exception raised by `progress` aborts the call and
+    propagates; no output is left then. allow_extra_tensors as for `load`.
     """
+    start = time.perf_counter()
     measures = target_bpw is not None and sensitivity is None
     runs_model = _core.needs_calibration(method) or measures
     if not runs_model and (calibration is not None or calibration_tokens or seed):
@@ -439,21 +443,18 @@ def quantize_model(
     if target_bpw is None:
         if sensitivity is not None or formats:
             raise InvalidArgumentError("sensitivity and formats: need target_bpw")
-        if not isinstance(recipe, MixedPrecisionConfig):
-            name = "default_moe" if recipe is None else recipe
-            recipe = MixedPrecisionConfig.from_name_or_file(name)
+        if recipe is None:
+            recipe = call(_core.default_recipe, source)
+        elif not isinstance(recipe, MixedPrecisionConfig):
+            recipe = MixedPrecisionConfig.from_name_or_file(recipe)
     elif recipe is not None or sparsity is not None:
         raise InvalidArgumentError("target_bpw excludes recipe and sparsity")
+    elif not 0 < target_bpw < math.inf:
+        raise InvalidArgumentError(f"target_bpw: expected a positive number, got {target_bpw}")
     else:
         if sensitivity is None:
-            sensitivity = measure_sensitivity(
-                source,
-                formats,
-                calibration=ids or None,
-                calibration_tokens=calibration_tokens,
-                seed=seed,
-                device=runner,
-            )
+            text = _text_options(source, ids or None, calibration_tokens, seed, None)
+            sensitivity = _measured(source, formats, text, runner, target_bpw)
         recipe = assign_formats(source, sensitivity, target_bpw, formats)
     if sparsity is not None:
         recipe = call(recipe.with_sparsity, sparsity)
@@ -475,7 +476,9 @@ def quantize_model(
     )
     if pruning not in (None, "magnitude") and method not in ("gptq", "awq+gptq"):
         raise InvalidArgumentError(f"pruning {pruning}: needs method gptq, for the inputs")
-    return dict(call(_core.quantize_model, source, output, recipe, directory, runner))
+    report = dict(call(_core.quantize_model, source, output, recipe, directory, runner))
+    report["seconds"] = time.perf_counter() - start
+    return report
 
 
 def _text_options(
@@ -512,12 +515,21 @@ def measure_sensitivity(
     `calibration`, or written by the model; calibration_tokens: how many tokens are used, 0: 2048.
     Returns the JSON of `metal-marlin analyze --sensitivity --json`.
     """
+    text = _text_options(source, calibration, calibration_tokens, seed, progress)
+    return _measured(source, formats, text, _device(device))
+
+
+def _measured(
+    source: AnyPath,
+    formats: Sequence[str],
+    text: _core.DirectoryOptions,
+    device: Device,
+    target_bpw: float = 0.0,
+) -> dict[str, Any]:
+    """The sensitivity of a model; an error, before it is measured, if no choice of the formats has
+    so few bits per weight."""
     measured = call(
-        _core.measure_sensitivity,
-        source,
-        list(formats),
-        _text_options(source, calibration, calibration_tokens, seed, progress),
-        _device(device),
+        _core.measure_sensitivity, source, list(formats), text, device, float(target_bpw)
     )
     return dict(json.loads(measured))
 

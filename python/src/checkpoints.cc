@@ -36,6 +36,7 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   dict["quantized_bits_per_weight"] = report.quantized_bits_per_weight;
   dict["bytes"] = report.bytes;
   dict["coverage"] = report.coverage;
+  dict["calibrated_parameters"] = report.calibrated_parameters;
   dict["skipped"] = SkippedList(report.skipped);
   dict["fallbacks"] = SkippedList(report.fallbacks);
   dict["notes"] = report.notes;
@@ -43,6 +44,7 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   dict["scaled_inputs"] = report.scaled_inputs;
   dict["rotatable"] = report.rotatable;
   dict["rotated"] = report.rotated;
+  dict["runs"] = report.unsupported_type.empty();
   dict["seconds"] = report.seconds;
   return dict;
 }
@@ -133,10 +135,12 @@ auto MeasureText(const DirectoryOptions& directory, Options options, const Measu
 
 /// The sensitivity as JSON.
 nb::object MeasureDirectory(nb::handle source_path, const std::vector<std::string>& formats,
-                            const DirectoryOptions& directory, const OpenDevice& opened) {
+                            const DirectoryOptions& directory, const OpenDevice& opened,
+                            double target) {
   const std::string source = PathOf("source", source_path);
   SensitivityOptions options;
   options.formats = ChoicesOf(formats);
+  options.target = target;
   const Sensitivity sensitivity =
       MeasureText(directory, options, [&](const SensitivityOptions& of_text) {
         return MeasureSensitivity(source, opened.device, of_text);
@@ -320,9 +324,16 @@ void BindConversions(nb::module_& module) {
       [](const std::string& method) { return NeedsCalibration(Take(ParseQuantizeMethod(method))); },
       nb::arg("method"), "Whether a method runs the model over data.");
   module.def("measure_sensitivity", &MeasureDirectory, nb::arg("source").none(), nb::arg("formats"),
-             nb::arg("options"), nb::arg("device"));
+             nb::arg("options"), nb::arg("device"), nb::arg("target") = 0.0);
   module.def("measure_importance", &MeasureInputs, nb::arg("source").none(), nb::arg("dataset"),
              nb::arg("options"), nb::arg("device"));
+  module.def(
+      "default_recipe",
+      [](nb::handle source) {
+        return MixedPrecisionConfig::Default(
+            HasExperts(Take(Checkpoint::Open(PathOf("source", source)))));
+      },
+      nb::arg("source").none(), "The recipe that quantize takes unless another one is named.");
   module.def("assign_formats", &AssignTo, nb::arg("source").none(), nb::arg("file").none(),
              nb::arg("json"), nb::arg("target"), nb::arg("formats"));
   module.def("import_model", &ImportDirectory, nb::arg("source").none(), nb::arg("output").none(),

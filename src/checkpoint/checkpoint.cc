@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
 #include <new>
 
@@ -166,6 +167,13 @@ Status Checkpoint::VerifyChecksums() const {
     for (const PartTensor& part : impl_->reader->Parts(record)) impl_->Release(part.tensor);
   }
   return {};
+}
+
+bool HasExperts(const Checkpoint& checkpoint) {
+  return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(),
+                     [](const TensorInfo& tensor) {
+                       return ClassifyTensor(tensor.name) == LayerClass::kMoeExpert;
+                     });
 }
 
 }  // namespace marlin

@@ -117,9 +117,11 @@ Result<int64_t> FillDirectory(Io& io, const Checkpoint::Impl& source, const Conv
   }
   MARLIN_RETURN_IF_ERROR(CopySideFiles(io, source, side, directory));
   if (!conversion.config_json.empty()) {
-    MARLIN_RETURN_IF_ERROR(directory->WriteFile(kConfigName, conversion.written_config
-                                                                 ? conversion.written_config()
-                                                                 : conversion.config_json));
+    std::string config = conversion.config_json;
+    if (conversion.written_config) {
+      MARLIN_ASSIGN_OR_RETURN(config, conversion.written_config());
+    }
+    MARLIN_RETURN_IF_ERROR(directory->WriteFile(kConfigName, config));
   }
   std::string card;
   if (conversion.model_card) {

@@ -58,8 +58,8 @@ struct Conversion {
   int64_t shard_bytes = 0;
   std::string config_json;  ///< Written as config.json; empty: none.
   /// The config.json of what was written, of config_json's size or less, asked for once all units
-  /// are; null: config_json.
-  std::function<std::string()> written_config;
+  /// are; null: config_json. An error leaves no output.
+  std::function<Result<std::string>()> written_config;
 
   /// The model card, asked for once all units are written; null: none is made. A card of an
   /// existing target that somebody wrote or changed is kept either way.

@@ -321,12 +321,13 @@ Status ConvertImpl(Io& io, const std::string& source, const std::string& output,
 Status CheckForeignLayout(const ModuleRecord& record) {
   if (record.layout == SourceLayout::kInOut) {
     return Status(Code::kUnsupported,
-                  "the model stores this matrix as [in, out], other formats hold [out, in]");
+                  "the model stores this matrix as [in, out], other formats hold [out, in]; plain "
+                  "holds it");
   }
   if (record.stacked && record.module.name.find(kWildcard) == std::string::npos) {
     return Status(Code::kUnsupported,
                   fmt::format("one tensor holds {} experts, other formats have one for each "
-                              "projection",
+                              "projection; plain holds it",
                               record.module.spec.experts));
   }
   return {};

@@ -55,8 +55,15 @@ Result<std::vector<std::byte>> Convert(std::string_view format, std::string_view
 
 }  // namespace
 
-Status WouldLose(std::string_view format, std::string_view what) {
+Status CannotHold(std::string_view format, std::string_view what) {
   return Status(Code::kUnsupported, fmt::format("{} cannot hold {}", format, what));
+}
+
+Status WouldLose(std::string_view format, std::string_view what) {
+  return CannotHold(format,
+                    fmt::format("{}; weights of the recipe uniform:s4/g32 fit it, and plain holds "
+                                "all",
+                                what));
 }
 
 UnsignedCodes UnsignedCodesOf(Format format) {

@@ -14,7 +14,9 @@
 
 namespace marlin {
 
-/// kUnsupported: a format cannot hold `what`.
+/// kUnsupported: a format cannot hold `what`, which no recipe changes.
+Status CannotHold(std::string_view format, std::string_view what);
+/// The same for codes and scales, with a recipe that fits every format.
 Status WouldLose(std::string_view format, std::string_view what);
 
 /// How the codes of an integer format become unsigned: u = code ^ flip, value = u - offset.

@@ -5,7 +5,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "base/errors.h"
@@ -35,6 +37,9 @@ class ImportanceQuantizer final : public MatrixQuantizer {
   }
   marlin::Result<std::optional<Result>> Quantize(size_t tensor, int64_t expert) override;
   const std::vector<SkippedTensor>& fallbacks() const override { return fallbacks_; }
+  bool Calibrates(size_t tensor, int64_t expert) const override {
+    return !unweighted_.contains({source().tensors[tensor].name, expert});
+  }
 
  private:
   const Checkpoint::Impl& source() const { return CheckpointAccess::Get(checkpoint_); }
@@ -49,6 +54,7 @@ class ImportanceQuantizer final : public MatrixQuantizer {
   bool with_experts_ = false;
   std::map<size_t, const PlanUnit*> units_;  ///< By source tensor.
   std::vector<SkippedTensor> fallbacks_;
+  std::set<std::pair<std::string, int64_t>> unweighted_;  ///< The same, by tensor and expert.
 };
 
 Status ImportanceQuantizer::Begin(QuantizePlan* plan) {
@@ -71,6 +77,7 @@ Status ImportanceQuantizer::Begin(QuantizePlan* plan) {
 std::span<const float> ImportanceQuantizer::Unknown(const std::string& name, int64_t expert,
                                                     const char* reason) {
   fallbacks_.push_back({expert < 0 ? name : fmt::format("{}[{}]", name, expert), reason});
+  unweighted_.emplace(name, expert);
   return {};
 }
 

@@ -33,8 +33,12 @@ class MatrixQuantizer {
   /// Nothing: the caller's method is used. The weights have the plan's spec, but may be without its
   /// Hadamard blocks.
   virtual marlin::Result<std::optional<Result>> Quantize(size_t tensor, int64_t expert) = 0;
-  /// Matrices that got another method so far, and why.
+  /// Matrices that got another method so far, and why. After Begin it lists those that the data
+  /// cannot reach.
   virtual const std::vector<SkippedTensor>& fallbacks() const = 0;
+  /// Whether the data decide the codes of a matrix of the plan, as far as is known: after Begin,
+  /// and for certain once Quantize has been asked for it. If not, it is among the fallbacks.
+  virtual bool Calibrates(size_t tensor, int64_t expert) const = 0;
   /// Inputs of layers that Transform looked at, and of these the ones that got scales.
   virtual int64_t inputs() const { return 0; }
   virtual int64_t scaled_inputs() const { return 0; }

@@ -169,15 +169,15 @@ std::string Formats(const ModelCard& card) {
   return text;
 }
 
-std::string Skipped(const ModelCard& card) {
-  if (card.skipped.empty()) return {};
-  std::string text = "\nNot quantized:\n\n";
-  for (size_t i = 0; i < std::min(card.skipped.size(), kMostSkipped); ++i) {
-    const SkippedTensor& tensor = card.skipped[i];
-    text += fmt::format("- {}: {}\n", Escape(tensor.name), Escape(tensor.reason));
+/// A list of tensors under a title; empty if there are none.
+std::string Listed(std::string_view title, const std::vector<SkippedTensor>& tensors) {
+  if (tensors.empty()) return {};
+  std::string text = fmt::format("\n{}:\n\n", title);
+  for (size_t i = 0; i < std::min(tensors.size(), kMostSkipped); ++i) {
+    text += fmt::format("- {}: {}\n", Escape(tensors[i].name), Escape(tensors[i].reason));
   }
-  if (card.skipped.size() > kMostSkipped) {
-    text += fmt::format("- and {} more\n", card.skipped.size() - kMostSkipped);
+  if (tensors.size() > kMostSkipped) {
+    text += fmt::format("- and {} more\n", tensors.size() - kMostSkipped);
   }
   return text;
 }
@@ -197,7 +197,8 @@ Result<std::string> ModelCardText(Io& io, const Checkpoint::Impl& source, const 
   text += fmt::format("| bits per weight, with scales | {:.3f} |\n| bytes | {} |\n",
                       Percent(card.bytes, card.parameters) * 8 / 100, card.bytes);
   text += Formats(card);
-  text += Skipped(card);
+  text += Listed("Not quantized", card.skipped);
+  text += Listed("Quantized with another method, for want of data", card.other_methods);
   if (!card.metrics.empty()) text += "\nMeasured:\n\n";
   for (const std::string& metric : card.metrics) text += fmt::format("- {}\n", Escape(metric));
   return text + fmt::format("\n{}{:016x}{}", kMark, ChecksumOf(text), kMarkEnd);

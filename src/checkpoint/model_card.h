@@ -34,7 +34,9 @@ struct ModelCard {
   int64_t bytes = 0;  ///< Size of the tensors written.
   std::vector<CardModule> modules;
   std::vector<SkippedTensor> skipped;  ///< Matrices that are not quantized.
-  std::vector<std::string> metrics;    ///< Measurements, a sentence each.
+  /// Modules with another method than the card's, and which.
+  std::vector<SkippedTensor> other_methods;
+  std::vector<std::string> metrics;  ///< Measurements, a sentence each.
 };
 
 /// The text of a card; equal facts give equal bytes. License, language and task are taken from the

@@ -40,6 +40,9 @@ struct ModuleRecord {
   bool stacked = false;  ///< Experts in front: tensors and shape have one more dimension.
   SourceLayout layout = SourceLayout::kOutIn;
   Exactness exactness = Exactness::kExact;
+  /// In a directory of this program: the methods of the matrices, where some got another one than
+  /// the directory's: "mse", or "gptq, mse". Empty: all got that.
+  std::string method;
 };
 
 /// The parts of a module.

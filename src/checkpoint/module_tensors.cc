@@ -55,6 +55,7 @@ Json ModuleJson(const ModuleRecord& record, int version) {
     if (spec.super_group_size > 0) {
       json["super_group_size"] = static_cast<uint64_t>(spec.super_group_size);
     }
+    if (!record.method.empty()) json["method"] = record.method;
   }
   return json;
 }
@@ -163,6 +164,9 @@ Result<ModuleRecord> ParseModule(const std::string& name, const Json& json, int6
   spec.scale_type = *scale_type;
   MARLIN_RETURN_IF_ERROR(ParseFlags(reader, &spec));
   MARLIN_RETURN_IF_ERROR(ParseAddedKeys(reader, version, json, &spec));
+  if (version >= 2 && json.contains("method")) {
+    MARLIN_ASSIGN_OR_RETURN(record.method, reader.TakeString("method"));
+  }
   MARLIN_ASSIGN_OR_RETURN(const std::string class_name, reader.TakeString("layer_class"));
   const Result<LayerClass> layer_class = ParseLayerClass(class_name);
   if (!layer_class.ok()) return in_reader(layer_class.status());
@@ -285,15 +289,20 @@ int OldestVersionOf(const WeightsSpec& spec) {
 }
 
 std::string QuantizationConfigChecksum(const Json& json) {
-  Json content = json;
-  content.erase("checksum");
-  return ChecksumText(ChecksumOf(DumpJson(content)));
+  // Value by value: a copy without the key would take as much memory as a large model's modules.
+  std::string text = "{";
+  for (const auto& [key, value] : json.items()) {
+    if (key == "checksum") continue;
+    text += fmt::format("{}{}:{}", text.size() > 1 ? "," : "", DumpJson(key), DumpJson(value));
+  }
+  return ChecksumText(ChecksumOf(text + "}"));
 }
 
 Json BuildQuantizationConfig(const QuantizationConfig& config, const Json& recipe_document) {
   int version = 1;
   for (const ModuleRecord& record : config.modules) {
     version = std::max(version, OldestVersionOf(record.module.spec));
+    if (!record.method.empty()) version = std::max(version, 2);
   }
   Json modules = Json::object();
   for (const ModuleRecord& record : config.modules) {

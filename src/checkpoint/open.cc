@@ -190,15 +190,18 @@ Result<std::map<std::string, std::string>> CheckpointOpener::ReadWeightMap(
   return files;
 }
 
-/// A tensor may also be in another file than the listed one.
+/// A tensor may also be in another file than the listed one, unless that holds one of its name.
 void CheckpointOpener::DropUnlisted(const std::map<std::string, std::string>& weight_map) {
-  std::vector<TensorInfo>& tensors = impl_.tensors;
-  const size_t before = tensors.size();
-  std::erase_if(tensors,
-                [&](const TensorInfo& tensor) { return !weight_map.contains(tensor.name); });
-  if (tensors.size() == before) return;
-  impl_.notes.push_back(fmt::format("{} tensors that {} does not list are left out",
-                                    before - tensors.size(), kIndexFile));
+  std::set<std::pair<std::string, std::string>> held;
+  for (const TensorInfo& tensor : impl_.tensors) held.emplace(tensor.name, tensor.file);
+  const size_t dropped = std::erase_if(impl_.tensors, [&](const TensorInfo& tensor) {
+    const auto entry = weight_map.find(tensor.name);
+    if (entry == weight_map.end()) return true;
+    return entry->second != tensor.file && held.contains(*entry);
+  });
+  if (dropped == 0) return;
+  impl_.notes.push_back(
+      fmt::format("{} tensors that {} does not list are left out", dropped, kIndexFile));
 }
 
 Status CheckpointOpener::CheckWeightMap(

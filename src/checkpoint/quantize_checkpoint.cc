@@ -6,9 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/function_ref.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/checksum.h"
 #include "checkpoint/conversion.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/matrix_quantizer.h"
@@ -16,9 +18,66 @@
 #include "checkpoint/quantize_plan.h"
 #include "marlin/checkpoint.h"
 #include "quantize/quantizer.h"
+#include "recipe/decoder_shape.h"
 
 namespace marlin {
 namespace {
+
+/// The record of a stack that the method calibrated in part.
+std::string PartlyCalibrated(QuantizeMethod method) {
+  return fmt::format("{}, {}", QuantizeMethodName(method),
+                     QuantizeMethodName(QuantizeMethod::kMse));
+}
+
+bool IsRotated(const PlanUnit& unit) {
+  return unit.action == PlanUnit::Action::kQuantize && unit.record.module.spec.input_hadamard > 0;
+}
+
+/// The error for a method with data of which no matrix of the plan has any; ok if there are none.
+Status NothingCalibrated(const Checkpoint::Impl& source, const QuantizePlan& plan,
+                         const QuantizeCheckpointOptions& options,
+                         const MatrixQuantizer& quantizer) {
+  if (plan.quantized_parameters == 0 || quantizer.fallbacks().empty()) return {};
+  const SkippedTensor& first = quantizer.fallbacks().front();
+  return Status(
+      Code::kUnsupported,
+      fmt::format("{}: method {}: there are no data for any of the matrices that the recipe "
+                  "quantizes: \"{}\": {}",
+                  Printable(source.path), QuantizeMethodName(options.method), Printable(first.name),
+                  first.reason));
+}
+
+/// Elements of the matrices of a plan that a quantizer calibrates, as far as it knows.
+int64_t Calibratable(const Checkpoint::Impl& source, const QuantizePlan& plan,
+                     const MatrixQuantizer& quantizer) {
+  int64_t parameters = 0;
+  for (const PlanUnit& unit : plan.units) {
+    if (unit.action != PlanUnit::Action::kQuantize) continue;
+    for (const size_t tensor : unit.sources) {
+      const Shape& shape = source.tensors[tensor].shape;
+      const int64_t expert = shape.rank() == 3 ? 0 : -1;
+      if (quantizer.Calibrates(tensor, expert)) parameters += shape.ElementCount();
+    }
+  }
+  return parameters;
+}
+
+/// The matrices of a unit as they were written, beyond its plan.
+struct Outcome {
+  bool not_rotated = false;  ///< Without the plan's Hadamard blocks.
+  bool calibrated = false;   ///< Data decided some matrices, and others not.
+  bool uncalibrated = false;
+
+  /// As a character, which is stored with the unit.
+  char mark() const {
+    return static_cast<char>('0' + (not_rotated ? 1 : 0) + (calibrated ? 2 : 0) +
+                             (uncalibrated ? 4 : 0));
+  }
+  static Outcome FromMark(char mark) {
+    const int bits = mark - '0';
+    return {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0};
+  }
+};
 
 // Quantizes the units of a plan, one source matrix at a time.
 class UnitQuantizer {
@@ -31,14 +90,21 @@ class UnitQuantizer {
         plan_(plan),
         options_(options),
         quantizer_(quantizer),
-        marks_(plan.units.size(), kAsPlanned) {}
+        outcomes_(plan.units.size()) {}
 
   Result<int64_t> Write(TensorWriter* writer, size_t unit);
   /// For a unit that an interrupted run wrote, with its mark.
   void Skip(size_t unit, char mark);
-  char mark(size_t unit) const { return marks_[unit]; }
-  /// The plan with the modules as they were written.
-  QuantizePlan Written() const;
+  char mark(size_t unit) const { return outcomes_[unit].mark(); }
+  /// A module as it was written.
+  ModuleRecord Written(size_t unit) const;
+  /// Modules with Hadamard blocks.
+  int64_t rotated() const;
+  /// Elements of the matrices that were calibrated; of stacks that an interrupted run wrote, those
+  /// of which all experts were.
+  int64_t calibrated_parameters() const { return calibrated_parameters_; }
+  /// Errors: kUnsupported if the method needs data, and no matrix had any.
+  Status CheckCalibrated() const;
 
  private:
   /// A source tensor, and the expert in a tensor that stacks them, else -1.
@@ -47,12 +113,8 @@ class UnitQuantizer {
     int64_t expert;
   };
   Status Transform();
-  /// Marks of units: matrices as planned, or without the plan's Hadamard blocks.
-  static constexpr char kAsPlanned = '0';
-  static constexpr char kNotRotated = '1';
-
   Status WriteCast(TensorWriter* writer, size_t unit);
-  void AdvanceUnit(size_t unit);
+  int64_t ParametersOf(size_t unit) const;
   Result<int64_t> WriteTensor(TensorWriter* writer, size_t unit, size_t tensor);
   Result<int64_t> WriteMatrix(TensorWriter* writer, size_t unit, const SourceMatrix& source,
                               const TensorView& matrix, bool last);
@@ -67,9 +129,10 @@ class UnitQuantizer {
   const QuantizePlan& plan_;
   const QuantizeCheckpointOptions& options_;
   MatrixQuantizer* quantizer_;
-  std::string marks_;  ///< By unit.
+  std::vector<Outcome> outcomes_;  ///< By unit.
   bool transformed_ = false;
   int64_t done_ = 0;
+  int64_t calibrated_parameters_ = 0;
 };
 
 void UnitQuantizer::Advance(int64_t parameters) {
@@ -78,24 +141,42 @@ void UnitQuantizer::Advance(int64_t parameters) {
 }
 
 void UnitQuantizer::Skip(size_t unit, char mark) {
-  marks_[unit] = mark == kNotRotated ? kNotRotated : kAsPlanned;
-  AdvanceUnit(unit);
+  const Outcome& outcome = outcomes_[unit] = Outcome::FromMark(mark);
+  if (outcome.calibrated && !outcome.uncalibrated) calibrated_parameters_ += ParametersOf(unit);
+  Advance(ParametersOf(unit));
 }
 
-QuantizePlan UnitQuantizer::Written() const {
-  QuantizePlan written = plan_;
-  for (size_t unit = 0; unit < written.units.size(); ++unit) {
-    if (marks_[unit] == kNotRotated) written.units[unit].record.module.spec.input_hadamard = 0;
+ModuleRecord UnitQuantizer::Written(size_t unit) const {
+  ModuleRecord record = plan_.units[unit].record;
+  const Outcome& outcome = outcomes_[unit];
+  if (outcome.not_rotated) record.module.spec.input_hadamard = 0;
+  if (outcome.uncalibrated && NeedsCalibration(options_.method)) {
+    record.method = outcome.calibrated ? PartlyCalibrated(options_.method)
+                                       : std::string(QuantizeMethodName(QuantizeMethod::kMse));
   }
-  return written;
+  return record;
 }
 
-void UnitQuantizer::AdvanceUnit(size_t unit) {
+int64_t UnitQuantizer::rotated() const {
+  int64_t count = 0;
+  for (size_t unit = 0; unit < outcomes_.size(); ++unit) {
+    count += IsRotated(plan_.units[unit]) && !outcomes_[unit].not_rotated ? 1 : 0;
+  }
+  return count;
+}
+
+Status UnitQuantizer::CheckCalibrated() const {
+  const auto calibrated = [](const Outcome& outcome) { return outcome.calibrated; };
+  if (std::any_of(outcomes_.begin(), outcomes_.end(), calibrated)) return {};
+  return NothingCalibrated(source_, plan_, options_, *quantizer_);
+}
+
+int64_t UnitQuantizer::ParametersOf(size_t unit) const {
   int64_t parameters = 0;
   for (const size_t tensor : plan_.units[unit].sources) {
     parameters += source_.tensors[tensor].shape.ElementCount();
   }
-  Advance(parameters);
+  return parameters;
 }
 
 // Quantize names the tensor in its error; this adds the file.
@@ -135,7 +216,7 @@ Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit,
   WeightsSpec expected = plan.record.module.spec;
   expected.experts = 1;
   if (expected.input_hadamard > 0 && weights.spec.input_hadamard == 0) {
-    marks_[unit] = kNotRotated;
+    outcomes_[unit].not_rotated = true;
     expected.input_hadamard = 0;
   }
   if (!(weights.spec == expected)) {
@@ -155,6 +236,11 @@ Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit,
       continue;
     }
     MARLIN_RETURN_IF_ERROR(append(index, *PartView(weights, stored.part)));
+  }
+  if (quantizer_ != nullptr) {
+    const bool calibrated = quantizer_->Calibrates(source.tensor, source.expert);
+    (calibrated ? outcomes_[unit].calibrated : outcomes_[unit].uncalibrated) = true;
+    if (calibrated) calibrated_parameters_ += matrix.ElementCount();
   }
   Advance(matrix.ElementCount());
   return made.zeroed_groups;
@@ -201,7 +287,7 @@ Result<int64_t> UnitQuantizer::Write(TensorWriter* writer, size_t unit) {
   const PlanUnit& plan = plan_.units[unit];
   if (plan.action == PlanUnit::Action::kCopy) {
     MARLIN_RETURN_IF_ERROR(CopyTensor(source_, plan.sources.front(), unit, writer));
-    AdvanceUnit(unit);
+    Advance(ParametersOf(unit));
     return 0;
   }
   if (plan.action == PlanUnit::Action::kCast) {
@@ -223,14 +309,17 @@ Result<int64_t> UnitQuantizer::Write(TensorWriter* writer, size_t unit) {
   return zeroed;
 }
 
-// The source's config.json plus the description of the quantized modules.
+// The source's config.json plus the description of the quantized modules; `record` gives that of a
+// unit.
 std::string ConfigText(const Checkpoint::Impl& source, const QuantizePlan& plan,
-                       const QuantizeCheckpointOptions& options, const Json& recipe) {
+                       const QuantizeCheckpointOptions& options, const Json& recipe,
+                       FunctionRef<ModuleRecord(size_t unit)> record) {
   QuantizationConfig quantization;
   quantization.recipe_name = options.recipe.name();
   quantization.method = QuantizeMethodName(options.method);
-  for (const PlanUnit& unit : plan.units) {
-    if (unit.action == PlanUnit::Action::kQuantize) quantization.modules.push_back(unit.record);
+  for (size_t i = 0; i < plan.units.size(); ++i) {
+    if (plan.units[i].action != PlanUnit::Action::kQuantize) continue;
+    quantization.modules.push_back(record(i));
   }
   Json config = source.config().is_object() ? source.config() : Json::object();
   RemoveQuantization(&config);
@@ -238,10 +327,13 @@ std::string ConfigText(const Checkpoint::Impl& source, const QuantizePlan& plan,
   return DumpJson(config, 2) + "\n";
 }
 
-/// Matrices with Hadamard blocks.
-int64_t RotatedMatrices(const QuantizePlan& plan) {
-  return std::count_if(plan.units.begin(), plan.units.end(), [](const PlanUnit& unit) {
-    return unit.action == PlanUnit::Action::kQuantize && unit.record.module.spec.input_hadamard > 0;
+/// The longest config.json that may be written.
+std::string PlannedConfig(const Checkpoint::Impl& source, const QuantizePlan& plan,
+                          const QuantizeCheckpointOptions& options, const Json& recipe) {
+  return ConfigText(source, plan, options, recipe, [&](size_t unit) {
+    ModuleRecord record = plan.units[unit].record;
+    if (NeedsCalibration(options.method)) record.method = PartlyCalibrated(options.method);
+    return record;
   });
 }
 
@@ -256,6 +348,15 @@ Status CheckQuantizable(const Checkpoint::Impl& source, const QuantizeCheckpoint
                             Printable(source.quant_method)));
 }
 
+/// The model_type, if it is given and the decoder cannot run it.
+std::string UnsupportedType(const Json& config) {
+  const auto type = config.is_object() ? config.find("model_type") : config.end();
+  if (type == config.end() || !type->is_string()) return {};
+  const auto name = type->get<std::string>();
+  const Result<const Family*> family = FindFamily(name);
+  return family.ok() && (*family)->runs ? std::string() : name;
+}
+
 QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const QuantizePlan& plan,
                                   const std::string& output) {
   QuantizeCheckpointReport report;
@@ -265,7 +366,8 @@ QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const Quantize
   report.quantized_parameters = plan.quantized_parameters;
   report.bytes = plan.bytes;
   report.skipped = plan.skipped;
-  report.rotatable = RotatedMatrices(plan);
+  report.unsupported_type = UnsupportedType(source.config());
+  report.rotatable = std::count_if(plan.units.begin(), plan.units.end(), IsRotated);
   if (plan.parameters > 0) {
     const auto parameters = static_cast<double>(plan.parameters);
     report.bits_per_weight = 8.0 * static_cast<double>(plan.bytes) / parameters;
@@ -279,7 +381,7 @@ QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const Quantize
 }
 
 ModelCard CardOf(const QuantizePlan& plan, const QuantizeCheckpointOptions& options,
-                 const QuantizeCheckpointReport& report) {
+                 const QuantizeCheckpointReport& report, const UnitQuantizer& written) {
   ModelCard card;
   card.output = report.output;
   card.target = card.library = "metal-marlin";
@@ -288,12 +390,48 @@ ModelCard CardOf(const QuantizePlan& plan, const QuantizeCheckpointOptions& opti
   card.parameters = report.parameters;
   card.quantized_parameters = report.quantized_parameters;
   card.bytes = report.bytes;
-  for (const PlanUnit& unit : plan.units) {
-    if (unit.action != PlanUnit::Action::kQuantize) continue;
-    card.modules.push_back({unit.record.module.spec, "rounded"});
+  for (size_t unit = 0; unit < plan.units.size(); ++unit) {
+    if (plan.units[unit].action != PlanUnit::Action::kQuantize) continue;
+    const ModuleRecord record = written.Written(unit);
+    card.modules.push_back({record.module.spec, "rounded"});
+    if (!record.method.empty()) card.other_methods.push_back({record.module.name, record.method});
   }
   card.skipped = report.skipped;
   return card;
+}
+
+/// Writes the output, and completes the report.
+Status WriteOutput(Io& io, Checkpoint* checkpoint, const QuantizePlan& plan, const Json& recipe,
+                   const QuantizeCheckpointOptions& options, MatrixQuantizer* quantizer,
+                   Conversion* conversion, QuantizeCheckpointReport* report) {
+  const Checkpoint::Impl& source = CheckpointAccess::Get(*checkpoint);
+  ThreadPool pool(0);
+  UnitQuantizer units(pool, checkpoint, plan, options, quantizer);
+  conversion->fingerprint =
+      Fingerprint(source, fmt::format("quantize {} {} {:016x}", options.shard_bytes,
+                                      quantizer == nullptr ? "" : quantizer->Identity(),
+                                      ChecksumOf(conversion->config_json)));
+  conversion->write_unit = [&](TensorWriter* writer, size_t unit) {
+    return units.Write(writer, unit);
+  };
+  conversion->skip_unit = [&](size_t unit, char mark) { units.Skip(unit, mark); };
+  if (quantizer != nullptr) {
+    conversion->mark = [&](size_t unit) { return units.mark(unit); };
+    conversion->written_config = [&]() -> Result<std::string> {
+      MARLIN_RETURN_IF_ERROR(units.CheckCalibrated());
+      return ConfigText(source, plan, options, recipe,
+                        [&](size_t unit) { return units.Written(unit); });
+    };
+  }
+  if (options.model_card) {
+    conversion->model_card = [&] {
+      return ModelCardText(io, source, CardOf(plan, options, *report, units));
+    };
+  }
+  MARLIN_ASSIGN_OR_RETURN(report->zeroed_groups, RunConversion(io, source, *conversion));
+  report->rotated = units.rotated();
+  report->calibrated_parameters = units.calibrated_parameters();
+  return {};
 }
 
 Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_path,
@@ -306,47 +444,34 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
   const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
   MARLIN_RETURN_IF_ERROR(CheckQuantizable(source, options));
   MARLIN_ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantize(source, options));
-  if (quantizer != nullptr) MARLIN_RETURN_IF_ERROR(quantizer->Begin(&plan));
+  int64_t calibratable = 0;
+  if (quantizer != nullptr) {
+    MARLIN_RETURN_IF_ERROR(quantizer->Begin(&plan));
+    calibratable = Calibratable(source, plan, *quantizer);
+    if (calibratable == 0) {
+      MARLIN_RETURN_IF_ERROR(NothingCalibrated(source, plan, options, *quantizer));
+    }
+  }
   MARLIN_ASSIGN_OR_RETURN(const Json recipe, ParseJsonObject(options.recipe.ToJson(), "recipe"));
   QuantizeCheckpointReport report = ReportOf(source, plan, output);
   report.notes = source.notes;
+  report.calibrated_parameters = calibratable;
   Conversion conversion;
   conversion.target = output;
   conversion.options.overwrite = options.overwrite;
   conversion.options.resume = options.resume;
-  for (const PlanUnit& unit : plan.units) conversion.units.push_back(unit.outputs);
+  for (PlanUnit& unit : plan.units) conversion.units.push_back(std::move(unit.outputs));
   conversion.shard_bytes = options.shard_bytes;
-  conversion.config_json = ConfigText(source, plan, options, recipe);
+  conversion.config_json = PlannedConfig(source, plan, options, recipe);
   MARLIN_RETURN_IF_ERROR(CheckReadable(io, source, conversion));
   if (!options.dry_run) {
-    ThreadPool pool(0);
-    UnitQuantizer units(pool, &checkpoint, plan, options, quantizer);
-    conversion.fingerprint =
-        Fingerprint(source, fmt::format("quantize {} {} {}", options.shard_bytes,
-                                        quantizer == nullptr ? "" : quantizer->Identity(),
-                                        conversion.config_json));
-    conversion.write_unit = [&](TensorWriter* writer, size_t unit) {
-      return units.Write(writer, unit);
-    };
-    conversion.skip_unit = [&](size_t unit, char mark) { units.Skip(unit, mark); };
-    if (RotatedMatrices(plan) > 0) {
-      conversion.mark = [&](size_t unit) { return units.mark(unit); };
-      conversion.written_config = [&] {
-        return ConfigText(source, units.Written(), options, recipe);
-      };
-    }
-    if (options.model_card) {
-      conversion.model_card = [&] {
-        return ModelCardText(io, source, CardOf(units.Written(), options, report));
-      };
-    }
-    MARLIN_ASSIGN_OR_RETURN(report.zeroed_groups, RunConversion(io, source, conversion));
-    report.rotated = RotatedMatrices(units.Written());
-    if (quantizer != nullptr) {
-      report.fallbacks = quantizer->fallbacks();
-      report.inputs = quantizer->inputs();
-      report.scaled_inputs = quantizer->scaled_inputs();
-    }
+    MARLIN_RETURN_IF_ERROR(
+        WriteOutput(io, &checkpoint, plan, recipe, options, quantizer, &conversion, &report));
+  }
+  if (quantizer != nullptr) {
+    report.fallbacks = quantizer->fallbacks();
+    report.inputs = quantizer->inputs();
+    report.scaled_inputs = quantizer->scaled_inputs();
   }
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;

@@ -36,6 +36,14 @@ std::string Obstacle(const TensorInfo& tensor, LayerClass layer_class) {
   return {};
 }
 
+/// Embeddings have no inputs to rotate. A layer's tokens are gathered once for all matrices of its
+/// experts, shared ones and their gate among them, so that a layer would expand rotated ones.
+bool MayRotateInputs(LayerClass layer_class, std::string_view name) {
+  return layer_class != LayerClass::kMoeExpert && layer_class != LayerClass::kMoeSharedExpert &&
+         layer_class != LayerClass::kEmbedding &&
+         name.find(".shared_expert_gate.") == std::string_view::npos;
+}
+
 class Planner {
  public:
   Planner(const Checkpoint::Impl& source, const QuantizeCheckpointOptions& options)
@@ -171,12 +179,7 @@ Status Planner::PlanTensor(size_t tensor) {
   if (expert) ++expert_counts_[expert->common];
   Candidate candidate{tensor, options_.recipe.Choose(info.name, info.shape),
                       ClassifyTensor(info.name)};
-  // A layer's tokens are gathered once for all matrices of its experts, and embeddings have no
-  // inputs to calibrate with.
-  if (candidate.layer_class == LayerClass::kMoeExpert ||
-      candidate.layer_class == LayerClass::kEmbedding) {
-    candidate.choice.input_hadamard = 0;
-  }
+  if (!MayRotateInputs(candidate.layer_class, info.name)) candidate.choice.input_hadamard = 0;
   if (candidate.choice.keep) {
     if (info.shape.rank() >= 2 && info.bytes > 0) {
       plan_.skipped.push_back(

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/printable.h"
+
 namespace marlin::cli {
 namespace {
 
@@ -69,8 +71,8 @@ std::string SkippedText(const std::vector<SkippedTensor>& skipped) {
   std::string text;
   for (const Group& group : groups) {
     const std::string others = group.count == 1 ? "" : fmt::format(" and {} more", group.count - 1);
-    text += fmt::format("{}{}{} ({})", text.empty() ? "" : "; ", group.first->name, others,
-                        group.first->reason);
+    text += fmt::format("{}{}{} ({})", text.empty() ? "" : "; ", Printable(group.first->name),
+                        others, group.first->reason);
   }
   return text.empty() ? "none" : text;
 }
@@ -96,13 +98,6 @@ std::string NoteLines(const std::vector<std::string>& notes) {
 
 std::string WithoutLine(const SkippedTensor& file) {
   return fmt::format("without {}: {}\n", file.name, file.reason);
-}
-
-bool HasExperts(const Checkpoint& checkpoint) {
-  return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(),
-                     [](const TensorInfo& tensor) {
-                       return ClassifyTensor(tensor.name) == LayerClass::kMoeExpert;
-                     });
 }
 
 }  // namespace marlin::cli

@@ -43,7 +43,4 @@ std::string WithoutLine(const SkippedTensor& file);
 /// A line for each of the notes of a checkpoint.
 std::string NoteLines(const std::vector<std::string>& notes);
 
-/// True when any tensor belongs to a routed expert.
-bool HasExperts(const Checkpoint& checkpoint);
-
 }  // namespace marlin::cli

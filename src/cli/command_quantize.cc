@@ -1,8 +1,10 @@
 // quantize: converts a plain checkpoint to a quantized directory.
-#include <fmt/core.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <charconv>
+#include <chrono>
 #include <climits>
 #include <csignal>
 #include <fstream>
@@ -22,6 +24,7 @@
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
 #include "marlin/importance.h"
+#include "marlin/model.h"
 #include "marlin/sensitivity.h"
 
 #ifdef __GLIBC__
@@ -38,6 +41,10 @@ void KeepFreedMemory() {
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, INT_MAX);
 #endif
+}
+
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 /// Ends the process on an interrupt with a hint on how to resume. The output has a temporary name
@@ -106,9 +113,11 @@ class QuantizeCommand final : public Command {
                                 source_, source.recipe_name()));
     }
     std::optional<FormatAssignment> assignment;
+    const auto start = std::chrono::steady_clock::now();
     if (target_.given()) {
       MARLIN_ASSIGN_OR_RETURN(assignment, Assign(console, source));
       options.recipe = assignment->recipe;
+      search_seconds_ = SecondsSince(start);
     } else {
       MARLIN_ASSIGN_OR_RETURN(options.recipe, recipe_arguments_.Build(HasExperts(source)));
     }
@@ -131,6 +140,7 @@ class QuantizeCommand final : public Command {
     }();
     bar.Clear();
     if (!report.ok()) return report.status();
+    report->seconds = SecondsSince(start);
     return console.json() ? PrintDocument(console, *report, options.recipe, assignment)
                           : PrintSummary(console, *report, options.recipe, assignment);
   }
@@ -198,6 +208,7 @@ class QuantizeCommand final : public Command {
     }
     SensitivityOptions options;
     MARLIN_ASSIGN_OR_RETURN(options.formats, target_.Formats());
+    options.target = target_.target();
     MARLIN_ASSIGN_OR_RETURN(options.text, calibration_.Read(console, source_));
     MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open(device_));
     ProgressBar bar(console, "measure");
@@ -231,6 +242,7 @@ class QuantizeCommand final : public Command {
         {"quantized_bits_per_weight", report.quantized_bits_per_weight},
         {"bytes", report.bytes},
         {"coverage", report.coverage},
+        {"calibrated_parameters", report.calibrated_parameters},
         {"skipped", SkippedJson(report.skipped)},
         {"fallbacks", SkippedJson(report.fallbacks)},
         {"notes", report.notes},
@@ -239,8 +251,12 @@ class QuantizeCommand final : public Command {
         {"scaled_inputs", report.scaled_inputs},
         {"rotatable", report.rotatable},
         {"rotated", report.rotated},
+        {"runs", report.unsupported_type.empty()},
         {"seconds", report.seconds}};
-    if (assignment) document["predicted_kl"] = assignment->predicted_kl;
+    if (assignment) {
+      document["predicted_kl"] = assignment->predicted_kl;
+      document["search_seconds"] = search_seconds_;
+    }
     return console.PrintJson(document);
   }
 
@@ -252,8 +268,12 @@ class QuantizeCommand final : public Command {
         dry_run_ ? "(dry run) " : "", report.output, report.tensors, FormatCount(report.parameters),
         recipe.name(), report.bits_per_weight, FormatBytes(report.bytes), report.seconds);
     if (assignment) {
-      text += fmt::format("{:.4f} bits per quantized weight; KL of the choices, summed: {:.4f}\n",
-                          report.quantized_bits_per_weight, assignment->predicted_kl);
+      text += fmt::format(
+          "--target-bpw {}: {:.4f} bits per weight of codes, scales and zeros over the {} "
+          "parameters of the matrices that have a format, {:.3f} over all; KL of the choices, "
+          "summed: {:.4f}; the search took {:.1f} s of the time\n",
+          target_.target(), assignment->bits_per_weight, FormatCount(assignment->weights),
+          report.bits_per_weight, assignment->predicted_kl, search_seconds_);
     }
     text += CoverageLine(report.coverage, report.skipped);
     if (report.zeroed_groups > 0) {
@@ -268,9 +288,17 @@ class QuantizeCommand final : public Command {
       text += fmt::format("rotated the inputs of {} of {} matrices, where it lowers the error\n",
                           report.rotated, report.rotatable);
     }
+    if (!report.unsupported_type.empty()) {
+      text +=
+          fmt::format("note: a '{}' cannot be run here; types that can: {}\n",
+                      Printable(report.unsupported_type), fmt::join(SupportedModelTypes(), ", "));
+    }
     text += NoteLines(report.notes);
-    for (const SkippedTensor& tensor : report.fallbacks) {
-      text += fmt::format("{}: {}\n", Printable(tensor.name), tensor.reason);
+    if (!report.fallbacks.empty()) {
+      text += fmt::format("data for {:.1f} % of the quantized parameters; fallbacks: {}\n",
+                          100 * static_cast<double>(report.calibrated_parameters) /
+                              static_cast<double>(report.quantized_parameters),
+                          SkippedText(report.fallbacks));
     }
     return console.Print(text);
   }
@@ -286,6 +314,7 @@ class QuantizeCommand final : public Command {
   CalibrationArguments calibration_;
   std::optional<std::string> pruning_;
   std::optional<std::string> imatrix_;
+  double search_seconds_ = 0;  ///< For --target-bpw.
   bool strict_ = false;
   bool dry_run_ = false;
   bool allow_extra_tensors_ = false;

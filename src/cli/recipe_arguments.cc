@@ -43,8 +43,8 @@ void RecipeArguments::Declare(ArgumentList& arguments) {
       "Keep two of every four weights along the inputs, in the whole recipe; or dense");
   arguments.Option(
       "--hadamard", &hadamard_, {.least = 2}, "N",
-      "Rotate the inputs of every matrix but experts' by Hadamard blocks of N, a power "
-      "of two; needs --method gptq");
+      "Rotate the inputs of matrices, but for experts, by Hadamard blocks of N, a power of "
+      "two; needs --method gptq");
   arguments.Option("--override", &overrides_, "REGEX=FORMAT/gN",
                    "Another format (or 'keep') for matching tensor names; repeatable");
 }
@@ -59,7 +59,7 @@ Result<MixedPrecisionConfig> RecipeArguments::Base(bool has_experts) const {
     return MixedPrecisionConfig::Uniform(
         fmt::format("{}/g{}", FormatName(format), group_size_.value_or(kDefaultGroupSize)));
   }
-  return has_experts ? MixedPrecisionConfig::DefaultMoe() : MixedPrecisionConfig::DefaultDense();
+  return MixedPrecisionConfig::Default(has_experts);
 }
 
 Status RecipeArguments::ChangeClasses(MixedPrecisionConfig* recipe) const {

@@ -21,8 +21,8 @@ class RecipeArguments {
            !overrides_.empty();
   }
 
-  /// The recipe that the options describe; without --recipe and --format, default_moe for a model
-  /// with experts and default_dense otherwise. Errors: kInvalidArgument naming the option.
+  /// The recipe that the options describe; without --recipe and --format,
+  /// MixedPrecisionConfig::Default. Errors: kInvalidArgument naming the option.
   Result<MixedPrecisionConfig> Build(bool has_experts) const;
 
  private:

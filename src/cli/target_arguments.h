@@ -20,6 +20,8 @@ class TargetArguments {
  public:
   void Declare(ArgumentList& arguments);
   bool given() const { return target_.has_value(); }
+  /// 0 unless given.
+  double target() const { return target_.value_or(0); }
   /// True if the sensitivity has to be measured.
   bool measures() const { return target_ && !file_; }
   /// Errors: kInvalidArgument for options without --target-bpw.

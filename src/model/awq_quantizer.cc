@@ -6,12 +6,46 @@
 #include "checkpoint/scaled_tensors.h"
 #include "model/awq_scaler.h"
 #include "model/calibration_text.h"
+#include "model/layers.h"
+#include "model/walked_matrices.h"
+#include "recipe/decoder_tensors.h"
 
 namespace marlin {
+namespace {
+
+/// Whether a tensor's inputs are the outputs of a GLU.
+bool IsDownProjection(const std::string& name) {
+  const std::string_view down = kUsualProjections[2];
+  return name.ends_with(down) || name.ends_with(std::string(down) + ".weight");
+}
+
+}  // namespace
 
 Status AwqQuantizer::Begin(QuantizePlan* plan) {
   plan_ = plan;
-  return next_ == nullptr ? Status() : next_->Begin(plan);
+  if (next_ != nullptr) return next_->Begin(plan);
+  const Checkpoint::Impl& source = CheckpointAccess::Get(directory_.checkpoint);
+  const LayerSource layers(directory_.checkpoint, directory_.config, device_, nullptr);
+  const WalkedMatrices walked = FindWalkedMatrices(layers, directory_.config.shape);
+  fallbacks_ = TakeUnwalked(source, directory_.config.shape, walked, plan);
+  for (const PlanUnit& unit : plan->units) {
+    if (unit.action != PlanUnit::Action::kQuantize) continue;
+    for (const size_t tensor : unit.sources) {
+      const std::string& name = source.tensors[tensor].name;
+      if (!walked.contains(name)) continue;
+      if (directory_.config.gate_limit > 0 && IsDownProjection(name)) {
+        fallbacks_.push_back({name, "mse: the GLU clamps its inputs, which then have no scales"});
+      } else {
+        scalable_.insert(name);
+      }
+    }
+  }
+  return {};
+}
+
+bool AwqQuantizer::Calibrates(size_t tensor, int64_t expert) const {
+  if (next_ != nullptr) return next_->Calibrates(tensor, expert);
+  return scalable_.contains(CheckpointAccess::Get(directory_.checkpoint).tensors[tensor].name);
 }
 
 std::string AwqQuantizer::Identity() const { return "awq " + CalibrationIdentity(options_); }
@@ -39,7 +73,7 @@ marlin::Result<std::optional<MatrixQuantizer::Result>> AwqQuantizer::Quantize(si
 }
 
 const std::vector<SkippedTensor>& AwqQuantizer::fallbacks() const {
-  return next_ == nullptr ? no_fallbacks_ : next_->fallbacks();
+  return next_ == nullptr ? fallbacks_ : next_->fallbacks();
 }
 
 }  // namespace marlin

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ class AwqQuantizer final : public MatrixQuantizer {
   Status Transform(Checkpoint* source) override;
   marlin::Result<std::optional<Result>> Quantize(size_t tensor, int64_t expert) override;
   const std::vector<SkippedTensor>& fallbacks() const override;
+  bool Calibrates(size_t tensor, int64_t expert) const override;
   int64_t inputs() const override { return inputs_; }
   int64_t scaled_inputs() const override { return scaled_inputs_; }
 
@@ -40,7 +42,8 @@ class AwqQuantizer final : public MatrixQuantizer {
   CalibrationOptions options_;
   std::unique_ptr<Calibrator> next_;
   const QuantizePlan* plan_ = nullptr;
-  std::vector<SkippedTensor> no_fallbacks_;
+  std::vector<SkippedTensor> fallbacks_;  ///< Without next_.
+  std::set<std::string> scalable_;        ///< Tensors whose inputs scales are searched for.
   int64_t inputs_ = 0;
   int64_t scaled_inputs_ = 0;
 };

@@ -6,8 +6,10 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/host_cholesky.h"
 #include "base/macros.h"
+#include "base/printable.h"
 #include "checkpoint/conversion.h"
 #include "marlin/layout.h"
 #include "model/calibration_text.h"
@@ -113,33 +115,9 @@ Status Calibrator::Begin(QuantizePlan* plan) {
   plan_ = plan;
   MARLIN_ASSIGN_OR_RETURN(cholesky_, MakeCholesky());
   const Dimensions& shape = directory_.config.shape;
-  const auto add = [this](const std::string& name, int64_t layer) { layers_.emplace(name, layer); };
-  const auto add_linear = [&](const LinearTensors& linear, int64_t layer) {
-    if (linear.present()) add(linear.weight(), layer);
-  };
-  const auto add_mlp = [&](const MlpTensors& mlp, int64_t layer) {
-    for (const LinearTensors& linear : mlp.gate_up) add_linear(linear, layer);
-    add_linear(mlp.down, layer);
-  };
-  for (int64_t index = 0; index < shape.layers; ++index) {
-    const LayerTensors tensors = original_source_.Tensors(index);
-    for (const LinearTensors& linear : tensors.attention.qkv) add_linear(linear, index);
-    const LatentAttentionTensors& latent = tensors.latent;
-    for (const LinearTensors& linear : {tensors.attention.out, latent.q, latent.q_a, latent.q_b,
-                                        latent.kv_a, latent.kv_b, latent.out}) {
-      add_linear(linear, index);
-    }
-    add_mlp(tensors.mlp, index);
-    const ExpertsTensors& experts = tensors.experts;
-    add_linear(experts.router, index);
-    for (const MlpTensors& mlp : experts.each) add_mlp(mlp, index);
-    if (!experts.gate_up.name.empty()) add(experts.gate_up.name, index);
-    if (!experts.down.name.empty()) add(experts.down.name, index);
-    add_mlp(experts.shared, index);
-    add_linear(experts.shared_gate, index);
-  }
-  if (!shape.tied) add(std::string(kHeadTensor), shape.layers);
+  layers_ = FindWalkedMatrices(original_source_, shape);
   const Checkpoint::Impl& source = CheckpointAccess::Get(directory_.checkpoint);
+  fallbacks_ = TakeUnwalked(source, shape, layers_, plan);
   const auto layer_of = [&](const PlanUnit& unit) -> int64_t {
     const auto found = layers_.find(source.tensors[unit.sources.front()].name);
     return found == layers_.end() ? -1 : found->second;
@@ -153,6 +131,11 @@ Status Calibrator::Begin(QuantizePlan* plan) {
     for (const size_t tensor : plan->units[i].sources) units_[source.tensors[tensor].name] = i;
   }
   return {};
+}
+
+bool Calibrator::Calibrates(size_t tensor, int64_t expert) const {
+  const std::string& name = CheckpointAccess::Get(directory_.checkpoint).tensors[tensor].name;
+  return layers_.contains(name) && !uncalibrated_.contains({name, expert});
 }
 
 std::string Calibrator::Identity() const { return CalibrationIdentity(options_); }
@@ -185,11 +168,28 @@ Status Calibrator::Start() {
   }
   chunks_ = ChunksOf(texts_, std::max(kLeastPass, device_.impl().backend().pass_tokens()));
   tokens_ = chunks_.back().first + chunks_.back().rows;
+  MARLIN_RETURN_IF_ERROR(CheckTokens());
   MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, original_source_));
   original_hidden_.resize(static_cast<size_t>(tokens_ * directory_.config.shape.hidden));
   MARLIN_RETURN_IF_ERROR(ends->Embed(texts_, chunks_, original_hidden_.data()));
   quantized_hidden_ = original_hidden_;
   return {};
+}
+
+Status Calibrator::CheckTokens() const {
+  const std::string* smallest = nullptr;
+  int64_t least = 0;
+  for (const auto& [name, unit] : units_) {
+    if (!layers_.contains(name)) continue;
+    const int64_t k = plan_->units[unit].record.module.spec.k;
+    if (smallest == nullptr || k < least) smallest = &name;
+    if (smallest == &name) least = k;
+  }
+  if (smallest == nullptr || Enough(least)) return {};
+  return Invalid(
+      fmt::format("calibration text: {} tokens are too few for every matrix: \"{}\", "
+                  "with {} inputs, needs at least {}",
+                  tokens_, Printable(*smallest), least, LeastTokens(least)));
 }
 
 bool Calibrator::Enough(int64_t k) const { return tokens_ >= LeastTokens(k); }
@@ -342,6 +342,7 @@ Status Calibrator::QuantizeMatrices(std::span<const Key> keys, const Input& inpu
     for (const Matrix& matrix : batch) {
       if (input.curvature) break;
       const auto& [name, expert] = matrix.key;
+      uncalibrated_.insert(matrix.key);
       fallbacks_.push_back(
           {expert < 0 ? name : fmt::format("{}[{}]", name, expert), input.obstacle});
     }

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "model/gram_sums.h"
 #include "model/layer_run.h"
 #include "model/open_model.h"
+#include "model/walked_matrices.h"
 #include "quantize/gptq.h"
 #include "quantize/layer_inputs.h"
 
@@ -35,6 +37,7 @@ class Calibrator final : public MatrixQuantizer {
   std::string Identity() const override;
   marlin::Result<std::optional<Result>> Quantize(size_t tensor, int64_t expert) override;
   const std::vector<SkippedTensor>& fallbacks() const override { return fallbacks_; }
+  bool Calibrates(size_t tensor, int64_t expert) const override;
 
   /// Before Quantize: calibrates with these windows (calibration_text.h).
   void UseTexts(std::vector<std::vector<int32_t>> texts) { texts_ = std::move(texts); }
@@ -73,6 +76,8 @@ class Calibrator final : public MatrixQuantizer {
   using Batch = std::vector<Matrix>;
 
   Status Start();
+  /// Errors: kInvalidArgument if the tokens are too few for every matrix.
+  Status CheckTokens() const;
   Status RunLayer(int64_t index);
   Status RunAttention(int64_t index, const LayerTensors& tensors);
   Status RunLatent(const LatentAttentionTensors& tensors);
@@ -115,11 +120,12 @@ class Calibrator final : public MatrixQuantizer {
   ReplacedMatrices replaced_;  ///< The current layer's quantized matrices.
   LayerSource quantized_source_;
   const QuantizePlan* plan_ = nullptr;
-  std::map<std::string, size_t> units_;    ///< By source tensor.
-  std::map<std::string, int64_t> layers_;  ///< By source tensor; the head's is the last plus 1.
-  bool rotates_ = false;                   ///< Some matrices have Hadamard blocks.
-  std::map<Key, int64_t> zeroed_;          ///< Groups of replaced_.
+  std::map<std::string, size_t> units_;  ///< By source tensor.
+  WalkedMatrices layers_;
+  bool rotates_ = false;           ///< Some matrices have Hadamard blocks.
+  std::map<Key, int64_t> zeroed_;  ///< Groups of replaced_.
   std::vector<SkippedTensor> fallbacks_;
+  std::set<Key> uncalibrated_;  ///< Matrices of the layers that had too little data.
   std::vector<std::vector<int32_t>> texts_;
   std::vector<WindowChunk> chunks_;
   int64_t tokens_ = 0;

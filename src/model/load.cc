@@ -283,19 +283,14 @@ class DecoderLoader {
   /// Multi-token-prediction layers, and RoPE frequencies stored by old writers.
   void IgnoreExtras() {
     for (const TensorInfo& tensor : source_.checkpoint().tensors()) {
-      if (tensor.name.ends_with(".rotary_emb.inv_freq") || IsPrediction(tensor.name)) {
+      if (tensor.name.ends_with(".rotary_emb.inv_freq") ||
+          IsPredictionTensor(shape_, tensor.name)) {
         source_.Ignore(tensor.name);
       }
     }
     for (const QuantizedModule& module : source_.checkpoint().modules()) {
-      if (IsPrediction(module.name)) source_.Ignore(module.name);
+      if (IsPredictionTensor(shape_, module.name)) source_.Ignore(module.name);
     }
-  }
-  bool IsPrediction(const std::string& name) const {
-    for (int64_t i = 0; i < shape_.prediction_layers; ++i) {
-      if (name.starts_with(LayerPrefix(shape_.layers + i))) return true;
-    }
-    return false;
   }
 
   const Device& device_;

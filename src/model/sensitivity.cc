@@ -184,6 +184,13 @@ Status SensitivityMeter::Begin() {
     }
   }
   MARLIN_RETURN_IF_ERROR(FindUnits());
+  if (options_.target != 0) {
+    std::vector<Sensitivity::Matrix> matrices;
+    for (const std::vector<Unit>& layer : units_) {
+      for (const Unit& unit : layer) matrices.push_back(unit.matrix);
+    }
+    MARLIN_RETURN_IF_ERROR(CheckTarget(matrices, result_.formats, options_.target));
+  }
   const int64_t wanted = options_.text.tokens > 0 ? options_.text.tokens : kSensitivityTokens;
   MARLIN_ASSIGN_OR_RETURN(
       const auto texts, CalibrationTexts(path_, directory_.config, device_, options_.text, wanted));

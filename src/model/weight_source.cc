@@ -180,7 +180,9 @@ Result<WeightSource::Matrix> WeightSource::Locate(const MatrixRequest& request, 
 Result<QuantizedWeights> WeightSource::LoadMatrix(const MatrixRequest& request, int64_t in) {
   if (replaced_ != nullptr) {
     const auto found = replaced_->find({request.name, request.expert});
-    if (found != replaced_->end()) return found->second;
+    if (found != replaced_->end()) {
+      return request.folded ? FoldInput(found->second) : found->second;
+    }
   }
   MARLIN_ASSIGN_OR_RETURN(const Matrix matrix, Locate(request, in));
   if (matrix.module != nullptr) {

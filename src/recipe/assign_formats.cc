@@ -28,6 +28,13 @@ struct Step {
   size_t from = 0;
 };
 
+Result<int64_t> BytesOf(const Sensitivity::Matrix& matrix, const FormatChoice& choice) {
+  MARLIN_ASSIGN_OR_RETURN(WeightsSpec spec,
+                          QuantizedSpec({matrix.k, matrix.n}, QuantizeOptionsOf(choice)));
+  spec.experts = matrix.experts;
+  return CodeAndScaleBytes(spec);
+}
+
 /// The lower convex hull of KL over bytes, from the fewest bytes to the smallest KL.
 std::vector<Option> HullOf(std::vector<Option> options) {
   std::stable_sort(options.begin(), options.end(), [](const Option& a, const Option& b) {
@@ -94,11 +101,8 @@ Status Assigner::TakeMatrices(std::span<const TensorShape> tensors) {
     weights_ += weights;
     std::vector<Option> options;
     for (const size_t format : formats_) {
-      const FormatChoice& choice = sensitivity_.formats[format];
-      MARLIN_ASSIGN_OR_RETURN(WeightsSpec spec,
-                              QuantizedSpec({matrix.k, matrix.n}, QuantizeOptionsOf(choice)));
-      spec.experts = matrix.experts;
-      options.push_back({CodeAndScaleBytes(spec), matrix.kl[format], format});
+      MARLIN_ASSIGN_OR_RETURN(const int64_t bytes, BytesOf(matrix, sensitivity_.formats[format]));
+      options.push_back({bytes, matrix.kl[format], format});
     }
     hulls_.push_back(HullOf(std::move(options)));
   }
@@ -119,10 +123,6 @@ Result<FormatAssignment> Assigner::Assign(double target) {
            m, i});
     }
   }
-  if (!(bytes <= budget)) {
-    return Invalid(fmt::format("target: {} bits per weight, the smallest formats take {:.4f}",
-                               target, 8.0 * bytes / weights));
-  }
   // Steps of one matrix are in the order of their slopes already, and stay so.
   std::stable_sort(steps.begin(), steps.end(),
                    [](const Step& a, const Step& b) { return a.slope > b.slope; });
@@ -140,6 +140,7 @@ Result<FormatAssignment> Assigner::Assign(double target) {
   FormatAssignment assignment;
   assignment.recipe.set_name(fmt::format("target-bpw:{}", target));
   assignment.bits_per_weight = 8.0 * bytes / weights;
+  assignment.weights = weights_;
   for (size_t m = 0; m < hulls_.size(); ++m) {
     const Option& option = hulls_[m][chosen[m]];
     assignment.predicted_kl += option.kl;
@@ -156,15 +157,42 @@ int64_t CodeAndScaleBytes(const WeightsSpec& spec) {
   return bytes == INT64_MAX || !info.has_codebook ? bytes : bytes - (int64_t{4} << info.bits);
 }
 
-Result<FormatAssignment> AssignFormats(const Sensitivity& sensitivity,
-                                       std::span<const TensorShape> tensors, double target,
-                                       std::span<const FormatChoice> formats) {
+Result<double> LeastBitsPerWeight(std::span<const Sensitivity::Matrix> matrices,
+                                  std::span<const FormatChoice> formats) {
+  double bytes = 0;
+  double weights = 0;
+  for (const Sensitivity::Matrix& matrix : matrices) {
+    int64_t least = INT64_MAX;
+    for (const FormatChoice& choice : formats) {
+      MARLIN_ASSIGN_OR_RETURN(const int64_t own, BytesOf(matrix, choice));
+      least = std::min(least, own);
+    }
+    bytes += static_cast<double>(least);
+    weights += static_cast<double>(matrix.experts * matrix.k * matrix.n);
+  }
+  return weights > 0 ? 8.0 * bytes / weights : 0.0;
+}
+
+Status CheckTarget(std::span<const Sensitivity::Matrix> matrices,
+                   std::span<const FormatChoice> formats, double target) {
   if (!std::isfinite(target) || target <= 0.0) {
     return Invalid(fmt::format("target: expected a positive number of bits, got {}", target));
   }
+  MARLIN_ASSIGN_OR_RETURN(const double least, LeastBitsPerWeight(matrices, formats));
+  if (least <= target) return {};
+  return Invalid(
+      fmt::format("target: {} bits per weight, the smallest formats take {:.4f}", target, least));
+}
+
+Result<FormatAssignment> AssignFormats(const Sensitivity& sensitivity,
+                                       std::span<const TensorShape> tensors, double target,
+                                       std::span<const FormatChoice> formats) {
   Assigner assigner(sensitivity);
   MARLIN_RETURN_IF_ERROR(assigner.TakeFormats(formats));
   MARLIN_RETURN_IF_ERROR(assigner.TakeMatrices(tensors));
+  const std::span<const FormatChoice> all(sensitivity.formats);
+  MARLIN_RETURN_IF_ERROR(
+      CheckTarget(sensitivity.matrices, formats.empty() ? all : formats, target));
   return assigner.Assign(target);
 }
 

@@ -133,6 +133,13 @@ class LayerDescriber {
 
 std::string LayerPrefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
 
+bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name) {
+  for (int64_t i = 0; i < dimensions.prediction_layers; ++i) {
+    if (name.starts_with(LayerPrefix(dimensions.layers + i))) return true;
+  }
+  return false;
+}
+
 LayerTensors DescribeLayer(const Family& family, const Dimensions& dimensions, int64_t layer,
                            const ExpertStyle& style) {
   return LayerDescriber(family, dimensions, layer, style)

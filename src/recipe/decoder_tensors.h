@@ -20,6 +20,10 @@ inline constexpr std::string_view kHeadTensor = "lm_head.weight";
 /// "model.layers.<layer>."
 std::string LayerPrefix(int64_t layer);
 
+/// Whether a tensor or module is in one of the layers, beyond the model's own, that predict further
+/// tokens (MTP).
+bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name);
+
 /// Names of an expert's gate, up and down projections, in files that store experts one by one.
 using ExpertProjections = std::array<std::string_view, 3>;
 inline constexpr ExpertProjections kUsualProjections = {"gate_proj", "up_proj", "down_proj"};

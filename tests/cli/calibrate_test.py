@@ -133,14 +133,49 @@ class Calibrate(CommandTestCase):
         self.assertNotEqual(first, tensors_of(self.directory / "c"))
 
     def test_with_too_few_tokens_it_is_mse(self) -> None:
-        self.quantize("mse", "--method", "mse")
-        report = self.gptq("gptq", "--calibration-ids", self.ids, "--calibration-tokens", 512)
-        self.assertEqual(tensors_of(self.directory / "mse"), tensors_of(self.directory / "gptq"))
-        names = {entry["name"] for entry in report["fallbacks"]}
-        self.assertIn("model.layers.0.self_attn.q_proj.weight", names)
-        self.assertIn("model.layers.1.mlp.experts.3.down_proj.weight", names)
-        self.assertTrue(all("512 tokens are too few" in entry["reason"]
-                            for entry in report["fallbacks"]))
+        """1280 tokens suffice for 128 inputs, those of experts and their down projections."""
+        self.quantize("mse", "--method", "mse", source=GLM)
+        report = self.gptq("gptq", "--calibration-ids", self.ids, "--calibration-tokens",
+                           LEAST_TOKENS, source=GLM)
+        reasons = {entry["name"]: entry["reason"] for entry in report["fallbacks"]}
+        query = "model.layers.0.self_attn.q_proj.weight"
+        self.assertEqual(reasons[query],
+                         "mse: 1280 tokens are too few for 192 inputs; at least 1408")
+        down = "model.layers.1.mlp.shared_experts.down_proj"
+        self.assertNotIn(f"{down}.weight", reasons)
+        self.assertLess(0, report["calibrated_parameters"])
+        self.assertLess(report["calibrated_parameters"], report["quantized_parameters"])
+        mse, gptq = (tensors_of(self.directory / name) for name in ("mse", "gptq"))
+        codes = query.replace("weight", "qweight")
+        self.assertEqual(mse[codes], gptq[codes])
+        self.assertNotEqual(mse[f"{down}.qweight"], gptq[f"{down}.qweight"])
+        config = json.loads((self.directory / "gptq/config.json").read_text())
+        modules = config["quantization_config"]["modules"]
+        self.assertEqual(modules[query]["method"], "mse")
+        self.assertNotIn("method", modules[f"{down}.weight"])
+        card = (self.directory / "gptq/README.md").read_text()
+        self.assertIn("Quantized with another method, for want of data:", card)
+        self.succeed("verify", self.directory / "gptq")
+
+    def test_without_any_data_it_is_an_error(self) -> None:
+        out = self.directory / "out"
+        self.refuse(USAGE, "quantize", QWEN, "-o", out, *RECIPE, "--method", "gptq",
+                    "--calibration-ids", self.ids, "--calibration-tokens", 512,
+                    says=("512 tokens are too few for every matrix", "needs at least 1280"))
+        renamed = self.directory / "renamed"
+        shutil.copytree(QWEN, renamed)
+        file = renamed / "model.safetensors"
+        data = file.read_bytes()
+        size = struct.unpack("<Q", data[:8])[0]
+        header = data[8 : 8 + size].replace(b'"model.layers.', b'"part.model.layers.')
+        file.write_bytes(struct.pack("<Q", len(header)) + header + data[8 + size :])
+        for method in ("gptq", "awq", "awq+gptq"):
+            for dry in ((), ("--dry-run",)):
+                self.refuse(USAGE, "quantize", renamed, "-o", out, *RECIPE, "--method", method,
+                            "--calibration-ids", self.ids, *dry,
+                            says=(f"method {method}: there are no data",
+                                  "\"part.model.layers.0."))
+        self.assertFalse(out.exists())
 
     def test_an_expert_that_no_token_selects(self) -> None:
         model = self.directory / "model"

@@ -13,7 +13,8 @@ import subprocess
 import time
 import unittest
 
-from command_line import COMMAND, IO, QWEN, USAGE, CommandTestCase, bf16, write_safetensors
+from command_line import (COMMAND, IO, MALFORMED, QWEN, USAGE, CommandTestCase, bf16,
+                          write_safetensors)
 
 OUT_OF_MEMORY = 4
 
@@ -47,6 +48,47 @@ class Limits(CommandTestCase):
             file.truncate(1 << 40)
         self.refuse(OUT_OF_MEMORY, "inspect", sparse, says=("sparse.safetensors: cannot map",),
                     preexec_fn=few_addresses)
+
+
+class ExtraTensors(CommandTestCase):
+    """Shards that hold what their index does not list, and models with tensors of no use."""
+
+    def model(self, listed: bool) -> pathlib.Path:
+        """The sample model as one shard, with a tensor that it has no place for."""
+        model = self.directory / f"model-{listed}"
+        shutil.copytree(QWEN, model)
+        data = (model / "model.safetensors").read_bytes()
+        (model / "model.safetensors").unlink()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        end = len(data) - 8 - size
+        header["extra.weight"] = {"dtype": "F32", "shape": [2], "data_offsets": [end, end + 8]}
+        text = json.dumps(header).encode()
+        (model / "s1.safetensors").write_bytes(
+            len(text).to_bytes(8, "little") + text + data[8 + size :] + bytes(8))
+        names = [name for name in header if name != "__metadata__"]
+        weight_map = {name: "s1.safetensors" for name in names
+                      if listed or name != "extra.weight"}
+        (model / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": weight_map}))
+        return model
+
+    def test_they_are_read_where_that_is_asked_for(self) -> None:
+        tokens = ("--tokens", QWEN / "validation_tokens.txt", "--max-windows", 1)
+        expected = self.document("perplexity", QWEN, *tokens)["nll"]
+        for listed, says in ((False, '"extra.weight" of s1.safetensors is not listed'),
+                             (True, '"extra.weight" is not a part of a qwen3_moe')):
+            model = self.model(listed)
+            self.refuse(MALFORMED, "perplexity", model, *tokens,
+                        says=(says, "--allow-extra-tensors"))
+            allowed = self.document("perplexity", model, *tokens, "--allow-extra-tensors")
+            self.assertEqual(allowed["nll"], expected)
+        out = self.directory / "out"
+        quantize = ("quantize", self.directory / "model-False", "-o", out)
+        self.refuse(MALFORMED, *quantize, says=("is not listed",))
+        self.document(*quantize, "--allow-extra-tensors")
+        names = {row["name"] for row in self.document("inspect", out)["tensors"]}
+        self.assertIn("extra.weight", names)
 
 
 class Links(CommandTestCase):

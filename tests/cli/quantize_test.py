@@ -381,6 +381,18 @@ class Options(CommandTestCase):
             self.refuse(USAGE, "quantize", QWEN, "-o", out, *options, says=says)
         self.assert_nothing_written()
 
+    def test_a_type_that_cannot_be_run_is_named(self) -> None:
+        source = self.directory / "phi3"
+        shutil.copytree(QWEN, source)
+        config = json.loads((source / "config.json").read_text())
+        quantize = ("quantize", source, "-o", self.directory / "out", "--overwrite")
+        self.assertTrue(self.document(*quantize)["runs"])
+        for kind in ("phi3", "unheard_of"):
+            (source / "config.json").write_text(json.dumps({**config, "model_type": kind}))
+            self.assertFalse(self.document(*quantize)["runs"])
+            self.assertIn(f"note: a '{kind}' cannot be run here; types that can: ",
+                          self.succeed(*quantize))
+
     def test_importance_matrices(self) -> None:
         """The older binary form: one entry, for the first query projection."""
         name, inputs = b"blk.0.attn_q.weight", 128

@@ -98,6 +98,25 @@ class Target(CommandTestCase):
         self.assertEqual(first["predicted_kl"], second["predicted_kl"])
         self.assertLessEqual(first["quantized_bits_per_weight"], 5)
 
+    def test_a_target_that_no_format_meets_is_refused_before_measuring(self) -> None:
+        self.refuse(USAGE, "quantize", GLM, "-o", self.directory / "out", "--target-bpw", 1.5,
+                    "--calibration-ids", self.ids, says=("target: 1.5 bits per weight", "2.5"))
+        self.refuse(USAGE, "quantize", GLM, "-o", self.directory / "out", "--target-bpw", 1.5,
+                    says=("target: 1.5 bits per weight", "2.5"))
+        self.assertFalse((self.directory / "out").exists())
+
+    def test_the_summary_says_what_the_target_counts(self) -> None:
+        self.measured({"up_proj.weight": [0.2, 0.1]})
+        quantize = ("quantize", QWEN, "-o", self.directory / "out", "--target-bpw", 3.5,
+                    "--sensitivity", self.file, "--overwrite")
+        report = self.document(*quantize)
+        self.assertGreaterEqual(report["seconds"], report["search_seconds"])
+        text = self.succeed(*quantize)
+        self.assertIn("--target-bpw 3.5: ", text)
+        self.assertIn("bits per weight of codes, scales and zeros over the ", text)
+        self.assertIn(" parameters of the matrices that have a format, ", text)
+        self.assertIn("; the search took ", text)
+
     def test_text_report(self) -> None:
         text = self.succeed("analyze", QWEN, "--sensitivity", "--calibration-ids", self.ids,
                             "--calibration-tokens", 256, "--formats", "nf3/g64")

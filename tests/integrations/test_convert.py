@@ -7,6 +7,7 @@ return 16-bit weights for 16-bit scales, so scales are widened to fp32 first.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,8 +67,11 @@ def compare_compressed_tensors(out: Path, plain: Path) -> int:
     dense = load_file(plain / "model.safetensors")
     config = QuantizationConfig.model_validate(config_of(out)["quantization_config"])
     modules = 0
+    bases = {name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")}
     for scheme in config.config_groups.values():
-        for name in scheme.targets:
+        patterns = [t.removeprefix("re:") for t in scheme.targets if t.startswith("re:")]
+        matched = {name for name in bases for pattern in patterns if re.match(pattern, name)}
+        for name in matched | {t for t in scheme.targets if not t.startswith("re:")}:
             modules += 1
             start = f"{name}."
             parts = {k[len(start) :]: v for k, v in tensors.items() if k.startswith(start)}

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", *(f"docs/howto/{n}.md" for n in ("python", "pytorch", "mlx", "experts"))]
+PAGES = ["README.md", *(f"docs/howto/{n}.md" for n in (
+    "python", "pytorch", "mlx", "experts", "import", "export"))]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -453,6 +453,30 @@ def test_quantizing_a_directory(tmp_path: Path) -> None:
     assert len(model.generate("And God said", 8)["token_ids"]) <= 8
 
 
+def recipe_of(directory: Path) -> str:
+    config = json.loads((directory / "config.json").read_text())
+    return str(config["quantization_config"]["recipe"])
+
+
+def test_the_default_recipe_is_the_commands(tmp_path: Path) -> None:
+    dense = tmp_path / "dense.safetensors"
+    header = json.dumps({"model.layers.0.mlp.up_proj.weight": {
+        "dtype": "F32", "shape": [64, 128], "data_offsets": [0, 64 * 128 * 4]}}).encode()
+    values = np.random.default_rng(0).standard_normal((64, 128), np.float32)
+    dense.write_bytes(struct.pack("<Q", len(header)) + header + values.tobytes())
+    for source, recipe in ((dense, "default_dense"), (SAMPLE, "default_moe")):
+        assert mm.quantize_model(source, tmp_path / "q", overwrite=True)["runs"]
+        assert recipe_of(tmp_path / "q") == recipe
+
+
+def test_a_target_that_no_format_meets_is_refused_before_measuring(tmp_path: Path) -> None:
+    for target, says in ((1.5, "1.5 bits per weight, the smallest formats take 2.5"),
+                         (0, "expected a positive number"), (float("nan"), "positive number")):
+        with pytest.raises(mm.InvalidArgumentError, match=says):
+            mm.quantize_model(SAMPLE, tmp_path / "q", target_bpw=target, device="cpu")
+    assert not (tmp_path / "q").exists()
+
+
 def test_quantizing_with_a_text(tmp_path: Path) -> None:
     text = (SAMPLE / "validation.txt").read_text()
     few: dict[str, Any] = {"method": "gptq", "calibration_tokens": 1536, "device": "cpu"}

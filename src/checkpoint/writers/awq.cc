@@ -59,11 +59,11 @@ class AwqWriter final : public ModuleWriter {
       return WouldLose(kAwqName, fmt::format("{} scales", ScaleTypeName(spec.scale_type)));
     }
     if (spec.n % 8 != 0) {
-      return WouldLose(kAwqName, fmt::format("{} outputs, which are no multiple of 8", spec.n));
+      return CannotHold(kAwqName, fmt::format("{} outputs, which are no multiple of 8", spec.n));
     }
     if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
-      return WouldLose(kAwqName, fmt::format("a last group of {} k in groups of {}",
-                                             spec.k % spec.group_size, spec.group_size));
+      return CannotHold(kAwqName, fmt::format("a last group of {} k in groups of {}",
+                                              spec.k % spec.group_size, spec.group_size));
     }
     const int64_t groups = GroupCount(spec);
     return OutputUnit{

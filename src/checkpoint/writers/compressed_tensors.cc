@@ -21,6 +21,7 @@
 #include "base/scalars.h"
 #include "checkpoint/foreign_codes.h"
 #include "checkpoint/module_writer.h"
+#include "recipe/expert_name.h"
 
 namespace marlin {
 namespace {
@@ -28,6 +29,9 @@ namespace {
 constexpr std::string_view kCtName = "compressed-tensors";
 
 enum class Scheme { kPacked, kNvFp4, kMxFp4, kMxFp6, kFloat, kMxFp8 };
+
+/// Experts that are stored one by one.
+constexpr std::string_view kExpertTargets = R"(re:.*\.experts\.\d+\..*)";
 
 /// Since this version codes of 3, 5 and 6 bits cross words.
 constexpr std::string_view kDenseVersion = "0.18.0";
@@ -102,8 +106,8 @@ class CompressedTensorsWriter final : public ModuleWriter {
                                    spec.has_biases ? " and biases" : ""));
     }
     if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
-      return WouldLose(kCtName, fmt::format("a last group of {} k in groups of {}",
-                                            spec.k % spec.group_size, spec.group_size));
+      return CannotHold(kCtName, fmt::format("a last group of {} k in groups of {}",
+                                             spec.k % spec.group_size, spec.group_size));
     }
     const int64_t bits = GetFormatInfo(spec.format).bits;
     const int64_t groups = GroupCount(spec);
@@ -126,7 +130,7 @@ class CompressedTensorsWriter final : public ModuleWriter {
                         {name("weight_scale"), ScaleDType(spec.scale_type), {spec.n, groups}}};
     }
     if (spec.k % spec.group_size != 0) {
-      return WouldLose(kCtName, fmt::format("{} k in one group of {}", spec.k, spec.group_size));
+      return CannotHold(kCtName, fmt::format("{} k in one group of {}", spec.k, spec.group_size));
     }
     if (*scheme == Scheme::kMxFp8) {
       return OutputUnit{{name("weight"), DType::kF8E4M3, {spec.n, spec.k}},
@@ -161,7 +165,8 @@ class CompressedTensorsWriter final : public ModuleWriter {
 
   Status Configure(std::span<const ForeignModule> modules, std::span<const std::string> plain,
                    Json* config) const override {
-    std::map<std::string, Json> groups;  // By the text of the scheme.
+    std::map<std::string, Json> groups;   // By the text of the scheme.
+    std::map<std::string, Json> experts;  // The targets that are experts, likewise.
     std::string_view format;
     bool mixed = false;
     bool straddles = false;
@@ -171,8 +176,16 @@ class CompressedTensorsWriter final : public ModuleWriter {
       mixed = mixed || (!format.empty() && own != format);
       straddles = straddles || 32 % GetFormatInfo(module.spec.format).bits != 0;
       format = own;
-      Json& known = groups.try_emplace(DumpJson(group), group).first->second;
-      known["targets"].push_back(module.name);
+      const auto known = groups.try_emplace(DumpJson(group), group).first;
+      const bool expert = ParseExpertName(module.name).has_value();
+      (expert ? experts[known->first] : known->second["targets"]).push_back(module.name);
+    }
+    // transformers, which fuses experts, finds their scheme by an expression, else takes the first
+    // one; and names of thousands of experts are more than readers accept.
+    if (experts.size() == 1) experts.begin()->second = Json::array({kExpertTargets});
+    for (const auto& [text, names] : experts) {
+      Json& targets = groups.at(text)["targets"];
+      for (const Json& name : names) targets.push_back(name);
     }
     Json config_groups = Json::object();
     for (auto& [text, group] : groups) {

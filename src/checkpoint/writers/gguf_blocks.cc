@@ -19,7 +19,7 @@ constexpr std::string_view kGgufName = "gguf";
 constexpr std::string_view kAdvice =
     "; s4, int2 and int3 (Q4_0), u4 (Q4_1), int5 (Q5_0), u5 (Q5_1), s8, int6 and fp6_e2m3 (Q8_0) "
     "and codebook4 (IQ4_NL) with scales that fp16 holds, and fp4_e2m1 with e8m0 (MXFP4) or e4m3 "
-    "(NVFP4) scales have a type: quantize to one of them, or dequantize";
+    "(NVFP4) scales have a type: quantize to one of them (--recipe uniform:s4/g32), or dequantize";
 
 /// E2M3 times 8 is an integer.
 constexpr float kFp6Steps = 8.0F;
@@ -29,7 +29,9 @@ Status Advise(const Status& status) {
   return Status(status.code(), std::string(status.message()) + std::string(kAdvice));
 }
 
-Status Refuse(const std::string& what) { return WouldLose(kGgufName, what + std::string(kAdvice)); }
+Status Refuse(const std::string& what) {
+  return CannotHold(kGgufName, what + std::string(kAdvice));
+}
 
 /// The name of the type that holds codes of this kind; empty: none.
 std::string_view TypeName(const WeightsSpec& spec) {
@@ -114,8 +116,8 @@ Result<GgufStored> GgufTypeOf(const WeightsSpec& spec) {
   if (name.empty()) return Refuse(Describe(spec));
   const GgufStored* const type = FindGgufType(name);
   if (spec.k % type->elements != 0) {
-    return WouldLose(kGgufName,
-                     fmt::format("{} k as blocks of {} ({})", spec.k, type->elements, type->name));
+    return CannotHold(kGgufName,
+                      fmt::format("{} k as blocks of {} ({})", spec.k, type->elements, type->name));
   }
   if (!type->quantized()) return *type;
   const int64_t per_scale = type->format->group_size;

@@ -99,12 +99,12 @@ class GptqWriter final : public ModuleWriter {
     }
     const int64_t run = 32 % bits == 0 ? 32 / bits : 32;
     if (spec.k % run != 0 || spec.n % run != 0) {
-      return WouldLose(kGptqName,
-                       fmt::format("[{}, {}], which are no multiples of {}", spec.k, spec.n, run));
+      return CannotHold(kGptqName,
+                        fmt::format("[{}, {}], which are no multiples of {}", spec.k, spec.n, run));
     }
     if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
-      return WouldLose(kGptqName, fmt::format("a last group of {} k in groups of {}",
-                                              spec.k % spec.group_size, spec.group_size));
+      return CannotHold(kGptqName, fmt::format("a last group of {} k in groups of {}",
+                                               spec.k % spec.group_size, spec.group_size));
     }
     const int64_t groups = GroupCount(spec);
     return OutputUnit{

@@ -10,16 +10,20 @@
 // Experts are stacked, under the name of MLX's module for them.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
+#include "base/printable.h"
 #include "base/scalars.h"
 #include "checkpoint/foreign_codes.h"
 #include "checkpoint/module_writer.h"
+#include "checkpoint/writers/mlx_config.h"
 #include "layout/parameters.h"
 #include "recipe/decoder_tensors.h"
+#include "recipe/expert_name.h"
 
 namespace marlin {
 namespace {
@@ -62,16 +66,18 @@ Result<std::vector<uint8_t>> ProductScales(const QuantizedWeights& matrix) {
   return products;
 }
 
-/// MLX's models have one name for the matrices of experts, whatever the type.
+/// The name of a module in mlx_lm's models, where Mixtral's projections have those of all others.
 std::string NameOf(const std::string& name) {
   constexpr std::string_view kExpertsPart = "experts.*.";
   const size_t at = name.find(kExpertsPart);
   if (at == std::string::npos) return name;
-  std::string_view matrix = std::string_view(name).substr(at + kExpertsPart.size());
-  for (size_t i = 0; i < kShortProjections.size(); ++i) {
-    if (matrix == kShortProjections[i]) matrix = kUsualProjections[i];
+  std::string_view projection = std::string_view(name).substr(at + kExpertsPart.size());
+  const auto* const found =
+      std::find(kShortProjections.begin(), kShortProjections.end(), projection);
+  if (found != kShortProjections.end()) {
+    projection = kUsualProjections[static_cast<size_t>(found - kShortProjections.begin())];
   }
-  return fmt::format("{}switch_mlp.{}", std::string_view(name).substr(0, at), matrix);
+  return fmt::format("{}switch_mlp.{}", name.substr(0, at), projection);
 }
 
 class MlxWriter final : public ModuleWriter {
@@ -90,9 +96,9 @@ class MlxWriter final : public ModuleWriter {
     const bool size =
         IsNvfp4(spec) || spec.group_size == 32 || spec.group_size == 64 || spec.group_size == 128;
     if (!size || spec.k % spec.group_size != 0) {
-      return WouldLose(kMlxName,
-                       fmt::format("{} k in groups of {}: groups of 32, 64 or 128 divide k", spec.k,
-                                   spec.group_size));
+      return CannotHold(
+          kMlxName, fmt::format("{} k in groups of {}: groups of 32, 64 or 128 divide k", spec.k,
+                                spec.group_size));
     }
     const auto add = [&](std::string_view part, DType dtype, int64_t columns, OutputUnit* unit) {
       Shape shape;
@@ -147,6 +153,11 @@ class MlxWriter final : public ModuleWriter {
     };
     Json quantization = Json::object();
     for (const ForeignModule& module : modules) {
+      if (!module.stacked && ParseExpertName(module.name)) {
+        return WouldLose(kMlxName, fmt::format("\"{}\": experts of one layer in several formats",
+                                               Printable(module.name)));
+      }
+      MARLIN_RETURN_IF_ERROR(CheckLatent(module, *config));
       const Json own = settings(module);
       if (&module == &modules.front()) quantization = own;
       // Every module is listed, so that those without an entry are known to be unquantized.
@@ -154,10 +165,28 @@ class MlxWriter final : public ModuleWriter {
     }
     (*config)["quantization"] = quantization;
     (*config)["quantization_config"] = std::move(quantization);
-    return {};
+    return TakeMlxNames(config);
   }
 
  private:
+  /// mlx_lm splits the matrix of MLA's keys and values, transposes the keys and quantizes both
+  /// again, in the same groups.
+  static Status CheckLatent(const ForeignModule& module, const Json& config) {
+    const auto type = config.find("model_type");
+    const bool stays = type != config.end() && *type == "deepseek_v2";
+    if (stays || !module.name.ends_with(".kv_b_proj")) return {};
+    const auto nope = config.find("qk_nope_head_dim");
+    const bool divides = nope != config.end() && nope->is_number_unsigned() &&
+                         nope->get<uint64_t>() % static_cast<uint64_t>(module.spec.group_size) == 0;
+    if (divides && !IsMicroscaled(module.spec)) return {};
+    return CannotHold(
+        kMlxName, fmt::format("\"{}\" in {} in groups of {}: mlx_lm splits and quantizes it again, "
+                              "in groups that divide qk_nope_head_dim; --override kv_b_proj=keep "
+                              "leaves it as it is",
+                              Printable(module.name), FormatName(module.spec.format),
+                              module.spec.group_size));
+  }
+
   static Status WriteBiases(const QuantizedWeights& matrix, TensorSink* sink) {
     MARLIN_ASSIGN_OR_RETURN(const std::vector<float> biases, AdditiveBiases(kMlxName, matrix));
     const TensorView view(biases.data(), DType::kF32, matrix.scales.shape());

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <map>
 
 #include "base/json.h"
 #include "marlin/checkpoint.h"
@@ -94,13 +95,14 @@ WeightsSpec SpecOf(Format format, int64_t group_size = 32) {
 
 class ConvertTest : public ::testing::Test {
  protected:
-  Status Convert(const std::vector<TestModule>& modules, const std::string& target) {
+  Status Convert(const std::vector<TestModule>& modules, const std::string& target,
+                 const Json& config = {{"model_type", "llama"}}) {
     testing::WriteQuantizedDirectory(
         directory_ / "source", modules,
         {testing::RandomBf16("lm_head.weight", {16, 64}, 1),
          testing::RandomBf16("model.embed_tokens.weight", {16, 64}, 2),
          testing::RandomBf16("model.layers.0.input_layernorm.weight", {64}, 3)},
-        {{"model_type", "llama"}});
+        config);
     ConvertCheckpointOptions options;
     options.target = target;
     options.overwrite = true;
@@ -278,6 +280,39 @@ TEST_F(ConvertTest, CompressedTensorsKeepsPackedWeights) {
     EXPECT_EQ(weights["symmetric"], !spec.has_zeros);
     EXPECT_EQ(weights["strategy"], spec.group_size == spec.k ? "channel" : "group");
   }
+}
+
+/// transformers finds the scheme of experts by an expression, and lists of thousands of names are
+/// refused by readers.
+TEST_F(ConvertTest, CompressedTensorsNamesExpertsOfOneSchemeByAnExpression) {
+  WeightsSpec spec = SpecOf(Format::kS4);
+  spec.experts = 3;
+  const TestModule up = RandomModule(kExperts, spec, 2);
+  const std::string down_name = "model.layers.0.mlp.experts.*.down_proj.weight";
+  const TestModule down = RandomModule(down_name, spec, 3);
+  const TestModule plain = RandomModule(kWeight, SpecOf(Format::kS8), 4);
+  const TestModule shared =
+      RandomModule("model.layers.0.mlp.shared_experts.up_proj.weight", SpecOf(Format::kS8), 5);
+  ASSERT_TRUE(Convert({up, down, plain, shared}, "compressed-tensors").ok());
+  const auto groups = [this] {
+    std::map<int, Json> targets;  // By bits.
+    for (const Json& group : Written(out()).config()["quantization_config"]["config_groups"]) {
+      targets[group["weights"]["num_bits"].get<int>()] = group["targets"];
+    }
+    return targets;
+  };
+  EXPECT_EQ(groups()[4], Json::array({"re:.*\\.experts\\.\\d+\\..*"}));
+  EXPECT_EQ(groups()[8], Json::array({"model.layers.0.mlp.shared_experts.up_proj", kName}));
+  const auto again = Checkpoint::Open(out());
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(again->modules().size(), 2U * 3U + 2U);
+  EXPECT_EQ(testing::DenseOf(*again->Weights(kWeight)), testing::DenseOf(plain.weights));
+  // Experts of several schemes keep their names.
+  WeightsSpec other = SpecOf(Format::kS8);
+  other.experts = 3;
+  ASSERT_TRUE(Convert({up, RandomModule(down_name, other, 6)}, "compressed-tensors").ok());
+  EXPECT_EQ(groups()[4].size(), 3U);
+  EXPECT_EQ(groups()[8].front(), "model.layers.0.mlp.experts.0.down_proj");
 }
 
 TEST_F(ConvertTest, CompressedTensorsOf3BitsCrossWords) {
@@ -507,6 +542,88 @@ TEST_F(ConvertTest, MlxTakesGlobalScalesThatItsScalesHold) {
     global[1] = 0.37f;
     std::filesystem::remove_all(out());
     ExpectLoss(module, "mlx", "mlx cannot hold the global scale 0.37");
+  }
+}
+
+TEST_F(ConvertTest, MlxConfigsHaveTheNamesOfMlxLm) {
+  const TestModule module = RandomModule(kWeight, SpecOf(Format::kS8), 53);
+  const auto converted = [&](const Json& config) {
+    std::filesystem::remove_all(out());
+    const Status status = Convert({module}, "mlx", config);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return status.ok() ? Written(out()).config() : Json::object();
+  };
+  const Json rope = {{"rope_type", "default"}, {"rope_theta", 5e5}, {"partial_rotary_factor", 0.5}};
+  Json config =
+      converted({{"model_type", "qwen3_moe"}, {"num_local_experts", 8}, {"rope_parameters", rope}});
+  EXPECT_EQ(config["num_experts"], 8);
+  EXPECT_EQ(config["num_local_experts"], 8);
+  EXPECT_EQ(config["rope_theta"], 5e5);
+  EXPECT_EQ(config["partial_rotary_factor"], 0.5);
+  EXPECT_EQ(config["rope_parameters"], rope);
+  EXPECT_TRUE(config["rope_scaling"].is_null());
+  EXPECT_EQ(config["tie_word_embeddings"], false);
+  const Json llama3 = {{"rope_type", "llama3"}, {"rope_theta", 1e4}, {"factor", 8.0}};
+  config = converted({{"model_type", "llama"},
+                      {"tie_word_embeddings", true},
+                      {"rope_parameters", {{"full_attention", llama3}}}});
+  EXPECT_EQ(config["rope_theta"], 1e4);
+  EXPECT_EQ(config["rope_scaling"],
+            Json({{"rope_type", "llama3"}, {"type", "llama3"}, {"factor", 8.0}}));
+  EXPECT_EQ(config["tie_word_embeddings"], true);
+  config = converted({{"model_type", "mistral"}, {"sliding_window", 16}, {"num_hidden_layers", 2}});
+  EXPECT_EQ(config["layer_types"], Json({"sliding_attention", "sliding_attention"}));
+  config = converted({{"model_type", "glm4_moe_lite"},
+                      {"n_routed_experts", 4},
+                      {"mlp_layer_types", {"dense", "dense", "sparse"}}});
+  EXPECT_EQ(config["first_k_dense_replace"], 2);
+  // A type that is not known keeps its keys.
+  EXPECT_EQ(converted({{"model_type", "other"}, {"hidden_act", "relu"}})["hidden_act"], "relu");
+
+  for (const auto& [key, refused] : std::map<std::string, Json>{
+           {"hidden_act", {{"model_type", "llama"}, {"hidden_act", "gelu"}}},
+           {"rope_scaling",
+            {{"model_type", "mixtral"}, {"rope_scaling", {{"type", "yarn"}, {"factor", 2.0}}}}},
+           {"attention_bias", {{"model_type", "qwen3"}, {"attention_bias", true}}},
+           {"use_sliding_window", {{"model_type", "qwen2"}, {"use_sliding_window", true}}},
+           {"sliding_window", {{"model_type", "mixtral"}, {"sliding_window", 8}}},
+           {"norm_topk_prob", {{"model_type", "qwen2_moe"}, {"norm_topk_prob", true}}},
+           {"mlp_only_layers",
+            {{"model_type", "qwen2_moe"}, {"mlp_only_layers", Json::array({1})}}},
+           {"rope_interleave", {{"model_type", "deepseek_v3"}, {"rope_interleave", false}}},
+           {"mlp_layer_types",
+            {{"model_type", "glm4_moe_lite"}, {"mlp_layer_types", {"sparse", "dense"}}}}}) {
+    std::filesystem::remove_all(out());
+    const Status status = Convert({module}, "mlx", refused);
+    EXPECT_EQ(status.code(), Code::kUnsupported) << key;
+    EXPECT_TRUE(Contains(status.message(), "config.json: " + key)) << status.message();
+  }
+}
+
+TEST_F(ConvertTest, MixtralsExpertsHaveTheNamesOfMlxLm) {
+  WeightsSpec spec = SpecOf(Format::kS8);
+  spec.experts = 2;
+  const std::string prefix = "model.layers.0.block_sparse_moe.";
+  std::vector<TestModule> modules;
+  for (const char* const name : {"w1", "w2", "w3"}) {
+    modules.push_back(RandomModule(prefix + "experts.*." + name + ".weight", spec, 54));
+  }
+  ASSERT_TRUE(Convert(modules, "mlx", {{"model_type", "mixtral"}}).ok());
+  const Written written(out());
+  for (const char* const name : {"gate_proj", "down_proj", "up_proj"}) {
+    EXPECT_TRUE(written.Has(prefix + "switch_mlp." + name + ".weight")) << name;
+  }
+}
+
+TEST_F(ConvertTest, RefusalsNameARecipeThatFits) {
+  for (const char* const target : {"gptq", "awq", "compressed-tensors", "mlx"}) {
+    SCOPED_TRACE(target);
+    WeightsSpec spec = SpecOf(Format::kNf4);
+    ExpectLoss(RandomModule(kWeight, spec, 55), target, "uniform:s4/g32");
+    spec.format = Format::kS4;
+    const Status status = Convert({RandomModule(kWeight, spec, 56)}, target);
+    EXPECT_TRUE(status.ok()) << status.message();
+    std::filesystem::remove_all(out());
   }
 }
 

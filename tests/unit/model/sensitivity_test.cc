@@ -133,6 +133,22 @@ TEST_F(Sensitive, AnInterruptedRunIsContinued) {
   EXPECT_EQ(steps, 3 * 7 * 2);
 }
 
+TEST_F(Sensitive, ATargetThatNoFormatMeetsIsRefusedBeforeAnythingIsMeasured) {
+  int64_t steps = 0;
+  options_.progress = [&](int64_t, int64_t) { ++steps; };
+  options_.formats = {*ParseFormatChoice("nf3/g64"), *ParseFormatChoice("s8/g64")};
+  for (const double target : {3.2, 0.001, -1.0}) {
+    options_.target = target;
+    const auto refused = Run();
+    EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
+    EXPECT_TRUE(refused.status().message().starts_with("target: ")) << refused.status().message();
+  }
+  EXPECT_EQ(steps, 0);
+  options_.target = 3.25;
+  EXPECT_TRUE(Run().ok());
+  EXPECT_GT(steps, 0);
+}
+
 TEST_F(Sensitive, RefusesWrongCalls) {
   const auto refused = [this](const std::string& message) {
     const auto run = Run();

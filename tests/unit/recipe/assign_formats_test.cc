@@ -172,6 +172,16 @@ TEST(AssignFormats, RefusesWhatCannotBe) {
   EXPECT_EQ(AssignFormats(Measured({}), {}, 4).status().message(), "sensitivity: has no matrices");
 }
 
+TEST(AssignFormats, TheLeastBitsAreThoseOfTheSmallestFormats) {
+  const Sensitivity sensitivity = Measured({{0.1, 0.01, 0}});
+  EXPECT_DOUBLE_EQ(*LeastBitsPerWeight(sensitivity.matrices, sensitivity.formats), 2.5);
+  EXPECT_EQ(*LeastBitsPerWeight({}, sensitivity.formats), 0.0);
+  EXPECT_TRUE(CheckTarget(sensitivity.matrices, sensitivity.formats, 2.5).ok());
+  const auto assigned = AssignFormats(sensitivity, Tensors(sensitivity), 2.5);
+  ASSERT_TRUE(assigned.ok());
+  EXPECT_EQ(assigned->weights, 4096);
+}
+
 TEST(AssignFormats, TheRecipeIsReadAgainFromItsText) {
   const Sensitivity sensitivity = Measured({{0.1, 0.01, 0}, {0.5, 0.1, 0}});
   const MixedPrecisionConfig recipe = AssignFormats(sensitivity, Tensors(sensitivity), 4.0)->recipe;

@@ -1,0 +1,196 @@
+#include "checkpoint/writers/mlx_config.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "base/macros.h"
+#include "base/printable.h"
+
+namespace marlin {
+namespace {
+
+/// A model of mlx_lm, and the keys of a config.json that it reads.
+struct MlxType {
+  std::string_view model_type;
+  std::string_view experts = "";  ///< The key of their number.
+  bool scales_rope = true;        ///< Knows other kinds of RoPE than the default one.
+  bool biases = true;             ///< Follows attention_bias.
+};
+constexpr MlxType kMlxTypes[] = {
+    {.model_type = "llama"},
+    {.model_type = "mistral"},
+    {.model_type = "mixtral", .experts = "num_local_experts", .scales_rope = false},
+    {.model_type = "qwen2"},
+    {.model_type = "qwen3", .biases = false},
+    {.model_type = "qwen2_moe", .experts = "num_experts", .scales_rope = false},
+    {.model_type = "qwen3_moe", .experts = "num_experts", .scales_rope = false, .biases = false},
+    {.model_type = "glm4", .scales_rope = false},
+    {.model_type = "glm4_moe", .experts = "n_routed_experts", .scales_rope = false},
+    {.model_type = "glm4_moe_lite", .experts = "n_routed_experts"},
+    {.model_type = "deepseek_v2", .experts = "n_routed_experts"},
+    {.model_type = "deepseek_v3", .experts = "n_routed_experts"},
+    {.model_type = "gpt_oss", .experts = "num_local_experts"},
+};
+constexpr std::array<std::string_view, 3> kExpertKeys = {"num_experts", "num_local_experts",
+                                                         "n_routed_experts"};
+
+class MlxNames {
+ public:
+  explicit MlxNames(Json* config) : config_(*config) {}
+
+  Status Take() {
+    const Json* const type = Find(config_, "model_type");
+    if (type == nullptr || !type->is_string()) return {};
+    type_ = type->get<std::string>();
+    const auto* const known =
+        std::find_if(std::begin(kMlxTypes), std::end(kMlxTypes),
+                     [&](const MlxType& row) { return row.model_type == type_; });
+    MARLIN_RETURN_IF_ERROR(TakeRope(known == std::end(kMlxTypes) || known->scales_rope));
+    if (known == std::end(kMlxTypes)) return {};
+    TakeExperts(known->experts);
+    // The default of transformers; mlx_lm's llama and qwen2 have another.
+    if (Find(config_, "tie_word_embeddings") == nullptr) config_["tie_word_embeddings"] = false;
+    return CheckFunction(*known);
+  }
+
+ private:
+  /// A value that is there and not null.
+  static const Json* Find(const Json& object, std::string_view key) {
+    const auto found = object.find(std::string(key));
+    return found == object.end() || found->is_null() ? nullptr : &*found;
+  }
+  bool IsTrue(std::string_view key) const {
+    const Json* const value = Find(config_, key);
+    return value != nullptr && value->is_boolean() && value->get<bool>();
+  }
+  bool IsFalse(std::string_view key) const {
+    const Json* const value = Find(config_, key);
+    return value != nullptr && value->is_boolean() && !value->get<bool>();
+  }
+  static std::string TextOf(const Json* value, std::string_view fallback) {
+    return value != nullptr && value->is_string() ? value->get<std::string>()
+                                                  : std::string(fallback);
+  }
+  Status Refuse(std::string_view key, std::string_view why) const {
+    return Status(Code::kUnsupported,
+                  fmt::format("config.json: {}: mlx_lm's {} {}", key, Printable(type_), why));
+  }
+
+  /// RoPE parameters at the top level, as before transformers 5.
+  Status TakeRope(bool scales) {
+    const Json* parameters = Find(config_, "rope_parameters");
+    if (parameters != nullptr && !parameters->is_object()) parameters = nullptr;
+    Json own = parameters == nullptr ? Json::object() : *parameters;
+    // Some types have parameters for each kind of layer.
+    while (!own.empty() && own.begin()->is_object()) {
+      const Json first = *own.begin();
+      for (const Json& other : own) {
+        if (other == first) continue;
+        return Refuse("rope_parameters", "has the same RoPE in all layers");
+      }
+      own = first;
+    }
+    for (const char* const key : {"rope_theta", "partial_rotary_factor"}) {
+      if (Find(own, key) == nullptr) continue;
+      config_[key] = own[key];
+      own.erase(key);
+    }
+    if (const Json* const scaling = Find(config_, "rope_scaling");
+        scaling != nullptr && scaling->is_object()) {
+      own = *scaling;
+    }
+    const std::string kind = TextOf(Find(own, "rope_type"), TextOf(Find(own, "type"), "default"));
+    config_["rope_scaling"] = nullptr;
+    if (kind == "default") return {};
+    if (!scales) return Refuse("rope_scaling", "knows no scaling of RoPE");
+    if (kind == "yarn" && Find(own, "attention_factor") != nullptr) {
+      return Refuse("rope_scaling.attention_factor", "computes it from the factor");
+    }
+    if (kind == "yarn" && Find(own, "truncate") != nullptr && own["truncate"] == false) {
+      return Refuse("rope_scaling.truncate", "rounds the bounds of yarn");
+    }
+    own["type"] = own["rope_type"] = kind;
+    config_["rope_scaling"] = std::move(own);
+    return {};
+  }
+
+  void TakeExperts(std::string_view name) {
+    if (name.empty()) return;
+    for (const std::string_view key : kExpertKeys) {
+      const Json* const count = Find(config_, key);
+      if (count == nullptr) continue;
+      const Json value = *count;
+      config_[std::string(name)] = value;
+      return;
+    }
+  }
+
+  Status CheckFunction(const MlxType& known) {
+    const std::string activation = TextOf(Find(config_, "hidden_act"), "silu");
+    if (type_ != "gpt_oss" && activation != "silu" && activation != "swish") {
+      return Refuse("hidden_act", "computes silu");
+    }
+    if (!known.biases && IsTrue("attention_bias")) {
+      return Refuse("attention_bias", "has no biases in attention");
+    }
+    if (IsTrue("use_sliding_window")) return Refuse("use_sliding_window", "has no windows");
+    const Json* const window = Find(config_, "sliding_window");
+    if (type_ == "mixtral" && window != nullptr) return Refuse("sliding_window", "has no windows");
+    if (type_ == "mistral" && window != nullptr) MARLIN_RETURN_IF_ERROR(TakeWindows());
+    if (type_ == "qwen2_moe") MARLIN_RETURN_IF_ERROR(CheckQwen2Moe());
+    if (IsFalse("rope_interleave")) return Refuse("rope_interleave", "interleaves RoPE");
+    return TakeMlpTypes();
+  }
+
+  /// mlx_lm runs a mistral as a llama, whose layers say whether they have a window.
+  Status TakeWindows() {
+    const Json* const layers = Find(config_, "num_hidden_layers");
+    if (layers == nullptr || !layers->is_number_unsigned() || layers->get<uint64_t>() > 4096) {
+      return Refuse("num_hidden_layers", "needs the number of layers");
+    }
+    config_["layer_types"] = std::vector<std::string>(layers->get<size_t>(), "sliding_attention");
+    return {};
+  }
+
+  Status CheckQwen2Moe() const {
+    if (IsTrue("norm_topk_prob")) return Refuse("norm_topk_prob", "does not normalize weights");
+    if (IsFalse("qkv_bias")) return Refuse("qkv_bias", "has biases in attention");
+    const Json* const step = Find(config_, "decoder_sparse_step");
+    if (step != nullptr && *step != 1) {
+      return Refuse("decoder_sparse_step", "has experts in all layers");
+    }
+    const Json* const dense = Find(config_, "mlp_only_layers");
+    if (dense != nullptr && !dense->empty()) {
+      return Refuse("mlp_only_layers", "has experts in all layers");
+    }
+    return {};
+  }
+
+  /// The list of transformers' glm4_moe_lite as the number of leading layers without experts.
+  Status TakeMlpTypes() {
+    const Json* const types = Find(config_, "mlp_layer_types");
+    if (types == nullptr || !types->is_array()) return {};
+    const auto is_dense = [](const Json& kind) { return kind == "dense"; };
+    const auto first = std::find_if_not(types->begin(), types->end(), is_dense);
+    if (std::any_of(first, types->end(), is_dense)) {
+      return Refuse("mlp_layer_types", "has layers without experts only in front");
+    }
+    const auto count = static_cast<uint64_t>(first - types->begin());
+    config_["first_k_dense_replace"] = count;
+    return {};
+  }
+
+  Json& config_;
+  std::string type_;
+};
+
+}  // namespace
+
+Status TakeMlxNames(Json* config) { return MlxNames(config).Take(); }
+
+}  // namespace marlin
