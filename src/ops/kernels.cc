@@ -86,37 +86,79 @@ Status CheckStriped(const TensorView& a, const StripedWeights& weights,
 
 }  // namespace
 
-#define MARLIN_UNPACK(name, format)                                                   \
-  Status name(const TensorView& packed, const TensorView& scales, int64_t group_size, \
-              const MutableTensorView& out) {                                         \
-    return Unpack(format, packed, scales, {}, group_size, out);                       \
-  }
-MARLIN_UNPACK(dequant_fp4, Format::kFp4E2M1)
-MARLIN_UNPACK(dequant_s4, Format::kS4)
-MARLIN_UNPACK(dequant_fp8, Format::kFp8E4M3)
-MARLIN_UNPACK(dequant_int2, Format::kInt2)
-MARLIN_UNPACK(dequant_int3, Format::kInt3)
-MARLIN_UNPACK(dequant_nf2, Format::kNf2)
-MARLIN_UNPACK(dequant_nf3, Format::kNf3)
-MARLIN_UNPACK(dequant_nf4, Format::kNf4)
-#undef MARLIN_UNPACK
+Status dequant_fp4(const TensorView& packed, const TensorView& scales, int64_t group_size,
+                   const MutableTensorView& out) {
+  return Unpack(Format::kFp4E2M1, packed, scales, {}, group_size, out);
+}
+
+Status dequant_s4(const TensorView& packed, const TensorView& scales, int64_t group_size,
+                  const MutableTensorView& out) {
+  return Unpack(Format::kS4, packed, scales, {}, group_size, out);
+}
+
+Status dequant_fp8(const TensorView& packed, const TensorView& scales, int64_t group_size,
+                   const MutableTensorView& out) {
+  return Unpack(Format::kFp8E4M3, packed, scales, {}, group_size, out);
+}
+
+Status dequant_int2(const TensorView& packed, const TensorView& scales, int64_t group_size,
+                    const MutableTensorView& out) {
+  return Unpack(Format::kInt2, packed, scales, {}, group_size, out);
+}
+
+Status dequant_int3(const TensorView& packed, const TensorView& scales, int64_t group_size,
+                    const MutableTensorView& out) {
+  return Unpack(Format::kInt3, packed, scales, {}, group_size, out);
+}
+
+Status dequant_nf2(const TensorView& packed, const TensorView& scales, int64_t group_size,
+                   const MutableTensorView& out) {
+  return Unpack(Format::kNf2, packed, scales, {}, group_size, out);
+}
+
+Status dequant_nf3(const TensorView& packed, const TensorView& scales, int64_t group_size,
+                   const MutableTensorView& out) {
+  return Unpack(Format::kNf3, packed, scales, {}, group_size, out);
+}
+
+Status dequant_nf4(const TensorView& packed, const TensorView& scales, int64_t group_size,
+                   const MutableTensorView& out) {
+  return Unpack(Format::kNf4, packed, scales, {}, group_size, out);
+}
 
 Status dequant_u4(const TensorView& packed, const TensorView& scales, const TensorView& zeros,
                   int64_t group_size, const MutableTensorView& out) {
   return Unpack(Format::kU4, packed, scales, zeros, group_size, out);
 }
 
-#define MARLIN_GEMM(name)                                                                \
-  Status name(const Device& device, const TensorView& a, const PreparedWeights& weights, \
-              const MutableTensorView& out, const GemmOptions& options) {                \
-    return GemmBy(#name, device, a, weights, out, options);                              \
-  }
-MARLIN_GEMM(marlin_gemm_fp4)
-MARLIN_GEMM(marlin_gemm_fp4_single_stage)
-MARLIN_GEMM(marlin_gemm_fp4_striped)
-MARLIN_GEMM(marlin_gemm_fused_fp4)
-MARLIN_GEMM(marlin_gemm_fused_u4)
-#undef MARLIN_GEMM
+Status marlin_gemm_fp4(const Device& device, const TensorView& a, const PreparedWeights& weights,
+                       const MutableTensorView& out, const GemmOptions& options) {
+  return GemmBy("marlin_gemm_fp4", device, a, weights, out, options);
+}
+
+Status marlin_gemm_fp4_single_stage(const Device& device, const TensorView& a,
+                                    const PreparedWeights& weights, const MutableTensorView& out,
+                                    const GemmOptions& options) {
+  return GemmBy("marlin_gemm_fp4_single_stage", device, a, weights, out, options);
+}
+
+Status marlin_gemm_fp4_striped(const Device& device, const TensorView& a,
+                               const PreparedWeights& weights, const MutableTensorView& out,
+                               const GemmOptions& options) {
+  return GemmBy("marlin_gemm_fp4_striped", device, a, weights, out, options);
+}
+
+Status marlin_gemm_fused_fp4(const Device& device, const TensorView& a,
+                             const PreparedWeights& weights, const MutableTensorView& out,
+                             const GemmOptions& options) {
+  return GemmBy("marlin_gemm_fused_fp4", device, a, weights, out, options);
+}
+
+Status marlin_gemm_fused_u4(const Device& device, const TensorView& a,
+                            const PreparedWeights& weights, const MutableTensorView& out,
+                            const GemmOptions& options) {
+  return GemmBy("marlin_gemm_fused_u4", device, a, weights, out, options);
+}
 
 Result<StripedWeights> PrepareStripes(const QuantizedWeights& weights, const Device& device,
                                       int64_t parallel) {

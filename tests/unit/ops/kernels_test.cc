@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "marlin/layout.h"
@@ -49,6 +50,17 @@ TensorView Plain(const TensorView& view) {
   return {view.data(), view.dtype(), {view.dim(1), view.dim(2)}};
 }
 
+/// Row t of x [.., k] times column n of w [k, n], in double.
+double Dot(const std::vector<float>& x, int64_t t, const float* w, int64_t k, int64_t n,
+           int64_t columns) {
+  double sum = 0;
+  for (int64_t i = 0; i < k; ++i) {
+    sum += static_cast<double>(x[static_cast<size_t>(t * k + i)]) *
+           static_cast<double>(w[i * columns + n]);
+  }
+  return sum;
+}
+
 class KernelsTest : public ::testing::Test {
  protected:
   Device device_ = *Device::Open("cpu", {.threads = 2});
@@ -83,83 +95,82 @@ TEST_F(KernelsTest, Dequant) {
   EXPECT_EQ(out, Values(weights));
 }
 
-TEST_F(KernelsTest, ExpertGemm) {
+class ExpertGemmTest : public KernelsTest, public ::testing::WithParamInterface<int64_t> {};
+
+TEST_P(ExpertGemmTest, AddsTheSelectionsInTheirOrder) {
+  const int64_t top_k = GetParam();
   const QuantizedWeights weights = Packed(kExperts, kK, kN, Format::kFp4E2M1, 32);
   const PreparedWeights ready = *Prepare(weights, device_);
   const std::vector<float> dense = Values(weights);
   const std::vector<float> x = Ramp(kTokens * kK, 29);
-  for (const int64_t top_k : {1, 3}) {
-    std::vector<int32_t> ids;
-    for (int64_t i = 0; i < kTokens * top_k; ++i) {
-      ids.push_back(static_cast<int32_t>(i * i % kExperts));
+  const TensorView input(x.data(), DType::kF32, {kTokens, kK});
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < kTokens * top_k; ++i) {
+    ids.push_back(static_cast<int32_t>(i * i % kExperts));
+  }
+  const std::vector<float> probs = Ramp(kTokens * top_k, 13);
+  std::vector<float> out(static_cast<size_t>(kTokens * kN), -1.0F);
+  const TensorView chosen(ids.data(), DType::kI32, {kTokens, top_k});
+  const TensorView factors(probs.data(), DType::kF32, {kTokens, top_k});
+  const MutableTensorView to(out.data(), DType::kF32, {kTokens, kN});
+  const Status status = kernels::moe_expert_gemm_fp4(device_, input, ready, chosen, factors, to,
+                                                     {.accuracy = Accuracy::kExact});
+  ASSERT_TRUE(status.ok()) << status.message();
+  for (int64_t i = 0; i < kTokens * kN; ++i) {
+    const int64_t t = i / kN;
+    double sum = 0;
+    for (int64_t s = 0; s < top_k; ++s) {
+      const auto at = static_cast<size_t>(t * top_k + s);
+      const float* const matrix = dense.data() + ids[at] * kK * kN;
+      sum += static_cast<double>(probs[at]) * Dot(x, t, matrix, kK, i % kN, kN);
     }
-    const std::vector<float> probs = Ramp(kTokens * top_k, 13);
-    std::vector<float> out(static_cast<size_t>(kTokens * kN), -1.0F);
-    const TensorView chosen(ids.data(), DType::kI32, {kTokens, top_k});
-    const TensorView factors(probs.data(), DType::kF32, {kTokens, top_k});
-    const MutableTensorView to(out.data(), DType::kF32, {kTokens, kN});
-    const Status status =
-        kernels::moe_expert_gemm_fp4(device_, {x.data(), DType::kF32, {kTokens, kK}}, ready, chosen,
-                                     factors, to, {.accuracy = Accuracy::kExact});
-    ASSERT_TRUE(status.ok()) << status.message();
-    for (int64_t t = 0; t < kTokens; ++t) {
-      for (int64_t n = 0; n < kN; ++n) {
-        double sum = 0;
-        for (int64_t s = 0; s < top_k; ++s) {
-          const auto at = static_cast<size_t>(t * top_k + s);
-          double dot = 0;
-          for (int64_t k = 0; k < kK; ++k) {
-            dot += static_cast<double>(x[static_cast<size_t>(t * kK + k)]) *
-                   static_cast<double>(dense[static_cast<size_t>((ids[at] * kK + k) * kN + n)]);
-          }
-          sum += static_cast<double>(probs[at]) * dot;
-        }
-        EXPECT_NEAR(out[static_cast<size_t>(t * kN + n)], sum, 1e-3);
-      }
-    }
-    ids[2] = -1;
-    EXPECT_EQ(
-        ExpertGemm(device_, {x.data(), DType::kF32, {kTokens, kK}}, ready, chosen, factors, to)
-            .message(),
-        "ids: expected 0..3 (experts), got -1 at [" + std::to_string(2 / top_k) + ", " +
-            std::to_string(2 % top_k) + "]");
+    EXPECT_NEAR(out[static_cast<size_t>(i)], sum, 1e-3);
+  }
+  ids[2] = -1;
+  EXPECT_EQ(ExpertGemm(device_, input, ready, chosen, factors, to).message(),
+            "ids: expected 0..3 (experts), got -1 at [" + std::to_string(2 / top_k) + ", " +
+                std::to_string(2 % top_k) + "]");
+}
+
+INSTANTIATE_TEST_SUITE_P(Selections, ExpertGemmTest, ::testing::Values(1, 3));
+
+/// The format, the group size and the number of stripes.
+using Striping = std::tuple<Format, int64_t, int64_t>;
+
+class StripesTest : public KernelsTest, public ::testing::WithParamInterface<Striping> {};
+
+TEST_P(StripesTest, AddUpToTheProduct) {
+  const auto [format, group, parallel] = GetParam();
+  const int64_t k = 300;
+  const QuantizedWeights weights = Packed(1, k, kN, format, group);
+  const std::vector<float> dense = Values(weights);
+  const std::vector<float> x = Ramp(kTokens * k, 29);
+  const std::vector<float> bias = Ramp(kN, 7);
+  const auto stripes = kernels::PrepareStripes(weights, device_, parallel);
+  ASSERT_TRUE(stripes.ok()) << stripes.status().message();
+  EXPECT_LE(stripes->stripes.size(), static_cast<size_t>(parallel));
+  EXPECT_EQ(stripes->stripes.size() > 1, parallel > 1);
+  std::vector<float> out(static_cast<size_t>(kTokens * kN));
+  GemmOptions options;
+  options.accuracy = Accuracy::kExact;
+  options.bias = {bias.data(), DType::kF32, {kN}};
+  const Status status =
+      kernels::quantized_linear_striped(device_, {x.data(), DType::kF32, {kTokens, k}}, *stripes,
+                                        {out.data(), DType::kF32, {kTokens, kN}}, options);
+  ASSERT_TRUE(status.ok()) << status.message();
+  for (int64_t i = 0; i < kTokens * kN; ++i) {
+    const double wanted = static_cast<double>(bias[static_cast<size_t>(i % kN)]) +
+                          Dot(x, i / kN, dense.data(), k, i % kN, kN);
+    EXPECT_NEAR(out[static_cast<size_t>(i)], wanted, 1e-2);
   }
 }
 
-TEST_F(KernelsTest, Stripes) {
-  for (const Format format : {Format::kFp4E2M1, Format::kInt3, Format::kS8}) {
-    for (const int64_t group : {int64_t{0}, int64_t{48}}) {
-      const int64_t k = 300;
-      const QuantizedWeights weights = Packed(1, k, kN, format, group);
-      const std::vector<float> dense = Values(weights);
-      const std::vector<float> x = Ramp(kTokens * k, 29);
-      const std::vector<float> bias = Ramp(kN, 7);
-      for (const int64_t parallel : {1, 2, 3, 50}) {
-        const auto stripes = kernels::PrepareStripes(weights, device_, parallel);
-        ASSERT_TRUE(stripes.ok()) << stripes.status().message();
-        EXPECT_LE(stripes->stripes.size(), static_cast<size_t>(parallel));
-        EXPECT_EQ(stripes->stripes.size() > 1, parallel > 1);
-        std::vector<float> out(static_cast<size_t>(kTokens * kN));
-        GemmOptions options;
-        options.accuracy = Accuracy::kExact;
-        options.bias = {bias.data(), DType::kF32, {kN}};
-        const Status status = kernels::quantized_linear_striped(
-            device_, {x.data(), DType::kF32, {kTokens, k}}, *stripes,
-            {out.data(), DType::kF32, {kTokens, kN}}, options);
-        ASSERT_TRUE(status.ok()) << status.message();
-        for (int64_t t = 0; t < kTokens; ++t) {
-          for (int64_t n = 0; n < kN; ++n) {
-            double sum = static_cast<double>(bias[static_cast<size_t>(n)]);
-            for (int64_t i = 0; i < k; ++i) {
-              sum += static_cast<double>(x[static_cast<size_t>(t * k + i)]) *
-                     static_cast<double>(dense[static_cast<size_t>(i * kN + n)]);
-            }
-            EXPECT_NEAR(out[static_cast<size_t>(t * kN + n)], sum, 1e-2);
-          }
-        }
-      }
-    }
-  }
+INSTANTIATE_TEST_SUITE_P(
+    All, StripesTest,
+    ::testing::Combine(::testing::Values(Format::kFp4E2M1, Format::kInt3, Format::kS8),
+                       ::testing::Values(0, 48), ::testing::Values(1, 2, 3, 50)));
+
+TEST_F(KernelsTest, StripesAreAtLeastOne) {
   EXPECT_EQ(
       kernels::PrepareStripes(Packed(1, kK, kN, Format::kS4, 32), device_, 0).status().message(),
       "parallel: expected 1 or more, got 0");
@@ -183,14 +194,10 @@ TEST_F(KernelsTest, SharedExpert) {
   const std::vector<float> up = Values(gate);
   const std::vector<float> back = Values(down);
   for (int64_t t = 0; t < kTokens; ++t) {
-    std::vector<double> inner(static_cast<size_t>(kN));
+    std::vector<double> inner;
     for (int64_t n = 0; n < kN; ++n) {
-      double dot = 0;
-      for (int64_t k = 0; k < kK; ++k) {
-        dot += static_cast<double>(x[static_cast<size_t>(t * kK + k)]) *
-               static_cast<double>(up[static_cast<size_t>(k * kN + n)]);
-      }
-      inner[static_cast<size_t>(n)] = dot / (1 + std::exp(-dot)) * dot;
+      const double dot = Dot(x, t, up.data(), kK, n, kN);
+      inner.push_back(dot / (1 + std::exp(-dot)) * dot);
     }
     for (int64_t k = 0; k < kK; ++k) {
       double sum = 0;
