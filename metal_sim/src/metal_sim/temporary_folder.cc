@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <map>
 #include <mutex>
-#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -15,22 +15,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The folders that exist. Never destroyed, because objects of other files may outlive it.
+/// The folders that exist, each with the process that made it: a forked process has a copy of the
+/// list, and its parent still uses the folders. Never destroyed, because objects of other files may
+/// outlive it.
 struct Folders {
   std::mutex mutex;
-  std::set<fs::path> paths;
-  pid_t process = getpid();
+  std::map<fs::path, pid_t> makers;
 };
 
 Folders& All() {
   static Folders* const folders = [] {
     std::atexit([] {
       Folders& left = All();
-      // A forked process has a copy of the list, and its parent still uses the folders.
-      if (left.process != getpid()) return;
       const std::lock_guard<std::mutex> lock(left.mutex);
       std::error_code ignored;
-      for (const fs::path& path : left.paths) fs::remove_all(path, ignored);
+      for (const auto& [path, maker] : left.makers) {
+        if (maker == getpid()) fs::remove_all(path, ignored);
+      }
     });
     return new Folders;
   }();
@@ -50,20 +51,22 @@ Result<TemporaryFolder> TemporaryFolder::Make(std::string_view prefix) {
   made.path_ = pattern;
   Folders& folders = All();
   const std::lock_guard<std::mutex> lock(folders.mutex);
-  folders.paths.insert(made.path_);
+  folders.makers.emplace(made.path_, getpid());
   return made;
 }
 
 TemporaryFolder::~TemporaryFolder() {
   if (path_.empty()) return;
   Folders& folders = All();
+  bool is_ours = false;
   {
     const std::lock_guard<std::mutex> lock(folders.mutex);
-    folders.paths.erase(path_);
+    const auto found = folders.makers.find(path_);
+    is_ours = found != folders.makers.end() && found->second == getpid();
+    if (found != folders.makers.end()) folders.makers.erase(found);
   }
-  if (folders.process != getpid()) return;
   std::error_code ignored;
-  fs::remove_all(path_, ignored);
+  if (is_ours) fs::remove_all(path_, ignored);
 }
 
 TemporaryFolder::TemporaryFolder(TemporaryFolder&& other) noexcept
