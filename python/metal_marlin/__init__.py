@@ -15,6 +15,7 @@ from ._core import (
     MixedPrecisionConfig,
     PreparedWeights,
     QuantizedWeights,
+    WeightsParts,
     devices,
     formats,
     supported_model_types,
@@ -43,8 +44,10 @@ from .linear import (
     prepare,
     prune,
     quantized_linear,
+    quantized_linear_striped,
     shard,
     sparse_linear,
+    stacked_experts,
     unpack_weights,
     fold_input,
 )
@@ -59,7 +62,14 @@ from .models import (
     prepare_model,
     quantize_model,
 )
-from .moe import MarlinMoE, SharedExpert, moe_experts, moe_router_topk, prepare_experts
+from .moe import (
+    ExpertCache,
+    MarlinMoE,
+    SharedExpert,
+    moe_experts,
+    moe_router_topk,
+    prepare_experts,
+)
 
 __version__ = "0.1.0"
 
@@ -67,6 +77,7 @@ __all__ = [
     "Checkpoint",
     "Device",
     "DeviceLostError",
+    "ExpertCache",
     "ExpertSet",
     "FileError",
     "InvalidArgumentError",
@@ -81,6 +92,7 @@ __all__ = [
     "QuantizedWeights",
     "SharedExpert",
     "UnsupportedError",
+    "WeightsParts",
     "assign_formats",
     "batched_gemm",
     "default_device",
@@ -109,8 +121,10 @@ __all__ = [
     "prune",
     "quantize_model",
     "quantized_linear",
+    "quantized_linear_striped",
     "shard",
     "sparse_linear",
+    "stacked_experts",
     "supported_model_types",
     "unpack_weights",
     "fold_input",

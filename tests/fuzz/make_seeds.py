@@ -684,6 +684,11 @@ def onnx_files() -> Seeds:
         [onnx_node("DequantizeLinear", ("w", "s", "z"), axis=1)],
         [onnx_tensor("w", 3, (2, 2, 3), bytes(12)), onnx_tensor("s", 10, (2,), bytes(4)),
          onnx_tensor("z", 3, (2,), bytes(2), 5)])
+    for name, nodes in (("matmul", [onnx_node("MatMul", ("x", "w"))]),
+                        ("gemm", [onnx_node("Gemm", ("x", "w"), transB=1)]),
+                        ("transposed", [onnx_node("Transpose", ("w",)),
+                                        onnx_node("MatMul", ("x", "d"))])):
+        seeds[f"plain-{name}"] = model(nodes, [onnx_tensor("w", 1, (2, 3), bytes(24))])
     seeds["external"] = model([], [onnx_tensor("w", 1, (2,), onnx_field(1, "location")
                                                + onnx_field(2, "data.bin"), 13)
                                    + onnx_field(14, 1)])
