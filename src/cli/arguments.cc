@@ -16,7 +16,6 @@
 #include "base/thread_pool.h"
 #include "cli/command.h"
 #include "cli/console.h"
-#include "marlin/checkpoint.h"
 #include "marlin/version.h"
 
 namespace marlin::cli {
