@@ -9,13 +9,16 @@
 #include <charconv>
 #include <memory>
 #include <new>
+#include <span>
 #include <string_view>
 
 #include "base/checked.h"
 #include "base/parse_number.h"
+#include "base/printable.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
 #include "cli/console.h"
+#include "cli/suggestion.h"
 #include "marlin/version.h"
 
 namespace marlin::cli {
@@ -51,8 +54,47 @@ void AddNumber(CLI::App& app, const char* names, std::optional<T>* value, const 
       ->type_name(type);
 }
 
-/// Reports a parse error as wrong usage; a request for help is not an error.
-int AnswerParseError(const CLI::App& app, const CLI::ParseError& error, Console& console) {
+std::vector<std::string> CommandNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  return names;
+}
+
+std::vector<std::string> OptionNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  return names;
+}
+
+/// The first word that is no command, or no option of the command, and what it may stand for. Empty
+/// if there is none.
+std::string UnknownWord(const CLI::App& app, std::span<char* const> words) {
+  const std::vector<std::string> left = app.remaining(true);
+  const auto chosen = app.get_subcommands();
+  for (const std::string_view word : words) {
+    if (std::find(left.begin(), left.end(), word) == left.end()) continue;
+    const std::string_view name = word.substr(0, word.find('='));
+    if (word.starts_with('-')) {
+      const CLI::App& command = chosen.empty() ? app : *chosen.front();
+      return fmt::format("unknown option '{}'{}", Printable(std::string(name)),
+                         DidYouMean(name, OptionNames(command)));
+    }
+    if (chosen.empty()) {
+      return fmt::format("unknown command '{}'{}", Printable(std::string(word)),
+                         DidYouMean(word, CommandNames(app)));
+    }
+  }
+  return {};
+}
+
+/// Reports a parse error as wrong usage; a request for help is not an error, nor is a call without
+/// arguments.
+int AnswerParseError(const CLI::App& app, std::span<char* const> words,
+                     const CLI::ParseError& error, Console& console) {
+  if (words.empty()) return console.Finish(console.Print(app.help()));
   if (error.get_exit_code() == 0) {
     std::string text;
     if (error.get_name() == "CallForVersion") {
@@ -65,9 +107,11 @@ int AnswerParseError(const CLI::App& app, const CLI::ParseError& error, Console&
   }
   const auto chosen = app.get_subcommands();
   const std::string where = chosen.empty() ? "" : chosen.front()->get_name() + " ";
+  std::string message = UnknownWord(app, words);
+  if (message.empty()) message = error.what();
+  message += message.ends_with('?') ? " See" : "; see";
   return console.Finish(
-      Status(Code::kInvalidArgument,
-             std::string(error.what()) + "; see metal-marlin " + where + "--help"));
+      Status(Code::kInvalidArgument, fmt::format("{} metal-marlin {}--help", message, where)));
 }
 
 int ParseAndRun(int argc, char** argv, Console& console) {
@@ -92,7 +136,8 @@ int ParseAndRun(int argc, char** argv, Console& console) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return AnswerParseError(app, error, console);
+    const std::span<char* const> words(argv, static_cast<size_t>(argc));
+    return AnswerParseError(app, words.subspan(1), error, console);
   }
   console.set_json(json);
   for (size_t i = 0; i < parsers.size(); ++i) {
