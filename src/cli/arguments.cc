@@ -122,6 +122,8 @@ int ParseAndRun(int argc, char** argv, Console& console) {
   std::vector<std::unique_ptr<Command>> commands;
   std::vector<CLI::App*> parsers;
   bool json = false;
+  bool quiet = false;
+  bool verbose = false;
   for (const CommandEntry& entry : AllCommands()) {
     std::string name = entry.name;
     std::replace(name.begin(), name.end(), '_', '-');
@@ -131,6 +133,9 @@ int ParseAndRun(int argc, char** argv, Console& console) {
     ArgumentList arguments(*parser);
     commands.back()->Declare(arguments);
     arguments.Flag("--json", &json, "Print one JSON document on stdout and nothing else");
+    arguments.Flag("-q,--quiet", &quiet, "Print no progress and no messages");
+    arguments.Flag("-v,--verbose", &verbose,
+                   "Print messages and progress to a file or pipe as to a terminal");
     parsers.push_back(parser);
   }
   try {
@@ -140,6 +145,8 @@ int ParseAndRun(int argc, char** argv, Console& console) {
     return AnswerParseError(app, words.subspan(1), error, console);
   }
   console.set_json(json);
+  console.set_quiet(quiet);
+  console.set_verbose(verbose);
   for (size_t i = 0; i < parsers.size(); ++i) {
     if (parsers[i]->parsed()) return console.Finish(commands[i]->Run(console));
   }
