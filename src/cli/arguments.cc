@@ -18,6 +18,7 @@
 #include "base/thread_pool.h"
 #include "cli/command.h"
 #include "cli/console.h"
+#include "cli/help_formatter.h"
 #include "cli/suggestion.h"
 #include "marlin/version.h"
 
@@ -41,16 +42,17 @@ Status WrongNumber(const char* option, const char* kind, const std::string& rang
 /// Numbers are parsed here rather than by CLI11, which reads an empty value as 0 and clamps values
 /// that are too large.
 template <typename T, typename Range>
-void AddNumber(CLI::App& app, const char* names, std::optional<T>* value, const Range& range,
-               const char* type, const char* help) {
-  app.add_option_function<std::string>(
-         names,
-         [=](const std::string& text) {
-           const Result<T> number = ParseOption(names, text, range);
-           if (!number.ok()) throw CLI::ValidationError(number.status().message());
-           *value = *number;
-         },
-         help)
+CLI::Option* AddNumber(CLI::App& app, const char* names, std::optional<T>* value,
+                       const Range& range, const char* type, const char* help) {
+  return app
+      .add_option_function<std::string>(
+          names,
+          [=](const std::string& text) {
+            const Result<T> number = ParseOption(names, text, range);
+            if (!number.ok()) throw CLI::ValidationError(number.status().message());
+            *value = *number;
+          },
+          help)
       ->type_name(type);
 }
 
@@ -115,10 +117,11 @@ int AnswerParseError(const CLI::App& app, std::span<char* const> words,
 }
 
 int ParseAndRun(int argc, char** argv, Console& console) {
-  CLI::App app("Quantizes large language models to 2-8 bits and multiplies with them.",
+  CLI::App app("Shrinks LLM checkpoints to 2-8 bits, measures what that costs, and runs them.",
                "metal-marlin");
   app.set_version_flag("--version", std::string("metal-marlin ") + Version());
   app.require_subcommand(1);
+  app.formatter(std::make_shared<HelpFormatter>());
   std::vector<std::unique_ptr<Command>> commands;
   std::vector<CLI::App*> parsers;
   bool json = false;
@@ -128,10 +131,13 @@ int ParseAndRun(int argc, char** argv, Console& console) {
     std::string name = entry.name;
     std::replace(name.begin(), name.end(), '_', '-');
     CLI::App* parser = app.add_subcommand(name, entry.summary);
+    parser->group(entry.group);
+    parser->get_help_ptr()->group("General")->description("Print this help");
     parser->footer(std::string("Example:\n  ") + entry.example);
     commands.push_back(entry.make());
     ArgumentList arguments(*parser);
     commands.back()->Declare(arguments);
+    arguments.Group("General");
     arguments.Flag("--json", &json, "Print one JSON document on stdout and nothing else");
     arguments.Flag("-q,--quiet", &quiet, "Print no progress and no messages");
     arguments.Flag("-v,--verbose", &verbose,
@@ -212,6 +218,8 @@ Result<int64_t> ParseByteSize(const char* option, const std::string& text) {
                 fmt::format("{}: expected a size such as 5GB, got '{}'", option, text));
 }
 
+CLI::Option* ArgumentList::Placed(CLI::Option* option) const { return option->group(group_); }
+
 void ArgumentList::Positional(const char* name, std::string* value, const char* help) {
   app_.add_option(name, *value, help)->required()->type_name("");
 }
@@ -225,31 +233,31 @@ void ArgumentList::Positional(const char* name, std::optional<std::string>* valu
 
 void ArgumentList::Option(const char* names, std::string* value, const char* type,
                           const char* help) {
-  app_.add_option(names, *value, help)->type_name(type)->capture_default_str();
+  Placed(app_.add_option(names, *value, help))->type_name(type)->capture_default_str();
 }
 
 void ArgumentList::Option(const char* names, std::optional<std::string>* value, const char* type,
                           const char* help) {
-  app_.add_option_function<std::string>(
-          names, [value](const std::string& given) { *value = given; }, help)
+  Placed(app_.add_option_function<std::string>(
+             names, [value](const std::string& given) { *value = given; }, help))
       ->type_name(type);
 }
 
 void ArgumentList::Option(const char* names, std::optional<int64_t>* value, const WholeRange& range,
                           const char* type, const char* help) {
-  AddNumber(app_, names, value, range, type, help);
+  Placed(AddNumber(app_, names, value, range, type, help));
 }
 
 void ArgumentList::Option(const char* names, std::optional<double>* value, const RealRange& range,
                           const char* type, const char* help) {
-  AddNumber(app_, names, value, range, type, help);
+  Placed(AddNumber(app_, names, value, range, type, help));
 }
 
 void ArgumentList::Option(const char* names, std::vector<std::string>* values, const char* type,
                           const char* help) {
   // One value per occurrence: "--override A B" must not swallow the positional B. CLI11 would also
   // read "[A,B]" as two values, in recursion, and "--stop [END]" as "END".
-  app_.add_option(names, *values, help)
+  Placed(app_.add_option(names, *values, help))
       ->type_name(type)
       ->expected(1)
       ->take_all()
@@ -258,11 +266,11 @@ void ArgumentList::Option(const char* names, std::vector<std::string>* values, c
 
 void ArgumentList::RequiredOption(const char* names, std::string* value, const char* type,
                                   const char* help) {
-  app_.add_option(names, *value, help)->required()->type_name(type);
+  Placed(app_.add_option(names, *value, help))->required()->type_name(type);
 }
 
 void ArgumentList::Flag(const char* names, bool* value, const char* help) {
-  app_.add_flag(names, *value, help);
+  Placed(app_.add_flag(names, *value, help));
 }
 
 int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs) {
