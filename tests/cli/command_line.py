@@ -48,7 +48,7 @@ class CommandTestCase(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
 
     def succeed(self, *arguments: object) -> str:
-        """Runs a command that must succeed with nothing but progress on stderr; returns its stdout."""
+        """Runs a command that must succeed, with progress alone on stderr; returns its stdout."""
         done = run(*arguments)
         messages = PROGRESS.sub("", done.stderr)
         self.assertEqual((done.returncode, messages), (0, ""), f"{arguments}\n{done.stdout}")
