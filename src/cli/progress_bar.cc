@@ -12,7 +12,7 @@ using std::chrono::milliseconds;
 
 /// Estimates of the time that is left vary too much before this part is done.
 constexpr double kFirstEstimate = 0.05;
-constexpr int kBarWidth = 30;
+constexpr int kProgressWidth = 30;
 
 std::chrono::steady_clock::duration IntervalOf(const Console& console) {
   if (console.quiet()) return {};
@@ -44,9 +44,9 @@ void ProgressBar::Update(int64_t done, int64_t total, std::string_view note) {
   }
   if (!note.empty()) left += fmt::format(", {}", note);
   if (bar_) {
-    const int filled = std::clamp(static_cast<int>(fraction * kBarWidth), 0, kBarWidth);
+    const int filled = std::clamp(static_cast<int>(fraction * kProgressWidth), 0, kProgressWidth);
     fmt::print(stderr, "\r\x1b[K{} [{:#<{}}{:.<{}}] {:3.0f} %{}", label_, "", filled, "",
-               kBarWidth - filled, 100 * fraction, left);
+               kProgressWidth - filled, 100 * fraction, left);
     drawn_ = true;
   } else {
     fmt::print(stderr, "{}: {:.0f} %{}\n", label_, 100 * fraction, left);
