@@ -17,6 +17,7 @@ namespace {
 
 constexpr double kHuge = 1e12;
 constexpr double kMostFactor = 1e6;
+constexpr double kLeastFactor = 1e-6;
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 constexpr std::pair<std::string_view, RopeType> kRopeTypes[] = {
@@ -166,7 +167,9 @@ class RopeReader {
     // 0 counts as none.
     const auto or_default = [&](std::string_view key, double fallback) {
       const double value = scaling_.RealOr(key, 0, kMostFactor, fallback);
-      return value == 0 ? fallback : value;
+      if (value == 0) return fallback;
+      if (value < kLeastFactor) scaling_.Fail(key, fmt::format("{} is too small", value));
+      return value;
     };
     p_.beta_fast = or_default("beta_fast", 32);
     p_.beta_slow = or_default("beta_slow", 1);

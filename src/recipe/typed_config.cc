@@ -295,7 +295,7 @@ class ConfigTyper {
     const auto found = source_.find(synonym.name);
     if (found == source_.end() || found->is_null()) return {};
     const auto own = source_.find(synonym.key);
-    if (own != source_.end() && *own != *found) {
+    if (own != source_.end() && !own->is_null() && *own != *found) {
       return Status(Code::kMalformedFile,
                     fmt::format("{}: {}: {}, but {} is {}", file_, synonym.name,
                                 DescribeJson(*found), synonym.key, DescribeJson(*own)));
