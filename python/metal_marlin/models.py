@@ -347,6 +347,7 @@ def quantize_model(
     resume: bool = False,
     model_card: bool = True,
     shard_bytes: int = 5 << 30,
+    layout: str = "k_packed",
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Quantizes a checkpoint to a directory that appears complete or not at all.
@@ -368,6 +369,8 @@ def quantize_model(
     they have at most so many bits per weight, scales included, and the predictions move least:
     according to `sensitivity`, what measure_sensitivity returned or a file of it; None: measured
     first, on `device` over `calibration`.
+
+    layout "marlin_w4" stores dense 4-bit codes in tiles for programs that read these.
 
     Returns the JSON of `metal-marlin quantize --json`. With model_card the directory gets a
     README.md; one that somebody wrote or changed in a directory that is replaced is kept. An
@@ -409,6 +412,7 @@ def quantize_model(
         resume=resume,
         model_card=model_card,
         shard_bytes=shard_bytes,
+        layout=layout,
         progress=progress,
         calibration=ids,
         calibration_tokens=calibration_tokens,

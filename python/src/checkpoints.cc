@@ -63,6 +63,7 @@ struct DirectoryOptions {
   bool resume = false;
   bool model_card = true;
   int64_t shard_bytes = int64_t{5} << 30;
+  std::string layout = "k_packed";
   nb::object progress = nb::none();
   std::vector<int32_t> calibration;
   int64_t calibration_tokens = 0;
@@ -84,6 +85,7 @@ nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
   options.resume = directory.resume;
   options.model_card = directory.model_card;
   options.shard_bytes = directory.shard_bytes;
+  options.layout = Take(ParsePackedLayout(directory.layout));
   const CalibrationOptions calibration{directory.calibration, directory.calibration_tokens,
                                        directory.seed, Take(ParsePruneMethod(directory.pruning))};
   std::optional<ImportanceMatrix> importance;
@@ -301,6 +303,7 @@ void BindConversions(nb::module_& module) {
       .def_rw("resume", &DirectoryOptions::resume)
       .def_rw("model_card", &DirectoryOptions::model_card)
       .def_rw("shard_bytes", &DirectoryOptions::shard_bytes)
+      .def_rw("layout", &DirectoryOptions::layout)
       .def_rw("progress", &DirectoryOptions::progress)
       .def_rw("calibration", &DirectoryOptions::calibration)
       .def_rw("calibration_tokens", &DirectoryOptions::calibration_tokens)

@@ -38,6 +38,7 @@ struct ModuleRecord {
   QuantizedModule module;
   bool stacked = false;  ///< Experts in front: tensors and shape have one more dimension.
   SourceLayout layout = SourceLayout::kOutIn;
+  PackedLayout codes = PackedLayout::kKPacked;  ///< In a quantized directory.
   Exactness exactness = Exactness::kExact;
 };
 
