@@ -112,6 +112,9 @@ using Progress = std::function<void(int64_t done, int64_t total)>;
 struct QuantizeCheckpointOptions {
   MixedPrecisionConfig recipe;
   QuantizeMethod method = QuantizeMethod::kRtn;
+  /// kMarlinW4: dense 4-bit matrices are stored in these tiles, which version 3 of the format
+  /// holds; all others as ever. Readers repack them, so it is a layout for other programs.
+  PackedLayout layout = PackedLayout::kKPacked;
   /// Maximum size of an output file, in bytes.
   int64_t shard_bytes = int64_t{5} << 30;
   bool strict = false;     ///< Fail if a matrix that the recipe quantizes cannot be quantized.

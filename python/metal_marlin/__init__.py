@@ -31,10 +31,12 @@ from .errors import (
     UnsupportedError,
 )
 from .linear import (
+    TiledWeights,
     batched_gemm,
     default_device,
     dequantize,
     expand,
+    from_marlin_w4,
     matmul,
     open_device,
     pack_fp4_weights,
@@ -48,6 +50,7 @@ from .linear import (
     shard,
     sparse_linear,
     stacked_experts,
+    to_marlin_w4,
     unpack_weights,
     fold_input,
 )
@@ -91,6 +94,7 @@ __all__ = [
     "PreparedWeights",
     "QuantizedWeights",
     "SharedExpert",
+    "TiledWeights",
     "UnsupportedError",
     "WeightsParts",
     "assign_formats",
@@ -102,6 +106,7 @@ __all__ = [
     "expand",
     "export_model",
     "formats",
+    "from_marlin_w4",
     "import_model",
     "kernels",
     "load",
@@ -126,6 +131,7 @@ __all__ = [
     "sparse_linear",
     "stacked_experts",
     "supported_model_types",
+    "to_marlin_w4",
     "unpack_weights",
     "fold_input",
 ]

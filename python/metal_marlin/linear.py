@@ -74,12 +74,14 @@ def pack_weights(
     symmetric: bool = False,
     *,
     sparsity: str = "dense",
+    layout: str = "k_packed",
 ) -> QuantizedWeights:
     """Quantizes weight [K, N] or [experts, K, N] (float32, float16 or bfloat16, any strides).
 
     `format` is one of `formats()`; group_size a multiple of 16, or 0 for one group along K;
     scale_type "fp16", "bf16", "fp32", "e8m0" or "e4m3"; method "rtn" or "mse"; sparsity "dense" or
-    "2:4", which keeps the two of every four weights along K that are largest when decoded.
+    "2:4", which keeps the two of every four weights along K that are largest when decoded; layout
+    "k_packed", or for dense formats of 4 bits "marlin_w4": TiledWeights.
     """
     weight = as_array("weight", weight)
     check_float("weight", weight)
@@ -88,7 +90,70 @@ def pack_weights(
     packed: QuantizedWeights = call(
         _core.quantize, to_host(weight), format, group_size, scale_type, method, symmetric
     )
-    return prune(packed) if sparsity == "2:4" else packed
+    if sparsity == "2:4":
+        packed = prune(packed)
+    if layout == "k_packed":
+        return packed
+    if layout != "marlin_w4":
+        raise InvalidArgumentError(
+            f"layout: unknown name {layout!r}; known: k_packed, marlin_w4"
+        )
+    return TiledWeights(packed)
+
+
+class TiledWeights(QuantizedWeights):
+    """Weights whose `codes` are marlin_w4 tiles, uint32 [K/32, N/32, 32, 4], with experts in front.
+
+    K and N are rounded up. Everything that takes QuantizedWeights takes them; on a GPU
+    `prepare(weights, marlin_w4=True)` keeps the tiles. docs/formats/marlin_w4.md has the order.
+    """
+
+    layout = "marlin_w4"
+
+    def __init__(self, weights: QuantizedWeights) -> None:
+        super().__init__(weights)
+        self._tiles = to_marlin_w4(weights)
+
+    @property
+    def codes(self) -> np.ndarray:
+        return self._tiles
+
+
+def _tile_shape(k: int, n: int) -> tuple[int, int, int, int]:
+    return (-(-k // 32), -(-n // 32), 32, 4)
+
+
+def to_marlin_w4(weights: QuantizedWeights) -> np.ndarray:
+    """The codes of dense 4-bit weights as marlin_w4 tiles, uint32 [K/32, N/32, 32, 4]."""
+    k, n, experts = weights.k, weights.n, weights.experts
+    words = np.asarray(QuantizedWeights.codes.__get__(weights))
+    if weights.sparsity != "dense" or len(_core.format_values(weights.format)) != 16:
+        raise InvalidArgumentError(
+            f"layout: marlin_w4 holds dense codes of 4 bits, not {weights.format}"
+            + ("" if weights.sparsity == "dense" else f" {weights.sparsity}")
+        )
+    stack = words.reshape((experts, -1, n))
+    tiles = np.empty((experts, *_tile_shape(k, n)), np.uint32)
+    for one, to in zip(stack, tiles, strict=True):
+        call(_core.repack_marlin_w4, k, n, one, to, True)
+    return tiles if words.ndim == 3 else tiles[0]
+
+
+def from_marlin_w4(tiles: Any, k: int, n: int) -> np.ndarray:
+    """k-packed words uint32 [K/8, N] of marlin_w4 tiles [K/32, N/32, 32, 4], experts in front."""
+    given = np.ascontiguousarray(to_host(as_array("tiles", tiles)))
+    shape = _tile_shape(k, n)
+    if given.dtype not in (np.uint32, np.int32) or given.ndim not in (4, 5) or (
+        given.shape[-4:] != shape
+    ):
+        raise InvalidArgumentError(
+            f"tiles: expected uint32 {list(shape)}, got {given.dtype} {list(given.shape)}"
+        )
+    stack = given.view(np.uint32).reshape((-1, *shape))
+    words = np.empty((len(stack), -(-k // 8), n), np.uint32)
+    for one, to in zip(stack, words, strict=True):
+        call(_core.repack_marlin_w4, k, n, one, to, False)
+    return words if given.ndim == 5 else words[0]
 
 
 def prune(weights: QuantizedWeights, importance: Any = None) -> QuantizedWeights:

@@ -404,6 +404,7 @@ def quantize_model(
     model_card: bool = True,
     allow_extra_tensors: bool = False,
     shard_bytes: int = 5 << 30,
+    layout: str = "k_packed",
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Quantizes a checkpoint to a directory that appears complete or not at all.
@@ -426,6 +427,8 @@ def quantize_model(
     matrix gets the format of `formats` with which they have at most so many bits per weight, scales
     included, and the predictions move least: according to `sensitivity`, what measure_sensitivity
     returned or a file of it; None: measured first, on `device` over `calibration`.
+
+    layout "marlin_w4" stores dense 4-bit codes in tiles for programs that read these.
 
     Returns the JSON of `metal-marlin quantize --json`; `runs` is False for a model type that `load`
     does not run. With model_card the directory gets a README.md; one that somebody wrote or changed
@@ -467,6 +470,7 @@ def quantize_model(
         model_card=model_card,
         allow_extra_tensors=allow_extra_tensors,
         shard_bytes=shard_bytes,
+        layout=layout,
         progress=progress,
         calibration=ids,
         calibration_tokens=calibration_tokens,

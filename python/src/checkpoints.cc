@@ -67,6 +67,7 @@ struct DirectoryOptions {
   bool model_card = true;
   bool allow_extra_tensors = false;
   int64_t shard_bytes = int64_t{5} << 30;
+  std::string layout = "k_packed";
   nb::object progress = nb::none();
   std::vector<int32_t> calibration;
   int64_t calibration_tokens = 0;
@@ -89,6 +90,7 @@ nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
   options.allow_extra_tensors = directory.allow_extra_tensors;
   options.model_card = directory.model_card;
   options.shard_bytes = directory.shard_bytes;
+  options.layout = Take(ParsePackedLayout(directory.layout));
   const CalibrationOptions calibration{directory.calibration, directory.calibration_tokens,
                                        directory.seed, Take(ParsePruneMethod(directory.pruning))};
   std::optional<ImportanceMatrix> importance;
@@ -311,6 +313,7 @@ void BindConversions(nb::module_& module) {
       .def_rw("model_card", &DirectoryOptions::model_card)
       .def_rw("allow_extra_tensors", &DirectoryOptions::allow_extra_tensors)
       .def_rw("shard_bytes", &DirectoryOptions::shard_bytes)
+      .def_rw("layout", &DirectoryOptions::layout)
       .def_rw("progress", &DirectoryOptions::progress)
       .def_rw("calibration", &DirectoryOptions::calibration)
       .def_rw("calibration_tokens", &DirectoryOptions::calibration_tokens)

@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <span>
+
 #include "core.h"
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
@@ -82,6 +84,21 @@ QuantizedWeights StoredRows(QuantizedWeights weights) {
   return weights;
 }
 
+/// Words of a matrix from k-packed to marlin_w4 or back; both are u32 and contiguous.
+void Repack(int64_t k, int64_t n, const Array& from, const MutableArray& to, bool to_tiles) {
+  const TensorView source = ViewOf("words", from);
+  const MutableTensorView target = ViewOf("out", to);
+  if (source.dtype() != DType::kU32 || !source.IsContiguous() || target.dtype() != DType::kU32) {
+    throw StatusError(Status(Code::kInvalidArgument, "words: expected contiguous uint32"));
+  }
+  const std::span<const uint32_t> in(source.As<uint32_t>(),
+                                     static_cast<size_t>(source.ElementCount()));
+  const std::span<uint32_t> out(static_cast<uint32_t*>(target.data()),
+                                static_cast<size_t>(target.ElementCount()));
+  const nb::gil_scoped_release released;
+  Check(to_tiles ? RepackToMarlinW4(k, n, in, out) : RepackFromMarlinW4(k, n, in, out));
+}
+
 QuantizedWeights FoldInputArray(const QuantizedWeights& weights) {
   const nb::gil_scoped_release released;
   return Take(FoldInput(weights));
@@ -106,6 +123,8 @@ void BindFunctions(nb::module_& module) {
   module.def("stored_rows", &StoredRows, nb::arg("weights"),
              "The stored rows: their products take the columns of x times input_scale and Hadamard "
              "blocks, in the permutation's order.");
+  module.def("repack_marlin_w4", &Repack, nb::arg("k"), nb::arg("n"), nb::arg("words"),
+             nb::arg("out"), nb::arg("to_tiles"));
   module.def("shard", &ShardOf, nb::arg("weights"), nb::arg("axis"), nb::arg("rank"),
              nb::arg("world"));
   module.def(
@@ -115,6 +134,13 @@ void BindFunctions(nb::module_& module) {
         return std::vector<float>(values.begin(), values.end());
       },
       nb::arg("format"), "The value of every code; empty for formats of more than 8 bits.");
+  module.def(
+      "codebook_size",
+      [](const std::string& format) {
+        const FormatInfo& info = GetFormatInfo(Take(ParseFormat(format)));
+        return info.has_codebook ? 1 << info.bits : 0;
+      },
+      nb::arg("format"), "The values of a format whose table is data; 0 for all others.");
   module.def(
       "words_along_k",
       [](const std::string& format, int64_t k, bool sparse) {
@@ -138,6 +164,7 @@ void BindWeights(nb::module_& module) {
   nb::class_<QuantizedWeights>(module, "QuantizedWeights",
                                "A quantized matrix [k, n], or a stack of them, in the canonical "
                                "layout. Immutable; arrays are views of its memory.")
+      .def(nb::init<const QuantizedWeights&>(), nb::arg("other"), "The same weights; shares them.")
       .def_static(
           "from_parts", [](const WeightsParts& parts) { return MakeWeights(parts, {}); },
           nb::arg("parts"), "Copies and validates arrays with the shapes of the properties.")

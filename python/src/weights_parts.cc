@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <string_view>
 
@@ -40,10 +41,20 @@ std::optional<DType> NarrowFloatType(std::string_view name) {
   return {};
 }
 
+/// Refuses element types that no part has, whose bits could pass for those of another one.
+void CheckTypeName(const std::string& name, const std::string& type) {
+  constexpr std::string_view kKnown[] = {
+      "",      "float64", "float32", "float16", "bfloat16",    "float8_e4m3fn", "float8_e8m0fnu",
+      "int64", "int32",   "int8",    "uint32",  "float8_e5m2", "uint16",        "uint8"};
+  if (std::find(std::begin(kKnown), std::end(kKnown), type) != std::end(kKnown)) return;
+  Refuse(fmt::format("{}: element type {} is not supported", name, type));
+}
+
 PartArray LoadPart(const std::string& name, const nb::object& object) {
   // (an array that nanobind reads, the name of its element type or "" where DLPack tells it).
   const auto [readable, type] = nb::cast<std::pair<nb::object, std::string>>(
       nb::module_::import_("metal_marlin._arrays").attr("part")(name, object));
+  CheckTypeName(name, type);
   PartArray made;
   if (!nb::try_cast(readable, made.owner) || !made.owner.is_valid()) {
     Refuse(name + ": expected an array in the host's memory, got " +
@@ -93,7 +104,8 @@ void CopyPart(const std::string& name, const std::optional<PartArray>& array,
   }
   const TensorView& view = array->view;
   Shape shape = target.shape();
-  if (view.rank() + 1 == shape.rank() && shape[0] == 1) {
+  const bool omits = view.rank() + 1 == shape.rank() || (shape.rank() == 3 && view.rank() < 3);
+  if (omits && shape[0] == 1) {
     Shape inner;
     for (int i = 1; i < shape.rank(); ++i) inner.Append(shape[i]);
     shape = inner;

@@ -39,6 +39,7 @@ struct ModuleRecord {
   QuantizedModule module;
   bool stacked = false;  ///< Experts in front: tensors and shape have one more dimension.
   SourceLayout layout = SourceLayout::kOutIn;
+  PackedLayout codes = PackedLayout::kKPacked;  ///< In a quantized directory.
   Exactness exactness = Exactness::kExact;
   /// In a directory of this program: the methods of the matrices, where some got another one than
   /// the directory's: "mse", or "gptq, mse". Empty: all got that.

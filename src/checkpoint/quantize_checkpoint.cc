@@ -16,7 +16,9 @@
 #include "checkpoint/matrix_quantizer.h"
 #include "checkpoint/model_card.h"
 #include "checkpoint/quantize_plan.h"
+#include "checkpoint/tiled_codes.h"
 #include "marlin/checkpoint.h"
+#include "marlin/layout.h"
 #include "quantize/quantizer.h"
 #include "recipe/decoder_shape.h"
 
@@ -233,6 +235,12 @@ Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit,
       const std::span<const float> values = FormatValues(weights.spec.format);
       MARLIN_RETURN_IF_ERROR(
           writer->Append(unit, index, values.data(), static_cast<int64_t>(values.size_bytes())));
+      continue;
+    }
+    if (stored.part == ModulePart::kCodes && plan.record.codes == PackedLayout::kMarlinW4) {
+      MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer tiles, TileCodes(weights));
+      MARLIN_RETURN_IF_ERROR(
+          writer->Append(unit, index, tiles.data(), MarlinW4WordCount(expected.k, expected.n) * 4));
       continue;
     }
     MARLIN_RETURN_IF_ERROR(append(index, *PartView(weights, stored.part)));

@@ -86,6 +86,8 @@ class QuantizeCommand final : public Command {
     arguments.Option("--pruning", &pruning_, "METHOD",
                      "gptq, for 2:4: magnitude, weighted (by the inputs), or compensated, the "
                      "default; other methods prune by magnitude");
+    arguments.Option("--layout", &layout_, "LAYOUT",
+                     "Of dense 4-bit codes: k_packed (default), or marlin_w4 for other programs");
     arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");
     arguments.Option(
         "--device", &device_, "DEVICE",
@@ -104,6 +106,11 @@ class QuantizeCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(options.method, ParseQuantizeMethod(method_));
     MARLIN_RETURN_IF_ERROR(CheckMethod(options.method));
     MARLIN_RETURN_IF_ERROR(CheckCalibration(console, options.method));
+    const Result<PackedLayout> layout = ParsePackedLayout(layout_);
+    if (!layout.ok()) {
+      return Status(layout.status().code(), "--" + std::string(layout.status().message()));
+    }
+    options.layout = *layout;
     MARLIN_ASSIGN_OR_RETURN(options.shard_bytes, ParseByteSize("--shard-size", shard_size_));
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint source,
                             Checkpoint::Open(source_, {allow_extra_tensors_}));
@@ -306,6 +313,7 @@ class QuantizeCommand final : public Command {
   std::string source_;
   std::string output_;
   RecipeArguments recipe_arguments_;
+  std::string layout_ = "k_packed";
   std::string method_ = "rtn";
   std::string shard_size_ = "5GB";
   std::string device_ = "auto";

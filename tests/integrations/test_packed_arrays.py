@@ -100,13 +100,16 @@ def test_sparse_with_bfloat16_scales() -> None:
 def test_scales_of_other_types_are_refused(dtype: torch.dtype) -> None:
     packed = pack("fp16")
     scales = torch.from_numpy(np.array(packed.scales)).to(dtype)
-    with pytest.raises(mm.InvalidArgumentError, match="^scales: "):
-        mm.unpack_weights(torch.from_numpy(np.array(packed.codes)), scales, GROUP)
+    words = torch.from_numpy(np.array(packed.codes))
+    for told in ({}, {"scale_type": "e4m3", "global_scale": 1.0}, {"scale_type": "e8m0"}):
+        with pytest.raises(mm.InvalidArgumentError, match="^scales: "):
+            mm.unpack_weights(words, scales, GROUP, **told)
 
 
 @pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3", "float8_e4m3fnuz", "int4"])
 def test_scales_of_other_ml_dtypes_are_refused(name: str) -> None:
     packed = pack("fp16")
     scales = packed.scales.astype(np.float32).astype(getattr(ml_dtypes, name))
-    with pytest.raises(mm.InvalidArgumentError, match="^scales: "):
-        mm.unpack_weights(packed.codes, scales, GROUP)
+    for told in ({}, {"scale_type": "e4m3", "global_scale": 1.0}, {"scale_type": "e8m0"}):
+        with pytest.raises(mm.InvalidArgumentError, match="^scales: "):
+            mm.unpack_weights(packed.codes, scales, GROUP, **told)

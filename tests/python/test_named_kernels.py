@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -235,3 +237,73 @@ def test_expert_cache_loaders() -> None:
     for thread in threads:
         thread.join()
     assert calls == [7]
+
+
+# --- marlin_w4 ----------------------------------------------------------------------------------
+
+
+def tile_position(k: int, n: int) -> tuple[int, int, int, int, int]:
+    """(block of k, block of n, lane, word, nibble) of a code, by the page of the format."""
+    row, column = k % 16, n % 16
+    lane = column % 8 * 4 + row % 8 // 2
+    code = row % 2 + 2 * (row // 8) + 4 * (column // 8)
+    word = 2 * (k % 32 // 16) + n % 32 // 16
+    return k // 32, n // 32, lane, word, [0, 2, 4, 6, 1, 3, 5, 7].index(code)
+
+
+@pytest.mark.parametrize("shape", [(64, 32), (40, 50), (3, 70, 33)])
+def test_marlin_w4(shape: tuple[int, ...]) -> None:
+    weight = gaussian(*shape)
+    tiled = mm.pack_weights(weight, "s4", 32, layout="marlin_w4")
+    plain = mm.pack_weights(weight, "s4", 32)
+    k, n = shape[-2:]
+    assert tiled.layout == "marlin_w4"
+    assert tiled.codes.shape == (*shape[:-2], -(-k // 32), -(-n // 32), 32, 4)
+    first = tiled.codes if len(shape) == 2 else tiled.codes[0]
+    words = plain.codes if len(shape) == 2 else plain.codes[0]
+    for at_k, at_n in ((0, 0), (1, 0), (9, 3), (17, 20), (k - 1, n - 1), (31, 31)):
+        *tile, nibble = tile_position(at_k, at_n)
+        code = words[at_k // 8, at_n] >> (4 * (at_k % 8)) & 15
+        assert first[tuple(tile)] >> (4 * nibble) & 15 == code, (at_k, at_n)
+    assert np.array_equal(mm.from_marlin_w4(tiled.codes, k, n), plain.codes)
+    assert np.array_equal(mm.dequantize(tiled), mm.dequantize(plain))
+    if len(shape) == 2:
+        x = gaussian(2, k)
+        assert np.array_equal(
+            mm.matmul(x, mm.prepare(tiled)), mm.matmul(x, mm.prepare(plain))
+        )
+
+
+def test_marlin_w4_refuses() -> None:
+    kind = mm.InvalidArgumentError
+    weight = gaussian(64, 32)
+    text = refusal(kind, mm.pack_weights, weight, "nf3", 32, layout="marlin_w4")
+    assert text == "layout: marlin_w4 holds dense codes of 4 bits, not nf3"
+    text = refusal(kind, mm.pack_weights, weight, "s4", 32, sparsity="2:4", layout="marlin_w4")
+    assert text == "layout: marlin_w4 holds dense codes of 4 bits, not s4 2:4"
+    text = refusal(kind, mm.pack_weights, weight, "s4", 32, layout="tiles")
+    assert text == "layout: unknown name 'tiles'; known: k_packed, marlin_w4"
+    tiles = mm.pack_weights(weight, "s4", 32, layout="marlin_w4").codes
+    text = refusal(kind, mm.from_marlin_w4, tiles, 96, 32)
+    assert text == "tiles: expected uint32 [3, 1, 32, 4], got uint32 [2, 1, 32, 4]"
+
+
+def test_directories_in_marlin_w4(tmp_path: Any) -> None:
+    sample = Path(__file__).resolve().parents[2] / "examples" / "tiny-qwen3-moe"
+    plain, tiled = tmp_path / "plain", tmp_path / "tiled"
+    mm.quantize_model(sample, plain, "aggressive_moe")
+    mm.quantize_model(sample, tiled, "aggressive_moe", layout="marlin_w4")
+    config = json.loads((tiled / "config.json").read_text())["quantization_config"]
+    assert config["version"] == 3
+    layouts = {m["format"]: m.get("layout", "k_packed") for m in config["modules"].values()}
+    assert layouts == {"fp4_e2m1": "marlin_w4", "nf3": "k_packed"}
+    ours, theirs = mm.Checkpoint(str(plain)), mm.Checkpoint(str(tiled))
+    for row in ours.modules:
+        one, other = ours.weights(row["name"]), theirs.weights(row["name"])
+        assert np.array_equal(one.codes, other.codes) and np.array_equal(one.scales, other.scales)
+    ids = list(range(10, 40))
+    assert np.array_equal(mm.load(plain).logits(ids), mm.load(tiled).logits(ids))
+    text = refusal(
+        mm.InvalidArgumentError, mm.quantize_model, sample, tmp_path / "x", layout="rows"
+    )
+    assert text == "layout: unknown name 'rows'; known: k_packed, marlin_w4"
