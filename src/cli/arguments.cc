@@ -121,7 +121,7 @@ int ParseAndRun(int argc, char** argv, Console& console) {
                "metal-marlin");
   app.set_version_flag("--version", std::string("metal-marlin ") + Version());
   app.require_subcommand(1);
-  app.formatter(std::make_shared<HelpFormatter>());
+  app.formatter(MakeHelpFormatter());
   std::vector<std::unique_ptr<Command>> commands;
   std::vector<CLI::App*> parsers;
   bool json = false;

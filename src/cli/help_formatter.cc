@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <CLI/App.hpp>
+#include <CLI/Formatter.hpp>
 #include <string_view>
 
 namespace marlin::cli {
@@ -39,19 +40,25 @@ std::string Entry(const std::string& name, std::string_view description) {
   return text + "\n";
 }
 
+class HelpFormatter final : public CLI::Formatter {
+ public:
+  std::string make_option(const CLI::Option* option, bool is_positional) const override {
+    return Entry(make_option_name(option, is_positional) + make_option_opts(option),
+                 make_option_desc(option));
+  }
+  std::string make_subcommand(const CLI::App* command) const override {
+    return Entry(command->get_name(), command->get_description());
+  }
+  /// Leaves out that a command is required, which the usage says.
+  std::string make_description(const CLI::App* app) const override {
+    return app->get_description() + "\n";
+  }
+};
+
 }  // namespace
 
-std::string HelpFormatter::make_option(const CLI::Option* option, bool is_positional) const {
-  return Entry(make_option_name(option, is_positional) + make_option_opts(option),
-               make_option_desc(option));
-}
-
-std::string HelpFormatter::make_subcommand(const CLI::App* command) const {
-  return Entry(command->get_name(), command->get_description());
-}
-
-std::string HelpFormatter::make_description(const CLI::App* app) const {
-  return app->get_description() + "\n";
+std::shared_ptr<CLI::FormatterBase> MakeHelpFormatter() {
+  return std::make_shared<HelpFormatter>();
 }
 
 }  // namespace marlin::cli

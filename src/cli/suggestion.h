@@ -7,8 +7,8 @@
 
 namespace marlin::cli {
 
-/// The known word nearest to `word`: one that begins with it, or that at most a third of its letters
-/// separate from it, counting two swapped letters as one. Empty if there is none.
+/// The known word nearest to `word`: one that begins with it, or one from which edits of at most a
+/// third of its letters separate it, two swapped letters being one edit. Empty if there is none.
 std::string_view NearestWord(std::string_view word, std::span<const std::string> known);
 
 /// "; did you mean 'quantize'?", or nothing.

@@ -22,8 +22,7 @@ TEST(ModuleNames, ExpertsAreNamedAsInTheirType) {
   EXPECT_EQ(Named("qwen3_moe", mixtral + "w1.weight"), usual + "gate_proj.weight");
   EXPECT_EQ(Named("qwen3_moe", usual + "gate_proj.weight"), usual + "gate_proj.weight");
   // No experts, or all of them in one tensor.
-  EXPECT_EQ(Named("mixtral", layer + "self_attn.q_proj.weight"),
-            layer + "self_attn.q_proj.weight");
+  EXPECT_EQ(Named("mixtral", layer + "self_attn.q_proj.weight"), layer + "self_attn.q_proj.weight");
   EXPECT_EQ(Named("gpt_oss", usual + "gate_proj.weight"), usual + "gate_proj.weight");
 }
 
