@@ -60,7 +60,7 @@ TEST(DecoderConfig, WindowsThatAreNotGivenAreThoseOfTheType) {
 
 TEST(DecoderConfig, GroupsOfExpertsMustFit) {
   const auto refused = [](const std::string& more) {
-    return ReadDecoderConfig(Config("deepseek_v3", more), "").status().message();
+    return ReadDecoderConfig(Config("deepseek_v3", more)).status().message();
   };
   EXPECT_THAT(refused(R"("n_routed_experts": 12)"), HasSubstr("n_group: 12 experts"));
   EXPECT_THAT(refused(R"("n_routed_experts": 16, "topk_group": 9)"),
