@@ -53,8 +53,7 @@ TEST(DecoderConfig, WindowsThatAreNotGivenAreThoseOfTheType) {
               ElementsAre(4096, 4096, 4096, 4096));
   const auto odd =
       ReadDecoderConfig(Config("qwen3", R"("layer_types": ["sliding_attention", "full_attention",
-                                         "full_attention", "full_attention"])"),
-                        "");
+                                         "full_attention", "full_attention"])"));
   EXPECT_THAT(odd.status().message(), HasSubstr("layer_types: sliding_attention, but"));
 }
 
