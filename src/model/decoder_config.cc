@@ -117,6 +117,12 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
       if (router.top_groups > router.groups) {
         config.Fail("topk_group", fmt::format("{} of {} groups", router.top_groups, router.groups));
       }
+      if (const int64_t left = decoder->shape.experts / router.groups * router.top_groups;
+          decoder->shape.top_k > left) {
+        config.Fail("num_experts_per_tok",
+                    fmt::format("{} experts of the {} in {} groups", decoder->shape.top_k, left,
+                                router.top_groups));
+      }
   }
 }
 
