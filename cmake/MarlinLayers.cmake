@@ -64,6 +64,12 @@ function(marlin_unity target)
   if(NOT size)
     set(size 12)
   endif()
+  # CMake 3.31 and later would batch CUDA sources, too, each of which takes long enough alone.
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources INCLUDE REGEX "\\.cu$")
+  if(sources)
+    set_source_files_properties(${sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
   # Relocatable: from CMake 3.29 on, batches in other clones are the same text for a compiler cache.
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${MARLIN_UNITY}
                         UNITY_BUILD_BATCH_SIZE ${size} UNITY_BUILD_RELOCATABLE ON)

@@ -25,6 +25,46 @@ BACKENDS = {
     "cuda": ("CUDA", "expected_counts_cuda.json", "nvidia-gpu"),
     "cpu": ("CPU", "expected_counts.json", "cpu"),
 }
+# backend -> (kernels, the file of their source in the backend's folder, what it defines there).
+# A test finds each. An operation without a source is the host's work on this device, and no row.
+SOURCES = {
+    "metal": [
+        (r"marlin_gemv(_wide)?", "kernels/gemv.metal", "void marlin_gemv("),
+        (r"marlin_gemm_(split_k|fused(_fp4|_u4)?)", "kernels/gemm_direct.metal",
+         "void marlin_gemm_direct("),
+        (r"marlin_gemm_(staged|fp4(_single_stage|_striped)?)", "kernels/gemm_staged.metal",
+         "void marlin_gemm_staged("),
+        (r"marlin_dequantize_metal", "kernels/dequantize.metal", "void marlin_dequantize("),
+        (r"marlin_experts_metal", "kernels/expert_gemm.metal", "void moe_expert_gemm("),
+    ],
+    "cuda": [
+        (r"marlin_gemv(_sparse)?_mma", "kernels/gemv/gemv_kernel.cuh", "GemvKernel("),
+        (r"marlin_gemm(_sparse)?_wgmma", "kernels/wgmma/wgmma_kernel.cuh", "WgmmaKernel("),
+        (r"marlin_gemm_fp8_wgmma", "kernels/fp8/fp8_kernel.cuh", "Fp8Kernel("),
+        (r"marlin_gemm_cuda_exact", "kernels/exact/exact_kernel.cuh", "ExactGemmKernel("),
+        (r"marlin_gemm_fp4(_single_stage|_striped)?", "kernels/block/staged_gemm.cu",
+         "marlin_gemm_fp4"),
+        (r"marlin_gemm_(fused_fp4|fused_u4|w4)", "kernels/block/fused_gemm.cu",
+         "marlin_gemm_fused_fp4"),
+        (r"marlin_gemm_cublas", "kernels/cublas/dense_rows.cu", "DenseRowsKernel("),
+        (r"marlin_dequantize_cuda", "weights/dequantize_tiles.cu", "LaunchDequantizeTiles("),
+        (r"marlin_experts_cuda", "kernels/experts/experts_wgmma.cuh", "__global__"),
+        (r"marlin_router_cuda", "kernels/router/router.cu", "RouterKernel("),
+    ],
+    "cpu": [
+        (r"marlin_gemm_amx_bf16", "amx_job.cc", "Amx"),
+        (r"marlin_gemv_sparse_avx512_bf16", "sparse_avx512bf16.cc", "Sparse"),
+        (r"marlin_gemm_avx512_bf16", "bf16_avx512bf16.cc", "Bf16"),
+        (r"marlin_gemm_avx512", "exact_avx512.cc", "exact_kernel.inl.h"),
+        (r"marlin_gemm_sparse_avx2(_bf16)?", "sparse_avx2.cc", "Sparse"),
+        (r"marlin_gemv_avx2(_bf16)?", "gemv_avx2.cc", "Gemv"),
+        (r"marlin_gemm_(avx2|neon|scalar)", "exact_{0}.cc", "exact_kernel.inl.h"),
+        (r"marlin_gemm_w4a8_(vnni|avx2|scalar)", "w4a8_{0}.cc", "w4a8_kernel.inl.h"),
+        (r"marlin_dequantize_\w+", "cpu_backend.cc", "Status Dequantize("),
+        (r"marlin_experts_\w+", "cpu_experts.cc", "PlanCpuExperts("),
+        (r"marlin_router_\w+", "cpu_router.cc", "RouteTokens"),
+    ],
+}
 HEAD = """\
 # Where each kernel has run
 
@@ -100,6 +140,14 @@ def places(backend: str, kernel: str, root: Path, records: list[dict[str, Any]])
     return [place for place in found if place] or ["`not-run`"]
 
 
+def source_of(backend: str, kernel: str) -> tuple[str, str] | None:
+    """Returns the file of a kernel in the backend's folder, and what that defines, if any."""
+    for pattern, path, defined in SOURCES[backend]:
+        if match := re.fullmatch(pattern, kernel):
+            return path.format(*match.groups()), defined
+    return None
+
+
 def page(root: Path) -> str:
     records = [read_json(path) for path in sorted((root / "bench" / "records").glob("*.json"))]
     text = HEAD
@@ -109,7 +157,8 @@ def page(root: Path) -> str:
         pinned = read_json(root / "tests" / "conformance" / counts_file)
         # Operations that are no GEMM are not in its kernel table.
         others = ("marlin_dequantize_", "marlin_experts_", "marlin_router_")
-        names += [name for name in sorted(pinned) if name.startswith(others)]
+        names += [name for name in sorted(pinned)
+                  if name.startswith(others) and source_of(backend, name)]
         text += f"\n## {title}\n\n| kernel | has run on |\n|---|---|\n"
         for name in names:
             text += f"| `{name}` | {'; '.join(places(backend, name, root, records))} |\n"

@@ -35,6 +35,14 @@ struct QuantizedModule {
   LayerClass layer_class = LayerClass::kOther;
 };
 
+/// Options of Checkpoint::Open.
+struct CheckpointOptions {
+  /// Leaves out tensors that the index of a sharded directory does not list, takes those that it
+  /// lists in another file, and lets a model ignore tensors that its type does not have. All these
+  /// are errors otherwise, for they may be what is missing elsewhere.
+  bool allow_extra_tensors = false;
+};
+
 /// An open checkpoint: a .safetensors file, a directory with one or more of them, or a file of
 /// another program (GGUF), named or alone in a directory. Files are memory-mapped; Open checks
 /// every header and extent but reads no weights. Copies share the mapping; thread-safe.
@@ -43,7 +51,7 @@ class Checkpoint {
   /// Opens a file or directory. Errors: kIo; kMalformedFile naming file, tensor and numbers;
   /// kUnsupported for a quantized directory written by a newer version, or by an unknown
   /// quantization method (the message lists the supported ones).
-  static Result<Checkpoint> Open(const std::string& path);
+  static Result<Checkpoint> Open(const std::string& path, const CheckpointOptions& options = {});
 
   /// The path that was opened.
   const std::string& path() const;
@@ -56,6 +64,9 @@ class Checkpoint {
   Result<TensorView> Tensor(const std::string& name) const;
   /// The text of config.json, or what a container holds in its place; empty if absent.
   const std::string& config_json() const;
+  /// Lines about what is read otherwise than it is stored: names of a base model, a head of its own
+  /// beside a config.json that ties it. Empty for most.
+  const std::vector<std::string>& notes() const;
 
   /// True for a directory written by QuantizeCheckpoint.
   bool quantized() const;
@@ -91,14 +102,6 @@ class Checkpoint {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// Whether extra tensors are allowed, in the whole process; at first they are not. Then a directory
-/// whose shards hold tensors that the index does not list there, and a model with tensors that it
-/// has no place for, are errors that name the first of them. If they are allowed, of two tensors of
-/// one name the one that the index lists is read, tensors that it does not list are read, too, and
-/// the model leaves out what it has no place for. Thread-safe.
-void AllowExtraTensors(bool allow);
-bool ExtraTensorsAllowed();
-
 /// Whether any tensor belongs to a routed expert.
 bool HasExperts(const Checkpoint& checkpoint);
 
@@ -109,6 +112,9 @@ using Progress = std::function<void(int64_t done, int64_t total)>;
 struct QuantizeCheckpointOptions {
   MixedPrecisionConfig recipe;
   QuantizeMethod method = QuantizeMethod::kRtn;
+  /// kMarlinW4: dense 4-bit matrices are stored in these tiles, which version 3 of the format
+  /// holds; all others as ever. Readers repack them, so it is a layout for other programs.
+  PackedLayout layout = PackedLayout::kKPacked;
   /// Maximum size of an output file, in bytes.
   int64_t shard_bytes = int64_t{5} << 30;
   bool strict = false;     ///< Fail if a matrix that the recipe quantizes cannot be quantized.
@@ -118,6 +124,7 @@ struct QuantizeCheckpointOptions {
   /// Write a model card, README.md, which describes source, recipe and formats to the Hugging Face
   /// Hub. One that somebody wrote or changed in an output to replace is kept either way.
   bool model_card = false;
+  bool allow_extra_tensors = false;  ///< As in CheckpointOptions, for the source.
   Progress progress;
 };
 
@@ -149,7 +156,8 @@ struct QuantizeCheckpointReport {
   int64_t rotated = 0;        ///< Those that got them, because they lower the error.
   /// The source's model_type, if this library cannot run it; else empty.
   std::string unsupported_type;
-  double seconds = 0;  ///< Wall time.
+  std::vector<std::string> notes;  ///< Checkpoint::notes() of the source.
+  double seconds = 0;              ///< Wall time.
 };
 
 /// Quantizes an unquantized checkpoint into a new directory, which is written atomically. Tensors
@@ -168,7 +176,8 @@ struct ImportCheckpointOptions {
   /// Quantize modules that no format of codes holds, which are written as floats otherwise, to s8
   /// in groups of 32.
   bool allow_requantize = false;
-  bool model_card = false;  ///< As in QuantizeCheckpointOptions.
+  bool model_card = false;           ///< As in QuantizeCheckpointOptions.
+  bool allow_extra_tensors = false;  ///< As in CheckpointOptions, for the source.
   Progress progress;
 };
 
@@ -200,6 +209,7 @@ struct ImportCheckpointReport {
   std::vector<ImportedModule> modules;  ///< In name order.
   std::vector<SkippedTensor> skipped;   ///< Matrices that the source does not quantize.
   std::vector<SkippedTensor> files;     ///< Files of the model that could not be converted.
+  std::vector<std::string> notes;       ///< Checkpoint::notes() of the source.
   double seconds = 0;                   ///< Wall time.
 };
 
@@ -224,7 +234,8 @@ struct ConvertCheckpointOptions {
   /// Maximum size of a safetensors file, in bytes; for GGUF that of the tensors of a shard, where
   /// the output does not end in ".gguf" and is then a directory of shards.
   int64_t shard_bytes = int64_t{5} << 30;
-  bool model_card = false;  ///< As in QuantizeCheckpointOptions; for directories.
+  bool model_card = false;           ///< As in QuantizeCheckpointOptions; for directories.
+  bool allow_extra_tensors = false;  ///< As in CheckpointOptions, for the source.
   Progress progress;
 };
 
@@ -233,6 +244,7 @@ struct ConvertCheckpointReport {
   std::string output;  ///< The directory, or for GGUF the file or the directory of shards.
   std::string target;
   std::vector<SkippedTensor> files;  ///< Files of the model that the target does not hold.
+  std::vector<std::string> notes;    ///< Checkpoint::notes() of the source.
   double seconds = 0;                ///< Wall time.
 };
 

@@ -41,6 +41,14 @@ Status RepackFromOriginalMarlin(int64_t k, int64_t n, std::span<const uint32_t> 
 Status RepackFromVllmMarlin(int64_t k, int64_t n, std::span<const uint32_t> words,
                             std::span<uint32_t> canonical);
 
+/// Stacked matrices whose words are stored by output feature, u32 [experts, n, WordsAlongK], as
+/// weights: the words are transposed, everything else is as in QuantizedWeights. scales
+/// [experts, groups, n]; zeros the same or empty. spec says everything but the shapes of experts, k
+/// and n, which it must have, too. Copies. Errors: those of Validate; kInvalidArgument for words of
+/// another type or shape.
+Result<QuantizedWeights> FromOutputMajor(const WeightsSpec& spec, const TensorView& words,
+                                         const TensorView& scales, const TensorView& zeros = {});
+
 /// A 4-bit matrix with 2:4 sparsity; K is padded to a multiple of 32 (Kp).
 struct Sparse24 {
   int64_t k = 0;  ///< Unpadded.

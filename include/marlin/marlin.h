@@ -17,6 +17,7 @@
 #include "marlin/gemm.h"
 #include "marlin/generate.h"
 #include "marlin/importance.h"
+#include "marlin/kernels.h"
 #include "marlin/layout.h"
 #include "marlin/model.h"
 #include "marlin/moe.h"

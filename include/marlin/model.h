@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "marlin/device.h"
+#include "marlin/sampling.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
 
@@ -34,7 +35,14 @@ struct ModelInfo {
   DType kv_cache = DType::kBf16;  ///< Element type of the KV cache.
   /// Size of keys and values per token, of all layers; a sliding window bounds those of its layer.
   int64_t kv_cache_bytes_per_token = 0;
-  std::vector<int32_t> eos_token_ids;  ///< From generation_config.json, else config.json.
+  /// Those of generation_config.json, config.json and tokenizer_config.json, or of a GGUF file.
+  std::vector<int32_t> eos_token_ids;
+  SamplingOptions sampling;  ///< Asked for by generation_config.json; else greedy.
+  /// Keys of generation_config.json that would change the text and are not applied.
+  std::vector<std::string> ignored_generation_keys;
+  /// Lines about what was read otherwise than it is stored: Checkpoint::notes(), and keys of
+  /// config.json that were ignored.
+  std::vector<std::string> notes;
 };
 
 /// The element type of a KV cache by its name: "f32", "bf16" or "fp8_e4m3". Errors:
@@ -51,6 +59,8 @@ struct ModelOptions {
   /// Lets GEMMs round activations to bf16 where a bf16 matrix unit is faster; accumulation stays
   /// fp32. False keeps activations in fp32 throughout.
   bool allow_bf16_activations = true;
+  /// Ignores tensors that the model does not need: CheckpointOptions::allow_extra_tensors.
+  bool allow_extra_tensors = false;
   /// A file written by PrepareModel (prepared.h) for this model and kind of device: its weights are
   /// memory-mapped instead of prepared again. Empty: none.
   std::string prepared = {};

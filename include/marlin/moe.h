@@ -157,6 +157,17 @@ class ExpertsPlan {
 Result<ExpertsPlan> PlanExperts(const Device& device, const ExpertsProblem& problem,
                                 const ExpertSet& experts);
 
+/// One product of every selected expert, without the rest of an MLP: out[t] = the sum over s of
+/// weights[t, s] * (x[t] times matrix ids[t, s] of stacked weights), in the order of s, fp32,
+/// rounded once. x [tokens, k], out [tokens, n]; ids i32 and weights f32, both [tokens, top_k] and
+/// contiguous; all are device memory and do not overlap. Tokens are grouped by expert on the host,
+/// which reads the ids: the call waits for the stream and returns when the work is done. Of the
+/// options accuracy, determinism, allow_bf16_activations, kernel and stream apply. Errors: those of
+/// Gemm, kInvalidArgument for an id that is no expert (naming token and selection), kOutOfMemory.
+Status ExpertGemm(const Device& device, const TensorView& x, const PreparedWeights& matrices,
+                  const TensorView& ids, const TensorView& weights, const MutableTensorView& out,
+                  const GemmOptions& options = {});
+
 /// Options of MoeForward, as in ExpertsProblem.
 struct MoeOptions {
   GateOptions gate = {};

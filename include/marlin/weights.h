@@ -22,6 +22,11 @@ enum class PackedLayout : uint8_t {
   kMarlinW4,  ///< 4-bit tiles [K/32][N/32][32 lanes][4 words], see docs/formats/marlin_w4.md.
 };
 
+/// "k_packed", "marlin_w4".
+std::string_view PackedLayoutName(PackedLayout layout);
+/// Finds a layout by name. Errors: kInvalidArgument listing the known names.
+Result<PackedLayout> ParsePackedLayout(std::string_view name);
+
 /// Which weights of a matrix are stored.
 enum class Sparsity : uint8_t {
   kDense,  ///< All.

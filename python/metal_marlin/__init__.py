@@ -15,6 +15,7 @@ from ._core import (
     MixedPrecisionConfig,
     PreparedWeights,
     QuantizedWeights,
+    WeightsParts,
     devices,
     formats,
     supported_model_types,
@@ -30,10 +31,12 @@ from .errors import (
     UnsupportedError,
 )
 from .linear import (
+    TiledWeights,
     batched_gemm,
     default_device,
     dequantize,
     expand,
+    from_marlin_w4,
     matmul,
     open_device,
     pack_fp4_weights,
@@ -43,14 +46,16 @@ from .linear import (
     prepare,
     prune,
     quantized_linear,
+    quantized_linear_striped,
     shard,
     sparse_linear,
+    stacked_experts,
+    to_marlin_w4,
     unpack_weights,
     fold_input,
 )
 from .models import (
     Model,
-    allow_extra_tensors,
     assign_formats,
     export_model,
     import_model,
@@ -60,7 +65,14 @@ from .models import (
     prepare_model,
     quantize_model,
 )
-from .moe import MarlinMoE, SharedExpert, moe_experts, moe_router_topk, prepare_experts
+from .moe import (
+    ExpertCache,
+    MarlinMoE,
+    SharedExpert,
+    moe_experts,
+    moe_router_topk,
+    prepare_experts,
+)
 
 __version__ = "0.1.0"
 
@@ -68,6 +80,7 @@ __all__ = [
     "Checkpoint",
     "Device",
     "DeviceLostError",
+    "ExpertCache",
     "ExpertSet",
     "FileError",
     "InvalidArgumentError",
@@ -81,8 +94,9 @@ __all__ = [
     "PreparedWeights",
     "QuantizedWeights",
     "SharedExpert",
+    "TiledWeights",
     "UnsupportedError",
-    "allow_extra_tensors",
+    "WeightsParts",
     "assign_formats",
     "batched_gemm",
     "default_device",
@@ -92,6 +106,7 @@ __all__ = [
     "expand",
     "export_model",
     "formats",
+    "from_marlin_w4",
     "import_model",
     "kernels",
     "load",
@@ -111,9 +126,12 @@ __all__ = [
     "prune",
     "quantize_model",
     "quantized_linear",
+    "quantized_linear_striped",
     "shard",
     "sparse_linear",
+    "stacked_experts",
     "supported_model_types",
+    "to_marlin_w4",
     "unpack_weights",
     "fold_input",
 ]

@@ -57,7 +57,9 @@ def as_array(name: str, value: Any) -> Any:
     if kind_of(value) != "numpy":
         return value
     try:
-        array = np.asarray(value)
+        # Arrays of other frameworks may export DLPack and nothing else.
+        only_dlpack = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
+        array = np.from_dlpack(value) if only_dlpack else np.asarray(value)
     except Exception as error:  # Array-likes may raise anything.
         text = " ".join(str(error).split())
         raise InvalidArgumentError(
@@ -131,6 +133,33 @@ def to_host(array: Any) -> Any:
     if kind == "torch":
         return array.detach().cpu()
     return array.get() if kind == "cupy" else to_core(array)
+
+
+def part(name: str, value: Any) -> tuple[Any, str]:
+    """An array of weights for the core, contiguous and in host memory, and the name of its element
+    type; "" if the core learns it from DLPack. Types that DLPack lacks become bits of their width.
+    """
+    kind = kind_of(value)
+    if kind == "torch":
+        tensor = value.detach().resolve_neg().cpu().contiguous()
+        kept = dtype_name(tensor)
+        if kept.startswith("float8"):
+            tensor = tensor.view(sys.modules["torch"].uint8)
+        elif kept == "uint32":
+            tensor = tensor.view(sys.modules["torch"].int32)
+        return tensor, kept
+    if kind == "mlx":
+        return to_core(as_readable(value)), dtype_name(value)
+    if kind == "numpy" and hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        return value, ""
+    array = value.get() if kind == "cupy" else as_array(name, value)
+    array = np.ascontiguousarray(array).reshape(array.shape)  # A number stays one.
+    kept = array.dtype.name
+    if array.dtype.kind == "V" and array.dtype.names is None and array.itemsize <= 2:
+        array = array.view(np.uint8 if array.itemsize == 1 else np.uint16)
+    elif not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array, kept
 
 
 def stream_scope(like: Any, stream: int | None) -> contextlib.AbstractContextManager[Any]:

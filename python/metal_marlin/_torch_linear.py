@@ -38,7 +38,6 @@ _SCALE_TYPES = {
     "e8m0": getattr(torch, "float8_e8m0fnu", torch.uint8),
     "e4m3": torch.float8_e4m3fn,
 }
-_CODEBOOK_BITS = {"nf4": 4, "nf3": 3, "nf2": 2, "codebook4": 4}
 weights_of: Handles[_core.PreparedWeights] = Handles()
 
 
@@ -211,8 +210,8 @@ class MarlinStack(nn.Module):
         self._add("global_scale", global_scale, (experts,), torch.float32)
         self._add("permutation", permutation, (*front, in_features), torch.int32)
         self._add("input_scale", input_scale, (*front, in_features), torch.float32)
-        book = _CODEBOOK_BITS.get(format)
-        self._add("codebook", book is not None, (1 << (book or 0),), torch.float32)
+        book = _core.codebook_size(format)
+        self._add("codebook", book > 0, (book,), torch.float32)
 
     @classmethod
     def from_weights(
@@ -274,6 +273,7 @@ class MarlinStack(nn.Module):
 
     def fill(self, weights: _core.QuantizedWeights) -> None:
         """Copies quantized weights into the buffers."""
+        weights = _core.QuantizedWeights(weights)  # Its codes are k-packed, those of tiles not.
         parts = {
             "qweight": weights.codes,
             "metadata": weights.metadata,

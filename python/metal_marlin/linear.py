@@ -20,7 +20,6 @@ from ._arrays import (
     check_float,
     current_stream,
     device_name,
-    dtype_name,
     like_kind,
     options,
     run_into,
@@ -75,12 +74,14 @@ def pack_weights(
     symmetric: bool = False,
     *,
     sparsity: str = "dense",
+    layout: str = "k_packed",
 ) -> QuantizedWeights:
     """Quantizes weight [K, N] or [experts, K, N] (float32, float16 or bfloat16, any strides).
 
     `format` is one of `formats()`; group_size a multiple of 16, or 0 for one group along K;
     scale_type "fp16", "bf16", "fp32", "e8m0" or "e4m3"; method "rtn" or "mse"; sparsity "dense" or
-    "2:4", which keeps the two of every four weights along K that are largest when decoded.
+    "2:4", which keeps the two of every four weights along K that are largest when decoded; layout
+    "k_packed", or for dense formats of 4 bits "marlin_w4": TiledWeights.
     """
     weight = as_array("weight", weight)
     check_float("weight", weight)
@@ -89,7 +90,70 @@ def pack_weights(
     packed: QuantizedWeights = call(
         _core.quantize, to_host(weight), format, group_size, scale_type, method, symmetric
     )
-    return prune(packed) if sparsity == "2:4" else packed
+    if sparsity == "2:4":
+        packed = prune(packed)
+    if layout == "k_packed":
+        return packed
+    if layout != "marlin_w4":
+        raise InvalidArgumentError(
+            f"layout: unknown name {layout!r}; known: k_packed, marlin_w4"
+        )
+    return TiledWeights(packed)
+
+
+class TiledWeights(QuantizedWeights):
+    """Weights whose `codes` are marlin_w4 tiles, uint32 [K/32, N/32, 32, 4], with experts in front.
+
+    K and N are rounded up. Everything that takes QuantizedWeights takes them; on a GPU
+    `prepare(weights, marlin_w4=True)` keeps the tiles. docs/formats/marlin_w4.md has the order.
+    """
+
+    layout = "marlin_w4"
+
+    def __init__(self, weights: QuantizedWeights) -> None:
+        super().__init__(weights)
+        self._tiles = to_marlin_w4(weights)
+
+    @property
+    def codes(self) -> np.ndarray:
+        return self._tiles
+
+
+def _tile_shape(k: int, n: int) -> tuple[int, int, int, int]:
+    return (-(-k // 32), -(-n // 32), 32, 4)
+
+
+def to_marlin_w4(weights: QuantizedWeights) -> np.ndarray:
+    """The codes of dense 4-bit weights as marlin_w4 tiles, uint32 [K/32, N/32, 32, 4]."""
+    k, n, experts = weights.k, weights.n, weights.experts
+    words = np.asarray(QuantizedWeights.codes.__get__(weights))
+    if weights.sparsity != "dense" or len(_core.format_values(weights.format)) != 16:
+        raise InvalidArgumentError(
+            f"layout: marlin_w4 holds dense codes of 4 bits, not {weights.format}"
+            + ("" if weights.sparsity == "dense" else f" {weights.sparsity}")
+        )
+    stack = words.reshape((experts, -1, n))
+    tiles = np.empty((experts, *_tile_shape(k, n)), np.uint32)
+    for one, to in zip(stack, tiles, strict=True):
+        call(_core.repack_marlin_w4, k, n, one, to, True)
+    return tiles if words.ndim == 3 else tiles[0]
+
+
+def from_marlin_w4(tiles: Any, k: int, n: int) -> np.ndarray:
+    """k-packed words uint32 [K/8, N] of marlin_w4 tiles [K/32, N/32, 32, 4], experts in front."""
+    given = np.ascontiguousarray(to_host(as_array("tiles", tiles)))
+    shape = _tile_shape(k, n)
+    if given.dtype not in (np.uint32, np.int32) or given.ndim not in (4, 5) or (
+        given.shape[-4:] != shape
+    ):
+        raise InvalidArgumentError(
+            f"tiles: expected uint32 {list(shape)}, got {given.dtype} {list(given.shape)}"
+        )
+    stack = given.view(np.uint32).reshape((-1, *shape))
+    words = np.empty((len(stack), -(-k // 8), n), np.uint32)
+    for one, to in zip(stack, words, strict=True):
+        call(_core.repack_marlin_w4, k, n, one, to, False)
+    return words if given.ndim == 5 else words[0]
 
 
 def prune(weights: QuantizedWeights, importance: Any = None) -> QuantizedWeights:
@@ -142,34 +206,47 @@ def pack_u4_weights(weight: Any, group_size: int = 128) -> tuple[Any, Any, Any]:
 
 
 def from_parts(
-    packed: Any, scales: Any, group_size: int, zeros: Any, format: str, k: int | None
+    packed: Any,
+    scales: Any,
+    group_size: int,
+    zeros: Any,
+    format: str,
+    k: int | None = None,
+    *,
+    scale_type: str | None = None,
+    global_scale: Any = None,
+    metadata: Any = None,
+    codes: str = "packed",
+    x: Any = None,
 ) -> QuantizedWeights:
-    """Builds quantized weights from packed arrays; K is inferred from the words unless given."""
-    bits = {"u4": 4, "s4": 4, "nf4": 4, "fp4_e2m1": 4, "int2": 2, "nf2": 2, "int3": 3, "nf3": 3}
-    words, scales = as_array("packed", packed), as_array("scales", scales)
-    zeros = None if zeros is None else as_array("zeros", zeros)
-    for name, array in (("packed", words), ("scales", scales)):
-        if array.ndim != 2:
-            raise InvalidArgumentError(f"{name}: expected a matrix, got {list(array.shape)}")
-    width = bits.get(format, 8)
-    if k is None:
-        k = words.shape[0] * 32 // width if 32 % width == 0 else words.shape[0] // width * 32
-        if group_size > 0:
-            # Padding codes of the last word are not weights.
-            k = min(k, int(scales.shape[0]) * group_size)
+    """Builds quantized weights from packed arrays, which errors call `codes`.
+
+    K is that of the words and scales unless given, or that of the product's input x.
+    """
     parts = options(
         _core.WeightsParts(),
         format=format,
-        k=int(k),
-        n=int(words.shape[1]),
+        k=k,
         group_size=group_size,
-        scale_type="fp32" if dtype_name(scales) == "float32" else "fp16",
-        codes=to_host(words),
-        scales=to_host(scales),
-        zeros=None if zeros is None else to_host(zeros),
-        zero_type="fp32" if zeros is not None and dtype_name(zeros) == "float32" else "fp16",
+        scale_type=scale_type,
+        codes=packed,
+        scales=scales,
+        zeros=zeros,
+        global_scale=_scalar_as_vector(global_scale),
+        metadata=metadata,
     )
-    return QuantizedWeights.from_parts(parts)
+    shape = [] if x is None else [int(size) for size in x.shape]
+    made: QuantizedWeights = call(_core.make_weights, parts, codes, shape)
+    return made
+
+
+def _scalar_as_vector(value: Any) -> Any:
+    """One float32 for one matrix, from a number or an array."""
+    if value is None:
+        return None
+    if not hasattr(value, "shape"):
+        value = np.asarray(value, np.float32)
+    return value if len(value.shape) > 0 else value.reshape((1,))
 
 
 def unpack_weights(
@@ -179,10 +256,65 @@ def unpack_weights(
     zeros: Any = None,
     format: str = "fp4_e2m1",
     k: int | None = None,
+    *,
+    scale_type: str | None = None,
+    global_scale: Any = None,
 ) -> Any:
-    """Unpacks words [.., N] to float32 [K, N]. K is inferred from the words unless given."""
-    weights = from_parts(packed, scales, group_size, zeros, format, k)
+    """Unpacks words [.., N] to float32 [K, N]. K is that of the words and scales unless given.
+
+    Types of scales and zeros are those of the arrays: float16, bfloat16 (in NumPy uint16, as
+    QuantizedWeights.scales are, or ml_dtypes'), float32, float8_e8m0fnu and float8_e4m3fn (with a
+    global_scale). uint8 may be either of the last two: scale_type="e8m0" or "e4m3" says which.
+    """
+    weights = from_parts(
+        packed,
+        scales,
+        group_size,
+        zeros,
+        format,
+        k,
+        scale_type=scale_type,
+        global_scale=global_scale,
+    )
     return like_kind(packed, dequantize(weights))
+
+
+def stacked_experts(
+    packed: Any,
+    scales: Any,
+    group_size: int = 128,
+    zeros: Any = None,
+    format: str = "fp4_e2m1",
+    k: int | None = None,
+    *,
+    scale_type: str | None = None,
+    global_scale: Any = None,
+) -> QuantizedWeights:
+    """Stacked weights of words that are stored by output feature: packed uint32 [experts, out,
+    in/8] (or as many words as the format takes), scales and zeros [experts, groups, out].
+
+    Types and K as in unpack_weights; global_scale is float32 [experts].
+    """
+    words = as_array("packed", packed)
+    shape = [int(size) for size in words.shape]
+    stack = as_array("scales", scales)
+    wanted = [int(size) for size in stack.shape]
+    if len(shape) != 3:
+        raise InvalidArgumentError(f"packed: expected [experts, out, words], got {shape}")
+    if len(wanted) != 3 or (wanted[0], wanted[2]) != (shape[0], shape[1]):
+        raise InvalidArgumentError(
+            f"scales: expected [{shape[0]}, groups, {shape[1]}], got {wanted} (packed {shape})"
+        )
+    return from_parts(
+        words.swapaxes(1, 2),
+        stack,
+        group_size,
+        zeros,
+        format,
+        k,
+        scale_type=scale_type,
+        global_scale=global_scale,
+    )
 
 
 def dequantize(weights: QuantizedWeights, dtype: Any = np.float32) -> np.ndarray:
@@ -336,6 +468,38 @@ def remember(arrays: list[Any], key: tuple[Any, ...], make: Callable[[], Any]) -
     return made
 
 
+def product_input(x: Any) -> Any:
+    """x as an array [..., K] of floats."""
+    x = as_array("x", x)
+    check_float("x", x)
+    if x.ndim < 1:
+        raise InvalidArgumentError("x: expected [..., K], got a number")
+    return x
+
+
+def packed_weights(
+    x: Any,
+    arrays: dict[str, Any],
+    prepare_for: Callable[[QuantizedWeights], Any],
+    place: str,
+    **how: Any,
+) -> Any:
+    """The weights of packed arrays, prepared for a place; cached while the arrays live.
+
+    `arrays` and `how` are arguments of from_parts.
+    """
+    kept = {name: value for name, value in arrays.items() if hasattr(value, "shape")}
+    numbers = tuple(value for value in arrays.values() if isinstance(value, (int, float)))
+    key = (*kept, *numbers, *how.values(), int(x.shape[-1]), place)
+
+    def ready() -> Any:
+        return prepare_for(from_parts(x=x, **arrays, **how))
+
+    # Lists and the like may change without a trace.
+    known = len(kept) + len(numbers) == sum(value is not None for value in arrays.values())
+    return remember(list(kept.values()), key, ready) if known else ready()
+
+
 def quantized_linear(
     x: Any,
     packed: Any,
@@ -344,24 +508,68 @@ def quantized_linear(
     zeros: Any = None,
     format: str = "fp4_e2m1",
     bias: Any = None,
+    *,
+    scale_type: str | None = None,
+    global_scale: Any = None,
+    kernel: str = "",
 ) -> Any:
     """x [..., K] times packed weights (see pack_fp4_weights, pack_u4_weights): [..., N].
 
-    The first call prepares the packed arrays for x's device and caches the result while they live:
-    do not change them in place. `prepare` and `matmul` are the same in two steps.
+    scale_type and global_scale as in unpack_weights. The first call prepares the packed arrays for
+    x's device and caches the result while they live: do not change them in place. `prepare` and
+    `matmul` are the same in two steps.
     """
-    x = as_array("x", x)
-    check_float("x", x)
-    if x.ndim < 1:
-        raise InvalidArgumentError("x: expected [..., K], got a number")
-    arrays = [packed, scales] if zeros is None else [packed, scales, zeros]
-    k, device = int(x.shape[-1]), device_name(x)
-    weights = remember(
-        arrays,
-        (group_size, format, k, device),
-        lambda: prepare(from_parts(packed, scales, group_size, zeros, format, k), device),
-    )
-    return matmul(x, weights, bias)
+    x = product_input(x)
+    device = device_name(x)
+    arrays = {"packed": packed, "scales": scales, "zeros": zeros, "global_scale": global_scale}
+    how = {"group_size": group_size, "format": format, "scale_type": scale_type}
+    weights = packed_weights(x, arrays, lambda made: prepare(made, device), device, **how)
+    return matmul(x, weights, bias, kernel=kernel)
+
+
+def quantized_linear_striped(
+    x: Any,
+    packed: Any,
+    scales: Any,
+    group_size: int = 32,
+    zeros: Any = None,
+    format: str = "fp4_e2m1",
+    bias: Any = None,
+    *,
+    parallel: int | None = None,
+    scale_type: str | None = None,
+    global_scale: Any = None,
+) -> Any:
+    """quantized_linear in `parallel` stripes along K, whose float32 partial results are added in
+    the order of K and rounded once.
+
+    Stripes are of whole groups: fewer than `parallel` where K has fewer. None: the kernel
+    marlin_gemm_fp4_striped, which chooses their number, where x is on a device that has it and the
+    format is FP4; one stripe elsewhere.
+    """
+    x = product_input(x)
+    device = open_device(device_name(x))
+    arrays = {"packed": packed, "scales": scales, "zeros": zeros, "global_scale": global_scale}
+    how = {"group_size": group_size, "format": format, "scale_type": scale_type}
+    if parallel is None:
+        known = {kernel["name"] for kernel in device.info["kernels"] if kernel["available"]}
+        chosen = "marlin_gemm_fp4_striped" if format == "fp4_e2m1" else ""
+        kernel = chosen if chosen in known else ""
+        weights = packed_weights(x, arrays, lambda made: prepare(made, device), device.name, **how)
+        return matmul(x, weights, bias, kernel=kernel)
+
+    def cut(made: QuantizedWeights) -> Any:
+        return call(_core.prepare_stripes, made, device, parallel)
+
+    stripes = packed_weights(x, arrays, cut, f"{device.name} in {parallel}", **how)
+
+    def write(out: Any) -> None:
+        rows = as_matrix(x, stripes.k)
+        flat = to_core(out.reshape((rows.shape[0], stripes.n)))
+        added = None if bias is None else to_core(as_vector("bias", bias))
+        call(_core.striped_linear, stripes, to_core(rows), flat, added, current_stream(x))
+
+    return run_into(x, (*x.shape[:-1], stripes.n), write)
 
 
 def sparse_linear(
@@ -372,36 +580,33 @@ def sparse_linear(
     group_size: int = 32,
     format: str = "fp4_e2m1",
     bias: Any = None,
+    *,
+    scale_type: str | None = None,
+    global_scale: Any = None,
 ) -> Any:
     """x [..., K] times 2:4 weights (see pack_sparse_fp4): [..., N].
 
-    The first call prepares the arrays for x's device and caches the result while they live: do not
-    change them in place. Errors: MalformedFileError naming the first nibble of metadata that is not
-    one of 4, 8, 9, 12, 13 and 14.
+    scale_type and global_scale as in unpack_weights. The first call prepares the arrays for x's
+    device and caches the result while they live: do not change them in place. Errors:
+    MalformedFileError naming the first nibble of metadata that is not one of 4, 8, 9, 12, 13 and
+    14.
     """
-    x = as_array("x", x)
-    check_float("x", x)
-    if x.ndim < 1:
-        raise InvalidArgumentError("x: expected [..., K], got a number")
-    k, device = int(x.shape[-1]), device_name(x)
-
-    def ready() -> PreparedWeights:
-        words, kept = as_array("values", values), as_array("metadata", metadata)
-        numbers = as_array("scales", scales)
-        if words.ndim != 2:
-            raise InvalidArgumentError(f"values: expected a matrix, got {list(words.shape)}")
-        parts = options(
-            _core.WeightsParts(),
-            format=format,
-            k=k,
-            n=int(words.shape[1]),
-            group_size=group_size,
-            scale_type="fp32" if dtype_name(numbers) == "float32" else "fp16",
-            codes=to_host(words),
-            metadata=to_host(kept),
-            scales=to_host(numbers),
-        )
-        return prepare(call(QuantizedWeights.from_parts, parts), device)
-
-    arrays = [values, metadata, scales]
-    return matmul(x, remember(arrays, ("2:4", group_size, format, k, device), ready), bias)
+    x = product_input(x)
+    device = device_name(x)
+    if metadata is None:
+        raise InvalidArgumentError("metadata: expected an array, got None")
+    arrays = {
+        "packed": values,
+        "scales": scales,
+        "zeros": None,
+        "metadata": metadata,
+        "global_scale": global_scale,
+    }
+    how = {
+        "group_size": group_size,
+        "format": format,
+        "scale_type": scale_type,
+        "codes": "values",
+    }
+    weights = packed_weights(x, arrays, lambda made: prepare(made, device), device, **how)
+    return matmul(x, weights, bias)

@@ -106,17 +106,18 @@ def quantized_linear(
     zeros: mx.array | None = None,
     format: str = "fp4_e2m1",
     bias: mx.array | None = None,
+    *,
+    scale_type: str | None = None,
+    global_scale: Any = None,
 ) -> mx.array:
     """x [..., K] times packed weights: [..., N], in x's type; see metal_marlin.quantized_linear.
 
     The first call prepares the packed arrays and caches the result while they live.
     """
-    k = int(x.shape[-1])
-    weights: _Weights = linear.remember(
-        [packed, scales] if zeros is None else [packed, scales, zeros],
-        (group_size, format, k, "mlx", backend().name),
-        lambda: _prepare(linear.from_parts(packed, scales, group_size, zeros, format, k)),
-    )
+    linear.product_input(x)
+    arrays = {"packed": packed, "scales": scales, "zeros": zeros, "global_scale": global_scale}
+    how = {"group_size": group_size, "format": format, "scale_type": scale_type}
+    weights: _Weights = linear.packed_weights(x, arrays, _prepare, f"mlx {backend().name}", **how)
     return weights.matmul(x, bias)
 
 

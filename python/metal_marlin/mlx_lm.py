@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ._core import Checkpoint, describe_decoder, supported_model_types
+from ._core import Checkpoint, complete_config, describe_decoder, supported_model_types
 from ._mlx_lm_experts import ExpertBlocks, Projection
 from ._mlx_lm_layers import GroupedGate, Rotary, SlidingAttention
 from .errors import MalformedFileError, UnsupportedError
@@ -24,8 +24,13 @@ from .moe import find_gate_options, prepare_experts
 
 
 def _as_mlx_names(config: dict[str, Any], decoder: dict[str, Any] | None) -> dict[str, Any]:
-    """config.json as transformers 5 writes it, plus the names of earlier versions."""
+    """config.json as transformers 5 writes it, plus the names of earlier versions.
+
+    Keys that it lacks get the defaults of its type, which mlx_lm's models may have others for."""
     config = {k: v for k, v in config.items() if k != "quantization_config"}
+    if decoder is not None:
+        complete = json.loads(complete_config(json.dumps(config)))
+        config = {**{k: v for k, v in complete.items() if v is not None}, **config}
     rope = config.get("rope_parameters") or {}
     for name in ("rope_theta", "partial_rotary_factor"):
         if name in rope:
@@ -39,7 +44,6 @@ def _as_mlx_names(config: dict[str, Any], decoder: dict[str, Any] | None) -> dic
         return config
     # Replaced after the model is made; some of their values would prevent making it.
     config.update(rope_scaling=None, rope_parameters=None, layer_types=None, sliding_window=None)
-    config.setdefault("rope_theta", 10000.0)
     config.setdefault("partial_rotary_factor", 1.0)
     windows, sparse = decoder["windows"], decoder["sparse"]
     if True in sparse:
@@ -117,11 +121,15 @@ class _Loader:
         self.checkpoint, self.model, self.decoder = checkpoint, model, decoder
         names = [module["name"] for module in checkpoint.modules]
         self.modules = [name for name in names if not self._is_ignored(name)]
+        # Without tensors that no decoder uses, such as scales of a KV cache.
+        stored = set(checkpoint.tensors)
         self.tensors = {
             name: tensor
             for file in sorted(path.glob("*.safetensors"))
             for name, tensor in mx.load(str(file)).items()
-            if not checkpoint.is_module_part(name) and not self._is_ignored(name)
+            if name in stored
+            and not checkpoint.is_module_part(name)
+            and not self._is_ignored(name)
         }
 
     def _is_ignored(self, name: str) -> bool:

@@ -26,6 +26,14 @@ Prompt = str | Sequence[int]
 Prompts = list[str] | list[list[int]] | list[Prompt] | tuple[Prompt, ...]
 AnyPath = str | bytes | os.PathLike[Any]
 _HOST_EXPERTS_AUTO = -1  # kHostExpertsAuto of model.h.
+# What the core says of a model that asks for nothing else.
+_GREEDY = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 
 def _device(device: Device | str | None) -> Device:
@@ -74,6 +82,7 @@ class Model:
         host_experts: int | str = 0,
         frequencies: AnyPath | None = None,
         kv_cache: str | None = None,
+        allow_extra_tensors: bool = False,
     ) -> None:
         opened = _device(device)
         memory = "" if gpu_memory is None else str(gpu_memory)
@@ -86,13 +95,16 @@ class Model:
             opened,
             exact,
             prepared,
-            batch_invariant,
+            (batch_invariant, allow_extra_tensors),
             (memory, _host_experts(host_experts), frequencies, cache),
         )
         self.path = Path(os.fsdecode(path))
+        self._verbose = verbose
         asked = _core.default_device_name() if device is None else device
         if asked == "auto" and verbose:
             print(f"device: {self.device}", file=sys.stderr)
+        for note in self.info["notes"] if verbose else ():
+            print(f"{self.path}: {note}", file=sys.stderr)
 
     @functools.cached_property
     def device(self) -> Device:
@@ -107,18 +119,15 @@ class Model:
 
     @functools.cached_property
     def tokenizer(self) -> TextCodec:
-        """The tokenizer of the directory. Errors: FileError when there is none."""
-        codec = TextCodec(self.path)
-        if codec.vocab_size > self.info["vocab_size"]:
-            raise MalformedFileError(
-                f"{self.path}: the tokenizer has {codec.vocab_size} tokens, "
-                f"the model {self.info['vocab_size']}"
-            )
-        return codec
+        """The tokenizer of the directory. It may have more tokens than the model. Errors:
+        FileError when there is none."""
+        return TextCodec(self.path)
 
-    def _ids(self, prompt: Prompt, name: str = "prompt") -> list[int]:
+    def _ids(
+        self, prompt: Prompt, name: str = "prompt", add_special_tokens: bool = True
+    ) -> list[int]:
         if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
+            ids = self.tokenizer.encode(prompt, add_special_tokens)
             largest = self.info["vocab_size"] - 1
             if ids and max(ids) > largest:
                 raise MalformedFileError(
@@ -137,9 +146,9 @@ class Model:
                 )
         return ids
 
-    def logits(self, prompt: Prompt) -> np.ndarray:
+    def logits(self, prompt: Prompt, *, add_special_tokens: bool = True) -> np.ndarray:
         """float32 [tokens, vocab_size]: the logits after every token."""
-        ids = self._ids(prompt)
+        ids = self._ids(prompt, add_special_tokens=add_special_tokens)
         out = np.empty((len(ids), self.info["vocab_size"]), np.float32)
         call(self._core.forward, self._core.new_sequence(), ids, True, out)
         return out
@@ -150,16 +159,17 @@ class Model:
         prompt: Prompt,
         max_tokens: int = 128,
         *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         seed: int = 0,
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
+        add_special_tokens: bool = True,
         callback: Callable[[int], bool | None] | None = None,
     ) -> dict[str, Any]: ...
 
@@ -169,16 +179,17 @@ class Model:
         prompt: Prompts,
         max_tokens: int | list[int] = 128,
         *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         seed: int | list[int] = 0,
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
+        add_special_tokens: bool = True,
         callback: Callable[[int, int], bool | None] | None = None,
         max_batch: int = 0,
     ) -> list[dict[str, Any]]: ...
@@ -188,16 +199,17 @@ class Model:
         prompt: Prompt | Prompts,
         max_tokens: int | list[int] = 128,
         *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         seed: int | list[int] = 0,
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
+        add_special_tokens: bool = True,
         callback: Callable[..., bool | None] | None = None,
         max_batch: int = 0,
     ) -> dict[str, Any] | list[dict[str, Any]]:
@@ -209,10 +221,15 @@ class Model:
         with one for each prompt. For a model loaded with batch_invariant each text is what its
         prompt gives alone.
 
+        Sampling options that are None are what generation_config.json asks for, else greedy; a line
+        on stderr says which, unless the model was loaded with verbose=False. add_special_tokens:
+        texts get the special tokens that the tokenizer adds to one (BOS).
+
         The penalties change the logits before `temperature` divides them, and so apply to greedy
         decoding too; `repetition_penalty` also counts the tokens of the prompt, the other two only
         those generated. `min_p` drops tokens less likely than `min_p` times the most likely one.
-        `text` is None for a prompt of token ids. `callback` receives every token, of a list of
+        `text` is what the tokens add to the text of the prompt, without special tokens, and None
+        for a prompt of token ids. `callback` receives every token, of a list of
         prompts the prompt's index and the token, and stops that text by returning False. An
         exception in it stops all.
         """
@@ -229,15 +246,18 @@ class Model:
             def guarded(*token: int) -> bool:
                 return user(*token) is not False
 
+        sampling = self._sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+        )
         texts = [
             options(
                 _core.TextOptions(),
                 max_tokens=most,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
+                **sampling,
                 presence_penalty=presence_penalty,
                 frequency_penalty=frequency_penalty,
                 seed=each_seed,
@@ -251,26 +271,54 @@ class Model:
                 strict=True,
             )
         ]
-        ids = [self._ids(each, name) for each, name in zip(prompts, names, strict=True)]
+        ids = [
+            self._ids(each, name, add_special_tokens)
+            for each, name in zip(prompts, names, strict=True)
+        ]
         if not batch:
-            return self._result(prompts[0], call(self._core.generate, ids[0], texts[0]))
-        generated = call(self._core.generate_batch, ids, texts, max_batch, guarded)
-        return [self._result(*each) for each in zip(prompts, generated, strict=True)]
+            generated = call(self._core.generate, ids[0], texts[0])
+            return self._result(prompts[0], ids[0], generated, sampling)
+        all_generated = call(self._core.generate_batch, ids, texts, max_batch, guarded)
+        return [
+            self._result(*each, sampling) for each in zip(prompts, ids, all_generated, strict=True)
+        ]
 
-    def _result(self, prompt: Any, generated: Any) -> dict[str, Any]:
+    def _sampling(self, **given: float | None) -> dict[str, Any]:
+        """How tokens are chosen: what is given, else what generation_config.json says."""
+        asked = self.info["sampling"]
+        sampling = {name: asked[name] if value is None else value for name, value in given.items()}
+        if self._verbose and asked != _GREEDY:
+            shown = ", ".join(f"{name} {value:.3g}" for name, value in sampling.items())
+            print(f"sampling: {shown}", file=sys.stderr)
+        ignored = self.info["ignored_generation_keys"]
+        if self._verbose and ignored:
+            print(f"generation_config.json: not applied: {', '.join(ignored)}", file=sys.stderr)
+        return sampling
+
+    def _result(
+        self, prompt: Any, ids: list[int], generated: Any, sampling: dict[str, Any]
+    ) -> dict[str, Any]:
         """The dict that `generate` returns for one prompt."""
         result = dict(generated)
-        ids = list(result["token_ids"])
+        tokens = list(result["token_ids"])
         seconds = result["decode_seconds"]
-        result["text"] = self.tokenizer.decode(ids) if isinstance(prompt, str) else None
-        result["tokens_per_second"] = (len(ids) - 1) / seconds if seconds > 0 else 0.0
+        is_text = isinstance(prompt, str)
+        result["text"] = self.tokenizer.continuation(ids, tokens) if is_text else None
+        result["tokens_per_second"] = (len(tokens) - 1) / seconds if seconds > 0 else 0.0
+        result["sampling"] = sampling
         return result
 
     def perplexity(
-        self, text: Prompt, window: int = 256, stride: int = 0, max_windows: int = 0
+        self,
+        text: Prompt,
+        window: int = 256,
+        stride: int = 0,
+        max_windows: int = 0,
+        *,
+        add_special_tokens: bool = True,
     ) -> dict[str, Any]:
         """{"perplexity", "nll", "standard_error", "tokens", "windows"} of a text or token ids."""
-        ids = self._ids(text)
+        ids = self._ids(text, add_special_tokens=add_special_tokens)
         return dict(call(self._core.perplexity, ids, window, stride, max_windows))
 
 
@@ -285,11 +333,13 @@ def load(
     host_experts: int | str = 0,
     frequencies: AnyPath | None = None,
     kv_cache: str | None = None,
+    allow_extra_tensors: bool = False,
 ) -> Model:
     """Opens a model on a device; None: METAL_MARLIN_DEVICE, else "auto".
 
     "auto" is a supported CUDA GPU that can run the model, else the CPU; a line on stderr says
-    which, unless verbose is False. exact keeps activations, keys and values in float32 throughout;
+    which, and more what was read otherwise than it is stored (info["notes"]), unless verbose is
+    False. exact keeps activations, keys and values in float32 throughout;
     prepared is a file that `prepare_model` wrote for this directory, whose weights are mapped. With
     batch_invariant, logits depend neither on what else is in a batch nor on how a prompt is divided
     into passes, bit for bit; that is slower for many rows. gpu_memory, in bytes or as "24GB", is
@@ -301,6 +351,9 @@ def load(
 
     kv_cache is the element type of keys and values: "f32", "bf16" or "fp8_e4m3"; None: "bf16", or
     "f32" if exact. "fp8_e4m3" takes half of the bytes of "bf16"; numbers beyond 448 saturate.
+
+    allow_extra_tensors leaves out tensors that the index of a sharded directory does not list, and
+    ignores those that the model does not have; both are errors otherwise.
     """
     return Model(
         path,
@@ -313,16 +366,8 @@ def load(
         host_experts,
         frequencies,
         kv_cache,
+        allow_extra_tensors,
     )
-
-
-def allow_extra_tensors(allow: bool = True) -> None:
-    """Whether checkpoints may hold extra tensors, in the whole process; at first they may not.
-
-    Tensors of a shard that the index does not list there, and tensors that a model has no place
-    for, are errors then. If allowed, of two tensors of one name the one that the index lists is
-    read, and a model leaves out what it has no place for."""
-    _core.allow_extra_tensors(allow)
 
 
 def prepare_model(
@@ -357,7 +402,9 @@ def quantize_model(
     strict: bool = False,
     resume: bool = False,
     model_card: bool = True,
+    allow_extra_tensors: bool = False,
     shard_bytes: int = 5 << 30,
+    layout: str = "k_packed",
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Quantizes a checkpoint to a directory that appears complete or not at all.
@@ -381,10 +428,12 @@ def quantize_model(
     included, and the predictions move least: according to `sensitivity`, what measure_sensitivity
     returned or a file of it; None: measured first, on `device` over `calibration`.
 
+    layout "marlin_w4" stores dense 4-bit codes in tiles for programs that read these.
+
     Returns the JSON of `metal-marlin quantize --json`; `runs` is False for a model type that `load`
     does not run. With model_card the directory gets a README.md; one that somebody wrote or changed
     in a directory that is replaced is kept. An exception raised by `progress` aborts the call and
-    propagates; no output is left then.
+    propagates; no output is left then. allow_extra_tensors as for `load`.
     """
     start = time.perf_counter()
     measures = target_bpw is not None and sensitivity is None
@@ -419,7 +468,9 @@ def quantize_model(
         strict=strict,
         resume=resume,
         model_card=model_card,
+        allow_extra_tensors=allow_extra_tensors,
         shard_bytes=shard_bytes,
+        layout=layout,
         progress=progress,
         calibration=ids,
         calibration_tokens=calibration_tokens,
@@ -556,7 +607,7 @@ def _calibration_ids(source: AnyPath, calibration: Prompt | None) -> list[int]:
     if calibration is None:
         return []
     if isinstance(calibration, str):
-        ids = TextCodec(source).encode(calibration)
+        ids = TextCodec(source).encode(calibration) if calibration else []
     else:
         try:
             ids = [operator.index(token) for token in calibration]
@@ -577,6 +628,7 @@ def import_model(
     overwrite: bool = False,
     dry_run: bool = False,
     model_card: bool = True,
+    allow_extra_tensors: bool = False,
     shard_bytes: int = 5 << 30,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -586,21 +638,18 @@ def import_model(
     `metal-marlin import --json`: `modules` has the exactness of each matrix. With
     `allow_requantize`, matrices that no format of codes holds become s8 in groups of 32, and have
     `relative_error` and `max_error`; otherwise they become floats. model_card as for
-    `quantize_model`. An exception raised by `progress` propagates; no output is left then.
+    `quantize_model`, allow_extra_tensors as for `load`. An exception raised by `progress`
+    propagates; no output is left then.
     """
-    return dict(
-        call(
-            _core.import_model,
-            source,
-            output,
-            allow_requantize,
-            overwrite,
-            dry_run,
-            model_card,
-            shard_bytes,
-            progress,
-        )
+    directory = options(
+        _core.DirectoryOptions(),
+        overwrite=overwrite,
+        model_card=model_card,
+        allow_extra_tensors=allow_extra_tensors,
+        shard_bytes=shard_bytes,
+        progress=progress,
     )
+    return dict(call(_core.import_model, source, output, allow_requantize, dry_run, directory))
 
 
 def export_model(
@@ -610,6 +659,7 @@ def export_model(
     *,
     overwrite: bool = False,
     model_card: bool = True,
+    allow_extra_tensors: bool = False,
     shard_bytes: int = 5 << 30,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -619,11 +669,16 @@ def export_model(
     otherwise a directory of shards), "compressed-tensors", "gptq", "awq", "mlx" or "plain".
     shard_bytes: the largest safetensors file, or the most bytes of tensors in a shard.
     Returns the JSON of `metal-marlin export --json`. Errors: UnsupportedError naming the first
-    matrix that the format cannot hold. model_card as for `quantize_model`, for directories. An
-    exception raised by `progress` propagates; no output is left then.
+    matrix that the format cannot hold. model_card as for `quantize_model`, for directories;
+    allow_extra_tensors as for `load`. An exception raised by `progress` propagates; no output is
+    left then.
     """
-    return dict(
-        call(
-            _core.export_model, source, output, to, overwrite, model_card, shard_bytes, progress
-        )
+    directory = options(
+        _core.DirectoryOptions(),
+        overwrite=overwrite,
+        model_card=model_card,
+        allow_extra_tensors=allow_extra_tensors,
+        shard_bytes=shard_bytes,
+        progress=progress,
     )
+    return dict(call(_core.export_model, source, output, to, directory))

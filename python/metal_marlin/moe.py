@@ -319,7 +319,7 @@ def _check_rows(x: Any, hidden: int) -> None:
         raise InvalidArgumentError(f"x: expected [..., {hidden}], got {list(x.shape)}")
 
 
-def _selections(x: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
+def selections(x: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
     """ids as int32 and weights as float32, contiguous, where x is."""
     kind = kind_of(x)
     if kind == "torch":
@@ -419,7 +419,7 @@ def moe_experts(
     x = as_array("x", x)
     check_float("x", x)
     _check_rows(x, experts.hidden)
-    chosen, factors = _selections(x, ids, weights)
+    chosen, factors = selections(x, ids, weights)
     if tuple(chosen.shape[:-1]) != tuple(x.shape[:-1]) or chosen.shape != factors.shape:
         raise InvalidArgumentError(
             f"ids: expected [..., top_k] as x and weights, got {list(chosen.shape)} for x "
@@ -432,6 +432,25 @@ def moe_experts(
         call(_core.run_experts, experts, rows, *lists, out, how, run)
 
     return _run(x, experts.hidden, compute)
+
+
+class ExpertCache(_core.ExpertCache):
+    """Keeps experts in memory of bounded size: quantized weights, or weights decoded to 16 bits.
+
+    policy "lru" evicts the expert that was not used for longest, "frequency" the one used least
+    often, where a use counts half after `half_life` others. `device`, as in `prepare`, is the one
+    that loaders prepare weights for. `get(layer, expert, nbytes, load)` returns a lease, for a
+    `with` statement. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int = 512 << 20,
+        policy: str = "lru",
+        half_life: int = 1 << 18,
+        device: Device | str | None = None,
+    ) -> None:
+        call(super().__init__, capacity_bytes, policy, half_life, _device(device))
 
 
 class MarlinMoE:

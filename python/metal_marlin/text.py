@@ -18,24 +18,34 @@ _T = TypeVar("_T")
 # models insert a character here and there; a chain of replacements can ask for all memory.
 _MOST_GROWTH = 64
 _MOST_TOKEN_ID = 2**31 - 1
+# Post-processors that add no tokens: a sequence of none, and those that change offsets only.
+_WITHOUT_TOKENS = (None, "ByteLevel")
 # Published files are smaller. The parser has no limit of its own and can exhaust the memory.
 _MOST_FILE_BYTES = 64 << 20
 
 
-def _read_tokenizer(path: Path) -> bytes:
-    """The file of a directory, or what a model's own file holds in its place."""
+def _read_file(path: Path) -> bytes | None:
+    """A file of a model's directory; None if it does not exist."""
     if path.parent.is_dir():
         _core.check_model_file(path.parent, path.name)
-    if path.is_file():
-        try:
-            with path.open("rb") as file:
-                content = file.read(_MOST_FILE_BYTES + 1)
-        except OSError as error:
-            raise FileError(f"{path}: {error.strerror}") from error
-        if len(content) > _MOST_FILE_BYTES:
-            raise MalformedFileError(
-                f"{path}: {path.stat().st_size} bytes, at most {_MOST_FILE_BYTES} are supported"
-            )
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_FILE_BYTES + 1)
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from error
+    if len(content) > _MOST_FILE_BYTES:
+        raise MalformedFileError(
+            f"{path}: {path.stat().st_size} bytes, at most {_MOST_FILE_BYTES} are supported"
+        )
+    return content
+
+
+def _read_tokenizer(path: Path) -> bytes:
+    """The file of a directory, or what a model's own file holds in its place."""
+    content = _read_file(path)
+    if content is not None:
         return content
     holds_container = path.parent.is_file() or any(path.parent.glob("*.gguf"))
     contained = _core.Checkpoint(path.parent).read_file(path.name) if holds_container else None
@@ -45,7 +55,7 @@ def _read_tokenizer(path: Path) -> bytes:
 
 
 class TextCodec:
-    """The tokenizer.json of a model. No special tokens are added, nothing is cut or padded.
+    """The tokenizer.json of a model. Nothing is cut or padded.
 
     `quiet` keeps what the library prints on its own about its failures from the standard error,
     for programs that print the error themselves; it moves a descriptor of the whole process.
@@ -67,7 +77,33 @@ class TextCodec:
         self.vocab_size = int(
             self._call(lambda: self._tokenizer.get_vocab_size(with_added_tokens=True))
         )
-        """Tokens, added ones included."""
+        """Tokens, added ones included. A model may have fewer, or more."""
+        self._around = self._special_tokens()
+
+    def _special_tokens(self) -> tuple[list[int], list[int]]:
+        """The ids before and after a text that tokenizer_config.json asks for, where no template in
+        tokenizer.json says what is added."""
+        processor = self._tokenizer.post_processor
+        state = {} if processor is None else json.loads(self._call(processor.__getstate__))
+        parts = state.get("processors", [state])
+        content = _read_file(self._path.with_name("tokenizer_config.json"))
+        if content is None or any(part.get("type") not in _WITHOUT_TOKENS for part in parts):
+            return [], []
+        try:
+            config = json.loads(content)
+        except ValueError as error:
+            path = self._path.with_name("tokenizer_config.json")
+            raise MalformedFileError(f"{path}: {error}") from None
+        return self._named_token(config, "bos"), self._named_token(config, "eos")
+
+    def _named_token(self, config: Any, name: str) -> list[int]:
+        """The id of a token that is added, in a list; an empty one if it is not."""
+        if not isinstance(config, dict) or config.get(f"add_{name}_token") is not True:
+            return []
+        token = config.get(f"{name}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        number = self._tokenizer.token_to_id(text) if isinstance(text, str) else None
+        return [] if number is None else [number]
 
     def _call(self, body: Callable[[], _T]) -> _T:
         """Calls into the library, whose panics are no Exception; they say that a file is wrong."""
@@ -94,24 +130,29 @@ class TextCodec:
                 f"at most {_MOST_GROWTH} are allowed"
             )
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of a text."""
-        encoded = self._call(lambda: self._tokenizer.encode(text, add_special_tokens=False))
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text, with the special tokens that the tokenizer adds to one (BOS)."""
+        encoded = self._call(
+            lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        )
         ids = list(encoded.ids)
+        if add_special_tokens:
+            before, after = self._around
+            ids = before + ids + after
         if ids and not 0 <= max(ids) <= _MOST_TOKEN_ID:
             raise MalformedFileError(
                 f"{self._path}: the token id {max(ids)}, at most {_MOST_TOKEN_ID} is supported"
             )
         return ids
 
-    def encode_bytes(self, text: bytes) -> list[int]:
+    def encode_bytes(self, text: bytes, add_special_tokens: bool = True) -> list[int]:
         """The token ids of UTF-8 text."""
         try:
-            return self.encode(text.decode("utf-8"))
+            return self.encode(text.decode("utf-8"), add_special_tokens)
         except UnicodeDecodeError as error:
             raise MalformedFileError(str(error)) from None
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that are no character become U+FFFD."""
         for token in tokens:
             if not 0 <= token <= _MOST_TOKEN_ID:
@@ -119,8 +160,17 @@ class TextCodec:
                     f"tokens: expected 0..{_MOST_TOKEN_ID}, got {token}"
                 )
         return str(
-            self._call(lambda: self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+            self._call(
+                lambda: self._tokenizer.decode(
+                    list(tokens), skip_special_tokens=skip_special_tokens
+                )
+            )
         )
+
+    def continuation(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+        """The text that tokens add to that of a prompt: what both texts begin with is left out."""
+        before, after = self.decode(prompt), self.decode([*prompt, *tokens])
+        return after[len(os.path.commonprefix([before, after])) :]
 
 
 def _growth(rules: Any) -> float:

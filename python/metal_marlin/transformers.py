@@ -157,6 +157,12 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
         for name, module in self.quantization_config.modules.items():
             if self._is_prediction(model, name):
                 continue
+            layout = module.get("layout", "k_packed")
+            if layout != "k_packed":
+                raise UnsupportedError(
+                    f"{name}: its codes are stored as {layout}, which metal_marlin.load reads; "
+                    "transformers takes directories that were quantized with layout k_packed"
+                )
             path = name.removesuffix(".weight")
             if renamings:
                 path = apply_renamings(path, renamings)

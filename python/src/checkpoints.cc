@@ -39,6 +39,7 @@ nb::dict ReportOf(const QuantizeCheckpointReport& report) {
   dict["calibrated_parameters"] = report.calibrated_parameters;
   dict["skipped"] = SkippedList(report.skipped);
   dict["fallbacks"] = SkippedList(report.fallbacks);
+  dict["notes"] = report.notes;
   dict["inputs"] = report.inputs;
   dict["scaled_inputs"] = report.scaled_inputs;
   dict["rotatable"] = report.rotatable;
@@ -57,14 +58,16 @@ Progress ProgressTo(const nb::object& function, CallbackError* raised) {
   };
 }
 
-/// The quantization of a directory, other than its recipe.
+/// Options of writing a directory; the first and the last ones are those of quantizing it.
 struct DirectoryOptions {
   std::string method = "rtn";
   bool overwrite = false;
   bool strict = false;
   bool resume = false;
   bool model_card = true;
+  bool allow_extra_tensors = false;
   int64_t shard_bytes = int64_t{5} << 30;
+  std::string layout = "k_packed";
   nb::object progress = nb::none();
   std::vector<int32_t> calibration;
   int64_t calibration_tokens = 0;
@@ -84,8 +87,10 @@ nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
   options.overwrite = directory.overwrite;
   options.strict = directory.strict;
   options.resume = directory.resume;
+  options.allow_extra_tensors = directory.allow_extra_tensors;
   options.model_card = directory.model_card;
   options.shard_bytes = directory.shard_bytes;
+  options.layout = Take(ParsePackedLayout(directory.layout));
   const CalibrationOptions calibration{directory.calibration, directory.calibration_tokens,
                                        directory.seed, Take(ParsePruneMethod(directory.pruning))};
   std::optional<ImportanceMatrix> importance;
@@ -170,18 +175,18 @@ MixedPrecisionConfig AssignTo(nb::handle source_path, nb::handle file, const std
 }
 
 nb::dict ImportDirectory(nb::handle source_path, nb::handle output_path, bool allow_requantize,
-                         bool overwrite, bool dry_run, bool model_card, int64_t shard_bytes,
-                         const nb::object& progress) {
+                         bool dry_run, const DirectoryOptions& directory) {
   const std::string source = PathOf("source", source_path);
   const std::string output = PathOf("output", output_path);
   ImportCheckpointOptions options;
   options.allow_requantize = allow_requantize;
-  options.overwrite = overwrite;
+  options.overwrite = directory.overwrite;
   options.dry_run = dry_run;
-  options.model_card = model_card;
-  options.shard_bytes = shard_bytes;
+  options.model_card = directory.model_card;
+  options.allow_extra_tensors = directory.allow_extra_tensors;
+  options.shard_bytes = directory.shard_bytes;
   CallbackError raised;
-  options.progress = ProgressTo(progress, &raised);
+  options.progress = ProgressTo(directory.progress, &raised);
   std::optional<Result<ImportCheckpointReport>> taken;
   {
     const nb::gil_scoped_release released;
@@ -216,22 +221,23 @@ nb::dict ImportDirectory(nb::handle source_path, nb::handle output_path, bool al
   dict["modules"] = modules;
   dict["skipped"] = SkippedList(report.skipped);
   dict["files"] = SkippedList(report.files);
+  dict["notes"] = report.notes;
   dict["seconds"] = report.seconds;
   return dict;
 }
 
 nb::dict ExportDirectory(nb::handle source_path, nb::handle output_path, const std::string& target,
-                         bool overwrite, bool model_card, int64_t shard_bytes,
-                         const nb::object& progress) {
+                         const DirectoryOptions& directory) {
   const std::string source = PathOf("source", source_path);
   const std::string output = PathOf("output", output_path);
   ConvertCheckpointOptions options;
   options.target = target;
-  options.overwrite = overwrite;
-  options.model_card = model_card;
-  options.shard_bytes = shard_bytes;
+  options.overwrite = directory.overwrite;
+  options.model_card = directory.model_card;
+  options.allow_extra_tensors = directory.allow_extra_tensors;
+  options.shard_bytes = directory.shard_bytes;
   CallbackError raised;
-  options.progress = ProgressTo(progress, &raised);
+  options.progress = ProgressTo(directory.progress, &raised);
   std::optional<Result<ConvertCheckpointReport>> taken;
   {
     const nb::gil_scoped_release released;
@@ -243,6 +249,7 @@ nb::dict ExportDirectory(nb::handle source_path, nb::handle output_path, const s
   dict["output"] = PathObject(report.output);
   dict["target"] = report.target;
   dict["files"] = SkippedList(report.files);
+  dict["notes"] = report.notes;
   dict["seconds"] = report.seconds;
   return dict;
 }
@@ -304,7 +311,9 @@ void BindConversions(nb::module_& module) {
       .def_rw("strict", &DirectoryOptions::strict)
       .def_rw("resume", &DirectoryOptions::resume)
       .def_rw("model_card", &DirectoryOptions::model_card)
+      .def_rw("allow_extra_tensors", &DirectoryOptions::allow_extra_tensors)
       .def_rw("shard_bytes", &DirectoryOptions::shard_bytes)
+      .def_rw("layout", &DirectoryOptions::layout)
       .def_rw("progress", &DirectoryOptions::progress)
       .def_rw("calibration", &DirectoryOptions::calibration)
       .def_rw("calibration_tokens", &DirectoryOptions::calibration_tokens)
@@ -331,11 +340,9 @@ void BindConversions(nb::module_& module) {
   module.def("assign_formats", &AssignTo, nb::arg("source").none(), nb::arg("file").none(),
              nb::arg("json"), nb::arg("target"), nb::arg("formats"));
   module.def("import_model", &ImportDirectory, nb::arg("source").none(), nb::arg("output").none(),
-             nb::arg("allow_requantize"), nb::arg("overwrite"), nb::arg("dry_run"),
-             nb::arg("model_card"), nb::arg("shard_bytes"), nb::arg("progress").none());
+             nb::arg("allow_requantize"), nb::arg("dry_run"), nb::arg("options"));
   module.def("export_model", &ExportDirectory, nb::arg("source").none(), nb::arg("output").none(),
-             nb::arg("target"), nb::arg("overwrite"), nb::arg("model_card"), nb::arg("shard_bytes"),
-             nb::arg("progress").none());
+             nb::arg("target"), nb::arg("options"));
 }
 
 }  // namespace
@@ -382,7 +389,6 @@ void BindCheckpoints(nb::module_& module) {
         Check(CheckModelFile(io, PathOf("directory", directory), name));
       },
       nb::arg("directory"), nb::arg("name"));
-  module.def("allow_extra_tensors", &AllowExtraTensors, nb::arg("allow"));
   nb::class_<Checkpoint>(module, "Checkpoint", "An opened checkpoint; files are mapped.")
       .def(
           "__init__",
@@ -393,6 +399,9 @@ void BindCheckpoints(nb::module_& module) {
       .def_prop_ro("quantized", &Checkpoint::quantized)
       .def_prop_ro("recipe_name",
                    [](const Checkpoint& self) { return TextObject(self.recipe_name()); })
+      .def_prop_ro(
+          "notes", [](const Checkpoint& self) { return self.notes(); },
+          "Lines about what is read otherwise than it is stored.")
       .def_prop_ro("config_json",
                    [](const Checkpoint& self) { return TextObject(self.config_json()); })
       .def_prop_ro("quant_method",

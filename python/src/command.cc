@@ -28,21 +28,19 @@ auto Guarded(Body body) -> Result<decltype(body())> {
   }
 }
 
-/// An object with vocab_size, encode(str) -> list[int] and decode(list[int]) -> str.
+/// An object with encode_bytes(bytes, bool) -> list[int], decode(list[int]) -> str.
 class PythonCodec final : public cli::TextCodec {
  public:
-  explicit PythonCodec(nb::object codec)
-      : codec_(std::move(codec)), vocab_size_(nb::cast<int64_t>(codec_.attr("vocab_size"))) {}
+  explicit PythonCodec(nb::object codec) : codec_(std::move(codec)) {}
   ~PythonCodec() override {
     const nb::gil_scoped_acquire held;
     codec_.reset();
   }
 
-  int64_t vocab_size() const override { return vocab_size_; }
-  Result<std::vector<int32_t>> Encode(std::string_view text) override {
+  Result<std::vector<int32_t>> Encode(std::string_view text, bool special) override {
     return Guarded([&] {
       return nb::cast<std::vector<int32_t>>(
-          codec_.attr("encode_bytes")(nb::bytes(text.data(), text.size())));
+          codec_.attr("encode_bytes")(nb::bytes(text.data(), text.size()), special));
     });
   }
   Result<std::string> Decode(std::span<const int32_t> tokens) override {
@@ -54,7 +52,6 @@ class PythonCodec final : public cli::TextCodec {
 
  private:
   nb::object codec_;
-  int64_t vocab_size_;
 };
 
 int RunCommand(const std::vector<nb::bytes>& arguments, const nb::object& make_codec) {

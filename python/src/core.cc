@@ -326,6 +326,7 @@ NB_MODULE(_core, module) {
   python::BindProducts(module);
   python::BindExpertCalls(module);
   python::BindExperts(module);
+  python::BindNamedCalls(module);
   python::BindMetal(module);
   python::BindCheckpoints(module);
   python::BindModels(module);

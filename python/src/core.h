@@ -154,5 +154,6 @@ void BindCheckpoints(nb::module_& module);
 void BindModels(nb::module_& module);
 void BindDecoder(nb::module_& module);
 void BindCommand(nb::module_& module);
+void BindNamedCalls(nb::module_& module);
 
 }  // namespace marlin::python

@@ -20,6 +20,8 @@
 #include "model/decoder_config.h"
 #include "recipe/decoder_tensors.h"
 #include "recipe/stored_layout.h"
+#include "recipe/type_defaults.h"
+#include "recipe/typed_config.h"
 
 namespace marlin::python {
 namespace {
@@ -39,7 +41,7 @@ const char* NameOf(Activation activation) {
 }
 
 nb::dict DescribeDecoder(const std::string& config_json) {
-  const DecoderConfig config = Take(ReadDecoderConfig(config_json, ""));
+  const DecoderConfig config = Take(ReadDecoderConfig(config_json));
   const Dimensions& shape = config.shape;
   std::vector<bool> sparse;
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
@@ -47,6 +49,7 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   }
   nb::dict dict;
   dict["layers"] = shape.layers;
+  dict["notes"] = config.notes;
   dict["prediction_layers"] = shape.prediction_layers;
   dict["experts"] = shape.experts;
   dict["top_k"] = shape.top_k;
@@ -70,6 +73,12 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["groups"] = config.router.groups;
   dict["top_groups"] = config.router.top_groups;
   return dict;
+}
+
+/// config.json with the keys that the library reads of its type, and the type's defaults.
+std::string CompleteConfig(const std::string& config_json) {
+  ModelConfig source = Take(ModelConfig::Parse(config_json));
+  return DumpJson(Take(ReadTypedConfig(std::move(source), UnknownKeys::kIgnore)).config.values());
 }
 
 template <size_t N>
@@ -127,6 +136,18 @@ void BindDecoder(nb::module_& module) {
   module.attr("FUSED_EXPERT_PROJECTIONS") = TupleOf(kFusedProjections);
   module.def("is_stored_in_out", &IsStoredInOut, nb::arg("model_type"), nb::arg("tensor"),
              "Whether a model type stores a matrix as [in, out], experts in front.");
+  module.def("complete_config", &CompleteConfig, nb::arg("config_json"),
+             "The keys of a config.json that are read of its type, with the type's defaults.");
+  module.def(
+      "type_defaults", [](const std::string& type) { return std::string(TypeDefaults(type)); },
+      nb::arg("model_type"), "The values that a type has for keys that a config.json lacks.");
+  module.def(
+      "key_treatment",
+      [](const std::string& type, const std::string& key) {
+        return std::string(KeyTreatment(type, key));
+      },
+      nb::arg("model_type"), nb::arg("key"),
+      "read, harmless, guarded, suspect or ignored: how a key of config.json is treated.");
   module.def("describe_decoder", &DescribeDecoder, nb::arg("config_json"),
              "The decoder's arithmetic as described by config.json, for a supported type.");
   module.def("check_quantization_config", &CheckQuantizationConfig, nb::arg("json"),

@@ -33,6 +33,17 @@ nb::dict InfoOf(const Model& model) {
   dict["kv_cache"] = std::string(KvCacheTypeName(info.kv_cache));
   dict["kv_cache_bytes_per_token"] = info.kv_cache_bytes_per_token;
   dict["eos_token_ids"] = info.eos_token_ids;
+  nb::list notes;
+  for (const std::string& note : info.notes) notes.append(TextObject(note));
+  dict["notes"] = notes;
+  nb::dict sampling;
+  sampling["temperature"] = info.sampling.temperature;
+  sampling["top_k"] = info.sampling.top_k;
+  sampling["top_p"] = info.sampling.top_p;
+  sampling["min_p"] = info.sampling.min_p;
+  sampling["repetition_penalty"] = info.sampling.repetition_penalty;
+  dict["sampling"] = sampling;
+  dict["ignored_generation_keys"] = info.ignored_generation_keys;
   return dict;
 }
 
@@ -134,14 +145,16 @@ nb::dict PerplexityDict(const PerplexityResult& result) {
 
 /// Memory of a model: gpu_memory, host_experts, frequencies and kv_cache of mm.load.
 using Memory = std::tuple<std::string, int64_t, nb::object, nb::object>;
+/// batch_invariant and allow_extra_tensors of mm.load.
+using Switches = std::tuple<bool, bool>;
 
 /// A model, opened as mm.load asks.
 void OpenModel(Model* self, nb::handle directory, const OpenDevice& opened, bool exact,
-               nb::handle prepared, bool batch_invariant, const Memory& memory) {
+               nb::handle prepared, const Switches& switches, const Memory& memory) {
   const std::string path = PathOf("path", directory);
   const auto& [gpu_memory, host_experts, frequencies, kv_cache] = memory;
   ModelOptions options{.allow_bf16_activations = !exact};
-  options.batch_invariant = batch_invariant;
+  std::tie(options.batch_invariant, options.allow_extra_tensors) = switches;
   if (!gpu_memory.empty()) {
     options.device_memory = Take(cli::ParseByteSize("gpu_memory", gpu_memory));
   }
@@ -187,7 +200,7 @@ void BindModels(nb::module_& module) {
       .def_rw("callback", &TextOptions::callback);
   nb::class_<Model>(module, "Model")
       .def("__init__", &OpenModel, nb::arg("path").none(), nb::arg("device"), nb::arg("exact"),
-           nb::arg("prepared").none(), nb::arg("batch_invariant"), nb::arg("memory"))
+           nb::arg("prepared").none(), nb::arg("switches"), nb::arg("memory"))
       .def_prop_ro("info", &InfoOf)
       .def_prop_ro("device", [](const Model& self) { return OpenDevice(self.device()); })
       .def("new_sequence", [](const Model& self) { return Take(self.NewSequence()); })

@@ -1,124 +1,18 @@
 // Quantized weights, packing and unpacking.
 #include "marlin/weights.h"
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
-#include <optional>
+#include <span>
 
 #include "core.h"
-#include "layout/weights_buffer.h"
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
+#include "weights_parts.h"
 
 namespace marlin::python {
 namespace {
-
-using OptionalArray = std::optional<Array>;
-
-/// Copies an array with the shape and element size of `target`; types of equal size are
-/// reinterpreted (uint8 for the 8-bit floats, uint16 for bfloat16).
-void CopyPart(const char* name, const OptionalArray& array, const TensorView& target, void* to) {
-  if (!array) {
-    if (target.empty()) return;
-    throw StatusError(Status(Code::kInvalidArgument, std::string(name) + ": missing"));
-  }
-  const TensorView view = ViewOf(name, *array);
-  Shape shape = target.shape();
-  // A single matrix may omit the expert dimension.
-  if (view.rank() + 1 == shape.rank() && shape[0] == 1) {
-    Shape inner;
-    for (int i = 1; i < shape.rank(); ++i) inner.Append(shape[i]);
-    shape = inner;
-  }
-  if (!(view.shape() == shape) || DTypeBytes(view.dtype()) != DTypeBytes(target.dtype()) ||
-      !view.IsContiguous()) {
-    throw StatusError(Status(Code::kInvalidArgument, std::string(name) + ": expected contiguous " +
-                                                         std::string(DTypeName(target.dtype())) +
-                                                         " " + shape.ToString() + ", got " +
-                                                         std::string(DTypeName(view.dtype())) +
-                                                         " " + view.shape().ToString()));
-  }
-  if (view.ElementCount() > 0) {
-    std::memcpy(to, view.data(), static_cast<size_t>(view.ByteCount()));
-  }
-}
-
-/// Arguments of QuantizedWeights.from_parts.
-struct WeightsParts {
-  std::string format = "fp4_e2m1";
-  int64_t k = 0;
-  int64_t n = 0;
-  int64_t experts = 1;
-  int64_t group_size = 128;
-  std::string scale_type = "fp16";
-  std::string zero_type = "fp16";
-  nb::object codes = nb::none();
-  nb::object scales = nb::none();
-  nb::object zeros = nb::none();
-  nb::object biases = nb::none();
-  nb::object global_scale = nb::none();
-  bool global_scale_divides = false;
-  nb::object metadata = nb::none();
-  nb::object permutation = nb::none();
-  nb::object input_scale = nb::none();
-  int64_t input_hadamard = 0;
-  int64_t super_group_size = 0;
-  nb::object super_scales = nb::none();
-  nb::object super_biases = nb::none();
-  std::vector<float> codebook;
-};
-
-OptionalArray ArrayOf(const char* name, const nb::object& object) {
-  if (object.is_none()) return {};
-  Array array;
-  if (nb::try_cast(object, array) && array.is_valid()) return array;
-  throw StatusError(Status(Code::kInvalidArgument,
-                           std::string(name) + ": expected an array in the host's memory, got " +
-                               nb::type_name(object.type()).c_str()));
-}
-
-QuantizedWeights FromParts(const WeightsParts& parts) {
-  WeightsSpec spec;
-  spec.format = Take(ParseFormat(parts.format));
-  spec.scale_type = Take(ParseScaleType(parts.scale_type));
-  spec.experts = parts.experts;
-  spec.k = parts.k;
-  spec.n = parts.n;
-  spec.group_size = Take(NormalizeGroupSize(parts.group_size, parts.k));
-  spec.has_zeros = !parts.zeros.is_none();
-  spec.has_biases = !parts.biases.is_none();
-  spec.has_global_scale = !parts.global_scale.is_none();
-  spec.global_scale_divides = parts.global_scale_divides;
-  spec.sparsity = parts.metadata.is_none() ? Sparsity::kDense : Sparsity::k24;
-  spec.has_permutation = !parts.permutation.is_none();
-  spec.has_input_scale = !parts.input_scale.is_none();
-  spec.input_hadamard = parts.input_hadamard;
-  spec.super_group_size = parts.super_group_size;
-  if (spec.has_zeros) spec.zero_type = Take(ParseScaleType(parts.zero_type));
-  WeightsBuffer buffer = Take(AllocateWeights(spec));
-  CopyPart("codes", ArrayOf("codes", parts.codes), buffer.weights.codes, buffer.codes);
-  CopyPart("scales", ArrayOf("scales", parts.scales), buffer.weights.scales, buffer.scales);
-  CopyPart("zeros", ArrayOf("zeros", parts.zeros), buffer.weights.zeros, buffer.zeros);
-  CopyPart("biases", ArrayOf("biases", parts.biases), buffer.weights.biases, buffer.biases);
-  CopyPart("global_scale", ArrayOf("global_scale", parts.global_scale), buffer.weights.global_scale,
-           buffer.global_scale);
-  CopyPart("metadata", ArrayOf("metadata", parts.metadata), buffer.weights.metadata,
-           buffer.metadata);
-  CopyPart("permutation", ArrayOf("permutation", parts.permutation), buffer.weights.permutation,
-           buffer.permutation);
-  CopyPart("input_scale", ArrayOf("input_scale", parts.input_scale), buffer.weights.input_scale,
-           buffer.input_scale);
-  CopyPart("super_scales", ArrayOf("super_scales", parts.super_scales), buffer.weights.super_scales,
-           buffer.super_scales);
-  CopyPart("super_biases", ArrayOf("super_biases", parts.super_biases), buffer.weights.super_biases,
-           buffer.super_biases);
-  buffer.weights.codebook = parts.codebook;
-  Check(Validate(buffer.weights));
-  return std::move(buffer.weights);
-}
 
 /// An array of the weights, without the expert dimension for a single matrix; None when the format
 /// has no such array.
@@ -190,6 +84,21 @@ QuantizedWeights StoredRows(QuantizedWeights weights) {
   return weights;
 }
 
+/// Words of a matrix from k-packed to marlin_w4 or back; both are u32 and contiguous.
+void Repack(int64_t k, int64_t n, const Array& from, const MutableArray& to, bool to_tiles) {
+  const TensorView source = ViewOf("words", from);
+  const MutableTensorView target = ViewOf("out", to);
+  if (source.dtype() != DType::kU32 || !source.IsContiguous() || target.dtype() != DType::kU32) {
+    throw StatusError(Status(Code::kInvalidArgument, "words: expected contiguous uint32"));
+  }
+  const std::span<const uint32_t> in(source.As<uint32_t>(),
+                                     static_cast<size_t>(source.ElementCount()));
+  const std::span<uint32_t> out(static_cast<uint32_t*>(target.data()),
+                                static_cast<size_t>(target.ElementCount()));
+  const nb::gil_scoped_release released;
+  Check(to_tiles ? RepackToMarlinW4(k, n, in, out) : RepackFromMarlinW4(k, n, in, out));
+}
+
 QuantizedWeights FoldInputArray(const QuantizedWeights& weights) {
   const nb::gil_scoped_release released;
   return Take(FoldInput(weights));
@@ -214,6 +123,8 @@ void BindFunctions(nb::module_& module) {
   module.def("stored_rows", &StoredRows, nb::arg("weights"),
              "The stored rows: their products take the columns of x times input_scale and Hadamard "
              "blocks, in the permutation's order.");
+  module.def("repack_marlin_w4", &Repack, nb::arg("k"), nb::arg("n"), nb::arg("words"),
+             nb::arg("out"), nb::arg("to_tiles"));
   module.def("shard", &ShardOf, nb::arg("weights"), nb::arg("axis"), nb::arg("rank"),
              nb::arg("world"));
   module.def(
@@ -224,11 +135,18 @@ void BindFunctions(nb::module_& module) {
       },
       nb::arg("format"), "The value of every code; empty for formats of more than 8 bits.");
   module.def(
+      "codebook_size",
+      [](const std::string& format) {
+        const FormatInfo& info = GetFormatInfo(Take(ParseFormat(format)));
+        return info.has_codebook ? 1 << info.bits : 0;
+      },
+      nb::arg("format"), "The values of a format whose table is data; 0 for all others.");
+  module.def(
       "words_along_k",
       [](const std::string& format, int64_t k, bool sparse) {
         WeightsSpec spec{.format = Take(ParseFormat(format)), .k = k};
         if (sparse) spec.sparsity = Sparsity::k24;
-        return WordsAlongK(spec);
+        return GetFormatInfo(spec.format).quantized ? WordsAlongK(spec) : k;
       },
       nb::arg("format"), nb::arg("k"), nb::arg("sparse") = false,
       "The rows of QuantizedWeights.codes.");
@@ -242,34 +160,14 @@ void BindFunctions(nb::module_& module) {
 }  // namespace
 
 void BindWeights(nb::module_& module) {
-  nb::class_<WeightsParts>(module, "WeightsParts", "The arrays of quantized weights.")
-      .def(nb::init<>())
-      .def_rw("format", &WeightsParts::format)
-      .def_rw("k", &WeightsParts::k)
-      .def_rw("n", &WeightsParts::n)
-      .def_rw("experts", &WeightsParts::experts)
-      .def_rw("group_size", &WeightsParts::group_size)
-      .def_rw("scale_type", &WeightsParts::scale_type)
-      .def_rw("zero_type", &WeightsParts::zero_type)
-      .def_rw("codes", &WeightsParts::codes)
-      .def_rw("scales", &WeightsParts::scales)
-      .def_rw("zeros", &WeightsParts::zeros)
-      .def_rw("biases", &WeightsParts::biases)
-      .def_rw("global_scale", &WeightsParts::global_scale)
-      .def_rw("global_scale_divides", &WeightsParts::global_scale_divides)
-      .def_rw("metadata", &WeightsParts::metadata)
-      .def_rw("permutation", &WeightsParts::permutation)
-      .def_rw("input_scale", &WeightsParts::input_scale)
-      .def_rw("input_hadamard", &WeightsParts::input_hadamard)
-      .def_rw("super_group_size", &WeightsParts::super_group_size)
-      .def_rw("super_scales", &WeightsParts::super_scales)
-      .def_rw("super_biases", &WeightsParts::super_biases)
-      .def_rw("codebook", &WeightsParts::codebook);
+  BindWeightsParts(module);
   nb::class_<QuantizedWeights>(module, "QuantizedWeights",
                                "A quantized matrix [k, n], or a stack of them, in the canonical "
                                "layout. Immutable; arrays are views of its memory.")
-      .def_static("from_parts", &FromParts, nb::arg("parts"),
-                  "Copies and validates arrays with the shapes of the properties.")
+      .def(nb::init<const QuantizedWeights&>(), nb::arg("other"), "The same weights; shares them.")
+      .def_static(
+          "from_parts", [](const WeightsParts& parts) { return MakeWeights(parts, {}); },
+          nb::arg("parts"), "Copies and validates arrays with the shapes of the properties.")
       .def_prop_ro("format",
                    [](const QuantizedWeights& w) { return std::string(FormatName(w.spec.format)); })
       .def_prop_ro("k", [](const QuantizedWeights& w) { return w.spec.k; })

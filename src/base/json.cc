@@ -4,6 +4,7 @@
 
 #include <new>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "base/macros.h"
@@ -16,7 +17,7 @@ namespace {
 // every object that it closes, which is quadratic in the number of objects.
 class DocumentBuilder : public nlohmann::json_sax<Json> {
  public:
-  DocumentBuilder(int64_t max_values, Json* root) : max_values_(max_values), root_(root) {}
+  DocumentBuilder(const JsonLimits& limits, Json* root) : limits_(limits), root_(root) {}
 
   const Status& status() const { return status_; }
 
@@ -35,6 +36,9 @@ class DocumentBuilder : public nlohmann::json_sax<Json> {
   bool end_array() override { return Close(); }
 
   bool key(string_t& name) override {
+    if (skipped_ > 0) return true;
+    skips_next_ = open_.size() == 1 && !limits_.only.empty() && name != limits_.only;
+    if (skips_next_) return true;
     auto& object = open_.back()->get_ref<Json::object_t&>();
     const auto [member, added] = object.try_emplace(std::move(name), nullptr);
     if (!added) return Fail(fmt::format("duplicate key \"{}\"", Printable(member->first)));
@@ -57,8 +61,9 @@ class DocumentBuilder : public nlohmann::json_sax<Json> {
   // last, or the end of the open array. Null after a failure.
   template <typename T>
   Json* Place(T&& value) {
-    if (++values_ > max_values_) {
-      Fail(fmt::format("more than {} values", max_values_));
+    if (skipped_ > 0 || std::exchange(skips_next_, false)) return root_;
+    if (++values_ > limits_.values) {
+      Fail(fmt::format("more than {} values", limits_.values));
       return nullptr;
     }
     if (open_.empty()) {
@@ -74,8 +79,12 @@ class DocumentBuilder : public nlohmann::json_sax<Json> {
   }
 
   bool Open(Json::value_t type) {
-    if (open_.size() >= kMaxJsonDepth) {
+    if (open_.size() + skipped_ >= kMaxJsonDepth) {
       return Fail(fmt::format("JSON nests deeper than {} levels", kMaxJsonDepth));
+    }
+    if (skipped_ > 0 || std::exchange(skips_next_, false)) {
+      ++skipped_;
+      return true;
     }
     // The address stays valid while the value is open: its parent receives no other until then.
     Json* const value = Place(type);
@@ -84,15 +93,21 @@ class DocumentBuilder : public nlohmann::json_sax<Json> {
   }
 
   bool Close() {
-    open_.pop_back();
+    if (skipped_ > 0) {
+      --skipped_;
+    } else {
+      open_.pop_back();
+    }
     return true;
   }
 
-  int64_t max_values_;
+  const JsonLimits& limits_;
   int64_t values_ = 0;
   Json* root_;
   Json* member_ = nullptr;
   std::vector<Json*> open_;  // The open objects and arrays, outermost first.
+  bool skips_next_ = false;  // The next value is of a member that is not kept.
+  size_t skipped_ = 0;       // Open objects and arrays that are not kept.
   Status status_;
 };
 
@@ -102,7 +117,7 @@ Result<Json> Parse(std::string_view text, const JsonLimits& limits) {
                   fmt::format("{} bytes, at most {} are accepted", text.size(), limits.bytes));
   }
   Json root;
-  DocumentBuilder builder(limits.values, &root);
+  DocumentBuilder builder(limits, &root);
   if (!Json::sax_parse(text, &builder)) {
     return builder.status().ok() ? Status(Code::kMalformedFile, "broken JSON") : builder.status();
   }

@@ -23,11 +23,16 @@ inline constexpr int kMaxJsonDepth = 16;
 struct JsonLimits {
   int64_t bytes = 0;
   int64_t values = 0;
+  std::string_view only = {};  ///< The one member of the object that is kept; empty: all are.
 };
 /// config.json, with the description of every quantized module; the index of a sharded model.
 inline constexpr JsonLimits kCheckpointJson{int64_t{64} << 20, int64_t{1} << 22};
 /// generation_config.json.
 inline constexpr JsonLimits kGenerationJson{int64_t{1} << 20, int64_t{1} << 16};
+/// tokenizer_config.json, with a chat template and every added token.
+inline constexpr JsonLimits kTokenizerConfigJson = kCheckpointJson;
+/// The added tokens of tokenizer.json, without its vocabulary.
+inline constexpr JsonLimits kAddedTokensJson{int64_t{256} << 20, int64_t{1} << 20, "added_tokens"};
 /// May have a choice for every matrix of a model.
 inline constexpr JsonLimits kRecipeJson{int64_t{16} << 20, int64_t{1} << 18};
 /// Sensitivities of every matrix of a model, in several formats.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <new>
 
 #include "base/macros.h"
@@ -14,8 +13,6 @@
 
 namespace marlin {
 namespace {
-
-std::atomic<bool> allow_extra_tensors = false;
 
 Status UnknownName(const Checkpoint::Impl& impl, std::string_view what, const std::string& name) {
   return Status(Code::kInvalidArgument,
@@ -60,14 +57,15 @@ Result<QuantizedWeights> LoadModule(const std::shared_ptr<const Checkpoint::Impl
 
 }  // namespace
 
-Result<Checkpoint> Checkpoint::Open(const std::string& path) {
+Result<Checkpoint> Checkpoint::Open(const std::string& path, const CheckpointOptions& options) {
   SystemIo io;
-  return CheckpointAccess::Open(io, path);
+  return CheckpointAccess::Open(io, path, options);
 }
 
 const std::string& Checkpoint::path() const { return impl_->path; }
 const std::vector<TensorInfo>& Checkpoint::tensors() const { return impl_->tensors; }
 const std::string& Checkpoint::config_json() const { return impl_->config_json; }
+const std::vector<std::string>& Checkpoint::notes() const { return impl_->notes; }
 bool Checkpoint::quantized() const { return impl_->quantized(); }
 const std::string& Checkpoint::quant_method() const { return impl_->quant_method; }
 const std::string& Checkpoint::recipe_name() const { return impl_->reader->recipe_name(); }
@@ -129,20 +127,18 @@ Result<std::optional<std::string>> Checkpoint::ReadFile(const std::string& name)
     MARLIN_RETURN_IF_ERROR(CheckModelFile(io, impl_->path, name));
     const std::string path = JoinPath(impl_->path, name);
     MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io.Stat(path));
-    if (info.kind == FileKind::kRegular) {
+    if (info.kind != FileKind::kMissing) {
       MARLIN_ASSIGN_OR_RETURN(std::string text, io.ReadText(path, kMaxSideFileBytes));
       return std::optional<std::string>(std::move(text));
     }
   }
-  for (ContainedFile& file : impl_->reader->Files()) {
-    if (file.name != name) continue;
-    if (!file.obstacle.empty()) {
-      return Status(Code::kUnsupported, fmt::format("{}: {}: {}", Printable(impl_->path),
-                                                    Printable(name), file.obstacle));
-    }
-    return std::optional<std::string>(std::move(file.content));
+  std::optional<ContainedFile> file = impl_->reader->File(name);
+  if (!file) return std::optional<std::string>();
+  if (!file->obstacle.empty()) {
+    return Status(Code::kUnsupported, fmt::format("{}: {}: {}", Printable(impl_->path),
+                                                  Printable(name), file->obstacle));
   }
-  return std::optional<std::string>();
+  return std::optional<std::string>(std::move(file->content));
 }
 
 Status Checkpoint::VerifyChecksums() const {
@@ -172,9 +168,6 @@ Status Checkpoint::VerifyChecksums() const {
   }
   return {};
 }
-
-void AllowExtraTensors(bool allow) { allow_extra_tensors = allow; }
-bool ExtraTensorsAllowed() { return allow_extra_tensors; }
 
 bool HasExperts(const Checkpoint& checkpoint) {
   return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(),

@@ -22,6 +22,7 @@ namespace marlin {
 struct Checkpoint::Impl : TensorStore {
   std::string quant_method;   ///< Empty: plain.
   bool in_container = false;  ///< Not safetensors.
+  CheckpointOptions options;
   std::unique_ptr<const ModuleReader> reader;
   std::vector<QuantizedModule> modules;  ///< The reader's modules, as the public type.
   std::unordered_map<std::string_view, size_t> module_index;
@@ -39,7 +40,8 @@ struct Checkpoint::Impl : TensorStore {
 
 struct CheckpointAccess {
   /// Checkpoint::Open with a given Io.
-  static Result<Checkpoint> Open(Io& io, const std::string& path);
+  static Result<Checkpoint> Open(Io& io, const std::string& path,
+                                 const CheckpointOptions& options = {});
   static const Checkpoint::Impl& Get(const Checkpoint& checkpoint) { return *checkpoint.impl_; }
   /// For changes before anything reads the checkpoint or a copy of it.
   static Checkpoint::Impl& GetMutable(Checkpoint* checkpoint) {

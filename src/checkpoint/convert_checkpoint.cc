@@ -294,27 +294,26 @@ Status WriteDirectory(Io& io, const Checkpoint& checkpoint, const Writer& target
   return RunConversion(io, source, conversion).status();
 }
 
-Result<std::vector<SkippedTensor>> ConvertImpl(Io& io, const std::string& source,
-                                               const std::string& output,
-                                               const ConvertCheckpointOptions& options) {
+Status ConvertImpl(Io& io, const std::string& source, const std::string& output,
+                   const ConvertCheckpointOptions& options, ConvertCheckpointReport* report) {
   if (options.shard_bytes < 1) {
     return Status(Code::kInvalidArgument,
                   fmt::format("shard_bytes: expected at least 1, got {}", options.shard_bytes));
   }
   if (options.target == kPlain) {
-    MARLIN_RETURN_IF_ERROR(DequantizeCheckpointOn(
-        io, source, output, DType::kF32, options.overwrite, options.shard_bytes, options.progress));
-    return std::vector<SkippedTensor>();
+    return DequantizeCheckpointOn(io, source, output, DType::kF32, options.overwrite,
+                                  options.shard_bytes, options.progress);
   }
   MARLIN_ASSIGN_OR_RETURN(const Writer* const writer, FindWriter(options.target));
-  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointAccess::Open(io, source));
-  if (writer->write != nullptr) {
-    const int64_t shard_bytes = output.ends_with(writer->suffix) ? 0 : options.shard_bytes;
-    return writer->write(io, checkpoint,
-                         {output, options.overwrite, shard_bytes, options.progress});
-  }
-  MARLIN_RETURN_IF_ERROR(WriteDirectory(io, checkpoint, *writer, output, options));
-  return std::vector<SkippedTensor>();
+  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                          CheckpointAccess::Open(io, source, {options.allow_extra_tensors}));
+  report->notes = checkpoint.notes();
+  if (writer->write == nullptr) return WriteDirectory(io, checkpoint, *writer, output, options);
+  const int64_t shard_bytes = output.ends_with(writer->suffix) ? 0 : options.shard_bytes;
+  MARLIN_ASSIGN_OR_RETURN(
+      report->files,
+      writer->write(io, checkpoint, {output, options.overwrite, shard_bytes, options.progress}));
+  return {};
 }
 
 }  // namespace
@@ -342,7 +341,7 @@ Result<ConvertCheckpointReport> ConvertCheckpointOn(Io& io, const std::string& s
     ConvertCheckpointReport report;
     report.output = output;
     report.target = options.target;
-    MARLIN_ASSIGN_OR_RETURN(report.files, ConvertImpl(io, source, output, options));
+    MARLIN_RETURN_IF_ERROR(ConvertImpl(io, source, output, options, &report));
     report.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return report;

@@ -366,7 +366,8 @@ Result<ImportCheckpointReport> ImportImpl(Io& io, const std::string& source_path
                                           const std::string& output,
                                           const ImportCheckpointOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointAccess::Open(io, source_path));
+  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                          CheckpointAccess::Open(io, source_path, {options.allow_extra_tensors}));
   const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
   MARLIN_RETURN_IF_ERROR(CheckImportable(source, options));
   CheckpointImporter importer(checkpoint, options);
@@ -394,6 +395,7 @@ Result<ImportCheckpointReport> ImportImpl(Io& io, const std::string& source_path
   }
   ImportCheckpointReport report = importer.report();
   report.output = output;
+  report.notes = source.notes;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
 }

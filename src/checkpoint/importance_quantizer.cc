@@ -142,7 +142,8 @@ Result<QuantizeCheckpointReport> QuantizeWithImportance(const std::string& sourc
                                QuantizeMethodName(options.method)));
   }
   SystemIo io;
-  MARLIN_ASSIGN_OR_RETURN(Checkpoint checkpoint, CheckpointAccess::Open(io, source));
+  MARLIN_ASSIGN_OR_RETURN(Checkpoint checkpoint,
+                          CheckpointAccess::Open(io, source, {options.allow_extra_tensors}));
   try {
     ImportanceQuantizer quantizer(std::move(checkpoint), importance);
     return QuantizeCheckpointOn(io, source, output, options, &quantizer);

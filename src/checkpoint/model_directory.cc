@@ -14,19 +14,18 @@ bool IsBelow(std::string_view path, std::string_view directory) {
   return path.starts_with(directory) && path.substr(directory.size()).starts_with('/');
 }
 
-// "X/models--ORG--NAME/snapshots/REV/..." -> "X/models--ORG--NAME/blobs"; else empty.
-std::string CacheBlobs(std::string_view directory) {
-  constexpr std::string_view kModels = "/models--";
-  constexpr std::string_view kSnapshots = "/snapshots/";
-  for (size_t at = directory.rfind(kSnapshots); at != std::string_view::npos && at > 0;
-       at = directory.rfind(kSnapshots, at - 1)) {
-    const std::string_view model = directory.substr(0, at);
-    const size_t name = model.rfind('/');
-    if (name != std::string_view::npos && model.substr(name).starts_with(kModels)) {
-      return std::string(model) + "/blobs";
-    }
+/// Whether a path is of the files of a model in the Hugging Face cache:
+/// "X/models--ORG--NAME/blobs/Y" or "X/models--ORG--NAME/snapshots/Y".
+bool IsInCache(std::string_view path) {
+  constexpr std::string_view kModel = "/models--";
+  for (size_t at = path.find(kModel); at != std::string_view::npos;
+       at = path.find(kModel, at + 1)) {
+    const size_t end = path.find('/', at + 1);
+    if (end == std::string_view::npos) return false;
+    const std::string_view rest = path.substr(end);
+    if (rest.starts_with("/blobs/") || rest.starts_with("/snapshots/")) return true;
   }
-  return {};
+  return false;
 }
 
 }  // namespace
@@ -43,8 +42,7 @@ Status CheckModelFile(Io& io, const std::string& directory, const std::string& n
   }
   MARLIN_ASSIGN_OR_RETURN(const std::string from, io.RealPath(directory));
   MARLIN_ASSIGN_OR_RETURN(const std::string to, io.RealPath(path));
-  const std::string blobs = CacheBlobs(from);
-  if (IsBelow(to, from) || (!blobs.empty() && IsBelow(to, blobs))) return {};
+  if (IsBelow(to, from) || IsInCache(to)) return {};
   return Status(Code::kUnsupported,
                 fmt::format("{}: is a link to {}, outside of the model's directory: copy the file",
                             Printable(path), Printable(to)));

@@ -1,6 +1,9 @@
 #include "checkpoint/module_names.h"
 
+#include <algorithm>
 #include <cstdint>
+
+#include "recipe/decoder_tensors.h"
 
 namespace marlin {
 namespace {
@@ -11,8 +14,7 @@ struct NameRule {
   std::string_view to;
 };
 
-// The part of a name that a producer changes. The names of blocks (mlp, block_sparse_moe) and of
-// matrices (gate_proj, w1) differ too, but a model's loader knows them all.
+// The part of a name that a producer changes.
 constexpr NameRule kRules[] = {
     {Producer::kMlx, ".switch_mlp.", ".experts.*."},
     {Producer::kMlx, ".experts.gate_proj", ".experts.*.gate_proj"},
@@ -33,6 +35,24 @@ std::string PlainWeightName(Producer producer, std::string_view base, bool stack
   }
   // Fused experts have no suffix in unquantized checkpoints.
   return stacked ? name : name + ".weight";
+}
+
+std::string ExpertNameInStyle(const ExpertStyle& style, std::string_view name) {
+  constexpr std::string_view kExperts = ".experts.*.";
+  const size_t at = name.find(kExperts);
+  if (style.stacked || at == std::string_view::npos) return std::string(name);
+  const size_t block = name.rfind('.', at - 1) + 1;
+  const std::string_view matrix = name.substr(at + kExperts.size());
+  const size_t end = std::min(matrix.find('.'), matrix.size());
+  const ExpertProjections& own = style.short_names ? kShortProjections : kUsualProjections;
+  const ExpertProjections& other = style.short_names ? kUsualProjections : kShortProjections;
+  std::string renamed(name.substr(0, block));
+  renamed += style.block;
+  renamed += kExperts;
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (matrix.substr(0, end) == other[i]) return renamed.append(own[i]).append(matrix.substr(end));
+  }
+  return renamed.append(matrix);
 }
 
 }  // namespace marlin

@@ -123,6 +123,13 @@ Result<QuantMethod> FindInConfig(const Json& config, const std::string& path) {
 
 }  // namespace
 
+std::optional<ContainedFile> ModuleReader::File(const std::string& name) const {
+  for (ContainedFile& file : Files()) {
+    if (file.name == name) return std::move(file);
+  }
+  return std::nullopt;
+}
+
 bool IsQuantizationFile(std::string_view name) {
   return std::any_of(kPlaces.begin(), kPlaces.end(), [name](const MethodPlace& place) {
     return place.file == name && place.file != kConfigFile;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,6 +39,7 @@ struct ModuleRecord {
   QuantizedModule module;
   bool stacked = false;  ///< Experts in front: tensors and shape have one more dimension.
   SourceLayout layout = SourceLayout::kOutIn;
+  PackedLayout codes = PackedLayout::kKPacked;  ///< In a quantized directory.
   Exactness exactness = Exactness::kExact;
   /// In a directory of this program: the methods of the matrices, where some got another one than
   /// the directory's: "mse", or "gptq, mse". Empty: all got that.
@@ -66,7 +68,7 @@ struct PartTensor {
   size_t tensor = 0;  ///< Its number in the TensorStore.
 };
 
-/// A small file of a model's directory that a container holds in another form: the tokenizer.
+/// A small file of a model's directory that a container holds in another form, as its tokenizer.
 struct ContainedFile {
   std::string name;
   std::string content;
@@ -108,6 +110,8 @@ class ModuleReader {
   /// The small files that belong beside the weights in a directory, other than config.json; none
   /// if the checkpoint is a directory.
   virtual std::vector<ContainedFile> Files() const { return {}; }
+  /// One of these; nothing if it is none of them.
+  virtual std::optional<ContainedFile> File(const std::string& name) const;
 
  protected:
   std::vector<ModuleRecord> modules_;

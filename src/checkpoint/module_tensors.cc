@@ -12,6 +12,7 @@
 #include "checkpoint/io.h"
 #include "checkpoint/module_names.h"
 #include "checkpoint/object_reader.h"
+#include "checkpoint/tiled_codes.h"
 #include "layout/input_transform.h"
 #include "layout/weights_buffer.h"
 #include "layout/weights_shapes.h"
@@ -23,6 +24,12 @@ constexpr std::string_view kExpertWildcard = ".*.";
 
 std::string_view LayoutName(SourceLayout layout) {
   return layout == SourceLayout::kOutIn ? "out_in" : "in_out";
+}
+
+/// The oldest version that holds a module: 3 for codes in tiles.
+int OldestVersionOf(const ModuleRecord& record) {
+  constexpr int kTiled = 3;
+  return record.codes == PackedLayout::kKPacked ? OldestVersionOf(record.module.spec) : kTiled;
 }
 
 Json ModuleJson(const ModuleRecord& record, int version) {
@@ -57,6 +64,7 @@ Json ModuleJson(const ModuleRecord& record, int version) {
     }
     if (!record.method.empty()) json["method"] = record.method;
   }
+  if (record.codes != PackedLayout::kKPacked) json["layout"] = PackedLayoutName(record.codes);
   return json;
 }
 
@@ -139,6 +147,20 @@ Status ParseAddedKeys(ObjectReader& reader, int64_t version, const Json& json, W
                                  oldest, version));
 }
 
+/// The key that version 3 added, for codes that are not k-packed.
+Status ParseLayout(ObjectReader& reader, int64_t version, const Json& json, ModuleRecord* record) {
+  if (version < 3 || !json.contains("layout")) return {};
+  MARLIN_ASSIGN_OR_RETURN(const std::string name, reader.TakeString("layout"));
+  const Result<PackedLayout> layout = ParsePackedLayout(name);
+  if (!layout.ok()) return reader.Fail(layout.status().message());
+  record->codes = *layout;
+  const WeightsSpec& spec = record->module.spec;
+  if (record->codes == PackedLayout::kKPacked || HasTiledLayout(spec)) return {};
+  return reader.Fail(fmt::format("\"layout\": {} holds dense codes of 4 bits, not {}{}", name,
+                                 FormatName(spec.format),
+                                 spec.sparsity == Sparsity::kDense ? "" : " 2:4"));
+}
+
 Result<ModuleRecord> ParseModule(const std::string& name, const Json& json, int64_t version,
                                  const std::string& file) {
   ObjectReader reader(json, fmt::format("{}: module \"{}\"", Printable(file), Printable(name)));
@@ -167,6 +189,7 @@ Result<ModuleRecord> ParseModule(const std::string& name, const Json& json, int6
   if (version >= 2 && json.contains("method")) {
     MARLIN_ASSIGN_OR_RETURN(record.method, reader.TakeString("method"));
   }
+  MARLIN_RETURN_IF_ERROR(ParseLayout(reader, version, json, &record));
   MARLIN_ASSIGN_OR_RETURN(const std::string class_name, reader.TakeString("layer_class"));
   const Result<LayerClass> layer_class = ParseLayerClass(class_name);
   if (!layer_class.ok()) return in_reader(layer_class.status());
@@ -218,7 +241,15 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record) {
     return shape;
   };
   const Shape groups = matrix(GroupCount(spec));
-  add(ModulePart::kCodes, ".qweight", DType::kU32, matrix(WordsAlongK(spec)));
+  if (record.codes == PackedLayout::kMarlinW4) {
+    const Shape tiles = TiledShape(spec);
+    Shape shape;
+    if (record.stacked) shape.Append(spec.experts);
+    for (int i = 0; i < tiles.rank(); ++i) shape.Append(tiles[i]);
+    add(ModulePart::kCodes, ".qweight", DType::kU32, shape);
+  } else {
+    add(ModulePart::kCodes, ".qweight", DType::kU32, matrix(WordsAlongK(spec)));
+  }
   if (spec.sparsity == Sparsity::k24) {
     add(ModulePart::kMetadata, ".metadata", DType::kU32, matrix(MetadataWordsAlongK(spec.k)));
   }
@@ -301,7 +332,7 @@ std::string QuantizationConfigChecksum(const Json& json) {
 Json BuildQuantizationConfig(const QuantizationConfig& config, const Json& recipe_document) {
   int version = 1;
   for (const ModuleRecord& record : config.modules) {
-    version = std::max(version, OldestVersionOf(record.module.spec));
+    version = std::max(version, OldestVersionOf(record));
     if (!record.method.empty()) version = std::max(version, 2);
   }
   Json modules = Json::object();

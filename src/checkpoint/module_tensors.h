@@ -15,7 +15,7 @@ namespace marlin {
 
 /// The newest version of the quantized directory that this build reads and writes. Files get the
 /// oldest version that holds their modules.
-inline constexpr int kCheckpointVersion = 2;
+inline constexpr int kCheckpointVersion = 3;
 inline constexpr std::string_view kQuantMethod = "metal_marlin";
 
 struct ModuleTensor {
@@ -44,8 +44,8 @@ struct QuantizationConfig {
   std::vector<ModuleRecord> modules;  ///< In name order after parsing.
 };
 
-/// The oldest version that holds a module: 2 for u8, zeros of s8, zeros that are not fp16, a
-/// global scale that divides, 2:4 and input transforms.
+/// The oldest version that holds a module of k-packed codes: 2 for u8, zeros of s8, zeros that are
+/// not fp16, a global scale that divides, 2:4 and input transforms.
 int OldestVersionOf(const WeightsSpec& spec);
 
 /// Checksum of the compact text of a "quantization_config" without its "checksum".

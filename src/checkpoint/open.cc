@@ -11,8 +11,10 @@
 
 #include "base/macros.h"
 #include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/decoder_names.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/model_directory.h"
+#include "checkpoint/narrow_doubles.h"
 #include "checkpoint/safetensors.h"
 
 namespace marlin {
@@ -30,9 +32,9 @@ class CheckpointOpener {
   Status AddFile(const std::string& directory, const std::string& name);
   Status AddIndexed(const std::string& index_name);
   Result<std::map<std::string, std::string>> ReadWeightMap(const std::string& index_path);
-  void DropUnlistedCopies(const std::map<std::string, std::string>& weight_map);
   Status CheckWeightMap(const std::string& index_path,
                         const std::map<std::string, std::string>& weight_map) const;
+  void DropUnlisted(const std::map<std::string, std::string>& weight_map);
   Status FindChecksums();
   Status ReadConfig(const std::vector<std::string>& names);
   Status OpenContainer(const Container& container, const std::string& directory,
@@ -188,14 +190,18 @@ Result<std::map<std::string, std::string>> CheckpointOpener::ReadWeightMap(
   return files;
 }
 
-/// Drops tensors whose name the index lists in another shard that holds it, too.
-void CheckpointOpener::DropUnlistedCopies(const std::map<std::string, std::string>& weight_map) {
+/// A tensor may also be in another file than the listed one, unless that holds one of its name.
+void CheckpointOpener::DropUnlisted(const std::map<std::string, std::string>& weight_map) {
   std::set<std::pair<std::string, std::string>> held;
   for (const TensorInfo& tensor : impl_.tensors) held.emplace(tensor.name, tensor.file);
-  std::erase_if(impl_.tensors, [&](const TensorInfo& tensor) {
+  const size_t dropped = std::erase_if(impl_.tensors, [&](const TensorInfo& tensor) {
     const auto entry = weight_map.find(tensor.name);
-    return entry != weight_map.end() && entry->second != tensor.file && held.contains(*entry);
+    if (entry == weight_map.end()) return true;
+    return entry->second != tensor.file && held.contains(*entry);
   });
+  if (dropped == 0) return;
+  impl_.notes.push_back(
+      fmt::format("{} tensors that {} does not list are left out", dropped, kIndexFile));
 }
 
 Status CheckpointOpener::CheckWeightMap(
@@ -203,23 +209,21 @@ Status CheckpointOpener::CheckWeightMap(
   const auto malformed = [&index_path](const std::string& message) {
     return Status(Code::kMalformedFile, Printable(index_path) + ": " + message);
   };
-  constexpr std::string_view kAdvice =
-      "; --allow-extra-tensors, or AllowExtraTensors of a program, reads it";
-  const bool strict = !ExtraTensorsAllowed();
   for (const TensorInfo& tensor : impl_.tensors) {
-    if (!strict) break;
     const auto entry = weight_map.find(tensor.name);
     if (entry == weight_map.end()) {
-      return malformed(fmt::format("tensor \"{}\" of {} is not listed{}", Printable(tensor.name),
-                                   Printable(tensor.file), kAdvice));
+      return malformed(
+          fmt::format("tensor \"{}\" of {} is not listed (allow_extra_tensors leaves "
+                      "such tensors out)",
+                      Printable(tensor.name), Printable(tensor.file)));
     }
-    if (entry->second != tensor.file) {
-      return malformed(fmt::format("tensor \"{}\" is listed in {} but is in {}{}",
+    if (entry->second != tensor.file && !impl_.options.allow_extra_tensors) {
+      return malformed(fmt::format("tensor \"{}\" is listed in {} but is in {}",
                                    Printable(tensor.name), Printable(entry->second),
-                                   Printable(tensor.file), kAdvice));
+                                   Printable(tensor.file)));
     }
   }
-  if (strict && impl_.tensors.size() == weight_map.size()) return {};
+  if (impl_.tensors.size() == weight_map.size()) return {};
   std::set<std::string_view> present;
   for (const TensorInfo& tensor : impl_.tensors) present.insert(tensor.name);
   for (const auto& [name, file] : weight_map) {
@@ -228,7 +232,6 @@ Status CheckpointOpener::CheckWeightMap(
                                    Printable(name), Printable(file)));
     }
   }
-  if (!strict) return {};
   return malformed(
       fmt::format("{} tensors listed, {} found", weight_map.size(), impl_.tensors.size()));
 }
@@ -244,7 +247,7 @@ Status CheckpointOpener::AddIndexed(const std::string& index_name) {
     return Status(Code::kMalformedFile, Printable(index_path) + ": \"weight_map\" is empty");
   }
   for (const std::string& shard : shards) MARLIN_RETURN_IF_ERROR(AddFile(impl_.path, shard));
-  if (ExtraTensorsAllowed()) DropUnlistedCopies(weight_map);
+  if (impl_.options.allow_extra_tensors) DropUnlisted(weight_map);
   return CheckWeightMap(index_path, weight_map);
 }
 
@@ -279,8 +282,9 @@ Status CheckpointOpener::OpenDirectory() {
     if (impl_.files.empty()) return OpenInDirectory(names);
   }
   MARLIN_RETURN_IF_ERROR(SortTensors(&impl_));
-  MARLIN_RETURN_IF_ERROR(FindChecksums());
   MARLIN_RETURN_IF_ERROR(ReadConfig(names));
+  MARLIN_RETURN_IF_ERROR(NameDecoderTensors(&impl_));
+  MARLIN_RETURN_IF_ERROR(FindChecksums());
   MARLIN_ASSIGN_OR_RETURN(QuantMethod method, FindQuantMethod(io_, impl_, names));
   MARLIN_RETURN_IF_ERROR(TakeReader(OpenModules(impl_, method)));
   // Tensors of another form that all hold plain numbers are no quantized checkpoint.
@@ -409,17 +413,21 @@ Status CheckpointOpener::Run() {
       return Fail(Code::kIo, "neither a regular file nor a directory");
     case FileKind::kDirectory:
       impl_.is_directory = true;
-      return OpenDirectory();
+      MARLIN_RETURN_IF_ERROR(OpenDirectory());
+      break;
     case FileKind::kRegular:
-      return OpenFile();
+      MARLIN_RETURN_IF_ERROR(OpenFile());
   }
-  return Fail(Code::kInternal, "unknown kind of file");
+  NarrowDoubles(&impl_);
+  return {};
 }
 
-Result<Checkpoint> CheckpointAccess::Open(Io& io, const std::string& path) {
+Result<Checkpoint> CheckpointAccess::Open(Io& io, const std::string& path,
+                                          const CheckpointOptions& options) {
   try {
     auto impl = std::make_shared<Checkpoint::Impl>();
     impl->path = path;
+    impl->options = options;
     impl->io = &io;
     MARLIN_RETURN_IF_ERROR(CheckpointOpener(io, impl.get()).Run());
     impl->io = nullptr;

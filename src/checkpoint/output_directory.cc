@@ -130,7 +130,7 @@ Status OutputDirectory::CheckTarget() const {
     return InvalidTarget(target_,
                          fmt::format("the output would replace the source, {}", Printable(lost)));
   }
-  if (!options_.overwrite) return InvalidTarget(target_, "exists already");
+  if (!options_.overwrite) return InvalidTarget(target_, "exists already; --overwrite replaces it");
   return CheckReplaceable(existing);
 }
 

@@ -16,7 +16,9 @@
 #include "checkpoint/matrix_quantizer.h"
 #include "checkpoint/model_card.h"
 #include "checkpoint/quantize_plan.h"
+#include "checkpoint/tiled_codes.h"
 #include "marlin/checkpoint.h"
+#include "marlin/layout.h"
 #include "quantize/quantizer.h"
 #include "recipe/decoder_shape.h"
 
@@ -235,6 +237,12 @@ Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit,
           writer->Append(unit, index, values.data(), static_cast<int64_t>(values.size_bytes())));
       continue;
     }
+    if (stored.part == ModulePart::kCodes && plan.record.codes == PackedLayout::kMarlinW4) {
+      MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer tiles, TileCodes(weights));
+      MARLIN_RETURN_IF_ERROR(
+          writer->Append(unit, index, tiles.data(), MarlinW4WordCount(expected.k, expected.n) * 4));
+      continue;
+    }
     MARLIN_RETURN_IF_ERROR(append(index, *PartView(weights, stored.part)));
   }
   if (quantizer_ != nullptr) {
@@ -439,7 +447,8 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
                                               const QuantizeCheckpointOptions& options,
                                               MatrixQuantizer* quantizer) {
   const auto start = std::chrono::steady_clock::now();
-  MARLIN_ASSIGN_OR_RETURN(Checkpoint checkpoint, CheckpointAccess::Open(io, source_path));
+  MARLIN_ASSIGN_OR_RETURN(Checkpoint checkpoint,
+                          CheckpointAccess::Open(io, source_path, {options.allow_extra_tensors}));
   const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
   MARLIN_RETURN_IF_ERROR(CheckQuantizable(source, options));
   MARLIN_ASSIGN_OR_RETURN(QuantizePlan plan, PlanQuantize(source, options));
@@ -453,6 +462,7 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
   }
   MARLIN_ASSIGN_OR_RETURN(const Json recipe, ParseJsonObject(options.recipe.ToJson(), "recipe"));
   QuantizeCheckpointReport report = ReportOf(source, plan, output);
+  report.notes = source.notes;
   report.calibrated_parameters = calibratable;
   Conversion conversion;
   conversion.target = output;

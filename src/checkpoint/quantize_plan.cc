@@ -9,6 +9,7 @@
 
 #include "base/macros.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/tiled_codes.h"
 #include "marlin/sensitivity.h"
 #include "recipe/choice_options.h"
 #include "recipe/expert_name.h"
@@ -149,6 +150,7 @@ Status Planner::AddModule(const Candidate& first, const std::string& name,
   }
   spec.n = n;
   spec.experts = rank == 3 ? info.shape[0] : static_cast<int64_t>(sources.size());
+  if (HasTiledLayout(spec)) unit.record.codes = options_.layout;
   for (ModuleTensor& tensor : ModuleTensors(unit.record)) {
     if (static_cast<int64_t>(tensor.name.size()) > kMaxNameBytes) {
       const std::string obstacle =

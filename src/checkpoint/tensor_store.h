@@ -35,6 +35,7 @@ struct TensorStore {
   std::vector<std::optional<uint64_t>> checksums;  ///< The stored checksum of each tensor, if any.
   std::string config_json;
   std::shared_ptr<const Json> parsed_config;  ///< config() if there is a config.json.
+  std::vector<std::string> notes;  ///< Lines about what is read otherwise than it is stored.
   /// Tensors that no file holds as they are, such as rows in another order: each is computed into
   /// `bytes` bytes, aligned to 64. Their extents in the files are the place of what is read.
   std::map<size_t, std::function<void(std::byte* out)>> computed;

@@ -9,14 +9,17 @@
 #include <charconv>
 #include <memory>
 #include <new>
+#include <span>
 #include <string_view>
 
 #include "base/checked.h"
 #include "base/parse_number.h"
+#include "base/printable.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
 #include "cli/console.h"
-#include "marlin/checkpoint.h"
+#include "cli/help_formatter.h"
+#include "cli/suggestion.h"
 #include "marlin/version.h"
 
 namespace marlin::cli {
@@ -39,21 +42,61 @@ Status WrongNumber(const char* option, const char* kind, const std::string& rang
 /// Numbers are parsed here rather than by CLI11, which reads an empty value as 0 and clamps values
 /// that are too large.
 template <typename T, typename Range>
-void AddNumber(CLI::App& app, const char* names, std::optional<T>* value, const Range& range,
-               const char* type, const char* help) {
-  app.add_option_function<std::string>(
-         names,
-         [=](const std::string& text) {
-           const Result<T> number = ParseOption(names, text, range);
-           if (!number.ok()) throw CLI::ValidationError(number.status().message());
-           *value = *number;
-         },
-         help)
+CLI::Option* AddNumber(CLI::App& app, const char* names, std::optional<T>* value,
+                       const Range& range, const char* type, const char* help) {
+  return app
+      .add_option_function<std::string>(
+          names,
+          [=](const std::string& text) {
+            const Result<T> number = ParseOption(names, text, range);
+            if (!number.ok()) throw CLI::ValidationError(number.status().message());
+            *value = *number;
+          },
+          help)
       ->type_name(type);
 }
 
-/// Reports a parse error as wrong usage; a request for help is not an error.
-int AnswerParseError(const CLI::App& app, const CLI::ParseError& error, Console& console) {
+std::vector<std::string> CommandNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  return names;
+}
+
+std::vector<std::string> OptionNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  return names;
+}
+
+/// The first word that is no command, or no option of the command, and what it may stand for. Empty
+/// if there is none.
+std::string UnknownWord(const CLI::App& app, std::span<char* const> words) {
+  const std::vector<std::string> left = app.remaining(true);
+  const auto chosen = app.get_subcommands();
+  for (const std::string_view word : words) {
+    if (std::find(left.begin(), left.end(), word) == left.end()) continue;
+    const std::string_view name = word.substr(0, word.find('='));
+    if (word.starts_with('-')) {
+      const CLI::App& command = chosen.empty() ? app : *chosen.front();
+      return fmt::format("unknown option '{}'{}", Printable(std::string(name)),
+                         DidYouMean(name, OptionNames(command)));
+    }
+    if (chosen.empty()) {
+      return fmt::format("unknown command '{}'{}", Printable(std::string(word)),
+                         DidYouMean(word, CommandNames(app)));
+    }
+  }
+  return {};
+}
+
+/// Reports a parse error as wrong usage; a request for help is not an error, nor is a call without
+/// arguments.
+int AnswerParseError(const CLI::App& app, std::span<char* const> words,
+                     const CLI::ParseError& error, Console& console) {
+  if (words.empty()) return console.Finish(console.Print(app.help()));
   if (error.get_exit_code() == 0) {
     std::string text;
     if (error.get_name() == "CallForVersion") {
@@ -66,36 +109,50 @@ int AnswerParseError(const CLI::App& app, const CLI::ParseError& error, Console&
   }
   const auto chosen = app.get_subcommands();
   const std::string where = chosen.empty() ? "" : chosen.front()->get_name() + " ";
+  std::string message = UnknownWord(app, words);
+  if (message.empty()) message = error.what();
+  message += message.ends_with('?') ? " See" : "; see";
   return console.Finish(
-      Status(Code::kInvalidArgument,
-             std::string(error.what()) + "; see metal-marlin " + where + "--help"));
+      Status(Code::kInvalidArgument, fmt::format("{} metal-marlin {}--help", message, where)));
 }
 
 int ParseAndRun(int argc, char** argv, Console& console) {
-  CLI::App app("Quantizes large language models to 2-8 bits and multiplies with them.",
+  CLI::App app("Shrinks LLM checkpoints to 2-8 bits, measures what that costs, and runs them.",
                "metal-marlin");
   app.set_version_flag("--version", std::string("metal-marlin ") + Version());
   app.require_subcommand(1);
+  app.formatter(MakeHelpFormatter());
   std::vector<std::unique_ptr<Command>> commands;
   std::vector<CLI::App*> parsers;
   bool json = false;
+  bool quiet = false;
+  bool verbose = false;
   for (const CommandEntry& entry : AllCommands()) {
     std::string name = entry.name;
     std::replace(name.begin(), name.end(), '_', '-');
     CLI::App* parser = app.add_subcommand(name, entry.summary);
+    parser->group(entry.group);
+    parser->get_help_ptr()->group("General")->description("Print this help");
     parser->footer(std::string("Example:\n  ") + entry.example);
     commands.push_back(entry.make());
     ArgumentList arguments(*parser);
     commands.back()->Declare(arguments);
+    arguments.Group("General");
     arguments.Flag("--json", &json, "Print one JSON document on stdout and nothing else");
+    arguments.Flag("-q,--quiet", &quiet, "Print no progress and no messages");
+    arguments.Flag("-v,--verbose", &verbose,
+                   "Print messages and progress to a file or pipe as to a terminal");
     parsers.push_back(parser);
   }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return AnswerParseError(app, error, console);
+    const std::span<char* const> words(argv, static_cast<size_t>(argc));
+    return AnswerParseError(app, words.subspan(1), error, console);
   }
   console.set_json(json);
+  console.set_quiet(quiet);
+  console.set_verbose(verbose);
   for (size_t i = 0; i < parsers.size(); ++i) {
     if (parsers[i]->parsed()) return console.Finish(commands[i]->Run(console));
   }
@@ -161,6 +218,8 @@ Result<int64_t> ParseByteSize(const char* option, const std::string& text) {
                 fmt::format("{}: expected a size such as 5GB, got '{}'", option, text));
 }
 
+CLI::Option* ArgumentList::Placed(CLI::Option* option) const { return option->group(group_); }
+
 void ArgumentList::Positional(const char* name, std::string* value, const char* help) {
   app_.add_option(name, *value, help)->required()->type_name("");
 }
@@ -172,51 +231,33 @@ void ArgumentList::Positional(const char* name, std::optional<std::string>* valu
       ->type_name("");
 }
 
-void ArgumentList::Checkpoint(const char* name, std::string* value, const char* help) {
-  Positional(name, value, help);
-  DeclareOpening();
-}
-
-void ArgumentList::Checkpoint(const char* name, std::optional<std::string>* value,
-                              const char* help) {
-  Positional(name, value, help);
-  DeclareOpening();
-}
-
-void ArgumentList::DeclareOpening() {
-  app_.add_flag_callback(
-      "--allow-extra-tensors", [] { AllowExtraTensors(true); },
-      "Read shards with tensors that their index does not list there, and models with tensors that "
-      "they have no place for");
-}
-
 void ArgumentList::Option(const char* names, std::string* value, const char* type,
                           const char* help) {
-  app_.add_option(names, *value, help)->type_name(type)->capture_default_str();
+  Placed(app_.add_option(names, *value, help))->type_name(type)->capture_default_str();
 }
 
 void ArgumentList::Option(const char* names, std::optional<std::string>* value, const char* type,
                           const char* help) {
-  app_.add_option_function<std::string>(
-          names, [value](const std::string& given) { *value = given; }, help)
+  Placed(app_.add_option_function<std::string>(
+             names, [value](const std::string& given) { *value = given; }, help))
       ->type_name(type);
 }
 
 void ArgumentList::Option(const char* names, std::optional<int64_t>* value, const WholeRange& range,
                           const char* type, const char* help) {
-  AddNumber(app_, names, value, range, type, help);
+  Placed(AddNumber(app_, names, value, range, type, help));
 }
 
 void ArgumentList::Option(const char* names, std::optional<double>* value, const RealRange& range,
                           const char* type, const char* help) {
-  AddNumber(app_, names, value, range, type, help);
+  Placed(AddNumber(app_, names, value, range, type, help));
 }
 
 void ArgumentList::Option(const char* names, std::vector<std::string>* values, const char* type,
                           const char* help) {
   // One value per occurrence: "--override A B" must not swallow the positional B. CLI11 would also
   // read "[A,B]" as two values, in recursion, and "--stop [END]" as "END".
-  app_.add_option(names, *values, help)
+  Placed(app_.add_option(names, *values, help))
       ->type_name(type)
       ->expected(1)
       ->take_all()
@@ -225,11 +266,11 @@ void ArgumentList::Option(const char* names, std::vector<std::string>* values, c
 
 void ArgumentList::RequiredOption(const char* names, std::string* value, const char* type,
                                   const char* help) {
-  app_.add_option(names, *value, help)->required()->type_name(type);
+  Placed(app_.add_option(names, *value, help))->required()->type_name(type);
 }
 
 void ArgumentList::Flag(const char* names, bool* value, const char* help) {
-  app_.add_flag(names, *value, help);
+  Placed(app_.add_flag(names, *value, help));
 }
 
 int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs) {

@@ -12,7 +12,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace marlin::cli {
 
@@ -45,12 +46,12 @@ class ArgumentList {
  public:
   explicit ArgumentList(CLI::App& app) : app_(app) {}
 
+  /// Puts the following options under a heading of --help.
+  void Group(const char* name) { group_ = name; }
+
   void Positional(const char* name, std::string* value, const char* help);
   /// May be absent.
   void Positional(const char* name, std::optional<std::string>* value, const char* help);
-  /// A positional that names a checkpoint, and the options for opening checkpoints.
-  void Checkpoint(const char* name, std::string* value, const char* help);
-  void Checkpoint(const char* name, std::optional<std::string>* value, const char* help);
   /// `names` is "-o,--output" or "--recipe"; `type` is the value's name in --help.
   void Option(const char* names, std::string* value, const char* type, const char* help);
   void Option(const char* names, std::optional<std::string>* value, const char* type,
@@ -67,9 +68,10 @@ class ArgumentList {
   void Flag(const char* names, bool* value, const char* help);
 
  private:
-  void DeclareOpening();
+  CLI::Option* Placed(CLI::Option* option) const;
 
   CLI::App& app_;
+  const char* group_ = "Options";
 };
 
 /// Parses the command line, runs the command and returns the process's exit code. The factory makes

@@ -14,6 +14,7 @@ void CalibrationArguments::Declare(ArgumentList& arguments, const std::string& u
                    (use + "a text; default: sampled from the model itself").c_str());
   arguments.Option("--calibration-ids", &ids_, "FILE",
                    (use + "token ids instead, separated by spaces or commas").c_str());
+  special_.Declare(arguments);
   arguments.Option("--calibration-tokens", &tokens_, {.least = 2}, "N",
                    (use + "tokens to use; " + tokens).c_str());
   arguments.Option("--seed", &seed_, WholeRange(), "S",
@@ -40,8 +41,9 @@ Result<CalibrationOptions> CalibrationArguments::Read(const Console& console,
     MARLIN_ASSIGN_OR_RETURN(calibration.text, ReadTokens(*ids_));
   } else if (calibration_) {
     MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*calibration_));
-    MARLIN_ASSIGN_OR_RETURN(const auto codec, console.text_codecs()(model));
-    MARLIN_ASSIGN_OR_RETURN(calibration.text, codec->Encode(text));
+    MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--calibration", model));
+    MARLIN_ASSIGN_OR_RETURN(calibration.text, codec->Encode(text, special_.added()));
+    if (text.empty()) calibration.text.clear();
   }
   if (file && calibration.text.empty()) {
     return Status(Code::kMalformedFile, fmt::format("{}: has no tokens", Printable(*file)));

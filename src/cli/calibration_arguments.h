@@ -7,11 +7,12 @@
 
 #include "cli/arguments.h"
 #include "cli/console.h"
+#include "cli/model_arguments.h"
 #include "marlin/calibrate.h"
 
 namespace marlin::cli {
 
-/// --calibration, --calibration-ids, --calibration-tokens, --seed.
+/// --calibration, --calibration-ids, --no-special-tokens, --calibration-tokens, --seed.
 class CalibrationArguments {
  public:
   /// `use` and `tokens` begin the help: "gptq: ", "default 16384 or more".
@@ -24,10 +25,12 @@ class CalibrationArguments {
   Result<CalibrationOptions> Read(const Console& console, const std::string& model) const;
   /// The text's file, or how the model writes it.
   std::string TextName() const;
+  const SpecialTokensArgument& special() const { return special_; }
 
  private:
   std::optional<std::string> calibration_;
   std::optional<std::string> ids_;
+  SpecialTokensArgument special_;
   std::optional<int64_t> tokens_;
   std::optional<int64_t> seed_;
 };

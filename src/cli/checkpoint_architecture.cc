@@ -15,7 +15,7 @@
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/model_directory.h"
 #include "checkpoint/quantize_plan.h"
-#include "recipe/model_config.h"
+#include "recipe/typed_config.h"
 
 namespace marlin::cli {
 namespace {
@@ -60,6 +60,8 @@ Result<int64_t> ExpertsPerToken(const Checkpoint& checkpoint) {
                               checkpoint.path()));
   }
   MARLIN_ASSIGN_OR_RETURN(ModelConfig config, ModelConfig::Parse(checkpoint.config_json()));
+  Result<TypedConfig> typed = ReadTypedConfig(config, UnknownKeys::kIgnore);
+  if (typed.ok()) config = std::move(typed->config);
   const int64_t count = config.SizeOfAny(kKeys, kMaxIndex);
   MARLIN_RETURN_IF_ERROR(config.status());
   return count;

@@ -90,6 +90,12 @@ nlohmann::ordered_json SkippedJson(const std::vector<SkippedTensor>& skipped) {
   return array;
 }
 
+std::string NoteLines(const std::vector<std::string>& notes) {
+  std::string lines;
+  for (const std::string& note : notes) lines += "note: " + note + "\n";
+  return lines;
+}
+
 std::string WithoutLine(const SkippedTensor& file) {
   return fmt::format("without {}: {}\n", file.name, file.reason);
 }

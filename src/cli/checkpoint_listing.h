@@ -40,4 +40,7 @@ nlohmann::ordered_json SkippedJson(const std::vector<SkippedTensor>& skipped);
 /// "without tokenizer.json: ..." as a line.
 std::string WithoutLine(const SkippedTensor& file);
 
+/// A line for each of the notes of a checkpoint.
+std::string NoteLines(const std::vector<std::string>& notes);
+
 }  // namespace marlin::cli

@@ -23,6 +23,7 @@ class Command {
 /// One row of the command table.
 struct CommandEntry {
   const char* name;
+  const char* group;  ///< The heading of --help.
   const char* summary;
   const char* example;
   std::unique_ptr<Command> (*make)();

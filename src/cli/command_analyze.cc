@@ -69,7 +69,7 @@ LayerUse UseOf(std::vector<int64_t> counts) {
 class AnalyzeCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Checkpoint("MODEL", &path_, "A plain or quantized directory");
+    arguments.Positional("MODEL", &path_, "A plain or quantized directory");
     arguments.Flag("--routing", &routing_, "Counts the selections of every expert of every layer");
     arguments.Flag("--sparsity", &sparsity_,
                    "Measures what keeping two of every four weights would take from every matrix");
@@ -322,11 +322,12 @@ class AnalyzeCommand final : public Command {
       AddParts(tokens, window_.value_or(std::min(kDefaultTextWindow, context)), &texts);
       return texts;
     }
-    MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--prompts", path_, model));
+    MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--prompts", path_));
     MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*prompts_));
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
-      Result<std::vector<int32_t>> tokens = EncodeText(*codec, line, path_, model);
+      Result<std::vector<int32_t>> tokens =
+          EncodeText(*codec, line, calibration_.special(), path_, model);
       if (!tokens.ok()) return tokens.status().WithContext(*prompts_);
       AddParts(*tokens, window_.value_or(context), &texts);
     }

@@ -11,6 +11,7 @@
 #include "backends/metal/metal_backend.h"
 #include "base/checked.h"
 #include "base/macros.h"
+#include "base/printable.h"
 #include "base/read_file.h"
 #include "base/text_table.h"
 #include "bench/baseline_cublas.h"
@@ -31,6 +32,7 @@
 #include "cli/trace_arguments.h"
 #include "ops/device.h"
 #include "plan/kernel_desc.h"
+#include "plan/kernel_name.h"
 
 namespace marlin::cli {
 namespace {
@@ -55,7 +57,7 @@ class BenchCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("OP", &op_, "gemm, dequantize, sweep, moe, model or load");
-    arguments.Checkpoint("MODEL", &model_path_, "model, load: a plain or quantized directory");
+    arguments.Positional("MODEL", &model_path_, "model, load: a plain or quantized directory");
     arguments.Option("--shape", &shapes_, "M,N,K",
                      "May be repeated; moe: tokens, inner features, hidden features");
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
@@ -112,6 +114,7 @@ class BenchCommand final : public Command {
       pool.Run(count, [&body](int64_t i, int) { body(i); });
     };
     MARLIN_ASSIGN_OR_RETURN(Device device, OpenDevice(options));
+    MARLIN_RETURN_IF_ERROR(CheckKernel(device).WithContext("--kernel"));
     if (op_ == "load") return RunLoad(console, device);
     if (op_ == "moe" && host_experts_) return RunPlacements(console, device, options);
     std::optional<Model> model;
@@ -233,6 +236,45 @@ class BenchCommand final : public Command {
     }
     if (!sparsities_.empty() && trace_.given()) return refuse("--sparsity: not with --trace");
     if (host_experts_ && trace_.given()) return refuse("--trace: not with --host-experts");
+    return {};
+  }
+
+  /// Refuses a kernel that the device lacks or that cannot run a case, before the machine is
+  /// measured and weights beyond the caches are made: it plans with a single matrix.
+  Status CheckKernel(const Device& device) const {
+    const DeviceInfo info = device.info();
+    const bool several = kernel_ == "all" && (op_ == "sweep" || info.backend == "cuda");
+    if (kernel_.empty() || several) return {};
+    MARLIN_ASSIGN_OR_RETURN(const KernelName name, ParseKernelName(kernel_));
+    const auto found =
+        std::find_if(info.kernels.begin(), info.kernels.end(),
+                     [&](const KernelInfo& kernel) { return kernel.name == name.kernel; });
+    if (found == info.kernels.end()) {
+      std::string known;
+      for (const KernelInfo& kernel : info.kernels) {
+        if (kernel.available) known += (known.empty() ? "" : ", ") + kernel.name;
+      }
+      return Status(Code::kInvalidArgument, fmt::format("unknown name '{}' on {}; known: {}",
+                                                        Printable(name.kernel), info.name, known));
+    }
+    if (op_ != "gemm") return {};
+    for (const WeightKind& kind : kinds_) {
+      for (const bench::GemmShape& shape : parsed_shapes_) {
+        const bench::BenchCase bench = MakeCase(kind, shape, 0);
+        MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, bench::RandomWeights(bench.spec));
+        MARLIN_ASSIGN_OR_RETURN(
+            const PreparedWeights ready,
+            Prepare(weights, device, {.marlin_w4 = kernel_ == "marlin_gemm_w4"}));
+        GemmProblem problem;
+        problem.m = shape.m;
+        problem.a_type = problem.out_type = bench.activation_type;
+        problem.accuracy = bench.options.accuracy;
+        problem.determinism = bench.options.determinism;
+        problem.allow_bf16_activations = bench.options.allow_bf16_activations;
+        problem.kernel = kernel_;
+        MARLIN_RETURN_IF_ERROR(PlanGemm(device, problem, ready).status());
+      }
+    }
     return {};
   }
 

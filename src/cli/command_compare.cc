@@ -24,7 +24,7 @@ Json PerplexityJson(const PerplexityResult& result) {
 class CompareCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Checkpoint("QUANT", &path_, "A quantized directory, or any model");
+    arguments.Positional("QUANT", &path_, "A quantized directory, or any model");
     arguments.RequiredOption("--against", &against_, "SRC", "The model that it was made from");
     corpus_.Declare(arguments);
     run_.Declare(arguments);

@@ -20,7 +20,7 @@ class ConvertCommand final : public Command {
   explicit ConvertCommand(const char* name) : name_(name) {}
 
   void Declare(ArgumentList& arguments) override {
-    arguments.Checkpoint("SRC", &source_,
+    arguments.Positional("SRC", &source_,
                          "A quantized checkpoint; for gguf also an unquantized one");
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory, for gguf without --shard-size the file, to write; it "
@@ -30,6 +30,8 @@ class ConvertCommand final : public Command {
                              fmt::format("{}", fmt::join(ConversionTargets(), ", ")).c_str());
     arguments.Option("--shard-size", &shard_size_, "SIZE",
                      "Largest safetensors file to write (5GB), or for gguf the largest shard");
+    arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
+                   "Leave out tensors that the index does not list or the model does not have");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
     arguments.Flag("--no-model-card", &no_model_card_, "Write no README.md");
   }
@@ -38,6 +40,7 @@ class ConvertCommand final : public Command {
     ConvertCheckpointOptions options;
     options.target = target_;
     options.overwrite = overwrite_;
+    options.allow_extra_tensors = allow_extra_tensors_;
     options.model_card = !no_model_card_;
     MARLIN_ASSIGN_OR_RETURN(options.shard_bytes,
                             ParseByteSize("--shard-size", shard_size_.value_or("5GB")));
@@ -51,11 +54,13 @@ class ConvertCommand final : public Command {
       return console.PrintJson({{"output", report->output},
                                 {"target", report->target},
                                 {"files", SkippedJson(report->files)},
+                                {"notes", report->notes},
                                 {"seconds", report->seconds}});
     }
     std::string text = fmt::format("{}: {}, every weight as in {}, in {:.1f} s\n", output_, target_,
                                    source_, report->seconds);
     for (const SkippedTensor& file : report->files) text += WithoutLine(file);
+    text += NoteLines(report->notes);
     return console.Print(text);
   }
 
@@ -77,6 +82,7 @@ class ConvertCommand final : public Command {
   std::string target_;
   std::optional<std::string> shard_size_;
   bool overwrite_ = false;
+  bool allow_extra_tensors_ = false;
   bool no_model_card_ = false;
 };
 

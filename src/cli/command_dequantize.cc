@@ -24,7 +24,7 @@ Result<DType> ParseOutputType(const std::string& name) {
 class DequantizeCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Checkpoint("QUANT", &source_,
+    arguments.Positional("QUANT", &source_,
                          "A quantized directory or file, also of another program");
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory to write; it appears whole or not at all");

@@ -65,7 +65,7 @@ class Output {
 class GenerateCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Checkpoint("MODEL", &path_, "A plain or quantized directory");
+    arguments.Positional("MODEL", &path_, "A plain or quantized directory");
     arguments.Option("--prompt", &prompt_, "TEXT", "The text to continue; prints text");
     arguments.Option("--tokens", &tokens_, "FILE",
                      "Token ids instead; prints token ids; - is stdin");
@@ -77,8 +77,9 @@ class GenerateCommand final : public Command {
                      "the CPU 32");
     arguments.Option("--max-tokens", &max_tokens_, WholeRange(), "N", "Default 128");
     arguments.Option("--temperature", &temperature_, {.most = 1e6}, "T",
-                     "Default 0: the most likely token");
-    arguments.Option("--top-k", &top_k_, WholeRange(), "K", "Sample from the K most likely tokens");
+                     "0: the most likely token; default: generation_config.json's, else 0");
+    arguments.Option("--top-k", &top_k_, WholeRange(), "K",
+                     "Sample from the K most likely tokens; 0: all");
     arguments.Option("--top-p", &top_p_, {.most = 1, .without_least = true}, "P",
                      "Sample from the most likely tokens whose probabilities add up to P");
     arguments.Option("--min-p", &min_p_, {.most = 1}, "P",
@@ -93,6 +94,7 @@ class GenerateCommand final : public Command {
                      "Subtract X once per occurrence in the generated text; default 0");
     arguments.Option("--seed", &seed_, WholeRange(), "S", "Same seed, same text; default 0");
     arguments.Option("--stop", &stops_, "TEXT", "Stop at this text; may be repeated");
+    special_.Declare(arguments);
     arguments.Flag("--ignore-eos", &ignore_eos_, "Continue past the end token");
     run_.Declare(arguments);
   }
@@ -105,19 +107,23 @@ class GenerateCommand final : public Command {
     }
     MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(console, path_));
     std::unique_ptr<TextCodec> codec;
+    GenerateOptions options = Options(model.info().sampling);
     if (const char* const option = TextOption(batch.prompts)) {
-      MARLIN_ASSIGN_OR_RETURN(codec, OpenCodec(console, option, path_, model));
+      MARLIN_ASSIGN_OR_RETURN(codec, OpenCodec(console, option, path_));
+      MARLIN_RETURN_IF_ERROR(AddStopTokens(*codec, stops_, model.info(), &options));
     }
+    SaySampling(console, model.info(), options.sampling);
+    batch.options = options;
     if (prompts_) return GeneratePromptBatch(console, model, path_, codec.get(), batch);
     std::vector<int32_t> prompt;
     if (prompt_) {
-      Result<std::vector<int32_t>> encoded = EncodeText(*codec, *prompt_, path_, model);
+      Result<std::vector<int32_t>> encoded = EncodeText(*codec, *prompt_, special_, path_, model);
       if (!encoded.ok()) return encoded.status().WithContext("--prompt");
       prompt = *std::move(encoded);
     } else {
       MARLIN_ASSIGN_OR_RETURN(prompt, ReadTokens(*tokens_));
     }
-    return Continue(console, model, codec.get(), prompt);
+    return Continue(console, model, codec.get(), prompt, options);
   }
 
  private:
@@ -145,8 +151,8 @@ class GenerateCommand final : public Command {
     PromptBatch batch;
     batch.file = *prompts_;
     MARLIN_ASSIGN_OR_RETURN(batch.prompts, ParsePromptLines(*prompts_, text));
-    batch.options = Options();
     batch.stops = stops_;
+    batch.special = special_;
     batch.max_batch = batch_.value_or(0);
     if (TextOption(batch.prompts) != nullptr) {
       MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, "--prompts"));
@@ -163,14 +169,19 @@ class GenerateCommand final : public Command {
     return stops_.empty() ? nullptr : "--stop";
   }
 
-  GenerateOptions Options() const {
+  /// `sampling`: of the model, for what no option says.
+  GenerateOptions Options(const SamplingOptions& sampling) const {
     GenerateOptions options;
+    options.sampling = sampling;
+    const auto take = [](const std::optional<double>& given, float* value) {
+      if (given) *value = static_cast<float>(*given);
+    };
     options.max_tokens = max_tokens_.value_or(options.max_tokens);
-    options.sampling.temperature = static_cast<float>(temperature_.value_or(0));
-    options.sampling.top_k = top_k_.value_or(0);
-    options.sampling.top_p = static_cast<float>(top_p_.value_or(1));
-    options.sampling.min_p = static_cast<float>(min_p_.value_or(0));
-    options.sampling.repetition_penalty = static_cast<float>(repetition_penalty_.value_or(1));
+    take(temperature_, &options.sampling.temperature);
+    options.sampling.top_k = top_k_.value_or(options.sampling.top_k);
+    take(top_p_, &options.sampling.top_p);
+    take(min_p_, &options.sampling.min_p);
+    take(repetition_penalty_, &options.sampling.repetition_penalty);
     options.sampling.presence_penalty = static_cast<float>(presence_penalty_.value_or(0));
     options.sampling.frequency_penalty = static_cast<float>(frequency_penalty_.value_or(0));
     options.sampling.seed = static_cast<uint64_t>(seed_.value_or(0));
@@ -179,15 +190,16 @@ class GenerateCommand final : public Command {
   }
 
   Status Continue(Console& console, const Model& model, TextCodec* codec,
-                  const std::vector<int32_t>& prompt) const {
+                  const std::vector<int32_t>& prompt, const GenerateOptions& options) const {
     const InterruptGuard guard;
     Output output(console, codec, prompt, prompt_.has_value(), stops_);
     MARLIN_ASSIGN_OR_RETURN(
         const Generated generated,
-        Generate(model, prompt, Options(), [&](int32_t token) { return output.Add(token); }));
+        Generate(model, prompt, options, [&](int32_t token) { return output.Add(token); }));
     MARLIN_RETURN_IF_ERROR(output.Finish());
     if (console.json()) {
-      return console.PrintJson(GeneratedJson(console, output.text(), generated, prompt.size()));
+      return console.PrintJson(
+          GeneratedJson(console, output.text(), generated, prompt.size(), options.sampling));
     }
     console.Message(fmt::format(
         "{} tokens at {:.1f} per second after a prompt of {} in {:.3f} s; "
@@ -212,6 +224,7 @@ class GenerateCommand final : public Command {
   std::optional<double> frequency_penalty_;
   std::optional<int64_t> seed_;
   std::vector<std::string> stops_;
+  SpecialTokensArgument special_;
   bool ignore_eos_ = false;
   RunArguments run_;
 };

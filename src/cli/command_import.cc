@@ -31,13 +31,15 @@ bool IsRounded(const ImportedModule& module) { return module.exactness == "re-ro
 class ImportCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Checkpoint("SRC", &source_,
+    arguments.Positional("SRC", &source_,
                          "A GGUF file, or a directory that another program quantized");
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory to write; it appears whole or not at all");
     arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");
     arguments.Flag("--allow-requantize", &allow_requantize_,
                    "Quantize matrices that no format of codes holds, to s8 in groups of 32");
+    arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
+                   "Leave out tensors that the index does not list or the model does not have");
     arguments.Flag("--dry-run", &dry_run_, "Report, write nothing");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
     arguments.Flag("--no-model-card", &no_model_card_, "Write no README.md");
@@ -49,6 +51,7 @@ class ImportCommand final : public Command {
     options.overwrite = overwrite_;
     options.model_card = !no_model_card_;
     options.dry_run = dry_run_;
+    options.allow_extra_tensors = allow_extra_tensors_;
     options.allow_requantize = allow_requantize_;
     ProgressBar bar(console, "import");
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
@@ -84,6 +87,7 @@ class ImportCommand final : public Command {
                               {"modules", modules},
                               {"skipped", SkippedJson(report.skipped)},
                               {"files", SkippedJson(report.files)},
+                              {"notes", report.notes},
                               {"seconds", report.seconds}});
   }
 
@@ -119,6 +123,7 @@ class ImportCommand final : public Command {
                           module.name, 100 * module.relative_error, module.max_error);
     }
     for (const SkippedTensor& file : report.files) text += WithoutLine(file);
+    text += NoteLines(report.notes);
     return console.Print(text);
   }
 
@@ -127,6 +132,7 @@ class ImportCommand final : public Command {
   std::string shard_size_ = "5GB";
   bool allow_requantize_ = false;
   bool dry_run_ = false;
+  bool allow_extra_tensors_ = false;
   bool overwrite_ = false;
   bool no_model_card_ = false;
 };

@@ -67,11 +67,14 @@ std::string BitsText(double bits) { return fmt::format("{:.3f}", bits); }
 class InspectCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Checkpoint("PATH", &path_, "A model's directory, a .safetensors or a GGUF file");
+    arguments.Positional("PATH", &path_, "A model's directory, a .safetensors or a GGUF file");
+    arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
+                   "Leave out tensors that the index does not list or the model does not have");
   }
 
   Status Run(Console& console) override {
-    MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path_));
+    MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                            Checkpoint::Open(path_, {allow_extra_tensors_}));
     const std::vector<ListedTensor> tensors = ListTensors(checkpoint);
     Totals total;
     std::array<Totals, kLayerClassCount> classes;
@@ -90,6 +93,7 @@ class InspectCommand final : public Command {
                      {"quantized", checkpoint.quantized()},
                      {"method", checkpoint.quant_method()},
                      {"recipe", checkpoint.quantized() ? Json(checkpoint.recipe_name()) : Json()},
+                     {"notes", checkpoint.notes()},
                      {"tensors", Json::array()}};
     document["parameters"] = total.parameters;
     document["bits_per_weight"] = total.BitsPerWeight();
@@ -126,11 +130,13 @@ class InspectCommand final : public Command {
       kind = fmt::format("quantized, {}; the formats are those of `import`",
                          checkpoint.quant_method());
     }
-    return console.Print(fmt::format("{}: {}\n\n{}\n{}", EscapeUnprintable(checkpoint.path()), kind,
-                                     list.ToString(), summary.ToString()));
+    return console.Print(fmt::format("{}: {}\n{}\n{}\n{}", EscapeUnprintable(checkpoint.path()),
+                                     kind, NoteLines(checkpoint.notes()), list.ToString(),
+                                     summary.ToString()));
   }
 
   std::string path_;
+  bool allow_extra_tensors_ = false;
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 class PerplexityCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Checkpoint("MODEL", &path_, "A plain or quantized directory");
+    arguments.Positional("MODEL", &path_, "A plain or quantized directory");
     corpus_.Declare(arguments);
     run_.Declare(arguments);
   }

@@ -38,7 +38,7 @@ std::string ChoicesText(const std::map<std::string, int64_t>& choices) {
 class PlanCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Checkpoint("SRC", &source_,
+    arguments.Positional("SRC", &source_,
                          "A config.json, a model's directory or a .safetensors file");
     recipe_arguments_.Declare(arguments);
     arguments.Option("--bandwidth", &bandwidth_gbps_, {.without_least = true}, "GB/s",

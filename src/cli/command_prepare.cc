@@ -17,7 +17,7 @@ namespace {
 class PrepareCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Checkpoint("MODEL", &model_, "A plain or quantized directory");
+    arguments.Positional("MODEL", &model_, "A plain or quantized directory");
     arguments.RequiredOption("-o,--output", &output_, "FILE",
                              "The file to write; it appears whole or not at all");
     device_.Declare(arguments, "auto or cpu");

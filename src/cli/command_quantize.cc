@@ -70,7 +70,7 @@ class InterruptNotice {
 class QuantizeCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Checkpoint("SRC", &source_,
+    arguments.Positional("SRC", &source_,
                          "An unquantized Hugging Face directory, .safetensors or GGUF file");
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory to write; it appears whole or not at all");
@@ -86,11 +86,15 @@ class QuantizeCommand final : public Command {
     arguments.Option("--pruning", &pruning_, "METHOD",
                      "gptq, for 2:4: magnitude, weighted (by the inputs), or compensated, the "
                      "default; other methods prune by magnitude");
+    arguments.Option("--layout", &layout_, "LAYOUT",
+                     "Of dense 4-bit codes: k_packed (default), or marlin_w4 for other programs");
     arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");
     arguments.Option(
         "--device", &device_, "DEVICE",
         "gptq, awq, --target-bpw: where the model runs; otherwise cpu, and auto is the same");
     arguments.Flag("--strict", &strict_, "A matrix that cannot be quantized is an error");
+    arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
+                   "Leave out tensors that the index does not list or the model does not have");
     arguments.Flag("--dry-run", &dry_run_, "Plan and report, write nothing");
     arguments.Flag("--resume", &resume_, "Resume an interrupted run");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
@@ -102,8 +106,14 @@ class QuantizeCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(options.method, ParseQuantizeMethod(method_));
     MARLIN_RETURN_IF_ERROR(CheckMethod(options.method));
     MARLIN_RETURN_IF_ERROR(CheckCalibration(console, options.method));
+    const Result<PackedLayout> layout = ParsePackedLayout(layout_);
+    if (!layout.ok()) {
+      return Status(layout.status().code(), "--" + std::string(layout.status().message()));
+    }
+    options.layout = *layout;
     MARLIN_ASSIGN_OR_RETURN(options.shard_bytes, ParseByteSize("--shard-size", shard_size_));
-    MARLIN_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::Open(source_));
+    MARLIN_ASSIGN_OR_RETURN(const Checkpoint source,
+                            Checkpoint::Open(source_, {allow_extra_tensors_}));
     if (source.quantized()) {
       return Status(Code::kInvalidArgument,
                     fmt::format("{}: is quantized already (recipe {}); quantize its source",
@@ -121,6 +131,7 @@ class QuantizeCommand final : public Command {
     MARLIN_RETURN_IF_ERROR(WriteRecipe(options.recipe));
     options.strict = strict_;
     options.dry_run = dry_run_;
+    options.allow_extra_tensors = allow_extra_tensors_;
     options.resume = resume_;
     options.overwrite = overwrite_;
     options.model_card = !no_model_card_;
@@ -241,6 +252,7 @@ class QuantizeCommand final : public Command {
         {"calibrated_parameters", report.calibrated_parameters},
         {"skipped", SkippedJson(report.skipped)},
         {"fallbacks", SkippedJson(report.fallbacks)},
+        {"notes", report.notes},
         {"zeroed_groups", report.zeroed_groups},
         {"inputs", report.inputs},
         {"scaled_inputs", report.scaled_inputs},
@@ -288,6 +300,7 @@ class QuantizeCommand final : public Command {
           fmt::format("note: a '{}' cannot be run here; types that can: {}\n",
                       Printable(report.unsupported_type), fmt::join(SupportedModelTypes(), ", "));
     }
+    text += NoteLines(report.notes);
     if (!report.fallbacks.empty()) {
       text += fmt::format("data for {:.1f} % of the quantized parameters; fallbacks: {}\n",
                           100 * static_cast<double>(report.calibrated_parameters) /
@@ -300,6 +313,7 @@ class QuantizeCommand final : public Command {
   std::string source_;
   std::string output_;
   RecipeArguments recipe_arguments_;
+  std::string layout_ = "k_packed";
   std::string method_ = "rtn";
   std::string shard_size_ = "5GB";
   std::string device_ = "auto";
@@ -311,6 +325,7 @@ class QuantizeCommand final : public Command {
   double search_seconds_ = 0;  ///< For --target-bpw.
   bool strict_ = false;
   bool dry_run_ = false;
+  bool allow_extra_tensors_ = false;
   bool resume_ = false;
   bool overwrite_ = false;
   bool no_model_card_ = false;

@@ -41,7 +41,7 @@ std::vector<std::string> ErrorCells(const ErrorSums& errors) {
 class VerifyCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Checkpoint("QUANT", &path_, "A quantized checkpoint, or a file that `prepare` wrote");
+    arguments.Positional("QUANT", &path_, "A quantized checkpoint, or a file that `prepare` wrote");
     arguments.Option("--against", &against_, "SRC", "The checkpoint that it was made from");
     arguments.Option("--max-error", &max_error_, RealRange(), "X",
                      "Fail when a tensor's relative error exceeds this (needs --against)");

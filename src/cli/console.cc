@@ -114,7 +114,7 @@ Status Console::PrintJson(const nlohmann::ordered_json& document, std::string_vi
 }
 
 void Console::Message(std::string_view text) {
-  if (!interactive_) return;
+  if (quiet_ || !(interactive_ || verbose_)) return;
   std::fprintf(stderr, "%s\n", EscapeUnprintable(text).c_str());
 }
 

@@ -24,8 +24,14 @@ class Console {
 
   bool json() const { return json_; }
   void set_json(bool json) { json_ = json; }
-  /// True when stderr is a terminal; only then are progress bars and messages printed.
+  /// Whether stderr is a terminal.
   bool interactive() const { return interactive_; }
+  /// Prints results and errors alone.
+  bool quiet() const { return quiet_; }
+  void set_quiet(bool quiet) { quiet_ = quiet; }
+  /// Prints messages, and more progress, where stderr is no terminal, too.
+  bool verbose() const { return verbose_; }
+  void set_verbose(bool verbose) { verbose_ = verbose; }
 
   /// The tokenizer factory; empty in the command without one.
   const TextCodecFactory& text_codecs() const { return text_codecs_; }
@@ -44,7 +50,7 @@ class Console {
   Status PrintJson(const nlohmann::ordered_json& document, std::string_view key, size_t rows,
                    const std::function<nlohmann::ordered_json(size_t)>& row);
 
-  /// Prints a line on stderr; dropped when stderr is not a terminal.
+  /// Prints a line on stderr, if that is a terminal or with --verbose, and not with --quiet.
   void Message(std::string_view text);
 
   /// An error as one line for stderr, and as a JSON document for stdout.
@@ -63,6 +69,8 @@ class Console {
   bool printed_document_ = false;
   bool json_ = false;
   bool interactive_ = false;
+  bool quiet_ = false;
+  bool verbose_ = false;
 };
 
 }  // namespace marlin::cli

@@ -63,7 +63,7 @@ Result<ModelResult> RunDemoModel(const Console& console, const Device& device,
         std::max(result.tokens_per_second, decoded / std::max(generated.decode_seconds, 1e-9));
   }
   if (!console.text_codecs()) return result;
-  MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "demo", path, model));
+  MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "demo", path));
   MARLIN_ASSIGN_OR_RETURN(result.sentence, FirstSentence(*codec, prompt, generated.token_ids));
   return result;
 }

@@ -1,5 +1,7 @@
 #include "cli/generated_text.h"
 
+#include <fmt/format.h>
+
 #include <csignal>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +12,16 @@ namespace {
 
 /// Set by Ctrl-C.
 volatile std::sig_atomic_t interrupted = 0;
+
+/// The options that a file can ask for.
+nlohmann::ordered_json SamplingJson(const SamplingOptions& sampling) {
+  const auto shortest = [](float value) { return std::stod(fmt::format("{}", value)); };
+  return {{"temperature", shortest(sampling.temperature)},
+          {"top_k", sampling.top_k},
+          {"top_p", shortest(sampling.top_p)},
+          {"min_p", shortest(sampling.min_p)},
+          {"repetition_penalty", shortest(sampling.repetition_penalty)}};
+}
 
 }  // namespace
 
@@ -65,14 +77,48 @@ double DecodeRate(const Generated& generated) {
 }
 
 nlohmann::ordered_json GeneratedJson(const Console& console, const GeneratedText& text,
-                                     const Generated& generated, size_t prompt_tokens) {
+                                     const Generated& generated, size_t prompt_tokens,
+                                     const SamplingOptions& sampling) {
   return {{"text", text.Text()},
           {"token_ids", generated.token_ids},
           {"stop_reason", text.ReasonName(console, generated.stop_reason)},
           {"tokens_per_second", DecodeRate(generated)},
           {"prompt_tokens", prompt_tokens},
           {"prefill_seconds", generated.prefill_seconds},
-          {"decode_seconds", generated.decode_seconds}};
+          {"decode_seconds", generated.decode_seconds},
+          {"sampling", SamplingJson(sampling)}};
+}
+
+void SaySampling(Console& console, const ModelInfo& model, const SamplingOptions& sampling) {
+  constexpr const char* kFile = "generation_config.json";
+  if (SamplingJson(model.sampling) != SamplingJson({})) {
+    std::string text = "greedy";
+    if (sampling.temperature > 0) {
+      text = fmt::format("temperature {:.3g}, top-k {}, top-p {:.3g}, min-p {:.3g}",
+                         sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p);
+    }
+    console.Message(
+        fmt::format("sampling: {}, repetition penalty {:.3g}; {} says what no option "
+                    "does",
+                    text, sampling.repetition_penalty, kFile));
+  }
+  if (model.ignored_generation_keys.empty()) return;
+  console.Message(
+      fmt::format("{}: not applied: {}", kFile, fmt::join(model.ignored_generation_keys, ", ")));
+}
+
+Status AddStopTokens(TextCodec& codec, const std::vector<std::string>& stops,
+                     const ModelInfo& model, GenerateOptions* options) {
+  for (const std::string& stop : stops) {
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, codec.Encode(stop, false));
+    if (tokens.size() != 1) continue;
+    MARLIN_ASSIGN_OR_RETURN(const std::string text, codec.Decode(tokens));
+    if (!text.empty()) continue;
+    std::vector<int32_t>& ends = options->stop_token_ids;
+    if (ends.empty() && !options->ignore_eos) ends = model.eos_token_ids;
+    ends.push_back(tokens.front());
+  }
+  return {};
 }
 
 }  // namespace marlin::cli

@@ -58,8 +58,16 @@ class GeneratedText {
 /// Tokens per second after the first.
 double DecodeRate(const Generated& generated);
 
-/// The JSON of a text, as --json prints it.
+/// The JSON of a text, as --json prints it. `sampling`: how its tokens were chosen.
 nlohmann::ordered_json GeneratedJson(const Console& console, const GeneratedText& text,
-                                     const Generated& generated, size_t prompt_tokens);
+                                     const Generated& generated, size_t prompt_tokens,
+                                     const SamplingOptions& sampling);
+
+/// Says how tokens are chosen where generation_config.json says so, and what it asks for in vain.
+void SaySampling(Console& console, const ModelInfo& model, const SamplingOptions& sampling);
+
+/// Ends texts at tokens that a stop text names and that have no text of their own.
+Status AddStopTokens(TextCodec& codec, const std::vector<std::string>& stops,
+                     const ModelInfo& model, GenerateOptions* options);
 
 }  // namespace marlin::cli

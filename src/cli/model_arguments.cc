@@ -95,6 +95,8 @@ void RunArguments::Declare(ArgumentList& arguments) {
   arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32");
   arguments.Flag("--batch-invariant", &batch_invariant_,
                  "Logits independent of batch and passes, bit for bit; slower");
+  arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
+                 "Leave out tensors that the index does not list or the model does not have");
   kv_cache_.Declare(arguments,
                     "MODEL's keys and values: f32, bf16 or fp8_e4m3; default bf16, --exact: f32");
   arguments.Option("--prepared", &prepared_, "FILE",
@@ -111,6 +113,7 @@ Result<ModelOptions> RunArguments::Options() const {
   ModelOptions options;
   options.allow_bf16_activations = !exact_;
   options.batch_invariant = batch_invariant_;
+  options.allow_extra_tensors = allow_extra_tensors_;
   if (!gpu_memory_.empty()) {
     MARLIN_ASSIGN_OR_RETURN(options.device_memory, ParseByteSize("--gpu-memory", gpu_memory_));
   }
@@ -138,6 +141,7 @@ Result<Model> RunArguments::Open(Console& console, const std::string& path,
   MARLIN_ASSIGN_OR_RETURN(Model model, OpenWith(std::move(options), path, device));
   device_.SayTaken(console, model.device().info());
   const ModelInfo& info = model.info();
+  for (const std::string& note : info.notes) console.Message(fmt::format("{}: {}", path, note));
   if (info.host_experts > 0) {
     console.Message(fmt::format("experts on the host: {} ({:.3g} GB)", info.host_experts,
                                 static_cast<double>(info.host_bytes) * 1e-9));
@@ -181,22 +185,21 @@ Status CheckHasCodec(const Console& console, std::string_view option) {
                             option));
 }
 
+void SpecialTokensArgument::Declare(ArgumentList& arguments) {
+  arguments.Flag("--no-special-tokens", &without_,
+                 "Do not add the special tokens (BOS) that the tokenizer adds to a text");
+}
+
 Result<std::unique_ptr<TextCodec>> OpenCodec(const Console& console, std::string_view option,
-                                             const std::string& directory, const Model& model) {
+                                             const std::string& directory) {
   MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, option));
-  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<TextCodec> codec, console.text_codecs()(directory));
-  if (codec->vocab_size() > model.info().vocab_size) {
-    return Status(
-        Code::kMalformedFile,
-        fmt::format("{}: the tokenizer has {} tokens, the model {}: it is another model's",
-                    directory, codec->vocab_size(), model.info().vocab_size));
-  }
-  return codec;
+  return console.text_codecs()(directory);
 }
 
 Result<std::vector<int32_t>> EncodeText(TextCodec& codec, std::string_view text,
+                                        const SpecialTokensArgument& special,
                                         const std::string& directory, const Model& model) {
-  MARLIN_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, codec.Encode(text));
+  MARLIN_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, codec.Encode(text, special.added()));
   for (const int32_t token : tokens) {
     if (token >= 0 && token < model.info().vocab_size) continue;
     return Status(Code::kMalformedFile,
@@ -210,6 +213,7 @@ void CorpusArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--text", &text_, "FILE", "The text; - is the standard input");
   arguments.Option("--tokens", &tokens_, "FILE",
                    "Token ids instead, separated by spaces or commas");
+  special_.Declare(arguments);
   arguments.Option("--window", &window_, {.least = 1}, "N",
                    "Tokens per evaluation window; default 256");
   arguments.Option("--stride", &stride_, WholeRange(), "N",
@@ -229,9 +233,9 @@ Result<std::vector<int32_t>> CorpusArguments::Read(const Console& console,
                                                    const std::string& directory,
                                                    const Model& model) const {
   if (tokens_) return ReadTokens(*tokens_);
-  MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--text", directory, model));
+  MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "--text", directory));
   MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*text_));
-  Result<std::vector<int32_t>> tokens = EncodeText(*codec, text, directory, model);
+  Result<std::vector<int32_t>> tokens = EncodeText(*codec, text, special_, directory, model);
   return tokens.ok() ? std::move(tokens) : tokens.status().WithContext(*text_);
 }
 

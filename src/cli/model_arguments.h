@@ -57,6 +57,7 @@ class RunArguments {
   std::optional<int64_t> threads_;
   bool exact_ = false;
   bool batch_invariant_ = false;
+  bool allow_extra_tensors_ = false;
   KvCacheArgument kv_cache_;
   std::string prepared_;
   std::string gpu_memory_;
@@ -71,15 +72,26 @@ Result<std::vector<int32_t>> ReadTokens(const std::string& path);
 /// Reads a text file, "-" for standard input. Errors: kIo.
 Result<std::string> ReadText(const std::string& path);
 
-/// A model's tokenizer, from the console's factory. `option` is the option that needs it. Errors:
-/// kUnsupported if there is no factory, kMalformedFile when its vocabulary is larger than the
-/// model's.
+/// --no-special-tokens.
+class SpecialTokensArgument {
+ public:
+  void Declare(ArgumentList& arguments);
+  /// Whether texts get the special tokens that the tokenizer adds.
+  bool added() const { return !without_; }
+
+ private:
+  bool without_ = false;
+};
+
+/// A model's tokenizer, from the console's factory. `option` is the option that needs it. It may
+/// have more tokens than the model. Errors: kUnsupported if there is no factory, the tokenizer's.
 Result<std::unique_ptr<TextCodec>> OpenCodec(const Console& console, std::string_view option,
-                                             const std::string& directory, const Model& model);
+                                             const std::string& directory);
 
 /// The token ids of a text. Errors: the tokenizer's, kMalformedFile for an id outside of the
 /// model's vocabulary.
 Result<std::vector<int32_t>> EncodeText(TextCodec& codec, std::string_view text,
+                                        const SpecialTokensArgument& special,
                                         const std::string& directory, const Model& model);
 
 /// Errors: kUnsupported if the console has no tokenizers. Commands check before loading a model.
@@ -98,6 +110,7 @@ class CorpusArguments {
  private:
   std::optional<std::string> text_;
   std::optional<std::string> tokens_;
+  SpecialTokensArgument special_;
   std::optional<int64_t> window_;
   std::optional<int64_t> stride_;
   std::optional<int64_t> max_windows_;

@@ -2,33 +2,55 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstdio>
 
 namespace marlin::cli {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// Estimates of the time that is left vary too much before this part is done.
+constexpr double kFirstEstimate = 0.05;
+constexpr int kProgressWidth = 30;
+
+std::chrono::steady_clock::duration IntervalOf(const Console& console) {
+  if (console.quiet()) return {};
+  if (console.interactive()) return milliseconds(100);
+  return milliseconds(console.verbose() ? 5000 : 30000);
+}
+
+}  // namespace
 
 ProgressBar::ProgressBar(const Console& console, std::string label)
-    : shown_(console.interactive()),
+    : bar_(console.interactive()),
+      interval_(IntervalOf(console)),
       label_(std::move(label)),
-      start_(std::chrono::steady_clock::now()) {}
+      // A bar shows at once, a line when work has taken long.
+      last_(bar_ ? Clock::time_point() : start_) {}
 
 ProgressBar::~ProgressBar() { Clear(); }
 
 void ProgressBar::Update(int64_t done, int64_t total, std::string_view note) {
-  if (!shown_ || total <= 0) return;
-  const auto now = std::chrono::steady_clock::now();
-  if (drawn_ && now - last_ < std::chrono::milliseconds(100)) return;
+  if (interval_ == Clock::duration() || total <= 0) return;
+  const Clock::time_point now = Clock::now();
+  if (now - last_ < interval_) return;
   last_ = now;
-  drawn_ = true;
-  constexpr int kWidth = 30;
   const double fraction = static_cast<double>(done) / static_cast<double>(total);
-  const int filled = static_cast<int>(fraction * kWidth);
   const double elapsed = std::chrono::duration<double>(now - start_).count();
-  std::string left =
-      fraction > 0.01 ? fmt::format("{:.0f} s left", elapsed * (1 - fraction) / fraction) : "";
-  if (!note.empty()) left += fmt::format("{}{}", left.empty() ? "" : ", ", note);
-  std::fprintf(stderr, "\r\x1b[K%s [%.*s%.*s] %3.0f %% %s", label_.c_str(), filled,
-               "##############################", kWidth - filled, "..............................",
-               100 * fraction, left.c_str());
+  std::string left;
+  if (fraction > kFirstEstimate) {
+    left = fmt::format(", {} left", ClockTime(elapsed * (1 - fraction) / fraction));
+  }
+  if (!note.empty()) left += fmt::format(", {}", note);
+  if (bar_) {
+    const int filled = std::clamp(static_cast<int>(fraction * kProgressWidth), 0, kProgressWidth);
+    fmt::print(stderr, "\r\x1b[K{} [{:#<{}}{:.<{}}] {:3.0f} %{}", label_, "", filled, "",
+               kProgressWidth - filled, 100 * fraction, left);
+    drawn_ = true;
+  } else {
+    fmt::print(stderr, "{}: {:.0f} %{}\n", label_, 100 * fraction, left);
+  }
   std::fflush(stderr);
 }
 
@@ -37,6 +59,14 @@ void ProgressBar::Clear() {
   std::fprintf(stderr, "\r\x1b[K");
   std::fflush(stderr);
   drawn_ = false;
+}
+
+std::string ClockTime(double seconds) {
+  const auto whole = static_cast<int64_t>(std::clamp(seconds, 0.0, 1e9) + 0.5);
+  const int64_t hours = whole / 3600;
+  const int64_t minutes = whole / 60 % 60;
+  if (hours == 0) return fmt::format("{}:{:02}", minutes, whole % 60);
+  return fmt::format("{}:{:02}:{:02}", hours, minutes, whole % 60);
 }
 
 }  // namespace marlin::cli

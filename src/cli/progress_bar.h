@@ -1,4 +1,4 @@
-// A progress bar on stderr.
+// The progress of long work on stderr.
 #pragma once
 
 #include <chrono>
@@ -10,8 +10,9 @@
 
 namespace marlin::cli {
 
-/// Redraws one line at most ten times a second and erases it at the end; does nothing when stderr
-/// is not a terminal. One thread at a time.
+/// A bar on a terminal, redrawn at most ten times a second and erased at the end. Elsewhere, as in
+/// the log of a job, a line every 30 seconds, or every 5 with --verbose. Nothing with --quiet. One
+/// thread at a time.
 class ProgressBar {
  public:
   ProgressBar(const Console& console, std::string label);
@@ -25,11 +26,17 @@ class ProgressBar {
   void Clear();
 
  private:
-  bool shown_;
+  using Clock = std::chrono::steady_clock;
+
+  const bool bar_;
+  const Clock::duration interval_;  ///< Between two drawings or lines; 0: none.
   bool drawn_ = false;
   std::string label_;
-  std::chrono::steady_clock::time_point start_;
-  std::chrono::steady_clock::time_point last_{};
+  const Clock::time_point start_ = Clock::now();
+  Clock::time_point last_;
 };
+
+/// "0:45", "1:12:30".
+std::string ClockTime(double seconds);
 
 }  // namespace marlin::cli

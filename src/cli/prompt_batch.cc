@@ -85,7 +85,8 @@ class BatchOutput {
     const PromptLine& prompt = batch_.prompts[index];
     if (console_.json()) {
       nlohmann::ordered_json row = {{"line", prompt.line}};
-      row.update(GeneratedJson(console_, texts_[index], generated, prompts_[index].size()));
+      row.update(GeneratedJson(console_, texts_[index], generated, prompts_[index].size(),
+                               batch_.options.sampling));
       return console_.PrintJsonLine(row);
     }
     const std::string shown = prompt.text ? texts_[index].Text().get<std::string>()
@@ -119,7 +120,8 @@ Status GeneratePromptBatch(Console& console, const Model& model, const std::stri
     const std::string place = PlaceOf(batch.file, prompt.line);
     std::vector<int32_t> tokens = prompt.tokens;
     if (prompt.text) {
-      Result<std::vector<int32_t>> encoded = EncodeText(*codec, *prompt.text, directory, model);
+      Result<std::vector<int32_t>> encoded =
+          EncodeText(*codec, *prompt.text, batch.special, directory, model);
       if (!encoded.ok()) return encoded.status().WithContext(place);
       tokens = *std::move(encoded);
     }

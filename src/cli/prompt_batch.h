@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/console.h"
+#include "cli/model_arguments.h"
 #include "cli/prompt_lines.h"
 #include "cli/text_codec.h"
 #include "marlin/generate.h"
@@ -20,6 +21,7 @@ struct PromptBatch {
   std::vector<PromptLine> prompts;
   GenerateOptions options;         ///< Those of the command.
   std::vector<std::string> stops;  ///< Texts that end a text.
+  SpecialTokensArgument special;   ///< For prompts that are texts.
   int64_t max_batch = 0;
 };
 

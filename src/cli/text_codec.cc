@@ -20,12 +20,11 @@ size_t Overlap(std::string_view text, std::string_view stop) {
 
 }  // namespace
 
-TextStream::TextStream(TextCodec& codec, std::span<const int32_t> prompt) : codec_(codec) {
+TextStream::TextStream(TextCodec& codec, std::span<const int32_t> prompt)
+    : codec_(codec), tokens_(prompt.begin(), prompt.end()), shown_(prompt.size()) {
   // As many tokens as the longest character has bytes.
   constexpr size_t kContext = 4;
-  const auto context = prompt.last(std::min(prompt.size(), kContext));
-  tokens_.assign(context.begin(), context.end());
-  shown_ = tokens_.size();
+  context_ = shown_ - std::min(shown_, kContext);
 }
 
 Result<std::string> TextStream::Add(int32_t token) {
@@ -36,18 +35,28 @@ Result<std::string> TextStream::Add(int32_t token) {
 Result<std::string> TextStream::Finish() { return Take(true); }
 
 Result<std::string> TextStream::Take(bool finished) {
+  const std::span<const int32_t> shown = std::span(tokens_).first(shown_);
+  MARLIN_ASSIGN_OR_RETURN(std::string before, codec_.Decode(shown.subspan(context_)));
+  while (before.empty() && context_ > 0) {
+    context_ /= 2;
+    MARLIN_ASSIGN_OR_RETURN(before, codec_.Decode(shown.subspan(context_)));
+  }
   const std::span<const int32_t> tokens = std::span(tokens_).subspan(context_);
-  MARLIN_ASSIGN_OR_RETURN(const std::string before, codec_.Decode(tokens.first(shown_ - context_)));
   MARLIN_ASSIGN_OR_RETURN(const std::string after, codec_.Decode(tokens));
   if (!finished && after.ends_with(kReplacement)) return std::string();
-  context_ = shown_;
+  if (after.size() > before.size()) context_ = shown_;
   shown_ = tokens_.size();
-  size_t begin = std::min(before.size(), after.size());
-  // A decoder may rewrite its output for fewer tokens: never start within a character.
+  // What was shown as incomplete may be part of a character now. Never start within one.
+  const size_t most = std::min(before.size(), after.size());
+  auto begin = static_cast<size_t>(std::mismatch(before.begin(),
+                                                 before.begin() + static_cast<std::ptrdiff_t>(most),
+                                                 after.begin())
+                                       .first -
+                                   before.begin());
   const auto continues = [&](size_t i) {
     return i < after.size() && (static_cast<unsigned char>(after[i]) & 0xC0U) == 0x80U;
   };
-  while (continues(begin)) ++begin;
+  while (begin > 0 && continues(begin)) --begin;
   return after.substr(begin);
 }
 

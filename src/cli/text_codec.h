@@ -17,9 +17,9 @@ namespace marlin::cli {
 class TextCodec {
  public:
   virtual ~TextCodec() = default;
-  virtual int64_t vocab_size() const = 0;
-  /// No special tokens are added.
-  virtual Result<std::vector<int32_t>> Encode(std::string_view text) = 0;
+  /// With `special`, the special tokens that the tokenizer adds to a text (BOS) are added.
+  virtual Result<std::vector<int32_t>> Encode(std::string_view text, bool special) = 0;
+  /// Special tokens have no text.
   virtual Result<std::string> Decode(std::span<const int32_t> tokens) = 0;
 };
 
@@ -43,7 +43,7 @@ class TextStream {
   TextCodec& codec_;
   std::vector<int32_t> tokens_;
   // Tokens are decoded together with those shown last, because some decoders treat the first token
-  // of a text differently.
+  // of a text differently, and special tokens, which have no text, do not count as one.
   size_t context_ = 0;  ///< First token to decode.
   size_t shown_ = 0;    ///< First token not yet shown.
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "base/macros.h"
 #include "layout/join_columns.h"
 #include "layout/plain_weights.h"
+#include "layout/slice_rows.h"
 #include "layout/sparse_24.h"
 #include "layout/weights_buffer.h"
 #include "marlin/layout.h"
@@ -134,11 +136,25 @@ Result<QuantizedWeights> ShardRows(const QuantizedWeights& weights, int64_t rank
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights flat, FlattenScales(weights));
     return ShardRows(flat, rank, world);
   }
-  if (GroupCount(weights.spec) == 1) spec.group_size = spec.k;
-  return TakeRows(weights, spec, rank * spec.k);
+  return SliceRows(weights, rank * spec.k, spec.k);
 }
 
 }  // namespace
+
+int64_t SliceGranule(const WeightsSpec& spec) {
+  // 32 codes of every width fill whole words, and so do those of 2:4.
+  constexpr int64_t kWholeWords = 32;
+  const int64_t group = GroupCount(spec) > 1 ? spec.group_size : 1;
+  return std::lcm(std::lcm(group, kWholeWords), std::max<int64_t>(spec.super_group_size, 1));
+}
+
+Result<QuantizedWeights> SliceRows(const QuantizedWeights& weights, int64_t first_k,
+                                   int64_t count) {
+  WeightsSpec spec = weights.spec;
+  spec.k = count;
+  if (GroupCount(weights.spec) == 1) spec.group_size = std::max<int64_t>(count, 1);
+  return TakeRows(weights, spec, first_k);
+}
 
 Result<QuantizedWeights> Shard(const QuantizedWeights& weights, ShardAxis axis, int64_t rank,
                                int64_t world) {

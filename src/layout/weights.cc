@@ -30,6 +30,15 @@ int64_t WordsAlongK(const WeightsSpec& spec) {
 
 int64_t MetadataWordsAlongK(int64_t k) { return CeilDivide(k, 32); }
 
+std::string_view PackedLayoutName(PackedLayout layout) {
+  return layout == PackedLayout::kMarlinW4 ? "marlin_w4" : "k_packed";
+}
+
+Result<PackedLayout> ParsePackedLayout(std::string_view name) {
+  constexpr PackedLayout kAll[] = {PackedLayout::kKPacked, PackedLayout::kMarlinW4};
+  return FindNamed("layout", "name", name, kAll, PackedLayoutName);
+}
+
 std::string_view SparsityName(Sparsity sparsity) {
   return sparsity == Sparsity::k24 ? "2:4" : "dense";
 }

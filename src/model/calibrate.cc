@@ -34,7 +34,8 @@ Result<QuantizeCheckpointReport> Calibrated(const std::string& source, const std
         fmt::format("method {}: uses no calibration", QuantizeMethodName(options.method)));
   }
   MARLIN_RETURN_IF_ERROR(CheckPruning(calibration.pruning));
-  MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(source));
+  MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory,
+                          OpenModelDirectory(source, {options.allow_extra_tensors}));
   if (!directory.checkpoint.quant_method().empty()) {
     return Invalid(fmt::format("{}: is quantized already, with {}", Printable(source),
                                Printable(directory.checkpoint.quant_method())));
@@ -50,7 +51,8 @@ Result<QuantizeCheckpointReport> Calibrated(const std::string& source, const std
     return QuantizeCheckpointOn(io, source, output, options, gptq.get());
   }
   // The scales are searched in the model as it is, while gptq sees it scaled.
-  MARLIN_ASSIGN_OR_RETURN(ModelDirectory unscaled, OpenModelDirectory(source));
+  MARLIN_ASSIGN_OR_RETURN(ModelDirectory unscaled,
+                          OpenModelDirectory(source, {options.allow_extra_tensors}));
   AwqQuantizer awq(std::move(unscaled), source, chosen, calibration, std::move(gptq));
   return QuantizeCheckpointOn(io, source, output, options, &awq);
 }

@@ -8,18 +8,23 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "marlin/model.h"
+#include "recipe/rope_parameters.h"
+#include "recipe/typed_config.h"
 
 namespace marlin {
 namespace {
 
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
-Result<const Family*> FindSupported(const std::string& model_type) {
-  Result<const Family*> family = FindFamily(model_type);
-  if (family.ok() && (*family)->runs) return family;
+/// Errors: kUnsupported for a type that cannot be run, be it known or not.
+Status CheckType(ModelConfig& config) {
+  const std::string type = config.String("model_type");
+  MARLIN_RETURN_IF_ERROR(config.status());
+  const Result<const Family*> family = FindFamily(type);
+  if (family.ok() && (*family)->runs) return {};
   return Status(Code::kUnsupported,
                 fmt::format("config.json: model_type '{}' cannot be run; supported: {}",
-                            Printable(model_type), fmt::join(SupportedModelTypes(), ", ")));
+                            Printable(type), fmt::join(SupportedModelTypes(), ", ")));
 }
 
 Result<Activation> ReadActivation(ModelConfig& config) {
@@ -48,28 +53,35 @@ bool SlidesByDefault(WindowRule rule, int64_t layer, int64_t limit) {
   return true;
 }
 
+/// The sliding window of the layers that have one; 0: none has.
+int64_t Window(ModelConfig& config) {
+  if (!config.Has("sliding_window")) return 0;
+  if (config.Knows("use_sliding_window") && !config.Bool("use_sliding_window", false)) return 0;
+  return config.Size("sliding_window", kMaxPositions);
+}
+
 /// Reads which layers have a sliding window: from layer_types, else by the family's rule.
 Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
-  const Family& family = *decoder->family;
   const int64_t layers = decoder->shape.layers;
   decoder->windows.assign(static_cast<size_t>(layers), 0);
-  const int64_t window = config.CountOr("sliding_window", kMaxPositions, 0);
-  const bool asks = family.asks_for_windows;
-  if (window == 0 || (asks && !config.Bool("use_sliding_window", false))) return {};
+  const int64_t window = Window(config);
   const std::vector<std::string> types = config.StringsOrEmpty("layer_types");
   if (!types.empty() && static_cast<int64_t>(types.size()) != layers) {
     config.Fail("layer_types", fmt::format("{} entries for {} layers", types.size(), layers));
   }
-  const int64_t limit = asks ? config.CountOr("max_window_layers", kMaxPositions, 28) : 0;
+  const int64_t limit = config.CountOr("max_window_layers", kMaxPositions, 0);
   for (int64_t layer = 0; layer < layers && config.status().ok(); ++layer) {
     const auto at = static_cast<size_t>(layer);
-    bool slides = SlidesByDefault(family.windows, layer, limit);
-    if (!types.empty() && family.reads_layer_types) {
+    bool slides = SlidesByDefault(decoder->family->windows, layer, limit);
+    if (!types.empty()) {
       slides = types[at] == "sliding_attention";
       if (!slides && types[at] != "full_attention") {
         return Status(
             Code::kUnsupported,
             fmt::format("config.json: layer_types: '{}' is not supported", Printable(types[at])));
+      }
+      if (slides && window == 0) {
+        config.Fail("layer_types", "sliding_attention, but no sliding_window is in use");
       }
     }
     if (slides) decoder->windows[at] = window;
@@ -94,40 +106,24 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
       return;
     case RouterRule::kSigmoid:
       router.scoring = RouterOptions::Scoring::kSigmoid;
-      router.normalize = config.Bool("norm_topk_prob", true);
-      router.scaling_factor =
-          static_cast<float>(config.RealOr("routed_scaling_factor", -1e6, 1e6, 1.0));
+      router.normalize = config.Bool("norm_topk_prob", false);
+      router.scaling_factor = static_cast<float>(config.Real("routed_scaling_factor", -1e6, 1e6));
       router.groups = config.SizeOr("n_group", 1 << 14, 1);
       router.top_groups = config.SizeOr("topk_group", 1 << 14, 1);
+      if (decoder->shape.experts % router.groups != 0) {
+        config.Fail("n_group", fmt::format("{} experts are not {} groups of equal size",
+                                           decoder->shape.experts, router.groups));
+      }
+      if (router.top_groups > router.groups) {
+        config.Fail("topk_group", fmt::format("{} of {} groups", router.top_groups, router.groups));
+      }
+      if (const int64_t left = decoder->shape.experts / router.groups * router.top_groups;
+          decoder->shape.top_k > left) {
+        config.Fail("num_experts_per_tok",
+                    fmt::format("{} experts of the {} in {} groups", decoder->shape.top_k, left,
+                                router.top_groups));
+      }
   }
-}
-
-/// Reads one id or a list of ids.
-std::vector<int32_t> EndTokens(ModelConfig& config) {
-  std::vector<int32_t> ids;
-  if (!config.Has("eos_token_id")) return ids;
-  constexpr int64_t kMaxId = INT32_MAX;
-  if (config.IsList("eos_token_id")) {
-    for (const int64_t id : config.IntegersOrEmpty("eos_token_id")) {
-      if (id >= 0 && id <= kMaxId) ids.push_back(static_cast<int32_t>(id));
-    }
-  } else {
-    ids.push_back(static_cast<int32_t>(config.CountOr("eos_token_id", kMaxId, 0)));
-  }
-  return ids;
-}
-
-Status ReadEndTokens(ModelConfig& config, std::string_view generation_json,
-                     DecoderConfig* decoder) {
-  if (!generation_json.empty()) {
-    MARLIN_ASSIGN_OR_RETURN(
-        ModelConfig generation,
-        ModelConfig::Parse(generation_json, "generation_config.json", kGenerationJson));
-    decoder->eos_token_ids = EndTokens(generation);
-    MARLIN_RETURN_IF_ERROR(generation.status());
-  }
-  if (decoder->eos_token_ids.empty()) decoder->eos_token_ids = EndTokens(config);
-  return {};
 }
 
 }  // namespace
@@ -142,33 +138,40 @@ std::vector<std::string> SupportedModelTypes() {
 }
 
 Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
-                                        std::string_view generation_json) {
-  MARLIN_ASSIGN_OR_RETURN(ModelConfig config, ModelConfig::Parse(config_json));
-  const std::string type = config.String("model_type");
-  MARLIN_RETURN_IF_ERROR(config.status());
+                                        const GenerationFiles& files) {
+  MARLIN_ASSIGN_OR_RETURN(ModelConfig source, ModelConfig::Parse(config_json));
+  MARLIN_RETURN_IF_ERROR(CheckType(source));
+  MARLIN_ASSIGN_OR_RETURN(TypedConfig typed,
+                          ReadTypedConfig(std::move(source), UnknownKeys::kRefuse));
+  ModelConfig& config = typed.config;
   DecoderConfig decoder;
-  MARLIN_ASSIGN_OR_RETURN(decoder.family, FindSupported(type));
+  decoder.family = typed.family;
   MARLIN_ASSIGN_OR_RETURN(decoder.shape, ReadDimensions(*decoder.family, config));
   const Family& family = *decoder.family;
-  decoder.max_positions =
-      config.SizeOr("max_position_embeddings", kMaxPositions, family.default_positions);
-  decoder.epsilon = static_cast<float>(config.RealOr("rms_norm_eps", 0, 1, 1e-6));
-  MARLIN_ASSIGN_OR_RETURN(decoder.activation, ReadActivation(config));
-  if (family.gate_limit != 0) {
-    decoder.gate_limit =
-        static_cast<float>(config.RealOr("swiglu_limit", 0, 1e6, family.gate_limit));
-    decoder.gate_alpha = static_cast<float>(config.RealOr("swiglu_alpha", -1e6, 1e6, 1.702));
+  decoder.epsilon = static_cast<float>(config.Real("rms_norm_eps", 0, 1));
+  if (family.clamps_gate) {
+    decoder.gate_limit = static_cast<float>(config.Real("swiglu_limit", 0, 1e6));
+    decoder.gate_alpha = static_cast<float>(config.Real("swiglu_alpha", -1e6, 1e6));
+  } else {
+    MARLIN_ASSIGN_OR_RETURN(decoder.activation, ReadActivation(config));
   }
-  const int64_t rotary_dim = decoder.latent() ? decoder.shape.rope_dim : decoder.shape.head_dim;
-  MARLIN_ASSIGN_OR_RETURN(decoder.rotary, ReadRotary(config, rotary_dim, decoder.max_positions));
+  MARLIN_ASSIGN_OR_RETURN(const RopeParameters rope, ReadRopeParameters(typed));
+  decoder.max_positions = rope.positions;
+  decoder.rotary =
+      MakeRotary(rope, decoder.latent() ? decoder.shape.rope_dim : decoder.shape.head_dim);
   decoder.interleaved_rotary =
-      family.interleaved_rotary || (decoder.latent() && config.Bool("rope_interleave", true));
+      family.interleaved_rotary || (decoder.latent() && config.Bool("rope_interleave", false));
   decoder.score_scale = 1.0F / std::sqrt(static_cast<float>(decoder.key_dim()));
   if (decoder.latent()) decoder.score_scale *= decoder.rotary.score_factor;
   MARLIN_RETURN_IF_ERROR(ReadWindows(config, &decoder));
   ReadRouter(config, &decoder);
-  MARLIN_RETURN_IF_ERROR(ReadEndTokens(config, generation_json, &decoder));
+  MARLIN_ASSIGN_OR_RETURN(decoder.generation, ReadGenerationDefaults(typed.source, files));
   MARLIN_RETURN_IF_ERROR(config.status());
+  if (!typed.ignored.empty()) {
+    decoder.notes.push_back(
+        fmt::format("config.json: ignored, as they are unknown and seem to change no results: {}",
+                    fmt::join(typed.ignored, ", ")));
+  }
   return decoder;
 }
 

@@ -9,6 +9,7 @@
 #include "marlin/gemm.h"
 #include "marlin/moe.h"
 #include "marlin/status.h"
+#include "model/generation_config.h"
 #include "model/rotary.h"
 #include "recipe/decoder_shape.h"
 
@@ -30,7 +31,8 @@ struct DecoderConfig {
   float score_scale = 0.0F;      ///< Factor of query-key scores.
   std::vector<int64_t> windows;  ///< One per layer; 0: full attention.
   RouterOptions router;          ///< Without choice_bias.
-  std::vector<int32_t> eos_token_ids;
+  GenerationDefaults generation;
+  std::vector<std::string> notes;  ///< Lines about what was read otherwise than written.
 
   bool latent() const { return family->attention == AttentionKind::kLatent; }
   /// Dimension of a query or key head, and of a value head.
@@ -45,10 +47,10 @@ struct DecoderConfig {
   int64_t cache_value_dim() const { return latent() ? shape.kv_rank : shape.head_dim; }
 };
 
-/// Reads a config.json, and a generation_config.json (may be empty) for the end tokens. Errors:
-/// kUnsupported naming the model_type and the supported ones, or a feature; kMalformedFile naming
-/// the key.
+/// Reads a config.json, and the files beside it that say how to generate. Errors: kUnsupported
+/// naming the model_type and the supported ones, a feature, or a key that is not understood and may
+/// change results; kMalformedFile naming the key.
 Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
-                                        std::string_view generation_json);
+                                        const GenerationFiles& files = {});
 
 }  // namespace marlin

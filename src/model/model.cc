@@ -42,7 +42,10 @@ ModelInfo InfoOf(const Decoder& decoder) {
   info.bits_per_weight = decoder.parameters > 0 ? 8.0 * static_cast<double>(stored) /
                                                       static_cast<double>(decoder.parameters)
                                                 : 0.0;
-  info.eos_token_ids = decoder.config.eos_token_ids;
+  info.eos_token_ids = decoder.config.generation.eos_token_ids;
+  info.sampling = decoder.config.generation.sampling;
+  info.ignored_generation_keys = decoder.config.generation.ignored;
+  info.notes = decoder.config.notes;
   return info;
 }
 
@@ -196,7 +199,8 @@ Status Sequence::Truncate(int64_t length) {
 Result<Model> Model::Open(const std::string& path, const Device& device,
                           const ModelOptions& options) {
   try {
-    MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(path));
+    MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory,
+                            OpenModelDirectory(path, {options.allow_extra_tensors}));
     const Checkpoint& checkpoint = directory.checkpoint;
     MARLIN_ASSIGN_OR_RETURN(const DType cache_type, CacheType(options));
     // Checks the device before reading any tensor.

@@ -4,13 +4,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 
 #include "base/checked.h"
-#include "base/json.h"
 #include "base/macros.h"
 #include "base/path_check.h"
 #include "base/printable.h"
-#include "base/read_file.h"
 #include "checkpoint/conversion.h"
 #include "checkpoint/model_directory.h"
 #include "checkpoint/module_reader.h"
@@ -21,12 +20,22 @@
 namespace marlin {
 namespace {
 
-/// The text of generation_config.json, empty if it does not exist.
-Result<std::string> ReadGenerationConfig(const std::string& directory) {
-  const std::filesystem::path path = std::filesystem::path(directory) / "generation_config.json";
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) return std::string();
-  return ReadFile(path.string(), kGenerationJson.bytes);
+/// A file beside the weights or within them; empty if it does not exist.
+Result<std::string> ReadBeside(const Checkpoint& checkpoint, const char* name) {
+  MARLIN_ASSIGN_OR_RETURN(std::optional<std::string> text, checkpoint.ReadFile(name));
+  return text ? *std::move(text) : std::string();
+}
+
+/// Files within a container hold in config.json what their tokenizer says.
+Result<GenerationFiles> ReadGenerationFiles(const Checkpoint& checkpoint, bool whole) {
+  GenerationFiles files;
+  MARLIN_ASSIGN_OR_RETURN(files.generation_config,
+                          ReadBeside(checkpoint, "generation_config.json"));
+  if (whole) return files;
+  MARLIN_ASSIGN_OR_RETURN(files.tokenizer_config, ReadBeside(checkpoint, "tokenizer_config.json"));
+  if (files.tokenizer_config.empty()) return files;
+  MARLIN_ASSIGN_OR_RETURN(files.tokenizer, ReadBeside(checkpoint, "tokenizer.json"));
+  return files;
 }
 
 Status CheckIsModel(const std::string& path) {
@@ -52,9 +61,10 @@ Status CheckIsModel(const std::string& path) {
 
 }  // namespace
 
-Result<ModelDirectory> OpenModelDirectory(const std::string& path) {
+Result<ModelDirectory> OpenModelDirectory(const std::string& path,
+                                          const CheckpointOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckPath(path));
-  Result<Checkpoint> opened = Checkpoint::Open(path);
+  Result<Checkpoint> opened = Checkpoint::Open(path, options);
   // Containers other than safetensors embed their config.
   const bool whole =
       opened.ok() ? CheckpointAccess::Get(*opened).in_container : IsOtherContainer(path);
@@ -64,14 +74,11 @@ Result<ModelDirectory> OpenModelDirectory(const std::string& path) {
     return Status(Code::kMalformedFile,
                   fmt::format("{}: does not say which architecture it has", Printable(path)));
   }
-  std::string generation;
-  if (!whole) {
-    SystemIo io;
-    MARLIN_RETURN_IF_ERROR(CheckModelFile(io, path, "generation_config.json"));
-    MARLIN_ASSIGN_OR_RETURN(generation, ReadGenerationConfig(path));
-  }
-  Result<DecoderConfig> config = ReadDecoderConfig(checkpoint.config_json(), generation);
+  MARLIN_ASSIGN_OR_RETURN(const GenerationFiles files, ReadGenerationFiles(checkpoint, whole));
+  Result<DecoderConfig> config = ReadDecoderConfig(checkpoint.config_json(), files);
   if (!config.ok()) return config.status().WithContext(path);
+  const std::vector<std::string>& notes = checkpoint.notes();
+  config->notes.insert(config->notes.begin(), notes.begin(), notes.end());
   return ModelDirectory{std::move(checkpoint), *std::move(config)};
 }
 

@@ -18,7 +18,8 @@ struct ModelDirectory {
 };
 
 /// Errors: those of Model::Open that do not depend on a device.
-Result<ModelDirectory> OpenModelDirectory(const std::string& path);
+Result<ModelDirectory> OpenModelDirectory(const std::string& path,
+                                          const CheckpointOptions& options = {});
 
 /// The identity of a model, as recorded in its prepared-weight files.
 std::string PreparedSource(const Checkpoint& checkpoint);

@@ -4,8 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "marlin/status.h"
-#include "recipe/model_config.h"
+#include "recipe/rope_parameters.h"
 
 namespace marlin {
 
@@ -16,9 +15,7 @@ struct Rotary {
   float score_factor = 1.0F;
 };
 
-/// Reads rope_parameters, or rope_theta and rope_scaling, for heads of `head_dim`, of which the
-/// config may rotate only a part. Types: default, linear, llama3, yarn. Errors: kUnsupported naming
-/// another type, kMalformedFile naming the key.
-Result<Rotary> ReadRotary(ModelConfig& config, int64_t head_dim, int64_t max_positions);
+/// The frequencies of heads of `head_dim`, of which the parameters may rotate only a part.
+Rotary MakeRotary(const RopeParameters& rope, int64_t head_dim);
 
 }  // namespace marlin

@@ -10,6 +10,7 @@
 #include "base/printable.h"
 #include "base/scalars.h"
 #include "base/view_checks.h"
+#include "checkpoint/checkpoint_impl.h"
 #include "layout/input_transform.h"
 #include "layout/join_columns.h"
 #include "layout/plain_weights.h"
@@ -311,11 +312,12 @@ Result<Projection> WeightSource::Load(std::span<const MatrixRequest> matrices, i
 }
 
 Status WeightSource::CheckAllUsed() const {
-  if (ExtraTensorsAllowed()) return {};
+  if (CheckpointAccess::Get(checkpoint_).options.allow_extra_tensors) return {};
   const auto unexpected = [this](std::string_view what, const std::string& name) {
-    return Status(Code::kMalformedFile, fmt::format("{}: {} \"{}\" is not a part of a {}; "
-                                                    "--allow-extra-tensors leaves it out",
-                                                    checkpoint_.path(), what, name, model_type_));
+    return Status(Code::kMalformedFile,
+                  fmt::format("{}: {} \"{}\" is not a part of a {} (allow_extra_tensors ignores "
+                              "such tensors)",
+                              checkpoint_.path(), what, name, model_type_));
   };
   for (const QuantizedModule& module : checkpoint_.modules()) {
     if (!used_.contains(module.name)) return unexpected("module", module.name);

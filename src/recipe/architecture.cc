@@ -6,8 +6,8 @@
 #include "base/macros.h"
 #include "recipe/decoder_shape.h"
 #include "recipe/decoder_tensors.h"
-#include "recipe/model_config.h"
 #include "recipe/stored_layout.h"
+#include "recipe/typed_config.h"
 
 namespace marlin {
 namespace {
@@ -138,13 +138,13 @@ Status CheckTotal(const std::vector<ModelTensor>& tensors) {
 }  // namespace
 
 Result<ModelArchitecture> DescribeModel(std::string_view config_json) {
-  MARLIN_ASSIGN_OR_RETURN(ModelConfig config, ModelConfig::Parse(config_json));
-  const std::string model_type = config.String("model_type");
-  MARLIN_RETURN_IF_ERROR(config.status());
-  MARLIN_ASSIGN_OR_RETURN(const Family* family, FindFamily(model_type));
-  MARLIN_ASSIGN_OR_RETURN(const Dimensions d, ReadDimensions(*family, config));
+  MARLIN_ASSIGN_OR_RETURN(ModelConfig source, ModelConfig::Parse(config_json));
+  MARLIN_ASSIGN_OR_RETURN(TypedConfig typed,
+                          ReadTypedConfig(std::move(source), UnknownKeys::kIgnore));
+  const Family* const family = typed.family;
+  MARLIN_ASSIGN_OR_RETURN(const Dimensions d, ReadDimensions(*family, typed.config));
   ModelArchitecture model;
-  model.model_type = model_type;
+  model.model_type = family->model_type;
   model.hidden_size = d.hidden;
   model.layer_count = d.layers;
   model.vocabulary_size = d.vocabulary;

@@ -43,41 +43,34 @@ constexpr Family kFamilies[] = {
      .runs = false,
      .attention = AttentionKind::kFused,
      .fused_gate_up = true},
-    {.model_type = "qwen2",
-     .qkv_bias = BiasRule::kAlways,
-     .windows = WindowRule::kFromLimit,
-     .asks_for_windows = true},
+    {.model_type = "qwen2", .qkv_bias = BiasRule::kAlways, .windows = WindowRule::kFromLimit},
     {.model_type = "qwen3",
      .qkv_bias = BiasRule::kByAttentionBias,
      .o_bias = true,
      .qk_norm = QkNormRule::kAlways,
-     .windows = WindowRule::kFromLimit,
-     .asks_for_windows = true,
-     .default_head_dim = 128},
+     .windows = WindowRule::kFromLimit},
     {.model_type = "qwen2_moe",
      .qkv_bias = BiasRule::kByQkvBias,
      .experts = &kUsualExperts,
      .sparse = SparseRule::kByStep,
      .shared = SharedExperts::kGated,
-     .windows = WindowRule::kEvenBelowLimit,
-     .asks_for_windows = true},
+     .windows = WindowRule::kEvenBelowLimit},
     {.model_type = "qwen3_moe",
      .qkv_bias = BiasRule::kByAttentionBias,
      .o_bias = true,
      .qk_norm = QkNormRule::kAlways,
      .experts = &kUsualExperts,
-     .sparse = SparseRule::kByStep,
-     .asks_for_windows = true,
-     .reads_layer_types = false},
+     .sparse = SparseRule::kByStep},
     {.model_type = "glm4",
      .qkv_bias = BiasRule::kByAttentionBias,
      .interleaved_rotary = true,
+     .rotates_a_part = true,
      .fused_gate_up = true,
-     .sandwich_norms = true,
-     .default_head_dim = 128},
+     .sandwich_norms = true},
     {.model_type = "glm4_moe",
      .qkv_bias = BiasRule::kByAttentionBias,
      .qk_norm = QkNormRule::kByUseQkNorm,
+     .rotates_a_part = true,
      .experts = &kUsualExperts,
      .router = RouterRule::kSigmoid,
      .sparse = SparseRule::kAfterFirst,
@@ -107,15 +100,13 @@ constexpr Family kFamilies[] = {
      .sparse = SparseRule::kAfterFirst,
      .shared = SharedExperts::kPlain},
     {.model_type = "gpt_oss",
-     .qkv_bias = BiasRule::kAlways,
+     .qkv_bias = BiasRule::kByAttentionBias,
      .o_bias = true,
      .attention_sinks = true,
      .experts = &kGptOssExperts,
      .router = RouterRule::kSoftmaxOfChosen,
      .windows = WindowRule::kEvenLayers,
-     .default_head_dim = 64,
-     .default_positions = 131072,
-     .gate_limit = 7.0},
+     .clamps_gate = true},
 };
 
 void ReadAttention(const Family& family, ModelConfig& config, Dimensions* d) {
@@ -131,7 +122,7 @@ void ReadAttention(const Family& family, ModelConfig& config, Dimensions* d) {
       d->qkv_bias = config.Bool("attention_bias", false);
       break;
     case BiasRule::kByQkvBias:
-      d->qkv_bias = config.Bool("qkv_bias", true);
+      d->qkv_bias = config.Bool("qkv_bias", false);
       break;
   }
   d->qk_norm = family.qk_norm == QkNormRule::kAlways ||
@@ -144,13 +135,13 @@ void ReadAttention(const Family& family, ModelConfig& config, Dimensions* d) {
     d->v_dim = config.Size("v_head_dim", kMaxWidth);
     return;
   }
-  if (config.Has("head_dim") || family.default_head_dim != 0) {
-    d->head_dim = config.SizeOr("head_dim", kMaxWidth, family.default_head_dim);
-  } else if (d->hidden % d->heads == 0) {
+  if (config.Has("head_dim")) {
+    d->head_dim = config.Size("head_dim", kMaxWidth);
+  } else if (d->hidden >= d->heads) {
     d->head_dim = d->hidden / d->heads;
   } else {
     config.Fail("num_attention_heads",
-                fmt::format("{} heads do not divide hidden_size {}", d->heads, d->hidden));
+                fmt::format("{} heads of a hidden_size of {}", d->heads, d->hidden));
   }
   if (d->heads % d->kv_heads != 0) {
     config.Fail("num_key_value_heads",
@@ -158,17 +149,19 @@ void ReadAttention(const Family& family, ModelConfig& config, Dimensions* d) {
   }
 }
 
-/// glm4_moe_lite may list for each layer whether it has experts; the list then overrides the number
-/// of leading dense layers.
+/// glm4_moe_lite lists for each layer whether it has experts; without the list all but the first
+/// do.
 void ReadMlpKinds(ModelConfig& config, Dimensions* d) {
   const std::vector<std::string> kinds = config.StringsOrEmpty("mlp_layer_types");
-  if (kinds.empty()) return;
+  if (kinds.empty()) {
+    d->first_dense = 1;
+    return;
+  }
   if (static_cast<int64_t>(kinds.size()) != d->layers) {
     config.Fail("mlp_layer_types",
                 fmt::format("{} entries for {} layers", kinds.size(), d->layers));
     return;
   }
-  d->first_dense = 0;
   for (size_t layer = 0; layer < kinds.size(); ++layer) {
     if (kinds[layer] == "dense") {
       d->dense_layers.push_back(static_cast<int64_t>(layer));
@@ -183,9 +176,8 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   if (family.experts == nullptr) return;
   constexpr std::array<std::string_view, 3> kCounts = {"num_experts", "num_local_experts",
                                                        "n_routed_experts"};
-  constexpr std::array<std::string_view, 2> kTopK = {"num_experts_per_tok", "experts_per_token"};
   d->experts = config.SizeOfAny(kCounts, kMaxExperts);
-  d->top_k = config.SizeOfAny(kTopK, kMaxExperts);
+  d->top_k = config.Size("num_experts_per_tok", kMaxExperts);
   if (d->top_k > d->experts) {
     config.Fail("num_experts_per_tok", fmt::format("{} of {} experts", d->top_k, d->experts));
   }
@@ -196,12 +188,15 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
     d->shared_width = d->expert_width * config.CountOr("n_shared_experts", 64, 0);
   }
   if (family.sparse == SparseRule::kByStep) {
-    d->sparse_step = config.SizeOr("decoder_sparse_step", kMaxLayers, 1);
+    d->sparse_step = config.Size("decoder_sparse_step", kMaxLayers);
     d->dense_layers = config.IntegersOrEmpty("mlp_only_layers");
   } else if (family.sparse == SparseRule::kAfterFirst) {
-    d->first_dense = config.CountOr("first_k_dense_replace", kMaxLayers, 0);
     d->prediction_layers = config.CountOr("num_nextn_predict_layers", 16, 0);
-    ReadMlpKinds(config, d);
+    if (config.Knows("mlp_layer_types")) {
+      ReadMlpKinds(config, d);
+    } else {
+      d->first_dense = config.Count("first_k_dense_replace", kMaxLayers);
+    }
   }
 }
 

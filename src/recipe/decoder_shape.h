@@ -15,8 +15,8 @@ namespace marlin {
 enum class BiasRule : uint8_t {
   kNone,
   kAlways,
-  kByAttentionBias,  ///< The key attention_bias, false when absent.
-  kByQkvBias,        ///< The key qkv_bias, true when absent.
+  kByAttentionBias,  ///< The key attention_bias.
+  kByQkvBias,        ///< The key qkv_bias.
 };
 enum class QkNormRule : uint8_t { kNone, kAlways, kByUseQkNorm };
 enum class AttentionKind : uint8_t { kSplit, kFused, kLatent };
@@ -29,7 +29,7 @@ enum class RouterRule : uint8_t {
   kSoftmaxOfChosen,    ///< Over the logits of the selected experts.
   kSigmoid,            ///< With a score-correction bias and expert groups.
 };
-/// Which layers have a sliding window when layer_types is absent.
+/// Which layers have a sliding window when layer_types is absent, in the types that know windows.
 enum class WindowRule : uint8_t {
   kAllLayers,
   kEvenLayers,
@@ -62,7 +62,8 @@ struct Family {
   QkNormRule qk_norm = QkNormRule::kNone;
   bool attention_sinks = false;
   bool interleaved_rotary = false;
-  bool mlp_bias = false;  ///< The MLP follows the key mlp_bias.
+  bool rotates_a_part = false;  ///< RoPE follows the key partial_rotary_factor.
+  bool mlp_bias = false;        ///< The MLP follows the key mlp_bias.
   bool fused_gate_up = false;
   bool sandwich_norms = false;           ///< Norms also after attention and MLP.
   const ExpertStyle* experts = nullptr;  ///< Null: a dense model.
@@ -70,11 +71,7 @@ struct Family {
   SparseRule sparse = SparseRule::kAllLayers;
   SharedExperts shared = SharedExperts::kNone;
   WindowRule windows = WindowRule::kAllLayers;
-  bool asks_for_windows = false;  ///< Windows only if use_sliding_window is true.
-  bool reads_layer_types = true;  ///< layer_types says which layers have a window.
-  int64_t default_head_dim = 0;   ///< 0: hidden_size / num_attention_heads.
-  int64_t default_positions = 2048;
-  double gate_limit = 0;  ///< Default of swiglu_limit, the clamp of the GLU; 0: none.
+  bool clamps_gate = false;  ///< The GLU of gpt-oss.
 };
 
 /// All numbers that determine the tensors' shapes.
@@ -111,7 +108,8 @@ std::span<const Family> AllFamilies();
 /// Finds the family of a model_type. Errors: kUnsupported naming the known ones.
 Result<const Family*> FindFamily(const std::string& model_type);
 
-/// Reads and checks the dimensions. Errors: kMalformedFile naming the key.
+/// Reads and checks the dimensions of a config with the defaults of its type (typed_config.h).
+/// Errors: kMalformedFile naming the key.
 Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config);
 
 /// True when a layer has experts.

@@ -16,10 +16,14 @@ constexpr size_t kMaxListLength = 4096;
 
 Result<ModelConfig> ModelConfig::Parse(std::string_view text, const std::string& file,
                                        const JsonLimits& limits) {
-  ModelConfig config;
   MARLIN_ASSIGN_OR_RETURN(Json json, ParseJsonObject(text, file, limits));
+  return Of(std::move(json), file);
+}
+
+ModelConfig ModelConfig::Of(Json values, const std::string& file) {
+  ModelConfig config;
   config.file_ = file;
-  config.json_ = std::make_shared<const Json>(std::move(json));
+  config.json_ = std::make_shared<const Json>(std::move(values));
   return config;
 }
 
@@ -36,6 +40,8 @@ bool ModelConfig::Has(std::string_view key) const {
   const auto entry = json_->find(std::string(key));
   return entry != json_->end() && !entry->is_null();
 }
+
+bool ModelConfig::Knows(std::string_view key) const { return json_->contains(std::string(key)); }
 
 bool ModelConfig::IsList(std::string_view key) const {
   const auto entry = json_->find(std::string(key));
@@ -104,12 +110,19 @@ int64_t ModelConfig::SizeOfAny(std::span<const std::string_view> keys, int64_t m
 }
 
 double ModelConfig::RealOr(std::string_view key, double min, double max, double fallback) {
-  if (!Has(key)) return fallback;
+  return Has(key) ? Real(key, min, max) : fallback;
+}
+
+double ModelConfig::Real(std::string_view key, double min, double max) {
   const auto entry = json_->find(std::string(key));
+  if (entry == json_->end()) {
+    Fail(key, "the key is missing");
+    return max;
+  }
   const double value = entry->is_number() ? entry->get<double>() : min - 1;
   if (value >= min && value <= max) return value;
   FailType(key, fmt::format("a number in {}..{}", min, max), *entry);
-  return fallback;
+  return max;
 }
 
 std::string ModelConfig::StringOr(std::string_view key, std::string_view fallback) {

@@ -20,8 +20,16 @@ class ModelConfig {
   /// `file` names the text in errors.
   static Result<ModelConfig> Parse(std::string_view text, const std::string& file = "config.json",
                                    const JsonLimits& limits = kCheckpointJson);
+  /// The values of a parsed object.
+  static ModelConfig Of(Json values, const std::string& file);
 
   const Status& status() const { return status_; }
+  const std::string& file() const { return file_; }
+  const Json& values() const { return *json_; }
+  /// True when the key is present, be it null.
+  bool Knows(std::string_view key) const;
+  /// True when the key is present and null.
+  bool IsNull(std::string_view key) const { return Knows(key) && !Has(key); }
   /// True when the key is present and not null.
   bool Has(std::string_view key) const;
   bool IsList(std::string_view key) const;
@@ -32,12 +40,14 @@ class ModelConfig {
   int64_t Size(std::string_view key, int64_t max);
   int64_t SizeOr(std::string_view key, int64_t max, int64_t fallback);
   /// A number in [0, max].
+  int64_t Count(std::string_view key, int64_t max) { return Integer(key, 0, max); }
   int64_t CountOr(std::string_view key, int64_t max, int64_t fallback);
   /// A number in [min, max].
   int64_t IntegerOr(std::string_view key, int64_t min, int64_t max, int64_t fallback);
   /// The first of several synonyms of a key.
   int64_t SizeOfAny(std::span<const std::string_view> keys, int64_t max);
   /// A finite number in [min, max].
+  double Real(std::string_view key, double min, double max);
   double RealOr(std::string_view key, double min, double max, double fallback);
   std::string StringOr(std::string_view key, std::string_view fallback);
   std::vector<int64_t> IntegersOrEmpty(std::string_view key);

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import unittest
 
-from command_line import GLM, IO, QWEN, USAGE, CommandTestCase
+from command_line import COMMAND, GLM, IO, QWEN, USAGE, CommandTestCase
 
 
 class Bench(CommandTestCase):
@@ -185,6 +187,23 @@ class Bench(CommandTestCase):
             for key in ("tokens_per_second", "gbps", "products_seconds", "products_fraction"):
                 self.assertGreater(row[key], 0)
 
+    def test_a_kernel_is_refused_before_weights_are_made(self) -> None:
+        # Weights beyond the caches take a gigabyte.
+        for kernel, says in (("unknown", "unknown name 'unknown' on cpu; known: "),
+                             ("marlin_gemm_w4a8_scalar", "needs accuracy w4a8")):
+            arguments = ("bench", "gemm", "--kernel", kernel, "--device", "cpu", "--threads", "1",
+                         "--shape", "1,1024,1024")
+            with subprocess.Popen([COMMAND, *arguments], stderr=subprocess.PIPE,
+                                  text=True) as process:
+                assert process.stderr is not None
+                message = process.stderr.read()
+                _, status, usage = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
+            self.assertNotEqual(process.returncode, 0)
+            self.assertIn("--kernel: ", message)
+            self.assertIn(says, message)
+            self.assertLess(usage.ru_maxrss, 500_000)  # KiB
+
     def test_wrong_use(self) -> None:
         for arguments, says in (
                 (("conv",), "expected gemm, dequantize, sweep, moe, model or load, got 'conv'"),
@@ -212,6 +231,9 @@ class Bench(CommandTestCase):
                 (("model", QWEN, "--new-tokens", "600"), "--new-tokens: expected 1..512, got 600"),
                 (("model", QWEN, "--batch", "0"), "--batch: expected 1..4096, got 0"),
                 (("model", QWEN, "--threads", "0"), "--threads: expected 1..4096, got 0"),
+                (("gemm", "--kernel", "unknown", "--device", "cpu"),
+                 "--kernel: unknown name 'unknown' on cpu; known: "),
+                (("gemm", "--kernel", "marlin_gemm_scalar@0x1", "--device", "cpu"), "--kernel: "),
                 (("gemm", "--shape", "1,2"), "--shape: expected M,N,K"),
                 (("gemm", "--shape", "[1,64,64]"), "expected M,N,K of at least 1, got '[1"),
                 (("gemm", "--against", "mkl"), "unknown baseline 'mkl'"),

@@ -21,7 +21,7 @@ HUGE = "1000000,1000000,1000000"
 CASES: list[tuple[int, str]] = [
     (0, "--version"),
     (0, "quantize --help"),
-    (USAGE, ""),
+    (0, ""),
     (USAGE, "nonsense"),
     (USAGE, "quantize"),
     (0, "quantize SRC -o OUT --format fp4_e2m1"),

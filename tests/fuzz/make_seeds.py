@@ -96,6 +96,8 @@ def config_shapes() -> Seeds:
 def generation_configs() -> Seeds:
     return {
         "one": b'{"eos_token_id":2,"temperature":0.6,"top_p":0.95}',
+        "sampled": b'{"do_sample":true,"top_k":20,"min_p":0.1,"repetition_penalty":1.1}',
+        "ignored": b'{"no_repeat_ngram_size":3,"num_beams":4,"suppress_tokens":[1,2]}',
         "several": b'{"eos_token_id":[1,2,3],"bos_token_id":0}',
         "eos-depth-200": deep(200, '{"eos_token_id":'),
         "eos-depth-100000": deep(100_000, '{"eos_token_id":{"a":', after="}}"),
@@ -682,6 +684,11 @@ def onnx_files() -> Seeds:
         [onnx_node("DequantizeLinear", ("w", "s", "z"), axis=1)],
         [onnx_tensor("w", 3, (2, 2, 3), bytes(12)), onnx_tensor("s", 10, (2,), bytes(4)),
          onnx_tensor("z", 3, (2,), bytes(2), 5)])
+    for name, nodes in (("matmul", [onnx_node("MatMul", ("x", "w"))]),
+                        ("gemm", [onnx_node("Gemm", ("x", "w"), transB=1)]),
+                        ("transposed", [onnx_node("Transpose", ("w",)),
+                                        onnx_node("MatMul", ("x", "d"))])):
+        seeds[f"plain-{name}"] = model(nodes, [onnx_tensor("w", 1, (2, 3), bytes(24))])
     seeds["external"] = model([], [onnx_tensor("w", 1, (2,), onnx_field(1, "location")
                                                + onnx_field(2, "data.bin"), 13)
                                    + onnx_field(14, 1)])

@@ -7,7 +7,7 @@
 #include "model/decoder_config.h"
 #include "recipe/architecture.h"
 #include "recipe/decoder_shape.h"
-#include "recipe/model_config.h"
+#include "recipe/typed_config.h"
 
 namespace {
 
@@ -60,7 +60,7 @@ void CheckDecoder(const DecoderConfig& decoder, const ModelArchitecture& model) 
   MARLIN_FUZZ_CHECK(decoder.shape.layers == model.layer_count);
   MARLIN_FUZZ_CHECK(decoder.windows.size() == static_cast<size_t>(decoder.shape.layers));
   for (const int64_t window : decoder.windows) MARLIN_FUZZ_CHECK(window >= 0);
-  for (const int32_t token : decoder.eos_token_ids) MARLIN_FUZZ_CHECK(token >= 0);
+  for (const int32_t token : decoder.generation.eos_token_ids) MARLIN_FUZZ_CHECK(token >= 0);
   MARLIN_FUZZ_CHECK(decoder.max_positions > 0);
   MARLIN_FUZZ_CHECK(std::isfinite(decoder.score_scale) && std::isfinite(decoder.epsilon));
   const Rotary& rotary = decoder.rotary;
@@ -76,9 +76,9 @@ void CheckDecoder(const DecoderConfig& decoder, const ModelArchitecture& model) 
 bool IsLarge(std::string_view text) {
   auto config = ModelConfig::Parse(text);
   if (!config.ok()) return false;
-  const auto family = FindFamily(config->String("model_type"));
-  if (!family.ok()) return false;
-  const auto shape = ReadDimensions(**family, *config);
+  auto typed = ReadTypedConfig(*std::move(config), UnknownKeys::kIgnore);
+  if (!typed.ok()) return false;
+  const auto shape = ReadDimensions(*typed->family, typed->config);
   return shape.ok() &&
          (shape->layers + shape->prediction_layers) * (3 * shape->experts + 24) > kDescribedTensors;
 }
@@ -89,7 +89,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text = TextOf(data, size);
   if (IsLarge(text)) return 0;
   const auto model = DescribeModel(text);
-  const auto decoder = ReadDecoderConfig(text, "");
+  const auto decoder = ReadDecoderConfig(text);
   if (model.ok()) {
     CheckArchitecture(*model);
   } else {

@@ -257,3 +257,59 @@ def test_experts(tmp_path: Path, bits: int, block: int, zeros: bool, which: str)
         routes[:, expert] = 0
         want = running.run(None, {"x": np.eye(size, dtype=np.float32), "r": routes})[0]
         assert np.array_equal(found[which][expert], want)
+
+
+def run_command(*words: Any) -> None:
+    assert _core.run_command([os.fsencode(str(word)) for word in words], TextCodec) == 0
+
+
+@pytest.mark.parametrize(("op", "settings", "shape"), [
+    ("MatMul", {}, (K, N)),
+    ("Gemm", {}, (K, N)),
+    ("Gemm", {"transB": 1}, (N, K)),
+])
+def test_plain_products(tmp_path: Path, op: str, settings: dict[str, int],
+                        shape: tuple[int, int]) -> None:
+    """A plain matrix is [in, out] or [out, in] by its operator; every command then has it as
+    checkpoints do, [out, in]."""
+    stored = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x", NAMES[0]], ["y"], **settings)], "g",
+        [helper.make_tensor_value_info("x", T.FLOAT, ["m", K])],
+        [helper.make_tensor_value_info("y", T.FLOAT, ["m", N])],
+        [numpy_helper.from_array(stored, NAMES[0])])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)],
+                                ir_version=10), str(path))
+    wanted = session(path).run(None, {"x": np.eye(K, dtype=np.float32)})[0]  # [in, out]
+    plain, packed, back, again = (tmp_path / name for name in ("plain", "q", "back", "again"))
+    run_command("metal-marlin", "import", path, "-o", plain)
+    assert np.array_equal(read_tensors(plain)[NAMES[0]].T, wanted)
+    run_command("metal-marlin", "quantize", path, "-o", packed, "--recipe", "uniform:s8/g32")
+    found = read(packed)[NAMES[0]]
+    assert found.shape == (K, N)
+    assert np.abs(found - wanted).max() < 0.02
+    run_command("metal-marlin", "dequantize", packed, "-o", back, "--dtype", "fp32")
+    assert np.array_equal(read_tensors(back)[NAMES[0]].T, found)
+    run_command("metal-marlin", "quantize", plain, "-o", again, "--recipe", "uniform:s8/g32")
+    assert np.array_equal(read(again)[NAMES[0]], found)
+
+
+def test_dequantized_matrices_are_as_in_checkpoints(tmp_path: Path) -> None:
+    codes = integers(-8, 8, K, N)
+    graph = helper.make_graph(
+        [helper.make_node("DequantizeLinear", [NAMES[0], "s"], ["d"], axis=0, block_size=32),
+         helper.make_node("MatMul", ["x", "d"], ["y"])], "g",
+        [helper.make_tensor_value_info("x", T.FLOAT, ["m", K])],
+        [helper.make_tensor_value_info("y", T.FLOAT, ["m", N])],
+        [initializer(NAMES[0], codes, T.INT4), initializer("s", scales(K // 32, N), T.FLOAT)])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)],
+                                ir_version=10), str(path))
+    run_command("metal-marlin", "dequantize", path, "-o", tmp_path / "d", "--dtype", "fp32")
+    run_command("metal-marlin", "import", path, "-o", tmp_path / "i")
+    run_command("metal-marlin", "dequantize", tmp_path / "i", "-o", tmp_path / "di", "--dtype",
+                "fp32")
+    wanted = codes.astype(np.float32) * np.repeat(scales(K // 32, N), 32, 0)
+    for made in ("d", "di"):
+        assert np.array_equal(read_tensors(tmp_path / made)[NAMES[0]].T, wanted)

@@ -525,3 +525,25 @@ def test_experts_on_the_host_write_the_same_tokens() -> None:
     model = mm.load(SAMPLE, "cpu", exact=True, host_experts=4)
     assert model.info["host_experts"] == 16 and model.info["host_bytes"] > 0
     assert model.generate([296, 385], 8)["token_ids"] == want
+
+
+def test_a_process_leaves_no_folder_behind(tmp_path: Path) -> None:
+    """The simulator's sources and programs are in temporary folders; interpreters destroy little
+    of what modules hold."""
+    program = (
+        "import numpy as np, metal_marlin as mm\n"
+        "device = mm.open_device('metal-sim')\n"
+        "ready = mm.prepare(mm.pack_weights(np.ones((64, 32), np.float32)), device)\n"
+        "mm.matmul(np.ones((1, 64), np.float32), ready)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "UnsupportedError" in done.stderr:
+        pytest.skip("no simulator")
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []

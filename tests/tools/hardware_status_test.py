@@ -86,6 +86,31 @@ class HardwareStatus(unittest.TestCase):
                 for line in hardware_status.page(self.root).splitlines()
                 if line.startswith(f"| `{kernel}` ")]
 
+    def test_every_row_has_a_source(self) -> None:
+        backend = ""
+        kernels = 0
+        for line in (ROOT / hardware_status.PAGE).read_text().splitlines():
+            titles = {f"## {title}": key
+                      for key, (title, _, _) in hardware_status.BACKENDS.items()}
+            backend = titles.get(line, backend)
+            if not line.startswith("| `"):
+                continue
+            kernels += 1
+            kernel = line.split("`")[1]
+            found = hardware_status.source_of(backend, kernel)
+            self.assertIsNotNone(found, kernel)
+            assert found is not None
+            path, defined = found
+            text = (ROOT / "src" / "backends" / backend / path).read_text()
+            self.assertIn(defined, text, kernel)
+        self.assertGreater(kernels, 40)
+
+    def test_what_the_host_does_is_no_row(self) -> None:
+        self.write("tests/conformance/expected_counts_metal.json",
+                   {"marlin_router_metal": {"passed": 9}, "marlin_dequantize_metal": {"passed": 9}})
+        self.assertEqual(self.lines("marlin_router_metal"), [])
+        self.assertEqual(self.lines("marlin_dequantize_metal"), ["`host-simulator`"])
+
     def test_nothing_has_run(self) -> None:
         self.assertEqual(self.lines("marlin_one"), ["`not-run`"] * 3)
 

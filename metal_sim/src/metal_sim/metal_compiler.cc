@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <stdlib.h>
 
 #include <charconv>
 #include <cstdlib>
@@ -61,15 +60,6 @@ Result<Clang> FindClang(const std::string& named) {
                             kOldestClang, fmt::join(names, ", ")));
 }
 
-Result<fs::path> MakeTemporaryFolder() {
-  std::error_code error;
-  std::string pattern = (fs::temp_directory_path(error) / "metal-sim-XXXXXX").string();
-  if (error || mkdtemp(pattern.data()) == nullptr) {
-    return Status(Code::kIo, pattern + ": cannot be made");
-  }
-  return fs::path(pattern);
-}
-
 Status WriteText(const fs::path& path, std::string_view text) {
   std::error_code error;
   fs::create_directories(path.parent_path(), error);
@@ -88,7 +78,7 @@ Result<MetalCompiler> MetalCompiler::Make(const std::string& named) {
   METAL_SIM_ASSIGN_OR_RETURN(Clang found, FindClang(named));
   compiler.clang_ = std::move(found.name);
   compiler.version_ = std::move(found.version);
-  METAL_SIM_ASSIGN_OR_RETURN(compiler.folder_, MakeTemporaryFolder());
+  METAL_SIM_ASSIGN_OR_RETURN(compiler.folder_, TemporaryFolder::Make("metal-sim-"));
   for (const ShimFile& file : ShimFiles()) {
     METAL_SIM_RETURN_IF_ERROR(
         compiler.Write(fs::path(kShimFolder) / file.path, file.text).status());
@@ -96,27 +86,10 @@ Result<MetalCompiler> MetalCompiler::Make(const std::string& named) {
   return compiler;
 }
 
-MetalCompiler::~MetalCompiler() {
-  std::error_code ignored;
-  if (!folder_.empty()) fs::remove_all(folder_, ignored);
-}
-
-MetalCompiler::MetalCompiler(MetalCompiler&& other) noexcept
-    : clang_(std::move(other.clang_)),
-      version_(std::move(other.version_)),
-      folder_(std::exchange(other.folder_, {})) {}
-
-MetalCompiler& MetalCompiler::operator=(MetalCompiler&& other) noexcept {
-  std::swap(clang_, other.clang_);
-  std::swap(version_, other.version_);
-  std::swap(folder_, other.folder_);
-  return *this;
-}
-
-fs::path MetalCompiler::shim() const { return folder_ / kShimFolder; }
+fs::path MetalCompiler::shim() const { return folder() / kShimFolder; }
 
 Result<fs::path> MetalCompiler::Write(const fs::path& name, std::string_view text) const {
-  fs::path path = folder_ / name;
+  fs::path path = folder() / name;
   METAL_SIM_RETURN_IF_ERROR(WriteText(path, text));
   return path;
 }

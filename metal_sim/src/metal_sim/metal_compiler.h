@@ -9,6 +9,7 @@
 
 #include "metal_sim/child_process.h"
 #include "metal_sim/status.h"
+#include "metal_sim/temporary_folder.h"
 
 namespace metal_sim {
 
@@ -29,11 +30,8 @@ class MetalCompiler {
   static Result<MetalCompiler> Make(const std::string& named);
   /// Whether there is a compiler. Errors: kUnsupported.
   static Status Check(const std::string& named);
-  ~MetalCompiler();
-  MetalCompiler(MetalCompiler&& other) noexcept;
-  MetalCompiler& operator=(MetalCompiler&& other) noexcept;
 
-  const std::filesystem::path& folder() const { return folder_; }
+  const std::filesystem::path& folder() const { return folder_.path(); }
   /// The output of the compiler's --version.
   const std::string& version() const { return version_; }
   /// The shim's files below the folder, where its own #include lines look for them.
@@ -59,7 +57,7 @@ class MetalCompiler {
 
   std::string clang_;
   std::string version_;
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
 };
 
 }  // namespace metal_sim

@@ -1,8 +1,8 @@
 #include "backends/metal/simulated_driver.h"
 
 #include <fmt/core.h>
-#include <stdlib.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +17,7 @@
 #include "base/macros.h"
 #include "base/parse_number.h"
 #include "metal_sim/metal_program.h"
+#include "metal_sim/temporary_folder.h"
 
 namespace marlin::metal {
 namespace {
@@ -33,12 +34,6 @@ constexpr int kSimulatedCores = 2;
 class Programs {
  public:
   explicit Programs(metal_sim::CompileOptions options) : options_(std::move(options)) {}
-  Programs(const Programs&) = delete;
-  Programs& operator=(const Programs&) = delete;
-  ~Programs() {
-    std::error_code ignored;
-    if (!folder_.empty()) fs::remove_all(folder_, ignored);
-  }
 
   /// Errors: kIo.
   Status WriteSources() {
@@ -47,15 +42,13 @@ class Programs {
       options_.include_folders = {named};
       return Status();
     }
+    MARLIN_ASSIGN_OR_RETURN(folder_,
+                            FromSimulator(metal_sim::TemporaryFolder::Make("marlin-metal-")));
+    root_ = folder_.path();
+    options_.include_folders = {root_.string()};
     std::error_code error;
-    std::string pattern = (fs::temp_directory_path(error) / "marlin-metal-XXXXXX").string();
-    if (error || mkdtemp(pattern.data()) == nullptr) {
-      return Status(Code::kIo, pattern + ": cannot be created");
-    }
-    root_ = folder_ = pattern;
-    options_.include_folders = {pattern};
     for (const KernelFile& source : KernelFiles()) {
-      const fs::path path = folder_ / source.path;
+      const fs::path path = root_ / source.path;
       fs::create_directories(path.parent_path(), error);
       std::ofstream file(path, std::ios::binary);
       file.write(source.text.data(), static_cast<std::streamsize>(source.text.size()));
@@ -88,7 +81,7 @@ class Programs {
  private:
   metal_sim::CompileOptions options_;
   fs::path root_;
-  fs::path folder_;  ///< Temporary; empty if MARLIN_METAL_SIM_SOURCES names the sources.
+  metal_sim::TemporaryFolder folder_;  ///< Unless MARLIN_METAL_SIM_SOURCES names the sources.
   std::mutex mutex_;
   std::map<std::string, std::vector<std::unique_ptr<MetalProgram>>> free_;
 };

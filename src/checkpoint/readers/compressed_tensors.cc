@@ -373,6 +373,8 @@ class CtFinder {
     std::vector<int32_t> groups(static_cast<size_t>(k_));
     for (int64_t k = 0; k < k_; ++k) {
       const auto group = static_cast<int32_t>(WordAt(store_.Data(index), k));
+      // Stands for no index in the program that writes these files, wherever it is.
+      if (group == -1) return {};
       if (group < 0 || group >= groups_) {
         return finder_.Malformed(".weight_g_idx",
                                  fmt::format("group {} of {} at [{}]", group, groups_, k));

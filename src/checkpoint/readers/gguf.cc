@@ -16,6 +16,7 @@
 #include "checkpoint/readers/gguf_blocks.h"
 #include "checkpoint/readers/gguf_config.h"
 #include "checkpoint/readers/gguf_file.h"
+#include "checkpoint/readers/gguf_generation.h"
 #include "checkpoint/readers/gguf_names.h"
 #include "checkpoint/readers/gguf_rows.h"
 #include "checkpoint/readers/gguf_tokenizer.h"
@@ -85,9 +86,21 @@ class GgufReader final : public ModuleReader {
                         pool_.Get());
   }
 
-  std::vector<ContainedFile> Files() const override { return GgufTokenizerFiles(Metadata()); }
+  std::vector<ContainedFile> Files() const override {
+    std::vector<ContainedFile> files = GgufTokenizerFiles(Metadata());
+    if (std::optional<ContainedFile> file = File(kGenerationFile)) files.push_back(*file);
+    return files;
+  }
+  std::optional<ContainedFile> File(const std::string& name) const override {
+    if (name != kGenerationFile) return ModuleReader::File(name);
+    std::string text = GgufGenerationConfig(Metadata());
+    if (text.empty()) return std::nullopt;
+    return ContainedFile{name, std::move(text), ""};
+  }
 
  private:
+  static constexpr const char* kGenerationFile = "generation_config.json";
+
   const GgufMetadata& Metadata() const { return files_.front().metadata; }
 
   Status Fail(const std::string& message, Code code = Code::kMalformedFile) const {

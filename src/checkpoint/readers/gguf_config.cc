@@ -3,16 +3,54 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <numbers>
 #include <string>
+
+#include "checkpoint/readers/gguf_generation.h"
+#include "checkpoint/readers/gguf_rope.h"
+#include "recipe/name_list.h"
+#include "recipe/type_defaults.h"
+#include "recipe/typed_config.h"
 
 namespace marlin {
 namespace {
 
-/// The shortest decimal of an fp32: 1e-05 instead of 9.99999974738e-06.
-double Shortest(double value) { return std::stod(fmt::format("{}", static_cast<float>(value))); }
+constexpr double kTheta = 10000;
+constexpr int64_t kSigmoidGating = 2;  // A value of expert_gating_func.
+
+/// Keys after the architecture that are read here, or that the tensors' shapes repeat. Those of
+/// RoPE are kGgufRopeKeys.
+constexpr std::string_view kGgufKeys[] = {
+    "attention.causal",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.key_length_mla",
+    "attention.kv_lora_rank",
+    "attention.layer_norm_rms_epsilon",
+    "attention.q_lora_rank",
+    "attention.sliding_window",
+    "attention.value_length",
+    "attention.value_length_mla",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "expert_count",
+    "expert_feed_forward_length",
+    "expert_gating_func",
+    "expert_group_count",
+    "expert_group_used_count",
+    "expert_shared_count",
+    "expert_shared_feed_forward_length",
+    "expert_used_count",
+    "expert_weights_norm",
+    "expert_weights_scale",
+    "feed_forward_length",
+    "leading_dense_block_count",
+    "nextn_predict_layers",
+    "tensor_data_layout",
+    "vocab_size",
+};
 
 /// Builds the object; keys of the metadata are given without the architecture.
 class ConfigBuilder {
@@ -27,8 +65,13 @@ class ConfigBuilder {
     AddDimensions();
     if (experts) AddExperts();
     if (architecture_.name == "deepseek2") AddLatentAttention();
-    AddRotary();
+    config_["rope_theta"] = Shortest(metadata_.Real(Key("rope.freq_base")).value_or(kTheta));
+    const GgufRope rope(architecture_, metadata_, tensors_.rope_factors);
+    if (Json scaling = rope.Scaling(); !scaling.empty()) {
+      config_["rope_scaling"] = std::move(scaling);
+    }
     AddTokens();
+    AddOthers();
     return std::move(config_);
   }
 
@@ -55,8 +98,7 @@ class ConfigBuilder {
 
   std::string ModelType(bool experts) const {
     const std::optional<int64_t> gating = Count("expert_gating_func");
-    constexpr int64_t kSigmoid = 2;
-    if (architecture_.name == "deepseek2" && gating != kSigmoid) return "deepseek_v2";
+    if (architecture_.name == "deepseek2" && gating != kSigmoidGating) return "deepseek_v2";
     if (experts && !architecture_.expert_type.empty()) {
       return std::string(architecture_.expert_type);
     }
@@ -93,9 +135,9 @@ class ConfigBuilder {
     if (architecture_.name == "glm4moe") config_["use_qk_norm"] = Has("blk.0.attn_q_norm.weight");
     if (architecture_.name == "llama") config_["mlp_bias"] = Has("blk.0.ffn_up.bias");
     if (architecture_.name != "deepseek2") AddHeadSize();
-    if (const auto window = Count("attention.sliding_window")) {
-      Put("sliding_window", window);
-      if (architecture_.name.starts_with("qwen")) config_["use_sliding_window"] = true;
+    // The runtime of these files knows no windows of Qwen's layers.
+    if (!architecture_.name.starts_with("qwen")) {
+      Copy("attention.sliding_window", "sliding_window");
     }
   }
 
@@ -106,9 +148,9 @@ class ConfigBuilder {
     if (!size && hidden && heads && *heads > 0) size = *hidden / *heads;
     Put("head_dim", size);
     const std::optional<int64_t> rotated = Count("rope.dimension_count");
-    if (size && *size > 0 && rotated && *rotated < *size) {
-      config_["partial_rotary_factor"] = static_cast<double>(*rotated) / static_cast<double>(*size);
-    }
+    const bool whole = !size || *size == 0 || !rotated || *rotated >= *size;
+    config_["partial_rotary_factor"] =
+        whole ? 1.0 : static_cast<double>(*rotated) / static_cast<double>(*size);
   }
 
   void AddExperts() {
@@ -120,17 +162,23 @@ class ConfigBuilder {
     Copy("expert_shared_count", "n_shared_experts");
     Copy("expert_shared_feed_forward_length", "shared_expert_intermediate_size");
     Copy("leading_dense_block_count", "first_k_dense_replace");
-    Copy("expert_group_count", "n_group");
-    Copy("expert_group_used_count", "topk_group");
+    if (Count("expert_group_count").value_or(0) > 0) {
+      Copy("expert_group_count", "n_group");
+      Copy("expert_group_used_count", "topk_group");
+    }
     const std::optional<int64_t> width = Count("expert_feed_forward_length");
     Put(mixtral ? "intermediate_size" : "moe_intermediate_size", width);
     if (width && !config_.contains("intermediate_size")) Put("intermediate_size", width);
-    if (const auto scale = metadata_.Real(Key("expert_weights_scale"))) {
-      config_["routed_scaling_factor"] = Shortest(*scale);
-    }
-    // The runtime of these files normalizes for qwen3moe and does not for qwen2moe.
+    const double scale = metadata_.Real(Key("expert_weights_scale")).value_or(0);
+    config_["routed_scaling_factor"] = scale == 0 ? 1.0 : Shortest(scale);
+    // The runtime of these files normalizes for qwen3moe and does not for qwen2moe. Mixtral and
+    // gpt-oss have no choice.
     const std::optional<bool> norm = metadata_.Bool(Key("expert_weights_norm"));
-    config_["norm_topk_prob"] = norm.value_or(architecture_.name == "qwen3moe");
+    if (!mixtral) config_["norm_topk_prob"] = norm.value_or(architecture_.name == "qwen3moe");
+    const int64_t gating = Count("expert_gating_func").value_or(0);
+    if (architecture_.name == "glm4moe" && gating != 0 && gating != kSigmoidGating) {
+      config_["scoring_func"] = fmt::format("expert_gating_func {}", gating);
+    }
     if (architecture_.name.starts_with("qwen")) AddDenseLayers();
   }
 
@@ -162,76 +210,62 @@ class ConfigBuilder {
     Put("num_key_value_heads", Count("attention.head_count"));
   }
 
-  void AddRotary() {
-    if (const auto theta = metadata_.Real(Key("rope.freq_base"))) {
-      config_["rope_theta"] = Shortest(*theta);
-    }
-    const std::optional<std::string_view> type = metadata_.Text(Key("rope.scaling.type"));
-    Json scaling = Json::object();
-    if (!tensors_.rope_factors.empty()) {
-      scaling = Llama3Scaling();
-    } else if (type && *type != "none") {
-      scaling["rope_type"] = std::string(*type);
-      const auto real = [&](std::string_view key, const char* name) {
-        if (const auto number = metadata_.Real(Key(key))) scaling[name] = Shortest(*number);
-      };
-      real("rope.scaling.factor", "factor");
-      real("rope.scaling.yarn_beta_fast", "beta_fast");
-      real("rope.scaling.yarn_beta_slow", "beta_slow");
-      real("rope.scaling.attn_factor", "attention_factor");
-      if (const auto context = Count("rope.scaling.original_context_length")) {
-        scaling["original_max_position_embeddings"] = static_cast<uint64_t>(*context);
-      }
-      if (architecture_.name == "gpt-oss") scaling["truncate"] = false;
-      // DeepSeek's converter stores a tenth of mscale_all_dim.
-      if (const auto log = metadata_.Real(Key("rope.scaling.yarn_log_multiplier"))) {
-        scaling["mscale"] = scaling["mscale_all_dim"] = Shortest(*log * 10);
-      }
-    }
-    if (!scaling.empty()) config_["rope_scaling"] = std::move(scaling);
-  }
-
-  /// Llama 3.1 stores the quotients of its frequencies in a tensor, and not the four numbers that
-  /// give them. They are taken from the quotients and checked against all of them.
-  Json Llama3Scaling() const {
-    const std::span<const float> factors = tensors_.rope_factors;
-    const double factor = *std::max_element(factors.begin(), factors.end());
-    if (factor == 1 && *std::min_element(factors.begin(), factors.end()) == 1)
-      return Json::object();
-    const double theta = metadata_.Real(Key("rope.freq_base")).value_or(10000);
-    constexpr double kLow = 1;
-    constexpr double kHigh = 4;
-    constexpr double kContext = 8192;
-    const auto pairs = static_cast<double>(factors.size());
-    for (size_t i = 0; i < factors.size(); ++i) {
-      const double frequency = std::pow(theta, -static_cast<double>(i) / pairs);
-      const double turns = kContext * frequency / (2 * std::numbers::pi);
-      const double smooth = std::clamp((turns - kLow) / (kHigh - kLow), 0.0, 1.0);
-      const double expected = 1 / ((1 - smooth) / factor + smooth);
-      if (!(std::abs(factors[i] - expected) <= 1e-3 * expected)) {
-        return {{"rope_type", "rope_freqs.weight, whose factors are not those of llama3"}};
-      }
-    }
-    return {{"rope_type", "llama3"},
-            {"factor", Shortest(factor)},
-            {"low_freq_factor", kLow},
-            {"high_freq_factor", kHigh},
-            {"original_max_position_embeddings", static_cast<uint64_t>(kContext)}};
-  }
-
   void AddTokens() {
-    const auto token = [&](std::string_view key) {
-      const std::optional<int64_t> id = metadata_.Integer(key);
-      return id && *id >= 0 && *id <= INT32_MAX ? id : std::nullopt;
-    };
-    Put("bos_token_id", token("tokenizer.ggml.bos_token_id"));
-    const std::optional<int64_t> end = token("tokenizer.ggml.eos_token_id");
-    const std::optional<int64_t> turn = token("tokenizer.ggml.eot_token_id");
-    if (end && turn && *end != *turn) {
-      config_["eos_token_id"] = {static_cast<uint64_t>(*end), static_cast<uint64_t>(*turn)};
-    } else {
-      Put("eos_token_id", end ? end : turn);
+    const std::optional<int64_t> start = metadata_.Integer("tokenizer.ggml.bos_token_id");
+    if (start && *start >= 0 && *start <= INT32_MAX) Put("bos_token_id", start);
+    const std::vector<int64_t> ends = GgufEndTokens(metadata_);
+    if (ends.size() == 1) {
+      Put("eos_token_id", ends.front());
+    } else if (!ends.empty()) {
+      Json list = Json::array();
+      for (const int64_t id : ends) list.push_back(static_cast<uint64_t>(id));
+      config_["eos_token_id"] = std::move(list);
     }
+  }
+
+  /// Drops what the type does not read. Values that the file lacks are those of its runtime, never
+  /// those of the type elsewhere: null for what the runtime requires, too, so that running the
+  /// model names it. Keys that are not understood are kept, so that running the model refuses those
+  /// that change results.
+  void AddOthers() {
+    const std::string type = config_["model_type"];
+    for (auto at = config_.begin(); at != config_.end();) {
+      const std::string_view treatment = KeyTreatment(type, at.key());
+      const bool other = treatment == "suspect" || treatment == "ignored";
+      at = other ? config_.erase(at) : std::next(at);
+    }
+    const Result<Json> defaults = ParseJsonObject(TypeDefaults(type), "defaults");
+    if (!defaults.ok()) return;
+    const Json own = {{"hidden_act", "silu"},
+                      {"num_key_value_heads", config_.value("num_attention_heads", Json())},
+                      {"max_window_layers", 0},
+                      {"rope_interleave", true},
+                      {"rope_parameters", Json::object()},
+                      {"swiglu_limit", 7.0},
+                      {"swiglu_alpha", 1.702},
+                      {"first_k_dense_replace", 0},
+                      {"n_shared_experts", 0},
+                      {"n_group", 1},
+                      {"topk_group", 1},
+                      {"num_nextn_predict_layers", 0}};
+    for (const auto& [key, value] : defaults->items()) {
+      if (config_.contains(key)) continue;
+      config_[key] = own.contains(key) ? own[key] : (value.is_boolean() ? Json(false) : Json());
+    }
+    if (metadata_.Bool(Key("attention.causal")) == false) config_["is_causal"] = false;
+    for (const std::string_view key : metadata_.Keys(Key(""))) {
+      const std::string_view name = key.substr(architecture_.name.size() + 1);
+      if (!Contains(kGgufKeys, name) && !Contains(kGgufRopeKeys, name)) {
+        config_[std::string(key)] = ValueOf(key);
+      }
+    }
+  }
+  Json ValueOf(std::string_view key) const {
+    if (const auto flag = metadata_.Bool(key)) return *flag;
+    if (const auto text = metadata_.Text(key)) return std::string(*text);
+    if (const auto integer = metadata_.Integer(key)) return *integer;
+    if (const auto real = metadata_.Real(key)) return Shortest(*real);
+    return "an array";
   }
 
   const GgufArchitecture& architecture_;

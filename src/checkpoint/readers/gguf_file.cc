@@ -323,6 +323,15 @@ const GgufValue* GgufMetadata::Find(std::string_view key) const {
   return found == values_.end() ? nullptr : &found->second;
 }
 
+std::vector<std::string_view> GgufMetadata::Keys(std::string_view prefix) const {
+  std::vector<std::string_view> keys;
+  for (auto at = values_.lower_bound(prefix); at != values_.end() && at->first.starts_with(prefix);
+       ++at) {
+    keys.push_back(at->first);
+  }
+  return keys;
+}
+
 std::optional<int64_t> GgufMetadata::Integer(std::string_view key) const {
   const GgufValue* value = Find(key);
   if (value == nullptr || value->is_array) return std::nullopt;
@@ -368,6 +377,8 @@ std::optional<std::vector<std::string_view>> GgufMetadata::Texts(std::string_vie
   }
   return texts;
 }
+
+double Shortest(double value) { return std::stod(fmt::format("{}", static_cast<float>(value))); }
 
 Result<GgufFile> ParseGguf(std::string_view file, const std::string& where) {
   return GgufParser(file, where).Run();

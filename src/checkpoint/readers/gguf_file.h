@@ -47,6 +47,8 @@ class GgufMetadata {
 
   const GgufValue* Find(std::string_view key) const;
   bool Has(std::string_view key) const { return Find(key) != nullptr; }
+  /// All keys that begin with a prefix, sorted.
+  std::vector<std::string_view> Keys(std::string_view prefix) const;
   /// Nothing if the key is absent or not of that kind; integers of every width count as integers,
   /// and as reals.
   std::optional<int64_t> Integer(std::string_view key) const;
@@ -61,6 +63,9 @@ class GgufMetadata {
  private:
   std::map<std::string_view, GgufValue> values_;
 };
+
+/// The shortest decimal of an fp32, for JSON: 1e-05 instead of 9.99999974738e-06.
+double Shortest(double value);
 
 /// One tensor of a file. `dims` is the shape in C order: the last dimension is contiguous.
 struct GgufTensor {

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <deque>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_map>
@@ -10,6 +11,7 @@
 #include "base/json.h"
 #include "base/printable.h"
 #include "checkpoint/readers/gguf_cut.h"
+#include "checkpoint/readers/gguf_generation.h"
 
 namespace marlin {
 namespace {
@@ -23,31 +25,109 @@ class TokenizerBuilder {
 
   /// Sets `obstacle_` if the tokenizer cannot be expressed.
   std::string Build() {
-    const std::string_view model =
-        metadata_.Text("tokenizer.ggml.model").value_or(std::string_view());
-    if (model != "gpt2" && model != "llama") {
-      obstacle_ = fmt::format("tokenizer.ggml.model \"{}\" cannot be expressed; gpt2 and llama can",
-                              Printable(model));
+    model_ = metadata_.Text("tokenizer.ggml.model").value_or(std::string_view());
+    const bool pairs = model_ == "gpt2" || model_ == "gemma4";
+    if (!pairs && model_ != "llama") {
+      const std::string_view kind = KindOf(model_);
+      obstacle_ = fmt::format(
+          "tokenizer.ggml.model \"{}\"{}{} cannot be expressed; gpt2 (BPE) and "
+          "llama (SPM) can",
+          Printable(model_), kind.empty() ? "" : ", ", kind);
       return {};
     }
     if (!ReadTokens()) return {};
     Json file = {{"version", "1.0"},      {"truncation", nullptr},    {"padding", nullptr},
                  {"normalizer", nullptr}, {"pre_tokenizer", nullptr}, {"post_processor", nullptr}};
-    const bool built = model == "gpt2" ? BuildBytes(&file) : BuildPieces(&file);
-    if (!built) return {};
+    if (!(pairs ? BuildPairs(&file) : BuildPieces(&file))) return {};
     file["added_tokens"] = AddedTokens();
+    AddTemplate(&file);
     return DumpJson(file);
   }
   const std::string& obstacle() const { return obstacle_; }
 
-  /// Text of the token that a key of the metadata names.
-  std::optional<std::string> TokenOf(std::string_view key) const {
-    const std::optional<int64_t> id = metadata_.Integer(key);
-    if (!id || *id < 0 || *id >= static_cast<int64_t>(tokens_.size())) return std::nullopt;
-    return std::string(tokens_[static_cast<size_t>(*id)]);
+  /// Text of a special token, named as in tokenizer_config.json.
+  std::optional<std::string> TokenOf(std::string_view name) const {
+    for (const Special& special : kSpecial) {
+      if (special.name != name) continue;
+      const std::optional<size_t> id = NumberOf(special);
+      return id ? std::optional(std::string(tokens_[*id])) : std::nullopt;
+    }
+    return std::nullopt;
+  }
+  /// Whether that token is added before or after a text.
+  bool AddsStart() const {
+    const bool usual = model_ == "llama" || GgufCutAddsBos(Pre());
+    return metadata_.Bool("tokenizer.ggml.add_bos_token").value_or(usual) && TokenOf("bos_token");
+  }
+  bool AddsEnd() const {
+    return metadata_.Bool("tokenizer.ggml.add_eos_token").value_or(false) && TokenOf("eos_token");
   }
 
  private:
+  /// A special token: its name, the key of its number, and the number that SentencePiece gives it.
+  struct Special {
+    std::string_view name;
+    std::string_view key;
+    int64_t usual;
+  };
+  static constexpr Special kSpecial[] = {
+      {"unk_token", "tokenizer.ggml.unknown_token_id", 0},
+      {"bos_token", "tokenizer.ggml.bos_token_id", 1},
+      {"eos_token", "tokenizer.ggml.eos_token_id", 2},
+      {"pad_token", "tokenizer.ggml.padding_token_id", -1},
+  };
+
+  static std::string_view KindOf(std::string_view model) {
+    if (model == "bert") return "a WPM (WordPiece) tokenizer,";
+    if (model == "t5") return "a UGM (Unigram) tokenizer,";
+    if (model == "rwkv") return "a tokenizer of RWKV,";
+    if (model == "plamo2") return "a tokenizer of PLaMo-2,";
+    return {};
+  }
+
+  std::string_view Pre() const {
+    if (model_ == "gemma4") return model_;
+    return metadata_.Text("tokenizer.ggml.pre").value_or(std::string_view());
+  }
+
+  GgufTokenType TypeOf(size_t id) const {
+    return types_.empty() ? GgufTokenType::kNormal : static_cast<GgufTokenType>(types_[id]);
+  }
+
+  std::optional<size_t> NumberOf(const Special& special) const {
+    std::optional<int64_t> id = metadata_.Integer(special.key);
+    const auto valid = [&] { return id && *id >= 0 && *id < std::ssize(tokens_); };
+    if (!id && model_ == "llama") {
+      id = special.usual;
+      if (valid() && TypeOf(static_cast<size_t>(*id)) == GgufTokenType::kNormal) id.reset();
+    }
+    return valid() ? std::optional(static_cast<size_t>(*id)) : std::nullopt;
+  }
+
+  /// The special tokens around a text.
+  void AddTemplate(Json* file) const {
+    Json single = Json::array();
+    Json pair = Json::array();
+    Json named = Json::object();
+    const auto add = [&](std::string_view name) {
+      const std::string token = *TokenOf(name);
+      const Json part = {{"SpecialToken", {{"id", token}, {"type_id", 0}}}};
+      single.push_back(part);
+      pair.push_back(part);
+      named[token] = {{"id", token}, {"ids", {ids_.at(token)}}, {"tokens", {token}}};
+    };
+    if (!AddsStart() && !AddsEnd()) return;
+    if (AddsStart()) add("bos_token");
+    single.push_back({{"Sequence", {{"id", "A"}, {"type_id", 0}}}});
+    pair.push_back(single.back());
+    pair.push_back({{"Sequence", {{"id", "B"}, {"type_id", 1}}}});
+    if (AddsEnd()) add("eos_token");
+    (*file)["post_processor"] = {{"type", "TemplateProcessing"},
+                                 {"single", std::move(single)},
+                                 {"pair", std::move(pair)},
+                                 {"special_tokens", std::move(named)}};
+  }
+
   bool Refuse(std::string why) {
     obstacle_ = std::move(why);
     return false;
@@ -60,6 +140,9 @@ class TokenizerBuilder {
       return Refuse(fmt::format("{} tokens, at most {} are read", tokens->size(), kMaxGgufTokens));
     }
     tokens_ = *std::move(tokens);
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      if (tokens_[i].empty()) tokens_[i] = unnamed_.emplace_back(fmt::format("[EMPTY_{}]", i));
+    }
     types_ = metadata_.Integers("tokenizer.ggml.token_type").value_or(std::vector<int64_t>());
     if (!types_.empty() && types_.size() != tokens_.size()) {
       return Refuse(fmt::format("tokenizer.ggml.token_type: {} types of {} tokens", types_.size(),
@@ -85,10 +168,12 @@ class TokenizerBuilder {
 
   Json AddedTokens() const {
     Json added = Json::array();
-    for (size_t i = 0; i < types_.size(); ++i) {
-      const auto type = static_cast<GgufTokenType>(types_[i]);
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      const GgufTokenType type = TypeOf(i);
+      // Files of old converters say normal of some ends. Merges make no token of this form.
+      const bool end = tokens_[i].starts_with("<|") && IsGgufEndText(tokens_[i]);
       if (type != GgufTokenType::kControl && type != GgufTokenType::kUserDefined &&
-          type != GgufTokenType::kUnknown) {
+          type != GgufTokenType::kUnknown && !end) {
         continue;
       }
       added.push_back({{"id", static_cast<uint64_t>(i)},
@@ -97,7 +182,7 @@ class TokenizerBuilder {
                        {"lstrip", false},
                        {"rstrip", false},
                        {"normalized", false},
-                       {"special", type != GgufTokenType::kUserDefined}});
+                       {"special", end || type != GgufTokenType::kUserDefined}});
     }
     return added;
   }
@@ -115,9 +200,9 @@ class TokenizerBuilder {
             {"merges", std::move(merges)}};
   }
 
-  /// Byte-level BPE with the merges of the file.
-  bool BuildBytes(Json* file) {
-    const std::string_view pre = metadata_.Text("tokenizer.ggml.pre").value_or(std::string_view());
+  /// BPE with the merges of the file.
+  bool BuildPairs(Json* file) {
+    const std::string_view pre = Pre();
     const std::optional<GgufCut> cut = GgufCutOf(pre);
     if (!cut) return Refuse(fmt::format("tokenizer.ggml.pre \"{}\" is not known", Printable(pre)));
     const std::optional<std::vector<std::string_view>> stored =
@@ -139,25 +224,58 @@ class TokenizerBuilder {
       }
       merges.push_back({std::string(left), std::string(right)});
     }
-    Json bytes = {{"type", "ByteLevel"},
-                  {"add_prefix_space", false},
-                  {"trim_offsets", true},
-                  {"use_regex", cut->patterns.empty()}};
+    (*file)["model"] = BpeModel(std::move(merges));
+    (*file)["model"]["ignore_merges"] = cut->whole_words;
+    AddCut(*cut, file);
+    return true;
+  }
+
+  void AddCut(const GgufCut& cut, Json* file) const {
+    const bool built_in = !cut.characters && cut.patterns.back() == Gpt2Pattern();
     Json parts = Json::array();
-    for (const std::string& pattern : cut->patterns) {
+    for (const std::string& pattern : cut.patterns) {
+      if (built_in && &pattern == &cut.patterns.back()) break;
       parts.push_back({{"type", "Split"},
                        {"pattern", {{"Regex", pattern}}},
                        {"behavior", "Isolated"},
                        {"invert", false}});
     }
-    parts.push_back(bytes);
+    if (cut.composed) (*file)["normalizer"] = {{"type", "NFC"}};
+    if (cut.characters) {
+      AddCharacters(cut.marks_spaces, false, file);
+    } else {
+      parts.push_back({{"type", "ByteLevel"},
+                       {"add_prefix_space", false},
+                       {"trim_offsets", true},
+                       {"use_regex", built_in}});
+      (*file)["decoder"] = parts.back();
+    }
     (*file)["pre_tokenizer"] =
-        parts.size() == 1 ? bytes : Json{{"type", "Sequence"}, {"pretokenizers", parts}};
-    if (cut->composed) (*file)["normalizer"] = {{"type", "NFC"}};
-    (*file)["decoder"] = bytes;
-    (*file)["model"] = BpeModel(std::move(merges));
-    (*file)["model"]["ignore_merges"] = cut->whole_words;
-    return true;
+        parts.size() == 1 ? parts.front() : Json{{"type", "Sequence"}, {"pretokenizers", parts}};
+  }
+
+  /// Tokens of characters: bytes are tokens of their own, and a space is U+2581 if it is marked.
+  void AddCharacters(bool marks_spaces, bool prefix, Json* file) const {
+    const char* const kSpace = "\xe2\x96\x81";
+    Json decoders = Json::array();
+    if (marks_spaces) {
+      Json steps = Json::array();
+      if (prefix) steps.push_back({{"type", "Prepend"}, {"prepend", kSpace}});
+      steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpace}});
+      (*file)["normalizer"] = {{"type", "Sequence"}, {"normalizers", steps}};
+      decoders.push_back(
+          {{"type", "Replace"}, {"pattern", {{"String", kSpace}}}, {"content", " "}});
+    }
+    decoders.push_back({{"type", "ByteFallback"}});
+    decoders.push_back({{"type", "Fuse"}});
+    if (prefix) {
+      decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+    }
+    (*file)["decoder"] = {{"type", "Sequence"}, {"decoders", decoders}};
+    Json& model = (*file)["model"];
+    model["byte_fallback"] = true;
+    model["fuse_unk"] = true;
+    if (const auto unknown = TokenOf("unk_token")) model["unk_token"] = *unknown;
   }
 
   /// SentencePiece's BPE: a merge is any pair of pieces that make a piece, the best score first.
@@ -175,9 +293,7 @@ class TokenizerBuilder {
     std::vector<Merge> merges;
     for (size_t i = 0; i < tokens_.size(); ++i) {
       const std::string_view piece = tokens_[i];
-      if (piece.size() > kMaxMergedBytes ||
-          (!types_.empty() && types_[i] != static_cast<int64_t>(GgufTokenType::kNormal)))
-        continue;
+      if (piece.size() > kMaxMergedBytes || !IsMerged(TypeOf(i))) continue;
       const size_t first = merges.size();
       for (size_t at = 1; at < piece.size(); ++at) {
         const auto left = ids_.find(piece.substr(0, at));
@@ -196,32 +312,21 @@ class TokenizerBuilder {
     for (const Merge& merge : merges) {
       pairs.push_back({std::string(tokens_[merge.left]), std::string(tokens_[merge.right])});
     }
-    const char* const kSpace = "\xe2\x96\x81";  // U+2581 stands for a space.
-    Json steps = Json::array();
-    const bool prefix = metadata_.Bool("tokenizer.ggml.add_space_prefix").value_or(true);
-    if (prefix) steps.push_back({{"type", "Prepend"}, {"prepend", kSpace}});
-    steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpace}});
-    (*file)["normalizer"] = {{"type", "Sequence"}, {"normalizers", steps}};
-    Json decoders = Json::array();
-    decoders.push_back({{"type", "Replace"}, {"pattern", {{"String", kSpace}}}, {"content", " "}});
-    decoders.push_back({{"type", "ByteFallback"}});
-    decoders.push_back({{"type", "Fuse"}});
-    if (prefix) {
-      decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
-    }
-    (*file)["decoder"] = {{"type", "Sequence"}, {"decoders", decoders}};
     (*file)["model"] = BpeModel(std::move(pairs));
-    Json& model = (*file)["model"];
-    model["byte_fallback"] = true;
-    model["fuse_unk"] = true;
-    if (const auto unknown = TokenOf("tokenizer.ggml.unknown_token_id")) {
-      model["unk_token"] = *unknown;
-    }
+    AddCharacters(true, metadata_.Bool("tokenizer.ggml.add_space_prefix").value_or(true), file);
     return true;
   }
 
+  /// Whether merges can make a token of this type.
+  static bool IsMerged(GgufTokenType type) {
+    return type != GgufTokenType::kControl && type != GgufTokenType::kUnknown &&
+           type != GgufTokenType::kByte;
+  }
+
   const GgufMetadata& metadata_;
+  std::string_view model_;
   std::string obstacle_;
+  std::deque<std::string> unnamed_;  ///< Texts of tokens that have none.
   std::vector<std::string_view> tokens_;
   std::vector<int64_t> types_;
   std::unordered_map<std::string_view, size_t> ids_;
@@ -230,23 +335,18 @@ class TokenizerBuilder {
 }  // namespace
 
 std::vector<ContainedFile> GgufTokenizerFiles(const GgufMetadata& metadata) {
-  if (!metadata.Has("tokenizer.ggml.model")) return {};
+  const std::optional<std::string_view> model = metadata.Text("tokenizer.ggml.model");
+  if (!model || *model == "none" || *model == "no_vocab") return {};
   TokenizerBuilder builder(metadata);
   std::string text = builder.Build();
   std::vector<ContainedFile> files = {{"tokenizer.json", std::move(text), builder.obstacle()}};
   if (!builder.obstacle().empty()) return files;
   Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
-  constexpr std::pair<const char*, const char*> kNamed[] = {
-      {"bos_token", "tokenizer.ggml.bos_token_id"},
-      {"eos_token", "tokenizer.ggml.eos_token_id"},
-      {"unk_token", "tokenizer.ggml.unknown_token_id"},
-      {"pad_token", "tokenizer.ggml.padding_token_id"},
-  };
-  for (const auto& [name, key] : kNamed) {
-    if (const auto token = builder.TokenOf(key)) config[name] = *token;
+  for (const char* const name : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
+    if (const auto token = builder.TokenOf(name)) config[name] = *token;
   }
-  if (const auto add = metadata.Bool("tokenizer.ggml.add_bos_token"))
-    config["add_bos_token"] = *add;
+  config["add_bos_token"] = builder.AddsStart();
+  config["add_eos_token"] = builder.AddsEnd();
   if (const auto text_of = metadata.Text("tokenizer.chat_template")) {
     config["chat_template"] = std::string(*text_of);
   }

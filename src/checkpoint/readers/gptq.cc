@@ -97,21 +97,32 @@ std::vector<uint8_t> UnpackZeros(const TensorStore& store, const GptqModule& m) 
   return zeros;
 }
 
+/// The group of a k in a stored index. A negative one counts from the last group, as in the
+/// programs that index with it.
+int64_t GroupAt(const std::byte* index, int64_t k, int64_t groups) {
+  const auto group = static_cast<int32_t>(WordAt(index, k));
+  return group < 0 ? group + groups : group;
+}
+
 // Finds the order of k in a file that was made with act-order: the groups of its g_idx are not
 // consecutive.
 Status FindOrder(const ModuleTensorFinder& finder, size_t tensor, GptqModule* module) {
   GptqModule& m = *module;
   bool consecutive = true;
+  bool given = false;
   std::vector<int32_t> groups(static_cast<size_t>(m.k));
   for (int64_t k = 0; k < m.k; ++k) {
-    const auto group = static_cast<int32_t>(WordAt(finder.Data(tensor), k));
+    const auto stored = static_cast<int32_t>(WordAt(finder.Data(tensor), k));
+    const int64_t group = GroupAt(finder.Data(tensor), k, m.groups);
+    given = given || stored != -1;
     if (group < 0 || group >= m.groups) {
-      return finder.Malformed(".g_idx", fmt::format("group {} of {} at [{}]", group, m.groups, k));
+      return finder.Malformed(".g_idx", fmt::format("group {} of {} at [{}]", stored, m.groups, k));
     }
     consecutive = consecutive && group == k / m.group_size;
-    groups[static_cast<size_t>(k)] = group;
+    groups[static_cast<size_t>(k)] = static_cast<int32_t>(group);
   }
-  if (consecutive) return {};
+  // An index of nothing but -1 was never filled in.
+  if (consecutive || !given) return {};
   m.group_index = tensor;
   m.permutation = SortByGroup(groups, m.group_size);
   return {};
@@ -269,8 +280,9 @@ class GptqFinder {
     pool.Run(CeilDivide(m.k, kRun), [&](int64_t run, int) {
       for (int64_t k = kRun * run; k < std::min(m.k, kRun * (run + 1)); ++k) {
         const int64_t group =
-            m.group_index ? WordAt(store.Data(*m.group_index), k) : k / m.group_size;
-        if (group >= m.groups) return;  // Checked at opening: the file has changed since.
+            m.group_index ? GroupAt(store.Data(*m.group_index), k, m.groups) : k / m.group_size;
+        if (group < 0 || group >= m.groups)
+          return;  // Checked at opening: the file has changed since.
         FillRow(store, m, k, group, zeros.data() + group * m.n, out + k * m.n);
       }
     });

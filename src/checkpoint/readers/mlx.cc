@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/checked.h"
@@ -44,8 +45,9 @@ constexpr float kLargestNvfp4 = 448.0f * 6.0f;
 
 class MlxReaderBuilder {
  public:
-  MlxReaderBuilder(const TensorStore& store, ModelConfig* json, std::string where)
-      : store_(store), json_(*json), where_(std::move(where)) {}
+  /// `style`: the names of experts in the model's type; null without experts.
+  MlxReaderBuilder(const TensorStore& store, ModelConfig* json, const ExpertStyle* style)
+      : store_(store), json_(*json), style_(style) {}
 
   Status AddModule(const std::string& base, ListedReader* reader) {
     ModuleTensorFinder finder(store_, base);
@@ -70,7 +72,8 @@ class MlxReaderBuilder {
     rows.scales = scales;
     rows.spec.experts = last == 2 ? shape[0] : 1;
     rows.spec.n = shape[last - 1];
-    const std::string name = PlainWeightName(Producer::kMlx, base, last == 2);
+    std::string name = PlainWeightName(Producer::kMlx, base, last == 2);
+    if (style_ != nullptr && last == 2) name = ExpertNameInStyle(*style_, name);
     return finder.TypeOf(scales) == DType::kU8
                ? AddFloat(name, mode, shape[last], groups[last], std::move(rows), &finder, reader)
                : AddAffine(name, mode, shape[last], groups[last], std::move(rows), &finder, reader);
@@ -182,8 +185,17 @@ class MlxReaderBuilder {
 
   const TensorStore& store_;
   ModelConfig& json_;
-  std::string where_;
+  const ExpertStyle* style_;
 };
+
+/// The names of experts in the type of a model; null for an unknown type or one without experts.
+const ExpertStyle* StyleOf(const Json& config) {
+  if (!config.is_object() || !config.contains("model_type")) return nullptr;
+  const Json& type = config["model_type"];
+  if (!type.is_string()) return nullptr;
+  const Result<const Family*> family = FindFamily(type.get<std::string>());
+  return family.ok() ? (*family)->experts : nullptr;
+}
 
 }  // namespace
 
@@ -193,7 +205,7 @@ Result<std::unique_ptr<const ModuleReader>> OpenMlx(TensorStore& store, const Qu
   MARLIN_ASSIGN_OR_RETURN(ModelConfig json,
                           ModelConfig::Parse(DumpJson(*method.config), method.where));
   auto reader = std::make_unique<ListedReader>(store);
-  MlxReaderBuilder builder(store, &json, method.where);
+  MlxReaderBuilder builder(store, &json, StyleOf(store.config()));
   for (const std::string& base : BasesWithSuffix(store, ".scales")) {
     MARLIN_RETURN_IF_ERROR(builder.AddModule(base, reader.get()));
   }

@@ -17,7 +17,9 @@
 #include "base/scalars.h"
 #include "checkpoint/listed_reader.h"
 #include "checkpoint/model_directory.h"
+#include "checkpoint/quantize_plan.h"
 #include "checkpoint/readers/onnx_experts.h"
+#include "checkpoint/readers/onnx_uses.h"
 #include "checkpoint/row_weights.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/unpack.h"
@@ -93,9 +95,7 @@ class OnnxReader {
     sources_ = std::make_shared<std::vector<Source>>();
     sources_->reserve(file_.tensors.size());
     for (const OnnxTensor& tensor : file_.tensors) MARLIN_RETURN_IF_ERROR(AddSource(tensor));
-    for (const OnnxNode& node : file_.nodes) {
-      for (const std::string_view input : node.inputs) consumers_[input].push_back(&node);
-    }
+    uses_ = OnnxUses(file_.nodes);
     for (const OnnxNode& node : file_.nodes) MARLIN_RETURN_IF_ERROR(ReadNode(node));
     MARLIN_RETURN_IF_ERROR(Store());
     if (modules_.empty()) return OpenPlain(store_, QuantMethod());
@@ -496,16 +496,12 @@ class OnnxReader {
                           OnnxTypeName(codes.type), shape.ToString(), m.axis, m.block));
   }
 
-  /// Whether a matrix is used as [out, in]: transposed, looked up by rows, or in Gemm's transB.
-  /// Without a user, blocks are taken to run along k.
+  /// Whether a matrix is used as [out, in]. Without a user, blocks are taken to run along k.
   bool IsOutIn(std::string_view value, const Dequantized& m) const {
-    const auto found = consumers_.find(value);
-    if (found == consumers_.end()) return m.block != 0 && m.axis == 1;
-    const OnnxNode& node = *found->second.front();
-    if (node.op == "Transpose") return node.permutation != std::vector<int64_t>{0, 1};
-    if (node.op == "Gather") return node.Input(0) == value;
-    if (node.op == "Gemm") return node.Integer("transB", 0) != 0 && node.Input(1) == value;
-    return node.op == "MatMul" && node.Input(0) == value && node.Input(1) != value;
+    const bool blocks_along_columns = m.block != 0 && m.axis == 1 && !uses_.IsUsed(value);
+    const SourceLayout fallback =
+        blocks_along_columns ? SourceLayout::kOutIn : SourceLayout::kInOut;
+    return uses_.LayoutOf(value).value_or(fallback) == SourceLayout::kOutIn;
   }
 
   static Held HeldAs(OnnxType type, bool zeros) {
@@ -563,7 +559,6 @@ class OnnxReader {
       spec.has_zeros = zeros;
     }
     ModuleRecord record = RecordOf(name, spec);
-    record.layout = m.out_in ? SourceLayout::kOutIn : SourceLayout::kInOut;
     AddModule(std::move(record), {m.codes, m.scales, m.zeros},
               [m, held, keep = sources_](WeightsBuffer* buffer, ThreadPool& pool) {
                 FillDequantized(m, held, buffer, pool);
@@ -655,6 +650,15 @@ class OnnxReader {
 
   // --- the store --------------------------------------------------------------------------------
 
+  /// Whether a plain initializer holds matrices the other way round than a checkpoint of its type
+  /// of model does: [in, out] where products read it so, while linear layers are [out, in].
+  bool IsTransposed(const OnnxTensor& tensor) const {
+    const int rank = tensor.shape.rank();
+    if ((rank != 2 && rank != 3) || tensor.bytes == 0) return false;
+    const std::optional<SourceLayout> used = uses_.LayoutOf(tensor.name);
+    return used && *used != SourceLayoutOf(store_.config(), tensor.name);
+  }
+
   /// The name of a weight: that of its codes without what quantizers append.
   std::string NameOf(const Source& codes) {
     std::string_view name = codes.tensor.name;
@@ -673,6 +677,8 @@ class OnnxReader {
 
   void AddModule(ModuleRecord record, const std::vector<const Source*>& parts,
                  ListedReader::Fill fill) {
+    // A plain checkpoint has the matrix as its type of model says, whatever the graph does with it.
+    record.layout = SourceLayoutOf(store_.config(), record.module.name);
     // Scales and zeros that several modules share are parts of the first.
     std::vector<std::pair<ModulePart, const Source*>> own;
     const ModulePart kinds[] = {ModulePart::kCodes, ModulePart::kScales, ModulePart::kZeros};
@@ -705,13 +711,20 @@ class OnnxReader {
                           Code::kUnsupported);
       }
       const std::string name(tensor.name);
-      store_.tensors.push_back({name, dtype.value_or(DType::kU8),
-                                dtype ? tensor.shape : Shape{tensor.bytes},
+      const bool transposed = !used_.contains(&source) && IsTransposed(tensor);
+      Shape shape = dtype ? tensor.shape : Shape{tensor.bytes};
+      if (transposed) std::swap(shape[shape.rank() - 2], shape[shape.rank() - 1]);
+      store_.tensors.push_back({name, dtype.value_or(DType::kU8), shape,
                                 store_.files[source.file].name, source.offset, tensor.bytes});
-      if (source.decoded.empty()) continue;
-      computed[name] = [from = &source, keep = sources_](std::byte* out) {
-        std::memcpy(out, from->decoded.data(), from->decoded.size());
-      };
+      if (transposed) {
+        computed[name] = [from = &source, keep = sources_](std::byte* out) {
+          from->WriteTransposed(out);
+        };
+      } else if (!source.decoded.empty()) {
+        computed[name] = [from = &source, keep = sources_](std::byte* out) {
+          std::memcpy(out, from->decoded.data(), from->decoded.size());
+        };
+      }
     }
     for (const Values& values : values_) {
       store_.tensors.push_back({values.name, DType::kF32, values.shape,
@@ -747,7 +760,7 @@ class OnnxReader {
   std::shared_ptr<std::vector<Source>> sources_;
   std::unordered_map<std::string_view, size_t> by_name_;
   std::map<std::string, size_t> external_;  ///< Numbers of files by name.
-  std::unordered_map<std::string_view, std::vector<const OnnxNode*>> consumers_;
+  OnnxUses uses_;
   std::set<const Source*> used_;    ///< Parts of modules.
   std::set<const Source*> hidden_;  ///< Parts of tensors that are computed.
   std::set<std::string> taken_;     ///< Names of modules.

@@ -11,6 +11,7 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/scalars.h"
+#include "base/transpose.h"
 #include "checkpoint/listed_reader.h"
 #include "checkpoint/unpack.h"
 
@@ -231,9 +232,35 @@ void FillZeros(const OnnxExperts& m, uint16_t* out) {
   }
 }
 
+/// Elements of this many bytes, which files need not align.
+template <size_t kBytes>
+void WriteTransposedElements(const OnnxSource& source, std::byte* out) {
+  using Element = std::array<std::byte, kBytes>;
+  const Shape& shape = source.tensor.shape;
+  const int64_t rows = shape[shape.rank() - 2];
+  const int64_t columns = shape[shape.rank() - 1];
+  const auto* from = reinterpret_cast<const Element*>(source.data);
+  auto* to = reinterpret_cast<Element*>(out);
+  for (int64_t i = 0; i < source.count(); i += rows * columns) {
+    TransposeColumns(from + i, rows, columns, 0, columns, to + i);
+  }
+}
+
 }  // namespace
 
-/// Element types in the store; those of less than a byte are stored as bytes.
+void OnnxSource::WriteTransposed(std::byte* out) const {
+  switch (DTypeBytes(*OnnxDType(tensor.type))) {
+    case 1:
+      return WriteTransposedElements<1>(*this, out);
+    case 2:
+      return WriteTransposedElements<2>(*this, out);
+    case 4:
+      return WriteTransposedElements<4>(*this, out);
+    default:
+      return WriteTransposedElements<8>(*this, out);
+  }
+}
+
 std::optional<DType> OnnxDType(OnnxType type) {
   switch (type) {
     case OnnxType::kF32:

@@ -37,6 +37,8 @@ struct OnnxSource {
                            tensor.type == OnnxType::kI2;
     return is_signed && value >> (bits - 1) != 0 ? value - (1 << bits) : value;
   }
+  /// Writes the matrices in the last two dimensions transposed. Precondition: OnnxDType(type).
+  void WriteTransposed(std::byte* out) const;
 };
 
 /// One of the matrices [experts, n, k] of a QMoE node.

@@ -10,6 +10,7 @@
 #include "base/macros.h"
 #include "checkpoint/module_reader.h"
 #include "checkpoint/module_tensors.h"
+#include "checkpoint/tiled_codes.h"
 #include "layout/weights_buffer.h"
 
 namespace marlin {
@@ -98,7 +99,11 @@ class QuantizedDirectoryReader final : public ModuleReader {
     for (const ModuleTensor& part : ModuleTensors(record)) {
       const size_t tensor = *store_.FindTensor(part.name);
       const std::byte* data = store_.Data(tensor);
-      if (reinterpret_cast<uintptr_t>(data) % kViewAlignment != 0) {
+      if (part.part == ModulePart::kCodes && record.codes == PackedLayout::kMarlinW4) {
+        MARLIN_ASSIGN_OR_RETURN(AlignedBuffer packed, UntileCodes(weights.spec, data));
+        copies->push_back(std::move(packed));
+        data = copies->back().data();
+      } else if (reinterpret_cast<uintptr_t>(data) % kViewAlignment != 0) {
         const int64_t bytes = store_.tensors[tensor].bytes;
         MARLIN_ASSIGN_OR_RETURN(AlignedBuffer copy, AlignedBuffer::Allocate(bytes));
         if (bytes > 0) std::memcpy(copy.data(), data, static_cast<size_t>(bytes));

@@ -371,6 +371,8 @@ class GgufExport {
     constexpr const char* kFile = "tokenizer.json";
     const Result<Json> tokenizer = read(kFile);
     const Result<Json> config = read("tokenizer_config.json");
+    MARLIN_ASSIGN_OR_RETURN(const Json generation, read("generation_config.json"));
+    DescribeGgufSampling(generation, &metadata_);
     std::string obstacle;
     if (!tokenizer.ok() || !config.ok()) {
       obstacle = (tokenizer.ok() ? config : tokenizer).status().message();
@@ -379,12 +381,12 @@ class GgufExport {
     } else if (output == nullptr || output->dims.rank() != 2) {
       obstacle = "the source has no embedding";
     } else {
-      obstacle =
-          DescribeGgufTokenizer(*tokenizer, *config, source_.config(), output->dims[0], &metadata_);
+      obstacle = DescribeGgufTokenizer({*tokenizer, *config, source_.config(), generation},
+                                       output->dims[0], &metadata_);
     }
     if (obstacle.empty()) return {};
     files_.push_back({kFile, obstacle});
-    DescribeGgufTokenNumbers(source_.config(), &metadata_);
+    DescribeGgufTokenNumbers(source_.config(), generation, &metadata_);
     return {};
   }
 

@@ -10,7 +10,8 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
-#include "recipe/model_config.h"
+#include "recipe/rope_parameters.h"
+#include "recipe/typed_config.h"
 
 namespace marlin {
 namespace {
@@ -31,7 +32,6 @@ constexpr CountKey kCounts[] = {
     {"intermediate_size", "feed_forward_length"},
     {"num_attention_heads", "attention.head_count"},
     {"vocab_size", "vocab_size"},
-    {"num_nextn_predict_layers", "nextn_predict_layers"},
 };
 constexpr CountKey kExpertCounts[] = {
     {"num_experts_per_tok", "expert_used_count"},
@@ -45,19 +45,13 @@ constexpr CountKey kExpertCounts[] = {
 
 class ModelDescriber {
  public:
-  ModelDescriber(ModelConfig config, GgufMetadataBuilder* metadata)
-      : config_(std::move(config)), metadata_(metadata) {}
+  ModelDescriber(TypedConfig typed, GgufMetadataBuilder* metadata)
+      : typed_(std::move(typed)), config_(typed_.config), metadata_(metadata) {}
 
-  Result<GgufModelFacts> Run(const std::string& where) {
-    const std::string type = config_.StringOr("model_type", "");
+  Result<GgufModelFacts> Run() {
+    const std::string type(typed_.family->model_type);
     facts_.architecture = FindGgufArchitectureOf(type, &facts_.with_experts);
-    if (facts_.architecture == nullptr) {
-      return Status(Code::kUnsupported,
-                    fmt::format("{}: gguf cannot hold a model of type \"{}\"; known: llama, "
-                                "mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, glm4, "
-                                "glm4_moe, gpt_oss, deepseek_v3",
-                                where, Printable(type)));
-    }
+    MARLIN_ASSIGN_OR_RETURN(rope_, ReadRopeParameters(typed_));
     metadata_->Text("general.architecture", facts_.architecture->name);
     metadata_->Count("general.quantization_version", kQuantizationVersion);
     AddDimensions(type);
@@ -80,17 +74,27 @@ class ModelDescriber {
 
   void AddDimensions(const std::string& type) {
     const int64_t layers = config_.Size("num_hidden_layers", kMost);
-    metadata_->Count(Key("block_count"),
-                     layers + config_.CountOr("num_nextn_predict_layers", kMost, 0));
+    // The type's default says nothing of the tensors of this model.
+    const bool says =
+        typed_.source.Has("num_nextn_predict_layers") || typed_.source.Has("num_mtp_layers");
+    const int64_t predicting =
+        says ? config_.CountOr("num_nextn_predict_layers", kMost, 0) : int64_t{0};
+    metadata_->Count(Key("block_count"), layers + predicting);
+    if (says) metadata_->Count(Key("nextn_predict_layers"), predicting);
     for (const CountKey& key : kCounts) Copy(key);
     facts_.heads = config_.Size("num_attention_heads", kMost);
     facts_.kv_heads = config_.SizeOr("num_key_value_heads", kMost, facts_.heads);
     metadata_->Count(Key("attention.head_count_kv"), facts_.kv_heads);
-    metadata_->Real(Key("attention.layer_norm_rms_epsilon"),
-                    config_.RealOr("rms_norm_eps", 0, 1, 1e-6));
+    metadata_->Real(Key("attention.layer_norm_rms_epsilon"), config_.Real("rms_norm_eps", 0, 1));
+    const std::string activation = config_.StringOr("hidden_act", "silu");
+    if (type != "gpt_oss" && activation != "silu" && activation != "swish") {
+      config_.Fail("hidden_act", "gguf has no form for another than silu");
+    }
     if (type != "deepseek_v3") AddHeadSize();
-    const bool qwen = type.starts_with("qwen");
-    if (config_.Has("sliding_window") && (!qwen || config_.Bool("use_sliding_window", false))) {
+    if (config_.Bool("use_sliding_window", false)) {
+      config_.Fail("use_sliding_window", fmt::format("gguf has no form for windows of a {}", type));
+    }
+    if (!config_.Knows("use_sliding_window")) {
       Copy({"sliding_window", "attention.sliding_window"});
     }
   }
@@ -99,13 +103,11 @@ class ModelDescriber {
     const int64_t hidden = config_.Size("hidden_size", kMost);
     const int64_t head =
         config_.SizeOr("head_dim", kMost, std::max<int64_t>(1, hidden / facts_.heads));
+    facts_.head_dim = head;
     metadata_->Count(Key("attention.key_length"), head);
     metadata_->Count(Key("attention.value_length"), head);
-    ModelConfig rope = config_.Nested("rope_parameters");
-    const double partial = rope.RealOr("partial_rotary_factor", 0, 1,
-                                       config_.RealOr("partial_rotary_factor", 0, 1, 1));
     metadata_->Count(Key("rope.dimension_count"),
-                     static_cast<int64_t>(static_cast<double>(head) * partial));
+                     static_cast<int64_t>(static_cast<double>(head) * rope_.partial));
   }
 
   /// MLA with kv_b_proj as one matrix, whose codes are kept: splitting it would transpose the keys,
@@ -118,7 +120,7 @@ class ModelDescriber {
                      config_.Size("qk_nope_head_dim", kMost / 2) + rotated);
     metadata_->Count(Key("attention.value_length"), config_.Size("v_head_dim", kMost));
     metadata_->Count(Key("rope.dimension_count"), rotated);
-    if (!config_.Bool("rope_interleave", true)) {
+    if (!config_.Bool("rope_interleave", false)) {
       config_.Fail("rope_interleave", "gguf has no form for RoPE that rotates halves");
     }
   }
@@ -127,10 +129,10 @@ class ModelDescriber {
   void CheckGptOss() {
     constexpr double kLimit = 7.0;
     constexpr double kAlpha = 1.702;
-    if (config_.RealOr("swiglu_limit", 0, kMostReal, kLimit) != kLimit) {
+    if (config_.Real("swiglu_limit", 0, kMostReal) != kLimit) {
       config_.Fail("swiglu_limit", "gguf has no form for another limit than 7");
     }
-    if (config_.RealOr("swiglu_alpha", 0, kMostReal, kAlpha) != kAlpha) {
+    if (config_.Real("swiglu_alpha", 0, kMostReal) != kAlpha) {
       config_.Fail("swiglu_alpha", "gguf has no form for another factor than 1.702");
     }
     const std::vector<std::string> types = config_.StringsOrEmpty("layer_types");
@@ -167,83 +169,71 @@ class ModelDescriber {
   }
 
   void AddRotary() {
-    ModelConfig parameters = config_.Nested("rope_parameters");
-    const double theta = parameters.RealOr("rope_theta", 1, kMostReal,
-                                           config_.RealOr("rope_theta", 1, kMostReal, 10000));
-    metadata_->Real(Key("rope.freq_base"), theta);
-    ModelConfig scaling =
-        config_.Has("rope_scaling") ? config_.Nested("rope_scaling") : std::move(parameters);
-    const std::string type = scaling.StringOr("rope_type", scaling.StringOr("type", "default"));
-    if (type == "llama3") {
-      AddLlama3(&scaling, theta);
-    } else if (type == "linear" || type == "yarn") {
-      metadata_->Text(Key("rope.scaling.type"), type);
-      AddScaling(&scaling);
-      if (type == "yarn") CheckTruncation(&scaling);
-      if (facts_.architecture->name == "deepseek2") AddMscale(&scaling);
-    } else if (type != "default") {
-      config_.Fail("rope_scaling",
-                   fmt::format("gguf has no form for the type \"{}\"", Printable(type)));
-    }
-    if (!scaling.status().ok()) config_.Fail("rope_scaling", scaling.status().message().data());
-  }
-
-  void AddScaling(ModelConfig* scaling) {
-    const std::pair<std::string_view, std::string_view> keys[] = {
-        {"factor", "rope.scaling.factor"},
-        {"beta_fast", "rope.scaling.yarn_beta_fast"},
-        {"beta_slow", "rope.scaling.yarn_beta_slow"},
-        {"attention_factor", "rope.scaling.attn_factor"},
-    };
-    for (const auto& [config, gguf] : keys) {
-      if (scaling->Has(config)) {
-        metadata_->Real(Key(gguf), scaling->RealOr(config, 0, kMostReal, 1));
-      }
-    }
-    constexpr std::string_view kContext = "original_max_position_embeddings";
-    if (scaling->Has(kContext)) {
-      metadata_->Count(Key("rope.scaling.original_context_length"), scaling->Size(kContext, kMost));
+    metadata_->Real(Key("rope.freq_base"), rope_.theta);
+    const std::string_view type = RopeTypeName(rope_.type);
+    switch (rope_.type) {
+      case RopeType::kDefault:
+        return;
+      case RopeType::kLlama3:
+        return AddLlama3();
+      case RopeType::kLinear:
+        metadata_->Text(Key("rope.scaling.type"), type);
+        metadata_->Real(Key("rope.scaling.factor"), rope_.factor);
+        return;
+      case RopeType::kYarn:
+        metadata_->Text(Key("rope.scaling.type"), type);
+        return AddYarn();
+      case RopeType::kDynamic:
+        config_.Fail("rope_scaling", fmt::format("gguf has no form for the type \"{}\"", type));
     }
   }
 
-  /// Whether the bounds of the interpolation are rounded is a fact of the architecture.
-  void CheckTruncation(ModelConfig* scaling) {
+  void AddYarn() {
+    metadata_->Real(Key("rope.scaling.factor"), rope_.factor);
+    metadata_->Real(Key("rope.scaling.yarn_beta_fast"), rope_.beta_fast);
+    metadata_->Real(Key("rope.scaling.yarn_beta_slow"), rope_.beta_slow);
+    metadata_->Count(Key("rope.scaling.original_context_length"),
+                     static_cast<int64_t>(rope_.original_context));
+    // Whether the bounds of the interpolation are rounded is a fact of the architecture.
     const bool rounded = facts_.architecture->name != "gpt-oss";
-    if (scaling->Bool("truncate", true) == rounded) return;
-    scaling->Fail("truncate", fmt::format("gguf has no form for another value than {} in a model "
-                                          "of the architecture {}",
-                                          rounded, facts_.architecture->name));
-  }
-
-  /// DeepSeek's files hold a tenth of one number for both of these.
-  void AddMscale(ModelConfig* scaling) {
-    const double all = scaling->RealOr("mscale_all_dim", 0, kMostReal, 0);
-    if (scaling->RealOr("mscale", 0, kMostReal, 0) != all) {
-      scaling->Fail("mscale", "gguf has no form for another value than that of mscale_all_dim");
+    if (rope_.truncate != rounded) {
+      config_.Fail("truncate", fmt::format("gguf has no form for another value than {} in a model "
+                                           "of the architecture {}",
+                                           rounded, facts_.architecture->name));
     }
-    if (all != 0) metadata_->Real(Key("rope.scaling.yarn_log_multiplier"), all / 10);
+    double inferred = YarnScale(rope_.factor, 1);
+    if (facts_.architecture->name == "deepseek2" && rope_.mscale_all_dim != 0) {
+      // DeepSeek's files hold a tenth of one number for both of these.
+      if (rope_.mscale != rope_.mscale_all_dim) {
+        config_.Fail("mscale", "gguf has no form for another value than that of mscale_all_dim");
+      }
+      metadata_->Real(Key("rope.scaling.yarn_log_multiplier"), rope_.mscale_all_dim / 10);
+      inferred = 1;
+    }
+    // Multiplies the factor that follows from the others, unlike attention_factor.
+    const double quotient = rope_.attention_factor / inferred;
+    if (std::abs(quotient - 1) > 1e-12) {
+      metadata_->Real(Key("rope.scaling.attn_factor"), quotient);
+    }
   }
 
   /// Llama 3.1: a factor for every frequency, interpolated between those that are divided and those
   /// that stay.
-  void AddLlama3(ModelConfig* scaling, double theta) {
-    const double factor = scaling->RealOr("factor", 1, kMostReal, 8);
-    const double low = scaling->RealOr("low_freq_factor", 0, kMostReal, 1);
-    const double high = scaling->RealOr("high_freq_factor", 0, kMostReal, 4);
-    const auto context =
-        static_cast<double>(scaling->SizeOr("original_max_position_embeddings", kMost, 8192));
-    const int64_t hidden = config_.Size("hidden_size", kMost);
-    const int64_t head = config_.SizeOr("head_dim", int64_t{1} << 20, hidden / facts_.heads);
-    for (int64_t i = 0; i < head / 2; ++i) {
-      const double frequency =
-          std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head));
-      const double turns = context * frequency / (2 * std::numbers::pi);
-      const double smooth = std::clamp((turns - low) / (high - low), 0.0, 1.0);
-      facts_.rope_factors.push_back(static_cast<float>(1 / ((1 - smooth) / factor + smooth)));
+  void AddLlama3() {
+    for (int64_t i = 0; i < facts_.head_dim / 2; ++i) {
+      const double frequency = std::pow(
+          rope_.theta, -2.0 * static_cast<double>(i) / static_cast<double>(facts_.head_dim));
+      const double turns = rope_.original_context * frequency / (2 * std::numbers::pi);
+      const double smooth = std::clamp(
+          (turns - rope_.low_freq_factor) / (rope_.high_freq_factor - rope_.low_freq_factor), 0.0,
+          1.0);
+      facts_.rope_factors.push_back(static_cast<float>(1 / ((1 - smooth) / rope_.factor + smooth)));
     }
   }
 
-  ModelConfig config_;
+  TypedConfig typed_;
+  ModelConfig& config_;
+  RopeParameters rope_;
   GgufMetadataBuilder* metadata_;
   GgufModelFacts facts_;
 };
@@ -331,7 +321,18 @@ Result<GgufModelFacts> DescribeGgufModel(const std::string& config_json, const s
     return Status(Code::kUnsupported, where + ": gguf needs a config.json, and there is none");
   }
   MARLIN_ASSIGN_OR_RETURN(ModelConfig config, ModelConfig::Parse(config_json, where));
-  return ModelDescriber(std::move(config), metadata).Run(where);
+  bool with_experts = false;
+  if (const std::string type = config.StringOr("model_type", "");
+      FindGgufArchitectureOf(type, &with_experts) == nullptr) {
+    return Status(Code::kUnsupported,
+                  fmt::format("{}: gguf cannot hold a model of type \"{}\"; known: llama, "
+                              "mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, glm4, "
+                              "glm4_moe, gpt_oss, deepseek_v3",
+                              where, Printable(type)));
+  }
+  MARLIN_ASSIGN_OR_RETURN(TypedConfig typed,
+                          ReadTypedConfig(std::move(config), UnknownKeys::kRefuse));
+  return ModelDescriber(std::move(typed), metadata).Run();
 }
 
 }  // namespace marlin

@@ -55,20 +55,33 @@ struct GgufModelFacts {
   bool with_experts = false;  ///< The type of a model with experts, where there are two.
   int64_t heads = 0;
   int64_t kv_heads = 0;
+  int64_t head_dim = 0;
   std::vector<float> rope_factors;  ///< rope_freqs.weight; empty: none.
 };
 
 /// Describes the model of a config.json. Errors: kUnsupported naming a model_type or a kind of RoPE
-/// scaling that has no form in GGUF; those of the configuration's values.
+/// scaling that has no form in GGUF; those of ReadTypedConfig and of the configuration's values.
 Result<GgufModelFacts> DescribeGgufModel(const std::string& config_json, const std::string& where,
                                          GgufMetadataBuilder* metadata);
 
+/// The files that say which tokens a model has and which end a text; null for one that is missing.
+struct GgufTokenFiles {
+  const Json& tokenizer;
+  const Json& tokenizer_config;
+  const Json& config;
+  const Json& generation_config;
+};
+
 /// Describes a tokenizer.json and the special tokens; `rows` is the size of the embedding table.
 /// Returns why the format cannot hold it, in which case nothing was added; empty: it was added.
-std::string DescribeGgufTokenizer(const Json& tokenizer, const Json& tokenizer_config,
-                                  const Json& config, int64_t rows, GgufMetadataBuilder* metadata);
+std::string DescribeGgufTokenizer(const GgufTokenFiles& files, int64_t rows,
+                                  GgufMetadataBuilder* metadata);
 
-/// Describes the special tokens of a config.json, for a model without a tokenizer.
-void DescribeGgufTokenNumbers(const Json& config, GgufMetadataBuilder* metadata);
+/// Describes the special tokens for a model without a tokenizer.
+void DescribeGgufTokenNumbers(const Json& config, const Json& generation_config,
+                              GgufMetadataBuilder* metadata);
+
+/// Describes the sampling that a generation_config.json asks for.
+void DescribeGgufSampling(const Json& generation_config, GgufMetadataBuilder* metadata);
 
 }  // namespace marlin

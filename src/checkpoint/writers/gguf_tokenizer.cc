@@ -13,6 +13,7 @@
 
 #include "base/printable.h"
 #include "checkpoint/readers/gguf_cut.h"
+#include "checkpoint/readers/gguf_generation.h"
 #include "checkpoint/writers/gguf_metadata.h"
 
 namespace marlin {
@@ -74,9 +75,37 @@ class TokenizerDescriber {
   }
 
   const std::string& obstacle() const { return obstacle_; }
+  /// The special tokens before and after a text, empty for none, as the post-processor says; false
+  /// if it has no template for texts.
+  bool ReadTemplate(std::string* before, std::string* after) {
+    const Json& first = Member(tokenizer_, "post_processor");
+    const Json& list = Member(first, "processors");
+    bool found = false;
+    for (const Json& step : list.is_array() ? list : Json::array({first})) {
+      if (TextOf(Member(step, "type")) != "TemplateProcessing") continue;
+      found = true;
+      std::string* side = before;
+      for (const Json& part : Member(step, "single")) {
+        const std::string token = TextOf(Member(Member(part, "SpecialToken"), "id"));
+        if (token.empty()) {
+          side = after;
+        } else if (side->empty()) {
+          *side = token;
+        } else {
+          Refuse(fmt::format("gguf: a tokenizer that adds both \"{}\" and \"{}\" has no form there",
+                             Printable(*side), Printable(token)));
+        }
+      }
+    }
+    return found;
+  }
   /// The token in place of what has none.
   std::optional<int64_t> Unknown() const {
     return Find(TextOf(Member(Member(tokenizer_, "model"), "unk_token")));
+  }
+  /// Whether readers know a token for an end by its text.
+  bool IsEndText(int64_t id) const {
+    return id < std::ssize(tokens_) && IsGgufEndText(tokens_[static_cast<size_t>(id)]);
   }
   std::optional<int64_t> Find(const std::string& token) const {
     const auto found = std::find(tokens_.begin(), tokens_.end(), token);
@@ -91,18 +120,24 @@ class TokenizerDescriber {
   }
 
   /// Adds one step of the pre-tokenizer; false for one that no cut of the format has.
-  bool AddStep(const Json& step, GgufCut* cut, bool* own_regex) const {
+  bool AddStep(const Json& step, GgufCut* cut) const {
     const std::string type = TextOf(Member(step, "type"));
     if (type == "ByteLevel") {
       const Json& use = Member(step, "use_regex");
-      *own_regex = !use.is_boolean() || use.get<bool>();
+      if (!use.is_boolean() || use.get<bool>()) cut->patterns.emplace_back(Gpt2Pattern());
       return !FlagOf(Member(step, "add_prefix_space"));
     }
-    const std::string pattern = TextOf(Member(Member(step, "pattern"), "Regex"));
-    const bool isolated = TextOf(Member(step, "behavior")) == "Isolated";
-    if (type != "Split" || pattern.empty() || !isolated || FlagOf(Member(step, "invert"))) {
-      return false;
+    if (type == "Digits") {
+      cut->patterns.emplace_back(FlagOf(Member(step, "individual_digits")) ? R"(\p{N})"
+                                                                           : R"(\p{N}+)");
+      return true;
     }
+    const std::string pattern = TextOf(Member(Member(step, "pattern"), "Regex"));
+    const std::string behavior = TextOf(Member(step, "behavior"));
+    // The patterns match every character: what they do not match can be kept or dropped.
+    const bool inverted = FlagOf(Member(step, "invert"));
+    const bool keeps = inverted ? behavior == "Removed" : behavior == "Isolated";
+    if (type != "Split" || pattern.empty() || !keeps) return false;
     cut->patterns.push_back(pattern);
     return true;
   }
@@ -112,16 +147,14 @@ class TokenizerDescriber {
     const Json& first = Member(tokenizer_, "pre_tokenizer");
     const Json& list = Member(first, "pretokenizers");
     const Json steps = list.is_array() ? list : Json::array({first});
-    bool own_regex = false;
     bool known = true;
-    for (const Json& step : steps) known = known && AddStep(step, &cut, &own_regex);
+    for (const Json& step : steps) known = known && AddStep(step, &cut);
     const Json& normalizer = Member(tokenizer_, "normalizer");
+    const Json& rules = Member(normalizer, "normalizers");
+    const bool none = normalizer.is_null() || (rules.is_array() && rules.empty());
     cut.composed = TextOf(Member(normalizer, "type")) == "NFC";
     cut.whole_words = FlagOf(Member(Member(tokenizer_, "model"), "ignore_merges"));
-    known = known && (normalizer.is_null() || cut.composed) && own_regex == cut.patterns.empty();
-    for (const std::string_view name : GgufCutNames()) {
-      if (known && GgufCutOf(name) == cut) pre_ = name;
-    }
+    if (known && (none || cut.composed)) pre_ = GgufCutName(cut);
     return !pre_.empty() ||
            Refuse("gguf: the way in which the tokenizer cuts texts has no name there");
   }
@@ -214,11 +247,11 @@ class TokenizerDescriber {
 
   bool SetToken(const std::string& token, const Json& number, GgufTokenType type) {
     const std::optional<int64_t> id = IdOf(number);
-    if (!id || *id >= rows_ || token.empty()) {
-      return Refuse(
-          fmt::format("tokenizer.json: token \"{}\" has the number {}, the embedding {} "
-                      "rows",
-                      Printable(token), DescribeJson(number), rows_));
+    // The model cannot take a token without a row.
+    if (id && *id >= rows_) return true;
+    if (!id || token.empty()) {
+      return Refuse(fmt::format("tokenizer.json: token \"{}\" has the number {}", Printable(token),
+                                DescribeJson(number)));
     }
     const auto at = static_cast<size_t>(*id);
     if (types_[at] != 0 && tokens_[at] != token) {
@@ -260,54 +293,115 @@ class TokenizerDescriber {
 };
 
 /// Adds the special tokens: numbers of config.json, or else texts of tokenizer_config.json.
-/// `tokens` may be null.
-void AddSpecialTokens(const TokenizerDescriber* tokens, const Json& tokenizer_config,
-                      const Json& config, GgufMetadataBuilder* metadata) {
-  struct Special {
-    const char* number;
-    const char* text;
-    std::string_view key;
-  };
-  constexpr std::string_view kUnknown = "tokenizer.ggml.unknown_token_id";
-  constexpr Special kSpecial[] = {
-      {"bos_token_id", "bos_token", "tokenizer.ggml.bos_token_id"},
-      {"eos_token_id", "eos_token", "tokenizer.ggml.eos_token_id"},
-      {"pad_token_id", "pad_token", "tokenizer.ggml.padding_token_id"},
-      {"unk_token_id", "unk_token", kUnknown},
-  };
-  for (const Special& special : kSpecial) {
-    const Json& stored = Member(config, special.number);
-    const Json& first = stored.is_array() && !stored.empty() ? stored[0] : stored;
-    std::optional<int64_t> id = IdOf(first);
-    const Json& text = Member(tokenizer_config, special.text);
-    if (!id && tokens != nullptr)
-      id = tokens->Find(TextOf(text.is_object() ? Member(text, "content") : text));
-    if (!id && tokens != nullptr && special.key == kUnknown) id = tokens->Unknown();
-    if (id) metadata->Count(special.key, *id);
+class SpecialTokensWriter {
+ public:
+  /// `tokens` may be null.
+  SpecialTokensWriter(const TokenizerDescriber* tokens, const GgufTokenFiles& files,
+                      GgufMetadataBuilder* metadata)
+      : tokens_(tokens), files_(files), metadata_(metadata) {}
+
+  /// `start`, `end`: the tokens that are added to a text, if these are other ones.
+  void AddNumbers(std::optional<int64_t> start, std::optional<int64_t> end) {
+    constexpr std::string_view kUnknown = "tokenizer.ggml.unknown_token_id";
+    start_ = start ? start : NumberOf("bos_token_id", "bos_token");
+    end_ = end ? end : NumberOf("eos_token_id", "eos_token");
+    std::optional<int64_t> unknown = NumberOf("unk_token_id", "unk_token");
+    if (!unknown && tokens_ != nullptr) unknown = tokens_->Unknown();
+    if (start_) metadata_->Count("tokenizer.ggml.bos_token_id", *start_);
+    if (end_) metadata_->Count("tokenizer.ggml.eos_token_id", *end_);
+    if (const auto padding = NumberOf("pad_token_id", "pad_token")) {
+      metadata_->Count("tokenizer.ggml.padding_token_id", *padding);
+    }
+    if (unknown) metadata_->Count(kUnknown, *unknown);
+    AddEnds();
   }
-  const Json& ends = Member(config, "eos_token_id");
-  if (ends.is_array() && ends.size() > 1) {
-    if (const auto turn = IdOf(ends[1])) metadata->Count("tokenizer.ggml.eot_token_id", *turn);
+
+  void AddFlags(bool adds_start, bool adds_end) {
+    metadata_->Flag("tokenizer.ggml.add_bos_token", adds_start && start_);
+    if (adds_end && end_) metadata_->Flag("tokenizer.ggml.add_eos_token", true);
   }
-  const Json& add = Member(tokenizer_config, "add_bos_token");
-  if (add.is_boolean()) metadata->Flag("tokenizer.ggml.add_bos_token", add.get<bool>());
-  const std::string chat = TextOf(Member(tokenizer_config, "chat_template"));
-  if (!chat.empty()) metadata->Text("tokenizer.chat_template", chat);
-}
+
+  /// Whether tokenizer_config.json says so.
+  bool Says(const char* key) const { return FlagOf(Member(files_.tokenizer_config, key)); }
+
+ private:
+  std::optional<int64_t> NumberOf(const char* number, const char* text) const {
+    const Json& stored = Member(files_.config, number);
+    const std::optional<int64_t> id =
+        IdOf(stored.is_array() && !stored.empty() ? stored[0] : stored);
+    return id || tokens_ == nullptr ? id : NamedToken(text);
+  }
+
+  /// A token of tokenizer_config.json.
+  std::optional<int64_t> NamedToken(const char* text) const {
+    const Json& named = Member(files_.tokenizer_config, text);
+    return tokens_->Find(TextOf(named.is_object() ? Member(named, "content") : named));
+  }
+
+  /// The end tokens of all files but the first. There are two more keys, for those that readers do
+  /// not know by their texts.
+  void AddEnds() const {
+    std::vector<int64_t> others;
+    const auto add = [&](std::optional<int64_t> id) {
+      const bool known = tokens_ != nullptr && id && tokens_->IsEndText(*id);
+      const bool listed = std::find(others.begin(), others.end(), id) != others.end();
+      if (id && id != end_ && !known && !listed) others.push_back(*id);
+    };
+    for (const Json* const file : {&files_.config, &files_.generation_config}) {
+      const Json& ends = Member(*file, "eos_token_id");
+      for (const Json& end : ends.is_array() ? ends : Json::array({ends})) add(IdOf(end));
+    }
+    if (tokens_ != nullptr) add(NamedToken("eos_token"));
+    constexpr std::string_view kKeys[] = {"tokenizer.ggml.eot_token_id",
+                                          "tokenizer.ggml.eom_token_id"};
+    for (size_t i = 0; i < std::min(others.size(), std::size(kKeys)); ++i) {
+      metadata_->Count(kKeys[i], others[i]);
+    }
+  }
+
+  const TokenizerDescriber* tokens_;
+  const GgufTokenFiles& files_;
+  GgufMetadataBuilder* metadata_;
+  std::optional<int64_t> start_;
+  std::optional<int64_t> end_;
+};
 
 }  // namespace
 
-std::string DescribeGgufTokenizer(const Json& tokenizer, const Json& tokenizer_config,
-                                  const Json& config, int64_t rows, GgufMetadataBuilder* metadata) {
-  TokenizerDescriber describer(tokenizer, rows);
+std::string DescribeGgufTokenizer(const GgufTokenFiles& files, int64_t rows,
+                                  GgufMetadataBuilder* metadata) {
+  TokenizerDescriber describer(files.tokenizer, rows);
   if (!describer.Read()) return describer.obstacle();
+  std::string before;
+  std::string after;
+  const bool listed = describer.ReadTemplate(&before, &after);
+  if (!describer.obstacle().empty()) return describer.obstacle();
   describer.Write(metadata);
-  AddSpecialTokens(&describer, tokenizer_config, config, metadata);
+  SpecialTokensWriter special(&describer, files, metadata);
+  special.AddNumbers(describer.Find(before), describer.Find(after));
+  special.AddFlags(listed ? !before.empty() : special.Says("add_bos_token"),
+                   listed ? !after.empty() : special.Says("add_eos_token"));
+  const std::string chat = TextOf(Member(files.tokenizer_config, "chat_template"));
+  if (!chat.empty()) metadata->Text("tokenizer.chat_template", chat);
   return {};
 }
 
-void DescribeGgufTokenNumbers(const Json& config, GgufMetadataBuilder* metadata) {
-  AddSpecialTokens(nullptr, Json(), config, metadata);
+void DescribeGgufTokenNumbers(const Json& config, const Json& generation_config,
+                              GgufMetadataBuilder* metadata) {
+  const Json nothing;
+  const GgufTokenFiles files{nothing, nothing, config, generation_config};
+  SpecialTokensWriter(nullptr, files, metadata).AddNumbers({}, {});
+}
+
+void DescribeGgufSampling(const Json& generation_config, GgufMetadataBuilder* metadata) {
+  if (!FlagOf(Member(generation_config, "do_sample"))) return;
+  for (const auto& [key, name] : kGgufSamplingReals) {
+    const Json& value = Member(generation_config, name);
+    if (value.is_number()) metadata->Real(key, value.get<double>());
+  }
+  if (const auto most = IdOf(Member(generation_config, "top_k"))) {
+    metadata->Count(kGgufTopK, *most);
+  }
 }
 
 }  // namespace marlin

@@ -78,6 +78,20 @@ TEST(ParseJsonObject, BoundsSizeAndNumberOfValues) {
             "file: more than 3 values");
 }
 
+TEST(ParseJsonObject, KeepsOneMemberOnly) {
+  const JsonLimits limits{100, 4, "b"};
+  const auto kept = ParseJsonObject(
+      R"({"a":[1,2,{"b":3,"b":4}],"b":{"a":[5]},"c":"x","d":{},"e":null})", "file", limits);
+  ASSERT_TRUE(kept.ok()) << kept.status().message();
+  EXPECT_EQ(*kept, Json::parse(R"({"b":{"a":[5]}})"));
+  EXPECT_EQ(ParseJsonObject(R"({"a":[1,2,3,4,5,6]})", "file", limits)->size(), 0U);
+  EXPECT_FALSE(ParseJsonObject(R"({"b":1,"b":2})", "file", limits).ok());
+  EXPECT_FALSE(ParseJsonObject(R"({"a":[1,]})", "file", limits).ok());
+  EXPECT_FALSE(ParseJsonObject("{\"a\":" + Repeated("[", 20), "file", limits).ok());
+  EXPECT_EQ(ParseJsonObject("[1,2]", "file", limits).status().message(),
+            "file: expected a JSON object, got array");
+}
+
 // Quadratic time would take hours here: the parser with a callback took 36 s for 400 000 objects.
 TEST(ParseJsonObject, TakesTimeInProportionToTheText) {
   const size_t count = 4'000'000;

@@ -346,7 +346,8 @@ TEST_F(ExportGgufTest, TheConfigurationComesBack) {
     config["rope_scaling"] = {{"rope_type", "yarn"},
                               {"factor", 4.0},
                               {"original_max_position_embeddings", 128},
-                              {"beta_fast", 16.0}};
+                              {"beta_fast", 16.0},
+                              {"beta_slow", 1.0}};
     const Status status = Export({}, config);
     ASSERT_TRUE(status.ok()) << status.message();
     const Json found = Json::parse(Checkpoint::Open(out())->config_json());
@@ -567,6 +568,64 @@ TEST_F(ExportGgufTest, PiecesComeBack) {
   EXPECT_TRUE(Contains(report_.files[0].reason, "the order of the tokenizer's merges"));
 }
 
+/// A post-processor: special tokens, and "$" for the text.
+Json Template(const std::vector<std::string>& parts) {
+  Json single = Json::array();
+  for (const std::string& part : parts) {
+    single.push_back(part == "$" ? Json{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}
+                                 : Json{{"SpecialToken", {{"id", part}, {"type_id", 0}}}});
+  }
+  return {{"type", "TemplateProcessing"}, {"single", single}};
+}
+
+TEST_F(ExportGgufTest, EndsOfGenerationAndSamplingComeBack) {
+  ASSERT_TRUE(Export({RandomModule(kUp, SpecOf(Format::kS4), 1)}).ok());
+  testing::WriteFile(source() + "/tokenizer.json", R"({
+      "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 9}, "merges": []},
+      "pre_tokenizer": {"type": "ByteLevel"},
+      "added_tokens": [{"id": 5, "content": "<|im_end|>", "special": true}]})");
+  testing::WriteFile(source() + "/tokenizer_config.json", R"({"eos_token": "c"})");
+  testing::WriteFile(source() + "/generation_config.json",
+                     R"({"eos_token_id": [5, 2], "do_sample": true, "temperature": 0.6,
+                         "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1})");
+  ASSERT_TRUE(Convert(out(), true).ok());
+  const Checkpoint read = *Checkpoint::Open(out());
+  // That of config.json first, then two others by their keys, and one by its text.
+  EXPECT_EQ(Json::parse(read.config_json())["eos_token_id"], (Json{2, 3, 9, 5}));
+  EXPECT_EQ(Json::parse(**read.ReadFile("generation_config.json")),
+            Json::parse(R"({"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95,
+                            "repetition_penalty": 1.1})"));
+}
+
+TEST_F(ExportGgufTest, StartsAndEndsOfTextsComeBack) {
+  ASSERT_TRUE(Export({RandomModule(kUp, SpecOf(Format::kS4), 1)}).ok());
+  Json tokenizer = Json::parse(R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+      "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+        {"type": "Digits", "individual_digits": true}, {"type": "ByteLevel"}]},
+      "added_tokens": [{"id": 4, "content": "<s>", "special": true},
+                       {"id": 2, "content": "</s>", "special": true}]})");
+  const auto back = [&](const Json& processor, const char* config) {
+    tokenizer["post_processor"] = processor;
+    testing::WriteFile(source() + "/tokenizer.json", tokenizer.dump());
+    testing::WriteFile(source() + "/tokenizer_config.json", config);
+    EXPECT_TRUE(Convert(out(), true).ok());
+    EXPECT_TRUE(report_.files.empty()) << report_.files[0].reason;
+    const Json found = Json::parse(**Checkpoint::Open(out())->ReadFile("tokenizer_config.json"));
+    return std::pair<bool, bool>(found["add_bos_token"], found["add_eos_token"]);
+  };
+  using Flags = std::pair<bool, bool>;
+  const Json sequence = {{"type", "Sequence"},
+                         {"processors", {{{"type", "ByteLevel"}}, Template({"<s>", "$"})}}};
+  EXPECT_EQ(back(Template({"<s>", "$"}), "{}"), Flags(true, false));
+  EXPECT_EQ(back(sequence, "{}"), Flags(true, false));
+  EXPECT_EQ(back(Template({"<s>", "$", "</s>"}), "{}"), Flags(true, true));
+  // The template decides where there is one.
+  const char* const kAdds = R"({"bos_token": "<s>", "add_bos_token": true})";
+  EXPECT_EQ(back(Template({"$"}), kAdds), Flags(false, false));
+  EXPECT_EQ(back(nullptr, kAdds), Flags(true, false));
+  EXPECT_EQ(back(nullptr, R"({"bos_token": "<s>"})"), Flags(false, false));
+}
+
 TEST_F(ExportGgufTest, TheTokenizerComesBack) {
   ASSERT_TRUE(Export({RandomModule(kUp, SpecOf(Format::kS4), 1)}).ok());
   const Json split = {{"type", "Split"},
@@ -593,13 +652,21 @@ TEST_F(ExportGgufTest, TheTokenizerComesBack) {
   EXPECT_EQ(found["added_tokens"][0]["content"], "<s>");
   const Json config = Json::parse(**read.ReadFile("tokenizer_config.json"));
   EXPECT_EQ(config["chat_template"], "{{ x }}");
+  EXPECT_EQ(config["add_bos_token"], false);
+  // A token without a row of the embedding is left out: no program could take it.
+  tokenizer["added_tokens"].push_back({{"id", 99}, {"content", "<pad>"}, {"special", true}});
+  testing::WriteFile(source() + "/tokenizer.json", tokenizer.dump());
+  ASSERT_TRUE(Convert(out(), true).ok());
+  EXPECT_TRUE(report_.files.empty());
+  EXPECT_EQ(Json::parse(**Checkpoint::Open(out())->ReadFile("tokenizer.json"))["added_tokens"],
+            found["added_tokens"]);
   // Others are reported, and the weights written.
   const std::vector<std::function<void(Json*)>> changes = {
       [&](Json* json) {
         (*json)["pre_tokenizer"] = {{"pretokenizers", {split, bytes}}};
       },
       [](Json* json) { (*json)["model"]["type"] = "Unigram"; },
-      [](Json* json) { (*json)["model"]["vocab"]["c"] = 99; },
+      [](Json* json) { (*json)["model"]["vocab"]["c"] = -1; },
       [](Json* json) { (*json)["model"]["vocab"]["c"] = 1; },
       [](Json* json) { (*json)["model"]["merges"] = {1}; },
       [](Json* json) { (*json)["model"]["byte_fallback"] = true; },
@@ -607,6 +674,9 @@ TEST_F(ExportGgufTest, TheTokenizerComesBack) {
       [](Json* json) { (*json)["model"]["vocab"] = 3; },
       [](Json* json) {
         (*json)["normalizer"] = {{"type", "NFKC"}};
+      },
+      [](Json* json) {
+        (*json)["post_processor"] = Template({"<s>", "a", "$"});
       },
   };
   for (const auto& change : changes) {

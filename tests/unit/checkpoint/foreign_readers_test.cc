@@ -101,6 +101,14 @@ TEST(ForeignReaders, GroupsOfGptqMayBeOutOfOrder) {
   // Nibbles of 0x2c2c2c2c: c, 2, c, 2 ...
   EXPECT_EQ(values[0], 1.0f * (12 - 8));
   EXPECT_EQ(values[32], 2.0f * (2 - 8));
+  // -1 is the last group, and an index of nothing else is none.
+  std::replace(index.begin(), index.end(), 1, -1);
+  files.tensors[3] = Of<int32_t>("m.g_idx", DType::kI32, {32}, index);
+  EXPECT_EQ(ValuesOf(files, "m.weight", Format::kS4), values);
+  files.tensors[3] = Of<int32_t>("m.g_idx", DType::kI32, {32}, std::vector<int32_t>(32, -1));
+  const std::vector<float> in_order = ValuesOf(files, "m.weight", Format::kS4);
+  EXPECT_EQ(in_order[15 * 32], 1.0f * (2 - 8));
+  EXPECT_EQ(in_order[16 * 32], 2.0f * (12 - 8));
 }
 
 Files AwqGemm() {
@@ -117,6 +125,15 @@ TEST(ForeignReaders, NibblesOfAwqAreColumns02461357) {
   const std::vector<float> row(values.begin(), values.begin() + 8);
   // Nibble i holds i, and column order[i]; the zero of column 0 is 1.
   EXPECT_EQ(row, (std::vector<float>{-1, 4, 1, 5, 2, 6, 3, 7}));
+}
+
+TEST(ForeignReaders, AnIndexOfCompressedTensorsWithMinusOneIsNone) {
+  Files files = CtPacked();
+  const std::vector<float> values = ValuesOf(files, "m.weight", Format::kU4);
+  const int64_t k = static_cast<int64_t>(values.size()) / 16;
+  std::vector<int32_t> index(static_cast<size_t>(k), -1);
+  files.tensors.push_back(Of<int32_t>("m.weight_g_idx", DType::kI32, {k}, index));
+  EXPECT_EQ(ValuesOf(files, "m.weight", Format::kU4), values);
 }
 
 TEST(ForeignReaders, CodesOfOldCompressedTensorsDoNotCrossWords) {

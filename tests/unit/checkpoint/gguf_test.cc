@@ -605,43 +605,5 @@ TEST(Import, RefusesWhatIsNotForeign) {
   EXPECT_TRUE(Contains(already.status().message(), "is a directory of metal-marlin already"));
 }
 
-TEST_F(GgufFiles, TokenizersAreFiles) {
-  GgufBuilder file = Llama();
-  file.Text("tokenizer.ggml.model", "gpt2")
-      .Text("tokenizer.ggml.pre", "llama-bpe")
-      .Texts("tokenizer.ggml.tokens", {"a", "b", "ab", "<end>"})
-      .Numbers("tokenizer.ggml.token_type", {1, 1, 1, 3})
-      .Texts("tokenizer.ggml.merges", {"a b"})
-      .Count("tokenizer.ggml.eos_token_id", 3)
-      .Tensor("x", {1}, kF32, "0000");
-  const auto opened = Open(file.Build());
-  ASSERT_TRUE(opened.ok()) << opened.status().message();
-  const auto text = opened->ReadFile("tokenizer.json");
-  ASSERT_TRUE(text.ok() && text->has_value()) << text.status().message();
-  const auto tokenizer = ParseJsonObject(**text, "tokenizer.json");
-  ASSERT_TRUE(tokenizer.ok());
-  EXPECT_EQ((*tokenizer)["model"]["vocab"], (Json{{"a", 0}, {"b", 1}, {"ab", 2}, {"<end>", 3}}));
-  EXPECT_EQ((*tokenizer)["model"]["merges"], Json::parse(R"([["a", "b"]])"));
-  EXPECT_EQ((*tokenizer)["added_tokens"][0]["id"], 3);
-  const auto none = opened->ReadFile("other.json");
-  EXPECT_TRUE(none.ok() && !none->has_value());
-  EXPECT_EQ(opened->ReadFile("../x").status().code(), Code::kInvalidArgument);
-
-  GgufBuilder unknown = Llama();
-  unknown.Text("tokenizer.ggml.model", "gpt2")
-      .Text("tokenizer.ggml.pre", "strange")
-      .Texts("tokenizer.ggml.tokens", {"a"})
-      .Tensor("x", {1}, kF32, "0000");
-  const auto other = Open(unknown.Build());
-  ASSERT_TRUE(other.ok());
-  const auto refused = other->ReadFile("tokenizer.json");
-  EXPECT_EQ(refused.status().code(), Code::kUnsupported);
-  EXPECT_TRUE(Contains(refused.status().message(), "tokenizer.ggml.pre \"strange\" is not known"));
-  const auto report = ImportCheckpoint(path_, directory_ / "out", {});
-  ASSERT_TRUE(report.ok()) << report.status().message();
-  ASSERT_EQ(report->files.size(), 1U);
-  EXPECT_EQ(report->files[0].name, "tokenizer.json");
-}
-
 }  // namespace
 }  // namespace marlin::gguf_test

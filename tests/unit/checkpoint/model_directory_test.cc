@@ -128,6 +128,25 @@ TEST_F(ModelDirectory, TheCacheOfHuggingFaceMayLinkToItsBlobs) {
   ExpectRefused(Quantize("other/snapshots/abc"), "model.safetensors", "/other/blobs/01");
 }
 
+TEST_F(ModelDirectory, LinksLeadIntoTheCacheOfHuggingFaceFromAnywhere) {
+  const std::string model = "hub/models--org--name";
+  for (const char* folder : {"/blobs", "/snapshots/abc", "/refs"}) {
+    fs::create_directories(directory_ / (model + folder));
+  }
+  WriteFile(directory_ / (model + "/blobs/01"), image_);
+  WriteFile(directory_ / (model + "/snapshots/abc/config.json"), "{}");
+  WriteFile(directory_ / (model + "/refs/main"), "abc");
+  Link("../../blobs/01", model + "/snapshots/abc/model.safetensors");
+  // Through the snapshot, to the blob, and to a file that is no link.
+  Link("../" + model + "/snapshots/abc/model.safetensors", "model/model.safetensors");
+  Link(directory_ / (model + "/snapshots/abc/config.json"), "model/config.json");
+  const Status status = Quantize("model");
+  ASSERT_TRUE(status.ok()) << status.message();
+  fs::remove_all(directory_ / "out");
+  Link("../" + model + "/refs/main", "model/LICENSE");
+  ExpectRefused(Quantize("model"), "LICENSE", "/refs/main");
+}
+
 TEST_F(ModelDirectory, EveryFileThatIsReadOrCopiedIsChecked) {
   for (const char* name : {"NOTICE.txt", "config.json", "generation_config.json", "tokenizer.json",
                            "tokenizer.model", "chat_template.jinja", "LICENSE"}) {

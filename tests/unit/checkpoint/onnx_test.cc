@@ -209,6 +209,70 @@ TEST_F(OnnxTest, UsersTellTheLayout) {
   }
 }
 
+/// A plain matrix [2, 3] of floats 1 to 6 with one user of it or of its copies, read as [out, in].
+class PlainOnnxTest : public OnnxTest {
+ protected:
+  std::vector<float> Read(const std::vector<std::string>& nodes, Shape shape) {
+    const auto opened =
+        Open({OnnxInitializer("w", kF32, {2, 3}, Floats({1, 2, 3, 4, 5, 6}))}, nodes);
+    EXPECT_TRUE(opened.ok()) << opened.status().message();
+    const TensorView view = *opened->Tensor("w");
+    EXPECT_EQ(view.shape(), shape);
+    const auto* values = view.As<float>();
+    return {values, values + view.ElementCount()};
+  }
+  const std::vector<float> stored_ = {1, 2, 3, 4, 5, 6};
+  const std::vector<float> transposed_ = {1, 4, 2, 5, 3, 6};
+};
+
+TEST_F(PlainOnnxTest, ProductsTellTheLayout) {
+  const auto matmul = [](const std::string& name) {
+    return OnnxNodeOf("MatMul", {"x", name}, {"y"}, {});
+  };
+  const std::vector<std::vector<std::string>> in_out = {
+      {matmul("w")},
+      {OnnxNodeOf("Gemm", {"x", "w", "bias"}, {"y"}, {})},
+      {OnnxNodeOf("Gemm", {"x", "w"}, {"y"}, {{"transA", 1}})},
+      {OnnxNodeOf("Gemm", {"w", "x"}, {"y"}, {{"transA", 1}})},
+      {OnnxNodeOf("FusedMatMul", {"x", "w"}, {"y"}, {{"transB", 0}})},
+      {OnnxNodeOf("Cast", {"w"}, {"c"}, {{"to", 10}}), matmul("c")},
+      {OnnxNodeOf("Transpose", {"w"}, {"t"}, {}),
+       OnnxNodeOf("Gemm", {"x", "t"}, {"y"}, {{"transB", 1}})},
+      {OnnxNodeOf("Transpose", {"w"}, {"t"}, {}), OnnxNodeOf("Transpose", {"t"}, {"u"}, {}),
+       matmul("u")},
+      {OnnxNodeOf("Gather", {"w", "i"}, {"row"}, {}), matmul("w")},
+  };
+  for (const auto& nodes : in_out) EXPECT_EQ(Read(nodes, {3, 2}), transposed_);
+  const std::vector<std::vector<std::string>> out_in = {
+      {},
+      {OnnxNodeOf("Add", {"x", "w"}, {"y"}, {})},
+      {OnnxNodeOf("Gemm", {"x", "w"}, {"y"}, {{"transB", 1}})},
+      {OnnxNodeOf("MatMul", {"w", "x"}, {"y"}, {})},
+      {OnnxNodeOf("Gather", {"w", "i"}, {"y"}, {})},
+      {OnnxNodeOf("Transpose", {"w"}, {"t"}, {}), matmul("t")},
+      {OnnxNodeOf("Identity", {"w"}, {"c"}, {}), OnnxNodeOf("Transpose", {"c"}, {"t"}, {}),
+       matmul("t")},
+      // Two products that do not agree: as it is stored.
+      {matmul("w"), OnnxNodeOf("Gemm", {"x", "w"}, {"z"}, {{"transB", 1}})},
+  };
+  for (const auto& nodes : out_in) EXPECT_EQ(Read(nodes, {2, 3}), stored_);
+}
+
+TEST_F(PlainOnnxTest, ACycleEnds) {
+  const std::vector<std::string> nodes(300, OnnxNodeOf("Identity", {"w"}, {"w"}, {}));
+  EXPECT_EQ(Read(nodes, {2, 3}), stored_);
+}
+
+TEST_F(PlainOnnxTest, StacksAndWidths) {
+  const std::string bytes("\1\2\3\4\5\6\7\10\11\12\13\14", 12);
+  const auto opened = Open({OnnxInitializer("w", kI8, {2, 2, 3}, bytes)},
+                           {OnnxNodeOf("MatMul", {"x", "w"}, {"y"}, {})});
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  const TensorView view = *opened->Tensor("w");
+  EXPECT_EQ(view.shape(), (Shape{2, 3, 2}));
+  EXPECT_EQ(std::memcmp(view.data(), "\1\4\2\5\3\6\7\12\10\13\11\14", 12), 0);
+}
+
 TEST_F(OnnxTest, IntegersAndSharedScales) {
   // Two modules share scales and zeros; the zeros are int32_data.
   const std::string zeros = OnnxNumber(1, 1) + OnnxNumber(2, kI8) + OnnxBytes(8, "z") +

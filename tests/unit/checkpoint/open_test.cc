@@ -160,24 +160,23 @@ TEST_F(Indexed, TensorInAnotherShard) {
 }
 
 /// The index still decides between two tensors of one name.
-TEST_F(Indexed, ExtraTensorsAreReadWhereTheyAreAllowed) {
+TEST_F(Indexed, ExtraTensorsAreLeftOutWhereTheyAreAllowed) {
   const TestTensor old{"a", kA.dtype, kA.shape, std::string(kA.data.size(), 'z')};
   WriteFile(directory_ / "s2.safetensors",
             BuildSafetensors({old, kB, {"extra", DType::kU8, {1}, "e"}}));
   Index(R"({"weight_map": {"a": "s1.safetensors", "b": "s2.safetensors"}})");
-  AllowExtraTensors(true);
-  const Result<Checkpoint> opened = Checkpoint::Open(directory_.path());
+  const CheckpointOptions allowed{.allow_extra_tensors = true};
+  const Result<Checkpoint> opened = Checkpoint::Open(directory_.path(), allowed);
   // Listed in a shard that does not hold it, and held by the other one.
   Index(R"({"weight_map": {"a": "s1.safetensors", "b": "s1.safetensors"}})");
-  const Result<Checkpoint> misplaced = Checkpoint::Open(directory_.path());
+  const Result<Checkpoint> misplaced = Checkpoint::Open(directory_.path(), allowed);
   Index(R"({"weight_map": {"a": "s1.safetensors", "b": "s2.safetensors",
             "c": "s2.safetensors"}})");
-  const Result<Checkpoint> missing = Checkpoint::Open(directory_.path());
-  AllowExtraTensors(false);
+  const Result<Checkpoint> missing = Checkpoint::Open(directory_.path(), allowed);
   ASSERT_TRUE(opened.ok()) << opened.status().message();
-  EXPECT_EQ(opened->tensors().size(), 3U);
+  EXPECT_EQ(opened->tensors().size(), 2U);
   EXPECT_EQ(opened->Find("a")->file, "s1.safetensors");
-  EXPECT_NE(opened->Find("extra"), nullptr);
+  EXPECT_EQ(opened->Find("extra"), nullptr);
   // s2 is no longer named, so that its tensors are not there.
   EXPECT_EQ(misplaced.status().code(), Code::kMalformedFile);
   EXPECT_NE(missing.status().message().find("tensor \"c\" is listed in s2.safetensors, which "),

@@ -70,10 +70,34 @@ TEST_F(QuantizedDirectory, WeightsAreViewsOfTheMapping) {
 }
 
 TEST_F(QuantizedDirectory, NewerVersionsAreRefusedWithBothNumbers) {
-  Edit(true, [](Json& q) { q["version"] = 3; });
-  ExpectError(Code::kUnsupported, "version 3, this build reads up to 2");
+  Edit(true, [](Json& q) { q["version"] = 4; });
+  ExpectError(Code::kUnsupported, "version 4, this build reads up to 3");
   Edit(true, [](Json& q) { q["version"] = 0; });
   ExpectError(Code::kMalformedFile, "\"version\": 0");
+}
+
+TEST_F(QuantizedDirectory, TilesAreOfVersion3AndOf4Bits) {
+  const auto edit = [this](int version, const char* layout, const char* format) {
+    Edit(true, [=](Json& q) {
+      q["version"] = version;
+      for (auto& [name, module] : q["modules"].items()) {
+        module["zero_type"] = "fp16";
+        module["global_scale_divides"] = false;
+      }
+      q["modules"][kModule]["layout"] = layout;
+      q["modules"][kModule]["format"] = format;
+    });
+  };
+  edit(2, "marlin_w4", "fp4_e2m1");
+  ExpectError(Code::kMalformedFile, "unknown key \"layout\"");
+  edit(3, "rows", "fp4_e2m1");
+  ExpectError(Code::kMalformedFile, "layout: unknown name 'rows'; known: k_packed, marlin_w4");
+  edit(3, "marlin_w4", "fp8_e4m3");
+  ExpectError(Code::kMalformedFile, "marlin_w4 holds dense codes of 4 bits, not fp8_e4m3");
+  edit(3, "marlin_w4", "fp4_e2m1");
+  ExpectError(Code::kMalformedFile, "expected u32 [2, 2, 32, 4], got u32 [8, 48]");
+  edit(3, "k_packed", "fp4_e2m1");
+  EXPECT_TRUE(Checkpoint::Open(path_).ok());
 }
 
 TEST_F(QuantizedDirectory, OtherMethodsAreRefusedByName) {

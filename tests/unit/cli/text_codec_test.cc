@@ -25,10 +25,11 @@ using ::testing::HasSubstr;
 /// characters to U+FFFD.
 class ByteCodec : public TextCodec {
  public:
-  explicit ByteCodec(int64_t vocabulary = 256) : vocabulary_(vocabulary) {}
-  int64_t vocab_size() const override { return vocabulary_; }
-  Result<std::vector<int32_t>> Encode(std::string_view text) override {
+  /// `start` is added to texts if special tokens are; negative: none.
+  explicit ByteCodec(int32_t start = -1) : start_(start) {}
+  Result<std::vector<int32_t>> Encode(std::string_view text, bool special) override {
     std::vector<int32_t> tokens;
+    if (special && start_ >= 0) tokens.push_back(start_);
     for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
     return tokens;
   }
@@ -36,6 +37,10 @@ class ByteCodec : public TextCodec {
     std::string text;
     for (size_t i = 0; i < tokens.size();) {
       const int32_t lead = tokens[i];
+      if (lead == start_) {
+        ++i;
+        continue;
+      }
       if (lead < 0x20 || lead > 0xF7) {
         text += static_cast<char>('a' + lead % 26);
         ++i;
@@ -53,12 +58,13 @@ class ByteCodec : public TextCodec {
   }
 
  private:
-  int64_t vocabulary_;
+  int32_t start_;
 };
 
 /// A decoder that drops the first space of a text.
 class SpaceCodec final : public ByteCodec {
  public:
+  using ByteCodec::ByteCodec;
   Result<std::string> Decode(std::span<const int32_t> tokens) override {
     Result<std::string> text = ByteCodec::Decode(tokens);
     if (text.ok() && text->starts_with(' ')) text->erase(0, 1);
@@ -68,8 +74,8 @@ class SpaceCodec final : public ByteCodec {
 
 std::vector<std::string> Pieces(TextCodec& codec, const std::string& prompt,
                                 const std::string& text) {
-  const std::vector<int32_t> before = *codec.Encode(prompt);
-  const std::vector<int32_t> tokens = *codec.Encode(text);
+  const std::vector<int32_t> before = *codec.Encode(prompt, true);
+  const std::vector<int32_t> tokens = *codec.Encode(text, false);
   TextStream stream(codec, before);
   std::vector<std::string> pieces;
   for (const int32_t token : tokens) pieces.push_back(*stream.Add(token));
@@ -103,6 +109,22 @@ TEST(TextStream, KeepsTheSpacesBetweenWords) {
   SpaceCodec codec;
   EXPECT_THAT(Pieces(codec, "go", " on  a"),
               ::testing::ElementsAre(" ", "o", "n", " ", " ", "a", ""));
+}
+
+// A prompt may end within a character; its rest completes it.
+TEST(TextStream, ShowsACharacterThatThePromptBegins) {
+  ByteCodec codec;
+  EXPECT_THAT(Pieces(codec, "caf\xC3", "\xA9s"), ::testing::ElementsAre("\xC3\xA9", "s", ""));
+  EXPECT_THAT(Pieces(codec, "\xF0\x9F", "\x90\x9F"),
+              ::testing::ElementsAre("", "\xF0\x9F\x90\x9F", ""));
+}
+
+// Special tokens have no text: they are no context for the space before a word.
+TEST(TextStream, SpecialTokensAreNoContext) {
+  SpaceCodec codec(7);
+  EXPECT_THAT(Pieces(codec, "", " a b"), ::testing::ElementsAre("", "a", " ", "b", ""));
+  EXPECT_THAT(Pieces(codec, "go\7\7\7\7\7", " on"), ::testing::ElementsAre(" ", "o", "n", ""));
+  EXPECT_THAT(Pieces(codec, "go", "x\7 y"), ::testing::ElementsAre("x", "", " ", "y", ""));
 }
 
 std::string Feed(StopText* stop, const std::vector<std::string>& pieces) {
@@ -141,7 +163,7 @@ class CommandWithCodec : public ::testing::Test {
     const TextCodecFactory factory =
         [this](const std::string& directory) -> Result<std::unique_ptr<TextCodec>> {
       directory_ = directory;
-      return std::unique_ptr<TextCodec>(std::make_unique<ByteCodec>(vocabulary_));
+      return std::unique_ptr<TextCodec>(std::make_unique<ByteCodec>(start_));
     };
     ::testing::internal::CaptureStdout();
     ::testing::internal::CaptureStderr();
@@ -152,7 +174,7 @@ class CommandWithCodec : public ::testing::Test {
   }
 
   const std::string sample_ = SourceDirectory() + "/examples/tiny-qwen3-moe";
-  int64_t vocabulary_ = 1024;
+  int32_t start_ = -1;
   std::string directory_;
 };
 
@@ -223,15 +245,52 @@ TEST_F(CommandWithCodec, GeneratesTheTextsOfAFile) {
   std::filesystem::remove(file);
 }
 
-TEST_F(CommandWithCodec, ATokenizerOfAnotherModelIsRefused) {
-  vocabulary_ = 2000;
+TEST_F(CommandWithCodec, AddsSpecialTokensToTexts) {
+  start_ = 3;
+  const auto run = [this](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"generate", sample_,        "--prompt", "And",
+                                          "--json",   "--max-tokens", "4"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return nlohmann::json::parse(Run(arguments).out);
+  };
+  EXPECT_EQ(run({})["prompt_tokens"], 4);
+  EXPECT_EQ(run({"--no-special-tokens"})["prompt_tokens"], 3);
+}
+
+// Only an id that occurs is beyond the model.
+TEST_F(CommandWithCodec, TokensThatTheModelLacksAreRefused) {
+  start_ = 2000;
   for (const char* command : {"generate", "perplexity"}) {
-    const Outcome outcome =
-        Run({command, sample_, *command == 'g' ? "--prompt" : "--text", sample_ + "/README.md"});
+    const std::vector<std::string> arguments = {
+        command, sample_, *command == 'g' ? "--prompt" : "--text", sample_ + "/README.md"};
+    const Outcome outcome = Run(arguments);
     EXPECT_EQ(outcome.code, 2);
     EXPECT_EQ(outcome.out, "");
-    EXPECT_THAT(outcome.error, HasSubstr("the tokenizer has 2000 tokens, the model 1024"));
+    EXPECT_THAT(outcome.error, HasSubstr("gives the token id 2000, the model has 0..1023"));
   }
+  const Outcome without =
+      Run({"generate", sample_, "--prompt", "And", "--max-tokens", "2", "--no-special-tokens"});
+  EXPECT_EQ(without.code, 0) << without.error;
+}
+
+// A special token has no text that a stop text could be found in.
+TEST_F(CommandWithCodec, StopsAtASpecialToken) {
+  const auto run = [this](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {
+        "generate", sample_, "--prompt",      "And", "--json",  "--max-tokens",       "90",
+        "--seed",   "5",     "--temperature", "2",   "--exact", "--no-special-tokens"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return nlohmann::json::parse(Run(arguments).out);
+  };
+  const std::vector<int32_t> whole = run({"--ignore-eos"})["token_ids"];
+  const auto found = std::find_if(whole.begin(), whole.end(),
+                                  [](int32_t token) { return token >= 'a' && token <= 'z'; });
+  ASSERT_NE(found, whole.end());
+  start_ = *found;
+  const auto cut = run({"--stop", std::string(1, static_cast<char>(*found))});
+  EXPECT_EQ(cut["stop_reason"], "stop_token");
+  EXPECT_EQ(cut["token_ids"].get<std::vector<int32_t>>(),
+            std::vector<int32_t>(whole.begin(), found));
 }
 
 TEST_F(CommandWithCodec, MeasuresText) {

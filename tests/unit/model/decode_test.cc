@@ -220,9 +220,11 @@ std::vector<Case> Cases() {
   const ModelOptions invariant{.batch_invariant = true};
   const ModelOptions fp8{.kv_cache = DType::kF8E4M3};
   const Json moe = {{"num_experts", 6}, {"head_dim", 16}};
-  const Json latent = {{"kv_lora_rank", 16}, {"qk_nope_head_dim", 16}, {"qk_rope_head_dim", 8},
-                       {"v_head_dim", 16},   {"n_routed_experts", 4},  {"n_shared_experts", 2},
-                       {"q_lora_rank", 32}};
+  const Json latent = {{"kv_lora_rank", 16},    {"qk_nope_head_dim", 16},
+                       {"qk_rope_head_dim", 8}, {"v_head_dim", 16},
+                       {"n_routed_experts", 4}, {"n_shared_experts", 2},
+                       {"q_lora_rank", 32},     {"n_group", 1},
+                       {"topk_group", 1},       {"first_k_dense_replace", 0}};
   Json narrow = latent;  // Expands latents up to two tokens, then no longer.
   narrow.update({{"qk_nope_head_dim", 1}, {"v_head_dim", 1}});
   const Json window = {{"num_local_experts", 4}, {"head_dim", 16}, {"sliding_window", 24}};
@@ -337,6 +339,9 @@ TEST_P(Decoding, PagesAndBlockTablesGrowWithinACall) {
                                              {"v_head_dim", 16},
                                              {"n_routed_experts", 4},
                                              {"n_shared_experts", 1},
+                                             {"n_group", 1},
+                                             {"topk_group", 1},
+                                             {"first_k_dense_replace", 0},
                                              {"q_lora_rank", 32}});
   for (const Json& config : {window, latent}) {
     const Model model = Load(config, {});

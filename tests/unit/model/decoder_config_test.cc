@@ -21,17 +21,17 @@ std::string Config(const std::string& type, const std::string& more) {
 }
 
 std::vector<int64_t> Windows(const std::string& type, const std::string& more) {
-  const Result<DecoderConfig> config = ReadDecoderConfig(Config(type, more), "");
+  const Result<DecoderConfig> config = ReadDecoderConfig(Config(type, more));
   EXPECT_TRUE(config.ok()) << config.status().message();
   return config.ok() ? config->windows : std::vector<int64_t>();
 }
 
 // The defaults that transformers' configuration classes give an absent layer_types.
 TEST(DecoderConfig, EachFamilyHasItsOwnSlidingLayers) {
-  const std::string window = R"("sliding_window": 7, "use_sliding_window": true,
-                                "max_window_layers": 3)";
-  EXPECT_THAT(Windows("mistral", window), ElementsAre(7, 7, 7, 7));
-  EXPECT_THAT(Windows("mixtral", window), ElementsAre(7, 7, 7, 7));
+  const std::string always = R"("sliding_window": 7)";
+  const std::string window = always + R"(, "use_sliding_window": true, "max_window_layers": 3)";
+  EXPECT_THAT(Windows("mistral", always), ElementsAre(7, 7, 7, 7));
+  EXPECT_THAT(Windows("mixtral", always), ElementsAre(7, 7, 7, 7));
   EXPECT_THAT(Windows("qwen2", window), ElementsAre(0, 0, 0, 7));
   EXPECT_THAT(Windows("qwen3", window), ElementsAre(0, 0, 0, 7));
   EXPECT_THAT(Windows("qwen2_moe", window), ElementsAre(7, 0, 7, 0));
@@ -39,7 +39,33 @@ TEST(DecoderConfig, EachFamilyHasItsOwnSlidingLayers) {
                                       "max_window_layers": 1)"),
               ElementsAre(7, 0, 0, 0));
   EXPECT_THAT(Windows("qwen3_moe", window), ElementsAre(7, 7, 7, 7));
-  EXPECT_THAT(Windows("gpt_oss", window), ElementsAre(7, 0, 7, 0));
+  EXPECT_THAT(Windows("gpt_oss", always), ElementsAre(7, 0, 7, 0));
+}
+
+TEST(DecoderConfig, WindowsThatAreNotGivenAreThoseOfTheType) {
+  const std::string none = R"("attention_bias": false)";
+  EXPECT_THAT(Windows("mistral", none), ElementsAre(4096, 4096, 4096, 4096));
+  EXPECT_THAT(Windows("mistral", R"("sliding_window": null)"), ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(Windows("mixtral", none), ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(Windows("gpt_oss", none), ElementsAre(128, 0, 128, 0));
+  EXPECT_THAT(Windows("llama", none), ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(Windows("qwen3", R"("use_sliding_window": true, "max_window_layers": 0)"),
+              ElementsAre(4096, 4096, 4096, 4096));
+  const auto odd =
+      ReadDecoderConfig(Config("qwen3", R"("layer_types": ["sliding_attention", "full_attention",
+                                         "full_attention", "full_attention"])"));
+  EXPECT_THAT(odd.status().message(), HasSubstr("layer_types: sliding_attention, but"));
+}
+
+TEST(DecoderConfig, GroupsOfExpertsMustFit) {
+  const auto refused = [](const std::string& more) {
+    return ReadDecoderConfig(Config("deepseek_v3", more)).status().message();
+  };
+  EXPECT_THAT(refused(R"("n_routed_experts": 12)"), HasSubstr("n_group: 12 experts"));
+  EXPECT_THAT(refused(R"("n_routed_experts": 16, "topk_group": 9)"),
+              HasSubstr("topk_group: 9 of 8 groups"));
+  EXPECT_THAT(refused(R"("n_routed_experts": 16, "topk_group": 3, "num_experts_per_tok": 7)"),
+              HasSubstr("num_experts_per_tok: 7 experts of the 6 in 3 groups"));
 }
 
 TEST(DecoderConfig, LayerTypesDecideWhereTheyAreThere) {
@@ -53,7 +79,7 @@ TEST(DecoderConfig, LayerTypesDecideWhereTheyAreThere) {
 
 TEST(DecoderConfig, LayersOfGlm4MoeLiteSayWhetherTheyHaveExperts) {
   const auto read = [](const std::string& more) {
-    return ReadDecoderConfig(Config("glm4_moe_lite", more), "");
+    return ReadDecoderConfig(Config("glm4_moe_lite", more));
   };
   // The number of dense layers is a leftover of the other way to specify them.
   const auto config = read(R"("first_k_dense_replace": 1,

@@ -50,7 +50,13 @@ const std::map<std::string, Json>& Configs() {
         {"first_k_dense_replace", 1},
         {"num_nextn_predict_layers", 1}}},
       {"glm4_moe_lite", {{"n_routed_experts", 4}, {"n_shared_experts", 1}, {"q_lora_rank", 32}}},
-      {"deepseek_v3", {{"n_routed_experts", 4}, {"n_shared_experts", 2}}},
+      {"deepseek_v3",
+       {{"n_routed_experts", 4},
+        {"n_shared_experts", 2},
+        {"q_lora_rank", nullptr},
+        {"n_group", 1},
+        {"topk_group", 1},
+        {"first_k_dense_replace", 0}}},
       {"gpt_oss", {{"num_local_experts", 4}, {"sliding_window", 4}}},
   };
   return configs;

@@ -54,13 +54,25 @@ class LatentPrefill : public ::testing::Test {
   /// Dense layers: a rounding error in front of a router can select another expert.
   void SetUp() override {
     device_.emplace(*Device::Open(TestDevice(), {.threads = 2}));
-    const Json config = {
-        {"model_type", "deepseek_v3"},    {"hidden_size", 64},        {"intermediate_size", 96},
-        {"num_hidden_layers", 2},         {"vocab_size", kVocab},     {"num_attention_heads", 4},
-        {"moe_intermediate_size", 32},    {"num_experts_per_tok", 2}, {"kv_lora_rank", 256},
-        {"qk_nope_head_dim", 64},         {"qk_rope_head_dim", 16},   {"v_head_dim", 64},
-        {"max_position_embeddings", 512}, {"n_routed_experts", 4},    {"n_shared_experts", 1},
-        {"first_k_dense_replace", 2}};
+    const Json config = {{"model_type", "deepseek_v3"},
+                         {"hidden_size", 64},
+                         {"intermediate_size", 96},
+                         {"num_hidden_layers", 2},
+                         {"vocab_size", kVocab},
+                         {"num_attention_heads", 4},
+                         {"moe_intermediate_size", 32},
+                         {"num_experts_per_tok", 2},
+                         {"kv_lora_rank", 256},
+                         {"qk_nope_head_dim", 64},
+                         {"qk_rope_head_dim", 16},
+                         {"v_head_dim", 64},
+                         {"max_position_embeddings", 512},
+                         {"n_routed_experts", 4},
+                         {"n_shared_experts", 1},
+                         {"first_k_dense_replace", 2},
+                         {"q_lora_rank", nullptr},
+                         {"n_group", 1},
+                         {"topk_group", 1}};
     const auto model = DescribeModel(config.dump());
     ASSERT_TRUE(model.ok()) << model.status().message();
     std::vector<TestTensor> tensors;

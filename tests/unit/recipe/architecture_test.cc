@@ -120,8 +120,9 @@ TEST(Architecture, RefusesWrongConfigsByName) {
   expect(Edited("mlp_only_layers", "0").dump(), Code::kMalformedFile, "mlp_only_layers");
   expect(Edited("attention_bias", 3).dump(), Code::kMalformedFile, "attention_bias");
   expect(Edited("num_experts", 1 << 14).dump(), Code::kMalformedFile, "more than 1048576 tensors");
-  expect(Edited("num_attention_heads", 33, "llama-3-8b").dump(), Code::kMalformedFile,
-         "do not divide hidden_size");
+  nlohmann::json narrow = Edited("hidden_size", 16, "llama-3-8b");
+  narrow.erase("head_dim");
+  expect(narrow.dump(), Code::kMalformedFile, "32 heads of a hidden_size of 16");
   expect(std::string(1 << 20, '['), Code::kMalformedFile, "config.json");
 }
 

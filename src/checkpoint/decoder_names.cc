@@ -1,0 +1,190 @@
+#include "checkpoint/decoder_names.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "base/macros.h"
+#include "checkpoint/module_tensors.h"
+#include "recipe/decoder_tensors.h"
+
+namespace marlin {
+namespace {
+
+constexpr std::string_view kModelPrefix = "model.";
+constexpr std::string_view kHeadPrefix = "lm_head.";
+constexpr std::string_view kTablePrefix = "model.embed_tokens.";
+constexpr std::string_view kOwnPrefixes[] = {"model.layers.", "model.norm.", kTablePrefix,
+                                             kHeadPrefix};
+
+/// Last parts of names, after "model.layers.0.self_attn.", of tensors that a decoder's results do
+/// not depend on: scales and zero points of a quantized KV cache, under the names of the programs
+/// that write them, and RoPE frequencies.
+constexpr std::string_view kUnusedSuffixes[] = {
+    ".kv_scale",
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+    ".prob_scale",
+    ".prob_output_scale",
+    ".k_zero_point",
+    ".v_zero_point",
+    ".q_zero_point",
+    ".kv_cache_scale",
+    ".kv_cache_scaling_factor",
+    ".k_cache_scale",
+    ".v_cache_scale",
+    ".k_proj.output_scale",
+    ".v_proj.output_scale",
+    ".q_proj.output_scale",
+    ".qkv_proj.output_scale",
+    ".k_bmm_quantizer._amax",
+    ".v_bmm_quantizer._amax",
+    ".q_bmm_quantizer._amax",
+    ".k_bmm_quantizer._scale",
+    ".v_bmm_quantizer._scale",
+    ".q_bmm_quantizer._scale",
+    ".rotary_emb.inv_freq",
+    ".rotary_emb.cos_cached",
+    ".rotary_emb.sin_cached",
+};
+
+bool IsOwn(std::string_view name) {
+  return std::any_of(std::begin(kOwnPrefixes), std::end(kOwnPrefixes),
+                     [&](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
+bool IsUnused(std::string_view name) {
+  return std::any_of(std::begin(kUnusedSuffixes), std::end(kUnusedSuffixes),
+                     [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
+bool IsOwnDirectory(const Json& config) {
+  const auto found = config.find("quantization_config");
+  return found != config.end() && found->is_object() && found->contains("quant_method") &&
+         (*found)["quant_method"] == kQuantMethod;
+}
+
+class DecoderNamer {
+ public:
+  DecoderNamer(bool own, TensorStore* store) : own_(own), store_(*store) {}
+
+  /// Adds or removes one "model." in front.
+  Status Rename() {
+    std::string example;
+    for (TensorInfo& tensor : store_.tensors) {
+      std::string name = tensor.name;
+      if (name.starts_with(kModelPrefix) && IsOwn(name.substr(kModelPrefix.size()))) {
+        name = name.substr(kModelPrefix.size());
+      } else if (const std::string longer = std::string(kModelPrefix) + name;
+                 !IsOwn(name) && IsOwn(longer)) {
+        name = longer;
+      }
+      if (name == tensor.name || store_.FindTensor(name)) continue;
+      if (example.empty()) example = fmt::format("{} as {}", tensor.name, name);
+      renames_.push_back(std::move(name));
+      renamed_.push_back(&tensor);
+    }
+    if (example.empty()) return {};
+    store_.notes.push_back("tensors are named as in a base model: read " + example + ", ...");
+    return ApplyRenames();
+  }
+
+  Status Drop(const std::function<bool(const TensorInfo&)>& unwanted) {
+    std::vector<TensorInfo>& tensors = store_.tensors;
+    const auto kept = std::remove_if(tensors.begin(), tensors.end(), unwanted);
+    if (kept == tensors.end()) return {};
+    tensors.erase(kept, tensors.end());
+    return Sort();
+  }
+
+  /// Precondition: the config ties the head.
+  Status Tie() {
+    const std::vector<size_t> head = WithPrefix(kHeadPrefix);
+    const std::vector<size_t> table = WithPrefix(kTablePrefix);
+    if (head.empty()) return {};
+    if (table.empty()) {
+      if (own_) return {};
+      for (const size_t i : head) {
+        TensorInfo& tensor = store_.tensors[i];
+        renames_.push_back(std::string(kTablePrefix) + tensor.name.substr(kHeadPrefix.size()));
+        renamed_.push_back(&tensor);
+      }
+      store_.notes.push_back(
+          "tie_word_embeddings is true and there is no model.embed_tokens: lm_head is both");
+      return ApplyRenames();
+    }
+    if (AreEqual(head, table)) {
+      return Drop([](const TensorInfo& tensor) { return tensor.name.starts_with(kHeadPrefix); });
+    }
+    Json config = store_.config();
+    config["tie_word_embeddings"] = false;
+    store_.notes.push_back(
+        "tie_word_embeddings is true, but lm_head differs from model.embed_tokens: both are used "
+        "as they are, and tie_word_embeddings is taken for false");
+    return store_.SetConfig(DumpJson(config, 2) + "\n", store_.path);
+  }
+
+ private:
+  Status ApplyRenames() {
+    for (size_t i = 0; i < renamed_.size(); ++i) renamed_[i]->name = std::move(renames_[i]);
+    renamed_.clear();
+    renames_.clear();
+    return Sort();
+  }
+  Status Sort() {
+    store_.tensor_file.clear();
+    return SortTensors(&store_);
+  }
+
+  std::vector<size_t> WithPrefix(std::string_view prefix) const {
+    std::vector<size_t> found;
+    for (size_t i = 0; i < store_.tensors.size(); ++i) {
+      if (store_.tensors[i].name.starts_with(prefix)) found.push_back(i);
+    }
+    return found;
+  }
+
+  /// Whether two modules have equal tensors. Both are sorted by name.
+  bool AreEqual(const std::vector<size_t>& head, const std::vector<size_t>& table) const {
+    if (head.size() != table.size() || (own_ && head.size() != 1)) return false;
+    for (size_t i = 0; i < head.size(); ++i) {
+      const TensorInfo& a = store_.tensors[head[i]];
+      const TensorInfo& b = store_.tensors[table[i]];
+      if (a.name.substr(kHeadPrefix.size()) != b.name.substr(kTablePrefix.size()) ||
+          a.dtype != b.dtype || !(a.shape == b.shape) || a.bytes != b.bytes ||
+          std::memcmp(store_.Data(head[i]), store_.Data(table[i]), static_cast<size_t>(a.bytes)) !=
+              0) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const bool own_;
+  TensorStore& store_;
+  std::vector<TensorInfo*> renamed_;
+  std::vector<std::string> renames_;
+};
+
+}  // namespace
+
+Status NameDecoderTensors(TensorStore* store) {
+  const Json& config = store->config();
+  if (!config.is_object()) return {};
+  const auto type = config.find("model_type");
+  if (type == config.end() || !type->is_string()) return {};
+  if (!FindFamily(type->get<std::string>()).ok()) return {};
+  const bool own = IsOwnDirectory(config);
+  DecoderNamer namer(own, store);
+  MARLIN_RETURN_IF_ERROR(
+      namer.Drop([](const TensorInfo& tensor) { return IsUnused(tensor.name); }));
+  if (!own) MARLIN_RETURN_IF_ERROR(namer.Rename());
+  const auto tied = config.find("tie_word_embeddings");
+  return tied != config.end() && *tied == true ? namer.Tie() : Status();
+}
+
+}  // namespace marlin

@@ -1,0 +1,220 @@
+#include "recipe/rope_parameters.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "base/macros.h"
+#include "base/printable.h"
+#include "recipe/name_list.h"
+
+namespace marlin {
+namespace {
+
+constexpr double kHuge = 1e12;
+constexpr double kMostFactor = 1e6;
+constexpr double kLeastFactor = 1e-6;
+constexpr int64_t kMaxPositions = int64_t{1} << 30;
+
+constexpr std::pair<std::string_view, RopeType> kRopeTypes[] = {
+    {"default", RopeType::kDefault}, {"linear", RopeType::kLinear}, {"dynamic", RopeType::kDynamic},
+    {"llama3", RopeType::kLlama3},   {"yarn", RopeType::kYarn},
+};
+
+/// Keys of the parameters. Those of another type than the given one are ignored, as everywhere.
+constexpr std::string_view kRopeValues[] = {
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "mscale",
+    "mscale_all_dim", "original_max_position_embeddings", "attention_factor", "truncate",
+    "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor",
+    // Keys of longrope, which is refused by its type.
+    "short_factor", "long_factor",
+    // Text has equal positions in all sections of multimodal RoPE.
+    "mrope_section", "mrope_interleaved",
+    // Says how the model was trained.
+    "finetuned"};
+/// Factors of programs before transformers had YaRN; 1 changes nothing.
+constexpr std::string_view kFactorsOfOne[] = {"attn_factor", "extrapolation_factor"};
+constexpr std::string_view kLayerKinds[] = {"full_attention", "sliding_attention"};
+
+class RopeReader {
+ public:
+  explicit RopeReader(TypedConfig& typed) : typed_(typed), config_(typed.config) {}
+
+  Result<RopeParameters> Read() {
+    MARLIN_RETURN_IF_ERROR(FindParameters());
+    MARLIN_RETURN_IF_ERROR(ReadType());
+    max_positions_ = static_cast<double>(config_.Size("max_position_embeddings", kMaxPositions));
+    const double outside = config_.RealOr("rope_theta", 1, kHuge, kDefaultTheta);
+    p_.theta = scaling_.RealOr("rope_theta", 1, kHuge, outside);
+    MARLIN_RETURN_IF_ERROR(ReadPartial());
+    if (p_.type != RopeType::kDefault) ReadScaling();
+    MARLIN_RETURN_IF_ERROR(config_.status());
+    MARLIN_RETURN_IF_ERROR(scaling_.status());
+    if (p_.type == RopeType::kYarn && !(p_.theta > 1)) {
+      scaling_.Fail("rope_theta", "yarn needs one above 1");
+      return scaling_.status();
+    }
+    Extend();
+    return p_;
+  }
+
+ private:
+  static constexpr double kDefaultTheta = 10000;
+
+  /// Errors: kUnsupported for parameters that differ between kinds of layers, and unknown keys.
+  Status FindParameters() {
+    // An empty rope_scaling counts as none, unlike empty rope_parameters.
+    where_ = config_.Nested("rope_scaling").values().empty() ? "rope_parameters" : "rope_scaling";
+    // Errors name the object, too.
+    scaling_ = ModelConfig::Of(config_.Nested(where_).values(),
+                               fmt::format("{}: {}", config_.file(), where_));
+    MARLIN_RETURN_IF_ERROR(config_.status());
+    MARLIN_RETURN_IF_ERROR(TakeLayerTypes());
+    for (const auto& [key, value] : scaling_.values().items()) {
+      if (value.is_null() || Contains(kRopeValues, key)) continue;
+      if (Contains(kFactorsOfOne, key) && value.is_number() && value.get<double>() == 1) continue;
+      return Status(Code::kUnsupported, fmt::format("{}: {}: {} is not understood", scaling_.file(),
+                                                    Printable(key), DescribeJson(value)));
+    }
+    return {};
+  }
+
+  Status TakeLayerTypes() {
+    std::string_view first;
+    for (const std::string_view type : kLayerKinds) {
+      if (!scaling_.IsObject(type)) continue;
+      const auto differ = [&](std::string_view why) {
+        return Status(Code::kUnsupported, fmt::format("{}: {}: {}", scaling_.file(), type, why));
+      };
+      if (!config_.Knows("layer_types")) {
+        return differ(fmt::format("a {} has no kinds of layers", typed_.family->model_type));
+      }
+      if (first.empty()) {
+        first = type;
+      } else if (scaling_.Nested(first).values() != scaling_.Nested(type).values()) {
+        return differ(fmt::format("other parameters than those of {}", first));
+      }
+    }
+    if (first.empty()) return {};
+    for (const auto& [key, value] : scaling_.values().items()) {
+      if (!Contains(kLayerKinds, key)) {
+        return Status(Code::kUnsupported, fmt::format("{}: {}: stands beside {}", scaling_.file(),
+                                                      Printable(key), first));
+      }
+    }
+    scaling_ = scaling_.Nested(first);
+    return {};
+  }
+
+  Status ReadType() {
+    const std::string name = scaling_.StringOr("rope_type", scaling_.StringOr("type", "default"));
+    MARLIN_RETURN_IF_ERROR(scaling_.status());
+    std::string known;
+    for (const auto& [type_name, type] : kRopeTypes) {
+      if (type_name == name) {
+        p_.type = type;
+        return {};
+      }
+      known += (known.empty() ? "" : ", ") + std::string(type_name);
+    }
+    return Status(Code::kUnsupported,
+                  fmt::format("{}: rope_type '{}' is not supported; supported: {}", scaling_.file(),
+                              Printable(name), known));
+  }
+
+  /// Other types rotate whole heads, whatever the key says.
+  Status ReadPartial() {
+    constexpr std::string_view kKey = "partial_rotary_factor";
+    p_.partial = scaling_.RealOr(kKey, 1e-3, 1, config_.RealOr(kKey, 1e-3, 1, 1));
+    if (p_.partial == 1 || typed_.family->rotates_a_part) return {};
+    return Status(Code::kUnsupported,
+                  fmt::format("{}: {}: {}, but a {} rotates whole heads", config_.file(), kKey,
+                              p_.partial, typed_.family->model_type));
+  }
+
+  double Context() {
+    constexpr std::string_view kKey = "original_max_position_embeddings";
+    const double inside = scaling_.RealOr(kKey, 1, kHuge, max_positions_);
+    return config_.RealOr(kKey, 1, kHuge, inside);
+  }
+
+  void ReadScaling() {
+    const auto need = [&](std::string_view key, double min) {
+      return scaling_.Real(key, min, kMostFactor);
+    };
+    const bool yarn = p_.type == RopeType::kYarn;
+    if (yarn || p_.type == RopeType::kLlama3) p_.original_context = Context();
+    // A null asks for the quotient of the contexts; a missing factor is an error.
+    p_.factor = yarn && scaling_.IsNull("factor") ? max_positions_ / p_.original_context
+                                                  : need("factor", 1e-3);
+    p_.mscale_all_dim = scaling_.RealOr("mscale_all_dim", 0, kMostFactor, 0);
+    if (p_.type == RopeType::kLlama3) {
+      p_.low_freq_factor = need("low_freq_factor", 1e-3);
+      p_.high_freq_factor = need("high_freq_factor", 1e-3);
+      if (scaling_.status().ok() && p_.high_freq_factor <= p_.low_freq_factor) {
+        scaling_.Fail("high_freq_factor", fmt::format("{} is not above low_freq_factor {}",
+                                                      p_.high_freq_factor, p_.low_freq_factor));
+      }
+    }
+    if (yarn) ReadYarn();
+  }
+
+  void ReadYarn() {
+    // 0 counts as none.
+    const auto or_default = [&](std::string_view key, double fallback) {
+      const double value = scaling_.RealOr(key, 0, kMostFactor, fallback);
+      if (value == 0) return fallback;
+      if (value < kLeastFactor) scaling_.Fail(key, fmt::format("{} is too small", value));
+      return value;
+    };
+    p_.beta_fast = or_default("beta_fast", 32);
+    p_.beta_slow = or_default("beta_slow", 1);
+    p_.truncate = scaling_.Bool("truncate", true);
+    p_.mscale = scaling_.RealOr("mscale", 0, kMostFactor, 0);
+    const double inferred =
+        p_.mscale != 0 && p_.mscale_all_dim != 0
+            ? YarnScale(p_.factor, p_.mscale) / YarnScale(p_.factor, p_.mscale_all_dim)
+            : YarnScale(p_.factor, 1);
+    p_.gives_attention_factor = scaling_.Has("attention_factor");
+    p_.attention_factor = scaling_.RealOr("attention_factor", 0, kMostFactor, inferred);
+  }
+
+  /// Many configs keep the trained context in max_position_embeddings, and some the extended one.
+  void Extend() {
+    double context = max_positions_;
+    if (p_.type == RopeType::kLinear) {
+      context = std::max(context, p_.factor * max_positions_);
+    } else if (p_.type == RopeType::kYarn || p_.type == RopeType::kLlama3) {
+      context = std::max(context, p_.factor * p_.original_context);
+    }
+    p_.positions = static_cast<int64_t>(std::min(context, static_cast<double>(kMaxPositions)));
+  }
+
+  TypedConfig& typed_;
+  ModelConfig& config_;
+  std::string_view where_;
+  ModelConfig scaling_;
+  double max_positions_ = 0;
+  RopeParameters p_;
+};
+
+}  // namespace
+
+std::string_view RopeTypeName(RopeType type) {
+  for (const auto& [name, named] : kRopeTypes) {
+    if (named == type) return name;
+  }
+  return "unknown";
+}
+
+double YarnScale(double factor, double weight) {
+  return factor <= 1 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0;
+}
+
+Result<RopeParameters> ReadRopeParameters(TypedConfig& typed) { return RopeReader(typed).Read(); }
+
+}  // namespace marlin

@@ -1,0 +1,53 @@
+// The RoPE parameters of a config.json, wherever they stand.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "marlin/status.h"
+#include "recipe/typed_config.h"
+
+namespace marlin {
+
+enum class RopeType : uint8_t {
+  kDefault,
+  kLinear,
+  /// Changes frequencies beyond the trained context only, which such a model is limited to here.
+  kDynamic,
+  kLlama3,
+  kYarn,
+};
+/// The name in config.json: "yarn".
+std::string_view RopeTypeName(RopeType type);
+
+struct RopeParameters {
+  RopeType type = RopeType::kDefault;
+  double theta = 10000;
+  double partial = 1;           ///< The part of a head that is rotated.
+  double factor = 1;            ///< All types but kDefault.
+  double original_context = 0;  ///< The trained context: kLlama3, kYarn.
+  double low_freq_factor = 1;   ///< kLlama3.
+  double high_freq_factor = 4;
+  double beta_fast = 32;  ///< kYarn.
+  double beta_slow = 1;
+  bool truncate = true;
+  double mscale = 0;          ///< 0: none.
+  double mscale_all_dim = 0;  ///< Any type but kDefault; 0: none.
+  /// kYarn: the factor of cos and sin, given or computed from the others.
+  double attention_factor = 1;
+  bool gives_attention_factor = false;  ///< The config gives it.
+  int64_t positions = 0;                ///< The extended context.
+};
+
+/// The factor by which YaRN scales attention of a context extended by `factor`.
+double YarnScale(double factor, double weight);
+
+/// Reads rope_scaling, else rope_parameters, with the precedence of transformers: a rope_scaling
+/// replaces rope_parameters, theta and the rotated part inside of it precede those at the top
+/// level, where original_max_position_embeddings precedes the one inside. Parameters for each kind
+/// of layer must be equal. Errors: kUnsupported naming another type, or a key that is not
+/// understood; kMalformedFile naming the key.
+Result<RopeParameters> ReadRopeParameters(TypedConfig& typed);
+
+}  // namespace marlin

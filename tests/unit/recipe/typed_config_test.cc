@@ -1,0 +1,227 @@
+#include "recipe/typed_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "recipe/rope_parameters.h"
+#include "recipe/type_defaults.h"
+
+namespace marlin::typed_config_test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+Result<TypedConfig> Read(const std::string& type, Json keys,
+                         UnknownKeys unknown = UnknownKeys::kRefuse) {
+  keys["model_type"] = type;
+  return ReadTypedConfig(ModelConfig::Of(std::move(keys), "config.json"), unknown);
+}
+
+Json Values(const std::string& type, Json keys) {
+  const Result<TypedConfig> typed = Read(type, std::move(keys));
+  EXPECT_TRUE(typed.ok()) << typed.status().message();
+  return typed.ok() ? typed->config.values() : Json();
+}
+
+void ExpectRefused(const std::string& type, Json keys, const char* message) {
+  const std::string text = keys.dump();
+  const Result<TypedConfig> typed = Read(type, std::move(keys));
+  ASSERT_FALSE(typed.ok()) << text;
+  EXPECT_THAT(typed.status().message(), HasSubstr(message));
+}
+
+Result<RopeParameters> Rope(const std::string& type, Json keys) {
+  Result<TypedConfig> typed = Read(type, std::move(keys));
+  if (!typed.ok()) return typed.status();
+  return ReadRopeParameters(*typed);
+}
+
+void ExpectRopeRefused(const std::string& type, Json keys, const char* message) {
+  const std::string text = keys.dump();
+  const Result<RopeParameters> rope = Rope(type, std::move(keys));
+  ASSERT_FALSE(rope.ok()) << text;
+  EXPECT_THAT(rope.status().message(), HasSubstr(message));
+}
+
+TEST(TypedConfig, MissingKeysHaveTheDefaultsOfTheType) {
+  EXPECT_EQ(Values("mixtral", Json::object())["rms_norm_eps"], 1e-5);
+  EXPECT_EQ(Values("qwen3_moe", Json::object())["rms_norm_eps"], 1e-6);
+  EXPECT_EQ(Values("mixtral", Json::object())["rope_theta"], 1e6);
+  EXPECT_EQ(Values("glm4_moe", Json::object())["partial_rotary_factor"], 0.5);
+  EXPECT_EQ(Values("deepseek_v3", Json::object())["routed_scaling_factor"], 2.5);
+  EXPECT_EQ(Values("mistral", Json::object())["sliding_window"], 4096);
+  EXPECT_EQ(Values("glm4", Json::object())["attention_bias"], true);
+  for (const Family& family : AllFamilies()) {
+    EXPECT_FALSE(TypeDefaults(family.model_type).empty()) << family.model_type;
+  }
+}
+
+TEST(TypedConfig, SizesAreNeverMadeUp) {
+  for (const char* key : {"hidden_size", "intermediate_size", "num_attention_heads",
+                          "num_hidden_layers", "vocab_size"}) {
+    EXPECT_FALSE(Values("llama", Json::object()).contains(key)) << key;
+    EXPECT_EQ(Values("llama", {{key, 8}})[key], 8);
+  }
+}
+
+TEST(TypedConfig, ANullIsNoMissingKey) {
+  EXPECT_TRUE(Values("mistral", {{"sliding_window", nullptr}})["sliding_window"].is_null());
+  EXPECT_TRUE(
+      Values("mistral", {{"num_key_value_heads", nullptr}})["num_key_value_heads"].is_null());
+  // Keys of RoPE are absent where they are null.
+  EXPECT_EQ(Values("mixtral", {{"rope_theta", nullptr}})["rope_theta"], 1e6);
+}
+
+TEST(TypedConfig, SynonymsAreReadAndMustAgree) {
+  EXPECT_EQ(Values("mixtral", {{"num_experts", 4}})["num_local_experts"], 4);
+  EXPECT_EQ(Values("glm4_moe", {{"num_local_experts", 4}})["n_routed_experts"], 4);
+  EXPECT_EQ(Values("glm4_moe", {{"num_mtp_layers", 3}})["num_nextn_predict_layers"], 3);
+  ExpectRefused("mixtral", {{"num_experts", 4}, {"num_local_experts", 8}},
+                "num_experts: 4, but num_local_experts is 8");
+  ExpectRefused("gpt_oss", {{"experts_per_token", 2}}, "experts_per_token: 2 is not understood");
+  EXPECT_EQ(Values("gpt_oss", {{"experts_per_token", 4}})["num_experts_per_tok"], 4);
+  ExpectRefused("deepseek_v3", {{"head_dim", 32}}, "head_dim: 32");
+  ExpectRefused("deepseek_v3", {{"qk_head_dim", 32}}, "qk_head_dim: 32");
+}
+
+TEST(TypedConfig, UnknownKeysAreRefusedWhereTheyMayChangeResults) {
+  for (const char* key : {"rope_ratio", "logit_scale", "attn_logit_softcapping", "clip_qkv",
+                          "residual_multiplier", "sliding_window", "moe_gate_norm", "scale_depth",
+                          "attention_chunk_size", "query_pre_attn_scalar_norm", "norm_eps"}) {
+    SCOPED_TRACE(key);
+    ExpectRefused("llama", {{key, 2.5}}, key);
+    // A feature that is off changes nothing.
+    EXPECT_TRUE(Read("llama", {{key, nullptr}}).ok());
+    EXPECT_TRUE(Read("llama", {{key, false}}).ok());
+    EXPECT_TRUE(Read("llama", {{key, 2.5}}, UnknownKeys::kIgnore).ok());
+  }
+  ExpectRefused("llama", {{"is_causal", false}}, "is_causal: false");
+  ExpectRefused("deepseek_v3", {{"scoring_func", "softmax"}}, "scoring_func");
+  ExpectRefused("deepseek_v3", {{"moe_layer_freq", 2}}, "moe_layer_freq");
+  ExpectRefused("mistral", {{"num_hidden_layers", 1}, {"layer_types", {"full_attention"}}},
+                "layer_types");
+  const Result<TypedConfig> other = Read("llama", {{"my_notes", 3}, {"max_steps", 7}});
+  ASSERT_TRUE(other.ok()) << other.status().message();
+  EXPECT_THAT(other->ignored, ElementsAre("max_steps", "my_notes"));
+}
+
+/// Configs as their makers published them, in the keys that are not common.
+TEST(TypedConfig, PublishedConfigsAreRead) {
+  const std::pair<const char*, Json> configs[] = {
+      {"llama",
+       {{"is_llama_config", true},
+        {"rope_interleaved", false},
+        {"pretraining_tp", 1},
+        {"max_sequence_length", 2048},
+        {"rope_scaling", nullptr},
+        {"bias", false}}},
+      {"mistral", {{"sliding_window", nullptr}, {"attention_dropout", 0.0}, {"head_dim", 128}}},
+      {"mixtral", {{"router_jitter_noise", 0.0}, {"output_router_logits", false}}},
+      {"qwen2", {{"use_mrope", false}, {"max_window_layers", 70}, {"sliding_window", 131072}}},
+      {"qwen3_moe", {{"max_window_layers", 48}, {"mlp_only_layers", Json::array()}}},
+      {"deepseek_v3",
+       {{"auto_map", Json::object()},
+        {"ep_size", 1},
+        {"moe_layer_freq", 1},
+        {"seq_aux", true},
+        {"scoring_func", "sigmoid"},
+        {"topk_method", "noaux_tc"},
+        {"aux_loss_alpha", 0.001}}},
+      {"glm4_moe_lite", {{"first_k_dense_replace", 1}, {"partial_rotary_factor", 1.0}}},
+      {"gpt_oss", {{"initial_context_length", 4096}, {"experts_per_token", 4}}},
+  };
+  for (const auto& [type, keys] : configs) {
+    const Result<TypedConfig> typed = Read(type, keys);
+    ASSERT_TRUE(typed.ok()) << typed.status().message();
+    EXPECT_THAT(typed->ignored, IsEmpty()) << type;
+  }
+}
+
+TEST(RopeParameters, StandWhereverAVersionPutsThem) {
+  const Json yarn = {{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}};
+  const auto old = Rope("llama", {{"rope_scaling", yarn}, {"rope_theta", 5000.0}});
+  ASSERT_TRUE(old.ok()) << old.status().message();
+  EXPECT_EQ(old->type, RopeType::kYarn);
+  EXPECT_EQ(old->theta, 5000);
+  EXPECT_EQ(old->original_context, 64);
+  EXPECT_EQ(old->positions, 2048);
+  // A rope_scaling takes the place of rope_parameters as a whole, theta included.
+  const auto both =
+      Rope("llama", {{"rope_scaling", yarn},
+                     {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 777.0}}}});
+  ASSERT_TRUE(both.ok());
+  EXPECT_EQ(both->type, RopeType::kYarn);
+  EXPECT_EQ(both->theta, 10000);
+  const auto empty = Rope(
+      "llama", {{"rope_scaling", Json::object()}, {"rope_parameters", {{"rope_theta", 777.0}}}});
+  ASSERT_TRUE(empty.ok());
+  EXPECT_EQ(empty->theta, 777);
+  // The trained context at the top precedes the one inside.
+  const auto top =
+      Rope("llama", {{"rope_scaling", yarn}, {"original_max_position_embeddings", 32}});
+  ASSERT_TRUE(top.ok());
+  EXPECT_EQ(top->original_context, 32);
+  const auto inside = Rope("glm4", {{"partial_rotary_factor", 0.25},
+                                    {"rope_parameters", {{"partial_rotary_factor", 1.0}}}});
+  ASSERT_TRUE(inside.ok());
+  EXPECT_EQ(inside->partial, 1);
+}
+
+TEST(RopeParameters, OfLayerTypesMustBeEqual) {
+  const Json one = {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 500.0}};
+  const auto equal =
+      Rope("qwen3", {{"rope_parameters", {{"full_attention", one}, {"sliding_attention", one}}}});
+  ASSERT_TRUE(equal.ok()) << equal.status().message();
+  EXPECT_EQ(equal->theta, 500);
+  EXPECT_EQ(equal->type, RopeType::kLinear);
+  Json other = one;
+  other["factor"] = 3.0;
+  ExpectRopeRefused("qwen3",
+                    {{"rope_parameters", {{"full_attention", one}, {"sliding_attention", other}}}},
+                    "rope_parameters: sliding_attention: other parameters");
+  ExpectRopeRefused("llama", {{"rope_parameters", {{"full_attention", one}}}},
+                    "rope_parameters: full_attention: a llama has no kinds of layers");
+}
+
+TEST(RopeParameters, ScalingExtendsTheContext) {
+  const auto positions = [](Json scaling) {
+    const auto rope =
+        Rope("qwen2", {{"max_position_embeddings", 128}, {"rope_scaling", std::move(scaling)}});
+    EXPECT_TRUE(rope.ok()) << rope.status().message();
+    return rope.ok() ? rope->positions : 0;
+  };
+  EXPECT_EQ(
+      positions({{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 128}}),
+      512);
+  EXPECT_EQ(
+      positions({{"type", "yarn"}, {"factor", 2.0}, {"original_max_position_embeddings", 32}}),
+      128);
+  EXPECT_EQ(positions({{"type", "linear"}, {"factor", 4.0}}), 512);
+  EXPECT_EQ(positions({{"type", "dynamic"}, {"factor", 4.0}}), 128);
+  EXPECT_EQ(positions(nullptr), 128);
+}
+
+TEST(RopeParameters, RefusalsNameTheKey) {
+  const auto refused = [](Json scaling, const char* message) {
+    ExpectRopeRefused("llama", {{"rope_scaling", std::move(scaling)}}, message);
+  };
+  refused({{"type", "yarn"}}, "rope_scaling: factor: the key is missing");
+  refused({{"type", "linear"}}, "rope_scaling: factor: the key is missing");
+  refused({{"type", "llama3"}, {"factor", 8.0}}, "low_freq_factor: the key is missing");
+  refused(
+      {{"type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 4.0}, {"high_freq_factor", 4.0}},
+      "high_freq_factor: 4 is not above low_freq_factor 4");
+  refused({{"type", "longrope"}, {"factor", 8.0}}, "rope_type 'longrope' is not supported");
+  refused({{"type", "yarn"}, {"factor", 2.0}, {"stretch", 1.5}},
+          "rope_scaling: stretch: 1.5 is not understood");
+  refused({{"type", "yarn"}, {"factor", 2.0}, {"attn_factor", 1.5}}, "attn_factor: 1.5");
+  ExpectRopeRefused("llama", {{"partial_rotary_factor", 0.5}},
+                    "partial_rotary_factor: 0.5, but a llama rotates whole heads");
+}
+
+}  // namespace
+}  // namespace marlin::typed_config_test
