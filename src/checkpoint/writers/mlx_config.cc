@@ -10,6 +10,7 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "recipe/typed_config.h"
 
 namespace marlin {
 namespace {
@@ -50,11 +51,10 @@ class MlxNames {
     const auto* const known =
         std::find_if(std::begin(kMlxTypes), std::end(kMlxTypes),
                      [&](const MlxType& row) { return row.model_type == type_; });
-    MARLIN_RETURN_IF_ERROR(TakeRope(known == std::end(kMlxTypes) || known->scales_rope));
-    if (known == std::end(kMlxTypes)) return {};
+    if (known == std::end(kMlxTypes)) return TakeRope(true);
+    MARLIN_RETURN_IF_ERROR(Complete());
+    MARLIN_RETURN_IF_ERROR(TakeRope(known->scales_rope));
     TakeExperts(known->experts);
-    // The default of transformers; mlx_lm's llama and qwen2 have another.
-    if (Find(config_, "tie_word_embeddings") == nullptr) config_["tie_word_embeddings"] = false;
     return CheckFunction(*known);
   }
 
@@ -79,6 +79,17 @@ class MlxNames {
   Status Refuse(std::string_view key, std::string_view why) const {
     return Status(Code::kUnsupported,
                   fmt::format("config.json: {}: mlx_lm's {} {}", key, Printable(type_), why));
+  }
+
+  /// Keys that are missing get the defaults of the type: mlx_lm's models have others.
+  Status Complete() {
+    MARLIN_ASSIGN_OR_RETURN(
+        const TypedConfig typed,
+        ReadTypedConfig(ModelConfig::Of(config_, "config.json"), UnknownKeys::kIgnore));
+    for (const auto& [key, value] : typed.config.values().items()) {
+      if (!value.is_null() && !config_.contains(key)) config_[key] = value;
+    }
+    return {};
   }
 
   /// RoPE parameters at the top level, as before transformers 5.

@@ -577,6 +577,14 @@ TEST_F(ConvertTest, MlxConfigsHaveTheNamesOfMlxLm) {
                       {"n_routed_experts", 4},
                       {"mlp_layer_types", {"dense", "dense", "sparse"}}});
   EXPECT_EQ(config["first_k_dense_replace"], 2);
+  // Missing keys get the defaults of the type, where mlx_lm has others.
+  config = converted({{"model_type", "qwen2"}});
+  EXPECT_EQ(config["rope_theta"], 1e4);
+  EXPECT_EQ(config["tie_word_embeddings"], false);
+  EXPECT_EQ(converted({{"model_type", "mixtral"}})["rms_norm_eps"], 1e-5);
+  config = converted({{"model_type", "mistral"}, {"sliding_window", nullptr}});
+  EXPECT_TRUE(config["sliding_window"].is_null());
+  EXPECT_FALSE(config.contains("layer_types"));
   // A type that is not known keeps its keys.
   EXPECT_EQ(converted({{"model_type", "other"}, {"hidden_act", "relu"}})["hidden_act"], "relu");
 
