@@ -178,8 +178,7 @@ def test_mlx_lm_loads_the_sample(sample: Path, tmp_path: Path, recipe: str) -> N
 def test_mlx_lm_loads_every_type(tmp_path: Path, case: str) -> None:
     source = small_model(tmp_path, *TYPES[case])
     # MLA: mlx_lm quantizes the halves of kv_b_proj again, and other experts may then be chosen.
-    recipe = mm.MixedPrecisionConfig.load("uniform:s8/g32/fp32")
-    content = json.loads(recipe.to_json())
+    content = json.loads(mm.MixedPrecisionConfig.uniform("s8/g32/fp32").to_json())
     content.setdefault("overrides", []).append({"glob": "*.kv_b_proj.*", "choice": "keep"})
     recipe = mm.MixedPrecisionConfig.from_json(json.dumps(content))
     quantized, out = exported(source, tmp_path, recipe, "mlx")

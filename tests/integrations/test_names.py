@@ -33,7 +33,7 @@ RECIPES = {"mlx": "uniform:s4/g32", "gptq": "uniform:s4/g32", "gguf": "uniform:s
 def make(kind: str, folder: Path) -> None:
     name, keys = TYPES[kind]
     values = {key: choices[0] for key, choices in keys.items()}
-    values = {**SMALL, **values, "tie_word_embeddings": False}
+    values = {**SMALL, **values, "tie_word_embeddings": False, "pad_token_id": None}
     values.update({key: value for key, value in WIDE.items() if key in values})
     config = getattr(transformers, f"{name}Config")(**values)
     torch.manual_seed(3)

@@ -150,22 +150,20 @@ class MlxNames {
       return Refuse("attention_bias", "has no biases in attention");
     }
     if (IsTrue("use_sliding_window")) return Refuse("use_sliding_window", "has no windows");
-    const Json* const window = Find(config_, "sliding_window");
-    if (type_ == "mixtral" && window != nullptr) return Refuse("sliding_window", "has no windows");
-    if (type_ == "mistral" && window != nullptr) MARLIN_RETURN_IF_ERROR(TakeWindows());
+    if ((type_ == "mixtral" || type_ == "mistral") && LimitsAttention("sliding_window")) {
+      return Refuse("sliding_window", "has no windows in all layers");
+    }
     if (type_ == "qwen2_moe") MARLIN_RETURN_IF_ERROR(CheckQwen2Moe());
     if (IsFalse("rope_interleave")) return Refuse("rope_interleave", "interleaves RoPE");
     return TakeMlpTypes();
   }
 
-  /// mlx_lm runs a mistral as a llama, whose layers say whether they have a window.
-  Status TakeWindows() {
-    const Json* const layers = Find(config_, "num_hidden_layers");
-    if (layers == nullptr || !layers->is_number_unsigned() || layers->get<uint64_t>() > 4096) {
-      return Refuse("num_hidden_layers", "needs the number of layers");
-    }
-    config_["layer_types"] = std::vector<std::string>(layers->get<size_t>(), "sliding_attention");
-    return {};
+  /// Whether a window is shorter than the context.
+  bool LimitsAttention(std::string_view key) const {
+    const Json* const window = Find(config_, key);
+    const Json* const context = Find(config_, "max_position_embeddings");
+    return window != nullptr && (context == nullptr || !window->is_number() ||
+                                 !context->is_number() || *window < *context);
   }
 
   Status CheckQwen2Moe() const {
