@@ -199,7 +199,8 @@ def test_what_mlx_lm_ignores_is_refused(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["s8/g64", "fp4_e2m1/g32/e8m0"])
 def test_a_latent_that_mlx_lm_cannot_split_is_refused(tmp_path: Path, recipe: str) -> None:
-    source = small_model(tmp_path, "DeepseekV3", {**LATENT, "kv_lora_rank": 64, "intermediate_size": 128})
+    sizes = {**LATENT, "kv_lora_rank": 64, "intermediate_size": 128}
+    source = small_model(tmp_path, "DeepseekV3", sizes)
     with pytest.raises(mm.UnsupportedError, match="kv_b_proj=keep"):
         exported(source, tmp_path, f"uniform:{recipe}", "mlx")
 
