@@ -223,10 +223,10 @@ def test_transformers_loads_compressed_tensors(sample: Path, tmp_path: Path, rec
     assert transformers_text(model, ids) == tokens
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("case", ["llama", "qwen2"])
 @pytest.mark.parametrize("recipe", ["s4/g32", "int5/g32"])
 def test_transformers_loads_gguf(tmp_path: Path, case: str, recipe: str) -> None:
-    """Dense types: for experts transformers takes the default width of their type."""
+    """Transformers takes the default of the type for the width of experts and for head_dim."""
     pytest.importorskip("gguf")
     source = small_model(tmp_path, *TYPES[case])
     quantized, out = exported(source, tmp_path, f"uniform:{recipe}", "gguf")
