@@ -371,7 +371,7 @@ void Journey::CheckRead(const Checkpoint& quantized) {
     int64_t sum = 0;
     for (const TestTensor& tensor : model_.tensors) {
       const bool floating = tensor.dtype == DType::kF32 || tensor.dtype == DType::kBf16 ||
-                            tensor.dtype == DType::kF16;
+                            tensor.dtype == DType::kF16 || tensor.dtype == DType::kF64;
       if (floating) sum += tensor.shape.ElementCount();
     }
     return sum;

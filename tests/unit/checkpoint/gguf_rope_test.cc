@@ -29,7 +29,9 @@ class Metadata {
     return Add(key, GgufType::kU32, std::string(reinterpret_cast<const char*>(&value), 4));
   }
   Metadata& Text(const std::string& key, const std::string& value) {
-    return Add(key, GgufType::kString, value);
+    const uint64_t length = value.size();
+    return Add(key, GgufType::kString,
+               std::string(reinterpret_cast<const char*>(&length), 8) + value);
   }
   Json Scaling(std::span<const float> factors = {}) const {
     const GgufArchitecture* architecture =

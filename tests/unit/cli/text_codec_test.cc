@@ -284,10 +284,10 @@ TEST_F(CommandWithCodec, StopsAtASpecialToken) {
   };
   const std::vector<int32_t> whole = run({"--ignore-eos"})["token_ids"];
   const auto found = std::find_if(whole.begin(), whole.end(),
-                                  [](int32_t token) { return token >= 'a' && token <= 'z'; });
+                                  [](int32_t token) { return token > ' ' && token <= '~'; });
   ASSERT_NE(found, whole.end());
   start_ = *found;
-  const auto cut = run({"--stop", std::string(1, static_cast<char>(*found))});
+  const auto cut = run({"--stop=" + std::string(1, static_cast<char>(*found))});
   EXPECT_EQ(cut["stop_reason"], "stop_token");
   EXPECT_EQ(cut["token_ids"].get<std::vector<int32_t>>(),
             std::vector<int32_t>(whole.begin(), found));

@@ -54,12 +54,14 @@ TEST_F(OutputMajorTest, HasTheSameValues) {
 }
 
 TEST_F(OutputMajorTest, RefusesOtherShapes) {
-  const auto wrong = FromOutputMajor(weights_.spec, Words({2, 8, 24}), weights_.scales);
+  const auto wrong =
+      FromOutputMajor(weights_.spec, Words({2, 8, 24}), weights_.scales, weights_.zeros);
   EXPECT_EQ(wrong.status().message(),
             "words: expected contiguous u32 [2, 24, 8], got u32 [2, 8, 24]");
   const TensorView scales(weights_.scales.data(), DType::kF16, {2, 24, 2});
-  EXPECT_EQ(FromOutputMajor(weights_.spec, Words({2, 24, 8}), scales).status().message(),
-            "scales: expected contiguous f16 [2, 2, 24], got f16 [2, 24, 2]");
+  EXPECT_EQ(
+      FromOutputMajor(weights_.spec, Words({2, 24, 8}), scales, weights_.zeros).status().message(),
+      "scales: expected contiguous f16 [2, 2, 24], got f16 [2, 24, 2]");
   WeightsSpec spec = weights_.spec;
   spec.has_biases = true;
   spec.has_zeros = false;

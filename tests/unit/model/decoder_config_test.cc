@@ -64,8 +64,8 @@ TEST(DecoderConfig, GroupsOfExpertsMustFit) {
   EXPECT_THAT(refused(R"("n_routed_experts": 12)"), HasSubstr("n_group: 12 experts"));
   EXPECT_THAT(refused(R"("n_routed_experts": 16, "topk_group": 9)"),
               HasSubstr("topk_group: 9 of 8 groups"));
-  EXPECT_THAT(refused(R"("n_routed_experts": 16, "topk_group": 3, "num_experts_per_tok": 7)"),
-              HasSubstr("num_experts_per_tok: 7 experts of the 6 in 3 groups"));
+  EXPECT_THAT(refused(R"("n_routed_experts": 8, "topk_group": 1)"),
+              HasSubstr("num_experts_per_tok: 2 experts of the 1 in 1 groups"));
 }
 
 TEST(DecoderConfig, LayerTypesDecideWhereTheyAreThere) {

@@ -332,6 +332,10 @@ TEST_F(Families, ExpertsAreNotRotated) {
 
 TEST_F(Families, LayersThatPredictAreListed) {
   Make("glm4_moe");
+  const auto model = DescribeModel(config_.dump());
+  for (const ModelTensor& tensor : model->prediction_tensors) {
+    tensors_.push_back(RandomBf16(tensor.name, tensor.shape, 7));
+  }
   const std::string path = Write("plain");
   const std::string prefix = "model.layers.2.";
   for (const auto method :
