@@ -22,7 +22,7 @@ class WrongUse(CommandTestCase):
     """Invalid arguments."""
 
     def test_command_line(self) -> None:
-        self.refuse(USAGE)
+        self.refuse(USAGE, "--nonsense")
         self.refuse(USAGE, "quantise", QWEN)
         self.refuse(USAGE, "inspect")
         self.refuse(USAGE, "inspect", QWEN, "--bogus", says=("--bogus",))
