@@ -17,7 +17,7 @@ NAMES = {USAGE: ("invalid_argument", "unsupported"), MALFORMED: ("malformed_file
          MEMORY: ("out_of_memory",)}
 HUGE = "1000000,1000000,1000000"
 # Below: SRC a plain model, Q a quantized one, BAD an invalid model, GONE a missing path, OUT a name
-# for an output, T a file of token ids, W a file of words, TABLE a name for a tuning file.
+# for an output, T a file of eight token ids, LONG of many, W a file of words, TABLE a name for a tuning file.
 CASES: list[tuple[int, str]] = [
     (0, "--version"),
     (0, "quantize --help"),
@@ -29,7 +29,8 @@ CASES: list[tuple[int, str]] = [
     (USAGE, "quantize SRC -o OUT --method best"),
     (USAGE, "quantize SRC -o OUT --method gptq --calibration T --calibration-ids T"),
     (MALFORMED, "quantize SRC -o OUT --method gptq --calibration-ids W"),
-    (0, "quantize SRC -o OUT --method gptq --calibration-ids T"),
+    (USAGE, "quantize SRC -o OUT --method gptq --calibration-ids T"),
+    (0, "quantize SRC -o OUT --method gptq --calibration-ids LONG --calibration-tokens 2048"),
     (USAGE, "quantize SRC -o OUT --device cuda"),
     (USAGE, "quantize Q -o OUT"),
     (MALFORMED, "quantize BAD -o OUT"),
@@ -134,6 +135,7 @@ class ExitCodes(CommandTestCase):
                  "GONE/OUT": "gone/out"}
         places = {word: str(self.directory / name) for word, name in names.items()}
         places["SRC"] = str(QWEN)
+        places["LONG"] = str(QWEN / "validation_tokens.txt")
         return [places.get(word, word) for word in text.split()]
 
     def test_every_command(self) -> None:

@@ -598,7 +598,7 @@ TEST_F(ConvertTest, MlxConfigsHaveTheNamesOfMlxLm) {
            {"attention_bias", {{"model_type", "qwen3"}, {"attention_bias", true}}},
            {"use_sliding_window", {{"model_type", "qwen2"}, {"use_sliding_window", true}}},
            {"sliding_window", {{"model_type", "mixtral"}, {"sliding_window", 8}}},
-           {"config.json: sliding_window", {{"model_type", "mistral"}, {"sliding_window", 8}}},
+           {"sliding_window: mlx_lm's mistral", {{"model_type", "mistral"}, {"sliding_window", 8}}},
            {"norm_topk_prob", {{"model_type", "qwen2_moe"}, {"norm_topk_prob", true}}},
            {"mlp_only_layers",
             {{"model_type", "qwen2_moe"}, {"mlp_only_layers", Json::array({1})}}},
