@@ -17,7 +17,8 @@ NAMES = {USAGE: ("invalid_argument", "unsupported"), MALFORMED: ("malformed_file
          MEMORY: ("out_of_memory",)}
 HUGE = "1000000,1000000,1000000"
 # Below: SRC a plain model, Q a quantized one, BAD an invalid model, GONE a missing path, OUT a name
-# for an output, T a file of eight token ids, LONG of many, W a file of words, TABLE a name for a tuning file.
+# for an output, T a file of eight token ids, LONG of many, W a file of words, TABLE a name for a
+# tuning file.
 CASES: list[tuple[int, str]] = [
     (0, "--version"),
     (0, "quantize --help"),
