@@ -459,6 +459,7 @@ def quantize_model(
             text = _text_options(source, ids or None, calibration_tokens, seed, None)
             sensitivity = _measured(source, formats, text, runner, target_bpw)
         recipe = assign_formats(source, sensitivity, target_bpw, formats)
+    assert isinstance(recipe, MixedPrecisionConfig)
     if sparsity is not None:
         recipe = call(recipe.with_sparsity, sparsity)
     directory = options(

@@ -21,7 +21,7 @@ def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def pack(scale_type: str, format: str = "fp4_e2m1") -> mm.QuantizedWeights:
+def pack(scale_type: str, format: str = "fp4_e2m1") -> Any:
     return mm.pack_weights(gaussian(K, N), format, GROUP, scale_type)
 
 
@@ -81,7 +81,7 @@ def test_mlx(scale_type: str) -> None:
 
 
 def test_sparse_with_bfloat16_scales() -> None:
-    packed = mm.pack_weights(gaussian(K, N), "s4", GROUP, "bf16", sparsity="2:4")
+    packed: Any = mm.pack_weights(gaussian(K, N), "s4", GROUP, "bf16", sparsity="2:4")
     x = torch.from_numpy(gaussian(3, K, seed=1))
     y = mm.sparse_linear(
         x,

@@ -371,8 +371,8 @@ def run_case(number: int, folder: Path) -> str:
     if want is None:
         return "read here only"
     assert not odd, f"{text}: loaded, but transformers misses or ignores {odd[:3]}"
-    error = float(np.abs(got - want).max() / np.abs(want).max())
-    assert error < 1e-3, f"{text}: {error}"
+    difference = float(np.abs(got - want).max() / np.abs(want).max())
+    assert difference < 1e-3, f"{text}: {difference}"
     return "equal"
 
 

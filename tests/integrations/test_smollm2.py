@@ -89,7 +89,8 @@ def wanted(file: Path) -> list[list[int]]:
 def test_token_ids(file: Path) -> None:
     """Those of the published tokenizer: digits alone, then GPT-2's cut."""
     codec = TextCodec(file)
-    published = json.loads(mm.Checkpoint(file).read_file("tokenizer.json") or b"")
+    stored: Any = mm.Checkpoint(file).read_file("tokenizer.json")
+    published = json.loads(stored)
     published["pre_tokenizer"] = None
     want = Tokenizer.from_str(json.dumps(published))
     want.pre_tokenizer = pre.Sequence(

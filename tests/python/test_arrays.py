@@ -17,7 +17,7 @@ def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def pack(format: str = "fp4_e2m1", scale_type: str = "fp16", k: int = K) -> mm.QuantizedWeights:
+def pack(format: str = "fp4_e2m1", scale_type: str = "fp16", k: int = K) -> Any:
     return mm.pack_weights(gaussian(k, N), format, GROUP, scale_type)
 
 
@@ -50,7 +50,7 @@ def test_unpacks_what_was_packed(format: str, scale_type: str, k: int) -> None:
         packed = pack(format, scale_type, k)
     except mm.MarlinError:
         pytest.skip(f"{format} has no {scale_type} scales")
-    names = {} if scale_type[0] != "e" else {"scale_type": scale_type}
+    names: dict[str, Any] = {} if scale_type[0] != "e" else {"scale_type": scale_type}
     parts = (packed.codes, packed.scales, GROUP, packed.zeros, format)
     got = mm.unpack_weights(*parts, k, global_scale=packed.global_scale, **names)
     assert np.array_equal(got, mm.dequantize(packed))
@@ -115,7 +115,7 @@ def test_packed_of_other_types(dtype: str) -> None:
         refusal(mm.unpack_weights, words, packed.scales, GROUP),
     ):
         assert text.startswith("packed: ")
-    sparse = mm.pack_weights(gaussian(K, N), "fp4_e2m1", GROUP, sparsity="2:4")
+    sparse: Any = mm.pack_weights(gaussian(K, N), "fp4_e2m1", GROUP, sparsity="2:4")
     values, metadata, scales = sparse.codes, sparse.metadata, sparse.scales
     text = refusal(mm.sparse_linear, x, np.zeros(values.shape, dtype), metadata, scales, GROUP)
     assert text.startswith("values: ")

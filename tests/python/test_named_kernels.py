@@ -53,11 +53,11 @@ def test_dequant(name: str, format: str) -> None:
     assert np.array_equal(got, mm.dequantize(packed))
 
 
-def stack() -> mm.QuantizedWeights:
+def stack() -> Any:
     return mm.pack_weights(gaussian(EXPERTS, HIDDEN, OUT), "fp4_e2m1", GROUP)
 
 
-def output_major(weights: mm.QuantizedWeights) -> np.ndarray:
+def output_major(weights: Any) -> np.ndarray:
     """Words [experts, out, in/8]."""
     return np.ascontiguousarray(weights.codes.swapaxes(1, 2))
 
@@ -67,7 +67,7 @@ def test_stacked_experts() -> None:
     made = mm.stacked_experts(output_major(weights), weights.scales, GROUP)
     assert (made.experts, made.k, made.n) == (EXPERTS, HIDDEN, OUT)
     assert np.array_equal(mm.dequantize(made), mm.dequantize(weights))
-    six = mm.pack_weights(gaussian(2, 64, 24), "int6", 32)
+    six: Any = mm.pack_weights(gaussian(2, 64, 24), "int6", 32)
     made = mm.stacked_experts(output_major(six), six.scales, 32, six.zeros, "int6")
     assert np.array_equal(mm.dequantize(made), mm.dequantize(six))
     words, scales = output_major(weights), weights.scales
@@ -254,8 +254,8 @@ def tile_position(k: int, n: int) -> tuple[int, int, int, int, int]:
 @pytest.mark.parametrize("shape", [(64, 32), (40, 50), (3, 70, 33)])
 def test_marlin_w4(shape: tuple[int, ...]) -> None:
     weight = gaussian(*shape)
-    tiled = mm.pack_weights(weight, "s4", 32, layout="marlin_w4")
-    plain = mm.pack_weights(weight, "s4", 32)
+    tiled: Any = mm.pack_weights(weight, "s4", 32, layout="marlin_w4")
+    plain: Any = mm.pack_weights(weight, "s4", 32)
     k, n = shape[-2:]
     assert tiled.layout == "marlin_w4"
     assert tiled.codes.shape == (*shape[:-2], -(-k // 32), -(-n // 32), 32, 4)
@@ -299,7 +299,8 @@ def test_directories_in_marlin_w4(tmp_path: Any) -> None:
     assert layouts == {"fp4_e2m1": "marlin_w4", "nf3": "k_packed"}
     ours, theirs = mm.Checkpoint(str(plain)), mm.Checkpoint(str(tiled))
     for row in ours.modules:
-        one, other = ours.weights(row["name"]), theirs.weights(row["name"])
+        one: Any = ours.weights(row["name"])
+        other: Any = theirs.weights(row["name"])
         assert np.array_equal(one.codes, other.codes) and np.array_equal(one.scales, other.scales)
     ids = list(range(10, 40))
     assert np.array_equal(mm.load(plain).logits(ids), mm.load(tiled).logits(ids))

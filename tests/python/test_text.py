@@ -58,12 +58,12 @@ def changed(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "metal_marlin.cli", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
-def command_json(*arguments: str | Path) -> dict[str, Any]:
+def command_json(*arguments: object) -> dict[str, Any]:
     done = command(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
