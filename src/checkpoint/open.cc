@@ -8,6 +8,7 @@
 #include <new>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "base/macros.h"
 #include "checkpoint/checkpoint_impl.h"
@@ -35,6 +36,7 @@ class CheckpointOpener {
   Status CheckWeightMap(const std::string& index_path,
                         const std::map<std::string, std::string>& weight_map) const;
   void DropUnlisted(const std::map<std::string, std::string>& weight_map);
+  void KeepStoredNames();
   Status FindChecksums();
   Status ReadConfig(const std::vector<std::string>& names);
   Status OpenContainer(const Container& container, const std::string& directory,
@@ -50,6 +52,8 @@ class CheckpointOpener {
   Io& io_;
   Checkpoint::Impl& impl_;
   std::vector<std::map<std::string, std::string>> metadata_;
+  /// The names of tensors in their files, under which checksums are stored, by file and place.
+  std::map<std::tuple<std::string, int64_t, int64_t>, std::string> stored_names_;
 };
 
 namespace {
@@ -283,6 +287,7 @@ Status CheckpointOpener::OpenDirectory() {
   }
   MARLIN_RETURN_IF_ERROR(SortTensors(&impl_));
   MARLIN_RETURN_IF_ERROR(ReadConfig(names));
+  KeepStoredNames();
   MARLIN_RETURN_IF_ERROR(NameDecoderTensors(&impl_));
   MARLIN_RETURN_IF_ERROR(FindChecksums());
   MARLIN_ASSIGN_OR_RETURN(QuantMethod method, FindQuantMethod(io_, impl_, names));
@@ -359,13 +364,21 @@ Status CheckpointOpener::OpenFile() {
   return TakeReader(OpenModules(impl_, QuantMethod()));
 }
 
+void CheckpointOpener::KeepStoredNames() {
+  for (const TensorInfo& tensor : impl_.tensors) {
+    stored_names_.emplace(std::tuple(tensor.file, tensor.offset, tensor.bytes), tensor.name);
+  }
+}
+
 Status CheckpointOpener::FindChecksums() {
   impl_.checksums.reserve(impl_.tensors.size());
   for (size_t i = 0; i < impl_.tensors.size(); ++i) {
     const TensorInfo& tensor = impl_.tensors[i];
     const std::map<std::string, std::string>& metadata = metadata_[impl_.tensor_file[i]];
     std::optional<uint64_t> checksum;
-    const auto stored = metadata.find(ChecksumKey(tensor.name));
+    const auto name = stored_names_.find({tensor.file, tensor.offset, tensor.bytes});
+    const auto stored =
+        metadata.find(ChecksumKey(name == stored_names_.end() ? tensor.name : name->second));
     if (stored != metadata.end()) {
       checksum = ParseChecksum(stored->second);
       if (!checksum) {

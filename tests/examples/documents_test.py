@@ -32,9 +32,10 @@ def blocks(document: str, language: str) -> list[str]:
 def on_less_text(arguments: list[str]) -> list[str]:
     """The same command with fewer tokens: what a document shows can be wrong in names and options,
     which a tenth of the text finds as well."""
-    measures = arguments[0] == "analyze" or (
-        "--target-bpw" in arguments and "--sensitivity" not in arguments)
-    calibrates = {"gptq", "awq", "awq+gptq"} & set(arguments)
+    measures = (
+        arguments[0] == "analyze" and bool({"--sensitivity", "--importance"} & set(arguments))
+        or "--target-bpw" in arguments and "--sensitivity" not in arguments)
+    calibrates = arguments[0] == "quantize" and {"gptq", "awq", "awq+gptq"} & set(arguments)
     if (measures or calibrates) and "--calibration-tokens" not in arguments:
         # Sensitivities take a forward pass for every matrix and format; GPTQ calibrates the
         # matrices of the sample model with 1280 tokens or more.
