@@ -504,7 +504,7 @@ def test_modules_that_frameworks_cannot_hold(
 @pytest.mark.parametrize(
     "change, match",
     [
-        (lambda content: content.update(version=3), "version 3"),
+        (lambda content: content.update(version=4), "version 4"),
         (lambda content: content.update(layout="n_packed"), "layout|checksum"),
         (lambda content: content.pop("modules"), "checksum|modules"),
         (lambda content: _first_module(content).update(group_size=48), "checksum"),

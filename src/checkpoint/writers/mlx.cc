@@ -154,8 +154,10 @@ class MlxWriter final : public ModuleWriter {
     Json quantization = Json::object();
     for (const ForeignModule& module : modules) {
       if (!module.stacked && ParseExpertName(module.name)) {
-        return WouldLose(kMlxName, fmt::format("\"{}\": experts of one layer in several formats",
-                                               Printable(module.name)));
+        return WouldLose(
+            kMlxName,
+            fmt::format("\"{}\": experts of one layer in several formats, or stored one by one",
+                        Printable(module.name)));
       }
       MARLIN_RETURN_IF_ERROR(CheckLatent(module, *config));
       const Json own = settings(module);
