@@ -15,6 +15,16 @@ float Narrow(double value) {
   return static_cast<float>(value);
 }
 
+/// out [count] of the doubles at `from`, which may have any alignment.
+void NarrowAll(const std::byte* from, int64_t count, std::byte* out) {
+  for (int64_t k = 0; k < count; ++k) {
+    double value = 0;
+    std::memcpy(&value, from + k * 8, sizeof(value));
+    const float narrow = Narrow(value);
+    std::memcpy(out + k * 4, &narrow, sizeof(narrow));
+  }
+}
+
 }  // namespace
 
 void NarrowDoubles(Checkpoint::Impl* checkpoint) {
@@ -28,12 +38,7 @@ void NarrowDoubles(Checkpoint::Impl* checkpoint) {
     const auto mapping = checkpoint->files[checkpoint->tensor_file[i]].mapping;
     if (count > 0) {
       checkpoint->computed[i] = [mapping, from = tensor.offset, count](std::byte* out) {
-        for (int64_t k = 0; k < count; ++k) {
-          double value = 0;
-          std::memcpy(&value, mapping->data() + from + k * 8, sizeof(value));
-          const float narrow = Narrow(value);
-          std::memcpy(out + k * 4, &narrow, sizeof(narrow));
-        }
+        NarrowAll(mapping->data() + from, count, out);
       };
     }
     tensor.dtype = DType::kF32;

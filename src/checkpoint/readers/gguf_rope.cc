@@ -108,7 +108,7 @@ Json GgufRope::Scaling() const {
         fmt::format("{} with {} of {}", type, Key("rope.scaling.attn_factor"), attention));
   }
   const bool linear = factor != 1;
-  const Json from_factors = FromFactors();
+  Json from_factors = FromFactors();
   if (!linear) return from_factors;
   if (!from_factors.empty()) return NotUnderstood("rope_freqs.weight beside linear scaling");
   return {{"rope_type", "linear"}, {"factor", ShortestReal(factor)}};
