@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 namespace marlin::cli {
@@ -62,7 +63,7 @@ void ProgressBar::Clear() {
 }
 
 std::string ClockTime(double seconds) {
-  const auto whole = static_cast<int64_t>(std::clamp(seconds, 0.0, 1e9) + 0.5);
+  const int64_t whole = std::llround(std::clamp(seconds, 0.0, 1e9));
   const int64_t hours = whole / 3600;
   const int64_t minutes = whole / 60 % 60;
   if (hours == 0) return fmt::format("{}:{:02}", minutes, whole % 60);
