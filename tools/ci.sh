@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # ci.sh [--record FILE] [STAGE...]: the checks that gate a change, in the order in which they find
 # most per minute; without stages: test, lint, integrations and vllm. The stages sanitizers, fuzz
-# and acid run by name: they pass, but a run of all from an empty compiler cache has not yet been
-# seen to end within the limit. At the end, a table of the stages with their times and counts.
-# --record also writes the table as JSON.
+# and acid run by name: no run of all stages from an empty compiler cache has been seen to end
+# within the limit. At the end, a table of the stages with their times and counts. --record also
+# writes the table as JSON.
 #
 # No stage is left out: one that MARLIN_CI_SECONDS (default: 85 minutes) does not suffice for is
 # stopped and fails, and so do those after it. Only integrations and vllm, whose packages are other

@@ -385,4 +385,4 @@ def test_logits_are_those_of_transformers_or_a_key_is_named(chunk: int, tmp_path
         folder.mkdir()
         outcomes.append(run_case(number, folder))
     # Refusing everything would be right, too.
-    assert "equal" in outcomes, outcomes
+    assert outcomes.count("equal") >= len(outcomes) * 0.3, outcomes
