@@ -309,11 +309,9 @@ def over_floor(figure: Any, record: Record) -> None:
     panels = list(figure.subplots(-(-len(shapes) // 3), 3, sharex=True, sharey=True).flat)
     for axes, ((k, n), rows) in zip(panels, shapes.items(), strict=False):
         for label, colour, line, timing_of in timings:
-            timed = [(row, timing) for row in rows if (timing := timing_of(row))]
             points = {str(row["m"]): (row["m"], timing["seconds"] / row["floor_seconds"])
-                      for row, timing in timed}
-            if points:
-                draw_series(axes, [Series(label, colour, ".", points, line)])
+                      for row in rows if (timing := timing_of(row))}
+            draw_series(axes, [Series(label, colour, ".", points, line)])
         axes.axhline(1, color=INK[0], linewidth=0.8, linestyle="--")
         axes.set_title(f"k {k}, n {n}")
         log_ticks(axes.xaxis, (8.0**power for power in range(6)))

@@ -79,7 +79,7 @@ class Records(unittest.TestCase):
         document = made_up()
         other = {**row(64, 4096, 4096), "format": "u4"}
         slow = {**row(1, 4096, 4096), "planned": False, "seconds": 1.0}
-        document["runs"][0]["results"] += [other, slow]
+        document["runs"][0]["results"] = [slow, *document["runs"][0]["results"], other]
         self.assertEqual(plot.by_shape(document), plot.by_shape(made_up()))
         self.assertEqual([found["m"] for found in plot.by_shape(document)[4096, 768]], [1, 4, 16])
 
@@ -94,8 +94,9 @@ class Records(unittest.TestCase):
         runs = [run("best", case(4, 3.0), case(1, 9.0, n=768)), run("best", case(1, 2.0)),
                 run("best", case(16, None)), run("avx2", case(1, 1.5))]
         levels = plot.by_level({"runs": runs})
-        self.assertEqual({level: [found["m"] for found in rows] for level, rows in levels.items()},
-                         {"best": [1, 4], "avx2": [1]})
+        speedups = {level: [(found["m"], found["peers"][0]["speedup"]) for found in rows]
+                    for level, rows in levels.items()}
+        self.assertEqual(speedups, {"best": [(1, 2.0), (4, 3.0)], "avx2": [(1, 1.5)]})
 
     def test_losses_by_bits(self) -> None:
         rows = [loss("uniform:b", "gptq", 4.5, 0.02), loss("uniform:a", "gptq", 3.0, 0.3),
@@ -147,7 +148,7 @@ class Drawing(unittest.TestCase):
     def test_ticks_do_not_collide(self) -> None:
         for name, figure in self.figures.items():
             for axis in figure.findobj(Axis):
-                boxes = [label.get_window_extent() for label in self.tick_labels(axis)]
+                boxes = [label.get_window_extent().padded(2) for label in self.tick_labels(axis)]
                 for one, other in combinations(boxes, 2):
                     self.assertFalse(one.overlaps(other), f"{name}: {one} {other}")
 
