@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import pathlib
 import sys
+import tempfile
 import unittest
 from typing import Any
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tools")]
@@ -63,6 +65,23 @@ class Tables(unittest.TestCase):
     def test_a_record_that_is_not_there(self) -> None:
         page = "a\n<!-- record: bench/records/absent.json -->\nold\n<!-- end of record -->\nb\n"
         self.assertEqual(performance_docs.fill(page), page.replace("old", "Not measured yet."))
+
+    def test_every_page_with_a_mark_is_filled_and_those_of_docs_get_pictures(self) -> None:
+        block = "<!-- record: bench/records/model-h100.json -->\nold\n<!-- end of record -->\n"
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            docs = root / "docs"
+            (docs / "howto").mkdir(parents=True)
+            pages = [root / "README.md", docs / "speed.md", docs / "howto" / "run.md"]
+            for page in pages:
+                page.write_text(block)
+            (docs / "other.md").write_text("no mark\n")
+            with mock.patch.multiple(performance_docs, ROOT=root, DOCS=docs):
+                self.assertEqual(sorted(performance_docs.pages()), sorted(pages))
+                self.assertEqual(performance_docs.main(), 0)
+            self.assertNotIn("old", "".join(page.read_text() for page in pages))
+        shown = [performance_docs.fill(block, with_pictures) for with_pictures in (True, False)]
+        self.assertEqual(["](images/model-h100.svg)" in page for page in shown], [True, False])
 
     def test_rows(self) -> None:
         lines = performance_docs.table(record()["runs"][0])
