@@ -1,238 +1,535 @@
 #!/usr/bin/env python3
-"""Plots a GPU's record: times relative to the roofline floor, and relative to cuBLAS.
+"""Draws the pictures of docs/images from records, with matplotlib.
 
-    bench/plot.py bench/records/gemm-h200.json -o docs/images
+    bench/plot.py [-o FOLDER] [NAME...]
 
-Writes NAME-floor.svg and NAME-cublas.svg, where NAME is the record's. They are plain SVG and follow
-the reader's light or dark colour scheme.
+PICTURES, at the end, is the table of pictures: records, kind, height, caption. A picture is SVG
+with text as text, follows the reader's light or dark colour scheme, and has the date and commit of
+its records. Its metadata has a hash of them and of this file, by which tests recognize a stale
+picture without matplotlib. `./dev docs` installs matplotlib and draws all.
 """
 
 import argparse
+import hashlib
+import io
 import json
 import math
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
-PEER = "cublas_bf16"
-COLUMNS = 3
-PANEL_WIDTH, PANEL_HEIGHT = 210, 150
-GAP_X, GAP_Y = 74, 78
-LEFT, TOP = 62, 106
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS = ROOT / "bench" / "records"
+IMAGES = ROOT / "docs" / "images"
 
-STYLE = """
-  svg { --paper: #ffffff; --ink: #1f2328; --faint: #d0d7de; --soft: #59636e;
-        --alone: #0969da; --chain: #bc4c00; --peer: #6e7781; }
-  @media (prefers-color-scheme: dark) {
-    svg { --paper: #0d1117; --ink: #e6edf3; --faint: #30363d; --soft: #9198a1;
-          --alone: #58a6ff; --chain: #f0883e; --peer: #9198a1; }
-  }
-  text { font: 12px system-ui, sans-serif; fill: var(--ink); }
-  .title { font-size: 16px; font-weight: 600; }
-  .panel { font-weight: 600; }
-  .tick, .note { fill: var(--soft); font-size: 11px; }
-  .paper { fill: var(--paper); }
-  .grid { stroke: var(--faint); stroke-width: 1; }
-  .one { stroke: var(--ink); stroke-width: 1; stroke-dasharray: 4 3; }
-  .alone, .chain, .peer { fill: none; stroke-width: 2; stroke-linejoin: round; }
-  .alone { stroke: var(--alone); }
-  .chain { stroke: var(--chain); }
-  .peer { stroke: var(--peer); stroke-dasharray: 2 3; }
-  .alone-dot { fill: var(--alone); }
-  .chain-dot { fill: var(--chain); }
-  .peer-dot { fill: var(--peer); }
-"""
+# Colours on light and on dark paper. The dark ones replace the light ones by a style sheet.
+Colour = tuple[str, str]
+PAPER, INK = ("#ffffff", "#0d1117"), ("#1f2328", "#e6edf3")
+SOFT, FAINT = ("#59636e", "#9198a1"), ("#d0d7de", "#30363d")
+BLUE, ORANGE = ("#0969da", "#58a6ff"), ("#bc4c00", "#f0883e")
+PURPLE, GREEN = ("#8250df", "#a371f7"), ("#1a7f37", "#3fb950")
+COLOURS = (PAPER, INK, SOFT, FAINT, BLUE, ORANGE, PURPLE, GREEN)
+
+INCHES = 830 / 96  # The width of a README on GitHub, in CSS pixels.
+SMALL = 6.8  # The size of small print, in points.
+STYLE = {
+    "figure.dpi": 72, "figure.facecolor": PAPER[0], "savefig.facecolor": PAPER[0],
+    "figure.titlesize": 11, "figure.titleweight": "bold",
+    "svg.fonttype": "none", "svg.hashsalt": "metal-marlin",
+    "font.family": "DejaVu Sans", "font.size": 8, "text.color": INK[0],
+    "axes.facecolor": PAPER[0], "axes.edgecolor": SOFT[0], "axes.labelcolor": SOFT[0],
+    "axes.titlesize": 8.8, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
+    "axes.grid": True, "grid.color": FAINT[0], "grid.linewidth": 0.6,
+    "xtick.color": SOFT[0], "ytick.color": SOFT[0], "xtick.labelsize": 7.5, "ytick.labelsize": 7.5,
+    "legend.frameon": False, "legend.fontsize": 7.5, "lines.linewidth": 1.5,
+    "lines.markersize": 4.5,
+}  # fmt: skip
 
 Row = dict[str, Any]
+Record = dict[str, Any]
+Point = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Series:
-    """One line of every panel: its name and its value for a row, if there is one."""
-
-    style: str
-    name: str
-    value: Callable[[Row], float | None]
+# --- what records say -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Plot:
-    title: str
-    note: str
-    y_label: str
-    series: tuple[Series, ...]
+def source(record: Record) -> str:
+    """Returns a record's file, device, date and commit."""
+    first = record["runs"][0] if "runs" in record else record
+    device = first.get("device", {}).get("model") or first.get("processor", "").partition(" (")[0]
+    parts = (record["file"], device, first["date"], f"commit {first['commit']}")
+    return ", ".join(part for part in parts if part)
 
 
-def peer_of(row: Row) -> Row:
-    """Returns the row's cuBLAS entry, or an empty one."""
-    found: list[Row] = [entry for entry in row.get("peers", []) if entry["name"] == PEER]
+def peer_of(row: Row, name: str) -> Row:
+    """Returns a row's entry of another library, or an empty one."""
+    found: list[Row] = [entry for entry in row.get("peers", []) if entry["name"] == name]
     return found[0] if found else {}
 
 
-def over_floor(seconds: float | None, row: Row) -> float | None:
-    return None if seconds is None else seconds / row["floor_seconds"]
-
-
-FLOOR = Plot(
-    title="Time over the floor",
-    note="floor: 1.9 us and the weights' bytes at the measured bandwidth, or the arithmetic at the "
-    "rate of cuBLAS at 8192^3; 1 is perfect",
-    y_label="time / floor",
-    series=(
-        Series("alone", "isolated", lambda row: over_floor(row["seconds"], row)),
-        Series("chain", "back-to-back with PDL",
-               lambda row: over_floor(row.get("chain", {}).get("seconds"), row)),
-        Series("peer", "cuBLAS bf16", lambda row: over_floor(peer_of(row).get("seconds"), row)),
-    ),
-)
-AGAINST = Plot(
-    title="Speedup over cuBLAS bf16",
-    note="cuBLAS's time / ours, measured alternately; above 1 is faster",
-    y_label="speedup",
-    series=(
-        Series("alone", "isolated", lambda row: peer_of(row).get("speedup")),
-        Series("chain", "back-to-back with PDL",
-               lambda row: peer_of(row).get("chain_speedup")),
-    ),
-)
-
-
-@dataclass(frozen=True)
-class Scale:
-    """A logarithmic axis: maps [low, high] to [start, end] on the page."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def at(self, value: float) -> float:
-        part = math.log(value / self.low) / math.log(self.high / self.low)
-        return self.start + part * (self.end - self.start)
-
-
-def panels(record: dict[str, Any]) -> dict[tuple[int, int], list[Row]]:
+def by_shape(record: Record) -> dict[tuple[int, int], list[Row]]:
     """Maps (k, n) to the planned kernels' rows by m, for the record's first kind of weights."""
     rows = [row for run in record["runs"] for row in run["results"]
             if row["op"] == "gemm" and row.get("planned") and "floor_seconds" in row]
-    if not rows:
-        return {}
-    kind = {name: rows[0][name] for name in ("format", "group_size", "scale_type", "activations")}
+    kind = ("format", "group_size", "scale_type", "activations")
     shapes: dict[tuple[int, int], dict[int, Row]] = {}
     for row in rows:
         # The first run of a shape has the baseline; later ones may have another accuracy class.
-        if all(row[name] == value for name, value in kind.items()):
+        if all(row[name] == rows[0][name] for name in kind):
             shapes.setdefault((row["k"], row["n"]), {}).setdefault(row["m"], row)
     return {shape: [by_m[m] for m in sorted(by_m)] for shape, by_m in shapes.items()
             if len(by_m) > 1}
 
 
-def power_ticks(low: float, high: float, most: int) -> list[float]:
-    """Returns powers of two in [low, high], at most `most` of them."""
-    exponents = range(math.floor(math.log2(low) + 1e-9), math.ceil(math.log2(high) - 1e-9) + 1)
-    step = math.ceil(len(exponents) / most)
-    return [2.0**e for e in exponents if e % step == 0]
+def kind_of(record: Record) -> str:
+    """Returns the weights that by_shape and by_level select."""
+    row = record["runs"][0]["results"][0]
+    return f"{row['format']} in groups of {row['group_size']}, {row['activations']} activations"
 
 
-def number(value: float) -> str:
-    return f"{value:g}"
+def by_level(record: Record) -> dict[str, list[Row]]:
+    """Maps MARLIN_CPU to the rows by m that OpenBLAS was timed beside, for k = n = 4096."""
+    levels: dict[str, dict[int, Row]] = {}
+    for run in record["runs"]:
+        for row in run["results"]:
+            if (row["k"], row["n"]) == (4096, 4096) and peer_of(row, "openblas_fp32"):
+                levels.setdefault(run["level"], {}).setdefault(row["m"], row)
+    return {level: [rows[m] for m in sorted(rows)] for level, rows in levels.items()}
 
 
-def draw_panel(
-    plot: Plot, shape: tuple[int, int], rows: list[Row], x: Scale, y: Scale
-) -> list[str]:
-    """Draws one shape's axes and lines."""
-    k, n = shape
-    out = [f'<text class="panel" x="{x.start:.0f}" y="{y.end - 10:.0f}">k {k}, n {n}</text>']
-    for tick in power_ticks(y.low, y.high, 6):
-        at = y.at(tick)
-        style = "one" if tick == 1 else "grid"
-        out.append(f'<line class="{style}" x1="{x.start:.1f}" x2="{x.end:.1f}" '
-                   f'y1="{at:.1f}" y2="{at:.1f}"/>')
-        out.append(f'<text class="tick" text-anchor="end" x="{x.start - 6:.1f}" '
-                   f'y="{at + 4:.1f}">{number(tick)}</text>')
-    for tick in power_ticks(x.low, x.high, 7):
-        at = x.at(tick)
-        out.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{y.start:.1f}" '
-                   f'y2="{y.start + 4:.1f}"/>')
-        out.append(f'<text class="tick" text-anchor="middle" x="{at:.1f}" '
-                   f'y="{y.start + 17:.1f}">{number(tick)}</text>')
-    middle = (y.start + y.end) / 2
-    out.append(f'<text class="tick" text-anchor="middle" x="{(x.start + x.end) / 2:.1f}" '
-               f'y="{y.start + 33:.1f}">rows (m)</text>')
-    out.append(f'<text class="tick" text-anchor="middle" x="{x.start - 38:.1f}" y="{middle:.1f}" '
-               f'transform="rotate(-90 {x.start - 38:.1f} {middle:.1f})">{plot.y_label}</text>')
-    for series in plot.series:
-        values = [(row["m"], series.value(row)) for row in rows]
-        points = [(x.at(m), y.at(value)) for m, value in values if value is not None]
-        if not points:
-            continue
-        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
-        out.append(f'<polyline class="{series.style}" points="{path}"/>')
-        out += [f'<circle class="{series.style}-dot" cx="{px:.1f}" cy="{py:.1f}" r="2.5"/>'
-                for px, py in points]
-    return out
+def losses(rows: list[Row], method: str, recipes: str = "uniform:") -> dict[str, Point]:
+    """Maps the recipes that begin so to their bits per quantized weight and KL divergence."""
+    found = [(row["recipe"].removeprefix(recipes), row["quantized_bits_per_weight"], row["kl_mean"])
+             for row in rows if row["method"] == method and row["recipe"].startswith(recipes)]
+    return {name: (bits, kl) for name, bits, kl in sorted(found, key=lambda one: one[1])}
 
 
-def draw_legend(plot: Plot) -> list[str]:
-    out = []
-    x = LEFT
-    for series in plot.series:
-        out.append(f'<line class="{series.style}" x1="{x}" x2="{x + 26}" y1="66" y2="66"/>')
-        out.append(f'<circle class="{series.style}-dot" cx="{x + 13}" cy="66" r="2.5"/>')
-        out.append(f'<text x="{x + 33}" y="70">{escape(series.name)}</text>')
-        x += 60 + 7 * len(series.name)
-    return out
+# quality_peers.py asks every program for 4-bit codes in groups of 64, each with a scale of 16 bits
+# and an integer zero, which our files keep in 16 bits and the files of the others in 4.
+OUR_BITS, PEER_BITS = 4 + (16 + 16) / 64, 4 + (16 + 4) / 64
 
 
-def draw(plot: Plot, record: dict[str, Any]) -> str:
-    """Draws the whole figure; all panels have the same scales, so that they can be compared."""
-    shapes = panels(record)
-    rows = [row for of_shape in shapes.values() for row in of_shape]
-    values = [v for row in rows for series in plot.series if (v := series.value(row)) is not None]
-    low = 2.0 ** math.floor(math.log2(min([1.0, *values])))
-    high = 2.0 ** math.ceil(math.log2(max([2.0, *values])))
-    lines = math.ceil(len(shapes) / COLUMNS)
-    width = LEFT + COLUMNS * (PANEL_WIDTH + GAP_X) - GAP_X + 20
-    height = TOP + lines * (PANEL_HEIGHT + GAP_Y) - 20
-    run = record["runs"][0]
-    kind = f"{rows[0]['format']}, groups of {rows[0]['group_size']}" if rows else "no GEMMs"
-    title = f"{plot.title}: {run['device']['model']}, {kind}"
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" role="img">',
-        f"<title>{escape(title)}</title>",
-        f"<style>{STYLE}</style>",
-        f'<rect class="paper" width="{width}" height="{height}"/>',
-        f'<text class="title" x="{LEFT}" y="28">{escape(title)}</text>',
-        f'<text class="note" x="{LEFT}" y="46">{escape(plot.note)}</text>',
-        *draw_legend(plot),
+@dataclass(frozen=True)
+class Speed:
+    """Tokens per second of one model and batch, and those of transformers if recorded."""
+
+    name: str
+    ours: float
+    theirs: float | None
+
+
+def speeds(record: Record, phase: str) -> list[Speed]:
+    """Returns the speeds of a phase, `prefill` or `decode`, of every model and batch."""
+    theirs = {(run["shape"], row["batch"], row["prompt_tokens"]): row[phase]["seconds"]
+              for run in record["runs"] if run["level"] == "peer" for row in run["results"]}
+    found = []
+    for run in (run for run in record["runs"] if "model" in run):
+        model = run["model"]
+        row = next(row for row in run["results"] if row["phase"] == phase)
+        shape = model["path"].partition(",")[0]
+        seconds = theirs.get((shape, model["batch"], model["prompt_tokens"]))
+        name = f"{shape}\nbatch {model['batch']}, prompt {model['prompt_tokens']}"
+        found.append(Speed(name, row["tokens"] / row["seconds"],
+                           row["tokens"] / seconds if seconds else None))
+    return found
+
+
+# --- parts of pictures ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points with one mark; `names` says whether their names are written beside them."""
+
+    label: str
+    colour: Colour
+    mark: str
+    points: dict[str, Point]
+    line: str = ""
+    names: bool = False
+    hollow: bool = False
+
+
+def small_print(figure: Any, *lines: str) -> None:
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=SMALL, color=SOFT[0])
+
+
+def log_ticks(axis: Any, values: Iterable[float]) -> None:
+    """Makes an axis logarithmic, with ticks at those of the values that it shows."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    low, high = axis.get_view_interval()
+    shown = [value for value in values if low <= value <= high]
+    axis.set_ticks(shown, [f"{value / 1e3:g}k" if value >= 1e4 else f"{value:g}"
+                           for value in shown])
+    axis.set_ticks([], minor=True)
+
+
+def draw_series(axes: Any, series: Iterable[Series]) -> None:
+    for one in series:
+        axes.plot(*zip(*one.points.values(), strict=True), marker=one.mark, linestyle=one.line,
+                  color=one.colour[0], label=one.label,
+                  markerfacecolor=PAPER[0] if one.hollow else one.colour[0])
+
+
+def write_names(axes: Any, series: Iterable[Series]) -> None:
+    """Writes the names of points where they cover no other name, no mark and no line."""
+    from matplotlib.transforms import Bbox
+
+    axes.get_figure(root=True).draw_without_rendering()  # Decides the size of the axes.
+    taken = [Bbox.from_bounds(x - 2.5, y - 2.5, 5, 5) for line in axes.lines
+             for path in [line.get_transform().transform_path(line.get_path())]
+             for x, y in path.interpolated(20 if line.get_linestyle() == "-" else 1).vertices]
+    # Beside the point, else below or above with a line to it. Downwards first, from the highest
+    # point on: names stand in the order of their points.
+    places = [(x, y, side) for y in (0, -8, 8, -15, 15, -22, 22)
+              for x, side in ((6, "left"), (-6, "right"))]
+    named = [(name, one, point) for one in series if one.names
+             for name, point in one.points.items()]
+    for name, one, point in sorted(named, key=lambda item: -item[2][1]):
+        for x, y, side in places:
+            text = axes.annotate(name, point, (x, y), textcoords="offset points", ha=side,
+                                 va="center", fontsize=SMALL, color=one.colour[0], in_layout=False)
+            box = text.get_window_extent()
+            if axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 and not any(
+                    box.overlaps(other) for other in taken):
+                break
+            text.remove()
+        else:
+            raise ValueError(f"{name}: no place for this name")
+        taken.append(box)
+        if y:
+            axes.annotate("", point, (x, y), textcoords="offset points", in_layout=False,
+                          arrowprops={"arrowstyle": "-", "color": one.colour[0], "linewidth": 0.5,
+                                      "shrinkA": 0, "shrinkB": 0})
+
+
+def loss_axes(axes: Any, title: str, series: list[Series]) -> None:
+    """Draws KL divergences against bits per weight."""
+    draw_series(axes, series)
+    log_ticks(axes.yaxis, (base * 10.0**power for power in range(-5, 1) for base in (1, 2, 5)))
+    axes.set(title=title, xlabel="bits per quantized weight", ylabel="KL divergence, log scale")
+    low, high = axes.get_xlim()
+    axes.set_xlim(low, high + (high - low) / 12)  # Room for the last names.
+    axes.legend(loc="upper right")
+
+
+def speed_axes(axes: Any, title: str, record: Record, phase: str) -> None:
+    """Draws tokens per second of a phase beside those of transformers, and the ratio."""
+    found = speeds(record, phase)
+    peers = [run for run in record["runs"] if run["level"] == "peer"]
+    for row, speed in enumerate(found):
+        if speed.theirs:
+            axes.plot((speed.theirs, speed.ours), (row, row), color=FAINT[0], linewidth=3)
+            axes.annotate(f"{speed.ours / speed.theirs:.1f}x", (speed.ours, row), (7, -3),
+                          textcoords="offset points", fontweight="bold")
+    theirs = [(speed.theirs, row) for row, speed in enumerate(found) if speed.theirs]
+    if theirs:
+        axes.plot(*zip(*theirs, strict=True), "s", color=ORANGE[0],
+                  label=f"transformers {peers[0]['transformers']}, bf16")
+    axes.plot([speed.ours for speed in found], range(len(found)), "o", color=BLUE[0],
+              markersize=6, label="metal-marlin, FP4")
+    axes.set_yticks(range(len(found)), [speed.name for speed in found])
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.margins(x=0.18)
+    log_ticks(axes.xaxis, (base * 10.0**power for power in range(7) for base in (1, 3)))
+    axes.set(xlabel="tokens/s, log scale")
+    axes.set_title(title, pad=30)
+    axes.grid(visible=False, axis="y")
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.98))
+
+
+# --- kinds of pictures ----------------------------------------------------------------------------
+
+
+def quality_and_speed(
+    figure: Any, formats: Record, mixed: Record, peers: Record, models: Record
+) -> None:
+    """Loss against bits per weight, and decode speed, beside other programs."""
+    model = "tiny-qwen3-moe"
+    rows = formats["models"][model] + mixed["models"][model]
+    loss = {row["program"]: row["kl_mean"] for row in peers["models"][model]}
+    version = peers["packages"]
+    series = [
+        Series("round to nearest", SOFT, ".", losses(rows, "rtn")),
+        Series("gptq, one format", BLUE, "o", losses(rows, "gptq"), names=True),
+        Series("gptq, mixed formats (--target-bpw)", GREEN, "D",
+               losses(rows, "gptq", "target-bpw:"), line="-"),
+        Series("gptq, u4/g64, the peers' calibration text", BLUE, "o",
+               {"": (OUR_BITS, loss["metal-marlin, gptq"])}, hollow=True),
+        Series(f"GPTQModel {version['gptqmodel']}", ORANGE, "s",
+               {"": (PEER_BITS, loss["GPTQModel, gptq"])}),
+        Series(f"llm-compressor {version['llmcompressor']}", PURPLE, "^",
+               {"": (PEER_BITS, loss["llm-compressor, GPTQ"])}),
     ]
-    for i, (shape, of_shape) in enumerate(shapes.items()):
-        left = LEFT + i % COLUMNS * (PANEL_WIDTH + GAP_X)
-        top = TOP + i // COLUMNS * (PANEL_HEIGHT + GAP_Y)
-        x = Scale(min(r["m"] for r in rows), max(r["m"] for r in rows), left, left + PANEL_WIDTH)
-        y = Scale(low, high, top + PANEL_HEIGHT, top)
-        out += draw_panel(plot, shape, of_shape, x, y)
-    return "\n".join([*out, "</svg>"]) + "\n"
+    left, right = figure.subfigures(1, 2, width_ratios=(1.3, 1))
+    small_print(left, f"{model}, 2 M parameters; metal-marlin compare --exact, 6144 tokens",
+                "calibrated with text of the model itself; peers and hollow: with text of its book",
+                *map(source, (formats, mixed, peers)))
+    small_print(right, "eight layers of each model, random weights",
+                source(models))
+    speed_axes(right.subplots(), "Decode speed", models, "decode")
+    axes = left.subplots()
+    loss_axes(axes, f"KL divergence from bf16, {model}", series)
+    write_names(axes, series)
+
+
+def loss_by_bits(figure: Any, *records: Record) -> None:
+    """KL divergence of every format and method against bits per weight, a panel for each model."""
+    panels = figure.subplots(1, len(records[0]["models"]), sharey=True)
+    drawn = []
+    for axes, model in zip(panels, records[0]["models"], strict=True):
+        rows = [row for record in records for row in record["models"][model]]
+        mixed = losses(rows, "gptq", "target-bpw:")
+        series = [
+            Series("rtn", SOFT, ".", losses(rows, "rtn")),
+            Series("mse", ORANGE, "^", losses(rows, "mse")),
+            Series("gptq", BLUE, "o", losses(rows, "gptq"), names=True),
+        ]
+        if mixed:
+            series.append(Series("gptq, mixed formats", GREEN, "D", mixed, line="-"))
+        loss_axes(axes, model, series)
+        drawn.append((axes, series))
+    small_print(figure, *map(source, records))
+    for axes, series in drawn:
+        write_names(axes, series)
+
+
+def over_floor(figure: Any, record: Record) -> None:
+    """Times over the floor against m, a panel for each matrix; all have the same axes."""
+    shapes = by_shape(record)
+    timings: list[tuple[str, Colour, str, Callable[[Row], Row | None]]] = [
+        ("isolated", BLUE, "-", lambda row: row),
+        ("back-to-back with PDL", GREEN, "-", lambda row: row.get("chain")),
+        ("cuBLAS bf16", ORANGE, ":", lambda row: peer_of(row, "cublas_bf16")),
+    ]
+    panels = list(figure.subplots(-(-len(shapes) // 3), 3, sharex=True, sharey=True).flat)
+    for axes, ((k, n), rows) in zip(panels, shapes.items(), strict=False):
+        for label, colour, line, timing_of in timings:
+            points = {str(row["m"]): (row["m"], timing["seconds"] / row["floor_seconds"])
+                      for row in rows if (timing := timing_of(row))}
+            draw_series(axes, [Series(label, colour, ".", points, line)])
+        axes.axhline(1, color=INK[0], linewidth=0.8, linestyle="--")
+        axes.set_title(f"k {k}, n {n}")
+        log_ticks(axes.xaxis, (8.0**power for power in range(6)))
+        log_ticks(axes.yaxis, (2.0**power for power in range(-2, 6)))
+    for axes in panels[::3]:
+        axes.set_ylabel("time / floor, log scale")
+    for axes in panels[max(0, len(shapes) - 3):len(shapes)]:
+        axes.set_xlabel("rows (m)")
+        axes.tick_params(labelbottom=True)
+    for axes in panels[len(shapes):]:
+        axes.set_axis_off()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=3)
+    small_print(figure, kind_of(record), source(record))
+
+
+def over_cublas(figure: Any, record: Record) -> None:
+    """Speedups over cuBLAS as numbers and colours, a row for each matrix, a column for each m."""
+    from matplotlib import colormaps
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
+    # White is within 5 % of cuBLAS; the depth of a colour is the logarithm of the ratio.
+    bounds = [0.5, 0.65, 0.8, 0.95, 1.05, 1.25, 1.6, 2, 2.5, 3.2, 4]
+    depths = [math.log(low * high) / 2 / math.log(4) for low, high in zip(bounds, bounds[1:],
+                                                                         strict=False)]
+    colours = ListedColormap([colormaps["RdBu"](0.5 + depth / 2) for depth in depths])
+    shapes = by_shape(record)
+    ms = sorted({row["m"] for rows in shapes.values() for row in rows})
+    panels = figure.subplots(2, 1, sharex=True)
+    for axes, key, how in zip(panels, ("speedup", "chain_speedup"),
+                              ("isolated", "back-to-back with PDL"), strict=True):
+        found = {(shape, row["m"]): peer_of(row, "cublas_bf16").get(key)
+                 for shape, rows in shapes.items() for row in rows}
+        values = [[found.get((shape, m)) or math.nan for m in ms] for shape in shapes]
+        mesh = axes.pcolormesh(values, norm=BoundaryNorm(bounds, len(depths)), cmap=colours,
+                               edgecolors=PAPER[0], linewidth=0.8)
+        for y, line in enumerate(values):
+            for x, value in enumerate(line):
+                if not math.isnan(value):
+                    axes.text(x + 0.5, y + 0.5, f"{value:.2f}", ha="center", va="center",
+                              fontsize=7, color="#fefefe" if value > 2.5 else "#000000")
+        axes.set(title=f"Speedup over cuBLAS bf16, {how}", ylabel="k, n")
+        axes.set_xticks([x + 0.5 for x in range(len(ms))], ms)
+        axes.set_yticks([y + 0.5 for y in range(len(shapes))], [f"{k}, {n}" for k, n in shapes])
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+        axes.tick_params(length=0)
+    panels[-1].set_xlabel("rows (m)")
+    figure.colorbar(mesh, ax=panels, label="cuBLAS time / ours", aspect=40, pad=0.01,
+                    ticks=bounds, format="%g", extend="both")
+    small_print(figure, kind_of(record), source(record))
+
+
+def over_openblas(figure: Any, record: Record) -> None:
+    """Speedups over OpenBLAS and throughput against m, a line for each choice of instructions."""
+    left, right = figure.subplots(1, 2)
+    styles = {"best": ("all instructions of this CPU", BLUE, "o"),
+              "avx512": ("MARLIN_CPU=avx512", GREEN, "D"), "avx2": ("MARLIN_CPU=avx2", PURPLE, "^")}
+    levels = by_level(record)
+    for level, rows in levels.items():
+        speedups = {str(row["m"]): (row["m"], peer_of(row, "openblas_fp32")["speedup"])
+                    for row in rows}
+        ours = {str(row["m"]): (row["m"], row["tflops"] * 1e3) for row in rows}
+        draw_series(left, [Series(*styles[level], speedups, "-")])
+        draw_series(right, [Series(*styles[level], ours, "-")])
+        if level == "best":
+            theirs = {m: (x, flops / speedups[m][1]) for m, (x, flops) in ours.items()}
+            draw_series(right, [Series("OpenBLAS fp32", ORANGE, "s", theirs, ":")])
+    for axes in (left, right):
+        axes.set_xlabel("rows (m)")
+        log_ticks(axes.xaxis, [row["m"] for row in levels["best"]])
+        log_ticks(axes.yaxis, (base * 10.0**power for power in range(-1, 5) for base in (1, 2, 5)))
+    left.axhline(1, color=INK[0], linewidth=0.8, linestyle="--")
+    left.set(title="Speedup over OpenBLAS fp32", ylabel="OpenBLAS time / ours, log scale")
+    right.set(title="Throughput", ylabel="GFLOP/s, log scale")
+    right.legend()
+    threads = record["runs"][0]["device"]["threads"]
+    small_print(figure, f"{kind_of(record)}; k = n = 4096; {threads} threads", source(record))
+
+
+def model_speed(figure: Any, record: Record) -> None:
+    """Decode and prefill speed of every model and batch beside transformers."""
+    left, right = figure.subplots(1, 2, sharey=True)
+    speed_axes(left, "Decode", record, "decode")
+    speed_axes(right, "Prefill", record, "prefill")
+    small_print(figure, "eight layers, random weights", source(record))
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One file of docs/images: its records, its kind, its height in CSS pixels, its caption."""
+
+    records: tuple[str, ...]
+    draw: Callable[..., None]
+    height: int
+    caption: str
+
+
+GEMM_CAPTION = "Speed against m beside OpenBLAS, for each choice of instructions"
+MODEL_CAPTION = "Tokens per second of {} beside transformers, for each batch and prompt"
+PICTURES = {
+    "quality-and-speed": Picture(
+        ("quality-formats", "quality-bits", "quality-peers", "model-h200"), quality_and_speed, 440,
+        "KL divergence against bits per weight, beside GPTQModel and llm-compressor, and decode "
+        "speed on an NVIDIA H200, beside transformers",
+    ),
+    "quality-formats": Picture(
+        ("quality-formats",), loss_by_bits, 400,
+        "KL divergence from bf16 against bits per quantized weight, of every format and method",
+    ),
+    "quality-bits": Picture(
+        ("quality-bits",), loss_by_bits, 400,
+        "KL divergence from bf16 against bits per quantized weight, of mixed formats and of one "
+        "format for all",
+    ),
+    "gemm-h200-cublas": Picture(
+        ("gemm-h200",), over_cublas, 470,
+        "Speedup over cuBLAS for each matrix and m; white is within 5 %",
+    ),
+    "gemm-h200-floor": Picture(
+        ("gemm-h200",), over_floor, 560,
+        "Time as a multiple of the floor, against m, for each matrix",
+    ),
+    "gemm-zen5-openblas": Picture(("gemm-zen5",), over_openblas, 330, GEMM_CAPTION),
+    "gemm-xeon-amx-openblas": Picture(("gemm-xeon-amx",), over_openblas, 330, GEMM_CAPTION),
+    "model-h200": Picture(
+        ("model-h200",), model_speed, 400, MODEL_CAPTION.format("an NVIDIA H200")),
+    "model-h100": Picture(
+        ("model-h100",), model_speed, 400, MODEL_CAPTION.format("an NVIDIA H100")),
+}  # fmt: skip
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def digest(picture: Picture) -> str:
+    """Returns a hash of what a picture is made from: this file and its records."""
+    paths = [Path(__file__), *(RECORDS / f"{name}.json" for name in picture.records)]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+
+
+def markdown(record: str) -> list[str]:
+    """Returns the lines that show the pictures of one record, with captions, on a page of docs."""
+    return [line for name, picture in PICTURES.items() if picture.records == (record,)
+            for line in (f"![{picture.caption}](images/{name}.svg)", "", f"*{picture.caption}.*",
+                         "")]
+
+
+def load(name: str) -> Record:
+    return {"file": f"{name}.json", **json.loads((RECORDS / f"{name}.json").read_text())}
+
+
+def figure_of(picture: Picture, records: list[Record]) -> Any:
+    """Draws a picture; call it and save the figure within `style`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((INCHES, picture.height / 96), layout="constrained")
+    picture.draw(figure, *records)
+    return figure
+
+
+def style() -> Any:
+    """Returns a context in which matplotlib draws as it does everywhere else."""
+    import matplotlib.style
+
+    return matplotlib.style.context(["default", STYLE])
+
+
+def style_sheet() -> str:
+    """Returns fonts like those that the text was set with, and the dark colours."""
+    dark = [f'[style*="{what}: {light}"] {{ {what}: {dark} !important }}'
+            for light, dark in COLOURS for what in ("fill", "stroke")]
+    fonts = 'text { font-family: "DejaVu Sans", Verdana, sans-serif }'
+    return "\n".join([fonts, "@media (prefers-color-scheme: dark) {", *dark, "}"])
+
+
+# What a browser does not need: 40 % of a file.
+NEEDLESS = (
+    (r"<!--.*?-->\n?", ""),
+    (r"\n\s+", "\n"),
+    (r"(?<=[0-9z]) ?\n(?=[LQCz\"])", ""),
+    (r" transform=\"rotate\(-0 [^\"]*\"", ""),
+    (r"font-family: 'DejaVu Sans'; ", ""),
+    (r"(?<=[0-9]\.[0-9]{2})[0-9]+(?=[^<>]*>)", ""),
+)
+
+
+def svg(picture: Picture, records: list[Record], identifier: str) -> str:
+    """Returns the file of a picture. The same matplotlib makes the same bytes."""
+    out = io.StringIO()
+    with style():
+        figure_of(picture, records).savefig(out, format="svg", metadata={
+            "Title": picture.caption, "Source": "; ".join(map(source, records)),
+            "Identifier": identifier, "Date": None})
+    text = out.getvalue()
+    for pattern, instead in NEEDLESS:
+        text = re.sub(pattern, instead, text, flags=re.DOTALL)
+    return text.replace("</svg>", f"<style>{style_sheet()}</style>\n</svg>")
+
+
+def render(picture: Picture) -> str:
+    return svg(picture, [load(name) for name in picture.records], digest(picture))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("record", type=Path)
-    parser.add_argument("-o", "--output", required=True, type=Path, help="a folder")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PICTURES)}")
+    parser.add_argument("-o", "--output", default=IMAGES, type=Path, help="default: docs/images")
     options = parser.parse_args()
-    record = json.loads(options.record.read_text())
-    if not panels(record):
-        sys.exit(f"{options.record}: has no GEMMs with floors for several m")
+    unknown = [name for name in options.names if name not in PICTURES]
+    if unknown:
+        parser.error(f"{unknown[0]}: expected one of {', '.join(PICTURES)}")
     options.output.mkdir(parents=True, exist_ok=True)
-    for suffix, plot in (("floor", FLOOR), ("cublas", AGAINST)):
-        path = options.output / f"{options.record.stem}-{suffix}.svg"
-        path.write_text(draw(plot, record))
+    for name in options.names or PICTURES:
+        (options.output / f"{name}.svg").write_text(render(PICTURES[name]))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ModuleNotFoundError as error:
+        sys.exit(f"bench/plot.py: {error}; ./dev docs installs matplotlib")

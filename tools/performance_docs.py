@@ -3,6 +3,9 @@
 compares them.
 
 Usage: tools/performance_docs.py [--check]
+
+Every page with a mark `<!-- record: FILE -->` gets the tables of that record there; pages in docs
+get its pictures, too.
 """
 
 import json
@@ -12,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (
-    ROOT / "docs" / "performance.md",
-    ROOT / "docs" / "howto" / "sparsity.md",
-    ROOT / "README.md",
-)
+sys.path.append(str(ROOT / "bench"))
+
+import plot  # noqa: E402
+
+DOCS = ROOT / "docs"
 MARK = re.compile(r"(<!-- record: (\S+) -->\n).*?(<!-- end of record -->)", re.DOTALL)
 
 
@@ -217,13 +220,7 @@ def table(run: dict[str, Any]) -> list[str]:
     return [f"`bench {' '.join(run['arguments'])}`{level}", "", *lines]
 
 
-def pictures(record: Path) -> list[str]:
-    """Returns links to bench/plot.py's figures of a record."""
-    drawn = sorted((ROOT / "docs" / "images").glob(f"{record.stem}-*.svg"))
-    return [line for path in drawn for line in (f"![{path.stem}](images/{path.name})", "")]
-
-
-def tables(path: Path) -> str:
+def tables(path: Path, with_pictures: bool = False) -> str:
     """Formats all runs of a record, if it exists."""
     if not path.exists():
         return "Not measured yet.\n"
@@ -232,7 +229,8 @@ def tables(path: Path) -> str:
     device = first["device"]["model"]
     if first["device"]["threads"] > 1:
         device += f", {first['device']['threads']} threads"
-    lines = [f"{device}, {first['date']}, commit {first['commit']}.", "", *pictures(path)]
+    lines = [f"{device}, {first['date']}, commit {first['commit']}.", ""]
+    lines += plot.markdown(path.stem) if with_pictures else []
     if "model" in first:
         return "\n".join([*lines, *model_tables(runs), "", ""])
     if path.stem.startswith("sparsity"):
@@ -244,14 +242,21 @@ def tables(path: Path) -> str:
     return "\n".join(lines)
 
 
-def fill(text: str) -> str:
+def fill(text: str, with_pictures: bool = False) -> str:
     """Returns the page with the tables of its records between the marks."""
-    return MARK.sub(lambda m: m[1] + tables(ROOT / m[2]) + m[3], text)
+    return MARK.sub(lambda m: m[1] + tables(ROOT / m[2], with_pictures) + m[3], text)
+
+
+def pages() -> dict[Path, str]:
+    """Returns the texts of all pages that have a mark."""
+    texts = {page: page.read_text() for page in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]}
+    return {page: text for page, text in sorted(texts.items()) if MARK.search(text)}
 
 
 def main() -> int:
-    fresh = {page: fill(page.read_text()) for page in PAGES}
-    stale = [page for page in PAGES if page.read_text() != fresh[page]]
+    old = pages()
+    fresh = {page: fill(text, with_pictures=page.parent == DOCS) for page, text in old.items()}
+    stale = [page for page in old if old[page] != fresh[page]]
     if "--check" in sys.argv[1:]:
         for page in stale:
             name = page.relative_to(ROOT)

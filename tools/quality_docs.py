@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "quality.md"
-RECORD = ROOT / "bench" / "records" / "quality-tiny.json"
-FORMATS = ROOT / "bench" / "records" / "quality-formats.json"
-BITS = ROOT / "bench" / "records" / "quality-bits.json"
-IMPORTANCE = ROOT / "bench" / "records" / "quality-importance.json"
-OUTLIERS = ROOT / "bench" / "records" / "quality-outliers.json"
-PEERS = ROOT / "bench" / "records" / "quality-peers.json"
+sys.path.append(str(ROOT / "bench"))
 
+import plot  # noqa: E402
+
+PAGE = ROOT / "docs" / "quality.md"
 Rows = dict[tuple[str, str], dict[str, Any]]  # By recipe and method.
 
 
@@ -173,14 +170,22 @@ def peers(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+# The record of each generated block, and what makes its tables.
+BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "quality": ("quality-tiny", tables),
+    "formats": ("quality-formats", formats),
+    "bits": ("quality-bits", bits),
+    "importance": ("quality-importance", importance),
+    "outliers": ("quality-outliers", outliers),
+    "peers": ("quality-peers", peers),
+}
+
+
 def main() -> int:
-    text = PAGE.read_text()
-    fresh = fill(text, "quality", tables(json.loads(RECORD.read_text())))
-    fresh = fill(fresh, "formats", formats(json.loads(FORMATS.read_text())))
-    fresh = fill(fresh, "bits", bits(json.loads(BITS.read_text())))
-    fresh = fill(fresh, "importance", importance(json.loads(IMPORTANCE.read_text())))
-    fresh = fill(fresh, "outliers", outliers(json.loads(OUTLIERS.read_text())))
-    fresh = fill(fresh, "peers", peers(json.loads(PEERS.read_text())))
+    text = fresh = PAGE.read_text()
+    for block, (name, make) in BLOCKS.items():
+        record = json.loads((ROOT / "bench" / "records" / f"{name}.json").read_text())
+        fresh = fill(fresh, block, "\n".join([*plot.markdown(name), make(record)]))
     if "--check" in sys.argv[1:]:
         if fresh != text:
             print("docs/quality.md differs from its record: run tools/quality_docs.py")

@@ -1,24 +1,19 @@
-"""The outputs generated from a GPU's record: tables and figures, from a made-up one."""
+"""The tables generated from a GPU's record, from a made-up one."""
 
 from __future__ import annotations
 
 import copy
-import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 import unittest
-import xml.etree.ElementTree as ElementTree
 from typing import Any
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tools")]
 
 import performance_docs  # noqa: E402
-import plot  # noqa: E402
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def timing(seconds: float) -> dict[str, Any]:
@@ -49,78 +44,44 @@ def record() -> dict[str, Any]:
     return {"runs": [run]}
 
 
-class Pictures(unittest.TestCase):
-    def points(self, picture: str, style: str) -> list[list[tuple[float, float]]]:
-        """Returns the lines of one style, one for each panel."""
-        lines = [line.attrib["points"].split() for line in
-                 ElementTree.fromstring(picture).iter(f"{SVG}polyline")
-                 if line.attrib["class"] == style]
-        return [[(float(x), float(y)) for x, y in (point.split(",") for point in line)]
-                for line in lines]
+def model_runs() -> list[dict[str, Any]]:
+    """Batches 1 and 8 of one model; transformers with batch 8 takes 2 and 2.5 times as long."""
 
-    def test_lines_lie_where_the_numbers_say(self) -> None:
-        picture = plot.draw(plot.FLOOR, record())
-        alone, chain, peer = (self.points(picture, s) for s in ("alone", "chain", "peer"))
-        self.assertEqual([len(alone), len(chain), len(peer)], [2, 2, 2])
-        lines = ElementTree.fromstring(picture).iter(f"{SVG}line")
-        ones = [float(line.attrib["y1"]) for line in lines if line.attrib["class"] == "one"]
-        self.assertEqual(len(ones), 2)
-        for panel, one in enumerate(ones):
-            self.assertEqual(len(alone[panel]), 3)
-            for (x, twice), (_, quarter_more), (_, four_times) in zip(
-                    alone[panel], chain[panel], peer[panel], strict=True):
-                self.assertGreater(x, 0)
-                # Logarithmic and upwards: 4 is as far above 2 as 2 is above 1.
-                self.assertLess(twice, quarter_more)
-                self.assertLess(quarter_more, one)
-                self.assertAlmostEqual(one - twice, twice - four_times, delta=0.2)
-        steps = [b[0] - a[0] for a, b in zip(alone[0], alone[0][1:], strict=False)]
-        self.assertAlmostEqual(steps[0], steps[1], delta=0.2)
+    def run(batch: int) -> dict[str, Any]:
+        phases = [{"phase": name, "tokens": tokens * batch, "seconds": seconds}
+                  for name, tokens, seconds in (("prefill", 128, 0.004), ("decode", 1, 0.001))]
+        model = {"path": "made-up, 8 layers, random weights", "bits_per_weight": 4.25,
+                 "batch": batch, "prompt_tokens": 128}
+        return {"level": "best", "device": {"model": "GPU"}, "date": "2026-01-02",
+                "commit": "abc1234", "model": model, "results": phases}
 
-    def test_ratios_have_no_line_for_the_peer(self) -> None:
-        picture = plot.draw(plot.AGAINST, record())
-        self.assertEqual(self.points(picture, "peer"), [])
-        self.assertEqual(len(self.points(picture, "alone")), 2)
-
-    def test_text_is_escaped_and_follows_the_readers_colours(self) -> None:
-        picture = plot.draw(plot.FLOOR, record())
-        texts = [text.text for text in ElementTree.fromstring(picture).iter(f"{SVG}text")]
-        self.assertIn("Time over the floor: Made-up <GPU>, fp4_e2m1, groups of 128", texts)
-        for label in ("rows (m)", "time / floor", "k 4096, n 768", "16", "cuBLAS bf16"):
-            self.assertIn(label, texts)
-        self.assertIn("prefers-color-scheme: dark", picture)
-
-    def test_only_the_first_kind_of_weights_and_planned_kernels(self) -> None:
-        document = record()
-        other = {**row(64, 4096, 4096), "format": "u4"}
-        slow = {**row(1, 4096, 4096), "planned": False, "seconds": 1.0}
-        document["runs"][0]["results"] += [other, slow]
-        self.assertEqual(plot.draw(plot.FLOOR, document), plot.draw(plot.FLOOR, record()))
-
-    def test_without_peers(self) -> None:
-        document = record()
-        for result in document["runs"][0]["results"]:
-            del result["peers"]
-        self.assertEqual(self.points(plot.draw(plot.FLOOR, document), "peer"), [])
-
-    def test_command(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder, "gemm-made.json")
-            script = [sys.executable, "-B", str(ROOT / "bench/plot.py"), str(path), "-o", folder]
-            path.write_text(json.dumps(record()))
-            subprocess.run(script, check=True)
-            for suffix in ("floor", "cublas"):
-                ElementTree.parse(pathlib.Path(folder, f"gemm-made-{suffix}.svg"))
-            path.write_text(json.dumps({"runs": []}))
-            done = subprocess.run(script, check=False, capture_output=True, text=True)
-            self.assertEqual(done.returncode, 1)
-            self.assertIn("has no GEMMs", done.stderr)
+    case = {"batch": 8, "prompt_tokens": 128, "prefill": {"seconds": 0.008},
+            "decode": {"seconds": 0.0025}}
+    peer = {"level": "peer", "shape": "made-up", "transformers": "5.0", "results": [case]}
+    return [run(1), run(8), {**peer, "shape": "made-up-too"}, peer]
 
 
 class Tables(unittest.TestCase):
     def test_a_record_that_is_not_there(self) -> None:
         page = "a\n<!-- record: bench/records/absent.json -->\nold\n<!-- end of record -->\nb\n"
         self.assertEqual(performance_docs.fill(page), page.replace("old", "Not measured yet."))
+
+    def test_every_page_with_a_mark_is_filled_and_those_of_docs_get_pictures(self) -> None:
+        block = "<!-- record: bench/records/model-h100.json -->\nold\n<!-- end of record -->\n"
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            docs = root / "docs"
+            (docs / "howto").mkdir(parents=True)
+            pages = [root / "README.md", docs / "speed.md", docs / "howto" / "run.md"]
+            for page in pages:
+                page.write_text(block)
+            (docs / "other.md").write_text("no mark\n")
+            with mock.patch.multiple(performance_docs, ROOT=root, DOCS=docs):
+                self.assertEqual(sorted(performance_docs.pages()), sorted(pages))
+                self.assertEqual(performance_docs.main(), 0)
+            self.assertNotIn("old", "".join(page.read_text() for page in pages))
+        shown = [performance_docs.fill(block, with_pictures) for with_pictures in (True, False)]
+        self.assertEqual(["](images/model-h100.svg)" in page for page in shown], [True, False])
 
     def test_rows(self) -> None:
         lines = performance_docs.table(record()["runs"][0])
@@ -152,18 +113,7 @@ class Tables(unittest.TestCase):
         self.assertIn("| 75 % | 80 % |  |", lines[6])
 
     def test_models_beside_transformers(self) -> None:
-        def run(batch: int) -> dict[str, Any]:
-            phases = [{"phase": name, "tokens": tokens * batch, "seconds": seconds}
-                      for name, tokens, seconds in (("prefill", 128, 0.004), ("decode", 1, 0.001))]
-            model = {"path": "made-up, 8 layers, random weights", "bits_per_weight": 4.25,
-                     "batch": batch, "prompt_tokens": 128}
-            return {"level": "best", "model": model, "results": phases}
-
-        case = {"batch": 8, "prompt_tokens": 128, "prefill": {"seconds": 0.008},
-                "decode": {"seconds": 0.0025}}
-        peer = {"level": "peer", "shape": "made-up", "transformers": "5.0", "results": [case]}
-        other = {**peer, "shape": "made-up-too"}
-        lines = performance_docs.model_tables([run(1), run(8), other, peer])
+        lines = performance_docs.model_tables(model_runs())
         self.assertIn("transformers 5.0 bf16 ms", lines[0])
         name = "made-up, 8 layers, random weights, 4.25 bits per weight"
         self.assertEqual(lines[2], f"| {name} | 1, 128 | 4.00 | 32,000 |  | 1.00 | 1,000 |  |")
