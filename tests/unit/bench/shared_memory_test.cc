@@ -61,7 +61,7 @@ TEST(BenchSharedMemory, TimesModels) {
   if (!device.ok()) GTEST_SKIP() << device.status().message();
   const auto model = Model::Open(SourceDirectory() + "/examples/tiny-qwen3-moe", *device);
   ASSERT_TRUE(model.ok()) << model.status().message();
-  const auto phases = BenchModel(*model, {.prompt_tokens = 1, .new_tokens = 1, .batch = 1});
+  const auto phases = BenchModel(*model, {.prompt_tokens = 1, .new_tokens = {1}, .batch = 1});
   ASSERT_TRUE(phases.ok()) << phases.status().message();
   ASSERT_EQ(phases->size(), 2U);
   for (const ModelPhase& phase : *phases) {
