@@ -37,7 +37,7 @@ struct ModelPhase {
   int64_t prompt_tokens = 0;
   int64_t new_tokens = 0;  ///< 0 for a prefill.
   int64_t batch = 1;
-  int64_t tokens = 0;  ///< Of a call or step, all sequences together.
+  int64_t tokens = 0;  ///< Tokens per call or step, all sequences together.
   Timing timing;
   /// The model's GEMMs of the same shapes and nothing else, measured in turn with the above: the
   /// time that `bench gemm` predicts. Experts share the tokens evenly.

@@ -47,7 +47,7 @@ struct SizeColumns {
 
 std::string Percent(double fraction) { return fmt::format("{:.0f} %", 100 * fraction); }
 
-/// "246.80 (2.00x)": the peer's time, and how many times slower it is, alone and in a chain.
+/// "246.80 (2.00x)": the peer's time, and how many times slower it is, isolated and back-to-back.
 std::string PeerCell(const SizeRow& row, const std::string& name) {
   for (const BaselineTiming& peer : row.peers) {
     if (peer.name != name) continue;

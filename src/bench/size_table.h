@@ -21,7 +21,7 @@ struct SizeRow {
   Timing timing;
   std::optional<Timing> chain;   ///< Back-to-back, on a GPU.
   std::optional<double> active;  ///< Experts that any token selects.
-  double bytes = 0;              ///< Of the weights.
+  double bytes = 0;              ///< Bytes of the weights.
   double operations = 0;         ///< FLOP; 0: not counted.
   double fraction = 0;           ///< The roofline time over the measured time.
   std::vector<BaselineTiming> peers;

@@ -101,7 +101,7 @@ std::string OwnersOf(const CLI::App& command, std::string_view option) {
   return owners;
 }
 
-/// What is wrong with an option that the parser did not take.
+/// The error of an option that the parser did not take.
 std::string UnknownOption(const CLI::App& command, std::string_view name) {
   const std::string path = PathOf(command);
   if (HasOption(command, name)) {

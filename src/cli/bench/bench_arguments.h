@@ -12,7 +12,7 @@
 
 namespace marlin::cli {
 
-/// Of every command: --device, --threads, --record, --commit.
+/// The options of every command: --device, --threads, --record, --commit.
 struct BenchArguments {
   DeviceArgument device;
   std::optional<int64_t> threads;

@@ -25,7 +25,7 @@ class Machine {
   const Device& device() const { return device_; }
   const DeviceInfo& info() const { return info_; }
   const bench::MachineCeilings& ceilings() const { return ceilings_; }
-  /// Of a CPU, or of a GPU that shares the host's memory.
+  /// The probe of a CPU, or of a GPU that shares the host's memory.
   const bench::ReadProbe& probe() const { return probe_; }
   /// Null unless the device is a CUDA one; cuBLAS is the baseline where it is installed.
   bench::GpuBench* gpu() const { return gpu_.get(); }
