@@ -20,8 +20,8 @@ class BenchCommands(CommandTestCase):
     def test_help_lists_every_command_with_one_line(self) -> None:
         text = self.succeed("bench", "--help")
         self.assertEqual(self.succeed("bench"), text)
-        listed = re.findall(r"^  ([a-z]+) +[A-Z]\S* .*$", text.split("Commands")[1], re.MULTILINE)
-        self.assertEqual(tuple(listed), COMMANDS)
+        lines = text.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+        self.assertEqual(tuple(line.split()[0] for line in lines if line), COMMANDS)
         self.assertNotIn("--shape", text.split("Example:")[0])
 
     def test_help_shows_the_options_of_one_command(self) -> None:
@@ -215,7 +215,7 @@ class Bench(CommandTestCase):
             self.assertNotIn("profile", row)
 
     def test_models_over_lists_of_sizes(self) -> None:
-        document = self.document("bench", "model", QWEN, "-p", "0,8", "-n", "2,4", "-n", 0,
+        document = self.document("bench", "model", QWEN, "-p", "0,8", "-n", 2, "-n", 4,
                                  "--batch", "1,2", "--threads", 1)
         tests = ["tg2", "tg4", "pp8", "tg2 @ d8", "tg4 @ d8"]
         self.assertEqual([(row["batch"], row["test"]) for row in document["results"]],

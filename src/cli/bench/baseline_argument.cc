@@ -1,6 +1,6 @@
 #include "cli/bench/baseline_argument.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -29,7 +29,7 @@ Status BaselineArgument::Check(const BenchDevice& device,
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     return Status(Code::kInvalidArgument,
                   fmt::format("--against: unknown baseline '{}' on {}; known: {}", name, on,
-                              device.is_cuda() ? "cublas, torch" : "openblas"));
+                              fmt::join(known, ", ")));
   }
   if (device.is_cuda()) return {};
   for (const bench::GemmShape& shape : shapes) {

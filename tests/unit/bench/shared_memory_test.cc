@@ -68,6 +68,12 @@ TEST(BenchSharedMemory, TimesModels) {
     EXPECT_GT(phase.timing.median, 0) << phase.name;
     EXPECT_GT(phase.products.median, 0) << phase.name;
   }
+  const auto prefill = BenchModel(*model, {.prompt_tokens = 1, .new_tokens = {0}});
+  ASSERT_TRUE(prefill.ok()) << prefill.status().message();
+  ASSERT_EQ(prefill->size(), 1U);
+  EXPECT_EQ(prefill->front().Test(), "pp1");
+  const auto nothing = BenchModel(*model, {.prompt_tokens = 0, .new_tokens = {0}});
+  EXPECT_EQ(nothing.status().code(), Code::kInvalidArgument);
 }
 
 TEST(BenchSharedMemory, ASimulatorIsNotMeasured) {
