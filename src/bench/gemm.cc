@@ -146,6 +146,104 @@ Result<DenseMatrix> RandomDense(int64_t count) {
   return matrix;
 }
 
+/// The operands of a case on a device, and its calls.
+class TimedCase {
+ public:
+  static Result<TimedCase> Make(const Device& device, const PreparedCase& prepared) {
+    TimedCase made(device, prepared);
+    const auto [m, n, k] = made.bench_.shape;
+    MARLIN_ASSIGN_OR_RETURN(made.a_, RandomDense(std::max<int64_t>(m * k, 1)));
+    const int64_t out_elements = std::max(m * n, made.dequantizes() ? k * n : 0);
+    MARLIN_ASSIGN_OR_RETURN(made.c_, DeviceBuffer::Allocate(device, out_elements * 4));
+    const bool fp32 = made.bench_.activation_type == DType::kF32;
+    const AlignedBuffer& chosen = fp32 ? made.a_.f32 : made.a_.bf16;
+    MARLIN_ASSIGN_OR_RETURN(made.input_, DeviceBuffer::Allocate(device, chosen.size()));
+    MARLIN_RETURN_IF_ERROR(made.input_.CopyFrom(chosen.data(), chosen.size()));
+    MARLIN_RETURN_IF_ERROR(made.Plan(prepared.prepare_rate));
+    return made;
+  }
+
+  /// Runs `i` of the calls that one wait ends. Errors are ignored: Make has run one call.
+  void Run(int64_t i) {
+    const int64_t calls = CallsOfRun(device_);
+    for (int64_t call = 0; call < calls; ++call) {
+      (void)Call((i * calls + call) % weights_.spec().experts);
+    }
+    (void)device_.Synchronize();
+  }
+
+  /// All but the times.
+  const BenchResult& result() const { return result_; }
+
+  Result<std::vector<BaselineTiming>> TimeBaselines(const OpenBlas& blas) const {
+    const auto [m, n, k] = bench_.shape;
+    MARLIN_ASSIGN_OR_RETURN(const DenseMatrix b, RandomDense(n * k));
+    auto* const c = static_cast<float*>(c_.data());
+    std::vector<BaselineTiming> baselines;
+    baselines.push_back({"openblas_fp32", Measure([&, m = m, n = n, k = k](int64_t) {
+                           blas.Sgemm(m, n, k, a_.f32.As<float>(), b.f32.As<float>(), c);
+                         })});
+    if (!blas.has_bf16()) return baselines;
+    baselines.push_back({"openblas_bf16", Measure([&, m = m, n = n, k = k](int64_t) {
+                           blas.Sbgemm(m, n, k, a_.bf16.As<uint16_t>(), b.bf16.As<uint16_t>(), c);
+                         })});
+    return baselines;
+  }
+
+ private:
+  TimedCase(const Device& device, const PreparedCase& prepared)
+      : device_(device),
+        weights_(prepared.weights),
+        bench_(prepared.bench),
+        options_(prepared.bench.options) {}
+
+  bool dequantizes() const { return bench_.op == "dequantize"; }
+  TensorView Input() const {
+    return {input_.data(), bench_.activation_type, {bench_.shape.m, bench_.shape.k}};
+  }
+  MutableTensorView Output() const {
+    const int64_t rows = dequantizes() ? bench_.shape.k : bench_.shape.m;
+    return {c_.data(), bench_.activation_type, {rows, bench_.shape.n}};
+  }
+
+  Status Call(int64_t expert) {
+    if (dequantizes()) return Dequantize(device_, weights_, Output(), expert);
+    options_.expert = expert;
+    return Gemm(device_, Input(), weights_, Output(), options_);
+  }
+
+  /// Fills in the result's plan and sizes, and runs one call, which passes every check.
+  Status Plan(double prepare_rate) {
+    const auto [m, n, k] = bench_.shape;
+    const WeightsSpec& spec = weights_.spec();
+    result_.bench = bench_;
+    result_.prepare_rate = prepare_rate;
+    result_.weight_bytes =
+        static_cast<double>(StoredBytes(spec)) / static_cast<double>(spec.experts);
+    const double elements = static_cast<double>(n) * static_cast<double>(k);
+    result_.operations = dequantizes() ? elements : 2.0 * static_cast<double>(m) * elements;
+    result_.kernel = "marlin_dequantize";
+    result_.accuracy = "exact";
+    if (!dequantizes()) {
+      MARLIN_ASSIGN_OR_RETURN(const GemmPlan plan,
+                              PlanGemm(device_, Input(), weights_, Output(), options_));
+      result_.kernel = plan.kernel();
+      result_.accuracy = plan.accuracy();
+    }
+    MARLIN_RETURN_IF_ERROR(Call(0));
+    return device_.Synchronize();
+  }
+
+  Device device_;
+  PreparedWeights weights_;
+  BenchCase bench_;
+  GemmOptions options_;
+  BenchResult result_;
+  DenseMatrix a_;
+  DeviceBuffer input_;
+  DeviceBuffer c_;
+};
+
 }  // namespace
 
 MachineCeilings MeasureCeilings(cpu::Roofline& roofline) {
@@ -165,10 +263,10 @@ MachineCeilings MeasureCeilings(cpu::Roofline& roofline) {
                       {"bf16_dot_tflops", dots * 1e-12},
                       {"fork_join_us", fork_join * 1e6}};
   ceilings.text = fmt::format(
-      "read {:.1f} GB/s (4 streams {:.1f}), fp32 FMA {:.0f} GFLOP/s, bf16 tiles {:.0f} GFLOP/s, "
-      "bf16 dot products {:.0f} GFLOP/s, fork+join {:.2f} us",
-      plain * 1e-9, ceilings.read * 1e-9, ceilings.fp32 * 1e-9, tiles * 1e-9, dots * 1e-9,
-      fork_join * 1e6);
+      "read {:.1f} GB/s (one stream {:.1f}), fp32 FMA {:.0f} GFLOP/s{}{}, fork+join {:.2f} us",
+      ceilings.read * 1e-9, plain * 1e-9, ceilings.fp32 * 1e-9,
+      tiles > 0 ? fmt::format(", bf16 tiles {:.0f}", tiles * 1e-9) : "",
+      dots > 0 ? fmt::format(", bf16 dot products {:.0f}", dots * 1e-9) : "", fork_join * 1e6);
   return ceilings;
 }
 
@@ -192,7 +290,8 @@ Result<MachineCeilings> MeasureCeilings(metal::GpuRoofline& roofline) {
 double RooflineFraction(const BenchResult& result, const MachineCeilings& ceilings) {
   const double peak =
       result.accuracy == "bf16_compute" && ceilings.bf16 > 0 ? ceilings.bf16 : ceilings.fp32;
-  const double compute = result.bench.op == "gemm" && peak > 0 ? result.operations / peak : 0.0;
+  const double compute =
+      result.bench.op != "dequantize" && peak > 0 ? result.operations / peak : 0.0;
   return std::max(result.weight_bytes / ceilings.read, compute) / result.timing.median;
 }
 
@@ -251,82 +350,39 @@ Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec) {
   return weights;
 }
 
-Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weights,
-                             const BenchCase& bench, const ReadProbe& probe, const OpenBlas* blas) {
-  const int64_t m = bench.shape.m;
-  const int64_t n = bench.shape.n;
-  const int64_t k = bench.shape.k;
-  const bool dequantize = bench.op == "dequantize";
-  MARLIN_ASSIGN_OR_RETURN(const DenseMatrix a, RandomDense(std::max<int64_t>(m * k, 1)));
-  const int64_t out_elements = std::max(m * n, dequantize ? k * n : 0);
-  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer c, DeviceBuffer::Allocate(device, out_elements * 4));
-  const AlignedBuffer& chosen = bench.activation_type == DType::kF32 ? a.f32 : a.bf16;
-  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer input, DeviceBuffer::Allocate(device, chosen.size()));
-  MARLIN_RETURN_IF_ERROR(input.CopyFrom(chosen.data(), chosen.size()));
-  const TensorView activations(input.data(), bench.activation_type, {m, k});
-  const MutableTensorView product(c.data(), bench.activation_type, {m, n});
-  const MutableTensorView decoded(c.data(), bench.activation_type, {k, n});
-
-  BenchResult result;
-  result.bench = bench;
-  const WeightsSpec& spec = weights.spec();
-  result.weight_bytes = static_cast<double>(StoredBytes(spec)) / static_cast<double>(spec.experts);
-  result.operations =
-      dequantize ? static_cast<double>(k * n)
-                 : 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-  GemmOptions options = bench.options;
-  if (dequantize) {
-    result.kernel = "marlin_dequantize";
-    result.accuracy = "exact";
-    MARLIN_RETURN_IF_ERROR(Dequantize(device, weights, decoded));
-  } else {
-    MARLIN_ASSIGN_OR_RETURN(const GemmPlan plan,
-                            PlanGemm(device, activations, weights, product, options));
-    result.kernel = plan.kernel();
-    result.accuracy = plan.accuracy();
-    MARLIN_RETURN_IF_ERROR(Gemm(device, activations, weights, product, options));
-  }
-  MARLIN_RETURN_IF_ERROR(device.Synchronize());
-  // Errors are ignored: the call above has passed every check.
-  const int64_t calls = CallsOfRun(device);
+Result<std::vector<BenchResult>> RunTogether(const Device& device,
+                                             std::span<const PreparedCase> cases,
+                                             const ReadProbe& probe, const OpenBlas* blas) {
+  std::vector<TimedCase> timed;
+  timed.reserve(cases.size());  // The bodies below point into it.
   std::vector<std::function<void(int64_t)>> bodies;
-  bodies.emplace_back([&](int64_t i) {
-    for (int64_t call = 0; call < calls; ++call) {
-      options.expert = (i * calls + call) % spec.experts;
-      if (dequantize) {
-        (void)Dequantize(device, weights, decoded, options.expert);
-      } else {
-        (void)Gemm(device, activations, weights, product, options);
-      }
-    }
-    (void)device.Synchronize();
-  });
+  for (const PreparedCase& each : cases) {
+    MARLIN_ASSIGN_OR_RETURN(TimedCase made, TimedCase::Make(device, each));
+    timed.push_back(std::move(made));
+    bodies.emplace_back([&run = timed.back()](int64_t i) { run.Run(i); });
+  }
   bodies.emplace_back([&](int64_t) { probe.read(); });
   const std::vector<Timing> timings = MeasureTogether(bodies);
-  result.timing = PerCall(timings[0], calls);
-  result.probe_rate = probe.bytes / timings[1].median;
-  // Baselines run on their own afterwards: their threads keep spinning after a call.
-  DenseMatrix b;
-  std::vector<std::string> baselines;
-  bodies.clear();
-  if (blas != nullptr && !dequantize) {
-    MARLIN_ASSIGN_OR_RETURN(b, RandomDense(n * k));
-    baselines.emplace_back("openblas_fp32");
-    bodies.emplace_back([&](int64_t) {
-      blas->Sgemm(m, n, k, a.f32.As<float>(), b.f32.As<float>(), static_cast<float*>(c.data()));
-    });
-    if (blas->has_bf16()) {
-      baselines.emplace_back("openblas_bf16");
-      bodies.emplace_back([&](int64_t) {
-        blas->Sbgemm(m, n, k, a.bf16.As<uint16_t>(), b.bf16.As<uint16_t>(),
-                     static_cast<float*>(c.data()));
-      });
+  std::vector<BenchResult> results;
+  for (size_t i = 0; i < timed.size(); ++i) {
+    BenchResult result = timed[i].result();
+    result.timing = PerCall(timings[i], CallsOfRun(device));
+    result.probe_rate = probe.bytes / timings.back().median;
+    // Baselines run on their own afterwards: their threads keep spinning after a call.
+    if (blas != nullptr && result.bench.op != "dequantize") {
+      MARLIN_ASSIGN_OR_RETURN(result.baselines, timed[i].TimeBaselines(*blas));
     }
+    results.push_back(std::move(result));
   }
-  for (size_t i = 0; i < baselines.size(); ++i) {
-    result.baselines.push_back({baselines[i], Measure(bodies[i])});
-  }
-  return result;
+  return results;
+}
+
+Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weights,
+                             const BenchCase& bench, const ReadProbe& probe, const OpenBlas* blas) {
+  const PreparedCase one{bench, weights, 0};
+  MARLIN_ASSIGN_OR_RETURN(std::vector<BenchResult> results,
+                          RunTogether(device, std::span(&one, 1), probe, blas));
+  return std::move(results.front());
 }
 
 }  // namespace marlin::bench

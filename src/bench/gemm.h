@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +27,7 @@ struct GemmShape {
 
 /// One benchmark case: a shape and a kind of weights.
 struct BenchCase {
-  std::string op = "gemm";  ///< Or "dequantize".
+  std::string op = "gemm";  ///< Or "dequantize", "sparse": GEMMs with 2:4 and dense weights.
   GemmShape shape;
   WeightsSpec spec;  ///< experts = copies, so that weights come from memory, not from a cache.
   DType activation_type = DType::kBf16;
@@ -36,6 +37,7 @@ struct BenchCase {
 struct BaselineTiming {
   std::string name;
   Timing timing;
+  std::optional<Timing> chain{};  ///< As KernelTiming::chain, of a baseline that has one.
 };
 
 struct BenchResult {
@@ -80,8 +82,20 @@ inline constexpr int64_t kBeyondCacheBytes = int64_t{1} << 30;
 /// The number of copies of a matrix that together have at least `bytes`; at most 1024.
 int64_t CopiesBeyond(int64_t bytes, const WeightsSpec& one);
 
-/// Runs one case on a device whose memory is the host's. `blas` may be null. Errors: those of
-/// Prepare, Gemm and DeviceBuffer.
+/// A case with its weights.
+struct PreparedCase {
+  BenchCase bench;
+  PreparedWeights weights;
+  double prepare_rate = 0;  ///< As BenchResult::prepare_rate.
+};
+
+/// Runs cases on a device whose memory is the host's, one call of each in turn, so that a change in
+/// the machine's speed affects all of them equally. `blas` may be null. Errors: those of Prepare,
+/// Gemm and DeviceBuffer.
+Result<std::vector<BenchResult>> RunTogether(const Device& device,
+                                             std::span<const PreparedCase> cases,
+                                             const ReadProbe& probe, const OpenBlas* blas);
+/// The same for one case.
 Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weights,
                              const BenchCase& bench, const ReadProbe& probe, const OpenBlas* blas);
 

@@ -9,6 +9,8 @@
 
 #include "base/text_table.h"
 #include "bench/document.h"
+#include "bench/gemm_report.h"
+#include "bench/size_table.h"
 
 namespace marlin::bench {
 namespace {
@@ -46,7 +48,10 @@ Json KernelJson(const GpuBenchResult& result, const KernelTiming& timing) {
     Json entry = {{"name", baseline.name}};
     entry.update(TimingJson(baseline.timing));
     entry["speedup"] = baseline.timing.median / timing.alone.median;
-    if (timing.chain) entry["chain_speedup"] = baseline.timing.median / timing.chain->median;
+    if (timing.chain) {
+      entry["chain_speedup"] =
+          baseline.chain.value_or(baseline.timing).median / timing.chain->median;
+    }
     row["peers"].push_back(std::move(entry));
   }
   return row;
@@ -67,35 +72,46 @@ Json CandidatesJson(const GpuBenchResult& result) {
   return candidates;
 }
 
-std::string Microseconds(const Timing& timing) {
-  return fmt::format("{:.2f} ({:.2f} to {:.2f})", timing.median * 1e6, timing.p10 * 1e6,
-                     timing.p90 * 1e6);
+/// The planned kernel, or the first: where one is forced, there is no other.
+const KernelTiming& ShownKernel(const GpuBenchResult& result) {
+  for (const KernelTiming& timing : result.kernels) {
+    if (timing.planned) return timing;
+  }
+  return result.kernels.front();
 }
 
-std::vector<std::string> KernelCells(const GpuBenchResult& result, const KernelTiming& timing) {
-  const GemmShape& shape = result.bench.shape;
-  const auto of_floor = [&](const Timing& taken) {
-    return fmt::format("{:.0f} %", 100 * result.floor_seconds / taken.median);
-  };
-  std::vector<std::string> cells = {
-      std::string(FormatName(result.bench.spec.format)),
-      std::to_string(shape.m),
-      std::to_string(shape.n),
-      std::to_string(shape.k),
-      timing.kernel + (timing.planned ? " *" : ""),
-      fmt::format("{:.2f}", result.floor_seconds * 1e6),
-      Microseconds(timing.alone),
-      of_floor(timing.alone),
-      timing.chain ? Microseconds(*timing.chain) : "",
-      timing.chain ? of_floor(*timing.chain) : "",
-      timing.host_seconds ? fmt::format("{:.2f}", *timing.host_seconds * 1e6) : ""};
-  for (const BaselineTiming& baseline : result.baselines) {
-    cells.push_back(Microseconds(baseline.timing));
-    cells.push_back(fmt::format("{:.2f}x", baseline.timing.median / timing.alone.median));
-    cells.push_back(
-        timing.chain ? fmt::format("{:.2f}x", baseline.timing.median / timing.chain->median) : "");
+SizeRow GpuRow(const GpuBenchResult& result) {
+  const KernelTiming& timing = ShownKernel(result);
+  SizeRow row;
+  row.matrix = MatrixText(result.bench.shape);
+  row.m = result.bench.shape.m;
+  row.weights = WeightsText(result.bench.spec);
+  row.kernel = timing.kernel;
+  row.timing = timing.alone;
+  row.chain = timing.chain;
+  row.bytes = result.weight_bytes;
+  if (result.bench.op != "dequantize") row.operations = result.operations;
+  row.fraction = result.floor_seconds / timing.alone.median;
+  row.peers = result.baselines;
+  return row;
+}
+
+/// Every kernel and variant, where several were timed.
+std::string CandidatesText(std::span<const GpuBenchResult> results) {
+  Table table({"weights", "kernel", "m", "n", "k", "us", "us in a chain", "accuracy"}, 2);
+  bool any = false;
+  for (const GpuBenchResult& result : results) {
+    if (result.kernels.size() < 2) continue;
+    any = true;
+    const GemmShape& shape = result.bench.shape;
+    for (const KernelTiming& timing : result.kernels) {
+      table.AddRow({WeightsText(result.bench.spec), timing.kernel + (timing.planned ? " *" : ""),
+                    std::to_string(shape.m), std::to_string(shape.n), std::to_string(shape.k),
+                    MicrosecondsText(timing.alone.median),
+                    timing.chain ? MicrosecondsText(timing.chain->median) : "", timing.accuracy});
+    }
   }
-  return cells;
+  return any ? fmt::format("\nall kernels (*: the planned one):\n\n{}", table.ToString()) : "";
 }
 
 }  // namespace
@@ -103,14 +119,10 @@ std::vector<std::string> KernelCells(const GpuBenchResult& result, const KernelT
 Json GpuDocument(const GpuCeilings& ceilings, const std::string& cublas_version,
                  std::span<const GpuBenchResult> results) {
   Json document;
-  document["roofline"] = {{"read_bulk_gbps", ceilings.read_bulk * 1e-9},
-                          {"read_loads_gbps", ceilings.read_loads * 1e-9},
-                          {"cold_launch_us", kColdLaunchSeconds * 1e6},
-                          {"empty_kernel_us", ceilings.empty * 1e6}};
-  if (!cublas_version.empty()) {
-    document["roofline"]["bf16_tensor_tflops"] = ceilings.tensor * 1e-12;
-    document["roofline"]["cublas_version"] = cublas_version;
+  for (const auto& [name, value] : CeilingsOf(ceilings, cublas_version).figures) {
+    document["roofline"][name] = value;
   }
+  if (!cublas_version.empty()) document["roofline"]["cublas_version"] = cublas_version;
   document["results"] = Json::array();
   document["warnings"] = Json::array();
   for (const GpuBenchResult& result : results) {
@@ -125,31 +137,38 @@ Json GpuDocument(const GpuCeilings& ceilings, const std::string& cublas_version,
   return document;
 }
 
-std::string GpuText(const DeviceInfo& info, const GpuCeilings& ceilings,
-                    const std::string& cublas_version, std::span<const GpuBenchResult> results) {
-  std::string text = fmt::format(
-      "{}: read {:.0f} GB/s by bulk copies, {:.0f} by loads; empty kernel {:.2f} us; {}\n\n",
-      info.model, ceilings.read_bulk * 1e-9, ceilings.read_loads * 1e-9, ceilings.empty * 1e6,
-      cublas_version.empty()
-          ? "no cuBLAS, so floors count memory alone"
-          : fmt::format("cuBLAS {} {:.0f} TFLOP/s", cublas_version, ceilings.tensor * 1e-12));
-  std::vector<std::string> header = {"format",        "m",        "n",        "k",
-                                     "kernel",        "floor us", "us alone", "of floor",
-                                     "us in a chain", "of floor", "host us"};
-  for (const BaselineTiming& baseline : results.front().baselines) {
-    header.push_back(baseline.name + " us");
-    header.insert(header.end(), {"/ alone", "/ chain"});
+MachineCeilings CeilingsOf(const GpuCeilings& gpu, const std::string& cublas_version) {
+  MachineCeilings ceilings;
+  ceilings.read = std::max(gpu.read_bulk, gpu.read_loads);
+  ceilings.bf16 = gpu.tensor;
+  ceilings.figures = {{"read_bulk_gbps", gpu.read_bulk * 1e-9},
+                      {"read_loads_gbps", gpu.read_loads * 1e-9},
+                      {"cold_launch_us", kColdLaunchSeconds * 1e6},
+                      {"empty_kernel_us", gpu.empty * 1e6}};
+  if (!cublas_version.empty()) {
+    ceilings.figures.emplace_back("bf16_tensor_tflops", gpu.tensor * 1e-12);
   }
-  Table table(header);
+  ceilings.text =
+      fmt::format("read {:.0f} GB/s by bulk copies, {:.0f} by loads; {}; empty kernel {:.2f} us",
+                  gpu.read_bulk * 1e-9, gpu.read_loads * 1e-9,
+                  cublas_version.empty()
+                      ? "no cuBLAS: the roofline is memory alone"
+                      : fmt::format("cuBLAS {} {:.0f} TFLOP/s", cublas_version, gpu.tensor * 1e-12),
+                  gpu.empty * 1e6);
+  return ceilings;
+}
+
+std::string GpuText(std::span<const GpuBenchResult> results) {
+  std::vector<SizeRow> rows;
   std::string warnings;
   for (const GpuBenchResult& result : results) {
-    for (const KernelTiming& timing : result.kernels) table.AddRow(KernelCells(result, timing));
+    rows.push_back(GpuRow(result));
     for (const std::string& warning : result.Warnings()) {
       warnings += fmt::format("warning: {}\n", warning);
     }
   }
-  text += table.ToString() + "\n* what the plan chooses\n";
-  return text + warnings;
+  const bool dequantize = results.front().bench.op == "dequantize";
+  return SizeTables(rows, dequantize ? "" : "m") + CandidatesText(results) + warnings;
 }
 
 }  // namespace marlin::bench

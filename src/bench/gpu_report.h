@@ -6,7 +6,6 @@
 #include <string>
 
 #include "bench/gpu.h"
-#include "marlin/device.h"
 
 namespace marlin::bench {
 
@@ -16,8 +15,10 @@ namespace marlin::bench {
 nlohmann::ordered_json GpuDocument(const GpuCeilings& ceilings, const std::string& cublas_version,
                                    std::span<const GpuBenchResult> results);
 
-/// The same as a heading and a table.
-std::string GpuText(const DeviceInfo& info, const GpuCeilings& ceilings,
-                    const std::string& cublas_version, std::span<const GpuBenchResult> results);
+/// A table for each matrix, of the planned kernels; then all kernels that were timed, and warnings.
+std::string GpuText(std::span<const GpuBenchResult> results);
+
+/// The ceilings in the form that all devices share. `cublas_version` as above.
+MachineCeilings CeilingsOf(const GpuCeilings& gpu, const std::string& cublas_version);
 
 }  // namespace marlin::bench

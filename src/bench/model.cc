@@ -6,11 +6,9 @@
 #include <array>
 #include <bit>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/macros.h"
-#include "base/text_table.h"
 #include "marlin/sampling.h"
 #include "model/decode_call.h"
 #include "model/forward_call.h"
@@ -192,9 +190,7 @@ class ModelBench {
       : model_(model), options_(options), products_(model) {
     tokens_.resize(static_cast<size_t>(options.prompt_tokens + options.batch));
     for (int32_t& token : tokens_) token = NextToken();
-    steps_ = static_cast<int64_t>(
-        std::bit_floor(static_cast<uint64_t>(std::min(options.new_tokens, kMostDecodeSteps))));
-    sampled_.resize(static_cast<size_t>(options.batch * steps_));
+    sampled_.resize(static_cast<size_t>(options.batch * kMostDecodeSteps));
     counts_.resize(static_cast<size_t>(options.batch));
   }
 
@@ -204,25 +200,49 @@ class ModelBench {
       sequences_.push_back(std::move(sequence));
     }
     MARLIN_RETURN_IF_ERROR(MakeSamplers());
-    const int64_t prompt = options_.prompt_tokens;
-    ModelPhase prefill;
-    prefill.name = "prefill";
-    prefill.tokens = prompt * options_.batch;
-    MARLIN_RETURN_IF_ERROR(Measure(&prefill, 1, [&] { return Feed(0, prompt); }));
-    MARLIN_RETURN_IF_ERROR(Profile(&prefill, [&] { return Feed(0, prompt); }));
-
-    MARLIN_RETURN_IF_ERROR(Feed(0, prompt));
-    ModelPhase decode;
-    decode.name = "decode";
-    decode.tokens = options_.batch;
-    int64_t call = 0;
-    const auto next = [&] { return prompt + call++ % (options_.new_tokens / steps_) * steps_; };
-    MARLIN_RETURN_IF_ERROR(Measure(&decode, steps_, [&] { return Decode(next()); }));
-    MARLIN_RETURN_IF_ERROR(Profile(&decode, [&] { return Feed(prompt, 1); }));
-    return std::vector<ModelPhase>{prefill, decode};
+    std::vector<ModelPhase> phases;
+    if (options_.prompt_tokens > 0) {
+      MARLIN_ASSIGN_OR_RETURN(phases.emplace_back(), Prefill());
+    }
+    for (const int64_t new_tokens : options_.new_tokens) {
+      if (new_tokens == 0) continue;
+      MARLIN_ASSIGN_OR_RETURN(phases.emplace_back(), Generate(new_tokens));
+    }
+    return phases;
   }
 
  private:
+  ModelPhase Phase(const char* name, int64_t new_tokens, int64_t tokens) const {
+    ModelPhase phase;
+    phase.name = name;
+    phase.prompt_tokens = options_.prompt_tokens;
+    phase.new_tokens = new_tokens;
+    phase.batch = options_.batch;
+    phase.tokens = tokens * options_.batch;
+    return phase;
+  }
+
+  Result<ModelPhase> Prefill() {
+    const int64_t prompt = options_.prompt_tokens;
+    ModelPhase phase = Phase("prefill", 0, prompt);
+    MARLIN_RETURN_IF_ERROR(Measure(&phase, 1, [&] { return Feed(0, prompt); }));
+    MARLIN_RETURN_IF_ERROR(Profile(&phase, [&] { return Feed(0, prompt); }));
+    return phase;
+  }
+
+  Result<ModelPhase> Generate(int64_t new_tokens) {
+    const int64_t prompt = options_.prompt_tokens;
+    ModelPhase phase = Phase("decode", new_tokens, 1);
+    steps_ = static_cast<int64_t>(
+        std::bit_floor(static_cast<uint64_t>(std::min(new_tokens, kMostDecodeSteps))));
+    if (prompt > 0) MARLIN_RETURN_IF_ERROR(Feed(0, prompt));
+    int64_t call = 0;
+    const auto next = [&] { return prompt + call++ % (new_tokens / steps_) * steps_; };
+    MARLIN_RETURN_IF_ERROR(Measure(&phase, steps_, [&] { return Decode(next()); }));
+    MARLIN_RETURN_IF_ERROR(Profile(&phase, [&] { return Feed(prompt, 1); }));
+    return phase;
+  }
+
   /// Greedy samplers, as generation without options has.
   Status MakeSamplers() {
     const int64_t vocab = model_.info().vocab_size;
@@ -315,7 +335,9 @@ class ModelBench {
     }
     const MutableTensorView samplers(samplers_.data(), DType::kU8,
                                      {options_.batch, sampler_bytes_});
-    return RunDecode(model_.impl(), {inputs, samplers, {steps_, {}}, sampled_, counts_});
+    const std::span<int32_t> sampled =
+        std::span(sampled_).first(static_cast<size_t>(options_.batch * steps_));
+    return RunDecode(model_.impl(), {inputs, samplers, {steps_, {}}, sampled, counts_});
   }
 
   /// Strides through the vocabulary, so that experts change from token to token.
@@ -338,57 +360,23 @@ class ModelBench {
   StepTimer* timer_ = nullptr;
 };
 
-Status CheckRange(const char* name, int64_t value, int64_t largest) {
-  if (value >= 1 && value <= largest) return {};
+Status CheckRange(const char* name, int64_t value, int64_t least, int64_t largest) {
+  if (value >= least && value <= largest) return {};
   return Status(Code::kInvalidArgument,
-                fmt::format("{}: expected 1..{}, got {}", name, largest, value));
+                fmt::format("{}: expected {}..{}, got {}", name, least, largest, value));
 }
 
 }  // namespace
 
-double ModelPhase::ProfileSeconds() const {
-  double seconds = 0;
-  for (const ProfileRow& row : profile) seconds += row.seconds;
-  return seconds;
-}
-
-std::string ProfileText(const std::vector<ModelPhase>& phases) {
-  std::string text;
-  for (const ModelPhase& phase : phases) {
-    const double sum = phase.ProfileSeconds();
-    Table table({"operation", "count", "us", "us each", "share"});
-    for (const ProfileRow& row : phase.profile) {
-      table.AddRow({std::string(StepPartName(row.part)), std::to_string(row.count),
-                    fmt::format("{:.1f}", 1e6 * row.seconds),
-                    fmt::format("{:.2f}", 1e6 * row.seconds / static_cast<double>(row.count)),
-                    fmt::format("{:.1f} %", 100 * row.seconds / sum)});
-    }
-    text += fmt::format(
-        "\n{}, one operation at a time: {:.3f} ms (the phase takes {:.3f} ms; where a device "
-        "records its steps, operations overlap)\n\n{}",
-        phase.name, 1e3 * sum, 1e3 * phase.timing.median, table.ToString());
-  }
-  return text;
-}
-
-nlohmann::ordered_json ProfileJson(const ModelPhase& phase) {
-  const double sum = phase.ProfileSeconds();
-  nlohmann::ordered_json operations = nlohmann::ordered_json::array();
-  for (const ProfileRow& row : phase.profile) {
-    operations.push_back({{"operation", StepPartName(row.part)},
-                          {"count", row.count},
-                          {"seconds", row.seconds},
-                          {"share", row.seconds / sum}});
-  }
-  return {{"seconds", sum}, {"operations", operations}};
-}
-
 Status CheckModelBench(const ModelInfo& model, const ModelBenchOptions& options) {
   const int64_t context = model.max_positions;
-  MARLIN_RETURN_IF_ERROR(CheckRange("--prompt-tokens", options.prompt_tokens, context - 1));
-  MARLIN_RETURN_IF_ERROR(
-      CheckRange("--new-tokens", options.new_tokens, context - options.prompt_tokens));
-  return CheckRange("--batch", options.batch, kMaxBatch);
+  const int64_t prompt = options.prompt_tokens;
+  MARLIN_RETURN_IF_ERROR(CheckRange("--prompt-tokens", prompt, 0, context - 1));
+  for (const int64_t new_tokens : options.new_tokens) {
+    MARLIN_RETURN_IF_ERROR(
+        CheckRange("--new-tokens", new_tokens, prompt > 0 ? 0 : 1, context - prompt));
+  }
+  return CheckRange("--batch", options.batch, 1, kMaxBatch);
 }
 
 Result<std::vector<ModelPhase>> BenchModel(const Model& model, const ModelBenchOptions& options) {

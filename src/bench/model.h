@@ -16,11 +16,12 @@ namespace marlin::bench {
 
 inline constexpr int64_t kMaxBatch = 4096;
 
+/// One prompt, and the numbers of tokens that are generated after it.
 struct ModelBenchOptions {
-  int64_t prompt_tokens = 512;
-  int64_t new_tokens = 64;
-  int64_t batch = 1;     ///< Sequences per Forward call.
-  bool profile = false;  ///< Also times every operation.
+  int64_t prompt_tokens = 512;  ///< 0: no prefill; generation begins with an empty cache.
+  std::vector<int64_t> new_tokens = {64};  ///< A phase for each; 0: none.
+  int64_t batch = 1;                       ///< Sequences per Forward call.
+  bool profile = false;                    ///< Also times every operation.
 };
 
 /// The operations of one kind in a Forward call.
@@ -32,8 +33,11 @@ struct ProfileRow {
 
 /// Prefill, per Forward call, or decoding, per step of calls of up to eight steps.
 struct ModelPhase {
-  const char* name = "";
-  int64_t tokens = 0;  ///< All sequences together.
+  const char* name = "";  ///< "prefill" or "decode".
+  int64_t prompt_tokens = 0;
+  int64_t new_tokens = 0;  ///< 0 for a prefill.
+  int64_t batch = 1;
+  int64_t tokens = 0;  ///< Tokens per call or step, all sequences together.
   Timing timing;
   /// The model's GEMMs of the same shapes and nothing else, measured in turn with the above: the
   /// time that `bench gemm` predicts. Experts share the tokens evenly.
@@ -44,15 +48,21 @@ struct ModelPhase {
   /// device records overlaps, so that their sum is more than the call takes.
   std::vector<ProfileRow> profile;
 
+  /// As llama-bench names it: "pp512", "tg64", "tg64 @ d512" behind a prompt of 512 tokens.
+  std::string Test() const;
+  /// The roofline time, of weights read once or of the GEMMs' arithmetic, over the measured time.
+  double Fraction(const MachineCeilings& ceilings) const;
   double TokensPerSecond() const { return static_cast<double>(tokens) / timing.median; }
   double ProfileSeconds() const;
   double ProductsFraction() const { return products.median / timing.median; }
 };
 
+/// A table of phases.
+std::string ModelText(const std::vector<ModelPhase>& phases, const MachineCeilings& ceilings);
+/// One row of "results"; with a profile if the phase has one.
+nlohmann::ordered_json ModelJson(const ModelPhase& phase, const MachineCeilings& ceilings);
 /// The profiles of phases as tables.
 std::string ProfileText(const std::vector<ModelPhase>& phases);
-/// {"seconds", "operations": [{"operation", "count", "seconds", "share"}]}
-nlohmann::ordered_json ProfileJson(const ModelPhase& phase);
 
 /// Errors: kInvalidArgument naming the option that the model's context is too short for.
 Status CheckModelBench(const ModelInfo& model, const ModelBenchOptions& options);

@@ -7,8 +7,8 @@
 #include <span>
 
 #include "base/macros.h"
-#include "base/text_table.h"
 #include "bench/document.h"
+#include "bench/size_table.h"
 #include "bench/timed_device.h"
 
 namespace marlin::bench {
@@ -148,20 +148,21 @@ Result<MoeResult> RunMoeOnGpu(const Device& device, const MoeCase& bench, cuda::
 }
 
 std::string MoeText(const std::vector<MoeResult>& results, const MachineCeilings& ceilings) {
-  Table table({"format", "tokens", "hidden", "inner", "experts", "top k", "active", "ms", "GB/s",
-               "GFLOP/s", "roofline", "probe"});
+  std::vector<SizeRow> rows;
   for (const MoeResult& r : results) {
-    table.AddRow({r.bench.WeightsText(), std::to_string(r.bench.tokens()),
-                  std::to_string(r.bench.hidden()), std::to_string(r.bench.inner()),
-                  std::to_string(r.bench.experts), std::to_string(r.bench.top_k),
-                  fmt::format("{:.1f}", r.active_experts),
-                  fmt::format("{:.3f}", r.timing.median * 1e3),
-                  fmt::format("{:.1f}", r.weight_bytes / r.timing.median * 1e-9),
-                  fmt::format("{:.0f}", r.operations / r.timing.median * 1e-9),
-                  fmt::format("{:.0f} %", 100 * r.Fraction(ceilings)),
-                  fmt::format("{:.0f} %", 100 * r.weight_bytes / r.timing.median / r.probe_rate)});
+    SizeRow row;
+    row.matrix = fmt::format("{} experts of {} x {}, top {}", r.bench.experts, r.bench.hidden(),
+                             r.bench.inner(), r.bench.top_k);
+    row.m = r.bench.tokens();
+    row.weights = r.bench.WeightsText();
+    row.timing = r.timing;
+    row.active = r.active_experts;
+    row.bytes = r.weight_bytes;
+    row.operations = r.operations;
+    row.fraction = r.Fraction(ceilings);
+    rows.push_back(std::move(row));
   }
-  return table.ToString();
+  return SizeTables(rows, "tokens");
 }
 
 }  // namespace marlin::bench

@@ -37,7 +37,7 @@ Result<MoeResult> RunMoe(const Device& device, const MoeCase& bench, const ReadP
 Result<MoeResult> RunMoeOnGpu(const Device& device, const MoeCase& bench, cuda::GraphTimer& timer,
                               double read_rate);
 
-/// A table of results.
+/// A table for each layer's shape, of the tokens and formats.
 std::string MoeText(const std::vector<MoeResult>& results, const MachineCeilings& ceilings);
 
 }  // namespace marlin::bench

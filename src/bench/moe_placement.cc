@@ -252,13 +252,13 @@ Json PlacementResult::ToJson() const {
 }
 
 std::string PlacementText(const std::vector<PlacementResult>& results) {
-  Table table({"format", "tokens", "hidden", "inner", "experts", "top k", "on host", "selections",
-               "placed ms", "host ms", "fetch ms", "device ms"});
+  Table table({"format", "tokens", "hidden", "inner", "top k", "on host", "selections", "placed ms",
+               "host ms", "fetch ms", "device ms"});
   for (const PlacementResult& r : results) {
     table.AddRow(
         {r.bench.WeightsText(), std::to_string(r.bench.tokens()), std::to_string(r.bench.hidden()),
-         std::to_string(r.bench.inner()), std::to_string(r.bench.experts),
-         std::to_string(r.bench.top_k), std::to_string(r.host_experts),
+         std::to_string(r.bench.inner()), std::to_string(r.bench.top_k),
+         fmt::format("{} of {}", r.host_experts, r.bench.experts),
          fmt::format("{:.1f} %", 100 * r.host_share), fmt::format("{:.3f}", r.placed.median * 1e3),
          fmt::format("{:.3f}", r.host.median * 1e3), fmt::format("{:.3f}", r.fetch.median * 1e3),
          fmt::format("{:.3f}", r.device.median * 1e3)});

@@ -143,7 +143,7 @@ std::vector<double> Quantiles(std::vector<double> fractions) {
 
 Result<Sweep> Sweep::Run(const Device& device, const ReadProbe& probe,
                          const MachineCeilings& ceilings, const SweepOptions& options,
-                         const std::function<void(const std::string&)>& progress) {
+                         const Progress& progress) {
   Sweep sweep;
   sweep.options_ = options;
   RandomCases cases(options.seed);
@@ -152,7 +152,7 @@ Result<Sweep> Sweep::Run(const Device& device, const ReadProbe& probe,
     if (i > 0 && options.seconds > 0 && stopwatch.Seconds() > options.seconds) break;
     BenchCase bench = cases.Next();
     bench.options = options.gemm;
-    progress(fmt::format("{} of {}: {}", i + 1, options.count, NameOf(bench)));
+    if (progress) progress(i, options.count, NameOf(bench));
     Result<SweepRow> row = RunCase(device, bench, probe, ceilings, options.others);
     // A forced kernel, or accuracy, need not support every problem.
     if (!row.ok() && row.status().code() == Code::kUnsupported) continue;

@@ -3,12 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "bench/gemm.h"
+#include "bench/progress.h"
 #include "marlin/device.h"
 
 namespace marlin::bench {
@@ -52,11 +52,11 @@ std::vector<double> Quantiles(std::vector<double> fractions);
 
 class Sweep {
  public:
-  /// Times the problems one after the other. `progress` is called before each with its name.
+  /// Times the problems one after the other.
   /// Errors: those of Prepare and Gemm.
   static Result<Sweep> Run(const Device& device, const ReadProbe& probe,
                            const MachineCeilings& ceilings, const SweepOptions& options,
-                           const std::function<void(const std::string&)>& progress);
+                           const Progress& progress);
 
   const std::vector<SweepRow>& rows() const { return rows_; }
   /// The quantiles of all problems, of GEMVs and of larger ones, and the problems with the least

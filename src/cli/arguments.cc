@@ -71,50 +71,135 @@ std::vector<std::string> OptionNames(const CLI::App& app) {
   return names;
 }
 
+/// The command that the words chose: of `bench gemm` gemm, of no command the program itself.
+const CLI::App& ChosenCommand(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app : ChosenCommand(*chosen.front());
+}
+
+/// "bench gemm"; empty for the program itself.
+std::string PathOf(const CLI::App& command) {
+  const CLI::App* const parent = command.get_parent();
+  if (parent == nullptr) return {};
+  const std::string above = PathOf(*parent);
+  return above.empty() ? command.get_name() : above + " " + command.get_name();
+}
+
+bool HasOption(const CLI::App& command, std::string_view name) {
+  const std::vector<std::string> names = OptionNames(command);
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// The other commands of the same group that have an option: "bench moe and bench model".
+std::string OwnersOf(const CLI::App& command, std::string_view option) {
+  const CLI::App* const group = command.get_parent();
+  if (group == nullptr || group->get_parent() == nullptr) return {};
+  std::string owners;
+  for (const CLI::App* other : group->get_subcommands({})) {
+    if (HasOption(*other, option)) owners += (owners.empty() ? "" : " and ") + PathOf(*other);
+  }
+  return owners;
+}
+
+/// The error of an option that the parser did not take.
+std::string UnknownOption(const CLI::App& command, std::string_view name) {
+  const std::string path = PathOf(command);
+  if (HasOption(command, name)) {
+    return fmt::format("{0}: options come after the command: metal-marlin {0} {1}", path, name);
+  }
+  const std::string owners = OwnersOf(command, name);
+  if (!owners.empty()) return fmt::format("{}: has no {}, an option of {}", path, name, owners);
+  return fmt::format("unknown option '{}'{}", Printable(std::string(name)),
+                     DidYouMean(name, OptionNames(command)));
+}
+
 /// The first word that is no command, or no option of the command, and what it may stand for. Empty
 /// if there is none.
 std::string UnknownWord(const CLI::App& app, std::span<char* const> words) {
   const std::vector<std::string> left = app.remaining(true);
-  const auto chosen = app.get_subcommands();
+  const CLI::App& command = ChosenCommand(app);
+  const std::vector<std::string> known = CommandNames(command);
   for (const std::string_view word : words) {
     if (std::find(left.begin(), left.end(), word) == left.end()) continue;
-    const std::string_view name = word.substr(0, word.find('='));
-    if (word.starts_with('-')) {
-      const CLI::App& command = chosen.empty() ? app : *chosen.front();
-      return fmt::format("unknown option '{}'{}", Printable(std::string(name)),
-                         DidYouMean(name, OptionNames(command)));
-    }
-    if (chosen.empty()) {
-      return fmt::format("unknown command '{}'{}", Printable(std::string(word)),
-                         DidYouMean(word, CommandNames(app)));
-    }
+    if (word.starts_with('-')) return UnknownOption(command, word.substr(0, word.find('=')));
+    if (known.empty()) continue;
+    const std::string path = PathOf(command);
+    return fmt::format("unknown command '{}{}{}'{}", path, path.empty() ? "" : " ",
+                       Printable(std::string(word)), DidYouMean(word, known));
   }
   return {};
 }
 
 /// Reports a parse error as wrong usage; a request for help is not an error, nor is a call without
-/// arguments.
+/// arguments or with the name of a group alone.
 int AnswerParseError(const CLI::App& app, std::span<char* const> words,
                      const CLI::ParseError& error, Console& console) {
-  if (words.empty()) return console.Finish(console.Print(app.help()));
+  const CLI::App& command = ChosenCommand(app);
+  const std::string path = PathOf(command);
+  const bool group_alone = words.size() == 1 && !CommandNames(command).empty() && path == words[0];
+  if (words.empty() || group_alone) return console.Finish(console.Print(app.help()));
   if (error.get_exit_code() == 0) {
-    std::string text;
-    if (error.get_name() == "CallForVersion") {
-      text = std::string(error.what()) + "\n";
-    } else {
-      const auto chosen = app.get_subcommands();
-      text = chosen.empty() ? app.help() : chosen.front()->help("metal-marlin");
-    }
-    return console.Finish(console.Print(text));
+    const bool version = error.get_name() == "CallForVersion";
+    return console.Finish(console.Print(version ? std::string(error.what()) + "\n" : app.help()));
   }
-  const auto chosen = app.get_subcommands();
-  const std::string where = chosen.empty() ? "" : chosen.front()->get_name() + " ";
   std::string message = UnknownWord(app, words);
   if (message.empty()) message = error.what();
   message += message.ends_with('?') ? " See" : "; see";
   return console.Finish(
-      Status(Code::kInvalidArgument, fmt::format("{} metal-marlin {}--help", message, where)));
+      Status(Code::kInvalidArgument,
+             fmt::format("{} metal-marlin {}{}--help", message, path, path.empty() ? "" : " ")));
 }
+
+/// The parsers of all commands, those of groups included, and the flags that every command has.
+class CommandParsers {
+ public:
+  explicit CommandParsers(CLI::App& app) { Add(app, AllCommands()); }
+
+  /// Passes the flags on and runs the command that was parsed.
+  Status Run(Console& console) {
+    console.set_json(json_);
+    console.set_quiet(quiet_);
+    console.set_verbose(verbose_);
+    for (const auto& [parser, command] : commands_) {
+      if (parser->parsed()) return command->Run(console);
+    }
+    return Status(Code::kInternal, "no command was given");
+  }
+
+ private:
+  void Add(CLI::App& parent, std::span<const CommandEntry> entries) {
+    for (const CommandEntry& entry : entries) {
+      std::string name = entry.name;
+      std::replace(name.begin(), name.end(), '_', '-');
+      CLI::App* parser = parent.add_subcommand(name, entry.summary);
+      parser->group(entry.group);
+      parser->get_help_ptr()->group("General")->description("Print this help");
+      parser->footer(std::string("Example:\n  ") + entry.example);
+      ArgumentList arguments(*parser);
+      if (entry.commands != nullptr) {
+        parser->require_subcommand(1);
+        Add(*parser, entry.commands());
+      } else {
+        commands_.emplace_back(parser, entry.make());
+        commands_.back().second->Declare(arguments);
+      }
+      AddGeneralFlags(arguments);
+    }
+  }
+
+  void AddGeneralFlags(ArgumentList& arguments) {
+    arguments.Group("General");
+    arguments.Flag("--json", &json_, "Print one JSON document on stdout and nothing else");
+    arguments.Flag("-q,--quiet", &quiet_, "Print no progress and no messages");
+    arguments.Flag("-v,--verbose", &verbose_,
+                   "Print messages and progress to a file or pipe as to a terminal");
+  }
+
+  std::vector<std::pair<CLI::App*, std::unique_ptr<Command>>> commands_;
+  bool json_ = false;
+  bool quiet_ = false;
+  bool verbose_ = false;
+};
 
 int ParseAndRun(int argc, char** argv, Console& console) {
   CLI::App app("Shrinks LLM checkpoints to 2-8 bits, measures what that costs, and runs them.",
@@ -122,41 +207,14 @@ int ParseAndRun(int argc, char** argv, Console& console) {
   app.set_version_flag("--version", std::string("metal-marlin ") + Version());
   app.require_subcommand(1);
   app.formatter(MakeHelpFormatter());
-  std::vector<std::unique_ptr<Command>> commands;
-  std::vector<CLI::App*> parsers;
-  bool json = false;
-  bool quiet = false;
-  bool verbose = false;
-  for (const CommandEntry& entry : AllCommands()) {
-    std::string name = entry.name;
-    std::replace(name.begin(), name.end(), '_', '-');
-    CLI::App* parser = app.add_subcommand(name, entry.summary);
-    parser->group(entry.group);
-    parser->get_help_ptr()->group("General")->description("Print this help");
-    parser->footer(std::string("Example:\n  ") + entry.example);
-    commands.push_back(entry.make());
-    ArgumentList arguments(*parser);
-    commands.back()->Declare(arguments);
-    arguments.Group("General");
-    arguments.Flag("--json", &json, "Print one JSON document on stdout and nothing else");
-    arguments.Flag("-q,--quiet", &quiet, "Print no progress and no messages");
-    arguments.Flag("-v,--verbose", &verbose,
-                   "Print messages and progress to a file or pipe as to a terminal");
-    parsers.push_back(parser);
-  }
+  CommandParsers parsers(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     const std::span<char* const> words(argv, static_cast<size_t>(argc));
     return AnswerParseError(app, words.subspan(1), error, console);
   }
-  console.set_json(json);
-  console.set_quiet(quiet);
-  console.set_verbose(verbose);
-  for (size_t i = 0; i < parsers.size(); ++i) {
-    if (parsers[i]->parsed()) return console.Finish(commands[i]->Run(console));
-  }
-  return console.Finish(Status(Code::kInternal, "no command was given"));
+  return console.Finish(parsers.Run(console));
 }
 
 }  // namespace

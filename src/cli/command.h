@@ -20,13 +20,14 @@ class Command {
   virtual Status Run(Console& console) = 0;
 };
 
-/// One row of the command table.
+/// One row of a command table: a command, or a group of commands such as `bench`.
 struct CommandEntry {
   const char* name;
   const char* group;  ///< The heading of --help.
   const char* summary;
   const char* example;
-  std::unique_ptr<Command> (*make)();
+  std::unique_ptr<Command> (*make)();           ///< Null for a group.
+  std::span<const CommandEntry> (*commands)();  ///< The commands of a group; else null.
 };
 
 /// All commands, in the order of --help; defined in commands.def.

@@ -22,6 +22,17 @@ DType ActivationType(const std::string& name) {
 
 }  // namespace
 
+std::vector<std::string> SplitList(const std::string& list) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  for (size_t comma = list.find(','); comma != std::string::npos; comma = list.find(',', begin)) {
+    parts.push_back(list.substr(begin, comma - begin));
+    begin = comma + 1;
+  }
+  parts.push_back(list.substr(begin));
+  return parts;
+}
+
 Result<bench::GemmShape> ParseShape(const std::string& text) {
   bench::GemmShape shape;
   int64_t* const fields[] = {&shape.m, &shape.n, &shape.k};
@@ -65,7 +76,8 @@ Status CheckCaseFits(const bench::BenchCase& bench) {
 }
 
 void ProductArguments::Declare(ArgumentList& arguments) {
-  arguments.Option("--format", &formats_, "FORMAT", "May be repeated");
+  arguments.Option("--format", &formats_, "FORMAT,...",
+                   "Of the weights; default fp4_e2m1; may be repeated");
   arguments.Option("--group-size", &group_size_, {.least = 16}, "G",
                    "Weights per scale; default 128");
   arguments.Option("--scale-dtype", &scale_type_, "TYPE", "fp16, bf16, fp32, e8m0 or e4m3");
@@ -74,18 +86,15 @@ void ProductArguments::Declare(ArgumentList& arguments) {
                    "Weight matrices to rotate through; default: 1 GiB of them, 330 MB on a GPU");
 }
 
-const char* ProductArguments::Given() const {
-  if (!formats_.empty()) return "--format";
-  if (group_size_) return "--group-size";
-  return copies_ ? "--copies" : nullptr;
-}
-
 Status ProductArguments::Read() {
-  const std::vector<std::string> names =
+  const std::vector<std::string> lists =
       formats_.empty() ? std::vector<std::string>{"fp4_e2m1"} : formats_;
-  for (const std::string& name : names) {
-    MARLIN_ASSIGN_OR_RETURN(const Format format, ParseFormat(name));
-    parsed_formats_.push_back(format);
+  for (const std::string& list : lists) {
+    for (const std::string& name : SplitList(list)) {
+      const Result<Format> format = ParseFormat(name);
+      if (!format.ok()) return format.status().WithContext("--format");
+      parsed_formats_.push_back(*format);
+    }
   }
   MARLIN_ASSIGN_OR_RETURN(spec_.scale_type, ParseScaleType(scale_type_));
   spec_.has_global_scale = spec_.scale_type == ScaleType::kE4M3;

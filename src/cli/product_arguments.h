@@ -13,6 +13,9 @@
 
 namespace marlin::cli {
 
+/// "a,b" -> "a", "b"; always at least one part, which may be empty.
+std::vector<std::string> SplitList(const std::string& list);
+
 /// "M,N,K". Errors: kInvalidArgument.
 Result<bench::GemmShape> ParseShape(const std::string& text);
 
@@ -27,8 +30,6 @@ class ProductArguments {
   void Declare(ArgumentList& arguments);
   /// Errors: kInvalidArgument naming the option.
   Status Read();
-  /// The name of a given option that only GEMM ops have; null if none was given.
-  const char* Given() const;
 
   const std::vector<Format>& formats() const { return parsed_formats_; }
   /// One GEMM whose weights have at least `weight_bytes`, unless --copies overrides it.

@@ -6,10 +6,9 @@
 namespace marlin::cli {
 
 void TraceArguments::Declare(ArgumentList& arguments) {
-  arguments.Option(
-      "--trace", &trace_, "FILE",
-      "moe: replays a routing trace through caches of experts instead of timing; needs "
-      "one --shape");
+  arguments.Option("--trace", &trace_, "FILE",
+                   "Replays a routing trace through caches of experts instead of timing; needs "
+                   "one --shape");
   arguments.Option("--cache", &cache_, "SIZE", "--trace: capacity of the caches; default 512MiB");
 }
 

@@ -30,7 +30,7 @@ WHOLE = [
     (COMPARE, "--threads"),
     (GEMM, "--threads"), (GEMM, "--group-size"), (GEMM, "--copies"),
     (TUNE, "--threads"), (TUNE, "--group-size"), (TUNE, "--copies"),
-    (MODEL, "--prompt-tokens"), (MODEL, "--new-tokens"), (MODEL, "--batch"), (MODEL, "--threads"),
+    (MODEL, "--threads"),
     (METAL, "--runs"), (METAL, "--msl"),
     (PLAN, "--group-size"), (QUANTIZE, "--group-size"),
 ]
@@ -45,6 +45,8 @@ SIGNED = [(RUN, "--presence-penalty"), (RUN, "--frequency-penalty")]
 TEXTS = [
     (("bench", "gemm"), "--shape", ("", "1,2", "1,2,3,4", "0,1,1", "1,-1,1", "1,1,0x10", " 1,1,1",
                                     "1_0,1,1", "1,1,99999999999999999999", "1,1,1e3", "nan,1,1")),
+    *((MODEL, option, (*(text for text in NONE if text != "1,5"), *NOT_WHOLE, "1,", ",1", "1,,5",
+                       "1,-1")) for option in ("--prompt-tokens", "--new-tokens", "--batch")),
     (TUNE[:3], "--shape", ("", "1,2", "1,1,-1", "1,1,1 ")),
     (QUANTIZE, "--shard-size", ("", "0", "-1", "5 GB", " 5GB", "0x10", "1e9", "nanGB", "5_0MB",
                                 "99999999999999999999", "9223372036854775807TB")),

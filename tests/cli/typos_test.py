@@ -42,7 +42,7 @@ CASES = [
     ("quantize SRC -o OUT --recipe defualt_moe", "presets: default_dense, default_moe"),
     ("quantize SRC -o OUT --format s5", "known: fp4_e2m1"),
     ("export SRC -o OUT --to guff", "gguf"),
-    ("bench gem", "expected gemm"),
+    ("bench gem", "unknown command 'bench gem'; did you mean 'gemm'?"),
 ]
 
 

@@ -14,7 +14,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMMAND = os.environ.get("METAL_MARLIN", str(ROOT / "build/bin/metal-marlin"))
 DOCUMENTS = ["README.md", *(f"docs/howto/{name}.md" for name in (
-    "quantize", "recipes", "run-a-model", "experts", "import", "export"))]
+    "quantize", "recipes", "run-a-model", "experts", "import", "export", "bench"))]
 MOST = {"--calibration-tokens": 1536, "--max-windows": 2, "--prompt-tokens": 32,
         "--new-tokens": 4, "--max-tokens": 8, "--experts": 8, "--host-experts": 2, "--top-k": 2,
         "--copies": 24}
@@ -42,7 +42,8 @@ def on_less_text(arguments: list[str]) -> list[str]:
         arguments = [*arguments, "--calibration-tokens", "1280" if calibrates else "128"]
         if measures and calibrates and "--formats" not in arguments:
             arguments = [*arguments, "--formats", "nf3/g64,nf4/g64"]
-    if arguments[:2] == ["bench", "moe"] and not {"--trace", "--copies"} & set(arguments):
+    measures_weights = arguments[0] == "bench" and "--shape" in arguments
+    if measures_weights and not {"--trace", "--copies"} & set(arguments):
         # By default weights do not fit in caches.
         arguments = [*arguments, "--copies", "24"]
     options = ["", *arguments]

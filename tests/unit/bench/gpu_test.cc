@@ -17,6 +17,7 @@ namespace marlin::bench::gpu_test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// A timer whose replays run the launches again and report the given times.
 class FakeTimer final : public cuda::GraphTimer {
@@ -234,10 +235,24 @@ TEST(GpuReport, RowsHoldTimesFloorsAndBaselines) {
   EXPECT_DOUBLE_EQ(row["chain"]["floor_fraction"].get<double>(), 0.75);
   EXPECT_DOUBLE_EQ(row["peers"][0]["speedup"].get<double>(), 2);
   EXPECT_DOUBLE_EQ(row["peers"][0]["chain_speedup"].get<double>(), 2.5);
-  const std::string text = GpuText({}, ceilings, "13.1.0", std::span(&result, 1));
-  for (const char* part : {"marlin_x *", "10.00", "8.00", "60 %", "75 %", "2.00x", "2.50x"}) {
+  EXPECT_EQ(document["roofline"]["cublas_version"], "13.1.0");
+  const std::string text = GpuText(std::span(&result, 1));
+  for (const char* part :
+       {"marlin_x: fp4_e2m1 m = 4", "10.00", "8.00 (75 %)", "60 %", "20.00 (2.00x, 2.50x)"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
+  EXPECT_THAT(text, Not(HasSubstr("all kernels")));
+}
+
+TEST(GpuReport, SeveralKernelsAreListedBelowThePlannedOnes) {
+  GpuBenchResult result;
+  result.bench = SmallCase(4, 2);
+  result.kernels = {Made("first", "exact", 2e-5, 2e-5), Made("planned", "exact", 1e-5, 8e-6)};
+  result.kernels.back().planned = true;
+  const std::string text = GpuText(std::span(&result, 1));
+  EXPECT_THAT(text, HasSubstr("planned: fp4_e2m1 m = 4"));
+  EXPECT_THAT(text, HasSubstr("all kernels (*: the planned one)"));
+  EXPECT_THAT(text, HasSubstr("planned *"));
 }
 
 }  // namespace

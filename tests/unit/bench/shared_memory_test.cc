@@ -61,13 +61,19 @@ TEST(BenchSharedMemory, TimesModels) {
   if (!device.ok()) GTEST_SKIP() << device.status().message();
   const auto model = Model::Open(SourceDirectory() + "/examples/tiny-qwen3-moe", *device);
   ASSERT_TRUE(model.ok()) << model.status().message();
-  const auto phases = BenchModel(*model, {.prompt_tokens = 1, .new_tokens = 1, .batch = 1});
+  const auto phases = BenchModel(*model, {.prompt_tokens = 1, .new_tokens = {1}, .batch = 1});
   ASSERT_TRUE(phases.ok()) << phases.status().message();
   ASSERT_EQ(phases->size(), 2U);
   for (const ModelPhase& phase : *phases) {
     EXPECT_GT(phase.timing.median, 0) << phase.name;
     EXPECT_GT(phase.products.median, 0) << phase.name;
   }
+  const auto prefill = BenchModel(*model, {.prompt_tokens = 1, .new_tokens = {0}});
+  ASSERT_TRUE(prefill.ok()) << prefill.status().message();
+  ASSERT_EQ(prefill->size(), 1U);
+  EXPECT_EQ(prefill->front().Test(), "pp1");
+  const auto nothing = BenchModel(*model, {.prompt_tokens = 0, .new_tokens = {0}});
+  EXPECT_EQ(nothing.status().code(), Code::kInvalidArgument);
 }
 
 TEST(BenchSharedMemory, ASimulatorIsNotMeasured) {

@@ -86,7 +86,11 @@ TEST(Sweep, ReportsEveryProblemBesideOtherKernels) {
   options.others = true;
   std::vector<std::string> names;
   const auto sweep = Sweep::Run(*device, {[] {}, 1.0}, ceilings, options,
-                                [&](const std::string& name) { names.push_back(name); });
+                                [&](int64_t done, int64_t total, const std::string& name) {
+                                  EXPECT_EQ(done, static_cast<int64_t>(names.size()));
+                                  EXPECT_EQ(total, 2);
+                                  names.push_back(name);
+                                });
   ASSERT_TRUE(sweep.ok()) << sweep.status().message();
   ASSERT_EQ(names.size(), 2U);
   ASSERT_EQ(sweep->rows().size(), 2U);
@@ -115,8 +119,7 @@ TEST(Sweep, SkipsProblemsThatAForcedKernelRefuses) {
   SweepOptions options;
   options.count = 1;
   options.gemm.kernel = "marlin_gemm_w4a8_scalar";  // Needs the accuracy class.
-  const auto refused =
-      Sweep::Run(*device, {[] {}, 1.0}, ceilings, options, [](const std::string&) {});
+  const auto refused = Sweep::Run(*device, {[] {}, 1.0}, ceilings, options, {});
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kUnsupported);
   EXPECT_EQ(refused.status().message(), "bench sweep: no kernel for any of 1 problems");

@@ -1,0 +1,49 @@
+#include "cli/bench/bench_arguments.h"
+
+#include <fmt/core.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/macros.h"
+
+namespace marlin::cli {
+
+void BenchArguments::Declare(ArgumentList& arguments) {
+  device.Declare(arguments, "auto, cpu, cuda, cuda:N or metal");
+  arguments.Option("--threads", &threads, kThreadRange, "N", "Default: all processors");
+  arguments.Option("--record", &record, "FILE", "Also writes the JSON document, dated, to FILE");
+  arguments.Option("--commit", &commit, "HASH", "Recorded with the results");
+}
+
+Status BenchArguments::Report(Console& console, const nlohmann::ordered_json& document,
+                              const std::string& text) const {
+  if (!record.empty()) {
+    std::ofstream file(record, std::ios::trunc);
+    file << document.dump(1) << "\n";
+    file.close();
+    if (!file) return Status(Code::kIo, record + ": cannot be written");
+  }
+  return console.json() ? console.PrintJson(document) : console.Print(text);
+}
+
+void GemmArguments::Declare(ArgumentList& arguments) {
+  arguments.Option("--accuracy", &accuracy, "ACCURACY", "default, exact or w4a8");
+  arguments.Flag("--batch-invariant", &batch_invariant,
+                 "Results of a row do not depend on the other rows");
+}
+
+Result<GemmOptions> GemmArguments::Options() const {
+  if (accuracy != "default" && accuracy != "exact" && accuracy != "w4a8") {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("--accuracy: expected default, exact or w4a8, got '{}'", accuracy));
+  }
+  GemmOptions options;
+  options.accuracy = accuracy == "exact"  ? Accuracy::kExact
+                     : accuracy == "w4a8" ? Accuracy::kW4A8
+                                          : Accuracy::kDefault;
+  options.determinism = batch_invariant ? Determinism::kBatchInvariant : Determinism::kDefault;
+  return options;
+}
+
+}  // namespace marlin::cli

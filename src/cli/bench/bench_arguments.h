@@ -1,0 +1,38 @@
+// Options that several commands of bench share.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "cli/arguments.h"
+#include "cli/console.h"
+#include "cli/device_argument.h"
+#include "marlin/gemm.h"
+
+namespace marlin::cli {
+
+/// The options of every command: --device, --threads, --record, --commit.
+struct BenchArguments {
+  DeviceArgument device;
+  std::optional<int64_t> threads;
+  std::string record;
+  std::string commit;
+
+  void Declare(ArgumentList& arguments);
+  /// Prints the document with --json, else the text; writes the document to --record. Errors: kIo.
+  Status Report(Console& console, const nlohmann::ordered_json& document,
+                const std::string& text) const;
+};
+
+/// How GEMMs are computed: --accuracy, --batch-invariant.
+struct GemmArguments {
+  std::string accuracy = "default";
+  bool batch_invariant = false;
+
+  void Declare(ArgumentList& arguments);
+  /// Errors: kInvalidArgument naming the option.
+  Result<GemmOptions> Options() const;
+};
+
+}  // namespace marlin::cli

@@ -1,0 +1,161 @@
+// bench model: prefill and generation of a model.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/macros.h"
+#include "base/text_table.h"
+#include "bench/model.h"
+#include "cli/bench/machine.h"
+#include "cli/command.h"
+#include "cli/model_arguments.h"
+#include "cli/product_arguments.h"
+#include "cli/progress_bar.h"
+
+namespace marlin::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Numbers in lists: "128,512", or the option given several times. Errors: kInvalidArgument naming
+/// the option.
+Result<std::vector<int64_t>> ReadNumbers(const char* option, const std::vector<std::string>& lists,
+                                         const WholeRange& range) {
+  std::vector<int64_t> numbers;
+  for (const std::string& list : lists) {
+    for (const std::string& text : SplitList(list)) {
+      MARLIN_ASSIGN_OR_RETURN(numbers.emplace_back(), ParseOption(option, text, range));
+    }
+  }
+  return numbers;
+}
+
+class BenchModelCommand final : public Command {
+ public:
+  void Declare(ArgumentList& arguments) override {
+    arguments.Positional("MODEL", &path_, "A plain or quantized model directory");
+    arguments.Option("-p,--prompt-tokens", &prompts_, "N,...",
+                     "Tokens of the prompt; default 512, less if the context is smaller; 0: none");
+    arguments.Option("-n,--new-tokens", &news_, "N,...",
+                     "Tokens to generate after each prompt; default 64; 0: none");
+    arguments.Option("--batch", &batches_, "N,...", "Batch size in sequences; default 1");
+    arguments.Option("--prepared", &open_.prepared, "FILE", "Weights that `prepare` wrote");
+    arguments.Option("--host-experts", &host_experts_, {0, 4096}, "N",
+                     "So many experts of every layer on the CPU");
+    arguments.Flag("--batch-invariant", &open_.batch_invariant,
+                   "Results of a row do not depend on the other rows");
+    kv_cache_.Declare(arguments, "Keys and values: f32, bf16 (default) or fp8_e4m3");
+    arguments.Flag("--profile", &profile_,
+                   "Also the time of each operation of a prefill and of a decode step");
+    common_.Declare(arguments);
+  }
+
+  Status Run(Console& console) override {
+    MARLIN_RETURN_IF_ERROR(ReadLists());
+    MARLIN_ASSIGN_OR_RETURN(open_.kv_cache, kv_cache_.Type());
+    open_.host_experts = host_experts_.value_or(0);
+    MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<BenchDevice> device, BenchDevice::Find(common_));
+    MARLIN_RETURN_IF_ERROR(device->Open());
+    // Opened before the machine is measured, so that errors come early.
+    MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(path_, device->device(), open_));
+    info_ = model.info();
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<bench::ModelBenchOptions> runs, ListRuns());
+    common_.device.SayTaken(console, model.device().info());
+    ProgressBar bar(console, "bench model");
+    const auto total = static_cast<int64_t>(runs.size());
+    bar.Update(0, total, "measuring this machine");
+    MARLIN_ASSIGN_OR_RETURN(const std::unique_ptr<Machine> machine,
+                            Machine::Measure(*device, model.device()));
+    std::vector<bench::ModelPhase> phases;
+    for (int64_t done = 0; done < total; ++done) {
+      const bench::ModelBenchOptions& run = runs[static_cast<size_t>(done)];
+      bar.Update(done, total, fmt::format("pp{}, batch {}", run.prompt_tokens, run.batch));
+      MARLIN_ASSIGN_OR_RETURN(const std::vector<bench::ModelPhase> measured,
+                              bench::BenchModel(model, run));
+      phases.insert(phases.end(), measured.begin(), measured.end());
+    }
+    bar.Clear();
+    return common_.Report(console, Document(*machine, phases), Text(*machine, phases));
+  }
+
+ private:
+  Status ReadLists() {
+    MARLIN_ASSIGN_OR_RETURN(prompt_tokens_, ReadNumbers("--prompt-tokens", prompts_, {.least = 0}));
+    MARLIN_ASSIGN_OR_RETURN(new_tokens_, ReadNumbers("--new-tokens", news_, {.least = 0}));
+    MARLIN_ASSIGN_OR_RETURN(batch_, ReadNumbers("--batch", batches_, {1, bench::kMaxBatch}));
+    if (batch_.empty()) batch_ = {1};
+    return {};
+  }
+
+  /// One run for every batch size and prompt. Errors: those of CheckModelBench.
+  Result<std::vector<bench::ModelBenchOptions>> ListRuns() {
+    const bench::ModelBenchOptions defaults;
+    const int64_t context = info_.max_positions;
+    if (prompt_tokens_.empty()) prompt_tokens_ = {std::min(defaults.prompt_tokens, context / 2)};
+    if (new_tokens_.empty()) {
+      const int64_t longest = *std::max_element(prompt_tokens_.begin(), prompt_tokens_.end());
+      new_tokens_ = {
+          std::min(defaults.new_tokens.front(), std::max<int64_t>(context - longest, 1))};
+    }
+    std::vector<bench::ModelBenchOptions> runs;
+    for (const int64_t batch : batch_) {
+      for (const int64_t prompt : prompt_tokens_) {
+        bench::ModelBenchOptions& run = runs.emplace_back();
+        run.prompt_tokens = prompt;
+        run.new_tokens = new_tokens_;
+        run.batch = batch;
+        run.profile = profile_;
+        MARLIN_RETURN_IF_ERROR(bench::CheckModelBench(info_, run));
+      }
+    }
+    return runs;
+  }
+
+  Json Document(const Machine& machine, const std::vector<bench::ModelPhase>& phases) const {
+    Json document = machine.Document(common_.commit);
+    Json& model = document["model"];
+    model = {{"path", path_},          {"model_type", info_.model_type},
+             {"recipe", info_.recipe}, {"parameters", info_.parameters},
+             {"bytes", info_.bytes},   {"bits_per_weight", info_.bits_per_weight}};
+    // What has several values is in the rows alone.
+    if (prompt_tokens_.size() == 1) model["prompt_tokens"] = prompt_tokens_.front();
+    if (new_tokens_.size() == 1) model["new_tokens"] = new_tokens_.front();
+    model["batch_invariant"] = open_.batch_invariant;
+    model["kv_cache"] = KvCacheTypeName(info_.kv_cache);
+    if (batch_.size() == 1) model["batch"] = batch_.front();
+    for (const bench::ModelPhase& phase : phases) {
+      document["results"].push_back(bench::ModelJson(phase, machine.ceilings()));
+    }
+    return document;
+  }
+
+  std::string Text(const Machine& machine, const std::vector<bench::ModelPhase>& phases) const {
+    return fmt::format("{}{}: {} ({}), {} parameters, {}\n\n{}{}", machine.Heading(), path_,
+                       info_.model_type, info_.recipe.empty() ? "plain" : info_.recipe,
+                       FormatCount(info_.parameters), FormatBytes(info_.bytes),
+                       bench::ModelText(phases, machine.ceilings()), bench::ProfileText(phases));
+  }
+
+  std::string path_;
+  std::vector<std::string> prompts_;
+  std::vector<std::string> news_;
+  std::vector<std::string> batches_;
+  std::optional<int64_t> host_experts_;
+  bool profile_ = false;
+  KvCacheArgument kv_cache_;
+  ModelOptions open_;
+  BenchArguments common_;
+
+  std::vector<int64_t> prompt_tokens_;
+  std::vector<int64_t> new_tokens_;
+  std::vector<int64_t> batch_;
+  ModelInfo info_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> Make_bench_model() { return std::make_unique<BenchModelCommand>(); }
+
+}  // namespace marlin::cli
