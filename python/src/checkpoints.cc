@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/conversion.h"
 #include "checkpoint/model_directory.h"
 #include "core.h"
 #include "marlin/calibrate.h"
@@ -389,11 +390,17 @@ void BindCheckpoints(nb::module_& module) {
         Check(CheckModelFile(io, PathOf("directory", directory), name));
       },
       nb::arg("directory"), nb::arg("name"));
+  module.def(
+      "is_side_file", [](const std::string& name) { return IsSideFile(name); }, nb::arg("name"),
+      "Whether a file of a model's directory is copied with it: tokenizer, template, licence.");
   nb::class_<Checkpoint>(module, "Checkpoint", "An opened checkpoint; files are mapped.")
       .def(
           "__init__",
           [](Checkpoint* self, nb::handle path) {
-            new (self) Checkpoint(Take(Checkpoint::Open(PathOf("path", path))));
+            // A name of the Hub becomes a path.
+            const nb::object local =
+                nb::module_::import_("metal_marlin.hub").attr("local_path")(path);
+            new (self) Checkpoint(Take(Checkpoint::Open(PathOf("path", local))));
           },
           nb::arg("path").none())
       .def_prop_ro("quantized", &Checkpoint::quantized)

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "base/checked.h"
+#include "base/macros.h"
 #include "base/parse_number.h"
 #include "base/printable.h"
 #include "base/thread_pool.h"
@@ -116,7 +117,21 @@ int AnswerParseError(const CLI::App& app, std::span<char* const> words,
       Status(Code::kInvalidArgument, fmt::format("{} metal-marlin {}--help", message, where)));
 }
 
-int ParseAndRun(int argc, char** argv, Console& console) {
+/// Checks the arguments, then replaces names of the Hub by paths, and runs.
+Status RunCommand(Command& command, const std::vector<ModelArgument>& models, bool offline,
+                  const ModelResolver& resolver, Console& console) {
+  MARLIN_RETURN_IF_ERROR(command.Check(console));
+  for (const ModelArgument& model : models) {
+    std::string* const name = model.given();
+    if (name == nullptr) continue;
+    MARLIN_ASSIGN_OR_RETURN(
+        *name,
+        ResolveModel({*name, model.part, offline, console.quiet(), console.verbose()}, resolver));
+  }
+  return command.Run(console);
+}
+
+int ParseAndRun(int argc, char** argv, const ModelResolver& resolver, Console& console) {
   CLI::App app("Shrinks LLM checkpoints to 2-8 bits, measures what that costs, and runs them.",
                "metal-marlin");
   app.set_version_flag("--version", std::string("metal-marlin ") + Version());
@@ -124,6 +139,8 @@ int ParseAndRun(int argc, char** argv, Console& console) {
   app.formatter(MakeHelpFormatter());
   std::vector<std::unique_ptr<Command>> commands;
   std::vector<CLI::App*> parsers;
+  std::vector<std::vector<ModelArgument>> models;
+  bool offline = false;
   bool json = false;
   bool quiet = false;
   bool verbose = false;
@@ -137,7 +154,13 @@ int ParseAndRun(int argc, char** argv, Console& console) {
     commands.push_back(entry.make());
     ArgumentList arguments(*parser);
     commands.back()->Declare(arguments);
+    models.push_back(arguments.models());
     arguments.Group("General");
+    if (!arguments.models().empty()) {
+      arguments.Flag("--offline", &offline,
+                     "A model org/name[@revision][:file] of the Hugging Face Hub, which is "
+                     "downloaded once, must be in its cache");
+    }
     arguments.Flag("--json", &json, "Print one JSON document on stdout and nothing else");
     arguments.Flag("-q,--quiet", &quiet, "Print no progress and no messages");
     arguments.Flag("-v,--verbose", &verbose,
@@ -154,7 +177,9 @@ int ParseAndRun(int argc, char** argv, Console& console) {
   console.set_quiet(quiet);
   console.set_verbose(verbose);
   for (size_t i = 0; i < parsers.size(); ++i) {
-    if (parsers[i]->parsed()) return console.Finish(commands[i]->Run(console));
+    if (parsers[i]->parsed()) {
+      return console.Finish(RunCommand(*commands[i], models[i], offline, resolver, console));
+    }
   }
   return console.Finish(Status(Code::kInternal, "no command was given"));
 }
@@ -273,7 +298,16 @@ void ArgumentList::Flag(const char* names, bool* value, const char* help) {
   Placed(app_.add_flag(names, *value, help));
 }
 
-int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs) {
+void ArgumentList::Model(std::string* value, ModelPart part) {
+  models_.push_back({[value] { return value->empty() ? nullptr : value; }, part});
+}
+
+void ArgumentList::Model(std::optional<std::string>* value, ModelPart part) {
+  models_.push_back({[value] { return value->has_value() ? &**value : nullptr; }, part});
+}
+
+int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs,
+                   const ModelResolver& model_resolver) {
   Console console;
   console.set_text_codecs(text_codecs);
   // If the arguments cannot be parsed, the error still takes the form that --json requests.
@@ -281,7 +315,7 @@ int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs) {
     if (std::string_view(argv[i]) == "--json") console.set_json(true);
   }
   try {
-    return ParseAndRun(argc, argv, console);
+    return ParseAndRun(argc, argv, model_resolver, console);
   } catch (const ThreadStartError& error) {
     return console.Finish(Status(Code::kOutOfMemory, error.what()));
   } catch (const std::bad_alloc&) {

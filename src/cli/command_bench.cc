@@ -58,6 +58,7 @@ class BenchCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("OP", &op_, "gemm, dequantize, sweep, moe, model or load");
     arguments.Positional("MODEL", &model_path_, "model, load: a plain or quantized directory");
+    arguments.Model(&model_path_);
     arguments.Option("--shape", &shapes_, "M,N,K",
                      "May be repeated; moe: tokens, inner features, hidden features");
     arguments.Option("--shapes", &shapes_file_, "FILE", "One M,N,K a line; # begins a comment");
