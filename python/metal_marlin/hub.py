@@ -86,7 +86,7 @@ class _Files:
 
 @dataclass
 class _Choice:
-    """What is downloaded: small files, weights, and the file that is the model, if it is one."""
+    """Files to download: small ones, weights, and the one that is the model, if one is."""
 
     small: list[str] = field(default_factory=list)
     weights: list[str] = field(default_factory=list)
@@ -409,7 +409,7 @@ def _gguf_choices(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _gguf_type(name: str) -> str:
-    """What tells a GGUF file from others: its type, or its name."""
+    """The type of a GGUF file, which tells it from others, or its name."""
     base = name.rpartition("/")[2]
     types = _GGUF_TYPE.findall(_GGUF_SHARD.sub("", base).removesuffix(".gguf"))
     return types[-1] if types else base

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_impl.h"
-#include "checkpoint/conversion.h"
 #include "checkpoint/model_directory.h"
 #include "core.h"
 #include "marlin/calibrate.h"
@@ -390,9 +389,6 @@ void BindCheckpoints(nb::module_& module) {
         Check(CheckModelFile(io, PathOf("directory", directory), name));
       },
       nb::arg("directory"), nb::arg("name"));
-  module.def(
-      "is_side_file", [](const std::string& name) { return IsSideFile(name); }, nb::arg("name"),
-      "Whether a file of a model's directory is copied with it: tokenizer, template, licence.");
   nb::class_<Checkpoint>(module, "Checkpoint", "An opened checkpoint; files are mapped.")
       .def(
           "__init__",

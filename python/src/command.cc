@@ -5,6 +5,7 @@
 #include <optional>
 #include <typeinfo>
 
+#include "checkpoint/conversion.h"
 #include "cli/arguments.h"
 #include "cli/hub_name.h"
 #include "cli/text_codec.h"
@@ -118,6 +119,9 @@ void BindCommand(nb::module_& module) {
              nb::arg("resolve_model") = nb::none(),
              "Runs metal-marlin with these arguments (the program's name first) and returns its "
              "exit code.");
+  module.def(
+      "is_side_file", [](const std::string& name) { return IsSideFile(name); }, nb::arg("name"),
+      "Whether a file of a model's directory is copied with it: tokenizer, template, licence.");
   module.def(
       "parse_hub_name", &HubNameOf, nb::arg("name"),
       "The repository, revision and file of a model's name on the Hub; None for other text.");

@@ -68,7 +68,7 @@ constexpr Limit kLimits[] = {
      "it reads experts without zeros"},
 };
 
-/// What a recipe makes of a source, as conversions see it.
+/// A plan of quantizing a source, and its modules.
 struct Planned {
   QuantizePlan plan;
   std::vector<ModuleRecord> records;

@@ -363,7 +363,7 @@ class QuantizeCommand final : public Command {
   std::string output_;
   std::string directory_;  ///< The quantized directory: the output, or what --for is written from.
   DestinationArgument destination_;
-  std::vector<SkippedTensor> files_;  ///< What the program of --for has no place for.
+  std::vector<SkippedTensor> files_;  ///< Files that the program of --for has no place for.
   RecipeArguments recipe_arguments_;
   std::string layout_ = "k_packed";
   std::string method_ = "rtn";

@@ -23,7 +23,7 @@ struct HubName {
 /// with "./" or more than one folder, or a file whose suffix is that of a model.
 std::optional<HubName> ParseHubName(std::string_view text);
 
-/// What a command reads of a model.
+/// The part of a model that a command reads.
 enum class ModelPart : uint8_t {
   kAll,
   kHeaders,  ///< Names, types and shapes of tensors, and config.json.
