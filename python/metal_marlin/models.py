@@ -19,6 +19,7 @@ from . import _core
 from ._arrays import call, options
 from ._core import Device, MixedPrecisionConfig
 from .errors import FileError, InvalidArgumentError, MalformedFileError
+from .destinations import quantize_for
 from .hub import local_path
 from .linear import open_device
 from .text import TextCodec
@@ -408,6 +409,7 @@ def quantize_model(
     allow_extra_tensors: bool = False,
     shard_bytes: int = 5 << 30,
     layout: str = "k_packed",
+    destination: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Quantizes a checkpoint to a directory that appears complete or not at all.
@@ -431,13 +433,17 @@ def quantize_model(
     included, and the predictions move least: according to `sensitivity`, what measure_sensitivity
     returned or a file of it; None: measured first, on `device` over `calibration`.
 
-    layout "marlin_w4" stores dense 4-bit codes in tiles for programs that read these.
+    layout "marlin_w4" stores dense 4-bit codes in tiles for programs that read these. With
+    destination "llama.cpp", "mlx-lm", "vllm" or "transformers" the output is what that program
+    loads, a file (.gguf) for the first; the recipe is its own, or checked against what it loads.
 
     Returns the JSON of `metal-marlin quantize --json`; `runs` is False for a model type that `load`
     does not run. With model_card the directory gets a README.md; one that somebody wrote or changed
     in a directory that is replaced is kept. An exception raised by `progress` aborts the call and
     propagates; no output is left then. allow_extra_tensors as for `load`.
     """
+    if destination is not None:
+        return quantize_for(**locals())
     source = local_path(source)
     start = time.perf_counter()
     measures = target_bpw is not None and sensitivity is None

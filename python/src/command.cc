@@ -7,6 +7,7 @@
 
 #include "checkpoint/conversion.h"
 #include "cli/arguments.h"
+#include "cli/destination_argument.h"
 #include "cli/hub_name.h"
 #include "cli/text_codec.h"
 #include "core.h"
@@ -112,9 +113,34 @@ nb::object HubNameOf(nb::handle text) {
   return nb::make_tuple(name->repository, name->revision, name->file);
 }
 
+/// (target, directory): the entry of ConversionTargets(), and where the quantized directory lies
+/// until the output is written.
+nb::tuple DestinationOutput(const std::string& name, nb::handle output, bool overwrite) {
+  const Destination destination = Take(FindDestination(name));
+  const std::string path = PathOf("output", output);
+  Check(cli::CheckOutput(destination, path, overwrite));
+  return nb::make_tuple(std::string(destination.target),
+                        PathObject(cli::IntermediateDirectory(path)));
+}
+
+/// The destination's recipe for None; else the recipe itself, checked.
+MixedPrecisionConfig DestinationRecipe(const std::string& name, nb::handle source_path,
+                                       nb::handle given) {
+  const Destination destination = Take(FindDestination(name));
+  const Checkpoint source = Take(Checkpoint::Open(PathOf("source", source_path)));
+  if (given.is_none()) return Take(RecipeFor(destination, source));
+  const auto& recipe = nb::cast<const MixedPrecisionConfig&>(given);
+  Check(CheckRecipeFor(destination, source, recipe));
+  return recipe;
+}
+
 }  // namespace
 
 void BindCommand(nb::module_& module) {
+  module.def("destination_output", &DestinationOutput, nb::arg("name"), nb::arg("output"),
+             nb::arg("overwrite"));
+  module.def("destination_recipe", &DestinationRecipe, nb::arg("name"), nb::arg("source"),
+             nb::arg("recipe").none());
   module.def("run_command", &RunCommand, nb::arg("arguments"), nb::arg("make_codec"),
              nb::arg("resolve_model") = nb::none(),
              "Runs metal-marlin with these arguments (the program's name first) and returns its "

@@ -147,7 +147,7 @@ class QuantizeCommand final : public Command {
     // An earlier run's directory for --for is replaced.
     options.overwrite = overwrite_ || destination_.given();
     options.model_card = !no_model_card_;
-    directory_ = destination_.given() ? DestinationArgument::Intermediate(output_) : output_;
+    directory_ = destination_.given() ? IntermediateDirectory(output_) : output_;
     ProgressBar bar(console, "quantize");
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
     Result<QuantizeCheckpointReport> report = [&] {

@@ -12,6 +12,24 @@
 
 namespace marlin::cli {
 
+Status CheckOutput(const Destination& destination, const std::string& output, bool overwrite) {
+  if (!output.ends_with(destination.suffix)) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{}: {} loads one file, whose name must end in {}", Printable(output),
+                              destination.name, destination.suffix));
+  }
+  std::error_code ignored;
+  if (overwrite || !std::filesystem::exists(output, ignored)) return {};
+  return Status(Code::kInvalidArgument,
+                fmt::format("{}: exists already; --overwrite replaces it", Printable(output)));
+}
+
+std::string IntermediateDirectory(const std::string& output) {
+  std::filesystem::path path(output);
+  if (!path.has_filename()) path = path.parent_path();  // It ended in a slash.
+  return (path.parent_path() / ("." + path.filename().string() + ".quantized")).string();
+}
+
 void DestinationArgument::Declare(ArgumentList& arguments) {
   std::vector<std::string_view> names;
   for (const Destination& destination : AllDestinations()) names.push_back(destination.name);
@@ -25,16 +43,7 @@ Status DestinationArgument::Check(const std::string& output, bool overwrite) con
   if (!name_) return {};
   const Result<Destination> destination = FindDestination(*name_);
   if (!destination.ok()) return destination.status().WithContext("--for");
-  const bool file = !destination->suffix.empty();
-  if (file && !output.ends_with(destination->suffix)) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("-o {}: {} loads one file, whose name must end in {}",
-                              Printable(output), destination->name, destination->suffix));
-  }
-  std::error_code ignored;
-  if (overwrite || !std::filesystem::exists(output, ignored)) return {};
-  return Status(Code::kInvalidArgument,
-                fmt::format("{}: exists already; --overwrite replaces it", Printable(output)));
+  return CheckOutput(*destination, output, overwrite);
 }
 
 Result<MixedPrecisionConfig> DestinationArgument::Recipe(const RecipeArguments& recipe,
@@ -49,17 +58,11 @@ Result<MixedPrecisionConfig> DestinationArgument::Recipe(const RecipeArguments& 
   return built;
 }
 
-std::string DestinationArgument::Intermediate(const std::string& output) {
-  std::filesystem::path path(output);
-  if (!path.has_filename()) path = path.parent_path();  // It ended in a slash.
-  return (path.parent_path() / ("." + path.filename().string() + ".quantized")).string();
-}
-
 Result<ConvertCheckpointReport> DestinationArgument::Export(
     const std::string& output, ConvertCheckpointOptions options) const {
   MARLIN_ASSIGN_OR_RETURN(const Destination destination, FindDestination(*name_));
   options.target = destination.target;
-  const std::string quantized = Intermediate(output);
+  const std::string quantized = IntermediateDirectory(output);
   Result<ConvertCheckpointReport> report = ConvertCheckpoint(quantized, output, options);
   if (!report.ok()) {
     return Status(report.status().code(),

@@ -21,12 +21,36 @@ TEST(HubName, HasRepositoryRevisionAndFile) {
 }
 
 TEST(HubName, IsNoPath) {
-  for (const char* text :
-       {"", "name", "/", "org/", "/name", "./name", "../name", "org/..", "a/b/c", "org/name/",
-        "~/name", "org/na me", "org/na\nme", "org/a--b", "org/-a", "org/a-", "org/a.", "org/a..b",
-        "org/x.safetensors", "org/x.gguf", "org/x.onnx", "org/config.json", "org/x.prepared",
-        "org/name@", "org/name:", "org/name@../x", "org/name:../x", "org/name:/x", "org/name:a\\b",
-        "org/name@a b"}) {
+  for (const char* text : {"",
+                           "name",
+                           "/",
+                           "org/",
+                           "/name",
+                           "./name",
+                           "../name",
+                           "org/..",
+                           "a/b/c",
+                           "org/name/",
+                           "~/name",
+                           "org/na me",
+                           "org/na\nme",
+                           "org/a--b",
+                           "org/-a",
+                           "org/a-",
+                           "org/a.",
+                           "org/a..b",
+                           "org/x.safetensors",
+                           "org/x.gguf",
+                           "org/x.onnx",
+                           "org/config.json",
+                           "org/x.prepared",
+                           "org/name@",
+                           "org/name:",
+                           "org/name@../x",
+                           "org/name:../x",
+                           "org/name:/x",
+                           "org/name:a\\b",
+                           "org/name@a b"}) {
     EXPECT_FALSE(ParseHubName(text)) << text;
   }
   EXPECT_FALSE(ParseHubName("org/" + std::string(97, 'a')));
