@@ -170,7 +170,7 @@ TEST(Destination, WhatLoadsIsWritten) {
 
 TEST(Destination, RecipeTakesSmallerGroupsWhereItsOwnDoNotDivide) {
   for (const bool experts : {false, true}) {
-    const Source source(experts ? kMoe : kDense, experts, 96);
+    const Source source(experts ? kMoe : kDense, experts, 288);
     const std::string down = experts ? "model.layers.0.mlp.experts.1.down_proj.weight"
                                      : "model.layers.0.mlp.down_proj.weight";
     for (const Destination& destination : AllDestinations()) {
@@ -181,18 +181,18 @@ TEST(Destination, RecipeTakesSmallerGroupsWhereItsOwnDoNotDivide) {
           recipe->Choose("model.layers.0.self_attn.q_proj.weight", {256, 256});
       EXPECT_EQ(usual.group_size, ParseFormatChoice(destination.choice)->group_size);
       EXPECT_EQ(usual.scale_type, destination.source_scales ? ScaleType::kBf16 : ScaleType::kF16);
-      EXPECT_EQ(recipe->Choose(down, {256, 96}).group_size, 32) << destination.name;
+      EXPECT_EQ(recipe->Choose(down, {256, 288}).group_size, 32) << destination.name;
       EXPECT_TRUE(recipe->Choose("model.embed_tokens.weight", {32, 256}).keep);
     }
   }
 }
 
 TEST(Destination, RecipeKeepsWhatHasNoGroup) {
-  const Source source(kDense, false, 40);
+  const Source source(kDense, false, 296);
   for (const Destination& destination : AllDestinations()) {
     const Result<MixedPrecisionConfig> recipe = RecipeFor(destination, source.checkpoint());
     ASSERT_TRUE(recipe.ok()) << recipe.status().message();
-    EXPECT_TRUE(recipe->Choose("model.layers.0.mlp.down_proj.weight", {256, 40}).keep);
+    EXPECT_TRUE(recipe->Choose("model.layers.0.mlp.down_proj.weight", {256, 296}).keep);
   }
 }
 
