@@ -116,9 +116,15 @@ ScaleType ScalesOf(const Checkpoint& source) {
   return ScaleType::kF16;
 }
 
+/// mlx_lm splits this matrix of MLA and quantizes the halves again.
+bool IsQuantizedAgain(const Destination& destination, const ModuleRecord& record) {
+  return destination.name == "mlx-lm" && record.module.name.ends_with(".kv_b_proj.weight");
+}
+
 /// The choice for a matrix that the destination does not load in its usual groups.
 FormatChoice SmallerChoice(const Destination& destination, const Checkpoint& source,
                            ModuleRecord record, FormatChoice choice) {
+  if (IsQuantizedAgain(destination, record)) return FormatChoice();
   for (const int64_t group : kSmallerGroups) {
     if (group >= choice.group_size) continue;
     record.module.spec.group_size = group;
@@ -157,7 +163,8 @@ Result<MixedPrecisionConfig> RecipeFor(const Destination& destination, const Che
   MARLIN_ASSIGN_OR_RETURN(const Planned planned, PlanFor(source, recipe));
   for (const PlanUnit& unit : planned.plan.units) {
     if (unit.action != PlanUnit::Action::kQuantize) continue;
-    if (CheckRecord(destination, source, unit.record).ok()) continue;
+    const bool loads = CheckRecord(destination, source, unit.record).ok();
+    if (loads && !IsQuantizedAgain(destination, unit.record)) continue;
     const FormatChoice other = SmallerChoice(destination, source, unit.record, choice);
     for (const size_t tensor : unit.sources) recipe.SetTensor(source.tensors()[tensor].name, other);
   }

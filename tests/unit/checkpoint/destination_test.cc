@@ -30,11 +30,12 @@ constexpr const char* kMoe = R"({"model_type": "qwen3_moe", "hidden_size": 256, 
 /// A model of one layer; `k` is the number of inputs of down_proj.
 class Source {
  public:
-  Source(const std::string& config, bool experts, int64_t k = 256) {
+  Source(const std::string& config, bool experts, int64_t k = 256,
+         const std::string& query = "self_attn.q_proj") {
     std::filesystem::create_directory(path());
     std::vector<TestTensor> tensors = {
         RandomBf16("model.embed_tokens.weight", {32, 256}, 1),
-        RandomBf16("model.layers.0.self_attn.q_proj.weight", {256, 256}, 2)};
+        RandomBf16("model.layers.0." + query + ".weight", {256, 256}, 2)};
     if (experts) {
       for (int e = 0; e < 2; ++e) {
         tensors.push_back(RandomBf16(
@@ -194,6 +195,16 @@ TEST(Destination, RecipeKeepsWhatHasNoGroup) {
     ASSERT_TRUE(recipe.ok()) << recipe.status().message();
     EXPECT_TRUE(recipe->Choose("model.layers.0.mlp.down_proj.weight", {256, 296}).keep);
   }
+}
+
+TEST(Destination, MlxKeepsWhatItQuantizesAgain) {
+  const Source source(kDense, false, 256, "self_attn.kv_b_proj");
+  const std::string name = "model.layers.0.self_attn.kv_b_proj.weight";
+  EXPECT_TRUE(
+      RecipeFor(*FindDestination("mlx-lm"), source.checkpoint())->Choose(name, {256, 256}).keep);
+  EXPECT_FALSE(RecipeFor(*FindDestination("transformers"), source.checkpoint())
+                   ->Choose(name, {256, 256})
+                   .keep);
 }
 
 TEST(Destination, RefusesWhatIsNotLoadedAndSaysWhatIs) {
