@@ -271,7 +271,7 @@ class _Request:
         if len(names) != 1:
             types = ", ".join(_gguf_type(name) for name in sorted(choices)[:_MOST_CHOICES])
             more = ", ..." if len(choices) > _MOST_CHOICES else ""
-            which = f"'{self.file}' is" if self.file else "has"
+            which = f"'{self.file}' names" if self.file else "has"
             how_many = "several GGUF files" if names else "no GGUF file"
             raise InvalidArgumentError(
                 f"{self.name}: {which} {how_many}: name one as {self.repository}:TYPE, "
