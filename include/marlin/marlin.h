@@ -9,6 +9,7 @@
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
 #include "marlin/decoder.h"
+#include "marlin/destination.h"
 #include "marlin/device.h"
 #include "marlin/evaluate.h"
 #include "marlin/expert_cache.h"

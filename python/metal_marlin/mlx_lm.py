@@ -18,6 +18,7 @@ from ._core import Checkpoint, complete_config, describe_decoder, supported_mode
 from ._mlx_lm_experts import ExpertBlocks, Projection
 from ._mlx_lm_layers import GroupedGate, Rotary, SlidingAttention
 from .errors import MalformedFileError, UnsupportedError
+from .hub import local_path
 from .linear import dequantize
 from .mlx import MarlinLinear, MarlinSwitchGLU, MarlinSwitchLinear, on_metal
 from .moe import find_gate_options, prepare_experts
@@ -346,12 +347,14 @@ def load(path: str | Path) -> tuple[nn.Module, Any]:
     """
     from mlx_lm.utils import load_tokenizer
 
+    path = local_path(path)
     model, config = load_model(path)
     return model, load_tokenizer(Path(path), eos_token_ids=config.get("eos_token_id"))
 
 
 def load_model(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     """(model, config) of a quantized directory, without its tokenizer; see load."""
+    path = local_path(path)
     checkpoint = Checkpoint(str(path))
     config = json.loads(checkpoint.config_json or "{}")
     if not isinstance(config.get("model_type"), str):

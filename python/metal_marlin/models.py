@@ -19,6 +19,8 @@ from . import _core
 from ._arrays import call, options
 from ._core import Device, MixedPrecisionConfig
 from .errors import FileError, InvalidArgumentError, MalformedFileError
+from .destinations import quantize_for
+from .hub import local_path
 from .linear import open_device
 from .text import TextCodec
 
@@ -84,6 +86,7 @@ class Model:
         kv_cache: str | None = None,
         allow_extra_tensors: bool = False,
     ) -> None:
+        path = local_path(path, quiet=not verbose)
         opened = _device(device)
         memory = "" if gpu_memory is None else str(gpu_memory)
         cache = None if kv_cache is None else str(kv_cache)
@@ -379,6 +382,7 @@ def prepare_model(
 ) -> dict[str, Any]:
     """Writes a model's weights as a device holds them into a file that `load(path,
     prepared=output)` maps. Returns what `metal-marlin prepare --json` prints."""
+    path = local_path(path)
     return dict(call(_core.prepare_model, path, output, _device(device), overwrite))
 
 
@@ -405,6 +409,7 @@ def quantize_model(
     allow_extra_tensors: bool = False,
     shard_bytes: int = 5 << 30,
     layout: str = "k_packed",
+    destination: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Quantizes a checkpoint to a directory that appears complete or not at all.
@@ -428,13 +433,18 @@ def quantize_model(
     included, and the predictions move least: according to `sensitivity`, what measure_sensitivity
     returned or a file of it; None: measured first, on `device` over `calibration`.
 
-    layout "marlin_w4" stores dense 4-bit codes in tiles for programs that read these.
+    layout "marlin_w4" stores dense 4-bit codes in tiles for programs that read these. With
+    destination "llama.cpp", "mlx-lm", "vllm" or "transformers" the output is what that program
+    loads, a file (.gguf) for the first; the recipe is its own, or checked against what it loads.
 
     Returns the JSON of `metal-marlin quantize --json`; `runs` is False for a model type that `load`
     does not run. With model_card the directory gets a README.md; one that somebody wrote or changed
     in a directory that is replaced is kept. An exception raised by `progress` aborts the call and
     propagates; no output is left then. allow_extra_tensors as for `load`.
     """
+    if destination is not None:
+        return quantize_for(**locals())
+    source = local_path(source)
     start = time.perf_counter()
     measures = target_bpw is not None and sensitivity is None
     runs_model = _core.needs_calibration(method) or measures
@@ -520,6 +530,7 @@ def measure_sensitivity(
     `calibration`, or written by the model; calibration_tokens: how many tokens are used, 0: 2048.
     Returns the JSON of `metal-marlin analyze --sensitivity --json`.
     """
+    source = local_path(source)
     text = _text_options(source, calibration, calibration_tokens, seed, progress)
     return _measured(source, formats, text, _device(device))
 
@@ -558,6 +569,7 @@ def measure_importance(
     --json`. Errors: FileError for a file that cannot be written, found before the model runs;
     InvalidArgumentError for a quantized model.
     """
+    source = local_path(source)
     path = Path(os.fsdecode(output))
     _check_writable(path)
     file, summary = call(
@@ -594,6 +606,7 @@ def assign_formats(
 ) -> MixedPrecisionConfig:
     """A recipe with at most target_bpw bits per weight for the matrices of a sensitivity, a dict or
     a file. formats: which of the measured ones may be chosen; none: all."""
+    source = local_path(source)
     given = isinstance(sensitivity, dict)
     text = json.dumps(sensitivity) if given else ""
     file = None if given else sensitivity
@@ -642,6 +655,7 @@ def import_model(
     `quantize_model`, allow_extra_tensors as for `load`. An exception raised by `progress`
     propagates; no output is left then.
     """
+    source = local_path(source)
     directory = options(
         _core.DirectoryOptions(),
         overwrite=overwrite,
@@ -674,6 +688,7 @@ def export_model(
     allow_extra_tensors as for `load`. An exception raised by `progress` propagates; no output is
     left then.
     """
+    source = local_path(source)
     directory = options(
         _core.DirectoryOptions(),
         overwrite=overwrite,

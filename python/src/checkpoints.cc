@@ -393,7 +393,10 @@ void BindCheckpoints(nb::module_& module) {
       .def(
           "__init__",
           [](Checkpoint* self, nb::handle path) {
-            new (self) Checkpoint(Take(Checkpoint::Open(PathOf("path", path))));
+            // A name of the Hub becomes a path.
+            const nb::object local =
+                nb::module_::import_("metal_marlin.hub").attr("local_path")(path);
+            new (self) Checkpoint(Take(Checkpoint::Open(PathOf("path", local))));
           },
           nb::arg("path").none())
       .def_prop_ro("quantized", &Checkpoint::quantized)

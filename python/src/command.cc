@@ -1,10 +1,14 @@
-// The command line in this process, with a tokenizer from Python.
+// The command line in this process, with a tokenizer and models of the Hub from Python.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <typeinfo>
 
+#include "checkpoint/conversion.h"
 #include "cli/arguments.h"
+#include "cli/destination_argument.h"
+#include "cli/hub_name.h"
 #include "cli/text_codec.h"
 #include "core.h"
 
@@ -18,7 +22,10 @@ auto Guarded(Body body) -> Result<decltype(body())> {
   try {
     return body();
   } catch (nb::python_error& error) {
-    const Code code = error.matches(PyExc_OSError)       ? Code::kIo
+    const nb::object wrong_argument =
+        nb::module_::import_("metal_marlin.errors").attr("InvalidArgumentError");
+    const Code code = error.matches(wrong_argument)      ? Code::kInvalidArgument
+                      : error.matches(PyExc_OSError)     ? Code::kIo
                       : error.matches(PyExc_MemoryError) ? Code::kOutOfMemory
                       : error.matches(PyExc_ValueError)  ? Code::kMalformedFile
                                                          : Code::kUnsupported;
@@ -54,7 +61,32 @@ class PythonCodec final : public cli::TextCodec {
   nb::object codec_;
 };
 
-int RunCommand(const std::vector<nb::bytes>& arguments, const nb::object& make_codec) {
+std::string PartName(cli::ModelPart part) {
+  switch (part) {
+    case cli::ModelPart::kAll:
+      return "all";
+    case cli::ModelPart::kHeaders:
+      return "headers";
+    case cli::ModelPart::kConfig:
+      return "config";
+  }
+  return {};
+}
+
+/// resolve(name, part, offline, quiet, verbose) -> path, as bytes; empty for None.
+cli::ModelResolver ResolverOf(const nb::object& resolve) {
+  if (resolve.is_none()) return {};
+  return [&resolve](const cli::ModelRequest& request) {
+    return Guarded([&] {
+      const nb::object path = resolve(PathObject(request.name), PartName(request.part),
+                                      request.offline, request.quiet, request.verbose);
+      return PathOf("model", path);
+    });
+  };
+}
+
+int RunCommand(const std::vector<nb::bytes>& arguments, const nb::object& make_codec,
+               const nb::object& resolve_model) {
   std::vector<std::string> copies;
   for (const nb::bytes& argument : arguments) {
     copies.emplace_back(argument.c_str(), argument.size());
@@ -70,15 +102,55 @@ int RunCommand(const std::vector<nb::bytes>& arguments, const nb::object& make_c
     });
   };
   const nb::gil_scoped_release released;
-  return cli::RunCommandLine(static_cast<int>(copies.size()), argv.data(), factory);
+  return cli::RunCommandLine(static_cast<int>(copies.size()), argv.data(), factory,
+                             ResolverOf(resolve_model));
+}
+
+/// (repository, revision, file), or None.
+nb::object HubNameOf(nb::handle text) {
+  const std::optional<cli::HubName> name = cli::ParseHubName(PathOf("name", text));
+  if (!name) return nb::none();
+  return nb::make_tuple(name->repository, name->revision, name->file);
+}
+
+/// (target, directory): the entry of ConversionTargets(), and where the quantized directory lies
+/// until the output is written.
+nb::tuple DestinationOutput(const std::string& name, nb::handle output, bool overwrite) {
+  const Destination destination = Take(FindDestination(name));
+  const std::string path = PathOf("output", output);
+  Check(cli::CheckOutput(destination, path, overwrite));
+  return nb::make_tuple(std::string(destination.target),
+                        PathObject(cli::IntermediateDirectory(path)));
+}
+
+/// The destination's recipe for None; else the recipe itself, checked.
+MixedPrecisionConfig DestinationRecipe(const std::string& name, nb::handle source_path,
+                                       nb::handle given) {
+  const Destination destination = Take(FindDestination(name));
+  const Checkpoint source = Take(Checkpoint::Open(PathOf("source", source_path)));
+  if (given.is_none()) return Take(RecipeFor(destination, source));
+  const auto& recipe = nb::cast<const MixedPrecisionConfig&>(given);
+  Check(CheckRecipeFor(destination, source, recipe));
+  return recipe;
 }
 
 }  // namespace
 
 void BindCommand(nb::module_& module) {
+  module.def("destination_output", &DestinationOutput, nb::arg("name"), nb::arg("output"),
+             nb::arg("overwrite"));
+  module.def("destination_recipe", &DestinationRecipe, nb::arg("name"), nb::arg("source"),
+             nb::arg("recipe").none());
   module.def("run_command", &RunCommand, nb::arg("arguments"), nb::arg("make_codec"),
+             nb::arg("resolve_model") = nb::none(),
              "Runs metal-marlin with these arguments (the program's name first) and returns its "
              "exit code.");
+  module.def(
+      "is_side_file", [](const std::string& name) { return IsSideFile(name); }, nb::arg("name"),
+      "Whether a file of a model's directory is copied with it: tokenizer, template, licence.");
+  module.def(
+      "parse_hub_name", &HubNameOf, nb::arg("name"),
+      "The repository, revision and file of a model's name on the Hub; None for other text.");
 }
 
 }  // namespace marlin::python

@@ -26,20 +26,6 @@ const char kIndexName[] = "model.safetensors.index.json";
 constexpr std::array<std::string_view, 4> kSideSuffixes = {".json", ".txt", ".model", ".jinja"};
 constexpr std::array<std::string_view, 3> kSidePrefixes = {"LICENSE", "NOTICE", "USE_POLICY"};
 
-bool IsSideFile(std::string_view name) {
-  // These describe the source's weights, not the output's.
-  if (name == kConfigName || name.ends_with(".index.json")) return false;
-  if (IsQuantizationFile(name)) return false;
-  if (name.starts_with(".")) return false;
-  for (const std::string_view suffix : kSideSuffixes) {
-    if (name.ends_with(suffix)) return true;
-  }
-  for (const std::string_view prefix : kSidePrefixes) {
-    if (name.starts_with(prefix)) return true;
-  }
-  return false;
-}
-
 Result<std::vector<std::string>> SideFiles(Io& io, const Checkpoint::Impl& source) {
   std::vector<std::string> side;
   if (!source.is_directory) return side;
@@ -159,6 +145,20 @@ Status CheckFileSize(const std::string& path, const std::string& content) {
 }
 
 }  // namespace
+
+bool IsSideFile(std::string_view name) {
+  // These describe the source's weights, not the output's.
+  if (name == kConfigName || name.ends_with(".index.json")) return false;
+  if (IsQuantizationFile(name)) return false;
+  if (name.starts_with(".")) return false;
+  for (const std::string_view suffix : kSideSuffixes) {
+    if (name.ends_with(suffix)) return true;
+  }
+  for (const std::string_view prefix : kSidePrefixes) {
+    if (name.starts_with(prefix)) return true;
+  }
+  return false;
+}
 
 Result<std::map<FileIdentity, std::string>> SourceFiles(Io& io, const Checkpoint::Impl& source) {
   std::map<FileIdentity, std::string> files;

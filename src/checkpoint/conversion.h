@@ -46,6 +46,10 @@ Status CopyTensor(const Checkpoint::Impl& source, size_t tensor, size_t unit, Te
 /// headers, its configuration, and `parameters`.
 std::string Fingerprint(const Checkpoint::Impl& source, std::string_view parameters);
 
+/// Whether a file of a model's directory is copied with it: tokenizer, template, licence. False for
+/// what describes the weights.
+bool IsSideFile(std::string_view name);
+
 /// All files and directories of the source, by identity, because links can give them other names.
 Result<std::map<FileIdentity, std::string>> SourceFiles(Io& io, const Checkpoint::Impl& source);
 

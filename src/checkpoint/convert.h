@@ -1,7 +1,9 @@
 // The conversions of marlin/checkpoint.h with a given Io.
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "checkpoint/io.h"
 #include "marlin/checkpoint.h"
@@ -9,6 +11,7 @@
 namespace marlin {
 
 class MatrixQuantizer;
+struct ModuleRecord;
 
 /// `quantizer`, unless null, is asked for every matrix first.
 Result<QuantizeCheckpointReport> QuantizeCheckpointOn(Io& io, const std::string& source,
@@ -24,6 +27,15 @@ Result<ImportCheckpointReport> ImportCheckpointOn(Io& io, const std::string& sou
 Status DequantizeCheckpointOn(Io& io, const std::string& source, const std::string& output,
                               DType dtype, bool overwrite, int64_t shard_bytes,
                               const Progress& progress);
+
+/// Whether a target of ConvertCheckpoint holds a module, judged by its record alone: not by its
+/// numbers. Errors: kUnsupported saying what it cannot hold.
+Status CheckModule(const Checkpoint& source, std::string_view target, const ModuleRecord& record);
+/// Whether it holds a model with such modules, all of which CheckModule accepts, and the
+/// config.json of a source. Errors: kUnsupported naming the key, or the modules that do not go
+/// together.
+Status CheckConversion(const Checkpoint& source, std::string_view target,
+                       std::span<const ModuleRecord> records);
 
 Result<ConvertCheckpointReport> ConvertCheckpointOn(Io& io, const std::string& source,
                                                     const std::string& output,

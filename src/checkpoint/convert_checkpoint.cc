@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <new>
 #include <nlohmann/json.hpp>
 
@@ -21,7 +22,9 @@
 namespace marlin {
 
 #define MARLIN_WRITER(name, make) MakeWriter make;
-#define MARLIN_CONTAINER_WRITER(name, suffix, write) WriteContainer write;
+#define MARLIN_CONTAINER_WRITER(name, suffix, write, check) \
+  WriteContainer write;                                     \
+  CheckContainer check;
 #include "checkpoint/writers.def"
 #undef MARLIN_CONTAINER_WRITER
 #undef MARLIN_WRITER
@@ -41,10 +44,11 @@ struct Writer {
   std::string_view suffix;
   MakeWriter* make = nullptr;
   WriteContainer* write = nullptr;
+  CheckContainer* check = nullptr;
 };
 constexpr Writer kWriters[] = {
-#define MARLIN_WRITER(name, make) {name, "", &make, nullptr},
-#define MARLIN_CONTAINER_WRITER(name, suffix, write) {name, suffix, nullptr, &write},
+#define MARLIN_WRITER(name, make) {name, "", &make, nullptr, nullptr},
+#define MARLIN_CONTAINER_WRITER(name, suffix, write, check) {name, suffix, nullptr, &write, &check},
 #include "checkpoint/writers.def"
 #undef MARLIN_CONTAINER_WRITER
 #undef MARLIN_WRITER
@@ -64,6 +68,36 @@ Result<const Writer*> FindWriter(std::string_view name) {
 std::string WithoutSuffix(std::string_view name) {
   if (name.ends_with(kWeightSuffix)) name.remove_suffix(kWeightSuffix.size());
   return std::string(name);
+}
+
+/// The modules that a writer stores for a record: one, or one for each expert. Errors: kUnsupported
+/// for a layout that it does not have.
+Result<std::vector<ForeignModule>> ForeignModules(const ModuleWriter& writer,
+                                                  const ModuleRecord& record) {
+  MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
+  ForeignModule module;
+  module.name = WithoutSuffix(record.module.name);
+  module.spec = PlainSpec(record.module.spec);
+  module.stacked = record.stacked && writer.StacksExperts();
+  if (module.spec.has_permutation && !writer.HoldsPermutation()) {
+    return Status(Code::kUnsupported, std::string(kNoPermutation));
+  }
+  if (module.spec.has_input_scale || module.spec.input_hadamard > 0) {
+    return Status(Code::kUnsupported, std::string(kNoInputTransform));
+  }
+  std::vector<ForeignModule> modules;
+  if (!record.stacked || module.stacked) {
+    modules.push_back(std::move(module));
+    return modules;
+  }
+  const std::string name = module.name;
+  const size_t wildcard = name.find(kWildcard);
+  module.spec.experts = 1;
+  for (int64_t e = 0; e < record.module.spec.experts; ++e) {
+    module.name = fmt::format("{}{}{}", name.substr(0, wildcard + 1), e, name.substr(wildcard + 2));
+    modules.push_back(module);
+  }
+  return modules;
 }
 
 // One unit of output: a module, one expert of it, or a tensor to copy.
@@ -105,7 +139,6 @@ class CheckpointConverter {
 
  private:
   Status PlanModule(const ModuleRecord& record);
-  Status AddModule(const ModuleRecord& record, std::string name, int64_t first, int64_t experts);
   Status InModule(const ModuleRecord& record, const Status& status) const {
     return status.WithContext(
         fmt::format("{}: module \"{}\"", Printable(source_.path), Printable(record.module.name)));
@@ -124,47 +157,25 @@ class CheckpointConverter {
   QuantizedWeights weights_;
 };
 
-Status CheckpointConverter::AddModule(const ModuleRecord& record, std::string name, int64_t first,
-                                      int64_t experts) {
-  ForeignModule module;
-  module.name = std::move(name);
-  module.spec = PlainSpec(record.module.spec);
-  module.spec.experts = experts;
-  module.stacked = record.stacked && writer_.StacksExperts();
-  if (module.spec.has_permutation && !writer_.HoldsPermutation()) {
-    return InModule(record, Status(Code::kUnsupported, std::string(kNoPermutation)));
-  }
-  if (module.spec.has_input_scale || module.spec.input_hadamard > 0) {
-    return InModule(record, Status(Code::kUnsupported, std::string(kNoInputTransform)));
-  }
-  ConvertUnit unit;
-  unit.record = &record;
-  unit.first_expert = first;
-  unit.experts = experts;
-  unit.tensor = source_.reader->Parts(record).front().tensor;
-  Result<OutputUnit> planned = writer_.Plan(module);
-  if (!planned.ok()) return InModule(record, planned.status());
-  unit.output = *std::move(planned);
-  for (OutputTensor& tensor : unit.output) {
-    tensor.bytes = tensor.shape.ElementCount() * DTypeBytes(tensor.dtype);
-  }
-  units_.push_back(std::move(unit));
-  modules_.push_back(std::move(module));
-  return {};
-}
-
 Status CheckpointConverter::PlanModule(const ModuleRecord& record) {
-  const std::string name = WithoutSuffix(record.module.name);
-  const WeightsSpec& spec = record.module.spec;
-  if (const Status status = CheckForeignLayout(record); !status.ok()) {
-    return InModule(record, status);
-  }
-  const size_t wildcard = name.find(kWildcard);
-  if (!record.stacked || writer_.StacksExperts()) return AddModule(record, name, 0, spec.experts);
-  for (int64_t e = 0; e < spec.experts; ++e) {
-    MARLIN_RETURN_IF_ERROR(AddModule(
-        record, fmt::format("{}{}{}", name.substr(0, wildcard + 1), e, name.substr(wildcard + 2)),
-        e, 1));
+  Result<std::vector<ForeignModule>> modules = ForeignModules(writer_, record);
+  if (!modules.ok()) return InModule(record, modules.status());
+  int64_t first = 0;
+  for (ForeignModule& module : *modules) {
+    ConvertUnit unit;
+    unit.record = &record;
+    unit.first_expert = first;
+    unit.experts = module.spec.experts;
+    unit.tensor = source_.reader->Parts(record).front().tensor;
+    Result<OutputUnit> planned = writer_.Plan(module);
+    if (!planned.ok()) return InModule(record, planned.status());
+    unit.output = *std::move(planned);
+    for (OutputTensor& tensor : unit.output) {
+      tensor.bytes = tensor.shape.ElementCount() * DTypeBytes(tensor.dtype);
+    }
+    first += module.spec.experts;
+    units_.push_back(std::move(unit));
+    modules_.push_back(std::move(module));
   }
   return {};
 }
@@ -331,6 +342,31 @@ Status CheckForeignLayout(const ModuleRecord& record) {
                               record.module.spec.experts));
   }
   return {};
+}
+
+Status CheckModule(const Checkpoint& source, std::string_view target, const ModuleRecord& record) {
+  MARLIN_ASSIGN_OR_RETURN(const Writer* const writer, FindWriter(target));
+  if (writer->check != nullptr) return writer->check(source, {&record, 1});
+  const std::unique_ptr<const ModuleWriter> directory = writer->make();
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<ForeignModule> modules,
+                          ForeignModules(*directory, record));
+  // Experts of one module are alike.
+  return directory->Plan(modules.front()).status();
+}
+
+Status CheckConversion(const Checkpoint& source, std::string_view target,
+                       std::span<const ModuleRecord> records) {
+  MARLIN_ASSIGN_OR_RETURN(const Writer* const writer, FindWriter(target));
+  if (writer->check != nullptr) return writer->check(source, records);
+  const std::unique_ptr<const ModuleWriter> directory = writer->make();
+  std::vector<ForeignModule> all;
+  for (const ModuleRecord& record : records) {
+    MARLIN_ASSIGN_OR_RETURN(std::vector<ForeignModule> modules, ForeignModules(*directory, record));
+    std::move(modules.begin(), modules.end(), std::back_inserter(all));
+  }
+  Json config = CheckpointAccess::Get(source).config();
+  if (!config.is_object()) config = Json::object();
+  return directory->Configure(all, {}, &config);
 }
 
 Result<ConvertCheckpointReport> ConvertCheckpointOn(Io& io, const std::string& source,

@@ -74,4 +74,8 @@ struct ContainerOutput {
 using WriteContainer = Result<std::vector<SkippedTensor>>(Io& io, const Checkpoint& checkpoint,
                                                           const ContainerOutput& output);
 
+/// Whether a container holds modules of a model with the source's config.json, as
+/// ModuleWriter::Plan and Configure say of a directory.
+using CheckContainer = Status(const Checkpoint& source, std::span<const ModuleRecord> records);
+
 }  // namespace marlin

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "base/checked.h"
+#include "base/macros.h"
 #include "base/parse_number.h"
 #include "base/printable.h"
 #include "base/thread_pool.h"
@@ -150,23 +151,45 @@ int AnswerParseError(const CLI::App& app, std::span<char* const> words,
              fmt::format("{} metal-marlin {}{}--help", message, path, path.empty() ? "" : " ")));
 }
 
+/// Checks the arguments, then replaces names of the Hub by paths, and runs.
+Status RunCommand(Command& command, const std::vector<ModelArgument>& models, bool offline,
+                  const ModelResolver& resolver, Console& console) {
+  MARLIN_RETURN_IF_ERROR(command.Check(console));
+  for (const ModelArgument& model : models) {
+    std::string* const name = model.given();
+    if (name == nullptr) continue;
+    MARLIN_ASSIGN_OR_RETURN(
+        *name,
+        ResolveModel({*name, model.part, offline, console.quiet(), console.verbose()}, resolver));
+  }
+  return command.Run(console);
+}
+
 /// The parsers of all commands, those of groups included, and the flags that every command has.
 class CommandParsers {
  public:
   explicit CommandParsers(CLI::App& app) { Add(app, AllCommands()); }
 
   /// Passes the flags on and runs the command that was parsed.
-  Status Run(Console& console) {
+  Status Run(const ModelResolver& resolver, Console& console) {
     console.set_json(json_);
     console.set_quiet(quiet_);
     console.set_verbose(verbose_);
-    for (const auto& [parser, command] : commands_) {
-      if (parser->parsed()) return command->Run(console);
+    for (const Parsed& each : commands_) {
+      if (each.parser->parsed()) {
+        return RunCommand(*each.command, each.models, offline_, resolver, console);
+      }
     }
     return Status(Code::kInternal, "no command was given");
   }
 
  private:
+  struct Parsed {
+    CLI::App* parser;
+    std::unique_ptr<Command> command;
+    std::vector<ModelArgument> models;
+  };
+
   void Add(CLI::App& parent, std::span<const CommandEntry> entries) {
     for (const CommandEntry& entry : entries) {
       std::string name = entry.name;
@@ -180,8 +203,9 @@ class CommandParsers {
         parser->require_subcommand(1);
         Add(*parser, entry.commands());
       } else {
-        commands_.emplace_back(parser, entry.make());
-        commands_.back().second->Declare(arguments);
+        std::unique_ptr<Command> command = entry.make();
+        command->Declare(arguments);
+        commands_.push_back({parser, std::move(command), arguments.models()});
       }
       AddGeneralFlags(arguments);
     }
@@ -189,19 +213,25 @@ class CommandParsers {
 
   void AddGeneralFlags(ArgumentList& arguments) {
     arguments.Group("General");
+    if (!arguments.models().empty()) {
+      arguments.Flag("--offline", &offline_,
+                     "A model org/name[@revision][:file] of the Hugging Face Hub, which is "
+                     "downloaded once, must be in its cache");
+    }
     arguments.Flag("--json", &json_, "Print one JSON document on stdout and nothing else");
     arguments.Flag("-q,--quiet", &quiet_, "Print no progress and no messages");
     arguments.Flag("-v,--verbose", &verbose_,
                    "Print messages and progress to a file or pipe as to a terminal");
   }
 
-  std::vector<std::pair<CLI::App*, std::unique_ptr<Command>>> commands_;
+  std::vector<Parsed> commands_;
+  bool offline_ = false;
   bool json_ = false;
   bool quiet_ = false;
   bool verbose_ = false;
 };
 
-int ParseAndRun(int argc, char** argv, Console& console) {
+int ParseAndRun(int argc, char** argv, const ModelResolver& resolver, Console& console) {
   CLI::App app("Shrinks LLM checkpoints to 2-8 bits, measures what that costs, and runs them.",
                "metal-marlin");
   app.set_version_flag("--version", std::string("metal-marlin ") + Version());
@@ -214,7 +244,7 @@ int ParseAndRun(int argc, char** argv, Console& console) {
     const std::span<char* const> words(argv, static_cast<size_t>(argc));
     return AnswerParseError(app, words.subspan(1), error, console);
   }
-  return console.Finish(parsers.Run(console));
+  return console.Finish(parsers.Run(resolver, console));
 }
 
 }  // namespace
@@ -331,7 +361,16 @@ void ArgumentList::Flag(const char* names, bool* value, const char* help) {
   Placed(app_.add_flag(names, *value, help));
 }
 
-int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs) {
+void ArgumentList::Model(std::string* value, ModelPart part) {
+  models_.push_back({[value] { return value->empty() ? nullptr : value; }, part});
+}
+
+void ArgumentList::Model(std::optional<std::string>* value, ModelPart part) {
+  models_.push_back({[value] { return value->has_value() ? &**value : nullptr; }, part});
+}
+
+int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs,
+                   const ModelResolver& model_resolver) {
   Console console;
   console.set_text_codecs(text_codecs);
   // If the arguments cannot be parsed, the error still takes the form that --json requests.
@@ -339,7 +378,7 @@ int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs) {
     if (std::string_view(argv[i]) == "--json") console.set_json(true);
   }
   try {
-    return ParseAndRun(argc, argv, console);
+    return ParseAndRun(argc, argv, model_resolver, console);
   } catch (const ThreadStartError& error) {
     return console.Finish(Status(Code::kOutOfMemory, error.what()));
   } catch (const std::bad_alloc&) {

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "cli/hub_name.h"
 #include "cli/text_codec.h"
 #include "marlin/status.h"
 
@@ -41,6 +43,13 @@ Result<double> ParseOption(const char* option, const std::string& text, const Re
 /// Parses a number of bytes, at least 1: "5GB", "500MB", "2GiB", "65536". Errors: as above.
 Result<int64_t> ParseByteSize(const char* option, const std::string& text);
 
+/// An argument that is a model: a path, or a name of the Hub that becomes one before the command
+/// runs.
+struct ModelArgument {
+  std::function<std::string*()> given;  ///< Null if the argument is absent.
+  ModelPart part = ModelPart::kAll;
+};
+
 /// The arguments of one command. Pointers must outlive parsing; absent arguments stay unchanged.
 class ArgumentList {
  public:
@@ -67,15 +76,23 @@ class ArgumentList {
   void RequiredOption(const char* names, std::string* value, const char* type, const char* help);
   void Flag(const char* names, bool* value, const char* help);
 
+  /// Says that the value of an argument, declared before, is a model.
+  void Model(std::string* value, ModelPart part = ModelPart::kAll);
+  void Model(std::optional<std::string>* value, ModelPart part = ModelPart::kAll);
+  const std::vector<ModelArgument>& models() const { return models_; }
+
  private:
   CLI::Option* Placed(CLI::Option* option) const;
 
   CLI::App& app_;
   const char* group_ = "Options";
+  std::vector<ModelArgument> models_;
 };
 
 /// Parses the command line, runs the command and returns the process's exit code. The factory makes
-/// tokenizers for commands that take text; without one they take token ids.
-int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs = {});
+/// tokenizers for commands that take text; without one they take token ids. The resolver downloads
+/// models of the Hub; without one they are an error.
+int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs = {},
+                   const ModelResolver& model_resolver = {});
 
 }  // namespace marlin::cli

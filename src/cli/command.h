@@ -16,6 +16,8 @@ class Command {
   /// Binds options and positionals to members; called once, before Run. Every command has --json
   /// without declaring it.
   virtual void Declare(ArgumentList& arguments) = 0;
+  /// Checks the arguments, before models that they name are downloaded. An error as of Run.
+  virtual Status Check(const Console& /*console*/) const { return {}; }
   /// Runs the command. An error becomes one line on stderr and the exit code.
   virtual Status Run(Console& console) = 0;
 };

@@ -70,6 +70,7 @@ class AnalyzeCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory");
+    arguments.Model(&path_);
     arguments.Flag("--routing", &routing_, "Counts the selections of every expert of every layer");
     arguments.Flag("--sparsity", &sparsity_,
                    "Measures what keeping two of every four weights would take from every matrix");
@@ -97,8 +98,33 @@ class AnalyzeCommand final : public Command {
     run_.Declare(arguments);
   }
 
+  Status Check(const Console& console) const override {
+    const auto wrong = [](const char* message) { return Status(Code::kInvalidArgument, message); };
+    if (int{routing_} + int{sensitivity_} + int{importance_} + int{sparsity_} != 1) {
+      return wrong(
+          "analyze: expected one of --routing, --sensitivity, --importance and --sparsity");
+    }
+    if (importance_ && (formats_ || plot_ || resume_)) {
+      return wrong("--formats, --plot and --resume are for --sensitivity");
+    }
+    if (sensitivity_ || importance_) return CheckCalibrated(console);
+    if (formats_ || plot_ || resume_ || calibration_.given()) {
+      return wrong(
+          "--formats, --plot, --resume, --seed and --calibration are for --sensitivity, the last "
+          "two also for --importance");
+    }
+    if (sparsity_) {
+      const bool run = prompts_ || tokens_ || window_ || output_ || trace_ || RunsOtherwise();
+      return run ? wrong("--sparsity: runs no tokens and writes no file") : Status();
+    }
+    if (prompts_.has_value() == tokens_.has_value()) {
+      return wrong(prompts_ ? "--prompts and --tokens exclude each other"
+                            : "--prompts or --tokens is needed");
+    }
+    return prompts_ ? CheckHasCodec(console, "--prompts") : Status();
+  }
+
   Status Run(Console& console) override {
-    MARLIN_RETURN_IF_ERROR(Check(console));
     if (sparsity_) return RunSparsity(console);
     if (importance_) return RunImportance(console);
     return sensitivity_ ? RunSensitivity(console) : RunRouting(console);
@@ -270,32 +296,6 @@ class AnalyzeCommand final : public Command {
 
   static Status CannotWrite(const std::string& path) {
     return Status(Code::kIo, fmt::format("{}: cannot be written", Printable(path)));
-  }
-
-  Status Check(const Console& console) const {
-    const auto wrong = [](const char* message) { return Status(Code::kInvalidArgument, message); };
-    if (int{routing_} + int{sensitivity_} + int{importance_} + int{sparsity_} != 1) {
-      return wrong(
-          "analyze: expected one of --routing, --sensitivity, --importance and --sparsity");
-    }
-    if (importance_ && (formats_ || plot_ || resume_)) {
-      return wrong("--formats, --plot and --resume are for --sensitivity");
-    }
-    if (sensitivity_ || importance_) return CheckCalibrated(console);
-    if (formats_ || plot_ || resume_ || calibration_.given()) {
-      return wrong(
-          "--formats, --plot, --resume, --seed and --calibration are for --sensitivity, the last "
-          "two also for --importance");
-    }
-    if (sparsity_) {
-      const bool run = prompts_ || tokens_ || window_ || output_ || trace_ || RunsOtherwise();
-      return run ? wrong("--sparsity: runs no tokens and writes no file") : Status();
-    }
-    if (prompts_.has_value() == tokens_.has_value()) {
-      return wrong(prompts_ ? "--prompts and --tokens exclude each other"
-                            : "--prompts or --tokens is needed");
-    }
-    return prompts_ ? CheckHasCodec(console, "--prompts") : Status();
   }
 
   /// Whether an option says how the runner holds a model, which only --routing asks for.

@@ -26,12 +26,15 @@ class CompareCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("QUANT", &path_, "A quantized directory, or any model");
     arguments.RequiredOption("--against", &against_, "SRC", "The model that it was made from");
+    arguments.Model(&path_);
+    arguments.Model(&against_);
     corpus_.Declare(arguments);
     run_.Declare(arguments);
   }
 
+  Status Check(const Console& console) const override { return corpus_.Check(console); }
+
   Status Run(Console& console) override {
-    MARLIN_RETURN_IF_ERROR(corpus_.Check(console));
     MARLIN_ASSIGN_OR_RETURN(const Device device, run_.OpenDevice());
     MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(console, path_, device));
     MARLIN_ASSIGN_OR_RETURN(const Model reference, run_.OpenReference(against_, device));

@@ -22,6 +22,7 @@ class ConvertCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("SRC", &source_,
                          "A quantized checkpoint; for gguf also an unquantized one");
+    arguments.Model(&source_);
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory, for gguf without --shard-size the file, to write; it "
                              "appears whole or not at "

@@ -76,6 +76,7 @@ class DemoCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Option("--model", &model_, "DIR", "The checkpoint to work on");
+    arguments.Model(&model_);
   }
 
   Status Run(Console& console) override {

@@ -26,6 +26,7 @@ class DequantizeCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("QUANT", &source_,
                          "A quantized directory or file, also of another program");
+    arguments.Model(&source_);
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory to write; it appears whole or not at all");
     arguments.Option("--dtype", &dtype_, "TYPE", "bf16, fp16 or fp32");

@@ -66,6 +66,7 @@ class GenerateCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory");
+    arguments.Model(&path_);
     arguments.Option("--prompt", &prompt_, "TEXT", "The text to continue; prints text");
     arguments.Option("--tokens", &tokens_, "FILE",
                      "Token ids instead; prints token ids; - is stdin");
@@ -99,8 +100,25 @@ class GenerateCommand final : public Command {
     run_.Declare(arguments);
   }
 
+  Status Check(const Console& console) const override {
+    const int given =
+        int{prompt_.has_value()} + int{tokens_.has_value()} + int{prompts_.has_value()};
+    if (given != 1) {
+      return Status(Code::kInvalidArgument,
+                    given > 1 ? "--prompt, --tokens and --prompts exclude each other"
+                              : "--prompt, --tokens or --prompts is needed");
+    }
+    if (batch_ && !prompts_) {
+      return Status(Code::kInvalidArgument, "--batch: only with --prompts");
+    }
+    for (const std::string& stop : stops_) {
+      if (stop.empty()) return Status(Code::kInvalidArgument, "--stop: expected text, got ''");
+    }
+    if (prompt_) MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, "--prompt"));
+    return stops_.empty() ? Status() : CheckHasCodec(console, "--stop");
+  }
+
   Status Run(Console& console) override {
-    MARLIN_RETURN_IF_ERROR(Check(console));
     PromptBatch batch;
     if (prompts_) {
       MARLIN_ASSIGN_OR_RETURN(batch, ReadBatch(console));
@@ -127,24 +145,6 @@ class GenerateCommand final : public Command {
   }
 
  private:
-  Status Check(const Console& console) const {
-    const int given =
-        int{prompt_.has_value()} + int{tokens_.has_value()} + int{prompts_.has_value()};
-    if (given != 1) {
-      return Status(Code::kInvalidArgument,
-                    given > 1 ? "--prompt, --tokens and --prompts exclude each other"
-                              : "--prompt, --tokens or --prompts is needed");
-    }
-    if (batch_ && !prompts_) {
-      return Status(Code::kInvalidArgument, "--batch: only with --prompts");
-    }
-    for (const std::string& stop : stops_) {
-      if (stop.empty()) return Status(Code::kInvalidArgument, "--stop: expected text, got ''");
-    }
-    if (prompt_) MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, "--prompt"));
-    return stops_.empty() ? Status() : CheckHasCodec(console, "--stop");
-  }
-
   /// Reads --prompts before the model is loaded.
   Result<PromptBatch> ReadBatch(const Console& console) const {
     MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*prompts_));

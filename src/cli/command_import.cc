@@ -33,6 +33,7 @@ class ImportCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("SRC", &source_,
                          "A GGUF file, or a directory that another program quantized");
+    arguments.Model(&source_);
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory to write; it appears whole or not at all");
     arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");

@@ -68,6 +68,7 @@ class InspectCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("PATH", &path_, "A model's directory, a .safetensors or a GGUF file");
+    arguments.Model(&path_, ModelPart::kHeaders);
     arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
                    "Leave out tensors that the index does not list or the model does not have");
   }

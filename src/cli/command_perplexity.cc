@@ -16,12 +16,14 @@ class PerplexityCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory");
+    arguments.Model(&path_);
     corpus_.Declare(arguments);
     run_.Declare(arguments);
   }
 
+  Status Check(const Console& console) const override { return corpus_.Check(console); }
+
   Status Run(Console& console) override {
-    MARLIN_RETURN_IF_ERROR(corpus_.Check(console));
     MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(console, path_));
     MARLIN_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, corpus_.Read(console, path_, model));
     EvaluateOptions options = corpus_.Windows();

@@ -40,6 +40,7 @@ class PlanCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("SRC", &source_,
                          "A config.json, a model's directory or a .safetensors file");
+    arguments.Model(&source_, ModelPart::kConfig);
     recipe_arguments_.Declare(arguments);
     arguments.Option("--bandwidth", &bandwidth_gbps_, {.without_least = true}, "GB/s",
                      "Memory bandwidth for the speed ceiling; measured here when not given");

@@ -18,6 +18,7 @@ class PrepareCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &model_, "A plain or quantized directory");
+    arguments.Model(&model_);
     arguments.RequiredOption("-o,--output", &output_, "FILE",
                              "The file to write; it appears whole or not at all");
     device_.Declare(arguments, "auto or cpu");

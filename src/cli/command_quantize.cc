@@ -17,6 +17,7 @@
 #include "cli/calibration_arguments.h"
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
+#include "cli/destination_argument.h"
 #include "cli/progress_bar.h"
 #include "cli/recipe_arguments.h"
 #include "cli/target_arguments.h"
@@ -72,8 +73,11 @@ class QuantizeCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("SRC", &source_,
                          "An unquantized Hugging Face directory, .safetensors or GGUF file");
+    arguments.Model(&source_);
     arguments.RequiredOption("-o,--output", &output_, "DST",
-                             "The directory to write; it appears whole or not at all");
+                             "The directory to write, or the file of --for; it appears whole or "
+                             "not at all");
+    destination_.Declare(arguments);
     recipe_arguments_.Declare(arguments);
     arguments.Option("--method", &method_, "METHOD",
                      "rtn, mse, or, measuring the inputs of every layer on a text, gptq, awq or "
@@ -101,11 +105,16 @@ class QuantizeCommand final : public Command {
     arguments.Flag("--no-model-card", &no_model_card_, "Write no README.md");
   }
 
+  Status Check(const Console& console) const override {
+    MARLIN_ASSIGN_OR_RETURN(const QuantizeMethod method, ParseQuantizeMethod(method_));
+    MARLIN_RETURN_IF_ERROR(CheckMethod(method));
+    MARLIN_RETURN_IF_ERROR(CheckDestination());
+    return CheckCalibration(console, method);
+  }
+
   Status Run(Console& console) override {
     QuantizeCheckpointOptions options;
     MARLIN_ASSIGN_OR_RETURN(options.method, ParseQuantizeMethod(method_));
-    MARLIN_RETURN_IF_ERROR(CheckMethod(options.method));
-    MARLIN_RETURN_IF_ERROR(CheckCalibration(console, options.method));
     const Result<PackedLayout> layout = ParsePackedLayout(layout_);
     if (!layout.ok()) {
       return Status(layout.status().code(), "--" + std::string(layout.status().message()));
@@ -126,15 +135,19 @@ class QuantizeCommand final : public Command {
       options.recipe = assignment->recipe;
       search_seconds_ = SecondsSince(start);
     } else {
-      MARLIN_ASSIGN_OR_RETURN(options.recipe, recipe_arguments_.Build(HasExperts(source)));
+      MARLIN_ASSIGN_OR_RETURN(options.recipe, destination_.given()
+                                                  ? destination_.Recipe(recipe_arguments_, source)
+                                                  : recipe_arguments_.Build(HasExperts(source)));
     }
     MARLIN_RETURN_IF_ERROR(WriteRecipe(options.recipe));
     options.strict = strict_;
     options.dry_run = dry_run_;
     options.allow_extra_tensors = allow_extra_tensors_;
     options.resume = resume_;
-    options.overwrite = overwrite_;
+    // An earlier run's directory for --for is replaced.
+    options.overwrite = overwrite_ || destination_.given();
     options.model_card = !no_model_card_;
+    directory_ = destination_.given() ? IntermediateDirectory(output_) : output_;
     ProgressBar bar(console, "quantize");
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
     Result<QuantizeCheckpointReport> report = [&] {
@@ -143,10 +156,11 @@ class QuantizeCommand final : public Command {
         KeepFreedMemory();
         return Calibrate(console, options);
       }
-      return imatrix_ ? Weigh(options) : QuantizeCheckpoint(source_, output_, options);
+      return imatrix_ ? Weigh(options) : QuantizeCheckpoint(source_, directory_, options);
     }();
     bar.Clear();
     if (!report.ok()) return report.status();
+    if (destination_.given()) MARLIN_RETURN_IF_ERROR(Export(console, options, &*report));
     report->seconds = SecondsSince(start);
     return console.json() ? PrintDocument(console, *report, options.recipe, assignment)
                           : PrintSummary(console, *report, options.recipe, assignment);
@@ -168,6 +182,36 @@ class QuantizeCommand final : public Command {
       return Status(Code::kInvalidArgument, "--imatrix: needs --method mse");
     }
     return target_.Check();
+  }
+
+  Status CheckDestination() const {
+    if (!destination_.given()) return {};
+    if (target_.given()) {
+      return Status(Code::kInvalidArgument,
+                    "--for and --target-bpw exclude each other: quantize to a directory with "
+                    "--formats that the program loads, and export that");
+    }
+    if (layout_ != "k_packed") {
+      return Status(Code::kInvalidArgument, "--layout: is that of the program that --for names");
+    }
+    return destination_.Check(output_, overwrite_ || dry_run_);
+  }
+
+  /// Writes the output of --for.
+  Status Export(const Console& console, const QuantizeCheckpointOptions& quantized,
+                QuantizeCheckpointReport* report) {
+    report->output = output_;
+    if (dry_run_) return {};
+    ConvertCheckpointOptions options;
+    options.overwrite = overwrite_;
+    options.shard_bytes = quantized.shard_bytes;
+    options.model_card = !no_model_card_;
+    ProgressBar bar(console, "export");
+    options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
+    MARLIN_ASSIGN_OR_RETURN(ConvertCheckpointReport exported,
+                            destination_.Export(output_, options));
+    files_ = std::move(exported.files);
+    return {};
   }
 
   Status CheckCalibration(const Console& console, QuantizeMethod method) const {
@@ -199,13 +243,13 @@ class QuantizeCommand final : public Command {
       if (done == total) bar.Clear();
     };
     MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open(device_));
-    return QuantizeCalibrated(source_, output_, device, options, calibration);
+    return QuantizeCalibrated(source_, directory_, device, options, calibration);
   }
 
   Result<QuantizeCheckpointReport> Weigh(const QuantizeCheckpointOptions& options) const {
     MARLIN_ASSIGN_OR_RETURN(const ImportanceMatrix importance,
                             ImportanceMatrix::FromFile(*imatrix_));
-    return QuantizeWithImportance(source_, output_, options, importance);
+    return QuantizeWithImportance(source_, directory_, options, importance);
   }
 
   Result<FormatAssignment> Assign(const Console& console, const Checkpoint& source) const {
@@ -260,6 +304,10 @@ class QuantizeCommand final : public Command {
         {"rotated", report.rotated},
         {"runs", report.unsupported_type.empty()},
         {"seconds", report.seconds}};
+    if (destination_.given()) {
+      document["for"] = destination_.name();
+      document["files"] = SkippedJson(files_);
+    }
     if (assignment) {
       document["predicted_kl"] = assignment->predicted_kl;
       document["search_seconds"] = search_seconds_;
@@ -300,6 +348,7 @@ class QuantizeCommand final : public Command {
           fmt::format("note: a '{}' cannot be run here; types that can: {}\n",
                       Printable(report.unsupported_type), fmt::join(SupportedModelTypes(), ", "));
     }
+    for (const SkippedTensor& file : files_) text += WithoutLine(file);
     text += NoteLines(report.notes);
     if (!report.fallbacks.empty()) {
       text += fmt::format("data for {:.1f} % of the quantized parameters; fallbacks: {}\n",
@@ -312,6 +361,9 @@ class QuantizeCommand final : public Command {
 
   std::string source_;
   std::string output_;
+  std::string directory_;  ///< The quantized directory: the output, or what --for is written from.
+  DestinationArgument destination_;
+  std::vector<SkippedTensor> files_;  ///< Files that the program of --for has no place for.
   RecipeArguments recipe_arguments_;
   std::string layout_ = "k_packed";
   std::string method_ = "rtn";

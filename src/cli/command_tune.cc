@@ -82,6 +82,7 @@ class TuneCommand final : public Command {
     arguments.Option("--shape", &shapes_, "M,N,K", "A GEMM; may be repeated");
     arguments.Option("--model", &model_, "DIR",
                      "Measures the linear layers of a model for 1 to 4096 rows (CPU: 128)");
+    arguments.Model(&model_, ModelPart::kConfig);
     arguments.Flag("--gated", &gated_,
                    "The GEMMs of --shape are gated: n counts gate and up columns");
     products_.Declare(arguments);

@@ -43,14 +43,18 @@ class VerifyCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("QUANT", &path_, "A quantized checkpoint, or a file that `prepare` wrote");
     arguments.Option("--against", &against_, "SRC", "The checkpoint that it was made from");
+    arguments.Model(&path_);
+    arguments.Model(&against_);
     arguments.Option("--max-error", &max_error_, RealRange(), "X",
                      "Fail when a tensor's relative error exceeds this (needs --against)");
   }
 
+  Status Check(const Console& /*console*/) const override {
+    if (!max_error_ || against_) return {};
+    return Status(Code::kInvalidArgument, "--max-error needs --against");
+  }
+
   Status Run(Console& console) override {
-    if (max_error_ && !against_) {
-      return Status(Code::kInvalidArgument, "--max-error needs --against");
-    }
     if (IsPreparedModel(path_)) return VerifyPrepared(console);
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint quantized, Checkpoint::Open(path_));
     if (quantized.quant_method().empty()) {

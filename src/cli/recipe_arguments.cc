@@ -49,7 +49,7 @@ void RecipeArguments::Declare(ArgumentList& arguments) {
                    "Another format (or 'keep') for matching tensor names; repeatable");
 }
 
-Result<MixedPrecisionConfig> RecipeArguments::Base(bool has_experts) const {
+Result<MixedPrecisionConfig> RecipeArguments::Base(const MixedPrecisionConfig& base) const {
   if (recipe_ && format_) {
     return Status(Code::kInvalidArgument, "--recipe and --format exclude each other");
   }
@@ -59,7 +59,7 @@ Result<MixedPrecisionConfig> RecipeArguments::Base(bool has_experts) const {
     return MixedPrecisionConfig::Uniform(
         fmt::format("{}/g{}", FormatName(format), group_size_.value_or(kDefaultGroupSize)));
   }
-  return MixedPrecisionConfig::Default(has_experts);
+  return base;
 }
 
 Status RecipeArguments::ChangeClasses(MixedPrecisionConfig* recipe) const {
@@ -89,8 +89,8 @@ Status RecipeArguments::ChangeClasses(MixedPrecisionConfig* recipe) const {
   return {};
 }
 
-Result<MixedPrecisionConfig> RecipeArguments::Build(bool has_experts) const {
-  MARLIN_ASSIGN_OR_RETURN(MixedPrecisionConfig recipe, Base(has_experts));
+Result<MixedPrecisionConfig> RecipeArguments::Build(const MixedPrecisionConfig& base) const {
+  MARLIN_ASSIGN_OR_RETURN(MixedPrecisionConfig recipe, Base(base));
   MARLIN_RETURN_IF_ERROR(ChangeClasses(&recipe));
   for (const std::string& text : overrides_) {
     MARLIN_ASSIGN_OR_RETURN(RecipeOverride entry, ParseOverride(text));

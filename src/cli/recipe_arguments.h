@@ -21,12 +21,19 @@ class RecipeArguments {
            !overrides_.empty();
   }
 
-  /// The recipe that the options describe; without --recipe and --format,
-  /// MixedPrecisionConfig::Default. Errors: kInvalidArgument naming the option.
-  Result<MixedPrecisionConfig> Build(bool has_experts) const;
+  /// Whether --recipe or --format is given.
+  bool names_recipe() const { return recipe_ || format_; }
+
+  /// The recipe that the options describe; without --recipe and --format, `base` with their
+  /// changes. Errors: kInvalidArgument naming the option.
+  Result<MixedPrecisionConfig> Build(const MixedPrecisionConfig& base) const;
+  /// The same with MixedPrecisionConfig::Default.
+  Result<MixedPrecisionConfig> Build(bool has_experts) const {
+    return Build(MixedPrecisionConfig::Default(has_experts));
+  }
 
  private:
-  Result<MixedPrecisionConfig> Base(bool has_experts) const;
+  Result<MixedPrecisionConfig> Base(const MixedPrecisionConfig& base) const;
   Status ChangeClasses(MixedPrecisionConfig* recipe) const;
 
   std::optional<std::string> recipe_;

@@ -94,8 +94,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return widened_sample(tmp_path_factory.mktemp("sample"))
+
+
+def widened_sample(folder: Path) -> Path:
     """The sample model in fp32."""
-    wide = tmp_path_factory.mktemp("sample") / "model"
+    wide = folder / "model"
     wide.mkdir()
     for file in SAMPLE.iterdir():
         if file.suffix == ".json":

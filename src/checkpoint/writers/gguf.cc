@@ -114,6 +114,22 @@ class GgufExport {
     return LayOut();
   }
 
+  /// Whether modules have a form in the file, judged by their records.
+  Status Check(std::span<const ModuleRecord> records) {
+    MARLIN_ASSIGN_OR_RETURN(
+        facts_, DescribeGgufModel(source_.config_json, Printable(source_.path), &metadata_));
+    for (const ModuleRecord& record : records) {
+      const WeightsSpec& spec = record.module.spec;
+      const bool fused = HoldsFused(record.stacked, record.layout == SourceLayout::kInOut);
+      if (!fused) MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
+      GgufOutput output;
+      MARLIN_RETURN_IF_ERROR(SetPlace(record.module.name, spec.n, &output));
+      const WeightsSpec stored = TransformsInput(spec) ? FoldedSpec(spec) : FlatSpec(spec);
+      MARLIN_RETURN_IF_ERROR(GgufTypeOf(stored).status());
+    }
+    return {};
+  }
+
   Status Write(OutputDirectory* directory) {
     for (const GgufShard& shard : shards_) MARLIN_RETURN_IF_ERROR(WriteShard(shard, directory));
     return {};
@@ -611,6 +627,13 @@ class GgufExport {
 }  // namespace
 
 WriteContainer WriteGguf;
+CheckContainer CheckGguf;
+
+Status CheckGguf(const Checkpoint& source, std::span<const ModuleRecord> records) {
+  SystemIo io;
+  const ContainerOutput none;
+  return GgufExport(io, source, none).Check(records);
+}
 
 Result<std::vector<SkippedTensor>> WriteGguf(Io& io, const Checkpoint& checkpoint,
                                              const ContainerOutput& output) {

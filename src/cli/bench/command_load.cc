@@ -15,6 +15,7 @@ class BenchLoadCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized model directory");
+    arguments.Model(&path_);
     arguments.Option("--prepared", &options_.prepared, "FILE", "Weights that `prepare` wrote");
     common_.Declare(arguments);
   }

@@ -36,6 +36,7 @@ class BenchModelCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized model directory");
+    arguments.Model(&path_);
     arguments.Option("-p,--prompt-tokens", &prompts_, "N,...",
                      "Tokens of the prompt; default 512, less if the context is smaller; 0: none");
     arguments.Option("-n,--new-tokens", &news_, "N,...",
