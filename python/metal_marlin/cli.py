@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import sys
+from typing import Any
 
 from ._core import run_command
 from .text import TextCodec
+
+
+class _Codec(TextCodec):
+    """The tokenizer that the command asks for, with chat templates."""
+
+    def __init__(self, directory: bytes) -> None:
+        # The command prints its errors itself, as one line.
+        super().__init__(directory, quiet=True)
+        self._directory = directory
+
+    def encode_chat(self, message: bytes, *template: bytes | None) -> list[int]:
+        from .chat import encode_message
+
+        return encode_message(self, self._directory, message, *template)
+
+    def chat(self, **request: Any) -> None:
+        from .chat import run
+
+        run(self, self._directory, **request)
 
 
 def main() -> int:
@@ -17,9 +36,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Pass the original bytes: a path need not be UTF-8.
     arguments = [os.fsencode(argument) for argument in sys.argv[1:]]
-    # The command prints its errors itself, as one line.
-    codec = functools.partial(TextCodec, quiet=True)
-    return int(run_command([b"metal-marlin", *arguments], codec))
+    return int(run_command([b"metal-marlin", *arguments], _Codec))
 
 
 if __name__ == "__main__":
