@@ -204,13 +204,12 @@ def watch_memory() -> None:
 
 def warm_up(environment: Any) -> None:
     """Imports what templates need later, when no file can be opened."""
-    import pprint  # noqa: F401
-    import textwrap  # noqa: F401
-
     import jinja2.constants  # noqa: F401
 
     datetime.now().astimezone()
-    for text in (r"{{ 'a\n\u00e9' }}{{ a.b.c }}", "{% include 'a' %}", "{{ ''.__class__ }}", "{%"):
+    texts = [r"{{ 'a\n\u00e9' }}{{ a.b.c }}", "{% include 'a' %}", "{{ ''.__class__ }}", "{%"]
+    texts += [f"{{{{ '<a>' | {name} }}}}" for name in environment.filters]
+    for text in texts:
         render(environment, {}, marshal.dumps((text, {"a": 1})))
 
 
