@@ -207,7 +207,7 @@ def warm_up(environment: Any) -> None:
     import jinja2.constants  # noqa: F401
 
     datetime.now().astimezone()
-    texts = [r"{{ 'a\n\u00e9' }}{{ a.b.c }}", "{% include 'a' %}", "{{ ''.__class__ }}", "{%"]
+    texts = [r"{{ 'a\n\u00e9' }}{{ a.b.c }}", "{% include 'a' %}", "{{ ''.__class__.x }}", "{%"]
     texts += [f"{{{{ '<a>' | {name} }}}}" for name in environment.filters]
     for text in texts:
         render(environment, {}, marshal.dumps((text, {"a": 1})))

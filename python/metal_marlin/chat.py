@@ -363,11 +363,9 @@ class Chat:
             self._answer(lambda *hooks: self._conversation.ask(message, *hooks))
 
     def _answer(self, start: Callable[..., dict[str, Any]]) -> None:
-        show = self._terminal.show if self._stream else lambda piece: None
-        if self._print_json is not None:
-            show = lambda piece: None  # noqa: E731
+        streams = self._stream and self._print_json is None
         with _interruptible(self._terminal.interactive) as interrupted:
-            result = start(show, interrupted)
+            result = start(self._terminal.show if streams else lambda piece: None, interrupted)
         if self._print_json is not None:
             self._ended = not self._print_json(json.dumps(result))
             return

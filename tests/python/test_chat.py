@@ -20,8 +20,6 @@ import pytest
 from metal_marlin import chat
 from metal_marlin.errors import InvalidArgumentError
 
-pytest.importorskip("jinja2")
-
 SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-qwen3-moe"
 COMMAND = [sys.executable, "-m", "metal_marlin.cli"]
 TEMPLATE = (

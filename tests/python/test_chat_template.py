@@ -19,8 +19,6 @@ from metal_marlin import chat_template
 from metal_marlin.chat_template import ChatTemplate
 from metal_marlin.errors import InvalidArgumentError, MalformedFileError
 
-pytest.importorskip("jinja2")
-
 SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-qwen3-moe"
 USER = [{"role": "user", "content": "Hello"}]
 ROLES = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -162,7 +160,7 @@ def test_errors_of_a_template_have_a_line() -> None:
         ("a\n{{ 1 +", "test.jinja: line 2: unexpected 'end of template'"),
         ("\n\n{{ messages[0].a.b }}", "test.jinja: line 3: 'dict object' has no attribute 'a'"),
         ("{% include 'x' %}", "test.jinja: line 1: no loader"),
-        ("{{ ''.__class__ }}", "line 1: access to attribute '__class__' .* is unsafe"),
+        ("{{ ''.__class__.__mro__ }}", "line 1: access to attribute '__class__' .* is unsafe"),
         ("{{ messages.append(1) }}", "line 1: .* unsafe"),
         ("{% set n = namespace(__init__=1) %}", "line 1: a namespace cannot have"),
         ("{{ cycler.__init__.__globals__ }}", "line 1: .* unsafe"),
