@@ -10,10 +10,10 @@ say() { printf '== %s\n' "$*" >&2; }
 mkdir -p "$build"
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
 python=$venv/bin/python
-"$python" -c 'import nanobind, numpy, pytest, tokenizers' 2>/dev/null || {
-  say "installing nanobind, numpy, pytest, tokenizers"
+"$python" -c 'import jinja2, nanobind, numpy, pytest, tokenizers' 2>/dev/null || {
+  say "installing jinja2, nanobind, numpy, pytest, tokenizers"
   "$python" -m pip --disable-pip-version-check -q install "nanobind>=2.2" numpy pytest \
-    tokenizers >&2
+    tokenizers "jinja2>=3.1.6" >&2
 }
 
 say "building"

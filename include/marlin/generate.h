@@ -50,6 +50,15 @@ using TokenCallback = std::function<bool(int32_t token)>;
 Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
                            const GenerateOptions& options = {}, const TokenCallback& callback = {});
 
+/// Generates a continuation of a prompt whose first sequence->length() tokens have been fed to the
+/// sequence, as those of an earlier turn of a conversation have; only the others, at least one, are
+/// fed. The sequence then holds prompt and continuation, without the last token and with tokens
+/// that were decoded after the text had ended (Model::Decode): truncate it to what is wanted.
+/// Without ModelOptions::batch_invariant logits may round differently than for a prompt fed at
+/// once. Errors: as above; kInvalidArgument for a sequence that has the whole prompt.
+Result<Generated> Generate(const Model& model, Sequence* sequence, std::span<const int32_t> prompt,
+                           const GenerateOptions& options = {}, const TokenCallback& callback = {});
+
 /// Options of GenerateBatch beside those of its texts. The callbacks may be empty; the calling
 /// thread calls them, between passes.
 struct BatchOptions {

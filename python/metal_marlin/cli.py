@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import sys
+from typing import Any
 
 from ._core import run_command
 from .hub import local_path
@@ -20,15 +20,32 @@ def _resolve(name: str, part: str, offline: bool, quiet: bool, verbose: bool) ->
     return path
 
 
+class _Codec(TextCodec):
+    """The tokenizer that the command asks for, with chat templates."""
+
+    def __init__(self, directory: bytes) -> None:
+        # The command prints its errors itself, as one line.
+        super().__init__(directory, quiet=True)
+        self._directory = directory
+
+    def encode_chat(self, message: bytes, *template: bytes | None) -> list[int]:
+        from .chat import encode_message
+
+        return encode_message(self, self._directory, message, *template)
+
+    def chat(self, **request: Any) -> None:
+        from .chat import run
+
+        run(self, self._directory, **request)
+
+
 def main() -> int:
     """Runs this process's command line; returns the exit code."""
     # Let Ctrl-C end the command as it ends any program; Python would only set a flag.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Pass the original bytes: a path need not be UTF-8.
     arguments = [os.fsencode(argument) for argument in sys.argv[1:]]
-    # The command prints its errors itself, as one line.
-    codec = functools.partial(TextCodec, quiet=True)
-    return int(run_command([b"metal-marlin", *arguments], codec, _resolve))
+    return int(run_command([b"metal-marlin", *arguments], _Codec, _resolve))
 
 
 if __name__ == "__main__":

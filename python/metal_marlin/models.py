@@ -18,8 +18,9 @@ import numpy as np
 from . import _core
 from ._arrays import call, options
 from ._core import Device, MixedPrecisionConfig
-from .errors import FileError, InvalidArgumentError, MalformedFileError
+from .chat_template import MISSING, ChatTemplate, Messages
 from .destinations import quantize_for
+from .errors import FileError, InvalidArgumentError, MalformedFileError, UnsupportedError
 from .hub import local_path
 from .linear import open_device
 from .text import TextCodec
@@ -125,6 +126,74 @@ class Model:
         """The tokenizer of the directory. It may have more tokens than the model. Errors:
         FileError when there is none."""
         return TextCodec(self.path)
+
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The chat templates of the directory or GGUF file; None if it has none."""
+        return ChatTemplate.find(self.path)
+
+    @overload
+    def chat(
+        self, messages: Messages, max_tokens: int | None = None, **options: Any
+    ) -> dict[str, Any]: ...
+
+    @overload
+    def chat(
+        self, messages: Sequence[Messages], max_tokens: int | None = None, **options: Any
+    ) -> list[dict[str, Any]]: ...
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        max_tokens: int | None = None,
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        documents: Sequence[dict[str, Any]] | None = None,
+        chat_template: AnyPath | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **options: Any,
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """Answers a conversation, a list of {"role": ..., "content": ...}: what `generate` returns,
+        with the answer as `text`. A list of conversations gives a list of answers.
+
+        max_tokens None: as many as the context holds. `chat_template` is a file, the text of a
+        Jinja template or the name of one of the model's; None: `Model.chat_template`. `tools` are
+        JSON schemas; chat_template_kwargs are further variables of the template
+        (`{"enable_thinking": False}`); add_generation_prompt and continue_final_message as for
+        `ChatTemplate.render`; `options` are those of `generate`. Errors: UnsupportedError for a
+        model without a chat template, those of `ChatTemplate.render` and of `generate`.
+        """
+        given = None if chat_template is None else ChatTemplate.find(self.path, chat_template)
+        template = given or self.chat_template
+        if template is None:
+            raise UnsupportedError(f"{self.path}: {MISSING}")
+        batch = bool(messages) and isinstance(messages[0], list | tuple)
+        chats: list[Any] = list(messages) if batch else [messages]
+        prompts = [
+            self.tokenizer.encode(
+                template.render(
+                    chat,
+                    tools=tools,
+                    documents=documents,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    **chat_template_kwargs or {},
+                ),
+                add_special_tokens=False,
+            )
+            for chat in chats
+        ]
+        # The last token of an answer is not fed.
+        room = [self.info["max_positions"] - len(ids) + 1 for ids in prompts]
+        most = [max(count, 0) if max_tokens is None else max_tokens for count in room]
+        answers = self.generate(prompts, most, **options) if batch else [
+            self.generate(prompts[0], most[0], **options)
+        ]
+        for ids, answer in zip(prompts, answers, strict=True):
+            answer["text"] = self.tokenizer.continuation(ids, answer["token_ids"])
+        return answers if batch else answers[0]
 
     def _ids(
         self, prompt: Prompt, name: str = "prompt", add_special_tokens: bool = True

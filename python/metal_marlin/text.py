@@ -42,16 +42,21 @@ def _read_file(path: Path) -> bytes | None:
     return content
 
 
-def _read_tokenizer(path: Path) -> bytes:
-    """The file of a directory, or what a model's own file holds in its place."""
-    content = _read_file(path)
-    if content is not None:
+def read_model_file(path: Path, *, contained: bool = False) -> bytes | None:
+    """The file of a directory, or else (contained: only) what a model's own file holds in its
+    place; None if there is neither."""
+    content = None if contained else _read_file(path)
+    if content is not None or not (path.parent.is_file() or any(path.parent.glob("*.gguf"))):
         return content
-    holds_container = path.parent.is_file() or any(path.parent.glob("*.gguf"))
-    contained = _core.Checkpoint(path.parent).read_file(path.name) if holds_container else None
-    if not isinstance(contained, bytes):
+    found = _core.Checkpoint(path.parent).read_file(path.name)
+    return found if isinstance(found, bytes) else None
+
+
+def _read_tokenizer(path: Path) -> bytes:
+    content = read_model_file(path)
+    if content is None:
         raise FileError(f"{path}: no tokenizer; token ids can be used instead")
-    return contained
+    return content
 
 
 class TextCodec:

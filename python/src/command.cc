@@ -5,8 +5,10 @@
 #include <optional>
 #include <typeinfo>
 
+#include "base/printable.h"
 #include "checkpoint/conversion.h"
 #include "cli/arguments.h"
+#include "cli/chat_request.h"
 #include "cli/destination_argument.h"
 #include "cli/hub_name.h"
 #include "cli/text_codec.h"
@@ -15,6 +17,20 @@
 namespace marlin::python {
 namespace {
 
+/// The code of a Python exception; a MarlinError has the one that it was raised for.
+Code CodeOf(nb::python_error& error) {
+  const nb::object errors = nb::module_::import_("metal_marlin.errors");
+  for (const Code code :
+       {Code::kInvalidArgument, Code::kUnsupported, Code::kMalformedFile, Code::kNonFiniteInput,
+        Code::kIo, Code::kOutOfMemory, Code::kDeviceLost}) {
+    if (error.matches(errors.attr(ErrorClassName(code)))) return code;
+  }
+  return error.matches(PyExc_OSError)       ? Code::kIo
+         : error.matches(PyExc_MemoryError) ? Code::kOutOfMemory
+         : error.matches(PyExc_ValueError)  ? Code::kMalformedFile
+                                            : Code::kUnsupported;
+}
+
 /// Calls into Python; turns exceptions into one line.
 template <typename Body>
 auto Guarded(Body body) -> Result<decltype(body())> {
@@ -22,20 +38,47 @@ auto Guarded(Body body) -> Result<decltype(body())> {
   try {
     return body();
   } catch (nb::python_error& error) {
-    const nb::object wrong_argument =
-        nb::module_::import_("metal_marlin.errors").attr("InvalidArgumentError");
-    const Code code = error.matches(wrong_argument)      ? Code::kInvalidArgument
-                      : error.matches(PyExc_OSError)     ? Code::kIo
-                      : error.matches(PyExc_MemoryError) ? Code::kOutOfMemory
-                      : error.matches(PyExc_ValueError)  ? Code::kMalformedFile
-                                                         : Code::kUnsupported;
-    return Status(code, TextOf(error.value()));
+    return Status(CodeOf(error), TextOf(error.value()));
   } catch (const std::bad_cast&) {
     return Status(Code::kMalformedFile, "tokenizer: gives no token ids of 32 bits, or no text");
   }
 }
 
-/// An object with encode_bytes(bytes, bool) -> list[int], decode(list[int]) -> str.
+nb::object OptionalText(const std::optional<std::string>& text) {
+  return text ? nb::object(nb::bytes(text->data(), text->size())) : nb::none();
+}
+
+/// The arguments of Python's chat: texts as bytes, numbers, and functions that open the model and
+/// print a document.
+nb::dict ChatArgumentsOf(const cli::ChatRequest& request) {
+  nb::dict dict;
+  dict["system"] = OptionalText(request.prompt.system);
+  dict["template_file"] = OptionalText(request.prompt.file);
+  dict["variables"] = OptionalText(request.prompt.variables);
+  dict["max_tokens"] = request.max_tokens ? nb::object(nb::int_(*request.max_tokens)) : nb::none();
+  dict["stream"] = request.stream;
+  dict["as_json"] = request.json;
+  dict["quiet"] = request.quiet;
+  dict["open_model"] = nb::cpp_function([&request] {
+    GenerateOptions options;
+    std::optional<Model> model;
+    {
+      const nb::gil_scoped_release released;
+      model = Take(request.open(&options));
+    }
+    nb::dict sampling = SamplingDict(options.sampling);
+    sampling["presence_penalty"] = options.sampling.presence_penalty;
+    sampling["frequency_penalty"] = options.sampling.frequency_penalty;
+    sampling["seed"] = options.sampling.seed;
+    return nb::make_tuple(*model, sampling);
+  });
+  dict["print_json"] = nb::cpp_function(
+      [&request](const std::string& json) { return Take(request.print_json(json)); });
+  return dict;
+}
+
+/// An object with encode_bytes(bytes, bool) -> list[int], decode(list[int]) -> str,
+/// encode_chat(bytes, ...) -> list[int], chat(...).
 class PythonCodec final : public cli::TextCodec {
  public:
   explicit PythonCodec(nb::object codec) : codec_(std::move(codec)) {}
@@ -55,6 +98,21 @@ class PythonCodec final : public cli::TextCodec {
       return nb::cast<std::string>(
           codec_.attr("decode")(std::vector<int32_t>(tokens.begin(), tokens.end())));
     });
+  }
+  Result<std::vector<int32_t>> EncodeChat(std::string_view message,
+                                          const cli::ChatPrompt& chat) override {
+    return Guarded([&] {
+      return nb::cast<std::vector<int32_t>>(codec_.attr("encode_chat")(
+          nb::bytes(message.data(), message.size()), OptionalText(chat.system),
+          OptionalText(chat.file), OptionalText(chat.variables)));
+    });
+  }
+  Status Chat(const cli::ChatRequest& request) override {
+    return Guarded([&] {
+             codec_.attr("chat")(**ChatArgumentsOf(request));
+             return true;
+           })
+        .status();
   }
 
  private:
@@ -151,6 +209,10 @@ void BindCommand(nb::module_& module) {
   module.def(
       "parse_hub_name", &HubNameOf, nb::arg("name"),
       "The repository, revision and file of a model's name on the Hub; None for other text.");
+  module.def(
+      "printable",
+      [](nb::handle text) { return TextObject(EscapeUnprintable(TextOf(text), Layout::kKept)); },
+      nb::arg("text"), "Text that cannot control a terminal: other bytes become \\xNN.");
 }
 
 }  // namespace marlin::python

@@ -106,7 +106,9 @@ nb::dlpack::dtype DlpackType(DType dtype) {
   }
 }
 
-const char* ClassName(Code code) {
+}  // namespace
+
+const char* ErrorClassName(Code code) {
   switch (code) {
     case Code::kInvalidArgument:
       return "InvalidArgumentError";
@@ -126,8 +128,6 @@ const char* ClassName(Code code) {
       return "MarlinError";
   }
 }
-
-}  // namespace
 
 std::string Place::ToString() const {
   switch (type) {
@@ -308,7 +308,7 @@ void BindErrors(nb::module_& /*module*/) {
       std::rethrow_exception(pointer);
     } catch (const StatusError& error) {
       const nb::object type =
-          nb::module_::import_("metal_marlin.errors").attr(ClassName(error.code()));
+          nb::module_::import_("metal_marlin.errors").attr(ErrorClassName(error.code()));
       PyErr_SetObject(type.ptr(), LineObject(error.what()).ptr());
     }
   });

@@ -14,6 +14,7 @@
 
 #include "marlin/device.h"
 #include "marlin/gemm.h"
+#include "marlin/sampling.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
 
@@ -114,8 +115,13 @@ std::string PathOf(const char* name, nb::handle object);
 nb::str PathObject(const std::string& path);
 /// Text for people from arbitrary bytes: invalid UTF-8 becomes U+FFFD.
 nb::str TextObject(std::string_view text);
+/// The class of metal_marlin.errors for an error.
+const char* ErrorClassName(Code code);
 /// Python text as UTF-8; a lone surrogate becomes '?'.
 std::string TextOf(nb::handle object);
+
+/// The options that generation_config.json can set.
+nb::dict SamplingDict(const SamplingOptions& sampling);
 
 /// Carries an exception of a Python callback through the library, which knows none: Run makes the
 /// library see a failed callback, Rethrow throws the original exception afterwards.

@@ -36,13 +36,7 @@ nb::dict InfoOf(const Model& model) {
   nb::list notes;
   for (const std::string& note : info.notes) notes.append(TextObject(note));
   dict["notes"] = notes;
-  nb::dict sampling;
-  sampling["temperature"] = info.sampling.temperature;
-  sampling["top_k"] = info.sampling.top_k;
-  sampling["top_p"] = info.sampling.top_p;
-  sampling["min_p"] = info.sampling.min_p;
-  sampling["repetition_penalty"] = info.sampling.repetition_penalty;
-  dict["sampling"] = sampling;
+  dict["sampling"] = SamplingDict(info.sampling);
   dict["ignored_generation_keys"] = info.ignored_generation_keys;
   return dict;
 }
@@ -81,7 +75,9 @@ nb::dict GeneratedDict(const Generated& generated) {
   return dict;
 }
 
-nb::dict GenerateTokens(const Model& model, const Tokens& prompt, const TextOptions& text) {
+/// `sequence`: null, or one that holds the beginning of the prompt.
+nb::dict GenerateTokens(const Model& model, const Tokens& prompt, const TextOptions& text,
+                        Sequence* sequence) {
   const GenerateOptions options = GenerateOptionsOf(text);
   const TokenCallback callback = [&text](int32_t token) {
     const nb::gil_scoped_acquire held;
@@ -91,7 +87,8 @@ nb::dict GenerateTokens(const Model& model, const Tokens& prompt, const TextOpti
   Generated generated;
   {
     const nb::gil_scoped_release released;
-    generated = Take(Generate(model, prompt, options, callback));
+    generated = Take(sequence == nullptr ? Generate(model, prompt, options, callback)
+                                         : Generate(model, sequence, prompt, options, callback));
   }
   return GeneratedDict(generated);
 }
@@ -178,6 +175,16 @@ void OpenModel(Model* self, nb::handle directory, const OpenDevice& opened, bool
 
 }  // namespace
 
+nb::dict SamplingDict(const SamplingOptions& sampling) {
+  nb::dict dict;
+  dict["temperature"] = sampling.temperature;
+  dict["top_k"] = sampling.top_k;
+  dict["top_p"] = sampling.top_p;
+  dict["min_p"] = sampling.min_p;
+  dict["repetition_penalty"] = sampling.repetition_penalty;
+  return dict;
+}
+
 void BindModels(nb::module_& module) {
   nb::class_<Sequence>(module, "Sequence", "The KV cache of one sequence.")
       .def_prop_ro("length", &Sequence::length)
@@ -206,7 +213,8 @@ void BindModels(nb::module_& module) {
       .def("new_sequence", [](const Model& self) { return Take(self.NewSequence()); })
       .def("forward", &ForwardModel, nb::arg("sequence"), nb::arg("tokens"), nb::arg("all_logits"),
            nb::arg("out"), "Runs tokens and writes float32 logits [rows, vocab].")
-      .def("generate", &GenerateTokens, nb::arg("prompt"), nb::arg("options"))
+      .def("generate", &GenerateTokens, nb::arg("prompt"), nb::arg("options"),
+           nb::arg("sequence").none() = nb::none())
       .def("generate_batch", &GenerateTexts, nb::arg("prompts"), nb::arg("options"),
            nb::arg("max_batch"), nb::arg("callback").none())
       .def(

@@ -6,13 +6,14 @@
 #include <optional>
 
 #include "base/macros.h"
+#include "cli/chat_arguments.h"
 #include "cli/command.h"
 #include "cli/generated_text.h"
 #include "cli/model_arguments.h"
 #include "cli/prompt_batch.h"
 #include "cli/prompt_lines.h"
+#include "cli/sampling_arguments.h"
 #include "marlin/generate.h"
-#include "ops/sampling.h"
 
 namespace marlin::cli {
 namespace {
@@ -77,25 +78,11 @@ class GenerateCommand final : public Command {
                      "With --prompts: texts at a time; default: as many as fit, 256 at most, on "
                      "the CPU 32");
     arguments.Option("--max-tokens", &max_tokens_, WholeRange(), "N", "Default 128");
-    arguments.Option("--temperature", &temperature_, {.most = 1e6}, "T",
-                     "0: the most likely token; default: generation_config.json's, else 0");
-    arguments.Option("--top-k", &top_k_, WholeRange(), "K",
-                     "Sample from the K most likely tokens; 0: all");
-    arguments.Option("--top-p", &top_p_, {.most = 1, .without_least = true}, "P",
-                     "Sample from the most likely tokens whose probabilities add up to P");
-    arguments.Option("--min-p", &min_p_, {.most = 1}, "P",
-                     "Drop tokens less likely than P times the most likely one");
-    arguments.Option("--repetition-penalty", &repetition_penalty_,
-                     {kLeastRepetitionPenalty, kMostRepetitionPenalty}, "F",
-                     "Divide positive logits of tokens so far, the prompt's too, by F; multiply "
-                     "others; default 1");
-    arguments.Option("--presence-penalty", &presence_penalty_, {-kMostPenalty, kMostPenalty}, "X",
-                     "Subtract X from the logits of generated tokens; default 0");
-    arguments.Option("--frequency-penalty", &frequency_penalty_, {-kMostPenalty, kMostPenalty}, "X",
-                     "Subtract X once per occurrence in the generated text; default 0");
-    arguments.Option("--seed", &seed_, WholeRange(), "S", "Same seed, same text; default 0");
+    sampling_.Declare(arguments);
     arguments.Option("--stop", &stops_, "TEXT", "Stop at this text; may be repeated");
     special_.Declare(arguments);
+    arguments.Flag("--chat", &chat_, "The prompt is a message: put it into the chat template");
+    template_.Declare(arguments);
     arguments.Flag("--ignore-eos", &ignore_eos_, "Continue past the end token");
     run_.Declare(arguments);
   }
@@ -111,6 +98,7 @@ class GenerateCommand final : public Command {
     if (batch_ && !prompts_) {
       return Status(Code::kInvalidArgument, "--batch: only with --prompts");
     }
+    MARLIN_RETURN_IF_ERROR(CheckChat());
     for (const std::string& stop : stops_) {
       if (stop.empty()) return Status(Code::kInvalidArgument, "--stop: expected text, got ''");
     }
@@ -135,7 +123,8 @@ class GenerateCommand final : public Command {
     if (prompts_) return GeneratePromptBatch(console, model, path_, codec.get(), batch);
     std::vector<int32_t> prompt;
     if (prompt_) {
-      Result<std::vector<int32_t>> encoded = EncodeText(*codec, *prompt_, special_, path_, model);
+      Result<std::vector<int32_t>> encoded =
+          EncodePrompt(*codec, *prompt_, special_, Chat(), path_, model);
       if (!encoded.ok()) return encoded.status().WithContext("--prompt");
       prompt = *std::move(encoded);
     } else {
@@ -145,6 +134,21 @@ class GenerateCommand final : public Command {
   }
 
  private:
+  Status CheckChat() const {
+    if (const char* const option = template_.FirstGiven(); option != nullptr && !chat_) {
+      return Status(Code::kInvalidArgument, fmt::format("{}: only with --chat", option));
+    }
+    if (!chat_) return {};
+    if (tokens_) return Status(Code::kInvalidArgument, "--chat: only with --prompt or --prompts");
+    if (special_.added()) return {};
+    return Status(Code::kInvalidArgument,
+                  "--no-special-tokens and --chat exclude each other: the chat template says which "
+                  "special tokens there are");
+  }
+
+  /// How prompts become messages; null where they are continued as they are.
+  const ChatPrompt* Chat() const { return chat_ ? &template_.prompt() : nullptr; }
+
   /// Reads --prompts before the model is loaded.
   Result<PromptBatch> ReadBatch(const Console& console) const {
     MARLIN_ASSIGN_OR_RETURN(const std::string text, ReadText(*prompts_));
@@ -153,6 +157,7 @@ class GenerateCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(batch.prompts, ParsePromptLines(*prompts_, text));
     batch.stops = stops_;
     batch.special = special_;
+    batch.chat = Chat();
     batch.max_batch = batch_.value_or(0);
     if (TextOption(batch.prompts) != nullptr) {
       MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, "--prompts"));
@@ -172,19 +177,8 @@ class GenerateCommand final : public Command {
   /// `sampling`: of the model, for what no option says.
   GenerateOptions Options(const SamplingOptions& sampling) const {
     GenerateOptions options;
-    options.sampling = sampling;
-    const auto take = [](const std::optional<double>& given, float* value) {
-      if (given) *value = static_cast<float>(*given);
-    };
+    options.sampling = sampling_.Options(sampling);
     options.max_tokens = max_tokens_.value_or(options.max_tokens);
-    take(temperature_, &options.sampling.temperature);
-    options.sampling.top_k = top_k_.value_or(options.sampling.top_k);
-    take(top_p_, &options.sampling.top_p);
-    take(min_p_, &options.sampling.min_p);
-    take(repetition_penalty_, &options.sampling.repetition_penalty);
-    options.sampling.presence_penalty = static_cast<float>(presence_penalty_.value_or(0));
-    options.sampling.frequency_penalty = static_cast<float>(frequency_penalty_.value_or(0));
-    options.sampling.seed = static_cast<uint64_t>(seed_.value_or(0));
     options.ignore_eos = ignore_eos_;
     return options;
   }
@@ -215,16 +209,11 @@ class GenerateCommand final : public Command {
   std::optional<std::string> prompts_;
   std::optional<int64_t> batch_;
   std::optional<int64_t> max_tokens_;
-  std::optional<double> temperature_;
-  std::optional<int64_t> top_k_;
-  std::optional<double> top_p_;
-  std::optional<double> min_p_;
-  std::optional<double> repetition_penalty_;
-  std::optional<double> presence_penalty_;
-  std::optional<double> frequency_penalty_;
-  std::optional<int64_t> seed_;
+  SamplingArguments sampling_;
   std::vector<std::string> stops_;
   SpecialTokensArgument special_;
+  bool chat_ = false;
+  ChatArguments template_;
   bool ignore_eos_ = false;
   RunArguments run_;
 };

@@ -196,16 +196,22 @@ Result<std::unique_ptr<TextCodec>> OpenCodec(const Console& console, std::string
   return console.text_codecs()(directory);
 }
 
-Result<std::vector<int32_t>> EncodeText(TextCodec& codec, std::string_view text,
-                                        const SpecialTokensArgument& special,
-                                        const std::string& directory, const Model& model) {
-  MARLIN_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, codec.Encode(text, special.added()));
+Status CheckVocabulary(std::span<const int32_t> tokens, const std::string& directory,
+                       const Model& model) {
   for (const int32_t token : tokens) {
     if (token >= 0 && token < model.info().vocab_size) continue;
     return Status(Code::kMalformedFile,
                   fmt::format("{}: the tokenizer gives the token id {}, the model has 0..{}",
                               directory, token, model.info().vocab_size - 1));
   }
+  return {};
+}
+
+Result<std::vector<int32_t>> EncodeText(TextCodec& codec, std::string_view text,
+                                        const SpecialTokensArgument& special,
+                                        const std::string& directory, const Model& model) {
+  MARLIN_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, codec.Encode(text, special.added()));
+  MARLIN_RETURN_IF_ERROR(CheckVocabulary(tokens, directory, model));
   return tokens;
 }
 

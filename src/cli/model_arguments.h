@@ -94,6 +94,10 @@ Result<std::vector<int32_t>> EncodeText(TextCodec& codec, std::string_view text,
                                         const SpecialTokensArgument& special,
                                         const std::string& directory, const Model& model);
 
+/// Errors: kMalformedFile for an id, of a directory's tokenizer, that the model lacks.
+Status CheckVocabulary(std::span<const int32_t> tokens, const std::string& directory,
+                       const Model& model);
+
 /// Errors: kUnsupported if the console has no tokenizers. Commands check before loading a model.
 Status CheckHasCodec(const Console& console, std::string_view option);
 

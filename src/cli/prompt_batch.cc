@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/macros.h"
+#include "cli/chat_arguments.h"
 #include "cli/generated_text.h"
 #include "cli/model_arguments.h"
 #include "cli/progress_bar.h"
@@ -121,7 +122,7 @@ Status GeneratePromptBatch(Console& console, const Model& model, const std::stri
     std::vector<int32_t> tokens = prompt.tokens;
     if (prompt.text) {
       Result<std::vector<int32_t>> encoded =
-          EncodeText(*codec, *prompt.text, batch.special, directory, model);
+          EncodePrompt(*codec, *prompt.text, batch.special, batch.chat, directory, model);
       if (!encoded.ok()) return encoded.status().WithContext(place);
       tokens = *std::move(encoded);
     }

@@ -19,9 +19,10 @@ namespace marlin::cli {
 struct PromptBatch {
   std::string file;  ///< For messages.
   std::vector<PromptLine> prompts;
-  GenerateOptions options;         ///< Those of the command.
-  std::vector<std::string> stops;  ///< Texts that end a text.
-  SpecialTokensArgument special;   ///< For prompts that are texts.
+  GenerateOptions options;           ///< Those of the command.
+  std::vector<std::string> stops;    ///< Texts that end a text.
+  SpecialTokensArgument special;     ///< For prompts that are texts.
+  const ChatPrompt* chat = nullptr;  ///< How those become messages; null where they do not.
   int64_t max_batch = 0;
 };
 

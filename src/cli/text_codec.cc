@@ -18,7 +18,20 @@ size_t Overlap(std::string_view text, std::string_view stop) {
   return count;
 }
 
+Status WithoutTemplates() {
+  return Status(Code::kUnsupported,
+                "this program has no chat templates; use the command of the "
+                "Python package");
+}
+
 }  // namespace
+
+Result<std::vector<int32_t>> TextCodec::EncodeChat(std::string_view /*message*/,
+                                                   const ChatPrompt& /*chat*/) {
+  return WithoutTemplates();
+}
+
+Status TextCodec::Chat(const ChatRequest& /*request*/) { return WithoutTemplates(); }
 
 TextStream::TextStream(TextCodec& codec, std::span<const int32_t> prompt)
     : codec_(codec), tokens_(prompt.begin(), prompt.end()), shown_(prompt.size()) {

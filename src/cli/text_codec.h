@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,6 +15,15 @@
 
 namespace marlin::cli {
 
+struct ChatRequest;  // chat_request.h
+
+/// How a message becomes a prompt.
+struct ChatPrompt {
+  std::optional<std::string> system;     ///< The system message before it.
+  std::optional<std::string> file;       ///< A chat template instead of the model's own.
+  std::optional<std::string> variables;  ///< Variables of the template: a JSON object.
+};
+
 class TextCodec {
  public:
   virtual ~TextCodec() = default;
@@ -21,6 +31,11 @@ class TextCodec {
   virtual Result<std::vector<int32_t>> Encode(std::string_view text, bool special) = 0;
   /// Special tokens have no text.
   virtual Result<std::string> Decode(std::span<const int32_t> tokens) = 0;
+  /// The tokens of a user's message in the model's chat template, up to where the answer begins.
+  /// Errors: kUnsupported where there is no template, the template's.
+  virtual Result<std::vector<int32_t>> EncodeChat(std::string_view message, const ChatPrompt& chat);
+  /// Holds a conversation on stdin and stdout, until the user ends it.
+  virtual Status Chat(const ChatRequest& request);
 };
 
 /// Loads the tokenizer of a model's directory.

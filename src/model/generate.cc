@@ -1,5 +1,7 @@
 #include "marlin/generate.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -38,12 +40,19 @@ class Generation {
   Result<Generated> Run(std::span<const int32_t> prompt) {
     if (options_.max_tokens == 0) return generated_;
     MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence({.truncatable = false}));
+    return Run(sequence, prompt);
+  }
+
+  /// Precondition: the sequence has less than the prompt.
+  Result<Generated> Run(Sequence& sequence, std::span<const int32_t> prompt) {
+    if (options_.max_tokens == 0) return generated_;
     MARLIN_ASSIGN_OR_RETURN(SamplerSlots sampler,
                             SamplerSlots::Make(model_.device(), model_.info().vocab_size, 1));
     const SamplerSlots::Reset reset{0, &options_.sampling, prompt};
     MARLIN_RETURN_IF_ERROR(sampler.ResetAll({&reset, 1}));
     const MutableTensorView states = sampler.First(1);
-    const SequenceInput input{&sequence, prompt, false};
+    const auto fed = static_cast<size_t>(sequence.length());
+    const SequenceInput input{&sequence, prompt.subspan(fed), false};
     DecodeInput next{&sequence, 0};
     const auto start = std::chrono::steady_clock::now();
     MARLIN_RETURN_IF_ERROR(model_.ForwardAndSample({&input, 1}, states, {&next.token, 1}));
@@ -109,6 +118,15 @@ class Generation {
   Generated generated_;
 };
 
+Status CheckGeneration(const Model& model, std::span<const int32_t> prompt,
+                       const GenerateOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
+  MARLIN_RETURN_IF_ERROR(CheckGenerateOptions(options));
+  return CheckPrompt("prompt", model, prompt);
+}
+
+Status OutOfMemory() { return Status(Code::kOutOfMemory, "generate: cannot allocate"); }
+
 }  // namespace
 
 std::string_view StopReasonName(StopReason reason) {
@@ -128,12 +146,28 @@ std::string_view StopReasonName(StopReason reason) {
 Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
                            const GenerateOptions& options, const TokenCallback& callback) {
   try {
-    MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
-    MARLIN_RETURN_IF_ERROR(CheckGenerateOptions(options));
-    MARLIN_RETURN_IF_ERROR(CheckPrompt("prompt", model, prompt));
+    MARLIN_RETURN_IF_ERROR(CheckGeneration(model, prompt, options));
     return Generation(model, options, callback).Run(prompt);
   } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, "generate: cannot allocate");
+    return OutOfMemory();
+  }
+}
+
+Result<Generated> Generate(const Model& model, Sequence* sequence, std::span<const int32_t> prompt,
+                           const GenerateOptions& options, const TokenCallback& callback) {
+  try {
+    if (sequence == nullptr) {
+      return Status(Code::kInvalidArgument, "sequence: expected one, got null");
+    }
+    MARLIN_RETURN_IF_ERROR(CheckGeneration(model, prompt, options));
+    if (sequence->length() >= std::ssize(prompt)) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("sequence: expected less than the {} tokens of the prompt, got {}",
+                                prompt.size(), sequence->length()));
+    }
+    return Generation(model, options, callback).Run(*sequence, prompt);
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory();
   }
 }
 

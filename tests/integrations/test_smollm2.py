@@ -62,28 +62,38 @@ def imported(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def greedy(folder: Path, codec: TextCodec, **where: Any) -> list[list[int]]:
-    """What transformers continues the prompts with, in float32."""
+def opened(folder: Path, **where: Any) -> Any:
+    """The model in transformers, in float32."""
     torch.set_num_threads(2)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    return transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, **where
     ).eval()
-    tokens = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([codec.encode(prompt)])
-        with torch.no_grad():
-            made = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False,
-                eos_token_id=None, pad_token_id=0, repetition_penalty=1.0,
-            )
-        tokens.append(made[0, ids.shape[1] :].tolist())
-    return tokens
+
+
+def continued(model: Any, prompt: list[int], end: int | None = None) -> list[int]:
+    """The greedy tokens of transformers, up to an end token."""
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        made = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False,
+            eos_token_id=end, pad_token_id=0, repetition_penalty=1.0,
+        )
+    return [token for token in made[0, ids.shape[1] :].tolist() if token != end]
+
+
+def greedy(model: Any, codec: TextCodec) -> list[list[int]]:
+    return [continued(model, codec.encode(prompt)) for prompt in PROMPTS]
 
 
 @pytest.fixture(scope="module")
-def wanted(file: Path) -> list[list[int]]:
+def reference(file: Path) -> Any:
+    return opened(file.parent, gguf_file=file.name)
+
+
+@pytest.fixture(scope="module")
+def wanted(file: Path, reference: Any) -> list[list[int]]:
     """Greedy tokens of transformers on the same file."""
-    return greedy(file.parent, TextCodec(file), gguf_file=file.name)
+    return greedy(reference, TextCodec(file))
 
 
 def test_token_ids(file: Path) -> None:
@@ -140,8 +150,43 @@ def test_after_quantize(
         ["dequantize", small, "-o", back, "--dtype", "fp32"],
     ):
         subprocess.run([*COMMAND, *map(str, words)], capture_output=True, check=True)
-    for path, want in ((plain, wanted), (small, greedy(back, TextCodec(back)))):
+    for path, want in ((plain, wanted), (small, greedy(opened(back), TextCodec(back)))):
         model = mm.load(path, device="cpu", exact=True, verbose=False)
         made = model.generate(PROMPTS, TOKENS, ignore_eos=True)
         assert [one["token_ids"] for one in made] == want
         assert "Paris" in made[0]["text"]
+
+
+def test_chat(file: Path, reference: Any) -> None:
+    """A conversation of two questions, in every way to hold it: answers of transformers."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = mm.load(file, device="cpu", exact=True, verbose=False)
+    assert model.chat_template is not None
+    questions = ["What is the capital of France?", "Name a river in it."]
+    messages: list[dict[str, str]] = []
+    answers = []
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert model.chat_template.render(messages) == text
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        want = continued(reference, ids, tokenizer.convert_tokens_to_ids("<|im_end|>"))
+        made = model.chat(messages, TOKENS, temperature=0, repetition_penalty=1)
+        assert made["token_ids"] == want
+        messages.append({"role": "assistant", "content": made["text"]})
+        answers.append(made["text"])
+    assert "Paris" in answers[0]
+    options = ["--exact", "--max-tokens", str(TOKENS), "--temperature", "0",
+               "--repetition-penalty", "1"]  # fmt: skip
+    one = subprocess.run(
+        [*COMMAND, "generate", str(file), "--chat", "--prompt", questions[0], *options],
+        capture_output=True, text=True, check=True,
+    )
+    assert one.stdout == answers[0] + "\n"
+    talk = subprocess.run(
+        [*COMMAND, "chat", str(file), "--json", *options], input="\n".join(questions),
+        capture_output=True, text=True, check=True,
+    )
+    rows = [json.loads(row) for row in talk.stdout.splitlines()]
+    assert [row["text"] for row in rows] == answers
+    assert rows[1]["cached_tokens"] >= rows[0]["prompt_tokens"]

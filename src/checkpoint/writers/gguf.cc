@@ -386,7 +386,11 @@ class GgufExport {
     };
     constexpr const char* kFile = "tokenizer.json";
     const Result<Json> tokenizer = read(kFile);
-    const Result<Json> config = read("tokenizer_config.json");
+    Result<Json> config = read("tokenizer_config.json");
+    // A chat template in a file of its own has precedence.
+    MARLIN_ASSIGN_OR_RETURN(const std::optional<std::string> chat,
+                            checkpoint_.ReadFile("chat_template.jinja"));
+    if (chat && config.ok()) (*config)["chat_template"] = *chat;
     MARLIN_ASSIGN_OR_RETURN(const Json generation, read("generation_config.json"));
     DescribeGgufSampling(generation, &metadata_);
     std::string obstacle;

@@ -366,6 +366,16 @@ class SpecialTokensWriter {
   std::optional<int64_t> end_;
 };
 
+/// The chat template of a tokenizer_config.json: a text, or the default one of a list.
+std::string ChatTemplateOf(const Json& config) {
+  const Json& chat = Member(config, "chat_template");
+  if (!chat.is_array()) return TextOf(chat);
+  for (const Json& named : chat) {
+    if (TextOf(Member(named, "name")) == "default") return TextOf(Member(named, "template"));
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string DescribeGgufTokenizer(const GgufTokenFiles& files, int64_t rows,
@@ -381,7 +391,7 @@ std::string DescribeGgufTokenizer(const GgufTokenFiles& files, int64_t rows,
   special.AddNumbers(describer.Find(before), describer.Find(after));
   special.AddFlags(listed ? !before.empty() : special.Says("add_bos_token"),
                    listed ? !after.empty() : special.Says("add_eos_token"));
-  const std::string chat = TextOf(Member(files.tokenizer_config, "chat_template"));
+  const std::string chat = ChatTemplateOf(files.tokenizer_config);
   if (!chat.empty()) metadata->Text("tokenizer.chat_template", chat);
   return {};
 }

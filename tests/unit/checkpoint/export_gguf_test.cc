@@ -653,6 +653,19 @@ TEST_F(ExportGgufTest, TheTokenizerComesBack) {
   const Json config = Json::parse(**read.ReadFile("tokenizer_config.json"));
   EXPECT_EQ(config["chat_template"], "{{ x }}");
   EXPECT_EQ(config["add_bos_token"], false);
+  const auto chat = [&](const char* written) {
+    testing::WriteFile(source() + "/tokenizer_config.json", written);
+    EXPECT_TRUE(Convert(out(), true).ok());
+    return Json::parse(**Checkpoint::Open(out())->ReadFile("tokenizer_config.json"))
+        .value("chat_template", "");
+  };
+  EXPECT_EQ(chat(R"({"chat_template": [{"name": "rag", "template": "r"},
+                                       {"name": "default", "template": "d"}]})"),
+            "d");
+  EXPECT_EQ(chat(R"({"chat_template": [{"name": "rag", "template": "r"}, 5]})"), "");
+  testing::WriteFile(source() + "/chat_template.jinja", "in a file");
+  EXPECT_EQ(chat(R"({"chat_template": "{{ x }}"})"), "in a file");
+  EXPECT_EQ(chat("{}"), "in a file");
   // A token without a row of the embedding is left out: no program could take it.
   tokenizer["added_tokens"].push_back({{"id", 99}, {"content", "<pad>"}, {"special", true}});
   testing::WriteFile(source() + "/tokenizer.json", tokenizer.dump());

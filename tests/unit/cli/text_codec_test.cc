@@ -257,6 +257,18 @@ TEST_F(CommandWithCodec, AddsSpecialTokensToTexts) {
   EXPECT_EQ(run({"--no-special-tokens"})["prompt_tokens"], 3);
 }
 
+// A codec without chat templates says so, before there is text.
+TEST_F(CommandWithCodec, ChatNeedsTemplates) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"generate", sample_, "--chat", "--prompt", "And"},
+        {"chat", sample_}}) {
+    const Outcome outcome = Run(arguments);
+    EXPECT_EQ(outcome.code, 1);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.error, HasSubstr("this program has no chat templates"));
+  }
+}
+
 // Only an id that occurs is beyond the model.
 TEST_F(CommandWithCodec, TokensThatTheModelLacksAreRefused) {
   start_ = 2000;

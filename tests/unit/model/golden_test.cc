@@ -94,6 +94,33 @@ TEST_P(Golden, GreedyTokens) {
   EXPECT_EQ(generated->token_ids, greedy);
 }
 
+// A conversation: tokens that a sequence holds are not fed again, and the text is the same.
+TEST_P(Golden, GeneratesAfterTheTokensOfASequence) {
+  GenerateOptions options;
+  options.max_tokens = 9;
+  options.ignore_eos = true;
+  Sequence sequence = *model_->NewSequence();
+  std::vector<int32_t> text = prompt_;
+  for (int turn = 0; turn < 3; ++turn) {
+    const auto want = Generate(*model_, text, options);
+    const auto got = Generate(*model_, &sequence, text, options);
+    ASSERT_TRUE(got.ok()) << got.status().message();
+    EXPECT_EQ(got->token_ids, want->token_ids);
+    EXPECT_EQ(sequence.length(), std::ssize(text) + options.max_tokens - 1);
+    text.insert(text.end(), got->token_ids.begin(), got->token_ids.end());
+    text.insert(text.end(), {5, 6});
+  }
+  EXPECT_TRUE(sequence.Truncate(prompt_tokens() - 1).ok());
+  EXPECT_EQ(Generate(*model_, &sequence, prompt_, options)->token_ids,
+            Generate(*model_, prompt_, options)->token_ids);
+  const auto whole = Generate(*model_, &sequence, std::span(prompt_).first(4), options);
+  EXPECT_EQ(whole.status().message(),
+            "sequence: expected less than the 4 tokens of the prompt, got " +
+                std::to_string(prompt_tokens() + 8));
+  EXPECT_EQ(Generate(*model_, nullptr, prompt_, options).status().message(),
+            "sequence: expected one, got null");
+}
+
 // The exact GEMMs give the same bits however the tokens are split and batched.
 TEST_P(Golden, PiecesAndBatchesGiveTheSameLogits) {
   Sequence whole = *model_->NewSequence();
