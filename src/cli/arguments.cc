@@ -58,7 +58,10 @@ CLI::Option* AddNumber(CLI::App& app, const char* names, std::optional<T>* value
 
 std::vector<std::string> CommandNames(const CLI::App& app) {
   std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  for (const CLI::App* command : app.get_subcommands({})) {
+    names.push_back(command->get_name());
+    for (const std::string& alias : command->get_aliases()) names.push_back(alias);
+  }
   return names;
 }
 
@@ -116,32 +119,58 @@ int AnswerParseError(const CLI::App& app, std::span<char* const> words,
       Status(Code::kInvalidArgument, fmt::format("{} metal-marlin {}--help", message, where)));
 }
 
-int ParseAndRun(int argc, char** argv, Console& console) {
-  CLI::App app("Shrinks LLM checkpoints to 2-8 bits, measures what that costs, and runs them.",
-               "metal-marlin");
-  app.set_version_flag("--version", std::string("metal-marlin ") + Version());
-  app.require_subcommand(1);
-  app.formatter(MakeHelpFormatter());
-  std::vector<std::unique_ptr<Command>> commands;
-  std::vector<CLI::App*> parsers;
+/// The options of every command.
+struct GeneralFlags {
   bool json = false;
   bool quiet = false;
   bool verbose = false;
-  for (const CommandEntry& entry : AllCommands()) {
-    std::string name = entry.name;
-    std::replace(name.begin(), name.end(), '_', '-');
-    CLI::App* parser = app.add_subcommand(name, entry.summary);
-    parser->group(entry.group);
-    parser->get_help_ptr()->group("General")->description("Print this help");
-    parser->footer(std::string("Example:\n  ") + entry.example);
-    commands.push_back(entry.make());
-    ArgumentList arguments(*parser);
-    commands.back()->Declare(arguments);
-    arguments.Group("General");
+
+  void Declare(ArgumentList& arguments) {
+    arguments.Group(kGeneralGroup);
     arguments.Flag("--json", &json, "Print one JSON document on stdout and nothing else");
     arguments.Flag("-q,--quiet", &quiet, "Print no progress and no messages");
     arguments.Flag("-v,--verbose", &verbose,
                    "Print messages and progress to a file or pipe as to a terminal");
+  }
+};
+
+/// The name that users write.
+std::string CommandName(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
+/// Two programs have this command's name.
+std::string VersionText(const Console& console) {
+  return fmt::format("metal-marlin {} ({})", Version(),
+                     console.text_codecs() ? "Python package, with tokenizers"
+                                           : "C++ program, without tokenizers");
+}
+
+int ParseAndRun(int argc, char** argv, Console& console) {
+  CLI::App app("Shrinks LLM checkpoints to 2-8 bits, measures what that costs, and runs them.",
+               "metal-marlin");
+  app.set_help_flag("-h,--help", "Print this help");
+  app.set_version_flag("--version", VersionText(console),
+                       "Print the version and which program this is");
+  app.footer("metal-marlin COMMAND --help describes a command, with an example.");
+  app.require_subcommand(1);
+  app.formatter(MakeHelpFormatter());
+  std::vector<std::unique_ptr<Command>> commands;
+  std::vector<CLI::App*> parsers;
+  GeneralFlags flags;
+  for (const CommandEntry& entry : AllCommands()) {
+    CLI::App* parser = app.add_subcommand(CommandName(entry.name), entry.summary);
+    for (const CommandAlias& alias : AllCommandAliases()) {
+      if (std::string_view(alias.command) == entry.name) parser->alias(CommandName(alias.name));
+    }
+    parser->group(entry.group);
+    parser->get_help_ptr()->group(kGeneralGroup);
+    parser->footer(std::string("Example:\n  ") + entry.example);
+    commands.push_back(entry.make());
+    ArgumentList arguments(*parser);
+    commands.back()->Declare(arguments);
+    flags.Declare(arguments);
     parsers.push_back(parser);
   }
   try {
@@ -150,9 +179,9 @@ int ParseAndRun(int argc, char** argv, Console& console) {
     const std::span<char* const> words(argv, static_cast<size_t>(argc));
     return AnswerParseError(app, words.subspan(1), error, console);
   }
-  console.set_json(json);
-  console.set_quiet(quiet);
-  console.set_verbose(verbose);
+  console.set_json(flags.json);
+  console.set_quiet(flags.quiet);
+  console.set_verbose(flags.verbose);
   for (size_t i = 0; i < parsers.size(); ++i) {
     if (parsers[i]->parsed()) return console.Finish(commands[i]->Run(console));
   }
@@ -220,12 +249,26 @@ Result<int64_t> ParseByteSize(const char* option, const std::string& text) {
 
 CLI::Option* ArgumentList::Placed(CLI::Option* option) const { return option->group(group_); }
 
+void ArgumentList::Record(const char* names, DeclaredArgument::Value value, const char* type,
+                          const char* help) {
+  DeclaredArgument argument{{}, type, help, value, {}};
+  std::string_view rest = names;
+  while (!rest.empty()) {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    argument.names.emplace_back(rest.substr(0, comma));
+    rest.remove_prefix(std::min(comma + 1, rest.size()));
+  }
+  declared_.push_back(std::move(argument));
+}
+
 void ArgumentList::Positional(const char* name, std::string* value, const char* help) {
+  Record(name, DeclaredArgument::Value::kText, "", help);
   app_.add_option(name, *value, help)->required()->type_name("");
 }
 
 void ArgumentList::Positional(const char* name, std::optional<std::string>* value,
                               const char* help) {
+  Record(name, DeclaredArgument::Value::kText, "", help);
   app_.add_option_function<std::string>(
           name, [value](const std::string& given) { *value = given; }, help)
       ->type_name("");
@@ -233,11 +276,13 @@ void ArgumentList::Positional(const char* name, std::optional<std::string>* valu
 
 void ArgumentList::Option(const char* names, std::string* value, const char* type,
                           const char* help) {
+  Record(names, DeclaredArgument::Value::kText, type, help);
   Placed(app_.add_option(names, *value, help))->type_name(type)->capture_default_str();
 }
 
 void ArgumentList::Option(const char* names, std::optional<std::string>* value, const char* type,
                           const char* help) {
+  Record(names, DeclaredArgument::Value::kText, type, help);
   Placed(app_.add_option_function<std::string>(
              names, [value](const std::string& given) { *value = given; }, help))
       ->type_name(type);
@@ -245,16 +290,19 @@ void ArgumentList::Option(const char* names, std::optional<std::string>* value, 
 
 void ArgumentList::Option(const char* names, std::optional<int64_t>* value, const WholeRange& range,
                           const char* type, const char* help) {
+  Record(names, DeclaredArgument::Value::kNumber, type, help);
   Placed(AddNumber(app_, names, value, range, type, help));
 }
 
 void ArgumentList::Option(const char* names, std::optional<double>* value, const RealRange& range,
                           const char* type, const char* help) {
+  Record(names, DeclaredArgument::Value::kNumber, type, help);
   Placed(AddNumber(app_, names, value, range, type, help));
 }
 
 void ArgumentList::Option(const char* names, std::vector<std::string>* values, const char* type,
                           const char* help) {
+  Record(names, DeclaredArgument::Value::kText, type, help);
   // One value per occurrence: "--override A B" must not swallow the positional B. CLI11 would also
   // read "[A,B]" as two values, in recursion, and "--stop [END]" as "END".
   Placed(app_.add_option(names, *values, help))
@@ -266,11 +314,34 @@ void ArgumentList::Option(const char* names, std::vector<std::string>* values, c
 
 void ArgumentList::RequiredOption(const char* names, std::string* value, const char* type,
                                   const char* help) {
+  Record(names, DeclaredArgument::Value::kText, type, help);
   Placed(app_.add_option(names, *value, help))->required()->type_name(type);
 }
 
 void ArgumentList::Flag(const char* names, bool* value, const char* help) {
+  Record(names, DeclaredArgument::Value::kNone, "", help);
   Placed(app_.add_flag(names, *value, help));
+}
+
+std::vector<DeclaredCommand> DeclareCommands() {
+  std::vector<DeclaredCommand> declared;
+  for (const CommandEntry& entry : AllCommands()) {
+    CLI::App parser;
+    ArgumentList arguments(parser);
+    const std::unique_ptr<Command> command = entry.make();
+    command->Declare(arguments);
+    GeneralFlags flags;
+    flags.Declare(arguments);
+    declared.push_back({{CommandName(entry.name)}, entry.summary, arguments.declared()});
+    declared.back().arguments.push_back(
+        {{"-h", "--help"}, "", "Print this help", DeclaredArgument::Value::kNone, {}});
+    for (const CommandAlias& alias : AllCommandAliases()) {
+      if (std::string_view(alias.command) == entry.name) {
+        declared.back().names.push_back(CommandName(alias.name));
+      }
+    }
+  }
+  return declared;
 }
 
 int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs) {
