@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "base/printable.h"
 
@@ -62,6 +63,29 @@ std::string Table::ToString() const {
 }
 
 std::string FormatCount(int64_t count) { return FormatScaled(count, {"", " K", " M", " B", " T"}); }
+
+std::string FormatInteger(int64_t count) {
+  std::string digits = std::to_string(count);
+  const size_t first = count < 0 ? 1 : 0;
+  for (size_t at = digits.size(); at > first + 3;) digits.insert(at -= 3, 1, ',');
+  return digits;
+}
+
+std::string FormatCounted(int64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", FormatInteger(count), noun, count == 1 ? "" : "s");
+}
+
+std::string FormatRate(double rate) {
+  return rate < 99.95 ? fmt::format("{:.1f}", rate) : FormatInteger(std::llround(rate));
+}
+
+std::string FormatPercent(double fraction) {
+  if (fraction > 0 && fraction < 0.0005) return "< 0.1 %";
+  if (fraction < 1 && fraction >= 0.9995) return "> 99.9 %";
+  return fmt::format("{:.1f} %", 100 * fraction);
+}
+
+std::string FormatChange(double fraction) { return fmt::format("{:+.1f} %", 100 * fraction); }
 
 std::string FormatBytes(int64_t bytes) {
   return FormatScaled(bytes, {" B", " kB", " MB", " GB", " TB"});

@@ -59,7 +59,10 @@ CLI::Option* AddNumber(CLI::App& app, const char* names, std::optional<T>* value
 
 std::vector<std::string> CommandNames(const CLI::App& app) {
   std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  for (const CLI::App* command : app.get_subcommands({})) {
+    names.push_back(command->get_name());
+    for (const std::string& alias : command->get_aliases()) names.push_back(alias);
+  }
   return names;
 }
 
@@ -165,6 +168,37 @@ Status RunCommand(Command& command, const std::vector<ModelArgument>& models, bo
   return command.Run(console);
 }
 
+/// The options of every command.
+struct GeneralFlags {
+  bool offline = false;
+  bool json = false;
+  bool quiet = false;
+  bool verbose = false;
+
+  void Declare(ArgumentList& arguments) {
+    arguments.Group(kGeneralGroup);
+    if (!arguments.models().empty()) {
+      arguments.Flag("--offline", &offline,
+                     "A model org/name[@revision][:file] of the Hugging Face Hub, which is "
+                     "downloaded once, must be in its cache");
+    }
+    arguments.Flag("--json", &json, "Print one JSON document on stdout and nothing else");
+    arguments.Flag("-q,--quiet", &quiet, "Print no progress and no messages");
+    arguments.Flag("-v,--verbose", &verbose,
+                   "Print messages and progress to a file or pipe as to a terminal");
+  }
+};
+
+/// The names that users write: the command's, then its aliases.
+std::vector<std::string> NamesOf(const CommandEntry& entry) {
+  std::vector<std::string> names = {entry.name};
+  for (const CommandAlias& alias : AllCommandAliases()) {
+    if (std::string_view(alias.command) == entry.name) names.emplace_back(alias.name);
+  }
+  for (std::string& name : names) std::replace(name.begin(), name.end(), '_', '-');
+  return names;
+}
+
 /// The parsers of all commands, those of groups included, and the flags that every command has.
 class CommandParsers {
  public:
@@ -172,12 +206,12 @@ class CommandParsers {
 
   /// Passes the flags on and runs the command that was parsed.
   Status Run(const ModelResolver& resolver, Console& console) {
-    console.set_json(json_);
-    console.set_quiet(quiet_);
-    console.set_verbose(verbose_);
+    console.set_json(flags_.json);
+    console.set_quiet(flags_.quiet);
+    console.set_verbose(flags_.verbose);
     for (const Parsed& each : commands_) {
       if (each.parser->parsed()) {
-        return RunCommand(*each.command, each.models, offline_, resolver, console);
+        return RunCommand(*each.command, each.models, flags_.offline, resolver, console);
       }
     }
     return Status(Code::kInternal, "no command was given");
@@ -192,11 +226,11 @@ class CommandParsers {
 
   void Add(CLI::App& parent, std::span<const CommandEntry> entries) {
     for (const CommandEntry& entry : entries) {
-      std::string name = entry.name;
-      std::replace(name.begin(), name.end(), '_', '-');
-      CLI::App* parser = parent.add_subcommand(name, entry.summary);
+      const std::vector<std::string> names = NamesOf(entry);
+      CLI::App* parser = parent.add_subcommand(names.front(), entry.summary);
+      for (const std::string& alias : std::span(names).subspan(1)) parser->alias(alias);
       parser->group(entry.group);
-      parser->get_help_ptr()->group("General")->description("Print this help");
+      parser->get_help_ptr()->group(kGeneralGroup);
       parser->footer(std::string("Example:\n  ") + entry.example);
       ArgumentList arguments(*parser);
       if (entry.commands != nullptr) {
@@ -207,34 +241,52 @@ class CommandParsers {
         command->Declare(arguments);
         commands_.push_back({parser, std::move(command), arguments.models()});
       }
-      AddGeneralFlags(arguments);
+      flags_.Declare(arguments);
     }
-  }
-
-  void AddGeneralFlags(ArgumentList& arguments) {
-    arguments.Group("General");
-    if (!arguments.models().empty()) {
-      arguments.Flag("--offline", &offline_,
-                     "A model org/name[@revision][:file] of the Hugging Face Hub, which is "
-                     "downloaded once, must be in its cache");
-    }
-    arguments.Flag("--json", &json_, "Print one JSON document on stdout and nothing else");
-    arguments.Flag("-q,--quiet", &quiet_, "Print no progress and no messages");
-    arguments.Flag("-v,--verbose", &verbose_,
-                   "Print messages and progress to a file or pipe as to a terminal");
   }
 
   std::vector<Parsed> commands_;
-  bool offline_ = false;
-  bool json_ = false;
-  bool quiet_ = false;
-  bool verbose_ = false;
+  GeneralFlags flags_;
 };
+
+/// The commands of a table, with the arguments that parsing would accept.
+std::vector<DeclaredCommand> DeclareAll(std::span<const CommandEntry> entries) {
+  std::vector<DeclaredCommand> declared;
+  for (const CommandEntry& entry : entries) {
+    CLI::App parser;
+    ArgumentList arguments(parser);
+    DeclaredCommand command{NamesOf(entry), entry.summary, {}, {}};
+    std::unique_ptr<Command> made;
+    if (entry.commands != nullptr) {
+      command.commands = DeclareAll(entry.commands());
+    } else {
+      made = entry.make();
+      made->Declare(arguments);
+    }
+    GeneralFlags flags;
+    flags.Declare(arguments);
+    command.arguments = arguments.declared();
+    command.arguments.push_back(
+        {{"-h", "--help"}, "", "Print this help", DeclaredArgument::Value::kNone, {}});
+    declared.push_back(std::move(command));
+  }
+  return declared;
+}
+
+/// Two programs have this command's name.
+std::string VersionText(const Console& console) {
+  return fmt::format("metal-marlin {} ({})", Version(),
+                     console.text_codecs() ? "Python package, with tokenizers"
+                                           : "C++ program, without tokenizers");
+}
 
 int ParseAndRun(int argc, char** argv, const ModelResolver& resolver, Console& console) {
   CLI::App app("Shrinks LLM checkpoints to 2-8 bits, measures what that costs, and runs them.",
                "metal-marlin");
-  app.set_version_flag("--version", std::string("metal-marlin ") + Version());
+  app.set_help_flag("-h,--help", "Print this help");
+  app.set_version_flag("--version", VersionText(console),
+                       "Print the version and which program this is");
+  app.footer("metal-marlin COMMAND --help describes a command, with an example.");
   app.require_subcommand(1);
   app.formatter(MakeHelpFormatter());
   CommandParsers parsers(app);
@@ -308,12 +360,26 @@ Result<int64_t> ParseByteSize(const char* option, const std::string& text) {
 
 CLI::Option* ArgumentList::Placed(CLI::Option* option) const { return option->group(group_); }
 
+void ArgumentList::Record(const char* names, DeclaredArgument::Value value, const char* type,
+                          const char* help) {
+  DeclaredArgument argument{{}, type, help, value, {}};
+  std::string_view rest = names;
+  while (!rest.empty()) {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    argument.names.emplace_back(rest.substr(0, comma));
+    rest.remove_prefix(std::min(comma + 1, rest.size()));
+  }
+  declared_.push_back(std::move(argument));
+}
+
 void ArgumentList::Positional(const char* name, std::string* value, const char* help) {
+  Record(name, DeclaredArgument::Value::kText, "", help);
   app_.add_option(name, *value, help)->required()->type_name("");
 }
 
 void ArgumentList::Positional(const char* name, std::optional<std::string>* value,
                               const char* help) {
+  Record(name, DeclaredArgument::Value::kText, "", help);
   app_.add_option_function<std::string>(
           name, [value](const std::string& given) { *value = given; }, help)
       ->type_name("");
@@ -321,11 +387,13 @@ void ArgumentList::Positional(const char* name, std::optional<std::string>* valu
 
 void ArgumentList::Option(const char* names, std::string* value, const char* type,
                           const char* help) {
+  Record(names, DeclaredArgument::Value::kText, type, help);
   Placed(app_.add_option(names, *value, help))->type_name(type)->capture_default_str();
 }
 
 void ArgumentList::Option(const char* names, std::optional<std::string>* value, const char* type,
                           const char* help) {
+  Record(names, DeclaredArgument::Value::kText, type, help);
   Placed(app_.add_option_function<std::string>(
              names, [value](const std::string& given) { *value = given; }, help))
       ->type_name(type);
@@ -333,16 +401,19 @@ void ArgumentList::Option(const char* names, std::optional<std::string>* value, 
 
 void ArgumentList::Option(const char* names, std::optional<int64_t>* value, const WholeRange& range,
                           const char* type, const char* help) {
+  Record(names, DeclaredArgument::Value::kNumber, type, help);
   Placed(AddNumber(app_, names, value, range, type, help));
 }
 
 void ArgumentList::Option(const char* names, std::optional<double>* value, const RealRange& range,
                           const char* type, const char* help) {
+  Record(names, DeclaredArgument::Value::kNumber, type, help);
   Placed(AddNumber(app_, names, value, range, type, help));
 }
 
 void ArgumentList::Option(const char* names, std::vector<std::string>* values, const char* type,
                           const char* help) {
+  Record(names, DeclaredArgument::Value::kText, type, help);
   // One value per occurrence: "--override A B" must not swallow the positional B. CLI11 would also
   // read "[A,B]" as two values, in recursion, and "--stop [END]" as "END".
   Placed(app_.add_option(names, *values, help))
@@ -354,10 +425,12 @@ void ArgumentList::Option(const char* names, std::vector<std::string>* values, c
 
 void ArgumentList::RequiredOption(const char* names, std::string* value, const char* type,
                                   const char* help) {
+  Record(names, DeclaredArgument::Value::kText, type, help);
   Placed(app_.add_option(names, *value, help))->required()->type_name(type);
 }
 
 void ArgumentList::Flag(const char* names, bool* value, const char* help) {
+  Record(names, DeclaredArgument::Value::kNone, "", help);
   Placed(app_.add_flag(names, *value, help));
 }
 
@@ -368,6 +441,8 @@ void ArgumentList::Model(std::string* value, ModelPart part) {
 void ArgumentList::Model(std::optional<std::string>* value, ModelPart part) {
   models_.push_back({[value] { return value->has_value() ? &**value : nullptr; }, part});
 }
+
+std::vector<DeclaredCommand> DeclareCommands() { return DeclareAll(AllCommands()); }
 
 int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs,
                    const ModelResolver& model_resolver) {

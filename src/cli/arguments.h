@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/hub_name.h"
@@ -50,6 +51,25 @@ struct ModelArgument {
   ModelPart part = ModelPart::kAll;
 };
 
+/// An argument as it was declared: what shell completions are made from.
+struct DeclaredArgument {
+  enum class Value : uint8_t { kNone, kNumber, kText };
+
+  std::vector<std::string> names;  ///< "-o", "--output"; a positional's only name has no dash.
+  std::string type;                ///< The value's name in --help: "FILE".
+  std::string help;
+  Value value = Value::kNone;
+  std::vector<std::string> choices;  ///< Values to offer; others may be valid, too.
+};
+
+/// A command as it was declared.
+struct DeclaredCommand {
+  std::vector<std::string> names;  ///< The name first, then aliases.
+  std::string summary;
+  std::vector<DeclaredArgument> arguments;
+  std::vector<DeclaredCommand> commands;  ///< Of a group such as `bench`.
+};
+
 /// The arguments of one command. Pointers must outlive parsing; absent arguments stay unchanged.
 class ArgumentList {
  public:
@@ -81,13 +101,24 @@ class ArgumentList {
   void Model(std::optional<std::string>* value, ModelPart part = ModelPart::kAll);
   const std::vector<ModelArgument>& models() const { return models_; }
 
+  /// Values of the argument declared last that shell completions offer. What it accepts remains
+  /// the command's to check.
+  void Choices(std::vector<std::string> choices) { declared_.back().choices = std::move(choices); }
+
+  const std::vector<DeclaredArgument>& declared() const { return declared_; }
+
  private:
   CLI::Option* Placed(CLI::Option* option) const;
+  void Record(const char* names, DeclaredArgument::Value value, const char* type, const char* help);
 
   CLI::App& app_;
   const char* group_ = "Options";
   std::vector<ModelArgument> models_;
+  std::vector<DeclaredArgument> declared_;
 };
+
+/// All commands with the arguments that parsing would accept.
+std::vector<DeclaredCommand> DeclareCommands();
 
 /// Parses the command line, runs the command and returns the process's exit code. The factory makes
 /// tokenizers for commands that take text; without one they take token ids. The resolver downloads

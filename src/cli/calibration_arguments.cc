@@ -2,23 +2,34 @@
 
 #include <fmt/core.h>
 
+#include <cctype>
+
 #include "base/macros.h"
 #include "base/printable.h"
 #include "cli/model_arguments.h"
 
 namespace marlin::cli {
+namespace {
+
+/// Begins with a capital letter.
+std::string Sentence(std::string text) {
+  text[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(text[0])));
+  return text;
+}
+
+}  // namespace
 
 void CalibrationArguments::Declare(ArgumentList& arguments, const std::string& use,
                                    const std::string& tokens) {
   arguments.Option("--calibration", &calibration_, "FILE",
-                   (use + "a text; default: sampled from the model itself").c_str());
+                   Sentence(use + "a text; default: sampled from the model itself").c_str());
   arguments.Option("--calibration-ids", &ids_, "FILE",
-                   (use + "token ids instead, separated by spaces or commas").c_str());
+                   Sentence(use + "token ids instead, separated by spaces or commas").c_str());
   special_.Declare(arguments);
   arguments.Option("--calibration-tokens", &tokens_, {.least = 2}, "N",
-                   (use + "tokens to use; " + tokens).c_str());
+                   Sentence(use + "tokens to use; " + tokens).c_str());
   arguments.Option("--seed", &seed_, WholeRange(), "S",
-                   (use + "of the sampled text; default 0").c_str());
+                   Sentence(use + "of the sampled text; default 0").c_str());
 }
 
 Status CalibrationArguments::Check(const Console& console) const {
@@ -28,7 +39,7 @@ Status CalibrationArguments::Check(const Console& console) const {
   if (seed_ && (calibration_ || ids_)) {
     return Status(Code::kInvalidArgument, "--seed: the text is given, and not sampled");
   }
-  return calibration_ ? CheckHasCodec(console, "--calibration") : Status();
+  return calibration_ ? CheckHasCodec(console, "--calibration", "--calibration-ids") : Status();
 }
 
 Result<CalibrationOptions> CalibrationArguments::Read(const Console& console,

@@ -2,10 +2,11 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/printable.h"
+#include "base/text_table.h"
+#include "cli/name_ranges.h"
 
 namespace marlin::cli {
 namespace {
@@ -23,6 +24,7 @@ ListedTensor ListModule(const QuantizedModule& module) {
   listed.permuted = spec.has_permutation;
   listed.input_scaled = spec.has_input_scale;
   listed.input_hadamard = spec.input_hadamard;
+  if (module.name.find('*') != std::string::npos) listed.tensors = spec.experts;
   listed.parameters = spec.experts * spec.k * spec.n;
   listed.bytes = StoredBytes(spec);
   listed.layer_class = module.layer_class;
@@ -40,11 +42,31 @@ ListedTensor ListPlain(const TensorInfo& tensor) {
   return listed;
 }
 
-}  // namespace
-
-double ListedTensor::BitsPerWeight() const {
+double BitsEach(int64_t bytes, int64_t parameters) {
   return parameters == 0 ? 0.0 : 8.0 * static_cast<double>(bytes) / static_cast<double>(parameters);
 }
+
+}  // namespace
+
+double ListedTensor::BitsPerWeight() const { return BitsEach(bytes, parameters); }
+
+std::string ListedTensor::FormatText() const {
+  std::string text = format;
+  if (quantized()) text += fmt::format("/g{}", group_size);
+  if (sparsity != Sparsity::kDense) text += fmt::format("/{}", SparsityName(sparsity));
+  if (input_hadamard > 0) text += fmt::format("/h{}", input_hadamard);
+  if (permuted) text += " permuted";
+  if (input_scaled) text += " scaled";
+  return text;
+}
+
+void ListedTotals::Add(const ListedTensor& tensor) {
+  tensors += tensor.tensors;
+  parameters += tensor.parameters;
+  bytes += tensor.bytes;
+}
+
+double ListedTotals::BitsPerWeight() const { return BitsEach(bytes, parameters); }
 
 std::vector<ListedTensor> ListTensors(const Checkpoint& checkpoint) {
   std::vector<ListedTensor> tensors;
@@ -55,31 +77,19 @@ std::vector<ListedTensor> ListTensors(const Checkpoint& checkpoint) {
   return tensors;
 }
 
-std::string SkippedText(const std::vector<SkippedTensor>& skipped) {
-  struct Group {
-    const SkippedTensor* first = nullptr;
-    int64_t count = 0;
-  };
-  std::vector<Group> groups;
-  for (const SkippedTensor& tensor : skipped) {
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& candidate) {
-      return candidate.first->reason == tensor.reason;
-    });
-    if (group == groups.end()) group = groups.insert(group, Group{&tensor, 0});
-    ++group->count;
+std::string SkippedLines(const std::vector<SkippedTensor>& skipped) {
+  std::vector<NamedKind> names;
+  for (const SkippedTensor& tensor : skipped) names.push_back({tensor.name, tensor.reason});
+  std::string lines;
+  for (const NameRange& range : MergeNames(names)) {
+    lines += fmt::format("  {} ({})\n", Printable(range.name), names[range.members.front()].kind);
   }
-  std::string text;
-  for (const Group& group : groups) {
-    const std::string others = group.count == 1 ? "" : fmt::format(" and {} more", group.count - 1);
-    text += fmt::format("{}{}{} ({})", text.empty() ? "" : "; ", Printable(group.first->name),
-                        others, group.first->reason);
-  }
-  return text.empty() ? "none" : text;
+  return lines;
 }
 
-std::string CoverageLine(double coverage, const std::vector<SkippedTensor>& skipped) {
-  return fmt::format("{:.1f} % of parameters quantized; skipped: {}\n", 100 * coverage,
-                     SkippedText(skipped));
+std::string CoverageLines(double coverage, const std::vector<SkippedTensor>& skipped) {
+  return fmt::format("{} of parameters quantized{}\n{}", FormatPercent(coverage),
+                     skipped.empty() ? "" : "; skipped:", SkippedLines(skipped));
 }
 
 nlohmann::ordered_json SkippedJson(const std::vector<SkippedTensor>& skipped) {

@@ -19,20 +19,35 @@ struct ListedTensor {
   bool permuted = false;       ///< Stored with a permutation along k.
   bool input_scaled = false;   ///< Products scale their inputs.
   int64_t input_hadamard = 0;  ///< The size of Hadamard blocks; 0: none.
+  int64_t tensors = 1;         ///< Tensors of the source that it stands for: experts.
   int64_t parameters = 0;
   int64_t bytes = 0;
   LayerClass layer_class = LayerClass::kOther;
+  double BitsPerWeight() const;
+  bool quantized() const { return group_size != 0; }
+  /// As in recipes, "fp4_e2m1/g64/2:4", and what else products of it do: "permuted", "scaled".
+  std::string FormatText() const;
+};
+
+/// The sum of tensors.
+struct ListedTotals {
+  int64_t tensors = 0;
+  int64_t parameters = 0;
+  int64_t bytes = 0;
+
+  void Add(const ListedTensor& tensor);
   double BitsPerWeight() const;
 };
 
 /// Modules first, then the plain tensors; each in name order.
 std::vector<ListedTensor> ListTensors(const Checkpoint& checkpoint);
 
-/// Tensors that were left unquantized, grouped by reason: the routers of 48 layers are one entry.
-std::string SkippedText(const std::vector<SkippedTensor>& skipped);
+/// Tensors with a reason, a line for each reason and pattern of names: the routers of 48 layers are
+/// one line.
+std::string SkippedLines(const std::vector<SkippedTensor>& skipped);
 
-/// "86.9 % of parameters quantized; skipped: ..." as a line.
-std::string CoverageLine(double coverage, const std::vector<SkippedTensor>& skipped);
+/// "86.9 % of parameters quantized; skipped:" and SkippedLines.
+std::string CoverageLines(double coverage, const std::vector<SkippedTensor>& skipped);
 
 /// An array of {"name", "reason"}.
 nlohmann::ordered_json SkippedJson(const std::vector<SkippedTensor>& skipped);

@@ -32,6 +32,15 @@ struct CommandEntry {
   std::span<const CommandEntry> (*commands)();  ///< The commands of a group; else null.
 };
 
+/// Another name of a command, which --help does not list as one of its own.
+struct CommandAlias {
+  const char* name;
+  const char* command;
+};
+
+/// The aliases of commands.def.
+std::span<const CommandAlias> AllCommandAliases();
+
 /// All commands, in the order of --help; defined in commands.def.
 std::span<const CommandEntry> AllCommands();
 

@@ -71,30 +71,35 @@ class AnalyzeCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory");
     arguments.Model(&path_);
+    arguments.Group("What to measure, one of");
     arguments.Flag("--routing", &routing_, "Counts the selections of every expert of every layer");
+    arguments.Flag("--sensitivity", &sensitivity_,
+                   "Measures what quantizing each matrix alone does to the predictions");
+    arguments.Flag("--importance", &importance_,
+                   "Measures the inputs of every matrix: llama.cpp's importance matrix");
     arguments.Flag("--sparsity", &sparsity_,
                    "Measures what keeping two of every four weights would take from every matrix");
+    arguments.Group("Output");
+    arguments.Option("-o,--output", &output_, "FILE",
+                     "Writes the frequencies, which recipes read, or the sensitivity or the "
+                     "importance matrix, GGUF, which quantize reads, to FILE");
+    arguments.Group("Text for --routing");
     arguments.Option("--prompts", &prompts_, "FILE", "A text file; every line is a sequence");
     arguments.Option("--tokens", &tokens_, "FILE",
                      "Token ids instead, separated by spaces or commas");
     arguments.Option("--window", &window_, {.least = 1}, "N",
                      "Longer texts are cut into sequences of N tokens; default 256, for --prompts "
                      "the context");
-    arguments.Flag("--sensitivity", &sensitivity_,
-                   "Measures what quantizing each matrix alone does to the predictions");
-    arguments.Option("--formats", &formats_, "LIST",
-                     "--sensitivity: formats; default int2/g64/frac,nf3/g64,nf4/g64,s8/g64");
-    arguments.Flag("--importance", &importance_,
-                   "Measures the inputs of every matrix: llama.cpp's importance matrix");
-    calibration_.Declare(
-        arguments, "--sensitivity and --importance: ", "default 2048, for --importance 16384");
-    arguments.Option("--plot", &plot_, "FILE", "--sensitivity: writes a picture, SVG, to FILE");
-    arguments.Flag("--resume", &resume_, "--sensitivity: continues an interrupted run of -o FILE");
-    arguments.Option("-o,--output", &output_, "FILE",
-                     "Writes the frequencies, which recipes read, or the sensitivity or the "
-                     "importance matrix, GGUF, which quantize reads, to FILE");
     arguments.Option("--trace", &trace_, "FILE",
                      "Writes the experts of every token, which `bench moe --trace` replays");
+    arguments.Group("Text for --sensitivity and --importance");
+    calibration_.Declare(arguments, "", "default 2048, for --importance 16384");
+    arguments.Group("Options of --sensitivity");
+    arguments.Option("--formats", &formats_, "LIST",
+                     "Formats; default int2/g64/frac,nf3/g64,nf4/g64,s8/g64");
+    arguments.Option("--plot", &plot_, "FILE", "Writes a picture, SVG, to FILE");
+    arguments.Flag("--resume", &resume_, "Continues an interrupted run of -o FILE");
+    arguments.Group(RunArguments::kGroup);
     run_.Declare(arguments);
   }
 
@@ -121,7 +126,7 @@ class AnalyzeCommand final : public Command {
       return wrong(prompts_ ? "--prompts and --tokens exclude each other"
                             : "--prompts or --tokens is needed");
     }
-    return prompts_ ? CheckHasCodec(console, "--prompts") : Status();
+    return prompts_ ? CheckHasCodec(console, "--prompts", "--tokens") : Status();
   }
 
   Status Run(Console& console) override {
@@ -224,9 +229,10 @@ class AnalyzeCommand final : public Command {
       const auto unseen = std::count(counts.begin(), counts.end(), 0.0F);
       const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
       table.AddRow({row["name"].get<std::string>(), row["k"].dump(), row["experts"].dump(),
-                    std::to_string(unseen),
-                    *least == *most ? fmt::format("{:.0f}", *most)
-                                    : fmt::format("{:.0f}-{:.0f}", *least, *most),
+                    FormatInteger(unseen),
+                    *least == *most ? FormatInteger(std::llround(*most))
+                                    : fmt::format("{}-{}", FormatInteger(std::llround(*least)),
+                                                  FormatInteger(std::llround(*most))),
                     fmt::format("{:.4g}", row["mean_square"].get<double>())});
     }
     return table.ToString();
@@ -285,8 +291,8 @@ class AnalyzeCommand final : public Command {
       }
       if (count == 0) continue;
       const double zeros = static_cast<double>(all.zeros) / static_cast<double>(all.weights);
-      table.AddRow({std::string(LayerClassName(static_cast<LayerClass>(i))), std::to_string(count),
-                    std::to_string(sparse), fmt::format("{:.1f} %", 100 * zeros),
+      table.AddRow({std::string(LayerClassName(static_cast<LayerClass>(i))), FormatInteger(count),
+                    FormatInteger(sparse), FormatPercent(zeros),
                     fmt::format("{:.4f}", all.RelativeError()), fmt::format("{:.4f}", largest)});
     }
     return table.ToString() +
@@ -342,11 +348,11 @@ class AnalyzeCommand final : public Command {
           std::max_element(layer.counts.begin(), layer.counts.end()) - layer.counts.begin();
       table.AddRow({std::to_string(layer.layer), std::to_string(layer.counts.size()),
                     std::to_string(use.used),
-                    fmt::format("{} ({:.1f} %)", favourite, 100 * use.largest),
+                    fmt::format("{} ({})", favourite, FormatPercent(use.largest)),
                     std::to_string(use.for_half), std::to_string(use.for_most)});
     }
-    return fmt::format("{} tokens, {} experts each\n\n{}", frequencies.tokens, frequencies.top_k,
-                       table.ToString());
+    return fmt::format("{}, {} experts each\n\n{}", FormatCounted(frequencies.tokens, "token"),
+                       frequencies.top_k, table.ToString());
   }
 
   std::string path_;

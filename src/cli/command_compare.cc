@@ -28,7 +28,9 @@ class CompareCommand final : public Command {
     arguments.RequiredOption("--against", &against_, "SRC", "The model that it was made from");
     arguments.Model(&path_);
     arguments.Model(&against_);
+    arguments.Group(CorpusArguments::kGroup);
     corpus_.Declare(arguments);
+    arguments.Group(RunArguments::kGroup);
     run_.Declare(arguments);
   }
 
@@ -73,12 +75,14 @@ class CompareCommand final : public Command {
     add(against_, result.reference);
     add(path_, result.model);
     return fmt::format(
-        "{}\nperplexity {:+.2f} % +- {:.2f}; KL divergence in nats: mean {:.5f}, median {:.5f}, 99 "
-        "% "
-        "{:.5f}, largest {:.4f};\nthe same most likely token at {:.2f} % of {} positions\n",
-        table.ToString(), 100 * (result.perplexity_ratio - 1), 100 * result.perplexity_ratio_error,
-        result.kl_mean, result.kl_median, result.kl_p99, result.kl_max, 100 * result.top1_agreement,
-        result.model.tokens);
+        "{}\nperplexity        {} +- {}\n"
+        "KL divergence     mean {:.5f} nats, median {:.5f}, 99th percentile {:.5f}, largest "
+        "{:.5f}\n"
+        "top-1 agreement   {} of {} positions\n",
+        table.ToString(), FormatChange(result.perplexity_ratio - 1),
+        FormatPercent(result.perplexity_ratio_error), result.kl_mean, result.kl_median,
+        result.kl_p99, result.kl_max, FormatPercent(result.top1_agreement),
+        FormatInteger(result.model.tokens));
   }
 
   std::string path_;

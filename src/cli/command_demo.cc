@@ -216,20 +216,20 @@ class DemoCommand final : public Command {
         {"recipe", "bits/weight", "size", "perplexity before", "after", "change", "tokens/s"});
     table.AddRow({"16 bits", "16.000", FormatBytes(source_bytes_),
                   fmt::format("{:.3f}", before_.perplexity.perplexity), "", "",
-                  fmt::format("{:.0f}", before_.tokens_per_second)});
+                  FormatRate(before_.tokens_per_second)});
     for (const RecipeResult& result : results_) {
       const double change = result.model.perplexity.perplexity / before_.perplexity.perplexity - 1;
       table.AddRow({result.recipe, fmt::format("{:.3f}", result.report.bits_per_weight),
                     FormatBytes(result.report.bytes),
                     fmt::format("{:.3f}", before_.perplexity.perplexity),
-                    fmt::format("{:.3f}", result.model.perplexity.perplexity),
-                    fmt::format("{:+.1f} %", 100 * change),
-                    fmt::format("{:.0f}", result.model.tokens_per_second)});
+                    fmt::format("{:.3f}", result.model.perplexity.perplexity), FormatChange(change),
+                    FormatRate(result.model.tokens_per_second)});
     }
     return fmt::format(
         "{}; perplexity over {} held-out tokens, +- {:.2f}; decoding tokens/s, the fastest of five "
         "runs\n\n{}\n",
-        model_, before_.perplexity.tokens, before_.perplexity.standard_error, table.ToString());
+        model_, FormatInteger(before_.perplexity.tokens), before_.perplexity.standard_error,
+        table.ToString());
   }
 
   std::string Sentences() const {
@@ -277,8 +277,7 @@ class DemoCommand final : public Command {
                 3);
     for (const ProductRow& row : products_) {
       table.AddRow({row.choice.ToString(), row.recipe, row.timing.kernel, std::to_string(row.m),
-                    fmt::format("{:.3f} ms", 1e3 * row.timing.seconds),
-                    fmt::format("{:.1f}", Gflops(row)),
+                    fmt::format("{:.3f} ms", 1e3 * row.timing.seconds), FormatRate(Gflops(row)),
                     row.recipe.empty() ? "" : fmt::format("{:.2f}x", row.speedup)});
     }
     return table.ToString();

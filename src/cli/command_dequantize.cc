@@ -30,6 +30,7 @@ class DequantizeCommand final : public Command {
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory to write; it appears whole or not at all");
     arguments.Option("--dtype", &dtype_, "TYPE", "bf16, fp16 or fp32");
+    arguments.Choices({"bf16", "fp16", "fp32"});
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
   }
 
@@ -53,9 +54,9 @@ class DequantizeCommand final : public Command {
                                 {"bytes", bytes},
                                 {"seconds", elapsed.count()}});
     }
-    return console.Print(fmt::format("{}: {} tensors, {} as {} in {:.1f} s\n", output_,
-                                     written.tensors().size(), FormatBytes(bytes), dtype_,
-                                     elapsed.count()));
+    return console.Print(fmt::format("{}: {} in {}, {}, {:.1f} s\n", output_,
+                                     FormatCounted(std::ssize(written.tensors()), "tensor"), dtype_,
+                                     FormatBytes(bytes), elapsed.count()));
   }
 
  private:

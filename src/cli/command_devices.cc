@@ -42,9 +42,9 @@ std::string DeviceText(const DeviceInfo& device) {
     table.AddRow({kernel.name, kernel.op, runs, kernel.reason});
   }
   const std::string file = device.tuning_file.empty() ? "" : ", also from " + device.tuning_file;
-  return fmt::format("{} ({}): {}, {} threads\nfeatures:{}\ntuning table: {} GEMMs{}\n\n{}",
-                     device.name, device.backend, device.model, device.threads, features,
-                     device.measured_products, file, table.ToString());
+  return fmt::format("{} ({}): {}, {} threads\nfeatures:{}\ntuning table: {}{}\n\n{}", device.name,
+                     device.backend, device.model, device.threads, features,
+                     FormatCounted(device.measured_products, "GEMM"), file, table.ToString());
 }
 
 class DevicesCommand final : public Command {

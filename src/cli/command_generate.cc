@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/macros.h"
+#include "base/text_table.h"
 #include "cli/chat_arguments.h"
 #include "cli/command.h"
 #include "cli/generated_text.h"
@@ -68,6 +69,7 @@ class GenerateCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory");
     arguments.Model(&path_);
+    arguments.Group("Prompt");
     arguments.Option("--prompt", &prompt_, "TEXT", "The text to continue; prints text");
     arguments.Option("--tokens", &tokens_, "FILE",
                      "Token ids instead; prints token ids; - is stdin");
@@ -77,13 +79,17 @@ class GenerateCommand final : public Command {
     arguments.Option("--batch", &batch_, {.least = 1}, "N",
                      "With --prompts: texts at a time; default: as many as fit, 256 at most, on "
                      "the CPU 32");
-    arguments.Option("--max-tokens", &max_tokens_, WholeRange(), "N", "Default 128");
-    sampling_.Declare(arguments);
-    arguments.Option("--stop", &stops_, "TEXT", "Stop at this text; may be repeated");
     special_.Declare(arguments);
+    arguments.Group("Length");
+    arguments.Option("--max-tokens", &max_tokens_, WholeRange(), "N", "Default 128");
+    arguments.Option("--stop", &stops_, "TEXT", "Stop at this text; may be repeated");
+    arguments.Flag("--ignore-eos", &ignore_eos_, "Continue past the end token");
+    arguments.Group("Sampling");
+    sampling_.Declare(arguments);
+    arguments.Group("Chat");
     arguments.Flag("--chat", &chat_, "The prompt is a message: put it into the chat template");
     template_.Declare(arguments);
-    arguments.Flag("--ignore-eos", &ignore_eos_, "Continue past the end token");
+    arguments.Group(RunArguments::kGroup);
     run_.Declare(arguments);
   }
 
@@ -102,8 +108,8 @@ class GenerateCommand final : public Command {
     for (const std::string& stop : stops_) {
       if (stop.empty()) return Status(Code::kInvalidArgument, "--stop: expected text, got ''");
     }
-    if (prompt_) MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, "--prompt"));
-    return stops_.empty() ? Status() : CheckHasCodec(console, "--stop");
+    if (prompt_) MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, "--prompt", "--tokens"));
+    return stops_.empty() ? Status() : CheckHasCodec(console, "--stop", "");
   }
 
   Status Run(Console& console) override {
@@ -160,7 +166,7 @@ class GenerateCommand final : public Command {
     batch.chat = Chat();
     batch.max_batch = batch_.value_or(0);
     if (TextOption(batch.prompts) != nullptr) {
-      MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, "--prompts"));
+      MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, "--prompts", "--tokens"));
     }
     return batch;
   }
@@ -196,9 +202,9 @@ class GenerateCommand final : public Command {
           GeneratedJson(console, output.text(), generated, prompt.size(), options.sampling));
     }
     console.Message(fmt::format(
-        "{} tokens at {:.1f} per second after a prompt of {} in {:.3f} s; "
-        "ended by {}",
-        generated.token_ids.size(), DecodeRate(generated), prompt.size(), generated.prefill_seconds,
+        "{} at {} tokens/s after a prompt of {} in {:.3f} s; ended by {}",
+        FormatCounted(std::ssize(generated.token_ids), "token"), FormatRate(DecodeRate(generated)),
+        FormatCounted(std::ssize(prompt), "token"), generated.prefill_seconds,
         output.text().ReasonName(console, generated.stop_reason)));
     return {};
   }

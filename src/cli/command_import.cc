@@ -94,12 +94,14 @@ class ImportCommand final : public Command {
 
   Status PrintSummary(Console& console, const ImportCheckpointReport& report) const {
     std::string text = fmt::format(
-        "{}{}: {} tensors, {} parameters, from {}, {:.3f} bits per weight, {} ({} in the source) "
-        "in {:.1f} s\n",
-        dry_run_ ? "(dry run) " : "", report.output, report.tensors, FormatCount(report.parameters),
-        report.method.empty() ? "floats" : report.method, report.bits_per_weight,
-        FormatBytes(report.bytes), FormatBytes(report.source_bytes), report.seconds);
-    text += CoverageLine(report.coverage, report.skipped);
+        "{}{}: {} parameters in {}, {} ({} in the source), {:.3f} bits per weight, from "
+        "{}, "
+        "{:.1f} s\n",
+        dry_run_ ? "(dry run) " : "", report.output, FormatCount(report.parameters),
+        FormatCounted(report.tensors, "tensor"), FormatBytes(report.bytes),
+        FormatBytes(report.source_bytes), report.bits_per_weight,
+        report.method.empty() ? "floats" : report.method, report.seconds);
+    text += CoverageLines(report.coverage, report.skipped);
     struct Group {
       int64_t modules = 0;
       int64_t parameters = 0;
@@ -115,13 +117,13 @@ class ImportCommand final : public Command {
     Table table({"format", "modules", "parameters", "values"});
     for (const auto& [key, group] : groups) {
       table.AddRow(
-          {key.first, std::to_string(group.modules), FormatCount(group.parameters), key.second});
+          {key.first, FormatInteger(group.modules), FormatCount(group.parameters), key.second});
     }
     if (!groups.empty()) text += table.ToString();
     for (const ImportedModule& module : report.modules) {
       if (!IsRounded(module) || dry_run_) continue;
-      text += fmt::format("re-rounded {}: error {:.3g} % of the weights (RMS), at most {:.3g}\n",
-                          module.name, 100 * module.relative_error, module.max_error);
+      text += fmt::format("re-rounded {}: relative error {:.3e}, largest {:.3e}\n", module.name,
+                          module.relative_error, module.max_error);
     }
     for (const SkippedTensor& file : report.files) text += WithoutLine(file);
     text += NoteLines(report.notes);

@@ -1,36 +1,26 @@
 // inspect: lists the content of a checkpoint, quantized or not.
 #include <fmt/core.h>
 
-#include <array>
+#include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/text_table.h"
+#include "checkpoint/checkpoint_impl.h"
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
+#include "cli/name_ranges.h"
 #include "marlin/checkpoint.h"
 
 namespace marlin::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-struct Totals {
-  int64_t tensors = 0;
-  int64_t parameters = 0;
-  int64_t bytes = 0;
-
-  void Add(const ListedTensor& tensor) {
-    ++tensors;
-    parameters += tensor.parameters;
-    bytes += tensor.bytes;
-  }
-  double BitsPerWeight() const {
-    return parameters == 0 ? 0.0
-                           : 8.0 * static_cast<double>(bytes) / static_cast<double>(parameters);
-  }
-};
 
 Json ShapeJson(const Shape& shape) {
   Json dims = Json::array();
@@ -52,17 +42,114 @@ Json TensorJson(const ListedTensor& tensor) {
           {"layer_class", LayerClassName(tensor.layer_class)}};
 }
 
-std::string FormatText(const ListedTensor& tensor) {
-  std::string text = tensor.format;
-  if (tensor.sparsity != Sparsity::kDense)
-    text += fmt::format(" {}", SparsityName(tensor.sparsity));
-  if (tensor.permuted) text += " permuted";
-  if (tensor.input_scaled) text += " scaled";
-  if (tensor.input_hadamard > 0) text += fmt::format(" h{}", tensor.input_hadamard);
-  return text;
+std::string BitsText(double bits) { return fmt::format("{:.3f}", bits); }
+
+/// A text of a configuration; empty if it has none.
+std::string TextAt(const nlohmann::json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-std::string BitsText(double bits) { return fmt::format("{:.3f}", bits); }
+/// The shape of one expert of a stack that stands for several tensors.
+Shape MatrixShape(const ListedTensor& tensor) {
+  if (tensor.name.find('*') == std::string::npos || tensor.shape.rank() != 3) return tensor.shape;
+  return {tensor.shape[1], tensor.shape[2]};
+}
+
+/// Norms and biases, which would be most of the lines of a list.
+bool IsSmallVector(const ListedTensor& tensor) {
+  const bool is_float = tensor.format == DTypeName(DType::kBf16) ||
+                        tensor.format == DTypeName(DType::kF16) ||
+                        tensor.format == DTypeName(DType::kF32);
+  return !tensor.quantized() && tensor.shape.rank() <= 1 && is_float;
+}
+
+/// Rows of totals, with each row's share of the parameters, and their sum.
+std::string TotalsTable(const char* what,
+                        const std::vector<std::pair<std::string, ListedTotals>>& rows,
+                        const ListedTotals& total) {
+  Table table({what, "tensors", "parameters", "share", "bits/weight", "size"});
+  const auto add = [&](const std::string& name, const ListedTotals& totals) {
+    const double share = total.parameters == 0 ? 0.0
+                                               : static_cast<double>(totals.parameters) /
+                                                     static_cast<double>(total.parameters);
+    table.AddRow({name, FormatInteger(totals.tensors), FormatCount(totals.parameters),
+                  FormatPercent(share), BitsText(totals.BitsPerWeight()),
+                  FormatBytes(totals.bytes)});
+  };
+  for (const auto& [name, totals] : rows) add(name, totals);
+  add("total", total);
+  return table.ToString();
+}
+
+std::string FormatTable(const std::vector<ListedTensor>& tensors, const ListedTotals& total) {
+  std::map<std::string, ListedTotals> formats;
+  for (const ListedTensor& tensor : tensors) formats[tensor.FormatText()].Add(tensor);
+  std::vector<std::pair<std::string, ListedTotals>> rows(formats.begin(), formats.end());
+  std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
+    return a.second.parameters > b.second.parameters;
+  });
+  return TotalsTable("format", rows, total);
+}
+
+std::string ClassTable(const std::vector<ListedTensor>& tensors, const ListedTotals& total) {
+  std::map<LayerClass, ListedTotals> classes;
+  for (const ListedTensor& tensor : tensors) classes[tensor.layer_class].Add(tensor);
+  std::vector<std::pair<std::string, ListedTotals>> rows;
+  for (const auto& [layer_class, totals] : classes) {
+    rows.emplace_back(LayerClassName(layer_class), totals);
+  }
+  return TotalsTable("layer class", rows, total);
+}
+
+/// Every tensor; experts that are stored together are one.
+std::string WholeList(const std::vector<ListedTensor>& tensors) {
+  Table list({"tensor", "format", "shape", "bits/weight", "size"}, 3);
+  for (const ListedTensor& tensor : tensors) {
+    list.AddRow({tensor.name, tensor.FormatText(), tensor.shape.ToString(),
+                 BitsText(tensor.BitsPerWeight()), FormatBytes(tensor.bytes)});
+  }
+  return list.ToString();
+}
+
+/// A name with the range of its experts for "*".
+std::string WithExperts(std::string name, const ListedTensor& tensor) {
+  const size_t star = name.find('*');
+  if (star != std::string::npos) {
+    name.replace(star, 1, tensor.tensors == 1 ? "0" : fmt::format("0-{}", tensor.tensors - 1));
+  }
+  return name;
+}
+
+/// Equal tensors of all layers and experts in one row, without small vectors.
+std::string MergedList(const std::vector<ListedTensor>& tensors) {
+  std::vector<NamedKind> names;
+  std::vector<const ListedTensor*> named;
+  ListedTotals vectors;
+  for (const ListedTensor& tensor : tensors) {
+    if (IsSmallVector(tensor)) {
+      vectors.Add(tensor);
+      continue;
+    }
+    named.push_back(&tensor);
+    names.push_back({tensor.name, tensor.FormatText() + " " + tensor.shape.ToString()});
+  }
+  Table list({"tensor", "format", "shape", "tensors", "bits/weight", "size"}, 3);
+  for (const NameRange& range : MergeNames(names)) {
+    const ListedTensor& first = *named[range.members.front()];
+    ListedTotals totals;
+    for (const size_t member : range.members) totals.Add(*named[member]);
+    list.AddRow({WithExperts(range.name, first), first.FormatText(), MatrixShape(first).ToString(),
+                 FormatInteger(totals.tensors), BitsText(totals.BitsPerWeight()),
+                 FormatBytes(totals.bytes)});
+  }
+  std::string text = list.ToString();
+  if (vectors.tensors > 0) {
+    text += fmt::format("and {}, such as norms and biases: {}\n",
+                        FormatCounted(vectors.tensors, "vector"), FormatBytes(vectors.bytes));
+  }
+  return text + "\n--all lists every tensor\n";
+}
 
 class InspectCommand final : public Command {
  public:
@@ -71,25 +158,24 @@ class InspectCommand final : public Command {
     arguments.Model(&path_, ModelPart::kHeaders);
     arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
                    "Leave out tensors that the index does not list or the model does not have");
+    arguments.Flag("--all", &all_, "List every tensor instead of ranges of layers and experts");
   }
 
   Status Run(Console& console) override {
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                             Checkpoint::Open(path_, {allow_extra_tensors_}));
     const std::vector<ListedTensor> tensors = ListTensors(checkpoint);
-    Totals total;
-    std::array<Totals, kLayerClassCount> classes;
-    for (const ListedTensor& tensor : tensors) {
-      total.Add(tensor);
-      classes[static_cast<size_t>(tensor.layer_class)].Add(tensor);
-    }
-    return console.json() ? PrintDocument(console, checkpoint, tensors, total)
-                          : PrintTables(console, checkpoint, tensors, classes, total);
+    ListedTotals total;
+    for (const ListedTensor& tensor : tensors) total.Add(tensor);
+    if (console.json()) return PrintDocument(console, checkpoint, tensors, total);
+    return console.Print(fmt::format("{}\n{}\n{}\n{}", Summary(checkpoint, total),
+                                     FormatTable(tensors, total), ClassTable(tensors, total),
+                                     all_ ? WholeList(tensors) : MergedList(tensors)));
   }
 
  private:
   static Status PrintDocument(Console& console, const Checkpoint& checkpoint,
-                              const std::vector<ListedTensor>& tensors, const Totals& total) {
+                              const std::vector<ListedTensor>& tensors, const ListedTotals& total) {
     Json document = {{"path", checkpoint.path()},
                      {"quantized", checkpoint.quantized()},
                      {"method", checkpoint.quant_method()},
@@ -103,41 +189,34 @@ class InspectCommand final : public Command {
                              [&tensors](size_t i) { return TensorJson(tensors[i]); });
   }
 
-  static Status PrintTables(Console& console, const Checkpoint& checkpoint,
-                            const std::vector<ListedTensor>& tensors,
-                            const std::array<Totals, kLayerClassCount>& classes,
-                            const Totals& total) {
-    Table list({"tensor", "format", "shape", "group", "bits/weight", "size"}, 3);
-    for (const ListedTensor& tensor : tensors) {
-      list.AddRow({tensor.name, FormatText(tensor), tensor.shape.ToString(),
-                   tensor.group_size == 0 ? "" : std::to_string(tensor.group_size),
-                   BitsText(tensor.BitsPerWeight()), FormatBytes(tensor.bytes)});
-    }
-    Table summary({"layer class", "tensors", "parameters", "bits/weight", "size"});
-    const auto add = [&summary](std::string name, const Totals& totals) {
-      summary.AddRow({std::move(name), std::to_string(totals.tensors),
-                      FormatCount(totals.parameters), BitsText(totals.BitsPerWeight()),
-                      FormatBytes(totals.bytes)});
+  static std::string Summary(const Checkpoint& checkpoint, const ListedTotals& total) {
+    const nlohmann::json& config = CheckpointAccess::Get(checkpoint).config();
+    std::string text = EscapeUnprintable(checkpoint.path()) + "\n";
+    const auto add = [&text](const char* name, const std::string& value) {
+      text += fmt::format("  {:<12}{}\n", name, value);
     };
-    for (size_t i = 0; i < classes.size(); ++i) {
-      if (classes[i].tensors == 0) continue;
-      add(std::string(LayerClassName(static_cast<LayerClass>(i))), classes[i]);
-    }
-    add("total", total);
-    std::string kind = "not quantized";
+    const std::string type = TextAt(config, "model_type");
+    if (!type.empty()) add("model type", Printable(type));
+    add("parameters", fmt::format("{} in {}", FormatCount(total.parameters),
+                                  FormatCounted(total.tensors, "tensor")));
+    add("size", fmt::format("{}, {} bits per weight", FormatBytes(total.bytes),
+                            BitsText(total.BitsPerWeight())));
     if (checkpoint.quantized()) {
-      kind = fmt::format("quantized, recipe {}", EscapeUnprintable(checkpoint.recipe_name()));
-    } else if (!checkpoint.quant_method().empty()) {
-      kind = fmt::format("quantized, {}; the formats are those of `import`",
-                         checkpoint.quant_method());
+      const std::string method = TextAt(config.at("quantization_config"), "method");
+      add("recipe", Printable(checkpoint.recipe_name()) +
+                        (method.empty() ? "" : ", method " + Printable(method)));
+    } else if (checkpoint.quant_method().empty()) {
+      add("recipe", "none: not quantized");
+    } else {
+      add("recipe", fmt::format("none: quantized as {}; the formats are those after `import`",
+                                Printable(checkpoint.quant_method())));
     }
-    return console.Print(fmt::format("{}: {}\n{}\n{}\n{}", EscapeUnprintable(checkpoint.path()),
-                                     kind, NoteLines(checkpoint.notes()), list.ToString(),
-                                     summary.ToString()));
+    return text + NoteLines(checkpoint.notes());
   }
 
   std::string path_;
   bool allow_extra_tensors_ = false;
+  bool all_ = false;
 };
 
 }  // namespace

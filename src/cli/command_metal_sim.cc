@@ -87,16 +87,19 @@ class MetalSimCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("FILE", &file_, "A Metal source file");
     arguments.Option("--kernel", &kernel_, "NAME", "Default: the file's only kernel");
-    launch_.Declare(arguments);
     arguments.Flag("--list", &list_, "Lists the kernels and their arguments, and runs nothing");
     arguments.Flag("--type-check", &type_check_,
                    "Checks address spaces and types, and runs nothing");
+    arguments.Group("Launch");
+    launch_.Declare(arguments);
+    arguments.Group("Schedules");
     arguments.Option("--runs", &runs_, {1, 10000}, "N",
                      "Runs with N schedules: the first in order, the others at random (default 3)");
     arguments.Option("--preemption", &preemption_, {.most = 1}, "P",
                      "Probability of preempting a thread at a memory access (default 0.01)");
     arguments.Option("--time-limit", &seconds_, {1, 86400}, "SECONDS",
                      "For compiling and all runs (default 600): a kernel may never end");
+    arguments.Group("Compilation");
     arguments.Flag("--fast-math", &fast_math_, "Compiles as Metal does by default: reassociates");
     arguments.Option("--define", &defines_, "NAME=VALUE", "As on a compiler's command line");
     arguments.Option("--include", &includes_, "FOLDER", "Another #include directory");
@@ -136,10 +139,9 @@ class MetalSimCommand final : public Command {
   /// Reports findings as malformed input.
   Status Conclude(size_t findings) const {
     if (findings == 0) return Status();
-    return Status(Code::kMalformedFile, fmt::format("{}: {}", file_, FindingsText(findings)));
-  }
-  static std::string FindingsText(size_t count) {
-    return fmt::format("{} {}", count, count == 1 ? "finding" : "findings");
+    return Status(
+        Code::kMalformedFile,
+        fmt::format("{}: {}", file_, FormatCounted(static_cast<int64_t>(findings), "finding")));
   }
 
   Result<const metal_sim::Kernel*> ChooseKernel(const MetalProgram& program) {
@@ -197,8 +199,8 @@ class MetalSimCommand final : public Command {
         MARLIN_RETURN_IF_ERROR(ShowRun(arguments, report, &text, &document));
       }
     }
-    text += fmt::format("{}: {} in {} {}\n", kernel.name, FindingsText(seen.size()), runs,
-                        runs == 1 ? "run" : "runs");
+    text += fmt::format("{}: {} in {}\n", kernel.name, FormatCounted(std::ssize(seen), "finding"),
+                        FormatCounted(runs, "run"));
     MARLIN_RETURN_IF_ERROR(console.json() ? console.PrintJson(document) : console.Print(text));
     return Conclude(seen.size());
   }
@@ -237,10 +239,11 @@ class MetalSimCommand final : public Command {
     }
     const metal_sim::Counters& counters = report.counters;
     *text += fmt::format(
-        "{} threads, {} bytes of threadgroup memory, {} barriers, {} simdgroup operations, {} "
-        "matrix operations, {} atomics\n",
-        counters.threads, counters.threadgroup_bytes, counters.threadgroup_barriers,
-        counters.simdgroup_operations, counters.matrix_operations, counters.atomics);
+        "{} threads, {} of threadgroup memory, {} barriers, {} simdgroup operations, {} matrix "
+        "operations, {} atomics\n",
+        FormatInteger(counters.threads), FormatBytes(counters.threadgroup_bytes),
+        FormatInteger(counters.threadgroup_barriers), FormatInteger(counters.simdgroup_operations),
+        FormatInteger(counters.matrix_operations), FormatInteger(counters.atomics));
     Json& json = (*document)["counters"];
     json = {{"threads", counters.threads},
             {"threadgroup_bytes", counters.threadgroup_bytes},
@@ -252,8 +255,9 @@ class MetalSimCommand final : public Command {
             {"atomics", counters.atomics},
             {"buffers", Json::array()}};
     for (const metal_sim::BufferCounters& buffer : counters.buffers) {
-      *text += fmt::format("{}: {} bytes read ({} different ones), {} written\n", buffer.name,
-                           buffer.bytes_read, buffer.unique_bytes_read, buffer.bytes_written);
+      *text += fmt::format("{}: {} read ({} of different bytes), {} written\n", buffer.name,
+                           FormatBytes(buffer.bytes_read), FormatBytes(buffer.unique_bytes_read),
+                           FormatBytes(buffer.bytes_written));
       json["buffers"].push_back({{"name", buffer.name},
                                  {"bytes_read", buffer.bytes_read},
                                  {"unique_bytes_read", buffer.unique_bytes_read},

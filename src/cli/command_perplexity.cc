@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
+#include "base/text_table.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
 #include "cli/progress_bar.h"
@@ -17,7 +18,9 @@ class PerplexityCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory");
     arguments.Model(&path_);
+    arguments.Group(CorpusArguments::kGroup);
     corpus_.Declare(arguments);
+    arguments.Group(RunArguments::kGroup);
     run_.Declare(arguments);
   }
 
@@ -39,8 +42,9 @@ class PerplexityCommand final : public Command {
                                 {"windows", result.windows}});
     }
     return console.Print(fmt::format(
-        "perplexity {:.4f} +- {:.4f} ({:.5f} nats per token) over {} tokens in {} windows\n",
-        result.perplexity, result.standard_error, result.nll, result.tokens, result.windows));
+        "perplexity {:.4f} +- {:.4f} ({:.5f} nats per token) over {} in {}\n", result.perplexity,
+        result.standard_error, result.nll, FormatCounted(result.tokens, "token"),
+        FormatCounted(result.windows, "window")));
   }
 
  private:

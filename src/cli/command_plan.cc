@@ -41,7 +41,9 @@ class PlanCommand final : public Command {
     arguments.Positional("SRC", &source_,
                          "A config.json, a model's directory or a .safetensors file");
     arguments.Model(&source_, ModelPart::kConfig);
+    arguments.Group("Formats");
     recipe_arguments_.Declare(arguments);
+    arguments.Group("Device");
     arguments.Option("--bandwidth", &bandwidth_gbps_, {.without_least = true}, "GB/s",
                      "Memory bandwidth for the speed ceiling; measured here when not given");
     arguments.Option("--memory", &memory_text_, "SIZE",
@@ -50,6 +52,7 @@ class PlanCommand final : public Command {
                      "--memory: tokens in the KV cache; default 4096");
     kv_cache_argument_.Declare(arguments, "Keys and values: f32, bf16 (default) or fp8_e4m3");
     arguments.Option("--device", &device_, "DEVICE", "cpu; auto is the same");
+    arguments.Choices({"auto", "cpu"});
   }
 
   Status Run(Console& console) override {
@@ -101,7 +104,7 @@ class PlanCommand final : public Command {
     const Placement& placement = *placement_;
     const std::string memory = FormatBytes(placement.memory);
     std::string rest = fmt::format("{}, with the KV cache of {} tokens ({})",
-                                   FormatBytes(placement.resident_bytes), Context(),
+                                   FormatBytes(placement.resident_bytes), FormatInteger(Context()),
                                    FormatBytes(placement.cache_bytes));
     if (placement.expanded_bytes > 0) {
       rest += fmt::format(" and the heads that prefill expands latents to ({})",
@@ -118,8 +121,7 @@ class PlanCommand final : public Command {
     }
     return fmt::format(
         "{}; {} of {} experts of every layer fit beside it; {} stay on the host ({}), where a "
-        "token "
-        "reads {} if all are equally frequent\n",
+        "token reads {} if all are equally frequent\n",
         fits, placement.device_experts, placement.experts,
         placement.experts - placement.device_experts, FormatBytes(placement.host_bytes),
         FormatBytes(placement.host_token_bytes));
@@ -173,12 +175,12 @@ class PlanCommand final : public Command {
       const PlanTotals& totals = plan_.classes[i];
       if (totals.tensors == 0) continue;
       table.AddRow({std::string(LayerClassName(static_cast<LayerClass>(i))),
-                    ChoicesText(plan_.choices[i]), std::to_string(totals.tensors),
+                    ChoicesText(plan_.choices[i]), FormatInteger(totals.tensors),
                     FormatCount(totals.parameters), fmt::format("{:.3f}", totals.BitsPerWeight()),
                     FormatBytes(totals.bytes)});
     }
     table.AddRow(
-        {"total", "", std::to_string(plan_.total.tensors), FormatCount(plan_.total.parameters),
+        {"total", "", FormatInteger(plan_.total.tensors), FormatCount(plan_.total.parameters),
          fmt::format("{:.3f}", plan_.total.BitsPerWeight()), FormatBytes(plan_.total.bytes)});
     std::string text = fmt::format("{} ({} layers), recipe {}\n\n{}\n", model_.model_type,
                                    model_.layer_count, recipe_.name(), table.ToString());
@@ -196,11 +198,11 @@ class PlanCommand final : public Command {
                           FormatBytes(CacheTokenBytes()));
     }
     text += fmt::format(
-        "decoding reads {} per token: at most {:.1f} tokens/s at {:.1f} GB/s ({}); 16 bits: "
-        "{:.1f}\n",
-        FormatBytes(plan_.decode_bytes), TokensPerSecond(plan_.decode_bytes), bandwidth_ * 1e-9,
-        bandwidth_gbps_ ? "given" : "measured on this machine",
-        TokensPerSecond(plan_.bf16_decode_bytes));
+        "decoding reads {} per token: at most {} tokens/s at {} GB/s ({}); in 16 bits {} "
+        "tokens/s\n",
+        FormatBytes(plan_.decode_bytes), FormatRate(TokensPerSecond(plan_.decode_bytes)),
+        FormatRate(bandwidth_ * 1e-9), bandwidth_gbps_ ? "given" : "measured on this machine",
+        FormatRate(TokensPerSecond(plan_.bf16_decode_bytes)));
     if (placement_) text += PlacementText();
     return console.Print(text);
   }

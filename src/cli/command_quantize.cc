@@ -18,6 +18,7 @@
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
 #include "cli/destination_argument.h"
+#include "cli/device_argument.h"
 #include "cli/progress_bar.h"
 #include "cli/recipe_arguments.h"
 #include "cli/target_arguments.h"
@@ -74,35 +75,44 @@ class QuantizeCommand final : public Command {
     arguments.Positional("SRC", &source_,
                          "An unquantized Hugging Face directory, .safetensors or GGUF file");
     arguments.Model(&source_);
+    arguments.Group("Output");
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory to write, or the file of --for; it appears whole or "
                              "not at all");
+    arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
+    arguments.Flag("--resume", &resume_, "Resume an interrupted run");
+    arguments.Flag("--dry-run", &dry_run_, "Plan and report, write nothing");
+    arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");
+    arguments.Option("--layout", &layout_, "LAYOUT",
+                     "Of dense 4-bit codes: k_packed, or marlin_w4 for other programs");
+    arguments.Choices({"k_packed", "marlin_w4"});
+    arguments.Option("--write-recipe", &recipe_file_, "FILE", "Also writes the recipe to FILE");
+    arguments.Flag("--no-model-card", &no_model_card_, "Write no README.md");
+    arguments.Group("Formats");
     destination_.Declare(arguments);
     recipe_arguments_.Declare(arguments);
+    arguments.Flag("--strict", &strict_, "A matrix that cannot be quantized is an error");
+    arguments.Group("Formats for a number of bits");
+    target_.Declare(arguments);
+    arguments.Group("Method");
     arguments.Option("--method", &method_, "METHOD",
                      "rtn, mse, or, measuring the inputs of every layer on a text, gptq, awq or "
                      "awq+gptq");
+    arguments.Choices({"rtn", "mse", "gptq", "awq", "awq+gptq"});
     arguments.Option("--imatrix", &imatrix_, "FILE",
                      "mse: weights errors by the inputs in an importance matrix of llama.cpp");
-    target_.Declare(arguments);
-    arguments.Option("--write-recipe", &recipe_file_, "FILE", "Also writes the recipe to FILE");
-    calibration_.Declare(arguments, "gptq, awq, --target-bpw: ", "default 16384 or more; 2048");
     arguments.Option("--pruning", &pruning_, "METHOD",
                      "gptq, for 2:4: magnitude, weighted (by the inputs), or compensated, the "
                      "default; other methods prune by magnitude");
-    arguments.Option("--layout", &layout_, "LAYOUT",
-                     "Of dense 4-bit codes: k_packed (default), or marlin_w4 for other programs");
-    arguments.Option("--shard-size", &shard_size_, "SIZE", "Largest file to write");
-    arguments.Option(
-        "--device", &device_, "DEVICE",
-        "gptq, awq, --target-bpw: where the model runs; otherwise cpu, and auto is the same");
-    arguments.Flag("--strict", &strict_, "A matrix that cannot be quantized is an error");
+    arguments.Choices({"magnitude", "weighted", "compensated"});
+    arguments.Group("Calibration for gptq, awq and --target-bpw");
+    calibration_.Declare(arguments, "", "default 16384 or more; for --target-bpw 2048");
+    arguments.Option("--device", &device_, "DEVICE",
+                     "Where the model runs; other methods run on the cpu, and auto is the same");
+    arguments.Choices(DeviceChoices());
+    arguments.Group("Source");
     arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
                    "Leave out tensors that the index does not list or the model does not have");
-    arguments.Flag("--dry-run", &dry_run_, "Plan and report, write nothing");
-    arguments.Flag("--resume", &resume_, "Resume an interrupted run");
-    arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
-    arguments.Flag("--no-model-card", &no_model_card_, "Write no README.md");
   }
 
   Status Check(const Console& console) const override {
@@ -318,30 +328,31 @@ class QuantizeCommand final : public Command {
   Status PrintSummary(Console& console, const QuantizeCheckpointReport& report,
                       const MixedPrecisionConfig& recipe,
                       const std::optional<FormatAssignment>& assignment) const {
-    std::string text = fmt::format(
-        "{}{}: {} tensors, {} parameters, recipe {}, {:.3f} bits per weight, {} in {:.1f} s\n",
-        dry_run_ ? "(dry run) " : "", report.output, report.tensors, FormatCount(report.parameters),
-        recipe.name(), report.bits_per_weight, FormatBytes(report.bytes), report.seconds);
+    std::string text =
+        fmt::format("{}{}: {} parameters in {}, {}, {:.3f} bits per weight, recipe {}, {:.1f} s\n",
+                    dry_run_ ? "(dry run) " : "", report.output, FormatCount(report.parameters),
+                    FormatCounted(report.tensors, "tensor"), FormatBytes(report.bytes),
+                    report.bits_per_weight, recipe.name(), report.seconds);
     if (assignment) {
       text += fmt::format(
-          "--target-bpw {}: {:.4f} bits per weight of codes, scales and zeros over the {} "
-          "parameters of the matrices that have a format, {:.3f} over all; KL of the choices, "
-          "summed: {:.4f}; the search took {:.1f} s of the time\n",
+          "--target-bpw {}: {:.4f} bits per weight, scales included, over the {} parameters that "
+          "got a format\nKL of the choices, summed: {:.4f}; found in {:.1f} s of the time\n",
           target_.target(), assignment->bits_per_weight, FormatCount(assignment->weights),
-          report.bits_per_weight, assignment->predicted_kl, search_seconds_);
+          assignment->predicted_kl, search_seconds_);
     }
-    text += CoverageLine(report.coverage, report.skipped);
+    text += CoverageLines(report.coverage, report.skipped);
     if (report.zeroed_groups > 0) {
       text += fmt::format(
           "{} groups became zero because their scales are too small for the scale type\n",
-          report.zeroed_groups);
+          FormatInteger(report.zeroed_groups));
     }
     if (report.inputs > 0) {
-      text += fmt::format("awq: scaled {} of {} inputs\n", report.scaled_inputs, report.inputs);
+      text += fmt::format("awq: scaled {} of {} inputs\n", FormatInteger(report.scaled_inputs),
+                          FormatInteger(report.inputs));
     }
     if (report.rotatable > 0 && !dry_run_) {
       text += fmt::format("rotated the inputs of {} of {} matrices, where it lowers the error\n",
-                          report.rotated, report.rotatable);
+                          FormatInteger(report.rotated), FormatInteger(report.rotatable));
     }
     if (!report.unsupported_type.empty()) {
       text +=
@@ -351,10 +362,10 @@ class QuantizeCommand final : public Command {
     for (const SkippedTensor& file : files_) text += WithoutLine(file);
     text += NoteLines(report.notes);
     if (!report.fallbacks.empty()) {
-      text += fmt::format("data for {:.1f} % of the quantized parameters; fallbacks: {}\n",
-                          100 * static_cast<double>(report.calibrated_parameters) /
-                              static_cast<double>(report.quantized_parameters),
-                          SkippedText(report.fallbacks));
+      text += fmt::format("data for {} of the quantized parameters; fallbacks:\n{}",
+                          FormatPercent(static_cast<double>(report.calibrated_parameters) /
+                                        static_cast<double>(report.quantized_parameters)),
+                          SkippedLines(report.fallbacks));
     }
     return console.Print(text);
   }

@@ -78,7 +78,7 @@ Result<std::set<Matrix>> MatricesOf(const std::string& source) {
 class TuneCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    device_.Declare(arguments, "auto, cpu, cuda, cuda:N or metal");
+    arguments.Group("GEMMs");
     arguments.Option("--shape", &shapes_, "M,N,K", "A GEMM; may be repeated");
     arguments.Option("--model", &model_, "DIR",
                      "Measures the linear layers of a model for 1 to 4096 rows (CPU: 128)");
@@ -86,7 +86,10 @@ class TuneCommand final : public Command {
     arguments.Flag("--gated", &gated_,
                    "The GEMMs of --shape are gated: n counts gate and up columns");
     products_.Declare(arguments);
+    arguments.Group("Device");
+    device_.Declare(arguments, "auto, cpu, cuda, cuda:N or metal");
     arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
+    arguments.Group("Output");
     arguments.Option("-o,--output", &output_, "FILE",
                      "Default: the file that the library reads, in the user's config directory");
     arguments.Option("--commit", &commit_, "HASH", "Recorded in the table");
@@ -262,14 +265,13 @@ class TuneCommand final : public Command {
     for (const Measured& one : measured_) {
       const bench::KernelTiming* const planned = PlannedOf(one);
       if (one.fastest == nullptr || planned == nullptr) continue;
-      table.AddRow(
-          {std::string(FormatName(one.bench.spec.format)) +
-               (one.bench.options.gated ? ", gated" : ""),
-           std::to_string(one.bench.shape.m), std::to_string(one.bench.shape.n),
-           std::to_string(one.bench.shape.k), one.fastest->kernel,
-           fmt::format("{:.2f}", SecondsOf(*one.fastest) * 1e6), planned->kernel,
-           fmt::format("{:.2f}", SecondsOf(*planned) * 1e6),
-           fmt::format("{:.1f} %", 100 * (SecondsOf(*planned) / SecondsOf(*one.fastest) - 1))});
+      table.AddRow({std::string(FormatName(one.bench.spec.format)) +
+                        (one.bench.options.gated ? ", gated" : ""),
+                    FormatInteger(one.bench.shape.m), FormatInteger(one.bench.shape.n),
+                    FormatInteger(one.bench.shape.k), one.fastest->kernel,
+                    fmt::format("{:.2f}", SecondsOf(*one.fastest) * 1e6), planned->kernel,
+                    fmt::format("{:.2f}", SecondsOf(*planned) * 1e6),
+                    FormatChange(SecondsOf(*planned) / SecondsOf(*one.fastest) - 1)});
     }
     return table.ToString() + "\nwritten to " + output_ + "\n";
   }

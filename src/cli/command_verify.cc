@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -87,7 +88,7 @@ class VerifyCommand final : public Command {
     }
     MARLIN_RETURN_IF_ERROR(VerifyPreparedModel(path_));
     if (console.json()) return console.PrintJson({{"ok", true}, {"tensors", Json::array()}});
-    return console.Print(path_ + ": all checksums are right\n");
+    return console.Print(EscapeUnprintable(path_) + ": all checksums match\n");
   }
 
   Status Judge(const Comparison& comparison) const {
@@ -126,9 +127,11 @@ class VerifyCommand final : public Command {
                      const Comparison& comparison) const {
     std::string text = EscapeUnprintable(path_);
     text += quantized.quantized()
-                ? fmt::format(": {} tensors match their checksums\n", quantized.tensors().size())
-                : fmt::format(": {} modules are valid; {} files have no checksums\n",
-                              quantized.modules().size(), quantized.quant_method());
+                ? fmt::format(": {}, all checksums match\n",
+                              FormatCounted(std::ssize(quantized.tensors()), "tensor"))
+                : fmt::format(": {}, all valid; {} files have no checksums\n",
+                              FormatCounted(std::ssize(quantized.modules()), "module"),
+                              quantized.quant_method());
     if (against_) text += fmt::format("\n{}\n{}", TensorTable(comparison), ClassTable(comparison));
     return console.Print(text);
   }
@@ -146,7 +149,7 @@ class VerifyCommand final : public Command {
       for (std::string& cell : ErrorCells(tensor.errors)) cells.push_back(std::move(cell));
       table.AddRow(std::move(cells));
     }
-    return table.ToString() + fmt::format("and {} tensors without error\n", exact);
+    return table.ToString() + fmt::format("and {} without error\n", FormatCounted(exact, "tensor"));
   }
 
   static std::string ClassTable(const Comparison& comparison) {

@@ -6,9 +6,12 @@
 
 namespace marlin::cli {
 
+std::vector<std::string> DeviceChoices() { return {"auto", "cpu", "cuda", "metal", "metal-sim"}; }
+
 void DeviceArgument::Declare(ArgumentList& arguments, const std::string& names) {
   arguments.Option("--device", &name_, "DEVICE",
                    (names + "; default: METAL_MARLIN_DEVICE, else auto").c_str());
+  arguments.Choices(DeviceChoices());
 }
 
 Result<std::string> DeviceArgument::Name() const {

@@ -3,12 +3,16 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cli/arguments.h"
 #include "cli/console.h"
 #include "marlin/device.h"
 
 namespace marlin::cli {
+
+/// The names of devices that shell completions offer.
+std::vector<std::string> DeviceChoices();
 
 class DeviceArgument {
  public:

@@ -4,7 +4,11 @@
 
 #include <CLI/App.hpp>
 #include <CLI/Formatter.hpp>
+#include <algorithm>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace marlin::cli {
 namespace {
@@ -40,18 +44,66 @@ std::string Entry(const std::string& name, std::string_view description) {
   return text + "\n";
 }
 
+/// "-o, --output DST".
+std::string NameText(const CLI::Option* option, const std::string& name) {
+  std::string text;
+  for (const char c : name) text += c == ',' ? std::string(", ") : std::string(1, c);
+  const std::string type = option->get_type_size() == 0 ? "" : option->get_type_name();
+  return type.empty() ? text : text + " " + type;
+}
+
 class HelpFormatter final : public CLI::Formatter {
  public:
+  HelpFormatter() { label("Positionals", "Arguments"); }
+
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
-    return Entry(make_option_name(option, is_positional) + make_option_opts(option),
-                 make_option_desc(option));
+    std::string description = make_option_desc(option);
+    if (!is_positional && option->get_required()) description += " (required)";
+    if (!option->get_default_str().empty()) {
+      description += fmt::format(" (default {})", option->get_default_str());
+    }
+    return Entry(NameText(option, make_option_name(option, is_positional)), description);
   }
   std::string make_subcommand(const CLI::App* command) const override {
-    return Entry(command->get_name(), command->get_description());
+    return Entry(command->get_display_name(true), command->get_description());
   }
   /// Leaves out that a command is required, which the usage says.
   std::string make_description(const CLI::App* app) const override {
-    return app->get_description() + "\n";
+    return app->get_description() + "\n\n";
+  }
+  /// "metal-marlin quantize SRC -o DST [OPTIONS]".
+  std::string make_usage(const CLI::App* app, std::string name) const override {
+    std::string text = "Usage: " + name;
+    for (const CLI::Option* option : app->get_options({})) {
+      if (option->get_positional()) text += " " + make_option_usage(option);
+    }
+    for (const CLI::Option* option : app->get_options({})) {
+      if (option->get_positional() || !option->get_required()) continue;
+      const std::string names = option->get_name(false, true);
+      text += " " + names.substr(0, names.find(',')) + " " + option->get_type_name();
+    }
+    return text + (app->get_subcommands({}).empty() ? "" : " COMMAND") + " [OPTIONS]\n";
+  }
+  std::string make_help(const CLI::App* app, std::string name,
+                        CLI::AppFormatMode mode) const override {
+    return make_description(app) + make_usage(app, std::move(name)) + make_positionals(app) +
+           OptionGroups(app) + make_subcommands(app, mode) + "\n" + make_footer(app);
+  }
+
+ private:
+  /// The options of every command come last.
+  std::string OptionGroups(const CLI::App* app) const {
+    std::vector<std::string> groups = app->get_groups();
+    std::stable_partition(groups.begin(), groups.end(),
+                          [](const std::string& group) { return group != kGeneralGroup; });
+    std::string text;
+    for (const std::string& group : groups) {
+      const auto options = app->get_options([&group](const CLI::Option* option) {
+        return option->get_group() == group && option->nonpositional();
+      });
+      if (!options.empty()) text += make_group(group, false, options);
+    }
+    return text;
   }
 };
 

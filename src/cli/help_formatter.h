@@ -9,6 +9,9 @@ class FormatterBase;
 
 namespace marlin::cli {
 
+/// The heading of the options that every command has, which comes last.
+inline constexpr const char* kGeneralGroup = "General";
+
 std::shared_ptr<CLI::FormatterBase> MakeHelpFormatter();
 
 }  // namespace marlin::cli

@@ -9,6 +9,7 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/read_file.h"
+#include "base/text_table.h"
 #include "marlin/routing.h"
 
 namespace marlin::cli {
@@ -80,6 +81,7 @@ constexpr int64_t kMostHostExperts = 4096;
 
 void KvCacheArgument::Declare(ArgumentList& arguments, const char* help) {
   arguments.Option("--kv-cache", &name_, "TYPE", help);
+  arguments.Choices({"f32", "bf16", "fp8_e4m3"});
 }
 
 Result<std::optional<DType>> KvCacheArgument::Type() const {
@@ -90,7 +92,7 @@ Result<std::optional<DType>> KvCacheArgument::Type() const {
 }
 
 void RunArguments::Declare(ArgumentList& arguments) {
-  device_.Declare(arguments, "auto, cpu or metal-sim");
+  device_.Declare(arguments, "auto, cpu, cuda, cuda:N or metal-sim");
   arguments.Option("--threads", &threads_, kThreadRange, "N", "Default: all processors");
   arguments.Flag("--exact", &exact_, "Keep activations, keys and values in fp32");
   arguments.Flag("--batch-invariant", &batch_invariant_,
@@ -143,8 +145,8 @@ Result<Model> RunArguments::Open(Console& console, const std::string& path,
   const ModelInfo& info = model.info();
   for (const std::string& note : info.notes) console.Message(fmt::format("{}: {}", path, note));
   if (info.host_experts > 0) {
-    console.Message(fmt::format("experts on the host: {} ({:.3g} GB)", info.host_experts,
-                                static_cast<double>(info.host_bytes) * 1e-9));
+    console.Message(fmt::format("experts on the host: {} ({})", FormatInteger(info.host_experts),
+                                FormatBytes(info.host_bytes)));
   }
   return model;
 }
@@ -177,12 +179,13 @@ Result<std::vector<int32_t>> ReadTokens(const std::string& path) {
   return TokenReader(path, text).Read();
 }
 
-Status CheckHasCodec(const Console& console, std::string_view option) {
+Status CheckHasCodec(const Console& console, std::string_view option, std::string_view ids) {
   if (console.text_codecs()) return {};
-  return Status(Code::kUnsupported,
-                fmt::format("{}: this program has no tokenizer; give token ids with --tokens, or "
-                            "use the command of the Python package",
-                            option));
+  return Status(
+      Code::kUnsupported,
+      fmt::format("{}: needs a tokenizer, which the Python package's command has: "
+                  ".venv/bin/metal-marlin after ./dev build, or pip install .{}",
+                  option, ids.empty() ? "" : fmt::format("; {} takes token ids instead", ids)));
 }
 
 void SpecialTokensArgument::Declare(ArgumentList& arguments) {
@@ -192,7 +195,7 @@ void SpecialTokensArgument::Declare(ArgumentList& arguments) {
 
 Result<std::unique_ptr<TextCodec>> OpenCodec(const Console& console, std::string_view option,
                                              const std::string& directory) {
-  MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, option));
+  MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, option, ""));
   return console.text_codecs()(directory);
 }
 
@@ -232,7 +235,7 @@ Status CorpusArguments::Check(const Console& console) const {
     return Status(Code::kInvalidArgument, text_ ? "--text and --tokens exclude each other"
                                                 : "--text or --tokens is needed");
   }
-  return text_ ? CheckHasCodec(console, "--text") : Status();
+  return text_ ? CheckHasCodec(console, "--text", "--tokens") : Status();
 }
 
 Result<std::vector<int32_t>> CorpusArguments::Read(const Console& console,

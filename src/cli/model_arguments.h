@@ -34,6 +34,9 @@ class KvCacheArgument {
 /// --frequencies.
 class RunArguments {
  public:
+  /// Their heading in --help.
+  static constexpr const char* kGroup = "Model and device";
+
   void Declare(ArgumentList& arguments);
   /// Errors: kInvalidArgument naming the option, those of Device::Open.
   Result<Device> OpenDevice() const;
@@ -98,12 +101,16 @@ Result<std::vector<int32_t>> EncodeText(TextCodec& codec, std::string_view text,
 Status CheckVocabulary(std::span<const int32_t> tokens, const std::string& directory,
                        const Model& model);
 
-/// Errors: kUnsupported if the console has no tokenizers. Commands check before loading a model.
-Status CheckHasCodec(const Console& console, std::string_view option);
+/// Errors: kUnsupported if the console has no tokenizers, saying which program has; `ids` is the
+/// option that takes token ids instead, or empty. Commands check before loading a model.
+Status CheckHasCodec(const Console& console, std::string_view option, std::string_view ids);
 
 /// --text FILE or --tokens FILE, and the windows.
 class CorpusArguments {
  public:
+  /// Their heading in --help.
+  static constexpr const char* kGroup = "Text";
+
   void Declare(ArgumentList& arguments);
   /// Checks for exactly one of --text and --tokens, --text only with a tokenizer.
   Status Check(const Console& console) const;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/macros.h"
+#include "base/text_table.h"
 #include "cli/chat_arguments.h"
 #include "cli/generated_text.h"
 #include "cli/model_arguments.h"
@@ -41,7 +42,7 @@ class BatchOutput {
   bool Add(size_t index, int32_t token) {
     ++tokens_;
     ++done_;
-    bar_.Update(done_, total_, fmt::format("{:.1f} tokens/s", Rate()));
+    bar_.Update(done_, total_, FormatRate(Rate()) + " tokens/s");
     const Result<std::string> added = texts_[index].Add(token);
     if (!added.ok()) status_ = added.status();
     return !texts_[index].stopped();
@@ -66,8 +67,10 @@ class BatchOutput {
   Status Finish() {
     bar_.Clear();
     MARLIN_RETURN_IF_ERROR(status_);
-    console_.Message(fmt::format("{} texts, {} tokens at {:.1f} per second, prompts of {} included",
-                                 texts_.size(), tokens_, Rate(), PromptTokens()));
+    console_.Message(fmt::format("{}: {} at {} tokens/s, the time for {} of prompts included",
+                                 FormatCounted(std::ssize(texts_), "text"),
+                                 FormatCounted(tokens_, "token"), FormatRate(Rate()),
+                                 FormatCounted(PromptTokens(), "token")));
     return {};
   }
 
@@ -76,9 +79,10 @@ class BatchOutput {
     const std::chrono::duration<double> since = std::chrono::steady_clock::now() - start_;
     return static_cast<double>(tokens_) / std::max(since.count(), 1e-9);
   }
-  size_t PromptTokens() const {
-    return std::accumulate(prompts_.begin(), prompts_.end(), size_t{0},
-                           [](size_t sum, const auto& prompt) { return sum + prompt.size(); });
+  int64_t PromptTokens() const {
+    return std::accumulate(
+        prompts_.begin(), prompts_.end(), int64_t{0},
+        [](int64_t sum, const auto& prompt) { return sum + std::ssize(prompt); });
   }
 
   Status Print(size_t index) {

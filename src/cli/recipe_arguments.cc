@@ -27,17 +27,26 @@ Result<RecipeOverride> ParseOverride(const std::string& text) {
   return entry;
 }
 
+std::vector<std::string> FormatNames() {
+  std::vector<std::string> names;
+  for (const FormatInfo& format : AllFormats()) names.emplace_back(format.name);
+  return names;
+}
+
 }  // namespace
 
 void RecipeArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--recipe", &recipe_, "NAME|FILE",
                    "default_dense, default_moe, aggressive_moe, uniform:FORMAT/gN or a JSON file");
+  arguments.Choices({"default_dense", "default_moe", "aggressive_moe"});
   arguments.Option("--format", &format_, "FORMAT",
                    "One format for every attention, MLP and expert matrix");
+  arguments.Choices(FormatNames());
   arguments.Option("--group-size", &group_size_, {.least = 16}, "G",
                    "Weights per scale, a multiple of 16, for the whole recipe");
   arguments.Option("--scale-dtype", &scale_type_, "TYPE",
                    "fp16, bf16, fp32, e8m0 or e4m3, for the whole recipe");
+  arguments.Choices({"fp16", "bf16", "fp32", "e8m0", "e4m3"});
   arguments.Option(
       "--sparsity", &sparsity_, "2:4",
       "Keep two of every four weights along the inputs, in the whole recipe; or dense");

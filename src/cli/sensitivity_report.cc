@@ -143,14 +143,14 @@ std::string SensitivityTable(const Sensitivity& sensitivity) {
   for (const auto& [place, sum] : sums) {
     std::vector<std::string> row = {std::to_string(place.first),
                                     std::string(LayerClassName(place.second)),
-                                    std::to_string(sum.matrices), FormatCount(sum.weights)};
+                                    FormatInteger(sum.matrices), FormatCount(sum.weights)};
     for (const double kl : sum.kl) row.push_back(fmt::format("{:.2e}", kl));
     const auto bar = most > 0 ? std::lround(kBarWidth * sum.kl.front() / most) : 0;
     row.push_back(fmt::format("{:<{}}", std::string(static_cast<size_t>(bar), '#'), kBarWidth));
     table.AddRow(row);
   }
-  return fmt::format("KL of {} tokens when the matrices are quantized one at a time, summed\n\n{}",
-                     sensitivity.tokens, table.ToString());
+  return fmt::format("KL of {} when the matrices are quantized one at a time, summed\n\n{}",
+                     FormatCounted(sensitivity.tokens, "token"), table.ToString());
 }
 
 std::string SensitivityPlot(const Sensitivity& sensitivity) {

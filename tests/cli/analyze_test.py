@@ -146,7 +146,7 @@ class Analyze(CommandTestCase):
                 (("--routing", "--sparsity"), "expected one of"),
                 (("--sparsity", "--tokens", self.tokens), "runs no tokens"),
                 (("--routing", "--tokens", "a", "--prompts", "b"), "exclude each other"),
-                (("--routing", "--prompts", "b"), "--prompts: this program has no tokenizer"),
+                (("--routing", "--prompts", "b"), "--prompts: needs a tokenizer"),
                 (("--routing", "--tokens", self.tokens, "--window", 0), "--window"),
         ):
             self.refuse(USAGE, "analyze", QWEN, *arguments, says=(says,))

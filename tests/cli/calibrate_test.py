@@ -284,7 +284,7 @@ class Calibrate(CommandTestCase):
             (USAGE, (*gptq, "--calibration-ids", large), "token 2 is 999999, expected 0.."),
             (USAGE, (*gptq, "--calibration-ids", single), "expected 2 tokens or more, got 1"),
             (IO, (*gptq, "--calibration-ids", self.directory / "none"), "none"),
-            (USAGE, (*gptq, "--calibration", text), "no tokenizer"),
+            (USAGE, (*gptq, "--calibration", text), "needs a tokenizer"),
             (USAGE, (*gptq, "--calibration", text, "--calibration-ids", empty), "exclude"),
             (USAGE, (*gptq, "--calibration-ids", self.ids, "--seed", 1), "--seed"),
             (USAGE, (*gptq, "--calibration-tokens", 1), "--calibration-tokens"),

@@ -114,7 +114,7 @@ CASES: list[tuple[int, str]] = [
     (IO, "demo --model GONE"),
 ]
 # These write far more than a pipe or a page buffers.
-FULL = ["devices", "inspect Q", "plan SRC --bandwidth 1", "verify Q --against SRC", "--help"]
+FULL = ["devices", "inspect Q --all", "plan SRC --bandwidth 1", "verify Q --against SRC", "--help"]
 
 
 class ExitCodes(CommandTestCase):

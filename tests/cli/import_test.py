@@ -36,7 +36,7 @@ class Import(CommandTestCase):
 
     def test_the_report_is_readable(self) -> None:
         text = self.succeed("import", ALL_TYPES, "-o", self.directory / "out")
-        self.assertIn("% of parameters quantized; skipped: dense.f16", text)
+        self.assertIn("% of parameters quantized; skipped:\n  dense.f16 (", text)
         self.assertRegex(text, r"u4/g32 +3 +3\.33 K +exact, 1\.03x larger")
         self.assertRegex(text, r"s4/g32 +3 +3\.33 K +exact\n")
 

@@ -188,8 +188,8 @@ class Generate(ModelTestCase):
         for options, says in (
                 ((), "--prompt, --tokens or --prompts is needed"),
                 (("--tokens", prompt, "--prompt", "x"), "exclude each other"),
-                (("--prompt", "And God said"), "--prompt: this program has no tokenizer"),
-                (("--tokens", prompt, "--stop", "x"), "--stop: this program has no tokenizer"),
+                (("--prompt", "And God said"), "--prompt: needs a tokenizer"),
+                (("--tokens", prompt, "--stop", "x"), "--stop: needs a tokenizer"),
                 (("--tokens", prompt, "--stop", ""), "--stop: expected text, got ''"),
                 (("--tokens", prompt, "--temperature", "-1"), "temperature"),
                 (("--tokens", prompt, "--temperature", "nan"), "temperature"),
@@ -252,13 +252,13 @@ class Perplexity(ModelTestCase):
                                  "--stride", 50, "--max-windows", 3)
         self.assertEqual((document["windows"], document["tokens"]), (3, 200))
         self.assertRegex(self.succeed("perplexity", QWEN, "--tokens", TOKENS, "--max-windows", 1),
-                         r"^perplexity \d+\.\d+ \+- \d+\.\d+ .* over 256 tokens in 1 windows\n$")
+                         r"^perplexity \d+\.\d+ \+- \d+\.\d+ .* over 256 tokens in 1 window\n$")
 
     def test_wrong_use(self) -> None:
         for options, says in (
                 ((), "--text or --tokens is needed"),
                 (("--tokens", TOKENS, "--text", TOKENS), "exclude each other"),
-                (("--text", TOKENS), "--text: this program has no tokenizer"),
+                (("--text", TOKENS), "--text: needs a tokenizer"),
                 (("--tokens", TOKENS, "--window", "0"), "--window: expected 1 or more, got 0"),
                 (("--tokens", TOKENS, "--window", "2000"), "got 2000"),
                 (("--tokens", TOKENS, "--stride", "300"), "stride: expected 0..256"),
@@ -298,7 +298,7 @@ class Compare(ModelTestCase):
         self.assertEqual((document["tokens"], document["windows"]), (512, 2))
         text = self.succeed("compare", QWEN, "--against", QWEN, "--tokens", TOKENS,
                             "--max-windows", 2)
-        self.assertIn("the same most likely token at 100.00 % of 512 positions", text)
+        self.assertIn("top-1 agreement   100.0 % of 512 positions", text)
 
     def test_wrong_use(self) -> None:
         self.refuse(USAGE, "compare", QWEN, "--tokens", TOKENS, says=("--against",))

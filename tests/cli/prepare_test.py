@@ -38,7 +38,7 @@ class Prepare(CommandTestCase):
                      for more in ((), ("--prepared", file))]
             self.assertEqual(texts[0]["token_ids"], texts[1]["token_ids"])
             self.assertEqual(self.document("verify", file), {"ok": True, "tensors": []})
-            self.assertIn("all checksums are right", self.succeed("verify", file))
+            self.assertIn("all checksums match", self.succeed("verify", file))
         compared = self.document("compare", quantized, "--against", GLM, "--prepared", file,
                                  "--tokens", TOKENS, "--max-windows", 1)
         self.assertGreater(compared["kl_mean"], 0)

@@ -122,8 +122,8 @@ class Prompts(CommandTestCase):
                 (("--prompts", path, "--tokens", tokens), "exclude each other"),
                 (("--tokens", tokens, "--batch", 2), "--batch: only with --prompts"),
                 (("--prompts", path, "--batch", 0), "--batch: expected 1 or more, got 0"),
-                (("--prompts", text), "--prompts: this program has no tokenizer"),
-                (("--prompts", path, "--stop", "x"), "--stop: this program has no tokenizer"),
+                (("--prompts", text), "--prompts: needs a tokenizer"),
+                (("--prompts", path, "--stop", "x"), "--stop: needs a tokenizer"),
         ):
             self.refuse(USAGE, "generate", QWEN, *options, says=(says,))
 

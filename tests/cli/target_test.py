@@ -113,7 +113,7 @@ class Target(CommandTestCase):
         self.assertGreaterEqual(report["seconds"], report["search_seconds"])
         text = self.succeed(*quantize)
         self.assertIn("--target-bpw 3.5: ", text)
-        self.assertIn("bits per weight of codes, scales and zeros over the ", text)
+        self.assertIn("bits per weight, scales included, over the ", text)
         self.assertIn(" parameters of the matrices that have a format, ", text)
         self.assertIn("; the search took ", text)
 

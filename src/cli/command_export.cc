@@ -1,9 +1,12 @@
-// export and convert, one command with two names: a checkpoint in another program's format.
+// export: writes a checkpoint in another program's format.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "base/macros.h"
 #include "base/printable.h"
@@ -15,20 +18,18 @@
 namespace marlin::cli {
 namespace {
 
-class ConvertCommand final : public Command {
+class ExportCommand final : public Command {
  public:
-  explicit ConvertCommand(const char* name) : name_(name) {}
-
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("SRC", &source_,
                          "A quantized checkpoint; for gguf also an unquantized one");
     arguments.Model(&source_);
     arguments.RequiredOption("-o,--output", &output_, "DST",
                              "The directory, for gguf without --shard-size the file, to write; it "
-                             "appears whole or not at "
-                             "all");
-    arguments.RequiredOption("--to", &target_, "FORMAT",
+                             "appears whole or not at all");
+    arguments.RequiredOption("--to", &target_, "LAYOUT",
                              fmt::format("{}", fmt::join(ConversionTargets(), ", ")).c_str());
+    arguments.Choices(ConversionTargets());
     arguments.Option("--shard-size", &shard_size_, "SIZE",
                      "Largest safetensors file to write (5GB), or for gguf the largest shard");
     arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
@@ -38,6 +39,7 @@ class ConvertCommand final : public Command {
   }
 
   Status Run(Console& console) override {
+    MARLIN_RETURN_IF_ERROR(CheckTarget());
     ConvertCheckpointOptions options;
     options.target = target_;
     options.overwrite = overwrite_;
@@ -46,7 +48,7 @@ class ConvertCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(options.shard_bytes,
                             ParseByteSize("--shard-size", shard_size_.value_or("5GB")));
     MARLIN_RETURN_IF_ERROR(CheckOutput());
-    ProgressBar bar(console, name_);
+    ProgressBar bar(console, "export");
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
     const Result<ConvertCheckpointReport> report = ConvertCheckpoint(source_, output_, options);
     bar.Clear();
@@ -58,7 +60,7 @@ class ConvertCommand final : public Command {
                                 {"notes", report->notes},
                                 {"seconds", report->seconds}});
     }
-    std::string text = fmt::format("{}: {}, every weight as in {}, in {:.1f} s\n", output_, target_,
+    std::string text = fmt::format("{}: {}, every weight as in {}, {:.1f} s\n", output_, target_,
                                    source_, report->seconds);
     for (const SkippedTensor& file : report->files) text += WithoutLine(file);
     text += NoteLines(report->notes);
@@ -66,6 +68,13 @@ class ConvertCommand final : public Command {
   }
 
  private:
+  Status CheckTarget() const {
+    const std::vector<std::string> known = ConversionTargets();
+    if (std::find(known.begin(), known.end(), target_) != known.end()) return {};
+    return Status(Code::kInvalidArgument, fmt::format("--to: unknown layout '{}'; known: {}",
+                                                      Printable(target_), fmt::join(known, ", ")));
+  }
+
   /// One GGUF file ends in .gguf, a directory of shards does not.
   Status CheckOutput() const {
     if (target_ != "gguf" || output_.ends_with(".gguf") != shard_size_.has_value()) return {};
@@ -77,7 +86,6 @@ class ConvertCommand final : public Command {
                                             "unless --shard-size is given"));
   }
 
-  const char* name_;
   std::string source_;
   std::string output_;
   std::string target_;
@@ -89,7 +97,6 @@ class ConvertCommand final : public Command {
 
 }  // namespace
 
-std::unique_ptr<Command> Make_export() { return std::make_unique<ConvertCommand>("export"); }
-std::unique_ptr<Command> Make_convert() { return std::make_unique<ConvertCommand>("convert"); }
+std::unique_ptr<Command> Make_export() { return std::make_unique<ExportCommand>(); }
 
 }  // namespace marlin::cli
