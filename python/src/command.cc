@@ -1,7 +1,9 @@
 // The command line in this process, with a tokenizer from Python.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <typeinfo>
 
 #include "cli/arguments.h"
@@ -73,12 +75,38 @@ int RunCommand(const std::vector<nb::bytes>& arguments, const nb::object& make_c
   return cli::RunCommandLine(static_cast<int>(copies.size()), argv.data(), factory);
 }
 
+/// The document of a command that runs in this process; `progress` may be None.
+nb::object RunDocument(const std::vector<nb::bytes>& words, const nb::object& progress) {
+  std::vector<std::string> copies;
+  for (const nb::bytes& word : words) copies.emplace_back(word.c_str(), word.size());
+  CallbackError raised;
+  std::optional<Result<std::string>> document;
+  {
+    const nb::gil_scoped_release released;
+    document.emplace(cli::RunForDocument(copies, [&](int64_t done, int64_t total) {
+      raised.Run([&] {
+        if (!progress.is_none()) progress(done, total);
+      });
+    }));
+  }
+  raised.Rethrow();
+  return DocumentObject(Take(*std::move(document)));
+}
+
 }  // namespace
 
 void BindCommand(nb::module_& module) {
+  nb::class_<cli::StopText>(module, "StopText", "Cuts a text at the first of some stop strings.")
+      .def(nb::init<std::vector<std::string>>(), nb::arg("stops"))
+      .def("add", &cli::StopText::Add, nb::arg("piece"), "What can be shown of the text so far.")
+      .def("finish", &cli::StopText::Finish, "The text held back, which began a stop string.")
+      .def_prop_ro("stopped", &cli::StopText::stopped);
   module.def("run_command", &RunCommand, nb::arg("arguments"), nb::arg("make_codec"),
              "Runs metal-marlin with these arguments (the program's name first) and returns its "
              "exit code.");
+  module.def("run_document", &RunDocument, nb::arg("words"), nb::arg("progress").none(),
+             "Runs a command of metal-marlin with --json among `words` and returns its document; "
+             "prints nothing.");
 }
 
 }  // namespace marlin::python

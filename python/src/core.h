@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -114,6 +115,9 @@ std::string PathOf(const char* name, nb::handle object);
 nb::str PathObject(const std::string& path);
 /// Text for people from arbitrary bytes: invalid UTF-8 becomes U+FFFD.
 nb::str TextObject(std::string_view text);
+/// A document of the command as the dict that json.loads makes of it.
+nb::object DocumentObject(const nlohmann::ordered_json& document);
+nb::object DocumentObject(const std::string& text);
 /// Python text as UTF-8; a lone surrogate becomes '?'.
 std::string TextOf(nb::handle object);
 

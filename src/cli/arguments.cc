@@ -107,6 +107,10 @@ int AnswerParseError(const CLI::App& app, std::span<char* const> words,
     }
     return console.Finish(console.Print(text));
   }
+  // Another program knows the options, and has no help to see.
+  if (console.collected() != nullptr) {
+    return console.Finish(Status(Code::kInvalidArgument, error.what()));
+  }
   const auto chosen = app.get_subcommands();
   const std::string where = chosen.empty() ? "" : chosen.front()->get_name() + " ";
   std::string message = UnknownWord(app, words);
@@ -157,6 +161,19 @@ int ParseAndRun(int argc, char** argv, Console& console) {
     if (parsers[i]->parsed()) return console.Finish(commands[i]->Run(console));
   }
   return console.Finish(Status(Code::kInternal, "no command was given"));
+}
+
+/// Parses and runs; exceptions become the status of the command.
+int RunCaught(int argc, char** argv, Console& console) {
+  try {
+    return ParseAndRun(argc, argv, console);
+  } catch (const ThreadStartError& error) {
+    return console.Finish(Status(Code::kOutOfMemory, error.what()));
+  } catch (const std::bad_alloc&) {
+    return console.Finish(Status(Code::kOutOfMemory, "out of memory"));
+  } catch (const std::exception& error) {
+    return console.Finish(Status(Code::kInternal, error.what()));
+  }
 }
 
 }  // namespace
@@ -280,15 +297,22 @@ int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs) {
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
     if (std::string_view(argv[i]) == "--json") console.set_json(true);
   }
-  try {
-    return ParseAndRun(argc, argv, console);
-  } catch (const ThreadStartError& error) {
-    return console.Finish(Status(Code::kOutOfMemory, error.what()));
-  } catch (const std::bad_alloc&) {
-    return console.Finish(Status(Code::kOutOfMemory, "out of memory"));
-  } catch (const std::exception& error) {
-    return console.Finish(Status(Code::kInternal, error.what()));
-  }
+  return RunCaught(argc, argv, console);
+}
+
+Result<std::string> RunForDocument(const std::vector<std::string>& words,
+                                   const std::function<void(int64_t, int64_t)>& progress) {
+  std::vector<std::string> copies = {"metal-marlin"};
+  copies.insert(copies.end(), words.begin(), words.end());
+  std::vector<char*> argv;
+  for (std::string& copy : copies) argv.push_back(copy.data());
+  argv.push_back(nullptr);
+  CollectedOutput collected;
+  collected.progress = progress;
+  Console console(&collected);
+  RunCaught(static_cast<int>(copies.size()), argv.data(), console);
+  if (collected.document.empty() && !collected.status.ok()) return collected.status;
+  return std::move(collected.document);
 }
 
 }  // namespace marlin::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -77,5 +78,11 @@ class ArgumentList {
 /// Parses the command line, runs the command and returns the process's exit code. The factory makes
 /// tokenizers for commands that take text; without one they take token ids.
 int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs = {});
+
+/// Runs a command inside another program: `words` are its name and its arguments. Returns the JSON
+/// document that --json prints; one that says `"ok": false` is no error. `progress` may throw,
+/// which ends the command. Errors: the command's; kInvalidArgument for wrong arguments.
+Result<std::string> RunForDocument(const std::vector<std::string>& words,
+                                   const std::function<void(int64_t, int64_t)>& progress = {});
 
 }  // namespace marlin::cli

@@ -7,6 +7,7 @@
 
 #include "base/macros.h"
 #include "cli/command.h"
+#include "cli/documents.h"
 #include "cli/generated_text.h"
 #include "cli/model_arguments.h"
 #include "cli/prompt_batch.h"

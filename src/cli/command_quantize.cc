@@ -17,6 +17,7 @@
 #include "cli/calibration_arguments.h"
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
+#include "cli/documents.h"
 #include "cli/progress_bar.h"
 #include "cli/recipe_arguments.h"
 #include "cli/target_arguments.h"
@@ -148,7 +149,7 @@ class QuantizeCommand final : public Command {
     bar.Clear();
     if (!report.ok()) return report.status();
     report->seconds = SecondsSince(start);
-    return console.json() ? PrintDocument(console, *report, options.recipe, assignment)
+    return console.json() ? PrintDocument(console, *report, options, assignment)
                           : PrintSummary(console, *report, options.recipe, assignment);
   }
 
@@ -235,31 +236,9 @@ class QuantizeCommand final : public Command {
   }
 
   Status PrintDocument(Console& console, const QuantizeCheckpointReport& report,
-                       const MixedPrecisionConfig& recipe,
+                       const QuantizeCheckpointOptions& options,
                        const std::optional<FormatAssignment>& assignment) const {
-    nlohmann::ordered_json document = {
-        {"output", report.output},
-        {"recipe", recipe.name()},
-        {"method", method_},
-        {"dry_run", dry_run_},
-        {"tensors", report.tensors},
-        {"parameters", report.parameters},
-        {"quantized_parameters", report.quantized_parameters},
-        {"bits_per_weight", report.bits_per_weight},
-        {"quantized_bits_per_weight", report.quantized_bits_per_weight},
-        {"bytes", report.bytes},
-        {"coverage", report.coverage},
-        {"calibrated_parameters", report.calibrated_parameters},
-        {"skipped", SkippedJson(report.skipped)},
-        {"fallbacks", SkippedJson(report.fallbacks)},
-        {"notes", report.notes},
-        {"zeroed_groups", report.zeroed_groups},
-        {"inputs", report.inputs},
-        {"scaled_inputs", report.scaled_inputs},
-        {"rotatable", report.rotatable},
-        {"rotated", report.rotated},
-        {"runs", report.unsupported_type.empty()},
-        {"seconds", report.seconds}};
+    nlohmann::ordered_json document = QuantizedDocument(report, options);
     if (assignment) {
       document["predicted_kl"] = assignment->predicted_kl;
       document["search_seconds"] = search_seconds_;
