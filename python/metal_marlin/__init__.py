@@ -1,8 +1,16 @@
-"""Large language models with 2- to 8-bit weights.
+"""Large language models with 2- to 8-bit weights: quantize them, measure them, run them.
+
+    quantize_model      a checkpoint to a quantized directory
+    load                a directory to a Model: generate, perplexity, compare, logits
+    plan, inspect       what a recipe makes of a model, what is in a checkpoint
+    verify              checksums, and the error against the source
+    dequantize_model, import_model, export_model    to and from other formats
+    pack_weights, prepare, matmul                   single matrices of NumPy, PyTorch or MLX
+    MarlinMoE, moe_experts                          layers of experts
 
 Arrays may be NumPy, PyTorch, CuPy or MLX; results have the same kind as the inputs. Importing this
 package imports only NumPy of these; `metal_marlin.torch`, `.transformers`, `.mlx` and `.mlx_lm`
-import theirs.
+import theirs. Errors are subclasses of MarlinError, with a message of one line.
 """
 
 from __future__ import annotations
@@ -20,6 +28,7 @@ from ._core import (
     formats,
     supported_model_types,
 )
+from .checkpoints import dequantize_model, export_model, import_model, inspect, plan, verify
 from .errors import (
     DeviceLostError,
     FileError,
@@ -30,12 +39,14 @@ from .errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
+from .generation import GenerationStream
 from .linear import (
     TiledWeights,
     batched_gemm,
     default_device,
     dequantize,
     expand,
+    fold_input,
     from_marlin_w4,
     matmul,
     open_device,
@@ -52,13 +63,10 @@ from .linear import (
     stacked_experts,
     to_marlin_w4,
     unpack_weights,
-    fold_input,
 )
 from .models import (
     Model,
     assign_formats,
-    export_model,
-    import_model,
     load,
     measure_importance,
     measure_sensitivity,
@@ -73,16 +81,39 @@ from .moe import (
     moe_router_topk,
     prepare_experts,
 )
+from .results import (
+    ComparisonResult,
+    DequantizationReport,
+    ExportReport,
+    GenerationChunk,
+    GenerationResult,
+    ImportReport,
+    Inspection,
+    PerplexityResult,
+    Plan,
+    PreparationReport,
+    QuantizationReport,
+    VerificationReport,
+)
+from .text import TextCodec
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Checkpoint",
+    "ComparisonResult",
+    "DequantizationReport",
     "Device",
     "DeviceLostError",
     "ExpertCache",
     "ExpertSet",
+    "ExportReport",
     "FileError",
+    "GenerationChunk",
+    "GenerationResult",
+    "GenerationStream",
+    "ImportReport",
+    "Inspection",
     "InvalidArgumentError",
     "MalformedFileError",
     "MarlinError",
@@ -91,23 +122,32 @@ __all__ = [
     "Model",
     "NonFiniteInputError",
     "OutOfMemoryError",
+    "PerplexityResult",
+    "Plan",
+    "PreparationReport",
     "PreparedWeights",
+    "QuantizationReport",
     "QuantizedWeights",
     "SharedExpert",
+    "TextCodec",
     "TiledWeights",
     "UnsupportedError",
+    "VerificationReport",
     "WeightsParts",
     "assign_formats",
     "batched_gemm",
     "default_device",
     "dequantize",
+    "dequantize_model",
     "devices",
     "errors",
     "expand",
     "export_model",
+    "fold_input",
     "formats",
     "from_marlin_w4",
     "import_model",
+    "inspect",
     "kernels",
     "load",
     "matmul",
@@ -120,6 +160,7 @@ __all__ = [
     "pack_sparse_fp4",
     "pack_u4_weights",
     "pack_weights",
+    "plan",
     "prepare",
     "prepare_experts",
     "prepare_model",
@@ -133,5 +174,5 @@ __all__ = [
     "supported_model_types",
     "to_marlin_w4",
     "unpack_weights",
-    "fold_input",
+    "verify",
 ]

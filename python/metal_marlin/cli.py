@@ -8,16 +8,8 @@ import sys
 from typing import Any
 
 from ._core import run_command
-from .hub import local_path
+from .hub import resolve
 from .text import TextCodec
-
-
-def _resolve(name: str, part: str, offline: bool, quiet: bool, verbose: bool) -> os.PathLike[str]:
-    """The path of a model that the command names as one of the Hub."""
-    path: os.PathLike[str] = local_path(
-        name, part=part, offline=offline, quiet=quiet, verbose=verbose
-    )
-    return path
 
 
 class _Codec(TextCodec):
@@ -45,7 +37,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Pass the original bytes: a path need not be UTF-8.
     arguments = [os.fsencode(argument) for argument in sys.argv[1:]]
-    return int(run_command([b"metal-marlin", *arguments], _Codec, _resolve))
+    return int(run_command([b"metal-marlin", *arguments], _Codec, resolve))
 
 
 if __name__ == "__main__":

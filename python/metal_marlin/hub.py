@@ -72,6 +72,14 @@ def local_path(
     ).resolve()
 
 
+def resolve(name: str, part: str, offline: bool, quiet: bool, verbose: bool) -> os.PathLike[str]:
+    """The path of a model that a command names."""
+    path: os.PathLike[str] = local_path(
+        name, part=part, offline=offline, quiet=quiet, verbose=verbose
+    )
+    return path
+
+
 @dataclass
 class _Files:
     """The files of a model at one commit, and their sizes in bytes."""

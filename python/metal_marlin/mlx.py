@@ -10,7 +10,6 @@ GEMMs take one of three paths; `backend()` says which and why:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from . import _mlx_extension, linear, moe
+from . import _core, _mlx_extension, linear, moe
 from ._core import ExpertSet, QuantizedWeights
 from ._mlx_kernels import MetalWeights, check_input, self_test
 from .errors import InvalidArgumentError, UnsupportedError
@@ -66,13 +65,13 @@ def on_metal() -> bool:
 
 def backend() -> Backend:
     """The path of layers made now, on MLX's default device, and why better ones are unavailable.
-    MARLIN_MLX=extension, metal_kernel or copies forces one."""
-    asked = os.environ.get("MARLIN_MLX", "")
+    METAL_MARLIN_MLX=extension, metal_kernel or copies forces one."""
+    variable, asked = _core.read_environment("METAL_MARLIN_MLX")
     if asked not in ("", *_PATHS):
-        raise InvalidArgumentError(f"MARLIN_MLX: expected one of {', '.join(_PATHS)}, got {asked}")
+        raise InvalidArgumentError(f"{variable}: expected one of {', '.join(_PATHS)}, got {asked}")
     against: list[str] = []
     for name, why_not in (("extension", _no_extension), ("metal_kernel", _no_metal_kernel)):
-        reason = f"MARLIN_MLX asks for {asked}" if asked not in ("", name) else why_not()
+        reason = f"{variable} asks for {asked}" if asked not in ("", name) else why_not()
         if not reason:
             return Backend(name, "; ".join(against) or "preferred")
         against.append(f"not {name}: {reason}")

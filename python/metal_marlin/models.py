@@ -11,23 +11,35 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 
 from . import _core
 from ._arrays import call, options
 from ._core import Device, MixedPrecisionConfig
+from ._documents import AnyPath, Progress, listening
 from .chat_template import MISSING, ChatTemplate, Messages
 from .destinations import quantize_for
 from .errors import FileError, InvalidArgumentError, MalformedFileError, UnsupportedError
+from .generation import Emit, GenerationStream, PromptOutput, stop_strings, stop_tokens
 from .hub import local_path
 from .linear import open_device
+from .results import (
+    ComparisonResult,
+    GenerationChunk,
+    GenerationResult,
+    PerplexityResult,
+    PreparationReport,
+    QuantizationReport,
+)
 from .text import TextCodec
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Prompt = str | Sequence[int]
 Prompts = list[str] | list[list[int]] | list[Prompt] | tuple[Prompt, ...]
-AnyPath = str | bytes | os.PathLike[Any]
 _HOST_EXPERTS_AUTO = -1  # kHostExpertsAuto of model.h.
 # What the core says of a model that asks for nothing else.
 _GREEDY = {
@@ -37,6 +49,23 @@ _GREEDY = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
+
+
+class GenerationOptions(TypedDict, total=False):
+    """The options of `Model.generate` that do not decide the type of its result."""
+
+    stop: str | Sequence[str] | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    add_special_tokens: bool
+    detokenize: bool
 
 
 def _device(device: Device | str | None) -> Device:
@@ -132,16 +161,6 @@ class Model:
         """The chat templates of the directory or GGUF file; None if it has none."""
         return ChatTemplate.find(self.path)
 
-    @overload
-    def chat(
-        self, messages: Messages, max_tokens: int | None = None, **options: Any
-    ) -> dict[str, Any]: ...
-
-    @overload
-    def chat(
-        self, messages: Sequence[Messages], max_tokens: int | None = None, **options: Any
-    ) -> list[dict[str, Any]]: ...
-
     def chat(
         self,
         messages: Messages | Sequence[Messages],
@@ -154,9 +173,10 @@ class Model:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **options: Any,
-    ) -> dict[str, Any] | list[dict[str, Any]]:
+    ) -> Any:
         """Answers a conversation, a list of {"role": ..., "content": ...}: what `generate` returns,
-        with the answer as `text`. A list of conversations gives a list of answers.
+        a GenerationResult, or with stream=True a GenerationStream. A list of conversations gives a
+        list of answers.
 
         max_tokens None: as many as the context holds. `chat_template` is a file, the text of a
         Jinja template or the name of one of the model's; None: `Model.chat_template`. `tools` are
@@ -188,12 +208,9 @@ class Model:
         # The last token of an answer is not fed.
         room = [self.info["max_positions"] - len(ids) + 1 for ids in prompts]
         most = [max(count, 0) if max_tokens is None else max_tokens for count in room]
-        answers = self.generate(prompts, most, **options) if batch else [
-            self.generate(prompts[0], most[0], **options)
-        ]
-        for ids, answer in zip(prompts, answers, strict=True):
-            answer["text"] = self.tokenizer.continuation(ids, answer["token_ids"])
-        return answers if batch else answers[0]
+        if batch:
+            return self.generate(prompts, most, detokenize=True, **options)
+        return self.generate(prompts[0], most[0], detokenize=True, **options)
 
     def _ids(
         self, prompt: Prompt, name: str = "prompt", add_special_tokens: bool = True
@@ -219,7 +236,7 @@ class Model:
         return ids
 
     def logits(self, prompt: Prompt, *, add_special_tokens: bool = True) -> np.ndarray:
-        """float32 [tokens, vocab_size]: the logits after every token."""
+        """float32 [tokens, vocab_size]: the logits after every token of a text or token ids."""
         ids = self._ids(prompt, add_special_tokens=add_special_tokens)
         out = np.empty((len(ids), self.info["vocab_size"]), np.float32)
         call(self._core.forward, self._core.new_sequence(), ids, True, out)
@@ -231,19 +248,12 @@ class Model:
         prompt: Prompt,
         max_tokens: int = 128,
         *,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        seed: int = 0,
-        stop_token_ids: Sequence[int] = (),
-        ignore_eos: bool = False,
-        add_special_tokens: bool = True,
+        stream: Literal[False] = False,
+        on_text: Callable[[str], bool | None] | None = None,
         callback: Callable[[int], bool | None] | None = None,
-    ) -> dict[str, Any]: ...
+        seed: int = 0,
+        **options: Unpack[GenerationOptions],
+    ) -> GenerationResult: ...
 
     @overload
     def generate(
@@ -251,26 +261,36 @@ class Model:
         prompt: Prompts,
         max_tokens: int | list[int] = 128,
         *,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        seed: int | list[int] = 0,
-        stop_token_ids: Sequence[int] = (),
-        ignore_eos: bool = False,
-        add_special_tokens: bool = True,
+        stream: Literal[False] = False,
+        on_text: Callable[[int, str], bool | None] | None = None,
         callback: Callable[[int, int], bool | None] | None = None,
+        seed: int | list[int] = 0,
         max_batch: int = 0,
-    ) -> list[dict[str, Any]]: ...
+        **options: Unpack[GenerationOptions],
+    ) -> list[GenerationResult]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | Prompts,
+        max_tokens: int | list[int] = 128,
+        *,
+        stream: Literal[True],
+        callback: Callable[..., bool | None] | None = None,
+        seed: int | list[int] = 0,
+        max_batch: int = 0,
+        **options: Unpack[GenerationOptions],
+    ) -> GenerationStream: ...
 
     def generate(
         self,
         prompt: Prompt | Prompts,
         max_tokens: int | list[int] = 128,
         *,
+        stop: str | Sequence[str] | None = None,
+        stream: bool = False,
+        on_text: Callable[..., bool | None] | None = None,
+        callback: Callable[..., bool | None] | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -282,42 +302,45 @@ class Model:
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         add_special_tokens: bool = True,
-        callback: Callable[..., bool | None] | None = None,
+        detokenize: bool = False,
         max_batch: int = 0,
-    ) -> dict[str, Any] | list[dict[str, Any]]:
-        """Continues a prompt: {"token_ids", "text", "stop_reason", "tokens_per_second", ...}.
+    ) -> GenerationResult | list[GenerationResult] | GenerationStream:
+        """Continues a prompt, a text or token ids.
 
-        A list of prompts (texts, or lists of token ids) gives a list of such dicts. The texts share
-        forward passes, `max_batch` at a time (0: as many as the KV cache has memory for, up to a
-        bound), and one starts as soon as another has ended; `max_tokens` and `seed` may be lists
-        with one for each prompt. For a model loaded with batch_invariant each text is what its
-        prompt gives alone.
+        A list of prompts gives a list of results. The texts share forward passes, `max_batch` at a
+        time (0: as many as the KV cache has memory for, up to a bound), and one starts as soon as
+        another has ended; `max_tokens` and `seed` may be lists with one for each prompt. For a
+        model loaded with batch_invariant each text is what its prompt gives alone.
+
+        stream=True returns a GenerationStream, an iterator of GenerationChunks as they are made; of
+        a list of prompts they come interleaved, with the prompt's `index`. Otherwise `on_text` gets
+        the same text, piece by piece, and `callback` every token; of a list of prompts both get the
+        prompt's index first. Each stops its text by returning False. An exception in one stops all.
+
+        The text ends before the first of the stop strings, `stop`, wherever tokens begin and end;
+        nothing is streamed that could begin one. It also ends at a token of stop_token_ids, or, if
+        there are none, at the model's end tokens, unless ignore_eos.
 
         Sampling options that are None are what generation_config.json asks for, else greedy; a line
-        on stderr says which, unless the model was loaded with verbose=False. add_special_tokens:
-        texts get the special tokens that the tokenizer adds to one (BOS).
+        on stderr says which, unless the model was loaded with verbose=False. The penalties change
+        the logits before `temperature` divides them, and so apply to greedy decoding too;
+        `repetition_penalty` also counts the tokens of the prompt, the other two only those
+        generated. `min_p` drops tokens less likely than `min_p` times the most likely one.
+        add_special_tokens: texts get the special tokens that the tokenizer adds to one (BOS).
+        detokenize: prompts of token ids get a text, too.
 
-        The penalties change the logits before `temperature` divides them, and so apply to greedy
-        decoding too; `repetition_penalty` also counts the tokens of the prompt, the other two only
-        those generated. `min_p` drops tokens less likely than `min_p` times the most likely one.
-        `text` is what the tokens add to the text of the prompt, without special tokens, and None
-        for a prompt of token ids. `callback` receives every token, of a list of
-        prompts the prompt's index and the token, and stops that text by returning False. An
-        exception in it stops all.
+        Errors: InvalidArgumentError for an option out of range, a token id that the model lacks or
+        a prompt longer than its context; FileError for text without a tokenizer.
         """
         batch = _is_batch(prompt)
         if not batch and max_batch != 0:
             raise InvalidArgumentError("max_batch: only with a list of prompts")
+        if stream and on_text is not None:
+            raise InvalidArgumentError("on_text: not with stream=True, whose chunks are the text")
         prompts: list[Any] = list(prompt) if batch else [prompt]
         names = [f"prompts[{i}]" for i in range(len(prompts))] if batch else ["prompt"]
-        count = len(prompts)
-        guarded = None
-        if callback is not None:
-            user = callback
-
-            def guarded(*token: int) -> bool:
-                return user(*token) is not False
-
+        stops = stop_strings(stop)
+        ends, ignore_eos = self._ends(stops, stop_token_ids, ignore_eos)
         sampling = self._sampling(
             temperature=temperature,
             top_k=top_k,
@@ -333,13 +356,12 @@ class Model:
                 presence_penalty=presence_penalty,
                 frequency_penalty=frequency_penalty,
                 seed=each_seed,
-                stop_token_ids=list(stop_token_ids),
+                stop_token_ids=ends,
                 ignore_eos=ignore_eos,
-                callback=None if batch else guarded,
             )
             for most, each_seed in zip(
-                _each("max_tokens", max_tokens, count) if batch else [max_tokens],
-                _each("seed", seed, count) if batch else [seed],
+                _each("max_tokens", max_tokens, len(prompts)) if batch else [max_tokens],
+                _each("seed", seed, len(prompts)) if batch else [seed],
                 strict=True,
             )
         ]
@@ -347,13 +369,69 @@ class Model:
             self._ids(each, name, add_special_tokens)
             for each, name in zip(prompts, names, strict=True)
         ]
-        if not batch:
-            generated = call(self._core.generate, ids[0], texts[0])
-            return self._result(prompts[0], ids[0], generated, sampling)
-        all_generated = call(self._core.generate_batch, ids, texts, max_batch, guarded)
-        return [
-            self._result(*each, sampling) for each in zip(prompts, ids, all_generated, strict=True)
+        # A prompt of token ids needs no tokenizer, and has no text, unless text is asked for.
+        shows_text = detokenize or on_text is not None or bool(stops)
+        outputs = [
+            PromptOutput(
+                i, self.tokenizer if shows_text or isinstance(each, str) else None, ids[i], stops
+            )
+            for i, each in enumerate(prompts)
         ]
+        run = functools.partial(
+            self._run, ids, texts, outputs, _with_index(callback, batch), max_batch, batch
+        )
+        if stream:
+            return GenerationStream(run)
+        results = run(_text_listener(_with_index(on_text, batch), outputs))
+        return results if batch else results[0]
+
+    def _ends(
+        self, stops: list[str], stop_token_ids: Sequence[int], ignore_eos: bool
+    ) -> tuple[list[int], bool]:
+        """stop_token_ids and ignore_eos, with the tokens that stop strings name."""
+        ends = list(stop_token_ids)
+        special = stop_tokens(self.tokenizer, stops) if stops else []
+        if not special:
+            return ends, ignore_eos
+        known = [] if ignore_eos else ends or self.info["eos_token_ids"]
+        return [*known, *special], False
+
+    def _run(
+        self,
+        ids: list[list[int]],
+        texts: list[Any],
+        outputs: list[PromptOutput],
+        callback: Callable[[int, int], bool] | None,
+        max_batch: int,
+        batch: bool,
+        emit: Emit | None,
+    ) -> list[GenerationResult]:
+        """Generates the texts; calls `emit` with their parts."""
+        results: dict[int, GenerationResult] = {}
+        follows = emit is not None or any(output.stops for output in outputs)
+
+        def take(index: int, token: int) -> bool:
+            output = outputs[index]
+            if follows:
+                chunk = output.add(token)
+                if emit is not None:
+                    emit(chunk)
+            wanted = callback is None or callback(index, token)
+            return wanted and not output.stopped
+
+        def ended(index: int, document: dict[str, Any]) -> None:
+            chunk, results[index] = outputs[index].finish(document)
+            if emit is not None:
+                emit(chunk)
+
+        taker = take if follows or callback is not None else None
+        if batch:
+            call(self._core.generate_batch, ids, texts, max_batch, taker, ended)
+        else:
+            if taker is not None:
+                texts[0].callback = functools.partial(taker, 0)
+            ended(0, call(self._core.generate, ids[0], texts[0]))
+        return [results[i] for i in range(len(ids))]
 
     def _sampling(self, **given: float | None) -> dict[str, Any]:
         """How tokens are chosen: what is given, else what generation_config.json says."""
@@ -367,19 +445,6 @@ class Model:
             print(f"generation_config.json: not applied: {', '.join(ignored)}", file=sys.stderr)
         return sampling
 
-    def _result(
-        self, prompt: Any, ids: list[int], generated: Any, sampling: dict[str, Any]
-    ) -> dict[str, Any]:
-        """The dict that `generate` returns for one prompt."""
-        result = dict(generated)
-        tokens = list(result["token_ids"])
-        seconds = result["decode_seconds"]
-        is_text = isinstance(prompt, str)
-        result["text"] = self.tokenizer.continuation(ids, tokens) if is_text else None
-        result["tokens_per_second"] = (len(tokens) - 1) / seconds if seconds > 0 else 0.0
-        result["sampling"] = sampling
-        return result
-
     def perplexity(
         self,
         text: Prompt,
@@ -388,10 +453,80 @@ class Model:
         max_windows: int = 0,
         *,
         add_special_tokens: bool = True,
-    ) -> dict[str, Any]:
-        """{"perplexity", "nll", "standard_error", "tokens", "windows"} of a text or token ids."""
-        ids = self._ids(text, add_special_tokens=add_special_tokens)
-        return dict(call(self._core.perplexity, ids, window, stride, max_windows))
+        progress: Progress = None,
+    ) -> PerplexityResult:
+        """The perplexity of a text or token ids, in windows of `window` tokens.
+
+        A window starts every `stride` tokens (0: `window`); if that is less than `window`, only
+        the last `stride` predictions of a window count. max_windows: how many are used; 0: all.
+        progress is True for a bar, or a function of (done, total) windows. Errors:
+        InvalidArgumentError for fewer than two tokens, or a window longer than the context.
+        """
+        ids = self._ids(text, "text", add_special_tokens)
+        with listening(progress, "perplexity") as listener:
+            windows = (window, stride, max_windows)
+            return PerplexityResult.from_document(
+                call(self._core.perplexity, ids, windows, listener)
+            )
+
+    def compare(
+        self,
+        reference: Model,
+        text: Prompt,
+        window: int = 256,
+        stride: int = 0,
+        max_windows: int = 0,
+        *,
+        add_special_tokens: bool = True,
+        progress: Progress = None,
+    ) -> ComparisonResult:
+        """How far this model diverges from `reference`, the one that it was made from.
+
+        Both predict the same text, encoded by the reference's tokenizer, or the same token ids. The
+        other arguments are those of `perplexity`. Errors: those of `perplexity`;
+        InvalidArgumentError for another vocabulary.
+        """
+        if not isinstance(reference, Model):
+            kind = type(reference).__name__
+            raise InvalidArgumentError(f"reference: expected a Model, got {kind}; load makes one")
+        ids = reference._ids(text, "text", add_special_tokens)
+        with listening(progress, "compare") as listener:
+            windows = (window, stride, max_windows)
+            return ComparisonResult.from_document(
+                call(self._core.compare, reference._core, ids, windows, listener)
+            )
+
+    def __repr__(self) -> str:
+        info = self.info
+        return (
+            f"Model('{self.path}': {info['model_type']}, {info['parameters']:,} parameters, "
+            f"{info['bits_per_weight']:.2f} bits per weight, on {self.device.name}, "
+            f"context {info['max_positions']})"
+        )
+
+
+def _with_index(
+    function: Callable[..., bool | None] | None, batch: bool
+) -> Callable[[int, Any], bool] | None:
+    """A caller's function with the prompt's index, which that of one prompt does not get."""
+    if function is None:
+        return None
+    given = function
+    return lambda index, value: (given(index, value) if batch else given(value)) is not False
+
+
+def _text_listener(
+    on_text: Callable[[int, str], bool] | None, outputs: list[PromptOutput]
+) -> Emit | None:
+    """Hands the text of chunks to the caller's function, which may stop it."""
+    if on_text is None:
+        return None
+
+    def emit(chunk: GenerationChunk | None) -> None:
+        if chunk is not None and chunk.text and not on_text(chunk.index, chunk.text):
+            outputs[chunk.index].cancel()
+
+    return emit
 
 
 def load(
@@ -448,11 +583,16 @@ def prepare_model(
     device: Device | str | None = None,
     *,
     overwrite: bool = False,
-) -> dict[str, Any]:
+    progress: Progress = None,
+) -> PreparationReport:
     """Writes a model's weights as a device holds them into a file that `load(path,
-    prepared=output)` maps. Returns what `metal-marlin prepare --json` prints."""
+    prepared=output)` maps. overwrite replaces a file that an earlier call wrote; progress is True
+    for a bar, or a function of (done, total) layers."""
     path = local_path(path)
-    return dict(call(_core.prepare_model, path, output, _device(device), overwrite))
+    with listening(progress, "prepare") as listener:
+        return PreparationReport.from_document(
+            call(_core.prepare_model, path, output, _device(device), overwrite, listener)
+        )
 
 
 def quantize_model(
@@ -479,8 +619,8 @@ def quantize_model(
     shard_bytes: int = 5 << 30,
     layout: str = "k_packed",
     destination: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
+    progress: Progress = None,
+) -> QuantizationReport:
     """Quantizes a checkpoint to a directory that appears complete or not at all.
 
     method is "rtn", "mse", "gptq", "awq" or "awq+gptq". The last three run the model on `device`
@@ -506,15 +646,16 @@ def quantize_model(
     destination "llama.cpp", "mlx-lm", "vllm" or "transformers" the output is what that program
     loads, a file (.gguf) for the first; the recipe is its own, or checked against what it loads.
 
-    Returns the JSON of `metal-marlin quantize --json`; `runs` is False for a model type that `load`
-    does not run. With model_card the directory gets a README.md; one that somebody wrote or changed
-    in a directory that is replaced is kept. An exception raised by `progress` aborts the call and
-    propagates; no output is left then. allow_extra_tensors as for `load`.
+    progress is True for a bar, or a function of (done,
+    total) parameters. With model_card the directory gets a README.md; one that somebody wrote or
+    changed in a directory that is replaced is kept. An exception raised by `progress` aborts the
+    call and propagates; no output is left then. allow_extra_tensors as for `load`.
     """
     if destination is not None:
         return quantize_for(**locals())
     source = local_path(source)
     start = time.perf_counter()
+    predicted: dict[str, float] = {}
     measures = target_bpw is not None and sensitivity is None
     runs_model = _core.needs_calibration(method) or measures
     if not runs_model and (calibration is not None or calibration_tokens or seed):
@@ -537,7 +678,9 @@ def quantize_model(
         if sensitivity is None:
             text = _text_options(source, ids or None, calibration_tokens, seed, None)
             sensitivity = _measured(source, formats, text, runner, target_bpw)
-        recipe = assign_formats(source, sensitivity, target_bpw, formats)
+        recipe, predicted_kl = _assigned(source, sensitivity, target_bpw, formats)
+        predicted["predicted_kl"] = predicted_kl
+        predicted["search_seconds"] = time.perf_counter() - start
     assert isinstance(recipe, MixedPrecisionConfig)
     if sparsity is not None:
         recipe = call(recipe.with_sparsity, sparsity)
@@ -551,7 +694,6 @@ def quantize_model(
         allow_extra_tensors=allow_extra_tensors,
         shard_bytes=shard_bytes,
         layout=layout,
-        progress=progress,
         calibration=ids,
         calibration_tokens=calibration_tokens,
         seed=seed,
@@ -560,9 +702,11 @@ def quantize_model(
     )
     if pruning not in (None, "magnitude") and method not in ("gptq", "awq+gptq"):
         raise InvalidArgumentError(f"pruning {pruning}: needs method gptq, for the inputs")
-    report = dict(call(_core.quantize_model, source, output, recipe, directory, runner))
-    report["seconds"] = time.perf_counter() - start
-    return report
+    with listening(progress, "quantize") as listener:
+        directory.progress = listener
+        report = call(_core.quantize_model, source, output, recipe, directory, runner)
+    seconds = time.perf_counter() - start
+    return QuantizationReport.from_document({**report, **predicted, "seconds": seconds})
 
 
 def _text_options(
@@ -570,7 +714,7 @@ def _text_options(
     calibration: Prompt | None,
     tokens: int,
     seed: int,
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[int, int], object] | None,
 ) -> _core.DirectoryOptions:
     """Options for a measurement: its text, and the callable that hears of its progress."""
     return options(
@@ -590,18 +734,20 @@ def measure_sensitivity(
     calibration_tokens: int = 0,
     seed: int = 0,
     device: Device | str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = None,
 ) -> dict[str, Any]:
     """Quantizes each matrix of a model alone, in each format, and measures the KL divergence of the
     predictions, in nats per token.
 
     formats: "nf3/g64", ...; none: int2/g64/frac, nf3/g64, nf4/g64 and s8/g64. The text is
     `calibration`, or written by the model; calibration_tokens: how many tokens are used, 0: 2048.
-    Returns the JSON of `metal-marlin analyze --sensitivity --json`.
+    progress is True for a bar, or a function of (done, total). Returns the JSON of
+    `metal-marlin analyze --sensitivity --json`.
     """
     source = local_path(source)
-    text = _text_options(source, calibration, calibration_tokens, seed, progress)
-    return _measured(source, formats, text, _device(device))
+    with listening(progress, "measure") as listener:
+        text = _text_options(source, calibration, calibration_tokens, seed, listener)
+        return _measured(source, formats, text, _device(device))
 
 
 def _measured(
@@ -627,27 +773,28 @@ def measure_importance(
     calibration_tokens: int = 0,
     seed: int = 0,
     device: Device | str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = None,
 ) -> dict[str, Any]:
     """Measures the mean square of every input of every matrix of a model, those of experts over the
     tokens that select them, and writes them to `output` as an importance matrix of llama.cpp, GGUF,
     which `imatrix` of quantize_model takes.
 
     The text is `calibration`, or written by the model; calibration_tokens: how many tokens are
-    used, 0: 16384. progress counts layers. Returns the JSON of `metal-marlin analyze --importance
-    --json`. Errors: FileError for a file that cannot be written, found before the model runs;
-    InvalidArgumentError for a quantized model.
+    used, 0: 16384. progress is True for a bar, or a function of (done, total) layers. Returns the
+    JSON of `metal-marlin analyze --importance --json`. Errors: FileError for a file that cannot be
+    written, found before the model runs; InvalidArgumentError for a quantized model.
     """
     source = local_path(source)
     path = Path(os.fsdecode(output))
     _check_writable(path)
-    file, summary = call(
-        _core.measure_importance,
-        source,
-        "calibration" if calibration is not None else f"sampled from the model, seed {seed}",
-        _text_options(source, calibration, calibration_tokens, seed, progress),
-        _device(device),
-    )
+    with listening(progress, "measure") as listener:
+        file, summary = call(
+            _core.measure_importance,
+            source,
+            "calibration" if calibration is not None else f"sampled from the model, seed {seed}",
+            _text_options(source, calibration, calibration_tokens, seed, listener),
+            _device(device),
+        )
     try:
         path.write_bytes(file)
     except OSError as error:
@@ -676,13 +823,21 @@ def assign_formats(
     """A recipe with at most target_bpw bits per weight for the matrices of a sensitivity, a dict or
     a file. formats: which of the measured ones may be chosen; none: all."""
     source = local_path(source)
+    return _assigned(source, sensitivity, target_bpw, formats)[0]
+
+
+def _assigned(
+    source: AnyPath,
+    sensitivity: dict[str, Any] | AnyPath,
+    target_bpw: float,
+    formats: Sequence[str],
+) -> tuple[MixedPrecisionConfig, float]:
+    """A recipe, and the KL divergence that it is predicted to cause."""
     given = isinstance(sensitivity, dict)
     text = json.dumps(sensitivity) if given else ""
     file = None if given else sensitivity
-    recipe: MixedPrecisionConfig = call(
-        _core.assign_formats, source, file, text, target_bpw, list(formats)
-    )
-    return recipe
+    recipe, kl = call(_core.assign_formats, source, file, text, target_bpw, list(formats))
+    return recipe, float(kl)
 
 
 def _calibration_ids(source: AnyPath, calibration: Prompt | None) -> list[int]:
@@ -701,69 +856,3 @@ def _calibration_ids(source: AnyPath, calibration: Prompt | None) -> list[int]:
     if not ids:
         raise InvalidArgumentError("calibration: has no tokens")
     return ids
-
-
-def import_model(
-    source: AnyPath,
-    output: AnyPath,
-    *,
-    allow_requantize: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    model_card: bool = True,
-    allow_extra_tensors: bool = False,
-    shard_bytes: int = 5 << 30,
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
-    """Converts a checkpoint of another program, keeping its codes, to a directory of this one.
-
-    `source` is a file (GGUF, ONNX) or a directory. Returns the JSON of
-    `metal-marlin import --json`: `modules` has the exactness of each matrix. With
-    `allow_requantize`, matrices that no format of codes holds become s8 in groups of 32, and have
-    `relative_error` and `max_error`; otherwise they become floats. model_card as for
-    `quantize_model`, allow_extra_tensors as for `load`. An exception raised by `progress`
-    propagates; no output is left then.
-    """
-    source = local_path(source)
-    directory = options(
-        _core.DirectoryOptions(),
-        overwrite=overwrite,
-        model_card=model_card,
-        allow_extra_tensors=allow_extra_tensors,
-        shard_bytes=shard_bytes,
-        progress=progress,
-    )
-    return dict(call(_core.import_model, source, output, allow_requantize, dry_run, directory))
-
-
-def export_model(
-    source: AnyPath,
-    output: AnyPath,
-    to: str,
-    *,
-    overwrite: bool = False,
-    model_card: bool = True,
-    allow_extra_tensors: bool = False,
-    shard_bytes: int = 5 << 30,
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
-    """Writes a checkpoint in the format of another program, keeping its codes.
-
-    `to` is "gguf" (then `source` may be unquantized, and `output` is a file if it ends in ".gguf",
-    otherwise a directory of shards), "compressed-tensors", "gptq", "awq", "mlx" or "plain".
-    shard_bytes: the largest safetensors file, or the most bytes of tensors in a shard.
-    Returns the JSON of `metal-marlin export --json`. Errors: UnsupportedError naming the first
-    matrix that the format cannot hold. model_card as for `quantize_model`, for directories;
-    allow_extra_tensors as for `load`. An exception raised by `progress` propagates; no output is
-    left then.
-    """
-    source = local_path(source)
-    directory = options(
-        _core.DirectoryOptions(),
-        overwrite=overwrite,
-        model_card=model_card,
-        allow_extra_tensors=allow_extra_tensors,
-        shard_bytes=shard_bytes,
-        progress=progress,
-    )
-    return dict(call(_core.export_model, source, output, to, directory))

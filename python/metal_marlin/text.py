@@ -177,6 +177,73 @@ class TextCodec:
         before, after = self.decode(prompt), self.decode([*prompt, *tokens])
         return after[len(os.path.commonprefix([before, after])) :]
 
+    def stream(self, prompt: Sequence[int]) -> TextStream:
+        """The text of tokens that follow a prompt, as they come."""
+        return TextStream(self, prompt)
+
+    def _decode_stream(self, ids: list[int]) -> Callable[[int], str]:
+        """The text of each token that follows `ids`; empty for one that only begins a character.
+        Errors, of the function: MalformedFileError for a text that does not extend the last one."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = self._call(lambda: DecodeStream(ids=ids, skip_special_tokens=True))
+        return lambda token: self._call(lambda: stream.step(self._tokenizer, token)) or ""
+
+
+class TextStream:
+    """The text that tokens add to that of a prompt, in pieces; joined, TextCodec.continuation.
+
+    `tokenizers.decoders.DecodeStream` makes the pieces. It has no end, where characters that were
+    only begun are due; it repeats the text of a prompt that ends within a character; and it raises
+    for decoders that change text which is already there. Then `continuation` makes a piece, and a
+    new stream goes on behind it. Text that was returned and changes later is not taken back.
+    """
+
+    def __init__(self, codec: TextCodec, prompt: Sequence[int]) -> None:
+        self._codec = codec
+        self._prompt = list(prompt)
+        self._tokens: list[int] = []
+        self._pieces: list[str] = []
+        self._step: Callable[[int], str] | None = None
+        self._held = False
+
+    def add(self, token: int) -> str:
+        """The text that a token adds, once its characters are complete; else nothing."""
+        self._tokens.append(token)
+        piece = ""
+        if self._step is not None:
+            try:
+                piece = self._step(token)
+            except MalformedFileError:
+                self._step = None
+        if self._step is None:
+            piece = self._restart()
+        return self._take(piece)
+
+    def finish(self) -> str:
+        """The text held back: incomplete characters, as U+FFFD."""
+        return self._take(self._missing()) if self._held else ""
+
+    def _take(self, piece: str) -> str:
+        self._held = not piece
+        self._pieces.append(piece)
+        return piece
+
+    def _missing(self) -> str:
+        """The end of the text, which the pieces lack."""
+        shown = "".join(self._pieces)
+        whole = self._codec.continuation(self._prompt, self._tokens)
+        return whole[len(os.path.commonprefix([shown, whole])) :]
+
+    def _restart(self) -> str:
+        """The next piece without DecodeStream, which goes on behind it."""
+        ids = [*self._prompt, *self._tokens]
+        # A stream that begins within a character would return its context, too.
+        if self._codec.decode(ids).endswith("\ufffd"):
+            return ""
+        self._step = self._codec._decode_stream(ids)
+        return self._missing()
+
 
 def _growth(rules: Any) -> float:
     """How many times longer rules can make a text: an upper bound for those that insert.

@@ -2,11 +2,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/model_directory.h"
+#include "cli/documents.h"
 #include "core.h"
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
@@ -16,37 +18,23 @@
 namespace marlin::python {
 namespace {
 
-nb::list SkippedList(const std::vector<SkippedTensor>& tensors) {
-  nb::list skipped;
-  for (const SkippedTensor& tensor : tensors) {
-    nb::dict row;
-    row["name"] = TextObject(tensor.name);
-    row["reason"] = TextObject(tensor.reason);
-    skipped.append(row);
+/// "MixedPrecisionConfig('default_moe': moe_expert fp4_e2m1/g128, ...; 2 overrides)". Classes
+/// that are kept are left out.
+nb::str RecipeText(const MixedPrecisionConfig& recipe) {
+  std::string choices;
+  for (const auto& [layer_class, choice] : recipe.classes()) {
+    if (choice.keep) continue;
+    choices += choices.empty() ? "" : ", ";
+    choices += std::string(LayerClassName(layer_class)) + " " + choice.ToString();
   }
-  return skipped;
-}
-
-nb::dict ReportOf(const QuantizeCheckpointReport& report) {
-  nb::dict dict;
-  dict["output"] = PathObject(report.output);
-  dict["tensors"] = report.tensors;
-  dict["parameters"] = report.parameters;
-  dict["bits_per_weight"] = report.bits_per_weight;
-  dict["quantized_bits_per_weight"] = report.quantized_bits_per_weight;
-  dict["bytes"] = report.bytes;
-  dict["coverage"] = report.coverage;
-  dict["calibrated_parameters"] = report.calibrated_parameters;
-  dict["skipped"] = SkippedList(report.skipped);
-  dict["fallbacks"] = SkippedList(report.fallbacks);
-  dict["notes"] = report.notes;
-  dict["inputs"] = report.inputs;
-  dict["scaled_inputs"] = report.scaled_inputs;
-  dict["rotatable"] = report.rotatable;
-  dict["rotated"] = report.rotated;
-  dict["runs"] = report.unsupported_type.empty();
-  dict["seconds"] = report.seconds;
-  return dict;
+  const auto add = [&choices](size_t count, const char* what) {
+    if (count == 0) return;
+    choices += "; " + std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+  };
+  add(recipe.overrides().size(), "override");
+  add(recipe.tensors().size(), "tensor of its own choice");
+  if (recipe.hot_experts()) choices += "; hot experts " + recipe.hot_experts()->choice.ToString();
+  return TextObject("MixedPrecisionConfig('" + recipe.name() + "': " + choices + ")");
 }
 
 /// Calls a Python function, or nothing for None. Both must outlive the result.
@@ -76,9 +64,9 @@ struct DirectoryOptions {
   nb::object imatrix = nb::none();  ///< A path.
 };
 
-nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
-                           const MixedPrecisionConfig& recipe, const DirectoryOptions& directory,
-                           const OpenDevice& opened) {
+nb::object QuantizeDirectory(nb::handle source_path, nb::handle output_path,
+                             const MixedPrecisionConfig& recipe, const DirectoryOptions& directory,
+                             const OpenDevice& opened) {
   const std::string source = PathOf("source", source_path);
   const std::string output = PathOf("output", output_path);
   QuantizeCheckpointOptions options;
@@ -111,7 +99,10 @@ nb::dict QuantizeDirectory(nb::handle source_path, nb::handle output_path,
     }
   }
   raised.Rethrow();
-  return ReportOf(Take(*std::move(report)));
+  const QuantizeCheckpointReport taken = Take(*std::move(report));
+  nb::object document = DocumentObject(cli::QuantizedDocument(taken, options));
+  document["output"] = PathObject(taken.output);
+  return document;
 }
 
 std::vector<FormatChoice> ChoicesOf(const std::vector<std::string>& texts) {
@@ -162,96 +153,18 @@ nb::tuple MeasureInputs(nb::handle source_path, const std::string& dataset,
   return nb::make_tuple(nb::bytes(file.data(), file.size()), TextObject(matrix.SummaryJson()));
 }
 
-/// `file` is None, or the file to read instead of `json`.
-MixedPrecisionConfig AssignTo(nb::handle source_path, nb::handle file, const std::string& json,
-                              double target, const std::vector<std::string>& formats) {
+/// The recipe, and the sum of the divergences that it is predicted to cause. `file` is None, or the
+/// file to read instead of `json`.
+nb::tuple AssignTo(nb::handle source_path, nb::handle file, const std::string& json, double target,
+                   const std::vector<std::string>& formats) {
   const Checkpoint source = Take(Checkpoint::Open(PathOf("source", source_path)));
   const Sensitivity sensitivity =
       Take(file.is_none() ? Sensitivity::FromJson(json, "sensitivity")
                           : Sensitivity::FromFile(PathOf("sensitivity", file)));
   std::vector<TensorShape> tensors;
   for (const TensorInfo& tensor : source.tensors()) tensors.push_back({tensor.name, tensor.shape});
-  return Take(AssignFormats(sensitivity, tensors, target, ChoicesOf(formats))).recipe;
-}
-
-nb::dict ImportDirectory(nb::handle source_path, nb::handle output_path, bool allow_requantize,
-                         bool dry_run, const DirectoryOptions& directory) {
-  const std::string source = PathOf("source", source_path);
-  const std::string output = PathOf("output", output_path);
-  ImportCheckpointOptions options;
-  options.allow_requantize = allow_requantize;
-  options.overwrite = directory.overwrite;
-  options.dry_run = dry_run;
-  options.model_card = directory.model_card;
-  options.allow_extra_tensors = directory.allow_extra_tensors;
-  options.shard_bytes = directory.shard_bytes;
-  CallbackError raised;
-  options.progress = ProgressTo(directory.progress, &raised);
-  std::optional<Result<ImportCheckpointReport>> taken;
-  {
-    const nb::gil_scoped_release released;
-    taken.emplace(ImportCheckpoint(source, output, options));
-  }
-  raised.Rethrow();
-  const ImportCheckpointReport report = Take(*std::move(taken));
-  nb::list modules;
-  for (const ImportedModule& module : report.modules) {
-    nb::dict row;
-    row["name"] = TextObject(module.name);
-    row["format"] = std::string(FormatName(module.spec.format));
-    row["group_size"] = module.spec.group_size;
-    row["exactness"] = module.exactness;
-    row["growth"] = module.growth;
-    if (module.exactness == "re-rounded") {
-      row["relative_error"] = module.relative_error;
-      row["max_error"] = module.max_error;
-    }
-    modules.append(row);
-  }
-  nb::dict dict;
-  dict["output"] = PathObject(report.output);
-  dict["method"] = report.method;
-  dict["tensors"] = report.tensors;
-  dict["parameters"] = report.parameters;
-  dict["quantized_parameters"] = report.quantized_parameters;
-  dict["bits_per_weight"] = report.bits_per_weight;
-  dict["bytes"] = report.bytes;
-  dict["source_bytes"] = report.source_bytes;
-  dict["coverage"] = report.coverage;
-  dict["modules"] = modules;
-  dict["skipped"] = SkippedList(report.skipped);
-  dict["files"] = SkippedList(report.files);
-  dict["notes"] = report.notes;
-  dict["seconds"] = report.seconds;
-  return dict;
-}
-
-nb::dict ExportDirectory(nb::handle source_path, nb::handle output_path, const std::string& target,
-                         const DirectoryOptions& directory) {
-  const std::string source = PathOf("source", source_path);
-  const std::string output = PathOf("output", output_path);
-  ConvertCheckpointOptions options;
-  options.target = target;
-  options.overwrite = directory.overwrite;
-  options.model_card = directory.model_card;
-  options.allow_extra_tensors = directory.allow_extra_tensors;
-  options.shard_bytes = directory.shard_bytes;
-  CallbackError raised;
-  options.progress = ProgressTo(directory.progress, &raised);
-  std::optional<Result<ConvertCheckpointReport>> taken;
-  {
-    const nb::gil_scoped_release released;
-    taken.emplace(ConvertCheckpoint(source, output, options));
-  }
-  raised.Rethrow();
-  const ConvertCheckpointReport report = Take(*std::move(taken));
-  nb::dict dict;
-  dict["output"] = PathObject(report.output);
-  dict["target"] = report.target;
-  dict["files"] = SkippedList(report.files);
-  dict["notes"] = report.notes;
-  dict["seconds"] = report.seconds;
-  return dict;
+  FormatAssignment assigned = Take(AssignFormats(sensitivity, tensors, target, ChoicesOf(formats)));
+  return nb::make_tuple(std::move(assigned.recipe), assigned.predicted_kl);
 }
 
 nb::list TensorNames(const Checkpoint& checkpoint) {
@@ -339,48 +252,58 @@ void BindConversions(nb::module_& module) {
       nb::arg("source").none(), "The recipe that quantize takes unless another one is named.");
   module.def("assign_formats", &AssignTo, nb::arg("source").none(), nb::arg("file").none(),
              nb::arg("json"), nb::arg("target"), nb::arg("formats"));
-  module.def("import_model", &ImportDirectory, nb::arg("source").none(), nb::arg("output").none(),
-             nb::arg("allow_requantize"), nb::arg("dry_run"), nb::arg("options"));
-  module.def("export_model", &ExportDirectory, nb::arg("source").none(), nb::arg("output").none(),
-             nb::arg("target"), nb::arg("options"));
 }
 
-}  // namespace
-
-void BindCheckpoints(nb::module_& module) {
+void BindRecipes(nb::module_& module) {
   nb::class_<MixedPrecisionConfig>(module, "MixedPrecisionConfig",
                                    "A recipe: which tensor gets which format.")
-      .def_static("default_dense", &MixedPrecisionConfig::DefaultDense)
-      .def_static("default_moe", &MixedPrecisionConfig::DefaultMoe)
-      .def_static("aggressive_moe", &MixedPrecisionConfig::AggressiveMoe)
+      .def_static("default_dense", &MixedPrecisionConfig::DefaultDense,
+                  "The recipe of models without experts: FP4 in groups of 128.")
+      .def_static("default_moe", &MixedPrecisionConfig::DefaultMoe,
+                  "The recipe of models with experts: FP4, finer groups where errors cost more.")
+      .def_static("aggressive_moe", &MixedPrecisionConfig::AggressiveMoe,
+                  "Experts in NF3, for the smallest models.")
       .def_static(
           "uniform",
           [](const std::string& choice) { return Take(MixedPrecisionConfig::Uniform(choice)); },
-          nb::arg("choice"))
+          nb::arg("choice"),
+          "One choice for every attention, MLP and expert matrix: \"fp4_e2m1/g64\".")
       .def_static(
           "from_json",
           [](const std::string& text) { return Take(MixedPrecisionConfig::FromJson(text)); },
-          nb::arg("text"))
+          nb::arg("text"), "Parses a recipe; docs/howto/recipes.md has the keys.")
       .def_static(
           "from_file",
           [](nb::handle path) {
             return Take(MixedPrecisionConfig::FromFile(PathOf("path", path)));
           },
-          nb::arg("path").none())
+          nb::arg("path").none(), "Reads a recipe file. Errors: FileError, InvalidArgumentError.")
       .def_static(
           "from_name_or_file",
           [](nb::handle name) {
             return Take(MixedPrecisionConfig::FromNameOrFile(PathOf("name", name)));
           },
-          nb::arg("name").none())
-      .def_prop_ro("name", [](const MixedPrecisionConfig& self) { return TextObject(self.name()); })
+          nb::arg("name").none(), "A preset's name, \"uniform:FORMAT/gN\" or the path of a file.")
+      .def_prop_ro(
+          "name", [](const MixedPrecisionConfig& self) { return TextObject(self.name()); },
+          "The name that quantized models record.")
       .def(
           "with_sparsity",
           [](const MixedPrecisionConfig& self, const std::string& sparsity) {
             return Take(self.WithSparsity(Take(ParseSparsity(sparsity))));
           },
-          nb::arg("sparsity"))
-      .def("to_json", [](const MixedPrecisionConfig& self) { return TextObject(self.ToJson()); });
+          nb::arg("sparsity"),
+          "The recipe with sparsity \"2:4\" or \"dense\" in every quantized class.")
+      .def(
+          "to_json", [](const MixedPrecisionConfig& self) { return TextObject(self.ToJson()); },
+          "The recipe as a JSON document, which from_json parses.")
+      .def("__repr__", &RecipeText);
+}
+
+}  // namespace
+
+void BindCheckpoints(nb::module_& module) {
+  BindRecipes(module);
   BindConversions(module);
   module.def(
       "check_model_file",
@@ -399,24 +322,29 @@ void BindCheckpoints(nb::module_& module) {
             new (self) Checkpoint(Take(Checkpoint::Open(PathOf("path", local))));
           },
           nb::arg("path").none())
-      .def_prop_ro("quantized", &Checkpoint::quantized)
-      .def_prop_ro("recipe_name",
-                   [](const Checkpoint& self) { return TextObject(self.recipe_name()); })
+      .def_prop_ro("quantized", &Checkpoint::quantized, "Whether `quantize` wrote it.")
+      .def_prop_ro(
+          "recipe_name", [](const Checkpoint& self) { return TextObject(self.recipe_name()); },
+          "The name of the recipe; empty if it is not quantized.")
       .def_prop_ro(
           "notes", [](const Checkpoint& self) { return self.notes(); },
           "Lines about what is read otherwise than it is stored.")
-      .def_prop_ro("config_json",
-                   [](const Checkpoint& self) { return TextObject(self.config_json()); })
-      .def_prop_ro("quant_method",
-                   [](const Checkpoint& self) { return TextObject(self.quant_method()); })
-      .def_prop_ro("modules", &ModulesOf)
-      .def("is_module_part", &Checkpoint::IsModulePart, nb::arg("tensor"))
+      .def_prop_ro(
+          "config_json", [](const Checkpoint& self) { return TextObject(self.config_json()); },
+          "The text of config.json; empty if there is none.")
+      .def_prop_ro(
+          "quant_method", [](const Checkpoint& self) { return TextObject(self.quant_method()); },
+          "\"metal_marlin\", \"gptq\", \"gguf\" ...; empty if it is not quantized.")
+      .def_prop_ro("modules", &ModulesOf,
+                   "A dict for each quantized matrix: name, format, sizes and stored tensors.")
+      .def("is_module_part", &Checkpoint::IsModulePart, nb::arg("tensor"),
+           "Whether a stored tensor belongs to a quantized matrix.")
       .def_prop_ro("tensors", &TensorNames, "The names of all stored tensors.")
       .def("tensor", &TensorBytes, nb::arg("name"), "(type, shape, uint8 [bytes])")
       .def(
           "weights",
           [](const Checkpoint& self, const std::string& name) { return Take(self.Weights(name)); },
-          nb::arg("module"))
+          nb::arg("module"), "The QuantizedWeights of a matrix, by the name in `modules`.")
       .def(
           "read_file",
           [](const Checkpoint& self, const std::string& name) -> nb::object {
@@ -424,8 +352,10 @@ void BindCheckpoints(nb::module_& module) {
             if (!text) return nb::none();
             return nb::bytes(text->data(), text->size());
           },
-          nb::arg("name"))
-      .def("verify_checksums", [](const Checkpoint& self) { Check(self.VerifyChecksums()); });
+          nb::arg("name"), "A small file of the model, \"tokenizer.json\", as bytes; or None.")
+      .def(
+          "verify_checksums", [](const Checkpoint& self) { Check(self.VerifyChecksums()); },
+          "Checks every checksum. Errors: MalformedFileError naming the first bad tensor.");
 }
 
 }  // namespace marlin::python

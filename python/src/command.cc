@@ -1,5 +1,6 @@
 // The command line in this process, with a tokenizer and models of the Hub from Python.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
@@ -192,9 +193,34 @@ MixedPrecisionConfig DestinationRecipe(const std::string& name, nb::handle sourc
   return recipe;
 }
 
+/// The document of a command that runs in this process; `progress` may be None.
+nb::object RunDocument(const std::vector<nb::bytes>& words, const nb::object& resolve_model,
+                       const nb::object& progress) {
+  std::vector<std::string> copies;
+  for (const nb::bytes& word : words) copies.emplace_back(word.c_str(), word.size());
+  CallbackError raised;
+  std::optional<Result<std::string>> document;
+  {
+    const nb::gil_scoped_release released;
+    document.emplace(
+        cli::RunForDocument(copies, ResolverOf(resolve_model), [&](int64_t done, int64_t total) {
+          raised.Run([&] {
+            if (!progress.is_none()) progress(done, total);
+          });
+        }));
+  }
+  raised.Rethrow();
+  return DocumentObject(Take(*std::move(document)));
+}
+
 }  // namespace
 
 void BindCommand(nb::module_& module) {
+  nb::class_<cli::StopText>(module, "StopText", "Cuts a text at the first of some stop strings.")
+      .def(nb::init<std::vector<std::string>>(), nb::arg("stops"))
+      .def("add", &cli::StopText::Add, nb::arg("piece"), "What can be shown of the text so far.")
+      .def("finish", &cli::StopText::Finish, "The text held back, which began a stop string.")
+      .def_prop_ro("stopped", &cli::StopText::stopped);
   module.def("destination_output", &DestinationOutput, nb::arg("name"), nb::arg("output"),
              nb::arg("overwrite"));
   module.def("destination_recipe", &DestinationRecipe, nb::arg("name"), nb::arg("source"),
@@ -213,6 +239,10 @@ void BindCommand(nb::module_& module) {
       "printable",
       [](nb::handle text) { return TextObject(EscapeUnprintable(TextOf(text), Layout::kKept)); },
       nb::arg("text"), "Text that cannot control a terminal: other bytes become \\xNN.");
+  module.def("run_document", &RunDocument, nb::arg("words"), nb::arg("resolve_model"),
+             nb::arg("progress").none(),
+             "Runs a command of metal-marlin with --json among `words` and returns its document; "
+             "prints nothing.");
 }
 
 }  // namespace marlin::python

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <type_traits>
 
@@ -276,6 +277,16 @@ nb::str PathObject(const std::string& path) {
 nb::str TextObject(std::string_view text) {
   return nb::steal<nb::str>(
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+nb::object DocumentObject(const nlohmann::ordered_json& document) {
+  // A name from a file may be invalid UTF-8.
+  return DocumentObject(
+      document.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+nb::object DocumentObject(const std::string& text) {
+  return nb::module_::import_("json").attr("loads")(TextObject(text));
 }
 
 std::string TextOf(nb::handle object) {

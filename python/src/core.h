@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -117,6 +118,9 @@ nb::str PathObject(const std::string& path);
 nb::str TextObject(std::string_view text);
 /// The class of metal_marlin.errors for an error.
 const char* ErrorClassName(Code code);
+/// A document of the command as the dict that json.loads makes of it.
+nb::object DocumentObject(const nlohmann::ordered_json& document);
+nb::object DocumentObject(const std::string& text);
 /// Python text as UTF-8; a lone surrogate becomes '?'.
 std::string TextOf(nb::handle object);
 

@@ -179,9 +179,13 @@ void BindOptions(nb::module_& module) {
 void BindExperts(nb::module_& module) {
   BindOptions(module);
   nb::class_<ReadyExperts>(module, "ExpertSet", "The experts of a layer, prepared for a device.")
-      .def_prop_ro("count", [](const ReadyExperts& experts) { return experts.set.count(); })
-      .def_prop_ro("hidden", [](const ReadyExperts& experts) { return experts.set.hidden(); })
-      .def_ro("device", &ReadyExperts::device)
+      .def_prop_ro(
+          "count", [](const ReadyExperts& experts) { return experts.set.count(); },
+          "Experts, without the shared one.")
+      .def_prop_ro(
+          "hidden", [](const ReadyExperts& experts) { return experts.set.hidden(); },
+          "The width of tokens and results.")
+      .def_ro("device", &ReadyExperts::device, "The device that holds them.")
       .def("matrix", &MatrixOf, nb::arg("expert"), nb::arg("part"),
            "(weights, index, bias) of gate, up or down (part 0, 1, 2) of an expert, or None; the "
            "shared expert is the last one.")

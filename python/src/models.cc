@@ -3,7 +3,12 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <tuple>
+
 #include "cli/arguments.h"
+#include "cli/documents.h"
 #include "core.h"
 #include "marlin/evaluate.h"
 #include "marlin/generate.h"
@@ -66,18 +71,16 @@ GenerateOptions GenerateOptionsOf(const TextOptions& text) {
   return options;
 }
 
-nb::dict GeneratedDict(const Generated& generated) {
-  nb::dict dict;
-  dict["token_ids"] = generated.token_ids;
-  dict["stop_reason"] = std::string(StopReasonName(generated.stop_reason));
-  dict["prefill_seconds"] = generated.prefill_seconds;
-  dict["decode_seconds"] = generated.decode_seconds;
-  return dict;
+/// The document of `generate`, without the text.
+nb::object GeneratedObject(const Generated& generated, const Tokens& prompt,
+                           const TextOptions& text) {
+  return DocumentObject(cli::GeneratedDocument(nullptr, StopReasonName(generated.stop_reason),
+                                               generated, prompt.size(), text));
 }
 
 /// `sequence`: null, or one that holds the beginning of the prompt.
-nb::dict GenerateTokens(const Model& model, const Tokens& prompt, const TextOptions& text,
-                        Sequence* sequence) {
+nb::object GenerateTokens(const Model& model, const Tokens& prompt, const TextOptions& text,
+                          Sequence* sequence) {
   const GenerateOptions options = GenerateOptionsOf(text);
   const TokenCallback callback = [&text](int32_t token) {
     const nb::gil_scoped_acquire held;
@@ -90,13 +93,14 @@ nb::dict GenerateTokens(const Model& model, const Tokens& prompt, const TextOpti
     generated = Take(sequence == nullptr ? Generate(model, prompt, options, callback)
                                          : Generate(model, sequence, prompt, options, callback));
   }
-  return GeneratedDict(generated);
+  return GeneratedObject(generated, prompt, text);
 }
 
-/// `texts` has the options of each prompt; their callbacks are not called.
-nb::list GenerateTexts(const Model& model, const std::vector<Tokens>& prompts,
-                       const std::vector<const TextOptions*>& texts, int64_t max_batch,
-                       const nb::object& callback) {
+/// `texts` has the options of each prompt; their callbacks are not called. ended(index, document)
+/// gets every text; `callback` may be None.
+void GenerateTexts(const Model& model, const std::vector<Tokens>& prompts,
+                   const std::vector<const TextOptions*>& texts, int64_t max_batch,
+                   const nb::object& callback, const nb::object& ended) {
   std::vector<GenerateOptions> options;
   for (const TextOptions* const text : texts) options.push_back(GenerateOptionsOf(*text));
   BatchOptions batch;
@@ -112,32 +116,68 @@ nb::list GenerateTexts(const Model& model, const std::vector<Tokens>& prompts,
       return nb::cast<bool>(callback(index, token));
     };
   }
-  std::vector<Generated> generated;
+  batch.ended = [&](size_t index, const Generated& generated) {
+    const nb::gil_scoped_acquire held;
+    ended(index, GeneratedObject(generated, prompts[index], *texts[index]));
+  };
+  const nb::gil_scoped_release released;
+  Take(GenerateBatch(model, prompts, options, batch));
+}
+
+/// window, stride and max_windows of EvaluateOptions.
+using Windows = std::tuple<int64_t, int64_t, int64_t>;
+
+/// Evaluates without the GIL: evaluate(options). `progress` may be None.
+template <typename Evaluate>
+auto Evaluated(const Windows& windows, const nb::object& progress, const Evaluate& evaluate) {
+  EvaluateOptions options;
+  std::tie(options.window, options.stride, options.max_windows) = windows;
+  options.progress = [&progress](int64_t done, int64_t total) {
+    const nb::gil_scoped_acquire held;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (!progress.is_none()) progress(done, total);
+  };
+  const nb::gil_scoped_release released;
+  return Take(evaluate(options));
+}
+
+nb::object PerplexityOf(const Model& model, const Tokens& tokens, const Windows& windows,
+                        const nb::object& progress) {
+  return DocumentObject(
+      cli::PerplexityDocument(Evaluated(windows, progress, [&](const EvaluateOptions& options) {
+        return Perplexity(model, tokens, options);
+      })));
+}
+
+nb::object CompareWith(const Model& model, const Model& reference, const Tokens& tokens,
+                       const Windows& windows, const nb::object& progress) {
+  return DocumentObject(
+      cli::ComparisonDocument(Evaluated(windows, progress, [&](const EvaluateOptions& options) {
+        return CompareModels(model, reference, tokens, options);
+      })));
+}
+
+nb::object PrepareDirectory(nb::handle path, nb::handle output, const OpenDevice& opened,
+                            bool overwrite, const nb::object& progress) {
+  const std::string source = PathOf("path", path);
+  const std::string target = PathOf("output", output);
+  CallbackError raised;
+  PrepareModelOptions options{.overwrite = overwrite};
+  options.progress = [&](int64_t done, int64_t total) {
+    raised.Run([&] {
+      if (!progress.is_none()) progress(done, total);
+    });
+  };
+  std::optional<Result<PrepareModelReport>> report;
   {
     const nb::gil_scoped_release released;
-    generated = Take(GenerateBatch(model, prompts, options, batch));
+    report.emplace(PrepareModel(source, opened.device, target, options));
   }
-  nb::list list;
-  for (const Generated& text : generated) list.append(GeneratedDict(text));
-  return list;
-}
-
-EvaluateOptions OptionsOf(int64_t window, int64_t stride, int64_t max_windows) {
-  EvaluateOptions options;
-  options.window = window;
-  options.stride = stride;
-  options.max_windows = max_windows;
-  return options;
-}
-
-nb::dict PerplexityDict(const PerplexityResult& result) {
-  nb::dict dict;
-  dict["perplexity"] = result.perplexity;
-  dict["nll"] = result.nll;
-  dict["standard_error"] = result.standard_error;
-  dict["tokens"] = result.tokens;
-  dict["windows"] = result.windows;
-  return dict;
+  raised.Rethrow();
+  const PrepareModelReport taken = Take(*std::move(report));
+  nb::object document = DocumentObject(cli::PreparedDocument(taken));
+  document["output"] = PathObject(taken.output);
+  return document;
 }
 
 /// Memory of a model: gpu_memory, host_experts, frequencies and kv_cache of mm.load.
@@ -216,44 +256,15 @@ void BindModels(nb::module_& module) {
       .def("generate", &GenerateTokens, nb::arg("prompt"), nb::arg("options"),
            nb::arg("sequence").none() = nb::none())
       .def("generate_batch", &GenerateTexts, nb::arg("prompts"), nb::arg("options"),
-           nb::arg("max_batch"), nb::arg("callback").none())
-      .def(
-          "perplexity",
-          [](const Model& self, const Tokens& tokens, int64_t window, int64_t stride,
-             int64_t max_windows) {
-            EvaluateOptions options = OptionsOf(window, stride, max_windows);
-            options.progress = [](int64_t, int64_t) {
-              const nb::gil_scoped_acquire held;
-              if (PyErr_CheckSignals() != 0) throw nb::python_error();
-            };
-            PerplexityResult result;
-            {
-              const nb::gil_scoped_release released;
-              result = Take(Perplexity(self, tokens, options));
-            }
-            return PerplexityDict(result);
-          },
-          nb::arg("tokens"), nb::arg("window") = 256, nb::arg("stride") = 0,
-          nb::arg("max_windows") = 0);
-  module.def(
-      "prepare_model",
-      [](nb::handle path, nb::handle output, const OpenDevice& opened, bool overwrite) {
-        const std::string source = PathOf("path", path);
-        const std::string target = PathOf("output", output);
-        PrepareModelReport report;
-        {
-          const nb::gil_scoped_release released;
-          report = Take(PrepareModel(source, opened.device, target, {.overwrite = overwrite}));
-        }
-        nb::dict dict;
-        dict["output"] = PathObject(report.output);
-        dict["layout"] = report.layout;
-        dict["bytes"] = report.bytes;
-        dict["seconds"] = report.seconds;
-        return dict;
-      },
-      nb::arg("path").none(), nb::arg("output").none(), nb::arg("device"), nb::arg("overwrite"));
-  module.def("supported_model_types", &SupportedModelTypes);
+           nb::arg("max_batch"), nb::arg("callback").none(), nb::arg("ended"))
+      .def("perplexity", &PerplexityOf, nb::arg("tokens"), nb::arg("windows"),
+           nb::arg("progress").none())
+      .def("compare", &CompareWith, nb::arg("reference"), nb::arg("tokens"), nb::arg("windows"),
+           nb::arg("progress").none());
+  module.def("prepare_model", &PrepareDirectory, nb::arg("path").none(), nb::arg("output").none(),
+             nb::arg("device"), nb::arg("overwrite"), nb::arg("progress").none());
+  module.def("supported_model_types", &SupportedModelTypes,
+             "The model_types of config.json that `load` runs.");
 }
 
 }  // namespace marlin::python

@@ -13,6 +13,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/environment.h"
 #include "core.h"
 #include "device_arrays.h"
 #include "marlin/gemm.h"
@@ -243,9 +244,14 @@ void BindDevices(nb::module_& module) {
             const std::string wanted = name ? *name : Take(DefaultDeviceName());
             new (self) OpenDevice(Take(Device::Open(wanted, {threads})));
           },
-          nb::arg("name") = nb::none(), nb::arg("threads") = 0)
-      .def_ro("name", &OpenDevice::name)
-      .def_prop_ro("info", [](const OpenDevice& self) { return DictOf(self.device.info()); })
+          nb::arg("name") = nb::none(), nb::arg("threads") = 0,
+          "threads: of the CPU; 0: all processors. Errors: InvalidArgumentError for an unknown "
+          "name, "
+          "UnsupportedError for a device that is not present.")
+      .def_ro("name", &OpenDevice::name, "\"cpu\", \"cuda:0\" ...")
+      .def_prop_ro(
+          "info", [](const OpenDevice& self) { return DictOf(self.device.info()); },
+          "Name, backend, model, threads or multiprocessors, memory in bytes.")
       .def(
           "synchronize",
           [](const OpenDevice& self, std::optional<uintptr_t> stream) {
@@ -260,6 +266,14 @@ void BindDevices(nb::module_& module) {
   module.def(
       "default_device_name", [] { return Take(DefaultDeviceName()); },
       "METAL_MARLIN_DEVICE, else \"auto\".");
+  module.def(
+      "read_environment",
+      [](const std::string& name) {
+        const auto [known, value] =
+            ReadEnvironment(name.c_str()).value_or(EnvironmentVariable{name, ""});
+        return nb::make_tuple(known, TextObject(value));
+      },
+      nb::arg("name"), "(name, value) of a METAL_MARLIN_ variable; the name as it is set.");
   module.def(
       "devices",
       [] {
@@ -282,14 +296,21 @@ void BindProducts(nb::module_& module) {
   BindDevices(module);
   nb::class_<ReadyWeights>(module, "PreparedWeights",
                            "Weights in the layout of one device's kernels.")
-      .def_prop_ro("k", [](const ReadyWeights& w) { return w.weights.spec().k; })
-      .def_prop_ro("n", [](const ReadyWeights& w) { return w.weights.spec().n; })
-      .def_prop_ro("experts", [](const ReadyWeights& w) { return w.weights.spec().experts; })
+      .def_prop_ro(
+          "k", [](const ReadyWeights& w) { return w.weights.spec().k; }, "Input features.")
+      .def_prop_ro(
+          "n", [](const ReadyWeights& w) { return w.weights.spec().n; }, "Output features.")
+      .def_prop_ro(
+          "experts", [](const ReadyWeights& w) { return w.weights.spec().experts; },
+          "Matrices of a stack; 1: a single matrix.")
       .def_prop_ro(
           "format",
-          [](const ReadyWeights& w) { return std::string(FormatName(w.weights.spec().format)); })
-      .def_prop_ro("nbytes", [](const ReadyWeights& w) { return w.weights.bytes(); })
-      .def_ro("device", &ReadyWeights::device)
+          [](const ReadyWeights& w) { return std::string(FormatName(w.weights.spec().format)); },
+          "The name of the weight format.")
+      .def_prop_ro(
+          "nbytes", [](const ReadyWeights& w) { return w.weights.bytes(); },
+          "Bytes of the device's memory.")
+      .def_ro("device", &ReadyWeights::device, "The device that can multiply with them.")
       .def("cpu_product", &CpuProductOf, "A capsule for the extension module _mlx.");
   module.def(
       "prepare",

@@ -6,6 +6,7 @@
 
 #include <span>
 
+#include "base/text_table.h"
 #include "core.h"
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
@@ -34,6 +35,19 @@ nb::object Part(nb::handle self, const TensorView QuantizedWeights::*part) {
 template <const TensorView QuantizedWeights::*kPart>
 nb::object PartOf(nb::handle self) {
   return Part(self, kPart);
+}
+
+/// "QuantizedWeights(fp4_e2m1/g64, k=4096, n=1024, 2.36 MB)".
+std::string WeightsText(const QuantizedWeights& weights) {
+  const WeightsSpec& spec = weights.spec;
+  std::string text = "QuantizedWeights(" + std::string(FormatName(spec.format));
+  if (GetFormatInfo(spec.format).quantized) {
+    text += spec.group_size == 0 ? "/gK" : "/g" + std::to_string(spec.group_size);
+  }
+  if (spec.sparsity != Sparsity::kDense) text += "/" + std::string(SparsityName(spec.sparsity));
+  text += ", k=" + std::to_string(spec.k) + ", n=" + std::to_string(spec.n);
+  if (spec.experts > 1) text += ", experts=" + std::to_string(spec.experts);
+  return text + ", " + FormatBytes(StoredBytes(spec)) + ")";
 }
 
 QuantizedWeights QuantizeArray(const Array& weight, const std::string& format, int64_t group_size,
@@ -150,11 +164,14 @@ void BindFunctions(nb::module_& module) {
       },
       nb::arg("format"), nb::arg("k"), nb::arg("sparse") = false,
       "The rows of QuantizedWeights.codes.");
-  module.def("formats", [] {
-    std::vector<std::string> names;
-    for (const FormatInfo& info : AllFormats()) names.emplace_back(info.name);
-    return names;
-  });
+  module.def(
+      "formats",
+      [] {
+        std::vector<std::string> names;
+        for (const FormatInfo& info : AllFormats()) names.emplace_back(info.name);
+        return names;
+      },
+      "The names of all weight formats.");
 }
 
 }  // namespace
@@ -168,23 +185,38 @@ void BindWeights(nb::module_& module) {
       .def_static(
           "from_parts", [](const WeightsParts& parts) { return MakeWeights(parts, {}); },
           nb::arg("parts"), "Copies and validates arrays with the shapes of the properties.")
-      .def_prop_ro("format",
-                   [](const QuantizedWeights& w) { return std::string(FormatName(w.spec.format)); })
-      .def_prop_ro("k", [](const QuantizedWeights& w) { return w.spec.k; })
-      .def_prop_ro("n", [](const QuantizedWeights& w) { return w.spec.n; })
-      .def_prop_ro("experts", [](const QuantizedWeights& w) { return w.spec.experts; })
-      .def_prop_ro("group_size", [](const QuantizedWeights& w) { return w.spec.group_size; })
+      .def_prop_ro(
+          "format",
+          [](const QuantizedWeights& w) { return std::string(FormatName(w.spec.format)); },
+          "The name of the weight format, as in mm.formats().")
+      .def_prop_ro(
+          "k", [](const QuantizedWeights& w) { return w.spec.k; }, "Input features.")
+      .def_prop_ro(
+          "n", [](const QuantizedWeights& w) { return w.spec.n; }, "Output features.")
+      .def_prop_ro(
+          "experts", [](const QuantizedWeights& w) { return w.spec.experts; },
+          "Matrices of a stack; 1: a single matrix.")
+      .def_prop_ro(
+          "group_size", [](const QuantizedWeights& w) { return w.spec.group_size; },
+          "Weights along K that share a scale; 0: all of K.")
       .def_prop_ro(
           "scale_type",
-          [](const QuantizedWeights& w) { return std::string(ScaleTypeName(w.spec.scale_type)); })
+          [](const QuantizedWeights& w) { return std::string(ScaleTypeName(w.spec.scale_type)); },
+          "The type of scales: \"fp16\", \"bf16\", \"fp32\", \"e8m0\" or \"e4m3\".")
       .def_prop_ro(
           "zero_type",
-          [](const QuantizedWeights& w) { return std::string(ScaleTypeName(w.spec.zero_type)); })
-      .def_prop_ro("global_scale_divides",
-                   [](const QuantizedWeights& w) { return w.spec.global_scale_divides; })
-      .def_prop_ro("bits_per_weight",
-                   [](const QuantizedWeights& w) { return BitsPerWeight(w.spec); })
-      .def_prop_ro("nbytes", [](const QuantizedWeights& w) { return StoredBytes(w.spec); })
+          [](const QuantizedWeights& w) { return std::string(ScaleTypeName(w.spec.zero_type)); },
+          "The type of zeros: \"fp16\", \"bf16\" or \"fp32\".")
+      .def_prop_ro(
+          "global_scale_divides",
+          [](const QuantizedWeights& w) { return w.spec.global_scale_divides; },
+          "Whether scales are divided by global_scale, not multiplied.")
+      .def_prop_ro(
+          "bits_per_weight", [](const QuantizedWeights& w) { return BitsPerWeight(w.spec); },
+          "Bits of codes, scales, zeros and metadata, per weight.")
+      .def_prop_ro(
+          "nbytes", [](const QuantizedWeights& w) { return StoredBytes(w.spec); },
+          "Bytes of all arrays.")
       .def_prop_ro("codes", &PartOf<&QuantizedWeights::codes>,
                    "uint32 [words, n]; an unquantized format's values [k, n].")
       .def_prop_ro("scales", &PartOf<&QuantizedWeights::scales>, "[groups, n], or None.")
@@ -210,7 +242,9 @@ void BindWeights(nb::module_& module) {
                    "scale_type [super groups, n], or None.")
       .def_prop_ro(
           "sparsity",
-          [](const QuantizedWeights& w) { return std::string(SparsityName(w.spec.sparsity)); })
+          [](const QuantizedWeights& w) { return std::string(SparsityName(w.spec.sparsity)); },
+          "\"dense\" or \"2:4\".")
+      .def("__repr__", &WeightsText)
       .def_ro("codebook", &QuantizedWeights::codebook, "Empty: the format's own values.");
   BindFunctions(module);
 }

@@ -355,28 +355,45 @@ void BindWeightsParts(nb::module_& module) {
       module, "WeightsParts",
       "The arrays of quantized weights, of NumPy, PyTorch, MLX, CuPy or DLPack. Sizes of -1 and "
       "types of \"\" are those of the arrays; uint16 is bfloat16's bits.")
-      .def(nb::init<>())
-      .def_rw("format", &WeightsParts::format)
-      .def_rw("k", &WeightsParts::k)
-      .def_rw("n", &WeightsParts::n)
-      .def_rw("experts", &WeightsParts::experts)
-      .def_rw("group_size", &WeightsParts::group_size)
-      .def_rw("scale_type", &WeightsParts::scale_type)
-      .def_rw("zero_type", &WeightsParts::zero_type)
-      .def_rw("codes", &WeightsParts::codes)
-      .def_rw("scales", &WeightsParts::scales)
-      .def_rw("zeros", &WeightsParts::zeros)
-      .def_rw("biases", &WeightsParts::biases)
-      .def_rw("global_scale", &WeightsParts::global_scale)
-      .def_rw("global_scale_divides", &WeightsParts::global_scale_divides)
-      .def_rw("metadata", &WeightsParts::metadata)
-      .def_rw("permutation", &WeightsParts::permutation)
-      .def_rw("input_scale", &WeightsParts::input_scale)
-      .def_rw("input_hadamard", &WeightsParts::input_hadamard)
-      .def_rw("super_group_size", &WeightsParts::super_group_size)
-      .def_rw("super_scales", &WeightsParts::super_scales)
-      .def_rw("super_biases", &WeightsParts::super_biases)
-      .def_rw("codebook", &WeightsParts::codebook);
+      .def(nb::init<>(), "No arrays yet; set those that the weights have.")
+      .def_rw("format", &WeightsParts::format, "The name of the weight format, as in mm.formats().")
+      .def_rw("k", &WeightsParts::k, "Input features; -1: of the arrays.")
+      .def_rw("n", &WeightsParts::n, "Output features; -1: of the arrays.")
+      .def_rw("experts", &WeightsParts::experts, "Matrices of a stack; -1: of the arrays.")
+      .def_rw("group_size", &WeightsParts::group_size,
+              "Weights along K that share a scale; 0: all of K; -1: of the arrays.")
+      .def_rw("scale_type", &WeightsParts::scale_type,
+              "\"fp16\", \"bf16\", \"fp32\", \"e8m0\" or \"e4m3\"; \"\": of the array.")
+      .def_rw("zero_type", &WeightsParts::zero_type,
+              "The type of zeros, as scale_type; \"\": of the array.")
+      .def_rw(
+          "codes", &WeightsParts::codes,
+          "uint32 or int32 [words, n]: k-packed codes; of unquantized formats the values [k, n].")
+      .def_rw("scales", &WeightsParts::scales,
+              "[groups, n]: what codes are multiplied with; None: no scales.")
+      .def_rw("zeros", &WeightsParts::zeros, "[groups, n]: the code of zero; None: no zeros.")
+      .def_rw("biases", &WeightsParts::biases,
+              "[groups, n]: what is added to scaled codes; None: no biases.")
+      .def_rw("global_scale", &WeightsParts::global_scale,
+              "float32 [experts]: a second level of scales; None: 1.")
+      .def_rw("global_scale_divides", &WeightsParts::global_scale_divides,
+              "Whether scales are divided by global_scale, not multiplied.")
+      .def_rw("metadata", &WeightsParts::metadata,
+              "uint32 [ceil(k / 32), n]: the positions of 2:4 sparse weights; None: dense.")
+      .def_rw("permutation", &WeightsParts::permutation,
+              "int32 [k]: row i of the codes is row permutation[i] of W; None: in order.")
+      .def_rw("input_scale", &WeightsParts::input_scale,
+              "float32 [k]: multiplies the columns of x first; None: 1.")
+      .def_rw("input_hadamard", &WeightsParts::input_hadamard,
+              "The size of the Hadamard blocks that rotate the columns of x; 0: none.")
+      .def_rw("super_group_size", &WeightsParts::super_group_size,
+              "Rows that share a super scale; 0: one level of scales.")
+      .def_rw("super_scales", &WeightsParts::super_scales,
+              "[super groups, n]: what int8 scales are multiplied with; None: one level.")
+      .def_rw("super_biases", &WeightsParts::super_biases,
+              "[super groups, n]: what int8 biases are multiplied with; None: one level.")
+      .def_rw("codebook", &WeightsParts::codebook,
+              "The values of the codes; empty: the format's own.");
   module.def(
       "make_weights",
       [](const WeightsParts& parts, const std::string& codes, const std::vector<int64_t>& x_shape) {

@@ -10,6 +10,7 @@
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/model_directory.h"
+#include "checkpoint/verify_checksums.h"
 
 namespace marlin {
 namespace {
@@ -141,30 +142,49 @@ Result<std::optional<std::string>> Checkpoint::ReadFile(const std::string& name)
   return std::optional<std::string>(std::move(file->content));
 }
 
-Status Checkpoint::VerifyChecksums() const {
+Status Checkpoint::VerifyChecksums() const { return marlin::VerifyChecksums(*this, {}); }
+
+Status VerifyChecksums(const Checkpoint& checkpoint, const Progress& progress) {
+  const Checkpoint::Impl& impl = CheckpointAccess::Get(checkpoint);
   // Other programs store no checksums: what can be verified of their files are the values.
-  const size_t checked =
-      impl_->quant_method.empty() || impl_->quantized() ? impl_->tensors.size() : 0;
-  for (size_t i = 0; i < checked; ++i) {
-    const TensorInfo& tensor = impl_->tensors[i];
-    const auto fail = [&](const std::string& message) {
-      return Status(Code::kMalformedFile,
-                    fmt::format("{}: {}: tensor \"{}\": {}", Printable(impl_->path),
-                                Printable(tensor.file), Printable(tensor.name), message));
-    };
-    if (!impl_->checksums[i]) return fail("no checksum is stored");
-    const uint64_t actual = ChecksumOf(
-        {reinterpret_cast<const char*>(impl_->Data(i)), static_cast<size_t>(tensor.bytes)});
-    impl_->Release(i);
-    if (actual != *impl_->checksums[i]) {
-      return fail(fmt::format("its {} bytes have checksum {}, stored is {}", tensor.bytes,
-                              ChecksumText(actual), ChecksumText(*impl_->checksums[i])));
+  const size_t checked = impl.quant_method.empty() || impl.quantized() ? impl.tensors.size() : 0;
+  // Every checked tensor is read once, and the parts of modules are read once more.
+  int64_t total = 0;
+  int64_t done = 0;
+  for (size_t i = 0; i < checked; ++i) total += impl.tensors[i].bytes;
+  for (const ModuleRecord& record : impl.reader->modules()) {
+    for (const PartTensor& part : impl.reader->Parts(record)) {
+      total += impl.tensors[part.tensor].bytes;
     }
   }
+  const auto advance = [&](int64_t bytes) {
+    done += bytes;
+    if (progress) progress(done, total);
+  };
+  for (size_t i = 0; i < checked; ++i) {
+    const TensorInfo& tensor = impl.tensors[i];
+    const auto fail = [&](const std::string& message) {
+      return Status(Code::kMalformedFile,
+                    fmt::format("{}: {}: tensor \"{}\": {}", Printable(impl.path),
+                                Printable(tensor.file), Printable(tensor.name), message));
+    };
+    if (!impl.checksums[i]) return fail("no checksum is stored");
+    const uint64_t actual = ChecksumOf(
+        {reinterpret_cast<const char*>(impl.Data(i)), static_cast<size_t>(tensor.bytes)});
+    impl.Release(i);
+    if (actual != *impl.checksums[i]) {
+      return fail(fmt::format("its {} bytes have checksum {}, stored is {}", tensor.bytes,
+                              ChecksumText(actual), ChecksumText(*impl.checksums[i])));
+    }
+    advance(tensor.bytes);
+  }
   // Checksums only prove that the bytes are the writer's: the values may still be invalid.
-  for (const ModuleRecord& record : impl_->reader->modules()) {
-    MARLIN_RETURN_IF_ERROR(Weights(record.module.name).status());
-    for (const PartTensor& part : impl_->reader->Parts(record)) impl_->Release(part.tensor);
+  for (const ModuleRecord& record : impl.reader->modules()) {
+    MARLIN_RETURN_IF_ERROR(checkpoint.Weights(record.module.name).status());
+    for (const PartTensor& part : impl.reader->Parts(record)) {
+      impl.Release(part.tensor);
+      advance(impl.tensors[part.tensor].bytes);
+    }
   }
   return {};
 }

@@ -146,6 +146,10 @@ int AnswerParseError(const CLI::App& app, std::span<char* const> words,
     const bool version = error.get_name() == "CallForVersion";
     return console.Finish(console.Print(version ? std::string(error.what()) + "\n" : app.help()));
   }
+  // Another program knows the options, and has no help to see.
+  if (console.collected() != nullptr) {
+    return console.Finish(Status(Code::kInvalidArgument, error.what()));
+  }
   std::string message = UnknownWord(app, words);
   if (message.empty()) message = error.what();
   message += message.ends_with('?') ? " See" : "; see";
@@ -297,6 +301,19 @@ int ParseAndRun(int argc, char** argv, const ModelResolver& resolver, Console& c
     return AnswerParseError(app, words.subspan(1), error, console);
   }
   return console.Finish(parsers.Run(resolver, console));
+}
+
+/// Parses and runs; exceptions become the status of the command.
+int RunCaught(int argc, char** argv, const ModelResolver& resolver, Console& console) {
+  try {
+    return ParseAndRun(argc, argv, resolver, console);
+  } catch (const ThreadStartError& error) {
+    return console.Finish(Status(Code::kOutOfMemory, error.what()));
+  } catch (const std::bad_alloc&) {
+    return console.Finish(Status(Code::kOutOfMemory, "out of memory"));
+  } catch (const std::exception& error) {
+    return console.Finish(Status(Code::kInternal, error.what()));
+  }
 }
 
 }  // namespace
@@ -452,15 +469,23 @@ int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs,
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
     if (std::string_view(argv[i]) == "--json") console.set_json(true);
   }
-  try {
-    return ParseAndRun(argc, argv, model_resolver, console);
-  } catch (const ThreadStartError& error) {
-    return console.Finish(Status(Code::kOutOfMemory, error.what()));
-  } catch (const std::bad_alloc&) {
-    return console.Finish(Status(Code::kOutOfMemory, "out of memory"));
-  } catch (const std::exception& error) {
-    return console.Finish(Status(Code::kInternal, error.what()));
-  }
+  return RunCaught(argc, argv, model_resolver, console);
+}
+
+Result<std::string> RunForDocument(const std::vector<std::string>& words,
+                                   const ModelResolver& model_resolver,
+                                   const std::function<void(int64_t, int64_t)>& progress) {
+  std::vector<std::string> copies = {"metal-marlin"};
+  copies.insert(copies.end(), words.begin(), words.end());
+  std::vector<char*> argv;
+  for (std::string& copy : copies) argv.push_back(copy.data());
+  argv.push_back(nullptr);
+  CollectedOutput collected;
+  collected.progress = progress;
+  Console console(&collected);
+  RunCaught(static_cast<int>(copies.size()), argv.data(), model_resolver, console);
+  if (collected.document.empty() && !collected.status.ok()) return collected.status;
+  return std::move(collected.document);
 }
 
 }  // namespace marlin::cli

@@ -126,4 +126,11 @@ std::vector<DeclaredCommand> DeclareCommands();
 int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs = {},
                    const ModelResolver& model_resolver = {});
 
+/// Runs a command inside another program: `words` are its name and its arguments. Returns the JSON
+/// document that --json prints; one that says `"ok": false` is no error. `progress` may throw,
+/// which ends the command. Errors: the command's; kInvalidArgument for wrong arguments.
+Result<std::string> RunForDocument(const std::vector<std::string>& words,
+                                   const ModelResolver& model_resolver = {},
+                                   const std::function<void(int64_t, int64_t)>& progress = {});
+
 }  // namespace marlin::cli

@@ -6,20 +6,13 @@
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "cli/command.h"
+#include "cli/documents.h"
 #include "cli/model_arguments.h"
 #include "cli/progress_bar.h"
 #include "marlin/evaluate.h"
 
 namespace marlin::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-Json PerplexityJson(const PerplexityResult& result) {
-  return {{"perplexity", result.perplexity},
-          {"nll", result.nll},
-          {"standard_error", result.standard_error}};
-}
 
 class CompareCommand final : public Command {
  public:
@@ -48,24 +41,11 @@ class CompareCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const CompareResult result,
                             CompareModels(model, reference, tokens, options));
     bar.Clear();
-    return console.json() ? console.PrintJson(Document(result)) : console.Print(Text(result));
+    return console.json() ? console.PrintJson(ComparisonDocument(result))
+                          : console.Print(Text(result));
   }
 
  private:
-  static Json Document(const CompareResult& result) {
-    return {{"model", PerplexityJson(result.model)},
-            {"reference", PerplexityJson(result.reference)},
-            {"tokens", result.model.tokens},
-            {"windows", result.model.windows},
-            {"perplexity_ratio", result.perplexity_ratio},
-            {"perplexity_ratio_error", result.perplexity_ratio_error},
-            {"kl_mean", result.kl_mean},
-            {"kl_median", result.kl_median},
-            {"kl_p99", result.kl_p99},
-            {"kl_max", result.kl_max},
-            {"top1_agreement", result.top1_agreement}};
-  }
-
   std::string Text(const CompareResult& result) const {
     Table table({"model", "perplexity", "+-", "nats per token"});
     const auto add = [&table](const std::string& name, const PerplexityResult& r) {

@@ -9,6 +9,7 @@
 #include "base/text_table.h"
 #include "cli/chat_arguments.h"
 #include "cli/command.h"
+#include "cli/documents.h"
 #include "cli/generated_text.h"
 #include "cli/model_arguments.h"
 #include "cli/prompt_batch.h"

@@ -6,6 +6,7 @@
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "cli/command.h"
+#include "cli/documents.h"
 #include "cli/model_arguments.h"
 #include "cli/progress_bar.h"
 #include "marlin/evaluate.h"
@@ -35,11 +36,7 @@ class PerplexityCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const PerplexityResult result, Perplexity(model, tokens, options));
     bar.Clear();
     if (console.json()) {
-      return console.PrintJson({{"perplexity", result.perplexity},
-                                {"nll", result.nll},
-                                {"tokens", result.tokens},
-                                {"standard_error", result.standard_error},
-                                {"windows", result.windows}});
+      return console.PrintJson(PerplexityDocument(result));
     }
     return console.Print(fmt::format(
         "perplexity {:.4f} +- {:.4f} ({:.5f} nats per token) over {} in {}\n", result.perplexity,

@@ -8,6 +8,7 @@
 #include "base/text_table.h"
 #include "cli/command.h"
 #include "cli/device_argument.h"
+#include "cli/documents.h"
 #include "cli/progress_bar.h"
 #include "marlin/prepared.h"
 
@@ -37,10 +38,7 @@ class PrepareCommand final : public Command {
                             PrepareModel(model_, device, output_, options));
     bar.Clear();
     if (console.json()) {
-      return console.PrintJson({{"output", report.output},
-                                {"layout", report.layout},
-                                {"bytes", report.bytes},
-                                {"seconds", report.seconds}});
+      return console.PrintJson(PreparedDocument(report));
     }
     return console.Print(
         fmt::format("{}: {} in the layout {}, {:.1f} s\nrun it with: metal-marlin generate {} "

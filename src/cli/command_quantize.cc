@@ -19,6 +19,7 @@
 #include "cli/command.h"
 #include "cli/destination_argument.h"
 #include "cli/device_argument.h"
+#include "cli/documents.h"
 #include "cli/progress_bar.h"
 #include "cli/recipe_arguments.h"
 #include "cli/target_arguments.h"
@@ -172,7 +173,7 @@ class QuantizeCommand final : public Command {
     if (!report.ok()) return report.status();
     if (destination_.given()) MARLIN_RETURN_IF_ERROR(Export(console, options, &*report));
     report->seconds = SecondsSince(start);
-    return console.json() ? PrintDocument(console, *report, options.recipe, assignment)
+    return console.json() ? PrintDocument(console, *report, options, assignment)
                           : PrintSummary(console, *report, options.recipe, assignment);
   }
 
@@ -289,31 +290,9 @@ class QuantizeCommand final : public Command {
   }
 
   Status PrintDocument(Console& console, const QuantizeCheckpointReport& report,
-                       const MixedPrecisionConfig& recipe,
+                       const QuantizeCheckpointOptions& options,
                        const std::optional<FormatAssignment>& assignment) const {
-    nlohmann::ordered_json document = {
-        {"output", report.output},
-        {"recipe", recipe.name()},
-        {"method", method_},
-        {"dry_run", dry_run_},
-        {"tensors", report.tensors},
-        {"parameters", report.parameters},
-        {"quantized_parameters", report.quantized_parameters},
-        {"bits_per_weight", report.bits_per_weight},
-        {"quantized_bits_per_weight", report.quantized_bits_per_weight},
-        {"bytes", report.bytes},
-        {"coverage", report.coverage},
-        {"calibrated_parameters", report.calibrated_parameters},
-        {"skipped", SkippedJson(report.skipped)},
-        {"fallbacks", SkippedJson(report.fallbacks)},
-        {"notes", report.notes},
-        {"zeroed_groups", report.zeroed_groups},
-        {"inputs", report.inputs},
-        {"scaled_inputs", report.scaled_inputs},
-        {"rotatable", report.rotatable},
-        {"rotated", report.rotated},
-        {"runs", report.unsupported_type.empty()},
-        {"seconds", report.seconds}};
+    nlohmann::ordered_json document = QuantizedDocument(report, options);
     if (destination_.given()) {
       document["for"] = destination_.name();
       document["files"] = SkippedJson(files_);

@@ -9,6 +9,7 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/text_table.h"
+#include "checkpoint/verify_checksums.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
 #include "cli/verification.h"
@@ -62,7 +63,11 @@ class VerifyCommand final : public Command {
       return Status(Code::kInvalidArgument,
                     fmt::format("{}: is not a quantized checkpoint", path_));
     }
-    MARLIN_RETURN_IF_ERROR(quantized.VerifyChecksums());
+    {
+      ProgressBar bar(console, "verify");
+      MARLIN_RETURN_IF_ERROR(VerifyChecksums(
+          quantized, [&bar](int64_t done, int64_t total) { bar.Update(done, total); }));
+    }
     Comparison comparison;
     if (against_) {
       MARLIN_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::Open(*against_));

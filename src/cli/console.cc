@@ -65,6 +65,10 @@ Console::Console() : interactive_(isatty(STDERR_FILENO) == 1) {
 }
 
 Status Console::Write(std::string_view text) {
+  if (collected_ != nullptr) {
+    collected_->document += text;
+    return Status();
+  }
   errno = 0;
   const size_t written = std::fwrite(text.data(), 1, text.size(), stdout);
   if (written == text.size() && std::fflush(stdout) == 0) return Status();
@@ -114,7 +118,7 @@ Status Console::PrintJson(const nlohmann::ordered_json& document, std::string_vi
 }
 
 void Console::Message(std::string_view text) {
-  if (quiet_ || !(interactive_ || verbose_)) return;
+  if (collected_ != nullptr || quiet_ || !(interactive_ || verbose_)) return;
   std::fprintf(stderr, "%s\n", EscapeUnprintable(text).c_str());
 }
 
@@ -130,6 +134,10 @@ std::string Console::ErrorDocument(const Status& status) {
 }
 
 int Console::Finish(const Status& status) {
+  if (collected_ != nullptr) {
+    collected_->status = status;
+    return ExitCode(status.code());
+  }
   if (status.ok()) return 0;
   // If stdout cannot be written, the line on stderr still reports the error.
   if (json_ && !printed_document_) (void)Write(ErrorDocument(status));

@@ -1,6 +1,7 @@
 // The output of a command: results to stdout, everything else to stderr.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -16,12 +17,23 @@ int ExitCode(Code code);
 /// The name of an error in JSON: "malformed_file".
 std::string ErrorName(Code code);
 
+/// The output of a command that runs inside another program, which does not print it.
+struct CollectedOutput {
+  std::string document;                                            ///< Its standard output.
+  Status status;                                                   ///< Its result.
+  std::function<void(int64_t done, int64_t total)> progress = {};  ///< Hears of long work.
+};
+
 class Console {
  public:
+  /// For a command inside another program: prints nothing, and leaves signals and streams alone.
+  explicit Console(CollectedOutput* collected) : collected_(collected) {}
   /// Ignores SIGPIPE, so that a closed reader causes a write error instead of killing the process,
   /// and opens closed standard streams as /dev/null.
   Console();
 
+  /// Null in a program of its own.
+  CollectedOutput* collected() const { return collected_; }
   bool json() const { return json_; }
   void set_json(bool json) { json_ = json; }
   /// Whether stderr is a terminal.
@@ -64,6 +76,7 @@ class Console {
  private:
   Status Write(std::string_view text);
 
+  CollectedOutput* collected_ = nullptr;
   TextCodecFactory text_codecs_;
   bool reader_gone_ = false;
   bool printed_document_ = false;

@@ -6,22 +6,13 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
+#include "cli/documents.h"
 
 namespace marlin::cli {
 namespace {
 
 /// Set by Ctrl-C.
 volatile std::sig_atomic_t interrupted = 0;
-
-/// The options that a file can ask for.
-nlohmann::ordered_json SamplingJson(const SamplingOptions& sampling) {
-  const auto shortest = [](float value) { return std::stod(fmt::format("{}", value)); };
-  return {{"temperature", shortest(sampling.temperature)},
-          {"top_k", sampling.top_k},
-          {"top_p", shortest(sampling.top_p)},
-          {"min_p", shortest(sampling.min_p)},
-          {"repetition_penalty", shortest(sampling.repetition_penalty)}};
-}
 
 }  // namespace
 
@@ -71,27 +62,16 @@ std::string_view GeneratedText::ReasonName(const Console& console, StopReason re
   return console.reader_gone() ? "output_closed" : StopReasonName(reason);
 }
 
-double DecodeRate(const Generated& generated) {
-  const auto decoded = static_cast<double>(generated.token_ids.size()) - 1;
-  return generated.decode_seconds > 0 ? decoded / generated.decode_seconds : 0.0;
-}
-
 nlohmann::ordered_json GeneratedJson(const Console& console, const GeneratedText& text,
                                      const Generated& generated, size_t prompt_tokens,
                                      const SamplingOptions& sampling) {
-  return {{"text", text.Text()},
-          {"token_ids", generated.token_ids},
-          {"stop_reason", text.ReasonName(console, generated.stop_reason)},
-          {"tokens_per_second", DecodeRate(generated)},
-          {"prompt_tokens", prompt_tokens},
-          {"prefill_seconds", generated.prefill_seconds},
-          {"decode_seconds", generated.decode_seconds},
-          {"sampling", SamplingJson(sampling)}};
+  return GeneratedDocument(text.Text(), text.ReasonName(console, generated.stop_reason), generated,
+                           prompt_tokens, sampling);
 }
 
 void SaySampling(Console& console, const ModelInfo& model, const SamplingOptions& sampling) {
   constexpr const char* kFile = "generation_config.json";
-  if (SamplingJson(model.sampling) != SamplingJson({})) {
+  if (SamplingDocument(model.sampling) != SamplingDocument({})) {
     std::string text = "greedy";
     if (sampling.temperature > 0) {
       text = fmt::format("temperature {:.3g}, top-k {}, top-p {:.3g}, min-p {:.3g}",

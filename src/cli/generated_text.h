@@ -55,9 +55,6 @@ class GeneratedText {
   std::string text_;
 };
 
-/// Tokens per second after the first.
-double DecodeRate(const Generated& generated);
-
 /// The JSON of a text, as --json prints it. `sampling`: how its tokens were chosen.
 nlohmann::ordered_json GeneratedJson(const Console& console, const GeneratedText& text,
                                      const Generated& generated, size_t prompt_tokens,

@@ -24,7 +24,8 @@ std::chrono::steady_clock::duration IntervalOf(const Console& console) {
 }  // namespace
 
 ProgressBar::ProgressBar(const Console& console, std::string label)
-    : bar_(console.interactive()),
+    : collected_(console.collected()),
+      bar_(console.interactive()),
       interval_(IntervalOf(console)),
       label_(std::move(label)),
       // A bar shows at once, a line when work has taken long.
@@ -33,6 +34,10 @@ ProgressBar::ProgressBar(const Console& console, std::string label)
 ProgressBar::~ProgressBar() { Clear(); }
 
 void ProgressBar::Update(int64_t done, int64_t total, std::string_view note) {
+  if (collected_ != nullptr) {
+    if (collected_->progress) collected_->progress(done, total);
+    return;
+  }
   if (interval_ == Clock::duration() || total <= 0) return;
   const Clock::time_point now = Clock::now();
   if (now - last_ < interval_) return;

@@ -12,7 +12,7 @@ namespace marlin::cli {
 
 /// A bar on a terminal, redrawn at most ten times a second and erased at the end. Elsewhere, as in
 /// the log of a job, a line every 30 seconds, or every 5 with --verbose. Nothing with --quiet. One
-/// thread at a time.
+/// thread at a time. Inside another program, its callback hears of all progress.
 class ProgressBar {
  public:
   ProgressBar(const Console& console, std::string label);
@@ -28,6 +28,7 @@ class ProgressBar {
  private:
   using Clock = std::chrono::steady_clock;
 
+  CollectedOutput* const collected_;  ///< Null in a program of its own.
   const bool bar_;
   const Clock::duration interval_;  ///< Between two drawings or lines; 0: none.
   bool drawn_ = false;

@@ -1,13 +1,13 @@
 #include "ops/device.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <new>
 
 #include "backends/cpu/cpu_backend.h"
 #include "backends/cuda/cuda_backend.h"
 #include "backends/metal/metal_backend.h"
 #include "base/aligned_buffer.h"
+#include "base/environment.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/thread_pool.h"
@@ -149,11 +149,10 @@ Result<Device> OpenAuto(const DeviceOptions& options) {
 }  // namespace
 
 Result<std::string> DefaultDeviceName() {
-  constexpr const char* kVariable = "METAL_MARLIN_DEVICE";
-  const char* const name = std::getenv(kVariable);
-  if (name == nullptr || *name == '\0') return std::string("auto");
-  MARLIN_RETURN_IF_ERROR(CheckDeviceName(name).WithContext(kVariable));
-  return std::string(name);
+  const auto named = ReadEnvironment("METAL_MARLIN_DEVICE");
+  if (!named || named->value.empty()) return std::string("auto");
+  MARLIN_RETURN_IF_ERROR(CheckDeviceName(named->value).WithContext(named->name));
+  return named->value;
 }
 
 std::string DescribeDevice(const DeviceInfo& info) {

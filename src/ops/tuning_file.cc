@@ -6,6 +6,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/environment.h"
 #include "base/macros.h"
 #include "base/path_check.h"
 #include "base/printable.h"
@@ -29,7 +30,7 @@ std::string DefaultTuningFile() {
 
 std::string ChooseTuningFile(const std::optional<std::string>& given) {
   if (given) return *given;
-  if (const char* named = std::getenv("METAL_MARLIN_TUNING"); named != nullptr) return named;
+  if (const auto named = ReadEnvironment("METAL_MARLIN_TUNING")) return named->value;
   std::string path = DefaultTuningFile();
   std::error_code error;
   return !path.empty() && std::filesystem::exists(path, error) ? path : std::string();

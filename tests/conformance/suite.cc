@@ -309,7 +309,7 @@ int RunSuite(const SuiteOptions& options) {
   }
   std::optional<Isa> level;
   if (!options.level.empty()) {
-    const Result<Isa> parsed = cpu::ParseIsa(options.level);
+    const Result<Isa> parsed = cpu::ParseIsa("--level", options.level);
     if (!parsed.ok()) {
       fmt::print(stderr, "{}\n", parsed.status().message());
       return 64;

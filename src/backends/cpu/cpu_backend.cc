@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -16,6 +15,7 @@
 #include "backends/cpu/roofline.h"
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
+#include "base/environment.h"
 #include "base/macros.h"
 #include "base/scalars.h"
 #include "plan/select.h"
@@ -237,9 +237,10 @@ class CpuBackend final : public Backend {
 
 Result<std::unique_ptr<Backend>> OpenCpu(const DeviceOptions& options) {
   Isa level = BestLevel(GetCpuFeatures());
-  if (const char* forced = std::getenv("MARLIN_CPU"); forced != nullptr && *forced != '\0') {
-    MARLIN_ASSIGN_OR_RETURN(level, ParseIsa(forced));
-    MARLIN_RETURN_IF_ERROR(CheckLevel(level, GetCpuFeatures()).WithContext("MARLIN_CPU"));
+  const auto forced = ReadEnvironment("METAL_MARLIN_CPU");
+  if (forced && !forced->value.empty()) {
+    MARLIN_ASSIGN_OR_RETURN(level, ParseIsa(forced->name, forced->value));
+    MARLIN_RETURN_IF_ERROR(CheckLevel(level, GetCpuFeatures()).WithContext(forced->name));
   }
   return std::unique_ptr<Backend>(std::make_unique<CpuBackend>(level, options));
 }

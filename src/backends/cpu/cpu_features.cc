@@ -144,9 +144,9 @@ Status CheckLevel(Isa level, const CpuFeatures& features) {
                                         ": this processor or operating system does not offer it");
 }
 
-Result<Isa> ParseIsa(const std::string& name) {
+Result<Isa> ParseIsa(std::string_view what, const std::string& name) {
   MARLIN_ASSIGN_OR_RETURN(const LevelName level,
-                          FindNamed("MARLIN_CPU", "level", name, kLevels, [](const LevelName& row) {
+                          FindNamed(what, "level", name, kLevels, [](const LevelName& row) {
                             return std::string_view(row.name);
                           }));
   return level.level;

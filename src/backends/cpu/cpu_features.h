@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "marlin/status.h"
@@ -31,7 +32,8 @@ Isa BestLevel(const CpuFeatures& features);
 /// Whether a level can run here. Errors: kUnsupported, naming the level.
 Status CheckLevel(Isa level, const CpuFeatures& features);
 
-/// "scalar", "avx2", "avx512", "amx", "neon". Errors: kInvalidArgument listing the names.
-Result<Isa> ParseIsa(const std::string& name);
+/// "scalar", "avx2", "avx512", "amx", "neon". Errors: kInvalidArgument beginning with `what` and
+/// listing the names.
+Result<Isa> ParseIsa(std::string_view what, const std::string& name);
 
 }  // namespace marlin::cpu

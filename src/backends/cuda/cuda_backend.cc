@@ -3,7 +3,6 @@
 #include <cuda_runtime_api.h>
 
 #include <charconv>
-#include <cstdlib>
 #include <optional>
 #include <string>
 
@@ -25,6 +24,7 @@
 #include "backends/cuda/tuning/shipped_tuning.h"
 #include "backends/cuda/weights/dequantize_prepared.h"
 #include "backends/cuda/weights/prepared_tiles.h"
+#include "base/environment.h"
 #include "base/macros.h"
 #include "plan/select.h"
 #include "plan/transform_columns.h"
@@ -50,13 +50,13 @@ constexpr MakeGemm kMakers[] = {
 
 /// Whether an environment variable is set to something other than nothing and 0.
 bool IsSet(const char* name) {
-  const char* const text = std::getenv(name);
-  return text != nullptr && *text != '\0' && std::string_view(text) != "0";
+  const auto given = ReadEnvironment(name);
+  return given && !given->value.empty() && given->value != "0";
 }
 /// Whether an environment variable is set to 0.
 bool IsZero(const char* name) {
-  const char* const text = std::getenv(name);
-  return text != nullptr && std::string_view(text) == "0";
+  const auto given = ReadEnvironment(name);
+  return given && given->value == "0";
 }
 
 class CudaBackend final : public Backend {
@@ -78,7 +78,7 @@ class CudaBackend final : public Backend {
     MARLIN_ASSIGN_OR_RETURN(scratch_, SplitKScratch::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(value_errors_, ValueErrors::Make(device_));
     // Off for comparisons with the step's operations one by one.
-    const bool persistent = !IsZero("MARLIN_CUDA_PERSISTENT");
+    const bool persistent = !IsZero("METAL_MARLIN_CUDA_PERSISTENT");
     decoder_.emplace(device_, *value_errors_, *scratch_, shape_, persistent);
     MARLIN_RETURN_IF_ERROR(decoder_->Load());
     context_.emplace(LaunchContext{*device_, shape_, *scratch_, cublas_});
@@ -320,7 +320,7 @@ class CudaBackend final : public Backend {
 
   std::shared_ptr<DeviceHandle> device_;
   cudaDeviceProp properties_;
-  const bool keeps_sparse_ = IsSet("MARLIN_CUDA_SPARSE");
+  const bool keeps_sparse_ = IsSet("METAL_MARLIN_CUDA_SPARSE");
   DeviceShape shape_;
   CublasHandle cublas_;
   std::unique_ptr<SplitKScratch> scratch_;

@@ -1,7 +1,6 @@
 #include "backends/metal/metal_backend.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -17,6 +16,7 @@
 #include "backends/metal/product_launches.h"
 #include "backends/metal/row_parts.h"
 #include "backends/metal/simulated_driver.h"
+#include "base/environment.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
 #include "plan/decoder_calls.h"
@@ -208,8 +208,8 @@ Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name) {
   }
   MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, OpenAppleDriver());
   std::unique_ptr<Backend> backend = MakeMetalBackend(std::move(driver));
-  const char* const self_test = std::getenv("MARLIN_METAL_SELF_TEST");
-  if (self_test == nullptr || *self_test == '\0') {
+  const auto self_test = ReadEnvironment("METAL_MARLIN_METAL_SELF_TEST");
+  if (!self_test || self_test->value.empty()) {
     MARLIN_RETURN_IF_ERROR(CheckKernels(*backend).WithContext("metal"));
   }
   return backend;

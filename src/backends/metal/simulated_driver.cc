@@ -2,7 +2,6 @@
 
 #include <fmt/core.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +13,7 @@
 #include "backends/metal/host_memory_driver.h"
 #include "backends/metal/kernel_files.h"
 #include "backends/metal/simulator.h"
+#include "base/environment.h"
 #include "base/macros.h"
 #include "base/parse_number.h"
 #include "metal_sim/metal_program.h"
@@ -37,9 +37,10 @@ class Programs {
 
   /// Errors: kIo.
   Status WriteSources() {
-    if (const char* named = std::getenv("MARLIN_METAL_SIM_SOURCES"); named != nullptr && *named) {
-      root_ = named;
-      options_.include_folders = {named};
+    const auto named = ReadEnvironment("METAL_MARLIN_METAL_SIM_SOURCES");
+    if (named && !named->value.empty()) {
+      root_ = named->value;
+      options_.include_folders = {named->value};
       return Status();
     }
     MARLIN_ASSIGN_OR_RETURN(folder_,
@@ -184,20 +185,20 @@ class SimulatedDriver final : public HostMemoryDriver {
 /// Parses a number in an environment variable; leaves `value` unchanged if it is unset or empty.
 template <typename T>
 Status ReadNumber(const char* name, T* value) {
-  const char* text = std::getenv(name);
-  if (text == nullptr || *text == '\0') return Status();
-  if (ParseNumber(text, value)) return Status();
-  return Status(Code::kInvalidArgument, fmt::format("{}: expected a number, got '{}'", name, text));
+  const auto given = ReadEnvironment(name);
+  if (!given || given->value.empty() || ParseNumber(given->value, value)) return Status();
+  return Status(Code::kInvalidArgument,
+                fmt::format("{}: expected a number, got '{}'", given->name, given->value));
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record) {
   metal_sim::SimulationOptions options;
-  MARLIN_RETURN_IF_ERROR(ReadNumber("MARLIN_METAL_SIM_SEED", &options.seed));
-  MARLIN_RETURN_IF_ERROR(ReadNumber("MARLIN_METAL_SIM_PREEMPTION", &options.preemption));
+  MARLIN_RETURN_IF_ERROR(ReadNumber("METAL_MARLIN_METAL_SIM_SEED", &options.seed));
+  MARLIN_RETURN_IF_ERROR(ReadNumber("METAL_MARLIN_METAL_SIM_PREEMPTION", &options.preemption));
   int fast_math = 0;
-  MARLIN_RETURN_IF_ERROR(ReadNumber("MARLIN_METAL_SIM_FAST_MATH", &fast_math));
+  MARLIN_RETURN_IF_ERROR(ReadNumber("METAL_MARLIN_METAL_SIM_FAST_MATH", &fast_math));
   metal_sim::CompileOptions compile;
   compile.fast_math = fast_math != 0;
   compile.clang = SimulatorCompiler();

@@ -1,6 +1,6 @@
 #include "backends/metal/simulator.h"
 
-#include <cstdlib>
+#include "base/environment.h"
 
 namespace marlin::metal {
 namespace {
@@ -30,8 +30,8 @@ Status FromSimulator(const metal_sim::Status& status) {
 }
 
 std::string SimulatorCompiler() {
-  const char* const named = std::getenv("MARLIN_METAL_CLANG");
-  return named == nullptr ? "" : named;
+  const auto named = ReadEnvironment("METAL_MARLIN_METAL_CLANG");
+  return named ? named->value : "";
 }
 
 }  // namespace marlin::metal

@@ -1,5 +1,5 @@
 // The simulator of Metal kernels (metal_sim/) as this project calls it: its errors as the
-// library's, and the compiler that MARLIN_METAL_CLANG names.
+// library's, and the compiler that METAL_MARLIN_METAL_CLANG names.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ Result<T> FromSimulator(metal_sim::Result<T> result) {
   return FromSimulator(result.status());
 }
 
-/// CompileOptions::clang: MARLIN_METAL_CLANG; empty where it is not set.
+/// CompileOptions::clang: METAL_MARLIN_METAL_CLANG; empty where it is not set.
 std::string SimulatorCompiler();
 
 }  // namespace marlin::metal

@@ -60,8 +60,8 @@ struct Library {
 /// Null where cuBLAS is not installed. Never unloaded: handles may live as long as the process.
 const Library* Load() {
   static Library library;
-  static const bool loaded =
-      OpenInstalled(kNames, "MARLIN_CUBLAS", [](void* opened) { return library.Resolve(opened); });
+  static const bool loaded = OpenInstalled(kNames, "METAL_MARLIN_CUBLAS",
+                                           [](void* opened) { return library.Resolve(opened); });
   return loaded ? &library : nullptr;
 }
 
@@ -119,8 +119,9 @@ bool HasCublas() { return Load() != nullptr; }
 Result<std::shared_ptr<const Cublas>> Cublas::Make(bool exact_sums) {
   const Library* const library = Load();
   if (library == nullptr) {
-    return Status(Code::kUnsupported,
-                  "cublas: libcublas.so.13 or .12 is not installed; MARLIN_CUBLAS may name it");
+    return Status(
+        Code::kUnsupported,
+        "cublas: libcublas.so.13 or .12 is not installed; METAL_MARLIN_CUBLAS may name it");
   }
   auto made = std::make_shared<LoadedCublas>(*library);
   MARLIN_RETURN_IF_ERROR(made->Start(exact_sums));

@@ -11,9 +11,9 @@
 
 namespace marlin::cuda {
 
-/// Whether cuBLAS can be loaded. Searched for once per process, in this order: MARLIN_CUBLAS (files
-/// or folders separated by colons), by name, the CUDA toolkit's usual folders, and the folders of
-/// NVIDIA's Python wheels. The library stays loaded.
+/// Whether cuBLAS can be loaded. Searched for once per process, in this order: METAL_MARLIN_CUBLAS
+/// (files or folders separated by colons), by name, the CUDA toolkit's usual folders, and the
+/// folders of NVIDIA's Python wheels. The library stays loaded.
 bool HasCublas();
 
 /// c[m, n] = factor x a[m, k] x b[n, k]^T; a and b bf16 or fp16, c of that type or fp32, sums fp32.

@@ -43,7 +43,7 @@ struct Library {
 /// Null where cuSOLVER is not installed.
 const Library* Load() {
   static Library library;
-  static const bool loaded = OpenInstalled(kNames, "MARLIN_CUSOLVER",
+  static const bool loaded = OpenInstalled(kNames, "METAL_MARLIN_CUSOLVER",
                                            [](void* opened) { return library.Resolve(opened); });
   return loaded ? &library : nullptr;
 }
@@ -107,7 +107,7 @@ Result<std::unique_ptr<const Cusolver>> Cusolver::Make() {
   if (library == nullptr) {
     return Status(
         Code::kUnsupported,
-        "cusolver: libcusolver.so.12 or .11 is not installed; MARLIN_CUSOLVER may name it");
+        "cusolver: libcusolver.so.12 or .11 is not installed; METAL_MARLIN_CUSOLVER may name it");
   }
   auto made = std::make_unique<LoadedCusolver>(*library);
   MARLIN_RETURN_IF_ERROR(made->Start());

@@ -13,7 +13,7 @@ namespace marlin::cuda {
 class Cusolver {
  public:
   /// On the calling thread's current device. Searched for as cuBLAS (installed_library.h), with
-  /// MARLIN_CUSOLVER. Errors: kUnsupported where it is not installed, kDeviceLost.
+  /// METAL_MARLIN_CUSOLVER. Errors: kUnsupported where it is not installed, kDeviceLost.
   static Result<std::unique_ptr<const Cusolver>> Make();
   virtual ~Cusolver() = default;
 

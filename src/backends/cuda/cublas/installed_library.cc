@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/environment.h"
+
 namespace marlin::cuda {
 namespace {
 
@@ -29,8 +31,8 @@ std::vector<std::string> Candidates(std::span<const char* const> names, const ch
       for (std::string& path : Glob(pattern + "/" + name)) candidates.push_back(std::move(path));
     }
   };
-  if (const char* given = std::getenv(variable); given != nullptr) {
-    std::istringstream paths(given);
+  if (const auto given = ReadEnvironment(variable)) {
+    std::istringstream paths(given->value);
     for (std::string path; std::getline(paths, path, ':');) {
       if (path.empty()) continue;
       add_folders(path);

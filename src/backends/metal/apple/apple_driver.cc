@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <array>
-#include <cstdlib>
 #include <memory>
 #include <set>
 #include <string_view>
@@ -17,6 +16,7 @@
 #include "backends/metal/apple/submitted_work.h"
 #include "backends/metal/driver.h"
 #include "backends/metal/self_test.h"
+#include "base/environment.h"
 #include "base/macros.h"
 
 namespace marlin::metal {
@@ -307,8 +307,8 @@ Result<std::unique_ptr<Driver>> OpenAppleDriver() {
   if (device.get() == nullptr) {
     return Status(Code::kUnsupported, "metal: Metal finds no GPU on this machine");
   }
-  const char* const wanted = std::getenv("MARLIN_METAL_SELF_TEST");
-  const bool self_test = wanted == nullptr || std::string_view(wanted) != "0";
+  const auto wanted = ReadEnvironment("METAL_MARLIN_METAL_SELF_TEST");
+  const bool self_test = !wanted || wanted->value != "0";
   auto driver = std::make_unique<AppleDriver>(std::move(device));
   MARLIN_RETURN_IF_ERROR(driver->Start(self_test));
   return std::unique_ptr<Driver>(std::move(driver));

@@ -20,7 +20,7 @@ const KernelFamily& CublasFamily() {
 
 Support SupportsCublas(const GemmDesc& desc, const DeviceProperties& device) {
   if (device.has_dense_library == nullptr || !device.has_dense_library()) {
-    return {"libcublas.so.13 or .12 is not installed; MARLIN_CUBLAS may name it"};
+    return {"libcublas.so.13 or .12 is not installed; METAL_MARLIN_CUBLAS may name it"};
   }
   if (desc.determinism == Determinism::kBatchInvariant) return {"cuBLAS's split-K depends on m"};
   return SupportsTiles(desc);
