@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     ROOT / "docs" / "performance.md",
     ROOT / "docs" / "howto" / "sparsity.md",
-    ROOT / "README.md",
 )
 MARK = re.compile(r"(<!-- record: (\S+) -->\n).*?(<!-- end of record -->)", re.DOTALL)
 

@@ -116,7 +116,8 @@ class Documents(unittest.TestCase):
             self.assertEqual(done.returncode, 0, f"{line}\n{done.stderr}")
         printed = {without_numbers(part) for part in (done.stdout + done.stderr).splitlines()}
         for part in output:
-            self.assertIn(without_numbers(part), printed, line)
+            if part != "...":
+                self.assertIn(without_numbers(part), printed, line)
 
 
 if __name__ == "__main__":
