@@ -1,4 +1,5 @@
-/* The C API, for C and for foreign-function interfaces: devices, weights, plans.
+/* The C API, for C and for foreign-function interfaces: devices, weights, plans; models are in
+ * marlin_c_model.h.
  *
  *   marlin_device* device; marlin_weights* weights; marlin_prepared* prepared; marlin_plan* plan;
  *   marlin_device_open("cpu", 0, &device);

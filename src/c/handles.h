@@ -98,6 +98,16 @@ Status Read(const Struct* given, const char* name, Struct* known) {
   return {};
 }
 
+/// Writes the fields within the size of a caller's struct, which keeps that size.
+template <typename Struct>
+Status Write(Struct known, const char* name, Struct* given) {
+  Struct unused{};
+  if (Status status = Read(given, name, &unused); !status.ok()) return status;
+  known.size = given->size;
+  std::memcpy(static_cast<void*>(given), &known, std::min(given->size, sizeof(Struct)));
+  return {};
+}
+
 /// A number as an enumerator, which the functions of the library check.
 template <typename Enum>
 Enum Enumerator(int32_t value) {

@@ -1,7 +1,5 @@
 // The cache of experts of the C API.
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <new>
 #include <string>
 #include <utility>
@@ -177,12 +175,8 @@ marlin_code marlin_expert_cache_get_statistics(const marlin_expert_cache* cache,
                                                marlin_expert_cache_statistics* statistics) {
   return Guarded([&]() -> Status {
     MARLIN_NEED(cache);
-    marlin_expert_cache_statistics all = MARLIN_EXPERT_CACHE_STATISTICS_INIT;
-    if (Status status = Read(statistics, "statistics", &all); !status.ok()) return status;
     const ExpertCacheStatistics now = cache->cache.statistics();
-    all = {statistics->size, now.hits,    now.misses, now.evictions,
-           now.loaded_bytes, now.entries, now.bytes};
-    std::memcpy(statistics, &all, std::min(statistics->size, sizeof(all)));
-    return {};
+    return Write({0, now.hits, now.misses, now.evictions, now.loaded_bytes, now.entries, now.bytes},
+                 "statistics", statistics);
   });
 }

@@ -4,7 +4,6 @@ one process and directory, and every console block with the package's command.""
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,22 +11,41 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", *(f"docs/howto/{n}.md" for n in (
-    "python", "pytorch", "mlx", "experts", "import", "export"))]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import document_blocks  # noqa: E402
+
+
+def python_of(page: str) -> str:
+    return "\n".join(block.text for block in document_blocks.run_blocks(
+        (ROOT / page).read_text(), "python"))
+
+
+PAGES = [page for page in document_blocks.pages(ROOT) if python_of(page)]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_run(page: str, tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
-    assert blocks
-    if page.endswith("mlx.md"):
+    code = python_of(page)
+    if "mlx" in code:
         pytest.importorskip("mlx.core")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    code = "\n".join(blocks)
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_text_examples_run() -> None:
+    """examples/tokens.py turns a text into the ids of a prompt, and ids into text."""
+    def tokens(*arguments: str, ids: str = "") -> str:
+        script, model = ROOT / "examples/tokens.py", ROOT / "examples/tiny-qwen3-moe"
+        done = subprocess.run([sys.executable, script, arguments[0], model, *arguments[1:]],
+                              input=ids, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    assert tokens("encode", "And God said, Let the") == "296 385 388 12 322 361 259\n"
+    assert tokens("decode", ids="401\n269\n385\n12\n") == " man of God,\n"
 
 
 def test_commands_of_the_package_run() -> None:

@@ -1,0 +1,79 @@
+"""The fenced blocks of README and the how-tos, and the rule by which a test runs each of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+_FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```[ ]*$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"`([\w.-]+)`:\n\n *$")
+# The first line of a block that no test runs says why.
+_NOT_RUN = re.compile(r"(?:#|//) (needs (?:an NVIDIA GPU|a Mac|vLLM|the network|a server"
+                      r"|a model of yours)|compiles the project|a sketch)\b")
+# The languages of blocks, and what is done with an unmarked block of each.
+RULES = {
+    "console": "tests/examples/documents_test.py runs its `$ metal-marlin` lines",
+    "python": "tests/integrations/test_documents.py runs it",
+    "c": "its lines are in a file of examples/",
+    "cpp": "its lines are in a file of examples/",
+    "cmake": "its lines are in a file of examples/",
+    "json": "a file for the commands of its page",
+    "metal": "a file for the commands of its page",
+    "text": "output, or the form of a file",
+}
+_FILES = ("json", "metal")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    line: int
+    language: str
+    text: str
+    file: str  # The file's name, where the line before the block ends with it and a colon.
+    not_run: str  # The marker's reason; empty for a block that is run.
+
+
+def pages(root: Path) -> list[str]:
+    """The pages whose blocks are run."""
+    return ["README.md", *(f"docs/howto/{path.name}"
+                           for path in sorted((root / "docs/howto").glob("*.md")))]
+
+
+def blocks(page: str) -> list[Block]:
+    """Returns the blocks of a page's text, without their indentation."""
+    found = []
+    for match in _FENCE.finditer(page):
+        text = re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE)
+        file = _FILE.search(page, 0, match.start())
+        marker = _NOT_RUN.match(text)
+        found.append(Block(page.count("\n", 0, match.start()) + 1, match[2].strip(), text,
+                           file[1] if file else "", marker[1] if marker else ""))
+    return found
+
+
+def run_blocks(page: str, *languages: str) -> list[Block]:
+    """The blocks of some languages that are run."""
+    return [block for block in blocks(page) if block.language in languages and not block.not_run]
+
+
+def check(page: str) -> list[tuple[int, str]]:
+    """Returns (line, finding) for each block that nothing runs and no marker excuses."""
+    findings = []
+    for block in blocks(page):
+        if block.not_run:
+            continue
+        if block.language not in RULES:
+            findings.append((block.line, f"no test runs {block.language or 'plain'!r} blocks: "
+                                         "mark it, or name its language"))
+        elif block.language in _FILES and not block.file:
+            findings.append((block.line, "no line names the file that this block is"))
+        elif block.language == "console":
+            findings += [(block.line + 1 + i, f"only metal-marlin is run: {line}")
+                         for i, line in enumerate(block.text.splitlines())
+                         if line.startswith("$ ") and not line.startswith("$ metal-marlin ")]
+    unfenced = _FENCE.sub(lambda match: re.sub(r"[^\n]", "x", match[0]), page)
+    for match in re.finditer(r"^(?![ ]|\d+\. |[-*] )\S.*\n\n(?=    \S)", unfenced, re.MULTILINE):
+        findings.append((page.count("\n", 0, match.end()) + 1, "fence this block"))
+    return findings
