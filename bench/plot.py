@@ -163,7 +163,7 @@ def log_ticks(axis: Any, values: Iterable[float]) -> None:
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     low, high = axis.get_view_interval()
     shown = [value for value in values if low <= value <= high]
-    axis.set_ticks(shown, [f"{value / 1e3:g}k" if value >= 1e4 else f"{value:g}"
+    axis.set_ticks(shown, [f"{value:g}" if value % 1000 else f"{value / 1000:.0f}k"
                            for value in shown])
     axis.set_ticks([], minor=True)
 
@@ -183,8 +183,7 @@ def write_names(axes: Any, series: Iterable[Series]) -> None:
     taken = [Bbox.from_bounds(x - 2.5, y - 2.5, 5, 5) for line in axes.lines
              for path in [line.get_transform().transform_path(line.get_path())]
              for x, y in path.interpolated(20 if line.get_linestyle() == "-" else 1).vertices]
-    # Beside the point, else below or above with a line to it. Downwards first, from the highest
-    # point on: names stand in the order of their points.
+    # Beside the point, else below or above with a line to it.
     places = [(x, y, side) for y in (0, -8, 8, -15, 15, -22, 22)
               for x, side in ((6, "left"), (-6, "right"))]
     named = [(name, one, point) for one in series if one.names
@@ -267,7 +266,8 @@ def quality_and_speed(
     ]
     left, right = figure.subfigures(1, 2, width_ratios=(1.3, 1))
     small_print(left, f"{model}, 2 M parameters; metal-marlin compare --exact, 6144 tokens",
-                "calibrated with text of the model itself; peers and hollow: with text of its book",
+                "calibration: text the model wrote; peers, hollow: other windows of the held-out "
+                "text",
                 *map(source, (formats, mixed, peers)))
     small_print(right, "eight layers of each model, random weights",
                 source(models))
