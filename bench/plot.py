@@ -91,6 +91,10 @@ def kind_of(record: Record) -> str:
     return f"{row['format']} in groups of {row['group_size']}, {row['activations']} activations"
 
 
+def cublas_of(record: Record) -> str:
+    return f"cuBLAS {record['runs'][0]['roofline'].get('cublas_version', '')} bf16"
+
+
 def by_level(record: Record) -> dict[str, list[Row]]:
     """Maps MARLIN_CPU to the rows by m that OpenBLAS was timed beside, for k = n = 4096."""
     levels: dict[str, dict[int, Row]] = {}
@@ -136,6 +140,12 @@ def speeds(record: Record, phase: str) -> list[Speed]:
         found.append(Speed(name, row["tokens"] / row["seconds"],
                            row["tokens"] / seconds if seconds else None))
     return found
+
+
+def size_of(record: Record) -> str:
+    """Returns what the models of a record have in common: layers and weights."""
+    sizes = {run["model"]["path"].partition(", ")[2] for run in record["runs"] if "model" in run}
+    return "; ".join(sorted(sizes))
 
 
 # --- parts of pictures ----------------------------------------------------------------------------
@@ -265,12 +275,12 @@ def quality_and_speed(
                {"": (PEER_BITS, loss["llm-compressor, GPTQ"])}),
     ]
     left, right = figure.subfigures(1, 2, width_ratios=(1.3, 1))
-    small_print(left, f"{model}, 2 M parameters; metal-marlin compare --exact, 6144 tokens",
+    tokens = {row["tokens"] for row in rows + peers["models"][model] if "tokens" in row}
+    small_print(left, f"{model}, 2 M parameters; metal-marlin compare --exact, "
+                f"{' or '.join(map(str, tokens))} tokens",
                 "calibration: text the model wrote; peers, hollow: other windows of the held-out "
-                "text",
-                *map(source, (formats, mixed, peers)))
-    small_print(right, "eight layers of each model, random weights",
-                source(models))
+                "text", *map(source, (formats, mixed, peers)))
+    small_print(right, size_of(models), source(models))
     speed_axes(right.subplots(), "Decode speed", models, "decode")
     axes = left.subplots()
     loss_axes(axes, f"KL divergence from bf16, {model}", series)
@@ -304,7 +314,7 @@ def over_floor(figure: Any, record: Record) -> None:
     timings: list[tuple[str, Colour, str, Callable[[Row], Row | None]]] = [
         ("isolated", BLUE, "-", lambda row: row),
         ("back-to-back with PDL", GREEN, "-", lambda row: row.get("chain")),
-        ("cuBLAS bf16", ORANGE, ":", lambda row: peer_of(row, "cublas_bf16")),
+        (cublas_of(record), ORANGE, ":", lambda row: peer_of(row, "cublas_bf16")),
     ]
     panels = list(figure.subplots(-(-len(shapes) // 3), 3, sharex=True, sharey=True).flat)
     for axes, ((k, n), rows) in zip(panels, shapes.items(), strict=False):
@@ -352,7 +362,7 @@ def over_cublas(figure: Any, record: Record) -> None:
                 if not math.isnan(value):
                     axes.text(x + 0.5, y + 0.5, f"{value:.2f}", ha="center", va="center",
                               fontsize=7, color="#fefefe" if value > 2.5 else "#000000")
-        axes.set(title=f"Speedup over cuBLAS bf16, {how}", ylabel="k, n")
+        axes.set(title=f"Speedup over {cublas_of(record)}, {how}", ylabel="k, n")
         axes.set_xticks([x + 0.5 for x in range(len(ms))], ms)
         axes.set_yticks([y + 0.5 for y in range(len(shapes))], [f"{k}, {n}" for k, n in shapes])
         axes.invert_yaxis()
@@ -396,7 +406,7 @@ def model_speed(figure: Any, record: Record) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     speed_axes(left, "Decode", record, "decode")
     speed_axes(right, "Prefill", record, "prefill")
-    small_print(figure, "eight layers, random weights", source(record))
+    small_print(figure, size_of(record), source(record))
 
 
 @dataclass(frozen=True)
