@@ -91,6 +91,10 @@ def kind_of(record: Record) -> str:
     return f"{row['format']} in groups of {row['group_size']}, {row['activations']} activations"
 
 
+def cublas_of(record: Record) -> str:
+    return f"cuBLAS {record['runs'][0]['roofline'].get('cublas_version', '')} bf16"
+
+
 def by_level(record: Record) -> dict[str, list[Row]]:
     """Maps MARLIN_CPU to the rows by m that OpenBLAS was timed beside, for k = n = 4096."""
     levels: dict[str, dict[int, Row]] = {}
@@ -138,6 +142,12 @@ def speeds(record: Record, phase: str) -> list[Speed]:
     return found
 
 
+def size_of(record: Record) -> str:
+    """Returns what the models of a record have in common: layers and weights."""
+    sizes = {run["model"]["path"].partition(", ")[2] for run in record["runs"] if "model" in run}
+    return "; ".join(sorted(sizes))
+
+
 # --- parts of pictures ----------------------------------------------------------------------------
 
 
@@ -163,7 +173,7 @@ def log_ticks(axis: Any, values: Iterable[float]) -> None:
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     low, high = axis.get_view_interval()
     shown = [value for value in values if low <= value <= high]
-    axis.set_ticks(shown, [f"{value / 1e3:g}k" if value >= 1e4 else f"{value:g}"
+    axis.set_ticks(shown, [f"{value:g}" if value % 1000 else f"{value / 1000:.0f}k"
                            for value in shown])
     axis.set_ticks([], minor=True)
 
@@ -183,8 +193,7 @@ def write_names(axes: Any, series: Iterable[Series]) -> None:
     taken = [Bbox.from_bounds(x - 2.5, y - 2.5, 5, 5) for line in axes.lines
              for path in [line.get_transform().transform_path(line.get_path())]
              for x, y in path.interpolated(20 if line.get_linestyle() == "-" else 1).vertices]
-    # Beside the point, else below or above with a line to it. Downwards first, from the highest
-    # point on: names stand in the order of their points.
+    # Beside the point, else below or above with a line to it.
     places = [(x, y, side) for y in (0, -8, 8, -15, 15, -22, 22)
               for x, side in ((6, "left"), (-6, "right"))]
     named = [(name, one, point) for one in series if one.names
@@ -266,11 +275,12 @@ def quality_and_speed(
                {"": (PEER_BITS, loss["llm-compressor, GPTQ"])}),
     ]
     left, right = figure.subfigures(1, 2, width_ratios=(1.3, 1))
-    small_print(left, f"{model}, 2 M parameters; metal-marlin compare --exact, 6144 tokens",
-                "calibrated with text of the model itself; peers and hollow: with text of its book",
-                *map(source, (formats, mixed, peers)))
-    small_print(right, "eight layers of each model, random weights",
-                source(models))
+    tokens = {row["tokens"] for row in rows + peers["models"][model] if "tokens" in row}
+    small_print(left, f"{model}, 2 M parameters; metal-marlin compare --exact, "
+                f"{' or '.join(map(str, tokens))} tokens",
+                "calibration: text the model wrote; peers, hollow: other windows of the held-out "
+                "text", *map(source, (formats, mixed, peers)))
+    small_print(right, size_of(models), source(models))
     speed_axes(right.subplots(), "Decode speed", models, "decode")
     axes = left.subplots()
     loss_axes(axes, f"KL divergence from bf16, {model}", series)
@@ -304,7 +314,7 @@ def over_floor(figure: Any, record: Record) -> None:
     timings: list[tuple[str, Colour, str, Callable[[Row], Row | None]]] = [
         ("isolated", BLUE, "-", lambda row: row),
         ("back-to-back with PDL", GREEN, "-", lambda row: row.get("chain")),
-        ("cuBLAS bf16", ORANGE, ":", lambda row: peer_of(row, "cublas_bf16")),
+        (cublas_of(record), ORANGE, ":", lambda row: peer_of(row, "cublas_bf16")),
     ]
     panels = list(figure.subplots(-(-len(shapes) // 3), 3, sharex=True, sharey=True).flat)
     for axes, ((k, n), rows) in zip(panels, shapes.items(), strict=False):
@@ -352,7 +362,7 @@ def over_cublas(figure: Any, record: Record) -> None:
                 if not math.isnan(value):
                     axes.text(x + 0.5, y + 0.5, f"{value:.2f}", ha="center", va="center",
                               fontsize=7, color="#fefefe" if value > 2.5 else "#000000")
-        axes.set(title=f"Speedup over cuBLAS bf16, {how}", ylabel="k, n")
+        axes.set(title=f"Speedup over {cublas_of(record)}, {how}", ylabel="k, n")
         axes.set_xticks([x + 0.5 for x in range(len(ms))], ms)
         axes.set_yticks([y + 0.5 for y in range(len(shapes))], [f"{k}, {n}" for k, n in shapes])
         axes.invert_yaxis()
@@ -396,7 +406,7 @@ def model_speed(figure: Any, record: Record) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     speed_axes(left, "Decode", record, "decode")
     speed_axes(right, "Prefill", record, "prefill")
-    small_print(figure, "eight layers, random weights", source(record))
+    small_print(figure, size_of(record), source(record))
 
 
 @dataclass(frozen=True)
