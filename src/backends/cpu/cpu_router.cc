@@ -1,7 +1,5 @@
 // MoE routing: top-k expert selection. Scores are in double, so that rounding does not decide the
 // selection; there are only a few per token.
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -9,6 +7,7 @@
 
 #include "backends/cpu/cpu_decoder.h"
 #include "base/macros.h"
+#include "plan/router_errors.h"
 
 namespace marlin::cpu {
 namespace {
@@ -131,23 +130,15 @@ bool IsRoutable(const float* logits, int64_t experts) {
 
 Status CheckBias(const TensorView& bias) {
   for (int64_t expert = 0; !bias.empty() && expert < bias.dim(0); ++expert) {
-    if (!std::isnan(bias.As<float>()[expert])) continue;
-    return Status(Code::kInvalidArgument, fmt::format("choice_bias: NaN at {}", expert));
+    if (std::isnan(bias.As<float>()[expert])) return NanChoiceBias(expert);
   }
   return {};
 }
 
 Status BadToken(const float* logits, int64_t experts, int64_t token) {
   const int64_t expert = std::find_if(logits, logits + experts, IsBad) - logits;
-  if (expert == experts) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("logits: expected a finite one per token, got -Inf for all {} "
-                              "experts of token {}",
-                              experts, token));
-  }
-  return Status(Code::kInvalidArgument,
-                fmt::format("logits: {} at [{}, {}] (token, expert)",
-                            std::isnan(logits[expert]) ? "NaN" : "Inf", token, expert));
+  if (expert == experts) return NoFiniteLogit(token, experts);
+  return BadLogit(std::isnan(logits[expert]), token, expert);
 }
 
 /// Atomic minimum.

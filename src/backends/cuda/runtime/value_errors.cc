@@ -7,6 +7,7 @@
 
 #include "base/macros.h"
 #include "plan/indices.h"
+#include "plan/router_errors.h"
 
 namespace marlin::cuda {
 namespace {
@@ -17,16 +18,11 @@ Status RouterError(unsigned long long key) {
   const int64_t token = static_cast<int64_t>(key >> 33) - 1;
   switch (error) {
     case LogitError::kNaNBias:
-      return Status(Code::kInvalidArgument, fmt::format("choice_bias: NaN at {}", expert));
+      return NanChoiceBias(expert);
     case LogitError::kNoFinite:
-      return Status(Code::kInvalidArgument,
-                    fmt::format("logits: expected a finite one per token, got -Inf for all {} "
-                                "experts of token {}",
-                                expert, token));
+      return NoFiniteLogit(token, expert);
     default:
-      return Status(Code::kInvalidArgument,
-                    fmt::format("logits: {} at [{}, {}] (token, expert)",
-                                error == LogitError::kNaN ? "NaN" : "Inf", token, expert));
+      return BadLogit(error == LogitError::kNaN, token, expert);
   }
 }
 
