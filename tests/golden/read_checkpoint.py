@@ -66,6 +66,17 @@ def code_at(words, bits, n_count, k, n):
     return words[k // per_word * n_count + n] >> (bits * (k % per_word)) & (2**bits - 1)
 
 
+def tiled_code_at(words, n_count, k, n):
+    """A code of marlin_w4, [K/32][N/32][32 lanes][4 words]: docs/formats/marlin_w4.md."""
+    row, column = k % 16, n % 16
+    lane = column % 8 * 4 + row % 8 // 2
+    word = k % 32 // 16 * 2 + n % 32 // 16
+    block = k // 32 * -(-n_count // 32) + n // 32
+    # From bit 0 on: (r, c), (r + 8, c), (r, c + 8), (r + 8, c + 8), and the same of r + 1.
+    place = row % 2 * 4 + column // 8 * 2 + row // 8
+    return words[(block * 32 + lane) * 4 + word] >> (4 * place) & 15
+
+
 def base_name(name):
     return name.removesuffix(".weight").replace(".*.", ".")
 
@@ -85,10 +96,20 @@ class Module:
         return numbers(dtype, data)
 
     def matrix(self, suffix, dtype, rows):
-        stack = self.facts["shape"][:-2]
-        values = self.part(suffix, dtype, stack + [rows, self.n])
-        size = rows * self.n
+        return self.stack(suffix, dtype, [rows, self.n])
+
+    def stack(self, suffix, dtype, shape):
+        values = self.part(suffix, dtype, self.facts["shape"][:-2] + shape)
+        size = math.prod(shape)
         return [values[e * size:(e + 1) * size] for e in range(self.experts)]
+
+    def codes(self, rows):
+        """Returns the words of every expert, and code(words, k, n)."""
+        if self.facts.get("layout") == "marlin_w4":
+            words = self.stack("qweight", "U32", [-(-self.k // 32), -(-self.n // 32), 32, 4])
+            return words, lambda expert, k, n: tiled_code_at(expert, self.n, k, n)
+        words = self.matrix("qweight", "U32", rows)
+        return words, lambda expert, k, n: code_at(expert, self.bits, self.n, k, n)
 
     def parameters(self, suffix, dtype, levels):
         """Returns [experts][groups * n] scales or biases, of one level or two."""
@@ -110,7 +131,7 @@ class Module:
             runs = -(-self.k // 32)
             rows = runs * self.bits // 2
             metadata = self.matrix("metadata", "U32", runs)
-        words = self.matrix("qweight", "U32", rows)
+        words, code = self.codes(rows)
         scale_type = SCALES[facts["scale_type"]]
         levels = facts.get("super_group_size")
         scales = self.parameters("scales", scale_type, levels)
@@ -134,14 +155,13 @@ class Module:
 
         def value_at(e, k, n):
             if metadata is None:
-                return values[code_at(words[e], self.bits, self.n, k, n)]
+                return values[code(words[e], k, n)]
             block = k // 4
             nibble = metadata[e][block // 8 * self.n + n] >> (4 * (block % 8)) & 15
             assert nibble in (4, 8, 9, 12, 13, 14), f"{self.name}: nibble {nibble}"
             if k % 4 not in (nibble & 3, nibble >> 2):
                 return 0.0
-            return values[code_at(words[e], self.bits, self.n,
-                                  2 * block + (k % 4 == nibble >> 2), n)]
+            return values[code(words[e], 2 * block + (k % 4 == nibble >> 2), n)]
 
         def weight(e, k, n):
             group = k // facts["group_size"] * self.n + n
@@ -198,7 +218,7 @@ class Module:
 def main():
     folder, plain_path = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
-    assert config["quant_method"] == "metal_marlin" and config["version"] in (1, 2)
+    assert config["quant_method"] == "metal_marlin" and config["version"] in (1, 2, 3)
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         tensors.update(read_file(path))

@@ -1,4 +1,4 @@
-// tests/golden/checkpoint_v1, checkpoint_v2, _levels and _inputs were written by the first
+// tests/golden/checkpoint_v1, _v2, _v3, _levels and _inputs were written by the first
 // programs that had these versions of the format. They are never rewritten: every later program
 // loads them to the same bits.
 #include <gtest/gtest.h>
@@ -237,6 +237,9 @@ void ExpectSameBits(const std::string& golden) {
 
 TEST(Golden, Version1DequantizesToTheSameBits) { ExpectSameBits(kGolden); }
 TEST(Golden, Version2DequantizesToTheSameBits) { ExpectSameBits(kGolden2); }
+TEST(Golden, Version3DequantizesToTheSameBits) {
+  ExpectSameBits(SourceDirectory() + "/tests/golden/checkpoint_v3");
+}
 TEST(Golden, LevelsDequantizeToTheSameBits) { ExpectSameBits(kGoldenLevels); }
 TEST(Golden, InputsDequantizeToTheSameBits) { ExpectSameBits(kGoldenInputs); }
 TEST(Golden, PermutedWeightsDequantizeToTheSameBits) {
