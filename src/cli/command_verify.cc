@@ -45,6 +45,8 @@ class VerifyCommand final : public Command {
     arguments.Option("--against", &against_, "SRC", "The checkpoint that it was made from");
     arguments.Option("--max-error", &max_error_, RealRange(), "X",
                      "Fail when a tensor's relative error exceeds this (needs --against)");
+    arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
+                   "Leave out tensors that the index of QUANT or SRC does not list");
   }
 
   Status Run(Console& console) override {
@@ -52,7 +54,8 @@ class VerifyCommand final : public Command {
       return Status(Code::kInvalidArgument, "--max-error needs --against");
     }
     if (IsPreparedModel(path_)) return VerifyPrepared(console);
-    MARLIN_ASSIGN_OR_RETURN(const Checkpoint quantized, Checkpoint::Open(path_));
+    const CheckpointOptions opening{allow_extra_tensors_};
+    MARLIN_ASSIGN_OR_RETURN(const Checkpoint quantized, Checkpoint::Open(path_, opening));
     if (quantized.quant_method().empty()) {
       return Status(Code::kInvalidArgument,
                     fmt::format("{}: is not a quantized checkpoint", path_));
@@ -60,7 +63,7 @@ class VerifyCommand final : public Command {
     MARLIN_RETURN_IF_ERROR(quantized.VerifyChecksums());
     Comparison comparison;
     if (against_) {
-      MARLIN_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::Open(*against_));
+      MARLIN_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::Open(*against_, opening));
       ProgressBar bar(console, "verify");
       MARLIN_ASSIGN_OR_RETURN(
           comparison, CompareCheckpoints(quantized, source, [&](int64_t done, int64_t total) {
@@ -163,6 +166,7 @@ class VerifyCommand final : public Command {
   std::string path_;
   std::optional<std::string> against_;
   std::optional<double> max_error_;
+  bool allow_extra_tensors_ = false;
 };
 
 }  // namespace
