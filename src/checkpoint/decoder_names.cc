@@ -9,7 +9,10 @@
 #include <set>
 
 #include "base/macros.h"
+#include "base/printable.h"
+#include "checkpoint/module_names.h"
 #include "checkpoint/module_tensors.h"
+#include "checkpoint/safetensors.h"
 #include "recipe/decoder_tensors.h"
 
 namespace marlin {
@@ -109,6 +112,37 @@ class DecoderNamer {
     return ApplyRenames();
   }
 
+  /// Cuts stacks of experts as mlx-lm stores them, [experts, n, k], into one matrix per expert.
+  Status SplitStacks(const ExpertStyle& style) {
+    std::vector<TensorInfo> matrices;
+    std::string example;
+    for (TensorInfo& tensor : store_.tensors) {
+      const std::string name = StackName(style, tensor);
+      if (name.empty()) continue;
+      if (example.empty()) example = fmt::format("{} as {}", tensor.name, name);
+      const int64_t experts = tensor.shape[0];
+      if (static_cast<int64_t>(matrices.size()) + experts > kMaxTensorCount) {
+        return Status(Code::kMalformedFile,
+                      fmt::format("{}: tensor \"{}\": stacks {} matrices", Printable(store_.path),
+                                  Printable(tensor.name), experts));
+      }
+      TensorInfo matrix = tensor;
+      matrix.shape = {tensor.shape[1], tensor.shape[2]};
+      matrix.bytes = tensor.bytes / experts;
+      const size_t star = name.find('*');
+      for (int64_t e = 0; e < experts; ++e) {
+        matrix.name = fmt::format("{}{}{}", name.substr(0, star), e, name.substr(star + 1));
+        matrix.offset = tensor.offset + e * matrix.bytes;
+        matrices.push_back(matrix);
+      }
+      tensor.name.clear();  // To be dropped.
+    }
+    if (example.empty()) return {};
+    store_.notes.push_back("experts are stacked as mlx-lm stacks them: read " + example + ", ...");
+    store_.tensors.insert(store_.tensors.end(), matrices.begin(), matrices.end());
+    return Drop([](const TensorInfo& tensor) { return tensor.name.empty(); });
+  }
+
   Status Drop(const std::function<bool(const TensorInfo&)>& unwanted) {
     std::vector<TensorInfo>& tensors = store_.tensors;
     const auto kept = std::remove_if(tensors.begin(), tensors.end(), unwanted);
@@ -154,6 +188,19 @@ class DecoderNamer {
   Status Sort() {
     store_.tensor_file.clear();
     return SortTensors(&store_);
+  }
+
+  /// The name of the matrices in a stack of floats, "*" for the expert; empty: it is none. Stacks
+  /// of codes are modules.
+  std::string StackName(const ExpertStyle& style, const TensorInfo& tensor) const {
+    const bool floats =
+        tensor.dtype == DType::kF16 || tensor.dtype == DType::kBf16 || tensor.dtype == DType::kF32;
+    if (!floats || tensor.shape.rank() != 3 || tensor.bytes == 0) return {};
+    if (!tensor.name.ends_with(kWeightSuffix)) return {};
+    const std::string base = tensor.name.substr(0, tensor.name.size() - kWeightSuffix.size());
+    const std::string name =
+        ExpertNameInStyle(style, PlainWeightName(Producer::kMlx, base, /*stacked=*/true));
+    return name.find(".experts.*.") == std::string::npos ? std::string() : name;
   }
 
   std::vector<size_t> WithPrefix(std::string_view prefix) const {
@@ -219,6 +266,10 @@ Status NameDecoderTensors(TensorStore* store) {
   MARLIN_RETURN_IF_ERROR(
       namer.Drop([](const TensorInfo& tensor) { return IsUnused(tensor.name); }));
   MARLIN_RETURN_IF_ERROR(namer.Rename());
+  const ExpertStyle* const experts = (*family)->experts;
+  if (!own && experts != nullptr && !experts->stacked) {
+    MARLIN_RETURN_IF_ERROR(namer.SplitStacks(*experts));
+  }
   const auto tied = config.find("tie_word_embeddings");
   return tied != config.end() && *tied == true ? namer.Tie() : Status();
 }

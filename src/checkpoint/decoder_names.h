@@ -17,6 +17,9 @@ std::string FullDecoderName(std::string_view name);
 /// this project the names are those of its modules and of its other tensors, as in the checkpoint
 /// that it dequantizes to; `full_names` says that modules are to be renamed, too.
 ///
+/// Stacks of unquantized experts, as mlx-lm stores them in "switch_mlp", become one matrix per
+/// expert under the name that transformers gives it.
+///
 /// Where config.json ties the head to the embedding table: a head stored in place of the table
 /// becomes the table; a copy of the table is dropped; a head with other values is kept, and the
 /// config in the store no longer ties it. Scales of KV caches and RoPE frequencies are dropped.

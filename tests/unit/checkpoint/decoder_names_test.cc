@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "base/json.h"
 #include "marlin/checkpoint.h"
@@ -96,6 +97,36 @@ TEST_F(DecoderNames, AQuantizedDirectoryHasTheNamesOfItsDequantizedCopy) {
               ElementsAre("model.norm.weight", "norm.weight"));
   EXPECT_THAT(names_of("norm.weight", "model.norm.weight"),
               ElementsAre("model.norm.weight", "norm.weight"));
+}
+
+TEST_F(DecoderNames, StacksOfUnquantizedExpertsAreCut) {
+  for (const auto& [type, stored, read] :
+       {std::tuple("mixtral", "block_sparse_moe.switch_mlp.gate_proj",
+                   "block_sparse_moe.experts.1.w1"),
+        std::tuple("mixtral", "block_sparse_moe.switch_mlp.down_proj",
+                   "block_sparse_moe.experts.1.w2"),
+        std::tuple("qwen3_moe", "mlp.switch_mlp.up_proj", "mlp.experts.1.up_proj")}) {
+    const std::string layer = "model.layers.0.";
+    const TestTensor stack = RandomBf16(layer + stored + ".weight", {3, 8, 4}, 5);
+    const Checkpoint opened = Open({stack, Make("model.norm.weight")}, false, type);
+    ASSERT_EQ(opened.tensors().size(), 4U);
+    EXPECT_THAT(opened.notes(), ElementsAre(HasSubstr(std::string(stored) + ".weight as ")));
+    const std::string name = layer + read + ".weight";
+    const TensorInfo* const matrix = opened.Find(name);
+    ASSERT_NE(matrix, nullptr) << name;
+    EXPECT_EQ(matrix->shape, (Shape{8, 4}));
+    const Result<TensorView> view = opened.Tensor(name);
+    EXPECT_EQ(std::string(view->As<char>(), 64), stack.data.substr(64, 64));
+  }
+}
+
+TEST_F(DecoderNames, OtherStacksStay) {
+  const std::string name = "model.layers.0.mlp.switch_mlp.up_proj.weight";
+  const TestTensor stack = RandomBf16(name, {3, 8, 4}, 5);
+  EXPECT_THAT(Names(Open({stack}, false, "llama")), ElementsAre(name));
+  EXPECT_THAT(Names(Open({RandomBf16(name, {0, 8, 4}, 5)}, false, "qwen3_moe")), ElementsAre(name));
+  const std::string flat = "model.layers.0.mlp.switch_mlp.up_proj.bias";
+  EXPECT_THAT(Names(Open({RandomBf16(flat, {3, 8, 4}, 5)}, false, "qwen3_moe")), ElementsAre(flat));
 }
 
 TEST_F(DecoderNames, OtherNamesStay) {
