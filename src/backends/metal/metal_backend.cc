@@ -12,6 +12,7 @@
 #include "backends/metal/kernel_check.h"
 #include "backends/metal/kernel_table.h"
 #include "backends/metal/launch_plan.h"
+#include "backends/metal/metal_decoder.h"
 #include "backends/metal/metal_experts.h"
 #include "backends/metal/prepared_strips.h"
 #include "backends/metal/product_launches.h"
@@ -78,7 +79,7 @@ class MetalGemm final : public PlannedGemm {
 class MetalBackend final : public Backend {
  public:
   explicit MetalBackend(std::unique_ptr<Driver> driver)
-      : driver_(std::move(driver)), experts_(*driver_), pool_(0) {}
+      : driver_(std::move(driver)), experts_(*driver_), decoder_(*driver_), pool_(0) {}
 
   DeviceInfo Info() const override {
     const DriverInfo driver = driver_->Info();
@@ -146,7 +147,7 @@ class MetalBackend final : public Backend {
     return driver_->Run({&launch, 1}, stream);
   }
 
-  const DecoderBackend* decoder() const override { return nullptr; }
+  const DecoderBackend* decoder() const override { return &decoder_; }
   bool shares_memory() const override { return true; }
 
   Status LookUpRows(const LookUpWeightRowsCall& call, void* stream) const override {
@@ -196,6 +197,7 @@ class MetalBackend final : public Backend {
  private:
   std::shared_ptr<Driver> driver_;
   ExpertPlanner experts_;
+  MetalDecoder decoder_;
   mutable ThreadPool pool_;
 };
 
