@@ -45,6 +45,7 @@ UNIT_TESTS = "Simulated"
 EXPERTS = "SimulatedExperts.*"
 ROUTERS = "SimulatedRouter.*"
 FUSED_ROUTERS = "SimulatedFusedRouter.*"
+BATCHES = "SimulatedBatch.*"
 
 ROUTED = r"^router/metal/.*/tokens37/"
 ROUTED_WIDE = r"^router/metal/.*/wide/"
@@ -420,6 +421,28 @@ MUTANTS = [
            FUSED_ROUTERS),
     Mutant("the first row for all", "route.metal", "int(row), i / strips", "0, i / strips",
            FUSED_ROUTERS),
+    # Batches.
+    Mutant("the first matrix's codes", "batch.h", "weights.codes + i * batch.codes",
+           "weights.codes", BATCHES),
+    Mutant("the first matrix's scales", "batch.h", "weights.scales + i * batch.scales",
+           "weights.scales", BATCHES),
+    Mutant("the first matrix's zero points", "batch.h", "weights.extras + i * batch.extras",
+           "weights.extras", BATCHES),
+    Mutant("the first matrix's activations", "batch.h", "input + i * batch.input", "input",
+           BATCHES),
+    Mutant("the first matrix's output", "batch.h", "first.data + i * batch.output", "first.data",
+           BATCHES),
+    Mutant("the first matrix's bias", "batch.h", "first.bias + i * batch.bias", "first.bias",
+           BATCHES),
+    Mutant("the first matrix's row weights", "batch.h", "i * batch.row_weight)", "0)", BATCHES),
+    Mutant("the first matrix's global scale", "batch.h", "batch.global_scales[matrix]",
+           "batch.global_scales[0]", BATCHES),
+    Mutant("the first matrix's partials", "batched_finish.metal",
+           "long(position.z) * batch.partials", "0", BATCHES),
+    Mutant("a split takes the place of a matrix", "batched_gemm_direct.metal",
+           "group.z / splits", "group.z", BATCHES),
+    Mutant("every matrix is its first split", "batched_gemm_direct.metal", "group.z % splits", "0u",
+           BATCHES),
 ]
 
 
