@@ -36,6 +36,7 @@ SOURCES = {
          "void marlin_gemm_staged("),
         (r"marlin_dequantize_metal", "kernels/dequantize.metal", "void marlin_dequantize("),
         (r"marlin_experts_metal", "kernels/expert_gemm.metal", "void moe_expert_gemm("),
+        (r"marlin_router_metal", "kernels/route.metal", 'host_name("moe_router_topk_fused")'),
     ],
     "cuda": [
         (r"marlin_gemv(_sparse)?_mma", "kernels/gemv/gemv_kernel.cuh", "GemvKernel("),

@@ -223,9 +223,12 @@ Result<ImportCheckpointReport> ImportCheckpoint(const std::string& source,
                                                 const ImportCheckpointOptions& options);
 
 /// Dequantizes a quantized checkpoint, also one of another program, to an unquantized f32, bf16 or
-/// f16 checkpoint, atomically.
+/// f16 checkpoint, atomically. `options` are those of opening the source. Errors: those of
+/// Checkpoint::Open; kInvalidArgument for another type, or a source without quantized modules;
+/// kUnsupported naming the first weight that overflows the type.
 Status DequantizeCheckpoint(const std::string& source, const std::string& output, DType dtype,
-                            bool overwrite, const Progress& progress = {});
+                            bool overwrite, const Progress& progress = {},
+                            const CheckpointOptions& options = {});
 
 /// Options of ConvertCheckpoint.
 struct ConvertCheckpointOptions {

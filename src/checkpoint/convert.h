@@ -26,7 +26,7 @@ Result<ImportCheckpointReport> ImportCheckpointOn(Io& io, const std::string& sou
 /// shard_bytes: most data bytes per file, unless one tensor is larger.
 Status DequantizeCheckpointOn(Io& io, const std::string& source, const std::string& output,
                               DType dtype, bool overwrite, int64_t shard_bytes,
-                              const Progress& progress);
+                              const Progress& progress, const CheckpointOptions& options = {});
 
 /// Whether a target of ConvertCheckpoint holds a module, judged by its record alone: not by its
 /// numbers. Errors: kUnsupported saying what it cannot hold.

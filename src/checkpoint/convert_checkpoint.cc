@@ -313,7 +313,8 @@ Status ConvertImpl(Io& io, const std::string& source, const std::string& output,
   }
   if (options.target == kPlain) {
     return DequantizeCheckpointOn(io, source, output, DType::kF32, options.overwrite,
-                                  options.shard_bytes, options.progress);
+                                  options.shard_bytes, options.progress,
+                                  {options.allow_extra_tensors});
   }
   MARLIN_ASSIGN_OR_RETURN(const Writer* const writer, FindWriter(options.target));
   MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint,

@@ -6,9 +6,13 @@
 #include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/macros.h"
+#include "base/printable.h"
+#include "checkpoint/module_names.h"
 #include "checkpoint/module_tensors.h"
+#include "checkpoint/safetensors.h"
 #include "recipe/decoder_tensors.h"
 
 namespace marlin {
@@ -68,29 +72,75 @@ bool IsOwnDirectory(const Json& config) {
          (*found)["quant_method"] == kQuantMethod;
 }
 
+/// The names of the modules of a directory of this project. What is malformed, its reader reports.
+std::set<std::string> ModuleNames(const Json& config) {
+  std::set<std::string> names;
+  const Json& quantization = config["quantization_config"];
+  const auto modules = quantization.find("modules");
+  if (modules == quantization.end() || !modules->is_object()) return names;
+  for (const auto& [name, module] : modules->items()) names.insert(name);
+  return names;
+}
+
 class DecoderNamer {
  public:
-  DecoderNamer(bool own, TensorStore* store) : own_(own), store_(*store) {}
+  DecoderNamer(bool own, TensorStore* store)
+      : own_(own),
+        store_(*store),
+        modules_(own ? ModuleNames(store->config()) : std::set<std::string>()) {}
 
-  /// Adds or removes one "model." in front.
+  /// Gives all tensors their full names, unless one of them is taken: names then mean what they
+  /// say.
   Status Rename() {
+    for (const std::string& module : modules_) {
+      if (const std::string name = FullDecoderName(module); name != module && IsTaken(name)) {
+        return {};
+      }
+    }
     std::string example;
     for (TensorInfo& tensor : store_.tensors) {
-      std::string name = tensor.name;
-      if (name.starts_with(kModelPrefix) && IsOwn(name.substr(kModelPrefix.size()))) {
-        name = name.substr(kModelPrefix.size());
-      } else if (const std::string longer = std::string(kModelPrefix) + name;
-                 !IsOwn(name) && IsOwn(longer)) {
-        name = longer;
-      }
-      if (name == tensor.name || store_.FindTensor(name)) continue;
+      std::string name = FullDecoderName(tensor.name);
+      if (name == tensor.name) continue;
+      if (IsTaken(name)) return Forget();
       if (example.empty()) example = fmt::format("{} as {}", tensor.name, name);
       renames_.push_back(std::move(name));
       renamed_.push_back(&tensor);
     }
     if (example.empty()) return {};
+    store_.full_names = true;
     store_.notes.push_back("tensors are named as in a base model: read " + example + ", ...");
     return ApplyRenames();
+  }
+
+  /// Cuts stacks of experts as mlx-lm stores them, [experts, n, k], into one matrix per expert.
+  Status SplitStacks(const ExpertStyle& style) {
+    std::vector<TensorInfo> matrices;
+    std::string example;
+    for (TensorInfo& tensor : store_.tensors) {
+      const std::string name = StackName(style, tensor);
+      if (name.empty()) continue;
+      if (example.empty()) example = fmt::format("{} as {}", tensor.name, name);
+      const int64_t experts = tensor.shape[0];
+      if (static_cast<int64_t>(matrices.size()) + experts > kMaxTensorCount) {
+        return Status(Code::kMalformedFile,
+                      fmt::format("{}: tensor \"{}\": stacks {} matrices", Printable(store_.path),
+                                  Printable(tensor.name), experts));
+      }
+      TensorInfo matrix = tensor;
+      matrix.shape = {tensor.shape[1], tensor.shape[2]};
+      matrix.bytes = tensor.bytes / experts;
+      const size_t star = name.find('*');
+      for (int64_t e = 0; e < experts; ++e) {
+        matrix.name = fmt::format("{}{}{}", name.substr(0, star), e, name.substr(star + 1));
+        matrix.offset = tensor.offset + e * matrix.bytes;
+        matrices.push_back(matrix);
+      }
+      tensor.name.clear();  // To be dropped.
+    }
+    if (example.empty()) return {};
+    store_.notes.push_back("experts are stacked as mlx-lm stacks them: read " + example + ", ...");
+    store_.tensors.insert(store_.tensors.end(), matrices.begin(), matrices.end());
+    return Drop([](const TensorInfo& tensor) { return tensor.name.empty(); });
   }
 
   Status Drop(const std::function<bool(const TensorInfo&)>& unwanted) {
@@ -140,6 +190,19 @@ class DecoderNamer {
     return SortTensors(&store_);
   }
 
+  /// The name of the matrices in a stack of floats, "*" for the expert; empty: it is none. Stacks
+  /// of codes are modules.
+  std::string StackName(const ExpertStyle& style, const TensorInfo& tensor) const {
+    const bool floats =
+        tensor.dtype == DType::kF16 || tensor.dtype == DType::kBf16 || tensor.dtype == DType::kF32;
+    if (!floats || tensor.shape.rank() != 3 || tensor.bytes == 0) return {};
+    if (!tensor.name.ends_with(kWeightSuffix)) return {};
+    const std::string base = tensor.name.substr(0, tensor.name.size() - kWeightSuffix.size());
+    const std::string name =
+        ExpertNameInStyle(style, PlainWeightName(Producer::kMlx, base, /*stacked=*/true));
+    return name.find(".experts.*.") == std::string::npos ? std::string() : name;
+  }
+
   std::vector<size_t> WithPrefix(std::string_view prefix) const {
     std::vector<size_t> found;
     for (size_t i = 0; i < store_.tensors.size(); ++i) {
@@ -164,25 +227,49 @@ class DecoderNamer {
     return true;
   }
 
+  bool IsTaken(const std::string& name) const {
+    return store_.FindTensor(name).has_value() || modules_.contains(name);
+  }
+  Status Forget() {
+    renamed_.clear();
+    renames_.clear();
+    return {};
+  }
+
   const bool own_;
   TensorStore& store_;
+  const std::set<std::string> modules_;  ///< Names of the modules of a directory of this project.
   std::vector<TensorInfo*> renamed_;
   std::vector<std::string> renames_;
 };
 
 }  // namespace
 
+std::string FullDecoderName(std::string_view name) {
+  const std::string longer = std::string(kModelPrefix).append(name);
+  if (!IsOwn(name) && IsOwn(longer)) return longer;
+  if (name.starts_with(kModelPrefix) && IsOwn(name.substr(kModelPrefix.size()))) {
+    name.remove_prefix(kModelPrefix.size());
+  }
+  return std::string(name);
+}
+
 Status NameDecoderTensors(TensorStore* store) {
   const Json& config = store->config();
   if (!config.is_object()) return {};
   const auto type = config.find("model_type");
   if (type == config.end() || !type->is_string()) return {};
-  if (!FindFamily(type->get<std::string>()).ok()) return {};
+  const Result<const Family*> family = FindFamily(type->get<std::string>());
+  if (!family.ok()) return {};
   const bool own = IsOwnDirectory(config);
   DecoderNamer namer(own, store);
   MARLIN_RETURN_IF_ERROR(
       namer.Drop([](const TensorInfo& tensor) { return IsUnused(tensor.name); }));
-  if (!own) MARLIN_RETURN_IF_ERROR(namer.Rename());
+  MARLIN_RETURN_IF_ERROR(namer.Rename());
+  const ExpertStyle* const experts = (*family)->experts;
+  if (!own && experts != nullptr && !experts->stacked) {
+    MARLIN_RETURN_IF_ERROR(namer.SplitStacks(*experts));
+  }
   const auto tied = config.find("tie_word_embeddings");
   return tied != config.end() && *tied == true ? namer.Tie() : Status();
 }

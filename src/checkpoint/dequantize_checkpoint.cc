@@ -196,12 +196,14 @@ std::string ConfigText(const Checkpoint::Impl& source, DType dtype) {
 }
 
 Status DequantizeImpl(Io& io, const std::string& source_path, const std::string& output,
-                      DType dtype, bool overwrite, int64_t shard_bytes, const Progress& progress) {
+                      DType dtype, bool overwrite, int64_t shard_bytes, const Progress& progress,
+                      const CheckpointOptions& options) {
   if (dtype != DType::kF32 && dtype != DType::kBf16 && dtype != DType::kF16) {
     return Status(Code::kInvalidArgument,
                   fmt::format("dtype: expected f32, bf16 or f16, got {}", DTypeName(dtype)));
   }
-  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, CheckpointAccess::Open(io, source_path));
+  MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                          CheckpointAccess::Open(io, source_path, options));
   const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
   if (source.quant_method.empty() && !source.other_form()) {
     return Status(Code::kInvalidArgument,
@@ -228,9 +230,9 @@ Status DequantizeImpl(Io& io, const std::string& source_path, const std::string&
 
 Status DequantizeCheckpointOn(Io& io, const std::string& source, const std::string& output,
                               DType dtype, bool overwrite, int64_t shard_bytes,
-                              const Progress& progress) {
+                              const Progress& progress, const CheckpointOptions& options) {
   try {
-    return DequantizeImpl(io, source, output, dtype, overwrite, shard_bytes, progress);
+    return DequantizeImpl(io, source, output, dtype, overwrite, shard_bytes, progress, options);
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, Printable(source) + ": no memory to dequantize it");
   } catch (const std::exception& error) {
@@ -239,9 +241,11 @@ Status DequantizeCheckpointOn(Io& io, const std::string& source, const std::stri
 }
 
 Status DequantizeCheckpoint(const std::string& source, const std::string& output, DType dtype,
-                            bool overwrite, const Progress& progress) {
+                            bool overwrite, const Progress& progress,
+                            const CheckpointOptions& options) {
   SystemIo io;
-  return DequantizeCheckpointOn(io, source, output, dtype, overwrite, kShardBytes, progress);
+  return DequantizeCheckpointOn(io, source, output, dtype, overwrite, kShardBytes, progress,
+                                options);
 }
 
 }  // namespace marlin

@@ -36,6 +36,7 @@ struct TensorStore {
   std::string config_json;
   std::shared_ptr<const Json> parsed_config;  ///< config() if there is a config.json.
   std::vector<std::string> notes;  ///< Lines about what is read otherwise than it is stored.
+  bool full_names = false;         ///< Tensors got their FullDecoderName (decoder_names.h).
   /// Tensors that no file holds as they are, such as rows in another order: each is computed into
   /// `bytes` bytes, aligned to 64. Their extents in the files are the place of what is read.
   std::map<size_t, std::function<void(std::byte* out)>> computed;

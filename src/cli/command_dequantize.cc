@@ -31,6 +31,8 @@ class DequantizeCommand final : public Command {
                              "The directory to write; it appears whole or not at all");
     arguments.Option("--dtype", &dtype_, "TYPE", "bf16, fp16 or fp32");
     arguments.Choices({"bf16", "fp16", "fp32"});
+    arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
+                   "Leave out tensors that the index of QUANT does not list");
     arguments.Flag("--overwrite", &overwrite_, "Replace DST if it exists");
   }
 
@@ -41,7 +43,8 @@ class DequantizeCommand final : public Command {
       ProgressBar bar(console, "dequantize");
       MARLIN_RETURN_IF_ERROR(
           DequantizeCheckpoint(source_, output_, dtype, overwrite_,
-                               [&bar](int64_t done, int64_t total) { bar.Update(done, total); }));
+                               [&bar](int64_t done, int64_t total) { bar.Update(done, total); },
+                               {allow_extra_tensors_}));
     }
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint written, Checkpoint::Open(output_));
@@ -63,6 +66,7 @@ class DequantizeCommand final : public Command {
   std::string source_;
   std::string output_;
   std::string dtype_ = "bf16";
+  bool allow_extra_tensors_ = false;
   bool overwrite_ = false;
 };
 

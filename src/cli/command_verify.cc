@@ -49,6 +49,8 @@ class VerifyCommand final : public Command {
     arguments.Model(&against_);
     arguments.Option("--max-error", &max_error_, RealRange(), "X",
                      "Fail when a tensor's relative error exceeds this (needs --against)");
+    arguments.Flag("--allow-extra-tensors", &allow_extra_tensors_,
+                   "Leave out tensors that the index of QUANT or SRC does not list");
   }
 
   Status Check(const Console& /*console*/) const override {
@@ -58,7 +60,8 @@ class VerifyCommand final : public Command {
 
   Status Run(Console& console) override {
     if (IsPreparedModel(path_)) return VerifyPrepared(console);
-    MARLIN_ASSIGN_OR_RETURN(const Checkpoint quantized, Checkpoint::Open(path_));
+    const CheckpointOptions opening{allow_extra_tensors_};
+    MARLIN_ASSIGN_OR_RETURN(const Checkpoint quantized, Checkpoint::Open(path_, opening));
     if (quantized.quant_method().empty()) {
       return Status(Code::kInvalidArgument,
                     fmt::format("{}: is not a quantized checkpoint", path_));
@@ -70,7 +73,7 @@ class VerifyCommand final : public Command {
     }
     Comparison comparison;
     if (against_) {
-      MARLIN_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::Open(*against_));
+      MARLIN_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::Open(*against_, opening));
       ProgressBar bar(console, "verify");
       MARLIN_ASSIGN_OR_RETURN(
           comparison, CompareCheckpoints(quantized, source, [&](int64_t done, int64_t total) {
@@ -175,6 +178,7 @@ class VerifyCommand final : public Command {
   std::string path_;
   std::optional<std::string> against_;
   std::optional<double> max_error_;
+  bool allow_extra_tensors_ = false;
 };
 
 }  // namespace

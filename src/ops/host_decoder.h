@@ -1,4 +1,5 @@
-// The decoder operations other than GEMMs, run by the CPU for devices that share its memory.
+// The decoder operations other than GEMMs of devices that share the host's memory: those that the
+// device has no kernel for are run by the CPU.
 #pragma once
 
 #include <memory>
@@ -16,7 +17,7 @@ class HostDecoder final : public DecoderBackend {
  public:
   /// `host` has a decoder; `device` shares its memory and looks up embeddings in its own weights.
   HostDecoder(std::unique_ptr<Backend> host, const Backend& device)
-      : host_(std::move(host)), device_(device) {}
+      : host_(std::move(host)), device_(device), own_(device.decoder()) {}
 
   bool reads_host_memory() const override { return true; }
   bool Has(DecoderOperation operation) const override { return host_->decoder()->Has(operation); }
@@ -25,12 +26,20 @@ class HostDecoder final : public DecoderBackend {
     return host_->decoder()->sampler_state_bytes(vocab);
   }
 
+  bool RoutesRows(const RouteRowsCall& call) const override {
+    return own_ != nullptr && own_->RoutesRows(call);
+  }
+  Status RouteRows(const RouteRowsCall& call, const OperationContext& context) const override {
+    return own_->RouteRows(call, context);
+  }
+
 #define MARLIN_DECODER_OPERATION(Name, text, workspace)                                \
   int64_t WorkspaceBytes(const Name##Call& call) const override {                      \
     return host_->decoder()->WorkspaceBytes(call);                                     \
   }                                                                                    \
   Status Run(const Name##Call& call, const OperationContext& context) const override { \
-    return RunOnHost(call, context);                                                   \
+    const bool own = own_ != nullptr && own_->Takes(call);                             \
+    return own ? own_->Run(call, context) : RunOnHost(call, context);                  \
   }
 #include "plan/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
@@ -49,6 +58,7 @@ class HostDecoder final : public DecoderBackend {
 
   std::unique_ptr<Backend> host_;
   const Backend& device_;
+  const DecoderBackend* const own_;  ///< The device's, which need no workspace; or null.
 };
 
 }  // namespace marlin

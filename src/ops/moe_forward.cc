@@ -118,14 +118,16 @@ Status RouteHiddenStates(const Device& device, const TensorView& x, const Router
                          void* stream) {
   if (x.rank() != 2) return Invalid(fmt::format("x: expected rank 2, got {}", x.rank()));
   MARLIN_RETURN_IF_ERROR(CheckWeights(device, router.weights).WithContext("router"));
-  const Shape shape{x.dim(0), router.weights.spec().n};
-  if (shape.ElementCount() <= 0) {
-    return RouteTokens(device, TensorView(nullptr, DType::kF32, shape), router.options, ids,
-                       weights, stream);
+  // Not Shape::ElementCount: GCC takes its dimensions for uninitialized here.
+  const int64_t tokens = x.dim(0);
+  const int64_t experts = router.weights.spec().n;
+  if (tokens <= 0 || experts <= 0) {
+    return RouteTokens(device, TensorView(nullptr, DType::kF32, {tokens, experts}), router.options,
+                       ids, weights, stream);
   }
-  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
-                          device.impl().TakeWorkspace(stream, shape.ElementCount() * 4));
-  const MutableTensorView logits(workspace.data, DType::kF32, shape);
+  const int64_t bytes = SaturatingProduct(SaturatingProduct(tokens, experts), sizeof(float));
+  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace, device.impl().TakeWorkspace(stream, bytes));
+  const MutableTensorView logits(workspace.data, DType::kF32, {tokens, experts});
   Status status = Route(device, x, router, logits, ids, weights, {}, stream);
   device.impl().ReturnWorkspace(workspace);
   return status;

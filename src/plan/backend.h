@@ -141,7 +141,9 @@ class PlannedGemm {
 
   /// The workspace with which RunBatch of `count` calls is fastest; workspace_bytes() are enough.
   virtual int64_t batch_workspace_bytes(int64_t /*count*/) const { return workspace_bytes_; }
-  /// Run of every call, with the same bits. The calls share a workspace of `workspace_bytes`.
+  /// Run of every call, with the same bits. The calls share a workspace of `workspace_bytes`. They
+  /// have the planned problem, consecutive experts of the same weights, and operands at a constant
+  /// distance from call to call.
   virtual Status RunBatch(std::span<const GemmCall> calls, int64_t /*workspace_bytes*/) const {
     for (const GemmCall& call : calls) {
       if (Status status = Run(call); !status.ok()) return status;

@@ -84,11 +84,14 @@ class DecoderBackend {
     return Status(Code::kUnsupported, "router");
   }
 
-/// The workspace of an operation, and the operation itself; called only if Has(operation).
-#define MARLIN_DECODER_OPERATION(Name, text, workspace)                                       \
-  virtual int64_t WorkspaceBytes(const Name##Call& /*call*/) const { return 0; }              \
-  virtual Status Run(const Name##Call& /*call*/, const OperationContext& /*context*/) const { \
-    return Status(Code::kUnsupported, text);                                                  \
+/// Whether the device runs a call of an operation that it has: where it shares the host's memory,
+/// the host runs the others. The workspace of an operation, and the operation itself; called only
+/// if Has(operation).
+#define MARLIN_DECODER_OPERATION(Name, text, workspace)                                           \
+  virtual bool Takes(const Name##Call& /*call*/) const { return Has(DecoderOperation::k##Name); } \
+  virtual int64_t WorkspaceBytes(const Name##Call& /*call*/) const { return 0; }                  \
+  virtual Status Run(const Name##Call& /*call*/, const OperationContext& /*context*/) const {     \
+    return Status(Code::kUnsupported, text);                                                      \
   }
 #include "plan/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -144,6 +145,44 @@ TEST_F(AppleExperts, TellOfWrongIdsWhenSynchronized) {
   EXPECT_TRUE(apple_->Synchronize().ok());
   fake_gpu::ReleaseQueue(queue);
   fake_gpu::ReleaseQueue(const_cast<void*>(other));
+}
+
+// A router that is wrong is not used, whichever of its kernels it is.
+TEST_F(AppleExperts, HaveRoutersThatAreCheckedWhenTheDeviceOpens) {
+  ASSERT_EQ(unsetenv("MARLIN_METAL_SELF_TEST"), 0);
+  for (const std::string function : {"moe_router_topk", "moe_router_topk_fused"}) {
+    fake_gpu::TheBehaviour().breaks = function;
+    const Result<Device> broken = Device::Open("metal");
+    ASSERT_FALSE(broken.ok()) << function;
+    EXPECT_EQ(broken.status().code(), Code::kUnsupported);
+    EXPECT_THAT(broken.status().message(), testing::StartsWith("metal: self-test: " + function +
+                                                               ": token 0, selection 0 is "));
+  }
+}
+
+TEST_F(AppleExperts, HaveRoutersThatTellOfLogitsWhenSynchronized) {
+  constexpr int64_t kRows = 3;
+  constexpr int64_t kColumns = 8;
+  const DeviceBuffer memory = *DeviceBuffer::Allocate(*apple_, kRows * (kColumns + 2) * 4);
+  auto* const logits = static_cast<float*>(memory.data());
+  const MutableTensorView ids(logits + kRows * kColumns, DType::kI32, {kRows, 1});
+  const MutableTensorView weights(logits + kRows * (kColumns + 1), DType::kF32, {kRows, 1});
+  const auto route = [&] {
+    return RouteTokens(*apple_, {logits, DType::kF32, {kRows, kColumns}}, {.top_k = 1}, ids,
+                       weights);
+  };
+  for (int64_t i = 0; i < kRows * kColumns; ++i) logits[i] = static_cast<float>(i * 5 % 8);
+  EXPECT_TRUE(route().ok());
+  EXPECT_TRUE(apple_->Synchronize().ok());
+  for (int64_t row = 0; row < kRows; ++row) EXPECT_EQ(ids.As<int32_t>()[row], 3);
+
+  logits[2 * kColumns + 5] = std::nanf("");
+  logits[kColumns + 6] = std::nanf("");
+  EXPECT_TRUE(route().ok());
+  const Status status = apple_->Synchronize();
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_EQ(status.message(), "logits: NaN at [1, 6] (token, expert)");
+  EXPECT_TRUE(apple_->Synchronize().ok());
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "backends/metal/apple/built_library.h"
 #include "backends/metal/kernel_text.h"
 #include "backends/metal/kernels/parameters.h"
+#include "backends/metal/kernels/router_parameters.h"
 #include "metal_sim/launch.h"
 #include "metal_sim/metal_program.h"
 #include "objective_c.h"
@@ -264,12 +265,17 @@ metal_sim::ConstantValues ConstantsOf(const Function& function, const metal_sim:
 }
 
 /// Most kernels write only the output, and absent operands are bound to the weights. Those of the
-/// sort by experts have no absent operands and write several arrays.
-bool WritesAll(const std::string& function) {
+/// sort by experts have no absent operands and write several arrays; routers write ids, weights and
+/// an error.
+bool Writes(const std::string& function, int index) {
   constexpr std::array<const char*, 4> kSorts = {"moe_sort_experts", "moe_rank_selections",
                                                  "moe_scan_experts", "moe_scatter_selections"};
-  return std::find(kSorts.begin(), kSorts.end(), function) != kSorts.end();
+  if (std::find(kSorts.begin(), kSorts.end(), function) != kSorts.end()) return true;
+  const bool routes = function.starts_with("moe_router_");
+  return index == MARLIN_BUFFER_OUTPUT ||
+         (routes && (index == MARLIN_BUFFER_ROUTER_WEIGHTS || index == MARLIN_BUFFER_ROUTER_ERROR));
 }
+static_assert(MARLIN_BUFFER_ROUTER_IDS == MARLIN_BUFFER_OUTPUT);
 
 /// Corrupts results as a different GPU might.
 void Disturb(const Dispatch& dispatch) {
@@ -308,7 +314,7 @@ std::string RunDispatch(const Dispatch& dispatch) {
     metal_sim::BufferBinding bound;
     bound.data = static_cast<std::byte*>(binding.buffer->data) + binding.offset;
     bound.bytes = BytesOf(dispatch, binding);
-    bound.read_only = index != MARLIN_BUFFER_OUTPUT && !WritesAll(function.name);
+    bound.read_only = !Writes(function.name, index);
     launch.buffers[index] = bound;
   }
   for (const Reference<Buffer>& buffer : dispatch.used) {

@@ -67,6 +67,19 @@ class Forms(CommandTestCase):
         self.assertEqual(report["notes"], shown["notes"])
         self.assertIn("model.norm.weight", read_directory(self.directory / "out"))
 
+    def test_experts_in_stacks_as_mlx_lm_stores_them(self) -> None:
+        for name in [name for name in self.tensors if ".experts.0." in name]:
+            matrices: list[tuple[str, list[int], bytes]] = []
+            before, after = name.split(".experts.0.")
+            while (own := f"{before}.experts.{len(matrices)}.{after}") in self.tensors:
+                matrices.append(self.tensors.pop(own))
+            dtype, shape, _ = matrices[0]
+            self.tensors[name.replace(".experts.0.", ".switch_mlp.")] = (
+                dtype, [len(matrices), *shape], b"".join(data for _, _, data in matrices))
+        self.write()
+        self.check()
+        self.assertIn("mlp.experts.*", self.document("inspect", self.model)["notes"][0])
+
     def test_scales_of_a_cache_and_doubles(self) -> None:
         for name in ("k_scale", "v_proj.output_scale", "attn.kv_scale"):
             self.tensors[f"model.layers.0.self_attn.{name}"] = ("F32", [1], struct.pack("<f", 2))

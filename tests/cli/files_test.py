@@ -90,6 +90,26 @@ class ExtraTensors(CommandTestCase):
         names = {row["name"] for row in self.document("inspect", out)["tensors"]}
         self.assertNotIn("extra.weight", names)
 
+    def test_a_quantized_directory_is_verified_and_dequantized_without_them(self) -> None:
+        quantized = self.directory / "quantized"
+        self.succeed("quantize", QWEN, "-o", quantized, "--shard-size", "100KB")
+        index = quantized / "model.safetensors.index.json"
+        listed = json.loads(index.read_text())
+        del listed["weight_map"]["model.norm.weight"]
+        index.write_text(json.dumps(listed))
+        plain = self.directory / "plain"
+        for command in (["verify", quantized], ["dequantize", quantized, "-o", plain]):
+            self.refuse(MALFORMED, *command, says=("model.norm.weight", "is not listed"))
+            self.succeed(*command, "--allow-extra-tensors")
+        names = {row["name"] for row in self.document("inspect", plain)["tensors"]}
+        self.assertNotIn("model.norm.weight", names)
+        against = ("verify", quantized, "--against", QWEN, "--allow-extra-tensors")
+        self.refuse(MALFORMED, *against, says=("model.norm.weight: is in", "only"))
+        exported = self.directory / "exported"
+        export = ("export", quantized, "-o", exported, "--to", "plain")
+        self.refuse(MALFORMED, *export, says=("model.norm.weight", "is not listed"))
+        self.succeed(*export, "--allow-extra-tensors")
+
 
 class Links(CommandTestCase):
     """Links in a model's directory whose target is outside of it."""

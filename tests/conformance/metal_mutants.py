@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Mutation test of the Metal conformance cases: introduces one fault at a time into the kernel
 sources and requires that the conformance program, which runs them in the simulator, fails; for the
-kernels of experts, that their unit test does.
+kernels of experts and parts of those of routers, that their unit test does.
 
-Usage: metal_mutants.py PROGRAM EXPERTS_TEST [--only I]... [--every N] [--jobs N]
-PROGRAM is marlin_conformance of a build with the simulator, EXPERTS_TEST its unit.backends.metal,
-of which the suite SimulatedExperts runs. With the environment variable MARLIN_MUTANTS=all,
+Usage: metal_mutants.py PROGRAM UNIT_TEST [--only I]... [--every N] [--jobs N]
+PROGRAM is marlin_conformance of a build with the simulator, UNIT_TEST its unit.backends.metal, of
+which the suites Simulated* run. With the environment variable MARLIN_MUTANTS=all,
 --every is ignored: each fault compiles kernels for seconds, so `./dev test` tries a sample and
 the nightly stage `mutants` all.
 """
@@ -40,8 +40,19 @@ DEQUANTIZED = r"^dequantize/(u4|int3)/"
 
 SORT_BARRIER = ("metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup | "
                 "metal::mem_flags::mem_device);")
-# Tests of the kernels of experts, as a filter of googletest.
+# Tests of the kernels of experts and routers, as filters of googletest.
+UNIT_TESTS = "Simulated"
 EXPERTS = "SimulatedExperts.*"
+ROUTERS = "SimulatedRouter.*"
+FUSED_ROUTERS = "SimulatedFusedRouter.*"
+BATCHES = "SimulatedBatch.*"
+
+ROUTED = r"^router/metal/.*/tokens37/"
+ROUTED_WIDE = r"^router/metal/.*/wide/"
+ROUTED_PADDED = r"^router/metal/.*/padded/"
+ROUTED_ERRORS = r"^router/metal/.*/(nan|inf|none_finite|nan_bias)/"
+
+SIMDGROUP_BARRIER = "metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);"
 
 BARRIER = "metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
 
@@ -321,6 +332,117 @@ MUTANTS = [
            "buffers.begin[p.experts] + token", "buffers.begin[p.experts]", EXPERTS),
     Mutant("rows of the sum are contiguous", "combine_experts.h", "token * p.output_stride",
            "token * p.columns", EXPERTS),
+    # Double precision on integers.
+    Mutant("products without a carry", "soft_double.h", " + (carried >> 32)", "", ROUTED),
+    Mutant("reciprocals in fp32", "soft_double.h", "step < 2; ++step", "step < 0; ++step", ROUTED),
+    Mutant("a wrong term of the exponential", "soft_double.h", "kTopBit / 24 -", "kTopBit / 25 -",
+           ROUTED),
+    Mutant("the exponential without its power of two", "soft_double.h",
+           "-int(binary >> kRestBits)", "0", ROUTED),
+    Mutant("the exponential's eighth", "soft_double.h", "i < 3; ++i", "i < 2; ++i", ROUTED),
+    Mutant("subnormal weights with all digits", "soft_double.h",
+           "metal::max(least - a.exponent, 0)", "0", ROUTED_WIDE),
+    Mutant("a weight of 0 has an exponent", "soft_double.h", "if (a.mantissa == 0) return 0;", "",
+           ROUTERS),
+    Mutant("doubles of different signs are added", "soft_double.h",
+           "differ ? 0ul - aligned : aligned", "aligned", ROUTED),
+    Mutant("negative doubles are large", "soft_double.h", "? ~bits : bits | kTopBit",
+           "? bits : bits | kTopBit", ROUTED),
+    Mutant("zeros differ", "soft_double.h", "if (bits << 1 == 0) return kTopBit;", "", ROUTERS),
+    # Routers.
+    Mutant("+Inf is routed", "route.h", "bits != kFloatInfinity && ", "", ROUTED_ERRORS),
+    Mutant("NaN is routed", "route.h", " && magnitude <= kFloatInfinity) continue", ") continue",
+           ROUTED_ERRORS),
+    Mutant("NaN is reported as Inf", "route.h", "(bits == kFloatInfinity ? 1u : 0u)", "1u",
+           ROUTED_ERRORS),
+    Mutant("a row of -Inf is routed", "route.h", "if (!metal::simd_any(is_finite))", "if (false)",
+           ROUTED_ERRORS),
+    Mutant("the last error", "route.h", "atomic_fetch_min_explicit", "atomic_fetch_max_explicit",
+           ROUTED_ERRORS),
+    Mutant("errors of the first token", "route.h", "uint(row.row) * uint(RouterKeys(p.experts))",
+           "0u", ROUTED_ERRORS),
+    Mutant("a NaN bias is used", "route.h", "HasNanBias(row, lane, p)) return;", "false) return;",
+           ROUTED_ERRORS),
+    Mutant("no barrier before other lanes' logits", "route.h", SIMDGROUP_BARRIER, "", ROUTED, 3),
+    Mutant("no barrier before a group's keys", "route.h", SIMDGROUP_BARRIER, "", ROUTED, 0),
+    Mutant("no barrier before groups are compared", "route.h", SIMDGROUP_BARRIER, "", ROUTED, 1),
+    Mutant("no barrier after groups are dropped", "route.h", SIMDGROUP_BARRIER, "", ROUTED, 2),
+    Mutant("ties go to the higher expert", "route.h", "b.expert < a.expert", "b.expert > a.expert",
+           ROUTED),
+    Mutant("a group has its best expert alone", "route.h", "if (size == 1) return best;",
+           "return best;", ROUTED),
+    Mutant("one group too many", "route.h", "before < p.top_groups", "before <= p.top_groups",
+           ROUTED),
+    Mutant("ties keep the higher group", "route.h", "sum == mine && other < group",
+           "sum == mine && other > group", ROUTED),
+    Mutant("an expert is selected twice", "route.h", "scratch->keys[best.expert] = 0;", "", ROUTED),
+    Mutant("a lane has one expert", "route.h", "      of_lane = BestOfLane(scratch, lane, p);", "",
+           ROUTED),
+    Mutant("the choice bias is ignored", "route.h", "if (p.has_choice_bias) choice =",
+           "if (false) choice =", ROUTED),
+    Mutant("the choice bias in the weights", "route.h", "FloatOf(Multiply(score, factor))",
+           "FloatOf(Multiply(score, factor)) + row.choice_bias[0]", ROUTED),
+    Mutant("scores of 0 are divided by 0", "route.h", "Add(sum, Wide{0xbce5086492111800ul, -67})",
+           "sum", ROUTED),
+    Mutant("weights are not normalized", "route.h", "p.normalize || of_chosen", "of_chosen",
+           ROUTED),
+    Mutant("weights are always normalized", "route.h", "p.normalize || of_chosen", "true", ROUTED),
+    Mutant("weights are not scaled", "route.h", "= WideOfFloat(p.scaling_factor)",
+           "= Wide{kTopBit, 0}", ROUTED),
+    Mutant("the scale's sign", "route.h", " | sign)", ")", ROUTERS),
+    Mutant("the selected softmax relative to 0", "route.h", "if (of_chosen) softmax.largest",
+           "if (false) softmax.largest", ROUTED),
+    Mutant("sigmoids beyond double precision", "route.h",
+           "RoundedShift(sum.mantissa, kDropped), sum.exponent + kDropped",
+           "sum.mantissa, sum.exponent", ROUTERS),
+    Mutant("sigmoids of exponents beyond double precision", "route.h",
+           "if (is_negative && y > kLargestExponent) return Wide{0, 0};", "", ROUTERS),
+    Mutant("large logits are far apart", "route.h", "distance < 1024.0f ? FixedOf(distance) : kFar",
+           "kFar", ROUTERS),
+    Mutant("negative logits are positive", "route.h", "(of_largest >> 31) != 0 ? 0ul - from : from",
+           "from", ROUTERS),
+    Mutant("rows of ids are contiguous", "route.metal", "row) * p.ids_stride", "row) * p.top_k",
+           ROUTED_PADDED),
+    Mutant("rows of weights are contiguous", "route.metal", "row) * p.weights_stride",
+           "row) * p.top_k", ROUTED_PADDED),
+    Mutant("rows of logits are contiguous", "route.metal", "row) * p.logits_stride",
+           "row) * p.experts", ROUTED_PADDED),
+    Mutant("every simdgroup has all chunks", "route.metal", "chunk += step", "chunk += 1",
+           FUSED_ROUTERS),
+    Mutant("no barrier before logits are read", "route.metal",
+           "threadgroup_barrier(mem_flags::mem_threadgroup);", "", FUSED_ROUTERS),
+    Mutant("the first part of a sum alone", "route.metal", "part = 1; part < parts",
+           "part = 1; part < 1", FUSED_ROUTERS),
+    Mutant("logits without their bias", "route.metal", "has_bias ? sum +", "false ? sum +",
+           FUSED_ROUTERS),
+    Mutant("several lanes store a logit", "route.metal", "(lane & kRowBits) != 0",
+           "(lane & 2) != 0", FUSED_ROUTERS),
+    Mutant("the first strip for all", "route.metal", "StripAt(i % strips,", "StripAt(0,",
+           FUSED_ROUTERS),
+    Mutant("the first row for all", "route.metal", "int(row), i / strips", "0, i / strips",
+           FUSED_ROUTERS),
+    # Batches.
+    Mutant("the first matrix's codes", "batch.h", "weights.codes + i * batch.codes",
+           "weights.codes", BATCHES),
+    Mutant("the first matrix's scales", "batch.h", "weights.scales + i * batch.scales",
+           "weights.scales", BATCHES),
+    Mutant("the first matrix's zero points", "batch.h", "weights.extras + i * batch.extras",
+           "weights.extras", BATCHES),
+    Mutant("the first matrix's activations", "batch.h", "input + i * batch.input", "input",
+           BATCHES),
+    Mutant("the first matrix's output", "batch.h", "first.data + i * batch.output", "first.data",
+           BATCHES),
+    Mutant("the first matrix's bias", "batch.h", "first.bias + i * batch.bias", "first.bias",
+           BATCHES),
+    Mutant("the first matrix's row weights", "batch.h", "i * batch.row_weight)", "0)", BATCHES),
+    Mutant("the first matrix's global scale", "batch.h", "batch.global_scales[matrix]",
+           "batch.global_scales[0]", BATCHES),
+    Mutant("the first matrix's partials", "batched_finish.metal",
+           "long(position.z) * batch.partials", "0", BATCHES),
+    Mutant("a split takes the place of a matrix", "batched_gemm_direct.metal",
+           "group.z / splits", "group.z", BATCHES),
+    Mutant("every matrix is its first split", "batched_gemm_direct.metal", "group.z % splits", "0u",
+           BATCHES),
 ]
 
 
@@ -334,7 +456,7 @@ def replace(text: str, mutant: Mutant) -> str:
 
 class Programs(NamedTuple):
     conformance: Path
-    experts_test: Path
+    unit_test: Path
 
 
 def run_test(program: Path, tests: str, environment: dict[str, str]) -> tuple[bool, str]:
@@ -352,8 +474,8 @@ def run_test(program: Path, tests: str, environment: dict[str, str]) -> tuple[bo
 def run(programs: Programs, cases: str, sources: Path) -> tuple[bool, str]:
     """Returns whether the program passed, and its first message."""
     environment = dict(os.environ, MARLIN_METAL_SIM_SOURCES=str(sources))
-    if cases == EXPERTS:
-        return run_test(programs.experts_test, cases, environment)
+    if cases.startswith(UNIT_TESTS):
+        return run_test(programs.unit_test, cases, environment)
     command = [str(programs.conformance), "--device", "metal", "--stop", "--json", "--filter",
                cases]
     result = subprocess.run(command, env=environment, timeout=900, capture_output=True, text=True,
@@ -380,12 +502,12 @@ def try_mutant(programs: Programs, mutant: Mutant) -> tuple[bool, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program", type=Path)
-    parser.add_argument("experts_test", type=Path)
+    parser.add_argument("unit_test", type=Path)
     parser.add_argument("--only", type=int, action="append", help="numbers from 1")
     parser.add_argument("--every", type=int, default=1, help="try one of so many mutants")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    programs = Programs(options.program, options.experts_test)
+    programs = Programs(options.program, options.unit_test)
     for mutant in MUTANTS:
         replace((ROOT / "src" / KERNELS / mutant.file).read_text(), mutant)
 

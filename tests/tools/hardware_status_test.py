@@ -107,8 +107,8 @@ class HardwareStatus(unittest.TestCase):
 
     def test_what_the_host_does_is_no_row(self) -> None:
         self.write("tests/conformance/expected_counts_metal.json",
-                   {"marlin_router_metal": {"passed": 9}, "marlin_dequantize_metal": {"passed": 9}})
-        self.assertEqual(self.lines("marlin_router_metal"), [])
+                   {"marlin_router_host": {"passed": 9}, "marlin_dequantize_metal": {"passed": 9}})
+        self.assertEqual(self.lines("marlin_router_host"), [])
         self.assertEqual(self.lines("marlin_dequantize_metal"), ["`host-simulator`"])
 
     def test_nothing_has_run(self) -> None:

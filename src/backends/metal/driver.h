@@ -13,8 +13,10 @@
 #include <string_view>
 #include <vector>
 
+#include "backends/metal/kernels/batch_parameters.h"
 #include "backends/metal/kernels/expert_parameters.h"
 #include "backends/metal/kernels/parameters.h"
+#include "backends/metal/kernels/router_parameters.h"
 #include "base/fixed_vector.h"
 #include "marlin/status.h"
 
@@ -52,7 +54,9 @@ struct KernelLaunch {
   FixedVector<KernelBuffer, MARLIN_BUFFER_PARAMETERS> buffers;
   kernels::Parameters parameters{};
   /// Parameters of kernels that take these instead.
+  std::optional<kernels::BatchParameters> batch_parameters;
   std::optional<kernels::ExpertParameters> expert_parameters;
+  std::optional<kernels::RouterParameters> router_parameters;
   std::shared_ptr<const ReachedMemory> reached;  ///< Null: none.
   std::array<uint32_t, 3> threadgroups{1, 1, 1};
   uint32_t threads = 32;  ///< Threads per threadgroup.
@@ -60,7 +64,9 @@ struct KernelLaunch {
 
 /// The bytes bound to MARLIN_BUFFER_PARAMETERS.
 inline std::span<const std::byte> ParameterBytes(const KernelLaunch& launch) {
+  if (launch.batch_parameters) return std::as_bytes(std::span(&*launch.batch_parameters, 1));
   if (launch.expert_parameters) return std::as_bytes(std::span(&*launch.expert_parameters, 1));
+  if (launch.router_parameters) return std::as_bytes(std::span(&*launch.router_parameters, 1));
   return std::as_bytes(std::span(&launch.parameters, 1));
 }
 

@@ -13,7 +13,8 @@ namespace marlin::metal {
 /// Thread-safe. The driver outlives it.
 class ErrorWords : public std::enable_shared_from_this<ErrorWords> {
  public:
-  /// As kernels/sort_experts.h writes it.
+  /// As kernels/sort_experts.h writes it. A router has the least of its keys as its first word
+  /// (kernels/router_parameters.h).
   struct Word {
     int32_t selection;
     int32_t id;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/metal/router_check.h"
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/scalars.h"
@@ -279,7 +280,8 @@ Status CheckKernels(const Backend& backend) {
       break;
     }
   }
-  return CheckExperts(backend);
+  MARLIN_RETURN_IF_ERROR(CheckExperts(backend));
+  return CheckRouters(backend);
 }
 
 }  // namespace marlin::metal

@@ -7,10 +7,12 @@
 #include <vector>
 
 #include "backends/metal/apple/apple_driver.h"
+#include "backends/metal/batch_launches.h"
 #include "backends/metal/driver.h"
 #include "backends/metal/kernel_check.h"
 #include "backends/metal/kernel_table.h"
 #include "backends/metal/launch_plan.h"
+#include "backends/metal/metal_decoder.h"
 #include "backends/metal/metal_experts.h"
 #include "backends/metal/prepared_strips.h"
 #include "backends/metal/product_launches.h"
@@ -26,18 +28,38 @@
 namespace marlin::metal {
 namespace {
 
-/// A GEMM split along m into parts that run in order, each short enough for a command buffer.
+/// A GEMM split along m into parts that run in order, each short enough for a command buffer. The
+/// matrices of a batch run together, as many as a command buffer takes.
 class MetalGemm final : public PlannedGemm {
  public:
   MetalGemm(const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
             Driver& driver)
-      : MetalGemm(kernel, variant, PlanParts(kernel, desc, driver.Shape()), driver) {}
+      : MetalGemm(kernel, desc, variant, PlanParts(kernel, desc, driver.Shape()), driver) {}
 
   Status Run(const GemmCall& call) const override {
     for (int64_t first = 0; first < call.desc.m; first += parts_.rows) {
       const int64_t rows = std::min(parts_.rows, call.desc.m - first);
       const LaunchPlan& plan = rows == parts_.rows ? parts_.whole : parts_.last;
       MARLIN_RETURN_IF_ERROR(driver_.Run(LaunchesOf(plan, RowsOf(call, first, rows)), call.stream));
+    }
+    return Status();
+  }
+
+  int64_t batch_workspace_bytes(int64_t count) const override {
+    return workspace_bytes() * std::min(count, most_matrices_);
+  }
+  Status RunBatch(std::span<const GemmCall> calls, int64_t workspace_bytes) const override {
+    const int64_t each = this->workspace_bytes();
+    const int64_t most =
+        each == 0 ? most_matrices_ : std::min(most_matrices_, workspace_bytes / each);
+    for (size_t first = 0; first < calls.size();) {
+      const size_t count =
+          std::min(calls.size() - first, static_cast<size_t>(std::max<int64_t>(most, 1)));
+      const std::span<const GemmCall> together = calls.subspan(first, count);
+      MARLIN_RETURN_IF_ERROR(
+          count == 1 ? Run(together[0])
+                     : driver_.Run(BatchLaunchesOf(parts_.whole, together), together[0].stream));
+      first += count;
     }
     return Status();
   }
@@ -50,9 +72,12 @@ class MetalGemm final : public PlannedGemm {
     LaunchPlan last;  ///< For the remainder: fewer rows may have other splits of k.
   };
 
-  MetalGemm(const KernelDesc& kernel, const KernelVariant& variant, const Parts& parts,
-            Driver& driver)
-      : PlannedGemm(kernel, variant, parts.workspace_bytes), parts_(parts), driver_(driver) {}
+  MetalGemm(const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
+            const Parts& parts, Driver& driver)
+      : PlannedGemm(kernel, variant, parts.workspace_bytes),
+        parts_(parts),
+        most_matrices_(parts.rows == desc.m ? MostMatricesOf(parts.whole, desc) : 1),
+        driver_(driver) {}
 
   static Parts PlanParts(const KernelDesc& kernel, const GemmDesc& desc,
                          const DeviceShape& device) {
@@ -72,13 +97,14 @@ class MetalGemm final : public PlannedGemm {
   }
 
   const Parts parts_;
+  const int64_t most_matrices_;  ///< In one launch of a batch.
   Driver& driver_;
 };
 
 class MetalBackend final : public Backend {
  public:
   explicit MetalBackend(std::unique_ptr<Driver> driver)
-      : driver_(std::move(driver)), experts_(*driver_), pool_(0) {}
+      : driver_(std::move(driver)), experts_(*driver_), decoder_(*driver_), pool_(0) {}
 
   DeviceInfo Info() const override {
     const DriverInfo driver = driver_->Info();
@@ -146,7 +172,7 @@ class MetalBackend final : public Backend {
     return driver_->Run({&launch, 1}, stream);
   }
 
-  const DecoderBackend* decoder() const override { return nullptr; }
+  const DecoderBackend* decoder() const override { return &decoder_; }
   bool shares_memory() const override { return true; }
 
   Status LookUpRows(const LookUpWeightRowsCall& call, void* stream) const override {
@@ -196,6 +222,7 @@ class MetalBackend final : public Backend {
  private:
   std::shared_ptr<Driver> driver_;
   ExpertPlanner experts_;
+  MetalDecoder decoder_;
   mutable ThreadPool pool_;
 };
 

@@ -1,6 +1,7 @@
 // Quantized directories as this project writes them: docs/formats/checkpoint.md.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <unordered_map>
@@ -8,6 +9,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
+#include "checkpoint/decoder_names.h"
 #include "checkpoint/module_reader.h"
 #include "checkpoint/module_tensors.h"
 #include "checkpoint/tiled_codes.h"
@@ -80,6 +82,12 @@ class QuantizedDirectoryReader final : public ModuleReader {
     MARLIN_ASSIGN_OR_RETURN(QuantizationConfig parsed,
                             ParseQuantizationConfig(*method.config, config));
     modules_ = std::move(parsed.modules);
+    if (store_.full_names) {
+      for (ModuleRecord& record : modules_) Rename(&record.module);
+      std::sort(modules_.begin(), modules_.end(), [](const ModuleRecord& a, const ModuleRecord& b) {
+        return a.module.name < b.module.name;
+      });
+    }
     recipe_name_ = std::move(parsed.recipe_name);
     return CheckModules();
   }
@@ -117,6 +125,11 @@ class QuantizedDirectoryReader final : public ModuleReader {
   }
 
  private:
+  static void Rename(QuantizedModule* module) {
+    module->name = FullDecoderName(module->name);
+    module->layer_class = ClassifyTensor(module->name);
+  }
+
   // Every tensor of every module exists with its type and shape, and belongs to that module only.
   Status CheckModules() const {
     std::unordered_map<std::string, std::string_view> owners;

@@ -2,11 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "base/json.h"
 #include "marlin/checkpoint.h"
+#include "module_files.h"
 #include "test_files.h"
 
 namespace marlin::decoder_names_test {
@@ -57,6 +61,72 @@ TEST_F(DecoderNames, ABaseModelsNamesGetTheirPrefix) {
   const Checkpoint twice =
       Open({Make("model.model.norm.weight"), Make("model.lm_head.weight")}, false);
   EXPECT_THAT(Names(twice), ElementsAre("lm_head.weight", "model.norm.weight"));
+}
+
+TEST_F(DecoderNames, AQuantizedDirectoryHasTheNamesOfItsDequantizedCopy) {
+  WeightsSpec spec;
+  spec.k = 32;
+  spec.n = 8;
+  spec.group_size = 32;
+  spec.format = Format::kU4;
+  const auto names_of = [&](const std::string& module, const std::string& plain) {
+    const std::string quantized = directory_ / "quantized";
+    std::filesystem::remove_all(quantized);
+    std::filesystem::remove_all(directory_ / "plain");
+    testing::WriteQuantizedDirectory(quantized, {testing::RandomModule(module, spec, 1)},
+                                     {Make(plain)}, {{"model_type", "llama"}});
+    const Result<Checkpoint> opened = Checkpoint::Open(quantized);
+    EXPECT_TRUE(opened.ok()) << opened.status().message();
+    std::vector<std::string> names = {opened->modules().front().name};
+    for (const TensorInfo& tensor : opened->tensors()) {
+      if (!opened->IsModulePart(tensor.name)) names.push_back(tensor.name);
+    }
+    EXPECT_TRUE(opened->Weights(names.front()).ok());
+    std::sort(names.begin(), names.end());
+    const std::string output = directory_ / "plain";
+    EXPECT_TRUE(DequantizeCheckpoint(quantized, output, DType::kF32, false).ok());
+    EXPECT_EQ(Names(*Checkpoint::Open(output)), names);
+    return names;
+  };
+  EXPECT_THAT(names_of("layers.0.mlp.up_proj.weight", "norm.weight"),
+              ElementsAre("model.layers.0.mlp.up_proj.weight", "model.norm.weight"));
+  EXPECT_THAT(names_of("model.lm_head.weight", "layers.0.input_layernorm.weight"),
+              ElementsAre("lm_head.weight", "model.layers.0.input_layernorm.weight"));
+  // A name that is taken, by a module or another tensor.
+  EXPECT_THAT(names_of("model.norm.weight", "norm.weight"),
+              ElementsAre("model.norm.weight", "norm.weight"));
+  EXPECT_THAT(names_of("norm.weight", "model.norm.weight"),
+              ElementsAre("model.norm.weight", "norm.weight"));
+}
+
+TEST_F(DecoderNames, StacksOfUnquantizedExpertsAreCut) {
+  for (const auto& [type, stored, read] :
+       {std::tuple("mixtral", "block_sparse_moe.switch_mlp.gate_proj",
+                   "block_sparse_moe.experts.1.w1"),
+        std::tuple("mixtral", "block_sparse_moe.switch_mlp.down_proj",
+                   "block_sparse_moe.experts.1.w2"),
+        std::tuple("qwen3_moe", "mlp.switch_mlp.up_proj", "mlp.experts.1.up_proj")}) {
+    const std::string layer = "model.layers.0.";
+    const TestTensor stack = RandomBf16(layer + stored + ".weight", {3, 8, 4}, 5);
+    const Checkpoint opened = Open({stack, Make("model.norm.weight")}, false, type);
+    ASSERT_EQ(opened.tensors().size(), 4U);
+    EXPECT_THAT(opened.notes(), ElementsAre(HasSubstr(std::string(stored) + ".weight as ")));
+    const std::string name = layer + read + ".weight";
+    const TensorInfo* const matrix = opened.Find(name);
+    ASSERT_NE(matrix, nullptr) << name;
+    EXPECT_EQ(matrix->shape, (Shape{8, 4}));
+    const Result<TensorView> view = opened.Tensor(name);
+    EXPECT_EQ(std::string(view->As<char>(), 64), stack.data.substr(64, 64));
+  }
+}
+
+TEST_F(DecoderNames, OtherStacksStay) {
+  const std::string name = "model.layers.0.mlp.switch_mlp.up_proj.weight";
+  const TestTensor stack = RandomBf16(name, {3, 8, 4}, 5);
+  EXPECT_THAT(Names(Open({stack}, false, "llama")), ElementsAre(name));
+  EXPECT_THAT(Names(Open({RandomBf16(name, {0, 8, 4}, 5)}, false, "qwen3_moe")), ElementsAre(name));
+  const std::string flat = "model.layers.0.mlp.switch_mlp.up_proj.bias";
+  EXPECT_THAT(Names(Open({RandomBf16(flat, {3, 8, 4}, 5)}, false, "qwen3_moe")), ElementsAre(flat));
 }
 
 TEST_F(DecoderNames, OtherNamesStay) {

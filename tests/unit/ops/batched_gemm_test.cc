@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "device_test.h"
 #include "marlin/gemm.h"
 #include "marlin/quantize.h"
 
@@ -26,9 +27,11 @@ std::vector<float> Ramp(int64_t count, int modulus) {
   return values;
 }
 
-class BatchedGemmTest : public ::testing::TestWithParam<std::string> {
+class BatchedGemmTest : public testing::DeviceTest {
  protected:
   void SetUp() override {
+    DeviceTest::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
     const std::vector<float> dense = Ramp(kBatch * kK * kN, 61);
     const auto quantized =
         Quantize({dense.data(), DType::kF32, {kBatch, kK, kN}}, {.group_size = 32});
@@ -43,7 +46,6 @@ class BatchedGemmTest : public ::testing::TestWithParam<std::string> {
     return std::string(status.message());
   }
 
-  Device device_ = *Device::Open(GetParam(), {.threads = 2});
   PreparedWeights weights_;
   std::vector<float> a_ = Ramp(kBatch * kM * kK, 29);
   std::vector<float> out_ = std::vector<float>(kBatch * kM * kN, -1.0F);

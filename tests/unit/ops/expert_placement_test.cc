@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <map>
 #include <random>
 #include <string>
 #include <thread>
@@ -16,6 +15,7 @@
 
 #include "../model/remote_backend.h"
 #include "base/scalars.h"
+#include "device_test.h"
 #include "marlin/quantize.h"
 
 namespace marlin::expert_placement_test {
@@ -217,11 +217,13 @@ void ExpectSameBits(const std::vector<float>& out, const std::vector<float>& exp
   }
 }
 
-class Placement : public ::testing::TestWithParam<std::string> {
+class Placement : public testing::DeviceTest {
  protected:
-  static Device OpenSide() {
-    if (GetParam() == "remote") return testing::OpenRemote({.plans_experts = true});
-    return *Device::Open(GetParam(), {.threads = 2});
+  Placement() : DeviceTest(OpenSide) {}
+
+  static Result<Device> OpenSide(const std::string& name) {
+    if (name == "remote") return testing::OpenRemote({.plans_experts = true});
+    return testing::OpenByName(name);
   }
   /// Experts for the host to have, in turn. To the simulator's kernels, which take seconds, it is
   /// the same which experts are where.
@@ -237,16 +239,7 @@ class Placement : public ::testing::TestWithParam<std::string> {
     return *placed;
   }
 
-  /// One for all tests: a device compiles its kernels when they first run.
-  static const Device& SharedSide() {
-    static std::map<std::string, Device> sides;
-    const auto found = sides.find(GetParam());
-    if (found != sides.end()) return found->second;
-    return sides.emplace(GetParam(), OpenSide()).first->second;
-  }
-
   const Device host_ = *Device::Open("cpu", {.threads = 2});
-  const Device device_ = SharedSide();
 };
 
 TEST_P(Placement, IsExactOnIntegers) {
@@ -467,7 +460,7 @@ TEST_P(Placement, RefusesIdsThatAreNoExpert) {
   const Side here(device_);
   const Side there(host_);
   for (const int32_t id : {-1, 6}) {
-    const Device device = OpenSide();
+    const Device device = *OpenSide(GetParam());
     const Side fresh(device);
     Batch batch = MakeBatch(3, 15);
     batch.ids[4] = id;

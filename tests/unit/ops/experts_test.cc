@@ -5,12 +5,12 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "base/scalars.h"
+#include "device_test.h"
 #include "marlin/decoder.h"
 #include "marlin/moe.h"
 #include "marlin/quantize.h"
@@ -234,18 +234,8 @@ void ExpectClose(const std::vector<float>& out, const std::vector<double>& expec
   }
 }
 
-class Experts : public ::testing::TestWithParam<std::string> {
+class Experts : public testing::DeviceTest {
  protected:
-  /// One for all tests: a device compiles its kernels when they first run.
-  static const Device& SharedDevice() {
-    static std::map<std::string, Device> devices;
-    const auto found = devices.find(GetParam());
-    if (found != devices.end()) return found->second;
-    return devices.emplace(GetParam(), *Device::Open(GetParam(), {.threads = 2})).first->second;
-  }
-
-  const Device device_ = SharedDevice();
-
   Layer MakeLayer(int64_t count, const MlpOptions& options) const {
     Layer layer;
     for (int64_t e = 0; e < count; ++e) {

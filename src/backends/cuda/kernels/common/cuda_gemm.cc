@@ -56,6 +56,15 @@ Status CudaGemm::Run(const GemmCall& call) const {
   return Launch(call, static_cast<cudaStream_t>(call.stream));
 }
 
+Status CudaGemm::RunBatch(std::span<const GemmCall> calls, int64_t /*workspace_bytes*/) const {
+  for (size_t i = 0; i < calls.size(); ++i) {
+    GemmCall call = calls[i];
+    if (i > 0) call.overlap_previous = true;
+    MARLIN_RETURN_IF_ERROR(Run(call));
+  }
+  return {};
+}
+
 TilesGemm::TilesGemm(const PlanRequest& request, const KernelVariant& variant, int64_t own_bytes)
     : CudaGemm(request, variant, StagedBytes(request.desc) + own_bytes),
       kind_(request.weights.kind()),

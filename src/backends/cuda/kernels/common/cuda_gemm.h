@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "backends/cuda/kernels/common/tile_gemm.h"
 #include "backends/cuda/plan/tile_problem.h"
@@ -46,6 +47,8 @@ class CudaGemm : public PlannedGemm {
 
   /// Makes the device current, launches, and latches the error of a device that is lost.
   Status Run(const GemmCall& call) const final;
+  /// One launch per matrix (docs/decisions/0029-batches.md); each overlaps the one before by PDL.
+  Status RunBatch(std::span<const GemmCall> calls, int64_t workspace_bytes) const final;
 
  protected:
   virtual Status Launch(const GemmCall& call, cudaStream_t stream) const = 0;
