@@ -152,6 +152,7 @@ Result<Sweep> Sweep::Run(const Device& device, const ReadProbe& probe,
     if (i > 0 && options.seconds > 0 && stopwatch.Seconds() > options.seconds) break;
     BenchCase bench = cases.Next();
     bench.options = options.gemm;
+    bench.timing = options.timing;
     if (progress) progress(i, options.count, NameOf(bench));
     Result<SweepRow> row = RunCase(device, bench, probe, ceilings, options.others);
     // A forced kernel, or accuracy, need not support every problem.
