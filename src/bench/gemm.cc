@@ -179,14 +179,14 @@ class TimedCase {
     const auto [m, n, k] = bench_.shape;
     MARLIN_ASSIGN_OR_RETURN(const DenseMatrix b, RandomDense(n * k));
     auto* const c = static_cast<float*>(c_.data());
-    std::vector<BaselineTiming> baselines;
-    baselines.push_back({"openblas_fp32", Measure([&, m = m, n = n, k = k](int64_t) {
-                           blas.Sgemm(m, n, k, a_.f32.As<float>(), b.f32.As<float>(), c);
-                         })});
-    if (!blas.has_bf16()) return baselines;
-    baselines.push_back({"openblas_bf16", Measure([&, m = m, n = n, k = k](int64_t) {
-                           blas.Sbgemm(m, n, k, a_.bf16.As<uint16_t>(), b.bf16.As<uint16_t>(), c);
-                         })});
+    const auto fp32 = [&, m = m, n = n, k = k](int64_t) {
+      blas.Sgemm(m, n, k, a_.f32.As<float>(), b.f32.As<float>(), c);
+    };
+    const auto bf16 = [&, m = m, n = n, k = k](int64_t) {
+      blas.Sbgemm(m, n, k, a_.bf16.As<uint16_t>(), b.bf16.As<uint16_t>(), c);
+    };
+    std::vector<BaselineTiming> baselines = {{"openblas_fp32", Measure(fp32, bench_.timing)}};
+    if (blas.has_bf16()) baselines.push_back({"openblas_bf16", Measure(bf16, bench_.timing)});
     return baselines;
   }
 
@@ -362,7 +362,7 @@ Result<std::vector<BenchResult>> RunTogether(const Device& device,
     bodies.emplace_back([&run = timed.back()](int64_t i) { run.Run(i); });
   }
   bodies.emplace_back([&](int64_t) { probe.read(); });
-  const std::vector<Timing> timings = MeasureTogether(bodies);
+  const std::vector<Timing> timings = MeasureTogether(bodies, cases.front().bench.timing);
   std::vector<BenchResult> results;
   for (size_t i = 0; i < timed.size(); ++i) {
     BenchResult result = timed[i].result();

@@ -32,6 +32,7 @@ struct BenchCase {
   WeightsSpec spec;  ///< experts = copies, so that weights come from memory, not from a cache.
   DType activation_type = DType::kBf16;
   GemmOptions options;
+  TimingOptions timing;  ///< How long to measure.
 };
 
 struct BaselineTiming {

@@ -33,6 +33,13 @@ struct Rounds {
   }
 };
 
+/// Rounds of one case, no longer than its timing allows.
+Rounds RoundsOf(const TimingOptions& timing) {
+  Rounds rounds;
+  rounds.seconds = std::min(rounds.seconds, timing.max_seconds);
+  return rounds;
+}
+
 /// Copies of `bytes` that together exceed the L2 cache.
 int64_t CopiesBeyondL2(double bytes) {
   return std::max<int64_t>(1, std::llround(std::ceil(kBeyondL2Bytes / std::max(bytes, 1.0))));
@@ -388,7 +395,7 @@ Result<GpuBenchResult> GpuBench::Run(const PreparedWeights& weights, const Bench
     if (with_baseline) MARLIN_RETURN_IF_ERROR(AddBaseline(bench.shape, sequences));
     MARLIN_RETURN_IF_ERROR(AddKernels(weights, result, sequences));
   }
-  MARLIN_RETURN_IF_ERROR(Sequence::TakeTurns(sequences, {}));
+  MARLIN_RETURN_IF_ERROR(Sequence::TakeTurns(sequences, RoundsOf(bench.timing)));
   auto next = sequences.begin();
   if (with_baseline) result.baselines.push_back({baseline_->name, (next++)->Summary()});
   for (KernelTiming& timing : result.kernels) {

@@ -13,7 +13,7 @@
 namespace marlin::bench {
 
 Result<LoadBench> BenchLoad(const std::string& path, const Device& device,
-                            const ModelOptions& options) {
+                            const ModelOptions& options, const TimingOptions& timing) {
   LoadBench bench;
   bench.path = path;
   {
@@ -24,10 +24,11 @@ Result<LoadBench> BenchLoad(const std::string& path, const Device& device,
     for (const TensorInfo& tensor : checkpoint.tensors()) bench.file_bytes += tensor.bytes;
   }
   Status failed;
-  bench.timing = Measure([&](int64_t) {
+  const auto open = [&](int64_t) {
     const Result<Model> model = Model::Open(path, device, options);
     if (!model.ok()) failed = model.status();
-  });
+  };
+  bench.timing = Measure(open, timing);
   MARLIN_RETURN_IF_ERROR(failed);
   return bench;
 }

@@ -26,9 +26,9 @@ struct LoadBench {
   std::string ToText() const;
 };
 
-/// Opens a model repeatedly; each time the previous one has been destroyed. Errors: those of
-/// Model::Open.
+/// Opens a model repeatedly, as long as `timing` says; each time the previous one has been
+/// destroyed. Errors: those of Model::Open.
 Result<LoadBench> BenchLoad(const std::string& path, const Device& device,
-                            const ModelOptions& options);
+                            const ModelOptions& options, const TimingOptions& timing = {});
 
 }  // namespace marlin::bench

@@ -265,10 +265,12 @@ class ModelBench {
     const auto note = [&failure](const Status& status) {
       if (failure.ok()) failure = status;
     };
-    const std::vector<Timing> timings = MeasureTogether({
-        [&](int64_t) { note(forward()); },
-        [&](int64_t) { note(products_.Run(phase->tokens, options_.batch)); },
-    });
+    const std::vector<Timing> timings =
+        MeasureTogether({
+                            [&](int64_t) { note(forward()); },
+                            [&](int64_t) { note(products_.Run(phase->tokens, options_.batch)); },
+                        },
+                        options_.timing);
     phase->timing = PerCall(timings[0], steps);
     phase->products = timings[1];
     phase->weight_bytes = products_.weight_bytes();
@@ -282,7 +284,7 @@ class ModelBench {
     if (!options_.profile) return {};
     constexpr int kLeastCalls = 5;
     constexpr int kMostCalls = 50;
-    constexpr double kSeconds = 1.0;
+    const double seconds_in_all = std::min(1.0, options_.timing.max_seconds);
     // A device whose host computes experts waits for it within the pass.
     const bool holds = model_.impl().decoder.host_experts == 0;
     MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<StreamMarks> marks,
@@ -294,7 +296,7 @@ class ModelBench {
     std::array<std::vector<double>, kStepParts> seconds;
     const Stopwatch watch;
     for (int call = 0; status.ok() && call < kMostCalls; ++call) {
-      if (call >= kLeastCalls && watch.Seconds() > kSeconds) break;
+      if (call >= kLeastCalls && watch.Seconds() > seconds_in_all) break;
       status = forward();
       sums = timer.Take();
       for (size_t part = 0; part < kStepParts; ++part) seconds[part].push_back(sums[part].seconds);

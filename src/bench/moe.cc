@@ -107,7 +107,7 @@ Result<MoeResult> RunMoe(const Device& device, const MoeCase& bench, const ReadP
     (void)device.Synchronize();
   });
   bodies.emplace_back([&](int64_t) { probe.read(); });
-  const std::vector<Timing> timings = MeasureTogether(bodies);
+  const std::vector<Timing> timings = MeasureTogether(bodies, bench.gemm.timing);
   return ResultOf(bench, routing, PerCall(timings[0], calls), probe.bytes / timings[1].median);
 }
 

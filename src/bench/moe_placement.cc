@@ -217,8 +217,8 @@ Result<PlacementResult> RunPlacement(const Device& device, const Device& host, c
   const auto body = [&](const auto& run) {
     return [&](int64_t i) { (void)run(static_cast<size_t>(i) % batches); };
   };
-  const std::vector<Timing> timings =
-      MeasureTogether({body(run_placed), body(run_host), body(run_fetch), body(run_device)});
+  const std::vector<Timing> timings = MeasureTogether(
+      {body(run_placed), body(run_host), body(run_fetch), body(run_device)}, bench.gemm.timing);
   result.placed = timings[0];
   result.host = timings[1];
   result.fetch = timings[2];

@@ -152,6 +152,7 @@ Result<Sweep> Sweep::Run(const Device& device, const ReadProbe& probe,
     if (i > 0 && options.seconds > 0 && stopwatch.Seconds() > options.seconds) break;
     BenchCase bench = cases.Next();
     bench.options = options.gemm;
+    bench.timing = options.timing;
     if (progress) progress(i, options.count, NameOf(bench));
     Result<SweepRow> row = RunCase(device, bench, probe, ceilings, options.others);
     // A forced kernel, or accuracy, need not support every problem.
@@ -193,22 +194,19 @@ std::string Sweep::ToText() const {
   std::stable_sort(worst.begin(), worst.end(),
                    [](const SweepRow* a, const SweepRow* b) { return a->fraction < b->fraction; });
   worst.resize(std::min(worst.size(), kShownLosers));
-  header = {"problem", "kernel", "ms", "roofline"};
-  if (options_.others) header.insert(header.end(), {"fastest other", "its time"});
-  Table losers(header);
+  Table losers({"problem", "kernel", "ms", "roofline"}, 2);
+  Table others({"problem", "fastest other kernel", "its time"}, 2);
   for (const SweepRow* row : worst) {
-    std::vector<std::string> cells = {NameOf(row->result.bench), row->result.kernel,
-                                      fmt::format("{:.3f}", 1e3 * row->result.timing.median),
-                                      fmt::format("{:.0f} %", 100 * row->fraction)};
-    if (options_.others) {
-      const bool any = !row->fastest.empty();
-      cells.push_back(any ? row->fastest : "none");
-      cells.push_back(any ? fmt::format("{:.2f}x", row->lead) : "");
-    }
-    losers.AddRow(std::move(cells));
+    const std::string name = NameOf(row->result.bench);
+    losers.AddRow({name, row->result.kernel, fmt::format("{:.3f}", 1e3 * row->result.timing.median),
+                   fmt::format("{:.0f} %", 100 * row->fraction)});
+    const bool any = !row->fastest.empty();
+    others.AddRow(
+        {name, any ? row->fastest : "none", any ? fmt::format("{:.2f}x", row->lead) : ""});
   }
-  return fmt::format("{}\nfarthest from the roofline:\n\n{}", distribution.ToString(),
-                     losers.ToString());
+  return fmt::format("{}\nfarthest from the roofline:\n\n{}{}{}", distribution.ToString(),
+                     losers.ToString(), options_.others ? "\n" : "",
+                     options_.others ? others.ToString() : "");
 }
 
 Json Sweep::ToJson() const {

@@ -19,6 +19,7 @@ struct SweepOptions {
   double seconds = 0;   ///< No problem begins after so many; 0: no limit.
   bool others = false;  ///< Also times the other kernels that can run a problem.
   GemmOptions gemm;     ///< Options of every problem.
+  TimingOptions timing;
 };
 
 /// The problems of a sweep, the same on every machine: formats, groups, scale and activation types

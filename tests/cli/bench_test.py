@@ -47,9 +47,8 @@ class BenchCommands(CommandTestCase):
         general = {"-h", "--help", "--json", "-q", "--quiet", "-v", "--verbose"}
         for command in COMMANDS:
             text = self.succeed("bench", command, "--help").split("Example:")[0]
-            shown = set(re.findall(r"(?<=[ ,])--?[a-z-]+", "\n".join(
-                line[:30].split("  ")[1] for line in text.splitlines()
-                if line.startswith("  -"))))
+            names = [line.split()[0] for line in text.splitlines() if line.startswith("  -")]
+            shown = {name for each in names for name in each.split(",")}
             self.assertEqual(documented[command], shown - general, command)
 
     def test_options_of_another_command(self) -> None:
@@ -72,7 +71,13 @@ class BenchCommands(CommandTestCase):
 
 
 class Bench(CommandTestCase):
-    """Small cases that cover every path."""
+    """Small cases that cover every path, measured briefly."""
+
+    max_time = 0.05
+
+    def succeed(self, *arguments: object) -> str:
+        briefly = ("--max-time", self.max_time) if arguments[0] == "bench" else ()
+        return super().succeed(*arguments, *briefly)
 
     def assert_readable(self, text: str) -> None:
         self.assertLessEqual(max(map(len, text.splitlines())), 100, text)
@@ -237,6 +242,7 @@ class Bench(CommandTestCase):
         self.assertIn("tg64 @ d512, batch 1, one operation at a time:", text)
 
     def test_profiles_of_models(self) -> None:
+        self.max_time = 0.5
         layers = 4
         for model, tokens, passes in ((QWEN, 40, 1), (GLM, 600, 2)):
             document = self.document("bench", "model", model, "--prompt-tokens", tokens,

@@ -36,7 +36,7 @@ WHOLE = [
 ]
 REAL = [
     (RUN, "--temperature"), (RUN, "--top-p"), (RUN, "--min-p"), (RUN, "--repetition-penalty"),
-    (METAL, "--preemption"),
+    (METAL, "--preemption"), (GEMM, "--max-time"),
     (("plan", SRC), "--bandwidth"), (("verify", SRC, "--against", SRC), "--max-error"),
 ]
 # Real options that take negative numbers.

@@ -103,7 +103,7 @@ class Prepare(CommandTestCase):
                 self.assertGreater(row[key], 0)
         self.assertIn("GB/s", self.succeed("bench", "load", QWEN))
         self.refuse(USAGE, "bench", "load", QWEN, "--batch", 2, says=("load: has no --batch",))
-        self.refuse(USAGE, "bench", "load", says=("MODEL is required; see metal-marlin bench load --help",))
+        self.refuse(USAGE, "bench", "load", says=("MODEL is required; see",))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,8 @@ def on_less_text(arguments: list[str]) -> list[str]:
     if measures_weights and not {"--trace", "--copies"} & set(arguments):
         # By default weights do not fit in caches.
         arguments = [*arguments, "--copies", "24"]
+    if arguments[0] == "bench":
+        arguments = [*arguments, "--max-time", "0.1"]
     options = ["", *arguments]
     return [str(min(int(argument), MOST[option])) if option in MOST else argument
             for option, argument in zip(options, arguments, strict=False)]

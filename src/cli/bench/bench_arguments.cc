@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -12,8 +13,17 @@ namespace marlin::cli {
 void BenchArguments::Declare(ArgumentList& arguments) {
   device.Declare(arguments, "auto, cpu, cuda, cuda:N or metal");
   arguments.Option("--threads", &threads, kThreadRange, "N", "Default: all processors");
+  arguments.Option("--max-time", &max_time, {.least = 0, .without_least = true}, "S",
+                   "Seconds to measure each case at most, and three times at least; default 4");
   arguments.Option("--record", &record, "FILE", "Also writes the JSON document, dated, to FILE");
   arguments.Option("--commit", &commit, "HASH", "Recorded with the results");
+}
+
+bench::TimingOptions BenchArguments::Timing() const {
+  bench::TimingOptions timing;
+  timing.max_seconds = max_time.value_or(timing.max_seconds);
+  timing.min_seconds = std::min(timing.min_seconds, timing.max_seconds);
+  return timing;
 }
 
 Status BenchArguments::Report(Console& console, const nlohmann::ordered_json& document,

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "bench/timer.h"
 #include "cli/arguments.h"
 #include "cli/console.h"
 #include "cli/device_argument.h"
@@ -12,14 +13,17 @@
 
 namespace marlin::cli {
 
-/// The options of every command: --device, --threads, --record, --commit.
+/// The options of every command: --device, --threads, --max-time, --record, --commit.
 struct BenchArguments {
   DeviceArgument device;
   std::optional<int64_t> threads;
+  std::optional<double> max_time;
   std::string record;
   std::string commit;
 
   void Declare(ArgumentList& arguments);
+  /// How long to measure each case.
+  bench::TimingOptions Timing() const;
   /// Prints the document with --json, else the text; writes the document to --record. Errors: kIo.
   Status Report(Console& console, const nlohmann::ordered_json& document,
                 const std::string& text) const;

@@ -26,7 +26,7 @@ class BenchLoadCommand final : public Command {
     ProgressBar bar(console, "bench load");
     bar.Update(0, 1, path_);
     MARLIN_ASSIGN_OR_RETURN(const bench::LoadBench bench,
-                            bench::BenchLoad(path_, device->device(), options_));
+                            bench::BenchLoad(path_, device->device(), options_, common_.Timing()));
     bar.Clear();
     common_.device.SayTaken(console, bench.device);
     nlohmann::ordered_json document = bench::DocumentHead(bench.device, common_.commit);

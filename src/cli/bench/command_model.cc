@@ -108,6 +108,7 @@ class BenchModelCommand final : public Command {
         run.new_tokens = new_tokens_;
         run.batch = batch;
         run.profile = profile_;
+        run.timing = common_.Timing();
         MARLIN_RETURN_IF_ERROR(bench::CheckModelBench(info_, run));
       }
     }

@@ -76,6 +76,7 @@ class BenchMoeCommand final : public Command {
     bench::MoeCase moe;
     moe.gemm = cases_.MakeCase(kind, shape, bytes);
     moe.gemm.options = options_;
+    moe.gemm.timing = common_.Timing();
     moe.experts = experts_.value_or(moe.experts);
     moe.top_k = top_k_.value_or(moe.top_k);
     moe.layers = CeilDivide(moe.gemm.spec.experts, 3 * moe.experts);

@@ -59,6 +59,7 @@ class BenchSweepCommand final : public Command {
     options.seed = seed_.value_or(options.seed);
     options.seconds = seconds_.value_or(options.seconds);
     options.others = kernel_ == "all";
+    options.timing = common_.Timing();
     MARLIN_ASSIGN_OR_RETURN(options.gemm, gemm_.Options());
     if (!options.others) options.gemm.kernel = kernel_;
     return options;

@@ -21,6 +21,8 @@ using Json = nlohmann::ordered_json;
 /// The weights of a group's cases. Groups with the same weights share them.
 class GroupWeights {
  public:
+  explicit GroupWeights(const bench::TimingOptions& timing) : timing_(timing) {}
+
   /// Errors: those of Prepare.
   Result<std::span<const bench::PreparedCase>> Prepare(const Device& device,
                                                        const std::vector<bench::BenchCase>& cases) {
@@ -28,6 +30,7 @@ class GroupWeights {
     for (size_t i = 0; i < cases.size(); ++i) {
       bench::PreparedCase& prepared = prepared_[i];
       prepared.bench = cases[i];
+      prepared.bench.timing = timing_;
       const bool same =
           prepared.weights.storage() != nullptr && prepared.weights.spec() == cases[i].spec;
       if (!same) MARLIN_RETURN_IF_ERROR(PrepareOne(device, &prepared));
@@ -48,6 +51,7 @@ class GroupWeights {
     return {};
   }
 
+  bench::TimingOptions timing_;
   std::vector<bench::PreparedCase> prepared_;
 };
 
@@ -60,9 +64,10 @@ void CompareWithFirst(std::span<ResultOfCase> group, const TimesOf& times_of) {
 }
 
 /// Prepares the weights of each group and calls run(cases).
-Status ForEachGroup(ProgressBar& bar, const Device& device, const ProductRun& run,
+Status ForEachGroup(ProgressBar& bar, const Device& device, const BenchArguments& arguments,
+                    const ProductRun& run,
                     const std::function<Status(std::span<const bench::PreparedCase>)>& measure) {
-  GroupWeights weights;
+  GroupWeights weights(arguments.Timing());
   int64_t done = 0;
   for (const std::vector<bench::BenchCase>& cases : run.groups) {
     const bench::BenchCase& first = cases.front();
@@ -94,7 +99,7 @@ Status RunOnCuda(Console& console, const BenchArguments& arguments, const Machin
     });
     return {};
   };
-  MARLIN_RETURN_IF_ERROR(ForEachGroup(bar, machine.device(), run, measure));
+  MARLIN_RETURN_IF_ERROR(ForEachGroup(bar, machine.device(), arguments, run, measure));
   Json document = machine.Document(arguments.commit);
   document.update(bench::GpuDocument(machine.gpu_ceilings(), machine.cublas_version(), results));
   return arguments.Report(console, document, machine.Heading() + bench::GpuText(results));
@@ -118,7 +123,7 @@ Status RunOnSharedMemory(Console& console, const BenchArguments& arguments, cons
     for (bench::BenchResult& result : measured) results.push_back(std::move(result));
     return {};
   };
-  MARLIN_RETURN_IF_ERROR(ForEachGroup(bar, machine.device(), run, measure));
+  MARLIN_RETURN_IF_ERROR(ForEachGroup(bar, machine.device(), arguments, run, measure));
   Json document = machine.Document(arguments.commit);
   std::vector<bench::SizeRow> rows;
   for (const bench::BenchResult& result : results) {
