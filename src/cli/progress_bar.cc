@@ -11,7 +11,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Estimates of the time that is left vary too much before this part is done.
 constexpr double kFirstEstimate = 0.05;
 constexpr int kProgressWidth = 30;
 
@@ -44,10 +43,7 @@ void ProgressBar::Update(int64_t done, int64_t total, std::string_view note) {
   last_ = now;
   const double fraction = static_cast<double>(done) / static_cast<double>(total);
   const double elapsed = std::chrono::duration<double>(now - start_).count();
-  std::string left;
-  if (fraction > kFirstEstimate) {
-    left = fmt::format(", {} left", ClockTime(elapsed * (1 - fraction) / fraction));
-  }
+  std::string left = TimeLeft(fraction, elapsed);
   if (!note.empty()) left += fmt::format(", {}", note);
   if (bar_) {
     const int filled = std::clamp(static_cast<int>(fraction * kProgressWidth), 0, kProgressWidth);
@@ -73,6 +69,11 @@ std::string ClockTime(double seconds) {
   const int64_t minutes = whole / 60 % 60;
   if (hours == 0) return fmt::format("{}:{:02}", minutes, whole % 60);
   return fmt::format("{}:{:02}:{:02}", hours, minutes, whole % 60);
+}
+
+std::string TimeLeft(double fraction, double seconds) {
+  if (fraction <= kFirstEstimate) return {};
+  return fmt::format(", {} left", ClockTime(seconds * (1 - fraction) / fraction));
 }
 
 }  // namespace marlin::cli

@@ -40,4 +40,8 @@ class ProgressBar {
 /// "0:45", "1:12:30".
 std::string ClockTime(double seconds);
 
+/// ", 1:12:30 left", from the part that is done and the time that it took; empty for the first 5 %,
+/// while estimates vary too much.
+std::string TimeLeft(double fraction, double seconds);
+
 }  // namespace marlin::cli
