@@ -703,7 +703,7 @@ def quantize_model(
     if pruning not in (None, "magnitude") and method not in ("gptq", "awq+gptq"):
         raise InvalidArgumentError(f"pruning {pruning}: needs method gptq, for the inputs")
     with listening(progress, "quantize") as listener:
-        directory.progress = listener
+        options(directory, progress=listener)
         report = call(_core.quantize_model, source, output, recipe, directory, runner)
     seconds = time.perf_counter() - start
     return QuantizationReport.from_document({**report, **predicted, "seconds": seconds})
