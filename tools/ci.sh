@@ -61,7 +61,11 @@ mark_of() {
   local environment packages paths
   paths="include src metal_sim python cmake CMakeLists.txt pyproject.toml dev"
   case $1 in
-    integrations) environment=.venv-integrations paths="$paths tests/integrations docs examples" ;;
+    integrations)
+      environment=.venv-integrations
+      paths="$paths tests/integrations tests/examples tools/document_blocks.py"
+      paths="$paths README.md docs examples"
+      ;;
     vllm) environment=$(ls -d .venv-vllm-* 2>/dev/null | tail -n 1) paths="$paths tests/vllm" ;;
     *) return ;;
   esac

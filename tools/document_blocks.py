@@ -66,7 +66,8 @@ def check(page: str) -> list[tuple[int, str]]:
             continue
         if block.language not in RULES:
             findings.append((block.line, f"no test runs {block.language or 'plain'!r} blocks: "
-                                         "mark it, or name its language"))
+                                         "name its language, or begin it with a mark of "
+                                         "tools/document_blocks.py"))
         elif block.language in _FILES and not block.file:
             findings.append((block.line, "no line names the file that this block is"))
         elif block.language == "console":

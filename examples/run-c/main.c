@@ -43,6 +43,10 @@ int main(int count, char** arguments) {
     return 2;
   }
   for (int token; tokens < kMostTokens && scanf("%d", &token) == 1;) prompt[tokens++] = token;
+  if (!feof(stdin) && scanf(" %*c") != EOF) {
+    fprintf(stderr, "stdin: expected at most %d token ids\n", kMostTokens);
+    return 1;
+  }
 
   marlin_device* device = NULL;
   marlin_model* model = NULL;

@@ -13,6 +13,10 @@ int main(int count, char** arguments) {
   }
   std::vector<int32_t> prompt;
   for (int32_t token = 0; std::cin >> token;) prompt.push_back(token);
+  if (!std::cin.eof()) {
+    std::fprintf(stderr, "stdin: expected token ids\n");
+    return 1;
+  }
 
   const auto device = marlin::Device::Open(count > 2 ? arguments[2] : "auto");
   if (!device.ok()) {

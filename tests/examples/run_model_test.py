@@ -12,8 +12,8 @@ MODEL = pathlib.Path(__file__).resolve().parents[2] / "examples/tiny-qwen3-moe"
 PROGRAM = sys.argv.pop()
 
 
-def run(prompt: list[int], model: pathlib.Path = MODEL) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([PROGRAM, str(model), "cpu"], input=" ".join(map(str, prompt)),
+def run(prompt: str, model: pathlib.Path = MODEL) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([PROGRAM, str(model), "cpu"], input=prompt,
                           capture_output=True, text=True, check=False, timeout=300)
 
 
@@ -22,13 +22,14 @@ class RunModel(unittest.TestCase):
 
     def test_continues_the_golden_prompt(self) -> None:
         golden = json.loads((MODEL / "golden.json").read_text())
-        done = run(golden["prompt_ids"])
+        done = run(" ".join(map(str, golden["prompt_ids"])))
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual([int(line) for line in done.stdout.split()], golden["greedy_ids"][:24])
         self.assertIn("24 tokens on cpu", done.stderr)
 
     def test_errors_are_one_line(self) -> None:
-        for prompt, model in (([], MODEL), ([1024], MODEL), ([1], MODEL / "absent")):
+        for prompt, model in (("", MODEL), ("1024", MODEL), ("1 a", MODEL),
+                              ("1", MODEL / "absent")):
             done = run(prompt, model)
             self.assertEqual(done.returncode, 1)
             self.assertEqual(done.stdout, "")
