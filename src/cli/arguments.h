@@ -67,7 +67,7 @@ struct DeclaredCommand {
   std::vector<std::string> names;  ///< The name first, then aliases.
   std::string summary;
   std::vector<DeclaredArgument> arguments;
-  std::vector<DeclaredCommand> commands;  ///< Of a group such as `bench`.
+  std::vector<DeclaredCommand> commands;  ///< Those of a group, such as `bench`.
 };
 
 /// The arguments of one command. Pointers must outlive parsing; absent arguments stay unchanged.
