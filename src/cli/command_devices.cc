@@ -42,8 +42,10 @@ std::string DeviceText(const DeviceInfo& device) {
     table.AddRow({kernel.name, kernel.op, runs, kernel.reason});
   }
   const std::string file = device.tuning_file.empty() ? "" : ", also from " + device.tuning_file;
-  return fmt::format("{} ({}): {}, {} threads\nfeatures:{}\ntuning table: {}{}\n\n{}", device.name,
-                     device.backend, device.model, device.threads, features,
+  const std::string backend =
+      device.name == device.backend ? "" : fmt::format(" ({})", device.backend);
+  return fmt::format("{}{}: {}, {} threads\nfeatures:{}\ntuning table: {}{}\n\n{}", device.name,
+                     backend, device.model, device.threads, features,
                      FormatCounted(device.measured_products, "GEMM"), file, table.ToString());
 }
 
