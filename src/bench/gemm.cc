@@ -263,10 +263,10 @@ MachineCeilings MeasureCeilings(cpu::Roofline& roofline) {
                       {"bf16_dot_tflops", dots * 1e-12},
                       {"fork_join_us", fork_join * 1e6}};
   ceilings.text = fmt::format(
-      "read {:.1f} GB/s (one stream {:.1f}), fp32 FMA {:.0f} GFLOP/s{}{}, fork+join {:.2f} us",
-      ceilings.read * 1e-9, plain * 1e-9, ceilings.fp32 * 1e-9,
+      "read {:.1f} GB/s (one stream {:.1f}), fork+join {:.2f} us\nfp32 FMA {:.0f} GFLOP/s{}{}",
+      ceilings.read * 1e-9, plain * 1e-9, fork_join * 1e6, ceilings.fp32 * 1e-9,
       tiles > 0 ? fmt::format(", bf16 tiles {:.0f}", tiles * 1e-9) : "",
-      dots > 0 ? fmt::format(", bf16 dot products {:.0f}", dots * 1e-9) : "", fork_join * 1e6);
+      dots > 0 ? fmt::format(", bf16 dot products {:.0f}", dots * 1e-9) : "");
   return ceilings;
 }
 

@@ -36,7 +36,7 @@ class Machine {
 
   /// {"device", "date", "commit", "roofline", "results": []}.
   nlohmann::ordered_json Document(const std::string& commit) const;
-  /// Two lines of text: the device and its ceilings.
+  /// Lines of text: the device and its ceilings.
   std::string Heading() const;
 
  private:
