@@ -98,8 +98,8 @@ print(json.dumps(results))
 
     def python(self, text: str, *arguments: str) -> str:
         return subprocess.run(
-            [sys.executable, "-c", text, *arguments], env=self.environment, cwd=self.cache, check=True,
-            capture_output=True, text=True, timeout=120,
+            [sys.executable, "-c", text, *arguments], env=self.environment, cwd=self.cache,
+            check=True, capture_output=True, text=True, timeout=120,
         ).stdout
 
     def snapshot(self, commit: str = COMMIT, name: str = "org/tiny") -> Path:
@@ -134,8 +134,11 @@ def test_a_model_is_downloaded_once(hub: HubServer, client: Client, tmp_path: Pa
     hub.close()
     error = client.succeed("quantize", "org/tiny", "-o", tmp_path / "fourth")[1]
     assert error == "org/tiny@main: from the cache, as the Hub cannot be reached\n"
+    first = files_of(tmp_path / "first")
+    assert b"base_model: org/tiny\n" in first.pop("README.md")
     for name in ("second", "third", "fourth"):
-        assert files_of(tmp_path / name) == files_of(tmp_path / "first")
+        files = files_of(tmp_path / name)
+        assert files.pop("README.md") and files == first  # Cards name their directories.
 
 
 def test_quiet_says_nothing(client: Client, tmp_path: Path) -> None:
@@ -269,10 +272,10 @@ def test_without_a_network(client: Client) -> None:
 
 
 def test_paths_stay_paths(hub: HubServer, client: Client) -> None:
-    for name in ("tiny", "./org/tiny", "org/tiny/", "a/b/c", "/org/tiny", "org/x.safetensors",
-                 "org/config.json", "../org", "org/..", "org/a--b", "org/tiny:../x", "org/tiny@"):
-        line = client.refuse(IO, "inspect", name)
-        assert "no such file or directory" in line and "Hub" not in line
+    names = ("tiny", "./org/tiny", "org/tiny/", "a/b/c", "/org/tiny", "org/x.safetensors",
+             "org/config.json", "../org", "org/..", "org/a--b", "org/tiny:../x", "org/tiny@")
+    for code, _, error in client.run_all([("inspect", name) for name in names]):
+        assert code == IO and "no such file or directory" in error and "Hub" not in error
     assert hub.requests == []
 
 
