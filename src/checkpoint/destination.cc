@@ -38,12 +38,22 @@ bool HasZeros(const ModuleRecord& record) { return record.module.spec.has_zeros;
 
 bool IsRotated(const ModuleRecord& record) { return record.module.spec.input_hadamard > 0; }
 
+bool HasCodebook(const ModuleRecord& record) {
+  return GetFormatInfo(record.module.spec.format).has_codebook;
+}
+
 bool IsExpert(const ModuleRecord& record) {
   return record.module.layer_class == LayerClass::kMoeExpert;
 }
 
 bool HasSuchScales(const ModuleRecord& record, ScaleType type) {
   return record.module.spec.scale_type == type;
+}
+
+bool HasGlobalScale(const ModuleRecord& record) { return HasSuchScales(record, ScaleType::kE4M3); }
+
+bool HasWideScales(const ModuleRecord& record) {
+  return HasSuchScales(record, ScaleType::kF32) || HasSuchScales(record, ScaleType::kBf16);
 }
 
 bool IsWeightOnlyInteger(const ModuleRecord& record) {
@@ -58,14 +68,19 @@ bool IsWeightOnlyInteger(const ModuleRecord& record) {
 
 constexpr Limit kLimits[] = {
     {"llama.cpp", HasZeros, "its types hold biases of fp16, which zeros of quantize seldom are"},
+    {"llama.cpp", HasWideScales, "its scales are fp16"},
     {"llama.cpp", IsRotated, "rotated inputs are stored as F32"},
     {"mlx-lm", HasZeros, "it adds biases, and zeros of quantize seldom are such exactly"},
+    {"mlx-lm", HasCodebook, "it computes values from codes, and has no codebooks"},
+    {"mlx-lm", HasGlobalScale, "it has no global scale, and products with it are seldom e4m3"},
     {"vllm", [](const ModuleRecord& record) { return !IsWeightOnlyInteger(record); },
      "its kernels for compressed-tensors take s4 and s8 with fp16 or bf16 scales, in groups of 32, "
      "64 or 128 or one for all of k"},
     {"transformers",
      [](const ModuleRecord& record) { return IsExpert(record) && HasZeros(record); },
      "it reads experts without zeros"},
+    {"transformers", HasGlobalScale,
+     "it divides by a global scale, and the inverse of quantize's is seldom exact"},
 };
 
 /// A plan of quantizing a source, and its modules.

@@ -33,6 +33,7 @@ class HubServer:
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[str] = []
+        self.sent: list[str] = []
         server = self
 
         class Handler(_Handler):
@@ -48,12 +49,13 @@ class HubServer:
         self._server.server_close()
 
     def downloads(self) -> list[str]:
-        """The files whose content was sent, in order."""
-        return [
-            line.rpartition("/resolve/")[2].partition("/")[2]
-            for line in self.requests
-            if line.startswith("GET ") and "/resolve/" in line
-        ]
+        """The files whose content was sent, whole or in part, in order."""
+        return self.sent
+
+
+def _is_large(name: str) -> bool:
+    """Whether a file is stored on another host than the repository."""
+    return name.endswith((".safetensors", ".gguf"))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -123,7 +125,9 @@ class _Handler(BaseHTTPRequestHandler):
         content = repository.files.get(name)
         if content is None:
             return self._send(404, b"", {**headers, "X-Error-Code": "EntryNotFound"}, with_body)
-        if not name.endswith((".safetensors", ".gguf")):
+        if not _is_large(name):
+            if with_body:
+                self.hub.sent.append(name)
             etag = f'"{hashlib.sha1(content).hexdigest()}"'
             return self._send_range(content, {**headers, "ETag": etag}, with_body)
         # Large files are on another host.
@@ -137,8 +141,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_blob(self, sha: str, with_body: bool) -> None:
         for repository in self.hub.repositories.values():
-            for content in repository.files.values():
+            for name, content in repository.files.items():
                 if hashlib.sha256(content).hexdigest() == sha:
+                    if with_body:
+                        self.hub.sent.append(name)
                     cut = repository.cut_at
                     return self._send_range(content, {"ETag": f'"{sha}"'}, with_body, cut)
         return self._error(404, "")
