@@ -169,28 +169,22 @@ class Model:
         batch = bool(messages) and isinstance(messages[0], list | tuple)
         chats: list[Any] = list(messages) if batch else [messages]
         prompts = [
-            self.tokenizer.encode(
-                template.render(
-                    chat,
-                    tools=tools,
-                    documents=documents,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    **chat_template_kwargs or {},
-                ),
-                add_special_tokens=False,
+            template.render(
+                chat,
+                tools=tools,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **chat_template_kwargs or {},
             )
             for chat in chats
         ]
-        # The last token of an answer is not fed.
-        room = [self.info["max_positions"] - len(ids) + 1 for ids in prompts]
-        most = [max(count, 0) if max_tokens is None else max_tokens for count in room]
-        answers = self.generate(prompts, most, **options) if batch else [
-            self.generate(prompts[0], most[0], **options)
-        ]
-        for ids, answer in zip(prompts, answers, strict=True):
-            answer["text"] = self.tokenizer.continuation(ids, answer["token_ids"])
-        return answers if batch else answers[0]
+        if max_tokens is None:
+            max_tokens = self.info["max_positions"]
+        # The template has written the special tokens.
+        return self.generate(
+            prompts if batch else prompts[0], max_tokens, add_special_tokens=False, **options
+        )
 
     def _ids(
         self, prompt: Prompt, name: str = "prompt", add_special_tokens: bool = True

@@ -23,7 +23,7 @@ from metal_marlin.errors import InvalidArgumentError
 SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-qwen3-moe"
 COMMAND = [sys.executable, "-m", "metal_marlin.cli"]
 TEMPLATE = (
-    "{{ start }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{{ start }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
     "{% if tools %}{{ tools | length }} tools\n{% endif %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
@@ -65,7 +65,7 @@ def answers(folder: Path, said: str, *words: object) -> list[dict[str, Any]]:
 def test_model_chat(model: mm.Model) -> None:
     assert model.chat_template is not None
     text = model.chat_template.render([SYSTEM, USER])
-    assert text == "[system] Speak.\n[user] And God said\n[assistant]"
+    assert text == "[system]Speak.\n[user]And God said\n[assistant]"
     alone = model.generate(text, 12, add_special_tokens=False)
     made = model.chat([SYSTEM, USER], 12)
     assert made["token_ids"] == alone["token_ids"] and made["text"] == alone["text"] != ""
@@ -74,14 +74,14 @@ def test_model_chat(model: mm.Model) -> None:
     assert model.chat([USER], 8, tools=[{}])["text"] != model.chat([USER], 8)["text"]
     started = model.chat([USER], 8, chat_template_kwargs={"start": "In the beginning "})
     assert started["text"] == model.generate(
-        "In the beginning [user] And God said\n[assistant]", 8, add_special_tokens=False
+        "In the beginning [user]And God said\n[assistant]", 8, add_special_tokens=False
     )["text"]
     own = model.chat([USER], 8, chat_template="{{ messages[0].content }}")
     assert own["text"] == model.generate("And God said", 8, add_special_tokens=False)["text"]
     going_on = model.chat([USER, {"role": "assistant", "content": "Let the"}], 8,
                           add_generation_prompt=False, continue_final_message=True)
     assert going_on["text"] == model.generate(
-        "[user] And God said\n[assistant] Let the", 8, add_special_tokens=False
+        "[user]And God said\n[assistant]Let the", 8, add_special_tokens=False
     )["text"]
 
 

@@ -169,7 +169,7 @@ def test_errors_of_a_template_have_a_line() -> None:
     ):
         with pytest.raises(MalformedFileError, match=says):
             render(text)
-    refused = r"^messages: the chat template refuses them: a b \\x1B$"
+    refused = r"^messages: the chat template refuses them: a b \\x1b$"
     with pytest.raises(InvalidArgumentError, match=refused):
         render("{{ raise_exception('a\nb \x1b') }}")
 
