@@ -213,7 +213,7 @@ class Conversation:
 
         settings = dict(self.settings)
         if settings["max_tokens"] is None:
-            settings["max_tokens"] = self.context - len(ids) + 1  # The last one is not fed.
+            settings["max_tokens"] = self.context
         text = options(self._options(settings), callback=callback)
         try:
             generated = dict(call(self._model.generate, ids, text, self._sequence))
@@ -375,10 +375,9 @@ class Chat:
         self._say_cut(result["stop_reason"], len(result["token_ids"]))
 
     def _say_cut(self, reason: str, count: int) -> None:
-        limited = self._conversation.settings["max_tokens"] is not None
-        if reason == "max_tokens" and limited:
+        if reason == "max_tokens":
             self._terminal.note(f"the answer is cut after {count} tokens; /set max_tokens N")
-        elif reason in ("max_tokens", "context_full"):
+        elif reason == "context_full":
             self._terminal.note(
                 f"the answer is cut: the context of {self._conversation.context} tokens is full; "
                 "make room with /undo or /clear"

@@ -65,7 +65,6 @@ class GenerationOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     add_special_tokens: bool
-    detokenize: bool
 
 
 def _device(device: Device | str | None) -> Device:
@@ -192,25 +191,22 @@ class Model:
         batch = bool(messages) and isinstance(messages[0], list | tuple)
         chats: list[Any] = list(messages) if batch else [messages]
         prompts = [
-            self.tokenizer.encode(
-                template.render(
-                    chat,
-                    tools=tools,
-                    documents=documents,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    **chat_template_kwargs or {},
-                ),
-                add_special_tokens=False,
+            template.render(
+                chat,
+                tools=tools,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **chat_template_kwargs or {},
             )
             for chat in chats
         ]
-        # The last token of an answer is not fed.
-        room = [self.info["max_positions"] - len(ids) + 1 for ids in prompts]
-        most = [max(count, 0) if max_tokens is None else max_tokens for count in room]
-        if batch:
-            return self.generate(prompts, most, detokenize=True, **options)
-        return self.generate(prompts[0], most[0], detokenize=True, **options)
+        if max_tokens is None:
+            max_tokens = self.info["max_positions"]
+        # The template has written the special tokens.
+        return self.generate(
+            prompts if batch else prompts[0], max_tokens, add_special_tokens=False, **options
+        )
 
     def _ids(
         self, prompt: Prompt, name: str = "prompt", add_special_tokens: bool = True
@@ -302,7 +298,6 @@ class Model:
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         add_special_tokens: bool = True,
-        detokenize: bool = False,
         max_batch: int = 0,
     ) -> GenerationResult | list[GenerationResult] | GenerationStream:
         """Continues a prompt, a text or token ids.
@@ -327,7 +322,6 @@ class Model:
         `repetition_penalty` also counts the tokens of the prompt, the other two only those
         generated. `min_p` drops tokens less likely than `min_p` times the most likely one.
         add_special_tokens: texts get the special tokens that the tokenizer adds to one (BOS).
-        detokenize: prompts of token ids get a text, too.
 
         Errors: InvalidArgumentError for an option out of range, a token id that the model lacks or
         a prompt longer than its context; FileError for text without a tokenizer.
@@ -370,7 +364,7 @@ class Model:
             for each, name in zip(prompts, names, strict=True)
         ]
         # A prompt of token ids needs no tokenizer, and has no text, unless text is asked for.
-        shows_text = detokenize or on_text is not None or bool(stops)
+        shows_text = on_text is not None or bool(stops)
         outputs = [
             PromptOutput(
                 i, self.tokenizer if shows_text or isinstance(each, str) else None, ids[i], stops

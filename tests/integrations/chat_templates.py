@@ -506,6 +506,7 @@ ODD = [
     "{{ absent | default(3) }}",
     "{{ dict(a=1, b=2) }} {{ dict.fromkeys(['x', 'y'], 1) }} {{ dict([('k', 'v')]) }}",
     "{{ '%s-%05.1f' | format('a', 2.5) }} {{ '{:>5}'.format('x') }} {{ 'a' ~ 1 ~ none }}",
+    "{{ dict.update is defined }}{{ namespace.mro is defined }}{{ dict.__name__ is defined }}",
     "{% filter upper %}a{{ bos_token }}{% endfilter %}{% set block %}x{% endset %}{{ block }}",
     "{% set a, b = 1, 2 %}{{ a }}{{ b }}{{ 7 // 2 }}{{ 2 ** 10 }}{{ 7 % 4 }}{{ 1 if 0 }}"
     "{{ [1, 2][::-1] }}",

@@ -23,7 +23,7 @@ from metal_marlin.errors import InvalidArgumentError
 SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-qwen3-moe"
 COMMAND = [sys.executable, "-m", "metal_marlin.cli"]
 TEMPLATE = (
-    "{{ start }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{{ start }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
     "{% if tools %}{{ tools | length }} tools\n{% endif %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
@@ -65,23 +65,24 @@ def answers(folder: Path, said: str, *words: object) -> list[dict[str, Any]]:
 def test_model_chat(model: mm.Model) -> None:
     assert model.chat_template is not None
     text = model.chat_template.render([SYSTEM, USER])
-    assert text == "[system] Speak.\n[user] And God said\n[assistant]"
+    assert text == "[system]Speak.\n[user]And God said\n[assistant]"
     alone = model.generate(text, 12, add_special_tokens=False)
     made = model.chat([SYSTEM, USER], 12)
     assert made["token_ids"] == alone["token_ids"] and made["text"] == alone["text"] != ""
-    both = model.chat([[SYSTEM, USER], [USER]], 12)
-    assert both[0]["text"] == made["text"] and both[1]["text"] != made["text"]
+    other = [{"role": "user", "content": "And Jesus wept"}]
+    both = model.chat([[SYSTEM, USER], other], 12)
+    assert both[0]["text"] == made["text"] != both[1]["text"] == model.chat(other, 12)["text"]
     assert model.chat([USER], 8, tools=[{}])["text"] != model.chat([USER], 8)["text"]
     started = model.chat([USER], 8, chat_template_kwargs={"start": "In the beginning "})
     assert started["text"] == model.generate(
-        "In the beginning [user] And God said\n[assistant]", 8, add_special_tokens=False
+        "In the beginning [user]And God said\n[assistant]", 8, add_special_tokens=False
     )["text"]
     own = model.chat([USER], 8, chat_template="{{ messages[0].content }}")
     assert own["text"] == model.generate("And God said", 8, add_special_tokens=False)["text"]
     going_on = model.chat([USER, {"role": "assistant", "content": "Let the"}], 8,
                           add_generation_prompt=False, continue_final_message=True)
     assert going_on["text"] == model.generate(
-        "[user] And God said\n[assistant] Let the", 8, add_special_tokens=False
+        "[user]And God said\n[assistant]Let the", 8, add_special_tokens=False
     )["text"]
 
 
@@ -260,8 +261,15 @@ class Screen:
         self.text = re.split(pattern, self.text, maxsplit=1)[-1]
 
     def end(self) -> int:
-        status = os.waitpid(self.child, 0)[1]
+        """The exit code; of one that does not end, that of a closed terminal."""
+        end = time.monotonic() + 30.0
+        ended, status = 0, 0
+        while ended == 0 and time.monotonic() < end:
+            ended, status = os.waitpid(self.child, os.WNOHANG)
+            time.sleep(0.01)
         os.close(self._terminal)
+        if ended == 0:
+            status = os.waitpid(self.child, 0)[1]
         return os.waitstatus_to_exitcode(status)
 
 
@@ -279,8 +287,11 @@ def test_in_a_terminal(folder: Path) -> None:
     screen.wait("ended by interrupted")
     screen.type("/set max_tokens 4\n/retry\n")
     screen.wait("cut after 4 tokens")
+    # Keys that are not lines count once the line editor waits for them.
+    screen.wait("> ")
     screen.type("\x03")
     screen.wait("Ctrl-D ends the conversation")
+    screen.wait("> ")
     screen.type("\x04")
     assert screen.end() == 0
 

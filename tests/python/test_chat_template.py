@@ -169,7 +169,7 @@ def test_errors_of_a_template_have_a_line() -> None:
     ):
         with pytest.raises(MalformedFileError, match=says):
             render(text)
-    refused = r"^messages: the chat template refuses them: a b \\x1B$"
+    refused = r"^messages: the chat template refuses them: a b \\x1b$"
     with pytest.raises(InvalidArgumentError, match=refused):
         render("{{ raise_exception('a\nb \x1b') }}")
 
@@ -218,10 +218,11 @@ def test_a_worker_that_dies_is_replaced() -> None:
 
 def test_threads_and_children() -> None:
     done: list[str] = []
-    threads = [
-        threading.Thread(target=lambda i=i: done.append(render("{{ x }}" * 5000, x=i)))  # type: ignore[misc]
-        for i in range(8)
-    ]
+
+    def work(number: int) -> None:
+        done.append(render("{{ x }}" * 5000, x=number))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
