@@ -49,7 +49,7 @@ def test_chunks_are_the_result(model: mm.Model) -> None:
 
 def test_a_batch_streams_with_an_index(model: mm.Model) -> None:
     prompts = [PROMPT, "In the beginning", "Thou"]
-    options = {"max_tokens": [12, 3, 8], "ignore_eos": True}
+    options: dict[str, Any] = {"max_tokens": [12, 3, 8], "ignore_eos": True}
     whole = model.generate(prompts, **options)
     chunks = list(model.generate(prompts, stream=True, **options))
     for index, result in enumerate(whole):

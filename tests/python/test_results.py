@@ -17,7 +17,7 @@ from typing import Any
 import metal_marlin as mm
 import numpy as np
 import pytest
-from metal_marlin.results import Record
+from metal_marlin.results import ImportedMatrix, Record
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-qwen3-moe"
 TOKENS = SAMPLE / "validation_tokens.txt"
@@ -103,9 +103,9 @@ def test_values_are_the_commands(quantized: Path, tmp_path: Path) -> None:
     assert written.output == str(tmp_path / "mine")
     model, reference = (mm.load(p, "cpu", exact=True, verbose=False) for p in (quantized, SAMPLE))
     ids = [int(token) for token in TOKENS.read_text().split()]
-    words = ("--tokens", TOKENS, "--max-windows", 1, "--exact", "--device", "cpu")
+    corpus = ("--tokens", TOKENS, "--max-windows", 1, "--exact", "--device", "cpu")
     assert model.compare(reference, ids, max_windows=1).to_dict() == document(
-        "compare", quantized, "--against", SAMPLE, *words)
+        "compare", quantized, "--against", SAMPLE, *corpus)
 
 
 def test_records_read_like_dicts() -> None:
@@ -116,6 +116,8 @@ def test_records_read_like_dicts() -> None:
     assert len(result) == len(fields(result)) == 5
     with pytest.raises(KeyError):
         result["to_dict"]
+    matrix = ImportedMatrix("w", "s4", 32, "exact", 1.0)
+    assert "max_error" not in matrix and matrix.max_error is None and len(matrix) == 5
     with pytest.raises(FrozenInstanceError):
         result.tokens = 3  # type: ignore[misc]
     assert repr(result) == (
