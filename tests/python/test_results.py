@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -143,6 +144,17 @@ def test_wrong_calls_name_the_argument(quantized: Path, tmp_path: Path) -> None:
         with pytest.raises(mm.InvalidArgumentError) as error:
             call()
         assert says in str(error.value) and "--" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", [b"--json", b"[x]", b"a=b 'c'", b"\xff\xfe"])
+def test_paths_of_every_kind(
+    quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(quantized, os.fsdecode(name))
+    assert os.fsencode(mm.inspect(name).path) == name
+    assert os.fsencode(mm.dequantize_model(name, name + b"-d").output) == name + b"-d"
+    assert mm.verify(name, name + b"-d", max_error=0).ok
 
 
 def test_progress_and_interrupts(quantized: Path, tmp_path: Path) -> None:
