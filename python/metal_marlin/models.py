@@ -402,6 +402,7 @@ class Model:
     ) -> list[GenerationResult]:
         """Generates the texts; calls `emit` with their parts."""
         results: dict[int, GenerationResult] = {}
+        waiting: list[tuple[int, dict[str, Any]]] = []
         follows = emit is not None or any(output.stops for output in outputs)
 
         def take(index: int, token: int) -> bool:
@@ -414,9 +415,12 @@ class Model:
             return wanted and not output.stopped
 
         def ended(index: int, document: dict[str, Any]) -> None:
+            if emit is None:
+                # Decoding text here would hold up the texts that still run.
+                waiting.append((index, document))
+                return
             chunk, results[index] = outputs[index].finish(document)
-            if emit is not None:
-                emit(chunk)
+            emit(chunk)
 
         taker = take if follows or callback is not None else None
         if batch:
@@ -425,6 +429,8 @@ class Model:
             if taker is not None:
                 texts[0].callback = functools.partial(taker, 0)
             ended(0, call(self._core.generate, ids[0], texts[0]))
+        for index, document in waiting:
+            results[index] = outputs[index].finish(document)[1]
         return [results[i] for i in range(len(ids))]
 
     def _sampling(self, **given: float | None) -> dict[str, Any]:

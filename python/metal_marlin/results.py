@@ -53,18 +53,25 @@ def _typed(kind: Any, value: Any) -> Any:
 
 
 class Record(Mapping[str, Any]):
-    """A result: its fields are attributes, and keys of a mapping that cannot be changed."""
+    """A result: its fields are attributes, and keys of a mapping that cannot be changed.
+
+    A field that is None unless something was asked for is then no key, as in the command's JSON.
+    """
+
+    def _keys(self) -> list[str]:
+        parts = fields(self)  # type: ignore[arg-type]
+        return [p.name for p in parts if p.default is not None or getattr(self, p.name) is not None]
 
     def __getitem__(self, key: str) -> Any:
-        if not isinstance(key, str) or key not in _types(type(self)):
+        if key not in self._keys():
             raise KeyError(key)
         return getattr(self, key)
 
     def __iter__(self) -> Iterator[str]:
-        return (part.name for part in fields(self))  # type: ignore[arg-type]
+        return iter(self._keys())
 
     def __len__(self) -> int:
-        return len(fields(self))  # type: ignore[arg-type]
+        return len(self._keys())
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{k}={_short(v)}" for k, v in self.items() if v is not None)
@@ -124,9 +131,9 @@ class GenerationChunk(Record):
     """New text: whole characters, never a part of a stop string; None where the result has none."""
     token_ids: list[int]
     """The tokens since the last chunk."""
-    index: int = 0
+    index: int
     """The number of the prompt in a list of prompts."""
-    stop_reason: str | None = None
+    stop_reason: str | None
     """Why the text ended, in its last chunk; None in the others."""
 
     @property

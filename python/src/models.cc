@@ -171,9 +171,13 @@ nb::object PrepareDirectory(nb::handle path, nb::handle output, const OpenDevice
   std::optional<Result<PrepareModelReport>> report;
   {
     const nb::gil_scoped_release released;
-    report.emplace(PrepareModel(source, opened.device, target, options));
+    try {
+      report.emplace(PrepareModel(source, opened.device, target, options));
+    } catch (...) {
+      raised.Rethrow();
+      throw;
+    }
   }
-  raised.Rethrow();
   const PrepareModelReport taken = Take(*std::move(report));
   nb::object document = DocumentObject(cli::PreparedDocument(taken));
   document["output"] = PathObject(taken.output);

@@ -216,11 +216,12 @@ void BindNamedCalls(nb::module_& module) {
            "pinned leaves no room.")
       .def("pin", &Cache::Pin, nb::arg("layer"), nb::arg("expert"),
            "Keeps an expert that is there until it is unpinned as often.")
-      .def("unpin", &Cache::Unpin, nb::arg("layer"), nb::arg("expert"))
+      .def("unpin", &Cache::Unpin, nb::arg("layer"), nb::arg("expert"),
+           "Undoes one pin of an expert.")
       .def_prop_ro(
           "statistics", &Cache::Statistics,
           "{\"hits\", \"misses\", \"evictions\", \"loaded_bytes\", \"entries\", \"bytes\"}")
-      .def_prop_ro("device", &Cache::device);
+      .def_prop_ro("device", &Cache::device, "The device that loaders prepare weights for.");
 }
 
 }  // namespace marlin::python

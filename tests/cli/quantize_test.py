@@ -11,6 +11,7 @@ import shutil
 import struct
 import subprocess
 import unittest
+from unittest import mock
 
 from command_line import (COMMAND, GLM, IO, MALFORMED, QWEN, USAGE, CommandTestCase, bf16,
                           read_directory, run, write_safetensors)
@@ -238,9 +239,16 @@ class Demo(CommandTestCase):
             self.assertIn(missing["reason"], text)
 
     def test_devices_says_why_the_cpu_is_missing(self) -> None:
-        os.environ["MARLIN_CPU"] = "avx3"
-        self.addCleanup(os.environ.pop, "MARLIN_CPU")
-        self.assertIn("MARLIN_CPU: unknown level 'avx3'", self.succeed("devices"))
+        def says(**variables: str) -> str:
+            with mock.patch.dict(os.environ, variables):
+                return self.succeed("devices")
+
+        # The name of earlier versions counts where the other one is not set.
+        old = {"MARLIN_CPU": "avx3"}
+        self.assertTrue(says(**old).startswith("MARLIN_CPU: unknown level 'avx3'"))
+        self.assertIn("METAL_MARLIN_CPU: unknown level 'avx4'",
+                      says(METAL_MARLIN_CPU="avx4", **old))
+        self.assertNotIn("unknown level", says(METAL_MARLIN_CPU="scalar", **old))
 
 
 class Options(CommandTestCase):

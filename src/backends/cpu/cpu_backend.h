@@ -8,7 +8,7 @@
 
 namespace marlin::cpu {
 
-/// Opens the CPU at the best supported level, or at the one that MARLIN_CPU names. Errors:
+/// Opens the CPU at the best supported level, or at the one that METAL_MARLIN_CPU names. Errors:
 /// kInvalidArgument for an unknown level, kUnsupported for one that this machine does not offer.
 Result<std::unique_ptr<Backend>> OpenCpu(const DeviceOptions& options);
 

@@ -82,7 +82,7 @@ class Programs {
  private:
   metal_sim::CompileOptions options_;
   fs::path root_;
-  metal_sim::TemporaryFolder folder_;  ///< Unless MARLIN_METAL_SIM_SOURCES names the sources.
+  metal_sim::TemporaryFolder folder_;  ///< Without METAL_MARLIN_METAL_SIM_SOURCES.
   std::mutex mutex_;
   std::map<std::string, std::vector<std::unique_ptr<MetalProgram>>> free_;
 };

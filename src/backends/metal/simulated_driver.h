@@ -16,12 +16,11 @@ struct SimulatedLaunch {
   metal_sim::Counters counters;
 };
 
-/// Environment: MARLIN_METAL_SIM_SEED seeds the thread schedule, MARLIN_METAL_SIM_PREEMPTION is the
-/// probability that a thread is preempted at a memory access; MARLIN_METAL_SIM_FAST_MATH=1 compiles
-/// with fast math, Metal's default. MARLIN_METAL_SIM_SOURCES names a folder (a copy of src/) whose
-/// kernels replace the embedded ones. Findings of the simulator are errors of Run. `record`, which
-/// must outlive the driver, gets every launch; the driver is then not thread-safe. Errors:
-/// kUnsupported (no simulator in this build), kInvalidArgument (a variable), kIo.
+/// The variables METAL_MARLIN_METAL_SIM_* (docs/howto/environment.md) seed the thread schedule, set
+/// the probability that a thread is preempted at a memory access, choose fast math, and name a
+/// folder whose kernels replace the embedded ones. Findings of the simulator are errors of Run.
+/// `record`, which must outlive the driver, gets every launch; the driver is then not thread-safe.
+/// Errors: kUnsupported (no simulator in this build), kInvalidArgument (a variable), kIo.
 Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record = nullptr);
 
 }  // namespace marlin::metal

@@ -12,9 +12,9 @@ namespace marlin::metal {
 /// caller memory that a launch references must stay valid until Synchronize: whole pages are
 /// mapped; anything else is copied before the launch and, where it was written, copied back, and
 /// such calls block. A failed command buffer loses the device: every later call returns its error.
-/// MARLIN_METAL_SELF_TEST=0 skips the self-test, and OpenMetal then skips CheckKernels; "probe"
-/// skips only CheckKernels. Errors: kUnsupported (no such GPU, no driver in this build, kernels
-/// that do not compile, a failed self-test).
+/// METAL_MARLIN_METAL_SELF_TEST=0 skips the self-test, and OpenMetal then skips CheckKernels;
+/// "probe" skips only CheckKernels. Errors: kUnsupported (no such GPU, no driver in this build,
+/// kernels that do not compile, a failed self-test).
 Result<std::unique_ptr<Driver>> OpenAppleDriver();
 
 }  // namespace marlin::metal
