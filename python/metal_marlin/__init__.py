@@ -64,15 +64,7 @@ from .linear import (
     to_marlin_w4,
     unpack_weights,
 )
-from .models import (
-    Model,
-    assign_formats,
-    load,
-    measure_importance,
-    measure_sensitivity,
-    prepare_model,
-    quantize_model,
-)
+from .models import Model, load, prepare_model
 from .moe import (
     ExpertCache,
     MarlinMoE,
@@ -80,6 +72,12 @@ from .moe import (
     moe_experts,
     moe_router_topk,
     prepare_experts,
+)
+from .quantization import (
+    assign_formats,
+    measure_importance,
+    measure_sensitivity,
+    quantize_model,
 )
 from .results import (
     ComparisonResult,

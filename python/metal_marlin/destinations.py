@@ -29,7 +29,8 @@ def quantize_for(
 
     The quantized directory lies beside the output until that is written, and stays if it cannot be.
     """
-    from .models import export_model, quantize_model
+    from .checkpoints import export_model
+    from .quantization import quantize_model
 
     if target_bpw is not None:
         raise InvalidArgumentError("destination excludes target_bpw")

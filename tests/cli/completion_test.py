@@ -98,10 +98,10 @@ class Completion(CommandTestCase):
             before = [command, option] if option.startswith("-") else [command]
             offered = [word for word in self.offers(*before, "") if word]
             message = run(*before, "zzz", *rest).stderr
-            known = re.search(r"(?:known|presets): (.*)", message)
+            known = re.search(r"(?:known|presets): (.*)|expected (.*), got", message)
             assert known is not None, message
-            # Not values of their own: a number, or a pattern.
-            names = [name for name in known[1].split(", ")
+            # "cuda:N" and "uniform:FORMAT/gN" are patterns of values.
+            names = [name for name in re.split(r", | or ", known[1] or known[2])
                      if not re.search(r"[A-Z]", name)]
             self.assertEqual(sorted(offered), sorted(names), (command, option))
 

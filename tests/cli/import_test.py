@@ -112,7 +112,7 @@ class ActOrder(CommandTestCase):
     """A directory whose groups lie across k, through the commands."""
 
     def test_inspect(self) -> None:
-        self.assertIn("u4 permuted", self.succeed("inspect", PERMUTED))
+        self.assertIn("u4/g32 permuted", self.succeed("inspect", PERMUTED))
         rows = {row["name"]: row for row in self.document("inspect", PERMUTED)["tensors"]}
         weight = rows["model.layers.0.self_attn.q_proj.weight"]
         self.assertEqual((weight["format"], weight["permutation"]), ("u4", True))
