@@ -2,7 +2,9 @@
 
 #include <fmt/core.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/printable.h"
 #include "base/text_table.h"
@@ -80,9 +82,19 @@ std::vector<ListedTensor> ListTensors(const Checkpoint& checkpoint) {
 std::string SkippedLines(const std::vector<SkippedTensor>& skipped) {
   std::vector<NamedKind> names;
   for (const SkippedTensor& tensor : skipped) names.push_back({tensor.name, tensor.reason});
-  std::string lines;
+  std::vector<std::pair<std::string, NameRange>> groups;  // The first range of each reason.
+  std::map<std::string, int64_t> counts;
   for (const NameRange& range : MergeNames(names)) {
-    lines += fmt::format("  {} ({})\n", Printable(range.name), names[range.members.front()].kind);
+    const std::string& reason = names[range.members.front()].kind;
+    if (!counts.contains(reason)) groups.emplace_back(reason, range);
+    counts[reason] += std::ssize(range.members);
+  }
+  std::string lines;
+  for (const auto& [reason, range] : groups) {
+    const int64_t others = counts[reason] - std::ssize(range.members);
+    lines +=
+        fmt::format("  {}{} ({})\n", Printable(range.name),
+                    others == 0 ? "" : fmt::format(" and {} more", FormatInteger(others)), reason);
   }
   return lines;
 }

@@ -42,8 +42,7 @@ struct ListedTotals {
 /// Modules first, then the plain tensors; each in name order.
 std::vector<ListedTensor> ListTensors(const Checkpoint& checkpoint);
 
-/// Tensors with a reason, a line for each reason and pattern of names: the routers of 48 layers are
-/// one line.
+/// Tensors with a reason, a line for each reason: the routers of 48 layers are one name.
 std::string SkippedLines(const std::vector<SkippedTensor>& skipped);
 
 /// "86.9 % of parameters quantized; skipped:" and SkippedLines.

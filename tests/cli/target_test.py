@@ -113,9 +113,11 @@ class Target(CommandTestCase):
         self.assertGreaterEqual(report["seconds"], report["search_seconds"])
         text = self.succeed(*quantize)
         self.assertIn("--target-bpw 3.5: ", text)
-        self.assertIn("bits per weight, scales included, over the ", text)
-        self.assertIn(" parameters of the matrices that have a format, ", text)
-        self.assertIn("; the search took ", text)
+        self.assertIn("bits per weight, scales and zeros included, over the ", text)
+        self.assertIn(" parameters that got a format\n", text)
+        self.assertRegex(text, r"; found in \d+\.\d s of the time\n")
+        reasons = re.findall(r"\((the recipe keeps \w+)\)", text)
+        self.assertEqual(len(reasons), len(set(reasons)), text)
 
     def test_text_report(self) -> None:
         text = self.succeed("analyze", QWEN, "--sensitivity", "--calibration-ids", self.ids,
