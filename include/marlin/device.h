@@ -59,9 +59,9 @@ class Device {
   /// Opens "cpu", "cuda" (the current CUDA device), "cuda:0", "cuda:1", ..., "metal" (an Apple
   /// GPU), "metal-sim" (its simulator) or "auto": a CUDA device if this build has CUDA and a
   /// supported GPU is visible, else the CPU. Model::Open falls back to the CPU for a device opened
-  /// as "auto" that cannot run the model. On the CPU the environment variable
-  /// MARLIN_CPU=scalar|avx2|avx512|amx|neon forces an instruction set. Errors: kInvalidArgument for
-  /// an unknown name; kUnsupported for an instruction set that the processor lacks and for a device
+  /// as "auto" that cannot run the model. The environment variable METAL_MARLIN_CPU (scalar, avx2,
+  /// avx512, amx or neon) forces an instruction set of the CPU. Errors: kInvalidArgument for an
+  /// unknown name; kUnsupported for an instruction set that the processor lacks and for a device
   /// that is not present; kIo and kMalformedFile for an unreadable tuning file; kOutOfMemory when
   /// the system cannot start all requested threads: a device never runs with fewer than it reports.
   static Result<Device> Open(std::string_view name, const DeviceOptions& options = {});
