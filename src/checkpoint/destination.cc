@@ -52,6 +52,10 @@ bool HasSuchScales(const ModuleRecord& record, ScaleType type) {
 
 bool HasGlobalScale(const ModuleRecord& record) { return HasSuchScales(record, ScaleType::kE4M3); }
 
+bool HasExponentScales(const ModuleRecord& record) {
+  return HasSuchScales(record, ScaleType::kE8M0);
+}
+
 bool HasWideScales(const ModuleRecord& record) {
   return HasSuchScales(record, ScaleType::kF32) || HasSuchScales(record, ScaleType::kBf16);
 }
@@ -79,6 +83,7 @@ constexpr Limit kLimits[] = {
     {"transformers",
      [](const ModuleRecord& record) { return IsExpert(record) && HasZeros(record); },
      "it reads experts without zeros"},
+    {"transformers", HasExponentScales, "it makes bf16 weights of them, for models in bf16 alone"},
     {"transformers", HasGlobalScale,
      "it divides by a global scale, and the inverse of quantize's is seldom exact"},
 };

@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from test_exporters import (
+    SAMPLE,
     TYPES,
     mlx_logits,
     mlx_model,
@@ -42,7 +43,7 @@ def run(*words: object) -> None:
     assert _core.run_command(arguments, TextCodec) == 0
 
 
-def made_for(program: str, source: Path, folder: Path, *options: str) -> tuple[Path, Path]:
+def made_for(program: str, source: Path, folder: Path, *options: object) -> tuple[Path, Path]:
     """A directory quantized by the recipe that --for takes, and what --for writes."""
     out = folder / ("out.gguf" if program == "llama.cpp" else "out")
     recipe = folder / "recipe.json"
@@ -55,6 +56,7 @@ def made_for(program: str, source: Path, folder: Path, *options: str) -> tuple[P
 def transformers_model(out: Path) -> Any:
     if out.suffix == ".gguf":
         pytest.importorskip("gguf")
+        pytest.importorskip("accelerate")
         options: dict[str, Any] = {"gguf_file": out.name}
         out = out.parent
     else:
@@ -68,7 +70,8 @@ def transformers_model(out: Path) -> Any:
 def test_the_sample_has_the_same_text(
     wide: Path, tmp_path: Path, program: str, method: str
 ) -> None:
-    options = ("--method", method, "--calibration-tokens", "512") if method == "gptq" else ()
+    text = ("--calibration-ids", SAMPLE / "validation_tokens.txt", "--calibration-tokens", 2048)
+    options = ("--method", "gptq", *text) if method == "gptq" else ()
     quantized, out = made_for(program, wide, tmp_path, *options)
     if method == "gptq":  # Other codes than those of rounding.
         run("import", out, "-o", tmp_path / "imported")
