@@ -107,8 +107,9 @@ def test_a_dense_model_has_the_same_logits(tmp_path: Path, program: str, case: s
 
 @pytest.mark.parametrize(
     "choice",
-    ["s8/g64/fp32", "int5/g32/fp32", "u4/g32/fp32", "fp8_e4m3/gK/fp32", "fp4_e2m1/g32/e8m0",
-     "fp6_e2m3/g32/e8m0", "fp8_e4m3/g32/e8m0"],
+    ["s8/g64/fp32", "int6/g128/fp32", "int5/g32/fp32", "int3/g64/fp32/sym", "int2/g32/fp32/sym",
+     "u4/g32/fp32", "fp8_e4m3/gK/fp32", "fp8_e4m3/g64/fp32", "fp4_e2m1/g32/e8m0",
+     "fp8_e4m3/g32/e8m0", "fp4_e2m1/g16/e4m3"],
 )
 @pytest.mark.parametrize("program", ["mlx-lm", "transformers"])
 def test_the_other_formats(wide: Path, tmp_path: Path, program: str, choice: str) -> None:
