@@ -9,7 +9,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ from .errors import (
 )
 from .text import TextCodec
 
-_REPLACEMENT = "\ufffd"  # What decoders make of bytes that are no whole character.
-_CONTEXT = 4  # Tokens of a prompt that are decoded with an answer: a character's bytes, at most.
 _ROLES = ("system", "user", "assistant", "tool")
 _WHOLE = ("top_k", "seed", "max_tokens")  # The settings that are whole numbers.
 
@@ -50,36 +48,6 @@ def parse_variables(text: str | None) -> dict[str, Any]:
             f"--chat-template-kwargs: expected an object, got {type(variables).__name__}"
         )
     return variables
-
-
-class AnswerStream:
-    """The text of an answer's tokens, as they come; incomplete characters are held back."""
-
-    def __init__(self, codec: TextCodec, prompt: Sequence[int]) -> None:
-        self._codec = codec
-        # Tokens are decoded with those before them: some decoders treat the first one differently.
-        self._tokens = list(prompt[-_CONTEXT:])
-        self._context, self._shown = 0, len(self._tokens)
-        self.text = ""
-
-    def add(self, token: int) -> str:
-        """The text that can be shown after a token."""
-        self._tokens.append(token)
-        return self._take(finished=False)
-
-    def finish(self) -> str:
-        """The text held back."""
-        return self._take(finished=True)
-
-    def _take(self, finished: bool) -> str:
-        before = self._codec.decode(self._tokens[self._context : self._shown])
-        after = self._codec.decode(self._tokens[self._context :])
-        if len(after) <= len(before) or (after.endswith(_REPLACEMENT) and not finished):
-            return ""
-        self._context, self._shown = self._shown, len(self._tokens)
-        piece = after[len(before) :]
-        self.text += piece
-        return piece
 
 
 class Conversation:
@@ -122,21 +90,27 @@ class Conversation:
         the conversation exceeds the context; nothing is appended then.
         """
         ids = self._encode()
-        stream = AnswerStream(self._codec, ids)
+        stream = self._codec.stream(ids)
+        pieces: list[str] = []
         stopped = False
+
+        def show(piece: str) -> None:
+            pieces.append(piece)
+            on_text(piece)
 
         def on_token(token: int) -> bool:
             nonlocal stopped
-            on_text(stream.add(token))
+            show(stream.add(token))
             stopped = stop()
             return not stopped
 
         result = self._generate(ids, on_token)
-        on_text(stream.finish())
+        show(stream.finish())
         if stopped:
             result["stop_reason"] = "interrupted"
-        result = {"text": stream.text, **result}
-        self.messages.append({"role": "assistant", "content": stream.text})
+        text = "".join(pieces)
+        result = {"text": text, **result}
+        self.messages.append({"role": "assistant", "content": text})
         self.last = result
         return result
 

@@ -20,6 +20,7 @@ from .chat_template import MISSING, ChatTemplate, Messages
 from .errors import InvalidArgumentError, MalformedFileError, UnsupportedError
 from .generation import Emit, GenerationStream, PromptOutput, stop_strings, stop_tokens
 from .hub import local_path
+from .linear import open_device
 from .results import (
     ComparisonResult,
     GenerationChunk,

@@ -38,6 +38,11 @@ bool HasZeros(const ModuleRecord& record) { return record.module.spec.has_zeros;
 
 bool IsRotated(const ModuleRecord& record) { return record.module.spec.input_hadamard > 0; }
 
+bool HasGroupsOfFp8(const ModuleRecord& record) {
+  const WeightsSpec& spec = record.module.spec;
+  return spec.format == Format::kFp8E4M3 && spec.group_size < spec.k;
+}
+
 bool HasCodebook(const ModuleRecord& record) {
   return GetFormatInfo(record.module.spec.format).has_codebook;
 }
@@ -51,6 +56,10 @@ bool HasSuchScales(const ModuleRecord& record, ScaleType type) {
 }
 
 bool HasGlobalScale(const ModuleRecord& record) { return HasSuchScales(record, ScaleType::kE4M3); }
+
+bool HasExponentScales(const ModuleRecord& record) {
+  return HasSuchScales(record, ScaleType::kE8M0);
+}
 
 bool HasWideScales(const ModuleRecord& record) {
   return HasSuchScales(record, ScaleType::kF32) || HasSuchScales(record, ScaleType::kBf16);
@@ -79,6 +88,8 @@ constexpr Limit kLimits[] = {
     {"transformers",
      [](const ModuleRecord& record) { return IsExpert(record) && HasZeros(record); },
      "it reads experts without zeros"},
+    {"transformers", HasGroupsOfFp8, "it reads fp8_e4m3 with one group for all of k"},
+    {"transformers", HasExponentScales, "it makes bf16 weights of them, for models in bf16 alone"},
     {"transformers", HasGlobalScale,
      "it divides by a global scale, and the inverse of quantize's is seldom exact"},
 };

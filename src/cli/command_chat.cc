@@ -20,20 +20,22 @@ class ChatCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory, or a GGUF file");
     arguments.Model(&path_);
+    arguments.Group("Conversation");
     template_.Declare(arguments);
+    arguments.Flag("--no-stream", &no_stream_, "Show an answer when it is complete");
     arguments.Option("--max-tokens", &max_tokens_, {.least = 1}, "N",
                      "Tokens of an answer; default: as many as the context holds");
+    arguments.Group("Sampling");
     sampling_.Declare(arguments);
-    arguments.Flag("--no-stream", &no_stream_, "Show an answer when it is complete");
+    arguments.Group(RunArguments::kGroup);
     run_.Declare(arguments);
   }
 
+  Status Check(const Console& console) const override {
+    return CheckHasCodec(console, "chat", "");
+  }
+
   Status Run(Console& console) override {
-    if (!console.text_codecs()) {
-      return Status(Code::kUnsupported,
-                    "chat: this program has no tokenizer and no chat templates; use the command of "
-                    "the Python package");
-    }
     MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "chat", path_));
     ChatRequest request;
     request.directory = path_;

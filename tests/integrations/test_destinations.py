@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from test_exporters import (
+    SAMPLE,
     TYPES,
     mlx_logits,
     mlx_model,
@@ -42,7 +43,7 @@ def run(*words: object) -> None:
     assert _core.run_command(arguments, TextCodec) == 0
 
 
-def made_for(program: str, source: Path, folder: Path, *options: str) -> tuple[Path, Path]:
+def made_for(program: str, source: Path, folder: Path, *options: object) -> tuple[Path, Path]:
     """A directory quantized by the recipe that --for takes, and what --for writes."""
     out = folder / ("out.gguf" if program == "llama.cpp" else "out")
     recipe = folder / "recipe.json"
@@ -55,6 +56,7 @@ def made_for(program: str, source: Path, folder: Path, *options: str) -> tuple[P
 def transformers_model(out: Path) -> Any:
     if out.suffix == ".gguf":
         pytest.importorskip("gguf")
+        pytest.importorskip("accelerate")
         options: dict[str, Any] = {"gguf_file": out.name}
         out = out.parent
     else:
@@ -68,7 +70,8 @@ def transformers_model(out: Path) -> Any:
 def test_the_sample_has_the_same_text(
     wide: Path, tmp_path: Path, program: str, method: str
 ) -> None:
-    options = ("--method", method, "--calibration-tokens", "512") if method == "gptq" else ()
+    text = ("--calibration-ids", SAMPLE / "validation_tokens.txt", "--calibration-tokens", 2048)
+    options = ("--method", "gptq", *text) if method == "gptq" else ()
     quantized, out = made_for(program, wide, tmp_path, *options)
     if method == "gptq":  # Other codes than those of rounding.
         run("import", out, "-o", tmp_path / "imported")
@@ -104,8 +107,9 @@ def test_a_dense_model_has_the_same_logits(tmp_path: Path, program: str, case: s
 
 @pytest.mark.parametrize(
     "choice",
-    ["s8/g64/fp32", "int5/g32/fp32", "u4/g32/fp32", "fp8_e4m3/gK/fp32", "fp4_e2m1/g32/e8m0",
-     "fp6_e2m3/g32/e8m0", "fp8_e4m3/g32/e8m0"],
+    ["s8/g64/fp32", "int6/g128/fp32", "int5/g32/fp32", "int3/g64/fp32/sym", "int2/g32/fp32/sym",
+     "u4/g32/fp32", "fp8_e4m3/gK/fp32", "fp8_e4m3/g64/fp32", "fp4_e2m1/g32/e8m0",
+     "fp8_e4m3/g32/e8m0", "fp4_e2m1/g16/e4m3"],
 )
 @pytest.mark.parametrize("program", ["mlx-lm", "transformers"])
 def test_the_other_formats(wide: Path, tmp_path: Path, program: str, choice: str) -> None:

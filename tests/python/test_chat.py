@@ -308,18 +308,6 @@ def test_the_command_line_of_a_script_is_killed_by_ctrl_c(folder: Path) -> None:
         assert process.wait(60) == -signal.SIGINT
 
 
-def test_text_of_incomplete_characters(model: mm.Model) -> None:
-    text = "na\u00efve \u6771\u4eac \U0001f600 end"
-    tokens = model.tokenizer.encode(text, add_special_tokens=False)
-    stream = chat.AnswerStream(model.tokenizer, [5, 6, 7])
-    pieces = [stream.add(token) for token in tokens] + [stream.finish()]
-    assert "".join(pieces) == stream.text == text
-    assert not any("\ufffd" in piece for piece in pieces) and "" in pieces
-    cut = chat.AnswerStream(model.tokenizer, [])
-    shown = [cut.add(token) for token in model.tokenizer.encode("\u6771")[:-1]]
-    assert "".join(shown) == "" and "\ufffd" in cut.finish()
-
-
 def test_an_error_leaves_the_conversation(model: mm.Model) -> None:
     assert model.chat_template is not None
     talk = chat.Conversation(model._core, model.tokenizer, model.chat_template,
