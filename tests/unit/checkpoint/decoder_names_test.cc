@@ -68,7 +68,7 @@ TEST_F(DecoderNames, AQuantizedDirectoryHasTheNamesOfItsDequantizedCopy) {
   spec.k = 32;
   spec.n = 8;
   spec.group_size = 32;
-  spec.format = Format::kU4;
+  spec.format = Format::kS4;
   const auto names_of = [&](const std::string& module, const std::string& plain) {
     const std::string quantized = directory_ / "quantized";
     std::filesystem::remove_all(quantized);

@@ -112,7 +112,7 @@ TEST_F(SimulatedBatch, IsOneLaunch) {
   EXPECT_EQ(launches_.front().counters.threadgroups, 3 * 40 / 8);
   EXPECT_THAT(Launched({.m = 3, .bias = true}), ElementsAre("marlin_batched_gemv_4"));
   EXPECT_THAT(Launched({.m = 5, .n = 32, .gated = true}), ElementsAre("marlin_batched_gemv_8"));
-  EXPECT_THAT(Launched({.m = 5, .kernel = "marlin_gemm_fused"}),
+  EXPECT_THAT(Launched({.m = 5, .kernel = "marlin_gemm_fused_u4"}),
               ElementsAre("marlin_batched_gemm_direct_64x64"));
   EXPECT_THAT(Launched({.m = 5, .bias = true, .kernel = "marlin_gemm_staged"}),
               ElementsAre("marlin_batched_gemm_staged_2xf32"));
