@@ -192,8 +192,12 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
 
 
 def test_every_command_is_known() -> None:
+    how_to = (Path(__file__).parents[2] / "docs" / "howto" / "chat.md").read_text()
     for name in chat.COMMANDS:
         assert hasattr(chat.Chat, f"_command_{name}")
+        assert f"`/{name}" in how_to
+    for name in re.findall(r"`/(\w+)", how_to):
+        assert name in chat.COMMANDS
 
 
 @pytest.mark.parametrize("code, said, says", [
