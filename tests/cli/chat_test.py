@@ -11,9 +11,9 @@ class Chat(CommandTestCase):
     """The command says what is missing."""
 
     def test_it_needs_the_package(self) -> None:
-        self.refuse(USAGE, "chat", QWEN, says=("use the command of the Python package",))
+        self.refuse(USAGE, "chat", QWEN, says=("chat: needs a tokenizer, which the Python package",))
         self.refuse(USAGE, "generate", QWEN, "--chat", "--prompt", "a",
-                    says=("--prompt: this program has no tokenizer",))
+                    says=("--prompt: needs a tokenizer",))
 
     def test_wrong_use(self) -> None:
         self.refuse(USAGE, "chat", says=("MODEL",))
