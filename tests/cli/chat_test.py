@@ -11,7 +11,7 @@ class Chat(CommandTestCase):
     """The command says what is missing."""
 
     def test_it_needs_the_package(self) -> None:
-        self.refuse(USAGE, "chat", QWEN, says=("chat: needs a tokenizer, which the Python package",))
+        self.refuse(USAGE, "chat", QWEN, says=("chat: needs a tokenizer",))
         self.refuse(USAGE, "generate", QWEN, "--chat", "--prompt", "a",
                     says=("--prompt: needs a tokenizer",))
 
