@@ -231,7 +231,7 @@ TEST(Destination, RefusesAConfigBeforeQuantizing) {
   const Source source(config, false);
   for (const char* name : {"llama.cpp", "mlx-lm"}) {
     const Status status = RecipeFor(*FindDestination(name), source.checkpoint()).status();
-    EXPECT_EQ(status.code(), Code::kUnsupported);
+    EXPECT_FALSE(status.ok());
     EXPECT_NE(status.message().find("hidden_act"), std::string::npos) << status.message();
   }
   EXPECT_TRUE(RecipeFor(*FindDestination("transformers"), source.checkpoint()).ok());
