@@ -187,13 +187,20 @@ Result<MixedPrecisionConfig> RecipeFor(const Destination& destination, const Che
                           MixedPrecisionConfig::Uniform(choice.ToString()));
   recipe.set_name(fmt::format("for {}", destination.name));
   MARLIN_ASSIGN_OR_RETURN(const Planned planned, PlanFor(source, recipe));
+  Status refused;
+  bool any = false;
   for (const PlanUnit& unit : planned.plan.units) {
     if (unit.action != PlanUnit::Action::kQuantize) continue;
-    const bool loads = CheckRecord(destination, source, unit.record).ok();
-    if (loads && !IsQuantizedAgain(destination, unit.record)) continue;
+    const Status status = CheckRecord(destination, source, unit.record);
+    any = any || status.ok();
+    if (status.ok() && !IsQuantizedAgain(destination, unit.record)) continue;
     const FormatChoice other = SmallerChoice(destination, source, unit.record, choice);
+    any = any || !other.keep;
+    if (refused.ok()) refused = status;
     for (const size_t tensor : unit.sources) recipe.SetTensor(source.tensors()[tensor].name, other);
   }
+  // What no matrix passes is no matter of groups: the model itself has no form there.
+  if (!any && !refused.ok()) return refused.WithContext(Printable(source.path()));
   MARLIN_RETURN_IF_ERROR(CheckRecipeFor(destination, source, recipe));
   return recipe;
 }
