@@ -315,8 +315,8 @@ class QuantizeCommand final : public Command {
     if (assignment) {
       text += fmt::format(
           "--target-bpw {}: {:.4f} bits per weight, scales and zeros included, over the {} "
-          "parameters that "
-          "got a format\nKL of the choices, summed: {:.4f}; found in {:.1f} s of the time\n",
+          "parameters that got a format\n"
+          "KL of the choices, summed: {:.4f}; found in {:.1f} s of the time\n",
           target_.target(), assignment->bits_per_weight, FormatCount(assignment->weights),
           assignment->predicted_kl, search_seconds_);
     }
