@@ -63,7 +63,7 @@ def local_path(
     """
     if not isinstance(name, str | bytes) or os.path.lexists(name):
         return name
-    parts = _core.parse_hub_name(name)
+    parts: Any = _core.parse_hub_name(name)
     if parts is None:
         return name
     repository, revision, file = parts
