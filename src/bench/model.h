@@ -22,7 +22,7 @@ struct ModelBenchOptions {
   std::vector<int64_t> new_tokens = {64};  ///< A phase for each; 0: none.
   int64_t batch = 1;                       ///< Sequences per Forward call.
   bool profile = false;                    ///< Also times every operation.
-  TimingOptions timing;                    ///< How long to measure each phase.
+  TimingOptions timing = {};               ///< How long to measure each phase.
 };
 
 /// The operations of one kind in a Forward call.
