@@ -31,9 +31,7 @@ class ChatCommand final : public Command {
     run_.Declare(arguments);
   }
 
-  Status Check(const Console& console) const override {
-    return CheckHasCodec(console, "chat", "");
-  }
+  Status Check(const Console& console) const override { return CheckHasCodec(console, "chat", ""); }
 
   Status Run(Console& console) override {
     MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "chat", path_));

@@ -80,13 +80,13 @@ void AddBashGroup(const DeclaredCommand& group, BashCases* cases) {
   cases->groups += fmt::format(
       R"(    {0})
       if [[ $COMP_CWORD == 2 ]]; then
-        COMPREPLY=($(compgen -W "{1} --help" -- "$current"))
+        COMPREPLY=($(compgen -W "{1} {2}" -- "$current"))
         return
       fi
       command="{0} ${{COMP_WORDS[2]}}"
       ;;
 )",
-      group.names.front(), FirstNames(group.commands));
+      group.names.front(), FirstNames(group.commands), OptionWords(group));
 }
 
 void AddBashCases(const std::string& group, const DeclaredCommand& command, BashCases* cases) {

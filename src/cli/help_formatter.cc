@@ -87,7 +87,7 @@ class HelpFormatter final : public CLI::Formatter {
   std::string make_help(const CLI::App* app, std::string name,
                         CLI::AppFormatMode mode) const override {
     return make_description(app) + make_usage(app, std::move(name)) + make_positionals(app) +
-           OptionGroups(app) + make_subcommands(app, mode) + "\n" + make_footer(app);
+           make_subcommands(app, mode) + OptionGroups(app) + "\n" + make_footer(app);
   }
 
  private:

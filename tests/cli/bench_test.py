@@ -44,11 +44,12 @@ class BenchCommands(CommandTestCase):
         for option, owners in re.findall(r"^\| (`-.*?`) \| ([a-z, ]+) \| ", page, re.MULTILINE):
             for command in COMMANDS if owners == "all" else owners.split(", "):
                 documented[command].update(re.findall(r"--?[a-z-]+", option))
-        general = {"-h", "--help", "--json", "-q", "--quiet", "-v", "--verbose"}
+        general = {"-h", "--help", "--json", "-q", "--quiet", "-v", "--verbose",
+                   "--offline"}
         for command in COMMANDS:
             text = self.succeed("bench", command, "--help").split("Example:")[0]
-            names = [line.split()[0] for line in text.splitlines() if line.startswith("  -")]
-            shown = {name for each in names for name in each.split(",")}
+            names = re.findall(r"^  (-.*?)(?: [^-]|  |$)", text, re.MULTILINE)
+            shown = {name for each in names for name in each.split(", ")}
             self.assertEqual(documented[command], shown - general, command)
 
     def test_options_of_another_command(self) -> None:

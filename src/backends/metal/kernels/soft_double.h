@@ -65,6 +65,13 @@ static inline Wide Multiply(Wide a, Wide b) {
   return Normalized(MultiplyHigh(a.mantissa, b.mantissa), a.exponent + b.exponent + 1);
 }
 
+/// mantissa / 2^(1 + shift), shift < 64, whose last bit also says whether any bit is shifted out:
+/// what rounds a sum afterwards sees a tie only where there is one.
+static inline ulong Aligned(ulong mantissa, int shift) {
+  const ulong shifted = mantissa >> 1 >> shift;
+  return shifted << shift << 1 == mantissa ? shifted : shifted | 1ul;
+}
+
 static inline Wide Add(Wide a, Wide b) {
   if (a.mantissa == 0) return b;
   if (b.mantissa == 0) return a;
@@ -73,7 +80,7 @@ static inline Wide Add(Wide a, Wide b) {
   const Wide smaller = swap ? a : b;
   const int shift = larger.exponent - smaller.exponent;
   if (shift > 63) return larger;
-  return Normalized((larger.mantissa >> 1) + (smaller.mantissa >> 1 >> shift), larger.exponent + 1);
+  return Normalized((larger.mantissa >> 1) + Aligned(smaller.mantissa, shift), larger.exponent + 1);
 }
 
 /// 1 / a, for a > 0: an estimate in fp32, and two steps of Newton's method, x (2 - a x).
@@ -141,9 +148,7 @@ static inline ulong AddDoubles(ulong a, ulong b) {
   const Wide y = WideOf(smaller & ~kTopBit, kDoubleDigits, kDoubleLeast);
   if (y.mantissa == 0) return larger;
   // 11 bits are free: one for the carry, and for the last, whether any bit is shifted out.
-  const int shift = metal::min(x.exponent - y.exponent, 63);
-  const ulong shifted = y.mantissa >> 1 >> shift;
-  const ulong aligned = shifted << shift << 1 == y.mantissa ? shifted : shifted | 1ul;
+  const ulong aligned = Aligned(y.mantissa, metal::min(x.exponent - y.exponent, 63));
   const bool differ = ((a ^ b) & kTopBit) != 0;
   const ulong mantissa = (x.mantissa >> 1) + (differ ? 0ul - aligned : aligned);
   if (mantissa == 0) return 0;
