@@ -1,7 +1,6 @@
 // Builds without the simulator: everything says so.
 #include "metal_sim/launch.h"
 #include "metal_sim/metal_program.h"
-#include "metal_sim/temporary_folder.h"
 #include "metal_sim/type_check.h"
 
 namespace metal_sim {
@@ -14,7 +13,6 @@ Status NotBuilt() {
 
 }  // namespace
 
-TemporaryFolder::~TemporaryFolder() = default;  // None is made.
 Status MetalCompiler::Check(const std::string& /*named*/) { return NotBuilt(); }
 
 Result<std::vector<std::string>> TypeCheck(const std::filesystem::path&, const CompileOptions&) {
