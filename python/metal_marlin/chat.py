@@ -474,7 +474,7 @@ def _path(command: str, argument: str) -> Path:
     except ValueError as error:
         raise InvalidArgumentError(f"{command}: {error}") from None
     if len(words) != 1:
-        raise InvalidArgumentError(f"{command}: expected a file, got {len(words)} words")
+        raise InvalidArgumentError(f"{command}: expected one file name, got {len(words)}")
     return Path(words[0]).expanduser()
 
 

@@ -34,7 +34,7 @@ AnyPath = str | bytes | os.PathLike[Any]
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: {"role": "system" | "user" | "assistant" | "tool", "content": ...}, ..."""
 
-MISSING = "no chat template: use --prompt, or --chat-template FILE"
+MISSING = "no chat template: pass --chat-template FILE, or use generate without --chat"
 _FILE = "chat_template.jinja"
 _MORE_FILES = "additional_chat_templates"
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",

@@ -55,6 +55,8 @@ def read_model_file(path: Path, *, contained: bool = False) -> bytes | None:
 def _read_tokenizer(path: Path) -> bytes:
     content = read_model_file(path)
     if content is None:
+        if not path.parent.exists():
+            raise FileError(f"{path.parent}: no such file or directory")
         raise FileError(f"{path}: no tokenizer; token ids can be used instead")
     return content
 

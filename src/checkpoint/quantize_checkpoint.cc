@@ -352,8 +352,8 @@ Status CheckQuantizable(const Checkpoint::Impl& source, const QuantizeCheckpoint
   }
   if (source.quant_method.empty()) return {};
   return Status(Code::kInvalidArgument,
-                fmt::format("{}: is quantized already, with {}", Printable(source.path),
-                            Printable(source.quant_method)));
+                fmt::format("{}: is quantized already, with {}; dequantize it first",
+                            Printable(source.path), Printable(source.quant_method)));
 }
 
 /// The model_type, if it is given and the decoder cannot run it.

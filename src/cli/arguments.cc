@@ -183,8 +183,8 @@ struct GeneralFlags {
     arguments.Group(kGeneralGroup);
     if (!arguments.models().empty()) {
       arguments.Flag("--offline", &offline,
-                     "A model org/name[@revision][:file] of the Hugging Face Hub, which is "
-                     "downloaded once, must be in its cache");
+                     "Download nothing: a model org/name[@revision][:file] of the Hugging Face "
+                     "Hub is read from its cache");
     }
     arguments.Flag("--json", &json, "Print one JSON document on stdout and nothing else");
     arguments.Flag("-q,--quiet", &quiet, "Print no progress and no messages");

@@ -68,7 +68,7 @@ class Output {
 class GenerateCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("MODEL", &path_, "A plain or quantized directory");
+    arguments.Positional("MODEL", &path_, "A plain or quantized directory, or a GGUF file");
     arguments.Model(&path_);
     arguments.Group("Prompt");
     arguments.Option("--prompt", &prompt_, "TEXT", "The text to continue; prints text");

@@ -17,7 +17,7 @@ namespace {
 class PerplexityCommand final : public Command {
  public:
   void Declare(ArgumentList& arguments) override {
-    arguments.Positional("MODEL", &path_, "A plain or quantized directory");
+    arguments.Positional("MODEL", &path_, "A plain or quantized directory, or a GGUF file");
     arguments.Model(&path_);
     arguments.Group(CorpusArguments::kGroup);
     corpus_.Declare(arguments);

@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
+#include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "base/macros.h"
@@ -31,12 +33,13 @@ std::string IntermediateDirectory(const std::string& output) {
 }
 
 void DestinationArgument::Declare(ArgumentList& arguments) {
-  std::vector<std::string_view> names;
-  for (const Destination& destination : AllDestinations()) names.push_back(destination.name);
+  std::vector<std::string> names;
+  for (const Destination& destination : AllDestinations()) names.emplace_back(destination.name);
   arguments.Option("--for", &name_, "PROGRAM",
                    fmt::format("Write what a program loads, in a recipe that it loads: {}",
                                fmt::join(names, ", "))
                        .c_str());
+  arguments.Choices(std::move(names));
 }
 
 Status DestinationArgument::Check(const std::string& output, bool overwrite) const {

@@ -227,10 +227,10 @@ std::string FormatMetalScalar(MetalScalar type, const uint8_t* bytes) {
 }
 
 void MetalLaunchArguments::Declare(ArgumentList& arguments) {
-  arguments.Option("--grid", &grid_, "X,Y,Z", "Threadgroups (default 1)");
+  arguments.Option("--grid", &grid_, "X,Y,Z", "Threadgroups");
   arguments.Option("--grid-threads", &grid_threads_, "X,Y,Z",
                    "Total threads instead; threadgroups at the edges may be smaller");
-  arguments.Option("--threads", &threads_, "X,Y,Z", "Threads per threadgroup (default 32)");
+  arguments.Option("--threads", &threads_, "X,Y,Z", "Threads per threadgroup");
   arguments.Option("--buffer", &buffer_texts_, "INDEX=TYPE:COUNT[:CONTENT]",
                    "Content: zeros, ones, iota, random, none; or INDEX=TYPE:@FILE");
   arguments.Option("--value", &value_texts_, "INDEX=TYPE:V,V", "Bytes of a constant argument");

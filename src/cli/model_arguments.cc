@@ -104,7 +104,7 @@ void RunArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--prepared", &prepared_, "FILE",
                    "MODEL's weights from `prepare`, mapped instead of prepared again");
   arguments.Option("--gpu-memory", &gpu_memory_, "SIZE",
-                   "Memory of a GPU for weights and KV cache, 24GB; default: what is free");
+                   "Memory of a GPU for weights and KV cache, such as 24GB; default: what is free");
   arguments.Option("--host-experts", &host_experts_, "N|auto",
                    "Experts of every layer that the CPU computes; auto: those that do not fit");
   arguments.Option("--frequencies", &frequencies_, "FILE",

@@ -93,8 +93,13 @@ def test_an_answer_fills_the_context(model: mm.Model) -> None:
     assert len(prompt) + len(made["token_ids"]) == model.info["max_positions"] + 1
 
 
+def test_a_missing_model(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    assert f"{missing}: no such file or directory" in refused(3, "chat", missing, said="a\n")
+
+
 def test_a_model_without_a_template(tmp_path: Path) -> None:
-    says = "no chat template: use --prompt, or --chat-template FILE"
+    says = "no chat template: pass --chat-template FILE, or use generate without --chat"
     with pytest.raises(mm.UnsupportedError, match=says):
         mm.load(SAMPLE, verbose=False).chat([USER])
     assert says in refused(1, "generate", SAMPLE, "--chat", "--prompt", "a")
@@ -210,7 +215,7 @@ def test_every_command_is_known() -> None:
     (1, "/undo", "/undo: there is no message"),
     (1, "/retry", "/retry: there is no message to answer"),
     (1, "/stats now", "/stats: takes no argument, got 'now'"),
-    (1, "/save", "/save: expected a file, got 0 words"),
+    (1, "/save", "/save: expected one file name, got 0"),
     (1, "/save /", "/save: / exists"),
     (3, "/save /absent/file", "/save: /absent/file: No such file"),
     (3, "/load /absent", "/load: /absent: No such file"),
