@@ -354,6 +354,11 @@ class _Worker:
             data += piece
         return bytes(data)
 
+    def kill(self) -> None:
+        """Ends the process without waiting for it to end itself."""
+        self._process.kill()
+        self.end()
+
     def end(self) -> int:
         """Ends the process; returns its exit code, or minus the signal that had ended it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -381,8 +386,7 @@ def _forget() -> None:
 def _end() -> None:
     global _running
     if _running is not None:
-        _running._process.kill()
-        _running.end()
+        _running.kill()
         _running = None
 
 
@@ -404,11 +408,18 @@ def _render(text: str, variables: dict[str, Any], source: str) -> str:
     with _lock:
         if _running is None:
             _running = _Worker()
-        answer = _running.ask(request, _WAIT_SECONDS)
+        process, _running = _running, None
+        try:
+            answer = process.ask(request, _WAIT_SECONDS)
+        except BaseException:
+            # Ctrl-C: its answer, which comes later, must not be that to another request.
+            process.kill()
+            raise
         code = 0
         if answer is None:
-            code = _running.end()
-            _running = None
+            code = process.end()
+        else:
+            _running = process
     if answer is not None and answer[:1] == worker.TEXT:
         return answer[1:].decode(errors="replace")
     raise _failure(answer or b"", code, source)

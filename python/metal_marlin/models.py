@@ -6,7 +6,7 @@ import functools
 import operator
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
@@ -215,6 +215,10 @@ class Model:
                     f"the model has 0..{largest}"
                 )
             return ids
+        # Their elements are numbers, or have no order.
+        if isinstance(prompt, bytes | bytearray | Mapping | Set):
+            kind = type(prompt).__name__
+            raise InvalidArgumentError(f"{name}: expected text or token ids, got {kind}")
         try:
             ids = [operator.index(token) for token in prompt]
         except TypeError as error:
@@ -507,7 +511,12 @@ def _with_index(
     if function is None:
         return None
     given = function
-    return lambda index, value: (given(index, value) if batch else given(value)) is not False
+
+    def goes_on(index: int, value: Any) -> bool:
+        answer = given(index, value) if batch else given(value)
+        return bool(answer) if isinstance(answer, np.bool_) else answer is not False
+
+    return goes_on
 
 
 def _text_listener(
