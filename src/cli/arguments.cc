@@ -286,8 +286,8 @@ std::string VersionText(const Console& console) {
                                            : "C++ program, without tokenizers");
 }
 
-/// The words of a command line with "--name=" as two, "--name" and "": CLI11 takes the next word for
-/// a value that is empty.
+/// The words of a command line with "--name=" as two, "--name" and "": CLI11 takes the next word
+/// for a value that is empty.
 std::vector<std::string> WithEmptyValues(std::span<char* const> words) {
   std::vector<std::string> split;
   bool options = true;
