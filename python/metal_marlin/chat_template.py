@@ -123,7 +123,10 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other"
             )
         text = self.text(tools)
-        chat = [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+        try:
+            chat = [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+        except RecursionError:
+            raise InvalidArgumentError("messages: are nested too deeply") from None
         last = _mark_last(chat) if continue_final_message else ""
         values = {
             **self.special_tokens,
@@ -207,7 +210,12 @@ def _given(given: AnyPath, templates: Mapping[str, str]) -> tuple[str, str]:
     if isinstance(given, str) and ("{" in given or "\n" in given):
         return "chat_template", given
     path = Path(name)
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError:  # A text that is too long for a name.
+        is_file = False
+    if not is_file:
+        name = name if len(name) <= 200 else f"{name[:200]}..."
         names = f"; the model's own are {', '.join(sorted(templates))}" if templates else ""
         raise FileError(f"chat template: {name}: no such file{names}")
     try:
@@ -223,6 +231,16 @@ def _decoded(path: Path, content: bytes) -> str:
         return content.decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise MalformedFileError(f"{path}: {error}") from None
+
+
+def check_variables(name: str, variables: Any, taken: Sequence[str]) -> dict[str, Any]:
+    """Further variables of a template, by names that are not `taken`."""
+    if not isinstance(variables, Mapping):
+        raise InvalidArgumentError(f"{name}: expected an object, got {type(variables).__name__}")
+    for key in variables:
+        if not isinstance(key, str) or key in taken:
+            raise InvalidArgumentError(f"{name}: cannot set {key!r:.40}")
+    return dict(variables)
 
 
 def _plain(name: str, value: Any) -> Any:
