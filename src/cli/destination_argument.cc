@@ -37,6 +37,7 @@ void DestinationArgument::Declare(ArgumentList& arguments) {
                    fmt::format("Write what a program loads, in a recipe that it loads: {}",
                                fmt::join(names, ", "))
                        .c_str());
+  arguments.Choices({names.begin(), names.end()});
 }
 
 Status DestinationArgument::Check(const std::string& output, bool overwrite) const {
