@@ -10,6 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from . import _core
 from ._arrays import call
 from ._core import MixedPrecisionConfig
@@ -26,11 +28,14 @@ _OPTIONS = {"shard_bytes": "shard-size"}
 def path_bytes(name: str, path: Any) -> bytes:
     """A path as the system's bytes. Errors: InvalidArgumentError for what is no path."""
     try:
-        return os.fsencode(path)
+        encoded = os.fsencode(path)
     except (TypeError, UnicodeError):
         raise InvalidArgumentError(
             f"{name}: expected a path of str, bytes or os.PathLike, got {type(path).__name__}"
         ) from None
+    if b"\0" in encoded:  # Where the system would end the path.
+        raise InvalidArgumentError(f"{name}: a path cannot hold a NUL, got {path!r:.80}")
+    return encoded
 
 
 def path_text(path: AnyPath) -> str:
@@ -47,7 +52,10 @@ def run_command(
     names of the options as those of the function's arguments.
     """
     words = [command.encode(), b"--json"]
-    for name, value in options.items():
+    for name, given in options.items():
+        value = given.item() if isinstance(given, np.generic) else given
+        if value in ("", b""):  # The command would take the next word for the value.
+            raise InvalidArgumentError(f"{name}: expected a value, got {value!r}")
         option = f"--{_OPTIONS.get(name, name.replace('_', '-'))}"
         if value is True:
             words.append(option.encode())

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import _core
 from ._arrays import call, options
-from .chat_template import MISSING, AnyPath, ChatTemplate
+from .chat_template import MISSING, AnyPath, ChatTemplate, check_variables
 from .errors import (
     FileError,
     InvalidArgumentError,
@@ -43,11 +43,7 @@ def parse_variables(text: str | None) -> dict[str, Any]:
         variables = json.loads(text) if text else {}
     except ValueError as error:
         raise InvalidArgumentError(f"--chat-template-kwargs: {error}") from None
-    if not isinstance(variables, dict):
-        raise InvalidArgumentError(
-            f"--chat-template-kwargs: expected an object, got {type(variables).__name__}"
-        )
-    return variables
+    return check_variables("--chat-template-kwargs", variables, ("self", "messages"))
 
 
 class Conversation:

@@ -123,7 +123,10 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other"
             )
         text = self.text(tools)
-        chat = [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+        try:
+            chat = [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+        except RecursionError:
+            raise InvalidArgumentError("messages: are nested too deeply") from None
         last = _mark_last(chat) if continue_final_message else ""
         values = {
             **self.special_tokens,
@@ -207,7 +210,12 @@ def _given(given: AnyPath, templates: Mapping[str, str]) -> tuple[str, str]:
     if isinstance(given, str) and ("{" in given or "\n" in given):
         return "chat_template", given
     path = Path(name)
-    if not path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError:  # A text that is too long for a name.
+        is_file = False
+    if not is_file:
+        name = name if len(name) <= 200 else f"{name[:200]}..."
         names = f"; the model's own are {', '.join(sorted(templates))}" if templates else ""
         raise FileError(f"chat template: {name}: no such file{names}")
     try:
@@ -223,6 +231,16 @@ def _decoded(path: Path, content: bytes) -> str:
         return content.decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise MalformedFileError(f"{path}: {error}") from None
+
+
+def check_variables(name: str, variables: Any, taken: Sequence[str]) -> dict[str, Any]:
+    """Further variables of a template, by names that are not `taken`."""
+    if not isinstance(variables, Mapping):
+        raise InvalidArgumentError(f"{name}: expected an object, got {type(variables).__name__}")
+    for key in variables:
+        if not isinstance(key, str) or key in taken:
+            raise InvalidArgumentError(f"{name}: cannot set {key!r:.40}")
+    return dict(variables)
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -354,6 +372,11 @@ class _Worker:
             data += piece
         return bytes(data)
 
+    def kill(self) -> None:
+        """Ends the process without waiting for it to end itself."""
+        self._process.kill()
+        self.end()
+
     def end(self) -> int:
         """Ends the process; returns its exit code, or minus the signal that had ended it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -381,8 +404,7 @@ def _forget() -> None:
 def _end() -> None:
     global _running
     if _running is not None:
-        _running._process.kill()
-        _running.end()
+        _running.kill()
         _running = None
 
 
@@ -404,11 +426,18 @@ def _render(text: str, variables: dict[str, Any], source: str) -> str:
     with _lock:
         if _running is None:
             _running = _Worker()
-        answer = _running.ask(request, _WAIT_SECONDS)
+        process, _running = _running, None
+        try:
+            answer = process.ask(request, _WAIT_SECONDS)
+        except BaseException:
+            # Ctrl-C: its answer, which comes later, must not be that to another request.
+            process.kill()
+            raise
         code = 0
         if answer is None:
-            code = _running.end()
-            _running = None
+            code = process.end()
+        else:
+            _running = process
     if answer is not None and answer[:1] == worker.TEXT:
         return answer[1:].decode(errors="replace")
     raise _failure(answer or b"", code, source)

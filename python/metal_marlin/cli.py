@@ -33,6 +33,10 @@ class _Codec(TextCodec):
 
 def main() -> int:
     """Runs this process's command line; returns the exit code."""
+    # A stream that the caller closed is None, and print(file=None) writes to another.
+    sys.stdin = sys.stdin or open(os.devnull)
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
     # Let Ctrl-C end the command as it ends any program; Python would only set a flag.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Pass the original bytes: a path need not be UTF-8.

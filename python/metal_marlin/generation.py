@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +19,8 @@ Emit = Callable[[GenerationChunk | None], object]
 
 def stop_strings(stop: str | Sequence[str] | None) -> list[str]:
     """The stop strings of `generate`. Errors: InvalidArgumentError for anything but texts."""
+    if stop is not None and not isinstance(stop, Iterable) or isinstance(stop, bytes):
+        raise InvalidArgumentError(f"stop: expected texts, got {stop!r}")
     stops = [stop] if isinstance(stop, str) else list(stop or ())
     for text in stops:
         if not isinstance(text, str) or not text:

@@ -6,7 +6,7 @@ import functools
 import operator
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
@@ -16,7 +16,7 @@ from . import _core
 from ._arrays import call, options
 from ._core import Device
 from ._documents import AnyPath, Progress, listening
-from .chat_template import MISSING, ChatTemplate, Messages
+from .chat_template import MISSING, ChatTemplate, Messages, check_variables
 from .errors import InvalidArgumentError, MalformedFileError, UnsupportedError
 from .generation import Emit, GenerationStream, PromptOutput, stop_strings, stop_tokens
 from .hub import local_path
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]
 Prompts = list[str] | list[list[int]] | list[Prompt] | tuple[Prompt, ...]
 _HOST_EXPERTS_AUTO = -1  # kHostExpertsAuto of model.h.
+# The arguments of ChatTemplate.render, which chat_template_kwargs cannot set.
+_TAKEN = ("self", "messages", "tools", "documents", "add_generation_prompt",
+          "continue_final_message")  # fmt: skip
 # What the core says of a model that asks for nothing else.
 _GREEDY = {
     "temperature": 0.0,
@@ -183,6 +186,11 @@ class Model:
         template = given or self.chat_template
         if template is None:
             raise UnsupportedError(f"{self.path}: {MISSING}")
+        variables = check_variables("chat_template_kwargs", chat_template_kwargs or {}, _TAKEN)
+        if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+            raise InvalidArgumentError(
+                f"messages: expected a list, got {type(messages).__name__}"
+            )
         batch = bool(messages) and isinstance(messages[0], list | tuple)
         chats: list[Any] = list(messages) if batch else [messages]
         prompts = [
@@ -192,7 +200,7 @@ class Model:
                 documents=documents,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **chat_template_kwargs or {},
+                **variables,
             )
             for chat in chats
         ]
@@ -215,6 +223,10 @@ class Model:
                     f"the model has 0..{largest}"
                 )
             return ids
+        # Their elements are numbers, or have no order.
+        if isinstance(prompt, bytes | bytearray | Mapping | Set):
+            kind = type(prompt).__name__
+            raise InvalidArgumentError(f"{name}: expected text or token ids, got {kind}")
         try:
             ids = [operator.index(token) for token in prompt]
         except TypeError as error:
@@ -507,7 +519,12 @@ def _with_index(
     if function is None:
         return None
     given = function
-    return lambda index, value: (given(index, value) if batch else given(value)) is not False
+
+    def goes_on(index: int, value: Any) -> bool:
+        answer = given(index, value) if batch else given(value)
+        return bool(answer) if isinstance(answer, np.bool_) else answer is not False
+
+    return goes_on
 
 
 def _text_listener(

@@ -139,6 +139,10 @@ class TextCodec:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text, with the special tokens that the tokenizer adds to one (BOS)."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"text: {error}") from None
         encoded = self._call(
             lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         )

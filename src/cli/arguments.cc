@@ -10,7 +10,9 @@
 #include <memory>
 #include <new>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/checked.h"
 #include "base/macros.h"
@@ -284,6 +286,21 @@ std::string VersionText(const Console& console) {
                                            : "C++ program, without tokenizers");
 }
 
+/// The words of a command line with "--name=" as two, "--name" and "": CLI11 takes the next word
+/// for a value that is empty.
+std::vector<std::string> WithEmptyValues(std::span<char* const> words) {
+  std::vector<std::string> split;
+  bool options = true;
+  for (const std::string_view word : words) {
+    options = options && word != "--";
+    const bool is_empty = options && word.size() > 3 && word.starts_with("--") &&
+                          word.find('=') == word.size() - 1;
+    split.emplace_back(is_empty ? word.substr(0, word.size() - 1) : word);
+    if (is_empty) split.emplace_back();
+  }
+  return split;
+}
+
 int ParseAndRun(int argc, char** argv, const ModelResolver& resolver, Console& console) {
   CLI::App app("Shrinks LLM checkpoints to 2-8 bits, measures what that costs, and runs them.",
                "metal-marlin");
@@ -294,10 +311,13 @@ int ParseAndRun(int argc, char** argv, const ModelResolver& resolver, Console& c
   app.require_subcommand(1);
   app.formatter(MakeHelpFormatter());
   CommandParsers parsers(app);
+  const std::span<char* const> words(argv, static_cast<size_t>(argc));
+  const std::vector<std::string> whole = WithEmptyValues(words);
+  std::vector<const char*> pointers;
+  for (const std::string& word : whole) pointers.push_back(word.c_str());
   try {
-    app.parse(argc, argv);
+    app.parse(static_cast<int>(pointers.size()), pointers.data());
   } catch (const CLI::ParseError& error) {
-    const std::span<char* const> words(argv, static_cast<size_t>(argc));
     return AnswerParseError(app, words.subspan(1), error, console);
   }
   return console.Finish(parsers.Run(resolver, console));

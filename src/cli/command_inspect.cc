@@ -132,7 +132,9 @@ std::string MergedList(const std::vector<ListedTensor>& tensors) {
       continue;
     }
     named.push_back(&tensor);
-    names.push_back({tensor.name, tensor.FormatText() + " " + tensor.shape.ToString()});
+    // Scales and zeros are no part of the format's text.
+    names.push_back({tensor.name, fmt::format("{} {} {}", tensor.FormatText(),
+                                              tensor.shape.ToString(), tensor.BitsPerWeight())});
   }
   Table list({"tensor", "format", "shape", "tensors", "bits/weight", "size"}, 3);
   for (const NameRange& range : MergeNames(names)) {

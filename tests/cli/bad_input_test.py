@@ -32,6 +32,12 @@ class WrongUse(CommandTestCase):
             self.assertEqual(done.returncode, 0)
             self.assertIn("Example:", done.stdout)
 
+    def test_an_empty_value_is_not_the_next_word(self) -> None:
+        out = str(self.directory / "out")
+        self.refuse(USAGE, "quantize", QWEN, "-o", out, "--recipe=", "--quiet", says=("''",))
+        self.refuse(USAGE, "plan", "--memory=", QWEN, says=("''",))
+        self.refuse(USAGE, "generate", QWEN, "--tokens=1", "--max-tokens=", says=("''",))
+
     def test_formats_and_groups(self) -> None:
         out = self.directory / "out"
         for options, text in (

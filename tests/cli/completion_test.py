@@ -75,6 +75,7 @@ class Completion(CommandTestCase):
 
     def test_values(self) -> None:
         self.assertEqual(self.offers("quantize", "m", "--format", "nf"), ["nf4", "nf3", "nf2"])
+        self.assertEqual(self.offers("quantize", "m", "--for", "v"), ["vllm"])
         # bash splits at the sign.
         self.assertEqual(self.offers("quantize", "m", "--method", "=", "gp"), ["gptq"])
         self.assertEqual(self.offers("quantize", "m", "--method", "="),

@@ -58,6 +58,15 @@ class Inspect(CommandTestCase):
                                  "model.layers.1.self_attn.q_proj.weight": "fp4_e2m1/g64",
                                  "model.layers.3.self_attn.q_proj.weight": "bf16"})
 
+    def test_layers_with_other_scales_stay_apart(self) -> None:
+        out = self.directory / "out"
+        self.succeed("quantize", QWEN, "-o", out, "--recipe", "uniform:s4/g32", "--override",
+                     r"layers\.0\.self_attn\.q_proj=s4/g32/fp32")
+        rows = {row[0]: row[1:] for row in self.rows(self.succeed("inspect", out), "tensor")}
+        bits = {name: row[3] for name, row in rows.items() if "q_proj" in name}
+        self.assertEqual(bits, {"model.layers.0.self_attn.q_proj.weight": "5.000",
+                                "model.layers.1-3.self_attn.q_proj.weight": "4.500"})
+
     def test_norms_are_counted(self) -> None:
         text = self.succeed("inspect", QWEN)
         self.assertNotIn("norm.weight", text)

@@ -18,7 +18,7 @@ from typing import Any
 import metal_marlin as mm
 import pytest
 from metal_marlin import chat
-from metal_marlin.errors import InvalidArgumentError
+from metal_marlin.errors import FileError, InvalidArgumentError
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-qwen3-moe"
 COMMAND = [sys.executable, "-m", "metal_marlin.cli"]
@@ -332,3 +332,27 @@ def test_an_error_leaves_the_conversation(model: mm.Model) -> None:
         talk.answer(print, lambda: False)
     made = talk.ask("And God said", lambda piece: None, lambda: False)
     assert made["text"] == model.chat([USER], 4)["text"]
+
+
+@pytest.mark.parametrize("variables", [{"messages": []}, {"self": 1}, {"tools": 1}, "abc", [1]])
+def test_variables_that_are_none(model: mm.Model, variables: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="^chat_template_kwargs: "):
+        model.chat([USER], 2, chat_template_kwargs=variables)
+
+
+def test_variables_that_are_none_on_the_command_line(folder: Path) -> None:
+    done = run("generate", folder, "--prompt=a", "--chat", "--chat-template-kwargs",
+               '{"messages": 1}')
+    assert done.returncode == 1
+    assert "--chat-template-kwargs: cannot set 'messages'" in done.stderr
+
+
+def test_conversations_that_are_none(model: mm.Model) -> None:
+    deep: list[Any] = []
+    deep.append({"role": "user", "content": deep})
+    wrong: Any
+    for wrong in (deep, USER, "Hello", iter([USER]), 5):
+        with pytest.raises(InvalidArgumentError, match="^messages"):
+            model.chat(wrong, 2)
+    with pytest.raises(FileError, match=r"a\.\.\.: no such file"):
+        model.chat([USER], 2, chat_template="a" * 5000)

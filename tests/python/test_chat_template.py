@@ -255,3 +255,23 @@ def test_importing_starts_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                           check=True)
     assert done.stdout == "None False\n"
+
+
+def test_an_interrupted_render_leaves_no_answer_to_the_next() -> None:
+    assert render("warm") == "warm"
+    loops = "{% for a in range(90000) %}{{ '' }}{% endfor %}" * 4
+    worker = chat_template._running
+    assert worker is not None
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.005)
+        with pytest.raises(KeyboardInterrupt):
+            render(loops + "old")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert render("new") == "new"

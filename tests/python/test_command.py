@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-qwen3-moe"
 
 
 def run(*arguments: str) -> str:
@@ -23,3 +29,13 @@ def test_it_prints_completions() -> None:
                         ("fish", "complete -c metal-marlin -f\n")):
         script = run("completion", shell)
         assert line in script and "quantize" in script
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_closed_stream_is_an_empty_one(closed: str) -> None:
+    words = [sys.executable, "-m", "metal_marlin.cli", "chat", str(SAMPLE), "--max-tokens", "3",
+             "--device", "cpu", "--chat-template", "{{ messages[0].content }}"]
+    done = subprocess.run(["sh", "-c", f"{shlex.join(words)} {closed}"], input="Hello\n",
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "error" not in done.stderr and "cut" not in done.stdout

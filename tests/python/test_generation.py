@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import metal_marlin as mm
+import numpy as np
 import pytest
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-qwen3-moe"
@@ -213,3 +214,16 @@ if {kept == "_"}:
     assert (done.returncode, done.stderr) == (0, "")
     # The thread ended before the program did, and long before its texts.
     assert done.stdout == ("interrupted\n" if kept == "_" else "") + "True\n"
+
+
+def test_false_of_numpy_stops_as_well(model: mm.Model) -> None:
+    for name in ("on_text", "callback"):
+        result = model.generate(PROMPT, 20, **{name: lambda _: np.False_})
+        assert result.stop_reason == "stopped"
+        assert len(model.generate(PROMPT, 5, **{name: lambda _: np.True_}).token_ids) == 5
+
+
+@pytest.mark.parametrize("stop", [b"a", 5, [5], [b"a"], "\ud800", ["a", ""]])
+def test_stop_strings_are_texts(model: mm.Model, stop: Any) -> None:
+    with pytest.raises(mm.InvalidArgumentError):
+        model.generate(PROMPT, 5, stop=stop)

@@ -207,6 +207,8 @@ def test_a_path_with_a_nul(tmp_path: Path) -> None:
             lambda name=name: mm.quantize_model(SAMPLE, tmp_path / "out", name),
             lambda name=name: mm.load(name),
             lambda name=name: mm.Checkpoint(name),
+            lambda name=name: mm.inspect(name),
+            lambda name=name: mm.export_model(SAMPLE, name, "gguf"),
             lambda name=name: mm.MixedPrecisionConfig.from_file(name),
         ):
             assert "NUL" in refuse(mm.InvalidArgumentError, call)
@@ -328,7 +330,7 @@ def test_prompts_that_are_none(model: mm.Model) -> None:
     vocab = model.info["vocab_size"]
     for prompt in ([vocab], [-1], [2**31], [2**70], [1, "x"], [1.5], 5, None, [], object(), [None],
                    [[]], [[1], 2], [[1], [vocab]], [[1], ["x"]], [[[1]]], [[1], None], [""],
-                   ["a", 5], [b"a"]):
+                   ["a", 5], [b"a"], b"ab", bytearray(b"a"), {1: 2}, {1, 2}, "\ud800"):
         refuse(mm.InvalidArgumentError, model.generate, prompt, 2)
     for prompt, says in (([[1], [vocab]], f"prompts[1]: token 0 is {vocab}, expected 0.."),
                          ([[1], []], "prompts[1]: no tokens"),
@@ -502,6 +504,21 @@ def test_a_text_that_is_no_utf8(tmp_path: Path) -> None:
     done = subprocess.run([COMMAND, "perplexity", SAMPLE, "--text", tmp_path / "text"],
                           capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
+def test_values_of_options(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for call in (
+        lambda: mm.export_model(SAMPLE, out, ""),
+        lambda: mm.export_model(SAMPLE, "", "gguf"),
+        lambda: mm.verify(SAMPLE, ""),
+        lambda: mm.dequantize_model(SAMPLE, out, dtype=""),
+        lambda: mm.plan(SAMPLE, "", bandwidth=1.0),
+    ):
+        assert "expected a value, got ''" in refuse(mm.InvalidArgumentError, call)
+    numbers = mm.plan(SAMPLE, bandwidth=np.float32(100), memory=np.int64(1 << 30))
+    assert numbers == mm.plan(SAMPLE, bandwidth=100, memory=1 << 30)
+    assert mm.export_model(SAMPLE, out, "gguf", overwrite=np.True_)
 
 
 def test_gpu_memory_is_a_size() -> None:
