@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 from typing import Any
 
 from . import _core
@@ -27,7 +26,7 @@ def quantize_for(
 ) -> Any:
     """`models.quantize_model` with a destination; the options are the other ones of that.
 
-    The quantized directory lies beside the output until that is written, and stays if it cannot be.
+    The quantized directory lies in a folder beside the output, which is removed at the end.
     """
     from .checkpoints import export_model
     from .quantization import quantize_model
@@ -36,15 +35,17 @@ def quantize_for(
         raise InvalidArgumentError("destination excludes target_bpw")
     if layout != "k_packed":
         raise InvalidArgumentError("layout: is that of the destination")
-    target, directory = call(_core.destination_output, destination, output, overwrite)
     source = local_path(source)
     if recipe is not None and not isinstance(recipe, MixedPrecisionConfig):
         recipe = MixedPrecisionConfig.from_name_or_file(recipe)
     recipe = call(_core.destination_recipe, destination, source, recipe)
-    report = quantize_model(source, directory, recipe, overwrite=True, **options)
-    written = {key: options[key] for key in ("model_card", "shard_bytes", "progress")}
-    export_model(directory, output, target, overwrite=overwrite, **written)
-    shutil.rmtree(directory)
+    target, folder = call(_core.destination_output, destination, output, overwrite)
+    try:
+        report = quantize_model(source, folder.quantized, recipe, overwrite=True, **options)
+        written = {key: options[key] for key in ("model_card", "shard_bytes", "progress")}
+        export_model(folder.quantized, output, target, overwrite=overwrite, **written)
+    finally:
+        folder.remove()
     path = os.fsdecode(output)
     if dataclasses.is_dataclass(report):
         return dataclasses.replace(report, output=path)

@@ -172,14 +172,13 @@ nb::object HubNameOf(nb::handle text) {
   return nb::make_tuple(name->repository, name->revision, name->file);
 }
 
-/// (target, directory): the entry of ConversionTargets(), and where the quantized directory lies
-/// until the output is written.
+/// (target, folder): the entry of ConversionTargets(), and the folder that holds the quantized
+/// directory until the output is written.
 nb::tuple DestinationOutput(const std::string& name, nb::handle output, bool overwrite) {
   const Destination destination = Take(FindDestination(name));
   const std::string path = PathOf("output", output);
   Check(cli::CheckOutput(destination, path, overwrite));
-  return nb::make_tuple(std::string(destination.target),
-                        PathObject(cli::IntermediateDirectory(path)));
+  return nb::make_tuple(std::string(destination.target), Take(cli::IntermediateFolder::Make(path)));
 }
 
 /// The destination's recipe for None; else the recipe itself, checked.
@@ -221,6 +220,13 @@ void BindCommand(nb::module_& module) {
       .def("add", &cli::StopText::Add, nb::arg("piece"), "What can be shown of the text so far.")
       .def("finish", &cli::StopText::Finish, "The text held back, which began a stop string.")
       .def_prop_ro("stopped", &cli::StopText::stopped);
+  nb::class_<cli::IntermediateFolder>(module, "IntermediateFolder",
+                                      "Beside the output of quantize_model for a destination.")
+      .def_prop_ro(
+          "quantized",
+          [](const cli::IntermediateFolder& self) { return PathObject(self.quantized()); },
+          "The path of the quantized directory.")
+      .def("remove", &cli::IntermediateFolder::Remove, "Removes the folder; lets others write.");
   module.def("destination_output", &DestinationOutput, nb::arg("name"), nb::arg("output"),
              nb::arg("overwrite"));
   module.def("destination_recipe", &DestinationRecipe, nb::arg("name"), nb::arg("source"),

@@ -208,6 +208,12 @@ void OutputDirectory::GiveUp() {
   keep_ = !names.ok() || !names->empty();
 }
 
+Status OutputDirectory::Check(Io& io, const std::string& target, const Options& options) {
+  OutputDirectory directory(io, options);
+  MARLIN_RETURN_IF_ERROR(directory.SetNames(target, ""));
+  return directory.CheckTarget();
+}
+
 Result<OutputDirectory> OutputDirectory::Begin(Io& io, const std::string& target,
                                                std::string_view fingerprint,
                                                const Options& options) {

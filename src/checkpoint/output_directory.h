@@ -37,6 +37,10 @@ class OutputDirectory {
   static Result<OutputDirectory> Begin(Io& io, const std::string& target,
                                        std::string_view fingerprint, const Options& options);
 
+  /// Whether Begin would accept a target, apart from the source; writes nothing. Errors: those of
+  /// Begin.
+  static Status Check(Io& io, const std::string& target, const Options& options);
+
   OutputDirectory(OutputDirectory&& other) noexcept;
   OutputDirectory& operator=(OutputDirectory&&) = delete;
   /// Removes the partial directory unless it was committed or kept.

@@ -158,7 +158,13 @@ class QuantizeCommand final : public Command {
     // An earlier run's directory for --for is replaced.
     options.overwrite = overwrite_ || destination_.given();
     options.model_card = !no_model_card_;
-    directory_ = destination_.given() ? IntermediateDirectory(output_) : output_;
+    std::optional<IntermediateFolder> intermediate;
+    directory_ = output_;
+    if (destination_.given() && !dry_run_) {
+      MARLIN_ASSIGN_OR_RETURN(IntermediateFolder folder, IntermediateFolder::Make(output_));
+      intermediate.emplace(std::move(folder));
+      directory_ = intermediate->quantized();
+    }
     ProgressBar bar(console, "quantize");
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
     Result<QuantizeCheckpointReport> report = [&] {
@@ -220,7 +226,7 @@ class QuantizeCommand final : public Command {
     ProgressBar bar(console, "export");
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
     MARLIN_ASSIGN_OR_RETURN(ConvertCheckpointReport exported,
-                            destination_.Export(output_, options));
+                            destination_.Export(directory_, output_, options));
     files_ = std::move(exported.files);
     return {};
   }

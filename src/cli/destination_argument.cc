@@ -11,6 +11,7 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "checkpoint/output_directory.h"
 
 namespace marlin::cli {
 
@@ -20,17 +21,36 @@ Status CheckOutput(const Destination& destination, const std::string& output, bo
                   fmt::format("{}: {} loads one file, whose name must end in {}", Printable(output),
                               destination.name, destination.suffix));
   }
-  std::error_code ignored;
-  if (overwrite || !std::filesystem::exists(output, ignored)) return {};
-  return Status(Code::kInvalidArgument,
-                fmt::format("{}: exists already; --overwrite replaces it", Printable(output)));
+  SystemIo io;
+  OutputDirectory::Options options;
+  options.overwrite = overwrite;
+  if (!destination.suffix.empty()) {
+    options.file = std::filesystem::path(output).filename().string();
+  }
+  return OutputDirectory::Check(io, output, options);
 }
 
-std::string IntermediateDirectory(const std::string& output) {
+Result<IntermediateFolder> IntermediateFolder::Make(const std::string& output) {
   std::filesystem::path path(output);
   if (!path.has_filename()) path = path.parent_path();  // It ended in a slash.
-  return (path.parent_path() / ("." + path.filename().string() + ".quantized")).string();
+  const std::string folder =
+      (path.parent_path() / ("." + path.filename().string() + ".quantized")).string();
+  SystemIo io;
+  MARLIN_RETURN_IF_ERROR(io.MakeDirectory(folder));
+  MARLIN_ASSIGN_OR_RETURN(FileHandle lock, io.LockDirectory(folder));
+  if (!lock.open()) {
+    return Status(Code::kIo, fmt::format("{}: another process is writing it", Printable(output)));
+  }
+  return IntermediateFolder(folder, std::move(lock));
 }
+
+void IntermediateFolder::Remove() {
+  std::error_code ignored;
+  if (lock_.open()) std::filesystem::remove_all(path_, ignored);
+  lock_ = FileHandle();
+}
+
+std::string IntermediateFolder::quantized() const { return path_ + "/model"; }
 
 void DestinationArgument::Declare(ArgumentList& arguments) {
   std::vector<std::string> names;
@@ -62,21 +82,11 @@ Result<MixedPrecisionConfig> DestinationArgument::Recipe(const RecipeArguments& 
 }
 
 Result<ConvertCheckpointReport> DestinationArgument::Export(
-    const std::string& output, ConvertCheckpointOptions options) const {
+    const std::string& quantized, const std::string& output,
+    ConvertCheckpointOptions options) const {
   MARLIN_ASSIGN_OR_RETURN(const Destination destination, FindDestination(*name_));
   options.target = destination.target;
-  const std::string quantized = IntermediateDirectory(output);
-  Result<ConvertCheckpointReport> report = ConvertCheckpoint(quantized, output, options);
-  if (!report.ok()) {
-    return Status(report.status().code(),
-                  fmt::format("{}; the quantized directory is kept: {}", report.status().message(),
-                              Printable(quantized)));
-  }
-  std::error_code error;
-  std::filesystem::remove_all(quantized, error);
-  if (!error) return report;
-  return Status(Code::kIo,
-                fmt::format("{}: cannot be removed: {}", Printable(quantized), error.message()));
+  return ConvertCheckpoint(quantized, output, options);
 }
 
 }  // namespace marlin::cli

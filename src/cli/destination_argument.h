@@ -3,7 +3,9 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "checkpoint/io.h"
 #include "cli/arguments.h"
 #include "cli/recipe_arguments.h"
 #include "marlin/checkpoint.h"
@@ -12,10 +14,28 @@
 namespace marlin::cli {
 
 /// Errors: kInvalidArgument for an output whose name is not that of the destination's file, or that
-/// exists and is not to be replaced.
+/// exists and is not to be replaced; kIo.
 Status CheckOutput(const Destination& destination, const std::string& output, bool overwrite);
-/// The quantized directory that an output is written from, beside it.
-std::string IntermediateDirectory(const std::string& output);
+
+/// The folder beside an output that holds the quantized directory until the output is written. What
+/// a killed process leaves of it, the next one resumes or replaces.
+class IntermediateFolder {
+ public:
+  /// Errors: kIo, also if another process writes the same output.
+  static Result<IntermediateFolder> Make(const std::string& output);
+  IntermediateFolder(IntermediateFolder&&) noexcept = default;
+  IntermediateFolder& operator=(IntermediateFolder&&) = delete;
+  ~IntermediateFolder() { Remove(); }
+  std::string quantized() const;
+  void Remove();
+
+ private:
+  IntermediateFolder(std::string path, FileHandle lock)
+      : path_(std::move(path)), lock_(std::move(lock)) {}
+
+  std::string path_;
+  FileHandle lock_;  ///< Held, so that two processes cannot mix up their recipes.
+};
 
 class DestinationArgument {
  public:
@@ -29,9 +49,8 @@ class DestinationArgument {
   /// RecipeArguments::Build and CheckRecipeFor.
   Result<MixedPrecisionConfig> Recipe(const RecipeArguments& recipe,
                                       const Checkpoint& source) const;
-  /// Writes the output from IntermediateDirectory, and removes that. Errors: those of
-  /// ConvertCheckpoint; the directory is kept then.
-  Result<ConvertCheckpointReport> Export(const std::string& output,
+  /// Writes the output from a quantized directory. Errors: those of ConvertCheckpoint.
+  Result<ConvertCheckpointReport> Export(const std::string& quantized, const std::string& output,
                                          ConvertCheckpointOptions options) const;
 
  private:

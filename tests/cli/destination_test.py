@@ -4,7 +4,9 @@ which need the command of the Python package."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import unittest
 
 from command_line import IO, QWEN, USAGE, CommandTestCase
@@ -28,6 +30,30 @@ class Destination(CommandTestCase):
             self.assertEqual(self.document("inspect", out)["method"], method)
         self.assert_nothing_written("out", "out.gguf")
         self.succeed("verify", self.output("llama.cpp"), "--against", QWEN, "--max-error", "0.2")
+
+    def test_one_process_at_a_time(self) -> None:
+        out = self.directory / "out"
+        folder = self.directory / ".out.quantized"
+        folder.mkdir()
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.refuse(IO, "quantize", QWEN, "-o", out, "--for", "vllm",
+                        says=(".out.quantized: another process is writing it",))
+        finally:
+            os.close(lock)
+        # What a killed process left is replaced.
+        (folder / "rest").write_text("")
+        self.succeed("quantize", QWEN, "-o", out, "--for", "vllm")
+        self.assertFalse(folder.exists())
+
+    def test_outputs_that_are_not_replaced(self) -> None:
+        out = self.directory / "foreign"
+        out.mkdir()
+        (out / "notes.txt").write_text("")
+        self.refuse(USAGE, "quantize", QWEN, "-o", out, "--for", "vllm", "--overwrite",
+                    says=("exists and is not a checkpoint",))
+        self.assertFalse((self.directory / ".foreign.quantized").exists())
 
     def test_options_change_its_recipe(self) -> None:
         out = self.output("mlx-lm")
