@@ -246,7 +246,7 @@ class DecoderNamer {
 }  // namespace
 
 std::string FullDecoderName(std::string_view name) {
-  const std::string longer = std::string(kModelPrefix).append(name);
+  std::string longer = std::string(kModelPrefix).append(name);
   if (!IsOwn(name) && IsOwn(longer)) return longer;
   if (name.starts_with(kModelPrefix) && IsOwn(name.substr(kModelPrefix.size()))) {
     name.remove_prefix(kModelPrefix.size());

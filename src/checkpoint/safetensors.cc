@@ -338,6 +338,9 @@ Result<std::string_view> FindHeaderText(std::span<const std::byte> image) {
   uint64_t length = 0;
   for (size_t i = kLengthBytes; i-- > 0;) length = length << 8 | static_cast<uint64_t>(image[i]);
   if (length > static_cast<uint64_t>(kMaxHeaderBytes)) {
+    if (image.front() == std::byte{'{'}) {
+      return malformed("no safetensors file: it begins with '{', as JSON does");
+    }
     return malformed(
         fmt::format("header of {} bytes, at most {} are accepted", length, kMaxHeaderBytes));
   }

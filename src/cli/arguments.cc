@@ -136,6 +136,17 @@ std::string UnknownWord(const CLI::App& app, std::span<char* const> words) {
   return {};
 }
 
+/// "--output: DST is missing" for the parser's "--output: 1 required DST missing"; else empty.
+std::string MissingValue(std::string_view message) {
+  constexpr std::string_view kRequired = ": 1 required ";
+  constexpr std::string_view kMissing = " missing";
+  const size_t at = message.find(kRequired);
+  if (at == std::string_view::npos || !message.ends_with(kMissing)) return {};
+  std::string_view type = message.substr(at + kRequired.size());
+  type.remove_suffix(kMissing.size());
+  return fmt::format("{}: {} is missing", message.substr(0, at), type);
+}
+
 /// Reports a parse error as wrong usage; a request for help is not an error, nor is a call without
 /// arguments or with the name of a group alone.
 int AnswerParseError(const CLI::App& app, std::span<char* const> words,
@@ -153,6 +164,7 @@ int AnswerParseError(const CLI::App& app, std::span<char* const> words,
     return console.Finish(Status(Code::kInvalidArgument, error.what()));
   }
   std::string message = UnknownWord(app, words);
+  if (message.empty()) message = MissingValue(error.what());
   if (message.empty()) message = error.what();
   message += message.ends_with('?') ? " See" : "; see";
   return console.Finish(
@@ -293,12 +305,22 @@ std::vector<std::string> WithEmptyValues(std::span<char* const> words) {
   bool options = true;
   for (const std::string_view word : words) {
     options = options && word != "--";
-    const bool is_empty = options && word.size() > 3 && word.starts_with("--") &&
-                          word.find('=') == word.size() - 1;
+    const bool is_empty =
+        options && word.size() > 3 && word.starts_with("--") && word.find('=') == word.size() - 1;
     split.emplace_back(is_empty ? word.substr(0, word.size() - 1) : word);
     if (is_empty) split.emplace_back();
   }
   return split;
+}
+
+/// `help`, `help COMMAND` and `version` as the options that people mean.
+std::vector<std::string> AsOptions(std::vector<std::string> words) {
+  if (words.size() == 2 && words[1] == "version") words[1] = "--version";
+  if (words.size() > 1 && words[1] == "help") {
+    words.erase(words.begin() + 1);
+    words.emplace_back("--help");
+  }
+  return words;
 }
 
 int ParseAndRun(int argc, char** argv, const ModelResolver& resolver, Console& console) {
@@ -312,8 +334,9 @@ int ParseAndRun(int argc, char** argv, const ModelResolver& resolver, Console& c
   app.formatter(MakeHelpFormatter());
   CommandParsers parsers(app);
   const std::span<char* const> words(argv, static_cast<size_t>(argc));
-  const std::vector<std::string> whole = WithEmptyValues(words);
+  const std::vector<std::string> whole = AsOptions(WithEmptyValues(words));
   std::vector<const char*> pointers;
+  pointers.reserve(whole.size());
   for (const std::string& word : whole) pointers.push_back(word.c_str());
   try {
     app.parse(static_cast<int>(pointers.size()), pointers.data());
@@ -498,6 +521,7 @@ Result<std::string> RunForDocument(const std::vector<std::string>& words,
   std::vector<std::string> copies = {"metal-marlin"};
   copies.insert(copies.end(), words.begin(), words.end());
   std::vector<char*> argv;
+  argv.reserve(copies.size() + 1);
   for (std::string& copy : copies) argv.push_back(copy.data());
   argv.push_back(nullptr);
   CollectedOutput collected;

@@ -81,6 +81,7 @@ std::vector<ListedTensor> ListTensors(const Checkpoint& checkpoint) {
 
 std::string SkippedLines(const std::vector<SkippedTensor>& skipped) {
   std::vector<NamedKind> names;
+  names.reserve(skipped.size());
   for (const SkippedTensor& tensor : skipped) names.push_back({tensor.name, tensor.reason});
   std::vector<std::pair<std::string, NameRange>> groups;  // The first range of each reason.
   std::map<std::string, int64_t> counts;

@@ -96,6 +96,7 @@ std::string ClassTable(const std::vector<ListedTensor>& tensors, const ListedTot
   std::map<LayerClass, ListedTotals> classes;
   for (const ListedTensor& tensor : tensors) classes[tensor.layer_class].Add(tensor);
   std::vector<std::pair<std::string, ListedTotals>> rows;
+  rows.reserve(classes.size());
   for (const auto& [layer_class, totals] : classes) {
     rows.emplace_back(LayerClassName(layer_class), totals);
   }

@@ -51,7 +51,9 @@ std::string OptionWords(const DeclaredCommand& command) {
 std::string BashPattern(std::span<const std::string> paths, const DeclaredArgument& argument) {
   std::vector<std::string> words;
   for (const std::string& path : paths) {
-    for (const std::string& option : argument.names) words.push_back(Quoted(path + ":" + option));
+    for (const std::string& option : argument.names) {
+      words.push_back(Quoted(fmt::format("{}:{}", path, option)));
+    }
   }
   return fmt::format("{}", fmt::join(words, "|"));
 }
@@ -105,6 +107,7 @@ void AddBashCases(const std::string& group, const DeclaredCommand& command, Bash
     }
   }
   std::vector<std::string> quoted;
+  quoted.reserve(command_paths.size());
   for (const std::string& path : command_paths) quoted.push_back(Quoted(path));
   cases->options +=
       fmt::format("    {}) options=\"{}\" words=\"{}\" paths={} ;;\n", fmt::join(quoted, "|"),
@@ -177,8 +180,9 @@ std::string ZshArgument(const DeclaredArgument& argument) {
     text += fmt::format(":{}:{}", Replaced(argument.type, ":\\", "\\"), action);
   }
   std::vector<std::string> specifications;
-  for (const std::string& name : argument.names)
-    specifications.push_back(Quoted("*" + name + text));
+  for (const std::string& name : argument.names) {
+    specifications.push_back(Quoted(fmt::format("*{}{}", name, text)));
+  }
   return fmt::format("{}", fmt::join(specifications, " "));
 }
 
@@ -265,7 +269,7 @@ void AddFishLines(const std::string& group, const DeclaredCommand& command, std:
   if (!command.commands.empty()) return;
   for (const std::string& name : command.names) {
     for (const DeclaredArgument& argument : command.arguments) {
-      *text += FishLine("__metal_marlin_runs" + shown + " " + name, argument);
+      *text += FishLine(fmt::format("__metal_marlin_runs{} {}", shown, name), argument);
     }
   }
 }

@@ -146,6 +146,7 @@ std::vector<NameRange> MergeNames(std::span<const NamedKind> names) {
     return std::tie(std::get<0>(a), std::get<1>(a)) < std::tie(std::get<0>(b), std::get<1>(b));
   });
   std::vector<NameRange> ranges;
+  ranges.reserve(ordered.size());
   for (auto& row : ordered) ranges.push_back(std::move(std::get<2>(row)));
   return ranges;
 }

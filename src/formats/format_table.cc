@@ -82,10 +82,16 @@ const FormatInfo& GetFormatInfo(Format format) {
 }
 
 Result<Format> ParseFormat(std::string_view name) {
-  MARLIN_ASSIGN_OR_RETURN(const FormatInfo info,
-                          FindNamed("format", "name", name, AllFormats(),
-                                    [](const FormatInfo& row) { return row.name; }));
-  return info.format;
+  const Result<FormatInfo> info = FindNamed("format", "name", name, AllFormats(),
+                                            [](const FormatInfo& row) { return row.name; });
+  if (info.ok()) return info->format;
+  // What other programs call these formats.
+  if (name == "int4" || name == "int8") {
+    const std::string bits(name.substr(3));
+    return Status(info.status().code(), info.status().message() + "; " + std::string(name) +
+                                            " is s" + bits + ", with zero points u" + bits);
+  }
+  return info.status();
 }
 
 std::span<const float> FormatValues(Format format) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unittest
 
-from command_line import QWEN, USAGE, CommandTestCase, run
+from command_line import MALFORMED, QWEN, USAGE, CommandTestCase, run
 
 # What is typed, and a part of the answer. SRC: a model.
 CASES = [
@@ -42,6 +42,8 @@ CASES = [
     ("quantize SRC -o OUT --recipe defualt_moe", "presets: default_dense, default_moe"),
     ("quantize SRC -o OUT --format s5", "known: fp4_e2m1"),
     ("export SRC -o OUT --to guff", "gguf"),
+    ("quantize SRC -o OUT --format int4", "int4 is s4, with zero points u4"),
+    ("quantize SRC -o", "--output: DST is missing; see metal-marlin quantize --help"),
     ("bench gem", "unknown command 'bench gem'; did you mean 'gemm'?"),
 ]
 
@@ -52,6 +54,15 @@ class TyposTest(CommandTestCase):
             with self.subTest(words=words):
                 arguments = [QWEN if word == "SRC" else word for word in words.split()]
                 self.refuse(USAGE, *arguments, says=(says,))
+
+    def test_words_for_options(self) -> None:
+        self.assertEqual(run("help").stdout, run("--help").stdout)
+        self.assertEqual(run("help", "quantize").stdout, run("quantize", "--help").stdout)
+        self.assertEqual(run("version").stdout, run("--version").stdout)
+
+    def test_json_is_no_model(self) -> None:
+        self.refuse(MALFORMED, "inspect", f"{QWEN}/config.json",
+                    says=("config.json: no safetensors file: it begins with '{', as JSON does",))
 
     def test_no_arguments_print_the_help(self) -> None:
         self.assertEqual(run().stdout, run("--help").stdout)
