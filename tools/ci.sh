@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # ci.sh [--record FILE] [STAGE...]: the checks that gate a change, in the order in which they find
-# most per minute; without stages: test, lint, integrations and vllm. The stages sanitizers, fuzz
-# and acid run by name: no run of all stages from an empty compiler cache has been seen to end
-# within the limit. At the end, a table of the stages with their times and counts. --record also
-# writes the table as JSON.
+# most per minute; without stages: all. At the end, a table of the stages with their times and
+# counts. --record also writes the table as JSON.
 #
 # No stage is left out: one that MARLIN_CI_SECONDS (default: 85 minutes) does not suffice for is
 # stopped and fails, and so do those after it. Only integrations and vllm, whose packages are other
@@ -13,7 +11,6 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 export CI=true
 stages="test sanitizers fuzz lint acid integrations vllm"
-gating="test lint integrations vllm"
 # What reads files and arguments. Nightly sanitizes the kernels, the operations, models and
 # simulated GPUs, too.
 sanitized='^(unit.(base|c|checkpoint|layout|plan|quantize|recipe|reference)[.]|property|fault|fuzz)'
@@ -131,7 +128,7 @@ if [ -n "$record" ]; then
   python3 -B tools/nightly_record.py "$record" begin --device \
     "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) processors" $stages
 fi
-for name in ${wanted:-$gating}; do stage "$name"; done
+for name in ${wanted:-$stages}; do stage "$name"; done
 
 # Last, so that the end of a long log names what failed.
 failures=$(grep -h -E '\((Failed|Timeout|SEGFAULT|Subprocess aborted)\)$|^(FAILED|ERROR) |error:' \
