@@ -218,9 +218,10 @@ if {kept == "_"}:
 
 def test_false_of_numpy_stops_as_well(model: mm.Model) -> None:
     for name in ("on_text", "callback"):
-        result = model.generate(PROMPT, 20, **{name: lambda _: np.False_})
-        assert result.stop_reason == "stopped"
-        assert len(model.generate(PROMPT, 5, **{name: lambda _: np.True_}).token_ids) == 5
+        stops: dict[str, Any] = {name: lambda _: np.False_}
+        goes_on: dict[str, Any] = {name: lambda _: np.True_}
+        assert model.generate(PROMPT, 20, **stops).stop_reason == "stopped"
+        assert len(model.generate(PROMPT, 5, **goes_on).token_ids) == 5
 
 
 @pytest.mark.parametrize("stop", [b"a", 5, [5], [b"a"], "\ud800", ["a", ""]])

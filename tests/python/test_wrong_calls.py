@@ -516,9 +516,10 @@ def test_values_of_options(tmp_path: Path) -> None:
         lambda: mm.plan(SAMPLE, "", bandwidth=1.0),
     ):
         assert "expected a value, got ''" in refuse(mm.InvalidArgumentError, call)
-    numbers = mm.plan(SAMPLE, bandwidth=np.float32(100), memory=np.int64(1 << 30))
-    assert numbers == mm.plan(SAMPLE, bandwidth=100, memory=1 << 30)
-    assert mm.export_model(SAMPLE, out, "gguf", overwrite=np.True_)
+    scalars: dict[str, Any] = {"bandwidth": np.float32(100), "memory": np.int64(1 << 30)}
+    assert mm.plan(SAMPLE, **scalars) == mm.plan(SAMPLE, bandwidth=100, memory=1 << 30)
+    overwrite: Any = np.True_
+    assert mm.export_model(SAMPLE, out, "gguf", overwrite=overwrite)
 
 
 def test_gpu_memory_is_a_size() -> None:
