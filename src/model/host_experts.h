@@ -7,9 +7,6 @@
 #include <vector>
 
 #include "marlin/device.h"
-#include "marlin/model.h"
-#include "marlin/status.h"
-#include "model/open_model.h"
 
 namespace marlin {
 
@@ -20,14 +17,10 @@ struct HostExperts {
   int64_t count = 0;                            ///< Experts on the host, of all layers.
   int64_t bytes = 0;                            ///< Their bytes, as stored.
 
-  bool Has(int64_t layer, int64_t expert) const;
+  bool Has(int64_t layer, int64_t expert) const {
+    const auto found = layers.find(layer);
+    return found != layers.end() && found->second[static_cast<size_t>(expert)];
+  }
 };
-
-/// Chooses them as ModelOptions::host_experts asks. Errors: kInvalidArgument for a model without
-/// experts, for more experts than it has, for prepared weights and for frequencies of another
-/// model; kUnsupported for a device that runs experts inside a fused operation; kOutOfMemory if the
-/// device lacks room for everything but the experts; those of Device::Open.
-Result<HostExperts> ChooseHostExperts(const ModelDirectory& model, const Device& device,
-                                      const ModelOptions& options);
 
 }  // namespace marlin

@@ -15,7 +15,7 @@
 #include "model/describe_step.h"
 #include "model/expand.h"
 #include "model/forward_call.h"
-#include "model/host_experts.h"
+#include "model/choose_host_experts.h"
 #include "model/kv_cache.h"
 #include "model/layers.h"
 #include "model/model_impl.h"

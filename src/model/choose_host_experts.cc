@@ -1,4 +1,4 @@
-#include "model/host_experts.h"
+#include "model/choose_host_experts.h"
 
 #include <fmt/core.h>
 
@@ -151,11 +151,6 @@ class Chooser {
 };
 
 }  // namespace
-
-bool HostExperts::Has(int64_t layer, int64_t expert) const {
-  const auto found = layers.find(layer);
-  return found != layers.end() && found->second[static_cast<size_t>(expert)];
-}
 
 Result<HostExperts> ChooseHostExperts(const ModelDirectory& model, const Device& device,
                                       const ModelOptions& options) {
