@@ -1,7 +1,8 @@
-# marlin_layer(name [CUDA] [SOURCES more...] [EXCLUDE name | ONLY name] [LINK libs...]):
-# an object library of the sources in one folder of src/ (all, all but EXCLUDE, or ONLY one).
-# A CUDA layer also has subfolders and *.cu files; without CUDA only its host-only folders and
-# without_cuda.cc are built.
+# marlin_layer(name [CUDA] [SOURCES more...] [EXCLUDE name | ONLY name] [WITHOUT folders]
+#              [LINK libs...]):
+# an object library of the sources below one folder of src/: all, all but EXCLUDE, or ONLY one, and
+# none of the folders WITHOUT, a regex. A CUDA layer also has *.cu files; without CUDA only its
+# host-only files and without_cuda.cc are built.
 set(MARLIN_AVX2_FLAGS -mavx2 -mfma -mf16c)
 set(MARLIN_AVX512_FLAGS ${MARLIN_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
     -mavx512vbmi -mavx512vbmi2 -mprefer-vector-width=512
@@ -21,7 +22,7 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
 endif()
 
 # The files of a CUDA layer that include no CUDA header, as tools/check_layers.py checks.
-set(MARLIN_CUDA_HOST_ONLY "/cuda/(layout|plan|cublas|tuning)/[^/]*\\.cc$|/kernels/[^/]*/[^/]*_plan\\.cc$|/without_cuda\\.cc$")
+set(MARLIN_CUDA_HOST_ONLY "/cuda/(layout|plan|libraries|tuning)/[^/]*\\.cc$|/cuda/.*_plan\\.cc$|/without_cuda\\.cc$")
 
 # marlin_select_sources(variable): removes from a list of sources the files of instruction sets that
 # the processor type lacks. Files named *_avx2.cc, *_avx512.cc, *_vnni.cc, *_avx512bf16.cc, *_amx.cc
@@ -100,22 +101,23 @@ function(marlin_object_library target)
 endfunction()
 
 function(marlin_layer name)
-  cmake_parse_arguments(arg "CUDA" "EXCLUDE;ONLY" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(arg "CUDA" "EXCLUDE;ONLY;WITHOUT" "SOURCES;LINK" ${ARGN})
   string(REPLACE "/" "_" target marlin_${name})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cc)
-  if(arg_CUDA)
-    file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cc)
+  set(folder ${CMAKE_CURRENT_SOURCE_DIR}/${name})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${folder}/*.cc)
+  if(arg_WITHOUT)
+    list(FILTER sources EXCLUDE REGEX "/src/${name}/(${arg_WITHOUT})/")
   endif()
   if(arg_CUDA AND MARLIN_HAVE_CUDA)
-    file(GLOB_RECURSE device_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cu)
-    marlin_cuda_instances(instances ${CMAKE_CURRENT_SOURCE_DIR}/${name})
+    file(GLOB_RECURSE device_sources CONFIGURE_DEPENDS ${folder}/*.cu)
+    marlin_cuda_instances(instances ${folder})
     list(APPEND device_sources ${instances})
     list(FILTER sources EXCLUDE REGEX "/without_cuda\\.cc$")
   elseif(arg_CUDA)
     list(FILTER sources INCLUDE REGEX "${MARLIN_CUDA_HOST_ONLY}")
   endif()
   if(arg_CUDA)
-    marlin_shipped_tuning(tuning ${CMAKE_CURRENT_SOURCE_DIR}/${name})
+    marlin_shipped_tuning(tuning ${folder})
     list(APPEND sources ${tuning})
   endif()
   if(arg_EXCLUDE)

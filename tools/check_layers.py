@@ -31,6 +31,11 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "checkpoint": ("recipe", "quantize", "layout", "formats", "base"),
     # plan: only the description of a decoder's step.
     "model": ("ops", "plan", "checkpoint", "recipe", "quantize", "layout", "formats", "base"),
+    "engine": ("model", "ops", "plan", "checkpoint", "recipe", "quantize", "layout", "formats",
+               "base"),
+    "calibrate": ("engine", "model", "ops", "plan", "checkpoint", "recipe", "quantize", "layout",
+                  "formats", "base"),
+    "text": ("base",),
     "c": (),
 }
 # Measuring reaches into the backends; the command stands on top of everything.
@@ -39,8 +44,8 @@ MAY_INCLUDE["cli"] = tuple(MAY_INCLUDE)
 
 # The parts of the CUDA backend that are built everywhere, and so include no CUDA header.
 CUDA_HOST_ONLY = re.compile(
-    r"backends/cuda/(?:(?:layout|plan|cublas|tuning)/.*|measure/graph_timer\.h|[^/]*"
-    r"|kernels/[^/]+/[^/]*(?:_plan\.(?:cc|h)|_layout\.h))$"
+    r"backends/cuda/(?:(?:layout|plan|libraries|tuning)/.*|measure/graph_timer\.h|[^/]*"
+    r"|.*(?:_plan\.(?:cc|h)|_layout\.h))$"
 )
 CUDA_BACKEND = "backends/cuda/cuda_backend.cc"
 CUDA_HEADERS = re.compile(r"cuda|cublas|cooperative_groups")
@@ -151,7 +156,7 @@ def check_tree(root: Path) -> list[str]:
 
 def self_test() -> list[str]:
     exists = {"base/a.h", "ops/a.h", "plan/a.h", "backends/cpu/a.h", "backends/cuda/a.h",
-              "backends/cuda/runtime/a.h", "backends/cuda/kernels/toy/toy_plan.h",
+              "backends/cuda/runtime/a.h", "backends/cuda/gemm/toy/toy_plan.h",
               "formats/codec.h", "marlin/status.h", "reference/a.h", "bench/a.h", "cli/a.h",
               "metal_sim/a.h"}
     must_find = [
@@ -172,7 +177,7 @@ def self_test() -> list[str]:
         ("backends/cpu/b.cc", '#include "metal_sim/a.h"'),
         ("ops/b.cc", '#include "metal_sim/a.h"'),
         ("backends/cuda/plan/b.cc", "#include <cuda_runtime_api.h>"),
-        ("backends/cuda/kernels/toy/toy_plan.cc", '#include "backends/cuda/runtime/a.h"'),
+        ("backends/cuda/gemm/toy/toy_plan.cc", '#include "backends/cuda/runtime/a.h"'),
         ("backends/cuda/without_cuda.cc", "#include <cuda.h>"),
     ]
     must_pass = [
@@ -185,9 +190,9 @@ def self_test() -> list[str]:
         ("cli/b.cc", '#include "metal_sim/a.h"'),
         ("formats/u4.h", '#include "formats/codec.h"'),
         ("base/c.cc", '// #include "ops/a.h"'),
-        ("backends/cuda/kernels/toy/toy_launch.cc", '#include "backends/cuda/runtime/a.h"'),
+        ("backends/cuda/gemm/toy/toy_launch.cc", '#include "backends/cuda/runtime/a.h"'),
         ("backends/cuda/cuda_backend.cc", "#include <cuda_runtime_api.h>"),
-        ("backends/cuda/plan/b.cc", '#include "backends/cuda/kernels/toy/toy_plan.h"'),
+        ("backends/cuda/plan/b.cc", '#include "backends/cuda/gemm/toy/toy_plan.h"'),
     ]
     failures = [f"not found: {case}" for case in must_find if not check_source(*case, exists)]
     failures += [f"wrongly found: {case}" for case in must_pass if check_source(*case, exists)]

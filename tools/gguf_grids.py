@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/checkpoint/readers/gguf_grids.cc: the grids of GGUF's types IQ1, IQ2 and IQ3.
+"""Writes src/checkpoint/readers/gguf/gguf_grids.cc: the grids of GGUF's types IQ1, IQ2 and IQ3.
 
 The points of these grids are a part of the file format: they were found by a search, and no rule
 gives them. This script asks the `gguf` package (0.19.0, from PyPI) for every point and writes each
@@ -24,7 +24,7 @@ GRIDS = (
 )
 HEAD = """\
 // Made by tools/gguf_grids.py from the gguf package 0.19.0: do not edit.
-#include "checkpoint/readers/gguf_grids.h"
+#include "checkpoint/readers/gguf/gguf_grids.h"
 
 namespace marlin {
 """

@@ -29,7 +29,7 @@ BACKENDS = {
 # A test finds each. An operation without a source is the host's work on this device, and no row.
 SOURCES = {
     "metal": [
-        (r"marlin_gemv(_wide)?", "kernels/gemv.metal", "void marlin_gemv("),
+        (r"marlin_gemv(_wide)?", "gemm/gemv.metal", "void marlin_gemv("),
         (r"marlin_gemm_(split_k|fused(_fp4|_u4)?)", "kernels/gemm_direct.metal",
          "void marlin_gemm_direct("),
         (r"marlin_gemm_(staged|fp4(_single_stage|_striped)?)", "kernels/gemm_staged.metal",
@@ -39,18 +39,18 @@ SOURCES = {
         (r"marlin_router_metal", "kernels/route.metal", 'host_name("moe_router_topk_fused")'),
     ],
     "cuda": [
-        (r"marlin_gemv(_sparse)?_mma", "kernels/gemv/gemv_kernel.cuh", "GemvKernel("),
-        (r"marlin_gemm(_sparse)?_wgmma", "kernels/wgmma/wgmma_kernel.cuh", "WgmmaKernel("),
-        (r"marlin_gemm_fp8_wgmma", "kernels/fp8/fp8_kernel.cuh", "Fp8Kernel("),
-        (r"marlin_gemm_cuda_exact", "kernels/exact/exact_kernel.cuh", "ExactGemmKernel("),
-        (r"marlin_gemm_fp4(_single_stage|_striped)?", "kernels/block/staged_gemm.cu",
+        (r"marlin_gemv(_sparse)?_mma", "gemm/gemv/gemv_kernel.cuh", "GemvKernel("),
+        (r"marlin_gemm(_sparse)?_wgmma", "gemm/wgmma/wgmma_kernel.cuh", "WgmmaKernel("),
+        (r"marlin_gemm_fp8_wgmma", "gemm/fp8/fp8_kernel.cuh", "Fp8Kernel("),
+        (r"marlin_gemm_cuda_exact", "gemm/exact/exact_kernel.cuh", "ExactGemmKernel("),
+        (r"marlin_gemm_fp4(_single_stage|_striped)?", "gemm/block/staged_gemm.cu",
          "marlin_gemm_fp4"),
-        (r"marlin_gemm_(fused_fp4|fused_u4|w4)", "kernels/block/fused_gemm.cu",
+        (r"marlin_gemm_(fused_fp4|fused_u4|w4)", "gemm/block/fused_gemm.cu",
          "marlin_gemm_fused_fp4"),
-        (r"marlin_gemm_cublas", "kernels/cublas/dense_rows.cu", "DenseRowsKernel("),
+        (r"marlin_gemm_cublas", "gemm/cublas/dense_rows.cu", "DenseRowsKernel("),
         (r"marlin_dequantize_cuda", "weights/dequantize_tiles.cu", "LaunchDequantizeTiles("),
-        (r"marlin_experts_cuda", "kernels/experts/experts_wgmma.cuh", "__global__"),
-        (r"marlin_router_cuda", "kernels/router/router.cu", "RouterKernel("),
+        (r"marlin_experts_cuda", "moe/experts/experts_wgmma.cuh", "__global__"),
+        (r"marlin_router_cuda", "moe/router/router.cu", "RouterKernel("),
     ],
     "cpu": [
         (r"marlin_gemm_amx_bf16", "amx_job.cc", "Amx"),

@@ -38,7 +38,7 @@ SPARSE_HEAD = """\
 """
 REST_OF_HEAD = """#pragma once
 
-#include "backends/cuda/kernels/common/fragment_math.cuh"
+#include "backends/cuda/common/fragment_math.cuh"
 
 // As the generator writes it:
 // clang-format off

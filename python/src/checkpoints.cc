@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "checkpoint/checkpoint_impl.h"
-#include "checkpoint/model_directory.h"
+#include "checkpoint/files/model_directory.h"
 #include "cli/documents.h"
 #include "core.h"
 #include "marlin/calibrate.h"

@@ -7,13 +7,13 @@
 #include <typeinfo>
 
 #include "base/printable.h"
-#include "checkpoint/conversion.h"
-#include "cli/arguments.h"
-#include "cli/chat_request.h"
-#include "cli/destination_argument.h"
-#include "cli/hub_name.h"
-#include "cli/text_codec.h"
+#include "checkpoint/convert/conversion.h"
+#include "cli/arguments/arguments.h"
+#include "cli/arguments/chat_request.h"
+#include "cli/arguments/destination_argument.h"
+#include "cli/arguments/hub_name.h"
 #include "core.h"
+#include "text/text_codec.h"
 
 namespace marlin::python {
 namespace {

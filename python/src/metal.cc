@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/metal/foreign_product.h"
+#include "backends/metal/gemm/foreign_product.h"
 #include "backends/metal/self_test.h"
 #include "core.h"
 #include "strips_product.h"

@@ -7,7 +7,7 @@
 #include <optional>
 #include <tuple>
 
-#include "cli/arguments.h"
+#include "cli/arguments/arguments.h"
 #include "cli/documents.h"
 #include "core.h"
 #include "marlin/evaluate.h"

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "backends/metal/foreign_product.h"
-#include "backends/metal/kernel_text.h"
+#include "backends/metal/gemm/foreign_product.h"
+#include "backends/metal/plan/kernel_text.h"
 
 namespace marlin::python {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "backends/metal/prepared_strips.h"
+#include "backends/metal/gemm/prepared_strips.h"
 #include "mlx/product_table.h"
 
 namespace marlin::python {

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cpu/roofline.h"
-#include "backends/metal/gpu_roofline.h"
-#include "bench/baseline_openblas.h"
+#include "backends/cpu/runtime/roofline.h"
+#include "backends/metal/runtime/gpu_roofline.h"
+#include "bench/baselines/baseline_openblas.h"
 #include "bench/timer.h"
 #include "marlin/device.h"
 #include "marlin/gemm.h"

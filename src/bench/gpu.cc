@@ -12,7 +12,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/scalars.h"
-#include "ops/candidates.h"
+#include "ops/gemm/candidates.h"
 
 namespace marlin::bench {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backends/cuda/measure/graph_timer.h"
-#include "bench/dense_baseline.h"
+#include "bench/baselines/dense_baseline.h"
 #include "bench/gemm.h"
 #include "bench/timer.h"
 #include "marlin/device.h"

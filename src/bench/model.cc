@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "base/macros.h"
+#include "engine/decode_call.h"
+#include "engine/forward_call.h"
+#include "engine/model_impl.h"
 #include "marlin/sampling.h"
-#include "model/decode_call.h"
-#include "model/forward_call.h"
 #include "model/layers.h"
-#include "model/model_impl.h"
 #include "model/placement.h"
 
 namespace marlin::bench {

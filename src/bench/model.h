@@ -8,9 +8,9 @@
 
 #include "bench/gemm.h"
 #include "bench/timer.h"
+#include "engine/step_timer.h"
 #include "marlin/model.h"
 #include "marlin/status.h"
-#include "model/step_timer.h"
 
 namespace marlin::bench {
 

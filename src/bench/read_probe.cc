@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include "backends/cpu/roofline.h"
+#include "backends/cpu/runtime/roofline.h"
 #include "base/macros.h"
 #include "base/thread_pool.h"
 #include "marlin/device.h"
-#include "ops/device.h"
-#include "plan/backend.h"
+#include "ops/device/device.h"
+#include "plan/gemm/backend.h"
 
 namespace marlin::bench {
 

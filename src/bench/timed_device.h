@@ -4,7 +4,7 @@
 #include <string>
 
 #include "marlin/device.h"
-#include "ops/device.h"
+#include "ops/device/device.h"
 
 namespace marlin::bench {
 

@@ -13,8 +13,8 @@
 
 #include "base/macros.h"
 #include "bench/timed_device.h"
-#include "ops/candidates.h"
-#include "plan/kernel_name.h"
+#include "ops/gemm/candidates.h"
+#include "plan/gemm/kernel_name.h"
 
 namespace marlin::bench {
 namespace {

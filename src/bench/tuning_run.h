@@ -7,7 +7,7 @@
 
 #include "bench/gpu.h"
 #include "marlin/device.h"
-#include "plan/tuning_table.h"
+#include "plan/gemm/tuning_table.h"
 
 namespace marlin::bench {
 

@@ -8,9 +8,9 @@
 
 #include "base/macros.h"
 #include "checkpoint/checkpoint_impl.h"
-#include "checkpoint/checksum.h"
-#include "checkpoint/model_directory.h"
-#include "checkpoint/verify_checksums.h"
+#include "checkpoint/files/checksum.h"
+#include "checkpoint/files/model_directory.h"
+#include "checkpoint/files/verify_checksums.h"
 
 namespace marlin {
 namespace {

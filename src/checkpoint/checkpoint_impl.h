@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
-#include "checkpoint/io.h"
+#include "checkpoint/files/io.h"
+#include "checkpoint/files/tensor_store.h"
 #include "checkpoint/module_reader.h"
 #include "checkpoint/module_tensors.h"
-#include "checkpoint/tensor_store.h"
 #include "marlin/checkpoint.h"
 
 namespace marlin {

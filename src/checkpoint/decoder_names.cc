@@ -10,9 +10,9 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "checkpoint/files/safetensors.h"
 #include "checkpoint/module_names.h"
 #include "checkpoint/module_tensors.h"
-#include "checkpoint/safetensors.h"
 #include "recipe/decoder_tensors.h"
 
 namespace marlin {

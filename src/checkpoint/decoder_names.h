@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/tensor_store.h"
+#include "checkpoint/files/tensor_store.h"
 
 namespace marlin {
 

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
-#include "checkpoint/file_names.h"
-#include "checkpoint/model_directory.h"
+#include "checkpoint/files/file_names.h"
+#include "checkpoint/files/model_directory.h"
 
 namespace marlin {
 

@@ -13,8 +13,8 @@
 
 #include "base/json.h"
 #include "base/thread_pool.h"
-#include "checkpoint/io.h"
-#include "checkpoint/tensor_store.h"
+#include "checkpoint/files/io.h"
+#include "checkpoint/files/tensor_store.h"
 #include "marlin/checkpoint.h"
 #include "marlin/status.h"
 #include "marlin/weights.h"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/json.h"
+#include "checkpoint/files/tensor_writer.h"
 #include "checkpoint/module_reader.h"
-#include "checkpoint/tensor_writer.h"
 #include "marlin/checkpoint.h"
 #include "marlin/status.h"
 #include "marlin/weights.h"

@@ -13,10 +13,10 @@
 #include "base/macros.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/decoder_names.h"
-#include "checkpoint/file_names.h"
-#include "checkpoint/model_directory.h"
-#include "checkpoint/narrow_doubles.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/files/file_names.h"
+#include "checkpoint/files/model_directory.h"
+#include "checkpoint/files/narrow_doubles.h"
+#include "checkpoint/files/safetensors.h"
 
 namespace marlin {
 

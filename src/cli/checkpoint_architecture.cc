@@ -13,8 +13,8 @@
 #include "base/printable.h"
 #include "base/read_file.h"
 #include "checkpoint/checkpoint_impl.h"
-#include "checkpoint/model_directory.h"
-#include "checkpoint/quantize_plan.h"
+#include "checkpoint/convert/quantize_plan.h"
+#include "checkpoint/files/model_directory.h"
 #include "recipe/typed_config.h"
 
 namespace marlin::cli {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <span>
 
-#include "cli/arguments.h"
+#include "cli/arguments/arguments.h"
 #include "cli/console.h"
 #include "marlin/status.h"
 

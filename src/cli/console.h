@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "cli/text_codec.h"
 #include "marlin/status.h"
+#include "text/text_codec.h"
 
 namespace marlin::cli {
 

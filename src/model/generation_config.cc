@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 #include "base/macros.h"
-#include "ops/sampling.h"
+#include "ops/decoder/sampling.h"
 
 namespace marlin {
 namespace {

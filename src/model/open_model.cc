@@ -10,12 +10,12 @@
 #include "base/macros.h"
 #include "base/path_check.h"
 #include "base/printable.h"
-#include "checkpoint/conversion.h"
-#include "checkpoint/model_directory.h"
+#include "checkpoint/convert/conversion.h"
+#include "checkpoint/files/model_directory.h"
 #include "checkpoint/module_reader.h"
 #include "layout/input_transform.h"
-#include "ops/device.h"
-#include "ops/prepare_columns.h"
+#include "ops/device/device.h"
+#include "ops/gemm/prepare_columns.h"
 
 namespace marlin {
 namespace {

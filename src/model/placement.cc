@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/macros.h"
-#include "ops/device.h"
+#include "ops/device/device.h"
 #include "recipe/decoder_shape.h"
 
 namespace marlin {

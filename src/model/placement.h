@@ -5,7 +5,7 @@
 #include "marlin/status.h"
 #include "model/decoder_config.h"
 #include "model/layers.h"
-#include "plan/decoder_step.h"
+#include "plan/step/decoder_step.h"
 
 namespace marlin {
 

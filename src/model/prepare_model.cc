@@ -11,7 +11,7 @@
 #include "model/open_model.h"
 #include "model/placement.h"
 #include "model/prepared_file.h"
-#include "ops/prepare_columns.h"
+#include "ops/gemm/prepare_columns.h"
 
 namespace marlin {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
-#include "checkpoint/checksum.h"
-#include "checkpoint/object_reader.h"
+#include "checkpoint/files/checksum.h"
+#include "checkpoint/files/object_reader.h"
 #include "layout/weights_buffer.h"
 
 namespace marlin {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/json.h"
-#include "checkpoint/io.h"
+#include "checkpoint/files/io.h"
 #include "layout/input_transform.h"
 #include "marlin/status.h"
 #include "marlin/weights.h"
@@ -48,7 +48,7 @@ class PreparedFile {
   const std::string& path() const { return path_; }
   /// Backend::ImageLayout of the target device.
   const std::string& layout() const { return layout_; }
-  /// Identifies the model's files, as Fingerprint of checkpoint/conversion.h.
+  /// Identifies the model's files, as Fingerprint of checkpoint/convert/conversion.h.
   const std::string& source() const { return source_; }
   /// All parts, in file order.
   const std::vector<PreparedPart>& parts() const { return parts_; }

@@ -17,7 +17,7 @@
 #include "layout/slice_expert.h"
 #include "layout/weights_shapes.h"
 #include "model/open_model.h"
-#include "ops/prepare_columns.h"
+#include "ops/gemm/prepare_columns.h"
 #include "quantize/quantizer.h"
 #include "recipe/expert_name.h"
 #include "recipe/stored_layout.h"

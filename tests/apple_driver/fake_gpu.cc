@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "backends/metal/apple/built_library.h"
-#include "backends/metal/kernel_text.h"
 #include "backends/metal/kernels/parameters.h"
 #include "backends/metal/kernels/router_parameters.h"
+#include "backends/metal/plan/kernel_text.h"
 #include "metal_sim/launch.h"
 #include "metal_sim/metal_program.h"
 #include "objective_c.h"

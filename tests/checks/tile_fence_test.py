@@ -15,7 +15,7 @@ import sys
 PROGRAM = """
 #include <immintrin.h>
 
-#include "backends/cpu/tile_fence.h"
+#include "backends/cpu/gemm/amx/tile_fence.h"
 
 void FillTwice(float* panel, float first, float second) {
   for (int i = 0; i < 256; i += 16) _mm512_storeu_ps(panel + i, _mm512_set1_ps(first));

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "backends/cpu/exact_kernel.h"
-#include "backends/cpu/gemm_job.h"
-#include "plan/gemm_desc.h"
+#include "backends/cpu/gemm/exact/exact_kernel.h"
+#include "backends/cpu/gemm/gemm_job.h"
+#include "plan/gemm/gemm_desc.h"
 
 namespace marlin::conformance {
 namespace {

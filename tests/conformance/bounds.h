@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/kernel_desc.h"
+#include "plan/gemm/kernel_desc.h"
 #include "problem.h"
 
 namespace marlin::conformance {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "case.h"
-#include "plan/kernel_desc.h"
+#include "plan/gemm/kernel_desc.h"
 
 namespace marlin::conformance {
 

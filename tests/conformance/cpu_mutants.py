@@ -314,14 +314,15 @@ def included(path: Path) -> set[Path]:
 
 def files_to_copy() -> list[Path]:
     """Returns the files with faults and the sources whose objects depend on one of them."""
-    files = [path for folder in FOLDERS for path in sorted((SRC / folder).iterdir())]
+    files = [path for folder in FOLDERS for path in sorted((SRC / folder).rglob("*.*"))]
     faulty = {path for path in files if path.name in {mutant.file for mutant in MUTANTS}}
     for mutant in MUTANTS:
         if mutant.file not in {path.name for path in faulty}:
             raise SystemExit(f"{mutant.file}: fault '{mutant.what}': no such source")
     headers = {path for path in faulty if path.suffix == ".h"}
     for path in SRC.rglob("*.cc"):
-        if path.parent not in [SRC / folder for folder in FOLDERS] and included(path) & headers:
+        inside = any(path.is_relative_to(SRC / folder) for folder in FOLDERS)
+        if not inside and included(path) & headers:
             raise SystemExit(f"{path}: includes a header with faults, and is not in {FOLDERS}")
     return [path for path in files
             if path in headers or path.suffix == ".cc" and included(path) & faulty]

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cpu/kernel_table.h"
+#include "backends/cpu/gemm/kernel_table.h"
 #include "cases.h"
 #include "remote_device.h"
 #include "runner.h"

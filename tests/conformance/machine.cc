@@ -5,9 +5,9 @@
 #include <mutex>
 #include <utility>
 
-#include "backends/cpu/kernel_table.h"
+#include "backends/cpu/gemm/kernel_table.h"
 #include "backends/cuda/plan/kernel_table.h"
-#include "backends/metal/kernel_table.h"
+#include "backends/metal/plan/kernel_table.h"
 #include "base/macros.h"
 #include "block_cases.h"
 #include "runner.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/macros.h"
-#include "ops/candidates.h"
+#include "ops/gemm/candidates.h"
 #include "reference/elements.h"
 
 namespace marlin::conformance {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "backends/cpu/cpu_backend.h"
-#include "ops/device.h"
-#include "plan/backend.h"
+#include "ops/device/device.h"
+#include "plan/gemm/backend.h"
 
 namespace marlin::conformance {
 

@@ -13,7 +13,7 @@
 #include "marlin/device.h"
 #include "marlin/gemm.h"
 #include "marlin/weights.h"
-#include "plan/kernel_desc.h"
+#include "plan/gemm/kernel_desc.h"
 #include "problem.h"
 
 namespace marlin::conformance {

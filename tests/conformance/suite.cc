@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cpu/cpu_features.h"
+#include "backends/cpu/runtime/cpu_features.h"
 #include "base/thread_pool.h"
 #include "cases.h"
 #include "report.h"

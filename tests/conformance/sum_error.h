@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "plan/kernel_desc.h"
+#include "plan/gemm/kernel_desc.h"
 #include "reference/gemm.h"
 
 namespace marlin::conformance {

@@ -12,8 +12,8 @@
 #include <random>
 
 #include "../unit/checkpoint/test_files.h"
-#include "checkpoint/convert.h"
-#include "checkpoint/io.h"
+#include "checkpoint/convert/convert.h"
+#include "checkpoint/files/io.h"
 #include "marlin/checkpoint.h"
 
 namespace marlin::checkpoint_fault_test {

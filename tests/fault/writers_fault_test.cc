@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "../unit/checkpoint/test_files.h"
-#include "checkpoint/convert.h"
-#include "checkpoint/io.h"
+#include "checkpoint/convert/convert.h"
+#include "checkpoint/files/io.h"
 #include "marlin/checkpoint.h"
 
 namespace marlin::writers_fault_test {

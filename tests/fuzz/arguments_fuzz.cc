@@ -16,9 +16,9 @@
 
 #include "base/parse_number.h"
 #include "bench/gemm.h"
-#include "cli/arguments.h"
-#include "cli/metal_sim_arguments.h"
-#include "cli/product_arguments.h"
+#include "cli/arguments/arguments.h"
+#include "cli/arguments/metal_sim_arguments.h"
+#include "cli/arguments/product_arguments.h"
 #include "fuzz_target.h"
 #include "marlin/recipe.h"
 #include "temporary_folder.h"

@@ -1,7 +1,7 @@
 // config.json of a model: every description of it is consistent with itself and with the others.
 #include <cmath>
 
-#include "cli/model_plan.h"
+#include "cli/commands/model_plan.h"
 #include "fuzz_target.h"
 #include "marlin/recipe.h"
 #include "model/decoder_config.h"

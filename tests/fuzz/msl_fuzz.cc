@@ -2,7 +2,7 @@
 // compiled or run.
 #include <algorithm>
 
-#include "backends/metal/simulator.h"
+#include "backends/metal/runtime/simulator.h"
 #include "fuzz_target.h"
 #include "metal_sim/msl_lexer.h"
 #include "metal_sim/msl_rewriter.h"

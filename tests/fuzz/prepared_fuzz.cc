@@ -2,7 +2,7 @@
 // input has the right checksums, so the index is sealed first, behind 192 bytes of weights.
 #include <string>
 
-#include "checkpoint/io.h"
+#include "checkpoint/files/io.h"
 #include "fuzz_target.h"
 #include "model/prepared_file.h"
 #include "temporary_folder.h"

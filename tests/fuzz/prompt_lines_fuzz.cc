@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/json.h"
-#include "cli/prompt_lines.h"
+#include "cli/arguments/prompt_lines.h"
 #include "fuzz_target.h"
 
 namespace {

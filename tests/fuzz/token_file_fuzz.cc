@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/model_arguments.h"
+#include "cli/arguments/model_arguments.h"
 #include "fuzz_target.h"
 #include "temporary_folder.h"
 

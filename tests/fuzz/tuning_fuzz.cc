@@ -3,7 +3,7 @@
 #include <string>
 
 #include "fuzz_target.h"
-#include "plan/tuning_table.h"
+#include "plan/gemm/tuning_table.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text = marlin::TextOf(data, size);

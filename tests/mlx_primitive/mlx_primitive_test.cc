@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "backends/metal/foreign_product.h"
+#include "backends/metal/gemm/foreign_product.h"
 #include "base/split_mix64.h"
 #include "fake_gpu.h"
 #include "marlin/device.h"

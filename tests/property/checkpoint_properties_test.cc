@@ -15,7 +15,7 @@
 #include "../unit/checkpoint/test_files.h"
 #include "base/json.h"
 #include "base/scalars.h"
-#include "cli/verification.h"
+#include "cli/commands/verification.h"
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
 #include "marlin/gemm.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/metal/driver.h"
+#include "backends/metal/runtime/driver.h"
 #include "marlin/tensor.h"
 
 namespace marlin::python {

@@ -5,21 +5,21 @@
 #include <cstring>
 #include <new>
 
-#include "backends/cpu/cpu_cholesky.h"
-#include "backends/cpu/cpu_decoder.h"
-#include "backends/cpu/cpu_experts.h"
-#include "backends/cpu/cpu_features.h"
-#include "backends/cpu/gemm_job.h"
-#include "backends/cpu/kernel_table.h"
-#include "backends/cpu/prepared_panels.h"
-#include "backends/cpu/roofline.h"
+#include "backends/cpu/decoder/cpu_decoder.h"
+#include "backends/cpu/experts/cpu_experts.h"
+#include "backends/cpu/gemm/gemm_job.h"
+#include "backends/cpu/gemm/kernel_table.h"
+#include "backends/cpu/pack/prepared_panels.h"
+#include "backends/cpu/runtime/cpu_cholesky.h"
+#include "backends/cpu/runtime/cpu_features.h"
+#include "backends/cpu/runtime/roofline.h"
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/environment.h"
 #include "base/macros.h"
 #include "base/scalars.h"
-#include "plan/select.h"
-#include "plan/transform_columns.h"
+#include "plan/gemm/select.h"
+#include "plan/gemm/transform_columns.h"
 
 namespace marlin::cpu {
 namespace {

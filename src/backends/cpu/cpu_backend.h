@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "base/thread_pool.h"
-#include "plan/backend.h"
+#include "plan/gemm/backend.h"
 
 namespace marlin::cpu {
 

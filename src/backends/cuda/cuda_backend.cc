@@ -6,15 +6,15 @@
 #include <optional>
 #include <string>
 
-#include "backends/cuda/cublas/cublas_library.h"
-#include "backends/cuda/kernels/common/cuda_gemm.h"
-#include "backends/cuda/kernels/cublas/cublas_launch.h"
-#include "backends/cuda/kernels/decoder/cuda_decoder.h"
-#include "backends/cuda/kernels/elementwise/add_rows.h"
-#include "backends/cuda/kernels/elementwise/transform_columns.h"
-#include "backends/cuda/kernels/experts/cuda_experts.h"
-#include "backends/cuda/kernels/wgmma/wgmma_launch.h"
+#include "backends/cuda/common/cuda_gemm.h"
+#include "backends/cuda/decoder/cuda_decoder.h"
+#include "backends/cuda/gemm/cublas/cublas_launch.h"
+#include "backends/cuda/gemm/wgmma/wgmma_launch.h"
+#include "backends/cuda/libraries/cublas_library.h"
+#include "backends/cuda/moe/experts/cuda_experts.h"
 #include "backends/cuda/plan/kernel_table.h"
+#include "backends/cuda/rows/add_rows.h"
+#include "backends/cuda/rows/transform_columns.h"
 #include "backends/cuda/runtime/device_cholesky.h"
 #include "backends/cuda/runtime/device_memory.h"
 #include "backends/cuda/runtime/event_marks.h"
@@ -26,8 +26,8 @@
 #include "backends/cuda/weights/prepared_tiles.h"
 #include "base/environment.h"
 #include "base/macros.h"
-#include "plan/select.h"
-#include "plan/transform_columns.h"
+#include "plan/gemm/select.h"
+#include "plan/gemm/transform_columns.h"
 
 namespace marlin::cuda {
 

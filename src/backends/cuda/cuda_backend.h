@@ -4,7 +4,7 @@
 #include <memory>
 #include <string_view>
 
-#include "plan/backend.h"
+#include "plan/gemm/backend.h"
 
 namespace marlin::cuda {
 

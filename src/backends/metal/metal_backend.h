@@ -4,8 +4,8 @@
 #include <memory>
 #include <string_view>
 
-#include "backends/metal/driver.h"
-#include "plan/backend.h"
+#include "backends/metal/runtime/driver.h"
+#include "plan/gemm/backend.h"
 
 namespace marlin::metal {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "backends/metal/row_parts.h"
+#include "backends/metal/gemm/row_parts.h"
 #include "base/macros.h"
 
 namespace marlin::metal {

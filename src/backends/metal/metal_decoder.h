@@ -1,16 +1,16 @@
 // The decoder operations other than GEMMs that have Metal kernels: routers. The host runs the
-// others (ops/host_decoder.h), and routers that are too large for a threadgroup.
+// others (ops/device/host_decoder.h), and routers that are too large for a threadgroup.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 
-#include "backends/metal/driver.h"
-#include "backends/metal/error_words.h"
-#include "backends/metal/router_launches.h"
-#include "plan/decoder_backend.h"
-#include "plan/decoder_calls.h"
+#include "backends/metal/moe/router_launches.h"
+#include "backends/metal/runtime/driver.h"
+#include "backends/metal/runtime/error_words.h"
+#include "plan/step/decoder_backend.h"
+#include "plan/step/decoder_calls.h"
 
 namespace marlin::metal {
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "backends/metal/driver.h"
+#include "backends/metal/runtime/driver.h"
 
 namespace marlin::metal {
 

@@ -15,8 +15,8 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/scalars.h"
+#include "checkpoint/codes/unpack.h"
 #include "checkpoint/listed_reader.h"
-#include "checkpoint/unpack.h"
 #include "recipe/model_config.h"
 
 namespace marlin {

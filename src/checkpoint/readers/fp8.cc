@@ -8,7 +8,7 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
-#include "checkpoint/row_weights.h"
+#include "checkpoint/codes/row_weights.h"
 #include "recipe/model_config.h"
 
 namespace marlin {

@@ -13,8 +13,8 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
-#include "checkpoint/row_weights.h"
-#include "checkpoint/unpack.h"
+#include "checkpoint/codes/row_weights.h"
+#include "checkpoint/codes/unpack.h"
 #include "layout/parameters.h"
 
 namespace marlin {

@@ -11,9 +11,9 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
+#include "checkpoint/codes/row_weights.h"
+#include "checkpoint/codes/unpack.h"
 #include "checkpoint/module_names.h"
-#include "checkpoint/row_weights.h"
-#include "checkpoint/unpack.h"
 #include "layout/parameters.h"
 
 namespace marlin {

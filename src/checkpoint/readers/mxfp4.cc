@@ -4,8 +4,8 @@
 #include <fmt/core.h>
 
 #include "base/macros.h"
+#include "checkpoint/codes/row_weights.h"
 #include "checkpoint/module_names.h"
-#include "checkpoint/row_weights.h"
 
 namespace marlin {
 namespace {

@@ -9,10 +9,10 @@
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
+#include "checkpoint/codes/tiled_codes.h"
 #include "checkpoint/decoder_names.h"
 #include "checkpoint/module_reader.h"
 #include "checkpoint/module_tensors.h"
-#include "checkpoint/tiled_codes.h"
 #include "layout/weights_buffer.h"
 
 namespace marlin {

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
-#include "checkpoint/foreign_codes.h"
+#include "checkpoint/codes/foreign_codes.h"
 #include "checkpoint/module_writer.h"
 
 namespace marlin {

@@ -19,7 +19,7 @@
 
 #include "base/macros.h"
 #include "base/scalars.h"
-#include "checkpoint/foreign_codes.h"
+#include "checkpoint/codes/foreign_codes.h"
 #include "checkpoint/module_writer.h"
 #include "recipe/expert_name.h"
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "checkpoint/foreign_codes.h"
-#include "checkpoint/readers/gguf_blocks.h"
+#include "checkpoint/codes/foreign_codes.h"
+#include "checkpoint/readers/gguf/gguf_blocks.h"
 #include "marlin/status.h"
 #include "marlin/weights.h"
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/json.h"
-#include "checkpoint/readers/gguf_file.h"
-#include "checkpoint/readers/gguf_names.h"
+#include "checkpoint/readers/gguf/gguf_file.h"
+#include "checkpoint/readers/gguf/gguf_names.h"
 #include "marlin/status.h"
 
 namespace marlin {

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "checkpoint/foreign_codes.h"
+#include "checkpoint/codes/foreign_codes.h"
 
 namespace marlin {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "checkpoint/readers/gguf_blocks.h"
+#include "checkpoint/readers/gguf/gguf_blocks.h"
 #include "marlin/weights.h"
 
 namespace marlin {

@@ -1,5 +1,5 @@
 // tokenizer.json as metadata of a GGUF file: the inverse of readers/gguf_tokenizer.cc.
-#include "checkpoint/readers/gguf_tokenizer.h"
+#include "checkpoint/readers/gguf/gguf_tokenizer.h"
 
 #include <fmt/core.h>
 
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/printable.h"
-#include "checkpoint/readers/gguf_cut.h"
-#include "checkpoint/readers/gguf_generation.h"
+#include "checkpoint/readers/gguf/gguf_cut.h"
+#include "checkpoint/readers/gguf/gguf_generation.h"
 #include "checkpoint/writers/gguf_metadata.h"
 
 namespace marlin {

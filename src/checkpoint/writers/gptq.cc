@@ -14,10 +14,10 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
-#include "checkpoint/bit_planes.h"
-#include "checkpoint/foreign_codes.h"
+#include "checkpoint/codes/bit_planes.h"
+#include "checkpoint/codes/foreign_codes.h"
+#include "checkpoint/codes/unpack.h"
 #include "checkpoint/module_writer.h"
-#include "checkpoint/unpack.h"
 #include "layout/permutation.h"
 
 namespace marlin {

@@ -18,7 +18,7 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/scalars.h"
-#include "checkpoint/foreign_codes.h"
+#include "checkpoint/codes/foreign_codes.h"
 #include "checkpoint/module_writer.h"
 #include "checkpoint/writers/mlx_config.h"
 #include "layout/parameters.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/macros.h"
-#include "bench/baseline_openblas.h"
+#include "bench/baselines/baseline_openblas.h"
 
 namespace marlin::cli {
 

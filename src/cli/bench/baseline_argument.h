@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench/gemm.h"
-#include "cli/arguments.h"
+#include "cli/arguments/arguments.h"
 #include "cli/bench/bench_device.h"
 
 namespace marlin::cli {

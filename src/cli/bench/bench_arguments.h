@@ -6,9 +6,9 @@
 #include <string>
 
 #include "bench/timer.h"
-#include "cli/arguments.h"
+#include "cli/arguments/arguments.h"
+#include "cli/arguments/device_argument.h"
 #include "cli/console.h"
-#include "cli/device_argument.h"
 #include "marlin/gemm.h"
 
 namespace marlin::cli {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "bench/gemm.h"
-#include "cli/arguments.h"
-#include "cli/product_arguments.h"
+#include "cli/arguments/arguments.h"
+#include "cli/arguments/product_arguments.h"
 
 namespace marlin::cli {
 

@@ -8,10 +8,10 @@
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "bench/model.h"
+#include "cli/arguments/model_arguments.h"
+#include "cli/arguments/product_arguments.h"
 #include "cli/bench/machine.h"
 #include "cli/command.h"
-#include "cli/model_arguments.h"
-#include "cli/product_arguments.h"
 #include "cli/progress_bar.h"
 
 namespace marlin::cli {

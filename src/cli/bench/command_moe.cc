@@ -7,13 +7,13 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "bench/document.h"
-#include "bench/moe.h"
-#include "bench/moe_placement.h"
+#include "bench/moe/moe.h"
+#include "bench/moe/moe_placement.h"
+#include "cli/arguments/trace_arguments.h"
 #include "cli/bench/case_arguments.h"
 #include "cli/bench/machine.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
-#include "cli/trace_arguments.h"
 
 namespace marlin::cli {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
-#include "plan/kernel_desc.h"
-#include "plan/kernel_name.h"
+#include "plan/gemm/kernel_desc.h"
+#include "plan/gemm/kernel_name.h"
 
 namespace marlin::cli {
 

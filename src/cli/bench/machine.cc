@@ -8,8 +8,8 @@
 #include "base/macros.h"
 #include "bench/document.h"
 #include "bench/gpu_report.h"
-#include "ops/device.h"
-#include "plan/backend.h"
+#include "ops/device/device.h"
+#include "plan/gemm/backend.h"
 
 namespace marlin::cli {
 

@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 
-#include "backends/cpu/roofline.h"
-#include "backends/metal/gpu_roofline.h"
-#include "bench/baseline_cublas.h"
+#include "backends/cpu/runtime/roofline.h"
+#include "backends/metal/runtime/gpu_roofline.h"
+#include "bench/baselines/baseline_cublas.h"
 #include "bench/gemm.h"
 #include "bench/gpu.h"
 #include "cli/bench/bench_device.h"

@@ -7,7 +7,7 @@
 #include <span>
 
 #include "base/macros.h"
-#include "bench/baseline_openblas.h"
+#include "bench/baselines/baseline_openblas.h"
 #include "bench/gemm_report.h"
 #include "bench/gpu_report.h"
 #include "cli/bench/machine.h"

@@ -13,7 +13,7 @@ if command -v nvcc >/dev/null; then
     fail "cmake failed"
   }
   objects=src/CMakeFiles/marlin_backends_cuda.dir/backends/cuda
-  for object in kernels/toy/toy_plan.cc kernels/toy/toy_launch.cc kernels/toy/toy_kernel.cu \
+  for object in gemm/toy/toy_plan.cc gemm/toy/toy_launch.cc gemm/toy/toy_kernel.cu \
     cuda_backend.cc; do
     cmake --build "$cuda" --target "$objects/$object.o" 2>/dev/null ||
       cmake --build "$cuda/src" --target "backends/cuda/$object.o"

@@ -1,5 +1,5 @@
 // The benchmark of placed experts, on two devices.
-#include "bench/moe_placement.h"
+#include "bench/moe/moe_placement.h"
 
 #include <gtest/gtest.h>
 

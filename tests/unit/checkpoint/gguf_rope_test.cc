@@ -1,5 +1,5 @@
 // RoPE scaling of GGUF files, as llama.cpp reads it.
-#include "checkpoint/readers/gguf_rope.h"
+#include "checkpoint/readers/gguf/gguf_rope.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,7 +9,7 @@
 
 #include "../../source_directory.h"
 #include "base/json.h"
-#include "checkpoint/checksum.h"
+#include "checkpoint/files/checksum.h"
 #include "marlin/checkpoint.h"
 #include "module_files.h"
 #include "test_files.h"

@@ -7,7 +7,7 @@
 
 #include "../../source_directory.h"
 #include "base/json.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/files/safetensors.h"
 #include "marlin/checkpoint.h"
 #include "test_files.h"
 

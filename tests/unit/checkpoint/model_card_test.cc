@@ -1,5 +1,5 @@
 // README.md of an output directory: its header, its facts, and whose card is kept.
-#include "checkpoint/model_card.h"
+#include "checkpoint/convert/model_card.h"
 
 #include <gtest/gtest.h>
 

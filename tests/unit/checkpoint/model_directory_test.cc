@@ -1,5 +1,5 @@
 // Links in a model's directory: allowed inside it and inside the Hugging Face cache, nowhere else.
-#include "checkpoint/model_directory.h"
+#include "checkpoint/files/model_directory.h"
 
 #include <gtest/gtest.h>
 

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint_impl.h"
-#include "checkpoint/checksum.h"
-#include "checkpoint/conversion.h"
+#include "checkpoint/convert/conversion.h"
+#include "checkpoint/files/checksum.h"
 #include "checkpoint/module_tensors.h"
 #include "marlin/checkpoint.h"
 #include "test_files.h"

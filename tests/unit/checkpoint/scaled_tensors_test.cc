@@ -1,4 +1,4 @@
-#include "checkpoint/scaled_tensors.h"
+#include "checkpoint/codes/scaled_tensors.h"
 
 #include <gtest/gtest.h>
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/scalars.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/files/safetensors.h"
 
 namespace marlin::testing {
 

@@ -11,7 +11,7 @@
 
 #include "base/json.h"
 #include "checkpoint/checkpoint_impl.h"
-#include "checkpoint/checksum.h"
+#include "checkpoint/files/checksum.h"
 #include "checkpoint/module_tensors.h"
 #include "marlin/checkpoint.h"
 #include "test_files.h"

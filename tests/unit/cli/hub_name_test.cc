@@ -1,4 +1,4 @@
-#include "cli/hub_name.h"
+#include "cli/arguments/hub_name.h"
 
 #include <gtest/gtest.h>
 

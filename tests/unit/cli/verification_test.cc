@@ -1,4 +1,4 @@
-#include "cli/verification.h"
+#include "cli/commands/verification.h"
 
 #include <gtest/gtest.h>
 

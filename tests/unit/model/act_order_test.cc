@@ -14,7 +14,7 @@
 #include "../../source_directory.h"
 #include "../checkpoint/module_files.h"
 #include "../checkpoint/test_files.h"
-#include "checkpoint/io.h"
+#include "checkpoint/files/io.h"
 #include "marlin/checkpoint.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"

@@ -14,13 +14,13 @@
 #include "../test_device.h"
 #include "base/json.h"
 #include "base/scalars.h"
-#include "checkpoint/quantize_plan.h"
-#include "checkpoint/scaled_tensors.h"
+#include "calibrate/awq_scaler.h"
+#include "checkpoint/codes/scaled_tensors.h"
+#include "checkpoint/convert/quantize_plan.h"
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
 #include "marlin/importance.h"
 #include "marlin/model.h"
-#include "model/awq_scaler.h"
 #include "recipe/architecture.h"
 
 namespace marlin::families_test {

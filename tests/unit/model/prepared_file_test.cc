@@ -13,7 +13,7 @@
 
 #include "../../source_directory.h"
 #include "../checkpoint/test_files.h"
-#include "checkpoint/checksum.h"
+#include "checkpoint/files/checksum.h"
 #include "marlin/checkpoint.h"
 #include "marlin/model.h"
 #include "marlin/prepared.h"

@@ -10,7 +10,7 @@
 #include "../test_device.h"
 #include "marlin/device.h"
 #include "marlin/sampling.h"
-#include "ops/sampling.h"
+#include "ops/decoder/sampling.h"
 
 namespace marlin::advance_tokens_test {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/device.h"
+#include "ops/device/device.h"
 
 namespace marlin::auto_device_test {
 namespace {

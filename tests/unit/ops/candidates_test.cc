@@ -1,5 +1,5 @@
 // The candidates for running a GEMM, with the CPU's kernels, one of which claims variants here.
-#include "ops/candidates.h"
+#include "ops/gemm/candidates.h"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 
 #include "backends/cpu/cpu_backend.h"
 #include "marlin/quantize.h"
-#include "ops/device.h"
-#include "plan/backend.h"
-#include "plan/kernel_name.h"
+#include "ops/device/device.h"
+#include "plan/gemm/backend.h"
+#include "plan/gemm/kernel_name.h"
 
 namespace marlin::candidates_test {
 namespace {

@@ -1,5 +1,5 @@
 // ExpandLatents against its reference, term by term, on every ISA level of this CPU.
-#include "ops/expand_latents.h"
+#include "ops/decoder/expand_latents.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "../count_allocations.h"
-#include "backends/metal/host_memory_driver.h"
 #include "backends/metal/metal_backend.h"
+#include "backends/metal/runtime/host_memory_driver.h"
 #include "base/aligned_buffer.h"
 #include "base/scalars.h"
 #include "marlin/gemm.h"
 #include "marlin/quantize.h"
-#include "ops/device.h"
+#include "ops/device/device.h"
 
 namespace marlin::gemm_plan_test {
 namespace {

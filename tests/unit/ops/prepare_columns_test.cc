@@ -1,6 +1,6 @@
 // Columns of several weights that are prepared in place equal a prepared concatenated copy: every
 // format, boundaries inside a block, every second column, transposed codes.
-#include "ops/prepare_columns.h"
+#include "ops/gemm/prepare_columns.h"
 
 #include <gtest/gtest.h>
 

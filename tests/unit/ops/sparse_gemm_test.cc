@@ -12,7 +12,7 @@
 #include "layout/weights_buffer.h"
 #include "marlin/gemm.h"
 #include "marlin/layout.h"
-#include "ops/prepare_columns.h"
+#include "ops/gemm/prepare_columns.h"
 #include "reference/dequantize.h"
 
 namespace marlin::sparse_gemm_test {

@@ -23,7 +23,7 @@
 #include "marlin/gemm.h"
 #include "marlin/moe.h"
 #include "marlin/quantize.h"
-#include "ops/prepare_columns.h"
+#include "ops/gemm/prepare_columns.h"
 #include "reference/dequantize.h"
 
 namespace marlin::transformed_gemm_test {

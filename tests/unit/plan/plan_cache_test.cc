@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "plan/backend.h"
+#include "plan/gemm/backend.h"
 
 namespace marlin::plan_cache_test {
 namespace {

@@ -1,6 +1,6 @@
 // Kernel selection: a function of the problem, the device properties, the rows and the tuning
 // table.
-#include "plan/select.h"
+#include "plan/gemm/select.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,11 +8,11 @@
 #include <array>
 #include <string>
 
-#include "backends/cpu/kernel_table.h"
+#include "backends/cpu/gemm/kernel_table.h"
 #include "backends/cuda/plan/kernel_table.h"
 #include "backends/cuda/plan/tile_problem.h"
 #include "backends/cuda/tuning/shipped_tuning.h"
-#include "plan/kernel_name.h"
+#include "plan/gemm/kernel_name.h"
 
 namespace marlin::select_test {
 namespace {

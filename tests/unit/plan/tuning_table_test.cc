@@ -1,5 +1,5 @@
 // Tuning tables as text, and look-ups in them.
-#include "plan/tuning_table.h"
+#include "plan/gemm/tuning_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -6,8 +6,8 @@
 
 #include "base/macros.h"
 #include "base/thread_pool.h"
+#include "calibrate/device_products.h"
 #include "marlin/device.h"
-#include "model/device_products.h"
 #include "quantize/gptq.h"
 
 namespace marlin {

@@ -12,10 +12,10 @@
 
 #include "base/host_cholesky.h"
 #include "base/thread_pool.h"
+#include "calibrate/device_products.h"
 #include "gptq_on_cpu.h"
 #include "marlin/device.h"
 #include "marlin/quantize.h"
-#include "model/device_products.h"
 
 namespace marlin::gptq_test {
 namespace {

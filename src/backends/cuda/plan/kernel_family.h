@@ -3,14 +3,14 @@
 //
 // A family is a folder of kernels/: <family>_plan.cc defines <Family>Family and the Supports
 // functions of its rows in kernels.def, and needs no CUDA; <family>_launch.cc defines Make<Family>,
-// which plans a launch (kernels/common/cuda_gemm.h).
+// which plans a launch (common/cuda_gemm.h).
 #pragma once
 
 #include <vector>
 
 #include "backends/cuda/plan/tile_problem.h"
-#include "plan/gemm_desc.h"
-#include "plan/kernel_desc.h"
+#include "plan/gemm/gemm_desc.h"
+#include "plan/gemm/kernel_desc.h"
 
 namespace marlin::cuda {
 

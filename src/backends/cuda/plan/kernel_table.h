@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "backends/cuda/plan/kernel_family.h"
-#include "plan/kernel_desc.h"
+#include "plan/gemm/kernel_desc.h"
 
 namespace marlin::cuda {
 

@@ -3,7 +3,7 @@
 #include "backends/cuda/layout/code_kind.h"
 #include "backends/cuda/layout/sparse_layout.h"
 #include "layout/weights_shapes.h"
-#include "plan/gemm_desc.h"
+#include "plan/gemm/gemm_desc.h"
 
 namespace marlin::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <span>
 
-#include "backends/cuda/kernels/wgmma/wgmma_layout.h"
+#include "backends/cuda/gemm/wgmma/wgmma_layout.h"
 #include "backends/cuda/plan/tile_problem.h"
 
 namespace marlin::cuda {

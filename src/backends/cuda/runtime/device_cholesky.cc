@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "backends/cuda/cublas/cusolver_library.h"
+#include "backends/cuda/libraries/cusolver_library.h"
 #include "base/macros.h"
 
 namespace marlin::cuda {

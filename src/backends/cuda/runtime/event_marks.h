@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "backends/cuda/runtime/device_memory.h"
-#include "plan/backend.h"
+#include "plan/gemm/backend.h"
 
 namespace marlin::cuda {
 

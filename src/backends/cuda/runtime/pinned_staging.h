@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "backends/cuda/runtime/device_memory.h"
-#include "plan/host_staging.h"
+#include "plan/gemm/host_staging.h"
 
 namespace marlin::cuda {
 

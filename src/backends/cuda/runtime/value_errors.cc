@@ -6,8 +6,8 @@
 #include <string>
 
 #include "base/macros.h"
-#include "plan/indices.h"
-#include "plan/router_errors.h"
+#include "plan/step/indices.h"
+#include "plan/step/router_errors.h"
 
 namespace marlin::cuda {
 namespace {

@@ -1,8 +1,8 @@
 // Dequantizes canonical, marlin_w4 and 2:4 weights, rounding each once; other tiles:
 // dequantize_tiles.cu.
-#include "backends/cuda/kernels/common/marlin_w4.cuh"
-#include "backends/cuda/kernels/common/sparse_reader.cuh"
-#include "backends/cuda/kernels/common/weight_reader.cuh"
+#include "backends/cuda/common/marlin_w4.cuh"
+#include "backends/cuda/common/sparse_reader.cuh"
+#include "backends/cuda/common/weight_reader.cuh"
 #include "backends/cuda/weights/weights_launch.h"
 
 namespace marlin::cuda {

@@ -8,9 +8,9 @@
 //
 // A CTA takes 8 tiles: 256 k of 128 outputs. The kernel is memory-bound: it reads the tiles and
 // writes W once each.
-#include "backends/cuda/kernels/common/warp_matrix.cuh"
-#include "backends/cuda/kernels/common/weight_reader.cuh"
-#include "backends/cuda/kernels/cublas/dense_fragments.cuh"
+#include "backends/cuda/common/warp_matrix.cuh"
+#include "backends/cuda/common/weight_reader.cuh"
+#include "backends/cuda/gemm/cublas/dense_fragments.cuh"
 #include "backends/cuda/weights/weights_launch.h"
 
 namespace marlin::cuda {

@@ -2,7 +2,7 @@
 // tiles and on the host for tests.
 #pragma once
 
-#include "backends/cuda/kernels/common/code_pairs.cuh"
+#include "backends/cuda/common/code_pairs.cuh"
 #include "backends/cuda/layout/sparse_layout.h"
 
 namespace marlin::cuda {

@@ -1,5 +1,5 @@
 // Packs k-packed words into tiles on the device, for Prepare.
-#include "backends/cuda/kernels/common/weight_reader.cuh"
+#include "backends/cuda/common/weight_reader.cuh"
 #include "backends/cuda/weights/sparse_packing.cuh"
 #include "backends/cuda/weights/weights_launch.h"
 

@@ -8,7 +8,7 @@
 #include "backends/cuda/layout/device_views.h"
 #include "backends/cuda/layout/tile_layout.h"
 #include "backends/cuda/runtime/device_memory.h"
-#include "plan/backend.h"
+#include "plan/gemm/backend.h"
 
 namespace marlin::cuda {
 

@@ -2,7 +2,7 @@
 // host for tests.
 #pragma once
 
-#include "backends/cuda/kernels/common/decode_fragment.cuh"
+#include "backends/cuda/common/decode_fragment.cuh"
 #include "backends/cuda/layout/sparse_layout.h"
 
 namespace marlin::cuda {

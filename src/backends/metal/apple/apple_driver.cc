@@ -14,7 +14,7 @@
 #include "backends/metal/apple/gpu_cores.h"
 #include "backends/metal/apple/metal_cpp.h"
 #include "backends/metal/apple/submitted_work.h"
-#include "backends/metal/driver.h"
+#include "backends/metal/runtime/driver.h"
 #include "backends/metal/self_test.h"
 #include "base/environment.h"
 #include "base/macros.h"

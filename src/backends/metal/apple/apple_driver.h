@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "backends/metal/driver.h"
+#include "backends/metal/runtime/driver.h"
 
 namespace marlin::metal {
 

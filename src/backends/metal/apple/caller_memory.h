@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backends/metal/apple/device_memory.h"
-#include "backends/metal/driver.h"
+#include "backends/metal/runtime/driver.h"
 
 namespace marlin::metal {
 

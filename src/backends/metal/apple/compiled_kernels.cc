@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "backends/metal/apple/built_library.h"
-#include "backends/metal/kernel_text.h"
+#include "backends/metal/plan/kernel_text.h"
 #include "base/macros.h"
 
 namespace marlin::metal {

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "backends/metal/apple/metal_cpp.h"
-#include "backends/metal/driver.h"
+#include "backends/metal/runtime/driver.h"
 
 namespace marlin::metal {
 

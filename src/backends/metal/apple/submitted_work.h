@@ -8,7 +8,7 @@
 
 #include "backends/metal/apple/caller_memory.h"
 #include "backends/metal/apple/metal_cpp.h"
-#include "backends/metal/driver.h"
+#include "backends/metal/runtime/driver.h"
 #include "marlin/status.h"
 
 namespace marlin::metal {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <vector>
 
-#include "backends/cpu/cpu_features.h"
-#include "backends/cpu/decoder_kernels.h"
+#include "backends/cpu/decoder/decoder_kernels.h"
+#include "backends/cpu/runtime/cpu_features.h"
 #include "base/scalars.h"
 
 namespace marlin::cpu::fp8_cache_test {

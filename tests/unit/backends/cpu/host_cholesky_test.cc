@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "../../cholesky_problem.h"
-#include "backends/cpu/cpu_cholesky.h"
-#include "backends/cpu/cpu_features.h"
+#include "backends/cpu/runtime/cpu_cholesky.h"
+#include "backends/cpu/runtime/cpu_features.h"
 #include "base/thread_pool.h"
 
 namespace marlin::host_cholesky_test {

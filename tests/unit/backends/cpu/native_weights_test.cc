@@ -14,8 +14,8 @@
 #include "layout/plain_weights.h"
 #include "layout/weights_buffer.h"
 #include "marlin/marlin.h"
-#include "ops/prepare_columns.h"
-#include "plan/backend.h"
+#include "ops/gemm/prepare_columns.h"
+#include "plan/gemm/backend.h"
 
 namespace marlin::native_weights_test {
 namespace {

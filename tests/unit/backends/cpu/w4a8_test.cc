@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/cpu/w4a8_kernel.h"
+#include "backends/cpu/gemm/w4a8/w4a8_kernel.h"
 #include "marlin/marlin.h"
 
 namespace marlin::w4a8_test {

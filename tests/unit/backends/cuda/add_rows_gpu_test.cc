@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "gpu_fixture.h"
-#include "ops/device.h"
-#include "plan/host_staging.h"
+#include "ops/device/device.h"
+#include "plan/gemm/host_staging.h"
 
 namespace marlin::add_rows_gpu_test {
 namespace {

@@ -1,9 +1,9 @@
 // Plans of attention: tiles for every row, split-KV only where tiles leave the device idle.
-#include "backends/cuda/kernels/decoder/attention_plan.h"
+#include "backends/cuda/attention/attention_plan.h"
 
 #include <gtest/gtest.h>
 
-#include "backends/cuda/kernels/decoder/decoder_layout.h"
+#include "backends/cuda/decoder/decoder_layout.h"
 #include "base/checked.h"
 
 namespace marlin::cuda::attention_plan_test {

@@ -1,5 +1,5 @@
 // Plans of the 64 x 64 kernels: output tiles, slices of k and their assignment to CTAs.
-#include "backends/cuda/kernels/block/block_plan.h"
+#include "backends/cuda/gemm/block/block_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backends/cuda/plan/kernel_table.h"
-#include "plan/select.h"
+#include "plan/gemm/select.h"
 
 namespace marlin::cuda::block_plan_test {
 namespace {

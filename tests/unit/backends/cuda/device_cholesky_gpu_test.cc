@@ -7,8 +7,8 @@
 
 #include "../../cholesky_problem.h"
 #include "marlin/device.h"
-#include "ops/device.h"
-#include "plan/backend.h"
+#include "ops/device/device.h"
+#include "plan/gemm/backend.h"
 namespace marlin::device_cholesky_gpu_test {
 namespace {
 

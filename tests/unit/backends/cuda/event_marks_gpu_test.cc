@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "marlin/device.h"
-#include "ops/device.h"
-#include "plan/backend.h"
+#include "ops/device/device.h"
+#include "plan/gemm/backend.h"
 
 namespace marlin::event_marks_gpu_test {
 namespace {

@@ -1,5 +1,5 @@
 // How the exact kernel splits k: every unit of k in one part, and sums no deeper than declared.
-#include "backends/cuda/kernels/exact/exact_layout.h"
+#include "backends/cuda/gemm/exact/exact_layout.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Plans of the experts' GEMV launches: shared memory holds all parts, apart from each other, for
 // every kind of codes and k that is planned at all.
-#include "backends/cuda/kernels/experts/experts_plan.h"
+#include "backends/cuda/moe/experts/experts_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cuda/kernels/gemv/gemv_layout.h"
+#include "backends/cuda/gemm/gemv/gemv_layout.h"
 #include "backends/cuda/layout/sparse_layout.h"
 
 namespace marlin::cuda::experts_plan_test {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <random>
 
-#include "backends/cuda/kernels/fp8/fp8_fragment.cuh"
+#include "backends/cuda/gemm/fp8/fp8_fragment.cuh"
 #include "base/scalars.h"
 #include "lane_codes.cuh"
 

@@ -1,5 +1,5 @@
 // Invariants of the plans of the FP8 kernel.
-#include "backends/cuda/kernels/fp8/fp8_plan.h"
+#include "backends/cuda/gemm/fp8/fp8_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Plans of the GEMV kernel, also for shapes too large to run: each covers its problem once, fits
 // shared memory, and overflows no integer.
-#include "backends/cuda/kernels/gemv/gemv_plan.h"
+#include "backends/cuda/gemm/gemv/gemv_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/cuda/kernels/common/decode_fragment.cuh"
+#include "backends/cuda/common/decode_fragment.cuh"
 
 namespace marlin::cuda {
 

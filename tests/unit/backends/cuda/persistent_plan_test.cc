@@ -1,5 +1,5 @@
 // How the persistent kernel's phases are dealt to CTAs.
-#include "backends/cuda/kernels/persistent/persistent_plan.h"
+#include "backends/cuda/persistent/persistent_plan.h"
 
 #include <gtest/gtest.h>
 

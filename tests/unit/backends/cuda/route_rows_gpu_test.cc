@@ -13,7 +13,7 @@
 
 #include "base/scalars.h"
 #include "gpu_fixture.h"
-#include "ops/moe.h"
+#include "ops/moe/moe.h"
 #include "reference/decoder.h"
 
 namespace marlin::route_rows_gpu_test {

@@ -1,5 +1,5 @@
 // Plans of the router's product: every part of k has its tiles, and shared memory has room.
-#include "backends/cuda/kernels/router/router_plan.h"
+#include "backends/cuda/moe/router/router_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -16,8 +16,8 @@
 #include "../../../source_directory.h"
 #include "backends/cuda/plan/kernel_table.h"
 #include "backends/cuda/tuning/shipped_tuning.h"
-#include "plan/kernel_name.h"
-#include "plan/select.h"
+#include "plan/gemm/kernel_name.h"
+#include "plan/gemm/select.h"
 
 namespace marlin::cuda::selection_record_test {
 namespace {

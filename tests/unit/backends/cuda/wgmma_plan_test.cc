@@ -1,5 +1,5 @@
 // Plans of the WGMMA kernel, as gemv_plan_test.cc for the GEMV kernel.
-#include "backends/cuda/kernels/wgmma/wgmma_plan.h"
+#include "backends/cuda/gemm/wgmma/wgmma_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <iterator>
 #include <vector>
 
-#include "backends/cuda/kernels/gemv/gemv_plan.h"
+#include "backends/cuda/gemm/gemv/gemv_plan.h"
 #include "backends/cuda/plan/kernel_table.h"
 #include "base/checked.h"
 #include "plan_cases.h"

@@ -1,4 +1,4 @@
-#include "backends/metal/expert_tiling.h"
+#include "backends/metal/moe/expert_tiling.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The roofline kernels in the simulator: they read all bytes and do all multiplies that they claim.
-#include "backends/metal/gpu_roofline.h"
+#include "backends/metal/runtime/gpu_roofline.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <numeric>
 #include <span>
 
-#include "backends/metal/simulated_driver.h"
+#include "backends/metal/runtime/simulated_driver.h"
 
 namespace marlin::metal::gpu_roofline_test {
 namespace {

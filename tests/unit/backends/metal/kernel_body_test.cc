@@ -1,4 +1,4 @@
-#include "backends/metal/kernel_body.h"
+#include "backends/metal/plan/kernel_body.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

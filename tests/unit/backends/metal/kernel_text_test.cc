@@ -1,4 +1,4 @@
-#include "backends/metal/kernel_text.h"
+#include "backends/metal/plan/kernel_text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/metal/kernel_files.h"
+#include "backends/metal/plan/kernel_files.h"
 #include "metal_sim/metal_program.h"
 
 namespace marlin::metal::kernel_text_test {

@@ -1,5 +1,5 @@
 // The tiling of GEMMs into threadgroups, and kernel selection.
-#include "backends/metal/launch_plan.h"
+#include "backends/metal/plan/launch_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <random>
 #include <string>
 
-#include "backends/metal/kernel_table.h"
-#include "plan/select.h"
+#include "backends/metal/plan/kernel_table.h"
+#include "plan/gemm/select.h"
 
 namespace marlin::metal::launch_plan_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "backends/metal/row_parts.h"
+#include "backends/metal/gemm/row_parts.h"
 
 #include <gtest/gtest.h>
 

@@ -9,9 +9,9 @@
 #include <functional>
 #include <utility>
 
-#include "backends/metal/kernel_check.h"
 #include "backends/metal/metal_backend.h"
-#include "backends/metal/simulated_driver.h"
+#include "backends/metal/plan/kernel_check.h"
+#include "backends/metal/runtime/simulated_driver.h"
 
 namespace marlin::metal::self_test_test {
 namespace {

@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "backends/metal/batch_launches.h"
+#include "backends/metal/gemm/batch_launches.h"
+#include "backends/metal/gemm/row_parts.h"
 #include "backends/metal/metal_backend.h"
-#include "backends/metal/row_parts.h"
-#include "backends/metal/simulated_driver.h"
+#include "backends/metal/runtime/simulated_driver.h"
 #include "marlin/gemm.h"
 #include "marlin/quantize.h"
-#include "ops/device.h"
+#include "ops/device/device.h"
 
 namespace marlin::metal::simulated_batch_test {
 namespace {

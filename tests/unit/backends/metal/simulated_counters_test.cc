@@ -10,13 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "backends/metal/kernel_table.h"
 #include "backends/metal/metal_backend.h"
-#include "backends/metal/simulated_driver.h"
+#include "backends/metal/plan/kernel_table.h"
+#include "backends/metal/runtime/simulated_driver.h"
 #include "base/scalars.h"
 #include "marlin/gemm.h"
 #include "marlin/quantize.h"
-#include "ops/device.h"
+#include "ops/device/device.h"
 
 namespace marlin::metal::simulated_counters_test {
 namespace {

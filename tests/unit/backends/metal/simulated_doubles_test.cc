@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/metal/kernel_text.h"
+#include "backends/metal/plan/kernel_text.h"
 #include "metal_sim/launch.h"
 #include "metal_sim/metal_program.h"
 

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "backends/metal/metal_backend.h"
-#include "backends/metal/simulated_driver.h"
+#include "backends/metal/runtime/simulated_driver.h"
 #include "marlin/moe.h"
 #include "marlin/quantize.h"
-#include "ops/device.h"
+#include "ops/device/device.h"
 
 namespace marlin::metal {
 

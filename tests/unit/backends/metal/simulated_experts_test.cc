@@ -13,15 +13,15 @@
 #include <utility>
 #include <vector>
 
-#include "backends/metal/error_words.h"
-#include "backends/metal/expert_launches.h"
-#include "backends/metal/expert_table.h"
-#include "backends/metal/expert_tiling.h"
 #include "backends/metal/metal_backend.h"
-#include "backends/metal/metal_experts.h"
+#include "backends/metal/moe/expert_launches.h"
+#include "backends/metal/moe/expert_table.h"
+#include "backends/metal/moe/expert_tiling.h"
+#include "backends/metal/moe/metal_experts.h"
+#include "backends/metal/runtime/error_words.h"
 #include "base/scalars.h"
-#include "ops/select_for.h"
-#include "plan/expert_slots.h"
+#include "ops/gemm/select_for.h"
+#include "plan/moe/expert_slots.h"
 
 namespace marlin::metal::simulated_experts_test {
 namespace {

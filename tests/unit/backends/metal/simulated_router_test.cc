@@ -16,12 +16,12 @@
 
 #include "backends/cpu/cpu_backend.h"
 #include "backends/metal/metal_backend.h"
-#include "backends/metal/router_launches.h"
-#include "backends/metal/simulated_driver.h"
+#include "backends/metal/moe/router_launches.h"
+#include "backends/metal/runtime/simulated_driver.h"
 #include "base/scalars.h"
 #include "marlin/moe.h"
 #include "marlin/quantize.h"
-#include "ops/device.h"
+#include "ops/device/device.h"
 #include "reference/decoder.h"
 
 namespace marlin::metal::simulated_router_test {

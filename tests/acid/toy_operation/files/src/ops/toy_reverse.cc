@@ -1,8 +1,8 @@
 #include "ops/toy_reverse.h"
 
 #include "base/macros.h"
-#include "ops/checks.h"
-#include "ops/device.h"
+#include "ops/device/checks.h"
+#include "ops/device/device.h"
 #include "plan/toy_reverse_call.h"
 
 namespace marlin {

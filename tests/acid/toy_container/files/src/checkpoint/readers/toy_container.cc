@@ -1,7 +1,7 @@
 // "*.toy": "TOYC", then a safetensors image whose metadata holds config.json.
 #include "base/macros.h"
+#include "checkpoint/files/safetensors.h"
 #include "checkpoint/module_reader.h"
-#include "checkpoint/safetensors.h"
 
 namespace marlin {
 

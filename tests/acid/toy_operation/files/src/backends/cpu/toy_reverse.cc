@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "backends/cpu/cpu_decoder.h"
+#include "backends/cpu/decoder/cpu_decoder.h"
 #include "plan/toy_reverse_call.h"
 
 namespace marlin::cpu {

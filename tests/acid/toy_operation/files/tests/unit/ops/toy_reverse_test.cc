@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/decoder_backend.h"
+#include "plan/step/decoder_backend.h"
 
 namespace marlin::toy_reverse_test {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "backends/cuda/plan/kernel_table.h"
-#include "plan/select.h"
+#include "plan/gemm/select.h"
 
 namespace marlin::cuda::toy_plan_test {
 namespace {

@@ -1,0 +1,332 @@
+// Row-wise operations: embedding lookup, norm, addition, RoPE, GLU, append to the KV cache. Rows
+// are processed through small fp32 buffers of kPiece elements.
+#include "backends/cpu/decoder/cpu_decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "backends/cpu/attention/paged_rows.h"
+#include "backends/cpu/gemm/gemm_driver.h"
+#include "backends/cpu/pack/prepared_panels.h"
+#include "base/checked.h"
+#include "base/macros.h"
+#include "plan/step/indices.h"
+
+namespace marlin::cpu {
+namespace {
+
+/// Elements of a row that are widened to fp32 at a time.
+constexpr int64_t kPiece = 512;
+
+const SegmentKernel* SegmentKernelOf([[maybe_unused]] Isa level) {
+#if defined(__x86_64__)
+  if (level == Isa::kAmx) return &amx::kSegmentKernel;
+#endif
+  return nullptr;
+}
+
+template <typename View>
+auto At(const View& view, int64_t index) {
+  using Byte = std::conditional_t<std::is_same_v<View, TensorView>, const uint8_t, uint8_t>;
+  return static_cast<Byte*>(view.data()) + index * DTypeBytes(view.dtype());
+}
+
+/// Row `i` of a view of rank 2, or of rank 3 with its first two dimensions flattened.
+template <typename View>
+auto RowOf(const View& view, int64_t i) {
+  if (view.rank() == 2) return At(view, i * view.stride(0));
+  return At(view, i / view.dim(1) * view.stride(0) + i % view.dim(1) * view.stride(1));
+}
+
+int64_t RowCount(const TensorView& view) {
+  return view.rank() == 2 ? view.dim(0) : view.dim(0) * view.dim(1);
+}
+
+void ConvertRun(const DecoderKernels& kernels, const uint8_t* from, DType from_type, int64_t count,
+                uint8_t* to, DType to_type) {
+  if (from_type == to_type) {
+    std::memcpy(to, from, static_cast<size_t>(count * DTypeBytes(to_type)));
+    return;
+  }
+  float piece[kPiece];
+  for (int64_t i = 0; i < count; i += kPiece) {
+    const int64_t run = std::min(kPiece, count - i);
+    kernels.widen(from + i * DTypeBytes(from_type), from_type, run, piece);
+    kernels.narrow(piece, run, to_type, to + i * DTypeBytes(to_type));
+  }
+}
+
+}  // namespace
+
+const DecoderKernels& DecoderKernelsOf(Isa level) {
+  switch (level) {
+#if defined(__x86_64__)
+    case Isa::kAmx:
+    case Isa::kAvx512:
+      return avx512::kDecoderKernels;
+    case Isa::kAvx2:
+      return avx2::kDecoderKernels;
+#elif defined(__aarch64__)
+    case Isa::kNeon:
+      return neon::kDecoderKernels;
+#endif
+    default:
+      return scalar::kDecoderKernels;
+  }
+}
+
+CpuDecoder::CpuDecoder(Isa level, ThreadPool& pool)
+    : pool_(pool),
+      kernels_(DecoderKernelsOf(level)),
+      segment_kernel_(SegmentKernelOf(level)),
+      exact_(ExactKernelsOf(level)) {}
+
+Status CpuDecoder::Run(const LookUpRowsCall& call, const OperationContext& /*context*/) const {
+  const auto& table = call.table;
+  const auto& ids = call.ids;
+  const auto& out = call.out;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("ids", ids, table.dim(0)));
+  const int64_t columns = out.dim(1);
+  ForRows(out.dim(0), columns, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t id = IndexAt(ids, row);
+      ConvertRun(kernels_, At(table, id * table.stride(0)), table.dtype(), columns,
+                 At(out, row * out.stride(0)), out.dtype());
+    }
+  });
+  return {};
+}
+
+Status CpuDecoder::Run(const LookUpWeightRowsCall& call,
+                       const OperationContext& /*context*/) const {
+  const auto& table = call.table;
+  const auto& ids = call.ids;
+  const auto& out = call.out;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("ids", ids, table.spec.n));
+  const PanelView view = static_cast<const PreparedPanels&>(table).View(0);
+  const int64_t columns = out.dim(1);
+  pool_.Run(out.dim(0), [&](int64_t row, int) {
+    const int64_t id = IndexAt(ids, row);
+    float decoded[kBlockRows * kChunkK];
+    for (int64_t i = 0; i < columns; i += kChunkK) {
+      exact_.decode_block(view, id / kBlockRows, i / kChunkK, decoded);
+      kernels_.narrow(decoded + id % kBlockRows * kChunkK, std::min<int64_t>(kChunkK, columns - i),
+                      out.dtype(), At(out, row * out.stride(0) + i));
+    }
+  });
+  return {};
+}
+
+Status CpuDecoder::Run(const ConvertCall& call, const OperationContext& /*context*/) const {
+  const auto& x = call.x;
+  const auto& out = call.out;
+  const int64_t columns = x.dim(x.rank() - 1);
+  ForRows(RowCount(x), columns, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      ConvertRun(kernels_, RowOf(x, row), x.dtype(), columns, RowOf(out, row), out.dtype());
+    }
+  });
+  return {};
+}
+
+Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*context*/) const {
+  const auto& keys = call.keys;
+  const auto& values = call.values;
+  const auto& sequence_rows = call.rows;
+  const auto& cache = call.cache;
+  const PagedRows rows(sequence_rows, cache);
+  MARLIN_RETURN_IF_ERROR(rows.Check(1));
+  const int64_t key_elements = cache.kv_heads * cache.page_tokens * cache.key_dim;
+  // Appends row `row` of `from` to a page, whose array for that view begins at first_element.
+  const auto append = [&](const TensorView& from, int64_t first_element, int64_t row,
+                          uint8_t* page) {
+    const int64_t features = from.dim(2);
+    const int64_t place = rows.Position(row) % cache.page_tokens;
+    for (int64_t head = 0; head < cache.kv_heads; ++head) {
+      const int64_t element = first_element + (head * cache.page_tokens + place) * features;
+      ConvertRun(kernels_, RowOf(from, row * cache.kv_heads + head), from.dtype(), features,
+                 page + element * DTypeBytes(cache.type), cache.type);
+    }
+  };
+  const int64_t columns = cache.kv_heads * (cache.key_dim + cache.value_dim);
+  ForRows(keys.dim(0), columns, [&](int64_t first, int64_t last) {
+    for (int64_t row = first, sequence = 0; row < last; ++row) {
+      while (rows.FirstRow(sequence + 1) <= row) ++sequence;
+      uint8_t* const page = rows.PageAt(sequence, rows.Position(row));
+      append(keys, 0, row, page);
+      if (!cache.values_in_keys) append(values, key_elements, row, page);
+    }
+  });
+  return {};
+}
+
+Status CpuDecoder::Run(const RmsNormCall& call, const OperationContext& /*context*/) const {
+  const auto& x = call.x;
+  const auto& weight = call.weight;
+  const auto& epsilon = call.epsilon;
+  const auto& out = call.out;
+  const int64_t columns = weight.dim(0);
+  ForRows(RowCount(x), columns, [&](int64_t first, int64_t last) {
+    float piece[kPiece];
+    float weights[kPiece];
+    for (int64_t row = first; row < last; ++row) {
+      const uint8_t* from = RowOf(x, row);
+      double squares = 0;
+      for (int64_t i = 0; i < columns; i += kPiece) {
+        const int64_t count = std::min(kPiece, columns - i);
+        kernels_.widen(from + i * DTypeBytes(x.dtype()), x.dtype(), count, piece);
+        squares += static_cast<double>(kernels_.sum_of_squares(piece, count));
+      }
+      const double mean = squares / static_cast<double>(columns);
+      const auto factor = static_cast<float>(1.0 / std::sqrt(mean + static_cast<double>(epsilon)));
+      uint8_t* to = RowOf(out, row);
+      for (int64_t i = 0; i < columns; i += kPiece) {
+        const int64_t count = std::min(kPiece, columns - i);
+        kernels_.widen(from + i * DTypeBytes(x.dtype()), x.dtype(), count, piece);
+        kernels_.widen(At(weight, i), weight.dtype(), count, weights);
+        kernels_.scale(piece, factor, weights, count, piece);
+        kernels_.narrow(piece, count, out.dtype(), to + i * DTypeBytes(out.dtype()));
+      }
+    }
+  });
+  return {};
+}
+
+Status CpuDecoder::Run(const AddToCall& call, const OperationContext& /*context*/) const {
+  const auto& y = call.y;
+  const auto& x = call.x;
+  const auto& scale = call.scale;
+  const int64_t columns = x.dim(1);
+  ForRows(x.dim(0), columns, [&](int64_t first, int64_t last) {
+    float sum[kPiece];
+    float added[kPiece];
+    for (int64_t row = first; row < last; ++row) {
+      for (int64_t i = 0; i < columns; i += kPiece) {
+        const int64_t count = std::min(kPiece, columns - i);
+        uint8_t* target = At(x, row * x.stride(0) + i);
+        kernels_.widen(target, x.dtype(), count, sum);
+        kernels_.widen(At(y, row * y.stride(0) + i), y.dtype(), count, added);
+        kernels_.add_scaled(added, scale, count, sum);
+        kernels_.narrow(sum, count, x.dtype(), target);
+      }
+    }
+  });
+  return {};
+}
+
+namespace {
+
+/// Applies RoPE to heads, kPiece pairs at a time so that no width needs an allocation. `start` is
+/// the first element of a head.
+struct HeadTurner {
+  const DecoderKernels& kernels;
+  const MutableTensorView& x;
+  bool interleaved;
+  int64_t pairs;
+  float cosine[kPiece];
+  float sine[kPiece];
+  float turned[2][kPiece];
+  float natural[2 * kPiece];
+
+  void TurnToken(const RotaryEmbedding& rotary, int64_t token, int32_t position) {
+    for (int64_t first = 0; first < pairs; first += kPiece) {
+      const int64_t count = std::min(kPiece, pairs - first);
+      kernels.angles(rotary.inverse_frequencies.As<float>() + first, position,
+                     rotary.attention_factor, count, cosine, sine);
+      for (int64_t head = 0; head < x.dim(1); ++head) {
+        Rotate(token * x.stride(0) + head * x.stride(1), first, count);
+      }
+    }
+  }
+
+  void Rotate(int64_t start, int64_t first, int64_t count) {
+    if (interleaved) return TurnInterleaved(start + 2 * first, count);
+    for (int64_t half = 0; half < 2; ++half) {
+      kernels.widen(At(x, start + half * pairs + first), x.dtype(), count, turned[half]);
+    }
+    kernels.rotate(cosine, sine, count, turned[0], turned[1]);
+    for (int64_t half = 0; half < 2; ++half) {
+      kernels.narrow(turned[half], count, x.dtype(), At(x, start + half * pairs + first));
+    }
+  }
+
+  void TurnInterleaved(int64_t start, int64_t count) {
+    kernels.widen(At(x, start), x.dtype(), 2 * count, natural);
+    for (int64_t i = 0; i < 2 * count; ++i) turned[i % 2][i / 2] = natural[i];
+    kernels.rotate(cosine, sine, count, turned[0], turned[1]);
+    for (int64_t i = 0; i < 2 * count; ++i) natural[i] = turned[i % 2][i / 2];
+    kernels.narrow(natural, 2 * count, x.dtype(), At(x, start));
+  }
+};
+
+}  // namespace
+
+Status CpuDecoder::Run(const ApplyRotaryCall& call, const OperationContext& /*context*/) const {
+  const auto& rotary = call.rotary;
+  const auto& positions = call.positions;
+  const auto& x = call.x;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("positions", positions, kPositionLimit));
+  ForRows(x.dim(0), x.dim(1) * x.dim(2), [&](int64_t first_token, int64_t last_token) {
+    HeadTurner turner{kernels_, x, rotary.interleaved, rotary.inverse_frequencies.dim(0), {}, {},
+                      {},       {}};
+    for (int64_t token = first_token; token < last_token; ++token) {
+      turner.TurnToken(rotary, token, static_cast<int32_t>(IndexAt(positions, token)));
+    }
+  });
+  return {};
+}
+
+Status CpuDecoder::Run(const AddRmsNormCall& call, const OperationContext& context) const {
+  MARLIN_RETURN_IF_ERROR(Run(AddToCall{call.block, call.residual, 1.0F}, context));
+  return Run(RmsNormCall{call.residual, call.weight, call.epsilon, call.out}, context);
+}
+
+Status CpuDecoder::Run(const RotateAndAppendCall& call, const OperationContext& context) const {
+  const AttentionHeads& heads = call.heads;
+  const auto prepare = [&](const MutableTensorView& x, const TensorView& norm) -> Status {
+    if (!norm.empty()) {
+      MARLIN_RETURN_IF_ERROR(Run(RmsNormCall{x, norm, call.norms.epsilon, x}, context));
+    }
+    return Run(ApplyRotaryCall{call.rotary, call.rows.positions, x}, context);
+  };
+  MARLIN_RETURN_IF_ERROR(prepare(heads.queries, call.norms.queries));
+  MARLIN_RETURN_IF_ERROR(prepare(heads.keys, call.norms.keys));
+  return Run(AppendToCacheCall{heads.keys, heads.values, call.rows, call.cache}, context);
+}
+
+Status CpuDecoder::Run(const ApplyGateCall& call, const OperationContext& /*context*/) const {
+  const auto& gate = call.gate;
+  const auto& up = call.up;
+  const auto& out = call.out;
+  const auto& options = call.options;
+  const int64_t columns = out.dim(1);
+  ForRows(out.dim(0), columns, [&](int64_t first, int64_t last) {
+    float gates[kPiece];
+    float ups[kPiece];
+    for (int64_t row = first; row < last; ++row) {
+      for (int64_t i = 0; i < columns; i += kPiece) {
+        const int64_t count = std::min(kPiece, columns - i);
+        kernels_.widen(At(gate, row * gate.stride(0) + i), gate.dtype(), count, gates);
+        kernels_.widen(At(up, row * up.stride(0) + i), up.dtype(), count, ups);
+        kernels_.gate(options, gates, ups, count, gates);
+        kernels_.narrow(gates, count, out.dtype(), At(out, row * out.stride(0) + i));
+      }
+    }
+  });
+  return {};
+}
+
+Status CpuDecoder::Run(const ApplySigmoidCall& call, const OperationContext& /*context*/) const {
+  const MutableTensorView& x = call.x;
+  ForRows(x.dim(0), x.dim(1), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      float* values = x.As<float>() + row * x.stride(0);
+      for (int64_t i = 0; i < x.dim(1); ++i) values[i] = 1.0F / (1.0F + std::exp(-values[i]));
+    }
+  });
+  return {};
+}
+
+}  // namespace marlin::cpu

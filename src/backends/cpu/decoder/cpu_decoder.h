@@ -1,0 +1,67 @@
+// The decoder operations on the CPU.
+#pragma once
+
+#include <algorithm>
+
+#include "backends/cpu/attention/cpu_attention.h"
+#include "backends/cpu/decoder/decoder_kernels.h"
+#include "backends/cpu/gemm/exact/exact_kernel.h"
+#include "base/checked.h"
+#include "base/thread_pool.h"
+#include "plan/gemm/kernel_desc.h"
+#include "plan/step/decoder_backend.h"
+#include "plan/step/decoder_calls.h"
+
+namespace marlin::cpu {
+
+/// The vector kernels of a level.
+const DecoderKernels& DecoderKernelsOf(Isa level);
+
+class CpuDecoder final : public DecoderBackend {
+ public:
+  /// The pool must outlive this.
+  CpuDecoder(Isa level, ThreadPool& pool);
+
+  bool reads_host_memory() const override { return true; }
+  bool Has(DecoderOperation /*operation*/) const override { return true; }
+  int64_t cache_page_tokens() const override { return kSegment; }
+  int64_t sampler_state_bytes(int64_t vocab) const override;
+
+  using DecoderBackend::WorkspaceBytes;
+#define MARLIN_CPU_WORKSPACE_kNone(Name)
+#define MARLIN_CPU_WORKSPACE_kScratch(Name) \
+  int64_t WorkspaceBytes(const Name##Call& call) const override;
+#define MARLIN_DECODER_OPERATION(Name, text, workspace) \
+  MARLIN_CPU_WORKSPACE_##workspace(Name) Status Run(    \
+      const Name##Call& call, const OperationContext& context) const override;
+#include "plan/step/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
+#undef MARLIN_CPU_WORKSPACE_kNone
+#undef MARLIN_CPU_WORKSPACE_kScratch
+
+ private:
+  AttentionContext ContextOf(int64_t jobs, const AttentionOptions& options) const;
+  void RunJobs(std::span<const AttentionJob> jobs, const AttentionOptions& options,
+               float* scratch) const;
+
+  /// Calls body(first row, last row) on runs of rows of `columns` elements; in parallel if that is
+  /// worth a fork and join.
+  template <typename Body>
+  void ForRows(int64_t rows, int64_t columns, Body body) const {
+    // Processing this many elements takes about as long as a fork and join.
+    constexpr int64_t kElementsPerTask = 8192;
+    const int64_t per_task = std::max<int64_t>(kElementsPerTask / std::max<int64_t>(columns, 1), 1);
+    const int64_t tasks = CeilDivide(rows, per_task);
+    if (tasks <= 1) return body(int64_t{0}, rows);
+    pool_.Run(tasks, [&](int64_t task, int) {
+      body(task * per_task, std::min(rows, (task + 1) * per_task));
+    });
+  }
+
+  ThreadPool& pool_;
+  const DecoderKernels& kernels_;
+  const SegmentKernel* segment_kernel_;  ///< Null below the AMX level.
+  const ExactKernels& exact_;
+};
+
+}  // namespace marlin::cpu

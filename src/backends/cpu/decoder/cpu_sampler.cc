@@ -1,0 +1,278 @@
+// Token sampling: penalties, then greedy, or a draw after temperature, top-k, top-p and min-p.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <new>
+#include <numeric>
+#include <random>
+
+#include "backends/cpu/decoder/cpu_decoder.h"
+#include "base/aligned_buffer.h"
+#include "base/macros.h"
+#include "plan/step/indices.h"
+
+namespace marlin::cpu {
+namespace {
+
+/// Sampler state of one sequence. It is followed in memory by one uint32_t per token: the lowest
+/// bit is set if the prompt has the token, the upper bits count how often it was drawn.
+struct SamplerState {
+  static constexpr uint64_t kMagic = 0x6d61726c696e7361;  ///< Marks memory that ResetSampler wrote.
+  uint64_t magic = kMagic;
+  int64_t vocab = 0;
+  SamplingOptions options;
+  std::mt19937_64 random;
+
+  uint32_t* seen() { return reinterpret_cast<uint32_t*>(this + 1); }
+  /// A number in [0, 1) with 53 random bits.
+  double Uniform() { return static_cast<double>(random() >> 11) * 0x1p-53; }
+  bool penalizes() const {
+    return options.repetition_penalty != 1.0F || options.presence_penalty != 0.0F ||
+           options.frequency_penalty != 0.0F;
+  }
+};
+
+/// Scratch memory of one worker.
+struct Scratch {
+  double* weights;  ///< Probability of each token relative to the most likely one.
+  int32_t* order;   ///< Tokens; a prefix is sorted, most likely first.
+  float* logits;    ///< Logits after penalties.
+
+  static int64_t Bytes(int64_t vocab) { return RoundUp(16 * vocab, kBufferAlignment); }
+  static Scratch At(void* memory, int64_t vocab) {
+    auto* const weights = static_cast<double*>(memory);
+    auto* const order = reinterpret_cast<int32_t*>(weights + vocab);
+    return {weights, order, reinterpret_cast<float*>(order + vocab)};
+  }
+};
+
+/// Finds the most likely token; ties take the lowest id.
+Result<int64_t> FindBest(const float* logits, int64_t vocab) {
+  int64_t best = 0;
+  for (int64_t i = 0; i < vocab; ++i) {
+    // NaN or +Inf. -Inf is allowed: it masks a token.
+    if (!(logits[i] < std::numeric_limits<float>::infinity())) {
+      return Status(Code::kNonFiniteInput, fmt::format("logits: {} for token {}", logits[i], i));
+    }
+    if (logits[i] > logits[best]) best = i;
+  }
+  if (std::isinf(logits[best])) {
+    return Status(Code::kNonFiniteInput, "logits: minus infinity for every token");
+  }
+  return best;
+}
+
+/// One draw from one sampler state.
+class Draw {
+ public:
+  Draw(SamplerState* state, const float* logits, const Scratch& scratch)
+      : state_(*state),
+        options_(state->options),
+        vocab_(state->vocab),
+        logits_(logits),
+        scratch_(scratch) {}
+
+  Result<int32_t> Run() {
+    if (state_.penalizes()) Penalize();
+    MARLIN_ASSIGN_OR_RETURN(const int64_t best, FindBest(logits_, vocab_));
+    const int32_t drawn =
+        options_.temperature == 0.0F ? static_cast<int32_t>(best) : DrawLikely(best);
+    state_.seen()[drawn] += 2;
+    return drawn;
+  }
+
+ private:
+  double WeightAt(int64_t place) const { return scratch_.weights[scratch_.order[place]]; }
+  bool Kept(double weight) const { return weight >= static_cast<double>(options_.min_p); }
+
+  void Penalize() {
+    for (int64_t i = 0; i < vocab_; ++i) {
+      const uint32_t seen = state_.seen()[i];
+      float logit = logits_[i];
+      if (seen != 0) {
+        logit = logit > 0.0F ? logit / options_.repetition_penalty
+                             : logit * options_.repetition_penalty;
+      }
+      if (seen > 1) {
+        const uint32_t times = seen / 2;
+        logit -= options_.presence_penalty + static_cast<float>(times) * options_.frequency_penalty;
+      }
+      scratch_.logits[i] = logit;
+    }
+    logits_ = scratch_.logits;
+  }
+
+  int32_t DrawLikely(int64_t best) {
+    std::iota(scratch_.order, scratch_.order + vocab_, 0);
+    for (int64_t i = 0; i < vocab_; ++i) {
+      const double difference =
+          static_cast<double>(logits_[i]) - static_cast<double>(logits_[best]);
+      scratch_.weights[i] = std::exp(difference / static_cast<double>(options_.temperature));
+    }
+    const int64_t kept = CountNucleus(KeepTopK());
+    double left = 0;
+    for (int64_t i = 0; i < kept; ++i) left += Kept(WeightAt(i)) ? WeightAt(i) : 0.0;
+    left *= state_.Uniform();
+    auto drawn = static_cast<int32_t>(best);
+    for (int64_t i = 0; i < kept; ++i) {
+      if (WeightAt(i) == 0.0 || !Kept(WeightAt(i))) continue;
+      drawn = scratch_.order[i];
+      if (left < WeightAt(i)) break;
+      left -= WeightAt(i);
+    }
+    return drawn;
+  }
+
+  /// Sorts the `count` most likely tokens to the front of the order; ties by token id.
+  void SortFirst(int64_t count) {
+    std::partial_sort(scratch_.order + sorted_, scratch_.order + count, scratch_.order + vocab_,
+                      [this](int32_t a, int32_t b) {
+                        const float x = logits_[a];
+                        const float y = logits_[b];
+                        return x > y || (x == y && a < b);
+                      });
+    sorted_ = count;
+  }
+
+  /// Top-k: the number of tokens of the order that remain.
+  int64_t KeepTopK() {
+    if (options_.top_k == 0 || options_.top_k >= vocab_) return vocab_;
+    SortFirst(options_.top_k);
+    return sorted_;
+  }
+
+  int64_t CountNucleus(int64_t kept) {
+    if (options_.top_p == 1.0F) return kept;
+    double sum = 0;
+    for (int64_t i = 0; i < kept; ++i) sum += WeightAt(i);
+    const double wanted = static_cast<double>(options_.top_p) * sum;
+    double mass = 0;
+    for (int64_t i = 0; i < kept; ++i) {
+      // Few tokens hold most of the mass, so sort a growing prefix: sorting a whole large
+      // vocabulary would take longer than the draw.
+      constexpr int64_t kFirstSorted = 64;
+      if (i == sorted_) SortFirst(std::min(kept, std::max(kFirstSorted, 8 * sorted_)));
+      mass += WeightAt(i);
+      if (mass >= wanted) return i + 1;
+    }
+    return kept;
+  }
+
+  SamplerState& state_;
+  const SamplingOptions& options_;
+  int64_t vocab_;
+  const float* logits_;
+  Scratch scratch_;
+  int64_t sorted_ = 0;  ///< Length of the sorted prefix of the order.
+};
+
+SamplerState* StateOf(const MutableTensorView& states, int64_t row) {
+  return reinterpret_cast<SamplerState*>(states.As<uint8_t>() + row * states.stride(0));
+}
+
+/// The state of a row of a call, or a negative number.
+int64_t StateRowOf(const SampleTokensCall& call, int64_t row) {
+  return call.state_rows.empty() ? row : IndexAt(call.state_rows, row);
+}
+
+Status CheckStates(const SampleTokensCall& call, int64_t vocab) {
+  for (int64_t i = 0; i < call.logits.dim(0); ++i) {
+    const int64_t row = StateRowOf(call, i);
+    if (row < 0) continue;
+    if (row >= call.states.dim(0)) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("state_rows: expected less than {}, got {} at {}",
+                                call.states.dim(0), row, i));
+    }
+    const SamplerState* const state = StateOf(call.states, row);
+    if (state->magic == SamplerState::kMagic && state->vocab == vocab) continue;
+    return Status(Code::kInvalidArgument,
+                  fmt::format("states: row {} was not reset for {} tokens", row, vocab));
+  }
+  return {};
+}
+
+}  // namespace
+
+int64_t CpuDecoder::sampler_state_bytes(int64_t vocab) const {
+  return RoundUp(int64_t{sizeof(SamplerState)} + vocab * int64_t{sizeof(uint32_t)},
+                 kBufferAlignment);
+}
+
+Status CpuDecoder::Run(const ResetSamplerCall& call, const OperationContext& /*context*/) const {
+  MARLIN_RETURN_IF_ERROR(CheckIndices("prompt", call.prompt, call.vocab));
+  auto* const state = new (call.state.data()) SamplerState;
+  state->vocab = call.vocab;
+  state->options = call.options;
+  state->random.seed(call.options.seed);
+  std::fill_n(state->seen(), call.vocab, 0U);
+  for (int64_t i = 0; i < call.prompt.dim(0); ++i) state->seen()[IndexAt(call.prompt, i)] = 1;
+  return {};
+}
+
+int64_t CpuDecoder::WorkspaceBytes(const SampleTokensCall& call) const {
+  return pool_.worker_count() * Scratch::Bytes(call.logits.dim(1));
+}
+
+Status CpuDecoder::Run(const SampleTokensCall& call, const OperationContext& context) const {
+  const auto& logits = call.logits;
+  const int64_t vocab = logits.dim(1);
+  MARLIN_RETURN_IF_ERROR(CheckStates(call, vocab));
+  const auto draw = [&](int64_t row, int worker) -> Status {
+    const int64_t state_row = StateRowOf(call, row);
+    if (state_row < 0) return {};
+    void* const memory = static_cast<uint8_t*>(context.workspace) + worker * Scratch::Bytes(vocab);
+    const float* const first = logits.As<float>() + row * logits.stride(0);
+    Draw one(StateOf(call.states, state_row), first, Scratch::At(memory, vocab));
+    MARLIN_ASSIGN_OR_RETURN(call.tokens.As<int32_t>()[row], one.Run());
+    return {};
+  };
+  const auto named = [&](int64_t row, const Status& status) {
+    if (call.states.dim(0) == 1) return status;
+    return status.WithContext(fmt::format("row {}", StateRowOf(call, row)));
+  };
+  if (logits.dim(0) == 1) return named(0, draw(0, 0));
+  std::atomic<int64_t> bad{logits.dim(0)};
+  pool_.Run(logits.dim(0), [&](int64_t row, int worker) {
+    if (draw(row, worker).ok()) return;
+    int64_t seen = bad.load();
+    while (row < seen && !bad.compare_exchange_weak(seen, row)) {
+    }
+  });
+  if (bad.load() == logits.dim(0)) return {};
+  // Draws again for the message: the failed draw did not advance the state.
+  return named(bad.load(), draw(bad.load(), 0));
+}
+
+Status CpuDecoder::Run(const AdvanceTokensCall& call, const OperationContext& /*context*/) const {
+  const int64_t rows = call.sampled.dim(0);
+  const int64_t steps = call.tokens.dim(1);
+  const auto* const stops = call.stop_ids.As<int32_t>();
+  for (int64_t row = 0; row < rows; ++row) {
+    int32_t& state_row = call.state_rows.As<int32_t>()[row];
+    if (state_row < 0) continue;
+    const int32_t token = call.sampled.As<int32_t>()[row];
+    int32_t& count = call.counts.As<int32_t>()[row];
+    if (count < 0 || count >= steps) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("counts: expected 0..{}, got {} at {}", steps - 1, count, row));
+    }
+    if (token < 0) {
+      state_row = -1;
+      continue;
+    }
+    call.tokens.As<int32_t>()[row * steps + count++] = token;
+    ++call.positions.As<int32_t>()[row];
+    if (std::find(stops, stops + call.stop_ids.dim(0), token) != stops + call.stop_ids.dim(0)) {
+      state_row = -1;
+    } else {
+      call.ids.As<int32_t>()[row] = token;
+    }
+  }
+  return {};
+}
+
+}  // namespace marlin::cpu

@@ -1,0 +1,32 @@
+#include "backends/cuda/attention/latent/latent_attention_plan.h"
+
+#include <algorithm>
+
+#include "backends/cuda/decoder/decoder_layout.h"
+#include "base/checked.h"
+
+namespace marlin::cuda {
+
+AttentionPlan PlanLatentAttention(const AttentionShape& shape, int multiprocessors) {
+  // A warp merges them, two a lane.
+  constexpr int64_t kMostSegments = 64;
+  // A part costs its sums, about as much as half a block of keys.
+  constexpr int64_t kLeastBlocks = 2;
+  AttentionPlan plan;
+  const int64_t rows = shape.rows * shape.group;
+  plan.tile_rows = rows >= 32 * shape.sequences ? 32 : 16;
+  plan.tiles = rows / plan.tile_rows + shape.sequences;
+  // Tiles are counted from above; as many have rows.
+  const int64_t full = std::max(CeilDivide(rows, int64_t{plan.tile_rows}), int64_t{1});
+  const int64_t blocks = CeilDivide(shape.length, int64_t{kCachePageTokens});
+  const int64_t most = std::clamp(CeilDivide(blocks, kLeastBlocks), int64_t{1}, kMostSegments);
+  plan.segments = std::clamp(multiprocessors / (full * shape.kv_heads), int64_t{1}, most);
+  if (plan.segments > 1) {
+    plan.partial_bytes = plan.tiles * shape.kv_heads * plan.segments *
+                         PartialFloats(plan.tile_rows, static_cast<int>(shape.value_dim)) *
+                         int64_t{sizeof(float)};
+  }
+  return plan;
+}
+
+}  // namespace marlin::cuda

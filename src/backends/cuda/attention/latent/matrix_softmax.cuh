@@ -1,0 +1,171 @@
+// Attention on matrix units: the part of a warp. 16 query rows (the rows of m16n8k16) and 16 keys
+// at a time, with an online softmax over all of its keys (softmax_rows.cuh).
+//
+//     scores[16 rows, keys] = Q K^T         K: ldmatrix of [key][feature]
+//     sums[16 rows, features] += P V        V: ldmatrix.trans of [key][feature]
+//
+//   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round.
+#pragma once
+
+#include "backends/cuda/attention/exact/softmax_rows.cuh"
+#include "backends/cuda/attention/pages.cuh"
+#include "backends/cuda/common/async_copy.cuh"
+#include "backends/cuda/common/epilogue.cuh"
+#include "backends/cuda/common/warp_matrix.cuh"
+#include "backends/cuda/rows/typed.cuh"
+
+namespace marlin::cuda {
+
+inline constexpr int kWarpKeys = 16;
+/// Rows in shared memory are an odd number of 16-byte units apart: no bank conflicts in ldmatrix.
+inline constexpr int kRowPadding = 16;
+MARLIN_HOST_DEVICE constexpr int SharedRowBytes(int features) { return features * 2 + kRowPadding; }
+
+/// Rows of keys and values in shared memory.
+struct CachedRows {
+  int key_row;  ///< Bytes from row to row of what is multiplied ...
+  int value_row;
+  int copied_key_row;  ///< ... and of what is copied, which is the same for bf16.
+  int copied_value_row;
+  bool widens;
+
+  MARLIN_HOST_DEVICE CachedRows(int key_dim, int value_dim, bool fp8)
+      : key_row(SharedRowBytes(key_dim)),
+        value_row(SharedRowBytes(value_dim)),
+        copied_key_row(fp8 ? key_dim : key_row),
+        copied_value_row(fp8 ? value_dim : value_row),
+        widens(fp8) {}
+};
+
+/// Where a warp's operands lie in shared memory.
+struct WarpOperands {
+  uint32_t queries;  ///< [kWarpRows] rows of features: the rounded terms.
+  uint32_t rests;    ///< The second terms.
+  int key_row;       ///< Bytes from row to row of queries and keys.
+  int value_row;
+};
+
+/// The online softmax of 16 rows. kTiles: tiles of 16 value features, at most.
+template <int kTiles>
+class WarpSoftmax {
+ public:
+  MARLIN_DEVICE WarpSoftmax(const WarpOperands& operands, int key_dim, int value_dim, float scale)
+      : operands_(operands),
+        lane_(static_cast<int>(threadIdx.x) & 31),
+        key_steps_(key_dim / 16),
+        value_dim_(value_dim),
+        scale_(scale * kLog2E) {}
+
+  /// Adds kWarpKeys keys in shared memory, the first of which is key `first`. visible(half) is the
+  /// span of the keys that row lane / 4 + 8 * half sees.
+  template <typename Visible>
+  MARLIN_DEVICE void Add(uint32_t keys, uint32_t values, int first, const Visible& visible) {
+    Scores scores = {};
+    Score(keys, scores);
+#pragma unroll
+    for (float& score : scores) score *= scale_;
+    rows_.Mask(first, visible, scores);
+    typename Rows::Weights weights;
+    rows_.Weigh(scores, weights);
+    AddValues(values, weights[0]);
+  }
+
+  /// Adds the lanes' sums of weights. Call it once, at the end.
+  MARLIN_DEVICE void SumLanes() { rows_.SumLanes(); }
+  MARLIN_DEVICE float largest(int half) const { return rows_.largest(half); }
+  MARLIN_DEVICE float sum(int half) const { return rows_.sum(half); }
+  /// Calls run(feature, first value, second value) for adjacent features of a row.
+  template <typename Run>
+  MARLIN_DEVICE void ForPairs(int half, const Run& run) const {
+    rows_.ForPairs(half, value_dim_, run);
+  }
+
+ private:
+  using Rows = SoftmaxRows<kWarpKeys / 8, 2 * kTiles>;
+  using Scores = typename Rows::Scores;
+
+  MARLIN_DEVICE void Score(uint32_t keys, Scores& scores) const {
+    const uint32_t place = (lane_ & 15) * operands_.key_row + (lane_ >> 4) * 16;
+    const uint32_t query = operands_.queries + place;
+    const uint32_t rest = operands_.rests + place;
+    const uint32_t key =
+        keys + ((lane_ & 7) + (lane_ >> 4) * 8) * operands_.key_row + (lane_ >> 3 & 1) * 16;
+    float(&low)[4] = reinterpret_cast<float(&)[4]>(scores[0]);
+    float(&high)[4] = reinterpret_cast<float(&)[4]>(scores[4]);
+#pragma unroll 4
+    for (int step = 0; step < key_steps_; ++step) {
+      uint32_t a[4];
+      uint32_t b[4];
+      uint32_t k[4];
+      LoadMatrices(a, query + step * 32);
+      LoadMatrices(b, rest + step * 32);
+      LoadMatrices(k, key + step * 32);
+      MultiplyAdd<Bf16x2>(low, a, k[0], k[1]);
+      MultiplyAdd<Bf16x2>(high, a, k[2], k[3]);
+      MultiplyAdd<Bf16x2>(low, b, k[0], k[1]);
+      MultiplyAdd<Bf16x2>(high, b, k[2], k[3]);
+    }
+  }
+
+  MARLIN_DEVICE void AddValues(uint32_t values, const typename Rows::WeightsOf16& weights) {
+    // Without a branch after every tile, loads and products of several tiles overlap. With more
+    // than 8 tiles, registers do not suffice for it.
+    if constexpr (kTiles <= 8) {
+      if (value_dim_ == kTiles * 16) return AddTiles<true>(values, weights);
+    }
+    AddTiles<false>(values, weights);
+  }
+
+  template <bool kAllTiles>
+  MARLIN_DEVICE void AddTiles(uint32_t values, const typename Rows::WeightsOf16& weights) {
+    const uint32_t value = values + (lane_ & 15) * operands_.value_row + (lane_ >> 4) * 16;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      if (!kAllTiles && n * 16 >= value_dim_) break;
+      uint32_t v[4];
+      LoadMatricesTransposed(v, value + n * 32);
+      float(&low)[4] = reinterpret_cast<float(&)[4]>(rows_.values()[8 * n]);
+      float(&high)[4] = reinterpret_cast<float(&)[4]>(rows_.values()[8 * n + 4]);
+      MultiplyAdd<Bf16x2>(low, weights.rounded, v[0], v[1]);
+      MultiplyAdd<Bf16x2>(high, weights.rounded, v[2], v[3]);
+      MultiplyAdd<Bf16x2>(low, weights.rests, v[0], v[1]);
+      MultiplyAdd<Bf16x2>(high, weights.rests, v[2], v[3]);
+    }
+  }
+
+  WarpOperands operands_;
+  int lane_;
+  int key_steps_;
+  int value_dim_;
+  float scale_;  ///< Scale of scores in base 2.
+  Rows rows_;
+};
+
+/// Loads a row of queries as two bf16 terms with one warp; zeros if the row does not exist.
+MARLIN_DEVICE void LoadQueryRow(const RowsView& from, int64_t at, bool exists, int features,
+                                uint8_t* rounded_row, uint8_t* rest_row) {
+  const auto store = [&](int pair, float low, float high) {
+    uint32_t rounded;
+    uint32_t rest;
+    SplitInTwo(low, high, &rounded, &rest);
+    reinterpret_cast<uint32_t*>(rounded_row)[pair] = rounded;
+    reinterpret_cast<uint32_t*>(rest_row)[pair] = rest;
+  };
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  if (from.type == Element::kF32) {
+    const float* const row = static_cast<const float*>(from.data) + at;
+#pragma unroll 2
+    for (int pair = lane; pair < features / 2; pair += 32) {
+      const float low = exists ? row[2 * pair] : 0.0f;
+      store(pair, low, exists ? row[2 * pair + 1] : 0.0f);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int pair = lane; pair < features / 2; pair += 32) {
+    const float low = exists ? LoadFloat(from.data, from.type, at + 2 * pair) : 0.0f;
+    store(pair, low, exists ? LoadFloat(from.data, from.type, at + 2 * pair + 1) : 0.0f);
+  }
+}
+
+}  // namespace marlin::cuda

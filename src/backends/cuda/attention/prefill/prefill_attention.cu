@@ -1,0 +1,482 @@
+// Attention of tiles of query rows on asynchronous products (wgmma), over a paged bf16 or e4m3
+// cache: prefill.
+//
+//   A CTA takes 64 or 128 query rows of one KV head of a sequence (row r is query head r % group of
+//   token r / group) and all of their keys. A producer warpgroup copies blocks of keys and values
+//   through two rings of two stages, in the swizzle of the products, and widens codes of e4m3 to
+//   bf16 on the way, exactly. Each consumer warpgroup has 64 rows and their softmax; while one
+//   weighs scores, the other one's products run. Tiles with most keys begin first, so that the
+//   last wave of CTAs is short.
+//
+//   A value that is NaN or Inf would spread through the zero weights of rows that do not see its
+//   key: where some rows of a warpgroup do not, it looks for such values, and then adds key by key
+//   (rare).
+#include <algorithm>
+
+#include "backends/cuda/attention/prefill/attention_tile.cuh"
+#include "backends/cuda/attention/prefill/warpgroup_attention.cuh"
+#include "backends/cuda/common/chain.cuh"
+#include "backends/cuda/decoder/decoder_launch.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kWarpgroup = 128;
+constexpr int kStages = 2;
+constexpr int kPageKeys = kCachePageTokens;
+
+/// kWarpgroups: consumer warpgroups, of kWarpgroupRows rows each. kKeys: keys of a block.
+/// kFeatures: value features, at most.
+template <int kWarpgroups_, int kKeys_, int kFeatures_>
+struct TileShape {
+  static constexpr int kWarpgroups = kWarpgroups_;
+  static constexpr int kKeys = kKeys_;
+  static constexpr int kFeatures = kFeatures_;
+  static constexpr int kRows = kWarpgroups * kWarpgroupRows;
+  static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
+  static_assert(kKeys % kPageKeys == 0);
+};
+
+/// Offsets in shared memory.
+template <typename Shape>
+struct Layout {
+  int key_panels;
+
+  MARLIN_HOST_DEVICE explicit Layout(int key_dim) : key_panels(PanelsOf(key_dim)) {}
+
+  static constexpr int kValueBytes = Shape::kKeys * kPanelRowBytes * PanelsOf(Shape::kFeatures);
+  MARLIN_HOST_DEVICE int KeyBytes() const { return Shape::kKeys * kPanelRowBytes * key_panels; }
+  MARLIN_HOST_DEVICE int QueryBytes() const { return Shape::kRows * kPanelRowBytes * key_panels; }
+  MARLIN_HOST_DEVICE int KeysAt(int stage) const { return 2 * QueryBytes() + stage * KeyBytes(); }
+  MARLIN_HOST_DEVICE int ValuesAt(int stage) const { return KeysAt(kStages) + stage * kValueBytes; }
+  /// An mbarrier for each stage: keys are full, values are full, keys are free, values are free.
+  MARLIN_HOST_DEVICE int BarriersAt() const { return ValuesAt(kStages); }
+  MARLIN_HOST_DEVICE int Bytes() const { return BarriersAt() + 4 * kStages * 8; }
+};
+
+MARLIN_DEVICE int CeilDivide(int value, int divisor) { return (value + divisor - 1) / divisor; }
+
+/// A CTA's blocks of keys, and the stages through which they go.
+template <typename Shape>
+struct Ring {
+  int first_block;
+  int end_block;
+  uint32_t shared;  ///< Address of the CTA's shared memory.
+  Layout<Shape> layout;
+
+  MARLIN_DEVICE Ring(const KeySpan& visible, int key_dim, uint32_t address)
+      : first_block(visible.first / Shape::kKeys),
+        end_block(CeilDivide(visible.end, Shape::kKeys)),
+        shared(address),
+        layout(key_dim) {}
+
+  MARLIN_DEVICE int StageOf(int block) const { return (block - first_block) % kStages; }
+  MARLIN_DEVICE int ParityOf(int block) const { return (block - first_block) / kStages & 1; }
+  MARLIN_DEVICE uint32_t Keys(int block) const { return shared + layout.KeysAt(StageOf(block)); }
+  MARLIN_DEVICE uint32_t Values(int block) const {
+    return shared + layout.ValuesAt(StageOf(block));
+  }
+  MARLIN_DEVICE uint32_t KeysFull(int block) const { return Barrier(0, block); }
+  MARLIN_DEVICE uint32_t ValuesFull(int block) const { return Barrier(1, block); }
+  MARLIN_DEVICE uint32_t KeysFree(int block) const { return Barrier(2, block); }
+  MARLIN_DEVICE uint32_t ValuesFree(int block) const { return Barrier(3, block); }
+
+  /// Called by one thread.
+  MARLIN_DEVICE void InitBarriers() const {
+    for (int stage = 0; stage < kStages; ++stage) {
+      const int block = first_block + stage;
+      for (const uint32_t full : {KeysFull(block), ValuesFull(block)}) {
+        InitBarrier(full, kWarpgroup);
+      }
+      for (const uint32_t free : {KeysFree(block), ValuesFree(block)}) {
+        InitBarrier(free, 4 * Shape::kWarpgroups);
+      }
+    }
+    FenceBarrierInit();
+  }
+
+ private:
+  MARLIN_DEVICE uint32_t Barrier(int kind, int block) const {
+    return shared + layout.BarriersAt() + (kind * kStages + StageOf(block)) * 8;
+  }
+};
+
+MARLIN_DEVICE void StoreShared(uint32_t to, uint32_t word) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+
+/// One arrival of a warp, after what its lanes did before.
+MARLIN_DEVICE void ArriveAsWarp(uint32_t barrier) {
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) Arrive(barrier);
+}
+
+/// The producer warpgroup: threads 0 to 127.
+template <typename Shape, bool kFp8>
+class Producer {
+ public:
+  MARLIN_DEVICE Producer(const AttentionArguments& args, const Tile& tile, const KeySpan& visible,
+                         const Ring<Shape>& ring)
+      : args_(args), tile_(tile), visible_(visible), ring_(ring) {}
+
+  MARLIN_DEVICE void Run() const {
+    const int64_t values = KeyElements(args_.pages);
+    for (int block = ring_.first_block; block < ring_.end_block; ++block) {
+      const uint8_t* pages[kPages];
+#pragma unroll
+      for (int i = 0; i < kPages; ++i) pages[i] = PageOf(block * Shape::kKeys + i * kPageKeys);
+      const int parity = ring_.ParityOf(block) ^ 1;
+      Wait(ring_.KeysFree(block), parity);
+      CopyBlock(block, pages, 0, args_.key_dim, ring_.Keys(block));
+      Publish(ring_.KeysFull(block));
+      Wait(ring_.ValuesFree(block), parity);
+      CopyBlock(block, pages, values, args_.value_dim, ring_.Values(block));
+      Publish(ring_.ValuesFull(block));
+    }
+  }
+
+ private:
+  static constexpr int kElement = kFp8 ? 1 : 2;  ///< Bytes of an element of the cache.
+  static constexpr int kPages = Shape::kKeys / kPageKeys;
+
+  /// Arrives when this thread's part of a block is there; the consumers fence for their products.
+  static MARLIN_DEVICE void Publish(uint32_t barrier) {
+    if constexpr (kFp8) {
+      Arrive(barrier);
+    } else {
+      ArriveWithCopies(barrier);
+    }
+  }
+
+  /// The page of keys [first, first + 64); null without one, or if no row of the tile sees them.
+  MARLIN_DEVICE const uint8_t* PageOf(int first) const {
+    if (first >= visible_.end || first + kPageKeys <= visible_.first) return nullptr;
+    return FindPage(args_.sequences, args_.pages, tile_.sequence, first, args_.errors);
+  }
+
+  /// Requests the keys or values of a block, which begin `first_element` elements into its pages.
+  MARLIN_DEVICE void CopyBlock(int block, const uint8_t* const (&pages)[kPages],
+                               int64_t first_element, int features, uint32_t to) const {
+#pragma unroll
+    for (int i = 0; i < kPages; ++i) {
+      const int first = block * Shape::kKeys + i * kPageKeys;
+      const int64_t place = static_cast<int64_t>(tile_.kv_head) * args_.pages.page_tokens +
+                            first % args_.pages.page_tokens;
+      const int64_t element = first_element + place * features;
+      CopyPage(pages[i] == nullptr ? nullptr : pages[i] + element * kElement, first, features,
+               to + i * kPageKeys * kPanelRowBytes);
+    }
+  }
+
+  /// Keys [first, first + 64), of which `from` is the first row; zeros for keys that no row of the
+  /// tile sees.
+  MARLIN_DEVICE void CopyPage(const uint8_t* from, int first, int features, uint32_t to) const {
+    const int units = features / 8;
+    const int width = units <= 8 ? 8 : 16;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int row = thread / width;
+    // Rows of a thread are a multiple of 8 apart: all have its place in the swizzle.
+    const int step = kWarpgroup / width;
+    const int begin = visible_.first - first - row;
+    const int end = (from == nullptr ? 0 : visible_.end - first) - row;
+#pragma unroll 1
+    for (int unit = thread & (width - 1); unit < units; unit += width) {
+      const uint8_t* source = from + (row * features + unit * 8) * kElement;
+      uint32_t target = to + PlaceInPanels(Shape::kKeys, row, unit);
+#pragma unroll 1
+      for (int i = 0; i < kPageKeys; i += kBatch * step) {
+        CopyRows(source, target, step, features * kElement, begin - i, end - i);
+        source += kBatch * step * features * kElement;
+        target += kBatch * step * kPanelRowBytes;
+      }
+    }
+  }
+
+  static constexpr int kBatch = 4;  ///< Rows whose codes are in flight together.
+  static_assert(kPageKeys % (kBatch * 16) == 0);
+
+  /// Copies a unit of kBatch rows that are `step` rows apart. Those at [begin, end) are seen.
+  MARLIN_DEVICE void CopyRows(const uint8_t* from, uint32_t to, int step, int row_bytes, int begin,
+                              int end) const {
+    if constexpr (kFp8) {
+      uint2 codes[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const bool seen = i * step >= begin && i * step < end;
+        codes[i] =
+            seen ? *reinterpret_cast<const uint2*>(from + i * step * row_bytes) : make_uint2(0, 0);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        StoreShared16(to + i * step * kPanelRowBytes, WidenCodes(codes[i]));
+      }
+    } else {
+      const uint8_t* const anywhere = AnyAlignedAddress(args_.sequences);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const bool seen = i * step >= begin && i * step < end;
+        CopyAsync16(to + i * step * kPanelRowBytes, seen ? from + i * step * row_bytes : anywhere,
+                    seen ? 16 : 0);
+      }
+    }
+  }
+
+  const AttentionArguments& args_;
+  const Tile& tile_;
+  KeySpan visible_;
+  Ring<Shape> ring_;
+};
+
+/// A consumer warpgroup, number `warpgroup` of the CTA's.
+template <typename Shape>
+class Consumer {
+ public:
+  MARLIN_DEVICE Consumer(const AttentionArguments& args, const Tile& tile, const Ring<Shape>& ring,
+                         int warpgroup)
+      : args_(args),
+        tile_(tile),
+        ring_(ring),
+        warpgroup_(warpgroup),
+        first_row_(warpgroup * kWarpgroupRows),
+        attention_(QueriesOf(ring, warpgroup), args.key_dim, args.value_dim) {
+    const KeySpan first = VisibleTo(args_, tile_, first_row_);
+    const KeySpan last = VisibleTo(args_, tile_, first_row_ + kWarpgroupRows - 1);
+    seen_ = {first.first / Shape::kKeys,
+             first_row_ < tile_.rows ? CeilDivide(last.end, Shape::kKeys) : 0};
+    whole_ = {CeilDivide(last.first, Shape::kKeys), first.end / Shape::kKeys};
+  }
+
+  MARLIN_DEVICE void Run() {
+    WithType(args_.queries.type, [&](auto zero) { LoadQueries(zero); });
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const int row = first_row_ + (static_cast<int>(threadIdx.x) >> 5 & 3) * kWarpRows + (lane >> 2);
+    Scores scores = {};
+    if (warpgroup_ == 1) PassTurn();
+    WaitFor(ring_.KeysFull(ring_.first_block), ring_.first_block);
+    TakeTurn();
+    Score(ring_.first_block, scores);
+#pragma unroll 1
+    for (int block = ring_.first_block; block < ring_.end_block; ++block) {
+      const uint32_t values = ring_.Values(block);
+      const bool seen = Sees(block);
+      bool by_key = false;
+      if (seen && IsMasked(block)) {
+        WaitFor(ring_.ValuesFull(block), block);
+        attention_.rows().Mask(
+            block * Shape::kKeys, [&](int half) { return VisibleTo(args_, tile_, row + 8 * half); },
+            scores);
+        by_key = !attention_.AreFinite(warpgroup_, values);
+      }
+      Weights weights;
+      if (by_key) {
+        attention_.AddByKey(values, scores);
+      } else if (seen) {
+        attention_.rows().Weigh(scores, weights);
+      }
+      const int next = block + 1;
+      const bool last = next == ring_.end_block;
+      WaitFor(ring_.ValuesFull(block), block);
+      if (!last) WaitFor(ring_.KeysFull(next), next);
+      TakeTurn();
+      if (seen && !by_key) attention_.AddValues(values, weights);
+      ArriveAsWarp(ring_.ValuesFree(block));
+      if (last) {
+        PassTurn();
+      } else {
+        Score(next, scores);
+      }
+    }
+    // The other warpgroup's last pass.
+    if (warpgroup_ == 0) TakeTurn();
+    WithType(args_.out.type, [&](auto zero) { Store(zero, row); });
+  }
+
+ private:
+  using Attention = WarpgroupAttention<Shape::kKeys, Shape::kFeatures>;
+  using Scores = typename Attention::Scores;
+  using Weights = typename Attention::Weights;
+
+  static MARLIN_DEVICE WarpgroupQueries QueriesOf(const Ring<Shape>& ring, int warpgroup) {
+    const uint32_t rounded = ring.shared + warpgroup * kWarpgroupRows * kPanelRowBytes;
+    return {rounded, rounded + ring.layout.QueryBytes(), Shape::kRows * kPanelRowBytes};
+  }
+
+  /// Waits until the keys or values of a block have arrived for the products.
+  MARLIN_DEVICE void WaitFor(uint32_t full, int block) const {
+    Wait(full, ring_.ParityOf(block));
+    FenceAsyncProxy();
+  }
+
+  /// Two warpgroups take turns: while one has its products run, the other one weighs scores.
+  MARLIN_DEVICE void TakeTurn() const {
+    if constexpr (Shape::kWarpgroups == 2) {
+      asm volatile("bar.sync %0, 256;" ::"r"(3 + warpgroup_) : "memory");
+    }
+  }
+  MARLIN_DEVICE void PassTurn() const {
+    if constexpr (Shape::kWarpgroups == 2) {
+      asm volatile("bar.arrive %0, 256;" ::"r"(4 - warpgroup_) : "memory");
+    }
+  }
+
+  /// Whether some row sees keys of a block, and whether some row does not see all of them.
+  MARLIN_DEVICE bool Sees(int block) const { return block >= seen_.first && block < seen_.end; }
+  MARLIN_DEVICE bool IsMasked(int block) const {
+    return block < whole_.first || block >= whole_.end;
+  }
+
+  /// The scores of a block, whose keys have arrived; passes the turn on.
+  MARLIN_DEVICE void Score(int block, Scores& scores) const {
+    if (Sees(block)) attention_.BeginScores(ring_.Keys(block), scores);
+    attention_.EndScores(scores);
+    PassTurn();
+    ArriveAsWarp(ring_.KeysFree(block));
+  }
+
+  /// Loads the warpgroup's rows of queries, scaled, as two bf16 terms; zeros for rows that do not
+  /// exist.
+  template <typename T>
+  MARLIN_DEVICE void LoadQueries(T /*zero*/) const {
+    const auto* const queries = static_cast<const T*>(args_.queries.data);
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const int first = first_row_ + (static_cast<int>(threadIdx.x) >> 5 & 3) * kWarpRows;
+    const float scale = args_.scale * kLog2E;
+    int64_t at[kWarpRows];
+#pragma unroll
+    for (int i = 0; i < kWarpRows; ++i) {
+      at[i] = tile_.ElementOf(args_, args_.queries, min(first + i, tile_.rows - 1));
+    }
+#pragma unroll 1
+    for (int pair = lane; pair < args_.key_dim / 2; pair += 32) {
+      // All rows are in flight together.
+      T loaded[kWarpRows][2];
+#pragma unroll
+      for (int i = 0; i < kWarpRows; ++i) {
+        loaded[i][0] = queries[at[i] + 2 * pair];
+        loaded[i][1] = queries[at[i] + 2 * pair + 1];
+      }
+#pragma unroll
+      for (int i = 0; i < kWarpRows; ++i) {
+        const float exists = first + i < tile_.rows ? scale : 0.0f;
+        uint32_t rounded;
+        uint32_t rest;
+        SplitInTwo(exists * ToFloat(loaded[i][0]), exists * ToFloat(loaded[i][1]), &rounded, &rest);
+        const uint32_t to =
+            ring_.shared + PlaceInPanels(Shape::kRows, first + i, pair >> 2) + (pair & 3) * 4;
+        StoreShared(to, rounded);
+        StoreShared(to + ring_.layout.QueryBytes(), rest);
+      }
+    }
+    FenceAsyncProxy();
+    SyncWarpgroup(warpgroup_);
+  }
+
+  /// `row`: the first of the lane's two rows.
+  template <typename T>
+  MARLIN_DEVICE void Store(T /*zero*/, int row) {
+    auto& rows = attention_.rows();
+    rows.SumLanes();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int of_half = row + 8 * half;
+      if (of_half >= tile_.rows) continue;
+      const SoftmaxFinish finish(args_, tile_.HeadOf(args_, of_half), rows.largest(half),
+                                 rows.sum(half));
+      const float factor = finish.Of(1.0f);
+      T* const to = static_cast<T*>(args_.out.data) + tile_.ElementOf(args_, args_.out, of_half);
+      if (reinterpret_cast<uintptr_t>(to) % (2 * sizeof(T)) == 0) {
+        rows.ForPairs(half, args_.value_dim, [&](int feature, float low, float high) {
+          StorePair(to + feature, low * factor, high * factor);
+        });
+      } else {
+        rows.ForPairs(half, args_.value_dim, [&](int feature, float low, float high) {
+          to[feature] = FromFloat<T>(low * factor);
+          to[feature + 1] = FromFloat<T>(high * factor);
+        });
+      }
+    }
+  }
+
+  const AttentionArguments& args_;
+  const Tile& tile_;
+  Ring<Shape> ring_;
+  int warpgroup_;
+  int first_row_;
+  KeySpan seen_;   ///< Blocks of which some row sees a key ...
+  KeySpan whole_;  ///< ... and those that all rows see.
+  Attention attention_;
+};
+
+/// blockIdx.x: the tiles from the last to the first, and the KV heads of each.
+template <typename Shape, bool kFp8>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    PrefillAttentionKernel(const __grid_constant__ AttentionArguments args) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  EnterChain();
+  const int from_last = static_cast<int>(blockIdx.x) / args.kv_heads;
+  const int kv_head = static_cast<int>(blockIdx.x) - from_last * args.kv_heads;
+  if (blockIdx.x == 0) CheckFirstRows(args.sequences, args.errors);
+  const Tile tile = FindTile(args, Shape::kRows, args.tiles - 1 - from_last, kv_head);
+  if (tile.sequence < 0) return;
+  if (kv_head == 0) CheckPositions(args, tile);
+  const KeySpan visible = {VisibleTo(args, tile, 0).first, VisibleTo(args, tile, Shape::kRows).end};
+  const Ring<Shape> ring(visible, args.key_dim, SharedAddress(memory));
+  if (threadIdx.x == 0) ring.InitBarriers();
+  __syncthreads();
+  const int warp = WarpOfBlock();
+  if (warp < 4) {
+    if constexpr (Shape::kWarpgroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    Producer<Shape, kFp8>(args, tile, visible, ring).Run();
+  } else {
+    if constexpr (Shape::kWarpgroups == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    Consumer<Shape>(args, tile, ring, warp / 4 - 1).Run();
+  }
+}
+
+/// A kernel and its launch.
+struct PrefillKernel {
+  void (*kernel)(AttentionArguments);
+  int threads;
+  int shared_bytes;
+};
+
+template <int kWarpgroups, int kKeys, int kFeatures>
+PrefillKernel KernelOf(int key_dim, bool fp8) {
+  using Shape = TileShape<kWarpgroups, kKeys, kFeatures>;
+  static_assert(Shape::kRows == PrefillRows(kFeatures));
+  return {fp8 ? &PrefillAttentionKernel<Shape, true> : &PrefillAttentionKernel<Shape, false>,
+          Shape::kThreads, Layout<Shape>(key_dim).Bytes()};
+}
+
+/// The kernel for heads of so many features, in which as many keys as possible fit.
+PrefillKernel KernelFor(int key_dim, int value_dim, bool fp8) {
+  if (value_dim > 128) return KernelOf<1, 64, 256>(key_dim, fp8);
+  if (key_dim > 128) return KernelOf<2, 64, 128>(key_dim, fp8);
+  if (value_dim > 64) return KernelOf<2, 128, 128>(key_dim, fp8);
+  return KernelOf<2, 128, 64>(key_dim, fp8);
+}
+
+}  // namespace
+
+cudaError_t LoadPrefillAttention() {
+  constexpr int kHeads[][2] = {{64, 256}, {256, 128}, {128, 128}, {128, 64}};
+  for (const auto& [key_dim, value_dim] : kHeads) {
+    for (const bool fp8 : {false, true}) {
+      const PrefillKernel of = KernelFor(key_dim, value_dim, fp8);
+      const auto* const function = reinterpret_cast<const void*>(of.kernel);
+      cudaError_t error = AllowAllShared(function);
+      if (error == cudaSuccess) error = PreferShared(function);
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+cudaError_t LaunchPrefillAttention(const AttentionArguments& args, cudaStream_t stream) {
+  const bool fp8 = args.pages.type == Element::kE4M3;
+  const PrefillKernel of = KernelFor(args.key_dim, args.value_dim, fp8);
+  const auto ctas = static_cast<unsigned>(args.tiles) * static_cast<unsigned>(args.kv_heads);
+  return LaunchInChain(of.kernel, dim3(ctas), of.threads, of.shared_bytes, stream, args);
+}
+
+}  // namespace marlin::cuda

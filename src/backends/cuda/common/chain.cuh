@@ -1,0 +1,25 @@
+// Launches of kernels as a chain (PDL): each may begin while the one before it ends.
+#pragma once
+
+#include "backends/cuda/common/async_copy.cuh"
+#include "backends/cuda/common/launch.h"
+
+namespace marlin::cuda {
+
+/// The first statement of a kernel of the chain. The next kernel begins after this one has waited,
+/// so that its own copies do not delay this one's loads.
+MARLIN_DEVICE void EnterChain() {
+  WaitForEarlierWork();
+  TriggerDependentLaunch();
+}
+
+/// Launches a kernel that begins with EnterChain.
+template <typename... Parameters>
+cudaError_t LaunchInChain(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
+                          cudaStream_t stream, Parameters... parameters) {
+  void* pointers[] = {&parameters...};
+  const LaunchSize size = {grid, threads, shared_bytes, true};
+  return Launch(reinterpret_cast<const void*>(kernel), size, pointers, stream);
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,94 @@
+// The epilogue of a GEMM, the same in every kernel, and typed loads and stores.
+#pragma once
+
+#include "backends/cuda/common/fragment_math.cuh"
+#include "backends/cuda/layout/device_views.h"
+
+namespace marlin::cuda {
+
+MARLIN_DEVICE float LoadFloat(const void* data, Element type, int64_t i) {
+  switch (type) {
+    case Element::kF32:
+      return static_cast<const float*>(data)[i];
+    case Element::kBf16:
+      return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]);
+    case Element::kF16:
+      return __half2float(static_cast<const __half*>(data)[i]);
+    case Element::kE8M0: {
+      const uint32_t exponent = static_cast<const uint8_t*>(data)[i];
+      // 2^-127 is subnormal.
+      return exponent == 0 ? __uint_as_float(0x00400000u) : __uint_as_float(exponent << 23);
+    }
+    case Element::kE4M3: {
+      const uint32_t code = static_cast<const uint8_t*>(data)[i];
+      const float value = __uint_as_float((code & 127u) << 20) * PowerOfTwo(120);
+      return (code & 128u) != 0 ? -value : value;
+    }
+  }
+  return 0.0f;
+}
+
+MARLIN_DEVICE void StoreFloat(void* data, Element type, int64_t i, float value) {
+  if (type == Element::kBf16) {
+    static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(value);
+  } else if (type == Element::kF16) {
+    static_cast<__half*>(data)[i] = __float2half_rn(value);
+  } else {
+    static_cast<float*>(data)[i] = value;
+  }
+}
+
+/// x * sigmoid(y), without overflow. kFast: with a relative error of 2^-20, for results that are
+/// rounded to 16 bits.
+template <bool kFast = false>
+MARLIN_DEVICE float TimesSigmoid(float x, float y) {
+  const float e = kFast ? __expf(-fabsf(y)) : expf(-fabsf(y));
+  const float product = y < 0.0f ? x * e : x;
+  return kFast ? __fdividef(product, 1.0f + e) : product / (1.0f + e);
+}
+
+template <bool kFast = false>
+MARLIN_DEVICE float Activate(int activation, float x) {
+  switch (activation) {
+    case 1:  // kSilu
+      return TimesSigmoid<kFast>(x, x);
+    case 2:  // kGeluTanh: x (1 + tanh u) / 2 = x sigmoid(2 u)
+      return TimesSigmoid<kFast>(x, 1.59576912f * (x + 0.044715f * x * x * x));
+    case 3:  // kRelu; propagates NaN
+      return x < 0.0f ? 0.0f : x;
+    default:
+      return x;
+  }
+}
+
+/// The gated activation of a gate and an up; kFast: as in TimesSigmoid.
+template <bool kFast = false>
+MARLIN_DEVICE float GateProduct(const GateView& gate, float g, float u) {
+  if (gate.limit == 0.0f) return Activate<kFast>(gate.activation, g) * u;
+  // Comparisons that keep NaN.
+  g = g > gate.limit ? gate.limit : g;
+  u = u > gate.limit ? gate.limit : u < -gate.limit ? -gate.limit : u;
+  return TimesSigmoid<kFast>((u + 1.0f) * g, gate.alpha * g);
+}
+
+/// A sum after the multiplier and the bias.
+MARLIN_DEVICE float Biased(const EpilogueView& view, int n, float sum) {
+  sum *= view.multiplier;
+  return view.bias == nullptr ? sum : sum + LoadFloat(view.bias, view.bias_type, n);
+}
+
+/// Applies the epilogue to the sum of row m and column n and stores the result; not for GLU.
+MARLIN_DEVICE void Finish(const EpilogueView& view, int m, int n, float sum) {
+  float value = Activate(view.activation, Biased(view, n, sum));
+  if (view.row_weight != nullptr) value *= view.row_weight[m];
+  StoreFloat(view.out, view.type, m * view.stride + n, value);
+}
+
+/// The epilogue of GLU: output column n from sums n and n + view.n / 2.
+MARLIN_DEVICE void FinishGated(const EpilogueView& view, int m, int n, float gate, float up) {
+  float value = Activate(view.activation, Biased(view, n, gate)) * Biased(view, n + view.n / 2, up);
+  if (view.row_weight != nullptr) value *= view.row_weight[m];
+  StoreFloat(view.out, view.type, m * view.stride + n, value);
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,104 @@
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "backends/cuda/common/cuda_gemm.h"
+#include "backends/cuda/common/launch.h"
+#include "backends/cuda/gemm/gemv/gemv_functions.h"
+#include "backends/cuda/gemm/gemv/gemv_plan.h"
+#include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/layout/sparse_kind.h"
+#include "base/macros.h"
+
+namespace marlin::cuda {
+namespace {
+
+const void* GemvFunctionOf(CodeKind kind, bool bf16, const GemvVariant& variant) {
+  switch (kind) {
+#define MARLIN_KIND(name)                                                                      \
+  case CodeKind::name:                                                                         \
+    if constexpr (IsBuilt(CodeKind::name)) return GemvFunction<CodeKind::name>(bf16, variant); \
+    break;
+#include "backends/cuda/layout/code_kinds.def"
+#undef MARLIN_KIND
+  }
+  return nullptr;
+}
+
+const void* SparseGemvFunctionOf(CodeKind kind, bool bf16, const GemvVariant& variant) {
+  return OfSparseKind(kind, [&](auto of) { return SparseGemvFunction<of>(bf16, variant); });
+}
+
+const void* FunctionOf(const PlanRequest& request, bool bf16, const GemvVariant& variant) {
+  const CodeKind kind = request.weights.kind();
+  return request.weights.traits.sparse ? SparseGemvFunctionOf(kind, bf16, variant)
+                                       : GemvFunctionOf(kind, bf16, variant);
+}
+
+/// Whether the epilogue is at most a bias, and four 16-bit outputs are one aligned vectorized
+/// store.
+bool StoresPlainQuads(const EpilogueView& view) {
+  return view.type != Element::kF32 && view.activation == 0 && !view.gated &&
+         view.row_weight == nullptr && StoresAsOne(view, 4);
+}
+
+class GemvGemm final : public TilesGemm {
+ public:
+  GemvGemm(const PlanRequest& request, const GemvPlan& plan, int64_t partial_bytes)
+      : TilesGemm(request, {}, partial_bytes),
+        plan_(plan),
+        function_(FunctionOf(request, bf16(), VariantOf(request, plan))) {}
+
+  const void* function() const { return function_; }
+
+ protected:
+  Status LaunchTiles(const GemmCall& call, const TileGemm& gemm,
+                     cudaStream_t stream) const override {
+    GemvArguments args = plan_.arguments;
+    args.weights = gemm.weights;
+    args.a = gemm.a.data;
+    args.a_stride = gemm.a.stride;
+    args.epilogue = gemm.epilogue;
+    args.partials = plan_.partials ? gemm.partials : nullptr;
+    args.plain_quads = StoresPlainQuads(gemm.epilogue);
+    const SplitKScratch::Lease scratch =
+        plan_.in_memory ? context().scratch.Lend(stream, call.workspace, SplitWorkspaceBytes(plan_))
+                        : SplitKScratch::Lease();
+    if (scratch.words() != nullptr) {
+      args.tile_counters = scratch.words();
+      args.exchange = reinterpret_cast<float*>(scratch.words() + CounterWords(plan_));
+    }
+    const LaunchSize size = {
+        dim3(static_cast<unsigned>(plan_.splits), static_cast<unsigned>(plan_.groups)),
+        plan_.warps * 32, plan_.shared_bytes, gemm.overlap_previous,
+        dim3(args.in_cluster ? static_cast<unsigned>(plan_.splits) : 1,
+             static_cast<unsigned>(args.multicast))};
+    void* parameters[] = {&args};
+    const cudaError_t launched = cuda::Launch(function_, size, parameters, stream);
+    if (!plan_.partials || args.tile_counters != nullptr) return Check(launched);
+    return Check(AddPartials(gemm, plan_.splits, launched, stream));
+  }
+
+ private:
+  static GemvVariant VariantOf(const PlanRequest& request, const GemvPlan& plan) {
+    return {UseOf(request.weights.Tiles(0), request.weights.kind()), plan.strips,
+            (plan.arguments.m + kOctet - 1) / kOctet};
+  }
+
+  const GemvPlan plan_;
+  const void* const function_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<const PlannedGemm>> MakeGemv(const PlanRequest& request) {
+  const TileProblem problem = TileProblemOf(request.desc);
+  const GemvPlan plan = PlanGemv(problem, request.context.shape);
+  auto gemm = std::make_shared<const GemvGemm>(
+      request, plan, plan.partials ? PartialBytes(problem, plan.splits) : 0);
+  MARLIN_RETURN_IF_ERROR(
+      request.context.device.errors.Check(AllowAllShared(gemm->function()), request.kernel.name));
+  return {std::move(gemm)};
+}
+
+}  // namespace marlin::cuda

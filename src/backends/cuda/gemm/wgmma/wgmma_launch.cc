@@ -1,0 +1,154 @@
+#include "backends/cuda/gemm/wgmma/wgmma_launch.h"
+
+#include <cuda.h>
+
+#include <memory>
+#include <optional>
+
+#include "backends/cuda/common/cuda_gemm.h"
+#include "backends/cuda/common/launch.h"
+#include "backends/cuda/gemm/wgmma/wgmma_functions.h"
+#include "backends/cuda/gemm/wgmma/wgmma_plan.h"
+#include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/layout/sparse_kind.h"
+#include "base/macros.h"
+
+namespace marlin::cuda {
+namespace {
+
+const void* WgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, ParameterUse use) {
+  switch (kind) {
+#define MARLIN_KIND(name)                                      \
+  case CodeKind::name:                                         \
+    if constexpr (IsBuilt(CodeKind::name))                     \
+      return WgmmaFunction<CodeKind::name>(bf16, tokens, use); \
+    break;
+#include "backends/cuda/layout/code_kinds.def"
+#undef MARLIN_KIND
+  }
+  return nullptr;
+}
+
+const void* SparseWgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, ParameterUse use) {
+  return OfSparseKind(kind, [&](auto of) { return SparseWgmmaFunction<of>(bf16, tokens, use); });
+}
+
+class WgmmaGemm final : public TilesGemm {
+ public:
+  WgmmaGemm(const PlanRequest& request, const TileProblem& problem, const WgmmaShape& shape,
+            const WgmmaPlan& plan)
+      : TilesGemm(request, {shape.tokens, shape.splits}, SumBytes(problem, plan)),
+        plan_(plan),
+        use_(UseOf(request.weights.Tiles(0), request.weights.kind())),
+        function_(FunctionOf(problem, plan.tokens)),
+        tail_function_(plan.tail ? FunctionOf(problem, plan.tail->tokens) : nullptr) {}
+
+  /// Call it before the first launch.
+  cudaError_t Load() const {
+    const cudaError_t error = AllowAllShared(function_);
+    return error != cudaSuccess || !plan_.tail ? error : AllowAllShared(tail_function_);
+  }
+
+ protected:
+  Status LaunchTiles(const GemmCall& call, const TileGemm& gemm,
+                     cudaStream_t stream) const override {
+    WgmmaArguments args = plan_.arguments;
+    bool overlap_previous = gemm.overlap_previous;
+    const bool streams = args.streamed > 0;
+    const SplitKScratch::Lease scratch =
+        streams ? context().scratch.Lend(stream, call.workspace, StreamCounterBytes(plan_))
+                : SplitKScratch::Lease();
+    if (streams) {
+      args.parts = gemm.partials + StreamCounterBytes(plan_) / int64_t{sizeof(float)};
+      args.tile_counters = scratch.words();
+      if (args.tile_counters == nullptr) {
+        // Without scratch the tile counters are initialized here, by a memset before the kernel,
+        // which PDL cannot overlap.
+        args.tile_counters = reinterpret_cast<uint32_t*>(gemm.partials);
+        overlap_previous = false;
+        MARLIN_RETURN_IF_ERROR(Check(cudaMemsetAsync(
+            args.tile_counters, 0xff, static_cast<size_t>(StreamCounterBytes(plan_)), stream)));
+      }
+    }
+    cudaError_t launched = LaunchItems(gemm, plan_, args, function_, overlap_previous, stream);
+    if (launched == cudaSuccess && plan_.tail) {
+      launched =
+          LaunchItems(gemm, *plan_.tail, plan_.tail->arguments, tail_function_, true, stream);
+    }
+    if (!plan_.partials) return Check(launched);
+    return Check(AddPartials(gemm, PartsOf(plan_), launched, stream));
+  }
+
+ private:
+  const void* FunctionOf(const TileProblem& problem, int tokens) const {
+    const auto of_tiles = problem.sparse ? SparseWgmmaFunctionOf : WgmmaFunctionOf;
+    return of_tiles(kind(), bf16(), tokens, use_);
+  }
+
+  cudaError_t LaunchItems(const TileGemm& gemm, const WgmmaLaunch& launch, WgmmaArguments args,
+                          const void* function, bool overlap_previous, cudaStream_t stream) const {
+    CUtensorMap map;
+    const cudaError_t encoded = EncodeMap(
+        gemm.a, bf16() ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+        launch.tokens, &map);
+    if (encoded != cudaSuccess) return encoded;
+    args.weights = gemm.weights;
+    args.epilogue = gemm.epilogue;
+    args.partials = plan_.partials ? gemm.partials : nullptr;
+    args.vector_stores = StoresAsOne(gemm.epilogue, 8);
+    void* parameters[] = {&map, &args};
+    const auto splits = static_cast<unsigned>(args.splits);
+    const LaunchSize size = {dim3(splits, static_cast<unsigned>(launch.groups)), kWgmmaThreads,
+                             launch.shared_bytes, overlap_previous,
+                             dim3(args.in_cluster ? splits : 1)};
+    return cuda::Launch(function, size, parameters, stream);
+  }
+
+  const WgmmaPlan plan_;
+  const ParameterUse use_;
+  const void* const function_;
+  const void* const tail_function_;
+};
+
+}  // namespace
+
+int CountClusters(int blocks) {
+  // The kernels of all kinds of codes have the same threads and may have the same shared memory.
+  const void* function = nullptr;
+  for (int kind = 0; function == nullptr && kind <= static_cast<int>(CodeKind::kDense16); ++kind) {
+    function = WgmmaFunctionOf(static_cast<CodeKind>(kind), true, kMaxClusterTokens,
+                               ParameterUse::kOneScale);
+  }
+  const int shared_bytes = DeviceShape().shared_bytes;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kWgmmaThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) !=
+          cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&clusters, function, &config) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return clusters;
+}
+
+Result<std::shared_ptr<const PlannedGemm>> MakeWgmma(const PlanRequest& request) {
+  const TileProblem problem = TileProblemOf(request.desc);
+  const DeviceShape& device = request.context.shape;
+  const WgmmaShape shape = request.variant.automatic()
+                               ? ChooseWgmmaShape(problem, device)
+                               : WgmmaShape{request.variant.width, request.variant.splits};
+  auto gemm = std::make_shared<const WgmmaGemm>(request, problem, shape,
+                                                PlanWgmmaAs(problem, device, shape));
+  MARLIN_RETURN_IF_ERROR(request.context.device.errors.Check(gemm->Load(), request.kernel.name));
+  return {std::move(gemm)};
+}
+
+}  // namespace marlin::cuda

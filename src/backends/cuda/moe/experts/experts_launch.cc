@@ -1,0 +1,409 @@
+#include "backends/cuda/moe/experts/experts_launch.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "backends/cuda/common/launch.h"
+#include "backends/cuda/gemm/exact/exact_layout.h"
+#include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/layout/sparse_kind.h"
+#include "backends/cuda/layout/sparse_layout.h"
+#include "backends/cuda/moe/experts/experts_functions.h"
+#include "backends/cuda/plan/kernel_family.h"
+#include "base/macros.h"
+
+namespace marlin::cuda {
+namespace {
+
+const void* GemvFunctionOf(CodeKind kind, bool bf16, ParameterUse use, int octets) {
+  switch (kind) {
+#define MARLIN_KIND(name)                                           \
+  case CodeKind::name:                                              \
+    if constexpr (IsBuilt(CodeKind::name))                          \
+      return ExpertGemvFunction<CodeKind::name>(bf16, use, octets); \
+    break;
+#include "backends/cuda/layout/code_kinds.def"
+#undef MARLIN_KIND
+  }
+  return nullptr;
+}
+
+const void* WgmmaFunctionOf(CodeKind kind, bool bf16, ParameterUse use) {
+  switch (kind) {
+#define MARLIN_KIND(name)                                                                         \
+  case CodeKind::name:                                                                            \
+    if constexpr (IsBuilt(CodeKind::name)) return ExpertWgmmaFunction<CodeKind::name>(bf16, use); \
+    break;
+#include "backends/cuda/layout/code_kinds.def"
+#undef MARLIN_KIND
+  }
+  return nullptr;
+}
+
+const void* ExactFunctionOf(CodeKind kind, bool tiled) {
+  switch (kind) {
+#define MARLIN_KIND(name)                                                                     \
+  case CodeKind::name:                                                                        \
+    if constexpr (IsBuilt(CodeKind::name)) return ExpertExactFunction<CodeKind::name>(tiled); \
+    break;
+#include "backends/cuda/layout/code_kinds.def"
+#undef MARLIN_KIND
+  }
+  return nullptr;
+}
+
+/// A matrix of the layer: where it stands in the launches' tables, and its GEMM.
+struct Matrix {
+  const ExpertOperand* operand = nullptr;
+  int64_t row = 0;  ///< expert * sides + side.
+  int column = 0;   ///< Column of its first output in a row of results.
+  GemmDesc desc;
+  bool exact = false;
+
+  const PreparedTiles& weights() const {
+    return static_cast<const PreparedTiles&>(*operand->weights);
+  }
+  bool sparse() const { return weights().traits.sparse; }
+  CodeKind kind() const { return weights().kind(); }
+  ExactWeights exact_weights() const {
+    if (!weights().traits.tiled) return ExactWeights::kCanonical;
+    return sparse() ? ExactWeights::kSparseTiles : ExactWeights::kTiles;
+  }
+  bool bf16() const { return desc.a_type != DType::kF16 || !desc.weights.fits_f16; }
+
+  TileExpert Describe() const {
+    const TileView view = weights().Tiles(operand->index);
+    const int exponent = ExponentsOf(kind(), bf16()).shift + view.table_exponent;
+    return {view.tiles, operand->bias, view.multiplier * std::ldexp(1.0F, exponent), view.n,
+            column};
+  }
+};
+using Matrices = std::vector<Matrix>;
+
+const void* GemvFunctionOf(const Matrix& matrix, ParameterUse use, int octets) {
+  if (!matrix.sparse()) return GemvFunctionOf(matrix.kind(), matrix.bf16(), use, octets);
+  return OfSparseKind(matrix.kind(), [&](auto kind) {
+    return SparseExpertGemvFunction<kind>(matrix.bf16(), use, octets);
+  });
+}
+
+const void* WgmmaFunctionOf(const Matrix& matrix, ParameterUse use) {
+  if (!matrix.sparse()) return WgmmaFunctionOf(matrix.kind(), matrix.bf16(), use);
+  return OfSparseKind(matrix.kind(), [&](auto kind) {
+    return SparseExpertWgmmaFunction<kind>(matrix.bf16(), use);
+  });
+}
+
+const void* ExactFunctionOf(const Matrix& matrix) {
+  if (matrix.sparse()) {
+    return OfSparseKind(matrix.kind(), [](auto kind) { return SparseExpertExactFunction<kind>(); });
+  }
+  return ExactFunctionOf(matrix.kind(), matrix.exact_weights() == ExactWeights::kTiles);
+}
+
+/// Whether one launch of a kernel on tiles can run both.
+bool SameTiles(const Matrix& a, const Matrix& b) {
+  if (a.kind() != b.kind() || a.sparse() != b.sparse() || a.bf16() != b.bf16()) return false;
+  if (a.desc.format != b.desc.format && a.kind() != CodeKind::kFp4) return false;
+  const TileView x = a.weights().Tiles(0);
+  const TileView y = b.weights().Tiles(0);
+  const bool same_values = a.desc.format != Format::kCodebook4 || x.values == y.values;
+  return same_values && x.k == y.k && x.tile_bytes == y.tile_bytes &&
+         x.groups_per_tile == y.groups_per_tile && x.zero_kind == y.zero_kind &&
+         x.integer_zeros == y.integer_zeros && x.bf16_parameters == y.bf16_parameters &&
+         x.bf16_codes == y.bf16_codes && x.table_exponent == y.table_exponent &&
+         x.offset == y.offset;
+}
+
+/// The exact kernel reads everything else from the table.
+bool SameExact(const Matrix& a, const Matrix& b) {
+  return a.kind() == b.kind() && a.exact_weights() == b.exact_weights() && a.desc.k == b.desc.k;
+}
+
+bool OneLaunch(const Matrix& a, const Matrix& b) {
+  if (a.exact != b.exact) return false;
+  return a.exact ? SameExact(a, b) : SameTiles(a, b);
+}
+
+/// The ups of a matrix that holds gates and ups begin at a whole pair of n-tiles where the kernel
+/// that activates them reads both.
+constexpr int64_t kPairOutputs = 2 * kStripOutputs;
+
+class Planner {
+ public:
+  Planner(const LaunchContext& context, const std::shared_ptr<DeviceHandle>& device,
+          const ExpertsProblem& problem, const LayerExperts& layer)
+      : context_(context), device_(device), problem_(problem), layer_(layer) {
+    for (const ExpertOperands& expert : layer.experts) {
+      matrix_weights_ = std::max(matrix_weights_, layer.hidden * expert.inner());
+    }
+  }
+
+  Result<ExpertPhases> Plan();
+
+ private:
+  int64_t experts() const { return static_cast<int64_t>(layer_.experts.size()); }
+  const ExpertOperands& ExpertAt(int64_t e) const {
+    return e < experts() ? layer_.experts[static_cast<size_t>(e)] : layer_.shared;
+  }
+  std::string NameOf(int64_t e) const {
+    return e < experts() ? fmt::format("expert {}", e) : std::string("shared expert");
+  }
+  Status Check(cudaError_t error, const char* what) const {
+    return device_->errors.Check(error, what);
+  }
+  ExpertTilesProblem TilesOf(const Matrix& matrix, int sides) const {
+    const int64_t rows = CeilDivide(problem_.tokens * problem_.top_k, experts());
+    const int64_t sort = MaySortThemselves() ? OwnSortBytes(problem_.tokens) : 0;
+    return {matrix.weights().Tiles(0), matrix.kind(), experts(), sides,
+            matrix_weights_,           rows,          sort};
+  }
+  bool MaySortThemselves() const {
+    return problem_.tokens * problem_.top_k <= kMostOwnSelections && experts() <= kMostOwnExperts;
+  }
+  /// Rows of one kernel or the other have other sums.
+  bool MayUseWgmma() const { return problem_.determinism != Determinism::kBatchInvariant; }
+  std::optional<ExpertWgmmaPlan> WgmmaPlanOf(const Matrix& matrix, int sides, bool gated) const {
+    if (matrix.exact || !MayUseWgmma()) return std::nullopt;
+    return PlanExpertWgmma(TilesOf(matrix, sides), gated, context_.shape);
+  }
+
+  Status AddMatrix(const std::string& name, const ExpertOperand& operand, int64_t row,
+                   int64_t column, DType a_type, Matrices* matrices) const;
+  bool CanFuse(const Matrices& up, const Matrices& down) const;
+  Status PlanFused(const Matrices& up, ExpertLaunch* launch) const;
+  Status PlanPhase(const Matrices& matrices, ExpertPhase* phase) const;
+  Status PlanLaunch(const Matrices& matrices, int sides, ExpertLaunch* launch) const;
+  Status PlanTiles(const Matrices& matrices, int sides, ExpertLaunch* launch) const;
+  Status PlanWgmma(const Matrix& first, const ExpertWgmmaPlan& plan, ExpertLaunch* launch) const;
+  template <typename View>
+  Status PlanExact(const Matrices& matrices, int sides, ExpertLaunch* launch) const;
+  template <typename T>
+  Status Upload(const std::vector<T>& table, DeviceMemory* memory) const {
+    MARLIN_ASSIGN_OR_RETURN(*memory, UploadTable(device_, table));
+    return {};
+  }
+  Status UploadMembers(const Matrices& matrices, int sides, ExpertLaunch* launch) const;
+
+  const LaunchContext& context_;
+  const std::shared_ptr<DeviceHandle>& device_;
+  const ExpertsProblem& problem_;
+  const LayerExperts& layer_;
+  int64_t matrix_weights_ = 0;
+};
+
+/// Whether there are launches, all of the GEMV kernel.
+bool AllGemv(const ExpertPhase& phase) {
+  const auto is_gemv = [](const ExpertLaunch& l) { return l.kernel == ExpertKernel::kGemv; };
+  return !phase.launches.empty() && std::ranges::all_of(phase.launches, is_gemv);
+}
+
+Result<ExpertPhases> Planner::Plan() {
+  ExpertPhases phases;
+  Matrices up;
+  Matrices down;
+  phases.up.sides = layer_.shared_gate != nullptr ? 3 : 2;
+  for (int64_t e = 0; e <= experts(); ++e) {
+    const ExpertOperands& expert = ExpertAt(e);
+    const std::string name = NameOf(e);
+    const int64_t row = e * phases.up.sides;
+    phases.inner = std::max(phases.inner, expert.inner());
+    MARLIN_RETURN_IF_ERROR(AddMatrix(name + " gate", expert.gate, row, 0, problem_.x_type, &up));
+    MARLIN_RETURN_IF_ERROR(
+        AddMatrix(name + " up", expert.up, row + 1, expert.inner(), problem_.x_type, &up));
+    MARLIN_RETURN_IF_ERROR(AddMatrix(name + " down", expert.down, e, 0, DType::kF32, &down));
+  }
+  phases.fused = CanFuse(up, down);
+  if (phases.fused) {
+    MARLIN_RETURN_IF_ERROR(PlanFused(up, &phases.up.launches.emplace_back()));
+    up.clear();
+  }
+  phases.score_column = phases.fused ? 0 : 2 * phases.inner;
+  const ExpertOperand score{layer_.shared_gate, 0, nullptr};
+  MARLIN_RETURN_IF_ERROR(AddMatrix("shared gate", score, experts() * phases.up.sides + 2,
+                                   phases.score_column, problem_.x_type, &up));
+  MARLIN_RETURN_IF_ERROR(PlanPhase(up, &phases.up));
+  MARLIN_RETURN_IF_ERROR(PlanPhase(down, &phases.down));
+  phases.sorts_itself = MaySortThemselves() && AllGemv(phases.up) && AllGemv(phases.down);
+  return phases;
+}
+
+/// Appends a matrix, if there is one, with the kernel that runs it.
+Status Planner::AddMatrix(const std::string& name, const ExpertOperand& operand, int64_t row,
+                          int64_t column, DType a_type, Matrices* matrices) const {
+  if (operand.weights == nullptr) return {};
+  Matrix matrix;
+  matrix.operand = &operand;
+  matrix.row = row;
+  matrix.column = static_cast<int>(column);
+  matrix.desc = DescribeExpert(problem_, operand, 1, a_type);
+  const Support tiles =
+      matrix.sparse() ? SupportsSparseTiles(matrix.desc) : SupportsTiles(matrix.desc);
+  matrix.exact =
+      !tiles.ok() || !PlanExpertGemv(TilesOf(matrix, kMaxSides), context_.shape).has_value();
+  const Support exact = SupportsExact(matrix.desc, DeviceProperties());
+  if (matrix.exact && !exact.ok()) {
+    return Status(Code::kUnsupported, fmt::format("{}: no kernel of experts: the GEMV {}, the "
+                                                  "exact one {}",
+                                                  name, tiles.reason(), exact.reason()));
+  }
+  matrices->push_back(matrix);
+  return {};
+}
+
+/// Whether one WGMMA launch can run all gates and ups and activate them, and WGMMA launches all
+/// downs.
+bool Planner::CanFuse(const Matrices& up, const Matrices& down) const {
+  if (up.empty() || !WgmmaPlanOf(up.front(), 2, true)) return false;
+  for (int64_t e = 0; e <= experts(); ++e) {
+    const ExpertOperands& expert = ExpertAt(e);
+    const bool stacked = expert.up.weights == nullptr;
+    if (stacked && expert.inner() % kPairOutputs != 0) return false;
+  }
+  return std::ranges::all_of(up, [&](const Matrix& m) { return OneLaunch(up.front(), m); }) &&
+         std::ranges::all_of(down,
+                             [&](const Matrix& m) { return WgmmaPlanOf(m, 1, false).has_value(); });
+}
+
+Status Planner::PlanFused(const Matrices& up, ExpertLaunch* launch) const {
+  const int sides = layer_.shared_gate != nullptr ? 3 : 2;
+  std::vector<TileExpert> table(static_cast<size_t>((experts() + 1) * 2));
+  for (const Matrix& matrix : up) {
+    const int64_t e = matrix.row / sides;
+    const auto at = static_cast<size_t>(e * 2 + matrix.row % sides);
+    TileExpert& expert = table[at] = matrix.Describe();
+    if (ExpertAt(e).up.weights != nullptr) continue;
+    expert.n /= 2;
+    TileExpert& half = table[at + 1] = expert;
+    half.strip = expert.n / kStripOutputs;
+    if (expert.bias != nullptr) half.bias = expert.bias + expert.n;
+  }
+  MARLIN_RETURN_IF_ERROR(UploadMembers(up, sides, launch));
+  MARLIN_RETURN_IF_ERROR(Upload(table, &launch->table));
+  return PlanWgmma(up.front(), *WgmmaPlanOf(up.front(), 2, true), launch);
+}
+
+/// Groups matrices into launches, in the order of their first experts.
+Status Planner::PlanPhase(const Matrices& matrices, ExpertPhase* phase) const {
+  std::vector<Matrices> groups;
+  for (const Matrix& matrix : matrices) {
+    const auto found = std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
+      return OneLaunch(group.front(), matrix);
+    });
+    if (found != groups.end()) {
+      found->push_back(matrix);
+    } else {
+      groups.push_back({matrix});
+    }
+  }
+  for (const Matrices& group : groups) {
+    MARLIN_RETURN_IF_ERROR(PlanLaunch(group, phase->sides, &phase->launches.emplace_back()));
+  }
+  return {};
+}
+
+Status Planner::PlanLaunch(const Matrices& matrices, int sides, ExpertLaunch* launch) const {
+  const Matrix& first = matrices.front();
+  launch->k = first.desc.k;
+  if (!first.exact) return PlanTiles(matrices, sides, launch);
+  launch->kernel = ExpertKernel::kExact;
+  launch->exact = first.exact_weights();
+  launch->function = ExactFunctionOf(first);
+  MARLIN_RETURN_IF_ERROR(Check(
+      cudaFuncSetAttribute(launch->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           ExactSharedBytes(kExpertExactRows, kMaxExactParts, kMaxExactParts)),
+      "moe_expert_gemm_exact"));
+  MARLIN_RETURN_IF_ERROR(UploadMembers(matrices, sides, launch));
+  switch (launch->exact) {
+    case ExactWeights::kCanonical:
+      return PlanExact<CanonicalView>(matrices, sides, launch);
+    case ExactWeights::kSparseTiles:
+      return PlanExact<SparseTileView>(matrices, sides, launch);
+    default:
+      return PlanExact<TileView>(matrices, sides, launch);
+  }
+}
+
+Status Planner::PlanTiles(const Matrices& matrices, int sides, ExpertLaunch* launch) const {
+  const Matrix& first = matrices.front();
+  std::vector<TileExpert> table(static_cast<size_t>((experts() + 1) * sides));
+  for (const Matrix& matrix : matrices) {
+    table[static_cast<size_t>(matrix.row)] = matrix.Describe();
+  }
+  MARLIN_RETURN_IF_ERROR(Upload(table, &launch->table));
+  if (const auto plan = WgmmaPlanOf(first, sides, false)) {
+    MARLIN_RETURN_IF_ERROR(UploadMembers(matrices, sides, launch));
+    return PlanWgmma(first, *plan, launch);
+  }
+  launch->gemv = *PlanExpertGemv(TilesOf(first, sides), context_.shape);
+  const TileView& shared = launch->gemv.arguments.weights;
+  launch->function = GemvFunctionOf(first, UseOf(shared, first.kind()), launch->gemv.octets);
+  return Check(AllowAllShared(launch->function), "moe_expert_gemm");
+}
+
+Status Planner::PlanWgmma(const Matrix& first, const ExpertWgmmaPlan& plan,
+                          ExpertLaunch* launch) const {
+  launch->kernel = ExpertKernel::kWgmma;
+  launch->wgmma = plan;
+  launch->k = first.desc.k;
+  launch->bf16 = first.bf16();
+  launch->function = WgmmaFunctionOf(first, UseOf(plan.arguments.gemm.weights, first.kind()));
+  return Check(AllowAllShared(launch->function), "moe_expert_gemm");
+}
+
+template <typename View>
+Status Planner::PlanExact(const Matrices& matrices, int sides, ExpertLaunch* launch) const {
+  std::vector<ExactExpert<View>> table(static_cast<size_t>((experts() + 1) * sides));
+  for (const Matrix& matrix : matrices) {
+    ExactExpert<View>& expert = table[static_cast<size_t>(matrix.row)];
+    if constexpr (std::is_same_v<View, TileView>) {
+      expert.weights = matrix.weights().Tiles(matrix.operand->index);
+    } else if constexpr (std::is_same_v<View, SparseTileView>) {
+      expert.weights = {matrix.weights().Tiles(matrix.operand->index),
+                        matrix.weights().zero_code()};
+    } else {
+      expert.weights = matrix.weights().Canonical(matrix.operand->index);
+    }
+    expert.bias = matrix.operand->bias;
+    expert.column = matrix.column;
+    launch->strips = std::max(launch->strips, Ceil(expert.weights.n, kStripOutputs));
+  }
+  return Upload(table, &launch->table);
+}
+
+Status Planner::UploadMembers(const Matrices& matrices, int sides, ExpertLaunch* launch) const {
+  std::vector<uint8_t> members(static_cast<size_t>(experts() + 1));
+  for (const Matrix& matrix : matrices) members[static_cast<size_t>(matrix.row / sides)] = 1;
+  return Upload(members, &launch->members);
+}
+
+}  // namespace
+
+Result<ExpertPhases> PlanExpertPhases(const LaunchContext& context,
+                                      const std::shared_ptr<DeviceHandle>& device,
+                                      const ExpertsProblem& problem, const LayerExperts& layer) {
+  return Planner(context, device, problem, layer).Plan();
+}
+
+Result<DeviceMemory> UploadBytes(const std::shared_ptr<DeviceHandle>& device, const void* data,
+                                 int64_t bytes) {
+  MARLIN_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(device, bytes));
+  // Not the default stream, which may not be used while another stream is captured.
+  cudaStream_t stream = nullptr;
+  MARLIN_RETURN_IF_ERROR(device->errors.Check(
+      cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"));
+  cudaError_t copied = cudaMemcpyAsync(memory.data(), data, static_cast<size_t>(bytes),
+                                       cudaMemcpyHostToDevice, stream);
+  if (copied == cudaSuccess) copied = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  MARLIN_RETURN_IF_ERROR(device->errors.Check(copied, "cudaMemcpy of experts"));
+  return memory;
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,539 @@
+// Attention of one token in the persistent kernel: split-KV over the CTAs of a KV head, on matrix
+// units, over a paged bf16 or e4m3 cache (see decode_attention.cu and matrix_softmax.cuh).
+//
+//   A CTA has a run of blocks of 16 keys. Two warps have a block together, each half of the value
+//   features. The CTA merges its warps and publishes the result; another phase merges the CTAs.
+//   Keys and values of earlier positions are requested before the projections are there. Codes of
+//   e4m3 are copied to the second half of a row's place, and widened there to bf16, exactly.
+#pragma once
+
+#include "backends/cuda/attention/cache_codes.cuh"
+#include "backends/cuda/attention/head_math.cuh"
+#include "backends/cuda/attention/latent/matrix_softmax.cuh"
+#include "backends/cuda/common/thread_barrier.cuh"
+#include "backends/cuda/persistent/persistent_exchange.cuh"
+#include "backends/cuda/persistent/persistent_layout.h"
+#include "backends/cuda/persistent/persistent_tiles.cuh"
+
+namespace marlin::cuda {
+
+/// Value tiles of a warp: half of a head's features.
+inline constexpr int kHalfTiles = kMostHeadFeatures / 32;
+inline constexpr int kMergePadding = 8;  ///< In floats, against bank conflicts.
+
+/// A merge of softmax parts.
+struct SoftmaxPart {
+  float largest = NoScore();
+  float sum = 0.0f;
+  float4 values = {0.0f, 0.0f, 0.0f, 0.0f};
+
+  /// values += v x factor.
+  MARLIN_DEVICE void AddValues(const float4& v, float factor) {
+    values.x = __fmaf_rn(v.x, factor, values.x);
+    values.y = __fmaf_rn(v.y, factor, values.y);
+    values.z = __fmaf_rn(v.z, factor, values.z);
+    values.w = __fmaf_rn(v.w, factor, values.w);
+  }
+  MARLIN_DEVICE void Add(const SoftmaxPart& other) {
+    const float together = fmaxf(largest, other.largest);
+    const float mine = RescaleFactor(largest, together);
+    const float its = RescaleFactor(other.largest, together);
+    largest = together;
+    sum = __fmaf_rn(other.sum, its, sum * mine);
+    values = {values.x * mine, values.y * mine, values.z * mine, values.w * mine};
+    AddValues(other.values, its);
+  }
+  /// The part of the lane `distance` away comes second in the lower lane, first in the upper one.
+  MARLIN_DEVICE void AddLane(int distance) {
+    // Lanes differ in which part they own, and agree on which comes first.
+    const bool is_lower = (threadIdx.x & distance) == 0;
+    SoftmaxPart second;
+    const auto exchange = [&](float& mine, float& other) {
+      const float its = __shfl_xor_sync(~0u, mine, distance);
+      other = is_lower ? its : mine;
+      mine = is_lower ? mine : its;
+    };
+    exchange(largest, second.largest);
+    exchange(sum, second.sum);
+    exchange(values.x, second.values.x);
+    exchange(values.y, second.values.y);
+    exchange(values.z, second.values.z);
+    exchange(values.w, second.values.w);
+    Add(second);
+  }
+};
+
+/// The page of a position in a cache group; null, with a record of why, if there is none.
+MARLIN_DEVICE uint8_t* FindPage(const PersistentArguments& args, int group, int position) {
+  const CacheGroup& pages = args.groups[group];
+  const int block = static_cast<int>(static_cast<uint32_t>(position) / kCachePageTokens);
+  if (block >= pages.blocks) return nullptr;
+  const int page = pages.block_table[block];
+  const auto number = static_cast<uint32_t>(page);
+  const uint32_t slab = page < 0 ? ~0u : number / pages.slab_pages;
+  if (slab >= static_cast<uint32_t>(pages.slab_count) || pages.slabs[slab] == nullptr) {
+    RecordError(args.errors, ValueError::kPage, page, block, 0);
+    return nullptr;
+  }
+  const uint32_t of_slab = number - slab * pages.slab_pages;
+  return static_cast<uint8_t*>(pages.slabs[slab]) + of_slab * pages.page_stride * args.cache_bytes;
+}
+
+/// The CTA's keys in the layers of a cache group: runs of blocks of all pairs of warps at least,
+/// which cost no more time than one, so that short texts need no merge. A position without a page
+/// is recorded as an error elsewhere, and has no keys.
+MARLIN_DEVICE AttentionPart PartOf(const PersistentArguments& args, int group, int position) {
+  const CacheGroup& pages = args.groups[group];
+  const PersistentScratch& scratch = Tables{args}.Scratch();
+  const int end = position >= 0 && position < pages.blocks * kCachePageTokens ? position + 1 : 0;
+  AttentionPart part = {};
+  part.first_key = pages.window > 0 ? max(end - pages.window, 0) : 0;
+  const int first = part.first_key / kWarpKeys;
+  const int blocks = (end + kWarpKeys - 1) / kWarpKeys - first;
+  const int share = max((blocks + args.attention_splits - 1) / args.attention_splits, kWarpPairs);
+  part.active_splits = (blocks + share - 1) / share;
+  part.first_block = first + scratch.split * share;
+  part.end_block = min(part.first_block + share, first + blocks);
+  if (scratch.kv_head >= args.kv_heads) part.end_block = part.first_block;
+  return part;
+}
+
+/// The attention of a CTA in a layer.
+class TokenAttention {
+ public:
+  MARLIN_DEVICE TokenAttention(const PersistentArguments& args, const PersistentLayer& layer)
+      : args_(args),
+        layer_(layer),
+        lane_(static_cast<int>(threadIdx.x) & 31),
+        warp_(static_cast<int>(threadIdx.x) >> 5) {}
+
+  /// Requests the first keys of all pairs of warps: they are there before the projections. Called
+  /// by the copying threads, `thread` of kKeyCopiers.
+  MARLIN_DEVICE void RequestFirst(int thread) const {
+#pragma unroll 1
+    for (int pair = 0; pair < kWarpPairs; ++pair) {
+      const int block = Part().first_block + pair;
+      if (block >= Part().end_block) break;
+      Request(block, pair, thread, Part().pages[pair]);
+    }
+    ArriveWithCopies(AddressOf(args_, LayerBarrier::kKeys));
+  }
+
+  /// Publishes the CTA's part in layer `index`. `qkv`: the words of the projections. Called by all
+  /// threads that compute.
+  MARLIN_DEVICE void Run(const PhaseGemm& gemm, const uint32_t* qkv, uint32_t* parts,
+                         uint32_t* mixed, int index, uint32_t tag) {
+    uint32_t* const mine =
+        parts + (KvHead() * args_.attention_splits + Tables{args_}.Scratch().split) * PartWords();
+    if (Part().first_block >= Part().end_block) {
+      if (KvHead() < args_.kv_heads) PublishNothing(mine, tag);
+      // The copying threads must not fall behind, here either.
+      AwaitLayer(args_, LayerBarrier::kKeys, index);
+      return;
+    }
+    PrepareHeads(gemm, qkv, tag);
+    SyncFirst<kPersistentThreads>();
+    const uint32_t queries = SharedAddress(Memory()) + args_.shared.queries;
+    const WarpOperands operands = {queries, queries + kMostGroupHeads * KeyRow(), KeyRow(),
+                                   ValueRow()};
+    WarpSoftmax<kHalfTiles> softmax(operands, args_.key_dim, args_.value_dim / 2, args_.scale);
+    AddKeys(index, softmax);
+    SyncFirst<kPersistentThreads>();
+    StoreSums(softmax);
+    SyncFirst<kPersistentThreads>();
+    PublishMerged(mine, mixed, tag);
+    FenceAsyncProxy();
+  }
+
+  /// Merges the parts of this CTA's share of the heads' features: a warp has 32 features of a head.
+  /// Where a KV head has one part, Run has published the result.
+  MARLIN_DEVICE void Combine(const uint32_t* parts, uint32_t* mixed, uint32_t tag) const {
+    if (Part().active_splits == 1) return;
+    const auto blocks = static_cast<int>(gridDim.x);
+#pragma unroll 1
+    for (int unit = static_cast<int>(blockIdx.x) + warp_ * blocks;
+         unit < args_.heads * args_.value_dim / 32; unit += kPersistentWarps * blocks) {
+      int head = Tables{args_}.Scratch().head;
+      int kv_head = Tables{args_}.Scratch().head_kv_head;
+      if (warp_ > 0) {
+        head = unit * 32 / args_.value_dim;
+        kv_head = head / args_.group;
+      }
+      CombineUnit(parts, {head, kv_head, unit * 32 - head * args_.value_dim}, mixed, tag);
+    }
+  }
+
+ private:
+  // Read again after every barrier: as fields they would take registers that are short.
+  MARLIN_DEVICE const AttentionPart& Part() const {
+    return Tables{args_}.Scratch().attention[layer_.cache_group];
+  }
+  MARLIN_DEVICE int Position() const { return Tables{args_}.Scratch().position; }
+  MARLIN_DEVICE bool HasCodes() const { return args_.cache_bytes == 1; }
+  MARLIN_DEVICE int KvHead() const { return Tables{args_}.Scratch().kv_head; }
+
+  MARLIN_DEVICE int KeyRow() const { return SharedRowBytes(args_.key_dim); }
+  MARLIN_DEVICE int ValueRow() const { return SharedRowBytes(args_.value_dim); }
+  /// A row of a pair's stage.
+  MARLIN_DEVICE uint32_t Row(int pair, int row, bool is_value) const {
+    const uint32_t stage =
+        SharedAddress(Memory()) + args_.shared.keys + pair * kWarpKeys * (KeyRow() + ValueRow());
+    return is_value ? stage + kWarpKeys * KeyRow() + row * ValueRow() : stage + row * KeyRow();
+  }
+  MARLIN_DEVICE int PartWords() const { return args_.group * (args_.value_dim + 4); }
+  MARLIN_DEVICE bool HasNewKey() const {
+    return Position() / kWarpKeys < Part().end_block &&
+           Position() / kWarpKeys >= Part().first_block;
+  }
+
+  /// Where a position's key or value begins in its page, in bytes.
+  MARLIN_DEVICE int64_t PlaceOf(int position, bool is_value) const {
+    const int place = KvHead() * kCachePageTokens +
+                      static_cast<int>(static_cast<uint32_t>(position) % kCachePageTokens);
+    const int element =
+        is_value ? args_.kv_heads * kCachePageTokens * args_.key_dim + place * args_.value_dim
+                 : place * args_.key_dim;
+    return (layer_.first_element + element) * args_.cache_bytes;
+  }
+
+  /// Requests a block of earlier keys, and zeros in place of keys that the token does not see; the
+  /// row of the new key is InsertFresh's. Four of 64 threads copy a row. Bulk copies of rows are
+  /// slower: a warp issues them one after another.
+  MARLIN_DEVICE void Request(int block, int pair, int in_pair, const uint8_t* page) const {
+    const int row = in_pair >> 2;
+    const int key = block * kWarpKeys + row;
+    if (key == Position()) return;
+    const bool seen = page != nullptr && key >= Part().first_key && key < Position();
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int features = side == 1 ? args_.value_dim : args_.key_dim;
+      const uint32_t to = Row(pair, row, side == 1) + (HasCodes() ? features : 0);
+      const uint8_t* const from = page + PlaceOf(key, side == 1);
+      const int bytes = features * args_.cache_bytes;
+#pragma unroll 4
+      for (int at = (in_pair & 3) * 16; at < bytes; at += 64) {
+        CopyAsync16(to + at, from + at, seen ? 16 : 0);
+      }
+    }
+  }
+
+  /// Gathers the projections of the group's heads, and of the new key and value: a warp has a head,
+  /// a lane four of its features. Queries become operands; the new key and value go to the cache,
+  /// and to shared memory. Rows of queries that no head has are not set: a row of an MMA's results
+  /// depends on its own row only.
+  MARLIN_DEVICE void PrepareHeads(const PhaseGemm& gemm, const uint32_t* qkv, uint32_t tag) const {
+    const int heads = HasNewKey() ? args_.group + 2 : args_.group;
+#pragma unroll 1
+    for (int number = warp_; number < heads; number += kPersistentWarps) {
+      const bool is_value = number == args_.group + 1;
+      const bool is_key = number == args_.group;
+      const int features = is_value ? args_.value_dim : args_.key_dim;
+      int from = (KvHead() * args_.group + number) * args_.key_dim;
+      if (is_key) from = (args_.heads + KvHead()) * args_.key_dim;
+      if (is_value) {
+        from = (args_.heads + args_.kv_heads) * args_.key_dim + KvHead() * args_.value_dim;
+      }
+      float4 head = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (4 * lane_ < features) {
+        head = GatherSums(qkv + from + 4 * lane_, gemm.splits, gemm.columns, tag);
+      }
+      __syncwarp();
+      if (!is_value) {
+        if ((is_key ? layer_.key_norm : layer_.query_norm) != nullptr) Normalize(is_key, head);
+        Rotate(head);
+      }
+      if (4 * lane_ >= features) continue;
+      if (is_key || is_value) {
+        Append(head, is_value);
+      } else {
+        StoreQuery(head, number);
+      }
+    }
+  }
+
+  MARLIN_DEVICE void StoreQuery(const float4& head, int number) const {
+    uint8_t* const row = Memory() + args_.shared.queries + number * KeyRow() + lane_ * 8;
+    uint2 rounded;
+    uint2 rest;
+    SplitInTwo(head.x, head.y, &rounded.x, &rest.x);
+    SplitInTwo(head.z, head.w, &rounded.y, &rest.y);
+    *reinterpret_cast<uint2*>(row) = rounded;
+    *reinterpret_cast<uint2*>(row + kMostGroupHeads * KeyRow()) = rest;
+  }
+
+  MARLIN_DEVICE void Normalize(bool is_key, float4& head) const {
+    float squares =
+        __fmaf_rn(head.x, head.x, head.y * head.y) + __fmaf_rn(head.z, head.z, head.w * head.w);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
+    const float factor = rsqrtf(__fdividef(squares, static_cast<float>(args_.key_dim)) +
+                                (is_key ? layer_.key_epsilon : layer_.query_epsilon));
+    const float4 w = reinterpret_cast<const float4*>(layer_.head_norms[is_key ? 1 : 0])[lane_];
+    head = {head.x * factor * w.x, head.y * factor * w.y, head.z * factor * w.z,
+            head.w * factor * w.w};
+  }
+
+  /// RoPE. Two features that turn together are adjacent, or `pairs` apart: in another lane.
+  MARLIN_DEVICE void Rotate(float4& head) const {
+    const auto* const turns = reinterpret_cast<const float2*>(Memory() + args_.shared.rotations);
+    const int first = 4 * lane_;
+    if (args_.interleaved) {
+      if (first >= 2 * args_.pairs) return;
+      const float4 turn = reinterpret_cast<const float4*>(turns)[lane_];
+      head = {head.x * turn.x - head.y * turn.y, head.y * turn.x + head.x * turn.y,
+              head.z * turn.z - head.w * turn.w, head.w * turn.z + head.z * turn.w};
+      return;
+    }
+    const bool is_second = first >= args_.pairs;
+    const int distance = args_.pairs / 4;
+    const int other = is_second ? lane_ - distance : lane_ + distance;
+    const float4 its = {__shfl_sync(~0u, head.x, other), __shfl_sync(~0u, head.y, other),
+                        __shfl_sync(~0u, head.z, other), __shfl_sync(~0u, head.w, other)};
+    if (first >= 2 * args_.pairs) return;
+    const float2* const turn = turns + (is_second ? first - args_.pairs : first);
+    const float sign = is_second ? 1.0f : -1.0f;
+    const auto rotate = [&](float mine, float partner, const float2& angle) {
+      return __fmaf_rn(partner, sign * angle.y, mine * angle.x);
+    };
+    head = {rotate(head.x, its.x, turn[0]), rotate(head.y, its.y, turn[1]),
+            rotate(head.z, its.z, turn[2]), rotate(head.w, its.w, turn[3])};
+  }
+
+  MARLIN_DEVICE void Append(const float4& from, bool is_value) const {
+    uint2 rounded = {Bf16x2::Pack(from.x, from.y), Bf16x2::Pack(from.z, from.w)};
+    uint32_t codes = 0;
+    if (HasCodes()) {
+      codes = E4M3x4::FromFloats(from.x, from.y) | E4M3x4::FromFloats(from.z, from.w) << 16;
+      rounded = {Bf16OfCodes(codes), Bf16OfCodes(codes >> 16)};
+    }
+    auto* const fresh = reinterpret_cast<uint2*>(Memory() + args_.shared.fresh);
+    fresh[(is_value ? args_.key_dim / 4 : 0) + lane_] = rounded;
+    uint8_t* const page = Part().fresh;
+    if (page == nullptr) return;
+    uint8_t* const to = page + PlaceOf(Position(), is_value);
+    if (HasCodes()) {
+      reinterpret_cast<uint32_t*>(to)[lane_] = codes;
+    } else {
+      reinterpret_cast<uint2*>(to)[lane_] = rounded;
+    }
+  }
+
+  /// A barrier of the two warps of a pair.
+  MARLIN_DEVICE void SyncPair() const {
+    asm volatile("bar.sync %0, 64;" ::"r"((warp_ >> 1) + 1) : "memory");
+  }
+
+  /// Puts the new key and value in their rows of the stage. Called by one warp.
+  MARLIN_DEVICE void InsertFresh() const {
+    const auto* const fresh = reinterpret_cast<const uint32_t*>(Memory() + args_.shared.fresh);
+    const int row = Position() % kWarpKeys;
+    for (int pair = lane_; pair < (args_.key_dim + args_.value_dim) / 2; pair += 32) {
+      const bool is_value = pair >= args_.key_dim / 2;
+      const int of_row = is_value ? pair - args_.key_dim / 2 : pair;
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(Row(warp_ >> 1, row, is_value) + of_row * 4),
+                   "r"(fresh[pair])
+                   : "memory");
+    }
+  }
+
+  /// Widens the codes of the pair's block in place, but for the row of the new key: sixteen lanes
+  /// have a row, which they read before they write, and a warp has two of every four rows.
+  MARLIN_DEVICE void Widen(int block) const {
+    const int unit = lane_ & 15;
+#pragma unroll 1
+    for (int i = 0; i < kWarpKeys / 2; ++i) {
+      const int row = (i >> 1) * 4 + (warp_ & 1) * 2 + (lane_ >> 4);
+      const bool is_value = (i & 1) != 0;
+      const int features = is_value ? args_.value_dim : args_.key_dim;
+      const bool mine = 8 * unit < features && block * kWarpKeys + row != Position();
+      const uint32_t to = Row(warp_ >> 1, row, is_value);
+      uint2 codes = {0, 0};
+      if (mine) codes = LoadShared8(to + features + 8 * unit);
+      __syncwarp();
+      if (mine) StoreShared16(to + 16 * unit, WidenCodes(codes));
+    }
+  }
+
+  template <typename Softmax>
+  MARLIN_DEVICE void AddKeys(int index, Softmax& softmax) const {
+    AwaitLayer(args_, LayerBarrier::kKeys, index);
+    const uint32_t half = static_cast<uint32_t>(warp_ & 1) * args_.value_dim;
+#pragma unroll 1
+    for (int block = Part().first_block + (warp_ >> 1); block < Part().end_block;
+         block += kWarpPairs) {
+      WaitForAllCopies();
+      if (HasCodes()) {
+        SyncPair();
+        Widen(block);
+      }
+      if ((warp_ & 1) == 0 && block == Position() / kWarpKeys) InsertFresh();
+      SyncPair();
+      softmax.Add(Row(warp_ >> 1, 0, false), Row(warp_ >> 1, 0, true) + half, block * kWarpKeys,
+                  [&](int) {
+                    return KeySpan{Part().first_key, Position() + 1};
+                  });
+      if (block + kWarpPairs >= Part().end_block) break;
+      SyncPair();
+      const int next = block + kWarpPairs;
+      Request(next, warp_ >> 1, (warp_ & 1) * 32 + lane_,
+              FindPage(args_, layer_.cache_group, next * kWarpKeys));
+    }
+    softmax.SumLanes();
+  }
+
+  /// Sums of the pairs, in place of the keys: [kWarpPairs][group] maxima, as many sums, then
+  /// values.
+  MARLIN_DEVICE float* Sums() const {
+    return reinterpret_cast<float*>(Memory() + args_.shared.keys);
+  }
+  MARLIN_DEVICE int ValuesAt() const { return (2 * kWarpPairs * args_.group + 3) / 4 * 4; }
+  MARLIN_DEVICE int ValuesStride() const { return args_.value_dim + kMergePadding; }
+
+  template <typename Softmax>
+  MARLIN_DEVICE void StoreSums(const Softmax& softmax) const {
+    float* const largest = Sums();
+    float* const sums = largest + kWarpPairs * args_.group;
+    float* const values = largest + ValuesAt();
+    const int first_feature = (warp_ & 1) * args_.value_dim / 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int head = (lane_ >> 2) + 8 * half;
+      if (head >= args_.group) continue;
+      const int at = (warp_ >> 1) * args_.group + head;
+      if ((lane_ & 3) == 0 && (warp_ & 1) == 0) {
+        largest[at] = softmax.largest(half);
+        sums[at] = softmax.sum(half);
+      }
+      softmax.ForPairs(half, [&](int feature, float first, float second) {
+        *reinterpret_cast<float2*>(values + at * ValuesStride() + first_feature + feature) = {
+            first, second};
+      });
+    }
+  }
+
+  /// Merges the pairs' parts of a head, each quad of features in a lane. The only part of a KV head
+  /// is the result; it is published as a part too, so that its words never have a tag of long ago.
+  MARLIN_DEVICE void PublishMerged(uint32_t* parts, uint32_t* mixed, uint32_t tag) const {
+    const float* const largest = Sums();
+    const float* const sums = largest + kWarpPairs * args_.group;
+    const float* const values = largest + ValuesAt();
+    const int quad = lane_;
+    const int pairs = min(Part().end_block - Part().first_block, kWarpPairs);
+    if (4 * quad >= args_.value_dim) return;
+#pragma unroll 1
+    for (int head = warp_; head < args_.group; head += kPersistentWarps) {
+      float factors[kWarpPairs];
+      SoftmaxPart merged;
+#pragma unroll
+      for (int pair = 0; pair < kWarpPairs; ++pair) {
+        factors[pair] = pair < pairs ? largest[pair * args_.group + head] : NoScore();
+        merged.largest = fmaxf(merged.largest, factors[pair]);
+      }
+#pragma unroll
+      for (int pair = 0; pair < kWarpPairs; ++pair) {
+        if (pair >= pairs) break;
+        const int at = pair * args_.group + head;
+        const float factor = RescaleFactor(factors[pair], merged.largest);
+        merged.sum = __fmaf_rn(sums[at], factor, merged.sum);
+        merged.AddValues(*reinterpret_cast<const float4*>(values + at * ValuesStride() + 4 * quad),
+                         factor);
+      }
+      if (Part().active_splits == 1) {
+        const int number = KvHead() * args_.group + head;
+        const Finish finish(layer_, number, merged);
+        PublishQuad(mixed + number * args_.value_dim + 4 * quad, finish.Values(merged.values), tag);
+      }
+      uint32_t* const to = parts + head * (args_.value_dim + 4);
+      PublishQuad(to + 4 * quad, merged.values, tag);
+      if (quad == 0) {
+        PublishQuad(to + args_.value_dim, {merged.largest, merged.sum, 0.0f, 0.0f}, tag);
+      }
+    }
+  }
+
+  /// Every word is written in every layer, so that its tag is never one of long ago.
+  MARLIN_DEVICE void PublishNothing(uint32_t* parts, uint32_t tag) const {
+    for (int i = static_cast<int>(threadIdx.x); i < PartWords() / 4; i += kPersistentThreads) {
+      PublishQuad(parts + 4 * i, {0.0f, 0.0f, 0.0f, 0.0f}, tag);
+    }
+  }
+
+  /// 32 features of a head: eight quads, which eight adjacent threads have.
+  struct CombinedUnit {
+    int head;
+    int kv_head;
+    int first_feature;
+  };
+  MARLIN_DEVICE void CombineUnit(const uint32_t* parts, const CombinedUnit& unit, uint32_t* mixed,
+                                 uint32_t tag) const {
+    constexpr int kLanes = 4;  // A split's quads are in eight lanes.
+    constexpr int kMost = 4;   // Splits of a lane that are requested at once.
+    const int feature = unit.first_feature + (lane_ & 7) * 4;
+    const uint32_t* const first = parts + unit.kv_head * args_.attention_splits * PartWords() +
+                                  (unit.head - unit.kv_head * args_.group) * (args_.value_dim + 4);
+    SoftmaxPart merged;
+#pragma unroll 1
+    for (int split = lane_ >> 3; split < Part().active_splits; split += kLanes * kMost) {
+      uint4 sums[kMost];
+      uint4 values[kMost];
+#pragma unroll
+      for (int i = 0; i < kMost; ++i) {
+        if (split + i * kLanes >= Part().active_splits) break;
+        const uint32_t* const from = first + (split + i * kLanes) * PartWords();
+        sums[i] = PollQuad(from + args_.value_dim);
+        values[i] = PollQuad(from + feature);
+      }
+#pragma unroll
+      for (int i = 0; i < kMost; ++i) {
+        if (split + i * kLanes >= Part().active_splits) break;
+        const uint32_t* const from = first + (split + i * kLanes) * PartWords();
+        const float4 known = AwaitQuad(from + args_.value_dim, sums[i], tag);
+        merged.Add({known.x, known.y, AwaitQuad(from + feature, values[i], tag)});
+      }
+    }
+    __syncwarp();
+    merged.AddLane(8);
+    merged.AddLane(16);
+    if (lane_ < 8) {
+      const Finish finish(layer_, unit.head, merged);
+      PublishQuad(mixed + unit.head * args_.value_dim + feature, finish.Values(merged.values), tag);
+    }
+  }
+
+  /// The division by the sum of weights, to which a sink adds.
+  struct Finish {
+    float factor;
+
+    MARLIN_DEVICE Finish(const PersistentLayer& layer, int head, const SoftmaxPart& part) {
+      if (layer.sinks == nullptr) {
+        factor = __fdiv_rn(1.0f, part.sum);
+        return;
+      }
+      const float sink = layer.sinks[head] * kLog2E;
+      const float together = fmaxf(part.largest, sink);
+      const float rescale = RescaleFactor(part.largest, together);
+      factor = __fdiv_rn(rescale, __fmaf_rn(part.sum, rescale, RescaleFactor(sink, together)));
+    }
+    MARLIN_DEVICE float4 Values(const float4& v) const {
+      return {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
+    }
+  };
+
+  const PersistentArguments& args_;
+  const PersistentLayer& layer_;
+  int lane_;
+  int warp_;
+};
+
+/// The threads that copy the first keys of every layer, `thread` of kKeyCopiers: from when its
+/// projections begin, at which time all tiles of the layer before have been multiplied.
+MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
+#pragma unroll 1
+  for (int layer = 0; layer < args.layer_count; ++layer) {
+    AwaitLayer(args, AllowedOf(Phase::kOut), layer);
+    AwaitLayer(args, LayerBarrier::kLayer, layer);
+    TokenAttention(args, Tables{args}.LayerOf(layer)).RequestFirst(thread);
+  }
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,82 @@
+// The exchange of values between the CTAs of the persistent kernel, through global memory.
+//
+//   Every word is an fp32 number whose two lowest bits are a tag, 1 to 3, which changes whenever
+//   the word is written again. A reader polls until the tags are those that it waits for: no flags,
+//   no fences, no resets. Words of even and of odd layers are in two buffers. A CTA writes a buffer
+//   again only after every other one has arrived at the layer between (AwaitArrivals), so
+//   that no thread waits for a tag that is gone already.
+//
+//   The reader uses all words that it loads, tags included: else the compiler would split the load,
+//   and parts of it could be older than the rest.
+#pragma once
+
+#include "backends/cuda/common/async_copy.cuh"
+
+namespace marlin::cuda {
+
+inline constexpr uint32_t kTagMask = 3;
+
+/// The tag of a buffer's words in layer `clock`; buffers alternate.
+MARLIN_DEVICE uint32_t TagOf(uint32_t clock) { return clock / 2 % 3 + 1; }
+
+/// Truncated: a NaN stays a NaN, and infinity is restored by ValueOf.
+MARLIN_DEVICE uint32_t Tagged(float value, uint32_t tag) {
+  return (__float_as_uint(value) & ~kTagMask) | tag;
+}
+MARLIN_DEVICE float ValueOf(uint32_t word) { return __uint_as_float(word & ~kTagMask); }
+
+MARLIN_DEVICE bool IsFresh(const uint4& v, uint32_t tag) {
+  return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & kTagMask) == 0;
+}
+
+MARLIN_DEVICE void PublishWord(uint32_t* to, float value, uint32_t tag) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(Tagged(value, tag)) : "memory");
+}
+MARLIN_DEVICE void PublishQuad(uint32_t* to, const float4& v, uint32_t tag) {
+  const uint4 words = {Tagged(v.x, tag), Tagged(v.y, tag), Tagged(v.z, tag), Tagged(v.w, tag)};
+  PublishSums(reinterpret_cast<float*>(to), words);
+}
+
+MARLIN_DEVICE uint4 PollQuad(const uint32_t* from) {
+  return PollSums(reinterpret_cast<const float*>(from));
+}
+/// Polls until `v`, read from there, has the tag.
+MARLIN_DEVICE float4 AwaitQuad(const uint32_t* from, uint4 v, uint32_t tag) {
+  while (!IsFresh(v, tag)) v = PollQuad(from);
+  return {ValueOf(v.x), ValueOf(v.y), ValueOf(v.z), ValueOf(v.w)};
+}
+MARLIN_DEVICE uint32_t PollWord(const uint32_t* from) {
+  uint32_t word;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+  return word;
+}
+/// Polls until `word`, read from there, has the tag.
+MARLIN_DEVICE float AwaitWord(const uint32_t* from, uint32_t word, uint32_t tag) {
+  while (((word ^ tag) & kTagMask) != 0) word = PollWord(from);
+  return ValueOf(word);
+}
+
+/// Splits whose words are requested at once.
+inline constexpr int kMostAtOnce = 4;
+
+/// The sum over `splits` rows of words, `stride` apart, of four adjacent ones, in their order.
+MARLIN_DEVICE float4 GatherSums(const uint32_t* from, int splits, int stride, uint32_t tag) {
+  float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+  for (int first = 0; first < splits; first += kMostAtOnce) {
+    uint4 words[kMostAtOnce];
+#pragma unroll
+    for (int i = 0; i < kMostAtOnce; ++i) {
+      if (first + i < splits) words[i] = PollQuad(from + (first + i) * stride);
+    }
+#pragma unroll
+    for (int i = 0; i < kMostAtOnce; ++i) {
+      if (first + i >= splits) break;
+      const float4 v = AwaitQuad(from + (first + i) * stride, words[i], tag);
+      sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+    }
+  }
+  return sum;
+}
+
+}  // namespace marlin::cuda

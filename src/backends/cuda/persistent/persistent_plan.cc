@@ -1,0 +1,276 @@
+#include "backends/cuda/persistent/persistent_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "base/checked.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kMostSplits = 8;
+constexpr int kMostKTiles = 1 << (kSegmentBits / 2);
+constexpr int kRegionAlignment = 128;
+constexpr int kRowPadding = 16;   ///< As in matrix_softmax.cuh.
+constexpr int kKeysOfStage = 16;  ///< As kWarpKeys.
+constexpr int kMergePadding = 8;  ///< As in persistent_attention.cuh.
+
+int DivideUp(int a, int b) { return (a + b - 1) / b; }
+
+int UnitsOf(const PhaseGemm& gemm) { return gemm.splits * gemm.copies * gemm.sides * gemm.strips; }
+/// Whether a phase's activations are a norm's, which are those of all k.
+bool IsNormalized(int phase) {
+  return phase == static_cast<int>(Phase::kQkv) || phase == static_cast<int>(Phase::kGates);
+}
+int FirstUnit(const PhaseGemm& gemm, int block, int blocks) {
+  return static_cast<int>(int64_t{UnitsOf(gemm)} * block / blocks);
+}
+
+/// The time of a CTA beside its tiles, in tiles: `of_split` for every split, another sum that every
+/// CTA reads of each output that it needs; `of_input` for every k-tile of a split, whose inputs it
+/// gathers. A norm's inputs are those of all.
+struct PhaseCosts {
+  double of_split;
+  double of_input;
+};
+PhaseCosts CostsOf(Phase phase, int n) {
+  if (phase != Phase::kOut && phase != Phase::kDown) return {0.75, 0.0};
+  // Every CTA adds all outputs to its residual.
+  return {n / 1024.0, phase == Phase::kOut ? 0.2 : 0.5};
+}
+
+/// Hands out adjacent parts of a memory.
+class Offsets {
+ public:
+  int Take(int64_t bytes) {
+    const int64_t offset = end_;
+    end_ = RoundUp(end_ + bytes, int64_t{kRegionAlignment});
+    return static_cast<int>(offset);
+  }
+  int64_t end() const { return end_; }
+
+ private:
+  int64_t end_ = 0;
+};
+
+}  // namespace
+
+void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm) {
+  double best = 0;
+  const PhaseCosts costs = CostsOf(phase, gemm->n);
+  const int units = gemm->copies * gemm->sides * gemm->strips;
+  for (int splits = 1; splits <= std::min(kMostSplits, gemm->k_tiles); ++splits) {
+    const int tiles = DivideUp(gemm->k_tiles, splits);
+    if (splits > 1 && DivideUp(gemm->k_tiles, tiles) < splits) continue;
+    const double cost =
+        DivideUp(units * splits, blocks) * tiles + costs.of_split * splits + costs.of_input * tiles;
+    if (splits > 1 && cost >= best) continue;
+    best = cost;
+    gemm->splits = splits;
+    gemm->tiles_of_split = tiles;
+  }
+  gemm->columns = units * kStripOutputs;
+  const int of_segment = gemm->weights.tiles_of_strip;
+  gemm->segment_factor = gemm->segments > 1 ? DivideUp(1 << kSegmentBits, of_segment) : 0;
+}
+
+BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks) {
+  BlockSchedule schedule;
+  const int of_copy = gemm.sides * gemm.strips;
+  const int of_split = gemm.copies * of_copy;
+  const int first = FirstUnit(gemm, block, blocks);
+  const int end = FirstUnit(gemm, block + 1, blocks);
+  for (int number = first; number < end; ++number) {
+    const int split = number / of_split;
+    const int copy = number % of_split / of_copy;
+    const int side = number % of_copy / gemm.strips;
+    const int strip = number % gemm.strips;
+    const int first_tile = split * gemm.tiles_of_split;
+    const int end_tile = std::min(first_tile + gemm.tiles_of_split, gemm.k_tiles);
+    if (number == first) schedule.header.first_k_tile = first_tile;
+    schedule.header.end_k_tile = end_tile;
+    ScheduledUnit unit;
+    unit.word = static_cast<uint32_t>(
+        split * gemm.columns + ((copy * gemm.sides + side) * gemm.strips + strip) * kStripOutputs);
+    unit.output = static_cast<uint32_t>(strip * kStripOutputs);
+    unit.copy = static_cast<uint8_t>(copy);
+    unit.side = static_cast<uint8_t>(side);
+    unit.first_split = split == 0 ? 1 : 0;
+    for (int tile = first_tile; tile < end_tile; ++tile) {
+      const int segment = tile / gemm.weights.tiles_of_strip;
+      const int of_segment = tile % gemm.weights.tiles_of_strip;
+      ScheduledTile scheduled;
+      scheduled.offset = static_cast<uint32_t>(TileOffset(gemm.weights, strip, of_segment) / 16);
+      scheduled.k_tile = static_cast<uint16_t>(tile);
+      scheduled.unit = static_cast<uint8_t>(number - first);
+      scheduled.selection = static_cast<uint8_t>(gemm.segments > 1 ? segment : copy) & 127;
+      scheduled.side = static_cast<uint8_t>(side) & 1;
+      unit.warps |= static_cast<uint16_t>(1U << schedule.tiles.size() % kPersistentWarps);
+      schedule.tiles.push_back(scheduled);
+    }
+    schedule.units.push_back(unit);
+  }
+  schedule.header.units = end - first;
+  schedule.header.tiles = static_cast<int>(schedule.tiles.size());
+  return schedule;
+}
+
+namespace {
+
+/// Everything that the schedule of a phase depends on.
+auto KeyOf(const PhaseGemm& gemm) {
+  return std::tuple(gemm.strips, gemm.sides, gemm.copies, gemm.segments, gemm.k_tiles, gemm.splits,
+                    gemm.tiles_of_split, gemm.weights.tiles_of_strip, gemm.weights.tile_bytes);
+}
+
+/// The parts of all CTAs in a phase, and where they lie in a CTA's schedules.
+struct PhaseSchedule {
+  std::vector<BlockSchedule> blocks;
+  int offset = 0;
+  int tiles_at = 0;  ///< From `offset`.
+  int bytes = 0;
+};
+
+PhaseSchedule SchedulePhase(const PhaseGemm& gemm, int blocks) {
+  PhaseSchedule phase;
+  size_t units = 0;
+  size_t tiles = 0;
+  for (int block = 0; block < blocks; ++block) {
+    const BlockSchedule& made = phase.blocks.emplace_back(ScheduleBlock(gemm, block, blocks));
+    units = std::max(units, made.units.size());
+    tiles = std::max(tiles, made.tiles.size());
+  }
+  phase.tiles_at = static_cast<int>(sizeof(Schedule) + units * sizeof(ScheduledUnit));
+  for (BlockSchedule& made : phase.blocks) made.header.tiles_at = phase.tiles_at;
+  const auto tile_bytes = static_cast<int64_t>(tiles * sizeof(ScheduledTile));
+  phase.bytes = phase.tiles_at + static_cast<int>(RoundUp(tile_bytes, int64_t{16}));
+  return phase;
+}
+
+/// The most k-tiles that a CTA needs in the phase at `offset`.
+int SpanOf(std::span<const PhaseSchedule> phases, int offset) {
+  const auto found = std::ranges::find(phases, offset, &PhaseSchedule::offset);
+  int span = 0;
+  for (const BlockSchedule& block : found->blocks) {
+    span = std::max(span, block.header.end_k_tile - block.header.first_k_tile);
+  }
+  return span;
+}
+
+template <typename T>
+void CopyTo(uint8_t* to, std::span<const T> from) {
+  if (!from.empty()) std::memcpy(to, from.data(), from.size_bytes());
+}
+
+void CopyTo(uint8_t* to, const PhaseSchedule& phase, const BlockSchedule& block) {
+  CopyTo(to, std::span(&block.header, 1));
+  CopyTo(to + sizeof(Schedule), std::span(block.units));
+  CopyTo(to + phase.tiles_at, std::span(block.tiles));
+}
+
+}  // namespace
+
+Schedules ScheduleLayers(std::span<PersistentLayer> layers, int blocks) {
+  std::map<decltype(KeyOf(PhaseGemm())), int> offsets;
+  std::vector<PhaseSchedule> phases;
+  Schedules made;
+  for (PersistentLayer& layer : layers) {
+    for (int phase = 0; phase < kPhases; ++phase) {
+      PhaseGemm& gemm = layer.gemms[phase];
+      const auto [found, inserted] = offsets.emplace(KeyOf(gemm), made.bytes);
+      gemm.schedule = found->second;
+      if (inserted) {
+        phases.push_back(SchedulePhase(gemm, blocks));
+        phases.back().offset = made.bytes;
+        made.bytes += phases.back().bytes;
+      }
+      if (IsNormalized(phase)) continue;
+      made.span = std::max(made.span, SpanOf(phases, gemm.schedule));
+    }
+  }
+  made.data.resize(static_cast<size_t>(made.bytes) * static_cast<size_t>(blocks));
+  for (const PhaseSchedule& phase : phases) {
+    for (int block = 0; block < blocks; ++block) {
+      CopyTo(made.data.data() + int64_t{block} * made.bytes + phase.offset, phase,
+             phase.blocks[static_cast<size_t>(block)]);
+    }
+  }
+  return made;
+}
+
+std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& shape,
+                                                    std::span<const PersistentLayer> layers,
+                                                    const Schedules& schedules, int blocks,
+                                                    int shared_bytes) {
+  PersistentArguments args = shape;
+  args.schedule_bytes = schedules.bytes;
+  int units = 1;
+  int span = schedules.span;
+  int tiles = 0;
+  int words[kPhases] = {};
+  for (const PersistentLayer& layer : layers) {
+    for (int phase = 0; phase < kPhases; ++phase) {
+      const PhaseGemm& gemm = layer.gemms[phase];
+      units = std::max(units, DivideUp(UnitsOf(gemm), blocks));
+      tiles = std::max(tiles, gemm.k_tiles);
+      if (IsNormalized(phase)) span = std::max(span, gemm.k_tiles);
+      words[phase] = std::max(words[phase], gemm.splits * gemm.columns);
+      args.slot_bytes = std::max(args.slot_bytes, gemm.weights.tile_bytes);
+    }
+  }
+  if (units > kMostUnits || tiles > kMostKTiles) return std::nullopt;
+  const int group = args.heads / args.kv_heads;
+  args.group = group;
+  const int experts = args.router.experts;
+  const int router_rows = DivideUp(experts, blocks);
+  args.attention_splits = std::max(blocks / args.kv_heads, 1);
+  if (args.kv_heads > blocks || router_rows > kMostRouterRows) return std::nullopt;
+
+  Offsets exchange;
+  for (int phase = 0; phase < kPhases; ++phase) {
+    args.exchange.phases[phase] = exchange.Take(words[phase]);
+    args.exchange.phase_words[phase] = words[phase];
+  }
+  args.exchange.attention =
+      exchange.Take(int64_t{args.kv_heads} * args.attention_splits * group * (args.value_dim + 4));
+  args.exchange.mixed = exchange.Take(int64_t{args.heads} * args.value_dim);
+  args.exchange.logits = exchange.Take(experts);
+  args.exchange.arrived = exchange.Take(blocks);
+  args.exchange.words = static_cast<int>(exchange.end());
+
+  const int key_row = args.key_dim * 2 + kRowPadding;
+  const int value_row = args.value_dim * 2 + kRowPadding;
+  Offsets shared;
+  PersistentShared& at = args.shared;
+  at.residual = shared.Take(int64_t{args.features} * 4);
+  at.norms = shared.Take(2 * int64_t{args.features} * 4);
+  at.router = shared.Take(int64_t{router_rows} * args.features * 4);
+  at.layers = shared.Take(2 * int64_t{sizeof(PersistentLayer)});
+  at.experts = shared.Take(int64_t{experts} * int64_t{sizeof(PersistentExpert)});
+  at.schedules = shared.Take(args.schedule_bytes);
+  at.logits = shared.Take(int64_t{experts} * 4);
+  at.rotations = shared.Take(int64_t{args.pairs} * 8);
+  at.scratch = shared.Take(sizeof(PersistentScratch));
+  at.barriers = shared.Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
+  Offsets attention = shared;
+  at.activations = shared.Take(int64_t{span} * kTileK * 2);
+  at.sums = shared.Take(std::max(int64_t{units} * kPersistentWarps * kStripOutputs * 4,
+                                 int64_t{experts} * 2 * int64_t{sizeof(double)}));
+  at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
+  at.fresh = attention.Take((args.key_dim + args.value_dim) * 2);
+  at.ring = static_cast<int>(std::max(shared.end(), attention.end()));
+  const int64_t keys =
+      std::max(kWarpPairs * kKeysOfStage * (key_row + value_row),
+               (kWarpPairs * group * (2 + args.value_dim + kMergePadding) + 4) * 4);
+  const int64_t slot = int64_t{kPersistentWarps} * args.slot_bytes;
+  at.keys = static_cast<int>(at.ring + kLowSlots * slot);
+  args.slots = static_cast<int>(std::min<int64_t>((shared_bytes - at.ring) / slot, kMostSlots));
+  at.bytes = static_cast<int>(std::max(at.keys + keys, at.ring + args.slots * slot));
+  if (args.slots < kLowSlots || at.bytes > shared_bytes) return std::nullopt;
+  return args;
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,41 @@
+// The host's part of the persistent kernel's layout: how phases are split among the CTAs, and where
+// everything lies in shared memory and in the exchange buffers.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backends/cuda/persistent/persistent_layout.h"
+
+namespace marlin::cuda {
+
+/// Chooses the splits of a phase whose other fields are set, and fills in what follows from them.
+void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm);
+
+/// The CTAs' parts of a phase.
+struct BlockSchedule {
+  Schedule header;
+  std::vector<ScheduledUnit> units;
+  std::vector<ScheduledTile> tiles;
+};
+/// The part of CTA `block` of `blocks`. Precondition: no more units than kMostUnits.
+BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks);
+
+/// The schedules of all phases of all layers, [blocks][bytes]; sets the offsets of the layers'.
+struct Schedules {
+  std::vector<uint8_t> data;
+  int bytes = 0;  ///< Per CTA.
+  int span = 1;   ///< The most k-tiles whose activations a CTA gathers.
+};
+Schedules ScheduleLayers(std::span<PersistentLayer> layers, int blocks);
+
+/// Fills in everything that follows from a shape and its layers, on a device of `blocks`
+/// multiprocessors with `shared_bytes` each. Nothing, if that does not fit.
+std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& shape,
+                                                    std::span<const PersistentLayer> layers,
+                                                    const Schedules& schedules, int blocks,
+                                                    int shared_bytes);
+
+}  // namespace marlin::cuda

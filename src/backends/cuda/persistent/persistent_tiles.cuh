@@ -1,0 +1,335 @@
+// The GEMMs of the persistent kernel: which tiles a warp multiplies, the rings of copies, which run
+// ahead of the MMAs into the next phase, and the sums of a unit.
+//
+//   The tiles of a CTA's units are numbered; warp w has numbers w, w + 16, w + 32 ... One more warp
+//   copies them in this order, phase after phase, up to the last one that it is allowed: the
+//   experts' tiles are not known before the router has chosen. Copies are issued after a gather,
+//   never before one: a multiprocessor's requests are served in order, and polls would wait behind
+//   them.
+#pragma once
+
+#include "backends/cuda/gemm/gemv/gemv_kernel.cuh"
+#include "backends/cuda/persistent/persistent_layout.h"
+
+namespace marlin::cuda {
+
+/// The CTA's shared memory. Its parts are found from here again and again: the compiler knows the
+/// address, and pointers would take registers that the GEMMs need.
+MARLIN_DEVICE uint8_t* Memory() {
+  extern __shared__ __align__(128) uint8_t memory[];
+  return memory;
+}
+
+/// The tables of a CTA, in shared memory.
+struct Tables {
+  const PersistentArguments& args;
+
+  /// A layer, if it is this one or the one beside it.
+  MARLIN_DEVICE const PersistentLayer& LayerOf(int index) const {
+    return reinterpret_cast<const PersistentLayer*>(Memory() + args.shared.layers)[index & 1];
+  }
+  MARLIN_DEVICE const PhaseGemm& GemmOf(int phase) const {
+    return LayerOf(phase / kPhases).gemms[phase % kPhases];
+  }
+  MARLIN_DEVICE PersistentScratch& Scratch() const {
+    return *reinterpret_cast<PersistentScratch*>(Memory() + args.shared.scratch);
+  }
+  /// A selected expert of the layer.
+  MARLIN_DEVICE const PersistentExpert& Chosen(int selection) const {
+    return reinterpret_cast<const PersistentExpert*>(Memory() +
+                                                     args.shared.experts)[Scratch().ids[selection]];
+  }
+
+  MARLIN_DEVICE const Schedule& ScheduleOf(const PhaseGemm& gemm) const {
+    return *reinterpret_cast<const Schedule*>(Memory() + args.shared.schedules + gemm.schedule);
+  }
+
+  /// The address of a tile of a phase.
+  MARLIN_DEVICE const uint8_t* Find(int phase, const ScheduledTile& tile) const {
+    const PersistentLayer& layer = LayerOf(phase / kPhases);
+    const PhaseGemm& gemm = layer.gemms[phase % kPhases];
+    const uint8_t* tiles = tile.side == 0 ? gemm.weights.tiles : gemm.up_tiles;
+    if (layer.experts != nullptr && phase % kPhases == static_cast<int>(Phase::kGates)) {
+      const PersistentExpert& expert = Chosen(tile.selection);
+      tiles = tile.side == 0 ? expert.gate_tiles : expert.up_tiles;
+    } else if (layer.experts != nullptr && phase % kPhases == static_cast<int>(Phase::kDown)) {
+      tiles = Chosen(tile.selection).down_tiles;
+    }
+    return tiles + static_cast<int64_t>(tile.offset) * 16;
+  }
+};
+
+/// Tile `number` of a CTA.
+MARLIN_DEVICE ScheduledTile TileAt(const Schedule& schedule, int number) {
+  const auto* const tiles = reinterpret_cast<const uint8_t*>(&schedule) + schedule.tiles_at;
+  return reinterpret_cast<const ScheduledTile*>(tiles)[number];
+}
+MARLIN_DEVICE const ScheduledUnit& UnitAt(const Schedule& schedule, int number) {
+  return reinterpret_cast<const ScheduledUnit*>(&schedule + 1)[number];
+}
+
+/// The order of a ring's slots, and how often each was used, in one register. Tiles of kQkv and
+/// kOut take the first kLowSlots in turn, because the memory of the others has the keys meanwhile;
+/// the others begin behind them in every layer.
+class SlotOrder {
+ public:
+  struct Use {
+    int slot;
+    int parity;  ///< The parity of the slot's earlier uses.
+  };
+
+  static MARLIN_DEVICE bool IsLow(int phase) {
+    return phase % kPhases <= static_cast<int>(Phase::kOut);
+  }
+  MARLIN_DEVICE void Begin(int phase, int slots) {
+    if (phase % kPhases != static_cast<int>(Phase::kGates)) return;
+    const uint32_t first = slots > kLowSlots ? kLowSlots : 0;
+    state_ = (state_ & ~(kSlotMask << kHighAt)) | first << kHighAt;
+  }
+  MARLIN_DEVICE Use Next(bool is_low, int slots) {
+    const int at = is_low ? kLowAt : kHighAt;
+    const uint32_t slot = state_ >> at & kSlotMask;
+    const bool wraps = slot + 1 == static_cast<uint32_t>(is_low ? kLowSlots : slots);
+    const int parity = static_cast<int>(state_ >> slot & 1);
+    state_ = ((state_ ^ 1u << slot) & ~(kSlotMask << at)) | (wraps ? 0 : slot + 1) << at;
+    return {static_cast<int>(slot), parity};
+  }
+
+ private:
+  static constexpr uint32_t kSlotMask = 15;
+  static constexpr int kLowAt = 16;
+  static constexpr int kHighAt = 24;
+  static_assert(kMostSlots <= kLowAt);
+
+  uint32_t state_ = 0;  ///< A bit for every slot's parity, then both next slots.
+};
+
+/// The ring of a warp: full barriers say that a tile has arrived, empty ones that it was read.
+struct RingAddress {
+  uint32_t barriers;
+  uint32_t slots;
+  int slot_stride;
+
+  MARLIN_DEVICE RingAddress(const PersistentArguments& args, int warp)
+      : barriers(SharedAddress(Memory()) + args.shared.barriers + warp * kMostSlots * 8),
+        slots(SharedAddress(Memory()) + args.shared.ring + warp * args.slot_bytes),
+        slot_stride(kPersistentWarps * args.slot_bytes) {}
+
+  MARLIN_DEVICE uint32_t Full(int slot) const { return barriers + slot * 8; }
+  MARLIN_DEVICE uint32_t Empty(int slot) const {
+    return barriers + (kPersistentWarps * kMostSlots + slot) * 8;
+  }
+  MARLIN_DEVICE uint32_t Slot(int slot) const { return slots + slot * slot_stride; }
+};
+
+MARLIN_DEVICE uint32_t AddressOf(const PersistentArguments& args, LayerBarrier barrier) {
+  return SharedAddress(Memory()) + args.shared.barriers +
+         (2 * kPersistentWarps * kMostSlots + static_cast<int>(barrier)) * 8;
+}
+/// Waits for what a layer's barrier counts.
+MARLIN_DEVICE void AwaitLayer(const PersistentArguments& args, LayerBarrier barrier, int layer) {
+  Wait(AddressOf(args, barrier), layer & 1);
+}
+
+/// The barrier at which a phase's copies are allowed.
+MARLIN_DEVICE LayerBarrier AllowedOf(Phase phase) {
+  return static_cast<LayerBarrier>(static_cast<int>(LayerBarrier::kAllowed) +
+                                   static_cast<int>(phase));
+}
+/// Lets the copying warps fill the places that a phase's copies take. Called by all threads that
+/// compute, after a barrier behind their last access to what is there.
+MARLIN_DEVICE void AllowCopies(const PersistentArguments& args, Phase phase) {
+  if (threadIdx.x < ArrivalsOf(kPersistentThreads)) Arrive(AddressOf(args, AllowedOf(phase)));
+}
+
+/// The warp that copies all warps' tiles, each of its lanes those of one, and the layers' tables.
+class TileCopier {
+ public:
+  MARLIN_DEVICE explicit TileCopier(const PersistentArguments& args)
+      : tables_{args}, ring_(args, Lane()) {}
+
+  static MARLIN_DEVICE void InitBarriers(const PersistentArguments& args) {
+    if (Lane() == kPersistentWarps) {
+      for (int i = 0; i < kLayerBarriers; ++i) {
+        const auto barrier = static_cast<LayerBarrier>(i);
+        const int arrivals = barrier >= LayerBarrier::kAllowed ? ArrivalsOf(kPersistentThreads)
+                             : barrier == LayerBarrier::kKeys  ? kKeyCopiers
+                                                               : 1;
+        InitBarrier(AddressOf(args, barrier), arrivals);
+      }
+    }
+    if (Lane() >= kPersistentWarps) return;
+    const RingAddress ring(args, Lane());
+#pragma unroll 1
+    for (int slot = 0; slot < args.slots; ++slot) {
+      InitBarrier(ring.Full(slot), 1);
+      InitBarrier(ring.Empty(slot), ArrivalsOf(32));
+    }
+  }
+
+  /// Tables are copied when their places have been read for the last time: a layer's while the
+  /// gates of the one before are, the MLP's parts with the projection of attention.
+  MARLIN_DEVICE void Run() {
+    const PersistentArguments& args = tables_.args;
+    CopyLayer(0);
+#pragma unroll 1
+    for (int phase = 0; phase < args.layer_count * kPhases; ++phase) {
+      const int layer = phase / kPhases;
+      const auto which = static_cast<Phase>(phase % kPhases);
+      AwaitLayer(args, AllowedOf(which), layer);
+      if (which == Phase::kQkv) AwaitLayer(args, LayerBarrier::kLayer, layer);
+      if (which == Phase::kGates) AwaitLayer(args, LayerBarrier::kMlp, layer);
+      if (which == Phase::kOut) CopyMlp(layer);
+      CopyPhase(phase);
+      if (which == Phase::kGates && layer + 1 < args.layer_count) CopyLayer(layer + 1);
+    }
+  }
+
+ private:
+  static MARLIN_DEVICE int Lane() { return static_cast<int>(threadIdx.x) & 31; }
+
+  MARLIN_DEVICE void CopyLayer(int layer) const {
+    if (!ElectOne()) return;
+    const PersistentArguments& args = tables_.args;
+    const uint32_t barrier = AddressOf(args, LayerBarrier::kLayer);
+    const uint32_t base = SharedAddress(Memory());
+    const PersistentLayer* const from = args.layers + layer;
+    constexpr int kBytes = sizeof(PersistentLayer);
+    ArriveExpecting(barrier, kBytes + args.features * 4);
+    CopyBulk(base + args.shared.layers + (layer & 1) * kBytes, from, kBytes, barrier);
+    CopyBulk(base + args.shared.norms, from->attention_norm, args.features * 4, barrier);
+  }
+
+  MARLIN_DEVICE void CopyMlp(int index) const {
+    if (!ElectOne()) return;
+    const PersistentArguments& args = tables_.args;
+    const PersistentLayer& layer = tables_.LayerOf(index);
+    const uint32_t barrier = AddressOf(args, LayerBarrier::kMlp);
+    const uint32_t base = SharedAddress(Memory());
+    const int row_bytes = args.features * 4;
+    const bool routes = layer.experts != nullptr;
+    const int rows = routes ? tables_.Scratch().router_rows : 0;
+    const int expert_bytes = routes ? args.router.experts * int{sizeof(PersistentExpert)} : 0;
+    ArriveExpecting(barrier, (1 + rows) * row_bytes + expert_bytes);
+    CopyBulk(base + args.shared.norms + row_bytes, layer.mlp_norm, row_bytes, barrier);
+    if (!routes) return;
+    CopyBulk(base + args.shared.experts, layer.experts, expert_bytes, barrier);
+#pragma unroll 1
+    for (int row = 0; row < rows; ++row) {
+      const float* const from = layer.router + (blockIdx.x + row * gridDim.x) * args.features;
+      CopyBulk(base + args.shared.router + row * row_bytes, from, row_bytes, barrier);
+    }
+  }
+
+  MARLIN_DEVICE void CopyPhase(int phase) {
+    const PhaseGemm& gemm = tables_.GemmOf(phase);
+    const Schedule& schedule = tables_.ScheduleOf(gemm);
+    const bool is_low = SlotOrder::IsLow(phase);
+    order_.Begin(phase, tables_.args.slots);
+#pragma unroll 1
+    for (int first = 0; first < schedule.tiles; first += kPersistentWarps) {
+      if (Lane() < kPersistentWarps && first + Lane() < schedule.tiles) {
+        const uint8_t* const from = tables_.Find(phase, TileAt(schedule, first + Lane()));
+        const SlotOrder::Use use = order_.Next(is_low, tables_.args.slots);
+        Wait(ring_.Empty(use.slot), use.parity ^ 1);
+        ArriveExpecting(ring_.Full(use.slot), gemm.weights.tile_bytes);
+        CopyBulk(ring_.Slot(use.slot), from, gemm.weights.tile_bytes, ring_.Full(use.slot));
+      }
+      __syncwarp();
+    }
+  }
+
+  const Tables tables_;
+  RingAddress ring_;
+  SlotOrder order_;
+};
+
+/// A warp's side of its ring.
+class TileRing {
+ public:
+  MARLIN_DEVICE explicit TileRing(const PersistentArguments& args) : args_(args) {}
+
+  MARLIN_DEVICE void Begin(int phase) { order_.Begin(phase, args_.slots); }
+  /// The address of the warp's next tile.
+  MARLIN_DEVICE uint32_t Await(bool is_low) {
+    const SlotOrder::Use use = order_.Next(is_low, args_.slots);
+    slot_ = use.slot;
+    const RingAddress ring(args_, Warp());
+    Wait(ring.Full(use.slot), use.parity);
+    return ring.Slot(use.slot);
+  }
+  /// The tile that Await returned has been read, by all lanes.
+  MARLIN_DEVICE void Release() const {
+    __syncwarp();
+    if ((threadIdx.x & 31) < ArrivalsOf(32)) Arrive(RingAddress(args_, Warp()).Empty(slot_));
+  }
+
+ private:
+  static MARLIN_DEVICE int Warp() { return static_cast<int>(threadIdx.x) >> 5; }
+
+  const PersistentArguments& args_;
+  SlotOrder order_;
+  int slot_ = 0;
+};
+
+/// Multiplies a warp's tiles of a phase, and stores its part of each unit's sums.
+/// `activations`: those of the CTA's first k-tile in shared memory, `first_tile`.
+template <CodeKind kKind, ParameterUse kUse>
+MARLIN_DEVICE void MultiplyTiles(const PhaseGemm& gemm, const Schedule& schedule,
+                                 uint32_t activations, int first_tile, bool is_low, float* sums,
+                                 TileRing& ring) {
+  using T = Bf16x2;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  const TileLane tile_lane(lane);
+  const DecodeTable<kKind, T> table(gemm.weights);
+  const ParameterMode mode = ParameterModeOf<kKind, T>(gemm.weights);
+  float acc[2][1][4] = {};
+  int open = -1;
+  const auto flush = [&] {
+    if ((lane & 3) != 0) return;
+    float* const mine = sums + (open * kPersistentWarps + warp) * kStripOutputs + (lane >> 2);
+    constexpr float kUnit = GroupSums<kKind, T, kUse>::kUnit;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      mine[r * 16] = acc[r][0][0] * kUnit;
+      mine[r * 16 + 8] = acc[r][0][2] * kUnit;
+    }
+  };
+  const int tiles = schedule.tiles;
+#pragma unroll 1
+  for (int number = warp; number < tiles; number += kPersistentWarps) {
+    const ScheduledTile tile = TileAt(schedule, number);
+    if (tile.unit != open) {
+      if (open >= 0) flush();
+      open = tile.unit;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) acc[r][0][e] = 0.0f;
+      }
+    }
+    const uint32_t rows[1] = {activations + (lane >> 3) * 16 +
+                              (tile.k_tile - first_tile) * (kTileK * 2)};
+    TileProduct<kKind, T, kUse, 1, 1>::Run(ring.Await(is_low), gemm.weights, rows, tile_lane, mode,
+                                           table, acc, [&] { ring.Release(); });
+  }
+  if (open >= 0) flush();
+}
+
+/// The sum of a unit's output over the warps that had its tiles, in their order.
+/// `sums`: of the unit's output.
+MARLIN_DEVICE float SumOfWarps(uint32_t warps, const float* sums) {
+  float parts[kPersistentWarps];
+#pragma unroll
+  for (int i = 0; i < kPersistentWarps; ++i) parts[i] = sums[i * kStripOutputs];
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPersistentWarps; i += 4) {
+    const auto part = [&](int warp) { return (warps >> warp & 1) != 0 ? parts[warp] : 0.0f; };
+    sum += (part(i) + part(i + 1)) + (part(i + 2) + part(i + 3));
+  }
+  return sum;
+}
+
+}  // namespace marlin::cuda

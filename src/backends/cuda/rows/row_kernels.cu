@@ -1,0 +1,146 @@
+// Row-wise operations of a decoder: copies, residual addition, RoPE, GLU.
+#include <algorithm>
+
+#include "backends/cuda/attention/head_math.cuh"
+#include "backends/cuda/common/chain.cuh"
+#include "backends/cuda/common/epilogue.cuh"
+#include "backends/cuda/decoder/decoder_launch.h"
+#include "backends/cuda/rows/record_error.cuh"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+/// CTAs that stride over rows, at most.
+constexpr int64_t kMostBlocks = 4096;
+
+/// blockIdx.x strides over rows; blockIdx.y and the threads over columns.
+dim3 GridOf(int64_t rows, int64_t columns) {
+  const int64_t of_columns = std::clamp<int64_t>((columns + kThreads - 1) / kThreads, 1, 64);
+  return {static_cast<unsigned>(std::clamp<int64_t>(rows, 1, kMostBlocks)),
+          static_cast<unsigned>(of_columns)};
+}
+
+/// Calls run(row, column) for every element of a grid of GridOf.
+template <typename Run>
+MARLIN_DEVICE void ForElements(int64_t rows, int64_t columns, const Run& run) {
+  const int64_t first = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.y) * kThreads;
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (int64_t column = first; column < columns; column += step) run(row, column);
+  }
+}
+
+MARLIN_DEVICE float Load(const RowsView& view, int64_t row, int64_t column) {
+  return LoadFloat(view.data, view.type, view.At(row) + column);
+}
+MARLIN_DEVICE void Store(const RowsView& view, int64_t row, int64_t column, float value) {
+  StoreFloat(view.data, view.type, view.At(row) + column, value);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    CopyRowsKernel(const __grid_constant__ CopyRowsArguments args) {
+  EnterChain();
+  ForElements(args.out.rows, args.columns, [&](int64_t row, int64_t column) {
+    int64_t from = row;
+    if (args.ids.data != nullptr) {
+      from = args.ids.At(row);
+      if (from < 0 || from >= args.from.rows) {
+        RecordError(args.errors, ValueError::kIds, from, row, args.from.rows);
+        return;
+      }
+    }
+    Store(args.out, row, column, Load(args.from, from, column));
+  });
+}
+
+__global__ void __launch_bounds__(kThreads)
+    AddToKernel(const __grid_constant__ AddToArguments args) {
+  EnterChain();
+  ForElements(args.x.rows, args.columns, [&](int64_t row, int64_t column) {
+    Store(args.x, row, column, Load(args.x, row, column) + args.scale * Load(args.y, row, column));
+  });
+}
+
+__global__ void __launch_bounds__(kThreads)
+    ApplyGateKernel(const __grid_constant__ ApplyGateArguments args) {
+  EnterChain();
+  ForElements(args.out.rows, args.columns, [&](int64_t row, int64_t column) {
+    Store(args.out, row, column,
+          GateProduct(args.options, Load(args.gate, row, column), Load(args.up, row, column)));
+  });
+}
+
+__global__ void __launch_bounds__(kThreads)
+    SigmoidKernel(const __grid_constant__ RowsView x, int64_t columns) {
+  EnterChain();
+  ForElements(x.rows, columns, [&](int64_t row, int64_t column) {
+    Store(x, row, column, TimesSigmoid(1.0f, Load(x, row, column)));
+  });
+}
+
+/// blockIdx.x: token; blockIdx.y: head; threads: pairs.
+__global__ void __launch_bounds__(kThreads)
+    RotaryKernel(const __grid_constant__ RotaryArguments args) {
+  EnterChain();
+  const auto token = static_cast<int64_t>(blockIdx.x);
+  const int64_t position = args.positions.At(token);
+  if (position < 0 || position >= int64_t{1} << 31) {
+    if (threadIdx.x == 0) RecordError(args.errors, ValueError::kPosition, position, token);
+    return;
+  }
+  const int64_t row = token * args.x.inner + blockIdx.y;
+  for (int pair = static_cast<int>(threadIdx.x); pair < args.pairs;
+       pair += static_cast<int>(blockDim.x)) {
+    float cosine;
+    float sine;
+    RotationOf(args.frequencies[pair], position, args.factor, &cosine, &sine);
+    const int first = args.interleaved ? 2 * pair : pair;
+    const int second = args.interleaved ? 2 * pair + 1 : pair + args.pairs;
+    const float a = Load(args.x, row, first);
+    const float b = Load(args.x, row, second);
+    Store(args.x, row, first, a * cosine - b * sine);
+    Store(args.x, row, second, b * cosine + a * sine);
+  }
+}
+
+}  // namespace
+
+cudaError_t LoadRowKernels() {
+  for (const void* const kernel :
+       {reinterpret_cast<const void*>(&CopyRowsKernel), reinterpret_cast<const void*>(&AddToKernel),
+        reinterpret_cast<const void*>(&ApplyGateKernel),
+        reinterpret_cast<const void*>(&SigmoidKernel),
+        reinterpret_cast<const void*>(&RotaryKernel)}) {
+    const cudaError_t error = PreferShared(kernel);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t LaunchCopyRows(const CopyRowsArguments& args, cudaStream_t stream) {
+  return LaunchInChain(&CopyRowsKernel, GridOf(args.out.rows, args.columns), kThreads, 0, stream,
+                       args);
+}
+
+cudaError_t LaunchAddTo(const AddToArguments& args, cudaStream_t stream) {
+  return LaunchInChain(&AddToKernel, GridOf(args.x.rows, args.columns), kThreads, 0, stream, args);
+}
+
+cudaError_t LaunchApplyGate(const ApplyGateArguments& args, cudaStream_t stream) {
+  return LaunchInChain(&ApplyGateKernel, GridOf(args.out.rows, args.columns), kThreads, 0, stream,
+                       args);
+}
+
+cudaError_t LaunchSigmoid(const RowsView& x, int64_t columns, cudaStream_t stream) {
+  return LaunchInChain(&SigmoidKernel, GridOf(x.rows, columns), kThreads, 0, stream, x, columns);
+}
+
+cudaError_t LaunchRotary(const RotaryArguments& args, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(args.x.rows / args.x.inner),
+                  static_cast<unsigned>(args.x.inner));
+  const int threads = std::clamp((args.pairs + 31) / 32 * 32, 32, kThreads);
+  return LaunchInChain(&RotaryKernel, grid, threads, 0, stream, args);
+}
+
+}  // namespace marlin::cuda

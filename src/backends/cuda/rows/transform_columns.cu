@@ -1,0 +1,133 @@
+// The columns of activations as weights with an input transform read them, and back: moved, scaled,
+// rotated.
+#include <algorithm>
+#include <cmath>
+
+#include "backends/cuda/common/epilogue.cuh"
+#include "backends/cuda/common/launch.h"
+#include "backends/cuda/rows/transform_columns.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kMostThreads = 1024;
+/// CTAs that stride over rows, and over columns, at most.
+constexpr int64_t kMostBlocks = 1024;
+
+/// Moves bits. Threads along x stride over the columns, blocks along y over the rows; the
+/// permutation is read once for all rows of a thread.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    MoveColumnsKernel(const __grid_constant__ TransformColumnsArguments args) {
+  const auto* const from = static_cast<const T*>(args.from);
+  auto* const to = static_cast<T*>(args.to);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+       column < args.columns; column += step) {
+    const int64_t other = args.permutation[column];
+    const int64_t source = (args.inverse ? column : other) * args.from_column;
+    const int64_t target = (args.inverse ? other : column) * args.to_column;
+    for (int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
+      to[row * args.to_row + target] = from[row * args.from_row + source];
+    }
+  }
+}
+
+/// Moves columns and scales them in fp32. The grid is that of MoveColumnsKernel.
+__global__ void __launch_bounds__(kThreads)
+    ScaleColumnsKernel(const __grid_constant__ TransformColumnsArguments args) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+       column < args.columns; column += step) {
+    // The column of W; the scales have its order.
+    const int64_t other = args.permutation == nullptr ? column : args.permutation[column];
+    const int64_t source = (args.inverse ? column : other) * args.from_column;
+    const int64_t target = (args.inverse ? other : column) * args.to_column;
+    const float scale = args.scale[other];
+    for (int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
+      const float value = LoadFloat(args.from, args.from_type, row * args.from_row + source);
+      StoreFloat(args.to, args.to_type, row * args.to_row + target, value * scale);
+    }
+  }
+}
+
+/// Rotates one Hadamard block per CTA and step: blockIdx.x strides over the blocks of a row,
+/// blockIdx.y over the rows. Adds in the order of the host's HadamardInPlace.
+__global__ void __launch_bounds__(kMostThreads)
+    RotateColumnsKernel(const __grid_constant__ TransformColumnsArguments args, float norm) {
+  extern __shared__ float block[];
+  const auto size = static_cast<int>(args.hadamard);
+  const auto threads = static_cast<int>(blockDim.x);
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int64_t blocks = args.columns / args.hadamard;
+  for (int64_t row = blockIdx.y; row < args.rows; row += gridDim.y) {
+    for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
+      const int64_t first = b * size;
+      for (int i = thread; i < size; i += threads) {
+        const int64_t at = row * args.from_row + (first + i) * args.from_column;
+        float value = LoadFloat(args.from, args.from_type, at);
+        if (args.scale != nullptr && !args.inverse) value *= args.scale[first + i];
+        block[i] = value;
+      }
+      for (int half = 1; half < size; half *= 2) {
+        __syncthreads();
+        for (int pair = thread; pair < size / 2; pair += threads) {
+          const int i = pair / half * 2 * half + pair % half;
+          const float x = block[i];
+          const float y = block[i + half];
+          block[i] = x + y;
+          block[i + half] = x - y;
+        }
+      }
+      __syncthreads();
+      for (int i = thread; i < size; i += threads) {
+        float value = block[i] * norm;
+        if (args.scale != nullptr && args.inverse) value *= args.scale[first + i];
+        StoreFloat(args.to, args.to_type, row * args.to_row + (first + i) * args.to_column, value);
+      }
+      __syncthreads();  // The next block overwrites this one.
+    }
+  }
+}
+
+cudaError_t LaunchRotate(TransformColumnsArguments args, cudaStream_t stream) {
+  const auto* const kernel = reinterpret_cast<const void*>(&RotateColumnsKernel);
+  auto norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(args.hadamard)));
+  void* parameters[] = {&args, &norm};
+  const int64_t pairs = args.hadamard / 2;
+  const int64_t warps = (pairs + 31) / 32;
+  LaunchSize size;
+  size.grid = dim3(static_cast<unsigned>(std::min(args.columns / args.hadamard, kMostBlocks)),
+                   static_cast<unsigned>(std::min(args.rows, kMostBlocks)));
+  size.threads = static_cast<int>(std::min<int64_t>(warps * 32, kMostThreads));
+  size.shared_bytes = static_cast<int>(args.hadamard * sizeof(float));
+  constexpr int kSharedOfAnyKernel = 48 << 10;
+  if (size.shared_bytes > kSharedOfAnyKernel) {
+    if (const cudaError_t error = AllowAllShared(kernel); error != cudaSuccess) return error;
+  }
+  return Launch(kernel, size, parameters, stream);
+}
+
+const void* ElementwiseKernel(const TransformColumnsArguments& args) {
+  if (args.scale != nullptr) return reinterpret_cast<const void*>(&ScaleColumnsKernel);
+  if (args.from_type == Element::kF32) {
+    return reinterpret_cast<const void*>(&MoveColumnsKernel<uint32_t>);
+  }
+  return reinterpret_cast<const void*>(&MoveColumnsKernel<uint16_t>);
+}
+
+}  // namespace
+
+cudaError_t LaunchTransformColumns(const TransformColumnsArguments& args, cudaStream_t stream) {
+  if (args.hadamard > 0) return LaunchRotate(args, stream);
+  TransformColumnsArguments copy = args;
+  void* parameters[] = {&copy};
+  const int64_t blocks = std::min((args.columns + kThreads - 1) / kThreads, kMostBlocks);
+  const LaunchSize size = {
+      dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(std::min(args.rows, kMostBlocks))),
+      kThreads};
+  return Launch(ElementwiseKernel(args), size, parameters, stream);
+}
+
+}  // namespace marlin::cuda

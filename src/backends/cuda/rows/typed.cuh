@@ -1,0 +1,75 @@
+// Loads of a type that is known before a loop: a switch in every load would keep the loads of a
+// loop from being in flight together.
+#pragma once
+
+#include <type_traits>
+
+#include "backends/cuda/common/fragment_math.cuh"
+#include "backends/cuda/layout/device_views.h"
+
+namespace marlin::cuda {
+
+template <typename T>
+MARLIN_DEVICE float ToFloat(T value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __bfloat162float(value);
+  } else {
+    return __half2float(value);
+  }
+}
+
+template <typename T>
+MARLIN_DEVICE T FromFloat(float value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return __float2bfloat16_rn(value);
+  } else {
+    return __float2half_rn(value);
+  }
+}
+
+/// Stores two numbers at an address aligned to both.
+template <typename T>
+MARLIN_DEVICE void StorePair(T* to, float low, float high) {
+  if constexpr (std::is_same_v<T, float>) {
+    *reinterpret_cast<float2*>(to) = make_float2(low, high);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    *reinterpret_cast<uint32_t*>(to) = Bf16x2::Pack(low, high);
+  } else {
+    *reinterpret_cast<uint32_t*>(to) = F16x2::Pack(low, high);
+  }
+}
+
+/// Calls run(T()) with the type of an element.
+template <typename Run>
+MARLIN_DEVICE void WithType(Element type, const Run& run) {
+  if (type == Element::kF32) {
+    run(float());
+  } else if (type == Element::kBf16) {
+    run(__nv_bfloat16());
+  } else {
+    run(__half());
+  }
+}
+
+/// Stores adjacent elements.
+template <int kCount>
+MARLIN_DEVICE void StoreAdjacent(void* data, Element type, int64_t at,
+                                 const float (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (type == Element::kF32) static_cast<float*>(data)[at + i] = values[i];
+  }
+  if (type == Element::kF32) return;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const uint32_t bits =
+        type == Element::kBf16 ? Bf16x2::Pack(values[i], 0.0f) : F16x2::Pack(values[i], 0.0f);
+    static_cast<uint16_t*>(data)[at + i] = static_cast<uint16_t>(bits);
+  }
+}
+
+}  // namespace marlin::cuda

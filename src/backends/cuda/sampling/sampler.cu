@@ -1,0 +1,464 @@
+// Token sampling: penalties, then greedy, or a draw after temperature, top-k, top-p and min-p. A
+// cluster takes a row, because one SM alone loads a vocabulary's logits slowly.
+//
+//   Tokens are ordered by logit, the most likely first, ties by id. top-k and top-p keep a prefix
+//   of that order, which a Cut ends; a draw is the token at which the cumulative weight exceeds a
+//   random number. All three find the token of a cumulative weight: a radix search over the bits of
+//   the logit, with a histogram of weights per level. Weights are integers, so that the order of
+//   the additions does not matter and a seed gives the same tokens on every run.
+#include <cooperative_groups.h>
+
+#include <climits>
+#include <cmath>
+
+#include "backends/cuda/common/block_scan.cuh"
+#include "backends/cuda/common/chain.cuh"
+#include "backends/cuda/decoder/decoder_launch.h"
+#include "backends/cuda/rows/record_error.cuh"
+
+namespace marlin::cuda {
+namespace {
+
+namespace cg = cooperative_groups;
+
+constexpr int kResetThreads = 1024;
+constexpr int kDigitBits = 11;  ///< Bits of a level of the radix search.
+constexpr int kBins = 1 << kDigitBits;
+constexpr int kLevels = 3;
+
+/// Keys ascend with the logit; 0 and -0 have the same.
+MARLIN_DEVICE uint32_t KeyOf(float logit) {
+  const uint32_t bits = __float_as_uint(logit + 0.0f);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+MARLIN_DEVICE float LogitOf(uint32_t key) {
+  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
+
+/// The last token that is kept.
+struct Cut {
+  uint32_t key = 0;
+  int id = INT_MAX;
+
+  MARLIN_DEVICE bool Keeps(uint32_t other, int token) const {
+    return other > key || (other == key && token <= id);
+  }
+};
+
+/// mt19937_64, by one thread.
+MARLIN_DEVICE uint64_t NextRandom(SamplerState* state) {
+  constexpr int kWords = SamplerState::kWords;
+  uint64_t* const words = state->random;
+  if (state->next == kWords) {
+    for (int i = 0; i < kWords; ++i) {
+      const uint64_t mixed =
+          (words[i] & ~0x7fffffffULL) | (words[(i + 1) % kWords] & 0x7fffffffULL);
+      words[i] = words[(i + kWords / 2) % kWords] ^ (mixed >> 1) ^
+                 ((mixed & 1) != 0 ? 0xb5026f5aa96619e9ULL : 0ULL);
+    }
+    state->next = 0;
+  }
+  uint64_t word = words[state->next++];
+  word ^= (word >> 29) & 0x5555555555555555ULL;
+  word ^= (word << 17) & 0x71d67fffeda60000ULL;
+  word ^= (word << 37) & 0xfff7eee000000000ULL;
+  return word ^ (word >> 43);
+}
+
+/// The best token and the first that is no number: both as keys of which the largest wins.
+struct Best {
+  unsigned long long key;  ///< Key of the logit, then the complement of the id.
+  int bad;                 ///< The lowest id of a NaN or +Inf, or INT_MAX.
+};
+
+/// One row. All functions are called by all threads of the cluster, with the same arguments.
+template <int kCluster, int kThreads>
+class RowSampler {
+  static constexpr int kAllThreads = kCluster * kThreads;
+  static constexpr int kWarps = kThreads / 32;
+
+ public:
+  struct Shared {
+    unsigned long long bins[kBins];    ///< Weights of this CTA's tokens.
+    unsigned long long totals[kBins];  ///< In rank 0: weights of all tokens.
+    unsigned long long warp_keys[kWarps];
+    int warp_bad[kWarps];
+    int warp_sums[kWarps];
+    Best best;               ///< The best of this CTA's tokens.
+    unsigned long long sum;  ///< The weights of this CTA's tokens.
+    int ties;                ///< Ties among this CTA's tokens.
+    // All CTAs of the cluster write and read rank 0's copies of the members below.
+    unsigned long long found;
+    uint32_t digit;
+    int id;
+  };
+
+  MARLIN_DEVICE RowSampler(const SampleArguments& args, int row, Shared& shared)
+      : args_(args),
+        row_(row),
+        shared_(shared),
+        first_(*cg::this_cluster().map_shared_rank(&shared, 0)),
+        rank_(static_cast<int>(cg::this_cluster().block_rank())),
+        thread_(rank_ * kThreads + static_cast<int>(threadIdx.x)),
+        state_row_(args.state_rows == nullptr ? row : args.state_rows[row]),
+        state_(reinterpret_cast<SamplerState*>(args.states + state_row_ * args.state_stride)),
+        logits_(args.logits + row * args.logits_stride) {}
+
+  MARLIN_DEVICE void Run() {
+    if (state_row_ < 0) return;
+    // Until a token is drawn there is none.
+    if (thread_ == 0) args_.tokens[row_ * args_.tokens_stride] = -1;
+    if (state_row_ >= args_.states_count) {
+      if (thread_ == 0) {
+        RecordError(args_.errors, ValueError::kStateRow, state_row_, row_, args_.states_count);
+      }
+      return;
+    }
+    if (state_->magic != SamplerState::kMagic || state_->vocab != args_.vocab) {
+      if (thread_ == 0) {
+        RecordError(args_.errors, ValueError::kSamplerState, state_row_, args_.vocab);
+      }
+      return;
+    }
+    const SamplingView& options = state_->options;
+    penalizes_ = options.repetition_penalty != 1.0f || options.presence_penalty != 0.0f ||
+                 options.frequency_penalty != 0.0f;
+    const Best best = FindBest();
+    if (best.bad != INT_MAX) {
+      if (thread_ == 0) {
+        RecordError(args_.errors, ValueError::kLogit, __float_as_uint(LogitAt(best.bad)), best.bad,
+                    NamedRow());
+      }
+      return;
+    }
+    best_ = LogitOf(static_cast<uint32_t>(best.key >> 32));
+    if (best_ == -INFINITY) {
+      if (thread_ == 0) RecordError(args_.errors, ValueError::kNoLogit, NamedRow());
+      return;
+    }
+    int drawn = static_cast<int>(~static_cast<uint32_t>(best.key));
+    // Every function ends with the cluster in step: no thread reads counts any more.
+    if (options.temperature != 0.0f) drawn = DrawLikely();
+    if (thread_ != 0) return;
+    state_->seen()[drawn] += 2;
+    args_.tokens[row_ * args_.tokens_stride] = drawn;
+  }
+
+ private:
+  /// The state in messages; of one state, none.
+  MARLIN_DEVICE int NamedRow() const { return args_.states_count > 1 ? state_row_ : -1; }
+
+  /// A logit after penalties.
+  MARLIN_DEVICE float LogitAt(int id) const { return Penalized(logits_[id], id); }
+
+  MARLIN_DEVICE float Penalized(float logit, int id) const {
+    if (!penalizes_) return logit;
+    const SamplingView& options = state_->options;
+    const uint32_t seen = state_->seen()[id];
+    if (seen != 0) {
+      logit =
+          logit > 0.0f ? logit / options.repetition_penalty : logit * options.repetition_penalty;
+    }
+    if (seen > 1) {
+      const uint32_t times = seen / 2;
+      logit -= options.presence_penalty + static_cast<float>(times) * options.frequency_penalty;
+    }
+    return logit;
+  }
+
+  static MARLIN_DEVICE void Sync() { cg::this_cluster().sync(); }
+  MARLIN_DEVICE const Shared& SharedOf(int rank) const {
+    return *cg::this_cluster().map_shared_rank(&shared_, rank);
+  }
+
+  /// Calls run(logit, id) for the tokens of this thread, ids ascending, whose loads are in flight
+  /// together.
+  template <int kAtOnce, typename Run>
+  MARLIN_DEVICE void ForLogits(const Run& run) const {
+    for (int first = thread_; first < args_.vocab; first += kAtOnce * kAllThreads) {
+      float logits[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int id = first + i * kAllThreads;
+        logits[i] = id < args_.vocab ? logits_[id] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int id = first + i * kAllThreads;
+        if (id < args_.vocab) run(Penalized(logits[i], id), id);
+      }
+    }
+  }
+
+  static MARLIN_DEVICE Best Better(const Best& a, const Best& b) {
+    return {max(a.key, b.key), min(a.bad, b.bad)};
+  }
+
+  MARLIN_DEVICE Best FindBest() {
+    float largest = -INFINITY;
+    int first = INT_MAX;  // The lowest id with that logit: a thread's ids ascend.
+    Best best = {0, INT_MAX};
+    ForLogits<8>([&](float logit, int id) {
+      // NaN or +Inf; -Inf masks a token.
+      if (!(logit < INFINITY)) best.bad = min(best.bad, id);
+      if (logit > largest) {
+        largest = logit;
+        first = id;
+      }
+    });
+    best.key =
+        static_cast<unsigned long long>(KeyOf(largest)) << 32 | static_cast<uint32_t>(~first);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      best = Better(best,
+                    {__shfl_xor_sync(~0u, best.key, step), __shfl_xor_sync(~0u, best.bad, step)});
+    }
+    if (threadIdx.x % 32 == 0) {
+      shared_.warp_keys[threadIdx.x / 32] = best.key;
+      shared_.warp_bad[threadIdx.x / 32] = best.bad;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int warp = 0; warp < kWarps; ++warp) {
+        best = Better(best, {shared_.warp_keys[warp], shared_.warp_bad[warp]});
+      }
+      shared_.best = best;
+    }
+    Sync();
+    best = shared_.best;
+    for (int rank = 0; rank < kCluster; ++rank) best = Better(best, SharedOf(rank).best);
+    Sync();
+    return best;
+  }
+
+  /// The probability relative to the best token's.
+  MARLIN_DEVICE double Likelihood(uint32_t key) const {
+    const double difference = static_cast<double>(LogitOf(key)) - static_cast<double>(best_);
+    return exp(difference / static_cast<double>(state_->options.temperature));
+  }
+
+  /// That as an integer: the sum over a vocabulary does not overflow.
+  MARLIN_DEVICE unsigned long long WeightOf(uint32_t key) const {
+    const int bits = 62 - (32 - __clz(args_.vocab));
+    return static_cast<unsigned long long>(ldexp(Likelihood(key), bits));
+  }
+
+  MARLIN_DEVICE int DrawLikely() {
+    const SamplingView& options = state_->options;
+    const auto one = [](uint32_t /*key*/) { return 1ULL; };
+    const auto weight = [this](uint32_t key) { return WeightOf(key); };
+    if (options.top_k > 0 && options.top_k < args_.vocab) {
+      cut_ = Find(static_cast<unsigned long long>(options.top_k) - 1, one);
+    }
+    if (options.top_p != 1.0f) {
+      const double wanted =
+          ceil(static_cast<double>(options.top_p) * static_cast<double>(SumOf(weight)));
+      cut_ = Find(static_cast<unsigned long long>(fmax(wanted, 1.0)) - 1, weight);
+    }
+    const auto likely = [this](uint32_t key) {
+      const bool keeps = Likelihood(key) >= static_cast<double>(state_->options.min_p);
+      return keeps ? WeightOf(key) : 0ULL;
+    };
+    const unsigned long long total = SumOf(likely);
+    if (thread_ == 0) {
+      const double uniform = static_cast<double>(NextRandom(state_) >> 11) * 0x1p-53;
+      first_.found = static_cast<unsigned long long>(uniform * static_cast<double>(total));
+    }
+    Sync();
+    const unsigned long long target = min(first_.found, total - 1);
+    Sync();
+    return Find(target, likely).id;
+  }
+
+  /// Calls run(key, id) for the tokens of this thread that are kept.
+  template <typename Run>
+  MARLIN_DEVICE void ForKept(const Run& run) const {
+    ForLogits<4>([&](float logit, int id) {
+      const uint32_t key = KeyOf(logit);
+      if (cut_.Keeps(key, id)) run(key, id);
+    });
+  }
+
+  template <typename Weight>
+  MARLIN_DEVICE unsigned long long SumOf(const Weight& weight_of) {
+    unsigned long long sum = 0;
+    ForKept([&](uint32_t key, int /*id*/) { sum += weight_of(key); });
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (threadIdx.x % 32 == 0) shared_.warp_keys[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      sum = 0;
+      for (int warp = 0; warp < kWarps; ++warp) sum += shared_.warp_keys[warp];
+      shared_.sum = sum;
+    }
+    Sync();
+    sum = 0;
+    for (int rank = 0; rank < kCluster; ++rank) sum += SharedOf(rank).sum;
+    Sync();
+    return sum;
+  }
+
+  /// The first kept token, in the order of tokens, at which the cumulative weight exceeds `target`.
+  /// Precondition: target is less than the sum.
+  template <typename Weight>
+  MARLIN_DEVICE Cut Find(unsigned long long target, const Weight& weight_of) {
+    uint32_t prefix = 0;
+    for (int level = 0; level < kLevels; ++level) {
+      const int shift = max(32 - kDigitBits * (level + 1), 0);
+      const int above = 32 - kDigitBits * level;  // Bits that are not decided yet.
+      for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) shared_.bins[i] = 0;
+      __syncthreads();
+      ForKept([&](uint32_t key, int /*id*/) {
+        if (above < 32 && key >> above != prefix) return;
+        const unsigned long long weight = weight_of(key);
+        const uint32_t digit = (key >> shift) & ((1u << (above - shift)) - 1u);
+        if (weight != 0) atomicAdd(&shared_.bins[digit], weight);
+      });
+      Sync();
+      for (int bin = thread_; bin < kBins; bin += kAllThreads) {
+        unsigned long long total = 0;
+        for (int rank = 0; rank < kCluster; ++rank) total += SharedOf(rank).bins[bin];
+        first_.totals[bin] = total;
+      }
+      Sync();
+      if (thread_ < 32) FindBin(target);
+      Sync();
+      prefix = prefix << (above - shift) | first_.digit;
+      target = first_.found;
+    }
+    Sync();
+    const unsigned long long each = weight_of(prefix);
+    return {prefix, TieAt(prefix, static_cast<int>(target / max(each, 1ULL)))};
+  }
+
+  /// Finds the bin from the top at which the cumulative weight exceeds `target`, and what is left
+  /// of the target in it. The first warp of rank 0.
+  MARLIN_DEVICE void FindBin(unsigned long long target) {
+    constexpr int kOfLane = kBins / 32;
+    const int lane = static_cast<int>(threadIdx.x);
+    const int top = kBins - 1 - lane * kOfLane;
+    unsigned long long sum = 0;
+    for (int i = 0; i < kOfLane; ++i) sum += shared_.totals[top - i];
+    unsigned long long through = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const unsigned long long other = __shfl_up_sync(~0u, through, step);
+      if (lane >= step) through += other;
+    }
+    unsigned long long before = through - sum;
+    if (target < before || target >= through) return;
+    for (int i = 0; i < kOfLane; ++i) {
+      const unsigned long long bin = shared_.totals[top - i];
+      if (target < before + bin) {
+        shared_.digit = static_cast<uint32_t>(top - i);
+        shared_.found = target - before;
+        return;
+      }
+      before += bin;
+    }
+  }
+
+  /// The id of kept token `number` of those with a key, by id. A thread counts adjacent ids.
+  MARLIN_DEVICE int TieAt(uint32_t key, int number) {
+    const int each = (args_.vocab + kAllThreads - 1) / kAllThreads;
+    const int begin = min(thread_ * each, args_.vocab);
+    const int end = min(begin + each, args_.vocab);
+    int count = 0;
+    for (int id = begin; id < end; ++id) count += Ties(key, id) ? 1 : 0;
+    const int before = SumBefore(count, shared_.warp_sums);
+    if (threadIdx.x == kThreads - 1) shared_.ties = before + count;
+    Sync();
+    int left = number - before;
+    for (int rank = 0; rank < rank_; ++rank) left -= SharedOf(rank).ties;
+    if (left >= 0 && left < count) {
+      for (int id = begin; id < end; ++id) {
+        if (Ties(key, id) && left-- == 0) first_.id = id;
+      }
+    }
+    Sync();
+    const int id = first_.id;
+    Sync();
+    return id;
+  }
+  MARLIN_DEVICE bool Ties(uint32_t key, int id) const {
+    return KeyOf(LogitAt(id)) == key && cut_.Keeps(key, id);
+  }
+
+  const SampleArguments& args_;
+  int row_;
+  Shared& shared_;
+  Shared& first_;  ///< That of rank 0.
+  int rank_;
+  int thread_;  ///< The number of this thread in the cluster.
+  int state_row_;
+  SamplerState* state_;
+  const float* logits_;
+  bool penalizes_ = false;
+  float best_ = 0.0f;
+  Cut cut_;
+};
+
+/// A cluster for each row.
+template <int kCluster, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    SampleKernel(const __grid_constant__ SampleArguments args) {
+  using Sampler = RowSampler<kCluster, kThreads>;
+  __shared__ typename Sampler::Shared shared;
+  EnterChain();
+  Sampler(args, static_cast<int>(blockIdx.x) / kCluster, shared).Run();
+}
+
+template <int kCluster, int kThreads>
+cudaError_t LaunchClusters(const SampleArguments& args, cudaStream_t stream) {
+  SampleArguments copy = args;
+  void* parameters[] = {&copy};
+  LaunchSize size = {dim3(static_cast<unsigned>(args.rows * kCluster)), kThreads, 0, true};
+  size.cluster = dim3(kCluster);
+  return Launch(reinterpret_cast<const void*>(&SampleKernel<kCluster, kThreads>), size, parameters,
+                stream);
+}
+
+/// One CTA.
+__global__ void __launch_bounds__(kResetThreads)
+    ResetKernel(const __grid_constant__ ResetArguments args) {
+  EnterChain();
+  SamplerState* const state = args.state;
+  uint32_t* const seen = state->seen();
+  for (int64_t id = threadIdx.x; id < args.vocab; id += kResetThreads) seen[id] = 0;
+  __syncthreads();
+  for (int64_t i = threadIdx.x; i < args.tokens; i += kResetThreads) {
+    const int32_t id = args.prompt[i];
+    if (id < 0 || id >= args.vocab) {
+      RecordError(args.errors, ValueError::kPrompt, id, i, args.vocab);
+    } else {
+      seen[id] = 1;
+    }
+  }
+  if (threadIdx.x != 0) return;
+  state->magic = SamplerState::kMagic;
+  state->vocab = args.vocab;
+  state->options = args.options;
+  state->next = SamplerState::kWords;
+  uint64_t word = args.options.seed;
+  state->random[0] = word;
+  for (int i = 1; i < SamplerState::kWords; ++i) {
+    word = 6364136223846793005ULL * (word ^ (word >> 62)) + static_cast<uint64_t>(i);
+    state->random[i] = word;
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchResetSampler(const ResetArguments& args, cudaStream_t stream) {
+  return LaunchInChain(&ResetKernel, dim3(1), kResetThreads, 0, stream, args);
+}
+
+cudaError_t LaunchSample(const SampleArguments& args, cudaStream_t stream) {
+  // As many CTAs as run at once: their registers leave room for one on an SM.
+  constexpr int kFewRows = 16;
+  return args.rows <= kFewRows ? LaunchClusters<8, 256>(args, stream)
+                               : LaunchClusters<2, 512>(args, stream);
+}
+
+}  // namespace marlin::cuda

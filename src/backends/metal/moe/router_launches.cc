@@ -1,0 +1,142 @@
+#include "backends/metal/moe/router_launches.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "backends/metal/gemm/prepared_strips.h"
+#include "backends/metal/gemm/product_launches.h"
+#include "backends/metal/gemm/strip_layout.h"
+#include "plan/step/router_errors.h"
+
+namespace marlin::metal {
+namespace {
+
+using Scoring = RouterOptions::Scoring;
+static_assert(static_cast<int>(Scoring::kSoftmax) == kernels::kScoreSoftmax);
+static_assert(static_cast<int>(Scoring::kSoftmaxOfChosen) == kernels::kScoreSoftmaxOfChosen);
+static_assert(static_cast<int>(Scoring::kSigmoid) == kernels::kScoreSigmoid);
+
+/// A row of a view that has contiguous columns.
+const std::byte* RowOfView(const TensorView& view, int64_t row) {
+  return static_cast<const std::byte*>(view.data()) +
+         row * view.stride(0) * DTypeBytes(view.dtype());
+}
+
+int64_t BytesOfRows(const TensorView& view, int64_t rows) {
+  return ExtentBytes(rows, view.dim(1), view.stride(0), view.dtype());
+}
+
+/// The parameters and the buffers that both kernels have. Absent buffers are bound to the input,
+/// and not read.
+KernelLaunch RouterLaunch(const TensorView& input, const RouterOptions& options, int64_t experts,
+                          const TensorView& ids, const TensorView& weights,
+                          const RouterRows& rows) {
+  KernelLaunch launch;
+  launch.source = "route.metal";
+  launch.threadgroups[0] = static_cast<uint32_t>(rows.count);
+  kernels::RouterParameters p{};
+  p.ids_stride = ids.stride(0);
+  p.weights_stride = weights.stride(0);
+  p.experts = static_cast<int32_t>(experts);
+  p.top_k = static_cast<int32_t>(options.top_k);
+  p.scoring = static_cast<int32_t>(options.scoring);
+  p.normalize = options.normalize ? 1 : 0;
+  p.groups = static_cast<int32_t>(options.groups);
+  p.top_groups = static_cast<int32_t>(options.top_groups);
+  p.has_choice_bias = options.choice_bias.empty() ? 0 : 1;
+  p.scaling_factor = options.scaling_factor;
+  launch.router_parameters = p;
+  const std::byte* const first = RowOfView(input, rows.first);
+  const int64_t bytes = BytesOfRows(input, rows.count);
+  launch.buffers.push_back({MARLIN_BUFFER_INPUT, first, bytes});
+  launch.buffers.push_back({MARLIN_BUFFER_ROUTER_IDS, RowOfView(ids, rows.first),
+                            BytesOfRows(ids, rows.count), true, false});
+  launch.buffers.push_back({MARLIN_BUFFER_ROUTER_WEIGHTS, RowOfView(weights, rows.first),
+                            BytesOfRows(weights, rows.count), true, false});
+  const TensorView& bias = options.choice_bias;
+  launch.buffers.push_back(bias.empty() ? KernelBuffer{MARLIN_BUFFER_CHOICE_BIAS, first, bytes}
+                                        : KernelBuffer{MARLIN_BUFFER_CHOICE_BIAS, bias.data(),
+                                                       experts * int64_t{sizeof(float)}});
+  return launch;
+}
+
+void BindRouterError(void* error, int64_t bytes, KernelLaunch* launch) {
+  launch->buffers.push_back({MARLIN_BUFFER_ROUTER_ERROR, error, bytes, true, true});
+}
+
+bool IsAligned(const TensorView& x, const RouterRows& rows) {
+  constexpr uintptr_t kVector = 16;
+  return reinterpret_cast<uintptr_t>(RowOfView(x, rows.first)) % kVector == 0 &&
+         static_cast<uintptr_t>(x.stride(0) * DTypeBytes(x.dtype())) % kVector == 0;
+}
+
+}  // namespace
+
+bool FitsRouter(const RouterOptions& options, int64_t experts) {
+  const bool grouped = options.top_groups < options.groups;
+  return experts <= kernels::kMostRouterExperts &&
+         (!grouped || options.groups <= kernels::kMostRouterGroups) &&
+         std::isfinite(options.scaling_factor);
+}
+
+int64_t MostRouterRows(int64_t experts) {
+  return (int64_t{kNoRouterError} - experts) / kernels::RouterKeys(static_cast<int32_t>(experts));
+}
+
+KernelLaunch RouteTokensLaunch(const RouteTokensCall& call, const RouterRows& rows, void* error,
+                               int64_t error_bytes) {
+  KernelLaunch launch =
+      RouterLaunch(call.logits, call.options, call.logits.dim(1), call.ids, call.weights, rows);
+  launch.function = "moe_router_topk";
+  launch.threads = kernels::kLanes;
+  launch.router_parameters->logits_stride = call.logits.stride(0);
+  BindRouterError(error, error_bytes, &launch);
+  return launch;
+}
+
+bool FitsFusedRouter(const RouteRowsCall& call) {
+  const WeightsSpec& spec = call.matrix.spec;
+  return !GetFormatInfo(spec.format).quantized && spec.experts == 1 && spec.k > 0 &&
+         spec.sparsity == Sparsity::kDense && !TransformsInput(spec) &&
+         FitsRouter(call.options, spec.n);
+}
+
+KernelLaunch RouteRowsLaunch(const RouteRowsCall& call, const RouterRows& rows, void* error,
+                             int64_t error_bytes) {
+  const auto& matrix = static_cast<const PreparedStrips&>(call.matrix);
+  const int64_t experts = matrix.spec.n;
+  KernelLaunch launch = RouterLaunch(call.x, call.options, experts, call.ids, call.weights, rows);
+  launch.function = "moe_router_topk_fused";
+  launch.threads = kernels::kRouterSimdgroups * kernels::kLanes;
+  launch.constants = WeightConstants(matrix.spec);
+  launch.constants[MARLIN_CONSTANT_INPUT_TYPE] = ElementTypeOf(call.x.dtype());
+  launch.constants[MARLIN_CONSTANT_ALIGNED_INPUT] = IsAligned(call.x, rows) ? 1 : 0;
+  launch.constants[MARLIN_CONSTANT_HAS_BIAS] = call.bias.empty() ? 0 : 1;
+  if (!call.bias.empty()) {
+    launch.constants[MARLIN_CONSTANT_BIAS_TYPE] = ElementTypeOf(call.bias.dtype());
+  }
+  kernels::Parameters& product = launch.router_parameters->product;
+  product = WeightParameters(matrix, 0);
+  product.m = static_cast<int32_t>(rows.count);
+  product.input_stride = call.x.stride(0);
+  const StripPart codes = matrix.codes(0);
+  launch.buffers.push_back({MARLIN_BUFFER_CODES, codes.data, codes.bytes});
+  launch.buffers.push_back(call.bias.empty()
+                               ? KernelBuffer{MARLIN_BUFFER_BIAS, codes.data, codes.bytes}
+                               : KernelBuffer{MARLIN_BUFFER_BIAS, call.bias.data(),
+                                              experts * DTypeBytes(call.bias.dtype())});
+  BindRouterError(error, error_bytes, &launch);
+  return launch;
+}
+
+Status RouterError(uint32_t key, const RouterRows& rows, int64_t experts) {
+  if (key == kNoRouterError) return Status();
+  if (key < experts) return NanChoiceBias(key);
+  const int64_t keys = kernels::RouterKeys(static_cast<int32_t>(experts));
+  const int64_t token = rows.first + (key - experts) / keys;
+  const int64_t at = (key - experts) % keys;
+  if (at == 2 * experts) return NoFiniteLogit(token, experts);
+  return BadLogit(at % 2 == 0, token, at / 2);
+}
+
+}  // namespace marlin::metal

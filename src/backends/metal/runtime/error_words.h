@@ -1,0 +1,37 @@
+// Memory in which kernels report wrong operands of runs in flight.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "backends/metal/runtime/driver.h"
+
+namespace marlin::metal {
+
+/// Thread-safe. The driver outlives it.
+class ErrorWords : public std::enable_shared_from_this<ErrorWords> {
+ public:
+  /// As kernels/sort_experts.h writes it. A router has the least of its keys as its first word
+  /// (kernels/router_parameters.h).
+  struct Word {
+    int32_t selection;
+    int32_t id;
+  };
+
+  explicit ErrorWords(Driver& driver) : driver_(driver) {}
+
+  /// An uninitialised word that goes back when its last reference does. Errors: kOutOfMemory.
+  Result<std::shared_ptr<Word>> Take();
+
+ private:
+  void Return(Word* word);
+
+  Driver& driver_;
+  std::mutex mutex_;
+  std::vector<DriverMemory<Word>> blocks_;
+  std::vector<Word*> free_;
+};
+
+}  // namespace marlin::metal

@@ -1,0 +1,79 @@
+#include "calibrate/awq_quantizer.h"
+
+#include <utility>
+
+#include "base/macros.h"
+#include "calibrate/awq_scaler.h"
+#include "calibrate/calibration_text.h"
+#include "calibrate/walked_matrices.h"
+#include "checkpoint/codes/scaled_tensors.h"
+#include "model/layers.h"
+#include "recipe/decoder_tensors.h"
+
+namespace marlin {
+namespace {
+
+/// Whether a tensor's inputs are the outputs of a GLU.
+bool IsDownProjection(const std::string& name) {
+  const std::string_view down = kUsualProjections[2];
+  return name.ends_with(down) || name.ends_with(std::string(down) + ".weight");
+}
+
+}  // namespace
+
+Status AwqQuantizer::Begin(QuantizePlan* plan) {
+  plan_ = plan;
+  if (next_ != nullptr) return next_->Begin(plan);
+  const Checkpoint::Impl& source = CheckpointAccess::Get(directory_.checkpoint);
+  const LayerSource layers(directory_.checkpoint, directory_.config, device_, nullptr);
+  const WalkedMatrices walked = FindWalkedMatrices(layers, directory_.config.shape);
+  fallbacks_ = TakeUnwalked(source, directory_.config.shape, walked, plan);
+  for (const PlanUnit& unit : plan->units) {
+    if (unit.action != PlanUnit::Action::kQuantize) continue;
+    for (const size_t tensor : unit.sources) {
+      const std::string& name = source.tensors[tensor].name;
+      if (!walked.contains(name)) continue;
+      if (directory_.config.gate_limit > 0 && IsDownProjection(name)) {
+        fallbacks_.push_back({name, "mse: the GLU clamps its inputs, which then have no scales"});
+      } else {
+        scalable_.insert(name);
+      }
+    }
+  }
+  return {};
+}
+
+bool AwqQuantizer::Calibrates(size_t tensor, int64_t expert) const {
+  if (next_ != nullptr) return next_->Calibrates(tensor, expert);
+  return scalable_.contains(CheckpointAccess::Get(directory_.checkpoint).tensors[tensor].name);
+}
+
+std::string AwqQuantizer::Identity() const { return "awq " + CalibrationIdentity(options_); }
+
+Status AwqQuantizer::Transform(Checkpoint* source) {
+  const DecoderConfig& config = directory_.config;
+  MARLIN_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> texts,
+                          CalibrationTexts(path_, config, device_, options_,
+                                           Calibrator::TokensFor(options_, config.shape)));
+  AwqScaler scaler(directory_, device_, texts, *plan_);
+  MARLIN_RETURN_IF_ERROR(scaler.Run(options_.progress));
+  inputs_ = scaler.inputs();
+  scaled_inputs_ = scaler.scaled_inputs();
+  ScaleTensors(scaler.exponents(), source);
+  if (next_ == nullptr) return {};
+  next_->Scale(scaler.exponents());
+  next_->UseTexts(std::move(texts));
+  return {};
+}
+
+marlin::Result<std::optional<MatrixQuantizer::Result>> AwqQuantizer::Quantize(size_t tensor,
+                                                                              int64_t expert) {
+  if (next_ == nullptr) return std::optional<Result>();
+  return next_->Quantize(tensor, expert);
+}
+
+const std::vector<SkippedTensor>& AwqQuantizer::fallbacks() const {
+  return next_ == nullptr ? fallbacks_ : next_->fallbacks();
+}
+
+}  // namespace marlin

@@ -1,0 +1,71 @@
+#include "calibrate/decoder_ends.h"
+
+#include <utility>
+
+#include "base/macros.h"
+#include "marlin/decoder.h"
+#include "model/placement.h"
+
+namespace marlin {
+
+Result<std::unique_ptr<DecoderEnds>> DecoderEnds::Make(const Device& device,
+                                                       const LayerSource& source) {
+  MARLIN_ASSIGN_OR_RETURN(Decoder decoder, source.Ends());
+  std::unique_ptr<DecoderEnds> ends(new DecoderEnds(device, std::move(decoder)));
+  MARLIN_RETURN_IF_ERROR(UploadTables(device, &ends->ends_));
+  return ends;
+}
+
+Status DecoderEnds::Embed(std::span<const std::vector<int32_t>> texts,
+                          std::span<const WindowChunk> chunks, float* hidden) {
+  const int64_t width = ends_.config.shape.hidden;
+  auto text = texts.begin();
+  for (const WindowChunk& chunk : chunks) {
+    const ArenaScope scope(arena_);
+    std::vector<int32_t> ids;
+    for (size_t i = 0; i < chunk.windows.size(); ++i, ++text) {
+      ids.insert(ids.end(), text->begin(), text->end());
+    }
+    MARLIN_ASSIGN_OR_RETURN(const TensorView tokens, arena_.Upload(ids));
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView rows,
+                            arena_.Take(DType::kF32, {chunk.rows, width}));
+    MARLIN_RETURN_IF_ERROR(
+        ends_.embedding.empty()
+            ? LookUpRows(device_, ends_.embedding_projection.parts.front(), tokens, rows)
+            : LookUpRows(device_, ends_.embedding, tokens, rows));
+    MARLIN_RETURN_IF_ERROR(device_.Synchronize());
+    MARLIN_RETURN_IF_ERROR(arena_.Download(rows, hidden + chunk.first * width));
+  }
+  return {};
+}
+
+Result<MutableTensorView> DecoderEnds::Normed(int64_t rows, const float* hidden) {
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
+                          arena_.Take(DType::kF32, {rows, ends_.config.shape.hidden}));
+  MARLIN_RETURN_IF_ERROR(arena_.Fill(x, hidden));
+  MARLIN_RETURN_IF_ERROR(RmsNorm(device_, x, ends_.norm.view(), ends_.config.epsilon, x, nullptr));
+  return x;
+}
+
+Result<HostRows> DecoderEnds::Normalize(int64_t rows, const float* hidden) {
+  const ArenaScope scope(arena_);
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x, Normed(rows, hidden));
+  MARLIN_RETURN_IF_ERROR(device_.Synchronize());
+  HostRows normed;
+  normed.width = x.dim(1);
+  normed.values.resize(static_cast<size_t>(x.ElementCount()));
+  MARLIN_RETURN_IF_ERROR(arena_.Download(x, normed.values.data()));
+  return normed;
+}
+
+Status DecoderEnds::Logits(int64_t rows, const float* hidden, float* logits) {
+  const ArenaScope scope(arena_);
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x, Normed(rows, hidden));
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView out,
+                          arena_.Take(DType::kF32, {rows, ends_.config.shape.vocabulary}));
+  MARLIN_RETURN_IF_ERROR(Apply(device_, ends_.lm_head(), x, ExactProducts(), out));
+  MARLIN_RETURN_IF_ERROR(device_.Synchronize());
+  return arena_.Download(out, logits);
+}
+
+}  // namespace marlin

@@ -1,0 +1,39 @@
+// Embedding, final norm and head of a decoder, for hidden states in host memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "calibrate/layer_run.h"
+#include "engine/forward.h"
+#include "marlin/device.h"
+#include "model/layers.h"
+
+namespace marlin {
+
+class DecoderEnds {
+ public:
+  /// `source` must outlive this. Errors: those of LayerSource::Ends and UploadTables.
+  static Result<std::unique_ptr<DecoderEnds>> Make(const Device& device, const LayerSource& source);
+
+  /// hidden [all rows, hidden features] receives the embeddings of the texts that the chunks hold.
+  Status Embed(std::span<const std::vector<int32_t>> texts, std::span<const WindowChunk> chunks,
+               float* hidden);
+  /// The final norm of hidden [rows, hidden features].
+  Result<HostRows> Normalize(int64_t rows, const float* hidden);
+  /// logits [rows, vocabulary] of hidden [rows, hidden features]. At most kPassTokens rows.
+  Status Logits(int64_t rows, const float* hidden, float* logits);
+
+ private:
+  DecoderEnds(const Device& device, Decoder ends)
+      : device_(device), ends_(std::move(ends)), arena_(device) {}
+  Result<MutableTensorView> Normed(int64_t rows, const float* hidden);
+
+  Device device_;
+  Decoder ends_;
+  Arena arena_;
+};
+
+}  // namespace marlin

@@ -1,0 +1,257 @@
+#include "calibrate/layer_run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/macros.h"
+#include "engine/model_impl.h"
+#include "marlin/decoder.h"
+#include "model/placement.h"
+
+namespace marlin {
+namespace {
+
+class LatentInputs final : public InputObserver {
+ public:
+  LatentInputs(const Pass& pass, FunctionRef<Status(const TensorView&, HostRows*)> fetch,
+               AttentionInputs* inputs)
+      : pass_(pass), fetch_(fetch), inputs_(inputs) {}
+
+  Status AddLatent(const TensorView* query, const TensorView& key) override {
+    if (query != nullptr) MARLIN_RETURN_IF_ERROR(fetch_(*query, &inputs_->query));
+    const int64_t rows = key.dim(0);
+    const int64_t width = key.dim(1);
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView packed,
+                            pass_.arena.Take(DType::kF32, {rows, 1, width}));
+    const TensorView heads(key.data(), DType::kF32, {rows, 1, width}, {key.stride(0), width, 1});
+    MARLIN_RETURN_IF_ERROR(Convert(pass_.device, heads, packed, pass_.stream()));
+    return fetch_(packed, &inputs_->latent);
+  }
+
+ private:
+  const Pass& pass_;
+  FunctionRef<Status(const TensorView&, HostRows*)> fetch_;
+  AttentionInputs* inputs_;
+};
+
+class Selections final : public RoutingObserver {
+ public:
+  explicit Selections(std::vector<int32_t>* all) : all_(all) {}
+  void Add(int64_t, std::span<const int32_t> ids) override {
+    all_->insert(all_->end(), ids.begin(), ids.end());
+  }
+
+ private:
+  std::vector<int32_t>* all_;
+};
+
+}  // namespace
+
+LayerRun::LayerRun(const Device& device, const DecoderConfig& config, const Checkpoint& checkpoint)
+    : device_(device),
+      decoder_{config, checkpoint, {}, {}, {}, {}, {}, {}, {}, 0, 0},
+      arena_(device) {
+  decoder_.layers.emplace_back();
+}
+
+Result<std::unique_ptr<LayerRun>> LayerRun::Make(const Device& device, const DecoderConfig& config,
+                                                 const Checkpoint& checkpoint, int64_t layer) {
+  std::unique_ptr<LayerRun> run(new LayerRun(device, config, checkpoint));
+  DecoderConfig& own = run->decoder_.config;
+  own.windows = {config.windows[static_cast<size_t>(layer)]};
+  MARLIN_RETURN_IF_ERROR(UploadTables(device, &run->decoder_));
+  MARLIN_ASSIGN_OR_RETURN(run->pool_, PagePool::Make(device, CacheShape::Of(own, DType::kF32)));
+  return run;
+}
+
+Result<std::unique_ptr<LayerRun>> LayerRun::Load(const Device& device, const DecoderConfig& config,
+                                                 const Checkpoint& checkpoint,
+                                                 const LayerSource& source, int64_t layer,
+                                                 bool matrices) {
+  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<LayerRun> run, Make(device, config, checkpoint, layer));
+  MARLIN_ASSIGN_OR_RETURN(DecoderLayer attention, source.Layer(layer, {true, false, matrices}));
+  run->SetAttention(std::move(attention));
+  MARLIN_ASSIGN_OR_RETURN(DecoderLayer mlp, source.Layer(layer, {false, true, matrices}));
+  run->SetMlp(std::move(mlp));
+  return run;
+}
+
+void LayerRun::SetAttention(DecoderLayer layer) {
+  DecoderLayer& own = decoder_.layers.front();
+  own.input_norm = std::move(layer.input_norm);
+  own.attention = std::move(layer.attention);
+  own.latent = std::move(layer.latent);
+  own.attention_out_norm = std::move(layer.attention_out_norm);
+}
+
+void LayerRun::SetMlp(DecoderLayer layer) {
+  DecoderLayer& own = decoder_.layers.front();
+  own.mlp_norm = std::move(layer.mlp_norm);
+  own.mlp = std::move(layer.mlp);
+  own.experts = std::move(layer.experts);
+  own.mlp_out_norm = std::move(layer.mlp_out_norm);
+}
+
+HostRows SelectRows(const HostRows& all, std::span<const int64_t> tokens) {
+  HostRows rows;
+  rows.width = all.width;
+  rows.values.reserve(tokens.size() * static_cast<size_t>(all.width));
+  for (const int64_t token : tokens) {
+    const auto first = all.values.begin() + token * all.width;
+    rows.values.insert(rows.values.end(), first, first + all.width);
+  }
+  return rows;
+}
+
+std::vector<std::vector<int64_t>> TokensByExpert(std::span<const int32_t> ids, int64_t top_k,
+                                                 int64_t experts) {
+  std::vector<std::vector<int64_t>> tokens(static_cast<size_t>(experts));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    tokens[static_cast<size_t>(ids[i])].push_back(static_cast<int64_t>(i) / top_k);
+  }
+  return tokens;
+}
+
+Status LayerRun::Run(const WindowChunk& chunk, const float* hidden,
+                     FunctionRef<Status(Pass&)> body) {
+  const ArenaScope scope(arena_);
+  std::vector<std::unique_ptr<KvCache>> caches;
+  std::vector<int32_t> positions;
+  std::vector<int32_t> first_rows = {0};
+  size_t blocks = 0;
+  for (const int64_t window : chunk.windows) {
+    caches.push_back(std::make_unique<KvCache>(pool_, true));
+    MARLIN_RETURN_IF_ERROR(caches.back()->Reserve(0, window));
+    blocks = std::max(blocks, caches.back()->Blocks(0).size());
+    for (int64_t i = 0; i < window; ++i) positions.push_back(static_cast<int32_t>(i));
+    first_rows.push_back(static_cast<int32_t>(positions.size()));
+  }
+  std::vector<int32_t> tables;
+  for (const auto& cache : caches) {
+    tables.insert(tables.end(), cache->Blocks(0).begin(), cache->Blocks(0).end());
+    tables.resize(tables.size() + blocks - cache->Blocks(0).size(), -1);
+  }
+  Pass pass{device_, decoder_, *pool_, ExactProducts(), arena_};
+  StepValues& values = pass.values;
+  MARLIN_ASSIGN_OR_RETURN(values.positions, arena_.Upload(positions));
+  MARLIN_ASSIGN_OR_RETURN(values.first_rows, arena_.Upload(first_rows));
+  MARLIN_ASSIGN_OR_RETURN(const TensorView table, arena_.Upload(tables));
+  const auto sequences = static_cast<int64_t>(caches.size());
+  values.pages.push_back({pool_->Slabs(0), TensorView(table.data(), DType::kI32,
+                                                      {sequences, static_cast<int64_t>(blocks)})});
+  MARLIN_RETURN_IF_ERROR(TakeValues(&pass));
+  MARLIN_RETURN_IF_ERROR(arena_.Fill(values.hidden, hidden));
+  const Status status = body(pass);
+  // Even after an error, no work may still use the arena or the pages.
+  Status finished = device_.Synchronize();
+  MARLIN_RETURN_IF_ERROR(status);
+  return finished;
+}
+
+Status LayerRun::Fetch(const TensorView& view, HostRows* rows) {
+  MARLIN_RETURN_IF_ERROR(device_.Synchronize());
+  rows->width = view.dim(view.rank() - 1);
+  rows->values.resize(static_cast<size_t>(view.ElementCount()));
+  return arena_.Download(view, rows->values.data());
+}
+
+Status LayerRun::EndHalf(Pass& pass, bool mlp, float* hidden) {
+  MARLIN_RETURN_IF_ERROR(RunProjectAdd(pass, 0, mlp));
+  return DownloadHidden(pass, hidden);
+}
+
+Status LayerRun::DownloadHidden(const Pass& pass, float* hidden) {
+  MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+  MARLIN_RETURN_IF_ERROR(device_.Synchronize());
+  return arena_.Download(pass.values.hidden, hidden);
+}
+
+Status LayerRun::Attention(const WindowChunk& chunk, Depth depth, float* hidden,
+                           AttentionInputs* inputs) {
+  return Run(chunk, hidden, [&](Pass& pass) -> Status {
+    if (depth == Depth::kNormed) {
+      MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
+                              arena_.Take(DType::kF32, pass.values.hidden.shape()));
+      MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer().input_norm, x));
+      return Fetch(x, &inputs->x);
+    }
+    const auto fetch = [this](const TensorView& view, HostRows* rows) { return Fetch(view, rows); };
+    LatentInputs observer(pass, fetch, inputs);
+    if (inputs != nullptr) pass.inputs = &observer;
+    MARLIN_RETURN_IF_ERROR(decoder_.config.latent() ? RunLatentProject(pass, 0)
+                                                    : RunProject(pass, 0));
+    if (depth == Depth::kLatent) return {};
+    MARLIN_RETURN_IF_ERROR(RunAttention(pass, 0));
+    if (inputs != nullptr) MARLIN_RETURN_IF_ERROR(Fetch(pass.values.mixed, &inputs->mixed));
+    if (depth == Depth::kLast) return {};
+    return EndHalf(pass, false, hidden);
+  });
+}
+
+Status LayerRun::Mlp(const WindowChunk& chunk, Depth depth, float* hidden, HostRows* normed,
+                     HostRows* inner) {
+  return Run(chunk, hidden, [&](Pass& pass) -> Status {
+    if (depth == Depth::kNormed) {
+      MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
+                              arena_.Take(DType::kF32, pass.values.hidden.shape()));
+      MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer().mlp_norm, x));
+      return Fetch(x, normed);
+    }
+    if (layer().experts.set.count() > 0) {
+      MARLIN_RETURN_IF_ERROR(RunRoute(pass, 0));
+      MARLIN_RETURN_IF_ERROR(RunExperts(pass, 0));
+      return DownloadHidden(pass, hidden);
+    }
+    MARLIN_RETURN_IF_ERROR(RunGateUp(pass, 0));
+    if (inner != nullptr) {
+      const MutableTensorView& all = pass.values.inner;
+      MARLIN_RETURN_IF_ERROR(Fetch(all, inner));
+    }
+    if (depth == Depth::kLast) return {};
+    return EndHalf(pass, true, hidden);
+  });
+}
+
+Status LayerRun::EndAttention(const WindowChunk& chunk, const HostRows& mixed, float* hidden) {
+  return Run(chunk, hidden, [&](Pass& pass) -> Status {
+    MARLIN_RETURN_IF_ERROR(arena_.Fill(pass.values.mixed, mixed.values.data()));
+    return EndHalf(pass, false, hidden);
+  });
+}
+
+Status LayerRun::EndMlp(const WindowChunk& chunk, const HostRows& inner, float* hidden) {
+  return Run(chunk, hidden, [&](Pass& pass) -> Status {
+    MARLIN_RETURN_IF_ERROR(arena_.Fill(pass.values.inner, inner.values.data()));
+    return EndHalf(pass, true, hidden);
+  });
+}
+
+Status LayerRun::Route(const WindowChunk& chunk, float* hidden, std::vector<int32_t>* ids) {
+  Selections selections(ids);
+  return Run(chunk, hidden, [&](Pass& pass) {
+    pass.routing = &selections;
+    return RunRoute(pass, 0);
+  });
+}
+
+Result<HostRows> LayerRun::Gate(const MlpLayer& mlp, const HostRows& x) {
+  HostRows inner;
+  inner.width = mlp.down.in;
+  inner.values.resize(static_cast<size_t>(x.rows() * inner.width));
+  const Pass pass{device_, decoder_, *pool_, ExactProducts(), arena_};
+  for (int64_t first = 0; first < x.rows(); first += kPassTokens) {
+    const int64_t rows = std::min(kPassTokens, x.rows() - first);
+    const ArenaScope scope(arena_);
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView in, arena_.Take(DType::kF32, {rows, x.width}));
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView out,
+                            arena_.Take(DType::kF32, {rows, inner.width}));
+    MARLIN_RETURN_IF_ERROR(arena_.Fill(in, x.values.data() + first * x.width));
+    const Status status = RunGate(pass, mlp, in, out);
+    MARLIN_RETURN_IF_ERROR(device_.Synchronize());
+    MARLIN_RETURN_IF_ERROR(status);
+    MARLIN_RETURN_IF_ERROR(arena_.Download(out, inner.values.data() + first * inner.width));
+  }
+  return inner;
+}
+
+}  // namespace marlin

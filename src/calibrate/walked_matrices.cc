@@ -1,0 +1,72 @@
+#include "calibrate/walked_matrices.h"
+
+#include <fmt/core.h>
+
+#include "recipe/decoder_tensors.h"
+
+namespace marlin {
+namespace {
+
+/// Why no walk meets a tensor.
+std::string ReasonOf(const Dimensions& shape, const std::string& name) {
+  if (IsPredictionTensor(shape, name)) {
+    return "mse: it is in a layer that predicts further tokens, which the model does not run";
+  }
+  if (ClassifyTensor(name) == LayerClass::kEmbedding) {
+    return "mse: an embedding is looked up, and has no inputs";
+  }
+  if (name == kHeadTensor) return "mse: the model's head is its embedding";
+  return fmt::format("mse: it is not a matrix of the model's layers, \"{}\" to \"{}\"",
+                     LayerPrefix(0), LayerPrefix(shape.layers - 1));
+}
+
+}  // namespace
+
+WalkedMatrices FindWalkedMatrices(const LayerSource& source, const Dimensions& shape) {
+  WalkedMatrices walked;
+  const auto add_linear = [&](const LinearTensors& linear, int64_t layer) {
+    if (linear.present()) walked.emplace(linear.weight(), layer);
+  };
+  const auto add_mlp = [&](const MlpTensors& mlp, int64_t layer) {
+    for (const LinearTensors& linear : mlp.gate_up) add_linear(linear, layer);
+    add_linear(mlp.down, layer);
+  };
+  for (int64_t index = 0; index < shape.layers; ++index) {
+    const LayerTensors tensors = source.Tensors(index);
+    for (const LinearTensors& linear : tensors.attention.qkv) add_linear(linear, index);
+    const LatentAttentionTensors& latent = tensors.latent;
+    for (const LinearTensors& linear : {tensors.attention.out, latent.q, latent.q_a, latent.q_b,
+                                        latent.kv_a, latent.kv_b, latent.out}) {
+      add_linear(linear, index);
+    }
+    add_mlp(tensors.mlp, index);
+    const ExpertsTensors& experts = tensors.experts;
+    add_linear(experts.router, index);
+    for (const MlpTensors& mlp : experts.each) add_mlp(mlp, index);
+    for (const std::string& stack : {experts.gate_up.name, experts.down.name}) {
+      if (!stack.empty()) walked.emplace(stack, index);
+    }
+    add_mlp(experts.shared, index);
+    add_linear(experts.shared_gate, index);
+  }
+  if (!shape.tied) walked.emplace(std::string(kHeadTensor), shape.layers);
+  return walked;
+}
+
+std::vector<SkippedTensor> TakeUnwalked(const Checkpoint::Impl& source, const Dimensions& shape,
+                                        const WalkedMatrices& walked, QuantizePlan* plan) {
+  std::vector<SkippedTensor> unwalked;
+  for (PlanUnit& unit : plan->units) {
+    if (unit.action != PlanUnit::Action::kQuantize) continue;
+    for (const size_t tensor : unit.sources) {
+      const std::string& name = source.tensors[tensor].name;
+      if (walked.contains(name)) continue;
+      unwalked.push_back({name, ReasonOf(shape, name)});
+      unit.choice.input_hadamard = 0;
+      unit.record.module.spec.input_hadamard = 0;
+    }
+  }
+  return unwalked;
+}
+
+}  // namespace marlin

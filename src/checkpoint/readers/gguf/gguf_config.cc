@@ -1,0 +1,288 @@
+#include "checkpoint/readers/gguf/gguf_config.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "checkpoint/readers/gguf/gguf_generation.h"
+#include "checkpoint/readers/gguf/gguf_rope.h"
+#include "recipe/name_list.h"
+#include "recipe/type_defaults.h"
+#include "recipe/typed_config.h"
+
+namespace marlin {
+namespace {
+
+constexpr double kTheta = 10000;
+constexpr int64_t kSigmoidGating = 2;  // A value of expert_gating_func.
+
+/// Keys after the architecture that are read here, or that the tensors' shapes repeat. Those of
+/// RoPE are kGgufRopeKeys.
+constexpr std::string_view kGgufKeys[] = {
+    "attention.causal",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.key_length_mla",
+    "attention.kv_lora_rank",
+    "attention.layer_norm_rms_epsilon",
+    "attention.q_lora_rank",
+    "attention.sliding_window",
+    "attention.value_length",
+    "attention.value_length_mla",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "expert_count",
+    "expert_feed_forward_length",
+    "expert_gating_func",
+    "expert_group_count",
+    "expert_group_used_count",
+    "expert_shared_count",
+    "expert_shared_feed_forward_length",
+    "expert_used_count",
+    "expert_weights_norm",
+    "expert_weights_scale",
+    "feed_forward_length",
+    "leading_dense_block_count",
+    "nextn_predict_layers",
+    "tensor_data_layout",
+    "vocab_size",
+};
+
+/// Builds the object; keys of the metadata are given without the architecture.
+class ConfigBuilder {
+ public:
+  ConfigBuilder(const GgufArchitecture& architecture, const GgufMetadata& metadata,
+                const GgufTensorFacts& tensors)
+      : architecture_(architecture), metadata_(metadata), tensors_(tensors) {}
+
+  Json Build() {
+    const bool experts = HasGgufExperts(metadata_, architecture_.name);
+    config_["model_type"] = ModelType(experts);
+    AddDimensions();
+    if (experts) AddExperts();
+    if (architecture_.name == "deepseek2") AddLatentAttention();
+    config_["rope_theta"] = Shortest(metadata_.Real(Key("rope.freq_base")).value_or(kTheta));
+    const GgufRope rope(architecture_, metadata_, tensors_.rope_factors);
+    if (Json scaling = rope.Scaling(); !scaling.empty()) {
+      config_["rope_scaling"] = std::move(scaling);
+    }
+    AddTokens();
+    AddOthers();
+    return std::move(config_);
+  }
+
+ private:
+  std::string Key(std::string_view key) const {
+    return fmt::format("{}.{}", architecture_.name, key);
+  }
+  std::optional<int64_t> Count(std::string_view key) const {
+    const std::optional<int64_t> value = metadata_.Integer(Key(key));
+    return value && *value >= 0 ? value : std::nullopt;
+  }
+  void Copy(std::string_view key, const char* name) { Put(name, Count(key)); }
+  void Put(const char* name, std::optional<int64_t> value) {
+    if (value) config_[name] = static_cast<uint64_t>(*value);
+  }
+  /// A number for each layer, or one for all: the largest, since some layers may have none.
+  void CopyUniform(std::string_view key, const char* name) {
+    const std::optional<std::vector<int64_t>> values = metadata_.Integers(Key(key));
+    if (!values || values->empty()) return;
+    const int64_t largest = *std::max_element(values->begin(), values->end());
+    if (largest >= 0) Put(name, largest);
+  }
+  bool Has(std::string_view stem) const { return tensors_.find(stem) != nullptr; }
+
+  std::string ModelType(bool experts) const {
+    const std::optional<int64_t> gating = Count("expert_gating_func");
+    if (architecture_.name == "deepseek2" && gating != kSigmoidGating) return "deepseek_v2";
+    if (experts && !architecture_.expert_type.empty()) {
+      return std::string(architecture_.expert_type);
+    }
+    // Mistral is llama with a sliding window.
+    if (architecture_.name == "llama" && Count("attention.sliding_window")) return "mistral";
+    return std::string(architecture_.model_type);
+  }
+
+  void AddDimensions() {
+    Copy("embedding_length", "hidden_size");
+    Copy("context_length", "max_position_embeddings");
+    CopyUniform("feed_forward_length", "intermediate_size");
+    CopyUniform("attention.head_count", "num_attention_heads");
+    CopyUniform("attention.head_count_kv", "num_key_value_heads");
+    if (const std::optional<int64_t> predicting = Count("nextn_predict_layers")) {
+      const std::optional<int64_t> all = Count("block_count");
+      if (all && *all >= *predicting) Put("num_hidden_layers", *all - *predicting);
+      Put("num_nextn_predict_layers", predicting);
+    } else {
+      Copy("block_count", "num_hidden_layers");
+    }
+    const Shape* const embedding = tensors_.find("token_embd.weight");
+    if (embedding != nullptr && embedding->rank() == 2) {
+      Put("vocab_size", (*embedding)[0]);
+    } else {
+      Copy("vocab_size", "vocab_size");
+    }
+    if (const auto epsilon = metadata_.Real(Key("attention.layer_norm_rms_epsilon"))) {
+      config_["rms_norm_eps"] = Shortest(*epsilon);
+    }
+    config_["tie_word_embeddings"] = !Has("output.weight");
+    config_["attention_bias"] = Has("blk.0.attn_q.bias");
+    if (architecture_.name == "qwen2moe") config_["qkv_bias"] = Has("blk.0.attn_q.bias");
+    if (architecture_.name == "glm4moe") config_["use_qk_norm"] = Has("blk.0.attn_q_norm.weight");
+    if (architecture_.name == "llama") config_["mlp_bias"] = Has("blk.0.ffn_up.bias");
+    if (architecture_.name != "deepseek2") AddHeadSize();
+    // The runtime of these files knows no windows of Qwen's layers.
+    if (!architecture_.name.starts_with("qwen")) {
+      Copy("attention.sliding_window", "sliding_window");
+    }
+  }
+
+  void AddHeadSize() {
+    std::optional<int64_t> size = Count("attention.key_length");
+    const std::optional<int64_t> hidden = Count("embedding_length");
+    const std::optional<int64_t> heads = Count("attention.head_count");
+    if (!size && hidden && heads && *heads > 0) size = *hidden / *heads;
+    Put("head_dim", size);
+    const std::optional<int64_t> rotated = Count("rope.dimension_count");
+    const bool whole = !size || *size == 0 || !rotated || *rotated >= *size;
+    config_["partial_rotary_factor"] =
+        whole ? 1.0 : static_cast<double>(*rotated) / static_cast<double>(*size);
+  }
+
+  void AddExperts() {
+    const bool mixtral = architecture_.name == "llama" || architecture_.name == "gpt-oss";
+    const bool deepseek = architecture_.name == "deepseek2" || architecture_.name == "glm4moe";
+    Copy("expert_count",
+         mixtral ? "num_local_experts" : (deepseek ? "n_routed_experts" : "num_experts"));
+    Copy("expert_used_count", "num_experts_per_tok");
+    Copy("expert_shared_count", "n_shared_experts");
+    Copy("expert_shared_feed_forward_length", "shared_expert_intermediate_size");
+    Copy("leading_dense_block_count", "first_k_dense_replace");
+    if (Count("expert_group_count").value_or(0) > 0) {
+      Copy("expert_group_count", "n_group");
+      Copy("expert_group_used_count", "topk_group");
+    }
+    const std::optional<int64_t> width = Count("expert_feed_forward_length");
+    Put(mixtral ? "intermediate_size" : "moe_intermediate_size", width);
+    if (width && !config_.contains("intermediate_size")) Put("intermediate_size", width);
+    const double scale = metadata_.Real(Key("expert_weights_scale")).value_or(0);
+    config_["routed_scaling_factor"] = scale == 0 ? 1.0 : Shortest(scale);
+    // The runtime of these files normalizes for qwen3moe and does not for qwen2moe. Mixtral and
+    // gpt-oss have no choice.
+    const std::optional<bool> norm = metadata_.Bool(Key("expert_weights_norm"));
+    if (!mixtral) config_["norm_topk_prob"] = norm.value_or(architecture_.name == "qwen3moe");
+    const int64_t gating = Count("expert_gating_func").value_or(0);
+    if (architecture_.name == "glm4moe" && gating != 0 && gating != kSigmoidGating) {
+      config_["scoring_func"] = fmt::format("expert_gating_func {}", gating);
+    }
+    if (architecture_.name.starts_with("qwen")) AddDenseLayers();
+  }
+
+  /// Layers with an MLP in place of experts.
+  void AddDenseLayers() {
+    Json dense = Json::array();
+    const int64_t layers = std::min<int64_t>(Count("block_count").value_or(0), 1 << 12);
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      if (Has(fmt::format("blk.{}.ffn_up.weight", layer))) {
+        dense.push_back(static_cast<uint64_t>(layer));
+      }
+    }
+    config_["mlp_only_layers"] = std::move(dense);
+    config_["decoder_sparse_step"] = uint64_t{1};
+  }
+
+  void AddLatentAttention() {
+    Copy("attention.q_lora_rank", "q_lora_rank");
+    Copy("attention.kv_lora_rank", "kv_lora_rank");
+    const std::optional<int64_t> rotated = Count("rope.dimension_count");
+    // Newer files describe the compressed attention by the plain keys.
+    std::optional<int64_t> key = Count("attention.key_length_mla");
+    std::optional<int64_t> value = Count("attention.value_length_mla");
+    if (!key) key = Count("attention.key_length");
+    if (!value) value = Count("attention.value_length");
+    Put("qk_rope_head_dim", rotated);
+    if (key && rotated && *key >= *rotated) Put("qk_nope_head_dim", *key - *rotated);
+    Put("v_head_dim", value);
+    Put("num_key_value_heads", Count("attention.head_count"));
+  }
+
+  void AddTokens() {
+    const std::optional<int64_t> start = metadata_.Integer("tokenizer.ggml.bos_token_id");
+    if (start && *start >= 0 && *start <= INT32_MAX) Put("bos_token_id", start);
+    const std::vector<int64_t> ends = GgufEndTokens(metadata_);
+    if (ends.size() == 1) {
+      Put("eos_token_id", ends.front());
+    } else if (!ends.empty()) {
+      Json list = Json::array();
+      for (const int64_t id : ends) list.push_back(static_cast<uint64_t>(id));
+      config_["eos_token_id"] = std::move(list);
+    }
+  }
+
+  /// Drops what the type does not read. Values that the file lacks are those of its runtime, never
+  /// those of the type elsewhere: null for what the runtime requires, too, so that running the
+  /// model names it. Keys that are not understood are kept, so that running the model refuses those
+  /// that change results.
+  void AddOthers() {
+    const std::string type = config_["model_type"];
+    for (auto at = config_.begin(); at != config_.end();) {
+      const std::string_view treatment = KeyTreatment(type, at.key());
+      const bool other = treatment == "suspect" || treatment == "ignored";
+      at = other ? config_.erase(at) : std::next(at);
+    }
+    const Result<Json> defaults = ParseJsonObject(TypeDefaults(type), "defaults");
+    if (!defaults.ok()) return;
+    const Json own = {{"hidden_act", "silu"},
+                      {"num_key_value_heads", config_.value("num_attention_heads", Json())},
+                      {"max_window_layers", 0},
+                      {"rope_interleave", true},
+                      {"rope_parameters", Json::object()},
+                      {"swiglu_limit", 7.0},
+                      {"swiglu_alpha", 1.702},
+                      {"first_k_dense_replace", 0},
+                      {"n_shared_experts", 0},
+                      {"n_group", 1},
+                      {"topk_group", 1},
+                      {"num_nextn_predict_layers", 0}};
+    for (const auto& [key, value] : defaults->items()) {
+      if (config_.contains(key)) continue;
+      config_[key] = own.contains(key) ? own[key] : (value.is_boolean() ? Json(false) : Json());
+    }
+    if (metadata_.Bool(Key("attention.causal")) == false) config_["is_causal"] = false;
+    for (const std::string_view key : metadata_.Keys(Key(""))) {
+      const std::string_view name = key.substr(architecture_.name.size() + 1);
+      if (!Contains(kGgufKeys, name) && !Contains(kGgufRopeKeys, name)) {
+        config_[std::string(key)] = ValueOf(key);
+      }
+    }
+  }
+  Json ValueOf(std::string_view key) const {
+    if (const auto flag = metadata_.Bool(key)) return *flag;
+    if (const auto text = metadata_.Text(key)) return std::string(*text);
+    if (const auto integer = metadata_.Integer(key)) return *integer;
+    if (const auto real = metadata_.Real(key)) return Shortest(*real);
+    return "an array";
+  }
+
+  const GgufArchitecture& architecture_;
+  const GgufMetadata& metadata_;
+  const GgufTensorFacts& tensors_;
+  Json config_ = Json::object();
+};
+
+}  // namespace
+
+bool HasGgufExperts(const GgufMetadata& metadata, std::string_view architecture) {
+  return metadata.Integer(fmt::format("{}.expert_count", architecture)).value_or(0) > 0;
+}
+
+Json GgufConfig(const GgufArchitecture& architecture, const GgufMetadata& metadata,
+                const GgufTensorFacts& tensors) {
+  return ConfigBuilder(architecture, metadata, tensors).Build();
+}
+
+}  // namespace marlin

@@ -1,0 +1,136 @@
+// Declares arguments without the parser's headers, which add seconds to every compilation.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/arguments/hub_name.h"
+#include "marlin/status.h"
+#include "text/text_codec.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace marlin::cli {
+
+/// The range of an integer option, both ends included.
+struct WholeRange {
+  int64_t least = 0;
+  int64_t most = INT64_MAX;
+};
+
+/// The range of a real option: [least, most], or (least, most] if `least` is excluded.
+struct RealRange {
+  double least = 0;
+  double most = std::numeric_limits<double>::max();
+  bool without_least = false;
+};
+
+/// The number of threads that a command may start.
+inline constexpr WholeRange kThreadRange{1, 4096};
+
+/// Parses the whole text of an option as a number: decimal digits, with a point and an exponent for
+/// real options. Errors: kInvalidArgument naming the option, the range and the text.
+Result<int64_t> ParseOption(const char* option, const std::string& text, const WholeRange& range);
+Result<double> ParseOption(const char* option, const std::string& text, const RealRange& range);
+
+/// Parses a number of bytes, at least 1: "5GB", "500MB", "2GiB", "65536". Errors: as above.
+Result<int64_t> ParseByteSize(const char* option, const std::string& text);
+
+/// An argument that is a model: a path, or a name of the Hub that becomes one before the command
+/// runs.
+struct ModelArgument {
+  std::function<std::string*()> given;  ///< Null if the argument is absent.
+  ModelPart part = ModelPart::kAll;
+};
+
+/// An argument as it was declared: what shell completions are made from.
+struct DeclaredArgument {
+  enum class Value : uint8_t { kNone, kNumber, kText };
+
+  std::vector<std::string> names;  ///< "-o", "--output"; a positional's only name has no dash.
+  std::string type;                ///< The value's name in --help: "FILE".
+  std::string help;
+  Value value = Value::kNone;
+  std::vector<std::string> choices;  ///< Values to offer; others may be valid, too.
+};
+
+/// A command as it was declared.
+struct DeclaredCommand {
+  std::vector<std::string> names;  ///< The name first, then aliases.
+  std::string summary;
+  std::vector<DeclaredArgument> arguments;
+  std::vector<DeclaredCommand> commands;  ///< Those of a group, such as `bench`.
+};
+
+/// The arguments of one command. Pointers must outlive parsing; absent arguments stay unchanged.
+class ArgumentList {
+ public:
+  explicit ArgumentList(CLI::App& app) : app_(app) {}
+
+  /// Puts the following options under a heading of --help.
+  void Group(const char* name) { group_ = name; }
+
+  void Positional(const char* name, std::string* value, const char* help);
+  /// May be absent.
+  void Positional(const char* name, std::optional<std::string>* value, const char* help);
+  /// `names` is "-o,--output" or "--recipe"; `type` is the value's name in --help.
+  void Option(const char* names, std::string* value, const char* type, const char* help);
+  void Option(const char* names, std::optional<std::string>* value, const char* type,
+              const char* help);
+  /// A number outside of its range is wrong usage.
+  void Option(const char* names, std::optional<int64_t>* value, const WholeRange& range,
+              const char* type, const char* help);
+  void Option(const char* names, std::optional<double>* value, const RealRange& range,
+              const char* type, const char* help);
+  /// May be repeated.
+  void Option(const char* names, std::vector<std::string>* values, const char* type,
+              const char* help);
+  void RequiredOption(const char* names, std::string* value, const char* type, const char* help);
+  void Flag(const char* names, bool* value, const char* help);
+
+  /// Says that the value of an argument, declared before, is a model.
+  void Model(std::string* value, ModelPart part = ModelPart::kAll);
+  void Model(std::optional<std::string>* value, ModelPart part = ModelPart::kAll);
+  const std::vector<ModelArgument>& models() const { return models_; }
+
+  /// Values of the argument declared last that shell completions offer. What it accepts remains
+  /// the command's to check.
+  void Choices(std::vector<std::string> choices) { declared_.back().choices = std::move(choices); }
+
+  const std::vector<DeclaredArgument>& declared() const { return declared_; }
+
+ private:
+  CLI::Option* Placed(CLI::Option* option) const;
+  void Record(const char* names, DeclaredArgument::Value value, const char* type, const char* help);
+
+  CLI::App& app_;
+  const char* group_ = "Options";
+  std::vector<ModelArgument> models_;
+  std::vector<DeclaredArgument> declared_;
+};
+
+/// All commands with the arguments that parsing would accept.
+std::vector<DeclaredCommand> DeclareCommands();
+
+/// Parses the command line, runs the command and returns the process's exit code. The factory makes
+/// tokenizers for commands that take text; without one they take token ids. The resolver downloads
+/// models of the Hub; without one they are an error.
+int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs = {},
+                   const ModelResolver& model_resolver = {});
+
+/// Runs a command inside another program: `words` are its name and its arguments. Returns the JSON
+/// document that --json prints; one that says `"ok": false` is no error. `progress` may throw,
+/// which ends the command. Errors: the command's; kInvalidArgument for wrong arguments.
+Result<std::string> RunForDocument(const std::vector<std::string>& words,
+                                   const ModelResolver& model_resolver = {},
+                                   const std::function<void(int64_t, int64_t)>& progress = {});
+
+}  // namespace marlin::cli

@@ -1,0 +1,71 @@
+// chat: a conversation with a model. The command declares the options and opens the model; the
+// program that embeds it, which has the tokenizer and the chat template, talks to the user.
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "base/macros.h"
+#include "cli/arguments/chat_arguments.h"
+#include "cli/arguments/chat_request.h"
+#include "cli/arguments/model_arguments.h"
+#include "cli/arguments/sampling_arguments.h"
+#include "cli/command.h"
+#include "cli/commands/generated_text.h"
+
+namespace marlin::cli {
+namespace {
+
+class ChatCommand final : public Command {
+ public:
+  void Declare(ArgumentList& arguments) override {
+    arguments.Positional("MODEL", &path_, "A plain or quantized directory, or a GGUF file");
+    arguments.Model(&path_);
+    arguments.Group("Conversation");
+    template_.Declare(arguments);
+    arguments.Flag("--no-stream", &no_stream_, "Show an answer when it is complete");
+    arguments.Option("--max-tokens", &max_tokens_, {.least = 1}, "N",
+                     "Tokens of an answer; default: as many as the context holds");
+    arguments.Group("Sampling");
+    sampling_.Declare(arguments);
+    arguments.Group(RunArguments::kGroup);
+    run_.Declare(arguments);
+  }
+
+  Status Check(const Console& console) const override { return CheckHasCodec(console, "chat", ""); }
+
+  Status Run(Console& console) override {
+    MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "chat", path_));
+    ChatRequest request;
+    request.directory = path_;
+    request.prompt = template_.prompt();
+    request.max_tokens = max_tokens_;
+    request.stream = !no_stream_;
+    request.json = console.json();
+    request.quiet = console.quiet();
+    request.open = [&](GenerateOptions* options) -> Result<Model> {
+      MARLIN_ASSIGN_OR_RETURN(Model model, run_.Open(console, path_));
+      options->sampling = sampling_.Options(model.info().sampling);
+      SaySampling(console, model.info(), options->sampling);
+      return model;
+    };
+    request.print_json = [&](std::string_view json) -> Result<bool> {
+      MARLIN_RETURN_IF_ERROR(console.PrintJsonLine(nlohmann::ordered_json::parse(json)));
+      return !console.reader_gone();
+    };
+    return codec->Chat(request);
+  }
+
+ private:
+  std::string path_;
+  ChatArguments template_;
+  std::optional<int64_t> max_tokens_;
+  SamplingArguments sampling_;
+  bool no_stream_ = false;
+  RunArguments run_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> Make_chat() { return std::make_unique<ChatCommand>(); }
+
+}  // namespace marlin::cli

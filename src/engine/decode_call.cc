@@ -1,0 +1,208 @@
+#include "engine/decode_call.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <vector>
+
+#include "base/checked.h"
+#include "base/macros.h"
+#include "engine/expand.h"
+#include "engine/forward_call.h"
+#include "engine/kv_cache.h"
+#include "engine/model_impl.h"
+#include "engine/recorded_steps.h"
+#include "ops/device/device.h"
+
+namespace marlin {
+namespace {
+
+/// The passes of a call. Sequences that have ended leave it after a pass, so that those that run
+/// have all taken the same number of steps.
+class DecodeLoop {
+ public:
+  DecodeLoop(const Model::Impl& model, const DecodeCall& call)
+      : model_(model),
+        call_(call),
+        running_(call.inputs.size()),
+        next_(call.inputs.size()),
+        records_(RecordsSteps()) {
+    std::iota(running_.begin(), running_.end(), 0);
+    for (size_t i = 0; i < next_.size(); ++i) next_[i] = call.inputs[i].token;
+    std::fill(call.counts.begin(), call.counts.end(), 0);
+  }
+
+  Status Run() {
+    while (!running_.empty() && taken_ < call_.options.steps) {
+      const int64_t steps = StepsOfPass();
+      MARLIN_RETURN_IF_ERROR(steps == 1 ? RunOne() : RunSeveral(steps));
+    }
+    return {};
+  }
+
+  int64_t taken() const { return taken_; }
+
+ private:
+  KvCache& CacheOf(int32_t input) const { return SequenceOf(input)->state()->cache; }
+  Sequence* SequenceOf(int32_t input) const {
+    return call_.inputs[static_cast<size_t>(input)].sequence;
+  }
+  bool Stops(int32_t token) const {
+    const std::span<const int32_t> stops = call_.options.stop_token_ids;
+    return std::find(stops.begin(), stops.end(), token) != stops.end();
+  }
+
+  /// Whether a pass of the device can have several steps.
+  bool RecordsSteps() const {
+    const DecoderBackend* const decoder = model_.device.impl().decoder();
+    return model_.device.impl().backend().records() && decoder != nullptr &&
+           decoder->Has(DecoderOperation::kAdvanceTokens) && model_.decoder.host_experts == 0;
+  }
+
+  /// The steps of the next pass: as many as all sequences have room for, with the bits of as many
+  /// passes of one step. With more than one, the pages are reserved.
+  int64_t StepsOfPass() {
+    const auto rows = static_cast<int64_t>(running_.size());
+    const int64_t most_rows = std::min(
+        {RecordedSteps::kMostRows, kPassTokens, model_.device.impl().backend().pass_tokens()});
+    int64_t room = std::min(call_.options.steps - taken_, kMostDecodeSteps);
+    if (!records_ || rows > most_rows) room = 1;
+    for (const int32_t input : running_) {
+      room = std::min(room, model_.info.max_positions - CacheOf(input).length());
+    }
+    auto steps =
+        static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(room, 1))));
+    while (steps > 1 && !(HasShapesOfOne(steps) && Reserve(steps))) steps /= 2;
+    return steps;
+  }
+
+  /// Whether every step of a pass has the kernels and shapes of a pass of one step: the same block
+  /// tables, which decide how attention splits its keys, and no expanded latents.
+  bool HasShapesOfOne(int64_t steps) const {
+    for (size_t group = 0; group < model_.pool->groups(); ++group) {
+      if (BlocksOf(group, steps) != BlocksOf(group, 1)) return false;
+    }
+    if (!model_.decoder.config.latent()) return true;
+    std::vector<PassSequence> sequences;
+    for (int64_t step = 1; step <= steps; ++step) {
+      sequences.clear();
+      for (const int32_t input : running_) {
+        sequences.push_back({1, CacheOf(input).length() + step});
+      }
+      if (ExpandsLatents(model_.device, model_.decoder.config, sequences,
+                         model_.products.determinism)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  /// The blocks of a group's tables in a pass.
+  int64_t BlocksOf(size_t group, int64_t steps) const {
+    int64_t most = 0;
+    for (const int32_t input : running_) {
+      const KvCache& cache = CacheOf(input);
+      most = std::max({most, static_cast<int64_t>(cache.Blocks(group).size()),
+                       CeilDivide(cache.length() + steps, model_.pool->page_tokens())});
+    }
+    return PaddedBlocks(model_, most);
+  }
+
+  /// Reserves the pages of a pass. False: the memory has no room for them, and nothing is kept that
+  /// a pass of one step does not need, since the next one may be another sequence's.
+  bool Reserve(int64_t steps) const {
+    for (const int32_t input : running_) {
+      KvCache& cache = CacheOf(input);
+      if (cache.Reserve(cache.length(), cache.length() + steps).ok()) continue;
+      for (const int32_t other : running_) CacheOf(other).Release(CacheOf(other).length() + 1);
+      return false;
+    }
+    return true;
+  }
+
+  std::vector<SequenceInput> InputsOfPass() const {
+    std::vector<SequenceInput> inputs;
+    inputs.reserve(running_.size());
+    for (const int32_t input : running_) {
+      inputs.push_back({SequenceOf(input), {&next_[static_cast<size_t>(input)], 1}, false});
+    }
+    return inputs;
+  }
+
+  Status RunOne() {
+    std::vector<int32_t> tokens(running_.size());
+    Wanted wanted;
+    wanted.samplers = call_.samplers;
+    wanted.tokens = tokens;
+    // While all sequences run, the pass is one of ForwardAndSample, with the same recording.
+    if (running_.size() < call_.inputs.size()) wanted.sampler_rows = running_;
+    MARLIN_RETURN_IF_ERROR(RunForward(model_, InputsOfPass(), wanted));
+    return Take(1, std::vector<int32_t>(running_.size(), 1), tokens);
+  }
+
+  Status RunSeveral(int64_t steps) {
+    std::vector<int32_t> tokens(running_.size() * static_cast<size_t>(steps));
+    std::vector<int32_t> counts(running_.size());
+    const StepsWanted several{steps, call_.options.stop_token_ids, tokens, counts};
+    Wanted wanted;
+    wanted.samplers = call_.samplers;
+    wanted.sampler_rows = running_;
+    wanted.steps = &several;
+    MARLIN_RETURN_IF_ERROR(RunForward(model_, InputsOfPass(), wanted));
+    return Take(steps, counts, tokens);
+  }
+
+  /// Takes over the tokens of a pass, [running, steps], and drops the sequences that have ended.
+  /// Errors: kNonFiniteInput for one that has ended without a stop token, whose error another call
+  /// on the device has got.
+  Status Take(int64_t steps, std::span<const int32_t> counts, std::span<const int32_t> tokens) {
+    Status status;
+    std::vector<int32_t> still;
+    for (size_t row = 0; row < running_.size(); ++row) {
+      const int32_t input = running_[row];
+      const auto at = static_cast<size_t>(input);
+      const auto of_row =
+          tokens.subspan(row * static_cast<size_t>(steps), static_cast<size_t>(counts[row]));
+      const size_t first =
+          at * static_cast<size_t>(call_.options.steps) + static_cast<size_t>(taken_);
+      std::copy(of_row.begin(), of_row.end(),
+                call_.tokens.begin() + static_cast<std::ptrdiff_t>(first));
+      call_.counts[at] += counts[row];
+      const bool stops = !of_row.empty() && Stops(of_row.back());
+      if (!stops && counts[row] < steps) {
+        status = Status(Code::kNonFiniteInput,
+                        fmt::format("row {}: logits that cannot be sampled", input));
+      }
+      const bool full = CacheOf(input).length() == model_.info.max_positions;
+      if (stops || full || of_row.empty()) {
+        CacheOf(input).Release(CacheOf(input).length());
+        continue;
+      }
+      next_[at] = of_row.back();
+      still.push_back(input);
+    }
+    running_ = std::move(still);
+    taken_ += steps;
+    return status;
+  }
+
+  const Model::Impl& model_;
+  const DecodeCall& call_;
+  std::vector<int32_t> running_;  ///< Inputs.
+  std::vector<int32_t> next_;     ///< The token that each input feeds next.
+  const bool records_;
+  int64_t taken_ = 0;
+};
+
+}  // namespace
+
+Status RunDecode(const Model::Impl& model, const DecodeCall& call, int64_t* steps_run) {
+  DecodeLoop loop(model, call);
+  Status status = loop.Run();
+  if (steps_run != nullptr) *steps_run = loop.taken();
+  return status;
+}
+
+}  // namespace marlin

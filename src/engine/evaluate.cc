@@ -1,0 +1,369 @@
+#include "marlin/evaluate.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <new>
+#include <string_view>
+#include <vector>
+
+#include "base/errors.h"
+#include "base/macros.h"
+#include "engine/model_impl.h"
+
+namespace marlin {
+namespace {
+
+/// Most bytes of logits in memory at once, and most tokens per forward pass.
+constexpr int64_t kLogitBytes = int64_t{256} << 20;
+constexpr int64_t kTokensAtOnce = 512;
+
+/// One window: feeds tokens [first, first + count) and scores the targets from `scored` on.
+struct Window {
+  int64_t first;
+  int64_t count;
+  int64_t scored;  ///< Index in the window.
+};
+
+Status CheckOptions(const Model& model, std::span<const int32_t> tokens,
+                    const EvaluateOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
+  if (tokens.size() < 2) {
+    return Invalid(fmt::format("tokens: expected at least 2, got {}", tokens.size()));
+  }
+  if (options.window < 1 || options.window > model.info().max_positions) {
+    return Invalid(fmt::format("window: expected 1..{} (the context), got {}",
+                               model.info().max_positions, options.window));
+  }
+  if (options.stride < 0 || options.stride > options.window) {
+    return Invalid(
+        fmt::format("stride: expected 0..{} (the window), got {}", options.window, options.stride));
+  }
+  if (options.max_windows < 0) {
+    return Invalid(fmt::format("max_windows: expected 0 or more, got {}", options.max_windows));
+  }
+  return {};
+}
+
+std::vector<Window> Windows(int64_t tokens, const EvaluateOptions& options) {
+  const int64_t stride = options.stride == 0 ? options.window : options.stride;
+  std::vector<Window> windows;
+  for (int64_t first = 0; first + options.window < tokens; first += stride) {
+    windows.push_back({first, options.window, first == 0 ? 0 : options.window - stride});
+  }
+  if (windows.empty()) windows.push_back({0, tokens - 1, 0});
+  if (options.max_windows > 0 && static_cast<int64_t>(windows.size()) > options.max_windows) {
+    windows.resize(static_cast<size_t>(options.max_windows));
+  }
+  return windows;
+}
+
+/// A chunk of one window: tokens [first, first + count) of those that the window feeds.
+struct Chunk {
+  size_t slot;  ///< The window's index among those run together.
+  const Window* window;
+  int64_t first;
+  int64_t count;
+};
+
+/// One forward pass. Windows run together are fed in chunks, so that the logits in memory never
+/// exceed kLogitBytes, however long a window is.
+struct Step {
+  std::vector<Chunk> chunks;
+  bool begins = false;       ///< All windows of the step start here.
+  bool scored = false;       ///< Every token of the chunks predicts a scored target.
+  int64_t windows_done = 0;  ///< Windows completed after this step.
+};
+
+/// Adds the passes of windows that are run together.
+void AddSteps(std::span<const Window> together, int64_t windows_before, int64_t max_rows,
+              std::vector<Step>* steps) {
+  const auto count = static_cast<int64_t>(together.size());
+  Step context;
+  for (size_t i = 0; i < together.size(); ++i) {
+    if (together[i].scored > 0) {
+      context.chunks.push_back({i, &together[i], 0, together[i].scored});
+    }
+  }
+  const size_t first_step = steps->size();
+  if (!context.chunks.empty()) steps->push_back(std::move(context));
+  const int64_t rows = std::max<int64_t>(max_rows / count, 1);
+  for (int64_t done = 0;; done += rows) {
+    Step step;
+    step.scored = true;
+    for (size_t i = 0; i < together.size(); ++i) {
+      const int64_t first = together[i].scored + done;
+      const int64_t left = together[i].count - first;
+      if (left > 0) step.chunks.push_back({i, &together[i], first, std::min(left, rows)});
+    }
+    if (step.chunks.empty()) break;
+    steps->push_back(std::move(step));
+  }
+  for (size_t i = first_step; i < steps->size(); ++i) (*steps)[i].windows_done = windows_before;
+  (*steps)[first_step].begins = true;
+  steps->back().windows_done = windows_before + count;
+}
+
+std::vector<Step> PlanSteps(const Model& model, std::span<const Window> windows) {
+  const int64_t row_bytes = model.info().vocab_size * int64_t{sizeof(float)};
+  const int64_t max_rows = std::clamp<int64_t>(kLogitBytes / row_bytes, 1, kTokensAtOnce);
+  const auto together = static_cast<size_t>(std::max<int64_t>(max_rows / windows[0].count, 1));
+  std::vector<Step> steps;
+  for (size_t first = 0; first < windows.size(); first += together) {
+    AddSteps(windows.subspan(first, std::min(together, windows.size() - first)),
+             static_cast<int64_t>(first), max_rows, &steps);
+  }
+  return steps;
+}
+
+/// Runs one model through the steps, in order.
+class StepRunner {
+ public:
+  StepRunner(const Model& model, std::span<const int32_t> tokens)
+      : model_(model), tokens_(tokens) {}
+
+  Status Run(const Step& step) {
+    if (step.begins) sequences_.clear();
+    std::vector<SequenceInput> inputs;
+    int64_t rows = 0;
+    for (const Chunk& chunk : step.chunks) {
+      while (sequences_.size() <= chunk.slot) {
+        MARLIN_ASSIGN_OR_RETURN(Sequence sequence, model_.NewSequence({.truncatable = false}));
+        sequences_.push_back(std::make_unique<Sequence>(std::move(sequence)));
+      }
+      const auto first = static_cast<size_t>(chunk.window->first + chunk.first);
+      inputs.push_back({sequences_[chunk.slot].get(),
+                        tokens_.subspan(first, static_cast<size_t>(chunk.count)), step.scored});
+      rows += step.scored ? chunk.count : 1;
+    }
+    const int64_t vocab = model_.info().vocab_size;
+    logits_.resize(static_cast<size_t>(rows * vocab));
+    return model_.Forward(inputs, {logits_.data(), DType::kF32, {rows, vocab}});
+  }
+
+  /// Logits of the last step's tokens, row by row.
+  std::span<const float> Row(int64_t row) const {
+    const auto vocab = static_cast<size_t>(model_.info().vocab_size);
+    return std::span(logits_).subspan(static_cast<size_t>(row) * vocab, vocab);
+  }
+
+ private:
+  const Model& model_;
+  std::span<const int32_t> tokens_;
+  std::vector<std::unique_ptr<Sequence>> sequences_;
+  std::vector<float> logits_;
+};
+
+/// log(sum of e^x) in double.
+double LogSumExp(std::span<const float> x) {
+  const auto largest = static_cast<double>(*std::max_element(x.begin(), x.end()));
+  double sum = 0;
+  for (const float value : x) sum += std::exp(static_cast<double>(value) - largest);
+  return largest + std::log(sum);
+}
+
+/// LogSumExp, or an error if it is not finite.
+Result<double> CheckedLogSumExp(const Model& model, std::span<const float> logits,
+                                int64_t position) {
+  const double sum = LogSumExp(logits);
+  if (std::isfinite(sum)) return sum;
+  return Status(Code::kNonFiniteInput, fmt::format("logits: not finite after token {} ({})",
+                                                   position, model.info().model_type));
+}
+
+double Nll(std::span<const float> logits, double log_sum, int32_t target) {
+  return log_sum - static_cast<double>(logits[static_cast<size_t>(target)]);
+}
+
+/// Mean and variance of negative log likelihoods, or of differences of two, by Welford's algorithm.
+class NllSums {
+ public:
+  void Add(double nll) {
+    ++count_;
+    const double difference = nll - mean_;
+    mean_ += difference / static_cast<double>(count_);
+    squares_ += difference * (nll - mean_);
+  }
+  PerplexityResult Finish(size_t windows) const {
+    const auto n = static_cast<double>(count_);
+    PerplexityResult result;
+    result.nll = mean_;
+    result.perplexity = std::exp(mean_);
+    result.standard_error = result.perplexity * std::sqrt(squares_ / std::max(n - 1, 1.0) / n);
+    result.tokens = count_;
+    result.windows = static_cast<int64_t>(windows);
+    return result;
+  }
+
+ private:
+  double mean_ = 0;
+  double squares_ = 0;  ///< Sum of the squared differences from the mean.
+  int64_t count_ = 0;
+};
+
+/// Calls score(row, position of the token, target) for every token of a chunk.
+template <typename Score>
+Status ScoreChunk(const Chunk& chunk, std::span<const int32_t> tokens, int64_t first_row,
+                  Score score) {
+  for (int64_t i = 0; i < chunk.count; ++i) {
+    const int64_t position = chunk.window->first + chunk.first + i;
+    MARLIN_RETURN_IF_ERROR(
+        score(first_row + i, position, tokens[static_cast<size_t>(position + 1)]));
+  }
+  return {};
+}
+
+/// For each step calls run(step), then scores its chunks.
+template <typename RunStep, typename Score>
+Status ForTargets(const Model& model, std::span<const int32_t> tokens,
+                  std::span<const Window> windows, const EvaluateOptions& options, RunStep run,
+                  Score score) {
+  for (const Step& step : PlanSteps(model, windows)) {
+    MARLIN_RETURN_IF_ERROR(run(step));
+    int64_t row = 0;
+    for (const Chunk& chunk : step.chunks) {
+      if (!step.scored) break;
+      MARLIN_RETURN_IF_ERROR(ScoreChunk(chunk, tokens, row, score));
+      row += chunk.count;
+    }
+    if (options.progress) {
+      options.progress(step.windows_done, static_cast<int64_t>(windows.size()));
+    }
+  }
+  return {};
+}
+
+Status CheckTargets(const Model& model, std::span<const int32_t> tokens) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0 || tokens[i] >= model.info().vocab_size) {
+      return Invalid(fmt::format("tokens: token {} is {}, expected 0..{}", i, tokens[i],
+                                 model.info().vocab_size - 1));
+    }
+  }
+  return {};
+}
+
+/// Divergence between two models' predictions at the same positions.
+struct Divergences {
+  std::vector<double> kl;
+  int64_t same_top = 0;
+
+  void Add(std::span<const float> model, double model_sum, std::span<const float> reference,
+           double reference_sum) {
+    double divergence = 0;
+    for (size_t i = 0; i < model.size(); ++i) {
+      const double log_p = static_cast<double>(reference[i]) - reference_sum;
+      const double log_q = static_cast<double>(model[i]) - model_sum;
+      const double p = std::exp(log_p);
+      if (p > 0) divergence += p * (log_p - log_q);
+    }
+    kl.push_back(std::max(divergence, 0.0));
+    const auto top = [](std::span<const float> x) {
+      return std::max_element(x.begin(), x.end()) - x.begin();
+    };
+    same_top += top(model) == top(reference) ? 1 : 0;
+  }
+
+  void Finish(CompareResult* result) {
+    std::sort(kl.begin(), kl.end());
+    const auto n = static_cast<double>(kl.size());
+    double sum = 0;
+    for (const double value : kl) sum += value;
+    const auto quantile = [this](double q) {
+      return kl[static_cast<size_t>(std::lround(q * static_cast<double>(kl.size() - 1)))];
+    };
+    result->kl_mean = sum / n;
+    result->kl_median = quantile(0.5);
+    result->kl_p99 = quantile(0.99);
+    result->kl_max = kl.back();
+    result->top1_agreement = static_cast<double>(same_top) / n;
+  }
+};
+
+Result<PerplexityResult> MeasurePerplexity(const Model& model, std::span<const int32_t> tokens,
+                                           const EvaluateOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckOptions(model, tokens, options));
+  MARLIN_RETURN_IF_ERROR(CheckTargets(model, tokens));
+  const auto windows = Windows(static_cast<int64_t>(tokens.size()), options);
+  StepRunner runner(model, tokens);
+  NllSums sums;
+  const auto score = [&](int64_t row, int64_t position, int32_t target) -> Status {
+    const auto logits = runner.Row(row);
+    MARLIN_ASSIGN_OR_RETURN(const double sum, CheckedLogSumExp(model, logits, position));
+    sums.Add(Nll(logits, sum, target));
+    return {};
+  };
+  MARLIN_RETURN_IF_ERROR(ForTargets(
+      model, tokens, windows, options, [&](const Step& step) { return runner.Run(step); }, score));
+  return sums.Finish(windows.size());
+}
+
+Result<CompareResult> MeasureDistance(const Model& model, const Model& reference,
+                                      std::span<const int32_t> tokens,
+                                      const EvaluateOptions& options) {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
+  MARLIN_RETURN_IF_ERROR(CheckModel("reference", reference));
+  if (reference.info().vocab_size != model.info().vocab_size) {
+    return Invalid(fmt::format("reference: a vocabulary of {}, the model has {}",
+                               reference.info().vocab_size, model.info().vocab_size));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckOptions(model, tokens, options));
+  MARLIN_RETURN_IF_ERROR(CheckOptions(reference, tokens, options));
+  MARLIN_RETURN_IF_ERROR(CheckTargets(model, tokens));
+  const auto windows = Windows(static_cast<int64_t>(tokens.size()), options);
+  StepRunner model_runner(model, tokens);
+  StepRunner reference_runner(reference, tokens);
+  NllSums model_sums;
+  NllSums reference_sums;
+  NllSums differences;
+  Divergences divergences;
+  const auto run = [&](const Step& step) -> Status {
+    MARLIN_RETURN_IF_ERROR(model_runner.Run(step));
+    return reference_runner.Run(step);
+  };
+  const auto score = [&](int64_t row, int64_t position, int32_t target) -> Status {
+    const auto a = model_runner.Row(row);
+    const auto b = reference_runner.Row(row);
+    MARLIN_ASSIGN_OR_RETURN(const double a_sum, CheckedLogSumExp(model, a, position));
+    MARLIN_ASSIGN_OR_RETURN(const double b_sum, CheckedLogSumExp(reference, b, position));
+    model_sums.Add(Nll(a, a_sum, target));
+    reference_sums.Add(Nll(b, b_sum, target));
+    differences.Add(Nll(a, a_sum, target) - Nll(b, b_sum, target));
+    divergences.Add(a, a_sum, b, b_sum);
+    return {};
+  };
+  MARLIN_RETURN_IF_ERROR(ForTargets(model, tokens, windows, options, run, score));
+  CompareResult result;
+  result.model = model_sums.Finish(windows.size());
+  result.reference = reference_sums.Finish(windows.size());
+  const PerplexityResult ratio = differences.Finish(windows.size());
+  result.perplexity_ratio = ratio.perplexity;
+  result.perplexity_ratio_error = ratio.standard_error;
+  divergences.Finish(&result);
+  return result;
+}
+
+}  // namespace
+
+Result<PerplexityResult> Perplexity(const Model& model, std::span<const int32_t> tokens,
+                                    const EvaluateOptions& options) {
+  try {
+    return MeasurePerplexity(model, tokens, options);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "perplexity: cannot allocate");
+  }
+}
+
+Result<CompareResult> CompareModels(const Model& model, const Model& reference,
+                                    std::span<const int32_t> tokens,
+                                    const EvaluateOptions& options) {
+  try {
+    return MeasureDistance(model, reference, tokens, options);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "compare: cannot allocate");
+  }
+}
+
+}  // namespace marlin

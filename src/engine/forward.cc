@@ -1,0 +1,303 @@
+#include "engine/forward.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/aligned_buffer.h"
+#include "base/checked.h"
+#include "base/macros.h"
+#include "marlin/decoder.h"
+#include "model/placement.h"
+#include "ops/decoder/sampling.h"
+
+namespace marlin {
+namespace {
+
+constexpr int64_t kMinBlockBytes = int64_t{1} << 20;
+
+}  // namespace
+
+Result<size_t> Arena::Reserve(int64_t bytes) {
+  while (at_.block < blocks_.size() && at_.used + bytes > blocks_[at_.block].bytes()) {
+    at_ = {at_.block + 1, 0};
+  }
+  if (at_.block == blocks_.size()) {
+    MARLIN_ASSIGN_OR_RETURN(DeviceBuffer block,
+                            DeviceBuffer::Allocate(device_, std::max(bytes, kMinBlockBytes)));
+    blocks_.push_back(std::move(block));
+  }
+  return at_.block;
+}
+
+Result<MutableTensorView> Arena::Take(DType type, const Shape& shape) {
+  const int64_t bytes = RoundUp(shape.ElementCount() * DTypeBytes(type), kBufferAlignment);
+  MARLIN_ASSIGN_OR_RETURN(const size_t block, Reserve(bytes));
+  void* data = static_cast<uint8_t*>(blocks_[block].data()) + at_.used;
+  at_.used += bytes;
+  return MutableTensorView(data, type, shape);
+}
+
+Result<void*> Arena::Expanded(int64_t bytes) {
+  if (expanded_.bytes() < bytes) {
+    MARLIN_ASSIGN_OR_RETURN(expanded_, DeviceBuffer::Allocate(device_, bytes));
+  }
+  return expanded_.data();
+}
+
+Result<MutableTensorView> Arena::Upload(std::span<const int32_t> values) {
+  const auto count = static_cast<int64_t>(values.size());
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView view, Take(DType::kI32, {count}));
+  const DeviceBuffer& block = blocks_[at_.block];
+  const int64_t offset = view.As<uint8_t>() - static_cast<uint8_t*>(block.data());
+  MARLIN_RETURN_IF_ERROR(block.CopyFrom(values.data(), view.ByteCount(), offset));
+  return view;
+}
+
+Result<std::pair<const DeviceBuffer*, int64_t>> Arena::Find(const TensorView& view) const {
+  for (const DeviceBuffer& block : blocks_) {
+    const int64_t offset = view.As<uint8_t>() - static_cast<const uint8_t*>(block.data());
+    if (offset >= 0 && offset < block.bytes()) return std::pair(&block, offset);
+  }
+  return Status(Code::kInternal, "arena: a view of other memory");
+}
+
+Status Arena::Download(const TensorView& view, void* host) const {
+  MARLIN_ASSIGN_OR_RETURN(const auto place, Find(view));
+  return place.first->CopyTo(host, view.ByteCount(), place.second);
+}
+
+Status Arena::Fill(const MutableTensorView& view, const void* host) const {
+  MARLIN_ASSIGN_OR_RETURN(const auto place, Find(view));
+  return place.first->CopyFrom(host, view.ByteCount(), place.second);
+}
+
+Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
+                 const MutableTensorView& out) {
+  MARLIN_RETURN_IF_ERROR(
+      RmsNorm(pass.device, x, norm.view(), pass.decoder.config.epsilon, out, pass.stream()));
+  return Ended(pass, StepPart::kNorm);
+}
+
+Status NormalizeHidden(const Pass& pass, const DeviceVector& norm, const MutableTensorView& out) {
+  if (!std::exchange(pass.block_is_pending, false)) {
+    return Normalize(pass, norm, pass.values.hidden, out);
+  }
+  MARLIN_RETURN_IF_ERROR(AddRmsNorm(pass.device, pass.block, pass.values.hidden, norm.view(),
+                                    pass.decoder.config.epsilon, out, pass.stream()));
+  return Ended(pass, StepPart::kNorm);
+}
+
+Status AddBlock(const Pass& pass, const DeviceVector& norm) {
+  pass.block_is_pending = true;
+  return norm.empty() ? Status() : Normalize(pass, norm, pass.block, pass.block);
+}
+
+Status TakeValues(Pass* pass) {
+  const DecoderConfig& config = pass->decoder.config;
+  const Dimensions& shape = config.shape;
+  Arena& arena = pass->arena;
+  StepValues& values = pass->values;
+  const int64_t rows = pass->rows();
+  const auto take = [&](int64_t width) { return arena.Take(DType::kF32, {rows, width}); };
+  const DType activations = pass->products.activations;
+  MARLIN_ASSIGN_OR_RETURN(values.hidden, take(shape.hidden));
+  MARLIN_ASSIGN_OR_RETURN(pass->block, take(shape.hidden));
+  // The two halves of a layer reuse the same memory.
+  const Arena::Mark begin = arena.mark();
+  const int64_t queries = shape.heads * config.key_dim();
+  if (config.latent()) {
+    MARLIN_ASSIGN_OR_RETURN(values.projected, take(queries));
+    MARLIN_ASSIGN_OR_RETURN(values.latent, take(shape.kv_rank + shape.rope_dim));
+  } else {
+    MARLIN_ASSIGN_OR_RETURN(values.projected,
+                            take(queries + 2 * shape.kv_heads * config.key_dim()));
+  }
+  MARLIN_ASSIGN_OR_RETURN(values.mixed,
+                          arena.Take(activations, {rows, shape.heads * config.value_dim()}));
+  const Arena::Mark attention_end = arena.mark();
+  arena.Return(begin);
+  int64_t inner = 0;
+  for (const DecoderLayer& layer : pass->decoder.layers) inner = std::max(inner, layer.mlp.down.in);
+  if (inner > 0) {
+    MARLIN_ASSIGN_OR_RETURN(values.inner, arena.Take(activations, {rows, inner}));
+  }
+  if (shape.experts > 0) {
+    const Shape selected{rows, config.router.top_k};
+    MARLIN_ASSIGN_OR_RETURN(values.normed, take(shape.hidden));
+    MARLIN_ASSIGN_OR_RETURN(values.expert_ids, arena.Take(DType::kI32, selected));
+    MARLIN_ASSIGN_OR_RETURN(values.expert_weights, arena.Take(DType::kF32, selected));
+  }
+  if (arena.mark() < attention_end) arena.Return(attention_end);
+  return {};
+}
+
+Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
+               const MutableTensorView& inner) {
+  const DecoderConfig& config = pass.decoder.config;
+  const int64_t rows = x.dim(0);
+  const int64_t width = mlp.down.in;
+  if (mlp.gate_up.parts.size() == 1 && !mlp.gate_up.has_bias() && config.gate_limit == 0.0F) {
+    return ApplyGated(pass.device, mlp.gate_up, x, config.activation, pass.products, inner);
+  }
+  const ArenaScope scope(pass.arena);
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView both,
+                          pass.arena.Take(DType::kF32, {rows, 2 * width}));
+  MARLIN_RETURN_IF_ERROR(Apply(pass.device, mlp.gate_up, x, pass.products, both));
+  const MutableTensorView gate(both.data(), DType::kF32, {rows, width}, {2 * width, 1});
+  const MutableTensorView up(both.As<float>() + width, DType::kF32, {rows, width}, {2 * width, 1});
+  return ApplyGate(pass.device, gate, up, inner,
+                   {config.activation, config.gate_limit, config.gate_alpha}, pass.stream());
+}
+
+Status RunGateUp(const Pass& pass, int64_t index) {
+  const ArenaScope scope(pass.arena);
+  const DecoderLayer& layer = pass.layer(index);
+  const StepValues& values = pass.values;
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
+                          pass.arena.Take(pass.products.activations, values.hidden.shape()));
+  MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer.mlp_norm, x));
+  MARLIN_RETURN_IF_ERROR(RunGate(pass, layer.mlp, x, values.inner));
+  return Ended(pass, StepPart::kGateUp);
+}
+
+Status RunProjectAdd(const Pass& pass, int64_t index, bool from_inner) {
+  const DecoderLayer& layer = pass.layer(index);
+  if (from_inner) {
+    MARLIN_RETURN_IF_ERROR(
+        Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, pass.block));
+    MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kDown));
+    return AddBlock(pass, layer.mlp_out_norm);
+  }
+  const Projection& out = pass.decoder.config.latent() ? layer.latent.out : layer.attention.out;
+  MARLIN_RETURN_IF_ERROR(Apply(pass.device, out, pass.values.mixed, pass.products, pass.block));
+  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kOut));
+  return AddBlock(pass, layer.attention_out_norm);
+}
+
+Status CompleteHidden(const Pass& pass) {
+  if (!std::exchange(pass.block_is_pending, false)) return {};
+  MARLIN_RETURN_IF_ERROR(AddTo(pass.device, pass.block, pass.values.hidden, 1.0F, pass.stream()));
+  return Ended(pass, StepPart::kResidual);
+}
+
+namespace {
+
+Status RunEmbed(const Pass& pass) {
+  const Decoder& decoder = pass.decoder;
+  const StepValues& values = pass.values;
+  MARLIN_RETURN_IF_ERROR(
+      decoder.embedding.empty()
+          ? LookUpRows(pass.device, decoder.embedding_projection.parts.front(), values.ids,
+                       values.hidden, pass.stream())
+          : LookUpRows(pass.device, decoder.embedding, values.ids, values.hidden, pass.stream()));
+  return Ended(pass, StepPart::kEmbed);
+}
+
+Status RunHead(const Pass& pass) {
+  const StepValues& values = pass.values;
+  const int64_t rows = values.wanted.dim(0);
+  if (rows == 0) return {};
+  const ArenaScope scope(pass.arena);
+  const DType activations = pass.products.activations;
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView last,
+                          pass.arena.Take(activations, {rows, values.hidden.dim(1)}));
+  if (rows == pass.rows()) {
+    MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, pass.decoder.norm, last));
+  } else {
+    MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView wanted,
+                            pass.arena.Take(DType::kF32, {rows, values.hidden.dim(1)}));
+    MARLIN_RETURN_IF_ERROR(
+        LookUpRows(pass.device, values.hidden, values.wanted, wanted, pass.stream()));
+    MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kHead));
+    MARLIN_RETURN_IF_ERROR(Normalize(pass, pass.decoder.norm, wanted, last));
+  }
+  MARLIN_RETURN_IF_ERROR(
+      Apply(pass.device, pass.decoder.lm_head(), last, pass.products, values.logits));
+  return Ended(pass, StepPart::kHead);
+}
+
+Status RunSample(const Pass& pass) {
+  const StepValues& values = pass.values;
+  if (values.samplers.empty() || values.wanted.dim(0) == 0) return {};
+  MARLIN_RETURN_IF_ERROR(SampleRows(pass.device, values.logits, values.samplers,
+                                    values.sampler_rows, values.tokens, pass.stream()));
+  return Ended(pass, StepPart::kSample);
+}
+
+Status RunPieces(const Pass& pass, StepKind kind, int64_t layer, bool from_inner) {
+  switch (kind) {
+    case StepKind::kEmbed:
+      return RunEmbed(pass);
+    case StepKind::kProject:
+      return RunProject(pass, layer);
+    case StepKind::kLatentProject:
+      return RunLatentProject(pass, layer);
+    case StepKind::kAttention:
+      return RunAttention(pass, layer);
+    case StepKind::kProjectAdd:
+      return RunProjectAdd(pass, layer, from_inner);
+    case StepKind::kGateUp:
+      return RunGateUp(pass, layer);
+    case StepKind::kRoute:
+      return RunRoute(pass, layer);
+    case StepKind::kExperts:
+      return RunExperts(pass, layer);
+    case StepKind::kHead:
+      return RunHead(pass);
+    case StepKind::kSample:
+      return RunSample(pass);
+  }
+  return Status(Code::kInternal, "step: an unknown operation");
+}
+
+}  // namespace
+
+StepProgram::Part StepProgram::PartOf(const StepOperation& operation) {
+  const auto* const add = std::get_if<ProjectAddStep>(&operation);
+  const auto layer = [](const auto& step) -> int64_t {
+    if constexpr (requires { step.layer; }) return step.layer;
+    return 0;
+  };
+  return {KindOf(operation), add != nullptr && add->from == ProjectAddStep::From::kInner,
+          std::visit(layer, operation), nullptr, 0};
+}
+
+Result<StepProgram> StepProgram::Make(const Device& device, StepDescription step) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+  StepProgram program;
+  program.step_ = std::make_unique<const StepDescription>(std::move(step));
+  const std::span<const StepOperation> all = program.step_->operations;
+  for (size_t first = 0; first < all.size();) {
+    MARLIN_ASSIGN_OR_RETURN(FusedRun run, decoder->Fuse(*program.step_, all.subspan(first)));
+    const size_t end = first + std::max<size_t>(run.count, 1);
+    if (run.count == 0) {
+      MARLIN_RETURN_IF_ERROR(CheckUnfused(device, KindOf(all[first])));
+    } else {
+      program.parts_.push_back(PartOf(all[first]));
+      program.parts_.back().fused = std::move(run.operations);
+      program.parts_.back().count = run.count;
+    }
+    for (; first < end; ++first) program.parts_.push_back(PartOf(all[first]));
+  }
+  return program;
+}
+
+Status StepProgram::Run(const Pass& pass) const {
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const Part& part = parts_[i];
+    if (part.fused == nullptr) {
+      MARLIN_RETURN_IF_ERROR(RunPieces(pass, part.kind, part.layer, part.from_inner));
+      continue;
+    }
+    // A fused run does not tell what its routers select.
+    if (pass.routing != nullptr || !part.fused->Takes(pass.values)) continue;
+    MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+    MARLIN_RETURN_IF_ERROR(part.fused->Run(pass.values, pass.stream()));
+    MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kFused));
+    i += part.count;
+  }
+  return {};
+}
+
+}  // namespace marlin

@@ -1,0 +1,173 @@
+// One forward pass of some tokens through the layers.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/kv_cache.h"
+#include "engine/recorded_steps.h"
+#include "engine/step_timer.h"
+#include "marlin/device.h"
+#include "marlin/model.h"
+#include "marlin/moe.h"
+#include "model/layers.h"
+#include "ops/device/device.h"
+#include "plan/step/decoder_step.h"
+
+namespace marlin {
+
+/// Device memory for the activations of one pass, allocated linearly and reused by the next.
+class Arena {
+ public:
+  explicit Arena(const Device& device) : device_(device) {}
+  /// Allocates a contiguous view. Errors: kOutOfMemory.
+  Result<MutableTensorView> Take(DType type, const Shape& shape);
+  /// Allocates a copy of host values, [values.size()]. Waits for the copy.
+  Result<MutableTensorView> Upload(std::span<const int32_t> values);
+  /// Copies a contiguous view of this arena to the host, and waits for the copy.
+  Status Download(const TensorView& view, void* host) const;
+  /// Copies host memory to a contiguous view of this arena, and waits for the copy.
+  Status Fill(const MutableTensorView& view, const void* host) const;
+  /// Memory beside the arena's, for ExpandedMemory; the same address in every pass. Errors:
+  /// kOutOfMemory.
+  Result<void*> Expanded(int64_t bytes);
+  /// A position to which the arena can be rewound.
+  struct Mark {
+    size_t block = 0;
+    int64_t used = 0;
+    friend auto operator<=>(const Mark&, const Mark&) = default;
+  };
+  Mark mark() const { return at_; }
+  void Return(const Mark& mark) { at_ = mark; }
+  /// The recordings of passes in this memory.
+  RecordedSteps& recorded() { return recorded_; }
+
+ private:
+  /// The block of a view of this arena, and the view's offset in it. Errors: kInternal.
+  Result<std::pair<const DeviceBuffer*, int64_t>> Find(const TensorView& view) const;
+  /// Advances to a block with room for so many bytes, at at_.used. Returns its index.
+  Result<size_t> Reserve(int64_t bytes);
+
+  Device device_;
+  std::vector<DeviceBuffer> blocks_;
+  DeviceBuffer expanded_;
+  Mark at_;
+  RecordedSteps recorded_;
+};
+
+/// Frees at the end of a scope what the scope allocated from an arena.
+class ArenaScope {
+ public:
+  explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.mark()) {}
+  ~ArenaScope() { arena_.Return(mark_); }
+  ArenaScope(const ArenaScope&) = delete;
+  ArenaScope& operator=(const ArenaScope&) = delete;
+
+ private:
+  Arena& arena_;
+  Arena::Mark mark_;
+};
+
+/// Learns the experts that tokens select.
+class RoutingObserver {
+ public:
+  virtual ~RoutingObserver() = default;
+  /// The selections of a pass's tokens in a layer, [tokens, top_k].
+  virtual void Add(int64_t layer, std::span<const int32_t> ids) = 0;
+};
+
+/// Learns the inputs of the linear layers inside an operation.
+class InputObserver {
+ public:
+  virtual ~InputObserver() = default;
+  /// MLA: the inputs of q_b (unless the layer has none) and kv_b, f32 [rows, in].
+  virtual Status AddLatent(const TensorView* query, const TensorView& key) = 0;
+};
+
+/// The arguments that the operations of a pass share.
+struct Pass {
+  const Device& device;
+  const Decoder& decoder;
+  const PagePool& pool;
+  ProductOptions products;
+  Arena& arena;
+  RoutingObserver* routing = nullptr;  ///< Null: selections are not observed.
+  InputObserver* inputs = nullptr;     ///< Null: inputs are not observed.
+  StepTimer* timer = nullptr;          ///< Null: operations are not timed.
+  StepValues values = {};
+  /// f32 [rows, hidden]: what a projection or the experts add to `hidden`.
+  MutableTensorView block = {};
+  /// `hidden` lacks `block`; the next norm of `hidden` adds it.
+  mutable bool block_is_pending = false;
+  /// Null: plans of experts are not kept. A recorded step keeps those that it uses.
+  std::vector<ExpertsPlan>* plans = nullptr;
+
+  int64_t rows() const { return values.rows(); }
+  void* stream() const { return products.stream; }
+  const DecoderLayer& layer(int64_t index) const {
+    return decoder.layers[static_cast<size_t>(index)];
+  }
+};
+
+/// Tells the timer that an operation of `part` is enqueued.
+inline Status Ended(const Pass& pass, StepPart part) {
+  return pass.timer == nullptr ? Status() : pass.timer->End(part);
+}
+
+/// Allocates from the pass's arena all values that flow between its operations, except the logits
+/// and the sampled tokens. Errors: kOutOfMemory.
+Status TakeValues(Pass* pass);
+
+/// Runs one operation of a layer, unfused. The unfused code reads the layers rather than the step's
+/// description: while weights stream through the caches, every additional cache line costs time.
+Status RunProject(const Pass& pass, int64_t layer);
+Status RunLatentProject(const Pass& pass, int64_t layer);
+Status RunAttention(const Pass& pass, int64_t layer);
+Status RunRoute(const Pass& pass, int64_t layer);
+Status RunExperts(const Pass& pass, int64_t layer);
+Status RunGateUp(const Pass& pass, int64_t layer);
+/// From values.mixed, or from values.inner.
+Status RunProjectAdd(const Pass& pass, int64_t layer, bool from_inner);
+/// inner = GLU of x.
+Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
+               const MutableTensorView& inner);
+/// Adds the pending block, for operations that read `hidden` itself.
+Status CompleteHidden(const Pass& pass);
+
+/// out = norm(x); out may be x.
+Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
+                 const MutableTensorView& out);
+/// out = norm(hidden), after the pending block has been added to it.
+Status NormalizeHidden(const Pass& pass, const DeviceVector& norm, const MutableTensorView& out);
+/// Makes norm(block), or block without a norm, the pending block.
+Status AddBlock(const Pass& pass, const DeviceVector& norm);
+
+/// A step, with the runs of operations that the device has fused.
+class StepProgram {
+ public:
+  StepProgram() = default;
+  /// Offers the operations to the device. Errors: those of its Fuse, and kUnsupported naming the
+  /// device and an operation that it neither fuses nor has unfused.
+  static Result<StepProgram> Make(const Device& device, StepDescription step);
+
+  Status Run(const Pass& pass) const;
+
+ private:
+  /// One operation, or a fused run, which is followed by its operations.
+  struct Part {
+    StepKind kind;
+    bool from_inner;  ///< For ProjectAddStep.
+    int64_t layer;
+    std::unique_ptr<const FusedOperations> fused;
+    size_t count = 0;  ///< Operations of a fused run.
+  };
+  static Part PartOf(const StepOperation& operation);
+  std::unique_ptr<const StepDescription> step_;  ///< Fused runs point into it.
+  std::vector<Part> parts_;
+};
+
+}  // namespace marlin

@@ -1,0 +1,318 @@
+#include "marlin/model.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <mutex>
+#include <new>
+
+#include "base/checked.h"
+#include "base/macros.h"
+#include "base/printable.h"
+#include "base/view_checks.h"
+#include "engine/choose_host_experts.h"
+#include "engine/decode_call.h"
+#include "engine/describe_step.h"
+#include "engine/expand.h"
+#include "engine/forward_call.h"
+#include "engine/kv_cache.h"
+#include "engine/model_impl.h"
+#include "marlin/sampling.h"
+#include "model/layers.h"
+#include "model/open_model.h"
+#include "model/placement.h"
+
+namespace marlin {
+namespace {
+
+ModelInfo InfoOf(const Decoder& decoder) {
+  ModelInfo info;
+  info.model_type = decoder.config.family->model_type;
+  info.recipe = decoder.checkpoint.recipe_name();
+  info.layers = decoder.config.shape.layers;
+  info.hidden_size = decoder.config.shape.hidden;
+  info.vocab_size = decoder.config.shape.vocabulary;
+  info.max_positions = decoder.config.max_positions;
+  info.parameters = decoder.parameters;
+  info.bytes = decoder.bytes;
+  info.host_bytes = decoder.host_bytes;
+  info.host_experts = decoder.host_experts;
+  int64_t stored = 0;
+  for (const TensorInfo& tensor : decoder.checkpoint.tensors()) stored += tensor.bytes;
+  info.bits_per_weight = decoder.parameters > 0 ? 8.0 * static_cast<double>(stored) /
+                                                      static_cast<double>(decoder.parameters)
+                                                : 0.0;
+  info.eos_token_ids = decoder.config.generation.eos_token_ids;
+  info.sampling = decoder.config.generation.sampling;
+  info.ignored_generation_keys = decoder.config.generation.ignored;
+  info.notes = decoder.config.notes;
+  return info;
+}
+
+Status CheckInput(const std::shared_ptr<const Model::Impl>& model, const SequenceInput& input,
+                  size_t index) {
+  const auto invalid = [&](const std::string& what) {
+    return Status(Code::kInvalidArgument, fmt::format("inputs[{}]: {}", index, what));
+  };
+  if (input.sequence == nullptr) return invalid("no sequence");
+  const Sequence::State* const state = input.sequence->state();
+  if (state == nullptr) return invalid("a sequence that was moved from");
+  if (!state->BelongsTo(model)) {
+    return invalid(state->model.expired() ? "a sequence of a destroyed model"
+                                          : "a sequence of another model");
+  }
+  if (input.tokens.empty()) return invalid("no tokens");
+  if (input.feed_only && input.all_logits) return invalid("feed_only excludes all_logits");
+  const auto count = static_cast<int64_t>(input.tokens.size());
+  const int64_t length = input.sequence->length();
+  const ModelInfo& info = model->info;
+  if (length + count > info.max_positions) {
+    return invalid(
+        fmt::format("{} tokens do not fit in a context of {}", length + count, info.max_positions));
+  }
+  for (size_t i = 0; i < input.tokens.size(); ++i) {
+    if (input.tokens[i] < 0 || input.tokens[i] >= info.vocab_size) {
+      return invalid(
+          fmt::format("token {} is {}, expected 0..{}", i, input.tokens[i], info.vocab_size - 1));
+    }
+  }
+  return {};
+}
+
+Status CheckLogits(const std::shared_ptr<const Model::Impl>& model,
+                   std::span<const SequenceInput> inputs, const MutableTensorView& logits) {
+  int64_t rows = 0;
+  for (const SequenceInput& input : inputs) {
+    if (input.feed_only) continue;
+    rows += input.all_logits ? static_cast<int64_t>(input.tokens.size()) : 1;
+  }
+  const Shape expected{rows, model->info.vocab_size};
+  if (logits.dtype() != DType::kF32 || !(logits.shape() == expected)) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("logits: expected f32 {}, got {} {}", expected.ToString(),
+                              DTypeName(logits.dtype()), logits.shape().ToString()));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckData("logits", logits));
+  return CheckDistinctElements("logits", logits, false);
+}
+
+Status CheckInputs(const std::shared_ptr<const Model::Impl>& model,
+                   std::span<const SequenceInput> inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    MARLIN_RETURN_IF_ERROR(CheckInput(model, inputs[i], i));
+  }
+  return {};
+}
+
+/// Claims the sequences of all inputs for one call, before their lengths are read.
+Status ClaimAll(std::span<const SequenceInput> inputs, SequenceClaim* claim) {
+  std::vector<const Sequence*> seen;
+  for (const SequenceInput& input : inputs) {
+    if (input.sequence != nullptr && input.sequence->state() != nullptr) {
+      seen.push_back(input.sequence);
+    }
+  }
+  std::sort(seen.begin(), seen.end());
+  if (std::adjacent_find(seen.begin(), seen.end()) != seen.end()) {
+    return Status(Code::kInvalidArgument, "inputs: a sequence appears twice");
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Sequence::State* const state =
+        inputs[i].sequence == nullptr ? nullptr : inputs[i].sequence->state();
+    if (state != nullptr && !claim->Take(*state)) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("inputs[{}]: another call is feeding the sequence", i));
+    }
+  }
+  return {};
+}
+
+/// The inputs of which a token is sampled.
+int64_t SampledRows(std::span<const SequenceInput> inputs) {
+  return std::count_if(inputs.begin(), inputs.end(),
+                       [](const SequenceInput& input) { return !input.feed_only; });
+}
+
+Status CheckSamplers(const Model::Impl& model, std::span<const SequenceInput> inputs,
+                     const MutableTensorView& samplers) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].all_logits) continue;
+    return Status(Code::kInvalidArgument,
+                  fmt::format("inputs[{}]: all_logits cannot be combined with sampling", i));
+  }
+  MARLIN_ASSIGN_OR_RETURN(const int64_t bytes,
+                          SamplerStateBytes(model.device, model.info.vocab_size));
+  const Shape expected{SampledRows(inputs), bytes};
+  if (samplers.dtype() == DType::kU8 && samplers.shape() == expected) {
+    return CheckData("samplers", samplers);
+  }
+  return Status(Code::kInvalidArgument,
+                fmt::format("samplers: expected u8 {}, got {} {}", expected.ToString(),
+                            DTypeName(samplers.dtype()), samplers.shape().ToString()));
+}
+
+Status CheckCount(const char* name, size_t count, size_t expected, const char* unit) {
+  if (count == expected) return {};
+  return Status(Code::kInvalidArgument,
+                fmt::format("{}: expected {} ({}), got {}", name, expected, unit, count));
+}
+
+/// Checks the sizes of a Decode call.
+Status CheckDecode(const DecodeCall& call) {
+  const int64_t steps = call.options.steps;
+  if (steps < 1) {
+    return Status(Code::kInvalidArgument, fmt::format("steps: expected 1 or more, got {}", steps));
+  }
+  const auto inputs = static_cast<int64_t>(call.inputs.size());
+  const auto expected = static_cast<size_t>(SaturatingProduct(inputs, steps));
+  MARLIN_RETURN_IF_ERROR(CheckCount("tokens", call.tokens.size(), expected, "inputs * steps"));
+  return CheckCount("counts", call.counts.size(), call.inputs.size(), "inputs");
+}
+
+}  // namespace
+
+Sequence::Sequence(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Sequence::Sequence(Sequence&&) noexcept = default;
+Sequence& Sequence::operator=(Sequence&&) noexcept = default;
+Sequence::~Sequence() = default;
+
+int64_t Sequence::length() const { return state_ == nullptr ? 0 : state_->cache.length(); }
+
+Status Sequence::Truncate(int64_t length) {
+  if (state_ == nullptr) return Status(Code::kInvalidArgument, "sequence: was moved from");
+  if (state_->in_use.test_and_set(std::memory_order_acquire)) {
+    return Status(Code::kInvalidArgument, "sequence: another call is feeding it");
+  }
+  const int64_t fed = this->length();
+  const int64_t shortest = state_->cache.ShortestLength();
+  const bool valid = length == 0 || (length >= shortest && length <= fed);
+  if (valid) state_->cache.Truncate(length);
+  state_->in_use.clear(std::memory_order_release);
+  if (valid) return {};
+  const std::string expected =
+      shortest == 0 ? fmt::format("0..{}", fed)
+                    : fmt::format("0 or {}..{} (the windows before are gone)", shortest, fed);
+  return Status(Code::kInvalidArgument,
+                fmt::format("length: expected {}, got {}", expected, length));
+}
+
+Result<Model> Model::Open(const std::string& path, const Device& device,
+                          const ModelOptions& options) {
+  try {
+    MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory,
+                            OpenModelDirectory(path, {options.allow_extra_tensors}));
+    const Checkpoint& checkpoint = directory.checkpoint;
+    MARLIN_ASSIGN_OR_RETURN(const DType cache_type, CacheType(options));
+    // Checks the device before reading any tensor.
+    MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
+    MARLIN_ASSIGN_OR_RETURN(const HostExperts host_experts,
+                            ChooseHostExperts(directory, chosen, options));
+    MARLIN_ASSIGN_OR_RETURN(
+        const int64_t for_cache,
+        BytesForCache(checkpoint, chosen, options.device_memory, host_experts.bytes,
+                      LatentBytes(directory.config, options, cache_type, chosen)));
+    LoadOptions load;
+    load.absorbed = AbsorbedType(options.allow_bf16_activations);
+    if (host_experts.count > 0) load.host_experts = &host_experts;
+    if (!options.prepared.empty()) {
+      MARLIN_ASSIGN_OR_RETURN(load.prepared, OpenPrepared(options.prepared, checkpoint, chosen));
+    }
+    MARLIN_ASSIGN_OR_RETURN(Decoder decoder,
+                            LoadDecoder(checkpoint, std::move(directory.config), chosen, load));
+    MARLIN_RETURN_IF_ERROR(UploadTables(chosen, &decoder));
+    auto impl = std::make_shared<Impl>(chosen, std::move(decoder));
+    impl->info = InfoOf(impl->decoder);
+    const bool exact = !options.allow_bf16_activations;
+    impl->products = {exact ? Accuracy::kExact : Accuracy::kDefault, !exact};
+    if (options.batch_invariant) impl->products.determinism = Determinism::kBatchInvariant;
+    if (!exact && chosen.impl().backend().rounds_activations()) {
+      impl->products.activations = DType::kBf16;
+    }
+    const DecoderConfig& numbers = impl->decoder.config;
+    CacheShape cache = CacheShape::Of(numbers, cache_type);
+    cache.most_bytes = for_cache;
+    impl->info.kv_cache = cache_type;
+    impl->info.kv_cache_bytes_per_token = CacheTokenBytes(numbers, cache_type);
+    MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(chosen, cache));
+    impl->writes_host = ReadsHostMemory(chosen);
+    MARLIN_ASSIGN_OR_RETURN(
+        impl->program,
+        StepProgram::Make(chosen, DescribeStep(impl->decoder, *impl->pool, impl->products)));
+    return Model(chosen, std::move(impl));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, fmt::format("{}: cannot allocate", path));
+  }
+}
+
+const ModelInfo& Model::info() const {
+  static const ModelInfo kNone;
+  return impl_ == nullptr ? kNone : impl_->info;
+}
+const Device& Model::device() const { return device_; }
+
+Result<Sequence> Model::NewSequence(const SequenceOptions& options) const {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
+  try {
+    return Sequence(std::make_unique<Sequence::State>(impl_, impl_->pool, options.truncatable));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "sequence: cannot allocate");
+  }
+}
+
+Status Model::Forward(std::span<const SequenceInput> inputs,
+                      const MutableTensorView& logits) const {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
+  try {
+    SequenceClaim claim;
+    MARLIN_RETURN_IF_ERROR(ClaimAll(inputs, &claim));
+    MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, inputs));
+    MARLIN_RETURN_IF_ERROR(CheckLogits(impl_, inputs, logits));
+    if (inputs.empty()) return {};
+    return RunForward(*impl_, inputs, {logits, {}, {}});
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "forward: cannot allocate");
+  }
+}
+
+Status Model::ForwardAndSample(std::span<const SequenceInput> inputs,
+                               const MutableTensorView& samplers, std::span<int32_t> tokens) const {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
+  try {
+    SequenceClaim claim;
+    MARLIN_RETURN_IF_ERROR(ClaimAll(inputs, &claim));
+    MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, inputs));
+    const auto sampled = static_cast<size_t>(SampledRows(inputs));
+    MARLIN_RETURN_IF_ERROR(CheckCount("tokens", tokens.size(), sampled, "inputs"));
+    MARLIN_RETURN_IF_ERROR(CheckSamplers(*impl_, inputs, samplers));
+    if (inputs.empty()) return {};
+    return RunForward(*impl_, inputs, {{}, samplers, tokens});
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "forward: cannot allocate");
+  }
+}
+
+Status Model::Decode(std::span<const DecodeInput> inputs, const MutableTensorView& samplers,
+                     const DecodeOptions& options, std::span<int32_t> tokens,
+                     std::span<int64_t> counts) const {
+  std::fill(counts.begin(), counts.end(), 0);
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
+  try {
+    const DecodeCall call{inputs, samplers, options, tokens, counts};
+    std::vector<SequenceInput> first;
+    first.reserve(inputs.size());
+    for (const DecodeInput& input : inputs) {
+      first.push_back({input.sequence, {&input.token, 1}, false});
+    }
+    SequenceClaim claim;
+    MARLIN_RETURN_IF_ERROR(ClaimAll(first, &claim));
+    MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, first));
+    MARLIN_RETURN_IF_ERROR(CheckSamplers(*impl_, first, samplers));
+    MARLIN_RETURN_IF_ERROR(CheckDecode(call));
+    if (inputs.empty()) return {};
+    return RunDecode(*impl_, call);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "decode: cannot allocate");
+  }
+}
+
+}  // namespace marlin

@@ -1,0 +1,72 @@
+#include "engine/recorded_steps.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/macros.h"
+#include "ops/device/device.h"
+
+namespace marlin {
+namespace {
+
+constexpr size_t kMostSteps = 16;
+
+}  // namespace
+
+RecordedSteps::Step::~Step() {
+  if (work == nullptr) return;
+  void* const stream = work->stream();
+  work.reset();
+  device.impl().FreeWorkspaces(stream);
+}
+
+RecordedSteps::Key RecordedSteps::KeyOf(const StepValues& values) {
+  Key key;
+  const auto add = [&key](const TensorView& view) {
+    key.push_back(reinterpret_cast<uintptr_t>(view.data()));
+    for (int i = 0; i < view.rank(); ++i) key.push_back(static_cast<uintptr_t>(view.dim(i)));
+  };
+  for (const TensorView& view : {values.ids, values.positions, values.first_rows, values.wanted,
+                                 values.sampler_rows, values.advance.stop_ids}) {
+    add(view);
+  }
+  add(values.advance.counts);
+  add(values.advance.tokens);
+  // Every other value lies behind the first one, at a distance that follows from the rows.
+  add(values.hidden);
+  for (const MutableTensorView& view : {values.logits, values.samplers, values.tokens}) add(view);
+  for (const StepPages& pages : values.pages) {
+    add(pages.block_tables);
+    add(pages.expanded.pages);
+    key.push_back(pages.slabs.size());
+    for (void* const slab : pages.slabs) key.push_back(reinterpret_cast<uintptr_t>(slab));
+  }
+  return key;
+}
+
+Status RecordedSteps::Run(const Device& device, const StepValues& values, const Enqueue& enqueue) {
+  const Backend& backend = device.impl().backend();
+  if (!backend.records() || values.rows() > kMostRows) return enqueue(nullptr, nullptr);
+  Key key = KeyOf(values);
+  const auto found = std::find_if(steps_.begin(), steps_.end(),
+                                  [&key](const auto& step) { return step->key == key; });
+  if (found != steps_.end()) {
+    const std::unique_ptr<RecordedWork>& work = (*found)->work;
+    return work == nullptr ? enqueue(nullptr, nullptr) : work->Launch(nullptr);
+  }
+  Key& last = last_[values.advance.steps()];
+  if (key != last) {
+    last = std::move(key);
+    return enqueue(nullptr, nullptr);
+  }
+  auto step = std::make_unique<Step>(device, std::move(key));
+  MARLIN_ASSIGN_OR_RETURN(step->work, backend.Record([&](void* stream) {
+    step->plans.clear();
+    return enqueue(stream, &step->plans);
+  }));
+  if (steps_.size() == kMostSteps) steps_.erase(steps_.begin());
+  steps_.push_back(std::move(step));
+  return {};
+}
+
+}  // namespace marlin

@@ -1,0 +1,34 @@
+// Range checks of the sampling options.
+#pragma once
+
+#include "marlin/device.h"
+#include "marlin/sampling.h"
+#include "marlin/status.h"
+#include "marlin/tensor.h"
+#include "plan/step/decoder_step.h"
+
+namespace marlin {
+
+/// The largest penalties, and the smallest repetition penalty: within them the logits of a model
+/// stay finite.
+inline constexpr double kMostPenalty = 1e6;
+inline constexpr double kMostRepetitionPenalty = 1000;
+inline constexpr double kLeastRepetitionPenalty = 0.001;
+
+/// Errors: kInvalidArgument naming the option out of range.
+Status CheckSampling(const SamplingOptions& options);
+
+/// SampleTokens with any number of states: state_rows, i32 [rows], has the state of each row, or a
+/// negative number for a row that is not sampled; empty: they are in order. A row that cannot be
+/// sampled gets a negative token where the error comes from Synchronize.
+Status SampleRows(const Device& device, const TensorView& logits, const MutableTensorView& states,
+                  const TensorView& state_rows, const MutableTensorView& tokens,
+                  void* stream = nullptr);
+
+/// Makes sampled tokens, i32 [rows], those of the next step (AdvanceTokensCall). Errors:
+/// kInvalidArgument for types, shapes and overlaps, and for a count that is not below the steps,
+/// which Synchronize reports unless device memory is host memory.
+Status AdvanceTokens(const Device& device, const TensorView& sampled, const StepAdvance& advance,
+                     void* stream = nullptr);
+
+}  // namespace marlin

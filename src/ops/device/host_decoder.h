@@ -1,0 +1,64 @@
+// The decoder operations other than GEMMs of devices that share the host's memory: those that the
+// device has no kernel for are run by the CPU.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "base/macros.h"
+#include "plan/gemm/backend.h"
+#include "plan/step/decoder_backend.h"
+#include "plan/step/decoder_calls.h"
+
+namespace marlin {
+
+class HostDecoder final : public DecoderBackend {
+ public:
+  /// `host` has a decoder; `device` shares its memory and looks up embeddings in its own weights.
+  HostDecoder(std::unique_ptr<Backend> host, const Backend& device)
+      : host_(std::move(host)), device_(device), own_(device.decoder()) {}
+
+  bool reads_host_memory() const override { return true; }
+  bool Has(DecoderOperation operation) const override { return host_->decoder()->Has(operation); }
+  int64_t cache_page_tokens() const override { return host_->decoder()->cache_page_tokens(); }
+  int64_t sampler_state_bytes(int64_t vocab) const override {
+    return host_->decoder()->sampler_state_bytes(vocab);
+  }
+
+  bool RoutesRows(const RouteRowsCall& call) const override {
+    return own_ != nullptr && own_->RoutesRows(call);
+  }
+  Status RouteRows(const RouteRowsCall& call, const OperationContext& context) const override {
+    return own_->RouteRows(call, context);
+  }
+
+#define MARLIN_DECODER_OPERATION(Name, text, workspace)                                \
+  int64_t WorkspaceBytes(const Name##Call& call) const override {                      \
+    return host_->decoder()->WorkspaceBytes(call);                                     \
+  }                                                                                    \
+  Status Run(const Name##Call& call, const OperationContext& context) const override { \
+    const bool own = own_ != nullptr && own_->Takes(call);                             \
+    return own ? own_->Run(call, context) : RunOnHost(call, context);                  \
+  }
+#include "plan/step/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
+
+ private:
+  /// Runs the host's operation after the device has written its inputs.
+  template <typename Call>
+  Status RunOnHost(const Call& call, const OperationContext& context) const {
+    if constexpr (std::is_same_v<Call, LookUpWeightRowsCall>) {
+      return device_.LookUpRows(call, context.stream);
+    } else {
+      MARLIN_RETURN_IF_ERROR(device_.Synchronize(context.stream));
+      return host_->decoder()->Run(call, context);
+    }
+  }
+
+  std::unique_ptr<Backend> host_;
+  const Backend& device_;
+  const DecoderBackend* const own_;  ///< The device's, which need no workspace; or null.
+};
+
+}  // namespace marlin

@@ -1,0 +1,35 @@
+// Prepare for the model loader: concatenated columns, read in place, weights that were prepared
+// before, and sizes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "layout/join_columns.h"
+#include "marlin/device.h"
+#include "marlin/status.h"
+#include "marlin/weights.h"
+#include "plan/gemm/backend.h"
+
+namespace marlin {
+
+/// Prepares concatenated columns as one matrix, in one copy if the device can. Codes of unquantized
+/// formats may be transposed (join_columns.h). Precondition: the columns can be joined; everything
+/// but the values of unquantized formats has been validated. Errors: kNonFiniteInput for such a
+/// value that is NaN or Inf, kUnsupported, kOutOfMemory.
+Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
+                                       const Device& device);
+
+/// About the bytes of weights of this spec that are prepared for a device: those stored, or of
+/// dense weights where the device expands 2:4 ones.
+int64_t PreparedBytes(const WeightsSpec& spec, const Device& device);
+
+/// The layout of a device's images (plan/gemm/backend.h). Errors: kUnsupported if it has none.
+Result<std::string> ImageLayout(const Device& device);
+/// The image of prepared weights; it keeps them alive. Precondition: weights of this device.
+Result<PreparedImage> ImageOf(const PreparedWeights& weights, const Device& device);
+/// Prepared weights backed by an image. Errors: kMalformedFile for data of the wrong size.
+Result<PreparedWeights> FromImage(const PreparedImage& image, const Device& device);
+
+}  // namespace marlin

@@ -1,0 +1,26 @@
+// The router in memory of its caller.
+#pragma once
+
+#include <cstdint>
+
+#include "marlin/moe.h"
+#include "plan/step/decoder_backend.h"
+
+namespace marlin {
+
+/// The workspace of RouteTokensIn for logits of this shape; 0 on a device without a router.
+int64_t RouterWorkspaceBytes(const Device& device, const Shape& logits);
+
+/// RouteTokens in the context's workspace, which has RouterWorkspaceBytes; null: the device's.
+Status RouteTokensIn(const Device& device, const TensorView& logits, const RouterOptions& options,
+                     const MutableTensorView& ids, const MutableTensorView& weights,
+                     const OperationContext& context);
+
+/// Runs a router in one operation of the device, if it has one for these operands and the router's
+/// accuracy allows it; false if not, and nothing has run. `logits`: memory for logits, f32
+/// [tokens, experts], that the operation may use. Errors: those of RouteHiddenStates.
+Result<bool> RouteInOne(const Device& device, const TensorView& x, const Router& router,
+                        const MutableTensorView& logits, const MutableTensorView& ids,
+                        const MutableTensorView& weights, void* stream);
+
+}  // namespace marlin
