@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "../checkpoint/test_files.h"
+#include "../engine/random_model.h"
 #include "calibrate/gram_sums.h"
 #include "marlin/device.h"
-#include "random_model.h"
 
 namespace marlin::calibrate_test {
 namespace {

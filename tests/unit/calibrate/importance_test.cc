@@ -12,12 +12,12 @@
 
 #include "../../source_directory.h"
 #include "../checkpoint/test_files.h"
+#include "../engine/random_model.h"
 #include "base/scalars.h"
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
 #include "marlin/model.h"
 #include "marlin/routing.h"
-#include "random_model.h"
 
 namespace marlin::importance_test {
 namespace {

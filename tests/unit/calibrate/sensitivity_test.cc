@@ -12,11 +12,11 @@
 
 #include "../../source_directory.h"
 #include "../checkpoint/test_files.h"
+#include "../engine/random_model.h"
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
 #include "marlin/evaluate.h"
 #include "marlin/model.h"
-#include "random_model.h"
 #include "recipe/expert_name.h"
 
 namespace marlin::sensitivity_test {

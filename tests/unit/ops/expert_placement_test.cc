@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "../model/remote_backend.h"
+#include "../engine/remote_backend.h"
 #include "base/scalars.h"
 #include "device_test.h"
 #include "marlin/quantize.h"
