@@ -1,7 +1,5 @@
 // Models some of whose experts stay in the host's memory: which ones, and that the results are
 // those of a model that is wholly on its device.
-#include "model/host_experts.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 
 #include "../../source_directory.h"
 #include "../test_device.h"
+#include "engine/choose_host_experts.h"
 #include "engine/kv_cache.h"
 #include "marlin/checkpoint.h"
 #include "marlin/generate.h"
