@@ -20,6 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import record_form
+
 ROOT = Path(__file__).resolve().parent.parent
 COUNTS = ("passed", "failed", "unsupported", "mistrusted", "skipped")
 
@@ -119,7 +121,7 @@ def main() -> int:
     if not arguments.filter:
         output = arguments.output
         output = output or ROOT / "bench" / "records" / f"metal-{slug(record['chip'])}.json"
-        output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        record_form.write(output, record)
         print(f"recorded in {output}")
     return 1 if record["conformance"]["failed"] else 0
 

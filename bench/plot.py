@@ -5,8 +5,8 @@
 
 PICTURES, at the end, is the table of pictures: records, kind, height, caption. A picture is SVG
 with text as text, follows the reader's light or dark colour scheme, and has the date and commit of
-its records. Its metadata has a hash of them and of this file, by which tests recognize a stale
-picture without matplotlib. `./dev docs` installs matplotlib and draws all.
+its records. Its metadata has a hash of their values and of this file, by which tests recognize a
+stale picture without matplotlib. `./dev docs` installs matplotlib and draws all.
 """
 
 import argparse
@@ -457,9 +457,9 @@ PICTURES = {
 
 
 def digest(picture: Picture) -> str:
-    """Returns a hash of what a picture is made from: this file and its records."""
-    paths = [Path(__file__), *(RECORDS / f"{name}.json" for name in picture.records)]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    """Returns a hash of what a picture is made from: this file and the values of its records."""
+    values = [json.dumps(load(name), sort_keys=True) for name in picture.records]
+    return hashlib.sha256(Path(__file__).read_bytes() + "\n".join(values).encode()).hexdigest()
 
 
 def markdown(record: str) -> list[str]:

@@ -15,7 +15,6 @@ both needs a GPU and is not among them.
 import argparse
 import datetime
 import importlib.metadata
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import record_form
 from quality_record import FORMAT_WINDOWS, MODELS, ROOT, TOKENS, run
 
 WINDOW = 256
@@ -137,7 +137,7 @@ def main() -> None:
             rows.append(row)
             print(model, name, f"{row['kl_mean']:.4f}", file=sys.stderr, flush=True)
         record["models"][model] = rows
-    options.output.write_text(json.dumps(record, indent=1) + "\n")
+    record_form.write(options.output, record)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import plant_outliers
+import record_form
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = {"tiny-qwen3-moe": "examples/tiny-qwen3-moe", "tiny-glm4-moe": "tests/data/tiny-glm4-moe"}
@@ -204,7 +205,7 @@ def main() -> None:
         rows = [measure(command, source, recipe, how) for recipe in RECIPES for how in METHODS]
         record["models"][name] = {"rows": rows, "classes": class_costs(command, source)}
         print(f"{name}: {len(rows)} rows", file=sys.stderr)
-    options.output.write_text(json.dumps(record, indent=1) + "\n")
+    record_form.write(options.output, record)
 
 
 if __name__ == "__main__":

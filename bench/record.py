@@ -30,6 +30,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import record_form
+
 BENCH = Path(__file__).parent
 SHAPES = BENCH / "shapes"
 FORMATS = ["u4", "s4", "nf4", "nf3", "nf2", "int3", "int2", "fp8_e4m3", "fp8_e5m2", "s8", "bf16"]
@@ -277,12 +279,12 @@ def record(
         if (level or "best", named(arguments)) in done:
             continue
         documents.append(measure(command, level, arguments, commit, models))
-        partial.write_text(json.dumps({"runs": documents}, indent=1) + "\n")
+        record_form.write(partial, {"runs": documents})
     for program in PEERS.get(subject, []):
         print(f"peer {' '.join(program)}", file=sys.stderr)
         if ("peer", program) not in done:
             documents.append(measure_peer(program, commit))
-            partial.write_text(json.dumps({"runs": documents}, indent=1) + "\n")
+            record_form.write(partial, {"runs": documents})
 
 
 if __name__ == "__main__":

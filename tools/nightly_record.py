@@ -16,6 +16,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
+
+import record_form  # noqa: E402
+
 Record = dict[str, Any]
 
 
@@ -48,7 +52,7 @@ def summarise(record: Record) -> Record:
 def write(path: Path, record: Record) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(summarise(record), indent=2) + "\n", encoding="utf-8")
+    record_form.write(partial, summarise(record))
     partial.replace(path)
 
 

@@ -15,6 +15,10 @@ std::string Today();
 /// {"device", "date"} and, unless it is empty, {"commit"}.
 nlohmann::ordered_json DocumentHead(const DeviceInfo& info, const std::string& commit);
 
+/// The file of a record: one row, i.e. one object of an array, per line; the other members of an
+/// object that holds rows come first, on one line. bench/record_form.py writes the same form.
+std::string RecordText(const nlohmann::ordered_json& document);
+
 /// {"seconds", "seconds_p10", "seconds_p90", "repetitions", "undisturbed"}.
 nlohmann::ordered_json TimingJson(const Timing& timing);
 

@@ -6,10 +6,14 @@ import json
 import os
 import re
 import subprocess
+import sys
 import unittest
 
 from command_line import COMMAND, GLM, IO, QWEN, ROOT, USAGE, CommandTestCase
 
+sys.path.append(str(ROOT / "bench"))
+
+import record_form  # noqa: E402
 
 COMMANDS = ("gemm", "sparse", "dequantize", "moe", "model", "load", "sweep")
 
@@ -89,6 +93,9 @@ class Bench(CommandTestCase):
             document = self.document("bench", op, "--shape", "2,128,256", "--format", "nf4",
                                      "--copies", 2, "--record", record, "--commit", "abc")
             self.assertEqual(json.loads(record.read_text()), document)
+            form = [line.split(":")[0] for line in record.read_text().splitlines()]
+            expected = record_form.text(document).splitlines()
+            self.assertEqual(form, [line.split(":")[0] for line in expected])
             self.assertEqual(document["commit"], "abc")
             (row,) = document["results"]
             self.assertEqual((row["op"], row["format"], row["m"], row["n"], row["k"]),

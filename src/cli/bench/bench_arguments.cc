@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
+#include "bench/document.h"
 
 namespace marlin::cli {
 
@@ -30,7 +31,7 @@ Status BenchArguments::Report(Console& console, const nlohmann::ordered_json& do
                               const std::string& text) const {
   if (!record.empty()) {
     std::ofstream file(record, std::ios::trunc);
-    file << document.dump(1) << "\n";
+    file << bench::RecordText(document);
     file.close();
     if (!file) return Status(Code::kIo, record + ": cannot be written");
   }
