@@ -18,9 +18,9 @@
 #include "layout/join_columns.h"
 #include "layout/slice_expert.h"
 #include "model/decoder_config.h"
+#include "recipe/decoder_shape.h"
 #include "recipe/decoder_tensors.h"
 #include "recipe/stored_layout.h"
-#include "recipe/type_defaults.h"
 #include "recipe/typed_config.h"
 
 namespace marlin::python {

@@ -31,82 +31,9 @@ constexpr ExpertStyle kGptOssExperts = {.router = "router",
                                         .width_key = "intermediate_size"};
 
 constexpr Family kFamilies[] = {
-    {.model_type = "llama",
-     .qkv_bias = BiasRule::kByAttentionBias,
-     .o_bias = true,
-     .mlp_bias = true},
-    {.model_type = "mistral"},
-    {.model_type = "mixtral",
-     .experts = &kMixtralExperts,
-     .router = RouterRule::kSoftmaxNormalized},
-    {.model_type = "phi3",
-     .runs = false,
-     .attention = AttentionKind::kFused,
-     .fused_gate_up = true},
-    {.model_type = "qwen2", .qkv_bias = BiasRule::kAlways, .windows = WindowRule::kFromLimit},
-    {.model_type = "qwen3",
-     .qkv_bias = BiasRule::kByAttentionBias,
-     .o_bias = true,
-     .qk_norm = QkNormRule::kAlways,
-     .windows = WindowRule::kFromLimit},
-    {.model_type = "qwen2_moe",
-     .qkv_bias = BiasRule::kByQkvBias,
-     .experts = &kUsualExperts,
-     .sparse = SparseRule::kByStep,
-     .shared = SharedExperts::kGated,
-     .windows = WindowRule::kEvenBelowLimit},
-    {.model_type = "qwen3_moe",
-     .qkv_bias = BiasRule::kByAttentionBias,
-     .o_bias = true,
-     .qk_norm = QkNormRule::kAlways,
-     .experts = &kUsualExperts,
-     .sparse = SparseRule::kByStep},
-    {.model_type = "glm4",
-     .qkv_bias = BiasRule::kByAttentionBias,
-     .interleaved_rotary = true,
-     .rotates_a_part = true,
-     .fused_gate_up = true,
-     .sandwich_norms = true},
-    {.model_type = "glm4_moe",
-     .qkv_bias = BiasRule::kByAttentionBias,
-     .qk_norm = QkNormRule::kByUseQkNorm,
-     .rotates_a_part = true,
-     .experts = &kUsualExperts,
-     .router = RouterRule::kSigmoid,
-     .sparse = SparseRule::kAfterFirst,
-     .shared = SharedExperts::kPlain},
-    {.model_type = "glm4_moe_lite",
-     .attention = AttentionKind::kLatent,
-     .qkv_bias = BiasRule::kByAttentionBias,
-     .o_bias = true,
-     .experts = &kUsualExperts,
-     .router = RouterRule::kSigmoid,
-     .sparse = SparseRule::kAfterFirst,
-     .shared = SharedExperts::kPlain},
-    {.model_type = "deepseek_v2",
-     .runs = false,
-     .attention = AttentionKind::kLatent,
-     .qkv_bias = BiasRule::kByAttentionBias,
-     .o_bias = true,
-     .experts = &kUsualExperts,
-     .sparse = SparseRule::kAfterFirst,
-     .shared = SharedExperts::kPlain},
-    {.model_type = "deepseek_v3",
-     .attention = AttentionKind::kLatent,
-     .qkv_bias = BiasRule::kByAttentionBias,
-     .o_bias = true,
-     .experts = &kUsualExperts,
-     .router = RouterRule::kSigmoid,
-     .sparse = SparseRule::kAfterFirst,
-     .shared = SharedExperts::kPlain},
-    {.model_type = "gpt_oss",
-     .qkv_bias = BiasRule::kByAttentionBias,
-     .o_bias = true,
-     .attention_sinks = true,
-     .experts = &kGptOssExperts,
-     .router = RouterRule::kSoftmaxOfChosen,
-     .windows = WindowRule::kEvenLayers,
-     .clamps_gate = true},
+#define MARLIN_FAMILY(type, values, ...) {.model_type = type, .defaults = values, __VA_ARGS__},
+#include "recipe/families.def"
+#undef MARLIN_FAMILY
 };
 
 void ReadAttention(const Family& family, ModelConfig& config, Dimensions* d) {
@@ -214,6 +141,13 @@ Result<const Family*> FindFamily(const std::string& model_type) {
   return Status(Code::kUnsupported,
                 fmt::format("config.json: model_type '{}' is not known; known: {}",
                             Printable(model_type), known));
+}
+
+std::string_view TypeDefaults(std::string_view model_type) {
+  for (const Family& family : kFamilies) {
+    if (family.model_type == model_type) return family.defaults;
+  }
+  return {};
 }
 
 Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {

@@ -540,8 +540,8 @@ class Target:
 
 
 CONFIG_SOURCES = ("src/recipe/model_config.cc", "src/recipe/decoder_shape.cc",
-                  "src/recipe/architecture.cc", "src/model/decoder_config.cc",
-                  "src/model/rotary.cc")
+                  "src/recipe/families.def", "src/recipe/architecture.cc",
+                  "src/model/decoder_config.cc", "src/model/rotary.cc")
 RECIPE_SOURCES = ("src/recipe/recipe_json.cc", "src/recipe/layer_class.cc",
                   "src/recipe/format_choice.cc", "src/formats/format_table.cc",
                   "include/marlin/formats.def")

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "recipe/rope_parameters.h"
-#include "recipe/type_defaults.h"
 
 namespace marlin::typed_config_test {
 namespace {
