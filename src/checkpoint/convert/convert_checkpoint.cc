@@ -4,18 +4,15 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
-#include <new>
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
-#include "checkpoint/checkpoint_impl.h"
-#include "checkpoint/convert/conversion.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/model_card.h"
+#include "checkpoint/convert/unit_converter.h"
 #include "checkpoint/module_names.h"
 #include "checkpoint/module_writer.h"
 #include "layout/plain_weights.h"
-#include "layout/slice_expert.h"
 #include "marlin/checkpoint.h"
 #include "marlin/layout.h"
 
@@ -32,7 +29,6 @@ namespace marlin {
 namespace {
 
 constexpr std::string_view kPlain = "plain";
-constexpr std::string_view kWildcard = ".*.";
 constexpr std::string_view kNoPermutation =
     "its groups lie across k (act-order), which only gptq, plain and, as F32, gguf hold";
 constexpr std::string_view kNoInputTransform =
@@ -91,23 +87,13 @@ Result<std::vector<ForeignModule>> ForeignModules(const ModuleWriter& writer,
     return modules;
   }
   const std::string name = module.name;
-  const size_t wildcard = name.find(kWildcard);
   module.spec.experts = 1;
   for (int64_t e = 0; e < record.module.spec.experts; ++e) {
-    module.name = fmt::format("{}{}{}", name.substr(0, wildcard + 1), e, name.substr(wildcard + 2));
+    module.name = NameWithExpert(name, e);
     modules.push_back(module);
   }
   return modules;
 }
-
-// One unit of output: a module, one expert of it, or a tensor to copy.
-struct ConvertUnit {
-  const ModuleRecord* record = nullptr;  // Null for a copy.
-  int64_t first_expert = 0;
-  int64_t experts = 1;
-  size_t tensor = 0;  // The copied tensor, or the module's first.
-  OutputUnit output;
-};
 
 // Appends to the tensors of one unit.
 class UnitSink final : public TensorSink {
@@ -122,39 +108,25 @@ class UnitSink final : public TensorSink {
   size_t unit_;
 };
 
-class CheckpointConverter {
+class CheckpointConverter final : public UnitConverter {
  public:
   CheckpointConverter(const Checkpoint& checkpoint, const ModuleWriter& writer,
                       const Progress& progress)
-      : checkpoint_(checkpoint),
-        source_(CheckpointAccess::Get(checkpoint)),
-        writer_(writer),
-        progress_(progress) {}
+      : UnitConverter(checkpoint, progress), writer_(writer) {}
 
-  Status PlanUnits();
   Result<std::string> ConfigText() const;
-  Status Write(TensorWriter* writer, size_t unit);
-  const std::vector<ConvertUnit>& units() const { return units_; }
   ModelCard Card() const;
 
  private:
-  Status PlanModule(const ModuleRecord& record);
-  Status InModule(const ModuleRecord& record, const Status& status) const {
-    return status.WithContext(
-        fmt::format("{}: module \"{}\"", Printable(source_.path), Printable(record.module.name)));
-  }
+  Status PlanModule(const ModuleRecord& record) override;
+  void PlanCopy(const TensorInfo& tensor) override;
+  Result<QuantizedWeights> LoadModule(const ModuleRecord& record) override;
+  Status WriteExpert(TensorWriter* writer, size_t unit, const QuantizedWeights& expert,
+                     int64_t number) override;
 
-  const Checkpoint& checkpoint_;
-  const Checkpoint::Impl& source_;
   const ModuleWriter& writer_;
-  const Progress& progress_;
-  std::vector<ConvertUnit> units_;
   std::vector<ForeignModule> modules_;
   std::vector<std::string> plain_;
-  int64_t total_ = 0;
-  int64_t done_ = 0;
-  const ModuleRecord* loaded_ = nullptr;
-  QuantizedWeights weights_;
 };
 
 Status CheckpointConverter::PlanModule(const ModuleRecord& record) {
@@ -162,51 +134,20 @@ Status CheckpointConverter::PlanModule(const ModuleRecord& record) {
   if (!modules.ok()) return InModule(record, modules.status());
   int64_t first = 0;
   for (ForeignModule& module : *modules) {
-    ConvertUnit unit;
-    unit.record = &record;
-    unit.first_expert = first;
-    unit.experts = module.spec.experts;
-    unit.tensor = source_.reader->Parts(record).front().tensor;
     Result<OutputUnit> planned = writer_.Plan(module);
     if (!planned.ok()) return InModule(record, planned.status());
-    unit.output = *std::move(planned);
-    for (OutputTensor& tensor : unit.output) {
-      tensor.bytes = tensor.shape.ElementCount() * DTypeBytes(tensor.dtype);
-    }
+    AddUnit(record, first, module.spec.experts, *std::move(planned));
     first += module.spec.experts;
-    units_.push_back(std::move(unit));
     modules_.push_back(std::move(module));
   }
   return {};
 }
 
-Status CheckpointConverter::PlanUnits() {
-  for (const ModuleRecord& record : source_.reader->modules()) {
-    MARLIN_RETURN_IF_ERROR(PlanModule(record));
-    const WeightsSpec& spec = record.module.spec;
-    total_ += spec.experts * spec.k * spec.n;
-  }
-  for (size_t i = 0; i < source_.tensors.size(); ++i) {
-    const TensorInfo& tensor = source_.tensors[i];
-    if (source_.is_part[i]) continue;
-    ConvertUnit unit;
-    unit.tensor = i;
-    unit.output = {{tensor.name, tensor.dtype, tensor.shape, tensor.bytes}};
-    units_.push_back(std::move(unit));
-    total_ += tensor.shape.ElementCount();
-    const LayerClass of = ClassifyTensor(tensor.name);
-    const bool matrix = tensor.shape.rank() == 2 && tensor.name.ends_with(kWeightSuffix) &&
-                        of != LayerClass::kEmbedding && of != LayerClass::kNorm;
-    if (matrix) plain_.push_back(WithoutSuffix(tensor.name));
-  }
-  std::stable_sort(
-      units_.begin(), units_.end(), [this](const ConvertUnit& a, const ConvertUnit& b) {
-        const auto place = [this](const ConvertUnit& unit) {
-          return std::pair(source_.tensor_file[unit.tensor], source_.tensors[unit.tensor].offset);
-        };
-        return place(a) < place(b);
-      });
-  return {};
+void CheckpointConverter::PlanCopy(const TensorInfo& tensor) {
+  const LayerClass of = ClassifyTensor(tensor.name);
+  const bool matrix = tensor.shape.rank() == 2 && tensor.name.ends_with(kWeightSuffix) &&
+                      of != LayerClass::kEmbedding && of != LayerClass::kNorm;
+  if (matrix) plain_.push_back(WithoutSuffix(tensor.name));
 }
 
 Result<std::string> CheckpointConverter::ConfigText() const {
@@ -220,12 +161,12 @@ Result<std::string> CheckpointConverter::ConfigText() const {
 
 ModelCard CheckpointConverter::Card() const {
   ModelCard card;
-  card.parameters = total_;
-  for (const ConvertUnit& unit : units_) {
-    for (const OutputTensor& tensor : unit.output) card.bytes += tensor.bytes;
-    const bool matrix = unit.record == nullptr && unit.output.front().shape.rank() >= 2;
+  card.parameters = parameters();
+  for (const SourceUnit& unit : units()) {
+    for (const OutputTensor& tensor : unit.outputs) card.bytes += tensor.bytes;
+    const bool matrix = unit.record == nullptr && unit.outputs.front().shape.rank() >= 2;
     if (!matrix) continue;
-    const OutputTensor& tensor = unit.output.front();
+    const OutputTensor& tensor = unit.outputs.front();
     card.skipped.push_back(
         {tensor.name, fmt::format("the source stores it in {}", DTypeName(tensor.dtype))});
   }
@@ -240,34 +181,17 @@ ModelCard CheckpointConverter::Card() const {
   return card;
 }
 
-Status CheckpointConverter::Write(TensorWriter* writer, size_t index) {
-  const ConvertUnit& unit = units_[index];
-  if (unit.record == nullptr) {
-    MARLIN_RETURN_IF_ERROR(CopyTensor(source_, unit.tensor, index, writer));
-    done_ += unit.output.front().shape.ElementCount();
-    if (progress_) progress_(done_, total_);
-    return {};
-  }
-  const ModuleRecord& record = *unit.record;
-  if (loaded_ != &record) {
-    if (loaded_ != nullptr) {
-      for (const PartTensor& part : source_.reader->Parts(*loaded_)) source_.Release(part.tensor);
-    }
-    loaded_ = nullptr;
-    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights stored, checkpoint_.Weights(record.module.name));
-    // The other programs' formats are dense, with one level of scales.
-    MARLIN_ASSIGN_OR_RETURN(weights_, ConvertTo(PlainSpec(stored.spec), stored));
-    loaded_ = &record;
-  }
-  UnitSink sink(writer, index);
-  for (int64_t e = unit.first_expert; e < unit.first_expert + unit.experts; ++e) {
-    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights slice, SliceExpert(weights_, e));
-    const Status status = writer_.Write(slice, &sink);
-    if (!status.ok()) return InModule(record, status);
-    done_ += slice.spec.k * slice.spec.n;
-    if (progress_) progress_(done_, total_);
-  }
-  return {};
+Result<QuantizedWeights> CheckpointConverter::LoadModule(const ModuleRecord& record) {
+  MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights stored, checkpoint_.Weights(record.module.name));
+  // The other programs' formats are dense, with one level of scales.
+  return ConvertTo(PlainSpec(stored.spec), stored);
+}
+
+Status CheckpointConverter::WriteExpert(TensorWriter* writer, size_t unit,
+                                        const QuantizedWeights& expert, int64_t /*number*/) {
+  UnitSink sink(writer, unit);
+  const Status status = writer_.Write(expert, &sink);
+  return status.ok() ? status : InModule(*units()[unit].record, status);
 }
 
 Status WriteDirectory(Io& io, const Checkpoint& checkpoint, const Writer& target,
@@ -279,20 +203,16 @@ Status WriteDirectory(Io& io, const Checkpoint& checkpoint, const Writer& target
   }
   const std::unique_ptr<const ModuleWriter> writer = target.make();
   CheckpointConverter converter(checkpoint, *writer, options.progress);
-  MARLIN_RETURN_IF_ERROR(converter.PlanUnits());
+  MARLIN_RETURN_IF_ERROR(converter.Plan());
   Conversion conversion;
   conversion.target = output;
   conversion.options.overwrite = options.overwrite;
   conversion.shard_bytes = options.shard_bytes;
-  for (const ConvertUnit& unit : converter.units()) conversion.units.push_back(unit.output);
+  converter.Attach(&conversion);
   MARLIN_ASSIGN_OR_RETURN(conversion.config_json, converter.ConfigText());
   MARLIN_RETURN_IF_ERROR(CheckReadable(io, source, conversion));
   conversion.fingerprint =
       Fingerprint(source, fmt::format("convert {} {}", target.name, options.shard_bytes));
-  conversion.write_unit = [&](TensorWriter* tensors, size_t unit) -> Result<int64_t> {
-    MARLIN_RETURN_IF_ERROR(converter.Write(tensors, unit));
-    return 0;
-  };
   if (options.model_card) {
     conversion.model_card = [&] {
       ModelCard card = converter.Card();
@@ -307,10 +227,7 @@ Status WriteDirectory(Io& io, const Checkpoint& checkpoint, const Writer& target
 
 Status ConvertImpl(Io& io, const std::string& source, const std::string& output,
                    const ConvertCheckpointOptions& options, ConvertCheckpointReport* report) {
-  if (options.shard_bytes < 1) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("shard_bytes: expected at least 1, got {}", options.shard_bytes));
-  }
+  MARLIN_RETURN_IF_ERROR(CheckShardBytes(options.shard_bytes));
   if (options.target == kPlain) {
     return DequantizeCheckpointOn(io, source, output, DType::kF32, options.overwrite,
                                   options.shard_bytes, options.progress,
@@ -336,7 +253,7 @@ Status CheckForeignLayout(const ModuleRecord& record) {
                   "the model stores this matrix as [in, out], other formats hold [out, in]; plain "
                   "holds it");
   }
-  if (record.stacked && record.module.name.find(kWildcard) == std::string::npos) {
+  if (record.stacked && !HasExpertNames(record)) {
     return Status(Code::kUnsupported,
                   fmt::format("one tensor holds {} experts, other formats have one for each "
                               "projection; plain holds it",
@@ -374,19 +291,13 @@ Result<ConvertCheckpointReport> ConvertCheckpointOn(Io& io, const std::string& s
                                                     const std::string& output,
                                                     const ConvertCheckpointOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  try {
-    ConvertCheckpointReport report;
-    report.output = output;
-    report.target = options.target;
-    MARLIN_RETURN_IF_ERROR(ConvertImpl(io, source, output, options, &report));
-    report.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return report;
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, Printable(source) + ": no memory to convert it");
-  } catch (const std::exception& error) {
-    return Status(Code::kInternal, Printable(source) + ": " + Printable(error.what()));
-  }
+  ConvertCheckpointReport report;
+  report.output = output;
+  report.target = options.target;
+  MARLIN_RETURN_IF_ERROR(WithoutExceptions(
+      source, "convert", [&] { return ConvertImpl(io, source, output, options, &report); }));
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
 }
 
 Result<ConvertCheckpointReport> ConvertCheckpoint(const std::string& source,

@@ -2,20 +2,17 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/function_ref.h"
 #include "base/macros.h"
-#include "base/thread_pool.h"
-#include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/codes/tiled_codes.h"
-#include "checkpoint/convert/conversion.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/matrix_quantizer.h"
 #include "checkpoint/convert/model_card.h"
 #include "checkpoint/convert/quantize_plan.h"
+#include "checkpoint/convert/unit_converter.h"
 #include "checkpoint/files/checksum.h"
 #include "marlin/checkpoint.h"
 #include "marlin/layout.h"
@@ -224,9 +221,6 @@ Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit,
   if (!(weights.spec == expected)) {
     return Status(Code::kInternal, "quantized weights differ from the plan");
   }
-  const auto append = [&](size_t part, const TensorView& view) {
-    return writer->Append(unit, part, view.data(), view.ByteCount());
-  };
   size_t part = 0;
   for (const ModuleTensor& stored : ModuleTensors(plan.record)) {
     const size_t index = part++;
@@ -243,7 +237,8 @@ Result<int64_t> UnitQuantizer::WriteMatrix(TensorWriter* writer, size_t unit,
           writer->Append(unit, index, tiles.data(), MarlinW4WordCount(expected.k, expected.n) * 4));
       continue;
     }
-    MARLIN_RETURN_IF_ERROR(append(index, *PartView(weights, stored.part)));
+    const TensorView& view = *PartView(weights, stored.part);
+    MARLIN_RETURN_IF_ERROR(writer->Append(unit, index, view.data(), view.ByteCount()));
   }
   if (quantizer_ != nullptr) {
     const bool calibrated = quantizer_->Calibrates(source.tensor, source.expert);
@@ -260,11 +255,9 @@ Result<int64_t> UnitQuantizer::WriteTensor(TensorWriter* writer, size_t unit, si
   const bool last_tensor = tensor == plan_.units[unit].sources.back();
   if (view.rank() == 2) return WriteMatrix(writer, unit, {tensor, -1}, view, last_tensor);
   int64_t zeroed = 0;
-  const int64_t matrix_bytes = view.dim(1) * view.dim(2) * DTypeBytes(view.dtype());
   for (int64_t e = 0; e < view.dim(0); ++e) {
-    const auto* data = static_cast<const std::byte*>(view.data()) + e * matrix_bytes;
-    const TensorView matrix(data, view.dtype(), {view.dim(1), view.dim(2)});
-    Result<int64_t> groups = WriteMatrix(writer, unit, {tensor, e}, matrix, e + 1 == view.dim(0));
+    Result<int64_t> groups =
+        WriteMatrix(writer, unit, {tensor, e}, MatrixOf(view, e), e + 1 == view.dim(0));
     if (!groups.ok()) return groups.status().WithContext(fmt::format("expert {}", e));
     zeroed += *groups;
   }
@@ -346,10 +339,7 @@ std::string PlannedConfig(const Checkpoint::Impl& source, const QuantizePlan& pl
 }
 
 Status CheckQuantizable(const Checkpoint::Impl& source, const QuantizeCheckpointOptions& options) {
-  if (options.shard_bytes < 1) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("shard_bytes: expected at least 1, got {}", options.shard_bytes));
-  }
+  MARLIN_RETURN_IF_ERROR(CheckShardBytes(options.shard_bytes));
   if (source.quant_method.empty()) return {};
   return Status(Code::kInvalidArgument,
                 fmt::format("{}: is quantized already, with {}; dequantize it first",
@@ -491,15 +481,8 @@ Result<QuantizeCheckpointReport> QuantizeCheckpointOn(Io& io, const std::string&
                                                       const std::string& output,
                                                       const QuantizeCheckpointOptions& options,
                                                       MatrixQuantizer* quantizer) {
-  try {
-    return QuantizeImpl(io, source, output, options, quantizer);
-  } catch (const ThreadStartError& error) {
-    return Status(Code::kOutOfMemory, Printable(source) + ": " + error.what());
-  } catch (const std::bad_alloc&) {
-    return Status(Code::kOutOfMemory, Printable(source) + ": no memory to quantize it");
-  } catch (const std::exception& error) {
-    return Status(Code::kInternal, Printable(source) + ": " + Printable(error.what()));
-  }
+  return WithoutExceptions(source, "quantize",
+                           [&] { return QuantizeImpl(io, source, output, options, quantizer); });
 }
 
 Result<QuantizeCheckpointReport> QuantizeCheckpoint(const std::string& source,
