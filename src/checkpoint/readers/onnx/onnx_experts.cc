@@ -1,5 +1,3 @@
-#include "checkpoint/readers/onnx/onnx_experts.h"
-
 #include <fmt/core.h>
 
 #include <array>
@@ -11,9 +9,9 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/scalars.h"
-#include "base/transpose.h"
 #include "checkpoint/codes/unpack.h"
 #include "checkpoint/listed_reader.h"
+#include "checkpoint/readers/onnx/onnx_weights.h"
 
 namespace marlin {
 namespace {
@@ -34,13 +32,29 @@ constexpr std::array<MatrixInputs, 3> kMatrices = {{
 constexpr size_t kFirstOtherScale = 15;
 constexpr size_t kInputs = 21;
 
-Status Malformed(const std::string& message) { return {Code::kMalformedFile, message}; }
-Status Unsupported(const std::string& message) { return {Code::kUnsupported, message}; }
+/// One of the matrices [experts, n, k] of a QMoE node.
+struct OnnxExperts {
+  const OnnxSource* codes = nullptr;
+  const OnnxSource* scales = nullptr;
+  const OnnxSource* zeros = nullptr;  ///< Null: none.
+  bool zeros_along_n = false;         ///< Without blocks zeros are packed along n, else along k.
+  int64_t block_rows = 1;             ///< Rows that share a scale.
+  WeightsSpec spec;
 
-std::string Describe(const OnnxSource& source) {
-  return fmt::format("\"{}\" {} {}", Printable(source.tensor.name),
-                     OnnxTypeName(source.tensor.type), source.tensor.shape.ToString());
-}
+  int64_t ZeroRows() const { return zeros_along_n ? spec.experts : spec.experts * spec.n; }
+  int64_t ZerosInRow() const { return zeros_along_n ? spec.n : GroupCount(spec); }
+  /// Zero `index` of a row, a code of `bits` bits.
+  int Zero(int64_t row, int64_t index, int bits) const {
+    const Shape& shape = zeros->tensor.shape;
+    const std::byte* const bytes = zeros->data + row * shape[shape.rank() - 1];
+    int code = 0;
+    for (int i = 0; i < bits; ++i) {
+      const int64_t bit = index * bits + i;
+      code |= (static_cast<int>(bytes[bit / 8]) >> (bit % 8) & 1) << i;
+    }
+    return code;
+  }
+};
 
 /// Reads the matrices of one node.
 class ExpertsFinder {
@@ -65,27 +79,27 @@ class ExpertsFinder {
     fp8_ = type == "fp8";
     block_ = node_.Integer("block_size", 0);
     if (type != "int" && !fp8_) {
-      return Unsupported(
+      return UnsupportedNode(
           fmt::format("quant_type \"{}\" is not supported; supported: int, fp8", Printable(type)));
     }
-    if (fp8_ && block_ < 1) return Unsupported("fp8 without block_size is not supported");
+    if (fp8_ && block_ < 1) return UnsupportedNode("fp8 without block_size is not supported");
     const bool whole = !fp8_ && block_ < 1;
     if (!whole && (block_ < 16 || block_ > INT32_MAX ||
                    !std::has_single_bit(static_cast<uint64_t>(block_)))) {
-      return Malformed(fmt::format("block_size={} is no power of two of at least 16", block_));
+      return MalformedNode(fmt::format("block_size={} is no power of two of at least 16", block_));
     }
     if (whole) block_ = 0;
     const int64_t prepacked = node_.Integer("weights_prepacked", -1);
     if (!fp8_ && prepacked != 0) {
-      return Unsupported(fmt::format(
+      return UnsupportedNode(fmt::format(
           "weights_prepacked={}, which leaves the layout to the device, is not supported: 0 is",
           prepacked));
     }
     fusion_ = node_.Integer("swiglu_fusion", 0);
-    if (fusion_ < 0 || fusion_ > 2) return Malformed(fmt::format("swiglu_fusion={}", fusion_));
+    if (fusion_ < 0 || fusion_ > 2) return MalformedNode(fmt::format("swiglu_fusion={}", fusion_));
     for (size_t i = kFirstOtherScale; i < kInputs; ++i) {
       if (!node_.Input(i).empty()) {
-        return Unsupported(
+        return UnsupportedNode(
             fmt::format("global scales and scales of activations (\"{}\") are not "
                         "supported",
                         Printable(node_.Input(i))));
@@ -101,14 +115,14 @@ class ExpertsFinder {
     m.zeros = find_(node_.Input(inputs.zeros));
     if (m.codes == nullptr || m.scales == nullptr ||
         (m.zeros == nullptr && !node_.Input(inputs.zeros).empty())) {
-      return Unsupported(
+      return UnsupportedNode(
           fmt::format("codes, scales or zeros of {} are no initializers", inputs.name));
     }
     const int64_t shared = node_.Integer("expert_weight_bits", 4);
     const int64_t bits =
         fp8_ ? 8 : node_.Integer(fmt::format("{}_expert_weight_bits", inputs.name), shared);
     if (bits != 2 && bits != 3 && bits != 4 && bits != 8) {
-      return Unsupported(
+      return UnsupportedNode(
           fmt::format("{}: {} bits are not supported; supported: 2, 3, 4, 8", inputs.name, bits));
     }
     MARLIN_RETURN_IF_ERROR(SetSpec(inputs.name, bits, &m));
@@ -122,14 +136,15 @@ class ExpertsFinder {
         stack ? (Checked(shape[2]) * Checked(8)).Take() : std::nullopt;
     const OnnxType type = fp8_ ? OnnxType::kF8E4M3 : OnnxType::kU8;
     if (m->codes->tensor.type != type || !row_bits || *row_bits % bits != 0) {
-      return Malformed(
-          fmt::format("{}: {} is not [experts, n, k] of {} bits", name, Describe(*m->codes), bits));
+      return MalformedNode(fmt::format("{}: {} is not [experts, n, k] of {} bits", name,
+                                       DescribeOnnxSource(*m->codes), bits));
     }
     WeightsSpec& spec = m->spec;
     spec = {.experts = shape[0], .k = *row_bits / bits, .n = shape[1]};
     spec.group_size = block_ == 0 ? spec.k : std::min(block_, spec.k);
     if (!fp8_ && block_ != 0 && spec.k % block_ != 0) {
-      return Malformed(fmt::format("{}: block_size={} does not divide k={}", name, block_, spec.k));
+      return MalformedNode(
+          fmt::format("{}: block_size={} does not divide k={}", name, block_, spec.k));
     }
     MARLIN_RETURN_IF_ERROR(CheckScales(name, m));
     MARLIN_RETURN_IF_ERROR(CheckZeros(name, bits, m));
@@ -158,8 +173,8 @@ class ExpertsFinder {
       expected.Append(spec.k / block_);
     }
     if (!type || m->scales->tensor.shape != expected) {
-      return Malformed(fmt::format("{}: scales {}, expected floats {}", name, Describe(*m->scales),
-                                   expected.ToString()));
+      return MalformedNode(fmt::format("{}: scales {}, expected floats {}", name,
+                                       DescribeOnnxSource(*m->scales), expected.ToString()));
     }
     spec.scale_type = *type;
     return {};
@@ -167,22 +182,22 @@ class ExpertsFinder {
 
   Status CheckZeros(const char* name, int64_t bits, OnnxExperts* m) const {
     if (m->zeros == nullptr) return {};
-    if (fp8_) return Malformed(fmt::format("{}: fp8 has no zeros", name));
+    if (fp8_) return MalformedNode(fmt::format("{}: fp8 has no zeros", name));
     const WeightsSpec& spec = m->spec;
     m->zeros_along_n = block_ == 0;
     Shape expected{spec.experts};
     if (!m->zeros_along_n) expected.Append(spec.n);
     expected.Append(CeilDivide((m->zeros_along_n ? spec.n : spec.k / block_) * bits, 8));
     if (m->zeros->tensor.type != OnnxType::kU8 || m->zeros->tensor.shape != expected) {
-      return Malformed(fmt::format("{}: zeros {}, expected UINT8 {}", name, Describe(*m->zeros),
-                                   expected.ToString()));
+      return MalformedNode(fmt::format("{}: zeros {}, expected UINT8 {}", name,
+                                       DescribeOnnxSource(*m->zeros), expected.ToString()));
     }
     // The operator defines no other zeros for 3 bits.
     for (int64_t row = 0; bits == 3 && row < m->ZeroRows(); ++row) {
       for (int64_t i = 0; i < m->ZerosInRow(); ++i) {
         if (m->Zero(row, i, 3) == 4) continue;
-        return Malformed(fmt::format("{}: zero {} at [{}, {}], 3 bits have only 4", name,
-                                     m->Zero(row, i, 3), row, i));
+        return MalformedNode(fmt::format("{}: zero {} at [{}, {}], 3 bits have only 4", name,
+                                         m->Zero(row, i, 3), row, i));
       }
     }
     return {};
@@ -198,11 +213,11 @@ class ExpertsFinder {
     };
     bool all = fits(up, rows * down.k, down.n) && fits(down, down.n, down.k);
     if (matrices.size() == 3) {
-      if (fusion_ != 0) return Malformed("fc3 beside an fc1 that is fused with it");
+      if (fusion_ != 0) return MalformedNode("fc3 beside an fc1 that is fused with it");
       all = all && fits(matrices[2].spec, down.k, down.n);
     }
     if (all) return {};
-    return Malformed(
+    return MalformedNode(
         fmt::format("fc1 [{}, {}, {}] does not fit fc2 [{}, {}, {}] with "
                     "swiglu_fusion={}",
                     up.experts, up.n, up.k, down.experts, down.n, down.k, fusion_));
@@ -232,90 +247,7 @@ void FillZeros(const OnnxExperts& m, uint16_t* out) {
   }
 }
 
-/// Elements of this many bytes, which files need not align.
-template <size_t kBytes>
-void WriteTransposedElements(const OnnxSource& source, std::byte* out) {
-  using Element = std::array<std::byte, kBytes>;
-  const Shape& shape = source.tensor.shape;
-  const int64_t rows = shape[shape.rank() - 2];
-  const int64_t columns = shape[shape.rank() - 1];
-  const auto* from = reinterpret_cast<const Element*>(source.data);
-  auto* to = reinterpret_cast<Element*>(out);
-  for (int64_t i = 0; i < source.count(); i += rows * columns) {
-    TransposeColumns(from + i, rows, columns, 0, columns, to + i);
-  }
-}
-
-}  // namespace
-
-void OnnxSource::WriteTransposed(std::byte* out) const {
-  switch (DTypeBytes(*OnnxDType(tensor.type))) {
-    case 1:
-      return WriteTransposedElements<1>(*this, out);
-    case 2:
-      return WriteTransposedElements<2>(*this, out);
-    case 4:
-      return WriteTransposedElements<4>(*this, out);
-    default:
-      return WriteTransposedElements<8>(*this, out);
-  }
-}
-
-std::optional<DType> OnnxDType(OnnxType type) {
-  switch (type) {
-    case OnnxType::kF32:
-      return DType::kF32;
-    case OnnxType::kU8:
-      return DType::kU8;
-    case OnnxType::kI8:
-      return DType::kI8;
-    case OnnxType::kU16:
-      return DType::kU16;
-    case OnnxType::kI16:
-      return DType::kI16;
-    case OnnxType::kI32:
-      return DType::kI32;
-    case OnnxType::kI64:
-      return DType::kI64;
-    case OnnxType::kBool:
-      return DType::kBool;
-    case OnnxType::kF16:
-      return DType::kF16;
-    case OnnxType::kF64:
-      return DType::kF64;
-    case OnnxType::kU32:
-      return DType::kU32;
-    case OnnxType::kU64:
-      return DType::kU64;
-    case OnnxType::kBf16:
-      return DType::kBf16;
-    case OnnxType::kF8E4M3:
-      return DType::kF8E4M3;
-    case OnnxType::kF8E5M2:
-      return DType::kF8E5M2;
-    case OnnxType::kF8E8M0:
-      return DType::kF8E8M0;
-    default:
-      return std::nullopt;
-  }
-}
-
-int OnnxExperts::Zero(int64_t row, int64_t index, int bits) const {
-  const Shape& shape = zeros->tensor.shape;
-  const std::byte* const bytes = zeros->data + row * shape[shape.rank() - 1];
-  int code = 0;
-  for (int i = 0; i < bits; ++i) {
-    const int64_t bit = index * bits + i;
-    code |= (static_cast<int>(bytes[bit / 8]) >> (bit % 8) & 1) << i;
-  }
-  return code;
-}
-
-Result<std::vector<OnnxExperts>> FindOnnxExperts(const OnnxNode& node, FindOnnxSource find) {
-  return ExpertsFinder(node, find).Find();
-}
-
-void FillOnnxExperts(const OnnxExperts& m, WeightsBuffer* buffer, ThreadPool& pool) {
+void FillExperts(const OnnxExperts& m, WeightsBuffer* buffer, ThreadPool& pool) {
   const WeightsSpec& spec = m.spec;
   const uint32_t flip = spec.format == Format::kS8 ? 0x80808080u : 0;
   PackDenseRows({m.codes->data, m.codes->tensor.shape[2], flip, false}, *buffer, pool);
@@ -333,6 +265,29 @@ void FillOnnxExperts(const OnnxExperts& m, WeightsBuffer* buffer, ThreadPool& po
     }
   }
   if (spec.has_zeros) FillZeros(m, static_cast<uint16_t*>(buffer->zeros));
+}
+
+}  // namespace
+
+Result<std::vector<OnnxWeights>> ReadOnnxExperts(const OnnxNode& node, FindOnnxSource find,
+                                                 const OnnxUses& /*uses*/) {
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<OnnxExperts> matrices,
+                          ExpertsFinder(node, find).Find());
+  std::vector<OnnxWeights> weights;
+  for (const OnnxExperts& m : matrices) {
+    if (m.codes->scales == m.scales) continue;
+    const auto fill = [m](WeightsBuffer* buffer, ThreadPool& pool) {
+      FillExperts(m, buffer, pool);
+      return Status();
+    };
+    weights.push_back({.codes = m.codes,
+                       .scales = m.scales,
+                       .zeros = m.zeros,
+                       .spec = m.spec,
+                       .stacked = true,
+                       .fill = fill});
+  }
+  return weights;
 }
 
 }  // namespace marlin

@@ -6,6 +6,7 @@
 #include <bit>
 #include <charconv>
 #include <cstring>
+#include <iterator>
 
 #include "base/checked.h"
 #include "base/macros.h"
@@ -117,31 +118,38 @@ struct TypeRow {
   OnnxType type;
   int bits;
   std::string_view name;
+  std::optional<DType> dtype = std::nullopt;
 };
 constexpr TypeRow kTypeRows[] = {
-    {OnnxType::kF32, 32, "FLOAT"},
-    {OnnxType::kU8, 8, "UINT8"},
-    {OnnxType::kI8, 8, "INT8"},
-    {OnnxType::kU16, 16, "UINT16"},
-    {OnnxType::kI16, 16, "INT16"},
-    {OnnxType::kI32, 32, "INT32"},
-    {OnnxType::kI64, 64, "INT64"},
+    {OnnxType::kF32, 32, "FLOAT", DType::kF32},
+    {OnnxType::kU8, 8, "UINT8", DType::kU8},
+    {OnnxType::kI8, 8, "INT8", DType::kI8},
+    {OnnxType::kU16, 16, "UINT16", DType::kU16},
+    {OnnxType::kI16, 16, "INT16", DType::kI16},
+    {OnnxType::kI32, 32, "INT32", DType::kI32},
+    {OnnxType::kI64, 64, "INT64", DType::kI64},
     {OnnxType::kString, 0, "STRING"},
-    {OnnxType::kBool, 8, "BOOL"},
-    {OnnxType::kF16, 16, "FLOAT16"},
-    {OnnxType::kF64, 64, "DOUBLE"},
-    {OnnxType::kU32, 32, "UINT32"},
-    {OnnxType::kU64, 64, "UINT64"},
-    {OnnxType::kBf16, 16, "BFLOAT16"},
-    {OnnxType::kF8E4M3, 8, "FLOAT8E4M3FN"},
-    {OnnxType::kF8E5M2, 8, "FLOAT8E5M2"},
+    {OnnxType::kBool, 8, "BOOL", DType::kBool},
+    {OnnxType::kF16, 16, "FLOAT16", DType::kF16},
+    {OnnxType::kF64, 64, "DOUBLE", DType::kF64},
+    {OnnxType::kU32, 32, "UINT32", DType::kU32},
+    {OnnxType::kU64, 64, "UINT64", DType::kU64},
+    {OnnxType::kBf16, 16, "BFLOAT16", DType::kBf16},
+    {OnnxType::kF8E4M3, 8, "FLOAT8E4M3FN", DType::kF8E4M3},
+    {OnnxType::kF8E5M2, 8, "FLOAT8E5M2", DType::kF8E5M2},
     {OnnxType::kU4, 4, "UINT4"},
     {OnnxType::kI4, 4, "INT4"},
     {OnnxType::kF4E2M1, 4, "FLOAT4E2M1"},
-    {OnnxType::kF8E8M0, 8, "FLOAT8E8M0"},
+    {OnnxType::kF8E8M0, 8, "FLOAT8E8M0", DType::kF8E8M0},
     {OnnxType::kU2, 2, "UINT2"},
     {OnnxType::kI2, 2, "INT2"},
 };
+
+const TypeRow* FindRow(OnnxType type) {
+  const auto* const found = std::find_if(std::begin(kTypeRows), std::end(kTypeRows),
+                                         [type](const TypeRow& row) { return row.type == type; });
+  return found == std::end(kTypeRows) ? nullptr : found;
+}
 
 class OnnxParser {
  public:
@@ -437,17 +445,18 @@ class OnnxParser {
 }  // namespace
 
 int OnnxBits(OnnxType type) {
-  for (const TypeRow& row : kTypeRows) {
-    if (row.type == type) return row.bits;
-  }
-  return 0;
+  const TypeRow* const row = FindRow(type);
+  return row == nullptr ? 0 : row->bits;
 }
 
 std::string OnnxTypeName(OnnxType type) {
-  for (const TypeRow& row : kTypeRows) {
-    if (row.type == type) return std::string(row.name);
-  }
-  return std::to_string(static_cast<int64_t>(type));
+  const TypeRow* const row = FindRow(type);
+  return row == nullptr ? std::to_string(static_cast<int64_t>(type)) : std::string(row->name);
+}
+
+std::optional<DType> OnnxDType(OnnxType type) {
+  const TypeRow* const row = FindRow(type);
+  return row == nullptr ? std::nullopt : row->dtype;
 }
 
 int64_t OnnxNode::Integer(std::string_view attribute, int64_t fallback) const {
