@@ -86,4 +86,11 @@ nlohmann::ordered_json TimingJson(const Timing& timing) {
           {"undisturbed", timing.undisturbed}};
 }
 
+Json PeerJson(const std::string& name, const Timing& peer, const Timing& own) {
+  Json row = {{"name", name}};
+  row.update(TimingJson(peer));
+  row["speedup"] = peer.median / own.median;
+  return row;
+}
+
 }  // namespace marlin::bench

@@ -11,6 +11,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/scalars.h"
+#include "base/split_mix64.h"
 #include "bench/timed_device.h"
 
 namespace marlin::bench {
@@ -51,14 +52,9 @@ struct Buffers {
 };
 
 void FillRandomWords(void* data, int64_t bytes, uint64_t seed) {
-  // A splitmix generator: weights of a GiB in a second.
-  auto* words = static_cast<uint64_t*>(data);
-  for (int64_t i = 0; i < bytes / 8; ++i) {
-    uint64_t z = (seed += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    words[i] = z ^ (z >> 31);
-  }
+  // This generator makes weights of a GiB in a second.
+  SplitMix64 random(seed);
+  for (int64_t i = 0; i < bytes / 8; ++i) static_cast<uint64_t*>(data)[i] = random.Next();
 }
 
 /// Metadata of 2:4 weights, every pattern equally often.
@@ -135,12 +131,9 @@ Result<DenseMatrix> RandomDense(int64_t count) {
   DenseMatrix matrix;
   MARLIN_ASSIGN_OR_RETURN(matrix.f32, AlignedBuffer::Allocate(count * 4));
   MARLIN_ASSIGN_OR_RETURN(matrix.bf16, AlignedBuffer::Allocate(count * 2));
-  std::mt19937 random(11);
-  std::normal_distribution<float> normal;
-  float tile[4096];
-  for (float& value : tile) value = normal(random);
+  const std::vector<float> values = NormalPattern(count);
   for (int64_t i = 0; i < count; ++i) {
-    matrix.bf16.As<uint16_t>()[i] = FloatToBf16(tile[(i * 31 + i / 4096) % 4096]);
+    matrix.bf16.As<uint16_t>()[i] = FloatToBf16(values[static_cast<size_t>(i)]);
     matrix.f32.As<float>()[i] = Bf16ToFloat(matrix.bf16.As<uint16_t>()[i]);
   }
   return matrix;
@@ -245,6 +238,19 @@ class TimedCase {
 };
 
 }  // namespace
+
+std::vector<float> NormalPattern(int64_t count) {
+  constexpr int64_t kTile = 4096;
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  std::vector<float> tile(kTile);
+  for (float& value : tile) value = normal(random);
+  std::vector<float> pattern(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    pattern[static_cast<size_t>(i)] = tile[static_cast<size_t>((i * 31 + i / kTile) % kTile)];
+  }
+  return pattern;
+}
 
 MachineCeilings MeasureCeilings(cpu::Roofline& roofline) {
   const double bytes = static_cast<double>(cpu::Roofline::kPassBytes);

@@ -100,6 +100,9 @@ Result<std::vector<BenchResult>> RunTogether(const Device& device,
 Result<BenchResult> RunBench(const Device& device, const PreparedWeights& weights,
                              const BenchCase& bench, const ReadProbe& probe, const OpenBlas* blas);
 
+/// Normally distributed numbers; a permuted tile stands for fresh draws.
+std::vector<float> NormalPattern(int64_t count);
+
 /// Weights of random codes with scales around 0.01, for timing. Errors: kOutOfMemory.
 Result<QuantizedWeights> RandomWeights(const WeightsSpec& spec);
 

@@ -3,11 +3,22 @@
 #include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "bench/document.h"
 
 namespace marlin::bench {
+
+nlohmann::ordered_json CaseJson(const BenchCase& bench) {
+  const WeightsSpec& spec = bench.spec;
+  return {{"format", FormatName(spec.format)},
+          {"sparsity", SparsityName(spec.sparsity)},
+          {"group_size", spec.group_size},
+          {"scale_type", ScaleTypeName(spec.scale_type)},
+          {"activations", DTypeName(bench.activation_type)},
+          {"m", bench.shape.m},
+          {"n", bench.shape.n},
+          {"k", bench.shape.k}};
+}
 
 nlohmann::ordered_json BenchJson(const BenchResult& result, const MachineCeilings& ceilings) {
   const BenchCase& bench = result.bench;
@@ -16,15 +27,8 @@ nlohmann::ordered_json BenchJson(const BenchResult& result, const MachineCeiling
       {"op", bench.op},
       {"kernel", result.kernel},
       {"accuracy", result.accuracy},
-      {"batch_invariant", bench.options.determinism == Determinism::kBatchInvariant},
-      {"format", FormatName(bench.spec.format)},
-      {"sparsity", SparsityName(bench.spec.sparsity)},
-      {"group_size", bench.spec.group_size},
-      {"scale_type", ScaleTypeName(bench.spec.scale_type)},
-      {"activations", DTypeName(bench.activation_type)},
-      {"m", bench.shape.m},
-      {"n", bench.shape.n},
-      {"k", bench.shape.k}};
+      {"batch_invariant", bench.options.determinism == Determinism::kBatchInvariant}};
+  row.update(CaseJson(bench));
   row.update(TimingJson(result.timing));
   row["gbps"] = result.weight_bytes / seconds * 1e-9;
   row["tflops"] = result.operations / seconds * 1e-12;
@@ -32,10 +36,7 @@ nlohmann::ordered_json BenchJson(const BenchResult& result, const MachineCeiling
   row["read_probe_fraction"] = result.weight_bytes / seconds / result.probe_rate;
   row["prepare_gbps"] = result.prepare_rate * 1e-9;
   for (const BaselineTiming& baseline : result.baselines) {
-    nlohmann::ordered_json entry = {{"name", baseline.name}};
-    entry.update(TimingJson(baseline.timing));
-    entry["speedup"] = baseline.timing.median / seconds;
-    row["peers"].push_back(std::move(entry));
+    row["peers"].push_back(PeerJson(baseline.name, baseline.timing, result.timing));
   }
   return row;
 }

@@ -8,6 +8,9 @@
 
 namespace marlin::bench {
 
+/// The keys of a case: {"format", "sparsity", ..., "m", "n", "k"}.
+nlohmann::ordered_json CaseJson(const BenchCase& bench);
+
 /// One row of "results".
 nlohmann::ordered_json BenchJson(const BenchResult& result, const MachineCeilings& ceilings);
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <memory>
-#include <random>
 #include <utility>
 
 #include "base/checked.h"
@@ -52,28 +52,19 @@ int LaunchCount(int64_t copies, double floor_seconds) {
   return static_cast<int>(copies * std::llround(passes));
 }
 
-/// Normally distributed numbers; a permuted tile stands for fresh draws.
-template <typename T, typename Convert>
-std::vector<T> RandomPattern(int64_t count, Convert convert) {
-  constexpr int64_t kTile = 4096;
-  std::mt19937 random(11);
-  std::normal_distribution<float> normal;
-  std::vector<T> tile(kTile);
-  for (T& value : tile) value = convert(normal(random));
-  std::vector<T> pattern(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) {
-    pattern[static_cast<size_t>(i)] = tile[static_cast<size_t>((i * 31 + i / kTile) % kTile)];
-  }
-  return pattern;
-}
-
-template <typename T, typename Convert>
-Status FillRandom(const DeviceBuffer& buffer, Convert convert) {
+Status FillRandom(const DeviceBuffer& buffer, DType type) {
   constexpr int64_t kMost = int64_t{1} << 24;
-  const auto size = static_cast<int64_t>(sizeof(T));
-  const std::vector<T> pattern =
-      RandomPattern<T>(std::min(kMost, CeilDivide(buffer.bytes(), size)), convert);
-  const int64_t step = static_cast<int64_t>(pattern.size()) * size;
+  const int64_t size = DTypeBytes(type);
+  const std::vector<float> values =
+      NormalPattern(std::min(kMost, CeilDivide(buffer.bytes(), size)));
+  std::vector<std::byte> pattern(values.size() * static_cast<size_t>(size));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t half = type == DType::kBf16 ? FloatToBf16(values[i]) : FloatToHalf(values[i]);
+    std::memcpy(pattern.data() + i * static_cast<size_t>(size),
+                type == DType::kF32 ? static_cast<const void*>(&values[i]) : &half,
+                static_cast<size_t>(size));
+  }
+  const auto step = static_cast<int64_t>(pattern.size());
   for (int64_t offset = 0; offset < buffer.bytes(); offset += step) {
     const int64_t bytes = std::min(step, buffer.bytes() - offset);
     MARLIN_RETURN_IF_ERROR(buffer.CopyFrom(pattern.data(), bytes, offset));
@@ -157,9 +148,7 @@ Status GpuBench::Grow(RandomBuffer& random, DType type, int64_t count) const {
   }
   MARLIN_RETURN_IF_ERROR(GrowTo(device_, random.buffer, bytes));
   random.type = type;
-  if (type == DType::kBf16) return FillRandom<uint16_t>(random.buffer, FloatToBf16);
-  if (type == DType::kF16) return FillRandom<uint16_t>(random.buffer, FloatToHalf);
-  return FillRandom<float>(random.buffer, [](float value) { return value; });
+  return FillRandom(random.buffer, type);
 }
 
 Result<GpuBench::Sequence> GpuBench::Capture(int count, const cuda::TimedLaunch& launch) const {
@@ -172,7 +161,7 @@ Result<GpuBench::Sequence> GpuBench::Capture(int count, const cuda::TimedLaunch&
 Result<GpuCeilings> GpuBench::MeasureCeilings(int64_t read_bytes, int64_t size) {
   DeviceBuffer buffer;
   MARLIN_ASSIGN_OR_RETURN(buffer, DeviceBuffer::Allocate(device_, read_bytes));
-  MARLIN_RETURN_IF_ERROR(FillRandom<uint16_t>(buffer, FloatToBf16));
+  MARLIN_RETURN_IF_ERROR(FillRandom(buffer, DType::kBf16));
   std::vector<Sequence> probes;
   const auto add = [&](cuda::Probe probe, int count) -> Status {
     const bool empty = probe == cuda::Probe::kEmpty;

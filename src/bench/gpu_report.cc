@@ -18,21 +18,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json KernelJson(const GpuBenchResult& result, const KernelTiming& timing) {
-  const WeightsSpec& spec = result.bench.spec;
-  const GemmShape& shape = result.bench.shape;
   Json row = {{"op", result.bench.op},
               {"kernel", timing.kernel},
               {"accuracy", timing.accuracy},
               {"planned", timing.planned},
-              {"selectable", timing.selectable},
-              {"format", FormatName(spec.format)},
-              {"sparsity", SparsityName(spec.sparsity)},
-              {"group_size", spec.group_size},
-              {"scale_type", ScaleTypeName(spec.scale_type)},
-              {"activations", DTypeName(result.bench.activation_type)},
-              {"m", shape.m},
-              {"n", shape.n},
-              {"k", shape.k}};
+              {"selectable", timing.selectable}};
+  row.update(CaseJson(result.bench));
   row.update(TimingJson(timing.alone));
   row["gbps"] = result.weight_bytes / timing.alone.median * 1e-9;
   row["tflops"] = result.operations / timing.alone.median * 1e-12;
@@ -45,9 +36,7 @@ Json KernelJson(const GpuBenchResult& result, const KernelTiming& timing) {
   if (timing.host_seconds) row["host_seconds"] = *timing.host_seconds;
   row["prepare_gbps"] = result.prepare_rate * 1e-9;
   for (const BaselineTiming& baseline : result.baselines) {
-    Json entry = {{"name", baseline.name}};
-    entry.update(TimingJson(baseline.timing));
-    entry["speedup"] = baseline.timing.median / timing.alone.median;
+    Json entry = PeerJson(baseline.name, baseline.timing, timing.alone);
     if (timing.chain) {
       entry["chain_speedup"] =
           baseline.chain.value_or(baseline.timing).median / timing.chain->median;

@@ -12,6 +12,7 @@
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "bench/document.h"
+#include "bench/gemm_report.h"
 
 namespace marlin::bench {
 namespace {
@@ -83,20 +84,12 @@ Result<SweepRow> RunCase(const Device& device, const BenchCase& bench, const Rea
 
 }  // namespace
 
-uint64_t RandomCases::Bits() {
-  // A splitmix generator: the distributions of the standard library differ between its versions.
-  uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return z ^ (z >> 31);
-}
-
 int64_t RandomCases::Below(int64_t count) {
-  return static_cast<int64_t>(Bits() % static_cast<uint64_t>(count));
+  return static_cast<int64_t>(random_.Next() % static_cast<uint64_t>(count));
 }
 
 int64_t RandomCases::LogUniform(int64_t least, int64_t most) {
-  const double part = static_cast<double>(Bits() >> 11) * 0x1p-53;
+  const double part = static_cast<double>(random_.Next() >> 11) * 0x1p-53;
   const double ratio = static_cast<double>(most + 1) / static_cast<double>(least);
   return std::min(most, static_cast<int64_t>(static_cast<double>(least) * std::pow(ratio, part)));
 }
@@ -223,17 +216,8 @@ Json Sweep::ToJson() const {
   }
   for (const SweepRow& row : rows_) {
     const BenchResult& result = row.result;
-    const WeightsSpec& spec = result.bench.spec;
-    Json entry = {{"op", "gemm"},
-                  {"kernel", result.kernel},
-                  {"accuracy", result.accuracy},
-                  {"format", FormatName(spec.format)},
-                  {"group_size", spec.group_size},
-                  {"scale_type", ScaleTypeName(spec.scale_type)},
-                  {"activations", DTypeName(result.bench.activation_type)},
-                  {"m", result.bench.shape.m},
-                  {"n", result.bench.shape.n},
-                  {"k", result.bench.shape.k}};
+    Json entry = {{"op", "gemm"}, {"kernel", result.kernel}, {"accuracy", result.accuracy}};
+    entry.update(CaseJson(result.bench));
     entry.update(TimingJson(result.timing));
     entry["roofline_fraction"] = row.fraction;
     if (!row.fastest.empty()) {

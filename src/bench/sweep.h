@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/split_mix64.h"
 #include "bench/gemm.h"
 #include "bench/progress.h"
 #include "marlin/device.h"
@@ -27,17 +28,16 @@ struct SweepOptions {
 /// and k multiples of 128.
 class RandomCases {
  public:
-  explicit RandomCases(int64_t seed) : state_(static_cast<uint64_t>(seed)) {}
+  explicit RandomCases(int64_t seed) : random_(static_cast<uint64_t>(seed)) {}
   BenchCase Next();
 
  private:
-  uint64_t Bits();
   /// Uniform in [0, count).
   int64_t Below(int64_t count);
   /// Log-uniform in [1, most], rounded down.
   int64_t LogUniform(int64_t least, int64_t most);
 
-  uint64_t state_;
+  SplitMix64 random_;
 };
 
 struct SweepRow {

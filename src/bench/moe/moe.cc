@@ -8,6 +8,7 @@
 
 #include "base/macros.h"
 #include "bench/document.h"
+#include "bench/gemm_report.h"
 #include "bench/size_table.h"
 #include "bench/timed_device.h"
 
@@ -59,21 +60,11 @@ double MoeResult::Fraction(const MachineCeilings& ceilings) const {
 }
 
 Json MoeResult::ToJson(const MachineCeilings& ceilings) const {
-  const WeightsSpec& spec = bench.gemm.spec;
   Json row = {{"op", "moe"},
               {"kernel", "experts"},
-              {"batch_invariant", bench.gemm.options.determinism == Determinism::kBatchInvariant},
-              {"format", bench.FormatText()},
-              {"sparsity", SparsityName(spec.sparsity)},
-              {"group_size", spec.group_size},
-              {"scale_type", ScaleTypeName(spec.scale_type)},
-              {"activations", DTypeName(bench.gemm.activation_type)},
-              {"m", bench.tokens()},
-              {"n", bench.inner()},
-              {"k", bench.hidden()},
-              {"experts", bench.experts},
-              {"top_k", bench.top_k},
-              {"active_experts", active_experts}};
+              {"batch_invariant", bench.gemm.options.determinism == Determinism::kBatchInvariant}};
+  row.update(bench.ToJson());
+  row["active_experts"] = active_experts;
   row.update(TimingJson(timing));
   row["gbps"] = weight_bytes / timing.median * 1e-9;
   row["tflops"] = operations / timing.median * 1e-12;
@@ -85,17 +76,10 @@ Json MoeResult::ToJson(const MachineCeilings& ceilings) const {
 Result<MoeResult> RunMoe(const Device& device, const MoeCase& bench, const ReadProbe& probe) {
   MARLIN_ASSIGN_OR_RETURN(const Layers layers, MakeLayers(device, bench));
   const Routing routing = RandomRouting(bench);
-  const DType type = bench.gemm.activation_type;
-  const Shape rows{bench.tokens(), bench.hidden()};
-  const std::vector<std::byte> x = RandomRows(bench);
-  std::vector<std::byte> out(x.size());
-  const Shape selections{bench.tokens(), bench.top_k};
+  MARLIN_ASSIGN_OR_RETURN(const MoeOperands operands, MoeOperands::Make(device, bench, routing));
   const auto run = [&](int64_t i) {
     const auto batch = static_cast<size_t>(i) % routing.ids.size();
-    const std::vector<int32_t>& ids = routing.ids[batch];
-    return layers.plans[batch % layers.plans.size()].Run(
-        {x.data(), type, rows}, {ids.data(), DType::kI32, selections},
-        {routing.weights.data(), DType::kF32, selections}, {out.data(), type, rows});
+    return operands.Run(layers.plans[batch % layers.plans.size()], batch);
   };
   MARLIN_RETURN_IF_ERROR(run(0));
   MARLIN_RETURN_IF_ERROR(device.Synchronize());
@@ -115,27 +99,16 @@ Result<MoeResult> RunMoeOnGpu(const Device& device, const MoeCase& bench, cuda::
                               double read_rate) {
   MARLIN_ASSIGN_OR_RETURN(const Layers layers, MakeLayers(device, bench));
   const Routing routing = RandomRouting(bench);
-  const DType type = bench.gemm.activation_type;
-  const Shape rows{bench.tokens(), bench.hidden()};
-  const Shape selections{bench.tokens(), bench.top_k};
-  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer x, Uploaded(device, RandomRows(bench)));
-  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer out, DeviceBuffer::Allocate(device, x.bytes()));
-  MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer weights, Uploaded(device, routing.weights));
+  MARLIN_ASSIGN_OR_RETURN(const MoeOperands operands, MoeOperands::Make(device, bench, routing));
   MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer workspace,
                           DeviceBuffer::Allocate(device, layers.workspace_bytes));
-  std::vector<DeviceBuffer> ids;
-  for (const std::vector<int32_t>& batch : routing.ids) {
-    MARLIN_ASSIGN_OR_RETURN(DeviceBuffer uploaded, Uploaded(device, batch));
-    ids.push_back(std::move(uploaded));
-  }
   const cuda::TimedLaunch launch = [&](int i, void* stream) {
-    ExpertsArguments arguments{workspace.data(), workspace.bytes(), stream};
-    const auto batch = static_cast<size_t>(i) % ids.size();
-    return layers.plans[batch % layers.plans.size()].Run(
-        {x.data(), type, rows}, {ids[batch].data(), DType::kI32, selections},
-        {weights.data(), DType::kF32, selections}, {out.data(), type, rows}, arguments);
+    const auto batch = static_cast<size_t>(i) % routing.ids.size();
+    return operands.Run(layers.plans[batch % layers.plans.size()], batch,
+                        {workspace.data(), workspace.bytes(), stream});
   };
-  MARLIN_ASSIGN_OR_RETURN(const auto captured, timer.Capture(static_cast<int>(ids.size()), launch));
+  MARLIN_ASSIGN_OR_RETURN(const auto captured,
+                          timer.Capture(static_cast<int>(routing.ids.size()), launch));
   constexpr int kReplays = 51;
   std::vector<double> seconds;
   MARLIN_RETURN_IF_ERROR(captured->Replay().status());

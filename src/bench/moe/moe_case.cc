@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 #include <set>
@@ -9,6 +10,7 @@
 
 #include "base/macros.h"
 #include "base/scalars.h"
+#include "bench/gemm_report.h"
 
 namespace marlin::bench {
 namespace {
@@ -26,6 +28,31 @@ WeightsSpec SpecOf(const MoeCase& bench, const WeightsSpec& format, int64_t k, i
   return spec;
 }
 
+/// Normally distributed activations [tokens, hidden] of the case's type.
+std::vector<std::byte> RandomRows(const MoeCase& bench) {
+  const DType type = bench.gemm.activation_type;
+  const auto count = static_cast<size_t>(bench.tokens() * bench.hidden());
+  const auto size = static_cast<size_t>(DTypeBytes(type));
+  std::vector<std::byte> rows(count * size);
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  for (size_t i = 0; i < count; ++i) {
+    const float value = normal(random);
+    const uint16_t half = type == DType::kBf16 ? FloatToBf16(value) : FloatToHalf(value);
+    std::memcpy(rows.data() + i * size,
+                type == DType::kF32 ? static_cast<const void*>(&value) : &half, size);
+  }
+  return rows;
+}
+
+template <typename T>
+Result<DeviceBuffer> Uploaded(const Device& device, const std::vector<T>& values) {
+  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+  MARLIN_ASSIGN_OR_RETURN(DeviceBuffer buffer, DeviceBuffer::Allocate(device, bytes));
+  MARLIN_RETURN_IF_ERROR(buffer.CopyFrom(values.data(), bytes));
+  return buffer;
+}
+
 }  // namespace
 
 WeightsSpec MoeCase::GateUpOf(const WeightsSpec& format) const {
@@ -35,6 +62,14 @@ WeightsSpec MoeCase::DownOf(const WeightsSpec& format) const {
   return SpecOf(*this, format, inner(), hidden());
 }
 
+nlohmann::ordered_json MoeCase::ToJson() const {
+  nlohmann::ordered_json row = CaseJson(gemm);
+  row["format"] = FormatText();
+  row["experts"] = experts;
+  row["top_k"] = top_k;
+  return row;
+}
+
 std::string MoeCase::FormatText() const {
   std::string text(FormatName(gemm.spec.format));
   if (mixed) text.append(" and ").append(FormatName(mixed->format));
@@ -42,10 +77,7 @@ std::string MoeCase::FormatText() const {
 }
 
 std::string MoeCase::WeightsText() const {
-  const Sparsity sparsity = gemm.spec.sparsity;
-  if (sparsity == Sparsity::kDense) return FormatText();
-  std::string text(FormatName(gemm.spec.format));
-  text.append(" ").append(SparsityName(sparsity));
+  std::string text = bench::WeightsText(gemm.spec);
   if (mixed) text.append(" and ").append(FormatName(mixed->format));
   return text;
 }
@@ -112,20 +144,24 @@ Result<std::vector<Expert>> PrepareExperts(const Device& device, const MoeCase& 
   return experts;
 }
 
-std::vector<std::byte> RandomRows(const MoeCase& bench) {
-  const DType type = bench.gemm.activation_type;
-  const auto count = static_cast<size_t>(bench.tokens() * bench.hidden());
-  const auto size = static_cast<size_t>(DTypeBytes(type));
-  std::vector<std::byte> rows(count * size);
-  std::mt19937 random(11);
-  std::normal_distribution<float> normal;
-  for (size_t i = 0; i < count; ++i) {
-    const float value = normal(random);
-    const uint16_t half = type == DType::kBf16 ? FloatToBf16(value) : FloatToHalf(value);
-    std::memcpy(rows.data() + i * size,
-                type == DType::kF32 ? static_cast<const void*>(&value) : &half, size);
+Result<MoeOperands> MoeOperands::Make(const Device& device, const MoeCase& bench,
+                                      const Routing& routing) {
+  MoeOperands made(bench);
+  MARLIN_ASSIGN_OR_RETURN(made.x_, Uploaded(device, RandomRows(bench)));
+  MARLIN_ASSIGN_OR_RETURN(made.out_, DeviceBuffer::Allocate(device, made.x_.bytes()));
+  MARLIN_ASSIGN_OR_RETURN(made.weights_, Uploaded(device, routing.weights));
+  for (const std::vector<int32_t>& batch : routing.ids) {
+    MARLIN_ASSIGN_OR_RETURN(DeviceBuffer ids, Uploaded(device, batch));
+    made.ids_.push_back(std::move(ids));
   }
-  return rows;
+  return made;
+}
+
+Status MoeOperands::Run(const ExpertsPlan& plan, size_t batch,
+                        const ExpertsArguments& arguments) const {
+  return plan.Run({x_.data(), type_, rows_}, {ids_[batch].data(), DType::kI32, selections_},
+                  {weights_.data(), DType::kF32, selections_}, {out_.data(), type_, rows_},
+                  arguments);
 }
 
 }  // namespace marlin::bench

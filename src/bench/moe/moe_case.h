@@ -3,11 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "base/macros.h"
 #include "bench/gemm.h"
 #include "marlin/device.h"
 #include "marlin/moe.h"
@@ -25,15 +25,15 @@ struct MoeCase {
   int64_t tokens() const { return gemm.shape.m; }
   int64_t inner() const { return gemm.shape.n; }
   int64_t hidden() const { return gemm.shape.k; }
-  /// The specs of the stacked matrices of all layers, as if all experts had one format.
-  WeightsSpec GateUpSpec() const { return GateUpOf(gemm.spec); }
-  WeightsSpec DownSpec() const { return DownOf(gemm.spec); }
+  /// The specs of the stacked matrices of all layers, if all experts had one format.
   WeightsSpec GateUpOf(const WeightsSpec& format) const;
   WeightsSpec DownOf(const WeightsSpec& format) const;
   /// "fp4_e2m1", or both formats.
   std::string FormatText() const;
   /// "fp4_e2m1", "fp4_e2m1 2:4", "fp4_e2m1 2:4 and u4".
   std::string WeightsText() const;
+  /// The keys of the case: CaseJson of `gemm` with "experts" and "top_k".
+  nlohmann::ordered_json ToJson() const;
   /// Mean bytes of the weights of an expert.
   double ExpertBytes() const;
 };
@@ -54,16 +54,29 @@ ExpertsProblem ProblemOf(const MoeCase& bench);
 /// the same on every device. Errors: those of Prepare.
 Result<std::vector<Expert>> PrepareExperts(const Device& device, const MoeCase& bench);
 
-/// Normally distributed activations [tokens, hidden] of the case's type.
-std::vector<std::byte> RandomRows(const MoeCase& bench);
+/// Rows, selections and a result in one device's memory.
+class MoeOperands {
+ public:
+  /// Errors: kOutOfMemory, kDeviceLost.
+  static Result<MoeOperands> Make(const Device& device, const MoeCase& bench,
+                                  const Routing& routing);
 
-/// Values in device memory. Errors: kOutOfMemory, kDeviceLost.
-template <typename T>
-Result<DeviceBuffer> Uploaded(const Device& device, const std::vector<T>& values) {
-  const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
-  MARLIN_ASSIGN_OR_RETURN(DeviceBuffer buffer, DeviceBuffer::Allocate(device, bytes));
-  MARLIN_RETURN_IF_ERROR(buffer.CopyFrom(values.data(), bytes));
-  return buffer;
-}
+  Status Run(const ExpertsPlan& plan, size_t batch, const ExpertsArguments& arguments = {}) const;
+  const DeviceBuffer& ids(size_t batch) const { return ids_[batch]; }
+
+ private:
+  explicit MoeOperands(const MoeCase& bench)
+      : type_(bench.gemm.activation_type),
+        rows_{bench.tokens(), bench.hidden()},
+        selections_{bench.tokens(), bench.top_k} {}
+
+  DType type_;
+  Shape rows_;
+  Shape selections_;
+  DeviceBuffer x_;
+  DeviceBuffer out_;
+  DeviceBuffer weights_;
+  std::vector<DeviceBuffer> ids_;
+};
 
 }  // namespace marlin::bench

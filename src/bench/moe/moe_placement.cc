@@ -20,42 +20,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Rows, selections and a result in one device's memory.
-class Operands {
- public:
-  static Result<Operands> Make(const Device& device, const MoeCase& bench, const Routing& routing) {
-    Operands made(bench);
-    MARLIN_ASSIGN_OR_RETURN(made.x_, Uploaded(device, RandomRows(bench)));
-    MARLIN_ASSIGN_OR_RETURN(made.out_, DeviceBuffer::Allocate(device, made.x_.bytes()));
-    MARLIN_ASSIGN_OR_RETURN(made.weights_, Uploaded(device, routing.weights));
-    for (const std::vector<int32_t>& batch : routing.ids) {
-      MARLIN_ASSIGN_OR_RETURN(DeviceBuffer ids, Uploaded(device, batch));
-      made.ids_.push_back(std::move(ids));
-    }
-    return made;
-  }
-
-  Status Run(const ExpertsPlan& plan, size_t batch) const {
-    return plan.Run({x_.data(), type_, rows_}, {ids_[batch].data(), DType::kI32, selections_},
-                    {weights_.data(), DType::kF32, selections_}, {out_.data(), type_, rows_});
-  }
-  const DeviceBuffer& ids(size_t batch) const { return ids_[batch]; }
-
- private:
-  explicit Operands(const MoeCase& bench)
-      : type_(bench.gemm.activation_type),
-        rows_{bench.tokens(), bench.hidden()},
-        selections_{bench.tokens(), bench.top_k} {}
-
-  DType type_;
-  Shape rows_;
-  Shape selections_;
-  DeviceBuffer x_;
-  DeviceBuffer out_;
-  DeviceBuffer weights_;
-  std::vector<DeviceBuffer> ids_;
-};
-
 /// The layers of a case, and their plans.
 struct PlacedLayers {
   std::vector<PlacedExperts> placed;
@@ -162,21 +126,14 @@ class Fetch {
   DeviceBuffer to_;
 };
 
-Json PeerJson(const char* name, const Timing& timing, const Timing& placed) {
-  Json peer = {{"name", name}};
-  peer.update(TimingJson(timing));
-  peer["speedup"] = timing.median / placed.median;
-  return peer;
-}
-
 }  // namespace
 
 Result<PlacementResult> RunPlacement(const Device& device, const Device& host, const MoeCase& bench,
                                      int64_t host_experts) {
   const Routing routing = RandomRouting(bench);
   MARLIN_ASSIGN_OR_RETURN(const PlacedLayers layers, MakeLayers(device, host, bench, host_experts));
-  MARLIN_ASSIGN_OR_RETURN(const Operands here, Operands::Make(device, bench, routing));
-  MARLIN_ASSIGN_OR_RETURN(const Operands there, Operands::Make(host, bench, routing));
+  MARLIN_ASSIGN_OR_RETURN(const MoeOperands here, MoeOperands::Make(device, bench, routing));
+  MARLIN_ASSIGN_OR_RETURN(const MoeOperands there, MoeOperands::Make(host, bench, routing));
   MARLIN_ASSIGN_OR_RETURN(Fetch fetch, Fetch::Make(device, bench, host_experts));
   const size_t batches = routing.ids.size();
   const auto layer_of = [&](size_t batch) { return batch % layers.placed.size(); };
@@ -227,24 +184,14 @@ Result<PlacementResult> RunPlacement(const Device& device, const Device& host, c
 }
 
 Json PlacementResult::ToJson() const {
-  const WeightsSpec& spec = bench.gemm.spec;
   Json row = {{"op", "moe"},
               {"kernel", "placed_experts"},
-              {"batch_invariant", bench.gemm.options.determinism == Determinism::kBatchInvariant},
-              {"format", bench.FormatText()},
-              {"sparsity", SparsityName(spec.sparsity)},
-              {"group_size", spec.group_size},
-              {"scale_type", ScaleTypeName(spec.scale_type)},
-              {"activations", DTypeName(bench.gemm.activation_type)},
-              {"m", bench.tokens()},
-              {"n", bench.inner()},
-              {"k", bench.hidden()},
-              {"experts", bench.experts},
-              {"top_k", bench.top_k},
-              {"host_experts", host_experts},
+              {"batch_invariant", bench.gemm.options.determinism == Determinism::kBatchInvariant}};
+  row.update(bench.ToJson());
+  row.update({{"host_experts", host_experts},
               {"host_share", host_share},
               {"host_rows", host_rows},
-              {"fetched_bytes", fetched_bytes}};
+              {"fetched_bytes", fetched_bytes}});
   row.update(TimingJson(placed));
   row["peers"] = {PeerJson("host", host, placed), PeerJson("fetch", fetch, placed),
                   PeerJson("device", device, placed)};

@@ -51,7 +51,7 @@ struct Dequantized {
   bool AlongK() const { return axis == (out_in ? 1 : 0); }
 };
 
-bool IsFloat(OnnxType type) {
+bool IsFloatCode(OnnxType type) {
   return type == OnnxType::kF8E4M3 || type == OnnxType::kF8E5M2 || type == OnnxType::kF4E2M1;
 }
 
@@ -88,7 +88,7 @@ Status CheckDequantize(const Dequantized& m) {
   const bool zeros_fit =
       m.zeros == nullptr ||
       (m.zeros->tensor.type == codes.type && m.zeros->count() == m.scales->count() &&
-       (!(IsFloat(codes.type) || codes.type == OnnxType::kI32) ||
+       (!(IsFloatCode(codes.type) || codes.type == OnnxType::kI32) ||
         std::all_of(m.zeros->data, m.zeros->data + m.zeros->tensor.bytes,
                     [](std::byte byte) { return byte == std::byte{0}; })));
   if (fits && zeros_fit) return {};
@@ -132,7 +132,7 @@ Held HeldAs(OnnxType type, bool zeros) {
 /// Zeros of floats are 0 by definition, and those of signed integers often.
 bool HasZeros(const Dequantized& m) {
   const OnnxType type = m.codes->tensor.type;
-  if (IsFloat(type)) return false;
+  if (IsFloatCode(type)) return false;
   if (type == OnnxType::kU8 || type == OnnxType::kU4 || type == OnnxType::kU2) return true;
   for (int64_t i = 0; m.zeros != nullptr && i < m.zeros->count(); ++i) {
     if (m.zeros->Integer(i) != 0) return true;
@@ -164,7 +164,8 @@ float ValueAt(const Dequantized& m, int64_t index, int64_t scale_index) {
     const auto code = static_cast<uint8_t>(m.codes->data[index / 2]) >> bit & 15;
     return FormatValues(Format::kFp4E2M1)[static_cast<size_t>(code)] * scale;
   }
-  if (IsFloat(codes.type)) return ParameterAt(m.codes->data, *OnnxDType(codes.type), index) * scale;
+  if (IsFloatCode(codes.type))
+    return ParameterAt(m.codes->data, *OnnxDType(codes.type), index) * scale;
   const int zero =
       m.zeros == nullptr || codes.type == OnnxType::kI32 ? 0 : m.zeros->Integer(scale_index);
   if (codes.type == OnnxType::kI32) {
