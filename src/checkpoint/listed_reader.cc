@@ -13,6 +13,14 @@
 
 namespace marlin {
 
+Result<std::unique_ptr<const ModuleReader>> ListedReader::Open(
+    const TensorStore& store, FunctionRef<Status(ListedReader* reader)> add) {
+  auto reader = std::make_unique<ListedReader>(store);
+  MARLIN_RETURN_IF_ERROR(add(reader.get()));
+  MARLIN_RETURN_IF_ERROR(reader->Finish());
+  return std::unique_ptr<const ModuleReader>(std::move(reader));
+}
+
 void ListedReader::Add(ModuleRecord record, std::vector<PartTensor> parts, Fill fill) {
   entries_.push_back({std::move(record), std::move(parts), std::move(fill)});
 }
@@ -167,6 +175,23 @@ ModuleRecord RecordOf(const std::string& name, const WeightsSpec& spec) {
   record.module = {name, spec, ClassifyTensor(name)};
   record.stacked = spec.experts > 1 || name.find(".*.") != std::string::npos;
   return record;
+}
+
+Format IntegerFormat(int bits, bool is_unsigned) {
+  switch (bits) {
+    case 2:
+      return Format::kInt2;
+    case 3:
+      return Format::kInt3;
+    case 4:
+      return is_unsigned ? Format::kU4 : Format::kS4;
+    case 5:
+      return is_unsigned ? Format::kU5 : Format::kInt5;
+    case 6:
+      return is_unsigned ? Format::kU6 : Format::kInt6;
+    default:
+      return is_unsigned ? Format::kU8 : Format::kS8;
+  }
 }
 
 std::optional<ScaleType> ScaleTypeOf(DType dtype) {

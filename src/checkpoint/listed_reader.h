@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/function_ref.h"
 #include "checkpoint/module_reader.h"
 #include "layout/weights_buffer.h"
 
@@ -22,6 +23,10 @@ class ListedReader final : public ModuleReader {
   using Fill = std::function<Status(WeightsBuffer* buffer, ThreadPool& pool)>;
 
   explicit ListedReader(const TensorStore& store) : store_(store) {}
+
+  /// A reader of the modules that `add` adds. Errors: those of `add` and Finish.
+  static Result<std::unique_ptr<const ModuleReader>> Open(
+      const TensorStore& store, FunctionRef<Status(ListedReader* reader)> add);
 
   /// Adds a module; `parts` begins with its codes, and tensors that the weights do not need, such
   /// as scales of activations, come last, as codes.
@@ -94,6 +99,14 @@ class ModuleTensorFinder {
 
 /// A record of a plain or stacked matrix, with its layer class.
 ModuleRecord RecordOf(const std::string& name, const WeightsSpec& spec);
+
+/// The format of integer codes of 2 to 8 bits, `is_unsigned` or around 0: those of 2 and 3 bits are
+/// around 0 in any case, those of 7 are held in 8.
+Format IntegerFormat(int bits, bool is_unsigned);
+
+/// The types of scales and other parameters that are stored as they are.
+inline constexpr std::initializer_list<DType> kFloatTypes = {DType::kF16, DType::kBf16,
+                                                             DType::kF32};
 
 /// The scale type with which 16- and 32-bit floats are stored as they are; nothing for others.
 std::optional<ScaleType> ScaleTypeOf(DType dtype);

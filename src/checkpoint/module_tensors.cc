@@ -213,6 +213,19 @@ Result<ModuleRecord> ParseModule(const std::string& name, const Json& json, int6
   return record;
 }
 
+constexpr std::pair<ModulePart, TensorView QuantizedWeights::*> kPartViews[] = {
+    {ModulePart::kCodes, &QuantizedWeights::codes},
+    {ModulePart::kScales, &QuantizedWeights::scales},
+    {ModulePart::kZeros, &QuantizedWeights::zeros},
+    {ModulePart::kBiases, &QuantizedWeights::biases},
+    {ModulePart::kGlobalScale, &QuantizedWeights::global_scale},
+    {ModulePart::kMetadata, &QuantizedWeights::metadata},
+    {ModulePart::kPermutation, &QuantizedWeights::permutation},
+    {ModulePart::kInputScale, &QuantizedWeights::input_scale},
+    {ModulePart::kSuperScales, &QuantizedWeights::super_scales},
+    {ModulePart::kSuperBiases, &QuantizedWeights::super_biases},
+};
+
 }  // namespace
 
 std::string ModuleBaseName(std::string_view module_name) {
@@ -282,32 +295,15 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record) {
   return tensors;
 }
 
-const TensorView* PartView(const QuantizedWeights& weights, ModulePart part) {
-  switch (part) {
-    case ModulePart::kCodes:
-      return &weights.codes;
-    case ModulePart::kScales:
-      return &weights.scales;
-    case ModulePart::kZeros:
-      return &weights.zeros;
-    case ModulePart::kBiases:
-      return &weights.biases;
-    case ModulePart::kGlobalScale:
-      return &weights.global_scale;
-    case ModulePart::kMetadata:
-      return &weights.metadata;
-    case ModulePart::kPermutation:
-      return &weights.permutation;
-    case ModulePart::kInputScale:
-      return &weights.input_scale;
-    case ModulePart::kSuperScales:
-      return &weights.super_scales;
-    case ModulePart::kSuperBiases:
-      return &weights.super_biases;
-    case ModulePart::kCodebook:
-      break;
+TensorView* PartView(QuantizedWeights* weights, ModulePart part) {
+  for (const auto& [viewed, view] : kPartViews) {
+    if (viewed == part) return &(weights->*view);
   }
   return nullptr;
+}
+
+const TensorView* PartView(const QuantizedWeights& weights, ModulePart part) {
+  return PartView(const_cast<QuantizedWeights*>(&weights), part);
 }
 
 int OldestVersionOf(const WeightsSpec& spec) {

@@ -36,6 +36,7 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record);
 
 /// The view that holds a part; null for the codebook, which is not a view.
 const TensorView* PartView(const QuantizedWeights& weights, ModulePart part);
+TensorView* PartView(QuantizedWeights* weights, ModulePart part);
 
 /// The content of "quantization_config" but for the recipe's document.
 struct QuantizationConfig {

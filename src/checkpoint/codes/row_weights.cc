@@ -17,22 +17,6 @@
 namespace marlin {
 namespace {
 
-/// Expands scales that several rows share to one per row, and transposes them to [groups, n].
-void FillSharedScales(const std::byte* from, int64_t scale_rows, const WeightsSpec& spec,
-                      int64_t element_bytes, std::byte* to) {
-  const int64_t groups = GroupCount(spec);
-  const int64_t grid_rows = CeilDivide(spec.n, scale_rows);
-  for (int64_t e = 0; e < spec.experts; ++e) {
-    for (int64_t g = 0; g < groups; ++g) {
-      for (int64_t n = 0; n < spec.n; ++n) {
-        const int64_t source = (e * grid_rows + n / scale_rows) * groups + g;
-        std::memcpy(to, from + source * element_bytes, static_cast<size_t>(element_bytes));
-        to += element_bytes;
-      }
-    }
-  }
-}
-
 Status FillRows(const TensorStore& store, const RowWeights& rows, WeightsBuffer* buffer,
                 ThreadPool& pool) {
   const WeightsSpec& spec = rows.spec;
@@ -45,20 +29,10 @@ Status FillRows(const TensorStore& store, const RowWeights& rows, WeightsBuffer*
     const int64_t row_bytes = store.tensors[rows.codes].bytes / (spec.experts * spec.n);
     PackDenseRows({store.Data(rows.codes), row_bytes, rows.flip, rows.swap_nibbles}, *buffer, pool);
   }
-  const int64_t element_bytes = DTypeBytes(ScaleDType(spec.scale_type));
-  if (rows.scales) {
-    const std::byte* scales = store.Data(*rows.scales);
-    if (rows.scale_rows == 1) {
-      TransposeElements(scales, spec.experts, spec.n, GroupCount(spec), element_bytes,
-                        buffer->scales);
-    } else {
-      FillSharedScales(scales, rows.scale_rows, spec, element_bytes,
-                       static_cast<std::byte*>(buffer->scales));
-    }
-  }
+  if (rows.scales) StoreScales(store.Data(*rows.scales), rows.scale_rows, *buffer);
   if (rows.biases) {
     TransposeElements(store.Data(*rows.biases), spec.experts, spec.n, GroupCount(spec),
-                      element_bytes, buffer->biases);
+                      DTypeBytes(ScaleDType(spec.scale_type)), buffer->biases);
   }
   std::copy(rows.global_scale.begin(), rows.global_scale.end(), buffer->global_scale);
   buffer->weights.codebook = rows.codebook;

@@ -157,6 +157,37 @@ void TransposeElements(const std::byte* from, int64_t count, int64_t rows, int64
   }
 }
 
+void StoreZeros(ZeroOfGroup zero, const WeightsBuffer& buffer) {
+  const WeightsSpec& spec = buffer.weights.spec;
+  auto* out = static_cast<uint16_t*>(buffer.zeros);
+  for (int64_t e = 0; e < spec.experts; ++e) {
+    for (int64_t g = 0; g < GroupCount(spec); ++g) {
+      for (int64_t n = 0; n < spec.n; ++n) {
+        *out++ = FloatToHalf(static_cast<float>(zero(e * spec.n + n, g)));
+      }
+    }
+  }
+}
+
+void StoreScales(const std::byte* from, int64_t scale_rows, const WeightsBuffer& buffer) {
+  const WeightsSpec& spec = buffer.weights.spec;
+  const int64_t bytes = DTypeBytes(ScaleDType(spec.scale_type));
+  const int64_t groups = GroupCount(spec);
+  if (scale_rows == 1) {
+    return TransposeElements(from, spec.experts, spec.n, groups, bytes, buffer.scales);
+  }
+  const int64_t grid_rows = CeilDivide(spec.n, scale_rows);
+  auto* to = static_cast<std::byte*>(buffer.scales);
+  for (int64_t e = 0; e < spec.experts; ++e) {
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t n = 0; n < spec.n; ++n, to += bytes) {
+        const int64_t source = (e * grid_rows + n / scale_rows) * groups + g;
+        std::memcpy(to, from + source * bytes, static_cast<size_t>(bytes));
+      }
+    }
+  }
+}
+
 uint32_t WordAt(const std::byte* data, int64_t index) {
   uint32_t word = 0;
   std::memcpy(&word, data + index * 4, sizeof(word));

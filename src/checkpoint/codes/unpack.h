@@ -38,6 +38,13 @@ void PackKeptRows(UnpackRow codes, UnpackRow positions, const WeightsBuffer& buf
 using FloatRow = FunctionRef<void(int64_t row, float* values)>;
 void StoreFloatRows(FloatRow values, const WeightsBuffer& buffer, ThreadPool& pool);
 
+/// Writes the zeros [groups, n] of all rows, each as fp16, from numbers that `zero` gives.
+using ZeroOfGroup = FunctionRef<int(int64_t row, int64_t group)>;
+void StoreZeros(ZeroOfGroup zero, const WeightsBuffer& buffer);
+
+/// Writes scales [experts, ceil(n / scale_rows), groups], each of which `scale_rows` rows share.
+void StoreScales(const std::byte* from, int64_t scale_rows, const WeightsBuffer& buffer);
+
 /// Transposes `count` matrices [rows, columns] of elements of 1, 2, 4 or 8 bytes.
 void TransposeElements(const std::byte* from, int64_t count, int64_t rows, int64_t columns,
                        int64_t element_bytes, void* to);

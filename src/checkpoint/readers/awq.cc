@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/checked.h"
@@ -39,6 +40,10 @@ struct AwqModule {
 int64_t ZerosWidth(int64_t k, int64_t group_size) {
   const int64_t multiple = group_size >= 128 ? 1 : (group_size == 64 ? 2 : 4);
   return RoundUp(CeilDivide(k / group_size, kNibblesPerWord), multiple);
+}
+
+int NibbleOf(uint32_t word, int64_t index) {
+  return static_cast<int>((word >> (4 * (index % kNibblesPerWord))) & 15u);
 }
 
 // Words of eight nibbles in kOrder, to the same words in natural order.
@@ -78,13 +83,12 @@ Status FillGemm(const TensorStore& store, const AwqModule& m, WeightsBuffer* buf
   });
   std::memcpy(buffer->scales, store.Data(m.scales),
               static_cast<size_t>(buffer->weights.scales.ByteCount()));
-  for (int64_t i = 0; i < m.groups * columns; ++i) {
-    const uint32_t word = NaturalOrder(WordAt(store.Data(m.zeros), i));
-    for (int64_t j = 0; j < kNibblesPerWord; ++j) {
-      static_cast<uint16_t*>(buffer->zeros)[i * kNibblesPerWord + j] =
-          FloatToHalf(static_cast<float>((word >> (4 * j)) & 15u));
-    }
-  }
+  StoreZeros(
+      [&](int64_t column, int64_t group) {
+        const int64_t word = group * columns + column / kNibblesPerWord;
+        return NibbleOf(NaturalOrder(WordAt(store.Data(m.zeros), word)), column);
+      },
+      *buffer);
   return {};
 }
 
@@ -96,12 +100,14 @@ Status FillGemv(const TensorStore& store, const AwqModule& m, WeightsBuffer* buf
     for (int64_t c = 0; c < m.n; ++c) {
       std::memcpy(scales + (g * m.n + c) * 2, store.Data(m.scales) + (c * m.padded_groups + g) * 2,
                   2);
-      const uint32_t word =
-          WordAt(store.Data(m.zeros), c * m.padded_groups / kNibblesPerWord + g / kNibblesPerWord);
-      static_cast<uint16_t*>(buffer->zeros)[g * m.n + c] =
-          FloatToHalf(static_cast<float>((word >> (4 * (g % kNibblesPerWord))) & 15u));
     }
   }
+  StoreZeros(
+      [&](int64_t row, int64_t group) {
+        const int64_t word = row * m.padded_groups / kNibblesPerWord + group / kNibblesPerWord;
+        return NibbleOf(WordAt(store.Data(m.zeros), word), group);
+      },
+      *buffer);
   return {};
 }
 
@@ -229,8 +235,7 @@ class AwqFinder {
 OpenReader OpenAwq;
 
 Result<std::unique_ptr<const ModuleReader>> OpenAwq(TensorStore& store, const QuantMethod& method) {
-  MARLIN_ASSIGN_OR_RETURN(ModelConfig json,
-                          ModelConfig::Parse(DumpJson(*method.config), method.where));
+  ModelConfig json = ModelConfig::Of(*method.config, method.where);
   const int64_t bits = json.SizeOr("w_bit", 8, json.SizeOr("bits", 8, 4));
   const int64_t group_size = json.IntegerOr("q_group_size", -1, INT32_MAX,
                                             json.IntegerOr("group_size", -1, INT32_MAX, 128));
@@ -240,12 +245,12 @@ Result<std::unique_ptr<const ModuleReader>> OpenAwq(TensorStore& store, const Qu
         Code::kUnsupported,
         fmt::format("{}: AWQ of {} bits is not supported; supported: 4", method.where, bits));
   }
-  auto reader = std::make_unique<ListedReader>(store);
-  for (const std::string& base : BasesWithSuffix(store, ".qweight")) {
-    MARLIN_RETURN_IF_ERROR(AwqFinder(store, group_size, base).AddTo(reader.get()));
-  }
-  MARLIN_RETURN_IF_ERROR(reader->Finish());
-  return std::unique_ptr<const ModuleReader>(std::move(reader));
+  return ListedReader::Open(store, [&](ListedReader* reader) -> Status {
+    for (const std::string& base : BasesWithSuffix(store, ".qweight")) {
+      MARLIN_RETURN_IF_ERROR(AwqFinder(store, group_size, base).AddTo(reader));
+    }
+    return {};
+  });
 }
 
 }  // namespace marlin

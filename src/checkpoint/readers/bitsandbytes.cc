@@ -235,18 +235,18 @@ OpenReader OpenBitsandbytes;
 
 Result<std::unique_ptr<const ModuleReader>> OpenBitsandbytes(TensorStore& store,
                                                              const QuantMethod& /*method*/) {
-  auto reader = std::make_unique<ListedReader>(store);
-  for (const std::string_view type : kQuantTypes) {
-    const std::string suffix = ".weight.quant_state.bitsandbytes__" + std::string(type);
-    for (const std::string& base : BasesWithSuffix(store, suffix)) {
-      MARLIN_RETURN_IF_ERROR(FourBitFinder(store, base, type).AddTo(reader.get()));
+  return ListedReader::Open(store, [&](ListedReader* reader) -> Status {
+    for (const std::string_view type : kQuantTypes) {
+      const std::string suffix = ".weight.quant_state.bitsandbytes__" + std::string(type);
+      for (const std::string& base : BasesWithSuffix(store, suffix)) {
+        MARLIN_RETURN_IF_ERROR(FourBitFinder(store, base, type).AddTo(reader));
+      }
     }
-  }
-  for (const std::string& base : BasesWithSuffix(store, ".SCB")) {
-    MARLIN_RETURN_IF_ERROR(AddInt8(store, base, reader.get()));
-  }
-  MARLIN_RETURN_IF_ERROR(reader->Finish());
-  return std::unique_ptr<const ModuleReader>(std::move(reader));
+    for (const std::string& base : BasesWithSuffix(store, ".SCB")) {
+      MARLIN_RETURN_IF_ERROR(AddInt8(store, base, reader));
+    }
+    return {};
+  });
 }
 
 }  // namespace marlin

@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "base/macros.h"
 #include "base/printable.h"
@@ -45,8 +46,7 @@ Status AddPackedFp4(ModuleTensorFinder* finder, std::string_view suffix, ListedR
 OpenReader OpenFp8;
 
 Result<std::unique_ptr<const ModuleReader>> OpenFp8(TensorStore& store, const QuantMethod& method) {
-  MARLIN_ASSIGN_OR_RETURN(ModelConfig json,
-                          ModelConfig::Parse(DumpJson(*method.config), method.where));
+  ModelConfig json = ModelConfig::Of(*method.config, method.where);
   const std::vector<int64_t> block = json.IntegersOrEmpty("weight_block_size");
   const std::string encoding = json.StringOr("fmt", "e4m3");
   MARLIN_RETURN_IF_ERROR(json.status());
@@ -60,29 +60,29 @@ Result<std::unique_ptr<const ModuleReader>> OpenFp8(TensorStore& store, const Qu
                                                   "e4m3, e5m2",
                                                   method.where, Printable(encoding)));
   }
-  auto reader = std::make_unique<ListedReader>(store);
   const int64_t rows = whole ? 0 : block[0];
   const int64_t columns = whole ? 0 : block[1];
-  for (const std::string_view suffix : kScaleSuffixes) {
-    for (const std::string& base : BasesWithSuffix(store, suffix)) {
-      ModuleTensorFinder finder(store, base);
-      const TensorInfo* weight = finder.Look(".weight");
-      if (weight == nullptr) return finder.Malformed(".weight", "is missing");
-      finder.TakeUnused({".input_scale", ".activation_scale"});
-      const bool packed = weight->dtype == DType::kI8 || weight->dtype == DType::kU8;
-      MARLIN_RETURN_IF_ERROR(packed ? AddPackedFp4(&finder, suffix, reader.get())
-                                    : AddFp8(base + ".weight", ".weight", suffix, rows, columns,
-                                             &finder, reader.get()));
+  return ListedReader::Open(store, [&](ListedReader* reader) -> Status {
+    for (const std::string_view suffix : kScaleSuffixes) {
+      for (const std::string& base : BasesWithSuffix(store, suffix)) {
+        ModuleTensorFinder finder(store, base);
+        const TensorInfo* weight = finder.Look(".weight");
+        if (weight == nullptr) return finder.Malformed(".weight", "is missing");
+        finder.TakeUnused({".input_scale", ".activation_scale"});
+        const bool packed = weight->dtype == DType::kI8 || weight->dtype == DType::kU8;
+        MARLIN_RETURN_IF_ERROR(
+            packed ? AddPackedFp4(&finder, suffix, reader)
+                   : AddFp8(base + ".weight", ".weight", suffix, rows, columns, &finder, reader));
+      }
     }
-  }
-  // Fused experts have no ".weight" in their name.
-  for (const std::string& base : BasesWithSuffix(store, "_scale_inv")) {
-    if (base.ends_with(".weight")) continue;
-    ModuleTensorFinder finder(store, base);
-    MARLIN_RETURN_IF_ERROR(AddFp8(base, "", "_scale_inv", rows, columns, &finder, reader.get()));
-  }
-  MARLIN_RETURN_IF_ERROR(reader->Finish());
-  return std::unique_ptr<const ModuleReader>(std::move(reader));
+    // Fused experts have no ".weight" in their name.
+    for (const std::string& base : BasesWithSuffix(store, "_scale_inv")) {
+      if (base.ends_with(".weight")) continue;
+      ModuleTensorFinder finder(store, base);
+      MARLIN_RETURN_IF_ERROR(AddFp8(base, "", "_scale_inv", rows, columns, &finder, reader));
+    }
+    return {};
+  });
 }
 
 }  // namespace marlin

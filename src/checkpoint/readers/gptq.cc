@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
 
@@ -49,8 +50,7 @@ struct GptqModule {
 };
 
 Result<GptqConfig> ReadGptqConfig(const QuantMethod& method) {
-  MARLIN_ASSIGN_OR_RETURN(ModelConfig json,
-                          ModelConfig::Parse(DumpJson(*method.config), method.where));
+  ModelConfig json = ModelConfig::Of(*method.config, method.where);
   GptqConfig config;
   config.bits = json.SizeOr("bits", 8, 4);
   config.group_size = json.IntegerOr("group_size", -1, INT32_MAX, -1);
@@ -150,7 +150,7 @@ class GptqFinder {
     WeightsSpec spec{.format = Format::kFp32, .k = m_.k, .n = m_.n, .group_size = m_.k};
     // Groups of unequal sizes have no format of their own.
     if (!m_.group_index || !m_.permutation.empty()) {
-      spec.format = FormatFor(symmetric);
+      spec.format = IntegerFormat(m_.bits, !symmetric);
       spec.group_size = m_.group_size;
       spec.scale_type = *ScaleTypeOf(finder_.TypeOf(m_.scales));
       spec.has_zeros = !symmetric;
@@ -166,28 +166,10 @@ class GptqFinder {
   }
 
  private:
-  Format FormatFor(bool symmetric) const {
-    switch (m_.bits) {
-      case 2:
-        return Format::kInt2;
-      case 3:
-        return Format::kInt3;
-      case 4:
-        return symmetric ? Format::kS4 : Format::kU4;
-      case 5:
-        return symmetric ? Format::kInt5 : Format::kU5;
-      case 6:
-        return symmetric ? Format::kInt6 : Format::kU6;
-      default:
-        return symmetric ? Format::kS8 : Format::kU8;
-    }
-  }
-
   // The number of bits follows from the shapes; the configuration must agree.
   Status FindShapes() {
     MARLIN_ASSIGN_OR_RETURN(m_.codes, finder_.Need(ModulePart::kCodes, ".qweight", {DType::kI32}));
-    MARLIN_ASSIGN_OR_RETURN(m_.scales, finder_.Need(ModulePart::kScales, ".scales",
-                                                    {DType::kF16, DType::kBf16, DType::kF32}));
+    MARLIN_ASSIGN_OR_RETURN(m_.scales, finder_.Need(ModulePart::kScales, ".scales", kFloatTypes));
     MARLIN_ASSIGN_OR_RETURN(m_.zeros, finder_.Need(ModulePart::kZeros, ".qzeros", {DType::kI32}));
     const Shape& codes = finder_.ShapeOf(m_.codes);
     const Shape& scales = finder_.ShapeOf(m_.scales);
@@ -267,9 +249,9 @@ class GptqFinder {
     // The values of int2 and int3 are centered, those of u4 to u8 are not.
     const int middle = m.bits >= 4 ? 0 : 1 << (m.bits - 1);
     const std::vector<uint8_t> zeros = UnpackZeros(store, m);
-    for (size_t i = 0; i < zeros.size(); ++i) {
-      static_cast<uint16_t*>(buffer->zeros)[i] = FloatToHalf(static_cast<float>(zeros[i] - middle));
-    }
+    StoreZeros(
+        [&](int64_t c, int64_t g) { return zeros[static_cast<size_t>(g * m.n + c)] - middle; },
+        *buffer);
     return {};
   }
 
@@ -324,12 +306,12 @@ OpenReader OpenGptq;
 Result<std::unique_ptr<const ModuleReader>> OpenGptq(TensorStore& store,
                                                      const QuantMethod& method) {
   MARLIN_ASSIGN_OR_RETURN(const GptqConfig config, ReadGptqConfig(method));
-  auto reader = std::make_unique<ListedReader>(store);
-  for (const std::string& base : BasesWithSuffix(store, ".qweight")) {
-    MARLIN_RETURN_IF_ERROR(GptqFinder(store, config, base).AddTo(reader.get()));
-  }
-  MARLIN_RETURN_IF_ERROR(reader->Finish());
-  return std::unique_ptr<const ModuleReader>(std::move(reader));
+  return ListedReader::Open(store, [&](ListedReader* reader) -> Status {
+    for (const std::string& base : BasesWithSuffix(store, ".qweight")) {
+      MARLIN_RETURN_IF_ERROR(GptqFinder(store, config, base).AddTo(reader));
+    }
+    return {};
+  });
 }
 
 }  // namespace marlin

@@ -148,10 +148,10 @@ class HqqFinder {
     MARLIN_ASSIGN_OR_RETURN(
         const size_t codes,
         finder_.Need(ModulePart::kCodes, ".W_q", {code_type}, {m_.packed_rows, m_.columns}));
-    const auto floats = {DType::kF16, DType::kBf16, DType::kF32};
     MARLIN_ASSIGN_OR_RETURN(const size_t scales,
-                            finder_.Need(ModulePart::kScales, ".scale", floats));
-    MARLIN_ASSIGN_OR_RETURN(const size_t zeros, finder_.Need(ModulePart::kZeros, ".zero", floats));
+                            finder_.Need(ModulePart::kScales, ".scale", kFloatTypes));
+    MARLIN_ASSIGN_OR_RETURN(const size_t zeros,
+                            finder_.Need(ModulePart::kZeros, ".zero", kFloatTypes));
     for (const size_t tensor : {scales, zeros}) {
       if (finder_.ShapeOf(tensor).ElementCount() == groups) continue;
       return finder_.Malformed(
@@ -164,13 +164,6 @@ class HqqFinder {
     m_.scale_type = finder_.TypeOf(scales);
     m_.zero_type = finder_.TypeOf(zeros);
     return {};
-  }
-
-  // The codes of 1 to 3 bits are held in 4, those of 7 in 8.
-  Format GroupedFormat() const {
-    if (m_.code_bits <= 4) return Format::kU4;
-    if (m_.code_bits == 5) return Format::kU5;
-    return m_.code_bits == 6 ? Format::kU6 : Format::kU8;
   }
 
   /// Whether the bytes are codes of as many bits as X.nbits says.
@@ -189,7 +182,8 @@ class HqqFinder {
     RowWeights rows;
     rows.exactness = Exactness::kLastBit;
     // Zeros are fractions: formats whose values are centered would round them.
-    rows.spec = {.format = GroupedFormat(),
+    // The codes of 1 to 3 bits are held in 4, those of 7 in 8.
+    rows.spec = {.format = IntegerFormat(std::max(m_.code_bits, 4), /*is_unsigned=*/true),
                  .k = m_.k,
                  .n = m_.n,
                  .group_size = m_.group_size,
@@ -222,12 +216,12 @@ OpenReader OpenHqq;
 
 Result<std::unique_ptr<const ModuleReader>> OpenHqq(TensorStore& store,
                                                     const QuantMethod& /*method*/) {
-  auto reader = std::make_unique<ListedReader>(store);
-  for (const std::string& base : BasesWithSuffix(store, ".W_q")) {
-    MARLIN_RETURN_IF_ERROR(HqqFinder(store, base).AddTo(reader.get()));
-  }
-  MARLIN_RETURN_IF_ERROR(reader->Finish());
-  return std::unique_ptr<const ModuleReader>(std::move(reader));
+  return ListedReader::Open(store, [&](ListedReader* reader) -> Status {
+    for (const std::string& base : BasesWithSuffix(store, ".W_q")) {
+      MARLIN_RETURN_IF_ERROR(HqqFinder(store, base).AddTo(reader));
+    }
+    return {};
+  });
 }
 
 }  // namespace marlin

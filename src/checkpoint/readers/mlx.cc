@@ -157,25 +157,9 @@ class MlxReaderBuilder {
     // exact products.
     if (type == DType::kF32) rows.exactness = Exactness::kLastBit;
     const auto bits = static_cast<int>(mode.bits);
-    switch (bits) {
-      case 2:
-        rows.spec.format = Format::kNf2;
-        break;
-      case 3:
-        rows.spec.format = Format::kNf3;
-        break;
-      case 4:
-        rows.spec.format = Format::kU4;
-        break;
-      case 5:
-        rows.spec.format = Format::kU5;
-        break;
-      case 6:
-        rows.spec.format = Format::kU6;
-        break;
-      default:
-        rows.spec.format = Format::kU8;
-    }
+    rows.spec.format = IntegerFormat(bits, /*is_unsigned=*/true);
+    // Those of few bits are unsigned here: a codebook of 0, 1, 2, ...
+    if (bits < 4) rows.spec.format = bits == 2 ? Format::kNf2 : Format::kNf3;
     if (bits < 4) {
       for (int i = 0; i < 1 << bits; ++i) rows.codebook.push_back(static_cast<float>(i));
     }
@@ -202,15 +186,14 @@ const ExpertStyle* StyleOf(const Json& config) {
 OpenReader OpenMlx;
 
 Result<std::unique_ptr<const ModuleReader>> OpenMlx(TensorStore& store, const QuantMethod& method) {
-  MARLIN_ASSIGN_OR_RETURN(ModelConfig json,
-                          ModelConfig::Parse(DumpJson(*method.config), method.where));
-  auto reader = std::make_unique<ListedReader>(store);
-  MlxReaderBuilder builder(store, &json, StyleOf(store.config()));
-  for (const std::string& base : BasesWithSuffix(store, ".scales")) {
-    MARLIN_RETURN_IF_ERROR(builder.AddModule(base, reader.get()));
-  }
-  MARLIN_RETURN_IF_ERROR(reader->Finish());
-  return std::unique_ptr<const ModuleReader>(std::move(reader));
+  ModelConfig json = ModelConfig::Of(*method.config, method.where);
+  return ListedReader::Open(store, [&](ListedReader* reader) -> Status {
+    MlxReaderBuilder builder(store, &json, StyleOf(store.config()));
+    for (const std::string& base : BasesWithSuffix(store, ".scales")) {
+      MARLIN_RETURN_IF_ERROR(builder.AddModule(base, reader));
+    }
+    return {};
+  });
 }
 
 }  // namespace marlin

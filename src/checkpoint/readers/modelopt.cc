@@ -61,8 +61,7 @@ class ModelOptFinder {
       return {};
     }
     MARLIN_ASSIGN_OR_RETURN(const size_t tensor,
-                            finder_.Need(ModulePart::kInputScale, kInputScale,
-                                         {DType::kF16, DType::kBf16, DType::kF32}));
+                            finder_.Need(ModulePart::kInputScale, kInputScale, kFloatTypes));
     const int64_t count = finder_.ShapeOf(tensor).ElementCount();
     WeightsSpec& spec = rows.spec;
     if (count != spec.k && count != spec.experts * spec.k) {
@@ -127,8 +126,8 @@ class ModelOptFinder {
     MARLIN_ASSIGN_OR_RETURN(const size_t codes,
                             finder_.Need(ModulePart::kCodes, ".weight", {DType::kU8}));
     RowWeights rows;
-    MARLIN_ASSIGN_OR_RETURN(rows.scales, finder_.Need(ModulePart::kScales, ".weight_scale",
-                                                      {DType::kF16, DType::kBf16, DType::kF32}));
+    MARLIN_ASSIGN_OR_RETURN(rows.scales,
+                            finder_.Need(ModulePart::kScales, ".weight_scale", kFloatTypes));
     const Shape& shape = finder_.ShapeOf(codes);
     const Shape& scales = finder_.ShapeOf(*rows.scales);
     const bool matrices = shape.rank() == 2 && scales.rank() == 2 && shape.ElementCount() > 0;
@@ -164,12 +163,12 @@ OpenReader OpenModelOpt;
 
 Result<std::unique_ptr<const ModuleReader>> OpenModelOpt(TensorStore& store,
                                                          const QuantMethod& /*method*/) {
-  auto reader = std::make_unique<ListedReader>(store);
-  for (const std::string& base : BasesWithSuffix(store, ".weight_scale")) {
-    MARLIN_RETURN_IF_ERROR(ModelOptFinder(store, base).AddTo(reader.get()));
-  }
-  MARLIN_RETURN_IF_ERROR(reader->Finish());
-  return std::unique_ptr<const ModuleReader>(std::move(reader));
+  return ListedReader::Open(store, [&](ListedReader* reader) -> Status {
+    for (const std::string& base : BasesWithSuffix(store, ".weight_scale")) {
+      MARLIN_RETURN_IF_ERROR(ModelOptFinder(store, base).AddTo(reader));
+    }
+    return {};
+  });
 }
 
 }  // namespace marlin

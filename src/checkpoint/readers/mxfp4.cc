@@ -44,12 +44,12 @@ OpenReader OpenMxfp4;
 
 Result<std::unique_ptr<const ModuleReader>> OpenMxfp4(TensorStore& store,
                                                       const QuantMethod& /*method*/) {
-  auto reader = std::make_unique<ListedReader>(store);
-  for (const std::string& base : BasesWithSuffix(store, "_blocks")) {
-    MARLIN_RETURN_IF_ERROR(AddModule(store, base, reader.get()));
-  }
-  MARLIN_RETURN_IF_ERROR(reader->Finish());
-  return std::unique_ptr<const ModuleReader>(std::move(reader));
+  return ListedReader::Open(store, [&](ListedReader* reader) -> Status {
+    for (const std::string& base : BasesWithSuffix(store, "_blocks")) {
+      MARLIN_RETURN_IF_ERROR(AddModule(store, base, reader));
+    }
+    return {};
+  });
 }
 
 }  // namespace marlin

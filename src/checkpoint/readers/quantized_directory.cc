@@ -30,47 +30,22 @@ std::vector<float> ReadCodebook(Format format, const std::byte* data) {
   return same ? std::vector<float>() : codebook;
 }
 
-Status AttachPart(const ModuleTensor& part, const std::byte* data, QuantizedWeights* weights) {
+/// Sets a view, which counts experts even if the module has one.
+void AttachPart(const ModuleRecord& record, const ModuleTensor& part, const std::byte* data,
+                QuantizedWeights* weights) {
   const WeightsSpec& spec = weights->spec;
-  const auto stacked = [&](int64_t rows) {
-    return TensorView(data, part.dtype, {spec.experts, rows, spec.n});
-  };
-  switch (part.part) {
-    case ModulePart::kCodes:
-      weights->codes = stacked(WordsAlongK(spec));
-      return {};
-    case ModulePart::kScales:
-      weights->scales = stacked(GroupCount(spec));
-      return {};
-    case ModulePart::kZeros:
-      weights->zeros = stacked(GroupCount(spec));
-      return {};
-    case ModulePart::kBiases:
-      weights->biases = stacked(GroupCount(spec));
-      return {};
-    case ModulePart::kGlobalScale:
-      weights->global_scale = TensorView(data, part.dtype, {spec.experts});
-      return {};
-    case ModulePart::kMetadata:
-      weights->metadata = stacked(MetadataWordsAlongK(spec.k));
-      return {};
-    case ModulePart::kPermutation:
-      weights->permutation = TensorView(data, part.dtype, {spec.experts, spec.k});
-      return {};
-    case ModulePart::kInputScale:
-      weights->input_scale = TensorView(data, part.dtype, {spec.experts, spec.k});
-      return {};
-    case ModulePart::kSuperScales:
-      weights->super_scales = stacked(SuperGroupCount(spec));
-      return {};
-    case ModulePart::kSuperBiases:
-      weights->super_biases = stacked(SuperGroupCount(spec));
-      return {};
-    case ModulePart::kCodebook:
-      weights->codebook = ReadCodebook(spec.format, data);
-      return {};
+  if (part.part == ModulePart::kCodebook) {
+    weights->codebook = ReadCodebook(spec.format, data);
+    return;
   }
-  return Status(Code::kInternal, "unknown part of a module");
+  Shape shape;
+  if (part.part == ModulePart::kCodes) {  // Tiled ones have been brought into the canonical layout.
+    shape = {spec.experts, WordsAlongK(spec), spec.n};
+  } else {
+    if (!record.stacked && part.part != ModulePart::kGlobalScale) shape.Append(1);
+    for (int i = 0; i < part.shape.rank(); ++i) shape.Append(part.shape[i]);
+  }
+  *PartView(weights, part.part) = TensorView(data, part.dtype, shape);
 }
 
 class QuantizedDirectoryReader final : public ModuleReader {
@@ -118,7 +93,7 @@ class QuantizedDirectoryReader final : public ModuleReader {
         copies->push_back(std::move(copy));
         data = copies->back().data();
       }
-      MARLIN_RETURN_IF_ERROR(AttachPart(part, data, &weights));
+      AttachPart(record, part, data, &weights);
     }
     weights.owner = std::move(copies);
     return weights;

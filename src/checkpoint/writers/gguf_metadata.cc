@@ -10,6 +10,7 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "checkpoint/readers/gguf/gguf_keys.h"
 #include "recipe/rope_parameters.h"
 #include "recipe/typed_config.h"
 
@@ -19,29 +20,6 @@ namespace {
 constexpr int64_t kMost = INT32_MAX;
 constexpr double kMostReal = 1e30;
 constexpr int64_t kQuantizationVersion = 2;
-constexpr int64_t kSigmoid = 2;  // A value of expert_gating_func.
-
-/// A count of config.json and its key in the metadata, which begins with the architecture.
-struct CountKey {
-  std::string_view config;
-  std::string_view gguf;
-};
-constexpr CountKey kCounts[] = {
-    {"max_position_embeddings", "context_length"},
-    {"hidden_size", "embedding_length"},
-    {"intermediate_size", "feed_forward_length"},
-    {"num_attention_heads", "attention.head_count"},
-    {"vocab_size", "vocab_size"},
-};
-constexpr CountKey kExpertCounts[] = {
-    {"num_experts_per_tok", "expert_used_count"},
-    {"moe_intermediate_size", "expert_feed_forward_length"},
-    {"shared_expert_intermediate_size", "expert_shared_feed_forward_length"},
-    {"n_shared_experts", "expert_shared_count"},
-    {"first_k_dense_replace", "leading_dense_block_count"},
-    {"n_group", "expert_group_count"},
-    {"topk_group", "expert_group_used_count"},
-};
 
 class ModelDescriber {
  public:
@@ -67,7 +45,7 @@ class ModelDescriber {
   std::string Key(std::string_view key) const {
     return fmt::format("{}.{}", facts_.architecture->name, key);
   }
-  void Copy(const CountKey& key) {
+  void Copy(const GgufCount& key) {
     if (!config_.Has(key.config)) return;
     metadata_->Count(Key(key.gguf), config_.CountOr(key.config, kMost, 0));
   }
@@ -81,10 +59,10 @@ class ModelDescriber {
         says ? config_.CountOr("num_nextn_predict_layers", kMost, 0) : int64_t{0};
     metadata_->Count(Key("block_count"), layers + predicting);
     if (says) metadata_->Count(Key("nextn_predict_layers"), predicting);
-    for (const CountKey& key : kCounts) Copy(key);
+    for (const GgufCount& key : kGgufCounts) Copy(key);
     facts_.heads = config_.Size("num_attention_heads", kMost);
     facts_.kv_heads = config_.SizeOr("num_key_value_heads", kMost, facts_.heads);
-    metadata_->Count(Key("attention.head_count_kv"), facts_.kv_heads);
+    metadata_->Count(Key(kGgufKvHeads.gguf), facts_.kv_heads);
     metadata_->Real(Key("attention.layer_norm_rms_epsilon"), config_.Real("rms_norm_eps", 0, 1));
     const std::string activation = config_.StringOr("hidden_act", "silu");
     if (type != "gpt_oss" && activation != "silu" && activation != "swish") {
@@ -113,8 +91,8 @@ class ModelDescriber {
   /// MLA with kv_b_proj as one matrix, whose codes are kept: splitting it would transpose the keys,
   /// whose groups then run along another dimension.
   void AddLatentAttention() {
-    if (config_.Has("q_lora_rank")) Copy({"q_lora_rank", "attention.q_lora_rank"});
-    metadata_->Count(Key("attention.kv_lora_rank"), config_.Size("kv_lora_rank", kMost));
+    if (config_.Has("q_lora_rank")) Copy(kGgufLatentCounts[0]);
+    metadata_->Count(Key(kGgufLatentCounts[1].gguf), config_.Size("kv_lora_rank", kMost));
     const int64_t rotated = config_.Size("qk_rope_head_dim", kMost / 2);
     metadata_->Count(Key("attention.key_length"),
                      config_.Size("qk_nope_head_dim", kMost / 2) + rotated);
@@ -154,7 +132,7 @@ class ModelDescriber {
   void AddExperts(int64_t experts) {
     if (experts == 0) return;
     metadata_->Count(Key("expert_count"), experts);
-    for (const CountKey& key : kExpertCounts) Copy(key);
+    for (const GgufCount& key : kGgufExpertCounts) Copy(key);
     if (config_.Has("routed_scaling_factor")) {
       metadata_->Real(Key("expert_weights_scale"),
                       config_.RealOr("routed_scaling_factor", 0, kMostReal, 1));
@@ -164,7 +142,7 @@ class ModelDescriber {
     }
     const std::string_view name = facts_.architecture->name;
     if (name == "glm4moe" || name == "deepseek2") {
-      metadata_->Count(Key("expert_gating_func"), kSigmoid);
+      metadata_->Count(Key("expert_gating_func"), kGgufSigmoid);
     }
   }
 

@@ -73,8 +73,7 @@ Result<CtGroup> ReadGroup(ModelConfig group) {
 }
 
 Result<CtConfig> ReadCtConfig(const QuantMethod& method) {
-  MARLIN_ASSIGN_OR_RETURN(ModelConfig json,
-                          ModelConfig::Parse(DumpJson(*method.config), method.where));
+  ModelConfig json = ModelConfig::Of(*method.config, method.where);
   CtConfig config;
   config.where = method.where;
   config.dense_packing = PacksDensely(json.StringOr("version", ""));
@@ -164,8 +163,8 @@ class CtFinder {
 
   // The scales of integers: one number, or [n, groups].
   Status FindScales() {
-    MARLIN_ASSIGN_OR_RETURN(scales_, finder_.Need(ModulePart::kScales, ".weight_scale",
-                                                  {DType::kF16, DType::kBf16, DType::kF32}));
+    MARLIN_ASSIGN_OR_RETURN(scales_,
+                            finder_.Need(ModulePart::kScales, ".weight_scale", kFloatTypes));
     const Shape& shape = finder_.ShapeOf(scales_);
     whole_ = shape.ElementCount() == 1;
     groups_ = shape.rank() == 2 ? shape[1] : 1;
@@ -240,7 +239,7 @@ class CtFinder {
     MARLIN_RETURN_IF_ERROR(FindGroupIndex());
     // Groups of unequal sizes have no format of their own.
     if (group_index_ && permutation_.empty()) return AddPackedFloats();
-    RowWeights rows = Rows(PackedFormat());
+    RowWeights rows = Rows(IntegerFormat(bits_, zeros_.has_value()));
     rows.spec.has_permutation = group_index_.has_value();
     rows.permutation = std::move(permutation_);
     rows.codes = codes_;
@@ -251,24 +250,6 @@ class CtFinder {
     }
     AddRows(name_, std::move(rows), &finder_, reader_);
     return {};
-  }
-
-  /// The format of packed integers: 7 bits have none of their own.
-  Format PackedFormat() const {
-    switch (bits_) {
-      case 2:
-        return Format::kInt2;
-      case 3:
-        return Format::kInt3;
-      case 4:
-        return zeros_ ? Format::kU4 : Format::kS4;
-      case 5:
-        return zeros_ ? Format::kU5 : Format::kInt5;
-      case 6:
-        return zeros_ ? Format::kU6 : Format::kInt6;
-      default:
-        return zeros_ ? Format::kU8 : Format::kS8;
-    }
   }
 
   /// Codes less `offset`, as bytes.
@@ -301,13 +282,8 @@ class CtFinder {
     if (!zeros_) return rows;
     const bool is_unsigned = GetFormatInfo(format).min_value >= 0;
     const int base = is_unsigned ? 1 << (bits_ - 1) : 0;
-    rows.more = [zero = Zeros(), base, n = n_, groups = groups_](WeightsBuffer* buffer) {
-      for (int64_t g = 0; g < groups; ++g) {
-        for (int64_t c = 0; c < n; ++c) {
-          static_cast<uint16_t*>(buffer->zeros)[g * n + c] =
-              FloatToHalf(static_cast<float>(zero(c, g) + base));
-        }
-      }
+    rows.more = [zero = Zeros(), base](WeightsBuffer* buffer) {
+      StoreZeros([&](int64_t row, int64_t group) { return zero(row, group) + base; }, *buffer);
     };
     return rows;
   }
@@ -493,8 +469,7 @@ Status ExpandPlain(BitmaskFormat format, TensorStore* store) {
   for (const std::string& base : BasesWithSuffix(*store, ".compressed")) {
     ModuleTensorFinder finder(*store, base);
     if (finder.Has(".weight_scale")) continue;
-    MARLIN_ASSIGN_OR_RETURN(BitmaskTensor found,
-                            FindBitmask(format, {DType::kF16, DType::kBf16, DType::kF32}, &finder));
+    MARLIN_ASSIGN_OR_RETURN(BitmaskTensor found, FindBitmask(format, kFloatTypes, &finder));
     for (const PartTensor& part : finder.TakeParts()) replaced.push_back(part.tensor);
     const bool named = base.ends_with(".weight") || base.ends_with(".bias");
     const TensorInfo& values = store->tensors[found.values_tensor];
@@ -532,17 +507,17 @@ Result<std::unique_ptr<const ModuleReader>> OpenCompressedTensors(TensorStore& s
   for (const char* suffix : {".weight_packed", ".weight_scale"}) {
     for (std::string& base : BasesWithSuffix(store, suffix)) bases.insert(std::move(base));
   }
-  auto reader = std::make_unique<ListedReader>(store);
-  for (const std::string& base : bases) {
-    MARLIN_RETURN_IF_ERROR(CtFinder(store, config, base).AddTo(reader.get()));
-    if (!config.transforms.rotates_inputs()) continue;
-    MARLIN_ASSIGN_OR_RETURN(const int64_t hadamard,
-                            config.transforms.HadamardOf(base, reader->last().k));
-    if (hadamard > 0) MARLIN_RETURN_IF_ERROR(reader->RotateLast(hadamard));
-  }
-  MARLIN_RETURN_IF_ERROR(config.transforms.CheckPlain(store));
-  MARLIN_RETURN_IF_ERROR(reader->Finish());
-  return std::unique_ptr<const ModuleReader>(std::move(reader));
+  return ListedReader::Open(store, [&](ListedReader* reader) -> Status {
+    for (const std::string& base : bases) {
+      MARLIN_RETURN_IF_ERROR(CtFinder(store, config, base).AddTo(reader));
+      if (!config.transforms.rotates_inputs()) continue;
+      MARLIN_ASSIGN_OR_RETURN(const int64_t hadamard,
+                              config.transforms.HadamardOf(base, reader->last().k));
+      if (hadamard > 0) MARLIN_RETURN_IF_ERROR(reader->RotateLast(hadamard));
+    }
+    MARLIN_RETURN_IF_ERROR(config.transforms.CheckPlain(store));
+    return {};
+  });
 }
 
 }  // namespace marlin

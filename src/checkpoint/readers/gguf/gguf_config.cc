@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 
 #include "checkpoint/readers/gguf/gguf_generation.h"
+#include "checkpoint/readers/gguf/gguf_keys.h"
 #include "checkpoint/readers/gguf/gguf_rope.h"
 #include "recipe/decoder_shape.h"
 #include "recipe/name_list.h"
@@ -16,41 +18,36 @@ namespace marlin {
 namespace {
 
 constexpr double kTheta = 10000;
-constexpr int64_t kSigmoidGating = 2;  // A value of expert_gating_func.
 
-/// Keys after the architecture that are read here, or that the tensors' shapes repeat. Those of
-/// RoPE are kGgufRopeKeys.
-constexpr std::string_view kGgufKeys[] = {
+/// Keys after the architecture that are read here, or that the tensors' shapes repeat, beyond those
+/// of gguf_keys.h. Those of RoPE are kGgufRopeKeys.
+constexpr std::string_view kOtherKeys[] = {
     "attention.causal",
-    "attention.head_count",
-    "attention.head_count_kv",
     "attention.key_length",
     "attention.key_length_mla",
-    "attention.kv_lora_rank",
     "attention.layer_norm_rms_epsilon",
-    "attention.q_lora_rank",
     "attention.sliding_window",
     "attention.value_length",
     "attention.value_length_mla",
     "block_count",
-    "context_length",
-    "embedding_length",
     "expert_count",
-    "expert_feed_forward_length",
     "expert_gating_func",
-    "expert_group_count",
-    "expert_group_used_count",
-    "expert_shared_count",
-    "expert_shared_feed_forward_length",
-    "expert_used_count",
     "expert_weights_norm",
     "expert_weights_scale",
-    "feed_forward_length",
-    "leading_dense_block_count",
     "nextn_predict_layers",
     "tensor_data_layout",
-    "vocab_size",
+    kGgufKvHeads.gguf,
 };
+
+/// Whether a key after the architecture is understood.
+bool IsRead(std::string_view key) {
+  const auto has = [key](std::span<const GgufCount> counts) {
+    return std::any_of(counts.begin(), counts.end(),
+                       [key](const GgufCount& count) { return count.gguf == key; });
+  };
+  return has(kGgufCounts) || has(kGgufExpertCounts) || has(kGgufLatentCounts) ||
+         Contains(kOtherKeys, key) || Contains(kGgufRopeKeys, key);
+}
 
 /// Builds the object; keys of the metadata are given without the architecture.
 class ConfigBuilder {
@@ -83,12 +80,17 @@ class ConfigBuilder {
     const std::optional<int64_t> value = metadata_.Integer(Key(key));
     return value && *value >= 0 ? value : std::nullopt;
   }
-  void Copy(std::string_view key, const char* name) { Put(name, Count(key)); }
-  void Put(const char* name, std::optional<int64_t> value) {
-    if (value) config_[name] = static_cast<uint64_t>(*value);
+  void Copy(std::span<const GgufCount> counts) {
+    for (const GgufCount& count : counts) Copy(count);
+  }
+  void Copy(const GgufCount& count) {
+    count.by_layer ? CopyUniform(count.gguf, count.config) : Put(count.config, Count(count.gguf));
+  }
+  void Put(std::string_view name, std::optional<int64_t> value) {
+    if (value) config_[std::string(name)] = static_cast<uint64_t>(*value);
   }
   /// A number for each layer, or one for all: the largest, since some layers may have none.
-  void CopyUniform(std::string_view key, const char* name) {
+  void CopyUniform(std::string_view key, std::string_view name) {
     const std::optional<std::vector<int64_t>> values = metadata_.Integers(Key(key));
     if (!values || values->empty()) return;
     const int64_t largest = *std::max_element(values->begin(), values->end());
@@ -98,7 +100,7 @@ class ConfigBuilder {
 
   std::string ModelType(bool experts) const {
     const std::optional<int64_t> gating = Count("expert_gating_func");
-    if (architecture_.name == "deepseek2" && gating != kSigmoidGating) return "deepseek_v2";
+    if (architecture_.name == "deepseek2" && gating != kGgufSigmoid) return "deepseek_v2";
     if (experts && !architecture_.expert_type.empty()) {
       return std::string(architecture_.expert_type);
     }
@@ -108,23 +110,18 @@ class ConfigBuilder {
   }
 
   void AddDimensions() {
-    Copy("embedding_length", "hidden_size");
-    Copy("context_length", "max_position_embeddings");
-    CopyUniform("feed_forward_length", "intermediate_size");
-    CopyUniform("attention.head_count", "num_attention_heads");
-    CopyUniform("attention.head_count_kv", "num_key_value_heads");
+    Copy(kGgufCounts);
+    Copy(kGgufKvHeads);
     if (const std::optional<int64_t> predicting = Count("nextn_predict_layers")) {
       const std::optional<int64_t> all = Count("block_count");
       if (all && *all >= *predicting) Put("num_hidden_layers", *all - *predicting);
       Put("num_nextn_predict_layers", predicting);
     } else {
-      Copy("block_count", "num_hidden_layers");
+      Put("num_hidden_layers", Count("block_count"));
     }
     const Shape* const embedding = tensors_.find("token_embd.weight");
     if (embedding != nullptr && embedding->rank() == 2) {
       Put("vocab_size", (*embedding)[0]);
-    } else {
-      Copy("vocab_size", "vocab_size");
     }
     if (const auto epsilon = metadata_.Real(Key("attention.layer_norm_rms_epsilon"))) {
       config_["rms_norm_eps"] = Shortest(*epsilon);
@@ -137,7 +134,7 @@ class ConfigBuilder {
     if (architecture_.name != "deepseek2") AddHeadSize();
     // The runtime of these files knows no windows of Qwen's layers.
     if (!architecture_.name.starts_with("qwen")) {
-      Copy("attention.sliding_window", "sliding_window");
+      Put("sliding_window", Count("attention.sliding_window"));
     }
   }
 
@@ -156,18 +153,15 @@ class ConfigBuilder {
   void AddExperts() {
     const bool mixtral = architecture_.name == "llama" || architecture_.name == "gpt-oss";
     const bool deepseek = architecture_.name == "deepseek2" || architecture_.name == "glm4moe";
-    Copy("expert_count",
-         mixtral ? "num_local_experts" : (deepseek ? "n_routed_experts" : "num_experts"));
-    Copy("expert_used_count", "num_experts_per_tok");
-    Copy("expert_shared_count", "n_shared_experts");
-    Copy("expert_shared_feed_forward_length", "shared_expert_intermediate_size");
-    Copy("leading_dense_block_count", "first_k_dense_replace");
-    if (Count("expert_group_count").value_or(0) > 0) {
-      Copy("expert_group_count", "n_group");
-      Copy("expert_group_used_count", "topk_group");
+    Put(mixtral ? "num_local_experts" : (deepseek ? "n_routed_experts" : "num_experts"),
+        Count("expert_count"));
+    const std::optional<int64_t> width = Count(kGgufExpertWidth);
+    const bool groups = Count(kGgufExpertGroups).value_or(0) > 0;
+    for (const GgufCount& count : kGgufExpertCounts) {
+      const bool renamed = mixtral && count.gguf == kGgufExpertWidth;
+      if (!renamed && (groups || !count.config.ends_with("_group"))) Copy(count);
     }
-    const std::optional<int64_t> width = Count("expert_feed_forward_length");
-    Put(mixtral ? "intermediate_size" : "moe_intermediate_size", width);
+    if (mixtral) Put("intermediate_size", width);
     if (width && !config_.contains("intermediate_size")) Put("intermediate_size", width);
     const double scale = metadata_.Real(Key("expert_weights_scale")).value_or(0);
     config_["routed_scaling_factor"] = scale == 0 ? 1.0 : Shortest(scale);
@@ -176,7 +170,7 @@ class ConfigBuilder {
     const std::optional<bool> norm = metadata_.Bool(Key("expert_weights_norm"));
     if (!mixtral) config_["norm_topk_prob"] = norm.value_or(architecture_.name == "qwen3moe");
     const int64_t gating = Count("expert_gating_func").value_or(0);
-    if (architecture_.name == "glm4moe" && gating != 0 && gating != kSigmoidGating) {
+    if (architecture_.name == "glm4moe" && gating != 0 && gating != kGgufSigmoid) {
       config_["scoring_func"] = fmt::format("expert_gating_func {}", gating);
     }
     if (architecture_.name.starts_with("qwen")) AddDenseLayers();
@@ -196,8 +190,7 @@ class ConfigBuilder {
   }
 
   void AddLatentAttention() {
-    Copy("attention.q_lora_rank", "q_lora_rank");
-    Copy("attention.kv_lora_rank", "kv_lora_rank");
+    Copy(kGgufLatentCounts);
     const std::optional<int64_t> rotated = Count("rope.dimension_count");
     // Newer files describe the compressed attention by the plain keys.
     std::optional<int64_t> key = Count("attention.key_length_mla");
@@ -255,9 +248,7 @@ class ConfigBuilder {
     if (metadata_.Bool(Key("attention.causal")) == false) config_["is_causal"] = false;
     for (const std::string_view key : metadata_.Keys(Key(""))) {
       const std::string_view name = key.substr(architecture_.name.size() + 1);
-      if (!Contains(kGgufKeys, name) && !Contains(kGgufRopeKeys, name)) {
-        config_[std::string(key)] = ValueOf(key);
-      }
+      if (!IsRead(name)) config_[std::string(key)] = ValueOf(key);
     }
   }
   Json ValueOf(std::string_view key) const {

@@ -148,15 +148,8 @@ class ExpertsFinder {
     }
     MARLIN_RETURN_IF_ERROR(CheckScales(name, m));
     MARLIN_RETURN_IF_ERROR(CheckZeros(name, bits, m));
-    if (fp8_) {
-      spec.format = Format::kFp8E4M3;
-    } else if (bits < 4) {
-      spec.format = bits == 2 ? Format::kInt2 : Format::kInt3;
-    } else if (bits == 4) {
-      spec.format = m->zeros == nullptr ? Format::kS4 : Format::kU4;
-    } else {
-      spec.format = m->zeros == nullptr ? Format::kS8 : Format::kU8;
-    }
+    spec.format =
+        fp8_ ? Format::kFp8E4M3 : IntegerFormat(static_cast<int>(bits), m->zeros != nullptr);
     spec.has_zeros = m->zeros != nullptr && bits != 3;
     return {};
   }
@@ -230,41 +223,22 @@ class ExpertsFinder {
   int64_t fusion_ = 0;
 };
 
-void FillZeros(const OnnxExperts& m, uint16_t* out) {
-  const WeightsSpec& spec = m.spec;
-  const int bits = GetFormatInfo(spec.format).bits;
-  // Zeros of u4 and u8 are codes, those of formats around 0 count from the middle.
-  const int middle = bits < 4 ? 1 << (bits - 1) : 0;
-  const int64_t groups = GroupCount(spec);
-  for (int64_t e = 0; e < spec.experts; ++e) {
-    for (int64_t g = 0; g < groups; ++g) {
-      for (int64_t n = 0; n < spec.n; ++n) {
-        const int64_t row = m.zeros_along_n ? e : e * spec.n + n;
-        const int code = m.Zero(row, m.zeros_along_n ? n : g, bits);
-        *out++ = FloatToHalf(static_cast<float>(code - middle));
-      }
-    }
-  }
-}
-
 void FillExperts(const OnnxExperts& m, WeightsBuffer* buffer, ThreadPool& pool) {
   const WeightsSpec& spec = m.spec;
   const uint32_t flip = spec.format == Format::kS8 ? 0x80808080u : 0;
   PackDenseRows({m.codes->data, m.codes->tensor.shape[2], flip, false}, *buffer, pool);
-  const int64_t width = DTypeBytes(ScaleDType(spec.scale_type));
-  const int64_t groups = GroupCount(spec);
-  const int64_t scale_rows = CeilDivide(spec.n, m.block_rows);
-  auto* out = static_cast<std::byte*>(buffer->scales);
-  for (int64_t e = 0; e < spec.experts; ++e) {
-    for (int64_t g = 0; g < groups; ++g) {
-      for (int64_t n = 0; n < spec.n; ++n) {
-        const int64_t from = (e * scale_rows + n / m.block_rows) * groups + g;
-        std::memcpy(out, m.scales->data + from * width, static_cast<size_t>(width));
-        out += width;
-      }
-    }
-  }
-  if (spec.has_zeros) FillZeros(m, static_cast<uint16_t*>(buffer->zeros));
+  StoreScales(m.scales->data, m.block_rows, *buffer);
+  if (!spec.has_zeros) return;
+  const int bits = GetFormatInfo(spec.format).bits;
+  // Zeros of u4 and u8 are codes, those of formats around 0 count from the middle.
+  const int middle = bits < 4 ? 1 << (bits - 1) : 0;
+  StoreZeros(
+      [&](int64_t row, int64_t group) {
+        return (m.zeros_along_n ? m.Zero(row / spec.n, row % spec.n, bits)
+                                : m.Zero(row, group, bits)) -
+               middle;
+      },
+      *buffer);
 }
 
 }  // namespace

@@ -124,31 +124,26 @@ Status FillNBits(const NBits& m, WeightsBuffer* buffer, ThreadPool& pool) {
   }
   const uint32_t flip = spec.format == Format::kS8 ? 0x80808080u : 0;
   PackDenseRows({m.codes->data, m.row_bytes(), flip, false}, *buffer, pool);
-  TransposeElements(m.scales->data, 1, m.n, m.blocks, DTypeBytes(ScaleDType(spec.scale_type)),
-                    buffer->scales);
+  StoreScales(m.scales->data, 1, *buffer);
   if (spec.has_permutation) MARLIN_RETURN_IF_ERROR(StoreSorted(m.permutation, buffer));
   if (!spec.has_zeros) return {};
   const int middle = spec.format == Format::kInt2 ? 2 : 0;
+  if (!m.float_zeros) {
+    StoreZeros([&](int64_t c, int64_t g) { return m.Zero(g, c) - middle; }, *buffer);
+    return {};
+  }
   const DType zero_type = *OnnxDType(m.zeros->tensor.type);
+  auto* out = static_cast<float*>(buffer->zeros);
   for (int64_t g = 0; g < m.blocks; ++g) {
     for (int64_t c = 0; c < m.n; ++c) {
-      const int64_t to = g * m.n + c;
-      if (m.float_zeros) {
-        static_cast<float*>(buffer->zeros)[to] =
-            ParameterAt(m.zeros->data, zero_type, c * m.blocks + g) - static_cast<float>(middle);
-      } else {
-        static_cast<uint16_t*>(buffer->zeros)[to] =
-            FloatToHalf(static_cast<float>(m.Zero(g, c) - middle));
-      }
+      *out++ = ParameterAt(m.zeros->data, zero_type, c * m.blocks + g) - static_cast<float>(middle);
     }
   }
   return {};
 }
 
 OnnxWeights NBitsWeights(const NBits& m) {
-  const Format formats[] = {Format::kInt2, m.zeros == nullptr ? Format::kS4 : Format::kU4,
-                            m.zeros == nullptr ? Format::kS8 : Format::kU8};
-  WeightsSpec spec{.format = formats[m.bits == 2 ? 0 : (m.bits == 4 ? 1 : 2)],
+  WeightsSpec spec{.format = IntegerFormat(m.bits, m.zeros != nullptr),
                    .k = m.k,
                    .n = m.n,
                    .group_size = std::min(m.block, m.k),

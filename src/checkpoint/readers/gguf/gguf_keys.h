@@ -1,0 +1,44 @@
+// Counts of config.json and their keys in a GGUF file, for reading and for writing.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace marlin {
+
+struct GgufCount {
+  std::string_view config;
+  std::string_view gguf;  ///< After the architecture.
+  bool by_layer = false;  ///< A file may have a number for each layer.
+};
+
+inline constexpr GgufCount kGgufCounts[] = {
+    {"max_position_embeddings", "context_length"},
+    {"hidden_size", "embedding_length"},
+    {"intermediate_size", "feed_forward_length", true},
+    {"num_attention_heads", "attention.head_count", true},
+    {"vocab_size", "vocab_size"},
+};
+inline constexpr GgufCount kGgufKvHeads = {"num_key_value_heads", "attention.head_count_kv", true};
+
+inline constexpr std::string_view kGgufExpertWidth = "expert_feed_forward_length";
+inline constexpr std::string_view kGgufExpertGroups = "expert_group_count";  ///< 0: none.
+inline constexpr GgufCount kGgufExpertCounts[] = {
+    {"num_experts_per_tok", "expert_used_count"},
+    {"moe_intermediate_size", kGgufExpertWidth},
+    {"shared_expert_intermediate_size", "expert_shared_feed_forward_length"},
+    {"n_shared_experts", "expert_shared_count"},
+    {"first_k_dense_replace", "leading_dense_block_count"},
+    {"n_group", kGgufExpertGroups},
+    {"topk_group", "expert_group_used_count"},
+};
+
+inline constexpr GgufCount kGgufLatentCounts[] = {
+    {"q_lora_rank", "attention.q_lora_rank"},
+    {"kv_lora_rank", "attention.kv_lora_rank"},
+};
+
+/// A value of expert_gating_func.
+inline constexpr int64_t kGgufSigmoid = 2;
+
+}  // namespace marlin
