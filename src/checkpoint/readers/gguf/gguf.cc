@@ -2,7 +2,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,10 +15,10 @@
 #include "checkpoint/module_reader.h"
 #include "checkpoint/readers/gguf/gguf_blocks.h"
 #include "checkpoint/readers/gguf/gguf_config.h"
-#include "checkpoint/readers/gguf/gguf_file.h"
 #include "checkpoint/readers/gguf/gguf_generation.h"
 #include "checkpoint/readers/gguf/gguf_names.h"
 #include "checkpoint/readers/gguf/gguf_rows.h"
+#include "checkpoint/readers/gguf/gguf_tensors.h"
 #include "checkpoint/readers/gguf/gguf_tokenizer.h"
 #include "layout/weights_buffer.h"
 
@@ -27,14 +26,6 @@ namespace marlin {
 namespace {
 
 constexpr std::string_view kRopeFactors = "rope_freqs.weight";
-
-/// A tensor of one of the files.
-struct FileTensor {
-  const GgufTensor* tensor = nullptr;
-  size_t file = 0;
-  GgufStored stored;
-  GgufPlace place;
-};
 
 /// The rows and tensors that a module is loaded from.
 struct ModuleSource {
@@ -46,24 +37,19 @@ struct ModuleSource {
 
 class GgufReader final : public ModuleReader {
  public:
-  explicit GgufReader(TensorStore& store) : store_(store) {}
+  explicit GgufReader(TensorStore& store) : store_(store), list_(store) {}
 
   Status Open() {
-    MARLIN_RETURN_IF_ERROR(ParseFiles());
-    const std::string_view name =
-        Metadata().Text("general.architecture").value_or(std::string_view());
-    architecture_ = FindGgufArchitecture(name);
-    with_experts_ = architecture_ != nullptr && HasGgufExperts(Metadata(), name);
-    MARLIN_RETURN_IF_ERROR(ListTensors());
-    MARLIN_RETURN_IF_ERROR(MakeConfig(name));
-    for (const auto& [tensor_name, tensor] : tensors_) {
-      for (const std::string& scale : ScaleNames(tensor)) {
-        if (const auto found = tensors_.find(scale); found != tensors_.end()) {
+    MARLIN_RETURN_IF_ERROR(list_.Read());
+    MARLIN_RETURN_IF_ERROR(MakeConfig());
+    for (const auto& [tensor_name, tensor] : list_.tensors()) {
+      for (const std::string& scale : list_.ScaleNames(tensor)) {
+        if (const auto found = list_.tensors().find(scale); found != list_.tensors().end()) {
           used_.emplace(found->first);
         }
       }
     }
-    for (const auto& [tensor_name, tensor] : tensors_) {
+    for (const auto& [tensor_name, tensor] : list_.tensors()) {
       if (used_.contains(tensor_name)) continue;
       MARLIN_RETURN_IF_ERROR(AddTensor(tensor));
     }
@@ -87,13 +73,13 @@ class GgufReader final : public ModuleReader {
   }
 
   std::vector<ContainedFile> Files() const override {
-    std::vector<ContainedFile> files = GgufTokenizerFiles(Metadata());
+    std::vector<ContainedFile> files = GgufTokenizerFiles(list_.metadata());
     if (std::optional<ContainedFile> file = File(kGenerationFile)) files.push_back(*file);
     return files;
   }
   std::optional<ContainedFile> File(const std::string& name) const override {
     if (name != kGenerationFile) return ModuleReader::File(name);
-    std::string text = GgufGenerationConfig(Metadata());
+    std::string text = GgufGenerationConfig(list_.metadata());
     if (text.empty()) return std::nullopt;
     return ContainedFile{name, std::move(text), ""};
   }
@@ -101,85 +87,16 @@ class GgufReader final : public ModuleReader {
  private:
   static constexpr const char* kGenerationFile = "generation_config.json";
 
-  const GgufMetadata& Metadata() const { return files_.front().metadata; }
-
-  Status Fail(const std::string& message, Code code = Code::kMalformedFile) const {
-    return Status(code, fmt::format("{}: {}", Printable(store_.path), message));
-  }
-  Status FailTensor(const FileTensor& tensor, const std::string& message) const {
-    return Fail(fmt::format("tensor \"{}\": {}", Printable(tensor.tensor->name), message));
-  }
-
-  Status ParseFiles() {
-    for (const CheckpointFile& file : store_.files) {
-      const std::string where =
-          store_.is_directory ? JoinPath(store_.path, file.name) : store_.path;
-      MARLIN_ASSIGN_OR_RETURN(
-          GgufFile parsed,
-          ParseGguf(file.mapping->text(), store_.files.size() > 1 ? file.name : where));
-      files_.push_back(std::move(parsed));
-    }
-    for (size_t i = 0; i < files_.size(); ++i) {
-      store_.files[i].data_begin = files_[i].data_begin;
-      const GgufMetadata& metadata = files_[i].metadata;
-      const int64_t count = metadata.Integer("split.count").value_or(1);
-      const int64_t number = metadata.Integer("split.no").value_or(0);
-      if (count != static_cast<int64_t>(files_.size()) && (count > 1 || files_.size() > 1)) {
-        return Fail(fmt::format("{}: split.count is {}, and {} files were found",
-                                Printable(store_.files[i].name), count, files_.size()));
-      }
-      if (count > 1 && number != static_cast<int64_t>(i)) {
-        return Fail(fmt::format("{}: split.no is {}, expected {}", Printable(store_.files[i].name),
-                                number, i));
-      }
-    }
-    return {};
-  }
-
-  Status ListTensors() {
-    for (size_t i = 0; i < files_.size(); ++i) {
-      for (const GgufTensor& tensor : files_[i].tensors) {
-        FileTensor listed;
-        listed.tensor = &tensor;
-        listed.file = i;
-        MARLIN_ASSIGN_OR_RETURN(listed.stored, StoredAs(tensor.type));
-        if (architecture_ != nullptr) {
-          listed.place = PlaceGgufTensor(*architecture_, with_experts_, tensor.name);
-        } else {
-          listed.place.name = tensor.name;
-        }
-        if (tensor.name.empty()) return FailTensor(listed, "the name is empty");
-        // Headers of safetensors and config.json, which an import writes, hold UTF-8.
-        if (EscapeUnprintable(tensor.name) != tensor.name) {
-          return FailTensor(listed, "its name is not printable UTF-8");
-        }
-        // Names with '*' stand for experts in this library.
-        if (tensor.name.find('*') != std::string_view::npos) {
-          return FailTensor(listed, "its name contains '*'");
-        }
-        if (!tensors_.emplace(tensor.name, listed).second) {
-          return FailTensor(listed, "occurs twice");
-        }
-      }
-    }
-    if (tensors_.empty()) return Fail("holds no tensors");
-    const std::optional<int64_t> total = Metadata().Integer("split.tensors.count");
-    if (total && files_.size() > 1 && *total != static_cast<int64_t>(tensors_.size())) {
-      return Fail(fmt::format("split.tensors.count is {}, the files hold {} tensors", *total,
-                              tensors_.size()));
-    }
-    return {};
-  }
-
-  Status MakeConfig(std::string_view name) {
+  Status MakeConfig() {
+    const std::string_view name = list_.metadata().Text("general.architecture").value_or("");
     Json config = Json::object();
-    if (architecture_ != nullptr) {
+    if (list_.architecture() != nullptr) {
       const auto find = [this](std::string_view tensor) -> const Shape* {
-        const auto found = tensors_.find(tensor);
-        return found == tensors_.end() ? nullptr : &found->second.tensor->dims;
+        const auto found = list_.tensors().find(tensor);
+        return found == list_.tensors().end() ? nullptr : &found->second.tensor->dims;
       };
       MARLIN_ASSIGN_OR_RETURN(const std::vector<float> factors, TakeRopeFactors());
-      config = GgufConfig(*architecture_, Metadata(), {find, factors});
+      config = GgufConfig(*list_.architecture(), list_.metadata(), {find, factors});
     } else if (!name.empty()) {
       config["model_type"] = std::string(name);
     }
@@ -187,106 +104,48 @@ class GgufReader final : public ModuleReader {
     return store_.SetConfig(DumpJson(config, 2) + "\n", store_.path);
   }
 
-  const std::byte* DataOf(const FileTensor& tensor) const {
-    return store_.files[tensor.file].mapping->data() + tensor.tensor->offset;
-  }
-
-  /// All values of a small fp32 tensor.
-  Result<std::vector<float>> Floats(const FileTensor& tensor) const {
-    if (tensor.stored.quantized() || tensor.stored.dtype != DType::kF32) {
-      return FailTensor(tensor, fmt::format("expected F32, got {}", tensor.stored.name));
-    }
-    std::vector<float> values(static_cast<size_t>(tensor.tensor->dims.ElementCount()));
-    if (!values.empty()) {
-      std::memcpy(values.data(), DataOf(tensor), values.size() * sizeof(float));
-    }
-    return values;
-  }
-
   /// config.json has no place for this tensor: it becomes "rope_scaling".
   Result<std::vector<float>> TakeRopeFactors() {
-    const auto found = tensors_.find(kRopeFactors);
-    if (found == tensors_.end()) return std::vector<float>();
+    const auto found = list_.tensors().find(kRopeFactors);
+    if (found == list_.tensors().end()) return std::vector<float>();
     used_.emplace(kRopeFactors);
-    return Floats(found->second);
+    return list_.Floats(found->second);
   }
 
-  size_t StoreTensor(const FileTensor& tensor, std::string name, DType dtype, Shape shape,
+  size_t StoreTensor(const GgufFileTensor& tensor, std::string name, DType dtype, Shape shape,
                      int64_t offset, int64_t bytes) {
     store_.tensors.push_back({std::move(name), dtype, shape, store_.files[tensor.file].name,
                               tensor.tensor->offset + offset, bytes});
     return store_.tensors.size() - 1;
   }
 
-  Status AddTensor(const FileTensor& tensor) {
+  Status AddTensor(const GgufFileTensor& tensor) {
     if (static_cast<int64_t>(store_.tensors.size()) > kMaxTensorCount) {
-      return Fail(fmt::format("more than {} tensors", kMaxTensorCount));
+      return list_.Fail(fmt::format("more than {} tensors", kMaxTensorCount));
     }
-    if (architecture_ != nullptr) {
+    if (list_.architecture() != nullptr) {
       if (IsPartner(tensor)) return {};
       if (const std::string values = LatentPartner(tensor); !values.empty()) {
-        return AddLatent(tensor, tensors_.find(values)->second);
+        return AddLatent(tensor, list_.tensors().find(values)->second);
       }
-      const auto partner = GgufInterleavedPartner(*architecture_, tensor.tensor->name);
+      const auto partner = GgufInterleavedPartner(*list_.architecture(), tensor.tensor->name);
       if (partner) return AddInterleaved(tensor, *partner);
     }
     const Shape& dims = tensor.tensor->dims;
     if (tensor.place.experts && dims.rank() != 3 && tensor.place.name.ends_with(".weight")) {
-      return FailTensor(tensor,
-                        fmt::format("expected a stack of experts, got {}", dims.ToString()));
+      return list_.FailTensor(tensor,
+                              fmt::format("expected a stack of experts, got {}", dims.ToString()));
     }
     GgufRows rows;
-    rows.stacks = {DataOf(tensor)};
-    MARLIN_RETURN_IF_ERROR(SetRows(tensor, &rows));
+    rows.stacks = {list_.Data(tensor)};
+    MARLIN_RETURN_IF_ERROR(list_.SetRows(tensor, &rows));
     if (!tensor.stored.quantized()) return AddUnquantized(tensor, rows);
     const bool matrix = dims.rank() == 2 || dims.rank() == 3;
     return matrix && !tensor.place.as_row ? AddModule(tensor, std::move(rows), {})
                                           : AddValues(tensor, std::move(rows));
   }
 
-  /// The size of the rows, and their order.
-  Status SetRows(const FileTensor& tensor, GgufRows* rows) const {
-    const Shape& dims = tensor.tensor->dims;
-    const int rank = dims.rank();
-    // A vector of q or k has a row for each of its elements.
-    const bool by_element = tensor.place.rows != GgufPlace::Rows::kStraight && rank == 1;
-    const int64_t columns = rank == 0 || by_element ? 1 : dims[rank - 1];
-    rows->rows = by_element ? dims[0] : (rank < 2 ? 1 : dims[rank - 2]);
-    rows->experts = 1;
-    for (int i = 0; i + 2 < rank; ++i) rows->experts *= dims[i];
-    rows->row_bytes = columns / tensor.stored.elements * tensor.stored.bytes;
-    if (tensor.place.rows == GgufPlace::Rows::kStraight) return {};
-    if (by_element && tensor.stored.quantized()) {
-      return FailTensor(tensor, "a quantized bias of heads in pairs");
-    }
-    const bool queries = tensor.place.rows == GgufPlace::Rows::kQueryHeads;
-    const std::string key =
-        fmt::format("{}.attention.head_count{}", architecture_->name, queries ? "" : "_kv");
-    const auto counts = Metadata().Integers(
-        Metadata().Has(key) ? key : fmt::format("{}.attention.head_count", architecture_->name));
-    if (!counts || counts->empty()) {
-      return FailTensor(tensor,
-                        fmt::format("the order of its rows needs {}, which is missing", key));
-    }
-    int64_t heads = counts->front();
-    if (counts->size() > 1) {
-      // The converter writes an array only if the layers differ.
-      const std::string name(tensor.tensor->name.substr(4));
-      const auto layer = static_cast<size_t>(std::stoul("0" + name.substr(0, name.find('.'))));
-      if (name.find('.') > 5 || layer >= counts->size()) {
-        return FailTensor(tensor, fmt::format("{} counts {} layers", key, counts->size()));
-      }
-      heads = (*counts)[layer];
-    }
-    if (heads < 1 || rows->rows % heads != 0 || rows->rows / heads % 2 != 0) {
-      return FailTensor(tensor, fmt::format("{} rows are not {} heads of even size ({})",
-                                            rows->rows, heads, key));
-    }
-    rows->head_dim = rows->rows / heads;
-    return {};
-  }
-
-  Status AddUnquantized(const FileTensor& tensor, const GgufRows& rows) {
+  Status AddUnquantized(const GgufFileTensor& tensor, const GgufRows& rows) {
     const Shape& dims = tensor.tensor->dims;
     const int64_t bytes = tensor.tensor->bytes;
     const std::string& name = tensor.place.name;
@@ -295,7 +154,7 @@ class GgufReader final : public ModuleReader {
       return SplitExperts(tensor, star);
     }
     if (star != std::string::npos) {
-      return FailTensor(tensor, fmt::format("{} is no stack of experts", dims.ToString()));
+      return list_.FailTensor(tensor, fmt::format("{} is no stack of experts", dims.ToString()));
     }
     Shape shape = dims;
     const bool transposed = IsInOut(name) && dims.rank() == 3;
@@ -311,14 +170,14 @@ class GgufReader final : public ModuleReader {
   }
 
   bool IsInOut(std::string_view name) const {
-    return architecture_ != nullptr && architecture_->model_type == "gpt_oss" &&
+    return list_.architecture() != nullptr && list_.architecture()->model_type == "gpt_oss" &&
            (name.ends_with("experts.gate_up_proj") || name.ends_with("experts.down_proj"));
   }
 
-  Status SplitExperts(const FileTensor& tensor, size_t star) {
+  Status SplitExperts(const GgufFileTensor& tensor, size_t star) {
     const Shape& dims = tensor.tensor->dims;
     if (static_cast<int64_t>(store_.tensors.size()) + dims[0] > kMaxTensorCount) {
-      return FailTensor(
+      return list_.FailTensor(
           tensor, fmt::format("{} experts are more than {} tensors", dims[0], kMaxTensorCount));
     }
     const int64_t bytes = tensor.tensor->bytes / dims[0];
@@ -332,11 +191,12 @@ class GgufReader final : public ModuleReader {
   }
 
   /// A quantized tensor that is no matrix: its values in fp32.
-  Status AddValues(const FileTensor& tensor, GgufRows rows) {
+  Status AddValues(const GgufFileTensor& tensor, GgufRows rows) {
     const Shape& dims = tensor.tensor->dims;
     const std::optional<int64_t> bytes =
         (Checked(dims.ElementCount()) * Checked(DTypeBytes(DType::kF32))).Take();
-    if (!bytes) return FailTensor(tensor, fmt::format("the size of {} overflows", dims.ToString()));
+    if (!bytes)
+      return list_.FailTensor(tensor, fmt::format("the size of {} overflows", dims.ToString()));
     const Shape shape = tensor.place.as_row && dims.rank() == 1 ? Shape{1, dims[0]} : dims;
     StoreTensor(tensor, tensor.place.name, DType::kF32, shape, 0, *bytes);
     computed_[tensor.place.name] = [rows = std::move(rows),
@@ -346,9 +206,10 @@ class GgufReader final : public ModuleReader {
     return {};
   }
 
-  Status AddModule(const FileTensor& tensor, GgufRows rows, const FileTensor* partner) {
+  Status AddModule(const GgufFileTensor& tensor, GgufRows rows, const GgufFileTensor* partner) {
     const Shape& dims = tensor.tensor->dims;
-    if (dims.ElementCount() == 0) return FailTensor(tensor, dims.ToString() + " holds no weights");
+    if (dims.ElementCount() == 0)
+      return list_.FailTensor(tensor, dims.ToString() + " holds no weights");
     const GgufFormat& format = *tensor.stored.format;
     ModuleRecord record;
     record.module.name = tensor.place.name;
@@ -366,19 +227,19 @@ class GgufReader final : public ModuleReader {
     spec.has_biases = format.biases;
     spec.has_global_scale = format.scale_type == ScaleType::kE4M3;
     if (const Status possible = CheckSpec(spec); !possible.ok()) {
-      return FailTensor(tensor, std::string(possible.message()));
+      return list_.FailTensor(tensor, std::string(possible.message()));
     }
     ModuleSource source;
     source.stored = tensor.stored;
     source.rows = std::move(rows);
-    for (const FileTensor* part : {&tensor, partner}) {
+    for (const GgufFileTensor* part : {&tensor, partner}) {
       if (part == nullptr) continue;
       StorePart(*part);
       source.parts.emplace_back(part->tensor->name);
     }
     if (spec.has_global_scale) MARLIN_RETURN_IF_ERROR(TakeScales(tensor, spec, &source));
     if (!sources_.emplace(record.module.name, std::move(source)).second) {
-      return FailTensor(
+      return list_.FailTensor(
           tensor, fmt::format("two tensors would both be \"{}\"", Printable(record.module.name)));
     }
     modules_.push_back(std::move(record));
@@ -386,7 +247,7 @@ class GgufReader final : public ModuleReader {
   }
 
   /// A part keeps its name in the file, and the bytes of its blocks.
-  void StorePart(const FileTensor& tensor) {
+  void StorePart(const GgufFileTensor& tensor) {
     Shape shape = tensor.tensor->dims;
     const int last = shape.rank() - 1;
     shape[last] = shape[last] / tensor.stored.elements * tensor.stored.bytes;
@@ -394,26 +255,16 @@ class GgufReader final : public ModuleReader {
                 tensor.tensor->bytes);
   }
 
-  /// The fp32 factors of NVFP4 lie in tensors beside it, whose names replace ".weight".
-  static std::vector<std::string> ScaleNames(const FileTensor& tensor) {
-    if (!tensor.stored.quantized()) return {};
-    if (tensor.stored.format->scale_type != ScaleType::kE4M3) return {};
-    std::string stem(tensor.tensor->name);
-    constexpr std::string_view kWeight = ".weight";
-    if (stem.ends_with(kWeight)) stem.resize(stem.size() - kWeight.size());
-    return {stem + ".scale", stem + ".input_scale"};
-  }
-
-  Status TakeScales(const FileTensor& tensor, const WeightsSpec& spec, ModuleSource* source) {
-    for (const std::string& name : ScaleNames(tensor)) {
-      const auto found = tensors_.find(name);
-      if (found == tensors_.end()) continue;
-      const FileTensor& scale = found->second;
-      MARLIN_ASSIGN_OR_RETURN(std::vector<float> values, Floats(scale));
+  Status TakeScales(const GgufFileTensor& tensor, const WeightsSpec& spec, ModuleSource* source) {
+    for (const std::string& name : list_.ScaleNames(tensor)) {
+      const auto found = list_.tensors().find(name);
+      if (found == list_.tensors().end()) continue;
+      const GgufFileTensor& scale = found->second;
+      MARLIN_ASSIGN_OR_RETURN(std::vector<float> values, list_.Floats(scale));
       const auto count = static_cast<int64_t>(values.size());
       if (count != 1 && count != spec.experts) {
-        return FailTensor(scale,
-                          fmt::format("expected 1 or {} values, got {}", spec.experts, count));
+        return list_.FailTensor(
+            scale, fmt::format("expected 1 or {} values, got {}", spec.experts, count));
       }
       // The scale of activations has no use where activations are not quantized.
       if (!name.ends_with(".input_scale")) source->global_scale = std::move(values);
@@ -425,59 +276,61 @@ class GgufReader final : public ModuleReader {
   }
 
   /// True for the second of two tensors that AddInterleaved or AddLatent adds.
-  bool IsPartner(const FileTensor& tensor) const {
+  bool IsPartner(const GgufFileTensor& tensor) const {
     std::string name(tensor.tensor->name);
-    if (architecture_->name == "deepseek2" && name.ends_with(kLatentValues)) {
+    if (list_.architecture()->name == "deepseek2" && name.ends_with(kLatentValues)) {
       name.replace(name.size() - kLatentValues.size(), kLatentValues.size(), kLatentKeys);
-      return tensors_.contains(name);
+      return list_.tensors().contains(name);
     }
     const size_t at = name.find(".ffn_up_exps.");
     if (at == std::string::npos) return false;
     name.replace(at, 13, ".ffn_gate_exps.");
-    return GgufInterleavedPartner(*architecture_, name) && tensors_.contains(name);
+    return GgufInterleavedPartner(*list_.architecture(), name) && list_.tensors().contains(name);
   }
 
   static constexpr std::string_view kLatentKeys = ".attn_k_b.weight";
   static constexpr std::string_view kLatentValues = ".attn_v_b.weight";
 
   /// deepseek2: the name of the values that belong to keys; empty for every other tensor.
-  std::string LatentPartner(const FileTensor& tensor) const {
+  std::string LatentPartner(const GgufFileTensor& tensor) const {
     std::string name(tensor.tensor->name);
-    if (architecture_->name != "deepseek2" || !name.ends_with(kLatentKeys)) return {};
+    if (list_.architecture()->name != "deepseek2" || !name.ends_with(kLatentKeys)) return {};
     name.replace(name.size() - kLatentKeys.size(), kLatentKeys.size(), kLatentValues);
-    return tensors_.contains(name) ? name : std::string();
+    return list_.tensors().contains(name) ? name : std::string();
   }
 
   /// Keys and values of MLA become the one matrix that they were made from. The keys were
   /// transposed before they were quantized, so that only fp32 holds the values.
-  Status AddLatent(const FileTensor& keys, const FileTensor& values) {
+  Status AddLatent(const GgufFileTensor& keys, const GgufFileTensor& values) {
     const Shape& k = keys.tensor->dims;
     const Shape& v = values.tensor->dims;
     if (k.rank() != 3 || v.rank() != 3 || k[0] != v[0] || k[1] != v[2]) {
-      return FailTensor(keys, fmt::format("{} does not fit {} of \"{}\"", k.ToString(),
-                                          v.ToString(), Printable(values.tensor->name)));
+      return list_.FailTensor(keys, fmt::format("{} does not fit {} of \"{}\"", k.ToString(),
+                                                v.ToString(), Printable(values.tensor->name)));
     }
-    for (const FileTensor* part : {&keys, &values}) {
+    for (const GgufFileTensor* part : {&keys, &values}) {
       const DType dtype = part->stored.dtype;
       if (part->stored.quantized() || dtype == DType::kF32 || dtype == DType::kF16 ||
           dtype == DType::kBf16) {
         continue;
       }
-      return FailTensor(*part, fmt::format("expected floats, got {}", part->stored.name));
+      return list_.FailTensor(*part, fmt::format("expected floats, got {}", part->stored.name));
     }
     GgufLatent latent{{}, keys.stored, {}, values.stored};
-    latent.keys.stacks = {DataOf(keys)};
-    latent.values.stacks = {DataOf(values)};
-    MARLIN_RETURN_IF_ERROR(SetRows(keys, &latent.keys));
-    MARLIN_RETURN_IF_ERROR(SetRows(values, &latent.values));
+    latent.keys.stacks = {list_.Data(keys)};
+    latent.values.stacks = {list_.Data(values)};
+    MARLIN_RETURN_IF_ERROR(list_.SetRows(keys, &latent.keys));
+    MARLIN_RETURN_IF_ERROR(list_.SetRows(values, &latent.values));
     const std::optional<int64_t> rows = (Checked(k[0]) * (Checked(k[2]) + Checked(v[1]))).Take();
     const std::optional<int64_t> bytes =
         rows ? (Checked(*rows) * Checked(k[1]) * Checked(DTypeBytes(DType::kF32))).Take()
              : std::nullopt;
-    if (!bytes) return FailTensor(keys, fmt::format("the size of {} overflows", k.ToString()));
+    if (!bytes)
+      return list_.FailTensor(keys, fmt::format("the size of {} overflows", k.ToString()));
     const std::string layer(keys.tensor->name.substr(0, keys.tensor->name.find(kLatentKeys)));
     const std::string name =
-        PlaceGgufTensor(*architecture_, with_experts_, layer + ".attn_kv_b.weight").name;
+        PlaceGgufTensor(*list_.architecture(), list_.with_experts(), layer + ".attn_kv_b.weight")
+            .name;
     StoreTensor(keys, name, DType::kF32, {*rows, k[1]}, 0, *bytes);
     computed_[name] = [latent = std::move(latent)](std::byte* out) {
       JoinGgufLatent(latent, reinterpret_cast<float*>(out));
@@ -485,43 +338,36 @@ class GgufReader final : public ModuleReader {
     return {};
   }
 
-  /// The factors of NVFP4 beside a tensor; empty: none.
-  Result<std::vector<float>> FactorsOf(const FileTensor& tensor) const {
-    for (const std::string& name : ScaleNames(tensor)) {
-      const auto found = tensors_.find(name);
-      if (name.ends_with(".input_scale") || found == tensors_.end()) continue;
-      return Floats(found->second);
-    }
-    return std::vector<float>();
-  }
-
   /// One module has one factor for each expert, so gate and up must agree.
-  Status CheckSameFactors(const FileTensor& gate, const FileTensor& up) const {
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_gate, FactorsOf(gate));
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_up, FactorsOf(up));
+  Status CheckSameFactors(const GgufFileTensor& gate, const GgufFileTensor& up) const {
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_gate, list_.FactorsOf(gate));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_up, list_.FactorsOf(up));
     if (of_gate == of_up) return {};
-    return Fail(fmt::format("tensor \"{}\": its factors differ from those of \"{}\", and both are "
-                            "rows of one matrix elsewhere",
-                            Printable(up.tensor->name), Printable(gate.tensor->name)),
-                Code::kUnsupported);
+    return list_.Fail(
+        fmt::format("tensor \"{}\": its factors differ from those of \"{}\", and both are "
+                    "rows of one matrix elsewhere",
+                    Printable(up.tensor->name), Printable(gate.tensor->name)),
+        Code::kUnsupported);
   }
 
   /// gpt-oss: the rows of gate and up in turn.
-  Status AddInterleaved(const FileTensor& gate, const std::string& partner) {
-    const auto found = tensors_.find(partner);
-    if (found == tensors_.end()) {
-      return FailTensor(gate, fmt::format("there is no \"{}\" beside it", Printable(partner)));
+  Status AddInterleaved(const GgufFileTensor& gate, const std::string& partner) {
+    const auto found = list_.tensors().find(partner);
+    if (found == list_.tensors().end()) {
+      return list_.FailTensor(gate,
+                              fmt::format("there is no \"{}\" beside it", Printable(partner)));
     }
-    const FileTensor& up = found->second;
+    const GgufFileTensor& up = found->second;
     const Shape& dims = gate.tensor->dims;
     if (!(dims == up.tensor->dims) || gate.tensor->type != up.tensor->type || dims.rank() < 2) {
-      return FailTensor(
+      return list_.FailTensor(
           gate, fmt::format("{} {} beside {} {} of \"{}\"", gate.stored.name, dims.ToString(),
                             up.stored.name, up.tensor->dims.ToString(), Printable(partner)));
     }
-    if (gate.tensor->bytes == 0) return FailTensor(gate, dims.ToString() + " holds no weights");
+    if (gate.tensor->bytes == 0)
+      return list_.FailTensor(gate, dims.ToString() + " holds no weights");
     GgufRows rows;
-    rows.stacks = {DataOf(gate), DataOf(up)};
+    rows.stacks = {list_.Data(gate), list_.Data(up)};
     // The biases [experts, n] are a stack of columns of one element.
     const bool biases = dims.rank() == 2;
     rows.experts = dims[0];
@@ -532,7 +378,7 @@ class GgufReader final : public ModuleReader {
       MARLIN_RETURN_IF_ERROR(CheckSameFactors(gate, up));
       return AddModule(gate, std::move(rows), &up);
     }
-    if (gate.stored.quantized()) return FailTensor(gate, "a quantized bias");
+    if (gate.stored.quantized()) return list_.FailTensor(gate, "a quantized bias");
     const bool transposed = !biases;
     const Shape shape = biases ? Shape{dims[0], 2 * dims[1]} : Shape{dims[0], dims[2], 2 * dims[1]};
     StoreTensor(gate, gate.place.name, gate.stored.dtype, shape, 0, 2 * gate.tensor->bytes);
@@ -558,21 +404,18 @@ class GgufReader final : public ModuleReader {
       const std::optional<size_t> clash = store_.FindTensor(name);
       const std::vector<std::string>& parts = sources_.at(name).parts;
       if (clash && std::find(parts.begin(), parts.end(), name) == parts.end()) {
-        return Fail(fmt::format("tensor \"{}\" and tensor \"{}\" are both \"{}\"",
-                                Printable(parts.front()), Printable(name), Printable(name)));
+        return list_.Fail(fmt::format("tensor \"{}\" and tensor \"{}\" are both \"{}\"",
+                                      Printable(parts.front()), Printable(name), Printable(name)));
       }
     }
     return {};
   }
 
   TensorStore& store_;
+  GgufTensorList list_;
   LoadingPool pool_;
-  std::vector<GgufFile> files_;
-  const GgufArchitecture* architecture_ = nullptr;
-  bool with_experts_ = false;
-  std::map<std::string_view, FileTensor> tensors_;  ///< By name in the files.
-  std::set<std::string_view> used_;                 ///< Tensors that are a part of another.
-  std::map<std::string, ModuleSource> sources_;     ///< By module name.
+  std::set<std::string_view> used_;              ///< Tensors that are a part of another.
+  std::map<std::string, ModuleSource> sources_;  ///< By module name.
   std::map<std::string, std::function<void(std::byte*)>> computed_;  ///< Until Finish.
 };
 
