@@ -119,7 +119,7 @@ OUR_BITS, PEER_BITS = 4 + (16 + 16) / 64, 4 + (16 + 4) / 64
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens per second of one model and batch, and those of transformers if recorded."""
+    """Tokens per second of one model and batch, and transformers' if recorded."""
 
     name: str
     ours: float
@@ -169,7 +169,7 @@ def small_print(figure: Any, *lines: str) -> None:
 
 
 def log_ticks(axis: Any, values: Iterable[float]) -> None:
-    """Makes an axis logarithmic, with ticks at those of the values that it shows."""
+    """Makes an axis logarithmic, with ticks at the values that it shows."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     low, high = axis.get_view_interval()
     shown = [value for value in values if low <= value <= high]
@@ -227,7 +227,7 @@ def loss_axes(axes: Any, title: str, series: list[Series]) -> None:
 
 
 def speed_axes(axes: Any, title: str, record: Record, phase: str) -> None:
-    """Draws tokens per second of a phase beside those of transformers, and the ratio."""
+    """Draws tokens per second of a phase beside transformers', and the ratio."""
     found = speeds(record, phase)
     peers = [run for run in record["runs"] if run["level"] == "peer"]
     for row, speed in enumerate(found):

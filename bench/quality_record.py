@@ -14,7 +14,7 @@
 Perplexity and KL divergence are over all of validation_tokens.txt, in windows of 256 tokens. The
 record also has, for each model, the loss of each layer class alone under default_moe. --formats
 measures every method at these formats instead, over the first 24 windows; with --targets also mixed
-formats of so many bits per weight, chosen from one measured sensitivity; with --importance only
+formats of that many bits per weight, chosen from one measured sensitivity; with --importance only
 rtn, mse, and mse with an importance matrix that `analyze --importance` measures by its defaults;
 with --outliers every method and those with awq, of the models as they are and with outliers in the
 inputs of their layers (plant_outliers.py), against the model as it is.

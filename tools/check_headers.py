@@ -6,7 +6,7 @@ Usage: check_headers.py [--list] [ROOT [BUILD]] | --self-test
 BUILD (default: ROOT/build) is a configured build folder: its compile commands name the compiler and
 the include folders. --list prints the lines of every header, the largest last.
 
-The lines of a header are those of the project's files that it includes and those of the library's
+The lines of a header are the lines of the project's files that it includes and of the library's
 files that these include, each counted once, without blank lines, comments and directives. Only the
 library's headers are preprocessed, each alone, which takes a tenth of the time of preprocessing all
 headers and gives the same numbers to within a few lines in a hundred.

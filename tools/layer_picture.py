@@ -85,7 +85,7 @@ INCLUDE_ALL = ("cli", "bench")
 
 
 def arrows(table: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
-    """Arrows between layers, without those that others imply and those of INCLUDE_ALL."""
+    """Arrows between layers, without arrows that others imply and without INCLUDE_ALL."""
     return [(layer, to) for layer, may in table.items() if layer not in INCLUDE_ALL
             for to in may if not any(to in table[other] for other in may if other != to)]
 

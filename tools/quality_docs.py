@@ -69,7 +69,7 @@ def tables(record: dict[str, Any]) -> str:
 def by_format(
     record: dict[str, Any], what: str, columns: list[str], cells: Callable[..., Iterable[list[str]]]
 ) -> str:
-    """Returns a table for every model: `what` it shows, and the rows that `cells` makes of those of
+    """Returns a table for every model: `what` it shows, and the rows that `cells` makes from
     the record, which it gets by (recipe, method)."""
     lines = [origin(record), ""]
     for name, rows in record["models"].items():

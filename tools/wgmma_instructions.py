@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes the wrappers of Hopper's wgmma instructions, one for each shape and type that kernels use:
-those of the GEMMs, with the A operand in registers, dense and 2:4, and those of attention. With
+for the GEMMs, with the A operand in registers, dense and 2:4, and for attention. With
 --check compares them with the files that are there.
 
 Usage: tools/wgmma_instructions.py [--check]

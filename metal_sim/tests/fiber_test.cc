@@ -1,4 +1,4 @@
-// Stacks of fibers, and what they leave behind in the address space.
+// Stacks of fibers, and what they leave in the address space.
 #include "metal_sim/fiber.h"
 
 #include <gtest/gtest.h>

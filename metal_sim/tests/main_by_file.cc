@@ -1,6 +1,6 @@
 // The main function of test programs of several files. A test knows the file that it is in, so that
 // ctest has an entry for each file:
-//   PROGRAM                    runs all tests, or those of --gtest_filter
+//   PROGRAM                    runs all tests, or the ones of --gtest_filter
 //   PROGRAM FILE...            runs the tests in these files, named without folders; one without a
 //                              test is an error
 //   PROGRAM --others FILE...   fails if there are tests in other files, which no entry would run

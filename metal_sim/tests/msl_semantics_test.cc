@@ -112,7 +112,7 @@ template <typename T> struct pointee<thread T*> { using type = T; };
   EXPECT_THAT(First(3, out), ElementsAre(6, 5, 4));
 }
 
-// The library's functions stand beside those of a program that has some of the same name.
+// The library's functions stand beside a program's of the same name.
 TEST_F(MslSemanticsTest, ProgramsAddToTheLibrarysFunctions) {
   const auto out = RunWords(R"(
 #include <metal_stdlib>
@@ -244,7 +244,7 @@ kernel void f(device int* out [[buffer(0)]], device const int4* in [[buffer(1)]]
 }
 
 // 2.1 and C++'s conversions: half with an integer is half, with float float; short operands of
-// scalars become int, those of vectors stay short.
+// scalars become int, vectors stay short.
 TEST_F(MslSemanticsTest, OperandsAreConverted) {
   const auto out = RunWords(Kernel(R"(
   half h = 2049; short s = 300; uchar c = 200; ushort u = 65535;

@@ -1,5 +1,5 @@
 // The check of address spaces: code that Metal refuses is reported at its line, valid code passes.
-// The rules are those of the Metal Shading Language Specification, chapter 4 (address spaces).
+// The rules are from the Metal Shading Language Specification, chapter 4 (address spaces).
 #include "metal_sim/type_check.h"
 
 #include <gmock/gmock.h>

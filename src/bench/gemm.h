@@ -91,7 +91,7 @@ struct PreparedCase {
 };
 
 /// Runs cases on a device whose memory is the host's, one call of each in turn, so that a change in
-/// the machine's speed affects all of them equally. `blas` may be null. Errors: those of Prepare,
+/// the machine's speed affects all of them equally. `blas` may be null. Errors: from Prepare,
 /// Gemm and DeviceBuffer.
 Result<std::vector<BenchResult>> RunTogether(const Device& device,
                                              std::span<const PreparedCase> cases,

@@ -392,7 +392,7 @@ Result<GpuBenchResult> GpuBench::Run(const PreparedWeights& weights, const Bench
     timing.alone = (next++)->Summary();
     if (dequantize) continue;
     timing.chain = (next++)->Summary();
-    constexpr double kWorthKnowing = 1e-3;  // Host time is hidden behind longer GEMMs.
+    constexpr double kWorthKnowing = 1e-3;  // Longer GEMMs hide the host's time.
     if (!timing.planned || timing.alone.median > kWorthKnowing) continue;
     MARLIN_ASSIGN_OR_RETURN(timing.host_seconds, HostSeconds(weights, bench, timing.kernel));
   }

@@ -73,7 +73,7 @@ class GpuBench {
 
   /// Times one case; `bench.options.kernel` may be "all": every selectable kernel in every
   /// variant. A candidate that takes over four times as long as another is timed once and
-  /// isolated. With `compare` the baseline runs too. Errors: those of PlanGemm, Gemm and
+  /// isolated. With `compare` the baseline runs too. Errors: from PlanGemm, Gemm and
   /// Dequantize; kOutOfMemory, kDeviceLost.
   Result<GpuBenchResult> Run(const PreparedWeights& weights, const BenchCase& bench, bool compare);
 

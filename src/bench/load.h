@@ -27,7 +27,7 @@ struct LoadBench {
 };
 
 /// Opens a model repeatedly, as long as `timing` says; each time the previous one has been
-/// destroyed. Errors: those of Model::Open.
+/// destroyed. Errors: from Model::Open.
 Result<LoadBench> BenchLoad(const std::string& path, const Device& device,
                             const ModelOptions& options, const TimingOptions& timing = {});
 

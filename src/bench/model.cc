@@ -258,7 +258,7 @@ class ModelBench {
     return model_.device().Synchronize();
   }
 
-  /// Times calls of so many steps, per step.
+  /// Times calls of `steps` steps, per step.
   template <typename Forward>
   Status Measure(ModelPhase* phase, int64_t steps, Forward forward) {
     Status failure;
@@ -278,7 +278,7 @@ class ModelBench {
     return failure;
   }
 
-  /// Times the operations of a phase, if that is asked for, over several calls behind a first one.
+  /// Times the operations of a phase, if that is asked for, over several calls after a first one.
   template <typename Forward>
   Status Profile(ModelPhase* phase, Forward forward) {
     if (!options_.profile) return {};

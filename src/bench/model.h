@@ -49,7 +49,7 @@ struct ModelPhase {
   /// device records overlaps, so that their sum is more than the call takes.
   std::vector<ProfileRow> profile;
 
-  /// As llama-bench names it: "pp512", "tg64", "tg64 @ d512" behind a prompt of 512 tokens.
+  /// As llama-bench names it: "pp512", "tg64", "tg64 @ d512" after a prompt of 512 tokens.
   std::string Test() const;
   /// The roofline time, of weights read once or of the GEMMs' arithmetic, over the measured time.
   double Fraction(const MachineCeilings& ceilings) const;

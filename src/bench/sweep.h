@@ -17,7 +17,7 @@ namespace marlin::bench {
 struct SweepOptions {
   int64_t seed = 1;
   int64_t count = 50;   ///< Problems.
-  double seconds = 0;   ///< No problem begins after so many; 0: no limit.
+  double seconds = 0;   ///< No problem begins later than this; 0: no limit.
   bool others = false;  ///< Also times the other kernels that can run a problem.
   GemmOptions gemm;     ///< Options of every problem.
   TimingOptions timing;
@@ -44,7 +44,7 @@ struct SweepRow {
   BenchResult result;
   double fraction = 0;  ///< As RooflineFraction gives it.
   std::string fastest;  ///< The fastest other kernel, or empty.
-  double lead = 0;      ///< Its time over that of the planned kernel.
+  double lead = 0;      ///< Its time over the planned kernel's.
 };
 
 /// The quantiles of fractions that a sweep reports: least, 10, 25, 50, 75, 90 %, largest.
@@ -54,7 +54,7 @@ std::vector<double> Quantiles(std::vector<double> fractions);
 class Sweep {
  public:
   /// Times the problems one after the other.
-  /// Errors: those of Prepare and Gemm.
+  /// Errors: from Prepare and Gemm.
   static Result<Sweep> Run(const Device& device, const ReadProbe& probe,
                            const MachineCeilings& ceilings, const SweepOptions& options,
                            const Progress& progress);

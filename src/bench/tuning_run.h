@@ -13,7 +13,7 @@ namespace marlin::bench {
 
 /// Times the candidates of a GEMM on a device whose memory is the host's, in turn; a candidate that
 /// takes over four times as long as another is timed only once. Where calls return before their
-/// work is done, a run is 32 calls and the wait for the last. Errors: those of ListCandidates and
+/// work is done, a run is 32 calls and the wait for the last. Errors: from ListCandidates and
 /// Gemm.
 Result<std::vector<KernelTiming>> TimeCandidates(const Device& device,
                                                  const PreparedWeights& weights,

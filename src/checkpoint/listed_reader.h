@@ -24,7 +24,7 @@ class ListedReader final : public ModuleReader {
 
   explicit ListedReader(const TensorStore& store) : store_(store) {}
 
-  /// A reader of the modules that `add` adds. Errors: those of `add` and Finish.
+  /// A reader of the modules that `add` adds. Errors: from `add` and Finish.
   static Result<std::unique_ptr<const ModuleReader>> Open(
       const TensorStore& store, FunctionRef<Status(ListedReader* reader)> add);
 
@@ -100,8 +100,8 @@ class ModuleTensorFinder {
 /// A record of a plain or stacked matrix, with its layer class.
 ModuleRecord RecordOf(const std::string& name, const WeightsSpec& spec);
 
-/// The format of integer codes of 2 to 8 bits, `is_unsigned` or around 0: those of 2 and 3 bits are
-/// around 0 in any case, those of 7 are held in 8.
+/// The format of integer codes of 2 to 8 bits, `is_unsigned` or around 0: 2 and 3 bits are around 0
+/// in any case, 7 bits are held in 8.
 Format IntegerFormat(int bits, bool is_unsigned);
 
 /// The types of scales and other parameters that are stored as they are.

@@ -156,7 +156,7 @@ Result<QuantMethod> FindQuantMethod(Io& io, const TensorStore& store,
                                     const std::vector<std::string>& names);
 
 /// Opens a method's reader on safetensors, or the reader of plain checkpoints if there is no
-/// method. Errors: kUnsupported naming an unknown method and the known ones; those of the reader.
+/// method. Errors: kUnsupported naming an unknown method and the known ones; from the reader.
 Result<std::unique_ptr<const ModuleReader>> OpenModules(TensorStore& store,
                                                         const QuantMethod& method);
 

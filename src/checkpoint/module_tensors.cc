@@ -107,7 +107,7 @@ Status ParseFlags(ObjectReader& reader, WeightsSpec* spec) {
   return {};
 }
 
-/// The keys that version 2 added; those of sparsity, input transforms and super scales only where a
+/// The keys that version 2 added; sparsity, input transforms and super scales only where a
 /// module has them.
 Status ParseAddedKeys(ObjectReader& reader, int64_t version, const Json& json, WeightsSpec* spec) {
   if (version >= 2) {

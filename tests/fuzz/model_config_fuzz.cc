@@ -72,7 +72,7 @@ void CheckDecoder(const DecoderConfig& decoder, const ModelArchitecture& model) 
   }
 }
 
-/// Whether a description lists so many tensors that it takes seconds under sanitizers.
+/// Whether a description lists more tensors than sanitizers list in a second.
 bool IsLarge(std::string_view text) {
   auto config = ModelConfig::Parse(text);
   if (!config.ok()) return false;

@@ -1,5 +1,5 @@
 // Files of prepared weights: an opened file's parts are inside the file, for any index. Hardly any
-// input has the right checksums, so the index is sealed first, behind 192 bytes of weights.
+// input has the right checksums, so the index is sealed first, after 192 bytes of weights.
 #include <string>
 
 #include "checkpoint/files/io.h"

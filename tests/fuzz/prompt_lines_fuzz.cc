@@ -1,4 +1,4 @@
-// Files of prompts (--prompts): prompts have the numbers of their lines, and those of JSON lines
+// Files of prompts (--prompts): prompts have the numbers of their lines, and JSON lines
 // are the same when they are written again.
 #include <algorithm>
 #include <nlohmann/json.hpp>

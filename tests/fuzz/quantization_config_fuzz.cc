@@ -1,5 +1,5 @@
 // The description of quantized modules. Hardly any input has the right checksum, so it is corrected
-// first to reach the code behind the check.
+// first to reach the code after the check.
 #include <nlohmann/json.hpp>
 #include <string>
 

@@ -133,7 +133,7 @@ class Drawing(unittest.TestCase):
 
     @staticmethod
     def tick_labels(axis: Any) -> list[Any]:
-        """Returns the labels that are drawn: those of ticks in view."""
+        """Returns the labels that are drawn, of ticks in view."""
         low, high = sorted(axis.get_view_interval())
         return [tick.label1 for tick in axis.get_major_ticks()
                 if low <= tick.get_loc() <= high and tick.label1.get_visible()]

@@ -34,7 +34,7 @@ struct CheckedMemory {
 
 class AccessChecker {
  public:
-  /// The ranges are those of `launch`. Everything must outlive the checker.
+  /// The ranges are `launch`'s. Everything must outlive the checker.
   AccessChecker(CheckedMemory* memory, const AccessOrder* order, FindingLog* log,
                 Counters* counters, Triple threadgroups_per_grid, bool check, const Launch& launch);
 

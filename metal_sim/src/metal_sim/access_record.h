@@ -16,9 +16,9 @@ inline constexpr size_t kMemoryKinds = 2;
 
 /// One access, without its address. All zeros: none.
 struct AccessRecord {
-  /// Grows with every threadgroup_barrier that orders this kind of memory. Those of device memory
-  /// are unique in a launch, so they tell the threadgroup as well. Records of epochs before the
-  /// first of a launch, or of a threadgroup for its memory, count as none: see CurrentAccess.
+  /// Grows with every threadgroup_barrier that orders this kind of memory. Barriers of device
+  /// memory are unique in a launch, so they tell the threadgroup as well. Records of epochs before
+  /// the first of a launch, or of a threadgroup for its memory, count as none: see CurrentAccess.
   uint32_t group_epoch = 0;
   /// Counts the simdgroup_barriers of the thread's simdgroup that order this kind of memory.
   uint32_t simd_epoch = 0;

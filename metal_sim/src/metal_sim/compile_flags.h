@@ -42,7 +42,7 @@ inline constexpr std::array<const char*, 39> kCompileFlags = {
     "-fwrapv",
     "-fno-strict-float-cast-overflow",
     "-fno-strict-aliasing",
-    // A loop without an end is one; C++ lets compilers drop it with the code behind it.
+    // A loop without an end is one; C++ lets compilers drop it with the code after it.
     "-fno-finite-loops",
     "-fsigned-char",
     // A variable read before it is written holds 0xAA bytes: wrong results, the same every time.

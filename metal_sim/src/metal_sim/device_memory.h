@@ -58,10 +58,10 @@ struct DeviceBuffer {
   ShadowMemory* shadow = nullptr;  ///< Null where nothing can race.
   ByteSet read;
   ByteSet written;
-  BufferCounters counters;  ///< Without those of unique bytes; see Counted.
+  BufferCounters counters;  ///< Without unique bytes; see Counted.
 
   uintptr_t begin() const { return reinterpret_cast<uintptr_t>(data); }
-  /// Whether an access that begins so far behind the buffer's first byte lies in it.
+  /// Whether an access that begins this far after the buffer's first byte lies in it.
   bool Holds(size_t offset, size_t length) const {
     return offset <= bytes && length <= bytes - offset;
   }
@@ -78,7 +78,7 @@ struct DeviceBuffer {
       written.Add(offset, length);
     }
   }
-  /// The counters with those of unique bytes.
+  /// The counters, unique bytes included.
   BufferCounters Counted() const;
 };
 
@@ -106,7 +106,7 @@ class DeviceMemory {
 
  private:
   struct Slot {
-    size_t opened = 0;  ///< Bytes behind the first guard that can be accessed.
+    size_t opened = 0;  ///< Bytes after the first guard that can be accessed.
     size_t filled = 0;  ///< How many bytes the last buffer had.
     ShadowMemory shadow;
   };

@@ -42,7 +42,7 @@ class FiberStacks {
   FiberStacks(const FiberStacks&) = delete;
   FiberStacks& operator=(const FiberStacks&) = delete;
 
-  /// Makes sure that there are so many; those there were stay. Errors: kOutOfMemory.
+  /// Makes sure that there are `count`; fibers that exist stay. Errors: kOutOfMemory.
   Status Place(size_t count);
 
   /// The lowest usable address of a stack.
@@ -92,7 +92,7 @@ class Fiber {
   size_t bytes_ = 0;
 };
 
-// Inline, as their callers are: behind a switch the processor mispredicts every return.
+// Inline, as their callers are: after a switch the processor mispredicts every return.
 inline bool Fiber::Resume() {
 #if defined(METAL_SIM_FIBERS_UNDER_ASAN)
   void* fake_stack = nullptr;

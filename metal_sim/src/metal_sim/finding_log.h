@@ -13,7 +13,7 @@ namespace metal_sim {
 
 class FindingLog {
  public:
-  /// Findings beyond so many different ones are dropped: the first ones explain the rest.
+  /// Findings beyond this many different ones are dropped: the first ones explain the rest.
   static constexpr size_t kMostFindings = 1000;
 
   /// Counts a finding, and returns whether it is a new one that wants a text: call Describe next.

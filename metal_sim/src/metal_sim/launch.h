@@ -55,7 +55,7 @@ struct SimulationOptions {
   bool check = true;
   int msl_version = 310;                     ///< 310 is MSL 3.1.
   int64_t threadgroup_memory_limit = 32768;  ///< Bytes per threadgroup.
-  /// The launch ends with kDeadlock after so many turns (a thread's at an atomic operation, or
+  /// The launch ends with kDeadlock after this many turns (a thread's at an atomic operation, or
   /// after 1024 accesses) in which no thread ended or passed a barrier or a collective.
   int64_t step_limit = 20'000'000;
 };

@@ -190,7 +190,7 @@ std::vector<std::string> MetalProgram::Locate(const std::vector<const void*>& si
   const auto* base = ranges_.empty() ? nullptr : static_cast<const uint8_t*>(ranges_[0].first);
   for (size_t i = 0; i < sites.size(); ++i) {
     if (sites[i] == nullptr || base == nullptr) continue;
-    // The address behind a call may be the next line's.
+    // The address after a call may be the next line's.
     const auto offset = static_cast<const uint8_t*>(sites[i]) - base - 1;
     arguments.push_back(fmt::format("{:#x}", offset));
     asked.push_back(i);

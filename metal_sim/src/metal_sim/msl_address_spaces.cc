@@ -24,9 +24,9 @@ bool AreParameters(const MslSource& source, size_t open) {
     const BraceKind kind = KindOfBrace(source, around);
     if (kind != BraceKind::kNamespace && kind != BraceKind::kType) return false;
   }
-  const size_t behind = source.Partner(open) + 1;
-  return source.IsAddressSpace(behind) ||
-         source.IsOneOf(behind, {"{", "const", "noexcept", "->", ":"});
+  const size_t after = source.Partner(open) + 1;
+  return source.IsAddressSpace(after) ||
+         source.IsOneOf(after, {"{", "const", "noexcept", "->", ":"});
 }
 
 class PointerFinder {
@@ -57,7 +57,7 @@ class PointerFinder {
     }
   }
 
-  /// The parameter [first, end): a default argument, behind `=`, is not looked at.
+  /// The parameter [first, end): a default argument, after `=`, is not looked at.
   void CheckParameter(size_t first, size_t end) {
     bool pointer = false;
     for (size_t i = first; i < end && !source_.Is(i, "="); ++i) {

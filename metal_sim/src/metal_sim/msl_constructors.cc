@@ -1,4 +1,4 @@
-// Constructors are found by their looks: the name of a type with a parenthesis behind it that opens
+// Constructors are found by their looks: the name of a type followed by a parenthesis that opens
 // no declarator.
 #include "metal_sim/msl_constructors.h"
 
@@ -24,8 +24,8 @@ class ConstructorRewriter {
   bool HoldsOperands(size_t open) const {
     if (!source_.Is(open, "(")) return false;
     const bool pointer = source_.Is(open + 1, "*") || source_.Is(open + 1, "&");
-    const size_t behind = source_.Partner(open) + 1;
-    return !pointer || (!source_.Is(behind, "[") && !source_.Is(behind, "("));
+    const size_t after = source_.Partner(open) + 1;
+    return !pointer || (!source_.Is(after, "[") && !source_.Is(after, "("));
   }
 
   void RewriteAt(size_t index) {

@@ -38,7 +38,7 @@ bool TakesParentheses(const MslSource& source, size_t index) {
          source.Is(index, "decltype") || source.Is(index, "noexcept");
 }
 
-/// The content of a brace behind the tokens [head, open); `head` is behind template heads.
+/// The content of a brace after the tokens [head, open); `head` is after template heads.
 BraceKind KindBehind(const MslSource& source, size_t head, size_t open) {
   bool names_type = false;
   bool constant = false;

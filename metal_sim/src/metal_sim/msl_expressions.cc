@@ -17,7 +17,7 @@ bool HasPrefix(std::string_view text, char upper) {
 }
 
 /// Where the suffix of a half or bfloat literal begins; kNoToken for other literals. Digits of
-/// hexadecimal integers look like bf; only behind an exponent are these letters none.
+/// hexadecimal integers look like bf; only after an exponent are these letters not digits.
 size_t SuffixStart(std::string_view literal) {
   const bool hexadecimal = HasPrefix(literal, 'X');
   if (hexadecimal && literal.find_first_of("pP") == std::string_view::npos) return kNoToken;
@@ -70,7 +70,7 @@ class ExpressionRewriter {
     }
   }
 
-  /// Whether the token stands right behind the one in front of it.
+  /// Whether the token follows the one before it without a gap.
   bool Touches(size_t index) const {
     const std::string_view before = source_.Text(index - 1);
     return before.data() + before.size() == source_.Text(index).data();

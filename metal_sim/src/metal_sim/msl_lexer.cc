@@ -50,7 +50,7 @@ class Lexer {
   }
 
  private:
-  /// The character `ahead` of the position; NUL behind the end.
+  /// The character `ahead` of the position; NUL past the end.
   char Peek(size_t ahead = 0) const {
     return position_ + ahead < text_.size() ? text_[position_ + ahead] : '\0';
   }

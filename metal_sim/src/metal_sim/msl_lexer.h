@@ -12,7 +12,7 @@
 namespace metal_sim {
 
 enum class TokenKind : uint8_t {
-  kEnd,  ///< Stands before the first and behind the last token.
+  kEnd,  ///< Stands before the first and after the last token.
   kIdentifier,
   kNumber,
   kString,     ///< With its prefix and quotes; raw strings too.

@@ -24,7 +24,7 @@ class OverloadFinder {
   }
 
  private:
-  /// The qualifiers behind the parameters of a function.
+  /// The qualifiers after the parameters of a function.
   struct Qualifiers {
     std::vector<size_t> spaces;
     bool is_const = false;
@@ -76,7 +76,7 @@ class OverloadFinder {
     return source_.IsOneOf(index, {"alignas", "__attribute__", "decltype", "noexcept"});
   }
 
-  /// The parenthesis behind `operator()`, `operator==` or `operator vec<T, 2>`.
+  /// The parenthesis after `operator()`, `operator==` or `operator vec<T, 2>`.
   size_t OperatorParameters(size_t index) const {
     size_t open = index + 1;
     if (source_.Is(open, "(")) open = source_.Partner(open) + 1;
@@ -91,30 +91,30 @@ class OverloadFinder {
   }
 
   size_t Add(size_t start, size_t open, size_t end, const std::string& scope) {
-    Qualifiers behind;
-    for (behind.end = source_.Partner(open) + 1;; ++behind.end) {
-      if (source_.IsAddressSpace(behind.end)) {
-        behind.spaces.push_back(behind.end);
-      } else if (source_.Is(behind.end, "const")) {
-        behind.is_const = true;
-      } else if (!source_.Is(behind.end, "volatile")) {
+    Qualifiers after;
+    for (after.end = source_.Partner(open) + 1;; ++after.end) {
+      if (source_.IsAddressSpace(after.end)) {
+        after.spaces.push_back(after.end);
+      } else if (source_.Is(after.end, "const")) {
+        after.is_const = true;
+      } else if (!source_.Is(after.end, "volatile")) {
         break;
       }
     }
-    const size_t last = LastToken(behind.end, end);
-    const bool decided = source_.Is(last, "}") || !behind.spaces.empty();
+    const size_t last = LastToken(after.end, end);
+    const bool decided = source_.Is(last, "}") || !after.spaces.empty();
     const TokenRange head = {start, source_.Partner(open) + 1};
-    if (decided && IsRepeated(head, behind.spaces, behind.is_const ? scope + "const " : scope)) {
+    if (decided && IsRepeated(head, after.spaces, after.is_const ? scope + "const " : scope)) {
       removed_.push_back({start, last + 1});
     } else {
-      for (const size_t space : behind.spaces) removed_.push_back({space, space + 1});
+      for (const size_t space : after.spaces) removed_.push_back({space, space + 1});
     }
     return last + 1;
   }
 
   /// The brace that closes the body, or the `;` of a declaration.
-  size_t LastToken(size_t behind, size_t end) const {
-    size_t i = behind;
+  size_t LastToken(size_t after, size_t end) const {
+    size_t i = after;
     if (source_.Is(i, ":")) {  // Members and bases, each with parentheses or braces of its own.
       do {
         for (++i; i < end && !source_.Is(i, "(") && !source_.Is(i, "{");) {

@@ -9,7 +9,7 @@
 namespace metal_sim {
 
 /// `preprocessed` with only the first of functions that differ in nothing but the address spaces of
-/// their parameters or, behind the parameters of a member, of the object; and without the latter.
+/// their parameters or, after the parameters of a member, of the object; and without the latter.
 /// Removed text becomes spaces, so that everything else stays in place. Errors: of MslSource.
 Result<std::string> MergeOverloads(std::string_view preprocessed);
 

@@ -161,7 +161,7 @@ Result<Parameter> ReadParameter(const MslSource& source, TokenRange tokens) {
       {Source::kBuffer, 0, NameOf(source, tokens), source.Spell(tokens.first, tokens.end)},
       false,
       false};
-  // Attributes behind the last token stand in front of the ',' or ')'.
+  // Attributes after the last token stand in front of the ',' or ')'.
   for (const Attribute& attribute : source.Attributes(tokens.first, tokens.end)) {
     METAL_SIM_RETURN_IF_ERROR(Bind(source, attribute, parameter));
   }

@@ -53,7 +53,7 @@ struct RewrittenSource {
 
 /// `preprocessed` is the output of `clang++ -E` on a Metal source (line markers kept; comments and
 /// macros gone). Code at "file.metal:12" keeps this place in the result:
-///  - attributes are taken out; those of kernels and function constants go into the entries;
+///  - attributes are taken out; kernels' and function constants' go into the entries;
 ///  - explicit instantiations of kernels become entries and are taken out;
 ///  - threadgroup variables of functions become references to the threadgroup's storage;
 ///  - function constants become variables that can be set, and program-scope constants computed

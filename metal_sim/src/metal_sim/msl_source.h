@@ -62,7 +62,7 @@ class MslSource {
   /// The tokens [first, end) in one line, spaced the same however the source spaces them.
   std::string Spell(size_t first, size_t end) const;
 
-  /// "file.metal:12" of a token; of the last one for an index behind it.
+  /// "file.metal:12" of a token; of the last one for an index past it.
   std::string Location(size_t index) const;
   /// kInvalidArgument: "file.metal:12: message".
   Status Error(size_t index, std::string_view message) const;

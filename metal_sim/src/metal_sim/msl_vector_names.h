@@ -8,7 +8,7 @@
 
 namespace metal_sim {
 
-/// Knows a type by its name: that of a vector (half4, packed_float3), vec<T, N>, or one that the
+/// Knows a type by its name: a vector's (half4, packed_float3), vec<T, N>, or one that the
 /// source declares (`using`, `typedef`) for a vector.
 class VectorNames {
  public:

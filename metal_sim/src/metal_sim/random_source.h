@@ -28,7 +28,7 @@ class SplitMix64 {
 
 class RandomSource {
  public:
-  /// `probability`, 0 to 1, is that of TrialsUntilSuccess.
+  /// `probability`, 0 to 1, is as in TrialsUntilSuccess.
   explicit RandomSource(uint64_t seed, double probability = 1)
       : numbers_(seed), scale_(1 / std::log1p(-probability)) {}
 

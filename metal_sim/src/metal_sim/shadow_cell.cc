@@ -19,8 +19,8 @@ bool Races(const AccessRecord& earlier, const CurrentAccess& now, const AccessOr
   return !order.Ordered(earlier, now);
 }
 
-/// Whether a reader can be forgotten for `now`: it was before a barrier that `now` is behind, so
-/// a thread that races with it and is not behind that barrier races with `now` as well.
+/// Whether a reader can be forgotten for `now`: it was before a barrier that `now` is after, so
+/// a thread that races with it and is not after that barrier races with `now` as well.
 bool Superseded(const AccessRecord& reader, const CurrentAccess& now, const EpochTable& epochs) {
   if (!now.Knows(reader)) return true;
   return reader.group_epoch != now.record.group_epoch &&
@@ -61,7 +61,7 @@ void NoteReader(ShadowCell* cell, const CurrentAccess& now, const EpochTable& ep
 
 void NoteWriter(ShadowCell* cell, const CurrentAccess& now) {
   const bool after_own_plain_write = !cell->writer.atomic && SameThread(cell->writer, now.record);
-  // Plain accesses of a thread stay visible behind its own atomic write.
+  // Plain accesses of a thread stay visible after its own atomic write.
   if (!now.record.atomic) cell->readers[0] = cell->readers[1] = AccessRecord{};
   cell->writer = now.record;
   if (after_own_plain_write) cell->writer.atomic = 0;

@@ -20,9 +20,9 @@
 //     tile[7] = w       (epoch 2)                                     race with the read of z
 //
 // Two readers are enough: of two that are not in one simdgroup, at least one races with any later
-// writer of the same epoch; of readers of one simdgroup, those of its latest epoch matter for a
+// writer of the same epoch; of readers of one simdgroup, only the latest epoch's matter for a
 // writer in that simdgroup and any for others. NoteReader keeps the two that decide. Beyond that,
-// a plain access may hide behind atomic ones of other threads to the same byte.
+// atomic accesses of other threads to the same byte may hide a plain one.
 //
 // Bytes of an aligned block of 8 that have been accessed together only, a run, share one cell, the
 // first's: an access of 4 bytes to memory that is used by fours costs one comparison.
@@ -87,7 +87,7 @@ class ShadowMemory {
     for (size_t byte = 0; byte < bytes;) {
       const size_t at = offset + byte;
       const size_t length = std::min(bytes - byte, kBlock - at % kBlock);
-      // The part is one run if a run starts at its first byte, none behind it, one at its end.
+      // The part is one run if a run starts at its first byte, none after it, one at its end.
       const unsigned starts = starts_[at / kBlock] | 1U | 1U << kBlock;
       const unsigned window = (2U << length) - 1;
       if (((starts >> at % kBlock) & window) == (1U | 1U << length)) {
@@ -104,8 +104,8 @@ class ShadowMemory {
  private:
   static constexpr size_t kBlock = 8;
 
-  /// The cell of a run's first byte. Cells lie close together that are used together: those of
-  /// bytes 0 of all blocks, then those of bytes 4, 2, 6 and so on.
+  /// The cell of a run's first byte. Cells that are used together lie close together: for
+  /// byte 0 of all blocks, then for bytes 4, 2, 6 and so on.
   ShadowCell* CellOf(size_t offset) const {
     constexpr uint8_t kPlanes[kBlock] = {0, 4, 2, 5, 1, 6, 3, 7};
     auto* const cells = reinterpret_cast<ShadowCell*>(memory_.data());

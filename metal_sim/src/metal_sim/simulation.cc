@@ -9,7 +9,7 @@
 namespace metal_sim {
 namespace {
 
-/// A thread that does not wait is interrupted after so many accesses, so that others get on even
+/// A thread that does not wait is interrupted after this many accesses, so that others get on even
 /// if it waits for them in a loop.
 constexpr uint32_t kAccessesPerTurn = 1024;
 

@@ -10,7 +10,7 @@ namespace metal_sim {
 
 /// A new folder in the system's temporary one, removed with its contents by the destructor, or when
 /// the process exits if the object is alive then: an interpreter may never destroy what its modules
-/// hold. A process that is killed, or that leaves by _exit, leaves it behind. Move-only.
+/// hold. A process that is killed, or that leaves by _exit, leaves the folder there. Move-only.
 class TemporaryFolder {
  public:
   TemporaryFolder() = default;

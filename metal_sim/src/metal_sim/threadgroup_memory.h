@@ -61,7 +61,7 @@ class ThreadgroupArena {
 /// All arenas, next to each other. Serves one launch after the other.
 class ThreadgroupMemory {
  public:
-  /// Makes sure that there are so many arenas, without variables. Errors: kOutOfMemory.
+  /// Makes sure that there are `arena_count` arenas, without variables. Errors: kOutOfMemory.
   Status Place(size_t arena_count);
 
   ThreadgroupArena& arena(size_t slot) { return arenas_[slot]; }

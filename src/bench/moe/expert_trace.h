@@ -31,7 +31,7 @@ struct TraceReplay {
 };
 
 /// Replays a trace for every format, with every policy. The experts that a token selects in a layer
-/// are in use at once. Errors: those of ReadRoutingTrace and ExpertCache::Get.
+/// are in use at once. Errors: from ReadRoutingTrace and ExpertCache::Get.
 Result<std::vector<TraceReplay>> ReplayTrace(const std::string& path,
                                              const std::vector<TraceExperts>& experts,
                                              int64_t capacity_bytes);

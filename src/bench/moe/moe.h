@@ -29,7 +29,7 @@ struct MoeResult {
 };
 
 /// Runs one case on the CPU, or on a GPU whose memory is the host's. The layers rotate, and so do
-/// the selections, so that weights come from memory. Errors: those of PlanExperts, kOutOfMemory.
+/// the selections, so that weights come from memory. Errors: from PlanExperts, kOutOfMemory.
 Result<MoeResult> RunMoe(const Device& device, const MoeCase& bench, const ReadProbe& probe);
 
 /// The same on a CUDA device: the median of replays of a graph of calls. `read_rate` becomes

@@ -51,7 +51,7 @@ Routing RandomRouting(const MoeCase& bench);
 ExpertsProblem ProblemOf(const MoeCase& bench);
 
 /// The experts of all layers, prepared for a device: layer after layer. The weights of a case are
-/// the same on every device. Errors: those of Prepare.
+/// the same on every device. Errors: from Prepare.
 Result<std::vector<Expert>> PrepareExperts(const Device& device, const MoeCase& bench);
 
 /// Rows, selections and a result in one device's memory.

@@ -28,7 +28,7 @@ struct PlacementResult {
 };
 
 /// Times one case with 0..experts experts of every layer on `host`, a CPU, which may be the same
-/// device. Layers and selections rotate. Errors: those of PlanExperts and of runs, kOutOfMemory.
+/// device. Layers and selections rotate. Errors: from PlanExperts and of runs, kOutOfMemory.
 Result<PlacementResult> RunPlacement(const Device& device, const Device& host, const MoeCase& bench,
                                      int64_t host_experts);
 

@@ -1,4 +1,4 @@
-// Codes in planes of bits, as GPTQModel stores those of 5, 6 and 7 bits ("gptq_p").
+// Codes in planes of bits, as GPTQModel stores 5, 6 and 7 bits ("gptq_p").
 #pragma once
 
 #include <cstddef>

@@ -20,7 +20,7 @@ using BytesOfRow = std::function<void(int64_t row, uint8_t* bytes)>;
 
 /// The kept codes of 2:4 weights, k rounded up to a multiple of kSparseRun.
 struct KeptRows {
-  BytesOfRow codes;      ///< Two codes per block of four; those of padding are of value 0.
+  BytesOfRow codes;      ///< Two codes per block of four; padding has codes of value 0.
   BytesOfRow positions;  ///< The nibble of each block, as QuantizedWeights::metadata has it.
 };
 
@@ -36,7 +36,7 @@ struct RowWeights {
   BytesOfRow unpack;
   KeptRows kept;  ///< In place of `codes` where spec.sparsity is 2:4.
   /// Checks content that the spec's format does not hold, before anything is made. Errors:
-  /// kMalformedFile, beginning with the part's name as those of Validate.
+  /// kMalformedFile, beginning with the part's name, as Validate's.
   std::function<Status()> check;
   /// [experts, ceil(n / scale_rows), groups], elements as wide as spec.scale_type; nothing: `more`
   /// makes the scales.

@@ -37,7 +37,7 @@ void PackDenseRows(const DenseRows& rows, const WeightsBuffer& buffer, ThreadPoo
   if (spec.k == 0) return;
   const int bits = GetFormatInfo(spec.format).bits;
   const int64_t words = WordsAlongK(spec.format, spec.k);
-  const int64_t bytes = CeilDivide(spec.k * bits, 8);  // Those of a row that hold codes.
+  const int64_t bytes = CeilDivide(spec.k * bits, 8);  // Bytes of a row that hold codes.
   const int64_t used_words = CeilDivide(bytes, 4);     // The padding of a run is zero.
   const uint32_t mask = LastWordMask(spec, bits);
   const auto word_of = [&](const std::byte* at, size_t left) {

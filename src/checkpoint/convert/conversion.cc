@@ -259,7 +259,7 @@ Status CheckReadable(Io& io, const Checkpoint::Impl& source, const Conversion& c
   const std::string config_path = JoinPath(target, kConfigName);
   MARLIN_RETURN_IF_ERROR(CheckFileSize(config_path, conversion.config_json));
   if (conversion.config_json.empty()) return {};
-  // The remaining limits are those of the reader's own parser.
+  // The reader's own parser checks the remaining limits.
   MARLIN_ASSIGN_OR_RETURN(const Json config, ParseJsonObject(conversion.config_json, config_path));
   const auto quantization = config.find("quantization_config");
   if (quantization == config.end()) return {};

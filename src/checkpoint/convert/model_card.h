@@ -19,7 +19,7 @@ inline constexpr std::string_view kModelCardName = "README.md";
 /// A quantized module as the output holds it.
 struct CardModule {
   WeightsSpec spec;
-  std::string values;  ///< How its values relate to those of the source: "exact".
+  std::string values;  ///< How its values relate to the source's: "exact".
 };
 
 /// The facts of a card.
@@ -47,7 +47,7 @@ Result<std::string> ModelCardText(Io& io, const Checkpoint::Impl& source, const 
 /// Whether a card is what ModelCardText made, and nobody has changed it.
 bool IsOwnCard(std::string_view text);
 
-/// The card to write into a directory that will replace `output`: that of the directory if somebody
+/// The card to write into a directory that will replace `output`: the directory's own if somebody
 /// wrote or changed it, else `made`. Empty: none. Errors: kIo.
 Result<std::string> CardToWrite(Io& io, const std::string& output, std::string made);
 

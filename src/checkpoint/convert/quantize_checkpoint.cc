@@ -310,8 +310,8 @@ Result<int64_t> UnitQuantizer::Write(TensorWriter* writer, size_t unit) {
   return zeroed;
 }
 
-// The source's config.json plus the description of the quantized modules; `record` gives that of a
-// unit.
+// The source's config.json plus the description of the quantized modules; `record` describes a
+// unit's module.
 std::string ConfigText(const Checkpoint::Impl& source, const QuantizePlan& plan,
                        const QuantizeCheckpointOptions& options, const Json& recipe,
                        FunctionRef<ModuleRecord(size_t unit)> record) {

@@ -29,7 +29,7 @@ class UnitConverter {
  public:
   virtual ~UnitConverter() = default;
 
-  /// Plans all modules and copies. Errors: those of PlanModule.
+  /// Plans all modules and copies. Errors: from PlanModule.
   Status Plan();
   const std::vector<SourceUnit>& units() const { return units_; }
   int64_t parameters() const { return parameters_; }

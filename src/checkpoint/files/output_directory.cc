@@ -22,7 +22,7 @@ constexpr std::string_view kSwapSuffix = ".swap";  // Io::Exchange's third name.
 // How often another process may replace the partial directory before we lock it.
 constexpr int kLockAttempts = 16;
 
-// Whether a name is that of a partial directory: the prefix, a fingerprint, perhaps ".swap".
+// Whether a name belongs to a partial directory: the prefix, a fingerprint, perhaps ".swap".
 bool IsPartialName(std::string_view name, std::string_view prefix) {
   if (!name.starts_with(prefix)) return false;
   name.remove_prefix(prefix.size());

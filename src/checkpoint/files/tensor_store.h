@@ -43,7 +43,7 @@ struct TensorStore {
 
   /// config_json parsed; null when there is none.
   const Json& config() const;
-  /// Takes the text of config.json. Errors: those of ParseJsonObject, which name `file`.
+  /// Takes the text of config.json. Errors: from ParseJsonObject, which name `file`.
   Status SetConfig(std::string text, const std::string& file);
 
   /// The index of a tensor. Binary search in the sorted names: for the maximum number of tensors a
@@ -65,7 +65,7 @@ Status SortTensors(TensorStore* store);
 
 /// A tensor that is computed from others.
 struct ComputedTensor {
-  TensorInfo info;  ///< Its place in a file is that of the largest of them.
+  TensorInfo info;  ///< Its place in a file is the largest one's.
   std::function<void(std::byte* out)> compute;
 };
 

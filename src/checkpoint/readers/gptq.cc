@@ -219,7 +219,7 @@ class GptqFinder {
   static void FillPlanes(const TensorStore& store, const GptqModule& m, WeightsBuffer* buffer,
                          ThreadPool& pool) {
     const std::byte* words = store.Data(m.codes);
-    // Codes of 7 bits are held in 8: those of s8 are the values.
+    // Codes of 7 bits are held in 8: s8 codes are the values.
     const int offset = buffer->weights.spec.format == Format::kS8 ? 1 << (m.bits - 1) : 0;
     const auto unpack = [&](int64_t c, uint8_t* codes) {
       for (int64_t k = 0; k < m.k; ++k) {
@@ -246,7 +246,7 @@ class GptqFinder {
                 static_cast<size_t>(buffer->weights.scales.ByteCount()));
     if (!m.permutation.empty()) MARLIN_RETURN_IF_ERROR(StoreSorted(m.permutation, buffer));
     if (buffer->zeros == nullptr) return {};
-    // The values of int2 and int3 are centered, those of u4 to u8 are not.
+    // Values of int2 and int3 are centered, of u4 to u8 not.
     const int middle = m.bits >= 4 ? 0 : 1 << (m.bits - 1);
     const std::vector<uint8_t> zeros = UnpackZeros(store, m);
     StoreZeros(

@@ -21,13 +21,13 @@ namespace marlin {
 namespace {
 
 struct HqqModule {
-  int bits = 4;       // Those that a stored code takes.
-  int code_bits = 4;  // Those that it uses.
+  int bits = 4;       // Bits that a stored code takes.
+  int code_bits = 4;  // Bits that it uses.
   int64_t group_size = 64;
   int64_t axis = 1;
   int64_t n = 0;
   int64_t k = 0;
-  int64_t columns = 0;      // Those in a row of the reshaped matrix.
+  int64_t columns = 0;      // In a row of the reshaped matrix.
   int64_t packed_rows = 0;  // Rows of W_q.
   const std::byte* codes = nullptr;
   const std::byte* scales = nullptr;
@@ -182,7 +182,7 @@ class HqqFinder {
     RowWeights rows;
     rows.exactness = Exactness::kLastBit;
     // Zeros are fractions: formats whose values are centered would round them.
-    // The codes of 1 to 3 bits are held in 4, those of 7 in 8.
+    // Codes of 1 to 3 bits are held in 4, of 7 bits in 8.
     rows.spec = {.format = IntegerFormat(std::max(m_.code_bits, 4), /*is_unsigned=*/true),
                  .k = m_.k,
                  .n = m_.n,

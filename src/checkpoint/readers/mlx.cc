@@ -158,7 +158,7 @@ class MlxReaderBuilder {
     if (type == DType::kF32) rows.exactness = Exactness::kLastBit;
     const auto bits = static_cast<int>(mode.bits);
     rows.spec.format = IntegerFormat(bits, /*is_unsigned=*/true);
-    // Those of few bits are unsigned here: a codebook of 0, 1, 2, ...
+    // Two and three bits are unsigned here, too: a codebook of 0, 1, 2, ...
     if (bits < 4) rows.spec.format = bits == 2 ? Format::kNf2 : Format::kNf3;
     if (bits < 4) {
       for (int i = 0; i < 1 << bits; ++i) rows.codebook.push_back(static_cast<float>(i));

@@ -60,7 +60,7 @@ struct GgufModelFacts {
 };
 
 /// Describes the model of a config.json. Errors: kUnsupported naming a model_type or a kind of RoPE
-/// scaling that has no form in GGUF; those of ReadTypedConfig and of the configuration's values.
+/// scaling that has no form in GGUF; from ReadTypedConfig and the configuration's values.
 Result<GgufModelFacts> DescribeGgufModel(const std::string& config_json, const std::string& where,
                                          GgufMetadataBuilder* metadata);
 

@@ -17,7 +17,7 @@ namespace marlin {
 /// Bytes of which tensors and headers are multiples.
 inline constexpr int64_t kGgufAlignment = 32;
 
-/// gpt-oss: the rows of gate are the even ones of the source, those of up the odd ones.
+/// gpt-oss: gate has the even rows of the source, up the odd ones.
 enum class GgufHeldRows : uint8_t { kAll, kEven, kOdd };
 
 /// One tensor of the file and where its values come from.
@@ -28,7 +28,7 @@ struct GgufOutput {
   int64_t offset = 0;  ///< From the beginning of the data.
   int64_t bytes = 0;
   int64_t head_dim = 0;                    ///< Not 0: rows are stored in the order of HeadRow.
-  GgufHeldRows rows = GgufHeldRows::kAll;  ///< Those of the source that the tensor holds.
+  GgufHeldRows rows = GgufHeldRows::kAll;  ///< The source's rows that the tensor holds.
   bool in_out = false;                     ///< The source stores each matrix as [in, out].
   const ModuleRecord* record = nullptr;    ///< The module, or null.
   std::vector<size_t> tensors;             ///< Tensors of the source, one for each expert.

@@ -17,14 +17,14 @@ void PutHalf(uint32_t bits, uint8_t* out) {
   std::memcpy(out, &half, sizeof(half));
 }
 
-/// The low nibbles of 2 * count codes: those of the first half low.
+/// The low nibbles of 2 * count codes, the first half in the low bits.
 void PutHalves(const uint8_t* codes, int count, uint8_t* out) {
   for (int j = 0; j < count; ++j) {
     out[j] = static_cast<uint8_t>((codes[j] & 15u) | (codes[j + count] & 15u) << 4);
   }
 }
 
-/// Bit `shift` of 256 codes: that of code e is bit e / 32 of byte e % 32.
+/// Bit `shift` of 256 codes: code e has bit e / 32 of byte e % 32.
 void PutHighBits(const uint8_t* codes, unsigned shift, uint8_t* out) {
   std::fill(out, out + 32, uint8_t{0});
   for (unsigned e = 0; e < kSuperBlock; ++e) {

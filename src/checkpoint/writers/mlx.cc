@@ -66,7 +66,7 @@ Result<std::vector<uint8_t>> ProductScales(const QuantizedWeights& matrix) {
   return products;
 }
 
-/// The name of a module in mlx_lm's models, where Mixtral's projections have those of all others.
+/// The name of a module in mlx_lm's models, where Mixtral's projections are named as in all others.
 std::string NameOf(const std::string& name) {
   constexpr std::string_view kExpertsPart = "experts.*.";
   const size_t at = name.find(kExpertsPart);

@@ -1,5 +1,5 @@
-// The names of Apple's built-in functions behind the standard library that MLX calls, without their
-// prefix __metal_: X(NAME) for those of one, two and three numbers and a mode.
+// The names of Apple's built-in functions under the standard library that MLX calls, without their
+// prefix __metal_: X(NAME) for functions of one, two and three numbers and a mode.
 #pragma once
 
 // clang-format 14 finds no end in such lists.

@@ -1,4 +1,4 @@
-// Apple's built-in functions behind the standard library, by the names that MLX calls: it adds
+// Apple's built-in functions under the standard library, by the names that MLX calls: it adds
 // overloads for bfloat of its own that way. Not documented; these behave as MLX relies on.
 #pragma once
 

@@ -17,7 +17,7 @@
 
 namespace metal_sim {
 
-/// The storage behind a function constant, for the table of the module.
+/// The storage of a function constant, for the table of the module.
 template <typename T>
 constexpr T* StorageOf(const T& constant) {
   static_assert(sizeof(T) <= 64 && alignof(T) <= 64);

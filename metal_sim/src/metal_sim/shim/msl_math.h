@@ -176,7 +176,7 @@ METAL_SIM_ELEMENTWISE(fract, 1, []<metal_sim::FloatScalar T>(T x) {
 });
 METAL_SIM_ELEMENTWISE(ilogb, 1, []<metal_sim::FloatScalar T>(T x) { return __builtin_ilogbf(x); });
 
-// min, max and clamp are those of integers too.
+// min, max and clamp are for integers, too.
 METAL_SIM_ELEMENTWISE(min, 2, [](auto x, auto y) { return metal_sim::Minimum(x, y); });
 METAL_SIM_ELEMENTWISE(max, 2, [](auto x, auto y) { return metal_sim::Maximum(x, y); });
 METAL_SIM_ELEMENTWISE(min3, 3, []<typename T>(T x, T y, T z) {
@@ -390,7 +390,7 @@ METAL_SIM_INLINE constexpr auto refract(const A& incident, const B& normal,
 }  // namespace functions
 
 // The simulator computes every variant precisely. Name by name: a function that a program adds to
-// one of the namespaces would hide those of a using-directive.
+// one of the namespaces would hide the names of a using-directive.
 #define METAL_SIM_USE_FUNCTIONS                                                                    \
   using functions::abs, functions::acos, functions::acosh, functions::all, functions::any,         \
       functions::asin, functions::asinh, functions::atan, functions::atan2, functions::atanh,      \

@@ -69,7 +69,7 @@ struct Marker {
 
 }  // namespace metal_sim
 
-/// OPERATOR with its object, which stands behind the left operand and a JOINT; CHECKED is the
+/// OPERATOR with its object, which stands after the left operand and a JOINT; CHECKED is the
 /// operation on integers a and b.
 #define METAL_SIM_MARKED(NAME, OPERATOR, JOINT, ...)                                     \
   namespace metal_sim {                                                                  \

@@ -229,7 +229,7 @@ struct BroadcastFirst {
 };
 
 struct Ballot {
-  /// The result for every lane: the active lanes, and those of them that vote for.
+  /// The result for every lane: the active lanes, and which of them vote for.
   struct Votes {
     uint active;
     uint votes;

@@ -106,7 +106,7 @@ struct Swizzle {
 
 /// The content of a vector of N: its elements, their names, and copies of the elements alone.
 /// Vectors of two and four are copied at once, as one access; a vector of three must not touch the
-/// bytes behind it.
+/// bytes after it.
 #define METAL_SIM_COMPONENTS(N, LETTERS, COLORS)                                      \
   template <typename T>                                                               \
   struct Components<T, N> {                                                           \

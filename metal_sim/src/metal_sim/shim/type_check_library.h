@@ -125,7 +125,7 @@ bool all(T condition);
 template <typename T>
 bool any(T condition);
 
-// Functions of single elements; those of vectors, element by element, are not declared.
+// Functions of single elements; functions of vectors, element by element, are not declared.
 bool isnan(float value);
 bool isinf(float value);
 bool isfinite(float value);

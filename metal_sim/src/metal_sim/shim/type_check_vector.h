@@ -13,7 +13,7 @@ constexpr T make_uniform(T value) {
   return value;
 }
 
-/// Three elements without the gap behind them; the others are like vectors here.
+/// Three elements without the gap after them; the others are like vectors here.
 template <typename T>
 struct packed_vec3 {
   T x, y, z;

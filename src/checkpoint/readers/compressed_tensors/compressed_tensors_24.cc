@@ -202,7 +202,7 @@ struct Marlin24 {
     // The codes that a thread of a warp takes: pairs of rows, 8 rows apart, of two columns 4 apart.
     const int64_t thread = 4 * (column % kChunkColumns / 8) + row % 8 / 2;
     int64_t place = thread * 32 + c % 4 * 8 + c % 8 / 4 * 4 + row / 8 * 2 + row % 2;
-    // Codes of even places precede those of odd ones.
+    // Codes at even places precede those at odd ones.
     const int64_t per_word = 32 / bits;
     const int64_t in_word = place % per_word;
     place += in_word / 2 + in_word % 2 * (per_word / 2) - in_word;

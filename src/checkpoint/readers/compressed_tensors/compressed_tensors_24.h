@@ -41,7 +41,7 @@ struct BitmaskTensor {
 Result<BitmaskTensor> FindBitmask(BitmaskFormat format, std::initializer_list<DType> dtypes,
                                   ModuleTensorFinder* finder);
 
-/// Adds the module of marlin-24's tensors. `bits`: those of the configuration; 0: unknown. Errors:
+/// Adds the module of marlin-24's tensors. `bits` is from the configuration; 0: unknown. Errors:
 /// kMalformedFile.
 Status AddMarlin24(const std::string& name, int64_t bits, ModuleTensorFinder* finder,
                    ListedReader* reader);

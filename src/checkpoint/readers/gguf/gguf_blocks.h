@@ -16,7 +16,7 @@ inline constexpr int64_t kMaxBlockGroups = 16;
 inline constexpr int64_t kSuperBlock = 256;  ///< Elements of the blocks with two levels of scales.
 
 /// One decoded block: a code per element in the order of k, and a scale (and a bias) per group, as
-/// the bits of the scale type in the low end of a word; with two levels those of an i8, and one
+/// the bits of the scale type in the low end of a word; with two levels the bits of an i8, and one
 /// super scale (and super bias) of the scale type.
 struct GgufDecoded {
   std::array<uint8_t, kMaxBlockElements> codes;

@@ -216,8 +216,8 @@ class ConfigBuilder {
     }
   }
 
-  /// Drops what the type does not read. Values that the file lacks are those of its runtime, never
-  /// those of the type elsewhere: null for what the runtime requires, too, so that running the
+  /// Drops what the type does not read. Values that the file lacks are its runtime's, never
+  /// the type's elsewhere: null for what the runtime requires, too, so that running the
   /// model names it. Keys that are not understood are kept, so that running the model refuses those
   /// that change results.
   void AddOthers() {

@@ -66,7 +66,7 @@ constexpr Characters kStops[] = {{'.', '.'},       {',', ','},       {'!', '!'},
                                  {'?', '?'},       {0x2026, 0x2026}, {0x3002, 0x3002},
                                  {0xFF0C, 0xFF0C}, {0x3001, 0x3001}, {0x0964, 0x0964},
                                  {0x06D4, 0x06D4}, {0x060C, 0x060C}};
-/// Letters with an upper and a lower case, of an older Unicode: those of DeepSeek LLM.
+/// Letters with an upper and a lower case in an older Unicode, as in DeepSeek LLM.
 constexpr Characters kCasedLetters[] = {
     {0x00B5, 0x00B5},   {0x00C0, 0x00D6},   {0x00D8, 0x00F6},   {0x00F8, 0x01BA},
     {0x01BC, 0x01BF},   {0x01C4, 0x0293},   {0x0295, 0x02AF},   {0x0370, 0x0373},
@@ -92,7 +92,7 @@ constexpr Characters kCasedLetters[] = {
     {0x1E900, 0x1E943},
 };
 
-// The patterns are those of the models' own tokenizer.json, in Oniguruma's syntax, where \p{..} is
+// The patterns are from the models' own tokenizer.json, in Oniguruma's syntax, where \p{..} is
 // a class of Unicode; llama.cpp approximates some (`tekken`, `kimi-k2`) for its own matcher.
 constexpr std::string_view kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";

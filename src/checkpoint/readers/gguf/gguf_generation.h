@@ -16,7 +16,7 @@ namespace marlin {
 bool IsGgufEndText(std::string_view token);
 
 /// The tokens that end generation: those that the metadata name (end of text, turn and message),
-/// that of the end of a text first, and those whose text says so, in the order of their ids.
+/// the end of a text first, then tokens whose text says so, in the order of their ids.
 std::vector<int64_t> GgufEndTokens(const GgufMetadata& metadata);
 
 /// Keys of the sampling that a file recommends, and their names in generation_config.json.

@@ -43,7 +43,7 @@ struct GgufLatent {
 void JoinGgufLatent(const GgufLatent& latent, float* out);
 
 /// The rows as weights in the canonical layout: row r is column n = r. `global_scale` has one value
-/// for each expert, or one for all; empty: 1. Errors: those of AllocateWeights.
+/// for each expert, or one for all; empty: 1. Errors: from AllocateWeights.
 Result<QuantizedWeights> PackGgufRows(const GgufRows& rows, const GgufStored& stored,
                                       const WeightsSpec& spec,
                                       const std::vector<float>& global_scale, ThreadPool& pool);

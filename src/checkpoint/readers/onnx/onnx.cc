@@ -213,7 +213,7 @@ class OnnxReader {
     return used && *used != SourceLayoutOf(store_.config(), tensor.name);
   }
 
-  /// The name of a weight: that of its codes without what quantizers append.
+  /// The name of a weight: its codes' name without what quantizers append.
   std::string NameOf(const Source& codes) {
     std::string_view name = codes.tensor.name;
     for (const std::string_view suffix :

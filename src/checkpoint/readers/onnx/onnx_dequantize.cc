@@ -129,7 +129,7 @@ Held HeldAs(OnnxType type, bool zeros) {
   }
 }
 
-/// Zeros of floats are 0 by definition, and those of signed integers often.
+/// Zeros of floats are 0 by definition, of signed integers often.
 bool HasZeros(const Dequantized& m) {
   const OnnxType type = m.codes->tensor.type;
   if (IsFloatCode(type)) return false;

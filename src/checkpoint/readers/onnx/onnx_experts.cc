@@ -230,7 +230,7 @@ void FillExperts(const OnnxExperts& m, WeightsBuffer* buffer, ThreadPool& pool) 
   StoreScales(m.scales->data, m.block_rows, *buffer);
   if (!spec.has_zeros) return;
   const int bits = GetFormatInfo(spec.format).bits;
-  // Zeros of u4 and u8 are codes, those of formats around 0 count from the middle.
+  // Zeros of u4 and u8 are codes, zeros of formats around 0 count from the middle.
   const int middle = bits < 4 ? 1 << (bits - 1) : 0;
   StoreZeros(
       [&](int64_t row, int64_t group) {

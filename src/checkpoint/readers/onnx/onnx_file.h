@@ -43,7 +43,7 @@ enum class OnnxType : int64_t {
 int OnnxBits(OnnxType type);
 /// The name of a type in the format's own words.
 std::string OnnxTypeName(OnnxType type);
-/// Element types in the store; nothing for those of less than a byte, which are stored as bytes.
+/// Element types in the store; nothing for types of less than a byte, which are stored as bytes.
 std::optional<DType> OnnxDType(OnnxType type);
 
 /// An initializer. Views are of the mapping, which must outlive it.
