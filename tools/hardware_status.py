@@ -25,32 +25,32 @@ BACKENDS = {
     "cuda": ("CUDA", "expected_counts_cuda.json", "nvidia-gpu"),
     "cpu": ("CPU", "expected_counts.json", "cpu"),
 }
-# backend -> (kernels, the file of their source in the backend's folder, what it defines there).
+# backend -> (kernels, the name of their source anywhere in the backend's folder, what it defines).
 # A test finds each. An operation without a source is the host's work on this device, and no row.
 SOURCES = {
     "metal": [
-        (r"marlin_gemv(_wide)?", "gemm/gemv.metal", "void marlin_gemv("),
-        (r"marlin_gemm_(split_k|fused(_fp4|_u4)?)", "kernels/gemm_direct.metal",
+        (r"marlin_gemv(_wide)?", "gemv.metal", "void marlin_gemv("),
+        (r"marlin_gemm_(split_k|fused(_fp4|_u4)?)", "gemm_direct.metal",
          "void marlin_gemm_direct("),
-        (r"marlin_gemm_(staged|fp4(_single_stage|_striped)?)", "kernels/gemm_staged.metal",
+        (r"marlin_gemm_(staged|fp4(_single_stage|_striped)?)", "gemm_staged.metal",
          "void marlin_gemm_staged("),
-        (r"marlin_dequantize_metal", "kernels/dequantize.metal", "void marlin_dequantize("),
-        (r"marlin_experts_metal", "kernels/expert_gemm.metal", "void moe_expert_gemm("),
-        (r"marlin_router_metal", "kernels/route.metal", 'host_name("moe_router_topk_fused")'),
+        (r"marlin_dequantize_metal", "dequantize.metal", "void marlin_dequantize("),
+        (r"marlin_experts_metal", "expert_gemm.metal", "void moe_expert_gemm("),
+        (r"marlin_router_metal", "route.metal", 'host_name("moe_router_topk_fused")'),
     ],
     "cuda": [
-        (r"marlin_gemv(_sparse)?_mma", "gemm/gemv/gemv_kernel.cuh", "GemvKernel("),
-        (r"marlin_gemm(_sparse)?_wgmma", "gemm/wgmma/wgmma_kernel.cuh", "WgmmaKernel("),
-        (r"marlin_gemm_fp8_wgmma", "gemm/fp8/fp8_kernel.cuh", "Fp8Kernel("),
-        (r"marlin_gemm_cuda_exact", "gemm/exact/exact_kernel.cuh", "ExactGemmKernel("),
-        (r"marlin_gemm_fp4(_single_stage|_striped)?", "gemm/block/staged_gemm.cu",
+        (r"marlin_gemv(_sparse)?_mma", "gemv_kernel.cuh", "GemvKernel("),
+        (r"marlin_gemm(_sparse)?_wgmma", "wgmma_kernel.cuh", "WgmmaKernel("),
+        (r"marlin_gemm_fp8_wgmma", "fp8_kernel.cuh", "Fp8Kernel("),
+        (r"marlin_gemm_cuda_exact", "exact_kernel.cuh", "ExactGemmKernel("),
+        (r"marlin_gemm_fp4(_single_stage|_striped)?", "staged_gemm.cu",
          "marlin_gemm_fp4"),
-        (r"marlin_gemm_(fused_fp4|fused_u4|w4)", "gemm/block/fused_gemm.cu",
+        (r"marlin_gemm_(fused_fp4|fused_u4|w4)", "fused_gemm.cu",
          "marlin_gemm_fused_fp4"),
-        (r"marlin_gemm_cublas", "gemm/cublas/dense_rows.cu", "DenseRowsKernel("),
-        (r"marlin_dequantize_cuda", "weights/dequantize_tiles.cu", "LaunchDequantizeTiles("),
-        (r"marlin_experts_cuda", "moe/experts/experts_wgmma.cuh", "__global__"),
-        (r"marlin_router_cuda", "moe/router/router.cu", "RouterKernel("),
+        (r"marlin_gemm_cublas", "dense_rows.cu", "DenseRowsKernel("),
+        (r"marlin_dequantize_cuda", "dequantize_tiles.cu", "LaunchDequantizeTiles("),
+        (r"marlin_experts_cuda", "experts_wgmma.cuh", "__global__"),
+        (r"marlin_router_cuda", "router.cu", "RouterKernel("),
     ],
     "cpu": [
         (r"marlin_gemm_amx_bf16", "amx_job.cc", "Amx"),
@@ -142,7 +142,7 @@ def places(backend: str, kernel: str, root: Path, records: list[dict[str, Any]])
 
 
 def source_of(backend: str, kernel: str) -> tuple[str, str] | None:
-    """Returns the file of a kernel in the backend's folder, and what that defines, if any."""
+    """Returns the name of a kernel's file in the backend's folder and what it defines, if any."""
     for pattern, path, defined in SOURCES[backend]:
         if match := re.fullmatch(pattern, kernel):
             return path.format(*match.groups()), defined

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = ROOT / "src/backends/cuda/kernels"
+KERNELS = ROOT / "src/backends/cuda"
 TOKENS = (16, 32, 64, 96, 128, 192, 256)
 # Operand type, its PTX name, the k of one instruction, and the available widths n.
 TYPES = (
@@ -165,9 +165,9 @@ def attention_file() -> str:
 
 def main() -> None:
     for path, text in (
-        ("wgmma/wgmma_instructions.cuh", dense_file()),
-        ("wgmma/wgmma_sparse_instructions.cuh", sparse_file()),
-        ("decoder/attention_instructions.cuh", attention_file()),
+        ("gemm/wgmma/wgmma_instructions.cuh", dense_file()),
+        ("gemm/wgmma/wgmma_sparse_instructions.cuh", sparse_file()),
+        ("attention/attention_instructions.cuh", attention_file()),
     ):
         if "--check" not in sys.argv:
             (KERNELS / path).write_text(text)
