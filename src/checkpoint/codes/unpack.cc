@@ -1,11 +1,13 @@
 #include "checkpoint/codes/unpack.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
 #include "base/checked.h"
 #include "base/scalars.h"
+#include "base/transpose.h"
 #include "layout/packing.h"
 #include "layout/sparse_24.h"
 
@@ -119,18 +121,12 @@ void StoreFloatRows(FloatRow values, const WeightsBuffer& buffer, ThreadPool& po
 
 namespace {
 
+/// Elements of this many bytes, which files need not align.
 template <size_t kBytes>
 void TransposeOf(const std::byte* from, int64_t rows, int64_t columns, std::byte* to) {
-  constexpr int64_t kBlock = 16;
-  for (int64_t r0 = 0; r0 < rows; r0 += kBlock) {
-    const int64_t last = std::min(rows, r0 + kBlock);
-    for (int64_t c = 0; c < columns; ++c) {
-      for (int64_t r = r0; r < last; ++r) {
-        std::memcpy(to + (c * rows + r) * static_cast<int64_t>(kBytes),
-                    from + (r * columns + c) * static_cast<int64_t>(kBytes), kBytes);
-      }
-    }
-  }
+  using Element = std::array<std::byte, kBytes>;
+  TransposeColumns(reinterpret_cast<const Element*>(from), rows, columns, 0, columns,
+                   reinterpret_cast<Element*>(to));
 }
 
 }  // namespace
