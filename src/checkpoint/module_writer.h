@@ -32,6 +32,10 @@ class TensorSink {
   virtual ~TensorSink() = default;
   /// Appends to a tensor of the module's plan.
   virtual Status Append(size_t tensor, const void* data, int64_t bytes) = 0;
+  template <typename T>
+  Status AppendAll(size_t tensor, const std::vector<T>& values) {
+    return Append(tensor, values.data(), static_cast<int64_t>(values.size() * sizeof(T)));
+  }
 };
 
 /// Writes modules in one format. Errors of all functions are kUnsupported and say what the format

@@ -31,9 +31,7 @@ constexpr ExpertStyle kGptOssExperts = {.router = "router",
                                         .width_key = "intermediate_size"};
 
 constexpr Family kFamilies[] = {
-#define MARLIN_FAMILY(type, values, ...) {.model_type = type, .defaults = values, __VA_ARGS__},
 #include "recipe/families.def"
-#undef MARLIN_FAMILY
 };
 
 void ReadAttention(const Family& family, ModelConfig& config, Dimensions* d) {

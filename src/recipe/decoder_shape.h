@@ -52,10 +52,10 @@ struct ExpertStyle {
   std::string_view width_key = "moe_intermediate_size";
 };
 
-/// Constants of a model_type, a row of families.def.
+/// Constants of a model_type: a row of families.def.
 struct Family {
   std::string_view model_type;
-  std::string_view defaults;  ///< Values of keys that config.json lacks, as JSON.
+  std::string_view defaults;  ///< JSON: see families.def.
   bool runs = true;           ///< The decoder runner supports it.
   AttentionKind attention = AttentionKind::kSplit;
   BiasRule qkv_bias = BiasRule::kNone;
@@ -108,9 +108,7 @@ struct Dimensions {
 std::span<const Family> AllFamilies();
 /// Finds the family of a model_type. Errors: kUnsupported naming the known ones.
 Result<const Family*> FindFamily(const std::string& model_type);
-
-/// The values, as JSON, of the keys that a type's config.json may lack (families.def). Empty for an
-/// unknown type.
+/// Family::defaults of a model_type; empty for an unknown one.
 std::string_view TypeDefaults(std::string_view model_type);
 
 /// Reads and checks the dimensions of a config with the defaults of its type (typed_config.h).

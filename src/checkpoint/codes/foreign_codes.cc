@@ -86,6 +86,21 @@ UnsignedCodes UnsignedCodesOf(Format format) {
   }
 }
 
+Status CheckScaledIntegers(std::string_view format, const WeightsSpec& spec) {
+  if (UnsignedCodesOf(spec.format).bits == 0 || GetFormatInfo(spec.format).has_codebook) {
+    return WouldLose(format, FormatName(spec.format));
+  }
+  if (spec.has_biases) return WouldLose(format, "biases");
+  if (DTypeBytes(ScaleDType(spec.scale_type)) > 1) return {};
+  return WouldLose(format, fmt::format("{} scales", ScaleTypeName(spec.scale_type)));
+}
+
+Status CheckWholeGroups(std::string_view format, const WeightsSpec& spec) {
+  if (spec.group_size >= spec.k || spec.k % spec.group_size == 0) return {};
+  return CannotHold(format, fmt::format("a last group of {} k in groups of {}",
+                                        spec.k % spec.group_size, spec.group_size));
+}
+
 Status CheckCountingCodebook(std::string_view format, const QuantizedWeights& matrix) {
   const FormatInfo& info = GetFormatInfo(matrix.spec.format);
   if (!info.has_codebook) return {};

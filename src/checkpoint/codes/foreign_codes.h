@@ -27,6 +27,10 @@ struct UnsignedCodes {
 };
 /// Codebook formats count as integers with offset 0; CheckCountingCodebook tells whether they are.
 UnsignedCodes UnsignedCodesOf(Format format);
+/// For formats of scaled integers: kUnsupported for other codes, additive biases and 8-bit scales.
+Status CheckScaledIntegers(std::string_view format, const WeightsSpec& spec);
+/// kUnsupported for a last group that is smaller than the others.
+Status CheckWholeGroups(std::string_view format, const WeightsSpec& spec);
 /// Whether the codebook of weights, if their format has one, is 0, 1, 2, ...
 Status CheckCountingCodebook(std::string_view format, const QuantizedWeights& matrix);
 

@@ -51,20 +51,14 @@ class AwqWriter final : public ModuleWriter {
  public:
   Result<OutputUnit> Plan(const ForeignModule& module) const override {
     const WeightsSpec& spec = module.spec;
-    if (UnsignedCodesOf(spec.format).bits != 4 || GetFormatInfo(spec.format).has_codebook) {
+    if (UnsignedCodesOf(spec.format).bits != 4) {
       return WouldLose(kAwqName, FormatName(spec.format));
     }
-    if (spec.has_biases) return WouldLose(kAwqName, "biases");
-    if (DTypeBytes(ScaleDType(spec.scale_type)) == 1) {
-      return WouldLose(kAwqName, fmt::format("{} scales", ScaleTypeName(spec.scale_type)));
-    }
+    MARLIN_RETURN_IF_ERROR(CheckScaledIntegers(kAwqName, spec));
     if (spec.n % 8 != 0) {
       return CannotHold(kAwqName, fmt::format("{} outputs, which are no multiple of 8", spec.n));
     }
-    if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
-      return CannotHold(kAwqName, fmt::format("a last group of {} k in groups of {}",
-                                              spec.k % spec.group_size, spec.group_size));
-    }
+    MARLIN_RETURN_IF_ERROR(CheckWholeGroups(kAwqName, spec));
     const int64_t groups = GroupCount(spec);
     return OutputUnit{
         {module.name + ".qweight", DType::kI32, {spec.k, spec.n / 8}},
@@ -82,13 +76,9 @@ class AwqWriter final : public ModuleWriter {
     for (size_t i = 0; i < zeros.size(); i += 8) packed.push_back(PackNibbles(&zeros[i], 1));
     MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> scales,
                             ConvertedParameters(kAwqName, "scale", matrix.scales, ScalesOf(spec)));
-    const auto append = [sink](size_t tensor, const auto& values) {
-      return sink->Append(tensor, values.data(),
-                          static_cast<int64_t>(values.size() * sizeof(values[0])));
-    };
-    MARLIN_RETURN_IF_ERROR(append(0, words));
-    MARLIN_RETURN_IF_ERROR(append(1, packed));
-    return append(2, scales);
+    MARLIN_RETURN_IF_ERROR(sink->AppendAll(0, words));
+    MARLIN_RETURN_IF_ERROR(sink->AppendAll(1, packed));
+    return sink->AppendAll(2, scales);
   }
 
   Status Configure(std::span<const ForeignModule> modules, std::span<const std::string> plain,

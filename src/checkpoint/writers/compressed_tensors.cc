@@ -105,10 +105,7 @@ class CompressedTensorsWriter final : public ModuleWriter {
                                    spec.group_size, ScaleTypeName(spec.scale_type),
                                    spec.has_biases ? " and biases" : ""));
     }
-    if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
-      return CannotHold(kCtName, fmt::format("a last group of {} k in groups of {}",
-                                             spec.k % spec.group_size, spec.group_size));
-    }
+    MARLIN_RETURN_IF_ERROR(CheckWholeGroups(kCtName, spec));
     const int64_t bits = GetFormatInfo(spec.format).bits;
     const int64_t groups = GroupCount(spec);
     const auto name = [&](std::string_view part) {
@@ -152,7 +149,7 @@ class CompressedTensorsWriter final : public ModuleWriter {
     MARLIN_ASSIGN_OR_RETURN(
         const std::vector<std::byte> scales,
         TransposedParameters(kCtName, "scale", matrix.scales, matrix.scales.dtype()));
-    MARLIN_RETURN_IF_ERROR(sink->Append(1, scales.data(), static_cast<int64_t>(scales.size())));
+    MARLIN_RETURN_IF_ERROR(sink->AppendAll(1, scales));
     if (*SchemeOf(spec) != Scheme::kPacked) {
       if (!spec.has_global_scale) return {};
       MARLIN_ASSIGN_OR_RETURN(const float divisor, DivisorOf(matrix));
@@ -215,20 +212,21 @@ class CompressedTensorsWriter final : public ModuleWriter {
     const auto row = static_cast<size_t>(words ? Words(spec.k, bits) * 4 : spec.k * bits / 8);
     std::vector<uint8_t> packed;
     const uint8_t flip = UnsignedCodesOf(spec.format).flip;
-    return ForEachColumns(
-        matrix, flip, [&](int64_t, int64_t count, const uint8_t* codes, int64_t stride) {
-          packed.assign(row * static_cast<size_t>(count), 0);
-          for (int64_t c = 0; c < count; ++c) {
-            uint8_t* const to = packed.data() + static_cast<size_t>(c) * row;
-            for (int64_t k = 0; k < spec.k; ++k) {
-              const int64_t bit = k * bits;
-              const int shifted = codes[c * stride + k] << (bit % 8);
-              to[bit / 8] |= static_cast<uint8_t>(shifted);
-              if (shifted >> 8 != 0) to[bit / 8 + 1] |= static_cast<uint8_t>(shifted >> 8);
-            }
-          }
-          return sink->Append(0, packed.data(), static_cast<int64_t>(packed.size()));
-        });
+    return ForEachColumns(matrix, flip,
+                          [&](int64_t, int64_t count, const uint8_t* codes, int64_t stride) {
+                            packed.assign(row * static_cast<size_t>(count), 0);
+                            for (int64_t c = 0; c < count; ++c) {
+                              uint8_t* const to = packed.data() + static_cast<size_t>(c) * row;
+                              for (int64_t k = 0; k < spec.k; ++k) {
+                                const int64_t bit = k * bits;
+                                const int shifted = codes[c * stride + k] << (bit % 8);
+                                to[bit / 8] |= static_cast<uint8_t>(shifted);
+                                if (shifted >> 8 != 0)
+                                  to[bit / 8 + 1] |= static_cast<uint8_t>(shifted >> 8);
+                              }
+                            }
+                            return sink->AppendAll(0, packed);
+                          });
   }
 
   static Status WriteZeros(const QuantizedWeights& matrix, TensorSink* sink) {
@@ -245,7 +243,7 @@ class CompressedTensorsWriter final : public ModuleWriter {
         columns[static_cast<size_t>(w * groups + g)] = rows[static_cast<size_t>(g * words + w)];
       }
     }
-    return sink->Append(3, columns.data(), static_cast<int64_t>(columns.size() * 4));
+    return sink->AppendAll(3, columns);
   }
 };
 

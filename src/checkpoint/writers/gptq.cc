@@ -90,22 +90,13 @@ class GptqWriter final : public ModuleWriter {
   Result<OutputUnit> Plan(const ForeignModule& module) const override {
     const WeightsSpec& spec = module.spec;
     const int bits = UnsignedCodesOf(spec.format).bits;
-    if (bits == 0 || GetFormatInfo(spec.format).has_codebook) {
-      return WouldLose(kGptqName, FormatName(spec.format));
-    }
-    if (spec.has_biases) return WouldLose(kGptqName, "biases");
-    if (DTypeBytes(ScaleDType(spec.scale_type)) == 1) {
-      return WouldLose(kGptqName, fmt::format("{} scales", ScaleTypeName(spec.scale_type)));
-    }
+    MARLIN_RETURN_IF_ERROR(CheckScaledIntegers(kGptqName, spec));
     const int64_t run = 32 % bits == 0 ? 32 / bits : 32;
     if (spec.k % run != 0 || spec.n % run != 0) {
       return CannotHold(kGptqName,
                         fmt::format("[{}, {}], which are no multiples of {}", spec.k, spec.n, run));
     }
-    if (spec.group_size < spec.k && spec.k % spec.group_size != 0) {
-      return CannotHold(kGptqName, fmt::format("a last group of {} k in groups of {}",
-                                               spec.k % spec.group_size, spec.group_size));
-    }
+    MARLIN_RETURN_IF_ERROR(CheckWholeGroups(kGptqName, spec));
     const int64_t groups = GroupCount(spec);
     return OutputUnit{
         {module.name + ".qweight", DType::kI32, {spec.k * bits / 32, spec.n}},
@@ -141,14 +132,10 @@ class GptqWriter final : public ModuleWriter {
     }
     MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> scales,
                             ConvertedParameters(kGptqName, "scale", matrix.scales, DType::kF16));
-    const auto append = [sink](size_t tensor, const auto& values) {
-      return sink->Append(tensor, values.data(),
-                          static_cast<int64_t>(values.size() * sizeof(values[0])));
-    };
-    MARLIN_RETURN_IF_ERROR(append(0, words));
-    MARLIN_RETURN_IF_ERROR(append(1, packed));
-    MARLIN_RETURN_IF_ERROR(append(2, scales));
-    return append(3, groups);
+    MARLIN_RETURN_IF_ERROR(sink->AppendAll(0, words));
+    MARLIN_RETURN_IF_ERROR(sink->AppendAll(1, packed));
+    MARLIN_RETURN_IF_ERROR(sink->AppendAll(2, scales));
+    return sink->AppendAll(3, groups);
   }
 
   Status Configure(std::span<const ForeignModule> modules, std::span<const std::string> plain,

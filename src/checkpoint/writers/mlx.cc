@@ -130,7 +130,7 @@ class MlxWriter final : public ModuleWriter {
             run.insert(run.end(), from + c * stride, from + c * stride + spec.k);
           }
           const std::vector<uint32_t> words = PackRuns(run, spec.k, bits);
-          return sink->Append(0, words.data(), static_cast<int64_t>(words.size() * 4));
+          return sink->AppendAll(0, words);
         }));
     TensorView stored = matrix.scales;
     std::vector<uint8_t> products;
@@ -140,7 +140,7 @@ class MlxWriter final : public ModuleWriter {
     }
     MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> scales,
                             TransposedParameters(kMlxName, "scale", stored, stored.dtype()));
-    MARLIN_RETURN_IF_ERROR(sink->Append(1, scales.data(), static_cast<int64_t>(scales.size())));
+    MARLIN_RETURN_IF_ERROR(sink->AppendAll(1, scales));
     return micro ? Status() : WriteBiases(matrix, sink);
   }
 
@@ -194,7 +194,7 @@ class MlxWriter final : public ModuleWriter {
     const TensorView view(biases.data(), DType::kF32, matrix.scales.shape());
     MARLIN_ASSIGN_OR_RETURN(const std::vector<std::byte> stored,
                             TransposedParameters(kMlxName, "bias", view, matrix.scales.dtype()));
-    return sink->Append(2, stored.data(), static_cast<int64_t>(stored.size()));
+    return sink->AppendAll(2, stored);
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "recipe/decoder_shape.h"
 #include "recipe/rope_parameters.h"
 
 namespace marlin::typed_config_test {
