@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/quality.md from bench/records/quality-*.json, or with --check compares
-them.
+"""Writes the tables of docs/quality.md and docs/log/quality.md from bench/records/quality-*.json, or
+with --check compares them.
 
 Usage: tools/quality_docs.py [--check]
 """
@@ -18,6 +18,7 @@ sys.path.append(str(ROOT / "bench"))
 import plot  # noqa: E402
 
 PAGE = ROOT / "docs" / "quality.md"
+LOG = ROOT / "docs" / "log" / "quality.md"
 Rows = dict[tuple[str, str], dict[str, Any]]  # By recipe and method.
 
 
@@ -170,28 +171,32 @@ def peers(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# The record of each generated block, and what makes its tables.
-BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "quality": ("quality-tiny", tables),
-    "formats": ("quality-formats", formats),
-    "bits": ("quality-bits", bits),
-    "importance": ("quality-importance", importance),
-    "outliers": ("quality-outliers", outliers),
-    "peers": ("quality-peers", peers),
+# The page and the record of each generated block, and what makes its tables.
+BLOCKS: dict[str, tuple[Path, str, Callable[[dict[str, Any]], str]]] = {
+    "quality": (PAGE, "quality-tiny", tables),
+    "formats": (PAGE, "quality-formats", formats),
+    "bits": (PAGE, "quality-bits", bits),
+    "importance": (LOG, "quality-importance", importance),
+    "outliers": (LOG, "quality-outliers", outliers),
+    "peers": (PAGE, "quality-peers", peers),
 }
 
 
 def main() -> int:
-    text = fresh = PAGE.read_text()
-    for block, (name, make) in BLOCKS.items():
+    old = {page: page.read_text() for page in (PAGE, LOG)}
+    fresh = dict(old)
+    for block, (page, name, make) in BLOCKS.items():
         record = json.loads((ROOT / "bench" / "records" / f"{name}.json").read_text())
-        fresh = fill(fresh, block, "\n".join([*plot.markdown(name), make(record)]))
+        pictures = plot.markdown(name) if page == PAGE else []
+        fresh[page] = fill(fresh[page], block, "\n".join([*pictures, make(record)]))
+    stale = [page for page in old if old[page] != fresh[page]]
     if "--check" in sys.argv[1:]:
-        if fresh != text:
-            print("docs/quality.md differs from its record: run tools/quality_docs.py")
-            return 1
-        return 0
-    PAGE.write_text(fresh)
+        for page in stale:
+            name = page.relative_to(ROOT)
+            print(f"{name} differs from its records: run tools/quality_docs.py")
+        return 1 if stale else 0
+    for page in stale:
+        page.write_text(fresh[page])
     return 0
 
 
