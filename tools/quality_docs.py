@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/quality.md and docs/log/quality.md from bench/records/quality-*.json, or
-with --check compares them.
+"""Writes the tables of docs/quality.md and docs/log/quality.md from bench/records/quality-*.json,
+or with --check compares them.
 
 Usage: tools/quality_docs.py [--check]
 """
