@@ -192,8 +192,7 @@ def main() -> int:
     stale = [page for page in old if old[page] != fresh[page]]
     if "--check" in sys.argv[1:]:
         for page in stale:
-            name = page.relative_to(ROOT)
-            print(f"{name} differs from its records: run tools/quality_docs.py")
+            print(f"{page.relative_to(ROOT)} differs from its records: run tools/quality_docs.py")
         return 1 if stale else 0
     for page in stale:
         page.write_text(fresh[page])

@@ -38,10 +38,10 @@ class TreeCounts(unittest.TestCase):
         self.assertIn(["all", "433", "3", "2", "1", "1"], rows)
         self.assertIn(["F", "62", "src/backends/cpu/gemm/b.cc"], rows)
         self.assertIn(["A", "317", "src/engine"], rows)
-        text = [" ".join(row) for row in rows]
-        self.assertIn('files of src that say "latent" 2', text)
-        self.assertIn('files of src that say "sparse" 1', text)
-        self.assertIn("words of docs without the log 3", text)
+        joined = [" ".join(row) for row in rows]
+        self.assertIn('files of src that say "latent" 2', joined)
+        self.assertIn('files of src that say "sparse" 1', joined)
+        self.assertIn("words of docs without the log 3", joined)
 
 
 if __name__ == "__main__":
