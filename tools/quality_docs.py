@@ -41,7 +41,7 @@ def origin(record: dict[str, Any]) -> str:
 
 
 def tables(record: dict[str, Any]) -> str:
-    """Returns both tables of every model."""
+    """Returns the table of every model."""
     lines = [origin(record), ""]
     for name, model in record["models"].items():
         rows = model["rows"]
@@ -59,7 +59,15 @@ def tables(record: dict[str, Any]) -> str:
             f"| {row['kl_mean']:.4f} | {row['kl_p99']:.3f} | {100 * row['top1_agreement']:.1f} % |"
             for row in rows
         ]
-        lines += ["", "| `default_moe` (rtn), only this class | format | cost |", "|---|---|---|"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def classes(record: dict[str, Any]) -> str:
+    """Returns the cost of quantizing one layer class alone, of every model."""
+    lines = [origin(record), ""]
+    for name, model in record["models"].items():
+        lines += [f"| `{name}`: only this class | format | cost |", "|---|---|---|"]
         lines += [
             f"| {row['recipe']} | {row['choice']} | {change(row)} |" for row in model["classes"]
         ]
@@ -175,7 +183,8 @@ def peers(record: dict[str, Any]) -> str:
 BLOCKS: dict[str, tuple[Path, str, Callable[[dict[str, Any]], str]]] = {
     "quality": (PAGE, "quality-tiny", tables),
     "formats": (PAGE, "quality-formats", formats),
-    "bits": (PAGE, "quality-bits", bits),
+    "classes": (LOG, "quality-tiny", classes),
+    "bits": (LOG, "quality-bits", bits),
     "importance": (LOG, "quality-importance", importance),
     "outliers": (LOG, "quality-outliers", outliers),
     "peers": (PAGE, "quality-peers", peers),
