@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Fills the generated parts of docs/formats/*.md.
+"""Fills the generated parts of docs/formats/*.md and of the table of their errors.
 
 Each part is between a line "<!-- begin NAME -->" and a line "<!-- end NAME -->": on the page of a
 format of up to 16 codes the value of every code (values, from tests/golden/format_values.txt), and
-on errors.md the measured error of all formats (errors, from tests/golden/format_errors.json).
+on
+docs/log/format-errors.md the measured error of all formats (errors, from tests/golden/format_errors.json).
 Without arguments the parts are rewritten; --check reports those that differ, and formats without a
 page.
 """
@@ -17,6 +18,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 DOCS = ROOT / "docs" / "formats"
+ERRORS = ROOT / "docs" / "log" / "format-errors.md"
 MOST_VALUES = 16  # Codes of a format whose page lists their values.
 SETTINGS = ("g128/fp16", "g32/fp16", "g32/e8m0", "g16/e4m3")
 UNSCALED = "g0/fp16"
@@ -62,7 +64,7 @@ def error_rows(errors):
         cells = [by_data[data].get(setting) or by_data[data][UNSCALED]
                  for data, setting in columns]
         shown = [f"{cell['rtn']:.2f}, {cell['mse']:.2f}" for cell in cells]
-        rows.append(f"| [`{name}`]({name}.md) | {' | '.join(shown)} |")
+        rows.append(f"| [`{name}`](../formats/{name}.md) | {' | '.join(shown)} |")
     return rows
 
 
@@ -81,30 +83,31 @@ def pages():
     """Returns the generated parts of every page."""
     values = golden_values()
     errors = json.loads((GOLDEN / "format_errors.json").read_text())
-    parts = {"errors": {"errors": error_rows(errors)}}
+    parts = {ERRORS: {"errors": error_rows(errors)}}
     for name in format_names():
         table = values.get(name, [])
         listed = 0 < len(table) <= MOST_VALUES
-        parts[name] = {"values": value_rows(table, min(8, len(table)))} if listed else {}
+        values_part = {"values": value_rows(table, min(8, len(table)))} if listed else {}
+        parts[DOCS / f"{name}.md"] = values_part
     return parts
 
 
 def main():
     check = sys.argv[1:] == ["--check"]
     problems = []
-    for name, parts in pages().items():
-        path = DOCS / f"{name}.md"
+    for path, parts in pages().items():
+        name = path.relative_to(ROOT)
         if not path.exists():
-            problems.append(f"docs/formats/{name}.md: missing")
+            problems.append(f"{name}: missing")
             continue
         text = path.read_text()
         try:
             wanted = filled(text, parts)
         except ValueError as error:
-            problems.append(f"docs/formats/{name}.md: {error}")
+            problems.append(f"{name}: {error}")
             continue
         if check and wanted != text:
-            problems.append(f"docs/formats/{name}.md: out of date; run tools/format_docs.py")
+            problems.append(f"{name}: out of date; run tools/format_docs.py")
         elif wanted != text:
             path.write_text(wanted)
     print("\n".join(problems) if problems else "docs/formats: every format is described")
