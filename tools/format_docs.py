@@ -3,8 +3,7 @@
 
 Each part is between a line "<!-- begin NAME -->" and a line "<!-- end NAME -->": on the page of a
 format of up to 16 codes the value of every code (values, from tests/golden/format_values.txt), and
-on
-docs/log/format-errors.md the measured error of all formats (errors, from tests/golden/format_errors.json).
+in docs/log/format-errors.md the measured errors (errors, from tests/golden/format_errors.json).
 Without arguments the parts are rewritten; --check reports those that differ, and formats without a
 page.
 """
