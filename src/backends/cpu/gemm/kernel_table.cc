@@ -154,8 +154,8 @@ constexpr auto kKernels = std::to_array<KernelDesc>({
 });
 
 /// The time of `rows` rows of bf16 dot products, in units of one row of the exact kernel, as
-/// measured on a Zen 5 (docs/kernels/cpu.md). Split activations are a tenth to a quarter faster
-/// than in the exact kernel, which is not worth its accuracy.
+/// measured on a Zen 5 (docs/kernels/cpu-bf16.md). Split activations are a tenth to a quarter
+/// faster than in the exact kernel, which is not worth its accuracy.
 double CostOfDots(double rows, const GemmDesc& desc, const DeviceProperties& device) {
   if (!device.fast_bf16_dots) return 3 * rows;
   return NeedsTwoTerms(desc) ? 1.1 * rows : 0.5 + rows / 4;
