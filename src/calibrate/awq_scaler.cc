@@ -1,6 +1,7 @@
 #include "calibrate/awq_scaler.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "base/checked.h"
@@ -68,24 +69,6 @@ AwqInputs InputsOf(const HostRows& rows) {
 }
 
 }  // namespace
-
-/// Measures an input and, at its end, folds its scales.
-class AwqScaler::Sampled final : public InputSink {
- public:
-  Sampled(AwqScaler& scaler, const MatrixInput& input)
-      : scaler_(scaler), input_(input), measured_(scaler.walk_.tokens()) {}
-
-  Status Add(const HostRows& rows, const HostRows&) override {
-    measured_.Add(rows);
-    return {};
-  }
-  Status End() override { return scaler_.Fold(input_, measured_.Take(), kColumns); }
-
- private:
-  AwqScaler& scaler_;
-  const MatrixInput& input_;
-  SampledInputs measured_;
-};
 
 AwqScaler::AwqScaler(const ModelDirectory& directory, const Device& device,
                      std::span<const std::vector<int32_t>> texts, const QuantizePlan& plan)
@@ -175,20 +158,25 @@ Status AwqScaler::Fold(const MatrixInput& input, const AwqInputs& measured, int6
   return {};
 }
 
-std::unique_ptr<InputSink> AwqScaler::SinkFor(const MatrixInput& input) {
-  if (input.producers.empty()) return nullptr;
-  return std::make_unique<Sampled>(*this, input);
+InputSink AwqScaler::SinkFor(const MatrixInput& input) {
+  if (input.producers.empty()) return {};
+  const auto measured = std::make_shared<SampledInputs>(walk_.tokens());
+  return {[measured](const HostRows& rows, const HostRows&) {
+            measured->Add(rows);
+            return Status();
+          },
+          [this, &input, measured] { return Fold(input, measured->Take(), kColumns); }};
 }
 
-Status AwqScaler::VisitExpert(ExpertVisit& visit) {
-  const MatrixInput& down = visit.matrices().down;
+Status AwqScaler::VisitExpert(const ExpertVisit& visit) {
+  const MatrixInput& down = visit.matrices.down;
   if (down.producers.empty()) return {};
-  const int64_t tokens = visit.current().rows();
+  const int64_t tokens = visit.current.rows();
   std::vector<int64_t> chosen;
   if (visit.shared()) {
     chosen = Spread(tokens, kSampleTokens);
   } else {
-    const std::span<const int64_t> own = visit.tokens();
+    const std::span<const int64_t> own = visit.tokens;
     for (const int64_t i : Spread(static_cast<int64_t>(own.size()), kSampleTokens)) {
       chosen.push_back(own[static_cast<size_t>(i)]);
     }
@@ -199,7 +187,7 @@ Status AwqScaler::VisitExpert(ExpertVisit& visit) {
     }
   }
   MARLIN_ASSIGN_OR_RETURN(const HostRows inner,
-                          visit.CurrentInner(SelectRows(visit.current(), chosen)));
+                          walk_.CurrentInner(visit, SelectRows(visit.current, chosen)));
   return Fold(down, InputsOf(inner), visit.shared() ? kColumns : kExpertColumns);
 }
 

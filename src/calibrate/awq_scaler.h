@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,10 +40,8 @@ class AwqScaler final : private InputVisitor {
   int64_t scaled_inputs() const { return scaled_inputs_; }
 
  private:
-  class Sampled;
-
-  std::unique_ptr<InputSink> SinkFor(const MatrixInput& input) override;
-  Status VisitExpert(ExpertVisit& visit) override;
+  InputSink SinkFor(const MatrixInput& input) override;
+  Status VisitExpert(const ExpertVisit& visit) override;
   /// Searches the scales of an input and keeps what they change.
   Status Fold(const MatrixInput& input, const AwqInputs& measured, int64_t columns);
   /// The exponents of the tensors that an input's scales change, with these scales.

@@ -41,32 +41,6 @@ bool RotationPays(std::span<const GptqResult> plain, std::span<const GptqResult>
 
 }  // namespace
 
-/// The statistics of one input, with which its matrices are quantized.
-class GptqQuantizer::Sums final : public InputSink {
- public:
-  Sums(GptqQuantizer& quantizer, const MatrixInput& input)
-      : quantizer_(quantizer), input_(input), sums_(quantizer.gram_products_, input.k) {}
-
-  Status Add(const HostRows& original, const HostRows& current) override {
-    if (!input_.routed.empty()) quantizer_.TakeSamples(original, current);
-    return sums_.Add(original, current);
-  }
-
-  Status End() override {
-    MARLIN_ASSIGN_OR_RETURN(GptqInput input, quantizer_.inputs_.Make(sums_));
-    MARLIN_RETURN_IF_ERROR(quantizer_.QuantizeMatrices(input_.matrices, input));
-    if (input_.routed.empty()) return {};
-    quantizer_.shared_.gram = sums_.gram.Mean();
-    quantizer_.shared_.correction = std::move(input.correction);
-    return {};
-  }
-
- private:
-  GptqQuantizer& quantizer_;
-  const MatrixInput& input_;
-  InputSums sums_;
-};
-
 GptqQuantizer::GptqQuantizer(ModelDirectory directory, std::string path, const Device& device,
                              const CalibrationOptions& options)
     : directory_(std::move(directory)),
@@ -120,7 +94,7 @@ marlin::Result<std::optional<MatrixQuantizer::Result>> GptqQuantizer::Quantize(s
   const std::string& name = CheckpointAccess::Get(directory_.checkpoint).tensors[tensor].name;
   const auto layer = layers_.find(name);
   if (layer == layers_.end()) return std::optional<Result>();
-  if (!walk_.started()) MARLIN_RETURN_IF_ERROR(Start());
+  if (walk_.tokens() == 0) MARLIN_RETURN_IF_ERROR(Start());
   while (next_layer_ <= layer->second) {
     const int64_t index = next_layer_++;
     replaced_.clear();
@@ -280,8 +254,22 @@ Status GptqQuantizer::QuantizeMatrices(std::span<const InputMatrix> matrices,
   return {};
 }
 
-std::unique_ptr<InputSink> GptqQuantizer::SinkFor(const MatrixInput& input) {
-  return std::make_unique<Sums>(*this, input);
+InputSink GptqQuantizer::SinkFor(const MatrixInput& input) {
+  const auto sums = std::make_shared<InputSums>(gram_products_, input.k);
+  return {[this, &input, sums](const HostRows& original, const HostRows& current) {
+            if (!input.routed.empty()) TakeSamples(original, current);
+            return sums->Add(original, current);
+          },
+          [this, &input, sums] { return EndInput(input, *sums); }};
+}
+
+Status GptqQuantizer::EndInput(const MatrixInput& input, const InputSums& sums) {
+  MARLIN_ASSIGN_OR_RETURN(GptqInput made, inputs_.Make(sums));
+  MARLIN_RETURN_IF_ERROR(QuantizeMatrices(input.matrices, made));
+  if (input.routed.empty()) return {};
+  shared_.gram = sums.gram.Mean();
+  shared_.correction = std::move(made.correction);
+  return {};
 }
 
 void GptqQuantizer::TakeSamples(const HostRows& original, const HostRows& quantized) {
@@ -293,39 +281,39 @@ void GptqQuantizer::TakeSamples(const HostRows& original, const HostRows& quanti
 }
 
 Status GptqQuantizer::VisitShared(const ExpertVisit& visit) {
-  const MatrixInput& down = visit.matrices().down;
-  MARLIN_ASSIGN_OR_RETURN(const HostRows original, visit.OriginalInner(visit.original()));
-  MARLIN_ASSIGN_OR_RETURN(const HostRows quantized, visit.CurrentInner(visit.current()));
+  const MatrixInput& down = visit.matrices.down;
+  MARLIN_ASSIGN_OR_RETURN(const HostRows original, walk_.OriginalInner(visit, visit.original));
+  MARLIN_ASSIGN_OR_RETURN(const HostRows quantized, walk_.CurrentInner(visit, visit.current));
   InputSums inner(gram_products_, down.k);
   MARLIN_RETURN_IF_ERROR(inner.Add(original, quantized));
   MARLIN_ASSIGN_OR_RETURN(const GptqInput input, inputs_.Make(inner));
   return QuantizeMatrices(down.matrices, input);
 }
 
-Status GptqQuantizer::VisitExpert(ExpertVisit& visit) {
+Status GptqQuantizer::VisitExpert(const ExpertVisit& visit) {
   if (visit.shared()) return VisitShared(visit);
-  const MatrixInput& gate_up = visit.matrices().gate_up;
-  if (visit.tokens().empty() && inputs_.Enough(gate_up.k) &&
+  const MatrixInput& gate_up = visit.matrices.gate_up;
+  if (visit.tokens.empty() && inputs_.Enough(gate_up.k) &&
       units_.contains(gate_up.matrices.front().tensor)) {
     fallbacks_.push_back(
-        {fmt::format("{}expert {}", LayerPrefix(visit.layer()), visit.matrices().expert),
+        {fmt::format("{}expert {}", LayerPrefix(visit.layer), visit.matrices.expert),
          "no token selects it: the inputs of all tokens were used"});
   }
-  const HostRows routed = SelectRows(visit.current(), visit.tokens());
+  const HostRows routed = SelectRows(visit.current, visit.tokens);
   GramSums own(gram_products_, gate_up.k);
   MARLIN_RETURN_IF_ERROR(own.Add(routed.values.data(), routed.values.data(), routed.rows()));
   MARLIN_ASSIGN_OR_RETURN(GptqInput input, inputs_.MakeMixed(own, shared_.gram));
   input.correction = shared_.correction;
   MARLIN_RETURN_IF_ERROR(QuantizeMatrices(gate_up.matrices, input));
-  MARLIN_RETURN_IF_ERROR(visit.Reload());
+  MARLIN_RETURN_IF_ERROR(walk_.ReloadExpert(visit));
   return QuantizeDown(visit, routed);
 }
 
 Status GptqQuantizer::QuantizeDown(const ExpertVisit& visit, const HostRows& routed) {
-  const MatrixInput& down = visit.matrices().down;
-  MARLIN_ASSIGN_OR_RETURN(const HostRows original, visit.OriginalInner(shared_.original));
-  MARLIN_ASSIGN_OR_RETURN(const HostRows quantized, visit.CurrentInner(shared_.quantized));
-  MARLIN_ASSIGN_OR_RETURN(const HostRows selected, visit.CurrentInner(routed));
+  const MatrixInput& down = visit.matrices.down;
+  MARLIN_ASSIGN_OR_RETURN(const HostRows original, walk_.OriginalInner(visit, shared_.original));
+  MARLIN_ASSIGN_OR_RETURN(const HostRows quantized, walk_.CurrentInner(visit, shared_.quantized));
+  MARLIN_ASSIGN_OR_RETURN(const HostRows selected, walk_.CurrentInner(visit, routed));
   InputSums all(gram_products_, down.k);
   MARLIN_RETURN_IF_ERROR(all.Add(original, quantized));
   GramSums own(gram_products_, down.k);

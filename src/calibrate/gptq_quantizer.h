@@ -52,7 +52,6 @@ class GptqQuantizer final : public MatrixQuantizer, private InputVisitor {
  private:
   /// A matrix: tensor name, and expert or -1.
   using Key = std::pair<std::string, int64_t>;
-  class Sums;
   struct Matrix;
   /// Matrices that may go through gptq together.
   using Batch = std::vector<Matrix>;
@@ -64,11 +63,13 @@ class GptqQuantizer final : public MatrixQuantizer, private InputVisitor {
     HostRows quantized;
   };
 
-  std::unique_ptr<InputSink> SinkFor(const MatrixInput& input) override;
-  Status VisitExpert(ExpertVisit& visit) override;
+  InputSink SinkFor(const MatrixInput& input) override;
+  Status VisitExpert(const ExpertVisit& visit) override;
   Status VisitShared(const ExpertVisit& visit);
   Status QuantizeDown(const ExpertVisit& visit, const HostRows& routed);
   Status Start();
+  /// Quantizes the matrices of an input, whose rows have all been added.
+  Status EndInput(const MatrixInput& input, const InputSums& sums);
   /// Errors: kInvalidArgument if the tokens are too few for every matrix.
   Status CheckTokens() const;
   void TakeSamples(const HostRows& original, const HostRows& quantized);

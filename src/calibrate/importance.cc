@@ -59,15 +59,14 @@ class ImportanceMeter final : private InputVisitor {
   Result<ImportanceMatrix> Run();
 
  private:
-  class Squares;
   /// Squares of an expert's inputs so far.
   struct ExpertSums {
     SquareSums gate_up;
     SquareSums down;
   };
 
-  std::unique_ptr<InputSink> SinkFor(const MatrixInput& input) override;
-  Status VisitExpert(ExpertVisit& visit) override;
+  InputSink SinkFor(const MatrixInput& input) override;
+  Status VisitExpert(const ExpertVisit& visit) override;
   Status FindNames();
   Status Record(const MatrixInput& input, const SquareSums& sums);
   Status RecordMatrix(const InputMatrix& matrix, int64_t k, const SquareSums& sums);
@@ -81,23 +80,6 @@ class ImportanceMeter final : private InputVisitor {
   bool with_experts_ = false;
   std::map<int64_t, ExpertSums> experts_;  ///< Of the current layer, by number.
   ImportanceMatrix matrix_;
-};
-
-/// Adds the squares of an input and, at its end, records them.
-class ImportanceMeter::Squares final : public InputSink {
- public:
-  Squares(ImportanceMeter& meter, const MatrixInput& input) : meter_(meter), input_(input) {}
-
-  Status Add(const HostRows& rows, const HostRows&) override {
-    sums_.Add(rows);
-    return {};
-  }
-  Status End() override { return meter_.Record(input_, sums_); }
-
- private:
-  ImportanceMeter& meter_;
-  const MatrixInput& input_;
-  SquareSums sums_;
 };
 
 Status ImportanceMeter::FindNames() {
@@ -154,23 +136,28 @@ Status ImportanceMeter::Record(const MatrixInput& input, const SquareSums& sums)
   return {};
 }
 
-std::unique_ptr<InputSink> ImportanceMeter::SinkFor(const MatrixInput& input) {
-  return std::make_unique<Squares>(*this, input);
+InputSink ImportanceMeter::SinkFor(const MatrixInput& input) {
+  const auto sums = std::make_shared<SquareSums>();
+  return {[sums](const HostRows& rows, const HostRows&) {
+            sums->Add(rows);
+            return Status();
+          },
+          [this, &input, sums] { return Record(input, *sums); }};
 }
 
-Status ImportanceMeter::VisitExpert(ExpertVisit& visit) {
-  const ExpertMatrices& matrices = visit.matrices();
+Status ImportanceMeter::VisitExpert(const ExpertVisit& visit) {
+  const ExpertMatrices& matrices = visit.matrices;
   ExpertSums& sums = experts_[matrices.expert];
   if (visit.shared()) {
-    MARLIN_ASSIGN_OR_RETURN(const HostRows inner, visit.CurrentInner(visit.current()));
+    MARLIN_ASSIGN_OR_RETURN(const HostRows inner, walk_.CurrentInner(visit, visit.current));
     sums.down.Add(inner);
-  } else if (!visit.tokens().empty()) {
-    const HostRows routed = SelectRows(visit.current(), visit.tokens());
+  } else if (!visit.tokens.empty()) {
+    const HostRows routed = SelectRows(visit.current, visit.tokens);
     sums.gate_up.Add(routed);
-    MARLIN_ASSIGN_OR_RETURN(const HostRows inner, visit.CurrentInner(routed));
+    MARLIN_ASSIGN_OR_RETURN(const HostRows inner, walk_.CurrentInner(visit, routed));
     sums.down.Add(inner);
   }
-  if (!visit.last()) return {};
+  if (!visit.last) return {};
   MARLIN_RETURN_IF_ERROR(Record(matrices.gate_up, sums.gate_up));
   MARLIN_RETURN_IF_ERROR(Record(matrices.down, sums.down));
   experts_.erase(matrices.expert);

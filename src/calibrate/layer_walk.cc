@@ -39,30 +39,13 @@ class KeptRows {
   int64_t bytes_ = 0;  ///< All rows offered.
 };
 
-Status EndAll(std::span<const std::unique_ptr<InputSink>> sinks) {
-  for (const auto& sink : sinks) {
-    if (sink != nullptr) MARLIN_RETURN_IF_ERROR(sink->End());
-  }
-  return {};
+/// The inputs of an expert's, or the shared ones', down projection.
+Result<HostRows> Inner(LayerRun& run, int64_t expert, const HostRows& x) {
+  const ExpertsLayer& layer = run.layer().experts;
+  return run.Gate(expert < 0 ? layer.shared : layer.experts[static_cast<size_t>(expert)], x);
 }
 
 }  // namespace
-
-Result<HostRows> ExpertVisit::Inner(LayerRun& run, const HostRows& x) const {
-  const ExpertsLayer& layer = run.layer().experts;
-  return run.Gate(shared() ? layer.shared : layer.experts[static_cast<size_t>(matrices_.expert)],
-                  x);
-}
-
-Result<HostRows> ExpertVisit::CurrentInner(const HostRows& x) const {
-  return reloaded_ == nullptr ? Inner(*runs_.back(), x) : runs_.back()->Gate(*reloaded_, x);
-}
-
-Status ExpertVisit::Reload() {
-  MARLIN_ASSIGN_OR_RETURN(MlpLayer mlp, source_.Expert(layer_, matrices_.expert));
-  reloaded_ = std::make_unique<const MlpLayer>(std::move(mlp));
-  return {};
-}
 
 LayerWalk::LayerWalk(const ModelDirectory& directory, const Device& device,
                      const WalkOptions& options)
@@ -121,7 +104,7 @@ Status LayerWalk::RunHalf(Half half, std::span<const MatrixInput> inputs, InputV
 
 Status LayerWalk::RunStage(Half half, Depth depth, std::span<const MatrixInput> inputs,
                            InputVisitor& visitor) {
-  std::vector<std::unique_ptr<InputSink>> sinks;
+  std::vector<InputSink> sinks;
   for (const MatrixInput& input : inputs) sinks.push_back(visitor.SinkFor(input));
   const bool waits = two() && depth == Depth::kAll;  // The second model, for the last matrix.
   KeptRows kept(device_, chunks_.size());
@@ -133,14 +116,17 @@ Status LayerWalk::RunStage(Half half, Depth depth, std::span<const MatrixInput> 
           runs_[model]->Run(half, chunks_[i], own, Rows(model, chunks_[i]), &rows[model]));
     }
     for (size_t s = 0; s < sinks.size(); ++s) {
-      if (sinks[s] == nullptr) continue;
       const size_t slot = inputs[s].slot;
-      MARLIN_RETURN_IF_ERROR(sinks[s]->Add(rows.front()[slot], rows.back()[slot]));
+      if (sinks[s].add) {
+        MARLIN_RETURN_IF_ERROR(sinks[s].add(rows.front()[slot], rows.back()[slot]));
+      }
     }
     if (waits) kept.Offer(i, std::move(rows.back()[kLastSlot]));
   }
-  MARLIN_RETURN_IF_ERROR(EndAll(sinks));
-  sinks.clear();
+  for (InputSink& sink : sinks) {
+    if (sink.add) MARLIN_RETURN_IF_ERROR(sink.end());
+    sink = {};
+  }
   MARLIN_RETURN_IF_ERROR(Reload(half));
   for (size_t i = 0; waits && i < chunks_.size(); ++i) {
     float* const hidden = Rows(1, chunks_[i]);
@@ -170,14 +156,14 @@ Result<std::vector<HostRows>> LayerWalk::Normalize(std::span<const WindowChunk> 
 Status LayerWalk::RunExperts(const LayerInputs& inputs, InputVisitor& visitor) {
   const std::span<const WindowChunk> chunks = chunks_;
   const size_t passes = options_.experts_by_pass ? 1 : chunks.size();
-  std::unique_ptr<InputSink> sink = visitor.SinkFor(inputs.mlp.front());
+  InputSink sink = visitor.SinkFor(inputs.mlp.front());
   for (size_t first = 0; first < chunks.size(); first += passes) {
     const std::span<const WindowChunk> group = chunks.subspan(first, passes);
     const bool last = first + passes == chunks.size();
     MARLIN_ASSIGN_OR_RETURN(const std::vector<HostRows> normed, Normalize(group));
-    if (sink != nullptr) MARLIN_RETURN_IF_ERROR(sink->Add(normed.front(), normed.back()));
-    if (last && sink != nullptr) MARLIN_RETURN_IF_ERROR(sink->End());
-    if (last) sink.reset();
+    if (sink.add) MARLIN_RETURN_IF_ERROR(sink.add(normed.front(), normed.back()));
+    if (sink.add && last) MARLIN_RETURN_IF_ERROR(sink.end());
+    if (last) sink = {};
     MARLIN_RETURN_IF_ERROR(Reload(Half::kMlp));
     MARLIN_RETURN_IF_ERROR(VisitExperts(inputs, group, normed, last, visitor));
     MARLIN_RETURN_IF_ERROR(Reload(Half::kMlp));
@@ -193,20 +179,32 @@ Status LayerWalk::RunExperts(const LayerInputs& inputs, InputVisitor& visitor) {
 
 Status LayerWalk::VisitExperts(const LayerInputs& inputs, std::span<const WindowChunk> chunks,
                                std::span<const HostRows> normed, bool last, InputVisitor& visitor) {
-  std::vector<LayerRun*> runs;
-  for (const std::unique_ptr<LayerRun>& run : runs_) runs.push_back(run.get());
   std::vector<int32_t> ids;
   for (const WindowChunk& chunk : chunks) {
-    MARLIN_RETURN_IF_ERROR(runs.back()->Route(chunk, Rows(runs.size() - 1, chunk), &ids));
+    MARLIN_RETURN_IF_ERROR(runs_.back()->Route(chunk, Rows(runs_.size() - 1, chunk), &ids));
   }
   std::vector<std::vector<int64_t>> tokens =
       TokensByExpert(ids, directory_.config.router.top_k, directory_.config.shape.experts);
   for (const ExpertMatrices& matrices : inputs.experts) {
-    std::vector<int64_t> own;
-    if (matrices.expert >= 0) own = std::move(tokens[static_cast<size_t>(matrices.expert)]);
-    ExpertVisit visit(layer_, matrices, runs, current_source_, normed, std::move(own), last);
+    ExpertVisit visit{layer_, matrices, normed.front(), normed.back(), {}, last};
+    if (!visit.shared()) visit.tokens = std::move(tokens[static_cast<size_t>(matrices.expert)]);
     MARLIN_RETURN_IF_ERROR(visitor.VisitExpert(visit));
+    reloaded_.reset();
   }
+  return {};
+}
+
+Result<HostRows> LayerWalk::OriginalInner(const ExpertVisit& visit, const HostRows& x) {
+  return Inner(*runs_.front(), visit.matrices.expert, x);
+}
+
+Result<HostRows> LayerWalk::CurrentInner(const ExpertVisit& visit, const HostRows& x) {
+  return reloaded_ ? runs_.back()->Gate(*reloaded_, x)
+                   : Inner(*runs_.back(), visit.matrices.expert, x);
+}
+
+Status LayerWalk::ReloadExpert(const ExpertVisit& visit) {
+  MARLIN_ASSIGN_OR_RETURN(reloaded_, current_source_.Expert(layer_, visit.matrices.expert));
   return {};
 }
 
@@ -215,17 +213,17 @@ Status LayerWalk::RunHead(InputVisitor& visitor) {
   runs_.clear();
   MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, original_source_));
   const MatrixInput input = HeadInput(directory_.config.shape);
-  const std::unique_ptr<InputSink> sink = visitor.SinkFor(input);
-  if (sink == nullptr) return {};
+  const InputSink sink = visitor.SinkFor(input);
+  if (!sink.add) return {};
   for (const WindowChunk& chunk : chunks_) {
     std::vector<HostRows> normed;
     for (size_t model = 0; model < hidden_.size(); ++model) {
       MARLIN_ASSIGN_OR_RETURN(HostRows rows, ends->Normalize(chunk.rows, Rows(model, chunk)));
       normed.push_back(std::move(rows));
     }
-    MARLIN_RETURN_IF_ERROR(sink->Add(normed.front(), normed.back()));
+    MARLIN_RETURN_IF_ERROR(sink.add(normed.front(), normed.back()));
   }
-  return sink->End();
+  return sink.end();
 }
 
 Status LayerWalk::RunAll(InputVisitor& visitor, const Progress& progress) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,72 +17,39 @@
 
 namespace marlin {
 
-/// Takes the rows of one input.
-class InputSink {
- public:
-  virtual ~InputSink() = default;
-  /// Further rows [tokens, k] in the order of the text: of the original model, and of the model
-  /// with replaced matrices; the same object in a walk over one model.
-  virtual Status Add(const HostRows& original, const HostRows& current) = 0;
-  /// After the last rows. In a walk over two models, the input's matrices that are replaced here
-  /// take effect before the walk goes on.
-  virtual Status End() = 0;
+/// What a visitor does with the rows of one input. Without `add` they are not needed.
+struct InputSink {
+  /// Takes further rows [tokens, k] in the order of the text: of the original model, and of the
+  /// model with replaced matrices; the same object in a walk over one model.
+  std::function<Status(const HostRows& original, const HostRows& current)> add;
+  /// Called after the last rows. In a walk over two models, the input's matrices that are replaced
+  /// here take effect before the walk goes on.
+  std::function<Status()> end;
 };
 
-/// An expert, or the shared ones, and some tokens of a layer. Refers to a walk that goes on later.
-class ExpertVisit {
- public:
-  ExpertVisit(int64_t layer, const ExpertMatrices& matrices, std::span<LayerRun* const> runs,
-              const LayerSource& source, std::span<const HostRows> normed,
-              std::vector<int64_t> tokens, bool last)
-      : layer_(layer),
-        matrices_(matrices),
-        runs_(runs),
-        source_(source),
-        normed_(normed),
-        tokens_(std::move(tokens)),
-        last_(last) {}
-
-  int64_t layer() const { return layer_; }
-  /// Outlives the visits of the layer.
-  const ExpertMatrices& matrices() const { return matrices_; }
-  bool shared() const { return matrices_.expert < 0; }
-  /// Normalized hidden states [tokens, hidden] of all tokens, as InputSink::Add gets them.
-  const HostRows& original() const { return normed_.front(); }
-  const HostRows& current() const { return normed_.back(); }
+/// An expert, or the shared ones, and tokens of a layer.
+struct ExpertVisit {
+  int64_t layer;
+  const ExpertMatrices& matrices;  ///< Valid until the layer ends.
+  /// Normalized hidden states [tokens, hidden] of all tokens, as InputSink::add gets them.
+  const HostRows& original;
+  const HostRows& current;
   /// The tokens that select the expert; none for the shared ones, which get all.
-  std::span<const int64_t> tokens() const { return tokens_; }
-  /// Whether no other tokens follow in this layer.
-  bool last() const { return last_; }
+  std::vector<int64_t> tokens;
+  bool last;  ///< No further tokens follow in this layer.
 
-  /// The inputs of down [rows, width] for rows of the expert's input.
-  Result<HostRows> OriginalInner(const HostRows& x) const { return Inner(*runs_.front(), x); }
-  Result<HostRows> CurrentInner(const HostRows& x) const;
-  /// Loads the expert, not a shared one, with its replaced matrices, for CurrentInner.
-  Status Reload();
-
- private:
-  Result<HostRows> Inner(LayerRun& run, const HostRows& x) const;
-
-  int64_t layer_;
-  const ExpertMatrices& matrices_;
-  std::span<LayerRun* const> runs_;
-  const LayerSource& source_;
-  std::span<const HostRows> normed_;
-  std::vector<int64_t> tokens_;
-  bool last_;
-  std::unique_ptr<const MlpLayer> reloaded_;
+  bool shared() const { return matrices.expert < 0; }
 };
 
-/// What a method does with the inputs of a walk.
+/// A method that learns from the inputs of a walk.
 class InputVisitor {
  public:
   virtual ~InputVisitor() = default;
-  /// What takes the rows of an input, which outlives it. Null: they are not needed.
-  virtual std::unique_ptr<InputSink> SinkFor(const MatrixInput& input) = 0;
-  /// The inputs of an expert's matrices. For every group of tokens the shared experts are visited
-  /// first and then all others, also those that no token selects.
-  virtual Status VisitExpert(ExpertVisit& visit) = 0;
+  /// The input outlives what is returned.
+  virtual InputSink SinkFor(const MatrixInput& input) = 0;
+  /// Called, for every group of tokens, for the shared experts first and then for every other one,
+  /// selected or not. Errors: the walk's.
+  virtual Status VisitExpert(const ExpertVisit& visit) = 0;
 };
 
 /// What a walk does besides showing inputs.
@@ -102,7 +71,6 @@ class LayerWalk {
   /// those of DecoderEnds.
   Status Start(std::span<const std::vector<int32_t>> texts, int64_t pass_tokens);
   int64_t tokens() const { return tokens_; }
-  bool started() const { return tokens_ > 0; }
   const LayerSource& source() const { return original_source_; }
 
   /// Runs the next layer, 0 at first. Errors: those of LayerSource, of the layer's operations and
@@ -113,6 +81,14 @@ class LayerWalk {
   Status RunHead(InputVisitor& visitor);
   /// All layers and the head; `progress`, unless empty, counts layers.
   Status RunAll(InputVisitor& visitor, const Progress& progress);
+
+  /// During VisitExpert: the inputs of the down projection [rows, width] for rows of the expert's
+  /// own input, in the original model and in the one with replaced matrices.
+  Result<HostRows> OriginalInner(const ExpertVisit& visit, const HostRows& x);
+  Result<HostRows> CurrentInner(const ExpertVisit& visit, const HostRows& x);
+  /// During VisitExpert, not for the shared ones: loads the expert's matrices that have been
+  /// replaced, for CurrentInner.
+  Status ReloadExpert(const ExpertVisit& visit);
 
  private:
   bool two() const { return hidden_.size() > 1; }
@@ -141,6 +117,7 @@ class LayerWalk {
   int64_t layer_ = 0;
   std::vector<std::vector<float>> hidden_;  ///< By model, [tokens, hidden]; the original is first.
   std::vector<std::unique_ptr<LayerRun>> runs_;
+  std::optional<MlpLayer> reloaded_;  ///< Of the expert that is visited.
 };
 
 }  // namespace marlin
