@@ -158,7 +158,7 @@ struct Job {
 };
 
 Status Job::Begin(ThreadPool& pool, const TensorView& dense) {
-  MARLIN_RETURN_IF_ERROR(CheckDense("tensor '" + options.tensor_name + "'", dense));
+  MARLIN_RETURN_IF_ERROR(CheckDense(TensorLabel(options.tensor_name), dense));
   MARLIN_ASSIGN_OR_RETURN(spec, QuantizedSpec(dense.shape(), options));
   spec.sparsity = Sparsity::kDense;  // The codes are stored as dense ones at first.
   MARLIN_ASSIGN_OR_RETURN(buffer, AllocateWeights(spec));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "base/thread_pool.h"
 #include "layout/weights_buffer.h"
@@ -21,6 +22,9 @@ Result<QuantizedWeights> QuantizeWeightedOn(ThreadPool& pool, const TensorView& 
                                             const QuantizeOptions& options,
                                             std::span<const float> importance,
                                             QuantizeReport* report);
+
+/// How messages call a tensor: "tensor '<name>'", or "tensor" without a name.
+std::string TensorLabel(const std::string& tensor_name);
 
 /// Checks rank, element type, sizes and data of a dense matrix [k, n] or [experts, k, n].
 /// Errors: kInvalidArgument beginning with `name`.
