@@ -15,13 +15,13 @@ namespace {
 
 /// Tokens whose outputs the candidates' errors are measured on.
 constexpr int64_t kSampleTokens = 512;
-/// An expert with fewer tokens is measured on others, too.
+/// An expert with fewer tokens is also measured on others.
 constexpr int64_t kLeastExpertTokens = 256;
-/// Columns that candidates quantize: of all matrices of a layer's input, and of an expert's down.
+/// Columns that each candidate quantizes: over all matrices of an input; for an expert's down.
 constexpr int64_t kColumns = 256;
 constexpr int64_t kExpertColumns = 64;
 
-/// Every so many of `count` numbers, so that at most `most` are left.
+/// At most `most` evenly spaced numbers below `count`.
 std::vector<int64_t> Spread(int64_t count, int64_t most) {
   std::vector<int64_t> numbers;
   const int64_t step = std::max<int64_t>(CeilDivide(count, most), 1);
@@ -29,7 +29,7 @@ std::vector<int64_t> Spread(int64_t count, int64_t most) {
   return numbers;
 }
 
-/// Mean squares over all rows that are added, of which evenly spread ones are kept.
+/// Mean squares over all rows, and an evenly spaced sample of the rows.
 class SampledInputs {
  public:
   explicit SampledInputs(int64_t tokens)

@@ -18,9 +18,9 @@
 namespace marlin {
 
 /// Runs an unquantized model over a text, layer by layer, and searches scales for the inputs of
-/// every matrix that a plan quantizes. What produces an input is divided by its scales, and all
-/// matrices that multiply it are multiplied with them, quantized or not, so that the model computes
-/// what it did:
+/// every matrix that a plan quantizes. The tensors that produce an input are divided by its scales,
+/// and all matrices that multiply it, quantized or not, are multiplied by them, so that the model's
+/// results stay the same:
 ///
 ///   - a norm, and q, k and v; a layer's router, gates and ups; MLA's second projections; the head;
 ///   - the rows of up, and down, unless the GLU clamps up (gpt-oss);
@@ -31,7 +31,7 @@ class AwqScaler final : private InputVisitor {
   AwqScaler(const ModelDirectory& directory, const Device& device,
             std::span<const std::vector<int32_t>> texts, const QuantizePlan& plan);
 
-  /// `progress` counts layers. Errors: those of LayerWalk and SearchAwqExponents.
+  /// `progress` counts layers. Errors: as LayerWalk and SearchAwqExponents.
   Status Run(const Progress& progress = {});
 
   /// Exponents of all tensors that change.

@@ -1,4 +1,4 @@
-// What gptq learns from the inputs of matrices.
+// Statistics of inputs, and the factors that gptq makes of them.
 #pragma once
 
 #include <cstdint>
@@ -37,14 +37,14 @@ struct GptqInput {
   mutable std::map<int64_t, GptqInput> rotated;
 };
 
-/// Makes the factors. Errors: those of MakeCurvature and MakeCorrection, but a matrix that cannot
-/// be factorized and a text that is too short are an obstacle.
+/// Makes the factors. Errors: as MakeCurvature and MakeCorrection, except that a Gram matrix that
+/// cannot be factorized and a text that is too short are obstacles.
 class GptqInputs {
  public:
   /// `pool` must outlive this.
   explicit GptqInputs(ThreadPool& pool) : pool_(pool) {}
 
-  /// Errors: those of the device's library.
+  /// Opens the device's factorizations. Errors: as Backend::MakeCholesky.
   Status Open(const Device& device);
   /// Before any input is made: the tokens of the text, and whether inputs will be rotated.
   void SetTokens(int64_t tokens) { tokens_ = tokens; }
@@ -67,7 +67,7 @@ class GptqInputs {
   GptqInput TooShort(int64_t k) const;
 
   ThreadPool& pool_;
-  std::unique_ptr<Cholesky> cholesky_;  ///< The device's, or that of the pool.
+  std::unique_ptr<Cholesky> cholesky_;  ///< The device's, or the host's.
   int64_t tokens_ = 0;
   bool rotates_ = false;
 };

@@ -55,7 +55,7 @@ class GptqQuantizer final : public MatrixQuantizer, private InputVisitor {
   struct Matrix;
   /// Matrices that may go through gptq together.
   using Batch = std::vector<Matrix>;
-  /// What the experts of a layer share.
+  /// Statistics that the experts of a layer share.
   struct Shared {
     std::vector<double> gram;  ///< The mean over all tokens of their input.
     std::optional<InputCorrection> correction;
@@ -81,7 +81,7 @@ class GptqQuantizer final : public MatrixQuantizer, private InputVisitor {
   /// With gptq and, unless 0, Hadamard blocks of a size, for inputs rotated by them.
   marlin::Result<std::vector<GptqResult>> Compensate(const GptqInput& input, const Batch& batch,
                                                      int64_t hadamard, bool measures_error);
-  /// Without either, and prunes it as the options say.
+  /// Rounds a matrix to its format without gptq, and prunes it as the options say.
   Status QuantizeAlone(const GptqInput& input, const Matrix& matrix);
 
   ModelDirectory directory_;
@@ -97,7 +97,7 @@ class GptqQuantizer final : public MatrixQuantizer, private InputVisitor {
   const QuantizePlan* plan_ = nullptr;
   std::map<std::string, size_t> units_;  ///< By source tensor.
   WalkedMatrices layers_;
-  std::map<Key, int64_t> zeroed_;  ///< Groups of replaced_.
+  std::map<Key, int64_t> zeroed_;  ///< Groups of `replaced_` whose scale is zero.
   std::vector<SkippedTensor> fallbacks_;
   std::set<Key> uncalibrated_;  ///< Matrices of the layers that had too little data.
   std::vector<std::vector<int32_t>> texts_;

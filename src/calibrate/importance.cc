@@ -78,7 +78,7 @@ class ImportanceMeter final : private InputVisitor {
   LayerWalk walk_;
   const GgufArchitecture* architecture_ = nullptr;
   bool with_experts_ = false;
-  std::map<int64_t, ExpertSums> experts_;  ///< Of the current layer, by number.
+  std::map<int64_t, ExpertSums> experts_;  ///< By number, in the current layer.
   ImportanceMatrix matrix_;
 };
 
@@ -91,7 +91,7 @@ Status ImportanceMeter::FindNames() {
                             Printable(type)));
 }
 
-/// Enters the inputs of a matrix under its name in GGUF.
+/// Records the inputs of a matrix under its GGUF name.
 Status ImportanceMeter::RecordMatrix(const InputMatrix& matrix, int64_t k, const SquareSums& sums) {
   const std::string& tensor = matrix.tensor;
   const std::optional<ExpertName> own = ParseExpertName(tensor);

@@ -33,7 +33,7 @@ HostRows SelectRows(const HostRows& all, std::span<const int64_t> tokens);
 std::vector<std::vector<int64_t>> TokensByExpert(std::span<const int32_t> ids, int64_t top_k,
                                                  int64_t experts);
 
-/// The windows of one pass, and where their rows are among all.
+/// The windows of one pass, and the position of their rows in the text.
 struct WindowChunk {
   int64_t first = 0;
   int64_t rows = 0;
@@ -45,29 +45,29 @@ using InputRows = std::array<HostRows, kInputSlots>;
 
 class LayerRun {
  public:
-  /// How far half a layer runs: to the normalized hidden states, to the inputs of MLA's second
-  /// projections, to those of the half's last projection, or to the end.
+  /// How far half a layer runs: to the normalized hidden states, the inputs of MLA's second
+  /// projections, the input of the half's last projection, or the end.
   enum class Depth { kNormed, kLatent, kLast, kAll };
 
-  /// A layer whose halves are yet to be loaded. Errors: those of PagePool::Make.
+  /// A layer whose halves are yet to be loaded. Errors: as PagePool::Make.
   static Result<std::unique_ptr<LayerRun>> Make(const Device& device, const DecoderConfig& config,
                                                 const Checkpoint& checkpoint, int64_t layer);
 
-  /// Loads half of a layer, or its norms alone, which is enough for depth kNormed. Errors: those of
+  /// Loads half of a layer, or its norms alone, which is enough for depth kNormed. Errors: as
   /// LayerSource::Layer.
   Status Load(const LayerSource& source, int64_t layer, Half half, bool matrices = true);
   const DecoderLayer& layer() const { return decoder_.layers.front(); }
 
   /// Runs a half. hidden [chunk.rows, hidden] is updated at depth kAll. `inputs`, unless null,
-  /// receives the inputs on the way: with experts those of depth kNormed alone, which is also the
-  /// only other depth that such a half has.
+  /// receives the inputs up to there. A half with experts runs to kNormed or to kAll, and has
+  /// inputs at kNormed only.
   Status Run(Half half, const WindowChunk& chunk, Depth depth, float* hidden, InputRows* inputs);
-  /// Ends a half, not one with experts, from the inputs of its last projection; hidden
-  /// [chunk.rows, hidden] is updated.
+  /// Ends a half without experts from the input of its last projection; hidden [chunk.rows, hidden]
+  /// is updated.
   Status End(Half half, const WindowChunk& chunk, const HostRows& last, float* hidden);
   /// Appends the experts that tokens select, [chunk.rows, top_k].
   Status Route(const WindowChunk& chunk, float* hidden, std::vector<int32_t>* ids);
-  /// The inputs of an MLP's down projection for rows of its input.
+  /// The input of an MLP's down projection for rows of the MLP's input.
   Result<HostRows> Gate(const MlpLayer& mlp, const HostRows& x);
 
  private:

@@ -13,12 +13,12 @@ namespace {
 
 using Depth = LayerRun::Depth;
 
-/// Memory for rows of the second model that wait for the matrix that they are the inputs of.
+/// Memory for rows of the second model that wait until their matrix is replaced.
 constexpr int64_t kKeptBytes = int64_t{256} << 20;
 
-/// The inputs of a half's last matrix while it is replaced: the half can then end from them
-/// instead of running again. The rows of as many chunks as fit are kept; none of a device with
-/// memory of its own, which runs again in less time than rows take to be copied there.
+/// The inputs of a half's last matrix while it is replaced, so that the half can end from them
+/// instead of running again. Keeps as many chunks as fit; none if the device has its own memory,
+/// because running again is then faster than copying the rows there.
 class KeptRows {
  public:
   KeptRows(const Device& device, size_t chunks)

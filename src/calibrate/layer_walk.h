@@ -17,7 +17,7 @@
 
 namespace marlin {
 
-/// What a visitor does with the rows of one input. Without `add` they are not needed.
+/// A receiver of the rows of one input; without `add` the walk does not collect them.
 struct InputSink {
   /// Takes further rows [tokens, k] in the order of the text: of the original model, and of the
   /// model with replaced matrices; the same object in a walk over one model.
@@ -52,7 +52,7 @@ class InputVisitor {
   virtual Status VisitExpert(const ExpertVisit& visit) = 0;
 };
 
-/// What a walk does besides showing inputs.
+/// Options of a walk.
 struct WalkOptions {
   /// Runs a second model with these matrices in the place of the original's. Every input's are
   /// loaded when its sink has ended; what follows is computed with them.
@@ -67,14 +67,14 @@ class LayerWalk {
   /// `directory` and what the options refer to must outlive this.
   LayerWalk(const ModelDirectory& directory, const Device& device, const WalkOptions& options);
 
-  /// Looks up the embeddings of windows, which run in passes of at most `pass_tokens`. Errors:
-  /// those of DecoderEnds.
+  /// Looks up the embeddings of windows, which run in passes of at most `pass_tokens`. Errors: as
+  /// DecoderEnds::Embed.
   Status Start(std::span<const std::vector<int32_t>> texts, int64_t pass_tokens);
   int64_t tokens() const { return tokens_; }
   const LayerSource& source() const { return original_source_; }
 
-  /// Runs the next layer, 0 at first. Errors: those of LayerSource, of the layer's operations and
-  /// of the visitor.
+  /// Runs the next layer, beginning with 0. Errors: those of LayerSource, of the layer's operations
+  /// and of the visitor.
   Status RunLayer(int64_t layer, InputVisitor& visitor);
   /// Shows the head's input, after the last layer; nothing if the head shares the embedding's
   /// table.
@@ -117,7 +117,7 @@ class LayerWalk {
   int64_t layer_ = 0;
   std::vector<std::vector<float>> hidden_;  ///< By model, [tokens, hidden]; the original is first.
   std::vector<std::unique_ptr<LayerRun>> runs_;
-  std::optional<MlpLayer> reloaded_;  ///< Of the expert that is visited.
+  std::optional<MlpLayer> reloaded_;  ///< The visited expert, if it was reloaded.
 };
 
 }  // namespace marlin

@@ -11,7 +11,7 @@
 
 namespace marlin {
 
-/// The two halves of a layer, each of which adds to the hidden states.
+/// The two halves of a layer; each adds to the hidden states.
 enum class Half : uint8_t { kAttention, kMlp };
 inline constexpr Half kHalves[] = {Half::kAttention, Half::kMlp};
 
@@ -42,10 +42,10 @@ struct InputProducer {
 
 /// The number of an input in its half of a layer.
 enum InputSlot : uint8_t {
-  kNormedSlot,  ///< Of the first matrices: normalized hidden states.
-  kQuerySlot,   ///< MLA: of q_b.
-  kLatentSlot,  ///< MLA: of kv_b.
-  kLastSlot,    ///< Of the last matrix.
+  kNormedSlot,  ///< Normalized hidden states, for the first matrices.
+  kQuerySlot,   ///< MLA: for q_b.
+  kLatentSlot,  ///< MLA: for kv_b.
+  kLastSlot,    ///< For the last matrix.
   kInputSlots,
 };
 
@@ -63,7 +63,8 @@ struct MatrixInput {
 
 /// The two inputs of an expert, or of the experts that all tokens share.
 struct ExpertMatrices {
-  int64_t expert = -1;  ///< -1: the shared ones, whose gate_up is among a layer's normed matrices.
+  int64_t expert =
+      -1;  ///< -1: the shared ones; their gate_up is one of the layer's first matrices.
   MatrixInput gate_up;
   MatrixInput down;
 };
@@ -71,7 +72,7 @@ struct ExpertMatrices {
 /// The inputs of a layer's matrices, each half's in the order in which it computes them.
 struct LayerInputs {
   std::vector<MatrixInput> attention;
-  std::vector<MatrixInput> mlp;         ///< Of a layer with experts only the first.
+  std::vector<MatrixInput> mlp;         ///< With experts, only the first.
   std::vector<ExpertMatrices> experts;  ///< The shared ones first; empty in a dense layer.
 };
 LayerInputs DescribeInputs(const DecoderConfig& config, const LayerTensors& tensors);

@@ -230,7 +230,7 @@ void TransformTile(const QuantizedWeights& weights, const float* decoded, int64_
               [&]<typename Element>() { StoreColumns<Element>(columns.data(), range, out, at); });
 }
 
-/// Decodes to fp32, permuted already, and transforms what that gives.
+/// Decodes to fp32 in the order of rows, then undoes the transforms of the input.
 Status DecodeTransformed(const QuantizedWeights& weights, const MutableTensorView& out) {
   const WeightsSpec& spec = weights.spec;
   const Shape shape{spec.experts, spec.k, spec.n};

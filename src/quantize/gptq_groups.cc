@@ -1,4 +1,4 @@
-// The step that moves the scale and zero point of every group of a tile.
+// The step that fits the scale and zero point of every group of a tile to its codes.
 #include <algorithm>
 #include <numeric>
 

@@ -1,4 +1,4 @@
-// The steps of 2:4 sparsity: which weights a tile keeps, and the codes of its blocks of four.
+// Steps for 2:4 sparsity: which weights a tile keeps, and the codes of its blocks of four.
 #include <algorithm>
 
 #include "base/checked.h"
@@ -30,7 +30,7 @@ void GptqTile::ChooseKept() {
   }
 }
 
-/// Sets the codes of a block of three or four weights to those of its best pattern.
+/// Sets the codes of a block of three or four weights to its best pattern.
 void GptqTile::DescendPattern(const GptqBlock& block, int64_t position, int64_t count,
                               Steps& steps) {
   const int64_t first = block.weights[static_cast<size_t>(position)];
@@ -61,8 +61,7 @@ void GptqTile::DescendPattern(const GptqBlock& block, int64_t position, int64_t 
         std::copy_n(Row(weights_, first + i), kGptqColumns, pattern.errors[i]);
         std::fill_n(pattern.codes[i], kGptqColumns, problem_.encoder.zero_code());
       }
-      // The better of two codes where both are free is that of the joint minimum; the other one
-      // then compensates its rounding.
+      // The first code is rounded from the joint minimum; the second one compensates that rounding.
       pattern.Encode(problem_.encoder, parameters, p, q, Row(weights_, first + p));
       pattern.Encode(problem_.encoder, parameters, q, -1, Row(weights_, first + q));
       pattern.Measure();

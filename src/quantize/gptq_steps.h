@@ -1,4 +1,4 @@
-// The steps inside a block of weights, for several columns at a time.
+// Products inside a block of weights, for all columns of a tile at a time.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ void AddCombination(const float* factors, const float* rows, int64_t count, Gptq
 /// The products of a block's weights, kept up to date while the errors of these weights change.
 class GptqTile::Steps {
  public:
-  /// `columns`: those of the tile.
+  /// `columns`: the tile's columns.
   Steps(const GptqBlock& block, int64_t columns)
       : block_(block),
         products_(static_cast<size_t>(block.count() * kGptqColumns)),

@@ -293,7 +293,7 @@ Result<QuantizedWeights> QuantizeAll(ThreadPool& pool, const TensorView& dense,
   if (spec.input_hadamard > 0) {
     MARLIN_ASSIGN_OR_RETURN(rotated, RotateRows(pool, dense, spec.input_hadamard));
     matrix = TensorView(rotated.As<float>(0), DType::kF32, {spec.k, spec.n});
-    importance = nullptr;  // It is that of inputs before the rotation.
+    importance = nullptr;  // It describes the inputs before the rotation.
   }
   Quantizer quantizer(pool, matrix, options, importance, buffer);
   MARLIN_RETURN_IF_ERROR(quantizer.Run(report));

@@ -1,5 +1,4 @@
-// What quantization is asked for: methods by name, checks of options, and the errors that name a
-// weight.
+// Options of quantization: checks, methods by name, and errors that name a weight.
 #include <cmath>
 #include <string>
 #include <string_view>

@@ -39,7 +39,7 @@ Result<QuantizedWeights> CopyUnquantized(ThreadPool& pool, const TensorView& den
 Status NonFiniteWeight(const std::string& tensor_name, float value, const WeightsSpec& spec,
                        int64_t expert, int64_t k, int64_t n);
 
-/// The error for weights w [count] from k on, of which one is NaN or Inf.
+/// The error for the first NaN or Inf among weights w [count] from k on.
 Status FirstNonFinite(const std::string& tensor_name, const float* w, int64_t count,
                       const WeightsSpec& spec, int64_t expert, int64_t k, int64_t n);
 
