@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,10 @@ enum class QuantizeMethod : uint8_t {
 };
 /// "rtn", "mse", "gptq", "awq", "awq+gptq".
 std::string_view QuantizeMethodName(QuantizeMethod method);
+/// All methods.
+std::span<const QuantizeMethod> AllQuantizeMethods();
+/// Whether gptq chooses the codes: kGptq and kAwqGptq.
+bool UsesGptq(QuantizeMethod method);
 /// Whether a method needs a model and a text: QuantizeCalibrated (calibrate.h) is its function.
 bool NeedsCalibration(QuantizeMethod method);
 /// Finds a method by name. Errors: kInvalidArgument listing the known names.

@@ -10,9 +10,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from ._arrays import FLOAT_FORMATS
 from .errors import InvalidArgumentError, UnsupportedError
 
-FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+FLOATS: dict[torch.dtype, str] = {getattr(torch, name): name for name in FLOAT_FORMATS}
 KERNELS_FOR = ("cpu", "cuda")
 HOST = torch.device("cpu")
 

@@ -39,16 +39,6 @@ from .linear import (
 )
 from .moe import SharedExpert, moe_experts, moe_router_topk, prepare_experts, selections
 
-_OF_GPUS = (
-    "marlin_gemm_fp4",
-    "marlin_gemm_fp4_single_stage",
-    "marlin_gemm_fp4_striped",
-    "marlin_gemm_fused_fp4",
-    "marlin_gemm_fused_u4",
-    "marlin_gemm_w4",
-)
-
-
 def names(device: Device | None = None) -> list[str]:
     """The GEMM kernels of a device, or of the default one."""
     info = (device or default_device()).info
@@ -202,7 +192,7 @@ def moe_shared_expert(x: Any, gate: Any, up: Any, down: Any, **options: Any) -> 
 def __getattr__(name: str) -> Callable[..., Any]:
     # Checked last, if no listed device has the kernel: opening the simulator searches for clang.
     missing = name.startswith("_") or (name not in _known() and name not in _simulated())
-    if missing and name in _OF_GPUS:
+    if missing and name in _core.gpu_kernels():
         raise UnsupportedError(
             f"{name}: a GPU kernel that no device here has; available: {', '.join(names())}"
         )

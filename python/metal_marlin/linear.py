@@ -85,20 +85,13 @@ def pack_weights(
     """
     weight = as_array("weight", weight)
     check_float("weight", weight)
-    if sparsity not in ("dense", "2:4"):
-        raise InvalidArgumentError(f"sparsity: expected \"dense\" or \"2:4\", got {sparsity!r}")
+    sparse, tiled = call(_core.is_sparse, sparsity), call(_core.is_tiled_layout, layout)
     packed: QuantizedWeights = call(
         _core.quantize, to_host(weight), format, group_size, scale_type, method, symmetric
     )
-    if sparsity == "2:4":
+    if sparse:
         packed = prune(packed)
-    if layout == "k_packed":
-        return packed
-    if layout != "marlin_w4":
-        raise InvalidArgumentError(
-            f"layout: unknown name {layout!r}; known: k_packed, marlin_w4"
-        )
-    return TiledWeights(packed)
+    return TiledWeights(packed) if tiled else packed
 
 
 class TiledWeights(QuantizedWeights):

@@ -32,7 +32,7 @@ from ._core import Device, ExpertSet, PreparedWeights, QuantizedWeights, take_co
 from .errors import InvalidArgumentError
 from .linear import default_device, open_device, pack_weights, prepare, fold_input
 
-ACTIVATIONS = ("silu", "gelu_tanh", "relu", "none")
+ACTIVATIONS: tuple[str, ...] = tuple(_core.activations())
 
 # Weights of one matrix of all experts: a stack, or a matrix per expert (None: elsewhere).
 Weights = QuantizedWeights | PreparedWeights

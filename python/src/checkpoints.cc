@@ -8,12 +8,13 @@
 
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/files/model_directory.h"
-#include "cli/documents.h"
 #include "core.h"
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
 #include "marlin/importance.h"
 #include "marlin/sensitivity.h"
+#include "registrations.h"
+#include "text/documents.h"
 
 namespace marlin::python {
 namespace {
@@ -100,7 +101,7 @@ nb::object QuantizeDirectory(nb::handle source_path, nb::handle output_path,
   }
   raised.Rethrow();
   const QuantizeCheckpointReport taken = Take(*std::move(report));
-  nb::object document = DocumentObject(cli::QuantizedDocument(taken, options));
+  nb::object document = DocumentObject(QuantizedDocument(taken, options));
   document["output"] = PathObject(taken.output);
   return document;
 }

@@ -14,6 +14,7 @@
 #include "marlin/moe.h"
 #include "ready_experts.h"
 #include "ready_weights.h"
+#include "registrations.h"
 
 namespace marlin::python {
 namespace {
@@ -46,9 +47,7 @@ Scoring ParseScoring(const std::string& name) {
   if (name == "softmax") return Scoring::kSoftmax;
   if (name == "softmax_of_chosen") return Scoring::kSoftmaxOfChosen;
   if (name == "sigmoid") return Scoring::kSigmoid;
-  throw StatusError(
-      Status(Code::kInvalidArgument,
-             "scoring: unknown name '" + name + "'; known: softmax, softmax_of_chosen, sigmoid"));
+  Refuse("scoring: unknown name '" + name + "'; known: softmax, softmax_of_chosen, sigmoid");
 }
 
 /// Copies a float32 vector into device memory, so that it lives as long as what points to it.
@@ -57,13 +56,11 @@ TensorView CopyVector(const char* name, const nb::object& array, const OpenDevic
   if (array.is_none()) return {};
   Array host;
   if (!nb::try_cast(array, host) || !host.is_valid()) {
-    throw StatusError(
-        Status(Code::kInvalidArgument, std::string(name) + ": expected an array in host memory"));
+    Refuse(std::string(name) + ": expected an array in host memory");
   }
   const TensorView source = ViewOf(name, host);
   if (source.dtype() != DType::kF32 || source.rank() != 1 || !source.IsContiguous()) {
-    throw StatusError(Status(Code::kInvalidArgument,
-                             std::string(name) + ": expected a contiguous float32 vector"));
+    Refuse(std::string(name) + ": expected a contiguous float32 vector");
   }
   DeviceBuffer copy = Take(DeviceBuffer::Allocate(on.device, source.ByteCount()));
   if (source.ByteCount() > 0) Check(copy.CopyFrom(source.data(), source.ByteCount()));

@@ -116,10 +116,6 @@ Status Planner::AddCast(const Candidate& candidate) {
   return {};
 }
 
-bool CompensatesErrors(QuantizeMethod method) {
-  return method == QuantizeMethod::kGptq || method == QuantizeMethod::kAwqGptq;
-}
-
 Status Planner::AddModule(const Candidate& first, const std::string& name,
                           std::vector<size_t> sources, bool stacked) {
   const TensorInfo& info = Info(first.tensor);
@@ -142,7 +138,7 @@ Status Planner::AddModule(const Candidate& first, const std::string& name,
   }
   WeightsSpec& spec = unit.record.module.spec;
   spec = empty->spec;
-  if (spec.input_hadamard > 0 && !CompensatesErrors(options_.method)) {
+  if (spec.input_hadamard > 0 && !UsesGptq(options_.method)) {
     return Status(Code::kInvalidArgument,
                   fmt::format("tensor \"{}\": {} has Hadamard blocks, which need method gptq or "
                               "awq+gptq: rounding alone loses more with them than without",

@@ -46,7 +46,7 @@ void RecipeArguments::Declare(ArgumentList& arguments) {
                    "Weights per scale, a multiple of 16, for the whole recipe");
   arguments.Option("--scale-dtype", &scale_type_, "TYPE",
                    "fp16, bf16, fp32, e8m0 or e4m3, for the whole recipe");
-  arguments.Choices({"fp16", "bf16", "fp32", "e8m0", "e4m3"});
+  arguments.Choices(AllScaleTypes(), ScaleTypeName);
   arguments.Option(
       "--sparsity", &sparsity_, "2:4",
       "Keep two of every four weights along the inputs, in the whole recipe; or dense");

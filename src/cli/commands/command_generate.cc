@@ -14,8 +14,8 @@
 #include "cli/command.h"
 #include "cli/commands/generated_text.h"
 #include "cli/commands/prompt_batch.h"
-#include "cli/documents.h"
 #include "marlin/generate.h"
+#include "text/documents.h"
 
 namespace marlin::cli {
 namespace {

@@ -14,6 +14,7 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/text_table.h"
+#include "checkpoint/convert/destination_output.h"
 #include "cli/arguments/calibration_arguments.h"
 #include "cli/arguments/destination_argument.h"
 #include "cli/arguments/device_argument.h"
@@ -21,7 +22,6 @@
 #include "cli/arguments/target_arguments.h"
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
-#include "cli/documents.h"
 #include "cli/progress_bar.h"
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
@@ -29,6 +29,7 @@
 #include "marlin/importance.h"
 #include "marlin/model.h"
 #include "marlin/sensitivity.h"
+#include "text/documents.h"
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -99,7 +100,7 @@ class QuantizeCommand final : public Command {
     arguments.Option("--method", &method_, "METHOD",
                      "rtn, mse, or, measuring the inputs of every layer on a text, gptq, awq or "
                      "awq+gptq");
-    arguments.Choices({"rtn", "mse", "gptq", "awq", "awq+gptq"});
+    arguments.Choices(AllQuantizeMethods(), QuantizeMethodName);
     arguments.Option("--imatrix", &imatrix_, "FILE",
                      "mse: weights errors by the inputs in an importance matrix of llama.cpp");
     arguments.Option("--pruning", &pruning_, "METHOD",
@@ -238,8 +239,7 @@ class QuantizeCommand final : public Command {
     }
     if (pruning_) {
       MARLIN_ASSIGN_OR_RETURN(const PruneMethod pruning, ParsePruneMethod(*pruning_));
-      const bool gptq = method == QuantizeMethod::kGptq || method == QuantizeMethod::kAwqGptq;
-      if (pruning != PruneMethod::kMagnitude && !gptq) {
+      if (pruning != PruneMethod::kMagnitude && !UsesGptq(method)) {
         return Status(
             Code::kInvalidArgument,
             fmt::format("--pruning {}: needs --method gptq, which measures the inputs", *pruning_));

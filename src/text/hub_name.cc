@@ -1,4 +1,4 @@
-#include "cli/arguments/hub_name.h"
+#include "text/hub_name.h"
 
 #include <fmt/core.h>
 
@@ -9,7 +9,7 @@
 
 #include "base/printable.h"
 
-namespace marlin::cli {
+namespace marlin {
 namespace {
 
 constexpr size_t kMostNameBytes = 96;
@@ -79,4 +79,4 @@ Result<std::string> ResolveModel(const ModelRequest& request, const ModelResolve
                                        Printable(request.name)));
 }
 
-}  // namespace marlin::cli
+}  // namespace marlin

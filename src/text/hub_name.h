@@ -10,7 +10,7 @@
 
 #include "marlin/status.h"
 
-namespace marlin::cli {
+namespace marlin {
 
 /// The parts of a name "ORG/NAME[@REVISION][:FILE]".
 struct HubName {
@@ -47,4 +47,4 @@ using ModelResolver = std::function<Result<std::string>(const ModelRequest&)>;
 /// without a resolver; those of the resolver.
 Result<std::string> ResolveModel(const ModelRequest& request, const ModelResolver& resolver);
 
-}  // namespace marlin::cli
+}  // namespace marlin
