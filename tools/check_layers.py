@@ -46,12 +46,21 @@ PYTHON_MAY_INCLUDE = ("text", "model", "recipe", "checkpoint", "layout", "format
 MAY_INCLUDE["bench"] = tuple(MAY_INCLUDE)
 MAY_INCLUDE["cli"] = tuple(MAY_INCLUDE)
 
-# The parts of the CUDA backend that are built everywhere, and so include no CUDA header.
-CUDA_HOST_ONLY = re.compile(
-    r"backends/cuda/(?:(?:layout|plan|libraries|tuning)/.*|measure/graph_timer\.h|[^/]*"
-    r"|.*(?:_plan\.(?:cc|h)|_layout\.h))$"
-)
-CUDA_BACKEND = "backends/cuda/cuda_backend.cc"
+
+
+def read_host_only() -> re.Pattern[str]:
+    """The parts of the CUDA backend that are built everywhere, and so include no CUDA header: the
+    sources that CMake builds without CUDA, the headers beside them, and a few other headers."""
+    cmake = Path(__file__).resolve().parents[1] / "cmake/MarlinLayers.cmake"
+    found = re.search(r'^set\(MARLIN_CUDA_HOST_ONLY "([^"]+)"\)$', cmake.read_text(), re.MULTILINE)
+    assert found, f"{cmake} sets no MARLIN_CUDA_HOST_ONLY"
+    sources = found[1].replace("\\\\", "\\")
+    headers = sources.replace(r"\.cc$", r"\.(?:h|def)$")
+    others = r"/cuda/(?:.*_layout|measure/graph_timer|[^/]*)\.h$"
+    return re.compile(f".*(?:{sources}|{headers}|{others})")
+
+
+CUDA_HOST_ONLY = read_host_only()
 CUDA_HEADERS = re.compile(r"cuda|cublas|cooperative_groups")
 
 # The only standard headers of the C interface.
@@ -96,7 +105,7 @@ def check_source(path: str, text: str, exists: set[str]) -> list[str]:
         return [f"src/{path}: no layer {layer!r} is known to tools/check_layers.py"]
     findings = []
     codec = layer == "formats" and path.endswith(".h")
-    host_only = CUDA_HOST_ONLY.match(path) is not None and path != CUDA_BACKEND
+    host_only = CUDA_HOST_ONLY.match(path) is not None
     for quote, name in _INCLUDE.findall(text):
         if quote == "<":
             if layer.startswith("backends/") and FRAMEWORKS.match(name):

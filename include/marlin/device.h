@@ -74,15 +74,15 @@ class Device {
   /// on the device fails; kInvalidArgument and kNonFiniteInput for ids, positions and logits that
   /// an operation found invalid.
   Status Synchronize(void* stream = nullptr) const;
-  /// For the library's own use, like shared() and the constructor.
-  Impl& impl() const { return *impl_; }
-  const std::shared_ptr<Impl>& shared() const { return impl_; }
-  explicit Device(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   Device(const Device&) = default;
   Device& operator=(const Device&) = default;
   ~Device() = default;
+  /// Whether both are handles to what one Open returned.
+  friend bool operator==(const Device& a, const Device& b) { return a.impl_ == b.impl_; }
 
  private:
+  friend struct Internals;
+  explicit Device(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<Impl> impl_;
 };
 

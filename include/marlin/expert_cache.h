@@ -58,10 +58,10 @@ class ExpertLease {
 
   /// The cached expert. Precondition: a lease that Get returned and that was not moved from.
   const Expert& expert() const { return *release_; }
-  /// For the library's own use.
-  explicit ExpertLease(std::shared_ptr<const Expert> release) : release_(std::move(release)) {}
 
  private:
+  friend struct Internals;
+  explicit ExpertLease(std::shared_ptr<const Expert> release) : release_(std::move(release)) {}
   std::shared_ptr<const Expert> release_;  ///< Its deleter returns the entry.
 };
 

@@ -48,7 +48,6 @@ class PlacedExperts {
  public:
   struct Storage;
   PlacedExperts() = default;
-  explicit PlacedExperts(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
   /// `on_device` holds the experts of any device (which may be the same CPU) and `on_host` those of
   /// a CPU; in each, the experts of the other have no matrices. Only `on_device` may have a shared
   /// expert. Errors: kInvalidArgument for an empty set, sets of different sizes, an expert that is
@@ -60,10 +59,12 @@ class PlacedExperts {
   int64_t device_count() const;  ///< Experts on the device.
   int64_t hidden() const;        ///< Features of x and of the result.
   PlacementStatistics statistics() const;
-  /// For the library's own use.
-  const Storage* storage() const { return storage_.get(); }
+  /// False for a default-constructed or moved-from placement.
+  bool valid() const { return storage_ != nullptr; }
 
  private:
+  friend struct Internals;
+  explicit PlacedExperts(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
   std::shared_ptr<const Storage> storage_;
 };
 

@@ -196,10 +196,9 @@ class Model {
   struct Impl;
   /// False for a moved-from model.
   bool valid() const { return impl_ != nullptr; }
-  /// Precondition: valid().
-  const Impl& impl() const { return *impl_; }
 
  private:
+  friend struct Internals;
   Model(const Device& device, std::shared_ptr<const Impl> impl)
       : device_(device), impl_(std::move(impl)) {}
   Device device_;

@@ -88,7 +88,6 @@ class ExpertSet {
  public:
   struct Storage;
   ExpertSet() = default;
-  explicit ExpertSet(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
   /// `experts` in the order of their ids. Errors: kInvalidArgument naming expert and matrix for
   /// weights of another device and for shapes that do not fit; no expert at all.
   static Result<ExpertSet> Make(const Device& device, std::span<const Expert> experts,
@@ -96,11 +95,12 @@ class ExpertSet {
 
   int64_t count() const;   ///< Experts, with those on other devices, without the shared one.
   int64_t hidden() const;  ///< Features of x and of the result; 0 if all experts are elsewhere.
-  /// For the library's own use.
-  const Storage* storage() const { return storage_.get(); }
-  const std::shared_ptr<const Storage>& shared() const { return storage_; }
+  /// False for a default-constructed or moved-from set.
+  bool valid() const { return storage_ != nullptr; }
 
  private:
+  friend struct Internals;
+  explicit ExpertSet(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
   std::shared_ptr<const Storage> storage_;
 };
 

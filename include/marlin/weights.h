@@ -143,15 +143,16 @@ class PreparedWeights {
  public:
   struct Storage;
   PreparedWeights() = default;
-  explicit PreparedWeights(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
 
+  /// False for empty weights.
+  bool valid() const { return storage_ != nullptr; }
   const WeightsSpec& spec() const;
   /// Bytes held on the device.
   int64_t bytes() const;
-  /// For the library's own use.
-  const Storage* storage() const { return storage_.get(); }
 
  private:
+  friend struct Internals;
+  explicit PreparedWeights(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
   std::shared_ptr<const Storage> storage_;
 };
 

@@ -99,7 +99,7 @@ nb::object MatrixOf(const ReadyExperts& experts, size_t expert, size_t part) {
   const Expert& found = experts.list->at(expert);
   const std::array<const ExpertMatrix*, 3> parts = {&found.gate, &found.up, &found.down};
   const ExpertMatrix& matrix = *parts.at(part);
-  if (matrix.weights.storage() == nullptr) return nb::none();
+  if (!matrix.weights.valid()) return nb::none();
   std::vector<float> bias(static_cast<size_t>(matrix.bias.empty() ? 0 : matrix.bias.dim(0)));
   for (const DeviceBuffer& buffer : *experts.biases) {
     if (bias.empty() || buffer.data() != matrix.bias.data()) continue;
@@ -189,7 +189,7 @@ void BindExperts(nb::module_& module) {
       .def_prop_ro(
           "shared_gate",
           [](const ReadyExperts& experts) -> nb::object {
-            if (experts.shared_gate.storage() == nullptr) return nb::none();
+            if (!experts.shared_gate.valid()) return nb::none();
             return nb::cast(ReadyWeights{experts.shared_gate, experts.device});
           },
           "The weights of the shared expert's gate, or None.");

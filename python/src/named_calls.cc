@@ -85,7 +85,7 @@ class Lease {
 
  private:
   nb::object MatrixOf(const ExpertMatrix& matrix) const {
-    if (matrix.weights.storage() == nullptr) return nb::none();
+    if (!matrix.weights.valid()) return nb::none();
     return nb::cast(ReadyWeights{matrix.weights, device_});
   }
 
@@ -147,7 +147,7 @@ class Cache {
                nb::type_name(part.type()).c_str());
       }
       const auto& ready = nb::cast<const ReadyWeights&>(part);
-      if (ready.device.device.shared() != device_.device.shared()) {
+      if (ready.device.device != device_.device) {
         refuse("load: expected weights prepared for the cache's device, " + device_.name +
                ", got weights for " + ready.device.name);
       }

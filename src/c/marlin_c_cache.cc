@@ -28,7 +28,7 @@ struct marlin_expert_lease {
   marlin_expert_lease& operator=(const marlin_expert_lease&) = delete;
 
   marlin_expert_matrix Describe(const marlin::ExpertMatrix& matrix, int i) {
-    if (matrix.weights.storage() == nullptr) return {nullptr, 0, nullptr};
+    if (!matrix.weights.valid()) return {nullptr, 0, nullptr};
     weights[i].weights = matrix.weights;
     if (matrix.bias.empty()) return {&weights[i], matrix.index, nullptr};
     marlin_tensor& bias = biases[i];

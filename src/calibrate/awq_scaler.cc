@@ -365,7 +365,7 @@ Status AwqScaler::RunHead() {
 }
 
 Status AwqScaler::Run(const Progress& progress) {
-  chunks_ = ChunksOf(texts_, device_.impl().backend().pass_tokens());
+  chunks_ = ChunksOf(texts_, Internals::Impl(device_).backend().pass_tokens());
   tokens_ = chunks_.back().first + chunks_.back().rows;
   hidden_.resize(static_cast<size_t>(tokens_ * directory_.config.shape.hidden));
   {

@@ -97,7 +97,7 @@ int64_t Calibrator::TokensFor(const CalibrationOptions& options, const Dimension
 }
 
 marlin::Result<std::unique_ptr<Cholesky>> Calibrator::MakeCholesky() {
-  auto of_device = device_.impl().backend().MakeCholesky();
+  auto of_device = Internals::Impl(device_).backend().MakeCholesky();
   if (!of_device.ok()) {
     return of_device.status().WithContext("calibration on " + device_.info().name +
                                           " (the CPU needs no library)");
@@ -166,7 +166,8 @@ Status Calibrator::Start() {
     MARLIN_ASSIGN_OR_RETURN(texts_, CalibrationTexts(path_, directory_.config, device_, options_,
                                                      TokensFor(options_, directory_.config.shape)));
   }
-  chunks_ = ChunksOf(texts_, std::max(kLeastPass, device_.impl().backend().pass_tokens()));
+  chunks_ =
+      ChunksOf(texts_, std::max(kLeastPass, Internals::Impl(device_).backend().pass_tokens()));
   tokens_ = chunks_.back().first + chunks_.back().rows;
   MARLIN_RETURN_IF_ERROR(CheckTokens());
   MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, original_source_));

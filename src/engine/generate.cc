@@ -84,7 +84,7 @@ class Generation {
                           std::span(tokens).first(static_cast<size_t>(steps)),
                           {&sampled, 1}};
     const auto start = std::chrono::steady_clock::now();
-    MARLIN_RETURN_IF_ERROR(RunDecode(model_.impl(), call, &steps_run));
+    MARLIN_RETURN_IF_ERROR(RunDecode(Internals::Impl(model_), call, &steps_run));
     const double seconds = SecondsSince(start);
     const int64_t before = count();
     bool goes_on = true;

@@ -31,8 +31,7 @@ class GroupWeights {
       bench::PreparedCase& prepared = prepared_[i];
       prepared.bench = cases[i];
       prepared.bench.timing = timing_;
-      const bool same =
-          prepared.weights.storage() != nullptr && prepared.weights.spec() == cases[i].spec;
+      const bool same = prepared.weights.valid() && prepared.weights.spec() == cases[i].spec;
       if (!same) MARLIN_RETURN_IF_ERROR(PrepareOne(device, &prepared));
     }
     return std::span<const bench::PreparedCase>(prepared_);

@@ -187,7 +187,7 @@ class TuneCommand final : public Command {
     PreparedWeights prepared;
     for (const bench::BenchCase& bench : cases_) {
       progress.Update(static_cast<int64_t>(measured_.size()), static_cast<int64_t>(cases_.size()));
-      if (prepared.storage() == nullptr || !(prepared.spec() == bench.spec)) {
+      if (!prepared.valid() || !(prepared.spec() == bench.spec)) {
         prepared = PreparedWeights();
         MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, bench::RandomWeights(bench.spec));
         MARLIN_ASSIGN_OR_RETURN(prepared, Prepare(weights, device));

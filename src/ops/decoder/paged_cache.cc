@@ -23,7 +23,7 @@ int64_t SlabBytes(const PagedCache& cache) {
 }
 
 Status CheckCache(const Device& device, const PagedCache& cache) {
-  const DecoderBackend* const decoder = device.impl().decoder();
+  const DecoderBackend* const decoder = Internals::Impl(device).decoder();
   if (decoder == nullptr) return DecoderOf(device).status();
   const int64_t unit = decoder->cache_page_tokens();
   if (!IsActivationType(cache.type) && cache.type != DType::kF8E4M3) {

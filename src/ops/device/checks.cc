@@ -121,8 +121,8 @@ Status CheckWorkspace(const GivenWorkspace& given, int64_t bytes, const char* na
 }
 
 Status CheckWeights(const Device& device, const PreparedWeights& weights) {
-  if (weights.storage() == nullptr) return Invalid("weights: not prepared");
-  if (weights.storage()->backend != &device.impl().backend()) {
+  if (!weights.valid()) return Invalid("weights: not prepared");
+  if (Internals::Storage(weights)->backend != &Internals::Impl(device).backend()) {
     return Invalid("weights: prepared for another device");
   }
   return {};
