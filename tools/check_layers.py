@@ -37,7 +37,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "calibrate": ("engine", "model", "ops", "plan", "checkpoint", "recipe", "quantize", "layout",
                   "formats", "base"),
     "text": ("base",),
-    "c": (),
+    "c": ("base",),
 }
 # The Python extension, python/src: of the command it runs the command line, nothing else.
 PYTHON_MAY_INCLUDE = ("text", "model", "recipe", "checkpoint", "layout", "formats", "base",

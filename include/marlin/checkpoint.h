@@ -188,7 +188,7 @@ struct ImportedModule {
   /// "exact" (every value is equal to what the source's own program computes in fp32), "exact to
   /// the last bit of fp32" (that program rounds once more) or "re-rounded".
   std::string exactness;
-  double growth = 1;  ///< Stored bytes over those of the source.
+  double growth = 1;  ///< Stored bytes relative to the source.
   /// For a module that was re-rounded, unless in a dry run: the root mean square of the errors over
   /// that of the weights, and the largest error.
   double relative_error = 0;
@@ -216,7 +216,7 @@ struct ImportCheckpointReport {
 /// Converts a checkpoint of another program, a directory or a file, to a directory of this one,
 /// atomically. Codes are kept, not quantized again. A source in a container (GGUF) that is not
 /// quantized becomes an unquantized directory. Peak memory is bounded by the largest module.
-/// Errors: those of Checkpoint::Open; kInvalidArgument for a source that is a directory of this
+/// Errors: as Checkpoint::Open; kInvalidArgument for a source that is a directory of this
 /// program, or an unquantized one.
 Result<ImportCheckpointReport> ImportCheckpoint(const std::string& source,
                                                 const std::string& output,

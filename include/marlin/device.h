@@ -112,7 +112,7 @@ class DeviceBuffer {
   Status CopyFrom(const void* host, int64_t bytes, int64_t offset = 0) const;
   Status CopyTo(void* host, int64_t bytes, int64_t offset = 0) const;
 
-  /// The same copies, enqueued behind the work on a stream (null: the device's default stream). The
+  /// The same copies, enqueued after the work on a stream (null: the device's default stream). The
   /// caller keeps the host memory alive, leaves a source unchanged and a destination unread until
   /// Synchronize(stream) has returned. The CPU copies at once, Metal after waiting for the stream;
   /// CUDA may also wait if the host memory is pageable: only copies of page-locked memory overlap

@@ -31,7 +31,7 @@ enum class CachePolicy : uint8_t {
 struct ExpertCacheOptions {
   int64_t capacity_bytes = int64_t{512} << 20;  ///< Bound on the memory of all entries.
   CachePolicy policy = CachePolicy::kLru;
-  /// kFrequency: so many uses of any experts later, a use counts half; 1 or more.
+  /// kFrequency: the number of uses, of any expert, after which a use counts half; 1 or more.
   int64_t half_life = int64_t{1} << 18;
 };
 

@@ -66,7 +66,7 @@ enum class ScaleType : uint8_t {
 
 /// All scale types.
 std::span<const ScaleType> AllScaleTypes();
-/// The element type of a scale; that of kF16 for an invalid enumerator.
+/// The element type of a scale; f16 for an invalid enumerator.
 DType ScaleDType(ScaleType type);
 /// "fp16", "bf16", "fp32", "e8m0", "e4m3"; "unknown" for an invalid enumerator.
 std::string_view ScaleTypeName(ScaleType type);

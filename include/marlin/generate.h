@@ -35,7 +35,7 @@ struct Generated {
   std::vector<int32_t> token_ids;  ///< The new tokens, without the prompt.
   StopReason stop_reason = StopReason::kMaxTokens;
   double prefill_seconds = 0;
-  /// Time for all tokens after the first, without that of callbacks. Where a device runs several
+  /// Time for all tokens after the first, without the callbacks. Where a device runs several
   /// steps per launch, and the text ends within one, the share of the steps that are part of it. Of
   /// a text of GenerateBatch: the time from its first token to its last, whatever ran meanwhile.
   double decode_seconds = 0;
@@ -82,7 +82,7 @@ struct BatchOptions {
 /// text has ended. With ModelOptions::batch_invariant each text has the bits that Generate gives
 /// for it alone. When the KV cache's memory runs out, the sequence that started last is put back
 /// and goes on later, after its tokens so far were fed again. `options` has one element for all
-/// prompts or one for each; empty: the default. Errors: those of Generate, naming the prompt as
+/// prompts or one for each; empty: the default. Errors: as Generate, naming the prompt as
 /// prompts[index]; kOutOfMemory if a sequence alone does not fit.
 Result<std::vector<Generated>> GenerateBatch(const Model& model,
                                              std::span<const std::vector<int32_t>> prompts,

@@ -29,7 +29,7 @@ struct ModelInfo {
   int64_t max_positions = 0;
   int64_t parameters = 0;
   int64_t bytes = 0;         ///< Size of the prepared weights on the device.
-  int64_t host_bytes = 0;    ///< Size of those of experts that stay on the host.
+  int64_t host_bytes = 0;    ///< Size of the weights of experts that stay on the host.
   int64_t host_experts = 0;  ///< Experts that stay on the host, of all layers.
   double bits_per_weight = 0;
   DType kv_cache = DType::kBf16;  ///< Element type of the KV cache.
@@ -171,7 +171,7 @@ class Model {
   /// Forward, then samples one token per input on the device, from the logits after its last token.
   /// samplers are states written by ResetSampler, u8 [inputs, SamplerStateBytes] in device memory;
   /// tokens is host memory with one element per input. Inputs with feed_only count in neither, so
-  /// that others follow each other without a gap. Errors: also those of SampleTokens.
+  /// that others follow each other without a gap. Errors: also as SampleTokens.
   Status ForwardAndSample(std::span<const SequenceInput> inputs, const MutableTensorView& samplers,
                           std::span<int32_t> tokens) const;
 

@@ -55,7 +55,7 @@ struct Router {
 };
 
 /// The same from hidden states x [tokens, hidden] (f32, bf16 or f16): the logits are the exact GEMM
-/// of x and the router's weights, but for Router::accuracy. Errors: also those of Gemm.
+/// of x and the router's weights, but for Router::accuracy. Errors: also as Gemm.
 Status RouteHiddenStates(const Device& device, const TensorView& x, const Router& router,
                          const MutableTensorView& ids, const MutableTensorView& weights,
                          void* stream = nullptr);
@@ -183,7 +183,7 @@ struct MoeOptions {
 
 /// Minimum size of MoeOptions::workspace for x [tokens, hidden] of x_type and out of out_type: of
 /// this number of tokens, since fewer may run on other kernels that need more. Of the options only
-/// those of ExpertsProblem matter. Errors: those of PlanExperts and PlanGemm.
+/// those of ExpertsProblem matter. Errors: as PlanExperts and PlanGemm.
 Result<int64_t> MoeWorkspaceBytes(const Device& device, int64_t tokens, DType x_type,
                                   DType out_type, const Router& router, const ExpertSet& experts,
                                   const MoeOptions& options = {});

@@ -95,7 +95,7 @@ Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out)
 /// Weights that transform their input (a permutation along k, input scales, Hadamard blocks) as
 /// plain ones: fp32 [experts, k, n], of the values that Dequantize gives, because no format of
 /// codes holds them. 4 bytes per weight. Other weights are returned as they are. Thread-safe.
-/// Errors: those of Validate, kOutOfMemory.
+/// Errors: as Validate, kOutOfMemory.
 Result<QuantizedWeights> FoldInput(const QuantizedWeights& weights);
 
 }  // namespace marlin

@@ -51,7 +51,7 @@ struct RoutingFrequencies {
   std::string ToJson() const;
   /// Errors: kMalformedFile naming `file` and the key that is missing or has a wrong value.
   static Result<RoutingFrequencies> FromJson(std::string_view text, const std::string& file);
-  /// Errors: kIo, and those of FromJson.
+  /// Errors: kIo, and as FromJson.
   static Result<RoutingFrequencies> FromFile(const std::string& path);
 
   friend bool operator==(const RoutingFrequencies&, const RoutingFrequencies&) = default;

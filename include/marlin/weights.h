@@ -49,7 +49,7 @@ struct WeightsSpec {
   int64_t group_size = 0;  ///< Consecutive k that share a scale; >= 1; the last group may be short.
   ScaleType scale_type = ScaleType::kF16;
   /// Two levels of scales: consecutive k that share a super scale, a multiple of group_size; 0: one
-  /// level. scale_type (kF16, kBf16 or kF32) is then that of the super scales, and
+  /// level. scale_type (kF16, kBf16 or kF32) is then the type of the super scales, and
   ///   scale = super scale * scales[group], rounded to fp32, bias = super bias * biases[group].
   int64_t super_group_size = 0;
   bool has_zeros = false;                 ///< weight = scale * (value - zero)
@@ -166,7 +166,7 @@ struct PrepareOptions {
 /// Converts weights to the layout of a device's kernels, once, at load. The source may be freed
 /// afterwards. Their prepared spec differs where a device's kernels cannot read them as they are:
 /// 2:4 weights become dense, codes of 5 and 6 bits become codes of 8 bits, and two levels of scales
-/// become fp32 scales, all of the same values. Errors: those of Validate, kUnsupported,
+/// become fp32 scales, all of the same values. Errors: as Validate, kUnsupported,
 /// kOutOfMemory.
 Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device,
                                 const PrepareOptions& options = {});

@@ -270,7 +270,7 @@ class MarlinStack(nn.Module):
 
     def fill(self, weights: _core.QuantizedWeights) -> None:
         """Copies quantized weights into the buffers."""
-        weights = _core.QuantizedWeights(weights)  # Its codes are k-packed, those of tiles not.
+        weights = _core.QuantizedWeights(weights)  # Whose codes are k-packed; tiles are not.
         parts = {
             "qweight": weights.codes,
             "metadata": weights.metadata,

@@ -72,7 +72,7 @@ def check_input(x: torch.Tensor, device: torch.device, features: int) -> None:
 
 
 def adopt(owner: nn.Module, parts: Iterable[Any]) -> None:
-    """Makes `owner` prepare the weights of its parts: `release` of a part calls that of the owner.
+    """Makes `owner` prepare the weights of its parts: a part's `release` calls the owner's.
 
     The owner calls this again in __setstate__, because copies do not keep the reference.
     """

@@ -63,7 +63,7 @@ class ExpertsPlan:
 
 @dataclass
 class _Names:
-    """Names in vLLM's model and those of the checkpoint."""
+    """Names in vLLM's model and in the checkpoint."""
 
     modules: dict[str, str] = field(default_factory=dict)
     plain: dict[str, str] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class CheckpointWeights:
                 self._names.plain[name] = name
 
     def rename(self, rename: Callable[[str], str | None]) -> None:
-        """Applies a map of the checkpoint's names to those of vLLM's model."""
+        """Applies a map from the checkpoint's names to vLLM's."""
         self._names = self._names.renamed(rename)
 
     def is_quantized(self, path: str) -> bool:

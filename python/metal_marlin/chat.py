@@ -31,7 +31,7 @@ _WHOLE = ("top_k", "seed", "max_tokens")  # The settings that are whole numbers.
 
 
 def find_template(directory: AnyPath, given: AnyPath | None) -> ChatTemplate:
-    """A model's templates. Errors: those of ChatTemplate.find; UnsupportedError without one."""
+    """A model's templates. Errors: as ChatTemplate.find; UnsupportedError without one."""
     template = ChatTemplate.find(directory, given)
     if template is None:
         raise UnsupportedError(f"{os.fsdecode(directory)}: {MISSING}")
@@ -61,8 +61,8 @@ class Conversation:
         variables: Mapping[str, Any] | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """`model` is of the core. settings: those of _core.TextOptions; a max_tokens that is None
-        means as many tokens as the context holds."""
+        """`model` is the core's. settings: the fields of _core.TextOptions; a max_tokens of None means
+        as many tokens as the context holds."""
         self.system = system
         self.messages: list[dict[str, Any]] = []
         """Without the system message."""
@@ -83,7 +83,7 @@ class Conversation:
         """Answers the last message: appends the answer and returns it with its statistics.
 
         `on_text` receives the text as it comes; where `stop` returns True the answer ends, and
-        keeps what it has. Errors: those of rendering and of generating, InvalidArgumentError where
+        keeps what it has. Errors: as rendering and of generating, InvalidArgumentError where
         the conversation exceeds the context; nothing is appended then.
         """
         ids = self._encode()

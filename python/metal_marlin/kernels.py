@@ -83,13 +83,13 @@ def _unpacker(name: str, format: str, words: str) -> Callable[..., Any]:
 
     run.__name__ = run.__qualname__ = name
     run.__doc__ = (
-        f"{format} words [{words}, N] to float32 [K, N]; the arguments are those of unpack_weights."
+        f"{format} words [{words}, N] to float32 [K, N]; arguments as for unpack_weights."
     )
     return run
 
 
 def dequant_fp4(packed: Any, scales: Any, group_size: int = 32, **options: Any) -> Any:
-    """FP4 words [K/8, N] to float32 [K, N]; the options are those of unpack_weights."""
+    """FP4 words [K/8, N] to float32 [K, N]; options as for unpack_weights."""
     return unpack_weights(packed, scales, group_size, None, "fp4_e2m1", **options)
 
 
@@ -174,7 +174,7 @@ def moe_shared_expert(x: Any, gate: Any, up: Any, down: Any, **options: Any) -> 
 
     gate and up are weights [hidden, inner], down [inner, hidden]; up None: gate is gate beside up.
     `scale` [hidden, 1] multiplies the result by sigmoid(x scale), gate_bias, up_bias and down_bias
-    are added; the other options are those of moe_experts.
+    are added; other options as for moe_experts.
     """
     own = {name: options.pop(name, None) for name in ("gate_bias", "up_bias", "down_bias", "scale")}
     x = as_array("x", x)

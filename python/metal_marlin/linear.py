@@ -214,7 +214,7 @@ def from_parts(
 ) -> QuantizedWeights:
     """Builds quantized weights from packed arrays, which errors call `codes`.
 
-    K is that of the words and scales unless given, or that of the product's input x.
+    K is taken from the words and scales unless given, or from the product's input x.
     """
     parts = options(
         _core.WeightsParts(),
@@ -253,9 +253,9 @@ def unpack_weights(
     scale_type: str | None = None,
     global_scale: Any = None,
 ) -> Any:
-    """Unpacks words [.., N] to float32 [K, N]. K is that of the words and scales unless given.
+    """Unpacks words [.., N] to float32 [K, N]. K is taken from the words and scales unless given.
 
-    Types of scales and zeros are those of the arrays: float16, bfloat16 (in NumPy uint16, as
+    Scales and zeros have the types of their arrays: float16, bfloat16 (in NumPy uint16, as
     QuantizedWeights.scales are, or ml_dtypes'), float32, float8_e8m0fnu and float8_e4m3fn (with a
     global_scale). uint8 may be either of the last two: scale_type="e8m0" or "e4m3" says which.
     """

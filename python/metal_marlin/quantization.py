@@ -61,14 +61,14 @@ def quantize_model(
     Hadamard blocks, `rotated` got them. imatrix is an importance matrix of llama.cpp,
     in either of its forms, for method "mse": errors are weighted by the inputs that it measured.
 
-    sparsity "2:4" or "dense" replaces that of every class of the recipe. pruning, for methods
-    with gptq, says which two of four weights are kept: "magnitude", "weighted" (by the inputs) or
+    sparsity "2:4" or "dense" replaces the sparsity of every class of the recipe. pruning, for
+    methods with gptq, says which two of four weights are kept: "magnitude", "weighted" (by the inputs) or
     "compensated", the default; other methods prune by magnitude.
 
     `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file; None:
     "default_moe" for a model with experts, else "default_dense". With target_bpw instead, every
-    matrix gets the format of `formats` with which they have at most so many bits per weight, scales
-    included, and the predictions move least: according to `sensitivity`, what measure_sensitivity
+    matrix gets one of `formats`: together they have at most that many bits per weight, scales
+    included, and move the predictions least: according to `sensitivity`, what measure_sensitivity
     returned or a file of it; None: measured first, on `device` over `calibration`.
 
     layout "marlin_w4" stores dense 4-bit codes in tiles for programs that read these. With
@@ -156,7 +156,7 @@ def _quantize_for(
     if target_bpw is not None:
         raise InvalidArgumentError("destination excludes target_bpw")
     if call(_core.is_tiled_layout, layout):
-        raise InvalidArgumentError("layout: is that of the destination")
+        raise InvalidArgumentError("layout: the destination has its own")
     source = local_path(source)
     if recipe is not None and not isinstance(recipe, MixedPrecisionConfig):
         recipe = MixedPrecisionConfig.from_name_or_file(recipe)

@@ -47,7 +47,7 @@ Progress ProgressTo(const nb::object& function, CallbackError* raised) {
   };
 }
 
-/// Options of writing a directory; the first and the last ones are those of quantizing it.
+/// Options of writing a directory; the first and the last ones concern quantizing it.
 struct DirectoryOptions {
   std::string method = "rtn";
   bool overwrite = false;

@@ -115,8 +115,8 @@ std::optional<QuantizedWeights> JoinMatrices(const std::vector<const QuantizedWe
 }  // namespace
 
 void BindDecoder(nb::module_& module) {
-  // Names of gate, up and down projections: as the different writers name those of single experts,
-  // and those of stacked experts, which have no ".weight" suffix.
+  // Names of gate, up and down projections: as the different writers name them for single experts,
+  // and for stacked experts, which have no ".weight" suffix.
   module.attr("EXPERT_PROJECTIONS") =
       nb::make_tuple(TupleOf(kUsualProjections), TupleOf(kShortProjections));
   module.attr("FUSED_EXPERT_PROJECTIONS") = TupleOf(kFusedProjections);

@@ -88,7 +88,7 @@ void BindNames(nb::module_& module) {
   module.def("scale_types", &ScaleTypes,
              "The types of scales with their element types: \"e4m3\", \"float8_e4m3fn\".");
   module.def("tensor_types", &TensorTypes,
-             "The element types of files with those of arrays: \"f32\", \"float32\".");
+             "The element types of files with the names that arrays have: \"f32\", \"float32\".");
   module.def("activations", &ActivationNames, "The names of all activations.");
   module.def("gpu_kernels", &GpuKernels, "The GEMM kernels of all kinds of GPUs.");
   module.def(

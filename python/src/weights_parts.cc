@@ -172,7 +172,7 @@ class PartsReader {
     return Quantized() ? WordsAlongK(spec) : k;
   }
 
-  /// The largest k of the codes' rows; -1 if no k has so many.
+  /// The largest k that has the codes' rows; -1 if none has.
   int64_t LargestK(int64_t rows) const {
     if (!Quantized()) return rows;
     int64_t k = 0;
@@ -256,14 +256,14 @@ class PartsReader {
     return scales_->view.dim(scales_->view.rank() - 2);
   }
 
-  /// k is that of x. Two of x, codes and scales that agree say which one is wrong.
+  /// k is taken from x. Two of x, codes and scales that agree say which one is wrong.
   void TakeInputs(int64_t rows, int64_t largest) {
     spec_.k = caller_.x_shape.back();
     if (CodeRows(spec_.k) == rows) return;
     const auto fits_scales = [this](int64_t k) { return !Quantized() || Groups(k) == GroupRows(); };
     const bool codes_fit = largest >= 0 && fits_scales(std::min(largest, LargestKOfGroups(rows)));
     if (!codes_fit && spec_.k > 0 && fits_scales(spec_.k)) {
-      // The codes are; n is that of the scales, too.
+      // The codes are wrong; n is taken from the scales, too.
       if (scales_ && parts_.n < 0) spec_.n = scales_->view.dim(scales_->view.rank() - 1);
       return;
     }
@@ -279,7 +279,7 @@ class PartsReader {
     Refuse(fmt::format("x: expected [..., {}], got {} ({})", largest, shape.ToString(), sizes));
   }
 
-  /// The scale type that an argument names, or else that of the array.
+  /// The scale type that an argument names, or else the array's.
   ScaleType TypeOf(const char* name, const char* argument, const std::string& given,
                    const Part& array, bool is_scale) const {
     if (!given.empty()) return Take(ParseScaleType(given));

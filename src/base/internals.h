@@ -1,4 +1,4 @@
-// What the library's own code sees of the handles that users hold.
+// The state of the handles that users hold, for the library's own code.
 #pragma once
 
 #include <memory>

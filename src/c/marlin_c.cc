@@ -15,7 +15,7 @@ static_assert(static_cast<int>(Determinism::kBatchInvariant) == MARLIN_DETERMINI
 
 Result<GemmProblem> ProblemOf(const marlin_gemm_problem* given) {
   marlin_gemm_problem read = MARLIN_GEMM_PROBLEM_INIT;
-  if (Status status = Read(given, "problem", &read); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "problem", &read));
   GemmProblem problem;
   problem.m = read.m;
   problem.a_type = Enumerator<DType>(read.a_type);
@@ -146,7 +146,7 @@ marlin_code marlin_quantize(const marlin_tensor* dense, const char* format,
     const Result<FormatChoice> choice = ParseFormatChoice(format);
     if (!choice.ok()) return choice.status();
     if (choice->keep) {
-      return Status(Code::kInvalidArgument, "format: \"keep\" quantizes nothing");
+      return Invalid("format: \"keep\" quantizes nothing");
     }
     QuantizeOptions options;
     options.format = choice->format;

@@ -53,12 +53,10 @@ namespace {
 static_assert(static_cast<int>(CachePolicy::kLru) == MARLIN_CACHE_LRU &&
               static_cast<int>(CachePolicy::kFrequency) == MARLIN_CACHE_FREQUENCY);
 
-Status Invalid(const std::string& message) { return Status(Code::kInvalidArgument, message); }
-
 Result<ExpertCacheOptions> OptionsOf(const marlin_expert_cache_options* given) {
   if (given == nullptr) return ExpertCacheOptions();
   marlin_expert_cache_options read = MARLIN_EXPERT_CACHE_OPTIONS_INIT;
-  if (Status status = Read(given, "options", &read); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "options", &read));
   if (read.capacity_bytes < 0) {
     return Invalid("capacity_bytes: expected 0 or more, got " +
                    std::to_string(read.capacity_bytes));
@@ -128,7 +126,7 @@ marlin_code marlin_loaded_expert_set(marlin_loaded_expert* loaded, const marlin_
     MARLIN_NEED(loaded);
     MARLIN_NEED(expert);
     Expert read;
-    if (Status status = ReadExpert(*expert, "expert", &read); !status.ok()) return status;
+    MARLIN_RETURN_IF_ERROR(ReadExpert(*expert, "expert", &read));
     loaded->expert = std::move(read);
     loaded->set = true;
     return {};

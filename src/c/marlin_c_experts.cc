@@ -16,7 +16,7 @@ static_assert(static_cast<int>(RouterOptions::Scoring::kSoftmaxOfChosen) ==
 
 Result<ExpertsProblem> ProblemOf(const marlin_experts_problem* given) {
   marlin_experts_problem read = MARLIN_EXPERTS_PROBLEM_INIT;
-  if (Status status = Read(given, "problem", &read); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "problem", &read));
   ExpertsProblem problem;
   problem.tokens = read.tokens;
   problem.top_k = read.top_k;
@@ -41,8 +41,8 @@ MoeOptions OptionsOf(const ExpertsProblem& problem) {
 
 Result<Router> RouterOf(const marlin_router* given) {
   marlin_router read = MARLIN_ROUTER_INIT;
-  if (Status status = Read(given, "router", &read); !status.ok()) return status;
-  if (Status status = NotNull(read.weights, "router.weights"); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "router", &read));
+  MARLIN_RETURN_IF_ERROR(NotNull(read.weights, "router.weights"));
   Router router;
   router.weights = read.weights->weights;
   const Result<TensorView> bias = OptionalView(read.bias, "router.bias");
@@ -76,7 +76,7 @@ marlin_code marlin_experts_create(const marlin_device* device, const marlin_expe
     std::vector<Expert> all(static_cast<size_t>(std::max<int64_t>(count, 0)));
     for (size_t i = 0; i < all.size(); ++i) {
       const std::string name = "expert " + std::to_string(i);
-      if (Status status = ReadExpert(experts[i], name, &all[i]); !status.ok()) return status;
+      MARLIN_RETURN_IF_ERROR(ReadExpert(experts[i], name, &all[i]));
     }
     SharedExpert added;
     if (shared != nullptr) {

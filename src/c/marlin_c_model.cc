@@ -27,8 +27,7 @@ static_assert(static_cast<int>(StopReason::kMaxTokens) == MARLIN_STOP_MAX_TOKENS
 Result<std::span<const int32_t>> TokensOf(const int32_t* tokens, const char* name, int64_t count,
                                           const char* count_name) {
   if (count < 0) {
-    return Status(Code::kInvalidArgument,
-                  std::string(count_name) + ": expected 0 or more, got " + std::to_string(count));
+    return Invalid(std::string(count_name) + ": expected 0 or more, got " + std::to_string(count));
   }
   if (count > 0 && tokens == nullptr) return NotNull(tokens, name);
   return std::span<const int32_t>(tokens, static_cast<size_t>(count));
@@ -38,7 +37,7 @@ Result<ModelOptions> ModelOptionsOf(const marlin_model_options* given) {
   ModelOptions options;
   if (given == nullptr) return options;
   marlin_model_options read = MARLIN_MODEL_OPTIONS_INIT;
-  if (Status status = Read(given, "options", &read); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "options", &read));
   options.allow_bf16_activations = read.keep_activations == 0;
   options.batch_invariant = read.batch_invariant != 0;
   options.allow_extra_tensors = read.allow_extra_tensors != 0;
@@ -57,7 +56,7 @@ Result<GenerateOptions> GenerateOptionsOf(const marlin_generate_options* given) 
   GenerateOptions options;
   if (given == nullptr) return options;
   marlin_generate_options read = MARLIN_GENERATE_OPTIONS_INIT;
-  if (Status status = Read(given, "options", &read); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "options", &read));
   const auto stops =
       TokensOf(read.stop_token_ids, "stop_token_ids", read.stop_token_count, "stop_token_count");
   if (!stops.ok()) return stops.status();
@@ -79,7 +78,7 @@ Result<EvaluateOptions> EvaluateOptionsOf(const marlin_perplexity_options* given
   EvaluateOptions options;
   if (given == nullptr) return options;
   marlin_perplexity_options read = MARLIN_PERPLEXITY_OPTIONS_INIT;
-  if (Status status = Read(given, "options", &read); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "options", &read));
   options.window = read.window;
   options.stride = read.stride;
   options.max_windows = read.max_windows;
@@ -158,7 +157,7 @@ marlin_code marlin_model_generate(const marlin_model* model, const int32_t* prom
     if (!read.ok()) return read.status();
     if (generated != nullptr) {
       // A wrong size is told before the work.
-      if (Status status = Write({}, "generated", generated); !status.ok()) return status;
+      MARLIN_RETURN_IF_ERROR(Write({}, "generated", generated));
     }
     TokenCallback call;
     if (callback != nullptr) call = [&](int32_t token) { return callback(context, token) != 0; };
@@ -181,7 +180,7 @@ marlin_code marlin_model_perplexity(const marlin_model* model, const int32_t* to
     if (!text.ok()) return text.status();
     const Result<EvaluateOptions> read = EvaluateOptionsOf(options);
     if (!read.ok()) return read.status();
-    if (Status status = Write({}, "perplexity", perplexity); !status.ok()) return status;
+    MARLIN_RETURN_IF_ERROR(Write({}, "perplexity", perplexity));
     const Result<PerplexityResult> result = Perplexity(model->model, *text, *read);
     if (!result.ok()) return result.status();
     return Write({0, result->perplexity, result->nll, result->standard_error, result->tokens,

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/thread_pool.h"
@@ -129,15 +130,14 @@ int AnswerParseError(const CLI::App& app, std::span<char* const> words,
   }
   // Another program knows the options, and has no help to see.
   if (console.collected() != nullptr) {
-    return console.Finish(Status(Code::kInvalidArgument, error.what()));
+    return console.Finish(Invalid(error.what()));
   }
   std::string message = UnknownWord(app, words);
   if (message.empty()) message = MissingValue(error.what());
   if (message.empty()) message = error.what();
   message += message.ends_with('?') ? " See" : "; see";
   return console.Finish(
-      Status(Code::kInvalidArgument,
-             fmt::format("{} metal-marlin {}{}--help", message, path, path.empty() ? "" : " ")));
+      Invalid(fmt::format("{} metal-marlin {}{}--help", message, path, path.empty() ? "" : " ")));
 }
 
 /// Checks the arguments, then replaces names of the Hub by paths, and runs.
@@ -185,7 +185,7 @@ std::vector<std::string> NamesOf(const CommandEntry& entry) {
   return names;
 }
 
-/// The parsers of all commands, those of groups included, and the flags that every command has.
+/// The parsers of all commands, groups included, and the flags that every command has.
 class CommandParsers {
  public:
   explicit CommandParsers(CLI::App& app) { Add(app, AllCommands()); }

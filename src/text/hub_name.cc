@@ -13,7 +13,7 @@ namespace marlin {
 namespace {
 
 constexpr size_t kMostNameBytes = 96;
-/// Names that end so are those of files.
+/// Names with these suffixes are files.
 constexpr std::array<std::string_view, 5> kFileSuffixes = {".safetensors", ".gguf", ".onnx",
                                                            ".json", ".prepared"};
 

@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/parse_number.h"
 
 namespace marlin {
@@ -16,14 +17,12 @@ namespace {
 Status WrongNumber(const char* option, const char* kind, const std::string& range,
                    const std::string& text, bool is_number) {
   if (is_number) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("{}: expected {}, got {}", option, range, text));
+    return Invalid(fmt::format("{}: expected {}, got {}", option, range, text));
   }
   constexpr size_t kShownCharacters = 40;
   const bool whole = text.size() <= kShownCharacters;
-  return Status(Code::kInvalidArgument,
-                fmt::format("{}: expected {}, {}, got '{}'{}", option, kind, range,
-                            text.substr(0, kShownCharacters), whole ? "" : " and more"));
+  return Invalid(fmt::format("{}: expected {}, {}, got '{}'{}", option, kind, range,
+                             text.substr(0, kShownCharacters), whole ? "" : " and more"));
 }
 
 }  // namespace
@@ -81,8 +80,7 @@ Result<int64_t> ParseByteSize(const char* option, const std::string& text) {
     const auto bytes = (Checked(number) * Checked(unit.bytes)).Take();
     if (bytes && *bytes > 0) return *bytes;
   }
-  return Status(Code::kInvalidArgument,
-                fmt::format("{}: expected a size such as 5GB, got '{}'", option, text));
+  return Invalid(fmt::format("{}: expected a size such as 5GB, got '{}'", option, text));
 }
 
 }  // namespace marlin

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "checkpoint/files/output_directory.h"
@@ -14,9 +15,8 @@ namespace marlin {
 Status CheckDestinationOutput(const Destination& destination, const std::string& output,
                               bool overwrite) {
   if (!output.ends_with(destination.suffix)) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("{}: {} loads one file, whose name must end in {}", Printable(output),
-                              destination.name, destination.suffix));
+    return Invalid(fmt::format("{}: {} loads one file, whose name must end in {}",
+                               Printable(output), destination.name, destination.suffix));
   }
   SystemIo io;
   OutputDirectory::Options options;

@@ -16,14 +16,14 @@ class DestinationArgument {
   void Declare(ArgumentList& arguments);
   bool given() const { return name_.has_value(); }
   const std::string& name() const { return *name_; }
-  /// Errors: kInvalidArgument for an unknown name, those of CheckDestinationOutput.
+  /// Errors: kInvalidArgument for an unknown name, as CheckDestinationOutput.
   Status Check(const std::string& output, bool overwrite) const;
 
   /// The recipe that the options describe, by default the destination's. Errors: those of
   /// RecipeArguments::Build and CheckRecipeFor.
   Result<MixedPrecisionConfig> Recipe(const RecipeArguments& recipe,
                                       const Checkpoint& source) const;
-  /// Writes the output from a quantized directory. Errors: those of ConvertCheckpoint.
+  /// Writes the output from a quantized directory. Errors: as ConvertCheckpoint.
   Result<ConvertCheckpointReport> Export(const std::string& quantized, const std::string& output,
                                          ConvertCheckpointOptions options) const;
 

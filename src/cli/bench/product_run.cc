@@ -23,7 +23,7 @@ class GroupWeights {
  public:
   explicit GroupWeights(const bench::TimingOptions& timing) : timing_(timing) {}
 
-  /// Errors: those of Prepare.
+  /// Errors: as Prepare.
   Result<std::span<const bench::PreparedCase>> Prepare(const Device& device,
                                                        const std::vector<bench::BenchCase>& cases) {
     prepared_.resize(cases.size());

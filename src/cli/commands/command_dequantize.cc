@@ -4,6 +4,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "cli/command.h"
@@ -17,8 +18,7 @@ Result<DType> ParseOutputType(const std::string& name) {
   if (name == "bf16") return DType::kBf16;
   if (name == "fp16") return DType::kF16;
   if (name == "fp32") return DType::kF32;
-  return Status(Code::kInvalidArgument,
-                fmt::format("--dtype: unknown type '{}'; known: bf16, fp16, fp32", name));
+  return Invalid(fmt::format("--dtype: unknown type '{}'; known: bf16, fp16, fp32", name));
 }
 
 class DequantizeCommand final : public Command {

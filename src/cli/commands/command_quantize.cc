@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/text_table.h"
@@ -136,9 +137,8 @@ class QuantizeCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint source,
                             Checkpoint::Open(source_, {allow_extra_tensors_}));
     if (source.quantized()) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("{}: is quantized already (recipe {}); quantize its source",
-                                source_, source.recipe_name()));
+      return Invalid(fmt::format("{}: is quantized already (recipe {}); quantize its source",
+                                 source_, source.recipe_name()));
     }
     std::optional<FormatAssignment> assignment;
     const auto start = std::chrono::steady_clock::now();
@@ -187,9 +187,9 @@ class QuantizeCommand final : public Command {
  private:
   Status CheckMethod(QuantizeMethod method) const {
     if (target_.given() && recipe_arguments_.given()) {
-      return Status(Code::kInvalidArgument,
-                    "--target-bpw chooses the formats: it excludes --recipe, --format, "
-                    "--group-size, --scale-dtype, --sparsity, --hadamard and --override");
+      return Invalid(
+          "--target-bpw chooses the formats: it excludes --recipe, --format, "
+          "--group-size, --scale-dtype, --sparsity, --hadamard and --override");
     }
     const bool runs_model = NeedsCalibration(method) || target_.measures();
     if (!runs_model && device_ != "cpu" && device_ != "auto") {
@@ -197,7 +197,7 @@ class QuantizeCommand final : public Command {
                     fmt::format("--device {}: {} runs on cpu", device_, method_));
     }
     if (imatrix_ && method_ != "mse") {
-      return Status(Code::kInvalidArgument, "--imatrix: needs --method mse");
+      return Invalid("--imatrix: needs --method mse");
     }
     return target_.Check();
   }
@@ -205,12 +205,12 @@ class QuantizeCommand final : public Command {
   Status CheckDestination() const {
     if (!destination_.given()) return {};
     if (target_.given()) {
-      return Status(Code::kInvalidArgument,
-                    "--for and --target-bpw exclude each other: quantize to a directory with "
-                    "--formats that the program loads, and export that");
+      return Invalid(
+          "--for and --target-bpw exclude each other: quantize to a directory with "
+          "--formats that the program loads, and export that");
     }
     if (layout_ != "k_packed") {
-      return Status(Code::kInvalidArgument, "--layout: is that of the program that --for names");
+      return Invalid("--layout: the program that --for names has its own");
     }
     return destination_.Check(output_, overwrite_ || dry_run_);
   }
@@ -234,14 +234,12 @@ class QuantizeCommand final : public Command {
 
   Status CheckCalibration(const Console& console, QuantizeMethod method) const {
     if (calibration_.given() && !NeedsCalibration(method) && !target_.measures()) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--method {}: uses no calibration", method_));
+      return Invalid(fmt::format("--method {}: uses no calibration", method_));
     }
     if (pruning_) {
       MARLIN_ASSIGN_OR_RETURN(const PruneMethod pruning, ParsePruneMethod(*pruning_));
       if (pruning != PruneMethod::kMagnitude && !UsesGptq(method)) {
-        return Status(
-            Code::kInvalidArgument,
+        return Invalid(
             fmt::format("--pruning {}: needs --method gptq, which measures the inputs", *pruning_));
       }
     }
