@@ -26,7 +26,7 @@ struct EvaluateOptions {
 struct PerplexityResult {
   double perplexity = 0;
   double nll = 0;             ///< Mean negative log likelihood, nats per token.
-  double standard_error = 0;  ///< Of the perplexity: perplexity times the error of nll.
+  double standard_error = 0;  ///< Perplexity times the standard error of nll.
   int64_t tokens = 0;         ///< Predictions counted.
   int64_t windows = 0;
 };

@@ -61,8 +61,8 @@ class Conversation:
         variables: Mapping[str, Any] | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """`model` is the core's. settings: the fields of _core.TextOptions; a max_tokens of None means
-        as many tokens as the context holds."""
+        """`model` is the core's. settings: the fields of _core.TextOptions; a max_tokens of None
+        means as many tokens as the context holds."""
         self.system = system
         self.messages: list[dict[str, Any]] = []
         """Without the system message."""

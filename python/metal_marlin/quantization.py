@@ -62,8 +62,8 @@ def quantize_model(
     in either of its forms, for method "mse": errors are weighted by the inputs that it measured.
 
     sparsity "2:4" or "dense" replaces the sparsity of every class of the recipe. pruning, for
-    methods with gptq, says which two of four weights are kept: "magnitude", "weighted" (by the inputs) or
-    "compensated", the default; other methods prune by magnitude.
+    methods with gptq, says which two of four weights are kept: "magnitude", "weighted" (by the
+    inputs) or "compensated", the default; other methods prune by magnitude.
 
     `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file; None:
     "default_moe" for a model with experts, else "default_dense". With target_bpw instead, every
