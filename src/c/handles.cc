@@ -68,9 +68,8 @@ Result<MutableTensorView> ViewOf(const marlin_tensor* given, const char* name) {
 
 Result<TensorView> OptionalView(const marlin_tensor* given, const char* name) {
   if (given == nullptr) return TensorView();
-  const Result<MutableTensorView> view = ViewOf(given, name);
-  if (!view.ok()) return view.status();
-  return TensorView(*view);
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView view, ViewOf(given, name));
+  return TensorView(view);
 }
 
 Result<GemmArguments> ArgumentsOf(const marlin_gemm_arguments* given) {
@@ -79,14 +78,10 @@ Result<GemmArguments> ArgumentsOf(const marlin_gemm_arguments* given) {
   marlin_gemm_arguments read = MARLIN_GEMM_ARGUMENTS_INIT;
   MARLIN_RETURN_IF_ERROR(Read(given, "arguments", &read));
   if (read.bias != nullptr) {
-    const Result<MutableTensorView> bias = ViewOf(read.bias, "bias");
-    if (!bias.ok()) return bias.status();
-    arguments.bias = *bias;
+    MARLIN_ASSIGN_OR_RETURN(arguments.bias, ViewOf(read.bias, "bias"));
   }
   if (read.row_weight != nullptr) {
-    const Result<MutableTensorView> row_weight = ViewOf(read.row_weight, "row_weight");
-    if (!row_weight.ok()) return row_weight.status();
-    arguments.row_weight = *row_weight;
+    MARLIN_ASSIGN_OR_RETURN(arguments.row_weight, ViewOf(read.row_weight, "row_weight"));
   }
   arguments.expert = read.expert;
   arguments.workspace = read.workspace;

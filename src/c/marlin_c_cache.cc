@@ -112,9 +112,8 @@ marlin_code marlin_expert_cache_create(const marlin_expert_cache_options* option
   if (cache != nullptr) *cache = nullptr;
   return Guarded([&]() -> Status {
     MARLIN_NEED(cache);
-    const Result<ExpertCacheOptions> read = OptionsOf(options);
-    if (!read.ok()) return read.status();
-    *cache = new marlin_expert_cache{ExpertCache(*read)};
+    MARLIN_ASSIGN_OR_RETURN(const ExpertCacheOptions read, OptionsOf(options));
+    *cache = new marlin_expert_cache{ExpertCache(read)};
     return {};
   });
 }

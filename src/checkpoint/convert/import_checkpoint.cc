@@ -11,6 +11,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
+#include "base/seconds_since.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/convert/conversion.h"
 #include "checkpoint/convert/convert.h"
@@ -396,7 +397,7 @@ Result<ImportCheckpointReport> ImportImpl(Io& io, const std::string& source_path
   ImportCheckpointReport report = importer.report();
   report.output = output;
   report.notes = source.notes;
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start);
   return report;
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/macros.h"
+#include "base/view_checks.h"
 #include "checkpoint/codes/tiled_codes.h"
 #include "checkpoint/files/safetensors.h"
 #include "marlin/sensitivity.h"
@@ -18,14 +19,10 @@
 namespace marlin {
 namespace {
 
-bool IsDenseFloat(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
-}
-
 // Why a tensor that the recipe quantizes cannot be quantized; empty if it can.
 std::string Obstacle(const TensorInfo& tensor, LayerClass layer_class) {
   const int rank = tensor.shape.rank();
-  if (!IsDenseFloat(tensor.dtype)) {
+  if (!IsFloat(tensor.dtype)) {
     return fmt::format("{} is not f32, bf16 or f16", DTypeName(tensor.dtype));
   }
   if (tensor.name.find('*') != std::string::npos) return "its name contains '*'";

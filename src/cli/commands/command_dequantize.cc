@@ -6,6 +6,7 @@
 
 #include "base/errors.h"
 #include "base/macros.h"
+#include "base/seconds_since.h"
 #include "base/text_table.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
@@ -46,7 +47,7 @@ class DequantizeCommand final : public Command {
                                [&bar](int64_t done, int64_t total) { bar.Update(done, total); },
                                {allow_extra_tensors_}));
     }
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    const double elapsed = SecondsSince(start);
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint written, Checkpoint::Open(output_));
     int64_t bytes = 0;
     for (const TensorInfo& tensor : written.tensors()) bytes += tensor.bytes;
@@ -55,11 +56,11 @@ class DequantizeCommand final : public Command {
                                 {"dtype", dtype_},
                                 {"tensors", written.tensors().size()},
                                 {"bytes", bytes},
-                                {"seconds", elapsed.count()}});
+                                {"seconds", elapsed}});
     }
     return console.Print(fmt::format("{}: {} in {}, {}, {:.1f} s\n", output_,
                                      FormatCounted(std::ssize(written.tensors()), "tensor"), dtype_,
-                                     FormatBytes(bytes), elapsed.count()));
+                                     FormatBytes(bytes), elapsed));
   }
 
  private:

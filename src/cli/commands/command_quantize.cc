@@ -14,6 +14,7 @@
 #include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
+#include "base/seconds_since.h"
 #include "base/text_table.h"
 #include "checkpoint/convert/destination_output.h"
 #include "cli/arguments/calibration_arguments.h"
@@ -46,10 +47,6 @@ void KeepFreedMemory() {
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, INT_MAX);
 #endif
-}
-
-double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 /// Ends the process on an interrupt with a hint on how to resume. The output has a temporary name
