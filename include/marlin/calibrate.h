@@ -16,8 +16,8 @@ namespace marlin {
 
 /// Which two weights of every four a matrix with 2:4 sparsity keeps.
 enum class PruneMethod : uint8_t {
-  kMagnitude,  ///< Those of largest decoded magnitude; the codes are those of kMse.
-  /// Those of largest magnitude times root mean square of their inputs; the codes are those of
+  kMagnitude,  ///< The two of largest decoded magnitude, with the codes of kMse.
+  /// The two of largest magnitude times root mean square of their inputs, with the codes of
   /// kMse.
   kWeighted,
   /// Chosen together with the codes of kGptq, which compensate what is pruned.

@@ -178,16 +178,16 @@ struct HeadNorms {
 };
 
 /// Prepares attention over a paged cache: norms of queries and keys, then RoPE of both, in place,
-/// then AppendToCache. The queries have the bits of RmsNorm and ApplyRotary, and the cache those of
-/// AppendToCache after them; the keys are left unspecified. Errors: as these operations, and
+/// then AppendToCache. The queries have the bits of RmsNorm and ApplyRotary, and the cache the bits
+/// of AppendToCache after them; the keys are left unspecified. Errors: as these operations, and
 /// kInvalidArgument for a cache with values_in_keys.
 Status RotateAndAppend(const Device& device, const AttentionHeads& heads, const HeadNorms& norms,
                        const RotaryEmbedding& rotary, const SequenceRows& rows,
                        const PagedCache& cache, void* stream = nullptr);
 
 /// Causal attention of queries [rows, heads, key_dim] over the cached keys of their sequences; out
-/// is [rows, heads, value_dim] and may alias queries. The bits are those of Attention on the same
-/// keys and values stored contiguously, if both compute in fp32 or both do not. Errors: those of
+/// is [rows, heads, value_dim] and may alias queries. Bitwise equal to Attention on the same
+/// keys and values stored contiguously, if both compute in fp32 or both do not. Errors: as
 /// AppendToCache.
 Status PagedAttention(const Device& device, const TensorView& queries, const SequenceRows& rows,
                       const PagedCache& cache, const MutableTensorView& out,

@@ -32,7 +32,7 @@ Result<MixedPrecisionConfig> RecipeFor(const Destination& destination, const Che
 
 /// Whether the destination loads a source quantized by a recipe and written by ConvertCheckpoint.
 /// Errors: kUnsupported naming the first matrix that it does not load, why, and what it loads;
-/// those of planning the recipe.
+/// as planning the recipe.
 Status CheckRecipeFor(const Destination& destination, const Checkpoint& source,
                       const MixedPrecisionConfig& recipe);
 

@@ -117,7 +117,7 @@ class DeviceBuffer {
   /// Synchronize(stream) has returned. The CPU copies at once, Metal after waiting for the stream;
   /// CUDA may also wait if the host memory is pageable: only copies of page-locked memory overlap
   /// other work. Errors: as CopyFrom and CopyTo, for the range and null host memory before anything
-  /// is enqueued; those of the copy itself may come from Synchronize.
+  /// is enqueued; the copy's own may come from Synchronize.
   Status CopyFromAsync(const void* host, int64_t bytes, int64_t offset = 0,
                        void* stream = nullptr) const;
   Status CopyToAsync(void* host, int64_t bytes, int64_t offset = 0, void* stream = nullptr) const;

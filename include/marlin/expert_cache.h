@@ -79,7 +79,7 @@ class ExpertCache {
   /// expert's prepared weights, so that entries never exceed the capacity; threads that miss the
   /// same expert load it once. Entries with leases or pins stay. Errors: kInvalidArgument for an
   /// expert larger than the capacity (naming both), or larger than `bytes`; kOutOfMemory if too
-  /// many entries are leased or pinned; those of `load`, after which the expert is not there.
+  /// many entries are leased or pinned; `load`'s own, after which the expert is not there.
   Result<ExpertLease> Get(const ExpertKey& key, int64_t bytes, const Loader& load);
 
   /// Keeps an expert that is there until it is unpinned as often. Errors: kInvalidArgument if it is

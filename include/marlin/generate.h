@@ -51,7 +51,7 @@ Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
                            const GenerateOptions& options = {}, const TokenCallback& callback = {});
 
 /// Generates a continuation of a prompt whose first sequence->length() tokens have been fed to the
-/// sequence, as those of an earlier turn of a conversation have; only the others, at least one, are
+/// sequence, as after an earlier turn of a conversation; only the others, at least one, are
 /// fed. The sequence then holds prompt and continuation, without the last token and with tokens
 /// that were decoded after the text had ended (Model::Decode): truncate it to what is wanted.
 /// Without ModelOptions::batch_invariant logits may round differently than for a prompt fed at
@@ -59,8 +59,8 @@ Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
 Result<Generated> Generate(const Model& model, Sequence* sequence, std::span<const int32_t> prompt,
                            const GenerateOptions& options = {}, const TokenCallback& callback = {});
 
-/// Options of GenerateBatch beside those of its texts. The callbacks may be empty; the calling
-/// thread calls them, between passes.
+/// Options of GenerateBatch beside the options of its texts. The callbacks may be empty; the
+/// calling thread calls them, between passes.
 struct BatchOptions {
   /// Most sequences at a time. 0: as many as the KV cache has memory for, at most 256, or 32 where
   /// that memory is the host's. More than 512, or the tokens of the device's longest pass, count as

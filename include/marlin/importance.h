@@ -16,7 +16,7 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
-/// llama.cpp's importance matrix. Names are those of GGUF: "blk.0.attn_q.weight".
+/// llama.cpp's importance matrix. Names are as in GGUF: "blk.0.attn_q.weight".
 struct ImportanceMatrix {
   struct Inputs {
     int64_t experts = 1;
@@ -51,7 +51,7 @@ struct ImportanceOptions {
 };
 
 /// Runs an unquantized model over a text, layer by layer, and measures the inputs of every matrix,
-/// those of experts over the tokens that select them. The head is among them unless it shares the
+/// for experts over the tokens that select them. The head is among them unless it shares the
 /// embedding's table. The result depends on the source, the options and the kind of device, not on
 /// the number of threads. Memory: one layer, and 4 bytes per token and hidden feature, besides the
 /// model while it samples a text. Errors: as Model::Open; kInvalidArgument for a quantized

@@ -70,7 +70,7 @@ Result<Sparse24> PackSparse24(Format format, int64_t k, int64_t n,
 Status UnpackSparse24(Format format, const Sparse24& sparse, std::span<uint32_t> canonical);
 
 /// The weights with 2:4 sparsity, Sparsity::k24: in every block of four along k the two codes of
-/// largest decoded magnitude are kept, or with `importance` [k], numbers of at least 0, those of
+/// largest decoded magnitude are kept, or with `importance` [k], numbers of at least 0, the two of
 /// largest importance * value^2; ties go to the lower k. Scales do not change. Copies; weights that
 /// are 2:4 already are returned as they are. Thread-safe. Errors: as Validate;
 /// kInvalidArgument for a format of other than 4 or 8 bits and for wrong importances; kUnsupported
@@ -94,7 +94,7 @@ enum class ShardAxis : uint8_t {
 /// multiples of 32. Thread-safe. Errors:
 /// kInvalidArgument with both numbers for an invalid rank, or a dimension that cannot be cut so;
 /// kUnsupported for weights with a permutation along k or Hadamard blocks that the border cuts;
-/// those of Validate; kOutOfMemory.
+/// as Validate; kOutOfMemory.
 Result<QuantizedWeights> Shard(const QuantizedWeights& weights, ShardAxis axis, int64_t rank,
                                int64_t world);
 

@@ -339,7 +339,7 @@ MARLIN_C_API marlin_code marlin_experts_plan_run(const marlin_experts_plan* plan
 MARLIN_C_API marlin_code marlin_route_tokens(const marlin_device* device, const marlin_tensor* x,
                                              const marlin_router* router, const marlin_tensor* ids,
                                              const marlin_tensor* weights, void* stream);
-/* The two in one call; tokens, top_k and types of the problem are those of the operands. Only the
+/* The two in one call; tokens, top_k and types of the problem are taken from the operands. Only the
  * workspace and the stream of `arguments` are read; it may be NULL. */
 MARLIN_C_API marlin_code marlin_moe_forward(const marlin_device* device, const marlin_tensor* x,
                                             const marlin_router* router,

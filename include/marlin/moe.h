@@ -162,7 +162,7 @@ Result<ExpertsPlan> PlanExperts(const Device& device, const ExpertsProblem& prob
 /// rounded once. x [tokens, k], out [tokens, n]; ids i32 and weights f32, both [tokens, top_k] and
 /// contiguous; all are device memory and do not overlap. Tokens are grouped by expert on the host,
 /// which reads the ids: the call waits for the stream and returns when the work is done. Of the
-/// options accuracy, determinism, allow_bf16_activations, kernel and stream apply. Errors: those of
+/// options accuracy, determinism, allow_bf16_activations, kernel and stream apply. Errors: as
 /// Gemm, kInvalidArgument for an id that is no expert (naming token and selection), kOutOfMemory.
 Status ExpertGemm(const Device& device, const TensorView& x, const PreparedWeights& matrices,
                   const TensorView& ids, const TensorView& weights, const MutableTensorView& out,
@@ -183,7 +183,7 @@ struct MoeOptions {
 
 /// Minimum size of MoeOptions::workspace for x [tokens, hidden] of x_type and out of out_type: of
 /// this number of tokens, since fewer may run on other kernels that need more. Of the options only
-/// those of ExpertsProblem matter. Errors: as PlanExperts and PlanGemm.
+/// the fields of ExpertsProblem matter. Errors: as PlanExperts and PlanGemm.
 Result<int64_t> MoeWorkspaceBytes(const Device& device, int64_t tokens, DType x_type,
                                   DType out_type, const Router& router, const ExpertSet& experts,
                                   const MoeOptions& options = {});

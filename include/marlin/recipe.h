@@ -88,7 +88,7 @@ struct RecipeOverride {
 
 struct RoutingFrequencies;
 
-/// A choice for some experts of every layer instead of that of their class: those that texts select
+/// A choice for some experts of every layer instead of their class's: the experts that texts select
 /// most often. They must be stored one by one.
 struct HotExperts {
   struct Layer {
@@ -129,8 +129,8 @@ class MixedPrecisionConfig {
   /// directory. Errors: kInvalidArgument naming the unknown or invalid key, class or format; those
   /// of RoutingFrequencies::FromFile.
   static Result<MixedPrecisionConfig> FromJson(std::string_view text);
-  /// Reads a recipe file; files that it names are relative to it. Errors: kIo, and those of
-  /// FromJson prefixed with the path.
+  /// Reads a recipe file; files that it names are relative to it. Errors: kIo, and as
+  /// FromJson, prefixed with the path.
   static Result<MixedPrecisionConfig> FromFile(const std::string& path);
   /// Accepts a preset's name, "uniform:...", or the path of a JSON file. Errors: as FromFile.
   static Result<MixedPrecisionConfig> FromNameOrFile(const std::string& name);
@@ -156,7 +156,7 @@ class MixedPrecisionConfig {
 
   void set_hot_experts(HotExperts hot) { hot_experts_ = std::move(hot); }
   const std::optional<HotExperts>& hot_experts() const { return hot_experts_; }
-  /// Checks that hot experts are those of a model of this type (empty: unknown) with these tensors.
+  /// Checks that hot experts fit a model of this type (empty: unknown) with these tensors.
   /// Errors: kInvalidArgument naming both types, the layer that differs, or a tensor that holds
   /// several experts.
   Status CheckHotExperts(std::string_view model_type, std::span<const TensorShape> tensors) const;

@@ -83,7 +83,7 @@ int64_t SuperGroupCount(const WeightsSpec& spec);
 
 /// uint32 words of one column: ceil(k * bits / 32), for 3, 5 and 6 bits bits * ceil(k / 32).
 int64_t WordsAlongK(Format format, int64_t k);
-/// uint32 words of one column of `codes`: with 2:4 those of the kept codes of k rounded up to a
+/// uint32 words of one column of `codes`: with 2:4 the words of the kept codes of k rounded up to a
 /// multiple of 32, ceil(k / 32) * bits / 2.
 int64_t WordsAlongK(const WeightsSpec& spec);
 /// uint32 words of one column of 2:4 metadata: ceil(k / 32).
