@@ -225,7 +225,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     const bool exact = !options.allow_bf16_activations;
     impl->products = {exact ? Accuracy::kExact : Accuracy::kDefault, !exact};
     if (options.batch_invariant) impl->products.determinism = Determinism::kBatchInvariant;
-    if (!exact && chosen.impl().backend().rounds_activations()) {
+    if (!exact && Internals::Impl(chosen).backend().rounds_activations()) {
       impl->products.activations = DType::kBf16;
     }
     const DecoderConfig& numbers = impl->decoder.config;

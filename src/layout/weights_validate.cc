@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/scalars.h"
 #include "layout/parameters.h"
@@ -16,7 +17,7 @@
 namespace marlin {
 namespace {
 
-/// Loads an element of a tensor that may be misaligned, as those of files may.
+/// Loads an element of a tensor that may be misaligned, as in a file.
 template <typename T>
 T LoadAs(const void* data, int64_t index) {
   T value;
@@ -68,11 +69,10 @@ std::string Describe(const TensorView& view) {
 Status CheckView(const std::string& name, const TensorView& view, const TensorView& expected,
                  const WeightsSpec& spec) {
   if (view.dtype() != expected.dtype() || !(view.shape() == expected.shape())) {
-    return Status(Code::kInvalidArgument,
-                  name + ": expected " + Describe(expected) + ", got " + Describe(view) + " (" +
-                      std::string(FormatName(spec.format)) + ", k=" + std::to_string(spec.k) +
-                      ", n=" + std::to_string(spec.n) +
-                      ", group_size=" + std::to_string(spec.group_size) + ")");
+    return Invalid(name + ": expected " + Describe(expected) + ", got " + Describe(view) + " (" +
+                   std::string(FormatName(spec.format)) + ", k=" + std::to_string(spec.k) +
+                   ", n=" + std::to_string(spec.n) +
+                   ", group_size=" + std::to_string(spec.group_size) + ")");
   }
   if (view.ElementCount() == 0) return {};
   if (view.data() == nullptr) return {Code::kInvalidArgument, name + ": no data"};

@@ -296,7 +296,7 @@ Result<ImportCheckpointReport> ImportImpl(Io& io, const std::string& source_path
   ImportCheckpointReport report = importer.report();
   report.output = output;
   report.notes = source.notes;
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start);
   return report;
 }
 

@@ -471,7 +471,7 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
     report.inputs = quantizer->inputs();
     report.scaled_inputs = quantizer->scaled_inputs();
   }
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start);
   return report;
 }
 

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/read_file.h"
@@ -126,7 +127,7 @@ Result<ModelOptions> RunArguments::Options() const {
                                                               WholeRange{0, kMostHostExperts}));
   }
   if (!frequencies_.empty() && host_experts_.empty()) {
-    return Status(Code::kInvalidArgument, "--frequencies: only with --host-experts");
+    return Invalid("--frequencies: only with --host-experts");
   }
   return options;
 }
@@ -232,8 +233,8 @@ void CorpusArguments::Declare(ArgumentList& arguments) {
 
 Status CorpusArguments::Check(const Console& console) const {
   if (text_.has_value() == tokens_.has_value()) {
-    return Status(Code::kInvalidArgument, text_ ? "--text and --tokens exclude each other"
-                                                : "--text or --tokens is needed");
+    return Invalid(text_ ? "--text and --tokens exclude each other"
+                         : "--text or --tokens is needed");
   }
   return text_ ? CheckHasCodec(console, "--text", "--tokens") : Status();
 }

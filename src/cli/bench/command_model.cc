@@ -90,7 +90,7 @@ class BenchModelCommand final : public Command {
     return {};
   }
 
-  /// One run for every batch size and prompt. Errors: those of CheckModelBench.
+  /// One run for every batch size and prompt. Errors: as CheckModelBench.
   Result<std::vector<bench::ModelBenchOptions>> ListRuns() {
     const bench::ModelBenchOptions defaults;
     const int64_t context = info_.max_positions;

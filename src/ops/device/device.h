@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/internals.h"
 #include "base/macros.h"
 #include "marlin/device.h"
 #include "ops/device/host_decoder.h"
@@ -91,15 +92,16 @@ Status CheckHas(const Device& device, DecoderOperation operation);
 /// workspace of the device.
 template <typename Call>
 Status RunOperation(const Device& device, const Call& call, void* stream, void* given = nullptr) {
-  const DecoderBackend* const decoder = device.impl().decoder();
+  const DecoderBackend* const decoder = Internals::Impl(device).decoder();
   if (decoder == nullptr || !decoder->Has(kOperationOf<Call>)) {
     return CheckHas(device, kOperationOf<Call>);
   }
   const int64_t bytes = decoder->WorkspaceBytes(call);
   if (bytes == 0 || given != nullptr) return decoder->Run(call, {stream, given});
-  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace, device.impl().TakeWorkspace(stream, bytes));
+  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
+                          Internals::Impl(device).TakeWorkspace(stream, bytes));
   Status status = decoder->Run(call, {stream, workspace.data});
-  device.impl().ReturnWorkspace(workspace);
+  Internals::Impl(device).ReturnWorkspace(workspace);
   return status;
 }
 

@@ -53,7 +53,7 @@ class PlacedPlan final : public PlannedExperts {
   struct HostRows;
 
   PlacedPlan(const Device& device, const ExpertsProblem& problem, const PlacedExperts& experts);
-  const PlacedExperts::Storage& experts() const { return *experts_.storage(); }
+  const PlacedExperts::Storage& experts() const { return *Internals::Storage(experts_); }
   /// The problem of the host's part with `rows` rows.
   ExpertsProblem HostProblem(int64_t rows) const;
   void LayOut();

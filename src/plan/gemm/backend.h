@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/internals.h"
 #include "layout/join_columns.h"
 #include "marlin/device.h"
 #include "marlin/gemm.h"

@@ -181,7 +181,7 @@ TEST(RemoteDevice, AutoGoesOnToTheNextThatCanRunTheModel) {
   const Model model = OpenOn(*device, path);
   EXPECT_EQ(model.device().info().name, "cpu");
   // Two models of one device share the one that is taken instead.
-  EXPECT_EQ(&OpenOn(*device, path).device().impl(), &model.device().impl());
+  EXPECT_EQ(&Internals::Impl(OpenOn(*device, path).device()), &Internals::Impl(model.device()));
   EXPECT_EQ(RemoteOf(products).uploads() + RemoteOf(lacking).uploads(), 0);
 }
 

@@ -106,6 +106,14 @@ struct TileView {
   int n = 0;
 };
 
+/// Whether kernels read the tiles of both matrices alike; the matrices may differ in n and values.
+inline bool SameTileLayout(const TileView& a, const TileView& b) {
+  return a.k == b.k && a.tile_bytes == b.tile_bytes && a.groups_per_tile == b.groups_per_tile &&
+         a.zero_kind == b.zero_kind && a.integer_zeros == b.integer_zeros &&
+         a.bf16_parameters == b.bf16_parameters && a.bf16_codes == b.bf16_codes &&
+         a.table_exponent == b.table_exponent && a.offset == b.offset;
+}
+
 inline constexpr int kStripsOfBlock = kBlockOutputs / kStripOutputs;
 
 /// Byte offset of tile `tile` of n-tile `strip`.

@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "backends/cuda/plan/tile_problem.h"
 #include "base/checked.h"
 
 namespace marlin::cuda {
@@ -17,8 +18,6 @@ constexpr int kRegionAlignment = 128;
 constexpr int kRowPadding = 16;   ///< As in matrix_softmax.cuh.
 constexpr int kKeysOfStage = 16;  ///< As kWarpKeys.
 constexpr int kMergePadding = 8;  ///< As in persistent_attention.cuh.
-
-int DivideUp(int a, int b) { return (a + b - 1) / b; }
 
 int UnitsOf(const PhaseGemm& gemm) { return gemm.splits * gemm.copies * gemm.sides * gemm.strips; }
 /// Whether a phase's activations are a norm's, which are those of all k.
@@ -63,10 +62,10 @@ void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm) {
   const PhaseCosts costs = CostsOf(phase, gemm->n);
   const int units = gemm->copies * gemm->sides * gemm->strips;
   for (int splits = 1; splits <= std::min(kMostSplits, gemm->k_tiles); ++splits) {
-    const int tiles = DivideUp(gemm->k_tiles, splits);
-    if (splits > 1 && DivideUp(gemm->k_tiles, tiles) < splits) continue;
+    const int tiles = Ceil(gemm->k_tiles, splits);
+    if (splits > 1 && Ceil(gemm->k_tiles, tiles) < splits) continue;
     const double cost =
-        DivideUp(units * splits, blocks) * tiles + costs.of_split * splits + costs.of_input * tiles;
+        Ceil(units * splits, blocks) * tiles + costs.of_split * splits + costs.of_input * tiles;
     if (splits > 1 && cost >= best) continue;
     best = cost;
     gemm->splits = splits;
@@ -74,7 +73,7 @@ void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm) {
   }
   gemm->columns = units * kStripOutputs;
   const int of_segment = gemm->weights.tiles_of_strip;
-  gemm->segment_factor = gemm->segments > 1 ? DivideUp(1 << kSegmentBits, of_segment) : 0;
+  gemm->segment_factor = gemm->segments > 1 ? Ceil(1 << kSegmentBits, of_segment) : 0;
 }
 
 BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks) {
@@ -214,7 +213,7 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
   for (const PersistentLayer& layer : layers) {
     for (int phase = 0; phase < kPhases; ++phase) {
       const PhaseGemm& gemm = layer.gemms[phase];
-      units = std::max(units, DivideUp(UnitsOf(gemm), blocks));
+      units = std::max(units, Ceil(UnitsOf(gemm), blocks));
       tiles = std::max(tiles, gemm.k_tiles);
       if (IsNormalized(phase)) span = std::max(span, gemm.k_tiles);
       words[phase] = std::max(words[phase], gemm.splits * gemm.columns);
@@ -225,7 +224,7 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
   const int group = args.heads / args.kv_heads;
   args.group = group;
   const int experts = args.router.experts;
-  const int router_rows = DivideUp(experts, blocks);
+  const int router_rows = Ceil(experts, blocks);
   args.attention_splits = std::max(blocks / args.kv_heads, 1);
   if (args.kv_heads > blocks || router_rows > kMostRouterRows) return std::nullopt;
 

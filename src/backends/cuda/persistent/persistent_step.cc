@@ -67,13 +67,8 @@ std::optional<LayerSteps> TakeLayer(std::span<const StepOperation> operations) {
   return steps;
 }
 
-/// Whether tiles of two matrices are read alike.
-bool SameTiles(const TileView& a, const TileView& b) {
-  return a.tiles_of_strip == b.tiles_of_strip && a.tile_bytes == b.tile_bytes &&
-         a.groups_per_tile == b.groups_per_tile && a.zero_kind == b.zero_kind &&
-         a.integer_zeros == b.integer_zeros && a.bf16_parameters == b.bf16_parameters &&
-         a.table_exponent == b.table_exponent && a.offset == b.offset && a.k == b.k && a.n == b.n;
-}
+/// Whether tiles of two matrices of one shape are read alike.
+bool SameTiles(const TileView& a, const TileView& b) { return a.n == b.n && SameTileLayout(a, b); }
 
 /// Describes a model's layers for the kernel. A false result of a method: the kernel does not run
 /// them.
@@ -101,9 +96,9 @@ class Describer {
   /// The tiles of a part, if they are of the kind of all.
   std::optional<TileView> TilesOf(const PreparedWeights& part) {
     // Experts may be on the host.
-    if (backend_ == nullptr) backend_ = part.storage()->backend;
-    if (part.storage()->backend != backend_) return std::nullopt;
-    const auto& prepared = static_cast<const PreparedTiles&>(*part.storage());
+    if (backend_ == nullptr) backend_ = Internals::Storage(part)->backend;
+    if (Internals::Storage(part)->backend != backend_) return std::nullopt;
+    const auto& prepared = static_cast<const PreparedTiles&>(*Internals::Storage(part));
     if (!prepared.traits.tiled || prepared.traits.sparse || prepared.traits.marlin_w4 ||
         TransformsInput(prepared.spec)) {
       return std::nullopt;
@@ -301,7 +296,8 @@ class Describer {
     layer->choice_bias = steps.route->options.choice_bias.As<float>();
     // Replaced by addresses, once there is memory.
     layer->experts = reinterpret_cast<const PersistentExpert*>(experts_.data());
-    routers_.push_back(static_cast<const PreparedTiles*>(steps.route->router.parts[0].storage()));
+    routers_.push_back(
+        static_cast<const PreparedTiles*>(Internals::Storage(steps.route->router.parts[0])));
     return layer->mlp_norm != nullptr;
   }
 

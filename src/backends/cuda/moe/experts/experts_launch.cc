@@ -114,11 +114,7 @@ bool SameTiles(const Matrix& a, const Matrix& b) {
   const TileView x = a.weights().Tiles(0);
   const TileView y = b.weights().Tiles(0);
   const bool same_values = a.desc.format != Format::kCodebook4 || x.values == y.values;
-  return same_values && x.k == y.k && x.tile_bytes == y.tile_bytes &&
-         x.groups_per_tile == y.groups_per_tile && x.zero_kind == y.zero_kind &&
-         x.integer_zeros == y.integer_zeros && x.bf16_parameters == y.bf16_parameters &&
-         x.bf16_codes == y.bf16_codes && x.table_exponent == y.table_exponent &&
-         x.offset == y.offset;
+  return same_values && SameTileLayout(x, y);
 }
 
 /// The exact kernel reads everything else from the table.

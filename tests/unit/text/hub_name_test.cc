@@ -1,10 +1,10 @@
-#include "cli/arguments/hub_name.h"
+#include "text/hub_name.h"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
-namespace marlin::cli::hub_name_test {
+namespace marlin::hub_name_test {
 namespace {
 
 TEST(HubName, HasRepositoryRevisionAndFile) {
@@ -79,4 +79,4 @@ TEST(HubName, IsResolvedUnlessThereIsSuchAPath) {
 }
 
 }  // namespace
-}  // namespace marlin::cli::hub_name_test
+}  // namespace marlin::hub_name_test

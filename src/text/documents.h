@@ -4,6 +4,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string_view>
+#include <vector>
 
 #include "marlin/checkpoint.h"
 #include "marlin/evaluate.h"
@@ -11,7 +12,7 @@
 #include "marlin/prepared.h"
 #include "marlin/recipe.h"
 
-namespace marlin::cli {
+namespace marlin {
 
 /// The document of `perplexity`.
 nlohmann::ordered_json PerplexityDocument(const PerplexityResult& result);
@@ -34,8 +35,11 @@ nlohmann::ordered_json SamplingDocument(const SamplingOptions& sampling);
 /// Tokens per second after the first.
 double DecodeRate(const Generated& generated);
 
+/// Tensors or files with a reason, as an array of {"name", "reason"}.
+nlohmann::ordered_json SkippedJson(const std::vector<SkippedTensor>& skipped);
+
 /// The document of `quantize`, without what --target-bpw adds.
 nlohmann::ordered_json QuantizedDocument(const QuantizeCheckpointReport& report,
                                          const QuantizeCheckpointOptions& options);
 
-}  // namespace marlin::cli
+}  // namespace marlin

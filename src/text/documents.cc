@@ -1,13 +1,11 @@
-#include "cli/documents.h"
+#include "text/documents.h"
 
 #include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "cli/checkpoint_listing.h"
-
-namespace marlin::cli {
+namespace marlin {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -74,6 +72,14 @@ Json GeneratedDocument(const Json& text, std::string_view reason, const Generate
           {"sampling", SamplingDocument(sampling)}};
 }
 
+Json SkippedJson(const std::vector<SkippedTensor>& skipped) {
+  Json array = Json::array();
+  for (const SkippedTensor& tensor : skipped) {
+    array.push_back({{"name", tensor.name}, {"reason", tensor.reason}});
+  }
+  return array;
+}
+
 Json QuantizedDocument(const QuantizeCheckpointReport& report,
                        const QuantizeCheckpointOptions& options) {
   return {{"output", report.output},
@@ -100,4 +106,4 @@ Json QuantizedDocument(const QuantizeCheckpointReport& report,
           {"seconds", report.seconds}};
 }
 
-}  // namespace marlin::cli
+}  // namespace marlin

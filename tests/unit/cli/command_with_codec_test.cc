@@ -1,5 +1,4 @@
-#include "text/text_codec.h"
-
+// Commands that take and print text, with a tokenizer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -14,138 +13,13 @@
 #include <vector>
 
 #include "../../source_directory.h"
-#include "cli/arguments/arguments.h"
+#include "../text/byte_codec.h"
+#include "cli/command_line.h"
 
-namespace marlin::cli::text_codec_test {
+namespace marlin::cli::command_with_codec_test {
 namespace {
 
 using ::testing::HasSubstr;
-
-/// A token is a byte; tokens that are not printable decode to a letter, and bytes of incomplete
-/// characters to U+FFFD.
-class ByteCodec : public TextCodec {
- public:
-  /// `start` is added to texts if special tokens are; negative: none.
-  explicit ByteCodec(int32_t start = -1) : start_(start) {}
-  Result<std::vector<int32_t>> Encode(std::string_view text, bool special) override {
-    std::vector<int32_t> tokens;
-    if (special && start_ >= 0) tokens.push_back(start_);
-    for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
-    return tokens;
-  }
-  Result<std::string> Decode(std::span<const int32_t> tokens) override {
-    std::string text;
-    for (size_t i = 0; i < tokens.size();) {
-      const int32_t lead = tokens[i];
-      if (lead == start_) {
-        ++i;
-        continue;
-      }
-      if (lead < 0x20 || lead > 0xF7) {
-        text += static_cast<char>('a' + lead % 26);
-        ++i;
-        continue;
-      }
-      const size_t length = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-      if ((lead >= 0x80 && lead < 0xC0) || i + length > tokens.size()) {
-        text += "\xEF\xBF\xBD";
-        ++i;
-        continue;
-      }
-      for (size_t j = 0; j < length; ++j) text += static_cast<char>(tokens[i++]);
-    }
-    return text;
-  }
-
- private:
-  int32_t start_;
-};
-
-/// A decoder that drops the first space of a text.
-class SpaceCodec final : public ByteCodec {
- public:
-  using ByteCodec::ByteCodec;
-  Result<std::string> Decode(std::span<const int32_t> tokens) override {
-    Result<std::string> text = ByteCodec::Decode(tokens);
-    if (text.ok() && text->starts_with(' ')) text->erase(0, 1);
-    return text;
-  }
-};
-
-std::vector<std::string> Pieces(TextCodec& codec, const std::string& prompt,
-                                const std::string& text) {
-  const std::vector<int32_t> before = *codec.Encode(prompt, true);
-  const std::vector<int32_t> tokens = *codec.Encode(text, false);
-  TextStream stream(codec, before);
-  std::vector<std::string> pieces;
-  for (const int32_t token : tokens) pieces.push_back(*stream.Add(token));
-  pieces.push_back(*stream.Finish());
-  return pieces;
-}
-
-TEST(TextStream, ShowsWholeCharactersOnly) {
-  ByteCodec codec;
-  EXPECT_THAT(Pieces(codec, "x",
-                     "a\xC3\xA9"
-                     "b\xF0\x9F\x90\x9F"),
-              ::testing::ElementsAre("a", "", "\xC3\xA9", "b", "", "", "", "\xF0\x9F\x90\x9F", ""));
-}
-
-TEST(TextStream, ShowsWhatIsNoCharacterAtTheEnd) {
-  ByteCodec codec;
-  EXPECT_THAT(Pieces(codec, "", "a\xE2\x82"),
-              ::testing::ElementsAre("a", "", "", "\xEF\xBF\xBD\xEF\xBF\xBD"));
-  EXPECT_THAT(Pieces(codec, "",
-                     "\x80"
-                     "a"),
-              ::testing::ElementsAre("",
-                                     "\xEF\xBF\xBD"
-                                     "a",
-                                     ""));
-}
-
-// Every token is decoded with its preceding context, including the prompt.
-TEST(TextStream, KeepsTheSpacesBetweenWords) {
-  SpaceCodec codec;
-  EXPECT_THAT(Pieces(codec, "go", " on  a"),
-              ::testing::ElementsAre(" ", "o", "n", " ", " ", "a", ""));
-}
-
-// A prompt may end within a character; its rest completes it.
-TEST(TextStream, ShowsACharacterThatThePromptBegins) {
-  ByteCodec codec;
-  EXPECT_THAT(Pieces(codec, "caf\xC3", "\xA9s"), ::testing::ElementsAre("\xC3\xA9", "s", ""));
-  EXPECT_THAT(Pieces(codec, "\xF0\x9F", "\x90\x9F"),
-              ::testing::ElementsAre("", "\xF0\x9F\x90\x9F", ""));
-}
-
-// Special tokens have no text: they are no context for the space before a word.
-TEST(TextStream, SpecialTokensAreNoContext) {
-  SpaceCodec codec(7);
-  EXPECT_THAT(Pieces(codec, "", " a b"), ::testing::ElementsAre("", "a", " ", "b", ""));
-  EXPECT_THAT(Pieces(codec, "go\7\7\7\7\7", " on"), ::testing::ElementsAre(" ", "o", "n", ""));
-  EXPECT_THAT(Pieces(codec, "go", "x\7 y"), ::testing::ElementsAre("x", "", " ", "y", ""));
-}
-
-std::string Feed(StopText* stop, const std::vector<std::string>& pieces) {
-  std::string shown;
-  for (const std::string& piece : pieces) shown += stop->Add(piece) + "|";
-  return shown + stop->Finish();
-}
-
-TEST(StopText, HoldsBackWhatMayBecomeAStop) {
-  StopText stop({"###", "\nUser:"});
-  EXPECT_EQ(Feed(&stop, {"a", "#", "#b", "\nUs", "er", "!"}), "a||##b|||\nUser!|");
-  EXPECT_FALSE(stop.stopped());
-}
-
-TEST(StopText, EndsBeforeTheFirstStop) {
-  StopText stop({"END", "ND x", "zz"});
-  EXPECT_EQ(Feed(&stop, {"one E", "ND", " more", "zz"}), "one ||||");
-  EXPECT_TRUE(stop.stopped());
-  StopText both({"b", "a"});
-  EXPECT_EQ(both.Add("xxaxb"), "xx");
-}
 
 class CommandWithCodec : public ::testing::Test {
  protected:
@@ -318,4 +192,4 @@ TEST_F(CommandWithCodec, MeasuresText) {
 }
 
 }  // namespace
-}  // namespace marlin::cli::text_codec_test
+}  // namespace marlin::cli::command_with_codec_test

@@ -10,7 +10,7 @@
 
 #include "marlin/status.h"
 
-namespace marlin::cli {
+namespace marlin {
 
 /// The parts of a name "ORG/NAME[@REVISION][:FILE]".
 struct HubName {
@@ -20,7 +20,7 @@ struct HubName {
 };
 
 /// Parses a name of the Hub. None for text that cannot be one, such as an absolute path, a path
-/// with "./" or more than one folder, or a file whose suffix is that of a model.
+/// with "./" or more than one folder, or a file with the suffix of a model.
 std::optional<HubName> ParseHubName(std::string_view text);
 
 /// The part of a model that a command reads.
@@ -47,4 +47,4 @@ using ModelResolver = std::function<Result<std::string>(const ModelRequest&)>;
 /// without a resolver; those of the resolver.
 Result<std::string> ResolveModel(const ModelRequest& request, const ModelResolver& resolver);
 
-}  // namespace marlin::cli
+}  // namespace marlin

@@ -12,7 +12,7 @@
 #include "marlin/status.h"
 #include "text/text_codec.h"
 
-namespace marlin::cli {
+namespace marlin {
 
 struct ChatRequest {
   std::string directory;
@@ -27,4 +27,4 @@ struct ChatRequest {
   std::function<Result<bool>(std::string_view json)> print_json;
 };
 
-}  // namespace marlin::cli
+}  // namespace marlin

@@ -1,4 +1,4 @@
-#include "cli/arguments/hub_name.h"
+#include "text/hub_name.h"
 
 #include <fmt/core.h>
 
@@ -9,11 +9,11 @@
 
 #include "base/printable.h"
 
-namespace marlin::cli {
+namespace marlin {
 namespace {
 
 constexpr size_t kMostNameBytes = 96;
-/// Names that end so are those of files.
+/// Names with these suffixes are files.
 constexpr std::array<std::string_view, 5> kFileSuffixes = {".safetensors", ".gguf", ".onnx",
                                                            ".json", ".prepared"};
 
@@ -79,4 +79,4 @@ Result<std::string> ResolveModel(const ModelRequest& request, const ModelResolve
                                        Printable(request.name)));
 }
 
-}  // namespace marlin::cli
+}  // namespace marlin
