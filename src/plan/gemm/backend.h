@@ -179,6 +179,10 @@ class StreamMarks {
   virtual Result<std::vector<double>> Take() = 0;
 };
 
+/// The use of prepared weights: products of the caller's (Prepare), or the steps of a model
+/// (PrepareColumns), for which a device may have kernels that read fewer layouts.
+enum class PreparedFor : uint8_t { kProducts, kModel };
+
 /// One device's implementation. Thread-safe; const calls have no visible state.
 class Backend {
  public:
@@ -190,12 +194,12 @@ class Backend {
   virtual std::span<const KernelDesc> Kernels() const = 0;
   /// Whether kernels read 2:4 weights of this spec, codes of a format of 5 or 6 bits, and two
   /// levels of scales.
-  virtual bool KeepsSparse(const WeightsSpec& /*spec*/) const { return false; }
+  virtual bool KeepsSparse(const WeightsSpec& /*spec*/, PreparedFor /*use*/) const { return false; }
   virtual bool KeepsOddWidths(Format /*format*/) const { return false; }
   virtual bool KeepsTwoLevels(const WeightsSpec& /*spec*/) const { return false; }
   /// The spec as which Prepare and PrepareColumns take weights: callers convert them first
   /// (layout/plain_weights.h).
-  WeightsSpec TakenSpec(const WeightsSpec& spec) const;
+  WeightsSpec TakenSpec(const WeightsSpec& spec, PreparedFor use) const;
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const = 0;
   /// Prepares columns that can be joined (layout/join_columns.h) as one matrix. Codes of

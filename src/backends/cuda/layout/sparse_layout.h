@@ -29,6 +29,11 @@ inline constexpr int kMetadataOffset = 2 * BlockBytes(kSparseBits);
 inline constexpr int kSparseTileBytes = kMetadataOffset + 32 * kStepsOfTile * 4;
 inline constexpr uint32_t kPaddingNibble = 4;
 
+/// Bytes of a tile before its parameters: its codes, and the metadata of sparse ones.
+MARLIN_HOST_DEVICE constexpr int TileCodeBytes(TileKind kind) {
+  return kind.sparse ? kSparseTileBytes : TileCodeBytes(CodeBits(kind.codes));
+}
+
 /// Sparse tiles for kernels that expand them in registers.
 struct SparseTileView : TileView {
   uint32_t zero_code = 0;  ///< The code of value 0.

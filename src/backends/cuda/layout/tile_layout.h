@@ -43,6 +43,15 @@ enum class CodeKind : uint8_t {
   kDense16,  ///< Unquantized bf16 or fp16.
 };
 
+/// A tile's codes, and whether it stores all of them or only those that 2:4 sparsity keeps
+/// (sparse_layout.h).
+struct TileKind {
+  CodeKind codes = CodeKind::kFp4;
+  bool sparse = false;
+
+  friend constexpr bool operator==(const TileKind&, const TileKind&) = default;
+};
+
 /// The weight parameters that a kernel is instantiated for: absent ones cost nothing.
 enum class ParameterUse : uint8_t {
   kOneScale,  ///< One group per tile, scales only (or integer zeros of kInt4).

@@ -95,15 +95,10 @@ cudaError_t Launch(const TileView& view, void* out, cudaStream_t stream) {
 
 cudaError_t LaunchDenseRows(const TileView& weights, CodeKind kind, bool bf16, void* out,
                             cudaStream_t stream) {
-  switch (kind) {
-#define MARLIN_KIND(name)                                              \
-  case CodeKind::name:                                                 \
-    return bf16 ? Launch<CodeKind::name, Bf16x2>(weights, out, stream) \
-                : Launch<CodeKind::name, F16x2>(weights, out, stream);
-#include "backends/cuda/layout/code_kinds.def"
-#undef MARLIN_KIND
-  }
-  return cudaErrorInvalidValue;
+  return VisitKind(kind, [&](auto of) {
+    return bf16 ? Launch<of, Bf16x2>(weights, out, stream)
+                : Launch<of, F16x2>(weights, out, stream);
+  });
 }
 
 }  // namespace marlin::cuda

@@ -327,4 +327,10 @@ const void* ExactKernelFor(int rows) {
   }
 }
 
+template <CodeKind kKind, bool kSparse>
+const void* ExactKernels::Function(const Variant& variant) {
+  return variant.tiled ? ExactKernelFor<TileWeights<kKind>, kKind>(variant.rows)
+                       : ExactKernelFor<CanonicalWeights<kKind>, kKind>(variant.rows);
+}
+
 }  // namespace marlin::cuda

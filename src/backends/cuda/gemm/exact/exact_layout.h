@@ -52,4 +52,15 @@ struct ExactArguments {
   ExactParts split;
 };
 
+/// The exact kernels (plan/instances.def); their parameter is an ExactArguments<TileView>, or
+/// <CanonicalView> where not `tiled`. kDense16 stands for fp32 weights where not tiled.
+struct ExactKernels {
+  struct Variant {
+    bool tiled;
+    int rows;  ///< From ExactRowsFor.
+  };
+  template <CodeKind kKind, bool kSparse>
+  static const void* Function(const Variant& variant);
+};
+
 }  // namespace marlin::cuda

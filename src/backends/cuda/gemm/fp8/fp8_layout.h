@@ -17,4 +17,14 @@ MARLIN_HOST_DEVICE constexpr int Fp8SlotBytes(int tokens) { return tokens * kTil
 /// compensates.
 inline constexpr int kFp8Shift = 16;
 
+/// The FP8 kernels (plan/instances.def); their parameters are a CUtensorMap and an Fp8Arguments.
+struct Fp8Kernels {
+  struct Variant {
+    int tokens;      ///< tile_m: 64, 128 or 256.
+    bool one_group;  ///< Per tile.
+  };
+  template <CodeKind kKind, bool kSparse>
+  static const void* Function(const Variant& variant);
+};
+
 }  // namespace marlin::cuda

@@ -12,7 +12,6 @@
 #pragma once
 
 #include "backends/cuda/gemm/wgmma/wgmma_kernel.cuh"
-#include "backends/cuda/gemm/wgmma/wgmma_sparse_instructions.cuh"
 #include "backends/cuda/layout/sparse_layout.h"
 
 namespace marlin::cuda {

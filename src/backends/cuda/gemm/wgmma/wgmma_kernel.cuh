@@ -32,9 +32,9 @@
 #include "backends/cuda/common/tile_gemm.h"
 #include "backends/cuda/common/tile_loads.cuh"
 #include "backends/cuda/common/warpgroup_products.cuh"
+#include "backends/cuda/common/wgmma_instructions.cuh"
 #include "backends/cuda/gemm/wgmma/wgmma_block.cuh"
 #include "backends/cuda/gemm/wgmma/wgmma_epilogue.cuh"
-#include "backends/cuda/gemm/wgmma/wgmma_instructions.cuh"
 #include "backends/cuda/gemm/wgmma/wgmma_layout.h"
 #include "backends/cuda/gemm/wgmma/wgmma_reduction.cuh"
 

@@ -143,4 +143,15 @@ inline constexpr int kExchangeTokens = 16;
 inline constexpr int kExchangeStride = 68;
 inline constexpr int kExchangeBytes = 2 * kExchangeTokens * kExchangeStride * 4;
 
+/// The WGMMA kernels (plan/instances.def); their parameters are a CUtensorMap and a WgmmaArguments.
+struct WgmmaKernels {
+  struct Variant {
+    bool bf16;   ///< MMA operands are bf16; else fp16.
+    int tokens;  ///< tile_m: one of kWgmmaWidths.
+    ParameterUse use;
+  };
+  template <CodeKind kKind, bool kSparse>
+  static const void* Function(const Variant& variant);
+};
+
 }  // namespace marlin::cuda

@@ -20,7 +20,8 @@
 #pragma once
 
 #include "backends/cuda/common/async_copy.cuh"
-#include "backends/cuda/gemm/gemv/gemv_kernel.cuh"
+#include "backends/cuda/common/instances.cuh"
+#include "backends/cuda/gemm/gemv/sparse_product.cuh"
 #include "backends/cuda/moe/experts/experts_layout.h"
 #include "backends/cuda/moe/experts/experts_own_sort.cuh"
 #include "backends/cuda/moe/experts/experts_rows.cuh"
@@ -364,6 +365,25 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
     // Before the rows are overwritten.
     __syncthreads();
   }
+}
+
+template <CodeKind kKind, bool kSparse, typename T, ParameterUse kUse, int kOctets>
+const void* ExpertGemvFunction() {
+  if constexpr (kSparse) {
+    return reinterpret_cast<const void*>(
+        &ExpertGemvKernel<kKind, T, kUse, kOctets, SparseTileProduct>);
+  } else {
+    return reinterpret_cast<const void*>(&ExpertGemvKernel<kKind, T, kUse, kOctets>);
+  }
+}
+
+template <CodeKind kKind, bool kSparse>
+const void* ExpertGemvKernels::Function(const Variant& variant) {
+  const auto function = [&]<typename T, ParameterUse kUse>() {
+    return variant.octets == 1 ? ExpertGemvFunction<kKind, kSparse, T, kUse, 1>()
+                               : ExpertGemvFunction<kKind, kSparse, T, kUse, 2>();
+  };
+  return WithOperands<kKind, kSparse>(variant.bf16, variant.use, function);
 }
 
 }  // namespace marlin::cuda

@@ -207,4 +207,36 @@ struct SumArguments {
   Element out_type = Element::kBf16;
 };
 
+/// The kernels of plan/instances.def. The GEMV kernel's parameter is an ExpertGemvArguments.
+struct ExpertGemvKernels {
+  struct Variant {
+    bool bf16;  ///< MMA operands are bf16; else fp16.
+    ParameterUse use;
+    int octets;  ///< n8 tiles of rows, 1 or 2.
+  };
+  template <CodeKind kKind, bool kSparse>
+  static const void* Function(const Variant& variant);
+};
+
+/// The WGMMA kernel's parameters are ExpertMaps, a CUtensorMap for every width, and an
+/// ExpertWgmmaArguments.
+struct ExpertWgmmaKernels {
+  struct Variant {
+    bool bf16;
+    ParameterUse use;
+  };
+  template <CodeKind kKind, bool kSparse>
+  static const void* Function(const Variant& variant);
+};
+
+/// The exact kernel's parameter is an ExpertExactArguments of CanonicalView where not `tiled`, else
+/// of TileView, or of SparseTileView where kSparse.
+struct ExpertExactKernels {
+  struct Variant {
+    bool tiled;
+  };
+  template <CodeKind kKind, bool kSparse>
+  static const void* Function(const Variant& variant);
+};
+
 }  // namespace marlin::cuda

@@ -16,7 +16,8 @@
 //   zero, and their sums are dropped.
 #pragma once
 
-#include "backends/cuda/gemm/wgmma/wgmma_kernel.cuh"
+#include "backends/cuda/common/instances.cuh"
+#include "backends/cuda/gemm/wgmma/sparse_warp_tile.cuh"
 #include "backends/cuda/moe/experts/experts_rows.cuh"
 #include "backends/cuda/moe/experts/experts_schedule.cuh"
 
@@ -408,6 +409,18 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         DecodeTable<kKind, T>(args.gemm.weights), ParameterModeOf<kKind, T>(args.gemm.weights)};
     consumer.Run(shared, schedule);
   }
+}
+
+template <CodeKind kKind, bool kSparse>
+const void* ExpertWgmmaKernels::Function(const Variant& variant) {
+  const auto function = [&]<typename T, ParameterUse kUse>() {
+    if constexpr (kSparse) {
+      return reinterpret_cast<const void*>(&ExpertWgmmaKernel<kKind, T, kUse, SparseWarpTile>);
+    } else {
+      return reinterpret_cast<const void*>(&ExpertWgmmaKernel<kKind, T, kUse>);
+    }
+  };
+  return WithOperands<kKind, kSparse>(variant.bf16, variant.use, function);
 }
 
 }  // namespace marlin::cuda

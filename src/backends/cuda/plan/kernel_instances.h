@@ -1,0 +1,99 @@
+// The kernels of plan/instances.def by the kind of tiles that they read.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <type_traits>
+
+#include "backends/cuda/layout/tile_layout.h"
+
+namespace marlin::cuda {
+
+/// call(kind) with the kind as a constant, std::integral_constant.
+template <typename Call>
+auto VisitKind(CodeKind kind, const Call& call) {
+  switch (kind) {
+    case CodeKind::kFp4:
+      return call(std::integral_constant<CodeKind, CodeKind::kFp4>());
+    case CodeKind::kInt4:
+      return call(std::integral_constant<CodeKind, CodeKind::kInt4>());
+    case CodeKind::kTable4:
+      return call(std::integral_constant<CodeKind, CodeKind::kTable4>());
+    case CodeKind::kTable3:
+      return call(std::integral_constant<CodeKind, CodeKind::kTable3>());
+    case CodeKind::kTable2:
+      return call(std::integral_constant<CodeKind, CodeKind::kTable2>());
+    case CodeKind::kE4M3:
+      return call(std::integral_constant<CodeKind, CodeKind::kE4M3>());
+    case CodeKind::kE5M2:
+      return call(std::integral_constant<CodeKind, CodeKind::kE5M2>());
+    case CodeKind::kInt8:
+      return call(std::integral_constant<CodeKind, CodeKind::kInt8>());
+    default:
+      return call(std::integral_constant<CodeKind, CodeKind::kDense16>());
+  }
+}
+
+class KindSet {
+ public:
+  constexpr KindSet(std::initializer_list<CodeKind> kinds) {
+    for (const CodeKind kind : kinds) bits_ |= 1u << static_cast<int>(kind);
+  }
+  constexpr bool Has(CodeKind kind) const { return (bits_ >> static_cast<int>(kind) & 1) != 0; }
+
+ private:
+  uint32_t bits_ = 0;
+};
+
+namespace kinds {
+using enum CodeKind;
+#define MARLIN_KINDS(name, ...) inline constexpr KindSet name = {__VA_ARGS__};
+#define MARLIN_INSTANCES(...)
+#include "backends/cuda/plan/instances.def"
+#undef MARLIN_INSTANCES
+#undef MARLIN_KINDS
+}  // namespace kinds
+
+/// Whether this build has kernels for a kind (MARLIN_CUDA_KINDS of CMake).
+constexpr bool IsBuilt([[maybe_unused]] CodeKind kind) {
+#if defined(MARLIN_CUDA_KIND_BITS)
+  return ((MARLIN_CUDA_KIND_BITS >> static_cast<int>(kind)) & 1) != 0;
+#else
+  return true;
+#endif
+}
+
+/// The kinds of dense and of sparse tiles that a kernel is compiled for.
+template <typename Kernels>
+struct KindsOf;
+
+#define MARLIN_KINDS(...)
+#define MARLIN_INSTANCES(kernel, header, dense, sparse) \
+  struct kernel;                                        \
+  template <>                                           \
+  struct KindsOf<kernel> {                              \
+    static constexpr KindSet kDense = kinds::dense;     \
+    static constexpr KindSet kSparse = kinds::sparse;   \
+  };
+#include "backends/cuda/plan/instances.def"
+#undef MARLIN_INSTANCES
+#undef MARLIN_KINDS
+
+/// The function of a row of plan/instances.def for tiles of a kind, to pass to
+/// cudaLaunchKernelExC. Null where the row has no such kind or this build none of its kernels
+/// (MARLIN_CUDA_KINDS of CMake).
+template <typename Kernels>
+const void* FunctionOf(TileKind tiles, const typename Kernels::Variant& variant) {
+  return VisitKind(tiles.codes, [&](auto codes) -> const void* {
+    constexpr CodeKind kKind = codes;
+    if constexpr (IsBuilt(kKind) && KindsOf<Kernels>::kSparse.Has(kKind)) {
+      if (tiles.sparse) return Kernels::template Function<kKind, true>(variant);
+    }
+    if constexpr (IsBuilt(kKind) && KindsOf<Kernels>::kDense.Has(kKind)) {
+      if (!tiles.sparse) return Kernels::template Function<kKind, false>(variant);
+    }
+    return nullptr;
+  });
+}
+
+}  // namespace marlin::cuda
