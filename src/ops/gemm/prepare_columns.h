@@ -14,15 +14,15 @@
 
 namespace marlin {
 
-/// Prepares concatenated columns of a model's layers as one matrix, in one copy if the device can.
-/// Codes of unquantized formats may be transposed (join_columns.h). Precondition: the columns can
-/// be joined; everything but the values of unquantized formats has been validated. Errors:
-/// kNonFiniteInput for such a value that is NaN or Inf, kUnsupported, kOutOfMemory.
+/// Prepares concatenated columns as one matrix, in one copy if the device can. Codes of unquantized
+/// formats may be transposed (join_columns.h). Precondition: the columns can be joined; everything
+/// but the values of unquantized formats has been validated. Errors: kNonFiniteInput for such a
+/// value that is NaN or Inf, kUnsupported, kOutOfMemory.
 Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
                                        const Device& device);
 
-/// About how many bytes PrepareColumns makes of weights of this spec: as many as are stored, or as
-/// dense weights have where the device expands 2:4 ones.
+/// About the bytes of weights of this spec that are prepared for a device: those stored, or of
+/// dense weights where the device expands 2:4 ones.
 int64_t PreparedBytes(const WeightsSpec& spec, const Device& device);
 
 /// The layout of a device's images (plan/gemm/backend.h). Errors: kUnsupported if it has none.
