@@ -103,8 +103,8 @@ struct TileView {
   int groups_per_tile = 1;  ///< 1, 2, 4 or 8; 0 for kDense16.
   ZeroKind zero_kind = ZeroKind::kNone;
   bool integer_zeros = false;    ///< All zeros are integers from 0 to 127.
-  bool bf16_parameters = false;  ///< Scales (and biases) are bf16; else fp16.
-  bool bf16_codes = false;       ///< kDense16: the numbers are bf16; else fp16.
+  bool bf16_parameters = false;  ///< Scales (and biases) are bf16, not fp16.
+  bool bf16_codes = false;       ///< kDense16: the numbers are bf16, not fp16.
   float multiplier = 1;          ///< scale = stored scale x this: stored scales are normalized.
   float divisor = 0;             ///< If not 0: scale = stored scale / this, and multiplier is near.
   const float* values = nullptr;    ///< Exact value of every code; null for kDense16.

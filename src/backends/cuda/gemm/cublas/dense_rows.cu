@@ -11,7 +11,7 @@
 //          +--------+
 //
 // No shared memory. Outputs beyond n and k beyond K (up to whole tiles) are written as zeros.
-// Error model: that of the kernels with tiled weights, at most three roundings to the operand's
+// Error model: as for the kernels with tiled weights, at most three roundings to the operand's
 // type.
 #include "backends/cuda/common/decode_fragment.cuh"
 #include "backends/cuda/gemm/cublas/dense_fragments.cuh"

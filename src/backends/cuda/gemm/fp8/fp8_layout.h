@@ -1,4 +1,4 @@
-// Parameters of the FP8 kernel, in addition to those of the WGMMA kernels.
+// Parameters of the FP8 kernel: the WGMMA kernel's, and the scales of the rows.
 #pragma once
 
 #include "backends/cuda/gemm/wgmma/wgmma_layout.h"

@@ -10,7 +10,7 @@
 namespace marlin::cuda {
 namespace {
 
-/// Output tiles and GLU are those of the WGMMA kernel; the shared memory is not.
+/// Output tiles and GLU are as in the WGMMA kernel; the shared memory is not.
 WgmmaPlan TilesOf(const TileProblem& problem, const DeviceShape& device, int tokens) {
   return PlanWholeTiles(problem, device, {tokens, 1});
 }

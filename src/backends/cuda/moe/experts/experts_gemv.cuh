@@ -15,8 +15,7 @@
 //
 //   Few selections are not sorted before: every CTA does that for itself (experts_own_sort.cuh).
 //
-//   A row's sums depend on k and the row alone: neither on the rows beside it nor on how many there
-//   are.
+//   A row's sums depend on k and the row alone, not on the other rows or their number.
 #pragma once
 
 #include "backends/cuda/common/async_copy.cuh"

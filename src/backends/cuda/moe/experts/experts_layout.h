@@ -105,7 +105,7 @@ inline constexpr int kExpertExactRows = 8;
 
 /// The parameters of the GEMV kernel, which runs the matrices of one kind, layout and k.
 struct ExpertGemvArguments {
-  TileView weights;                   ///< Common to all matrices but for tiles, multiplier and n.
+  TileView weights;                   ///< Common to all matrices except tiles, multiplier and n.
   const TileExpert* table = nullptr;  ///< [experts + 1][sides]; the shared expert is the last.
   int sides = 1;
   /// The slots, or the ids to sort, were there before the previous kernel began.
@@ -131,7 +131,7 @@ struct ExpertGemvArguments {
 /// Rows of an output tile of the WGMMA kernel, in five widths: 16, 32, 64, 128 and 192.
 inline constexpr int kExpertWidths = 5;
 MARLIN_HOST_DEVICE constexpr int RowsOfWidth(int width) { return width < 4 ? 16 << width : 192; }
-/// The narrowest width for so many rows.
+/// The narrowest width that holds `rows`.
 MARLIN_HOST_DEVICE constexpr int WidthOf(int rows) {
   int width = 0;
   while (width < kExpertWidths - 1 && RowsOfWidth(width) < rows) ++width;
@@ -210,7 +210,7 @@ struct SumArguments {
 /// The kernels of plan/instances.def. The GEMV kernel's parameter is an ExpertGemvArguments.
 struct ExpertGemvKernels {
   struct Variant {
-    bool bf16;  ///< MMA operands are bf16; else fp16.
+    bool bf16;  ///< MMA operands are bf16, not fp16.
     ParameterUse use;
     int octets;  ///< n8 tiles of rows, 1 or 2.
   };
@@ -229,8 +229,8 @@ struct ExpertWgmmaKernels {
   static const void* Function(const Variant& variant);
 };
 
-/// The exact kernel's parameter is an ExpertExactArguments of CanonicalView where not `tiled`, else
-/// of TileView, or of SparseTileView where kSparse.
+/// The exact kernel's parameter is an ExpertExactArguments of SparseTileView where kSparse, of
+/// TileView where `tiled`, otherwise of CanonicalView.
 struct ExpertExactKernels {
   struct Variant {
     bool tiled;

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) SumKernel(const __grid_constant__ Su
   }
 }
 
-/// Programmatic dependent launch: every kernel of the experts waits for the one before.
+/// Programmatic dependent launch: every kernel of the experts waits for the previous one.
 template <typename Arguments>
 cudaError_t LaunchChained(void (*kernel)(Arguments), dim3 blocks, Arguments args,
                           cudaStream_t stream) {
