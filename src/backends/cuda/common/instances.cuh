@@ -8,14 +8,14 @@ namespace marlin::cuda {
 
 /// call.operator()<T, kUse>(): T is Bf16x2 or F16x2. Instantiated only for the parameters that
 /// weights of the kind have: unquantized ones have none, sparse ones neither zeros nor biases.
-template <CodeKind kKind, bool kSparse, typename Call>
+template <typename Tiles, typename Call>
 const void* WithOperands(bool bf16, ParameterUse use, const Call& call) {
   const auto with_type = [&]<typename T>() -> const void* {
-    if constexpr (kKind != CodeKind::kDense16) {
+    if constexpr (Tiles::kCodes != CodeKind::kDense16) {
       if (use == ParameterUse::kScales) {
         return call.template operator()<T, ParameterUse::kScales>();
       }
-      if constexpr (!kSparse) {
+      if constexpr (!Tiles::kSparse) {
         if (use == ParameterUse::kAll) return call.template operator()<T, ParameterUse::kAll>();
       }
     }

@@ -52,6 +52,13 @@ struct TileKind {
   friend constexpr bool operator==(const TileKind&, const TileKind&) = default;
 };
 
+/// A TileKind as a type, by which kernels are instantiated (plan/instances.def).
+template <CodeKind kCodesOfTiles, bool kTilesAreSparse>
+struct TilesOfKind {
+  static constexpr CodeKind kCodes = kCodesOfTiles;
+  static constexpr bool kSparse = kTilesAreSparse;
+};
+
 /// The weight parameters that a kernel is instantiated for: absent ones cost nothing.
 enum class ParameterUse : uint8_t {
   kOneScale,  ///< One group per tile, scales only (or integer zeros of kInt4).

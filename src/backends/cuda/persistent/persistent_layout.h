@@ -264,7 +264,7 @@ static_assert(sizeof(PersistentArguments) < 4000, "kernel parameters have 4 KB")
 /// The persistent kernels (plan/instances.def); their parameter is a PersistentArguments.
 struct PersistentKernels {
   struct Variant {};
-  template <CodeKind kKind, bool kSparse>
+  template <typename Tiles>
   static const void* Function(const Variant& variant);
 };
 

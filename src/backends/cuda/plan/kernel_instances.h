@@ -1,6 +1,7 @@
 // The kernels of plan/instances.def by the kind of tiles that they read.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <initializer_list>
 #include <type_traits>
@@ -40,18 +41,32 @@ class KindSet {
     for (const CodeKind kind : kinds) bits_ |= 1u << static_cast<int>(kind);
   }
   constexpr bool Has(CodeKind kind) const { return (bits_ >> static_cast<int>(kind) & 1) != 0; }
+  constexpr int Count() const { return std::popcount(bits_); }
 
  private:
   uint32_t bits_ = 0;
 };
 
+/// Whether kinds have the order of CodeKind, which MARLIN_CUDA_KIND_BITS relies on.
+constexpr bool AreInOrder(std::initializer_list<CodeKind> kinds) {
+  int next = 0;
+  for (const CodeKind kind : kinds) {
+    if (static_cast<int>(kind) < next) return false;
+    next = static_cast<int>(kind) + 1;
+  }
+  return true;
+}
+
 namespace kinds {
 using enum CodeKind;
-#define MARLIN_KINDS(name, ...) inline constexpr KindSet name = {__VA_ARGS__};
+#define MARLIN_KINDS(name, ...)                  \
+  inline constexpr KindSet name = {__VA_ARGS__}; \
+  static_assert(AreInOrder({__VA_ARGS__}));
 #define MARLIN_INSTANCES(...)
 #include "backends/cuda/plan/instances.def"
 #undef MARLIN_INSTANCES
 #undef MARLIN_KINDS
+static_assert(kAll.Count() == static_cast<int>(kDense16) + 1);
 }  // namespace kinds
 
 /// Whether this build has kernels for a kind (MARLIN_CUDA_KINDS of CMake).
@@ -87,10 +102,10 @@ const void* FunctionOf(TileKind tiles, const typename Kernels::Variant& variant)
   return VisitKind(tiles.codes, [&](auto codes) -> const void* {
     constexpr CodeKind kKind = codes;
     if constexpr (IsBuilt(kKind) && KindsOf<Kernels>::kSparse.Has(kKind)) {
-      if (tiles.sparse) return Kernels::template Function<kKind, true>(variant);
+      if (tiles.sparse) return Kernels::template Function<TilesOfKind<kKind, true>>(variant);
     }
     if constexpr (IsBuilt(kKind) && KindsOf<Kernels>::kDense.Has(kKind)) {
-      if (!tiles.sparse) return Kernels::template Function<kKind, false>(variant);
+      if (!tiles.sparse) return Kernels::template Function<TilesOfKind<kKind, false>>(variant);
     }
     return nullptr;
   });

@@ -327,10 +327,11 @@ const void* ExactKernelFor(int rows) {
   }
 }
 
-template <CodeKind kKind, bool kSparse>
+template <typename Tiles>
 const void* ExactKernels::Function(const Variant& variant) {
-  return variant.tiled ? ExactKernelFor<TileWeights<kKind>, kKind>(variant.rows)
-                       : ExactKernelFor<CanonicalWeights<kKind>, kKind>(variant.rows);
+  return variant.tiled
+             ? ExactKernelFor<TileWeights<Tiles::kCodes>, Tiles::kCodes>(variant.rows)
+             : ExactKernelFor<CanonicalWeights<Tiles::kCodes>, Tiles::kCodes>(variant.rows);
 }
 
 }  // namespace marlin::cuda

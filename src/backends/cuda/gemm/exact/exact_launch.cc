@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "backends/cuda/common/cuda_gemm.h"
+#include "backends/cuda/common/launch.h"
 #include "backends/cuda/gemm/exact/exact_layout.h"
 #include "backends/cuda/plan/kernel_instances.h"
 #include "backends/cuda/weights/expanded_tiles.h"
@@ -46,22 +47,15 @@ class ExactGemm final : public CudaGemm {
     args.epilogue = EpilogueOf(call);
     args.split = PlanExactParts(weights.k);
     const int outputs = args.epilogue.gated ? weights.n / 2 : weights.n;
-    const int row_blocks = (args.a.m + rows_ - 1) / rows_;
-    const int strips = (outputs + kStripOutputs - 1) / kStripOutputs;
+    const int row_blocks = Ceil(args.a.m, rows_);
+    const int strips = Ceil(outputs, kStripOutputs);
     const int warps = ExactWarpsFor(int64_t{row_blocks} * strips, args.split.parts);
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(row_blocks), static_cast<unsigned>(strips));
-    config.blockDim = dim3(static_cast<unsigned>(warps * 32));
-    config.dynamicSmemBytes = static_cast<size_t>(ExactSharedBytes(rows_, warps, args.split.parts));
-    config.stream = stream;
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
     const bool expanded = workspace_bytes() > 0;
-    config.numAttrs = call.overlap_previous && !expanded ? 1 : 0;
+    const LaunchSize size = {dim3(static_cast<unsigned>(row_blocks), static_cast<unsigned>(strips)),
+                             warps * 32, ExactSharedBytes(rows_, warps, args.split.parts),
+                             call.overlap_previous && !expanded};
     void* parameters[] = {&args};
-    return cudaLaunchKernelExC(&config, function_, parameters);
+    return cuda::Launch(function_, size, parameters, stream);
   }
 
   const bool tiled_;

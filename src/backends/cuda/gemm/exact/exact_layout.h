@@ -60,7 +60,7 @@ struct ExactKernels {
     bool tiled;
     int rows;  ///< From ExactRowsFor.
   };
-  template <CodeKind kKind, bool kSparse>
+  template <typename Tiles>
   static const void* Function(const Variant& variant);
 };
 

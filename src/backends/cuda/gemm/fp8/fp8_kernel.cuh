@@ -264,11 +264,12 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   }
 }
 
-template <CodeKind kKind, bool kSparse>
+template <typename Tiles>
 const void* Fp8Kernels::Function(const Variant& variant) {
   const auto function = [&]<int kTokens>() {
-    return variant.one_group ? reinterpret_cast<const void*>(&Fp8Kernel<kKind, kTokens, true>)
-                             : reinterpret_cast<const void*>(&Fp8Kernel<kKind, kTokens, false>);
+    return variant.one_group
+               ? reinterpret_cast<const void*>(&Fp8Kernel<Tiles::kCodes, kTokens, true>)
+               : reinterpret_cast<const void*>(&Fp8Kernel<Tiles::kCodes, kTokens, false>);
   };
   switch (variant.tokens) {
     case 64:

@@ -23,7 +23,7 @@ struct Fp8Kernels {
     int tokens;      ///< tile_m: 64, 128 or 256.
     bool one_group;  ///< Per tile.
   };
-  template <CodeKind kKind, bool kSparse>
+  template <typename Tiles>
   static const void* Function(const Variant& variant);
 };
 

@@ -60,7 +60,7 @@ struct GemvKernels {
     int strips;  ///< n-tiles per unit: 2 only for codes of up to 4 bits, one scale and one n8 tile.
     int octets;  ///< n8 tiles of tokens: 1 or 2.
   };
-  template <CodeKind kKind, bool kSparse>
+  template <typename Tiles>
   static const void* Function(const Variant& variant);
 };
 

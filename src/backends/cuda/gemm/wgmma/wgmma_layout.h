@@ -150,7 +150,7 @@ struct WgmmaKernels {
     int tokens;  ///< tile_m: one of kWgmmaWidths.
     ParameterUse use;
   };
-  template <CodeKind kKind, bool kSparse>
+  template <typename Tiles>
   static const void* Function(const Variant& variant);
 };
 

@@ -63,14 +63,16 @@ __global__ void __launch_bounds__(kExactThreads)
   }
 }
 
-template <CodeKind kKind, bool kSparse>
+template <typename Tiles>
 const void* ExpertExactKernels::Function(const Variant& variant) {
-  if constexpr (kSparse) {
-    return reinterpret_cast<const void*>(&ExpertExactKernel<SparseTileWeights<kKind>, kKind>);
+  if constexpr (Tiles::kSparse) {
+    return reinterpret_cast<const void*>(
+        &ExpertExactKernel<SparseTileWeights<Tiles::kCodes>, Tiles::kCodes>);
   } else {
-    return variant.tiled
-               ? reinterpret_cast<const void*>(&ExpertExactKernel<TileWeights<kKind>, kKind>)
-               : reinterpret_cast<const void*>(&ExpertExactKernel<CanonicalWeights<kKind>, kKind>);
+    return variant.tiled ? reinterpret_cast<const void*>(
+                               &ExpertExactKernel<TileWeights<Tiles::kCodes>, Tiles::kCodes>)
+                         : reinterpret_cast<const void*>(
+                               &ExpertExactKernel<CanonicalWeights<Tiles::kCodes>, Tiles::kCodes>);
   }
 }
 

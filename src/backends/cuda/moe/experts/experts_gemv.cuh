@@ -366,23 +366,23 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   }
 }
 
-template <CodeKind kKind, bool kSparse, typename T, ParameterUse kUse, int kOctets>
+template <typename Tiles, typename T, ParameterUse kUse, int kOctets>
 const void* ExpertGemvFunction() {
-  if constexpr (kSparse) {
+  if constexpr (Tiles::kSparse) {
     return reinterpret_cast<const void*>(
-        &ExpertGemvKernel<kKind, T, kUse, kOctets, SparseTileProduct>);
+        &ExpertGemvKernel<Tiles::kCodes, T, kUse, kOctets, SparseTileProduct>);
   } else {
-    return reinterpret_cast<const void*>(&ExpertGemvKernel<kKind, T, kUse, kOctets>);
+    return reinterpret_cast<const void*>(&ExpertGemvKernel<Tiles::kCodes, T, kUse, kOctets>);
   }
 }
 
-template <CodeKind kKind, bool kSparse>
+template <typename Tiles>
 const void* ExpertGemvKernels::Function(const Variant& variant) {
   const auto function = [&]<typename T, ParameterUse kUse>() {
-    return variant.octets == 1 ? ExpertGemvFunction<kKind, kSparse, T, kUse, 1>()
-                               : ExpertGemvFunction<kKind, kSparse, T, kUse, 2>();
+    return variant.octets == 1 ? ExpertGemvFunction<Tiles, T, kUse, 1>()
+                               : ExpertGemvFunction<Tiles, T, kUse, 2>();
   };
-  return WithOperands<kKind, kSparse>(variant.bf16, variant.use, function);
+  return WithOperands<Tiles>(variant.bf16, variant.use, function);
 }
 
 }  // namespace marlin::cuda

@@ -214,7 +214,7 @@ struct ExpertGemvKernels {
     ParameterUse use;
     int octets;  ///< n8 tiles of rows, 1 or 2.
   };
-  template <CodeKind kKind, bool kSparse>
+  template <typename Tiles>
   static const void* Function(const Variant& variant);
 };
 
@@ -225,17 +225,17 @@ struct ExpertWgmmaKernels {
     bool bf16;
     ParameterUse use;
   };
-  template <CodeKind kKind, bool kSparse>
+  template <typename Tiles>
   static const void* Function(const Variant& variant);
 };
 
-/// The exact kernel's parameter is an ExpertExactArguments of SparseTileView where kSparse, of
-/// TileView where `tiled`, otherwise of CanonicalView.
+/// The exact kernel's parameter is an ExpertExactArguments of CanonicalView, or of TileView or
+/// SparseTileView where `tiled`.
 struct ExpertExactKernels {
   struct Variant {
     bool tiled;
   };
-  template <CodeKind kKind, bool kSparse>
+  template <typename Tiles>
   static const void* Function(const Variant& variant);
 };
 

@@ -411,16 +411,17 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   }
 }
 
-template <CodeKind kKind, bool kSparse>
+template <typename Tiles>
 const void* ExpertWgmmaKernels::Function(const Variant& variant) {
   const auto function = [&]<typename T, ParameterUse kUse>() {
-    if constexpr (kSparse) {
-      return reinterpret_cast<const void*>(&ExpertWgmmaKernel<kKind, T, kUse, SparseWarpTile>);
+    if constexpr (Tiles::kSparse) {
+      return reinterpret_cast<const void*>(
+          &ExpertWgmmaKernel<Tiles::kCodes, T, kUse, SparseWarpTile>);
     } else {
-      return reinterpret_cast<const void*>(&ExpertWgmmaKernel<kKind, T, kUse>);
+      return reinterpret_cast<const void*>(&ExpertWgmmaKernel<Tiles::kCodes, T, kUse>);
     }
   };
-  return WithOperands<kKind, kSparse>(variant.bf16, variant.use, function);
+  return WithOperands<Tiles>(variant.bf16, variant.use, function);
 }
 
 }  // namespace marlin::cuda
