@@ -11,28 +11,13 @@
 namespace marlin::cuda {
 
 /// call(kind) with the kind as a constant, std::integral_constant.
-template <typename Call>
+template <CodeKind kFrom = CodeKind::kFp4, typename Call>
 auto VisitKind(CodeKind kind, const Call& call) {
-  switch (kind) {
-    case CodeKind::kFp4:
-      return call(std::integral_constant<CodeKind, CodeKind::kFp4>());
-    case CodeKind::kInt4:
-      return call(std::integral_constant<CodeKind, CodeKind::kInt4>());
-    case CodeKind::kTable4:
-      return call(std::integral_constant<CodeKind, CodeKind::kTable4>());
-    case CodeKind::kTable3:
-      return call(std::integral_constant<CodeKind, CodeKind::kTable3>());
-    case CodeKind::kTable2:
-      return call(std::integral_constant<CodeKind, CodeKind::kTable2>());
-    case CodeKind::kE4M3:
-      return call(std::integral_constant<CodeKind, CodeKind::kE4M3>());
-    case CodeKind::kE5M2:
-      return call(std::integral_constant<CodeKind, CodeKind::kE5M2>());
-    case CodeKind::kInt8:
-      return call(std::integral_constant<CodeKind, CodeKind::kInt8>());
-    default:
-      return call(std::integral_constant<CodeKind, CodeKind::kDense16>());
+  if constexpr (kFrom != CodeKind::kDense16) {
+    constexpr auto kNext = static_cast<CodeKind>(static_cast<int>(kFrom) + 1);
+    if (kind != kFrom) return VisitKind<kNext>(kind, call);
   }
+  return call(std::integral_constant<CodeKind, kFrom>());
 }
 
 class KindSet {

@@ -32,7 +32,7 @@ struct ExpertWgmmaPlan {
   int shared_bytes = 0;
 };
 
-/// Of the tiling, only the rows of a tile depend on the number of rows, and they change no sums.
+/// The tiling depends on the number of rows only in how many a tile has, which changes no sums.
 /// Null: not even one row fits in shared memory.
 std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertTilesProblem& problem,
                                              const DeviceShape& device);
