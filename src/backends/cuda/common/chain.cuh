@@ -13,7 +13,7 @@ MARLIN_DEVICE void EnterChain() {
   TriggerDependentLaunch();
 }
 
-/// Launches a kernel that waits (WaitForEarlierWork) before it reads what earlier ones wrote.
+/// Launches a kernel that begins with EnterChain.
 template <typename... Parameters>
 cudaError_t LaunchInChain(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
                           cudaStream_t stream, Parameters... parameters) {
