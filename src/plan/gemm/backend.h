@@ -86,7 +86,7 @@ struct PreparedImage {
   WeightsSpec spec;
   std::span<const std::byte> data;    ///< 64-byte aligned.
   std::shared_ptr<const void> owner;  ///< Keeps data and input.
-  /// The arrays of the input transform at any address, one behind the other: the permutation, i32
+  /// The consecutive arrays of the input transform, at any address: the permutation, i32
   /// [experts, k], and the scales, f32 [experts, k]. Backends neither set nor read them.
   std::span<const std::byte> input = {};
 };
@@ -172,7 +172,7 @@ class RecordedWork {
 class StreamMarks {
  public:
   virtual ~StreamMarks() = default;
-  /// Puts a mark behind the work that is on the stream. Errors: kDeviceLost, kOutOfMemory.
+  /// Puts a mark after the work that is on the stream. Errors: kDeviceLost, kOutOfMemory.
   virtual Status Mark() = 0;
   /// Waits for the last mark; the seconds from each mark to the next. The next mark is a first one
   /// again. Errors: kDeviceLost.
@@ -239,7 +239,8 @@ class Backend {
   /// The tuning table shipped with the library, in the format of tuning_table.h; empty: none.
   virtual std::string_view ShippedTuning() const { return {}; }
   /// Plans a problem whose m and n are not 0 for a kernel that supports it. The plan is only valid
-  /// for these weights. Errors: kDeviceLost, and those of a library that the kernel needs.
+  /// for these weights. Errors: kDeviceLost, and the errors of a library that the kernel
+  /// needs.
   virtual Result<std::shared_ptr<const PlannedGemm>> Plan(
       const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
       const PreparedWeights::Storage& weights) const = 0;
@@ -271,7 +272,7 @@ class Backend {
   /// Synchronous copies. Errors: kDeviceLost.
   virtual Status CopyToDevice(void* device, const void* host, int64_t bytes) const = 0;
   virtual Status CopyToHost(void* host, const void* device, int64_t bytes) const = 0;
-  /// Copies behind the work on a stream; may return before the copy is done. By default they wait
+  /// Copies after the work on a stream; may return before the copy is done. By default they wait
   /// for the stream and copy. Errors: kDeviceLost.
   virtual Status CopyToDeviceAsync(void* device, const void* host, int64_t bytes,
                                    void* stream) const {
@@ -309,7 +310,7 @@ class Backend {
   virtual Status TransformColumns(const TransformColumnsCall& call, void* stream) const;
   /// Does the work that `enqueue` puts on a stream, and records it; `enqueue` is called more than
   /// once, not after this call. The memory that the work uses must outlive the recording. Null: the
-  /// work is done and was not recorded. Errors: those of `enqueue`, kDeviceLost.
+  /// work is done and was not recorded. Errors: kDeviceLost, and as for `enqueue`.
   virtual Result<std::unique_ptr<RecordedWork>> Record(
       const std::function<Status(void* stream)>& enqueue) const {
     const Status status = enqueue(nullptr);
