@@ -21,7 +21,7 @@ struct KernelFamily {
   std::vector<KernelVariant> (*variants)(const GemmDesc& desc, const DeviceShape& device);
   /// As Backend::CanRunAs, for m, n, k > 0; null: never.
   bool (*can_run_as)(const GemmDesc& desc, const DeviceShape& device, const KernelVariant& variant);
-  bool takes_empty_k = false;  ///< Supports k = 0; otherwise the exact kernel stores the zeros.
+  bool takes_empty_k = false;  ///< Supports k = 0; else the exact kernel stores the zeros.
 };
 
 /// Conditions common to the kernels that multiply tiled weights as 16-bit operands: dense tiles, or
