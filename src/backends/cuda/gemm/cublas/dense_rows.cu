@@ -15,6 +15,7 @@
 // type.
 #include "backends/cuda/common/decode_fragment.cuh"
 #include "backends/cuda/gemm/cublas/dense_fragments.cuh"
+#include "backends/cuda/plan/kernel_instances.h"
 #include "backends/cuda/weights/weights_launch.h"
 
 namespace marlin::cuda {
