@@ -10,6 +10,7 @@
 #include "backends/cuda/decoder/cuda_decoder.h"
 #include "backends/cuda/gemm/cublas/cublas_launch.h"
 #include "backends/cuda/gemm/wgmma/wgmma_launch.h"
+#include "backends/cuda/layout/sparse_layout.h"
 #include "backends/cuda/libraries/cublas_library.h"
 #include "backends/cuda/moe/experts/cuda_experts.h"
 #include "backends/cuda/plan/kernel_table.h"
@@ -124,9 +125,11 @@ class CudaBackend final : public Backend {
 
   std::span<const KernelDesc> Kernels() const override { return CudaKernels(); }
 
-  /// Off by default: the persistent kernel does not read sparse tiles (docs/kernels/cuda.md).
-  bool KeepsSparse(const WeightsSpec& spec) const override {
-    return keeps_sparse_ && GetFormatInfo(spec.format).bits == 4;
+  /// Not in models by default: the persistent kernel does not read sparse tiles
+  /// (docs/decisions/0030-sparse-by-default.md).
+  bool KeepsSparse(const WeightsSpec& spec, PreparedFor use) const override {
+    if (GetFormatInfo(spec.format).bits != kSparseBits || expands_sparse_) return false;
+    return use == PreparedFor::kProducts || models_keep_sparse_;
   }
 
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
@@ -320,7 +323,8 @@ class CudaBackend final : public Backend {
 
   std::shared_ptr<DeviceHandle> device_;
   cudaDeviceProp properties_;
-  const bool keeps_sparse_ = IsSet("METAL_MARLIN_CUDA_SPARSE");
+  const bool expands_sparse_ = IsZero("METAL_MARLIN_CUDA_SPARSE");
+  const bool models_keep_sparse_ = IsSet("METAL_MARLIN_CUDA_SPARSE");
   DeviceShape shape_;
   CublasHandle cublas_;
   std::unique_ptr<SplitKScratch> scratch_;

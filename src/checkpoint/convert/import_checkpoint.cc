@@ -10,6 +10,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
+#include "base/seconds_since.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/model_card.h"
 #include "checkpoint/convert/unit_converter.h"

@@ -7,6 +7,7 @@
 
 #include "base/function_ref.h"
 #include "base/macros.h"
+#include "base/seconds_since.h"
 #include "checkpoint/codes/tiled_codes.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/matrix_quantizer.h"

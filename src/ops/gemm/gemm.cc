@@ -132,7 +132,7 @@ Status CheckOperands(const GemmDesc& desc, const TensorView& a, const MutableTen
   return CheckNoOverlap("out", out, "row_weight", arguments.row_weight, false);
 }
 
-/// Describes a call and checks its operands. Errors: those of Gemm.
+/// Describes a call and checks its operands. Errors: as for Gemm.
 Result<GemmDesc> DescribeCall(const Device& device, const TensorView& a,
                               const PreparedWeights& weights, const MutableTensorView& out,
                               const GemmOptions& options) {
@@ -385,7 +385,7 @@ Status CheckBatches(const Device& device, const TensorView& a, const PreparedWei
   if (options.expert != 0) {
     return Invalid(fmt::format("expert: expected 0 for a batch, got {}", options.expert));
   }
-  // Shapes, types and strides are those of the first matrix; memory is checked whole.
+  // Shapes, types and strides are the first matrix's; memory is checked whole.
   MARLIN_RETURN_IF_ERROR(CheckMemory("a", a));
   MARLIN_RETURN_IF_ERROR(CheckMemory("out", out));
   for (const auto& [name, view] : {std::pair<const char*, TensorView>("a", a),

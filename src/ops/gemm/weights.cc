@@ -91,8 +91,9 @@ Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& d
   MARLIN_RETURN_IF_ERROR(Validate(weights));
   try {
     const Backend& backend = Internals::Impl(device).backend();
-    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights taken,
-                            ConvertTo(backend.TakenSpec(weights.spec), weights));
+    MARLIN_ASSIGN_OR_RETURN(
+        const QuantizedWeights taken,
+        ConvertTo(backend.TakenSpec(weights.spec, PreparedFor::kProducts), weights));
     MARLIN_ASSIGN_OR_RETURN(auto storage, backend.Prepare(taken, options));
     MARLIN_RETURN_IF_ERROR(
         AttachInput(backend, {weights.permutation, weights.input_scale}, *storage));
@@ -111,7 +112,7 @@ Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
     std::vector<WeightColumns> taken(columns.begin(), columns.end());
     for (size_t i = 0; i < columns.size(); ++i) {
       WeightColumns& part = taken[i];
-      const WeightsSpec spec = backend.TakenSpec(part.weights->spec);
+      const WeightsSpec spec = backend.TakenSpec(part.weights->spec, PreparedFor::kModel);
       if (spec == part.weights->spec) continue;
       // Columns of one matrix that alternate are several parts.
       if (i > 0 && columns[i].weights == columns[i - 1].weights) {
@@ -132,7 +133,7 @@ Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
 }
 
 int64_t PreparedBytes(const WeightsSpec& spec, const Device& device) {
-  return StoredBytes(Internals::Impl(device).backend().TakenSpec(spec));
+  return StoredBytes(Internals::Impl(device).backend().TakenSpec(spec, PreparedFor::kModel));
 }
 
 Result<std::string> ImageLayout(const Device& device) {
@@ -172,7 +173,7 @@ Result<PreparedImage> ImageOf(const PreparedWeights& weights, const Device& devi
 Result<PreparedWeights> FromImage(const PreparedImage& image, const Device& device) {
   const Backend& backend = Internals::Impl(device).backend();
   const WeightsSpec& spec = image.spec;
-  const WeightsSpec taken = backend.TakenSpec(spec);
+  const WeightsSpec taken = backend.TakenSpec(spec, PreparedFor::kModel);
   if (taken.format != spec.format || taken.super_group_size != spec.super_group_size) {
     return Status(
         Code::kMalformedFile,

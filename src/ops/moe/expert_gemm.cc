@@ -64,7 +64,7 @@ Status CheckCall(const Device& device, const ExpertGemmCall& call) {
   return {};
 }
 
-/// The selections sorted by expert; those of an expert are adjacent slots, in order of tokens.
+/// The selections sorted by expert: every expert has adjacent slots, in order of tokens.
 struct Slots {
   std::vector<int64_t> first;     ///< [experts + 1]: the slots of each expert.
   std::vector<int32_t> token_of;  ///< [slots]

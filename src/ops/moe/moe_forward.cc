@@ -15,7 +15,7 @@
 namespace marlin {
 namespace {
 
-/// Scratch memory for the steps of a block, one after the other; null: the device's own.
+/// Scratch memory that the steps of a block use in turn; null: the device's own.
 struct Scratch {
   void* data = nullptr;
   int64_t bytes = 0;

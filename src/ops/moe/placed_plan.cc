@@ -28,7 +28,7 @@ int64_t AddPart(int64_t* bytes, int64_t size) {
 /// The tokens with a selection on the host.
 struct PlacedPlan::HostRows {
   int64_t count = 0;
-  int64_t selections = 0;  ///< Those of experts on the host.
+  int64_t selections = 0;  ///< Selections of experts on the host.
 };
 
 PlacedPlan::PlacedPlan(const Device& device, const ExpertsProblem& problem,

@@ -1,4 +1,4 @@
-// Launches of kernels as a chain (PDL): each may begin while the one before it ends.
+// Launches of kernels as a chain (PDL): each may begin while the previous one ends.
 #pragma once
 
 #include "backends/cuda/common/async_copy.cuh"

@@ -602,4 +602,9 @@ __global__ void __launch_bounds__(kPersistentBlock, 1)
   block.Run<kKind>();
 }
 
+template <typename Tiles>
+const void* PersistentKernels::Function(const Variant& /*variant*/) {
+  return reinterpret_cast<const void*>(&PersistentKernel<Tiles::kCodes>);
+}
+
 }  // namespace marlin::cuda

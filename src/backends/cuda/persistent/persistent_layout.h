@@ -261,4 +261,11 @@ struct PersistentArguments {
 };
 static_assert(sizeof(PersistentArguments) < 4000, "kernel parameters have 4 KB");
 
+/// The persistent kernels (plan/instances.def); their parameter is a PersistentArguments.
+struct PersistentKernels {
+  struct Variant {};
+  template <typename Tiles>
+  static const void* Function(const Variant& variant);
+};
+
 }  // namespace marlin::cuda

@@ -12,9 +12,8 @@
 #include "backends/cuda/common/launch.h"
 #include "backends/cuda/common/tile_gemm.h"
 #include "backends/cuda/decoder/decoder_layout.h"
-#include "backends/cuda/layout/code_kind.h"
-#include "backends/cuda/persistent/persistent_functions.h"
 #include "backends/cuda/persistent/persistent_plan.h"
+#include "backends/cuda/plan/kernel_instances.h"
 #include "backends/cuda/weights/dequantize_prepared.h"
 #include "backends/cuda/weights/prepared_tiles.h"
 #include "base/checked.h"
@@ -24,20 +23,6 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kOperationsOfLayer = 5;
-
-/// The kernel for a kind of codes; null without one.
-const void* FunctionOf(CodeKind kind) {
-  switch (kind) {
-#define MARLIN_KIND(name)                                                               \
-  case CodeKind::name:                                                                  \
-    if constexpr (IsBuilt(CodeKind::name)) return PersistentFunction<CodeKind::name>(); \
-    return nullptr;
-#include "backends/cuda/persistent/persistent_kinds.def"
-#undef MARLIN_KIND
-    default:
-      return nullptr;
-  }
-}
 
 /// A layer's operations.
 struct LayerSteps {
@@ -320,7 +305,7 @@ class PersistentSteps final : public FusedOperations {
   Status Load(Describer& model, const Schedules& schedules, const PersistentArguments& args) {
     const DeviceScope scope(device_->index);
     arguments_ = args;
-    function_ = FunctionOf(model.kind());
+    function_ = FunctionOf<PersistentKernels>({model.kind()}, {});
     MARLIN_RETURN_IF_ERROR(Check(AllowAllShared(function_), "persistent"));
     const auto layer_bytes = static_cast<int64_t>(model.layers().size() * sizeof(PersistentLayer));
     const auto expert_bytes =
@@ -487,7 +472,7 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
       !std::holds_alternative<HeadStep>(operations[count])) {
     return FusedRun();
   }
-  if (FunctionOf(model.kind()) == nullptr) return FusedRun();
+  if (FunctionOf<PersistentKernels>({model.kind()}, {}) == nullptr) return FusedRun();
   const Schedules schedules = ScheduleLayers(model.layers(), shape.multiprocessors);
   const std::optional<PersistentArguments> args = LayOutPersistent(
       model.shape(), model.layers(), schedules, shape.multiprocessors, shape.shared_bytes);

@@ -24,10 +24,9 @@ struct KernelFamily {
   bool takes_empty_k = false;  ///< Supports k = 0; else the exact kernel stores the zeros.
 };
 
-/// Conditions common to the kernels that multiply tiled weights as 16-bit operands.
-Support SupportsTiles(const GemmDesc& desc);
-/// The same for tiles with 2:4 sparsity.
-Support SupportsSparseTiles(const GemmDesc& desc);
+/// Conditions common to the kernels that multiply tiled weights as 16-bit operands: dense tiles, or
+/// sparse ones.
+Support SupportsTiles(const GemmDesc& desc, bool sparse = false);
 /// Conditions of the exact kernels.
 Support SupportsExact(const GemmDesc& desc, const DeviceProperties& device);
 

@@ -9,6 +9,7 @@
 
 #include "backends/cuda/layout/code_kind.h"
 #include "backends/cuda/layout/sparse_layout.h"
+#include "backends/cuda/plan/kernel_instances.h"
 #include "backends/cuda/weights/weights_launch.h"
 #include "base/checked.h"
 #include "base/macros.h"
@@ -351,7 +352,6 @@ Status PreparedTiles::Upload(const QuantizedWeights& weights,
 }
 
 void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
-  const int code_bytes = traits.sparse ? kSparseTileBytes : TileCodeBytes(CodeBits(kind_));
   const bool scaled = kind_ != CodeKind::kDense16;
   tiles_.k = static_cast<int>(spec.k);
   tiles_.n = static_cast<int>(spec.n);
@@ -365,7 +365,8 @@ void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
   if (kind_ == CodeKind::kInt4) tiles_.offset = -static_cast<int>(FormatValues(spec.format)[0]);
   if (kind_ == CodeKind::kInt8) tiles_.offset = spec.format == Format::kS8 ? 128 : 0;
   const int parameters = tiles_.zero_kind == ZeroKind::kNone ? 1 : 2;
-  tiles_.tile_bytes = code_bytes + tiles_.groups_per_tile * kGroupBytes * parameters;
+  tiles_.tile_bytes =
+      TileCodeBytes(tile_kind()) + tiles_.groups_per_tile * kGroupBytes * parameters;
   tiles_.tiles_of_strip = static_cast<int>(CeilDivide(spec.k, int64_t{kTileK}));
   const int64_t strips = RoundUp(spec.n, int64_t{kBlockOutputs}) / kStripOutputs;
   expert_bytes_ = strips * tiles_.tiles_of_strip * tiles_.tile_bytes;
@@ -373,8 +374,7 @@ void PreparedTiles::DescribeTiles(const QuantizedWeights& weights) {
 
   // An FP8 MMA takes 32 k of one group.
   constexpr int kMostGroups = kTileK / 32;
-  traits.fits_fp8 = scaled && !traits.sparse && !spec.has_biases &&
-                    tiles_.groups_per_tile <= kMostGroups &&
+  traits.fits_fp8 = scaled && !spec.has_biases && tiles_.groups_per_tile <= kMostGroups &&
                     FitsFp8(kind_, ValuesOf(weights), weights.zeros);
   Range values = RangeOfValues(ValuesOf(weights));
   values.smallest = std::ldexp(values.smallest, -tiles_.table_exponent);

@@ -28,6 +28,7 @@ class PreparedTiles : public PreparedWeights::Storage {
       const std::shared_ptr<DeviceHandle>& device);
 
   CodeKind kind() const { return kind_; }
+  TileKind tile_kind() const { return {kind_, traits.sparse}; }
   /// Precondition: tiled or marlin_w4; of the latter, it describes the codes.
   TileView Tiles(int64_t expert) const;
   /// The view of the dense tiles that hold the same weights, without their address.

@@ -7,9 +7,9 @@
 //   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round.
 #pragma once
 
-#include "backends/cuda/attention/attention_instructions.cuh"
 #include "backends/cuda/attention/exact/softmax_rows.cuh"
 #include "backends/cuda/common/warpgroup_products.cuh"
+#include "backends/cuda/common/wgmma_instructions.cuh"
 #include "backends/cuda/decoder/decoder_layout.h"
 
 namespace marlin::cuda {
