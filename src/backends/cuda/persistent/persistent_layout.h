@@ -226,6 +226,8 @@ struct PersistentRouter {
   int top_groups = 1;
   bool normalize = true;
   double scaling_factor = 1;
+
+  bool operator==(const PersistentRouter&) const = default;
 };
 
 struct PersistentArguments {

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <tuple>
 #include <utility>
 
+#include "backends/cuda/decoder/decoder_layout.h"
 #include "base/checked.h"
 
 namespace marlin::cuda {
@@ -56,7 +58,102 @@ class Offsets {
   int64_t end_ = 0;
 };
 
+/// RMS norms are in fp32; none is missing.
+bool HasNorm(const StepNorm& norm) { return norm.weight.As<float>() != nullptr; }
+
+Support SupportsAttention(const AttentionStep& step) {
+  const PagedCache& cache = step.cache;
+  if (cache.values_in_keys || step.rope_dim != 0) return {"latent attention"};
+  if (cache.type != DType::kBf16 && cache.type != DType::kF8E4M3) {
+    return {"a KV cache of {1}; supported: bf16 and f8_e4m3", 0, DTypeName(cache.type)};
+  }
+  const auto fits = [](int64_t features, int64_t unit) {
+    return features > 0 && features % unit == 0 && features <= kMostHeadFeatures;
+  };
+  if (!fits(step.key_dim, 16)) {
+    return {"keys of {0} features; supported: multiples of 16 up to 128", step.key_dim};
+  }
+  if (!fits(step.value_dim, 32)) {
+    return {"values of {0} features; supported: multiples of 32 up to 128", step.value_dim};
+  }
+  static_assert(kMostHeadFeatures == 128);
+  // A lane rotates four features.
+  const int64_t pairs = step.rotary.inverse_frequencies.ElementCount();
+  if (pairs % 4 != 0) return {"RoPE of {0} pairs; supported: multiples of 4", pairs};
+  if (step.heads % step.kv_heads != 0) {
+    return {"{0} query heads, not a multiple of the KV heads", step.heads};
+  }
+  if (step.heads / step.kv_heads > kMostGroupHeads) {
+    return {"more than {0} query heads for a KV head", kMostGroupHeads};
+  }
+  if (step.cache_group >= kMostCacheGroups) return {"more than {0} cache groups", kMostCacheGroups};
+  if (cache.page_tokens != kCachePageTokens) {
+    return {"pages of {0} tokens in the KV cache", cache.page_tokens};
+  }
+  const int64_t elements = 16 / DTypeBytes(cache.type);
+  if (cache.page_stride % elements != 0 || cache.first_element % elements != 0) {
+    return {"KV cache pages that are not aligned to 16 bytes"};
+  }
+  return {};
+}
+
+Support SupportsExperts(const RouteStep& route, const ExpertsStep& step) {
+  const auto count = static_cast<int64_t>(step.experts.size());
+  if (count == 0) return {"no experts"};
+  if (!step.shared.gate_up.parts.empty()) return {"shared experts"};
+  if (route.router.parts.size() != 1)
+    return {"a router of {0} parts", std::ssize(route.router.parts)};
+  if (route.options.top_k > kMostChosenExperts || route.options.top_k > count) {
+    return {"{0} experts for a token; supported: up to 16", route.options.top_k};
+  }
+  static_assert(kMostChosenExperts == 16);
+  return {};
+}
+
 }  // namespace
+
+std::optional<LayerSteps> TakeLayer(std::span<const StepOperation> operations) {
+  if (operations.size() < LayerSteps::kCount) return std::nullopt;
+  LayerSteps steps;
+  steps.project = std::get_if<ProjectStep>(&operations[0]);
+  steps.attention = std::get_if<AttentionStep>(&operations[1]);
+  steps.out = std::get_if<ProjectAddStep>(&operations[2]);
+  steps.gate_up = std::get_if<GateUpStep>(&operations[3]);
+  steps.down = std::get_if<ProjectAddStep>(&operations[4]);
+  steps.route = std::get_if<RouteStep>(&operations[3]);
+  steps.experts = std::get_if<ExpertsStep>(&operations[4]);
+  const bool dense = steps.gate_up != nullptr && steps.down != nullptr;
+  const bool routed = steps.route != nullptr && steps.experts != nullptr;
+  if (steps.project == nullptr || steps.attention == nullptr || steps.out == nullptr)
+    return std::nullopt;
+  if (!dense && !routed) return std::nullopt;
+  return steps;
+}
+
+Support SupportsLayer(const LayerSteps& steps, int64_t hidden) {
+  if (hidden % 4 != 0 || hidden > kMostPersistentHidden) {
+    return {"{0} hidden features; supported: multiples of 4 up to 8192", hidden};
+  }
+  static_assert(kMostPersistentHidden == 8192);
+  if (const Support support = SupportsAttention(*steps.attention); !support.ok()) return support;
+  const bool routed = steps.experts != nullptr;
+  if (routed) {
+    const Support support = SupportsExperts(*steps.route, *steps.experts);
+    if (!support.ok()) return support;
+  }
+  const StepNorm& out_norm = routed ? steps.experts->out_norm : steps.down->out_norm;
+  if (!steps.out->out_norm.weight.empty() || !out_norm.weight.empty()) {
+    return {"a norm after a block"};
+  }
+  if (steps.out->from != ProjectAddStep::From::kMixed ||
+      (!routed && steps.down->from != ProjectAddStep::From::kInner)) {
+    return {"projections of other values"};
+  }
+  if (!HasNorm(steps.project->norm) || !HasNorm(routed ? steps.route->norm : steps.gate_up->norm)) {
+    return {"no norm before a block"};
+  }
+  return {};
+}
 
 void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm) {
   double best = 0;

@@ -13,9 +13,9 @@
 //   Keys outside of the window or behind the token are zeros, so that they cannot spread NaN.
 #include <algorithm>
 
+#include "backends/cuda/attention/attention_launch.h"
 #include "backends/cuda/attention/latent/matrix_softmax.cuh"
 #include "backends/cuda/common/chain.cuh"
-#include "backends/cuda/decoder/decoder_launch.h"
 #include "backends/cuda/plan/tile_problem.h"
 
 namespace marlin::cuda {
@@ -389,14 +389,11 @@ Kernel KernelFor(int value_dim) {
 
 cudaError_t LoadDecodeAttention() {
   for (const int value_dim : {64, 128, kMostMatrixFeatures}) {
-    for (const Kernel kernel : {KernelFor<false>(value_dim), KernelFor<true>(value_dim)}) {
-      const auto* const function = reinterpret_cast<const void*>(kernel);
-      cudaError_t error = AllowAllShared(function);
-      if (error == cudaSuccess) error = PreferShared(function);
-      if (error != cudaSuccess) return error;
-    }
+    const cudaError_t error =
+        PrepareSharedKernels(KernelFor<false>(value_dim), KernelFor<true>(value_dim));
+    if (error != cudaSuccess) return error;
   }
-  return PreferShared(reinterpret_cast<const void*>(&MergePartsKernel));
+  return PrepareKernels(&MergePartsKernel);
 }
 
 cudaError_t LaunchDecodeAttention(const AttentionArguments& args, cudaStream_t stream) {

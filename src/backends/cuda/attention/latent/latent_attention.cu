@@ -17,7 +17,7 @@
 //
 //   A value that is NaN or Inf would spread through the zero weights of rows that do not see its
 //   key: where some rows do not, the CTA looks for such values, and then adds key by key (rare).
-#include "backends/cuda/attention/latent/latent_attention.h"
+#include "backends/cuda/attention/attention_launch.h"
 #include "backends/cuda/attention/latent/matrix_softmax.cuh"
 #include "backends/cuda/attention/prefill/attention_tile.cuh"
 #include "backends/cuda/common/chain.cuh"
@@ -708,15 +708,9 @@ int SharedBytes(int tile_rows, int key_dim, bool fp8) {
 }  // namespace
 
 cudaError_t LoadLatentAttention() {
-  for (const int tile_rows : {16, 32}) {
-    for (const bool fp8 : {false, true}) {
-      const auto* const function = reinterpret_cast<const void*>(KernelFor(tile_rows, fp8));
-      cudaError_t error = AllowAllShared(function);
-      if (error == cudaSuccess) error = PreferShared(function);
-      if (error != cudaSuccess) return error;
-    }
-  }
-  return PreferShared(reinterpret_cast<const void*>(&MergeLatentKernel));
+  const cudaError_t error = PrepareSharedKernels(KernelFor(16, false), KernelFor(16, true),
+                                                 KernelFor(32, false), KernelFor(32, true));
+  return error == cudaSuccess ? PrepareKernels(&MergeLatentKernel) : error;
 }
 
 cudaError_t LaunchLatentAttention(const AttentionArguments& args, cudaStream_t stream) {

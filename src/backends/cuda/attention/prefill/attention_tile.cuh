@@ -1,8 +1,8 @@
 // Tiles of query rows of a step's sequences.
 #pragma once
 
+#include "backends/cuda/attention/attention_layout.h"
 #include "backends/cuda/attention/pages.cuh"
-#include "backends/cuda/decoder/decoder_layout.h"
 
 namespace marlin::cuda {
 
