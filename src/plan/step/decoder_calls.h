@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/macros.h"
 #include "marlin/decoder.h"
 #include "marlin/moe.h"
 #include "marlin/sampling.h"
@@ -109,6 +110,18 @@ struct RotateAndAppendCall {
   const SequenceRows& rows;
   const PagedCache& cache;
 };
+
+/// RotateAndAppendCall as operations of their own, which `run` runs.
+template <typename Run>
+Status RunUnfused(const RotateAndAppendCall& call, const Run& run) {
+  const auto prepare = [&](const MutableTensorView& x, const TensorView& norm) -> Status {
+    if (!norm.empty()) MARLIN_RETURN_IF_ERROR(run(RmsNormCall{x, norm, call.norms.epsilon, x}));
+    return run(ApplyRotaryCall{call.rotary, call.rows.positions, x});
+  };
+  MARLIN_RETURN_IF_ERROR(prepare(call.heads.queries, call.norms.queries));
+  MARLIN_RETURN_IF_ERROR(prepare(call.heads.keys, call.norms.keys));
+  return run(AppendToCacheCall{call.heads.keys, call.heads.values, call.rows, call.cache});
+}
 
 struct PagedAttentionCall {
   TensorView queries;

@@ -57,6 +57,9 @@ class CpuDecoder final : public DecoderBackend {
     });
   }
 
+  template <typename Body>
+  void ForPieces(const TensorView& rows, Body body) const;
+
   ThreadPool& pool_;
   const DecoderKernels& kernels_;
   const SegmentKernel* segment_kernel_;  ///< Null below the AMX level.

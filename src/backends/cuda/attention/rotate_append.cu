@@ -15,7 +15,6 @@
 #include "backends/cuda/common/epilogue.cuh"
 #include "backends/cuda/decoder/views.h"
 #include "backends/cuda/rows/typed.cuh"
-#include "base/macros.h"
 
 namespace marlin::cuda {
 namespace {
@@ -372,19 +371,6 @@ cudaError_t LaunchRotateAppend(const RotateAppendArguments& args, cudaStream_t s
   return LaunchInChain(&RotateAppendKernel, grid, kWarps * 32, bytes, stream, args);
 }
 
-/// For heads of more features than the fused kernel holds.
-Status RunUnfused(const RotateAndAppendCall& call, const CallContext& context) {
-  const auto prepare = [&](const MutableTensorView& x, const TensorView& norm) -> Status {
-    if (!norm.empty()) {
-      MARLIN_RETURN_IF_ERROR(Run(RmsNormCall{x, norm, call.norms.epsilon, x}, context));
-    }
-    return Run(ApplyRotaryCall{call.rotary, call.rows.positions, x}, context);
-  };
-  MARLIN_RETURN_IF_ERROR(prepare(call.heads.queries, call.norms.queries));
-  MARLIN_RETURN_IF_ERROR(prepare(call.heads.keys, call.norms.keys));
-  return Run(AppendToCacheCall{call.heads.keys, call.heads.values, call.rows, call.cache}, context);
-}
-
 }  // namespace
 
 template <>
@@ -395,7 +381,9 @@ cudaError_t Load<RotateAndAppendCall>() {
 int64_t WorkspaceBytes(const RotateAndAppendCall& call) { return SlabTableBytes(call.cache); }
 
 Status Run(const RotateAndAppendCall& call, const CallContext& context) {
-  if (call.cache.key_dim > kMostRotateFeatures) return RunUnfused(call, context);
+  if (call.cache.key_dim > kMostRotateFeatures) {
+    return RunUnfused(call, [&](const auto& part) { return Run(part, context); });
+  }
   RotateAppendArguments args;
   args.queries = RowsOf(call.heads.queries);
   args.keys = RowsOf(call.heads.keys);

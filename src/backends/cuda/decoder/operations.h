@@ -16,6 +16,12 @@
 #include "backends/cuda/runtime/cuda_status.h"
 #include "plan/step/decoder_calls.h"
 
+namespace marlin {
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda) struct Name##Call;
+#include "plan/step/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
+}  // namespace marlin
+
 namespace marlin::cuda {
 
 struct DeviceShape;
