@@ -1,4 +1,4 @@
-// A backend's decoder operations other than GEMMs: those of decoder_operations.def.
+// A backend's decoder operations other than GEMMs, listed in decoder_operations.def.
 #pragma once
 
 #include <cstdint>

@@ -164,12 +164,12 @@ struct SampleTokensCall {
   TensorView state_rows = {};
 };
 
-/// Between two steps of a recording: makes the sampled tokens those that the next step feeds. Row r
-/// runs while state_rows[r] >= 0. A running row stores tokens[r, counts[r]++] = sampled[r] and
-/// advances positions[r] by 1; a stop id ends it (state_rows[r] = -1), and any other token becomes
-/// ids[r]. So a row that has ended keeps feeding the last token that it fed, at the position behind
-/// its end. A negative token is that of a row whose sampling failed; it ends the row and is not
-/// stored. All views but `tokens` are contiguous vectors of i32.
+/// Between two steps of a recording: feeds the sampled tokens to the next step. Row r runs while
+/// state_rows[r] >= 0. A running row stores tokens[r, counts[r]++] = sampled[r] and advances
+/// positions[r] by 1; a stop id ends it (state_rows[r] = -1), and any other token becomes ids[r].
+/// So a row that has ended keeps feeding the last token that it fed, at the position after its end.
+/// A negative token marks a row whose sampling failed; it ends the row and is not stored. All views
+/// but `tokens` are contiguous vectors of i32.
 struct AdvanceTokensCall {
   TensorView sampled;   ///< [rows]
   TensorView stop_ids;  ///< Any number, also none.

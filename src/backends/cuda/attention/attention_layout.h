@@ -24,7 +24,7 @@ struct KeySpan {
 
 inline constexpr int kKeyBlock = 32;      ///< Keys of an online-softmax step.
 inline constexpr int kSegmentKeys = 128;  ///< Keys whose sums begin anew, and are merged in order.
-// A key block lies in one page.
+// A key block is in one page.
 static_assert(kSegmentKeys % kKeyBlock == 0 && kCachePageTokens % kKeyBlock == 0);
 /// Attention on matrix units: query heads of a token, features of a head, rows of a warpgroup in
 /// prefill, and of a CTA. Sums of more than 128 features leave registers for one warpgroup.
@@ -34,8 +34,8 @@ MARLIN_HOST_DEVICE constexpr int PrefillRows(int value_dim) {
   return value_dim > 128 ? kWarpgroupRows : 2 * kWarpgroupRows;
 }
 inline constexpr int kMostMatrixFeatures = 256;
-/// The most features of a key and of a value that are latents: those of DeepSeek's MLA, and its
-/// RoPE part.
+/// The most features of a latent key and value: the latent of DeepSeek's MLA, in keys with its RoPE
+/// part.
 inline constexpr int kMostLatentKeyFeatures = 576;
 inline constexpr int kMostLatentValueFeatures = 512;
 /// The most of all other kernels.
@@ -60,8 +60,8 @@ struct AttentionArguments {
   const float* sinks = nullptr;
   int tile_rows = 16;  ///< Query rows of a CTA: 4 or 16.
   int tiles = 0;       ///< No fewer than there are.
-  /// Split-KV: a CTA takes one of so many segments, and its sums go to `partials`. 0: all segments.
-  /// On matrix units: the parts of a token's keys.
+  /// Split-KV: a CTA takes one of this many segments, and its sums go to `partials`. 0: all
+  /// segments. On matrix units: the parts of a token's keys.
   int segments = 0;
   float* partials = nullptr;  ///< [tiles][kv_heads][segments][PartialFloats]
   /// Decode on matrix units: a counter for every tile and KV head, all ones before and after. Null:

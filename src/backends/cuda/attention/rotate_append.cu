@@ -20,7 +20,7 @@ namespace marlin::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-/// From so many rows on a warp takes several heads.
+/// From this many rows on, a warp takes several heads.
 constexpr int kManyRows = 256;
 constexpr int kMostHeads = 4;
 
@@ -290,7 +290,7 @@ MARLIN_DEVICE void NormalizeAdjacent(const Head& head, float epsilon, int lane,
   });
 }
 
-/// The pairs of a lane's features are those of lane ^ 16.
+/// Lane ^ 16 has the other halves of a lane's pairs.
 template <int kCount>
 MARLIN_DEVICE void RotateAdjacent(const LaneRotations<kCount>& rotations, int lane,
                                   Adjacent<kCount>* x) {

@@ -23,7 +23,7 @@ constexpr int kMergePadding = 8;  ///< As in persistent_attention.cuh.
 int DivideUp(int a, int b) { return (a + b - 1) / b; }
 
 int UnitsOf(const PhaseGemm& gemm) { return gemm.splits * gemm.copies * gemm.sides * gemm.strips; }
-/// Whether a phase's activations are a norm's, which are those of all k.
+/// Whether a phase's activations are a norm's, which needs all k.
 bool IsNormalized(int phase) {
   return phase == static_cast<int>(Phase::kQkv) || phase == static_cast<int>(Phase::kGates);
 }
@@ -33,7 +33,7 @@ int FirstUnit(const PhaseGemm& gemm, int block, int blocks) {
 
 /// The time of a CTA beside its tiles, in tiles: `of_split` for every split, another sum that every
 /// CTA reads of each output that it needs; `of_input` for every k-tile of a split, whose inputs it
-/// gathers. A norm's inputs are those of all.
+/// gathers. A norm needs all inputs.
 struct PhaseCosts {
   double of_split;
   double of_input;
@@ -223,7 +223,7 @@ auto KeyOf(const PhaseGemm& gemm) {
                     gemm.tiles_of_split, gemm.weights.tiles_of_strip, gemm.weights.tile_bytes);
 }
 
-/// The parts of all CTAs in a phase, and where they lie in a CTA's schedules.
+/// The parts of all CTAs in a phase, and their place in a CTA's schedules.
 struct PhaseSchedule {
   std::vector<BlockSchedule> blocks;
   int offset = 0;
@@ -298,75 +298,93 @@ Schedules ScheduleLayers(std::span<PersistentLayer> layers, int blocks) {
   return made;
 }
 
+namespace {
+
+/// The largest sizes of any layer.
+struct LargestLayer {
+  int units = 1;  ///< A CTA has in a phase.
+  int span = 1;   ///< k-tiles whose activations a CTA gathers.
+  int tiles = 0;
+  int words[kPhases] = {};
+};
+
+void LayOutExchange(const LargestLayer& most, int blocks, PersistentArguments* args) {
+  Offsets exchange;
+  PersistentExchange& at = args->exchange;
+  for (int phase = 0; phase < kPhases; ++phase) {
+    at.phases[phase] = exchange.Take(most.words[phase]);
+    at.phase_words[phase] = most.words[phase];
+  }
+  at.attention = exchange.Take(int64_t{args->kv_heads} * args->attention_splits * args->group *
+                               (args->value_dim + 4));
+  at.mixed = exchange.Take(int64_t{args->heads} * args->value_dim);
+  at.logits = exchange.Take(args->router.experts);
+  at.arrived = exchange.Take(blocks);
+  at.words = static_cast<int>(exchange.end());
+}
+
+/// False if it does not fit in `shared_bytes`.
+bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
+                  PersistentArguments* args) {
+  const int64_t experts = args->router.experts;
+  const int key_row = args->key_dim * 2 + kRowPadding;
+  const int value_row = args->value_dim * 2 + kRowPadding;
+  Offsets shared;
+  PersistentShared& at = args->shared;
+  at.residual = shared.Take(int64_t{args->features} * 4);
+  at.norms = shared.Take(2 * int64_t{args->features} * 4);
+  at.router = shared.Take(int64_t{DivideUp(args->router.experts, blocks)} * args->features * 4);
+  at.layers = shared.Take(2 * int64_t{sizeof(PersistentLayer)});
+  at.experts = shared.Take(experts * int64_t{sizeof(PersistentExpert)});
+  at.schedules = shared.Take(args->schedule_bytes);
+  at.logits = shared.Take(experts * 4);
+  at.rotations = shared.Take(int64_t{args->pairs} * 8);
+  at.scratch = shared.Take(sizeof(PersistentScratch));
+  at.barriers = shared.Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
+  Offsets attention = shared;
+  at.activations = shared.Take(int64_t{most.span} * kTileK * 2);
+  at.sums = shared.Take(std::max(int64_t{most.units} * kPersistentWarps * kStripOutputs * 4,
+                                 experts * 2 * int64_t{sizeof(double)}));
+  at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
+  at.fresh = attention.Take((args->key_dim + args->value_dim) * 2);
+  at.ring = static_cast<int>(std::max(shared.end(), attention.end()));
+  const int64_t keys =
+      std::max(kWarpPairs * kKeysOfStage * (key_row + value_row),
+               (kWarpPairs * args->group * (2 + args->value_dim + kMergePadding) + 4) * 4);
+  const int64_t slot = int64_t{kPersistentWarps} * args->slot_bytes;
+  at.keys = static_cast<int>(at.ring + kLowSlots * slot);
+  args->slots = static_cast<int>(std::min<int64_t>((shared_bytes - at.ring) / slot, kMostSlots));
+  at.bytes = static_cast<int>(std::max(at.keys + keys, at.ring + args->slots * slot));
+  return args->slots >= kLowSlots && at.bytes <= shared_bytes;
+}
+
+}  // namespace
+
 std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& shape,
                                                     std::span<const PersistentLayer> layers,
                                                     const Schedules& schedules, int blocks,
                                                     int shared_bytes) {
   PersistentArguments args = shape;
   args.schedule_bytes = schedules.bytes;
-  int units = 1;
-  int span = schedules.span;
-  int tiles = 0;
-  int words[kPhases] = {};
+  LargestLayer most = {.span = schedules.span};
   for (const PersistentLayer& layer : layers) {
     for (int phase = 0; phase < kPhases; ++phase) {
       const PhaseGemm& gemm = layer.gemms[phase];
-      units = std::max(units, DivideUp(UnitsOf(gemm), blocks));
-      tiles = std::max(tiles, gemm.k_tiles);
-      if (IsNormalized(phase)) span = std::max(span, gemm.k_tiles);
-      words[phase] = std::max(words[phase], gemm.splits * gemm.columns);
+      most.units = std::max(most.units, DivideUp(UnitsOf(gemm), blocks));
+      most.tiles = std::max(most.tiles, gemm.k_tiles);
+      if (IsNormalized(phase)) most.span = std::max(most.span, gemm.k_tiles);
+      most.words[phase] = std::max(most.words[phase], gemm.splits * gemm.columns);
       args.slot_bytes = std::max(args.slot_bytes, gemm.weights.tile_bytes);
     }
   }
-  if (units > kMostUnits || tiles > kMostKTiles) return std::nullopt;
-  const int group = args.heads / args.kv_heads;
-  args.group = group;
-  const int experts = args.router.experts;
-  const int router_rows = DivideUp(experts, blocks);
+  if (most.units > kMostUnits || most.tiles > kMostKTiles) return std::nullopt;
+  args.group = args.heads / args.kv_heads;
   args.attention_splits = std::max(blocks / args.kv_heads, 1);
-  if (args.kv_heads > blocks || router_rows > kMostRouterRows) return std::nullopt;
-
-  Offsets exchange;
-  for (int phase = 0; phase < kPhases; ++phase) {
-    args.exchange.phases[phase] = exchange.Take(words[phase]);
-    args.exchange.phase_words[phase] = words[phase];
+  if (args.kv_heads > blocks || DivideUp(args.router.experts, blocks) > kMostRouterRows) {
+    return std::nullopt;
   }
-  args.exchange.attention =
-      exchange.Take(int64_t{args.kv_heads} * args.attention_splits * group * (args.value_dim + 4));
-  args.exchange.mixed = exchange.Take(int64_t{args.heads} * args.value_dim);
-  args.exchange.logits = exchange.Take(experts);
-  args.exchange.arrived = exchange.Take(blocks);
-  args.exchange.words = static_cast<int>(exchange.end());
-
-  const int key_row = args.key_dim * 2 + kRowPadding;
-  const int value_row = args.value_dim * 2 + kRowPadding;
-  Offsets shared;
-  PersistentShared& at = args.shared;
-  at.residual = shared.Take(int64_t{args.features} * 4);
-  at.norms = shared.Take(2 * int64_t{args.features} * 4);
-  at.router = shared.Take(int64_t{router_rows} * args.features * 4);
-  at.layers = shared.Take(2 * int64_t{sizeof(PersistentLayer)});
-  at.experts = shared.Take(int64_t{experts} * int64_t{sizeof(PersistentExpert)});
-  at.schedules = shared.Take(args.schedule_bytes);
-  at.logits = shared.Take(int64_t{experts} * 4);
-  at.rotations = shared.Take(int64_t{args.pairs} * 8);
-  at.scratch = shared.Take(sizeof(PersistentScratch));
-  at.barriers = shared.Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
-  Offsets attention = shared;
-  at.activations = shared.Take(int64_t{span} * kTileK * 2);
-  at.sums = shared.Take(std::max(int64_t{units} * kPersistentWarps * kStripOutputs * 4,
-                                 int64_t{experts} * 2 * int64_t{sizeof(double)}));
-  at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
-  at.fresh = attention.Take((args.key_dim + args.value_dim) * 2);
-  at.ring = static_cast<int>(std::max(shared.end(), attention.end()));
-  const int64_t keys =
-      std::max(kWarpPairs * kKeysOfStage * (key_row + value_row),
-               (kWarpPairs * group * (2 + args.value_dim + kMergePadding) + 4) * 4);
-  const int64_t slot = int64_t{kPersistentWarps} * args.slot_bytes;
-  at.keys = static_cast<int>(at.ring + kLowSlots * slot);
-  args.slots = static_cast<int>(std::min<int64_t>((shared_bytes - at.ring) / slot, kMostSlots));
-  at.bytes = static_cast<int>(std::max(at.keys + keys, at.ring + args.slots * slot));
-  if (args.slots < kLowSlots || at.bytes > shared_bytes) return std::nullopt;
+  LayOutExchange(most, blocks, &args);
+  if (!LayOutShared(most, blocks, shared_bytes, &args)) return std::nullopt;
   return args;
 }
 

@@ -1,4 +1,4 @@
-// Between two steps of a recording: sampled tokens become those of the next step.
+// Between two steps of a recording: feeds the sampled tokens to the next step.
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/decoder/operations.h"
 #include "backends/cuda/rows/record_error.cuh"

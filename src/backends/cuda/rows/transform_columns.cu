@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Moves columns and scales them in fp32. The grid is that of MoveColumnsKernel.
+/// Moves columns and scales them in fp32. The grid is as in MoveColumnsKernel.
 __global__ void __launch_bounds__(kThreads)
     ScaleColumnsKernel(const __grid_constant__ TransformColumnsArguments args) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;

@@ -10,7 +10,7 @@
 //   Codes of e4m3 go through the ring as they are; a warp widens its keys and values to bf16 beside
 //   it, exactly, before it adds them.
 //
-//   Keys outside of the window or behind the token are zeros, so that they cannot spread NaN.
+//   Keys outside the window or after the token are zeros, so that they cannot spread NaN.
 #include <algorithm>
 
 #include "backends/cuda/attention/attention_launch.h"
@@ -26,7 +26,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kHeads = kDecodeHeads;
 static_assert(kHeads == kWarpRows);
 constexpr int kBlockKeys = kWarpKeys * kWarps;
-static_assert(kBlockKeys == kCachePageTokens);  // A block lies in one page.
+static_assert(kBlockKeys == kCachePageTokens);  // A block is in one page.
 constexpr int kStages = 2;
 constexpr int kSumPadding = 8;  ///< In floats, against bank conflicts in stores of fragments.
 
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(kThreads)
 
 using Kernel = void (*)(AttentionArguments);
 
-/// The kernel for so many value features.
+/// The kernel for this many value features.
 template <bool kFp8>
 Kernel KernelFor(int value_dim) {
   if (value_dim <= 64) return &DecodeAttentionKernel<4, kFp8>;

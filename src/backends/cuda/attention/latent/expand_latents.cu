@@ -3,9 +3,9 @@
 //   On asynchronous products (wgmma) a CTA takes 128 latents, 64 for each of two warpgroups, and 64
 //   or 128 outputs of a head, and adds up 64 features of the latents at a time, which all threads
 //   copy through a ring of three stages (cp.async), in the swizzle of the products. The weights of
-//   values have the features of a latent in their rows, as the latents themselves; those of keys,
-//   which queries are multiplied by as well (HeadProduct), have the outputs in their rows, so that
-//   the latents come from registers. Codes of e4m3 widen to bf16 on the way, exactly.
+//   values have the features of a latent in their rows, as the latents themselves; the weights of
+//   keys, which queries are multiplied by as well (HeadProduct), have the outputs in their rows, so
+//   that the latents come from registers. Codes of e4m3 widen to bf16 on the way, exactly.
 //
 //   In fp32, for all other types: tiles of 64 latents and 64 outputs, 4 x 4 for a thread.
 #include <algorithm>
@@ -94,7 +94,7 @@ struct Piece {
   }
 };
 
-/// The part of a CTA: numbered by pieces, then heads, then outputs, first those of keys. What reads
+/// The part of a CTA: numbered by pieces, then heads, then outputs, keys first. What reads
 /// the same latents runs at the same time.
 struct Part {
   int piece;

@@ -448,7 +448,7 @@ PrefillKernel KernelOf(int key_dim, bool fp8) {
           Shape::kThreads, Layout<Shape>(key_dim).Bytes()};
 }
 
-/// The kernel for heads of so many features, in which as many keys as possible fit.
+/// The kernel for heads of these features whose blocks have the most keys.
 PrefillKernel KernelFor(int key_dim, int value_dim, bool fp8) {
   if (value_dim > 128) return KernelOf<1, 64, 256>(key_dim, fp8);
   if (key_dim > 128) return KernelOf<2, 64, 128>(key_dim, fp8);
