@@ -7,7 +7,6 @@
 
 #include "backends/cuda/attention/attention_launch.h"
 #include "backends/cuda/attention/attention_plan.h"
-#include "backends/cuda/attention/latent/latent_attention_plan.h"
 #include "backends/cuda/common/cuda_gemm.h"
 #include "backends/cuda/decoder/views.h"
 #include "backends/cuda/plan/tile_problem.h"

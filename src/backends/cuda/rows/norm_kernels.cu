@@ -235,9 +235,9 @@ cudaError_t LaunchNorm(const RmsNormArguments& args, cudaStream_t stream) {
                        args);
 }
 
-RmsNormArguments ArgumentsOf(const MutableTensorView& x, const RowsView& block,
+RmsNormArguments ArgumentsOf(const TensorView& x, const RowsView& block,
                              const TensorView& weight, float epsilon,
-                             const MutableTensorView& out) {
+                             const TensorView& out) {
   return {RowsOf(x),
           block,
           RowsOf(out),

@@ -1,4 +1,4 @@
-#include "backends/cuda/attention/latent/latent_attention_plan.h"
+#include "backends/cuda/attention/attention_plan.h"
 
 #include <algorithm>
 
