@@ -8,9 +8,9 @@
 #pragma once
 
 #include "backends/cuda/attention/attention_instructions.cuh"
-#include "backends/cuda/attention/attention_layout.h"
 #include "backends/cuda/attention/exact/softmax_rows.cuh"
 #include "backends/cuda/common/warpgroup_products.cuh"
+#include "backends/cuda/decoder/decoder_layout.h"
 
 namespace marlin::cuda {
 
