@@ -43,6 +43,9 @@ struct ModelInfo {
   /// Lines about what was read otherwise than it is stored: Checkpoint::notes(), and keys of
   /// config.json that were ignored.
   std::vector<std::string> notes;
+  /// How much of a step with one row the device runs as one launch, and where it does not, why not:
+  /// "0 of 142 operations (layer 0: shared experts)". Empty for a device that fuses no operations.
+  std::string fusion;
 };
 
 /// The element type of a KV cache by its name: "f32", "bf16" or "fp8_e4m3". Errors:

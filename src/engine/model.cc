@@ -238,6 +238,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     MARLIN_ASSIGN_OR_RETURN(
         impl->program,
         StepProgram::Make(chosen, DescribeStep(impl->decoder, *impl->pool, impl->products)));
+    impl->info.fusion = impl->program.fusion();
     return Model(chosen, std::move(impl));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, fmt::format("{}: cannot allocate", path));

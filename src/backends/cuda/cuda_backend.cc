@@ -243,38 +243,13 @@ class CudaBackend final : public Backend {
   Status AddRows(const AddRowsCall& call, void* stream) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
-    AddRowsArguments args;
-    args.sum = call.sum;
-    args.rows = call.rows;
-    args.slot_of = call.slot_of;
-    args.tokens = static_cast<int>(call.tokens);
-    args.width = static_cast<int>(call.width);
-    args.out = call.out;
-    args.out_stride = call.out_stride;
-    args.out_type = ElementOf(call.out_type);
-    return device_->errors.Check(LaunchAddRows(args, static_cast<cudaStream_t>(stream)),
+    return device_->errors.Check(LaunchAddRows(call, static_cast<cudaStream_t>(stream)),
                                  "add_rows");
   }
   Status TransformColumns(const TransformColumnsCall& call, void* stream) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
-    TransformColumnsArguments args;
-    args.from = call.from.data();
-    args.from_row = call.from.stride(0);
-    args.from_column = call.from.stride(1);
-    args.from_type = ElementOf(call.from.dtype());
-    args.to = call.to.data();
-    args.to_row = call.to.stride(0);
-    args.to_column = call.to.stride(1);
-    args.to_type = ElementOf(call.to.dtype());
-    args.scale = call.transform.scale;
-    args.permutation = call.transform.permutation;
-    args.hadamard = call.transform.hadamard;
-    args.rows = call.from.dim(0);
-    args.columns = call.from.dim(1);
-    args.inverse = call.inverse;
-    if (args.rows == 0 || args.columns == 0) return {};
-    return device_->errors.Check(LaunchTransformColumns(args, static_cast<cudaStream_t>(stream)),
+    return device_->errors.Check(LaunchTransformColumns(call, static_cast<cudaStream_t>(stream)),
                                  "transform_columns");
   }
   Status Synchronize(void* stream) const override {

@@ -145,6 +145,9 @@ Result<Model> RunArguments::Open(Console& console, const std::string& path,
   device_.SayTaken(console, model.device().info());
   const ModelInfo& info = model.info();
   for (const std::string& note : info.notes) console.Message(fmt::format("{}: {}", path, note));
+  if (console.verbose() && !info.fusion.empty()) {
+    console.Message(fmt::format("fused in decode: {}", info.fusion));
+  }
   if (info.host_experts > 0) {
     console.Message(fmt::format("experts on the host: {} ({})", FormatInteger(info.host_experts),
                                 FormatBytes(info.host_bytes)));

@@ -134,9 +134,11 @@ class BenchModelCommand final : public Command {
   }
 
   std::string Text(const Machine& machine, const std::vector<bench::ModelPhase>& phases) const {
-    return fmt::format("{}{}: {} ({}), {} parameters, {}\n\n{}{}", machine.Heading(), path_,
+    const std::string fusion =
+        info_.fusion.empty() ? "" : fmt::format("\nfused in decode: {}", info_.fusion);
+    return fmt::format("{}{}: {} ({}), {} parameters, {}{}\n\n{}{}", machine.Heading(), path_,
                        info_.model_type, info_.recipe.empty() ? "plain" : info_.recipe,
-                       FormatCount(info_.parameters), FormatBytes(info_.bytes),
+                       FormatCount(info_.parameters), FormatBytes(info_.bytes), fusion,
                        bench::ModelText(phases, machine.ceilings()), bench::ProfileText(phases));
   }
 

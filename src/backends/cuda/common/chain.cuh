@@ -13,13 +13,4 @@ MARLIN_DEVICE void EnterChain() {
   TriggerDependentLaunch();
 }
 
-/// Launches a kernel that begins with EnterChain.
-template <typename... Parameters>
-cudaError_t LaunchInChain(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
-                          cudaStream_t stream, Parameters... parameters) {
-  void* pointers[] = {&parameters...};
-  const LaunchSize size = {grid, threads, shared_bytes, true};
-  return Launch(reinterpret_cast<const void*>(kernel), size, pointers, stream);
-}
-
 }  // namespace marlin::cuda

@@ -187,7 +187,7 @@ class PersistentBlock {
       const bool is_low = SlotOrder::IsLow(phase);
       const PhaseGemm& gemm = tables_.GemmOf(phase);
       const Schedule& schedule = tables_.ScheduleOf(gemm);
-      // A norm's results are those of all k.
+      // A norm needs all k.
       const int first_tile = normalizes ? 0 : schedule.first_k_tile;
       auto* const sums = reinterpret_cast<float*>(Memory() + args_.shared.sums);
       const uint32_t activations = Base() + args_.shared.activations;

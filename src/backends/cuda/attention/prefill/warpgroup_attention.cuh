@@ -136,7 +136,7 @@ class WarpgroupAttention {
     for (int step = 0; step < kSteps; ++step) ScoreStep(keys, step, scores);
   }
 
-  /// Adds the products of 16 features, of which those of the first replace the scores.
+  /// Adds the products of 16 features; the products of the first 16 replace the scores.
   MARLIN_DEVICE void ScoreStep(uint32_t keys, int step, Scores& scores) const {
     // 16 features are 32 bytes of a row, in addresses of 16 bytes.
     const uint32_t in_panel = (step & 3) * 2;
