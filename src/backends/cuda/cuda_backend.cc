@@ -24,6 +24,7 @@
 #include "backends/cuda/tuning/shipped_tuning.h"
 #include "backends/cuda/weights/dequantize_prepared.h"
 #include "backends/cuda/weights/prepared_tiles.h"
+#include "backends/cuda/weights/weight_upload.h"
 #include "base/environment.h"
 #include "base/macros.h"
 #include "plan/gemm/select.h"
@@ -75,6 +76,7 @@ class CudaBackend final : public Backend {
 
   /// Allocates what kernels share; call it before the first Plan.
   Status MakeShared() {
+    MARLIN_ASSIGN_OR_RETURN(upload_, WeightUpload::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(scratch_, SplitKScratch::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(value_errors_, ValueErrors::Make(device_));
     // Off for comparisons with the step's operations one by one.
@@ -132,9 +134,18 @@ class CudaBackend final : public Backend {
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
-    MARLIN_ASSIGN_OR_RETURN(auto prepared, PreparedTiles::Make(weights, options, this, device_));
+    const WeightColumns all{&weights, 0, 1, weights.spec.n};
+    MARLIN_ASSIGN_OR_RETURN(auto prepared, PreparedTiles::Make({&all, 1}, options, this, *upload_));
+    MARLIN_RETURN_IF_ERROR(upload_->Finish());
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(prepared));
   }
+  Result<std::shared_ptr<const PreparedWeights::Storage>> PrepareColumns(
+      std::span<const WeightColumns> columns) const override {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    MARLIN_ASSIGN_OR_RETURN(auto prepared, PreparedTiles::Make(columns, {}, this, *upload_));
+    return std::shared_ptr<const PreparedWeights::Storage>(std::move(prepared));
+  }
+  Status FinishPreparing() const override { return upload_->Finish(); }
 
   std::vector<KernelVariant> Variants(const KernelDesc& kernel,
                                       const GemmDesc& desc) const override {
@@ -323,6 +334,7 @@ class CudaBackend final : public Backend {
   const bool keeps_sparse_ = IsSet("METAL_MARLIN_CUDA_SPARSE");
   DeviceShape shape_;
   CublasHandle cublas_;
+  std::unique_ptr<WeightUpload> upload_;
   std::unique_ptr<SplitKScratch> scratch_;
   std::unique_ptr<ValueErrors> value_errors_;
   std::optional<CudaDecoder> decoder_;
