@@ -8,7 +8,9 @@
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "bench/document.h"
+#include "engine/choose_host_experts.h"
 #include "marlin/checkpoint.h"
+#include "model/host_experts.h"
 #include "model/layers.h"
 #include "model/open_model.h"
 #include "model/placement.h"
@@ -26,14 +28,15 @@ Result<std::vector<LoadStage>> TimeStages(const std::string& path, const Device&
   LoadSeconds seconds;
   LoadOptions load;
   load.seconds = &seconds;
+  MARLIN_ASSIGN_OR_RETURN(const HostExperts host, ChooseHostExperts(directory, device, options));
+  if (host.count > 0) load.host_experts = &host;
   if (!options.prepared.empty()) {
     MARLIN_ASSIGN_OR_RETURN(load.prepared,
                             OpenPrepared(options.prepared, directory.checkpoint, device));
   }
   const double opened = total.Seconds();
-  MARLIN_ASSIGN_OR_RETURN(
-      Decoder decoder,
-      LoadDecoder(directory.checkpoint, std::move(directory.config), device, load));
+  MARLIN_ASSIGN_OR_RETURN(Decoder decoder, LoadDecoder(directory.checkpoint,
+                                                       std::move(directory.config), device, load));
   const double loaded = total.Seconds() - opened;
   MARLIN_RETURN_IF_ERROR(UploadTables(device, &decoder));
   const double known = seconds.read + seconds.prepare + seconds.wait;
@@ -89,8 +92,9 @@ std::string LoadBench::ToText() const {
   Table table({"", "s", "10 to 90 %", "GB/s"});
   const auto add = [&](const std::string& name, double seconds, const std::string& spread) {
     table.AddRow({name, fmt::format("{:.3f}", seconds), spread,
-                  seconds > 0 ? fmt::format("{:.2f}", static_cast<double>(file_bytes) / seconds * 1e-9)
-                              : ""});
+                  seconds > 0
+                      ? fmt::format("{:.2f}", static_cast<double>(file_bytes) / seconds * 1e-9)
+                      : ""});
   };
   add("load", timing.median, fmt::format("{:.3f} to {:.3f}", timing.p10, timing.p90));
   for (const LoadStage& stage : stages) add("  " + stage.name, stage.seconds, "");

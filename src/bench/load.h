@@ -26,7 +26,7 @@ struct LoadBench {
   ModelInfo model;
   int64_t file_bytes = 0;  ///< Bytes of the stored tensors.
   Timing timing;
-  std::vector<LoadStage> stages;  ///< Of one more load.
+  std::vector<LoadStage> stages;  ///< Measured in one more load.
 
   double BytesPerSecond() const { return static_cast<double>(file_bytes) / timing.median; }
   /// One row of "results".

@@ -9,8 +9,8 @@
 namespace marlin {
 namespace {
 
-/// Copies rows of a [k, n] matrix whose k is contiguous. Takes 32 columns at a time, k outermost, so
-/// that source and destination stay in cache.
+/// Copies rows of a [k, n] matrix whose k is contiguous. Takes 32 columns at a time, k outermost,
+/// so that source and destination stay in cache.
 template <typename T>
 void CopyTransposed(const TensorView& source, const WeightColumns& part, const JoinedWindow& window,
                     int64_t to_stride, uint8_t* to) {

@@ -35,7 +35,7 @@ using ReplacedMatrices = std::map<std::pair<std::string, int64_t>, QuantizedWeig
 
 /// Seconds that the matrices of projections spent in each stage of a load.
 struct LoadSeconds {
-  double read = 0;     ///< Found in the checkpoint, converted where it stores another layout, checked.
+  double read = 0;  ///< Found in the checkpoint, converted where it stores another layout, checked.
   double prepare = 0;  ///< Copied to the device, or to the device's layout.
   double wait = 0;     ///< Until the device had finished.
 };

@@ -27,7 +27,6 @@
 #include "backends/cuda/weights/weight_upload.h"
 #include "base/environment.h"
 #include "base/macros.h"
-#include "plan/gemm/select.h"
 #include "plan/gemm/transform_columns.h"
 
 namespace marlin::cuda {
@@ -96,18 +95,7 @@ class CudaBackend final : public Backend {
                      std::to_string(properties_.multiProcessorCount) + " multiprocessors",
                      std::to_string(properties_.totalGlobalMem >> 30) + " GiB"};
     for (const KernelDesc& kernel : CudaKernels()) {
-      GemmDesc any;
-      any.a_type = DType::kBf16;
-      any.weights = {
-          .tiled = true, .marlin_w4 = kernel.reads_marlin_w4, .fits_f16 = true, .fits_fp8 = true};
-      if (kernel.grade == Grade::kW4A8) any.accuracy = Accuracy::kW4A8;
-      Support support = CheckSupport(kernel, any, Properties());
-      // Some kernels support integer formats only.
-      any.format = Format::kU4;
-      if (!support.ok()) support = CheckSupport(kernel, any, Properties());
-      // And some support sparse tiles only.
-      any.weights.sparse = true;
-      if (!support.ok() && CheckSupport(kernel, any, Properties()).ok()) support = {};
+      const Support support = CheckAvailable(kernel, Properties());
       info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason(),
                               kernel.chosen == Chosen::kByName});
     }

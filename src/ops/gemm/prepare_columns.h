@@ -14,12 +14,12 @@
 
 namespace marlin {
 
-/// Prepares concatenated columns as one matrix, with no copy of the columns in between if the device
-/// can. Codes of unquantized formats may be transposed (join_columns.h). The columns may be freed at
-/// once, but the result must not be used before FinishPreparing: loading many matrices waits for the
-/// device once. Precondition: the columns can be joined; everything but the values of unquantized
-/// formats has been validated. Errors: kNonFiniteInput for such a value that is NaN or Inf,
-/// kUnsupported, kOutOfMemory.
+/// Prepares concatenated columns as one matrix, with no copy in between if the device can. Codes of
+/// unquantized formats may be transposed (join_columns.h). The columns may be freed at once, but
+/// the result must not be used before FinishPreparing: many matrices wait for the device once.
+/// Precondition: the columns can be joined; everything but the values of unquantized formats has
+/// been validated. Errors: kNonFiniteInput for such a value that is NaN or Inf, kUnsupported,
+/// kOutOfMemory.
 Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
                                        const Device& device);
 

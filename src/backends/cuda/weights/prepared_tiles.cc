@@ -203,10 +203,11 @@ Result<std::shared_ptr<const PreparedTiles>> PreparedTiles::Make(
     MARLIN_RETURN_IF_ERROR(prepared->UploadMarlinW4(model, upload.device()));
     return std::shared_ptr<const PreparedTiles>(std::move(prepared));
   }
-  const Status sent = can_tile ? prepared->SendTiles(columns, upload)
-                               : prepared->SendCanonical(columns, upload);
+  const Status sent =
+      can_tile ? prepared->SendTiles(columns, upload) : prepared->SendCanonical(columns, upload);
   if (sent.ok()) return std::shared_ptr<const PreparedTiles>(std::move(prepared));
-  // Pieces sent before may still be written to the memory that is freed now. The first error counts.
+  // Pieces sent before may still be written to the memory that is freed now. The first error
+  // counts.
   static_cast<void>(upload.Finish());
   return sent;
 }
@@ -276,8 +277,8 @@ Status PreparedTiles::SendCanonical(std::span<const WeightColumns> columns, Weig
       const auto pitch = static_cast<size_t>(spec.n * DTypeBytes(type));
       const auto width = static_cast<size_t>(piece.columns * DTypeBytes(type));
       // The views are those that kernels read.
-      auto* const first = static_cast<uint8_t*>(const_cast<void*>(matrix)) +
-                          piece.first_column * DTypeBytes(type);
+      auto* const first =
+          static_cast<uint8_t*>(const_cast<void*>(matrix)) + piece.first_column * DTypeBytes(type);
       error = cudaMemcpy2DAsync(first, pitch, from, width, width,
                                 static_cast<size_t>(expert_bytes) / pitch, cudaMemcpyDeviceToDevice,
                                 stream);
@@ -327,9 +328,9 @@ void PreparedTiles::DescribeTiles(const QuantizedWeights& model,
     const int exponent = scaled ? NormalizingExponent(expert) : 0;
     exponents_.push_back(exponent);
     if (!scaled) continue;
-    traits.fits_f16 = traits.fits_f16 &&
-                      FitsF16(kind_, values, expert.scales.Scaled(exponent), expert.zeros,
-                              expert.biases.Scaled(exponent - tiles_.table_exponent));
+    traits.fits_f16 =
+        traits.fits_f16 && FitsF16(kind_, values, expert.scales.Scaled(exponent), expert.zeros,
+                                   expert.biases.Scaled(exponent - tiles_.table_exponent));
   }
 }
 

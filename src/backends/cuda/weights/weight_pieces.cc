@@ -45,9 +45,9 @@ class PieceSender {
 
   Status Send(EnqueuePiece enqueue) {
     const int64_t joined = CountColumns(parts_);
-    const int64_t most = std::max(
-        kPieceBytes / std::max<int64_t>(ColumnBytes(), 1) / kBlockOutputs * kBlockOutputs,
-        int64_t{kBlockOutputs});
+    const int64_t most =
+        std::max(kPieceBytes / std::max<int64_t>(ColumnBytes(), 1) / kBlockOutputs * kBlockOutputs,
+                 int64_t{kBlockOutputs});
     for (int64_t expert = 0; expert < model_.spec.experts; ++expert) {
       for (int64_t first = 0; first < joined; first += most) {
         WeightPiece piece;
@@ -213,9 +213,8 @@ std::vector<ExpertRanges> RangesOf(std::span<const WeightColumns> columns, Weigh
       }
     }
   }
-  upload.RunTasks(static_cast<int64_t>(tasks.size()), bytes, [&](int64_t i, int) {
-    FindRange(columns, &tasks[static_cast<size_t>(i)]);
-  });
+  upload.RunTasks(static_cast<int64_t>(tasks.size()), bytes,
+                  [&](int64_t i, int) { FindRange(columns, &tasks[static_cast<size_t>(i)]); });
   for (const RangeTask& task : tasks) {
     (ranges[static_cast<size_t>(task.expert)].*task.range).Add(task.found);
   }

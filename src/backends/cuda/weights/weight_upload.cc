@@ -27,13 +27,13 @@ WeightUpload::~WeightUpload() {
 }
 
 void WeightUpload::RunTasks(int64_t count, int64_t bytes, ThreadPool::Task task) {
-  constexpr int kMostThreads = 16;  // They read memory as fast as a link to a device takes it.
   constexpr int64_t kWorthThreads = int64_t{32} << 10;
   if (bytes < kWorthThreads || count < 2) {
     for (int64_t i = 0; i < count; ++i) task(i, 0);
     return;
   }
   std::call_once(threads_started_, [this] {
+    constexpr int kMostThreads = 16;  // They read memory as fast as a link to a device takes it.
     threads_ =
         std::make_unique<ThreadPool>(std::min(kMostThreads, ThreadPool::AvailableProcessors()));
   });
@@ -92,10 +92,10 @@ Result<std::shared_ptr<const DeviceMemory>> WeightUpload::Tables(const CodeTable
   }
   const DeviceScope scope(device_->index);
   MARLIN_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Allocate(device_, sizeof(tables)));
-  // Of pageable memory the call itself takes a copy.
-  MARLIN_RETURN_IF_ERROR(Check(cudaMemcpyAsync(memory.data(), &tables, sizeof(tables),
-                                               cudaMemcpyHostToDevice, stream_),
-                               "cudaMemcpyAsync of a table"));
+  // The call copies pageable memory before it returns.
+  MARLIN_RETURN_IF_ERROR(Check(
+      cudaMemcpyAsync(memory.data(), &tables, sizeof(tables), cudaMemcpyHostToDevice, stream_),
+      "cudaMemcpyAsync of a table"));
   auto shared = std::make_shared<const DeviceMemory>(std::move(memory));
   if (tables_.size() == kMostTables) tables_.erase(tables_.begin());
   tables_.push_back({tables, shared});

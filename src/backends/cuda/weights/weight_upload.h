@@ -18,8 +18,8 @@
 
 namespace marlin::cuda {
 
-/// What kernels read of a format: the value of every code, and for formats of table kinds the byte
-/// planes of TileView::table.
+/// A format as kernels read it: the value of every code, and for table kinds the byte planes of
+/// TileView::table.
 struct CodeTables {
   std::array<float, 256> values{};
   std::array<uint32_t, 16> planes{};
@@ -45,8 +45,8 @@ class WeightUpload {
   void RunTasks(int64_t count, int64_t bytes, ThreadPool::Task task);
 
   /// Sends a piece: `fill` writes it to page-locked memory, and once it has arrived in the device's
-  /// memory, 256-byte aligned, work that `enqueue` puts on the stream reads it there. Returns before
-  /// the device is done; nothing given is kept. Errors: those of `fill`, with nothing sent;
+  /// memory, 256-byte aligned, work that `enqueue` puts on the stream reads it there. Returns
+  /// before the device is done; nothing given is kept. Errors: those of `fill`, with nothing sent;
   /// kOutOfMemory, kDeviceLost.
   Status Send(int64_t bytes, FunctionRef<Status(std::byte* host)> fill,
               FunctionRef<cudaError_t(const uint8_t* device, cudaStream_t stream)> enqueue);
