@@ -86,7 +86,7 @@ struct PreparedImage {
   WeightsSpec spec;
   std::span<const std::byte> data;    ///< 64-byte aligned.
   std::shared_ptr<const void> owner;  ///< Keeps data and input.
-  /// The arrays of the input transform at any address, one behind the other: the permutation, i32
+  /// The arrays of the input transform at any address, one after the other: the permutation, i32
   /// [experts, k], and the scales, f32 [experts, k]. Backends neither set nor read them.
   std::span<const std::byte> input = {};
 };
@@ -172,7 +172,7 @@ class RecordedWork {
 class StreamMarks {
  public:
   virtual ~StreamMarks() = default;
-  /// Puts a mark behind the work that is on the stream. Errors: kDeviceLost, kOutOfMemory.
+  /// Puts a mark after the work that is on the stream. Errors: kDeviceLost, kOutOfMemory.
   virtual Status Mark() = 0;
   /// Waits for the last mark; the seconds from each mark to the next. The next mark is a first one
   /// again. Errors: kDeviceLost.
@@ -271,7 +271,7 @@ class Backend {
   /// Synchronous copies. Errors: kDeviceLost.
   virtual Status CopyToDevice(void* device, const void* host, int64_t bytes) const = 0;
   virtual Status CopyToHost(void* host, const void* device, int64_t bytes) const = 0;
-  /// Copies behind the work on a stream; may return before the copy is done. By default they wait
+  /// Copies after the work on a stream; may return before the copy is done. By default they wait
   /// for the stream and copy. Errors: kDeviceLost.
   virtual Status CopyToDeviceAsync(void* device, const void* host, int64_t bytes,
                                    void* stream) const {
