@@ -37,9 +37,9 @@ class GraphTimer {
 
   /// Calls launch(0) once eagerly to load lazily loaded modules, then captures launch(0) to
   /// launch(count - 1) as one graph with the timing events inside, so that submitting the graph is
-  /// not timed. Launches keep their stream dependencies: each waits for the whole launch before it,
-  /// or overlaps it by programmatic dependent launch. Launches may neither allocate nor synchronize.
-  /// Errors: as `launch`; kInternal and kDeviceLost, naming the CUDA call.
+  /// not timed. Launches keep their stream dependencies: each waits for the whole launch before
+  /// it, or overlaps it by programmatic dependent launch. Launches may neither allocate nor
+  /// synchronize. Errors: as `launch`; kInternal and kDeviceLost, naming the CUDA call.
   virtual Result<std::unique_ptr<CapturedLaunches>> Capture(int count,
                                                             const TimedLaunch& launch) = 0;
 
