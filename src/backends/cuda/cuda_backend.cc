@@ -25,9 +25,9 @@
 #include "backends/cuda/tuning/shipped_tuning.h"
 #include "backends/cuda/weights/dequantize_prepared.h"
 #include "backends/cuda/weights/prepared_tiles.h"
+#include "backends/cuda/weights/weight_upload.h"
 #include "base/environment.h"
 #include "base/macros.h"
-#include "plan/gemm/select.h"
 #include "plan/gemm/transform_columns.h"
 
 namespace marlin::cuda {
@@ -76,6 +76,7 @@ class CudaBackend final : public Backend {
 
   /// Allocates what kernels share; call it before the first Plan.
   Status MakeShared() {
+    MARLIN_ASSIGN_OR_RETURN(upload_, WeightUpload::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(scratch_, SplitKScratch::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(value_errors_, ValueErrors::Make(device_));
     // Off for comparisons with the step's operations one by one.
@@ -95,18 +96,7 @@ class CudaBackend final : public Backend {
                      std::to_string(properties_.multiProcessorCount) + " multiprocessors",
                      std::to_string(properties_.totalGlobalMem >> 30) + " GiB"};
     for (const KernelDesc& kernel : CudaKernels()) {
-      GemmDesc any;
-      any.a_type = DType::kBf16;
-      any.weights = {
-          .tiled = true, .marlin_w4 = kernel.reads_marlin_w4, .fits_f16 = true, .fits_fp8 = true};
-      if (kernel.grade == Grade::kW4A8) any.accuracy = Accuracy::kW4A8;
-      Support support = CheckSupport(kernel, any, Properties());
-      // Some kernels support integer formats only.
-      any.format = Format::kU4;
-      if (!support.ok()) support = CheckSupport(kernel, any, Properties());
-      // And some support sparse tiles only.
-      any.weights.sparse = true;
-      if (!support.ok() && CheckSupport(kernel, any, Properties()).ok()) support = {};
+      const Support support = CheckAvailable(kernel, Properties());
       info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason(),
                               kernel.chosen == Chosen::kByName});
     }
@@ -135,9 +125,18 @@ class CudaBackend final : public Backend {
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
-    MARLIN_ASSIGN_OR_RETURN(auto prepared, PreparedTiles::Make(weights, options, this, device_));
+    const WeightColumns all{&weights, 0, 1, weights.spec.n};
+    MARLIN_ASSIGN_OR_RETURN(auto prepared, PreparedTiles::Make({&all, 1}, options, this, *upload_));
+    MARLIN_RETURN_IF_ERROR(upload_->Finish());
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(prepared));
   }
+  Result<std::shared_ptr<const PreparedWeights::Storage>> PrepareColumns(
+      std::span<const WeightColumns> columns) const override {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    MARLIN_ASSIGN_OR_RETURN(auto prepared, PreparedTiles::Make(columns, {}, this, *upload_));
+    return std::shared_ptr<const PreparedWeights::Storage>(std::move(prepared));
+  }
+  Status FinishPreparing() const override { return upload_->Finish(); }
 
   std::vector<KernelVariant> Variants(const KernelDesc& kernel,
                                       const GemmDesc& desc) const override {
@@ -302,6 +301,7 @@ class CudaBackend final : public Backend {
   const bool models_keep_sparse_ = IsSet("METAL_MARLIN_CUDA_SPARSE");
   DeviceShape shape_;
   CublasHandle cublas_;
+  std::unique_ptr<WeightUpload> upload_;
   std::unique_ptr<SplitKScratch> scratch_;
   std::unique_ptr<ValueErrors> value_errors_;
   std::optional<CudaDecoder> decoder_;

@@ -132,6 +132,8 @@ Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
   }
 }
 
+Status FinishPreparing(const Device& device) { return device.impl().backend().FinishPreparing(); }
+
 int64_t PreparedBytes(const WeightsSpec& spec, const Device& device) {
   return StoredBytes(Internals::Impl(device).backend().TakenSpec(spec, PreparedFor::kModel));
 }

@@ -205,10 +205,14 @@ class Backend {
       const QuantizedWeights& weights, const PrepareOptions& options) const = 0;
   /// Prepares columns that can be joined (layout/join_columns.h) as one matrix. Codes of
   /// unquantized formats may be transposed and are validated here; everything else has been
-  /// validated. The default joins a copy and prepares that. Errors: kNonFiniteInput for values that
-  /// are NaN or Inf, and those of Prepare.
+  /// validated. Returns once the columns have been read; nothing may read the result before
+  /// FinishPreparing. The default prepares a whole matrix in place and joins a copy of others.
+  /// Errors: kNonFiniteInput for values that are NaN or Inf, and those of Prepare.
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> PrepareColumns(
       std::span<const WeightColumns> columns) const;
+  /// Waits until everything that PrepareColumns returned can be read, on any stream. Errors:
+  /// kDeviceLost.
+  virtual Status FinishPreparing() const { return {}; }
   /// Names the layout of PreparedImage::data, with a version number; empty: this backend's prepared
   /// weights have no image.
   virtual std::string_view ImageLayout() const { return {}; }

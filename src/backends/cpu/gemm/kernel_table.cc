@@ -168,7 +168,7 @@ double CostOfSparse(double rows, const DeviceProperties& device) {
 }
 
 /// The time of the GEMM of 2:4 weights on AVX2, in units of one row of the exact kernel there: less
-/// than those of all others for every number of rows, which batch-invariant results rely on.
+/// than any other kernel for every number of rows, which batch-invariant results rely on.
 double CostOfSparseGemm(double rows) { return 0.3 + rows * 0.45; }
 
 /// The time of the GEMV, in units of one row of the exact kernel on AVX2.

@@ -10,12 +10,7 @@ namespace marlin::cuda {
 namespace {
 
 /// Whether tiles of two matrices are read alike.
-bool SameTiles(const TileView& a, const TileView& b) {
-  return a.tiles_of_strip == b.tiles_of_strip && a.tile_bytes == b.tile_bytes &&
-         a.groups_per_tile == b.groups_per_tile && a.zero_kind == b.zero_kind &&
-         a.integer_zeros == b.integer_zeros && a.bf16_parameters == b.bf16_parameters &&
-         a.table_exponent == b.table_exponent && a.offset == b.offset && a.k == b.k && a.n == b.n;
-}
+bool SameTiles(const TileView& a, const TileView& b) { return a.n == b.n && SameTileLayout(a, b); }
 
 bool SameAttention(const PersistentArguments& a, const PersistentArguments& b) {
   return a.features == b.features && a.heads == b.heads && a.kv_heads == b.kv_heads &&

@@ -23,20 +23,6 @@
 namespace marlin::cuda {
 namespace {
 
-/// The kernel for a kind of codes; null without one.
-const void* FunctionOf(CodeKind kind) {
-  switch (kind) {
-#define MARLIN_KIND(name)                                                               \
-  case CodeKind::name:                                                                  \
-    if constexpr (IsBuilt(CodeKind::name)) return PersistentFunction<CodeKind::name>(); \
-    return nullptr;
-#include "backends/cuda/persistent/persistent_kinds.def"
-#undef MARLIN_KIND
-    default:
-      return nullptr;
-  }
-}
-
 class PersistentSteps final : public FusedOperations {
  public:
   PersistentSteps(std::shared_ptr<DeviceHandle> device, const ValueErrors& errors, int blocks)
@@ -224,7 +210,9 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
   if (count == operations.size() || !std::holds_alternative<HeadStep>(operations[count])) {
     return Refuse(first, {"later layers of other operations"});
   }
-  if (FunctionOf(model.kind()) == nullptr) return Refuse(first, {"codes that it does not read"});
+  if (FunctionOf<PersistentKernels>({model.kind()}, {}) == nullptr) {
+    return Refuse(first, {"codes that it does not read"});
+  }
   const Schedules schedules = ScheduleLayers(model.layers(), shape.multiprocessors);
   const std::optional<PersistentArguments> args = LayOutPersistent(
       model.shape(), model.layers(), schedules, shape.multiprocessors, shape.shared_bytes);
