@@ -87,7 +87,7 @@ struct PreparedImage {
   WeightsSpec spec;
   std::span<const std::byte> data;    ///< 64-byte aligned.
   std::shared_ptr<const void> owner;  ///< Keeps data and input.
-  /// The consecutive arrays of the input transform, at any address: the permutation, i32
+  /// The arrays of the input transform at any address, one after the other: the permutation, i32
   /// [experts, k], and the scales, f32 [experts, k]. Backends neither set nor read them.
   std::span<const std::byte> input = {};
 };
