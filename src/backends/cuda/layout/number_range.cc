@@ -53,8 +53,9 @@ void NumberRange::Add(const uint8_t* from, DType type, int64_t step, int64_t cou
   bool seen[256] = {};
   for (int64_t i = 0; i < count; ++i) seen[from[i * step]] = true;
   for (int code = 0; code < 256; ++code) {
-    const auto byte = static_cast<std::byte>(code);
-    if (seen[code]) Add(ParameterAt(&byte, type, 0));
+    // As many bytes as the widest type has: compilers do not know that this one has one.
+    const std::byte bytes[sizeof(float)] = {static_cast<std::byte>(code)};
+    if (seen[code]) Add(ParameterAt(bytes, type, 0));
   }
 }
 
