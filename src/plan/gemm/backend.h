@@ -207,7 +207,7 @@ class Backend {
   /// unquantized formats may be transposed and are validated here; everything else has been
   /// validated. Returns once the columns have been read; nothing may read the result before
   /// FinishPreparing. The default prepares a whole matrix in place and joins a copy of others.
-  /// Errors: kNonFiniteInput for values that are NaN or Inf, and those of Prepare.
+  /// Errors: kNonFiniteInput for values that are NaN or Inf, and errors of Prepare.
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> PrepareColumns(
       std::span<const WeightColumns> columns) const;
   /// Waits until everything that PrepareColumns returned can be read, on any stream. Errors:

@@ -9,7 +9,7 @@
 namespace marlin::cuda {
 namespace {
 
-/// Whether a type of so many significant bits, whose least subnormal is 2^lowest and whose numbers
+/// Whether a type of `bits` significant bits, whose least subnormal is 2^lowest and whose numbers
 /// are less than 2^(highest + 1), holds all numbers times 2^exponent.
 bool Fits(const NumberRange& range, int exponent, int bits, int lowest, int highest) {
   if (range.largest == 0) return true;
