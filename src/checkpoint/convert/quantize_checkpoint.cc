@@ -29,7 +29,7 @@ std::string PartlyCalibrated(QuantizeMethod method) {
                      QuantizeMethodName(QuantizeMethod::kMse));
 }
 
-bool IsRotated(const PlanUnit& unit) {
+bool RotatesInputs(const PlanUnit& unit) {
   return unit.action == PlanUnit::Action::kQuantize && unit.record.module.spec.input_hadamard > 0;
 }
 
@@ -160,7 +160,7 @@ ModuleRecord UnitQuantizer::Written(size_t unit) const {
 int64_t UnitQuantizer::rotated() const {
   int64_t count = 0;
   for (size_t unit = 0; unit < outcomes_.size(); ++unit) {
-    count += IsRotated(plan_.units[unit]) && !outcomes_[unit].not_rotated ? 1 : 0;
+    count += RotatesInputs(plan_.units[unit]) && !outcomes_[unit].not_rotated ? 1 : 0;
   }
   return count;
 }
@@ -366,7 +366,7 @@ QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const Quantize
   report.bytes = plan.bytes;
   report.skipped = plan.skipped;
   report.unsupported_type = UnsupportedType(source.config());
-  report.rotatable = std::count_if(plan.units.begin(), plan.units.end(), IsRotated);
+  report.rotatable = std::count_if(plan.units.begin(), plan.units.end(), RotatesInputs);
   if (plan.parameters > 0) {
     const auto parameters = static_cast<double>(plan.parameters);
     report.bits_per_weight = 8.0 * static_cast<double>(plan.bytes) / parameters;
