@@ -162,8 +162,8 @@ class MixedPrecisionConfig {
   Status CheckHotExperts(std::string_view model_type, std::span<const TensorShape> tensors) const;
 
   /// The choice for a tensor: the last matching override, otherwise its own, otherwise the hot
-  /// experts', else its class's. Tensors for which IsWeightMatrix is false, and classes without an
-  /// entry, are kept.
+  /// experts', otherwise its class's. Tensors for which IsWeightMatrix is false, and classes
+  /// without an entry, are kept.
   FormatChoice Choose(std::string_view tensor_name, const Shape& shape) const;
 
   /// The recipe as a JSON document that FromJson parses.

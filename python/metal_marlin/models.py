@@ -324,10 +324,10 @@ class Model:
         there are none, at the model's end tokens, unless ignore_eos.
 
         Sampling options that are None are what generation_config.json asks for, otherwise greedy;
-        a line on stderr says which, unless the model was loaded with verbose=False. The penalties change
-        the logits before `temperature` divides them, and so apply to greedy decoding too;
-        `repetition_penalty` also counts the tokens of the prompt, the other two only those
-        generated. `min_p` drops tokens less likely than `min_p` times the most likely one.
+        a line on stderr says which, unless the model was loaded with verbose=False. The penalties
+        change the logits before `temperature` divides them, and so apply to greedy decoding too;
+        `repetition_penalty` also counts the tokens of the prompt, the other two only the generated
+        ones. `min_p` drops tokens less likely than `min_p` times the most likely one.
         add_special_tokens: texts get the special tokens that the tokenizer adds to one (BOS).
 
         Errors: InvalidArgumentError for an option out of range, a token id that the model lacks or
@@ -489,8 +489,8 @@ class Model:
     ) -> ComparisonResult:
         """How far this model diverges from `reference`, the one that it was made from.
 
-        Both predict the same text, encoded by the reference's tokenizer, or the same token ids. Other
-        arguments as for `perplexity`. Errors: as `perplexity`; InvalidArgumentError for another vocabulary.
+        Both predict the same text, encoded by the reference's tokenizer, or the same token ids.
+        Other arguments and errors as for `perplexity`; InvalidArgumentError for another vocabulary.
         """
         if not isinstance(reference, Model):
             kind = type(reference).__name__
