@@ -5,17 +5,24 @@
     metal-marlin quantize /tmp/qwen3 -o /tmp/qwen3-fp4 --recipe default_moe
     metal-marlin bench model /tmp/qwen3-fp4 --device cuda
 
+    bench/random_model.py qwen3-30b-a3b --fp4 -o /tmp/qwen3-fp4
+    metal-marlin bench load /tmp/qwen3-fp4 --device cuda
+
 Needs PyTorch and safetensors. Weights are bf16, normal with a deviation of 1 / sqrt(in features),
-so that activations keep their size.
+so that activations keep their size. With --fp4 the quantized directory itself is written, random
+codes with scales of that size, without the space and the time of the bf16 one; its tensors have no
+checksums. This needs libxxhash.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import ctypes.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -182,10 +189,8 @@ def random_tensor(shape: tuple[int, ...], device: str) -> torch.Tensor:
     return (torch.randn(shape, device=device) * scale).to(torch.bfloat16).cpu()
 
 
-def write(config: dict[str, Any], directory: Path, seed: int) -> None:
-    directory.mkdir(parents=True)
-    torch.manual_seed(seed)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def parts_of(config: dict[str, Any]) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """The tensors of every file: those outside of the layers, then each layer's."""
     hidden = config["hidden_size"]
     outer = [
         ("model.embed_tokens.weight", (config["vocab_size"], hidden)),
@@ -193,9 +198,13 @@ def write(config: dict[str, Any], directory: Path, seed: int) -> None:
     ]
     if not config["tie_word_embeddings"]:
         outer.append(("lm_head.weight", (config["vocab_size"], hidden)))
-    parts = [outer]
-    for layer in range(config["num_hidden_layers"]):
-        parts.append(list(layer_tensors(config, f"model.layers.{layer}.")))
+    layers = range(config["num_hidden_layers"])
+    return [outer, *(list(layer_tensors(config, f"model.layers.{layer}.")) for layer in layers)]
+
+
+def write(config: dict[str, Any], directory: Path) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parts = parts_of(config)
     weight_map: dict[str, str] = {}
     size = 0
     for i, part in enumerate(parts):
@@ -204,9 +213,116 @@ def write(config: dict[str, Any], directory: Path, seed: int) -> None:
         save_file(tensors, directory / file, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(tensors, file))
         size += sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    (directory / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}))
+    write_json(directory / "model.safetensors.index.json",
+               {"metadata": {"total_size": size}, "weight_map": weight_map})
+    write_json(directory / "config.json", {**config, "torch_dtype": "bfloat16"})
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document))
+
+
+class Stored(NamedTuple):
+    dtype: str  # As safetensors names it.
+    values: torch.Tensor
+
+
+# The classes and group sizes that the recipe default_moe quantizes.
+CLASSES = {
+    "q_proj": ("attention_qkv", 64),
+    "k_proj": ("attention_qkv", 64),
+    "v_proj": ("attention_qkv", 64),
+    "o_proj": ("attention_out", 64),
+    "gate_proj": ("mlp_gate", 64),
+    "up_proj": ("mlp_up", 64),
+    "down_proj": ("mlp_down", 64),
+}
+EXPERT = ("moe_expert", 128)
+
+
+def fp4_part(part: list[tuple[str, tuple[int, ...]]], device: str,
+             modules: dict[str, Any]) -> dict[str, Stored]:
+    """The stored tensors of a part; adds its modules, docs/formats/checkpoint.md."""
+    stored: dict[str, Stored] = {}
+    stacks: dict[str, int] = {}
+    matrices: dict[str, tuple[int, ...]] = {}
+    for name, shape in part:
+        pieces = name.split(".")
+        if pieces[-2] not in CLASSES:
+            stored[name] = Stored("BF16", random_tensor(shape, device))
+            continue
+        if "experts" in pieces:
+            pieces[pieces.index("experts") + 1] = "*"
+        module = ".".join(pieces)
+        stacks[module] = stacks.get(module, 0) + 1
+        matrices[module] = shape
+    for module, (n, k) in matrices.items():
+        is_expert = ".experts." in module
+        layer_class, group = EXPERT if is_expert else CLASSES[module.split(".")[-2]]
+        stack = [stacks[module]] if is_expert else []
+        modules[module] = {
+            "format": "fp4_e2m1", "shape": [*stack, k, n], "group_size": group,
+            "scale_type": "fp16", "zeros": False, "biases": False, "global_scale": False,
+            "layer_class": layer_class, "source_layout": "out_in",
+        }
+        base = module.replace(".*.", ".").removesuffix("weight")
+        codes = torch.randint(-2**31, 2**31, (*stack, k // 8, n), dtype=torch.int32, device=device)
+        # Codes are as large as 6; the mean square of all is that of a normal number times 2.9.
+        scales = (torch.rand((*stack, k // group, n), device=device) + 0.5) * k**-0.5 / 2.9
+        stored[base + "qweight"] = Stored("U32", codes.cpu())
+        stored[base + "scales"] = Stored("F16", scales.to(torch.float16).cpu())
+    return stored
+
+
+def save_stored(path: Path, tensors: dict[str, Stored]) -> int:
+    """Writes a safetensors file, whatever types PyTorch lacks; returns its bytes of data."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (dtype, values) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(values.shape),
+                        "data_offsets": [at, at + values.nbytes]}
+        at += values.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % 64)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, values in tensors.values():
+            values.contiguous().view(torch.uint8).numpy().tofile(file)
+    return at
+
+
+def xxh3(data: bytes) -> str:
+    found = ctypes.util.find_library("xxhash")
+    if found is None:
+        raise SystemExit("random_model.py: --fp4 needs libxxhash")
+    digest = ctypes.CDLL(found).XXH3_64bits
+    digest.restype = ctypes.c_uint64
+    digest.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
+    return f"xxh3:{digest(data, len(data)):016x}"
+
+
+def write_fp4(config: dict[str, Any], directory: Path) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parts = parts_of(config)
+    modules: dict[str, Any] = {}
+    weight_map: dict[str, str] = {}
+    size = 0
+    for i, part in enumerate(parts):
+        file = f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors"
+        tensors = fp4_part(part, device, modules)
+        size += save_stored(directory / file, tensors)
+        weight_map.update(dict.fromkeys(tensors, file))
+    quantization: dict[str, Any] = {
+        "quant_method": "metal_marlin", "version": 1, "recipe": "random",
+        "recipe_document": {"name": "random", "classes": {}, "overrides": []},
+        "method": "rtn", "layout": "k_packed", "modules": modules,
+    }
+    text = json.dumps(quantization, sort_keys=True, separators=(",", ":"))
+    quantization["checksum"] = xxh3(text.encode())
+    write_json(directory / "model.safetensors.index.json",
+               {"metadata": {"total_size": size}, "weight_map": weight_map})
+    write_json(directory / "config.json", {**config, "torch_dtype": "bfloat16",
+                                           "quantization_config": quantization})
 
 
 def main() -> None:
@@ -214,12 +330,15 @@ def main() -> None:
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("-o", "--output", type=Path, required=True, help="a new directory")
     parser.add_argument("--layers", type=int, help="fewer layers than the published model has")
+    parser.add_argument("--fp4", action="store_true", help="write FP4 codes instead of bf16")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     config = dict(SHAPES[arguments.shape])
     if arguments.layers is not None:
         config["num_hidden_layers"] = arguments.layers
-    write(config, arguments.output, arguments.seed)
+    arguments.output.mkdir(parents=True)
+    torch.manual_seed(arguments.seed)
+    (write_fp4 if arguments.fp4 else write)(config, arguments.output)
 
 
 if __name__ == "__main__":

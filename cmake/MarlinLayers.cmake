@@ -21,7 +21,7 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(MARLIN_ARM64 ON)
 endif()
 
-# The files of a CUDA layer that include no CUDA header, as tools/check_layers.py checks.
+# The files of a CUDA layer that include no CUDA header; tools/check_layers.py reads this line.
 set(MARLIN_CUDA_HOST_ONLY "/cuda/(layout|plan|libraries|tuning)/[^/]*\\.cc$|/cuda/.*_plan\\.cc$|/without_cuda\\.cc$")
 
 # marlin_select_sources(variable): removes from a list of sources the files of instruction sets that

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import check_main
@@ -36,18 +37,30 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "calibrate": ("engine", "model", "ops", "plan", "checkpoint", "recipe", "quantize", "layout",
                   "formats", "base"),
     "text": ("base",),
-    "c": (),
+    "c": ("base",),
 }
+# The Python extension, python/src: of the command it runs the command line, nothing else.
+PYTHON_MAY_INCLUDE = ("text", "model", "recipe", "checkpoint", "layout", "formats", "base",
+                      "backends/metal", "backends/cuda/plan/kernel_table.h", "cli/command_line.h")
 # Measuring reaches into the backends; the command stands on top of everything.
 MAY_INCLUDE["bench"] = tuple(MAY_INCLUDE)
 MAY_INCLUDE["cli"] = tuple(MAY_INCLUDE)
 
-# The parts of the CUDA backend that are built everywhere, and so include no CUDA header.
-CUDA_HOST_ONLY = re.compile(
-    r"backends/cuda/(?:(?:layout|plan|libraries|tuning)/.*|measure/graph_timer\.h|[^/]*"
-    r"|.*(?:_plan\.(?:cc|h)|_layout\.h))$"
-)
-CUDA_BACKEND = "backends/cuda/cuda_backend.cc"
+
+
+def read_host_only() -> re.Pattern[str]:
+    """The parts of the CUDA backend that are built everywhere, and so include no CUDA header: the
+    sources that CMake builds without CUDA, the headers beside them, and a few other headers."""
+    cmake = Path(__file__).resolve().parents[1] / "cmake/MarlinLayers.cmake"
+    found = re.search(r'^set\(MARLIN_CUDA_HOST_ONLY "([^"]+)"\)$', cmake.read_text(), re.MULTILINE)
+    assert found, f"{cmake} sets no MARLIN_CUDA_HOST_ONLY"
+    sources = found[1].replace("\\\\", "\\")
+    headers = sources.replace(r"\.cc$", r"\.(?:h|def)$")
+    others = r"/cuda/(?:.*_layout|measure/graph_timer|[^/]*)\.h$"
+    return re.compile(f".*(?:{sources}|{headers}|{others})")
+
+
+CUDA_HOST_ONLY = read_host_only()
 CUDA_HEADERS = re.compile(r"cuda|cublas|cooperative_groups")
 
 # The only standard headers of the C interface.
@@ -59,6 +72,8 @@ SIMULATOR_LIBRARIES = re.compile(r"^(?:boost|fmt|gtest|gmock|sanitizer|sys)/")
 # Sources that a test holds as text.
 _RAW_STRING = re.compile(r'R"(\w*)\(.*?\)\1"', re.DOTALL)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+([<"])([^>"]+)[>"]', re.MULTILINE)
+_IMPORT = re.compile(r"^[ \t]*from \.(\w+) import", re.MULTILINE)
+_FROM_PACKAGE = re.compile(r"^[ \t]*from \. import ([\w, ]+)", re.MULTILINE)
 SOURCES = {".h", ".cc", ".cu", ".cuh", ".metal", ".mm"}
 
 
@@ -90,7 +105,7 @@ def check_source(path: str, text: str, exists: set[str]) -> list[str]:
         return [f"src/{path}: no layer {layer!r} is known to tools/check_layers.py"]
     findings = []
     codec = layer == "formats" and path.endswith(".h")
-    host_only = CUDA_HOST_ONLY.match(path) is not None and path != CUDA_BACKEND
+    host_only = CUDA_HOST_ONLY.match(path) is not None
     for quote, name in _INCLUDE.findall(text):
         if quote == "<":
             if layer.startswith("backends/") and FRAMEWORKS.match(name):
@@ -112,6 +127,56 @@ def check_source(path: str, text: str, exists: set[str]) -> list[str]:
             if target != layer and target not in MAY_INCLUDE[layer]:
                 findings.append(f'src/{path}: {layer} may not include {target} ("{name}")')
     return findings
+
+
+def check_python(path: str, text: str, exists: set[str], own: Collection[str]) -> list[str]:
+    """`path` is relative to python/src/, whose files `own` holds."""
+    findings = []
+    for quote, name in _INCLUDE.findall(text):
+        if quote == "<" or name in own or name.startswith("marlin/"):
+            continue
+        if name not in exists:
+            findings.append(f'python/src/{path}: "{name}" is not a path below src/ or include/')
+        elif name not in PYTHON_MAY_INCLUDE and layer_of(name) not in PYTHON_MAY_INCLUDE:
+            findings.append(f'python/src/{path}: the Python extension may not include "{name}"')
+    return findings
+
+
+def find_circles(needs: dict[str, set[str]]) -> list[list[str]]:
+    """The circles of a graph, one of each set of parts that need each other."""
+    circles: list[list[str]] = []
+    done: set[str] = set()
+
+    def visit(part: str, trail: list[str]) -> None:
+        if part in trail:
+            circles.append([*trail[trail.index(part):], part])
+        elif part not in done:
+            for target in sorted(needs.get(part, set()) - {part}):
+                visit(target, [*trail, part])
+            done.add(part)
+
+    for part in sorted(needs):
+        visit(part, [])
+    return circles
+
+
+def python_circles(files: dict[str, str]) -> list[str]:
+    """Circles of python/metal_marlin, imports within functions included, and of python/src, where
+    a header and a source of one name are one part; `files` has their texts by path."""
+    needs: dict[str, set[str]] = {}
+    for path, text in files.items():
+        part, suffix = path.rsplit(".", 1)
+        folder = part.rsplit("/", 1)[0]
+        if suffix == "py":
+            names = set(_IMPORT.findall(text))
+            names |= {name for names in _FROM_PACKAGE.findall(text)
+                      for name in re.findall(r"\w+", names)}
+        else:
+            names = {name.rsplit(".", 1)[0] for quote, name in _INCLUDE.findall(text)}
+        known = {f"{folder}/{name}" for name in names}
+        needs.setdefault(part, set()).update(
+            name for name in known if {f"{name}.py", f"{name}.h"} & files.keys())
+    return [" -> ".join(circle) + ": need each other in a circle" for circle in find_circles(needs)]
 
 
 def check_simulator(path: str, text: str, own: set[str]) -> list[str]:
@@ -149,9 +214,37 @@ def check_tree(root: Path) -> list[str]:
     findings = check_simulator_tree(root)
     for path in headers:
         findings += check_public(f"include/{path.relative_to(public).as_posix()}", path.read_text())
+    python = root / "python/src"
+    own = {p.relative_to(python).as_posix(): p.read_text()
+           for p in sorted(python.rglob("*")) if p.suffix in SOURCES}
+    for name, text in own.items():
+        findings += check_python(name, text, exists, own.keys())
+    modules = {p.relative_to(root).as_posix(): p.read_text()
+               for p in sorted((root / "python/metal_marlin").glob("*.py"))}
+    findings += python_circles(modules | {f"python/src/{name}": own[name] for name in own})
     for path in files:
         findings += check_source(path.relative_to(source).as_posix(), path.read_text(), exists)
     return findings
+
+
+def python_self_test(exists: set[str]) -> list[str]:
+    own = {"core.h", "core.cc", "weights.h"}
+    exists = exists | {"cli/command_line.h", "text/a.h"}
+    failures = [f"not found in the Python extension: {include}"
+                for include in ('"cli/a.h"', '"backends/cuda/a.h"', '"ops/a.h"', '"absent.h"')
+                if not check_python("b.cc", f"#include {include}", exists, own)]
+    failures += [f"wrongly found in the Python extension: {include}"
+                 for include in ('"cli/command_line.h"', '"core.h"', '"text/a.h"', "<vector>")
+                 if check_python("b.cc", f"#include {include}", exists, own)]
+    line = {"p/a.py": "from .b import x", "p/b.py": "from . import c", "p/c.py": "",
+            "s/core.h": "", "s/core.cc": '#include "core.h"', "s/b.cc": '#include "core.h"'}
+    if python_circles(line):
+        failures.append("a circle found where there is none")
+    lazy = {**line, "p/c.py": "def f():\n    from .a import x\n"}
+    headers = {**line, "s/b.h": "", "s/core.cc": '#include "b.h"'}
+    if not all(python_circles(files) for files in (lazy, headers)):
+        failures.append("a circle not found")
+    return failures
 
 
 def self_test() -> list[str]:
@@ -196,6 +289,7 @@ def self_test() -> list[str]:
     ]
     failures = [f"not found: {case}" for case in must_find if not check_source(*case, exists)]
     failures += [f"wrongly found: {case}" for case in must_pass if check_source(*case, exists)]
+    failures += python_self_test(exists)
     own = {"metal_sim/a.h", "fixture.h"}
     for include in ('"base/a.h"', '"marlin/status.h"', '"a.h"', "<marlin/status.h>",
                     "<nlohmann/json.hpp>"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the size limits of CONTRIBUTING.md for files and functions.
+"""Checks the size limits of CONTRIBUTING.md for files, functions and folders of src.
 
 Usage: check_sizes.py [ROOT] | --self-test
 """
@@ -7,11 +7,15 @@ Usage: check_sizes.py [ROOT] | --self-test
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import check_main
+import check_paths
 import cpp_source
 
+FOLDER_FILES = 40
 FILE_LINES = 800
 PUBLIC_HEADER_LINES = 400
 HOST_FUNCTION_LINES = 80
@@ -50,8 +54,16 @@ def check_text(path: str, text: str) -> list[str]:
     return findings
 
 
+def check_folders(paths: Iterable[str]) -> list[str]:
+    """Returns a finding for every folder of src with too many files; `paths` are all files."""
+    counts = Counter(path.rpartition("/")[0] for path in paths if path.startswith("src/"))
+    return [f"{folder}: {count} files, limit {FOLDER_FILES}"
+            for folder, count in sorted(counts.items()) if count > FOLDER_FILES]
+
+
 def check_tree(root: Path) -> list[str]:
-    findings = []
+    files = [path for path in check_paths.project_files(root) if path.is_file()]
+    findings = check_folders(path.relative_to(root).as_posix() for path in files)
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*")):
             if path.suffix in CPP | {".py", ".def", ".sh"} and path.is_file():
@@ -97,7 +109,11 @@ def self_test() -> list[str]:
     failures = [f"not found: {name}" for name, case in must_find.items() if not check_text(*case)]
     for name, case in must_pass.items():
         failures += [f"found in {name}: {finding}" for finding in check_text(*case)]
-    return failures
+    full = [f"src/a/{i}.cc" for i in range(FOLDER_FILES)]
+    elsewhere = ["src/a/b/x.cc", *(f"tests/a/{i}.cc" for i in range(FOLDER_FILES + 1))]
+    if check_folders([*full, "src/a/x.cc"]) != [f"src/a: 41 files, limit {FOLDER_FILES}"]:
+        failures.append("not found: folder")
+    return failures + [f"found in folders: {x}" for x in check_folders([*full, *elsewhere])]
 
 
 if __name__ == "__main__":

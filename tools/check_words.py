@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
 """Checks that comments, docstrings and documents use the field's words and plain sentences.
 
-Usage: check_words.py [ROOT] | --self-test
+Usage: check_words.py [ROOT] | --self-test | --count | --habits [FOLDER] | --lower-limits
 
 Checked are the comments of C++, CUDA, Metal, shell, CMake and Python, the docstrings of Python, and
 the prose of *.md. Code, text between backquotes or quotation marks, and data are not.
+
+Habits are turns of phrase that read as translated. They are sought in messages, too (the string
+literals of everything but tests), and not in docs/log, whose entries stay as they were written.
+Each folder may have as many as tools/word_limits.txt says, and none where it says nothing: limits
+only fall. --count prints uses and limit of each folder, --habits the places in a folder, and
+--lower-limits writes the limits that the tree needs.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,6 +93,35 @@ BEGINNINGS: dict[str, tuple[str, str]] = {
     "What": ("What (?![^.]*[?])", 'the noun: "Launch parameters"'),
 }
 
+# Turns of phrase that a native speaker seldom uses, and what to write instead. They are sought in
+# this order, and no word counts twice.
+HABITS: dict[str, tuple[str, str]] = {
+    "one behind the other": ("one behind (?:the other|another)", '"consecutive", "in order"'),
+    "those of": ("those of", 'the noun again, or "\'s": "the rows of A and B"'),
+    "that of": ("that of", 'the noun again, or "\'s": "the decoder\'s layout"'),
+    "behind": ("behind", '"after", "following", "past the end of"'),
+    "so many": ("so many", 'the number, "as many as", "too many"'),
+    "else": (r"(?<=[,;:]\s)else", '"otherwise"'),
+    "but for": ("but for", '"except", "apart from"'),
+    "beside": ("beside", '"next to", "with", "compared with", "in addition to"'),
+    "the one before": ("the ones? before", '"the previous one", "earlier ones"'),
+    "next but one": (r"(?:next|last)(?: \w+)? but one", '"two later"'),
+    "on its way": ("on (?:its|their) way", '"in flight", "being copied"'),
+    "begin anew": ("beg[iau]ns? anew", '"start over"'),
+    "in vain": ("in vain", '"for nothing", "without effect"'),
+}
+# The right uses of these words.
+_RIGHT_USES = (
+    r"behind (?:an?|the|its|this|that) (?:[\w'-]+ ){0,3}"
+    r"(?:flags?|options?|handles?|pointers?|interface|seam|scenes)"
+    r"|(?:fall|falls|fell|lag|lags|left|leaves?|hidden)(?: \w+)? behind"
+)
+
+LIMITS = "tools/word_limits.txt"
+_LIMITS_HEADER = "# The most habits of each folder, written by tools/check_words.py --lower-limits."
+# Files that name the habits.
+_QUOTING = ("tools/check_words.py", "tests/tools/check_words_test.py")
+
 _SENTENCE_OF = re.compile(r"Of (?:the|these|those) [^.:;]*,\s")
 
 _CPP = re.compile(
@@ -159,6 +194,22 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"\b(?:{pattern})\b".replace(" ", r"\s+"), re.IGNORECASE)
 
 
+def _messages(token: re.Pattern[str], text: str) -> Iterator[tuple[int, str]]:
+    """The line and the text of each string literal of several words."""
+    line, counted = 1, 0
+    for match in token.finditer(text):
+        if match.group("comment") is None and " " in match.group(0):
+            line, counted = line + text.count("\n", counted, match.start()), match.start()
+            yield line, match.group(0).strip("\"'")
+
+
+def folder_of(path: str) -> str:
+    """Returns the folder by which a file's habits are counted."""
+    parts = path.split("/")[:-1]
+    depth = 4 if parts[:2] == ["src", "backends"] else 2
+    return "/".join(parts[:depth]) or "."
+
+
 class Words:
     """The rules, ready to use."""
 
@@ -171,6 +222,34 @@ class Words:
         self.people = _compile(_PEOPLE_WHO)
         self.beginnings = [(re.compile(pattern.replace(" ", r"\s")), name, write)
                            for name, (pattern, write) in BEGINNINGS.items()]
+        self.right_uses = _compile(_RIGHT_USES)
+        self.habits = [(_compile(pattern), name, write)
+                       for name, (pattern, write) in HABITS.items()]
+
+    def habits_of(self, path: str, text: str) -> list[str]:
+        """Returns the habits of a file, one line each."""
+        if path.startswith("docs/log/"):
+            return []
+        token = _token_of(path)
+        found: list[tuple[int, str, str]] = []
+        if path.endswith(".md"):
+            found = self._habits(1, _blank(_QUOTED, _blank(_FENCED, text)))
+        elif token is not None:
+            for comment in _comments(token, text):
+                found += self._habits(comment.line, _blank(_QUOTED, comment.text))
+            if token is not _SHELL and not path.startswith("tests/"):
+                for line, message in _messages(token, text):
+                    found += self._habits(line, message)
+        return [f'{path}:{line}: "{name}": write {write}' for line, name, write in sorted(found)]
+
+    def _habits(self, first_line: int, prose: str) -> list[tuple[int, str, str]]:
+        prose = _blank(self.right_uses, prose)
+        found = []
+        for rule, name, write in self.habits:
+            found += [(first_line + prose.count("\n", 0, match.start()), name, write)
+                      for match in rule.finditer(prose)]
+            prose = _blank(rule, prose)
+        return found
 
     def check(self, path: str, text: str) -> list[str]:
         token = _token_of(path)
@@ -206,15 +285,68 @@ def check_text(path: str, text: str) -> list[str]:
     return Words().check(path, text)
 
 
-def check_tree(root: Path) -> list[str]:
-    words = Words()
-    findings = []
+def _texts(root: Path) -> Iterator[tuple[str, str]]:
+    """The relative path and the text of every file that is checked."""
     for path in sorted(check_paths.project_files(root)):
         relative = path.relative_to(root).as_posix()
         checked = path.suffix == ".md" or _token_of(relative) is not None
         if checked and path.is_file() and "data" not in relative.split("/"):
-            findings += words.check(relative, path.read_text(errors="replace"))
-    return findings
+            yield relative, path.read_text(errors="replace")
+
+
+def habits_by_folder(texts: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    words = Words()
+    folders: dict[str, list[str]] = {}
+    for path, text in texts:
+        if path not in _QUOTING:
+            folders.setdefault(folder_of(path), []).extend(words.habits_of(path, text))
+    return folders
+
+
+def limits(root: Path) -> dict[str, int]:
+    """Returns the most habits of each folder, from lines "COUNT FOLDER"."""
+    file = root / LIMITS
+    lines = file.read_text().splitlines() if file.exists() else []
+    rows = [line.split() for line in lines if line and not line.startswith("#")]
+    return {folder: int(count) for count, folder in rows}
+
+
+def check_habits(root: Path, texts: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns a finding for every folder with more habits than its limit."""
+    most = limits(root)
+    return [f"{folder}: {len(found)} turns of phrase that read as translated, limit "
+            f"{most.get(folder, 0)}: see tools/check_words.py --habits {folder}"
+            for folder, found in habits_by_folder(texts).items()
+            if len(found) > most.get(folder, 0)]
+
+
+def check_tree(root: Path) -> list[str]:
+    words = Words()
+    texts = list(_texts(root))
+    findings = [finding for path, text in texts for finding in words.check(path, text)]
+    return findings + check_habits(root, texts)
+
+
+def count(root: Path) -> list[str]:
+    """Returns the uses and the limit of each folder, and their sums."""
+    most = limits(root)
+    found = {folder: len(uses) for folder, uses in habits_by_folder(_texts(root)).items()}
+    rows = [(found.get(folder, 0), most.get(folder, 0), folder)
+            for folder in sorted(found.keys() | most.keys())]
+    rows = [row for row in rows if row[0] or row[1]]
+    total = (sum(row[0] for row in rows), sum(row[1] for row in rows), "all")
+    return ["uses limit folder", *(f"{uses:4} {limit:5} {name}" for uses, limit, name
+                                   in (*rows, total))]
+
+
+def lower_limits(root: Path) -> None:
+    """Writes the limits that the tree needs. A limit does not rise; a new file takes any."""
+    most = limits(root)
+    found = {folder: len(uses) for folder, uses in habits_by_folder(_texts(root)).items()}
+    rows = {folder: min(uses, most.get(folder, 0) if most else uses)
+            for folder, uses in found.items()}
+    lines = [f"{uses} {folder}" for folder, uses in sorted(rows.items()) if uses]
+    (root / LIMITS).write_text("\n".join([_LIMITS_HEADER, *lines, ""]))
 
 
 # A comment that each rule finds, by the name of the rule.
@@ -275,8 +407,33 @@ MUST_PASS: list[tuple[str, str]] = [
 ]
 
 
+# A text in which each habit is found once.
+MUST_COUNT: dict[str, tuple[str, str]] = {
+    "one behind the other": ("a.h", "// Two tiles, one behind the other."),
+    "those of": ("a.cc", "// The weights, then those\n// of the head."),
+    "that of": ("src/a.cc", 'Status F() { return Invalid("a differs from that of b"); }'),
+    "behind": ("a.md", "Zeros lie behind the last row."),
+    "so many": ("a.cu", "// Copies so many rows."),
+    "else": ("a.h", "int* up;  ///< Gated: the up half, else null."),
+    "but for": ("a.py", '"""All formats but for fp32."""'),
+    "beside": ("a.sh", "x=1  # Beside the baseline."),
+    "the one before": ("a.metal", "// Added to the one before."),
+    "next but one": ("a.cc", "// Read after the next barrier but one."),
+    "on its way": ("a.cc", "// A matrix on its way."),
+    "begin anew": ("a.cc", "// Segments begin anew."),
+    "in vain": ("a.py", 'raise ValueError("waits in vain")'),
+}
+MUST_NOT_COUNT: list[tuple[str, str]] = [
+    ("a.cc", "// Hidden behind a build flag; the object behind a handle; it must not fall behind."),
+    ("tests/a.cc", 'EXPECT_EQ(text, "those of a");'),
+    ("docs/log/a.md", "Slower than those of cuBLAS."),
+    ("a.cc", "if (a) b(); else c();  // Or else `those of`."),
+    ("a.cc", "// Those offsets; that offset; besides."),
+]
+
+
 def self_test() -> list[str]:
-    failures = []
+    failures = self_test_of_habits()
     for name, case in MUST_FIND.items():
         if len(check_text(*case)) != 1:
             failures.append(f"not found once: {name}: {check_text(*case)}")
@@ -288,5 +445,34 @@ def self_test() -> list[str]:
                        if check_text(*case)]
 
 
+def self_test_of_habits() -> list[str]:
+    words = Words()
+    failures = []
+    for name in HABITS:
+        path, text = MUST_COUNT.get(name, ("", ""))
+        found = words.habits_of(path, text)
+        if len(found) != 1 or f'"{name}"' not in found[0]:
+            failures.append(f"not counted once: {name}: {found}")
+    failures += [f"no habit: {name}" for name in MUST_COUNT if name not in HABITS]
+    return failures + [f"wrongly counted: {words.habits_of(*case)}" for case in MUST_NOT_COUNT
+                       if words.habits_of(*case)]
+
+
+def main() -> int:
+    option, *rest = [*sys.argv[1:], ""]
+    if option == "--count":
+        print("\n".join(count(Path("."))))
+    elif option == "--habits":
+        folders = habits_by_folder(_texts(Path(".")))
+        for folder, uses in sorted(folders.items()):
+            if f"{folder}/".startswith(f"{rest[0].rstrip('/')}/") or not rest[0]:
+                print("\n".join(uses), end="\n" if uses else "")
+    elif option == "--lower-limits":
+        lower_limits(Path("."))
+    else:
+        return check_main.run(check_tree, self_test)
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(check_main.run(check_tree, self_test))
+    sys.exit(main())

@@ -80,7 +80,7 @@ def _parameter_list(signature: str) -> str | None:
             if signature[:position].rstrip().endswith("operator"):
                 position = signature.find(")", position) + 1
                 continue
-            if re.search(r"\b(?:alignas|decltype|requires|__attribute__)\s*$",
+            if re.search(r"\b(?:alignas|decltype|requires|__attribute__|__launch_bounds__)\s*$",
                          signature[:position]):
                 position = _matching(signature, position) + 1
                 continue

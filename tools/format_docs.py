@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Fills the generated parts of docs/formats/*.md.
+"""Fills the generated parts of docs/formats/*.md and of the table of their errors.
 
-A document has prose and up to two generated parts, each between a line "<!-- begin NAME -->" and
-a line "<!-- end NAME -->": the value of every code (values, from tests/golden/format_values.txt)
-and the measured error (errors, from tests/golden/format_errors.json). Without arguments the parts
-are rewritten; --check reports those that differ, and formats without a document.
+Each part is between a line "<!-- begin NAME -->" and a line "<!-- end NAME -->": on the page of a
+format of up to 16 codes the value of every code (values, from tests/golden/format_values.txt), and
+in docs/log/format-errors.md the measured errors (errors, from tests/golden/format_errors.json).
+Without arguments the parts are rewritten; --check reports those that differ, and formats without a
+page.
 """
 
 import json
@@ -16,6 +17,10 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 DOCS = ROOT / "docs" / "formats"
+ERRORS = ROOT / "docs" / "log" / "format-errors.md"
+MOST_VALUES = 16  # Codes of a format whose page lists their values.
+SETTINGS = ("g128/fp16", "g32/fp16", "g32/e8m0", "g16/e4m3")
+UNSCALED = "g0/fp16"
 
 
 def format_names():
@@ -46,27 +51,20 @@ def value_rows(values, width):
 
 
 def error_rows(errors):
-    rows = [
-        "| data | group / scale | rtn: SQNR dB | relative RMS | mse: SQNR dB | relative RMS |",
-        "|---|---|---|---|---|---|",
-    ]
-    for data, settings in sorted(errors.items()):
-        for setting, sqnr in sorted(settings.items()):
-            scale = "none" if setting == "g0/fp16" else setting.replace("/", " / ")
-            cells = [data.replace("_", " "), scale]
-            for method in ("rtn", "mse"):
-                cells += [f"{sqnr[method]:.2f}", f"{10 ** (-sqnr[method] / 20):.4f}"]
-            rows.append("| " + " | ".join(cells) + " |")
+    """Returns one table with a row per format and the SQNR of rtn and mse in each cell."""
+    columns = [(data, setting) for data in ("gaussian", "heavy tailed") for setting in SETTINGS]
+    head = ["format", *(f"{data}, {setting.replace('/', ' ')}" for data, setting in columns)]
+    rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name in format_names():
+        if name not in errors:
+            continue
+        # Formats of 16 bits have no scales: one setting, which is their error for all of them.
+        by_data = {data.replace("_", " "): found for data, found in errors[name].items()}
+        cells = [by_data[data].get(setting) or by_data[data][UNSCALED]
+                 for data, setting in columns]
+        shown = [f"{cell['rtn']:.2f}, {cell['mse']:.2f}" for cell in cells]
+        rows.append(f"| [`{name}`](../formats/{name}.md) | {' | '.join(shown)} |")
     return rows
-
-
-def generated_parts(name, values, errors):
-    parts = {}
-    if name in values:
-        parts["values"] = value_rows(values[name], min(8, len(values[name])))
-    if name in errors:
-        parts["errors"] = error_rows(errors[name])
-    return parts
 
 
 def filled(text, parts):
@@ -80,24 +78,35 @@ def filled(text, parts):
     return text
 
 
-def main():
-    check = sys.argv[1:] == ["--check"]
+def pages():
+    """Returns the generated parts of every page."""
     values = golden_values()
     errors = json.loads((GOLDEN / "format_errors.json").read_text())
-    problems = []
+    parts = {ERRORS: {"errors": error_rows(errors)}}
     for name in format_names():
-        path = DOCS / f"{name}.md"
+        table = values.get(name, [])
+        listed = 0 < len(table) <= MOST_VALUES
+        values_part = {"values": value_rows(table, min(8, len(table)))} if listed else {}
+        parts[DOCS / f"{name}.md"] = values_part
+    return parts
+
+
+def main():
+    check = sys.argv[1:] == ["--check"]
+    problems = []
+    for path, parts in pages().items():
+        name = path.relative_to(ROOT)
         if not path.exists():
-            problems.append(f"docs/formats/{name}.md: missing")
+            problems.append(f"{name}: missing")
             continue
         text = path.read_text()
         try:
-            wanted = filled(text, generated_parts(name, values, errors))
+            wanted = filled(text, parts)
         except ValueError as error:
-            problems.append(f"docs/formats/{name}.md: {error}")
+            problems.append(f"{name}: {error}")
             continue
         if check and wanted != text:
-            problems.append(f"docs/formats/{name}.md: out of date; run tools/format_docs.py")
+            problems.append(f"{name}: out of date; run tools/format_docs.py")
         elif wanted != text:
             path.write_text(wanted)
     print("\n".join(problems) if problems else "docs/formats: every format is described")

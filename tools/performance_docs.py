@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/performance.md and other pages from the records, or with --check
-compares them.
+"""Writes the tables of docs/performance.md, docs/log and other pages from the records, or with
+--check compares them.
 
 Usage: tools/performance_docs.py [--check]
 
-Every page with a mark `<!-- record: FILE -->` gets the tables of that record there; pages in docs
-get its pictures, too.
+Every page with a mark `<!-- record: FILE -->` gets all tables of that record there, and with
+`<!-- summary: FILE -->` one short table; pages in docs get its pictures, too.
 """
 
 import json
@@ -20,7 +20,10 @@ sys.path.append(str(ROOT / "bench"))
 import plot  # noqa: E402
 
 DOCS = ROOT / "docs"
-MARK = re.compile(r"(<!-- record: (\S+) -->\n).*?(<!-- end of record -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- (record|summary): (\S+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+SUMMARY_ROWS = (1, 8, 16, 64, 256, 1024, 4096)  # m of a GPU's summary.
+SUMMARY_LENGTH = 3  # The fewest m of a row that is in a CPU's summary.
+SUMMARY_SIDE = 4096  # n and k of the rows that summarize a record of a CPU.
 
 
 def ratio(row: dict[str, Any], peer: str, key: str = "speedup") -> str:
@@ -220,8 +223,74 @@ def table(run: dict[str, Any]) -> list[str]:
     return [f"`bench {' '.join(run['arguments'])}`{level}", "", *lines]
 
 
-def tables(path: Path, with_pictures: bool = False) -> str:
-    """Formats all runs of a record, if it exists."""
+def short_grid(cells: dict[str, dict[int, str]], corner: str) -> list[str]:
+    """Formats a table with a row per name and a column per m."""
+    columns = sorted({m for row in cells.values() for m in row})
+    return [
+        f"| {' | '.join([corner, *(f'm = {m}' for m in columns)])} |",
+        f"|{'---|' * (1 + len(columns))}",
+        *(
+            f"| {name} | {' | '.join(row.get(m, '') for m in columns)} |"
+            for name, row in cells.items()
+        ),
+    ]
+
+
+def gpu_summary(runs: list[dict[str, Any]]) -> list[str]:
+    """Formats the planned kernels of the first kind of weights: times back-to-back, and the speedup
+    over cuBLAS, by matrix and m."""
+    first = runs[0]["results"][0]
+    kind = [first[key] for key in ("format", "group_size", "scale_type")]
+    cells: dict[str, dict[int, str]] = {}
+    for run in (run for run in runs if "--accuracy" not in run["arguments"]):
+        for row in run["results"]:
+            other = [row[key] for key in ("format", "group_size", "scale_type")] != kind
+            speedup = ratio(row, "cublas_bf16", "chain_speedup")
+            if other or not row["planned"] or not speedup or row["m"] not in SUMMARY_ROWS:
+                continue
+            time = f"{row['chain']['seconds'] * 1e6:,.1f} ({speedup})"
+            cells.setdefault(f"{row['n']} x {row['k']}", {})[row["m"]] = time
+    name = f"`{kind[0]}` g{kind[1]} {kind[2]}, n x k"
+    return [
+        "Microseconds back-to-back (speedup over cuBLAS bf16):",
+        "",
+        *short_grid(cells, name),
+    ]
+
+
+def shared_memory_summary(runs: list[dict[str, Any]]) -> list[str]:
+    """Formats the square matrices of a record of a CPU: times by weights, kernel and m."""
+    cells: dict[str, dict[int, str]] = {}
+    for run in (run for run in runs if "--activations" not in run["arguments"]):
+        for row in run["results"]:
+            if (row["n"], row["k"]) != (SUMMARY_SIDE, SUMMARY_SIDE):
+                continue
+            name = f"`{row['format']}` g{row['group_size']} {row['scale_type']}, `{row['kernel']}`"
+            speedup = ratio(row, "openblas_fp32")
+            time = f"{row['seconds'] * 1e3:#.3g}" + (f" ({speedup})" if speedup else "")
+            cells.setdefault(name, {}).setdefault(row["m"], time)
+    kept = {name: row for name, row in cells.items() if len(row) >= SUMMARY_LENGTH}
+    return [
+        f"Milliseconds for {SUMMARY_SIDE} x {SUMMARY_SIDE} (speedup over OpenBLAS fp32):",
+        "",
+        *short_grid(kept, "weights, kernel"),
+    ]
+
+
+def rows_of(path: Path, runs: list[dict[str, Any]], summary: bool) -> list[str]:
+    """Formats the runs of a record, or their summary."""
+    on_gpu = "read_bulk_gbps" in runs[0].get("roofline", {})
+    if "model" in runs[0]:
+        return [*model_tables(runs), ""]
+    if path.stem.startswith("sparsity"):
+        return [*(gpu_sparsity_table(runs) if on_gpu else sparsity_table(runs)), ""]
+    if summary:
+        return [*(gpu_summary(runs) if on_gpu else shared_memory_summary(runs)), ""]
+    return [line for run in runs for line in (*table(run), "")]
+
+
+def tables(path: Path, with_pictures: bool = False, summary: bool = False) -> str:
+    """Formats all runs of a record, or their summary, if it exists."""
     if not path.exists():
         return "Not measured yet.\n"
     runs = json.loads(path.read_text())["runs"]
@@ -231,20 +300,14 @@ def tables(path: Path, with_pictures: bool = False) -> str:
         device += f", {first['device']['threads']} threads"
     lines = [f"{device}, {first['date']}, commit {first['commit']}.", ""]
     lines += plot.markdown(path.stem) if with_pictures else []
-    if "model" in first:
-        return "\n".join([*lines, *model_tables(runs), "", ""])
-    if path.stem.startswith("sparsity"):
-        on_gpu = "read_bulk_gbps" in first["roofline"]
-        rows = gpu_sparsity_table(runs) if on_gpu else sparsity_table(runs)
-        return "\n".join([*lines, *rows, "", ""])
-    for run in runs:
-        lines += [*table(run), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *rows_of(path, runs, summary), ""])
 
 
 def fill(text: str, with_pictures: bool = False) -> str:
     """Returns the page with the tables of its records between the marks."""
-    return MARK.sub(lambda m: m[1] + tables(ROOT / m[2], with_pictures) + m[3], text)
+    return MARK.sub(
+        lambda m: m[1] + tables(ROOT / m[3], with_pictures, m[2] == "summary") + m[4], text
+    )
 
 
 def pages() -> dict[Path, str]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/quality.md from bench/records/quality-*.json, or with --check compares
-them.
+"""Writes the tables of docs/quality.md and docs/log/quality.md from bench/records/quality-*.json,
+or with --check compares them.
 
 Usage: tools/quality_docs.py [--check]
 """
@@ -18,6 +18,7 @@ sys.path.append(str(ROOT / "bench"))
 import plot  # noqa: E402
 
 PAGE = ROOT / "docs" / "quality.md"
+LOG = ROOT / "docs" / "log" / "quality.md"
 Rows = dict[tuple[str, str], dict[str, Any]]  # By recipe and method.
 
 
@@ -40,7 +41,7 @@ def origin(record: dict[str, Any]) -> str:
 
 
 def tables(record: dict[str, Any]) -> str:
-    """Returns both tables of every model."""
+    """Returns the table of every model."""
     lines = [origin(record), ""]
     for name, model in record["models"].items():
         rows = model["rows"]
@@ -58,7 +59,15 @@ def tables(record: dict[str, Any]) -> str:
             f"| {row['kl_mean']:.4f} | {row['kl_p99']:.3f} | {100 * row['top1_agreement']:.1f} % |"
             for row in rows
         ]
-        lines += ["", "| `default_moe` (rtn), only this class | format | cost |", "|---|---|---|"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def classes(record: dict[str, Any]) -> str:
+    """Returns the cost of quantizing one layer class alone, of every model."""
+    lines = [origin(record), ""]
+    for name, model in record["models"].items():
+        lines += [f"| `{name}`: only this class | format | cost |", "|---|---|---|"]
         lines += [
             f"| {row['recipe']} | {row['choice']} | {change(row)} |" for row in model["classes"]
         ]
@@ -170,28 +179,51 @@ def peers(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# The record of each generated block, and what makes its tables.
-BLOCKS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "quality": ("quality-tiny", tables),
-    "formats": ("quality-formats", formats),
-    "bits": ("quality-bits", bits),
-    "importance": ("quality-importance", importance),
-    "outliers": ("quality-outliers", outliers),
-    "peers": ("quality-peers", peers),
+def first_model(record: dict[str, Any]) -> dict[str, Any]:
+    """Returns a record with its first model alone."""
+    name, model = next(iter(record["models"].items()))
+    return {**record, "models": {name: model}}
+
+
+# The record of each generated block, and what makes its tables, by page. docs/quality.md shows one
+# model where the log has all.
+Make = Callable[[dict[str, Any]], str]
+BLOCKS: dict[Path, dict[str, tuple[str, Make]]] = {
+    PAGE: {
+        "quality": ("quality-tiny", lambda record: tables(first_model(record))),
+        "formats": ("quality-formats", lambda record: formats(first_model(record))),
+        "peers": ("quality-peers", peers),
+    },
+    LOG: {
+        "quality": ("quality-tiny", tables),
+        "classes": ("quality-tiny", classes),
+        "formats": ("quality-formats", formats),
+        "bits": ("quality-bits", bits),
+        "importance": ("quality-importance", importance),
+        "outliers": ("quality-outliers", outliers),
+    },
 }
 
 
-def main() -> int:
-    text = fresh = PAGE.read_text()
-    for block, (name, make) in BLOCKS.items():
+def filled(page: Path, text: str) -> str:
+    """Returns the page's text with its blocks, and on docs/quality.md the records' pictures."""
+    for block, (name, make) in BLOCKS[page].items():
         record = json.loads((ROOT / "bench" / "records" / f"{name}.json").read_text())
-        fresh = fill(fresh, block, "\n".join([*plot.markdown(name), make(record)]))
+        pictures = plot.markdown(name) if page == PAGE else []
+        text = fill(text, block, "\n".join([*pictures, make(record)]))
+    return text
+
+
+def main() -> int:
+    old = {page: page.read_text() for page in BLOCKS}
+    fresh = {page: filled(page, text) for page, text in old.items()}
+    stale = [page for page in old if old[page] != fresh[page]]
     if "--check" in sys.argv[1:]:
-        if fresh != text:
-            print("docs/quality.md differs from its record: run tools/quality_docs.py")
-            return 1
-        return 0
-    PAGE.write_text(fresh)
+        for page in stale:
+            print(f"{page.relative_to(ROOT)} differs from its records: run tools/quality_docs.py")
+        return 1 if stale else 0
+    for page in stale:
+        page.write_text(fresh[page])
     return 0
 
 

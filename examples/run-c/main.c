@@ -10,11 +10,10 @@ static int Fail(const char* what, marlin_code code) {
   return 1;
 }
 
-/* Prints a token as it is generated; returning 0 would end generation. */
+/* Prints a token as it is generated. 0 ends generation: here, when the output cannot be written. */
 static int32_t PrintToken(void* context, int32_t token) {
   fprintf((FILE*)context, "%d\n", (int)token);
-  fflush((FILE*)context);
-  return 1;
+  return fflush((FILE*)context) == 0;
 }
 
 static int Run(const marlin_model* model, const int32_t* prompt, int64_t count) {
@@ -26,6 +25,10 @@ static int Run(const marlin_model* model, const int32_t* prompt, int64_t count) 
   marlin_generated generated = MARLIN_GENERATED_INIT;
   code = marlin_model_generate(model, prompt, count, &options, &PrintToken, stdout, &generated);
   if (code != MARLIN_OK) return Fail("generate", code);
+  if (generated.stop_reason == MARLIN_STOP_CALLBACK) {
+    fprintf(stderr, "stdout: cannot be written\n");
+    return 1;
+  }
 
   marlin_perplexity perplexity = MARLIN_PERPLEXITY_INIT;
   code = marlin_model_perplexity(model, prompt, count, NULL, &perplexity);

@@ -30,14 +30,18 @@ int main(int count, char** arguments) {
   }
   // The sampling that the model's generation_config.json asks for; else greedy.
   const marlin::GenerateOptions options = {.max_tokens = 24, .sampling = model->info().sampling};
+  // A token at a time, as it is generated. False ends generation: the output cannot be written.
   const auto print = [](int32_t token) {
     std::printf("%d\n", token);
-    std::fflush(stdout);  // A token at a time, as it is generated.
-    return true;          // False would end generation.
+    return std::fflush(stdout) == 0;
   };
   const auto text = marlin::Generate(*model, prompt, options, print);
   if (!text.ok()) {
     std::fprintf(stderr, "%s\n", text.status().message().c_str());
+    return 1;
+  }
+  if (text->stop_reason == marlin::StopReason::kCallback) {
+    std::fprintf(stderr, "stdout: cannot be written\n");
     return 1;
   }
   const auto name = marlin::StopReasonName(text->stop_reason);

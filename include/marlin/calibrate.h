@@ -16,8 +16,8 @@ namespace marlin {
 
 /// Which two weights of every four a matrix with 2:4 sparsity keeps.
 enum class PruneMethod : uint8_t {
-  kMagnitude,  ///< Those of largest decoded magnitude; the codes are those of kMse.
-  /// Those of largest magnitude times root mean square of their inputs; the codes are those of
+  kMagnitude,  ///< The two of largest decoded magnitude, with the codes of kMse.
+  /// The two of largest magnitude times root mean square of their inputs, with the codes of
   /// kMse.
   kWeighted,
   /// Chosen together with the codes of kGptq, which compensate what is pruned.
@@ -51,7 +51,7 @@ struct CalibrationOptions {
 /// matrices with too few tokens are quantized with kMse; the report lists them, and experts that no
 /// token selected, and the directory records them. The output depends on the source, the options
 /// and the kind of device, not on the number of threads. Memory: about two layers, their Gram
-/// matrices, and eight bytes per token and hidden feature. Errors: those of QuantizeCheckpoint and
+/// matrices, and eight bytes per token and hidden feature. Errors: as QuantizeCheckpoint and
 /// Model::Open; kInvalidArgument for another method, a token out of range, a text shorter than 2
 /// tokens or too short for every matrix; kUnsupported if no matrix has data.
 Result<QuantizeCheckpointReport> QuantizeCalibrated(const std::string& source,

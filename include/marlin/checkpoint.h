@@ -188,9 +188,9 @@ struct ImportedModule {
   /// "exact" (every value is equal to what the source's own program computes in fp32), "exact to
   /// the last bit of fp32" (that program rounds once more) or "re-rounded".
   std::string exactness;
-  double growth = 1;  ///< Stored bytes over those of the source.
-  /// For a module that was re-rounded, unless in a dry run: the root mean square of the errors over
-  /// that of the weights, and the largest error.
+  double growth = 1;  ///< Stored bytes relative to the source.
+  /// For a module that was re-rounded, unless in a dry run: the root mean square of the errors
+  /// relative to the weights, and the largest error.
   double relative_error = 0;
   double max_error = 0;
 };
@@ -216,14 +216,14 @@ struct ImportCheckpointReport {
 /// Converts a checkpoint of another program, a directory or a file, to a directory of this one,
 /// atomically. Codes are kept, not quantized again. A source in a container (GGUF) that is not
 /// quantized becomes an unquantized directory. Peak memory is bounded by the largest module.
-/// Errors: those of Checkpoint::Open; kInvalidArgument for a source that is a directory of this
+/// Errors: as Checkpoint::Open; kInvalidArgument for a source that is a directory of this
 /// program, or an unquantized one.
 Result<ImportCheckpointReport> ImportCheckpoint(const std::string& source,
                                                 const std::string& output,
                                                 const ImportCheckpointOptions& options);
 
 /// Dequantizes a quantized checkpoint, also one of another program, to an unquantized f32, bf16 or
-/// f16 checkpoint, atomically. `options` are those of opening the source. Errors: those of
+/// f16 checkpoint, atomically. `options` open the source. Errors: as
 /// Checkpoint::Open; kInvalidArgument for another type, or a source without quantized modules;
 /// kUnsupported naming the first weight that overflows the type.
 Status DequantizeCheckpoint(const std::string& source, const std::string& output, DType dtype,
@@ -234,7 +234,7 @@ Status DequantizeCheckpoint(const std::string& source, const std::string& output
 struct ConvertCheckpointOptions {
   std::string target;      ///< One of ConversionTargets(); "plain": an unquantized f32 checkpoint.
   bool overwrite = false;  ///< Replace an existing output.
-  /// Maximum size of a safetensors file, in bytes; for GGUF that of the tensors of a shard, where
+  /// Maximum size of a safetensors file, in bytes; for GGUF the tensors of a shard, where
   /// the output does not end in ".gguf" and is then a directory of shards.
   int64_t shard_bytes = int64_t{5} << 30;
   bool model_card = false;           ///< As in QuantizeCheckpointOptions; for directories.

@@ -7,7 +7,7 @@
 //
 // All views are device memory, including ids and positions, which are contiguous i32 or i64. A GPU
 // reads ids and positions when the operation executes on the stream, so that a captured step can be
-// replayed with new values. `stream` is that of GemmOptions: a call may return before its work is
+// replayed with new values. `stream` is as in GemmOptions: a call may return before its work is
 // done. Errors: kInvalidArgument naming the argument and both shapes; ids and positions out of
 // range are reported by the call itself if device memory is host memory, otherwise by
 // Device::Synchronize; kUnsupported if the device lacks the operation.
@@ -54,7 +54,7 @@ Status AddTo(const Device& device, const TensorView& y, const MutableTensorView&
              float scale = 1.0F, void* stream = nullptr);
 
 /// residual += block, then out = RmsNorm(residual, weight, epsilon), in one pass. All are [rows,
-/// columns] with contiguous columns; out overlaps neither. The bits are those of AddTo and RmsNorm.
+/// columns] with contiguous columns; out overlaps neither. Bitwise equal to AddTo and RmsNorm.
 Status AddRmsNorm(const Device& device, const TensorView& block, const MutableTensorView& residual,
                   const TensorView& weight, float epsilon, const MutableTensorView& out,
                   void* stream = nullptr);
@@ -178,16 +178,16 @@ struct HeadNorms {
 };
 
 /// Prepares attention over a paged cache: norms of queries and keys, then RoPE of both, in place,
-/// then AppendToCache. The queries have the bits of RmsNorm and ApplyRotary, and the cache those of
-/// AppendToCache after them; the keys are left unspecified. Errors: those of these operations, and
+/// then AppendToCache. The queries have the bits of RmsNorm and ApplyRotary, and the cache the bits
+/// of AppendToCache after them; the keys are left unspecified. Errors: as these operations, and
 /// kInvalidArgument for a cache with values_in_keys.
 Status RotateAndAppend(const Device& device, const AttentionHeads& heads, const HeadNorms& norms,
                        const RotaryEmbedding& rotary, const SequenceRows& rows,
                        const PagedCache& cache, void* stream = nullptr);
 
 /// Causal attention of queries [rows, heads, key_dim] over the cached keys of their sequences; out
-/// is [rows, heads, value_dim] and may alias queries. The bits are those of Attention on the same
-/// keys and values stored contiguously, if both compute in fp32 or both do not. Errors: those of
+/// is [rows, heads, value_dim] and may alias queries. Bitwise equal to Attention on the same
+/// keys and values stored contiguously, if both compute in fp32 or both do not. Errors: as
 /// AppendToCache.
 Status PagedAttention(const Device& device, const TensorView& queries, const SequenceRows& rows,
                       const PagedCache& cache, const MutableTensorView& out,

@@ -27,12 +27,12 @@ std::span<const Destination> AllDestinations();
 Result<Destination> FindDestination(std::string_view name);
 
 /// A recipe that the destination loads: its usual format, in smaller groups where its own do not
-/// divide a matrix, which stays as it is if none do. Errors: those of CheckRecipeFor.
+/// divide a matrix, which stays as it is if none do. Errors: as CheckRecipeFor.
 Result<MixedPrecisionConfig> RecipeFor(const Destination& destination, const Checkpoint& source);
 
 /// Whether the destination loads a source quantized by a recipe and written by ConvertCheckpoint.
 /// Errors: kUnsupported naming the first matrix that it does not load, why, and what it loads;
-/// those of planning the recipe.
+/// as planning the recipe.
 Status CheckRecipeFor(const Destination& destination, const Checkpoint& source,
                       const MixedPrecisionConfig& recipe);
 

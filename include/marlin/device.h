@@ -74,15 +74,15 @@ class Device {
   /// on the device fails; kInvalidArgument and kNonFiniteInput for ids, positions and logits that
   /// an operation found invalid.
   Status Synchronize(void* stream = nullptr) const;
-  /// For the library's own use, like shared() and the constructor.
-  Impl& impl() const { return *impl_; }
-  const std::shared_ptr<Impl>& shared() const { return impl_; }
-  explicit Device(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   Device(const Device&) = default;
   Device& operator=(const Device&) = default;
   ~Device() = default;
+  /// Whether both are handles to what one Open returned.
+  friend bool operator==(const Device& a, const Device& b) { return a.impl_ == b.impl_; }
 
  private:
+  friend struct Internals;
+  explicit Device(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<Impl> impl_;
 };
 
@@ -112,12 +112,12 @@ class DeviceBuffer {
   Status CopyFrom(const void* host, int64_t bytes, int64_t offset = 0) const;
   Status CopyTo(void* host, int64_t bytes, int64_t offset = 0) const;
 
-  /// The same copies, enqueued behind the work on a stream (null: the device's default stream). The
+  /// The same copies, enqueued after the work on a stream (null: the device's default stream). The
   /// caller keeps the host memory alive, leaves a source unchanged and a destination unread until
   /// Synchronize(stream) has returned. The CPU copies at once, Metal after waiting for the stream;
   /// CUDA may also wait if the host memory is pageable: only copies of page-locked memory overlap
   /// other work. Errors: as CopyFrom and CopyTo, for the range and null host memory before anything
-  /// is enqueued; those of the copy itself may come from Synchronize.
+  /// is enqueued; the copy's own may come from Synchronize.
   Status CopyFromAsync(const void* host, int64_t bytes, int64_t offset = 0,
                        void* stream = nullptr) const;
   Status CopyToAsync(void* host, int64_t bytes, int64_t offset = 0, void* stream = nullptr) const;

@@ -26,7 +26,7 @@ struct EvaluateOptions {
 struct PerplexityResult {
   double perplexity = 0;
   double nll = 0;             ///< Mean negative log likelihood, nats per token.
-  double standard_error = 0;  ///< Standard error of perplexity: perplexity times that of nll.
+  double standard_error = 0;  ///< Perplexity times the standard error of nll.
   int64_t tokens = 0;         ///< Predictions counted.
   int64_t windows = 0;
 };
@@ -51,7 +51,7 @@ struct CompareResult {
   double top1_agreement = 0;  ///< Fraction of positions with the same most likely token.
 };
 
-/// Evaluates both models on the same windows. Errors: those of Perplexity, and kInvalidArgument
+/// Evaluates both models on the same windows. Errors: as Perplexity, and kInvalidArgument
 /// when the vocabularies differ.
 Result<CompareResult> CompareModels(const Model& model, const Model& reference,
                                     std::span<const int32_t> tokens,

@@ -31,7 +31,7 @@ enum class CachePolicy : uint8_t {
 struct ExpertCacheOptions {
   int64_t capacity_bytes = int64_t{512} << 20;  ///< Bound on the memory of all entries.
   CachePolicy policy = CachePolicy::kLru;
-  /// kFrequency: so many uses of any experts later, a use counts half; 1 or more.
+  /// kFrequency: the number of uses, of any expert, after which a use counts half; 1 or more.
   int64_t half_life = int64_t{1} << 18;
 };
 
@@ -58,10 +58,10 @@ class ExpertLease {
 
   /// The cached expert. Precondition: a lease that Get returned and that was not moved from.
   const Expert& expert() const { return *release_; }
-  /// For the library's own use.
-  explicit ExpertLease(std::shared_ptr<const Expert> release) : release_(std::move(release)) {}
 
  private:
+  friend struct Internals;
+  explicit ExpertLease(std::shared_ptr<const Expert> release) : release_(std::move(release)) {}
   std::shared_ptr<const Expert> release_;  ///< Its deleter returns the entry.
 };
 
@@ -79,7 +79,7 @@ class ExpertCache {
   /// expert's prepared weights, so that entries never exceed the capacity; threads that miss the
   /// same expert load it once. Entries with leases or pins stay. Errors: kInvalidArgument for an
   /// expert larger than the capacity (naming both), or larger than `bytes`; kOutOfMemory if too
-  /// many entries are leased or pinned; those of `load`, after which the expert is not there.
+  /// many entries are leased or pinned; `load`'s own, after which the expert is not there.
   Result<ExpertLease> Get(const ExpertKey& key, int64_t bytes, const Loader& load);
 
   /// Keeps an expert that is there until it is unpinned as often. Errors: kInvalidArgument if it is

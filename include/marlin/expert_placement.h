@@ -48,22 +48,23 @@ class PlacedExperts {
  public:
   struct Storage;
   PlacedExperts() = default;
-  explicit PlacedExperts(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
-  /// `on_device` holds the experts of any device (which may be the same CPU) and `on_host` those of
-  /// a CPU; in each, the experts of the other have no matrices. Only `on_device` may have a shared
-  /// expert. Errors: kInvalidArgument for an empty set, sets of different sizes, an expert that is
-  /// on both sides or on neither (naming it), different hidden sizes, a shared expert on the host,
-  /// and a host that is no CPU.
+  /// `on_device` holds the experts of any device (which may be the same CPU) and `on_host` the
+  /// experts of a CPU; in each, the experts of the other have no matrices. Only `on_device` may
+  /// have a shared expert. Errors: kInvalidArgument for an empty set, sets of different sizes, an
+  /// expert that is on both sides or on neither (naming it), different hidden sizes, a shared
+  /// expert on the host, and a host that is no CPU.
   static Result<PlacedExperts> Make(const ExpertSet& on_device, const ExpertSet& on_host);
 
   int64_t count() const;         ///< Experts of both sides, without the shared one.
   int64_t device_count() const;  ///< Experts on the device.
   int64_t hidden() const;        ///< Features of x and of the result.
   PlacementStatistics statistics() const;
-  /// For the library's own use.
-  const Storage* storage() const { return storage_.get(); }
+  /// False for a default-constructed or moved-from placement.
+  bool valid() const { return storage_ != nullptr; }
 
  private:
+  friend struct Internals;
+  explicit PlacedExperts(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
   std::shared_ptr<const Storage> storage_;
 };
 
@@ -72,13 +73,13 @@ class PlacedExperts {
 /// while the device computes the others; the fp32 sums of both are added on the device, the host's
 /// last, and rounded once. Where no token selects an expert of the host, only the first copy is
 /// left. Results are deterministic, and batch-invariant if the problem asks for it. With all
-/// experts on the device the plan is that of the device's set and waits for nothing.
+/// experts on the device the plan is the plan of the device's set and waits for nothing.
 ///
 /// Run returns when the host's part is done and the device's is enqueued, and waits for the work
 /// before it on the stream. Its errors: also kInvalidArgument for an id that is no expert (which a
 /// GPU reports once more from Device::Synchronize), kOutOfMemory for page-locked memory,
 /// kDeviceLost, and kUnsupported for a stream that is captured in a CUDA graph, because replays
-/// would not run the host's part. Errors of planning: also those of PlanExperts on either side.
+/// would not run the host's part. Errors of planning: also as PlanExperts on either side.
 Result<ExpertsPlan> PlanExperts(const Device& device, const ExpertsProblem& problem,
                                 const PlacedExperts& experts);
 

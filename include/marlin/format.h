@@ -64,7 +64,9 @@ enum class ScaleType : uint8_t {
   kE4M3,  ///< OCP FP8 E4M3FN, always with one fp32 global scale per matrix.
 };
 
-/// The element type of a scale; that of kF16 for an invalid enumerator.
+/// All scale types.
+std::span<const ScaleType> AllScaleTypes();
+/// The element type of a scale; f16 for an invalid enumerator.
 DType ScaleDType(ScaleType type);
 /// "fp16", "bf16", "fp32", "e8m0", "e4m3"; "unknown" for an invalid enumerator.
 std::string_view ScaleTypeName(ScaleType type);

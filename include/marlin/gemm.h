@@ -79,7 +79,7 @@ struct GemmProblem {
   std::string kernel = {};  ///< As GemmOptions::kernel.
 };
 
-/// Arguments of one run besides A and out; the fields are those of GemmOptions.
+/// Arguments of one run besides A and out; the fields are as in GemmOptions.
 struct GemmArguments {
   TensorView bias = {};
   TensorView row_weight = {};
@@ -128,7 +128,7 @@ class GemmPlan {
 Result<GemmPlan> PlanGemm(const Device& device, const GemmProblem& problem,
                           const PreparedWeights& weights);
 
-/// Plans the GEMM that Gemm would run for the same arguments. Errors: those of Gemm.
+/// Plans the GEMM that Gemm would run for the same arguments. Errors: as Gemm.
 Result<GemmPlan> PlanGemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
                           const MutableTensorView& out, const GemmOptions& options = {});
 
@@ -145,7 +145,7 @@ Status Gemm(const Device& device, const TensorView& a, const PreparedWeights& we
 /// Gemm with every matrix of stacked weights, planned once: a is [experts, m, k] and out
 /// [experts, m, n], with any stride between the matrices. options.bias is [n] for all of them or
 /// [experts, n], options.row_weight [experts, m], both contiguous; options.expert must be 0. All
-/// operands are checked before the first product runs. Errors: those of Gemm.
+/// operands are checked before the first product runs. Errors: as Gemm.
 Status BatchedGemm(const Device& device, const TensorView& a, const PreparedWeights& weights,
                    const MutableTensorView& out, const GemmOptions& options = {});
 

@@ -35,7 +35,7 @@ struct Generated {
   std::vector<int32_t> token_ids;  ///< The new tokens, without the prompt.
   StopReason stop_reason = StopReason::kMaxTokens;
   double prefill_seconds = 0;
-  /// Time for all tokens after the first, without that of callbacks. Where a device runs several
+  /// Time for all tokens after the first, without the callbacks. Where a device runs several
   /// steps per launch, and the text ends within one, the share of the steps that are part of it. Of
   /// a text of GenerateBatch: the time from its first token to its last, whatever ran meanwhile.
   double decode_seconds = 0;
@@ -51,7 +51,7 @@ Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
                            const GenerateOptions& options = {}, const TokenCallback& callback = {});
 
 /// Generates a continuation of a prompt whose first sequence->length() tokens have been fed to the
-/// sequence, as those of an earlier turn of a conversation have; only the others, at least one, are
+/// sequence, as after an earlier turn of a conversation; only the others, at least one, are
 /// fed. The sequence then holds prompt and continuation, without the last token and with tokens
 /// that were decoded after the text had ended (Model::Decode): truncate it to what is wanted.
 /// Without ModelOptions::batch_invariant logits may round differently than for a prompt fed at
@@ -59,8 +59,8 @@ Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
 Result<Generated> Generate(const Model& model, Sequence* sequence, std::span<const int32_t> prompt,
                            const GenerateOptions& options = {}, const TokenCallback& callback = {});
 
-/// Options of GenerateBatch beside those of its texts. The callbacks may be empty; the calling
-/// thread calls them, between passes.
+/// Options of GenerateBatch beside the options of its texts. The callbacks may be empty; the
+/// calling thread calls them, between passes.
 struct BatchOptions {
   /// Most sequences at a time. 0: as many as the KV cache has memory for, at most 256, or 32 where
   /// that memory is the host's. More than 512, or the tokens of the device's longest pass, count as
@@ -82,7 +82,7 @@ struct BatchOptions {
 /// text has ended. With ModelOptions::batch_invariant each text has the bits that Generate gives
 /// for it alone. When the KV cache's memory runs out, the sequence that started last is put back
 /// and goes on later, after its tokens so far were fed again. `options` has one element for all
-/// prompts or one for each; empty: the default. Errors: those of Generate, naming the prompt as
+/// prompts or one for each; empty: the default. Errors: as Generate, naming the prompt as
 /// prompts[index]; kOutOfMemory if a sequence alone does not fit.
 Result<std::vector<Generated>> GenerateBatch(const Model& model,
                                              std::span<const std::vector<int32_t>> prompts,

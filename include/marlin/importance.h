@@ -16,7 +16,7 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
-/// llama.cpp's importance matrix. Names are those of GGUF: "blk.0.attn_q.weight".
+/// llama.cpp's importance matrix. Names are as in GGUF: "blk.0.attn_q.weight".
 struct ImportanceMatrix {
   struct Inputs {
     int64_t experts = 1;
@@ -31,7 +31,7 @@ struct ImportanceMatrix {
   /// Reads both forms: a GGUF file of general.type "imatrix", and the older binary form. Errors:
   /// kMalformedFile naming `file` and what is wrong; kUnsupported for a GGUF version.
   static Result<ImportanceMatrix> FromBytes(std::string_view bytes, const std::string& file);
-  /// Errors: kIo, and those of FromBytes.
+  /// Errors: kIo, and as FromBytes.
   static Result<ImportanceMatrix> FromFile(const std::string& path);
   /// As a GGUF file with the metadata that llama.cpp's llama-quantize requires; `dataset` names the
   /// text. Sums are stored in fp32, so that means read back may differ in their last bit.
@@ -51,10 +51,10 @@ struct ImportanceOptions {
 };
 
 /// Runs an unquantized model over a text, layer by layer, and measures the inputs of every matrix,
-/// those of experts over the tokens that select them. The head is among them unless it shares the
+/// for experts over the tokens that select them. The head is among them unless it shares the
 /// embedding's table. The result depends on the source, the options and the kind of device, not on
 /// the number of threads. Memory: one layer, and 4 bytes per token and hidden feature, besides the
-/// model while it samples a text. Errors: those of Model::Open; kInvalidArgument for a quantized
+/// model while it samples a text. Errors: as Model::Open; kInvalidArgument for a quantized
 /// model, a token out of range, a text shorter than 2 tokens; kUnsupported for a model_type or a
 /// tensor that GGUF has no name for; kNonFiniteInput for inputs whose squares overflow.
 Result<ImportanceMatrix> MeasureImportance(const std::string& source, const Device& device,
@@ -62,7 +62,7 @@ Result<ImportanceMatrix> MeasureImportance(const std::string& source, const Devi
 
 /// Quantizes with options.method kMse, each error weighted by the mean square of its input.
 /// Matrices without inputs are quantized unweighted and listed in the report, as are experts that
-/// saw no token. Errors: those of QuantizeCheckpoint; kInvalidArgument for another method and for
+/// saw no token. Errors: as QuantizeCheckpoint; kInvalidArgument for another method and for
 /// inputs of another number than the matrix's; kUnsupported for a model_type that GGUF has no names
 /// for.
 Result<QuantizeCheckpointReport> QuantizeWithImportance(const std::string& source,

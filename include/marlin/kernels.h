@@ -19,7 +19,7 @@ namespace marlin::kernels {
 /// Packed words of one format as numbers, in host memory: out [k, n] (f32, bf16 or f16) = scale *
 /// (value(code) - zero). packed is u32 [WordsAlongK(format, k), n], scales [groups, n] of f16,
 /// bf16, f32 or e8m0, zeros the same in f16, bf16 or f32, or empty; group_size 0 is one group along
-/// k. Dequantize(QuantizedWeights, out). Errors: those of Validate.
+/// k. Dequantize(QuantizedWeights, out). Errors: as Validate.
 Status dequant_fp4(const TensorView& packed, const TensorView& scales, int64_t group_size,
                    const MutableTensorView& out);
 Status dequant_u4(const TensorView& packed, const TensorView& scales, const TensorView& zeros,
@@ -39,7 +39,7 @@ Status dequant_nf3(const TensorView& packed, const TensorView& scales, int64_t g
 Status dequant_nf4(const TensorView& packed, const TensorView& scales, int64_t group_size,
                    const MutableTensorView& out);
 
-/// Gemm with GemmOptions::kernel of the function's name. Errors: those of Gemm; kInvalidArgument on
+/// Gemm with GemmOptions::kernel of the function's name. Errors: as Gemm; kInvalidArgument on
 /// a device that has no such kernel.
 Status marlin_gemm_fp4(const Device& device, const TensorView& a, const PreparedWeights& weights,
                        const MutableTensorView& out, const GemmOptions& options = {});
@@ -65,7 +65,7 @@ struct StripedWeights {
 };
 
 /// Cuts weights into `parallel` stripes, or fewer where there are not as many groups; stripes of
-/// weights with one group along k end at multiples of 32. Errors: those of Prepare;
+/// weights with one group along k end at multiples of 32. Errors: as Prepare;
 /// kInvalidArgument for parallel < 1, kUnsupported for weights with an input transform or several
 /// matrices.
 Result<StripedWeights> PrepareStripes(const QuantizedWeights& weights, const Device& device,
@@ -73,7 +73,7 @@ Result<StripedWeights> PrepareStripes(const QuantizedWeights& weights, const Dev
 
 /// out [m, n] = a [m, k] x W + bias, as one product of every stripe and the sum of their fp32
 /// partial results in the order of k, rounded once. Of the options bias, accuracy, determinism,
-/// kernel and stream apply. Returns when the work is done. Errors: those of Gemm.
+/// kernel and stream apply. Returns when the work is done. Errors: as Gemm.
 Status quantized_linear_striped(const Device& device, const TensorView& a,
                                 const StripedWeights& weights, const MutableTensorView& out,
                                 const GemmOptions& options = {});
@@ -92,7 +92,7 @@ Status moe_expert_gemm_fp4(const Device& device, const TensorView& activations,
                            const GemmOptions& options = {});
 
 /// The shared expert alone: out [tokens, hidden] = the expert of every row of x, times its gate if
-/// it has one. Errors: those of ExpertSet::Make and ExpertsPlan::Run.
+/// it has one. Errors: as ExpertSet::Make and ExpertsPlan::Run.
 Status moe_shared_expert(const Device& device, const TensorView& x, const SharedExpert& shared,
                          const MutableTensorView& out, const MoeOptions& options = {});
 

@@ -44,7 +44,7 @@ Status RepackFromVllmMarlin(int64_t k, int64_t n, std::span<const uint32_t> word
 /// Stacked matrices whose words are stored by output feature, u32 [experts, n, WordsAlongK], as
 /// weights: the words are transposed, everything else is as in QuantizedWeights. scales
 /// [experts, groups, n]; zeros the same or empty. spec says everything but the shapes of experts, k
-/// and n, which it must have, too. Copies. Errors: those of Validate; kInvalidArgument for words of
+/// and n, which it must have, too. Copies. Errors: as Validate; kInvalidArgument for words of
 /// another type or shape.
 Result<QuantizedWeights> FromOutputMajor(const WeightsSpec& spec, const TensorView& words,
                                          const TensorView& scales, const TensorView& zeros = {});
@@ -70,16 +70,16 @@ Result<Sparse24> PackSparse24(Format format, int64_t k, int64_t n,
 Status UnpackSparse24(Format format, const Sparse24& sparse, std::span<uint32_t> canonical);
 
 /// The weights with 2:4 sparsity, Sparsity::k24: in every block of four along k the two codes of
-/// largest decoded magnitude are kept, or with `importance` [k], numbers of at least 0, those of
+/// largest decoded magnitude are kept, or with `importance` [k], numbers of at least 0, the two of
 /// largest importance * value^2; ties go to the lower k. Scales do not change. Copies; weights that
-/// are 2:4 already are returned as they are. Thread-safe. Errors: those of Validate;
+/// are 2:4 already are returned as they are. Thread-safe. Errors: as Validate;
 /// kInvalidArgument for a format of other than 4 or 8 bits and for wrong importances; kUnsupported
 /// for weights with zeros or biases and for values without a 0; kOutOfMemory.
 Result<QuantizedWeights> Prune24(const QuantizedWeights& weights,
                                  std::span<const float> importance = {});
 
 /// The inverse: dense weights of the same numbers, with the code of value 0 where 2:4 has none.
-/// Dense weights are returned as they are. Thread-safe. Errors: those of Validate, kOutOfMemory.
+/// Dense weights are returned as they are. Thread-safe. Errors: as Validate, kOutOfMemory.
 Result<QuantizedWeights> Expand24(const QuantizedWeights& weights);
 
 /// The dimension of W [k, n] along which shards are cut.
@@ -94,7 +94,7 @@ enum class ShardAxis : uint8_t {
 /// multiples of 32. Thread-safe. Errors:
 /// kInvalidArgument with both numbers for an invalid rank, or a dimension that cannot be cut so;
 /// kUnsupported for weights with a permutation along k or Hadamard blocks that the border cuts;
-/// those of Validate; kOutOfMemory.
+/// as Validate; kOutOfMemory.
 Result<QuantizedWeights> Shard(const QuantizedWeights& weights, ShardAxis axis, int64_t rank,
                                int64_t world);
 

@@ -48,7 +48,7 @@ typedef enum marlin_code {
   MARLIN_INTERNAL = 8
 } marlin_code;
 
-/* Element types of tensors; the numbers are those of marlin::DType. */
+/* Element types of tensors; numbered as marlin::DType. */
 typedef enum marlin_dtype {
   MARLIN_U8 = 1,
   MARLIN_I8 = 2,
@@ -162,7 +162,7 @@ typedef struct marlin_experts_problem {
 typedef struct marlin_expert_cache_options {
   size_t size;
   int64_t capacity_bytes; /* Bound on the memory of all entries. */
-  int64_t half_life;      /* MARLIN_CACHE_FREQUENCY: so many uses later, a use counts half. */
+  int64_t half_life;      /* MARLIN_CACHE_FREQUENCY: uses after which a use counts half. */
   int32_t policy;         /* A marlin_cache_policy. */
 } marlin_expert_cache_options;
 #define MARLIN_EXPERT_CACHE_OPTIONS_INIT \
@@ -248,7 +248,7 @@ MARLIN_C_API marlin_code marlin_buffer_copy_from(const marlin_buffer* buffer, co
                                                  int64_t bytes, int64_t offset);
 MARLIN_C_API marlin_code marlin_buffer_copy_to(const marlin_buffer* buffer, void* host,
                                                int64_t bytes, int64_t offset);
-/* The same copies, enqueued behind the work on a stream (NULL: the default stream): keep the host
+/* The same copies, enqueued after the work on a stream (NULL: the default stream): keep the host
  * memory alive, a source unchanged and a destination unread, until marlin_device_synchronize of the
  * stream has returned. Done on return on the CPU and on Metal, and possibly on CUDA for host memory
  * that is not page-locked: marlin::DeviceBuffer::CopyFromAsync. */
@@ -339,7 +339,7 @@ MARLIN_C_API marlin_code marlin_experts_plan_run(const marlin_experts_plan* plan
 MARLIN_C_API marlin_code marlin_route_tokens(const marlin_device* device, const marlin_tensor* x,
                                              const marlin_router* router, const marlin_tensor* ids,
                                              const marlin_tensor* weights, void* stream);
-/* The two in one call; tokens, top_k and types of the problem are those of the operands. Only the
+/* The two in one call; tokens, top_k and types of the problem are taken from the operands. Only the
  * workspace and the stream of `arguments` are read; it may be NULL. */
 MARLIN_C_API marlin_code marlin_moe_forward(const marlin_device* device, const marlin_tensor* x,
                                             const marlin_router* router,

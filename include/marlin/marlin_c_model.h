@@ -108,7 +108,7 @@ typedef struct marlin_model marlin_model;
 
 /* Loads an unquantized or quantized Hugging Face directory. `options` may be NULL. If the device
  * was opened as "auto" and cannot run the model, another one does: marlin_model_device_name.
- * Errors: those of marlin::Model::Open. */
+ * Errors: as marlin::Model::Open. */
 MARLIN_C_API marlin_code marlin_model_open(const char* path, const marlin_device* device,
                                            const marlin_model_options* options,
                                            marlin_model** model);

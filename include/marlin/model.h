@@ -29,11 +29,11 @@ struct ModelInfo {
   int64_t max_positions = 0;
   int64_t parameters = 0;
   int64_t bytes = 0;         ///< Size of the prepared weights on the device.
-  int64_t host_bytes = 0;    ///< Size of those of experts that stay on the host.
+  int64_t host_bytes = 0;    ///< Size of the weights of experts that stay on the host.
   int64_t host_experts = 0;  ///< Experts that stay on the host, of all layers.
   double bits_per_weight = 0;
   DType kv_cache = DType::kBf16;  ///< Element type of the KV cache.
-  /// Size of keys and values per token, of all layers; a sliding window bounds those of its layer.
+  /// Size of keys and values per token, of all layers; a sliding window bounds them in its layer.
   int64_t kv_cache_bytes_per_token = 0;
   /// Those of generation_config.json, config.json and tokenizer_config.json, or of a GGUF file.
   std::vector<int32_t> eos_token_ids;
@@ -43,6 +43,9 @@ struct ModelInfo {
   /// Lines about what was read otherwise than it is stored: Checkpoint::notes(), and keys of
   /// config.json that were ignored.
   std::vector<std::string> notes;
+  /// How much of a step with one row the device runs as one launch, and where it does not, why not:
+  /// "0 of 142 operations (layer 0: shared experts)". Empty for a device that fuses no operations.
+  std::string fusion;
 };
 
 /// The element type of a KV cache by its name: "f32", "bf16" or "fp8_e4m3". Errors:
@@ -150,7 +153,7 @@ class Model {
   /// device() returns it, and buffers for the model's calls belong to it. Errors: kIo;
   /// kMalformedFile naming tensor and shapes; kUnsupported for a model_type (the message lists the
   /// supported ones), an adapter or a directory of a newer version, and, before any tensor is read,
-  /// for an operation that the device lacks; those of prepared.h for options.prepared.
+  /// for an operation that the device lacks; as in prepared.h for options.prepared.
   static Result<Model> Open(const std::string& path, const Device& device,
                             const ModelOptions& options = {});
 
@@ -171,7 +174,7 @@ class Model {
   /// Forward, then samples one token per input on the device, from the logits after its last token.
   /// samplers are states written by ResetSampler, u8 [inputs, SamplerStateBytes] in device memory;
   /// tokens is host memory with one element per input. Inputs with feed_only count in neither, so
-  /// that others follow each other without a gap. Errors: also those of SampleTokens.
+  /// that others follow each other without a gap. Errors: also as SampleTokens.
   Status ForwardAndSample(std::span<const SequenceInput> inputs, const MutableTensorView& samplers,
                           std::span<int32_t> tokens) const;
 
@@ -180,13 +183,13 @@ class Model {
   /// tokens is host memory, [inputs.size(), steps], in whose row i the first counts[i] elements are
   /// the sampled tokens, with the stop token, which has not been fed; the sequence has grown by
   /// counts[i]. These are the tokens of counts[i] calls of ForwardAndSample, bit for bit; without
-  /// ModelOptions::batch_invariant of calls whose inputs are those of the same passes, in which a
+  /// ModelOptions::batch_invariant of calls with the inputs of the same passes, in which a
   /// sequence that ends may stay for up to seven more steps. The states of the samplers are those
   /// after counts[i] tokens.
   ///
   /// A device that records passes (CUDA) runs up to eight steps per launch, and the host waits for
   /// the last one only; it takes fewer where the KV cache has no memory for eight. Other devices,
-  /// and models with experts on the host, run one step after another. Errors: those of
+  /// and models with experts on the host, run one step after another. Errors: as
   /// ForwardAndSample; kInvalidArgument for `steps` less than 1 and for sizes of `tokens` and
   /// `counts`. After an error the sequences have grown by counts[i] tokens of steps before it.
   Status Decode(std::span<const DecodeInput> inputs, const MutableTensorView& samplers,
@@ -196,10 +199,9 @@ class Model {
   struct Impl;
   /// False for a moved-from model.
   bool valid() const { return impl_ != nullptr; }
-  /// Precondition: valid().
-  const Impl& impl() const { return *impl_; }
 
  private:
+  friend struct Internals;
   Model(const Device& device, std::shared_ptr<const Impl> impl)
       : device_(device), impl_(std::move(impl)) {}
   Device device_;

@@ -55,7 +55,7 @@ struct Router {
 };
 
 /// The same from hidden states x [tokens, hidden] (f32, bf16 or f16): the logits are the exact GEMM
-/// of x and the router's weights, but for Router::accuracy. Errors: also those of Gemm.
+/// of x and the router's weights, but for Router::accuracy. Errors: also as Gemm.
 Status RouteHiddenStates(const Device& device, const TensorView& x, const Router& router,
                          const MutableTensorView& ids, const MutableTensorView& weights,
                          void* stream = nullptr);
@@ -88,7 +88,6 @@ class ExpertSet {
  public:
   struct Storage;
   ExpertSet() = default;
-  explicit ExpertSet(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
   /// `experts` in the order of their ids. Errors: kInvalidArgument naming expert and matrix for
   /// weights of another device and for shapes that do not fit; no expert at all.
   static Result<ExpertSet> Make(const Device& device, std::span<const Expert> experts,
@@ -96,11 +95,12 @@ class ExpertSet {
 
   int64_t count() const;   ///< Experts, with those on other devices, without the shared one.
   int64_t hidden() const;  ///< Features of x and of the result; 0 if all experts are elsewhere.
-  /// For the library's own use.
-  const Storage* storage() const { return storage_.get(); }
-  const std::shared_ptr<const Storage>& shared() const { return storage_; }
+  /// False for a default-constructed or moved-from set.
+  bool valid() const { return storage_ != nullptr; }
 
  private:
+  friend struct Internals;
+  explicit ExpertSet(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
   std::shared_ptr<const Storage> storage_;
 };
 
@@ -162,7 +162,7 @@ Result<ExpertsPlan> PlanExperts(const Device& device, const ExpertsProblem& prob
 /// rounded once. x [tokens, k], out [tokens, n]; ids i32 and weights f32, both [tokens, top_k] and
 /// contiguous; all are device memory and do not overlap. Tokens are grouped by expert on the host,
 /// which reads the ids: the call waits for the stream and returns when the work is done. Of the
-/// options accuracy, determinism, allow_bf16_activations, kernel and stream apply. Errors: those of
+/// options accuracy, determinism, allow_bf16_activations, kernel and stream apply. Errors: as
 /// Gemm, kInvalidArgument for an id that is no expert (naming token and selection), kOutOfMemory.
 Status ExpertGemm(const Device& device, const TensorView& x, const PreparedWeights& matrices,
                   const TensorView& ids, const TensorView& weights, const MutableTensorView& out,
@@ -183,7 +183,7 @@ struct MoeOptions {
 
 /// Minimum size of MoeOptions::workspace for x [tokens, hidden] of x_type and out of out_type: of
 /// this number of tokens, since fewer may run on other kernels that need more. Of the options only
-/// those of ExpertsProblem matter. Errors: those of PlanExperts and PlanGemm.
+/// the fields of ExpertsProblem matter. Errors: as PlanExperts and PlanGemm.
 Result<int64_t> MoeWorkspaceBytes(const Device& device, int64_t tokens, DType x_type,
                                   DType out_type, const Router& router, const ExpertSet& experts,
                                   const MoeOptions& options = {});

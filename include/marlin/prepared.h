@@ -27,7 +27,7 @@ struct PrepareModelOptions {
 
 /// Prepares the weights of a model directory for a device, one after the other, and writes them
 /// atomically to a file, which ModelOptions::prepared names when the model is opened. Everything
-/// but the weights is still read from the directory, which must be unchanged. Errors: those of
+/// but the weights is still read from the directory, which must be unchanged. Errors: as
 /// Model::Open; kUnsupported for a device whose weights cannot be written; kInvalidArgument for an
 /// existing output; kIo.
 Result<PrepareModelReport> PrepareModel(const std::string& path, const Device& device,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,10 @@ enum class QuantizeMethod : uint8_t {
 };
 /// "rtn", "mse", "gptq", "awq", "awq+gptq".
 std::string_view QuantizeMethodName(QuantizeMethod method);
+/// All methods.
+std::span<const QuantizeMethod> AllQuantizeMethods();
+/// Whether gptq chooses the codes: kGptq and kAwqGptq.
+bool UsesGptq(QuantizeMethod method);
 /// Whether a method needs a model and a text: QuantizeCalibrated (calibrate.h) is its function.
 bool NeedsCalibration(QuantizeMethod method);
 /// Finds a method by name. Errors: kInvalidArgument listing the known names.
@@ -90,7 +95,7 @@ Status Dequantize(const QuantizedWeights& weights, const MutableTensorView& out)
 /// Weights that transform their input (a permutation along k, input scales, Hadamard blocks) as
 /// plain ones: fp32 [experts, k, n], of the values that Dequantize gives, because no format of
 /// codes holds them. 4 bytes per weight. Other weights are returned as they are. Thread-safe.
-/// Errors: those of Validate, kOutOfMemory.
+/// Errors: as Validate, kOutOfMemory.
 Result<QuantizedWeights> FoldInput(const QuantizedWeights& weights);
 
 }  // namespace marlin

@@ -43,7 +43,7 @@ Result<LayerClass> ParseLayerClass(std::string_view name);
 /// Derives the class from a Hugging Face tensor name; kOther for an unknown name.
 LayerClass ClassifyTensor(std::string_view name);
 
-/// True if name and shape are those of a weight matrix: rank 2 and "*.weight", or a rank-3 stack of
+/// True if name and shape denote a weight matrix: rank 2 and "*.weight", or a rank-3 stack of
 /// experts. False for biases, vectors, empty tensors and scales of already quantized formats.
 bool IsWeightMatrix(std::string_view name, const Shape& shape);
 
@@ -88,7 +88,7 @@ struct RecipeOverride {
 
 struct RoutingFrequencies;
 
-/// A choice for some experts of every layer instead of that of their class: those that texts select
+/// A choice for some experts of every layer instead of their class's: the experts that texts select
 /// most often. They must be stored one by one.
 struct HotExperts {
   struct Layer {
@@ -129,10 +129,10 @@ class MixedPrecisionConfig {
   /// directory. Errors: kInvalidArgument naming the unknown or invalid key, class or format; those
   /// of RoutingFrequencies::FromFile.
   static Result<MixedPrecisionConfig> FromJson(std::string_view text);
-  /// Reads a recipe file; files that it names are relative to it. Errors: kIo, and those of
-  /// FromJson prefixed with the path.
+  /// Reads a recipe file; files that it names are relative to it. Errors: kIo, and as
+  /// FromJson, prefixed with the path.
   static Result<MixedPrecisionConfig> FromFile(const std::string& path);
-  /// Accepts a preset's name, "uniform:...", or the path of a JSON file. Errors: those of FromFile.
+  /// Accepts a preset's name, "uniform:...", or the path of a JSON file. Errors: as FromFile.
   static Result<MixedPrecisionConfig> FromNameOrFile(const std::string& name);
 
   const std::string& name() const { return name_; }
@@ -147,7 +147,7 @@ class MixedPrecisionConfig {
   /// kInvalidArgument naming the first that is missing.
   Status CheckTensors(std::span<const TensorShape> tensors) const;
   /// The recipe with another sparsity of every quantized class; overrides and hot experts keep
-  /// theirs. Errors: those of ParseFormatChoice, beginning with the class.
+  /// theirs. Errors: as ParseFormatChoice, beginning with the class.
   Result<MixedPrecisionConfig> WithSparsity(Sparsity sparsity) const;
   /// Adds an override with precedence over earlier ones. Errors: kInvalidArgument for an empty
   /// pattern or a malformed regular expression.
@@ -156,13 +156,13 @@ class MixedPrecisionConfig {
 
   void set_hot_experts(HotExperts hot) { hot_experts_ = std::move(hot); }
   const std::optional<HotExperts>& hot_experts() const { return hot_experts_; }
-  /// Checks that hot experts are those of a model of this type (empty: unknown) with these tensors.
+  /// Checks that hot experts fit a model of this type (empty: unknown) with these tensors.
   /// Errors: kInvalidArgument naming both types, the layer that differs, or a tensor that holds
   /// several experts.
   Status CheckHotExperts(std::string_view model_type, std::span<const TensorShape> tensors) const;
 
-  /// The choice for a tensor: the last matching override, else its own, else that of hot experts,
-  /// else that of its class. Tensors for which IsWeightMatrix is false, and classes without an
+  /// The choice for a tensor: the last matching override, else its own, else the hot experts',
+  /// else its class's. Tensors for which IsWeightMatrix is false, and classes without an
   /// entry, are kept.
   FormatChoice Choose(std::string_view tensor_name, const Shape& shape) const;
 

@@ -30,7 +30,7 @@ using TokenRouting = std::vector<LayerRouting>;
 std::string RoutingTraceLine(const TokenRouting& token);
 
 /// Calls visit for every line of a trace, in order, until it fails. Errors: kIo, kMalformedFile
-/// naming path and line; those of visit.
+/// naming path and line; visit's.
 Status ReadRoutingTrace(const std::string& path,
                         const std::function<Status(const TokenRouting&)>& visit);
 
@@ -51,7 +51,7 @@ struct RoutingFrequencies {
   std::string ToJson() const;
   /// Errors: kMalformedFile naming `file` and the key that is missing or has a wrong value.
   static Result<RoutingFrequencies> FromJson(std::string_view text, const std::string& file);
-  /// Errors: kIo, and those of FromJson.
+  /// Errors: kIo, and as FromJson.
   static Result<RoutingFrequencies> FromFile(const std::string& path);
 
   friend bool operator==(const RoutingFrequencies&, const RoutingFrequencies&) = default;
@@ -66,7 +66,7 @@ struct RoutingOptions {
 /// Runs a model over tokenized texts, each a sequence of its own, and counts the selections of its
 /// experts. Errors: kInvalidArgument for a model without experts, no text, an empty text or one
 /// longer than the model's context, a token id out of range; kUnsupported on a device that routes
-/// inside a fused operation; those of the model and of options.trace.
+/// inside a fused operation; the model's and options.trace's.
 Result<RoutingFrequencies> CountRouting(const Model& model,
                                         std::span<const std::vector<int32_t>> texts,
                                         const RoutingOptions& options = {});

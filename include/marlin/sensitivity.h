@@ -42,7 +42,7 @@ struct Sensitivity {
   std::string ToJson() const;
   /// Errors: kMalformedFile naming `file` and the key that is missing or has a wrong value.
   static Result<Sensitivity> FromJson(std::string_view text, const std::string& file);
-  /// Errors: kIo, and those of FromJson.
+  /// Errors: kIo, and as FromJson.
   static Result<Sensitivity> FromFile(const std::string& path);
 
   friend bool operator==(const Sensitivity&, const Sensitivity&) = default;
@@ -71,7 +71,7 @@ std::vector<FormatChoice> DefaultSensitivityFormats();
 /// and measures how far the model's predictions move. Takes one pass over the text per matrix and
 /// format, from the matrix's layer to the end. Memory: all of the model, 4 bytes per token and word
 /// of the vocabulary, and per token, layer and hidden feature. The result depends on the kind of
-/// device, not on the number of threads. Errors: those of Model::Open and Quantize;
+/// device, not on the number of threads. Errors: as Model::Open and Quantize;
 /// kInvalidArgument for a choice that is not quantized, formats given twice, a target that they do
 /// not meet, a token out of range, a text shorter than 2 tokens.
 Result<Sensitivity> MeasureSensitivity(const std::string& source, const Device& device,
@@ -82,7 +82,7 @@ Result<Sensitivity> MeasureSensitivity(const std::string& source, const Device& 
 int64_t CodeAndScaleBytes(const WeightsSpec& spec);
 
 /// The bits per weight that matrices of these sizes have, each with the format in which it is
-/// smallest. Errors: those of QuantizedSpec.
+/// smallest. Errors: as QuantizedSpec.
 Result<double> LeastBitsPerWeight(std::span<const Sensitivity::Matrix> matrices,
                                   std::span<const FormatChoice> formats);
 

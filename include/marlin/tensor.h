@@ -12,7 +12,7 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
-/// Element type of a tensor, those of safetensors (multi-byte types are little endian).
+/// Element type of a tensor, as in safetensors (multi-byte types are little endian).
 enum class DType : uint8_t {
   kBool,
   kU8,

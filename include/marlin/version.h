@@ -16,7 +16,7 @@
 #pragma GCC visibility push(default)
 namespace marlin {
 
-/// The version of the loaded library, "0.1.0"; MARLIN_VERSION is that of the headers.
+/// The version of the loaded library, "0.1.0"; MARLIN_VERSION is the headers'.
 const char* Version();
 
 }  // namespace marlin

@@ -49,7 +49,7 @@ struct WeightsSpec {
   int64_t group_size = 0;  ///< Consecutive k that share a scale; >= 1; the last group may be short.
   ScaleType scale_type = ScaleType::kF16;
   /// Two levels of scales: consecutive k that share a super scale, a multiple of group_size; 0: one
-  /// level. scale_type (kF16, kBf16 or kF32) is then that of the super scales, and
+  /// level. scale_type (kF16, kBf16 or kF32) is then the type of the super scales, and
   ///   scale = super scale * scales[group], rounded to fp32, bias = super bias * biases[group].
   int64_t super_group_size = 0;
   bool has_zeros = false;                 ///< weight = scale * (value - zero)
@@ -83,7 +83,7 @@ int64_t SuperGroupCount(const WeightsSpec& spec);
 
 /// uint32 words of one column: ceil(k * bits / 32), for 3, 5 and 6 bits bits * ceil(k / 32).
 int64_t WordsAlongK(Format format, int64_t k);
-/// uint32 words of one column of `codes`: with 2:4 those of the kept codes of k rounded up to a
+/// uint32 words of one column of `codes`: with 2:4 the words of the kept codes of k rounded up to a
 /// multiple of 32, ceil(k / 32) * bits / 2.
 int64_t WordsAlongK(const WeightsSpec& spec);
 /// uint32 words of one column of 2:4 metadata: ceil(k / 32).
@@ -143,15 +143,16 @@ class PreparedWeights {
  public:
   struct Storage;
   PreparedWeights() = default;
-  explicit PreparedWeights(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
 
+  /// False for empty weights.
+  bool valid() const { return storage_ != nullptr; }
   const WeightsSpec& spec() const;
   /// Bytes held on the device.
   int64_t bytes() const;
-  /// For the library's own use.
-  const Storage* storage() const { return storage_.get(); }
 
  private:
+  friend struct Internals;
+  explicit PreparedWeights(std::shared_ptr<const Storage> storage) : storage_(std::move(storage)) {}
   std::shared_ptr<const Storage> storage_;
 };
 
@@ -165,7 +166,7 @@ struct PrepareOptions {
 /// Converts weights to the layout of a device's kernels, once, at load. The source may be freed
 /// afterwards. Their prepared spec differs where a device's kernels cannot read them as they are:
 /// 2:4 weights become dense, codes of 5 and 6 bits become codes of 8 bits, and two levels of scales
-/// become fp32 scales, all of the same values. Errors: those of Validate, kUnsupported,
+/// become fp32 scales, all of the same values. Errors: as Validate, kUnsupported,
 /// kOutOfMemory.
 Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& device,
                                 const PrepareOptions& options = {});

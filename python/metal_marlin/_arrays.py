@@ -12,7 +12,8 @@ import numpy as np
 from . import _core
 from .errors import InvalidArgumentError
 
-_FLOATS = ("float32", "float16", "bfloat16")
+FLOAT_FORMATS: dict[str, str] = dict(_core.float_formats())
+"""The element types of weights and activations, and the formats that store them unchanged."""
 
 
 def kind_of(array: Any) -> str:
@@ -202,7 +203,7 @@ def dtype_name(array: Any) -> str:
 
 def check_float(name: str, array: Any) -> None:
     """Raises InvalidArgumentError unless an array holds float32, float16 or bfloat16."""
-    if dtype_name(array) not in _FLOATS:
+    if dtype_name(array) not in FLOAT_FORMATS:
         raise InvalidArgumentError(
             f"{name}: expected float32, float16 or bfloat16, got {dtype_name(array)}"
         )

@@ -49,7 +49,7 @@ def run_command(
     """The JSON document of a command. `paths` are its positional arguments by their names.
 
     Options are None (left out), True and False (flags), or values. Errors: the command's, with the
-    names of the options as those of the function's arguments.
+    names of the options as the function's arguments.
     """
     words = [command.encode(), b"--json"]
     for name, given in options.items():
@@ -97,7 +97,7 @@ def recipe_path(recipe: MixedPrecisionConfig | AnyPath | None) -> Iterator[AnyPa
 
 @contextlib.contextmanager
 def listening(progress: Progress, label: str) -> Iterator[Callable[[int, int], object] | None]:
-    """The function that hears (done, total): the caller's, or for True that of a bar."""
+    """The function that hears (done, total): the caller's, or for True a bar's."""
     if progress is None or isinstance(progress, bool):
         if not progress:
             yield None

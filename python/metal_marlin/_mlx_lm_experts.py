@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ._arrays import FLOAT_FORMATS
 from ._core import (
     EXPERT_PROJECTIONS,
     FUSED_EXPERT_PROJECTIONS,
@@ -33,7 +34,7 @@ _NAME = re.compile(
     r"^(?P<owner>.*\.experts)\.(?:(?P<expert>\*|\d+)\.)?"
     rf"(?P<part>{_PARTS})(?P<end>\.weight|_bias|)$"
 )
-_FORMATS = {mx.float32: "fp32", mx.bfloat16: "bf16", mx.float16: "fp16"}
+_FORMATS = {getattr(mx, name): format for name, format in FLOAT_FORMATS.items()}
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from prompt_toolkit import PromptSession
@@ -13,7 +14,7 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 from . import _core
-from .chat import COMMANDS, Terminal
+from ._terminal import Terminal
 
 _FENCE = "```"
 
@@ -29,7 +30,7 @@ def split_block(text: str) -> tuple[str, str]:
 class RichTerminal(Terminal):
     """A line editor with history and completion; answers are shown as Markdown."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, commands: Sequence[str], *, quiet: bool) -> None:
         super().__init__(interactive=True, as_json=False, quiet=quiet)
         keys = KeyBindings()
 
@@ -37,8 +38,7 @@ class RichTerminal(Terminal):
         def _(event: Any) -> None:
             event.current_buffer.insert_text("\n")
 
-        words = [f"/{name}" for name in COMMANDS]
-        completer = WordCompleter(words, sentence=True)
+        completer = WordCompleter(list(commands), sentence=True)
         self._session: PromptSession[str] = PromptSession(key_bindings=keys, completer=completer,
                                                           complete_while_typing=False)
         self._console = Console(highlight=False)

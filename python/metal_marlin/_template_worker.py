@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import Any
 
 TIME_LIMIT = 1.0  # Seconds of processor time.
-MEMORY_LIMIT = 256 << 20  # Bytes beyond those of the process with Jinja.
+MEMORY_LIMIT = 256 << 20  # Bytes beyond what the process with Jinja takes.
 OUTPUT_LIMIT = 4 << 20  # Bytes of UTF-8.
 MEMORY_EXIT = 3  # The exit code of a process that the watch below has ended.
 
@@ -54,7 +54,7 @@ def write_frame(descriptor: int, data: bytes) -> None:
 
 
 def make_environment() -> Any:
-    """The environment that templates are written for: that of transformers."""
+    """The environment that templates are written for, as in transformers."""
     import jinja2.debug  # What an exception would import: later no file can be opened.
     import jinja2.ext
     import jinja2.nodes
@@ -63,7 +63,7 @@ def make_environment() -> Any:
     import jinja2.utils
 
     class Generation(jinja2.ext.Extension):
-        """{% generation %}: marks answers, for training; the text is that of its body."""
+        """{% generation %}: marks answers, for training; renders its body."""
 
         tags = {"generation"}
 

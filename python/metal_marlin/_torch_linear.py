@@ -30,13 +30,10 @@ from ._torch_prepared import (
 from .errors import UnsupportedError
 from .linear import open_device, pack_weights, prepare
 
-_SCALE_TYPES = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    # The types used in files: code that copies tensors by value must not convert their bytes.
-    "e8m0": getattr(torch, "float8_e8m0fnu", torch.uint8),
-    "e4m3": torch.float8_e4m3fn,
+# The types used in files, because code that copies tensors by value must not convert their bytes;
+# bytes for a type that this PyTorch lacks.
+_SCALE_TYPES: dict[str, torch.dtype] = {
+    scale_type: getattr(torch, name, torch.uint8) for scale_type, name in _core.scale_types()
 }
 weights_of: Handles[_core.PreparedWeights] = Handles()
 
@@ -273,7 +270,7 @@ class MarlinStack(nn.Module):
 
     def fill(self, weights: _core.QuantizedWeights) -> None:
         """Copies quantized weights into the buffers."""
-        weights = _core.QuantizedWeights(weights)  # Its codes are k-packed, those of tiles not.
+        weights = _core.QuantizedWeights(weights)  # Whose codes are k-packed; tiles are not.
         parts = {
             "qweight": weights.codes,
             "metadata": weights.metadata,

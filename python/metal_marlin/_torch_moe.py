@@ -131,7 +131,7 @@ class _Experts(_Prepared):
 
 class PreparedExperts(_Experts):
     """An ExpertSet of `prepare_experts` as a module. It stays on its device and has no state_dict;
-    the options are those of `moe_experts`."""
+    options as for `moe_experts`."""
 
     def __init__(self, experts: _core.ExpertSet, **options: Any) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class MarlinExperts(_Experts):
     alternating ones as in gpt-oss. Biases are [experts, out] and fixed like the weights. `names`
     are the projections' names in a state_dict. `shared` is a module with gate_proj, up_proj and
     down_proj, each a MarlinLinear or an nn.Linear; shared_scale [1, in] multiplies its result by
-    sigmoid(shared_scale x). Other options are those of `moe_experts`.
+    sigmoid(shared_scale x). Other options as for `moe_experts`.
 
     Every part is prepared together, at the first call or by `refresh()`, which is also required
     after changing tensors by hand.
@@ -242,8 +242,8 @@ class MarlinExperts(_Experts):
         """Quantizes experts that are modules of nn.Linear layers with these names; MarlinLinear
         layers are taken as they are. None: an expert that is elsewhere.
 
-        Several formats and group sizes are those of the experts; "bf16", "fp16" and "fp32" keep
-        values of that type. Other options are those of MarlinExperts.
+        Several formats and group sizes are one per expert; "bf16", "fp16" and "fp32" keep
+        values of that type. Other options as for MarlinExperts.
         """
         modules = list(experts)
         formats = per_expert("format", format, len(modules))
@@ -291,7 +291,7 @@ class MarlinExperts(_Experts):
     ) -> MarlinExperts:
         """Quantizes experts in two tensors: gate_up_proj [experts, 2 inner, hidden] and down_proj
         [experts, hidden, inner], or, if `transposed` as in gpt-oss, [experts, hidden, 2 inner] and
-        [experts, inner, hidden]. `gate_bias` is that of gate_up_proj; everything else as in
+        [experts, inner, hidden]. `gate_bias` belongs to gate_up_proj; everything else as in
         from_modules."""
         projections: list[Any] = []
         for name, tensor in (("gate_up_proj", gate_up_proj), ("down_proj", down_proj)):

@@ -10,9 +10,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from ._arrays import FLOAT_FORMATS
 from .errors import InvalidArgumentError, UnsupportedError
 
-FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+FLOATS: dict[torch.dtype, str] = {getattr(torch, name): name for name in FLOAT_FORMATS}
 KERNELS_FOR = ("cpu", "cuda")
 HOST = torch.device("cpu")
 
@@ -71,7 +72,7 @@ def check_input(x: torch.Tensor, device: torch.device, features: int) -> None:
 
 
 def adopt(owner: nn.Module, parts: Iterable[Any]) -> None:
-    """Makes `owner` prepare the weights of its parts: `release` of a part calls that of the owner.
+    """Makes `owner` prepare the weights of its parts: a part's `release` calls the owner's.
 
     The owner calls this again in __setstate__, because copies do not keep the reference.
     """

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from . import _core
+from ._arrays import FLOAT_FORMATS
 from ._torch_linear import KeptMatrix, MarlinLinear, MarlinStack
+from ._torch_prepared import FLOATS
 from .errors import InvalidArgumentError, UnsupportedError
 from .linear import pack_weights
 
-_PLAIN = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_PLAIN = {dtype: FLOAT_FORMATS[name] for dtype, name in FLOATS.items()}
 _UNQUANTIZED = {name: dtype for dtype, name in _PLAIN.items()}
 
 # One projection of all experts: a stack; a matrix per expert, None: the expert is elsewhere; or a

@@ -15,13 +15,16 @@ from typing import Any
 import torch
 
 from . import _core
+from ._arrays import FLOAT_FORMATS
 from ._core import EXPERT_PROJECTIONS, FUSED_EXPERT_PROJECTIONS, Checkpoint, QuantizedWeights
 from ._torch_quantize import as_weights
 from .errors import InvalidArgumentError, MalformedFileError, MarlinError, UnsupportedError
 from .linear import shard, fold_input
 from .moe import prepare_experts
 
-_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_DTYPES: dict[str, torch.dtype] = {
+    kind: getattr(torch, name) for kind, name in _core.tensor_types() if name in FLOAT_FORMATS
+}
 _EXPERTS = re.compile(r"(.*\.experts)(\..*)")
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
@@ -60,7 +63,7 @@ class ExpertsPlan:
 
 @dataclass
 class _Names:
-    """Names in vLLM's model and those of the checkpoint."""
+    """Names in vLLM's model and in the checkpoint."""
 
     modules: dict[str, str] = field(default_factory=dict)
     plain: dict[str, str] = field(default_factory=dict)
@@ -107,7 +110,7 @@ class CheckpointWeights:
                 self._names.plain[name] = name
 
     def rename(self, rename: Callable[[str], str | None]) -> None:
-        """Applies a map of the checkpoint's names to those of vLLM's model."""
+        """Applies a map from the checkpoint's names to vLLM's."""
         self._names = self._names.renamed(rename)
 
     def is_quantized(self, path: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from . import _core
 from ._arrays import call, options
+from ._terminal import Terminal
 from .chat_template import MISSING, AnyPath, ChatTemplate, check_variables
 from .errors import (
     FileError,
@@ -30,7 +31,7 @@ _WHOLE = ("top_k", "seed", "max_tokens")  # The settings that are whole numbers.
 
 
 def find_template(directory: AnyPath, given: AnyPath | None) -> ChatTemplate:
-    """A model's templates. Errors: those of ChatTemplate.find; UnsupportedError without one."""
+    """A model's templates. Errors: as ChatTemplate.find; UnsupportedError without one."""
     template = ChatTemplate.find(directory, given)
     if template is None:
         raise UnsupportedError(f"{os.fsdecode(directory)}: {MISSING}")
@@ -60,7 +61,7 @@ class Conversation:
         variables: Mapping[str, Any] | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """`model` is of the core. settings: those of _core.TextOptions; a max_tokens that is None
+        """`model` is the core's. settings: the fields of _core.TextOptions; a max_tokens of None
         means as many tokens as the context holds."""
         self.system = system
         self.messages: list[dict[str, Any]] = []
@@ -82,7 +83,7 @@ class Conversation:
         """Answers the last message: appends the answer and returns it with its statistics.
 
         `on_text` receives the text as it comes; where `stop` returns True the answer ends, and
-        keeps what it has. Errors: those of rendering and of generating, InvalidArgumentError where
+        keeps what it has. Errors: as rendering and of generating, InvalidArgumentError where
         the conversation exceeds the context; nothing is appended then.
         """
         ids = self._encode()
@@ -220,49 +221,6 @@ HELP = (
     'A message is a line; several lines are put between lines of """, or all but the last end in '
     "\\.\nA message that begins with / is written with //. Ctrl-C stops an answer."
 )
-
-
-class Terminal:
-    """Where the user types and reads: plain lines."""
-
-    def __init__(self, *, interactive: bool, as_json: bool, quiet: bool) -> None:
-        self.interactive = interactive
-        self._quiet = quiet
-        # With --json stdout has documents alone.
-        self._out = sys.stderr if as_json else sys.stdout
-        if interactive:
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401  # Gives input() a history and keys.
-
-    def read_line(self, prompt: str) -> str | None:
-        """A line without its end; None at the end of the input."""
-        try:
-            if self.interactive:
-                return input(prompt)
-            line = sys.stdin.buffer.readline()
-            return line.decode().rstrip("\r\n") if line else None
-        except EOFError:
-            return None
-        except UnicodeDecodeError as error:
-            raise MalformedFileError(f"standard input: {error}") from None
-
-    def show(self, piece: str) -> None:
-        """A piece of an answer."""
-        self._out.write(str(_core.printable(piece)))
-        self._out.flush()
-
-    def end_answer(self) -> None:
-        self.say("")
-
-    def say(self, text: str) -> None:
-        """The answer of a command."""
-        self._out.write(str(_core.printable(text)) + "\n")
-        self._out.flush()
-
-    def note(self, text: str) -> None:
-        """Prints a remark on stderr."""
-        if not self._quiet:
-            print(_core.printable(text), file=sys.stderr, flush=True)
 
 
 class Chat:
@@ -564,5 +522,5 @@ def make_terminal(*, interactive: bool, as_json: bool, quiet: bool) -> Terminal:
         with contextlib.suppress(ImportError):
             from ._rich_terminal import RichTerminal
 
-            return RichTerminal(quiet=quiet)
+            return RichTerminal([f"/{name}" for name in COMMANDS], quiet=quiet)
     return Terminal(interactive=interactive, as_json=as_json, quiet=quiet)

@@ -392,7 +392,7 @@ def _is_small(name: str) -> bool:
 
 
 def _is_foreign(config: bytes) -> bool:
-    """Whether a config.json is that of a checkpoint that another program quantized."""
+    """Whether a config.json describes a checkpoint that another program quantized."""
     try:
         quantization = json.loads(config).get("quantization_config")
         return quantization is not None and quantization.get("quant_method") != "metal_marlin"

@@ -39,16 +39,6 @@ from .linear import (
 )
 from .moe import SharedExpert, moe_experts, moe_router_topk, prepare_experts, selections
 
-_OF_GPUS = (
-    "marlin_gemm_fp4",
-    "marlin_gemm_fp4_single_stage",
-    "marlin_gemm_fp4_striped",
-    "marlin_gemm_fused_fp4",
-    "marlin_gemm_fused_u4",
-    "marlin_gemm_w4",
-)
-
-
 def names(device: Device | None = None) -> list[str]:
     """The GEMM kernels of a device, or of the default one."""
     info = (device or default_device()).info
@@ -93,13 +83,13 @@ def _unpacker(name: str, format: str, words: str) -> Callable[..., Any]:
 
     run.__name__ = run.__qualname__ = name
     run.__doc__ = (
-        f"{format} words [{words}, N] to float32 [K, N]; the arguments are those of unpack_weights."
+        f"{format} words [{words}, N] to float32 [K, N]; arguments as for unpack_weights."
     )
     return run
 
 
 def dequant_fp4(packed: Any, scales: Any, group_size: int = 32, **options: Any) -> Any:
-    """FP4 words [K/8, N] to float32 [K, N]; the options are those of unpack_weights."""
+    """FP4 words [K/8, N] to float32 [K, N]; options as for unpack_weights."""
     return unpack_weights(packed, scales, group_size, None, "fp4_e2m1", **options)
 
 
@@ -184,7 +174,7 @@ def moe_shared_expert(x: Any, gate: Any, up: Any, down: Any, **options: Any) -> 
 
     gate and up are weights [hidden, inner], down [inner, hidden]; up None: gate is gate beside up.
     `scale` [hidden, 1] multiplies the result by sigmoid(x scale), gate_bias, up_bias and down_bias
-    are added; the other options are those of moe_experts.
+    are added; other options as for moe_experts.
     """
     own = {name: options.pop(name, None) for name in ("gate_bias", "up_bias", "down_bias", "scale")}
     x = as_array("x", x)
@@ -202,7 +192,7 @@ def moe_shared_expert(x: Any, gate: Any, up: Any, down: Any, **options: Any) -> 
 def __getattr__(name: str) -> Callable[..., Any]:
     # Checked last, if no listed device has the kernel: opening the simulator searches for clang.
     missing = name.startswith("_") or (name not in _known() and name not in _simulated())
-    if missing and name in _OF_GPUS:
+    if missing and name in _core.gpu_kernels():
         raise UnsupportedError(
             f"{name}: a GPU kernel that no device here has; available: {', '.join(names())}"
         )

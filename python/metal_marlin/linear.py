@@ -85,20 +85,13 @@ def pack_weights(
     """
     weight = as_array("weight", weight)
     check_float("weight", weight)
-    if sparsity not in ("dense", "2:4"):
-        raise InvalidArgumentError(f"sparsity: expected \"dense\" or \"2:4\", got {sparsity!r}")
+    sparse, tiled = call(_core.is_sparse, sparsity), call(_core.is_tiled_layout, layout)
     packed: QuantizedWeights = call(
         _core.quantize, to_host(weight), format, group_size, scale_type, method, symmetric
     )
-    if sparsity == "2:4":
+    if sparse:
         packed = prune(packed)
-    if layout == "k_packed":
-        return packed
-    if layout != "marlin_w4":
-        raise InvalidArgumentError(
-            f"layout: unknown name {layout!r}; known: k_packed, marlin_w4"
-        )
-    return TiledWeights(packed)
+    return TiledWeights(packed) if tiled else packed
 
 
 class TiledWeights(QuantizedWeights):
@@ -221,7 +214,7 @@ def from_parts(
 ) -> QuantizedWeights:
     """Builds quantized weights from packed arrays, which errors call `codes`.
 
-    K is that of the words and scales unless given, or that of the product's input x.
+    K is taken from the words and scales unless given, or from the product's input x.
     """
     parts = options(
         _core.WeightsParts(),
@@ -260,9 +253,9 @@ def unpack_weights(
     scale_type: str | None = None,
     global_scale: Any = None,
 ) -> Any:
-    """Unpacks words [.., N] to float32 [K, N]. K is that of the words and scales unless given.
+    """Unpacks words [.., N] to float32 [K, N]. K is taken from the words and scales unless given.
 
-    Types of scales and zeros are those of the arrays: float16, bfloat16 (in NumPy uint16, as
+    Scales and zeros have the types of their arrays: float16, bfloat16 (in NumPy uint16, as
     QuantizedWeights.scales are, or ml_dtypes'), float32, float8_e8m0fnu and float8_e4m3fn (with a
     global_scale). uint8 may be either of the last two: scale_type="e8m0" or "e4m3" says which.
     """

@@ -231,7 +231,7 @@ class MarlinSwitchGLU(nn.Module):  # type: ignore[misc]
     indices [..., top_k] -> [..., top_k, in], which the caller weighs and adds.
 
     The experts run on the CPU. The host reads the indices, so compiled functions cannot use this
-    module. `options` are those of metal_marlin.moe_experts.
+    module. `options` are as for metal_marlin.moe_experts.
     """
 
     def __init__(self, experts: ExpertSet, **options: Any) -> None:

@@ -179,7 +179,7 @@ class Model:
         Jinja template or the name of one of the model's; None: `Model.chat_template`. `tools` are
         JSON schemas; chat_template_kwargs are further variables of the template
         (`{"enable_thinking": False}`); add_generation_prompt and continue_final_message as for
-        `ChatTemplate.render`; `options` are those of `generate`. Errors: UnsupportedError for a
+        `ChatTemplate.render`; `options` are as for `generate`. Errors: UnsupportedError for a
         model without a chat template, those of `ChatTemplate.render` and of `generate`.
         """
         given = None if chat_template is None else ChatTemplate.find(self.path, chat_template)
@@ -490,7 +490,7 @@ class Model:
         """How far this model diverges from `reference`, the one that it was made from.
 
         Both predict the same text, encoded by the reference's tokenizer, or the same token ids. The
-        other arguments are those of `perplexity`. Errors: those of `perplexity`;
+        other arguments as for `perplexity`. Errors: as `perplexity`;
         InvalidArgumentError for another vocabulary.
         """
         if not isinstance(reference, Model):
@@ -515,7 +515,7 @@ class Model:
 def _with_index(
     function: Callable[..., bool | None] | None, batch: bool
 ) -> Callable[[int, Any], bool] | None:
-    """A caller's function with the prompt's index, which that of one prompt does not get."""
+    """A caller's function with the prompt's index, which a single prompt's does not get."""
     if function is None:
         return None
     given = function

@@ -32,7 +32,7 @@ from ._core import Device, ExpertSet, PreparedWeights, QuantizedWeights, take_co
 from .errors import InvalidArgumentError
 from .linear import default_device, open_device, pack_weights, prepare, fold_input
 
-ACTIVATIONS = ("silu", "gelu_tanh", "relu", "none")
+ACTIVATIONS: tuple[str, ...] = tuple(_core.activations())
 
 # Weights of one matrix of all experts: a stack, or a matrix per expert (None: elsewhere).
 Weights = QuantizedWeights | PreparedWeights
@@ -250,7 +250,7 @@ def make_router(
     top_groups: int = 1,
     choice_bias: Any = None,
 ) -> _core.Router:
-    """Prepares a router; the arguments are those of moe_router_topk."""
+    """Prepares a router; arguments as for moe_router_topk."""
     routing = options(
         _core.RouterOptions(),
         top_k=top_k,
@@ -458,7 +458,7 @@ class MarlinMoE:
 
     For arrays of every kind; `metal_marlin.torch` and `metal_marlin.mlx` have modules. x is
     [..., hidden], y the same in x's type. router_weight is [hidden, experts], an array or weights
-    prepared for the device of `experts`; the other arguments are those of moe_router_topk and
+    prepared for the device of `experts`; other arguments as for moe_router_topk and
     moe_experts. Immutable and usable from any thread.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import operator
@@ -15,7 +16,7 @@ from . import _core
 from ._arrays import call, options
 from ._core import Device, MixedPrecisionConfig
 from ._documents import AnyPath, Progress, listening
-from .destinations import quantize_for
+from .checkpoints import export_model
 from .errors import FileError, InvalidArgumentError
 from .hub import local_path
 from .models import Prompt, open_model_device
@@ -60,14 +61,14 @@ def quantize_model(
     Hadamard blocks, `rotated` got them. imatrix is an importance matrix of llama.cpp,
     in either of its forms, for method "mse": errors are weighted by the inputs that it measured.
 
-    sparsity "2:4" or "dense" replaces that of every class of the recipe. pruning, for methods
-    with gptq, says which two of four weights are kept: "magnitude", "weighted" (by the inputs) or
-    "compensated", the default; other methods prune by magnitude.
+    sparsity "2:4" or "dense" replaces the sparsity of every class of the recipe. pruning, for
+    methods with gptq, says which two of four weights are kept: "magnitude", "weighted" (by the
+    inputs) or "compensated", the default; other methods prune by magnitude.
 
     `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file; None:
     "default_moe" for a model with experts, else "default_dense". With target_bpw instead, every
-    matrix gets the format of `formats` with which they have at most so many bits per weight, scales
-    included, and the predictions move least: according to `sensitivity`, what measure_sensitivity
+    matrix gets one of `formats`: together they have at most that many bits per weight, scales
+    included, and move the predictions least: according to `sensitivity`, what measure_sensitivity
     returned or a file of it; None: measured first, on `device` over `calibration`.
 
     layout "marlin_w4" stores dense 4-bit codes in tiles for programs that read these. With
@@ -80,7 +81,7 @@ def quantize_model(
     call and propagates; no output is left then. allow_extra_tensors as for `load`.
     """
     if destination is not None:
-        return quantize_for(**locals())
+        return _quantize_for(**locals())
     source = local_path(source)
     start = time.perf_counter()
     predicted: dict[str, float] = {}
@@ -128,13 +129,49 @@ def quantize_model(
         pruning=pruning or "compensated",
         imatrix=imatrix,
     )
-    if pruning not in (None, "magnitude") and method not in ("gptq", "awq+gptq"):
-        raise InvalidArgumentError(f"pruning {pruning}: needs method gptq, for the inputs")
+    if pruning is not None:
+        call(_core.check_pruning, pruning, method)
     with listening(progress, "quantize") as listener:
         options(directory, progress=listener)
         report = call(_core.quantize_model, source, output, recipe, directory, runner)
     seconds = time.perf_counter() - start
     return QuantizationReport.from_document({**report, **predicted, "seconds": seconds})
+
+
+def _quantize_for(
+    destination: str,
+    source: Any,
+    output: Any,
+    recipe: Any,
+    *,
+    target_bpw: float | None,
+    overwrite: bool,
+    layout: str,
+    **options: Any,
+) -> Any:
+    """quantize_model with a destination; `options` are its other arguments.
+
+    The quantized directory lies in a folder beside the output, which is removed at the end.
+    """
+    if target_bpw is not None:
+        raise InvalidArgumentError("destination excludes target_bpw")
+    if call(_core.is_tiled_layout, layout):
+        raise InvalidArgumentError("layout: the destination has its own")
+    source = local_path(source)
+    if recipe is not None and not isinstance(recipe, MixedPrecisionConfig):
+        recipe = MixedPrecisionConfig.from_name_or_file(recipe)
+    recipe = call(_core.destination_recipe, destination, source, recipe)
+    target, folder = call(_core.destination_output, destination, output, overwrite)
+    try:
+        report = quantize_model(source, folder.quantized, recipe, overwrite=True, **options)
+        written = {key: options[key] for key in ("model_card", "shard_bytes", "progress")}
+        export_model(folder.quantized, output, target, overwrite=overwrite, **written)
+    finally:
+        folder.remove()
+    path = os.fsdecode(output)
+    if dataclasses.is_dataclass(report):
+        return dataclasses.replace(report, output=path)
+    return {**report, "output": path}
 
 
 def _text_options(

@@ -100,10 +100,10 @@ class GenerationResult(Record):
     """The text that `Model.generate` added to a prompt."""
 
     text: str | None
-    """The text after that of the prompt, up to a stop string, without special tokens;
+    """The text after the prompt, up to a stop string, without special tokens;
     None for a prompt of token ids without `stop` and `on_text`."""
     token_ids: list[int]
-    """The new tokens, those of a stop string included; without a stop token."""
+    """The new tokens, including the tokens of a stop string, without a stop token."""
     stop_reason: str
     """"max_tokens", "context_full", "stop_token", "stop_text", or "stopped" by a callback."""
     tokens_per_second: float
@@ -303,11 +303,11 @@ class ImportedMatrix(Record):
     group_size: int
     """Weights along K that share a scale; 0: all of K."""
     exactness: str
-    """Whether the values are those of the source: "exact", "re-rounded" ..."""
+    """Whether the values are the source's: "exact", "re-rounded" ..."""
     growth: float
     """Its size here over that in the source."""
     relative_error: float | None = None
-    """Of a re-rounded matrix: norm of the error over that of the weights."""
+    """For a re-rounded matrix: norm of the error relative to the weights."""
     max_error: float | None = None
     """Of a re-rounded matrix: the largest error of a weight."""
 
@@ -371,7 +371,7 @@ class ClassError(Record):
     layer_class: str
     """"attention_qkv", "moe_expert" ..."""
     relative_error: float
-    """Frobenius norm of the error over that of the weights."""
+    """Frobenius norm of the error relative to the weights."""
     sqnr_db: float | None
     """Signal to quantization noise, in dB; None without error."""
     max_error: float
@@ -391,7 +391,7 @@ class TensorError(Record):
     layer_class: str
     """"attention_qkv", "moe_expert" ..."""
     relative_error: float
-    """Frobenius norm of the error over that of the weights."""
+    """Frobenius norm of the error relative to the weights."""
     sqnr_db: float | None
     """Signal to quantization noise, in dB; None without error."""
     max_error: float
@@ -477,7 +477,7 @@ class PlacementPlan(Record):
     resident_bytes: int
     """Bytes that must be on the device."""
     kv_cache_bytes: int
-    """The KV cache's part of it."""
+    """The part of the KV cache."""
     expanded_bytes: int
     """Heads that prefill expands latents to."""
     experts: int

@@ -179,7 +179,7 @@ class TextCodec:
         )
 
     def continuation(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text that tokens add to that of a prompt: what both texts begin with is left out."""
+        """The text that tokens add to a prompt's: the beginning that both share is left out."""
         before, after = self.decode(prompt), self.decode([*prompt, *tokens])
         return after[len(os.path.commonprefix([before, after])) :]
 
@@ -197,12 +197,12 @@ class TextCodec:
 
 
 class TextStream:
-    """The text that tokens add to that of a prompt, in pieces; joined, TextCodec.continuation.
+    """The text that tokens add to a prompt's, in pieces; joined, TextCodec.continuation.
 
     `tokenizers.decoders.DecodeStream` makes the pieces. It has no end, where characters that were
     only begun are due; it repeats the text of a prompt that ends within a character; and it raises
     for decoders that change text which is already there. Then `continuation` makes a piece, and a
-    new stream goes on behind it. Text that was returned and changes later is not taken back.
+    new stream continues after it. Text that was returned and changes later is not taken back.
     """
 
     def __init__(self, codec: TextCodec, prompt: Sequence[int]) -> None:
@@ -242,7 +242,7 @@ class TextStream:
         return whole[len(os.path.commonprefix([shown, whole])) :]
 
     def _restart(self) -> str:
-        """The next piece without DecodeStream, which goes on behind it."""
+        """The next piece without DecodeStream, which continues after it."""
         ids = [*self._prompt, *self._tokens]
         # A stream that begins within a character would return its context, too.
         if self._codec.decode(ids).endswith("\ufffd"):

@@ -1,7 +1,7 @@
 """PyTorch: operators, and modules whose weights are quantized, on the CPU and on NVIDIA GPUs.
 
 `MarlinLinear` is a linear layer, `MarlinMoE` a mixture-of-experts block, `MarlinExperts` its
-experts behind a router of PyTorch. Their operators, `metal_marlin::linear`, `::moe` and
+experts after a router of PyTorch. Their operators, `metal_marlin::linear`, `::moe` and
 `::experts`, have fake implementations (torch.compile); on a GPU they enqueue on the current stream,
 never synchronize, and take all memory from PyTorch, so that CUDA graphs can capture them.
 """

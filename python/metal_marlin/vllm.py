@@ -2,7 +2,7 @@
 
 vLLM finds `register` through the entry point `vllm.general_plugins` and calls it in each of its
 processes; nothing has to be imported. The method loads this library's quantized directories, and,
-with `--quantization metal_marlin`, those of other programs that the library reads.
+with `--quantization metal_marlin`, and checkpoints of other programs that the library reads.
 """
 
 from __future__ import annotations

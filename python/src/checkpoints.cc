@@ -8,12 +8,13 @@
 
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/files/model_directory.h"
-#include "cli/documents.h"
 #include "core.h"
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
 #include "marlin/importance.h"
 #include "marlin/sensitivity.h"
+#include "registrations.h"
+#include "text/documents.h"
 
 namespace marlin::python {
 namespace {
@@ -46,7 +47,7 @@ Progress ProgressTo(const nb::object& function, CallbackError* raised) {
   };
 }
 
-/// Options of writing a directory; the first and the last ones are those of quantizing it.
+/// Options of writing a directory; the first and the last ones concern quantizing it.
 struct DirectoryOptions {
   std::string method = "rtn";
   bool overwrite = false;
@@ -100,7 +101,7 @@ nb::object QuantizeDirectory(nb::handle source_path, nb::handle output_path,
   }
   raised.Rethrow();
   const QuantizeCheckpointReport taken = Take(*std::move(report));
-  nb::object document = DocumentObject(cli::QuantizedDocument(taken, options));
+  nb::object document = DocumentObject(QuantizedDocument(taken, options));
   document["output"] = PathObject(taken.output);
   return document;
 }

@@ -8,11 +8,12 @@
 
 #include "base/printable.h"
 #include "checkpoint/convert/conversion.h"
-#include "cli/arguments/arguments.h"
-#include "cli/arguments/chat_request.h"
-#include "cli/arguments/destination_argument.h"
-#include "cli/arguments/hub_name.h"
+#include "checkpoint/convert/destination_output.h"
+#include "cli/command_line.h"
 #include "core.h"
+#include "registrations.h"
+#include "text/chat_request.h"
+#include "text/hub_name.h"
 #include "text/text_codec.h"
 
 namespace marlin::python {
@@ -51,7 +52,7 @@ nb::object OptionalText(const std::optional<std::string>& text) {
 
 /// The arguments of Python's chat: texts as bytes, numbers, and functions that open the model and
 /// print a document.
-nb::dict ChatArgumentsOf(const cli::ChatRequest& request) {
+nb::dict ChatArgumentsOf(const ChatRequest& request) {
   nb::dict dict;
   dict["system"] = OptionalText(request.prompt.system);
   dict["template_file"] = OptionalText(request.prompt.file);
@@ -80,7 +81,7 @@ nb::dict ChatArgumentsOf(const cli::ChatRequest& request) {
 
 /// An object with encode_bytes(bytes, bool) -> list[int], decode(list[int]) -> str,
 /// encode_chat(bytes, ...) -> list[int], chat(...).
-class PythonCodec final : public cli::TextCodec {
+class PythonCodec final : public TextCodec {
  public:
   explicit PythonCodec(nb::object codec) : codec_(std::move(codec)) {}
   ~PythonCodec() override {
@@ -101,14 +102,14 @@ class PythonCodec final : public cli::TextCodec {
     });
   }
   Result<std::vector<int32_t>> EncodeChat(std::string_view message,
-                                          const cli::ChatPrompt& chat) override {
+                                          const ChatPrompt& chat) override {
     return Guarded([&] {
       return nb::cast<std::vector<int32_t>>(codec_.attr("encode_chat")(
           nb::bytes(message.data(), message.size()), OptionalText(chat.system),
           OptionalText(chat.file), OptionalText(chat.variables)));
     });
   }
-  Status Chat(const cli::ChatRequest& request) override {
+  Status Chat(const ChatRequest& request) override {
     return Guarded([&] {
              codec_.attr("chat")(**ChatArgumentsOf(request));
              return true;
@@ -120,22 +121,22 @@ class PythonCodec final : public cli::TextCodec {
   nb::object codec_;
 };
 
-std::string PartName(cli::ModelPart part) {
+std::string PartName(ModelPart part) {
   switch (part) {
-    case cli::ModelPart::kAll:
+    case ModelPart::kAll:
       return "all";
-    case cli::ModelPart::kHeaders:
+    case ModelPart::kHeaders:
       return "headers";
-    case cli::ModelPart::kConfig:
+    case ModelPart::kConfig:
       return "config";
   }
   return {};
 }
 
 /// resolve(name, part, offline, quiet, verbose) -> path, as bytes; empty for None.
-cli::ModelResolver ResolverOf(const nb::object& resolve) {
+ModelResolver ResolverOf(const nb::object& resolve) {
   if (resolve.is_none()) return {};
-  return [&resolve](const cli::ModelRequest& request) {
+  return [&resolve](const ModelRequest& request) {
     return Guarded([&] {
       const nb::object path = resolve(PathObject(request.name), PartName(request.part),
                                       request.offline, request.quiet, request.verbose);
@@ -153,9 +154,9 @@ int RunCommand(const std::vector<nb::bytes>& arguments, const nb::object& make_c
   std::vector<char*> argv;
   for (std::string& copy : copies) argv.push_back(copy.data());
   argv.push_back(nullptr);
-  const cli::TextCodecFactory factory =
-      [&make_codec](const std::string& directory) -> Result<std::unique_ptr<cli::TextCodec>> {
-    return Guarded([&]() -> std::unique_ptr<cli::TextCodec> {
+  const TextCodecFactory factory =
+      [&make_codec](const std::string& directory) -> Result<std::unique_ptr<TextCodec>> {
+    return Guarded([&]() -> std::unique_ptr<TextCodec> {
       return std::make_unique<PythonCodec>(
           make_codec(nb::bytes(directory.data(), directory.size())));
     });
@@ -167,7 +168,7 @@ int RunCommand(const std::vector<nb::bytes>& arguments, const nb::object& make_c
 
 /// (repository, revision, file), or None.
 nb::object HubNameOf(nb::handle text) {
-  const std::optional<cli::HubName> name = cli::ParseHubName(PathOf("name", text));
+  const std::optional<HubName> name = ParseHubName(PathOf("name", text));
   if (!name) return nb::none();
   return nb::make_tuple(name->repository, name->revision, name->file);
 }
@@ -177,8 +178,8 @@ nb::object HubNameOf(nb::handle text) {
 nb::tuple DestinationOutput(const std::string& name, nb::handle output, bool overwrite) {
   const Destination destination = Take(FindDestination(name));
   const std::string path = PathOf("output", output);
-  Check(cli::CheckOutput(destination, path, overwrite));
-  return nb::make_tuple(std::string(destination.target), Take(cli::IntermediateFolder::Make(path)));
+  Check(CheckDestinationOutput(destination, path, overwrite));
+  return nb::make_tuple(std::string(destination.target), Take(IntermediateFolder::Make(path)));
 }
 
 /// The destination's recipe for None; else the recipe itself, checked.
@@ -215,18 +216,17 @@ nb::object RunDocument(const std::vector<nb::bytes>& words, const nb::object& re
 }  // namespace
 
 void BindCommand(nb::module_& module) {
-  nb::class_<cli::StopText>(module, "StopText", "Cuts a text at the first of some stop strings.")
+  nb::class_<StopText>(module, "StopText", "Cuts a text at the first of some stop strings.")
       .def(nb::init<std::vector<std::string>>(), nb::arg("stops"))
-      .def("add", &cli::StopText::Add, nb::arg("piece"), "What can be shown of the text so far.")
-      .def("finish", &cli::StopText::Finish, "The text held back, which began a stop string.")
-      .def_prop_ro("stopped", &cli::StopText::stopped);
-  nb::class_<cli::IntermediateFolder>(module, "IntermediateFolder",
-                                      "Beside the output of quantize_model for a destination.")
+      .def("add", &StopText::Add, nb::arg("piece"), "What can be shown of the text so far.")
+      .def("finish", &StopText::Finish, "The text held back, which began a stop string.")
+      .def_prop_ro("stopped", &StopText::stopped);
+  nb::class_<IntermediateFolder>(module, "IntermediateFolder",
+                                 "Beside the output of quantize_model for a destination.")
       .def_prop_ro(
-          "quantized",
-          [](const cli::IntermediateFolder& self) { return PathObject(self.quantized()); },
+          "quantized", [](const IntermediateFolder& self) { return PathObject(self.quantized()); },
           "The path of the quantized directory.")
-      .def("remove", &cli::IntermediateFolder::Remove, "Removes the folder; lets others write.");
+      .def("remove", &IntermediateFolder::Remove, "Removes the folder; lets others write.");
   module.def("destination_output", &DestinationOutput, nb::arg("name"), nb::arg("output"),
              nb::arg("overwrite"));
   module.def("destination_recipe", &DestinationRecipe, nb::arg("name"), nb::arg("source"),

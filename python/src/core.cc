@@ -4,45 +4,26 @@
 
 #include <algorithm>
 #include <charconv>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <type_traits>
 
-#include "base/checked.h"
+#include "base/errors.h"
+#include "base/view_checks.h"
+#include "element_types.h"
 
 namespace marlin::python {
 namespace {
 
 DType TypeOf(const char* name, const nb::dlpack::dtype& dtype) {
-  struct Known {
-    nb::dlpack::dtype_code code;
-    uint8_t bits;
-    DType type;
-  };
-  using Code = nb::dlpack::dtype_code;
-  constexpr Known kKnown[] = {
-      {Code::Float, 32, DType::kF32},   {Code::Float, 16, DType::kF16},
-      {Code::Bfloat, 16, DType::kBf16}, {Code::Int, 32, DType::kI32},
-      {Code::UInt, 32, DType::kU32},    {Code::UInt, 8, DType::kU8},
-      {Code::UInt, 16, DType::kU16},    {Code::Float, 64, DType::kF64},
-      {Code::Int, 64, DType::kI64},     {Code::Int, 8, DType::kI8},
-  };
-  for (const Known& known : kKnown) {
-    if (dtype.code == static_cast<uint8_t>(known.code) && dtype.bits == known.bits &&
-        dtype.lanes == 1) {
-      return known.type;
-    }
-  }
-  throw StatusError(Status(marlin::Code::kInvalidArgument,
-                           fmt::format("{}: an element type that is not supported", name)));
+  const ElementType* const known = FindElementType(dtype);
+  if (known != nullptr) return known->type;
+  Refuse(fmt::format("{}: an element type that is not supported", name));
 }
 
 void CheckRank(const char* name, size_t rank) {
   if (rank <= static_cast<size_t>(kMaxRank)) return;
-  throw StatusError(
-      Status(Code::kInvalidArgument,
-             fmt::format("{}: {} dimensions, at most {} are supported", name, rank, kMaxRank)));
+  Refuse(fmt::format("{}: {} dimensions, at most {} are supported", name, rank, kMaxRank));
 }
 
 template <typename View, typename Source>
@@ -74,40 +55,17 @@ Operand<View, Source> MakeOperand(const char* name, nb::handle object, const Ope
   Source array;
   if (!nb::try_cast(object, array) || !array.is_valid()) {
     constexpr bool kWritable = std::is_same_v<View, MutableTensorView>;
-    throw StatusError(
-        Status(Code::kInvalidArgument,
-               fmt::format("{}: expected {} array, got {}", name, kWritable ? "a writable" : "an",
-                           nb::type_name(object.type()).c_str())));
+    Refuse(fmt::format("{}: expected {} array, got {}", name, kWritable ? "a writable" : "an",
+                       nb::type_name(object.type()).c_str()));
   }
   CheckPlace(name, {array.device_type(), array.device_id()}, device);
   const View view = MakeView<View>(name, array);
   return {view, std::move(array)};
 }
 
-nb::dlpack::dtype DlpackType(DType dtype) {
-  using Code = nb::dlpack::dtype_code;
-  const auto make = [](Code code, int bits) {
-    return nb::dlpack::dtype{static_cast<uint8_t>(code), static_cast<uint8_t>(bits), 1};
-  };
-  switch (dtype) {
-    case DType::kF32:
-      return make(Code::Float, 32);
-    case DType::kF16:
-      return make(Code::Float, 16);
-    case DType::kU32:
-      return make(Code::UInt, 32);
-    case DType::kI32:
-      return make(Code::Int, 32);
-    case DType::kI8:
-      return make(Code::Int, 8);
-    case DType::kBf16:
-      return make(Code::UInt, 16);  // NumPy has no bfloat16: export the bits.
-    default:
-      return make(Code::UInt, 8);
-  }
-}
-
 }  // namespace
+
+void Refuse(const std::string& message) { throw StatusError(Invalid(message)); }
 
 const char* ErrorClassName(Code code) {
   switch (code) {
@@ -156,26 +114,13 @@ ArrayView::ArrayView(nb::object owner, uintptr_t data, const std::string& dtype,
                      const std::vector<int64_t>& shape, const std::vector<int64_t>& strides,
                      const std::string& device, int index)
     : owner_(std::move(owner)) {
-  struct Known {
-    std::string_view name;
-    DType type;
-  };
-  constexpr Known kTypes[] = {
-      {"float32", DType::kF32}, {"float16", DType::kF16}, {"bfloat16", DType::kBf16},
-      {"float64", DType::kF64}, {"uint8", DType::kU8},    {"int32", DType::kI32},
-      {"int64", DType::kI64},
-  };
-  const Known* known = std::find_if(std::begin(kTypes), std::end(kTypes),
-                                    [&](const Known& type) { return type.name == dtype; });
-  if (known == std::end(kTypes)) {
-    throw StatusError(Status(Code::kInvalidArgument,
-                             fmt::format("array: element type {} is not supported", dtype)));
+  const ElementType* const known = FindElementType(dtype);
+  if (known == nullptr) {
+    Refuse(fmt::format("array: element type {} is not supported", dtype));
   }
   CheckRank("array", shape.size());
   if (strides.size() != shape.size()) {
-    throw StatusError(
-        Status(Code::kInvalidArgument,
-               fmt::format("array: {} dimensions but {} strides", shape.size(), strides.size())));
+    Refuse(fmt::format("array: {} dimensions but {} strides", shape.size(), strides.size()));
   }
   Shape dims;
   for (const int64_t dim : shape) dims.Append(dim);
@@ -184,16 +129,14 @@ ArrayView::ArrayView(nb::object owner, uintptr_t data, const std::string& dtype,
   if (device == "cuda") {
     place_ = {nb::device::cuda::value, index};
   } else if (device != "cpu") {
-    throw StatusError(Status(Code::kInvalidArgument,
-                             fmt::format("array: on {}, which no device can access", device)));
+    Refuse(fmt::format("array: on {}, which no device can access", device));
   }
 }
 
 void CheckPlace(const char* name, const Place& memory, const OpenDevice& device) {
   if (Reaches(device.place, memory)) return;
-  throw StatusError(
-      Status(Code::kInvalidArgument, fmt::format("{}: expected an array on {}, got one on {}", name,
-                                                 device.name, memory.ToString())));
+  Refuse(fmt::format("{}: expected an array on {}, got one on {}", name, device.name,
+                     memory.ToString()));
 }
 
 Input InputOf(const char* name, nb::handle object, const OpenDevice& device) {
@@ -221,33 +164,13 @@ nb::object ToNumPy(const TensorView& view, nb::handle owner) {
   }
   using Result = nb::ndarray<nb::numpy, nb::ro>;
   return nb::cast(Result(view.data(), static_cast<size_t>(view.rank()), shape, owner, strides,
-                         DlpackType(view.dtype())));
+                         NumPyType(view.dtype())));
 }
 
-DType ParseFloatType(const char* what, const std::string& name) {
-  if (name == "float32") return DType::kF32;
-  if (name == "float16") return DType::kF16;
-  if (name == "bfloat16") return DType::kBf16;
-  throw StatusError(
-      Status(Code::kInvalidArgument,
-             fmt::format("{}: expected float32, float16 or bfloat16, got {}", what, name)));
-}
-
-Accuracy ParseAccuracy(const std::string& name) {
-  if (name == "default") return Accuracy::kDefault;
-  if (name == "exact") return Accuracy::kExact;
-  if (name == "w4a8") return Accuracy::kW4A8;
-  throw StatusError(Status(Code::kInvalidArgument,
-                           "accuracy: unknown name '" + name + "'; known: default, exact, w4a8"));
-}
-
-Activation ParseActivation(const std::string& name) {
-  if (name == "none") return Activation::kNone;
-  if (name == "silu") return Activation::kSilu;
-  if (name == "gelu_tanh") return Activation::kGeluTanh;
-  if (name == "relu") return Activation::kRelu;
-  throw StatusError(Status(Code::kInvalidArgument, "activation: unknown name '" + name +
-                                                       "'; known: none, silu, gelu_tanh, relu"));
+DType ParseFloatType(const char* what, std::string_view name) {
+  const ElementType* const known = FindElementType(name);
+  if (known != nullptr && IsFloat(known->type)) return known->type;
+  Refuse(fmt::format("{}: expected float32, float16 or bfloat16, got {}", what, name));
 }
 
 std::string PathOf(const char* name, nb::handle object) {
@@ -261,9 +184,8 @@ std::string PathOf(const char* name, nb::handle object) {
       throw nb::python_error();
     }
     PyErr_Clear();
-    throw StatusError(Status(Code::kInvalidArgument,
-                             fmt::format("{}: expected a path of str, bytes or os.PathLike, got {}",
-                                         name, nb::type_name(object.type()).c_str())));
+    Refuse(fmt::format("{}: expected a path of str, bytes or os.PathLike, got {}", name,
+                       nb::type_name(object.type()).c_str()));
   }
   const auto bytes = nb::cast<nb::bytes>(path);
   return {bytes.c_str(), bytes.size()};
@@ -289,6 +211,16 @@ nb::object DocumentObject(const std::string& text) {
   return nb::module_::import_("json").attr("loads")(TextObject(text));
 }
 
+nb::dict SamplingDict(const SamplingOptions& sampling) {
+  nb::dict dict;
+  dict["temperature"] = sampling.temperature;
+  dict["top_k"] = sampling.top_k;
+  dict["top_p"] = sampling.top_p;
+  dict["min_p"] = sampling.min_p;
+  dict["repetition_penalty"] = sampling.repetition_penalty;
+  return dict;
+}
+
 std::string TextOf(nb::handle object) {
   const nb::object bytes =
       nb::steal(PyUnicode_AsEncodedString(nb::str(object).ptr(), "utf-8", "replace"));
@@ -300,47 +232,4 @@ std::string TextOf(nb::handle object) {
   return {text.c_str(), text.size()};
 }
 
-namespace {
-
-/// A message as one line: names from files and tensors may contain anything.
-nb::object LineObject(std::string line) {
-  const auto breaks = [](char c) {
-    return static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) == 0x7f;
-  };
-  std::replace_if(line.begin(), line.end(), breaks, '?');
-  return TextObject(line);
-}
-
-}  // namespace
-
-void BindErrors(nb::module_& /*module*/) {
-  nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
-    try {
-      std::rethrow_exception(pointer);
-    } catch (const StatusError& error) {
-      const nb::object type =
-          nb::module_::import_("metal_marlin.errors").attr(ErrorClassName(error.code()));
-      PyErr_SetObject(type.ptr(), LineObject(error.what()).ptr());
-    }
-  });
-}
-
 }  // namespace marlin::python
-
-NB_MODULE(_core, module) {
-  namespace python = marlin::python;
-  // Frameworks keep modules alive past the interpreter's end; do not warn users about it.
-  nanobind::set_leak_warnings(false);
-  module.doc() = "The C++ core of metal_marlin.";
-  python::BindErrors(module);
-  python::BindWeights(module);
-  python::BindProducts(module);
-  python::BindExpertCalls(module);
-  python::BindExperts(module);
-  python::BindNamedCalls(module);
-  python::BindMetal(module);
-  python::BindCheckpoints(module);
-  python::BindModels(module);
-  python::BindDecoder(module);
-  python::BindCommand(module);
-}

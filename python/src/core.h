@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "marlin/device.h"
-#include "marlin/gemm.h"
 #include "marlin/sampling.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
@@ -88,6 +87,8 @@ class StatusError : public std::runtime_error {
   Code code_;
 };
 
+/// Throws kInvalidArgument with a one-line message that names the argument.
+[[noreturn]] void Refuse(const std::string& message);
 inline void Check(const Status& status) {
   if (!status.ok()) throw StatusError(status);
 }
@@ -104,10 +105,8 @@ MutableTensorView ViewOf(const char* name, const MutableArray& array);
 /// A read-only NumPy array over a view; `owner` keeps the memory alive.
 nb::object ToNumPy(const TensorView& view, nb::handle owner);
 
-/// "float32", "float16" or "bfloat16"; these functions throw StatusError for unknown names.
-DType ParseFloatType(const char* what, const std::string& name);
-Activation ParseActivation(const std::string& name);
-Accuracy ParseAccuracy(const std::string& name);
+/// "float32", "float16" or "bfloat16". Throws StatusError for other names.
+DType ParseFloatType(const char* what, std::string_view name);
 
 /// A path in the system's encoding: the bytes of str (as os.fsencode), bytes or os.PathLike. Throws
 /// StatusError naming the argument for anything else.
@@ -153,17 +152,5 @@ class CallbackError {
   };
   std::exception_ptr error_;
 };
-
-void BindErrors(nb::module_& module);
-void BindWeights(nb::module_& module);
-void BindProducts(nb::module_& module);
-void BindExperts(nb::module_& module);
-void BindExpertCalls(nb::module_& module);
-void BindMetal(nb::module_& module);
-void BindCheckpoints(nb::module_& module);
-void BindModels(nb::module_& module);
-void BindDecoder(nb::module_& module);
-void BindCommand(nb::module_& module);
-void BindNamedCalls(nb::module_& module);
 
 }  // namespace marlin::python

@@ -22,23 +22,11 @@
 #include "recipe/decoder_tensors.h"
 #include "recipe/stored_layout.h"
 #include "recipe/typed_config.h"
+#include "registrations.h"
+#include "text/product_names.h"
 
 namespace marlin::python {
 namespace {
-
-const char* NameOf(Activation activation) {
-  switch (activation) {
-    case Activation::kSilu:
-      return "silu";
-    case Activation::kGeluTanh:
-      return "gelu_tanh";
-    case Activation::kRelu:
-      return "relu";
-    case Activation::kNone:
-      break;
-  }
-  return "none";
-}
 
 nb::dict DescribeDecoder(const std::string& config_json) {
   const DecoderConfig config = Take(ReadDecoderConfig(config_json));
@@ -63,7 +51,7 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["rotary_factor"] = config.rotary.attention_factor;
   dict["interleaved_rotary"] = config.interleaved_rotary;
   dict["score_scale"] = config.score_scale;
-  dict["activation"] = NameOf(config.activation);
+  dict["activation"] = std::string(ActivationName(config.activation));
   dict["interleaved_experts"] =
       config.family->experts != nullptr && config.family->experts->interleaved;
   dict["gate_limit"] = config.gate_limit;
@@ -96,9 +84,8 @@ QuantizedWeights TakeColumns(const QuantizedWeights& weights, int64_t first, int
                              int64_t count) {
   const int64_t n = weights.spec.n;
   if (first < 0 || step < 1 || count < 1 || first >= n || count - 1 > (n - 1 - first) / step) {
-    throw StatusError(Status(Code::kInvalidArgument,
-                             fmt::format("columns: {} from {} in steps of {}, but there are {}",
-                                         count, first, step, n)));
+    Refuse(
+        fmt::format("columns: {} from {} in steps of {}, but there are {}", count, first, step, n));
   }
   const nb::gil_scoped_release released;
   const WeightColumns columns{&weights, first, step, count};
@@ -108,8 +95,7 @@ QuantizedWeights TakeColumns(const QuantizedWeights& weights, int64_t first, int
 /// One matrix of a stack, which keeps the stack's memory.
 QuantizedWeights TakeExpert(const QuantizedWeights& stack, int64_t expert) {
   if (expert < 0 || expert >= stack.spec.experts) {
-    throw StatusError(Status(Code::kInvalidArgument, fmt::format("expert: expected 0 to {}, got {}",
-                                                                 stack.spec.experts - 1, expert)));
+    Refuse(fmt::format("expert: expected 0 to {}, got {}", stack.spec.experts - 1, expert));
   }
   return Take(SliceExpert(stack, expert));
 }
@@ -129,8 +115,8 @@ std::optional<QuantizedWeights> JoinMatrices(const std::vector<const QuantizedWe
 }  // namespace
 
 void BindDecoder(nb::module_& module) {
-  // Names of gate, up and down projections: as the different writers name those of single experts,
-  // and those of stacked experts, which have no ".weight" suffix.
+  // Names of gate, up and down projections: as the different writers name them for single experts,
+  // and for stacked experts, which have no ".weight" suffix.
   module.attr("EXPERT_PROJECTIONS") =
       nb::make_tuple(TupleOf(kUsualProjections), TupleOf(kShortProjections));
   module.attr("FUSED_EXPERT_PROJECTIONS") = TupleOf(kFusedProjections);

@@ -19,8 +19,7 @@ int64_t SpanBytes(const char* name, const TensorView& view) {
   int64_t last = 0;
   for (int i = 0; i < view.rank(); ++i) {
     if (view.stride(i) < 0) {
-      throw StatusError(Status(Code::kInvalidArgument,
-                               fmt::format("{}: negative strides are not supported", name)));
+      Refuse(fmt::format("{}: negative strides are not supported", name));
     }
     last += (view.dim(i) - 1) * view.stride(i);
   }
@@ -60,8 +59,7 @@ DeviceOutput::DeviceOutput(const char* name, nb::handle object, const OpenDevice
   }
   const MutableTensorView target = ViewOf(name, host_);
   if (target.ByteCount() > 0 && !target.IsContiguous()) {
-    throw StatusError(Status(Code::kInvalidArgument,
-                             fmt::format("{}: expected a contiguous array on the host", name)));
+    Refuse(fmt::format("{}: expected a contiguous array on the host", name));
   }
   copy_ = Take(DeviceBuffer::Allocate(on.device, target.ByteCount()));
   view_ = Relocated<MutableTensorView>(target, copy_.data());

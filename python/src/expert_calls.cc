@@ -14,6 +14,8 @@
 #include "marlin/moe.h"
 #include "mlx/product_table.h"
 #include "ready_experts.h"
+#include "registrations.h"
+#include "text/product_names.h"
 
 namespace marlin::python {
 namespace {
@@ -37,8 +39,8 @@ struct Operands {
 
 MoeOptions OptionsOf(const ExpertsOptions& options, DType x_type, uintptr_t stream) {
   MoeOptions moe;
-  moe.gate = {ParseActivation(options.activation), options.limit, options.alpha};
-  moe.accuracy = ParseAccuracy(options.accuracy);
+  moe.gate = {Take(ParseActivation(options.activation)), options.limit, options.alpha};
+  moe.accuracy = Take(ParseAccuracy(options.accuracy));
   if (options.batch_invariant) moe.determinism = Determinism::kBatchInvariant;
   // As in a GEMM: values between gate and down have at least the precision of x.
   moe.allow_bf16_activations = x_type == DType::kBf16;
@@ -190,7 +192,7 @@ void BindExpertCalls(nb::module_& module) {
       .def_prop_rw(
           "activation", [](const ExpertsOptions& options) { return options.activation; },
           [](ExpertsOptions& options, const std::string& name) {
-            ParseActivation(name);  // An unknown name is an error where it is given.
+            Take(ParseActivation(name));  // An unknown name is an error where it is given.
             options.activation = name;
           })
       .def_rw("limit", &ExpertsOptions::limit)
@@ -198,7 +200,7 @@ void BindExpertCalls(nb::module_& module) {
       .def_prop_rw(
           "accuracy", [](const ExpertsOptions& options) { return options.accuracy; },
           [](ExpertsOptions& options, const std::string& name) {
-            ParseAccuracy(name);
+            Take(ParseAccuracy(name));
             options.accuracy = name;
           })
       .def_rw("batch_invariant", &ExpertsOptions::batch_invariant);

@@ -14,6 +14,7 @@
 #include "marlin/moe.h"
 #include "ready_experts.h"
 #include "ready_weights.h"
+#include "registrations.h"
 
 namespace marlin::python {
 namespace {
@@ -46,9 +47,7 @@ Scoring ParseScoring(const std::string& name) {
   if (name == "softmax") return Scoring::kSoftmax;
   if (name == "softmax_of_chosen") return Scoring::kSoftmaxOfChosen;
   if (name == "sigmoid") return Scoring::kSigmoid;
-  throw StatusError(
-      Status(Code::kInvalidArgument,
-             "scoring: unknown name '" + name + "'; known: softmax, softmax_of_chosen, sigmoid"));
+  Refuse("scoring: unknown name '" + name + "'; known: softmax, softmax_of_chosen, sigmoid");
 }
 
 /// Copies a float32 vector into device memory, so that it lives as long as what points to it.
@@ -57,13 +56,11 @@ TensorView CopyVector(const char* name, const nb::object& array, const OpenDevic
   if (array.is_none()) return {};
   Array host;
   if (!nb::try_cast(array, host) || !host.is_valid()) {
-    throw StatusError(
-        Status(Code::kInvalidArgument, std::string(name) + ": expected an array in host memory"));
+    Refuse(std::string(name) + ": expected an array in host memory");
   }
   const TensorView source = ViewOf(name, host);
   if (source.dtype() != DType::kF32 || source.rank() != 1 || !source.IsContiguous()) {
-    throw StatusError(Status(Code::kInvalidArgument,
-                             std::string(name) + ": expected a contiguous float32 vector"));
+    Refuse(std::string(name) + ": expected a contiguous float32 vector");
   }
   DeviceBuffer copy = Take(DeviceBuffer::Allocate(on.device, source.ByteCount()));
   if (source.ByteCount() > 0) Check(copy.CopyFrom(source.data(), source.ByteCount()));
@@ -102,7 +99,7 @@ nb::object MatrixOf(const ReadyExperts& experts, size_t expert, size_t part) {
   const Expert& found = experts.list->at(expert);
   const std::array<const ExpertMatrix*, 3> parts = {&found.gate, &found.up, &found.down};
   const ExpertMatrix& matrix = *parts.at(part);
-  if (matrix.weights.storage() == nullptr) return nb::none();
+  if (!matrix.weights.valid()) return nb::none();
   std::vector<float> bias(static_cast<size_t>(matrix.bias.empty() ? 0 : matrix.bias.dim(0)));
   for (const DeviceBuffer& buffer : *experts.biases) {
     if (bias.empty() || buffer.data() != matrix.bias.data()) continue;
@@ -192,7 +189,7 @@ void BindExperts(nb::module_& module) {
       .def_prop_ro(
           "shared_gate",
           [](const ReadyExperts& experts) -> nb::object {
-            if (experts.shared_gate.storage() == nullptr) return nb::none();
+            if (!experts.shared_gate.valid()) return nb::none();
             return nb::cast(ReadyWeights{experts.shared_gate, experts.device});
           },
           "The weights of the shared expert's gate, or None.");

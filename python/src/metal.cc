@@ -16,7 +16,9 @@
 #include "backends/metal/gemm/foreign_product.h"
 #include "backends/metal/self_test.h"
 #include "core.h"
+#include "registrations.h"
 #include "strips_product.h"
+#include "text/product_names.h"
 
 namespace marlin::python {
 namespace {
@@ -121,7 +123,7 @@ std::vector<metal::ForeignKernel> PlanCall(const MetalStrips& weights, const Met
   product.expert = call.expert;
   product.has_bias = !call.bias.empty();
   if (product.has_bias) product.bias_type = ParseFloatType("bias", call.bias);
-  product.activation = ParseActivation(call.activation);
+  product.activation = Take(ParseActivation(call.activation));
   product.gated = call.gated;
   if (call.batch_invariant) product.determinism = Determinism::kBatchInvariant;
   product.kernel = call.kernel;

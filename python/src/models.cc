@@ -7,14 +7,15 @@
 #include <optional>
 #include <tuple>
 
-#include "cli/arguments/arguments.h"
-#include "cli/documents.h"
 #include "core.h"
 #include "marlin/evaluate.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
 #include "marlin/prepared.h"
 #include "marlin/routing.h"
+#include "registrations.h"
+#include "text/documents.h"
+#include "text/parse_option.h"
 
 namespace marlin::python {
 namespace {
@@ -74,8 +75,8 @@ GenerateOptions GenerateOptionsOf(const TextOptions& text) {
 /// The document of `generate`, without the text.
 nb::object GeneratedObject(const Generated& generated, const Tokens& prompt,
                            const TextOptions& text) {
-  return DocumentObject(cli::GeneratedDocument(nullptr, StopReasonName(generated.stop_reason),
-                                               generated, prompt.size(), text));
+  return DocumentObject(GeneratedDocument(nullptr, StopReasonName(generated.stop_reason), generated,
+                                          prompt.size(), text));
 }
 
 /// `sequence`: null, or one that holds the beginning of the prompt.
@@ -144,7 +145,7 @@ auto Evaluated(const Windows& windows, const nb::object& progress, const Evaluat
 nb::object PerplexityOf(const Model& model, const Tokens& tokens, const Windows& windows,
                         const nb::object& progress) {
   return DocumentObject(
-      cli::PerplexityDocument(Evaluated(windows, progress, [&](const EvaluateOptions& options) {
+      PerplexityDocument(Evaluated(windows, progress, [&](const EvaluateOptions& options) {
         return Perplexity(model, tokens, options);
       })));
 }
@@ -152,7 +153,7 @@ nb::object PerplexityOf(const Model& model, const Tokens& tokens, const Windows&
 nb::object CompareWith(const Model& model, const Model& reference, const Tokens& tokens,
                        const Windows& windows, const nb::object& progress) {
   return DocumentObject(
-      cli::ComparisonDocument(Evaluated(windows, progress, [&](const EvaluateOptions& options) {
+      ComparisonDocument(Evaluated(windows, progress, [&](const EvaluateOptions& options) {
         return CompareModels(model, reference, tokens, options);
       })));
 }
@@ -179,7 +180,7 @@ nb::object PrepareDirectory(nb::handle path, nb::handle output, const OpenDevice
     }
   }
   const PrepareModelReport taken = Take(*std::move(report));
-  nb::object document = DocumentObject(cli::PreparedDocument(taken));
+  nb::object document = DocumentObject(PreparedDocument(taken));
   document["output"] = PathObject(taken.output);
   return document;
 }
@@ -197,7 +198,7 @@ void OpenModel(Model* self, nb::handle directory, const OpenDevice& opened, bool
   ModelOptions options{.allow_bf16_activations = !exact};
   std::tie(options.batch_invariant, options.allow_extra_tensors) = switches;
   if (!gpu_memory.empty()) {
-    options.device_memory = Take(cli::ParseByteSize("gpu_memory", gpu_memory));
+    options.device_memory = Take(ParseByteSize("gpu_memory", gpu_memory));
   }
   if (!kv_cache.is_none()) {
     const Result<DType> type = ParseKvCacheType(nb::cast<std::string>(kv_cache));
@@ -218,16 +219,6 @@ void OpenModel(Model* self, nb::handle directory, const OpenDevice& opened, bool
 }
 
 }  // namespace
-
-nb::dict SamplingDict(const SamplingOptions& sampling) {
-  nb::dict dict;
-  dict["temperature"] = sampling.temperature;
-  dict["top_k"] = sampling.top_k;
-  dict["top_p"] = sampling.top_p;
-  dict["min_p"] = sampling.min_p;
-  dict["repetition_penalty"] = sampling.repetition_penalty;
-  return dict;
-}
 
 void BindModels(nb::module_& module) {
   nb::class_<Sequence>(module, "Sequence", "The KV cache of one sequence.")

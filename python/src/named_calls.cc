@@ -11,11 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/errors.h"
 #include "core.h"
 #include "device_arrays.h"
 #include "marlin/expert_cache.h"
 #include "marlin/kernels.h"
 #include "ready_weights.h"
+#include "registrations.h"
 
 namespace marlin::python {
 namespace {
@@ -62,8 +64,7 @@ void RunStriped(const ReadyStripes& ready, nb::handle x, nb::handle out, nb::han
 CachePolicy ParsePolicy(const std::string& name) {
   if (name == "lru") return CachePolicy::kLru;
   if (name == "frequency") return CachePolicy::kFrequency;
-  throw StatusError(
-      Status(Code::kInvalidArgument, "policy: unknown name '" + name + "'; known: lru, frequency"));
+  Refuse("policy: unknown name '" + name + "'; known: lru, frequency");
 }
 
 /// An expert in use; its matrices stay in the cache until Release.
@@ -75,7 +76,7 @@ class Lease {
   /// (gate, up, down); None for a matrix that the expert lacks.
   nb::tuple Matrices() const {
     if (!lease_) {
-      throw StatusError(Status(Code::kInvalidArgument, "lease: was released"));
+      Refuse("lease: was released");
     }
     const Expert& expert = lease_->expert();
     return nb::make_tuple(MatrixOf(expert.gate), MatrixOf(expert.up), MatrixOf(expert.down));
@@ -84,7 +85,7 @@ class Lease {
 
  private:
   nb::object MatrixOf(const ExpertMatrix& matrix) const {
-    if (matrix.weights.storage() == nullptr) return nb::none();
+    if (!matrix.weights.valid()) return nb::none();
     return nb::cast(ReadyWeights{matrix.weights, device_});
   }
 
@@ -105,7 +106,7 @@ class Cache {
         return ExpertOf(load(key.layer, key.expert));
       } catch (...) {
         raised = std::current_exception();
-        return Status(Code::kInvalidArgument, "load: raised an exception");
+        return Invalid("load: raised an exception");
       }
     };
     std::optional<Result<ExpertLease>> found;
@@ -134,9 +135,7 @@ class Cache {
 
  private:
   Expert ExpertOf(const nb::object& loaded) const {
-    const auto refuse = [](const std::string& message) {
-      throw StatusError(Status(Code::kInvalidArgument, message));
-    };
+    const auto refuse = [](const std::string& message) { Refuse(message); };
     std::vector<nb::object> parts;
     if (!nb::try_cast(loaded, parts) || parts.size() != 3) {
       refuse("load: expected (gate, up, down) of prepared weights");
@@ -148,7 +147,7 @@ class Cache {
                nb::type_name(part.type()).c_str());
       }
       const auto& ready = nb::cast<const ReadyWeights&>(part);
-      if (ready.device.device.shared() != device_.device.shared()) {
+      if (ready.device.device != device_.device) {
         refuse("load: expected weights prepared for the cache's device, " + device_.name +
                ", got weights for " + ready.device.name);
       }
@@ -198,9 +197,8 @@ void BindNamedCalls(nb::module_& module) {
           [](Cache* self, int64_t capacity_bytes, const std::string& policy, int64_t half_life,
              const OpenDevice& device) {
             const auto refuse = [](const char* name, int64_t least, int64_t given) {
-              throw StatusError(Status(Code::kInvalidArgument,
-                                       std::string(name) + ": expected " + std::to_string(least) +
-                                           " or more, got " + std::to_string(given)));
+              Refuse(std::string(name) + ": expected " + std::to_string(least) + " or more, got " +
+                     std::to_string(given));
             };
             if (capacity_bytes < 0) refuse("capacity_bytes", 0, capacity_bytes);
             if (half_life < 1) refuse("half_life", 1, half_life);

@@ -19,6 +19,8 @@
 #include "marlin/gemm.h"
 #include "mlx/product_table.h"
 #include "ready_weights.h"
+#include "registrations.h"
+#include "text/product_names.h"
 
 namespace marlin::python {
 namespace {
@@ -92,9 +94,9 @@ struct ProductOptions {
 
 GemmOptions OptionsOf(const ProductOptions& product) {
   GemmOptions options;
-  options.activation = ParseActivation(product.activation);
+  options.activation = Take(ParseActivation(product.activation));
   options.gated = product.gated;
-  options.accuracy = ParseAccuracy(product.accuracy);
+  options.accuracy = Take(ParseAccuracy(product.accuracy));
   if (product.batch_invariant) options.determinism = Determinism::kBatchInvariant;
   options.allow_bf16_activations = product.allow_bf16_activations;
   options.expert = product.expert;

@@ -10,6 +10,7 @@
 #include "core.h"
 #include "marlin/layout.h"
 #include "marlin/quantize.h"
+#include "registrations.h"
 #include "weights_parts.h"
 
 namespace marlin::python {
@@ -76,8 +77,7 @@ void DequantizeInto(const QuantizedWeights& weights, const MutableArray& out) {
 QuantizedWeights ShardOf(const QuantizedWeights& weights, const std::string& axis, int64_t rank,
                          int64_t world) {
   if (axis != "k" && axis != "n") {
-    throw StatusError(
-        Status(Code::kInvalidArgument, "axis: expected \"k\" or \"n\", got \"" + axis + "\""));
+    Refuse("axis: expected \"k\" or \"n\", got \"" + axis + "\"");
   }
   const nb::gil_scoped_release released;
   return Take(Shard(weights, axis == "k" ? ShardAxis::kK : ShardAxis::kN, rank, world));
@@ -103,7 +103,7 @@ void Repack(int64_t k, int64_t n, const Array& from, const MutableArray& to, boo
   const TensorView source = ViewOf("words", from);
   const MutableTensorView target = ViewOf("out", to);
   if (source.dtype() != DType::kU32 || !source.IsContiguous() || target.dtype() != DType::kU32) {
-    throw StatusError(Status(Code::kInvalidArgument, "words: expected contiguous uint32"));
+    Refuse("words: expected contiguous uint32");
   }
   const std::span<const uint32_t> in(source.As<uint32_t>(),
                                      static_cast<size_t>(source.ElementCount()));
@@ -164,14 +164,6 @@ void BindFunctions(nb::module_& module) {
       },
       nb::arg("format"), nb::arg("k"), nb::arg("sparse") = false,
       "The rows of QuantizedWeights.codes.");
-  module.def(
-      "formats",
-      [] {
-        std::vector<std::string> names;
-        for (const FormatInfo& info : AllFormats()) names.emplace_back(info.name);
-        return names;
-      },
-      "The names of all weight formats.");
 }
 
 }  // namespace

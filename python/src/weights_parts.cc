@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/checked.h"
+#include "element_types.h"
 #include "layout/weights_buffer.h"
 #include "layout/weights_shapes.h"
 
@@ -28,42 +29,23 @@ struct PartArray {
   }
 };
 
-[[noreturn]] void Refuse(const std::string& message) {
-  throw StatusError(Status(Code::kInvalidArgument, message));
-}
-
-/// The element types that frameworks export as bits of the same width, by their names.
-std::optional<DType> NarrowFloatType(std::string_view name) {
-  if (name == "bfloat16") return DType::kBf16;
-  if (name == "float8_e4m3fn") return DType::kF8E4M3;
-  if (name == "float8_e5m2") return DType::kF8E5M2;
-  if (name == "float8_e8m0fnu") return DType::kF8E8M0;
-  return {};
-}
-
-/// Refuses element types that no part has, whose bits could pass for those of another one.
-void CheckTypeName(const std::string& name, const std::string& type) {
-  constexpr std::string_view kKnown[] = {
-      "",      "float64", "float32", "float16", "bfloat16",    "float8_e4m3fn", "float8_e8m0fnu",
-      "int64", "int32",   "int8",    "uint32",  "float8_e5m2", "uint16",        "uint8"};
-  if (std::find(std::begin(kKnown), std::end(kKnown), type) != std::end(kKnown)) return;
-  Refuse(fmt::format("{}: element type {} is not supported", name, type));
-}
-
 PartArray LoadPart(const std::string& name, const nb::object& object) {
   // (an array that nanobind reads, the name of its element type or "" where DLPack tells it).
   const auto [readable, type] = nb::cast<std::pair<nb::object, std::string>>(
       nb::module_::import_("metal_marlin._arrays").attr("part")(name, object));
-  CheckTypeName(name, type);
+  // Other types could pass for a part's by their bits.
+  const ElementType* const known = FindElementType(type);
+  if (known == nullptr && !type.empty()) {
+    Refuse(fmt::format("{}: element type {} is not supported", name, type));
+  }
   PartArray made;
   if (!nb::try_cast(readable, made.owner) || !made.owner.is_valid()) {
     Refuse(name + ": expected an array in the host's memory, got " +
            nb::type_name(object.type()).c_str());
   }
   made.view = ViewOf(name.c_str(), made.owner);
-  const std::optional<DType> narrow = NarrowFloatType(type);
-  if (narrow) {
-    made.view = TensorView(made.view.data(), *narrow, made.view.shape());
+  if (known != nullptr && known->only_bits) {
+    made.view = TensorView(made.view.data(), known->type, made.view.shape());
   } else if (!made.view.IsContiguous()) {
     Refuse(name + ": is not contiguous");
   }
@@ -190,7 +172,7 @@ class PartsReader {
     return Quantized() ? WordsAlongK(spec) : k;
   }
 
-  /// The largest k of the codes' rows; -1 if no k has so many.
+  /// The largest k that has the codes' rows; -1 if none has.
   int64_t LargestK(int64_t rows) const {
     if (!Quantized()) return rows;
     int64_t k = 0;
@@ -274,14 +256,14 @@ class PartsReader {
     return scales_->view.dim(scales_->view.rank() - 2);
   }
 
-  /// k is that of x. Two of x, codes and scales that agree say which one is wrong.
+  /// k is taken from x. Two of x, codes and scales that agree say which one is wrong.
   void TakeInputs(int64_t rows, int64_t largest) {
     spec_.k = caller_.x_shape.back();
     if (CodeRows(spec_.k) == rows) return;
     const auto fits_scales = [this](int64_t k) { return !Quantized() || Groups(k) == GroupRows(); };
     const bool codes_fit = largest >= 0 && fits_scales(std::min(largest, LargestKOfGroups(rows)));
     if (!codes_fit && spec_.k > 0 && fits_scales(spec_.k)) {
-      // The codes are; n is that of the scales, too.
+      // The codes are wrong; n is taken from the scales, too.
       if (scales_ && parts_.n < 0) spec_.n = scales_->view.dim(scales_->view.rank() - 1);
       return;
     }
@@ -297,7 +279,7 @@ class PartsReader {
     Refuse(fmt::format("x: expected [..., {}], got {} ({})", largest, shape.ToString(), sizes));
   }
 
-  /// The scale type that an argument names, or else that of the array.
+  /// The scale type that an argument names, or else the array's.
   ScaleType TypeOf(const char* name, const char* argument, const std::string& given,
                    const Part& array, bool is_scale) const {
     if (!given.empty()) return Take(ParseScaleType(given));

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/checked.h"
+#include "base/errors.h"
 
 namespace marlin {
 namespace {
@@ -17,7 +18,7 @@ constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 void AlignedBuffer::Free::operator()(std::byte* data) const { std::free(data); }
 
 Result<AlignedBuffer> AlignedBuffer::Allocate(int64_t bytes) {
-  if (bytes < 0) return Status(Code::kInvalidArgument, "buffer: negative size");
+  if (bytes < 0) return Invalid("buffer: negative size");
   const bool huge = bytes >= kHugePageBytes;
   const int64_t alignment = huge ? kHugePageBytes : kBufferAlignment;
   const Checked blocks = CeilDiv(Checked(bytes == 0 ? 1 : bytes), Checked(alignment));

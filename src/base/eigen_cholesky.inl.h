@@ -1,6 +1,6 @@
 // Cholesky factorizations by Eigen, in the instruction set of the file that includes this. A file
 // with flags of its own first gives Eigen's namespace another name: the linker keeps one copy of
-// every template, which would else be that of any instruction set.
+// every template, which would otherwise be shared between instruction sets.
 #include <Eigen/Cholesky>
 #include <Eigen/Core>
 #include <cstdint>

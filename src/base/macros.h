@@ -1,7 +1,5 @@
-// Control-flow macros for Status and Result, and debug checks.
+// Control-flow macros for Status and Result.
 #pragma once
-
-#include <cassert>
 
 #include "marlin/status.h"
 
@@ -22,6 +20,3 @@
   auto result = (expr);                                 \
   if (!result.ok()) return result.status();             \
   lhs = std::move(*result)
-
-/// An invariant of this library; checked in debug builds only, never used on outside input.
-#define MARLIN_DCHECK(condition) assert(condition)

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/errors.h"
 #include "marlin/status.h"
 
 namespace marlin {
@@ -13,9 +14,8 @@ namespace marlin {
 inline Status CheckPath(std::string_view path) {
   const size_t place = path.find('\0');
   if (place == std::string_view::npos) return {};
-  return Status(Code::kInvalidArgument,
-                std::string(path.substr(0, place)) + "?: a path ends at a NUL, which is at byte " +
-                    std::to_string(place) + " of " + std::to_string(path.size()));
+  return Invalid(std::string(path.substr(0, place)) + "?: a path ends at a NUL, which is at byte " +
+                 std::to_string(place) + " of " + std::to_string(path.size()));
 }
 
 }  // namespace marlin

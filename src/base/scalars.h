@@ -81,15 +81,6 @@ inline uint16_t FloatToHalf(float value) {
 
 /// OCP FP8 E5M2: IEEE style, with infinities.
 inline float Fp8E5M2ToFloat(uint8_t bits) { return SmallFloatToFloat<5, 2>(bits); }
-/// Rounds to the nearest E5M2, saturating at +-57344 as OCP's saturation mode; NaN gives 0x7f.
-inline uint8_t FloatToFp8E5M2(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t sign = (bits >> 24) & 0x80u;
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return 0x7f;
-  const uint32_t rounded = magnitude >= 0x47700000u ? 0x7bu : RoundMagnitude<5, 2>(magnitude);
-  return static_cast<uint8_t>(sign | (rounded > 0x7bu ? 0x7bu : rounded));
-}
 
 /// OCP FP8 E4M3FN: no infinities; 0x7f and 0xff are NaN.
 inline float Fp8E4M3ToFloat(uint8_t bits) {

@@ -8,16 +8,56 @@
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "bench/document.h"
+#include "engine/choose_host_experts.h"
 #include "marlin/checkpoint.h"
+#include "model/host_experts.h"
+#include "model/layers.h"
+#include "model/open_model.h"
+#include "model/placement.h"
 
 namespace marlin::bench {
+
+namespace {
+
+/// Loads the decoder of a model, and times the parts.
+Result<std::vector<LoadStage>> TimeStages(const std::string& path, const Device& device,
+                                          const ModelOptions& options) {
+  const Stopwatch total;
+  MARLIN_ASSIGN_OR_RETURN(ModelDirectory directory,
+                          OpenModelDirectory(path, {options.allow_extra_tensors}));
+  LoadSeconds seconds;
+  LoadOptions load;
+  load.seconds = &seconds;
+  MARLIN_ASSIGN_OR_RETURN(const HostExperts host, ChooseHostExperts(directory, device, options));
+  if (host.count > 0) load.host_experts = &host;
+  if (!options.prepared.empty()) {
+    MARLIN_ASSIGN_OR_RETURN(load.prepared,
+                            OpenPrepared(options.prepared, directory.checkpoint, device));
+  }
+  const double opened = total.Seconds();
+  MARLIN_ASSIGN_OR_RETURN(Decoder decoder, LoadDecoder(directory.checkpoint,
+                                                       std::move(directory.config), device, load));
+  const double loaded = total.Seconds() - opened;
+  MARLIN_RETURN_IF_ERROR(UploadTables(device, &decoder));
+  const double known = seconds.read + seconds.prepare + seconds.wait;
+  return std::vector<LoadStage>{{"open", opened},
+                                {"read", seconds.read},
+                                {"prepare", seconds.prepare},
+                                {"wait", seconds.wait},
+                                {"vectors", loaded - known},
+                                {"tables", total.Seconds() - opened - loaded}};
+}
+
+}  // namespace
 
 Result<LoadBench> BenchLoad(const std::string& path, const Device& device,
                             const ModelOptions& options, const TimingOptions& timing) {
   LoadBench bench;
   bench.path = path;
+  Device opened = device;
   {
     MARLIN_ASSIGN_OR_RETURN(const Model model, Model::Open(path, device, options));
+    opened = model.device();
     bench.device = model.device().info();
     bench.model = model.info();
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
@@ -30,6 +70,7 @@ Result<LoadBench> BenchLoad(const std::string& path, const Device& device,
   };
   bench.timing = Measure(open, timing);
   MARLIN_RETURN_IF_ERROR(failed);
+  MARLIN_ASSIGN_OR_RETURN(bench.stages, TimeStages(path, opened, options));
   return bench;
 }
 
@@ -43,14 +84,20 @@ nlohmann::ordered_json LoadBench::ToJson() const {
                                 {"bytes", model.bytes}};
   row.update(TimingJson(timing));
   row["gbps"] = BytesPerSecond() * 1e-9;
+  for (const LoadStage& stage : stages) row["stages"][stage.name] = stage.seconds;
   return row;
 }
 
 std::string LoadBench::ToText() const {
-  Table table({"s", "10 to 90 %", "GB/s"});
-  table.AddRow({fmt::format("{:.3f}", timing.median),
-                fmt::format("{:.3f} to {:.3f}", timing.p10, timing.p90),
-                fmt::format("{:.2f}", BytesPerSecond() * 1e-9)});
+  Table table({"", "s", "10 to 90 %", "GB/s"});
+  const auto add = [&](const std::string& name, double seconds, const std::string& spread) {
+    table.AddRow({name, fmt::format("{:.3f}", seconds), spread,
+                  seconds > 0
+                      ? fmt::format("{:.2f}", static_cast<double>(file_bytes) / seconds * 1e-9)
+                      : ""});
+  };
+  add("load", timing.median, fmt::format("{:.3f} to {:.3f}", timing.p10, timing.p90));
+  for (const LoadStage& stage : stages) add("  " + stage.name, stage.seconds, "");
   return fmt::format("{}: {} ({}), {} parameters, {} in files, {} prepared\n\n{}", path,
                      model.model_type, model.recipe.empty() ? "plain" : model.recipe,
                      FormatCount(model.parameters), FormatBytes(file_bytes),

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "bench/timer.h"
 #include "marlin/device.h"
@@ -13,12 +14,19 @@
 
 namespace marlin::bench {
 
+/// One part of a load. The host does one after another; a device works beside them.
+struct LoadStage {
+  std::string name;
+  double seconds = 0;
+};
+
 struct LoadBench {
   std::string path;
   DeviceInfo device;  ///< The device that the model is loaded for.
   ModelInfo model;
   int64_t file_bytes = 0;  ///< Bytes of the stored tensors.
   Timing timing;
+  std::vector<LoadStage> stages;  ///< Measured in one more load.
 
   double BytesPerSecond() const { return static_cast<double>(file_bytes) / timing.median; }
   /// One row of "results".

@@ -22,14 +22,14 @@ namespace {
 /// The GEMMs of a forward call without anything else.
 class Products {
  public:
-  explicit Products(const Model& model) : model_(model), impl_(model.impl()) {}
+  explicit Products(const Model& model) : model_(model), impl_(Internals::Impl(model)) {}
 
   /// Runs `rows` tokens through all layers in passes as long as the model's, and `head_rows` of
   /// them through the head. Every call begins with other experts.
   Status Run(int64_t rows, int64_t head_rows) {
     weight_bytes_ = 0;
     operations_ = 0;
-    const int64_t most = model_.device().impl().backend().pass_tokens();
+    const int64_t most = Internals::Impl(model_.device()).backend().pass_tokens();
     for (int64_t done = 0; done < rows; done += most) {
       MARLIN_RETURN_IF_ERROR(RunPass(std::min(rows - done, most)));
     }
@@ -286,9 +286,9 @@ class ModelBench {
     constexpr int kMostCalls = 50;
     const double seconds_in_all = std::min(1.0, options_.timing.max_seconds);
     // A device whose host computes experts waits for it within the pass.
-    const bool holds = model_.impl().decoder.host_experts == 0;
+    const bool holds = Internals::Impl(model_).decoder.host_experts == 0;
     MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<StreamMarks> marks,
-                            model_.device().impl().backend().MakeMarks(nullptr, holds));
+                            Internals::Impl(model_.device()).backend().MakeMarks(nullptr, holds));
     StepTimer timer(std::move(marks));
     timer_ = &timer;
     Status status = forward();
@@ -325,7 +325,7 @@ class ModelBench {
     // Generation samples on the device, after a prompt as well: it never copies the logits.
     wanted.samplers = {samplers_.data(), DType::kU8, {options_.batch, sampler_bytes_}};
     wanted.tokens = std::span(sampled_).first(inputs.size());
-    return RunForward(model_.impl(), inputs, wanted);
+    return RunForward(Internals::Impl(model_), inputs, wanted);
   }
 
   /// Decodes as generation does, after the first `before` tokens of every sequence.
@@ -339,7 +339,7 @@ class ModelBench {
                                      {options_.batch, sampler_bytes_});
     const std::span<int32_t> sampled =
         std::span(sampled_).first(static_cast<size_t>(options_.batch * steps_));
-    return RunDecode(model_.impl(), {inputs, samplers, {steps_, {}}, sampled, counts_});
+    return RunDecode(Internals::Impl(model_), {inputs, samplers, {steps_, {}}, sampled, counts_});
   }
 
   /// Strides through the vocabulary, so that experts change from token to token.

@@ -16,8 +16,9 @@ Result<double> MeasureReadBandwidth() {
   constexpr int kStreams = 4;
   MARLIN_ASSIGN_OR_RETURN(const Device device, Device::Open("cpu"));
   ThreadPool pool(device.info().threads);
-  MARLIN_ASSIGN_OR_RETURN(cpu::Roofline roofline,
-                          cpu::Roofline::Make(device.impl().backend().Properties().level, pool));
+  MARLIN_ASSIGN_OR_RETURN(
+      cpu::Roofline roofline,
+      cpu::Roofline::Make(Internals::Impl(device).backend().Properties().level, pool));
   double best = roofline.ReadSeconds(kStreams);
   for (int pass = 1; pass < kPasses; ++pass) best = std::min(best, roofline.ReadSeconds(kStreams));
   return static_cast<double>(cpu::Roofline::kPassBytes) / best;

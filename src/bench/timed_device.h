@@ -20,7 +20,7 @@ inline Status CheckTimed(const std::string& name) {
 /// Calls per timed run. Where calls return before their work is done, many calls share one wait.
 inline int64_t CallsOfRun(const Device& device) {
   constexpr int64_t kCalls = 32;
-  return device.impl().backend().calls_block() ? 1 : kCalls;
+  return Internals::Impl(device).backend().calls_block() ? 1 : kCalls;
 }
 
 }  // namespace marlin::bench

@@ -39,21 +39,19 @@ marlin_code Keep(const Status& status) {
 
 Status NotNull(const void* argument, const char* name) {
   if (argument != nullptr) return {};
-  return Status(Code::kInvalidArgument, std::string(name) + ": NULL");
+  return Invalid(std::string(name) + ": NULL");
 }
 
 Result<MutableTensorView> ViewOf(const marlin_tensor* given, const char* name) {
   marlin_tensor tensor = MARLIN_TENSOR_INIT;
-  if (Status status = Read(given, name, &tensor); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, name, &tensor));
   if (tensor.rank < 0 || tensor.rank > MARLIN_MAX_RANK) {
-    return Status(Code::kInvalidArgument, std::string(name) + ": expected rank 0 to " +
-                                              std::to_string(int{MARLIN_MAX_RANK}) + ", got " +
-                                              std::to_string(tensor.rank));
+    return Invalid(std::string(name) + ": expected rank 0 to " +
+                   std::to_string(int{MARLIN_MAX_RANK}) + ", got " + std::to_string(tensor.rank));
   }
   const auto type = static_cast<DType>(tensor.dtype);
   if (tensor.dtype < 0 || tensor.dtype > UINT8_MAX || DTypeBytes(type) == 0) {
-    return Status(Code::kInvalidArgument,
-                  std::string(name) + ": unknown dtype " + std::to_string(tensor.dtype));
+    return Invalid(std::string(name) + ": unknown dtype " + std::to_string(tensor.dtype));
   }
   Shape shape;
   bool contiguous = true;
@@ -70,25 +68,20 @@ Result<MutableTensorView> ViewOf(const marlin_tensor* given, const char* name) {
 
 Result<TensorView> OptionalView(const marlin_tensor* given, const char* name) {
   if (given == nullptr) return TensorView();
-  const Result<MutableTensorView> view = ViewOf(given, name);
-  if (!view.ok()) return view.status();
-  return TensorView(*view);
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView view, ViewOf(given, name));
+  return TensorView(view);
 }
 
 Result<GemmArguments> ArgumentsOf(const marlin_gemm_arguments* given) {
   GemmArguments arguments;
   if (given == nullptr) return arguments;
   marlin_gemm_arguments read = MARLIN_GEMM_ARGUMENTS_INIT;
-  if (Status status = Read(given, "arguments", &read); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "arguments", &read));
   if (read.bias != nullptr) {
-    const Result<MutableTensorView> bias = ViewOf(read.bias, "bias");
-    if (!bias.ok()) return bias.status();
-    arguments.bias = *bias;
+    MARLIN_ASSIGN_OR_RETURN(arguments.bias, ViewOf(read.bias, "bias"));
   }
   if (read.row_weight != nullptr) {
-    const Result<MutableTensorView> row_weight = ViewOf(read.row_weight, "row_weight");
-    if (!row_weight.ok()) return row_weight.status();
-    arguments.row_weight = *row_weight;
+    MARLIN_ASSIGN_OR_RETURN(arguments.row_weight, ViewOf(read.row_weight, "row_weight"));
   }
   arguments.expert = read.expert;
   arguments.workspace = read.workspace;
@@ -99,10 +92,8 @@ Result<GemmArguments> ArgumentsOf(const marlin_gemm_arguments* given) {
 }
 
 Status ReadExpert(const marlin_expert& given, const std::string& name, Expert* expert) {
-  if (Status status = ReadMatrix(given.gate, name + " gate", &expert->gate); !status.ok()) {
-    return status;
-  }
-  if (Status status = ReadMatrix(given.up, name + " up", &expert->up); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(ReadMatrix(given.gate, name + " gate", &expert->gate));
+  MARLIN_RETURN_IF_ERROR(ReadMatrix(given.up, name + " up", &expert->up));
   return ReadMatrix(given.down, name + " down", &expert->down);
 }
 

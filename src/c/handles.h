@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "base/errors.h"
+#include "base/macros.h"
 #include "marlin/checkpoint.h"
 #include "marlin/device.h"
 #include "marlin/gemm.h"
@@ -69,12 +71,7 @@ marlin_code Guarded(const Body& body) {
 Status NotNull(const void* argument, const char* name);
 
 // Returns the error of a null argument.
-#define MARLIN_NEED(argument)                                           \
-  do {                                                                  \
-    if (Status missing = NotNull(argument, #argument); !missing.ok()) { \
-      return missing;                                                   \
-    }                                                                   \
-  } while (false)
+#define MARLIN_NEED(argument) MARLIN_RETURN_IF_ERROR(NotNull(argument, #argument))
 
 /// Stores a new handle through the caller's pointer.
 template <typename Handle, typename Value>
@@ -88,11 +85,10 @@ Status Give(Result<Value> value, Handle** handle) {
 /// fields keep their defaults.
 template <typename Struct>
 Status Read(const Struct* given, const char* name, Struct* known) {
-  if (Status status = NotNull(given, name); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(NotNull(given, name));
   if (given->size < sizeof(size_t) || given->size > sizeof(Struct) + 4096) {
-    return Status(Code::kInvalidArgument, std::string(name) + ": size " +
-                                              std::to_string(given->size) +
-                                              " is not that of an initialised struct");
+    return Invalid(std::string(name) + ": size " + std::to_string(given->size) +
+                   " is not that of an initialised struct");
   }
   std::memcpy(static_cast<void*>(known), given, std::min(given->size, sizeof(Struct)));
   return {};
@@ -102,7 +98,7 @@ Status Read(const Struct* given, const char* name, Struct* known) {
 template <typename Struct>
 Status Write(Struct known, const char* name, Struct* given) {
   Struct unused{};
-  if (Status status = Read(given, name, &unused); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, name, &unused));
   known.size = given->size;
   std::memcpy(static_cast<void*>(given), &known, std::min(given->size, sizeof(Struct)));
   return {};

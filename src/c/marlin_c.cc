@@ -15,7 +15,7 @@ static_assert(static_cast<int>(Determinism::kBatchInvariant) == MARLIN_DETERMINI
 
 Result<GemmProblem> ProblemOf(const marlin_gemm_problem* given) {
   marlin_gemm_problem read = MARLIN_GEMM_PROBLEM_INIT;
-  if (Status status = Read(given, "problem", &read); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "problem", &read));
   GemmProblem problem;
   problem.m = read.m;
   problem.a_type = Enumerator<DType>(read.a_type);
@@ -141,22 +141,20 @@ marlin_code marlin_quantize(const marlin_tensor* dense, const char* format,
   return Guarded([&]() -> Status {
     MARLIN_NEED(format);
     MARLIN_NEED(weights);
-    const Result<MutableTensorView> view = ViewOf(dense, "dense");
-    if (!view.ok()) return view.status();
-    const Result<FormatChoice> choice = ParseFormatChoice(format);
-    if (!choice.ok()) return choice.status();
-    if (choice->keep) {
-      return Status(Code::kInvalidArgument, "format: \"keep\" quantizes nothing");
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView view, ViewOf(dense, "dense"));
+    MARLIN_ASSIGN_OR_RETURN(const FormatChoice choice, ParseFormatChoice(format));
+    if (choice.keep) {
+      return Invalid("format: \"keep\" quantizes nothing");
     }
     QuantizeOptions options;
-    options.format = choice->format;
-    options.group_size = choice->group_size;
-    options.scale_type = choice->scale_type;
-    options.symmetric = choice->symmetric;
-    options.fractional_zeros = choice->fractional_zeros;
-    options.sparsity = choice->sparsity;
+    options.format = choice.format;
+    options.group_size = choice.group_size;
+    options.scale_type = choice.scale_type;
+    options.symmetric = choice.symmetric;
+    options.fractional_zeros = choice.fractional_zeros;
+    options.sparsity = choice.sparsity;
     options.tensor_name = "dense";
-    return Give(Quantize(*view, options), weights);
+    return Give(Quantize(view, options), weights);
   });
 }
 
@@ -206,9 +204,8 @@ marlin_code marlin_prepared_dequantize(const marlin_prepared* prepared, const ma
   return Guarded([&]() -> Status {
     MARLIN_NEED(prepared);
     MARLIN_NEED(device);
-    const Result<MutableTensorView> view = ViewOf(out, "out");
-    if (!view.ok()) return view.status();
-    return Dequantize(device->device, prepared->weights, *view, expert, stream);
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView view, ViewOf(out, "out"));
+    return Dequantize(device->device, prepared->weights, view, expert, stream);
   });
 }
 
@@ -219,9 +216,8 @@ marlin_code marlin_plan_gemm(const marlin_device* device, const marlin_prepared*
     MARLIN_NEED(device);
     MARLIN_NEED(prepared);
     MARLIN_NEED(plan);
-    const Result<GemmProblem> read = ProblemOf(problem);
-    if (!read.ok()) return read.status();
-    return Give(PlanGemm(device->device, *read, prepared->weights), plan);
+    MARLIN_ASSIGN_OR_RETURN(const GemmProblem read, ProblemOf(problem));
+    return Give(PlanGemm(device->device, read, prepared->weights), plan);
   });
 }
 
@@ -243,12 +239,9 @@ marlin_code marlin_plan_run(const marlin_plan* plan, const marlin_tensor* a,
                             const marlin_tensor* out, const marlin_gemm_arguments* arguments) {
   return Guarded([&]() -> Status {
     MARLIN_NEED(plan);
-    const Result<MutableTensorView> from = ViewOf(a, "a");
-    if (!from.ok()) return from.status();
-    const Result<MutableTensorView> to = ViewOf(out, "out");
-    if (!to.ok()) return to.status();
-    const Result<GemmArguments> read = ArgumentsOf(arguments);
-    if (!read.ok()) return read.status();
-    return plan->plan.Run(*from, *to, *read);
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView from, ViewOf(a, "a"));
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView to, ViewOf(out, "out"));
+    MARLIN_ASSIGN_OR_RETURN(const GemmArguments read, ArgumentsOf(arguments));
+    return plan->plan.Run(from, to, read);
   });
 }

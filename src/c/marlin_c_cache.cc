@@ -28,7 +28,7 @@ struct marlin_expert_lease {
   marlin_expert_lease& operator=(const marlin_expert_lease&) = delete;
 
   marlin_expert_matrix Describe(const marlin::ExpertMatrix& matrix, int i) {
-    if (matrix.weights.storage() == nullptr) return {nullptr, 0, nullptr};
+    if (!matrix.weights.valid()) return {nullptr, 0, nullptr};
     weights[i].weights = matrix.weights;
     if (matrix.bias.empty()) return {&weights[i], matrix.index, nullptr};
     marlin_tensor& bias = biases[i];
@@ -53,12 +53,10 @@ namespace {
 static_assert(static_cast<int>(CachePolicy::kLru) == MARLIN_CACHE_LRU &&
               static_cast<int>(CachePolicy::kFrequency) == MARLIN_CACHE_FREQUENCY);
 
-Status Invalid(const std::string& message) { return Status(Code::kInvalidArgument, message); }
-
 Result<ExpertCacheOptions> OptionsOf(const marlin_expert_cache_options* given) {
   if (given == nullptr) return ExpertCacheOptions();
   marlin_expert_cache_options read = MARLIN_EXPERT_CACHE_OPTIONS_INIT;
-  if (Status status = Read(given, "options", &read); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "options", &read));
   if (read.capacity_bytes < 0) {
     return Invalid("capacity_bytes: expected 0 or more, got " +
                    std::to_string(read.capacity_bytes));
@@ -114,9 +112,8 @@ marlin_code marlin_expert_cache_create(const marlin_expert_cache_options* option
   if (cache != nullptr) *cache = nullptr;
   return Guarded([&]() -> Status {
     MARLIN_NEED(cache);
-    const Result<ExpertCacheOptions> read = OptionsOf(options);
-    if (!read.ok()) return read.status();
-    *cache = new marlin_expert_cache{ExpertCache(*read)};
+    MARLIN_ASSIGN_OR_RETURN(const ExpertCacheOptions read, OptionsOf(options));
+    *cache = new marlin_expert_cache{ExpertCache(read)};
     return {};
   });
 }
@@ -128,7 +125,7 @@ marlin_code marlin_loaded_expert_set(marlin_loaded_expert* loaded, const marlin_
     MARLIN_NEED(loaded);
     MARLIN_NEED(expert);
     Expert read;
-    if (Status status = ReadExpert(*expert, "expert", &read); !status.ok()) return status;
+    MARLIN_RETURN_IF_ERROR(ReadExpert(*expert, "expert", &read));
     loaded->expert = std::move(read);
     loaded->set = true;
     return {};

@@ -16,7 +16,7 @@ static_assert(static_cast<int>(RouterOptions::Scoring::kSoftmaxOfChosen) ==
 
 Result<ExpertsProblem> ProblemOf(const marlin_experts_problem* given) {
   marlin_experts_problem read = MARLIN_EXPERTS_PROBLEM_INIT;
-  if (Status status = Read(given, "problem", &read); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "problem", &read));
   ExpertsProblem problem;
   problem.tokens = read.tokens;
   problem.top_k = read.top_k;
@@ -41,16 +41,13 @@ MoeOptions OptionsOf(const ExpertsProblem& problem) {
 
 Result<Router> RouterOf(const marlin_router* given) {
   marlin_router read = MARLIN_ROUTER_INIT;
-  if (Status status = Read(given, "router", &read); !status.ok()) return status;
-  if (Status status = NotNull(read.weights, "router.weights"); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "router", &read));
+  MARLIN_RETURN_IF_ERROR(NotNull(read.weights, "router.weights"));
   Router router;
   router.weights = read.weights->weights;
-  const Result<TensorView> bias = OptionalView(read.bias, "router.bias");
-  if (!bias.ok()) return bias.status();
-  const Result<TensorView> choice_bias = OptionalView(read.choice_bias, "router.choice_bias");
-  if (!choice_bias.ok()) return choice_bias.status();
-  router.bias = *bias;
-  router.options.choice_bias = *choice_bias;
+  MARLIN_ASSIGN_OR_RETURN(router.bias, OptionalView(read.bias, "router.bias"));
+  MARLIN_ASSIGN_OR_RETURN(router.options.choice_bias,
+                          OptionalView(read.choice_bias, "router.choice_bias"));
   router.options.top_k = read.top_k;
   router.options.scoring = Enumerator<RouterOptions::Scoring>(read.scoring);
   router.options.normalize = read.keep_weights == 0;
@@ -76,7 +73,7 @@ marlin_code marlin_experts_create(const marlin_device* device, const marlin_expe
     std::vector<Expert> all(static_cast<size_t>(std::max<int64_t>(count, 0)));
     for (size_t i = 0; i < all.size(); ++i) {
       const std::string name = "expert " + std::to_string(i);
-      if (Status status = ReadExpert(experts[i], name, &all[i]); !status.ok()) return status;
+      MARLIN_RETURN_IF_ERROR(ReadExpert(experts[i], name, &all[i]));
     }
     SharedExpert added;
     if (shared != nullptr) {
@@ -97,9 +94,8 @@ marlin_code marlin_plan_experts(const marlin_device* device, const marlin_expert
     MARLIN_NEED(device);
     MARLIN_NEED(experts);
     MARLIN_NEED(plan);
-    const Result<ExpertsProblem> read = ProblemOf(problem);
-    if (!read.ok()) return read.status();
-    return Give(PlanExperts(device->device, *read, experts->experts), plan);
+    MARLIN_ASSIGN_OR_RETURN(const ExpertsProblem read, ProblemOf(problem));
+    return Give(PlanExperts(device->device, read, experts->experts), plan);
   });
 }
 
@@ -119,14 +115,11 @@ marlin_code marlin_experts_plan_run(const marlin_experts_plan* plan, const marli
     const std::pair<const marlin_tensor*, const char*> given[] = {
         {x, "x"}, {ids, "ids"}, {weights, "weights"}, {out, "out"}};
     for (size_t i = 0; i < 4; ++i) {
-      const Result<MutableTensorView> view = ViewOf(given[i].first, given[i].second);
-      if (!view.ok()) return view.status();
-      views[i] = *view;
+      MARLIN_ASSIGN_OR_RETURN(views[i], ViewOf(given[i].first, given[i].second));
     }
-    const Result<GemmArguments> read = ArgumentsOf(arguments);
-    if (!read.ok()) return read.status();
+    MARLIN_ASSIGN_OR_RETURN(const GemmArguments read, ArgumentsOf(arguments));
     return plan->plan.Run(views[0], views[1], views[2], views[3],
-                          {read->workspace, read->workspace_bytes, read->stream});
+                          {read.workspace, read.workspace_bytes, read.stream});
   });
 }
 
@@ -135,15 +128,11 @@ marlin_code marlin_route_tokens(const marlin_device* device, const marlin_tensor
                                 const marlin_tensor* weights, void* stream) {
   return Guarded([&]() -> Status {
     MARLIN_NEED(device);
-    const Result<Router> read = RouterOf(router);
-    if (!read.ok()) return read.status();
-    const Result<MutableTensorView> from = ViewOf(x, "x");
-    if (!from.ok()) return from.status();
-    const Result<MutableTensorView> chosen = ViewOf(ids, "ids");
-    if (!chosen.ok()) return chosen.status();
-    const Result<MutableTensorView> factors = ViewOf(weights, "weights");
-    if (!factors.ok()) return factors.status();
-    return RouteHiddenStates(device->device, *from, *read, *chosen, *factors, stream);
+    MARLIN_ASSIGN_OR_RETURN(const Router read, RouterOf(router));
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView from, ViewOf(x, "x"));
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView chosen, ViewOf(ids, "ids"));
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView factors, ViewOf(weights, "weights"));
+    return RouteHiddenStates(device->device, from, read, chosen, factors, stream);
   });
 }
 
@@ -154,21 +143,16 @@ marlin_code marlin_moe_forward(const marlin_device* device, const marlin_tensor*
   return Guarded([&]() -> Status {
     MARLIN_NEED(device);
     MARLIN_NEED(experts);
-    const Result<Router> read = RouterOf(router);
-    if (!read.ok()) return read.status();
-    const Result<ExpertsProblem> how = ProblemOf(problem);
-    if (!how.ok()) return how.status();
-    const Result<MutableTensorView> from = ViewOf(x, "x");
-    if (!from.ok()) return from.status();
-    const Result<MutableTensorView> to = ViewOf(out, "out");
-    if (!to.ok()) return to.status();
-    const Result<GemmArguments> with = ArgumentsOf(arguments);
-    if (!with.ok()) return with.status();
-    MoeOptions options = OptionsOf(*how);
-    options.workspace = with->workspace;
-    options.workspace_bytes = with->workspace_bytes;
-    options.stream = with->stream;
-    return MoeForward(device->device, *from, *read, experts->experts, *to, options);
+    MARLIN_ASSIGN_OR_RETURN(const Router read, RouterOf(router));
+    MARLIN_ASSIGN_OR_RETURN(const ExpertsProblem how, ProblemOf(problem));
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView from, ViewOf(x, "x"));
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView to, ViewOf(out, "out"));
+    MARLIN_ASSIGN_OR_RETURN(const GemmArguments with, ArgumentsOf(arguments));
+    MoeOptions options = OptionsOf(how);
+    options.workspace = with.workspace;
+    options.workspace_bytes = with.workspace_bytes;
+    options.stream = with.stream;
+    return MoeForward(device->device, from, read, experts->experts, to, options);
   });
 }
 
@@ -179,15 +163,11 @@ marlin_code marlin_moe_workspace_bytes(const marlin_device* device, const marlin
     MARLIN_NEED(device);
     MARLIN_NEED(experts);
     MARLIN_NEED(bytes);
-    const Result<Router> read = RouterOf(router);
-    if (!read.ok()) return read.status();
-    const Result<ExpertsProblem> how = ProblemOf(problem);
-    if (!how.ok()) return how.status();
-    const Result<int64_t> needed =
-        MoeWorkspaceBytes(device->device, how->tokens, how->x_type, how->out_type, *read,
-                          experts->experts, OptionsOf(*how));
-    if (!needed.ok()) return needed.status();
-    *bytes = *needed;
+    MARLIN_ASSIGN_OR_RETURN(const Router read, RouterOf(router));
+    MARLIN_ASSIGN_OR_RETURN(const ExpertsProblem how, ProblemOf(problem));
+    MARLIN_ASSIGN_OR_RETURN(
+        *bytes, MoeWorkspaceBytes(device->device, how.tokens, how.x_type, how.out_type, read,
+                                  experts->experts, OptionsOf(how)));
     return {};
   });
 }

@@ -27,8 +27,7 @@ static_assert(static_cast<int>(StopReason::kMaxTokens) == MARLIN_STOP_MAX_TOKENS
 Result<std::span<const int32_t>> TokensOf(const int32_t* tokens, const char* name, int64_t count,
                                           const char* count_name) {
   if (count < 0) {
-    return Status(Code::kInvalidArgument,
-                  std::string(count_name) + ": expected 0 or more, got " + std::to_string(count));
+    return Invalid(std::string(count_name) + ": expected 0 or more, got " + std::to_string(count));
   }
   if (count > 0 && tokens == nullptr) return NotNull(tokens, name);
   return std::span<const int32_t>(tokens, static_cast<size_t>(count));
@@ -38,14 +37,12 @@ Result<ModelOptions> ModelOptionsOf(const marlin_model_options* given) {
   ModelOptions options;
   if (given == nullptr) return options;
   marlin_model_options read = MARLIN_MODEL_OPTIONS_INIT;
-  if (Status status = Read(given, "options", &read); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "options", &read));
   options.allow_bf16_activations = read.keep_activations == 0;
   options.batch_invariant = read.batch_invariant != 0;
   options.allow_extra_tensors = read.allow_extra_tensors != 0;
   if (read.kv_cache != nullptr) {
-    const Result<DType> type = ParseKvCacheType(read.kv_cache);
-    if (!type.ok()) return type.status();
-    options.kv_cache = *type;
+    MARLIN_ASSIGN_OR_RETURN(options.kv_cache, ParseKvCacheType(read.kv_cache));
   }
   if (read.prepared != nullptr) options.prepared = read.prepared;
   options.device_memory = read.device_memory;
@@ -57,7 +54,7 @@ Result<GenerateOptions> GenerateOptionsOf(const marlin_generate_options* given) 
   GenerateOptions options;
   if (given == nullptr) return options;
   marlin_generate_options read = MARLIN_GENERATE_OPTIONS_INIT;
-  if (Status status = Read(given, "options", &read); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "options", &read));
   const auto stops =
       TokensOf(read.stop_token_ids, "stop_token_ids", read.stop_token_count, "stop_token_count");
   if (!stops.ok()) return stops.status();
@@ -79,7 +76,7 @@ Result<EvaluateOptions> EvaluateOptionsOf(const marlin_perplexity_options* given
   EvaluateOptions options;
   if (given == nullptr) return options;
   marlin_perplexity_options read = MARLIN_PERPLEXITY_OPTIONS_INIT;
-  if (Status status = Read(given, "options", &read); !status.ok()) return status;
+  MARLIN_RETURN_IF_ERROR(Read(given, "options", &read));
   options.window = read.window;
   options.stride = read.stride;
   options.max_windows = read.max_windows;
@@ -98,12 +95,10 @@ marlin_code marlin_model_open(const char* path, const marlin_device* device,
     MARLIN_NEED(path);
     MARLIN_NEED(device);
     MARLIN_NEED(model);
-    const Result<ModelOptions> read = ModelOptionsOf(options);
-    if (!read.ok()) return read.status();
-    Result<Model> opened = Model::Open(path, device->device, *read);
-    if (!opened.ok()) return opened.status();
-    std::string name = opened->device().info().name;
-    *model = new marlin_model{*std::move(opened), std::move(name)};
+    MARLIN_ASSIGN_OR_RETURN(const ModelOptions read, ModelOptionsOf(options));
+    MARLIN_ASSIGN_OR_RETURN(Model opened, Model::Open(path, device->device, read));
+    std::string name = opened.device().info().name;
+    *model = new marlin_model{std::move(opened), std::move(name)};
     return {};
   });
 }
@@ -154,20 +149,18 @@ marlin_code marlin_model_generate(const marlin_model* model, const int32_t* prom
     MARLIN_NEED(model);
     const auto tokens = TokensOf(prompt, "prompt", prompt_count, "prompt_count");
     if (!tokens.ok()) return tokens.status();
-    const Result<GenerateOptions> read = GenerateOptionsOf(options);
-    if (!read.ok()) return read.status();
+    MARLIN_ASSIGN_OR_RETURN(const GenerateOptions read, GenerateOptionsOf(options));
     if (generated != nullptr) {
       // A wrong size is told before the work.
-      if (Status status = Write({}, "generated", generated); !status.ok()) return status;
+      MARLIN_RETURN_IF_ERROR(Write({}, "generated", generated));
     }
     TokenCallback call;
     if (callback != nullptr) call = [&](int32_t token) { return callback(context, token) != 0; };
-    const Result<Generated> made = Generate(model->model, *tokens, *read, call);
-    if (!made.ok()) return made.status();
+    MARLIN_ASSIGN_OR_RETURN(const Generated made, Generate(model->model, *tokens, read, call));
     if (generated == nullptr) return {};
     return Write(
-        {0, static_cast<int64_t>(made->token_ids.size()), static_cast<int32_t>(made->stop_reason),
-         made->prefill_seconds, made->decode_seconds},
+        {0, static_cast<int64_t>(made.token_ids.size()), static_cast<int32_t>(made.stop_reason),
+         made.prefill_seconds, made.decode_seconds},
         "generated", generated);
   });
 }
@@ -179,13 +172,11 @@ marlin_code marlin_model_perplexity(const marlin_model* model, const int32_t* to
     MARLIN_NEED(model);
     const auto text = TokensOf(tokens, "tokens", count, "count");
     if (!text.ok()) return text.status();
-    const Result<EvaluateOptions> read = EvaluateOptionsOf(options);
-    if (!read.ok()) return read.status();
-    if (Status status = Write({}, "perplexity", perplexity); !status.ok()) return status;
-    const Result<PerplexityResult> result = Perplexity(model->model, *text, *read);
-    if (!result.ok()) return result.status();
-    return Write({0, result->perplexity, result->nll, result->standard_error, result->tokens,
-                  result->windows},
-                 "perplexity", perplexity);
+    MARLIN_ASSIGN_OR_RETURN(const EvaluateOptions read, EvaluateOptionsOf(options));
+    MARLIN_RETURN_IF_ERROR(Write({}, "perplexity", perplexity));
+    MARLIN_ASSIGN_OR_RETURN(const PerplexityResult result, Perplexity(model->model, *text, read));
+    return Write(
+        {0, result.perplexity, result.nll, result.standard_error, result.tokens, result.windows},
+        "perplexity", perplexity);
   });
 }

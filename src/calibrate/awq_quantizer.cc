@@ -54,7 +54,7 @@ Status AwqQuantizer::Transform(Checkpoint* source) {
   const DecoderConfig& config = directory_.config;
   MARLIN_ASSIGN_OR_RETURN(std::vector<std::vector<int32_t>> texts,
                           CalibrationTexts(path_, config, device_, options_,
-                                           Calibrator::TokensFor(options_, config.shape)));
+                                           GptqQuantizer::TokensFor(options_, config.shape)));
   AwqScaler scaler(directory_, device_, texts, *plan_);
   MARLIN_RETURN_IF_ERROR(scaler.Run(options_.progress));
   inputs_ = scaler.inputs();

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "calibrate/calibrator.h"
+#include "calibrate/gptq_quantizer.h"
 #include "checkpoint/convert/matrix_quantizer.h"
 #include "marlin/calibrate.h"
 #include "model/open_model.h"
@@ -19,7 +19,7 @@ class AwqQuantizer final : public MatrixQuantizer {
  public:
   /// With `next`, the scaled matrices are quantized by it; else by the caller's method.
   AwqQuantizer(ModelDirectory directory, std::string path, const Device& device,
-               const CalibrationOptions& options, std::unique_ptr<Calibrator> next)
+               const CalibrationOptions& options, std::unique_ptr<GptqQuantizer> next)
       : directory_(std::move(directory)),
         path_(std::move(path)),
         device_(device),
@@ -40,7 +40,7 @@ class AwqQuantizer final : public MatrixQuantizer {
   std::string path_;
   Device device_;
   CalibrationOptions options_;
-  std::unique_ptr<Calibrator> next_;
+  std::unique_ptr<GptqQuantizer> next_;
   const QuantizePlan* plan_ = nullptr;
   std::vector<SkippedTensor> fallbacks_;  ///< Without next_.
   std::set<std::string> scalable_;        ///< Tensors whose inputs scales are searched for.

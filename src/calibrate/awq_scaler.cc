@@ -1,13 +1,11 @@
 #include "calibrate/awq_scaler.h"
 
 #include <algorithm>
-#include <numeric>
+#include <memory>
 #include <utility>
 
 #include "base/checked.h"
 #include "base/macros.h"
-#include "calibrate/calibration_text.h"
-#include "calibrate/decoder_ends.h"
 #include "checkpoint/convert/conversion.h"
 #include "layout/weights_shapes.h"
 #include "plan/gemm/backend.h"
@@ -15,17 +13,15 @@
 namespace marlin {
 namespace {
 
-using Depth = LayerRun::Depth;
-
 /// Tokens whose outputs the candidates' errors are measured on.
 constexpr int64_t kSampleTokens = 512;
-/// An expert with fewer tokens is measured on others, too.
+/// An expert with fewer tokens is also measured on others.
 constexpr int64_t kLeastExpertTokens = 256;
-/// Columns that candidates quantize: of all matrices of a layer's input, and of an expert's down.
+/// Columns that each candidate quantizes: over all matrices of an input; for an expert's down.
 constexpr int64_t kColumns = 256;
 constexpr int64_t kExpertColumns = 64;
 
-/// Every so many of `count` numbers, so that at most `most` are left.
+/// At most `most` evenly spaced numbers below `count`.
 std::vector<int64_t> Spread(int64_t count, int64_t most) {
   std::vector<int64_t> numbers;
   const int64_t step = std::max<int64_t>(CeilDivide(count, most), 1);
@@ -33,7 +29,7 @@ std::vector<int64_t> Spread(int64_t count, int64_t most) {
   return numbers;
 }
 
-/// Mean squares over all rows that are added, of which evenly spread ones are kept.
+/// Mean squares over all rows, and an evenly spaced sample of the rows.
 class SampledInputs {
  public:
   explicit SampledInputs(int64_t tokens)
@@ -72,48 +68,18 @@ AwqInputs InputsOf(const HostRows& rows) {
   return sampled.Take();
 }
 
-std::vector<int64_t> Range(int64_t first, int64_t count) {
-  std::vector<int64_t> numbers(static_cast<size_t>(count));
-  std::iota(numbers.begin(), numbers.end(), first);
-  return numbers;
-}
-
 }  // namespace
 
 AwqScaler::AwqScaler(const ModelDirectory& directory, const Device& device,
                      std::span<const std::vector<int32_t>> texts, const QuantizePlan& plan)
     : directory_(directory),
       device_(device),
-      source_(directory_.checkpoint, directory_.config, device_, nullptr),
       texts_(texts),
+      walk_(directory_, device_, {}),
       pool_(0) {
   for (const PlanUnit& unit : plan.units) {
     if (unit.action != PlanUnit::Action::kQuantize) continue;
     for (const size_t tensor : unit.sources) units_[source().tensors[tensor].name] = &unit;
-  }
-}
-
-AwqScaler::Producer AwqScaler::NormOf(const VectorTensor& norm) {
-  return {norm.name, norm.count, Range(0, norm.count)};
-}
-
-std::vector<AwqScaler::Producer> AwqScaler::OutputsOf(const LinearTensors& linear, int64_t first,
-                                                      int64_t count) {
-  std::vector<Producer> producers = {{linear.weight(), linear.out, Range(first, count)}};
-  if (linear.bias) producers.push_back({linear.bias_name(), linear.out, Range(first, count)});
-  return producers;
-}
-
-std::vector<AwqScaler::Producer> AwqScaler::UpOf(const MlpTensors& mlp) {
-  // The last outputs, of up's own matrix or of one that holds gate and up.
-  const LinearTensors& last = mlp.gate_up.back();
-  return OutputsOf(last, last.out - mlp.down.in, mlp.down.in);
-}
-
-void AwqScaler::AddLinears(std::span<const LinearTensors> linears,
-                           std::vector<Consumer>* consumers) {
-  for (const LinearTensors& linear : linears) {
-    if (linear.present()) consumers->push_back({linear.weight()});
   }
 }
 
@@ -132,27 +98,8 @@ bool AwqScaler::Fits(const ExponentsByTensor& changed, Status* status) const {
   return true;
 }
 
-Status AwqScaler::Fold(const AwqInputs& inputs, const AwqSharing& sharing,
-                       std::span<const Consumer> consumers, std::span<const Producer> producers,
-                       int64_t columns) {
-  std::vector<LoadedTensor> loaded;
-  std::vector<AwqMatrix> matrices;
-  for (const Consumer& consumer : consumers) {
-    const auto found = units_.find(consumer.tensor);
-    if (found == units_.end()) continue;
-    const PlanUnit& unit = *found->second;
-    MARLIN_ASSIGN_OR_RETURN(LoadedTensor tensor,
-                            LoadedTensor::Load(source(), *source().FindTensor(consumer.tensor)));
-    TensorView matrix = MatrixOf(tensor.view(), consumer.experts > 1 ? consumer.expert : -1);
-    if (unit.record.layout == SourceLayout::kOutIn) matrix = matrix.Transposed();
-    matrices.push_back({matrix, OptionsFor(unit.choice, QuantizeMethod::kRtn, consumer.tensor)});
-    loaded.push_back(std::move(tensor));
-  }
-  if (matrices.empty()) return {};
-  ++inputs_;
-  MARLIN_ASSIGN_OR_RETURN(const std::vector<int8_t> scales,
-                          SearchAwqExponents(pool_, inputs, sharing, matrices, columns));
-  if (scales.empty()) return {};
+ExponentsByTensor AwqScaler::Changed(const MatrixInput& input,
+                                     std::span<const int8_t> scales) const {
   ExponentsByTensor changed;
   const auto entry = [&](const std::string& tensor) -> TensorExponents& {
     const auto [made, is_new] = changed.try_emplace(tensor);
@@ -160,16 +107,17 @@ Status AwqScaler::Fold(const AwqInputs& inputs, const AwqSharing& sharing,
     if (before != exponents_.end()) made->second = before->second;
     return made->second;
   };
-  for (const Consumer& consumer : consumers) {
-    std::vector<int8_t>& in = entry(consumer.tensor).in;
-    in.resize(static_cast<size_t>(consumer.experts * inputs.k));
-    for (int64_t k = 0; k < inputs.k; ++k) {
-      const int8_t scale = scales[static_cast<size_t>(sharing.of(k))];
-      int8_t& sum = in[static_cast<size_t>(consumer.expert * inputs.k + k)];
-      sum = static_cast<int8_t>(sum + scale);
+  const auto multiply = [&](const InputMatrix& matrix) {
+    std::vector<int8_t>& in = entry(matrix.tensor).in;
+    in.resize(static_cast<size_t>(matrix.experts * input.k));
+    for (int64_t k = 0; k < input.k; ++k) {
+      int8_t& sum = in[static_cast<size_t>(std::max<int64_t>(matrix.expert, 0) * input.k + k)];
+      sum = static_cast<int8_t>(sum + scales[static_cast<size_t>(input.sharing.of(k))]);
     }
-  }
-  for (const Producer& producer : producers) {
+  };
+  for (const InputMatrix& matrix : input.matrices) multiply(matrix);
+  for (const InputMatrix& matrix : input.routed) multiply(matrix);
+  for (const InputProducer& producer : input.producers) {
     std::vector<int8_t>& out = entry(producer.tensor).out;
     out.resize(static_cast<size_t>(producer.size));
     for (size_t i = 0; i < scales.size(); ++i) {
@@ -177,6 +125,32 @@ Status AwqScaler::Fold(const AwqInputs& inputs, const AwqSharing& sharing,
       sum = static_cast<int8_t>(sum - scales[i]);
     }
   }
+  return changed;
+}
+
+Status AwqScaler::Fold(const MatrixInput& input, const AwqInputs& measured, int64_t columns) {
+  std::vector<LoadedTensor> loaded;
+  std::vector<AwqMatrix> matrices;
+  const auto load = [&](const InputMatrix& consumer) -> Status {
+    const auto found = units_.find(consumer.tensor);
+    if (found == units_.end()) return {};
+    const PlanUnit& unit = *found->second;
+    MARLIN_ASSIGN_OR_RETURN(LoadedTensor tensor,
+                            LoadedTensor::Load(source(), *source().FindTensor(consumer.tensor)));
+    TensorView matrix = MatrixOf(tensor.view(), consumer.expert);
+    if (unit.record.layout == SourceLayout::kOutIn) matrix = matrix.Transposed();
+    matrices.push_back({matrix, OptionsFor(unit.choice, QuantizeMethod::kRtn, consumer.tensor)});
+    loaded.push_back(std::move(tensor));
+    return {};
+  };
+  for (const InputMatrix& matrix : input.matrices) MARLIN_RETURN_IF_ERROR(load(matrix));
+  for (const InputMatrix& matrix : input.routed) MARLIN_RETURN_IF_ERROR(load(matrix));
+  if (matrices.empty()) return {};
+  ++inputs_;
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<int8_t> scales,
+                          SearchAwqExponents(pool_, measured, input.sharing, matrices, columns));
+  if (scales.empty()) return {};
+  ExponentsByTensor changed = Changed(input, scales);
   Status status;
   if (!Fits(changed, &status)) return status;
   ++scaled_inputs_;
@@ -184,200 +158,42 @@ Status AwqScaler::Fold(const AwqInputs& inputs, const AwqSharing& sharing,
   return {};
 }
 
-Status AwqScaler::RunAttention(LayerRun& run, const LayerTensors& tensors) {
-  SampledInputs normed(tokens_);
-  SampledInputs query(tokens_);
-  SampledInputs latent(tokens_);
-  SampledInputs mixed(tokens_);
-  for (const WindowChunk& chunk : chunks_) {
-    AttentionInputs inputs;
-    MARLIN_RETURN_IF_ERROR(run.Attention(chunk, Depth::kNormed, Rows(chunk), &inputs));
-    normed.Add(inputs.x);
-    MARLIN_RETURN_IF_ERROR(run.Attention(chunk, Depth::kAll, Rows(chunk), &inputs));
-    if (inputs.query.width > 0) query.Add(inputs.query);
-    if (inputs.latent.width > 0) latent.Add(inputs.latent);
-    mixed.Add(inputs.mixed);
-  }
-  const bool is_latent = directory_.config.latent();
-  std::vector<Consumer> first;
-  if (is_latent) {
-    AddLinears({&tensors.latent.q, 1}, &first);
-    AddLinears({&tensors.latent.q_a, 1}, &first);
-    AddLinears({&tensors.latent.kv_a, 1}, &first);
+InputSink AwqScaler::SinkFor(const MatrixInput& input) {
+  if (input.producers.empty()) return {};
+  const auto measured = std::make_shared<SampledInputs>(walk_.tokens());
+  return {[measured](const HostRows& rows, const HostRows&) {
+            measured->Add(rows);
+            return Status();
+          },
+          [this, &input, measured] { return Fold(input, measured->Take(), kColumns); }};
+}
+
+Status AwqScaler::VisitExpert(const ExpertVisit& visit) {
+  const MatrixInput& down = visit.matrices.down;
+  if (down.producers.empty()) return {};
+  const int64_t tokens = visit.current.rows();
+  std::vector<int64_t> chosen;
+  if (visit.shared()) {
+    chosen = Spread(tokens, kSampleTokens);
   } else {
-    AddLinears(tensors.attention.qkv, &first);
-  }
-  const Producer norm = NormOf(tensors.input_norm);
-  MARLIN_RETURN_IF_ERROR(Fold(normed.Take(), {}, first, {&norm, 1}, kColumns));
-  if (is_latent) return FoldLatent(tensors.latent, query.Take(), latent.Take(), mixed.Take());
-  const Dimensions& shape = directory_.config.shape;
-  AwqSharing sharing;
-  sharing.scales = shape.kv_heads * shape.head_dim;
-  const int64_t heads_per_v = shape.heads / shape.kv_heads;
-  for (int64_t k = 0; k < tensors.attention.out.in; ++k) {
-    const int64_t v = k / shape.head_dim / heads_per_v;
-    sharing.scale_of.push_back(static_cast<int32_t>(v * shape.head_dim + k % shape.head_dim));
-  }
-  // The last outputs, of v's own matrix or of one that holds q, k and v.
-  const LinearTensors& last = tensors.attention.qkv.back();
-  const std::vector<Producer> v = OutputsOf(last, last.out - sharing.scales, sharing.scales);
-  const Consumer out{tensors.attention.out.weight()};
-  return Fold(mixed.Take(), sharing, {&out, 1}, v, kColumns);
-}
-
-Status AwqScaler::FoldLatent(const LatentAttentionTensors& tensors, const AwqInputs& query,
-                             const AwqInputs& latent, const AwqInputs& mixed) {
-  if (tensors.q_b.present()) {
-    const Producer norm = NormOf(tensors.q_a_norm);
-    const Consumer q_b{tensors.q_b.weight()};
-    MARLIN_RETURN_IF_ERROR(Fold(query, {}, {&q_b, 1}, {&norm, 1}, kColumns));
-  }
-  const Producer norm = NormOf(tensors.kv_a_norm);
-  const Consumer kv_b{tensors.kv_b.weight()};
-  MARLIN_RETURN_IF_ERROR(Fold(latent, {}, {&kv_b, 1}, {&norm, 1}, kColumns));
-  const Dimensions& shape = directory_.config.shape;
-  std::vector<Producer> values = OutputsOf(tensors.kv_b, 0, 0);
-  for (Producer& producer : values) {
-    for (int64_t head = 0; head < shape.heads; ++head) {
-      const int64_t first = head * (shape.nope_dim + shape.v_dim) + shape.nope_dim;
-      for (int64_t i = 0; i < shape.v_dim; ++i) producer.elements.push_back(first + i);
-    }
-  }
-  const Consumer out{tensors.out.weight()};
-  return Fold(mixed, {}, {&out, 1}, values, kColumns);
-}
-
-Status AwqScaler::RunDense(LayerRun& run, const LayerTensors& tensors) {
-  SampledInputs normed(tokens_);
-  SampledInputs inner(tokens_);
-  for (const WindowChunk& chunk : chunks_) {
-    HostRows rows;
-    MARLIN_RETURN_IF_ERROR(run.Mlp(chunk, Depth::kNormed, Rows(chunk), &rows, nullptr));
-    normed.Add(rows);
-    MARLIN_RETURN_IF_ERROR(run.Mlp(chunk, Depth::kAll, Rows(chunk), nullptr, &rows));
-    inner.Add(rows);
-  }
-  std::vector<Consumer> first;
-  AddLinears(tensors.mlp.gate_up, &first);
-  const Producer norm = NormOf(tensors.mlp_norm);
-  MARLIN_RETURN_IF_ERROR(Fold(normed.Take(), {}, first, {&norm, 1}, kColumns));
-  if (directory_.config.gate_limit > 0) return {};
-  const Consumer down{tensors.mlp.down.weight()};
-  return Fold(inner.Take(), {}, {&down, 1}, UpOf(tensors.mlp), kColumns);
-}
-
-Status AwqScaler::RunExperts(LayerRun& run, const LayerTensors& layer) {
-  const ExpertsTensors& tensors = layer.experts;
-  const int64_t experts = directory_.config.shape.experts;
-  HostRows all;
-  std::vector<int32_t> ids;
-  for (const WindowChunk& chunk : chunks_) {
-    HostRows rows;
-    MARLIN_RETURN_IF_ERROR(run.Mlp(chunk, Depth::kNormed, Rows(chunk), &rows, nullptr));
-    all.width = rows.width;
-    all.values.insert(all.values.end(), rows.values.begin(), rows.values.end());
-    MARLIN_RETURN_IF_ERROR(run.Route(chunk, Rows(chunk), &ids));
-    MARLIN_RETURN_IF_ERROR(run.Mlp(chunk, Depth::kAll, Rows(chunk), nullptr, nullptr));
-  }
-  std::vector<Consumer> first;
-  AddLinears({&tensors.router, 1}, &first);
-  AddLinears({&tensors.shared_gate, 1}, &first);
-  AddLinears(tensors.shared.gate_up, &first);
-  for (const MlpTensors& mlp : tensors.each) AddLinears(mlp.gate_up, &first);
-  const bool stacked = tensors.each.empty();
-  for (int64_t e = 0; stacked && e < experts; ++e) {
-    first.push_back({tensors.gate_up.name, e, experts});
-  }
-  const Producer norm = NormOf(layer.mlp_norm);
-  MARLIN_RETURN_IF_ERROR(Fold(InputsOf(all), {}, first, {&norm, 1}, kColumns));
-  if (directory_.config.gate_limit > 0) return {};
-  const std::vector<int64_t> sample = Spread(tokens_, kSampleTokens);
-  if (tensors.shared.down.present()) {
-    MARLIN_ASSIGN_OR_RETURN(const HostRows inner,
-                            run.Gate(run.layer().experts.shared, SelectRows(all, sample)));
-    const Consumer down{tensors.shared.down.weight()};
-    MARLIN_RETURN_IF_ERROR(Fold(InputsOf(inner), {}, {&down, 1}, UpOf(tensors.shared), kColumns));
-  }
-  const std::vector<std::vector<int64_t>> routed =
-      TokensByExpert(ids, directory_.config.router.top_k, experts);
-  for (int64_t e = 0; e < experts; ++e) {
-    const std::vector<int64_t>& own = routed[static_cast<size_t>(e)];
-    std::vector<int64_t> chosen;
+    const std::span<const int64_t> own = visit.tokens;
     for (const int64_t i : Spread(static_cast<int64_t>(own.size()), kSampleTokens)) {
       chosen.push_back(own[static_cast<size_t>(i)]);
     }
     const auto missing = kLeastExpertTokens - static_cast<int64_t>(chosen.size());
     if (missing > 0) {
-      const std::vector<int64_t> others = Spread(tokens_, missing);
+      const std::vector<int64_t> others = Spread(tokens, missing);
       chosen.insert(chosen.end(), others.begin(), others.end());
     }
-    MARLIN_RETURN_IF_ERROR(FoldExpert(run, tensors, e, SelectRows(all, chosen)));
   }
-  return {};
-}
-
-Status AwqScaler::FoldExpert(LayerRun& run, const ExpertsTensors& tensors, int64_t expert,
-                             const HostRows& rows) {
-  const auto number = static_cast<size_t>(expert);
   MARLIN_ASSIGN_OR_RETURN(const HostRows inner,
-                          run.Gate(run.layer().experts.experts[number], rows));
-  const AwqInputs inputs = InputsOf(inner);
-  if (!tensors.each.empty()) {
-    const MlpTensors& mlp = tensors.each[number];
-    const Consumer down{mlp.down.weight()};
-    return Fold(inputs, {}, {&down, 1}, UpOf(mlp), kExpertColumns);
-  }
-  const int64_t experts = directory_.config.shape.experts;
-  const ExpertStack& gate_up = tensors.gate_up;
-  const int64_t up = expert * gate_up.out + gate_up.out - tensors.down.in;
-  const int64_t size = experts * gate_up.out;
-  std::vector<Producer> producers = {{gate_up.name, size, Range(up, tensors.down.in)}};
-  if (!gate_up.bias_name.empty()) {
-    producers.push_back({gate_up.bias_name, size, Range(up, tensors.down.in)});
-  }
-  const Consumer down{tensors.down.name, expert, experts};
-  return Fold(inputs, {}, {&down, 1}, producers, kExpertColumns);
-}
-
-Status AwqScaler::RunLayer(int64_t index) {
-  MARLIN_ASSIGN_OR_RETURN(
-      const std::unique_ptr<LayerRun> run,
-      LayerRun::Load(device_, directory_.config, directory_.checkpoint, source_, index));
-  const LayerTensors tensors = source_.Tensors(index);
-  MARLIN_RETURN_IF_ERROR(RunAttention(*run, tensors));
-  const bool sparse = run->layer().experts.set.count() > 0;
-  return sparse ? RunExperts(*run, tensors) : RunDense(*run, tensors);
-}
-
-Status AwqScaler::RunHead() {
-  // A head that shares the embedding's table cannot be scaled without it.
-  if (directory_.config.shape.tied) return {};
-  MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, source_));
-  SampledInputs normed(tokens_);
-  for (const WindowChunk& chunk : chunks_) {
-    MARLIN_ASSIGN_OR_RETURN(const HostRows rows, ends->Normalize(chunk.rows, Rows(chunk)));
-    normed.Add(rows);
-  }
-  const int64_t hidden = directory_.config.shape.hidden;
-  const Producer norm = NormOf({std::string(kFinalNormTensor), hidden});
-  const Consumer head{std::string(kHeadTensor)};
-  return Fold(normed.Take(), {}, {&head, 1}, {&norm, 1}, kColumns);
+                          walk_.CurrentInner(visit, SelectRows(visit.current, chosen)));
+  return Fold(down, InputsOf(inner), visit.shared() ? kColumns : kExpertColumns);
 }
 
 Status AwqScaler::Run(const Progress& progress) {
-  chunks_ = ChunksOf(texts_, device_.impl().backend().pass_tokens());
-  tokens_ = chunks_.back().first + chunks_.back().rows;
-  hidden_.resize(static_cast<size_t>(tokens_ * directory_.config.shape.hidden));
-  {
-    MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, source_));
-    MARLIN_RETURN_IF_ERROR(ends->Embed(texts_, chunks_, hidden_.data()));
-  }
-  const int64_t layers = directory_.config.shape.layers;
-  for (int64_t index = 0; index < layers; ++index) {
-    MARLIN_RETURN_IF_ERROR(RunLayer(index));
-    if (progress) progress(index + 1, layers);
-  }
-  return RunHead();
+  MARLIN_RETURN_IF_ERROR(walk_.Start(texts_, device_.impl().backend().pass_tokens()));
+  return walk_.RunAll(*this, progress);
 }
 
 }  // namespace marlin

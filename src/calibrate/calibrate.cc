@@ -12,7 +12,7 @@
 #include "base/printable.h"
 #include "calibrate/awq_quantizer.h"
 #include "calibrate/calibration_text.h"
-#include "calibrate/calibrator.h"
+#include "calibrate/gptq_quantizer.h"
 #include "checkpoint/convert/convert.h"
 #include "model/open_model.h"
 #include "model/placement.h"
@@ -43,9 +43,9 @@ Result<QuantizeCheckpointReport> Calibrated(const std::string& source, const std
   MARLIN_ASSIGN_OR_RETURN(const Device chosen, DeviceFor(device, directory.config));
   MARLIN_RETURN_IF_ERROR(CheckCalibrationText(calibration, directory.config.shape.vocabulary));
   SystemIo io;
-  std::unique_ptr<Calibrator> gptq;
+  std::unique_ptr<GptqQuantizer> gptq;
   if (options.method != QuantizeMethod::kAwq) {
-    gptq = std::make_unique<Calibrator>(std::move(directory), source, chosen, calibration);
+    gptq = std::make_unique<GptqQuantizer>(std::move(directory), source, chosen, calibration);
   }
   if (options.method == QuantizeMethod::kGptq) {
     return QuantizeCheckpointOn(io, source, output, options, gptq.get());

@@ -1,4 +1,4 @@
-// The text of a calibration: windows, and the passes that they are run in.
+// The text of a calibration: windows, and the passes that they run in.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ inline constexpr int64_t kCalibrationWindow = 256;
 Status CheckCalibrationText(const CalibrationOptions& calibration, int64_t vocabulary);
 
 /// Windows of `wanted` tokens together: of the text, or sampled from the model at `path`. Errors:
-/// those of Model::Open and SampleTexts.
+/// as Model::Open and SampleTexts.
 Result<std::vector<std::vector<int32_t>>> CalibrationTexts(const std::string& path,
                                                            const DecoderConfig& config,
                                                            const Device& device,
@@ -34,7 +34,7 @@ std::vector<WindowChunk> ChunksOf(std::span<const std::vector<int32_t>> texts, i
 /// The options that decide the output, for `--resume`.
 std::string CalibrationIdentity(const CalibrationOptions& options);
 
-/// FNV-1a of token ids, for identities of texts. `seed`: the hash of what comes before.
+/// FNV-1a of token ids, for identities of texts. `seed`: the hash of the ids before them.
 uint64_t HashOf(std::span<const int32_t> tokens, uint64_t seed = 0xcbf29ce484222325U);
 
 }  // namespace marlin

@@ -15,10 +15,11 @@ namespace marlin {
 
 class DecoderEnds {
  public:
-  /// `source` must outlive this. Errors: those of LayerSource::Ends and UploadTables.
+  /// `source` must outlive this. Errors: as LayerSource::Ends and
+  /// UploadTables.
   static Result<std::unique_ptr<DecoderEnds>> Make(const Device& device, const LayerSource& source);
 
-  /// hidden [all rows, hidden features] receives the embeddings of the texts that the chunks hold.
+  /// hidden [all rows, hidden features] receives the embeddings of the texts in the chunks.
   Status Embed(std::span<const std::vector<int32_t>> texts, std::span<const WindowChunk> chunks,
                float* hidden);
   /// The final norm of hidden [rows, hidden features].

@@ -29,7 +29,7 @@ class DeviceProducts final : public PanelProducts {
   int64_t k_ = 0;
   int64_t columns_ = 0;
   DeviceBuffer panel_;  ///< f32 [columns, k]
-  DeviceBuffer rows_;   ///< f32 [columns, rows of a block]: those that replace others,
+  DeviceBuffer rows_;   ///< f32 [columns, rows of a block]: replacements,
   DeviceBuffer out_;    ///< and products.
   std::vector<float> transposed_;
 };

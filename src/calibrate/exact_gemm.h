@@ -1,4 +1,4 @@
-// GEMMs in fp32 whose operands the host has, for calibration.
+// Operands of fp32 GEMMs from host memory, for calibration.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace marlin {
 
-/// Makes a buffer of at least `numbers` floats; what it held is lost if it grows. Errors:
+/// Grows a buffer to at least `numbers` floats; growing loses its contents. Errors:
 /// kOutOfMemory.
 Status GrowFloats(const Device& device, int64_t numbers, DeviceBuffer* buffer);
 
-/// A matrix [k, n] in host memory as weights. Errors: those of Prepare.
+/// A matrix [k, n] in host memory as weights. Errors: as Prepare.
 Result<PreparedWeights> PrepareFloats(const Device& device, const float* matrix, int64_t k,
                                       int64_t n);
 

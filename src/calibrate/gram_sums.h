@@ -12,8 +12,8 @@
 
 namespace marlin {
 
-/// Computes products y^T x of rows of the same tokens, in memory that is reused from call to call:
-/// most of the time of fresh memory is its first use.
+/// Computes products y^T x of rows of the same tokens. Memory is kept between calls, because the
+/// first touch of new memory takes longer than the products.
 class GramProducts {
  public:
   /// Rows y [rows, k], and the sums [k, k] of their products. With y = x they are symmetric, and
@@ -27,7 +27,7 @@ class GramProducts {
   GramProducts(const Device& device, ThreadPool& pool) : device_(device), pool_(&pool) {}
 
   ThreadPool& pool() const { return *pool_; }
-  /// Adds y^T x to the sums of every term, x [rows, k]. Errors: kOutOfMemory and those of Gemm.
+  /// Adds y^T x to the sums of every term, x [rows, k]. Errors: kOutOfMemory, and as Gemm.
   Status Add(const float* x, int64_t rows, int64_t k, std::span<const Term> terms);
 
  private:
@@ -43,7 +43,7 @@ class GramProducts {
   /// Sets left_ to y^T.
   Status TransposeOnHost(const float* y, int64_t rows, int64_t k);
   Status Transpose(std::span<const Block> y, int64_t rows);
-  /// Adds a term of one product; `blocks` are those of x [rows, k].
+  /// Adds a term of one product; `blocks` hold the columns of x [rows, k].
   Status AddTerm(const Term& term, const float* x, std::span<const Block> blocks, int64_t rows,
                  int64_t k);
   /// Adds the first `height` rows of left_, times a block, to their columns of sums [k, k].
@@ -51,8 +51,8 @@ class GramProducts {
 
   Device device_;
   ThreadPool* pool_;
-  DeviceBuffer left_;     ///< y^T [k, rows], the GEMM's left operand, of which rows are contiguous.
-  DeviceBuffer product_;  ///< [height, count of a block]
+  DeviceBuffer left_;           ///< y^T [k, rows]: the GEMM needs contiguous rows on the left.
+  DeviceBuffer product_;        ///< [height, count of a block]
   std::vector<float> on_host_;  ///< The product.
   std::vector<float> columns_;  ///< The columns of a block.
 };
@@ -66,7 +66,7 @@ class GramSums {
   GramSums(GramProducts& products, int64_t k)
       : products_(&products), k_(k), sums_(static_cast<size_t>(k * k)) {}
 
-  /// Errors: those of GramProducts.
+  /// Errors: as GramProducts::Add.
   Status Add(const float* y, const float* x, int64_t rows);
   /// gram.Add(x, x, rows) and cross.Add(y, x, rows).
   static Status AddBoth(const float* y, const float* x, int64_t rows, GramSums* gram,

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,8 +15,7 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "calibrate/calibration_text.h"
-#include "calibrate/decoder_ends.h"
-#include "calibrate/layer_run.h"
+#include "calibrate/layer_walk.h"
 #include "calibrate/measure_model.h"
 #include "checkpoint/readers/gguf/gguf_names.h"
 #include "engine/model_impl.h"
@@ -25,8 +24,6 @@
 
 namespace marlin {
 namespace {
-
-using Depth = LayerRun::Depth;
 
 constexpr int64_t kImportanceTokens = 16384;
 
@@ -49,7 +46,7 @@ class SquareSums {
   int64_t tokens_ = 0;
 };
 
-class ImportanceMeter {
+class ImportanceMeter final : private InputVisitor {
  public:
   ImportanceMeter(ModelDirectory directory, const std::string& path, const Device& device,
                   const ImportanceOptions& options)
@@ -57,32 +54,31 @@ class ImportanceMeter {
         path_(path),
         device_(device),
         options_(options),
-        source_(directory_.checkpoint, directory_.config, device_, nullptr) {}
+        walk_(directory_, device_, {.experts_by_pass = true}) {}
 
   Result<ImportanceMatrix> Run();
 
  private:
+  /// Squares of an expert's inputs so far.
+  struct ExpertSums {
+    SquareSums gate_up;
+    SquareSums down;
+  };
+
+  InputSink SinkFor(const MatrixInput& input) override;
+  Status VisitExpert(const ExpertVisit& visit) override;
   Status FindNames();
-  Status RunLayer(int64_t index);
-  Status RunAttention(LayerRun& run, const LayerTensors& tensors);
-  Status RunDense(LayerRun& run, const MlpTensors& tensors);
-  Status RunExperts(LayerRun& run, const ExpertsTensors& tensors);
-  Status RunHead(DecoderEnds& ends);
-  Status Record(const std::string& tensor, int64_t expert, int64_t k, const SquareSums& sums);
-  Status RecordLinears(std::span<const LinearTensors> linears, const SquareSums& sums);
-  float* Rows(const WindowChunk& chunk) {
-    return hidden_.data() + chunk.first * directory_.config.shape.hidden;
-  }
+  Status Record(const MatrixInput& input, const SquareSums& sums);
+  Status RecordMatrix(const InputMatrix& matrix, int64_t k, const SquareSums& sums);
 
   ModelDirectory directory_;
   const std::string& path_;
   Device device_;
   const ImportanceOptions& options_;
-  LayerSource source_;
+  LayerWalk walk_;
   const GgufArchitecture* architecture_ = nullptr;
   bool with_experts_ = false;
-  std::vector<WindowChunk> chunks_;
-  std::vector<float> hidden_;  ///< [tokens, hidden]: what the layer that is measured gets.
+  std::map<int64_t, ExpertSums> experts_;  ///< By number, in the current layer.
   ImportanceMatrix matrix_;
 };
 
@@ -95,17 +91,17 @@ Status ImportanceMeter::FindNames() {
                             Printable(type)));
 }
 
-/// Enters the inputs of a matrix under its name in GGUF; `expert`: of a stack, or -1.
-Status ImportanceMeter::Record(const std::string& tensor, int64_t expert, int64_t k,
-                               const SquareSums& sums) {
+/// Records the inputs of a matrix under its GGUF name.
+Status ImportanceMeter::RecordMatrix(const InputMatrix& matrix, int64_t k, const SquareSums& sums) {
+  const std::string& tensor = matrix.tensor;
   const std::optional<ExpertName> own = ParseExpertName(tensor);
   const auto name = GgufTensorName(*architecture_, with_experts_, own ? own->common : tensor);
   if (!name) {
     return Status(Code::kUnsupported,
                   fmt::format("importance: GGUF has no name for \"{}\"", Printable(tensor)));
   }
-  const int64_t number = own ? own->expert : std::max<int64_t>(expert, 0);
-  const bool routed = own.has_value() || expert >= 0;
+  const int64_t number = own ? own->expert : std::max<int64_t>(matrix.expert, 0);
+  const bool routed = own.has_value() || matrix.expert >= 0;
   ImportanceMatrix::Inputs& inputs = matrix_.inputs[*name];
   if (inputs.k == 0) {
     inputs.experts = routed ? directory_.config.shape.experts : 1;
@@ -133,121 +129,39 @@ Status ImportanceMeter::Record(const std::string& tensor, int64_t expert, int64_
   return {};
 }
 
-Status ImportanceMeter::RecordLinears(std::span<const LinearTensors> linears,
-                                      const SquareSums& sums) {
-  for (const LinearTensors& linear : linears) {
-    if (!linear.present()) continue;
-    MARLIN_RETURN_IF_ERROR(Record(linear.weight(), -1, linear.in, sums));
+Status ImportanceMeter::Record(const MatrixInput& input, const SquareSums& sums) {
+  for (const InputMatrix& matrix : input.matrices) {
+    MARLIN_RETURN_IF_ERROR(RecordMatrix(matrix, input.k, sums));
   }
   return {};
 }
 
-Status ImportanceMeter::RunAttention(LayerRun& run, const LayerTensors& tensors) {
-  SquareSums normed;
-  SquareSums query;
-  SquareSums latent;
-  SquareSums mixed;
-  for (const WindowChunk& chunk : chunks_) {
-    AttentionInputs inputs;
-    MARLIN_RETURN_IF_ERROR(run.Attention(chunk, Depth::kNormed, Rows(chunk), &inputs));
-    normed.Add(inputs.x);
-    MARLIN_RETURN_IF_ERROR(run.Attention(chunk, Depth::kAll, Rows(chunk), &inputs));
-    if (inputs.query.width > 0) query.Add(inputs.query);
-    if (inputs.latent.width > 0) latent.Add(inputs.latent);
-    mixed.Add(inputs.mixed);
-  }
-  if (!directory_.config.latent()) {
-    MARLIN_RETURN_IF_ERROR(RecordLinears(tensors.attention.qkv, normed));
-    return RecordLinears({&tensors.attention.out, 1}, mixed);
-  }
-  for (const LinearTensors& linear : {tensors.latent.q, tensors.latent.q_a, tensors.latent.kv_a}) {
-    MARLIN_RETURN_IF_ERROR(RecordLinears({&linear, 1}, normed));
-  }
-  MARLIN_RETURN_IF_ERROR(RecordLinears({&tensors.latent.q_b, 1}, query));
-  MARLIN_RETURN_IF_ERROR(RecordLinears({&tensors.latent.kv_b, 1}, latent));
-  return RecordLinears({&tensors.latent.out, 1}, mixed);
+InputSink ImportanceMeter::SinkFor(const MatrixInput& input) {
+  const auto sums = std::make_shared<SquareSums>();
+  return {[sums](const HostRows& rows, const HostRows&) {
+            sums->Add(rows);
+            return Status();
+          },
+          [this, &input, sums] { return Record(input, *sums); }};
 }
 
-Status ImportanceMeter::RunDense(LayerRun& run, const MlpTensors& tensors) {
-  SquareSums normed;
-  SquareSums inner;
-  for (const WindowChunk& chunk : chunks_) {
-    HostRows rows;
-    MARLIN_RETURN_IF_ERROR(run.Mlp(chunk, Depth::kNormed, Rows(chunk), &rows, nullptr));
-    normed.Add(rows);
-    MARLIN_RETURN_IF_ERROR(run.Mlp(chunk, Depth::kAll, Rows(chunk), nullptr, &rows));
-    inner.Add(rows);
+Status ImportanceMeter::VisitExpert(const ExpertVisit& visit) {
+  const ExpertMatrices& matrices = visit.matrices;
+  ExpertSums& sums = experts_[matrices.expert];
+  if (visit.shared()) {
+    MARLIN_ASSIGN_OR_RETURN(const HostRows inner, walk_.CurrentInner(visit, visit.current));
+    sums.down.Add(inner);
+  } else if (!visit.tokens.empty()) {
+    const HostRows routed = SelectRows(visit.current, visit.tokens);
+    sums.gate_up.Add(routed);
+    MARLIN_ASSIGN_OR_RETURN(const HostRows inner, walk_.CurrentInner(visit, routed));
+    sums.down.Add(inner);
   }
-  MARLIN_RETURN_IF_ERROR(RecordLinears(tensors.gate_up, normed));
-  return RecordLinears({&tensors.down, 1}, inner);
-}
-
-Status ImportanceMeter::RunExperts(LayerRun& run, const ExpertsTensors& tensors) {
-  const auto experts = static_cast<size_t>(directory_.config.shape.experts);
-  const ExpertsLayer& layer = run.layer().experts;
-  SquareSums normed;
-  SquareSums shared;
-  std::vector<SquareSums> own(experts);
-  std::vector<SquareSums> inner(experts);
-  for (const WindowChunk& chunk : chunks_) {
-    HostRows rows;
-    MARLIN_RETURN_IF_ERROR(run.Mlp(chunk, Depth::kNormed, Rows(chunk), &rows, nullptr));
-    normed.Add(rows);
-    if (tensors.shared.down.present()) {
-      MARLIN_ASSIGN_OR_RETURN(const HostRows gated, run.Gate(layer.shared, rows));
-      shared.Add(gated);
-    }
-    std::vector<int32_t> ids;
-    MARLIN_RETURN_IF_ERROR(run.Route(chunk, Rows(chunk), &ids));
-    const std::vector<std::vector<int64_t>> tokens =
-        TokensByExpert(ids, directory_.config.router.top_k, directory_.config.shape.experts);
-    for (size_t expert = 0; expert < experts; ++expert) {
-      if (tokens[expert].empty()) continue;
-      const HostRows routed = SelectRows(rows, tokens[expert]);
-      own[expert].Add(routed);
-      MARLIN_ASSIGN_OR_RETURN(const HostRows gated, run.Gate(layer.experts[expert], routed));
-      inner[expert].Add(gated);
-    }
-    MARLIN_RETURN_IF_ERROR(run.Mlp(chunk, Depth::kAll, Rows(chunk), nullptr, nullptr));
-  }
-  MARLIN_RETURN_IF_ERROR(RecordLinears({&tensors.router, 1}, normed));
-  MARLIN_RETURN_IF_ERROR(RecordLinears({&tensors.shared_gate, 1}, normed));
-  MARLIN_RETURN_IF_ERROR(RecordLinears(tensors.shared.gate_up, normed));
-  MARLIN_RETURN_IF_ERROR(RecordLinears({&tensors.shared.down, 1}, shared));
-  const int64_t hidden = directory_.config.shape.hidden;
-  for (size_t expert = 0; expert < experts; ++expert) {
-    if (!tensors.each.empty()) {
-      MARLIN_RETURN_IF_ERROR(RecordLinears(tensors.each[expert].gate_up, own[expert]));
-      MARLIN_RETURN_IF_ERROR(RecordLinears({&tensors.each[expert].down, 1}, inner[expert]));
-      continue;
-    }
-    const auto number = static_cast<int64_t>(expert);
-    MARLIN_RETURN_IF_ERROR(Record(tensors.gate_up.name, number, hidden, own[expert]));
-    const int64_t width = layer.experts[expert].down.in;
-    MARLIN_RETURN_IF_ERROR(Record(tensors.down.name, number, width, inner[expert]));
-  }
+  if (!visit.last) return {};
+  MARLIN_RETURN_IF_ERROR(Record(matrices.gate_up, sums.gate_up));
+  MARLIN_RETURN_IF_ERROR(Record(matrices.down, sums.down));
+  experts_.erase(matrices.expert);
   return {};
-}
-
-Status ImportanceMeter::RunLayer(int64_t index) {
-  MARLIN_ASSIGN_OR_RETURN(
-      const std::unique_ptr<LayerRun> run,
-      LayerRun::Load(device_, directory_.config, directory_.checkpoint, source_, index));
-  const LayerTensors tensors = source_.Tensors(index);
-  MARLIN_RETURN_IF_ERROR(RunAttention(*run, tensors));
-  const bool sparse = run->layer().experts.set.count() > 0;
-  return sparse ? RunExperts(*run, tensors.experts) : RunDense(*run, tensors.mlp);
-}
-
-Status ImportanceMeter::RunHead(DecoderEnds& ends) {
-  // GGUF names the head of a model that shares the embedding's table after the embedding.
-  if (directory_.config.shape.tied) return {};
-  SquareSums sums;
-  for (const WindowChunk& chunk : chunks_) {
-    MARLIN_ASSIGN_OR_RETURN(const HostRows rows, ends.Normalize(chunk.rows, Rows(chunk)));
-    sums.Add(rows);
-  }
-  return Record(std::string(kHeadTensor), -1, directory_.config.shape.hidden, sums);
 }
 
 Result<ImportanceMatrix> ImportanceMeter::Run() {
@@ -255,17 +169,8 @@ Result<ImportanceMatrix> ImportanceMeter::Run() {
   const int64_t wanted = options_.text.tokens > 0 ? options_.text.tokens : kImportanceTokens;
   MARLIN_ASSIGN_OR_RETURN(
       const auto texts, CalibrationTexts(path_, directory_.config, device_, options_.text, wanted));
-  chunks_ = ChunksOf(texts, kPassTokens);
-  const int64_t tokens = chunks_.back().first + chunks_.back().rows;
-  hidden_.resize(static_cast<size_t>(tokens * directory_.config.shape.hidden));
-  MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, source_));
-  MARLIN_RETURN_IF_ERROR(ends->Embed(texts, chunks_, hidden_.data()));
-  const int64_t layers = directory_.config.shape.layers;
-  for (int64_t index = 0; index < layers; ++index) {
-    MARLIN_RETURN_IF_ERROR(RunLayer(index));
-    if (options_.progress) options_.progress(index + 1, layers);
-  }
-  MARLIN_RETURN_IF_ERROR(RunHead(*ends));
+  MARLIN_RETURN_IF_ERROR(walk_.Start(texts, kPassTokens));
+  MARLIN_RETURN_IF_ERROR(walk_.RunAll(*this, options_.progress));
   return std::move(matrix_);
 }
 

@@ -11,27 +11,28 @@
 namespace marlin {
 namespace {
 
-class LatentInputs final : public InputObserver {
+/// Fetches the inputs of MLA's second projections.
+class LatentObserver final : public InputObserver {
  public:
-  LatentInputs(const Pass& pass, FunctionRef<Status(const TensorView&, HostRows*)> fetch,
-               AttentionInputs* inputs)
+  LatentObserver(const Pass& pass, FunctionRef<Status(const TensorView&, HostRows*)> fetch,
+                 InputRows* inputs)
       : pass_(pass), fetch_(fetch), inputs_(inputs) {}
 
   Status AddLatent(const TensorView* query, const TensorView& key) override {
-    if (query != nullptr) MARLIN_RETURN_IF_ERROR(fetch_(*query, &inputs_->query));
+    if (query != nullptr) MARLIN_RETURN_IF_ERROR(fetch_(*query, &(*inputs_)[kQuerySlot]));
     const int64_t rows = key.dim(0);
     const int64_t width = key.dim(1);
     MARLIN_ASSIGN_OR_RETURN(const MutableTensorView packed,
                             pass_.arena.Take(DType::kF32, {rows, 1, width}));
     const TensorView heads(key.data(), DType::kF32, {rows, 1, width}, {key.stride(0), width, 1});
     MARLIN_RETURN_IF_ERROR(Convert(pass_.device, heads, packed, pass_.stream()));
-    return fetch_(packed, &inputs_->latent);
+    return fetch_(packed, &(*inputs_)[kLatentSlot]);
   }
 
  private:
   const Pass& pass_;
   FunctionRef<Status(const TensorView&, HostRows*)> fetch_;
-  AttentionInputs* inputs_;
+  InputRows* inputs_;
 };
 
 class Selections final : public RoutingObserver {
@@ -64,32 +65,23 @@ Result<std::unique_ptr<LayerRun>> LayerRun::Make(const Device& device, const Dec
   return run;
 }
 
-Result<std::unique_ptr<LayerRun>> LayerRun::Load(const Device& device, const DecoderConfig& config,
-                                                 const Checkpoint& checkpoint,
-                                                 const LayerSource& source, int64_t layer,
-                                                 bool matrices) {
-  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<LayerRun> run, Make(device, config, checkpoint, layer));
-  MARLIN_ASSIGN_OR_RETURN(DecoderLayer attention, source.Layer(layer, {true, false, matrices}));
-  run->SetAttention(std::move(attention));
-  MARLIN_ASSIGN_OR_RETURN(DecoderLayer mlp, source.Layer(layer, {false, true, matrices}));
-  run->SetMlp(std::move(mlp));
-  return run;
-}
-
-void LayerRun::SetAttention(DecoderLayer layer) {
+Status LayerRun::Load(const LayerSource& source, int64_t layer, Half half, bool matrices) {
+  const bool attention = half == Half::kAttention;
+  MARLIN_ASSIGN_OR_RETURN(DecoderLayer loaded,
+                          source.Layer(layer, {attention, !attention, matrices}));
   DecoderLayer& own = decoder_.layers.front();
-  own.input_norm = std::move(layer.input_norm);
-  own.attention = std::move(layer.attention);
-  own.latent = std::move(layer.latent);
-  own.attention_out_norm = std::move(layer.attention_out_norm);
-}
-
-void LayerRun::SetMlp(DecoderLayer layer) {
-  DecoderLayer& own = decoder_.layers.front();
-  own.mlp_norm = std::move(layer.mlp_norm);
-  own.mlp = std::move(layer.mlp);
-  own.experts = std::move(layer.experts);
-  own.mlp_out_norm = std::move(layer.mlp_out_norm);
+  if (attention) {
+    own.input_norm = std::move(loaded.input_norm);
+    own.attention = std::move(loaded.attention);
+    own.latent = std::move(loaded.latent);
+    own.attention_out_norm = std::move(loaded.attention_out_norm);
+  } else {
+    own.mlp_norm = std::move(loaded.mlp_norm);
+    own.mlp = std::move(loaded.mlp);
+    own.experts = std::move(loaded.experts);
+    own.mlp_out_norm = std::move(loaded.mlp_out_norm);
+  }
+  return {};
 }
 
 HostRows SelectRows(const HostRows& all, std::span<const int64_t> tokens) {
@@ -112,8 +104,8 @@ std::vector<std::vector<int64_t>> TokensByExpert(std::span<const int32_t> ids, i
   return tokens;
 }
 
-Status LayerRun::Run(const WindowChunk& chunk, const float* hidden,
-                     FunctionRef<Status(Pass&)> body) {
+Status LayerRun::RunPass(const WindowChunk& chunk, const float* hidden,
+                         FunctionRef<Status(Pass&)> body) {
   const ArenaScope scope(arena_);
   std::vector<std::unique_ptr<KvCache>> caches;
   std::vector<int32_t> positions;
@@ -155,8 +147,8 @@ Status LayerRun::Fetch(const TensorView& view, HostRows* rows) {
   return arena_.Download(view, rows->values.data());
 }
 
-Status LayerRun::EndHalf(Pass& pass, bool mlp, float* hidden) {
-  MARLIN_RETURN_IF_ERROR(RunProjectAdd(pass, 0, mlp));
+Status LayerRun::EndHalf(Pass& pass, Half half, float* hidden) {
+  MARLIN_RETURN_IF_ERROR(RunProjectAdd(pass, 0, half == Half::kMlp));
   return DownloadHidden(pass, hidden);
 }
 
@@ -166,69 +158,51 @@ Status LayerRun::DownloadHidden(const Pass& pass, float* hidden) {
   return arena_.Download(pass.values.hidden, hidden);
 }
 
-Status LayerRun::Attention(const WindowChunk& chunk, Depth depth, float* hidden,
-                           AttentionInputs* inputs) {
-  return Run(chunk, hidden, [&](Pass& pass) -> Status {
-    if (depth == Depth::kNormed) {
-      MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
-                              arena_.Take(DType::kF32, pass.values.hidden.shape()));
-      MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer().input_norm, x));
-      return Fetch(x, &inputs->x);
-    }
-    const auto fetch = [this](const TensorView& view, HostRows* rows) { return Fetch(view, rows); };
-    LatentInputs observer(pass, fetch, inputs);
-    if (inputs != nullptr) pass.inputs = &observer;
-    MARLIN_RETURN_IF_ERROR(decoder_.config.latent() ? RunLatentProject(pass, 0)
-                                                    : RunProject(pass, 0));
-    if (depth == Depth::kLatent) return {};
-    MARLIN_RETURN_IF_ERROR(RunAttention(pass, 0));
-    if (inputs != nullptr) MARLIN_RETURN_IF_ERROR(Fetch(pass.values.mixed, &inputs->mixed));
-    if (depth == Depth::kLast) return {};
-    return EndHalf(pass, false, hidden);
-  });
+Status LayerRun::Attend(Pass& pass, Depth depth, InputRows* inputs) {
+  const auto fetch = [this](const TensorView& view, HostRows* rows) { return Fetch(view, rows); };
+  LatentObserver observer(pass, fetch, inputs);
+  if (inputs != nullptr) pass.inputs = &observer;
+  MARLIN_RETURN_IF_ERROR(decoder_.config.latent() ? RunLatentProject(pass, 0)
+                                                  : RunProject(pass, 0));
+  return depth == Depth::kLatent ? Status() : RunAttention(pass, 0);
 }
 
-Status LayerRun::Mlp(const WindowChunk& chunk, Depth depth, float* hidden, HostRows* normed,
-                     HostRows* inner) {
-  return Run(chunk, hidden, [&](Pass& pass) -> Status {
+Status LayerRun::Run(Half half, const WindowChunk& chunk, Depth depth, float* hidden,
+                     InputRows* inputs) {
+  const bool attention = half == Half::kAttention;
+  return RunPass(chunk, hidden, [&](Pass& pass) -> Status {
     if (depth == Depth::kNormed) {
       MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
                               arena_.Take(DType::kF32, pass.values.hidden.shape()));
-      MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer().mlp_norm, x));
-      return Fetch(x, normed);
+      const DeviceVector& norm = attention ? layer().input_norm : layer().mlp_norm;
+      MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, norm, x));
+      return Fetch(x, &(*inputs)[kNormedSlot]);
     }
-    if (layer().experts.set.count() > 0) {
+    if (!attention && layer().experts.set.count() > 0) {
       MARLIN_RETURN_IF_ERROR(RunRoute(pass, 0));
       MARLIN_RETURN_IF_ERROR(RunExperts(pass, 0));
       return DownloadHidden(pass, hidden);
     }
-    MARLIN_RETURN_IF_ERROR(RunGateUp(pass, 0));
-    if (inner != nullptr) {
-      const MutableTensorView& all = pass.values.inner;
-      MARLIN_RETURN_IF_ERROR(Fetch(all, inner));
-    }
-    if (depth == Depth::kLast) return {};
-    return EndHalf(pass, true, hidden);
+    MARLIN_RETURN_IF_ERROR(attention ? Attend(pass, depth, inputs) : RunGateUp(pass, 0));
+    if (depth == Depth::kLatent) return {};
+    const MutableTensorView& last = attention ? pass.values.mixed : pass.values.inner;
+    if (inputs != nullptr) MARLIN_RETURN_IF_ERROR(Fetch(last, &(*inputs)[kLastSlot]));
+    return depth == Depth::kLast ? Status() : EndHalf(pass, half, hidden);
   });
 }
 
-Status LayerRun::EndAttention(const WindowChunk& chunk, const HostRows& mixed, float* hidden) {
-  return Run(chunk, hidden, [&](Pass& pass) -> Status {
-    MARLIN_RETURN_IF_ERROR(arena_.Fill(pass.values.mixed, mixed.values.data()));
-    return EndHalf(pass, false, hidden);
-  });
-}
-
-Status LayerRun::EndMlp(const WindowChunk& chunk, const HostRows& inner, float* hidden) {
-  return Run(chunk, hidden, [&](Pass& pass) -> Status {
-    MARLIN_RETURN_IF_ERROR(arena_.Fill(pass.values.inner, inner.values.data()));
-    return EndHalf(pass, true, hidden);
+Status LayerRun::End(Half half, const WindowChunk& chunk, const HostRows& last, float* hidden) {
+  return RunPass(chunk, hidden, [&](Pass& pass) -> Status {
+    const bool attention = half == Half::kAttention;
+    const MutableTensorView& to = attention ? pass.values.mixed : pass.values.inner;
+    MARLIN_RETURN_IF_ERROR(arena_.Fill(to, last.values.data()));
+    return EndHalf(pass, half, hidden);
   });
 }
 
 Status LayerRun::Route(const WindowChunk& chunk, float* hidden, std::vector<int32_t>* ids) {
   Selections selections(ids);
-  return Run(chunk, hidden, [&](Pass& pass) {
+  return RunPass(chunk, hidden, [&](Pass& pass) {
     pass.routing = &selections;
     return RunRoute(pass, 0);
   });

@@ -1,12 +1,14 @@
 // Runs one layer of a decoder over hidden states in host memory, up to the inputs of its matrices.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "base/function_ref.h"
+#include "calibrate/matrix_inputs.h"
 #include "engine/forward.h"
 #include "engine/kv_cache.h"
 #include "marlin/device.h"
@@ -14,7 +16,7 @@
 
 namespace marlin {
 
-/// fp32 throughout: a difference between the original and the quantized model should be theirs.
+/// fp32 throughout, so that the original and the quantized model differ only by their weights.
 inline ProductOptions ExactProducts() { return {Accuracy::kExact, false, nullptr, DType::kF32}; }
 
 /// Rows [rows, width] in host memory.
@@ -31,64 +33,50 @@ HostRows SelectRows(const HostRows& all, std::span<const int64_t> tokens);
 std::vector<std::vector<int64_t>> TokensByExpert(std::span<const int32_t> ids, int64_t top_k,
                                                  int64_t experts);
 
-/// The windows of one pass, and where their rows are among all.
+/// The windows of one pass, and the position of their rows in the text.
 struct WindowChunk {
   int64_t first = 0;
   int64_t rows = 0;
   std::vector<int64_t> windows;  ///< Lengths in tokens; every window begins at position 0.
 };
 
-/// Inputs of the matrices in the first half of a layer.
-struct AttentionInputs {
-  HostRows x;       ///< For q, k, v, or MLA's first projections.
-  HostRows query;   ///< MLA: for q_b; empty without it.
-  HostRows latent;  ///< MLA: for kv_b.
-  HostRows mixed;   ///< For the output projection.
-};
+/// The inputs of the matrices in half a layer, by slot; empty where it has none.
+using InputRows = std::array<HostRows, kInputSlots>;
 
 class LayerRun {
  public:
-  /// How far a half of the layer runs: to the normalized hidden states, to the inputs of MLA's
-  /// second projections, to those of the half's last projection, or to the end.
+  /// How far half a layer runs: to the normalized hidden states, the inputs of MLA's second
+  /// projections, the input of the half's last projection, or the end.
   enum class Depth { kNormed, kLatent, kLast, kAll };
 
-  /// `decoder` has no layers. Errors: those of PagePool::Make.
+  /// A layer whose halves are yet to be loaded. Errors: as PagePool::Make.
   static Result<std::unique_ptr<LayerRun>> Make(const Device& device, const DecoderConfig& config,
                                                 const Checkpoint& checkpoint, int64_t layer);
 
-  /// The same with both halves of the layer of a source, or with their norms alone: enough for
-  /// depth kNormed. Errors: also those of LayerSource::Layer.
-  static Result<std::unique_ptr<LayerRun>> Load(const Device& device, const DecoderConfig& config,
-                                                const Checkpoint& checkpoint,
-                                                const LayerSource& source, int64_t layer,
-                                                bool matrices = true);
-
-  /// Takes one half from a loaded layer.
-  void SetAttention(DecoderLayer layer);
-  void SetMlp(DecoderLayer layer);
+  /// Loads half of a layer, or its norms alone, which is enough for depth kNormed. Errors: as
+  /// LayerSource::Layer.
+  Status Load(const LayerSource& source, int64_t layer, Half half, bool matrices = true);
   const DecoderLayer& layer() const { return decoder_.layers.front(); }
 
-  /// Runs the attention half. hidden [chunk.rows, hidden] is updated at depth kAll. `inputs`,
-  /// unless null, receives the inputs on the way.
-  Status Attention(const WindowChunk& chunk, Depth depth, float* hidden, AttentionInputs* inputs);
-  /// Runs the second half, dense or experts. `normed` and `inner`, unless null, receive the
-  /// normalized hidden states and the inputs of a dense layer's down projection.
-  Status Mlp(const WindowChunk& chunk, Depth depth, float* hidden, HostRows* normed,
-             HostRows* inner);
-  /// Ends a half of a dense layer from the inputs of its last projection, which depth kLast gives;
-  /// hidden [chunk.rows, hidden] is updated.
-  Status EndAttention(const WindowChunk& chunk, const HostRows& mixed, float* hidden);
-  Status EndMlp(const WindowChunk& chunk, const HostRows& inner, float* hidden);
+  /// Runs a half. hidden [chunk.rows, hidden] is updated at depth kAll. `inputs`, unless null,
+  /// receives the inputs up to there. A half with experts runs to kNormed or to kAll, and has
+  /// inputs at kNormed only.
+  Status Run(Half half, const WindowChunk& chunk, Depth depth, float* hidden, InputRows* inputs);
+  /// Ends a half without experts from the input of its last projection; hidden [chunk.rows, hidden]
+  /// is updated.
+  Status End(Half half, const WindowChunk& chunk, const HostRows& last, float* hidden);
   /// Appends the experts that tokens select, [chunk.rows, top_k].
   Status Route(const WindowChunk& chunk, float* hidden, std::vector<int32_t>* ids);
-  /// The inputs of an MLP's down projection for rows of its input.
+  /// The input of an MLP's down projection for rows of the MLP's input.
   Result<HostRows> Gate(const MlpLayer& mlp, const HostRows& x);
 
  private:
   LayerRun(const Device& device, const DecoderConfig& config, const Checkpoint& checkpoint);
-  Status Run(const WindowChunk& chunk, const float* hidden, FunctionRef<Status(Pass&)> body);
+  Status RunPass(const WindowChunk& chunk, const float* hidden, FunctionRef<Status(Pass&)> body);
+  /// Attention up to `depth`, short of the half's last projection.
+  Status Attend(Pass& pass, Depth depth, InputRows* inputs);
   Status Fetch(const TensorView& view, HostRows* rows);
-  Status EndHalf(Pass& pass, bool mlp, float* hidden);
+  Status EndHalf(Pass& pass, Half half, float* hidden);
   Status DownloadHidden(const Pass& pass, float* hidden);
 
   Device device_;

@@ -1,4 +1,4 @@
-// The frame of measurements that run an unquantized model over a text.
+// Opening of an unquantized model to measure it on a text.
 #pragma once
 
 #include <new>
@@ -17,7 +17,7 @@
 namespace marlin {
 
 /// Runs Meter(directory, source, device, options).Run() on the model at `source`; options.text is
-/// its text. Errors: those of OpenModelDirectory, DeviceFor, CheckCalibrationText and Run;
+/// its text. Errors: as OpenModelDirectory, DeviceFor, CheckCalibrationText and Run;
 /// kInvalidArgument for a quantized model, kOutOfMemory.
 template <typename Meter, typename Options>
 auto MeasureModel(const std::string& source, const Device& device, const Options& options)

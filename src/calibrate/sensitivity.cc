@@ -17,6 +17,8 @@
 #include "base/thread_pool.h"
 #include "calibrate/calibration_text.h"
 #include "calibrate/decoder_ends.h"
+#include "calibrate/layer_run.h"
+#include "calibrate/matrix_inputs.h"
 #include "calibrate/measure_model.h"
 #include "checkpoint/convert/conversion.h"
 #include "checkpoint/convert/quantize_plan.h"
@@ -29,11 +31,12 @@ namespace marlin {
 namespace {
 
 constexpr int64_t kSensitivityTokens = 2048;
+constexpr LayerRun::Depth kAll = LayerRun::Depth::kAll;
 
 /// A matrix, or a stack of experts, and where its layer uses it.
 struct Unit {
   size_t tensor = 0;
-  bool attention = false;
+  Half half = Half::kAttention;
   bool in_out = false;
   Sensitivity::Matrix matrix;
 };
@@ -65,23 +68,21 @@ class SensitivityMeter {
   Status Begin();
   Status LoadLayers();
   Status FindUnits();
-  Status AddUnit(int64_t layer, const std::string& name, bool attention);
-  Status AddMlp(int64_t layer, const MlpTensors& mlp);
+  Status AddUnit(int64_t layer, const LayerMatrix& matrix);
   Status RunReference();
-  Status MeasureHalf(int64_t layer, bool attention);
+  Status MeasureHalf(int64_t layer, Half half);
   Status MeasureUnit(int64_t layer, Unit& unit);
   Status Replace(const Unit& unit, const FormatChoice& choice);
-  Status SetHalf(const LayerSource& source, int64_t layer, bool attention);
-  Status RunFrom(int64_t layer, bool attention, const WindowChunk& chunk);
-  Result<double> Divergence(int64_t layer, bool attention);
+  Status RunFrom(int64_t layer, Half half, const WindowChunk& chunk);
+  Result<double> Divergence(int64_t layer, Half half);
   Result<double> ChunkDivergence(const WindowChunk& chunk);
-  Status Advance(int64_t layer, bool attention, const WindowChunk& chunk, float* hidden);
   const Sensitivity::Matrix* Measured(size_t at, const std::string& name) const;
   static void FillUnseen(std::vector<Sensitivity::Matrix>* half);
   const Checkpoint::Impl& source() const { return CheckpointAccess::Get(directory_.checkpoint); }
   float* Rows(std::vector<float>& hidden, const WindowChunk& chunk) const {
     return hidden.data() + chunk.first * directory_.config.shape.hidden;
   }
+  LayerRun& RunOf(int64_t layer) { return *layers_[static_cast<size_t>(layer)]; }
   int64_t vocabulary() const { return directory_.config.shape.vocabulary; }
 
   ModelDirectory directory_;
@@ -105,7 +106,8 @@ class SensitivityMeter {
   int64_t total_ = 0;
 };
 
-Status SensitivityMeter::AddUnit(int64_t layer, const std::string& name, bool attention) {
+Status SensitivityMeter::AddUnit(int64_t layer, const LayerMatrix& matrix) {
+  const std::string& name = matrix.tensor;
   const std::vector<TensorInfo>& tensors = source().tensors;
   const auto found = std::find_if(tensors.begin(), tensors.end(),
                                   [&](const TensorInfo& tensor) { return tensor.name == name; });
@@ -117,7 +119,7 @@ Status SensitivityMeter::AddUnit(int64_t layer, const std::string& name, bool at
   if (!IsWeightMatrix(name, shape)) return {};
   Unit unit;
   unit.tensor = static_cast<size_t>(found - tensors.begin());
-  unit.attention = attention;
+  unit.half = matrix.half;
   unit.in_out = SourceLayoutOf(source().config(), name) == SourceLayout::kInOut;
   unit.matrix.name = name;
   unit.matrix.experts = shape.rank() == 3 ? shape[0] : 1;
@@ -127,32 +129,14 @@ Status SensitivityMeter::AddUnit(int64_t layer, const std::string& name, bool at
   return {};
 }
 
-Status SensitivityMeter::AddMlp(int64_t layer, const MlpTensors& mlp) {
-  for (const LinearTensors& linear : mlp.gate_up) {
-    MARLIN_RETURN_IF_ERROR(AddUnit(layer, linear.weight(), false));
-  }
-  return mlp.down.present() ? AddUnit(layer, mlp.down.weight(), false) : Status();
-}
-
 Status SensitivityMeter::FindUnits() {
   const int64_t layers = directory_.config.shape.layers;
   units_.resize(static_cast<size_t>(layers));
   for (int64_t layer = 0; layer < layers; ++layer) {
-    const LayerTensors tensors = original_.Tensors(layer);
-    std::vector<LinearTensors> attention = tensors.attention.qkv;
-    const LatentAttentionTensors& latent = tensors.latent;
-    attention.insert(attention.end(), {tensors.attention.out, latent.q, latent.q_a, latent.q_b,
-                                       latent.kv_a, latent.kv_b, latent.out});
-    for (const LinearTensors& linear : attention) {
-      if (linear.present()) MARLIN_RETURN_IF_ERROR(AddUnit(layer, linear.weight(), true));
+    for (const LayerMatrix& matrix : LayerMatrices(original_.Tensors(layer))) {
+      // Routers stay as they are, as in the presets.
+      if (!matrix.routes) MARLIN_RETURN_IF_ERROR(AddUnit(layer, matrix));
     }
-    // Routers stay as they are, as in the presets.
-    MARLIN_RETURN_IF_ERROR(AddMlp(layer, tensors.mlp));
-    for (const MlpTensors& mlp : tensors.experts.each) MARLIN_RETURN_IF_ERROR(AddMlp(layer, mlp));
-    for (const std::string& stack : {tensors.experts.gate_up.name, tensors.experts.down.name}) {
-      if (!stack.empty()) MARLIN_RETURN_IF_ERROR(AddUnit(layer, stack, false));
-    }
-    MARLIN_RETURN_IF_ERROR(AddMlp(layer, tensors.experts.shared));
     total_ +=
         static_cast<int64_t>(units_[static_cast<size_t>(layer)].size() * result_.formats.size());
   }
@@ -164,9 +148,8 @@ Status SensitivityMeter::LoadLayers() {
     MARLIN_ASSIGN_OR_RETURN(
         std::unique_ptr<LayerRun> run,
         LayerRun::Make(device_, directory_.config, directory_.checkpoint, layer));
+    for (const Half half : kHalves) MARLIN_RETURN_IF_ERROR(run->Load(original_, layer, half));
     layers_.push_back(std::move(run));
-    MARLIN_RETURN_IF_ERROR(SetHalf(original_, layer, true));
-    MARLIN_RETURN_IF_ERROR(SetHalf(original_, layer, false));
   }
   return {};
 }
@@ -206,35 +189,15 @@ Status SensitivityMeter::Begin() {
   return ends_->Embed(texts, chunks_, hidden_.data());
 }
 
-Status SensitivityMeter::SetHalf(const LayerSource& source, int64_t layer, bool attention) {
-  MARLIN_ASSIGN_OR_RETURN(DecoderLayer loaded, source.Layer(layer, {attention, !attention}));
-  LayerRun& run = *layers_[static_cast<size_t>(layer)];
-  if (attention) {
-    run.SetAttention(std::move(loaded));
-  } else {
-    run.SetMlp(std::move(loaded));
-  }
-  return {};
-}
-
-/// Runs half a layer.
-Status SensitivityMeter::Advance(int64_t layer, bool attention, const WindowChunk& chunk,
-                                 float* hidden) {
-  LayerRun& run = *layers_[static_cast<size_t>(layer)];
-  constexpr LayerRun::Depth kAll = LayerRun::Depth::kAll;
-  return attention ? run.Attention(chunk, kAll, hidden, nullptr)
-                   : run.Mlp(chunk, kAll, hidden, nullptr, nullptr);
-}
-
-/// Runs a chunk from a half layer to the end of the layers, into `changed_`.
-Status SensitivityMeter::RunFrom(int64_t layer, bool attention, const WindowChunk& chunk) {
+/// Runs a chunk from half a layer to the end of the layers, into `changed_`.
+Status SensitivityMeter::RunFrom(int64_t layer, Half half, const WindowChunk& chunk) {
   const float* const first = Rows(hidden_, chunk);
   changed_.assign(first, first + chunk.rows * directory_.config.shape.hidden);
-  if (attention) MARLIN_RETURN_IF_ERROR(Advance(layer, true, chunk, changed_.data()));
-  MARLIN_RETURN_IF_ERROR(Advance(layer, false, chunk, changed_.data()));
-  for (int64_t at = layer + 1; at < directory_.config.shape.layers; ++at) {
-    MARLIN_RETURN_IF_ERROR(Advance(at, true, chunk, changed_.data()));
-    MARLIN_RETURN_IF_ERROR(Advance(at, false, chunk, changed_.data()));
+  for (int64_t at = layer; at < directory_.config.shape.layers; ++at) {
+    for (const Half run : kHalves) {
+      if (at == layer && run < half) continue;
+      MARLIN_RETURN_IF_ERROR(RunOf(at).Run(run, chunk, kAll, changed_.data(), nullptr));
+    }
   }
   return {};
 }
@@ -242,7 +205,7 @@ Status SensitivityMeter::RunFrom(int64_t layer, bool attention, const WindowChun
 Status SensitivityMeter::RunReference() {
   reference_.resize(static_cast<size_t>(result_.tokens * vocabulary()));
   for (const WindowChunk& chunk : chunks_) {
-    MARLIN_RETURN_IF_ERROR(RunFrom(0, true, chunk));
+    MARLIN_RETURN_IF_ERROR(RunFrom(0, Half::kAttention, chunk));
     float* const rows = reference_.data() + chunk.first * vocabulary();
     MARLIN_RETURN_IF_ERROR(ends_->Logits(chunk.rows, changed_.data(), rows));
     pool_.Run(chunk.rows, [&](int64_t row, int) {
@@ -278,11 +241,11 @@ Result<double> SensitivityMeter::ChunkDivergence(const WindowChunk& chunk) {
   return Status(Code::kNonFiniteInput, "its predictions are not finite");
 }
 
-/// The mean KL when the model runs from a half layer on.
-Result<double> SensitivityMeter::Divergence(int64_t layer, bool attention) {
+/// The mean KL when the model runs from half a layer on.
+Result<double> SensitivityMeter::Divergence(int64_t layer, Half half) {
   double sum = 0;
   for (const WindowChunk& chunk : chunks_) {
-    MARLIN_RETURN_IF_ERROR(RunFrom(layer, attention, chunk));
+    MARLIN_RETURN_IF_ERROR(RunFrom(layer, half, chunk));
     MARLIN_ASSIGN_OR_RETURN(const double part, ChunkDivergence(chunk));
     sum += part;
   }
@@ -318,8 +281,8 @@ const Sensitivity::Matrix* SensitivityMeter::Measured(size_t at, const std::stri
 Status SensitivityMeter::MeasureUnit(int64_t layer, Unit& unit) {
   for (const FormatChoice& choice : result_.formats) {
     MARLIN_RETURN_IF_ERROR(Replace(unit, choice));
-    MARLIN_RETURN_IF_ERROR(SetHalf(quantized_, layer, unit.attention));
-    const Result<double> kl = Divergence(layer, unit.attention);
+    MARLIN_RETURN_IF_ERROR(RunOf(layer).Load(quantized_, layer, unit.half));
+    const Result<double> kl = Divergence(layer, unit.half);
     if (!kl.ok()) {
       return kl.status().WithContext(
           fmt::format("\"{}\" as {}", Printable(unit.matrix.name), choice.ToString()));
@@ -351,12 +314,12 @@ void SensitivityMeter::FillUnseen(std::vector<Sensitivity::Matrix>* half) {
   }
 }
 
-Status SensitivityMeter::MeasureHalf(int64_t layer, bool attention) {
+Status SensitivityMeter::MeasureHalf(int64_t layer, Half half) {
   bool changed = false;
-  std::vector<Sensitivity::Matrix> half;
+  std::vector<Sensitivity::Matrix> measured;
   for (Unit& unit : units_[static_cast<size_t>(layer)]) {
-    if (unit.attention != attention) continue;
-    const size_t at = result_.matrices.size() + half.size();
+    if (unit.half != half) continue;
+    const size_t at = result_.matrices.size() + measured.size();
     if (const Sensitivity::Matrix* const before = Measured(at, unit.matrix.name)) {
       unit.matrix.kl = before->kl;
       done_ += static_cast<int64_t>(result_.formats.size());
@@ -364,14 +327,14 @@ Status SensitivityMeter::MeasureHalf(int64_t layer, bool attention) {
       MARLIN_RETURN_IF_ERROR(MeasureUnit(layer, unit));
       changed = true;
     }
-    half.push_back(unit.matrix);
+    measured.push_back(unit.matrix);
   }
-  FillUnseen(&half);
-  std::move(half.begin(), half.end(), std::back_inserter(result_.matrices));
+  FillUnseen(&measured);
+  std::move(measured.begin(), measured.end(), std::back_inserter(result_.matrices));
   replaced_.clear();
-  if (changed) MARLIN_RETURN_IF_ERROR(SetHalf(original_, layer, attention));
+  if (changed) MARLIN_RETURN_IF_ERROR(RunOf(layer).Load(original_, layer, half));
   for (const WindowChunk& chunk : chunks_) {
-    MARLIN_RETURN_IF_ERROR(Advance(layer, attention, chunk, Rows(hidden_, chunk)));
+    MARLIN_RETURN_IF_ERROR(RunOf(layer).Run(half, chunk, kAll, Rows(hidden_, chunk), nullptr));
   }
   return {};
 }
@@ -380,8 +343,7 @@ Result<Sensitivity> SensitivityMeter::Run() {
   MARLIN_RETURN_IF_ERROR(Begin());
   MARLIN_RETURN_IF_ERROR(RunReference());
   for (int64_t layer = 0; layer < directory_.config.shape.layers; ++layer) {
-    MARLIN_RETURN_IF_ERROR(MeasureHalf(layer, true));
-    MARLIN_RETURN_IF_ERROR(MeasureHalf(layer, false));
+    for (const Half half : kHalves) MARLIN_RETURN_IF_ERROR(MeasureHalf(layer, half));
     if (options_.save) MARLIN_RETURN_IF_ERROR(options_.save(result_));
   }
   return std::move(result_);

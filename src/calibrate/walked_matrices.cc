@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include "calibrate/matrix_inputs.h"
 #include "recipe/decoder_tensors.h"
 
 namespace marlin {
@@ -24,30 +25,10 @@ std::string ReasonOf(const Dimensions& shape, const std::string& name) {
 
 WalkedMatrices FindWalkedMatrices(const LayerSource& source, const Dimensions& shape) {
   WalkedMatrices walked;
-  const auto add_linear = [&](const LinearTensors& linear, int64_t layer) {
-    if (linear.present()) walked.emplace(linear.weight(), layer);
-  };
-  const auto add_mlp = [&](const MlpTensors& mlp, int64_t layer) {
-    for (const LinearTensors& linear : mlp.gate_up) add_linear(linear, layer);
-    add_linear(mlp.down, layer);
-  };
   for (int64_t index = 0; index < shape.layers; ++index) {
-    const LayerTensors tensors = source.Tensors(index);
-    for (const LinearTensors& linear : tensors.attention.qkv) add_linear(linear, index);
-    const LatentAttentionTensors& latent = tensors.latent;
-    for (const LinearTensors& linear : {tensors.attention.out, latent.q, latent.q_a, latent.q_b,
-                                        latent.kv_a, latent.kv_b, latent.out}) {
-      add_linear(linear, index);
+    for (const LayerMatrix& matrix : LayerMatrices(source.Tensors(index))) {
+      walked.emplace(matrix.tensor, index);
     }
-    add_mlp(tensors.mlp, index);
-    const ExpertsTensors& experts = tensors.experts;
-    add_linear(experts.router, index);
-    for (const MlpTensors& mlp : experts.each) add_mlp(mlp, index);
-    for (const std::string& stack : {experts.gate_up.name, experts.down.name}) {
-      if (!stack.empty()) walked.emplace(stack, index);
-    }
-    add_mlp(experts.shared, index);
-    add_linear(experts.shared_gate, index);
   }
   if (!shape.tied) walked.emplace(std::string(kHeadTensor), shape.layers);
   return walked;

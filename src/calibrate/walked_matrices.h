@@ -1,4 +1,4 @@
-// The matrices that a walk over a model's layers meets, and those of a plan that it does not.
+// The matrices that a walk over a model's layers reaches, and the others of a plan.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,7 @@
 
 namespace marlin {
 
-/// By tensor name, the layer that multiplies its input with the matrix; for the head one more than
-/// the last.
+/// By tensor name, the layer that the matrix belongs to; the head follows the last layer.
 using WalkedMatrices = std::map<std::string, int64_t>;
 WalkedMatrices FindWalkedMatrices(const LayerSource& source, const Dimensions& shape);
 

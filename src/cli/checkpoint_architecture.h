@@ -17,7 +17,7 @@ namespace marlin::cli {
 Result<ModelArchitecture> DescribeCheckpoint(const Checkpoint& checkpoint);
 
 /// Describes a config.json, a directory, or a .safetensors file. Falls back to the headers of a
-/// checkpoint without a config.json or with an unknown architecture. Errors: those of DescribeModel
+/// checkpoint without a config.json or with an unknown architecture. Errors: as DescribeModel
 /// and DescribeCheckpoint, kIo.
 Result<ModelArchitecture> DescribeSource(const std::string& source);
 

@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/printable.h"
@@ -103,14 +102,6 @@ std::string SkippedLines(const std::vector<SkippedTensor>& skipped) {
 std::string CoverageLines(double coverage, const std::vector<SkippedTensor>& skipped) {
   return fmt::format("{} of parameters quantized{}\n{}", FormatPercent(coverage),
                      skipped.empty() ? "" : "; skipped:", SkippedLines(skipped));
-}
-
-nlohmann::ordered_json SkippedJson(const std::vector<SkippedTensor>& skipped) {
-  auto array = nlohmann::ordered_json::array();
-  for (const SkippedTensor& tensor : skipped) {
-    array.push_back({{"name", tensor.name}, {"reason", tensor.reason}});
-  }
-  return array;
 }
 
 std::string NoteLines(const std::vector<std::string>& notes) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -47,9 +46,6 @@ std::string SkippedLines(const std::vector<SkippedTensor>& skipped);
 
 /// "86.9 % of parameters quantized; skipped:" and SkippedLines.
 std::string CoverageLines(double coverage, const std::vector<SkippedTensor>& skipped);
-
-/// An array of {"name", "reason"}.
-nlohmann::ordered_json SkippedJson(const std::vector<SkippedTensor>& skipped);
 
 /// "without tokenizer.json: ..." as a line.
 std::string WithoutLine(const SkippedTensor& file);

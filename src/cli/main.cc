@@ -1,7 +1,7 @@
 // The metal-marlin command.
 #include <csignal>
 
-#include "cli/arguments/arguments.h"
+#include "cli/command_line.h"
 
 int main(int argc, char** argv) {
   // Exceeding `ulimit -f` then becomes an error of the write call.

@@ -110,7 +110,7 @@ std::vector<NameRow> MergeNameRows(std::vector<NameRow> rows) {
   return rows;
 }
 
-/// The least numbers of a row, for its place among those of its pattern.
+/// The least numbers of a row, which order the rows of a pattern.
 std::vector<int64_t> LeastNumbers(const NameRow& row) {
   std::vector<int64_t> numbers;
   for (const NamePart& part : row.parts) {

@@ -22,7 +22,7 @@ struct NameRange {
 };
 
 /// Merges names that differ in numbers between dots, if all combinations of the numbers in the
-/// merged name exist. The order is that of the first name of each pattern; within a pattern, by
+/// merged name exist. Ordered by the first name of each pattern; within a pattern, by
 /// number.
 std::vector<NameRange> MergeNames(std::span<const NamedKind> names);
 

@@ -71,7 +71,7 @@ class BatchGeneration {
         batch_(batch),
         texts_(std::move(texts)),
         // Within one pass, a call that fails has not advanced any sampler state.
-        pass_tokens_(model.device().impl().backend().pass_tokens()),
+        pass_tokens_(Internals::Impl(model.device()).backend().pass_tokens()),
         prefill_tokens_(batch.prefill_tokens > 0 ? batch.prefill_tokens : pass_tokens_) {}
 
   Result<std::vector<Generated>> Run() {
@@ -280,7 +280,7 @@ class BatchGeneration {
   /// Steps of the next call: where the device takes one after another, a text that ends within
   /// several would waste the others.
   size_t StepsOfCall() const {
-    if (!AllDecode() || !model_.device().impl().backend().records()) return 1;
+    if (!AllDecode() || !Internals::Impl(model_.device()).backend().records()) return 1;
     int64_t most = 1;
     for (const Text* const text : slots_) {
       most = std::max(most, text->options->max_tokens - std::ssize(text->generated.token_ids));

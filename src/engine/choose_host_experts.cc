@@ -75,7 +75,7 @@ class Chooser {
     if (!options_.prepared.empty()) {
       return Invalid("host_experts: not with prepared weights, which are all the device's");
     }
-    const DecoderBackend* const decoder = device_.impl().decoder();
+    const DecoderBackend* const decoder = Internals::Impl(device_).decoder();
     if (decoder != nullptr && decoder->Fuses(StepKind::kExperts)) {
       return Status(Code::kUnsupported,
                     fmt::format("host_experts: {} runs experts inside a fused operation",

@@ -56,8 +56,8 @@ class DecodeLoop {
 
   /// Whether a pass of the device can have several steps.
   bool RecordsSteps() const {
-    const DecoderBackend* const decoder = model_.device.impl().decoder();
-    return model_.device.impl().backend().records() && decoder != nullptr &&
+    const DecoderBackend* const decoder = Internals::Impl(model_.device).decoder();
+    return Internals::Impl(model_.device).backend().records() && decoder != nullptr &&
            decoder->Has(DecoderOperation::kAdvanceTokens) && model_.decoder.host_experts == 0;
   }
 
@@ -65,8 +65,8 @@ class DecodeLoop {
   /// passes of one step. With more than one, the pages are reserved.
   int64_t StepsOfPass() {
     const auto rows = static_cast<int64_t>(running_.size());
-    const int64_t most_rows = std::min(
-        {RecordedSteps::kMostRows, kPassTokens, model_.device.impl().backend().pass_tokens()});
+    const int64_t most_rows = std::min({RecordedSteps::kMostRows, kPassTokens,
+                                        Internals::Impl(model_.device).backend().pass_tokens()});
     int64_t room = std::min(call_.options.steps - taken_, kMostDecodeSteps);
     if (!records_ || rows > most_rows) room = 1;
     for (const int32_t input : running_) {

@@ -22,7 +22,7 @@ constexpr int64_t kMostDeviceBytes = int64_t{512} << 20;
 constexpr double kMostProducts = 0.8;
 
 bool HasExpandLatents(const Device& device) {
-  const DecoderBackend* const decoder = device.impl().decoder();
+  const DecoderBackend* const decoder = Internals::Impl(device).decoder();
   return decoder != nullptr && decoder->Has(DecoderOperation::kExpandLatents);
 }
 

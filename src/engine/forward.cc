@@ -1,5 +1,7 @@
 #include "engine/forward.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -271,6 +273,7 @@ Result<StepProgram> StepProgram::Make(const Device& device, StepDescription step
   for (size_t first = 0; first < all.size();) {
     MARLIN_ASSIGN_OR_RETURN(FusedRun run, decoder->Fuse(*program.step_, all.subspan(first)));
     const size_t end = first + std::max<size_t>(run.count, 1);
+    if (program.refusal_.empty()) program.refusal_ = std::move(run.refusal);
     if (run.count == 0) {
       MARLIN_RETURN_IF_ERROR(CheckUnfused(device, KindOf(all[first])));
     } else {
@@ -281,6 +284,14 @@ Result<StepProgram> StepProgram::Make(const Device& device, StepDescription step
     for (; first < end; ++first) program.parts_.push_back(PartOf(all[first]));
   }
   return program;
+}
+
+std::string StepProgram::fusion() const {
+  size_t fused = 0;
+  for (const Part& part : parts_) fused += part.count;
+  if (fused == 0 && refusal_.empty()) return {};
+  const std::string reason = refusal_.empty() ? "" : fmt::format(" ({})", refusal_);
+  return fmt::format("{} of {} operations{}", fused, step_->operations.size(), reason);
 }
 
 Status StepProgram::Run(const Pass& pass) const {

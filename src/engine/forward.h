@@ -155,6 +155,8 @@ class StepProgram {
   static Result<StepProgram> Make(const Device& device, StepDescription step);
 
   Status Run(const Pass& pass) const;
+  /// ModelInfo::fusion.
+  std::string fusion() const;
 
  private:
   /// One operation, or a fused run, which is followed by its operations.
@@ -168,6 +170,7 @@ class StepProgram {
   static Part PartOf(const StepOperation& operation);
   std::unique_ptr<const StepDescription> step_;  ///< Fused runs point into it.
   std::vector<Part> parts_;
+  std::string refusal_;  ///< The first FusedRun::refusal.
 };
 
 }  // namespace marlin

@@ -89,7 +89,7 @@ class ForwardCall {
 
  private:
   Status RunPasses() {
-    const int64_t most = model_.device.impl().backend().pass_tokens();
+    const int64_t most = Internals::Impl(model_.device).backend().pass_tokens();
     for (const PassPlan& plan : PlanPasses(inputs_, most)) MARLIN_RETURN_IF_ERROR(RunPass(plan));
     return {};
   }
@@ -378,7 +378,7 @@ class ForwardCall {
 
 int64_t PaddedBlocks(const Model::Impl& model, int64_t blocks) {
   constexpr int64_t kBlocks = 8;
-  return model.device.impl().backend().records() ? RoundUp(blocks, kBlocks) : blocks;
+  return Internals::Impl(model.device).backend().records() ? RoundUp(blocks, kBlocks) : blocks;
 }
 
 Status RunForward(const Model::Impl& model, std::span<const SequenceInput> inputs,

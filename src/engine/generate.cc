@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/macros.h"
+#include "base/seconds_since.h"
 #include "engine/decode_call.h"
 #include "engine/generation_checks.h"
 #include "engine/model_impl.h"
@@ -17,10 +18,6 @@
 
 namespace marlin {
 namespace {
-
-double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 /// The steps of the next pass after `count` tokens. Where a stop token may end the text within a
 /// pass, passes grow with the text, so that the steps behind its end stay below a sixteenth of it.
@@ -84,7 +81,7 @@ class Generation {
                           std::span(tokens).first(static_cast<size_t>(steps)),
                           {&sampled, 1}};
     const auto start = std::chrono::steady_clock::now();
-    MARLIN_RETURN_IF_ERROR(RunDecode(model_.impl(), call, &steps_run));
+    MARLIN_RETURN_IF_ERROR(RunDecode(Internals::Impl(model_), call, &steps_run));
     const double seconds = SecondsSince(start);
     const int64_t before = count();
     bool goes_on = true;

@@ -225,7 +225,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     const bool exact = !options.allow_bf16_activations;
     impl->products = {exact ? Accuracy::kExact : Accuracy::kDefault, !exact};
     if (options.batch_invariant) impl->products.determinism = Determinism::kBatchInvariant;
-    if (!exact && chosen.impl().backend().rounds_activations()) {
+    if (!exact && Internals::Impl(chosen).backend().rounds_activations()) {
       impl->products.activations = DType::kBf16;
     }
     const DecoderConfig& numbers = impl->decoder.config;
@@ -238,6 +238,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     MARLIN_ASSIGN_OR_RETURN(
         impl->program,
         StepProgram::Make(chosen, DescribeStep(impl->decoder, *impl->pool, impl->products)));
+    impl->info.fusion = impl->program.fusion();
     return Model(chosen, std::move(impl));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, fmt::format("{}: cannot allocate", path));

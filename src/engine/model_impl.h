@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/internals.h"
 #include "engine/forward.h"
 #include "engine/kv_cache.h"
 #include "marlin/model.h"

@@ -17,7 +17,7 @@ RecordedSteps::Step::~Step() {
   if (work == nullptr) return;
   void* const stream = work->stream();
   work.reset();
-  device.impl().FreeWorkspaces(stream);
+  Internals::Impl(device).FreeWorkspaces(stream);
 }
 
 RecordedSteps::Key RecordedSteps::KeyOf(const StepValues& values) {
@@ -45,7 +45,7 @@ RecordedSteps::Key RecordedSteps::KeyOf(const StepValues& values) {
 }
 
 Status RecordedSteps::Run(const Device& device, const StepValues& values, const Enqueue& enqueue) {
-  const Backend& backend = device.impl().backend();
+  const Backend& backend = Internals::Impl(device).backend();
   if (!backend.records() || values.rows() > kMostRows) return enqueue(nullptr, nullptr);
   Key key = KeyOf(values);
   const auto found = std::find_if(steps_.begin(), steps_.end(),

@@ -95,7 +95,7 @@ Status RunText(const Model& model, const std::vector<int32_t>& tokens, TextRouti
   Wanted wanted;
   wanted.logits = {logits.data(), DType::kF32, {1, model.info().vocab_size}};
   wanted.routing = routing;
-  return RunForward(model.impl(), {&input, 1}, wanted);
+  return RunForward(Internals::Impl(model), {&input, 1}, wanted);
 }
 
 Result<RoutingFrequencies> CountTexts(const Model& model,
@@ -103,7 +103,7 @@ Result<RoutingFrequencies> CountTexts(const Model& model,
                                       const RoutingOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
   MARLIN_RETURN_IF_ERROR(CheckTexts(model.info(), texts));
-  RoutingFrequencies frequencies = NoSelections(model.impl());
+  RoutingFrequencies frequencies = NoSelections(Internals::Impl(model));
   if (frequencies.layers.empty()) {
     return Invalid(fmt::format("model: {} has no experts", model.info().model_type));
   }

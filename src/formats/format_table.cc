@@ -4,7 +4,6 @@
 #include <string>
 
 #include "base/find_named.h"
-#include "base/macros.h"
 #include "formats/codecs.h"
 #include "marlin/format.h"
 
@@ -53,16 +52,20 @@ const auto& Table() {
   return table;
 }
 
+constexpr ScaleType kScaleTypes[] = {ScaleType::kF16, ScaleType::kBf16, ScaleType::kF32,
+                                     ScaleType::kE8M0, ScaleType::kE4M3};
+
 struct ScaleTypeInfo {
-  ScaleType type;
   DType dtype;
   std::string_view name;
 };
-constexpr ScaleTypeInfo kScaleTypes[] = {
-    {ScaleType::kF16, DType::kF16, "fp16"},     {ScaleType::kBf16, DType::kBf16, "bf16"},
-    {ScaleType::kF32, DType::kF32, "fp32"},     {ScaleType::kE8M0, DType::kF8E8M0, "e8m0"},
-    {ScaleType::kE4M3, DType::kF8E4M3, "e4m3"},
-};
+/// The constants of each scale type, in the order of the enumeration.
+constexpr ScaleTypeInfo kScaleTypeInfos[] = {{DType::kF16, "fp16"},
+                                             {DType::kBf16, "bf16"},
+                                             {DType::kF32, "fp32"},
+                                             {DType::kF8E8M0, "e8m0"},
+                                             {DType::kF8E4M3, "e4m3"}};
+static_assert(std::size(kScaleTypes) == std::size(kScaleTypeInfos));
 
 }  // namespace
 
@@ -105,21 +108,20 @@ std::span<const float> FormatValues(Format format) {
   return {};
 }
 
+std::span<const ScaleType> AllScaleTypes() { return kScaleTypes; }
+
 DType ScaleDType(ScaleType type) {
   const auto index = static_cast<size_t>(type);
-  return index < std::size(kScaleTypes) ? kScaleTypes[index].dtype : DType::kF16;
+  return index < std::size(kScaleTypeInfos) ? kScaleTypeInfos[index].dtype : DType::kF16;
 }
 
 std::string_view ScaleTypeName(ScaleType type) {
   const auto index = static_cast<size_t>(type);
-  return index < std::size(kScaleTypes) ? kScaleTypes[index].name : "unknown";
+  return index < std::size(kScaleTypeInfos) ? kScaleTypeInfos[index].name : "unknown";
 }
 
 Result<ScaleType> ParseScaleType(std::string_view name) {
-  MARLIN_ASSIGN_OR_RETURN(const ScaleTypeInfo info,
-                          FindNamed("scale type", "name", name, kScaleTypes,
-                                    [](const ScaleTypeInfo& row) { return row.name; }));
-  return info.type;
+  return FindNamed("scale type", "name", name, kScaleTypes, ScaleTypeName);
 }
 
 }  // namespace marlin

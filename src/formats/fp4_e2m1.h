@@ -12,7 +12,7 @@ struct Fp4E2M1 {
 
   MARLIN_CODEC float Value(marlin_code code) {
     const marlin_code magnitude = code & 7u;
-    // Codes 0 and 1 are subnormal (0 and 0.5); from 2 on the fields are those of an fp32.
+    // Codes 0 and 1 are subnormal (0 and 0.5); from 2 on the fields are as in an fp32.
     const float value = magnitude < 2u ? 0.5f * static_cast<float>(magnitude)
                                        : marlin_bits_to_float((magnitude << 22) + (126u << 23));
     return (code & 8u) != 0u ? -value : value;

@@ -12,7 +12,7 @@ struct Fp6E2M3 {
 
   MARLIN_CODEC float Value(marlin_code code) {
     const marlin_code magnitude = code & 31u;
-    // Codes below 8 are subnormal, in steps of 1/8; from 8 on the fields are those of an fp32.
+    // Codes below 8 are subnormal, in steps of 1/8; from 8 on the fields are as in an fp32.
     const float value = magnitude < 8u ? 0.125f * static_cast<float>(magnitude)
                                        : marlin_bits_to_float((magnitude << 20) + (126u << 23));
     return (code & 32u) != 0u ? -value : value;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/checked.h"
+#include "base/errors.h"
 #include "layout/known.h"
 #include "layout/packing.h"
 #include "marlin/layout.h"
@@ -58,11 +59,10 @@ Result<CodeSizes> CheckSizes(Format format, int64_t k, int64_t n, size_t codes, 
   const FormatInfo& info = GetFormatInfo(format);
   const std::string name(info.name);
   if (info.bits > 8) {
-    return Status(Code::kInvalidArgument, "format: " + name + " has no packed codes");
+    return Invalid("format: " + name + " has no packed codes");
   }
   if (k < 0 || n < 0) {
-    return Status(Code::kInvalidArgument,
-                  "codes: negative shape [" + std::to_string(k) + ", " + std::to_string(n) + "]");
+    return Invalid("codes: negative shape [" + std::to_string(k) + ", " + std::to_string(n) + "]");
   }
   const auto code_count = (Checked(k) * Checked(n)).Take();
   const auto word_count =
@@ -70,15 +70,15 @@ Result<CodeSizes> CheckSizes(Format format, int64_t k, int64_t n, size_t codes, 
   const std::string shape =
       " (" + name + " [" + std::to_string(k) + ", " + std::to_string(n) + "])";
   if (!code_count || !word_count) {
-    return Status(Code::kInvalidArgument, "codes: the number of elements overflows" + shape);
+    return Invalid("codes: the number of elements overflows" + shape);
   }
   if (static_cast<uint64_t>(*code_count) != codes) {
-    return Status(Code::kInvalidArgument, "codes: expected " + std::to_string(*code_count) +
-                                              ", got " + std::to_string(codes) + shape);
+    return Invalid("codes: expected " + std::to_string(*code_count) + ", got " +
+                   std::to_string(codes) + shape);
   }
   if (static_cast<uint64_t>(*word_count) != words) {
-    return Status(Code::kInvalidArgument, "words: expected " + std::to_string(*word_count) +
-                                              ", got " + std::to_string(words) + shape);
+    return Invalid("words: expected " + std::to_string(*word_count) + ", got " +
+                   std::to_string(words) + shape);
   }
   return CodeSizes{*code_count, *word_count};
 }
@@ -132,10 +132,8 @@ Status PackCodes(Format format, int64_t k, int64_t n, std::span<const uint8_t> c
   const auto bad = std::find_if(codes.begin(), codes.end(), [=](uint8_t c) { return c >= limit; });
   if (bad != codes.end()) {
     const int64_t i = bad - codes.begin();
-    return Status(Code::kInvalidArgument, "codes: " + std::to_string(*bad) + " at [" +
-                                              std::to_string(i / n) + ", " + std::to_string(i % n) +
-                                              "] does not fit in " + std::to_string(bits) +
-                                              " bits");
+    return Invalid("codes: " + std::to_string(*bad) + " at [" + std::to_string(i / n) + ", " +
+                   std::to_string(i % n) + "] does not fit in " + std::to_string(bits) + " bits");
   }
   std::array<uint8_t, kTileK * kTileN> tile;
   for (int64_t n0 = 0; n0 < n; n0 += kTileN) {

@@ -9,53 +9,57 @@
 namespace marlin {
 namespace {
 
-/// Copies columns of a [k, n] matrix whose k is contiguous. Takes 32 columns at a time, k
-/// outermost, so that source and destination stay in cache.
-void CopyTransposed(const TensorView& source, const WeightColumns& part, int64_t to_stride,
-                    uint8_t* to) {
+/// Copies rows of a [k, n] matrix whose k is contiguous. Takes 32 columns at a time, k outermost,
+/// so that source and destination stay in cache.
+template <typename T>
+void CopyTransposed(const TensorView& source, const WeightColumns& part, const JoinedWindow& window,
+                    int64_t to_stride, uint8_t* to) {
   constexpr int64_t kColumns = 32;
-  const int64_t size = DTypeBytes(source.dtype());
+  constexpr auto kSize = int64_t{sizeof(T)};
   for (int64_t c0 = 0; c0 < part.count; c0 += kColumns) {
     const int64_t end = std::min(c0 + kColumns, part.count);
-    for (int64_t k = 0; k < source.dim(1); ++k) {
+    for (int64_t row = 0; row < window.rows; ++row) {
+      const int64_t k = (window.first_row + row) * source.stride(1);
       for (int64_t c = c0; c < end; ++c) {
-        const int64_t at = k * source.stride(1) + (part.first + c * part.step) * source.stride(2);
-        std::memcpy(to + (k * to_stride + c) * size, source.As<uint8_t>() + at * size,
-                    static_cast<size_t>(size));
+        const int64_t at = k + (part.first + c * part.step) * source.stride(2);
+        std::memcpy(to + (row * to_stride + c) * kSize, source.As<uint8_t>() + at * kSize,
+                    sizeof(T));
       }
     }
   }
 }
 
-/// Copies one array, [experts, rows, n] in each part, into the joined array's rows.
-void JoinArray(std::span<const WeightColumns> parts, const TensorView QuantizedWeights::*array,
-               int64_t joined_n, void* to) {
-  const TensorView& model = (*parts.front().weights).*array;
-  if (model.ElementCount() == 0) return;
-  const int64_t rows = model.dim(0) * model.dim(1);
-  const int64_t size = DTypeBytes(model.dtype());
-  int64_t column = 0;
-  for (const WeightColumns& part : parts) {
-    const TensorView& source = (*part.weights).*array;
-    const int64_t n = source.dim(2);
-    if (!source.IsContiguous()) {
-      CopyTransposed(source, part, joined_n, static_cast<uint8_t*>(to) + column * size);
-      column += part.count;
-      continue;
-    }
-    for (int64_t row = 0; row < rows; ++row) {
-      const auto* from = source.As<uint8_t>() + (row * n + part.first) * size;
-      auto* target = static_cast<uint8_t*>(to) + (row * joined_n + column) * size;
-      if (part.step == 1) {
-        std::memcpy(target, from, static_cast<size_t>(part.count * size));
-        continue;
-      }
-      for (int64_t i = 0; i < part.count; ++i) {
-        std::memcpy(target + i * size, from + i * part.step * size, static_cast<size_t>(size));
-      }
-    }
-    column += part.count;
+/// Copies elements that are `step` elements apart.
+template <typename T>
+void CopyStrided(const uint8_t* from, int64_t step, int64_t count, uint8_t* to) {
+  constexpr auto kSize = int64_t{sizeof(T)};
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(to + i * kSize, from + i * step * kSize, sizeof(T));
   }
+}
+
+template <typename T>
+void CopyPart(const TensorView& source, const WeightColumns& part, const JoinedWindow& window,
+              int64_t to_stride, uint8_t* to) {
+  if (!source.IsContiguous()) return CopyTransposed<T>(source, part, window, to_stride, to);
+  constexpr auto kSize = int64_t{sizeof(T)};
+  for (int64_t row = 0; row < window.rows; ++row, to += to_stride * kSize) {
+    const auto* from =
+        source.As<uint8_t>() + ((window.first_row + row) * source.dim(2) + part.first) * kSize;
+    if (part.step == 1) {
+      std::memcpy(to, from, static_cast<size_t>(part.count * kSize));
+    } else {
+      CopyStrided<T>(from, part.step, part.count, to);
+    }
+  }
+}
+
+/// Copies one array, [experts, rows, n] in each part, into the joined array's rows.
+void JoinArray(std::span<const WeightColumns> parts, ColumnArray array, int64_t joined_n,
+               void* to) {
+  const TensorView& model = (*parts.front().weights).*array;
+  if (model.empty() || model.ElementCount() == 0) return;
+  CopyJoined(parts, array, {0, model.dim(0) * model.dim(1), 0, joined_n}, joined_n, to);
 }
 
 bool SameBytes(const TensorView& a, const TensorView& b) {
@@ -75,11 +79,26 @@ bool CanJoinColumns(const QuantizedWeights& a, const QuantizedWeights& b) {
          (!a.spec.has_input_scale || SameBytes(a.input_scale, b.input_scale));
 }
 
+void CopyJoined(std::span<const WeightColumns> parts, ColumnArray array, const JoinedWindow& window,
+                int64_t to_stride, void* to) {
+  ForEachPart(parts, window, [&](const WeightColumns& part, int64_t column) {
+    const TensorView& source = (*part.weights).*array;
+    auto* const first = static_cast<uint8_t*>(to) + column * DTypeBytes(source.dtype());
+    switch (DTypeBytes(source.dtype())) {
+      case 1:
+        return CopyPart<uint8_t>(source, part, window, to_stride, first);
+      case 2:
+        return CopyPart<uint16_t>(source, part, window, to_stride, first);
+      default:
+        return CopyPart<uint32_t>(source, part, window, to_stride, first);
+    }
+  });
+}
+
 Result<QuantizedWeights> JoinColumns(std::span<const WeightColumns> parts) {
   const QuantizedWeights& model = *parts.front().weights;
   WeightsSpec spec = model.spec;
-  spec.n = 0;
-  for (const WeightColumns& part : parts) spec.n += part.count;
+  spec.n = CountColumns(parts);
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
   JoinArray(parts, &QuantizedWeights::codes, spec.n, buffer.codes);
   JoinArray(parts, &QuantizedWeights::scales, spec.n, buffer.scales);

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "base/errors.h"
 #include "marlin/format.h"
 #include "marlin/status.h"
 #include "marlin/weights.h"
@@ -11,20 +12,17 @@ namespace marlin {
 
 inline Status CheckKnown(Format format) {
   if (static_cast<size_t>(format) < AllFormats().size()) return {};
-  return Status(Code::kInvalidArgument,
-                "format: unknown number " + std::to_string(static_cast<int>(format)));
+  return Invalid("format: unknown number " + std::to_string(static_cast<int>(format)));
 }
 
 inline Status CheckKnown(ScaleType type) {
   if (type <= ScaleType::kE4M3) return {};
-  return Status(Code::kInvalidArgument,
-                "scale type: unknown number " + std::to_string(static_cast<int>(type)));
+  return Invalid("scale type: unknown number " + std::to_string(static_cast<int>(type)));
 }
 
 inline Status CheckKnown(Sparsity sparsity) {
   if (sparsity <= Sparsity::k24) return {};
-  return Status(Code::kInvalidArgument,
-                "sparsity: unknown number " + std::to_string(static_cast<int>(sparsity)));
+  return Invalid("sparsity: unknown number " + std::to_string(static_cast<int>(sparsity)));
 }
 
 }  // namespace marlin

@@ -18,7 +18,7 @@ namespace marlin {
 Status CheckPermutation(const TensorView& permutation);
 
 /// The k of all groups, group after group and ascending within one. Empty where no order of k makes
-/// the groups those of a WeightsSpec: group g has more or fewer k than a consecutive one would, or
+/// the groups of a WeightsSpec: group g has more or fewer k than a consecutive one would, or
 /// group_size is no multiple of kGroupGranule.
 /// Precondition: every group is in [0, ceil(k / group_size)).
 std::vector<int32_t> SortByGroup(std::span<const int32_t> group_of, int64_t group_size);

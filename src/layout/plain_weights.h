@@ -16,15 +16,15 @@ WeightsSpec FlatSpec(WeightsSpec spec);
 WeightsSpec PlainSpec(WeightsSpec spec);
 
 /// Weights with one level of scales, fp32: super scale * scale, rounded once. Weights that have
-/// only one are returned as they are. Errors: those of Validate, kOutOfMemory.
+/// only one are returned as they are. Errors: as Validate, kOutOfMemory.
 Result<QuantizedWeights> FlattenScales(const QuantizedWeights& weights);
 
 /// Weights with codes of 8 bits in place of 5 or 6 (WiderFormat); others are returned as they are.
-/// Errors: those of Validate, kOutOfMemory.
+/// Errors: as Validate, kOutOfMemory.
 Result<QuantizedWeights> WidenCodes(const QuantizedWeights& weights);
 
 /// Weights in the plainer form that `spec` asks for, by Expand24, WidenCodes and FlattenScales.
-/// Precondition: the spec is that of the weights, or one that these lead to. Errors: theirs.
+/// Precondition: `spec` is the weights' own, or one that these lead to. Errors: as these.
 Result<QuantizedWeights> ConvertTo(const WeightsSpec& spec, const QuantizedWeights& weights);
 
 }  // namespace marlin

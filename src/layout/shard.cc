@@ -142,7 +142,7 @@ Result<QuantizedWeights> ShardRows(const QuantizedWeights& weights, int64_t rank
 }  // namespace
 
 int64_t SliceGranule(const WeightsSpec& spec) {
-  // 32 codes of every width fill whole words, and so do those of 2:4.
+  // 32 codes of every width fill whole words, and so do the kept codes of 2:4.
   constexpr int64_t kWholeWords = 32;
   const int64_t group = GroupCount(spec) > 1 ? spec.group_size : 1;
   return std::lcm(std::lcm(group, kWholeWords), std::max<int64_t>(spec.super_group_size, 1));

@@ -91,7 +91,7 @@ struct Geometry {
   }
 };
 
-/// Keeps the two most important codes of every block. `importance` gives that of a code, at its k
+/// Keeps the two most important codes of every block. `importance` ranks a code, at its k
 /// and column. `values` and `metadata` must be zero.
 template <typename Importance>
 void KeepTwo(const Geometry& matrix, const uint32_t* words, Importance importance, uint32_t* values,

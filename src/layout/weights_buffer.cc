@@ -76,10 +76,9 @@ Status CheckSizes(const WeightsSpec& spec, const FormatInfo& info) {
 Result<int64_t> NormalizeGroupSize(int64_t group_size, int64_t k) {
   const bool multiple = group_size > 0 && group_size % kGroupGranule == 0;
   if (group_size < 0 || (group_size != 0 && group_size < k && !multiple)) {
-    return Status(Code::kInvalidArgument,
-                  "group_size: expected a multiple of " + std::to_string(kGroupGranule) +
-                      ", or 0 for one group of all k = " + std::to_string(k) + ", got " +
-                      std::to_string(group_size));
+    return Invalid("group_size: expected a multiple of " + std::to_string(kGroupGranule) +
+                   ", or 0 for one group of all k = " + std::to_string(k) + ", got " +
+                   std::to_string(group_size));
   }
   if (k == 0) return kGroupGranule;
   return group_size == 0 || group_size > k ? k : group_size;

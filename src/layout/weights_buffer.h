@@ -42,7 +42,7 @@ struct WeightsBuffer {
   void* super_biases = nullptr;
 };
 
-/// Errors: those of CheckSpec, kOutOfMemory.
+/// Errors: as CheckSpec, kOutOfMemory.
 Result<WeightsBuffer> AllocateWeights(const WeightsSpec& spec);
 
 }  // namespace marlin

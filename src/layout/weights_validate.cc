@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/scalars.h"
 #include "layout/parameters.h"
@@ -16,7 +17,7 @@
 namespace marlin {
 namespace {
 
-/// Loads an element of a tensor that may be misaligned, as those of files may.
+/// Loads an element of a tensor that may be misaligned, as in a file.
 template <typename T>
 T LoadAs(const void* data, int64_t index) {
   T value;
@@ -24,26 +25,29 @@ T LoadAs(const void* data, int64_t index) {
   return value;
 }
 
+/// Index of the first of `count` elements, which may be misaligned, that has all bits of a mask; -1
+/// if none has.
+template <typename T>
+int64_t FindBits(const void* data, int64_t count, T mask) {
+  const auto has = [=](int64_t i) { return (LoadAs<T>(data, i) & mask) == mask; };
+  // Without an early exit the inner loop vectorizes, and it almost never finds anything.
+  constexpr int64_t kChunk = 4096;
+  for (int64_t first = 0; first < count; first += kChunk) {
+    const int64_t end = std::min(first + kChunk, count);
+    unsigned found = 0;
+    for (int64_t i = first; i < end; ++i) found |= static_cast<unsigned>(has(i));
+    for (int64_t i = first; found != 0 && i < end; ++i) {
+      if (has(i)) return i;
+    }
+  }
+  return -1;
+}
+
 }  // namespace
 
 int64_t FindNonFinite(const TensorView& view) {
-  const int64_t count = view.ElementCount();
-  const auto find = [count](auto is_bad) {
-    // Without an early exit the inner loop vectorizes, and it almost never finds anything.
-    constexpr int64_t kChunk = 4096;
-    for (int64_t first = 0; first < count; first += kChunk) {
-      const int64_t end = std::min(first + kChunk, count);
-      unsigned bad = 0;
-      for (int64_t i = first; i < end; ++i) bad |= static_cast<unsigned>(is_bad(i));
-      for (int64_t i = first; bad != 0 && i < end; ++i) {
-        if (is_bad(i)) return i;
-      }
-    }
-    return int64_t{-1};
-  };
-  const auto find_exponent = [&find, data = view.data()](auto exponent) {
-    using T = decltype(exponent);
-    return find([=](int64_t i) { return (LoadAs<T>(data, i) & exponent) == exponent; });
+  const auto find_exponent = [&view](auto exponent) {
+    return FindBits(view.data(), view.ElementCount(), exponent);
   };
   switch (view.dtype()) {
     case DType::kF16:
@@ -68,11 +72,10 @@ std::string Describe(const TensorView& view) {
 Status CheckView(const std::string& name, const TensorView& view, const TensorView& expected,
                  const WeightsSpec& spec) {
   if (view.dtype() != expected.dtype() || !(view.shape() == expected.shape())) {
-    return Status(Code::kInvalidArgument,
-                  name + ": expected " + Describe(expected) + ", got " + Describe(view) + " (" +
-                      std::string(FormatName(spec.format)) + ", k=" + std::to_string(spec.k) +
-                      ", n=" + std::to_string(spec.n) +
-                      ", group_size=" + std::to_string(spec.group_size) + ")");
+    return Invalid(name + ": expected " + Describe(expected) + ", got " + Describe(view) + " (" +
+                   std::string(FormatName(spec.format)) + ", k=" + std::to_string(spec.k) +
+                   ", n=" + std::to_string(spec.n) +
+                   ", group_size=" + std::to_string(spec.group_size) + ")");
   }
   if (view.ElementCount() == 0) return {};
   if (view.data() == nullptr) return {Code::kInvalidArgument, name + ": no data"};
@@ -156,27 +159,29 @@ Status CheckCodebook(const QuantizedWeights& weights) {
 /// Checks fp8 codes for NaN and Inf; no other format of 8 bits or less can encode them.
 Status CheckCodes(const QuantizedWeights& weights) {
   const WeightsSpec& spec = weights.spec;
-  const std::span<const float> values = FormatValues(spec.format);
+  // The bits that the codes of NaN and Inf share, the exponent or all but the sign; no finite
+  // value's code has all of them.
+  int shared = 0xff;
+  int code = 0;
   bool all_finite = true;
-  for (float value : values) all_finite = all_finite && std::isfinite(value);
-  if (all_finite) return {};
-  const auto* bytes = weights.codes.As<uint8_t>();
-  const int64_t rows = weights.codes.dim(1);
-  const int64_t word_bytes = 4;
-  bool bad[256];
-  for (size_t code = 0; code < 256; ++code) bad[code] = !std::isfinite(values[code]);
-  const int64_t count = weights.codes.ElementCount() * word_bytes;
-  for (int64_t i = 0; i < count; ++i) {
-    if (!bad[bytes[i]]) continue;
-    const int64_t word = i / word_bytes;
-    const int64_t k = word / spec.n % rows * word_bytes + i % word_bytes;
-    return {Code::kMalformedFile, "codes: code " + std::to_string(bytes[i]) + " of " +
-                                      std::string(FormatName(spec.format)) + " at [" +
-                                      std::to_string(word / spec.n / rows) + ", " +
-                                      std::to_string(k) + ", " + std::to_string(word % spec.n) +
-                                      "] means NaN or Inf"};
+  for (const float value : FormatValues(spec.format)) {
+    if (!std::isfinite(value)) shared &= code;
+    all_finite = all_finite && std::isfinite(value);
+    ++code;
   }
-  return {};
+  if (all_finite) return {};
+  constexpr int64_t kWordBytes = 4;
+  const int64_t i = FindBits(weights.codes.data(), weights.codes.ElementCount() * kWordBytes,
+                             static_cast<uint8_t>(shared));
+  if (i < 0) return {};
+  const int64_t rows = weights.codes.dim(1);
+  const int64_t word = i / kWordBytes;
+  const int64_t k = word / spec.n % rows * kWordBytes + i % kWordBytes;
+  return {Code::kMalformedFile, "codes: code " + std::to_string(weights.codes.As<uint8_t>()[i]) +
+                                    " of " + std::string(FormatName(spec.format)) + " at [" +
+                                    std::to_string(word / spec.n / rows) + ", " +
+                                    std::to_string(k) + ", " + std::to_string(word % spec.n) +
+                                    "] means NaN or Inf"};
 }
 
 }  // namespace

@@ -125,6 +125,7 @@ struct LoadOptions {
   Progress progress;                    ///< Counts layers.
   const HostExperts* host_experts = nullptr;  ///< Experts that are prepared for the host.
   DType absorbed = DType::kF32;               ///< See AbsorbedType.
+  LoadSeconds* seconds = nullptr;             ///< If given, receives times.
 };
 
 /// Loads a decoder from a checkpoint. Errors: kMalformedFile and kUnsupported naming the tensor,

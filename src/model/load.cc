@@ -18,7 +18,7 @@ class DecoderLoader {
       : device_(device),
         host_(options.host_experts),
         source_(checkpoint, device, std::string(config.family->model_type), options.prepared,
-                options.write),
+                options.write, options.seconds),
         progress_(options.progress),
         absorbed_(options.absorbed),
         only_writes_(options.write != nullptr),
@@ -33,6 +33,7 @@ class DecoderLoader {
       decoder->layers.push_back(std::move(layer));
       if (progress_) progress_(index + 1, shape_.layers);
     }
+    MARLIN_RETURN_IF_ERROR(source_.Finish());
     IgnoreExtras();
     MARLIN_RETURN_IF_ERROR(source_.CheckAllUsed());
     decoder->parameters = source_.parameters();
@@ -44,6 +45,8 @@ class DecoderLoader {
   }
 
   void Replace(const ReplacedMatrices* replaced) { source_.Replace(replaced); }
+  /// Waits until what was loaded can be used.
+  Status Finish() { return source_.Finish(); }
 
   /// Everything outside of the layers.
   Status LoadEnds(Decoder* decoder) {
@@ -180,6 +183,7 @@ class DecoderLoader {
     const int64_t before = source_.bytes();
     MARLIN_ASSIGN_OR_RETURN(const Projection projection, Linear(kv_b));
     if (only_writes_) return {};
+    MARLIN_RETURN_IF_ERROR(source_.Finish());
     MARLIN_ASSIGN_OR_RETURN(*absorbed, Absorb(device_, projection, shape_, absorbed_));
     absorbed_growth_ += absorbed->bytes() - (source_.bytes() - before);
     return {};
@@ -315,6 +319,7 @@ Result<DecoderLayer> LayerSource::Layer(int64_t index, const Parts& parts) const
   loader.Replace(replaced_);
   DecoderLayer layer;
   MARLIN_RETURN_IF_ERROR(loader.LoadLayer(index, parts, &layer));
+  MARLIN_RETURN_IF_ERROR(loader.Finish());
   return layer;
 }
 
@@ -326,6 +331,7 @@ Result<MlpLayer> LayerSource::Expert(int64_t index, int64_t expert) const {
   const LayerTensors tensors = loader.Describe(index, &style);
   MlpLayer mlp;
   MARLIN_RETURN_IF_ERROR(loader.LoadExpert(tensors.experts, style.interleaved, expert, &mlp));
+  MARLIN_RETURN_IF_ERROR(loader.Finish());
   return mlp;
 }
 
@@ -334,6 +340,7 @@ Result<Decoder> LayerSource::Ends() const {
   const LoadOptions plain;
   DecoderLoader loader(checkpoint_, device_, decoder.config, plain);
   MARLIN_RETURN_IF_ERROR(loader.LoadEnds(&decoder));
+  MARLIN_RETURN_IF_ERROR(loader.Finish());
   return decoder;
 }
 

@@ -105,7 +105,7 @@ int64_t WeightBytes(const Checkpoint& checkpoint, const Device& device) {
 }
 
 int64_t MemoryOf(const Device& device, int64_t limit) {
-  const int64_t free = device.impl().backend().free_memory();
+  const int64_t free = Internals::Impl(device).backend().free_memory();
   return limit == 0 ? free : std::min(limit, free);
 }
 

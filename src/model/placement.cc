@@ -64,7 +64,7 @@ Status CheckUnfused(const Device& device, StepKind kind) {
   }
   // Where the device does not sort tokens by expert, the host must read the top-k selection.
   if (kind != StepKind::kExperts || ReadsHostMemory(device)) return {};
-  if (device.impl().backend().plans_experts()) return {};
+  if (Internals::Impl(device).backend().plans_experts()) return {};
   return Status(Code::kUnsupported, device.info().name + ": lacks the operation \"experts\"");
 }
 
@@ -85,14 +85,14 @@ Result<Device> DeviceFor(const Device& device, const DecoderConfig& config) {
   while (true) {
     const Status can_run = CheckDevice(candidate, config);
     if (can_run.ok()) return candidate;
-    MARLIN_ASSIGN_OR_RETURN(const std::optional<Device> next, candidate.impl().Next());
+    MARLIN_ASSIGN_OR_RETURN(const std::optional<Device> next, Internals::Impl(candidate).Next());
     if (!next) return can_run;
     candidate = *next;
   }
 }
 
 bool ReadsHostMemory(const Device& device) {
-  const DecoderBackend* const decoder = device.impl().decoder();
+  const DecoderBackend* const decoder = Internals::Impl(device).decoder();
   return decoder != nullptr && decoder->reads_host_memory();
 }
 

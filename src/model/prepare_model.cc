@@ -6,6 +6,7 @@
 #include "base/macros.h"
 #include "base/path_check.h"
 #include "base/printable.h"
+#include "base/seconds_since.h"
 #include "marlin/prepared.h"
 #include "model/layers.h"
 #include "model/open_model.h"
@@ -36,7 +37,7 @@ Result<PrepareModelReport> PrepareImpl(const std::string& path, const Device& de
       LoadDecoder(directory.checkpoint, std::move(directory.config), chosen, load).status());
   MARLIN_RETURN_IF_ERROR(writer->Finish(report.layout, PreparedSource(directory.checkpoint)));
   report.bytes = writer->bytes();
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start);
   return report;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <optional>
 
@@ -49,6 +50,26 @@ std::string NameOf(std::span<const MatrixRequest> matrices) {
   return name;
 }
 
+/// Adds the time of a scope to a stage.
+class StageTimer {
+ public:
+  /// Null: measures nothing.
+  StageTimer(LoadSeconds* seconds, double LoadSeconds::*stage)
+      : seconds_(seconds), stage_(stage), begin_(Clock::now()) {}
+  ~StageTimer() {
+    if (seconds_ == nullptr) return;
+    seconds_->*stage_ += std::chrono::duration<double>(Clock::now() - begin_).count();
+  }
+  StageTimer(const StageTimer&) = delete;
+  StageTimer& operator=(const StageTimer&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  LoadSeconds* const seconds_;
+  double LoadSeconds::*const stage_;
+  const Clock::time_point begin_;
+};
+
 Format FormatOf(DType dtype) {
   return dtype == DType::kBf16 ? Format::kBf16
                                : (dtype == DType::kF16 ? Format::kFp16 : Format::kFp32);
@@ -58,12 +79,13 @@ Format FormatOf(DType dtype) {
 
 WeightSource::WeightSource(const Checkpoint& checkpoint, const Device& device,
                            std::string model_type, std::shared_ptr<const PreparedFile> prepared,
-                           PreparedFileWriter* write)
+                           PreparedFileWriter* write, LoadSeconds* seconds)
     : checkpoint_(checkpoint),
       device_(&device),
       model_type_(std::move(model_type)),
       prepared_(std::move(prepared)),
-      write_(write) {
+      write_(write),
+      seconds_(seconds) {
   for (const QuantizedModule& module : checkpoint.modules()) modules_.emplace(module.name, &module);
 }
 
@@ -292,13 +314,20 @@ Status WeightSource::NonFinite(std::span<const QuantizedWeights> matrices,
 }
 
 Result<Projection> WeightSource::Load(std::span<const MatrixRequest> matrices, int64_t in) {
-  if (prepared_ != nullptr) return LoadPrepared(matrices, in);
+  if (prepared_ != nullptr) {
+    const StageTimer timer(seconds_, &LoadSeconds::prepare);
+    return LoadPrepared(matrices, in);
+  }
   if (write_ != nullptr) MARLIN_RETURN_IF_ERROR(write_->AddProjection(NameOf(matrices)));
   std::vector<QuantizedWeights> loaded;
-  for (const MatrixRequest& request : matrices) {
-    MARLIN_ASSIGN_OR_RETURN(QuantizedWeights weights, LoadMatrix(request, in));
-    loaded.push_back(std::move(weights));
+  {
+    const StageTimer timer(seconds_, &LoadSeconds::read);
+    for (const MatrixRequest& request : matrices) {
+      MARLIN_ASSIGN_OR_RETURN(QuantizedWeights weights, LoadMatrix(request, in));
+      loaded.push_back(std::move(weights));
+    }
   }
+  const StageTimer timer(seconds_, &LoadSeconds::prepare);
   Projection projection;
   projection.in = in;
   for (size_t first = 0; first < loaded.size();) {
@@ -309,6 +338,11 @@ Result<Projection> WeightSource::Load(std::span<const MatrixRequest> matrices, i
     first = last;
   }
   return projection;
+}
+
+Status WeightSource::Finish() {
+  const StageTimer timer(seconds_, &LoadSeconds::wait);
+  return FinishPreparing(*device_);
 }
 
 Status WeightSource::CheckAllUsed() const {

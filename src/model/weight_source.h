@@ -33,13 +33,21 @@ struct MatrixRequest {
 /// stack them, else -1.
 using ReplacedMatrices = std::map<std::pair<std::string, int64_t>, QuantizedWeights>;
 
+/// Seconds that the matrices of projections spent in each stage of a load.
+struct LoadSeconds {
+  double read = 0;  ///< Found in the checkpoint, converted where it stores another layout, checked.
+  double prepare = 0;  ///< Copied to the device, or to the device's layout.
+  double wait = 0;     ///< Until the device had finished.
+};
+
 class WeightSource {
  public:
   /// Checkpoint and device must outlive this. Projections are loaded from `prepared` if given;
-  /// otherwise they are written to `write` if given, and not kept.
+  /// otherwise they are written to `write` if given, and not kept. Times are added to `seconds` if
+  /// given.
   WeightSource(const Checkpoint& checkpoint, const Device& device, std::string model_type,
                std::shared_ptr<const PreparedFile> prepared = nullptr,
-               PreparedFileWriter* write = nullptr);
+               PreparedFileWriter* write = nullptr, LoadSeconds* seconds = nullptr);
 
   /// From here on loads these instead; they must outlive this.
   void Replace(const ReplacedMatrices* replaced) { replaced_ = replaced; }
@@ -54,9 +62,12 @@ class WeightSource {
   /// 0 for one that is missing.
   int64_t BytesOf(const std::string& name) const;
 
-  /// Matrices [in, out...] concatenated along n, joined into one if their formats allow. Errors:
-  /// kMalformedFile naming a tensor that is missing or has another shape.
+  /// Matrices [in, out...] concatenated along n, joined into one if their formats allow; not to be
+  /// used before Finish. Errors: kMalformedFile naming a tensor that is missing or has another
+  /// shape.
   Result<Projection> Load(std::span<const MatrixRequest> matrices, int64_t in);
+  /// Waits until all projections loaded for the device can be used. Errors: kDeviceLost.
+  Status Finish();
 
   /// A tensor as fp32; with `rows`, row `row` of it.
   Result<std::vector<float>> LoadVector(const std::string& name, int64_t count, int64_t row = 0,
@@ -104,6 +115,7 @@ class WeightSource {
   std::string model_type_;
   std::shared_ptr<const PreparedFile> prepared_;
   PreparedFileWriter* write_ = nullptr;
+  LoadSeconds* seconds_ = nullptr;
   const ReplacedMatrices* replaced_ = nullptr;
   std::map<std::string, const QuantizedModule*, std::less<>> modules_;
   std::map<std::string, QuantizedWeights> loaded_;  ///< Stacked modules.

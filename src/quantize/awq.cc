@@ -60,8 +60,8 @@ class Search {
 
 void Search::Sample(std::span<const AwqMatrix> matrices, int64_t columns) {
   const auto count = static_cast<int64_t>(matrices.size());
-  // With more matrices than there are columns for, every so many is sampled: an odd number, because
-  // gates and ups take turns.
+  // With too many matrices for the columns, one of every `step` is sampled: an odd step, because
+  // gates and ups alternate.
   const int64_t step = CeilDivide(count * kLeastColumns, std::max(columns, kLeastColumns)) | 1;
   const int64_t chosen = CeilDivide(count, step);
   const int64_t each = std::max(kLeastColumns, columns / std::max<int64_t>(chosen, 1));
@@ -207,7 +207,7 @@ Result<std::vector<int8_t>> Search::Run() {
       std::vector<int8_t> exponents = ExponentsOf(logarithms);
       if (!tried.insert(exponents).second) continue;
       const Result<double> error = Error(exponents);
-      // A scale beyond its type's range, say: the weights are not stored so.
+      // For example a scale beyond its type's range: the weights cannot be stored with it.
       if (!error.ok() && error.status().code() == Code::kUnsupported) continue;
       MARLIN_RETURN_IF_ERROR(error.status());
       if (!(*error < best)) continue;

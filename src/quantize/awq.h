@@ -40,7 +40,7 @@ struct AwqSharing {
 ///
 /// Candidates are rms^a / w^b, with rms of an input, w the mean magnitude of its weights relative
 /// to the largest weight of their column, a in steps of 0.1 and b either 0 or 1 - a. The error of a
-/// candidate is that of the outputs of the sample, relative to the outputs and summed over the
+/// candidate is the error of the sample's outputs, relative to the outputs and summed over the
 /// matrices, of which `columns` columns are quantized with kRtn in all. Empty: no candidate lowers
 /// the error by at least 2 %.
 ///

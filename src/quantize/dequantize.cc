@@ -128,7 +128,7 @@ class Decoder {
     for (int64_t r = 0; r < range.rows; ++r) {
       const Source* row = from + (range.k0 + r) * spec_.n + range.n0;
       for (int64_t c = 0; c < range.columns; ++c) {
-        tile[c * kTileRows + r] = Element::Round(widen(row[c]));
+        tile[c * kTileRows + r] = Element::Round(static_cast<double>(widen(row[c])));
       }
     }
   }
@@ -184,14 +184,8 @@ Status DecodeAll(const QuantizedWeights& weights, const MutableTensorView& out) 
 }
 
 Status DecodeTo(const QuantizedWeights& weights, const MutableTensorView& out) {
-  switch (out.dtype()) {
-    case DType::kF32:
-      return DecodeAll<F32Element>(weights, out);
-    case DType::kBf16:
-      return DecodeAll<Bf16Element>(weights, out);
-    default:
-      return DecodeAll<F16Element>(weights, out);
-  }
+  return WithElement(out.dtype(),
+                     [&]<typename Element>() { return DecodeAll<Element>(weights, out); });
 }
 
 /// fp32 columns [n, k] that are transformed together, so that rows are read in runs.
@@ -232,17 +226,11 @@ void TransformTile(const QuantizedWeights& weights, const float* decoded, int64_
     }
   }
   const int64_t at = out.rank() == 3 ? expert * out.stride(0) : 0;
-  switch (out.dtype()) {
-    case DType::kF32:
-      return StoreColumns<F32Element>(columns.data(), range, out, at);
-    case DType::kBf16:
-      return StoreColumns<Bf16Element>(columns.data(), range, out, at);
-    default:
-      return StoreColumns<F16Element>(columns.data(), range, out, at);
-  }
+  WithElement(out.dtype(),
+              [&]<typename Element>() { StoreColumns<Element>(columns.data(), range, out, at); });
 }
 
-/// Decodes to fp32, permuted already, and transforms what that gives.
+/// Decodes to fp32 in the order of rows, then undoes the transforms of the input.
 Status DecodeTransformed(const QuantizedWeights& weights, const MutableTensorView& out) {
   const WeightsSpec& spec = weights.spec;
   const Shape shape{spec.experts, spec.k, spec.n};

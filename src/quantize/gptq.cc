@@ -18,8 +18,8 @@
 namespace marlin {
 namespace {
 
-/// Weights of a block: products with all errors are computed for so many weights at a time, and
-/// brought up to date by every weight of the block.
+/// Weights of a block: products with all errors are computed for a block at a time, and each weight
+/// of the block then updates them.
 constexpr int64_t kBlockWeights = 256;
 constexpr int kRounds = 3;
 constexpr int kScaleRounds = 2;
@@ -52,8 +52,7 @@ std::vector<int32_t> PatternOrder(std::span<const int32_t> order) {
   return patterns;
 }
 
-/// A visit of all weights, block by block, in an order, with a matrix [k, k] whose rows and columns
-/// are in that order.
+/// A visit to all weights in an order, block by block, with a matrix [k, k] in the same order.
 struct Pass {
   std::vector<int32_t> order;
   int64_t block_weights = 0;
@@ -133,7 +132,7 @@ Result<Passes> MakePasses(ThreadPool& pool, PanelProducts& products,
   return passes;
 }
 
-/// A matrix on its way.
+/// A matrix being quantized.
 struct Job {
   Job(const GptqMatrix& from, const InputCurvature& curvature)
       : options(from.options), importance(DiagonalOf(curvature)) {}
@@ -158,7 +157,7 @@ struct Job {
 };
 
 Status Job::Begin(ThreadPool& pool, const TensorView& dense) {
-  MARLIN_RETURN_IF_ERROR(CheckDense("tensor '" + options.tensor_name + "'", dense));
+  MARLIN_RETURN_IF_ERROR(CheckDense(TensorLabel(options.tensor_name), dense));
   MARLIN_ASSIGN_OR_RETURN(spec, QuantizedSpec(dense.shape(), options));
   spec.sparsity = Sparsity::kDense;  // The codes are stored as dense ones at first.
   MARLIN_ASSIGN_OR_RETURN(buffer, AllocateWeights(spec));
@@ -216,7 +215,7 @@ class Panel {
 
   /// Loads the weights and, unless the pass is empty, moves them. Errors: kNonFiniteInput.
   Status Load(const Pass& move);
-  /// Raises the spans of the jobs, in their order, to those of their groups here.
+  /// Raises the span of every job to the largest span of its groups in this panel.
   void AddSpans(std::span<const std::unique_ptr<Job>> jobs, std::vector<double>* spans);
   /// Chooses scales, zeros and codes, and stores them. Errors: a scale that overflows.
   Status Solve(const Passes& passes, Sparsity sparsity);
@@ -228,9 +227,9 @@ class Panel {
   /// Runs body(tile number, tile) for all tiles; the first tile's error, whichever thread found one
   /// first.
   Status ForTiles(FunctionRef<Status(size_t, PanelTile&)> body);
-  /// Takes a step for every block of a pass, whose products are those of the panel.
+  /// Takes a step for every block of a pass, with the products of the panel.
   Status Run(const Pass& pass, Step step);
-  /// The same for the errors that the weights have now.
+  /// As Run, with the products of the current errors.
   Status RunOnErrors(const Pass& pass, Step step);
 
   ThreadPool& pool_;
@@ -345,7 +344,7 @@ class Panels {
          const Pass& move, int64_t most_weights)
       : pool_(pool), products_(products), jobs_(jobs), move_(move), most_weights_(most_weights) {}
 
-  /// Calls body(panel) for all panels, one after the other, with weights that are loaded and moved.
+  /// Calls body(panel) for all panels in turn, with weights that are loaded and moved.
   Status ForEach(FunctionRef<Status(Panel&)> body) const;
   /// Chooses the global scales of matrices that have one, by all of their weights.
   Status ChooseGlobalScales() const;

@@ -18,7 +18,7 @@ struct GptqMatrix {
   QuantizeOptions options;
 };
 
-/// Weights that take about a gigabyte on their way.
+/// Weights that take about a gigabyte while they are quantized.
 inline constexpr int64_t kGptqPanelWeights = int64_t{1} << 26;
 
 struct GptqResult {
@@ -28,7 +28,7 @@ struct GptqResult {
 };
 
 struct GptqSettings {
-  /// The most weights on their way at a time, which are in memory in fp32.
+  /// The most weights to quantize at a time; they are held in fp32.
   int64_t panel_weights = kGptqPanelWeights;
   bool measures_error = false;  ///< GptqResult::error, for one more pass over the weights.
 };
@@ -48,8 +48,8 @@ struct GptqSettings {
 /// kept at first; codes of the others are 0 in steps 3 and 4, and the descent goes over blocks: it
 /// sets a block to the best codes of the best of the six patterns, given all other blocks.
 ///
-/// With Hadamard blocks a matrix is rotated first; curvature and correction are then those of the
-/// rotated inputs (RotateGram).
+/// With Hadamard blocks a matrix is rotated first; curvature and correction are then made of
+/// the rotated inputs (RotateGram).
 ///
 /// Weights go through steps 3 and 4 in blocks of 256, the columns of all matrices side by side:
 /// `products` gives the sums over all errors for the weights of a block, `pool` brings them up to

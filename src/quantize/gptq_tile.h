@@ -25,7 +25,7 @@ struct GptqProblem {
   int64_t groups;
 };
 
-/// A block of weights of every column that one step of a pass visits, one after the other.
+/// A block of consecutive weights, in a pass's order, that one step visits in every column.
 struct GptqBlock {
   std::span<const int32_t> weights;  ///< Their k.
   /// f32 [weights, weights]: the pass's matrix between the weights of the block.
@@ -68,8 +68,8 @@ class GptqTile {
   void Sweep(const GptqBlock& block);
   /// Sets every code to the best one given all others.
   void Descend(const GptqBlock& block);
-  /// Sets the codes of every four weights, which are one of 2:4 sparsity's blocks, to those of the
-  /// best pattern; those of the one or two weights of a last short block, as Descend.
+  /// Sets the codes of every block of four weights to the best 2:4 pattern; the one or two weights
+  /// of a short last block are set as in Descend.
   void DescendPatterns(const GptqBlock& block);
   /// Changes nothing; returns the part of d H d^T of the block's weights, where the products are of
   /// H with the errors.

@@ -9,7 +9,7 @@
 
 namespace marlin {
 
-/// Bits of the largest |w|; at or above those of infinity when any weight is NaN or Inf.
+/// Bits of the largest |w|; at or above infinity's bits when any weight is NaN or Inf.
 uint32_t MaxMagnitudeBits(const float* w, int64_t count);
 
 /// Range of finite weights; low and high only when `affine`.

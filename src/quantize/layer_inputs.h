@@ -29,7 +29,7 @@ std::vector<float> DiagonalOf(const InputCurvature& curvature);
 
 /// `gram` [k, k]: mean of x^T x over tokens. The diagonal is raised by 1 % of its mean, by more
 /// where the factorization fails. Errors: kUnsupported for a matrix that is zero, or that cannot be
-/// factorized although raised by 10 %, and those of `cholesky`. Runs on `pool`; the result does not
+/// factorized although raised by 10 %, and as `cholesky`. Runs on `pool`; the result does not
 /// depend on its threads.
 Result<InputCurvature> MakeCurvature(ThreadPool& pool, const Cholesky& cholesky,
                                      std::span<const double> gram, int64_t k);

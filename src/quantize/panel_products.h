@@ -21,7 +21,7 @@ class PanelProducts {
   virtual ~PanelProducts() = default;
 
   /// Copies a row-major matrix [k, k], to be multiplied by blocks of `block_rows` rows; the last
-  /// one may be shorter. Errors: kOutOfMemory, kDeviceLost, those of Gemm.
+  /// one may be shorter. Errors: kOutOfMemory, kDeviceLost, and as Gemm.
   virtual Result<std::unique_ptr<Matrix>> Upload(std::span<const float> matrix, int64_t k,
                                                  int64_t block_rows) = 0;
   /// Copies a panel of `panel.size()` / k columns. Errors: kOutOfMemory, kDeviceLost.
@@ -30,7 +30,7 @@ class PanelProducts {
   /// contiguously. Errors: as SetPanel.
   virtual Status ReplaceRows(int64_t first, int64_t count, std::span<const float> rows) = 0;
   /// out = block number `block` of the matrix times the panel: every column's products
-  /// contiguously. Errors: those of Gemm.
+  /// contiguously. Errors: as Gemm.
   virtual Status Multiply(const Matrix& matrix, int64_t block, std::span<float> out) = 0;
 };
 

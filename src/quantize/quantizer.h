@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "base/thread_pool.h"
 #include "layout/weights_buffer.h"
@@ -22,6 +23,9 @@ Result<QuantizedWeights> QuantizeWeightedOn(ThreadPool& pool, const TensorView& 
                                             std::span<const float> importance,
                                             QuantizeReport* report);
 
+/// How messages call a tensor: "tensor '<name>'", or "tensor" without a name.
+std::string TensorLabel(const std::string& tensor_name);
+
 /// Checks rank, element type, sizes and data of a dense matrix [k, n] or [experts, k, n].
 /// Errors: kInvalidArgument beginning with `name`.
 Status CheckDense(const std::string& name, const TensorView& dense);
@@ -35,7 +39,7 @@ Result<QuantizedWeights> CopyUnquantized(ThreadPool& pool, const TensorView& den
 Status NonFiniteWeight(const std::string& tensor_name, float value, const WeightsSpec& spec,
                        int64_t expert, int64_t k, int64_t n);
 
-/// The error for weights w [count] from k on, of which one is NaN or Inf.
+/// The error for the first NaN or Inf among weights w [count] from k on.
 Status FirstNonFinite(const std::string& tensor_name, const float* w, int64_t count,
                       const WeightsSpec& spec, int64_t expert, int64_t k, int64_t n);
 

@@ -18,7 +18,7 @@ int64_t HadamardSizeFor(int64_t k, int64_t wanted);
 /// kOutOfMemory.
 Result<AlignedBuffer> RotateRows(ThreadPool& pool, const TensorView& dense, int64_t size);
 
-/// Turns `matrix` [k, k] into H * matrix * H: a Gram matrix into that of rotated inputs.
+/// Turns `matrix` [k, k] into H * matrix * H: the Gram matrix of rotated inputs.
 void RotateGram(ThreadPool& pool, int64_t k, int64_t size, std::vector<double>* matrix);
 
 }  // namespace marlin

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/scalars.h"
+#include "marlin/tensor.h"
 
 namespace marlin {
 
@@ -30,18 +31,37 @@ inline float FloatToOdd(double x) {
   return std::bit_cast<float>(too_large ? bits - 1 : bits + 1);
 }
 
-/// Output element types, with the rounding of an exact double to each.
+/// Output element types, with the rounding of an exact double to each, or of an fp32.
 struct F32Element {
   using Stored = float;
   static Stored Round(double exact) { return static_cast<float>(exact); }
+  static Stored Round(float value) { return value; }
+  static bool IsFinite(Stored value) { return std::isfinite(value); }
 };
 struct Bf16Element {
   using Stored = uint16_t;
   static Stored Round(double exact) { return FloatToBf16(FloatToOdd(exact)); }
+  static Stored Round(float value) { return FloatToBf16(value); }
+  static bool IsFinite(Stored bits) { return (bits & 0x7f80u) != 0x7f80u; }
 };
 struct F16Element {
   using Stored = uint16_t;
   static Stored Round(double exact) { return FloatToHalf(FloatToOdd(exact)); }
+  static Stored Round(float value) { return FloatToHalf(value); }
+  static bool IsFinite(Stored bits) { return (bits & 0x7c00u) != 0x7c00u; }
 };
+
+/// Calls body<Element>() for the element type of an output: f32, bf16 or f16.
+template <typename Body>
+decltype(auto) WithElement(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::kBf16:
+      return body.template operator()<Bf16Element>();
+    case DType::kF16:
+      return body.template operator()<F16Element>();
+    default:
+      return body.template operator()<F32Element>();
+  }
+}
 
 }  // namespace marlin

@@ -20,9 +20,8 @@ struct SparseBlock {
   SparseBlock(int64_t weight_count, const Row* curvature, const GptqLanes* outside)
       : count(weight_count), h(curvature), pull(outside) {}
 
-  /// Gives weight i of every column the code that is nearest to its best value: where `with` is
-  /// free too, that of the joint minimum of both, else with all other errors of the block as they
-  /// are.
+  /// Gives weight i of every column the code nearest to its best value: the joint minimum of both
+  /// if `with` is free too, else the minimum given all other errors of the block.
   void Encode(const Encoder& encoder, const GroupParameters* parameters, int64_t i, int64_t with,
               const float* weights) {
     GptqLanes scaled;
@@ -75,7 +74,7 @@ struct SparseBlock {
     }
     return slope;
   }
-  /// The error of weight i where those of i and j together cost the least.
+  /// The error of weight i at the joint minimum over the errors of i and j.
   float JointError(int64_t i, int64_t j, int64_t c) const {
     const float determinant = h[i][i] * h[j][j] - h[i][j] * h[j][i];
     if (!(determinant > 0.0F)) return -Slope(i, c, i, j) / h[i][i];

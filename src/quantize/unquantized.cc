@@ -8,52 +8,34 @@
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "base/macros.h"
-#include "base/scalars.h"
 #include "layout/weights_buffer.h"
 #include "quantize/column_tile.h"
 #include "quantize/quantizer.h"
+#include "quantize/rounding.h"
 
 namespace marlin {
 namespace {
-
-/// How a format stores a value, and whether the stored value is finite.
-struct StoredBf16 {
-  using Type = uint16_t;
-  static Type Round(float value) { return FloatToBf16(value); }
-  static bool IsFinite(Type bits) { return (bits & 0x7f80u) != 0x7f80u; }
-};
-struct StoredFp16 {
-  using Type = uint16_t;
-  static Type Round(float value) { return FloatToHalf(value); }
-  static bool IsFinite(Type bits) { return (bits & 0x7c00u) != 0x7c00u; }
-};
-struct StoredFp32 {
-  using Type = float;
-  static Type Round(float value) { return value; }
-  static bool IsFinite(Type value) { return std::isfinite(value); }
-};
 
 /// The error for a value that was not finite, or that the format turns into infinity.
 Status NotRepresentable(const WeightsSpec& spec, const std::string& tensor_name, float value,
                         int64_t expert, int64_t k, int64_t n) {
   if (!std::isfinite(value)) return NonFiniteWeight(tensor_name, value, spec, expert, k, n);
   return {Code::kUnsupported,
-          fmt::format("{}: {:f} at [{}, {}] overflows {}; {}",
-                      tensor_name.empty() ? "tensor" : "tensor '" + tensor_name + "'", value, k, n,
-                      FormatName(spec.format),
+          fmt::format("{}: {:f} at [{}, {}] overflows {}; {}", TensorLabel(tensor_name), value, k,
+                      n, FormatName(spec.format),
                       spec.format == Format::kFp16 ? "use bf16" : "use a quantized format")};
 }
 
 /// Stores a rectangle from `tile`, which is column-major.
-template <typename Stored>
+template <typename Element>
 Status StoreTile(const WeightsSpec& spec, const std::string& tensor_name, int64_t expert,
-                 const TileRange& range, const float* tile, typename Stored::Type* to) {
+                 const TileRange& range, const float* tile, typename Element::Stored* to) {
   for (int64_t r = 0; r < range.rows; ++r) {
     auto* row = to + (expert * spec.k + range.k0 + r) * spec.n + range.n0;
     for (int64_t c = 0; c < range.columns; ++c) {
       const float value = tile[c * kTileRows + r];
-      row[c] = Stored::Round(value);
-      if (!Stored::IsFinite(row[c])) {
+      row[c] = Element::Round(value);
+      if (!Element::IsFinite(row[c])) {
         return NotRepresentable(spec, tensor_name, value, expert, range.k0 + r, range.n0 + c);
       }
     }
@@ -61,7 +43,7 @@ Status StoreTile(const WeightsSpec& spec, const std::string& tensor_name, int64_
   return {};
 }
 
-template <typename Stored>
+template <typename Element>
 Result<QuantizedWeights> CopyAs(ThreadPool& pool, const TensorView& dense, const WeightsSpec& spec,
                                 const std::string& tensor_name) {
   MARLIN_ASSIGN_OR_RETURN(WeightsBuffer buffer, AllocateWeights(spec));
@@ -80,8 +62,8 @@ Result<QuantizedWeights> CopyAs(ThreadPool& pool, const TensorView& dense, const
       const TileRange range{k0, std::min(kTileRows, spec.k - k0), n0,
                             std::min(kTileColumns, spec.n - n0)};
       LoadColumns(MatrixOfExpert(dense, expert), range, tile, kTileRows);
-      result = StoreTile<Stored>(spec, tensor_name, expert, range, tile,
-                                 static_cast<typename Stored::Type*>(buffer.codes));
+      result = StoreTile<Element>(spec, tensor_name, expert, range, tile,
+                                  static_cast<typename Element::Stored*>(buffer.codes));
     }
   });
   for (const Status& result : results) MARLIN_RETURN_IF_ERROR(result);
@@ -92,14 +74,9 @@ Result<QuantizedWeights> CopyAs(ThreadPool& pool, const TensorView& dense, const
 
 Result<QuantizedWeights> CopyUnquantized(ThreadPool& pool, const TensorView& dense,
                                          const WeightsSpec& spec, const std::string& tensor_name) {
-  switch (UnquantizedDType(spec.format)) {
-    case DType::kBf16:
-      return CopyAs<StoredBf16>(pool, dense, spec, tensor_name);
-    case DType::kF16:
-      return CopyAs<StoredFp16>(pool, dense, spec, tensor_name);
-    default:
-      return CopyAs<StoredFp32>(pool, dense, spec, tensor_name);
-  }
+  return WithElement(UnquantizedDType(spec.format), [&]<typename Element>() {
+    return CopyAs<Element>(pool, dense, spec, tensor_name);
+  });
 }
 
 }  // namespace marlin

@@ -5,7 +5,7 @@
 
 #include "base/macros.h"
 
-namespace marlin::cli {
+namespace marlin {
 namespace {
 
 /// U+FFFD, which decoders emit for invalid or incomplete bytes.
@@ -96,4 +96,4 @@ std::string StopText::Add(std::string_view piece) {
 
 std::string StopText::Finish() { return std::exchange(held_, {}); }
 
-}  // namespace marlin::cli
+}  // namespace marlin

@@ -13,7 +13,7 @@
 
 #include "marlin/status.h"
 
-namespace marlin::cli {
+namespace marlin {
 
 struct ChatRequest;  // chat_request.h
 
@@ -80,4 +80,4 @@ class StopText {
   bool stopped_ = false;
 };
 
-}  // namespace marlin::cli
+}  // namespace marlin

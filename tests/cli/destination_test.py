@@ -80,7 +80,7 @@ class Destination(CommandTestCase):
                 ("--for: unknown destination 'ollama'; known: llama.cpp", "--for", "ollama"),
                 ("llama.cpp loads one file, whose name must end in .gguf", "--for", "llama.cpp"),
                 ("--for and --target-bpw exclude", "--for", "vllm", "--target-bpw", "4"),
-                ("--layout: is that of", "--for", "vllm", "--layout", "marlin_w4")):
+                ("--layout: the program that --for", "--for", "vllm", "--layout", "marlin_w4")):
             self.refuse(USAGE, "quantize", QWEN, "-o", self.directory / "out", *options,
                         says=(says,))
         (self.directory / "out").mkdir()

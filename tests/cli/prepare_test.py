@@ -101,7 +101,12 @@ class Prepare(CommandTestCase):
             self.assertEqual((row["op"], row["path"]), ("load", str(QWEN)))
             for key in ("seconds", "gbps", "file_bytes", "bytes", "parameters"):
                 self.assertGreater(row[key], 0)
-        self.assertIn("GB/s", self.succeed("bench", "load", QWEN))
+            self.assertEqual(list(row["stages"]),
+                             ["open", "read", "prepare", "wait", "vectors", "tables"])
+            self.assertGreater(row["stages"]["prepare"], 0)
+        text = self.succeed("bench", "load", QWEN)
+        for word in ("GB/s", "  prepare ", "  wait "):
+            self.assertIn(word, text)
         self.refuse(USAGE, "bench", "load", QWEN, "--batch", 2, says=("load: has no --batch",))
         self.refuse(USAGE, "bench", "load", says=("MODEL is required; see",))
 

@@ -22,7 +22,7 @@ Machine RemoteMachine(RemoteFault fault) {
   Result<std::unique_ptr<Backend>> cpu = cpu::OpenCpu({.threads = 1});
   auto remote = std::make_unique<RemoteDevice>(std::move(*cpu), fault);
   const Isa level = remote->Properties().level;
-  const Device device(std::make_shared<Device::Impl>(std::move(remote)));
+  const auto device = Internals::Make<Device>(std::make_shared<Device::Impl>(std::move(remote)));
   return Machine::Of("remote", level, device, cpu::CpuKernels());
 }
 

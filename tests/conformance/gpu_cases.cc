@@ -329,7 +329,7 @@ void AddManySparseRows(PlainCases& plain) {
 }
 
 // The problems of AddSparse that have a meaning on a GPU. There a pruned weight is not multiplied
-// (docs/kernels/cuda.md), so that a NaN need not reach every output of its row.
+// (docs/kernels/sparse.md), so that a NaN need not reach every output of its row.
 void AddFewSparseRows(std::string_view backend, std::vector<Case>* cases) {
   std::vector<Case> sparse;
   AddSparse(backend, &sparse);

@@ -166,13 +166,13 @@ void CheckScalesDiffer(Problem& problem) {
 Result<PreparedWeights> Problem::PreparedFor(const Device& device,
                                              const PrepareOptions& options) const {
   const bool same_layout = prepared_options_.marlin_w4 == options.marlin_w4;
-  if (prepared_device_ == device.shared() && same_layout) return prepared_;
-  prepared_device_ = nullptr;
+  if (prepared_device_ == device && same_layout) return prepared_;
+  prepared_device_.reset();
   prepared_ = {};
   MARLIN_ASSIGN_OR_RETURN(
       prepared_,
       Prepare(n == c.n ? weights : RepeatColumns(weights, n, c.gated ? 2 : 1), device, options));
-  prepared_device_ = device.shared();
+  prepared_device_ = device;
   prepared_options_ = options;
   return prepared_;
 }

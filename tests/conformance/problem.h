@@ -1,7 +1,7 @@
 // The data of a case: weights, activations, epilogue operands and the expected result.
 #pragma once
 
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -55,7 +55,7 @@ struct Problem {
                                       const PrepareOptions& options = {}) const;
 
  private:
-  mutable std::shared_ptr<Device::Impl> prepared_device_;
+  mutable std::optional<Device> prepared_device_;
   mutable PrepareOptions prepared_options_;
   mutable PreparedWeights prepared_;
 };

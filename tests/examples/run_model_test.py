@@ -35,6 +35,13 @@ class RunModel(unittest.TestCase):
             self.assertEqual(done.stdout, "")
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
 
+    @unittest.skipUnless(pathlib.Path("/dev/full").exists(), "needs an output that is always full")
+    def test_the_callback_ends_generation(self) -> None:
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([PROGRAM, str(MODEL), "cpu"], input="1 2 3", stdout=full,
+                                  stderr=subprocess.PIPE, text=True, check=False, timeout=300)
+        self.assertEqual((done.returncode, done.stderr), (1, "stdout: cannot be written\n"))
+
 
 if __name__ == "__main__":
     unittest.main()

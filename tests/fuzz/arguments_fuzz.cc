@@ -19,6 +19,7 @@
 #include "cli/arguments/arguments.h"
 #include "cli/arguments/metal_sim_arguments.h"
 #include "cli/arguments/product_arguments.h"
+#include "cli/command_line.h"
 #include "fuzz_target.h"
 #include "marlin/recipe.h"
 #include "temporary_folder.h"

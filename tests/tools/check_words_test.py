@@ -24,6 +24,7 @@ class CheckWords(unittest.TestCase):
                                         check_words.BEGINNINGS]
         names = [(table, name) for table in tables for name in table]
         self.assertEqual({name for _, name in names}, set(check_words.MUST_FIND))
+        names += [(check_words.HABITS, name) for name in check_words.HABITS]
         for table, name in names:
             with mock.patch.dict(table):
                 del table[name]
@@ -49,6 +50,30 @@ class CheckWords(unittest.TestCase):
                 (root / path).write_text("// whoever\n")
             found = [finding.split(":")[0] for finding in check_words.check_tree(root)]
         self.assertEqual(found, ["docs/a.md", "src/a.cc"])
+
+    def test_habits_are_counted_by_folder_against_limits_that_only_fall(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            files = {"src/engine/a.cc": "// Those of a.\n// Behind it.\n",
+                     "src/backends/cpu/gemm/exact/a.h": "// That of b.\n"}
+            for path, text in files.items():
+                (root / path).parent.mkdir(parents=True)
+                (root / path).write_text(text)
+            (root / "tools").mkdir()
+            found = check_words.check_tree(root)
+            self.assertEqual([finding.split(":")[0] for finding in found],
+                             ["src/backends/cpu/gemm", "src/engine"])
+            check_words.lower_limits(root)
+            self.assertEqual(check_words.limits(root),
+                             {"src/backends/cpu/gemm": 1, "src/engine": 2})
+            self.assertEqual(check_words.check_tree(root), [])
+            (root / "src/engine/a.cc").write_text("// Behind it.\n")
+            (root / "src/backends/cpu/gemm/exact/b.h").write_text("// So many.\n")
+            check_words.lower_limits(root)
+            self.assertEqual(check_words.limits(root),
+                             {"src/backends/cpu/gemm": 1, "src/engine": 1})
+            self.assertEqual(len(check_words.check_tree(root)), 1)
+            self.assertEqual(check_words.count(root)[-1].split(), ["3", "2", "all"])
 
 
 if __name__ == "__main__":

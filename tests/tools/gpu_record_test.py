@@ -112,6 +112,28 @@ class Tables(unittest.TestCase):
                                    "2500 GFLOP/s; an empty call 8.00 us.")
         self.assertIn("| 75 % | 80 % |  |", lines[6])
 
+    def test_a_summary_has_a_row_per_matrix_and_a_column_per_m(self) -> None:
+        runs = copy.deepcopy(record()["runs"])
+        runs.append({**copy.deepcopy(runs[0]), "arguments": ["gemm", "--accuracy", "w4a8"]})
+        runs[1]["results"] = [{**row(64, 14336, 4096)}]
+        self.assertEqual(performance_docs.gpu_summary(runs)[2:], [
+            "| `fp4_e2m1` g128 fp16, n x k | m = 1 | m = 16 |",
+            "|---|---|---|",
+            "| 4096 x 4096 | 12.5 (3.20x) | 200.0 (3.20x) |",
+            "| 768 x 4096 | 12.5 (3.20x) | 200.0 (3.20x) |",
+        ])
+
+    def test_a_summary_of_a_cpu_leaves_out_other_activations(self) -> None:
+        run = copy.deepcopy(record()["runs"][0])
+        run["roofline"] = {}
+        run["results"] = [{**row(m, 4096, 4096), "seconds": m * 1e-3} for m in (1, 4, 16)]
+        half = {**copy.deepcopy(run), "arguments": ["gemm", "--activations", "f16"]}
+        self.assertEqual(performance_docs.shared_memory_summary([half, run])[2:], [
+            "| weights, kernel | m = 1 | m = 4 | m = 16 |",
+            "|---|---|---|---|",
+            "| `fp4_e2m1` g128 fp16, `marlin_made_up` | 1.00 | 4.00 | 16.0 |",
+        ])
+
     def test_models_beside_transformers(self) -> None:
         lines = performance_docs.model_tables(model_runs())
         self.assertIn("transformers 5.0 bf16 ms", lines[0])

@@ -1,4 +1,4 @@
-// The interface between _core and _mlx: weights behind virtual classes that need no symbols of the
+// The interface between _core and _mlx: weights as virtual classes that need no symbols of the
 // library. _mlx is built separately because MLX's C++ ABI changes with every version.
 #pragma once
 

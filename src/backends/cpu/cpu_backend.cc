@@ -106,7 +106,9 @@ class CpuBackend final : public Backend {
 
   std::span<const KernelDesc> Kernels() const override { return CpuKernels(); }
 
-  bool KeepsSparse(const WeightsSpec& spec) const override { return HasSparsePanels(spec.format); }
+  bool KeepsSparse(const WeightsSpec& spec, PreparedFor /*use*/) const override {
+    return HasSparsePanels(spec.format);
+  }
 
   bool KeepsOddWidths(Format format) const override { return HasSplitPanels(format); }
   bool KeepsTwoLevels(const WeightsSpec& /*spec*/) const override { return true; }

@@ -10,6 +10,7 @@
 #include "backends/cuda/decoder/cuda_decoder.h"
 #include "backends/cuda/gemm/cublas/cublas_launch.h"
 #include "backends/cuda/gemm/wgmma/wgmma_launch.h"
+#include "backends/cuda/layout/sparse_layout.h"
 #include "backends/cuda/libraries/cublas_library.h"
 #include "backends/cuda/moe/experts/cuda_experts.h"
 #include "backends/cuda/plan/kernel_table.h"
@@ -24,9 +25,9 @@
 #include "backends/cuda/tuning/shipped_tuning.h"
 #include "backends/cuda/weights/dequantize_prepared.h"
 #include "backends/cuda/weights/prepared_tiles.h"
+#include "backends/cuda/weights/weight_upload.h"
 #include "base/environment.h"
 #include "base/macros.h"
-#include "plan/gemm/select.h"
 #include "plan/gemm/transform_columns.h"
 
 namespace marlin::cuda {
@@ -75,6 +76,7 @@ class CudaBackend final : public Backend {
 
   /// Allocates what kernels share; call it before the first Plan.
   Status MakeShared() {
+    MARLIN_ASSIGN_OR_RETURN(upload_, WeightUpload::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(scratch_, SplitKScratch::Make(device_));
     MARLIN_ASSIGN_OR_RETURN(value_errors_, ValueErrors::Make(device_));
     // Off for comparisons with the step's operations one by one.
@@ -94,18 +96,7 @@ class CudaBackend final : public Backend {
                      std::to_string(properties_.multiProcessorCount) + " multiprocessors",
                      std::to_string(properties_.totalGlobalMem >> 30) + " GiB"};
     for (const KernelDesc& kernel : CudaKernels()) {
-      GemmDesc any;
-      any.a_type = DType::kBf16;
-      any.weights = {
-          .tiled = true, .marlin_w4 = kernel.reads_marlin_w4, .fits_f16 = true, .fits_fp8 = true};
-      if (kernel.grade == Grade::kW4A8) any.accuracy = Accuracy::kW4A8;
-      Support support = CheckSupport(kernel, any, Properties());
-      // Some kernels support integer formats only.
-      any.format = Format::kU4;
-      if (!support.ok()) support = CheckSupport(kernel, any, Properties());
-      // And some support sparse tiles only.
-      any.weights.sparse = true;
-      if (!support.ok() && CheckSupport(kernel, any, Properties()).ok()) support = {};
+      const Support support = CheckAvailable(kernel, Properties());
       info.kernels.push_back({kernel.name, kernel.op, support.ok(), support.reason(),
                               kernel.chosen == Chosen::kByName});
     }
@@ -124,17 +115,28 @@ class CudaBackend final : public Backend {
 
   std::span<const KernelDesc> Kernels() const override { return CudaKernels(); }
 
-  /// Off by default: the persistent kernel does not read sparse tiles (docs/kernels/cuda.md).
-  bool KeepsSparse(const WeightsSpec& spec) const override {
-    return keeps_sparse_ && GetFormatInfo(spec.format).bits == 4;
+  /// Not in models by default: the persistent kernel does not read sparse tiles
+  /// (docs/decisions/0030-sparse-by-default.md).
+  bool KeepsSparse(const WeightsSpec& spec, PreparedFor use) const override {
+    if (GetFormatInfo(spec.format).bits != kSparseBits || expands_sparse_) return false;
+    return use == PreparedFor::kProducts || models_keep_sparse_;
   }
 
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
-    MARLIN_ASSIGN_OR_RETURN(auto prepared, PreparedTiles::Make(weights, options, this, device_));
+    const WeightColumns all{&weights, 0, 1, weights.spec.n};
+    MARLIN_ASSIGN_OR_RETURN(auto prepared, PreparedTiles::Make({&all, 1}, options, this, *upload_));
+    MARLIN_RETURN_IF_ERROR(upload_->Finish());
     return std::shared_ptr<const PreparedWeights::Storage>(std::move(prepared));
   }
+  Result<std::shared_ptr<const PreparedWeights::Storage>> PrepareColumns(
+      std::span<const WeightColumns> columns) const override {
+    MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
+    MARLIN_ASSIGN_OR_RETURN(auto prepared, PreparedTiles::Make(columns, {}, this, *upload_));
+    return std::shared_ptr<const PreparedWeights::Storage>(std::move(prepared));
+  }
+  Status FinishPreparing() const override { return upload_->Finish(); }
 
   std::vector<KernelVariant> Variants(const KernelDesc& kernel,
                                       const GemmDesc& desc) const override {
@@ -240,38 +242,13 @@ class CudaBackend final : public Backend {
   Status AddRows(const AddRowsCall& call, void* stream) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
-    AddRowsArguments args;
-    args.sum = call.sum;
-    args.rows = call.rows;
-    args.slot_of = call.slot_of;
-    args.tokens = static_cast<int>(call.tokens);
-    args.width = static_cast<int>(call.width);
-    args.out = call.out;
-    args.out_stride = call.out_stride;
-    args.out_type = ElementOf(call.out_type);
-    return device_->errors.Check(LaunchAddRows(args, static_cast<cudaStream_t>(stream)),
+    return device_->errors.Check(LaunchAddRows(call, static_cast<cudaStream_t>(stream)),
                                  "add_rows");
   }
   Status TransformColumns(const TransformColumnsCall& call, void* stream) const override {
     MARLIN_RETURN_IF_ERROR(device_->errors.Lost());
     const DeviceScope scope(device_->index);
-    TransformColumnsArguments args;
-    args.from = call.from.data();
-    args.from_row = call.from.stride(0);
-    args.from_column = call.from.stride(1);
-    args.from_type = ElementOf(call.from.dtype());
-    args.to = call.to.data();
-    args.to_row = call.to.stride(0);
-    args.to_column = call.to.stride(1);
-    args.to_type = ElementOf(call.to.dtype());
-    args.scale = call.transform.scale;
-    args.permutation = call.transform.permutation;
-    args.hadamard = call.transform.hadamard;
-    args.rows = call.from.dim(0);
-    args.columns = call.from.dim(1);
-    args.inverse = call.inverse;
-    if (args.rows == 0 || args.columns == 0) return {};
-    return device_->errors.Check(LaunchTransformColumns(args, static_cast<cudaStream_t>(stream)),
+    return device_->errors.Check(LaunchTransformColumns(call, static_cast<cudaStream_t>(stream)),
                                  "transform_columns");
   }
   Status Synchronize(void* stream) const override {
@@ -320,9 +297,11 @@ class CudaBackend final : public Backend {
 
   std::shared_ptr<DeviceHandle> device_;
   cudaDeviceProp properties_;
-  const bool keeps_sparse_ = IsSet("METAL_MARLIN_CUDA_SPARSE");
+  const bool expands_sparse_ = IsZero("METAL_MARLIN_CUDA_SPARSE");
+  const bool models_keep_sparse_ = IsSet("METAL_MARLIN_CUDA_SPARSE");
   DeviceShape shape_;
   CublasHandle cublas_;
+  std::unique_ptr<WeightUpload> upload_;
   std::unique_ptr<SplitKScratch> scratch_;
   std::unique_ptr<ValueErrors> value_errors_;
   std::optional<CudaDecoder> decoder_;

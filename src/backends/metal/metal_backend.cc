@@ -134,7 +134,7 @@ class MetalBackend final : public Backend {
 
   std::span<const KernelDesc> Kernels() const override { return MetalKernels(); }
 
-  bool KeepsSparse(const WeightsSpec& spec) const override {
+  bool KeepsSparse(const WeightsSpec& spec, PreparedFor /*use*/) const override {
     return GetFormatInfo(spec.format).bits == kernels::CodeBits(kernels::kSparse4);
   }
 

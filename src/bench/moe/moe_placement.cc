@@ -50,7 +50,7 @@ Result<PlacedLayers> MakeLayers(const Device& device, const Device& host, const 
                                 int64_t host_experts) {
   MARLIN_ASSIGN_OR_RETURN(const std::vector<Expert> here, PrepareExperts(device, bench));
   std::vector<Expert> there = here;
-  if (host.shared() != device.shared()) {
+  if (host != device) {
     MARLIN_ASSIGN_OR_RETURN(there, PrepareExperts(host, bench));
   }
   const ExpertsProblem problem = ProblemOf(bench);
@@ -94,7 +94,7 @@ class Fetch {
     made.expert_bytes_ = static_cast<int64_t>(bench.ExpertBytes());
     made.ids_.resize(static_cast<size_t>(bench.tokens() * bench.top_k));
     const int64_t bytes = std::max<int64_t>(host_experts, 1) * made.expert_bytes_;
-    MARLIN_ASSIGN_OR_RETURN(made.from_, device.impl().backend().AllocateStaging(bytes));
+    MARLIN_ASSIGN_OR_RETURN(made.from_, Internals::Impl(device).backend().AllocateStaging(bytes));
     std::fill_n(made.from_->data(), bytes, std::byte{0});
     MARLIN_ASSIGN_OR_RETURN(made.to_, DeviceBuffer::Allocate(device, bytes));
     return made;

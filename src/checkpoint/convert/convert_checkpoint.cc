@@ -45,6 +45,7 @@ struct Writer {
 constexpr Writer kWriters[] = {
 #define MARLIN_WRITER(name, make) {name, "", &make, nullptr, nullptr},
 #define MARLIN_CONTAINER_WRITER(name, suffix, write, check) {name, suffix, nullptr, &write, &check},
+#include "base/seconds_since.h"
 #include "checkpoint/writers.def"
 #undef MARLIN_CONTAINER_WRITER
 #undef MARLIN_WRITER
@@ -296,7 +297,7 @@ Result<ConvertCheckpointReport> ConvertCheckpointOn(Io& io, const std::string& s
   report.target = options.target;
   MARLIN_RETURN_IF_ERROR(WithoutExceptions(
       source, "convert", [&] { return ConvertImpl(io, source, output, options, &report); }));
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start);
   return report;
 }
 

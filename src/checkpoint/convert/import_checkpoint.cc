@@ -10,6 +10,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/macros.h"
+#include "base/seconds_since.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/model_card.h"
 #include "checkpoint/convert/unit_converter.h"
@@ -296,7 +297,7 @@ Result<ImportCheckpointReport> ImportImpl(Io& io, const std::string& source_path
   ImportCheckpointReport report = importer.report();
   report.output = output;
   report.notes = source.notes;
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start);
   return report;
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/function_ref.h"
 #include "base/macros.h"
+#include "base/seconds_since.h"
 #include "checkpoint/codes/tiled_codes.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/matrix_quantizer.h"
@@ -471,7 +472,7 @@ Result<QuantizeCheckpointReport> QuantizeImpl(Io& io, const std::string& source_
     report.inputs = quantizer->inputs();
     report.scaled_inputs = quantizer->scaled_inputs();
   }
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = SecondsSince(start);
   return report;
 }
 

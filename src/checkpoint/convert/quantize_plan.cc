@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/macros.h"
+#include "base/view_checks.h"
 #include "checkpoint/codes/tiled_codes.h"
 #include "checkpoint/files/safetensors.h"
 #include "marlin/sensitivity.h"
@@ -18,14 +19,10 @@
 namespace marlin {
 namespace {
 
-bool IsDenseFloat(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
-}
-
 // Why a tensor that the recipe quantizes cannot be quantized; empty if it can.
 std::string Obstacle(const TensorInfo& tensor, LayerClass layer_class) {
   const int rank = tensor.shape.rank();
-  if (!IsDenseFloat(tensor.dtype)) {
+  if (!IsFloat(tensor.dtype)) {
     return fmt::format("{} is not f32, bf16 or f16", DTypeName(tensor.dtype));
   }
   if (tensor.name.find('*') != std::string::npos) return "its name contains '*'";
@@ -116,10 +113,6 @@ Status Planner::AddCast(const Candidate& candidate) {
   return {};
 }
 
-bool CompensatesErrors(QuantizeMethod method) {
-  return method == QuantizeMethod::kGptq || method == QuantizeMethod::kAwqGptq;
-}
-
 Status Planner::AddModule(const Candidate& first, const std::string& name,
                           std::vector<size_t> sources, bool stacked) {
   const TensorInfo& info = Info(first.tensor);
@@ -142,7 +135,7 @@ Status Planner::AddModule(const Candidate& first, const std::string& name,
   }
   WeightsSpec& spec = unit.record.module.spec;
   spec = empty->spec;
-  if (spec.input_hadamard > 0 && !CompensatesErrors(options_.method)) {
+  if (spec.input_hadamard > 0 && !UsesGptq(options_.method)) {
     return Status(Code::kInvalidArgument,
                   fmt::format("tensor \"{}\": {} has Hadamard blocks, which need method gptq or "
                               "awq+gptq: rounding alone loses more with them than without",

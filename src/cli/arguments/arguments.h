@@ -3,15 +3,13 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "cli/arguments/hub_name.h"
-#include "marlin/status.h"
-#include "text/text_codec.h"
+#include "text/hub_name.h"
+#include "text/parse_option.h"
 
 namespace CLI {
 class App;
@@ -19,30 +17,6 @@ class Option;
 }  // namespace CLI
 
 namespace marlin::cli {
-
-/// The range of an integer option, both ends included.
-struct WholeRange {
-  int64_t least = 0;
-  int64_t most = INT64_MAX;
-};
-
-/// The range of a real option: [least, most], or (least, most] if `least` is excluded.
-struct RealRange {
-  double least = 0;
-  double most = std::numeric_limits<double>::max();
-  bool without_least = false;
-};
-
-/// The number of threads that a command may start.
-inline constexpr WholeRange kThreadRange{1, 4096};
-
-/// Parses the whole text of an option as a number: decimal digits, with a point and an exponent for
-/// real options. Errors: kInvalidArgument naming the option, the range and the text.
-Result<int64_t> ParseOption(const char* option, const std::string& text, const WholeRange& range);
-Result<double> ParseOption(const char* option, const std::string& text, const RealRange& range);
-
-/// Parses a number of bytes, at least 1: "5GB", "500MB", "2GiB", "65536". Errors: as above.
-Result<int64_t> ParseByteSize(const char* option, const std::string& text);
 
 /// An argument that is a model: a path, or a name of the Hub that becomes one before the command
 /// runs.
@@ -67,7 +41,7 @@ struct DeclaredCommand {
   std::vector<std::string> names;  ///< The name first, then aliases.
   std::string summary;
   std::vector<DeclaredArgument> arguments;
-  std::vector<DeclaredCommand> commands;  ///< Those of a group, such as `bench`.
+  std::vector<DeclaredCommand> commands;  ///< The commands of a group, such as `bench`.
 };
 
 /// The arguments of one command. Pointers must outlive parsing; absent arguments stay unchanged.
@@ -105,6 +79,14 @@ class ArgumentList {
   /// the command's to check.
   void Choices(std::vector<std::string> choices) { declared_.back().choices = std::move(choices); }
 
+  /// The same for the names of a table's rows.
+  template <typename Rows, typename NameOf>
+  void Choices(const Rows& rows, NameOf name_of) {
+    std::vector<std::string> names;
+    for (const auto& row : rows) names.emplace_back(name_of(row));
+    Choices(std::move(names));
+  }
+
   const std::vector<DeclaredArgument>& declared() const { return declared_; }
 
  private:
@@ -119,18 +101,5 @@ class ArgumentList {
 
 /// All commands with the arguments that parsing would accept.
 std::vector<DeclaredCommand> DeclareCommands();
-
-/// Parses the command line, runs the command and returns the process's exit code. The factory makes
-/// tokenizers for commands that take text; without one they take token ids. The resolver downloads
-/// models of the Hub; without one they are an error.
-int RunCommandLine(int argc, char** argv, const TextCodecFactory& text_codecs = {},
-                   const ModelResolver& model_resolver = {});
-
-/// Runs a command inside another program: `words` are its name and its arguments. Returns the JSON
-/// document that --json prints; one that says `"ok": false` is no error. `progress` may throw,
-/// which ends the command. Errors: the command's; kInvalidArgument for wrong arguments.
-Result<std::string> RunForDocument(const std::vector<std::string>& words,
-                                   const ModelResolver& model_resolver = {},
-                                   const std::function<void(int64_t, int64_t)>& progress = {});
 
 }  // namespace marlin::cli

@@ -4,6 +4,7 @@
 
 #include <cctype>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "cli/arguments/model_arguments.h"
@@ -34,10 +35,10 @@ void CalibrationArguments::Declare(ArgumentList& arguments, const std::string& u
 
 Status CalibrationArguments::Check(const Console& console) const {
   if (calibration_ && ids_) {
-    return Status(Code::kInvalidArgument, "--calibration and --calibration-ids exclude each other");
+    return Invalid("--calibration and --calibration-ids exclude each other");
   }
   if (seed_ && (calibration_ || ids_)) {
-    return Status(Code::kInvalidArgument, "--seed: the text is given, and not sampled");
+    return Invalid("--seed: the text is given, and not sampled");
   }
   return calibration_ ? CheckHasCodec(console, "--calibration", "--calibration-ids") : Status();
 }

@@ -18,7 +18,7 @@ class CalibrationArguments {
   /// `use` and `tokens` begin the help: "gptq: ", "default 16384 or more".
   void Declare(ArgumentList& arguments, const std::string& use, const std::string& tokens);
   bool given() const { return calibration_ || ids_ || tokens_ || seed_; }
-  /// Errors: kInvalidArgument for options that exclude each other, those of CheckHasCodec.
+  /// Errors: kInvalidArgument for options that exclude each other, as CheckHasCodec.
   Status Check(const Console& console) const;
   /// Reads the text for the model in a directory. Errors: kIo, kMalformedFile for a file without
   /// tokens, those of ReadTokens and of the tokenizer.

@@ -28,7 +28,7 @@ class ChatArguments {
 };
 
 /// The token ids of a prompt: a message in the chat template where `chat` is not null, else the
-/// text itself. Errors: those of EncodeText, the template's.
+/// text itself. Errors: as EncodeText, the template's.
 Result<std::vector<int32_t>> EncodePrompt(TextCodec& codec, std::string_view text,
                                           const SpecialTokensArgument& special,
                                           const ChatPrompt* chat, const std::string& directory,

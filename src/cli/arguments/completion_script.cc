@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "base/errors.h"
 #include "base/printable.h"
 
 namespace marlin::cli {
@@ -58,7 +59,7 @@ std::string BashPattern(std::span<const std::string> paths, const DeclaredArgume
   return fmt::format("{}", fmt::join(words, "|"));
 }
 
-/// The words that choose a command: its names, after those of its group.
+/// The words that choose a command: its group's names, then its own.
 std::vector<std::string> PathsOf(const std::string& group, const DeclaredCommand& command) {
   std::vector<std::string> paths;
   for (const std::string& name : command.names) paths.push_back(group + name);
@@ -186,7 +187,7 @@ std::string ZshArgument(const DeclaredArgument& argument) {
   return fmt::format("{}", fmt::join(specifications, " "));
 }
 
-/// The function that completes the commands of a table, and those of its groups.
+/// The function that completes the commands of a table and of its groups.
 std::string ZshFunctions(const std::string& name, std::span<const DeclaredCommand> commands) {
   std::string names;
   std::string cases;
@@ -309,9 +310,8 @@ Result<std::string> CompletionScript(const std::string& shell,
   for (const Shell& known : kShells) {
     if (known.name == shell) return known.script(commands);
   }
-  return Status(Code::kInvalidArgument,
-                fmt::format("SHELL: unknown shell '{}'; known: {}", Printable(shell),
-                            fmt::join(CompletionShells(), ", ")));
+  return Invalid(fmt::format("SHELL: unknown shell '{}'; known: {}", Printable(shell),
+                             fmt::join(CompletionShells(), ", ")));
 }
 
 }  // namespace marlin::cli

@@ -18,9 +18,9 @@ class DeviceArgument {
  public:
   /// `names` are the devices that --help lists for the command.
   void Declare(ArgumentList& arguments, const std::string& names);
-  /// The name on the command line, else DefaultDeviceName. Errors: those of DefaultDeviceName.
+  /// The name on the command line, else DefaultDeviceName. Errors: as DefaultDeviceName.
   Result<std::string> Name() const;
-  /// Errors: those of Device::Open; for a device that METAL_MARLIN_DEVICE names, the message begins
+  /// Errors: as Device::Open; for a device that METAL_MARLIN_DEVICE names, the message begins
   /// with the variable.
   Result<Device> Open(const DeviceOptions& options) const;
   /// A line on stderr with the device of a loaded model, where "auto" chose it.

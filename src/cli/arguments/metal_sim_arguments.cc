@@ -9,6 +9,7 @@
 #include <random>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/parse_number.h"
 #include "base/read_file.h"
@@ -32,8 +33,7 @@ constexpr ScalarRow kScalars[] = {
 };
 
 Status Wrong(const char* option, const std::string& text, const std::string& expected) {
-  return Status(Code::kInvalidArgument,
-                fmt::format("{}: expected {}, got '{}'", option, expected, text));
+  return Invalid(fmt::format("{}: expected {}, got '{}'", option, expected, text));
 }
 
 template <typename T>
@@ -157,8 +157,7 @@ Result<MetalScalar> ParseMetalScalar(std::string_view name) {
     if (row.name == name) return row.type;
     names.push_back(row.name);
   }
-  return Status(Code::kInvalidArgument,
-                fmt::format("type: expected one of {}, got '{}'", fmt::join(names, ", "), name));
+  return Invalid(fmt::format("type: expected one of {}, got '{}'", fmt::join(names, ", "), name));
 }
 
 int64_t MetalScalarBytes(MetalScalar type) {

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/read_file.h"
@@ -126,7 +127,7 @@ Result<ModelOptions> RunArguments::Options() const {
                                                               WholeRange{0, kMostHostExperts}));
   }
   if (!frequencies_.empty() && host_experts_.empty()) {
-    return Status(Code::kInvalidArgument, "--frequencies: only with --host-experts");
+    return Invalid("--frequencies: only with --host-experts");
   }
   return options;
 }
@@ -144,6 +145,9 @@ Result<Model> RunArguments::Open(Console& console, const std::string& path,
   device_.SayTaken(console, model.device().info());
   const ModelInfo& info = model.info();
   for (const std::string& note : info.notes) console.Message(fmt::format("{}: {}", path, note));
+  if (console.verbose() && !info.fusion.empty()) {
+    console.Message(fmt::format("fused in decode: {}", info.fusion));
+  }
   if (info.host_experts > 0) {
     console.Message(fmt::format("experts on the host: {} ({})", FormatInteger(info.host_experts),
                                 FormatBytes(info.host_bytes)));
@@ -232,8 +236,8 @@ void CorpusArguments::Declare(ArgumentList& arguments) {
 
 Status CorpusArguments::Check(const Console& console) const {
   if (text_.has_value() == tokens_.has_value()) {
-    return Status(Code::kInvalidArgument, text_ ? "--text and --tokens exclude each other"
-                                                : "--text or --tokens is needed");
+    return Invalid(text_ ? "--text and --tokens exclude each other"
+                         : "--text or --tokens is needed");
   }
   return text_ ? CheckHasCodec(console, "--text", "--tokens") : Status();
 }

@@ -38,7 +38,7 @@ class RunArguments {
   static constexpr const char* kGroup = "Model and device";
 
   void Declare(ArgumentList& arguments);
-  /// Errors: kInvalidArgument naming the option, those of Device::Open.
+  /// Errors: kInvalidArgument naming the option, as Device::Open.
   Result<Device> OpenDevice() const;
   /// Models of one command share a device: the worker threads of two would compete. Names the
   /// device that "auto" chose on stderr.

@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/memory_size.h"
 #include "layout/weights_buffer.h"
@@ -43,8 +44,7 @@ Result<bench::GemmShape> ParseShape(const std::string& text) {
     const bool last = i == 2;
     if (error != std::errc() || *fields[i] < 1 || (last ? next != end : next == end) ||
         (!last && *next != ',')) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--shape: expected M,N,K of at least 1, got '{}'", text));
+      return Invalid(fmt::format("--shape: expected M,N,K of at least 1, got '{}'", text));
     }
     position = last ? next : next + 1;
   }
@@ -63,9 +63,8 @@ Status CheckCaseFits(const bench::BenchCase& bench) {
   const Checked weights = Checked(2) * Checked(StoredBytes(bench.spec));
   const std::optional<int64_t> bytes = (activations + output + weights).Take();
   if (!bytes || !dense.valid()) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("{}: the operands take more bytes than the {} that can be counted",
-                              name, INT64_MAX));
+    return Invalid(fmt::format("{}: the operands take more bytes than the {} that can be counted",
+                               name, INT64_MAX));
   }
   const int64_t memory = MemoryBytes();
   const int64_t wanted = bench.op == "dequantize" ? std::max(*bytes, *dense.Take()) : *bytes;
@@ -99,14 +98,12 @@ Status ProductArguments::Read() {
   MARLIN_ASSIGN_OR_RETURN(spec_.scale_type, ParseScaleType(scale_type_));
   spec_.has_global_scale = spec_.scale_type == ScaleType::kE4M3;
   if (activation_type_ != "bf16" && activation_type_ != "f16" && activation_type_ != "f32") {
-    return Status(
-        Code::kInvalidArgument,
+    return Invalid(
         fmt::format("--activations: expected bf16, f16 or f32, got '{}'", activation_type_));
   }
   const int64_t group = group_size_.value_or(kDefaultGroup);
   if (group % 16 != 0) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("--group-size: expected a multiple of 16, got {}", group));
+    return Invalid(fmt::format("--group-size: expected a multiple of 16, got {}", group));
   }
   return Status();
 }

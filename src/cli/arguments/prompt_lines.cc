@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/json.h"
 #include "base/macros.h"
 #include "base/printable.h"
@@ -106,7 +107,7 @@ Result<std::vector<PromptLine>> ParsePromptLines(const std::string& file, std::s
     prompts.back().line = line;
   }
   if (!prompts.empty()) return prompts;
-  return Status(Code::kInvalidArgument, fmt::format("{}: no prompts", Printable(file)));
+  return Invalid(fmt::format("{}: no prompts", Printable(file)));
 }
 
 }  // namespace marlin::cli

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "layout/input_transform.h"
@@ -15,8 +16,7 @@ constexpr int64_t kDefaultGroupSize = 128;
 Result<RecipeOverride> ParseOverride(const std::string& text) {
   const size_t equals = text.rfind('=');
   if (equals == std::string::npos) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("--override: expected REGEX=FORMAT/gN, got '{}'", Printable(text)));
+    return Invalid(fmt::format("--override: expected REGEX=FORMAT/gN, got '{}'", Printable(text)));
   }
   RecipeOverride entry;
   entry.is_regex = true;
@@ -46,7 +46,7 @@ void RecipeArguments::Declare(ArgumentList& arguments) {
                    "Weights per scale, a multiple of 16, for the whole recipe");
   arguments.Option("--scale-dtype", &scale_type_, "TYPE",
                    "fp16, bf16, fp32, e8m0 or e4m3, for the whole recipe");
-  arguments.Choices({"fp16", "bf16", "fp32", "e8m0", "e4m3"});
+  arguments.Choices(AllScaleTypes(), ScaleTypeName);
   arguments.Option(
       "--sparsity", &sparsity_, "2:4",
       "Keep two of every four weights along the inputs, in the whole recipe; or dense");
@@ -60,7 +60,7 @@ void RecipeArguments::Declare(ArgumentList& arguments) {
 
 Result<MixedPrecisionConfig> RecipeArguments::Base(const MixedPrecisionConfig& base) const {
   if (recipe_ && format_) {
-    return Status(Code::kInvalidArgument, "--recipe and --format exclude each other");
+    return Invalid("--recipe and --format exclude each other");
   }
   if (recipe_) return MixedPrecisionConfig::FromNameOrFile(*recipe_);
   if (format_) {
@@ -73,9 +73,8 @@ Result<MixedPrecisionConfig> RecipeArguments::Base(const MixedPrecisionConfig& b
 
 Status RecipeArguments::ChangeClasses(MixedPrecisionConfig* recipe) const {
   if (hadamard_ && !IsHadamardSize(*hadamard_)) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("--hadamard: expected a power of two from 2 to {}, got {}",
-                              kMaxHadamard, *hadamard_));
+    return Invalid(fmt::format("--hadamard: expected a power of two from 2 to {}, got {}",
+                               kMaxHadamard, *hadamard_));
   }
   if (group_size_) MARLIN_RETURN_IF_ERROR(CheckGroupSize(*group_size_).WithContext("--group-size"));
   std::optional<ScaleType> scale_type;

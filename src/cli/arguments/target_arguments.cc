@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "base/errors.h"
 #include "base/macros.h"
 
 namespace marlin::cli {
@@ -33,8 +34,7 @@ void TargetArguments::Declare(ArgumentList& arguments) {
 
 Status TargetArguments::Check() const {
   if (target_ || (!file_ && !formats_)) return {};
-  return Status(Code::kInvalidArgument,
-                fmt::format("{}: needs --target-bpw", file_ ? "--sensitivity" : "--formats"));
+  return Invalid(fmt::format("{}: needs --target-bpw", file_ ? "--sensitivity" : "--formats"));
 }
 
 Result<std::vector<FormatChoice>> TargetArguments::Formats() const {

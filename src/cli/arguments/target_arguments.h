@@ -28,9 +28,9 @@ class TargetArguments {
   Status Check() const;
   /// --formats; empty without it.
   Result<std::vector<FormatChoice>> Formats() const;
-  /// The sensitivity that --sensitivity names. Errors: those of Sensitivity::FromFile.
+  /// The sensitivity that --sensitivity names. Errors: as Sensitivity::FromFile.
   Result<Sensitivity> Read() const { return Sensitivity::FromFile(*file_); }
-  /// Errors: those of AssignFormats.
+  /// Errors: as AssignFormats.
   Result<FormatAssignment> Assign(const Checkpoint& source, const Sensitivity& sensitivity) const;
 
  private:

@@ -1,5 +1,6 @@
 #include "cli/arguments/trace_arguments.h"
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "marlin/expert_cache.h"
 
@@ -14,7 +15,7 @@ void TraceArguments::Declare(ArgumentList& arguments) {
 
 Status TraceArguments::Check() const {
   if (!cache_ || trace_) return {};
-  return Status(Code::kInvalidArgument, "--cache: needs --trace");
+  return Invalid("--cache: needs --trace");
 }
 
 Result<std::vector<bench::TraceReplay>> TraceArguments::Replay(

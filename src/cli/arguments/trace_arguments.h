@@ -17,7 +17,7 @@ class TraceArguments {
   bool given() const { return trace_.has_value(); }
   /// Errors: kInvalidArgument for --cache without --trace.
   Status Check() const;
-  /// Precondition: given(). Errors: kInvalidArgument naming --cache, those of bench::ReplayTrace.
+  /// Precondition: given(). Errors: kInvalidArgument naming --cache, as bench::ReplayTrace.
   Result<std::vector<bench::TraceReplay>> Replay(
       const std::vector<bench::TraceExperts>& experts) const;
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "bench/baselines/baseline_openblas.h"
 
@@ -27,9 +28,8 @@ Status BaselineArgument::Check(const BenchDevice& device,
                                              : std::vector<std::string>{"openblas"};
   for (const std::string& name : names_) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    return Status(Code::kInvalidArgument,
-                  fmt::format("--against: unknown baseline '{}' on {}; known: {}", name, on,
-                              fmt::join(known, ", ")));
+    return Invalid(fmt::format("--against: unknown baseline '{}' on {}; known: {}", name, on,
+                               fmt::join(known, ", ")));
   }
   if (device.is_cuda()) return {};
   for (const bench::GemmShape& shape : shapes) {

@@ -1,13 +1,12 @@
 #include "cli/bench/bench_arguments.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
 #include "bench/document.h"
+#include "text/product_names.h"
 
 namespace marlin::cli {
 
@@ -45,14 +44,10 @@ void GemmArguments::Declare(ArgumentList& arguments) {
 }
 
 Result<GemmOptions> GemmArguments::Options() const {
-  if (accuracy != "default" && accuracy != "exact" && accuracy != "w4a8") {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("--accuracy: expected default, exact or w4a8, got '{}'", accuracy));
-  }
+  const Result<Accuracy> known = ParseAccuracy(accuracy);
+  if (!known.ok()) return known.status().WithContext("--accuracy");
   GemmOptions options;
-  options.accuracy = accuracy == "exact"  ? Accuracy::kExact
-                     : accuracy == "w4a8" ? Accuracy::kW4A8
-                                          : Accuracy::kDefault;
+  options.accuracy = *known;
   options.determinism = batch_invariant ? Determinism::kBatchInvariant : Determinism::kDefault;
   return options;
 }

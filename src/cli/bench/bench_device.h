@@ -16,13 +16,13 @@ namespace marlin::cli {
 class BenchDevice {
  public:
   /// Takes the name of the device, and opens it if that is "auto": other options depend on what it
-  /// is. Errors: kUnsupported for a device without times, those of Device::Open.
+  /// is. Errors: kUnsupported for a device without times, as Device::Open.
   static Result<std::unique_ptr<BenchDevice>> Find(const BenchArguments& arguments);
 
   /// Opens a named device, after all other options are read, so that their errors come first.
   Status Open();
 
-  /// The name as given; of "auto" that of the device that was opened.
+  /// The name as given; for "auto" the name of the device that was opened.
   const std::string& name() const { return name_; }
   bool is_cuda() const { return name_.starts_with("cuda"); }
   /// Weights of this many bytes come from memory, not from a cache.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/read_file.h"
 
@@ -55,8 +56,7 @@ Status CaseArguments::ReadShapesFile() {
     for (std::string word; words >> word;) shapes_.push_back(word);
   }
   if (shapes_.size() > given) return {};
-  return Status(Code::kInvalidArgument,
-                fmt::format("--shapes: {}: expected at least one M,N,K, got none", shapes_file_));
+  return Invalid(fmt::format("--shapes: {}: expected at least one M,N,K, got none", shapes_file_));
 }
 
 Status CaseArguments::ReadSparsities() {

@@ -20,7 +20,7 @@ struct WeightKind {
 /// declared, --sparsity.
 class CaseArguments {
  public:
-  /// `op` is that of the cases, `shape_help` the meaning of M,N,K where it is another than a
+  /// `op` is the cases' operation, `shape_help` the meaning of M,N,K where it is other than a
   /// GEMM's.
   explicit CaseArguments(const char* op, const char* shape_help = "May be repeated")
       : op_(op), shape_help_(shape_help) {}

@@ -90,7 +90,7 @@ class BenchModelCommand final : public Command {
     return {};
   }
 
-  /// One run for every batch size and prompt. Errors: those of CheckModelBench.
+  /// One run for every batch size and prompt. Errors: as CheckModelBench.
   Result<std::vector<bench::ModelBenchOptions>> ListRuns() {
     const bench::ModelBenchOptions defaults;
     const int64_t context = info_.max_positions;
@@ -134,9 +134,11 @@ class BenchModelCommand final : public Command {
   }
 
   std::string Text(const Machine& machine, const std::vector<bench::ModelPhase>& phases) const {
-    return fmt::format("{}{}: {} ({}), {} parameters, {}\n\n{}{}", machine.Heading(), path_,
+    const std::string fusion =
+        info_.fusion.empty() ? "" : fmt::format("\nfused in decode: {}", info_.fusion);
+    return fmt::format("{}{}: {} ({}), {} parameters, {}{}\n\n{}{}", machine.Heading(), path_,
                        info_.model_type, info_.recipe.empty() ? "plain" : info_.recipe,
-                       FormatCount(info_.parameters), FormatBytes(info_.bytes),
+                       FormatCount(info_.parameters), FormatBytes(info_.bytes), fusion,
                        bench::ModelText(phases, machine.ceilings()), bench::ProfileText(phases));
   }
 

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/macros.h"
 #include "bench/document.h"
 #include "bench/moe/moe.h"
@@ -47,9 +48,7 @@ class BenchMoeCommand final : public Command {
 
  private:
   Status CheckTogether() const {
-    const auto refuse = [](const std::string& message) {
-      return Status(Code::kInvalidArgument, message);
-    };
+    const auto refuse = [](const std::string& message) { return Invalid(message); };
     const int64_t experts = experts_.value_or(128);
     if (top_k_.value_or(8) > experts) {
       return refuse(

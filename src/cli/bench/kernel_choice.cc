@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "plan/gemm/kernel_desc.h"
@@ -20,8 +21,8 @@ Status CheckKernelName(const Device& device, const std::string& kernel) {
     if (each.name == parsed->kernel) return {};
     if (each.available) known += (known.empty() ? "" : ", ") + each.name;
   }
-  return Status(Code::kInvalidArgument, fmt::format("--kernel: unknown name '{}' on {}; known: {}",
-                                                    Printable(parsed->kernel), info.name, known));
+  return Invalid(fmt::format("--kernel: unknown name '{}' on {}; known: {}",
+                             Printable(parsed->kernel), info.name, known));
 }
 
 Status CheckKernelRuns(const Device& device, bench::BenchCase bench) {

@@ -13,7 +13,7 @@ namespace marlin::cli {
 Status CheckKernelName(const Device& device, const std::string& kernel);
 
 /// Refuses a case that its kernel cannot run, before the machine is measured and weights beyond the
-/// caches are made: it plans with a single matrix. Errors: those of PlanGemm, naming --kernel.
+/// caches are made: it plans with a single matrix. Errors: as PlanGemm, naming --kernel.
 Status CheckKernelRuns(const Device& device, bench::BenchCase bench);
 
 }  // namespace marlin::cli

@@ -15,7 +15,7 @@ namespace marlin::cli {
 
 Result<std::unique_ptr<Machine>> Machine::Measure(BenchDevice& opened, const Device& measured) {
   std::unique_ptr<Machine> machine(new Machine(measured));
-  const Backend& backend = machine->device_.impl().backend();
+  const Backend& backend = Internals::Impl(machine->device_).backend();
   if (machine->info_.backend == "cuda") {
     MARLIN_RETURN_IF_ERROR(machine->MeasureCuda(opened.name()));
   } else if (machine->info_.backend == "metal") {

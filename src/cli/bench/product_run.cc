@@ -23,7 +23,7 @@ class GroupWeights {
  public:
   explicit GroupWeights(const bench::TimingOptions& timing) : timing_(timing) {}
 
-  /// Errors: those of Prepare.
+  /// Errors: as Prepare.
   Result<std::span<const bench::PreparedCase>> Prepare(const Device& device,
                                                        const std::vector<bench::BenchCase>& cases) {
     prepared_.resize(cases.size());
@@ -31,8 +31,7 @@ class GroupWeights {
       bench::PreparedCase& prepared = prepared_[i];
       prepared.bench = cases[i];
       prepared.bench.timing = timing_;
-      const bool same =
-          prepared.weights.storage() != nullptr && prepared.weights.spec() == cases[i].spec;
+      const bool same = prepared.weights.valid() && prepared.weights.spec() == cases[i].spec;
       if (!same) MARLIN_RETURN_IF_ERROR(PrepareOne(device, &prepared));
     }
     return std::span<const bench::PreparedCase>(prepared_);

@@ -20,7 +20,7 @@ struct ProductRun {
 };
 
 /// Measures the machine and every case, and prints the report. Precondition: `device` is open.
-/// Errors: those of Prepare and Gemm, kUnsupported without the baseline, kIo.
+/// Errors: as Prepare and Gemm, kUnsupported without the baseline, kIo.
 Status RunProducts(Console& console, const BenchArguments& arguments, BenchDevice& device,
                    const ProductRun& run);
 

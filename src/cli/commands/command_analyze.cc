@@ -11,6 +11,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/text_table.h"
@@ -104,7 +105,7 @@ class AnalyzeCommand final : public Command {
   }
 
   Status Check(const Console& console) const override {
-    const auto wrong = [](const char* message) { return Status(Code::kInvalidArgument, message); };
+    const auto wrong = [](const char* message) { return Invalid(message); };
     if (int{routing_} + int{sensitivity_} + int{importance_} + int{sparsity_} != 1) {
       return wrong(
           "analyze: expected one of --routing, --sensitivity, --importance and --sparsity");
@@ -311,12 +312,12 @@ class AnalyzeCommand final : public Command {
 
   Status CheckCalibrated(const Console& console) const {
     if (prompts_ || tokens_ || window_ || trace_ || RunsOtherwise()) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("{}: --prompts, --tokens, --window, --trace, --prepared, "
-                                "--kv-cache and --host-experts are for --routing",
-                                sensitivity_ ? "--sensitivity" : "--importance"));
+      return Invalid(
+          fmt::format("{}: --prompts, --tokens, --window, --trace, --prepared, "
+                      "--kv-cache and --host-experts are for --routing",
+                      sensitivity_ ? "--sensitivity" : "--importance"));
     }
-    if (resume_ && !output_) return Status(Code::kInvalidArgument, "--resume: needs -o FILE");
+    if (resume_ && !output_) return Invalid("--resume: needs -o FILE");
     return calibration_.Check(console);
   }
 

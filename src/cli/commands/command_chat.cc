@@ -6,11 +6,11 @@
 
 #include "base/macros.h"
 #include "cli/arguments/chat_arguments.h"
-#include "cli/arguments/chat_request.h"
 #include "cli/arguments/model_arguments.h"
 #include "cli/arguments/sampling_arguments.h"
 #include "cli/command.h"
 #include "cli/commands/generated_text.h"
+#include "text/chat_request.h"
 
 namespace marlin::cli {
 namespace {

@@ -4,7 +4,9 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "base/errors.h"
 #include "base/macros.h"
+#include "base/seconds_since.h"
 #include "base/text_table.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
@@ -17,8 +19,7 @@ Result<DType> ParseOutputType(const std::string& name) {
   if (name == "bf16") return DType::kBf16;
   if (name == "fp16") return DType::kF16;
   if (name == "fp32") return DType::kF32;
-  return Status(Code::kInvalidArgument,
-                fmt::format("--dtype: unknown type '{}'; known: bf16, fp16, fp32", name));
+  return Invalid(fmt::format("--dtype: unknown type '{}'; known: bf16, fp16, fp32", name));
 }
 
 class DequantizeCommand final : public Command {
@@ -46,7 +47,7 @@ class DequantizeCommand final : public Command {
                                [&bar](int64_t done, int64_t total) { bar.Update(done, total); },
                                {allow_extra_tensors_}));
     }
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    const double elapsed = SecondsSince(start);
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint written, Checkpoint::Open(output_));
     int64_t bytes = 0;
     for (const TensorInfo& tensor : written.tensors()) bytes += tensor.bytes;
@@ -55,11 +56,11 @@ class DequantizeCommand final : public Command {
                                 {"dtype", dtype_},
                                 {"tensors", written.tensors().size()},
                                 {"bytes", bytes},
-                                {"seconds", elapsed.count()}});
+                                {"seconds", elapsed}});
     }
     return console.Print(fmt::format("{}: {} in {}, {}, {:.1f} s\n", output_,
                                      FormatCounted(std::ssize(written.tensors()), "tensor"), dtype_,
-                                     FormatBytes(bytes), elapsed.count()));
+                                     FormatBytes(bytes), elapsed));
   }
 
  private:

@@ -8,12 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
 #include "marlin/checkpoint.h"
+#include "text/documents.h"
 
 namespace marlin::cli {
 namespace {
@@ -71,19 +73,18 @@ class ExportCommand final : public Command {
   Status CheckTarget() const {
     const std::vector<std::string> known = ConversionTargets();
     if (std::find(known.begin(), known.end(), target_) != known.end()) return {};
-    return Status(Code::kInvalidArgument, fmt::format("--to: unknown layout '{}'; known: {}",
-                                                      Printable(target_), fmt::join(known, ", ")));
+    return Invalid(fmt::format("--to: unknown layout '{}'; known: {}", Printable(target_),
+                               fmt::join(known, ", ")));
   }
 
   /// One GGUF file ends in .gguf, a directory of shards does not.
   Status CheckOutput() const {
     if (target_ != "gguf" || output_.ends_with(".gguf") != shard_size_.has_value()) return {};
-    return Status(Code::kInvalidArgument,
-                  fmt::format("{}: {}", Printable(output_),
-                              shard_size_ ? "with --shard-size it is the directory of the shards, "
-                                            "whose name does not end in .gguf"
-                                          : "gguf is one file, whose name must end in .gguf, "
-                                            "unless --shard-size is given"));
+    return Invalid(fmt::format("{}: {}", Printable(output_),
+                               shard_size_ ? "with --shard-size it is the directory of the shards, "
+                                             "whose name does not end in .gguf"
+                                           : "gguf is one file, whose name must end in .gguf, "
+                                             "unless --shard-size is given"));
   }
 
   std::string source_;

@@ -1,10 +1,11 @@
-// generate: continues a prompt token by token, or those of a file together.
+// generate: continues one prompt token by token, or the prompts of a file as a batch.
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "cli/arguments/chat_arguments.h"
@@ -14,8 +15,8 @@
 #include "cli/command.h"
 #include "cli/commands/generated_text.h"
 #include "cli/commands/prompt_batch.h"
-#include "cli/documents.h"
 #include "marlin/generate.h"
+#include "text/documents.h"
 
 namespace marlin::cli {
 namespace {
@@ -98,16 +99,15 @@ class GenerateCommand final : public Command {
     const int given =
         int{prompt_.has_value()} + int{tokens_.has_value()} + int{prompts_.has_value()};
     if (given != 1) {
-      return Status(Code::kInvalidArgument,
-                    given > 1 ? "--prompt, --tokens and --prompts exclude each other"
-                              : "--prompt, --tokens or --prompts is needed");
+      return Invalid(given > 1 ? "--prompt, --tokens and --prompts exclude each other"
+                               : "--prompt, --tokens or --prompts is needed");
     }
     if (batch_ && !prompts_) {
-      return Status(Code::kInvalidArgument, "--batch: only with --prompts");
+      return Invalid("--batch: only with --prompts");
     }
     MARLIN_RETURN_IF_ERROR(CheckChat());
     for (const std::string& stop : stops_) {
-      if (stop.empty()) return Status(Code::kInvalidArgument, "--stop: expected text, got ''");
+      if (stop.empty()) return Invalid("--stop: expected text, got ''");
     }
     if (prompt_) MARLIN_RETURN_IF_ERROR(CheckHasCodec(console, "--prompt", "--tokens"));
     return stops_.empty() ? Status() : CheckHasCodec(console, "--stop", "");
@@ -143,14 +143,14 @@ class GenerateCommand final : public Command {
  private:
   Status CheckChat() const {
     if (const char* const option = template_.FirstGiven(); option != nullptr && !chat_) {
-      return Status(Code::kInvalidArgument, fmt::format("{}: only with --chat", option));
+      return Invalid(fmt::format("{}: only with --chat", option));
     }
     if (!chat_) return {};
-    if (tokens_) return Status(Code::kInvalidArgument, "--chat: only with --prompt or --prompts");
+    if (tokens_) return Invalid("--chat: only with --prompt or --prompts");
     if (special_.added()) return {};
-    return Status(Code::kInvalidArgument,
-                  "--no-special-tokens and --chat exclude each other: the chat template says which "
-                  "special tokens there are");
+    return Invalid(
+        "--no-special-tokens and --chat exclude each other: the chat template says which "
+        "special tokens there are");
   }
 
   /// How prompts become messages; null where they are continued as they are.

@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/progress_bar.h"
 #include "marlin/checkpoint.h"
+#include "text/documents.h"
 
 namespace marlin::cli {
 namespace {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backends/metal/runtime/simulator.h"
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "cli/arguments/metal_sim_arguments.h"
@@ -147,8 +148,8 @@ class MetalSimCommand final : public Command {
   Result<const metal_sim::Kernel*> ChooseKernel(const MetalProgram& program) {
     if (!kernel_ && program.module().kernel_count == 1) return &program.module().kernels[0];
     if (kernel_) return metal::FromSimulator(program.Find(*kernel_));
-    return Status(Code::kInvalidArgument, fmt::format("--kernel: {} has {}; --list shows them",
-                                                      file_, program.module().kernel_count));
+    return Invalid(fmt::format("--kernel: {} has {}; --list shows them", file_,
+                               program.module().kernel_count));
   }
 
   Status ListKernels(Console& console, const metal_sim::Module& module) {

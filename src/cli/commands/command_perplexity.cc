@@ -7,9 +7,9 @@
 #include "base/text_table.h"
 #include "cli/arguments/model_arguments.h"
 #include "cli/command.h"
-#include "cli/documents.h"
 #include "cli/progress_bar.h"
 #include "marlin/evaluate.h"
+#include "text/documents.h"
 
 namespace marlin::cli {
 namespace {

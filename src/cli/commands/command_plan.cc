@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "bench/read_probe.h"
@@ -61,7 +62,7 @@ class PlanCommand final : public Command {
                     fmt::format("--device {}: this build has only the device cpu", device_));
     }
     if (context_ && !memory_text_) {
-      return Status(Code::kInvalidArgument, "--context: needs --memory");
+      return Invalid("--context: needs --memory");
     }
     int64_t memory = 0;
     if (memory_text_) {

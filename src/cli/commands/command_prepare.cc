@@ -8,9 +8,9 @@
 #include "base/text_table.h"
 #include "cli/arguments/device_argument.h"
 #include "cli/command.h"
-#include "cli/documents.h"
 #include "cli/progress_bar.h"
 #include "marlin/prepared.h"
+#include "text/documents.h"
 
 namespace marlin::cli {
 namespace {

@@ -11,9 +11,12 @@
 #include <nlohmann/json.hpp>
 
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
+#include "base/seconds_since.h"
 #include "base/text_table.h"
+#include "checkpoint/convert/destination_output.h"
 #include "cli/arguments/calibration_arguments.h"
 #include "cli/arguments/destination_argument.h"
 #include "cli/arguments/device_argument.h"
@@ -21,7 +24,6 @@
 #include "cli/arguments/target_arguments.h"
 #include "cli/checkpoint_listing.h"
 #include "cli/command.h"
-#include "cli/documents.h"
 #include "cli/progress_bar.h"
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
@@ -29,6 +31,7 @@
 #include "marlin/importance.h"
 #include "marlin/model.h"
 #include "marlin/sensitivity.h"
+#include "text/documents.h"
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -44,10 +47,6 @@ void KeepFreedMemory() {
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, INT_MAX);
 #endif
-}
-
-double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 /// Ends the process on an interrupt with a hint on how to resume. The output has a temporary name
@@ -99,7 +98,7 @@ class QuantizeCommand final : public Command {
     arguments.Option("--method", &method_, "METHOD",
                      "rtn, mse, or, measuring the inputs of every layer on a text, gptq, awq or "
                      "awq+gptq");
-    arguments.Choices({"rtn", "mse", "gptq", "awq", "awq+gptq"});
+    arguments.Choices(AllQuantizeMethods(), QuantizeMethodName);
     arguments.Option("--imatrix", &imatrix_, "FILE",
                      "mse: weights errors by the inputs in an importance matrix of llama.cpp");
     arguments.Option("--pruning", &pruning_, "METHOD",
@@ -135,9 +134,8 @@ class QuantizeCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint source,
                             Checkpoint::Open(source_, {allow_extra_tensors_}));
     if (source.quantized()) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("{}: is quantized already (recipe {}); quantize its source",
-                                source_, source.recipe_name()));
+      return Invalid(fmt::format("{}: is quantized already (recipe {}); quantize its source",
+                                 source_, source.recipe_name()));
     }
     std::optional<FormatAssignment> assignment;
     const auto start = std::chrono::steady_clock::now();
@@ -186,9 +184,9 @@ class QuantizeCommand final : public Command {
  private:
   Status CheckMethod(QuantizeMethod method) const {
     if (target_.given() && recipe_arguments_.given()) {
-      return Status(Code::kInvalidArgument,
-                    "--target-bpw chooses the formats: it excludes --recipe, --format, "
-                    "--group-size, --scale-dtype, --sparsity, --hadamard and --override");
+      return Invalid(
+          "--target-bpw chooses the formats: it excludes --recipe, --format, "
+          "--group-size, --scale-dtype, --sparsity, --hadamard and --override");
     }
     const bool runs_model = NeedsCalibration(method) || target_.measures();
     if (!runs_model && device_ != "cpu" && device_ != "auto") {
@@ -196,7 +194,7 @@ class QuantizeCommand final : public Command {
                     fmt::format("--device {}: {} runs on cpu", device_, method_));
     }
     if (imatrix_ && method_ != "mse") {
-      return Status(Code::kInvalidArgument, "--imatrix: needs --method mse");
+      return Invalid("--imatrix: needs --method mse");
     }
     return target_.Check();
   }
@@ -204,12 +202,12 @@ class QuantizeCommand final : public Command {
   Status CheckDestination() const {
     if (!destination_.given()) return {};
     if (target_.given()) {
-      return Status(Code::kInvalidArgument,
-                    "--for and --target-bpw exclude each other: quantize to a directory with "
-                    "--formats that the program loads, and export that");
+      return Invalid(
+          "--for and --target-bpw exclude each other: quantize to a directory with "
+          "--formats that the program loads, and export that");
     }
     if (layout_ != "k_packed") {
-      return Status(Code::kInvalidArgument, "--layout: is that of the program that --for names");
+      return Invalid("--layout: the program that --for names has its own");
     }
     return destination_.Check(output_, overwrite_ || dry_run_);
   }
@@ -233,15 +231,12 @@ class QuantizeCommand final : public Command {
 
   Status CheckCalibration(const Console& console, QuantizeMethod method) const {
     if (calibration_.given() && !NeedsCalibration(method) && !target_.measures()) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("--method {}: uses no calibration", method_));
+      return Invalid(fmt::format("--method {}: uses no calibration", method_));
     }
     if (pruning_) {
       MARLIN_ASSIGN_OR_RETURN(const PruneMethod pruning, ParsePruneMethod(*pruning_));
-      const bool gptq = method == QuantizeMethod::kGptq || method == QuantizeMethod::kAwqGptq;
-      if (pruning != PruneMethod::kMagnitude && !gptq) {
-        return Status(
-            Code::kInvalidArgument,
+      if (pruning != PruneMethod::kMagnitude && !UsesGptq(method)) {
+        return Invalid(
             fmt::format("--pruning {}: needs --method gptq, which measures the inputs", *pruning_));
       }
     }

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "backends/cuda/measure/graph_timer.h"
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "bench/document.h"
@@ -124,10 +125,10 @@ class TuneCommand final : public Command {
   /// `gpu_batches`: measure models at the batch sizes of GPUs.
   Status ListCases(bool gpu_batches) {
     if (!model_.empty() && !shapes_.empty()) {
-      return Status(Code::kInvalidArgument, "tune: expected --shape or --model, got both");
+      return Invalid("tune: expected --shape or --model, got both");
     }
     if (gated_ && shapes_.empty()) {
-      return Status(Code::kInvalidArgument, "--gated: belongs to --shape");
+      return Invalid("--gated: belongs to --shape");
     }
     std::vector<std::pair<bench::GemmShape, bool>> shapes;
     for (const std::string& text : shapes_) {
@@ -165,8 +166,7 @@ class TuneCommand final : public Command {
   Status ReadOld() {
     if (output_.empty()) output_ = DefaultTuningFile();
     if (output_.empty()) {
-      return Status(Code::kInvalidArgument,
-                    "-o: required if neither HOME nor XDG_CONFIG_HOME is set");
+      return Invalid("-o: required if neither HOME nor XDG_CONFIG_HOME is set");
     }
     std::error_code error;
     if (!std::filesystem::exists(output_, error)) return {};
@@ -187,7 +187,7 @@ class TuneCommand final : public Command {
     PreparedWeights prepared;
     for (const bench::BenchCase& bench : cases_) {
       progress.Update(static_cast<int64_t>(measured_.size()), static_cast<int64_t>(cases_.size()));
-      if (prepared.storage() == nullptr || !(prepared.spec() == bench.spec)) {
+      if (!prepared.valid() || !(prepared.spec() == bench.spec)) {
         prepared = PreparedWeights();
         MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, bench::RandomWeights(bench.spec));
         MARLIN_ASSIGN_OR_RETURN(prepared, Prepare(weights, device));

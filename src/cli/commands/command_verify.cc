@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/text_table.h"
@@ -55,7 +56,7 @@ class VerifyCommand final : public Command {
 
   Status Check(const Console& /*console*/) const override {
     if (!max_error_ || against_) return {};
-    return Status(Code::kInvalidArgument, "--max-error needs --against");
+    return Invalid("--max-error needs --against");
   }
 
   Status Run(Console& console) override {
@@ -63,8 +64,7 @@ class VerifyCommand final : public Command {
     const CheckpointOptions opening{allow_extra_tensors_};
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint quantized, Checkpoint::Open(path_, opening));
     if (quantized.quant_method().empty()) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("{}: is not a quantized checkpoint", path_));
+      return Invalid(fmt::format("{}: is not a quantized checkpoint", path_));
     }
     {
       ProgressBar bar(console, "verify");
@@ -90,8 +90,7 @@ class VerifyCommand final : public Command {
  private:
   Status VerifyPrepared(Console& console) const {
     if (against_) {
-      return Status(
-          Code::kInvalidArgument,
+      return Invalid(
           fmt::format("{}: prepared weights have no --against; verify the directory", path_));
     }
     MARLIN_RETURN_IF_ERROR(VerifyPreparedModel(path_));

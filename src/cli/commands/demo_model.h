@@ -20,7 +20,7 @@ struct ModelResult {
   std::string sentence;          ///< Empty without a tokenizer.
 };
 
-/// The token ids next to a sample model; empty if there are none. Errors: those of ReadTokens.
+/// The token ids next to a sample model; empty if there are none. Errors: as ReadTokens.
 Result<std::vector<int32_t>> ReadSampleTokens(const std::string& model);
 
 /// Evaluates a model on held-out tokens, and lets it continue their beginning. Errors: those of

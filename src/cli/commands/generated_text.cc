@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
-#include "cli/documents.h"
+#include "text/documents.h"
 
 namespace marlin::cli {
 namespace {

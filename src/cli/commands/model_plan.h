@@ -56,7 +56,7 @@ struct Placement {
 Placement PlaceModel(const ModelArchitecture& model, const ModelPlan& plan, int64_t memory,
                      int64_t context_tokens, DType kv_cache);
 
-/// Errors: those of sizes that overflow.
+/// Errors: as QuantizedSpec, and for sizes that overflow.
 Result<ModelPlan> MakeModelPlan(const ModelArchitecture& model, const MixedPrecisionConfig& recipe);
 
 }  // namespace marlin::cli

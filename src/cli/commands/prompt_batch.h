@@ -28,7 +28,7 @@ struct PromptBatch {
 
 /// Generates all texts; each is printed when it and all before it have ended: as "[LINE] text", or
 /// with --json as an object on one line. `codec` may be null where no prompt is a text. Ctrl-C ends
-/// all texts with what they have. Errors: those of GenerateBatch and of the codec, naming the line
+/// all texts with what they have. Errors: as GenerateBatch and of the codec, naming the line
 /// of the file.
 Status GeneratePromptBatch(Console& console, const Model& model, const std::string& directory,
                            TextCodec* codec, const PromptBatch& batch);

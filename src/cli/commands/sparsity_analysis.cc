@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/thread_pool.h"
@@ -85,9 +86,8 @@ double PruneLoss::RelativeError() const {
 Result<std::vector<AnalyzedMatrix>> AnalyzeSparsity(const Checkpoint& checkpoint,
                                                     const Progress& progress) {
   if (!checkpoint.quant_method().empty()) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("{}: is quantized, with {}; analyze its source",
-                              Printable(checkpoint.path()), Printable(checkpoint.quant_method())));
+    return Invalid(fmt::format("{}: is quantized, with {}; analyze its source",
+                               Printable(checkpoint.path()), Printable(checkpoint.quant_method())));
   }
   const Checkpoint::Impl& source = CheckpointAccess::Get(checkpoint);
   const MixedPrecisionConfig recipe = MixedPrecisionConfig::DefaultMoe();

@@ -11,6 +11,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
+#include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/scalars.h"
@@ -256,8 +257,7 @@ Result<Comparison> CompareCheckpoints(const Checkpoint& quantized, const Checkpo
                                       const Progress& progress) {
   MARLIN_RETURN_IF_ERROR(CheckUnscaled(quantized));
   if (quantized.quant_method().empty()) {
-    return Status(Code::kInvalidArgument,
-                  fmt::format("{}: is not a quantized checkpoint", quantized.path()));
+    return Invalid(fmt::format("{}: is not a quantized checkpoint", quantized.path()));
   }
   return Comparer(quantized, source, progress).Run();
 }

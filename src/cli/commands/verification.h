@@ -20,7 +20,7 @@ struct ErrorSums {
   int64_t parameters = 0;
 
   void Add(const ErrorSums& other);
-  /// Frobenius norm of the error over that of the weights; 0 without errors.
+  /// Frobenius norm of the error relative to the weights; 0 without errors.
   double RelativeError() const;
   /// Signal to quantization noise: 10 log10(weights / errors) of squares; infinite without errors.
   double SqnrDb() const;

@@ -145,7 +145,7 @@ Status LookUpRows(const Device& device, const PreparedWeights& table, const Tens
   MARLIN_RETURN_IF_ERROR(CheckTable(device, table));
   MARLIN_RETURN_IF_ERROR(CheckLookUp(ids, out, table.spec().k));
   if (out.ElementCount() == 0) return {};
-  const PreparedWeights::Storage& stored = *table.storage();
+  const PreparedWeights::Storage& stored = *Internals::Storage(table);
   if (!TransformsInput(stored.spec)) {
     return RunOperation(device, LookUpWeightRowsCall{stored, ids, out}, stream);
   }
@@ -153,13 +153,14 @@ Status LookUpRows(const Device& device, const PreparedWeights& table, const Tens
   const DType dtype = transform.keeps_values() ? out.dtype() : DType::kF32;
   MARLIN_ASSIGN_OR_RETURN(
       const Workspace workspace,
-      device.impl().TakeWorkspace(stream, out.ElementCount() * DTypeBytes(dtype)));
+      Internals::Impl(device).TakeWorkspace(stream, out.ElementCount() * DTypeBytes(dtype)));
   const MutableTensorView rows(workspace.data, dtype, out.shape());
   Status status = RunOperation(device, LookUpWeightRowsCall{stored, ids, rows}, stream);
   if (status.ok()) {
-    status = device.impl().backend().TransformColumns({rows, out, transform, true}, stream);
+    status =
+        Internals::Impl(device).backend().TransformColumns({rows, out, transform, true}, stream);
   }
-  device.impl().ReturnWorkspace(workspace);
+  Internals::Impl(device).ReturnWorkspace(workspace);
   return status;
 }
 

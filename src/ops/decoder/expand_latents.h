@@ -14,7 +14,7 @@ namespace marlin {
 /// key without RoPE], value_weights [heads, v, c], as the weights of HeadProduct; pages and tokens
 /// are contiguous i32 [count]. `heads` is one slab with as many tokens a page as `latents`, not of
 /// f8_e4m3. Sums are fp32, of products that are exact or fp32, and round once to the type of
-/// `heads`. Errors: as those of the operations in marlin/decoder.h; kInvalidArgument for a page
+/// `heads`. Errors: as in marlin/decoder.h; kInvalidArgument for a page
 /// that is not allocated and for more tokens than a page has, reported as for ids.
 Status ExpandLatents(const Device& device, const PagedCache& latents, const TensorView& pages,
                      const TensorView& tokens, const TensorView& key_weights,

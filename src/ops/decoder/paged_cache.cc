@@ -23,10 +23,10 @@ int64_t SlabBytes(const PagedCache& cache) {
 }
 
 Status CheckCache(const Device& device, const PagedCache& cache) {
-  const DecoderBackend* const decoder = device.impl().decoder();
+  const DecoderBackend* const decoder = Internals::Impl(device).decoder();
   if (decoder == nullptr) return DecoderOf(device).status();
   const int64_t unit = decoder->cache_page_tokens();
-  if (!IsActivationType(cache.type) && cache.type != DType::kF8E4M3) {
+  if (!IsFloat(cache.type) && cache.type != DType::kF8E4M3) {
     return Invalid(
         fmt::format("cache: expected f32, bf16, f16 or f8_e4m3, got {}", DTypeName(cache.type)));
   }

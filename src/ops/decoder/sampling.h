@@ -25,7 +25,7 @@ Status SampleRows(const Device& device, const TensorView& logits, const MutableT
                   const TensorView& state_rows, const MutableTensorView& tokens,
                   void* stream = nullptr);
 
-/// Makes sampled tokens, i32 [rows], those of the next step (AdvanceTokensCall). Errors:
+/// Feeds sampled tokens, i32 [rows], to the next step (AdvanceTokensCall). Errors:
 /// kInvalidArgument for types, shapes and overlaps, and for a count that is not below the steps,
 /// which Synchronize reports unless device memory is host memory.
 Status AdvanceTokens(const Device& device, const TensorView& sampled, const StepAdvance& advance,

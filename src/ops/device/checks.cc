@@ -44,12 +44,8 @@ Status CheckStrides(const char* name, const TensorView& view) {
 
 }  // namespace
 
-bool IsActivationType(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
-}
-
 Status CheckActivationType(const char* name, DType type) {
-  if (IsActivationType(type)) return {};
+  if (IsFloat(type)) return {};
   return Invalid(fmt::format("{}: expected f32, bf16 or f16, got {}", name, DTypeName(type)));
 }
 
@@ -72,7 +68,7 @@ Status CheckMemory(const char* name, const TensorView& view) {
 
 Status CheckVector(const char* name, const TensorView& view, int64_t count, bool f32_only) {
   if (view.empty()) return {};
-  if (f32_only ? view.dtype() != DType::kF32 : !IsActivationType(view.dtype())) {
+  if (f32_only ? view.dtype() != DType::kF32 : !IsFloat(view.dtype())) {
     return Invalid(fmt::format("{}: expected {}, got {}", name,
                                f32_only ? "f32" : "f32, bf16 or f16", DTypeName(view.dtype())));
   }
@@ -121,8 +117,8 @@ Status CheckWorkspace(const GivenWorkspace& given, int64_t bytes, const char* na
 }
 
 Status CheckWeights(const Device& device, const PreparedWeights& weights) {
-  if (weights.storage() == nullptr) return Invalid("weights: not prepared");
-  if (weights.storage()->backend != &device.impl().backend()) {
+  if (!weights.valid()) return Invalid("weights: not prepared");
+  if (Internals::Storage(weights)->backend != &Internals::Impl(device).backend()) {
     return Invalid("weights: prepared for another device");
   }
   return {};

@@ -15,9 +15,6 @@
 
 namespace marlin {
 
-/// f32, bf16 or f16.
-bool IsActivationType(DType dtype);
-
 Status CheckActivationType(const char* name, DType type);
 
 /// Checks an activation argument against a shape: its type, data, alignment, and that rows (all

@@ -90,13 +90,13 @@ Result<Device> OpenFirst(std::vector<std::function<Result<Device>()>> candidates
   if (candidates.empty()) return device;
   if (device.status().code() == Code::kUnsupported) return OpenFirst(std::move(candidates));
   if (device.ok()) {
-    device->impl().SetNext([rest = std::move(candidates)]() { return OpenFirst(rest); });
+    Internals::Impl(*device).SetNext([rest = std::move(candidates)]() { return OpenFirst(rest); });
   }
   return device;
 }
 
 Result<const DecoderBackend*> DecoderOf(const Device& device) {
-  const DecoderBackend* decoder = device.impl().decoder();
+  const DecoderBackend* decoder = Internals::Impl(device).decoder();
   if (decoder != nullptr) return decoder;
   return Status(Code::kUnsupported,
                 device.info().name + ": runs GEMMs only; open the model on \"cpu\"");
@@ -178,7 +178,7 @@ Result<Device> Device::Open(std::string_view name, const DeviceOptions& options)
       MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Backend> host, cpu::OpenCpu(options));
       impl->AddHost(std::move(host));
     }
-    return Device(std::move(impl));
+    return Internals::Make<Device>(std::move(impl));
   } catch (const ThreadStartError& error) {
     return Status(Code::kOutOfMemory, std::string("device: ") + error.what());
   } catch (const std::bad_alloc&) {
@@ -202,8 +202,8 @@ Result<DeviceBuffer> DeviceBuffer::Allocate(const Device& device, int64_t bytes)
   }
   DeviceBuffer buffer;
   MARLIN_ASSIGN_OR_RETURN(void* data,
-                          device.impl().backend().Allocate(std::max<int64_t>(bytes, 1)));
-  buffer.data_ = {data, Free{device.shared()}};
+                          Internals::Impl(device).backend().Allocate(std::max<int64_t>(bytes, 1)));
+  buffer.data_ = {data, Free{Internals::Shared(device)}};
   buffer.bytes_ = bytes;
   return buffer;
 }

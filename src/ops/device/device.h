@@ -1,4 +1,4 @@
-// The object behind a Device handle: a backend and its cached workspaces.
+// The implementation of Device: a backend and its cached workspaces.
 #pragma once
 
 #include <functional>
@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/internals.h"
 #include "base/macros.h"
 #include "marlin/device.h"
 #include "ops/device/host_decoder.h"
@@ -44,7 +45,7 @@ class Device::Impl {
     return host_decoder_ != nullptr ? host_decoder_.get() : backend_->decoder();
   }
   /// The device to try where this one lacks an operation; empty for a device opened by name, and
-  /// for the last one of "auto". Opened by the first call, then shared. Errors: those of
+  /// for the last one of "auto". Opened by the first call, then shared. Errors: see
   /// Device::Open.
   Result<std::optional<Device>> Next();
   void SetNext(std::function<Result<Device>()> open) { open_next_ = std::move(open); }
@@ -77,8 +78,8 @@ class Device::Impl {
 };
 
 /// Opens the first available device, in order: kUnsupported moves on to the next candidate, any
-/// other error ends the search. The remaining candidates become the device's Next. Errors: those of
-/// the last candidate. Precondition: at least one.
+/// other error ends the search. The remaining candidates become the device's Next. Errors: the last
+/// candidate's. Precondition: at least one.
 Result<Device> OpenFirst(std::vector<std::function<Result<Device>()>> candidates);
 
 /// The device's decoder operations. Errors: kUnsupported if it has none.
@@ -91,15 +92,16 @@ Status CheckHas(const Device& device, DecoderOperation operation);
 /// workspace of the device.
 template <typename Call>
 Status RunOperation(const Device& device, const Call& call, void* stream, void* given = nullptr) {
-  const DecoderBackend* const decoder = device.impl().decoder();
+  const DecoderBackend* const decoder = Internals::Impl(device).decoder();
   if (decoder == nullptr || !decoder->Has(kOperationOf<Call>)) {
     return CheckHas(device, kOperationOf<Call>);
   }
   const int64_t bytes = decoder->WorkspaceBytes(call);
   if (bytes == 0 || given != nullptr) return decoder->Run(call, {stream, given});
-  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace, device.impl().TakeWorkspace(stream, bytes));
+  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
+                          Internals::Impl(device).TakeWorkspace(stream, bytes));
   Status status = decoder->Run(call, {stream, workspace.data});
-  device.impl().ReturnWorkspace(workspace);
+  Internals::Impl(device).ReturnWorkspace(workspace);
   return status;
 }
 

@@ -33,7 +33,7 @@ class HostDecoder final : public DecoderBackend {
     return own_->RouteRows(call, context);
   }
 
-#define MARLIN_DECODER_OPERATION(Name, text, workspace)                                \
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda)                                \
   int64_t WorkspaceBytes(const Name##Call& call) const override {                      \
     return host_->decoder()->WorkspaceBytes(call);                                     \
   }                                                                                    \

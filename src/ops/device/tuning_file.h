@@ -26,8 +26,8 @@ std::string ChooseTuningFile(const std::optional<std::string>& given);
 /// Reads a regular file of at most 16 MiB. Errors: kIo, kMalformedFile for a larger one.
 Result<std::string> ReadTuningFile(const std::string& path);
 
-/// The entries of `device` in the text `shipped`, then those of the user's file, which override
-/// them per matrix. Errors: those of ReadTuningFile and ParseTuning.
+/// The entries of `device` in the text `shipped`, then of the user's file, which override
+/// them per matrix. Errors: see ReadTuningFile and ParseTuning.
 Result<Tuning> LoadTuning(std::string_view shipped, const std::optional<std::string>& given,
                           std::string_view device);
 

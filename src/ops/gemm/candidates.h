@@ -16,8 +16,8 @@ struct GemmCandidate {
   bool selectable = false;  ///< Estimated, or eligible for a tuning table (MayReplace).
 };
 
-/// Every kernel that supports the GEMM, in every variant; ignores `options.kernel`. Errors: those
-/// of PlanGemm.
+/// Every kernel that supports the GEMM, in every variant; ignores `options.kernel`. Errors: as for
+/// PlanGemm.
 Result<std::vector<GemmCandidate>> ListCandidates(const Device& device, const TensorView& a,
                                                   const PreparedWeights& weights,
                                                   const MutableTensorView& out,

@@ -65,7 +65,7 @@ Status CheckProblem(const GemmProblem& problem, const WeightsSpec& spec) {
 }
 
 GemmDesc Describe(const GemmProblem& problem, const PreparedWeights& weights) {
-  GemmDesc desc = DescribeWeights(*weights.storage());
+  GemmDesc desc = DescribeWeights(*Internals::Storage(weights));
   desc.m = problem.m;
   desc.a_type = problem.a_type;
   desc.c_type = problem.out_type;
@@ -132,7 +132,7 @@ Status CheckOperands(const GemmDesc& desc, const TensorView& a, const MutableTen
   return CheckNoOverlap("out", out, "row_weight", arguments.row_weight, false);
 }
 
-/// Describes a call and checks its operands. Errors: those of Gemm.
+/// Describes a call and checks its operands. Errors: as for Gemm.
 Result<GemmDesc> DescribeCall(const Device& device, const TensorView& a,
                               const PreparedWeights& weights, const MutableTensorView& out,
                               const GemmOptions& options) {
@@ -169,9 +169,9 @@ Result<std::shared_ptr<const PlannedGemm>> Plan(const Device& device, const Gemm
                                                 const KernelDesc& kernel,
                                                 const KernelVariant& variant) {
   if (desc.m == 0 || desc.n == 0) return {std::make_shared<const EmptyGemm>(kernel)};
-  const Backend& backend = device.impl().backend();
+  const Backend& backend = Internals::Impl(device).backend();
   MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const PlannedGemm> planned,
-                          backend.Plan(kernel, desc, variant, *weights.storage()));
+                          backend.Plan(kernel, desc, variant, *Internals::Storage(weights)));
   if (!TransformsInput(weights.spec())) return planned;
   return TransformFirst(backend, desc, std::move(planned));
 }
@@ -180,10 +180,11 @@ Result<std::shared_ptr<const PlannedGemm>> Plan(const Device& device, const Gemm
 Result<std::shared_ptr<const PlannedGemm>> FindPlan(const Device& device, const GemmDesc& desc,
                                                     const PreparedWeights& weights,
                                                     std::string_view forced) {
-  PlanCache& plans = weights.storage()->plans;
+  PlanCache& plans = Internals::Storage(weights)->plans;
   if (std::shared_ptr<const PlannedGemm> known = plans.Find(desc, forced)) return known;
   try {
-    MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice, SelectFor(device.impl(), desc, forced));
+    MARLIN_ASSIGN_OR_RETURN(const KernelChoice choice,
+                            SelectFor(Internals::Impl(device), desc, forced));
     MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const PlannedGemm> planned,
                             Plan(device, desc, weights, *choice.kernel, choice.variant));
     plans.Add(desc, forced, planned);
@@ -197,7 +198,7 @@ GemmCall MakeCall(const GemmDesc& desc, const PreparedWeights& weights, const Te
                   const MutableTensorView& out, const GemmArguments& arguments) {
   GemmCall call;
   call.desc = desc;
-  call.weights = weights.storage();
+  call.weights = Internals::Storage(weights);
   call.expert = arguments.expert;
   call.a = a.data();
   call.a_stride = a.stride(0);
@@ -232,9 +233,9 @@ Status RunPlan(const Device& device, const PlannedGemm& planned, std::span<GemmC
                             : planned.batch_workspace_bytes(static_cast<int64_t>(calls.size()));
   if (bytes == 0) return RunIn(planned, calls, nullptr, 0);
   MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
-                          device.impl().TakeWorkspace(arguments.stream, bytes));
+                          Internals::Impl(device).TakeWorkspace(arguments.stream, bytes));
   Status status = RunIn(planned, calls, workspace.data, workspace.bytes);
-  device.impl().ReturnWorkspace(workspace);
+  Internals::Impl(device).ReturnWorkspace(workspace);
   return status;
 }
 
@@ -300,9 +301,10 @@ Result<std::vector<GemmCandidate>> ListCandidates(const Device& device, const Te
                                                   const MutableTensorView& out,
                                                   const GemmOptions& options) {
   MARLIN_ASSIGN_OR_RETURN(const GemmDesc desc, DescribeCall(device, a, weights, out, options));
-  const Backend& backend = device.impl().backend();
+  const Backend& backend = Internals::Impl(device).backend();
   MARLIN_ASSIGN_OR_RETURN(const auto planned, FindPlan(device, desc, weights, ""));
-  MARLIN_ASSIGN_OR_RETURN(const KernelChoice estimated, SelectFor(device.impl(), desc, "", false));
+  MARLIN_ASSIGN_OR_RETURN(const KernelChoice estimated,
+                          SelectFor(Internals::Impl(device), desc, "", false));
   std::vector<GemmCandidate> candidates;
   for (const KernelDesc& kernel : backend.Kernels()) {
     if (!CheckSupport(kernel, desc, backend.Properties()).ok()) continue;
@@ -383,7 +385,7 @@ Status CheckBatches(const Device& device, const TensorView& a, const PreparedWei
   if (options.expert != 0) {
     return Invalid(fmt::format("expert: expected 0 for a batch, got {}", options.expert));
   }
-  // Shapes, types and strides are those of the first matrix; memory is checked whole.
+  // Shapes, types and strides are the first matrix's; memory is checked whole.
   MARLIN_RETURN_IF_ERROR(CheckMemory("a", a));
   MARLIN_RETURN_IF_ERROR(CheckMemory("out", out));
   for (const auto& [name, view] : {std::pair<const char*, TensorView>("a", a),

@@ -194,7 +194,7 @@ Status quantized_linear_striped(const Device& device, const TensorView& a,
   if (weights.stripes.size() == 1) return Gemm(device, a, weights.stripes.front(), out, options);
   const int64_t m = a.dim(0);
   if (m == 0 || weights.n == 0) return {};
-  const Backend& backend = device.impl().backend();
+  const Backend& backend = Internals::Impl(device).backend();
   const int64_t bytes = m * weights.n * 4;
   MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer partial, DeviceBuffer::Allocate(device, bytes));
   MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer sum, DeviceBuffer::Allocate(device, bytes));

@@ -1,5 +1,5 @@
-// Prepare for the model loader: concatenated columns, read in place, weights that were prepared
-// before, and sizes.
+// Prepare for the model loader: concatenated columns, read in place, weights from a prepared file,
+// and sizes.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,17 @@
 
 namespace marlin {
 
-/// Prepares concatenated columns as one matrix, in one copy if the device can. Codes of unquantized
-/// formats may be transposed (join_columns.h). Precondition: the columns can be joined; everything
-/// but the values of unquantized formats has been validated. Errors: kNonFiniteInput for such a
-/// value that is NaN or Inf, kUnsupported, kOutOfMemory.
+/// Prepares concatenated columns as one matrix, with no copy in between if the device can. Codes of
+/// unquantized formats may be transposed (join_columns.h). The columns may be freed at once, but
+/// the result must not be used before FinishPreparing: many matrices wait for the device once.
+/// Precondition: the columns can be joined; everything but the values of unquantized formats has
+/// been validated. Errors: kNonFiniteInput for such a value that is NaN or Inf, kUnsupported,
+/// kOutOfMemory.
 Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
                                        const Device& device);
+
+/// Waits until all weights from PrepareColumns are in place. Errors: kDeviceLost.
+Status FinishPreparing(const Device& device);
 
 /// About the bytes of weights of this spec that are prepared for a device: those stored, or of
 /// dense weights where the device expands 2:4 ones.

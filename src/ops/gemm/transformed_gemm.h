@@ -17,7 +17,7 @@ struct InputArrays {
   TensorView scale;        ///< f32
 };
 
-/// Stores the transform of weights in device memory, beside their prepared matrix. Errors:
+/// Stores the transform of weights in device memory, with their prepared matrix. Errors:
 /// kOutOfMemory, kDeviceLost.
 Status AttachInput(const Backend& backend, const InputArrays& arrays,
                    const PreparedWeights::Storage& weights);

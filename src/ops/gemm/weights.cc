@@ -34,20 +34,22 @@ Status Dequantize(const Device& device, const PreparedWeights& weights,
   MARLIN_RETURN_IF_ERROR(CheckData("out", out));
   MARLIN_RETURN_IF_ERROR(CheckDistinctElements("out", out, false));
   if (out.ElementCount() == 0) return Status();
-  const Backend& backend = device.impl().backend();
-  if (!TransformsInput(spec)) return backend.Dequantize(*weights.storage(), expert, out, stream);
-  const InputTransform transform = InputOf(*weights.storage(), expert);
+  const Backend& backend = Internals::Impl(device).backend();
+  if (!TransformsInput(spec)) {
+    return backend.Dequantize(*Internals::Storage(weights), expert, out, stream);
+  }
+  const InputTransform transform = InputOf(*Internals::Storage(weights), expert);
   const DType dtype = transform.keeps_values() ? out.dtype() : DType::kF32;
   MARLIN_ASSIGN_OR_RETURN(
       const Workspace workspace,
-      device.impl().TakeWorkspace(stream, out.ElementCount() * DTypeBytes(dtype)));
+      Internals::Impl(device).TakeWorkspace(stream, out.ElementCount() * DTypeBytes(dtype)));
   const MutableTensorView stored(workspace.data, dtype, out.shape());
-  Status status = backend.Dequantize(*weights.storage(), expert, stored, stream);
+  Status status = backend.Dequantize(*Internals::Storage(weights), expert, stored, stream);
   if (status.ok()) {
     status = backend.TransformColumns(
         {TensorView(stored).Transposed(), out.Transposed(), transform, true}, stream);
   }
-  device.impl().ReturnWorkspace(workspace);
+  Internals::Impl(device).ReturnWorkspace(workspace);
   return status;
 }
 
@@ -68,7 +70,7 @@ using SharedStorage = std::shared_ptr<const PreparedWeights::Storage>;
 /// A shared pointer to the weights' storage.
 SharedStorage StorageOf(const PreparedWeights& weights) {
   auto kept = std::make_shared<const PreparedWeights>(weights);
-  return {kept, kept->storage()};
+  return {kept, Internals::Storage(*kept)};
 }
 
 /// The storage with the device as a co-owner: weights are matched by their backend's address, which
@@ -78,7 +80,7 @@ SharedStorage KeepingOpen(const Device& device, SharedStorage storage) {
     std::shared_ptr<Device::Impl> device;
     SharedStorage storage;
   };
-  auto kept = std::make_shared<const Kept>(Kept{device.shared(), std::move(storage)});
+  auto kept = std::make_shared<const Kept>(Kept{Internals::Shared(device), std::move(storage)});
   return {kept, kept->storage.get()};
 }
 
@@ -88,13 +90,14 @@ Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& d
                                 const PrepareOptions& options) {
   MARLIN_RETURN_IF_ERROR(Validate(weights));
   try {
-    const Backend& backend = device.impl().backend();
-    MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights taken,
-                            ConvertTo(backend.TakenSpec(weights.spec), weights));
+    const Backend& backend = Internals::Impl(device).backend();
+    MARLIN_ASSIGN_OR_RETURN(
+        const QuantizedWeights taken,
+        ConvertTo(backend.TakenSpec(weights.spec, PreparedFor::kProducts), weights));
     MARLIN_ASSIGN_OR_RETURN(auto storage, backend.Prepare(taken, options));
     MARLIN_RETURN_IF_ERROR(
         AttachInput(backend, {weights.permutation, weights.input_scale}, *storage));
-    return PreparedWeights(KeepingOpen(device, std::move(storage)));
+    return Internals::Make<PreparedWeights>(KeepingOpen(device, std::move(storage)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");
   }
@@ -103,13 +106,13 @@ Result<PreparedWeights> Prepare(const QuantizedWeights& weights, const Device& d
 Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
                                        const Device& device) {
   try {
-    const Backend& backend = device.impl().backend();
+    const Backend& backend = Internals::Impl(device).backend();
     std::vector<QuantizedWeights> converted;
     converted.reserve(columns.size());
     std::vector<WeightColumns> taken(columns.begin(), columns.end());
     for (size_t i = 0; i < columns.size(); ++i) {
       WeightColumns& part = taken[i];
-      const WeightsSpec spec = backend.TakenSpec(part.weights->spec);
+      const WeightsSpec spec = backend.TakenSpec(part.weights->spec, PreparedFor::kModel);
       if (spec == part.weights->spec) continue;
       // Columns of one matrix that alternate are several parts.
       if (i > 0 && columns[i].weights == columns[i - 1].weights) {
@@ -123,18 +126,20 @@ Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
     MARLIN_ASSIGN_OR_RETURN(auto storage, backend.PrepareColumns(taken));
     const QuantizedWeights& first = *columns.front().weights;
     MARLIN_RETURN_IF_ERROR(AttachInput(backend, {first.permutation, first.input_scale}, *storage));
-    return PreparedWeights(KeepingOpen(device, std::move(storage)));
+    return Internals::Make<PreparedWeights>(KeepingOpen(device, std::move(storage)));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "prepare: cannot allocate");
   }
 }
 
+Status FinishPreparing(const Device& device) { return device.impl().backend().FinishPreparing(); }
+
 int64_t PreparedBytes(const WeightsSpec& spec, const Device& device) {
-  return StoredBytes(device.impl().backend().TakenSpec(spec));
+  return StoredBytes(Internals::Impl(device).backend().TakenSpec(spec, PreparedFor::kModel));
 }
 
 Result<std::string> ImageLayout(const Device& device) {
-  const Backend& backend = device.impl().backend();
+  const Backend& backend = Internals::Impl(device).backend();
   if (!backend.ImageLayout().empty()) return std::string(backend.ImageLayout());
   return Status(
       Code::kUnsupported,
@@ -142,7 +147,7 @@ Result<std::string> ImageLayout(const Device& device) {
 }
 
 Result<PreparedImage> ImageOf(const PreparedWeights& weights, const Device& device) {
-  const Backend& backend = device.impl().backend();
+  const Backend& backend = Internals::Impl(device).backend();
   MARLIN_ASSIGN_OR_RETURN(PreparedImage image, backend.ImageOf(StorageOf(weights)));
   const WeightsSpec& spec = weights.spec();
   if (InputTransformBytes(spec) == 0) return image;
@@ -153,7 +158,7 @@ Result<PreparedImage> ImageOf(const PreparedWeights& weights, const Device& devi
   auto kept = std::make_shared<Kept>();
   kept->matrix = std::move(image.owner);
   kept->input.resize(static_cast<size_t>(InputTransformBytes(spec)));
-  const PreparedWeights::Storage::Input& input = weights.storage()->input;
+  const PreparedWeights::Storage::Input& input = Internals::Storage(weights)->input;
   std::byte* to = kept->input.data();
   for (const void* const from : {static_cast<const void*>(input.permutation.get()),
                                  static_cast<const void*>(input.scale.get())}) {
@@ -168,9 +173,9 @@ Result<PreparedImage> ImageOf(const PreparedWeights& weights, const Device& devi
 }
 
 Result<PreparedWeights> FromImage(const PreparedImage& image, const Device& device) {
-  const Backend& backend = device.impl().backend();
+  const Backend& backend = Internals::Impl(device).backend();
   const WeightsSpec& spec = image.spec;
-  const WeightsSpec taken = backend.TakenSpec(spec);
+  const WeightsSpec taken = backend.TakenSpec(spec, PreparedFor::kModel);
   if (taken.format != spec.format || taken.super_group_size != spec.super_group_size) {
     return Status(
         Code::kMalformedFile,
@@ -198,7 +203,7 @@ Result<PreparedWeights> FromImage(const PreparedImage& image, const Device& devi
   }
   MARLIN_ASSIGN_OR_RETURN(auto storage, backend.FromImage(image));
   MARLIN_RETURN_IF_ERROR(AttachInput(backend, arrays, *storage));
-  return PreparedWeights(KeepingOpen(device, std::move(storage)));
+  return Internals::Make<PreparedWeights>(KeepingOpen(device, std::move(storage)));
 }
 
 }  // namespace marlin

@@ -13,6 +13,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/internals.h"
 #include "base/macros.h"
 
 namespace marlin {
@@ -25,7 +26,7 @@ std::string NameOf(const ExpertKey& key) {
 int64_t WeightBytes(const Expert& expert) {
   int64_t bytes = 0;
   for (const ExpertMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
-    if (matrix->weights.storage() != nullptr) bytes += matrix->weights.bytes();
+    if (matrix->weights.valid()) bytes += matrix->weights.bytes();
   }
   return bytes;
 }
@@ -191,7 +192,8 @@ Result<ExpertLease> ExpertCache::Get(const ExpertKey& key, int64_t bytes, const 
     state.Use(found->second, frequency);
     const auto release = [owner = state_, key](const Expert*) { owner->ReturnLease(key); };
     lock.unlock();
-    return ExpertLease(std::shared_ptr<const Expert>(&found->second.expert, release));
+    return Internals::Make<ExpertLease>(
+        std::shared_ptr<const Expert>(&found->second.expert, release));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "expert cache: cannot allocate");
   }

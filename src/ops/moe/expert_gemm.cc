@@ -64,7 +64,7 @@ Status CheckCall(const Device& device, const ExpertGemmCall& call) {
   return {};
 }
 
-/// The selections sorted by expert; those of an expert are adjacent slots, in order of tokens.
+/// The selections sorted by expert: every expert has adjacent slots, in order of tokens.
 struct Slots {
   std::vector<int64_t> first;     ///< [experts + 1]: the slots of each expert.
   std::vector<int32_t> token_of;  ///< [slots]
@@ -155,7 +155,7 @@ Status ExpertGemm(const Device& device, const TensorView& x, const PreparedWeigh
     return Invalid("options: only accuracy, determinism, kernel and stream apply to all experts");
   }
   if (call.tokens() == 0 || call.n() == 0) return {};
-  const Backend& backend = device.impl().backend();
+  const Backend& backend = Internals::Impl(device).backend();
   MARLIN_RETURN_IF_ERROR(device.Synchronize(options.stream));
   MARLIN_ASSIGN_OR_RETURN(const std::vector<int32_t> chosen, ToHost<int32_t>(backend, ids));
   MARLIN_ASSIGN_OR_RETURN(const std::vector<float> factors, ToHost<float>(backend, weights));

@@ -45,30 +45,30 @@ bool IsBetter(const Candidate& a, const Candidate& b) {
 }
 
 bool IsPresent(const ExpertSet& set, size_t expert) {
-  return set.storage()->operands[expert].present();
+  return Internals::Storage(set)->operands[expert].present();
 }
 
 Status CheckSides(const ExpertSet& on_device, const ExpertSet& on_host) {
-  if (on_device.storage() == nullptr) return Invalid("on_device: an empty set");
-  if (on_host.storage() == nullptr) return Invalid("on_host: an empty set");
+  if (!on_device.valid()) return Invalid("on_device: an empty set");
+  if (!on_host.valid()) return Invalid("on_host: an empty set");
   if (on_device.count() != on_host.count()) {
     return Invalid(fmt::format("on_host: expected {} experts as on_device, got {}",
                                on_device.count(), on_host.count()));
   }
-  for (size_t e = 0; e < on_device.storage()->operands.size(); ++e) {
+  for (size_t e = 0; e < Internals::Storage(on_device)->operands.size(); ++e) {
     const bool here = IsPresent(on_device, e);
     if (here != IsPresent(on_host, e)) continue;
     return Invalid(fmt::format("expert {}: expected on_device or on_host, got {}", e,
                                here ? "both" : "neither"));
   }
-  if (on_host.storage()->layer.shared.present()) {
+  if (Internals::Storage(on_host)->layer.shared.present()) {
     return Invalid("on_host: expected no shared expert, which belongs on_device");
   }
   if (on_device.hidden() > 0 && on_host.hidden() > 0 && on_device.hidden() != on_host.hidden()) {
     return Invalid(fmt::format("on_host: expected {} hidden features as on_device, got {}",
                                on_device.hidden(), on_host.hidden()));
   }
-  const std::string backend = on_host.storage()->device->backend().Info().backend;
+  const std::string backend = Internals::Storage(on_host)->device->backend().Info().backend;
   if (backend != "cpu") {
     return Invalid(fmt::format("on_host: expected experts of the cpu, got {}", backend));
   }
@@ -148,7 +148,7 @@ Result<PlacedExperts> PlacedExperts::Make(const ExpertSet& on_device, const Expe
       storage->device_count += host ? 0 : 1;
     }
     storage->hidden = std::max(on_device.hidden(), on_host.hidden());
-    return PlacedExperts(std::move(storage));
+    return Internals::Make<PlacedExperts>(std::move(storage));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "experts: cannot allocate");
   }
@@ -170,11 +170,11 @@ PlacementStatistics PlacedExperts::statistics() const {
 
 Result<ExpertsPlan> PlanExperts(const Device& device, const ExpertsProblem& problem,
                                 const PlacedExperts& experts) {
-  if (experts.storage() == nullptr) return Invalid("experts: an empty placement");
-  const PlacedExperts::Storage& placed = *experts.storage();
+  if (!experts.valid()) return Invalid("experts: an empty placement");
+  const PlacedExperts::Storage& placed = *Internals::Storage(experts);
   if (placed.device_count == experts.count()) return PlanExperts(device, problem, placed.on_device);
   MARLIN_RETURN_IF_ERROR(CheckProblem(problem));
-  if (placed.on_device.storage()->device != device.shared()) {
+  if (Internals::Storage(placed.on_device)->device != Internals::Shared(device)) {
     return Invalid("experts: placed on another device");
   }
   try {

@@ -42,14 +42,13 @@ class SetBuilder {
 
   /// Appends an expert. `name` is its name in errors.
   Status Add(const std::string& name, const Expert& expert, ExpertOperands* operands) {
-    const bool none = expert.gate.weights.storage() == nullptr &&
-                      expert.up.weights.storage() == nullptr &&
-                      expert.down.weights.storage() == nullptr;
+    const bool none =
+        !expert.gate.weights.valid() && !expert.up.weights.valid() && !expert.down.weights.valid();
     if (none) return {};
     const WeightsSpec& down = expert.down.weights.spec();
     if (storage_.layer.hidden == 0) storage_.layer.hidden = expert.gate.weights.spec().k;
     const int64_t hidden = storage_.layer.hidden;
-    const bool apart = expert.up.weights.storage() != nullptr;
+    const bool apart = expert.up.weights.valid();
     MARLIN_RETURN_IF_ERROR(
         AddMatrix(name + " gate", expert.gate, hidden, down.k * (apart ? 1 : 2), &operands->gate));
     if (apart) {
@@ -59,12 +58,12 @@ class SetBuilder {
   }
 
   Status AddGate(const PreparedWeights& gate) {
-    if (gate.storage() == nullptr) return {};
+    if (!gate.valid()) return {};
     MARLIN_RETURN_IF_ERROR(CheckWeights(device_, gate).WithContext("shared gate"));
     MARLIN_RETURN_IF_ERROR(CheckSizes("shared gate", gate.spec(), storage_.layer.hidden, 1));
     MARLIN_RETURN_IF_ERROR(CheckTakesInput(gate.spec()).WithContext("shared gate"));
     storage_.kept.push_back(gate);
-    storage_.layer.shared_gate = gate.storage();
+    storage_.layer.shared_gate = Internals::Storage(gate);
     return {};
   }
 
@@ -77,7 +76,7 @@ class SetBuilder {
     MARLIN_RETURN_IF_ERROR(CheckTakesInput(matrix.weights.spec()).WithContext(name));
     MARLIN_RETURN_IF_ERROR(CheckVector("bias", matrix.bias, n, true).WithContext(name));
     storage_.kept.push_back(matrix.weights);
-    *operand = {matrix.weights.storage(), matrix.index, matrix.bias.As<float>()};
+    *operand = {Internals::Storage(matrix.weights), matrix.index, matrix.bias.As<float>()};
     return {};
   }
 
@@ -112,9 +111,9 @@ namespace {
 Result<std::shared_ptr<const PlannedExperts>> Plan(const Device& device,
                                                    const ExpertsProblem& problem,
                                                    const LayerExperts& layer) {
-  const Device::Impl& impl = device.impl();
+  const Device::Impl& impl = Internals::Impl(device);
   const SelectGemm select = [device](const GemmDesc& desc) {
-    return SelectFor(device.impl(), desc);
+    return SelectFor(Internals::Impl(device), desc);
   };
   MARLIN_ASSIGN_OR_RETURN(auto planned, impl.backend().PlanExperts(problem, layer, select));
   if (planned != nullptr) return planned;
@@ -170,7 +169,7 @@ Result<ExpertSet> ExpertSet::Make(const Device& device, std::span<const Expert> 
   if (experts.empty()) return Invalid("experts: expected one or more");
   try {
     auto storage = std::make_shared<Storage>();
-    storage->device = device.shared();
+    storage->device = Internals::Shared(device);
     storage->operands.resize(experts.size());
     SetBuilder builder(device, storage.get());
     for (size_t i = 0; i < experts.size(); ++i) {
@@ -180,7 +179,7 @@ Result<ExpertSet> ExpertSet::Make(const Device& device, std::span<const Expert> 
     MARLIN_RETURN_IF_ERROR(builder.Add("shared expert", shared.expert, &storage->layer.shared));
     MARLIN_RETURN_IF_ERROR(builder.AddGate(shared.gate));
     storage->layer.experts = storage->operands;
-    return ExpertSet(std::move(storage));
+    return Internals::Make<ExpertSet>(std::move(storage));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "experts: cannot allocate");
   }
@@ -193,13 +192,15 @@ int64_t ExpertSet::hidden() const { return storage_ == nullptr ? 0 : storage_->l
 
 Result<ExpertsPlan> PlanExperts(const Device& device, const ExpertsProblem& problem,
                                 const ExpertSet& experts) {
-  if (experts.storage() == nullptr) return Invalid("experts: an empty set");
+  if (!experts.valid()) return Invalid("experts: an empty set");
   MARLIN_RETURN_IF_ERROR(CheckProblem(problem));
-  const ExpertSet::Storage& set = *experts.storage();
-  if (set.device != device.shared()) return Invalid("experts: prepared for another device");
+  const ExpertSet::Storage& set = *Internals::Storage(experts);
+  if (set.device != Internals::Shared(device)) {
+    return Invalid("experts: prepared for another device");
+  }
   try {
     auto state = std::make_shared<ExpertsPlan::State>(
-        ExpertsPlan::State{device, experts.shared(), set.layer.hidden, problem, nullptr});
+        ExpertsPlan::State{device, Internals::Shared(experts), set.layer.hidden, problem, nullptr});
     if (problem.tokens > 0 && set.layer.hidden > 0) {
       MARLIN_ASSIGN_OR_RETURN(state->planned, FindPlan(device, problem, set));
     }
@@ -235,10 +236,10 @@ Status ExpertsPlan::Run(const TensorView& x, const TensorView& ids, const Tensor
     return state.planned->Run(call);
   }
   MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
-                          state.device.impl().TakeWorkspace(call.stream, bytes));
+                          Internals::Impl(state.device).TakeWorkspace(call.stream, bytes));
   call.workspace = static_cast<std::byte*>(workspace.data);
   Status status = state.planned->Run(call);
-  state.device.impl().ReturnWorkspace(workspace);
+  Internals::Impl(state.device).ReturnWorkspace(workspace);
   return status;
 }
 

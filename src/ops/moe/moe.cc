@@ -56,7 +56,7 @@ Status CheckSelections(const RouterOptions& options, int64_t tokens, int64_t exp
 }  // namespace
 
 int64_t RouterWorkspaceBytes(const Device& device, const Shape& logits) {
-  const DecoderBackend* const decoder = device.impl().decoder();
+  const DecoderBackend* const decoder = Internals::Impl(device).decoder();
   if (decoder == nullptr || !decoder->Has(DecoderOperation::kRouteTokens)) return 0;
   const RouterOptions options;
   const TensorView shaped(nullptr, DType::kF32, logits);
@@ -88,9 +88,9 @@ Result<bool> RouteInOne(const Device& device, const TensorView& x, const Router&
                         const MutableTensorView& logits, const MutableTensorView& ids,
                         const MutableTensorView& weights, void* stream) {
   MARLIN_RETURN_IF_ERROR(CheckWeights(device, router.weights).WithContext("router"));
-  const DecoderBackend* const decoder = device.impl().decoder();
+  const DecoderBackend* const decoder = Internals::Impl(device).decoder();
   if (router.accuracy != Accuracy::kDefault || decoder == nullptr || x.rank() != 2) return false;
-  const PreparedWeights::Storage& matrix = *router.weights.storage();
+  const PreparedWeights::Storage& matrix = *Internals::Storage(router.weights);
   const RouteRowsCall call{x, matrix, router.bias, router.options, ids, weights};
   if (x.dim(0) < 1 || x.dim(1) != matrix.spec.k || !decoder->RoutesRows(call)) return false;
   MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));

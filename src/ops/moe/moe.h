@@ -18,7 +18,7 @@ Status RouteTokensIn(const Device& device, const TensorView& logits, const Route
 
 /// Runs a router in one operation of the device, if it has one for these operands and the router's
 /// accuracy allows it; false if not, and nothing has run. `logits`: memory for logits, f32
-/// [tokens, experts], that the operation may use. Errors: those of RouteHiddenStates.
+/// [tokens, experts], that the operation may use. Errors: as for RouteHiddenStates.
 Result<bool> RouteInOne(const Device& device, const TensorView& x, const Router& router,
                         const MutableTensorView& logits, const MutableTensorView& ids,
                         const MutableTensorView& weights, void* stream);

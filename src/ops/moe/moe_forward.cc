@@ -15,7 +15,7 @@
 namespace marlin {
 namespace {
 
-/// Scratch memory for the steps of a block, one after the other; null: the device's own.
+/// Scratch memory that the steps of a block use in turn; null: the device's own.
 struct Scratch {
   void* data = nullptr;
   int64_t bytes = 0;
@@ -126,10 +126,11 @@ Status RouteHiddenStates(const Device& device, const TensorView& x, const Router
                        ids, weights, stream);
   }
   const int64_t bytes = SaturatingProduct(SaturatingProduct(tokens, experts), sizeof(float));
-  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace, device.impl().TakeWorkspace(stream, bytes));
+  MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
+                          Internals::Impl(device).TakeWorkspace(stream, bytes));
   const MutableTensorView logits(workspace.data, DType::kF32, {tokens, experts});
   Status status = Route(device, x, router, logits, ids, weights, {}, stream);
-  device.impl().ReturnWorkspace(workspace);
+  Internals::Impl(device).ReturnWorkspace(workspace);
   return status;
 }
 
@@ -161,10 +162,10 @@ Status MoeForward(const Device& device, const TensorView& x, const Router& route
                     options.stream);
   }
   MARLIN_ASSIGN_OR_RETURN(const Workspace workspace,
-                          device.impl().TakeWorkspace(options.stream, block.bytes));
+                          Internals::Impl(device).TakeWorkspace(options.stream, block.bytes));
   Status status = RunBlock(device, block, x, router, out, static_cast<std::byte*>(workspace.data),
                            options.stream);
-  device.impl().ReturnWorkspace(workspace);
+  Internals::Impl(device).ReturnWorkspace(workspace);
   return status;
 }
 

@@ -28,13 +28,14 @@ int64_t AddPart(int64_t* bytes, int64_t size) {
 /// The tokens with a selection on the host.
 struct PlacedPlan::HostRows {
   int64_t count = 0;
-  int64_t selections = 0;  ///< Those of experts on the host.
+  int64_t selections = 0;  ///< Selections of experts on the host.
 };
 
 PlacedPlan::PlacedPlan(const Device& device, const ExpertsProblem& problem,
                        const PlacedExperts& experts)
     : device_(device),
-      host_(experts.storage()->on_host.storage()->device),
+      host_(Internals::Make<Device>(
+          Internals::Storage(Internals::Storage(experts)->on_host)->device)),
       problem_(problem),
       experts_(experts) {}
 
@@ -79,7 +80,7 @@ void PlacedPlan::LayOut() {
 }
 
 Status PlacedPlan::Run(const ExpertsCall& call) const {
-  Device::Impl& device = device_.impl();
+  Device::Impl& device = Internals::Impl(device_);
   MARLIN_RETURN_IF_ERROR(device.backend().CheckHostMayWait(call.stream));
   MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<HostStaging> staging, device.TakeStaging(at_.bytes));
   Status status = RunWith(call, *staging);
@@ -90,7 +91,7 @@ Status PlacedPlan::Run(const ExpertsCall& call) const {
 }
 
 Status PlacedPlan::RunWith(const ExpertsCall& call, HostStaging& staging) const {
-  const Backend& backend = device_.impl().backend();
+  const Backend& backend = Internals::Impl(device_).backend();
   MARLIN_RETURN_IF_ERROR(CopyToHost(call, staging));
   MARLIN_RETURN_IF_ERROR(staging.Record(call.stream));
   // The device's part is enqueued before the host waits for the copies, so that both run at once.
@@ -124,7 +125,7 @@ Status PlacedPlan::RunWith(const ExpertsCall& call, HostStaging& staging) const 
 }
 
 Status PlacedPlan::CopyToHost(const ExpertsCall& call, HostStaging& staging) const {
-  const Backend& backend = device_.impl().backend();
+  const Backend& backend = Internals::Impl(device_).backend();
   const int64_t element = DTypeBytes(problem_.x_type);
   const RowsCopy x = {staging.data() + at_.x, call.x, problem_.tokens, experts().hidden * element,
                       call.x_stride * element};

@@ -32,7 +32,7 @@ struct PlacedExperts::Storage {
 /// The plan of placed experts with some on the host.
 class PlacedPlan final : public PlannedExperts {
  public:
-  /// Plans both sides. Errors: those of PlanExperts. Precondition: a checked problem with tokens.
+  /// Plans both sides. Errors: as for PlanExperts. Precondition: a checked problem with tokens.
   static Result<std::shared_ptr<const PlannedExperts>> Make(const Device& device,
                                                             const ExpertsProblem& problem,
                                                             const PlacedExperts& experts);
@@ -46,14 +46,14 @@ class PlacedPlan final : public PlannedExperts {
     int64_t x = 0;
     int64_t ids = 0;
     int64_t weights = 0;
-    int64_t slot_of = 0;  ///< AddRowsCall::slot_of, and behind it its rows.
+    int64_t slot_of = 0;  ///< AddRowsCall::slot_of, followed by its rows.
     int64_t sums = 0;
     int64_t bytes = 0;
   };
   struct HostRows;
 
   PlacedPlan(const Device& device, const ExpertsProblem& problem, const PlacedExperts& experts);
-  const PlacedExperts::Storage& experts() const { return *experts_.storage(); }
+  const PlacedExperts::Storage& experts() const { return *Internals::Storage(experts_); }
   /// The problem of the host's part with `rows` rows.
   ExpertsProblem HostProblem(int64_t rows) const;
   void LayOut();

@@ -36,9 +36,9 @@ class HostMarks final : public StreamMarks {
 
 }  // namespace
 
-WeightsSpec Backend::TakenSpec(const WeightsSpec& spec) const {
+WeightsSpec Backend::TakenSpec(const WeightsSpec& spec, PreparedFor use) const {
   WeightsSpec taken = spec;
-  if (!KeepsSparse(spec)) taken.sparsity = Sparsity::kDense;
+  if (!KeepsSparse(spec, use)) taken.sparsity = Sparsity::kDense;
   if (!KeepsOddWidths(spec.format)) taken.format = WiderFormat(spec.format);
   return KeepsTwoLevels(taken) ? taken : FlatSpec(taken);
 }

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/internals.h"
 #include "layout/join_columns.h"
 #include "marlin/device.h"
 #include "marlin/gemm.h"
@@ -86,7 +87,7 @@ struct PreparedImage {
   WeightsSpec spec;
   std::span<const std::byte> data;    ///< 64-byte aligned.
   std::shared_ptr<const void> owner;  ///< Keeps data and input.
-  /// The arrays of the input transform at any address, one behind the other: the permutation, i32
+  /// The consecutive arrays of the input transform, at any address: the permutation, i32
   /// [experts, k], and the scales, f32 [experts, k]. Backends neither set nor read them.
   std::span<const std::byte> input = {};
 };
@@ -172,12 +173,16 @@ class RecordedWork {
 class StreamMarks {
  public:
   virtual ~StreamMarks() = default;
-  /// Puts a mark behind the work that is on the stream. Errors: kDeviceLost, kOutOfMemory.
+  /// Puts a mark after the work that is on the stream. Errors: kDeviceLost, kOutOfMemory.
   virtual Status Mark() = 0;
   /// Waits for the last mark; the seconds from each mark to the next. The next mark is a first one
   /// again. Errors: kDeviceLost.
   virtual Result<std::vector<double>> Take() = 0;
 };
+
+/// The use of prepared weights: products of the caller's (Prepare), or the steps of a model
+/// (PrepareColumns), for which a device may have kernels that read fewer layouts.
+enum class PreparedFor : uint8_t { kProducts, kModel };
 
 /// One device's implementation. Thread-safe; const calls have no visible state.
 class Backend {
@@ -190,20 +195,24 @@ class Backend {
   virtual std::span<const KernelDesc> Kernels() const = 0;
   /// Whether kernels read 2:4 weights of this spec, codes of a format of 5 or 6 bits, and two
   /// levels of scales.
-  virtual bool KeepsSparse(const WeightsSpec& /*spec*/) const { return false; }
+  virtual bool KeepsSparse(const WeightsSpec& /*spec*/, PreparedFor /*use*/) const { return false; }
   virtual bool KeepsOddWidths(Format /*format*/) const { return false; }
   virtual bool KeepsTwoLevels(const WeightsSpec& /*spec*/) const { return false; }
   /// The spec as which Prepare and PrepareColumns take weights: callers convert them first
   /// (layout/plain_weights.h).
-  WeightsSpec TakenSpec(const WeightsSpec& spec) const;
+  WeightsSpec TakenSpec(const WeightsSpec& spec, PreparedFor use) const;
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
       const QuantizedWeights& weights, const PrepareOptions& options) const = 0;
   /// Prepares columns that can be joined (layout/join_columns.h) as one matrix. Codes of
   /// unquantized formats may be transposed and are validated here; everything else has been
-  /// validated. The default joins a copy and prepares that. Errors: kNonFiniteInput for values that
-  /// are NaN or Inf, and those of Prepare.
+  /// validated. Returns once the columns have been read; nothing may read the result before
+  /// FinishPreparing. The default prepares a whole matrix in place and joins a copy of others.
+  /// Errors: kNonFiniteInput for values that are NaN or Inf, and those of Prepare.
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> PrepareColumns(
       std::span<const WeightColumns> columns) const;
+  /// Waits until everything that PrepareColumns returned can be read, on any stream. Errors:
+  /// kDeviceLost.
+  virtual Status FinishPreparing() const { return {}; }
   /// Names the layout of PreparedImage::data, with a version number; empty: this backend's prepared
   /// weights have no image.
   virtual std::string_view ImageLayout() const { return {}; }
@@ -235,7 +244,8 @@ class Backend {
   /// The tuning table shipped with the library, in the format of tuning_table.h; empty: none.
   virtual std::string_view ShippedTuning() const { return {}; }
   /// Plans a problem whose m and n are not 0 for a kernel that supports it. The plan is only valid
-  /// for these weights. Errors: kDeviceLost, and those of a library that the kernel needs.
+  /// for these weights. Errors: kDeviceLost, and the errors of a library that the kernel
+  /// needs.
   virtual Result<std::shared_ptr<const PlannedGemm>> Plan(
       const KernelDesc& kernel, const GemmDesc& desc, const KernelVariant& variant,
       const PreparedWeights::Storage& weights) const = 0;
@@ -267,7 +277,7 @@ class Backend {
   /// Synchronous copies. Errors: kDeviceLost.
   virtual Status CopyToDevice(void* device, const void* host, int64_t bytes) const = 0;
   virtual Status CopyToHost(void* host, const void* device, int64_t bytes) const = 0;
-  /// Copies behind the work on a stream; may return before the copy is done. By default they wait
+  /// Copies after the work on a stream; may return before the copy is done. By default they wait
   /// for the stream and copy. Errors: kDeviceLost.
   virtual Status CopyToDeviceAsync(void* device, const void* host, int64_t bytes,
                                    void* stream) const {
@@ -305,7 +315,7 @@ class Backend {
   virtual Status TransformColumns(const TransformColumnsCall& call, void* stream) const;
   /// Does the work that `enqueue` puts on a stream, and records it; `enqueue` is called more than
   /// once, not after this call. The memory that the work uses must outlive the recording. Null: the
-  /// work is done and was not recorded. Errors: those of `enqueue`, kDeviceLost.
+  /// work is done and was not recorded. Errors: kDeviceLost, and as for `enqueue`.
   virtual Result<std::unique_ptr<RecordedWork>> Record(
       const std::function<Status(void* stream)>& enqueue) const {
     const Status status = enqueue(nullptr);

@@ -14,7 +14,7 @@ namespace marlin {
 /// Properties of prepared weights that decide which kernels can read them. The backend that
 /// prepared the weights fills them in; GemmDesc copies them whole.
 struct WeightTraits {
-  bool tiled = false;      ///< In the matrix units' tile layout; else only slow kernels read it.
+  bool tiled = false;  ///< In the matrix units' tile layout; otherwise only slow kernels read it.
   bool marlin_w4 = false;  ///< In that public layout (PrepareOptions).
   bool sparse = false;     ///< 2:4: values and metadata, not expanded.
   bool fits_f16 = false;   ///< The tiles' weights keep their precision in fp16.

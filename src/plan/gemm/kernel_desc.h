@@ -34,7 +34,7 @@ struct ErrorModel {
   int64_t int8_block = 0;       ///< k per activation scale; 0 when activations are not int8.
   double activation_floor = 0;  ///< Relative to a row's amax; 0 when they are not e4m3.
   double block_unit = 0;
-  int64_t block_depth = 0;  ///< Independent of k: after so many terms the sum is added in fp32.
+  int64_t block_depth = 0;  ///< Independent of k: after this many terms the sum is added in fp32.
 
   friend bool operator==(const ErrorModel&, const ErrorModel&) = default;
 };
@@ -52,7 +52,7 @@ struct Support {
   std::string reason() const;
 };
 
-/// Instruction-set levels. On a CPU each includes the ones before it of its architecture.
+/// Instruction-set levels. On a CPU each includes the earlier ones of its architecture.
 enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAmx, kNeon, kSm90, kMetal };
 const char* IsaName(Isa level);
 

@@ -9,7 +9,7 @@
 namespace marlin {
 namespace {
 
-/// An integer from 1 up that is all of the text; else 0.
+/// An integer from 1 up that is all of the text; otherwise 0.
 int ParsePositive(std::string_view text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

@@ -6,8 +6,8 @@
 //   # format group scales offsets activations output gated n k m kernel nanoseconds
 //   fp4_e2m1 128 fp16 none bf16 bf16 plain 4096 4096 16 marlin_gemm_wgmma@32x4 8590
 //
-// Version 1 had no scales, offsets and output; its entries are read as those of fp16 scales, zeros
-// where the format requires them, and an output of the activations' type.
+// Version 1 had no scales, offsets and output; its entries are read as if they had fp16 scales,
+// zeros where the format requires them, and an output of the activations' type.
 //
 // A GEMM with m rows uses the entry of its key with the smallest measured m' in m <= m' < 2 m; if
 // there is none, the cost model selects (select.h). So entries for powers of two cover every m, and

@@ -22,7 +22,7 @@ struct ExpertOperand {
 /// A checked Expert.
 struct ExpertOperands {
   ExpertOperand gate;
-  ExpertOperand up;  ///< Null weights: beside the gate.
+  ExpertOperand up;  ///< Null weights: `gate` holds both.
   ExpertOperand down;
 
   bool present() const { return down.weights != nullptr; }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/macros.h"
 #include "marlin/decoder.h"
 #include "marlin/moe.h"
 #include "marlin/sampling.h"
@@ -110,6 +111,18 @@ struct RotateAndAppendCall {
   const PagedCache& cache;
 };
 
+/// RotateAndAppendCall as operations of their own, which `run` runs.
+template <typename Run>
+Status RunUnfused(const RotateAndAppendCall& call, const Run& run) {
+  const auto prepare = [&](const MutableTensorView& x, const TensorView& norm) -> Status {
+    if (!norm.empty()) MARLIN_RETURN_IF_ERROR(run(RmsNormCall{x, norm, call.norms.epsilon, x}));
+    return run(ApplyRotaryCall{call.rotary, call.rows.positions, x});
+  };
+  MARLIN_RETURN_IF_ERROR(prepare(call.heads.queries, call.norms.queries));
+  MARLIN_RETURN_IF_ERROR(prepare(call.heads.keys, call.norms.keys));
+  return run(AppendToCacheCall{call.heads.keys, call.heads.values, call.rows, call.cache});
+}
+
 struct PagedAttentionCall {
   TensorView queries;
   const SequenceRows& rows;
@@ -151,12 +164,12 @@ struct SampleTokensCall {
   TensorView state_rows = {};
 };
 
-/// Between two steps of a recording: makes the sampled tokens those that the next step feeds. Row r
-/// runs while state_rows[r] >= 0. A running row stores tokens[r, counts[r]++] = sampled[r] and
-/// advances positions[r] by 1; a stop id ends it (state_rows[r] = -1), and any other token becomes
-/// ids[r]. So a row that has ended keeps feeding the last token that it fed, at the position behind
-/// its end. A negative token is that of a row whose sampling failed; it ends the row and is not
-/// stored. All views but `tokens` are contiguous vectors of i32.
+/// Between two steps of a recording: feeds the sampled tokens to the next step. Row r runs while
+/// state_rows[r] >= 0. A running row stores tokens[r, counts[r]++] = sampled[r] and advances
+/// positions[r] by 1; a stop id ends it (state_rows[r] = -1), and any other token becomes ids[r].
+/// So a row that has ended keeps feeding the last token that it fed, at the position after its end.
+/// A negative token marks a row whose sampling failed; it ends the row and is not stored. All views
+/// but `tokens` are contiguous vectors of i32.
 struct AdvanceTokensCall {
   TensorView sampled;   ///< [rows]
   TensorView stop_ids;  ///< Any number, also none.

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -239,7 +240,10 @@ class FusedOperations {
 /// The first `count` of the offered operations; 0: none.
 struct FusedRun {
   size_t count = 0;
-  std::unique_ptr<const FusedOperations> operations;
+  std::unique_ptr<const FusedOperations> operations = nullptr;
+  /// Why a device that fuses such operations did not: "layer 0: shared experts". Empty if it did,
+  /// or never does.
+  std::string refusal = {};
 };
 
 }  // namespace marlin

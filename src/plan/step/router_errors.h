@@ -1,5 +1,5 @@
-// The errors of values that a router cannot route. Every device reports the same one: that of the
-// choice bias, else the first expert's of the first token that has one.
+// The errors of values that a router cannot route. Every device reports the same one: the choice
+// bias first, then the first expert of the first token that has one.
 #pragma once
 
 #include <cstdint>

@@ -26,7 +26,7 @@ TEST(BenchSharedMemory, TimesProductsAndCandidates) {
   ASSERT_TRUE(weights.ok());
   const auto prepared = Prepare(*weights, *device);
   ASSERT_TRUE(prepared.ok()) << prepared.status().message();
-  metal::Driver& driver = metal::DriverOf(device->impl().backend());
+  metal::Driver& driver = metal::DriverOf(Internals::Impl(*device).backend());
   auto roofline = metal::GpuRoofline::Make(driver, 0, 2);
   ASSERT_TRUE(roofline.ok()) << roofline.status().message();
   const auto result = RunBench(*device, *prepared, bench, ProbeOf(*roofline), nullptr);
@@ -44,7 +44,8 @@ TEST(BenchSharedMemory, TimesProductsAndCandidates) {
 TEST(BenchSharedMemory, CeilingsOfAGpu) {
   const Result<Device> device = Device::Open("metal-sim");
   if (!device.ok()) GTEST_SKIP() << device.status().message();
-  auto roofline = metal::GpuRoofline::Make(metal::DriverOf(device->impl().backend()), 0, 2);
+  auto roofline =
+      metal::GpuRoofline::Make(metal::DriverOf(Internals::Impl(*device).backend()), 0, 2);
   ASSERT_TRUE(roofline.ok()) << roofline.status().message();
   const auto ceilings = MeasureCeilings(*roofline);
   ASSERT_TRUE(ceilings.ok()) << ceilings.status().message();

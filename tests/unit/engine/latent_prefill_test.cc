@@ -111,8 +111,8 @@ class LatentPrefill : public ::testing::Test {
   }
 
   static bool Expands(const Model& model, const std::vector<PassSequence>& sequences) {
-    return ExpandsLatents(model.device(), model.impl().decoder.config, sequences,
-                          model.impl().products.determinism);
+    return ExpandsLatents(model.device(), Internals::Impl(model).decoder.config, sequences,
+                          Internals::Impl(model).products.determinism);
   }
 
   static void ExpectNear(const std::vector<float>& got, const std::vector<float>& want,

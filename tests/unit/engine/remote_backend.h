@@ -119,7 +119,7 @@ class RemoteDecoder final : public DecoderBackend {
   }
   int64_t cache_page_tokens() const override { return 64 * 4; }
   int64_t sampler_state_bytes(int64_t vocab) const override {
-    return host_.impl().decoder()->sampler_state_bytes(vocab);
+    return Internals::Impl(host_).decoder()->sampler_state_bytes(vocab);
   }
   bool Fuses(StepKind kind) const override {
     return kind == StepKind::kExperts && options_.fuses_experts;
@@ -249,7 +249,7 @@ class RemoteDecoder final : public DecoderBackend {
   /// Runs a call with local memory.
   template <typename Call>
   Status Now(const Call& call) const {
-    const DecoderBackend& decoder = *host_.impl().decoder();
+    const DecoderBackend& decoder = *Internals::Impl(host_).decoder();
     MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer workspace,
                             AlignedBuffer::Allocate(decoder.WorkspaceBytes(call)));
     return decoder.Run(call, {nullptr, workspace.data()});
@@ -261,7 +261,7 @@ class RemoteDecoder final : public DecoderBackend {
     twins_[storage] = std::move(twin);
   }
   const PreparedWeights& TwinOf(const PreparedWeights& weights) const {
-    return twins_.at(weights.storage());
+    return twins_.at(Internals::Storage(weights));
   }
 
  private:
@@ -360,7 +360,7 @@ class RemoteStaging final : public HostStaging {
 class RemoteBackend final : public Backend {
  public:
   RemoteBackend(const Device& host, RemoteOptions options)
-      : cpu_(&host.impl().backend()), decoder_(host, queue_, std::move(options)) {}
+      : cpu_(&Internals::Impl(host).backend()), decoder_(host, queue_, std::move(options)) {}
 
   DeviceInfo Info() const override {
     DeviceInfo info = cpu_->Info();
@@ -566,19 +566,20 @@ class FusedExperts final : public FusedOperations {
 inline Result<FusedRun> RemoteDecoder::Fuse(const StepDescription& step,
                                             std::span<const StepOperation> operations) const {
   const auto* const experts = std::get_if<ExpertsStep>(&operations.front());
-  if (experts == nullptr || !options_.fuses_experts) return FusedRun();
+  if (experts == nullptr) return FusedRun();
+  if (!options_.fuses_experts) return FusedRun{0, nullptr, "experts one by one"};
   ++fused_runs_;
-  return FusedRun{1, std::make_unique<FusedExperts>(*this, *experts, step.accuracy)};
+  return FusedRun{1, std::make_unique<FusedExperts>(*this, *experts, step.accuracy), {}};
 }
 
 /// Returns a device of this backend, whose CPU has two threads.
 inline Device OpenRemote(RemoteOptions options = {}) {
   const Device host = *Device::Open("cpu", {.threads = 2});
-  return Device(
+  return Internals::Make<Device>(
       std::make_shared<Device::Impl>(std::make_unique<RemoteBackend>(host, std::move(options))));
 }
 inline const RemoteBackend& RemoteOf(const Device& device) {
-  return static_cast<const RemoteBackend&>(device.impl().backend());
+  return static_cast<const RemoteBackend&>(Internals::Impl(device).backend());
 }
 
 }  // namespace marlin::testing

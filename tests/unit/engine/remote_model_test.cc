@@ -100,6 +100,17 @@ TEST_P(RemoteModel, GivesTheBitsOfTheCpu) {
   EXPECT_EQ(RemoteOf(remote).remote_decoder().fused_runs() > 0, !dense);
 }
 
+TEST(RemoteDevice, ModelsSayWhatIsFused) {
+  const std::string path = SampleModel("examples/tiny-qwen3-moe");
+  const Model fused = OpenOn(OpenRemote(), path);
+  const int64_t layers = fused.info().layers;
+  const std::string operations = " of " + std::to_string(5 * layers + 3) + " operations";
+  EXPECT_EQ(fused.info().fusion, std::to_string(layers) + operations);
+  const Model refused = OpenOn(OpenRemote({.fuses_experts = false}), path);
+  EXPECT_EQ(refused.info().fusion, "0" + operations + " (experts one by one)");
+  EXPECT_EQ(OpenOn(*Device::Open("cpu"), path).info().fusion, "");
+}
+
 // A step is enqueued as a whole; the host waits only for the results.
 TEST_P(RemoteModel, WaitsOnlyForTheResults) {
   const Device remote = OpenRemote();
@@ -181,7 +192,7 @@ TEST(RemoteDevice, AutoGoesOnToTheNextThatCanRunTheModel) {
   const Model model = OpenOn(*device, path);
   EXPECT_EQ(model.device().info().name, "cpu");
   // Two models of one device share the one that is taken instead.
-  EXPECT_EQ(&OpenOn(*device, path).device().impl(), &model.device().impl());
+  EXPECT_EQ(&Internals::Impl(OpenOn(*device, path).device()), &Internals::Impl(model.device()));
   EXPECT_EQ(RemoteOf(products).uploads() + RemoteOf(lacking).uploads(), 0);
 }
 

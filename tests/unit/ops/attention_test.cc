@@ -101,8 +101,8 @@ double RoundingOf(DType dtype, double value) {
   return std::max(Unit(dtype) / 2 * std::abs(value), dtype == DType::kF16 ? 0x1p-25 : 0x1p-149);
 }
 
-/// The error model of docs/kernels/cpu.md: a score has depth + 8 roundings of its absolute sum, a
-/// weight twice as many, an output element as many as a segment has keys plus the number of
+/// The error model of docs/kernels/cpu-decoder.md: a score has depth + 8 roundings of its absolute
+/// sum, a weight twice as many, an output element as many as a segment has keys plus the number of
 /// segments; two bf16 terms add 128 roundings. Rounding errors partly cancel: 1/32 of the model
 /// must suffice.
 void ExpectInsideModel(Problem& p, bool two_terms, const std::string& what) {

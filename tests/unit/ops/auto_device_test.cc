@@ -42,14 +42,14 @@ TEST_F(AutoDevice, OpensTheNextOneWhenAskedForAndOnce) {
   const Result<Device> device =
       OpenFirst({Opens(1), Fails(Code::kUnsupported, "not there"), Opens(2)});
   ASSERT_TRUE(device.ok());
-  const Result<std::optional<Device>> next = device->impl().Next();
+  const Result<std::optional<Device>> next = Internals::Impl(*device).Next();
   ASSERT_TRUE(next.ok() && next->has_value());
   EXPECT_EQ((*next)->info().threads, 2);
-  const Result<std::optional<Device>> again = device->impl().Next();
+  const Result<std::optional<Device>> again = Internals::Impl(*device).Next();
   ASSERT_TRUE(again.ok() && again->has_value());
-  EXPECT_EQ(&(*again)->impl(), &(*next)->impl());
+  EXPECT_EQ(&Internals::Impl(*(*again)), &Internals::Impl(*(*next)));
   EXPECT_EQ(opened_, 2);
-  const Result<std::optional<Device>> last = (*next)->impl().Next();
+  const Result<std::optional<Device>> last = Internals::Impl(*(*next)).Next();
   ASSERT_TRUE(last.ok());
   EXPECT_FALSE(last->has_value());
 }
@@ -67,7 +67,7 @@ TEST_F(AutoDevice, OtherErrorsEndTheSearch) {
 TEST_F(AutoDevice, NamedDevicesHaveNoNext) {
   const Result<Device> device = Device::Open("cpu", {.threads = 1});
   ASSERT_TRUE(device.ok());
-  const Result<std::optional<Device>> next = device->impl().Next();
+  const Result<std::optional<Device>> next = Internals::Impl(*device).Next();
   ASSERT_TRUE(next.ok());
   EXPECT_FALSE(next->has_value());
 }

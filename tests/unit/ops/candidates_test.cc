@@ -83,8 +83,8 @@ Device DeviceWith(const std::string& kernel) {
     tuning.table.Add(*sections, "d");
   }
   auto cpu = cpu::OpenCpu({.threads = 1});
-  return Device(std::make_shared<Device::Impl>(std::make_unique<CuttingBackend>(std::move(*cpu)),
-                                               std::move(tuning)));
+  return Internals::Make<Device>(std::make_shared<Device::Impl>(
+      std::make_unique<CuttingBackend>(std::move(*cpu)), std::move(tuning)));
 }
 
 std::vector<GemmCandidate> CandidatesOf(const Device& device) {

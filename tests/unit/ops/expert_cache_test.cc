@@ -167,7 +167,8 @@ TEST(ExpertCache, HoldsPreparedExperts) {
   ExpertCache cache({bytes});
   const Result<ExpertLease> lease = cache.Get({0, 0}, bytes, load);
   ASSERT_TRUE(lease.ok());
-  EXPECT_EQ(lease->expert().gate.weights.storage(), expert.gate.weights.storage());
+  EXPECT_EQ(Internals::Storage(lease->expert().gate.weights),
+            Internals::Storage(expert.gate.weights));
   ExpertCache small({bytes});
   EXPECT_EQ(Message(small.Get({0, 0}, bytes - 1, load).status(), Code::kInvalidArgument),
             "expert cache: layer 0, expert 0: " + std::to_string(bytes) +

@@ -44,7 +44,7 @@ class CountingDriver final : public metal::HostMemoryDriver {
 };
 
 Device MetalDevice() {
-  return Device(
+  return Internals::Make<Device>(
       std::make_shared<Device::Impl>(metal::MakeMetalBackend(std::make_unique<CountingDriver>())));
 }
 

@@ -160,6 +160,31 @@ TEST_F(PrepareColumnsTest, OtherDevicesJoinACopy) {
   EXPECT_EQ(PrepareColumns(columns, *device_).status().code(), Code::kNonFiniteInput);
 }
 
+TEST_F(PrepareColumnsTest, ReadsOneMatrixInPlaceOnOtherDevices) {
+  const auto simulator = Device::Open("metal-sim");
+  if (simulator.status().code() == Code::kUnsupported) GTEST_SKIP() << simulator.status().message();
+  ASSERT_TRUE(simulator.ok()) << simulator.status().message();
+  const QuantizedWeights codes = Quantized(Format::kFp4E2M1, 64, 48, 1);
+  const Stored stored(DType::kF32, 64, 48, 2, false);
+  const WeightColumns transposed{&stored.weights, 0, 1, 48};
+  const auto joined = JoinColumns({&transposed, 1});
+  ASSERT_TRUE(joined.ok());
+  const QuantizedWeights& numbers = *joined;
+  for (const QuantizedWeights* weights : {&codes, &numbers}) {
+    const WeightColumns all{weights, 0, 1, 48};
+    ExpectSame(*simulator, {&all, 1}, "all columns");
+    const WeightColumns some{weights, 3, 1, 40};
+    ExpectSame(*simulator, {&some, 1}, "some columns");
+  }
+  // Files have numbers at any address.
+  std::vector<std::byte> file(static_cast<size_t>(numbers.codes.ByteCount()) + 1);
+  std::memcpy(file.data() + 1, numbers.codes.data(), file.size() - 1);
+  QuantizedWeights misaligned = numbers;
+  misaligned.codes = TensorView(file.data() + 1, DType::kF32, numbers.codes.shape());
+  const WeightColumns all{&misaligned, 0, 1, 48};
+  ExpectSame(*simulator, {&all, 1}, "a misaligned matrix");
+}
+
 TEST_F(PrepareColumnsTest, FindsEveryNumberThatIsNotFinite) {
   constexpr int64_t kK = 200;
   constexpr int64_t kN = 19;

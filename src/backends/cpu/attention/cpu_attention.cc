@@ -176,7 +176,7 @@ class AttentionWorker {
     if (g_.ReadsInPlace(memory)) return {from, memory.position_stride, memory.type, count};
     const int64_t padded = RoundUp(memory.features, kFeaturePad);
     if (memory.position_stride == padded && memory.features == padded) {
-      // Rows without gaps, as those of a cache, are one run.
+      // Rows without gaps, as in a cache, are one run.
       kernels_.widen(from, memory.type, count * padded, widened);
       return {widened, padded, DType::kF32, count};
     }

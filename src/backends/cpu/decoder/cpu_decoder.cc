@@ -58,6 +58,12 @@ void ConvertRun(const DecoderKernels& kernels, const uint8_t* from, DType from_t
   }
 }
 
+/// Element `first` of a row.
+template <typename View>
+auto PieceOf(const View& view, int64_t row, int64_t first) {
+  return RowOf(view, row) + first * DTypeBytes(view.dtype());
+}
+
 }  // namespace
 
 const DecoderKernels& DecoderKernelsOf(Isa level) {
@@ -77,6 +83,18 @@ const DecoderKernels& DecoderKernelsOf(Isa level) {
   }
 }
 
+/// Calls body(row, first column, columns) for the pieces of all rows.
+template <typename Body>
+void CpuDecoder::ForPieces(const TensorView& rows, Body body) const {
+  ForRows(rows.dim(0), rows.dim(1), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      for (int64_t i = 0; i < rows.dim(1); i += kPiece) {
+        body(row, i, std::min(kPiece, rows.dim(1) - i));
+      }
+    }
+  });
+}
+
 CpuDecoder::CpuDecoder(Isa level, ThreadPool& pool)
     : pool_(pool),
       kernels_(DecoderKernelsOf(level)),
@@ -84,16 +102,13 @@ CpuDecoder::CpuDecoder(Isa level, ThreadPool& pool)
       exact_(ExactKernelsOf(level)) {}
 
 Status CpuDecoder::Run(const LookUpRowsCall& call, const OperationContext& /*context*/) const {
-  const auto& table = call.table;
-  const auto& ids = call.ids;
-  const auto& out = call.out;
-  MARLIN_RETURN_IF_ERROR(CheckIndices("ids", ids, table.dim(0)));
-  const int64_t columns = out.dim(1);
-  ForRows(out.dim(0), columns, [&](int64_t first, int64_t last) {
+  const TensorView& table = call.table;
+  const MutableTensorView& out = call.out;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("ids", call.ids, table.dim(0)));
+  ForRows(out.dim(0), out.dim(1), [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      const int64_t id = IndexAt(ids, row);
-      ConvertRun(kernels_, At(table, id * table.stride(0)), table.dtype(), columns,
-                 At(out, row * out.stride(0)), out.dtype());
+      ConvertRun(kernels_, RowOf(table, IndexAt(call.ids, row)), table.dtype(), out.dim(1),
+                 RowOf(out, row), out.dtype());
     }
   });
   return {};
@@ -101,14 +116,12 @@ Status CpuDecoder::Run(const LookUpRowsCall& call, const OperationContext& /*con
 
 Status CpuDecoder::Run(const LookUpWeightRowsCall& call,
                        const OperationContext& /*context*/) const {
-  const auto& table = call.table;
-  const auto& ids = call.ids;
-  const auto& out = call.out;
-  MARLIN_RETURN_IF_ERROR(CheckIndices("ids", ids, table.spec.n));
-  const PanelView view = static_cast<const PreparedPanels&>(table).View(0);
+  const MutableTensorView& out = call.out;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("ids", call.ids, call.table.spec.n));
+  const PanelView view = static_cast<const PreparedPanels&>(call.table).View(0);
   const int64_t columns = out.dim(1);
   pool_.Run(out.dim(0), [&](int64_t row, int) {
-    const int64_t id = IndexAt(ids, row);
+    const int64_t id = IndexAt(call.ids, row);
     float decoded[kBlockRows * kChunkK];
     for (int64_t i = 0; i < columns; i += kChunkK) {
       exact_.decode_block(view, id / kBlockRows, i / kChunkK, decoded);
@@ -120,23 +133,19 @@ Status CpuDecoder::Run(const LookUpWeightRowsCall& call,
 }
 
 Status CpuDecoder::Run(const ConvertCall& call, const OperationContext& /*context*/) const {
-  const auto& x = call.x;
-  const auto& out = call.out;
-  const int64_t columns = x.dim(x.rank() - 1);
-  ForRows(RowCount(x), columns, [&](int64_t first, int64_t last) {
+  const int64_t columns = call.x.dim(call.x.rank() - 1);
+  ForRows(RowCount(call.x), columns, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      ConvertRun(kernels_, RowOf(x, row), x.dtype(), columns, RowOf(out, row), out.dtype());
+      ConvertRun(kernels_, RowOf(call.x, row), call.x.dtype(), columns, RowOf(call.out, row),
+                 call.out.dtype());
     }
   });
   return {};
 }
 
 Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*context*/) const {
-  const auto& keys = call.keys;
-  const auto& values = call.values;
-  const auto& sequence_rows = call.rows;
-  const auto& cache = call.cache;
-  const PagedRows rows(sequence_rows, cache);
+  const PagedCache& cache = call.cache;
+  const PagedRows rows(call.rows, cache);
   MARLIN_RETURN_IF_ERROR(rows.Check(1));
   const int64_t key_elements = cache.kv_heads * cache.page_tokens * cache.key_dim;
   // Appends row `row` of `from` to a page, whose array for that view begins at first_element.
@@ -151,22 +160,21 @@ Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*
     }
   };
   const int64_t columns = cache.kv_heads * (cache.key_dim + cache.value_dim);
-  ForRows(keys.dim(0), columns, [&](int64_t first, int64_t last) {
+  ForRows(call.keys.dim(0), columns, [&](int64_t first, int64_t last) {
     for (int64_t row = first, sequence = 0; row < last; ++row) {
       while (rows.FirstRow(sequence + 1) <= row) ++sequence;
       uint8_t* const page = rows.PageAt(sequence, rows.Position(row));
-      append(keys, 0, row, page);
-      if (!cache.values_in_keys) append(values, key_elements, row, page);
+      append(call.keys, 0, row, page);
+      if (!cache.values_in_keys) append(call.values, key_elements, row, page);
     }
   });
   return {};
 }
 
 Status CpuDecoder::Run(const RmsNormCall& call, const OperationContext& /*context*/) const {
-  const auto& x = call.x;
-  const auto& weight = call.weight;
-  const auto& epsilon = call.epsilon;
-  const auto& out = call.out;
+  const TensorView& x = call.x;
+  const TensorView& weight = call.weight;
+  const MutableTensorView& out = call.out;
   const int64_t columns = weight.dim(0);
   ForRows(RowCount(x), columns, [&](int64_t first, int64_t last) {
     float piece[kPiece];
@@ -180,7 +188,8 @@ Status CpuDecoder::Run(const RmsNormCall& call, const OperationContext& /*contex
         squares += static_cast<double>(kernels_.sum_of_squares(piece, count));
       }
       const double mean = squares / static_cast<double>(columns);
-      const auto factor = static_cast<float>(1.0 / std::sqrt(mean + static_cast<double>(epsilon)));
+      const auto factor =
+          static_cast<float>(1.0 / std::sqrt(mean + static_cast<double>(call.epsilon)));
       uint8_t* to = RowOf(out, row);
       for (int64_t i = 0; i < columns; i += kPiece) {
         const int64_t count = std::min(kPiece, columns - i);
@@ -195,23 +204,13 @@ Status CpuDecoder::Run(const RmsNormCall& call, const OperationContext& /*contex
 }
 
 Status CpuDecoder::Run(const AddToCall& call, const OperationContext& /*context*/) const {
-  const auto& y = call.y;
-  const auto& x = call.x;
-  const auto& scale = call.scale;
-  const int64_t columns = x.dim(1);
-  ForRows(x.dim(0), columns, [&](int64_t first, int64_t last) {
+  ForPieces(call.x, [&](int64_t row, int64_t first, int64_t count) {
     float sum[kPiece];
     float added[kPiece];
-    for (int64_t row = first; row < last; ++row) {
-      for (int64_t i = 0; i < columns; i += kPiece) {
-        const int64_t count = std::min(kPiece, columns - i);
-        uint8_t* target = At(x, row * x.stride(0) + i);
-        kernels_.widen(target, x.dtype(), count, sum);
-        kernels_.widen(At(y, row * y.stride(0) + i), y.dtype(), count, added);
-        kernels_.add_scaled(added, scale, count, sum);
-        kernels_.narrow(sum, count, x.dtype(), target);
-      }
-    }
+    kernels_.widen(PieceOf(call.x, row, first), call.x.dtype(), count, sum);
+    kernels_.widen(PieceOf(call.y, row, first), call.y.dtype(), count, added);
+    kernels_.add_scaled(added, call.scale, count, sum);
+    kernels_.narrow(sum, count, call.x.dtype(), PieceOf(call.x, row, first));
   });
   return {};
 }
@@ -264,15 +263,14 @@ struct HeadTurner {
 }  // namespace
 
 Status CpuDecoder::Run(const ApplyRotaryCall& call, const OperationContext& /*context*/) const {
-  const auto& rotary = call.rotary;
-  const auto& positions = call.positions;
-  const auto& x = call.x;
-  MARLIN_RETURN_IF_ERROR(CheckIndices("positions", positions, kPositionLimit));
+  const MutableTensorView& x = call.x;
+  const RotaryEmbedding& rotary = call.rotary;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("positions", call.positions, kPositionLimit));
   ForRows(x.dim(0), x.dim(1) * x.dim(2), [&](int64_t first_token, int64_t last_token) {
     HeadTurner turner{kernels_, x, rotary.interleaved, rotary.inverse_frequencies.dim(0), {}, {},
                       {},       {}};
     for (int64_t token = first_token; token < last_token; ++token) {
-      turner.TurnToken(rotary, token, static_cast<int32_t>(IndexAt(positions, token)));
+      turner.TurnToken(rotary, token, static_cast<int32_t>(IndexAt(call.positions, token)));
     }
   });
   return {};
@@ -284,36 +282,17 @@ Status CpuDecoder::Run(const AddRmsNormCall& call, const OperationContext& conte
 }
 
 Status CpuDecoder::Run(const RotateAndAppendCall& call, const OperationContext& context) const {
-  const AttentionHeads& heads = call.heads;
-  const auto prepare = [&](const MutableTensorView& x, const TensorView& norm) -> Status {
-    if (!norm.empty()) {
-      MARLIN_RETURN_IF_ERROR(Run(RmsNormCall{x, norm, call.norms.epsilon, x}, context));
-    }
-    return Run(ApplyRotaryCall{call.rotary, call.rows.positions, x}, context);
-  };
-  MARLIN_RETURN_IF_ERROR(prepare(heads.queries, call.norms.queries));
-  MARLIN_RETURN_IF_ERROR(prepare(heads.keys, call.norms.keys));
-  return Run(AppendToCacheCall{heads.keys, heads.values, call.rows, call.cache}, context);
+  return RunUnfused(call, [&](const auto& part) { return Run(part, context); });
 }
 
 Status CpuDecoder::Run(const ApplyGateCall& call, const OperationContext& /*context*/) const {
-  const auto& gate = call.gate;
-  const auto& up = call.up;
-  const auto& out = call.out;
-  const auto& options = call.options;
-  const int64_t columns = out.dim(1);
-  ForRows(out.dim(0), columns, [&](int64_t first, int64_t last) {
+  ForPieces(call.out, [&](int64_t row, int64_t first, int64_t count) {
     float gates[kPiece];
     float ups[kPiece];
-    for (int64_t row = first; row < last; ++row) {
-      for (int64_t i = 0; i < columns; i += kPiece) {
-        const int64_t count = std::min(kPiece, columns - i);
-        kernels_.widen(At(gate, row * gate.stride(0) + i), gate.dtype(), count, gates);
-        kernels_.widen(At(up, row * up.stride(0) + i), up.dtype(), count, ups);
-        kernels_.gate(options, gates, ups, count, gates);
-        kernels_.narrow(gates, count, out.dtype(), At(out, row * out.stride(0) + i));
-      }
-    }
+    kernels_.widen(PieceOf(call.gate, row, first), call.gate.dtype(), count, gates);
+    kernels_.widen(PieceOf(call.up, row, first), call.up.dtype(), count, ups);
+    kernels_.gate(call.options, gates, ups, count, gates);
+    kernels_.narrow(gates, count, call.out.dtype(), PieceOf(call.out, row, first));
   });
   return {};
 }

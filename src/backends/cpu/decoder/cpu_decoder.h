@@ -28,16 +28,15 @@ class CpuDecoder final : public DecoderBackend {
   int64_t sampler_state_bytes(int64_t vocab) const override;
 
   using DecoderBackend::WorkspaceBytes;
-#define MARLIN_CPU_WORKSPACE_kNone(Name)
-#define MARLIN_CPU_WORKSPACE_kScratch(Name) \
-  int64_t WorkspaceBytes(const Name##Call& call) const override;
-#define MARLIN_DECODER_OPERATION(Name, text, workspace) \
-  MARLIN_CPU_WORKSPACE_##workspace(Name) Status Run(    \
-      const Name##Call& call, const OperationContext& context) const override;
+#define MARLIN_CPU_kRuns(Name) \
+  Status Run(const Name##Call& call, const OperationContext& context) const override;
+#define MARLIN_CPU_kScratch(Name) \
+  MARLIN_CPU_kRuns(Name) int64_t WorkspaceBytes(const Name##Call& call) const override;
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda) MARLIN_CPU_##cpu(Name)
 #include "plan/step/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
-#undef MARLIN_CPU_WORKSPACE_kNone
-#undef MARLIN_CPU_WORKSPACE_kScratch
+#undef MARLIN_CPU_kRuns
+#undef MARLIN_CPU_kScratch
 
  private:
   AttentionContext ContextOf(int64_t jobs, const AttentionOptions& options) const;
@@ -57,6 +56,9 @@ class CpuDecoder final : public DecoderBackend {
       body(task * per_task, std::min(rows, (task + 1) * per_task));
     });
   }
+
+  template <typename Body>
+  void ForPieces(const TensorView& rows, Body body) const;
 
   ThreadPool& pool_;
   const DecoderKernels& kernels_;

@@ -11,7 +11,7 @@ namespace {
 
 /// Rows of x that are multiplied by the weights of a task at a time.
 constexpr int64_t kHeadRows = 32;
-/// Up to so many rows read weights in place.
+/// Up to this many rows read weights in place.
 constexpr int64_t kHeadRowsInPlace = 8;
 
 int64_t PaddedInputs(const HeadProductCall& call) { return RoundUp(call.x.dim(2), kFeaturePad); }

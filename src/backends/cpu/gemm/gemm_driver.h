@@ -10,7 +10,7 @@
 
 namespace marlin::cpu {
 
-/// The vector kernels of a level (the AMX level uses those of AVX-512).
+/// The vector kernels of a level (the AMX level uses the AVX-512 kernels).
 const ExactKernels& ExactKernelsOf(Isa level);
 
 /// The output columns of one task.

@@ -58,7 +58,7 @@ GemmJob MakeJob(const KernelDesc& kernel, const GemmCall& call, int workers, std
 JobBytes JobBytesOf(const KernelDesc& kernel, const GemmDesc& desc, int workers) {
   const int64_t most = std::min(desc.m, MaxJobRows(kernel, desc));
   const JobBytes full = BytesOfRows(kernel, desc, most, workers);
-  // Tasks of small M are wider, so that their accumulators may need more than those of full blocks.
+  // Tasks of small M are wider, so that their accumulators may take more than in full blocks.
   const JobBytes small = BytesOfRows(kernel, desc, std::min(most, kSmallM), workers);
   return {full.job, std::max(full.worker, small.worker)};
 }

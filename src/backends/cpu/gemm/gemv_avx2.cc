@@ -135,7 +135,7 @@ struct Gemv {
         I words[2][kColumns];
         Decode<kPair, kPart>(columns, words);
         AddProducts<kPair, kPart>(columns, words, x, sums);
-        // A group is a part of a slice, or, behind its second part, a slice.
+        // A group is a part of a slice or, after the second part, a slice.
         constexpr bool kEndsGroup =
             kMode == GroupMode::kHalf || (kMode == GroupMode::kSlice && kPart == 1);
         if constexpr (!kScalesWeights && kEndsGroup) {

@@ -154,8 +154,8 @@ constexpr auto kKernels = std::to_array<KernelDesc>({
 });
 
 /// The time of `rows` rows of bf16 dot products, in units of one row of the exact kernel, as
-/// measured on a Zen 5 (docs/kernels/cpu.md). Split activations are a tenth to a quarter faster
-/// than in the exact kernel, which is not worth its accuracy.
+/// measured on a Zen 5 (docs/kernels/cpu-bf16.md). Split activations are a tenth to a quarter
+/// faster than in the exact kernel, which is not worth its accuracy.
 double CostOfDots(double rows, const GemmDesc& desc, const DeviceProperties& device) {
   if (!device.fast_bf16_dots) return 3 * rows;
   return NeedsTwoTerms(desc) ? 1.1 * rows : 0.5 + rows / 4;
@@ -168,7 +168,7 @@ double CostOfSparse(double rows, const DeviceProperties& device) {
 }
 
 /// The time of the GEMM of 2:4 weights on AVX2, in units of one row of the exact kernel there: less
-/// than those of all others for every number of rows, which batch-invariant results rely on.
+/// than any other kernel for every number of rows, which batch-invariant results rely on.
 double CostOfSparseGemm(double rows) { return 0.3 + rows * 0.45; }
 
 /// The time of the GEMV, in units of one row of the exact kernel on AVX2.

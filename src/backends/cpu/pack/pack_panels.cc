@@ -168,7 +168,7 @@ void Pack2(const Rows& rows, uint8_t* out) {
   InterleaveColumns(columns, out);
 }
 
-/// Four codes of 5 or 6 bits, one behind the other -> four bytes.
+/// Four consecutive codes of 5 or 6 bits -> four bytes.
 template <int kBits>
 Words SpreadToBytes(Words codes) {
   constexpr uint32_t kPair = (1u << 2 * kBits) - 1;
@@ -215,14 +215,14 @@ void SpreadChunk(const Rows& rows, uint8_t* codes) {
   }
 }
 
-/// Eight bytes of a vector as 16-bit words: those of the lower half, or of the upper.
+/// Eight bytes of a vector, its lower half or its upper, as 16-bit words.
 Halves Widen(Bytes bytes, int half) {
   return reinterpret_cast<Halves>(half == 0 ? InterleaveLow(bytes, Bytes{})
                                             : InterleaveHigh(bytes, Bytes{}));
 }
 
 /// Packs 16 k of all slices of a column of 6 bits from one byte per code: bits 0..3 to `low`, 32
-/// bytes; bits 4 and 5 to `high`, 16 bytes with those of slice j at bit 2 j.
+/// bytes; bits 4 and 5 to `high`, 16 bytes with slice j at bit 2 j.
 void SplitCodes(const uint8_t* codes, uint8_t* low, uint8_t* high) {
   Bytes slices[4];
   for (int j = 0; j < 4; ++j) slices[j] = Load<Bytes>(codes + kSliceK * j);

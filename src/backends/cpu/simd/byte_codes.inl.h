@@ -30,7 +30,7 @@ MARLIN_SIMD_INLINE I PairCodes(const uint8_t* chunk, int row, int part) {
 template <int kBits>
 inline constexpr bool kSignedBytes = kBits > 4;
 
-/// The width whose bytes are multiplied like those of a width.
+/// The width whose bytes are multiplied in the same way.
 constexpr int ByteBits(int bits) { return bits > 4 ? 8 : bits; }
 
 /// The two slices of a pair.

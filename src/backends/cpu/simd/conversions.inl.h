@@ -2,7 +2,7 @@
 // its namespace.
 #pragma once
 
-/// Widens kLanes e4m3 codes. A code's fields, moved to those of a half, are its value * 2^-8:
+/// Widens kLanes e4m3 codes. A code's fields, moved to the fields of a half, are its value * 2^-8:
 /// halves have all of its exponents, and their subnormal numbers survive where fp32's are flushed
 /// to zero.
 static F LoadFp8(const uint8_t* from) {

@@ -191,7 +191,7 @@ struct GroupParameters {
 };
 
 /// The words of one row of split codes. 6 bits: bits 0..3 of all slices, and bits 4 and 5. 5 bits:
-/// the codes of slices 0 to 2, and those of slice 3.
+/// the codes of slices 0 to 2, and of slice 3.
 template <int kBits>
 struct SplitWords {
   I first;
@@ -229,7 +229,7 @@ struct SplitWords {
 template <int kBits>
 struct RowWords {
   /// Lanes [kLanes * part, kLanes * (part + 1)) of the 16-lane vector that holds slice j, shifted
-  /// so that the code of the even k is at bit Shift(j) and that of the odd k at bit Shift(j) + 16.
+  /// so that the code of the even k is at bit Shift(j), of the odd k at bit Shift(j) + 16.
   /// 32-bit codes have one vector per parity instead.
   static inline __attribute__((always_inline)) I Load(const uint8_t* chunk, int r, int j, int part,
                                                       [[maybe_unused]] int parity = 0) {

@@ -65,7 +65,7 @@ MARLIN_SIMD_INLINE I And(I a, I b) { return _mm512_and_si512(a, b); }
 MARLIN_SIMD_INLINE I Or(I a, I b) { return _mm512_or_si512(a, b); }
 /// a | (b & c).
 MARLIN_SIMD_INLINE I OrAnd(I a, I b, I c) { return _mm512_ternarylogic_epi32(a, b, c, 0xf8); }
-/// The bits of a where those of the mask are set, of b elsewhere.
+/// The bits of a where the mask is set, of b elsewhere.
 MARLIN_SIMD_INLINE I SelectBits(I mask, I a, I b) {
   return _mm512_ternarylogic_epi32(mask, a, b, 0xca);
 }
@@ -97,7 +97,7 @@ MARLIN_SIMD_INLINE Table MulTable(Table t, F x) { return {Mul(t.values, x)}; }
 MARLIN_SIMD_INLINE Table AddTable(Table t, F x) { return {Add(t.values, x)}; }
 
 /// Replaces the words of a vector, each the sign and magnitude of two 8-bit numbers, with the
-/// 16-bit numbers of their low bytes; `second` receives those of their high bytes. `high` and `low`
+/// 16-bit numbers of their low bytes; `second` receives the high bytes. `high` and `low`
 /// are the bytes of 128 numbers without sign, aligned to 64.
 inline constexpr bool kLooksUpBytes = true;
 MARLIN_SIMD_INLINE void LookUpBytes(const uint8_t* high, const uint8_t* low, I& words, I& second) {
@@ -148,7 +148,7 @@ MARLIN_SIMD_INLINE I ExpandKept(const uint8_t* kept, const uint8_t* metadata, in
   const I codes =
       _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x0f), _mm512_maskz_expand_epi8(first, packed),
                                 _mm512_maskz_expand_epi8(second, packed), kSelect);
-  // Byte k has the codes of k and k + 64; those of k + 32 go beside it.
+  // Byte k has the codes of k and k + 64; the code of k + 32 goes beside it.
   alignas(64) static constexpr uint8_t kInterleaved[64] = {
       0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
       11, 43, 12, 44, 13, 45, 14, 46, 15, 47, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53,

@@ -5,7 +5,7 @@
 MARLIN_SIMD_INLINE I StartOf(const int32_t* /*starts*/, int /*part*/) { return SetWord(0); }
 static void FillStarts(const uint8_t* /*bytes*/, int64_t /*slices*/, int32_t* /*starts*/) {}
 
-/// The sum of w times q, from that of u times q. Exact: all terms are integers below 2^24.
+/// The sum of w times q, from the sum of u times q. Exact: all terms are integers below 2^24.
 MARLIN_SIMD_INLINE F WithoutOffset(F dot, float offset, float sum) {
   return Fma(Set(-offset), Set(sum), dot);
 }

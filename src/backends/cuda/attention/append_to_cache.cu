@@ -2,12 +2,20 @@
 #include "backends/cuda/attention/cache_codes.cuh"
 #include "backends/cuda/attention/pages.cuh"
 #include "backends/cuda/common/chain.cuh"
-#include "backends/cuda/decoder/decoder_launch.h"
+#include "backends/cuda/decoder/views.h"
 
 namespace marlin::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+
+struct AppendArguments {
+  RowsView keys;    ///< [rows, kv_heads] rows.
+  RowsView values;  ///< Null data: in the keys.
+  SequencesView sequences;
+  PagesView pages;
+  ErrorView errors;
+};
 
 MARLIN_DEVICE void AppendRow(const RowsView& from, int row, int features, const PagesView& pages,
                              int64_t first_element, int position, uint8_t* page) {
@@ -46,10 +54,18 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LaunchAppend(const AppendArguments& args, cudaStream_t stream) {
+int64_t WorkspaceBytes(const AppendToCacheCall& call) { return SlabTableBytes(call.cache); }
+
+Status Run(const AppendToCacheCall& call, const CallContext& context) {
+  AppendArguments args = {RowsOf(call.keys), {}, SequencesOf(call.rows), {}, context.errors};
+  if (!call.cache.values_in_keys) args.values = RowsOf(call.values);
+  cudaError_t error = PagesOf(call.cache, context, &args.pages);
   const dim3 grid(static_cast<unsigned>(args.sequences.rows),
                   static_cast<unsigned>(args.pages.kv_heads));
-  return LaunchInChain(&AppendKernel, grid, kThreads, 0, stream, args);
+  if (error == cudaSuccess) {
+    error = LaunchInChain(&AppendKernel, grid, kThreads, 0, context.stream, args);
+  }
+  return context.Check(error, "append_to_cache");
 }
 
 }  // namespace marlin::cuda

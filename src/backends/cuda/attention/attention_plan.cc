@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "backends/cuda/decoder/decoder_layout.h"
+#include "backends/cuda/attention/attention_layout.h"
 #include "base/checked.h"
 
 namespace marlin::cuda {

@@ -30,4 +30,8 @@ AttentionPlan PlanAttention(const AttentionShape& shape, int multiprocessors);
 /// as many as occupy the device.
 AttentionPlan PlanMatrixAttention(const AttentionShape& shape, int multiprocessors);
 
+/// Latent attention: tiles of 16 or 32 query rows of a sequence, and at least one part of their
+/// keys: as many as occupy the device. The sums depend on the plan.
+AttentionPlan PlanLatentAttention(const AttentionShape& shape, int multiprocessors);
+
 }  // namespace marlin::cuda

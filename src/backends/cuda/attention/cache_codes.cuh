@@ -57,7 +57,7 @@ MARLIN_DEVICE uint4 WidenCodes(const uint2& codes) {
                     Bf16OfCodes(codes.y >> 16));
 }
 
-/// Widens rows of codes, which lie without gaps in shared memory, to rows of bf16 numbers,
+/// Widens rows of codes, contiguous in shared memory, to rows of bf16 numbers,
 /// `row_bytes` apart. `features` is a multiple of 8. Thread `thread` of `threads` takes its part.
 MARLIN_DEVICE void WidenRows(uint32_t from, int rows, int features, uint32_t to, int row_bytes,
                              int thread, int threads) {

@@ -48,7 +48,7 @@ MARLIN_DEVICE int SequenceOf(const SequencesView& sequences, int row) {
   return low;
 }
 
-/// Records a negative position, and one that does not follow that of the row before.
+/// Records a negative position, and one that does not follow the position of the row before.
 MARLIN_DEVICE bool CheckPosition(const SequencesView& sequences, int sequence, int row,
                                  const ErrorView& errors) {
   const int position = sequences.positions[row];

@@ -11,17 +11,39 @@
 #include "backends/cuda/attention/head_math.cuh"
 #include "backends/cuda/attention/pages.cuh"
 #include "backends/cuda/common/chain.cuh"
+#include "backends/cuda/common/cuda_gemm.h"
 #include "backends/cuda/common/epilogue.cuh"
-#include "backends/cuda/decoder/decoder_launch.h"
+#include "backends/cuda/decoder/views.h"
 #include "backends/cuda/rows/typed.cuh"
 
 namespace marlin::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-/// From so many rows on a warp takes several heads.
+/// From this many rows on, a warp takes several heads.
 constexpr int kManyRows = 256;
 constexpr int kMostHeads = 4;
+
+/// Features of a head that a warp holds, at most.
+constexpr int kMostRotateFeatures = 512;
+
+/// The heads of a step's rows before attention; norms are null where there are none.
+struct RotateAppendArguments {
+  RowsView queries;  ///< [rows, heads] rows.
+  RowsView keys;     ///< [rows, kv_heads] rows, as the values.
+  RowsView values;
+  int heads = 0;
+  const void* query_norm = nullptr;
+  const void* key_norm = nullptr;
+  Element query_norm_type = Element::kF32;
+  Element key_norm_type = Element::kF32;
+  float epsilon = 0;
+  RotaryView rotary;
+  SequencesView sequences;
+  PagesView pages;
+  bool slabs_are_aligned = false;  ///< To 16 bytes.
+  ErrorView errors;
+};
 
 /// A value as a store to `type` rounds it.
 MARLIN_DEVICE float Rounded(float value, Element type) {
@@ -121,16 +143,17 @@ struct Rotations {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const int pair = lane + 32 * i;
-      if (pair >= args.pairs) return;
-      RotationOf(args.frequencies[pair], position, args.factor, &cosines[i], &sines[i]);
+      if (pair >= args.rotary.pairs) return;
+      RotationOf(args.rotary.frequencies[pair], position, args.rotary.factor, &cosines[i],
+                 &sines[i]);
     }
   }
 };
 
 MARLIN_DEVICE void RotatePair(const RotateAppendArguments& args, Element type, int pair,
                               float cosine, float sine, float* features) {
-  const int first = args.interleaved ? 2 * pair : pair;
-  const int second = args.interleaved ? 2 * pair + 1 : pair + args.pairs;
+  const int first = args.rotary.interleaved ? 2 * pair : pair;
+  const int second = args.rotary.interleaved ? 2 * pair + 1 : pair + args.rotary.pairs;
   const float a = features[first];
   const float b = features[second];
   features[first] = Rounded(a * cosine - b * sine, type);
@@ -142,14 +165,14 @@ MARLIN_DEVICE void RotateHead(const RotateAppendArguments& args, Element type, i
 #pragma unroll
   for (int i = 0; i < Rotations::kPairs; ++i) {
     const int pair = lane + 32 * i;
-    if (pair >= args.pairs) return;
+    if (pair >= args.rotary.pairs) return;
     RotatePair(args, type, pair, rotations.cosines[i], rotations.sines[i], features);
   }
 #pragma unroll 1
-  for (int pair = lane + 32 * Rotations::kPairs; pair < args.pairs; pair += 32) {
+  for (int pair = lane + 32 * Rotations::kPairs; pair < args.rotary.pairs; pair += 32) {
     float cosine;
     float sine;
-    RotationOf(args.frequencies[pair], position, args.factor, &cosine, &sine);
+    RotationOf(args.rotary.frequencies[pair], position, args.rotary.factor, &cosine, &sine);
     RotatePair(args, type, pair, cosine, sine, features);
   }
 }
@@ -238,7 +261,7 @@ struct LaneRotations {
     const int first = (lane & 15) * kCount + (lane >> 4) * kOwn;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      RotationOf(args.frequencies[first + i], position, args.factor, &own_cosines[i],
+      RotationOf(args.rotary.frequencies[first + i], position, args.rotary.factor, &own_cosines[i],
                  &own_sines[i]);
     }
 #pragma unroll
@@ -267,7 +290,7 @@ MARLIN_DEVICE void NormalizeAdjacent(const Head& head, float epsilon, int lane,
   });
 }
 
-/// The pairs of a lane's features are those of lane ^ 16.
+/// Lane ^ 16 has the other halves of a lane's pairs.
 template <int kCount>
 MARLIN_DEVICE void RotateAdjacent(const LaneRotations<kCount>& rotations, int lane,
                                   Adjacent<kCount>* x) {
@@ -282,7 +305,7 @@ MARLIN_DEVICE void RotateAdjacent(const LaneRotations<kCount>& rotations, int la
   }
 }
 
-/// kCount: features of a lane. For the heads of LaunchRotateAppend's TakesVectors.
+/// kCount: features of a lane. For heads that TakesVectors.
 template <int kCount>
 __global__ void __launch_bounds__(kWarps * 32)
     RotateVectorsKernel(const __grid_constant__ RotateAppendArguments args) {
@@ -326,22 +349,12 @@ bool TakesVectors(const RotateAppendArguments& args) {
            rows.stride % 4 == 0 && rows.inner_stride % 4 == 0;
   };
   return (pages.key_dim == 64 || pages.key_dim == 128) && pages.value_dim == pages.key_dim &&
-         !args.interleaved && 2 * args.pairs == pages.key_dim && pages.page_stride % 4 == 0 &&
-         pages.first_element % 4 == 0 && args.slabs_are_aligned && aligned(args.queries) &&
-         aligned(args.keys) && aligned(args.values);
+         !args.rotary.interleaved && 2 * args.rotary.pairs == pages.key_dim &&
+         pages.page_stride % 4 == 0 && pages.first_element % 4 == 0 && args.slabs_are_aligned &&
+         aligned(args.queries) && aligned(args.keys) && aligned(args.values);
 }
 
-}  // namespace
-
-cudaError_t LoadRotateAppend() {
-  for (const auto kernel :
-       {&RotateAppendKernel, &RotateVectorsKernel<2>, &RotateVectorsKernel<4>}) {
-    const cudaError_t error = PreferShared(reinterpret_cast<const void*>(kernel));
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
-}
-
+/// Precondition: key_dim is at most kMostRotateFeatures.
 cudaError_t LaunchRotateAppend(const RotateAppendArguments& args, cudaStream_t stream) {
   const int heads = args.heads + 2 * args.pages.kv_heads;
   // In decode a warp takes one head; in prefill it takes several, which share sines and cosines.
@@ -356,6 +369,38 @@ cudaError_t LaunchRotateAppend(const RotateAppendArguments& args, cudaStream_t s
   const int features = std::max(args.pages.key_dim, args.pages.value_dim);
   const int bytes = kWarps * features * int{sizeof(float)};
   return LaunchInChain(&RotateAppendKernel, grid, kWarps * 32, bytes, stream, args);
+}
+
+}  // namespace
+
+template <>
+cudaError_t Load<RotateAndAppendCall>() {
+  return PrepareKernels(&RotateAppendKernel, &RotateVectorsKernel<2>, &RotateVectorsKernel<4>);
+}
+
+int64_t WorkspaceBytes(const RotateAndAppendCall& call) { return SlabTableBytes(call.cache); }
+
+Status Run(const RotateAndAppendCall& call, const CallContext& context) {
+  if (call.cache.key_dim > kMostRotateFeatures) {
+    return RunUnfused(call, [&](const auto& part) { return Run(part, context); });
+  }
+  RotateAppendArguments args;
+  args.queries = RowsOf(call.heads.queries);
+  args.keys = RowsOf(call.heads.keys);
+  args.values = RowsOf(call.heads.values);
+  args.heads = static_cast<int>(call.heads.queries.dim(1));
+  args.query_norm = call.norms.queries.data();
+  args.query_norm_type = ElementOf(call.norms.queries.dtype());
+  args.key_norm = call.norms.keys.data();
+  args.key_norm_type = ElementOf(call.norms.keys.dtype());
+  args.epsilon = call.norms.epsilon;
+  args.rotary = RotaryOf(call.rotary);
+  args.sequences = SequencesOf(call.rows);
+  args.slabs_are_aligned = SlabsAreAligned(call.cache);
+  args.errors = context.errors;
+  cudaError_t error = PagesOf(call.cache, context, &args.pages);
+  if (error == cudaSuccess) error = LaunchRotateAppend(args, context.stream);
+  return context.Check(error, "rotate_append");
 }
 
 }  // namespace marlin::cuda

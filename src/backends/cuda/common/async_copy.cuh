@@ -179,14 +179,6 @@ MARLIN_DEVICE uint4 PollSums(const float* from) {
   return v;
 }
 
-/// The PDL launch attribute: the kernel may begin before the previous one has ended.
-inline cudaLaunchAttribute ChainedLaunch() {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  return attribute;
-}
-
 MARLIN_DEVICE void StoreShared16(uint32_t address, const uint4& v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)

@@ -1,4 +1,4 @@
-// Launches of kernels as a chain (PDL): each may begin while the one before it ends.
+// Launches of kernels as a chain (PDL): each may begin while the previous one ends.
 #pragma once
 
 #include "backends/cuda/common/async_copy.cuh"
@@ -11,15 +11,6 @@ namespace marlin::cuda {
 MARLIN_DEVICE void EnterChain() {
   WaitForEarlierWork();
   TriggerDependentLaunch();
-}
-
-/// Launches a kernel that begins with EnterChain.
-template <typename... Parameters>
-cudaError_t LaunchInChain(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
-                          cudaStream_t stream, Parameters... parameters) {
-  void* pointers[] = {&parameters...};
-  const LaunchSize size = {grid, threads, shared_bytes, true};
-  return Launch(reinterpret_cast<const void*>(kernel), size, pointers, stream);
 }
 
 }  // namespace marlin::cuda

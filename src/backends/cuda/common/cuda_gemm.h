@@ -47,7 +47,7 @@ class CudaGemm : public PlannedGemm {
 
   /// Makes the device current, launches, and latches the error of a device that is lost.
   Status Run(const GemmCall& call) const final;
-  /// One launch per matrix (docs/decisions/0029-batches.md); each overlaps the one before by PDL.
+  /// One launch per matrix (docs/decisions/0029-batches.md); each overlaps the previous one by PDL.
   Status RunBatch(std::span<const GemmCall> calls, int64_t workspace_bytes) const final;
 
  protected:
@@ -84,7 +84,7 @@ class TilesGemm : public CudaGemm {
 
  private:
   const CodeKind kind_;
-  const bool bf16_;  ///< MMA operands are bf16; else fp16.
+  const bool bf16_;  ///< MMA operands are bf16, not fp16.
   const bool staged_;
 };
 

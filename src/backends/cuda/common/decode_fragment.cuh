@@ -317,7 +317,7 @@ struct ParameterMode {
   bool bf16;
   ZeroKind extra;      ///< kNone for integer_zeros as well: those cost nothing.
   bool integer_zeros;  ///< kInt4: zeros are small integers, subtracted with the magic number.
-  float offset;        ///< kInt4: magic + offset; else 0.
+  float offset;        ///< kInt4: magic + offset; otherwise 0.
   float unit;          ///< Biases: 2^-(shift + table_exponent); zeros: 2^(decode - table_exponent).
 };
 
@@ -339,7 +339,7 @@ MARLIN_DEVICE ParameterMode ParameterModeOf(const TileView& view) {
 /// The operands of one group for rows g and g + 8 of a fragment, each in both halves of a register.
 struct GroupOperands {
   uint32_t scale[2];
-  uint32_t offset[2];  ///< kInt4: magic + offset + integer part of the zero; else the latter alone.
+  uint32_t offset[2];  ///< Integer part of the zero; kInt4: with magic + offset added.
   uint32_t extra[2];   ///< Fractions of zeros, or biases.
 };
 

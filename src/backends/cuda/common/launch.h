@@ -29,6 +29,35 @@ cudaError_t PreferShared(const void* function);
 cudaError_t Launch(const void* function, const LaunchSize& size, void** parameters,
                    cudaStream_t stream);
 
+/// Prepares kernels of a chain: PreferShared.
+template <typename... Kernels>
+cudaError_t PrepareKernels(Kernels... kernels) {
+  for (const void* const kernel : {reinterpret_cast<const void*>(kernels)...}) {
+    const cudaError_t error = PreferShared(kernel);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+/// The same for kernels that may use all shared memory of a CTA.
+template <typename... Kernels>
+cudaError_t PrepareSharedKernels(Kernels... kernels) {
+  for (const void* const kernel : {reinterpret_cast<const void*>(kernels)...}) {
+    const cudaError_t error = AllowAllShared(kernel);
+    if (error != cudaSuccess) return error;
+  }
+  return PrepareKernels(kernels...);
+}
+
+/// Launches a kernel that begins with EnterChain (chain.cuh).
+template <typename... Parameters>
+cudaError_t LaunchInChain(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
+                          cudaStream_t stream, Parameters... parameters) {
+  void* pointers[] = {&parameters...};
+  const LaunchSize size = {grid, threads, shared_bytes, true};
+  return Launch(reinterpret_cast<const void*>(kernel), size, pointers, stream);
+}
+
 /// Encodes a TMA descriptor of activations: tiles of 128 bytes x `tokens` rows in the 128-byte
 /// swizzle, zeros outside of A. Errors: cudaErrorInvalidValue, or cudaErrorNotSupported where the
 /// driver has no cuTensorMapEncodeTiled.

@@ -74,14 +74,11 @@ cudaError_t LaunchStageActivations(const ActivationView& a, void* out, int k_pad
 cudaError_t LaunchReducePartials(const float* partials, int splits, int m,
                                  const EpilogueView& epilogue, bool chained, cudaStream_t stream) {
   const int columns = epilogue.gated ? epilogue.n / 2 : epilogue.n;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(BlocksFor(static_cast<int64_t>(m) * columns));
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  cudaLaunchAttribute attribute = ChainedLaunch();
-  config.attrs = &attribute;
-  config.numAttrs = chained ? 1 : 0;
-  return cudaLaunchKernelEx(&config, ReducePartialsKernel, partials, splits, m, epilogue);
+  const dim3 blocks(BlocksFor(static_cast<int64_t>(m) * columns));
+  EpilogueView view = epilogue;
+  void* parameters[] = {&partials, &splits, &m, &view};
+  const LaunchSize size = {blocks, kThreads, 0, chained};
+  return Launch(reinterpret_cast<const void*>(&ReducePartialsKernel), size, parameters, stream);
 }
 
 }  // namespace marlin::cuda

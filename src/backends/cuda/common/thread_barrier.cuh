@@ -5,7 +5,7 @@
 
 namespace marlin::cuda {
 
-/// The hardware's barrier of SyncFirst; barrier 0 is that of __syncthreads().
+/// The hardware's barrier of SyncFirst; barrier 0 belongs to __syncthreads().
 inline constexpr int kFirstBarrier = 15;
 
 /// __syncthreads() of threads 0 to kThreads - 1: whole warps, all of which call it.

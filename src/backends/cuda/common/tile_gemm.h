@@ -17,7 +17,7 @@ struct TileGemm {
   CodeKind kind = CodeKind::kFp4;
   ActivationView a;
   EpilogueView epilogue;      ///< Its multiplier undoes the scaling of the operands.
-  bool bf16 = true;           ///< MMA operands are bf16; else fp16.
+  bool bf16 = true;           ///< MMA operands are bf16, not fp16.
   float* partials = nullptr;  ///< The workspace after the staged activations.
   bool overlap_previous = false;
 };

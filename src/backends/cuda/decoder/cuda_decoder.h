@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "backends/cuda/decoder/operations.h"
 #include "backends/cuda/plan/tile_problem.h"
 #include "backends/cuda/runtime/device_memory.h"
 #include "backends/cuda/runtime/split_k_scratch.h"
@@ -22,7 +23,7 @@ class CudaDecoder final : public DecoderBackend {
         scratch_(scratch),
         shape_(shape),
         persistent_(persistent) {}
-  /// Call it before the first Run.
+  /// Prepares all kernels. Call it before the first Run.
   Status Load() const;
 
   bool reads_host_memory() const override { return false; }
@@ -33,39 +34,18 @@ class CudaDecoder final : public DecoderBackend {
   Result<FusedRun> Fuse(const StepDescription& step,
                         std::span<const StepOperation> operations) const override;
 
-  Status Run(const LookUpRowsCall& call, const OperationContext& context) const override;
-  Status Run(const LookUpWeightRowsCall& call, const OperationContext& context) const override;
-  Status Run(const ConvertCall& call, const OperationContext& context) const override;
-  Status Run(const RmsNormCall& call, const OperationContext& context) const override;
-  Status Run(const AddToCall& call, const OperationContext& context) const override;
-  Status Run(const AddRmsNormCall& call, const OperationContext& context) const override;
-  Status Run(const ApplyRotaryCall& call, const OperationContext& context) const override;
-  Status Run(const ApplyGateCall& call, const OperationContext& context) const override;
-  Status Run(const ApplySigmoidCall& call, const OperationContext& context) const override;
-  Status Run(const HeadProductCall& call, const OperationContext& context) const override;
-  Status Run(const ExpandLatentsCall& call, const OperationContext& context) const override;
-  Status Run(const AttentionCall& call, const OperationContext& context) const override;
-  Status Run(const AppendToCacheCall& call, const OperationContext& context) const override;
-  Status Run(const RotateAndAppendCall& call, const OperationContext& context) const override;
-  Status Run(const PagedAttentionCall& call, const OperationContext& context) const override;
-  Status Run(const RouteTokensCall& call, const OperationContext& context) const override;
   bool RoutesRows(const RouteRowsCall& call) const override;
   Status RouteRows(const RouteRowsCall& call, const OperationContext& context) const override;
-  Status Run(const ResetSamplerCall& call, const OperationContext& context) const override;
-  Status Run(const SampleTokensCall& call, const OperationContext& context) const override;
-  Status Run(const AdvanceTokensCall& call, const OperationContext& context) const override;
 
-  using DecoderBackend::WorkspaceBytes;
-  int64_t WorkspaceBytes(const ExpandLatentsCall& call) const override;
-  int64_t WorkspaceBytes(const AttentionCall& call) const override;
-  int64_t WorkspaceBytes(const AppendToCacheCall& call) const override;
-  int64_t WorkspaceBytes(const RotateAndAppendCall& call) const override;
-  int64_t WorkspaceBytes(const PagedAttentionCall& call) const override;
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda)          \
+  int64_t WorkspaceBytes(const Name##Call& call) const override; \
+  Status Run(const Name##Call& call, const OperationContext& context) const override;
+#include "plan/step/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
 
  private:
-  Status RunUnfused(const RotateAndAppendCall& call, const OperationContext& context) const;
-  template <typename Launch>
-  Status Enqueue(const char* kernel, const Launch& launch) const;
+  template <typename Call>
+  Status RunOnDevice(const Call& call, const OperationContext& context) const;
 
   const std::shared_ptr<DeviceHandle> device_;
   const ValueErrors& errors_;

@@ -9,13 +9,4 @@ namespace marlin::cuda {
 /// The decoder of a format.
 CodeKind KindOf(Format format);
 
-/// Whether this build has kernels for a kind (MARLIN_CUDA_KINDS of CMake).
-constexpr bool IsBuilt([[maybe_unused]] CodeKind kind) {
-#if defined(MARLIN_CUDA_KIND_BITS)
-  return ((MARLIN_CUDA_KIND_BITS >> static_cast<int>(kind)) & 1) != 0;
-#else
-  return true;
-#endif
-}
-
 }  // namespace marlin::cuda

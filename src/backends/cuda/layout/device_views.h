@@ -79,6 +79,8 @@ struct GateView {
   int activation = 0;
   float limit = 0;
   float alpha = 0;
+
+  bool operator==(const GateView&) const = default;
 };
 
 }  // namespace marlin::cuda

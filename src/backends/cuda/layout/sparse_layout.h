@@ -9,7 +9,7 @@
 //   metadata = 32 lanes x one word for each step of 32 k. Lane 4 g + t holds the nibbles of outputs
 //           16 (t >> 1) + g (low half) and 8 more (high half), k = 32 j + 16 (t & 1) + 0..15,
 //           lowest nibble first: sparsity selector 0 takes the words of lanes t = 0 and 1, selector
-//           1 those of t = 2 and 3, so that one word serves the MMAs of both 16 outputs.
+//           1 the words of t = 2 and 3, so that one word serves the MMAs of both 16 outputs.
 //
 // A nibble is pos1 << 2 | pos0 in the canonical layout and in the MMA. k counts dense codes
 // everywhere. Padding has code 0, scale 0 and the nibble of positions 0 and 1.
@@ -28,6 +28,11 @@ inline constexpr int kSparseBits = 4;             ///< Code bits of the formats 
 inline constexpr int kMetadataOffset = 2 * BlockBytes(kSparseBits);
 inline constexpr int kSparseTileBytes = kMetadataOffset + 32 * kStepsOfTile * 4;
 inline constexpr uint32_t kPaddingNibble = 4;
+
+/// Bytes of a tile before its parameters: its codes, and the metadata of sparse ones.
+MARLIN_HOST_DEVICE constexpr int TileCodeBytes(TileKind kind) {
+  return kind.sparse ? kSparseTileBytes : TileCodeBytes(CodeBits(kind.codes));
+}
 
 /// Sparse tiles for kernels that expand them in registers.
 struct SparseTileView : TileView {

@@ -43,6 +43,22 @@ enum class CodeKind : uint8_t {
   kDense16,  ///< Unquantized bf16 or fp16.
 };
 
+/// A tile's codes, and whether it stores all of them or only those that 2:4 sparsity keeps
+/// (sparse_layout.h).
+struct TileKind {
+  CodeKind codes = CodeKind::kFp4;
+  bool sparse = false;
+
+  friend constexpr bool operator==(const TileKind&, const TileKind&) = default;
+};
+
+/// A TileKind as a type, by which kernels are instantiated (plan/instances.def).
+template <CodeKind kCodesOfTiles, bool kTilesAreSparse>
+struct TilesOfKind {
+  static constexpr CodeKind kCodes = kCodesOfTiles;
+  static constexpr bool kSparse = kTilesAreSparse;
+};
+
 /// The weight parameters that a kernel is instantiated for: absent ones cost nothing.
 enum class ParameterUse : uint8_t {
   kOneScale,  ///< One group per tile, scales only (or integer zeros of kInt4).
@@ -94,8 +110,8 @@ struct TileView {
   int groups_per_tile = 1;  ///< 1, 2, 4 or 8; 0 for kDense16.
   ZeroKind zero_kind = ZeroKind::kNone;
   bool integer_zeros = false;    ///< All zeros are integers from 0 to 127.
-  bool bf16_parameters = false;  ///< Scales (and biases) are bf16; else fp16.
-  bool bf16_codes = false;       ///< kDense16: the numbers are bf16; else fp16.
+  bool bf16_parameters = false;  ///< Scales (and biases) are bf16, not fp16.
+  bool bf16_codes = false;       ///< kDense16: the numbers are bf16, not fp16.
   float multiplier = 1;          ///< scale = stored scale x this: stored scales are normalized.
   float divisor = 0;             ///< If not 0: scale = stored scale / this, and multiplier is near.
   const float* values = nullptr;    ///< Exact value of every code; null for kDense16.
@@ -105,6 +121,14 @@ struct TileView {
   int k = 0;
   int n = 0;
 };
+
+/// Whether kernels read the tiles of both matrices alike; the matrices may differ in n and values.
+inline bool SameTileLayout(const TileView& a, const TileView& b) {
+  return a.k == b.k && a.tile_bytes == b.tile_bytes && a.groups_per_tile == b.groups_per_tile &&
+         a.zero_kind == b.zero_kind && a.integer_zeros == b.integer_zeros &&
+         a.bf16_parameters == b.bf16_parameters && a.bf16_codes == b.bf16_codes &&
+         a.table_exponent == b.table_exponent && a.offset == b.offset;
+}
 
 inline constexpr int kStripsOfBlock = kBlockOutputs / kStripOutputs;
 

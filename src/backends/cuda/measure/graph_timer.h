@@ -35,12 +35,11 @@ class GraphTimer {
  public:
   virtual ~GraphTimer() = default;
 
-  /// Calls launch(0) once eagerly, so that lazily loaded modules are loaded, then captures
-  /// launch(0)
-  /// .. launch(count - 1) as one graph with the timing events inside: the time of submitting the
-  /// graph is not counted. Launches keep their stream dependencies: each waits for the whole launch
-  /// before it, or overlaps it by programmatic dependent launch. Launches may neither allocate nor
-  /// synchronize. Errors: those of `launch`; kInternal and kDeviceLost, naming the CUDA call.
+  /// Calls launch(0) once eagerly to load lazily loaded modules, then captures launch(0) to
+  /// launch(count - 1) as one graph with the timing events inside, so that submitting the graph is
+  /// not timed. Launches keep their stream dependencies: each waits for the whole launch before
+  /// it, or overlaps it by programmatic dependent launch. Launches may neither allocate nor
+  /// synchronize. Errors: as `launch`; kInternal and kDeviceLost, naming the CUDA call.
   virtual Result<std::unique_ptr<CapturedLaunches>> Capture(int count,
                                                             const TimedLaunch& launch) = 0;
 

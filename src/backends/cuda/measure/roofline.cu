@@ -1,3 +1,4 @@
+#include "backends/cuda/common/async_copy.cuh"
 #include "backends/cuda/measure/roofline.h"
 
 namespace marlin::cuda {
@@ -9,57 +10,25 @@ constexpr int kLoadThreads = 512;
 constexpr int kLoadBlocksPerSm = 2;
 constexpr int kUnroll = 8;  // kLoadThreads x kUnroll x 16 bytes: 64 KiB per iteration and CTA.
 
-__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-__device__ __forceinline__ void InitBarrier(uint32_t barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-}
-
-/// Issues the copy of one chunk; the barrier's phase completes when it has arrived.
-__device__ __forceinline__ void CopyChunk(uint32_t target, const uint8_t* source,
-                                          uint32_t barrier) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-               "r"(kBulkBytes)
-               : "memory");
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(target),
-      "l"(source), "r"(kBulkBytes), "r"(barrier)
-      : "memory");
-}
-
-__device__ __forceinline__ void WaitFor(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
 /// One thread keeps kStages copies in flight. No thread reads the data: once a copy completes, its
 /// stage is free.
 __global__ void __launch_bounds__(32) ReadBulk(const uint8_t* data, int64_t chunk_count) {
   extern __shared__ __align__(128) uint8_t ring[];
   __shared__ uint64_t barriers[kStages];
   if (threadIdx.x != 0) return;
-  for (int stage = 0; stage < kStages; ++stage) InitBarrier(SharedAddress(&barriers[stage]));
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  for (int stage = 0; stage < kStages; ++stage) InitBarrier(SharedAddress(&barriers[stage]), 1);
+  FenceBarrierInit();
   const int64_t stride = gridDim.x;
   const int64_t count = (chunk_count - blockIdx.x + stride - 1) / stride;
   for (int64_t i = 0; i < count + kStages; ++i) {
     const int stage = static_cast<int>(i % kStages);
     const uint32_t barrier = SharedAddress(&barriers[stage]);
     const int64_t round = i / kStages;
-    if (round > 0 && i - kStages < count) WaitFor(barrier, (round - 1) & 1);
+    if (round > 0 && i - kStages < count) Wait(barrier, static_cast<int>((round - 1) & 1));
     if (i < count) {
-      CopyChunk(SharedAddress(ring + stage * kBulkBytes),
-                data + (blockIdx.x + i * stride) * kBulkBytes, barrier);
+      ArriveExpecting(barrier, kBulkBytes);
+      CopyBulk(SharedAddress(ring + stage * kBulkBytes),
+               data + (blockIdx.x + i * stride) * kBulkBytes, kBulkBytes, barrier);
     }
   }
 }

@@ -187,7 +187,7 @@ class PersistentBlock {
       const bool is_low = SlotOrder::IsLow(phase);
       const PhaseGemm& gemm = tables_.GemmOf(phase);
       const Schedule& schedule = tables_.ScheduleOf(gemm);
-      // A norm's results are those of all k.
+      // A norm needs all k.
       const int first_tile = normalizes ? 0 : schedule.first_k_tile;
       auto* const sums = reinterpret_cast<float*>(Memory() + args_.shared.sums);
       const uint32_t activations = Base() + args_.shared.activations;
@@ -600,6 +600,11 @@ __global__ void __launch_bounds__(kPersistentBlock, 1)
   PersistentBlock block(args);
   block.Begin();
   block.Run<kKind>();
+}
+
+template <typename Tiles>
+const void* PersistentKernels::Function(const Variant& /*variant*/) {
+  return reinterpret_cast<const void*>(&PersistentKernel<Tiles::kCodes>);
 }
 
 }  // namespace marlin::cuda

@@ -9,8 +9,8 @@
 
 namespace marlin::cuda {
 
-/// The warps that compute, and the warpgroup behind them, which copies what they read: one warp
-/// weights and tables, two keys.
+/// The warps that compute; the warpgroup after them copies what they read: one warp copies weights
+/// and tables, two copy keys.
 inline constexpr int kPersistentThreads = 512;
 inline constexpr int kPersistentWarps = kPersistentThreads / 32;
 inline constexpr int kFirstKeyCopier = kPersistentThreads + 32;
@@ -43,7 +43,7 @@ inline constexpr int kSegmentBits = 20;
 /// and tiles a CTA has is computed by the host (persistent_plan.h): a division takes a hundred
 /// clocks.
 struct PhaseGemm {
-  TileView weights;                   ///< The first side's; its layout is that of all.
+  TileView weights;                   ///< The first side's; all sides have its layout.
   const uint8_t* up_tiles = nullptr;  ///< The second side's.
   float up_multiplier = 1;
   ParameterUse use = ParameterUse::kOneScale;
@@ -185,7 +185,7 @@ struct AttentionPart {
   int first_block;  ///< Blocks of kWarpKeys keys: the CTA's.
   int end_block;
   int active_splits;  ///< CTAs of a KV head that have keys.
-  uint8_t* fresh;     ///< The page of the new key; null: none. The layer's part begins behind it.
+  uint8_t* fresh;     ///< The page of the new key; null: none. The layer's part begins after it.
   const uint8_t* pages[kWarpPairs];  ///< The page of every pair's first block.
 };
 
@@ -226,6 +226,8 @@ struct PersistentRouter {
   int top_groups = 1;
   bool normalize = true;
   double scaling_factor = 1;
+
+  bool operator==(const PersistentRouter&) const = default;
 };
 
 struct PersistentArguments {
@@ -260,5 +262,12 @@ struct PersistentArguments {
   ErrorView errors;
 };
 static_assert(sizeof(PersistentArguments) < 4000, "kernel parameters have 4 KB");
+
+/// The persistent kernels (plan/instances.def); their parameter is a PersistentArguments.
+struct PersistentKernels {
+  struct Variant {};
+  template <typename Tiles>
+  static const void* Function(const Variant& variant);
+};
 
 }  // namespace marlin::cuda

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <tuple>
 #include <utility>
 
+#include "backends/cuda/decoder/decoder_layout.h"
+#include "backends/cuda/plan/tile_problem.h"
 #include "base/checked.h"
 
 namespace marlin::cuda {
@@ -18,10 +21,8 @@ constexpr int kRowPadding = 16;   ///< As in matrix_softmax.cuh.
 constexpr int kKeysOfStage = 16;  ///< As kWarpKeys.
 constexpr int kMergePadding = 8;  ///< As in persistent_attention.cuh.
 
-int DivideUp(int a, int b) { return (a + b - 1) / b; }
-
 int UnitsOf(const PhaseGemm& gemm) { return gemm.splits * gemm.copies * gemm.sides * gemm.strips; }
-/// Whether a phase's activations are a norm's, which are those of all k.
+/// Whether a phase's activations are a norm's, which needs all k.
 bool IsNormalized(int phase) {
   return phase == static_cast<int>(Phase::kQkv) || phase == static_cast<int>(Phase::kGates);
 }
@@ -31,7 +32,7 @@ int FirstUnit(const PhaseGemm& gemm, int block, int blocks) {
 
 /// The time of a CTA beside its tiles, in tiles: `of_split` for every split, another sum that every
 /// CTA reads of each output that it needs; `of_input` for every k-tile of a split, whose inputs it
-/// gathers. A norm's inputs are those of all.
+/// gathers. A norm needs all inputs.
 struct PhaseCosts {
   double of_split;
   double of_input;
@@ -56,17 +57,112 @@ class Offsets {
   int64_t end_ = 0;
 };
 
+/// RMS norms are in fp32; none is missing.
+bool HasNorm(const StepNorm& norm) { return norm.weight.As<float>() != nullptr; }
+
+Support SupportsAttention(const AttentionStep& step) {
+  const PagedCache& cache = step.cache;
+  if (cache.values_in_keys || step.rope_dim != 0) return {"latent attention"};
+  if (cache.type != DType::kBf16 && cache.type != DType::kF8E4M3) {
+    return {"a KV cache of {1}; supported: bf16 and f8_e4m3", 0, DTypeName(cache.type)};
+  }
+  const auto fits = [](int64_t features, int64_t unit) {
+    return features > 0 && features % unit == 0 && features <= kMostHeadFeatures;
+  };
+  if (!fits(step.key_dim, 16)) {
+    return {"keys of {0} features; supported: multiples of 16 up to 128", step.key_dim};
+  }
+  if (!fits(step.value_dim, 32)) {
+    return {"values of {0} features; supported: multiples of 32 up to 128", step.value_dim};
+  }
+  static_assert(kMostHeadFeatures == 128);
+  // A lane rotates four features.
+  const int64_t pairs = step.rotary.inverse_frequencies.ElementCount();
+  if (pairs % 4 != 0) return {"RoPE of {0} pairs; supported: multiples of 4", pairs};
+  if (step.heads % step.kv_heads != 0) {
+    return {"{0} query heads, not a multiple of the KV heads", step.heads};
+  }
+  if (step.heads / step.kv_heads > kMostGroupHeads) {
+    return {"more than {0} query heads for a KV head", kMostGroupHeads};
+  }
+  if (step.cache_group >= kMostCacheGroups) return {"more than {0} cache groups", kMostCacheGroups};
+  if (cache.page_tokens != kCachePageTokens) {
+    return {"pages of {0} tokens in the KV cache", cache.page_tokens};
+  }
+  const int64_t elements = 16 / DTypeBytes(cache.type);
+  if (cache.page_stride % elements != 0 || cache.first_element % elements != 0) {
+    return {"KV cache pages that are not aligned to 16 bytes"};
+  }
+  return {};
+}
+
+Support SupportsExperts(const RouteStep& route, const ExpertsStep& step) {
+  const auto count = static_cast<int64_t>(step.experts.size());
+  if (count == 0) return {"no experts"};
+  if (!step.shared.gate_up.parts.empty()) return {"shared experts"};
+  if (route.router.parts.size() != 1)
+    return {"a router of {0} parts", std::ssize(route.router.parts)};
+  if (route.options.top_k > kMostChosenExperts || route.options.top_k > count) {
+    return {"{0} experts for a token; supported: up to 16", route.options.top_k};
+  }
+  static_assert(kMostChosenExperts == 16);
+  return {};
+}
+
 }  // namespace
+
+std::optional<LayerSteps> TakeLayer(std::span<const StepOperation> operations) {
+  if (operations.size() < LayerSteps::kCount) return std::nullopt;
+  LayerSteps steps;
+  steps.project = std::get_if<ProjectStep>(&operations[0]);
+  steps.attention = std::get_if<AttentionStep>(&operations[1]);
+  steps.out = std::get_if<ProjectAddStep>(&operations[2]);
+  steps.gate_up = std::get_if<GateUpStep>(&operations[3]);
+  steps.down = std::get_if<ProjectAddStep>(&operations[4]);
+  steps.route = std::get_if<RouteStep>(&operations[3]);
+  steps.experts = std::get_if<ExpertsStep>(&operations[4]);
+  const bool dense = steps.gate_up != nullptr && steps.down != nullptr;
+  const bool routed = steps.route != nullptr && steps.experts != nullptr;
+  if (steps.project == nullptr || steps.attention == nullptr || steps.out == nullptr)
+    return std::nullopt;
+  if (!dense && !routed) return std::nullopt;
+  return steps;
+}
+
+Support SupportsLayer(const LayerSteps& steps, int64_t hidden) {
+  if (hidden % 4 != 0 || hidden > kMostPersistentHidden) {
+    return {"{0} hidden features; supported: multiples of 4 up to 8192", hidden};
+  }
+  static_assert(kMostPersistentHidden == 8192);
+  if (const Support support = SupportsAttention(*steps.attention); !support.ok()) return support;
+  const bool routed = steps.experts != nullptr;
+  if (routed) {
+    const Support support = SupportsExperts(*steps.route, *steps.experts);
+    if (!support.ok()) return support;
+  }
+  const StepNorm& out_norm = routed ? steps.experts->out_norm : steps.down->out_norm;
+  if (!steps.out->out_norm.weight.empty() || !out_norm.weight.empty()) {
+    return {"a norm after a block"};
+  }
+  if (steps.out->from != ProjectAddStep::From::kMixed ||
+      (!routed && steps.down->from != ProjectAddStep::From::kInner)) {
+    return {"projections of other values"};
+  }
+  if (!HasNorm(steps.project->norm) || !HasNorm(routed ? steps.route->norm : steps.gate_up->norm)) {
+    return {"no norm before a block"};
+  }
+  return {};
+}
 
 void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm) {
   double best = 0;
   const PhaseCosts costs = CostsOf(phase, gemm->n);
   const int units = gemm->copies * gemm->sides * gemm->strips;
   for (int splits = 1; splits <= std::min(kMostSplits, gemm->k_tiles); ++splits) {
-    const int tiles = DivideUp(gemm->k_tiles, splits);
-    if (splits > 1 && DivideUp(gemm->k_tiles, tiles) < splits) continue;
+    const int tiles = Ceil(gemm->k_tiles, splits);
+    if (splits > 1 && Ceil(gemm->k_tiles, tiles) < splits) continue;
     const double cost =
-        DivideUp(units * splits, blocks) * tiles + costs.of_split * splits + costs.of_input * tiles;
+        Ceil(units * splits, blocks) * tiles + costs.of_split * splits + costs.of_input * tiles;
     if (splits > 1 && cost >= best) continue;
     best = cost;
     gemm->splits = splits;
@@ -74,7 +170,7 @@ void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm) {
   }
   gemm->columns = units * kStripOutputs;
   const int of_segment = gemm->weights.tiles_of_strip;
-  gemm->segment_factor = gemm->segments > 1 ? DivideUp(1 << kSegmentBits, of_segment) : 0;
+  gemm->segment_factor = gemm->segments > 1 ? Ceil(1 << kSegmentBits, of_segment) : 0;
 }
 
 BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks) {
@@ -126,7 +222,7 @@ auto KeyOf(const PhaseGemm& gemm) {
                     gemm.tiles_of_split, gemm.weights.tiles_of_strip, gemm.weights.tile_bytes);
 }
 
-/// The parts of all CTAs in a phase, and where they lie in a CTA's schedules.
+/// The parts of all CTAs in a phase, and their place in a CTA's schedules.
 struct PhaseSchedule {
   std::vector<BlockSchedule> blocks;
   int offset = 0;
@@ -201,75 +297,93 @@ Schedules ScheduleLayers(std::span<PersistentLayer> layers, int blocks) {
   return made;
 }
 
+namespace {
+
+/// The largest sizes of any layer.
+struct LargestLayer {
+  int units = 1;  ///< A CTA has in a phase.
+  int span = 1;   ///< k-tiles whose activations a CTA gathers.
+  int tiles = 0;
+  int words[kPhases] = {};
+};
+
+void LayOutExchange(const LargestLayer& most, int blocks, PersistentArguments* args) {
+  Offsets exchange;
+  PersistentExchange& at = args->exchange;
+  for (int phase = 0; phase < kPhases; ++phase) {
+    at.phases[phase] = exchange.Take(most.words[phase]);
+    at.phase_words[phase] = most.words[phase];
+  }
+  at.attention = exchange.Take(int64_t{args->kv_heads} * args->attention_splits * args->group *
+                               (args->value_dim + 4));
+  at.mixed = exchange.Take(int64_t{args->heads} * args->value_dim);
+  at.logits = exchange.Take(args->router.experts);
+  at.arrived = exchange.Take(blocks);
+  at.words = static_cast<int>(exchange.end());
+}
+
+/// False if it does not fit in `shared_bytes`.
+bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
+                  PersistentArguments* args) {
+  const int64_t experts = args->router.experts;
+  const int key_row = args->key_dim * 2 + kRowPadding;
+  const int value_row = args->value_dim * 2 + kRowPadding;
+  Offsets shared;
+  PersistentShared& at = args->shared;
+  at.residual = shared.Take(int64_t{args->features} * 4);
+  at.norms = shared.Take(2 * int64_t{args->features} * 4);
+  at.router = shared.Take(int64_t{Ceil(args->router.experts, blocks)} * args->features * 4);
+  at.layers = shared.Take(2 * int64_t{sizeof(PersistentLayer)});
+  at.experts = shared.Take(experts * int64_t{sizeof(PersistentExpert)});
+  at.schedules = shared.Take(args->schedule_bytes);
+  at.logits = shared.Take(experts * 4);
+  at.rotations = shared.Take(int64_t{args->pairs} * 8);
+  at.scratch = shared.Take(sizeof(PersistentScratch));
+  at.barriers = shared.Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
+  Offsets attention = shared;
+  at.activations = shared.Take(int64_t{most.span} * kTileK * 2);
+  at.sums = shared.Take(std::max(int64_t{most.units} * kPersistentWarps * kStripOutputs * 4,
+                                 experts * 2 * int64_t{sizeof(double)}));
+  at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
+  at.fresh = attention.Take((args->key_dim + args->value_dim) * 2);
+  at.ring = static_cast<int>(std::max(shared.end(), attention.end()));
+  const int64_t keys =
+      std::max(kWarpPairs * kKeysOfStage * (key_row + value_row),
+               (kWarpPairs * args->group * (2 + args->value_dim + kMergePadding) + 4) * 4);
+  const int64_t slot = int64_t{kPersistentWarps} * args->slot_bytes;
+  at.keys = static_cast<int>(at.ring + kLowSlots * slot);
+  args->slots = static_cast<int>(std::min<int64_t>((shared_bytes - at.ring) / slot, kMostSlots));
+  at.bytes = static_cast<int>(std::max(at.keys + keys, at.ring + args->slots * slot));
+  return args->slots >= kLowSlots && at.bytes <= shared_bytes;
+}
+
+}  // namespace
+
 std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& shape,
                                                     std::span<const PersistentLayer> layers,
                                                     const Schedules& schedules, int blocks,
                                                     int shared_bytes) {
   PersistentArguments args = shape;
   args.schedule_bytes = schedules.bytes;
-  int units = 1;
-  int span = schedules.span;
-  int tiles = 0;
-  int words[kPhases] = {};
+  LargestLayer most = {.span = schedules.span};
   for (const PersistentLayer& layer : layers) {
     for (int phase = 0; phase < kPhases; ++phase) {
       const PhaseGemm& gemm = layer.gemms[phase];
-      units = std::max(units, DivideUp(UnitsOf(gemm), blocks));
-      tiles = std::max(tiles, gemm.k_tiles);
-      if (IsNormalized(phase)) span = std::max(span, gemm.k_tiles);
-      words[phase] = std::max(words[phase], gemm.splits * gemm.columns);
+      most.units = std::max(most.units, Ceil(UnitsOf(gemm), blocks));
+      most.tiles = std::max(most.tiles, gemm.k_tiles);
+      if (IsNormalized(phase)) most.span = std::max(most.span, gemm.k_tiles);
+      most.words[phase] = std::max(most.words[phase], gemm.splits * gemm.columns);
       args.slot_bytes = std::max(args.slot_bytes, gemm.weights.tile_bytes);
     }
   }
-  if (units > kMostUnits || tiles > kMostKTiles) return std::nullopt;
-  const int group = args.heads / args.kv_heads;
-  args.group = group;
-  const int experts = args.router.experts;
-  const int router_rows = DivideUp(experts, blocks);
+  if (most.units > kMostUnits || most.tiles > kMostKTiles) return std::nullopt;
+  args.group = args.heads / args.kv_heads;
   args.attention_splits = std::max(blocks / args.kv_heads, 1);
-  if (args.kv_heads > blocks || router_rows > kMostRouterRows) return std::nullopt;
-
-  Offsets exchange;
-  for (int phase = 0; phase < kPhases; ++phase) {
-    args.exchange.phases[phase] = exchange.Take(words[phase]);
-    args.exchange.phase_words[phase] = words[phase];
+  if (args.kv_heads > blocks || Ceil(args.router.experts, blocks) > kMostRouterRows) {
+    return std::nullopt;
   }
-  args.exchange.attention =
-      exchange.Take(int64_t{args.kv_heads} * args.attention_splits * group * (args.value_dim + 4));
-  args.exchange.mixed = exchange.Take(int64_t{args.heads} * args.value_dim);
-  args.exchange.logits = exchange.Take(experts);
-  args.exchange.arrived = exchange.Take(blocks);
-  args.exchange.words = static_cast<int>(exchange.end());
-
-  const int key_row = args.key_dim * 2 + kRowPadding;
-  const int value_row = args.value_dim * 2 + kRowPadding;
-  Offsets shared;
-  PersistentShared& at = args.shared;
-  at.residual = shared.Take(int64_t{args.features} * 4);
-  at.norms = shared.Take(2 * int64_t{args.features} * 4);
-  at.router = shared.Take(int64_t{router_rows} * args.features * 4);
-  at.layers = shared.Take(2 * int64_t{sizeof(PersistentLayer)});
-  at.experts = shared.Take(int64_t{experts} * int64_t{sizeof(PersistentExpert)});
-  at.schedules = shared.Take(args.schedule_bytes);
-  at.logits = shared.Take(int64_t{experts} * 4);
-  at.rotations = shared.Take(int64_t{args.pairs} * 8);
-  at.scratch = shared.Take(sizeof(PersistentScratch));
-  at.barriers = shared.Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
-  Offsets attention = shared;
-  at.activations = shared.Take(int64_t{span} * kTileK * 2);
-  at.sums = shared.Take(std::max(int64_t{units} * kPersistentWarps * kStripOutputs * 4,
-                                 int64_t{experts} * 2 * int64_t{sizeof(double)}));
-  at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
-  at.fresh = attention.Take((args.key_dim + args.value_dim) * 2);
-  at.ring = static_cast<int>(std::max(shared.end(), attention.end()));
-  const int64_t keys =
-      std::max(kWarpPairs * kKeysOfStage * (key_row + value_row),
-               (kWarpPairs * group * (2 + args.value_dim + kMergePadding) + 4) * 4);
-  const int64_t slot = int64_t{kPersistentWarps} * args.slot_bytes;
-  at.keys = static_cast<int>(at.ring + kLowSlots * slot);
-  args.slots = static_cast<int>(std::min<int64_t>((shared_bytes - at.ring) / slot, kMostSlots));
-  at.bytes = static_cast<int>(std::max(at.keys + keys, at.ring + args.slots * slot));
-  if (args.slots < kLowSlots || at.bytes > shared_bytes) return std::nullopt;
+  LayOutExchange(most, blocks, &args);
+  if (!LayOutShared(most, blocks, shared_bytes, &args)) return std::nullopt;
   return args;
 }
 

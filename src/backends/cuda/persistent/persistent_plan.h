@@ -1,5 +1,5 @@
-// The host's part of the persistent kernel's layout: how phases are split among the CTAs, and where
-// everything lies in shared memory and in the exchange buffers.
+// The host's part of the persistent kernel: which layers it runs, how phases are split among the
+// CTAs, and where everything is in shared memory and in the exchange buffers.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,30 @@
 #include <vector>
 
 #include "backends/cuda/persistent/persistent_layout.h"
+#include "plan/gemm/kernel_desc.h"
+#include "plan/step/decoder_step.h"
 
 namespace marlin::cuda {
+
+/// A layer's operations: gate_up and down, or route and experts.
+struct LayerSteps {
+  static constexpr size_t kCount = 5;
+
+  const ProjectStep* project = nullptr;
+  const AttentionStep* attention = nullptr;
+  const ProjectAddStep* out = nullptr;
+  const GateUpStep* gate_up = nullptr;
+  const ProjectAddStep* down = nullptr;
+  const RouteStep* route = nullptr;
+  const ExpertsStep* experts = nullptr;
+};
+
+/// The layer that a run of operations begins with, if it does.
+std::optional<LayerSteps> TakeLayer(std::span<const StepOperation> operations);
+
+/// Whether the kernel runs a layer of a model with `hidden` features, apart from how its weights
+/// are stored.
+Support SupportsLayer(const LayerSteps& steps, int64_t hidden);
 
 /// Chooses the splits of a phase whose other fields are set, and fills in what follows from them.
 void SplitPhase(Phase phase, int blocks, PhaseGemm* gemm);

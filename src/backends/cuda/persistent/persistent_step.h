@@ -11,11 +11,10 @@
 
 namespace marlin::cuda {
 
-/// Fuses all layers of a step, if the persistent kernel runs them: the default accuracy and
-/// determinism, attention over a bf16 cache with heads of up to 128 features, no norms behind
-/// blocks, no shared experts, and all weights in tiles of one kind of codes. Else the run is empty.
-/// The run takes steps of one row. `device` and `errors` outlive it. Errors: kOutOfMemory,
-/// kDeviceLost.
+/// Fuses the layers that `operations` begins with, up to the head of the model, if the persistent
+/// kernel runs all of them; if not, the run is empty and says why (SupportsLayer,
+/// PersistentDescription). The run takes steps of one row. `device` and `errors` outlive it.
+/// Precondition: `operations` is not empty. Errors: kOutOfMemory, kDeviceLost.
 Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
                                 const ValueErrors& errors, const DeviceShape& shape,
                                 const StepDescription& step,

@@ -70,7 +70,7 @@ MARLIN_DEVICE const ScheduledUnit& UnitAt(const Schedule& schedule, int number) 
 
 /// The order of a ring's slots, and how often each was used, in one register. Tiles of kQkv and
 /// kOut take the first kLowSlots in turn, because the memory of the others has the keys meanwhile;
-/// the others begin behind them in every layer.
+/// the others begin after them in every layer.
 class SlotOrder {
  public:
   struct Use {
@@ -137,12 +137,12 @@ MARLIN_DEVICE LayerBarrier AllowedOf(Phase phase) {
                                    static_cast<int>(phase));
 }
 /// Lets the copying warps fill the places that a phase's copies take. Called by all threads that
-/// compute, after a barrier behind their last access to what is there.
+/// compute, after a barrier that follows their last access to what is there.
 MARLIN_DEVICE void AllowCopies(const PersistentArguments& args, Phase phase) {
   if (threadIdx.x < ArrivalsOf(kPersistentThreads)) Arrive(AddressOf(args, AllowedOf(phase)));
 }
 
-/// The warp that copies all warps' tiles, each of its lanes those of one, and the layers' tables.
+/// The warp that copies all warps' tiles, one warp's per lane, and the layers' tables.
 class TileCopier {
  public:
   MARLIN_DEVICE explicit TileCopier(const PersistentArguments& args)
@@ -273,7 +273,7 @@ class TileRing {
 };
 
 /// Multiplies a warp's tiles of a phase, and stores its part of each unit's sums.
-/// `activations`: those of the CTA's first k-tile in shared memory, `first_tile`.
+/// `activations`: of the CTA's first k-tile, `first_tile`, in shared memory.
 template <CodeKind kKind, ParameterUse kUse>
 MARLIN_DEVICE void MultiplyTiles(const PhaseGemm& gemm, const Schedule& schedule,
                                  uint32_t activations, int first_tile, bool is_low, float* sums,

@@ -1,4 +1,4 @@
-// Measured costs behind the estimates of plans and kernel selection: one table per device name.
+// Measured costs, from which plans and kernel selection estimate times: one table per device name.
 #pragma once
 
 #include <string_view>

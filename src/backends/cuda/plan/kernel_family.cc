@@ -2,9 +2,9 @@
 
 namespace marlin::cuda {
 
-namespace {
-
-Support SupportsSixteenBits(const GemmDesc& desc) {
+Support SupportsTiles(const GemmDesc& desc, bool sparse) {
+  if (desc.weights.sparse && !sparse) return {"does not read tiles with 2:4 sparsity"};
+  if (sparse && !desc.weights.sparse) return {"reads only tiles with 2:4 sparsity"};
   if (desc.weights.marlin_w4) return {"does not read the marlin_w4 layout"};
   if (desc.accuracy == Accuracy::kExact) return {"rounds weights to 16 bits"};
   if (desc.accuracy == Accuracy::kW4A8) return {"does not quantize activations"};
@@ -22,18 +22,6 @@ Support SupportsSixteenBits(const GemmDesc& desc) {
   }
   if (desc.m > kMostRows) return {"takes up to {0} rows", kMostRows};
   return {};
-}
-
-}  // namespace
-
-Support SupportsTiles(const GemmDesc& desc) {
-  if (desc.weights.sparse) return {"does not read tiles with 2:4 sparsity"};
-  return SupportsSixteenBits(desc);
-}
-
-Support SupportsSparseTiles(const GemmDesc& desc) {
-  if (!desc.weights.sparse) return {"reads only tiles with 2:4 sparsity"};
-  return SupportsSixteenBits(desc);
 }
 
 }  // namespace marlin::cuda

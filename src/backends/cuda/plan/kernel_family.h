@@ -22,12 +22,13 @@ struct KernelFamily {
   /// As Backend::CanRunAs, for m, n, k > 0; null: never.
   bool (*can_run_as)(const GemmDesc& desc, const DeviceShape& device, const KernelVariant& variant);
   bool takes_empty_k = false;  ///< Supports k = 0; else the exact kernel stores the zeros.
+  /// Whether the device can run the kernels at all, whatever the problem; null: any Hopper GPU can.
+  Support (*available)(const DeviceProperties& device) = nullptr;
 };
 
-/// Conditions common to the kernels that multiply tiled weights as 16-bit operands.
-Support SupportsTiles(const GemmDesc& desc);
-/// The same for tiles with 2:4 sparsity.
-Support SupportsSparseTiles(const GemmDesc& desc);
+/// Conditions common to the kernels that multiply tiled weights as 16-bit operands: dense tiles, or
+/// sparse ones.
+Support SupportsTiles(const GemmDesc& desc, bool sparse = false);
 /// Conditions of the exact kernels.
 Support SupportsExact(const GemmDesc& desc, const DeviceProperties& device);
 

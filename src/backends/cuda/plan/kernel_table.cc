@@ -62,6 +62,11 @@ const KernelFamily& FamilyOf(const KernelDesc& kernel) {
   return kFamilies[&kernel - kKernels.data()]();
 }
 
+Support CheckAvailable(const KernelDesc& kernel, const DeviceProperties& device) {
+  const KernelFamily& family = FamilyOf(kernel);
+  return family.available == nullptr ? Support() : family.available(device);
+}
+
 std::vector<KernelVariant> VariantsOf(const KernelDesc& kernel, const GemmDesc& desc,
                                       const DeviceShape& device) {
   const KernelFamily& family = FamilyOf(kernel);

@@ -13,6 +13,8 @@ std::span<const KernelDesc> CudaKernels();
 
 /// Precondition of these functions: the kernel is one of CudaKernels().
 const KernelFamily& FamilyOf(const KernelDesc& kernel);
+/// Whether the device can run the kernel, whatever the problem.
+Support CheckAvailable(const KernelDesc& kernel, const DeviceProperties& device);
 /// As Backend::Variants.
 std::vector<KernelVariant> VariantsOf(const KernelDesc& kernel, const GemmDesc& desc,
                                       const DeviceShape& device);

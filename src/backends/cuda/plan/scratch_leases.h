@@ -18,7 +18,7 @@ class ScratchLeases {
   /// Precondition: `bytes` is a multiple of kAlignment.
   explicit ScratchLeases(int64_t bytes) : free_end_(bytes) {}
 
-  /// The offset of the key's lease if it has at least `bytes`, else kNone. Takes no lock.
+  /// The offset of the key's lease if it has at least `bytes`, otherwise kNone. Takes no lock.
   int64_t Find(uint64_t key, int64_t bytes) const;
 
   /// As Find, but extends the lease if it is too small; kNone when too little is left. The smaller

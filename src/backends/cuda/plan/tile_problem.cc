@@ -8,20 +8,18 @@
 namespace marlin::cuda {
 namespace {
 
-/// Bytes of a tile's codes, and of its metadata.
-int CodeBytesOf(const GemmDesc& desc) {
-  return desc.weights.sparse ? kSparseTileBytes : TileCodeBytes(CodeBits(KindOf(desc.format)));
-}
+TileKind KindOfTiles(const GemmDesc& desc) { return {KindOf(desc.format), desc.weights.sparse}; }
 
 int TileBytesOf(const GemmDesc& desc) {
-  const int code_bytes = CodeBytesOf(desc);
+  const int code_bytes = TileCodeBytes(KindOfTiles(desc));
   if (!GetFormatInfo(desc.format).quantized) return code_bytes;
   const auto groups = static_cast<int>(kTileK / SharedScaleRun(desc.group_size, desc.k, kTileK));
   return code_bytes + groups * kGroupBytes * (desc.has_zeros || desc.has_biases ? 2 : 1);
 }
 
 bool HasNarrowCodes(const GemmDesc& desc) {
-  return CodeBits(KindOf(desc.format)) <= 4 && TileBytesOf(desc) == CodeBytesOf(desc) + kGroupBytes;
+  return CodeBits(KindOf(desc.format)) <= 4 &&
+         TileBytesOf(desc) == TileCodeBytes(KindOfTiles(desc)) + kGroupBytes;
 }
 
 }  // namespace

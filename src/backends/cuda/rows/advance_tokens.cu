@@ -1,12 +1,27 @@
-// Between two steps of a recording: sampled tokens become those of the next step.
+// Between two steps of a recording: feeds the sampled tokens to the next step.
 #include "backends/cuda/common/chain.cuh"
-#include "backends/cuda/decoder/decoder_launch.h"
+#include "backends/cuda/decoder/operations.h"
 #include "backends/cuda/rows/record_error.cuh"
 
 namespace marlin::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+
+/// AdvanceTokensCall.
+struct AdvanceArguments {
+  const int32_t* sampled = nullptr;
+  const int32_t* stop_ids = nullptr;
+  int64_t stop_count = 0;
+  int32_t* ids = nullptr;
+  int32_t* positions = nullptr;
+  int32_t* state_rows = nullptr;
+  int32_t* counts = nullptr;
+  int32_t* tokens = nullptr;
+  int64_t rows = 0;
+  int64_t steps = 0;
+  ErrorView errors;
+};
 
 MARLIN_DEVICE bool Stops(const AdvanceArguments& args, int32_t token) {
   bool stops = false;
@@ -43,11 +58,25 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LoadAdvance() { return PreferShared(reinterpret_cast<const void*>(&AdvanceKernel)); }
+template <>
+cudaError_t Load<AdvanceTokensCall>() {
+  return PrepareKernels(&AdvanceKernel);
+}
 
-cudaError_t LaunchAdvance(const AdvanceArguments& args, cudaStream_t stream) {
+Status Run(const AdvanceTokensCall& call, const CallContext& context) {
+  const AdvanceArguments args = {call.sampled.As<int32_t>(),
+                                 call.stop_ids.As<int32_t>(),
+                                 call.stop_ids.dim(0),
+                                 call.ids.As<int32_t>(),
+                                 call.positions.As<int32_t>(),
+                                 call.state_rows.As<int32_t>(),
+                                 call.counts.As<int32_t>(),
+                                 call.tokens.As<int32_t>(),
+                                 call.sampled.dim(0),
+                                 call.tokens.dim(1),
+                                 context.errors};
   const dim3 grid(static_cast<unsigned>((args.rows + kThreads - 1) / kThreads));
-  return LaunchInChain(&AdvanceKernel, grid, kThreads, 0, stream, args);
+  return context.Launch("advance", &AdvanceKernel, grid, kThreads, args);
 }
 
 }  // namespace marlin::cuda

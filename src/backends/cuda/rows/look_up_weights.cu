@@ -6,13 +6,23 @@
 #include "backends/cuda/common/marlin_w4.cuh"
 #include "backends/cuda/common/sparse_reader.cuh"
 #include "backends/cuda/common/weight_reader.cuh"
-#include "backends/cuda/decoder/decoder_launch.h"
+#include "backends/cuda/decoder/views.h"
 #include "backends/cuda/rows/record_error.cuh"
+#include "backends/cuda/weights/prepared_tiles.h"
 
 namespace marlin::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+
+/// out[r] = the weights of output ids[r].
+struct LookUpWeightsArguments {
+  IndexView ids;
+  RowsView out;
+  int64_t columns = 0;
+  int64_t outputs = 0;
+  ErrorView errors;
+};
 
 /// Reads single weights of tiles.
 struct TileReader {
@@ -72,24 +82,20 @@ cudaError_t Start(const Reader& reader, const LookUpWeightsArguments& args, cuda
 
 }  // namespace
 
-cudaError_t LaunchLookUpTiles(const TileView& weights, CodeKind kind,
-                              const LookUpWeightsArguments& args, cudaStream_t stream) {
-  return Start(TileReader{weights, kind}, args, stream);
-}
-
-cudaError_t LaunchLookUpSparse(const TileView& weights, CodeKind kind,
-                               const LookUpWeightsArguments& args, cudaStream_t stream) {
-  return Start(SparseTileReader{weights, kind}, args, stream);
-}
-
-cudaError_t LaunchLookUpCanonical(const CanonicalView& weights, const LookUpWeightsArguments& args,
-                                  cudaStream_t stream) {
-  return Start(CanonicalReader{weights}, args, stream);
-}
-
-cudaError_t LaunchLookUpMarlinW4(const MarlinW4View& weights, const LookUpWeightsArguments& args,
-                                 cudaStream_t stream) {
-  return Start(MarlinW4Reader{weights, weights.codes}, args, stream);
+Status Run(const LookUpWeightRowsCall& call, const CallContext& context) {
+  const auto& weights = static_cast<const PreparedTiles&>(call.table);
+  const LookUpWeightsArguments args = {IndicesOf(call.ids), RowsOf(call.out), call.out.dim(1),
+                                       call.table.spec.n, context.errors};
+  const auto start = [&](const auto& reader) {
+    return context.Check(Start(reader, args, context.stream), "lookup");
+  };
+  if (weights.traits.marlin_w4) {
+    const MarlinW4View view = weights.MarlinW4(0);
+    return start(MarlinW4Reader{view, view.codes});
+  }
+  if (!weights.traits.tiled) return start(CanonicalReader{weights.Canonical(0)});
+  if (weights.traits.sparse) return start(SparseTileReader{weights.Tiles(0), weights.kind()});
+  return start(TileReader{weights.Tiles(0), weights.kind()});
 }
 
 }  // namespace marlin::cuda

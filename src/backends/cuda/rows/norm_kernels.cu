@@ -4,8 +4,9 @@
 
 #include "backends/cuda/attention/head_math.cuh"
 #include "backends/cuda/common/chain.cuh"
+#include "backends/cuda/common/cuda_gemm.h"
 #include "backends/cuda/common/epilogue.cuh"
-#include "backends/cuda/decoder/decoder_launch.h"
+#include "backends/cuda/decoder/views.h"
 #include "backends/cuda/rows/typed.cuh"
 
 namespace marlin::cuda {
@@ -19,6 +20,17 @@ constexpr int kNarrowThreads = 256;
 constexpr int kNarrowColumns = 512;
 /// Elements of a row that a thread keeps in registers, so that they are read once and at once.
 constexpr int kKept = 16;
+
+/// out = norm(x), after x += block if there is one.
+struct RmsNormArguments {
+  RowsView x;
+  RowsView block;  ///< Null data: none.
+  RowsView out;
+  const void* weight = nullptr;
+  Element weight_type = Element::kF32;
+  int columns = 0;
+  float epsilon = 0;
+};
 
 MARLIN_DEVICE float Load(const RowsView& view, int64_t row, int64_t column) {
   return LoadFloat(view.data, view.type, view.At(row) + column);
@@ -188,22 +200,6 @@ dim3 GridOf(int64_t rows) {
   return {static_cast<unsigned>(std::clamp<int64_t>(rows, 1, kMostBlocks))};
 }
 
-}  // namespace
-
-cudaError_t LoadRmsNorm() {
-  for (const auto kernel :
-       {&RmsNormKernel<kWideThreads, kWideThreads, false>,
-        &RmsNormKernel<kWideThreads, kWideThreads, true>, &RmsNormKernel<32, kNarrowThreads, false>,
-        &RmsNormKernel<32, kNarrowThreads, true>, &VectorNormKernel<false>,
-        &VectorNormKernel<true>}) {
-    const cudaError_t error = PreferShared(reinterpret_cast<const void*>(kernel));
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
-}
-
-namespace {
-
 /// Whether rows of a view begin at multiples of `bytes`.
 bool RowsAreAligned(const RowsView& view, int64_t bytes) {
   const int64_t element = view.type == Element::kF32 ? 4 : 2;
@@ -221,9 +217,7 @@ bool IsVectorNorm(const RmsNormArguments& args) {
          reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
 }
 
-}  // namespace
-
-cudaError_t LaunchRmsNorm(const RmsNormArguments& args, cudaStream_t stream) {
+cudaError_t LaunchNorm(const RmsNormArguments& args, cudaStream_t stream) {
   const bool adds = args.block.data != nullptr;
   if (IsVectorNorm(args)) {
     const auto kernel = adds ? &VectorNormKernel<true> : &VectorNormKernel<false>;
@@ -239,6 +233,39 @@ cudaError_t LaunchRmsNorm(const RmsNormArguments& args, cudaStream_t stream) {
       adds ? &RmsNormKernel<32, kNarrowThreads, true> : &RmsNormKernel<32, kNarrowThreads, false>;
   return LaunchInChain(kernel, GridOf((args.x.rows + kRows - 1) / kRows), kNarrowThreads, 0, stream,
                        args);
+}
+
+RmsNormArguments ArgumentsOf(const TensorView& x, const RowsView& block,
+                             const TensorView& weight, float epsilon,
+                             const TensorView& out) {
+  return {RowsOf(x),
+          block,
+          RowsOf(out),
+          weight.data(),
+          ElementOf(weight.dtype()),
+          static_cast<int>(weight.dim(0)),
+          epsilon};
+}
+
+}  // namespace
+
+template <>
+cudaError_t Load<RmsNormCall>() {
+  return PrepareKernels(
+      &RmsNormKernel<kWideThreads, kWideThreads, false>,
+      &RmsNormKernel<kWideThreads, kWideThreads, true>, &RmsNormKernel<32, kNarrowThreads, false>,
+      &RmsNormKernel<32, kNarrowThreads, true>, &VectorNormKernel<false>, &VectorNormKernel<true>);
+}
+
+Status Run(const RmsNormCall& call, const CallContext& context) {
+  const RmsNormArguments args = ArgumentsOf(call.x, {}, call.weight, call.epsilon, call.out);
+  return context.Check(LaunchNorm(args, context.stream), "norm");
+}
+
+Status Run(const AddRmsNormCall& call, const CallContext& context) {
+  const RmsNormArguments args =
+      ArgumentsOf(call.residual, RowsOf(call.block), call.weight, call.epsilon, call.out);
+  return context.Check(LaunchNorm(args, context.stream), "norm");
 }
 
 }  // namespace marlin::cuda

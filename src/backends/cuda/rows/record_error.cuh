@@ -6,7 +6,7 @@
 
 namespace marlin::cuda {
 
-/// The first error to be recorded stays; `numbers` are those of its message (value_errors.cc).
+/// The first error to be recorded stays; `numbers` go into its message (value_errors.cc).
 MARLIN_DEVICE void RecordError(const ErrorView& errors, ValueError error, int64_t a, int64_t b = 0,
                                int64_t c = 0) {
   if (atomicCAS(&errors.record->value_error, 0, static_cast<int>(error)) != 0) return;

@@ -4,7 +4,7 @@
 #include "backends/cuda/attention/head_math.cuh"
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/common/epilogue.cuh"
-#include "backends/cuda/decoder/decoder_launch.h"
+#include "backends/cuda/decoder/views.h"
 #include "backends/cuda/rows/record_error.cuh"
 
 namespace marlin::cuda {
@@ -38,6 +38,15 @@ MARLIN_DEVICE void Store(const RowsView& view, int64_t row, int64_t column, floa
   StoreFloat(view.data, view.type, view.At(row) + column, value);
 }
 
+/// out[r] = from[ids[r]], or from[r] without ids.
+struct CopyRowsArguments {
+  RowsView from;
+  RowsView out;
+  IndexView ids;
+  int64_t columns = 0;
+  ErrorView errors;
+};
+
 __global__ void __launch_bounds__(kThreads)
     CopyRowsKernel(const __grid_constant__ CopyRowsArguments args) {
   EnterChain();
@@ -54,6 +63,14 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+/// x += scale * y.
+struct AddToArguments {
+  RowsView y;
+  RowsView x;
+  int64_t columns = 0;
+  float scale = 1;
+};
+
 __global__ void __launch_bounds__(kThreads)
     AddToKernel(const __grid_constant__ AddToArguments args) {
   EnterChain();
@@ -61,6 +78,14 @@ __global__ void __launch_bounds__(kThreads)
     Store(args.x, row, column, Load(args.x, row, column) + args.scale * Load(args.y, row, column));
   });
 }
+
+struct ApplyGateArguments {
+  RowsView gate;
+  RowsView up;
+  RowsView out;
+  int64_t columns = 0;
+  GateView options;
+};
 
 __global__ void __launch_bounds__(kThreads)
     ApplyGateKernel(const __grid_constant__ ApplyGateArguments args) {
@@ -79,6 +104,13 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+struct RotaryArguments {
+  RowsView x;  ///< [tokens, heads] rows.
+  IndexView positions;
+  RotaryView rotary;
+  ErrorView errors;
+};
+
 /// blockIdx.x: token; blockIdx.y: head; threads: pairs.
 __global__ void __launch_bounds__(kThreads)
     RotaryKernel(const __grid_constant__ RotaryArguments args) {
@@ -90,13 +122,13 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   const int64_t row = token * args.x.inner + blockIdx.y;
-  for (int pair = static_cast<int>(threadIdx.x); pair < args.pairs;
+  for (int pair = static_cast<int>(threadIdx.x); pair < args.rotary.pairs;
        pair += static_cast<int>(blockDim.x)) {
     float cosine;
     float sine;
-    RotationOf(args.frequencies[pair], position, args.factor, &cosine, &sine);
-    const int first = args.interleaved ? 2 * pair : pair;
-    const int second = args.interleaved ? 2 * pair + 1 : pair + args.pairs;
+    RotationOf(args.rotary.frequencies[pair], position, args.rotary.factor, &cosine, &sine);
+    const int first = args.rotary.interleaved ? 2 * pair : pair;
+    const int second = args.rotary.interleaved ? 2 * pair + 1 : pair + args.rotary.pairs;
     const float a = Load(args.x, row, first);
     const float b = Load(args.x, row, second);
     Store(args.x, row, first, a * cosine - b * sine);
@@ -106,41 +138,69 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LoadRowKernels() {
-  for (const void* const kernel :
-       {reinterpret_cast<const void*>(&CopyRowsKernel), reinterpret_cast<const void*>(&AddToKernel),
-        reinterpret_cast<const void*>(&ApplyGateKernel),
-        reinterpret_cast<const void*>(&SigmoidKernel),
-        reinterpret_cast<const void*>(&RotaryKernel)}) {
-    const cudaError_t error = PreferShared(kernel);
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+template <>
+cudaError_t Load<LookUpRowsCall>() {
+  return PrepareKernels(&CopyRowsKernel);
+}
+template <>
+cudaError_t Load<AddToCall>() {
+  return PrepareKernels(&AddToKernel);
+}
+template <>
+cudaError_t Load<ApplyGateCall>() {
+  return PrepareKernels(&ApplyGateKernel);
+}
+template <>
+cudaError_t Load<ApplySigmoidCall>() {
+  return PrepareKernels(&SigmoidKernel);
+}
+template <>
+cudaError_t Load<ApplyRotaryCall>() {
+  return PrepareKernels(&RotaryKernel);
 }
 
-cudaError_t LaunchCopyRows(const CopyRowsArguments& args, cudaStream_t stream) {
-  return LaunchInChain(&CopyRowsKernel, GridOf(args.out.rows, args.columns), kThreads, 0, stream,
-                       args);
+Status Run(const LookUpRowsCall& call, const CallContext& context) {
+  const CopyRowsArguments args = {RowsOf(call.table), RowsOf(call.out), IndicesOf(call.ids),
+                                  call.out.dim(1), context.errors};
+  return context.Launch("lookup", &CopyRowsKernel, GridOf(args.out.rows, args.columns), kThreads,
+                        args);
 }
 
-cudaError_t LaunchAddTo(const AddToArguments& args, cudaStream_t stream) {
-  return LaunchInChain(&AddToKernel, GridOf(args.x.rows, args.columns), kThreads, 0, stream, args);
+Status Run(const ConvertCall& call, const CallContext& context) {
+  const CopyRowsArguments args = {
+      RowsOf(call.x), RowsOf(call.out), {}, call.x.dim(call.x.rank() - 1), {}};
+  return context.Launch("convert", &CopyRowsKernel, GridOf(args.out.rows, args.columns), kThreads,
+                        args);
 }
 
-cudaError_t LaunchApplyGate(const ApplyGateArguments& args, cudaStream_t stream) {
-  return LaunchInChain(&ApplyGateKernel, GridOf(args.out.rows, args.columns), kThreads, 0, stream,
-                       args);
+Status Run(const AddToCall& call, const CallContext& context) {
+  const AddToArguments args = {RowsOf(call.y), RowsOf(call.x), call.x.dim(1), call.scale};
+  return context.Launch("residual", &AddToKernel, GridOf(args.x.rows, args.columns), kThreads,
+                        args);
 }
 
-cudaError_t LaunchSigmoid(const RowsView& x, int64_t columns, cudaStream_t stream) {
-  return LaunchInChain(&SigmoidKernel, GridOf(x.rows, columns), kThreads, 0, stream, x, columns);
+Status Run(const ApplyGateCall& call, const CallContext& context) {
+  const GateOptions& options = call.options;
+  const GateView gate = {static_cast<int>(options.activation), options.limit, options.alpha};
+  const ApplyGateArguments args = {RowsOf(call.gate), RowsOf(call.up), RowsOf(call.out),
+                                   call.out.dim(1), gate};
+  return context.Launch("glu", &ApplyGateKernel, GridOf(args.out.rows, args.columns), kThreads,
+                        args);
 }
 
-cudaError_t LaunchRotary(const RotaryArguments& args, cudaStream_t stream) {
+Status Run(const ApplySigmoidCall& call, const CallContext& context) {
+  const RowsView x = RowsOf(call.x);
+  const int64_t columns = call.x.dim(1);
+  return context.Launch("sigmoid", &SigmoidKernel, GridOf(x.rows, columns), kThreads, x, columns);
+}
+
+Status Run(const ApplyRotaryCall& call, const CallContext& context) {
+  const RotaryArguments args = {RowsOf(call.x), IndicesOf(call.positions), RotaryOf(call.rotary),
+                                context.errors};
   const dim3 grid(static_cast<unsigned>(args.x.rows / args.x.inner),
                   static_cast<unsigned>(args.x.inner));
-  const int threads = std::clamp((args.pairs + 31) / 32 * 32, 32, kThreads);
-  return LaunchInChain(&RotaryKernel, grid, threads, 0, stream, args);
+  const int threads = std::clamp((args.rotary.pairs + 31) / 32 * 32, 32, kThreads);
+  return context.Launch("rope", &RotaryKernel, grid, threads, args);
 }
 
 }  // namespace marlin::cuda

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cuda/common/cuda_gemm.h"
 #include "backends/cuda/common/epilogue.cuh"
 #include "backends/cuda/common/launch.h"
 #include "backends/cuda/rows/transform_columns.h"
+#include "plan/gemm/transform_columns.h"
 
 namespace marlin::cuda {
 namespace {
@@ -14,6 +16,24 @@ constexpr int kThreads = 256;
 constexpr int kMostThreads = 1024;
 /// CTAs that stride over rows, and over columns, at most.
 constexpr int64_t kMostBlocks = 1024;
+
+/// The arguments of the kernels, TransformColumnsCall. Strides count elements.
+struct TransformColumnsArguments {
+  const void* from = nullptr;
+  int64_t from_row = 0;
+  int64_t from_column = 0;
+  Element from_type = Element::kF32;
+  void* to = nullptr;
+  int64_t to_row = 0;
+  int64_t to_column = 0;
+  Element to_type = Element::kF32;
+  const float* scale = nullptr;          ///< Null: ones.
+  const int32_t* permutation = nullptr;  ///< Null: the identity. Not with Hadamard blocks.
+  int64_t hadamard = 0;                  ///< The size of the blocks; 0: none.
+  int64_t rows = 0;
+  int64_t columns = 0;
+  bool inverse = false;
+};
 
 /// Moves bits. Threads along x stride over the columns, blocks along y over the rows; the
 /// permutation is read once for all rows of a thread.
@@ -34,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Moves columns and scales them in fp32. The grid is that of MoveColumnsKernel.
+/// Moves columns and scales them in fp32. The grid is as in MoveColumnsKernel.
 __global__ void __launch_bounds__(kThreads)
     ScaleColumnsKernel(const __grid_constant__ TransformColumnsArguments args) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -119,10 +139,17 @@ const void* ElementwiseKernel(const TransformColumnsArguments& args) {
 
 }  // namespace
 
-cudaError_t LaunchTransformColumns(const TransformColumnsArguments& args, cudaStream_t stream) {
+cudaError_t LaunchTransformColumns(const TransformColumnsCall& call, cudaStream_t stream) {
+  TransformColumnsArguments args = {call.from.data(),        call.from.stride(0),
+                                    call.from.stride(1),     ElementOf(call.from.dtype()),
+                                    call.to.data(),          call.to.stride(0),
+                                    call.to.stride(1),       ElementOf(call.to.dtype()),
+                                    call.transform.scale,    call.transform.permutation,
+                                    call.transform.hadamard, call.from.dim(0),
+                                    call.from.dim(1),        call.inverse};
+  if (args.rows == 0 || args.columns == 0) return cudaSuccess;
   if (args.hadamard > 0) return LaunchRotate(args, stream);
-  TransformColumnsArguments copy = args;
-  void* parameters[] = {&copy};
+  void* parameters[] = {&args};
   const int64_t blocks = std::min((args.columns + kThreads - 1) / kThreads, kMostBlocks);
   const LaunchSize size = {
       dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(std::min(args.rows, kMostBlocks))),

@@ -7,7 +7,7 @@ std::string Describe(cudaError_t error) {
   return std::string(cudaGetErrorName(error)) + " (" + cudaGetErrorString(error) + ")";
 }
 
-/// Whether an error is that of a bad call: CUDA reports it once, and the device stays usable.
+/// Whether an error comes from a bad call: CUDA reports it once, and the device stays usable.
 bool IsRefusal(cudaError_t error) {
   switch (error) {
     case cudaErrorInvalidValue:

@@ -45,7 +45,7 @@ class EventMarks final : public StreamMarks {
       : device_(std::move(device)), stream_(static_cast<cudaStream_t>(stream)), holds_(holds) {}
   ~EventMarks() override {
     const DeviceScope scope(device_->index);
-    // The stream may wait at the gate, which goes with this object.
+    // The stream may still wait at the gate, which is destroyed with this object.
     gate_.Open();
     if (count_ > 0) cudaStreamSynchronize(stream_);
     for (cudaEvent_t const event : events_) cudaEventDestroy(event);

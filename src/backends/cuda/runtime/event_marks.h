@@ -8,7 +8,7 @@
 
 namespace marlin::cuda {
 
-/// Backend::MakeMarks. `holds`: the stream waits behind the first mark until Take, or until the
+/// Backend::MakeMarks. `holds`: the stream waits after the first mark until Take, or until the
 /// host has waited for so long that it may be waiting for this very work.
 std::unique_ptr<StreamMarks> MakeEventMarks(const std::shared_ptr<DeviceHandle>& device,
                                             void* stream, bool holds);

@@ -9,7 +9,7 @@
 namespace marlin::cuda {
 namespace {
 
-/// Keeps its stream: the workspaces of the captured work are that stream's, and no one else's.
+/// Keeps its stream: the workspaces of the captured work belong to that stream alone.
 class RecordedGraph final : public RecordedWork {
  public:
   explicit RecordedGraph(std::shared_ptr<DeviceHandle> device) : device_(std::move(device)) {}
@@ -23,7 +23,7 @@ class RecordedGraph final : public RecordedWork {
 
   void* stream() const override { return stream_; }
 
-  /// Does the work once, so that workspaces and modules are there when it is captured.
+  /// Runs the work once, so that workspaces are allocated and modules loaded before the capture.
   Status Run(const std::function<Status(void*)>& enqueue) {
     MARLIN_RETURN_IF_ERROR(Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
                                  "cudaStreamCreateWithFlags"));
@@ -70,7 +70,7 @@ Result<std::unique_ptr<RecordedWork>> RecordGraph(
   MARLIN_RETURN_IF_ERROR(device->errors.Lost());
   const DeviceScope scope(device->index);
   auto recorded = std::make_unique<RecordedGraph>(device);
-  // What earlier calls put on other streams comes first.
+  // Work that earlier calls put on other streams comes first.
   MARLIN_RETURN_IF_ERROR(
       device->errors.Check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"));
   MARLIN_RETURN_IF_ERROR(recorded->Run(enqueue));

@@ -10,7 +10,7 @@
 namespace marlin::cuda {
 
 /// Runs `enqueue` on a stream of the recording, waits, and captures it. Errors: those of `enqueue`
-/// and of the device. Null: its work cannot be captured, and has been done.
+/// and of the device. Null: the work cannot be captured; it has been done.
 Result<std::unique_ptr<RecordedWork>> RecordGraph(
     const std::shared_ptr<DeviceHandle>& device,
     const std::function<Status(void* stream)>& enqueue);

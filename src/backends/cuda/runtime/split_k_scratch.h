@@ -49,8 +49,8 @@ class SplitKScratch {
     uint32_t* words_ = nullptr;
   };
 
-  /// Leases at least `bytes` to a launch on the stream with this workspace. Takes no lock where the
-  /// stream or the captured workspace has had as much before.
+  /// Leases at least `bytes` to a launch on the stream with this workspace. Takes no lock if the
+  /// stream or the captured workspace has leased as much before.
   Lease Lend(cudaStream_t stream, const void* workspace, int64_t bytes);
 
  private:

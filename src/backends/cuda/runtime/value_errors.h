@@ -13,8 +13,8 @@
 
 namespace marlin::cuda {
 
-/// A record in the device's memory and a flag in the host's, so that Take costs no copy unless
-/// there is an error.
+/// A record in device memory and a flag in host memory, so that Take copies nothing unless there is
+/// an error.
 class ValueErrors {
  public:
   /// Errors: kOutOfMemory, kDeviceLost.

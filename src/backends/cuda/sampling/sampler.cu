@@ -13,8 +13,10 @@
 
 #include "backends/cuda/common/block_scan.cuh"
 #include "backends/cuda/common/chain.cuh"
-#include "backends/cuda/decoder/decoder_launch.h"
+#include "backends/cuda/decoder/operations.h"
 #include "backends/cuda/rows/record_error.cuh"
+#include "base/aligned_buffer.h"
+#include "base/checked.h"
 
 namespace marlin::cuda {
 namespace {
@@ -25,6 +27,55 @@ constexpr int kResetThreads = 1024;
 constexpr int kDigitBits = 11;  ///< Bits of a level of the radix search.
 constexpr int kBins = 1 << kDigitBits;
 constexpr int kLevels = 3;
+
+/// SamplingOptions.
+struct SamplingView {
+  float temperature = 0;
+  float top_p = 1;
+  float min_p = 0;
+  float repetition_penalty = 1;
+  float presence_penalty = 0;
+  float frequency_penalty = 0;
+  int64_t top_k = 0;
+  uint64_t seed = 0;
+};
+
+/// The sampler state of a sequence in device memory. One uint32_t per token follows: the lowest bit
+/// is set if the prompt has the token, the upper bits count how often it was drawn.
+struct SamplerState {
+  static constexpr uint64_t kMagic = 0x6d61726c696e7363;  ///< Marks memory that was reset.
+  static constexpr int kWords = 312;
+  uint64_t magic = 0;
+  int64_t vocab = 0;
+  SamplingView options;
+  uint64_t random[kWords] = {};  ///< mt19937_64
+  int next = kWords;
+
+  MARLIN_HOST_DEVICE uint32_t* seen() { return reinterpret_cast<uint32_t*>(this + 1); }
+};
+
+struct ResetArguments {
+  SamplingView options;
+  SamplerState* state = nullptr;
+  int64_t vocab = 0;
+  const int32_t* prompt = nullptr;
+  int64_t tokens = 0;
+  ErrorView errors;
+};
+
+struct SampleArguments {
+  const float* logits = nullptr;
+  int64_t logits_stride = 0;
+  uint8_t* states = nullptr;
+  int64_t state_stride = 0;
+  const int32_t* state_rows = nullptr;  ///< Null: row r has state r.
+  int32_t* tokens = nullptr;
+  int64_t tokens_stride = 1;
+  int rows = 0;
+  int states_count = 0;
+  int vocab = 0;
+  ErrorView errors;
+};
 
 /// Keys ascend with the logit; 0 and -0 have the same.
 MARLIN_DEVICE uint32_t KeyOf(float logit) {
@@ -450,15 +501,41 @@ __global__ void __launch_bounds__(kResetThreads)
 
 }  // namespace
 
-cudaError_t LaunchResetSampler(const ResetArguments& args, cudaStream_t stream) {
-  return LaunchInChain(&ResetKernel, dim3(1), kResetThreads, 0, stream, args);
+int64_t SamplerStateBytes(int64_t vocab) {
+  return RoundUp(int64_t{sizeof(SamplerState)} + vocab * int64_t{sizeof(uint32_t)},
+                 kBufferAlignment);
 }
 
-cudaError_t LaunchSample(const SampleArguments& args, cudaStream_t stream) {
+Status Run(const ResetSamplerCall& call, const CallContext& context) {
+  const SamplingOptions& options = call.options;
+  const ResetArguments args = {
+      {options.temperature, options.top_p, options.min_p, options.repetition_penalty,
+       options.presence_penalty, options.frequency_penalty, options.top_k, options.seed},
+      static_cast<SamplerState*>(call.state.data()),
+      call.vocab,
+      call.prompt.As<int32_t>(),
+      call.prompt.dim(0),
+      context.errors};
+  return context.Launch("reset_sampler", &ResetKernel, dim3(1), kResetThreads, args);
+}
+
+Status Run(const SampleTokensCall& call, const CallContext& context) {
+  const SampleArguments args = {call.logits.As<float>(),
+                                call.logits.stride(0),
+                                call.states.As<uint8_t>(),
+                                call.states.stride(0),
+                                call.state_rows.As<int32_t>(),
+                                call.tokens.As<int32_t>(),
+                                call.tokens.stride(0),
+                                static_cast<int>(call.logits.dim(0)),
+                                static_cast<int>(call.states.dim(0)),
+                                static_cast<int>(call.logits.dim(1)),
+                                context.errors};
   // As many CTAs as run at once: their registers leave room for one on an SM.
   constexpr int kFewRows = 16;
-  return args.rows <= kFewRows ? LaunchClusters<8, 256>(args, stream)
-                               : LaunchClusters<2, 512>(args, stream);
+  return context.Check(args.rows <= kFewRows ? LaunchClusters<8, 256>(args, context.stream)
+                                             : LaunchClusters<2, 512>(args, context.stream),
+                       "sample");
 }
 
 }  // namespace marlin::cuda

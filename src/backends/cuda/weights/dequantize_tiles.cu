@@ -11,6 +11,7 @@
 #include "backends/cuda/common/warp_matrix.cuh"
 #include "backends/cuda/common/weight_reader.cuh"
 #include "backends/cuda/gemm/cublas/dense_fragments.cuh"
+#include "backends/cuda/plan/kernel_instances.h"
 #include "backends/cuda/weights/weights_launch.h"
 
 namespace marlin::cuda {
@@ -183,14 +184,7 @@ cudaError_t Launch(const TileView& view, const DenseView& out, cudaStream_t stre
 
 cudaError_t LaunchDequantizeTiles(const TileView& weights, CodeKind kind, const DenseView& out,
                                   cudaStream_t stream) {
-  switch (kind) {
-#define MARLIN_KIND(name) \
-  case CodeKind::name:    \
-    return Launch<CodeKind::name>(weights, out, stream);
-#include "backends/cuda/layout/code_kinds.def"
-#undef MARLIN_KIND
-  }
-  return cudaErrorInvalidValue;
+  return VisitKind(kind, [&](auto of) { return Launch<of>(weights, out, stream); });
 }
 
 }  // namespace marlin::cuda

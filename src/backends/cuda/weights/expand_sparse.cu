@@ -1,6 +1,7 @@
 // Expands sparse tiles to dense ones, for the kernels that read only those. Warps stream through
 // the tiles in the order of memory; codes stay in pairs, because single codes would cost several
 // times the time of the loads and stores.
+#include "backends/cuda/plan/kernel_instances.h"
 #include "backends/cuda/weights/expand_sparse.cuh"
 #include "backends/cuda/weights/weights_launch.h"
 
@@ -88,16 +89,11 @@ cudaError_t LaunchExpandSparse(const TileView& from, const TileView& to, CodeKin
   const int64_t strips = int64_t{(from.n + kBlockOutputs - 1) / kBlockOutputs} * kStripsOfBlock;
   const ExpandArguments args = {from.tiles,      tiles,         strips * from.tiles_of_strip,
                                 from.tile_bytes, to.tile_bytes, 0};
-  switch (kind) {
-    case CodeKind::kFp4:
-      return Launch<CodeKind::kFp4>(args, zero, stream);
-    case CodeKind::kInt4:
-      return Launch<CodeKind::kInt4>(args, zero, stream);
-    case CodeKind::kTable4:
-      return Launch<CodeKind::kTable4>(args, zero, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return VisitKind(kind, [&](auto of) {
+    constexpr CodeKind kKind = of;
+    if constexpr (kinds::kSparse.Has(kKind)) return Launch<kKind>(args, zero, stream);
+    return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace marlin::cuda

@@ -1,5 +1,6 @@
 // Packs k-packed words into tiles on the device, for Prepare.
 #include "backends/cuda/common/weight_reader.cuh"
+#include "backends/cuda/plan/kernel_instances.h"
 #include "backends/cuda/weights/sparse_packing.cuh"
 #include "backends/cuda/weights/weights_launch.h"
 
@@ -106,23 +107,6 @@ __global__ void __launch_bounds__(kThreads) PackSparseTilesKernel(PackJob job) {
   PackParameters(job, reinterpret_cast<uint16_t*>(out + kSparseTileBytes), tile, first_n);
 }
 
-cudaError_t LaunchPackSparseTiles(const PackJob& job, const dim3& grid, cudaStream_t stream) {
-  switch (job.kind) {
-    case CodeKind::kFp4:
-      PackSparseTilesKernel<CodeKind::kFp4><<<grid, kThreads, 0, stream>>>(job);
-      break;
-    case CodeKind::kInt4:
-      PackSparseTilesKernel<CodeKind::kInt4><<<grid, kThreads, 0, stream>>>(job);
-      break;
-    case CodeKind::kTable4:
-      PackSparseTilesKernel<CodeKind::kTable4><<<grid, kThreads, 0, stream>>>(job);
-      break;
-    default:
-      return cudaErrorInvalidValue;
-  }
-  return cudaGetLastError();
-}
-
 }  // namespace
 
 cudaError_t LaunchPackTiles(const PackJob& job, cudaStream_t stream) {
@@ -130,16 +114,18 @@ cudaError_t LaunchPackTiles(const PackJob& job, cudaStream_t stream) {
       (job.from.n + kBlockOutputs - 1) / kBlockOutputs * (kBlockOutputs / kStripOutputs);
   const int tiles = (job.from.k + kTileK - 1) / kTileK;
   const dim3 grid(static_cast<unsigned>(strips), static_cast<unsigned>(tiles));
-  if (job.metadata != nullptr) return LaunchPackSparseTiles(job, grid, stream);
-  switch (job.kind) {
-#define MARLIN_KIND(kind)                                                \
-  case CodeKind::kind:                                                   \
-    PackTilesKernel<CodeKind::kind><<<grid, kThreads, 0, stream>>>(job); \
-    break;
-#include "backends/cuda/layout/code_kinds.def"
-#undef MARLIN_KIND
-  }
-  return cudaGetLastError();
+  return VisitKind(job.kind, [&](auto kind) {
+    constexpr CodeKind kKind = kind;
+    if (job.metadata == nullptr) {
+      PackTilesKernel<kKind><<<grid, kThreads, 0, stream>>>(job);
+      return cudaGetLastError();
+    }
+    if constexpr (kinds::kSparse.Has(kKind)) {
+      PackSparseTilesKernel<kKind><<<grid, kThreads, 0, stream>>>(job);
+      return cudaGetLastError();
+    }
+    return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace marlin::cuda

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/scalars.h"
+#include "layout/parameters.h"
 #include "marlin/layout.h"
 
 namespace marlin::cuda {
@@ -70,10 +71,10 @@ Status PreparedTiles::UploadMarlinW4(const QuantizedWeights& weights,
     const int64_t first = expert * groups * spec.n;
     // Exact: CanTile holds, so 16 bits hold every zero and every normalized scale and bias.
     const auto normalized = [&](const TensorView& view, int64_t i) {
-      const float value = std::ldexp(LoadScale(view, first + i), exponent);
+      const float value = std::ldexp(ParameterAt(view, first + i), exponent);
       return tiles_.bf16_parameters ? FloatToBf16(value) : FloatToHalf(value);
     };
-    const auto zero = [&](int64_t i) { return FloatToHalf(LoadScale(weights.zeros, first + i)); };
+    const auto zero = [&](int64_t i) { return FloatToHalf(ParameterAt(weights.zeros, first + i)); };
     ForEachParameter(spec, groups, [&](int64_t to, int64_t from) {
       numbers[static_cast<size_t>(to)] = normalized(weights.scales, from);
       if (tiles_.zero_kind == ZeroKind::kNone) return;

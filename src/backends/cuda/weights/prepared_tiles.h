@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "backends/cuda/layout/device_views.h"
@@ -12,22 +13,27 @@
 
 namespace marlin::cuda {
 
-/// Element `i` of scales, zeros or biases as fp32.
-float LoadScale(const TensorView& view, int64_t i);
-
 /// Checks that weights can be prepared in the marlin_w4 layout. Errors: kUnsupported with the
 /// reason.
 Status CheckMarlinW4(const WeightsSpec& spec, bool can_tile);
 
+struct ExpertRanges;
+class WeightUpload;
+
 class PreparedTiles : public PreparedWeights::Storage {
  public:
-  /// Uploads and rearranges validated weights. Errors: kOutOfMemory, kDeviceLost, kUnsupported for
-  /// dimensions beyond a grid's, and for weights that marlin_w4 or its kernel cannot represent.
-  static Result<std::shared_ptr<const PreparedTiles>> Make(
-      const QuantizedWeights& weights, const PrepareOptions& options, const Backend* backend,
-      const std::shared_ptr<DeviceHandle>& device);
+  /// Sends joined columns to the device and rearranges them there; with marlin_w4, the columns are
+  /// one whole matrix. The columns may be freed at once; the result may be read once upload.Finish
+  /// returns. Errors:
+  /// kOutOfMemory, kDeviceLost, kNonFiniteInput as SendPieces, kUnsupported for dimensions beyond a
+  /// grid's, and for weights that marlin_w4 or its kernel cannot represent.
+  static Result<std::shared_ptr<const PreparedTiles>> Make(std::span<const WeightColumns> columns,
+                                                           const PrepareOptions& options,
+                                                           const Backend* backend,
+                                                           WeightUpload& upload);
 
   CodeKind kind() const { return kind_; }
+  TileKind tile_kind() const { return {kind_, traits.sparse}; }
   /// Precondition: tiled or marlin_w4; of the latter, it describes the codes.
   TileView Tiles(int64_t expert) const;
   /// The view of the dense tiles that hold the same weights, without their address.
@@ -41,9 +47,12 @@ class PreparedTiles : public PreparedWeights::Storage {
   CanonicalView Canonical(int64_t expert) const;
 
  private:
-  Status Upload(const QuantizedWeights& weights, const std::shared_ptr<DeviceHandle>& device);
-  Status Pack(const QuantizedWeights& weights, const std::shared_ptr<DeviceHandle>& device);
-  void DescribeTiles(const QuantizedWeights& weights);
+  // `model` has the codebook, the types and the global scales of all columns.
+  void DescribeCanonical(const QuantizedWeights& model);
+  void DescribeTiles(const QuantizedWeights& model, std::span<const ExpertRanges> ranges);
+  Status MakeTables(const QuantizedWeights& model, WeightUpload& upload);
+  Status SendTiles(std::span<const WeightColumns> columns, WeightUpload& upload);
+  Status SendCanonical(std::span<const WeightColumns> columns, WeightUpload& upload);
   Status UploadMarlinW4(const QuantizedWeights& weights,
                         const std::shared_ptr<DeviceHandle>& device);
 
@@ -53,14 +62,13 @@ class PreparedTiles : public PreparedWeights::Storage {
   uint32_t zero_code_ = 0;
   int64_t expert_bytes_ = 0;  ///< One expert: its tiles, or its marlin_w4 words and parameters.
   int64_t words_bytes_ = 0;   ///< One expert of the canonical arrays.
-  int64_t metadata_bytes_ = 0;
   int64_t scales_bytes_ = 0;
   int64_t zeros_bytes_ = 0;
   int64_t biases_bytes_ = 0;
   std::vector<int> exponents_;  ///< Each expert's scales were normalized by 2^this.
   std::vector<float> global_scales_;
   DeviceMemory memory_;
-  DeviceMemory tables_;
+  std::shared_ptr<const DeviceMemory> tables_;  ///< CodeTables.
 };
 
 }  // namespace marlin::cuda

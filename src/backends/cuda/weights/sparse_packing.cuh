@@ -1,4 +1,4 @@
-// One lane's words of a sparse tile (layout/sparse_layout.h), on the device for Prepare and on the
+// One lane's words of a sparse tile (layout/sparse_layout.h): on the device for Prepare, on the
 // host for tests.
 #pragma once
 

@@ -98,7 +98,7 @@ int64_t StrideOf(const BatchParameters& batch, int buffer) {
 }  // namespace
 
 int64_t MostMatricesOf(const LaunchPlan& plan, const GemmDesc& desc) {
-  // Partials that have to be cleared are those of a kernel that is chosen by name only.
+  // Only a kernel that is chosen by name has partials that must be cleared.
   if (plan.zeroes || BatchedOf(plan.function) == nullptr) return 1;
   // Cannot overflow: RowsOfPart has at most kMostOperationsOfPart, or one tile of rows.
   const int64_t operations = 2 * desc.m * desc.n * std::max<int64_t>(desc.k, 1);

@@ -80,11 +80,11 @@ struct ExpertParameters {
   MARLIN_INT32 experts;  ///< Without the shared one.
   MARLIN_INT32 shared;   ///< SharedExpertKind
   MARLIN_INT32 columns;  ///< Columns of results and sums: the hidden features.
-  /// Experts with up to so many rows are tiled for the GEMV, the others for the GEMM.
+  /// Experts with up to this many rows are tiled for the GEMV, the others for the GEMM.
   MARLIN_INT32 most_few_rows;
   MARLIN_INT32 few_tile_rows;
   MARLIN_INT32 many_tile_rows;
-  MARLIN_INT32 few_tiles;  ///< Room for tiles of the GEMV; those of the GEMM follow.
+  MARLIN_INT32 few_tiles;  ///< Room for tiles of the GEMV; the GEMM's follow.
   MARLIN_INT32 many_tiles;
   // Launches over tiles only.
   MARLIN_INT32 first_tile;

@@ -140,7 +140,7 @@ static METAL_FUNC Softmax SoftmaxOf(threadgroup const RouterScratch* scratch, us
   }
   Softmax softmax;
   softmax.largest = LargestOfLanes(ordered);
-  // 1 to 1,024 with 53 bits behind the point, so that the order of the sum does not matter.
+  // 1 to 1,024 with 53 fraction bits, so that the order of the sum does not matter.
   constexpr int kIntegerBits = 10;
   ulong sum = 0;
   for (int e = lane; e < p.experts; e += kLanes) {
@@ -169,7 +169,7 @@ static METAL_FUNC void FillKeys(threadgroup RouterScratch* scratch, RouterRow ro
   }
 }
 
-/// A group's key: that of the sum of its two best experts.
+/// A group's key: the key of the sum of its two best experts.
 static METAL_FUNC ulong KeyOfGroup(threadgroup const ulong* keys, int size) {
   ulong best = 0;
   ulong second = 0;

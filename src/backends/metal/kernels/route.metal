@@ -56,7 +56,7 @@ static METAL_FUNC float2 SumsOfStrip(Strip strip, Input input, int row, int firs
   return SumOverRows(sum);
 }
 
-/// The host's name is that of a public C++ function, so it is not also this one's.
+/// Not named as on the host, because a public C++ function has that name.
 [[host_name("moe_router_topk_fused")]] [[kernel]] void marlin_route_fused(
     device const uchar* codes [[buffer(MARLIN_BUFFER_CODES)]],
     device const uchar* x [[buffer(MARLIN_BUFFER_INPUT)]],

@@ -22,7 +22,7 @@ struct Wide {
 constant constexpr ulong kTopBit = 1ul << 63;
 constant constexpr ulong kLog2E = 0xb8aa3b295c17f0bcul;  ///< log2(e) * 2^63
 constant constexpr ulong kLn2 = 0xb17217f7d1cf79acul;    ///< ln(2) * 2^64
-/// Fixed-point numbers, and distances of logits, have 51 bits behind the point.
+/// Fixed-point numbers, and distances of logits, have 51 fraction bits.
 constant constexpr int kFixedBits = 51;
 
 /// An IEEE format: bits of the significand with the implicit one, and the least normal exponent.
@@ -165,7 +165,7 @@ static inline ulong DoubleOfOrdered(ulong ordered) {
   return (ordered & kTopBit) != 0 ? ordered & ~kTopBit : ~ordered;
 }
 
-/// |x| with kFixedBits behind the point, for |x| < 2048.
+/// |x| with kFixedBits fraction bits, for |x| < 2048.
 static inline ulong FixedOf(float x) {
   const uint bits = as_type<uint>(x) & 0x7fffffffu;
   const int exponent = int(bits >> 23);
@@ -179,7 +179,7 @@ static inline Wide ExpOfMinus(ulong y) {
   constexpr ulong kVanishing = 750ul << kFixedBits;  // The double of e^-750 is 0.
   if (y >= kVanishing) return Wide{0, 0};
   constexpr int kRestBits = kFixedBits - 1;
-  const ulong binary = MultiplyHigh(y, kLog2E);  // With kRestBits behind the point.
+  const ulong binary = MultiplyHigh(y, kLog2E);  // With kRestBits fraction bits.
   const ulong w = MultiplyHigh(binary << (64 - kRestBits), kLn2) >> 3;  // * 2^64
   ulong power = kTopBit / 362880;                                       // 2^63 / 9!
   power = kTopBit / 40320 - MultiplyHigh(w, power);

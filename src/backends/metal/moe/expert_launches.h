@@ -22,7 +22,7 @@ struct ExpertArrays {
   MemoryRange ranks;
   MemoryRange counts;
   MemoryRange inner;    ///< f32 [slots, inner_stride]: the products of gate and up.
-  MemoryRange results;  ///< f32 [slots, hidden]: those of down.
+  MemoryRange results;  ///< f32 [slots, hidden]: the outputs of down.
   MemoryRange scores;   ///< f32 [slots]; empty: the shared expert has no gate.
   int64_t bytes = 0;    ///< Size of all arrays.
 };

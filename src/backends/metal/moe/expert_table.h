@@ -12,7 +12,7 @@
 
 namespace marlin::metal {
 
-/// Matrices that one launch computes: those of one kind (kernels::WeightKind), of any expert.
+/// Matrices that one launch computes: of one kind (kernels::WeightKind), of any expert.
 struct MatrixGroup {
   /// Those that weights and biases decide, and whether the activation is part of the epilogue.
   FunctionConstants constants{};
@@ -31,7 +31,7 @@ class ExpertTable {
   MemoryRange matrices() const { return {memory_.get(), matrix_bytes_}; }
   /// The weights and biases that the table has addresses of.
   const std::shared_ptr<const ReachedMemory>& reached() const { return reached_; }
-  /// The groups of gate and up, in any order; those of the same step read the same rows.
+  /// The groups of gate and up, in any order; groups of the same step read the same rows.
   std::span<const MatrixGroup> first_groups() const { return first_; }
   std::span<const MatrixGroup> down_groups() const { return down_; }
   /// The gate of the shared expert: one group, or none.

@@ -22,7 +22,7 @@ ExpertTiling TileExperts(const ExpertPass& pass, const DeviceShape& device) {
   while (tiling.few_tile_rows < rows) tiling.few_tile_rows *= 2;
   tiling.many_tile_rows = mean <= 32 ? 32 : 64;
 
-  // The sum of ceil(rows / tile) is at most that of rows / tile, plus 1 for each expert.
+  // The sum of ceil(rows / tile) is at most the sum of rows / tile, plus 1 for each expert.
   const auto tiles_of = [](int64_t all_rows, int64_t tile, int64_t of_experts) {
     return std::min(all_rows, all_rows / tile + of_experts);
   };

@@ -158,7 +158,7 @@ Status CheckKernel(const Backend& backend, const KernelDesc& kernel, Format form
 }
 
 // A layer of three experts, the last of which is not here: the first takes so few rows that they
-// are a GEMV, the second so many that they are a GEMM.
+// are a GEMV, the second enough for a GEMM.
 constexpr int64_t kHidden = 72;
 constexpr int64_t kInner = 40;
 constexpr int64_t kTokens = 24;

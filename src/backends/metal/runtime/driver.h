@@ -97,7 +97,7 @@ class Driver {
   /// Runs launches in order: each sees the writes of those before it. May return before they
   /// complete. Errors: kUnsupported (a kernel that does not compile here), kDeviceLost.
   virtual Status Run(std::span<const KernelLaunch> launches, void* stream) = 0;
-  /// The same, with a check once they have completed, whose error is that of the next Synchronize
+  /// The same, with a check once they have completed, whose error the next Synchronize returns
   /// unless calls_block(). The default is for drivers whose calls do.
   virtual Status RunAndCheck(std::span<const KernelLaunch> launches, void* stream,
                              const ResultCheck& check) {

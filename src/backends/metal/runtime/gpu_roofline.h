@@ -20,7 +20,7 @@ class GpuRoofline {
   static constexpr int kMatrixSteps = 2048;
 
   /// The driver must outlive this. `read_bytes` is rounded down to whole threadgroups, at least
-  /// one. Errors: kOutOfMemory, those of the driver.
+  /// one. Errors: kOutOfMemory, as the driver.
   static Result<GpuRoofline> Make(Driver& driver, int64_t read_bytes = kReadBytes,
                                   int matrix_steps = kMatrixSteps);
 

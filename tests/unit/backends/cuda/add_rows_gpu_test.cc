@@ -43,7 +43,7 @@ class AddRows : public GpuTest<::testing::Test> {
     if (!rows.empty()) call.rows = static_cast<const float*>(rows_there.data());
     call.slot_of = static_cast<const int32_t*>(slots_there.data());
     call.out = out_there.data();
-    EXPECT_TRUE(on.impl().backend().AddRows(call, nullptr).ok());
+    EXPECT_TRUE(Internals::Impl(on).backend().AddRows(call, nullptr).ok());
     EXPECT_TRUE(on.Synchronize().ok());
     EXPECT_TRUE(out_there.CopyTo(out.data(), bytes).ok());
     return out;

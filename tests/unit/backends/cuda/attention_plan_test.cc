@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "backends/cuda/decoder/decoder_layout.h"
+#include "backends/cuda/attention/attention_layout.h"
 #include "base/checked.h"
 
 namespace marlin::cuda::attention_plan_test {

@@ -161,16 +161,9 @@ void CheckFormat(Format format) {
 
 template <typename T>
 void CheckFormat(Format format) {
-  switch (KindOf(format)) {
-#define MARLIN_KIND(name)                       \
-  case CodeKind::name:                          \
-    if (CodeKind::name != CodeKind::kDense16) { \
-      CheckFormat<CodeKind::name, T>(format);   \
-    }                                           \
-    break;
-#include "backends/cuda/layout/code_kinds.def"
-#undef MARLIN_KIND
-  }
+  VisitKind(KindOf(format), [&](auto kind) {
+    if constexpr (kind != CodeKind::kDense16) CheckFormat<kind, T>(format);
+  });
 }
 
 TEST_P(DecodeFragment, GivesTheCodecsValuesInBf16) { CheckFormat<Bf16x2>(GetParam()); }

@@ -17,7 +17,7 @@ class DeviceCholesky : public ::testing::Test {
   void SetUp() override {
     const auto device = Device::Open("cuda");
     ASSERT_TRUE(device.ok()) << device.status().message();
-    auto made = device->impl().backend().MakeCholesky();
+    auto made = Internals::Impl(*device).backend().MakeCholesky();
     if (!made.ok() && made.status().code() == Code::kUnsupported) {
       GTEST_SKIP() << made.status().message();
     }

@@ -24,7 +24,7 @@ class EventMarks : public ::testing::Test {
     // The copies are asynchronous on the device, from memory that outlives them.
     host_.assign(kBytes, 1);
   }
-  const Backend& backend() const { return device_->impl().backend(); }
+  const Backend& backend() const { return Internals::Impl(*device_).backend(); }
   std::unique_ptr<StreamMarks> Make(bool holds) const {
     return *backend().MakeMarks(nullptr, holds);
   }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
 
 #include "backends/cuda/layout/code_kind.h"
 #include "backends/cuda/plan/tile_problem.h"
@@ -14,6 +15,19 @@ namespace {
 TEST(KindOf, EveryQuantizedFormatHasADecoder) {
   for (const FormatInfo& format : AllFormats()) {
     EXPECT_EQ(KindOf(format.format) == CodeKind::kDense16, !format.quantized) << format.name;
+  }
+}
+
+TEST(CudaKernels, AreAvailableButForAMissingLibrary) {
+  DeviceProperties device = {.level = Isa::kSm90};
+  for (const bool installed : {false, true}) {
+    device.has_dense_library = installed ? +[] { return true; } : +[] { return false; };
+    for (const KernelDesc& kernel : CudaKernels()) {
+      const bool needs_library = std::string_view(kernel.name) == "marlin_gemm_cublas";
+      const Support available = CheckAvailable(kernel, device);
+      EXPECT_EQ(available.ok(), installed || !needs_library) << kernel.name;
+      EXPECT_NE(available.ok(), !available.reason().empty());
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backends/cuda/common/decode_fragment.cuh"
+#include "backends/cuda/plan/kernel_instances.h"
 
 namespace marlin::cuda {
 
@@ -31,22 +32,14 @@ LaneWords Encode(const LaneCodes& codes) {
 }
 
 inline LaneWords Encode(CodeKind kind, const LaneCodes& codes) {
-  switch (kind) {
-#define MARLIN_KIND(name) \
-  case CodeKind::name:    \
-    return Encode<CodeKind::name>(codes);
-#include "backends/cuda/layout/code_kinds.def"
-#undef MARLIN_KIND
-  }
-  return {};
+  return VisitKind(kind, [&](auto of) { return Encode<of>(codes); });
 }
 
 inline std::vector<CodeKind> CodedKinds() {
   std::vector<CodeKind> kinds;
-#define MARLIN_KIND(name) \
-  if (CodeKind::name != CodeKind::kDense16) kinds.push_back(CodeKind::name);
-#include "backends/cuda/layout/code_kinds.def"
-#undef MARLIN_KIND
+  for (int kind = 0; kind < static_cast<int>(CodeKind::kDense16); ++kind) {
+    kinds.push_back(static_cast<CodeKind>(kind));
+  }
   return kinds;
 }
 

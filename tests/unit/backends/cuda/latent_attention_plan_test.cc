@@ -1,9 +1,8 @@
 // Plans of latent attention: tiles for every row, parts of the keys where tiles are few.
-#include "backends/cuda/attention/latent/latent_attention_plan.h"
-
 #include <gtest/gtest.h>
 
-#include "backends/cuda/decoder/decoder_layout.h"
+#include "backends/cuda/attention/attention_layout.h"
+#include "backends/cuda/attention/attention_plan.h"
 #include "base/checked.h"
 
 namespace marlin::cuda::latent_attention_plan_test {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -204,6 +205,86 @@ TEST(PersistentPlan, WhatDoesNotFitIsNotLaidOut) {
   EXPECT_FALSE(Fits(shape, layers));
   layers[0].gemms[2] = Gemm(kStripOutputs * kBlocks * (kMostUnits + 1), 128);
   EXPECT_FALSE(Fits(Shape(), layers));
+}
+
+/// A dense layer that the kernel runs.
+struct DenseLayer {
+  DenseLayer() {
+    project.norm.weight = gate_up.norm.weight = TensorView(weight, DType::kF32, {4});
+    attention.heads = 32;
+    attention.kv_heads = 4;
+    attention.key_dim = attention.value_dim = 128;
+    attention.rotary.inverse_frequencies = TensorView(weight, DType::kF32, {4});
+    attention.cache.type = DType::kBf16;
+    attention.cache.page_tokens = 64;
+    down.from = ProjectAddStep::From::kInner;
+  }
+  std::string Reason(int64_t hidden = 2048) const {
+    const LayerSteps steps = {&project, &attention, &out, &gate_up, &down, nullptr, nullptr};
+    return SupportsLayer(steps, hidden).reason();
+  }
+  std::string RoutedReason() const {
+    const LayerSteps steps = {&project, &attention, &out, nullptr, nullptr, &route, &experts};
+    return SupportsLayer(steps, 2048).reason();
+  }
+
+  float weight[4] = {};
+  ProjectStep project;
+  AttentionStep attention;
+  ProjectAddStep out;
+  GateUpStep gate_up;
+  ProjectAddStep down;
+  RouteStep route;
+  ExpertsStep experts;
+};
+
+/// The reason after a change to the layer.
+template <typename Change>
+std::string ReasonAfter(Change change) {
+  DenseLayer layer;
+  change(layer);
+  return layer.Reason();
+}
+
+TEST(PersistentPlan, SaysWhyItDoesNotRunALayer) {
+  EXPECT_EQ(DenseLayer().Reason(), "");
+  EXPECT_EQ(DenseLayer().Reason(8196),
+            "8196 hidden features; supported: multiples of 4 up to 8192");
+  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.rope_dim = 64; }), "latent attention");
+  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.cache.type = DType::kF32; }),
+            "a KV cache of f32; supported: bf16 and f8_e4m3");
+  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.key_dim = 192; }),
+            "keys of 192 features; supported: multiples of 16 up to 128");
+  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.value_dim = 48; }),
+            "values of 48 features; supported: multiples of 32 up to 128");
+  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.kv_heads = 5; }),
+            "32 query heads, not a multiple of the KV heads");
+  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.kv_heads = 1; }),
+            "more than 16 query heads for a KV head");
+  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.cache_group = 2; }),
+            "more than 2 cache groups");
+  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.attention.cache.page_stride = 4; }),
+            "KV cache pages that are not aligned to 16 bytes");
+  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.down.out_norm = layer.gate_up.norm; }),
+            "a norm after a block");
+  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.project.norm = {}; }), "no norm before a block");
+}
+
+TEST(PersistentPlan, SaysWhyItDoesNotRunExperts) {
+  DenseLayer layer;
+  EXPECT_EQ(layer.RoutedReason(), "no experts");
+  layer.experts.experts.resize(64);
+  EXPECT_EQ(layer.RoutedReason(), "a router of 0 parts");
+  const PreparedWeights router;
+  layer.route.router.parts = {&router, 1};
+  layer.route.options.top_k = 17;
+  EXPECT_EQ(layer.RoutedReason(), "17 experts for a token; supported: up to 16");
+  layer.route.options.top_k = 8;
+  EXPECT_EQ(layer.RoutedReason(), "no norm before a block");
+  layer.route.norm = layer.project.norm;
+  EXPECT_EQ(layer.RoutedReason(), "");
+  layer.experts.shared.gate_up.parts = {&router, 1};
+  EXPECT_EQ(layer.RoutedReason(), "shared experts");
 }
 
 }  // namespace

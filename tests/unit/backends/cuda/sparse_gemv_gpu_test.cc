@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "ops/gemm/prepare_columns.h"
 #include "sparse_fixture.h"
 
 namespace marlin::sparse_gemv_gpu_test {
@@ -195,17 +196,16 @@ TEST_F(SparseGemvOnGpu, ExpandsWhatHasNoSparseTiles) {
   EXPECT_EQ(prepared->spec().sparsity, Sparsity::kDense);
 }
 
-/// Devices for which the variable is not set, or 0.
-class SparsityOffOnGpu : public GpuTest<::testing::TestWithParam<bool>> {
+class SparsityOffOnGpu : public GpuTest<::testing::Test> {
  protected:
   void SetUp() override {
-    if (GetParam()) setenv("MARLIN_CUDA_SPARSE", "0", 1);
+    setenv("MARLIN_CUDA_SPARSE", "0", 1);
     GpuTest::SetUp();
     unsetenv("MARLIN_CUDA_SPARSE");
   }
 };
 
-TEST_P(SparsityOffOnGpu, Expands) {
+TEST_F(SparsityOffOnGpu, Expands) {
   if (IsSkipped()) return;
   const QuantizedWeights weights = LatticeWeights(Format::kFp4E2M1, 256, 128, 128, 9);
   const Result<QuantizedWeights> dense = Expand24(weights);
@@ -218,7 +218,34 @@ TEST_P(SparsityOffOnGpu, Expands) {
   EXPECT_EQ(prepared->bytes(), expanded->bytes());
 }
 
-INSTANTIATE_TEST_SUITE_P(Variable, SparsityOffOnGpu, ::testing::Bool());
+/// A device for which the variable is not set.
+using SparsityByDefaultOnGpu = GpuTest<::testing::Test>;
+
+TEST_F(SparsityByDefaultOnGpu, KeepsProductsSparseAndExpandsModels) {
+  if (IsSkipped()) return;
+  const QuantizedWeights weights = LatticeWeights(Format::kFp4E2M1, 256, 128, 128, 9);
+  const Result<PreparedWeights> product = Prepare(weights, device());
+  ASSERT_TRUE(product.ok()) << product.status().message();
+  EXPECT_EQ(product->spec().sparsity, Sparsity::k24);
+  const WeightColumns all{&weights, 0, 1, 128};
+  const Result<PreparedWeights> layer = PrepareColumns({&all, 1}, device());
+  ASSERT_TRUE(layer.ok()) << layer.status().message();
+  EXPECT_EQ(layer->spec().sparsity, Sparsity::kDense);
+  EXPECT_GT(layer->bytes(), product->bytes());
+}
+
+TEST_F(SparseGemvOnGpu, QuantizesActivationsForExpandedWeights) {
+  if (IsSkipped()) return;
+  const QuantizedWeights weights = LatticeWeights(Format::kFp4E2M1, 512, 256, 128, 10);
+  const PreparedWeights sparse = Keep(weights);
+  const PreparedWeights dense = KeepExpanded(weights);
+  GemmOptions options;
+  options.accuracy = Accuracy::kW4A8;
+  for (const int64_t m : {1, 33, 300}) {
+    const std::vector<uint16_t> rows = LatticeRows(m * 512, true, 11);
+    EXPECT_EQ(Multiply(sparse, rows, m, true, options), Multiply(dense, rows, m, true, options));
+  }
+}
 
 }  // namespace
 }  // namespace marlin::sparse_gemv_gpu_test

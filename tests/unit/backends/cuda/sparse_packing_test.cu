@@ -10,7 +10,6 @@
 
 #include "backends/cuda/weights/expand_sparse.cuh"
 #include "backends/cuda/weights/sparse_packing.cuh"
-#include "layout/cutlass_metadata.h"
 
 namespace marlin::cuda {
 namespace {
@@ -245,22 +244,6 @@ TEST(SparsePacking, SplitsAndJoinsPairs) {
   ExpectPairs<CodeKind::kFp4>();
   ExpectPairs<CodeKind::kInt4>();
   ExpectPairs<CodeKind::kTable4>();
-}
-
-/// A lane's metadata word is the lane's word of CUTLASS's order.
-TEST(SparsePacking, HasTheOrderOfCutlass) {
-  const Weights weights(256, 96, 3);
-  std::vector<uint32_t> reordered(weights.metadata.size());
-  ASSERT_TRUE(ToCutlassMetadata(weights.k, weights.n, weights.metadata, reordered).ok());
-  for (int step = 0; step < weights.k / kSparseStepK; ++step) {
-    for (int n = 0; n < weights.n; ++n) {
-      const int lane = n % kStripOutputs;
-      ASSERT_EQ(reordered[static_cast<size_t>(step * weights.n + n)],
-                PackNibbles(weights.source(), lane, step % kStepsOfTile,
-                            step / kStepsOfTile * kBlocksOfTile, n - lane))
-          << "step " << step << ", word " << n;
-    }
-  }
 }
 
 }  // namespace

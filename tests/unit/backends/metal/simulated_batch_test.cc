@@ -41,7 +41,8 @@ class SimulatedBatch : public ::testing::Test {
     auto driver = OpenSimulatedDriver(&launches_);
     opened_ = driver.status();
     if (!opened_.ok()) return;
-    device_.emplace(std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver))));
+    device_ = Internals::Make<Device>(
+        std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver))));
   }
   static void TearDownTestSuite() { device_.reset(); }
   void SetUp() override {

@@ -26,7 +26,8 @@ class SimulatedCounters : public ::testing::Test {
   void SetUp() override {
     auto driver = OpenSimulatedDriver(&launches_);
     if (!driver.ok()) GTEST_SKIP() << driver.status().message();
-    device_.emplace(std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver))));
+    device_ = Internals::Make<Device>(
+        std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver))));
   }
 
   /// Runs a GEMM; its launches are recorded in launches_.

@@ -48,7 +48,7 @@ struct Mlp {
     Expert expert;
     if (!present) return expert;
     expert.gate = gate.operand();
-    if (up.ready.storage() != nullptr) expert.up = up.operand();
+    if (up.ready.valid()) expert.up = up.operand();
     expert.down = down.operand();
     return expert;
   }
@@ -90,7 +90,8 @@ class SimulatedExperts : public ::testing::Test {
     auto driver = OpenSimulatedDriver(&launches_);
     opened_ = driver.status();
     if (!opened_.ok()) return;
-    device_.emplace(std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver))));
+    device_ = Internals::Make<Device>(
+        std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver))));
   }
   static void TearDownTestSuite() { device_.reset(); }
   void SetUp() override {

@@ -343,9 +343,9 @@ TEST_F(SimulatedExperts, NameTheFirstWrongSelection) {
 LayerExperts OperandsOf(const Layer& layer, std::vector<ExpertOperands>* operands) {
   const auto take = [](const Mlp& mlp) {
     ExpertOperands made;
-    if (!mlp.present || mlp.down.ready.storage() == nullptr) return made;
-    made.gate.weights = mlp.gate.ready.storage();
-    made.down.weights = mlp.down.ready.storage();
+    if (!mlp.present || !mlp.down.ready.valid()) return made;
+    made.gate.weights = Internals::Storage(mlp.gate.ready);
+    made.down.weights = Internals::Storage(mlp.down.ready);
     return made;
   };
   for (const Mlp& mlp : layer.experts) operands->push_back(take(mlp));
@@ -412,7 +412,7 @@ TEST_F(SimulatedExperts, TheSortIsTheHosts) {
     layer.experts.resize(static_cast<size_t>(count), layer.experts[0]);
     for (size_t e = 0; e < layer.experts.size(); ++e) layer.experts[e].present = e % 7 != 3;
     Batch batch = MakeBatch(layer, tokens, top_k);
-    Driver& driver = DriverOf(device_->impl().backend());
+    Driver& driver = DriverOf(Internals::Impl(*device_).backend());
     const PlannedLayer plan(layer, tokens, top_k, driver);
     const DriverMemory<std::byte> workspace =
         *AllocateMemory<std::byte>(driver, plan.Arrays(nullptr).bytes);
@@ -441,7 +441,7 @@ TEST_F(SimulatedExperts, TheSortIsTheHosts) {
 // The simulator's processor reads vectors at any address, a GPU does not.
 TEST_F(SimulatedExperts, VectorLoadsAreForAlignedRows) {
   const Layer layer = MakeLayer({});
-  const PlannedLayer plan(layer, 2, 1, DriverOf(device_->impl().backend()));
+  const PlannedLayer plan(layer, 2, 1, DriverOf(Internals::Impl(*device_).backend()));
   ExpertsProblem problem{2, 1, DType::kF16, DType::kF32};
   const auto aligned = [&](uintptr_t address, int64_t stride) {
     ExpertsCall call;
@@ -467,8 +467,10 @@ TEST_F(SimulatedExperts, RunsOfSeveralPassesAreOne) {
   const ExpertsProblem problem = ProblemOf(batch);
   std::vector<ExpertOperands> operands;
   const LayerExperts experts = OperandsOf(layer, &operands);
-  Driver& driver = DriverOf(device_->impl().backend());
-  const SelectGemm select = [](const GemmDesc& desc) { return SelectFor(device_->impl(), desc); };
+  Driver& driver = DriverOf(Internals::Impl(*device_).backend());
+  const SelectGemm select = [](const GemmDesc& desc) {
+    return SelectFor(Internals::Impl(*device_), desc);
+  };
   // 3 x 24 floats per token: passes of 9, 9 and 2 tokens.
   const auto plan = ExpertPlanner(driver).Plan(problem, experts, select, {9 * 3 * 24 * 4});
   ASSERT_TRUE(plan.ok()) << plan.status().message();

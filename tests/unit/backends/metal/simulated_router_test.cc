@@ -46,7 +46,7 @@ class SimulatedRouter : public ::testing::Test {
     if (!opened_.ok()) return;
     auto impl = std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver)));
     impl->AddHost(*cpu::OpenCpu({.threads = 1}));
-    device_.emplace(std::move(impl));
+    device_ = Internals::Make<Device>(std::move(impl));
   }
   static void TearDownTestSuite() { device_.reset(); }
   void SetUp() override {

@@ -38,7 +38,7 @@ GemmBlocking AmxBlocking(const GemmDesc& desc, int workers) {
 #if defined(__x86_64__)
 namespace {
 
-/// The panel blocks of a task's columns: those of the gate half, then those of the up half. An odd
+/// The panel blocks of a task's columns: of the gate half, then of the up half. An odd
 /// count is padded by repeating the last one.
 struct TaskBlocks {
   int64_t blocks[2 * (kMaxBlocksPerTask + 2)];
@@ -80,7 +80,7 @@ int64_t SumsBytes(const GemmDesc& desc, int workers) {
   return MaxStrips(desc, workers) * TileCount(desc) * 2 * amx::kTileBytes;
 }
 
-/// Runs the epilogue on the C tiles of a task; `rows` is scratch for those of one m tile.
+/// Runs the epilogue on the C tiles of a task; `rows` is scratch for the rows of one m tile.
 void StoreTiles(const GemmCall& call, const float* bias, const TaskBlocks& blocks,
                 ColumnRange columns, const float* sums, float* rows) {
   const int64_t stride = blocks.count * kBlockRows;

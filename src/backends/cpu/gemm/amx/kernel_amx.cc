@@ -129,8 +129,8 @@ class PanelDecoder {
     int64_t last_chunk = 0;
   };
 
-  /// Widens the group parameters of a panel unless they are cached. If k is the inner loop, also
-  /// those of the following panels, because a call costs as much as decoding two rows.
+  /// Widens the group parameters of a panel unless they are cached; if k is the inner loop, also
+  /// of the following panels, because a call costs as much as decoding two rows.
   void FillParameters(Parameters& parameters, int64_t block, int64_t first, int64_t chunks) {
     if (parameters.block == block && parameters.first_chunk <= first &&
         first + chunks <= parameters.last_chunk) {

@@ -6,7 +6,7 @@ MARLIN_SIMD_INLINE __m256i ToBf16(F v) { return (__m256i)_mm512_cvtneps_pbh(v); 
 
 /// Rounds 16 even and 16 odd k to bf16 and interleaves them to 32 consecutive k.
 MARLIN_SIMD_INLINE I JoinBf16(F even, F odd) {
-  // Word i of the result is word i / 2 of the even k, or 16 + i / 2 of the odd ones behind them.
+  // Word i of the result is word i / 2 of the even k, or 16 + i / 2 of the odd ones that follow.
   alignas(64) static constexpr uint16_t kInterleaved[32] = {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};

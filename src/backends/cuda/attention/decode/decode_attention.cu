@@ -10,12 +10,12 @@
 //   Codes of e4m3 go through the ring as they are; a warp widens its keys and values to bf16 beside
 //   it, exactly, before it adds them.
 //
-//   Keys outside of the window or behind the token are zeros, so that they cannot spread NaN.
+//   Keys outside the window or after the token are zeros, so that they cannot spread NaN.
 #include <algorithm>
 
+#include "backends/cuda/attention/attention_launch.h"
 #include "backends/cuda/attention/latent/matrix_softmax.cuh"
 #include "backends/cuda/common/chain.cuh"
-#include "backends/cuda/decoder/decoder_launch.h"
 #include "backends/cuda/plan/tile_problem.h"
 
 namespace marlin::cuda {
@@ -26,7 +26,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kHeads = kDecodeHeads;
 static_assert(kHeads == kWarpRows);
 constexpr int kBlockKeys = kWarpKeys * kWarps;
-static_assert(kBlockKeys == kCachePageTokens);  // A block lies in one page.
+static_assert(kBlockKeys == kCachePageTokens);  // A block is in one page.
 constexpr int kStages = 2;
 constexpr int kSumPadding = 8;  ///< In floats, against bank conflicts in stores of fragments.
 
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(kThreads)
 
 using Kernel = void (*)(AttentionArguments);
 
-/// The kernel for so many value features.
+/// The kernel for this many value features.
 template <bool kFp8>
 Kernel KernelFor(int value_dim) {
   if (value_dim <= 64) return &DecodeAttentionKernel<4, kFp8>;
@@ -389,14 +389,11 @@ Kernel KernelFor(int value_dim) {
 
 cudaError_t LoadDecodeAttention() {
   for (const int value_dim : {64, 128, kMostMatrixFeatures}) {
-    for (const Kernel kernel : {KernelFor<false>(value_dim), KernelFor<true>(value_dim)}) {
-      const auto* const function = reinterpret_cast<const void*>(kernel);
-      cudaError_t error = AllowAllShared(function);
-      if (error == cudaSuccess) error = PreferShared(function);
-      if (error != cudaSuccess) return error;
-    }
+    const cudaError_t error =
+        PrepareSharedKernels(KernelFor<false>(value_dim), KernelFor<true>(value_dim));
+    if (error != cudaSuccess) return error;
   }
-  return PreferShared(reinterpret_cast<const void*>(&MergePartsKernel));
+  return PrepareKernels(&MergePartsKernel);
 }
 
 cudaError_t LaunchDecodeAttention(const AttentionArguments& args, cudaStream_t stream) {

@@ -14,11 +14,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cuda/attention/attention_launch.h"
 #include "backends/cuda/attention/pages.cuh"
 #include "backends/cuda/attention/prefill/attention_tile.cuh"
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/common/epilogue.cuh"
-#include "backends/cuda/decoder/decoder_launch.h"
 #include "backends/cuda/rows/typed.cuh"
 
 namespace marlin::cuda {

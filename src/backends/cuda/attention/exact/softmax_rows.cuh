@@ -3,8 +3,8 @@
 // its warp's 16.
 #pragma once
 
+#include "backends/cuda/attention/attention_layout.h"
 #include "backends/cuda/common/fragment_math.cuh"
-#include "backends/cuda/decoder/decoder_layout.h"
 
 namespace marlin::cuda {
 

@@ -3,19 +3,20 @@
 //   On asynchronous products (wgmma) a CTA takes 128 latents, 64 for each of two warpgroups, and 64
 //   or 128 outputs of a head, and adds up 64 features of the latents at a time, which all threads
 //   copy through a ring of three stages (cp.async), in the swizzle of the products. The weights of
-//   values have the features of a latent in their rows, as the latents themselves; those of keys,
-//   which queries are multiplied by as well (HeadProduct), have the outputs in their rows, so that
-//   the latents come from registers. Codes of e4m3 widen to bf16 on the way, exactly.
+//   values have the features of a latent in their rows, as the latents themselves; the weights of
+//   keys, which queries are multiplied by as well (HeadProduct), have the outputs in their rows, so
+//   that the latents come from registers. Codes of e4m3 widen to bf16 on the way, exactly.
 //
 //   In fp32, for all other types: tiles of 64 latents and 64 outputs, 4 x 4 for a thread.
 #include <algorithm>
 
 #include "backends/cuda/attention/cache_codes.cuh"
-#include "backends/cuda/attention/latent/expand_latents.h"
 #include "backends/cuda/attention/pages.cuh"
 #include "backends/cuda/attention/prefill/warpgroup_attention.cuh"
 #include "backends/cuda/common/chain.cuh"
+#include "backends/cuda/common/cuda_gemm.h"
 #include "backends/cuda/common/warp_matrix.cuh"
+#include "backends/cuda/decoder/views.h"
 
 namespace marlin::cuda {
 namespace {
@@ -23,8 +24,25 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kPieceTokens = kCachePageTokens;  ///< Latents of a warpgroup: a part of a page.
 constexpr int kTileTokens = 2 * kPieceTokens;
-constexpr int kStepFeatures = kExpandFeatures;
+/// Features of latents, keys without RoPE and values on matrix units are multiples.
+constexpr int kStepFeatures = 64;
 constexpr int kStages = 3;
+
+struct ExpandLatentsArguments {
+  PagesView latents;
+  SequencesView sequences;  ///< One, whose block table is the pages of latents.
+  const int32_t* tokens = nullptr;
+  RowsView key_weights;    ///< [heads, features of a latent] rows of the key features without RoPE.
+  RowsView value_weights;  ///< [heads, value_dim] rows of the features of a latent.
+  int nope = 0;            ///< Key features without RoPE.
+  int heads = 1;
+  int key_dim = 0;
+  int value_dim = 0;
+  Element out_type = Element::kF32;
+  uint8_t* out = nullptr;  ///< Page 0: keys, then values, as in PagedCache.
+  int64_t page_stride = 0;
+  ErrorView errors;
+};
 
 MARLIN_HOST_DEVICE int CeilDivide(int value, int divisor) {
   return (value + divisor - 1) / divisor;
@@ -76,7 +94,7 @@ struct Piece {
   }
 };
 
-/// The part of a CTA: numbered by pieces, then heads, then outputs, first those of keys. What reads
+/// The part of a CTA: numbered by pieces, then heads, then outputs, keys first. What reads
 /// the same latents runs at the same time.
 struct Part {
   int piece;
@@ -411,30 +429,71 @@ MatrixKernel KernelFor(int outputs, bool fp8) {
   return fp8 ? &MatrixExpandLatentsKernel<64, true> : &MatrixExpandLatentsKernel<64, false>;
 }
 
-}  // namespace
-
-cudaError_t LoadExpandLatents() {
-  for (const int outputs : {64, 128}) {
-    for (const bool fp8 : {false, true}) {
-      const auto* const function = reinterpret_cast<const void*>(KernelFor(outputs, fp8));
-      cudaError_t error = AllowAllShared(function);
-      if (error == cudaSuccess) error = PreferShared(function);
-      if (error != cudaSuccess) return error;
-    }
-  }
-  return cudaSuccess;
-}
-
-cudaError_t LaunchExpandLatents(const ExpandLatentsArguments& args, cudaStream_t stream) {
-  return LaunchInChain(&ExpandLatentsKernel, GridOf(args, 1, kTile), kThreads, 0, stream, args);
-}
-
-cudaError_t LaunchMatrixExpandLatents(const ExpandLatentsArguments& args, cudaStream_t stream) {
+cudaError_t LaunchOnMatrixUnits(const ExpandLatentsArguments& args, cudaStream_t stream) {
   const int outputs = args.nope % 128 == 0 && args.value_dim % 128 == 0 ? 128 : 64;
   const int bytes = kStages * (outputs == 128 ? Stage<128>::kBytes : Stage<64>::kBytes);
   const bool fp8 = args.latents.type == Element::kE4M3;
   return LaunchInChain(KernelFor(outputs, fp8), GridOf(args, 2, outputs), kThreads, bytes, stream,
                        args);
+}
+
+/// Whether matrix units expand latents: bf16 or e4m3 with weights and results in bf16, rows of all
+/// aligned to 16 bytes.
+bool UsesMatrixUnits(const ExpandLatentsCall& call) {
+  const PagedCache& latents = call.latents;
+  const int64_t elements = kCacheAlignment / DTypeBytes(latents.type);
+  const auto panels = [](int64_t features) {
+    return features > 0 && features % kStepFeatures == 0;
+  };
+  const auto aligned = [](const TensorView& weights) {
+    return weights.dtype() == DType::kBf16 && weights.stride(0) % 8 == 0 &&
+           weights.stride(1) % 8 == 0 &&
+           reinterpret_cast<uintptr_t>(weights.data()) % kCacheAlignment == 0;
+  };
+  const bool narrow = latents.type == DType::kBf16 || latents.type == DType::kF8E4M3;
+  return narrow && call.heads.type == DType::kBf16 && panels(latents.value_dim) &&
+         panels(call.key_weights.dim(2)) && panels(call.heads.value_dim) &&
+         latents.key_dim % elements == 0 && latents.page_stride % elements == 0 &&
+         latents.first_element % elements == 0 && SlabsAreAligned(latents) &&
+         call.heads.page_stride % 8 == 0 && call.heads.first_element % 8 == 0 &&
+         call.heads.key_dim % 8 == 0 && SlabsAreAligned(call.heads) && aligned(call.key_weights) &&
+         aligned(call.value_weights);
+}
+
+}  // namespace
+
+template <>
+cudaError_t Load<ExpandLatentsCall>() {
+  return PrepareSharedKernels(KernelFor(64, false), KernelFor(64, true), KernelFor(128, false),
+                              KernelFor(128, true));
+}
+
+int64_t WorkspaceBytes(const ExpandLatentsCall& call) { return SlabTableBytes(call.latents); }
+
+Status Run(const ExpandLatentsCall& call, const CallContext& context) {
+  const PagedCache& heads = call.heads;
+  ExpandLatentsArguments args;
+  args.sequences.block_tables = call.pages.As<int32_t>();
+  args.sequences.count = 1;
+  args.sequences.blocks = static_cast<int>(call.pages.dim(0));
+  args.tokens = call.tokens.As<int32_t>();
+  args.key_weights = RowsOf(call.key_weights);
+  args.value_weights = RowsOf(call.value_weights);
+  args.nope = static_cast<int>(call.key_weights.dim(2));
+  args.heads = static_cast<int>(heads.kv_heads);
+  args.key_dim = static_cast<int>(heads.key_dim);
+  args.value_dim = static_cast<int>(heads.value_dim);
+  args.out_type = ElementOf(heads.type);
+  args.out = static_cast<uint8_t*>(heads.slabs[0]) + heads.first_element * DTypeBytes(heads.type);
+  args.page_stride = heads.page_stride;
+  args.errors = context.errors;
+  cudaError_t error = PagesOf(call.latents, context, &args.latents);
+  if (error == cudaSuccess) {
+    error = UsesMatrixUnits(call) ? LaunchOnMatrixUnits(args, context.stream)
+                                  : LaunchInChain(&ExpandLatentsKernel, GridOf(args, 1, kTile),
+                                                  kThreads, 0, context.stream, args);
+  }
+  return context.Check(error, "expand_latents");
 }
 
 }  // namespace marlin::cuda

@@ -9,10 +9,10 @@
 //   weights are its operands of two MMAs, without a pass through shared memory. x is split into two
 //   bf16 terms, so that only fp32 sums round. Up to 32 rows the warps of a CTA share the inputs
 //   (intra-CTA split-K), beyond that the rows.
-#include "backends/cuda/attention/latent/head_product.h"
 #include "backends/cuda/attention/latent/matrix_softmax.cuh"
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/common/warp_matrix.cuh"
+#include "backends/cuda/decoder/views.h"
 #include "backends/cuda/rows/typed.cuh"
 
 namespace marlin::cuda {
@@ -20,6 +20,20 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
+
+/// Inputs that a step of the matrix kernels takes.
+constexpr int kHeadProductInputs = 32;
+
+/// out[t, h, j] = x[t, h] . weights[h, j].
+struct HeadProductArguments {
+  RowsView x;        ///< [tokens, heads] rows.
+  RowsView weights;  ///< [heads, outputs] rows.
+  RowsView out;      ///< [tokens, heads] rows.
+  int64_t tokens = 0;
+  int heads = 0;
+  int inputs = 0;
+  int outputs = 0;
+};
 
 /// The part of a CTA: numbered by rows, then heads, then outputs.
 struct Part {
@@ -221,20 +235,50 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-}  // namespace
-
-cudaError_t LaunchHeadProduct(const HeadProductArguments& args, cudaStream_t stream) {
+/// In fp32; a row's bits do not depend on the others.
+cudaError_t LaunchInFloat(const HeadProductArguments& args, cudaStream_t stream) {
   const dim3 grid = GridOf(args, kRowsAtOnce, kOutputsAtOnce * kWarps);
   return LaunchInChain(&HeadProductKernel, grid, kThreads, 0, stream, args);
 }
 
-cudaError_t LaunchMatrixHeadProduct(const HeadProductArguments& args, cudaStream_t stream) {
+/// Precondition: UsesMatrixUnits.
+cudaError_t LaunchOnMatrixUnits(const HeadProductArguments& args, cudaStream_t stream) {
   if (args.tokens <= 2 * kDecodeRows) {
     const dim3 grid = GridOf(args, kDecodeRows, kDecodeTiles * 8);
     return LaunchInChain(&DecodeHeadProductKernel, grid, kThreads, 0, stream, args);
   }
   const dim3 grid = GridOf(args, kManyRows, kManyTiles * 8);
   return LaunchInChain(&PrefillHeadProductKernel, grid, kThreads, 0, stream, args);
+}
+
+/// Whether matrix units run a product: of f32 x and bf16 weights whose rows are aligned to 16
+/// bytes.
+bool UsesMatrixUnits(const HeadProductCall& call) {
+  const auto aligned = [](const TensorView& view) {
+    const int64_t elements = 16 / DTypeBytes(view.dtype());
+    return reinterpret_cast<uintptr_t>(view.data()) % 16 == 0 && view.stride(0) % elements == 0 &&
+           view.stride(1) % elements == 0;
+  };
+  const int64_t inputs = call.x.dim(2);
+  return call.options.accuracy == Accuracy::kDefault &&
+         call.options.determinism == Determinism::kDefault && call.x.dtype() == DType::kF32 &&
+         call.weights.dtype() == DType::kBf16 && inputs > 0 && inputs % kHeadProductInputs == 0 &&
+         aligned(call.x) && aligned(call.weights);
+}
+
+}  // namespace
+
+Status Run(const HeadProductCall& call, const CallContext& context) {
+  const HeadProductArguments args = {RowsOf(call.x),
+                                     RowsOf(call.weights),
+                                     RowsOf(call.out),
+                                     call.x.dim(0),
+                                     static_cast<int>(call.x.dim(1)),
+                                     static_cast<int>(call.x.dim(2)),
+                                     static_cast<int>(call.weights.dim(1))};
+  return context.Check(UsesMatrixUnits(call) ? LaunchOnMatrixUnits(args, context.stream)
+                                             : LaunchInFloat(args, context.stream),
+                       "head_product");
 }
 
 }  // namespace marlin::cuda

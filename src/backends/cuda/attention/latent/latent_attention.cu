@@ -12,12 +12,12 @@
 //   of the keys a second kernel merges them in their order.
 //
 //   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round.
-//   Rows of shared memory are swizzled: unit u of 16 bytes of row r lies at u ^ (r & 7). Codes of
+//   Rows of shared memory are swizzled: unit u of 16 bytes of row r is at u ^ (r & 7). Codes of
 //   e4m3 go through the ring as they are; the CTA widens a block to bf16 beside it, exactly.
 //
 //   A value that is NaN or Inf would spread through the zero weights of rows that do not see its
 //   key: where some rows do not, the CTA looks for such values, and then adds key by key (rare).
-#include "backends/cuda/attention/latent/latent_attention.h"
+#include "backends/cuda/attention/attention_launch.h"
 #include "backends/cuda/attention/latent/matrix_softmax.cuh"
 #include "backends/cuda/attention/prefill/attention_tile.cuh"
 #include "backends/cuda/common/chain.cuh"
@@ -27,7 +27,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBlockKeys = kCachePageTokens;  // A block lies in one page.
+constexpr int kBlockKeys = kCachePageTokens;  // A block is in one page.
 constexpr int kStages = 2;
 constexpr int kUnit = 16;  ///< Bytes of a unit.
 constexpr int kWeightRowBytes = kBlockKeys * 2;
@@ -51,7 +51,7 @@ struct Layout {
   static constexpr int kScoreRow = kBlockKeys + 8;  ///< Floats; the gap avoids bank conflicts.
 
   int key_dim;
-  int units;  ///< Units of a row: those of its features, and zeros.
+  int units;  ///< Units of a row: its features, then zeros.
   int row_bytes;
 
   MARLIN_HOST_DEVICE explicit Layout(int features)
@@ -116,7 +116,7 @@ class KeyBlocks {
                           uint32_t shared)
       : args_(args), tile_(tile), part_(part), layout_(args.key_dim), shared_(shared) {}
 
-  /// Zeros behind the features of the rows that are multiplied.
+  /// Zeros after the features of the rows that are multiplied.
   MARLIN_DEVICE void ClearPadding() const {
     const int used = layout_.key_dim / 8;
     const int gap = layout_.units - used;
@@ -204,7 +204,7 @@ class KeyBlocks {
 template <int kSteps>
 class QueryPart {
  public:
-  /// Steps of 16 features [first, first + count); zeros behind the features and the rows that
+  /// Steps of 16 features [first, first + count); zeros past the features and the rows that
   /// exist.
   MARLIN_DEVICE void Load(const AttentionArguments& args, const Tile& tile, int first_row,
                           int first, int count) {
@@ -708,15 +708,9 @@ int SharedBytes(int tile_rows, int key_dim, bool fp8) {
 }  // namespace
 
 cudaError_t LoadLatentAttention() {
-  for (const int tile_rows : {16, 32}) {
-    for (const bool fp8 : {false, true}) {
-      const auto* const function = reinterpret_cast<const void*>(KernelFor(tile_rows, fp8));
-      cudaError_t error = AllowAllShared(function);
-      if (error == cudaSuccess) error = PreferShared(function);
-      if (error != cudaSuccess) return error;
-    }
-  }
-  return PreferShared(reinterpret_cast<const void*>(&MergeLatentKernel));
+  const cudaError_t error = PrepareSharedKernels(KernelFor(16, false), KernelFor(16, true),
+                                                 KernelFor(32, false), KernelFor(32, true));
+  return error == cudaSuccess ? PrepareKernels(&MergeLatentKernel) : error;
 }
 
 cudaError_t LaunchLatentAttention(const AttentionArguments& args, cudaStream_t stream) {

@@ -1,8 +1,8 @@
-#include "backends/cuda/attention/latent/latent_attention_plan.h"
+#include "backends/cuda/attention/attention_plan.h"
 
 #include <algorithm>
 
-#include "backends/cuda/decoder/decoder_layout.h"
+#include "backends/cuda/attention/attention_layout.h"
 #include "base/checked.h"
 
 namespace marlin::cuda {

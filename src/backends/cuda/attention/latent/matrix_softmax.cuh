@@ -37,7 +37,7 @@ struct CachedRows {
         widens(fp8) {}
 };
 
-/// Where a warp's operands lie in shared memory.
+/// A warp's operands in shared memory.
 struct WarpOperands {
   uint32_t queries;  ///< [kWarpRows] rows of features: the rounded terms.
   uint32_t rests;    ///< The second terms.

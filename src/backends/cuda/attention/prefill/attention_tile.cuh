@@ -1,8 +1,8 @@
 // Tiles of query rows of a step's sequences.
 #pragma once
 
+#include "backends/cuda/attention/attention_layout.h"
 #include "backends/cuda/attention/pages.cuh"
-#include "backends/cuda/decoder/decoder_layout.h"
 
 namespace marlin::cuda {
 
@@ -112,7 +112,7 @@ struct KeyRange {
   }
 };
 
-/// The keys that a row of a tile sees; rows that do not exist see those of the last one.
+/// The keys that a row of a tile sees; rows that do not exist see the keys of the last one.
 MARLIN_DEVICE KeySpan VisibleTo(const AttentionArguments& args, const Tile& tile, int row) {
   const int position = tile.PositionOf(args, min(row, tile.rows - 1));
   return {KeyRange::FirstKey(args, position), position + 1};

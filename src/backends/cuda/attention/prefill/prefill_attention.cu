@@ -13,10 +13,10 @@
 //   (rare).
 #include <algorithm>
 
+#include "backends/cuda/attention/attention_launch.h"
 #include "backends/cuda/attention/prefill/attention_tile.cuh"
 #include "backends/cuda/attention/prefill/warpgroup_attention.cuh"
 #include "backends/cuda/common/chain.cuh"
-#include "backends/cuda/decoder/decoder_launch.h"
 
 namespace marlin::cuda {
 namespace {
@@ -448,7 +448,7 @@ PrefillKernel KernelOf(int key_dim, bool fp8) {
           Shape::kThreads, Layout<Shape>(key_dim).Bytes()};
 }
 
-/// The kernel for heads of so many features, in which as many keys as possible fit.
+/// The kernel for heads of these features whose blocks have the most keys.
 PrefillKernel KernelFor(int key_dim, int value_dim, bool fp8) {
   if (value_dim > 128) return KernelOf<1, 64, 256>(key_dim, fp8);
   if (key_dim > 128) return KernelOf<2, 64, 128>(key_dim, fp8);
@@ -461,13 +461,9 @@ PrefillKernel KernelFor(int key_dim, int value_dim, bool fp8) {
 cudaError_t LoadPrefillAttention() {
   constexpr int kHeads[][2] = {{64, 256}, {256, 128}, {128, 128}, {128, 64}};
   for (const auto& [key_dim, value_dim] : kHeads) {
-    for (const bool fp8 : {false, true}) {
-      const PrefillKernel of = KernelFor(key_dim, value_dim, fp8);
-      const auto* const function = reinterpret_cast<const void*>(of.kernel);
-      cudaError_t error = AllowAllShared(function);
-      if (error == cudaSuccess) error = PreferShared(function);
-      if (error != cudaSuccess) return error;
-    }
+    const cudaError_t error = PrepareSharedKernels(KernelFor(key_dim, value_dim, false).kernel,
+                                                   KernelFor(key_dim, value_dim, true).kernel);
+    if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }

@@ -7,9 +7,9 @@
 //   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round.
 #pragma once
 
-#include "backends/cuda/attention/attention_instructions.cuh"
 #include "backends/cuda/attention/exact/softmax_rows.cuh"
 #include "backends/cuda/common/warpgroup_products.cuh"
+#include "backends/cuda/common/wgmma_instructions.cuh"
 #include "backends/cuda/decoder/decoder_layout.h"
 
 namespace marlin::cuda {
@@ -136,7 +136,7 @@ class WarpgroupAttention {
     for (int step = 0; step < kSteps; ++step) ScoreStep(keys, step, scores);
   }
 
-  /// Adds the products of 16 features, of which those of the first replace the scores.
+  /// Adds the products of 16 features; the products of the first 16 replace the scores.
   MARLIN_DEVICE void ScoreStep(uint32_t keys, int step, Scores& scores) const {
     // 16 features are 32 bytes of a row, in addresses of 16 bytes.
     const uint32_t in_panel = (step & 3) * 2;

@@ -102,7 +102,7 @@ Support SupportsInt4(const GemmDesc& desc, const DeviceProperties& /*device*/) {
 
 Support SupportsMarlinW4(const GemmDesc& desc, const DeviceProperties& /*device*/) {
   if (!desc.weights.marlin_w4) return {"takes weights that were prepared in the marlin_w4 layout"};
-  // Its operands are those of the tiled layout.
+  // Its operands are the same as with the tiled layout.
   GemmDesc in_tiles = desc;
   in_tiles.weights.tiled = true;
   in_tiles.weights.marlin_w4 = false;

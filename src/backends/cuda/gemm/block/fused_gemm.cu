@@ -18,7 +18,7 @@
 //   Codes are in the tiled layout (tile_layout.h) or the marlin_w4 layout (marlin_w4.cuh).
 //
 // Error model: weights rounded up to three times (scale, zero or table value, product), fp32 MMA
-// accumulation; the same as that of every kernel with tiled weights. A row's sum accumulates k in
+// accumulation; the same as for every kernel with tiled weights. A row's sum accumulates k in
 // order, 16 at a time, and depends neither on m nor on the row's position.
 #include "backends/cuda/common/marlin_w4.cuh"
 #include "backends/cuda/gemm/block/block_gemm.cuh"

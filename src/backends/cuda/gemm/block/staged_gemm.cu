@@ -20,7 +20,7 @@
 //   order. Nothing is atomic.
 //
 // Error model: weights rounded up to three times (scale, bias, product), fp32 MMA accumulation; the
-// same as that of every kernel with tiled weights. A row's sum accumulates k in order, 16 at a
+// same as for every kernel with tiled weights. A row's sum accumulates k in order, 16 at a
 // time, and with one slice depends neither on m nor on the row's position.
 #include "backends/cuda/gemm/block/block_gemm.cuh"
 

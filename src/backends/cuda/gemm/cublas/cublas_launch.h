@@ -11,7 +11,7 @@ namespace marlin::cuda {
 /// Makes the handle on first use. Thread-safe.
 class CublasHandle {
  public:
-  /// The handle for the calling thread's current device. Errors: those of Cublas::Make.
+  /// The handle for the calling thread's current device. Errors: as for Cublas::Make.
   Result<std::shared_ptr<const Cublas>> Get();
 
  private:

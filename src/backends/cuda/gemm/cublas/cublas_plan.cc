@@ -11,17 +11,23 @@ namespace {
 /// Larger than any other estimate: the row is selected only by measurement.
 double CublasMicroseconds(const GemmDesc& /*desc*/, const DeviceShape& /*device*/) { return 1e12; }
 
+Support CublasAvailable(const DeviceProperties& device) {
+  if (device.has_dense_library != nullptr && device.has_dense_library()) return {};
+  return {"libcublas.so.13 or .12 is not installed; METAL_MARLIN_CUBLAS may name it"};
+}
+
 }  // namespace
 
 const KernelFamily& CublasFamily() {
-  static constexpr KernelFamily kFamily = {CublasMicroseconds, nullptr, nullptr};
+  static constexpr KernelFamily kFamily = {.microseconds = CublasMicroseconds,
+                                           .variants = nullptr,
+                                           .can_run_as = nullptr,
+                                           .available = CublasAvailable};
   return kFamily;
 }
 
 Support SupportsCublas(const GemmDesc& desc, const DeviceProperties& device) {
-  if (device.has_dense_library == nullptr || !device.has_dense_library()) {
-    return {"libcublas.so.13 or .12 is not installed; METAL_MARLIN_CUBLAS may name it"};
-  }
+  if (const Support available = CublasAvailable(device); !available.ok()) return available;
   if (desc.determinism == Determinism::kBatchInvariant) return {"cuBLAS's split-K depends on m"};
   return SupportsTiles(desc);
 }

@@ -11,10 +11,11 @@
 //          +--------+
 //
 // No shared memory. Outputs beyond n and k beyond K (up to whole tiles) are written as zeros.
-// Error model: that of the kernels with tiled weights, at most three roundings to the operand's
+// Error model: as for the kernels with tiled weights, at most three roundings to the operand's
 // type.
 #include "backends/cuda/common/decode_fragment.cuh"
 #include "backends/cuda/gemm/cublas/dense_fragments.cuh"
+#include "backends/cuda/plan/kernel_instances.h"
 #include "backends/cuda/weights/weights_launch.h"
 
 namespace marlin::cuda {
@@ -95,15 +96,10 @@ cudaError_t Launch(const TileView& view, void* out, cudaStream_t stream) {
 
 cudaError_t LaunchDenseRows(const TileView& weights, CodeKind kind, bool bf16, void* out,
                             cudaStream_t stream) {
-  switch (kind) {
-#define MARLIN_KIND(name)                                              \
-  case CodeKind::name:                                                 \
-    return bf16 ? Launch<CodeKind::name, Bf16x2>(weights, out, stream) \
-                : Launch<CodeKind::name, F16x2>(weights, out, stream);
-#include "backends/cuda/layout/code_kinds.def"
-#undef MARLIN_KIND
-  }
-  return cudaErrorInvalidValue;
+  return VisitKind(kind, [&](auto of) {
+    return bf16 ? Launch<of, Bf16x2>(weights, out, stream)
+                : Launch<of, F16x2>(weights, out, stream);
+  });
 }
 
 }  // namespace marlin::cuda

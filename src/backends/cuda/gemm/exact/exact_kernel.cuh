@@ -327,4 +327,11 @@ const void* ExactKernelFor(int rows) {
   }
 }
 
+template <typename Tiles>
+const void* ExactKernels::Function(const Variant& variant) {
+  return variant.tiled
+             ? ExactKernelFor<TileWeights<Tiles::kCodes>, Tiles::kCodes>(variant.rows)
+             : ExactKernelFor<CanonicalWeights<Tiles::kCodes>, Tiles::kCodes>(variant.rows);
+}
+
 }  // namespace marlin::cuda

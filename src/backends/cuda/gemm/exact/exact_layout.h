@@ -31,7 +31,8 @@ MARLIN_HOST_DEVICE ExactParts PlanExactParts(int k) {
 inline int ExactRowsFor(int m) { return m <= 1 ? 1 : m <= 4 ? 4 : m <= 8 ? 8 : 16; }
 
 /// Warps per CTA, which take the parts in turn: one warp per part where there are too few CTAs to
-/// fill the device twice; else two CTAs per multiprocessor, so that one begins while another ends.
+/// fill the device twice; otherwise two CTAs per multiprocessor, so that one begins while another
+/// ends.
 inline int ExactWarpsFor(int64_t blocks, int parts) {
   constexpr int kManyBlocks = 200;
   const int wanted = blocks < kManyBlocks ? kMaxExactParts : kMaxExactParts / 2;
@@ -50,6 +51,17 @@ struct ExactArguments {
   ActivationView a;
   EpilogueView epilogue;
   ExactParts split;
+};
+
+/// The exact kernels (plan/instances.def); their parameter is an ExactArguments<TileView>, or
+/// <CanonicalView> where not `tiled`. kDense16 stands for fp32 weights where not tiled.
+struct ExactKernels {
+  struct Variant {
+    bool tiled;
+    int rows;  ///< From ExactRowsFor.
+  };
+  template <typename Tiles>
+  static const void* Function(const Variant& variant);
 };
 
 }  // namespace marlin::cuda

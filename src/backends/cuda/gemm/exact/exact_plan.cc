@@ -5,7 +5,7 @@ namespace marlin::cuda {
 namespace {
 
 /// The exact kernels are slower than the tensor-core kernels wherever those support the problem
-/// (docs/kernels/cuda_measured.md): the estimate only has to lose.
+/// (docs/kernels/exact.md): the estimate only has to lose.
 double ExactMicroseconds(const GemmDesc& /*desc*/, const DeviceShape& /*device*/) { return 1e12; }
 
 }  // namespace

@@ -34,7 +34,7 @@ struct ExactDecoder {
   uint32_t flip;       ///< kInt8: the offset in every byte.
 };
 
-/// `values` are those of all codes. Of the kInt8 formats, code 128 tells which is signed.
+/// `values` has the value of every code. Of the kInt8 formats, code 128 tells which is signed.
 template <CodeKind kKind>
 MARLIN_DEVICE ExactDecoder DecoderOf(const float* table, const float* values) {
   ExactDecoder decoder = {table, __uint_as_float(kExactMagic), 0};
@@ -331,7 +331,7 @@ class CanonicalWeights {
   static constexpr bool kFloats = kKind == CodeKind::kDense16;
   static constexpr int kBits = kFloats ? 32 : CodeBits(kKind);
   static constexpr int kLoadSteps = kFloats ? 1 : (kBits == 8 ? 2 : 4);
-  /// Rows of words per load: those of a lane's 16 k, or of a step.
+  /// Rows of words per load: for a lane's 16 k, or for a step.
   static constexpr int kRows = kFloats ? 4 : (kBits == 2 ? 1 : 2);
   struct Raw {
     uint32_t words[kRows][4];  ///< For four columns.

@@ -1,5 +1,5 @@
-// Decodes the words of a tile into e4m3 MMA fragments. Values are those of the codes, exactly:
-// weights that are not exact in e4m3 are refused before (WeightTraits::fits_fp8).
+// Decodes the words of a tile into e4m3 MMA fragments. They hold the values of the codes exactly:
+// weights that are not exact in e4m3 are refused earlier (WeightTraits::fits_fp8).
 //
 //   A lane's k16 step of outputs g and g + 8 becomes one register for each output. The tile's
 //   order, made for 16-bit numbers, gives lane 4 g + t the k 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of the

@@ -264,4 +264,21 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   }
 }
 
+template <typename Tiles>
+const void* Fp8Kernels::Function(const Variant& variant) {
+  const auto function = [&]<int kTokens>() {
+    return variant.one_group
+               ? reinterpret_cast<const void*>(&Fp8Kernel<Tiles::kCodes, kTokens, true>)
+               : reinterpret_cast<const void*>(&Fp8Kernel<Tiles::kCodes, kTokens, false>);
+  };
+  switch (variant.tokens) {
+    case 64:
+      return function.template operator()<64>();
+    case 128:
+      return function.template operator()<128>();
+    default:
+      return function.template operator()<256>();
+  }
+}
+
 }  // namespace marlin::cuda

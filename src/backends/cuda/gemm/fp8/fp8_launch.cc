@@ -5,29 +5,15 @@
 
 #include "backends/cuda/common/cuda_gemm.h"
 #include "backends/cuda/common/launch.h"
-#include "backends/cuda/gemm/fp8/fp8_functions.h"
 #include "backends/cuda/gemm/fp8/fp8_plan.h"
 #include "backends/cuda/gemm/fp8/fp8_quantize.h"
-#include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/plan/kernel_instances.h"
+#include "backends/cuda/weights/expanded_tiles.h"
 #include "base/checked.h"
 #include "base/macros.h"
 
 namespace marlin::cuda {
 namespace {
-
-const void* Fp8FunctionOf(CodeKind kind, int tokens, bool one_group) {
-  switch (kind) {
-#define MARLIN_FP8_KIND(name)                                                                     \
-  case CodeKind::name:                                                                            \
-    if constexpr (IsBuilt(CodeKind::name)) return Fp8Function<CodeKind::name>(tokens, one_group); \
-    break;
-#include "backends/cuda/gemm/fp8/fp8_kinds.def"
-#undef MARLIN_FP8_KIND
-    default:
-      break;
-  }
-  return nullptr;
-}
 
 int64_t QuantizedBytes(const GemmDesc& desc) {
   return RoundUp(desc.m * QuantizedColumns(static_cast<int>(desc.k)), kWorkspaceAlignment);
@@ -37,15 +23,15 @@ int64_t RowScaleBytes(const GemmDesc& desc) {
   return RoundUp(desc.m * int64_t{sizeof(float)}, kWorkspaceAlignment);
 }
 
-/// Quantizes the activations into the workspace, row by row, and multiplies them.
+/// Quantizes the activations into the workspace, row by row, and multiplies them by dense tiles.
 class Fp8Gemm final : public CudaGemm {
  public:
   Fp8Gemm(const PlanRequest& request, const Fp8Plan& plan)
-      : CudaGemm(request, {}, WorkspaceBytes(request.desc, plan)),
+      : CudaGemm(request, {}, WorkspaceBytes(request, plan)),
         plan_(plan),
         kind_(request.weights.kind()),
-        function_(FunctionOf(request, plan.tokens)),
-        tail_function_(plan.tail ? FunctionOf(request, plan.tail->tokens) : nullptr) {}
+        function_(FunctionFor(request, plan.tokens)),
+        tail_function_(plan.tail ? FunctionFor(request, plan.tail->tokens) : nullptr) {}
 
   /// Call it before the first launch.
   cudaError_t Load() const {
@@ -55,10 +41,12 @@ class Fp8Gemm final : public CudaGemm {
 
  protected:
   Status Launch(const GemmCall& call, cudaStream_t stream) const override {
-    auto* quantized = static_cast<uint8_t*>(call.workspace);
-    auto* row_scales = reinterpret_cast<float*>(quantized + QuantizedBytes(call.desc));
+    const auto& prepared = static_cast<const PreparedTiles&>(*call.weights);
     TileGemm gemm;
-    gemm.weights = static_cast<const PreparedTiles&>(*call.weights).Tiles(call.expert);
+    MARLIN_RETURN_IF_ERROR(
+        Check(ExpandTiles(prepared, call.expert, call.workspace, stream, &gemm.weights)));
+    auto* quantized = static_cast<uint8_t*>(call.workspace) + ExpandedBytes(prepared);
+    auto* row_scales = reinterpret_cast<float*>(quantized + QuantizedBytes(call.desc));
     gemm.kind = kind_;
     gemm.a = ActivationsOf(call);
     const int columns = QuantizedColumns(gemm.a.k);
@@ -78,13 +66,14 @@ class Fp8Gemm final : public CudaGemm {
   }
 
  private:
-  static int64_t WorkspaceBytes(const GemmDesc& desc, const Fp8Plan& plan) {
-    return QuantizedBytes(desc) + RowScaleBytes(desc) +
-           (plan.partials ? PartialBytes(TileProblemOf(desc), 1) : 0);
+  static int64_t WorkspaceBytes(const PlanRequest& request, const Fp8Plan& plan) {
+    const GemmDesc& desc = request.desc;
+    return ExpandedBytes(request.weights) + QuantizedBytes(desc) + RowScaleBytes(desc) +
+           (plan.partials ? PartialBytes(Fp8ProblemOf(desc), 1) : 0);
   }
-  static const void* FunctionOf(const PlanRequest& request, int tokens) {
-    return Fp8FunctionOf(request.weights.kind(), tokens,
-                         request.weights.Tiles(0).groups_per_tile == 1);
+  static const void* FunctionFor(const PlanRequest& request, int tokens) {
+    const bool one_group = request.weights.Tiles(0).groups_per_tile == 1;
+    return FunctionOf<Fp8Kernels>({request.weights.kind()}, {tokens, one_group});
   }
 
   cudaError_t LaunchItems(const TileGemm& gemm, const float* row_scales, const Fp8Launch& launch,
@@ -117,7 +106,7 @@ class Fp8Gemm final : public CudaGemm {
 
 Result<std::shared_ptr<const PlannedGemm>> MakeFp8(const PlanRequest& request) {
   auto gemm = std::make_shared<const Fp8Gemm>(
-      request, PlanFp8(TileProblemOf(request.desc), request.context.shape));
+      request, PlanFp8(Fp8ProblemOf(request.desc), request.context.shape));
   MARLIN_RETURN_IF_ERROR(request.context.device.errors.Check(gemm->Load(), request.kernel.name));
   return {std::move(gemm)};
 }

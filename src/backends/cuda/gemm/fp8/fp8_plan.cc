@@ -10,7 +10,7 @@
 namespace marlin::cuda {
 namespace {
 
-/// Output tiles and GLU are those of the WGMMA kernel; the shared memory is not.
+/// Output tiles and GLU are as in the WGMMA kernel; the shared memory is not.
 WgmmaPlan TilesOf(const TileProblem& problem, const DeviceShape& device, int tokens) {
   return PlanWholeTiles(problem, device, {tokens, 1});
 }
@@ -40,6 +40,12 @@ void DivideShared(const TileProblem& problem, const DeviceShape& device, Fp8Laun
 }  // namespace
 
 int QuantizedColumns(int k) { return static_cast<int>(RoundUp(int64_t{k}, int64_t{kTileK})); }
+
+TileProblem Fp8ProblemOf(const GemmDesc& desc) {
+  GemmDesc expanded = desc;
+  expanded.weights.sparse = false;
+  return TileProblemOf(expanded);
+}
 
 Fp8Plan PlanFp8(const TileProblem& problem, const DeviceShape& device) {
   int best = 0;
@@ -77,7 +83,7 @@ namespace {
 
 /// The only kernel of its accuracy class: the estimate is never compared with another.
 double Fp8Microseconds(const GemmDesc& desc, const DeviceShape& device) {
-  const TileProblem problem = TileProblemOf(desc);
+  const TileProblem problem = Fp8ProblemOf(desc);
   const Fp8Plan plan = PlanFp8(problem, device);
   const WgmmaArguments& args = plan.arguments.product;
   const auto* const cost =

@@ -22,6 +22,9 @@ struct Fp8Plan : Fp8Launch {
   bool partials = false;
   std::optional<Fp8Launch> tail;  ///< The tail wave, as in WgmmaPlan.
 };
+/// The problem of a GEMM, whose weights are expanded if they are sparse. Precondition: m, n and k
+/// fit an int.
+TileProblem Fp8ProblemOf(const GemmDesc& desc);
 /// Precondition: m, n, k > 0.
 Fp8Plan PlanFp8(const TileProblem& problem, const DeviceShape& device);
 /// The plan with a given tile_m: for measurements and tests.

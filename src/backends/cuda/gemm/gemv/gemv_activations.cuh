@@ -87,8 +87,8 @@ struct RowCopies {
       if (args.multicast == 1) {
         CopyBulk(at, from, bytes, barrier);
       } else {
-        // CTAs are [multicast][splits] in the cluster if the splits exchange sums, else
-        // [multicast].
+        // CTAs are [multicast][splits] in the cluster if the splits exchange sums,
+        // otherwise [multicast].
         const uint32_t blocks = args.in_cluster ? (1u | 1u << args.splits) << blockIdx.x : 3u;
         CopyBulkToCluster(at, from, bytes, barrier, blocks);
       }

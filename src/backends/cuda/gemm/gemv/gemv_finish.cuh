@@ -79,7 +79,7 @@ constexpr int kQuadsOfStrip = kStripOutputs / 4;
 /// Split-K reduction in global memory, unit by unit. Each CTA increments the unit's tile counter
 /// before its last tile, and the CTA with the last ticket finishes the unit: all others are already
 /// computing it and publish their sums without waiting for any CTA, so it waits only for sums that
-/// are on their way. Flag-in-data: a word of all ones, which is no sum, is not published yet.
+/// are being computed. Flag-in-data: a word of all ones, which is no sum, is not published yet.
 constexpr uint32_t kUnpublished = ~0u;
 
 /// Whether `before`, from IncrementTileCounter, is a unit's last ticket; then resets the counter.

@@ -90,7 +90,7 @@ struct GroupSums {
   static constexpr float kUnit =
       kUsed ? PowerOfTwo(-kExponents.decode - kExponents.shift - kActivationExponent) : 1.0f;
 
-  /// Adds part x scale to sums; the scales are those of rows g and g + 8.
+  /// Adds part x scale to sums; the scales belong to rows g and g + 8.
   static MARLIN_DEVICE void AddScaled(const float (&part)[4], float2 scale, float (&sums)[4]) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) sums[e] = __fmaf_rn(part[e], e < 2 ? scale.x : scale.y, sums[e]);
@@ -102,7 +102,7 @@ template <CodeKind kKind, typename T>
 using GemvTable =
     std::conditional_t<kKind == CodeKind::kTable4, SharedPairTable<T>, DecodeTable<kKind, T>>;
 
-/// A lane, and the offset of its parameters in those of a group, pinned to a register: the compiler
+/// A lane, and the offset of its parameters within a group's, pinned to a register: the compiler
 /// would recompute it for every tile.
 struct TileLane {
   int index;

@@ -4,36 +4,12 @@
 
 #include "backends/cuda/common/cuda_gemm.h"
 #include "backends/cuda/common/launch.h"
-#include "backends/cuda/gemm/gemv/gemv_functions.h"
 #include "backends/cuda/gemm/gemv/gemv_plan.h"
-#include "backends/cuda/layout/code_kind.h"
-#include "backends/cuda/layout/sparse_kind.h"
+#include "backends/cuda/plan/kernel_instances.h"
 #include "base/macros.h"
 
 namespace marlin::cuda {
 namespace {
-
-const void* GemvFunctionOf(CodeKind kind, bool bf16, const GemvVariant& variant) {
-  switch (kind) {
-#define MARLIN_KIND(name)                                                                      \
-  case CodeKind::name:                                                                         \
-    if constexpr (IsBuilt(CodeKind::name)) return GemvFunction<CodeKind::name>(bf16, variant); \
-    break;
-#include "backends/cuda/layout/code_kinds.def"
-#undef MARLIN_KIND
-  }
-  return nullptr;
-}
-
-const void* SparseGemvFunctionOf(CodeKind kind, bool bf16, const GemvVariant& variant) {
-  return OfSparseKind(kind, [&](auto of) { return SparseGemvFunction<of>(bf16, variant); });
-}
-
-const void* FunctionOf(const PlanRequest& request, bool bf16, const GemvVariant& variant) {
-  const CodeKind kind = request.weights.kind();
-  return request.weights.traits.sparse ? SparseGemvFunctionOf(kind, bf16, variant)
-                                       : GemvFunctionOf(kind, bf16, variant);
-}
 
 /// Whether the epilogue is at most a bias, and four 16-bit outputs are one aligned vectorized
 /// store.
@@ -47,7 +23,7 @@ class GemvGemm final : public TilesGemm {
   GemvGemm(const PlanRequest& request, const GemvPlan& plan, int64_t partial_bytes)
       : TilesGemm(request, {}, partial_bytes),
         plan_(plan),
-        function_(FunctionOf(request, bf16(), VariantOf(request, plan))) {}
+        function_(FunctionOf<GemvKernels>(request.weights.tile_kind(), VariantOf(request, plan))) {}
 
   const void* function() const { return function_; }
 
@@ -80,9 +56,9 @@ class GemvGemm final : public TilesGemm {
   }
 
  private:
-  static GemvVariant VariantOf(const PlanRequest& request, const GemvPlan& plan) {
-    return {UseOf(request.weights.Tiles(0), request.weights.kind()), plan.strips,
-            (plan.arguments.m + kOctet - 1) / kOctet};
+  GemvKernels::Variant VariantOf(const PlanRequest& request, const GemvPlan& plan) const {
+    return {bf16(), UseOf(request.weights.Tiles(0), kind()), plan.strips,
+            Ceil(plan.arguments.m, kOctet)};
   }
 
   const GemvPlan plan_;

@@ -52,6 +52,18 @@ struct GemvArguments {
   EpilogueView epilogue;
 };
 
+/// The GEMV kernels (plan/instances.def); their parameter is a GemvArguments.
+struct GemvKernels {
+  struct Variant {
+    bool bf16;  ///< MMA operands are bf16, not fp16.
+    ParameterUse use;
+    int strips;  ///< n-tiles per unit: 2 only for codes of up to 4 bits, one scale and one n8 tile.
+    int octets;  ///< n8 tiles of tokens: 1 or 2.
+  };
+  template <typename Tiles>
+  static const void* Function(const Variant& variant);
+};
+
 inline constexpr int kMaxPieces = 4;
 
 /// Warps per unit, at most.

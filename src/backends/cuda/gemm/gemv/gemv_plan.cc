@@ -326,7 +326,7 @@ double ProblemMicroseconds(const GemmDesc& desc, const DeviceShape& device) {
   // The estimate is compared with the WGMMA kernel's, to which it was fitted with FP4: other codes
   // of up to 4 bits take longer in both kernels, by about as much.
   TileProblem as_fp4 = TileProblemOf(desc);
-  as_fp4.tile_bytes = (desc.weights.sparse ? kSparseTileBytes : TileCodeBytes(4)) + kGroupBytes;
+  as_fp4.tile_bytes = TileCodeBytes({CodeKind::kFp4, desc.weights.sparse}) + kGroupBytes;
   return GemvMicroseconds(as_fp4, device, PlanGemv(as_fp4, device));
 }
 
@@ -339,22 +339,20 @@ const KernelFamily& GemvFamily() {
 
 namespace {
 
-Support SupportsRows(const GemmDesc& desc) {
+Support SupportsRows(const GemmDesc& desc, bool sparse) {
   if (desc.m > kMaxGemvRows) return {"takes up to {0} rows", kMaxGemvRows};
   if (desc.determinism == Determinism::kBatchInvariant) return {"its split-K depends on m"};
-  return {};
+  return SupportsTiles(desc, sparse);
 }
 
 }  // namespace
 
 Support SupportsGemv(const GemmDesc& desc, const DeviceProperties& /*device*/) {
-  const Support rows = SupportsRows(desc);
-  return rows.ok() ? SupportsTiles(desc) : rows;
+  return SupportsRows(desc, false);
 }
 
 Support SupportsSparseGemv(const GemmDesc& desc, const DeviceProperties& /*device*/) {
-  const Support rows = SupportsRows(desc);
-  return rows.ok() ? SupportsSparseTiles(desc) : rows;
+  return SupportsRows(desc, true);
 }
 
 }  // namespace marlin::cuda

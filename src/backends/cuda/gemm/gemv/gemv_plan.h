@@ -22,7 +22,7 @@ struct GemvPlan {
   int strips = 1;  ///< n-tiles per unit.
   int shared_bytes = 0;
   bool partials = false;    ///< Sums go to the workspace.
-  bool in_memory = false;   ///< Given split-K scratch, the CTAs reduce them; else a kernel does.
+  bool in_memory = false;   ///< Given split-K scratch, the CTAs reduce them, not a kernel.
   GemvArguments arguments;  ///< The fields that depend on the problem's shape alone.
 };
 /// Units of all CTAs along n.

@@ -6,7 +6,7 @@
 //                    b0..b3   token g, k = 2 t + {0, 1} + 8 i: one ldmatrix
 //                    e        the nibbles of two lanes of every four (layout/sparse_layout.h)
 //
-// Error model: that of the dense kernel; an MMA adds 16 products here as well.
+// Error model: as for the dense kernel; an MMA adds 16 products here as well.
 #pragma once
 
 #include "backends/cuda/gemm/gemv/gemv_kernel.cuh"

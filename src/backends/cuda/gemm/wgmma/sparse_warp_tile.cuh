@@ -5,14 +5,13 @@
 //   a0..a3   pair p = kept codes of output g + 8 (p & 1), block t + 4 (p >> 1) of a step of 32 k
 //   e        the nibbles of lanes 4 g and 4 g + 1: both warps of an n-tile are in one instruction,
 //            whose sparsity selector is a constant. So a warp of outputs 16 to 31 takes the words
-//            that mma.sp would select by 1, those of lanes 4 g + 2 and 4 g + 3
+//            that mma.sp would select by 1, from lanes 4 g + 2 and 4 g + 3
 //            (layout/sparse_layout.h).
 //
-// Error model: that of the dense kernel; a WGMMA adds 16 products here as well.
+// Error model: as for the dense kernel; a WGMMA adds 16 products here as well.
 #pragma once
 
 #include "backends/cuda/gemm/wgmma/wgmma_kernel.cuh"
-#include "backends/cuda/gemm/wgmma/wgmma_sparse_instructions.cuh"
 #include "backends/cuda/layout/sparse_layout.h"
 
 namespace marlin::cuda {
@@ -79,7 +78,7 @@ struct SparseWarpTile {
   }
 
   /// The assembler (of CUDA 13.0) keeps the registers of a and of the sums until the WGMMAs that
-  /// use them are complete, but reuses those of the metadata at once, although they are read as
+  /// use them are complete, but reuses the metadata's at once, although they are read as
   /// late: a store that never happens keeps them until here.
   static MARLIN_DEVICE void KeepUntilHere(Fragments& fragments, uint32_t never) {
     static_assert(kStepsOfHalf == 2);

@@ -32,9 +32,9 @@
 #include "backends/cuda/common/tile_gemm.h"
 #include "backends/cuda/common/tile_loads.cuh"
 #include "backends/cuda/common/warpgroup_products.cuh"
+#include "backends/cuda/common/wgmma_instructions.cuh"
 #include "backends/cuda/gemm/wgmma/wgmma_block.cuh"
 #include "backends/cuda/gemm/wgmma/wgmma_epilogue.cuh"
-#include "backends/cuda/gemm/wgmma/wgmma_instructions.cuh"
 #include "backends/cuda/gemm/wgmma/wgmma_layout.h"
 #include "backends/cuda/gemm/wgmma/wgmma_reduction.cuh"
 
@@ -117,8 +117,8 @@ struct WeightSource {
 };
 
 /// The weight producer, one thread. PDL: it copies the first steps before earlier work on the
-/// stream has ended. It waits until the stages of a step's activations are free; those of its
-/// weights are free then, because stages are released in order and `weight_slots` steps hold all
+/// stream has ended. It waits until the stages of a step's activations are free; its weights'
+/// stages are free then, because stages are released in order and `weight_slots` steps hold all
 /// stages.
 template <int kSlotsOfStep>
 MARLIN_DEVICE void ProduceWeights(const WgmmaArguments& args, const WgmmaShared& shared,

@@ -7,31 +7,12 @@
 
 #include "backends/cuda/common/cuda_gemm.h"
 #include "backends/cuda/common/launch.h"
-#include "backends/cuda/gemm/wgmma/wgmma_functions.h"
 #include "backends/cuda/gemm/wgmma/wgmma_plan.h"
-#include "backends/cuda/layout/code_kind.h"
-#include "backends/cuda/layout/sparse_kind.h"
+#include "backends/cuda/plan/kernel_instances.h"
 #include "base/macros.h"
 
 namespace marlin::cuda {
 namespace {
-
-const void* WgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, ParameterUse use) {
-  switch (kind) {
-#define MARLIN_KIND(name)                                      \
-  case CodeKind::name:                                         \
-    if constexpr (IsBuilt(CodeKind::name))                     \
-      return WgmmaFunction<CodeKind::name>(bf16, tokens, use); \
-    break;
-#include "backends/cuda/layout/code_kinds.def"
-#undef MARLIN_KIND
-  }
-  return nullptr;
-}
-
-const void* SparseWgmmaFunctionOf(CodeKind kind, bool bf16, int tokens, ParameterUse use) {
-  return OfSparseKind(kind, [&](auto of) { return SparseWgmmaFunction<of>(bf16, tokens, use); });
-}
 
 class WgmmaGemm final : public TilesGemm {
  public:
@@ -39,9 +20,8 @@ class WgmmaGemm final : public TilesGemm {
             const WgmmaPlan& plan)
       : TilesGemm(request, {shape.tokens, shape.splits}, SumBytes(problem, plan)),
         plan_(plan),
-        use_(UseOf(request.weights.Tiles(0), request.weights.kind())),
-        function_(FunctionOf(problem, plan.tokens)),
-        tail_function_(plan.tail ? FunctionOf(problem, plan.tail->tokens) : nullptr) {}
+        function_(FunctionFor(request, plan.tokens)),
+        tail_function_(plan.tail ? FunctionFor(request, plan.tail->tokens) : nullptr) {}
 
   /// Call it before the first launch.
   cudaError_t Load() const {
@@ -80,9 +60,9 @@ class WgmmaGemm final : public TilesGemm {
   }
 
  private:
-  const void* FunctionOf(const TileProblem& problem, int tokens) const {
-    const auto of_tiles = problem.sparse ? SparseWgmmaFunctionOf : WgmmaFunctionOf;
-    return of_tiles(kind(), bf16(), tokens, use_);
+  const void* FunctionFor(const PlanRequest& request, int tokens) const {
+    const ParameterUse use = UseOf(request.weights.Tiles(0), kind());
+    return FunctionOf<WgmmaKernels>(request.weights.tile_kind(), {bf16(), tokens, use});
   }
 
   cudaError_t LaunchItems(const TileGemm& gemm, const WgmmaLaunch& launch, WgmmaArguments args,
@@ -105,7 +85,6 @@ class WgmmaGemm final : public TilesGemm {
   }
 
   const WgmmaPlan plan_;
-  const ParameterUse use_;
   const void* const function_;
   const void* const tail_function_;
 };
@@ -116,8 +95,8 @@ int CountClusters(int blocks) {
   // The kernels of all kinds of codes have the same threads and may have the same shared memory.
   const void* function = nullptr;
   for (int kind = 0; function == nullptr && kind <= static_cast<int>(CodeKind::kDense16); ++kind) {
-    function = WgmmaFunctionOf(static_cast<CodeKind>(kind), true, kMaxClusterTokens,
-                               ParameterUse::kOneScale);
+    function = FunctionOf<WgmmaKernels>({static_cast<CodeKind>(kind)},
+                                        {true, kMaxClusterTokens, ParameterUse::kOneScale});
   }
   const int shared_bytes = DeviceShape().shared_bytes;
   cudaLaunchConfig_t config = {};

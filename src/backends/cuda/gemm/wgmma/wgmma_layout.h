@@ -18,7 +18,7 @@ struct WgmmaArguments {
   int reduction_offset =
       0;  ///< in_cluster: ReductionBufferBytes for the DSMEM stores of the other CTAs.
   int barriers_offset = 0;
-  bool in_cluster = false;     ///< Split-K is reduced in clusters; else by another kernel.
+  bool in_cluster = false;     ///< Split-K is reduced in clusters, not by another kernel.
   bool vector_stores = false;  ///< Eight adjacent 16-bit outputs may be one vectorized store.
   int items = 0;               ///< Output tiles of this launch, out of token_tiles * blocks.
   int first_item = 0;
@@ -142,5 +142,16 @@ MARLIN_HOST_DEVICE constexpr int ReductionBufferBytes(int tokens, int splits) {
 inline constexpr int kExchangeTokens = 16;
 inline constexpr int kExchangeStride = 68;
 inline constexpr int kExchangeBytes = 2 * kExchangeTokens * kExchangeStride * 4;
+
+/// The WGMMA kernels (plan/instances.def); their parameters are a CUtensorMap and a WgmmaArguments.
+struct WgmmaKernels {
+  struct Variant {
+    bool bf16;   ///< MMA operands are bf16, not fp16.
+    int tokens;  ///< tile_m: one of kWgmmaWidths.
+    ParameterUse use;
+  };
+  template <typename Tiles>
+  static const void* Function(const Variant& variant);
+};
 
 }  // namespace marlin::cuda

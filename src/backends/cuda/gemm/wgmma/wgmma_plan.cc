@@ -278,7 +278,7 @@ Support SupportsWgmma(const GemmDesc& desc, const DeviceProperties& /*device*/) 
 }
 
 Support SupportsSparseWgmma(const GemmDesc& desc, const DeviceProperties& /*device*/) {
-  return SupportsSparseTiles(desc);
+  return SupportsTiles(desc, true);
 }
 
 int64_t StreamCounterBytes(const WgmmaPlan& plan) {

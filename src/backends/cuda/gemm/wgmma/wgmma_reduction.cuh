@@ -147,7 +147,7 @@ struct StreamReduction {
     return Thread() == 0 && Mine() > 0 ? (IncrementTileCounter(counter) + 1) & kTaken : 0;
   }
 
-  /// Whether `acc` is now the sum of all parts in their order; else another CTA adds them.
+  /// Whether `acc` is now the sum of all parts in their order; otherwise another CTA adds them.
   MARLIN_DEVICE bool End(uint32_t ticket, float (&acc)[kTokens / 2]) const {
     if (Thread() == 0) *word = Mine() > 0 ? ticket : Take();
     WaitForWarpgroup();

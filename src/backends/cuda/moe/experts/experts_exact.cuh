@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backends/cuda/gemm/exact/exact_kernel.cuh"
+#include "backends/cuda/gemm/exact/exact_sparse_weights.cuh"
 #include "backends/cuda/moe/experts/experts_layout.h"
 
 namespace marlin::cuda {
@@ -59,6 +60,19 @@ __global__ void __launch_bounds__(kExactThreads)
     __syncthreads();
     finish.Run(0, row, out);
     __syncthreads();
+  }
+}
+
+template <typename Tiles>
+const void* ExpertExactKernels::Function(const Variant& variant) {
+  if constexpr (Tiles::kSparse) {
+    return reinterpret_cast<const void*>(
+        &ExpertExactKernel<SparseTileWeights<Tiles::kCodes>, Tiles::kCodes>);
+  } else {
+    return variant.tiled ? reinterpret_cast<const void*>(
+                               &ExpertExactKernel<TileWeights<Tiles::kCodes>, Tiles::kCodes>)
+                         : reinterpret_cast<const void*>(
+                               &ExpertExactKernel<CanonicalWeights<Tiles::kCodes>, Tiles::kCodes>);
   }
 }
 

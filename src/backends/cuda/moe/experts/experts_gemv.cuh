@@ -15,12 +15,12 @@
 //
 //   Few selections are not sorted before: every CTA does that for itself (experts_own_sort.cuh).
 //
-//   A row's sums depend on k and the row alone: neither on the rows beside it nor on how many there
-//   are.
+//   A row's sums depend on k and the row alone, not on the other rows or their number.
 #pragma once
 
 #include "backends/cuda/common/async_copy.cuh"
-#include "backends/cuda/gemm/gemv/gemv_kernel.cuh"
+#include "backends/cuda/common/instances.cuh"
+#include "backends/cuda/gemm/gemv/sparse_product.cuh"
 #include "backends/cuda/moe/experts/experts_layout.h"
 #include "backends/cuda/moe/experts/experts_own_sort.cuh"
 #include "backends/cuda/moe/experts/experts_rows.cuh"
@@ -364,6 +364,25 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
     // Before the rows are overwritten.
     __syncthreads();
   }
+}
+
+template <typename Tiles, typename T, ParameterUse kUse, int kOctets>
+const void* ExpertGemvFunction() {
+  if constexpr (Tiles::kSparse) {
+    return reinterpret_cast<const void*>(
+        &ExpertGemvKernel<Tiles::kCodes, T, kUse, kOctets, SparseTileProduct>);
+  } else {
+    return reinterpret_cast<const void*>(&ExpertGemvKernel<Tiles::kCodes, T, kUse, kOctets>);
+  }
+}
+
+template <typename Tiles>
+const void* ExpertGemvKernels::Function(const Variant& variant) {
+  const auto function = [&]<typename T, ParameterUse kUse>() {
+    return variant.octets == 1 ? ExpertGemvFunction<Tiles, T, kUse, 1>()
+                               : ExpertGemvFunction<Tiles, T, kUse, 2>();
+  };
+  return WithOperands<Tiles>(variant.bf16, variant.use, function);
 }
 
 }  // namespace marlin::cuda

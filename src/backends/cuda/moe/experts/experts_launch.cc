@@ -11,52 +11,13 @@
 
 #include "backends/cuda/common/launch.h"
 #include "backends/cuda/gemm/exact/exact_layout.h"
-#include "backends/cuda/layout/code_kind.h"
-#include "backends/cuda/layout/sparse_kind.h"
 #include "backends/cuda/layout/sparse_layout.h"
-#include "backends/cuda/moe/experts/experts_functions.h"
 #include "backends/cuda/plan/kernel_family.h"
+#include "backends/cuda/plan/kernel_instances.h"
 #include "base/macros.h"
 
 namespace marlin::cuda {
 namespace {
-
-const void* GemvFunctionOf(CodeKind kind, bool bf16, ParameterUse use, int octets) {
-  switch (kind) {
-#define MARLIN_KIND(name)                                           \
-  case CodeKind::name:                                              \
-    if constexpr (IsBuilt(CodeKind::name))                          \
-      return ExpertGemvFunction<CodeKind::name>(bf16, use, octets); \
-    break;
-#include "backends/cuda/layout/code_kinds.def"
-#undef MARLIN_KIND
-  }
-  return nullptr;
-}
-
-const void* WgmmaFunctionOf(CodeKind kind, bool bf16, ParameterUse use) {
-  switch (kind) {
-#define MARLIN_KIND(name)                                                                         \
-  case CodeKind::name:                                                                            \
-    if constexpr (IsBuilt(CodeKind::name)) return ExpertWgmmaFunction<CodeKind::name>(bf16, use); \
-    break;
-#include "backends/cuda/layout/code_kinds.def"
-#undef MARLIN_KIND
-  }
-  return nullptr;
-}
-
-const void* ExactFunctionOf(CodeKind kind, bool tiled) {
-  switch (kind) {
-#define MARLIN_KIND(name)                                                                     \
-  case CodeKind::name:                                                                        \
-    if constexpr (IsBuilt(CodeKind::name)) return ExpertExactFunction<CodeKind::name>(tiled); \
-    break;
-#include "backends/cuda/layout/code_kinds.def"
-#undef MARLIN_KIND
-  }
-  return nullptr;
-}
 
 /// A matrix of the layer: where it stands in the launches' tables, and its GEMM.
 struct Matrix {
@@ -69,11 +30,11 @@ struct Matrix {
   const PreparedTiles& weights() const {
     return static_cast<const PreparedTiles&>(*operand->weights);
   }
-  bool sparse() const { return weights().traits.sparse; }
+  TileKind tile_kind() const { return weights().tile_kind(); }
   CodeKind kind() const { return weights().kind(); }
   ExactWeights exact_weights() const {
     if (!weights().traits.tiled) return ExactWeights::kCanonical;
-    return sparse() ? ExactWeights::kSparseTiles : ExactWeights::kTiles;
+    return tile_kind().sparse ? ExactWeights::kSparseTiles : ExactWeights::kTiles;
   }
   bool bf16() const { return desc.a_type != DType::kF16 || !desc.weights.fits_f16; }
 
@@ -86,39 +47,14 @@ struct Matrix {
 };
 using Matrices = std::vector<Matrix>;
 
-const void* GemvFunctionOf(const Matrix& matrix, ParameterUse use, int octets) {
-  if (!matrix.sparse()) return GemvFunctionOf(matrix.kind(), matrix.bf16(), use, octets);
-  return OfSparseKind(matrix.kind(), [&](auto kind) {
-    return SparseExpertGemvFunction<kind>(matrix.bf16(), use, octets);
-  });
-}
-
-const void* WgmmaFunctionOf(const Matrix& matrix, ParameterUse use) {
-  if (!matrix.sparse()) return WgmmaFunctionOf(matrix.kind(), matrix.bf16(), use);
-  return OfSparseKind(matrix.kind(), [&](auto kind) {
-    return SparseExpertWgmmaFunction<kind>(matrix.bf16(), use);
-  });
-}
-
-const void* ExactFunctionOf(const Matrix& matrix) {
-  if (matrix.sparse()) {
-    return OfSparseKind(matrix.kind(), [](auto kind) { return SparseExpertExactFunction<kind>(); });
-  }
-  return ExactFunctionOf(matrix.kind(), matrix.exact_weights() == ExactWeights::kTiles);
-}
-
 /// Whether one launch of a kernel on tiles can run both.
 bool SameTiles(const Matrix& a, const Matrix& b) {
-  if (a.kind() != b.kind() || a.sparse() != b.sparse() || a.bf16() != b.bf16()) return false;
+  if (a.tile_kind() != b.tile_kind() || a.bf16() != b.bf16()) return false;
   if (a.desc.format != b.desc.format && a.kind() != CodeKind::kFp4) return false;
   const TileView x = a.weights().Tiles(0);
   const TileView y = b.weights().Tiles(0);
   const bool same_values = a.desc.format != Format::kCodebook4 || x.values == y.values;
-  return same_values && x.k == y.k && x.tile_bytes == y.tile_bytes &&
-         x.groups_per_tile == y.groups_per_tile && x.zero_kind == y.zero_kind &&
-         x.integer_zeros == y.integer_zeros && x.bf16_parameters == y.bf16_parameters &&
-         x.bf16_codes == y.bf16_codes && x.table_exponent == y.table_exponent &&
-         x.offset == y.offset;
+  return same_values && SameTileLayout(x, y);
 }
 
 /// The exact kernel reads everything else from the table.
@@ -243,8 +179,7 @@ Status Planner::AddMatrix(const std::string& name, const ExpertOperand& operand,
   matrix.row = row;
   matrix.column = static_cast<int>(column);
   matrix.desc = DescribeExpert(problem_, operand, 1, a_type);
-  const Support tiles =
-      matrix.sparse() ? SupportsSparseTiles(matrix.desc) : SupportsTiles(matrix.desc);
+  const Support tiles = SupportsTiles(matrix.desc, matrix.tile_kind().sparse);
   matrix.exact =
       !tiles.ok() || !PlanExpertGemv(TilesOf(matrix, kMaxSides), context_.shape).has_value();
   const Support exact = SupportsExact(matrix.desc, DeviceProperties());
@@ -314,7 +249,8 @@ Status Planner::PlanLaunch(const Matrices& matrices, int sides, ExpertLaunch* la
   if (!first.exact) return PlanTiles(matrices, sides, launch);
   launch->kernel = ExpertKernel::kExact;
   launch->exact = first.exact_weights();
-  launch->function = ExactFunctionOf(first);
+  launch->function = FunctionOf<ExpertExactKernels>(first.tile_kind(),
+                                                    {launch->exact != ExactWeights::kCanonical});
   MARLIN_RETURN_IF_ERROR(Check(
       cudaFuncSetAttribute(launch->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            ExactSharedBytes(kExpertExactRows, kMaxExactParts, kMaxExactParts)),
@@ -343,7 +279,8 @@ Status Planner::PlanTiles(const Matrices& matrices, int sides, ExpertLaunch* lau
   }
   launch->gemv = *PlanExpertGemv(TilesOf(first, sides), context_.shape);
   const TileView& shared = launch->gemv.arguments.weights;
-  launch->function = GemvFunctionOf(first, UseOf(shared, first.kind()), launch->gemv.octets);
+  launch->function = FunctionOf<ExpertGemvKernels>(
+      first.tile_kind(), {first.bf16(), UseOf(shared, first.kind()), launch->gemv.octets});
   return Check(AllowAllShared(launch->function), "moe_expert_gemm");
 }
 
@@ -353,7 +290,8 @@ Status Planner::PlanWgmma(const Matrix& first, const ExpertWgmmaPlan& plan,
   launch->wgmma = plan;
   launch->k = first.desc.k;
   launch->bf16 = first.bf16();
-  launch->function = WgmmaFunctionOf(first, UseOf(plan.arguments.gemm.weights, first.kind()));
+  const ParameterUse use = UseOf(plan.arguments.gemm.weights, first.kind());
+  launch->function = FunctionOf<ExpertWgmmaKernels>(first.tile_kind(), {first.bf16(), use});
   return Check(AllowAllShared(launch->function), "moe_expert_gemm");
 }
 

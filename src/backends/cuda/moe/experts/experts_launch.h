@@ -21,7 +21,7 @@ enum class ExpertKernel : uint8_t {
 /// The layout of the weights of an exact launch.
 enum class ExactWeights : uint8_t { kCanonical, kTiles, kSparseTiles };
 
-/// One launch: its function, and its parameters but for pointers into the workspace.
+/// One launch: its function, and its parameters except for pointers into the workspace.
 struct ExpertLaunch {
   ExpertKernel kernel = ExpertKernel::kGemv;
   const void* function = nullptr;
@@ -30,7 +30,7 @@ struct ExpertLaunch {
   DeviceMemory table;
   DeviceMemory members;  ///< StageRowsArguments::members; empty for the GEMV kernel.
   int64_t k = 0;
-  bool bf16 = true;  ///< WGMMA: operands are bf16; else fp16.
+  bool bf16 = true;  ///< WGMMA: operands are bf16, not fp16.
   ExactWeights exact = ExactWeights::kTiles;
   int strips = 0;  ///< Exact: n-tiles of the widest matrix.
 };
@@ -46,7 +46,7 @@ struct ExpertPhases {
   ExpertPhase down;
   /// The launch of the gates and ups computes the gated activation, and all downs read that.
   bool fused = false;
-  /// Every launch sorts the selections itself; else there is a launch that does.
+  /// Every launch sorts the selections itself; otherwise there is a launch that does.
   bool sorts_itself = false;
   int64_t inner = 0;         ///< The widest expert's.
   int64_t score_column = 0;  ///< Column of the shared expert's score in the results of `up`.

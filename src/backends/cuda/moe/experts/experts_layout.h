@@ -105,7 +105,7 @@ inline constexpr int kExpertExactRows = 8;
 
 /// The parameters of the GEMV kernel, which runs the matrices of one kind, layout and k.
 struct ExpertGemvArguments {
-  TileView weights;                   ///< Common to all matrices but for tiles, multiplier and n.
+  TileView weights;                   ///< Common to all matrices except tiles, multiplier and n.
   const TileExpert* table = nullptr;  ///< [experts + 1][sides]; the shared expert is the last.
   int sides = 1;
   /// The slots, or the ids to sort, were there before the previous kernel began.
@@ -131,7 +131,7 @@ struct ExpertGemvArguments {
 /// Rows of an output tile of the WGMMA kernel, in five widths: 16, 32, 64, 128 and 192.
 inline constexpr int kExpertWidths = 5;
 MARLIN_HOST_DEVICE constexpr int RowsOfWidth(int width) { return width < 4 ? 16 << width : 192; }
-/// The narrowest width for so many rows.
+/// The narrowest width that holds `rows`.
 MARLIN_HOST_DEVICE constexpr int WidthOf(int rows) {
   int width = 0;
   while (width < kExpertWidths - 1 && RowsOfWidth(width) < rows) ++width;
@@ -205,6 +205,38 @@ struct SumArguments {
   void* out = nullptr;
   int64_t out_stride = 0;
   Element out_type = Element::kBf16;
+};
+
+/// The kernels of plan/instances.def. The GEMV kernel's parameter is an ExpertGemvArguments.
+struct ExpertGemvKernels {
+  struct Variant {
+    bool bf16;  ///< MMA operands are bf16, not fp16.
+    ParameterUse use;
+    int octets;  ///< n8 tiles of rows, 1 or 2.
+  };
+  template <typename Tiles>
+  static const void* Function(const Variant& variant);
+};
+
+/// The WGMMA kernel's parameters are ExpertMaps, a CUtensorMap for every width, and an
+/// ExpertWgmmaArguments.
+struct ExpertWgmmaKernels {
+  struct Variant {
+    bool bf16;
+    ParameterUse use;
+  };
+  template <typename Tiles>
+  static const void* Function(const Variant& variant);
+};
+
+/// The exact kernel's parameter is an ExpertExactArguments of CanonicalView, or of TileView or
+/// SparseTileView where `tiled`.
+struct ExpertExactKernels {
+  struct Variant {
+    bool tiled;
+  };
+  template <typename Tiles>
+  static const void* Function(const Variant& variant);
 };
 
 }  // namespace marlin::cuda

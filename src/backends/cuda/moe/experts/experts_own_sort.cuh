@@ -1,5 +1,5 @@
 // Few selections are sorted by expert in shared memory, by every CTA for itself: that takes less
-// time than a launch. The result is that of the sort (experts_sort.cu).
+// time than a launch. The result is the same as of the sort (experts_sort.cu).
 //
 //   ids        5 2 5 9 2          of two tokens, 2 and 3 selections
 //   slot_of    2 0 3 4 1          smaller ids, then equal ones before it
@@ -152,7 +152,7 @@ class OwnSort {
   int selection_;  ///< The thread's.
   int part_;       ///< Which of the selection's threads.
   int* keys_;      ///< The expert of every selection, or kNone.
-  int* leaders_;   ///< That of every first selection of an expert; else kNone.
+  int* leaders_;   ///< The expert of selections that are its first, or kNone.
   int* expert_;
   int* begin_;
   int* token_;

@@ -32,8 +32,8 @@ struct ExpertWgmmaPlan {
   int shared_bytes = 0;
 };
 
-/// The tiling does not depend on the number of rows but for how many a tile has, which changes no
-/// sums. Null: not even one row fits in shared memory.
+/// The tiling depends on the number of rows only in how many a tile has, which changes no sums.
+/// Null: not even one row fits in shared memory.
 std::optional<ExpertGemvPlan> PlanExpertGemv(const ExpertTilesProblem& problem,
                                              const DeviceShape& device);
 
@@ -44,7 +44,7 @@ std::optional<ExpertWgmmaPlan> PlanExpertWgmma(const ExpertTilesProblem& problem
 
 /// CTAs of the sort.
 int SortPartsFor(int64_t selections);
-/// Warps of such a CTA; 0: the histogram of so many experts does not fit in shared memory.
+/// Warps of such a CTA; 0: the histogram of the experts does not fit in shared memory.
 int SortWarpsFor(int64_t selections, int64_t experts, const DeviceShape& device);
 
 }  // namespace marlin::cuda

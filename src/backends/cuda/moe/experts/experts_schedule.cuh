@@ -6,9 +6,9 @@
 
 namespace marlin::cuda {
 
-/// first[i] = the items of the entries before i, for i from 0 to `count`; `items_of(i)` counts
-/// those of one. `first` has a word for every warp behind it. Called by all threads;
-/// __syncthreads() has to follow.
+/// first[i] = the items of the entries before i, for i from 0 to `count`; entry i has
+/// `items_of(i)`. A word for every warp follows `first`. Called by all threads; __syncthreads() has
+/// to follow.
 template <int kThreads, typename ItemsOf>
 MARLIN_DEVICE void CountItems(int count, const ItemsOf& items_of, int* first) {
   const int thread = static_cast<int>(threadIdx.x);

@@ -1,9 +1,8 @@
 // Sorting selections by expert, on the device: a counting sort. Every warp counts and then places a
 // run of adjacent selections, so the sort is stable. Few selections are sorted by one CTA; many are
 // divided into parts, a CTA for each, after a kernel that counts every part.
-#include "backends/cuda/common/async_copy.cuh"
 #include "backends/cuda/common/block_scan.cuh"
-#include "backends/cuda/common/launch.h"
+#include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/moe/experts/experts_kernels.h"
 #include "backends/cuda/moe/experts/experts_own_sort.cuh"
 
@@ -225,16 +224,14 @@ cudaError_t LoadSort() {
 }
 
 cudaError_t LaunchSort(const SortArguments& args, cudaStream_t stream) {
-  SortArguments copy = args;
-  void* parameters[] = {&copy};
-  const LaunchSize size = {dim3(static_cast<unsigned>(args.parts)), args.warps * 32,
-                           static_cast<int>(SortBytes(args.slots.experts, args.warps)), true};
+  const dim3 parts(static_cast<unsigned>(args.parts));
+  const auto bytes = static_cast<int>(SortBytes(args.slots.experts, args.warps));
   if (args.parts > 1) {
     const cudaError_t error =
-        Launch(reinterpret_cast<const void*>(&CountKernel), size, parameters, stream);
+        LaunchInChain(&CountKernel, parts, args.warps * 32, bytes, stream, args);
     if (error != cudaSuccess) return error;
   }
-  return Launch(reinterpret_cast<const void*>(&SortKernel), size, parameters, stream);
+  return LaunchInChain(&SortKernel, parts, args.warps * 32, bytes, stream, args);
 }
 
 }  // namespace marlin::cuda

@@ -1,8 +1,7 @@
 // The kernels around the experts' GEMMs: staged rows, and the weighted sum.
 #include <algorithm>
 
-#include "backends/cuda/common/async_copy.cuh"
-#include "backends/cuda/common/launch.h"
+#include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/moe/experts/experts_kernels.h"
 #include "backends/cuda/moe/experts/experts_rows.cuh"
 
@@ -134,15 +133,6 @@ __global__ void __launch_bounds__(kThreads) SumKernel(const __grid_constant__ Su
   }
 }
 
-/// Programmatic dependent launch: every kernel of the experts waits for the one before.
-template <typename Arguments>
-cudaError_t LaunchChained(void (*kernel)(Arguments), dim3 blocks, Arguments args,
-                          cudaStream_t stream) {
-  void* parameters[] = {&args};
-  const LaunchSize size = {blocks, kThreads, 0, true};
-  return Launch(reinterpret_cast<const void*>(kernel), size, parameters, stream);
-}
-
 }  // namespace
 
 cudaError_t LoadExpertKernels() {
@@ -156,14 +146,14 @@ cudaError_t LaunchStageRows(const StageRowsArguments& args, int rows_per_expert,
                             cudaStream_t stream) {
   const dim3 blocks(static_cast<unsigned>(args.slots.experts) + 1,
                     static_cast<unsigned>(std::clamp(rows_per_expert / kWarps, 1, kMostBlocks)));
-  return LaunchChained(StageRowsKernel, blocks, args, stream);
+  return LaunchInChain(&StageRowsKernel, blocks, kThreads, 0, stream, args);
 }
 
 cudaError_t LaunchSum(const SumArguments& args, cudaStream_t stream) {
   constexpr int kColumns = 4 * kThreads;
   const dim3 blocks(static_cast<unsigned>(std::max((args.hidden + kColumns - 1) / kColumns, 1)),
                     static_cast<unsigned>(std::clamp(args.tokens, 1, kMostBlocks)));
-  return LaunchChained(SumKernel, blocks, args, stream);
+  return LaunchInChain(&SumKernel, blocks, kThreads, 0, stream, args);
 }
 
 }  // namespace marlin::cuda

@@ -9,14 +9,15 @@
 //     [rows   0..191: blocks]  [rows 0..31: blocks]
 //     [rows 192..207: blocks]
 //
-//   The pipeline, the decoding of weights and the products are those of the dense kernel
+//   The pipeline, the decoding of weights and the products are as in the kernel of dense layers
 //   (wgmma_kernel.cuh); the tile scheduler counts tiles from the sorted slots, and the producers
 //   find weights and rows through the table of descriptors. Rows lie in the order of the slots, so
-//   that a TMA tile has the rows of one expert; rows behind them belong to other experts, or are
+//   that a TMA tile has the rows of one expert; rows after them belong to other experts, or are
 //   zero, and their sums are dropped.
 #pragma once
 
-#include "backends/cuda/gemm/wgmma/wgmma_kernel.cuh"
+#include "backends/cuda/common/instances.cuh"
+#include "backends/cuda/gemm/wgmma/sparse_warp_tile.cuh"
 #include "backends/cuda/moe/experts/experts_rows.cuh"
 #include "backends/cuda/moe/experts/experts_schedule.cuh"
 
@@ -28,7 +29,7 @@ struct ExpertMaps {
 };
 
 struct ExpertTile {
-  const TileExpert* matrix = nullptr;  ///< Gated: the gate, and the up behind it.
+  const TileExpert* matrix = nullptr;  ///< Gated: the gate, followed by the up.
   int block = 0;                       ///< Block of 128 outputs, or of 64 gates and their ups.
   int first_slot = 0;
   int rows = 0;
@@ -297,7 +298,7 @@ class GatedEpilogue {
 };
 
 /// The epilogue of an output tile of f32 sums with their biases. Eight lanes store eight adjacent
-/// floats: whole sectors. The layout of `acc` is that of WgmmaEpilogue.
+/// floats: whole sectors. `acc` has the layout that WgmmaEpilogue reads.
 template <int kTokens>
 MARLIN_DEVICE void StoreSums(const ExpertWgmmaArguments& args, const ConsumerPlace& place,
                              const ExpertTile& tile, const float (&acc)[kTokens / 2]) {
@@ -408,6 +409,19 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         DecodeTable<kKind, T>(args.gemm.weights), ParameterModeOf<kKind, T>(args.gemm.weights)};
     consumer.Run(shared, schedule);
   }
+}
+
+template <typename Tiles>
+const void* ExpertWgmmaKernels::Function(const Variant& variant) {
+  const auto function = [&]<typename T, ParameterUse kUse>() {
+    if constexpr (Tiles::kSparse) {
+      return reinterpret_cast<const void*>(
+          &ExpertWgmmaKernel<Tiles::kCodes, T, kUse, SparseWarpTile>);
+    } else {
+      return reinterpret_cast<const void*>(&ExpertWgmmaKernel<Tiles::kCodes, T, kUse>);
+    }
+  };
+  return WithOperands<Tiles>(variant.bf16, variant.use, function);
 }
 
 }  // namespace marlin::cuda

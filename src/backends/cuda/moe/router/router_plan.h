@@ -8,14 +8,14 @@
 
 namespace marlin::cuda {
 
-/// Parts of k, summed apart from each other and then added in order: those of the CTAs of a cluster
+/// Parts of k, summed apart from each other and then added in order: one for each CTA of a cluster
 /// in decode, and as many in prefill, so that a row has the same bits there.
 inline constexpr int kRouterParts = 8;
 /// Tokens of a cluster: an n8 tile.
 inline constexpr int kRouterN8 = 8;
-/// Up to so many tokens a cluster multiplies and routes; beyond, logits go through memory.
+/// The most tokens that a cluster multiplies and routes; for more, logits go through memory.
 inline constexpr int kMostDecodeRows = 64;
-/// The most experts that a CTA routes with all of its threads: beyond so many, all comparisons take
+/// The most experts that a CTA routes with all of its threads: with more, all comparisons take
 /// longer than a chain of reductions.
 inline constexpr int kMostTeamExperts = 512;
 

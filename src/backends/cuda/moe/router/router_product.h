@@ -28,7 +28,7 @@ cudaError_t LoadRouteRows();
 /// Precondition: LoadRouter.
 cudaError_t LaunchRouteRows(const RouteRowsArguments& args, cudaStream_t stream);
 
-/// The two kernels behind it.
+/// Its two kernels.
 cudaError_t LoadDecodeRouter();
 cudaError_t LaunchDecodeRouter(const RouteRowsArguments& args, cudaStream_t stream);
 cudaError_t LoadRouterGemm();

@@ -188,8 +188,8 @@ class TokenRouter {
   }
 
   /// All selections at once: an expert's place is the number of experts before it, which up to four
-  /// adjacent threads count. Several warps are faster at so many comparisons than one at its chain
-  /// of reductions.
+  /// adjacent threads count. Several warps are faster at all comparisons than one at its chain of
+  /// reductions.
   MARLIN_DEVICE void RankAll(int32_t* ids) const {
     const int shift = 4 * args_.experts <= kThreads ? 2 : 2 * args_.experts <= kThreads ? 1 : 0;
     const int parts = 1 << shift;

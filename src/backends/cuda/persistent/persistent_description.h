@@ -1,0 +1,53 @@
+// A model's layers as the persistent kernel reads them.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <vector>
+
+#include "backends/cuda/layout/code_kind.h"
+#include "backends/cuda/persistent/persistent_layout.h"
+#include "backends/cuda/persistent/persistent_plan.h"
+#include "backends/cuda/weights/prepared_tiles.h"
+
+namespace marlin::cuda {
+
+/// Collects layers. Methods say why the kernel does not run what they were given; the description
+/// is of no use then.
+class PersistentDescription {
+ public:
+  /// `blocks`: the CTAs of a launch.
+  explicit PersistentDescription(int blocks) : blocks_(blocks) {}
+
+  Support AddLayer(const LayerSteps& steps, int64_t hidden);
+
+  /// Precondition: a layer was added.
+  CodeKind kind() const { return *kind_; }
+  const PersistentArguments& shape() const { return shape_; }
+  std::vector<PersistentLayer>& layers() { return layers_; }
+  /// The experts of all layers, in the layers' order.
+  const std::vector<PersistentExpert>& experts() const { return experts_; }
+  const std::vector<const PreparedTiles*>& routers() const { return routers_; }
+
+ private:
+  Support TakeTiles(const PreparedWeights& part, TileView* tiles);
+  Support AddGemm(const StepLinear& linear, size_t most_parts, PhaseGemm* gemm);
+  Support AddAttention(const LayerSteps& steps, PersistentLayer* layer);
+  Support SetAttention(const AttentionStep& step, int64_t hidden);
+  Support SetGate(const GateOptions& gate);
+  Support SetRouter(const RouterOptions& options, int64_t experts);
+  Support AddMlp(const LayerSteps& steps, PersistentLayer* layer);
+  Support AddExperts(const LayerSteps& steps, PersistentLayer* layer);
+  Support AddGates(const StepMlp& mlp, PhaseGemm* gates, PhaseGemm* down);
+
+  const int blocks_;
+  const void* backend_ = nullptr;  ///< The one that prepared the first layer.
+  std::optional<CodeKind> kind_;
+  PersistentArguments shape_;
+  std::array<std::optional<int>, kMostCacheGroups> windows_;
+  std::vector<PersistentLayer> layers_;
+  std::vector<PersistentExpert> experts_;
+  std::vector<const PreparedTiles*> routers_;
+};
+
+}  // namespace marlin::cuda

@@ -1,0 +1,193 @@
+#include "calibrate/matrix_inputs.h"
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+#include <utility>
+
+namespace marlin {
+namespace {
+
+std::vector<int64_t> Range(int64_t first, int64_t count) {
+  std::vector<int64_t> numbers(static_cast<size_t>(count));
+  std::iota(numbers.begin(), numbers.end(), first);
+  return numbers;
+}
+
+MatrixInput InputAt(InputSlot slot, int64_t k, std::span<const LinearTensors> linears) {
+  MatrixInput input;
+  input.slot = slot;
+  input.k = k;
+  for (const LinearTensors& linear : linears) {
+    if (linear.present()) input.matrices.push_back({linear.weight()});
+  }
+  return input;
+}
+
+void ProduceByNorm(const VectorTensor& norm, MatrixInput* input) {
+  input->producers.push_back({norm.name, norm.count, Range(0, norm.count)});
+}
+
+/// Feature i of the input is made of output outputs[i] of a linear layer, and of no other; features
+/// may share an output.
+void ProduceByOutputs(const LinearTensors& linear, const std::vector<int64_t>& outputs,
+                      MatrixInput* input) {
+  std::vector<int64_t> elements = outputs;
+  std::sort(elements.begin(), elements.end());
+  elements.erase(std::unique(elements.begin(), elements.end()), elements.end());
+  if (elements != outputs) {
+    input->sharing.scales = static_cast<int64_t>(elements.size());
+    for (const int64_t output : outputs) {
+      const auto at = std::lower_bound(elements.begin(), elements.end(), output);
+      input->sharing.scale_of.push_back(static_cast<int32_t>(at - elements.begin()));
+    }
+  }
+  input->producers.push_back({linear.weight(), linear.out, elements});
+  if (linear.bias) {
+    input->producers.push_back({linear.bias_name(), linear.out, std::move(elements)});
+  }
+}
+
+/// Grouped-query attention: heads that share a v share its outputs.
+std::vector<MatrixInput> GroupedInputs(const Dimensions& shape, const LayerTensors& tensors) {
+  MatrixInput normed = InputAt(kNormedSlot, shape.hidden, tensors.attention.qkv);
+  ProduceByNorm(tensors.input_norm, &normed);
+  const LinearTensors& out = tensors.attention.out;
+  MatrixInput mixed = InputAt(kLastSlot, out.in, {&out, 1});
+  // The last outputs, of v's own matrix or of one that holds q, k and v.
+  const LinearTensors& last = tensors.attention.qkv.back();
+  const int64_t first = last.out - shape.kv_heads * shape.head_dim;
+  const int64_t heads_per_v = shape.heads / shape.kv_heads;
+  std::vector<int64_t> outputs;
+  for (int64_t k = 0; k < out.in; ++k) {
+    const int64_t v = k / shape.head_dim / heads_per_v;
+    outputs.push_back(first + v * shape.head_dim + k % shape.head_dim);
+  }
+  ProduceByOutputs(last, outputs, &mixed);
+  return {std::move(normed), std::move(mixed)};
+}
+
+std::vector<MatrixInput> LatentInputs(const Dimensions& shape, const LayerTensors& tensors) {
+  const LatentAttentionTensors& latent = tensors.latent;
+  const LinearTensors first[] = {latent.q, latent.q_a, latent.kv_a};
+  std::vector<MatrixInput> inputs = {InputAt(kNormedSlot, shape.hidden, first)};
+  ProduceByNorm(tensors.input_norm, &inputs.back());
+  if (latent.q_b.present()) {
+    inputs.push_back(InputAt(kQuerySlot, latent.q_b.in, {&latent.q_b, 1}));
+    ProduceByNorm(latent.q_a_norm, &inputs.back());
+  }
+  inputs.push_back(InputAt(kLatentSlot, latent.kv_b.in, {&latent.kv_b, 1}));
+  ProduceByNorm(latent.kv_a_norm, &inputs.back());
+  inputs.push_back(InputAt(kLastSlot, latent.out.in, {&latent.out, 1}));
+  std::vector<int64_t> values;
+  for (int64_t head = 0; head < shape.heads; ++head) {
+    const int64_t value = head * (shape.nope_dim + shape.v_dim) + shape.nope_dim;
+    for (int64_t i = 0; i < shape.v_dim; ++i) values.push_back(value + i);
+  }
+  ProduceByOutputs(latent.kv_b, values, &inputs.back());
+  return inputs;
+}
+
+/// The input of a down projection, which a GLU computes from gate and up.
+MatrixInput DownInput(const DecoderConfig& config, const MlpTensors& mlp) {
+  MatrixInput input = InputAt(kLastSlot, mlp.down.in, {&mlp.down, 1});
+  if (config.gate_limit > 0) return input;  // It clamps up.
+  // The last outputs, of up's own matrix or of one that holds gate and up.
+  const LinearTensors& last = mlp.gate_up.back();
+  ProduceByOutputs(last, Range(last.out - mlp.down.in, mlp.down.in), &input);
+  return input;
+}
+
+/// An expert of two tensors that stack `count` of them.
+ExpertMatrices StackedExpert(const DecoderConfig& config, const ExpertsTensors& tensors,
+                             int64_t expert) {
+  const int64_t count = config.shape.experts;
+  const ExpertStack& gate_up = tensors.gate_up;
+  ExpertMatrices matrices{expert, InputAt(kNormedSlot, gate_up.in, {}),
+                          InputAt(kLastSlot, tensors.down.in, {})};
+  matrices.gate_up.matrices = {{gate_up.name, expert, count}};
+  matrices.down.matrices = {{tensors.down.name, expert, count}};
+  if (config.gate_limit > 0) return matrices;
+  const int64_t width = tensors.down.in;
+  const std::vector<int64_t> up = Range(expert * gate_up.out + gate_up.out - width, width);
+  for (const std::string& tensor : {gate_up.name, gate_up.bias_name}) {
+    if (!tensor.empty()) matrices.down.producers.push_back({tensor, count * gate_up.out, up});
+  }
+  return matrices;
+}
+
+std::vector<ExpertMatrices> ExpertInputs(const DecoderConfig& config,
+                                         const ExpertsTensors& tensors) {
+  std::vector<ExpertMatrices> experts;
+  if (tensors.shared.down.present()) experts.push_back({-1, {}, DownInput(config, tensors.shared)});
+  for (int64_t expert = 0; expert < config.shape.experts; ++expert) {
+    if (tensors.each.empty()) {
+      experts.push_back(StackedExpert(config, tensors, expert));
+    } else {
+      const MlpTensors& mlp = tensors.each[static_cast<size_t>(expert)];
+      experts.push_back(
+          {expert, InputAt(kNormedSlot, config.shape.hidden, mlp.gate_up), DownInput(config, mlp)});
+    }
+  }
+  return experts;
+}
+
+}  // namespace
+
+std::vector<LayerMatrix> LayerMatrices(const LayerTensors& tensors) {
+  std::vector<LayerMatrix> matrices;
+  const auto add = [&](const LinearTensors& linear, Half half, bool routes = false) {
+    if (linear.present()) matrices.push_back({linear.weight(), half, routes});
+  };
+  const auto add_mlp = [&](const MlpTensors& mlp) {
+    for (const LinearTensors& linear : mlp.gate_up) add(linear, Half::kMlp);
+    add(mlp.down, Half::kMlp);
+  };
+  for (const LinearTensors& linear : tensors.attention.qkv) add(linear, Half::kAttention);
+  const LatentAttentionTensors& latent = tensors.latent;
+  for (const LinearTensors& linear : {tensors.attention.out, latent.q, latent.q_a, latent.q_b,
+                                      latent.kv_a, latent.kv_b, latent.out}) {
+    add(linear, Half::kAttention);
+  }
+  add_mlp(tensors.mlp);
+  const ExpertsTensors& experts = tensors.experts;
+  for (const MlpTensors& mlp : experts.each) add_mlp(mlp);
+  for (const std::string& stack : {experts.gate_up.name, experts.down.name}) {
+    if (!stack.empty()) matrices.push_back({stack, Half::kMlp});
+  }
+  add_mlp(experts.shared);
+  add(experts.router, Half::kMlp, true);
+  add(experts.shared_gate, Half::kMlp, true);
+  return matrices;
+}
+
+LayerInputs DescribeInputs(const DecoderConfig& config, const LayerTensors& tensors) {
+  LayerInputs inputs;
+  inputs.attention =
+      config.latent() ? LatentInputs(config.shape, tensors) : GroupedInputs(config.shape, tensors);
+  const ExpertsTensors& experts = tensors.experts;
+  std::vector<LinearTensors> first = tensors.mlp.gate_up;
+  if (experts.router.present()) {
+    first = {experts.router, experts.shared_gate};
+    first.insert(first.end(), experts.shared.gate_up.begin(), experts.shared.gate_up.end());
+    inputs.experts = ExpertInputs(config, experts);
+  }
+  inputs.mlp.push_back(InputAt(kNormedSlot, config.shape.hidden, first));
+  ProduceByNorm(tensors.mlp_norm, &inputs.mlp.front());
+  for (const ExpertMatrices& expert : inputs.experts) {
+    std::vector<InputMatrix>& routed = inputs.mlp.front().routed;
+    routed.insert(routed.end(), expert.gate_up.matrices.begin(), expert.gate_up.matrices.end());
+  }
+  if (inputs.experts.empty()) inputs.mlp.push_back(DownInput(config, tensors.mlp));
+  return inputs;
+}
+
+MatrixInput HeadInput(const Dimensions& shape) {
+  MatrixInput input;
+  input.k = shape.hidden;
+  input.matrices = {{std::string(kHeadTensor)}};
+  ProduceByNorm({std::string(kFinalNormTensor), shape.hidden}, &input);
+  return input;
+}
+
+}  // namespace marlin

@@ -1,0 +1,82 @@
+// The inputs of a layer's matrices: which matrices multiply each, and which tensors produce it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/decoder_config.h"
+#include "quantize/awq.h"
+#include "recipe/decoder_tensors.h"
+
+namespace marlin {
+
+/// The two halves of a layer; each adds to the hidden states.
+enum class Half : uint8_t { kAttention, kMlp };
+inline constexpr Half kHalves[] = {Half::kAttention, Half::kMlp};
+
+/// A tensor with a matrix of a layer.
+struct LayerMatrix {
+  std::string tensor;
+  Half half = Half::kAttention;
+  bool routes = false;  ///< A router, or the gate of a shared expert.
+};
+/// All matrices of a layer, in the order of its computations.
+std::vector<LayerMatrix> LayerMatrices(const LayerTensors& tensors);
+
+/// A matrix that multiplies an input: a tensor, or one expert's part of a tensor that stacks
+/// `experts` of them.
+struct InputMatrix {
+  std::string tensor;
+  int64_t expert = -1;  ///< -1: the tensor is one matrix.
+  int64_t experts = 1;
+};
+
+/// Elements of a vector, or outputs of a linear layer, that produce an input: scale i divides
+/// elements[i] of the `size` in the tensor.
+struct InputProducer {
+  std::string tensor;
+  int64_t size = 0;
+  std::vector<int64_t> elements;
+};
+
+/// The number of an input in its half of a layer.
+enum InputSlot : uint8_t {
+  kNormedSlot,  ///< Normalized hidden states, for the first matrices.
+  kQuerySlot,   ///< MLA: for q_b.
+  kLatentSlot,  ///< MLA: for kv_b.
+  kLastSlot,    ///< For the last matrix.
+  kInputSlots,
+};
+
+/// An input [tokens, k] of some matrices.
+struct MatrixInput {
+  InputSlot slot = kNormedSlot;
+  int64_t k = 0;
+  std::vector<InputMatrix> matrices;
+  /// Matrices of experts, which multiply only the rows of the tokens that select them.
+  std::vector<InputMatrix> routed;
+  /// Empty: the input passes a function that no scale commutes with.
+  std::vector<InputProducer> producers;
+  AwqSharing sharing;
+};
+
+/// The two inputs of an expert, or of the experts that all tokens share.
+struct ExpertMatrices {
+  int64_t expert =
+      -1;  ///< -1: the shared ones; their gate_up is one of the layer's first matrices.
+  MatrixInput gate_up;
+  MatrixInput down;
+};
+
+/// The inputs of a layer's matrices, each half's in the order in which it computes them.
+struct LayerInputs {
+  std::vector<MatrixInput> attention;
+  std::vector<MatrixInput> mlp;         ///< With experts, only the first.
+  std::vector<ExpertMatrices> experts;  ///< The shared ones first; empty in a dense layer.
+};
+LayerInputs DescribeInputs(const DecoderConfig& config, const LayerTensors& tensors);
+/// The input of a head with a table of its own.
+MatrixInput HeadInput(const Dimensions& shape);
+
+}  // namespace marlin

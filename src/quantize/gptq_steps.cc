@@ -1,0 +1,24 @@
+#include "quantize/gptq_steps.h"
+
+namespace marlin {
+
+// Where the loader can choose, wider vectors do the same operations in the same order.
+#if defined(__x86_64__) && defined(__GLIBC__)
+#define MARLIN_ANY_VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define MARLIN_ANY_VECTORS
+#endif
+
+/// sums[c] += sum over j < count of factors[j] * rows[j][c].
+MARLIN_ANY_VECTORS void AddCombination(const float* factors, const float* rows, int64_t count,
+                                       GptqLanes& sums) {
+  float local[kGptqColumns] = {};
+  for (int64_t j = 0; j < count; ++j) {
+    const float factor = factors[j];
+    const float* const row = rows + j * kGptqColumns;
+    for (int64_t c = 0; c < kGptqColumns; ++c) local[c] += factor * row[c];
+  }
+  for (int64_t c = 0; c < kGptqColumns; ++c) sums[c] += local[c];
+}
+
+}  // namespace marlin
