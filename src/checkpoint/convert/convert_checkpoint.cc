@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/macros.h"
+#include "base/seconds_since.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/model_card.h"
 #include "checkpoint/convert/unit_converter.h"
@@ -45,7 +46,6 @@ struct Writer {
 constexpr Writer kWriters[] = {
 #define MARLIN_WRITER(name, make) {name, "", &make, nullptr, nullptr},
 #define MARLIN_CONTAINER_WRITER(name, suffix, write, check) {name, suffix, nullptr, &write, &check},
-#include "base/seconds_since.h"
 #include "checkpoint/writers.def"
 #undef MARLIN_CONTAINER_WRITER
 #undef MARLIN_WRITER
