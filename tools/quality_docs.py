@@ -104,7 +104,7 @@ def formats(record: dict[str, Any]) -> str:
             yield row + [change(by_key[recipe, method]) for method in ("rtn", "gptq")]
 
     what = (
-        "KL mean, and as a fraction of that of rtn with the same format and integer zeros; "
+        "KL mean, and as a fraction of rtn's with the same format and integer zeros; "
         "perplexity vs. bf16"
     )
     columns = ["format", "rtn", "mse", "gptq", "rtn, perplexity", "gptq, perplexity"]
@@ -137,7 +137,7 @@ def importance(record: dict[str, Any]) -> str:
             shown = recipe.removeprefix("uniform:")
             yield [shown, f"{rtn:.4f}", *kl, *(change(row) for row in others)]
 
-    what = "KL mean, and as a fraction of that of rtn; perplexity vs. bf16"
+    what = "KL mean, and as a fraction of rtn's; perplexity vs. bf16"
     columns = ["format", "rtn", "mse", "mse --imatrix", "mse, perplexity"]
     return by_format(record, what, [*columns, "mse --imatrix, perplexity"], cells)
 
