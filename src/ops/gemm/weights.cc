@@ -132,7 +132,9 @@ Result<PreparedWeights> PrepareColumns(std::span<const WeightColumns> columns,
   }
 }
 
-Status FinishPreparing(const Device& device) { return device.impl().backend().FinishPreparing(); }
+Status FinishPreparing(const Device& device) {
+  return Internals::Impl(device).backend().FinishPreparing();
+}
 
 int64_t PreparedBytes(const WeightsSpec& spec, const Device& device) {
   return StoredBytes(Internals::Impl(device).backend().TakenSpec(spec, PreparedFor::kModel));
