@@ -192,7 +192,7 @@ Status AwqScaler::VisitExpert(const ExpertVisit& visit) {
 }
 
 Status AwqScaler::Run(const Progress& progress) {
-  MARLIN_RETURN_IF_ERROR(walk_.Start(texts_, device_.impl().backend().pass_tokens()));
+  MARLIN_RETURN_IF_ERROR(walk_.Start(texts_, Internals::Impl(device_).backend().pass_tokens()));
   return walk_.RunAll(*this, progress);
 }
 

@@ -17,7 +17,7 @@ Status InputSums::Add(const HostRows& original, const HostRows& quantized) {
 }
 
 Status GptqInputs::Open(const Device& device) {
-  auto of_device = device.impl().backend().MakeCholesky();
+  auto of_device = Internals::Impl(device).backend().MakeCholesky();
   if (!of_device.ok()) {
     return of_device.status().WithContext("calibration on " + device.info().name +
                                           " (the CPU needs no library)");

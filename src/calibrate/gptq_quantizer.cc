@@ -115,7 +115,7 @@ Status GptqQuantizer::Start() {
     MARLIN_ASSIGN_OR_RETURN(texts_, CalibrationTexts(path_, directory_.config, device_, options_,
                                                      TokensFor(options_, directory_.config.shape)));
   }
-  const int64_t pass = std::max(kLeastPass, device_.impl().backend().pass_tokens());
+  const int64_t pass = std::max(kLeastPass, Internals::Impl(device_).backend().pass_tokens());
   MARLIN_RETURN_IF_ERROR(walk_.Start(texts_, pass));
   inputs_.SetTokens(walk_.tokens());
   return CheckTokens();
