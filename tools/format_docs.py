@@ -60,8 +60,7 @@ def error_rows(errors):
             continue
         # Formats of 16 bits have no scales: one setting, which is their error for all of them.
         by_data = {data.replace("_", " "): found for data, found in errors[name].items()}
-        cells = [by_data[data].get(setting) or by_data[data][UNSCALED]
-                 for data, setting in columns]
+        cells = [by_data[data].get(setting) or by_data[data][UNSCALED] for data, setting in columns]
         shown = [f"{cell['rtn']:.2f}, {cell['mse']:.2f}" for cell in cells]
         rows.append(f"| [`{name}`](../formats/{name}.md) | {' | '.join(shown)} |")
     return rows

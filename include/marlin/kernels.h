@@ -1,6 +1,6 @@
 // Operations and single kernels under the names that the design documents give them, which
-// docs/seeds.md maps to the rest of the library. Each is a call of the function that its comment
-// names, where shapes, errors and threading are documented.
+// docs/log/design-documents.md maps to the rest of the library. Each is a call of the function that
+// its comment names, where shapes, errors and threading are documented.
 #pragma once
 
 #include <cstdint>

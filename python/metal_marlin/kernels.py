@@ -3,7 +3,7 @@
 `names()` lists the GEMM kernels of a device; each is a function of this module:
 `kernels.marlin_gemm_avx512(x, weights)`, or on a GPU `kernels.marlin_gemm_fp4(x, weights)` with x
 and weights there. A kernel that no device of this machine has raises UnsupportedError.
-docs/seeds.md maps every name of the documents to its place.
+docs/log/design-documents.md maps every name of the documents to its place.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ struct ModelRequest {
 using ModelResolver = std::function<Result<std::string>(const ModelRequest&)>;
 
 /// The path for an argument that names a model: the argument itself if there is such a file or
-/// directory or if it is no name of the Hub, else the resolver's answer. Errors: kIo for a name
-/// without a resolver; those of the resolver.
+/// directory or if it is no name of the Hub, otherwise the resolver's answer. Errors: kIo for a
+/// name without a resolver; the resolver's.
 Result<std::string> ResolveModel(const ModelRequest& request, const ModelResolver& resolver);
 
 }  // namespace marlin

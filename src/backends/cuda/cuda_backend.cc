@@ -10,10 +10,10 @@
 #include "backends/cuda/decoder/cuda_decoder.h"
 #include "backends/cuda/gemm/cublas/cublas_launch.h"
 #include "backends/cuda/gemm/wgmma/wgmma_launch.h"
-#include "backends/cuda/layout/sparse_layout.h"
 #include "backends/cuda/libraries/cublas_library.h"
 #include "backends/cuda/moe/experts/cuda_experts.h"
 #include "backends/cuda/plan/kernel_table.h"
+#include "backends/cuda/plan/sparse_setting.h"
 #include "backends/cuda/rows/add_rows.h"
 #include "backends/cuda/rows/transform_columns.h"
 #include "backends/cuda/runtime/device_cholesky.h"
@@ -49,11 +49,6 @@ constexpr MakeGemm kMakers[] = {
 #undef MARLIN_CUDA_KERNEL
 };
 
-/// Whether an environment variable is set to something other than nothing and 0.
-bool IsSet(const char* name) {
-  const auto given = ReadEnvironment(name);
-  return given && !given->value.empty() && given->value != "0";
-}
 /// Whether an environment variable is set to 0.
 bool IsZero(const char* name) {
   const auto given = ReadEnvironment(name);
@@ -115,11 +110,8 @@ class CudaBackend final : public Backend {
 
   std::span<const KernelDesc> Kernels() const override { return CudaKernels(); }
 
-  /// Not in models by default: the persistent kernel does not read sparse tiles
-  /// (docs/decisions/0030-sparse-by-default.md).
   bool KeepsSparse(const WeightsSpec& spec, PreparedFor use) const override {
-    if (GetFormatInfo(spec.format).bits != kSparseBits || expands_sparse_) return false;
-    return use == PreparedFor::kProducts || models_keep_sparse_;
+    return KeepsSparseTiles(spec.format, use, sparse_setting_);
   }
 
   Result<std::shared_ptr<const PreparedWeights::Storage>> Prepare(
@@ -297,8 +289,8 @@ class CudaBackend final : public Backend {
 
   std::shared_ptr<DeviceHandle> device_;
   cudaDeviceProp properties_;
-  const bool expands_sparse_ = IsZero("METAL_MARLIN_CUDA_SPARSE");
-  const bool models_keep_sparse_ = IsSet("METAL_MARLIN_CUDA_SPARSE");
+  const std::optional<EnvironmentVariable> sparse_setting_ =
+      ReadEnvironment("METAL_MARLIN_CUDA_SPARSE");
   DeviceShape shape_;
   CublasHandle cublas_;
   std::unique_ptr<WeightUpload> upload_;

@@ -65,15 +65,12 @@ Status CheckRows(const SequenceRows& rows, int64_t count) {
   return CheckInt32("block_tables", rows.block_tables, {sequences, rows.block_tables.dim(1)});
 }
 
-/// Checks that an output overlaps none of the pages.
-Status CheckNoOverlapWithCache(const MutableTensorView& out, const PagedCache& cache) {
-  const ByteRange written(out);
+/// Whether an output overlaps pages of a cache.
+bool OverlapsPages(const ByteRange& written, const PagedCache& cache) {
   const int64_t bytes = SlabBytes(cache);
-  for (const void* const slab : cache.slabs) {
-    if (slab == nullptr || !written.Overlaps(ByteRange({slab, DType::kU8, {bytes}}))) continue;
-    return Invalid("out: overlaps the cache");
-  }
-  return {};
+  return std::ranges::any_of(cache.slabs, [&](const void* slab) {
+    return slab != nullptr && written.Overlaps(ByteRange({slab, DType::kU8, {bytes}}));
+  });
 }
 
 }  // namespace
@@ -187,7 +184,7 @@ Status PagedAttention(const Device& device, const TensorView& queries, const Seq
   MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("out", out, "positions", rows.positions));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("out", out, "first_rows", rows.first_rows));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("out", out, "block_tables", rows.block_tables));
-  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithCache(out, cache));
+  if (OverlapsPages(ByteRange(out), cache)) return Invalid("out: overlaps the cache");
   if (out.ElementCount() == 0) return {};
   return RunOperation(device, PagedAttentionCall{queries, rows, cache, out, options}, stream);
 }
@@ -231,11 +228,7 @@ struct NamedView {
 Status CheckHeadsApart(const TensorView& heads, const PagedCache& latents,
                        std::initializer_list<NamedView> others) {
   const ByteRange written(heads);
-  const int64_t bytes = SlabBytes(latents);
-  for (const void* const slab : latents.slabs) {
-    if (slab == nullptr || !written.Overlaps(ByteRange({slab, DType::kU8, {bytes}}))) continue;
-    return Invalid("heads: overlap the latents");
-  }
+  if (OverlapsPages(written, latents)) return Invalid("heads: overlap the latents");
   for (const NamedView& other : others) {
     if (written.Overlaps(ByteRange(other.view))) {
       return Invalid(fmt::format("heads: overlap the {}", other.name));

@@ -87,7 +87,7 @@ struct PreparedImage {
   WeightsSpec spec;
   std::span<const std::byte> data;    ///< 64-byte aligned.
   std::shared_ptr<const void> owner;  ///< Keeps data and input.
-  /// The consecutive arrays of the input transform, at any address: the permutation, i32
+  /// The arrays of the input transform at any address, one after the other: the permutation, i32
   /// [experts, k], and the scales, f32 [experts, k]. Backends neither set nor read them.
   std::span<const std::byte> input = {};
 };
@@ -207,7 +207,7 @@ class Backend {
   /// unquantized formats may be transposed and are validated here; everything else has been
   /// validated. Returns once the columns have been read; nothing may read the result before
   /// FinishPreparing. The default prepares a whole matrix in place and joins a copy of others.
-  /// Errors: kNonFiniteInput for values that are NaN or Inf, and those of Prepare.
+  /// Errors: kNonFiniteInput for values that are NaN or Inf, and as for Prepare.
   virtual Result<std::shared_ptr<const PreparedWeights::Storage>> PrepareColumns(
       std::span<const WeightColumns> columns) const;
   /// Waits until everything that PrepareColumns returned can be read, on any stream. Errors:

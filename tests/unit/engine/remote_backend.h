@@ -566,8 +566,10 @@ class FusedExperts final : public FusedOperations {
 inline Result<FusedRun> RemoteDecoder::Fuse(const StepDescription& step,
                                             std::span<const StepOperation> operations) const {
   const auto* const experts = std::get_if<ExpertsStep>(&operations.front());
-  if (experts == nullptr) return FusedRun();
-  if (!options_.fuses_experts) return FusedRun{0, nullptr, "experts one by one"};
+  if (std::holds_alternative<AttentionStep>(operations.front())) {
+    return FusedRun{0, nullptr, "attention one by one"};
+  }
+  if (experts == nullptr || !options_.fuses_experts) return FusedRun();
   ++fused_runs_;
   return FusedRun{1, std::make_unique<FusedExperts>(*this, *experts, step.accuracy), {}};
 }

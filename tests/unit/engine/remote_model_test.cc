@@ -105,9 +105,7 @@ TEST(RemoteDevice, ModelsSayWhatIsFused) {
   const Model fused = OpenOn(OpenRemote(), path);
   const int64_t layers = fused.info().layers;
   const std::string operations = " of " + std::to_string(5 * layers + 3) + " operations";
-  EXPECT_EQ(fused.info().fusion, std::to_string(layers) + operations);
-  const Model refused = OpenOn(OpenRemote({.fuses_experts = false}), path);
-  EXPECT_EQ(refused.info().fusion, "0" + operations + " (experts one by one)");
+  EXPECT_EQ(fused.info().fusion, std::to_string(layers) + operations + " (attention one by one)");
   EXPECT_EQ(OpenOn(*Device::Open("cpu"), path).info().fusion, "");
 }
 

@@ -9,7 +9,7 @@
 namespace marlin::cuda {
 namespace {
 
-/// Whether a type of so many significant bits, whose least subnormal is 2^lowest and whose numbers
+/// Whether a type with `bits` significant bits, whose least subnormal is 2^lowest and whose numbers
 /// are less than 2^(highest + 1), holds all numbers times 2^exponent.
 bool Fits(const NumberRange& range, int exponent, int bits, int lowest, int highest) {
   if (range.largest == 0) return true;
@@ -53,8 +53,9 @@ void NumberRange::Add(const uint8_t* from, DType type, int64_t step, int64_t cou
   bool seen[256] = {};
   for (int64_t i = 0; i < count; ++i) seen[from[i * step]] = true;
   for (int code = 0; code < 256; ++code) {
-    const auto byte = static_cast<std::byte>(code);
-    if (seen[code]) Add(ParameterAt(&byte, type, 0));
+    // As many bytes as the widest type has: compilers do not know that this one has one.
+    const std::byte bytes[sizeof(float)] = {static_cast<std::byte>(code)};
+    if (seen[code]) Add(ParameterAt(bytes, type, 0));
   }
 }
 

@@ -21,7 +21,7 @@ struct KernelFamily {
   std::vector<KernelVariant> (*variants)(const GemmDesc& desc, const DeviceShape& device);
   /// As Backend::CanRunAs, for m, n, k > 0; null: never.
   bool (*can_run_as)(const GemmDesc& desc, const DeviceShape& device, const KernelVariant& variant);
-  bool takes_empty_k = false;  ///< Supports k = 0; else the exact kernel stores the zeros.
+  bool takes_empty_k = false;  ///< Supports k = 0; otherwise the exact kernel stores the zeros.
   /// Whether the device can run the kernels at all, whatever the problem; null: any Hopper GPU can.
   Support (*available)(const DeviceProperties& device) = nullptr;
 };

@@ -1,5 +1,5 @@
-// Prepared weights on a CUDA device: tiles where the format and its groups allow, else the
-// canonical arrays; or, on request, 4-bit codes in the public marlin_w4 layout.
+// Prepared weights on a CUDA device: tiles where the format and its groups allow, otherwise
+// the canonical arrays; or, on request, 4-bit codes in the public marlin_w4 layout.
 #pragma once
 
 #include <memory>

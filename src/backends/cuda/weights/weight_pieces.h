@@ -34,7 +34,7 @@ using EnqueuePiece = FunctionRef<cudaError_t(const WeightPiece& piece, cudaStrea
 
 /// Sends joined columns (layout/join_columns.h), every expert's in order. Returns before the device
 /// is done. Errors: kNonFiniteInput for numbers of an unquantized format that are NaN or Inf, and
-/// those of WeightUpload::Send.
+/// what WeightUpload::Send returns.
 Status SendPieces(std::span<const WeightColumns> columns, WeightUpload& upload,
                   EnqueuePiece enqueue);
 

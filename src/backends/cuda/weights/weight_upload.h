@@ -46,8 +46,8 @@ class WeightUpload {
 
   /// Sends a piece: `fill` writes it to page-locked memory, and once it has arrived in the device's
   /// memory, 256-byte aligned, work that `enqueue` puts on the stream reads it there. Returns
-  /// before the device is done; nothing given is kept. Errors: those of `fill`, with nothing sent;
-  /// kOutOfMemory, kDeviceLost.
+  /// before the device is done; nothing given is kept. Errors: what `fill` returns, with nothing
+  /// sent; kOutOfMemory, kDeviceLost.
   Status Send(int64_t bytes, FunctionRef<Status(std::byte* host)> fill,
               FunctionRef<cudaError_t(const uint8_t* device, cudaStream_t stream)> enqueue);
 

@@ -69,7 +69,7 @@ TEST(NumberRangeTest, KnowsSmallIntegers) {
 }
 
 TEST(NumberRangeTest, ReadsEveryTypeInStepsAtAnyAddress) {
-  // Elements 1 and 3 of four, one byte behind an aligned address.
+  // Elements 1 and 3 of four, one byte past an aligned address.
   const auto range_of = [](const auto& elements, DType type) {
     alignas(8) uint8_t bytes[32] = {};
     std::memcpy(bytes + 1, elements.data(), elements.size() * sizeof(elements[0]));

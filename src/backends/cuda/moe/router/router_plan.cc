@@ -11,7 +11,7 @@ namespace {
 constexpr int kTableAlignment = 128;
 
 /// Gives out shared memory from its beginning.
-class SharedLayout {
+class RouterLayout {
  public:
   int Take(int bytes) {
     const int at = used_;
@@ -37,7 +37,7 @@ std::optional<RouterPlan> PlanRouter(const RouterShape& shape, int shared_bytes)
   plan.sum_stride = plan.strips * kStripOutputs + 4;
   // Bounds the products below.
   if (plan.tiles_of_part > shared_bytes / kFragmentBytes) return std::nullopt;
-  SharedLayout layout;
+  RouterLayout layout;
   plan.fragments = layout.Take(plan.tiles_of_part * kFragmentBytes);
   plan.own_sums = layout.Take(kRouterN8 * plan.sum_stride * 4);
   plan.part_sums = layout.Take(kRouterParts * plan.sum_stride * 4);
