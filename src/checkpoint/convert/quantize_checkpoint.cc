@@ -100,14 +100,14 @@ class UnitQuantizer {
   ModuleRecord Written(size_t unit) const;
   /// Modules with Hadamard blocks.
   int64_t rotated() const;
-  /// Elements of the matrices that were calibrated; of stacks that an interrupted run wrote, those
-  /// of which all experts were.
+  /// Elements of the matrices that were calibrated; of stacks that an interrupted run wrote, only
+  /// stacks of which all experts were.
   int64_t calibrated_parameters() const { return calibrated_parameters_; }
   /// Errors: kUnsupported if the method needs data, and no matrix had any.
   Status CheckCalibrated() const;
 
  private:
-  /// A source tensor, and the expert in a tensor that stacks them, else -1.
+  /// A source tensor, and the expert in a tensor that stacks them, or -1.
   struct SourceMatrix {
     size_t tensor;
     int64_t expert;
