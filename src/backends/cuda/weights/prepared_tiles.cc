@@ -29,7 +29,7 @@ constexpr int64_t kMaxK = int64_t{65535} * kTileK;
 constexpr int64_t kMaxN = int64_t{65535} * 256;
 constexpr int kSmallestGroup = 16;  ///< k of one MMA.
 
-Element ElementOf(DType type) {
+Element StoredElement(DType type) {
   switch (type) {
     case DType::kBf16:
       return Element::kBf16;
@@ -226,11 +226,11 @@ void PreparedTiles::DescribeCanonical(const QuantizedWeights& model) {
   canonical_.k = static_cast<int>(spec.k);
   canonical_.n = static_cast<int>(spec.n);
   canonical_.group_size = spec.group_size;
-  canonical_.scale_type = ElementOf(ScaleDType(spec.scale_type));
-  canonical_.zero_type = ElementOf(ScaleDType(spec.zero_type));
+  canonical_.scale_type = StoredElement(ScaleDType(spec.scale_type));
+  canonical_.zero_type = StoredElement(ScaleDType(spec.zero_type));
   canonical_.global_scale_divides = spec.global_scale_divides;
-  canonical_.bias_type = ElementOf(BiasDType(spec.scale_type));
-  if (!info.quantized) canonical_.dense_type = ElementOf(UnquantizedDType(spec.format));
+  canonical_.bias_type = StoredElement(BiasDType(spec.scale_type));
+  if (!info.quantized) canonical_.dense_type = StoredElement(UnquantizedDType(spec.format));
   for (int64_t expert = 0; expert < spec.experts; ++expert) {
     global_scales_.push_back(spec.has_global_scale ? model.global_scale.As<float>()[expert] : 1.0F);
   }
