@@ -17,7 +17,7 @@ struct BatchParameters {
   MARLIN_INT64 scales;
   MARLIN_INT64 extras;
   MARLIN_INT64 input;
-  MARLIN_INT64 output;  ///< The partials if the launch writes them.
+  MARLIN_INT64 output;  ///< The partials' if the launch writes them.
   MARLIN_INT64 bias;
   MARLIN_INT64 row_weight;
   MARLIN_INT64 partials;
