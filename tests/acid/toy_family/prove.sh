@@ -33,7 +33,7 @@ done
 # Calibration runs the new decoder, too.
 rm -rf "$build/model"
 "$marlin" quantize "$build/plain" -o "$build/model" --recipe uniform:u4/g32 --method gptq \
-  --calibration-ids "$model/validation_tokens.txt" --calibration-tokens 512 --json \
+  --calibration-ids "$model/validation_tokens.txt" --calibration-tokens 2048 --json \
   >"$build/quantize.json"
 "$marlin" verify "$build/model" --against "$build/plain" >/dev/null
 "$marlin" export "$build/model" -o "$build/exported" --to compressed-tensors --json >/dev/null
