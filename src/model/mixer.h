@@ -64,13 +64,14 @@ class Mixer : public MixerParameters {
 
   // Loading.
 
-  /// Converts loaded projections to another form; those that it replaces become empty. `exact`:
-  /// nothing is rounded. Errors: kOutOfMemory, kDeviceLost.
+  /// Converts loaded projections to MixerLayer::converted; the ones that it replaces become empty.
+  /// `exact`: nothing is rounded. Errors: kOutOfMemory, kDeviceLost.
   virtual Status Convert(const Device& /*device*/, const Dimensions& /*sizes*/, bool /*exact*/,
                          MixerLayer* /*layer*/) const {
     return {};
   }
-  /// Bytes on a device of a layer's converted parameters.
+  /// Bytes on a device of a layer's converted parameters; 0: there are none, and Convert is not
+  /// called.
   virtual int64_t ConvertedBytes(const Dimensions& /*sizes*/, bool /*exact*/) const { return 0; }
   /// Bytes on a device of the pages that a pass expands, one layer at a time.
   virtual int64_t ExpandedBytes(const PassSetting& /*setting*/) const { return 0; }
