@@ -170,13 +170,21 @@ std::string_view QuantizeMethodName(QuantizeMethod method) {
   return "unknown";
 }
 
+std::span<const QuantizeMethod> AllQuantizeMethods() {
+  static constexpr QuantizeMethod kMethods[] = {QuantizeMethod::kRtn, QuantizeMethod::kMse,
+                                                QuantizeMethod::kGptq, QuantizeMethod::kAwq,
+                                                QuantizeMethod::kAwqGptq};
+  return kMethods;
+}
+
+bool UsesGptq(QuantizeMethod method) {
+  return method == QuantizeMethod::kGptq || method == QuantizeMethod::kAwqGptq;
+}
+
 bool NeedsCalibration(QuantizeMethod method) { return method >= QuantizeMethod::kGptq; }
 
 Result<QuantizeMethod> ParseQuantizeMethod(std::string_view name) {
-  constexpr QuantizeMethod kMethods[] = {QuantizeMethod::kRtn, QuantizeMethod::kMse,
-                                         QuantizeMethod::kGptq, QuantizeMethod::kAwq,
-                                         QuantizeMethod::kAwqGptq};
-  return FindNamed("method", "name", name, kMethods, QuantizeMethodName);
+  return FindNamed("method", "name", name, AllQuantizeMethods(), QuantizeMethodName);
 }
 
 }  // namespace marlin
