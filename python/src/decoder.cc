@@ -15,12 +15,13 @@
 
 #include "checkpoint/module_tensors.h"
 #include "core.h"
+#include "engine/mixers/latent_attention/latent_attention.h"
 #include "layout/join_columns.h"
 #include "layout/slice_expert.h"
 #include "model/decoder_config.h"
+#include "recipe/decoder_shape.h"
 #include "recipe/decoder_tensors.h"
 #include "recipe/stored_layout.h"
-#include "recipe/type_defaults.h"
 #include "recipe/typed_config.h"
 
 namespace marlin::python {
@@ -55,7 +56,7 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["top_k"] = shape.top_k;
   dict["tied"] = shape.tied;
   dict["qkv_bias"] = shape.qkv_bias;
-  dict["latent"] = config.latent();
+  dict["latent"] = config.family->mixer == MixerKind::kLatentAttention;
   dict["latent_epsilon"] = kLatentEpsilon;
   dict["sparse"] = sparse;
   dict["windows"] = config.windows;

@@ -186,65 +186,57 @@ Status AwqScaler::Fold(const AwqInputs& inputs, const AwqSharing& sharing,
 
 Status AwqScaler::RunAttention(LayerRun& run, const LayerTensors& tensors) {
   SampledInputs normed(tokens_);
-  SampledInputs query(tokens_);
-  SampledInputs latent(tokens_);
+  std::vector<SampledInputs> inner;
   SampledInputs mixed(tokens_);
   for (const WindowChunk& chunk : chunks_) {
     AttentionInputs inputs;
     MARLIN_RETURN_IF_ERROR(run.Attention(chunk, Depth::kNormed, Rows(chunk), &inputs));
     normed.Add(inputs.x);
     MARLIN_RETURN_IF_ERROR(run.Attention(chunk, Depth::kAll, Rows(chunk), &inputs));
-    if (inputs.query.width > 0) query.Add(inputs.query);
-    if (inputs.latent.width > 0) latent.Add(inputs.latent);
+    inner.resize(inputs.inner.size(), SampledInputs(tokens_));
+    for (size_t i = 0; i < inner.size(); ++i) {
+      if (inputs.inner[i].width > 0) inner[i].Add(inputs.inner[i]);
+    }
     mixed.Add(inputs.mixed);
   }
-  const bool is_latent = directory_.config.latent();
+  const MixerTensors& mixer = tensors.mixer;
   std::vector<Consumer> first;
-  if (is_latent) {
-    AddLinears({&tensors.latent.q, 1}, &first);
-    AddLinears({&tensors.latent.q_a, 1}, &first);
-    AddLinears({&tensors.latent.kv_a, 1}, &first);
-  } else {
-    AddLinears(tensors.attention.qkv, &first);
+  for (const ProjectionTensors& projection : mixer.projections) {
+    if (projection.input == 0) AddLinears(projection.layers, &first);
   }
   const Producer norm = NormOf(tensors.input_norm);
   MARLIN_RETURN_IF_ERROR(Fold(normed.Take(), {}, first, {&norm, 1}, kColumns));
-  if (is_latent) return FoldLatent(tensors.latent, query.Take(), latent.Take(), mixed.Take());
-  const Dimensions& shape = directory_.config.shape;
-  AwqSharing sharing;
-  sharing.scales = shape.kv_heads * shape.head_dim;
-  const int64_t heads_per_v = shape.heads / shape.kv_heads;
-  for (int64_t k = 0; k < tensors.attention.out.in; ++k) {
-    const int64_t v = k / shape.head_dim / heads_per_v;
-    sharing.scale_of.push_back(static_cast<int32_t>(v * shape.head_dim + k % shape.head_dim));
+  const std::vector<InputSource> sources =
+      ParametersOf(directory_.config.mixer(0)).Sources(directory_.config.shape, mixer);
+  for (size_t i = 0; i < inner.size(); ++i) {
+    std::vector<Consumer> consumers;
+    for (const ProjectionTensors& projection : mixer.projections) {
+      if (projection.input == i + 1) AddLinears(projection.layers, &consumers);
+    }
+    if (consumers.empty()) continue;
+    const Producer source = NormOf(sources[i].norm);
+    MARLIN_RETURN_IF_ERROR(Fold(inner[i].Take(), {}, consumers, {&source, 1}, kColumns));
   }
-  // The last outputs, of v's own matrix or of one that holds q, k and v.
-  const LinearTensors& last = tensors.attention.qkv.back();
-  const std::vector<Producer> v = OutputsOf(last, last.out - sharing.scales, sharing.scales);
-  const Consumer out{tensors.attention.out.weight()};
-  return Fold(mixed.Take(), sharing, {&out, 1}, v, kColumns);
+  return FoldMixed(mixer.out, sources.back(), mixed.Take());
 }
 
-Status AwqScaler::FoldLatent(const LatentAttentionTensors& tensors, const AwqInputs& query,
-                             const AwqInputs& latent, const AwqInputs& mixed) {
-  if (tensors.q_b.present()) {
-    const Producer norm = NormOf(tensors.q_a_norm);
-    const Consumer q_b{tensors.q_b.weight()};
-    MARLIN_RETURN_IF_ERROR(Fold(query, {}, {&q_b, 1}, {&norm, 1}, kColumns));
+Status AwqScaler::FoldMixed(const LinearTensors& out, const InputSource& source,
+                            const AwqInputs& mixed) {
+  if (!source.linear.present()) return {};
+  // Outputs of the source, each of which makes one feature or several.
+  std::vector<int64_t> outputs = source.outputs;
+  std::sort(outputs.begin(), outputs.end());
+  outputs.erase(std::unique(outputs.begin(), outputs.end()), outputs.end());
+  AwqSharing sharing;
+  sharing.scales = static_cast<int64_t>(outputs.size());
+  for (const int64_t output : source.outputs) {
+    const auto found = std::lower_bound(outputs.begin(), outputs.end(), output);
+    sharing.scale_of.push_back(static_cast<int32_t>(found - outputs.begin()));
   }
-  const Producer norm = NormOf(tensors.kv_a_norm);
-  const Consumer kv_b{tensors.kv_b.weight()};
-  MARLIN_RETURN_IF_ERROR(Fold(latent, {}, {&kv_b, 1}, {&norm, 1}, kColumns));
-  const Dimensions& shape = directory_.config.shape;
-  std::vector<Producer> values = OutputsOf(tensors.kv_b, 0, 0);
-  for (Producer& producer : values) {
-    for (int64_t head = 0; head < shape.heads; ++head) {
-      const int64_t first = head * (shape.nope_dim + shape.v_dim) + shape.nope_dim;
-      for (int64_t i = 0; i < shape.v_dim; ++i) producer.elements.push_back(first + i);
-    }
-  }
-  const Consumer out{tensors.out.weight()};
-  return Fold(mixed, {}, {&out, 1}, values, kColumns);
+  std::vector<Producer> values = OutputsOf(source.linear, 0, 0);
+  for (Producer& producer : values) producer.elements = outputs;
+  const Consumer consumer{out.weight()};
+  return Fold(mixed, sharing, {&consumer, 1}, values, kColumns);
 }
 
 Status AwqScaler::RunDense(LayerRun& run, const LayerTensors& tensors) {

@@ -22,7 +22,8 @@ namespace marlin {
 /// matrices that multiply it are multiplied with them, quantized or not, so that the model computes
 /// what it did:
 ///
-///   - a norm, and q, k and v; a layer's router, gates and ups; MLA's second projections; the head;
+///   - a norm, and q, k and v; a layer's router, gates and ups; a mixer's inner projections; the
+///   head;
 ///   - the rows of up, and down, unless the GLU clamps up (gpt-oss);
 ///   - the rows of v, and the output projection; heads that share a v (GQA) share its scales.
 class AwqScaler {
@@ -57,8 +58,7 @@ class AwqScaler {
 
   Status RunLayer(int64_t index);
   Status RunAttention(LayerRun& run, const LayerTensors& tensors);
-  Status FoldLatent(const LatentAttentionTensors& tensors, const AwqInputs& query,
-                    const AwqInputs& latent, const AwqInputs& mixed);
+  Status FoldMixed(const LinearTensors& out, const InputSource& source, const AwqInputs& mixed);
   Status RunDense(LayerRun& run, const LayerTensors& tensors);
   Status RunExperts(LayerRun& run, const LayerTensors& tensors);
   Status FoldExpert(LayerRun& run, const ExpertsTensors& tensors, int64_t expert,

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/checked.h"
@@ -390,9 +391,15 @@ Status Calibrator::RunLayer(int64_t index) {
 }
 
 Status Calibrator::RunAttention(int64_t index, const LayerTensors& tensors) {
-  const bool latent = directory_.config.latent();
-  std::vector<LinearTensors> first = tensors.attention.qkv;
-  if (latent) first = {tensors.latent.q, tensors.latent.q_a, tensors.latent.kv_a};
+  std::vector<LinearTensors> first;
+  bool inner = false;
+  for (const ProjectionTensors& projection : tensors.mixer.projections) {
+    if (projection.input == 0) {
+      first.insert(first.end(), projection.layers.begin(), projection.layers.end());
+    } else {
+      inner = inner || !projection.layers.empty();
+    }
+  }
   InputSums normed(gram_products_, directory_.config.shape.hidden);
   AttentionInputs original;
   AttentionInputs quantized;
@@ -406,11 +413,11 @@ Status Calibrator::RunAttention(int64_t index, const LayerTensors& tensors) {
   MARLIN_ASSIGN_OR_RETURN(const Input x, InputOf(normed));
   MARLIN_RETURN_IF_ERROR(QuantizeLinears(first, x));
   MARLIN_RETURN_IF_ERROR(Reload(index, {true, false}));
-  if (latent) {
-    MARLIN_RETURN_IF_ERROR(RunLatent(tensors.latent));
+  if (inner) {
+    MARLIN_RETURN_IF_ERROR(RunInner(tensors.mixer));
     MARLIN_RETURN_IF_ERROR(Reload(index, {true, false}));
   }
-  const LinearTensors& out = latent ? tensors.latent.out : tensors.attention.out;
+  const LinearTensors& out = tensors.mixer.out;
   InputSums mixed(gram_products_, out.in);
   KeptRows kept(device_, chunks_.size());
   for (size_t i = 0; i < chunks_.size(); ++i) {
@@ -435,26 +442,31 @@ Status Calibrator::RunAttention(int64_t index, const LayerTensors& tensors) {
   return {};
 }
 
-Status Calibrator::RunLatent(const LatentAttentionTensors& tensors) {
-  const bool has_query = tensors.q_b.present();
-  InputSums query(gram_products_, has_query ? tensors.q_b.in : 0);
-  InputSums key(gram_products_, tensors.kv_b.in);
+Status Calibrator::RunInner(const MixerTensors& tensors) {
+  std::map<size_t, InputSums> sums;
+  for (const ProjectionTensors& projection : tensors.projections) {
+    if (projection.input == 0 || projection.layers.empty()) continue;
+    sums.try_emplace(projection.input, gram_products_, projection.layers.front().in);
+  }
   AttentionInputs original;
   AttentionInputs quantized;
   for (const WindowChunk& chunk : chunks_) {
     MARLIN_RETURN_IF_ERROR(
-        original_->Attention(chunk, Depth::kLatent, Rows(original_hidden_, chunk), &original));
+        original_->Attention(chunk, Depth::kInner, Rows(original_hidden_, chunk), &original));
     MARLIN_RETURN_IF_ERROR(
-        quantized_->Attention(chunk, Depth::kLatent, Rows(quantized_hidden_, chunk), &quantized));
-    if (has_query) MARLIN_RETURN_IF_ERROR(query.Add(original.query, quantized.query));
-    MARLIN_RETURN_IF_ERROR(key.Add(original.latent, quantized.latent));
+        quantized_->Attention(chunk, Depth::kInner, Rows(quantized_hidden_, chunk), &quantized));
+    for (auto& [input, sum] : sums) {
+      MARLIN_RETURN_IF_ERROR(sum.Add(original.inner[input - 1], quantized.inner[input - 1]));
+    }
   }
-  if (has_query) {
-    MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(query));
-    MARLIN_RETURN_IF_ERROR(QuantizeLinears({&tensors.q_b, 1}, input));
+  for (auto& [input, sum] : sums) {
+    MARLIN_ASSIGN_OR_RETURN(const Input of_input, InputOf(sum));
+    for (const ProjectionTensors& projection : tensors.projections) {
+      if (projection.input != input) continue;
+      MARLIN_RETURN_IF_ERROR(QuantizeLinears(projection.layers, of_input));
+    }
   }
-  MARLIN_ASSIGN_OR_RETURN(const Input input, InputOf(key));
-  return QuantizeLinears({&tensors.kv_b, 1}, input);
+  return {};
 }
 
 Status Calibrator::RunDense(int64_t index, const MlpTensors& tensors) {

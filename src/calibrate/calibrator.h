@@ -80,7 +80,7 @@ class Calibrator final : public MatrixQuantizer {
   Status CheckTokens() const;
   Status RunLayer(int64_t index);
   Status RunAttention(int64_t index, const LayerTensors& tensors);
-  Status RunLatent(const LatentAttentionTensors& tensors);
+  Status RunInner(const MixerTensors& tensors);
   Status RunDense(int64_t index, const MlpTensors& tensors);
   Status RunExperts(int64_t index, const ExpertsTensors& tensors);
   Status RunExpert(const ExpertInputs& inputs, int64_t expert);

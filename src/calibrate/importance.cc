@@ -144,28 +144,26 @@ Status ImportanceMeter::RecordLinears(std::span<const LinearTensors> linears,
 
 Status ImportanceMeter::RunAttention(LayerRun& run, const LayerTensors& tensors) {
   SquareSums normed;
-  SquareSums query;
-  SquareSums latent;
+  std::vector<SquareSums> inner;
   SquareSums mixed;
   for (const WindowChunk& chunk : chunks_) {
     AttentionInputs inputs;
     MARLIN_RETURN_IF_ERROR(run.Attention(chunk, Depth::kNormed, Rows(chunk), &inputs));
     normed.Add(inputs.x);
     MARLIN_RETURN_IF_ERROR(run.Attention(chunk, Depth::kAll, Rows(chunk), &inputs));
-    if (inputs.query.width > 0) query.Add(inputs.query);
-    if (inputs.latent.width > 0) latent.Add(inputs.latent);
+    inner.resize(inputs.inner.size());
+    for (size_t i = 0; i < inner.size(); ++i) {
+      if (inputs.inner[i].width > 0) inner[i].Add(inputs.inner[i]);
+    }
     mixed.Add(inputs.mixed);
   }
-  if (!directory_.config.latent()) {
-    MARLIN_RETURN_IF_ERROR(RecordLinears(tensors.attention.qkv, normed));
-    return RecordLinears({&tensors.attention.out, 1}, mixed);
+  for (const ProjectionTensors& projection : tensors.mixer.projections) {
+    if (projection.layers.empty()) continue;
+    const size_t input = projection.input;
+    MARLIN_RETURN_IF_ERROR(
+        RecordLinears(projection.layers, input == 0 ? normed : inner[input - 1]));
   }
-  for (const LinearTensors& linear : {tensors.latent.q, tensors.latent.q_a, tensors.latent.kv_a}) {
-    MARLIN_RETURN_IF_ERROR(RecordLinears({&linear, 1}, normed));
-  }
-  MARLIN_RETURN_IF_ERROR(RecordLinears({&tensors.latent.q_b, 1}, query));
-  MARLIN_RETURN_IF_ERROR(RecordLinears({&tensors.latent.kv_b, 1}, latent));
-  return RecordLinears({&tensors.latent.out, 1}, mixed);
+  return RecordLinears({&tensors.mixer.out, 1}, mixed);
 }
 
 Status ImportanceMeter::RunDense(LayerRun& run, const MlpTensors& tensors) {

@@ -11,21 +11,21 @@
 namespace marlin {
 namespace {
 
-class LatentInputs final : public InputObserver {
+class InnerInputs final : public InputObserver {
  public:
-  LatentInputs(const Pass& pass, FunctionRef<Status(const TensorView&, HostRows*)> fetch,
-               AttentionInputs* inputs)
+  InnerInputs(const Pass& pass, FunctionRef<Status(const TensorView&, HostRows*)> fetch,
+              AttentionInputs* inputs)
       : pass_(pass), fetch_(fetch), inputs_(inputs) {}
 
-  Status AddLatent(const TensorView* query, const TensorView& key) override {
-    if (query != nullptr) MARLIN_RETURN_IF_ERROR(fetch_(*query, &inputs_->query));
-    const int64_t rows = key.dim(0);
-    const int64_t width = key.dim(1);
+  Status Add(size_t input, const TensorView& all) override {
+    if (inputs_->inner.size() < input) inputs_->inner.resize(input);
+    const int64_t rows = all.dim(0);
+    const int64_t width = all.dim(1);
     MARLIN_ASSIGN_OR_RETURN(const MutableTensorView packed,
                             pass_.arena.Take(DType::kF32, {rows, 1, width}));
-    const TensorView heads(key.data(), DType::kF32, {rows, 1, width}, {key.stride(0), width, 1});
+    const TensorView heads(all.data(), DType::kF32, {rows, 1, width}, {all.stride(0), width, 1});
     MARLIN_RETURN_IF_ERROR(Convert(pass_.device, heads, packed, pass_.stream()));
-    return fetch_(packed, &inputs_->latent);
+    return fetch_(packed, &inputs_->inner[input - 1]);
   }
 
  private:
@@ -79,8 +79,7 @@ Result<std::unique_ptr<LayerRun>> LayerRun::Load(const Device& device, const Dec
 void LayerRun::SetAttention(DecoderLayer layer) {
   DecoderLayer& own = decoder_.layers.front();
   own.input_norm = std::move(layer.input_norm);
-  own.attention = std::move(layer.attention);
-  own.latent = std::move(layer.latent);
+  own.mixer = std::move(layer.mixer);
   own.attention_out_norm = std::move(layer.attention_out_norm);
 }
 
@@ -160,7 +159,7 @@ Status LayerRun::EndHalf(Pass& pass, bool mlp, float* hidden) {
   return DownloadHidden(pass, hidden);
 }
 
-Status LayerRun::DownloadHidden(const Pass& pass, float* hidden) {
+Status LayerRun::DownloadHidden(Pass& pass, float* hidden) {
   MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
   MARLIN_RETURN_IF_ERROR(device_.Synchronize());
   return arena_.Download(pass.values.hidden, hidden);
@@ -176,12 +175,10 @@ Status LayerRun::Attention(const WindowChunk& chunk, Depth depth, float* hidden,
       return Fetch(x, &inputs->x);
     }
     const auto fetch = [this](const TensorView& view, HostRows* rows) { return Fetch(view, rows); };
-    LatentInputs observer(pass, fetch, inputs);
+    InnerInputs observer(pass, fetch, inputs);
     if (inputs != nullptr) pass.inputs = &observer;
-    MARLIN_RETURN_IF_ERROR(decoder_.config.latent() ? RunLatentProject(pass, 0)
-                                                    : RunProject(pass, 0));
-    if (depth == Depth::kLatent) return {};
-    MARLIN_RETURN_IF_ERROR(RunAttention(pass, 0));
+    MARLIN_RETURN_IF_ERROR(RunMixer(pass, 0, depth == Depth::kInner));
+    if (depth == Depth::kInner) return {};
     if (inputs != nullptr) MARLIN_RETURN_IF_ERROR(Fetch(pass.values.mixed, &inputs->mixed));
     if (depth == Depth::kLast) return {};
     return EndHalf(pass, false, hidden);

@@ -40,17 +40,16 @@ struct WindowChunk {
 
 /// Inputs of the matrices in the first half of a layer.
 struct AttentionInputs {
-  HostRows x;       ///< For q, k, v, or MLA's first projections.
-  HostRows query;   ///< MLA: for q_b; empty without it.
-  HostRows latent;  ///< MLA: for kv_b.
-  HostRows mixed;   ///< For the output projection.
+  HostRows x;                   ///< The normalized hidden states.
+  std::vector<HostRows> inner;  ///< By ProjectionTensors::input - 1; empty: no such input.
+  HostRows mixed;               ///< For the output projection.
 };
 
 class LayerRun {
  public:
-  /// How far a half of the layer runs: to the normalized hidden states, to the inputs of MLA's
-  /// second projections, to those of the half's last projection, or to the end.
-  enum class Depth { kNormed, kLatent, kLast, kAll };
+  /// How far a half of the layer runs: to the normalized hidden states, to the inputs of the
+  /// mixer's projections, to the input of the half's last projection, or to the end.
+  enum class Depth { kNormed, kInner, kLast, kAll };
 
   /// `decoder` has no layers. Errors: those of PagePool::Make.
   static Result<std::unique_ptr<LayerRun>> Make(const Device& device, const DecoderConfig& config,
@@ -89,7 +88,7 @@ class LayerRun {
   Status Run(const WindowChunk& chunk, const float* hidden, FunctionRef<Status(Pass&)> body);
   Status Fetch(const TensorView& view, HostRows* rows);
   Status EndHalf(Pass& pass, bool mlp, float* hidden);
-  Status DownloadHidden(const Pass& pass, float* hidden);
+  Status DownloadHidden(Pass& pass, float* hidden);
 
   Device device_;
   Decoder decoder_;

@@ -139,11 +139,7 @@ Status SensitivityMeter::FindUnits() {
   units_.resize(static_cast<size_t>(layers));
   for (int64_t layer = 0; layer < layers; ++layer) {
     const LayerTensors tensors = original_.Tensors(layer);
-    std::vector<LinearTensors> attention = tensors.attention.qkv;
-    const LatentAttentionTensors& latent = tensors.latent;
-    attention.insert(attention.end(), {tensors.attention.out, latent.q, latent.q_a, latent.q_b,
-                                       latent.kv_a, latent.kv_b, latent.out});
-    for (const LinearTensors& linear : attention) {
+    for (const LinearTensors& linear : tensors.mixer.Linears()) {
       if (linear.present()) MARLIN_RETURN_IF_ERROR(AddUnit(layer, linear.weight(), true));
     }
     // Routers stay as they are, as in the presets.

@@ -33,12 +33,7 @@ WalkedMatrices FindWalkedMatrices(const LayerSource& source, const Dimensions& s
   };
   for (int64_t index = 0; index < shape.layers; ++index) {
     const LayerTensors tensors = source.Tensors(index);
-    for (const LinearTensors& linear : tensors.attention.qkv) add_linear(linear, index);
-    const LatentAttentionTensors& latent = tensors.latent;
-    for (const LinearTensors& linear : {tensors.attention.out, latent.q, latent.q_a, latent.q_b,
-                                        latent.kv_a, latent.kv_b, latent.out}) {
-      add_linear(linear, index);
-    }
+    for (const LinearTensors& linear : tensors.mixer.Linears()) add_linear(linear, index);
     add_mlp(tensors.mlp, index);
     const ExpertsTensors& experts = tensors.experts;
     add_linear(experts.router, index);

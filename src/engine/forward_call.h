@@ -14,7 +14,7 @@ class RoutingObserver;
 class StepTimer;
 
 /// Several steps in one call. Every input has one token, which those that are sampled follow; its
-/// pages for all steps are reserved. All inputs fit in one pass, no step of which expands latents.
+/// pages for all steps are reserved. All inputs fit in one pass, no step of which expands pages.
 struct StepsWanted {
   int64_t steps = 1;
   std::span<const int32_t> stop_token_ids;

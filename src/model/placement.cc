@@ -2,10 +2,13 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/macros.h"
+#include "model/mixer.h"
 #include "ops/device/device.h"
 #include "recipe/decoder_shape.h"
 
@@ -14,17 +17,19 @@ namespace {
 
 using enum DecoderOperation;
 
-/// The unfused operations that make up an operation of a step.
-std::vector<DecoderOperation> UnfusedOperations(StepKind kind) {
+/// The unfused operations that make up an operation of a step, which may be the mixer's.
+std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixer) {
+  for (MixerOperation& operation : mixer.Operations()) {
+    if (operation.kind == kind) return std::move(operation.unfused);
+  }
   switch (kind) {
     case StepKind::kEmbed:
       return {kLookUpRows, kLookUpWeightRows};
     case StepKind::kProject:
     case StepKind::kLatentProject:
-      return {kRmsNorm, kAddRmsNorm};
     case StepKind::kAttention:
-      return {kRmsNorm,       kApplyRotary,     kConvert,       kHeadProduct,
-              kAppendToCache, kRotateAndAppend, kPagedAttention};
+    case StepKind::kMix:
+      return {};  // Of other mixers.
     case StepKind::kProjectAdd:
       return {kRmsNorm, kAddTo};
     case StepKind::kGateUp:
@@ -41,25 +46,36 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind) {
   return {};
 }
 
-std::vector<StepKind> KindsOf(const DecoderConfig& config) {
-  std::vector<StepKind> kinds = {
-      StepKind::kEmbed,     config.latent() ? StepKind::kLatentProject : StepKind::kProject,
-      StepKind::kAttention, StepKind::kProjectAdd,
-      StepKind::kHead,      StepKind::kSample};
-  bool dense = false;
-  bool sparse = false;
+/// Operations of a model's steps, and a mixer of a layer that has them.
+std::vector<std::pair<StepKind, const Mixer*>> OperationsOf(const DecoderConfig& config) {
+  std::vector<std::pair<StepKind, const Mixer*>> all;
+  const Mixer* mixer = nullptr;
+  const auto add = [&](StepKind kind) {
+    if (const std::pair entry(kind, mixer); std::find(all.begin(), all.end(), entry) == all.end()) {
+      all.push_back(entry);
+    }
+  };
   for (int64_t layer = 0; layer < config.shape.layers; ++layer) {
-    (IsSparse(*config.family, config.shape, layer) ? sparse : dense) = true;
+    mixer = &MixerOf(config.mixer(layer));
+    add(StepKind::kEmbed);
+    for (const MixerOperation& operation : mixer->Operations()) add(operation.kind);
+    for (const StepKind kind : {StepKind::kProjectAdd, StepKind::kHead, StepKind::kSample}) {
+      add(kind);
+    }
+    if (IsSparse(*config.family, config.shape, layer)) {
+      add(StepKind::kRoute);
+      add(StepKind::kExperts);
+    } else {
+      add(StepKind::kGateUp);
+    }
   }
-  if (dense) kinds.push_back(StepKind::kGateUp);
-  if (sparse) kinds.insert(kinds.end(), {StepKind::kRoute, StepKind::kExperts});
-  return kinds;
+  return all;
 }
 
 }  // namespace
 
-Status CheckUnfused(const Device& device, StepKind kind) {
-  for (const DecoderOperation operation : UnfusedOperations(kind)) {
+Status CheckUnfused(const Device& device, StepKind kind, const Mixer& mixer) {
+  for (const DecoderOperation operation : UnfusedOperations(kind, mixer)) {
     MARLIN_RETURN_IF_ERROR(CheckHas(device, operation));
   }
   // Where the device does not sort tokens by expert, the host must read the top-k selection.
@@ -70,9 +86,9 @@ Status CheckUnfused(const Device& device, StepKind kind) {
 
 Status CheckDevice(const Device& device, const DecoderConfig& config) {
   MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
-  for (const StepKind kind : KindsOf(config)) {
+  for (const auto& [kind, mixer] : OperationsOf(config)) {
     if (decoder->Fuses(kind)) continue;
-    const Status has = CheckUnfused(device, kind);
+    const Status has = CheckUnfused(device, kind, *mixer);
     if (has.ok()) continue;
     return Status(has.code(),
                   fmt::format("{}, which {} needs", has.message(), config.family->model_type));

@@ -17,9 +17,9 @@ Status CheckDevice(const Device& device, const DecoderConfig& config);
 /// this config. Errors: those of CheckDevice for the last candidate, those of Device::Open.
 Result<Device> DeviceFor(const Device& device, const DecoderConfig& config);
 
-/// Checks that a device has the unfused operations of a step's operation. Errors: kUnsupported
-/// naming the device and the operation.
-Status CheckUnfused(const Device& device, StepKind kind);
+/// Checks that a device has the unfused operations of an operation of a step, which may be of a
+/// layer with this mixer. Errors: kUnsupported naming the device and the operation.
+Status CheckUnfused(const Device& device, StepKind kind, const Mixer& mixer);
 
 /// Whether device and host share memory. Precondition: CheckDevice.
 bool ReadsHostMemory(const Device& device);

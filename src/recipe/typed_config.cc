@@ -8,7 +8,6 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "recipe/name_list.h"
-#include "recipe/type_defaults.h"
 
 namespace marlin {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "recipe/decoder_shape.h"
 #include "recipe/rope_parameters.h"
-#include "recipe/type_defaults.h"
 
 namespace marlin::typed_config_test {
 namespace {

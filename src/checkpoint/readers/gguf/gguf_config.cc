@@ -8,8 +8,8 @@
 
 #include "checkpoint/readers/gguf/gguf_generation.h"
 #include "checkpoint/readers/gguf/gguf_rope.h"
+#include "recipe/decoder_shape.h"
 #include "recipe/name_list.h"
-#include "recipe/type_defaults.h"
 #include "recipe/typed_config.h"
 
 namespace marlin {
