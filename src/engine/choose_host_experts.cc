@@ -14,6 +14,7 @@
 #include "marlin/expert_placement.h"
 #include "marlin/routing.h"
 #include "model/layers.h"
+#include "model/mixer.h"
 #include "ops/device/device.h"
 
 namespace marlin {

@@ -115,7 +115,7 @@ struct Pass {
   }
 };
 
-/// What a layer's mixer mixes, [rows, mixer.out.in].
+/// The result of a layer's mixer, [rows, mixer.out.in].
 inline MutableTensorView MixedOf(const Pass& pass, int64_t layer) {
   const MutableTensorView& mixed = pass.values.mixed;
   return {mixed.data(), mixed.dtype(), {pass.rows(), pass.layer(layer).mixer.out.in}};

@@ -18,7 +18,8 @@
 
 namespace marlin {
 
-/// What a sequence keeps of one layer, and how far back the layer sees (0: to the beginning).
+/// The state that a sequence keeps of one layer, and how far back the layer sees (0: to the
+/// beginning).
 struct LayerState {
   MixerState kept;
   int64_t window = 0;

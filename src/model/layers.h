@@ -20,7 +20,7 @@ namespace marlin {
 
 class Mixer;
 
-/// What a mixer makes of its parameters when they are loaded, beside projections and vectors.
+/// Parameters that a mixer converts to another form than projections and vectors at load.
 class ConvertedParameters {
  public:
   virtual ~ConvertedParameters() = default;

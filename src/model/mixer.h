@@ -36,7 +36,7 @@ struct PassSequence {
   int64_t length = 0;
 };
 
-/// What a pass has in common with all passes of its model.
+/// The facts that all passes of a model share.
 struct PassSetting {
   const Device& device;
   const DecoderConfig& config;

@@ -29,7 +29,7 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
     case StepKind::kLatentProject:
     case StepKind::kAttention:
     case StepKind::kMix:
-      return {};  // Of other mixers.
+      return {};  // The layer's mixer has none of these.
     case StepKind::kProjectAdd:
       return {kRmsNorm, kAddTo};
     case StepKind::kGateUp:

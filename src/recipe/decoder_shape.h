@@ -12,7 +12,7 @@
 
 namespace marlin {
 
-/// What mixes the tokens of a sequence in a layer: a row of mixers.def each.
+/// Kinds of mixers, which mix the tokens of a sequence in a layer: the rows of mixers.def.
 enum class MixerKind : uint8_t {
 #define MARLIN_MIXER(Name) k##Name,
 #include "recipe/mixers.def"
@@ -99,7 +99,7 @@ struct Dimensions {
   int64_t sparse_step = 1;
   int64_t prediction_layers = 0;
   std::vector<int64_t> dense_layers;
-  // Low-rank queries, keys and values (MLA); q_rank 0: queries are not.
+  // Low-rank queries, keys and values; q_rank 0: queries are not low-rank.
   int64_t q_rank = 0;
   int64_t kv_rank = 0;
   int64_t nope_dim = 0;

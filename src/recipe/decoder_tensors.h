@@ -71,9 +71,9 @@ class LayerNames {
   std::string prefix_;
 };
 
-/// What makes the features of an input, so that a factor can move from a feature to the tensors
-/// that make it: a norm with a weight per feature, or output `outputs[i]` of a linear layer for
-/// feature i, which features may share. Neither: factors cannot move.
+/// Origin of an input's features, to which a factor of a feature can move: a norm with a weight per
+/// feature, or output `outputs[i]` of a linear layer for feature i, which several features may
+/// share. Neither: factors cannot move.
 struct InputSource {
   VectorTensor norm;
   LinearTensors linear;

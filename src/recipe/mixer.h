@@ -1,5 +1,5 @@
-// What a mixer is to a checkpoint and a recipe: its sizes, its tensors, and what a sequence keeps
-// of it. model/mixer.h has what it is to a loaded model.
+// The parameters of a mixer as a checkpoint and a recipe see them, and the state of a sequence.
+// model/mixer.h adds what a loaded model asks.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ namespace marlin {
 inline constexpr int64_t kMaxWidth = int64_t{1} << 20;
 inline constexpr int64_t kMaxHeads = int64_t{1} << 12;
 
-/// What a sequence keeps of a layer: keys and values of every token, in pages (PagedCache). A state
-/// that does not grow with the sequence would be a second member, with a page of its own that
-/// engine/kv_cache keeps for the sequence.
+/// The state that a sequence keeps of a layer: keys and values of every token, in pages
+/// (PagedCache). A state of fixed size would be one member more, for which a KvCache group keeps one
+/// page per sequence.
 struct MixerState {
   int64_t heads = 0;
   int64_t key_dim = 0;
@@ -40,8 +40,8 @@ class MixerParameters {
   /// A layer's tensors.
   virtual MixerTensors Tensors(const Family& family, const Dimensions& sizes,
                                const LayerNames& names) const = 0;
-  /// What makes the inputs that a layer's mixer computes: those of ProjectionTensors::input from 1
-  /// on, and last the input of `out`.
+  /// Origins of the inputs that a layer's mixer computes: ProjectionTensors::input 1, 2, ..., and
+  /// last the input of `out`.
   virtual std::vector<InputSource> Sources(const Dimensions& sizes,
                                            const MixerTensors& tensors) const = 0;
   virtual MixerState State(const Dimensions& sizes) const = 0;

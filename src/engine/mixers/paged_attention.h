@@ -1,4 +1,4 @@
-// What mixers that attend to paged keys and values have in common.
+// Common parts of mixers that attend to paged keys and values.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace marlin {
 /// The heads [first, first + heads * dim) of f32 rows, as [rows, heads, dim].
 MutableTensorView HeadsIn(const MutableTensorView& rows, int64_t first, int64_t heads, int64_t dim);
 
-/// What a layer mixes, as [rows, heads, dim].
+/// MixedOf as [rows, heads, dim].
 MutableTensorView MixedHeads(const Pass& pass, int64_t layer, int64_t heads, int64_t dim);
 
 RotaryEmbedding RotaryOf(const Decoder& decoder);

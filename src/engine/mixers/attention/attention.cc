@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kQkv = 0;
 enum AttentionVector : size_t { kQNorm, kKNorm, kSinks };
 
-class Attention final : public Mixer {
+class GroupedAttention final : public Mixer {
  public:
   void ReadSizes(const Family& family, ModelConfig& config, Dimensions* sizes) const override;
   MixerTensors Tensors(const Family& family, const Dimensions& sizes,
@@ -46,7 +46,8 @@ class Attention final : public Mixer {
   static Status Mix(const Pass& pass, int64_t layer);
 };
 
-void Attention::ReadSizes(const Family& family, ModelConfig& config, Dimensions* sizes) const {
+void GroupedAttention::ReadSizes(const Family& family, ModelConfig& config,
+                                 Dimensions* sizes) const {
   ReadHeads(family, config, sizes);
   if (config.Has("head_dim")) {
     sizes->head_dim = config.Size("head_dim", kMaxWidth);
@@ -62,8 +63,8 @@ void Attention::ReadSizes(const Family& family, ModelConfig& config, Dimensions*
   }
 }
 
-MixerTensors Attention::Tensors(const Family& family, const Dimensions& sizes,
-                                const LayerNames& names) const {
+MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& sizes,
+                                       const LayerNames& names) const {
   const int64_t q = sizes.heads * sizes.head_dim;
   const int64_t kv = sizes.kv_heads * sizes.head_dim;
   MixerTensors tensors;
@@ -86,8 +87,8 @@ MixerTensors Attention::Tensors(const Family& family, const Dimensions& sizes,
   return tensors;
 }
 
-std::vector<InputSource> Attention::Sources(const Dimensions& sizes,
-                                            const MixerTensors& tensors) const {
+std::vector<InputSource> GroupedAttention::Sources(const Dimensions& sizes,
+                                                   const MixerTensors& tensors) const {
   const int64_t kv = sizes.kv_heads * sizes.head_dim;
   InputSource mixed;
   // The values are the last outputs of v's own matrix, or of one that holds q, k and v.
@@ -100,8 +101,8 @@ std::vector<InputSource> Attention::Sources(const Dimensions& sizes,
   return {mixed};
 }
 
-void Attention::Describe(const DescribedLayer& layer,
-                         std::vector<StepOperation>* operations) const {
+void GroupedAttention::Describe(const DescribedLayer& layer,
+                                std::vector<StepOperation>* operations) const {
   const MixerLayer& mixer = layer.layer().mixer;
   const float epsilon = layer.decoder.config.epsilon;
   operations->emplace_back(ProjectStep{layer.index, DescribeNorm(layer.layer().input_norm, epsilon),
@@ -113,7 +114,7 @@ void Attention::Describe(const DescribedLayer& layer,
   operations->emplace_back(step);
 }
 
-Status Attention::TakeValues(Pass* pass) const {
+Status GroupedAttention::TakeValues(Pass* pass) const {
   const Dimensions& sizes = pass->decoder.config.shape;
   const int64_t width = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim;
   MARLIN_ASSIGN_OR_RETURN(pass->values.projected,
@@ -121,7 +122,7 @@ Status Attention::TakeValues(Pass* pass) const {
   return {};
 }
 
-Status Attention::Project(Pass& pass, int64_t layer) {
+Status GroupedAttention::Project(Pass& pass, int64_t layer) {
   const ArenaScope scope(pass.arena);
   const StepValues& values = pass.values;
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
@@ -132,7 +133,7 @@ Status Attention::Project(Pass& pass, int64_t layer) {
   return Ended(pass, StepPart::kQkv);
 }
 
-Status Attention::Mix(const Pass& pass, int64_t layer) {
+Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
   const DecoderConfig& config = pass.decoder.config;
   const Dimensions& sizes = config.shape;
   const std::vector<DeviceVector>& vectors = pass.layer(layer).mixer.vectors;
@@ -155,7 +156,7 @@ Status Attention::Mix(const Pass& pass, int64_t layer) {
 }  // namespace
 
 const Mixer& AttentionMixer() {
-  static const Attention kMixer;
+  static const GroupedAttention kMixer;
   return kMixer;
 }
 
