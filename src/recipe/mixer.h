@@ -17,8 +17,8 @@ inline constexpr int64_t kMaxWidth = int64_t{1} << 20;
 inline constexpr int64_t kMaxHeads = int64_t{1} << 12;
 
 /// The state that a sequence keeps of a layer: keys and values of every token, in pages
-/// (PagedCache). A state of fixed size would be one member more, for which a KvCache group keeps one
-/// page per sequence.
+/// (PagedCache). A state of fixed size would be one member more, for which a KvCache group keeps
+/// one page per sequence.
 struct MixerState {
   int64_t heads = 0;
   int64_t key_dim = 0;
