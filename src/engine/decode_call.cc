@@ -60,8 +60,8 @@ class DecodeLoop {
            decoder->Has(DecoderOperation::kAdvanceTokens) && model_.decoder.host_experts == 0;
   }
 
-  /// The steps of the next pass: as many as all sequences have room for, with the bits of as many
-  /// passes of one step. With more than one, the pages are reserved.
+  /// The steps of the next pass: a number that all sequences have room for and that gives the same
+  /// bits as passes of one step. With more than one, the pages are reserved.
   int64_t StepsOfPass() {
     const auto rows = static_cast<int64_t>(running_.size());
     const int64_t most_rows = std::min(

@@ -49,7 +49,7 @@ class Arena {
  private:
   /// The block of a view of this arena, and the view's offset in it. Errors: kInternal.
   Result<std::pair<const DeviceBuffer*, int64_t>> Find(const TensorView& view) const;
-  /// Advances to a block with room for so many bytes, at at_.used. Returns its index.
+  /// Advances to a block with room for `bytes`, at at_.used. Returns its index.
   Result<size_t> Reserve(int64_t bytes);
 
   Device device_;
@@ -158,7 +158,7 @@ Status AddBlock(Pass& pass, const DeviceVector& norm);
 class StepProgram {
  public:
   StepProgram() = default;
-  /// Offers the operations to the device. Errors: those of its Fuse, and kUnsupported naming the
+  /// Offers the operations to the device. Errors: as DecoderBackend::Fuse; kUnsupported naming the
   /// device and an operation that it neither fuses nor has unfused.
   static Result<StepProgram> Make(const Device& device, const Decoder& decoder,
                                   StepDescription step);

@@ -38,8 +38,8 @@ struct Wanted {
 /// them in fewer sizes, so that their shape does not change with every page.
 int64_t PaddedBlocks(const Model::Impl& model, int64_t blocks);
 
-/// Runs checked inputs, whose sequences the caller has claimed. Errors: those of the operations;
-/// the sequences are then unchanged.
+/// Runs checked inputs, whose sequences the caller has claimed. After an error of an
+/// operation the sequences are unchanged.
 Status RunForward(const Model::Impl& model, std::span<const SequenceInput> inputs,
                   const Wanted& wanted);
 

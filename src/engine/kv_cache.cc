@@ -16,7 +16,7 @@ namespace {
 /// allocations wait for its work and whose kernels look slabs up, a slab is larger.
 constexpr int64_t kHostSlabBytes = int64_t{1} << 20;
 constexpr int64_t kDeviceSlabBytes = int64_t{64} << 20;
-/// Every layer's part of a page is aligned to so many elements.
+/// Alignment of every layer's part of a page, in elements.
 constexpr int64_t kPartAlignment = 32;
 
 struct CacheTypeName {
@@ -165,7 +165,7 @@ Result<int32_t> PagePool::Take(size_t index) {
   Group& group = groups_[index];
   if (group.free.empty()) {
     Status added = AddSlab(&group);
-    // The slabs that other groups keep for their next sequences are memory, too.
+    // Slabs that other groups keep for their next sequences can be freed.
     if (added.code() == Code::kOutOfMemory && FreeUnusedSlabs()) added = AddSlab(&group);
     MARLIN_RETURN_IF_ERROR(added);
   }

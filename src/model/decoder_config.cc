@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
-/// Errors: kUnsupported for a type that cannot be run, be it known or not.
+/// Errors: kUnsupported for a type that cannot be run, whether known or not.
 Status CheckType(ModelConfig& config) {
   const std::string type = config.String("model_type");
   MARLIN_RETURN_IF_ERROR(config.status());

@@ -97,7 +97,7 @@ class LayerSource {
     bool mlp = true;
     bool matrices = true;  ///< Otherwise only the norms.
   };
-  /// Errors: those of LoadDecoder.
+  /// Errors: as LoadDecoder.
   Result<DecoderLayer> Layer(int64_t index, const Parts& parts) const;
   /// One expert of a layer with experts.
   Result<MlpLayer> Expert(int64_t index, int64_t expert) const;

@@ -14,7 +14,7 @@ namespace marlin {
 Status CheckDevice(const Device& device, const DecoderConfig& config);
 
 /// The device itself or, if it was opened as "auto", the first candidate that can run a model of
-/// this config. Errors: those of CheckDevice for the last candidate, those of Device::Open.
+/// this config. Errors: as CheckDevice for the last candidate, and as Device::Open.
 Result<Device> DeviceFor(const Device& device, const DecoderConfig& config);
 
 /// Checks that a device has the unfused operations of an operation of a step, which may be of a

@@ -28,7 +28,7 @@ bool HasExpandLatents(const Device& device) {
 }
 
 int64_t ExpandedBytes(int64_t token_bytes, int64_t tokens, bool host_memory) {
-  // Pages have so many tokens on every device, or a divisor of it.
+  // Tokens of the largest page of any device, which the others divide.
   constexpr int64_t kPage = 256;
   const int64_t most = host_memory ? kMostHostBytes : kMostDeviceBytes;
   const int64_t rounded = RoundUp(std::clamp(tokens, int64_t{1}, INT64_MAX - kPage), kPage);

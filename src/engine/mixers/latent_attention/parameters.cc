@@ -1,4 +1,4 @@
-// Latent attention as a checkpoint and a config describe it, and what it is converted to.
+// The parameters of latent attention in a config and a checkpoint, and their conversion.
 #include <cmath>
 #include <memory>
 #include <utility>
