@@ -59,19 +59,20 @@ struct ExpandedTables {
 
 class Mixer : public MixerParameters {
  public:
-  // Loading.
-
   /// The operations of a step from `hidden` to `mixed`, in order.
   virtual std::vector<MixerOperation> Operations() const = 0;
+
+  // Loading.
+
   /// Converts loaded projections to another form; those that it replaces become empty. `exact`:
   /// nothing is rounded. Errors: kOutOfMemory, kDeviceLost.
   virtual Status Convert(const Device& /*device*/, const Dimensions& /*sizes*/, bool /*exact*/,
                          MixerLayer* /*layer*/) const {
     return {};
   }
-  /// The bytes that a model takes on a device for its layers' converted parameters, and for
-  /// expanded pages, beside weights and KV cache.
+  /// Bytes on a device of a layer's converted parameters.
   virtual int64_t ConvertedBytes(const Dimensions& /*sizes*/, bool /*exact*/) const { return 0; }
+  /// Bytes on a device of the pages that a pass expands, one layer at a time.
   virtual int64_t ExpandedBytes(const PassSetting& /*setting*/) const { return 0; }
 
   // Running.

@@ -2,7 +2,6 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -46,30 +45,19 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
   return {};
 }
 
-/// Operations of a model's steps, and a mixer of a layer that has them.
-std::vector<std::pair<StepKind, const Mixer*>> OperationsOf(const DecoderConfig& config) {
-  std::vector<std::pair<StepKind, const Mixer*>> all;
-  const Mixer* mixer = nullptr;
-  const auto add = [&](StepKind kind) {
-    if (const std::pair entry(kind, mixer); std::find(all.begin(), all.end(), entry) == all.end()) {
-      all.push_back(entry);
-    }
-  };
-  for (int64_t layer = 0; layer < config.shape.layers; ++layer) {
-    mixer = &MixerOf(config.mixer(layer));
-    add(StepKind::kEmbed);
-    for (const MixerOperation& operation : mixer->Operations()) add(operation.kind);
-    for (const StepKind kind : {StepKind::kProjectAdd, StepKind::kHead, StepKind::kSample}) {
-      add(kind);
-    }
-    if (IsSparse(*config.family, config.shape, layer)) {
-      add(StepKind::kRoute);
-      add(StepKind::kExperts);
-    } else {
-      add(StepKind::kGateUp);
-    }
+/// The operations of a layer's step, and of the step around the layers.
+std::vector<StepKind> StepKinds(const DecoderConfig& config, int64_t layer) {
+  std::vector<StepKind> kinds = {StepKind::kEmbed};
+  for (const MixerOperation& operation : MixerOf(config.mixer(layer)).Operations()) {
+    kinds.push_back(operation.kind);
   }
-  return all;
+  kinds.insert(kinds.end(), {StepKind::kProjectAdd, StepKind::kHead, StepKind::kSample});
+  if (IsSparse(*config.family, config.shape, layer)) {
+    kinds.insert(kinds.end(), {StepKind::kRoute, StepKind::kExperts});
+  } else {
+    kinds.push_back(StepKind::kGateUp);
+  }
+  return kinds;
 }
 
 }  // namespace
@@ -86,12 +74,14 @@ Status CheckUnfused(const Device& device, StepKind kind, const Mixer& mixer) {
 
 Status CheckDevice(const Device& device, const DecoderConfig& config) {
   MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
-  for (const auto& [kind, mixer] : OperationsOf(config)) {
-    if (decoder->Fuses(kind)) continue;
-    const Status has = CheckUnfused(device, kind, *mixer);
-    if (has.ok()) continue;
-    return Status(has.code(),
-                  fmt::format("{}, which {} needs", has.message(), config.family->model_type));
+  for (int64_t layer = 0; layer < config.shape.layers; ++layer) {
+    for (const StepKind kind : StepKinds(config, layer)) {
+      if (decoder->Fuses(kind)) continue;
+      const Status has = CheckUnfused(device, kind, MixerOf(config.mixer(layer)));
+      if (has.ok()) continue;
+      return Status(has.code(),
+                    fmt::format("{}, which {} needs", has.message(), config.family->model_type));
+    }
   }
   return {};
 }
