@@ -96,7 +96,7 @@ def cublas_of(record: Record) -> str:
 
 
 def by_level(record: Record) -> dict[str, list[Row]]:
-    """Maps MARLIN_CPU to the rows by m that OpenBLAS was timed beside, for k = n = 4096."""
+    """Maps MARLIN_CPU to the rows by m that OpenBLAS was timed with, for k = n = 4096."""
     levels: dict[str, dict[int, Row]] = {}
     for run in record["runs"]:
         for row in run["results"]:
@@ -153,7 +153,7 @@ def size_of(record: Record) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """Points with one mark; `names` says whether their names are written beside them."""
+    """Points with one mark; `names` says whether their names are written next to them."""
 
     label: str
     colour: Colour
@@ -193,7 +193,7 @@ def write_names(axes: Any, series: Iterable[Series]) -> None:
     taken = [Bbox.from_bounds(x - 2.5, y - 2.5, 5, 5) for line in axes.lines
              for path in [line.get_transform().transform_path(line.get_path())]
              for x, y in path.interpolated(20 if line.get_linestyle() == "-" else 1).vertices]
-    # Beside the point, else below or above with a line to it.
+    # Next to the point, otherwise below or above with a line to it.
     places = [(x, y, side) for y in (0, -8, 8, -15, 15, -22, 22)
               for x, side in ((6, "left"), (-6, "right"))]
     named = [(name, one, point) for one in series if one.names
@@ -227,7 +227,7 @@ def loss_axes(axes: Any, title: str, series: list[Series]) -> None:
 
 
 def speed_axes(axes: Any, title: str, record: Record, phase: str) -> None:
-    """Draws tokens per second of a phase beside transformers', and the ratio."""
+    """Draws tokens per second of a phase next to transformers', and the ratio."""
     found = speeds(record, phase)
     peers = [run for run in record["runs"] if run["level"] == "peer"]
     for row, speed in enumerate(found):
@@ -257,7 +257,7 @@ def speed_axes(axes: Any, title: str, record: Record, phase: str) -> None:
 def quality_and_speed(
     figure: Any, formats: Record, mixed: Record, peers: Record, models: Record
 ) -> None:
-    """Loss against bits per weight, and decode speed, beside other programs."""
+    """Loss against bits per weight, and decode speed, next to other programs."""
     model = "tiny-qwen3-moe"
     rows = formats["models"][model] + mixed["models"][model]
     loss = {row["program"]: row["kl_mean"] for row in peers["models"][model]}
@@ -402,7 +402,7 @@ def over_openblas(figure: Any, record: Record) -> None:
 
 
 def model_speed(figure: Any, record: Record) -> None:
-    """Decode and prefill speed of every model and batch beside transformers."""
+    """Decode and prefill speed of every model and batch next to transformers."""
     left, right = figure.subplots(1, 2, sharey=True)
     speed_axes(left, "Decode", record, "decode")
     speed_axes(right, "Prefill", record, "prefill")
@@ -419,13 +419,13 @@ class Picture:
     caption: str
 
 
-GEMM_CAPTION = "Speed against m beside OpenBLAS, for each choice of instructions"
-MODEL_CAPTION = "Tokens per second of {} beside transformers, for each batch and prompt"
+GEMM_CAPTION = "Speed against m compared with OpenBLAS, for each choice of instructions"
+MODEL_CAPTION = "Tokens per second of {} compared with transformers, for each batch and prompt"
 PICTURES = {
     "quality-and-speed": Picture(
         ("quality-formats", "quality-bits", "quality-peers", "model-h200"), quality_and_speed, 440,
-        "KL divergence against bits per weight, beside GPTQModel and llm-compressor, and decode "
-        "speed on an NVIDIA H200, beside transformers",
+        "KL divergence against bits per weight, with GPTQModel and llm-compressor, and decode "
+        "speed on an NVIDIA H200, with transformers",
     ),
     "quality-formats": Picture(
         ("quality-formats",), loss_by_bits, 400,

@@ -267,7 +267,7 @@ def fp4_part(part: list[tuple[str, tuple[int, ...]]], device: str,
         }
         base = module.replace(".*.", ".").removesuffix("weight")
         codes = torch.randint(-2**31, 2**31, (*stack, k // 8, n), dtype=torch.int32, device=device)
-        # Codes are as large as 6; the mean square of all is that of a normal number times 2.9.
+        # Codes are as large as 6; the mean square of all is a normal number's times 2.9.
         scales = (torch.rand((*stack, k // group, n), device=device) + 0.5) * k**-0.5 / 2.9
         stored[base + "qweight"] = Stored("U32", codes.cpu())
         stored[base + "scales"] = Stored("F16", scales.to(torch.float16).cpu())

@@ -100,7 +100,7 @@ MOE_RUNS: list[tuple[str, list[str]]] = [
     ("", [*GPT_OSS, *shapes_of(2880, 2880, 1, 8, 64, 2048)]),
     ("", [*MIXTRAL, *shapes_of(14336, 4096, 1, 8, 64, 2048)]),
 ]
-# 2:4 weights beside dense ones. One thread reads memory as fast as its core allows; all share it.
+# 2:4 weights with dense ones. One thread reads memory as fast as its core allows; all share it.
 SPARSE = ["gemm", "--sparsity", "dense", "--sparsity", "2:4"]
 SPARSE_DOWN = shapes_of(4096, 14336, 1)
 SPARSITY_RUNS: list[tuple[str, list[str]]] = [

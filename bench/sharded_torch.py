@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times an MLP that `shard` cut for several GPUs, beside the whole one on one GPU.
+"""Times an MLP that `shard` cut for several GPUs, and the whole one on one GPU.
 
     bench/sharded_torch.py --world 2 --shape 28672,8192
 

@@ -24,7 +24,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "plan": ("layout", "formats", "base"),
     "backends/cpu": ("plan", "layout", "formats", "base"),
     "backends/cuda": ("plan", "layout", "formats", "base"),
-    # The simulator of Metal kernels, a component beside the library: metal_sim/src/metal_sim/.
+    # The simulator of Metal kernels, a component next to the library: metal_sim/src/metal_sim/.
     "metal_sim": (),
     "backends/metal": ("metal_sim", "plan", "layout", "formats", "base"),
     "ops": ("backends/cpu", "backends/cuda", "backends/metal", "plan", "layout", "formats", "base"),
@@ -50,7 +50,7 @@ MAY_INCLUDE["cli"] = tuple(MAY_INCLUDE)
 
 def read_host_only() -> re.Pattern[str]:
     """The parts of the CUDA backend that are built everywhere, and so include no CUDA header: the
-    sources that CMake builds without CUDA, the headers beside them, and a few other headers."""
+    sources that CMake builds without CUDA, the headers next to them, and a few other headers."""
     cmake = Path(__file__).resolve().parents[1] / "cmake/MarlinLayers.cmake"
     found = re.search(r'^set\(MARLIN_CUDA_HOST_ONLY "([^"]+)"\)$', cmake.read_text(), re.MULTILINE)
     assert found, f"{cmake} sets no MARLIN_CUDA_HOST_ONLY"
@@ -67,7 +67,7 @@ CUDA_HEADERS = re.compile(r"cuda|cublas|cooperative_groups")
 C_HEADERS = ("stddef.h", "stdint.h")
 
 FRAMEWORKS = re.compile(r"^(?:torch|ATen|c10|mlx|Python\.h|pybind11|nanobind|numpy)\b")
-# Libraries that the simulator may use beside the standard library and the system's headers.
+# Libraries that the simulator may use in addition to the standard library and the system's headers.
 SIMULATOR_LIBRARIES = re.compile(r"^(?:boost|fmt|gtest|gmock|sanitizer|sys)/")
 # Sources that a test holds as text.
 _RAW_STRING = re.compile(r'R"(\w*)\(.*?\)\1"', re.DOTALL)
@@ -181,7 +181,7 @@ def python_circles(files: dict[str, str]) -> list[str]:
 
 def check_simulator(path: str, text: str, own: set[str]) -> list[str]:
     """`path` is relative to the root; `own` holds what quoted includes may name: the simulator's
-    headers, and those beside a test of it."""
+    headers, and headers next to a test of it."""
     findings = []
     for quote, name in _INCLUDE.findall(_RAW_STRING.sub("", text)):
         if quote == '"' and name not in own:

@@ -73,7 +73,7 @@ PLACES = {
     "formats": Place(9, 0, 5, "one codec per format"),
     "base": Place(10, 0, 5, "status, checked sizes, small floats, views, threads"),
 }
-# Beside src/, and the only layer that may include the simulator.
+# Next to src/, and the only layer that may include the simulator.
 METAL_SIM = ("backends/metal", "metal_sim")
 OUTSIDE = {
     "python": Place(0, 4, 1, "package, extension"),
@@ -110,7 +110,7 @@ def _arrow(upper: Place, lower: Place) -> str:
     x1, y1, width1 = _corner(upper)
     x2, y2, width2 = _corner(lower)
     left, right = max(x1, x2), min(x1 + width1, x2 + width2)
-    # Straight down where the boxes are above each other, else from corner to corner.
+    # Straight down where the boxes are above each other, otherwise from corner to corner.
     begin = end = (left + right) // 2
     if left > right:
         begin, end = (x1 + 25, x2 + width2 - 25) if x1 > x2 else (x1 + width1 - 25, x2 + 25)

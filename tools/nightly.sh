@@ -8,7 +8,7 @@
 #
 # Each stage's row of bench/records/nightly.json is written when the stage ends, with its own date
 # and commit; rows of stages that did not run stay. "complete" in it says that every stage passed at
-# one commit. Of the commit that changes the record alone a run is not told: it is the one before.
+# one commit: the previous one, since the commit that changes the record cannot name itself.
 set -eu
 cd "$(dirname "$0")/.."
 logs=build-nightly

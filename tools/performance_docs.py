@@ -131,7 +131,7 @@ def of_peer(runs: list[dict[str, Any]], model: dict[str, Any]) -> dict[str, Any]
 
 
 def phase_cells(tokens: int, phase: dict[str, Any], peer: dict[str, Any] | None) -> list[str]:
-    """Formats a prefill or a decode step, beside transformers'."""
+    """Formats a prefill or a decode step, next to transformers'."""
     theirs = peer["seconds"] if peer else None
     return [
         f"{phase['seconds'] * 1e3:.2f}",

@@ -27,7 +27,7 @@ cmake -S . -B "$build/cmake" -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS
 # The stub of the extension is made by importing it, which wants the sanitizers loaded before.
 cmake --build "$build/cmake" --target _core >&2
 
-# The package beside its extension, and its command, found before any installed ones.
+# The package next to its extension, and its command, found before any installed ones.
 package=$build/package
 rm -rf "$package"
 mkdir -p "$package"

@@ -17,7 +17,7 @@ static int32_t PrintToken(void* context, int32_t token) {
 }
 
 static int Run(const marlin_model* model, const int32_t* prompt, int64_t count) {
-  /* The sampling that the model's generation_config.json asks for; else greedy. */
+  /* The sampling that the model's generation_config.json asks for; otherwise greedy. */
   marlin_generate_options options = MARLIN_GENERATE_OPTIONS_INIT;
   marlin_code code = marlin_model_get_generate_options(model, &options);
   if (code != MARLIN_OK) return Fail("options", code);

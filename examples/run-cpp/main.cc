@@ -28,7 +28,7 @@ int main(int count, char** arguments) {
     std::fprintf(stderr, "%s\n", model.status().message().c_str());
     return 1;
   }
-  // The sampling that the model's generation_config.json asks for; else greedy.
+  // The sampling that the model's generation_config.json asks for; otherwise greedy.
   const marlin::GenerateOptions options = {.max_tokens = 24, .sampling = model->info().sampling};
   // A token at a time, as it is generated. False ends generation: the output cannot be written.
   const auto print = [](int32_t token) {

@@ -65,7 +65,7 @@ class Checkpoint {
   /// The text of config.json, or what a container holds in its place; empty if absent.
   const std::string& config_json() const;
   /// Lines about what is read otherwise than it is stored: names of a base model, a head of its own
-  /// beside a config.json that ties it. Empty for most.
+  /// next to a config.json that ties it. Empty for most.
   const std::vector<std::string>& notes() const;
 
   /// True for a directory written by QuantizeCheckpoint.
@@ -154,7 +154,7 @@ struct QuantizeCheckpointReport {
   int64_t scaled_inputs = 0;  ///< Those that got scales.
   int64_t rotatable = 0;      ///< Matrices whose recipe has Hadamard blocks.
   int64_t rotated = 0;        ///< Those that got them, because they lower the error.
-  /// The source's model_type, if this library cannot run it; else empty.
+  /// The source's model_type, if this library cannot run it; otherwise empty.
   std::string unsupported_type;
   std::vector<std::string> notes;  ///< Checkpoint::notes() of the source.
   double seconds = 0;              ///< Wall time.

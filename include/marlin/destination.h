@@ -16,9 +16,9 @@ namespace marlin {
 struct Destination {
   std::string_view name;    ///< "llama.cpp", "mlx-lm", "vllm", "transformers".
   std::string_view target;  ///< The entry of ConversionTargets() that it reads.
-  std::string_view suffix;  ///< End of the output's name if that is a file, else empty.
+  std::string_view suffix;  ///< End of the output's name if that is a file, otherwise empty.
   std::string_view choice;  ///< The format and the groups of RecipeFor, "s4/g128".
-  bool source_scales;       ///< Scales have the type of the source's weights, else fp16.
+  bool source_scales;       ///< Scales have the type of the source's weights, otherwise fp16.
 };
 
 /// All destinations.

@@ -44,7 +44,7 @@ struct DeviceOptions {
   int threads = 0;                ///< CPU threads; 0 means all that this process may use.
   ParallelFor parallel_for = {};  ///< If set, the device starts no threads and calls this instead.
   /// A file written by `metal-marlin tune`: the fastest measured kernel for each GEMM shape. Unset:
-  /// the file named by METAL_MARLIN_TUNING, else metal-marlin/tuning.txt in XDG_CONFIG_HOME or
+  /// the file named by METAL_MARLIN_TUNING, otherwise metal-marlin/tuning.txt in XDG_CONFIG_HOME or
   /// ~/.config if it exists. An empty string, or an empty variable, means none.
   std::optional<std::string> tuning_file = {};
 };
@@ -58,10 +58,10 @@ class Device {
 
   /// Opens "cpu", "cuda" (the current CUDA device), "cuda:0", "cuda:1", ..., "metal" (an Apple
   /// GPU), "metal-sim" (its simulator) or "auto": a CUDA device if this build has CUDA and a
-  /// supported GPU is visible, else the CPU. Model::Open falls back to the CPU for a device opened
-  /// as "auto" that cannot run the model. The environment variable METAL_MARLIN_CPU (scalar, avx2,
-  /// avx512, amx or neon) forces an instruction set of the CPU. Errors: kInvalidArgument for an
-  /// unknown name; kUnsupported for an instruction set that the processor lacks and for a device
+  /// supported GPU is visible, otherwise the CPU. Model::Open falls back to the CPU for a device
+  /// opened as "auto" that cannot run the model. The environment variable METAL_MARLIN_CPU (scalar,
+  /// avx2, avx512, amx or neon) forces an instruction set of the CPU. Errors: kInvalidArgument for
+  /// an unknown name; kUnsupported for an instruction set that the processor lacks and for a device
   /// that is not present; kIo and kMalformedFile for an unreadable tuning file; kOutOfMemory when
   /// the system cannot start all requested threads: a device never runs with fewer than it reports.
   static Result<Device> Open(std::string_view name, const DeviceOptions& options = {});
@@ -86,8 +86,8 @@ class Device {
   std::shared_ptr<Impl> impl_;
 };
 
-/// The device that a program opens unless its user names one: METAL_MARLIN_DEVICE, else "auto".
-/// Errors: kInvalidArgument naming the variable for a name that Device::Open does not know.
+/// The device that a program opens unless its user names one: METAL_MARLIN_DEVICE, otherwise
+/// "auto". Errors: kInvalidArgument naming the variable for a name that Device::Open does not know.
 Result<std::string> DefaultDeviceName();
 
 /// One line for people: "cpu (AMD EPYC 9B14, 2 threads)", "cuda:0 (NVIDIA H200)".

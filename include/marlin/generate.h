@@ -59,14 +59,14 @@ Result<Generated> Generate(const Model& model, std::span<const int32_t> prompt,
 Result<Generated> Generate(const Model& model, Sequence* sequence, std::span<const int32_t> prompt,
                            const GenerateOptions& options = {}, const TokenCallback& callback = {});
 
-/// Options of GenerateBatch beside the options of its texts. The callbacks may be empty; the
-/// calling thread calls them, between passes.
+/// Options of GenerateBatch in addition to the options of its texts. The callbacks may be empty;
+/// the calling thread calls them, between passes.
 struct BatchOptions {
   /// Most sequences at a time. 0: as many as the KV cache has memory for, at most 256, or 32 where
   /// that memory is the host's. More than 512, or the tokens of the device's longest pass, count as
   /// that.
   int64_t max_batch = 0;
-  /// Most tokens of prompts in one pass, beside the sequences that decode; longer prompts take
+  /// Most tokens of prompts in one pass, next to decoding sequences; longer prompts take
   /// several passes. 0: as many as the device's longest pass has room for.
   int64_t prefill_tokens = 0;
   /// Called with each token of the text of prompts[index]; returning false ends that text.

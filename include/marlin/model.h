@@ -35,9 +35,9 @@ struct ModelInfo {
   DType kv_cache = DType::kBf16;  ///< Element type of the KV cache.
   /// Size of keys and values per token, of all layers; a sliding window bounds them in its layer.
   int64_t kv_cache_bytes_per_token = 0;
-  /// Those of generation_config.json, config.json and tokenizer_config.json, or of a GGUF file.
+  /// From generation_config.json, config.json and tokenizer_config.json, or of a GGUF file.
   std::vector<int32_t> eos_token_ids;
-  SamplingOptions sampling;  ///< Asked for by generation_config.json; else greedy.
+  SamplingOptions sampling;  ///< Asked for by generation_config.json; otherwise greedy.
   /// Keys of generation_config.json that would change the text and are not applied.
   std::vector<std::string> ignored_generation_keys;
   /// Lines about what was read otherwise than it is stored: Checkpoint::notes(), and keys of
@@ -82,7 +82,7 @@ struct ModelOptions {
   std::optional<DType> kv_cache = std::nullopt;
   /// For models that are larger than a GPU's memory: experts of every layer that stay in the host's
   /// memory and are computed by the CPU (expert_placement.h), those selected least. With
-  /// kHostExpertsAuto as many of the model as do not fit beside its other weights and the KV cache
+  /// kHostExpertsAuto as many of the model as do not fit next to its other weights and the KV cache
   /// of 8,192 tokens (or of its context, if that is shorter).
   int64_t host_experts = 0;
   /// Which experts are selected how often, for host_experts; read by Model::Open only. Null: of

@@ -55,7 +55,7 @@ struct Router {
 };
 
 /// The same from hidden states x [tokens, hidden] (f32, bf16 or f16): the logits are the exact GEMM
-/// of x and the router's weights, but for Router::accuracy. Errors: also as Gemm.
+/// of x and the router's weights, except Router::accuracy. Errors: also as Gemm.
 Status RouteHiddenStates(const Device& device, const TensorView& x, const Router& router,
                          const MutableTensorView& ids, const MutableTensorView& weights,
                          void* stream = nullptr);

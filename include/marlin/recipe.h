@@ -100,7 +100,7 @@ struct HotExperts {
   };
   FormatChoice choice;
   std::vector<Layer> layers;  ///< In ascending order.
-  std::string model_type;     ///< That of the frequencies, "qwen3_moe"; empty: unknown.
+  std::string model_type;     ///< The frequencies' type, "qwen3_moe"; empty: unknown.
 
   /// The most frequent experts of every layer, ties to the lower one: `fraction` of them in (0, 1],
   /// rounded, at least one.
@@ -119,15 +119,15 @@ class MixedPrecisionConfig {
   static MixedPrecisionConfig DefaultDense();
   static MixedPrecisionConfig DefaultMoe();
   static MixedPrecisionConfig AggressiveMoe();
-  /// The recipe where none is named: default_moe for a model with experts, else default_dense.
+  /// The recipe where none is named: default_moe for a model with experts, otherwise default_dense.
   static MixedPrecisionConfig Default(bool has_experts) {
     return has_experts ? DefaultMoe() : DefaultDense();
   }
   /// One choice for every attention, MLP and expert matrix, e.g. "fp4_e2m1/g32".
   static Result<MixedPrecisionConfig> Uniform(std::string_view choice);
   /// Parses a recipe document; a file of frequencies that it names is relative to the working
-  /// directory. Errors: kInvalidArgument naming the unknown or invalid key, class or format; those
-  /// of RoutingFrequencies::FromFile.
+  /// directory. Errors: kInvalidArgument naming the unknown or invalid key, class or format; and as
+  /// RoutingFrequencies::FromFile.
   static Result<MixedPrecisionConfig> FromJson(std::string_view text);
   /// Reads a recipe file; files that it names are relative to it. Errors: kIo, and as
   /// FromJson, prefixed with the path.
@@ -161,9 +161,9 @@ class MixedPrecisionConfig {
   /// several experts.
   Status CheckHotExperts(std::string_view model_type, std::span<const TensorShape> tensors) const;
 
-  /// The choice for a tensor: the last matching override, else its own, else the hot experts',
-  /// else its class's. Tensors for which IsWeightMatrix is false, and classes without an
-  /// entry, are kept.
+  /// The choice for a tensor: the last matching override, otherwise its own, otherwise the hot
+  /// experts', otherwise its class's. Tensors for which IsWeightMatrix is false, and classes
+  /// without an entry, are kept.
   FormatChoice Choose(std::string_view tensor_name, const Shape& shape) const;
 
   /// The recipe as a JSON document that FromJson parses.

@@ -1,6 +1,6 @@
 # metal_sim_embed_files(OUTPUT TEMPLATE DIRECTORY PREFIX): makes the source OUTPUT of TEMPLATE (a
 # *.cc.in), which holds every file of DIRECTORY as text in the place of @METAL_SIM_EMBEDDED_FILES@,
-# and again when one of them changes. Paths are relative to the directory, behind PREFIX.
+# and again when one of them changes. Paths are relative to the directory, after PREFIX.
 function(metal_sim_embed_files output template directory prefix)
   file(GLOB_RECURSE files CONFIGURE_DEPENDS RELATIVE ${directory} ${directory}/*)
   list(SORT files)

@@ -1,6 +1,6 @@
 # metal_sim_tests_by_file(PROGRAM PREFIX SOURCES...): gives ctest an entry PREFIX.name for each source,
 # name.cc, that runs the tests in it, and one that fails if the program has tests that none of them
-# runs. The program's main function is that of metal_sim_test_main, a library of the first caller.
+# runs. The program's main function is in metal_sim_test_main, a library of the first caller.
 set(METAL_SIM_TEST_MAIN ${CMAKE_CURRENT_LIST_DIR}/../tests/main_by_file.cc)
 function(metal_sim_tests_by_file program prefix)
   if(NOT TARGET metal_sim_test_main)

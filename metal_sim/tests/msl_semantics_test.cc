@@ -112,7 +112,7 @@ template <typename T> struct pointee<thread T*> { using type = T; };
   EXPECT_THAT(First(3, out), ElementsAre(6, 5, 4));
 }
 
-// The library's functions stand beside a program's of the same name.
+// The library's functions stand next to a program's of the same name.
 TEST_F(MslSemanticsTest, ProgramsAddToTheLibrarysFunctions) {
   const auto out = RunWords(R"(
 #include <metal_stdlib>

@@ -46,7 +46,7 @@ TEST(CacheKey, IsThatOfAnySourceFolder) {
   EXPECT_EQ(WithoutFolders(""), "");
 }
 
-/// A cache in a folder of its own, and files beside it.
+/// A cache in a folder of its own, and files next to it.
 class ProgramCacheTest : public ::testing::Test {
  protected:
   void TearDown() override { fs::remove_all(root_); }

@@ -20,7 +20,7 @@ ShadowMemory Allocated() {
   return std::move(*shadow);
 }
 
-/// The access asked byte by byte: the first race, else the first objection.
+/// The access asked byte by byte: the first race, or the first objection.
 Conflict CheckBytes(ShadowMemory* shadow, size_t offset, size_t bytes, const CurrentAccess& now,
                     AccessUse use, const AccessOrder& order) {
   Conflict first;

@@ -385,7 +385,7 @@ class MarlinMoE(_Prepared):
     """A mixture-of-experts block, y = moe(x): router, experts and shared expert in one call.
 
     router is an nn.Linear(hidden, experts) or its weight [experts, hidden] with an optional `bias`;
-    its values are kept. choice_bias [experts] stays float32. Other options are those of
+    its values are kept. choice_bias [experts] stays float32. Other options as for
     `moe_router_topk`. There is no gradient through the router: to train what precedes the block,
     select experts with PyTorch and call `experts`.
     """

@@ -305,7 +305,7 @@ class CheckpointWeights:
         ]
 
     def _biases(self, plan: ExpertsPlan, on: Parallel) -> tuple[Any, Any, Any]:
-        """gate, up and down biases of this rank. That of down is added once, by the first rank."""
+        """gate, up and down biases of this rank; the first rank alone adds the bias of down."""
         biases = [None if path is None else self.tensor(path).float() for path in plan.biases]
         if len(plan.names) == 2:
             both, down = biases

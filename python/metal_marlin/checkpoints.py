@@ -53,7 +53,7 @@ def plan(
     No weights are read: `config` is a config.json, its content as a dict, a directory or a
     .safetensors file. `recipe` is as for `quantize_model`. bandwidth is the memory bandwidth in
     GB/s; None: measured on this machine, which takes a moment. With memory, in bytes or as "24GB",
-    `placement` says what fits beside a KV cache of `context` tokens (None: 4096) of type kv_cache
+    `placement` says what fits next to a KV cache of `context` tokens (None: 4096) of type kv_cache
     ("f32", "bf16" or "fp8_e4m3"; None: "bf16"). Errors: UnsupportedError for an unknown
     architecture.
     """

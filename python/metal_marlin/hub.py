@@ -231,7 +231,7 @@ class _Request:
         try:
             choice = self._choose(files, lambda name: snapshot / name)
         except (UnsupportedError, MalformedFileError) as error:
-            # What the Hub has beside these files is unknown.
+            # What else the Hub has is unknown.
             raise FileError(f"{error}; in the cache {snapshot}; {advice}") from None
         return snapshot / choice.file
 
@@ -491,7 +491,7 @@ def _silence() -> Iterator[None]:
 
 
 class _Progress:
-    """Says on stderr how far a download is: a bar on a terminal, else a line every 30 seconds,
+    """Says on stderr how far a download is: a bar on a terminal, otherwise a line every 30 seconds,
     every 5 if verbose. It watches the size of the cache's files, which no version of the library
     reports alike."""
 

@@ -172,7 +172,7 @@ def moe_expert_gemm_fp4(
 def moe_shared_expert(x: Any, gate: Any, up: Any, down: Any, **options: Any) -> Any:
     """The expert that every token runs: down(activation(gate(x)) * up(x)), x [..., hidden].
 
-    gate and up are weights [hidden, inner], down [inner, hidden]; up None: gate is gate beside up.
+    gate and up are weights [hidden, inner], down [inner, hidden]; up None: gate is gate next to up.
     `scale` [hidden, 1] multiplies the result by sigmoid(x scale), gate_bias, up_bias and down_bias
     are added; other options as for moe_experts.
     """

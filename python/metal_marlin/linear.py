@@ -47,7 +47,7 @@ def _best() -> Device:
 def open_device(name: str | None = None) -> Device:
     """The one Device of a name in this process, so that calls share weights and threads.
 
-    None: METAL_MARLIN_DEVICE, else "auto".
+    None: METAL_MARLIN_DEVICE, otherwise "auto".
     """
     if name is None:
         name = _core.default_device_name()
@@ -59,7 +59,7 @@ def open_device(name: str | None = None) -> Device:
 
 
 def default_device() -> Device:
-    """The device that weights are prepared for unless told: METAL_MARLIN_DEVICE, else the CPU,
+    """The device that weights are prepared for unless told: METAL_MARLIN_DEVICE, otherwise the CPU,
     whose kernels read NumPy arrays."""
     name = _core.default_device_name()
     return open_device("cpu" if name == "auto" else name)
@@ -152,7 +152,7 @@ def from_marlin_w4(tiles: Any, k: int, n: int) -> np.ndarray:
 def prune(weights: QuantizedWeights, importance: Any = None) -> QuantizedWeights:
     """The weights with 2:4 sparsity: of every four along K the two largest are kept.
 
-    With importance [K], numbers of at least 0 such as the mean square of every input, those of
+    With importance [K], numbers of at least 0 such as the mean square of every input, the two of
     largest importance * value^2. Ties go to the lower k. Scales do not change. Errors:
     InvalidArgumentError unless the format has 4 or 8 bits, UnsupportedError for weights with zeros
     or biases and for values without a 0.

@@ -205,7 +205,7 @@ class MarlinSwitchLinear(nn.Module):  # type: ignore[misc]
 class MarlinMoE(nn.Module):  # type: ignore[misc]
     """A mixture-of-experts block, y = moe(x): router, experts and shared expert in one call.
 
-    The arguments are those of metal_marlin.MarlinMoE; experts are prepared for the CPU, whatever
+    Arguments as for metal_marlin.MarlinMoE; experts are prepared for the CPU, whatever
     MLX's default device is. With the extension it is an MLX operation: lazy, and compatible with
     mx.compile. By copies, x is evaluated.
     """

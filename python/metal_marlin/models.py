@@ -180,7 +180,7 @@ class Model:
         JSON schemas; chat_template_kwargs are further variables of the template
         (`{"enable_thinking": False}`); add_generation_prompt and continue_final_message as for
         `ChatTemplate.render`; `options` are as for `generate`. Errors: UnsupportedError for a
-        model without a chat template, those of `ChatTemplate.render` and of `generate`.
+        model without a chat template, as `ChatTemplate.render` and `generate`.
         """
         given = None if chat_template is None else ChatTemplate.find(self.path, chat_template)
         template = given or self.chat_template
@@ -323,11 +323,11 @@ class Model:
         nothing is streamed that could begin one. It also ends at a token of stop_token_ids, or, if
         there are none, at the model's end tokens, unless ignore_eos.
 
-        Sampling options that are None are what generation_config.json asks for, else greedy; a line
-        on stderr says which, unless the model was loaded with verbose=False. The penalties change
-        the logits before `temperature` divides them, and so apply to greedy decoding too;
-        `repetition_penalty` also counts the tokens of the prompt, the other two only those
-        generated. `min_p` drops tokens less likely than `min_p` times the most likely one.
+        Sampling options that are None are what generation_config.json asks for, otherwise greedy;
+        a line on stderr says which, unless the model was loaded with verbose=False. The penalties
+        change the logits before `temperature` divides them, and so apply to greedy decoding too;
+        `repetition_penalty` also counts the tokens of the prompt, the other two only the generated
+        ones. `min_p` drops tokens less likely than `min_p` times the most likely one.
         add_special_tokens: texts get the special tokens that the tokenizer adds to one (BOS).
 
         Errors: InvalidArgumentError for an option out of range, a token id that the model lacks or
@@ -441,7 +441,7 @@ class Model:
         return [results[i] for i in range(len(ids))]
 
     def _sampling(self, **given: float | None) -> dict[str, Any]:
-        """How tokens are chosen: what is given, else what generation_config.json says."""
+        """How tokens are chosen: what is given, otherwise what generation_config.json says."""
         asked = self.info["sampling"]
         sampling = {name: asked[name] if value is None else value for name, value in given.items()}
         if self._verbose and asked != _GREEDY:
@@ -489,9 +489,8 @@ class Model:
     ) -> ComparisonResult:
         """How far this model diverges from `reference`, the one that it was made from.
 
-        Both predict the same text, encoded by the reference's tokenizer, or the same token ids. The
-        other arguments as for `perplexity`. Errors: as `perplexity`;
-        InvalidArgumentError for another vocabulary.
+        Both predict the same text, encoded by the reference's tokenizer, or the same token ids.
+        Other arguments and errors as for `perplexity`; InvalidArgumentError for another vocabulary.
         """
         if not isinstance(reference, Model):
             kind = type(reference).__name__
@@ -554,9 +553,9 @@ def load(
     kv_cache: str | None = None,
     allow_extra_tensors: bool = False,
 ) -> Model:
-    """Opens a model on a device; None: METAL_MARLIN_DEVICE, else "auto".
+    """Opens a model on a device; None: METAL_MARLIN_DEVICE, otherwise "auto".
 
-    "auto" is a supported CUDA GPU that can run the model, else the CPU; a line on stderr says
+    "auto" is a supported CUDA GPU that can run the model, otherwise the CPU; a line on stderr says
     which, and more what was read otherwise than it is stored (info["notes"]), unless verbose is
     False. exact keeps activations, keys and values in float32 throughout;
     prepared is a file that `prepare_model` wrote for this directory, whose weights are mapped. With

@@ -217,7 +217,7 @@ def prepare_experts(
 
     gate and up are [experts, hidden, inner], down [experts, inner, hidden]: a stack, or one matrix
     per expert, whose formats may differ; None: an expert that is elsewhere, which adds nothing to
-    the tokens that select it. Without `up`, gate is [hidden, 2 inner]: gate beside up, or, if
+    the tokens that select it. Without `up`, gate is [hidden, 2 inner]: gate next to up, or, if
     `interleaved`, alternating columns of both as in gpt-oss. Biases are [experts, n] and copied.
     `device` as in `prepare`.
     """

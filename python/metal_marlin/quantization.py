@@ -66,7 +66,7 @@ def quantize_model(
     inputs) or "compensated", the default; other methods prune by magnitude.
 
     `recipe` is a MixedPrecisionConfig, a preset's name, "uniform:FORMAT/gN" or a JSON file; None:
-    "default_moe" for a model with experts, else "default_dense". With target_bpw instead, every
+    "default_moe" for a model with experts, otherwise "default_dense". With target_bpw, every
     matrix gets one of `formats`: together they have at most that many bits per weight, scales
     included, and move the predictions least: according to `sensitivity`, what measure_sensitivity
     returned or a file of it; None: measured first, on `device` over `calibration`.
@@ -151,7 +151,7 @@ def _quantize_for(
 ) -> Any:
     """quantize_model with a destination; `options` are its other arguments.
 
-    The quantized directory lies in a folder beside the output, which is removed at the end.
+    The quantized directory lies in a folder next to the output, which is removed at the end.
     """
     if target_bpw is not None:
         raise InvalidArgumentError("destination excludes target_bpw")
@@ -240,7 +240,7 @@ def measure_importance(
     device: Device | str | None = None,
     progress: Progress = None,
 ) -> dict[str, Any]:
-    """Measures the mean square of every input of every matrix of a model, those of experts over the
+    """Measures the mean square of every input of every matrix of a model, for experts over the
     tokens that select them, and writes them to `output` as an importance matrix of llama.cpp, GGUF,
     which `imatrix` of quantize_model takes.
 

@@ -503,9 +503,9 @@ class Plan(Record):
     active_parameters: int
     """Those that a token uses."""
     embedding_parameters: int
-    """Those of the embedding table."""
+    """Of the embedding table."""
     prediction_parameters: int
-    """Those of multi-token-prediction layers, which the other counts leave out."""
+    """Of multi-token-prediction layers, which the other counts leave out."""
     quantized_parameters: int
     """Those that become codes."""
     bits_per_weight: float
@@ -539,7 +539,7 @@ class InspectedTensor(Record):
     format: str
     """Its weight format, or element type."""
     shape: list[int]
-    """[K, N] or [experts, K, N] if quantized; else as stored."""
+    """[K, N] or [experts, K, N] if quantized; otherwise as stored."""
     group_size: int | None
     """Weights along K that share a scale; None if not quantized."""
     sparsity: str | None

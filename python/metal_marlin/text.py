@@ -14,7 +14,7 @@ from .errors import FileError, InvalidArgumentError, MalformedFileError, Unsuppo
 
 _T = TypeVar("_T")
 
-# How much longer a tokenizer's own rules may make a text before it is cut into tokens. Those of
+# How much longer a tokenizer's own rules may make a text before it is cut into tokens. The rules of
 # models insert a character here and there; a chain of replacements can ask for all memory.
 _MOST_GROWTH = 64
 _MOST_TOKEN_ID = 2**31 - 1
@@ -214,7 +214,7 @@ class TextStream:
         self._held = False
 
     def add(self, token: int) -> str:
-        """The text that a token adds, once its characters are complete; else nothing."""
+        """The text that a token adds, once its characters are complete; otherwise nothing."""
         self._tokens.append(token)
         piece = ""
         if self._step is not None:

@@ -182,7 +182,7 @@ nb::tuple DestinationOutput(const std::string& name, nb::handle output, bool ove
   return nb::make_tuple(std::string(destination.target), Take(IntermediateFolder::Make(path)));
 }
 
-/// The destination's recipe for None; else the recipe itself, checked.
+/// The destination's recipe for None; otherwise the recipe itself, checked.
 MixedPrecisionConfig DestinationRecipe(const std::string& name, nb::handle source_path,
                                        nb::handle given) {
   const Destination destination = Take(FindDestination(name));
@@ -222,7 +222,7 @@ void BindCommand(nb::module_& module) {
       .def("finish", &StopText::Finish, "The text held back, which began a stop string.")
       .def_prop_ro("stopped", &StopText::stopped);
   nb::class_<IntermediateFolder>(module, "IntermediateFolder",
-                                 "Beside the output of quantize_model for a destination.")
+                                 "Next to the output of quantize_model for a destination.")
       .def_prop_ro(
           "quantized", [](const IntermediateFolder& self) { return PathObject(self.quantized()); },
           "The path of the quantized directory.")

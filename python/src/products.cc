@@ -239,7 +239,7 @@ void BindDevices(nb::module_& module) {
   nb::class_<OpenDevice>(module, "Device",
                          "A device that weights are prepared for: \"cpu\", \"cuda\" (the current "
                          "one), \"cuda:N\", \"metal\", \"metal-sim\" or \"auto\" (a supported CUDA "
-                         "GPU, else the CPU). None: METAL_MARLIN_DEVICE, else \"auto\".")
+                         "GPU, otherwise the CPU). None: METAL_MARLIN_DEVICE, otherwise \"auto\".")
       .def(
           "__init__",
           [](OpenDevice* self, const std::optional<std::string>& name, int threads) {
@@ -267,7 +267,7 @@ void BindDevices(nb::module_& module) {
       .def("__str__", [](const OpenDevice& self) { return DescribeDevice(self.device.info()); });
   module.def(
       "default_device_name", [] { return Take(DefaultDeviceName()); },
-      "METAL_MARLIN_DEVICE, else \"auto\".");
+      "METAL_MARLIN_DEVICE, otherwise \"auto\".");
   module.def(
       "read_environment",
       [](const std::string& name) {

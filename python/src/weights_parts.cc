@@ -336,7 +336,7 @@ void BindWeightsParts(nb::module_& module) {
   nb::class_<WeightsParts>(
       module, "WeightsParts",
       "The arrays of quantized weights, of NumPy, PyTorch, MLX, CuPy or DLPack. Sizes of -1 and "
-      "types of \"\" are those of the arrays; uint16 is bfloat16's bits.")
+      "types of \"\" are taken from the arrays; uint16 is bfloat16's bits.")
       .def(nb::init<>(), "No arrays yet; set those that the weights have.")
       .def_rw("format", &WeightsParts::format, "The name of the weight format, as in mm.formats().")
       .def_rw("k", &WeightsParts::k, "Input features; -1: of the arrays.")

@@ -9,7 +9,7 @@
 
 namespace marlin::python {
 
-/// Arguments of QuantizedWeights.from_parts. Sizes of -1 and types of "" are those of the arrays.
+/// Arguments of QuantizedWeights.from_parts. Sizes of -1 and types of "" are taken from the arrays.
 struct WeightsParts {
   std::string format = "fp4_e2m1";
   int64_t k = -1;

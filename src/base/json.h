@@ -47,7 +47,7 @@ Result<Json> ParseJsonObject(std::string_view text, const std::string& file,
 /// Serializes a value; invalid UTF-8 becomes the replacement character. indent < 0: one line.
 std::string DumpJson(const Json& json, int indent = -1);
 
-/// A value for a message: its text if that is short, else its type.
+/// A value for a message: its text if that is short, otherwise its type.
 std::string DescribeJson(const Json& json);
 
 /// The parser's error message without its prefix, made fit for one line.

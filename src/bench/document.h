@@ -19,7 +19,7 @@ nlohmann::ordered_json DocumentHead(const DeviceInfo& info, const std::string& c
 /// object that holds rows come first, on one line. bench/record_form.py writes the same form.
 std::string RecordText(const nlohmann::ordered_json& document);
 
-/// A timing of something else beside the row's own: {"name", ..., "speedup"}.
+/// A timing of something else than the row's: {"name", ..., "speedup"}.
 nlohmann::ordered_json PeerJson(const std::string& name, const Timing& peer, const Timing& own);
 
 /// {"seconds", "seconds_p10", "seconds_p90", "repetitions", "undisturbed"}.

@@ -14,7 +14,7 @@
 
 namespace marlin::bench {
 
-/// One part of a load. The host does one after another; a device works beside them.
+/// One part of a load. The host does one after another while a device works.
 struct LoadStage {
   std::string name;
   double seconds = 0;

@@ -1,4 +1,4 @@
-// Prefill and decode speed of a model, beside the time of its GEMMs alone.
+// Prefill and decode speed of a model, and the time of its GEMMs alone.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ struct ModelPhase {
   Timing products;
   double weight_bytes = 0;  ///< Prepared weights, read once.
   double operations = 0;    ///< FLOP of the GEMMs.
-  /// Each operation timed alone, without those beside it; in the order of a step. Work that the
-  /// device records overlaps, so that their sum is more than the call takes.
+  /// Each operation timed alone, without the operations around it; in the order of a step. Work
+  /// that the device records overlaps, so that their sum is more than the call takes.
   std::vector<ProfileRow> profile;
 
   /// As llama-bench names it: "pp512", "tg64", "tg64 @ d512" after a prompt of 512 tokens.
@@ -69,7 +69,7 @@ std::string ProfileText(const std::vector<ModelPhase>& phases);
 Status CheckModelBench(const ModelInfo& model, const ModelBenchOptions& options);
 
 /// Times prefill of empty sequences, and decoding of the new tokens that follow such a prompt.
-/// Errors: kInvalidArgument naming the option out of range, those of Model::Forward.
+/// Errors: kInvalidArgument naming the option out of range, from Model::Forward.
 Result<std::vector<ModelPhase>> BenchModel(const Model& model, const ModelBenchOptions& options);
 
 }  // namespace marlin::bench

@@ -40,7 +40,7 @@ struct TimingOptions {
 };
 
 /// Runs body(i) with i = 0, 1, ... until there are enough undisturbed repetitions or time is up.
-/// The figures are over the undisturbed ones when there are at least five, else over all.
+/// The figures are over the undisturbed ones when there are at least five, otherwise over all.
 Timing Measure(const std::function<void(int64_t)>& body, const TimingOptions& options = {});
 
 /// The same for several bodies in turn, one run of each per round, so that a change in the

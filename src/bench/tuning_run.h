@@ -27,11 +27,11 @@ const KernelTiming* FastestOf(std::span<const KernelTiming> timings);
 /// The tuning table entry of a measurement. Precondition: the name is one of ListCandidates.
 TuningEntry EntryOf(const BenchCase& bench, const KernelTiming& timing);
 
-/// A file that is replaced atomically: written beside its final path, renamed by Finish, and
+/// A file that is replaced atomically: written next to its final path, renamed by Finish, and
 /// removed by the destructor otherwise.
 class WholeFile {
  public:
-  /// Makes the folder and the file beside `path`, so that errors come before the measurements.
+  /// Makes the folder and the file next to `path`, so that errors come before the measurements.
   /// Errors: kIo.
   static Result<WholeFile> Create(const std::string& path);
   WholeFile(WholeFile&& other) noexcept;

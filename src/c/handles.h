@@ -88,7 +88,7 @@ Status Read(const Struct* given, const char* name, Struct* known) {
   MARLIN_RETURN_IF_ERROR(NotNull(given, name));
   if (given->size < sizeof(size_t) || given->size > sizeof(Struct) + 4096) {
     return Invalid(std::string(name) + ": size " + std::to_string(given->size) +
-                   " is not that of an initialised struct");
+                   " is not the size of an initialized struct");
   }
   std::memcpy(static_cast<void*>(known), given, std::min(given->size, sizeof(Struct)));
   return {};

@@ -21,7 +21,7 @@ inline constexpr int64_t kCalibrationWindow = 256;
 Status CheckCalibrationText(const CalibrationOptions& calibration, int64_t vocabulary);
 
 /// Windows of `wanted` tokens together: of the text, or sampled from the model at `path`. Errors:
-/// as Model::Open and SampleTexts.
+/// as Model::Open and Model::Decode.
 Result<std::vector<std::vector<int32_t>>> CalibrationTexts(const std::string& path,
                                                            const DecoderConfig& config,
                                                            const Device& device,

@@ -14,7 +14,7 @@ std::string FullDecoderName(std::string_view name);
 
 /// Gives the tensors of a decoder of a known type the names of decoder_tensors.h, as transformers
 /// does when it loads them: FullDecoderName, unless one of these names is taken. In a directory of
-/// this project the names are those of its modules and of its other tensors, as in the checkpoint
+/// this project the names are its modules' and its other tensors', as in the checkpoint
 /// that it dequantizes to; `full_names` says that modules are to be renamed, too.
 ///
 /// Stacks of unquantized experts, as mlx-lm stores them in "switch_mlp", become one matrix per

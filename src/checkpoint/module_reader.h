@@ -107,7 +107,7 @@ class ModuleReader {
   /// kMalformedFile, kOutOfMemory.
   virtual Result<QuantizedWeights> Load(const ModuleRecord& record) const = 0;
 
-  /// The small files that belong beside the weights in a directory, other than config.json; none
+  /// The small files that belong next to the weights in a directory, other than config.json; none
   /// if the checkpoint is a directory.
   virtual std::vector<ContainedFile> Files() const { return {}; }
   /// One of these; nothing if it is none of them.

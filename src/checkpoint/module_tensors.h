@@ -38,7 +38,7 @@ std::vector<ModuleTensor> ModuleTensors(const ModuleRecord& record);
 const TensorView* PartView(const QuantizedWeights& weights, ModulePart part);
 TensorView* PartView(QuantizedWeights* weights, ModulePart part);
 
-/// The content of "quantization_config" but for the recipe's document.
+/// The content of "quantization_config" without the recipe's document.
 struct QuantizationConfig {
   std::string recipe_name;
   std::string method;

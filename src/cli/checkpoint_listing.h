@@ -11,8 +11,8 @@ namespace marlin::cli {
 
 struct ListedTensor {
   std::string name;        ///< The source's name; "*" stands for the expert number.
-  std::string format;      ///< Format of a quantized tensor; else the element type.
-  Shape shape;             ///< [k, n] or [experts, k, n] if quantized; else as stored.
+  std::string format;      ///< Format of a quantized tensor; otherwise the element type.
+  Shape shape;             ///< [k, n] or [experts, k, n] if quantized; otherwise as stored.
   int64_t group_size = 0;  ///< 0 if the tensor is not quantized.
   Sparsity sparsity = Sparsity::kDense;
   bool permuted = false;       ///< Stored with a permutation along k.

@@ -29,7 +29,7 @@ struct CommandEntry {
   const char* summary;
   const char* example;
   std::unique_ptr<Command> (*make)();           ///< Null for a group.
-  std::span<const CommandEntry> (*commands)();  ///< The commands of a group; else null.
+  std::span<const CommandEntry> (*commands)();  ///< The commands of a group; otherwise null.
 };
 
 /// Another name of a command, which --help does not list as one of its own.

@@ -105,7 +105,7 @@ std::string UnknownWord(const CLI::App& app, std::span<char* const> words) {
   return {};
 }
 
-/// "--output: DST is missing" for the parser's "--output: 1 required DST missing"; else empty.
+/// "--output: DST is missing" for the parser's "--output: 1 required DST missing"; otherwise empty.
 std::string MissingValue(std::string_view message) {
   constexpr std::string_view kRequired = ": 1 required ";
   constexpr std::string_view kMissing = " missing";

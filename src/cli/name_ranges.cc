@@ -78,7 +78,7 @@ std::string RangesText(const std::set<int64_t>& numbers, size_t most) {
   return fmt::format("{}", fmt::join(ranges, ","));
 }
 
-/// Merges rows that are equal but for part `at`.
+/// Merges rows that are equal except for part `at`.
 std::vector<NameRow> MergeNamesAlong(std::vector<NameRow> rows, size_t at) {
   std::map<std::string, size_t> places;
   std::vector<NameRow> merged;

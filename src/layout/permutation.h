@@ -1,5 +1,5 @@
 // Permutations along k: weights whose groups lie across k are stored with their rows sorted by
-// group, so that the groups are consecutive, beside the place of every row.
+// group, so that the groups are consecutive, with the place of every row.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@ inline constexpr int64_t kSparseRun = 32;   ///< k is padded to whole metadata w
 /// depends on the group or does not exist. A codebook of the caller's own may still lack it.
 Status CheckSparse24(Format format, bool has_offsets);
 
-/// The values of the codes: the weights' own codebook if they have one, else the format's.
+/// The values of the codes: the weights' own codebook if they have one, otherwise the format's.
 std::span<const float> CodeValues(const QuantizedWeights& weights);
 
 /// The code whose value is 0, if there is one.

@@ -95,7 +95,7 @@ if command -v ninja >/dev/null; then generator=Ninja; fi
 passed=0 failed=0
 copy=$work/source
 # Where a checkout has its build folder, so that relative paths, and with them the objects in the
-# compiler cache, are those of the unchanged project.
+# compiler cache, are the same as in the unchanged project.
 build=$copy/build
 # Lets the copy share compiled objects.
 export CCACHE_BASEDIR="$copy" CCACHE_NOHASHDIR=1

@@ -98,7 +98,7 @@ class Plan(CommandTestCase):
         self.assertEqual(place("deepseek-v3", "1TB", "--context", 32768)["expanded_bytes"], 2**29)
         self.assertEqual(whole["expanded_bytes"], 0)
         self.assertEqual(place("llama-3-8b", "8GB")["experts"], 0)
-        for name, memory, says in (("qwen3-30b-a3b", "24GB", "all experts fit beside it"),
+        for name, memory, says in (("qwen3-30b-a3b", "24GB", "all experts fit next to it"),
                                    ("mixtral-8x7b", "16GB", "stay on the host"),
                                    ("gpt-oss-120b", "1GB", "does not fit 1 GB"),
                                    ("deepseek-v3", "1TB", "heads that prefill expands latents to"),

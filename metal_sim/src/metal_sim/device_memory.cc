@@ -60,7 +60,7 @@ Result<std::byte*> DeviceMemory::Fill(size_t number, const BufferContent& conten
   }
   std::byte* data = memory_.data() + start + kSlackBytes;
   if (content.bytes > 0) std::memcpy(data, content.data, content.bytes);
-  // Beside a buffer there are zeros, whatever was there in an earlier launch.
+  // Around a buffer there are zeros, whatever was there in an earlier launch.
   if (slot.filled > content.bytes) {
     std::memset(data + content.bytes, 0, slot.filled - content.bytes);
   }

@@ -1,4 +1,4 @@
-// The simulator's copies of the bound buffers, laid out so that an access beside one is noticed
+// The simulator's copies of the bound buffers, laid out so that an access outside of one is noticed
 // and harmless. Must not know the threads that access them.
 //
 // Address space is cut into equal slots, one per buffer, so that a shift finds an address's buffer:

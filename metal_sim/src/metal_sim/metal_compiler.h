@@ -15,7 +15,7 @@ namespace metal_sim {
 
 struct CompileOptions {
   std::vector<std::string> defines;          ///< "NAME" or "NAME=VALUE".
-  std::vector<std::string> include_folders;  ///< Behind the source's own folder.
+  std::vector<std::string> include_folders;  ///< After the source's own folder.
   int msl_version = 310;                     ///< 310: MSL 3.1.
   bool fast_math = false;
   /// The compiler, a clang++ of version 19 or newer. Empty: METAL_SIM_CLANG of the environment,

@@ -170,7 +170,7 @@ class ConstantRewriter {
     source_.Replace(variable.first, std::move(words));
   }
 
-  /// Behind their declarations, computed constants are calls.
+  /// After their declarations, computed constants are calls.
   Status ReplaceUses() {
     for (size_t i = 0; i < source_.size(); ++i) {
       const auto computed = computed_.find(source_.Text(i));

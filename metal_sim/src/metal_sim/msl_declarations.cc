@@ -58,7 +58,7 @@ BraceKind KindBehind(const MslSource& source, size_t head, size_t open) {
   return constant ? BraceKind::kInitializer : BraceKind::kBody;
 }
 
-/// Behind the `template <...>` heads at `index`, kNoToken if one does not end. An explicit
+/// Past the `template <...>` heads at `index`, kNoToken if one does not end. An explicit
 /// instantiation, `template` without angles, has no head.
 size_t SkipTemplateHeads(const MslSource& source, size_t index) {
   while (source.Is(index, "template") && source.Is(index + 1, "<")) {

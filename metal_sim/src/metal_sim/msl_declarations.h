@@ -19,7 +19,7 @@ struct Declaration {
   size_t first;
   size_t head;
   size_t stop;
-  size_t end;         ///< Behind the `;` or the body.
+  size_t end;         ///< Past the `;` or the body.
   std::string scope;  ///< "a::b::" in namespaces a and b, "" outside; unnamed ones add nothing.
   bool has_body;      ///< A function's.
 

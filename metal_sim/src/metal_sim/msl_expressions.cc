@@ -70,7 +70,7 @@ class ExpressionRewriter {
     }
   }
 
-  /// Whether the token follows the one before it without a gap.
+  /// Whether the token follows the previous token without a gap.
   bool Touches(size_t index) const {
     const std::string_view before = source_.Text(index - 1);
     return before.data() + before.size() == source_.Text(index).data();

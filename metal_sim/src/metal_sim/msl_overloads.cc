@@ -84,7 +84,7 @@ class OverloadFinder {
     return open;
   }
 
-  /// Behind the next of some tokens at this level.
+  /// Past the next of some tokens at this level.
   size_t Behind(size_t index, size_t end, std::initializer_list<std::string_view> words) const {
     while (index < end && !source_.IsOneOf(index, words)) index = source_.Partner(index) + 1;
     return index + 1;
@@ -150,7 +150,7 @@ class OverloadFinder {
   std::vector<TokenRange> removed_;
 };
 
-/// Makes [begin, end) spaces but for newlines and line markers.
+/// Makes [begin, end) spaces except newlines and line markers.
 void Erase(std::string& text, size_t begin, size_t end) {
   bool marker = false;
   for (size_t i = begin; i < end; ++i) {

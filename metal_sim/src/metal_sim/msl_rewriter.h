@@ -14,14 +14,14 @@ namespace metal_sim {
 /// A parameter of a kernel and its binding.
 struct KernelArgument {
   Source source;
-  int index;                ///< The index of a buffer or of threadgroup memory, else 0.
+  int index;                ///< The index of a buffer or of threadgroup memory, or 0.
   std::string name;         ///< Empty if the parameter has none.
   std::string declaration;  ///< The parameter's tokens without attributes: "device half* x".
 };
 
 /// A kernel that can be launched: a function, or an instantiation of a function template.
 struct KernelEntry {
-  std::string name;        ///< The host_name, else the same as `expression`.
+  std::string name;        ///< The host_name, or the same as `expression`.
   std::string expression;  ///< `f` or `f<half, 4>`, with its namespaces.
   std::vector<KernelArgument> arguments;
   std::string location;  ///< "file.metal:12": of the function's name or of the instantiation.
@@ -60,7 +60,7 @@ struct RewrittenSource {
 ///    from them become functions, so that they are evaluated when they are used;
 ///  - functions that differ in address spaces alone become one (msl_overloads.h; only to run);
 ///  - everything is in namespace metal_sim_program, where the shim's metal is, too: so names that
-///    `using namespace metal` brings stand beside the source's own, as in Metal.
+///    `using namespace metal` brings stand next to the source's own, as in Metal.
 /// Address spaces (device, constant, thread, threadgroup) and `kernel` stay: the shim defines them.
 /// Errors: kInvalidArgument, "file.metal:12: ...", for code that breaks Metal's rules for kernels
 /// and for code that the simulator cannot run.

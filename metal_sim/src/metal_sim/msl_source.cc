@@ -52,7 +52,7 @@ class AttributeReader {
     return Accept("]");
   }
 
-  /// Behind the list.
+  /// Past the list.
   size_t position() const { return position_; }
   std::vector<Attribute> TakeAttributes() { return std::move(attributes_); }
 

@@ -16,10 +16,10 @@ namespace {
 /// `alignas(16) threadgroup T a[4], b;` as indices of tokens.
 struct VariableList {
   size_t first;                   // Begin of the statement: `alignas`, qualifiers or `threadgroup`.
-  size_t type;                    // Behind `threadgroup`.
+  size_t type;                    // Past `threadgroup`.
   size_t type_end;                // The first declarator.
   std::vector<size_t> names;      // One a declarator.
-  std::vector<size_t> name_ends;  // Behind each one's name and dimensions.
+  std::vector<size_t> name_ends;  // Past each one's name and dimensions.
   std::vector<size_t> ends;       // The `,` or `;` of each declarator.
 };
 
@@ -118,7 +118,7 @@ class ThreadgroupRewriter {
     return source_.Is(index, "(") && (source_.Is(index + 1, "*") || source_.Is(index + 1, "&"));
   }
 
-  /// Behind the type at `index`: qualifiers, words like `unsigned int`, or one qualified name with
+  /// Past the type at `index`: qualifiers, words like `unsigned int`, or one qualified name with
   /// template arguments.
   size_t TypeEnd(size_t index, size_t stop) const {
     bool named = false;

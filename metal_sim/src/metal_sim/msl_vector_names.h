@@ -16,7 +16,7 @@ class VectorNames {
   explicit VectorNames(const MslSource& source);
 
   bool IsVector(size_t index) const;
-  /// Behind the type whose name is at `index`.
+  /// Past the type whose name is at `index`.
   size_t TypeEnd(size_t index) const;
 
  private:

@@ -140,7 +140,7 @@ class ShadowMemory {
       Note(now, &cell->writer);
       return true;
     }
-    // As NoteReader: the thread's own record, else the first that does not count any more.
+    // As NoteReader: the thread's own record, or the first that does not count any more.
     const bool own_second =
         second.group_epoch == now.record.group_epoch && second.thread == now.record.thread;
     if (!harmless_first && !own_second) return false;

@@ -22,7 +22,7 @@ constexpr size_t kStackStaggers = size_t{64} * 64;
 constexpr size_t kMostSpareBytes = size_t{256} << 20;
 constexpr uint32_t kMostEpochs = uint32_t{1} << 30;
 
-/// The id of [[threadgroup(index)]] among the variables of an arena; those of modules are not
+/// The id of [[threadgroup(index)]] among the variables of an arena; module variables are not
 /// negative.
 int ArgumentId(int index) { return -1 - index; }
 

@@ -36,8 +36,8 @@ class CpuProduct {
 class MetalProduct {
  public:
   virtual ~MetalProduct() = default;
-  /// The launches of a GEMM whose m, n and k are not 0, in order. Addresses are null, except that
-  /// of a bias; buffer sizes are set. Returns an error message, or "".
+  /// The launches of a GEMM whose m, n and k are not 0, in order. Addresses are null, except the
+  /// one of a bias; buffer sizes are set. Returns an error message, or "".
   virtual std::string Plan(const ProductCall& call, const metal::DeviceShape& device,
                            std::vector<metal::KernelLaunch>* launches) const = 0;
   /// The source text of a kernel file (kernel_text.h).

@@ -1,4 +1,4 @@
-// Timing of placed experts: beside all of them on the host, and beside fetching them.
+// Timing of placed experts: compared with all of them on the host, and with fetching them.
 #pragma once
 
 #include <cstdint>

@@ -59,7 +59,7 @@ Result<std::vector<float>> AdditiveBiases(std::string_view format, const Quantiz
 /// Errors: kUnsupported if one of the scales becomes another number.
 Result<float> InverseGlobalScale(std::string_view format, const QuantizedWeights& matrix);
 
-/// Packs `count` codes of `bits` bits, lowest first, into words of 32 bits that begin anew after
+/// Packs `count` codes of `bits` bits, lowest first, into words of 32 bits that start over after
 /// `per_run` codes.
 std::vector<uint32_t> PackRuns(const std::vector<uint8_t>& codes, int64_t per_run, int bits);
 

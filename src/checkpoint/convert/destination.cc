@@ -1,5 +1,5 @@
 // Which recipes the programs that models are quantized for load: what the writer of their format
-// holds, less the rows of kLimits.
+// holds, less the rows of kDestinationLimits.
 #include "marlin/destination.h"
 
 #include <fmt/core.h>
@@ -75,7 +75,7 @@ bool IsWeightOnlyInteger(const ModuleRecord& record) {
   return format && group && scales && !spec.has_zeros;
 }
 
-constexpr Limit kLimits[] = {
+constexpr Limit kDestinationLimits[] = {
     {"llama.cpp", HasZeros, "its types hold biases of fp16, which zeros of quantize seldom are"},
     {"llama.cpp", HasWideScales, "its scales are fp16"},
     {"llama.cpp", IsRotated, "rotated inputs are stored as F32"},
@@ -114,7 +114,7 @@ Result<Planned> PlanFor(const Checkpoint& source, const MixedPrecisionConfig& re
 
 Status CheckRecord(const Destination& destination, const Checkpoint& source,
                    const ModuleRecord& record) {
-  for (const Limit& limit : kLimits) {
+  for (const Limit& limit : kDestinationLimits) {
     if (limit.destination != destination.name || !limit.excludes(record)) continue;
     return Status(Code::kUnsupported, std::string(limit.why));
   }

@@ -11,13 +11,13 @@
 
 namespace marlin {
 
-/// Errors: kInvalidArgument for an output whose name is not that of the destination's file, or that
+/// Errors: kInvalidArgument for an output whose name is not the destination's file name, or that
 /// exists and is not to be replaced; kIo.
 Status CheckDestinationOutput(const Destination& destination, const std::string& output,
                               bool overwrite);
 
-/// The folder beside an output that holds the quantized directory until the output is written. What
-/// a killed process leaves of it, the next one resumes or replaces.
+/// The folder next to an output that holds the quantized directory until the output is written.
+/// What a killed process leaves of it, the next one resumes or replaces.
 class IntermediateFolder {
  public:
   /// Errors: kIo, also if another process writes the same output.

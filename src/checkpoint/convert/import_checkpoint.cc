@@ -53,7 +53,7 @@ class CheckpointImporter final : public UnitConverter {
   CheckpointImporter(const Checkpoint& checkpoint, const ImportCheckpointOptions& options)
       : UnitConverter(checkpoint, options.progress), options_(options) {}
 
-  /// Plans the units and completes the report, but for the errors of re-rounding.
+  /// Plans the units and completes the report, except the errors of re-rounding.
   Status Prepare();
   const ImportCheckpointReport& report() const { return report_; }
   std::string ConfigText() const;

@@ -28,7 +28,7 @@ class MatrixQuantizer {
   /// Called before the first unit is written, unless an interrupted run has finished all: may
   /// multiply tensors of the source (scaled_tensors.h).
   virtual Status Transform(Checkpoint* /*source*/) { return {}; }
-  /// A matrix of the plan: a source tensor, and the expert in a tensor that stacks them, else -1.
+  /// A matrix of the plan: a source tensor, and the expert in a tensor that stacks them, or -1.
   /// Called in the order of the units, but not for those that an interrupted run has finished.
   /// Nothing: the caller's method is used. The weights have the plan's spec, but may be without its
   /// Hadamard blocks.

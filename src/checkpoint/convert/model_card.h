@@ -48,7 +48,7 @@ Result<std::string> ModelCardText(Io& io, const Checkpoint::Impl& source, const 
 bool IsOwnCard(std::string_view text);
 
 /// The card to write into a directory that will replace `output`: the directory's own if somebody
-/// wrote or changed it, else `made`. Empty: none. Errors: kIo.
+/// wrote or changed it, otherwise `made`. Empty: none. Errors: kIo.
 Result<std::string> CardToWrite(Io& io, const std::string& output, std::string made);
 
 }  // namespace marlin

@@ -29,7 +29,7 @@ std::string PartlyCalibrated(QuantizeMethod method) {
                      QuantizeMethodName(QuantizeMethod::kMse));
 }
 
-bool IsRotated(const PlanUnit& unit) {
+bool RotatesInputs(const PlanUnit& unit) {
   return unit.action == PlanUnit::Action::kQuantize && unit.record.module.spec.input_hadamard > 0;
 }
 
@@ -100,14 +100,14 @@ class UnitQuantizer {
   ModuleRecord Written(size_t unit) const;
   /// Modules with Hadamard blocks.
   int64_t rotated() const;
-  /// Elements of the matrices that were calibrated; of stacks that an interrupted run wrote, those
-  /// of which all experts were.
+  /// Elements of the matrices that were calibrated; of stacks that an interrupted run wrote, only
+  /// stacks of which all experts were.
   int64_t calibrated_parameters() const { return calibrated_parameters_; }
   /// Errors: kUnsupported if the method needs data, and no matrix had any.
   Status CheckCalibrated() const;
 
  private:
-  /// A source tensor, and the expert in a tensor that stacks them, else -1.
+  /// A source tensor, and the expert in a tensor that stacks them, or -1.
   struct SourceMatrix {
     size_t tensor;
     int64_t expert;
@@ -160,7 +160,7 @@ ModuleRecord UnitQuantizer::Written(size_t unit) const {
 int64_t UnitQuantizer::rotated() const {
   int64_t count = 0;
   for (size_t unit = 0; unit < outcomes_.size(); ++unit) {
-    count += IsRotated(plan_.units[unit]) && !outcomes_[unit].not_rotated ? 1 : 0;
+    count += RotatesInputs(plan_.units[unit]) && !outcomes_[unit].not_rotated ? 1 : 0;
   }
   return count;
 }
@@ -366,7 +366,7 @@ QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const Quantize
   report.bytes = plan.bytes;
   report.skipped = plan.skipped;
   report.unsupported_type = UnsupportedType(source.config());
-  report.rotatable = std::count_if(plan.units.begin(), plan.units.end(), IsRotated);
+  report.rotatable = std::count_if(plan.units.begin(), plan.units.end(), RotatesInputs);
   if (plan.parameters > 0) {
     const auto parameters = static_cast<double>(plan.parameters);
     report.bits_per_weight = 8.0 * static_cast<double>(plan.bytes) / parameters;

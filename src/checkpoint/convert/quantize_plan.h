@@ -44,7 +44,7 @@ Result<QuantizePlan> PlanQuantize(const Checkpoint::Impl& source,
                                   const QuantizeCheckpointOptions& options);
 
 /// The options with which a plan's choice quantizes a matrix; for methods that need data, of
-/// which the caller has none, those of kMse.
+/// which the caller has none, kMse's.
 QuantizeOptions OptionsFor(const FormatChoice& choice, QuantizeMethod method,
                            const std::string& tensor_name);
 

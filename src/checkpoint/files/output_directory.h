@@ -37,7 +37,7 @@ class OutputDirectory {
   static Result<OutputDirectory> Begin(Io& io, const std::string& target,
                                        std::string_view fingerprint, const Options& options);
 
-  /// Whether Begin would accept a target, apart from the source; writes nothing. Errors: those of
+  /// Whether Begin would accept a target, apart from the source; writes nothing. Errors: from
   /// Begin.
   static Status Check(Io& io, const std::string& target, const Options& options);
 

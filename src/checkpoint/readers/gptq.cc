@@ -1,7 +1,7 @@
 // GPTQ, as AutoGPTQ and GPTQModel write it. X.weight is stored as X.qweight i32 [k * bits / 32, n],
 // which is the canonical layout, X.scales [groups, n], X.qzeros i32 [groups, n * bits / 32] packed
 // along n, and X.g_idx i32 [k], the group of each k. Codes of 5, 6 and 7 bits and their zeros, and
-// those of 3 bits of the format gptq_p, lie in planes (bit_planes.h).
+// 3 bits in the format gptq_p, lie in planes (bit_planes.h).
 #include <fmt/core.h>
 
 #include <algorithm>

@@ -177,7 +177,7 @@ class CompressedTensorsWriter final : public ModuleWriter {
       const bool expert = ParseExpertName(module.name).has_value();
       (expert ? experts[known->first] : known->second["targets"]).push_back(module.name);
     }
-    // transformers, which fuses experts, finds their scheme by an expression, else takes the first
+    // transformers, which fuses experts, finds their scheme by an expression, or takes the first
     // one; and names of thousands of experts are more than readers accept.
     if (experts.size() == 1) experts.begin()->second = Json::array({kExpertTargets});
     for (const auto& [text, names] : experts) {

@@ -21,7 +21,7 @@ class CalibrationArguments {
   /// Errors: kInvalidArgument for options that exclude each other, as CheckHasCodec.
   Status Check(const Console& console) const;
   /// Reads the text for the model in a directory. Errors: kIo, kMalformedFile for a file without
-  /// tokens, those of ReadTokens and of the tokenizer.
+  /// tokens, as ReadTokens and the tokenizer.
   Result<CalibrationOptions> Read(const Console& console, const std::string& model) const;
   /// The text's file, or how the model writes it.
   std::string TextName() const;

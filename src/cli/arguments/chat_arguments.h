@@ -27,8 +27,8 @@ class ChatArguments {
   ChatPrompt prompt_;
 };
 
-/// The token ids of a prompt: a message in the chat template where `chat` is not null, else the
-/// text itself. Errors: as EncodeText, the template's.
+/// The token ids of a prompt: a message in the chat template where `chat` is not null, otherwise
+/// the text itself. Errors: as EncodeText, the template's.
 Result<std::vector<int32_t>> EncodePrompt(TextCodec& codec, std::string_view text,
                                           const SpecialTokensArgument& special,
                                           const ChatPrompt* chat, const std::string& directory,

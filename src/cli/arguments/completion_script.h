@@ -14,7 +14,7 @@ namespace marlin::cli {
 std::vector<std::string> CompletionShells();
 
 /// A script that completes the names of commands and options and the values of an option: those
-/// declared with it, nothing for a number, else paths. Errors: kInvalidArgument for an unknown
+/// declared with it, nothing for a number, otherwise paths. Errors: kInvalidArgument for an unknown
 /// shell.
 Result<std::string> CompletionScript(const std::string& shell,
                                      std::span<const DeclaredCommand> commands);

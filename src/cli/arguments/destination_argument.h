@@ -19,7 +19,7 @@ class DestinationArgument {
   /// Errors: kInvalidArgument for an unknown name, as CheckDestinationOutput.
   Status Check(const std::string& output, bool overwrite) const;
 
-  /// The recipe that the options describe, by default the destination's. Errors: those of
+  /// The recipe that the options describe, by default the destination's. Errors: as
   /// RecipeArguments::Build and CheckRecipeFor.
   Result<MixedPrecisionConfig> Recipe(const RecipeArguments& recipe,
                                       const Checkpoint& source) const;

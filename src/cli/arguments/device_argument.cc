@@ -10,7 +10,7 @@ std::vector<std::string> DeviceChoices() { return {"auto", "cpu", "cuda", "metal
 
 void DeviceArgument::Declare(ArgumentList& arguments, const std::string& names) {
   arguments.Option("--device", &name_, "DEVICE",
-                   (names + "; default: METAL_MARLIN_DEVICE, else auto").c_str());
+                   (names + "; default: METAL_MARLIN_DEVICE, otherwise auto").c_str());
   arguments.Choices(DeviceChoices());
 }
 

@@ -18,7 +18,7 @@ class DeviceArgument {
  public:
   /// `names` are the devices that --help lists for the command.
   void Declare(ArgumentList& arguments, const std::string& names);
-  /// The name on the command line, else DefaultDeviceName. Errors: as DefaultDeviceName.
+  /// The name on the command line, otherwise DefaultDeviceName. Errors: as DefaultDeviceName.
   Result<std::string> Name() const;
   /// Errors: as Device::Open; for a device that METAL_MARLIN_DEVICE names, the message begins
   /// with the variable.

@@ -17,7 +17,7 @@ constexpr size_t kColumns = 100;
 /// Where descriptions begin; below names that are longer.
 constexpr size_t kIndent = 30;
 
-/// The words of a description in lines beside, or below, a name.
+/// The words of a description in lines next to, or below, a name.
 std::string Entry(const std::string& name, std::string_view description) {
   std::string text = "  " + name;
   if (text.size() + 2 > kIndent) {

@@ -24,7 +24,7 @@ struct PromptLine {
 std::string PlaceOf(std::string_view file, int64_t line);
 
 /// Parses a file of prompts. If its first character is "{", every line is a JSON object with
-/// "prompt" (text) or "tokens" (ids), and with "max_tokens" and "seed" if they differ from those of
+/// "prompt" (text) or "tokens" (ids), and with "max_tokens" and "seed" if they differ from
 /// the command; otherwise every line is a text. Lines of white space are skipped. Errors:
 /// kMalformedFile naming file and line, kInvalidArgument for a file without prompts.
 Result<std::vector<PromptLine>> ParsePromptLines(const std::string& file, std::string_view text);

@@ -52,7 +52,7 @@ void RecipeArguments::Declare(ArgumentList& arguments) {
       "Keep two of every four weights along the inputs, in the whole recipe; or dense");
   arguments.Option(
       "--hadamard", &hadamard_, {.least = 2}, "N",
-      "Rotate the inputs of matrices, but for experts, by Hadamard blocks of N, a power of "
+      "Rotate the inputs of matrices, except experts, by Hadamard blocks of N, a power of "
       "two; needs --method gptq");
   arguments.Option("--override", &overrides_, "REGEX=FORMAT/gN",
                    "Another format (or 'keep') for matching tensor names; repeatable");

@@ -6,7 +6,7 @@ namespace marlin::cli {
 
 void SamplingArguments::Declare(ArgumentList& arguments) {
   arguments.Option("--temperature", &temperature_, {.most = 1e6}, "T",
-                   "0: the most likely token; default: generation_config.json's, else 0");
+                   "0: the most likely token; default: generation_config.json's, otherwise 0");
   arguments.Option("--top-k", &top_k_, WholeRange(), "K",
                    "Sample from the K most likely tokens; 0: all");
   arguments.Option("--top-p", &top_p_, {.most = 1, .without_least = true}, "P",

@@ -24,7 +24,8 @@ struct BenchArguments {
   void Declare(ArgumentList& arguments);
   /// How long to measure each case.
   bench::TimingOptions Timing() const;
-  /// Prints the document with --json, else the text; writes the document to --record. Errors: kIo.
+  /// Prints the document with --json, otherwise the text; writes the document to --record. Errors:
+  /// kIo.
   Status Report(Console& console, const nlohmann::ordered_json& document,
                 const std::string& text) const;
 };

@@ -10,7 +10,7 @@
 
 namespace marlin::cli {
 
-/// The weights of a case, but for their shape and their scales.
+/// The weights of a case, except their shape and their scales.
 struct WeightKind {
   Format format = Format::kFp4E2M1;
   Sparsity sparsity = Sparsity::kDense;

@@ -1,4 +1,4 @@
-// bench gemm: GEMMs with quantized weights, beside dense ones.
+// bench gemm: GEMMs with quantized weights, compared with dense ones.
 #include "base/macros.h"
 #include "cli/bench/baseline_argument.h"
 #include "cli/bench/case_arguments.h"

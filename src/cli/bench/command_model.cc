@@ -44,7 +44,7 @@ class BenchModelCommand final : public Command {
     arguments.Option("--batch", &batches_, "N,...", "Batch size in sequences; default 1");
     arguments.Option("--prepared", &open_.prepared, "FILE", "Weights that `prepare` wrote");
     arguments.Option("--host-experts", &host_experts_, {0, 4096}, "N",
-                     "So many experts of every layer on the CPU");
+                     "Experts of every layer that run on the CPU");
     arguments.Flag("--batch-invariant", &open_.batch_invariant,
                    "Results of a row do not depend on the other rows");
     kv_cache_.Declare(arguments, "Keys and values: f32, bf16 (default) or fp8_e4m3");

@@ -30,7 +30,7 @@ class BenchMoeCommand final : public Command {
     arguments.Option("--top-k", &top_k_, {1, 4096}, "N", "Experts of a token; default 8");
     arguments.Option("--mix", &mix_, "FORMAT", "Every second expert has this format");
     arguments.Option("--host-experts", &host_experts_, {0, 4096}, "N",
-                     "So many experts, the least frequent, on the CPU; against fetching them");
+                     "The number of experts, the least frequent, on the CPU; against fetching");
     trace_.Declare(arguments);
     gemm_.Declare(arguments);
     common_.Declare(arguments);

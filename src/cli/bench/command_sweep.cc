@@ -19,7 +19,7 @@ class BenchSweepCommand final : public Command {
     arguments.Option("--count", &count_, {.least = 1}, "N", "Random problems; default 50");
     arguments.Option("--seed", &seed_, {.least = 0}, "N", "Of the problems; default 1");
     arguments.Option("--seconds", &seconds_, {.least = 0, .without_least = true}, "S",
-                     "Begins no problem after so many; default: no limit");
+                     "Begins no problem after this time; default: no limit");
     arguments.Option("--kernel", &kernel_, "NAME",
                      "Forces one kernel; all: also times the kernels that were not selected");
     gemm_.Declare(arguments);

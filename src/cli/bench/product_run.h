@@ -13,7 +13,7 @@ namespace marlin::cli {
 struct ProductRun {
   const char* command = "";  ///< "bench gemm".
   /// The cases of a group are measured in turn. The time of the first is a peer of each other one:
-  /// sparse weights beside dense ones.
+  /// sparse weights next to dense ones.
   std::vector<std::vector<bench::BenchCase>> groups;
   /// Also the dense baseline: OpenBLAS on a CPU, cuBLAS on a GPU.
   bool against = false;

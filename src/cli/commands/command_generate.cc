@@ -21,8 +21,8 @@
 namespace marlin::cli {
 namespace {
 
-/// Prints tokens as they are generated: as text if the prompt was text, else as ids. With --json it
-/// only collects them.
+/// Prints tokens as they are generated: as text if the prompt was text, otherwise as ids. With
+/// --json it only collects them.
 class Output {
  public:
   /// `codec` may be null.

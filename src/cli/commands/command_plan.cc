@@ -118,10 +118,10 @@ class PlanCommand final : public Command {
     const std::string fits = fmt::format("in {}: {} takes {}", memory, what, rest);
     if (placement.experts == 0) return fits + "\n";
     if (placement.device_experts == placement.experts) {
-      return fmt::format("{}; all experts fit beside it\n", fits);
+      return fmt::format("{}; all experts fit next to it\n", fits);
     }
     return fmt::format(
-        "{}; {} of {} experts of every layer fit beside it; {} stay on the host ({}), where a "
+        "{}; {} of {} experts of every layer fit next to it; {} stay on the host ({}), where a "
         "token reads {} if all are equally frequent\n",
         fits, placement.device_experts, placement.experts,
         placement.experts - placement.device_experts, FormatBytes(placement.host_bytes),

@@ -23,7 +23,7 @@ struct ModelResult {
 /// The token ids next to a sample model; empty if there are none. Errors: as ReadTokens.
 Result<std::vector<int32_t>> ReadSampleTokens(const std::string& model);
 
-/// Evaluates a model on held-out tokens, and lets it continue their beginning. Errors: those of
+/// Evaluates a model on held-out tokens, and lets it continue their beginning. Errors: as
 /// Model::Open, Perplexity, Generate and the tokenizer.
 Result<ModelResult> RunDemoModel(const Console& console, const Device& device,
                                  const std::string& path, std::span<const int32_t> tokens);

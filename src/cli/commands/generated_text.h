@@ -60,7 +60,8 @@ nlohmann::ordered_json GeneratedJson(const Console& console, const GeneratedText
                                      const Generated& generated, size_t prompt_tokens,
                                      const SamplingOptions& sampling);
 
-/// Says how tokens are chosen where generation_config.json says so, and what it asks for in vain.
+/// Says how tokens are chosen where generation_config.json says so, and what it asks for without
+/// effect.
 void SaySampling(Console& console, const ModelInfo& model, const SamplingOptions& sampling);
 
 /// Ends texts at tokens that a stop text names and that have no text of their own.

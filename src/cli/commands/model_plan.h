@@ -37,7 +37,7 @@ struct ModelPlan {
   int64_t routed_bytes = 0;       ///< device_bytes of routed experts.
 };
 
-/// A model in a device's memory: all of it, or as many experts of every layer as fit beside the
+/// A model in a device's memory: all of it, or as many experts of every layer as fit next to the
 /// rest, while the host keeps and computes the others.
 struct Placement {
   int64_t memory = 0;

@@ -19,7 +19,7 @@ namespace marlin::cli {
 struct PromptBatch {
   std::string file;  ///< For messages.
   std::vector<PromptLine> prompts;
-  GenerateOptions options;           ///< Those of the command.
+  GenerateOptions options;           ///< The command's.
   std::vector<std::string> stops;    ///< Texts that end a text.
   SpecialTokensArgument special;     ///< For prompts that are texts.
   const ChatPrompt* chat = nullptr;  ///< How those become messages; null where they do not.

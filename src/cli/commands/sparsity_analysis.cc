@@ -39,7 +39,7 @@ PruneLoss LossOf(const float* w, int64_t k) {
   return loss;
 }
 
-/// Every matrix [k, n] of a view [k, n] or [experts, k, n], whose strides may be those of its
+/// Every matrix [k, n] of a view [k, n] or [experts, k, n], with any strides, as of its
 /// transpose.
 PruneLoss LossOf(ThreadPool& pool, const TensorView& view) {
   const int64_t experts = view.rank() == 3 ? view.dim(0) : 1;

@@ -208,7 +208,7 @@ TEST_F(ModelC, WrongArgumentsAreNamed) {
   ExpectInvalid(Generate(), "stop_token_ids: NULL");
   options_.stop_token_count = 0;
   options_.size = 1;
-  ExpectInvalid(Generate(), "options: size 1 is not that of an initialised struct");
+  ExpectInvalid(Generate(), "options: size 1 is not the size of an initialized struct");
   options_.size = sizeof(options_);
   prompt_[0] = 1024;
   EXPECT_EQ(Generate(), MARLIN_INVALID_ARGUMENT);

@@ -41,7 +41,7 @@ struct Argument {
 };
 
 struct Kernel {
-  const char* name;  ///< host_name, else the function's.
+  const char* name;  ///< host_name, or the function's.
   const Argument* arguments;
   int argument_count;
   void (*run)();  ///< Runs the kernel as the current thread.

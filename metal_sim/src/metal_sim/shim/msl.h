@@ -1,5 +1,5 @@
 // The Metal Shading Language for clang++ on a host: included before every rewritten source, with
-// the flags of compile_flags.h. Behind it, the words of Metal that C++ lacks; nothing may be
+// the flags of compile_flags.h. After it, the words of Metal that C++ lacks; nothing may be
 // included after them.
 #pragma once
 
@@ -23,7 +23,7 @@
 #define METAL_PURE __attribute__((pure))
 #define METAL_INTERNAL static inline
 
-// The rewriter declares NAME__defined beside every function constant.
+// The rewriter declares NAME__defined with every function constant.
 #define is_function_constant_defined(NAME) (NAME##__defined)
 
 // One address space here; which pointer may point where is checked by type_check.h.

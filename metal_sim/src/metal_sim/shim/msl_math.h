@@ -300,7 +300,7 @@ METAL_SIM_INLINE constexpr auto abs(const A& operand) {
       operand);
 }
 
-/// `chosen` where the condition holds, else `other`: element by element for vectors.
+/// `chosen` where the condition holds, otherwise `other`: element by element for vectors.
 template <metal_sim::Operand A, metal_sim::Operand B, metal_sim::Operand C>
 METAL_SIM_INLINE constexpr auto select(const A& other, const B& chosen, const C& condition) {
   using Result = metal_sim::CommonType<A, B>;

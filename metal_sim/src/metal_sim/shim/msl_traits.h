@@ -129,7 +129,7 @@ struct is_scalar : bool_constant<is_arithmetic_v<T> || std::is_scalar_v<T>> {};
 template <typename T>
 inline constexpr bool is_scalar_v = is_scalar<T>::value;
 
-/// The scalar that a vector is made of, else the type itself.
+/// The scalar that a vector is made of, or the type itself.
 template <typename T>
 struct make_scalar {
   using type = metal_sim::Element<T>;

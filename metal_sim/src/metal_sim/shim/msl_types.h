@@ -12,7 +12,7 @@
 #include "metal_sim/shim/msl_bfloat.h"
 
 // Inside of the namespace of the rewritten source: names of `using namespace metal` appear where
-// both meet, beside the source's own functions and not hidden by them.
+// both meet, next to the source's own functions and not hidden by them.
 namespace metal_sim_program::metal {}
 namespace metal = metal_sim_program::metal;
 
@@ -45,7 +45,7 @@ template <IntegerScalar T>
 inline constexpr int kBits = 8 * sizeof(T);
 
 /// The type that both operands are converted to: their own if they agree (no promotion of short
-/// types), else C++'s.
+/// types), or C++'s.
 template <typename A, typename B>
 struct Unified {
   using type = decltype(A() + B());

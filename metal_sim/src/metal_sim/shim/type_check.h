@@ -28,7 +28,7 @@
 #define atomic_ulong metal_sim_atomic_ulong
 
 // Inside of the namespace of the rewritten source: names of `using namespace metal` appear where
-// both meet, beside the source's own functions and not hidden by them.
+// both meet, next to the source's own functions and not hidden by them.
 namespace metal_sim_program::metal {}
 namespace metal = metal_sim_program::metal;
 

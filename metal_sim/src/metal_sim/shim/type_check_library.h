@@ -10,7 +10,7 @@ mem_flags operator|(mem_flags left, mem_flags right);
 void threadgroup_barrier(mem_flags flags);
 void simdgroup_barrier(mem_flags flags);
 
-// Functions of elements: the operands' type. A scalar beside a vector stands for all elements.
+// Functions of elements: the operands' type. A scalar with a vector stands for all elements.
 #define METAL_SIM_DECLARE_1(NAME) \
   template <typename T>           \
   T NAME(T x);

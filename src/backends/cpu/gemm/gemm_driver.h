@@ -57,7 +57,7 @@ RowKernels RowKernelsOf(const KernelDesc& kernel, const GemmDesc& desc);
 const float* WidenBias(const GemmCall& call, float* target);
 
 /// Complete accumulators of some rows: gate[i * stride + c] is row i, column c; for GLU, `up` is
-/// the same for the up half, else null.
+/// the same for the up half, otherwise null.
 struct FinishedSums {
   const float* gate;
   const float* up;

@@ -10,7 +10,7 @@ namespace marlin::cpu::avx2 {
 
 namespace {
 
-/// Parameters of a weight beside its value and scale.
+/// Parameters of a weight other than its value and scale.
 enum class Shift { kNone, kZeros, kBiases };
 
 /// A KC block of one column block.

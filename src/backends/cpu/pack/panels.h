@@ -21,7 +21,7 @@
 //
 // 2:4 weights of 4 bits take 3/4 of that: 16 rows of 32 bytes of kept codes, then 16 rows of 16
 // bytes of metadata. Byte i of a row of codes has kept code i of the first 64 k in its low nibble
-// and kept code i of the other 64 k in its high one; the metadata is that of
+// and kept code i of the other 64 k in its high one; the metadata is as in
 // docs/formats/sparse_24.md. A code is stored XORed with the format's code of value 0, and the
 // value table is permuted to match, so that a pruned weight is code 0 in every format.
 //
@@ -55,7 +55,7 @@ constexpr int StoredBits(int panel_bits) {
   return IsSparse(panel_bits) ? CodeBits(panel_bits) / 2 + 1 : panel_bits;
 }
 
-/// Whether the codes of a format of 5 or 6 bits are kept as they are: those of integers, which need
+/// Whether the codes of a format of 5 or 6 bits are kept as they are: integers, which need
 /// no table.
 inline bool HasSplitPanels(Format format) {
   return format == Format::kInt6 || format == Format::kU6 || format == Format::kInt5 ||

@@ -76,7 +76,7 @@ MARLIN_SIMD_INLINE F LoadStored(const void* base, int64_t index) {
 }
 
 /// Widens `count` stored parameters from index `first` on, times a factor. Prefetches as many
-/// behind them: the parameters of the next KC block, or of the next column block, follow in memory,
+/// after them: the parameters of the next KC block, or of the next column block, follow in memory,
 /// and without the prefetch every KC block would stall for a DRAM latency.
 template <ScaleType kType>
 static void LoadGroups(const void* base, int64_t first, int64_t count, float factor, float* out) {
@@ -347,7 +347,7 @@ inline constexpr bool kFp8ByBytes = kLooksUpBytes && (kKind == Kind::kE4M3 || kK
 template <int kBits>
 struct SharedWords {
   I second[kParts];                 ///< The next slice, of a look-up of FP8.
-  SplitWords<kBits> split[kParts];  ///< Those of split codes.
+  SplitWords<kBits> split[kParts];  ///< The words of split codes.
 };
 
 /// Loads the words of slice kJ of a row unless they are there already: up to 4 bits, all four

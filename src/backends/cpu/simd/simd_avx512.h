@@ -73,7 +73,7 @@ MARLIN_SIMD_INLINE I AddWords(I a, I b) { return _mm512_add_epi32(a, b); }
 MARLIN_SIMD_INLINE F ToFloat(I v) { return _mm512_cvtepi32_ps(v); }
 MARLIN_SIMD_INLINE F AsFloat(I v) { return _mm512_castsi512_ps(v); }
 MARLIN_SIMD_INLINE I AsWords(F v) { return _mm512_castps_si512(v); }
-/// Lanes of a where `bits & mask` is zero, else of b.
+/// Lanes of a where `bits & mask` is zero, otherwise of b.
 MARLIN_SIMD_INLINE F SelectZero(I bits, I mask, F a, F b) {
   return _mm512_mask_blend_ps(_mm512_test_epi32_mask(bits, mask), a, b);
 }
@@ -148,7 +148,7 @@ MARLIN_SIMD_INLINE I ExpandKept(const uint8_t* kept, const uint8_t* metadata, in
   const I codes =
       _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x0f), _mm512_maskz_expand_epi8(first, packed),
                                 _mm512_maskz_expand_epi8(second, packed), kSelect);
-  // Byte k has the codes of k and k + 64; the code of k + 32 goes beside it.
+  // Byte k has the codes of k and k + 64; the code of k + 32 goes next to it.
   alignas(64) static constexpr uint8_t kInterleaved[64] = {
       0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
       11, 43, 12, 44, 13, 45, 14, 46, 15, 47, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53,

@@ -13,7 +13,7 @@ namespace marlin::cuda {
 namespace {
 
 /// Ok, or an error that names the call: kInternal for a refused capture or launch, which is a fault
-/// of this library, else kDeviceLost.
+/// of this library, otherwise kDeviceLost.
 Status Check(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return Status();
   (void)cudaGetLastError();  // Clears a non-sticky error, which the next call would report again.

@@ -9,8 +9,8 @@
 
 namespace marlin::cuda {
 
-/// Runs `enqueue` on a stream of the recording, waits, and captures it. Errors: those of `enqueue`
-/// and of the device. Null: the work cannot be captured; it has been done.
+/// Runs `enqueue` on a stream of the recording, waits, and captures it. Errors: from `enqueue`
+/// and from the device. Null: the work cannot be captured; it has been done.
 Result<std::unique_ptr<RecordedWork>> RecordGraph(
     const std::shared_ptr<DeviceHandle>& device,
     const std::function<Status(void* stream)>& enqueue);

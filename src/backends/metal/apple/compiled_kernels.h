@@ -22,7 +22,7 @@ class CompiledKernels {
   /// compiler's text; no such function; more threads than this GPU has registers for).
   Result<MTL::ComputePipelineState*> PipelineOf(const KernelLaunch& launch);
 
-  /// Whether the build's metallib is used; else the sources are compiled at run time.
+  /// Whether the build's metallib is used; otherwise the sources are compiled at run time.
   bool built() const { return built_.get() != nullptr; }
 
  private:

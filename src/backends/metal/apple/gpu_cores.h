@@ -11,7 +11,7 @@ struct CoreCount {
   const char* origin = "";  ///< "counted", "by name", "assumed"
 };
 
-/// Read from the I/O Registry; else the highest count of a chip of this name; else 8.
+/// Read from the I/O Registry; failing that, the highest count of a chip of this name, or 8.
 CoreCount CountCores(uint64_t registry_id, std::string_view name);
 
 }  // namespace marlin::metal

@@ -76,7 +76,7 @@ void PackWideChunks(int64_t chunks, StripCodes<uint32_t>& from, uint32_t* to) {
   }
 }
 
-/// The code of value 0 of 2:4 weights, with which their codes are XORed; else 0.
+/// The code of value 0 of 2:4 weights, with which their codes are XORed; 0 for others.
 uint32_t ZeroCodeOf(const QuantizedWeights& weights) {
   if (weights.spec.sparsity == Sparsity::kDense) return 0;
   return CodeOfZero(CodeValues(weights)).value_or(0);

@@ -28,7 +28,7 @@ static METAL_FUNC Output OutputAt(uint matrix, Output first, constant BatchParam
   return output;
 }
 
-/// `weights`, `input` and `output`: those of the first matrix.
+/// `weights`, `input` and `output`: of the first matrix.
 static METAL_FUNC BatchedMatrix MatrixAt(uint matrix, PackedWeights weights,
                                          device const uchar* input, Output output,
                                          constant BatchParameters& batch) {

@@ -12,12 +12,12 @@ MARLIN_SHARED int kMostMatrices = 16;  ///< In one launch.
 
 /// Strides are the bytes from matrix to matrix.
 struct BatchParameters {
-  Parameters product;  ///< The same for every matrix but for its global scale.
+  Parameters product;  ///< The same for every matrix except its global scale.
   MARLIN_INT64 codes;
   MARLIN_INT64 scales;
   MARLIN_INT64 extras;
   MARLIN_INT64 input;
-  MARLIN_INT64 output;  ///< Those of partials if the launch writes them.
+  MARLIN_INT64 output;  ///< The partials if the launch writes them.
   MARLIN_INT64 bias;
   MARLIN_INT64 row_weight;
   MARLIN_INT64 partials;

@@ -3,7 +3,7 @@
 //
 //   out[t, n] = sum over s of weights[t, s] * results[slot of (t, s), n], then the shared expert's
 //
-// SumExperts: one thread per output; the order of additions is that of the selections, in fp32,
+// SumExperts: one thread per output; added in the order of the selections, in fp32,
 // rounded once. Error model: top_k + 1 products and additions.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_COMBINE_EXPERTS_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_COMBINE_EXPERTS_H_

@@ -8,7 +8,7 @@
 // room for the largest n and the most tiles; a threadgroup beyond those that there are returns at
 // once, as one whose matrix is of another kind than the launch's. A row of A is the x of the slot's
 // token (`gathered`) or the slot's own row.
-// Main loops, order of additions and error models are those of gemv.h and gemm_direct.h, with one
+// Main loops, order of additions and error models are as in gemv.h and gemm_direct.h, with one
 // split of k: a row of ExpertGemv has the same bits however many rows there are.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_EXPERT_GEMM_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_EXPERT_GEMM_H_
@@ -57,7 +57,7 @@ static inline ExpertTile TileOf(ExpertBuffers buffers, uint3 group, ExpertParame
   const long first = gathered ? 0 : first_slot * p.input_stride;
   tile.input.data = buffers.input + first * (input_type == kElementF32 ? 4 : 2);
   tile.input.gather = buffers.tokens + first_slot;
-  // The second matrix of an expert, up, writes beside the first.
+  // The second matrix of an expert, up, writes next to the first.
   tile.out = buffers.out + first_slot * p.output_stride + long(group.z) * parts[kPartDown].k;
   tile.row = place.y;
   tile.rows = buffers.begin[place.x + 1] - first_slot;
@@ -88,7 +88,7 @@ static inline float WithBias(device const ExpertMatrix* matrix, int column, floa
   return has_bias ? sum + matrix->bias[column] : sum;
 }
 
-/// Stores the accumulator of (row, column), and if gated that of up, unless it is outside of the
+/// Stores the accumulator of (row, column), and if gated the one of up, unless it is outside of the
 /// expert's results.
 static inline void StoreExpert(ExpertTile tile, int row, int column, float sum, float up,
                                ExpertParameters p) {

@@ -100,7 +100,7 @@ struct ExpertParameters {
 #define MARLIN_BUFFER_TILES 2         // {expert, first row}; expert -1: there is no such tile.
 #define MARLIN_BUFFER_TOKENS 3        // Token of each slot.
 #define MARLIN_BUFFER_SLOT_OF 6       // Slot of each selection; -1: its expert is not here.
-#define MARLIN_BUFFER_RANKS 7         // Each selection's, among those of its expert in its block.
+#define MARLIN_BUFFER_RANKS 7         // Each selection's, among its expert's in its block.
 #define MARLIN_BUFFER_COUNTS 8        // [blocks][experts], then each block's first wrong selection.
 #define MARLIN_BUFFER_SLOT_WEIGHTS 7  // Routing weight of each selection.
 #define MARLIN_BUFFER_SCORES 8        // Score of each slot of the shared expert.

@@ -90,7 +90,7 @@ enum CodeKind {
 /// Element types in memory.
 enum ElementType { kElementF32, kElementBf16, kElementF16, kElementE8M0, kElementE4M3 };
 
-/// The second parameter of a group, beside its scale.
+/// The second parameter of a group, in addition to its scale.
 enum GroupExtra { kExtraNone, kExtraZeros, kExtraBiases };
 
 /// The run of k that is known to share a scale.

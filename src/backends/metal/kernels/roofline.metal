@@ -26,7 +26,7 @@ using namespace marlin::kernels;
 
 /// out[thread] = the sum of a lane's elements of kRooflineSums accumulator fragments after k
 /// multiply-accumulates of A and B. Each starts from a different value, so that the compiler cannot
-/// merge them. input: the value of all elements of A, that of B, kRooflineSums start values.
+/// merge them. input: the value of all elements of A, of B, kRooflineSums start values.
 [[kernel]] void marlin_roofline_multiply(device const float* input [[buffer(MARLIN_BUFFER_INPUT)]],
                                          device float* out [[buffer(MARLIN_BUFFER_OUTPUT)]],
                                          constant Parameters& p

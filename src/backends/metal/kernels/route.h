@@ -7,7 +7,7 @@
 //   select   top_k times: the largest key, ties to the lower expert
 //   weigh    scores of the selected experts, normalized and scaled, rounded once to fp32
 //
-// Ids and weights are those of a router in double precision (soft_double.h) under every compiler
+// Ids and weights equal a double-precision router's (soft_double.h) under every compiler
 // option. Reads of keys per lane: experts / 32, and again for each selection of its own.
 // Threadgroup memory: 13,312 bytes.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_ROUTE_H_

@@ -36,7 +36,7 @@ static inline RouterRow RowAt(device int* ids, device float* weights,
   RouteRow(scratch, RowAt(ids, weights, choice_bias, error, row, p), lane, p);
 }
 
-/// Sums of a row over the chunks first_chunk, first_chunk + step, ... of a strip: those of the two
+/// Sums of a row over the chunks first_chunk, first_chunk + step, ... of a strip, for the two
 /// experts of a lane.
 static METAL_FUNC float2 SumsOfStrip(Strip strip, Input input, int row, int first_chunk, int step,
                                      ushort lane, Parameters p) {

@@ -1,6 +1,6 @@
 // SortExperts: a stable counting sort of selections by expert, and the tiles of the experts' GEMMs.
 //
-//   rank     per block of 256 selections: each one's rank among those of its expert, and counts
+//   rank     per block of 256 selections: each one's rank among its expert's, and counts
 //            [blocks][experts]
 //   scan     one threadgroup: counts become offsets of blocks, then the first slots and tiles of
 //   the

@@ -37,7 +37,7 @@ struct PlannedPass {
 ExpertArrays LayOutArrays(const PlannedPass& planned, const LayerExperts& layer,
                           const ExpertTable& table, std::byte* workspace);
 
-/// The launches of a pass over tokens whose operands are those of `call`, in order: sort, gate and
+/// The launches of a pass over tokens with the operands of `call`, in order: sort, gate and
 /// up, activation where it is not part of them, down, sum. `error` is written by the sort.
 std::vector<KernelLaunch> ExpertLaunches(const PlannedPass& planned, const ExpertsProblem& problem,
                                          const LayerExperts& layer, const ExpertTable& table,

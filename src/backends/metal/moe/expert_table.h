@@ -36,7 +36,7 @@ class ExpertTable {
   std::span<const MatrixGroup> down_groups() const { return down_; }
   /// The gate of the shared expert: one group, or none.
   std::span<const MatrixGroup> score_groups() const { return score_; }
-  /// Columns of the rows between the two steps: those of gate | up where not every gate is
+  /// Columns of the rows between the two steps: the columns of gate | up where not every gate is
   /// multiplied with its up at once. A multiple of 4, so that rows are aligned.
   int64_t inner_stride() const { return inner_stride_; }
   /// The largest inner of the experts whose activation is a launch of its own; 0: there are none.

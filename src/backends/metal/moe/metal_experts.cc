@@ -14,7 +14,7 @@ namespace marlin::metal {
 namespace {
 
 /// Checks that the device supports the GEMM of every matrix. The kernels of experts compute as
-/// those of `select` do.
+/// the selected ones do.
 Status CheckGemms(const ExpertsProblem& problem, const LayerExperts& layer,
                   const SelectGemm& select) {
   std::vector<GemmDesc> checked;

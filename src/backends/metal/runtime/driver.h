@@ -104,7 +104,7 @@ class Driver {
     const Status status = Run(launches, stream);
     return status.ok() ? check() : status;
   }
-  /// Waits for all work on the stream; null: on every stream. Errors: those of the work.
+  /// Waits for all work on the stream; null: on every stream. Errors: from the work.
   virtual Status Synchronize(void* stream) = 0;
   /// false: Run may return before its work completes.
   virtual bool calls_block() const = 0;

@@ -268,7 +268,7 @@ class CtFinder {
     };
   }
 
-  /// Weights with these scales and zeros; zeros count from the middle, but for unsigned formats.
+  /// Weights with these scales and zeros; zeros count from the middle, except for unsigned formats.
   RowWeights Rows(Format format) const {
     RowWeights rows;
     rows.spec = {.format = format,

@@ -29,7 +29,7 @@ class CtTransforms {
   Result<int64_t> HadamardOf(const std::string& base, int64_t k) const;
 
   /// Removes the transforms' matrices, which are known, from the tensors of a checkpoint. Errors:
-  /// those of ReplaceTensors.
+  /// from ReplaceTensors.
   Status DropMatrices(TensorStore* store) const;
 
   bool rotates_inputs() const { return !inputs_.empty(); }

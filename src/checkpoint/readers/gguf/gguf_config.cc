@@ -19,8 +19,8 @@ namespace {
 
 constexpr double kTheta = 10000;
 
-/// Keys after the architecture that are read here, or that the tensors' shapes repeat, beyond those
-/// of gguf_keys.h. Those of RoPE are kGgufRopeKeys.
+/// Keys after the architecture that are read here, or that the tensors' shapes repeat, beyond
+/// gguf_keys.h and kGgufRopeKeys.
 constexpr std::string_view kOtherKeys[] = {
     "attention.causal",
     "attention.key_length",

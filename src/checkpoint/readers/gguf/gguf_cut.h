@@ -10,11 +10,11 @@ namespace marlin {
 
 /// How a text is cut into pieces before the merges of a BPE.
 struct GgufCut {
-  /// In turn, each within the pieces of the ones before; what no match covers is a piece, too.
+  /// In turn, each within the pieces of earlier ones; what no match covers is a piece, too.
   std::vector<std::string> patterns;
   bool whole_words = false;  ///< A piece that is a token is not merged from parts.
   bool composed = false;     ///< The text is first brought to Unicode's NFC.
-  /// Merges join characters, and bytes only where a character is no token; else all are bytes.
+  /// Merges join characters, and bytes only where a character is no token; otherwise all are bytes.
   bool characters = false;
   bool marks_spaces = false;  ///< Spaces become U+2581; only with `characters`.
 

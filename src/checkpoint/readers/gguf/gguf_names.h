@@ -49,7 +49,7 @@ std::optional<std::string> GgufInterleavedPartner(const GgufArchitecture& archit
                                                   std::string_view name);
 
 /// Row r of a head of `head_dim` rows is stored at this row: llama's converter puts the two rows
-/// that RoPE rotates together beside each other, Hugging Face half a head apart.
+/// that RoPE rotates together next to each other, Hugging Face half a head apart.
 constexpr int64_t HeadRow(int64_t row, int64_t head_dim) {
   const int64_t head = row / head_dim * head_dim;
   const int64_t in_head = row % head_dim;

@@ -43,9 +43,9 @@ class GgufTensorList {
   Result<std::vector<float>> Floats(const GgufFileTensor& tensor) const;
   /// Sets the size of the rows, and their order.
   Status SetRows(const GgufFileTensor& tensor, GgufRows* rows) const;
-  /// The names of the fp32 factors of NVFP4, which lie in tensors beside it.
+  /// The names of the fp32 factors of NVFP4, which lie in tensors of their own.
   static std::vector<std::string> ScaleNames(const GgufFileTensor& tensor);
-  /// The factors of NVFP4 beside a tensor; empty: none.
+  /// The factors of an NVFP4 tensor; empty: none.
   Result<std::vector<float>> FactorsOf(const GgufFileTensor& tensor) const;
 
   Status Fail(const std::string& message, Code code = Code::kMalformedFile) const;

@@ -1,4 +1,4 @@
-// ONNX models: initializers, in the file or beside it, and the nodes that say how those are
+// ONNX models: initializers, in the file or next to it, and the nodes that say how those are
 // quantized (onnx_weights.h).
 #include <fmt/core.h>
 

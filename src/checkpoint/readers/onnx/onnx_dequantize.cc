@@ -21,7 +21,7 @@ namespace {
 /// How the codes of an integer type are held: value = code - offset.
 struct Held {
   Format format = Format::kU8;
-  int offset = 0;    ///< That of int2 is -2, its lowest value.
+  int offset = 0;    ///< -2 for int2, its lowest value.
   uint8_t flip = 0;  ///< Two's complement of the source to our codes.
 };
 

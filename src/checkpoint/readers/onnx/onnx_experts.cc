@@ -37,8 +37,8 @@ struct OnnxExperts {
   const OnnxSource* codes = nullptr;
   const OnnxSource* scales = nullptr;
   const OnnxSource* zeros = nullptr;  ///< Null: none.
-  bool zeros_along_n = false;         ///< Without blocks zeros are packed along n, else along k.
-  int64_t block_rows = 1;             ///< Rows that share a scale.
+  bool zeros_along_n = false;  ///< Without blocks zeros are packed along n, otherwise along k.
+  int64_t block_rows = 1;      ///< Rows that share a scale.
   WeightsSpec spec;
 
   int64_t ZeroRows() const { return zeros_along_n ? spec.experts : spec.experts * spec.n; }

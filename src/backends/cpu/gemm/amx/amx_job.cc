@@ -9,7 +9,7 @@
 namespace marlin::cpu {
 namespace {
 
-/// Rows of an MC block: their packed tiles of one KC block (256 KiB) stay in L2 beside the
+/// Rows of an MC block: their packed tiles of one KC block (256 KiB) stay in L2 with the
 /// accumulators of a task.
 constexpr int64_t kRowsPerPass = 512;
 /// Maximum 16-column blocks per task: 32 blocks x 512 rows of fp32 accumulators are 1 MiB of L2.

@@ -21,7 +21,7 @@
 
 namespace marlin::cpu::amx {
 
-/// KC: k per decoded panel. 2 blocks x 256 k x 2 bytes = 16 KiB stay in L1 beside the B tiles.
+/// KC: k per decoded panel. 2 blocks x 256 k x 2 bytes = 16 KiB stay in L1 with the B tiles.
 inline constexpr int64_t kMaxPanelK = 256;
 inline constexpr int64_t kPanelBytes = 2 * kBlockRows * kMaxPanelK * 2;
 inline constexpr int64_t kTileM = 16;
