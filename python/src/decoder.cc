@@ -20,6 +20,7 @@
 #include "model/decoder_config.h"
 #include "recipe/decoder_shape.h"
 #include "recipe/decoder_tensors.h"
+#include "recipe/mixer.h"
 #include "recipe/stored_layout.h"
 #include "recipe/typed_config.h"
 #include "registrations.h"
@@ -43,8 +44,8 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["top_k"] = shape.top_k;
   dict["tied"] = shape.tied;
   dict["qkv_bias"] = shape.qkv_bias;
-  dict["latent"] = config.latent();
-  dict["latent_epsilon"] = kLatentEpsilon;
+  dict["latent"] = config.family->mixer == MixerKind::kLatentAttention;
+  dict["latent_epsilon"] = ParametersOf(config.family->mixer).NormEpsilon();
   dict["sparse"] = sparse;
   dict["windows"] = config.windows;
   dict["inverse_frequencies"] = config.rotary.inverse_frequencies;

@@ -22,9 +22,10 @@ namespace marlin {
 /// and all matrices that multiply it, quantized or not, are multiplied by them, so that the model's
 /// results stay the same:
 ///
-///   - a norm, and q, k and v; a layer's router, gates and ups; MLA's second projections; the head;
+///   - a norm, and the matrices of its input: a mixer's projections, a layer's router, gates and
+///     ups, the head;
 ///   - the rows of up, and down, unless the GLU clamps up (gpt-oss);
-///   - the rows of v, and the output projection; heads that share a v (GQA) share its scales.
+///   - the rows of v, and a mixer's output projection; heads that share a v (GQA) share its scales.
 class AwqScaler final : private InputVisitor {
  public:
   /// `plan` of the directory's checkpoint, and `texts` (calibration_text.h) must outlive this.

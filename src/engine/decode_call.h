@@ -11,7 +11,7 @@
 namespace marlin {
 
 /// Steps of a pass, at most: a power of two, as all are. More save little, because the host's work
-/// between passes is then small beside the steps, and a sequence that ends wastes the rest.
+/// between passes is then small compared with the steps, and a sequence that ends wastes the rest.
 inline constexpr int64_t kMostDecodeSteps = 8;
 
 /// The arguments of Model::Decode.
@@ -24,8 +24,8 @@ struct DecodeCall {
 };
 
 /// Runs a checked call, whose sequences the caller has claimed. `steps_run`, if not null: the steps
-/// that the device ran, those behind the end of all sequences included. Errors: those of the
-/// operations; the sequences have then grown by `counts`.
+/// that the device ran, including steps after the end of all sequences. Errors: as the operations;
+/// the sequences have then grown by `counts`.
 Status RunDecode(const Model::Impl& model, const DecodeCall& call, int64_t* steps_run = nullptr);
 
 }  // namespace marlin

@@ -12,7 +12,7 @@
 
 namespace marlin {
 
-/// The texts of the files beside a config.json that say so; empty: there is no such file.
+/// The texts of the files next to a config.json that say so; empty: there is no such file.
 struct GenerationFiles {
   std::string generation_config;
   std::string tokenizer_config;
@@ -20,7 +20,7 @@ struct GenerationFiles {
 };
 
 struct GenerationDefaults {
-  /// Those of all files together.
+  /// The ids of all files together.
   std::vector<int32_t> eos_token_ids;
   /// Greedy unless the files ask for samples.
   SamplingOptions sampling;

@@ -17,14 +17,14 @@ struct ModelDirectory {
   DecoderConfig config;
 };
 
-/// Errors: those of Model::Open that do not depend on a device.
+/// Errors: as Model::Open, where they do not depend on a device.
 Result<ModelDirectory> OpenModelDirectory(const std::string& path,
                                           const CheckpointOptions& options = {});
 
 /// The identity of a model, as recorded in its prepared-weight files.
 std::string PreparedSource(const Checkpoint& checkpoint);
 
-/// Opens a prepared-weight file for a model and a device. Errors: those of PreparedFile::Open;
+/// Opens a prepared-weight file for a model and a device. Errors: as PreparedFile::Open;
 /// kInvalidArgument for weights of another model or device.
 Result<std::shared_ptr<const PreparedFile>> OpenPrepared(const std::string& file,
                                                          const Checkpoint& checkpoint,
@@ -41,7 +41,7 @@ int64_t MemoryOf(const Device& device, int64_t limit);
 std::string DescribeMemory(const Device& device, int64_t limit);
 
 /// The bytes that a device leaves for the KV cache of a checkpoint's model, of whose weights
-/// `elsewhere` bytes are not on it and which takes `more` bytes beside them. `limit`:
+/// `elsewhere` bytes are not on it and which takes `more` bytes in addition. `limit`:
 /// ModelOptions::device_memory. Errors: kOutOfMemory if all that does not fit.
 Result<int64_t> BytesForCache(const Checkpoint& checkpoint, const Device& device, int64_t limit,
                               int64_t elsewhere, int64_t more);

@@ -30,7 +30,7 @@ struct MatrixRequest {
 };
 
 /// Matrices that take the place of a checkpoint's: by tensor name, and expert for tensors that
-/// stack them, else -1.
+/// stack them, otherwise -1.
 using ReplacedMatrices = std::map<std::pair<std::string, int64_t>, QuantizedWeights>;
 
 /// Seconds that the matrices of projections spent in each stage of a load.
@@ -52,7 +52,7 @@ class WeightSource {
   /// From here on loads these instead; they must outlive this.
   void Replace(const ReplacedMatrices* replaced) { replaced_ = replaced; }
 
-  /// From here on prepares weights for this device, which must outlive this, too.
+  /// Prepares the following weights for this device, which must outlive the source.
   void PrepareFor(const Device& device) { device_ = &device; }
 
   /// True when a weight of this name exists, plain or quantized.
