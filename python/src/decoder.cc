@@ -15,6 +15,7 @@
 
 #include "checkpoint/module_tensors.h"
 #include "core.h"
+#include "engine/mixers/latent_attention/latent_attention.h"
 #include "layout/join_columns.h"
 #include "layout/slice_expert.h"
 #include "model/decoder_config.h"
@@ -43,7 +44,7 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["top_k"] = shape.top_k;
   dict["tied"] = shape.tied;
   dict["qkv_bias"] = shape.qkv_bias;
-  dict["latent"] = config.latent();
+  dict["latent"] = config.family->mixer == MixerKind::kLatentAttention;
   dict["latent_epsilon"] = kLatentEpsilon;
   dict["sparse"] = sparse;
   dict["windows"] = config.windows;

@@ -45,11 +45,10 @@ class Products {
  private:
   Status RunPass(int64_t rows) {
     for (const DecoderLayer& layer : impl_.decoder.layers) {
-      for (const Projection* projection :
-           {&layer.attention.qkv, &layer.attention.out, &layer.latent.q, &layer.latent.q_a,
-            &layer.latent.q_b, &layer.latent.kv_a, &layer.latent.out}) {
-        MARLIN_RETURN_IF_ERROR(Multiply(*projection, rows));
+      for (const Projection& projection : layer.mixer.projections) {
+        MARLIN_RETURN_IF_ERROR(Multiply(projection, rows));
       }
+      MARLIN_RETURN_IF_ERROR(Multiply(layer.mixer.out, rows));
       MARLIN_RETURN_IF_ERROR(RunMlp(layer.mlp, rows));
       MARLIN_RETURN_IF_ERROR(RunExperts(layer.experts, rows));
     }

@@ -11,22 +11,21 @@
 namespace marlin {
 namespace {
 
-/// Fetches the inputs of MLA's second projections.
-class LatentObserver final : public InputObserver {
+/// Fetches the inputs that a mixer computes for its projections.
+class InnerInputs final : public InputObserver {
  public:
-  LatentObserver(const Pass& pass, FunctionRef<Status(const TensorView&, HostRows*)> fetch,
-                 InputRows* inputs)
+  InnerInputs(const Pass& pass, FunctionRef<Status(const TensorView&, HostRows*)> fetch,
+              InputRows* inputs)
       : pass_(pass), fetch_(fetch), inputs_(inputs) {}
 
-  Status AddLatent(const TensorView* query, const TensorView& key) override {
-    if (query != nullptr) MARLIN_RETURN_IF_ERROR(fetch_(*query, &(*inputs_)[kQuerySlot]));
-    const int64_t rows = key.dim(0);
-    const int64_t width = key.dim(1);
+  Status Add(size_t input, const TensorView& all) override {
+    const int64_t rows = all.dim(0);
+    const int64_t width = all.dim(1);
     MARLIN_ASSIGN_OR_RETURN(const MutableTensorView packed,
                             pass_.arena.Take(DType::kF32, {rows, 1, width}));
-    const TensorView heads(key.data(), DType::kF32, {rows, 1, width}, {key.stride(0), width, 1});
+    const TensorView heads(all.data(), DType::kF32, {rows, 1, width}, {all.stride(0), width, 1});
     MARLIN_RETURN_IF_ERROR(Convert(pass_.device, heads, packed, pass_.stream()));
-    return fetch_(packed, &(*inputs_)[kLatentSlot]);
+    return fetch_(packed, &(*inputs_)[input]);
   }
 
  private:
@@ -72,8 +71,7 @@ Status LayerRun::Load(const LayerSource& source, int64_t layer, Half half, bool 
   DecoderLayer& own = decoder_.layers.front();
   if (attention) {
     own.input_norm = std::move(loaded.input_norm);
-    own.attention = std::move(loaded.attention);
-    own.latent = std::move(loaded.latent);
+    own.mixer = std::move(loaded.mixer);
     own.attention_out_norm = std::move(loaded.attention_out_norm);
   } else {
     own.mlp_norm = std::move(loaded.mlp_norm);
@@ -152,7 +150,7 @@ Status LayerRun::EndHalf(Pass& pass, Half half, float* hidden) {
   return DownloadHidden(pass, hidden);
 }
 
-Status LayerRun::DownloadHidden(const Pass& pass, float* hidden) {
+Status LayerRun::DownloadHidden(Pass& pass, float* hidden) {
   MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
   MARLIN_RETURN_IF_ERROR(device_.Synchronize());
   return arena_.Download(pass.values.hidden, hidden);
@@ -160,11 +158,9 @@ Status LayerRun::DownloadHidden(const Pass& pass, float* hidden) {
 
 Status LayerRun::Attend(Pass& pass, Depth depth, InputRows* inputs) {
   const auto fetch = [this](const TensorView& view, HostRows* rows) { return Fetch(view, rows); };
-  LatentObserver observer(pass, fetch, inputs);
+  InnerInputs observer(pass, fetch, inputs);
   if (inputs != nullptr) pass.inputs = &observer;
-  MARLIN_RETURN_IF_ERROR(decoder_.config.latent() ? RunLatentProject(pass, 0)
-                                                  : RunProject(pass, 0));
-  return depth == Depth::kLatent ? Status() : RunAttention(pass, 0);
+  return RunMixer(pass, 0, depth == Depth::kInner);
 }
 
 Status LayerRun::Run(Half half, const WindowChunk& chunk, Depth depth, float* hidden,
@@ -184,7 +180,7 @@ Status LayerRun::Run(Half half, const WindowChunk& chunk, Depth depth, float* hi
       return DownloadHidden(pass, hidden);
     }
     MARLIN_RETURN_IF_ERROR(attention ? Attend(pass, depth, inputs) : RunGateUp(pass, 0));
-    if (depth == Depth::kLatent) return {};
+    if (depth == Depth::kInner) return {};
     const MutableTensorView& last = attention ? pass.values.mixed : pass.values.inner;
     if (inputs != nullptr) MARLIN_RETURN_IF_ERROR(Fetch(last, &(*inputs)[kLastSlot]));
     return depth == Depth::kLast ? Status() : EndHalf(pass, half, hidden);

@@ -1,8 +1,8 @@
 // Runs one layer of a decoder over hidden states in host memory, up to the inputs of its matrices.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -40,14 +40,14 @@ struct WindowChunk {
   std::vector<int64_t> windows;  ///< Lengths in tokens; every window begins at position 0.
 };
 
-/// The inputs of the matrices in half a layer, by slot; empty where it has none.
-using InputRows = std::array<HostRows, kInputSlots>;
+/// The inputs of the matrices in half a layer.
+using InputRows = std::map<InputSlot, HostRows>;
 
 class LayerRun {
  public:
-  /// How far half a layer runs: to the normalized hidden states, the inputs of MLA's second
-  /// projections, the input of the half's last projection, or the end.
-  enum class Depth { kNormed, kLatent, kLast, kAll };
+  /// How far half a layer runs: to the normalized hidden states, the inputs that a mixer
+  /// computes for its projections, the input of the half's last projection, or the end.
+  enum class Depth { kNormed, kInner, kLast, kAll };
 
   /// A layer whose halves are yet to be loaded. Errors: as PagePool::Make.
   static Result<std::unique_ptr<LayerRun>> Make(const Device& device, const DecoderConfig& config,
@@ -77,7 +77,7 @@ class LayerRun {
   Status Attend(Pass& pass, Depth depth, InputRows* inputs);
   Status Fetch(const TensorView& view, HostRows* rows);
   Status EndHalf(Pass& pass, Half half, float* hidden);
-  Status DownloadHidden(const Pass& pass, float* hidden);
+  Status DownloadHidden(Pass& pass, float* hidden);
 
   Device device_;
   Decoder decoder_;

@@ -81,7 +81,8 @@ Status LayerWalk::RunLayer(int64_t layer, InputVisitor& visitor) {
     }
     runs_.push_back(std::move(run));
   }
-  const LayerInputs inputs = DescribeInputs(directory_.config, original_source_.Tensors(layer));
+  const LayerInputs inputs =
+      DescribeInputs(directory_.config, layer, original_source_.Tensors(layer));
   MARLIN_RETURN_IF_ERROR(RunHalf(Half::kAttention, inputs.attention, visitor));
   return inputs.experts.empty() ? RunHalf(Half::kMlp, inputs.mlp, visitor)
                                 : RunExperts(inputs, visitor);
@@ -92,11 +93,12 @@ Status LayerWalk::Reload(Half half) {
 }
 
 Status LayerWalk::RunHalf(Half half, std::span<const MatrixInput> inputs, InputVisitor& visitor) {
-  MARLIN_RETURN_IF_ERROR(RunStage(half, Depth::kNormed, inputs.first(1), visitor));
-  inputs = inputs.subspan(1);
+  if (inputs.front().slot == kNormedSlot) {
+    MARLIN_RETURN_IF_ERROR(RunStage(half, Depth::kNormed, inputs.first(1), visitor));
+    inputs = inputs.subspan(1);
+  }
   if (two() && inputs.size() > 1) {
-    MARLIN_RETURN_IF_ERROR(
-        RunStage(half, Depth::kLatent, inputs.first(inputs.size() - 1), visitor));
+    MARLIN_RETURN_IF_ERROR(RunStage(half, Depth::kInner, inputs.first(inputs.size() - 1), visitor));
     inputs = inputs.last(1);
   }
   return RunStage(half, Depth::kAll, inputs, visitor);

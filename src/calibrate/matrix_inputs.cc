@@ -5,6 +5,8 @@
 #include <span>
 #include <utility>
 
+#include "recipe/mixer.h"
+
 namespace marlin {
 namespace {
 
@@ -48,43 +50,32 @@ void ProduceByOutputs(const LinearTensors& linear, const std::vector<int64_t>& o
   }
 }
 
-/// Grouped-query attention: heads that share a v share its outputs.
-std::vector<MatrixInput> GroupedInputs(const Dimensions& shape, const LayerTensors& tensors) {
-  MatrixInput normed = InputAt(kNormedSlot, shape.hidden, tensors.attention.qkv);
-  ProduceByNorm(tensors.input_norm, &normed);
-  const LinearTensors& out = tensors.attention.out;
-  MatrixInput mixed = InputAt(kLastSlot, out.in, {&out, 1});
-  // The last outputs, of v's own matrix or of one that holds q, k and v.
-  const LinearTensors& last = tensors.attention.qkv.back();
-  const int64_t first = last.out - shape.kv_heads * shape.head_dim;
-  const int64_t heads_per_v = shape.heads / shape.kv_heads;
-  std::vector<int64_t> outputs;
-  for (int64_t k = 0; k < out.in; ++k) {
-    const int64_t v = k / shape.head_dim / heads_per_v;
-    outputs.push_back(first + v * shape.head_dim + k % shape.head_dim);
-  }
-  ProduceByOutputs(last, outputs, &mixed);
-  return {std::move(normed), std::move(mixed)};
+void ProduceBySource(const InputSource& source, MatrixInput* input) {
+  if (source.norm.present()) ProduceByNorm(source.norm, input);
+  if (source.linear.present()) ProduceByOutputs(source.linear, source.outputs, input);
 }
 
-std::vector<MatrixInput> LatentInputs(const Dimensions& shape, const LayerTensors& tensors) {
-  const LatentAttentionTensors& latent = tensors.latent;
-  const LinearTensors first[] = {latent.q, latent.q_a, latent.kv_a};
-  std::vector<MatrixInput> inputs = {InputAt(kNormedSlot, shape.hidden, first)};
-  ProduceByNorm(tensors.input_norm, &inputs.back());
-  if (latent.q_b.present()) {
-    inputs.push_back(InputAt(kQuerySlot, latent.q_b.in, {&latent.q_b, 1}));
-    ProduceByNorm(latent.q_a_norm, &inputs.back());
+/// The inputs of a layer's mixer, in the order in which it computes them.
+std::vector<MatrixInput> MixerInputs(const DecoderConfig& config, int64_t layer,
+                                     const LayerTensors& tensors) {
+  const MixerTensors& mixer = tensors.mixer;
+  std::vector<InputSource> sources = {{tensors.input_norm, {}, {}}};
+  for (InputSource& source : ParametersOf(config.mixer(layer)).Sources(config.shape, mixer)) {
+    sources.push_back(std::move(source));
   }
-  inputs.push_back(InputAt(kLatentSlot, latent.kv_b.in, {&latent.kv_b, 1}));
-  ProduceByNorm(latent.kv_a_norm, &inputs.back());
-  inputs.push_back(InputAt(kLastSlot, latent.out.in, {&latent.out, 1}));
-  std::vector<int64_t> values;
-  for (int64_t head = 0; head < shape.heads; ++head) {
-    const int64_t value = head * (shape.nope_dim + shape.v_dim) + shape.nope_dim;
-    for (int64_t i = 0; i < shape.v_dim; ++i) values.push_back(value + i);
+  std::vector<MatrixInput> inputs;
+  for (InputSlot slot = 0; slot + 1 < sources.size(); ++slot) {
+    std::vector<LinearTensors> linears;
+    for (const ProjectionTensors& projection : mixer.projections) {
+      if (projection.input != slot) continue;
+      linears.insert(linears.end(), projection.layers.begin(), projection.layers.end());
+    }
+    if (linears.empty()) continue;
+    inputs.push_back(InputAt(slot, linears.front().in, linears));
+    ProduceBySource(sources[slot], &inputs.back());
   }
-  ProduceByOutputs(latent.kv_b, values, &inputs.back());
+  inputs.push_back(InputAt(kLastSlot, mixer.out.in, {&mixer.out, 1}));
+  ProduceBySource(sources.back(), &inputs.back());
   return inputs;
 }
 
@@ -143,12 +134,7 @@ std::vector<LayerMatrix> LayerMatrices(const LayerTensors& tensors) {
     for (const LinearTensors& linear : mlp.gate_up) add(linear, Half::kMlp);
     add(mlp.down, Half::kMlp);
   };
-  for (const LinearTensors& linear : tensors.attention.qkv) add(linear, Half::kAttention);
-  const LatentAttentionTensors& latent = tensors.latent;
-  for (const LinearTensors& linear : {tensors.attention.out, latent.q, latent.q_a, latent.q_b,
-                                      latent.kv_a, latent.kv_b, latent.out}) {
-    add(linear, Half::kAttention);
-  }
+  for (const LinearTensors& linear : tensors.mixer.Linears()) add(linear, Half::kAttention);
   add_mlp(tensors.mlp);
   const ExpertsTensors& experts = tensors.experts;
   for (const MlpTensors& mlp : experts.each) add_mlp(mlp);
@@ -161,10 +147,10 @@ std::vector<LayerMatrix> LayerMatrices(const LayerTensors& tensors) {
   return matrices;
 }
 
-LayerInputs DescribeInputs(const DecoderConfig& config, const LayerTensors& tensors) {
+LayerInputs DescribeInputs(const DecoderConfig& config, int64_t layer,
+                           const LayerTensors& tensors) {
   LayerInputs inputs;
-  inputs.attention =
-      config.latent() ? LatentInputs(config.shape, tensors) : GroupedInputs(config.shape, tensors);
+  inputs.attention = MixerInputs(config, layer, tensors);
   const ExpertsTensors& experts = tensors.experts;
   std::vector<LinearTensors> first = tensors.mlp.gate_up;
   if (experts.router.present()) {

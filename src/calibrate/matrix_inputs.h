@@ -40,14 +40,10 @@ struct InputProducer {
   std::vector<int64_t> elements;
 };
 
-/// The number of an input in its half of a layer.
-enum InputSlot : uint8_t {
-  kNormedSlot,  ///< Normalized hidden states, for the first matrices.
-  kQuerySlot,   ///< MLA: for q_b.
-  kLatentSlot,  ///< MLA: for kv_b.
-  kLastSlot,    ///< For the last matrix.
-  kInputSlots,
-};
+/// The number of an input in its half of a layer: ProjectionTensors::input, or kLastSlot.
+using InputSlot = size_t;
+inline constexpr InputSlot kNormedSlot = 0;       ///< Normalized hidden states.
+inline constexpr InputSlot kLastSlot = SIZE_MAX;  ///< For the last matrix.
 
 /// An input [tokens, k] of some matrices.
 struct MatrixInput {
@@ -75,7 +71,7 @@ struct LayerInputs {
   std::vector<MatrixInput> mlp;         ///< With experts, only the first.
   std::vector<ExpertMatrices> experts;  ///< The shared ones first; empty in a dense layer.
 };
-LayerInputs DescribeInputs(const DecoderConfig& config, const LayerTensors& tensors);
+LayerInputs DescribeInputs(const DecoderConfig& config, int64_t layer, const LayerTensors& tensors);
 /// The input of a head with a table of its own.
 MatrixInput HeadInput(const Dimensions& shape);
 

@@ -131,7 +131,7 @@ class BatchGeneration {
   /// while there is room.
   Status Plan() {
     int64_t prefill = prefill_tokens_;
-    // Each running text may feed one token; so many more have room.
+    // Each running text may feed one token; this is the room beyond that.
     int64_t room = pass_tokens_ - static_cast<int64_t>(running_.size());
     const auto choose = [&](Text& text) {
       const int64_t left = text.left();

@@ -10,11 +10,11 @@
 #include "base/errors.h"
 #include "base/macros.h"
 #include "base/printable.h"
-#include "engine/expand.h"
 #include "engine/kv_cache.h"
 #include "marlin/expert_placement.h"
 #include "marlin/routing.h"
 #include "model/layers.h"
+#include "model/mixer.h"
 #include "ops/device/device.h"
 
 namespace marlin {
@@ -131,7 +131,7 @@ class Chooser {
     if (available == 0) return experts;
     MARLIN_ASSIGN_OR_RETURN(const DType cache_type, CacheType(options_));
     const int64_t others = WeightBytes(checkpoint_, device_) - experts +
-                           LatentBytes(config_, options_, cache_type, device_);
+                           MixerBytes(SettingOf(device_, config_, options_, cache_type));
     const int64_t cache = SaturatingProduct(CacheTokenBytes(config_, cache_type),
                                             std::min(config_.max_positions, kReservedTokens));
     if (cache <= available - others) return available - others - cache;

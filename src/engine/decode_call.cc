@@ -9,7 +9,6 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
-#include "engine/expand.h"
 #include "engine/forward_call.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
@@ -61,8 +60,8 @@ class DecodeLoop {
            decoder->Has(DecoderOperation::kAdvanceTokens) && model_.decoder.host_experts == 0;
   }
 
-  /// The steps of the next pass: as many as all sequences have room for, with the bits of as many
-  /// passes of one step. With more than one, the pages are reserved.
+  /// The steps of the next pass: a number that all sequences have room for and that gives the same
+  /// bits as passes of one step. With more than one, the pages are reserved.
   int64_t StepsOfPass() {
     const auto rows = static_cast<int64_t>(running_.size());
     const int64_t most_rows = std::min({RecordedSteps::kMostRows, kPassTokens,
@@ -79,24 +78,29 @@ class DecodeLoop {
   }
 
   /// Whether every step of a pass has the kernels and shapes of a pass of one step: the same block
-  /// tables, which decide how attention splits its keys, and no expanded latents.
+  /// tables, which decide how attention splits its keys, and no expanded pages.
   bool HasShapesOfOne(int64_t steps) const {
     for (size_t group = 0; group < model_.pool->groups(); ++group) {
       if (BlocksOf(group, steps) != BlocksOf(group, 1)) return false;
     }
-    if (!model_.decoder.config.latent()) return true;
     std::vector<PassSequence> sequences;
     for (int64_t step = 1; step <= steps; ++step) {
       sequences.clear();
       for (const int32_t input : running_) {
         sequences.push_back({1, CacheOf(input).length() + step});
       }
-      if (ExpandsLatents(model_.device, model_.decoder.config, sequences,
-                         model_.products.determinism)) {
-        return false;
-      }
+      if (Expands(sequences)) return false;
     }
     return true;
+  }
+
+  bool Expands(std::span<const PassSequence> sequences) const {
+    const PassSetting setting = model_.setting();
+    for (size_t group = 0; group < model_.pool->groups(); ++group) {
+      const auto layer = static_cast<size_t>(model_.pool->FirstLayerOf(group));
+      if (model_.decoder.layers[layer].mixer.mixer->Expands(setting, sequences)) return true;
+    }
+    return false;
   }
 
   /// The blocks of a group's tables in a pass.

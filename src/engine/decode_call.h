@@ -24,8 +24,8 @@ struct DecodeCall {
 };
 
 /// Runs a checked call, whose sequences the caller has claimed. `steps_run`, if not null: the steps
-/// that the device ran, those behind the end of all sequences included. Errors: those of the
-/// operations; the sequences have then grown by `counts`.
+/// that the device ran, including steps after the end of all sequences. Errors: as the operations;
+/// the sequences have then grown by `counts`.
 Status RunDecode(const Model::Impl& model, const DecodeCall& call, int64_t* steps_run = nullptr);
 
 }  // namespace marlin

@@ -8,6 +8,19 @@
 
 namespace marlin {
 
+/// A layer whose mixer is to be described.
+struct DescribedLayer {
+  const Decoder& decoder;
+  const PagePool& pool;
+  const ProductOptions& products;
+  int64_t index;
+
+  const DecoderLayer& layer() const { return decoder.layers[static_cast<size_t>(index)]; }
+};
+
+StepLinear DescribeLinear(const Projection& projection);
+StepNorm DescribeNorm(const DeviceVector& weight, float epsilon);
+
 /// Describes a step. The decoder and the pool must outlive the description.
 StepDescription DescribeStep(const Decoder& decoder, const PagePool& pool,
                              const ProductOptions& products);

@@ -34,7 +34,7 @@ Result<bool> RouteFused(const Pass& pass, const ExpertsLayer& experts, const Rou
 
 }  // namespace
 
-Status RunRoute(const Pass& pass, int64_t index) {
+Status RunRoute(Pass& pass, int64_t index) {
   const DecoderLayer& layer = pass.layer(index);
   const StepValues& values = pass.values;
   MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer.mlp_norm, values.normed));
@@ -56,7 +56,7 @@ Status RunRoute(const Pass& pass, int64_t index) {
   return pass.routing == nullptr ? Status() : Observe(pass, index);
 }
 
-Status RunExperts(const Pass& pass, int64_t index) {
+Status RunExperts(Pass& pass, int64_t index) {
   const StepValues& values = pass.values;
   const DecoderConfig& config = pass.decoder.config;
   const ExpertsProblem problem{pass.rows(),

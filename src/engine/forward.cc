@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "marlin/decoder.h"
+#include "model/mixer.h"
 #include "model/placement.h"
 #include "ops/decoder/sampling.h"
 
@@ -80,8 +81,8 @@ Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x
   return Ended(pass, StepPart::kNorm);
 }
 
-Status NormalizeHidden(const Pass& pass, const DeviceVector& norm, const MutableTensorView& out) {
-  if (!std::exchange(pass.block_is_pending, false)) {
+Status NormalizeHidden(Pass& pass, const DeviceVector& norm, const MutableTensorView& out) {
+  if (std::exchange(pass.residual, Residual::kComplete) == Residual::kComplete) {
     return Normalize(pass, norm, pass.values.hidden, out);
   }
   MARLIN_RETURN_IF_ERROR(AddRmsNorm(pass.device, pass.block, pass.values.hidden, norm.view(),
@@ -89,8 +90,8 @@ Status NormalizeHidden(const Pass& pass, const DeviceVector& norm, const Mutable
   return Ended(pass, StepPart::kNorm);
 }
 
-Status AddBlock(const Pass& pass, const DeviceVector& norm) {
-  pass.block_is_pending = true;
+Status AddBlock(Pass& pass, const DeviceVector& norm) {
+  pass.residual = Residual::kLacksBlock;
   return norm.empty() ? Status() : Normalize(pass, norm, pass.block, pass.block);
 }
 
@@ -106,17 +107,20 @@ Status TakeValues(Pass* pass) {
   MARLIN_ASSIGN_OR_RETURN(pass->block, take(shape.hidden));
   // The two halves of a layer reuse the same memory.
   const Arena::Mark begin = arena.mark();
-  const int64_t queries = shape.heads * config.key_dim();
-  if (config.latent()) {
-    MARLIN_ASSIGN_OR_RETURN(values.projected, take(queries));
-    MARLIN_ASSIGN_OR_RETURN(values.latent, take(shape.kv_rank + shape.rope_dim));
-  } else {
-    MARLIN_ASSIGN_OR_RETURN(values.projected,
-                            take(queries + 2 * shape.kv_heads * config.key_dim()));
+  std::vector<const Mixer*> mixers;
+  int64_t mixed = 0;
+  for (const DecoderLayer& layer : pass->decoder.layers) {
+    mixed = std::max(mixed, layer.mixer.out.in);
+    const Mixer* const mixer = layer.mixer.mixer;
+    if (mixer == nullptr || std::find(mixers.begin(), mixers.end(), mixer) != mixers.end())
+      continue;
+    mixers.push_back(mixer);
+    MARLIN_RETURN_IF_ERROR(mixer->TakeValues(pass));
   }
-  MARLIN_ASSIGN_OR_RETURN(values.mixed,
-                          arena.Take(activations, {rows, shape.heads * config.value_dim()}));
-  const Arena::Mark attention_end = arena.mark();
+  if (mixed > 0) {
+    MARLIN_ASSIGN_OR_RETURN(values.mixed, arena.Take(activations, {rows, mixed}));
+  }
+  const Arena::Mark mixed_end = arena.mark();
   arena.Return(begin);
   int64_t inner = 0;
   for (const DecoderLayer& layer : pass->decoder.layers) inner = std::max(inner, layer.mlp.down.in);
@@ -129,7 +133,7 @@ Status TakeValues(Pass* pass) {
     MARLIN_ASSIGN_OR_RETURN(values.expert_ids, arena.Take(DType::kI32, selected));
     MARLIN_ASSIGN_OR_RETURN(values.expert_weights, arena.Take(DType::kF32, selected));
   }
-  if (arena.mark() < attention_end) arena.Return(attention_end);
+  if (arena.mark() < mixed_end) arena.Return(mixed_end);
   return {};
 }
 
@@ -151,7 +155,7 @@ Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
                    {config.activation, config.gate_limit, config.gate_alpha}, pass.stream());
 }
 
-Status RunGateUp(const Pass& pass, int64_t index) {
+Status RunGateUp(Pass& pass, int64_t index) {
   const ArenaScope scope(pass.arena);
   const DecoderLayer& layer = pass.layer(index);
   const StepValues& values = pass.values;
@@ -162,7 +166,7 @@ Status RunGateUp(const Pass& pass, int64_t index) {
   return Ended(pass, StepPart::kGateUp);
 }
 
-Status RunProjectAdd(const Pass& pass, int64_t index, bool from_inner) {
+Status RunProjectAdd(Pass& pass, int64_t index, bool from_inner) {
   const DecoderLayer& layer = pass.layer(index);
   if (from_inner) {
     MARLIN_RETURN_IF_ERROR(
@@ -170,14 +174,23 @@ Status RunProjectAdd(const Pass& pass, int64_t index, bool from_inner) {
     MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kDown));
     return AddBlock(pass, layer.mlp_out_norm);
   }
-  const Projection& out = pass.decoder.config.latent() ? layer.latent.out : layer.attention.out;
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, out, pass.values.mixed, pass.products, pass.block));
+  MARLIN_RETURN_IF_ERROR(
+      Apply(pass.device, layer.mixer.out, MixedOf(pass, index), pass.products, pass.block));
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kOut));
   return AddBlock(pass, layer.attention_out_norm);
 }
 
-Status CompleteHidden(const Pass& pass) {
-  if (!std::exchange(pass.block_is_pending, false)) return {};
+Status RunMixer(Pass& pass, int64_t layer, bool first) {
+  const Mixer& mixer = *pass.layer(layer).mixer.mixer;
+  for (const MixerOperation& operation : mixer.Operations()) {
+    MARLIN_RETURN_IF_ERROR(mixer.Run(pass, operation.kind, layer));
+    if (first) break;
+  }
+  return {};
+}
+
+Status CompleteHidden(Pass& pass) {
+  if (std::exchange(pass.residual, Residual::kComplete) == Residual::kComplete) return {};
   MARLIN_RETURN_IF_ERROR(AddTo(pass.device, pass.block, pass.values.hidden, 1.0F, pass.stream()));
   return Ended(pass, StepPart::kResidual);
 }
@@ -195,7 +208,7 @@ Status RunEmbed(const Pass& pass) {
   return Ended(pass, StepPart::kEmbed);
 }
 
-Status RunHead(const Pass& pass) {
+Status RunHead(Pass& pass) {
   const StepValues& values = pass.values;
   const int64_t rows = values.wanted.dim(0);
   if (rows == 0) return {};
@@ -227,16 +240,15 @@ Status RunSample(const Pass& pass) {
   return Ended(pass, StepPart::kSample);
 }
 
-Status RunPieces(const Pass& pass, StepKind kind, int64_t layer, bool from_inner) {
+Status RunPieces(Pass& pass, StepKind kind, int64_t layer, bool from_inner) {
   switch (kind) {
     case StepKind::kEmbed:
       return RunEmbed(pass);
     case StepKind::kProject:
-      return RunProject(pass, layer);
     case StepKind::kLatentProject:
-      return RunLatentProject(pass, layer);
     case StepKind::kAttention:
-      return RunAttention(pass, layer);
+    case StepKind::kMix:
+      return pass.layer(layer).mixer.mixer->Run(pass, kind, layer);
     case StepKind::kProjectAdd:
       return RunProjectAdd(pass, layer, from_inner);
     case StepKind::kGateUp:
@@ -265,17 +277,20 @@ StepProgram::Part StepProgram::PartOf(const StepOperation& operation) {
           std::visit(layer, operation), nullptr, 0};
 }
 
-Result<StepProgram> StepProgram::Make(const Device& device, StepDescription step) {
-  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+Result<StepProgram> StepProgram::Make(const Device& device, const Decoder& decoder,
+                                      StepDescription step) {
+  MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* backend, DecoderOf(device));
   StepProgram program;
   program.step_ = std::make_unique<const StepDescription>(std::move(step));
   const std::span<const StepOperation> all = program.step_->operations;
   for (size_t first = 0; first < all.size();) {
-    MARLIN_ASSIGN_OR_RETURN(FusedRun run, decoder->Fuse(*program.step_, all.subspan(first)));
+    MARLIN_ASSIGN_OR_RETURN(FusedRun run, backend->Fuse(*program.step_, all.subspan(first)));
     const size_t end = first + std::max<size_t>(run.count, 1);
     if (program.refusal_.empty()) program.refusal_ = std::move(run.refusal);
+    const Part part = PartOf(all[first]);
     if (run.count == 0) {
-      MARLIN_RETURN_IF_ERROR(CheckUnfused(device, KindOf(all[first])));
+      const auto layer = static_cast<size_t>(part.layer);
+      MARLIN_RETURN_IF_ERROR(CheckUnfused(device, part.kind, *decoder.layers[layer].mixer.mixer));
     } else {
       program.parts_.push_back(PartOf(all[first]));
       program.parts_.back().fused = std::move(run.operations);
@@ -294,7 +309,7 @@ std::string StepProgram::fusion() const {
   return fmt::format("{} of {} operations{}", fused, step_->operations.size(), reason);
 }
 
-Status StepProgram::Run(const Pass& pass) const {
+Status StepProgram::Run(Pass& pass) const {
   for (size_t i = 0; i < parts_.size(); ++i) {
     const Part& part = parts_[i];
     if (part.fused == nullptr) {

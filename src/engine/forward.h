@@ -32,7 +32,7 @@ class Arena {
   Status Download(const TensorView& view, void* host) const;
   /// Copies host memory to a contiguous view of this arena, and waits for the copy.
   Status Fill(const MutableTensorView& view, const void* host) const;
-  /// Memory beside the arena's, for ExpandedMemory; the same address in every pass. Errors:
+  /// Memory beside the arena's, for expanded pages; the same address in every pass. Errors:
   /// kOutOfMemory.
   Result<void*> Expanded(int64_t bytes);
   /// A position to which the arena can be rewound.
@@ -49,7 +49,7 @@ class Arena {
  private:
   /// The block of a view of this arena, and the view's offset in it. Errors: kInternal.
   Result<std::pair<const DeviceBuffer*, int64_t>> Find(const TensorView& view) const;
-  /// Advances to a block with room for so many bytes, at at_.used. Returns its index.
+  /// Advances to a block with room for `bytes`, at at_.used. Returns its index.
   Result<size_t> Reserve(int64_t bytes);
 
   Device device_;
@@ -80,13 +80,16 @@ class RoutingObserver {
   virtual void Add(int64_t layer, std::span<const int32_t> ids) = 0;
 };
 
-/// Learns the inputs of the linear layers inside an operation.
+/// Learns the inputs that a mixer computes for its own projections.
 class InputObserver {
  public:
   virtual ~InputObserver() = default;
-  /// MLA: the inputs of q_b (unless the layer has none) and kv_b, f32 [rows, in].
-  virtual Status AddLatent(const TensorView* query, const TensorView& key) = 0;
+  /// The rows of ProjectionTensors::input `input`, f32 [rows, in], contiguous columns.
+  virtual Status Add(size_t input, const TensorView& rows) = 0;
 };
+
+/// Whether `hidden` is complete or lacks `block`, which the next norm of `hidden` adds to it.
+enum class Residual : uint8_t { kComplete, kLacksBlock };
 
 /// The arguments that the operations of a pass share.
 struct Pass {
@@ -101,8 +104,7 @@ struct Pass {
   StepValues values = {};
   /// f32 [rows, hidden]: what a projection or the experts add to `hidden`.
   MutableTensorView block = {};
-  /// `hidden` lacks `block`; the next norm of `hidden` adds it.
-  mutable bool block_is_pending = false;
+  Residual residual = Residual::kComplete;
   /// Null: plans of experts are not kept. A recorded step keeps those that it uses.
   std::vector<ExpertsPlan>* plans = nullptr;
 
@@ -112,6 +114,12 @@ struct Pass {
     return decoder.layers[static_cast<size_t>(index)];
   }
 };
+
+/// The result of a layer's mixer, [rows, mixer.out.in].
+inline MutableTensorView MixedOf(const Pass& pass, int64_t layer) {
+  const MutableTensorView& mixed = pass.values.mixed;
+  return {mixed.data(), mixed.dtype(), {pass.rows(), pass.layer(layer).mixer.out.in}};
+}
 
 /// Tells the timer that an operation of `part` is enqueued.
 inline Status Ended(const Pass& pass, StepPart part) {
@@ -124,37 +132,38 @@ Status TakeValues(Pass* pass);
 
 /// Runs one operation of a layer, unfused. The unfused code reads the layers rather than the step's
 /// description: while weights stream through the caches, every additional cache line costs time.
-Status RunProject(const Pass& pass, int64_t layer);
-Status RunLatentProject(const Pass& pass, int64_t layer);
-Status RunAttention(const Pass& pass, int64_t layer);
-Status RunRoute(const Pass& pass, int64_t layer);
-Status RunExperts(const Pass& pass, int64_t layer);
-Status RunGateUp(const Pass& pass, int64_t layer);
+Status RunRoute(Pass& pass, int64_t layer);
+Status RunExperts(Pass& pass, int64_t layer);
+Status RunGateUp(Pass& pass, int64_t layer);
 /// From values.mixed, or from values.inner.
-Status RunProjectAdd(const Pass& pass, int64_t layer, bool from_inner);
+Status RunProjectAdd(Pass& pass, int64_t layer, bool from_inner);
+/// The operations of a layer's mixer, from values.hidden to values.mixed; `first`: only the first
+/// one, which knows all inputs of its projections.
+Status RunMixer(Pass& pass, int64_t layer, bool first = false);
 /// inner = GLU of x.
 Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
                const MutableTensorView& inner);
-/// Adds the pending block, for operations that read `hidden` itself.
-Status CompleteHidden(const Pass& pass);
+/// Adds the block that `hidden` lacks, for operations that read `hidden` itself.
+Status CompleteHidden(Pass& pass);
 
 /// out = norm(x); out may be x.
 Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
                  const MutableTensorView& out);
-/// out = norm(hidden), after the pending block has been added to it.
-Status NormalizeHidden(const Pass& pass, const DeviceVector& norm, const MutableTensorView& out);
-/// Makes norm(block), or block without a norm, the pending block.
-Status AddBlock(const Pass& pass, const DeviceVector& norm);
+/// out = norm(hidden), after the block that `hidden` lacks has been added to it.
+Status NormalizeHidden(Pass& pass, const DeviceVector& norm, const MutableTensorView& out);
+/// Leaves norm(block), or block without a norm, for the next norm of `hidden` to add.
+Status AddBlock(Pass& pass, const DeviceVector& norm);
 
 /// A step, with the runs of operations that the device has fused.
 class StepProgram {
  public:
   StepProgram() = default;
-  /// Offers the operations to the device. Errors: those of its Fuse, and kUnsupported naming the
+  /// Offers the operations to the device. Errors: as DecoderBackend::Fuse; kUnsupported naming the
   /// device and an operation that it neither fuses nor has unfused.
-  static Result<StepProgram> Make(const Device& device, StepDescription step);
+  static Result<StepProgram> Make(const Device& device, const Decoder& decoder,
+                                  StepDescription step);
 
-  Status Run(const Pass& pass) const;
+  Status Run(Pass& pass) const;
   /// ModelInfo::fusion.
   std::string fusion() const;
 

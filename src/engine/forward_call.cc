@@ -6,10 +6,11 @@
 
 #include "base/checked.h"
 #include "base/macros.h"
-#include "engine/expand.h"
 #include "engine/forward.h"
+#include "engine/index_upload.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
+#include "model/mixer.h"
 #include "ops/decoder/sampling.h"
 
 namespace marlin {
@@ -130,9 +131,8 @@ class ForwardCall {
                                  });
   }
 
-  /// All steps of a pass, one behind the other: the device makes the tokens of one those that the
-  /// next one feeds.
-  Status RunSteps(const Pass& pass) const {
+  /// The consecutive steps of a pass: each feeds the next one's tokens on the device.
+  Status RunSteps(Pass& pass) const {
     const StepValues& values = pass.values;
     if (wanted_.steps == nullptr) return model_.program.Run(pass);
     for (int64_t step = 0; step < values.advance.steps(); ++step) {
@@ -173,80 +173,100 @@ class ForwardCall {
     return {};
   }
 
-  /// Where a group's block tables, and the tables of pages that it expands, are in an upload.
-  struct UploadedTables {
-    size_t first = 0;
-    int64_t count = 0;
-    int64_t pages = 0;  ///< 0: none are expanded.
-    size_t first_page = 0;
-    size_t first_count = 0;
-    size_t first_expanded = 0;
+  /// The places of a group's tables in an upload.
+  struct GroupParts {
+    IndexUpload::Part blocks;
+    IndexUpload::Part pages;  ///< Empty: the pass expands none.
+    IndexUpload::Part tokens;
+    IndexUpload::Part expanded_blocks;
+  };
+  /// The places of a pass's vectors in its upload.
+  struct PassParts {
+    IndexUpload::Part ids;
+    IndexUpload::Part positions;
+    IndexUpload::Part first_rows;
+    IndexUpload::Part wanted;
+    IndexUpload::Part sampler_rows;
+    std::vector<GroupParts> groups;
+    IndexUpload::Part stop_ids;  ///< From here on: for several steps.
+    IndexUpload::Part results;   ///< Counts [inputs], then tokens [inputs, steps].
   };
 
   /// Uploads everything that depends on the tokens in one copy.
-  Status Upload(const PassRows& rows, StepValues* values) const {
-    std::vector<int32_t> numbers;
-    numbers.reserve(4 * rows.ids.size() + 64);
-    const auto add = [&numbers](const std::vector<int32_t>& part) {
-      const size_t first = numbers.size();
-      numbers.insert(numbers.end(), part.begin(), part.end());
-      return first;
-    };
-    const size_t ids = add(rows.ids);
-    const size_t positions = add(rows.positions);
-    const size_t first_rows = add(rows.first_rows);
-    const size_t wanted = add(rows.wanted);
-    const std::vector<int32_t> states = SamplerRows(rows);
-    const size_t sampler_rows = add(states);
-    std::vector<UploadedTables> tables;
-    const bool expands = ExpandsLatents(model_.device, model_.decoder.config, rows.sequences,
-                                        model_.products.determinism);
+  Status Upload(const PassRows& rows, StepValues* values) {
+    IndexUpload upload;
+    PassParts parts;
+    parts.ids = upload.Add(rows.ids);
+    parts.positions = upload.Add(rows.positions);
+    parts.first_rows = upload.Add(rows.first_rows);
+    parts.wanted = upload.Add(rows.wanted);
+    parts.sampler_rows = upload.Add(SamplerRows(rows));
     for (size_t group = 0; group < model_.pool->groups(); ++group) {
-      const std::vector<int32_t> blocks = BlockTables(rows, group);
-      UploadedTables& of_group = tables.emplace_back();
-      of_group.count = static_cast<int64_t>(blocks.size());
-      of_group.first = add(blocks);
-      if (!expands) continue;
-      const ExpandedTables expanded = TablesOf(rows.sequences, blocks, model_.pool->page_tokens());
-      of_group.pages = static_cast<int64_t>(expanded.pages.size());
-      const ExpandedMemory memory(model_.decoder.config, model_.info.kv_cache,
-                                  model_.products.accuracy, model_.writes_host);
-      if (memory.HeadsAtATime(of_group.pages, model_.pool->page_tokens()) == 0) {
-        of_group.pages = 0;
-        continue;
-      }
-      of_group.first_page = add(expanded.pages);
-      of_group.first_count = add(expanded.tokens);
-      of_group.first_expanded = add(expanded.block_tables);
+      parts.groups.push_back(AddGroup(rows, group, &upload));
     }
-    const size_t steps = AddSteps(&numbers);
-    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView all, arena_.Upload(numbers));
-    const auto part = [&all](size_t first, const Shape& shape) {
-      return TensorView(all.As<int32_t>() + first, DType::kI32, shape);
-    };
-    const auto vector = [&part](size_t first, const std::vector<int32_t>& numbers_of) {
-      return part(first, {static_cast<int64_t>(numbers_of.size())});
-    };
-    const auto sequences = static_cast<int64_t>(rows.caches.size());
-    for (size_t group = 0; group < tables.size(); ++group) {
-      const UploadedTables& of_group = tables[group];
-      const Shape blocks{sequences, of_group.count / sequences};
-      StepPages& pages = values->pages.emplace_back();
-      pages.slabs = model_.pool->Slabs(group);
-      pages.block_tables = part(of_group.first, blocks);
-      if (of_group.pages == 0) continue;
-      pages.expanded = {part(of_group.first_page, {of_group.pages}),
-                        part(of_group.first_count, {of_group.pages}),
-                        part(of_group.first_expanded, blocks)};
-    }
-    values->ids = vector(ids, rows.ids);
-    values->positions = vector(positions, rows.positions);
-    values->first_rows = vector(first_rows, rows.first_rows);
-    values->wanted = vector(wanted, rows.wanted);
-    if (!states.empty()) values->sampler_rows = vector(sampler_rows, states);
     if (wanted_.steps != nullptr) {
-      values->advance = AdvanceOf(all, {ids, positions, sampler_rows, steps});
+      parts.stop_ids = upload.Add(wanted_.steps->stop_token_ids);
+      parts.results = upload.AddRoom(wanted_.steps->counts.size() + wanted_.steps->tokens.size());
     }
+    MARLIN_RETURN_IF_ERROR(upload.Send(arena_));
+    values->ids = upload.View(parts.ids);
+    values->positions = upload.View(parts.positions);
+    values->first_rows = upload.View(parts.first_rows);
+    values->wanted = upload.View(parts.wanted);
+    if (parts.sampler_rows.count > 0) values->sampler_rows = upload.View(parts.sampler_rows);
+    const auto sequences = static_cast<int64_t>(rows.caches.size());
+    for (const GroupParts& group : parts.groups) {
+      MARLIN_RETURN_IF_ERROR(ViewGroup(upload, group, sequences, values));
+    }
+    return wanted_.steps == nullptr ? Status() : ViewSteps(upload, parts, values);
+  }
+
+  /// Adds the tables of a group.
+  GroupParts AddGroup(const PassRows& rows, size_t group, IndexUpload* upload) const {
+    const std::vector<int32_t> blocks = BlockTables(rows, group);
+    GroupParts parts;
+    parts.blocks = upload->Add(blocks);
+    const Mixer& mixer =
+        *model_.decoder.layers[static_cast<size_t>(model_.pool->FirstLayerOf(group))].mixer.mixer;
+    const PassSetting setting = model_.setting();
+    if (!mixer.Expands(setting, rows.sequences)) return parts;
+    const ExpandedTables expanded = mixer.Expand(setting, rows.sequences, blocks);
+    if (expanded.pages.empty()) return parts;
+    parts.pages = upload->Add(expanded.pages);
+    parts.tokens = upload->Add(expanded.tokens);
+    parts.expanded_blocks = upload->Add(expanded.block_tables);
+    return parts;
+  }
+
+  /// Adds the pages of the next group to a step's values.
+  Status ViewGroup(const IndexUpload& upload, const GroupParts& parts, int64_t sequences,
+                   StepValues* values) const {
+    const Shape blocks{sequences, static_cast<int64_t>(parts.blocks.count) / sequences};
+    StepPages& pages = values->pages.emplace_back();
+    pages.slabs = model_.pool->Slabs(values->pages.size() - 1);
+    MARLIN_ASSIGN_OR_RETURN(pages.block_tables, upload.View(parts.blocks, blocks));
+    if (parts.pages.count == 0) return {};
+    pages.expanded.pages = upload.View(parts.pages);
+    pages.expanded.tokens = upload.View(parts.tokens);
+    MARLIN_ASSIGN_OR_RETURN(pages.expanded.block_tables,
+                            upload.View(parts.expanded_blocks, blocks));
+    return {};
+  }
+
+  /// The vectors that several steps change.
+  Status ViewSteps(const IndexUpload& upload, const PassParts& parts, StepValues* values) {
+    const StepsWanted& steps = *wanted_.steps;
+    const auto inputs = static_cast<int64_t>(steps.counts.size());
+    const IndexUpload::Part counts{parts.results.first, steps.counts.size()};
+    const IndexUpload::Part tokens{counts.first + counts.count, steps.tokens.size()};
+    StepAdvance& advance = values->advance;
+    advance.stop_ids = upload.View(parts.stop_ids);
+    MARLIN_ASSIGN_OR_RETURN(advance.ids, upload.View(parts.ids, {inputs}));
+    MARLIN_ASSIGN_OR_RETURN(advance.positions, upload.View(parts.positions, {inputs}));
+    MARLIN_ASSIGN_OR_RETURN(advance.state_rows, upload.View(parts.sampler_rows, {inputs}));
+    advance.counts = upload.View(counts);
+    MARLIN_ASSIGN_OR_RETURN(advance.tokens, upload.View(tokens, {inputs, steps.steps}));
+    step_results_ = upload.View(parts.results);
     return {};
   }
 
@@ -256,40 +276,6 @@ class ForwardCall {
     const auto of_pass =
         wanted_.sampler_rows.subspan(static_cast<size_t>(next_row_), rows.wanted.size());
     return {of_pass.begin(), of_pass.end()};
-  }
-
-  /// Adds what several steps need to an upload, from the returned place on: the stop ids, and the
-  /// counts and tokens that the device fills.
-  size_t AddSteps(std::vector<int32_t>* numbers) const {
-    const size_t first = numbers->size();
-    if (wanted_.steps == nullptr) return first;
-    const std::span<const int32_t> stops = wanted_.steps->stop_token_ids;
-    numbers->insert(numbers->end(), stops.begin(), stops.end());
-    numbers->resize(numbers->size() + wanted_.steps->counts.size() + wanted_.steps->tokens.size());
-    return first;
-  }
-
-  /// Where an upload has the vectors that several steps change.
-  struct UploadedSteps {
-    size_t ids;
-    size_t positions;
-    size_t sampler_rows;
-    size_t steps;
-  };
-
-  StepAdvance AdvanceOf(const MutableTensorView& all, const UploadedSteps& at) const {
-    const auto rows = static_cast<int64_t>(inputs_.size());
-    const size_t stops = wanted_.steps->stop_token_ids.size();
-    const auto part = [&all](size_t first, const Shape& shape) {
-      return MutableTensorView(all.As<int32_t>() + first, DType::kI32, shape);
-    };
-    const size_t counts = at.steps + stops;
-    return {part(at.steps, {static_cast<int64_t>(stops)}),
-            part(at.ids, {rows}),
-            part(at.positions, {rows}),
-            part(at.sampler_rows, {rows}),
-            part(counts, {rows}),
-            part(counts + inputs_.size(), {rows, wanted_.steps->steps})};
   }
 
   /// The block tables of all sequences in one group, padded to the longest.
@@ -340,7 +326,7 @@ class ForwardCall {
     next_row_ += rows;
     if (rows == 0 || in_place_) return {};
     MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
-    if (wanted_.steps != nullptr) return FetchSteps(values.advance);
+    if (wanted_.steps != nullptr) return FetchSteps();
     if (!wanted_.samplers.empty()) {
       return arena_.Download(values.tokens, wanted_.tokens.data() + first);
     }
@@ -354,12 +340,10 @@ class ForwardCall {
     return {};
   }
 
-  /// Counts and tokens are one behind the other.
-  Status FetchSteps(const StepAdvance& advance) const {
+  Status FetchSteps() const {
     const StepsWanted& steps = *wanted_.steps;
-    std::vector<int32_t> host(steps.counts.size() + steps.tokens.size());
-    const TensorView both(advance.counts.data(), DType::kI32, {static_cast<int64_t>(host.size())});
-    MARLIN_RETURN_IF_ERROR(arena_.Download(both, host.data()));
+    std::vector<int32_t> host(static_cast<size_t>(step_results_.ElementCount()));
+    MARLIN_RETURN_IF_ERROR(arena_.Download(step_results_, host.data()));
     const auto tokens = host.begin() + static_cast<std::ptrdiff_t>(steps.counts.size());
     std::copy(host.begin(), tokens, steps.counts.begin());
     std::copy(tokens, host.end(), steps.tokens.begin());
@@ -370,8 +354,9 @@ class ForwardCall {
   std::span<const SequenceInput> inputs_;
   Arena& arena_;
   const Wanted& wanted_;
-  int64_t next_row_ = 0;   ///< Index among the wanted rows of the call.
-  bool in_place_ = false;  ///< The device writes logits directly to the caller's memory.
+  int64_t next_row_ = 0;     ///< Index among the wanted rows of the call.
+  TensorView step_results_;  ///< PassParts::results of a pass of several steps.
+  bool in_place_ = false;    ///< The device writes logits directly to the caller's memory.
 };
 
 }  // namespace

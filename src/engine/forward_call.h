@@ -14,7 +14,7 @@ class RoutingObserver;
 class StepTimer;
 
 /// Several steps in one call. Every input has one token, which those that are sampled follow; its
-/// pages for all steps are reserved. All inputs fit in one pass, no step of which expands latents.
+/// pages for all steps are reserved. All inputs fit in one pass, no step of which expands pages.
 struct StepsWanted {
   int64_t steps = 1;
   std::span<const int32_t> stop_token_ids;
@@ -38,8 +38,8 @@ struct Wanted {
 /// them in fewer sizes, so that their shape does not change with every page.
 int64_t PaddedBlocks(const Model::Impl& model, int64_t blocks);
 
-/// Runs checked inputs, whose sequences the caller has claimed. Errors: those of the operations;
-/// the sequences are then unchanged.
+/// Runs checked inputs, whose sequences the caller has claimed. After an error of an
+/// operation the sequences are unchanged.
 Status RunForward(const Model::Impl& model, std::span<const SequenceInput> inputs,
                   const Wanted& wanted);
 

@@ -20,7 +20,7 @@ namespace marlin {
 namespace {
 
 /// The steps of the next pass after `count` tokens. Where a stop token may end the text within a
-/// pass, passes grow with the text, so that the steps behind its end stay below a sixteenth of it.
+/// pass, passes grow with the text, so that at most a sixteenth of its steps follow its end.
 int64_t StepsAfter(int64_t count, bool may_stop) {
   if (!may_stop) return kMostDecodeSteps;
   const auto sixteenth =

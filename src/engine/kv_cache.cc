@@ -16,7 +16,7 @@ namespace {
 /// allocations wait for its work and whose kernels look slabs up, a slab is larger.
 constexpr int64_t kHostSlabBytes = int64_t{1} << 20;
 constexpr int64_t kDeviceSlabBytes = int64_t{64} << 20;
-/// Every layer's part of a page is aligned to so many elements.
+/// Alignment of every layer's part of a page, in elements.
 constexpr int64_t kPartAlignment = 32;
 
 struct CacheTypeName {
@@ -55,46 +55,59 @@ Result<DType> CacheType(const ModelOptions& options) {
 }
 
 CacheShape CacheShape::Of(const DecoderConfig& config, DType type) {
-  return {config.windows,           config.cache_heads(), config.cache_key_dim(),
-          config.cache_value_dim(), config.latent(),      type};
-}
-
-int64_t CacheShape::TokenElements() const {
-  return SaturatingProduct(heads, key_dim + (values_in_keys ? 0 : value_dim));
+  CacheShape shape;
+  shape.type = type;
+  for (size_t layer = 0; layer < config.windows.size(); ++layer) {
+    const MixerParameters& mixer = ParametersOf(config.mixer(static_cast<int64_t>(layer)));
+    shape.layers.push_back({mixer.State(config.shape), config.windows[layer]});
+  }
+  return shape;
 }
 
 int64_t CacheTokenBytes(const DecoderConfig& config, DType type) {
-  return SaturatingProduct(CacheShape::Of(config, type).TokenElements(),
-                           config.shape.layers * DTypeBytes(type));
+  Checked elements(0);
+  for (const LayerState& layer : CacheShape::Of(config, type).layers) {
+    elements = elements + Checked(layer.kept.elements());
+  }
+  return SaturatingProduct(elements.Take().value_or(INT64_MAX), DTypeBytes(type));
+}
+
+void PagePool::AddLayer(const LayerState& state) {
+  size_t index = 0;
+  while (index < groups_.size() && !(groups_[index].state == state)) ++index;
+  if (index == groups_.size()) {
+    Group& group = groups_.emplace_back();
+    group.state = state;
+    group.layout.page_tokens = page_tokens_;
+    group.layout.type = type_;
+    group.layout.kv_heads = state.kept.heads;
+    group.layout.key_dim = state.kept.key_dim;
+    group.layout.value_dim = state.kept.value_dim;
+    group.layout.values_in_keys = state.kept.values_in_keys;
+    const Checked part = Checked(state.kept.elements()) * Checked(page_tokens_);
+    // An overflowing size exceeds any memory, so that the first allocation reports it.
+    group.part_elements = RoundUp(part.Take().value_or(INT64_MAX / 2), kPartAlignment);
+  }
+  places_.push_back({index, groups_[index].layers++});
+}
+
+int64_t PagePool::FirstLayerOf(size_t group) const {
+  const auto found = std::find_if(places_.begin(), places_.end(),
+                                  [&](const Place& place) { return place.group == group; });
+  return found - places_.begin();
 }
 
 Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const CacheShape& shape) {
   std::shared_ptr<PagePool> pool(new PagePool(device));
-  PagedCache& layout = pool->layout_;
-  MARLIN_ASSIGN_OR_RETURN(layout.page_tokens, CachePageTokens(device));
-  layout.type = shape.type;
-  layout.kv_heads = shape.heads;
-  layout.key_dim = shape.key_dim;
-  layout.value_dim = shape.value_dim;
-  layout.values_in_keys = shape.values_in_keys;
-  const Checked part = Checked(shape.TokenElements()) * Checked(layout.page_tokens);
-  // An overflowing size exceeds any memory, so that the first allocation reports it.
-  pool->part_elements_ = RoundUp(part.Take().value_or(INT64_MAX / 2), kPartAlignment);
-  for (const int64_t window : shape.windows) {
-    size_t group = 0;
-    while (group < pool->groups_.size() && pool->groups_[group].window != window) ++group;
-    if (group == pool->groups_.size()) {
-      pool->groups_.emplace_back();
-      pool->groups_.back().window = window;
-    }
-    pool->places_.push_back({group, pool->groups_[group].layers++});
-  }
+  MARLIN_ASSIGN_OR_RETURN(pool->page_tokens_, CachePageTokens(device));
+  pool->type_ = shape.type;
+  for (const LayerState& layer : shape.layers) pool->AddLayer(layer);
   pool->most_bytes_ = shape.most_bytes;
   const int64_t groups = std::max<int64_t>(static_cast<int64_t>(pool->groups_.size()), 1);
   const int64_t slab_bytes = std::min(ReadsHostMemory(device) ? kHostSlabBytes : kDeviceSlabBytes,
                                       shape.most_bytes / groups);
   for (Group& group : pool->groups_) {
-    const int64_t elements = SaturatingProduct(group.layers, pool->part_elements_);
+    const int64_t elements = SaturatingProduct(group.layers, group.part_elements);
     const int64_t bytes = SaturatingProduct(elements, DTypeBytes(shape.type));
     group.slab_pages = std::max<int64_t>(slab_bytes / std::max<int64_t>(bytes, 1), 1);
   }
@@ -102,8 +115,9 @@ Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const Cac
 }
 
 Status PagePool::AddSlab(Group* group) {
-  const int64_t elements = SaturatingProduct(group->slab_pages * group->layers, part_elements_);
-  const int64_t bytes = SaturatingProduct(elements, DTypeBytes(layout_.type));
+  const int64_t elements =
+      SaturatingProduct(group->slab_pages * group->layers, group->part_elements);
+  const int64_t bytes = SaturatingProduct(elements, DTypeBytes(type_));
   if (bytes > most_bytes_ - bytes_) {
     return Status(Code::kOutOfMemory,
                   fmt::format("KV cache: {} bytes more than the {} in use do not fit in its {}",
@@ -151,7 +165,7 @@ Result<int32_t> PagePool::Take(size_t index) {
   Group& group = groups_[index];
   if (group.free.empty()) {
     Status added = AddSlab(&group);
-    // The slabs that other groups keep for their next sequences are memory, too.
+    // Slabs that other groups keep for their next sequences can be freed.
     if (added.code() == Code::kOutOfMemory && FreeUnusedSlabs()) added = AddSlab(&group);
     MARLIN_RETURN_IF_ERROR(added);
   }
@@ -181,11 +195,12 @@ std::vector<void*> PagePool::Slabs(size_t index) const {
 
 PagedCache PagePool::CacheOf(int64_t layer, std::span<void* const> slabs) const {
   const Place& place = places_[static_cast<size_t>(layer)];
-  PagedCache cache = layout_;
+  const Group& group = groups_[place.group];
+  PagedCache cache = group.layout;
   cache.slabs = slabs;
-  cache.slab_pages = groups_[place.group].slab_pages;
-  cache.page_stride = groups_[place.group].layers * part_elements_;
-  cache.first_element = place.index * part_elements_;
+  cache.slab_pages = group.slab_pages;
+  cache.page_stride = group.layers * group.part_elements;
+  cache.first_element = place.index * group.part_elements;
   return cache;
 }
 

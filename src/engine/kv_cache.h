@@ -14,22 +14,25 @@
 #include "marlin/model.h"
 #include "marlin/status.h"
 #include "model/decoder_config.h"
+#include "recipe/mixer.h"
 
 namespace marlin {
 
+/// The state that a sequence keeps of one layer, and how far back the layer sees (0: to the
+/// beginning).
+struct LayerState {
+  MixerState kept;
+  int64_t window = 0;
+  friend bool operator==(const LayerState&, const LayerState&) = default;
+};
+
 /// The sizes that determine a cache's memory.
 struct CacheShape {
-  std::vector<int64_t> windows;  ///< One per layer; 0: full attention.
-  int64_t heads = 0;
-  int64_t key_dim = 0;
-  int64_t value_dim = 0;
-  bool values_in_keys = false;  ///< As in PagedCache.
+  std::vector<LayerState> layers;
   DType type = DType::kF32;
   int64_t most_bytes = INT64_MAX;  ///< All pages together, at most.
 
   static CacheShape Of(const DecoderConfig& config, DType type);
-  /// The elements of a token's keys and values in one layer.
-  int64_t TokenElements() const;
 };
 
 /// The element type of a model's KV cache. Errors: kInvalidArgument for a type that is none of
@@ -38,18 +41,20 @@ Result<DType> CacheType(const ModelOptions& options);
 /// Bytes of a token's keys and values in all layers.
 int64_t CacheTokenBytes(const DecoderConfig& config, DType type);
 
-/// The pages of all sequences of a model. Layers with the same window form a KV cache group, whose
-/// pages hold the same positions for all its layers. Thread-safe; sequences may keep it alive
-/// longer than the model.
+/// The pages of all sequences of a model. Layers with the same state and window form a KV cache
+/// group, whose pages hold the same positions for all its layers. Thread-safe; sequences may keep
+/// it alive longer than the model.
 class PagePool {
  public:
   /// Errors: kUnsupported for a device without KV caches.
   static Result<std::shared_ptr<PagePool>> Make(const Device& device, const CacheShape& shape);
 
-  int64_t page_tokens() const { return layout_.page_tokens; }
+  int64_t page_tokens() const { return page_tokens_; }
   size_t groups() const { return groups_.size(); }
   size_t GroupOf(int64_t layer) const { return places_[static_cast<size_t>(layer)].group; }
-  int64_t WindowOf(size_t group) const { return groups_[group].window; }
+  int64_t WindowOf(size_t group) const { return groups_[group].state.window; }
+  /// A layer of a group.
+  int64_t FirstLayerOf(size_t group) const;
 
   /// Allocates a page of a group. Errors: kOutOfMemory.
   Result<int32_t> Take(size_t group);
@@ -66,7 +71,9 @@ class PagePool {
     int64_t used = 0;     ///< Pages in use.
   };
   struct Group {
-    int64_t window = 0;
+    LayerState state;
+    PagedCache layout;          ///< Any layer's, without its slabs and offset.
+    int64_t part_elements = 0;  ///< One layer's share of a page.
     int64_t layers = 0;
     int64_t slab_pages = 1;
     std::vector<Slab> slabs;
@@ -79,14 +86,15 @@ class PagePool {
   };
 
   explicit PagePool(const Device& device) : device_(device) {}
+  void AddLayer(const LayerState& state);
   Status AddSlab(Group* group);
   void FreeSlab(Group* group, size_t slab);
   /// Frees the slabs of all groups without a page in use; returns whether there was one.
   bool FreeUnusedSlabs();
 
   Device device_;
-  PagedCache layout_;          ///< Any layer's, without its slabs and offset.
-  int64_t part_elements_ = 0;  ///< One layer's share of a page.
+  DType type_ = DType::kF32;
+  int64_t page_tokens_ = 0;
   std::vector<Place> places_;  ///< One per layer.
   int64_t most_bytes_ = INT64_MAX;
   mutable std::mutex mutex_;

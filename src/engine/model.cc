@@ -13,12 +13,12 @@
 #include "engine/choose_host_experts.h"
 #include "engine/decode_call.h"
 #include "engine/describe_step.h"
-#include "engine/expand.h"
 #include "engine/forward_call.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
 #include "marlin/sampling.h"
 #include "model/layers.h"
+#include "model/mixer.h"
 #include "model/open_model.h"
 #include "model/placement.h"
 
@@ -210,9 +210,9 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     MARLIN_ASSIGN_OR_RETURN(
         const int64_t for_cache,
         BytesForCache(checkpoint, chosen, options.device_memory, host_experts.bytes,
-                      LatentBytes(directory.config, options, cache_type, chosen)));
+                      MixerBytes(SettingOf(chosen, directory.config, options, cache_type))));
     LoadOptions load;
-    load.absorbed = AbsorbedType(options.allow_bf16_activations);
+    load.exact = !options.allow_bf16_activations;
     if (host_experts.count > 0) load.host_experts = &host_experts;
     if (!options.prepared.empty()) {
       MARLIN_ASSIGN_OR_RETURN(load.prepared, OpenPrepared(options.prepared, checkpoint, chosen));
@@ -236,8 +236,8 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(chosen, cache));
     impl->writes_host = ReadsHostMemory(chosen);
     MARLIN_ASSIGN_OR_RETURN(
-        impl->program,
-        StepProgram::Make(chosen, DescribeStep(impl->decoder, *impl->pool, impl->products)));
+        impl->program, StepProgram::Make(chosen, impl->decoder,
+                                         DescribeStep(impl->decoder, *impl->pool, impl->products)));
     impl->info.fusion = impl->program.fusion();
     return Model(chosen, std::move(impl));
   } catch (const std::bad_alloc&) {

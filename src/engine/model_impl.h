@@ -13,6 +13,7 @@
 #include "engine/kv_cache.h"
 #include "marlin/model.h"
 #include "model/layers.h"
+#include "model/mixer.h"
 
 namespace marlin {
 
@@ -21,6 +22,15 @@ inline constexpr int64_t kPassTokens = 512;
 
 struct Model::Impl {
   Impl(const Device& on, Decoder loaded) : device(on), decoder(std::move(loaded)) {}
+
+  PassSetting setting() const {
+    return {device,
+            decoder.config,
+            info.kv_cache,
+            products.accuracy,
+            products.determinism,
+            pool->page_tokens()};
+  }
 
   Device device;
   Decoder decoder;

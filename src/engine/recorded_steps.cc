@@ -22,24 +22,25 @@ RecordedSteps::Step::~Step() {
 
 RecordedSteps::Key RecordedSteps::KeyOf(const StepValues& values) {
   Key key;
-  const auto add = [&key](const TensorView& view) {
-    key.push_back(reinterpret_cast<uintptr_t>(view.data()));
-    for (int i = 0; i < view.rank(); ++i) key.push_back(static_cast<uintptr_t>(view.dim(i)));
+  const auto add = [&key](const auto&... views) {
+    const auto add_one = [&key](const TensorView& view) {
+      key.push_back(reinterpret_cast<uintptr_t>(view.data()));
+      for (int i = 0; i < view.rank(); ++i) key.push_back(static_cast<uintptr_t>(view.dim(i)));
+    };
+    (add_one(views), ...);
   };
-  for (const TensorView& view : {values.ids, values.positions, values.first_rows, values.wanted,
-                                 values.sampler_rows, values.advance.stop_ids}) {
-    add(view);
-  }
-  add(values.advance.counts);
-  add(values.advance.tokens);
-  // Every other value lies behind the first one, at a distance that follows from the rows.
-  add(values.hidden);
-  for (const MutableTensorView& view : {values.logits, values.samplers, values.tokens}) add(view);
-  for (const StepPages& pages : values.pages) {
-    add(pages.block_tables);
-    add(pages.expanded.pages);
-    key.push_back(pages.slabs.size());
-    for (void* const slab : pages.slabs) key.push_back(reinterpret_cast<uintptr_t>(slab));
+  // Bindings name every member, so that one that is added to StepValues does not compile here.
+  const auto& [ids, positions, first_rows, wanted, pages, hidden, projected, latent, mixed, inner,
+               normed, expert_ids, expert_weights, logits, samplers, sampler_rows, tokens,
+               advance] = values;
+  add(ids, positions, first_rows, wanted, hidden, projected, latent, mixed, inner, normed,
+      expert_ids, expert_weights, logits, samplers, sampler_rows, tokens);
+  const auto& [stop_ids, next_ids, next_positions, state_rows, counts, all_tokens] = advance;
+  add(stop_ids, next_ids, next_positions, state_rows, counts, all_tokens);
+  for (const auto& [slabs, block_tables, expanded] : pages) {
+    add(block_tables, expanded.pages, expanded.tokens, expanded.block_tables);
+    key.push_back(slabs.size());
+    for (void* const slab : slabs) key.push_back(reinterpret_cast<uintptr_t>(slab));
   }
   return key;
 }

@@ -27,13 +27,14 @@ class RecordedSteps {
   /// Enqueues a pass on a stream; keeps the plans of experts that it uses, unless null.
   using Enqueue = std::function<Status(void* stream, std::vector<ExpertsPlan>* plans)>;
 
-  /// Runs a pass on `values`: as recorded, or by `enqueue`. A pass is recorded when it comes for
-  /// the second time in a row, among those of as many steps: calls divide their steps into passes
-  /// of several lengths, which alternate. Errors: those of `enqueue`, kDeviceLost.
+  /// Replays a recording of `values`, or runs `enqueue`. A pass is recorded when it equals the
+  /// previous pass with the same number of steps: calls divide their steps into passes of several
+  /// lengths, which alternate. Errors: kDeviceLost, and the errors of `enqueue`.
   Status Run(const Device& device, const StepValues& values, const Enqueue& enqueue);
 
  private:
-  /// Everything that a recording holds besides what `values` points to: addresses and sizes.
+  /// The address and shape of every value. Scratch memory follows them in the arena, so that it
+  /// lies at the same address for equal keys.
   using Key = std::vector<uintptr_t>;
   struct Step {
     Step(const Device& of, Key values) : device(of), key(std::move(values)) {}

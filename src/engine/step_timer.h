@@ -18,10 +18,10 @@ enum class StepPart : uint8_t {
   kEmbed,
   kNorm,      ///< With the residual addition before it.
   kResidual,  ///< Where no norm follows.
-  kQkv,       ///< MLA: all of its projections before attention.
+  kQkv,       ///< All projections before attention.
   kRotateAppend,
   kAttention,
-  kHeadProduct,  ///< MLA: queries and results times the parts of kv_b.
+  kHeadProduct,  ///< Queries and results times matrices of their heads.
   kOut,
   kGateUp,  ///< With the activation.
   kDown,

@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/macros.h"
 #include "base/printable.h"
 #include "marlin/model.h"
+#include "recipe/mixer.h"
 #include "recipe/rope_parameters.h"
 #include "recipe/typed_config.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
-/// Errors: kUnsupported for a type that cannot be run, be it known or not.
+/// Errors: kUnsupported for a type that cannot be run, whether known or not.
 Status CheckType(ModelConfig& config) {
   const std::string type = config.String("model_type");
   MARLIN_RETURN_IF_ERROR(config.status());
@@ -157,12 +157,10 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
   }
   MARLIN_ASSIGN_OR_RETURN(const RopeParameters rope, ReadRopeParameters(typed));
   decoder.max_positions = rope.positions;
-  decoder.rotary =
-      MakeRotary(rope, decoder.latent() ? decoder.shape.rope_dim : decoder.shape.head_dim);
-  decoder.interleaved_rotary =
-      family.interleaved_rotary || (decoder.latent() && config.Bool("rope_interleave", false));
-  decoder.score_scale = 1.0F / std::sqrt(static_cast<float>(decoder.key_dim()));
-  if (decoder.latent()) decoder.score_scale *= decoder.rotary.score_factor;
+  const MixerParameters& mixer = ParametersOf(family.mixer);
+  decoder.rotary = MakeRotary(rope, mixer.RotaryDim(decoder.shape));
+  decoder.interleaved_rotary = family.interleaved_rotary || mixer.InterleavesRotary(config);
+  decoder.score_scale = mixer.ScoreScale(decoder.shape, decoder.rotary.score_factor);
   MARLIN_RETURN_IF_ERROR(ReadWindows(config, &decoder));
   ReadRouter(config, &decoder);
   MARLIN_ASSIGN_OR_RETURN(decoder.generation, ReadGenerationDefaults(typed.source, files));

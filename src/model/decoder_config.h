@@ -15,9 +15,6 @@
 
 namespace marlin {
 
-/// Epsilon of the norms inside MLA, which the config does not set.
-inline constexpr float kLatentEpsilon = 1e-6F;
-
 struct DecoderConfig {
   const Family* family = nullptr;
   Dimensions shape;
@@ -34,17 +31,7 @@ struct DecoderConfig {
   GenerationDefaults generation;
   std::vector<std::string> notes;  ///< Lines about what was read otherwise than written.
 
-  bool latent() const { return family->attention == AttentionKind::kLatent; }
-  /// Dimension of a query or key head, and of a value head.
-  int64_t key_dim() const { return latent() ? shape.nope_dim + shape.rope_dim : shape.head_dim; }
-  int64_t value_dim() const { return latent() ? shape.v_dim : shape.head_dim; }
-  /// The KV heads in the cache, and their dimensions. MLA caches the latent and the RoPE part that
-  /// all heads share as the key of one head, whose first features are its value.
-  int64_t cache_heads() const { return latent() ? 1 : shape.kv_heads; }
-  int64_t cache_key_dim() const {
-    return latent() ? shape.kv_rank + shape.rope_dim : shape.head_dim;
-  }
-  int64_t cache_value_dim() const { return latent() ? shape.kv_rank : shape.head_dim; }
+  MixerKind mixer(int64_t layer) const { return MixerOfLayer(*family, layer); }
 };
 
 /// Reads a config.json, and the files beside it that say how to generate. Errors: kUnsupported

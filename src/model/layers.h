@@ -10,7 +10,6 @@
 #include "marlin/expert_placement.h"
 #include "marlin/moe.h"
 #include "marlin/tensor.h"
-#include "model/absorb.h"
 #include "model/decoder_config.h"
 #include "model/prepared_file.h"
 #include "model/projection.h"
@@ -19,25 +18,22 @@
 
 namespace marlin {
 
-/// Grouped-query attention (GQA).
-struct AttentionLayer {
-  Projection qkv;  ///< Queries, keys, values fused.
-  Projection out;
-  DeviceVector q_norm;  ///< [head_dim] each, or empty.
-  DeviceVector k_norm;
-  DeviceVector sinks;  ///< [heads], or empty.
+class Mixer;
+
+/// Parameters that a mixer converts to another form than projections and vectors at load.
+class ConvertedParameters {
+ public:
+  virtual ~ConvertedParameters() = default;
+  virtual int64_t bytes() const = 0;
 };
 
-/// Multi-head latent attention (MLA) of DeepSeek: low-rank keys and values.
-struct LatentAttentionLayer {
-  Projection q;    ///< From the hidden state; empty if q_a and q_b replace it.
-  Projection q_a;  ///< Down-projection to the low rank.
-  DeviceVector q_a_norm;
-  Projection q_b;
-  Projection kv_a;  ///< Down-projection, and the RoPE part of all keys.
-  DeviceVector kv_a_norm;
-  AbsorbedProjection kv_b;  ///< Per head: the key without RoPE, the value.
+/// The loaded MixerTensors of a layer.
+struct MixerLayer {
+  const Mixer* mixer = nullptr;
+  std::vector<Projection> projections;  ///< Empty: absent or converted.
   Projection out;
+  std::vector<DeviceVector> vectors;
+  std::unique_ptr<const ConvertedParameters> converted;
 };
 
 struct MlpLayer {
@@ -61,8 +57,7 @@ struct ExpertsLayer {
 
 struct DecoderLayer {
   DeviceVector input_norm;
-  AttentionLayer attention;
-  LatentAttentionLayer latent;
+  MixerLayer mixer;
   DeviceVector attention_out_norm;  ///< glm4; else empty.
   DeviceVector mlp_norm;
   MlpLayer mlp;  ///< Either mlp or experts.
@@ -102,7 +97,7 @@ class LayerSource {
     bool mlp = true;
     bool matrices = true;  ///< Otherwise only the norms.
   };
-  /// Errors: those of LoadDecoder.
+  /// Errors: as LoadDecoder.
   Result<DecoderLayer> Layer(int64_t index, const Parts& parts) const;
   /// One expert of a layer with experts.
   Result<MlpLayer> Expert(int64_t index, int64_t expert) const;
@@ -124,7 +119,7 @@ struct LoadOptions {
   PreparedFileWriter* write = nullptr;  ///< Destination of projections, which are then not kept.
   Progress progress;                    ///< Counts layers.
   const HostExperts* host_experts = nullptr;  ///< Experts that are prepared for the host.
-  DType absorbed = DType::kF32;               ///< See AbsorbedType.
+  bool exact = true;                          ///< Mixers round no parameter that they convert.
   LoadSeconds* seconds = nullptr;             ///< If given, receives times.
 };
 

@@ -5,6 +5,7 @@
 #include "base/macros.h"
 #include "model/host_experts.h"
 #include "model/layers.h"
+#include "model/mixer.h"
 #include "model/weight_source.h"
 #include "recipe/decoder_tensors.h"
 
@@ -20,7 +21,7 @@ class DecoderLoader {
         source_(checkpoint, device, std::string(config.family->model_type), options.prepared,
                 options.write, options.seconds),
         progress_(options.progress),
-        absorbed_(options.absorbed),
+        exact_(options.exact),
         only_writes_(options.write != nullptr),
         config_(config),
         shape_(config.shape) {}
@@ -37,7 +38,7 @@ class DecoderLoader {
     IgnoreExtras();
     MARLIN_RETURN_IF_ERROR(source_.CheckAllUsed());
     decoder->parameters = source_.parameters();
-    decoder->bytes = source_.bytes() - host_bytes_ + absorbed_growth_;
+    decoder->bytes = source_.bytes() - host_bytes_ + converted_growth_;
     if (host_ == nullptr) return {};
     decoder->host_bytes = host_bytes_;
     decoder->host_experts = host_->count;
@@ -72,9 +73,8 @@ class DecoderLoader {
       MARLIN_ASSIGN_OR_RETURN(layer->input_norm, Vector(tensors.input_norm));
       MARLIN_ASSIGN_OR_RETURN(layer->attention_out_norm, Vector(tensors.attention_out_norm));
       if (parts.matrices) {
-        MARLIN_RETURN_IF_ERROR(config_.latent()
-                                   ? LoadLatent(tensors.latent, &layer->latent)
-                                   : LoadAttention(tensors.attention, &layer->attention));
+        layer->mixer.mixer = &MixerOf(config_.mixer(index));
+        MARLIN_RETURN_IF_ERROR(LoadMixer(tensors.mixer, &layer->mixer));
       }
     }
     if (!parts.mlp) return {};
@@ -113,6 +113,7 @@ class DecoderLoader {
   /// Fuses linear layers that share an input. `of_experts`: for an ExpertSet, which takes no
   /// weights with a permutation.
   Result<Projection> Linears(std::span<const LinearTensors> layers, bool of_experts = false) {
+    if (layers.empty()) return Projection();
     std::vector<MatrixRequest> requests;
     requests.reserve(layers.size());
     for (const LinearTensors& linear : layers) {
@@ -158,34 +159,28 @@ class DecoderLoader {
     return {};
   }
 
-  Status LoadAttention(const AttentionTensors& tensors, AttentionLayer* attention) {
-    MARLIN_ASSIGN_OR_RETURN(attention->qkv, Linears(tensors.qkv));
-    MARLIN_ASSIGN_OR_RETURN(attention->out, Linear(tensors.out));
-    MARLIN_ASSIGN_OR_RETURN(attention->q_norm, Vector(tensors.q_norm));
-    MARLIN_ASSIGN_OR_RETURN(attention->k_norm, Vector(tensors.k_norm));
-    MARLIN_ASSIGN_OR_RETURN(attention->sinks, Vector(tensors.sinks));
-    return {};
-  }
-
-  Status LoadLatent(const LatentAttentionTensors& tensors, LatentAttentionLayer* latent) {
-    MARLIN_ASSIGN_OR_RETURN(latent->q, Linear(tensors.q));
-    MARLIN_ASSIGN_OR_RETURN(latent->q_a, Linear(tensors.q_a));
-    MARLIN_ASSIGN_OR_RETURN(latent->q_a_norm, Vector(tensors.q_a_norm));
-    MARLIN_ASSIGN_OR_RETURN(latent->q_b, Linear(tensors.q_b));
-    MARLIN_ASSIGN_OR_RETURN(latent->kv_a, Linear(tensors.kv_a));
-    MARLIN_ASSIGN_OR_RETURN(latent->kv_a_norm, Vector(tensors.kv_a_norm));
-    MARLIN_ASSIGN_OR_RETURN(latent->out, Linear(tensors.out));
-    return LoadAbsorbed(tensors.kv_b, &latent->kv_b);
-  }
-
-  /// kv_b takes the place of its quantized weights, which are freed.
-  Status LoadAbsorbed(const LinearTensors& kv_b, AbsorbedProjection* absorbed) {
-    const int64_t before = source_.bytes();
-    MARLIN_ASSIGN_OR_RETURN(const Projection projection, Linear(kv_b));
+  /// Projections that the mixer converts are freed.
+  Status LoadMixer(const MixerTensors& tensors, MixerLayer* layer) {
+    std::vector<int64_t> bytes;
+    for (const ProjectionTensors& projection : tensors.projections) {
+      const int64_t before = source_.bytes();
+      MARLIN_ASSIGN_OR_RETURN(Projection loaded, Linears(projection.layers));
+      layer->projections.push_back(std::move(loaded));
+      bytes.push_back(source_.bytes() - before);
+    }
+    MARLIN_ASSIGN_OR_RETURN(layer->out, Linear(tensors.out));
+    for (const VectorTensor& vector : tensors.vectors) {
+      MARLIN_ASSIGN_OR_RETURN(DeviceVector loaded, Vector(vector));
+      layer->vectors.push_back(std::move(loaded));
+    }
     if (only_writes_) return {};
+    if (layer->mixer->ConvertedBytes(shape_, exact_) == 0) return {};
     MARLIN_RETURN_IF_ERROR(source_.Finish());
-    MARLIN_ASSIGN_OR_RETURN(*absorbed, Absorb(device_, projection, shape_, absorbed_));
-    absorbed_growth_ += absorbed->bytes() - (source_.bytes() - before);
+    MARLIN_RETURN_IF_ERROR(layer->mixer->Convert(device_, shape_, exact_, layer));
+    converted_growth_ += layer->converted->bytes();
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      if (layer->projections[i].empty()) converted_growth_ -= bytes[i];
+    }
     return {};
   }
 
@@ -304,9 +299,9 @@ class DecoderLoader {
   int64_t host_bytes_ = 0;
   WeightSource source_;
   const Progress& progress_;
-  const DType absorbed_;
-  const bool only_writes_;       ///< Projections go to a prepared file and are not kept.
-  int64_t absorbed_growth_ = 0;  ///< Bytes of absorbed projections beyond those of their weights.
+  const bool exact_;
+  const bool only_writes_;        ///< Projections go to a prepared file and are not kept.
+  int64_t converted_growth_ = 0;  ///< Bytes of converted parameters beyond their weights' bytes.
   const DecoderConfig& config_;
   const Dimensions& shape_;
 };

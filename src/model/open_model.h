@@ -17,14 +17,14 @@ struct ModelDirectory {
   DecoderConfig config;
 };
 
-/// Errors: those of Model::Open that do not depend on a device.
+/// Errors: as Model::Open, where they do not depend on a device.
 Result<ModelDirectory> OpenModelDirectory(const std::string& path,
                                           const CheckpointOptions& options = {});
 
 /// The identity of a model, as recorded in its prepared-weight files.
 std::string PreparedSource(const Checkpoint& checkpoint);
 
-/// Opens a prepared-weight file for a model and a device. Errors: those of PreparedFile::Open;
+/// Opens a prepared-weight file for a model and a device. Errors: as PreparedFile::Open;
 /// kInvalidArgument for weights of another model or device.
 Result<std::shared_ptr<const PreparedFile>> OpenPrepared(const std::string& file,
                                                          const Checkpoint& checkpoint,

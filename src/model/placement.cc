@@ -3,9 +3,11 @@
 #include <fmt/core.h>
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/macros.h"
+#include "model/mixer.h"
 #include "ops/device/device.h"
 #include "recipe/decoder_shape.h"
 
@@ -14,17 +16,19 @@ namespace {
 
 using enum DecoderOperation;
 
-/// The unfused operations that make up an operation of a step.
-std::vector<DecoderOperation> UnfusedOperations(StepKind kind) {
+/// The unfused operations that make up an operation of a step, which may be the mixer's.
+std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixer) {
+  for (MixerOperation& operation : mixer.Operations()) {
+    if (operation.kind == kind) return std::move(operation.unfused);
+  }
   switch (kind) {
     case StepKind::kEmbed:
       return {kLookUpRows, kLookUpWeightRows};
     case StepKind::kProject:
     case StepKind::kLatentProject:
-      return {kRmsNorm, kAddRmsNorm};
     case StepKind::kAttention:
-      return {kRmsNorm,       kApplyRotary,     kConvert,       kHeadProduct,
-              kAppendToCache, kRotateAndAppend, kPagedAttention};
+    case StepKind::kMix:
+      return {};  // The layer's mixer has none of these.
     case StepKind::kProjectAdd:
       return {kRmsNorm, kAddTo};
     case StepKind::kGateUp:
@@ -41,25 +45,25 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind) {
   return {};
 }
 
-std::vector<StepKind> KindsOf(const DecoderConfig& config) {
-  std::vector<StepKind> kinds = {
-      StepKind::kEmbed,     config.latent() ? StepKind::kLatentProject : StepKind::kProject,
-      StepKind::kAttention, StepKind::kProjectAdd,
-      StepKind::kHead,      StepKind::kSample};
-  bool dense = false;
-  bool sparse = false;
-  for (int64_t layer = 0; layer < config.shape.layers; ++layer) {
-    (IsSparse(*config.family, config.shape, layer) ? sparse : dense) = true;
+/// The operations of a layer's step, and of the step around the layers.
+std::vector<StepKind> StepKinds(const DecoderConfig& config, int64_t layer) {
+  std::vector<StepKind> kinds = {StepKind::kEmbed};
+  for (const MixerOperation& operation : MixerOf(config.mixer(layer)).Operations()) {
+    kinds.push_back(operation.kind);
   }
-  if (dense) kinds.push_back(StepKind::kGateUp);
-  if (sparse) kinds.insert(kinds.end(), {StepKind::kRoute, StepKind::kExperts});
+  kinds.insert(kinds.end(), {StepKind::kProjectAdd, StepKind::kHead, StepKind::kSample});
+  if (IsSparse(*config.family, config.shape, layer)) {
+    kinds.insert(kinds.end(), {StepKind::kRoute, StepKind::kExperts});
+  } else {
+    kinds.push_back(StepKind::kGateUp);
+  }
   return kinds;
 }
 
 }  // namespace
 
-Status CheckUnfused(const Device& device, StepKind kind) {
-  for (const DecoderOperation operation : UnfusedOperations(kind)) {
+Status CheckUnfused(const Device& device, StepKind kind, const Mixer& mixer) {
+  for (const DecoderOperation operation : UnfusedOperations(kind, mixer)) {
     MARLIN_RETURN_IF_ERROR(CheckHas(device, operation));
   }
   // Where the device does not sort tokens by expert, the host must read the top-k selection.
@@ -70,12 +74,14 @@ Status CheckUnfused(const Device& device, StepKind kind) {
 
 Status CheckDevice(const Device& device, const DecoderConfig& config) {
   MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
-  for (const StepKind kind : KindsOf(config)) {
-    if (decoder->Fuses(kind)) continue;
-    const Status has = CheckUnfused(device, kind);
-    if (has.ok()) continue;
-    return Status(has.code(),
-                  fmt::format("{}, which {} needs", has.message(), config.family->model_type));
+  for (int64_t layer = 0; layer < config.shape.layers; ++layer) {
+    for (const StepKind kind : StepKinds(config, layer)) {
+      if (decoder->Fuses(kind)) continue;
+      const Status has = CheckUnfused(device, kind, MixerOf(config.mixer(layer)));
+      if (has.ok()) continue;
+      return Status(has.code(),
+                    fmt::format("{}, which {} needs", has.message(), config.family->model_type));
+    }
   }
   return {};
 }

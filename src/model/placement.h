@@ -14,12 +14,12 @@ namespace marlin {
 Status CheckDevice(const Device& device, const DecoderConfig& config);
 
 /// The device itself or, if it was opened as "auto", the first candidate that can run a model of
-/// this config. Errors: those of CheckDevice for the last candidate, those of Device::Open.
+/// this config. Errors: as CheckDevice for the last candidate, and as Device::Open.
 Result<Device> DeviceFor(const Device& device, const DecoderConfig& config);
 
-/// Checks that a device has the unfused operations of a step's operation. Errors: kUnsupported
-/// naming the device and the operation.
-Status CheckUnfused(const Device& device, StepKind kind);
+/// Checks that a device has the unfused operations of an operation of a step, which may be of a
+/// layer with this mixer. Errors: kUnsupported naming the device and the operation.
+Status CheckUnfused(const Device& device, StepKind kind, const Mixer& mixer);
 
 /// Whether device and host share memory. Precondition: CheckDevice.
 bool ReadsHostMemory(const Device& device);

@@ -35,7 +35,7 @@ bool IsPreparedFile(Io& io, const std::string& path);
 struct PreparedPart {
   WeightsSpec spec;
   int64_t offset = 0;  ///< File offset; a multiple of 64.
-  int64_t bytes = 0;   ///< Those of the matrix and, behind it, of its input transform.
+  int64_t bytes = 0;   ///< Bytes of the matrix, then of its input transform.
   uint64_t checksum = 0;
 };
 

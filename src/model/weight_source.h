@@ -52,7 +52,7 @@ class WeightSource {
   /// From here on loads these instead; they must outlive this.
   void Replace(const ReplacedMatrices* replaced) { replaced_ = replaced; }
 
-  /// From here on prepares weights for this device, which must outlive this, too.
+  /// Prepares the following weights for this device, which must outlive the source.
   void PrepareFor(const Device& device) { device_ = &device; }
 
   /// True when a weight of this name exists, plain or quantized.

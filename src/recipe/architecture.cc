@@ -2,10 +2,13 @@
 // implementations.
 #include "recipe/architecture.h"
 
+#include <algorithm>
+
 #include "base/checked.h"
 #include "base/macros.h"
 #include "recipe/decoder_shape.h"
 #include "recipe/decoder_tensors.h"
+#include "recipe/mixer.h"
 #include "recipe/stored_layout.h"
 #include "recipe/typed_config.h"
 
@@ -79,32 +82,13 @@ class TensorLister {
     const ExpertStyle style = family_.experts == nullptr ? ExpertStyle() : *family_.experts;
     const LayerTensors layer = DescribeLayer(family_, d_, layer_, style);
     AddVector(layer.input_norm);
-    AddAttention(layer.attention);
-    AddLatentAttention(layer.latent);
+    for (const LinearTensors& linear : layer.mixer.Linears()) AddLinear(linear);
+    for (const VectorTensor& vector : layer.mixer.vectors) AddVector(vector);
     AddVector(layer.mlp_norm);
     AddVector(layer.attention_out_norm);
     AddVector(layer.mlp_out_norm);
     AddMlp(layer.mlp);
     AddExperts(layer.experts);
-  }
-
-  void AddAttention(const AttentionTensors& attention) {
-    for (const LinearTensors& linear : attention.qkv) AddLinear(linear);
-    AddLinear(attention.out);
-    AddVector(attention.q_norm);
-    AddVector(attention.k_norm);
-    AddVector(attention.sinks);
-  }
-
-  void AddLatentAttention(const LatentAttentionTensors& latent) {
-    AddLinear(latent.q);
-    AddLinear(latent.q_a);
-    AddVector(latent.q_a_norm);
-    AddLinear(latent.q_b);
-    AddLinear(latent.kv_a);
-    AddVector(latent.kv_a_norm);
-    AddLinear(latent.kv_b);
-    AddLinear(latent.out);
   }
 
   void AddExperts(const ExpertsTensors& experts) {
@@ -151,11 +135,10 @@ Result<ModelArchitecture> DescribeModel(std::string_view config_json) {
   model.expert_count = d.experts;
   model.experts_per_token = d.top_k;
   model.tied_embeddings = d.tied;
-  if (family->attention == AttentionKind::kLatent) {
-    model.kv_cache_elements = d.layers * (d.kv_rank + d.rope_dim);
-    model.expanded_elements = d.heads * (d.nope_dim + d.rope_dim + d.v_dim);
-  } else {
-    model.kv_cache_elements = d.layers * 2 * d.kv_heads * d.head_dim;
+  for (int64_t layer = 0; layer < d.layers; ++layer) {
+    const MixerParameters& mixer = ParametersOf(MixerOfLayer(*family, layer));
+    model.kv_cache_elements += mixer.State(d).elements();
+    model.expanded_elements = std::max(model.expanded_elements, mixer.ExpandedElements(d));
   }
   TensorLister lister(*family, d);
   model.tensors = lister.Main();

@@ -8,15 +8,14 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/printable.h"
+#include "recipe/mixer.h"
 
 namespace marlin {
 namespace {
 
-// Far above every published model, low enough that a product of any three fits in an int64.
-constexpr int64_t kMaxWidth = int64_t{1} << 20;
+// As kMaxWidth: far above every published model.
 constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
 constexpr int64_t kMaxLayers = int64_t{1} << 12;
-constexpr int64_t kMaxHeads = int64_t{1} << 12;
 constexpr int64_t kMaxExperts = int64_t{1} << 14;
 constexpr int64_t kMaxTensors = int64_t{1} << 20;
 
@@ -33,46 +32,6 @@ constexpr ExpertStyle kGptOssExperts = {.router = "router",
 constexpr Family kFamilies[] = {
 #include "recipe/families.def"
 };
-
-void ReadAttention(const Family& family, ModelConfig& config, Dimensions* d) {
-  d->heads = config.Size("num_attention_heads", kMaxHeads);
-  d->kv_heads = config.SizeOr("num_key_value_heads", kMaxHeads, d->heads);
-  switch (family.qkv_bias) {
-    case BiasRule::kNone:
-      break;
-    case BiasRule::kAlways:
-      d->qkv_bias = true;
-      break;
-    case BiasRule::kByAttentionBias:
-      d->qkv_bias = config.Bool("attention_bias", false);
-      break;
-    case BiasRule::kByQkvBias:
-      d->qkv_bias = config.Bool("qkv_bias", false);
-      break;
-  }
-  d->qk_norm = family.qk_norm == QkNormRule::kAlways ||
-               (family.qk_norm == QkNormRule::kByUseQkNorm && config.Bool("use_qk_norm", false));
-  if (family.attention == AttentionKind::kLatent) {
-    d->q_rank = config.CountOr("q_lora_rank", kMaxWidth, 0);
-    d->kv_rank = config.Size("kv_lora_rank", kMaxWidth);
-    d->nope_dim = config.Size("qk_nope_head_dim", kMaxWidth);
-    d->rope_dim = config.Size("qk_rope_head_dim", kMaxWidth);
-    d->v_dim = config.Size("v_head_dim", kMaxWidth);
-    return;
-  }
-  if (config.Has("head_dim")) {
-    d->head_dim = config.Size("head_dim", kMaxWidth);
-  } else if (d->hidden >= d->heads) {
-    d->head_dim = d->hidden / d->heads;
-  } else {
-    config.Fail("num_attention_heads",
-                fmt::format("{} heads of a hidden_size of {}", d->heads, d->hidden));
-  }
-  if (d->heads % d->kv_heads != 0) {
-    config.Fail("num_key_value_heads",
-                fmt::format("{} do not divide num_attention_heads {}", d->kv_heads, d->heads));
-  }
-}
 
 /// glm4_moe_lite lists for each layer whether it has experts; without the list all but the first
 /// do.
@@ -148,6 +107,26 @@ std::string_view TypeDefaults(std::string_view model_type) {
   return {};
 }
 
+void ReadHeads(const Family& family, ModelConfig& config, Dimensions* d) {
+  d->heads = config.Size("num_attention_heads", kMaxHeads);
+  d->kv_heads = config.SizeOr("num_key_value_heads", kMaxHeads, d->heads);
+  switch (family.qkv_bias) {
+    case BiasRule::kNone:
+      break;
+    case BiasRule::kAlways:
+      d->qkv_bias = true;
+      break;
+    case BiasRule::kByAttentionBias:
+      d->qkv_bias = config.Bool("attention_bias", false);
+      break;
+    case BiasRule::kByQkvBias:
+      d->qkv_bias = config.Bool("qkv_bias", false);
+      break;
+  }
+  d->qk_norm = family.qk_norm == QkNormRule::kAlways ||
+               (family.qk_norm == QkNormRule::kByUseQkNorm && config.Bool("use_qk_norm", false));
+}
+
 Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
   Dimensions d;
   d.hidden = config.Size("hidden_size", kMaxWidth);
@@ -156,7 +135,7 @@ Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
   d.intermediate = config.Size("intermediate_size", kMaxWidth);
   d.mlp_bias = family.mlp_bias && config.Bool("mlp_bias", false);
   d.tied = config.Bool("tie_word_embeddings", false);
-  ReadAttention(family, config, &d);
+  ParametersOf(family.mixer).ReadSizes(family, config, &d);
   ReadExperts(family, config, &d);
   MARLIN_RETURN_IF_ERROR(config.status());
   const auto tensors =

@@ -12,6 +12,13 @@
 
 namespace marlin {
 
+/// Kinds of mixers, which mix the tokens of a sequence in a layer: the rows of mixers.def.
+enum class MixerKind : uint8_t {
+#define MARLIN_MIXER(Name) k##Name,
+#include "recipe/mixers.def"
+#undef MARLIN_MIXER
+};
+
 enum class BiasRule : uint8_t {
   kNone,
   kAlways,
@@ -19,7 +26,6 @@ enum class BiasRule : uint8_t {
   kByQkvBias,        ///< The key qkv_bias.
 };
 enum class QkNormRule : uint8_t { kNone, kAlways, kByUseQkNorm };
-enum class AttentionKind : uint8_t { kSplit, kFused, kLatent };
 enum class SharedExperts : uint8_t { kNone, kGated, kPlain };
 enum class SparseRule : uint8_t { kAllLayers, kByStep, kAfterFirst };
 /// How router logits become the weights of the selected experts.
@@ -57,7 +63,8 @@ struct Family {
   std::string_view model_type;
   std::string_view defaults;  ///< JSON: see families.def.
   bool runs = true;           ///< The decoder runner supports it.
-  AttentionKind attention = AttentionKind::kSplit;
+  MixerKind mixer = MixerKind::kAttention;
+  bool fused_qkv = false;  ///< Queries, keys and values are one tensor.
   BiasRule qkv_bias = BiasRule::kNone;
   bool o_bias = false;  ///< The output projection follows qkv_bias.
   QkNormRule qk_norm = QkNormRule::kNone;
@@ -92,7 +99,7 @@ struct Dimensions {
   int64_t sparse_step = 1;
   int64_t prediction_layers = 0;
   std::vector<int64_t> dense_layers;
-  // MLA; q_rank 0 means a single q_proj.
+  // Low-rank queries, keys and values; q_rank 0: queries are not low-rank.
   int64_t q_rank = 0;
   int64_t kv_rank = 0;
   int64_t nope_dim = 0;
@@ -114,6 +121,9 @@ std::string_view TypeDefaults(std::string_view model_type);
 /// Reads and checks the dimensions of a config with the defaults of its type (typed_config.h).
 /// Errors: kMalformedFile naming the key.
 Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config);
+
+/// The mixer of a layer.
+inline MixerKind MixerOfLayer(const Family& family, int64_t /*layer*/) { return family.mixer; }
 
 /// True when a layer has experts.
 bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer);

@@ -52,25 +52,48 @@ struct VectorTensor {
   bool present() const { return !name.empty(); }
 };
 
-/// Grouped-query attention.
-struct AttentionTensors {
-  std::vector<LinearTensors> qkv;  ///< Queries, keys and values, or one fused layer.
-  LinearTensors out;
-  VectorTensor q_norm;
-  VectorTensor k_norm;
-  VectorTensor sinks;
+/// Names the tensors of a layer.
+class LayerNames {
+ public:
+  explicit LayerNames(int64_t layer) : prefix_(LayerPrefix(layer)) {}
+
+  /// `name` without LayerPrefix and ".weight".
+  LinearTensors Linear(std::string_view name, int64_t in, int64_t out, bool bias = false) const {
+    return {prefix_ + std::string(name), in, out, bias};
+  }
+  /// `name` without LayerPrefix.
+  VectorTensor Vector(std::string_view name, int64_t count) const {
+    return {prefix_ + std::string(name), count};
+  }
+  const std::string& prefix() const { return prefix_; }
+
+ private:
+  std::string prefix_;
 };
 
-/// Multi-head latent attention (MLA).
-struct LatentAttentionTensors {
-  LinearTensors q;  ///< Or q_a, q_a_norm and q_b.
-  LinearTensors q_a;
-  VectorTensor q_a_norm;
-  LinearTensors q_b;
-  LinearTensors kv_a;
-  VectorTensor kv_a_norm;
-  LinearTensors kv_b;
-  LinearTensors out;
+/// Origin of an input's features, to which a factor of a feature can move: a norm with a weight per
+/// feature, or output `outputs[i]` of a linear layer for feature i, which several features may
+/// share. Neither: factors cannot move.
+struct InputSource {
+  VectorTensor norm;
+  LinearTensors linear;
+  std::vector<int64_t> outputs;
+};
+
+/// Linear layers of one input, which are loaded as one projection; absent if empty.
+struct ProjectionTensors {
+  std::vector<LinearTensors> layers;
+  size_t input = 0;  ///< 0: norm(hidden); from 1 on: an input that the mixer computes for it.
+};
+
+/// The parameters of a layer's mixer, in the mixer's own order.
+struct MixerTensors {
+  std::vector<ProjectionTensors> projections;
+  LinearTensors out;  ///< From what the mixer mixes to what it adds to the hidden states.
+  std::vector<VectorTensor> vectors;
+
+  /// All linear layers that are present, `out` last.
+  std::vector<LinearTensors> Linears() const;
 };
 
 struct MlpTensors {
@@ -100,8 +123,7 @@ struct ExpertsTensors {
 
 struct LayerTensors {
   VectorTensor input_norm;
-  AttentionTensors attention;     ///< Unless AttentionKind::kLatent.
-  LatentAttentionTensors latent;  ///< For AttentionKind::kLatent.
+  MixerTensors mixer;
   VectorTensor mlp_norm;
   VectorTensor attention_out_norm;
   VectorTensor mlp_out_norm;

@@ -18,7 +18,7 @@ struct ExpertName {
 /// the name can be rebuilt from the number.
 std::optional<ExpertName> ParseExpertName(std::string_view name);
 
-/// The layer and the number of an expert: those of "a.layers.3.b.experts.7.c" are 3 and 7.
+/// The layer and the number of an expert: 3 and 7 for "a.layers.3.b.experts.7.c".
 struct ExpertPlace {
   int64_t layer = 0;
   int64_t expert = 0;

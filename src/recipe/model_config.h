@@ -26,7 +26,7 @@ class ModelConfig {
   const Status& status() const { return status_; }
   const std::string& file() const { return file_; }
   const Json& values() const { return *json_; }
-  /// True when the key is present, be it null.
+  /// True when the key is present, even with the value null.
   bool Knows(std::string_view key) const;
   /// True when the key is present and null.
   bool IsNull(std::string_view key) const { return Knows(key) && !Has(key); }

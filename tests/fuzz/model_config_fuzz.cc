@@ -7,6 +7,7 @@
 #include "model/decoder_config.h"
 #include "recipe/architecture.h"
 #include "recipe/decoder_shape.h"
+#include "recipe/mixer.h"
 #include "recipe/typed_config.h"
 
 namespace {
@@ -65,7 +66,7 @@ void CheckDecoder(const DecoderConfig& decoder, const ModelArchitecture& model) 
   MARLIN_FUZZ_CHECK(std::isfinite(decoder.score_scale) && std::isfinite(decoder.epsilon));
   const Rotary& rotary = decoder.rotary;
   MARLIN_FUZZ_CHECK(2 * static_cast<int64_t>(rotary.inverse_frequencies.size()) <=
-                    decoder.key_dim() + 1);
+                    ParametersOf(decoder.mixer(0)).RotaryDim(decoder.shape) + 1);
   MARLIN_FUZZ_CHECK(std::isfinite(rotary.attention_factor) && std::isfinite(rotary.score_factor));
   for (const float frequency : rotary.inverse_frequencies) {
     MARLIN_FUZZ_CHECK(std::isfinite(frequency));

@@ -8,7 +8,7 @@
 
 #include "base/macros.h"
 #include "checkpoint/convert/quantize_plan.h"
-#include "engine/expand.h"
+#include "engine/mixers/latent_attention/expand.h"
 #include "layout/plain_weights.h"
 #include "marlin/quantize.h"
 #include "marlin/tensor.h"

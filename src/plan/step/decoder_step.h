@@ -6,7 +6,7 @@
 // Nothing here depends on a token: that is in StepValues, whose views are in device memory. Each
 // layer is one alternative of each line:
 //
-//   ProjectStep | LatentProjectStep, AttentionStep, ProjectAddStep
+//   (ProjectStep | LatentProjectStep, AttentionStep) | MixStep, ProjectAddStep
 //   GateUpStep, ProjectAddStep | RouteStep, ExpertsStep
 //
 // between EmbedStep and HeadStep, SampleStep.
@@ -88,6 +88,11 @@ struct AttentionStep {
   PagedCache cache;        ///< Without slabs; StepPages has them.
 };
 
+/// mixed = norm(hidden) after a mixer that has no operation of its own here; no backend fuses it.
+struct MixStep {
+  int64_t layer = 0;
+};
+
 /// hidden += out_norm(linear(from)).
 struct ProjectAddStep {
   int64_t layer = 0;
@@ -140,7 +145,7 @@ struct SampleStep {};
 
 using StepOperation =
     std::variant<EmbedStep, ProjectStep, LatentProjectStep, AttentionStep, ProjectAddStep,
-                 GateUpStep, RouteStep, ExpertsStep, HeadStep, SampleStep>;
+                 GateUpStep, RouteStep, ExpertsStep, HeadStep, SampleStep, MixStep>;
 
 /// The alternatives of StepOperation.
 enum class StepKind : uint8_t {
@@ -154,8 +159,9 @@ enum class StepKind : uint8_t {
   kExperts,
   kHead,
   kSample,
+  kMix,
 };
-static_assert(std::variant_size_v<StepOperation> == static_cast<size_t>(StepKind::kSample) + 1);
+static_assert(std::variant_size_v<StepOperation> == static_cast<size_t>(StepKind::kMix) + 1);
 
 inline StepKind KindOf(const StepOperation& operation) {
   return static_cast<StepKind>(operation.index());

@@ -1,5 +1,5 @@
 // When a pass expands latents, in how much memory, and which pages.
-#include "engine/expand.h"
+#include "engine/mixers/latent_attention/expand.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -54,10 +54,13 @@ TEST(ExpandsLatents, CountsAllSequencesOfAPass) {
 
 TEST(ExpandsLatents, BatchInvariantModeAndOtherAttentionNeverDo) {
   EXPECT_FALSE(Expands({{4096, 4096}}, Determinism::kBatchInvariant));
-  DecoderConfig config = LatentConfig();
-  config.family = *FindFamily("llama");
+  const Device device = *Device::Open("cpu");
   const PassSequence sequence{4096, 4096};
-  EXPECT_FALSE(ExpandsLatents(*Device::Open("cpu"), config, {&sequence, 1}, Determinism::kDefault));
+  DecoderConfig config = LatentConfig();
+  const PassSetting setting{device, config};
+  EXPECT_TRUE(MixerOf(config.mixer(0)).Expands(setting, {&sequence, 1}));
+  config.family = *FindFamily("llama");
+  EXPECT_FALSE(MixerOf(config.mixer(0)).Expands(setting, {&sequence, 1}));
 }
 
 TEST(ExpandedMemory, IsThatOfTheContextUpToALimit) {
@@ -74,8 +77,10 @@ TEST(ExpandedMemory, IsThatOfTheContextUpToALimit) {
   EXPECT_EQ(bytes(DType::kBf16, Accuracy::kDefault, false), 512 << 20);
   config.max_positions = 10;
   EXPECT_EQ(bytes(DType::kBf16, Accuracy::kDefault, true), 256 * 16 * 320 * 2);
+  const Device device = *Device::Open("cpu");
+  EXPECT_EQ(MixerOf(config.mixer(0)).ExpandedBytes({device, config}), 256 * 16 * 320 * 4);
   config.family = *FindFamily("llama");
-  EXPECT_EQ(bytes(DType::kBf16, Accuracy::kDefault, false), 0);
+  EXPECT_EQ(MixerOf(config.mixer(0)).ExpandedBytes({device, config}), 0);
 }
 
 TEST(ExpandedMemory, HoldsEqualPartsOfTheHeads) {

@@ -21,8 +21,11 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-CacheShape Shape3(std::vector<int64_t> windows, int64_t heads = 2) {
-  return {std::move(windows), heads, 32, 16, false, DType::kBf16};
+CacheShape Shape3(const std::vector<int64_t>& windows, int64_t heads = 2) {
+  CacheShape shape;
+  for (const int64_t window : windows) shape.layers.push_back({{heads, 32, 16}, window});
+  shape.type = DType::kBf16;
+  return shape;
 }
 
 std::shared_ptr<PagePool> MakePool(const Device& device, const CacheShape& shape) {
@@ -45,6 +48,27 @@ TEST(PagePool, LayersWithOneWindowSharePages) {
     EXPECT_EQ(cache.page_tokens, 256);
   }
   EXPECT_THAT(places, ElementsAre(0, 2 * 256 * 48, 2 * 2 * 256 * 48));
+}
+
+// Layers of different mixers have pages of their own size.
+TEST(PagePool, LayersWithOneStateSharePages) {
+  const Device device = *Device::Open("cpu", {.threads = 1});
+  CacheShape shape = Shape3({0, 0, 0});
+  shape.layers[1].kept = {1, 96, 64, true};
+  const auto pool = MakePool(device, shape);
+  ASSERT_EQ(pool->groups(), 2U);
+  EXPECT_EQ(pool->GroupOf(0), pool->GroupOf(2));
+  EXPECT_EQ(pool->FirstLayerOf(pool->GroupOf(2)), 0);
+  EXPECT_EQ(pool->FirstLayerOf(pool->GroupOf(1)), 1);
+  EXPECT_EQ(pool->CacheOf(2, {}).page_stride, 2 * 2 * 256 * (32 + 16));
+  EXPECT_EQ(pool->CacheOf(2, {}).first_element, 2 * 256 * (32 + 16));
+  const PagedCache own = pool->CacheOf(1, {});
+  EXPECT_EQ(own.page_stride, 256 * 96);
+  EXPECT_EQ(own.kv_heads, 1);
+  EXPECT_EQ(own.key_dim, 96);
+  EXPECT_EQ(own.value_dim, 64);
+  EXPECT_TRUE(own.values_in_keys);
+  EXPECT_FALSE(pool->CacheOf(0, {}).values_in_keys);
 }
 
 TEST(PagePool, CountsTheBytesOfItsType) {

@@ -10,9 +10,9 @@
 
 #include "../ops/decoder_fixture.h"
 #include "base/checked.h"
+#include "engine/mixers/latent_attention/absorb.h"
 #include "marlin/decoder.h"
 #include "marlin/quantize.h"
-#include "model/absorb.h"
 #include "reference/dequantize.h"
 
 namespace marlin::latent_attention_test {

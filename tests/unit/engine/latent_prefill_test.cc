@@ -12,7 +12,7 @@
 #include "../checkpoint/test_files.h"
 #include "../test_device.h"
 #include "base/json.h"
-#include "engine/expand.h"
+#include "engine/mixers/latent_attention/expand.h"
 #include "engine/model_impl.h"
 #include "marlin/model.h"
 #include "random_model.h"

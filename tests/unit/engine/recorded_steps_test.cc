@@ -77,6 +77,10 @@ TEST(RecordedSteps, OtherRowsAndOtherMemoryAreOtherPasses) {
   passes.values().pages[0].expanded.pages = {other.data(), DType::kI32, {3}};
   expect_new();
   passes.values().pages[0].expanded = {};
+  // A value between operations at another place.
+  passes.values().mixed = {other.data(), DType::kBf16, {2, 4}};
+  expect_new();
+  passes.values().mixed = {};
   passes.values().samplers = {other.data(), DType::kU8, {2, 16}};
   expect_new();
   // The first is still recorded.

@@ -1,9 +1,8 @@
-#include "engine/expand.h"
+#include "engine/mixers/latent_attention/expand.h"
 
 #include <algorithm>
 
 #include "base/checked.h"
-#include "model/absorb.h"
 #include "model/placement.h"
 #include "ops/device/device.h"
 #include "plan/step/decoder_backend.h"
@@ -21,15 +20,15 @@ constexpr int64_t kMostDeviceBytes = int64_t{512} << 20;
 /// quarters of the time, and at 0.88, one of 48 tokens, a little more time.
 constexpr double kMostProducts = 0.8;
 
+}  // namespace
+
 bool HasExpandLatents(const Device& device) {
   const DecoderBackend* const decoder = Internals::Impl(device).decoder();
   return decoder != nullptr && decoder->Has(DecoderOperation::kExpandLatents);
 }
 
-}  // namespace
-
 int64_t ExpandedBytes(int64_t token_bytes, int64_t tokens, bool host_memory) {
-  // Pages have so many tokens on every device, or a divisor of it.
+  // Tokens of the largest page of any device, which the others divide.
   constexpr int64_t kPage = 256;
   const int64_t most = host_memory ? kMostHostBytes : kMostDeviceBytes;
   const int64_t rounded = RoundUp(std::clamp(tokens, int64_t{1}, INT64_MAX - kPage), kPage);
@@ -41,8 +40,8 @@ ExpandedMemory::ExpandedMemory(const DecoderConfig& config, DType cache_type, Ac
     : heads_(config.shape.heads),
       type_(accuracy == Accuracy::kExact ? DType::kF32 : ExpandedType(cache_type)),
       bytes_(0) {
-  token_bytes_ = (config.key_dim() + config.value_dim()) * DTypeBytes(type_);
-  if (!config.latent()) return;
+  const Dimensions& shape = config.shape;
+  token_bytes_ = (shape.nope_dim + shape.rope_dim + shape.v_dim) * DTypeBytes(type_);
   bytes_ =
       ExpandedBytes(SaturatingProduct(heads_, token_bytes_), config.max_positions, host_memory);
 }
@@ -54,17 +53,9 @@ int64_t ExpandedMemory::HeadsAtATime(int64_t count, int64_t page_tokens) const {
   return most < 1 ? 0 : CeilDivide(heads_, CeilDivide(heads_, most));
 }
 
-int64_t LatentBytes(const DecoderConfig& config, const ModelOptions& options, DType cache_type,
-                    const Device& device) {
-  const int64_t absorbed = AbsorbedBytes(config, options.allow_bf16_activations);
-  if (options.batch_invariant || !HasExpandLatents(device)) return absorbed;
-  const Accuracy accuracy = options.allow_bf16_activations ? Accuracy::kDefault : Accuracy::kExact;
-  return absorbed + ExpandedMemory(config, cache_type, accuracy, ReadsHostMemory(device)).bytes();
-}
-
 bool ExpandsLatents(const Device& device, const DecoderConfig& config,
                     std::span<const PassSequence> sequences, Determinism determinism) {
-  if (!config.latent() || !HasExpandLatents(device)) return false;
+  if (!HasExpandLatents(device)) return false;
   if (determinism == Determinism::kBatchInvariant) return false;
   const Dimensions& shape = config.shape;
   double pairs = 0;

@@ -1,59 +1,28 @@
+// The operations of latent attention in a step.
+#include "engine/mixers/latent_attention/latent_attention.h"
+
 #include <algorithm>
 
 #include "base/macros.h"
-#include "engine/expand.h"
-#include "engine/forward.h"
-#include "marlin/decoder.h"
+#include "engine/mixers/latent_attention/absorb.h"
+#include "engine/mixers/latent_attention/expand.h"
+#include "engine/mixers/paged_attention.h"
 #include "model/placement.h"
 #include "ops/decoder/expand_latents.h"
-#include "plan/step/decoder_calls.h"
 
 namespace marlin {
 namespace {
 
-/// The heads in columns [first, first + heads * dim) of rows.
-MutableTensorView Heads(const MutableTensorView& rows, int64_t first, int64_t heads, int64_t dim) {
-  return {
-      rows.As<float>() + first, DType::kF32, {rows.dim(0), heads, dim}, {rows.stride(0), dim, 1}};
-}
-
-RotaryEmbedding RotaryOf(const Pass& pass) {
-  const DecoderConfig& config = pass.decoder.config;
-  return {pass.decoder.inverse_frequencies.view(), config.rotary.attention_factor,
-          config.interleaved_rotary};
+const AbsorbedProjection& AbsorbedOf(const Pass& pass, int64_t layer) {
+  return static_cast<const AbsorbedProjection&>(*pass.layer(layer).mixer.converted);
 }
 
 Status Rotate(const Pass& pass, const MutableTensorView& heads) {
-  return ApplyRotary(pass.device, RotaryOf(pass), pass.values.positions, heads, pass.stream());
+  return ApplyRotary(pass.device, RotaryOf(pass.decoder), pass.values.positions, heads,
+                     pass.stream());
 }
 
-SequenceRows RowsOf(const Pass& pass, int64_t layer) {
-  const StepPages& pages = pass.values.pages[pass.pool.GroupOf(layer)];
-  return {pass.values.positions, pass.values.first_rows, pages.block_tables};
-}
-
-PagedCache CacheOf(const Pass& pass, int64_t layer) {
-  return pass.pool.CacheOf(layer, pass.values.pages[pass.pool.GroupOf(layer)].slabs);
-}
-
-AttentionOptions OptionsOf(const Pass& pass, int64_t layer, const TensorView& sinks) {
-  const DecoderConfig& config = pass.decoder.config;
-  AttentionOptions options;
-  options.scale = config.score_scale;
-  options.window = config.windows[static_cast<size_t>(layer)];
-  options.sinks = sinks;
-  options.accuracy = pass.products.accuracy;
-  options.determinism = pass.products.determinism;
-  return options;
-}
-
-Status Attend(const Pass& pass, const PagedAttentionCall& call) {
-  MARLIN_RETURN_IF_ERROR(PagedAttention(pass.device, call.queries, call.rows, call.cache, call.out,
-                                        call.options, pass.stream()));
-  return Ended(pass, StepPart::kAttention);
-}
-
-/// The views of an MLA step: columns of every head of rows of `projected` or of others.
+/// Columns [first, first + width) of every head of rows.
 MutableTensorView Columns(const MutableTensorView& rows, int64_t heads, int64_t stride,
                           int64_t first, int64_t width) {
   return {rows.As<float>() + first,
@@ -66,21 +35,21 @@ MutableTensorView Columns(const MutableTensorView& rows, int64_t heads, int64_t 
 Status CacheLatents(const Pass& pass, int64_t layer, const MutableTensorView& rope_queries) {
   const Dimensions& shape = pass.decoder.config.shape;
   const MutableTensorView& latent = pass.values.latent;
-  MARLIN_RETURN_IF_ERROR(Rotate(pass, Heads(latent, shape.kv_rank, 1, shape.rope_dim)));
+  MARLIN_RETURN_IF_ERROR(Rotate(pass, HeadsIn(latent, shape.kv_rank, 1, shape.rope_dim)));
   MARLIN_RETURN_IF_ERROR(AppendToCache(pass.device,
-                                       Heads(latent, 0, 1, shape.kv_rank + shape.rope_dim), {},
+                                       HeadsIn(latent, 0, 1, shape.kv_rank + shape.rope_dim), {},
                                        RowsOf(pass, layer), CacheOf(pass, layer), pass.stream()));
   MARLIN_RETURN_IF_ERROR(Rotate(pass, rope_queries));
   return Ended(pass, StepPart::kRotateAppend);
 }
 
-/// MLA in its latent form: all query heads share one key of the cache, the latent and the RoPE
+/// The latent form: all query heads share one key of the cache, the latent and the RoPE
 /// part, and its value, the latent. A query without RoPE is multiplied by its head's part of kv_b
 /// instead of the latent, and so is what attention mixes of the latents.
 Status AttendToLatents(const Pass& pass, int64_t layer) {
   const StepValues& values = pass.values;
   const Dimensions& shape = pass.decoder.config.shape;
-  const AbsorbedProjection& kv_b = pass.layer(layer).latent.kv_b;
+  const AbsorbedProjection& kv_b = AbsorbedOf(pass, layer);
   const int64_t rows = pass.rows();
   const int64_t rank = shape.kv_rank;
   const int64_t wide = rank + shape.rope_dim;
@@ -105,10 +74,10 @@ Status AttendToLatents(const Pass& pass, int64_t layer) {
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kHeadProduct));
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView mixed,
                           pass.arena.Take(DType::kF32, {rows, shape.heads, rank}));
-  MARLIN_RETURN_IF_ERROR(Attend(pass, {wide_query(0, wide), RowsOf(pass, layer),
-                                       CacheOf(pass, layer), mixed, OptionsOf(pass, layer, {})}));
-  const MutableTensorView& all = values.mixed;
-  const MutableTensorView out(all.data(), all.dtype(), {rows, shape.heads, shape.v_dim});
+  MARLIN_RETURN_IF_ERROR(
+      Attend(pass, {wide_query(0, wide), RowsOf(pass, layer), CacheOf(pass, layer), mixed,
+                    AttentionOptionsOf(pass, layer)}));
+  const MutableTensorView out = MixedHeads(pass, layer, shape.heads, shape.v_dim);
   MARLIN_RETURN_IF_ERROR(
       HeadProduct(pass.device, mixed, kv_b.value_matrices, out, options, pass.stream()));
   return Ended(pass, StepPart::kHeadProduct);
@@ -122,17 +91,17 @@ TensorView HeadsOf(const TensorView& matrices, int64_t first, int64_t count) {
           {count, matrices.dim(1), matrices.dim(2)}};
 }
 
-/// MLA in its expanded form: the visible latents become keys and values of heads, some heads at a
+/// The expanded form: the visible latents become keys and values of heads, some heads at a
 /// time.
 Status AttendToHeads(const Pass& pass, int64_t layer, const ExpandedPages& pages) {
   const DecoderConfig& config = pass.decoder.config;
   const Dimensions& shape = config.shape;
-  const AbsorbedProjection& kv_b = pass.layer(layer).latent.kv_b;
+  const AbsorbedProjection& kv_b = AbsorbedOf(pass, layer);
   const PagedCache latents = CacheOf(pass, layer);
   const ExpandedMemory memory(config, latents.type, pass.products.accuracy,
                               ReadsHostMemory(pass.device));
-  const int64_t key_dim = config.key_dim();
-  const MutableTensorView queries = Heads(pass.values.projected, 0, shape.heads, key_dim);
+  const int64_t key_dim = shape.nope_dim + shape.rope_dim;
+  const MutableTensorView queries = HeadsIn(pass.values.projected, 0, shape.heads, key_dim);
   MARLIN_RETURN_IF_ERROR(CacheLatents(
       pass, layer,
       Columns(pass.values.projected, shape.heads, key_dim, shape.nope_dim, shape.rope_dim)));
@@ -147,9 +116,9 @@ Status AttendToHeads(const Pass& pass, int64_t layer, const ExpandedPages& pages
   cache.values_in_keys = false;
   SequenceRows rows = RowsOf(pass, layer);
   rows.block_tables = pages.block_tables;
-  const AttentionOptions options = OptionsOf(pass, layer, {});
+  const AttentionOptions options = AttentionOptionsOf(pass, layer);
   const int64_t most = memory.HeadsAtATime(cache.slab_pages, cache.page_tokens);
-  const MutableTensorView& all = pass.values.mixed;
+  const MutableTensorView all = MixedOf(pass, layer);
   for (int64_t first = 0; first < shape.heads; first += most) {
     const int64_t count = std::min(most, shape.heads - first);
     cache.kv_heads = count;
@@ -168,81 +137,116 @@ Status AttendToHeads(const Pass& pass, int64_t layer, const ExpandedPages& pages
   return {};
 }
 
-/// norm(x) for the norms inside MLA, whose epsilon the config does not set.
 Status NormalizeLatent(const Pass& pass, const DeviceVector& norm, const MutableTensorView& x) {
   MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, x, norm.view(), kLatentEpsilon, x, pass.stream()));
   return Ended(pass, StepPart::kNorm);
 }
 
-}  // namespace
-
-Status RunProject(const Pass& pass, int64_t index) {
-  const DecoderLayer& layer = pass.layer(index);
+Status Project(Pass& pass, int64_t index) {
   const ArenaScope scope(pass.arena);
   const StepValues& values = pass.values;
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
-                          pass.arena.Take(pass.products.activations, values.hidden.shape()));
-  MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer.input_norm, x));
-  MARLIN_RETURN_IF_ERROR(
-      Apply(pass.device, layer.attention.qkv, x, pass.products, values.projected));
-  return Ended(pass, StepPart::kQkv);
-}
-
-Status RunLatentProject(const Pass& pass, int64_t index) {
-  const ArenaScope scope(pass.arena);
-  const StepValues& values = pass.values;
-  const LatentAttentionLayer& layer = pass.layer(index).latent;
-  const auto apply = [&](const Projection& projection, const TensorView& x,
+  const std::vector<Projection>& projections = pass.layer(index).mixer.projections;
+  const std::vector<DeviceVector>& norms = pass.layer(index).mixer.vectors;
+  const auto apply = [&](LatentProjection projection, const TensorView& x,
                          const MutableTensorView& out) -> Status {
-    MARLIN_RETURN_IF_ERROR(Apply(pass.device, projection, x, pass.products, out));
+    MARLIN_RETURN_IF_ERROR(Apply(pass.device, projections[projection], x, pass.products, out));
     return Ended(pass, StepPart::kQkv);
   };
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
                           pass.arena.Take(pass.products.activations, values.hidden.shape()));
   MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, pass.layer(index).input_norm, x));
   TensorView query;
-  if (!layer.q.empty()) {
-    MARLIN_RETURN_IF_ERROR(apply(layer.q, x, values.projected));
+  if (!projections[kQ].empty()) {
+    MARLIN_RETURN_IF_ERROR(apply(kQ, x, values.projected));
   } else {
     MARLIN_ASSIGN_OR_RETURN(const MutableTensorView low,
-                            pass.arena.Take(DType::kF32, {pass.rows(), layer.q_a.out}));
+                            pass.arena.Take(DType::kF32, {pass.rows(), projections[kQA].out}));
     query = low;
-    MARLIN_RETURN_IF_ERROR(apply(layer.q_a, x, low));
-    MARLIN_RETURN_IF_ERROR(NormalizeLatent(pass, layer.q_a_norm, low));
-    MARLIN_RETURN_IF_ERROR(apply(layer.q_b, low, values.projected));
+    MARLIN_RETURN_IF_ERROR(apply(kQA, x, low));
+    MARLIN_RETURN_IF_ERROR(NormalizeLatent(pass, norms[kQANorm], low));
+    MARLIN_RETURN_IF_ERROR(apply(kQB, low, values.projected));
   }
-  MARLIN_RETURN_IF_ERROR(apply(layer.kv_a, x, values.latent));
+  MARLIN_RETURN_IF_ERROR(apply(kKvA, x, values.latent));
   const MutableTensorView latent(values.latent.data(), DType::kF32,
                                  {pass.rows(), pass.decoder.config.shape.kv_rank},
                                  {values.latent.stride(0), 1});
-  MARLIN_RETURN_IF_ERROR(NormalizeLatent(pass, layer.kv_a_norm, latent));
+  MARLIN_RETURN_IF_ERROR(NormalizeLatent(pass, norms[kKvANorm], latent));
   if (pass.inputs == nullptr) return {};
-  return pass.inputs->AddLatent(query.empty() ? nullptr : &query, latent);
+  if (!query.empty()) MARLIN_RETURN_IF_ERROR(pass.inputs->Add(kQueryInput, query));
+  return pass.inputs->Add(kLatentInput, latent);
 }
 
-Status RunAttention(const Pass& pass, int64_t index) {
-  const DecoderConfig& config = pass.decoder.config;
-  if (config.latent()) {
-    const ExpandedPages& pages = pass.values.pages[pass.pool.GroupOf(index)].expanded;
-    return pages.pages.empty() ? AttendToLatents(pass, index) : AttendToHeads(pass, index, pages);
-  }
-  const Dimensions& shape = config.shape;
-  const AttentionLayer& layer = pass.layer(index).attention;
-  const MutableTensorView& qkv = pass.values.projected;
-  const int64_t first_key = shape.heads * shape.head_dim;
-  const int64_t first_value = first_key + shape.kv_heads * shape.head_dim;
-  const MutableTensorView q = Heads(qkv, 0, shape.heads, shape.head_dim);
-  const MutableTensorView k = Heads(qkv, first_key, shape.kv_heads, shape.head_dim);
-  const MutableTensorView v = Heads(qkv, first_value, shape.kv_heads, shape.head_dim);
-  const HeadNorms norms{layer.q_norm.view(), layer.k_norm.view(), config.epsilon};
-  MARLIN_RETURN_IF_ERROR(RotateAndAppend(pass.device, {q, k, v}, norms, RotaryOf(pass),
-                                         RowsOf(pass, index), CacheOf(pass, index), pass.stream()));
-  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRotateAppend));
-  const MutableTensorView& mixed = pass.values.mixed;
-  const MutableTensorView out(mixed.data(), mixed.dtype(),
-                              {mixed.dim(0), shape.heads, shape.head_dim});
-  return Attend(pass, {q, RowsOf(pass, index), CacheOf(pass, index), out,
-                       OptionsOf(pass, index, layer.sinks.view())});
+}  // namespace
+
+std::vector<MixerOperation> LatentAttention::Operations() const {
+  using enum DecoderOperation;
+  return {{StepKind::kLatentProject, {kRmsNorm, kAddRmsNorm}},
+          {StepKind::kAttention,
+           {kApplyRotary, kConvert, kHeadProduct, kAppendToCache, kPagedAttention}}};
+}
+
+void LatentAttention::Describe(const DescribedLayer& layer,
+                               std::vector<StepOperation>* operations) const {
+  const MixerLayer& mixer = layer.layer().mixer;
+  const auto linear = [&](LatentProjection projection) {
+    return DescribeLinear(mixer.projections[projection]);
+  };
+  operations->emplace_back(LatentProjectStep{
+      layer.index, DescribeNorm(layer.layer().input_norm, layer.decoder.config.epsilon), linear(kQ),
+      linear(kQA), DescribeNorm(mixer.vectors[kQANorm], kLatentEpsilon), linear(kQB), linear(kKvA),
+      DescribeNorm(mixer.vectors[kKvANorm], kLatentEpsilon)});
+  AttentionStep step = DescribeAttention(layer);
+  step.rope_dim = layer.decoder.config.shape.rope_dim;
+  const auto& absorbed = static_cast<const AbsorbedProjection&>(*mixer.converted);
+  step.latent_keys = absorbed.key_matrices;
+  step.latent_values = absorbed.value_matrices;
+  operations->emplace_back(step);
+}
+
+Status LatentAttention::TakeValues(Pass* pass) const {
+  const Dimensions& shape = pass->decoder.config.shape;
+  const auto take = [&](int64_t width) {
+    return pass->arena.Take(DType::kF32, {pass->rows(), width});
+  };
+  MARLIN_ASSIGN_OR_RETURN(pass->values.projected,
+                          take(shape.heads * (shape.nope_dim + shape.rope_dim)));
+  MARLIN_ASSIGN_OR_RETURN(pass->values.latent, take(shape.kv_rank + shape.rope_dim));
+  return {};
+}
+
+Status LatentAttention::Run(Pass& pass, StepKind kind, int64_t layer) const {
+  if (kind == StepKind::kLatentProject) return Project(pass, layer);
+  const ExpandedPages& pages = pass.values.pages[pass.pool.GroupOf(layer)].expanded;
+  return pages.pages.empty() ? AttendToLatents(pass, layer) : AttendToHeads(pass, layer, pages);
+}
+
+int64_t LatentAttention::ExpandedBytes(const PassSetting& setting) const {
+  if (setting.determinism == Determinism::kBatchInvariant) return 0;
+  if (!HasExpandLatents(setting.device)) return 0;
+  return ExpandedMemory(setting.config, setting.cache_type, setting.accuracy,
+                        ReadsHostMemory(setting.device))
+      .bytes();
+}
+
+bool LatentAttention::Expands(const PassSetting& setting,
+                              std::span<const PassSequence> sequences) const {
+  return ExpandsLatents(setting.device, setting.config, sequences, setting.determinism);
+}
+
+ExpandedTables LatentAttention::Expand(const PassSetting& setting,
+                                       std::span<const PassSequence> sequences,
+                                       std::span<const int32_t> block_tables) const {
+  ExpandedTables tables = TablesOf(sequences, block_tables, setting.page_tokens);
+  const ExpandedMemory memory(setting.config, setting.cache_type, setting.accuracy,
+                              ReadsHostMemory(setting.device));
+  const auto pages = static_cast<int64_t>(tables.pages.size());
+  if (memory.HeadsAtATime(pages, setting.page_tokens) == 0) return {};
+  return tables;
+}
+
+const Mixer& LatentAttentionMixer() {
+  static const LatentAttention kMixer;
+  return kMixer;
 }
 
 }  // namespace marlin

@@ -1,4 +1,4 @@
-#include "model/absorb.h"
+#include "engine/mixers/latent_attention/absorb.h"
 
 #include <algorithm>
 #include <cstring>
@@ -15,7 +15,8 @@ namespace marlin {
 namespace {
 
 /// The rows of kv_b [heads * (nope_dim + v_dim), kv_rank] as a type, on the host.
-Result<std::vector<uint8_t>> RowsOf(const Device& device, const Projection& kv_b, DType type) {
+Result<std::vector<uint8_t>> DequantizedRows(const Device& device, const Projection& kv_b,
+                                             DType type) {
   const int64_t bytes = kv_b.out * kv_b.in * DTypeBytes(type);
   MARLIN_ASSIGN_OR_RETURN(const DeviceBuffer rows, DeviceBuffer::Allocate(device, bytes));
   int64_t first = 0;
@@ -54,15 +55,9 @@ int64_t AbsorbedBytes(const Dimensions& shape, DType type) {
   return SaturatingProduct(rows, shape.kv_rank * DTypeBytes(type));
 }
 
-int64_t AbsorbedBytes(const DecoderConfig& config, bool allow_bf16_activations) {
-  if (!config.latent()) return 0;
-  return SaturatingProduct(config.shape.layers,
-                           AbsorbedBytes(config.shape, AbsorbedType(allow_bf16_activations)));
-}
-
 Result<AbsorbedProjection> Absorb(const Device& device, const Projection& kv_b,
                                   const Dimensions& shape, DType type) {
-  MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> rows, RowsOf(device, kv_b, type));
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<uint8_t> rows, DequantizedRows(device, kv_b, type));
   const int64_t key_bytes = shape.nope_dim * shape.kv_rank * DTypeBytes(type);
   const int64_t value_bytes = shape.v_dim * shape.kv_rank * DTypeBytes(type);
   std::vector<uint8_t> keys(static_cast<size_t>(shape.heads * key_bytes));

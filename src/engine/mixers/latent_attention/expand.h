@@ -8,25 +8,19 @@
 
 #include "marlin/device.h"
 #include "marlin/gemm.h"
-#include "marlin/model.h"
 #include "marlin/tensor.h"
 #include "model/decoder_config.h"
+#include "model/mixer.h"
 
 namespace marlin {
-
-/// The rows of a pass that belong to one sequence, and its keys after them.
-struct PassSequence {
-  int64_t rows = 0;
-  int64_t length = 0;
-};
 
 /// The element type of heads that are expanded from a cache.
 inline DType ExpandedType(DType cache_type) {
   return cache_type == DType::kF32 ? DType::kF32 : DType::kBf16;
 }
 
-/// The bytes for expanded heads: those of so many tokens, with `token_bytes` for all heads of a
-/// layer, up to a limit. 0 without heads.
+/// The bytes for the expanded heads of some tokens, with `token_bytes` for all heads of a layer, up
+/// to a limit. 0 without heads.
 int64_t ExpandedBytes(int64_t token_bytes, int64_t tokens, bool host_memory);
 
 /// The memory in which a pass expands latents. A pass expands as many heads at a time as fit.
@@ -37,8 +31,8 @@ class ExpandedMemory {
 
   /// The element type of expanded keys and values.
   DType type() const { return type_; }
-  /// Bytes, the same for all passes of a model: those of one sequence of the model's context, up to
-  /// a limit. 0 without MLA.
+  /// Bytes, the same for all passes of a model: enough for one sequence of the model's context, up
+  /// to a limit.
   int64_t bytes() const { return bytes_; }
   /// Heads that a pass expands at a time, with `count` pages of `page_tokens`; 0: not even one
   /// fits.
@@ -51,11 +45,6 @@ class ExpandedMemory {
   int64_t bytes_;
 };
 
-/// The bytes that MLA takes on a device beside weights and KV cache: AbsorbedBytes, and an
-/// ExpandedMemory if the model's passes may expand latents.
-int64_t LatentBytes(const DecoderConfig& config, const ModelOptions& options, DType cache_type,
-                    const Device& device);
-
 /// Whether a pass of some sequences expands latents. Expanding costs a product with kv_b for every
 /// visible key, and saves most of the products for every pair of a query and a key. Batch-invariant
 /// mode never does: a row's bits would depend on the rows that it came with. Nor does a device
@@ -63,14 +52,11 @@ int64_t LatentBytes(const DecoderConfig& config, const ModelOptions& options, DT
 bool ExpandsLatents(const Device& device, const DecoderConfig& config,
                     std::span<const PassSequence> sequences, Determinism determinism);
 
-/// The pages of a pass's sequences that it expands, as in ExpandedPages. A block without a page
-/// is not expanded.
-struct ExpandedTables {
-  std::vector<int32_t> pages;
-  std::vector<int32_t> tokens;
-  std::vector<int32_t> block_tables;  ///< [sequences, blocks]
-};
-/// `block_tables`: [sequences, blocks], as in SequenceRows.
+/// Whether the device has the operation that expands latents.
+bool HasExpandLatents(const Device& device);
+
+/// The pages of a pass's sequences; a block without a page is not expanded. `block_tables`:
+/// [sequences, blocks], as in SequenceRows.
 ExpandedTables TablesOf(std::span<const PassSequence> sequences,
                         std::span<const int32_t> block_tables, int64_t page_tokens);
 

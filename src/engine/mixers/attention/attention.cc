@@ -1,0 +1,163 @@
+// Grouped-query attention (GQA), with its options: biases, norms of queries and keys, RoPE, windows
+// and sinks.
+#include <fmt/core.h>
+
+#include <cmath>
+
+#include "base/macros.h"
+#include "engine/mixers/paged_attention.h"
+#include "model/mixer.h"
+
+namespace marlin {
+namespace {
+
+/// Indices in MixerTensors and MixerLayer.
+constexpr size_t kQkv = 0;
+enum AttentionVector : size_t { kQNorm, kKNorm, kSinks };
+
+class GroupedAttention final : public Mixer {
+ public:
+  void ReadSizes(const Family& family, ModelConfig& config, Dimensions* sizes) const override;
+  MixerTensors Tensors(const Family& family, const Dimensions& sizes,
+                       const LayerNames& names) const override;
+  std::vector<InputSource> Sources(const Dimensions& sizes,
+                                   const MixerTensors& tensors) const override;
+  MixerState State(const Dimensions& sizes) const override {
+    return {sizes.kv_heads, sizes.head_dim, sizes.head_dim};
+  }
+  int64_t RotaryDim(const Dimensions& sizes) const override { return sizes.head_dim; }
+  float ScoreScale(const Dimensions& sizes, float /*rotary*/) const override {
+    return 1.0F / std::sqrt(static_cast<float>(sizes.head_dim));
+  }
+
+  std::vector<MixerOperation> Operations() const override {
+    using enum DecoderOperation;
+    return {{StepKind::kProject, {kRmsNorm, kAddRmsNorm}},
+            {StepKind::kAttention, {kRotateAndAppend, kPagedAttention}}};
+  }
+  void Describe(const DescribedLayer& layer, std::vector<StepOperation>* operations) const override;
+  Status TakeValues(Pass* pass) const override;
+  Status Run(Pass& pass, StepKind kind, int64_t layer) const override {
+    return kind == StepKind::kProject ? Project(pass, layer) : Mix(pass, layer);
+  }
+
+ private:
+  static Status Project(Pass& pass, int64_t layer);
+  static Status Mix(const Pass& pass, int64_t layer);
+};
+
+void GroupedAttention::ReadSizes(const Family& family, ModelConfig& config,
+                                 Dimensions* sizes) const {
+  ReadHeads(family, config, sizes);
+  if (config.Has("head_dim")) {
+    sizes->head_dim = config.Size("head_dim", kMaxWidth);
+  } else if (sizes->hidden >= sizes->heads) {
+    sizes->head_dim = sizes->hidden / sizes->heads;
+  } else {
+    config.Fail("num_attention_heads",
+                fmt::format("{} heads of a hidden_size of {}", sizes->heads, sizes->hidden));
+  }
+  if (sizes->heads % sizes->kv_heads != 0) {
+    config.Fail("num_key_value_heads", fmt::format("{} do not divide num_attention_heads {}",
+                                                   sizes->kv_heads, sizes->heads));
+  }
+}
+
+MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& sizes,
+                                       const LayerNames& names) const {
+  const int64_t q = sizes.heads * sizes.head_dim;
+  const int64_t kv = sizes.kv_heads * sizes.head_dim;
+  MixerTensors tensors;
+  std::vector<LinearTensors>& qkv = tensors.projections.emplace_back().layers;
+  if (family.fused_qkv) {
+    qkv = {names.Linear("self_attn.qkv_proj", sizes.hidden, q + 2 * kv, sizes.qkv_bias)};
+  } else {
+    qkv = {names.Linear("self_attn.q_proj", sizes.hidden, q, sizes.qkv_bias),
+           names.Linear("self_attn.k_proj", sizes.hidden, kv, sizes.qkv_bias),
+           names.Linear("self_attn.v_proj", sizes.hidden, kv, sizes.qkv_bias)};
+  }
+  tensors.out = names.Linear("self_attn.o_proj", q, sizes.hidden, sizes.qkv_bias && family.o_bias);
+  tensors.vectors.resize(kSinks + 1);
+  if (sizes.qk_norm) {
+    tensors.vectors[kQNorm] = names.Vector("self_attn.q_norm.weight", sizes.head_dim);
+    tensors.vectors[kKNorm] = names.Vector("self_attn.k_norm.weight", sizes.head_dim);
+  }
+  if (family.attention_sinks)
+    tensors.vectors[kSinks] = names.Vector("self_attn.sinks", sizes.heads);
+  return tensors;
+}
+
+std::vector<InputSource> GroupedAttention::Sources(const Dimensions& sizes,
+                                                   const MixerTensors& tensors) const {
+  const int64_t kv = sizes.kv_heads * sizes.head_dim;
+  InputSource mixed;
+  // The values are the last outputs of v's own matrix, or of one that holds q, k and v.
+  mixed.linear = tensors.projections[kQkv].layers.back();
+  const int64_t first = mixed.linear.out - kv;
+  for (int64_t i = 0; i < tensors.out.in; ++i) {
+    const int64_t head = i / sizes.head_dim * sizes.kv_heads / sizes.heads;
+    mixed.outputs.push_back(first + head * sizes.head_dim + i % sizes.head_dim);
+  }
+  return {mixed};
+}
+
+void GroupedAttention::Describe(const DescribedLayer& layer,
+                                std::vector<StepOperation>* operations) const {
+  const MixerLayer& mixer = layer.layer().mixer;
+  const float epsilon = layer.decoder.config.epsilon;
+  operations->emplace_back(ProjectStep{layer.index, DescribeNorm(layer.layer().input_norm, epsilon),
+                                       DescribeLinear(mixer.projections[kQkv])});
+  AttentionStep step = DescribeAttention(layer);
+  step.q_norm = DescribeNorm(mixer.vectors[kQNorm], epsilon);
+  step.k_norm = DescribeNorm(mixer.vectors[kKNorm], epsilon);
+  step.options.sinks = mixer.vectors[kSinks].view();
+  operations->emplace_back(step);
+}
+
+Status GroupedAttention::TakeValues(Pass* pass) const {
+  const Dimensions& sizes = pass->decoder.config.shape;
+  const int64_t width = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim;
+  MARLIN_ASSIGN_OR_RETURN(pass->values.projected,
+                          pass->arena.Take(DType::kF32, {pass->rows(), width}));
+  return {};
+}
+
+Status GroupedAttention::Project(Pass& pass, int64_t layer) {
+  const ArenaScope scope(pass.arena);
+  const StepValues& values = pass.values;
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
+                          pass.arena.Take(pass.products.activations, values.hidden.shape()));
+  MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, pass.layer(layer).input_norm, x));
+  MARLIN_RETURN_IF_ERROR(Apply(pass.device, pass.layer(layer).mixer.projections[kQkv], x,
+                               pass.products, values.projected));
+  return Ended(pass, StepPart::kQkv);
+}
+
+Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
+  const DecoderConfig& config = pass.decoder.config;
+  const Dimensions& sizes = config.shape;
+  const std::vector<DeviceVector>& vectors = pass.layer(layer).mixer.vectors;
+  const MutableTensorView& qkv = pass.values.projected;
+  const int64_t first_key = sizes.heads * sizes.head_dim;
+  const int64_t first_value = first_key + sizes.kv_heads * sizes.head_dim;
+  const MutableTensorView q = HeadsIn(qkv, 0, sizes.heads, sizes.head_dim);
+  const MutableTensorView k = HeadsIn(qkv, first_key, sizes.kv_heads, sizes.head_dim);
+  const MutableTensorView v = HeadsIn(qkv, first_value, sizes.kv_heads, sizes.head_dim);
+  const HeadNorms norms{vectors[kQNorm].view(), vectors[kKNorm].view(), config.epsilon};
+  MARLIN_RETURN_IF_ERROR(RotateAndAppend(pass.device, {q, k, v}, norms, RotaryOf(pass.decoder),
+                                         RowsOf(pass, layer), CacheOf(pass, layer), pass.stream()));
+  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRotateAppend));
+  AttentionOptions options = AttentionOptionsOf(pass, layer);
+  options.sinks = vectors[kSinks].view();
+  return Attend(pass, {q, RowsOf(pass, layer), CacheOf(pass, layer),
+                       MixedHeads(pass, layer, sizes.heads, sizes.head_dim), options});
+}
+
+}  // namespace
+
+const Mixer& AttentionMixer() {
+  static const GroupedAttention kMixer;
+  return kMixer;
+}
+
+}  // namespace marlin

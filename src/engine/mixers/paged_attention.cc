@@ -1,0 +1,67 @@
+#include "engine/mixers/paged_attention.h"
+
+#include "base/macros.h"
+
+namespace marlin {
+
+MutableTensorView HeadsIn(const MutableTensorView& rows, int64_t first, int64_t heads,
+                          int64_t dim) {
+  return {
+      rows.As<float>() + first, DType::kF32, {rows.dim(0), heads, dim}, {rows.stride(0), dim, 1}};
+}
+
+MutableTensorView MixedHeads(const Pass& pass, int64_t layer, int64_t heads, int64_t dim) {
+  const MutableTensorView mixed = MixedOf(pass, layer);
+  return {mixed.data(), mixed.dtype(), {mixed.dim(0), heads, dim}};
+}
+
+RotaryEmbedding RotaryOf(const Decoder& decoder) {
+  return {decoder.inverse_frequencies.view(), decoder.config.rotary.attention_factor,
+          decoder.config.interleaved_rotary};
+}
+
+SequenceRows RowsOf(const Pass& pass, int64_t layer) {
+  const StepPages& pages = pass.values.pages[pass.pool.GroupOf(layer)];
+  return {pass.values.positions, pass.values.first_rows, pages.block_tables};
+}
+
+PagedCache CacheOf(const Pass& pass, int64_t layer) {
+  return pass.pool.CacheOf(layer, pass.values.pages[pass.pool.GroupOf(layer)].slabs);
+}
+
+AttentionOptions AttentionOptionsOf(const Pass& pass, int64_t layer) {
+  const DecoderConfig& config = pass.decoder.config;
+  AttentionOptions options;
+  options.scale = config.score_scale;
+  options.window = config.windows[static_cast<size_t>(layer)];
+  options.accuracy = pass.products.accuracy;
+  options.determinism = pass.products.determinism;
+  return options;
+}
+
+Status Attend(const Pass& pass, const PagedAttentionCall& call) {
+  MARLIN_RETURN_IF_ERROR(PagedAttention(pass.device, call.queries, call.rows, call.cache, call.out,
+                                        call.options, pass.stream()));
+  return Ended(pass, StepPart::kAttention);
+}
+
+AttentionStep DescribeAttention(const DescribedLayer& layer) {
+  const DecoderConfig& config = layer.decoder.config;
+  AttentionStep step;
+  step.layer = layer.index;
+  step.heads = config.shape.heads;
+  step.cache_group = layer.pool.GroupOf(layer.index);
+  step.cache = layer.pool.CacheOf(layer.index, {});
+  step.kv_heads = step.cache.kv_heads;
+  step.key_dim = step.cache.key_dim;
+  step.value_dim = step.cache.value_dim;
+  step.q_norm.epsilon = config.epsilon;
+  step.k_norm.epsilon = config.epsilon;
+  step.rotary = RotaryOf(layer.decoder);
+  step.options.scale = config.score_scale;
+  step.options.window = config.windows[static_cast<size_t>(layer.index)];
+  step.options.accuracy = layer.products.accuracy;
+  return step;
+}
+
+}  // namespace marlin

@@ -1,0 +1,34 @@
+// Common parts of mixers that attend to paged keys and values.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/describe_step.h"
+#include "engine/forward.h"
+#include "marlin/decoder.h"
+#include "marlin/tensor.h"
+#include "plan/step/decoder_calls.h"
+#include "plan/step/decoder_step.h"
+
+namespace marlin {
+
+/// The heads [first, first + heads * dim) of f32 rows, as [rows, heads, dim].
+MutableTensorView HeadsIn(const MutableTensorView& rows, int64_t first, int64_t heads, int64_t dim);
+
+/// MixedOf as [rows, heads, dim].
+MutableTensorView MixedHeads(const Pass& pass, int64_t layer, int64_t heads, int64_t dim);
+
+RotaryEmbedding RotaryOf(const Decoder& decoder);
+
+SequenceRows RowsOf(const Pass& pass, int64_t layer);
+PagedCache CacheOf(const Pass& pass, int64_t layer);
+/// Options without sinks.
+AttentionOptions AttentionOptionsOf(const Pass& pass, int64_t layer);
+
+/// Runs paged attention.
+Status Attend(const Pass& pass, const PagedAttentionCall& call);
+
+/// The parts of a layer's AttentionStep that its KV cache and the config determine.
+AttentionStep DescribeAttention(const DescribedLayer& layer);
+
+}  // namespace marlin
