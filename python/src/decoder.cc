@@ -15,12 +15,12 @@
 
 #include "checkpoint/module_tensors.h"
 #include "core.h"
-#include "engine/mixers/latent_attention/latent_attention.h"
 #include "layout/join_columns.h"
 #include "layout/slice_expert.h"
 #include "model/decoder_config.h"
 #include "recipe/decoder_shape.h"
 #include "recipe/decoder_tensors.h"
+#include "recipe/mixer.h"
 #include "recipe/stored_layout.h"
 #include "recipe/typed_config.h"
 #include "registrations.h"
@@ -45,7 +45,7 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["tied"] = shape.tied;
   dict["qkv_bias"] = shape.qkv_bias;
   dict["latent"] = config.family->mixer == MixerKind::kLatentAttention;
-  dict["latent_epsilon"] = kLatentEpsilon;
+  dict["latent_epsilon"] = ParametersOf(config.family->mixer).NormEpsilon();
   dict["sparse"] = sparse;
   dict["windows"] = config.windows;
   dict["inverse_frequencies"] = config.rotary.inverse_frequencies;

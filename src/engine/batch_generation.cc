@@ -1,4 +1,4 @@
-// Continuous batching: texts enter as others end, prompts are fed in parts beside the texts that
+// Continuous batching: texts enter as others end, prompts are fed in parts with the texts that
 // decode, and the text that started last is put back when the KV cache's memory runs out.
 #include <fmt/core.h>
 
@@ -367,7 +367,7 @@ class BatchGeneration {
   std::vector<Text*> running_;  ///< The one that started first is first.
   std::vector<Text*> slots_;    ///< The text of each slot, null once it has ended.
   std::optional<SamplerSlots> samplers_;
-  bool full_ = false;  ///< Until a text has ended, none starts beside another.
+  bool full_ = false;  ///< Until a text has ended, no other starts.
 };
 
 Status CheckBatch(std::span<const std::vector<int32_t>> prompts,

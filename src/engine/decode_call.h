@@ -11,7 +11,7 @@
 namespace marlin {
 
 /// Steps of a pass, at most: a power of two, as all are. More save little, because the host's work
-/// between passes is then small beside the steps, and a sequence that ends wastes the rest.
+/// between passes is then small compared with the steps, and a sequence that ends wastes the rest.
 inline constexpr int64_t kMostDecodeSteps = 8;
 
 /// The arguments of Model::Decode.

@@ -32,7 +32,7 @@ class Arena {
   Status Download(const TensorView& view, void* host) const;
   /// Copies host memory to a contiguous view of this arena, and waits for the copy.
   Status Fill(const MutableTensorView& view, const void* host) const;
-  /// Memory beside the arena's, for expanded pages; the same address in every pass. Errors:
+  /// Memory apart from the arena's, for expanded pages; the same address in every pass. Errors:
   /// kOutOfMemory.
   Result<void*> Expanded(int64_t bytes);
   /// A position to which the arena can be rewound.

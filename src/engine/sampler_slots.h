@@ -12,7 +12,7 @@
 
 namespace marlin {
 
-/// Sampler states in device memory, one after another: slot i has that of input i of a call.
+/// Sampler states in device memory, one after another: slot i is for input i of a call.
 class SamplerSlots {
  public:
   /// Allocates `most` slots, or fewer if the memory does not suffice. Errors: kUnsupported,

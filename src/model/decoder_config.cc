@@ -60,7 +60,7 @@ int64_t Window(ModelConfig& config) {
   return config.Size("sliding_window", kMaxPositions);
 }
 
-/// Reads which layers have a sliding window: from layer_types, else by the family's rule.
+/// Reads which layers have a sliding window: from layer_types, otherwise by the family's rule.
 Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
   const int64_t layers = decoder->shape.layers;
   decoder->windows.assign(static_cast<size_t>(layers), 0);

@@ -34,7 +34,7 @@ struct DecoderConfig {
   MixerKind mixer(int64_t layer) const { return MixerOfLayer(*family, layer); }
 };
 
-/// Reads a config.json, and the files beside it that say how to generate. Errors: kUnsupported
+/// Reads a config.json, and the files next to it that say how to generate. Errors: kUnsupported
 /// naming the model_type and the supported ones, a feature, or a key that is not understood and may
 /// change results; kMalformedFile naming the key.
 Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,

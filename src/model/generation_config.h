@@ -12,7 +12,7 @@
 
 namespace marlin {
 
-/// The texts of the files beside a config.json that say so; empty: there is no such file.
+/// The texts of the files next to a config.json that say so; empty: there is no such file.
 struct GenerationFiles {
   std::string generation_config;
   std::string tokenizer_config;

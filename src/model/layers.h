@@ -58,11 +58,11 @@ struct ExpertsLayer {
 struct DecoderLayer {
   DeviceVector input_norm;
   MixerLayer mixer;
-  DeviceVector attention_out_norm;  ///< glm4; else empty.
+  DeviceVector attention_out_norm;  ///< glm4; otherwise empty.
   DeviceVector mlp_norm;
   MlpLayer mlp;  ///< Either mlp or experts.
   ExpertsLayer experts;
-  DeviceVector mlp_out_norm;  ///< glm4; else empty.
+  DeviceVector mlp_out_norm;  ///< glm4; otherwise empty.
 };
 
 struct Decoder {

@@ -103,7 +103,7 @@ class Mixer : public MixerParameters {
 
 const Mixer& MixerOf(MixerKind kind);
 
-/// The bytes that a model's mixers take on a device beside weights and KV cache.
+/// The bytes that a model's mixers take on a device in addition to weights and KV cache.
 int64_t MixerBytes(const PassSetting& setting);
 
 }  // namespace marlin

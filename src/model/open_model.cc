@@ -20,7 +20,7 @@
 namespace marlin {
 namespace {
 
-/// A file beside the weights or within them; empty if it does not exist.
+/// A file next to the weights or within them; empty if it does not exist.
 Result<std::string> ReadBeside(const Checkpoint& checkpoint, const char* name) {
   MARLIN_ASSIGN_OR_RETURN(std::optional<std::string> text, checkpoint.ReadFile(name));
   return text ? *std::move(text) : std::string();

@@ -41,7 +41,7 @@ int64_t MemoryOf(const Device& device, int64_t limit);
 std::string DescribeMemory(const Device& device, int64_t limit);
 
 /// The bytes that a device leaves for the KV cache of a checkpoint's model, of whose weights
-/// `elsewhere` bytes are not on it and which takes `more` bytes beside them. `limit`:
+/// `elsewhere` bytes are not on it and which takes `more` bytes in addition. `limit`:
 /// ModelOptions::device_memory. Errors: kOutOfMemory if all that does not fit.
 Result<int64_t> BytesForCache(const Checkpoint& checkpoint, const Device& device, int64_t limit,
                               int64_t elsewhere, int64_t more);

@@ -30,7 +30,7 @@ struct MatrixRequest {
 };
 
 /// Matrices that take the place of a checkpoint's: by tensor name, and expert for tensors that
-/// stack them, else -1.
+/// stack them, otherwise -1.
 using ReplacedMatrices = std::map<std::pair<std::string, int64_t>, QuantizedWeights>;
 
 /// Seconds that the matrices of projections spent in each stage of a load.

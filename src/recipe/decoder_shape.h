@@ -51,9 +51,10 @@ struct ExpertStyle {
   std::string_view block = kExpertBlocks[0];
   std::string_view router = "gate";
   bool router_bias = false;
-  bool stacked = false;      ///< All experts in one tensor, gate and up fused.
-  bool interleaved = false;  ///< Stacked gate and up columns alternate; else gate's come first.
-  bool biases = false;       ///< Stacked experts have biases.
+  bool stacked = false;  ///< All experts in one tensor, gate and up fused.
+  bool interleaved =
+      false;            ///< Stacked gate and up columns alternate; otherwise gate's come first.
+  bool biases = false;  ///< Stacked experts have biases.
   bool short_names = false;  ///< w1, w3, w2 instead of gate_proj, up_proj, down_proj.
   std::string_view width_key = "moe_intermediate_size";
 };

@@ -102,7 +102,7 @@ struct MlpTensors {
 };
 
 /// A stacked tensor of all experts' matrices, without ".weight": [experts, in, out] if
-/// IsStoredInOut, else [experts, out, in]; and its biases [experts, out], if any.
+/// IsStoredInOut, otherwise [experts, out, in]; and its biases [experts, out], if any.
 struct ExpertStack {
   std::string name;
   int64_t in = 0;

@@ -23,7 +23,7 @@ struct ClassRule {
 // norms before the blocks that they are named after. Names are matched with a leading dot, so that
 // "*.wte.*" also matches "wte.weight".
 constexpr ClassRule kRules[] = {
-    // Vision and audio encoders beside the decoder name all their modules differently.
+    // Vision and audio encoders next to the decoder name all their modules differently.
     {"*.visual.*", LayerClass::kOther},
     {"*.vision_*", LayerClass::kOther},
     {"*.audio_*", LayerClass::kOther},

@@ -50,8 +50,11 @@ class MixerParameters {
 
   /// Features of a head to which RoPE applies; 0: none.
   virtual int64_t RotaryDim(const Dimensions& /*sizes*/) const { return 0; }
-  /// Whether the config says that rotated pairs are neighbors, beside Family::interleaved_rotary.
+  /// Whether the config says that rotated pairs are neighbors, in addition to
+  /// Family::interleaved_rotary.
   virtual bool InterleavesRotary(ModelConfig& /*config*/) const { return false; }
+  /// Epsilon of the norms of MixerTensors::vectors, where the config does not set it.
+  virtual float NormEpsilon() const { return 0.0F; }
   /// Factor of the scores of queries and keys; `rotary` is Rotary::score_factor.
   virtual float ScoreScale(const Dimensions& /*sizes*/, float /*rotary*/) const { return 1.0F; }
 };

@@ -43,10 +43,10 @@ struct RopeParameters {
 /// The factor by which YaRN scales attention of a context extended by `factor`.
 double YarnScale(double factor, double weight);
 
-/// Reads rope_scaling, else rope_parameters, with the precedence of transformers: a rope_scaling
-/// replaces rope_parameters, theta and the rotated part inside of it precede those at the top
-/// level, where original_max_position_embeddings precedes the one inside. Parameters for each kind
-/// of layer must be equal. Errors: kUnsupported naming another type, or a key that is not
+/// Reads rope_scaling, otherwise rope_parameters, with the precedence of transformers: a
+/// rope_scaling replaces rope_parameters, theta and the rotated part inside of it precede those at
+/// the top level, where original_max_position_embeddings precedes the one inside. Parameters for
+/// each kind of layer must be equal. Errors: kUnsupported naming another type, or a key that is not
 /// understood; kMalformedFile naming the key.
 Result<RopeParameters> ReadRopeParameters(TypedConfig& typed);
 

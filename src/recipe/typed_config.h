@@ -12,7 +12,7 @@
 namespace marlin {
 
 /// A config.json with the keys that the library reads of its type, and no others: synonyms under
-/// the type's own names, missing keys with the type's defaults (families.def), but for the sizes
+/// the type's own names, missing keys with the type's defaults (families.def), except the sizes
 /// that every config has.
 struct TypedConfig {
   const Family* family = nullptr;

@@ -138,7 +138,8 @@ Status AttendToHeads(const Pass& pass, int64_t layer, const ExpandedPages& pages
 }
 
 Status NormalizeLatent(const Pass& pass, const DeviceVector& norm, const MutableTensorView& x) {
-  MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, x, norm.view(), kLatentEpsilon, x, pass.stream()));
+  const float epsilon = ParametersOf(MixerKind::kLatentAttention).NormEpsilon();
+  MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, x, norm.view(), epsilon, x, pass.stream()));
   return Ended(pass, StepPart::kNorm);
 }
 
@@ -193,8 +194,8 @@ void LatentAttention::Describe(const DescribedLayer& layer,
   };
   operations->emplace_back(LatentProjectStep{
       layer.index, DescribeNorm(layer.layer().input_norm, layer.decoder.config.epsilon), linear(kQ),
-      linear(kQA), DescribeNorm(mixer.vectors[kQANorm], kLatentEpsilon), linear(kQB), linear(kKvA),
-      DescribeNorm(mixer.vectors[kKvANorm], kLatentEpsilon)});
+      linear(kQA), DescribeNorm(mixer.vectors[kQANorm], NormEpsilon()), linear(kQB), linear(kKvA),
+      DescribeNorm(mixer.vectors[kKvANorm], NormEpsilon())});
   AttentionStep step = DescribeAttention(layer);
   step.rope_dim = layer.decoder.config.shape.rope_dim;
   const auto& absorbed = static_cast<const AbsorbedProjection&>(*mixer.converted);

@@ -21,9 +21,6 @@ enum LatentProjection : size_t {
 };
 /// The same for vectors.
 enum LatentVector : size_t { kQANorm, kKvANorm, kLatentVectors };
-/// Epsilon of the norms inside MLA, which the config does not set.
-inline constexpr float kLatentEpsilon = 1e-6F;
-
 /// ProjectionTensors::input of q_b and kv_b.
 inline constexpr size_t kQueryInput = 1;
 inline constexpr size_t kLatentInput = 2;
@@ -47,6 +44,7 @@ class LatentAttention final : public Mixer {
   bool InterleavesRotary(ModelConfig& config) const override {
     return config.Bool("rope_interleave", false);
   }
+  float NormEpsilon() const override { return 1e-6F; }
   float ScoreScale(const Dimensions& sizes, float rotary) const override;
 
   std::vector<MixerOperation> Operations() const override;
