@@ -20,7 +20,7 @@ struct GenerationFiles {
 };
 
 struct GenerationDefaults {
-  /// Those of all files together.
+  /// The ids of all files together.
   std::vector<int32_t> eos_token_ids;
   /// Greedy unless the files ask for samples.
   SamplingOptions sampling;

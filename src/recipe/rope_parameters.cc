@@ -25,7 +25,7 @@ constexpr std::pair<std::string_view, RopeType> kRopeTypes[] = {
     {"llama3", RopeType::kLlama3},   {"yarn", RopeType::kYarn},
 };
 
-/// Keys of the parameters. Those of another type than the given one are ignored, as everywhere.
+/// Keys of the parameters. Keys of another type than the given one are ignored, as everywhere.
 constexpr std::string_view kRopeValues[] = {
     "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "mscale",
     "mscale_all_dim", "original_max_position_embeddings", "attention_factor", "truncate",
