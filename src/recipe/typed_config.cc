@@ -265,7 +265,7 @@ class ConfigTyper {
     }
     for (const auto& [key, value] : source_.items()) {
       if (merged.contains(key) || Contains(kRopeKeys, key)) {
-        // A null stands for no value where a type knows none, otherwise it is an error of its reader.
+        // A null stands for no value where a type knows none; otherwise its reader reports it.
         if (!value.is_null() || !Contains(kRopeKeys, key)) merged[key] = value;
       }
     }
