@@ -39,6 +39,12 @@ AttentionOptions AttentionOptionsOf(const Pass& pass, int64_t layer) {
   return options;
 }
 
+std::vector<DecoderOperation> PagedAttentionOperations() {
+  using enum DecoderOperation;
+  return {kRmsNorm,       kApplyRotary,     kConvert,       kHeadProduct,
+          kAppendToCache, kRotateAndAppend, kPagedAttention};
+}
+
 Status Attend(const Pass& pass, const PagedAttentionCall& call) {
   MARLIN_RETURN_IF_ERROR(PagedAttention(pass.device, call.queries, call.rows, call.cache, call.out,
                                         call.options, pass.stream()));

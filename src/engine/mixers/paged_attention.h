@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "engine/describe_step.h"
 #include "engine/forward.h"
@@ -24,6 +25,10 @@ SequenceRows RowsOf(const Pass& pass, int64_t layer);
 PagedCache CacheOf(const Pass& pass, int64_t layer);
 /// Options without sinks.
 AttentionOptions AttentionOptionsOf(const Pass& pass, int64_t layer);
+
+/// The device operations of attention with a paged cache, whatever its mixer: a device has all of
+/// them, or runs no attention.
+std::vector<DecoderOperation> PagedAttentionOperations();
 
 /// Runs paged attention.
 Status Attend(const Pass& pass, const PagedAttentionCall& call);

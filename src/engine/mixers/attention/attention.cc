@@ -33,7 +33,7 @@ class GroupedAttention final : public Mixer {
   std::vector<MixerOperation> Operations() const override {
     using enum DecoderOperation;
     return {{StepKind::kProject, {kRmsNorm, kAddRmsNorm}},
-            {StepKind::kAttention, {kRotateAndAppend, kPagedAttention}}};
+            {StepKind::kAttention, PagedAttentionOperations()}};
   }
   void Describe(const DescribedLayer& layer, std::vector<StepOperation>* operations) const override;
   Status TakeValues(Pass* pass) const override;

@@ -182,8 +182,7 @@ Status Project(Pass& pass, int64_t index) {
 std::vector<MixerOperation> LatentAttention::Operations() const {
   using enum DecoderOperation;
   return {{StepKind::kLatentProject, {kRmsNorm, kAddRmsNorm}},
-          {StepKind::kAttention,
-           {kApplyRotary, kConvert, kHeadProduct, kAppendToCache, kPagedAttention}}};
+          {StepKind::kAttention, PagedAttentionOperations()}};
 }
 
 void LatentAttention::Describe(const DescribedLayer& layer,
