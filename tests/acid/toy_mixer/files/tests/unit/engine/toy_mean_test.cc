@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "../checkpoint/test_files.h"
-#include "base/float16.h"
+#include "base/scalars.h"
 #include "marlin/model.h"
 #include "random_model.h"
 #include "recipe/architecture.h"
