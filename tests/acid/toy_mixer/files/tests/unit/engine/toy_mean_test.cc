@@ -94,7 +94,7 @@ class Reference {
 };
 
 TEST(ToyMean, ComputesItsDefinition) {
-  const testing::TempDir directory;
+  const testing::TemporaryDirectory directory;
   const auto architecture = DescribeModel(kConfig);
   ASSERT_TRUE(architecture.ok()) << architecture.status().message();
   std::vector<testing::TestTensor> tensors;
