@@ -96,6 +96,8 @@ Status LayerWalk::RunHalf(Half half, std::span<const MatrixInput> inputs, InputV
   if (inputs.front().slot == kNormedSlot) {
     MARLIN_RETURN_IF_ERROR(RunStage(half, Depth::kNormed, inputs.first(1), visitor));
     inputs = inputs.subspan(1);
+  } else {
+    MARLIN_RETURN_IF_ERROR(Reload(half));  // As the end of a stage does.
   }
   if (two() && inputs.size() > 1) {
     MARLIN_RETURN_IF_ERROR(RunStage(half, Depth::kInner, inputs.first(inputs.size() - 1), visitor));

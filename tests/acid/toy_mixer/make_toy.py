@@ -54,5 +54,5 @@ header = json.dumps(entries).encode()
         }
     )
 )
-text = " ".join(str(generator.randrange(VOCABULARY)) for _ in range(1024))
+text = " ".join(str(generator.randrange(VOCABULARY)) for _ in range(1280))
 (directory / "text.txt").write_text(text)

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "../checkpoint/test_files.h"
-#include "base/float16.h"
+#include "base/scalars.h"
 #include "marlin/model.h"
 #include "random_model.h"
 #include "recipe/architecture.h"
@@ -94,7 +94,7 @@ class Reference {
 };
 
 TEST(ToyMean, ComputesItsDefinition) {
-  const testing::TempDir directory;
+  const testing::TemporaryDirectory directory;
   const auto architecture = DescribeModel(kConfig);
   ASSERT_TRUE(architecture.ok()) << architecture.status().message();
   std::vector<testing::TestTensor> tensors;
