@@ -1,4 +1,5 @@
 // ExpertCache: bounds, policies, pins, errors, threads.
+#include "base/internals.h"
 #include "marlin/expert_cache.h"
 
 #include <gtest/gtest.h>
