@@ -65,7 +65,7 @@ bool Parse(const Lines& arguments, const std::function<void(cli::ArgumentList&)>
 
 void CheckNumbers(const std::string& text) {
   std::optional<int64_t> integer;
-  constexpr cli::WholeRange kAny{INT64_MIN, INT64_MAX};
+  constexpr WholeRange kAny{INT64_MIN, INT64_MAX};
   const auto whole = [&](auto& list) { list.Option("--n", &integer, kAny, "N", ""); };
   if (Parse({"--n=" + text}, whole)) {
     MARLIN_FUZZ_CHECK(integer.has_value() && !text.empty());
