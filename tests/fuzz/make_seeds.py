@@ -697,17 +697,17 @@ def onnx_files() -> Seeds:
 
 TARGETS = {
     "arguments_fuzz": Target(
-        STRUCTURE, argument_lines, ("src/cli/*.cc", *RECIPE_SOURCES),
+        STRUCTURE, argument_lines, ("src/cli/**/*.cc", *RECIPE_SOURCES),
         ("--", "=", "4611686018427387904", "1e400", "gK"),
         # An allocation that is too large returns a null pointer.
         ("-malloc_limit_mb=1048576", "-close_fd_mask=3")),
     "checkpoint_fuzz": Target(STRUCTURE, checkpoints, (*CHECKPOINT_SOURCES, *CONFIG_SOURCES),
                               (DIVIDER, *JSON_WORDS)),
     "foreign_fuzz": Target(STRUCTURE, foreign_checkpoints,
-                           ("src/checkpoint/readers/*.cc", "src/checkpoint/module_reader.cc",
+                           ("src/checkpoint/readers/**/*.cc", "src/checkpoint/module_reader.cc",
                             "src/checkpoint/files/safetensors.cc"), (DIVIDER, *JSON_WORDS)),
     "generation_config_fuzz": Target(TEXT, generation_configs, CONFIG_SOURCES, JSON_WORDS),
-    "gguf_fuzz": Target(STRUCTURE, gguf_files, ("src/checkpoint/readers/gguf*.cc",),
+    "gguf_fuzz": Target(STRUCTURE, gguf_files, ("src/checkpoint/readers/gguf/*.cc",),
                         ("GGUF", "split.count", ".scale", "llama.", "attention.head_count_kv")),
     "importance_fuzz": Target(STRUCTURE, importance_matrices,
                               ("src/checkpoint/convert/importance_file.cc",
@@ -716,7 +716,7 @@ TARGETS = {
     "layout_fuzz": Target(SMALL, layouts),
     "model_config_fuzz": Target(TEXT, config_shapes, CONFIG_SOURCES, JSON_WORDS),
     "msl_fuzz": Target(16 << 10, metal_sources, ("metal_sim/src/metal_sim/msl_*.cc",)),
-    "onnx_fuzz": Target(STRUCTURE, onnx_files, ("src/checkpoint/readers/onnx*.cc",)),
+    "onnx_fuzz": Target(STRUCTURE, onnx_files, ("src/checkpoint/readers/onnx/*.cc",)),
     "pattern_fuzz": Target(TEXT, patterns, ("src/recipe/layer_class.cc", "src/recipe/regex.cc"),
                            ("(?:", "(?=", "(?!", ")*", ")+", "{1,", "[[:alpha:]]", "\\b", "\\1",
                             ".*", "|", "^", "$", "[^", "*?")),
