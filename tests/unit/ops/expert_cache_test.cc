@@ -1,5 +1,4 @@
 // ExpertCache: bounds, policies, pins, errors, threads.
-#include "base/internals.h"
 #include "marlin/expert_cache.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/internals.h"
 #include "marlin/quantize.h"
 
 namespace marlin::expert_cache_test {

@@ -235,9 +235,8 @@ cudaError_t LaunchNorm(const RmsNormArguments& args, cudaStream_t stream) {
                        args);
 }
 
-RmsNormArguments ArgumentsOf(const TensorView& x, const RowsView& block,
-                             const TensorView& weight, float epsilon,
-                             const TensorView& out) {
+RmsNormArguments ArgumentsOf(const TensorView& x, const RowsView& block, const TensorView& weight,
+                             float epsilon, const TensorView& out) {
   return {RowsOf(x),
           block,
           RowsOf(out),

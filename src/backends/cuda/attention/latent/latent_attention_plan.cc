@@ -1,8 +1,7 @@
-#include "backends/cuda/attention/attention_plan.h"
-
 #include <algorithm>
 
 #include "backends/cuda/attention/attention_layout.h"
+#include "backends/cuda/attention/attention_plan.h"
 #include "base/checked.h"
 
 namespace marlin::cuda {

@@ -22,8 +22,7 @@ class ToyWriter final : public ModuleWriter {
                                              ScaleTypeName(spec.scale_type)));
     }
     if (spec.group_size < spec.k || spec.k % 2 != 0) {
-      return CannotHold(kToyName,
-                        fmt::format("{} k in groups of {}", spec.k, spec.group_size));
+      return CannotHold(kToyName, fmt::format("{} k in groups of {}", spec.k, spec.group_size));
     }
     return OutputUnit{
         {module.name + ".weight_toy", DType::kU8, {spec.n, spec.k / 2}},
