@@ -16,8 +16,8 @@ EXPERTS = {
     ".up_proj.": ".w3.",
     ".down_proj.": ".w2.",
 }
-OTHERS = ("attention_bias", "decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size")
-OTHERS += ("norm_topk_prob", "sliding_window", "use_sliding_window")
+OTHERS = ("attention_bias", "decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size",
+          "norm_topk_prob", "sliding_window", "use_sliding_window")
 
 source, target = Path(sys.argv[1]), Path(sys.argv[2])
 shutil.copytree(source, target)
