@@ -152,16 +152,16 @@ def model_tables(runs: list[dict[str, Any]]) -> list[str]:
     shown = ""
     for run in (run for run in runs if "model" in run):
         model = run["model"]
-        name = f"{model['path']}, {model['bits_per_weight']:.2f} bits per weight"
+        title = f"{model['path']}, {model['bits_per_weight']:.2f} bits per weight"
         phases = {row["phase"]: row for row in run["results"]}
         peer = of_peer(peers, model) or {}
         cells = [
-            "" if name == shown else name,
+            "" if title == shown else title,
             f"{model['batch']}, {model['prompt_tokens']}",
         ]
         for name in ("prefill", "decode"):
             cells += phase_cells(phases[name]["tokens"], phases[name], peer.get(name))
-        shown = name
+        shown = title
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -187,10 +187,16 @@ def first_model(record: dict[str, Any]) -> dict[str, Any]:
 
 def presets(record: dict[str, Any]) -> dict[str, Any]:
     """Returns a record without the recipes of one format for all."""
-    return {**record, "models": {
-        name: {**model, "rows": [row for row in model["rows"]
-                                 if not row["recipe"].startswith("uniform:")]}
-        for name, model in record["models"].items()}}
+    return {
+        **record,
+        "models": {
+            name: {
+                **model,
+                "rows": [row for row in model["rows"] if not row["recipe"].startswith("uniform:")],
+            }
+            for name, model in record["models"].items()
+        },
+    }
 
 
 # The record of each generated block, and what makes its tables, by page. docs/quality.md shows the
