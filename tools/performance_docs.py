@@ -149,16 +149,19 @@ def model_tables(runs: list[dict[str, Any]]) -> list[str]:
         f"| decode step ms | tokens/s | {against} ms |",
         "|---|---|---|---|---|---|---|---|",
     ]
+    shown = ""
     for run in (run for run in runs if "model" in run):
         model = run["model"]
+        title = f"{model['path']}, {model['bits_per_weight']:.2f} bits per weight"
         phases = {row["phase"]: row for row in run["results"]}
         peer = of_peer(peers, model) or {}
         cells = [
-            f"{model['path']}, {model['bits_per_weight']:.2f} bits per weight",
+            "" if title == shown else title,
             f"{model['batch']}, {model['prompt_tokens']}",
         ]
         for name in ("prefill", "decode"):
             cells += phase_cells(phases[name]["tokens"], phases[name], peer.get(name))
+        shown = title
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -185,13 +185,27 @@ def first_model(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, "models": {name: model}}
 
 
-# The record of each generated block, and what makes its tables, by page. docs/quality.md shows one
-# model where the log has all.
+def presets(record: dict[str, Any]) -> dict[str, Any]:
+    """Returns a record without the recipes of one format for all."""
+    return {
+        **record,
+        "models": {
+            name: {
+                **model,
+                "rows": [row for row in model["rows"] if not row["recipe"].startswith("uniform:")],
+            }
+            for name, model in record["models"].items()
+        },
+    }
+
+
+# The record of each generated block, and what makes its tables, by page. docs/quality.md shows the
+# presets of one model, and pictures, where the log has all.
 Make = Callable[[dict[str, Any]], str]
 BLOCKS: dict[Path, dict[str, tuple[str, Make]]] = {
     PAGE: {
-        "quality": ("quality-tiny", lambda record: tables(first_model(record))),
-        "formats": ("quality-formats", lambda record: formats(first_model(record))),
+        "quality": ("quality-tiny", lambda record: tables(presets(first_model(record)))),
+        "formats": ("quality-formats", lambda record: f"{origin(record)}\n"),
         "peers": ("quality-peers", peers),
     },
     LOG: {

@@ -141,7 +141,7 @@ class Tables(unittest.TestCase):
         self.assertEqual(lines[2], f"| {name} | 1, 128 | 4.00 | 32,000 |  | 1.00 | 1,000 |  |")
         self.assertEqual(
             lines[3],
-            f"| {name} | 8, 128 | 4.00 | 256,000 | 8.00 (2.0x) | 1.00 | 8,000 | 2.50 (2.5x) |")
+            "|  | 8, 128 | 4.00 | 256,000 | 8.00 (2.0x) | 1.00 | 8,000 | 2.50 (2.5x) |")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,11 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "../../source_directory.h"
 #include "marlin/format.h"
@@ -109,13 +113,15 @@ std::string PageTable() {
     header += fmt::format(" {} |", destination.name);
     rule += "---|";
   }
-  std::string table = header + "\n" + rule + "\n";
+  // Formats with the same cells share a row, in the order of the first.
+  std::vector<std::pair<std::string, std::string>> rows;
   for (const FormatInfo& format : AllFormats()) {
     if (!format.quantized) continue;
     for (const bool symmetric : {false, true}) {
       if (symmetric && format.zero_point != ZeroPoint::kOptional) continue;
       const std::vector<FormatChoice> choices = AllChoices(format, symmetric);
-      std::string row = fmt::format("| `{}{}` |", format.name, symmetric ? "/sym" : "");
+      const std::string name = fmt::format("`{}{}`", format.name, symmetric ? "/sym" : "");
+      std::string row;
       bool any = false;
       for (const Destination& destination : AllDestinations()) {
         std::string cell = Cell(destination, dense, choices);
@@ -126,9 +132,17 @@ std::string PageTable() {
         any = any || !cell.empty();
         row += fmt::format(" {} |", cell.empty() ? "no" : cell);
       }
-      if (any) table += row + "\n";
+      if (!any) continue;
+      const auto same = std::ranges::find(rows, row, &std::pair<std::string, std::string>::second);
+      if (same == rows.end()) {
+        rows.emplace_back(name, row);
+      } else {
+        same->first += ", " + name;
+      }
     }
   }
+  std::string table = header + "\n" + rule + "\n";
+  for (const auto& [names, cells] : rows) table += fmt::format("| {} |{}\n", names, cells);
   return table;
 }
 
