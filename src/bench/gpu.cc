@@ -87,6 +87,22 @@ double ProductOperations(const GemmShape& shape) {
   return DenseBytes(shape) * static_cast<double>(shape.m);
 }
 
+/// A case before it is timed: what it reads and computes, and the floor of its time.
+GpuBenchResult DescribeCase(const WeightsSpec& spec, const BenchCase& bench,
+                            const GpuCeilings& ceilings) {
+  const bool dequantize = bench.op == "dequantize";
+  GpuBenchResult result;
+  result.bench = bench;
+  result.weight_bytes = static_cast<double>(StoredBytes(spec)) / static_cast<double>(spec.experts);
+  const auto elements = static_cast<double>(spec.k) * static_cast<double>(spec.n);
+  result.operations = dequantize ? elements : ProductOperations(bench.shape);
+  const double written =
+      dequantize ? elements * static_cast<double>(DTypeBytes(bench.activation_type)) : 0.0;
+  result.floor_seconds =
+      ceilings.FloorSeconds(result.weight_bytes + written, dequantize ? 0.0 : result.operations);
+  return result;
+}
+
 }  // namespace
 
 /// Captured launches and the seconds of their replays.
@@ -364,17 +380,8 @@ Status GpuBench::AddBaseline(const GemmShape& shape, std::vector<Sequence>& sequ
 
 Result<GpuBenchResult> GpuBench::Run(const PreparedWeights& weights, const BenchCase& bench,
                                      bool compare) {
-  const WeightsSpec& spec = weights.spec();
   const bool dequantize = bench.op == "dequantize";
-  GpuBenchResult result;
-  result.bench = bench;
-  result.weight_bytes = static_cast<double>(StoredBytes(spec)) / static_cast<double>(spec.experts);
-  const auto elements = static_cast<double>(spec.k) * static_cast<double>(spec.n);
-  result.operations = dequantize ? elements : ProductOperations(bench.shape);
-  const double written =
-      dequantize ? elements * static_cast<double>(DTypeBytes(bench.activation_type)) : 0.0;
-  result.floor_seconds =
-      ceilings_.FloorSeconds(result.weight_bytes + written, dequantize ? 0.0 : result.operations);
+  GpuBenchResult result = DescribeCase(weights.spec(), bench, ceilings_);
   std::vector<Sequence> sequences;
   const bool with_baseline = compare && baseline_ != nullptr && !dequantize;
   if (dequantize) {

@@ -32,10 +32,6 @@ class CheckpointOpener {
   Status ExplainMissing(const std::vector<std::string>& names) const;
   Status AddFile(const std::string& directory, const std::string& name);
   Status AddIndexed(const std::string& index_name);
-  Result<std::map<std::string, std::string>> ReadWeightMap(const std::string& index_path);
-  Status CheckWeightMap(const std::string& index_path,
-                        const std::map<std::string, std::string>& weight_map) const;
-  void DropUnlisted(const std::map<std::string, std::string>& weight_map);
   void KeepStoredNames();
   Status FindChecksums();
   Status ReadConfig(const std::vector<std::string>& names);
@@ -137,6 +133,91 @@ std::optional<uint64_t> ParseChecksum(const std::string& text) {
   return value;
 }
 
+/// An index: the file of each tensor.
+class WeightMap {
+ public:
+  explicit WeightMap(std::string path) : path_(std::move(path)) {}
+
+  Status Read(Io& io) {
+    MARLIN_ASSIGN_OR_RETURN(const std::string text, io.ReadText(path_, kCheckpointJson.bytes));
+    MARLIN_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(text, path_));
+    const auto weight_map = json.find("weight_map");
+    if (weight_map == json.end() || !weight_map->is_object()) {
+      return Malformed("no object \"weight_map\"");
+    }
+    for (const auto& [name, file] : weight_map->items()) {
+      if (!file.is_string()) {
+        return Malformed(fmt::format("tensor \"{}\": expected a file name, got {}", Printable(name),
+                                     file.type_name()));
+      }
+      const auto& file_name = file.get_ref<const std::string&>();
+      if (!IsPlainFileName(file_name)) {
+        return Malformed(
+            fmt::format("tensor \"{}\": \"{}\" is not the name of a file in the directory",
+                        Printable(name), Printable(file_name)));
+      }
+      files_.emplace(name, file_name);
+    }
+    return files_.empty() ? Malformed("\"weight_map\" is empty") : Status();
+  }
+
+  std::set<std::string> Shards() const {
+    std::set<std::string> shards;
+    for (const auto& [name, file] : files_) shards.insert(file);
+    return shards;
+  }
+
+  /// A tensor may also be in another file than the listed one, unless that holds one of its name.
+  void DropUnlisted(TensorStore* store) const {
+    std::set<std::pair<std::string, std::string>> held;
+    for (const TensorInfo& tensor : store->tensors) held.emplace(tensor.name, tensor.file);
+    const size_t dropped = std::erase_if(store->tensors, [&](const TensorInfo& tensor) {
+      const auto entry = files_.find(tensor.name);
+      if (entry == files_.end()) return true;
+      return entry->second != tensor.file && held.contains(*entry);
+    });
+    if (dropped == 0) return;
+    store->notes.push_back(
+        fmt::format("{} tensors that {} does not list are left out", dropped, kIndexFile));
+  }
+
+  /// Whether the files hold the listed tensors and no other.
+  Status Check(const std::vector<TensorInfo>& tensors, bool in_other_files) const {
+    for (const TensorInfo& tensor : tensors) {
+      const auto entry = files_.find(tensor.name);
+      if (entry == files_.end()) {
+        return Malformed(
+            fmt::format("tensor \"{}\" of {} is not listed (allow_extra_tensors leaves "
+                        "such tensors out)",
+                        Printable(tensor.name), Printable(tensor.file)));
+      }
+      if (entry->second != tensor.file && !in_other_files) {
+        return Malformed(fmt::format("tensor \"{}\" is listed in {} but is in {}",
+                                     Printable(tensor.name), Printable(entry->second),
+                                     Printable(tensor.file)));
+      }
+    }
+    if (tensors.size() == files_.size()) return {};
+    std::set<std::string_view> present;
+    for (const TensorInfo& tensor : tensors) present.insert(tensor.name);
+    for (const auto& [name, file] : files_) {
+      if (!present.contains(name)) {
+        return Malformed(fmt::format("tensor \"{}\" is listed in {}, which does not hold it",
+                                     Printable(name), Printable(file)));
+      }
+    }
+    return Malformed(fmt::format("{} tensors listed, {} found", files_.size(), tensors.size()));
+  }
+
+ private:
+  Status Malformed(const std::string& message) const {
+    return Status(Code::kMalformedFile, Printable(path_) + ": " + message);
+  }
+
+  std::string path_;
+  std::map<std::string, std::string> files_;
+};
+
 }  // namespace
 
 std::string ChecksumKey(std::string_view tensor_name) {
@@ -166,93 +247,15 @@ Status CheckpointOpener::AddFile(const std::string& directory, const std::string
   return {};
 }
 
-Result<std::map<std::string, std::string>> CheckpointOpener::ReadWeightMap(
-    const std::string& index_path) {
-  MARLIN_ASSIGN_OR_RETURN(const std::string text, io_.ReadText(index_path, kCheckpointJson.bytes));
-  MARLIN_ASSIGN_OR_RETURN(const Json json, ParseJsonObject(text, index_path));
-  const auto malformed = [&index_path](const std::string& message) {
-    return Status(Code::kMalformedFile, Printable(index_path) + ": " + message);
-  };
-  const auto weight_map = json.find("weight_map");
-  if (weight_map == json.end() || !weight_map->is_object()) {
-    return malformed("no object \"weight_map\"");
-  }
-  std::map<std::string, std::string> files;
-  for (const auto& [name, file] : weight_map->items()) {
-    if (!file.is_string()) {
-      return malformed(fmt::format("tensor \"{}\": expected a file name, got {}", Printable(name),
-                                   file.type_name()));
-    }
-    const auto& file_name = file.get_ref<const std::string&>();
-    if (!IsPlainFileName(file_name)) {
-      return malformed(
-          fmt::format("tensor \"{}\": \"{}\" is not the name of a file in the directory",
-                      Printable(name), Printable(file_name)));
-    }
-    files.emplace(name, file_name);
-  }
-  return files;
-}
-
-/// A tensor may also be in another file than the listed one, unless that holds one of its name.
-void CheckpointOpener::DropUnlisted(const std::map<std::string, std::string>& weight_map) {
-  std::set<std::pair<std::string, std::string>> held;
-  for (const TensorInfo& tensor : impl_.tensors) held.emplace(tensor.name, tensor.file);
-  const size_t dropped = std::erase_if(impl_.tensors, [&](const TensorInfo& tensor) {
-    const auto entry = weight_map.find(tensor.name);
-    if (entry == weight_map.end()) return true;
-    return entry->second != tensor.file && held.contains(*entry);
-  });
-  if (dropped == 0) return;
-  impl_.notes.push_back(
-      fmt::format("{} tensors that {} does not list are left out", dropped, kIndexFile));
-}
-
-Status CheckpointOpener::CheckWeightMap(
-    const std::string& index_path, const std::map<std::string, std::string>& weight_map) const {
-  const auto malformed = [&index_path](const std::string& message) {
-    return Status(Code::kMalformedFile, Printable(index_path) + ": " + message);
-  };
-  for (const TensorInfo& tensor : impl_.tensors) {
-    const auto entry = weight_map.find(tensor.name);
-    if (entry == weight_map.end()) {
-      return malformed(
-          fmt::format("tensor \"{}\" of {} is not listed (allow_extra_tensors leaves "
-                      "such tensors out)",
-                      Printable(tensor.name), Printable(tensor.file)));
-    }
-    if (entry->second != tensor.file && !impl_.options.allow_extra_tensors) {
-      return malformed(fmt::format("tensor \"{}\" is listed in {} but is in {}",
-                                   Printable(tensor.name), Printable(entry->second),
-                                   Printable(tensor.file)));
-    }
-  }
-  if (impl_.tensors.size() == weight_map.size()) return {};
-  std::set<std::string_view> present;
-  for (const TensorInfo& tensor : impl_.tensors) present.insert(tensor.name);
-  for (const auto& [name, file] : weight_map) {
-    if (!present.contains(name)) {
-      return malformed(fmt::format("tensor \"{}\" is listed in {}, which does not hold it",
-                                   Printable(name), Printable(file)));
-    }
-  }
-  return malformed(
-      fmt::format("{} tensors listed, {} found", weight_map.size(), impl_.tensors.size()));
-}
-
 Status CheckpointOpener::AddIndexed(const std::string& index_name) {
-  const std::string index_path = JoinPath(impl_.path, index_name);
   MARLIN_RETURN_IF_ERROR(CheckModelFile(io_, impl_.path, index_name));
-  using WeightMap = std::map<std::string, std::string>;
-  MARLIN_ASSIGN_OR_RETURN(const WeightMap weight_map, ReadWeightMap(index_path));
-  std::set<std::string> shards;
-  for (const auto& [name, file] : weight_map) shards.insert(file);
-  if (shards.empty()) {
-    return Status(Code::kMalformedFile, Printable(index_path) + ": \"weight_map\" is empty");
-  }
+  WeightMap weight_map(JoinPath(impl_.path, index_name));
+  MARLIN_RETURN_IF_ERROR(weight_map.Read(io_));
+  const std::set<std::string> shards = weight_map.Shards();
   for (const std::string& shard : shards) MARLIN_RETURN_IF_ERROR(AddFile(impl_.path, shard));
-  if (impl_.options.allow_extra_tensors) DropUnlisted(weight_map);
-  return CheckWeightMap(index_path, weight_map);
+  const bool allow_extra = impl_.options.allow_extra_tensors;
+  if (allow_extra) weight_map.DropUnlisted(&impl_);
+  return weight_map.Check(impl_.tensors, allow_extra);
 }
 
 Status CheckpointOpener::ExplainMissing(const std::vector<std::string>& names) const {

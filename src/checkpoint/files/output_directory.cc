@@ -39,6 +39,53 @@ Status Disturbed(const std::string& path, const std::string& message) {
   return Status(Code::kIo, Printable(path) + ": " + message);
 }
 
+// The source's name of a file that removing `path` would destroy, or "" for none.
+Result<std::string> FindSource(Io& io, const std::map<FileIdentity, std::string>& source,
+                               const std::string& path) {
+  MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io.StatLink(path));
+  FileIdentity identity = info.identity;
+  if (info.kind == FileKind::kLink) {
+    // The source may have been opened through this link.
+    MARLIN_ASSIGN_OR_RETURN(const FileInfo linked, io.Stat(path));
+    identity = linked.identity;
+  }
+  const auto found = source.find(identity);
+  if (info.kind != FileKind::kMissing && found != source.end()) return found->second;
+  if (info.kind != FileKind::kDirectory) return std::string();
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> names, io.List(path));
+  for (const std::string& name : names) {
+    MARLIN_ASSIGN_OR_RETURN(std::string below, FindSource(io, source, JoinPath(path, name)));
+    if (!below.empty()) return below;
+  }
+  return std::string();
+}
+
+// Replacing removes the old directory, so it must contain only a checkpoint.
+Status CheckReplaceable(Io& io, const std::string& target, const FileInfo& info, bool as_file) {
+  if (as_file) {
+    return info.kind == FileKind::kRegular
+               ? Status()
+               : InvalidTarget(target, "exists and is not a file, so it is not replaced");
+  }
+  if (info.kind != FileKind::kDirectory) {
+    return InvalidTarget(target, "exists and is not a directory, so it is not replaced");
+  }
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> names, io.List(target));
+  bool is_checkpoint = names.empty();
+  for (const std::string& name : names) {
+    MARLIN_ASSIGN_OR_RETURN(const FileInfo entry, io.StatLink(JoinPath(target, name)));
+    if (entry.kind == FileKind::kDirectory) {
+      return InvalidTarget(
+          target, fmt::format("holds the directory {}, so it is not replaced", Printable(name)));
+    }
+    is_checkpoint = is_checkpoint || name == kConfigFile || name.ends_with(kSafetensors) ||
+                    name.starts_with(kFirstShard);
+  }
+  if (!is_checkpoint)
+    return InvalidTarget(target, "exists and is not a checkpoint, so it is not replaced");
+  return {};
+}
+
 }  // namespace
 
 OutputDirectory::OutputDirectory(OutputDirectory&& other) noexcept = default;
@@ -55,26 +102,6 @@ Result<bool> OutputDirectory::IsLocked(const std::string& path) const {
   MARLIN_ASSIGN_OR_RETURN(const FileInfo locked, io_->StatOpen(lock_));
   MARLIN_ASSIGN_OR_RETURN(const FileInfo named, io_->StatLink(path));
   return named.kind == FileKind::kDirectory && named.identity == locked.identity;
-}
-
-// The source's name of a file that removing `path` would destroy, or "" for none.
-Result<std::string> OutputDirectory::FindSource(const std::string& path) const {
-  MARLIN_ASSIGN_OR_RETURN(const FileInfo info, io_->StatLink(path));
-  FileIdentity identity = info.identity;
-  if (info.kind == FileKind::kLink) {
-    // The source may have been opened through this link.
-    MARLIN_ASSIGN_OR_RETURN(const FileInfo linked, io_->Stat(path));
-    identity = linked.identity;
-  }
-  const auto found = options_.source.find(identity);
-  if (info.kind != FileKind::kMissing && found != options_.source.end()) return found->second;
-  if (info.kind != FileKind::kDirectory) return std::string();
-  MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> names, io_->List(path));
-  for (const std::string& name : names) {
-    MARLIN_ASSIGN_OR_RETURN(std::string below, FindSource(JoinPath(path, name)));
-    if (!below.empty()) return below;
-  }
-  return std::string();
 }
 
 Status OutputDirectory::SetNames(const std::string& target, std::string_view fingerprint) {
@@ -96,42 +123,16 @@ Status OutputDirectory::SetNames(const std::string& target, std::string_view fin
   return {};
 }
 
-// Replacing removes the old directory, so it must contain only a checkpoint.
-Status OutputDirectory::CheckReplaceable(const FileInfo& info) const {
-  if (!options_.file.empty()) {
-    return info.kind == FileKind::kRegular
-               ? Status()
-               : InvalidTarget(target_, "exists and is not a file, so it is not replaced");
-  }
-  if (info.kind != FileKind::kDirectory) {
-    return InvalidTarget(target_, "exists and is not a directory, so it is not replaced");
-  }
-  MARLIN_ASSIGN_OR_RETURN(const std::vector<std::string> names, io_->List(target_));
-  bool is_checkpoint = names.empty();
-  for (const std::string& name : names) {
-    MARLIN_ASSIGN_OR_RETURN(const FileInfo entry, io_->StatLink(JoinPath(target_, name)));
-    if (entry.kind == FileKind::kDirectory) {
-      return InvalidTarget(
-          target_, fmt::format("holds the directory {}, so it is not replaced", Printable(name)));
-    }
-    is_checkpoint = is_checkpoint || name == kConfigFile || name.ends_with(kSafetensors) ||
-                    name.starts_with(kFirstShard);
-  }
-  if (!is_checkpoint)
-    return InvalidTarget(target_, "exists and is not a checkpoint, so it is not replaced");
-  return {};
-}
-
 Status OutputDirectory::CheckTarget() const {
   MARLIN_ASSIGN_OR_RETURN(const FileInfo existing, io_->StatLink(target_));
   if (existing.kind == FileKind::kMissing) return {};
-  MARLIN_ASSIGN_OR_RETURN(const std::string lost, FindSource(target_));
+  MARLIN_ASSIGN_OR_RETURN(const std::string lost, FindSource(*io_, options_.source, target_));
   if (!lost.empty()) {
     return InvalidTarget(target_,
                          fmt::format("the output would replace the source, {}", Printable(lost)));
   }
   if (!options_.overwrite) return InvalidTarget(target_, "exists already; --overwrite replaces it");
-  return CheckReplaceable(existing);
+  return CheckReplaceable(*io_, target_, existing, !options_.file.empty());
 }
 
 // Without an atomic swap, a process killed between its renames leaves no target, and the target's
@@ -157,7 +158,7 @@ Status OutputDirectory::LockPartial() {
     MARLIN_RETURN_IF_ERROR(io_->MakeDirectory(partial_));
     MARLIN_ASSIGN_OR_RETURN(FileHandle lock, io_->LockDirectory(partial_));
     if (!lock.open()) continue;  // Another process has committed or removed it meanwhile.
-    MARLIN_ASSIGN_OR_RETURN(const std::string lost, FindSource(partial_));
+    MARLIN_ASSIGN_OR_RETURN(const std::string lost, FindSource(*io_, options_.source, partial_));
     if (!lost.empty()) {
       return InvalidTarget(partial_, fmt::format("is where the output is written, and holds the "
                                                  "source, {}",
@@ -178,7 +179,7 @@ Status OutputDirectory::RemoveStale() const {
     if (!IsPartialName(name, prefix) || path == partial_) continue;
     const Result<FileHandle> lock = io_->LockDirectory(path);
     if (!lock.ok() || !lock->open()) continue;  // Another process is writing to it.
-    MARLIN_ASSIGN_OR_RETURN(const std::string lost, FindSource(path));
+    MARLIN_ASSIGN_OR_RETURN(const std::string lost, FindSource(*io_, options_.source, path));
     if (lost.empty()) MARLIN_RETURN_IF_ERROR(io_->RemoveTree(path));
   }
   return {};
@@ -273,6 +274,15 @@ Status OutputDirectory::CheckWritten() const {
   return {};
 }
 
+// After the renames: flushes them and removes `rest`, which is under the partial name.
+Status OutputDirectory::Finish(const char* rest) {
+  Status synced = io_->SyncDirectory(parent_);
+  const Status removed = io_->RemoveTree(partial_);
+  keep_ = removed.ok();
+  if (!synced.ok()) return synced;
+  return removed.WithContext(fmt::format("the output is complete, but {} was not removed", rest));
+}
+
 // Swaps the new and the old directory and removes the old one.
 Status OutputDirectory::Replace() {
   MARLIN_ASSIGN_OR_RETURN(FileHandle old, io_->LockDirectory(target_));
@@ -288,11 +298,7 @@ Status OutputDirectory::Replace() {
     MARLIN_RETURN_IF_ERROR(io_->Exchange(partial_, target_));
     return Disturbed(target_, "was replaced while the output was put in its place");
   }
-  Status synced = io_->SyncDirectory(parent_);
-  const Status removed = io_->RemoveTree(partial_);
-  keep_ = removed.ok();
-  if (!synced.ok()) return synced;
-  return removed.WithContext("the output is complete, but what it replaced was not removed");
+  return Finish("what it replaced");
 }
 
 Status OutputDirectory::CommitFile(bool replace) {
@@ -304,11 +310,7 @@ Status OutputDirectory::CommitFile(bool replace) {
   } else {
     MARLIN_RETURN_IF_ERROR(io_->RenameNew(path, target_));
   }
-  Status synced = io_->SyncDirectory(parent_);
-  const Status removed = io_->RemoveTree(partial_);
-  keep_ = removed.ok();
-  if (!synced.ok()) return synced;
-  return removed.WithContext("the output is complete, but its empty directory was not removed");
+  return Finish("its empty directory");
 }
 
 Status OutputDirectory::Commit() {

@@ -72,13 +72,12 @@ class OutputDirectory {
   void GiveUp();
   Status RestoreSwapped() const;
   Status CheckTarget() const;
-  Status CheckReplaceable(const FileInfo& info) const;
   Status LockPartial();
   Status RemoveStale() const;
   Status CheckWritten() const;
   Status Replace();
+  Status Finish(const char* rest);
   Status CommitFile(bool replace);
-  Result<std::string> FindSource(const std::string& path) const;
   Result<bool> IsLocked(const std::string& path) const;
 
   Io* io_;

@@ -102,6 +102,38 @@ Status LayOut(const std::string& path, const GgufMetadataBuilder& metadata_of_mo
   return {};
 }
 
+/// The tensors that hold an output, whose dimension `rows` counts its rows: one, or for gate and
+/// up of gpt-oss two.
+Result<std::vector<GgufOutput>> SplitGateAndUp(const GgufArchitecture& architecture,
+                                               GgufOutput output, int rows) {
+  std::vector<GgufOutput> parts = {std::move(output)};
+  const auto partner = GgufInterleavedPartner(architecture, parts.front().name);
+  if (!partner) return parts;
+  GgufOutput& gate = parts.front();
+  if (gate.dims[rows] % 2 != 0) {
+    return Status(Code::kMalformedFile,
+                  fmt::format("{} rows are not gate and up in turn", gate.dims[rows]));
+  }
+  Shape half;
+  for (int i = 0; i < gate.dims.rank(); ++i) {
+    half.Append(i == rows ? gate.dims[i] / 2 : gate.dims[i]);
+  }
+  gate.dims = half;
+  gate.rows = GgufHeldRows::kEven;
+  parts.push_back(gate);
+  parts.back().name = *partner;
+  parts.back().rows = GgufHeldRows::kOdd;
+  return parts;
+}
+
+/// A file of the source as a JSON object; null: it has none.
+Result<Json> ReadObject(const Checkpoint& checkpoint, const std::string& name) {
+  MARLIN_ASSIGN_OR_RETURN(const std::optional<std::string> text, checkpoint.ReadFile(name));
+  if (!text) return Json();
+  constexpr JsonLimits kLimits{int64_t{256} << 20, int64_t{1} << 24};
+  return ParseJsonObject(*text, Printable(name), kLimits);
+}
+
 class GgufPlanner {
  public:
   GgufPlanner(const Checkpoint& checkpoint, int64_t shard_bytes)
@@ -206,29 +238,6 @@ class GgufPlanner {
     return facts_.architecture->model_type == "gpt_oss" && stacked && in_out;
   }
 
-  /// The tensors that hold an output, whose dimension `rows` counts its rows: one, or for gate and
-  /// up of gpt-oss two.
-  Result<std::vector<GgufOutput>> Split(GgufOutput output, int rows) const {
-    std::vector<GgufOutput> parts = {std::move(output)};
-    const auto partner = GgufInterleavedPartner(*facts_.architecture, parts.front().name);
-    if (!partner) return parts;
-    GgufOutput& gate = parts.front();
-    if (gate.dims[rows] % 2 != 0) {
-      return Status(Code::kMalformedFile,
-                    fmt::format("{} rows are not gate and up in turn", gate.dims[rows]));
-    }
-    Shape half;
-    for (int i = 0; i < gate.dims.rank(); ++i) {
-      half.Append(i == rows ? gate.dims[i] / 2 : gate.dims[i]);
-    }
-    gate.dims = half;
-    gate.rows = GgufHeldRows::kEven;
-    parts.push_back(gate);
-    parts.back().name = *partner;
-    parts.back().rows = GgufHeldRows::kOdd;
-    return parts;
-  }
-
   Status PlanModule(const ModuleRecord& record) {
     const bool fused = HoldsFused(record.stacked, record.layout == SourceLayout::kInOut);
     if (!fused) MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
@@ -239,8 +248,9 @@ class GgufPlanner {
     if (record.stacked) output.dims.Append(spec.experts);
     output.dims.Append(spec.n);
     output.dims.Append(spec.k);
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<GgufOutput> parts,
-                            Split(std::move(output), record.stacked ? 1 : 0));
+    MARLIN_ASSIGN_OR_RETURN(
+        const std::vector<GgufOutput> parts,
+        SplitGateAndUp(*facts_.architecture, std::move(output), record.stacked ? 1 : 0));
     MARLIN_ASSIGN_OR_RETURN(const GgufStored type, TypeOf(record));
     for (const GgufOutput& part : parts) MARLIN_RETURN_IF_ERROR(PlanPart(record, part, type));
     return {};
@@ -350,7 +360,8 @@ class GgufPlanner {
     output.in_out = true;
     output.dims = {info.shape[0], info.shape[rank - 1]};
     if (rank == 3) output.dims.Append(info.shape[1]);
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<GgufOutput> parts, Split(std::move(output), 1));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<GgufOutput> parts,
+                            SplitGateAndUp(*facts_.architecture, std::move(output), 1));
     for (const GgufOutput& part : parts) {
       MARLIN_RETURN_IF_ERROR(AddPlain(part, info.dtype, rank == 2));
     }
@@ -364,20 +375,15 @@ class GgufPlanner {
             ? nullptr
             : &*std::find_if(plan_.outputs.begin(), plan_.outputs.end(),
                              [&](const GgufOutput& one) { return one.name == *embedding; });
-    const auto read = [this](const std::string& name) -> Result<Json> {
-      MARLIN_ASSIGN_OR_RETURN(const std::optional<std::string> text, checkpoint_.ReadFile(name));
-      if (!text) return Json();
-      constexpr JsonLimits kLimits{int64_t{256} << 20, int64_t{1} << 24};
-      return ParseJsonObject(*text, Printable(name), kLimits);
-    };
     constexpr const char* kFile = "tokenizer.json";
-    const Result<Json> tokenizer = read(kFile);
-    Result<Json> config = read("tokenizer_config.json");
+    const Result<Json> tokenizer = ReadObject(checkpoint_, kFile);
+    Result<Json> config = ReadObject(checkpoint_, "tokenizer_config.json");
     // A chat template in a file of its own has precedence.
     MARLIN_ASSIGN_OR_RETURN(const std::optional<std::string> chat,
                             checkpoint_.ReadFile("chat_template.jinja"));
     if (chat && config.ok()) (*config)["chat_template"] = *chat;
-    MARLIN_ASSIGN_OR_RETURN(const Json generation, read("generation_config.json"));
+    MARLIN_ASSIGN_OR_RETURN(const Json generation,
+                            ReadObject(checkpoint_, "generation_config.json"));
     DescribeGgufSampling(generation, &metadata_);
     std::string obstacle;
     if (!tokenizer.ok() || !config.ok()) {

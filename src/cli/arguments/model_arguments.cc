@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <fstream>
 #include <utility>
 
 #include "base/errors.h"
@@ -172,6 +173,17 @@ Result<Model> RunArguments::OpenWith(ModelOptions options, const std::string& pa
 Result<Model> RunArguments::Open(Console& console, const std::string& path) const {
   MARLIN_ASSIGN_OR_RETURN(const Device device, OpenDevice());
   return Open(console, path, device);
+}
+
+Status CannotWrite(const std::string& path) {
+  return Status(Code::kIo, fmt::format("{}: cannot be written", Printable(path)));
+}
+
+Status WriteText(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::trunc | std::ios::binary);
+  file << text;
+  file.close();
+  return file ? Status() : CannotWrite(path);
 }
 
 Result<std::string> ReadText(const std::string& path) {

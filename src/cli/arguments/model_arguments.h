@@ -75,6 +75,11 @@ Result<std::vector<int32_t>> ReadTokens(const std::string& path);
 /// Reads a text file, "-" for standard input. Errors: kIo.
 Result<std::string> ReadText(const std::string& path);
 
+/// Writes a whole file. Errors: CannotWrite.
+Status WriteText(const std::string& path, const std::string& text);
+/// kIo, naming the path.
+Status CannotWrite(const std::string& path);
+
 /// --no-special-tokens.
 class SpecialTokensArgument {
  public:

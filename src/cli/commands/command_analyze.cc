@@ -13,7 +13,6 @@
 
 #include "base/errors.h"
 #include "base/macros.h"
-#include "base/printable.h"
 #include "base/text_table.h"
 #include "cli/arguments/calibration_arguments.h"
 #include "cli/arguments/model_arguments.h"
@@ -65,6 +64,71 @@ LayerUse UseOf(std::vector<int64_t> counts) {
     sum += static_cast<double>(count);
   }
   return use;
+}
+
+std::string RoutingText(const RoutingFrequencies& frequencies) {
+  Table table({"layer", "experts", "used", "favourite", "50 % in", "90 % in"});
+  for (const RoutingFrequencies::Layer& layer : frequencies.layers) {
+    const LayerUse use = UseOf(layer.counts);
+    const auto favourite =
+        std::max_element(layer.counts.begin(), layer.counts.end()) - layer.counts.begin();
+    table.AddRow({std::to_string(layer.layer), std::to_string(layer.counts.size()),
+                  std::to_string(use.used),
+                  fmt::format("{} ({})", favourite, FormatPercent(use.largest)),
+                  std::to_string(use.for_half), std::to_string(use.for_most)});
+  }
+  return fmt::format("{}, {} experts each\n\n{}", FormatCounted(frequencies.tokens, "token"),
+                     frequencies.top_k, table.ToString());
+}
+
+std::string ImportanceText(const Json& summary) {
+  Table table({"matrix", "inputs", "experts", "unseen", "tokens", "mean square"});
+  for (const Json& row : summary["inputs"]) {
+    const auto counts = row["counts"].get<std::vector<float>>();
+    const auto unseen = std::count(counts.begin(), counts.end(), 0.0F);
+    const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
+    table.AddRow({row["name"].get<std::string>(), row["k"].dump(), row["experts"].dump(),
+                  FormatInteger(unseen),
+                  *least == *most ? FormatInteger(std::llround(*most))
+                                  : fmt::format("{}-{}", FormatInteger(std::llround(*least)),
+                                                FormatInteger(std::llround(*most))),
+                  fmt::format("{:.4g}", row["mean_square"].get<double>())});
+  }
+  return table.ToString();
+}
+
+std::string SparsityText(const std::vector<AnalyzedMatrix>& matrices) {
+  Table table({"layer class", "matrices", "2:4 already", "zeros", "error", "largest error"});
+  for (int i = 0; i < kLayerClassCount; ++i) {
+    PruneLoss all;
+    int64_t count = 0;
+    int64_t sparse = 0;
+    double largest = 0;
+    for (const AnalyzedMatrix& matrix : matrices) {
+      if (matrix.layer_class != static_cast<LayerClass>(i)) continue;
+      ++count;
+      sparse += matrix.loss.pruned_squares == 0.0 ? 1 : 0;
+      largest = std::max(largest, matrix.loss.RelativeError());
+      all.Add(matrix.loss);
+    }
+    if (count == 0) continue;
+    const double zeros = static_cast<double>(all.zeros) / static_cast<double>(all.weights);
+    table.AddRow({std::string(LayerClassName(static_cast<LayerClass>(i))), FormatInteger(count),
+                  FormatInteger(sparse), FormatPercent(zeros),
+                  fmt::format("{:.4f}", all.RelativeError()), fmt::format("{:.4f}", largest)});
+  }
+  return table.ToString() +
+         "\nerror: |W - W'| / |W| of keeping the two largest of every four weights along the "
+         "inputs;\n0.364 for Gaussian weights, 0 for 2:4 already\n";
+}
+
+/// Found before the model runs. Leaves a file that is there as it is.
+Status CheckWritable(const std::string& path) {
+  std::error_code ignored;
+  const bool existed = std::filesystem::exists(path, ignored);
+  const bool writable = std::ofstream(path, std::ios::app).is_open();
+  if (!existed) std::filesystem::remove(path, ignored);
+  return writable ? Status() : CannotWrite(path);
 }
 
 class AnalyzeCommand final : public Command {
@@ -164,7 +228,7 @@ class AnalyzeCommand final : public Command {
     output.close();
     if (output_ && !output) return CannotWrite(*output_);
     if (console.json()) return console.PrintJson(Json::parse(frequencies.ToJson()));
-    return console.Print(Text(frequencies));
+    return console.Print(RoutingText(frequencies));
   }
 
   /// Measurements of an interrupted run, none if there are none.
@@ -223,38 +287,6 @@ class AnalyzeCommand final : public Command {
     return console.json() ? console.PrintJson(summary) : console.Print(ImportanceText(summary));
   }
 
-  static std::string ImportanceText(const Json& summary) {
-    Table table({"matrix", "inputs", "experts", "unseen", "tokens", "mean square"});
-    for (const Json& row : summary["inputs"]) {
-      const auto counts = row["counts"].get<std::vector<float>>();
-      const auto unseen = std::count(counts.begin(), counts.end(), 0.0F);
-      const auto [least, most] = std::minmax_element(counts.begin(), counts.end());
-      table.AddRow({row["name"].get<std::string>(), row["k"].dump(), row["experts"].dump(),
-                    FormatInteger(unseen),
-                    *least == *most ? FormatInteger(std::llround(*most))
-                                    : fmt::format("{}-{}", FormatInteger(std::llround(*least)),
-                                                  FormatInteger(std::llround(*most))),
-                    fmt::format("{:.4g}", row["mean_square"].get<double>())});
-    }
-    return table.ToString();
-  }
-
-  /// Found before the model runs. Leaves a file that is there as it is.
-  static Status CheckWritable(const std::string& path) {
-    std::error_code ignored;
-    const bool existed = std::filesystem::exists(path, ignored);
-    const bool writable = std::ofstream(path, std::ios::app).is_open();
-    if (!existed) std::filesystem::remove(path, ignored);
-    return writable ? Status() : CannotWrite(path);
-  }
-
-  static Status WriteText(const std::string& path, const std::string& text) {
-    std::ofstream file(path, std::ios::trunc | std::ios::binary);
-    file << text;
-    file.close();
-    return file ? Status() : CannotWrite(path);
-  }
-
   Status RunSparsity(Console& console) const {
     MARLIN_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path_));
     ProgressBar bar(console, "analyze");
@@ -274,35 +306,6 @@ class AnalyzeCommand final : public Command {
                                       {"sparse", matrix.loss.pruned_squares == 0.0}});
     }
     return console.PrintJson(document);
-  }
-
-  static std::string SparsityText(const std::vector<AnalyzedMatrix>& matrices) {
-    Table table({"layer class", "matrices", "2:4 already", "zeros", "error", "largest error"});
-    for (int i = 0; i < kLayerClassCount; ++i) {
-      PruneLoss all;
-      int64_t count = 0;
-      int64_t sparse = 0;
-      double largest = 0;
-      for (const AnalyzedMatrix& matrix : matrices) {
-        if (matrix.layer_class != static_cast<LayerClass>(i)) continue;
-        ++count;
-        sparse += matrix.loss.pruned_squares == 0.0 ? 1 : 0;
-        largest = std::max(largest, matrix.loss.RelativeError());
-        all.Add(matrix.loss);
-      }
-      if (count == 0) continue;
-      const double zeros = static_cast<double>(all.zeros) / static_cast<double>(all.weights);
-      table.AddRow({std::string(LayerClassName(static_cast<LayerClass>(i))), FormatInteger(count),
-                    FormatInteger(sparse), FormatPercent(zeros),
-                    fmt::format("{:.4f}", all.RelativeError()), fmt::format("{:.4f}", largest)});
-    }
-    return table.ToString() +
-           "\nerror: |W - W'| / |W| of keeping the two largest of every four weights along the "
-           "inputs;\n0.364 for Gaussian weights, 0 for 2:4 already\n";
-  }
-
-  static Status CannotWrite(const std::string& path) {
-    return Status(Code::kIo, fmt::format("{}: cannot be written", Printable(path)));
   }
 
   /// Whether an option says how the runner holds a model, which only --routing asks for.
@@ -339,21 +342,6 @@ class AnalyzeCommand final : public Command {
       AddParts(*tokens, window_.value_or(context), &texts);
     }
     return texts;
-  }
-
-  static std::string Text(const RoutingFrequencies& frequencies) {
-    Table table({"layer", "experts", "used", "favourite", "50 % in", "90 % in"});
-    for (const RoutingFrequencies::Layer& layer : frequencies.layers) {
-      const LayerUse use = UseOf(layer.counts);
-      const auto favourite =
-          std::max_element(layer.counts.begin(), layer.counts.end()) - layer.counts.begin();
-      table.AddRow({std::to_string(layer.layer), std::to_string(layer.counts.size()),
-                    std::to_string(use.used),
-                    fmt::format("{} ({})", favourite, FormatPercent(use.largest)),
-                    std::to_string(use.for_half), std::to_string(use.for_most)});
-    }
-    return fmt::format("{}, {} experts each\n\n{}", FormatCounted(frequencies.tokens, "token"),
-                       frequencies.top_k, table.ToString());
   }
 
   std::string path_;

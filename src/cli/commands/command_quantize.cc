@@ -7,7 +7,6 @@
 #include <chrono>
 #include <climits>
 #include <csignal>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/checked.h"
@@ -20,6 +19,7 @@
 #include "cli/arguments/calibration_arguments.h"
 #include "cli/arguments/destination_argument.h"
 #include "cli/arguments/device_argument.h"
+#include "cli/arguments/model_arguments.h"
 #include "cli/arguments/recipe_arguments.h"
 #include "cli/arguments/target_arguments.h"
 #include "cli/checkpoint_listing.h"
@@ -68,6 +68,25 @@ class InterruptNotice {
   }
   void (*previous_)(int) = nullptr;
 };
+
+/// The part of the summary about matrices: those without codes, and those that the method changed.
+std::string MatrixLines(const QuantizeCheckpointReport& report, bool dry_run) {
+  std::string text = CoverageLines(report.coverage, report.skipped);
+  if (report.zeroed_groups > 0) {
+    text +=
+        fmt::format("{} groups became zero because their scales are too small for the scale type\n",
+                    FormatInteger(report.zeroed_groups));
+  }
+  if (report.inputs > 0) {
+    text += fmt::format("awq: scaled {} of {} inputs\n", FormatInteger(report.scaled_inputs),
+                        FormatInteger(report.inputs));
+  }
+  if (report.rotatable > 0 && !dry_run) {
+    text += fmt::format("rotated the inputs of {} of {} matrices, where it lowers the error\n",
+                        FormatInteger(report.rotated), FormatInteger(report.rotatable));
+  }
+  return text;
+}
 
 class QuantizeCommand final : public Command {
  public:
@@ -148,7 +167,9 @@ class QuantizeCommand final : public Command {
                                                   ? destination_.Recipe(recipe_arguments_, source)
                                                   : recipe_arguments_.Build(HasExperts(source)));
     }
-    MARLIN_RETURN_IF_ERROR(WriteRecipe(options.recipe));
+    if (recipe_file_) {
+      MARLIN_RETURN_IF_ERROR(WriteText(*recipe_file_, options.recipe.ToJson() + "\n"));
+    }
     options.strict = strict_;
     options.dry_run = dry_run_;
     options.allow_extra_tensors = allow_extra_tensors_;
@@ -281,15 +302,6 @@ class QuantizeCommand final : public Command {
     return target_.Assign(source, sensitivity);
   }
 
-  Status WriteRecipe(const MixedPrecisionConfig& recipe) const {
-    if (!recipe_file_) return {};
-    std::ofstream file(*recipe_file_, std::ios::trunc);
-    file << recipe.ToJson() << "\n";
-    file.close();
-    if (file) return {};
-    return Status(Code::kIo, fmt::format("{}: cannot be written", Printable(*recipe_file_)));
-  }
-
   Status PrintDocument(Console& console, const QuantizeCheckpointReport& report,
                        const QuantizeCheckpointOptions& options,
                        const std::optional<FormatAssignment>& assignment) const {
@@ -321,20 +333,7 @@ class QuantizeCommand final : public Command {
           target_.target(), assignment->bits_per_weight, FormatCount(assignment->weights),
           assignment->predicted_kl, search_seconds_);
     }
-    text += CoverageLines(report.coverage, report.skipped);
-    if (report.zeroed_groups > 0) {
-      text += fmt::format(
-          "{} groups became zero because their scales are too small for the scale type\n",
-          FormatInteger(report.zeroed_groups));
-    }
-    if (report.inputs > 0) {
-      text += fmt::format("awq: scaled {} of {} inputs\n", FormatInteger(report.scaled_inputs),
-                          FormatInteger(report.inputs));
-    }
-    if (report.rotatable > 0 && !dry_run_) {
-      text += fmt::format("rotated the inputs of {} of {} matrices, where it lowers the error\n",
-                          FormatInteger(report.rotated), FormatInteger(report.rotatable));
-    }
+    text += MatrixLines(report, dry_run_);
     if (!report.unsupported_type.empty()) {
       text +=
           fmt::format("note: a '{}' cannot be run here; types that can: {}\n",

@@ -14,6 +14,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/checked.h"
@@ -33,7 +35,7 @@ namespace {
 
 struct CtGroup {
   std::vector<std::string> targets;
-  int64_t bits = 8;
+  int64_t bits = 8;  // 0: unknown.
   int64_t block_rows = 0;
   int64_t block_columns = 0;
 };
@@ -44,6 +46,17 @@ struct CtConfig {
   BitmaskFormat bitmask = BitmaskFormat::kNone;
   CtTransforms transforms;
   bool dense_packing = true;  // How 3, 5, 6 and 7 bits are packed where the shapes do not tell.
+
+  /// The group that a module is in: the first one if no target names it.
+  const CtGroup& GroupOf(const std::string& base) const {
+    static const CtGroup kNone{{}, 0, 0, 0};
+    for (const CtGroup& group : groups) {
+      for (const std::string& target : group.targets) {
+        if (MatchesTarget(target, base)) return group;
+      }
+    }
+    return groups.empty() ? kNone : groups.front();
+  }
 };
 
 // Since 0.18 codes of 3, 5, 6 and 7 bits may cross words; before, words held whole codes.
@@ -103,10 +116,98 @@ Result<CtConfig> ReadCtConfig(const QuantMethod& method) {
   return config;
 }
 
+/// Codes of `bits` bits of consecutive words `stride` apart, from number `index`.
+struct Packing {
+  const std::byte* data;
+  int bits;
+  bool dense;
+
+  int CodeAt(int64_t stride, int64_t first, int64_t index) const {
+    const int64_t per_word = 32 / bits;
+    const int64_t bit = dense ? index * bits : index / per_word * 32 + index % per_word * bits;
+    uint64_t window = WordAt(data, first + bit / 32 * stride);
+    if (bit % 32 + bits > 32) {
+      window |= uint64_t{WordAt(data, first + (bit / 32 + 1) * stride)} << 32;
+    }
+    return static_cast<int>((window >> (bit % 32)) & ((1u << bits) - 1));
+  }
+};
+
+/// [n, k] of packed codes.
+Result<std::pair<int64_t, int64_t>> ReadWeightShape(ModuleTensorFinder* finder) {
+  MARLIN_ASSIGN_OR_RETURN(const size_t shape, finder->Need(ModulePart::kCodes, ".weight_shape",
+                                                           {DType::kI64, DType::kI32}, {2}));
+  const std::byte* data = finder->Data(shape);
+  const auto dim = [&](int64_t i) -> int64_t {
+    if (finder->TypeOf(shape) == DType::kI32) return static_cast<int32_t>(WordAt(data, i));
+    return static_cast<int64_t>(uint64_t{WordAt(data, 2 * i)} | uint64_t{WordAt(data, 2 * i + 1)}
+                                                                    << 32);
+  };
+  const int64_t n = dim(0);
+  const int64_t k = dim(1);
+  if (n >= 1 && k >= 1 && n <= INT32_MAX && k <= INT32_MAX) return std::pair(n, k);
+  return finder->Malformed(".weight_shape", fmt::format("[{}, {}] is not a shape", n, k));
+}
+
+// The global scale divides.
+Result<float> GlobalScale(ModuleTensorFinder* finder) {
+  MARLIN_ASSIGN_OR_RETURN(const size_t global, finder->Need(ModulePart::kGlobalScale,
+                                                            ".weight_global_scale", {DType::kF32}));
+  if (finder->ShapeOf(global).ElementCount() != 1) {
+    return finder->Malformed(".weight_global_scale",
+                             "expected one number, got " + finder->ShapeOf(global).ToString());
+  }
+  return ParameterAt(finder->Data(global), DType::kF32, 0);
+}
+
+/// E2M1 and E2M3 codes with a scale for each group of k, which tells the group's size.
+Status AddPackedFloat(const std::string& name, ModuleTensorFinder* finder, ListedReader* reader) {
+  MARLIN_ASSIGN_OR_RETURN(const size_t codes_tensor,
+                          finder->Need(ModulePart::kCodes, ".weight_packed", {DType::kU8}));
+  MARLIN_ASSIGN_OR_RETURN(const size_t scales_tensor,
+                          finder->Need(ModulePart::kScales, ".weight_scale",
+                                       {DType::kF8E4M3, DType::kU8, DType::kF8E8M0}));
+  const Shape& codes = finder->ShapeOf(codes_tensor);
+  const Shape& scales = finder->ShapeOf(scales_tensor);
+  const bool nvfp4 = finder->TypeOf(scales_tensor) == DType::kF8E4M3;
+  const int64_t group = nvfp4 ? kNvGroup : kMxGroup;
+  const bool matrices =
+      codes.rank() == 2 && scales.rank() == 2 && codes[0] == scales[0] && codes.ElementCount() > 0;
+  const int64_t n = matrices ? codes[0] : 0;
+  const int64_t groups = matrices ? scales[1] : 0;
+  const int64_t k = (Checked(groups) * Checked(group)).Take().value_or(0);
+  const bool fp4 = k > 0 && codes[1] == k / 2;
+  const bool fp6 = k > 0 && !nvfp4 && codes[1] == k / 4 * 3;
+  if (!fp4 && !fp6) {
+    return finder->Malformed(".weight_packed", fmt::format("{} does not fit scales {}",
+                                                           codes.ToString(), scales.ToString()));
+  }
+  RowWeights rows;
+  rows.codes = codes_tensor;
+  rows.scales = scales_tensor;
+  rows.spec = {.format = fp4 ? Format::kFp4E2M1 : Format::kFp6E2M3,
+               .k = k,
+               .n = n,
+               .group_size = group,
+               .scale_type = nvfp4 ? ScaleType::kE4M3 : ScaleType::kE8M0,
+               .has_global_scale = nvfp4,
+               .global_scale_divides = nvfp4};
+  if (nvfp4) {
+    MARLIN_ASSIGN_OR_RETURN(const float global, GlobalScale(finder));
+    rows.global_scale = {global};
+  }
+  AddRows(name, std::move(rows), finder, reader);
+  return {};
+}
+
 class CtFinder {
  public:
   CtFinder(const TensorStore& store, const CtConfig& config, const std::string& base)
-      : store_(store), config_(config), finder_(store, base), name_(base + ".weight") {}
+      : store_(store),
+        config_(config),
+        group_(config.GroupOf(base)),
+        finder_(store, base),
+        name_(base + ".weight") {}
 
   Status AddTo(ListedReader* reader) {
     reader_ = reader;
@@ -114,32 +215,20 @@ class CtFinder {
                         ".output_zero_point", ".weight_observer_min", ".weight_observer_max"});
     if (config_.bitmask != BitmaskFormat::kNone && finder_.Has(".compressed")) return AddBitmask();
     if (finder_.Has(".meta") || finder_.Has(".scale_packed")) {
-      return AddMarlin24(name_, config_.groups.empty() ? 0 : Group()->bits, &finder_, reader);
+      return AddMarlin24(name_, group_.bits, &finder_, reader);
     }
     if (const TensorInfo* packed = finder_.Look(".weight_packed"); packed != nullptr) {
       if (packed->dtype == DType::kI32) return AddPacked();
-      return AddPackedFloat();
+      return AddPackedFloat(name_, &finder_, reader);
     }
     const TensorInfo* weight = finder_.Look(".weight");
     if (weight == nullptr) return finder_.Malformed(".weight", "is missing");
     if (weight->dtype == DType::kI8) return AddInt8();
-    const CtGroup group = GroupOrNone();
-    return AddFp8(name_, ".weight", ".weight_scale", group.block_rows, group.block_columns,
+    return AddFp8(name_, ".weight", ".weight_scale", group_.block_rows, group_.block_columns,
                   &finder_, reader);
   }
 
  private:
-  const CtGroup* Group() const {
-    for (const CtGroup& group : config_.groups) {
-      for (const std::string& target : group.targets) {
-        if (MatchesTarget(target, finder_.base())) return &group;
-      }
-    }
-    return config_.groups.empty() ? nullptr : &config_.groups.front();
-  }
-
-  CtGroup GroupOrNone() const { return config_.groups.empty() ? CtGroup() : *Group(); }
-
   // Codes of 8 bits that were compressed once more.
   Status AddBitmask() {
     MARLIN_ASSIGN_OR_RETURN(
@@ -156,9 +245,8 @@ class CtFinder {
       found->Expand(row, reinterpret_cast<std::byte*>(codes));
     };
     if (dtype == DType::kI8) return AddInt8(shape, std::move(unpack), kept);
-    const CtGroup group = GroupOrNone();
     return AddFp8(name_, {shape, dtype == DType::kF8E5M2, 0, std::move(unpack), kept},
-                  ".weight_scale", group.block_rows, group.block_columns, &finder_, reader_);
+                  ".weight_scale", group_.block_rows, group_.block_columns, &finder_, reader_);
   }
 
   // The scales of integers: one number, or [n, groups].
@@ -198,30 +286,12 @@ class CtFinder {
     return {};
   }
 
-  /// Codes of `bits` bits of consecutive words `stride` apart, from number `index`.
-  struct Packing {
-    const std::byte* data;
-    int bits;
-    bool dense;
-
-    int CodeAt(int64_t stride, int64_t first, int64_t index) const {
-      const int64_t per_word = 32 / bits;
-      const int64_t bit = dense ? index * bits : index / per_word * 32 + index % per_word * bits;
-      uint64_t window = WordAt(data, first + bit / 32 * stride);
-      if (bit % 32 + bits > 32) {
-        window |= uint64_t{WordAt(data, first + (bit / 32 + 1) * stride)} << 32;
-      }
-      return static_cast<int>((window >> (bit % 32)) & ((1u << bits) - 1));
-    }
-  };
-
   Status AddPacked() {
     MARLIN_ASSIGN_OR_RETURN(codes_,
                             finder_.Need(ModulePart::kCodes, ".weight_packed", {DType::kI32}));
     const Shape& shape = finder_.ShapeOf(codes_);
-    MARLIN_RETURN_IF_ERROR(ReadWeightShape());
-    const CtGroup* group = Group();
-    const int64_t bits = group == nullptr ? 4 : group->bits;
+    MARLIN_ASSIGN_OR_RETURN(std::tie(n_, k_), ReadWeightShape(&finder_));
+    const int64_t bits = group_.bits == 0 ? 4 : group_.bits;
     const std::optional<int64_t> dense_words =
         CeilDiv(Checked(k_) * Checked(bits), Checked(32)).Take();
     const int64_t whole_words = CeilDivide(k_, 32 / bits);
@@ -325,21 +395,6 @@ class CtFinder {
     return {};
   }
 
-  Status ReadWeightShape() {
-    MARLIN_ASSIGN_OR_RETURN(const size_t shape, finder_.Need(ModulePart::kCodes, ".weight_shape",
-                                                             {DType::kI64, DType::kI32}, {2}));
-    const std::byte* data = store_.Data(shape);
-    const auto dim = [&](int64_t i) -> int64_t {
-      if (finder_.TypeOf(shape) == DType::kI32) return static_cast<int32_t>(WordAt(data, i));
-      return static_cast<int64_t>(uint64_t{WordAt(data, 2 * i)} | uint64_t{WordAt(data, 2 * i + 1)}
-                                                                      << 32);
-    };
-    n_ = dim(0);
-    k_ = dim(1);
-    if (n_ >= 1 && k_ >= 1 && n_ <= INT32_MAX && k_ <= INT32_MAX) return {};
-    return finder_.Malformed(".weight_shape", fmt::format("[{}, {}] is not a shape", n_, k_));
-  }
-
   // Older files of actorder "group" have the group of each k.
   Status FindGroupIndex() {
     if (!finder_.Has(".weight_g_idx")) return {};
@@ -390,59 +445,9 @@ class CtFinder {
     return {};
   }
 
-  Status AddPackedFloat() {
-    MARLIN_ASSIGN_OR_RETURN(codes_,
-                            finder_.Need(ModulePart::kCodes, ".weight_packed", {DType::kU8}));
-    MARLIN_ASSIGN_OR_RETURN(scales_, finder_.Need(ModulePart::kScales, ".weight_scale",
-                                                  {DType::kF8E4M3, DType::kU8, DType::kF8E8M0}));
-    const Shape& codes = finder_.ShapeOf(codes_);
-    const Shape& scales = finder_.ShapeOf(scales_);
-    const bool nvfp4 = finder_.TypeOf(scales_) == DType::kF8E4M3;
-    const int64_t group = nvfp4 ? kNvGroup : kMxGroup;
-    const bool matrices = codes.rank() == 2 && scales.rank() == 2 && codes[0] == scales[0] &&
-                          codes.ElementCount() > 0;
-    n_ = matrices ? codes[0] : 0;
-    groups_ = matrices ? scales[1] : 0;
-    k_ = (Checked(groups_) * Checked(group)).Take().value_or(0);
-    group_size_ = group;
-    const bool fp4 = k_ > 0 && codes[1] == k_ / 2;
-    const bool fp6 = k_ > 0 && !nvfp4 && codes[1] == k_ / 4 * 3;
-    if (!fp4 && !fp6) {
-      return finder_.Malformed(".weight_packed", fmt::format("{} does not fit scales {}",
-                                                             codes.ToString(), scales.ToString()));
-    }
-    RowWeights rows;
-    rows.codes = codes_;
-    rows.scales = scales_;
-    rows.spec = {.format = fp4 ? Format::kFp4E2M1 : Format::kFp6E2M3,
-                 .k = k_,
-                 .n = n_,
-                 .group_size = group,
-                 .scale_type = nvfp4 ? ScaleType::kE4M3 : ScaleType::kE8M0,
-                 .has_global_scale = nvfp4,
-                 .global_scale_divides = nvfp4};
-    if (nvfp4) {
-      MARLIN_ASSIGN_OR_RETURN(const float global, GlobalScale());
-      rows.global_scale = {global};
-    }
-    AddRows(name_, std::move(rows), &finder_, reader_);
-    return {};
-  }
-
-  // The global scale divides.
-  Result<float> GlobalScale() {
-    MARLIN_ASSIGN_OR_RETURN(
-        const size_t global,
-        finder_.Need(ModulePart::kGlobalScale, ".weight_global_scale", {DType::kF32}));
-    if (finder_.ShapeOf(global).ElementCount() != 1) {
-      return finder_.Malformed(".weight_global_scale",
-                               "expected one number, got " + finder_.ShapeOf(global).ToString());
-    }
-    return ParameterAt(store_.Data(global), DType::kF32, 0);
-  }
-
   const TensorStore& store_;
   const CtConfig& config_;
+  const CtGroup& group_;
   ModuleTensorFinder finder_;
   std::string name_;
   ListedReader* reader_ = nullptr;

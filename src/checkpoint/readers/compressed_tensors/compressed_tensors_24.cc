@@ -187,13 +187,18 @@ constexpr int64_t kChunkColumns = 64;  // of which four are permuted together.
 constexpr int64_t kMarlinGroup = 128;  // The only size of groups.
 constexpr int64_t kMetaRun = 16;       // k of one word of metadata.
 
+/// The column within eight that place p of eight scales belongs to is kScaleColumns[p].
+constexpr std::array<int64_t, 8> kScaleColumns = {0, 4, 1, 5, 2, 6, 3, 7};
+
 /// Where marlin-24 stores the parts of W^T [n, k].
 struct Marlin24 {
   int64_t k = 0;
   int64_t n = 0;
   int bits = 4;
+  int64_t groups = 1;
   const std::byte* codes = nullptr;
   const std::byte* meta = nullptr;
+  const std::byte* scales = nullptr;
 
   /// Kept code `index` of k / 2 of a column.
   uint32_t CodeAt(int64_t index, int64_t column) const {
@@ -225,19 +230,61 @@ struct Marlin24 {
     std::memcpy(&nibbles, meta + ((run / 2 * n + row) * 2 + half) * 2, sizeof(nibbles));
     return nibbles;
   }
-};
 
-/// The column within eight that place p of eight scales belongs to is kScaleColumns[p].
-constexpr std::array<int64_t, 8> kScaleColumns = {0, 4, 1, 5, 2, 6, 3, 7};
-
-void FillMarlinScales(const std::byte* from, int64_t groups, int64_t n, bool permuted,
-                      uint16_t* out) {
-  for (int64_t g = 0; g < groups; ++g) {
-    for (int64_t p = 0; p < n; ++p) {
-      const int64_t column = permuted ? p - p % 8 + kScaleColumns[static_cast<size_t>(p % 8)] : p;
-      std::memcpy(out + g * n + column, from + (g * n + p) * 2, 2);
+  void FillScales(uint16_t* out) const {
+    // The writer compares the size of groups with k / 2, the rows that it stores.
+    const bool permuted = groups > 1 && kMarlinGroup < k / 2;
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t p = 0; p < n; ++p) {
+        const int64_t column = permuted ? p - p % 8 + kScaleColumns[static_cast<size_t>(p % 8)] : p;
+        std::memcpy(out + g * n + column, scales + (g * n + p) * 2, 2);
+      }
     }
   }
+};
+
+/// Finds the tensors and checks that their shapes agree.
+Result<Marlin24> FindMarlin24(int64_t bits, ModuleTensorFinder* finder) {
+  MARLIN_ASSIGN_OR_RETURN(const size_t codes,
+                          finder->Need(ModulePart::kCodes, ".weight_packed", {DType::kI32}));
+  MARLIN_ASSIGN_OR_RETURN(const size_t meta,
+                          finder->Need(ModulePart::kMetadata, ".meta", {DType::kI16}));
+  MARLIN_ASSIGN_OR_RETURN(const size_t scales,
+                          finder->Need(ModulePart::kScales, ".scale_packed", {DType::kF16}));
+  const Shape& shape = finder->ShapeOf(meta);
+  const std::optional<int64_t> k =
+      shape.rank() == 2 ? (Checked(shape[0]) * Checked(kSparseRun)).Take() : std::nullopt;
+  if (!k || *k < kSparseRun || shape[1] < 2 * kChunkColumns ||
+      shape[1] % (2 * kChunkColumns) != 0) {
+    return finder->Malformed(
+        ".meta", fmt::format("{} is not [k / 32, 2 n] with n a multiple of 64", shape.ToString()));
+  }
+  Marlin24 source{.k = *k, .n = shape[1] / 2};
+  const Shape& packed = finder->ShapeOf(codes);
+  const bool matrix = packed.rank() == 2 && packed[0] == shape[0];
+  if (matrix && packed[1] == source.n * 4) source.bits = 8;
+  if (!matrix || packed[1] != source.n * source.bits / 2) {
+    return finder->Malformed(".weight_packed", fmt::format("{} does not fit meta {}",
+                                                           packed.ToString(), shape.ToString()));
+  }
+  if (bits != 0 && bits != source.bits) {
+    return finder->Malformed(".weight_packed",
+                             fmt::format("{} holds codes of {} bits, the configuration says {}",
+                                         packed.ToString(), source.bits, bits));
+  }
+  const Shape& scale_shape = finder->ShapeOf(scales);
+  source.groups = scale_shape.rank() == 2 ? scale_shape[0] : 0;
+  const bool fits =
+      source.groups == 1 || (source.groups > 1 && source.k == source.groups * kMarlinGroup);
+  if (!fits || scale_shape[1] != source.n) {
+    return finder->Malformed(
+        ".scale_packed",
+        fmt::format("{} does not fit [{}, {}]", scale_shape.ToString(), source.n, source.k));
+  }
+  source.codes = finder->Data(codes);
+  source.meta = finder->Data(meta);
+  source.scales = finder->Data(scales);
+  return source;
 }
 
 }  // namespace
@@ -280,48 +327,12 @@ Result<BitmaskTensor> FindBitmask(BitmaskFormat format, std::initializer_list<DT
 
 Status AddMarlin24(const std::string& name, int64_t bits, ModuleTensorFinder* finder,
                    ListedReader* reader) {
-  MARLIN_ASSIGN_OR_RETURN(const size_t codes,
-                          finder->Need(ModulePart::kCodes, ".weight_packed", {DType::kI32}));
-  MARLIN_ASSIGN_OR_RETURN(const size_t meta,
-                          finder->Need(ModulePart::kMetadata, ".meta", {DType::kI16}));
-  MARLIN_ASSIGN_OR_RETURN(const size_t scales,
-                          finder->Need(ModulePart::kScales, ".scale_packed", {DType::kF16}));
-  const Shape& shape = finder->ShapeOf(meta);
-  const std::optional<int64_t> k =
-      shape.rank() == 2 ? (Checked(shape[0]) * Checked(kSparseRun)).Take() : std::nullopt;
-  if (!k || *k < kSparseRun || shape[1] < 2 * kChunkColumns ||
-      shape[1] % (2 * kChunkColumns) != 0) {
-    return finder->Malformed(
-        ".meta", fmt::format("{} is not [k / 32, 2 n] with n a multiple of 64", shape.ToString()));
-  }
-  Marlin24 source{.k = *k, .n = shape[1] / 2};
-  const Shape& packed = finder->ShapeOf(codes);
-  const bool matrix = packed.rank() == 2 && packed[0] == shape[0];
-  if (matrix && packed[1] == source.n * 4) source.bits = 8;
-  if (!matrix || packed[1] != source.n * source.bits / 2) {
-    return finder->Malformed(".weight_packed", fmt::format("{} does not fit meta {}",
-                                                           packed.ToString(), shape.ToString()));
-  }
-  if (bits != 0 && bits != source.bits) {
-    return finder->Malformed(".weight_packed",
-                             fmt::format("{} holds codes of {} bits, the configuration says {}",
-                                         packed.ToString(), source.bits, bits));
-  }
-  const Shape& scale_shape = finder->ShapeOf(scales);
-  const int64_t groups = scale_shape.rank() == 2 ? scale_shape[0] : 0;
-  const bool fits = groups == 1 || (groups > 1 && source.k == groups * kMarlinGroup);
-  if (!fits || scale_shape[1] != source.n) {
-    return finder->Malformed(
-        ".scale_packed",
-        fmt::format("{} does not fit [{}, {}]", scale_shape.ToString(), source.n, source.k));
-  }
-  source.codes = finder->Data(codes);
-  source.meta = finder->Data(meta);
+  MARLIN_ASSIGN_OR_RETURN(const Marlin24 source, FindMarlin24(bits, finder));
   RowWeights rows;
   rows.spec = {.format = source.bits == 4 ? Format::kS4 : Format::kS8,
                .k = source.k,
                .n = source.n,
-               .group_size = groups == 1 ? source.k : kMarlinGroup,
+               .group_size = source.groups == 1 ? source.k : kMarlinGroup,
                .sparsity = Sparsity::k24};
   rows.kept.codes = [source](int64_t column, uint8_t* out) {
     // Offset binary, which s4 has too; s8 is in two's complement.
@@ -336,10 +347,8 @@ Status AddMarlin24(const std::string& name, int64_t bits, ModuleTensorFinder* fi
       for (int i = 0; i < 4; ++i) *out++ = static_cast<uint8_t>(nibbles >> (4 * i) & 15);
     }
   };
-  // The writer compares the size of groups with k / 2, the rows that it stores.
-  const bool permuted = groups > 1 && kMarlinGroup < source.k / 2;
-  rows.more = [from = finder->Data(scales), groups, n = source.n, permuted](WeightsBuffer* buffer) {
-    FillMarlinScales(from, groups, n, permuted, static_cast<uint16_t*>(buffer->scales));
+  rows.more = [source](WeightsBuffer* buffer) {
+    source.FillScales(static_cast<uint16_t*>(buffer->scales));
   };
   AddRows(name, std::move(rows), finder, reader);
   return {};

@@ -17,6 +17,7 @@
 #include "checkpoint/readers/gguf/gguf_config.h"
 #include "checkpoint/readers/gguf/gguf_generation.h"
 #include "checkpoint/readers/gguf/gguf_names.h"
+#include "checkpoint/readers/gguf/gguf_pairs.h"
 #include "checkpoint/readers/gguf/gguf_rows.h"
 #include "checkpoint/readers/gguf/gguf_tensors.h"
 #include "checkpoint/readers/gguf/gguf_tokenizer.h"
@@ -124,10 +125,9 @@ class GgufReader final : public ModuleReader {
       return list_.Fail(fmt::format("more than {} tensors", kMaxTensorCount));
     }
     if (list_.architecture() != nullptr) {
-      if (IsPartner(tensor)) return {};
-      if (const std::string values = LatentPartner(tensor); !values.empty()) {
-        return AddLatent(tensor, list_.tensors().find(values)->second);
-      }
+      if (IsGgufPartner(list_, tensor)) return {};
+      const GgufFileTensor* const values = GgufLatentPartner(list_, tensor);
+      if (values != nullptr) return AddLatent(tensor, *values);
       const auto partner = GgufInterleavedPartner(*list_.architecture(), tensor.tensor->name);
       if (partner) return AddInterleaved(tensor, *partner);
     }
@@ -162,11 +162,16 @@ class GgufReader final : public ModuleReader {
     if (tensor.place.as_row && dims.rank() == 1) shape = {1, dims[0]};
     StoreTensor(tensor, name, tensor.stored.dtype, shape, 0, bytes);
     if (rows.head_dim != 0 || transposed) {
-      computed_[name] = [rows, transposed, size = tensor.stored.bytes](std::byte* out) {
-        CopyGgufRows(rows, size, transposed, out);
-      };
+      ComputeCopy(name, rows, tensor.stored.bytes, transposed);
     }
     return {};
+  }
+
+  void ComputeCopy(const std::string& name, const GgufRows& rows, int64_t element_bytes,
+                   bool transposed) {
+    computed_[name] = [rows, element_bytes, transposed](std::byte* out) {
+      CopyGgufRows(rows, element_bytes, transposed, out);
+    };
   }
 
   bool IsInOut(std::string_view name) const {
@@ -275,116 +280,27 @@ class GgufReader final : public ModuleReader {
     return {};
   }
 
-  /// True for the second of two tensors that AddInterleaved or AddLatent adds.
-  bool IsPartner(const GgufFileTensor& tensor) const {
-    std::string name(tensor.tensor->name);
-    if (list_.architecture()->name == "deepseek2" && name.ends_with(kLatentValues)) {
-      name.replace(name.size() - kLatentValues.size(), kLatentValues.size(), kLatentKeys);
-      return list_.tensors().contains(name);
-    }
-    const size_t at = name.find(".ffn_up_exps.");
-    if (at == std::string::npos) return false;
-    name.replace(at, 13, ".ffn_gate_exps.");
-    return GgufInterleavedPartner(*list_.architecture(), name) && list_.tensors().contains(name);
-  }
-
-  static constexpr std::string_view kLatentKeys = ".attn_k_b.weight";
-  static constexpr std::string_view kLatentValues = ".attn_v_b.weight";
-
-  /// deepseek2: the name of the values that belong to keys; empty for every other tensor.
-  std::string LatentPartner(const GgufFileTensor& tensor) const {
-    std::string name(tensor.tensor->name);
-    if (list_.architecture()->name != "deepseek2" || !name.ends_with(kLatentKeys)) return {};
-    name.replace(name.size() - kLatentKeys.size(), kLatentKeys.size(), kLatentValues);
-    return list_.tensors().contains(name) ? name : std::string();
-  }
-
-  /// Keys and values of MLA become the one matrix that they were made from. The keys were
-  /// transposed before they were quantized, so that only fp32 holds the values.
+  /// The one matrix that keys and values of MLA were made from.
   Status AddLatent(const GgufFileTensor& keys, const GgufFileTensor& values) {
-    const Shape& k = keys.tensor->dims;
-    const Shape& v = values.tensor->dims;
-    if (k.rank() != 3 || v.rank() != 3 || k[0] != v[0] || k[1] != v[2]) {
-      return list_.FailTensor(keys, fmt::format("{} does not fit {} of \"{}\"", k.ToString(),
-                                                v.ToString(), Printable(values.tensor->name)));
-    }
-    for (const GgufFileTensor* part : {&keys, &values}) {
-      const DType dtype = part->stored.dtype;
-      if (part->stored.quantized() || dtype == DType::kF32 || dtype == DType::kF16 ||
-          dtype == DType::kBf16) {
-        continue;
-      }
-      return list_.FailTensor(*part, fmt::format("expected floats, got {}", part->stored.name));
-    }
-    GgufLatent latent{{}, keys.stored, {}, values.stored};
-    latent.keys.stacks = {list_.Data(keys)};
-    latent.values.stacks = {list_.Data(values)};
-    MARLIN_RETURN_IF_ERROR(list_.SetRows(keys, &latent.keys));
-    MARLIN_RETURN_IF_ERROR(list_.SetRows(values, &latent.values));
-    const std::optional<int64_t> rows = (Checked(k[0]) * (Checked(k[2]) + Checked(v[1]))).Take();
-    const std::optional<int64_t> bytes =
-        rows ? (Checked(*rows) * Checked(k[1]) * Checked(DTypeBytes(DType::kF32))).Take()
-             : std::nullopt;
-    if (!bytes)
-      return list_.FailTensor(keys, fmt::format("the size of {} overflows", k.ToString()));
-    const std::string layer(keys.tensor->name.substr(0, keys.tensor->name.find(kLatentKeys)));
-    const std::string name =
-        PlaceGgufTensor(*list_.architecture(), list_.with_experts(), layer + ".attn_kv_b.weight")
-            .name;
-    StoreTensor(keys, name, DType::kF32, {*rows, k[1]}, 0, *bytes);
-    computed_[name] = [latent = std::move(latent)](std::byte* out) {
+    MARLIN_ASSIGN_OR_RETURN(GgufLatentPair pair, PairGgufLatent(list_, keys, values));
+    StoreTensor(keys, pair.name, DType::kF32, pair.shape, 0, pair.bytes);
+    computed_[pair.name] = [latent = std::move(pair.latent)](std::byte* out) {
       JoinGgufLatent(latent, reinterpret_cast<float*>(out));
     };
     return {};
   }
 
-  /// One module has one factor for each expert, so gate and up must agree.
-  Status CheckSameFactors(const GgufFileTensor& gate, const GgufFileTensor& up) const {
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_gate, list_.FactorsOf(gate));
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_up, list_.FactorsOf(up));
-    if (of_gate == of_up) return {};
-    return list_.Fail(
-        fmt::format("tensor \"{}\": its factors differ from those of \"{}\", and both are "
-                    "rows of one matrix elsewhere",
-                    Printable(up.tensor->name), Printable(gate.tensor->name)),
-        Code::kUnsupported);
-  }
-
   /// gpt-oss: the rows of gate and up in turn.
-  Status AddInterleaved(const GgufFileTensor& gate, const std::string& partner) {
-    const auto found = list_.tensors().find(partner);
-    if (found == list_.tensors().end()) {
-      return list_.FailTensor(gate,
-                              fmt::format("there is no \"{}\" beside it", Printable(partner)));
+  Status AddInterleaved(const GgufFileTensor& gate, const std::string& up) {
+    MARLIN_ASSIGN_OR_RETURN(GgufRows rows, InterleaveGguf(list_, gate, up));
+    if (gate.stored.quantized()) {
+      return AddModule(gate, std::move(rows), &list_.tensors().find(up)->second);
     }
-    const GgufFileTensor& up = found->second;
     const Shape& dims = gate.tensor->dims;
-    if (!(dims == up.tensor->dims) || gate.tensor->type != up.tensor->type || dims.rank() < 2) {
-      return list_.FailTensor(
-          gate, fmt::format("{} {} beside {} {} of \"{}\"", gate.stored.name, dims.ToString(),
-                            up.stored.name, up.tensor->dims.ToString(), Printable(partner)));
-    }
-    if (gate.tensor->bytes == 0)
-      return list_.FailTensor(gate, dims.ToString() + " holds no weights");
-    GgufRows rows;
-    rows.stacks = {list_.Data(gate), list_.Data(up)};
-    // The biases [experts, n] are a stack of columns of one element.
-    const bool biases = dims.rank() == 2;
-    rows.experts = dims[0];
-    rows.rows = 2 * dims[1];
-    rows.row_bytes =
-        biases ? gate.stored.bytes : dims[2] / gate.stored.elements * gate.stored.bytes;
-    if (gate.stored.quantized() && !biases) {
-      MARLIN_RETURN_IF_ERROR(CheckSameFactors(gate, up));
-      return AddModule(gate, std::move(rows), &up);
-    }
-    if (gate.stored.quantized()) return list_.FailTensor(gate, "a quantized bias");
-    const bool transposed = !biases;
-    const Shape shape = biases ? Shape{dims[0], 2 * dims[1]} : Shape{dims[0], dims[2], 2 * dims[1]};
+    const bool matrices = dims.rank() != 2;
+    const Shape shape = matrices ? Shape{dims[0], dims[2], rows.rows} : Shape{dims[0], rows.rows};
     StoreTensor(gate, gate.place.name, gate.stored.dtype, shape, 0, 2 * gate.tensor->bytes);
-    computed_[gate.place.name] = [rows, transposed, size = gate.stored.bytes](std::byte* out) {
-      CopyGgufRows(rows, size, transposed, out);
-    };
+    ComputeCopy(gate.place.name, rows, gate.stored.bytes, matrices);
     return {};
   }
 

@@ -19,6 +19,47 @@ namespace {
 /// Longer pieces are no result of merges that occur in texts; a bound keeps the search linear.
 constexpr size_t kMaxMergedBytes = 256;
 
+/// A special token: its name, the key of its number, and the number that SentencePiece gives it.
+struct SpecialToken {
+  std::string_view name;
+  std::string_view key;
+  int64_t usual;
+};
+constexpr SpecialToken kSpecialTokens[] = {
+    {"unk_token", "tokenizer.ggml.unknown_token_id", 0},
+    {"bos_token", "tokenizer.ggml.bos_token_id", 1},
+    {"eos_token", "tokenizer.ggml.eos_token_id", 2},
+    {"pad_token", "tokenizer.ggml.padding_token_id", -1},
+};
+
+/// The kind of a tokenizer that cannot be expressed; empty where its name says enough.
+std::string_view UnsupportedKind(std::string_view model) {
+  if (model == "bert") return "a WPM (WordPiece) tokenizer,";
+  if (model == "t5") return "a UGM (Unigram) tokenizer,";
+  if (model == "rwkv") return "a tokenizer of RWKV,";
+  if (model == "plamo2") return "a tokenizer of PLaMo-2,";
+  return {};
+}
+
+Json BpeModel(Json vocabulary, Json merges) {
+  return {{"type", "BPE"},
+          {"dropout", nullptr},
+          {"unk_token", nullptr},
+          {"continuing_subword_prefix", nullptr},
+          {"end_of_word_suffix", nullptr},
+          {"fuse_unk", false},
+          {"byte_fallback", false},
+          {"ignore_merges", false},
+          {"vocab", std::move(vocabulary)},
+          {"merges", std::move(merges)}};
+}
+
+/// Whether merges can make a token of this type.
+bool IsMerged(GgufTokenType type) {
+  return type != GgufTokenType::kControl && type != GgufTokenType::kUnknown &&
+         type != GgufTokenType::kByte;
+}
+
 class TokenizerBuilder {
  public:
   explicit TokenizerBuilder(const GgufMetadata& metadata) : metadata_(metadata) {}
@@ -28,7 +69,7 @@ class TokenizerBuilder {
     model_ = metadata_.Text("tokenizer.ggml.model").value_or(std::string_view());
     const bool pairs = model_ == "gpt2" || model_ == "gemma4";
     if (!pairs && model_ != "llama") {
-      const std::string_view kind = KindOf(model_);
+      const std::string_view kind = UnsupportedKind(model_);
       obstacle_ = fmt::format(
           "tokenizer.ggml.model \"{}\"{}{} cannot be expressed; gpt2 (BPE) and "
           "llama (SPM) can",
@@ -47,7 +88,7 @@ class TokenizerBuilder {
 
   /// Text of a special token, named as in tokenizer_config.json.
   std::optional<std::string> TokenOf(std::string_view name) const {
-    for (const Special& special : kSpecial) {
+    for (const SpecialToken& special : kSpecialTokens) {
       if (special.name != name) continue;
       const std::optional<size_t> id = NumberOf(special);
       return id ? std::optional(std::string(tokens_[*id])) : std::nullopt;
@@ -64,27 +105,6 @@ class TokenizerBuilder {
   }
 
  private:
-  /// A special token: its name, the key of its number, and the number that SentencePiece gives it.
-  struct Special {
-    std::string_view name;
-    std::string_view key;
-    int64_t usual;
-  };
-  static constexpr Special kSpecial[] = {
-      {"unk_token", "tokenizer.ggml.unknown_token_id", 0},
-      {"bos_token", "tokenizer.ggml.bos_token_id", 1},
-      {"eos_token", "tokenizer.ggml.eos_token_id", 2},
-      {"pad_token", "tokenizer.ggml.padding_token_id", -1},
-  };
-
-  static std::string_view KindOf(std::string_view model) {
-    if (model == "bert") return "a WPM (WordPiece) tokenizer,";
-    if (model == "t5") return "a UGM (Unigram) tokenizer,";
-    if (model == "rwkv") return "a tokenizer of RWKV,";
-    if (model == "plamo2") return "a tokenizer of PLaMo-2,";
-    return {};
-  }
-
   std::string_view Pre() const {
     if (model_ == "gemma4") return model_;
     return metadata_.Text("tokenizer.ggml.pre").value_or(std::string_view());
@@ -94,7 +114,7 @@ class TokenizerBuilder {
     return types_.empty() ? GgufTokenType::kNormal : static_cast<GgufTokenType>(types_[id]);
   }
 
-  std::optional<size_t> NumberOf(const Special& special) const {
+  std::optional<size_t> NumberOf(const SpecialToken& special) const {
     std::optional<int64_t> id = metadata_.Integer(special.key);
     const auto valid = [&] { return id && *id >= 0 && *id < std::ssize(tokens_); };
     if (!id && model_ == "llama") {
@@ -187,19 +207,6 @@ class TokenizerBuilder {
     return added;
   }
 
-  Json BpeModel(Json merges) const {
-    return {{"type", "BPE"},
-            {"dropout", nullptr},
-            {"unk_token", nullptr},
-            {"continuing_subword_prefix", nullptr},
-            {"end_of_word_suffix", nullptr},
-            {"fuse_unk", false},
-            {"byte_fallback", false},
-            {"ignore_merges", false},
-            {"vocab", Vocabulary()},
-            {"merges", std::move(merges)}};
-  }
-
   /// BPE with the merges of the file.
   bool BuildPairs(Json* file) {
     const std::string_view pre = Pre();
@@ -224,7 +231,7 @@ class TokenizerBuilder {
       }
       merges.push_back({std::string(left), std::string(right)});
     }
-    (*file)["model"] = BpeModel(std::move(merges));
+    (*file)["model"] = BpeModel(Vocabulary(), std::move(merges));
     (*file)["model"]["ignore_merges"] = cut->whole_words;
     AddCut(*cut, file);
     return true;
@@ -312,15 +319,9 @@ class TokenizerBuilder {
     for (const Merge& merge : merges) {
       pairs.push_back({std::string(tokens_[merge.left]), std::string(tokens_[merge.right])});
     }
-    (*file)["model"] = BpeModel(std::move(pairs));
+    (*file)["model"] = BpeModel(Vocabulary(), std::move(pairs));
     AddCharacters(true, metadata_.Bool("tokenizer.ggml.add_space_prefix").value_or(true), file);
     return true;
-  }
-
-  /// Whether merges can make a token of this type.
-  static bool IsMerged(GgufTokenType type) {
-    return type != GgufTokenType::kControl && type != GgufTokenType::kUnknown &&
-           type != GgufTokenType::kByte;
   }
 
   const GgufMetadata& metadata_;
