@@ -31,7 +31,7 @@ struct GptqJob {
   const WeightsSpec& spec() const { return unit->record.module.spec; }
 };
 
-/// Loads the weights of those matrices that `units` of the plan quantize, in batches that may go
+/// Loads the weights of the matrices that the plan quantizes; others are left out. A batch may go
 /// through gptq together. The plan must outlive the jobs. Errors: as LoadedTensor::Load.
 Result<std::vector<std::vector<GptqJob>>> LoadGptqJobs(const Checkpoint::Impl& source,
                                                        const QuantizePlan& plan,

@@ -149,8 +149,8 @@ bool IsTable(CodeKind kind) {
   return kind == CodeKind::kTable4 || kind == CodeKind::kTable3 || kind == CodeKind::kTable2;
 }
 
-/// The tables of a kind's code values. `exponent` becomes that of the power of two by which the
-/// planes' values are divided; kinds without planes leave it.
+/// The tables of a kind's code values. The planes hold the values divided by 2^exponent, which is
+/// chosen here; kinds without planes leave it.
 CodeTables TablesOf(CodeKind kind, std::span<const float> known, int* exponent) {
   CodeTables tables;
   std::copy_n(known.begin(), std::min(known.size(), tables.values.size()), tables.values.begin());
