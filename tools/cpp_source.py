@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _LITERALS = re.compile(
@@ -25,7 +27,6 @@ _NAME = re.compile(
     r"((?:~?\w+(?:<[^()]*>)?\s*::\s*)*(?:operator\s*(?:\(\s*\)|[^\s\w(]*\s*\w*)|~?\w+))"
     r"\s*(?:<[^()]*>)?\s*$"
 )
-_DEVICE = re.compile(r"__global__|\bkernel(?:\s+|\]\].*)void\b")
 _NAMESPACE = re.compile(r'^(?:inline\s+)?namespace\b|^extern\s+"')
 _LAMBDA = re.compile(r"\[[^\[\]]*\]\s*(?:\([^{}]*\))?[^(){}=;]*$")
 
@@ -40,7 +41,6 @@ class Definition:
     last_line: int
     nesting: int = 0
     parameters: int = 0
-    device: bool = False
 
     @property
     def lines(self) -> int:
@@ -174,6 +174,23 @@ def definitions(text: str) -> list[Definition]:
     return found
 
 
+def class_lines(found: Mapping[str, list[Definition]]) -> dict[tuple[str, str], int]:
+    """Returns the lines of every class, by folder and name: of its body, and of its functions
+    outside of it in the same folder. `found` has the definitions of each file, by its path."""
+    lines: Counter[tuple[str, str]] = Counter()
+    bodies: set[tuple[str, str]] = set()
+    for path, those in found.items():
+        folder = path.rpartition("/")[0]
+        for definition in those:
+            outer, scope, _ = definition.name.partition("::")
+            if definition.kind == "type":
+                bodies.add((folder, definition.name))
+                lines[folder, definition.name] += definition.lines
+            elif scope:
+                lines[folder, outer] += definition.lines
+    return {key: lines[key] for key in bodies}
+
+
 def _open(code: str, start: int, position: int, line: int, parens: int,
           scopes: list[_Scope]) -> _Scope:
     text = code[start:position]
@@ -188,7 +205,6 @@ def _open(code: str, start: int, position: int, line: int, parens: int,
         if kind == "function":
             parameters = _parameter_list(_TEMPLATE.sub("", text.strip()))
             scope.definition.parameters = _count_parameters(parameters or "")
-            scope.definition.device = bool(_DEVICE.search(text))
             scope.function = scope.definition
             scope.depth = 0
     elif kind == "control" and scope.function is not None:

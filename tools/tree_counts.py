@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import check_paths
+import check_sizes
 import check_words
 import cpp_source
 
-FUNCTION_LINES = 60
-CLASS_LINES = 300
 SUBJECTS = ("latent", "sparse")  # One should be added or removed in few files.
-CPP = {".h", ".cc", ".cu", ".cuh", ".metal"}
+
+
+Definitions = dict[str, list[cpp_source.Definition]]  # By path.
 
 
 class Long(NamedTuple):
@@ -44,29 +45,17 @@ def files_of(root: Path) -> dict[str, str]:
             if path.is_file() and path.relative_to(root).parts[0] == "src"}
 
 
-def long_functions(files: dict[str, str]) -> Iterator[Long]:
-    for path, text in files.items():
-        for found in cpp_source.definitions(text) if Path(path).suffix in CPP else []:
-            if found.kind == "function" and found.lines > FUNCTION_LINES:
-                yield Long(found.lines, found.name, path)
+def long_functions(found: Definitions) -> Iterator[Long]:
+    for path, those in found.items():
+        for row in those:
+            if row.kind == "function" and row.lines > check_sizes.FUNCTION_LINES:
+                yield Long(row.lines, row.name, path)
 
 
-def long_classes(files: dict[str, str]) -> Iterator[Long]:
-    """A class has the lines of its body, and of its functions outside of it in the same folder."""
-    lines: Counter[tuple[str, str]] = Counter()
-    bodies: set[tuple[str, str]] = set()
-    for path, text in files.items():
-        folder = path.rpartition("/")[0]
-        for found in cpp_source.definitions(text) if Path(path).suffix in CPP else []:
-            outer = found.name.partition("::")[0]
-            name = found.name if found.kind == "type" else outer
-            if found.kind == "type":
-                bodies.add((folder, name))
-            if found.kind == "type" or "::" in found.name:
-                lines[folder, name] += found.lines
-    for (folder, name), count in lines.items():
-        if count > CLASS_LINES and (folder, name) in bodies:
-            yield Long(count, name, folder)
+def long_classes(found: Definitions) -> Iterator[Long]:
+    for (folder, name), lines in cpp_source.class_lines(found).items():
+        if lines > check_sizes.CLASS_LINES:
+            yield Long(lines, name, folder)
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -95,7 +84,8 @@ def parts_table(files: dict[str, str], functions: list[Long], classes: list[Long
     rows.append(["all", f"{lines.total():,}", f"{counts.total():,}", str(max(fullest.values())),
                  str(len(functions)), str(len(classes))])
     return table(["part of src", "lines", "files", "fullest folder",
-                  f"functions over {FUNCTION_LINES}", f"classes over {CLASS_LINES}"], rows)
+                  f"functions over {check_sizes.FUNCTION_LINES}",
+                  f"classes over {check_sizes.CLASS_LINES}"], rows)
 
 
 def words_of_documents(root: Path) -> int:
@@ -107,8 +97,10 @@ def words_of_documents(root: Path) -> int:
 
 def report(root: Path) -> list[str]:
     files = files_of(root)
-    functions = sorted(long_functions(files), reverse=True)
-    classes = sorted(long_classes(files), reverse=True)
+    found = {path: cpp_source.definitions(text) for path, text in files.items()
+             if Path(path).suffix in check_sizes.CPP}
+    functions = sorted(long_functions(found), reverse=True)
+    classes = sorted(long_classes(found), reverse=True)
     subjects = [[f'files of src that say "{subject}"',
                  str(sum(subject in text.lower() for text in files.values()))]
                 for subject in SUBJECTS]

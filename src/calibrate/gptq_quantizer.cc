@@ -137,87 +137,46 @@ Status GptqQuantizer::CheckTokens() const {
                   walk_.tokens(), Printable(*smallest), least, GptqInputs::LeastTokens(least)));
 }
 
-/// A matrix of the plan with its weights.
-struct GptqQuantizer::Matrix {
-  Key key;
-  const PlanUnit* unit;
-  LoadedTensor loaded;
-  GptqMatrix job;  ///< The weights [k, n] in the loaded tensor.
-
-  const WeightsSpec& spec() const { return unit->record.module.spec; }
-  /// Whether both may go through gptq together.
-  bool Matches(const Matrix& other) const {
-    return spec().group_size == other.spec().group_size &&
-           spec().input_hadamard == other.spec().input_hadamard &&
-           job.options.sparsity == other.job.options.sparsity;
-  }
-};
-
-marlin::Result<std::vector<GptqQuantizer::Batch>> GptqQuantizer::Load(
-    std::span<const InputMatrix> matrices) const {
-  const Checkpoint::Impl& source = CheckpointAccess::Get(directory_.checkpoint);
-  std::vector<Batch> batches;
-  for (const InputMatrix& wanted : matrices) {
-    const auto found = units_.find(wanted.tensor);
-    if (found == units_.end()) continue;
-    const PlanUnit& unit = plan_->units[found->second];
-    const auto tensor = std::find_if(unit.sources.begin(), unit.sources.end(), [&](size_t index) {
-      return source.tensors[index].name == wanted.tensor;
-    });
-    MARLIN_ASSIGN_OR_RETURN(LoadedTensor loaded, LoadedTensor::Load(source, *tensor));
-    TensorView view = MatrixOf(loaded.view(), wanted.expert);
-    if (unit.record.layout == SourceLayout::kOutIn) view = view.Transposed();
-    QuantizeOptions options = OptionsFor(unit.choice, QuantizeMethod::kGptq, wanted.tensor);
-    Matrix matrix{
-        {wanted.tensor, wanted.expert}, &unit, std::move(loaded), {view, std::move(options)}};
-    const auto batch = std::find_if(batches.begin(), batches.end(), [&](const Batch& other) {
-      return other.front().Matches(matrix);
-    });
-    (batch == batches.end() ? batches.emplace_back() : *batch).push_back(std::move(matrix));
-  }
-  return batches;
-}
-
-bool GptqQuantizer::CompensatesErrors(const GptqInput& input, const Matrix& matrix) const {
-  const bool dense = matrix.job.options.sparsity == Sparsity::kDense;
+bool GptqQuantizer::CompensatesErrors(const GptqInput& input, const GptqJob& job) const {
+  const bool dense = job.matrix.options.sparsity == Sparsity::kDense;
   return input.curvature && (dense || options_.pruning == PruneMethod::kCompensated);
 }
 
-Status GptqQuantizer::QuantizeAlone(const GptqInput& input, const Matrix& matrix) {
+Status GptqQuantizer::QuantizeAlone(const GptqInput& input, const GptqJob& job) {
   QuantizeReport report;
-  QuantizeOptions options = matrix.job.options;
+  QuantizeOptions options = job.matrix.options;
   options.input_hadamard = 0;  // With rounding alone, rotated matrices lose more than others.
-  QuantizedWeights& weights = replaced_[matrix.key];
+  QuantizedWeights& weights = replaced_[job.key];
   if (input.curvature && options_.pruning == PruneMethod::kWeighted &&
       options.sparsity != Sparsity::kDense) {
     options.sparsity = Sparsity::kDense;
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights dense,
-                            QuantizeOn(pool_, matrix.job.dense, options, &report));
+                            QuantizeOn(pool_, job.matrix.dense, options, &report));
     MARLIN_ASSIGN_OR_RETURN(weights, Prune24(dense, DiagonalOf(*input.curvature)));
   } else {
-    MARLIN_ASSIGN_OR_RETURN(weights, QuantizeOn(pool_, matrix.job.dense, options, &report));
+    MARLIN_ASSIGN_OR_RETURN(weights, QuantizeOn(pool_, job.matrix.dense, options, &report));
   }
-  zeroed_[matrix.key] = report.zeroed_groups;
+  zeroed_[job.key] = report.zeroed_groups;
   return {};
 }
 
 marlin::Result<std::vector<GptqResult>> GptqQuantizer::Compensate(const GptqInput& input,
-                                                                  const Batch& batch,
+                                                                  std::span<const GptqJob> batch,
                                                                   int64_t hadamard,
                                                                   bool measures_error) {
-  std::vector<GptqMatrix> jobs;
-  for (const Matrix& matrix : batch) {
-    jobs.push_back(matrix.job);
-    jobs.back().options.input_hadamard = hadamard;
+  std::vector<GptqMatrix> matrices;
+  for (const GptqJob& job : batch) {
+    matrices.push_back(job.matrix);
+    matrices.back().options.input_hadamard = hadamard;
   }
-  return QuantizeGptq(pool_, products_, jobs, *input.curvature,
+  return QuantizeGptq(pool_, products_, matrices, *input.curvature,
                       input.correction ? &*input.correction : nullptr,
                       {kGptqPanelWeights, measures_error});
 }
 
-Status GptqQuantizer::QuantizeBatch(const GptqInput& input, const Batch& batch) {
+Status GptqQuantizer::QuantizeBatch(const GptqInput& input, std::span<const GptqJob> batch) {
   if (!CompensatesErrors(input, batch.front())) {
-    for (const Matrix& matrix : batch) MARLIN_RETURN_IF_ERROR(QuantizeAlone(input, matrix));
+    for (const GptqJob& job : batch) MARLIN_RETURN_IF_ERROR(QuantizeAlone(input, job));
     return {};
   }
   const int64_t hadamard = batch.front().spec().input_hadamard;
@@ -240,12 +199,14 @@ Status GptqQuantizer::QuantizeBatch(const GptqInput& input, const Batch& batch) 
 
 Status GptqQuantizer::QuantizeMatrices(std::span<const InputMatrix> matrices,
                                        const GptqInput& input) {
-  MARLIN_ASSIGN_OR_RETURN(const std::vector<Batch> batches, Load(matrices));
-  for (const Batch& batch : batches) {
-    for (const Matrix& matrix : batch) {
+  MARLIN_ASSIGN_OR_RETURN(
+      const std::vector<std::vector<GptqJob>> batches,
+      LoadGptqJobs(CheckpointAccess::Get(directory_.checkpoint), *plan_, units_, matrices));
+  for (const std::vector<GptqJob>& batch : batches) {
+    for (const GptqJob& job : batch) {
       if (input.curvature) break;
-      const auto& [name, expert] = matrix.key;
-      uncalibrated_.insert(matrix.key);
+      const auto& [name, expert] = job.key;
+      uncalibrated_.insert(job.key);
       fallbacks_.push_back(
           {expert < 0 ? name : fmt::format("{}[{}]", name, expert), input.obstacle});
     }

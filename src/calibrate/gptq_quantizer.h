@@ -14,6 +14,7 @@
 #include "base/thread_pool.h"
 #include "calibrate/device_products.h"
 #include "calibrate/gptq_input.h"
+#include "calibrate/gptq_jobs.h"
 #include "calibrate/gram_sums.h"
 #include "calibrate/layer_walk.h"
 #include "calibrate/walked_matrices.h"
@@ -21,7 +22,6 @@
 #include "checkpoint/convert/matrix_quantizer.h"
 #include "marlin/calibrate.h"
 #include "model/open_model.h"
-#include "quantize/gptq.h"
 
 namespace marlin {
 
@@ -50,11 +50,6 @@ class GptqQuantizer final : public MatrixQuantizer, private InputVisitor {
   static int64_t TokensFor(const CalibrationOptions& options, const Dimensions& shape);
 
  private:
-  /// A matrix: tensor name, and expert or -1.
-  using Key = std::pair<std::string, int64_t>;
-  struct Matrix;
-  /// Matrices that may go through gptq together.
-  using Batch = std::vector<Matrix>;
   /// Statistics that the experts of a layer share.
   struct Shared {
     std::vector<double> gram;  ///< The mean over all tokens of their input.
@@ -75,14 +70,14 @@ class GptqQuantizer final : public MatrixQuantizer, private InputVisitor {
   void TakeSamples(const HostRows& original, const HostRows& quantized);
   /// Quantizes matrices of the plan; others are left out.
   Status QuantizeMatrices(std::span<const InputMatrix> matrices, const GptqInput& input);
-  marlin::Result<std::vector<Batch>> Load(std::span<const InputMatrix> matrices) const;
-  bool CompensatesErrors(const GptqInput& input, const Matrix& matrix) const;
-  Status QuantizeBatch(const GptqInput& input, const Batch& batch);
+  bool CompensatesErrors(const GptqInput& input, const GptqJob& job) const;
+  Status QuantizeBatch(const GptqInput& input, std::span<const GptqJob> batch);
   /// With gptq and, unless 0, Hadamard blocks of a size, for inputs rotated by them.
-  marlin::Result<std::vector<GptqResult>> Compensate(const GptqInput& input, const Batch& batch,
+  marlin::Result<std::vector<GptqResult>> Compensate(const GptqInput& input,
+                                                     std::span<const GptqJob> batch,
                                                      int64_t hadamard, bool measures_error);
   /// Rounds a matrix to its format without gptq, and prunes it as the options say.
-  Status QuantizeAlone(const GptqInput& input, const Matrix& matrix);
+  Status QuantizeAlone(const GptqInput& input, const GptqJob& job);
 
   ModelDirectory directory_;
   std::string path_;
@@ -95,11 +90,11 @@ class GptqQuantizer final : public MatrixQuantizer, private InputVisitor {
   ReplacedMatrices replaced_;  ///< The current layer's quantized matrices.
   LayerWalk walk_;
   const QuantizePlan* plan_ = nullptr;
-  std::map<std::string, size_t> units_;  ///< By source tensor.
+  UnitsByTensor units_;
   WalkedMatrices layers_;
-  std::map<Key, int64_t> zeroed_;  ///< Groups of `replaced_` whose scale is zero.
+  std::map<MatrixKey, int64_t> zeroed_;  ///< Groups of `replaced_` whose scale is zero.
   std::vector<SkippedTensor> fallbacks_;
-  std::set<Key> uncalibrated_;  ///< Matrices of the layers that had too little data.
+  std::set<MatrixKey> uncalibrated_;  ///< Matrices of the layers that had too little data.
   std::vector<std::vector<int32_t>> texts_;
   int64_t next_layer_ = 0;
   Shared shared_;

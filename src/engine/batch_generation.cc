@@ -64,6 +64,23 @@ struct Text {
   }
 };
 
+/// The tokens of a call, [slots, steps], of which row i has counts[i].
+struct Sampled {
+  size_t steps = 1;
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> counts;
+
+  Sampled() = default;
+  Sampled(size_t slots, size_t steps_of_call)
+      : steps(steps_of_call), tokens(slots * steps), counts(slots) {}
+  bool empty() const {
+    return std::all_of(counts.begin(), counts.end(), [](int64_t count) { return count == 0; });
+  }
+  std::span<const int32_t> Row(size_t i) const {
+    return std::span(tokens).subspan(i * steps, static_cast<size_t>(counts[i]));
+  }
+};
+
 class BatchGeneration {
  public:
   BatchGeneration(const Model& model, const BatchOptions& batch, std::vector<Text> texts)
@@ -259,23 +276,6 @@ class BatchGeneration {
     return std::all_of(running_.begin(), running_.end(),
                        [](const Text* text) { return text->left() == 1; });
   }
-
-  /// The tokens of a call, [slots, steps], of which row i has counts[i].
-  struct Sampled {
-    size_t steps = 1;
-    std::vector<int32_t> tokens;
-    std::vector<int64_t> counts;
-
-    Sampled() = default;
-    Sampled(size_t slots, size_t steps_of_call)
-        : steps(steps_of_call), tokens(slots * steps), counts(slots) {}
-    bool empty() const {
-      return std::all_of(counts.begin(), counts.end(), [](int64_t count) { return count == 0; });
-    }
-    std::span<const int32_t> Row(size_t i) const {
-      return std::span(tokens).subspan(i * steps, static_cast<size_t>(counts[i]));
-    }
-  };
 
   /// Steps of the next call: where the device takes one after another, a text that ends within
   /// several would waste the others.

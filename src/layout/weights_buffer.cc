@@ -71,6 +71,28 @@ Status CheckSizes(const WeightsSpec& spec, const FormatInfo& info) {
   return NormalizeGroupSize(spec.group_size, spec.k).status();
 }
 
+/// Calls visit(shape, view, data) for every array that the buffer's spec has, in their order in its
+/// block.
+template <typename Visit>
+void VisitArrays(const WeightsShapes& shapes, WeightsBuffer& buffer, const Visit& visit) {
+  QuantizedWeights& weights = buffer.weights;
+  const WeightsSpec& spec = weights.spec;
+  visit(shapes.codes, &weights.codes, &buffer.codes);
+  if (!GetFormatInfo(spec.format).quantized) return;
+  visit(shapes.scales, &weights.scales, &buffer.scales);
+  if (spec.has_zeros) visit(shapes.zeros, &weights.zeros, &buffer.zeros);
+  if (spec.has_biases) visit(shapes.biases, &weights.biases, &buffer.biases);
+  if (spec.has_global_scale) {
+    visit(shapes.global_scale, &weights.global_scale, &buffer.global_scale);
+  }
+  if (spec.sparsity == Sparsity::k24) visit(shapes.metadata, &weights.metadata, &buffer.metadata);
+  if (spec.has_permutation) visit(shapes.permutation, &weights.permutation, &buffer.permutation);
+  if (spec.has_input_scale) visit(shapes.input_scale, &weights.input_scale, &buffer.input_scale);
+  if (spec.super_group_size == 0) return;
+  visit(shapes.super_scales, &weights.super_scales, &buffer.super_scales);
+  if (spec.has_biases) visit(shapes.super_biases, &weights.super_biases, &buffer.super_biases);
+}
+
 }  // namespace
 
 Result<int64_t> NormalizeGroupSize(int64_t group_size, int64_t k) {
@@ -120,68 +142,21 @@ Status CheckSpec(const WeightsSpec& spec) {
 Result<WeightsBuffer> AllocateWeights(const WeightsSpec& spec) {
   MARLIN_RETURN_IF_ERROR(CheckSpec(spec));
   const WeightsShapes shapes = ShapesOf(spec);
-  int64_t bytes = 0;
-  const auto reserve = [&bytes](const TensorView& view) {
-    const int64_t offset = bytes;
-    bytes += RoundUp(view.ByteCount(), kBufferAlignment);
-    return offset;
-  };
-  const int64_t codes_at = reserve(shapes.codes);
-  const int64_t scales_at = reserve(shapes.scales);
-  const int64_t zeros_at = reserve(shapes.zeros);
-  const int64_t biases_at = reserve(shapes.biases);
-  const int64_t global_at = reserve(shapes.global_scale);
-  const int64_t metadata_at = reserve(shapes.metadata);
-  const int64_t permutation_at = reserve(shapes.permutation);
-  const int64_t input_scale_at = reserve(shapes.input_scale);
-  const int64_t super_scales_at = reserve(shapes.super_scales);
-  const int64_t super_biases_at = reserve(shapes.super_biases);
-  MARLIN_ASSIGN_OR_RETURN(AlignedBuffer block, AlignedBuffer::Allocate(bytes));
-  const auto owner = std::make_shared<AlignedBuffer>(std::move(block));
-  const auto place = [&owner](const TensorView& view, int64_t offset) {
-    return TensorView(owner->As<std::byte>(offset), view.dtype(), view.shape());
-  };
-
   WeightsBuffer buffer;
   buffer.weights.spec = spec;
+  int64_t bytes = 0;
+  VisitArrays(shapes, buffer, [&bytes](const TensorView& array, auto...) {
+    bytes += RoundUp(array.ByteCount(), kBufferAlignment);
+  });
+  MARLIN_ASSIGN_OR_RETURN(AlignedBuffer block, AlignedBuffer::Allocate(bytes));
+  const auto owner = std::make_shared<AlignedBuffer>(std::move(block));
   buffer.weights.owner = owner;
-  buffer.weights.codes = place(shapes.codes, codes_at);
-  buffer.codes = owner->As<void>(codes_at);
-  if (!GetFormatInfo(spec.format).quantized) return buffer;
-  buffer.weights.scales = place(shapes.scales, scales_at);
-  buffer.scales = owner->As<void>(scales_at);
-  if (spec.has_zeros) {
-    buffer.weights.zeros = place(shapes.zeros, zeros_at);
-    buffer.zeros = owner->As<void>(zeros_at);
-  }
-  if (spec.has_biases) {
-    buffer.weights.biases = place(shapes.biases, biases_at);
-    buffer.biases = owner->As<void>(biases_at);
-  }
-  if (spec.has_global_scale) {
-    buffer.weights.global_scale = place(shapes.global_scale, global_at);
-    buffer.global_scale = owner->As<float>(global_at);
-  }
-  if (spec.sparsity == Sparsity::k24) {
-    buffer.weights.metadata = place(shapes.metadata, metadata_at);
-    buffer.metadata = owner->As<void>(metadata_at);
-  }
-  if (spec.has_permutation) {
-    buffer.weights.permutation = place(shapes.permutation, permutation_at);
-    buffer.permutation = owner->As<int32_t>(permutation_at);
-  }
-  if (spec.has_input_scale) {
-    buffer.weights.input_scale = place(shapes.input_scale, input_scale_at);
-    buffer.input_scale = owner->As<float>(input_scale_at);
-  }
-  if (spec.super_group_size > 0) {
-    buffer.weights.super_scales = place(shapes.super_scales, super_scales_at);
-    buffer.super_scales = owner->As<void>(super_scales_at);
-    if (spec.has_biases) {
-      buffer.weights.super_biases = place(shapes.super_biases, super_biases_at);
-      buffer.super_biases = owner->As<void>(super_biases_at);
-    }
-  }
+  int64_t offset = 0;
+  VisitArrays(shapes, buffer, [&]<typename T>(const TensorView& array, TensorView* view, T** data) {
+    *data = owner->As<T>(offset);
+    *view = TensorView(*data, array.dtype(), array.shape());
+    offset += RoundUp(array.ByteCount(), kBufferAlignment);
+  });
   return buffer;
 }
 

@@ -75,6 +75,85 @@ Format FormatOf(DType dtype) {
                                : (dtype == DType::kF16 ? Format::kFp16 : Format::kFp32);
 }
 
+/// The module of a matrix, or the one in which experts with separate names are stacked, with the
+/// index of the expert there (-1: none). Null: it is plain or missing.
+std::pair<const QuantizedModule*, int64_t> FindMatrix(const ModulesByName& modules,
+                                                      const std::string& name) {
+  auto found = modules.find(name);
+  if (found != modules.end()) return {found->second, -1};
+  const std::optional<ExpertName> expert = ParseExpertName(name);
+  if (expert) found = modules.find(expert->common);
+  if (found == modules.end()) return {nullptr, -1};
+  return {found->second, expert->expert};
+}
+
+/// A plain matrix in place: [in, out] is the canonical layout, [out, in] its transpose.
+QuantizedWeights PlainMatrix(const WeightsSpec& spec, const TensorView& all, int64_t expert,
+                             bool in_out) {
+  QuantizedWeights weights;
+  weights.spec = spec;
+  const int64_t elements = spec.k * spec.n;
+  const auto* data = all.As<uint8_t>() + expert * elements * DTypeBytes(all.dtype());
+  const Shape shape{1, spec.k, spec.n};
+  weights.codes = in_out ? TensorView(data, all.dtype(), shape)
+                         : TensorView(data, all.dtype(), shape, {elements, 1, spec.k});
+  return weights;
+}
+
+/// Whether prepared parts are the joined matrices of these specs.
+bool ArePartsOf(std::span<const PreparedPart> parts, std::span<const WeightsSpec> specs) {
+  size_t next = 0;
+  for (const PreparedPart& part : parts) {
+    for (int64_t rest = part.spec.n; rest > 0; rest -= specs[next++].n) {
+      if (next == specs.size() || specs[next].n > rest) return false;
+      WeightsSpec expected = specs[next];
+      expected.n = part.spec.n;
+      // Preparation may have made them plainer (Backend::TakenSpec).
+      if (part.spec.sparsity == Sparsity::kDense) expected.sparsity = Sparsity::kDense;
+      if (part.spec.super_group_size == 0) expected = FlatSpec(expected);
+      if (part.spec.format != expected.format) expected.format = WiderFormat(expected.format);
+      if (!(expected == part.spec)) return false;
+    }
+  }
+  return next == specs.size();
+}
+
+/// The columns of matrices in the order of their requests.
+std::vector<WeightColumns> ColumnsOf(std::span<const QuantizedWeights> matrices,
+                                     std::span<const MatrixRequest> requests) {
+  std::vector<WeightColumns> columns;
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const int64_t n = matrices[i].spec.n;
+    if (requests[i].interleaved) {
+      columns.push_back({&matrices[i], 0, 2, (n + 1) / 2});
+      columns.push_back({&matrices[i], 1, 2, n / 2});
+    } else {
+      columns.push_back({&matrices[i], 0, 1, n});
+    }
+  }
+  return columns;
+}
+
+/// The error that names the first NaN or Inf of plain matrices.
+Status NonFinite(std::span<const QuantizedWeights> matrices,
+                 std::span<const MatrixRequest> requests) {
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const WeightsSpec& spec = matrices[i].spec;
+    const TensorView& codes = matrices[i].codes;
+    const bool in_out = codes.IsContiguous();
+    const TensorView stored(codes.data(), codes.dtype(),
+                            in_out ? Shape{spec.k, spec.n} : Shape{spec.n, spec.k});
+    const int64_t index = FindNonFinite(stored);
+    if (index < 0) continue;
+    const int64_t row = index / stored.dim(1);
+    const int64_t column = index % stored.dim(1);
+    const float value = ElementAt(stored, index);
+    return NonFiniteWeight(requests[i].name, value, spec, 0, in_out ? row : column,
+                           in_out ? column : row);
+  }
+  return Status(Code::kInternal, "a weight was not finite, and now all are");
+}
+
 }  // namespace
 
 WeightSource::WeightSource(const Checkpoint& checkpoint, const Device& device,
@@ -89,27 +168,15 @@ WeightSource::WeightSource(const Checkpoint& checkpoint, const Device& device,
   for (const QuantizedModule& module : checkpoint.modules()) modules_.emplace(module.name, &module);
 }
 
-const QuantizedModule* WeightSource::FindModule(const std::string& name) const {
-  const auto found = modules_.find(name);
-  return found == modules_.end() ? nullptr : found->second;
-}
-
-std::pair<const QuantizedModule*, int64_t> WeightSource::FindMatrix(const std::string& name) const {
-  if (const QuantizedModule* module = FindModule(name)) return {module, -1};
-  const std::optional<ExpertName> expert = ParseExpertName(name);
-  if (!expert) return {nullptr, -1};
-  return {FindModule(expert->common), expert->expert};
-}
-
 bool WeightSource::Has(const std::string& name) const {
-  return checkpoint_.Find(name) != nullptr || FindMatrix(name).first != nullptr;
+  return checkpoint_.Find(name) != nullptr || FindMatrix(modules_, name).first != nullptr;
 }
 
 int64_t WeightSource::BytesOf(const std::string& name) const {
   const auto share = [](int64_t bytes, int64_t experts) {
     return bytes / std::max<int64_t>(experts, 1);
   };
-  if (const QuantizedModule* module = FindMatrix(name).first) {
+  if (const QuantizedModule* module = FindMatrix(modules_, name).first) {
     const WeightsSpec& spec = module->spec;
     return share(PreparedBytes(TransformsInput(spec) ? FoldedSpec(spec) : spec, *device_),
                  spec.experts);
@@ -194,7 +261,7 @@ Result<WeightSource::Matrix> WeightSource::LocateInModule(const QuantizedModule&
 }
 
 Result<WeightSource::Matrix> WeightSource::Locate(const MatrixRequest& request, int64_t in) {
-  const auto [module, expert] = FindMatrix(request.name);
+  const auto [module, expert] = FindMatrix(modules_, request.name);
   if (module == nullptr) return LocatePlain(request, in);
   return LocateInModule(*module, expert < 0 ? request.expert : expert, request, in);
 }
@@ -220,15 +287,7 @@ Result<QuantizedWeights> WeightSource::LoadMatrix(const MatrixRequest& request, 
     return request.folded ? FoldInput(weights) : std::move(weights);
   }
   MARLIN_ASSIGN_OR_RETURN(const TensorView all, checkpoint_.Tensor(request.name));
-  const int64_t matrix_bytes = in * request.out * DTypeBytes(all.dtype());
-  const auto* data = all.As<uint8_t>() + std::max<int64_t>(matrix.expert, 0) * matrix_bytes;
-  // Used in place: [in, out] is the canonical layout, [out, in] its transpose.
-  QuantizedWeights weights;
-  weights.spec = matrix.spec;
-  const Shape shape{1, in, request.out};
-  weights.codes = matrix.in_out ? TensorView(data, all.dtype(), shape)
-                                : TensorView(data, all.dtype(), shape, {in * request.out, 1, in});
-  return weights;
+  return PlainMatrix(matrix.spec, all, std::max<int64_t>(matrix.expert, 0), matrix.in_out);
 }
 
 Result<Projection> WeightSource::LoadPrepared(std::span<const MatrixRequest> matrices, int64_t in) {
@@ -238,26 +297,15 @@ Result<Projection> WeightSource::LoadPrepared(std::span<const MatrixRequest> mat
     specs.push_back(matrix.spec);
   }
   const std::string name = NameOf(matrices);
-  const auto other = [&] {
+  MARLIN_ASSIGN_OR_RETURN(const std::span<const PreparedPart> parts, prepared_->Find(name));
+  if (!ArePartsOf(parts, specs)) {
     return Status(Code::kMalformedFile,
                   fmt::format("{}: projection \"{}\": its parts are not the model's matrices",
                               Printable(prepared_->path()), Printable(name)));
-  };
-  MARLIN_ASSIGN_OR_RETURN(const std::span<const PreparedPart> parts, prepared_->Find(name));
+  }
   Projection projection;
   projection.in = in;
-  size_t next = 0;
   for (const PreparedPart& part : parts) {
-    for (int64_t rest = part.spec.n; rest > 0; rest -= specs[next++].n) {
-      if (next == specs.size() || specs[next].n > rest) return other();
-      WeightsSpec expected = specs[next];
-      expected.n = part.spec.n;
-      // Preparation may have made them plainer (Backend::TakenSpec).
-      if (part.spec.sparsity == Sparsity::kDense) expected.sparsity = Sparsity::kDense;
-      if (part.spec.super_group_size == 0) expected = FlatSpec(expected);
-      if (part.spec.format != expected.format) expected.format = WiderFormat(expected.format);
-      if (!(expected == part.spec)) return other();
-    }
     const PreparedImage image{part.spec, prepared_->Data(part), prepared_, prepared_->Input(part)};
     Result<PreparedWeights> weights = FromImage(image, *device_);
     if (!weights.ok()) return weights.status().WithContext(Printable(prepared_->path()));
@@ -265,23 +313,12 @@ Result<Projection> WeightSource::LoadPrepared(std::span<const MatrixRequest> mat
     projection.out += part.spec.n;
     projection.parts.push_back(*std::move(weights));
   }
-  if (next != specs.size()) return other();
   return projection;
 }
 
 Status WeightSource::AddPart(std::span<const QuantizedWeights> matrices,
                              std::span<const MatrixRequest> requests, Projection* projection) {
-  std::vector<WeightColumns> columns;
-  for (size_t i = 0; i < matrices.size(); ++i) {
-    const int64_t n = matrices[i].spec.n;
-    if (requests[i].interleaved) {
-      columns.push_back({&matrices[i], 0, 2, (n + 1) / 2});
-      columns.push_back({&matrices[i], 1, 2, n / 2});
-    } else {
-      columns.push_back({&matrices[i], 0, 1, n});
-    }
-  }
-  Result<PreparedWeights> prepared = PrepareColumns(columns, *device_);
+  Result<PreparedWeights> prepared = PrepareColumns(ColumnsOf(matrices, requests), *device_);
   if (prepared.status().code() == Code::kNonFiniteInput) return NonFinite(matrices, requests);
   MARLIN_RETURN_IF_ERROR(prepared.status());
   bytes_ += prepared->bytes();
@@ -292,25 +329,6 @@ Status WeightSource::AddPart(std::span<const QuantizedWeights> matrices,
   }
   projection->parts.push_back(*std::move(prepared));
   return {};
-}
-
-Status WeightSource::NonFinite(std::span<const QuantizedWeights> matrices,
-                               std::span<const MatrixRequest> requests) {
-  for (size_t i = 0; i < matrices.size(); ++i) {
-    const WeightsSpec& spec = matrices[i].spec;
-    const TensorView& codes = matrices[i].codes;
-    const bool in_out = codes.IsContiguous();
-    const TensorView stored(codes.data(), codes.dtype(),
-                            in_out ? Shape{spec.k, spec.n} : Shape{spec.n, spec.k});
-    const int64_t index = FindNonFinite(stored);
-    if (index < 0) continue;
-    const int64_t row = index / stored.dim(1);
-    const int64_t column = index % stored.dim(1);
-    const float value = ElementAt(stored, index);
-    return NonFiniteWeight(requests[i].name, value, spec, 0, in_out ? row : column,
-                           in_out ? column : row);
-  }
-  return Status(Code::kInternal, "a weight was not finite, and now all are");
 }
 
 Result<Projection> WeightSource::Load(std::span<const MatrixRequest> matrices, int64_t in) {

@@ -40,6 +40,9 @@ struct LoadSeconds {
   double wait = 0;     ///< Until the device had finished.
 };
 
+/// The quantized modules of a checkpoint.
+using ModulesByName = std::map<std::string, const QuantizedModule*, std::less<>>;
+
 class WeightSource {
  public:
   /// Checkpoint and device must outlive this. Projections are loaded from `prepared` if given;
@@ -100,13 +103,6 @@ class WeightSource {
   Result<QuantizedWeights> LoadMatrix(const MatrixRequest& request, int64_t in);
   Result<Projection> LoadPrepared(std::span<const MatrixRequest> matrices, int64_t in);
   Result<const TensorInfo*> FindTensor(const std::string& name, const Shape& shape);
-  const QuantizedModule* FindModule(const std::string& name) const;
-  /// The module of a matrix, or that in which experts with separate names are stacked, with the
-  /// index of the expert there (-1: none). Null: it is plain or missing.
-  std::pair<const QuantizedModule*, int64_t> FindMatrix(const std::string& name) const;
-  /// The error that names the first NaN or Inf of plain matrices.
-  static Status NonFinite(std::span<const QuantizedWeights> matrices,
-                          std::span<const MatrixRequest> requests);
   Status AddPart(std::span<const QuantizedWeights> matrices,
                  std::span<const MatrixRequest> requests, Projection* projection);
 
@@ -117,7 +113,7 @@ class WeightSource {
   PreparedFileWriter* write_ = nullptr;
   LoadSeconds* seconds_ = nullptr;
   const ReplacedMatrices* replaced_ = nullptr;
-  std::map<std::string, const QuantizedModule*, std::less<>> modules_;
+  ModulesByName modules_;
   std::map<std::string, QuantizedWeights> loaded_;  ///< Stacked modules.
   std::set<std::string, std::less<>> used_;         ///< Tensors and modules by source name.
   int64_t parameters_ = 0;

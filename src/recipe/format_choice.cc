@@ -56,6 +56,31 @@ std::optional<E8M0Rule> FindRule(std::string_view part) {
   return std::nullopt;
 }
 
+/// Checks that the parts of a choice go together.
+Status CheckParts(std::string_view text, const FormatChoice& choice) {
+  const std::string_view name = FormatName(choice.format);
+  if (choice.e8m0_rule != E8M0Rule::kDefault && choice.scale_type != ScaleType::kE8M0) {
+    return InvalidChoice(
+        text, fmt::format("'{}' rounds scales of type e8m0, these are {}",
+                          E8M0RuleName(choice.e8m0_rule), ScaleTypeName(choice.scale_type)));
+  }
+  if (choice.symmetric && GetFormatInfo(choice.format).zero_point == ZeroPoint::kRequired) {
+    return InvalidChoice(text, fmt::format("{} needs zero points and cannot be symmetric", name));
+  }
+  const ZeroPoint zero = GetFormatInfo(choice.format).zero_point;
+  const bool has_zeros =
+      zero == ZeroPoint::kRequired || (zero == ZeroPoint::kOptional && !choice.symmetric);
+  if (choice.fractional_zeros && !has_zeros) {
+    return InvalidChoice(text, fmt::format("{} has no zero points that could be fractional", name));
+  }
+  if (choice.sparsity == Sparsity::k24) {
+    const Status possible = CheckSparse24(choice.format, has_zeros);
+    if (!possible.ok())
+      return Status(possible.code(), InvalidChoice(text, possible.message()).message());
+  }
+  return {};
+}
+
 }  // namespace
 
 Status CheckGroupSize(int64_t group_size) {
@@ -133,25 +158,7 @@ Result<FormatChoice> ParseFormatChoice(std::string_view text) {
     }
   }
   if (!has_group) return InvalidChoice(text, "the group size is missing; expected FORMAT/gN");
-  if (choice.e8m0_rule != E8M0Rule::kDefault && choice.scale_type != ScaleType::kE8M0) {
-    return InvalidChoice(
-        text, fmt::format("'{}' rounds scales of type e8m0, these are {}",
-                          E8M0RuleName(choice.e8m0_rule), ScaleTypeName(choice.scale_type)));
-  }
-  if (choice.symmetric && GetFormatInfo(choice.format).zero_point == ZeroPoint::kRequired) {
-    return InvalidChoice(text, fmt::format("{} needs zero points and cannot be symmetric", name));
-  }
-  const ZeroPoint zero = GetFormatInfo(choice.format).zero_point;
-  const bool has_zeros =
-      zero == ZeroPoint::kRequired || (zero == ZeroPoint::kOptional && !choice.symmetric);
-  if (choice.fractional_zeros && !has_zeros) {
-    return InvalidChoice(text, fmt::format("{} has no zero points that could be fractional", name));
-  }
-  if (choice.sparsity == Sparsity::k24) {
-    const Status possible = CheckSparse24(choice.format, has_zeros);
-    if (!possible.ok())
-      return Status(possible.code(), InvalidChoice(text, possible.message()).message());
-  }
+  MARLIN_RETURN_IF_ERROR(CheckParts(text, choice));
   return choice;
 }
 

@@ -5,6 +5,7 @@
 #include "backends/cpu/attention/paged_rows.h"
 #include "backends/cpu/decoder/cpu_decoder.h"
 #include "base/aligned_buffer.h"
+#include "base/checked.h"
 #include "base/macros.h"
 
 namespace marlin::cpu {

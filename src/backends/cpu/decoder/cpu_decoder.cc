@@ -64,6 +64,32 @@ auto PieceOf(const View& view, int64_t row, int64_t first) {
   return RowOf(view, row) + first * DTypeBytes(view.dtype());
 }
 
+/// Calls body(first row, last row) on runs of rows of `columns` elements; in parallel if that is
+/// worth a fork and join.
+template <typename Body>
+void ForRows(ThreadPool& pool, int64_t rows, int64_t columns, const Body& body) {
+  // Processing this many elements takes about as long as a fork and join.
+  constexpr int64_t kElementsPerTask = 8192;
+  const int64_t per_task = std::max<int64_t>(kElementsPerTask / std::max<int64_t>(columns, 1), 1);
+  const int64_t tasks = CeilDivide(rows, per_task);
+  if (tasks <= 1) return body(int64_t{0}, rows);
+  pool.Run(tasks, [&](int64_t task, int) {
+    body(task * per_task, std::min(rows, (task + 1) * per_task));
+  });
+}
+
+/// Calls body(row, first column, columns) for the pieces of all rows.
+template <typename Body>
+void ForPieces(ThreadPool& pool, const TensorView& rows, const Body& body) {
+  ForRows(pool, rows.dim(0), rows.dim(1), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      for (int64_t i = 0; i < rows.dim(1); i += kPiece) {
+        body(row, i, std::min(kPiece, rows.dim(1) - i));
+      }
+    }
+  });
+}
+
 }  // namespace
 
 const DecoderKernels& DecoderKernelsOf(Isa level) {
@@ -83,18 +109,6 @@ const DecoderKernels& DecoderKernelsOf(Isa level) {
   }
 }
 
-/// Calls body(row, first column, columns) for the pieces of all rows.
-template <typename Body>
-void CpuDecoder::ForPieces(const TensorView& rows, Body body) const {
-  ForRows(rows.dim(0), rows.dim(1), [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      for (int64_t i = 0; i < rows.dim(1); i += kPiece) {
-        body(row, i, std::min(kPiece, rows.dim(1) - i));
-      }
-    }
-  });
-}
-
 CpuDecoder::CpuDecoder(Isa level, ThreadPool& pool)
     : pool_(pool),
       kernels_(DecoderKernelsOf(level)),
@@ -105,7 +119,7 @@ Status CpuDecoder::Run(const LookUpRowsCall& call, const OperationContext& /*con
   const TensorView& table = call.table;
   const MutableTensorView& out = call.out;
   MARLIN_RETURN_IF_ERROR(CheckIndices("ids", call.ids, table.dim(0)));
-  ForRows(out.dim(0), out.dim(1), [&](int64_t first, int64_t last) {
+  ForRows(pool_, out.dim(0), out.dim(1), [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       ConvertRun(kernels_, RowOf(table, IndexAt(call.ids, row)), table.dtype(), out.dim(1),
                  RowOf(out, row), out.dtype());
@@ -134,7 +148,7 @@ Status CpuDecoder::Run(const LookUpWeightRowsCall& call,
 
 Status CpuDecoder::Run(const ConvertCall& call, const OperationContext& /*context*/) const {
   const int64_t columns = call.x.dim(call.x.rank() - 1);
-  ForRows(RowCount(call.x), columns, [&](int64_t first, int64_t last) {
+  ForRows(pool_, RowCount(call.x), columns, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       ConvertRun(kernels_, RowOf(call.x, row), call.x.dtype(), columns, RowOf(call.out, row),
                  call.out.dtype());
@@ -160,7 +174,7 @@ Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*
     }
   };
   const int64_t columns = cache.kv_heads * (cache.key_dim + cache.value_dim);
-  ForRows(call.keys.dim(0), columns, [&](int64_t first, int64_t last) {
+  ForRows(pool_, call.keys.dim(0), columns, [&](int64_t first, int64_t last) {
     for (int64_t row = first, sequence = 0; row < last; ++row) {
       while (rows.FirstRow(sequence + 1) <= row) ++sequence;
       uint8_t* const page = rows.PageAt(sequence, rows.Position(row));
@@ -176,7 +190,7 @@ Status CpuDecoder::Run(const RmsNormCall& call, const OperationContext& /*contex
   const TensorView& weight = call.weight;
   const MutableTensorView& out = call.out;
   const int64_t columns = weight.dim(0);
-  ForRows(RowCount(x), columns, [&](int64_t first, int64_t last) {
+  ForRows(pool_, RowCount(x), columns, [&](int64_t first, int64_t last) {
     float piece[kPiece];
     float weights[kPiece];
     for (int64_t row = first; row < last; ++row) {
@@ -204,7 +218,7 @@ Status CpuDecoder::Run(const RmsNormCall& call, const OperationContext& /*contex
 }
 
 Status CpuDecoder::Run(const AddToCall& call, const OperationContext& /*context*/) const {
-  ForPieces(call.x, [&](int64_t row, int64_t first, int64_t count) {
+  ForPieces(pool_, call.x, [&](int64_t row, int64_t first, int64_t count) {
     float sum[kPiece];
     float added[kPiece];
     kernels_.widen(PieceOf(call.x, row, first), call.x.dtype(), count, sum);
@@ -266,7 +280,7 @@ Status CpuDecoder::Run(const ApplyRotaryCall& call, const OperationContext& /*co
   const MutableTensorView& x = call.x;
   const RotaryEmbedding& rotary = call.rotary;
   MARLIN_RETURN_IF_ERROR(CheckIndices("positions", call.positions, kPositionLimit));
-  ForRows(x.dim(0), x.dim(1) * x.dim(2), [&](int64_t first_token, int64_t last_token) {
+  ForRows(pool_, x.dim(0), x.dim(1) * x.dim(2), [&](int64_t first_token, int64_t last_token) {
     HeadTurner turner{kernels_, x, rotary.interleaved, rotary.inverse_frequencies.dim(0), {}, {},
                       {},       {}};
     for (int64_t token = first_token; token < last_token; ++token) {
@@ -286,7 +300,7 @@ Status CpuDecoder::Run(const RotateAndAppendCall& call, const OperationContext& 
 }
 
 Status CpuDecoder::Run(const ApplyGateCall& call, const OperationContext& /*context*/) const {
-  ForPieces(call.out, [&](int64_t row, int64_t first, int64_t count) {
+  ForPieces(pool_, call.out, [&](int64_t row, int64_t first, int64_t count) {
     float gates[kPiece];
     float ups[kPiece];
     kernels_.widen(PieceOf(call.gate, row, first), call.gate.dtype(), count, gates);
@@ -299,7 +313,7 @@ Status CpuDecoder::Run(const ApplyGateCall& call, const OperationContext& /*cont
 
 Status CpuDecoder::Run(const ApplySigmoidCall& call, const OperationContext& /*context*/) const {
   const MutableTensorView& x = call.x;
-  ForRows(x.dim(0), x.dim(1), [&](int64_t first, int64_t last) {
+  ForRows(pool_, x.dim(0), x.dim(1), [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       float* values = x.As<float>() + row * x.stride(0);
       for (int64_t i = 0; i < x.dim(1); ++i) values[i] = 1.0F / (1.0F + std::exp(-values[i]));

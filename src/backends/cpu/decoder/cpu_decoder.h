@@ -1,12 +1,9 @@
 // The decoder operations on the CPU.
 #pragma once
 
-#include <algorithm>
-
 #include "backends/cpu/attention/cpu_attention.h"
 #include "backends/cpu/decoder/decoder_kernels.h"
 #include "backends/cpu/gemm/exact/exact_kernel.h"
-#include "base/checked.h"
 #include "base/thread_pool.h"
 #include "plan/gemm/kernel_desc.h"
 #include "plan/step/decoder_backend.h"
@@ -42,23 +39,6 @@ class CpuDecoder final : public DecoderBackend {
   AttentionContext ContextOf(int64_t jobs, const AttentionOptions& options) const;
   void RunJobs(std::span<const AttentionJob> jobs, const AttentionOptions& options,
                float* scratch) const;
-
-  /// Calls body(first row, last row) on runs of rows of `columns` elements; in parallel if that is
-  /// worth a fork and join.
-  template <typename Body>
-  void ForRows(int64_t rows, int64_t columns, Body body) const {
-    // Processing this many elements takes about as long as a fork and join.
-    constexpr int64_t kElementsPerTask = 8192;
-    const int64_t per_task = std::max<int64_t>(kElementsPerTask / std::max<int64_t>(columns, 1), 1);
-    const int64_t tasks = CeilDivide(rows, per_task);
-    if (tasks <= 1) return body(int64_t{0}, rows);
-    pool_.Run(tasks, [&](int64_t task, int) {
-      body(task * per_task, std::min(rows, (task + 1) * per_task));
-    });
-  }
-
-  template <typename Body>
-  void ForPieces(const TensorView& rows, Body body) const;
 
   ThreadPool& pool_;
   const DecoderKernels& kernels_;

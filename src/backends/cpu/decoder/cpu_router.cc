@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "backends/cpu/decoder/cpu_decoder.h"
+#include "base/checked.h"
 #include "base/macros.h"
 #include "plan/step/router_errors.h"
 

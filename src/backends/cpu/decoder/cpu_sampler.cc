@@ -11,6 +11,7 @@
 
 #include "backends/cpu/decoder/cpu_decoder.h"
 #include "base/aligned_buffer.h"
+#include "base/checked.h"
 #include "base/macros.h"
 #include "plan/step/indices.h"
 
@@ -195,6 +196,32 @@ Status CheckStates(const SampleTokensCall& call, int64_t vocab) {
   return {};
 }
 
+/// Takes the token sampled for a row, unless it has ended.
+Status AdvanceRow(const AdvanceTokensCall& call, int64_t row) {
+  int32_t& state_row = call.state_rows.As<int32_t>()[row];
+  if (state_row < 0) return {};
+  const int64_t steps = call.tokens.dim(1);
+  const int32_t token = call.sampled.As<int32_t>()[row];
+  int32_t& count = call.counts.As<int32_t>()[row];
+  if (count < 0 || count >= steps) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("counts: expected 0..{}, got {} at {}", steps - 1, count, row));
+  }
+  if (token < 0) {
+    state_row = -1;
+    return {};
+  }
+  call.tokens.As<int32_t>()[row * steps + count++] = token;
+  ++call.positions.As<int32_t>()[row];
+  const auto* const stops = call.stop_ids.As<int32_t>();
+  if (std::find(stops, stops + call.stop_ids.dim(0), token) != stops + call.stop_ids.dim(0)) {
+    state_row = -1;
+  } else {
+    call.ids.As<int32_t>()[row] = token;
+  }
+  return {};
+}
+
 }  // namespace
 
 int64_t CpuDecoder::sampler_state_bytes(int64_t vocab) const {
@@ -248,29 +275,8 @@ Status CpuDecoder::Run(const SampleTokensCall& call, const OperationContext& con
 }
 
 Status CpuDecoder::Run(const AdvanceTokensCall& call, const OperationContext& /*context*/) const {
-  const int64_t rows = call.sampled.dim(0);
-  const int64_t steps = call.tokens.dim(1);
-  const auto* const stops = call.stop_ids.As<int32_t>();
-  for (int64_t row = 0; row < rows; ++row) {
-    int32_t& state_row = call.state_rows.As<int32_t>()[row];
-    if (state_row < 0) continue;
-    const int32_t token = call.sampled.As<int32_t>()[row];
-    int32_t& count = call.counts.As<int32_t>()[row];
-    if (count < 0 || count >= steps) {
-      return Status(Code::kInvalidArgument,
-                    fmt::format("counts: expected 0..{}, got {} at {}", steps - 1, count, row));
-    }
-    if (token < 0) {
-      state_row = -1;
-      continue;
-    }
-    call.tokens.As<int32_t>()[row * steps + count++] = token;
-    ++call.positions.As<int32_t>()[row];
-    if (std::find(stops, stops + call.stop_ids.dim(0), token) != stops + call.stop_ids.dim(0)) {
-      state_row = -1;
-    } else {
-      call.ids.As<int32_t>()[row] = token;
-    }
+  for (int64_t row = 0; row < call.sampled.dim(0); ++row) {
+    MARLIN_RETURN_IF_ERROR(AdvanceRow(call, row));
   }
   return {};
 }

@@ -2,6 +2,7 @@
 // normalized to 16 bits as in tiles.
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,27 @@ void ForEachParameter(const WeightsSpec& spec, int64_t groups, const Body& body)
       body(group * padded + n / kStripOf * kStripOf + place, group * spec.n + n);
     }
   }
+}
+
+/// Fills an expert's scales, normalized by 2^exponent, and after them its zeros or normalized
+/// biases, if the tiles have any. Exact: CanTile holds, so 16 bits hold each of them.
+void FillParameters(const QuantizedWeights& weights, const TileView& tiles, int64_t expert,
+                    int exponent, std::span<uint16_t> numbers) {
+  const WeightsSpec& spec = weights.spec;
+  const int64_t groups = GroupCount(spec);
+  const int64_t parameters = groups * RoundUp(spec.n, kStripOf);
+  const int64_t first = expert * groups * spec.n;
+  const auto normalized = [&](const TensorView& view, int64_t i) {
+    const float value = std::ldexp(ParameterAt(view, first + i), exponent);
+    return tiles.bf16_parameters ? FloatToBf16(value) : FloatToHalf(value);
+  };
+  ForEachParameter(spec, groups, [&](int64_t to, int64_t from) {
+    numbers[static_cast<size_t>(to)] = normalized(weights.scales, from);
+    if (tiles.zero_kind == ZeroKind::kNone) return;
+    numbers[static_cast<size_t>(parameters + to)] =
+        tiles.zero_kind == ZeroKind::kZeros ? FloatToHalf(ParameterAt(weights.zeros, first + from))
+                                            : normalized(weights.biases, from);
+  });
 }
 
 }  // namespace
@@ -67,20 +89,7 @@ Status PreparedTiles::UploadMarlinW4(const QuantizedWeights& weights,
                          {weights.codes.As<uint32_t>() + expert * canonical_words,
                           static_cast<size_t>(canonical_words)},
                          codes));
-    const int exponent = exponents_[static_cast<size_t>(expert)];
-    const int64_t first = expert * groups * spec.n;
-    // Exact: CanTile holds, so 16 bits hold every zero and every normalized scale and bias.
-    const auto normalized = [&](const TensorView& view, int64_t i) {
-      const float value = std::ldexp(ParameterAt(view, first + i), exponent);
-      return tiles_.bf16_parameters ? FloatToBf16(value) : FloatToHalf(value);
-    };
-    const auto zero = [&](int64_t i) { return FloatToHalf(ParameterAt(weights.zeros, first + i)); };
-    ForEachParameter(spec, groups, [&](int64_t to, int64_t from) {
-      numbers[static_cast<size_t>(to)] = normalized(weights.scales, from);
-      if (tiles_.zero_kind == ZeroKind::kNone) return;
-      numbers[static_cast<size_t>(parameters + to)] =
-          tiles_.zero_kind == ZeroKind::kZeros ? zero(from) : normalized(weights.biases, from);
-    });
+    FillParameters(weights, tiles_, expert, exponents_[static_cast<size_t>(expert)], numbers);
     uint8_t* to = memory_.data() + expert * expert_bytes_;
     MARLIN_RETURN_IF_ERROR(device->errors.Check(
         cudaMemcpy(to, codes.data(), codes.size() * sizeof(uint32_t), cudaMemcpyHostToDevice),

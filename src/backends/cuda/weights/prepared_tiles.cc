@@ -149,19 +149,29 @@ bool IsTable(CodeKind kind) {
   return kind == CodeKind::kTable4 || kind == CodeKind::kTable3 || kind == CodeKind::kTable2;
 }
 
+/// The tables of a kind's code values. The planes hold the values divided by 2^exponent, which is
+/// chosen here; kinds without planes leave it.
+CodeTables TablesOf(CodeKind kind, std::span<const float> known, int* exponent) {
+  CodeTables tables;
+  std::copy_n(known.begin(), std::min(known.size(), tables.values.size()), tables.values.begin());
+  if (!IsTable(kind)) return tables;
+  // At most 1, so that value x normalized scale stays in the range of fp16.
+  const float largest = RangeOfValues(known).largest;
+  *exponent = ExponentOf(largest) + (largest > 0 ? 1 : 0);
+  if (std::ldexp(1.0F, *exponent - 1) == largest) --*exponent;
+  uint32_t* const planes = tables.planes.data();
+  FillPlanes(known, *exponent, true, planes);
+  FillPlanes(known, *exponent, false, planes + tables.planes.size() / 2);
+  return tables;
+}
+
 /// The size of an array, of all experts together.
 int64_t PaddedBytes(int64_t expert_bytes, int64_t experts) {
   return RoundUp(expert_bytes * experts, int64_t{256});
 }
 
-}  // namespace
-
-Result<std::shared_ptr<const PreparedTiles>> PreparedTiles::Make(
-    std::span<const WeightColumns> columns, const PrepareOptions& options, const Backend* backend,
-    WeightUpload& upload) {
-  const QuantizedWeights& model = *columns.front().weights;
-  WeightsSpec spec = model.spec;
-  spec.n = CountColumns(columns);
+/// Errors: kUnsupported for dimensions beyond a grid's, and for kinds without kernels.
+Status CheckPreparable(const WeightsSpec& spec) {
   if (spec.k > kMaxK || spec.n > kMaxN) {
     return Status(Code::kUnsupported, "prepare: k up to " + std::to_string(kMaxK) +
                                           " and n up to " + std::to_string(kMaxN) + ", got " +
@@ -173,6 +183,18 @@ Result<std::shared_ptr<const PreparedTiles>> PreparedTiles::Make(
                                           std::string(FormatName(spec.format)) +
                                           " (MARLIN_CUDA_KINDS of CMake)");
   }
+  return {};
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const PreparedTiles>> PreparedTiles::Make(
+    std::span<const WeightColumns> columns, const PrepareOptions& options, const Backend* backend,
+    WeightUpload& upload) {
+  const QuantizedWeights& model = *columns.front().weights;
+  WeightsSpec spec = model.spec;
+  spec.n = CountColumns(columns);
+  MARLIN_RETURN_IF_ERROR(CheckPreparable(spec));
   const std::vector<ExpertRanges> ranges = RangesOf(columns, upload);
   const ParameterType parameters = ParameterTypeOf(spec, ranges);
   const bool can_tile = CanTile(spec, ranges, parameters);
@@ -237,18 +259,7 @@ void PreparedTiles::DescribeCanonical(const QuantizedWeights& model) {
 }
 
 Status PreparedTiles::MakeTables(const QuantizedWeights& model, WeightUpload& upload) {
-  CodeTables tables;
-  const std::span<const float> known = ValuesOf(model);
-  std::copy_n(known.begin(), std::min(known.size(), tables.values.size()), tables.values.begin());
-  if (IsTable(kind_)) {
-    // At most 1, so that value x normalized scale stays in the range of fp16.
-    const NumberRange range = RangeOfValues(known);
-    tiles_.table_exponent = ExponentOf(range.largest) + (range.largest > 0 ? 1 : 0);
-    if (std::ldexp(1.0F, tiles_.table_exponent - 1) == range.largest) --tiles_.table_exponent;
-    uint32_t* const planes = tables.planes.data();
-    FillPlanes(known, tiles_.table_exponent, true, planes);
-    FillPlanes(known, tiles_.table_exponent, false, planes + tables.planes.size() / 2);
-  }
+  const CodeTables tables = TablesOf(kind_, ValuesOf(model), &tiles_.table_exponent);
   MARLIN_ASSIGN_OR_RETURN(tables_, upload.Tables(tables));
   const uint8_t* const on_device = tables_->data();
   canonical_.values = reinterpret_cast<const float*>(on_device + offsetof(CodeTables, values));

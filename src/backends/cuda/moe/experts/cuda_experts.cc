@@ -35,6 +35,25 @@ int64_t StagedBytes(const ExpertLaunch& launch) {
   return StagedStride(launch.k) * (launch.kernel == ExpertKernel::kWgmma ? 2 : 4);
 }
 
+/// A run: the call, and its parts of the workspace.
+struct Pass {
+  const ExpertsCall& call;
+  SlotsView slots;
+  int32_t* part_counts;
+  float* inner;
+  void* products;
+  float* results;
+  void* staged;
+  cudaStream_t stream;
+};
+/// The operands of a phase.
+struct Operands {
+  ExpertRows rows;
+  bool staged = false;  ///< The rows are bf16 in the order of the slots.
+  float* out = nullptr;
+  int64_t out_stride = 0;
+};
+
 class CudaExperts final : public PlannedExperts {
  public:
   CudaExperts(const LaunchContext& context, std::shared_ptr<DeviceHandle> device,
@@ -50,25 +69,6 @@ class CudaExperts final : public PlannedExperts {
   Status Run(const ExpertsCall& call) const override;
 
  private:
-  /// A run: the call, and its parts of the workspace.
-  struct Pass {
-    const ExpertsCall& call;
-    SlotsView slots;
-    int32_t* part_counts;
-    float* inner;
-    void* products;
-    float* results;
-    void* staged;
-    cudaStream_t stream;
-  };
-  /// The operands of a phase.
-  struct Operands {
-    ExpertRows rows;
-    bool staged = false;  ///< The rows are bf16 in the order of the slots.
-    float* out = nullptr;
-    int64_t out_stride = 0;
-  };
-
   int64_t experts() const { return static_cast<int64_t>(layer_.experts.size()); }
   Status Check(cudaError_t error, const char* what) const {
     return device_->errors.Check(error, what);
