@@ -45,17 +45,6 @@ EXCEPTIONS = {
     ("src/backends/cuda/sampling", "RowSampler"): 330,
     # Every step of gptq reads and writes the same weights, errors and codes of a tile.
     ("src/quantize", "GptqTile"): 410,
-    # To be split; none of them has a reason to be long.
-    ("src/bench", "GpuBench"): 310,
-    ("src/checkpoint", "CheckpointOpener"): 310,
-    ("src/checkpoint/files", "OutputDirectory"): 330,
-    ("src/checkpoint/readers/compressed_tensors", "CtFinder"): 360,
-    ("src/checkpoint/readers/compressed_tensors/compressed_tensors_24.cc", "AddMarlin24"): 70,
-    ("src/checkpoint/readers/gguf", "GgufReader"): 390,
-    ("src/checkpoint/readers/gguf", "TokenizerBuilder"): 320,
-    ("src/checkpoint/writers", "GgufPlanner"): 310,
-    ("src/cli/commands", "AnalyzeCommand"): 310,
-    ("src/cli/commands", "QuantizeCommand"): 310,
 }
 
 
