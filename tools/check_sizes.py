@@ -43,8 +43,6 @@ EXCEPTIONS = {
     ("src/backends/cuda/persistent", "PersistentBlock"): 450,
     ("src/backends/cuda/persistent", "TokenAttention"): 430,
     ("src/backends/cuda/sampling", "RowSampler"): 330,
-    # Every step of gptq reads and writes the same weights, errors and codes of a tile.
-    ("src/quantize", "GptqTile"): 410,
 }
 
 

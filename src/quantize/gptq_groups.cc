@@ -7,10 +7,11 @@
 #include "quantize/gptq_steps.h"
 
 namespace marlin {
+namespace {
 
 /// How a group's part of the loss changes while its scale moves along u = value - zero, and its
 /// zero point along -1.
-struct GptqTile::Slopes {
+struct Slopes {
   double scale[kGptqColumns] = {};
   double scale_curve[kGptqColumns] = {};
   double zero[kGptqColumns] = {};
@@ -18,20 +19,26 @@ struct GptqTile::Slopes {
   double mixed[kGptqColumns] = {};
 };
 
+/// By how much a scale moved, and its zero point in units of weights.
+struct Moved {
+  double scale = 0;
+  double zero = 0;
+};
+
 /// u, gradients [weights of the group][kGptqColumns]; the latter are H times the errors.
-GptqTile::Slopes GptqTile::SlopesOf(const GptqBlock& block, int64_t first,
-                                    const std::vector<float>& u,
-                                    const std::vector<float>& gradients) const {
+Slopes SlopesOf(const GptqBlock& block, int64_t first, const std::vector<float>& u,
+                const std::vector<float>& gradients) {
   Slopes slopes;
   const int64_t count = static_cast<int64_t>(u.size()) / kGptqColumns;
   for (int64_t i = 0; i < count; ++i) {
     const float* const row = block.Factors(first + i) + first;
-    Lanes hu = {};
+    GptqLanes hu = {};
     AddCombination(row, u.data(), count, hu);
     slopes.zero_curve += static_cast<double>(std::accumulate(row, row + count, 0.0F));
     for (int64_t c = 0; c < kGptqColumns; ++c) {
-      const double own = Row(u, i)[c];
-      const double gradient = Row(gradients, i)[c];
+      const auto at = static_cast<size_t>(i * kGptqColumns + c);
+      const double own = u[at];
+      const double gradient = gradients[at];
       slopes.scale[c] += gradient * own;
       slopes.scale_curve[c] += own * static_cast<double>(hu[c]);
       slopes.zero[c] -= gradient;
@@ -43,8 +50,8 @@ GptqTile::Slopes GptqTile::SlopesOf(const GptqBlock& block, int64_t first,
 
 /// Moves a group's scale in one column, then its zero point, to the minimum of the loss as far as
 /// their types allow, if that lowers it.
-GptqTile::Moved GptqTile::MoveParameters(const ScaleCoder& coder, const Slopes& slopes,
-                                         int64_t column, GroupParameters* parameters) const {
+Moved MoveParameters(const GptqProblem& problem, const ScaleCoder& coder, const Slopes& slopes,
+                     int64_t column, GroupParameters* parameters) {
   Moved moved;
   const auto scale = static_cast<double>(parameters->scale.value);
   if (scale == 0.0) return moved;
@@ -59,7 +66,7 @@ GptqTile::Moved GptqTile::MoveParameters(const ScaleCoder& coder, const Slopes& 
       moved.scale = step;
     }
   }
-  if (!spec_.has_zeros || !problem_.options.fractional_zeros || slopes.zero_curve <= 0.0) {
+  if (!problem.spec.has_zeros || !problem.options.fractional_zeros || slopes.zero_curve <= 0.0) {
     return moved;
   }
   // With the new scale, a step z of the zero changes every weight by -scale * z.
@@ -67,7 +74,7 @@ GptqTile::Moved GptqTile::MoveParameters(const ScaleCoder& coder, const Slopes& 
   const auto zero = static_cast<double>(parameters->zero);
   const double rest = slopes.zero[column] - moved.scale * slopes.mixed[column];
   const float rounded =
-      problem_.rule.RoundZero(static_cast<float>(zero + rest / slopes.zero_curve / new_scale));
+      problem.rule.RoundZero(static_cast<float>(zero + rest / slopes.zero_curve / new_scale));
   const double step = new_scale * (static_cast<double>(rounded) - zero);
   if (step * (step * slopes.zero_curve - 2 * rest) < 0.0) {
     parameters->zero = rounded;
@@ -75,6 +82,8 @@ GptqTile::Moved GptqTile::MoveParameters(const ScaleCoder& coder, const Slopes& 
   }
   return moved;
 }
+
+}  // namespace
 
 void GptqTile::AdjustGroup(const ScaleCoder& coder, const GptqBlock& block, int64_t first,
                            Steps& steps) {
@@ -85,7 +94,7 @@ void GptqTile::AdjustGroup(const ScaleCoder& coder, const GptqBlock& block, int6
   std::vector<float> gradients(static_cast<size_t>(count * kGptqColumns));
   std::vector<float> u(gradients.size());
   for (int64_t i = 0; i < count; ++i) {
-    Lanes sums;
+    GptqLanes sums;
     steps.Take(first + i, first, sums);
     std::copy_n(sums, kGptqColumns, Row(gradients, i));
     for (int64_t c = 0; c < columns_; ++c) {
@@ -96,11 +105,11 @@ void GptqTile::AdjustGroup(const ScaleCoder& coder, const GptqBlock& block, int6
   const Slopes slopes = SlopesOf(block, first, u, gradients);
   Moved moved[kGptqColumns];
   for (int64_t c = 0; c < columns_; ++c) {
-    moved[c] = MoveParameters(coder, slopes, c, &Parameters(k0, c));
+    moved[c] = MoveParameters(problem_, coder, slopes, c, &Parameters(k0, c));
   }
   for (int64_t i = 0; i < count; ++i) {
     float* const errors = Row(errors_, k0 + i);
-    Lanes before;
+    GptqLanes before;
     std::copy_n(errors, kGptqColumns, before);
     for (int64_t c = 0; c < kGptqColumns; ++c) {
       errors[c] -=

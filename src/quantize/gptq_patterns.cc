@@ -9,25 +9,25 @@
 
 namespace marlin {
 
-/// Keeps the two weights of every block of largest importance times square; ties go to the lower
-/// k. The descent revises the choice.
-void GptqTile::ChooseKept() {
-  kept_.assign(weights_.size(), 0);
-  for (int64_t k = 0; k < k_; ++k) {
+std::vector<uint8_t> ChooseKept(std::span<const float> weights, std::span<const float> importance) {
+  std::vector<uint8_t> kept(weights.size());
+  const auto all = static_cast<int64_t>(importance.size());
+  for (int64_t k = 0; k < all; ++k) {
     const int64_t first = k / kSparseBlock * kSparseBlock;
-    const int64_t end = std::min(first + kSparseBlock, k_);
+    const int64_t end = std::min(first + kSparseBlock, all);
     for (int64_t c = 0; c < kGptqColumns; ++c) {
       const auto rank = [&](int64_t i) {
-        const float w = Row(weights_, i)[c];
-        return problem_.importance[static_cast<size_t>(i)] * w * w;
+        const float w = weights[static_cast<size_t>(i * kGptqColumns + c)];
+        return importance[static_cast<size_t>(i)] * w * w;
       };
       int larger = 0;
       for (int64_t i = first; i < end; ++i) {
         larger += rank(i) > rank(k) || (rank(i) == rank(k) && i < k) ? 1 : 0;
       }
-      kept_[static_cast<size_t>(k * kGptqColumns + c)] = larger < 2 ? 1 : 0;
+      kept[static_cast<size_t>(k * kGptqColumns + c)] = larger < 2 ? 1 : 0;
     }
   }
+  return kept;
 }
 
 /// Sets the codes of a block of three or four weights to its best pattern.
@@ -35,7 +35,7 @@ void GptqTile::DescendPattern(const GptqBlock& block, int64_t position, int64_t 
                               Steps& steps) {
   const int64_t first = block.weights[static_cast<size_t>(position)];
   float h[kSparseBlock][kSparseBlock];
-  Lanes pull[kSparseBlock];  // The gradient of the errors outside the block.
+  GptqLanes pull[kSparseBlock];  // The gradient of the errors outside the block.
   for (int64_t i = 0; i < count; ++i) {
     steps.Take(position + i, position, pull[i]);
     for (int64_t j = 0; j < count; ++j) {
@@ -54,20 +54,7 @@ void GptqTile::DescendPattern(const GptqBlock& block, int64_t position, int64_t 
     std::copy_n(Row(errors_, first + i), kGptqColumns, best.errors[i]);
   }
   best.Measure();
-  for (int64_t p = 0; p + 1 < count; ++p) {
-    for (int64_t q = p + 1; q < count; ++q) {
-      SparseBlock pattern(count, h, pull);
-      for (int64_t i = 0; i < count; ++i) {
-        std::copy_n(Row(weights_, first + i), kGptqColumns, pattern.errors[i]);
-        std::fill_n(pattern.codes[i], kGptqColumns, problem_.encoder.zero_code());
-      }
-      // The first code is rounded from the joint minimum; the second one compensates that rounding.
-      pattern.Encode(problem_.encoder, parameters, p, q, Row(weights_, first + p));
-      pattern.Encode(problem_.encoder, parameters, q, -1, Row(weights_, first + q));
-      pattern.Measure();
-      best.TakeBetter(pattern);
-    }
-  }
+  best.TakeBestPattern(problem_.encoder, parameters, Row(weights_, first));
   for (int64_t i = 0; i < count; ++i) {
     steps.Change(position + i, Row(errors_, first + i), best.errors[i]);
     std::copy_n(best.errors[i], kGptqColumns, Row(errors_, first + i));

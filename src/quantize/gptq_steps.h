@@ -28,7 +28,7 @@ class GptqTile::Steps {
   }
 
   /// The products of weight i, where the errors of the first `changed` weights have changed.
-  void Take(int64_t i, int64_t changed, Lanes& sums) const {
+  void Take(int64_t i, int64_t changed, GptqLanes& sums) const {
     std::copy_n(products_.data() + i * kGptqColumns, kGptqColumns, sums);
     AddCombination(block_.Factors(i), changes_.data(), changed, sums);
   }

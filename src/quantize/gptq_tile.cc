@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 #include "base/checked.h"
 #include "base/macros.h"
@@ -11,6 +12,30 @@
 #include "quantize/group_search.h"
 
 namespace marlin {
+namespace {
+
+/// Chooses parameters [groups][kGptqColumns] of a column of the tile at n0, by its weights.
+Status ChooseColumn(const GptqProblem& problem, const ScaleCoder& coder, int64_t n0, int64_t column,
+                    std::span<const float> weights, std::span<const float> importance,
+                    std::span<GroupParameters> parameters, int64_t* zeroed_groups) {
+  const WeightsSpec& spec = problem.spec;
+  const GroupContext context{problem.encoder, problem.rule, coder, spec.has_zeros};
+  for (int64_t k = 0; k < spec.k; k += spec.group_size) {
+    const int64_t count = std::min(spec.group_size, spec.k - k);
+    const GroupRange range = RangeOf(weights.data() + k, count, spec.has_zeros);
+    GroupParameters& chosen =
+        parameters[static_cast<size_t>(k / spec.group_size * kGptqColumns + column)];
+    chosen = SearchWeighted(context, range, weights.data() + k, importance.data() + k, count);
+    if (chosen.scale.overflow) {
+      return ScaleOverflow(problem.options.tensor_name, spec,
+                           problem.rule.Span(range) / problem.rule.levels(), 0, k, n0 + column);
+    }
+    if (chosen.scale.value == 0.0F && range.amax > 0.0F) ++*zeroed_groups;
+  }
+  return {};
+}
+
+}  // namespace
 
 GptqTile::GptqTile(const GptqProblem& problem, int64_t n0)
     : problem_(problem),
@@ -56,17 +81,10 @@ void GptqTile::Gather(const std::vector<float>& rows, std::span<const int32_t> o
   }
 }
 
-void GptqTile::GatherWeights(std::span<const int32_t> order, float* out) const {
-  Gather(weights_, order, out);
-}
-
-void GptqTile::GatherErrors(std::span<const int32_t> order, float* out) const {
-  Gather(errors_, order, out);
-}
-
 Status GptqTile::Begin(const ScaleCoder& coder, int64_t* zeroed_groups) {
-  const GroupContext context{problem_.encoder, problem_.rule, coder, spec_.has_zeros};
-  if (problem_.options.sparsity == Sparsity::k24) ChooseKept();
+  if (problem_.options.sparsity == Sparsity::k24) {
+    kept_ = ChooseKept(weights_, problem_.importance);
+  }
   errors_.assign(weights_.size(), 0.0F);
   codes_.assign(static_cast<size_t>(kGptqColumns * RoundUp(k_, kPackRun)), 0);
   parameters_.assign(static_cast<size_t>(problem_.groups * kGptqColumns), {});
@@ -79,25 +97,15 @@ Status GptqTile::Begin(const ScaleCoder& coder, int64_t* zeroed_groups) {
       const bool kept = kept_[k * kGptqColumns + static_cast<size_t>(c)] != 0;
       importance[k] = kept ? problem_.importance[k] : 0.0F;
     }
-    for (int64_t k = 0; k < k_; k += spec_.group_size) {
-      const int64_t count = std::min(spec_.group_size, k_ - k);
-      const GroupRange range = RangeOf(run.data() + k, count, spec_.has_zeros);
-      const GroupParameters chosen =
-          SearchWeighted(context, range, run.data() + k, importance.data() + k, count);
-      if (chosen.scale.overflow) {
-        return ScaleOverflow(problem_.options.tensor_name, spec_,
-                             problem_.rule.Span(range) / problem_.rule.levels(), 0, k, n0_ + c);
-      }
-      if (chosen.scale.value == 0.0F && range.amax > 0.0F) ++*zeroed_groups;
-      Parameters(k, c) = chosen;
-    }
+    MARLIN_RETURN_IF_ERROR(
+        ChooseColumn(problem_, coder, n0_, c, run, importance, parameters_, zeroed_groups));
   }
   return {};
 }
 
 /// Sets the codes of row k to those nearest to the targets, and the row's errors.
-void GptqTile::EncodeRow(int64_t k, const Lanes& targets) {
-  Lanes scaled;
+void GptqTile::EncodeRow(int64_t k, const GptqLanes& targets) {
+  GptqLanes scaled;
   const GroupParameters* const row = &Parameters(k, 0);
   for (int64_t c = 0; c < kGptqColumns; ++c) {
     const float scale = row[c].scale.value;
@@ -128,10 +136,10 @@ void GptqTile::Sweep(const GptqBlock& block) {
   Steps steps(block, columns_);
   for (int64_t i = 0; i < block.count(); ++i) {
     const int64_t k = block.weights[static_cast<size_t>(i)];
-    Lanes targets;
+    GptqLanes targets;
     steps.Take(i, i, targets);
     for (int64_t c = 0; c < kGptqColumns; ++c) targets[c] += Row(weights_, k)[c];
-    const Lanes none = {};
+    const GptqLanes none = {};
     EncodeRow(k, targets);
     steps.Change(i, none, Row(errors_, k));
   }
@@ -140,11 +148,11 @@ void GptqTile::Sweep(const GptqBlock& block) {
 
 void GptqTile::DescendRow(const GptqBlock& block, int64_t i, Steps& steps) {
   const int64_t k = block.weights[static_cast<size_t>(i)];
-  Lanes targets;
+  GptqLanes targets;
   steps.Take(i, i, targets);
   const float own = block.Factors(i)[i];
   const float* const weights = Row(weights_, k);
-  Lanes before;
+  GptqLanes before;
   std::copy_n(Row(errors_, k), kGptqColumns, before);
   for (int64_t c = 0; c < kGptqColumns; ++c) {
     targets[c] = weights[c] - before[c] + targets[c] / own;

@@ -52,8 +52,12 @@ class GptqTile {
   /// The largest span of a group.
   double Span() const;
   /// Writes the weights, or their errors, in an order of k: f32 [columns, k].
-  void GatherWeights(std::span<const int32_t> order, float* out) const;
-  void GatherErrors(std::span<const int32_t> order, float* out) const;
+  void GatherWeights(std::span<const int32_t> order, float* out) const {
+    Gather(weights_, order, out);
+  }
+  void GatherErrors(std::span<const int32_t> order, float* out) const {
+    Gather(errors_, order, out);
+  }
   /// Chooses scales and zeros, and with 2:4 sparsity the weights that are kept at first; counts
   /// groups whose scale rounds to zero. Errors: a scale that overflows.
   Status Begin(const ScaleCoder& coder, int64_t* zeroed_groups);
@@ -78,14 +82,7 @@ class GptqTile {
   void AdjustGroups(const ScaleCoder& coder, const GptqBlock& block);
 
  private:
-  using Lanes = GptqLanes;
   class Steps;
-  struct Slopes;
-  /// By how much a scale moved, and its zero point in units of weights.
-  struct Moved {
-    double scale = 0;
-    double zero = 0;
-  };
 
   float* Row(std::vector<float>& rows, int64_t k) const { return rows.data() + k * kGptqColumns; }
   const float* Row(const std::vector<float>& rows, int64_t k) const {
@@ -95,14 +92,9 @@ class GptqTile {
     return parameters_[static_cast<size_t>((k / spec_.group_size) * kGptqColumns + column)];
   }
   void Gather(const std::vector<float>& rows, std::span<const int32_t> order, float* out) const;
-  void ChooseKept();
-  void EncodeRow(int64_t k, const Lanes& targets);
+  void EncodeRow(int64_t k, const GptqLanes& targets);
   void DescendRow(const GptqBlock& block, int64_t i, Steps& steps);
   void DescendPattern(const GptqBlock& block, int64_t position, int64_t count, Steps& steps);
-  Slopes SlopesOf(const GptqBlock& block, int64_t first, const std::vector<float>& u,
-                  const std::vector<float>& gradients) const;
-  Moved MoveParameters(const ScaleCoder& coder, const Slopes& slopes, int64_t column,
-                       GroupParameters* parameters) const;
   void AdjustGroup(const ScaleCoder& coder, const GptqBlock& block, int64_t first, Steps& steps);
   void StoreErrors(const GptqBlock& block) const;
 

@@ -1,7 +1,10 @@
 // A block of a matrix with 2:4 sparsity whose codes compensate each other's errors.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "layout/sparse_24.h"
 #include "quantize/encoder.h"
@@ -12,6 +15,10 @@ namespace marlin {
 inline constexpr int64_t kGptqColumns = 32;  ///< Columns of a task: eight SSE registers of sums.
 /// One value for each of a task's columns.
 using GptqLanes = float[kGptqColumns];
+
+/// 1 for the two weights of every block of largest importance times square, which are kept at
+/// first, otherwise 0; ties go to the lower k. weights [k][kGptqColumns], importance [k].
+std::vector<uint8_t> ChooseKept(std::span<const float> weights, std::span<const float> importance);
 
 /// Codes and errors of one block of up to four weights of every column, and what they cost.
 struct SparseBlock {
@@ -54,6 +61,27 @@ struct SparseBlock {
       for (int64_t i = 0; i < count; ++i) {
         codes[i][c] = other.codes[i][c];
         errors[i][c] = other.errors[i][c];
+      }
+    }
+  }
+
+  /// Takes the best pattern of two weights, in the columns where it is better. `weights`: [count]
+  /// [kGptqColumns].
+  void TakeBestPattern(const Encoder& encoder, const GroupParameters* parameters,
+                       const float* weights) {
+    for (int64_t p = 0; p + 1 < count; ++p) {
+      for (int64_t q = p + 1; q < count; ++q) {
+        SparseBlock pattern(count, h, pull);
+        for (int64_t i = 0; i < count; ++i) {
+          std::copy_n(weights + i * kGptqColumns, kGptqColumns, pattern.errors[i]);
+          std::fill_n(pattern.codes[i], kGptqColumns, encoder.zero_code());
+        }
+        // The first code is rounded from the joint minimum; the second one compensates that
+        // rounding.
+        pattern.Encode(encoder, parameters, p, q, weights + p * kGptqColumns);
+        pattern.Encode(encoder, parameters, q, -1, weights + q * kGptqColumns);
+        pattern.Measure();
+        TakeBetter(pattern);
       }
     }
   }
