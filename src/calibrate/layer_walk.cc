@@ -45,6 +45,16 @@ Result<HostRows> Inner(LayerRun& run, int64_t expert, const HostRows& x) {
   return run.Gate(expert < 0 ? layer.shared : layer.experts[static_cast<size_t>(expert)], x);
 }
 
+/// Gives the sinks the rows of their inputs in the original and in the current model.
+Status OfferRows(std::span<const MatrixInput> inputs, std::span<const InputSink> sinks,
+                 InputRows& original, InputRows& current) {
+  for (size_t i = 0; i < sinks.size(); ++i) {
+    const size_t slot = inputs[i].slot;
+    if (sinks[i].add) MARLIN_RETURN_IF_ERROR(sinks[i].add(original[slot], current[slot]));
+  }
+  return {};
+}
+
 }  // namespace
 
 LayerWalk::LayerWalk(const ModelDirectory& directory, const Device& device,
@@ -119,12 +129,7 @@ Status LayerWalk::RunStage(Half half, Depth depth, std::span<const MatrixInput> 
       MARLIN_RETURN_IF_ERROR(
           runs_[model]->Run(half, chunks_[i], own, Rows(model, chunks_[i]), &rows[model]));
     }
-    for (size_t s = 0; s < sinks.size(); ++s) {
-      const size_t slot = inputs[s].slot;
-      if (sinks[s].add) {
-        MARLIN_RETURN_IF_ERROR(sinks[s].add(rows.front()[slot], rows.back()[slot]));
-      }
-    }
+    MARLIN_RETURN_IF_ERROR(OfferRows(inputs, sinks, rows.front(), rows.back()));
     if (waits) kept.Offer(i, std::move(rows.back()[kLastSlot]));
   }
   for (InputSink& sink : sinks) {
@@ -157,6 +162,14 @@ Result<std::vector<HostRows>> LayerWalk::Normalize(std::span<const WindowChunk> 
   return all;
 }
 
+Status LayerWalk::RunMlp(size_t model, std::span<const WindowChunk> chunks) {
+  for (const WindowChunk& chunk : chunks) {
+    MARLIN_RETURN_IF_ERROR(
+        runs_[model]->Run(Half::kMlp, chunk, Depth::kAll, Rows(model, chunk), nullptr));
+  }
+  return {};
+}
+
 Status LayerWalk::RunExperts(const LayerInputs& inputs, InputVisitor& visitor) {
   const std::span<const WindowChunk> chunks = chunks_;
   const size_t passes = options_.experts_by_pass ? 1 : chunks.size();
@@ -171,11 +184,8 @@ Status LayerWalk::RunExperts(const LayerInputs& inputs, InputVisitor& visitor) {
     MARLIN_RETURN_IF_ERROR(Reload(Half::kMlp));
     MARLIN_RETURN_IF_ERROR(VisitExperts(inputs, group, normed, last, visitor));
     MARLIN_RETURN_IF_ERROR(Reload(Half::kMlp));
-    for (const WindowChunk& chunk : group) {
-      for (size_t model = 0; model < runs_.size(); ++model) {
-        MARLIN_RETURN_IF_ERROR(
-            runs_[model]->Run(Half::kMlp, chunk, Depth::kAll, Rows(model, chunk), nullptr));
-      }
+    for (size_t model = 0; model < runs_.size(); ++model) {
+      MARLIN_RETURN_IF_ERROR(RunMlp(model, group));
     }
   }
   return {};

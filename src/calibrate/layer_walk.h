@@ -100,6 +100,8 @@ class LayerWalk {
   Status RunStage(Half half, LayerRun::Depth depth, std::span<const MatrixInput> inputs,
                   InputVisitor& visitor);
   Status RunExperts(const LayerInputs& inputs, InputVisitor& visitor);
+  /// Runs the second half of the current layer in one of the models.
+  Status RunMlp(size_t model, std::span<const WindowChunk> chunks);
   /// The normalized hidden states of some passes, of every model.
   Result<std::vector<HostRows>> Normalize(std::span<const WindowChunk> chunks);
   Status VisitExperts(const LayerInputs& inputs, std::span<const WindowChunk> chunks,

@@ -182,7 +182,7 @@ def test_tokenizer(tmp_path: Path) -> None:
 def test_grids_are_those_of_the_package() -> None:
     script = ROOT / "tools" / "gguf_grids.py"
     made = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
-    committed = ROOT / "src" / "checkpoint" / "readers" / "gguf_grids.cc"
+    committed = ROOT / "src" / "checkpoint" / "readers" / "gguf" / "gguf_grids.cc"
     assert made.stdout == committed.read_text()
 
 

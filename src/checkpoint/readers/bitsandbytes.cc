@@ -229,24 +229,26 @@ Status AddInt8(const TensorStore& store, const std::string& base, ListedReader* 
   return {};
 }
 
+Status AddModules(TensorStore& store, ListedReader* reader) {
+  for (const std::string_view type : kQuantTypes) {
+    const std::string suffix = ".weight.quant_state.bitsandbytes__" + std::string(type);
+    for (const std::string& base : BasesWithSuffix(store, suffix)) {
+      MARLIN_RETURN_IF_ERROR(FourBitFinder(store, base, type).AddTo(reader));
+    }
+  }
+  for (const std::string& base : BasesWithSuffix(store, ".SCB")) {
+    MARLIN_RETURN_IF_ERROR(AddInt8(store, base, reader));
+  }
+  return {};
+}
+
 }  // namespace
 
 OpenReader OpenBitsandbytes;
 
 Result<std::unique_ptr<const ModuleReader>> OpenBitsandbytes(TensorStore& store,
                                                              const QuantMethod& /*method*/) {
-  return ListedReader::Open(store, [&](ListedReader* reader) -> Status {
-    for (const std::string_view type : kQuantTypes) {
-      const std::string suffix = ".weight.quant_state.bitsandbytes__" + std::string(type);
-      for (const std::string& base : BasesWithSuffix(store, suffix)) {
-        MARLIN_RETURN_IF_ERROR(FourBitFinder(store, base, type).AddTo(reader));
-      }
-    }
-    for (const std::string& base : BasesWithSuffix(store, ".SCB")) {
-      MARLIN_RETURN_IF_ERROR(AddInt8(store, base, reader));
-    }
-    return {};
-  });
+  return ListedReader::Open(store, [&](ListedReader* reader) { return AddModules(store, reader); });
 }
 
 }  // namespace marlin

@@ -41,6 +41,29 @@ Status AddPackedFp4(ModuleTensorFinder* finder, std::string_view suffix, ListedR
   return {};
 }
 
+/// Scales for every `rows` and `columns` of a matrix; 0: for the whole.
+Status AddFp8Modules(TensorStore& store, int64_t rows, int64_t columns, ListedReader* reader) {
+  for (const std::string_view suffix : kScaleSuffixes) {
+    for (const std::string& base : BasesWithSuffix(store, suffix)) {
+      ModuleTensorFinder finder(store, base);
+      const TensorInfo* weight = finder.Look(".weight");
+      if (weight == nullptr) return finder.Malformed(".weight", "is missing");
+      finder.TakeUnused({".input_scale", ".activation_scale"});
+      const bool packed = weight->dtype == DType::kI8 || weight->dtype == DType::kU8;
+      MARLIN_RETURN_IF_ERROR(
+          packed ? AddPackedFp4(&finder, suffix, reader)
+                 : AddFp8(base + ".weight", ".weight", suffix, rows, columns, &finder, reader));
+    }
+  }
+  // Fused experts have no ".weight" in their name.
+  for (const std::string& base : BasesWithSuffix(store, "_scale_inv")) {
+    if (base.ends_with(".weight")) continue;
+    ModuleTensorFinder finder(store, base);
+    MARLIN_RETURN_IF_ERROR(AddFp8(base, "", "_scale_inv", rows, columns, &finder, reader));
+  }
+  return {};
+}
+
 }  // namespace
 
 OpenReader OpenFp8;
@@ -62,27 +85,8 @@ Result<std::unique_ptr<const ModuleReader>> OpenFp8(TensorStore& store, const Qu
   }
   const int64_t rows = whole ? 0 : block[0];
   const int64_t columns = whole ? 0 : block[1];
-  return ListedReader::Open(store, [&](ListedReader* reader) -> Status {
-    for (const std::string_view suffix : kScaleSuffixes) {
-      for (const std::string& base : BasesWithSuffix(store, suffix)) {
-        ModuleTensorFinder finder(store, base);
-        const TensorInfo* weight = finder.Look(".weight");
-        if (weight == nullptr) return finder.Malformed(".weight", "is missing");
-        finder.TakeUnused({".input_scale", ".activation_scale"});
-        const bool packed = weight->dtype == DType::kI8 || weight->dtype == DType::kU8;
-        MARLIN_RETURN_IF_ERROR(
-            packed ? AddPackedFp4(&finder, suffix, reader)
-                   : AddFp8(base + ".weight", ".weight", suffix, rows, columns, &finder, reader));
-      }
-    }
-    // Fused experts have no ".weight" in their name.
-    for (const std::string& base : BasesWithSuffix(store, "_scale_inv")) {
-      if (base.ends_with(".weight")) continue;
-      ModuleTensorFinder finder(store, base);
-      MARLIN_RETURN_IF_ERROR(AddFp8(base, "", "_scale_inv", rows, columns, &finder, reader));
-    }
-    return {};
-  });
+  return ListedReader::Open(
+      store, [&](ListedReader* reader) { return AddFp8Modules(store, rows, columns, reader); });
 }
 
 }  // namespace marlin
