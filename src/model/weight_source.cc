@@ -100,22 +100,20 @@ QuantizedWeights PlainMatrix(const WeightsSpec& spec, const TensorView& all, int
   return weights;
 }
 
-/// Whether prepared parts are the joined matrices of these specs.
-bool ArePartsOf(std::span<const PreparedPart> parts, std::span<const WeightsSpec> specs) {
-  size_t next = 0;
-  for (const PreparedPart& part : parts) {
-    for (int64_t rest = part.spec.n; rest > 0; rest -= specs[next++].n) {
-      if (next == specs.size() || specs[next].n > rest) return false;
-      WeightsSpec expected = specs[next];
-      expected.n = part.spec.n;
-      // Preparation may have made them plainer (Backend::TakenSpec).
-      if (part.spec.sparsity == Sparsity::kDense) expected.sparsity = Sparsity::kDense;
-      if (part.spec.super_group_size == 0) expected = FlatSpec(expected);
-      if (part.spec.format != expected.format) expected.format = WiderFormat(expected.format);
-      if (!(expected == part.spec)) return false;
-    }
+/// Whether a prepared part is the joined matrices of the specs from `*next` on, which it moves past
+/// them.
+bool IsPartOf(const PreparedPart& part, std::span<const WeightsSpec> specs, size_t* next) {
+  for (int64_t rest = part.spec.n; rest > 0; rest -= specs[(*next)++].n) {
+    if (*next == specs.size() || specs[*next].n > rest) return false;
+    WeightsSpec expected = specs[*next];
+    expected.n = part.spec.n;
+    // Preparation may have made them plainer (Backend::TakenSpec).
+    if (part.spec.sparsity == Sparsity::kDense) expected.sparsity = Sparsity::kDense;
+    if (part.spec.super_group_size == 0) expected = FlatSpec(expected);
+    if (part.spec.format != expected.format) expected.format = WiderFormat(expected.format);
+    if (!(expected == part.spec)) return false;
   }
-  return next == specs.size();
+  return true;
 }
 
 /// The columns of matrices in the order of their requests.
@@ -298,14 +296,16 @@ Result<Projection> WeightSource::LoadPrepared(std::span<const MatrixRequest> mat
   }
   const std::string name = NameOf(matrices);
   MARLIN_ASSIGN_OR_RETURN(const std::span<const PreparedPart> parts, prepared_->Find(name));
-  if (!ArePartsOf(parts, specs)) {
+  const auto other = [&] {
     return Status(Code::kMalformedFile,
                   fmt::format("{}: projection \"{}\": its parts are not the model's matrices",
                               Printable(prepared_->path()), Printable(name)));
-  }
+  };
   Projection projection;
   projection.in = in;
+  size_t next = 0;
   for (const PreparedPart& part : parts) {
+    if (!IsPartOf(part, specs, &next)) return other();
     const PreparedImage image{part.spec, prepared_->Data(part), prepared_, prepared_->Input(part)};
     Result<PreparedWeights> weights = FromImage(image, *device_);
     if (!weights.ok()) return weights.status().WithContext(Printable(prepared_->path()));
@@ -313,6 +313,7 @@ Result<Projection> WeightSource::LoadPrepared(std::span<const MatrixRequest> mat
     projection.out += part.spec.n;
     projection.parts.push_back(*std::move(weights));
   }
+  if (next != specs.size()) return other();
   return projection;
 }
 
