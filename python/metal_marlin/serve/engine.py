@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -127,6 +128,12 @@ class Engine:
                 f"the tokenizer gives the token id {max(ids)}, the model has 0..{largest}"
             )
         return ids
+
+    @functools.lru_cache(maxsize=16)  # noqa: B019 - There is one engine.
+    def hidden_tokens(self, visible: tuple[str, ...]) -> frozenset[int]:
+        """Special tokens that are not `visible` in a text."""
+        special = self.codec.special_tokens()
+        return frozenset(number for name, number in special.items() if name not in visible)
 
     def submit(self, texts: Sequence[Text]) -> Generations:
         """Submits the texts of one request, all or none.

@@ -41,8 +41,8 @@ def find_recipe(text: str) -> Any:
 
 
 def quantized_directory(source: Path, recipe: str, *, quiet: bool) -> Path:
-    """The directory of a model in a recipe; quantizes it where it is not in the cache yet. Processes
-    that want the same wait for the first. Errors: as quantize_model, FileError."""
+    """The directory of a model in a recipe; quantizes it where the cache does not have it yet.
+    Processes that want the same wait for the first. Errors: as quantize_model, FileError."""
     config = find_recipe(recipe)
     key = _key(source, config)
     name = re.sub(r"[^\w.-]+", "-", f"{source.resolve().name}-{recipe}")[:80].strip("-.")

@@ -82,10 +82,10 @@ def run(
         engine = Engine(
             _core.Scheduler(model, **options.scheduler), codec, model.info, timeout=options.timeout
         )
-        if template is None:
-            print("no chat template: /v1/chat/completions is refused; --chat-template gives one",
-                  file=sys.stderr)  # fmt: skip
-        app = _app(engine, template, options)
+        service = ChatService(engine, template)
+        if service.warning is not None:
+            print(service.warning, file=sys.stderr, flush=True)
+        app = _app(engine, service, options)
         set_up_log(options.quiet)
         server = Server(app, engine, lambda: _announce(options, model, listener, print_json))
         server.run(sockets=[listener])
@@ -94,14 +94,13 @@ def run(
         raise engine.failure
 
 
-def _app(engine: Engine, template: ChatTemplate | None, options: Options) -> Any:
+def _app(engine: Engine, service: ChatService, options: Options) -> Any:
     running = options.scheduler["max_running"] or _MOST_RUNNING
     limits = Limits(
         options.host,
         options.api_key,
         most_requests(running, options.scheduler["max_waiting"]),
     )
-    service = ChatService(engine, template)
     return make_app(
         engine,
         service,
