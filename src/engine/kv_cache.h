@@ -44,6 +44,9 @@ Result<DType> CacheType(const ModelOptions& options);
 /// Bytes of a token's keys and values in all layers.
 int64_t CacheTokenBytes(const DecoderConfig& config, DType type);
 
+/// The pages of a sequence's blocks, one block table per KV cache group.
+using BlockTables = std::vector<std::vector<int32_t>>;
+
 /// What the pages of a pool hold, in all groups together.
 struct PoolStatistics {
   int64_t pages_used = 0;    ///< Of sequences; a page that several share counts once.
@@ -51,10 +54,9 @@ struct PoolStatistics {
   int64_t bytes_used = 0;
   int64_t bytes_cached = 0;
   int64_t bytes_allocated = 0;
-  int64_t most_bytes = 0;      ///< INT64_MAX: the host's memory is the limit.
-  int64_t evicted_pages = 0;   ///< Cached pages that were given up, since the pool was made.
-  int64_t asked_tokens = 0;    ///< Tokens for which Adopt looked, since the pool was made.
-  int64_t adopted_tokens = 0;  ///< Of these, the ones that it found.
+  int64_t most_bytes = 0;     ///< INT64_MAX: the host's memory is the limit.
+  int64_t evicted_pages = 0;  ///< Cached pages that were given up, since the pool was made.
+  int64_t prefixes = 0;       ///< Nodes of the tree.
 };
 
 /// Where a sequence is in the tree of prefixes.
@@ -104,12 +106,10 @@ class PagePool {
   /// Extends the block tables of a sequence of which all tokens are published by published pages
   /// that hold the next ones of `tokens`, its whole text, but not the last token. Every group gets
   /// the pages that it needs to go on there, and -1 for the blocks before.
-  void Adopt(std::span<const int32_t> tokens, PrefixPlace* place,
-             std::vector<std::vector<int32_t>>* blocks);
+  void Adopt(std::span<const int32_t> tokens, PrefixPlace* place, BlockTables* tables);
   /// Publishes the blocks that `tokens` fill. Where another sequence has published a page with the
   /// same tokens already, that one replaces the sequence's own.
-  void Publish(std::span<const int32_t> tokens, PrefixPlace* place,
-               std::vector<std::vector<int32_t>>* blocks);
+  void Publish(std::span<const int32_t> tokens, PrefixPlace* place, BlockTables* tables);
   /// Moves a place back to fewer blocks; `blocks` = -1 leaves the tree.
   void Leave(PrefixPlace* place, int64_t blocks);
 
@@ -177,12 +177,17 @@ class PagePool {
   /// Frees the cached page that was returned first, in whichever group it is; false: there is none.
   bool EvictOldest();
   /// Publishes one block.
-  void PublishBlock(PrefixNode* node, size_t block, std::vector<std::vector<int32_t>>* blocks);
+  void PublishBlock(PrefixNode* node, size_t block, BlockTables* tables);
+  /// The first block whose page a group needs to go on after `blocks` blocks.
   int64_t FirstNeeded(size_t group, int64_t blocks) const;
+  std::span<const int32_t> TokensOf(std::span<const int32_t> tokens, int64_t block) const {
+    return tokens.subspan(static_cast<size_t>(block * page_tokens_),
+                          static_cast<size_t>(page_tokens_));
+  }
   /// The published nodes after a place that hold the next tokens, as many as a sequence can go on
   /// after.
   std::vector<PrefixNode*> FindPath(std::span<const int32_t> tokens, const PrefixPlace& place,
-                                    const std::vector<std::vector<int32_t>>& blocks) const;
+                                    const BlockTables& tables) const;
 
   Device device_;
   DType type_ = DType::kF32;
@@ -197,8 +202,6 @@ class PagePool {
   int64_t cached_ = 0;               ///< Bytes.
   int64_t returned_ = 0;             ///< Pages that became cached so far.
   int64_t evicted_ = 0;
-  int64_t asked_ = 0;
-  int64_t adopted_ = 0;
 };
 
 /// The pages of one sequence.
@@ -220,12 +223,13 @@ class KvCache {
   int64_t length() const { return length_; }
   /// Advances the length after [length(), length) were fed.
   void Grow(int64_t length) { length_ = length; }
-  /// The shortest length other than 0 that Truncate accepts if no page is published.
+  /// The shortest length other than 0 that Truncate accepts.
   int64_t ShortestLength() const;
   /// The tokens in published pages, a multiple of the page size.
   int64_t PublishedLength() const;
-  /// Precondition: length is 0, or in [ShortestLength(), length()] and not inside a published page,
-  /// which others may read.
+  /// Whether a length is inside a published page, whose tokens others may read.
+  bool DividesPublished(int64_t length) const;
+  /// Precondition: length is 0, or in [ShortestLength(), length()] and not DividesPublished.
   void Truncate(int64_t length);
 
   /// Takes published pages that hold the tokens from length() on, and returns how many that are: a
@@ -259,7 +263,7 @@ class KvCache {
   std::shared_ptr<PagePool> pool_;
   bool truncatable_;
   int64_t length_ = 0;
-  std::vector<std::vector<int32_t>> blocks_;  ///< One block table per group.
+  BlockTables blocks_;
   PrefixPlace place_;
 };
 
