@@ -136,6 +136,7 @@ def test_wrong_bodies(client: httpx.Client) -> None:
         ({"tools": [{"type": "web"}]}, "tools[0].type", "only 'function'"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'xml'"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "chat template has none"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "cannot set"),
     ]  # fmt: skip
     for body, param, says in cases:

@@ -48,9 +48,6 @@ def register(app: FastAPI) -> None:
 
 def chat_request(body: ChatBody) -> ChatRequest:
     """The conversation of a body."""
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     generation_prompt = body.add_generation_prompt
     if generation_prompt is None:
         generation_prompt = not body.continue_final_message
@@ -62,7 +59,8 @@ def chat_request(body: ChatBody) -> ChatRequest:
         response_format=body.response_format,
         structured_outputs=body.structured_outputs,
         settings=body.chat_settings(),
-        template_kwargs=kwargs,
+        reasoning_effort=body.reasoning_effort,
+        template_kwargs=body.chat_template_kwargs or {},
         add_generation_prompt=generation_prompt,
         continue_final_message=bool(body.continue_final_message),
         n=body.n or 1,
