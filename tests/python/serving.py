@@ -128,7 +128,8 @@ class FakeScheduler:
         names = ("waiting", "pages_used", "pages_cached", "page_tokens", "prompt_tokens",
                  "cached_tokens", "generated_tokens", "draft_tokens", "accepted_tokens",
                  "put_back")  # fmt: skip
-        return {"running": len(self._running), **dict.fromkeys(names, 0)}
+        return {"running": len(self._running), "pages": 64, "page_groups": 1,
+                **dict.fromkeys(names, 0)}  # fmt: skip
 
 
 def make_engine(model: Model, scheduler: Any = None, **options: Any) -> Engine:

@@ -158,10 +158,15 @@ def _call_document(delta: ToolCallDelta) -> dict[str, Any]:
 async def _events(answers: ChatAnswers, head: ChatHead, body: ChatBody) -> AsyncIterator[bytes]:
     """The events of a stream: one per piece."""
     usage_of_each = {"usage": None} if body.includes_usage else None
+    ids = {"prompt_token_ids": answers.prompt_token_ids} if body.return_token_ids else {}
     for index in range(body.n or 1):
-        yield head.chunk([_choice(index, {"role": "assistant", "content": ""})], usage_of_each)
+        start = _choice(index, {"role": "assistant", "content": ""})
+        yield head.chunk([start], {**(usage_of_each or {}), **ids})
     async for index, delta in answers:
-        yield head.chunk([_delta_choice(index, delta)], usage_of_each)
+        choice = _delta_choice(index, delta)
+        if body.return_token_ids:
+            choice["token_ids"] = answers.take_token_ids(index)
+        yield head.chunk([choice], usage_of_each)
     if body.includes_usage:
         yield head.chunk([], {"usage": usage_document(answers.usage)})
     yield DONE
@@ -217,4 +222,10 @@ async def _whole(answers: ChatAnswers, head: ChatHead, body: ChatBody) -> dict[s
     messages = [_Message() for _ in range(body.n or 1)]
     async for index, delta in answers:
         messages[index].add(delta)
-    return head.whole([each.choice(i) for i, each in enumerate(messages)], answers.usage)
+    choices = [each.choice(i) for i, each in enumerate(messages)]
+    if not body.return_token_ids:
+        return head.whole(choices, answers.usage)
+    for index, choice in enumerate(choices):
+        choice["token_ids"] = answers.take_token_ids(index)
+    ids = {"prompt_token_ids": answers.prompt_token_ids}
+    return {**head.whole(choices, answers.usage), **ids}

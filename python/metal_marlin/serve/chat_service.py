@@ -155,6 +155,16 @@ class ChatAnswers:
     def __init__(self, generations: Generations, parsers: Sequence[OutputParser]) -> None:
         self._generations, self._parsers = generations, parsers
         self._called = [False] * len(parsers)
+        self._token_ids: list[list[int]] = [[] for _ in parsers]
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self._generations.texts[0].prompt
+
+    def take_token_ids(self, index: int) -> list[int]:
+        """The tokens that the answer has got since the last call."""
+        taken, self._token_ids[index] = self._token_ids[index], []
+        return taken
 
     @property
     def usage(self) -> Usage:
@@ -176,6 +186,7 @@ class ChatAnswers:
 
     def _deltas(self, index: int, chunk: Chunk) -> list[Delta]:
         parser = self._parsers[index]
+        self._token_ids[index] += chunk.token_ids
         pieces = list(parser.add(chunk.text))
         if chunk.finish_reason is not None:
             pieces += parser.finish()
