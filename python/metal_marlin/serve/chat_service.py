@@ -81,6 +81,8 @@ class ChatService:
         self.engine = engine
         self._template, self._make_parser = template, make_parser
         texts = "" if template is None else "".join(template.templates.values())
+        self.template_text = texts
+        """Of all templates; empty without one."""
         self._has_developer = "developer" in texts
 
     async def render(self, request: ChatRequest) -> Rendered:
