@@ -41,7 +41,7 @@ class MessageEvents:
     ) -> None:
         self._most = request.chat["max_completion_tokens"]
         self._show = request.show_thinking
-        self._edits = {"applied_edits": []} if request.edits else None
+        self._edits: dict[str, Any] | None = {"applied_edits": []} if request.edits else None
         self._block: dict[str, Any] | None = None
         self._call = -1
         self._arguments = ""

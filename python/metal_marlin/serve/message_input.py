@@ -1,6 +1,7 @@
 """A request of Anthropic's Messages API as one of chat completions.
 
-Fields as in `anthropic.types.MessageCreateParams`, and the beta fields that coding agents send: each is converted, accepted because it asks for nothing else, or refused by name.
+Fields as in `anthropic.types.MessageCreateParams`, and the beta fields that coding agents send:
+each is converted, accepted because it asks for nothing else, or refused by name.
 """
 
 from __future__ import annotations

@@ -192,7 +192,10 @@ def _format(fields: Fields, chat: dict[str, Any], repeated: dict[str, Any]) -> N
     kind = shape.need("type", choice("text", "json_object", "json_schema"))
     plain: dict[str, Any] = {"type": kind}
     if kind == "json_schema":
-        schema = {"name": shape.need("name", text), "schema": shape.need("schema", plain_object)}
+        schema: dict[str, Any] = {
+            "name": shape.need("name", text),
+            "schema": shape.need("schema", plain_object),
+        }
         for name, value in (
             ("description", shape.take("description", text)),
             ("strict", shape.take("strict", boolean)),
