@@ -57,6 +57,8 @@ class ChatService:
         self.engine = engine
         self._template = template
         texts = "" if template is None else "".join(template.templates.values())
+        self.template_text = texts
+        """Of all templates; empty without one."""
         self._has_developer = "developer" in texts
 
     @property

@@ -15,6 +15,12 @@ from ..errors import (
 )
 
 RETRY_SECONDS = 1
+# Anthropic's types of errors. Others are invalid_request_error below 500, and api_error.
+_ANTHROPIC_KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+    504: "timeout_error",
+}  # fmt: skip
 
 
 class ApiError(Exception):
@@ -55,6 +61,20 @@ class ApiError(Exception):
             "code": self.code,
         }
         return {"error": error}
+
+
+def anthropic_document(error: ApiError) -> dict[str, Any]:
+    """{"type": "error", "error": {"type", "message"}}, the shape of Anthropic's API."""
+    kind = _ANTHROPIC_KINDS.get(error.status)
+    if kind is None:
+        kind = "invalid_request_error" if error.status < 500 else "api_error"
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def document_for(path: str, error: ApiError) -> dict[str, Any]:
+    """The error in the shape of the API that a path is part of."""
+    of_anthropic = path == "/v1/messages" or path.startswith("/v1/messages/")
+    return anthropic_document(error) if of_anthropic else error.document()
 
 
 def bad_request(param: str | None, message: str, code: str | None = None) -> ApiError:
