@@ -147,6 +147,7 @@ class ChatAnswers:
     def __init__(self, generations: Generations, parsers: Sequence[OutputParser]) -> None:
         self._generations, self._parsers = generations, parsers
         self._called = [False] * len(parsers)
+        self._token_ids: list[list[int]] = [[] for _ in parsers]
 
     @property
     def usage(self) -> Usage:
@@ -162,12 +163,18 @@ class ChatAnswers:
             for delta in self._deltas(index, chunk):
                 yield index, delta
 
+    def take_token_ids(self, index: int) -> list[int]:
+        """The tokens of an answer that have come since the last call, without the stop token."""
+        taken, self._token_ids[index] = self._token_ids[index], []
+        return taken
+
     def close(self) -> None:
         """Ends the answers that still come."""
         self._generations.close()
 
     def _deltas(self, index: int, chunk: Chunk) -> list[Delta]:
         parser = self._parsers[index]
+        self._token_ids[index] += chunk.token_ids
         pieces = list(parser.add(chunk.text))
         if chunk.finish_reason is not None:
             pieces += parser.finish()

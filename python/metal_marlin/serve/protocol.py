@@ -167,6 +167,7 @@ class ChatBody(SamplingBody):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    return_token_ids: bool | None = None
     modalities: list[Literal["text"]] | None = None
 
     def chat_settings(self) -> Settings:
