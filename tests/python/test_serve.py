@@ -194,7 +194,7 @@ def test_status(client: httpx.Client, model: Model) -> None:
                  "num_requests_running", "prefix_cache_hits_total", "generation_tokens_total",
                  'request_success_total{finished_reason="length"}'):  # fmt: skip
         assert f"\nmetal_marlin:{name}" in metrics, name
-    info = client.get("/page/info").json()
+    info = client.get("/info").json()
     assert info["model"] == NAME and not info["needs_key"] and info["compare"] is None
     assert info["kv_cache"]["tokens"] >= 0 and info["sampling"]["top_p"] == 1.0
     assert client.get("/").headers["content-type"].startswith("text/html")

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -37,8 +36,6 @@ class AppOptions:
     created: int = field(default_factory=lambda: int(time.time()))
     registrations: tuple[Callable[[FastAPI], object], ...] = ()
     """Called with the app, to add other endpoints."""
-    compare: str | None = None
-    """The model that the page compares answers with."""
 
 
 def make_app(engine: Engine, service: ChatService, options: AppOptions) -> FastAPI:
@@ -61,7 +58,7 @@ def make_app(engine: Engine, service: ChatService, options: AppOptions) -> FastA
     responses.register(app)
     messages.register(app)
     _add_status(app)
-    page.register(app, lambda: _page_info(engine, options))
+    page.register(app)
     for register in options.registrations:
         register(app)
     add_schemas(app)
@@ -75,18 +72,6 @@ def make_app(engine: Engine, service: ChatService, options: AppOptions) -> FastA
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     return app
-
-
-def _page_info(engine: Engine, options: AppOptions) -> dict[str, Any]:
-    """What the page shows of the server."""
-    return {
-        "model": options.model,
-        "context": engine.context,
-        "needs_key": options.limits.api_key is not None,
-        "sampling": engine.info["sampling"],
-        "kv_cache": engine.kv_cache,
-        "compare": None if options.compare is None else {"model": options.compare},
-    }
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -34,16 +34,20 @@ def register(app: FastAPI) -> None:
         "/v1/chat/completions", openapi_extra=takes(ChatBody), summary="Answers a conversation"
     )
     async def chat_completions(request: Request) -> Response:
-        body = parse(ChatBody, await read_body(request))
-        answering = Answering(request, body.model, f"chatcmpl-{secrets.token_hex(12)}")
-        with answering:
-            answers = await while_connected(request, service.start(chat_request(body)))
-            answering.answers = answers
-            head = ChatHead(answering.identity, answering.model, int(time.time()))
-            if body.stream:
-                return answering.stream(_events(answers, head, body))
-            document = await while_connected(request, _whole(answers, head, body))
-            return JSONResponse(document, headers=answering.headers)
+        return await answer_chat(request, service)
+
+
+async def answer_chat(request: Request, service: ChatService) -> Response:
+    """The answer to a request whose body is a ChatBody."""
+    body = parse(ChatBody, await read_body(request))
+    with Answering(request, body.model, f"chatcmpl-{secrets.token_hex(12)}") as answering:
+        answers = await while_connected(request, service.start(chat_request(body)))
+        answering.answers = answers
+        head = ChatHead(answering.identity, answering.model, int(time.time()))
+        if body.stream:
+            return answering.stream(_events(answers, head, body))
+        document = await while_connected(request, _whole(answers, head, body))
+        return JSONResponse(document, headers=answering.headers)
 
 
 def chat_request(body: ChatBody) -> ChatRequest:

@@ -163,11 +163,6 @@ class ChatAnswers:
     def prompt_token_ids(self) -> list[int]:
         return self._generations.texts[0].prompt
 
-    def take_token_ids(self, index: int) -> list[int]:
-        """The tokens that the answer has got since the last call."""
-        taken, self._token_ids[index] = self._token_ids[index], []
-        return taken
-
     @property
     def usage(self) -> Usage:
         """The tokens of all answers so far; the prompt counts once."""
@@ -181,6 +176,11 @@ class ChatAnswers:
         async for index, chunk in self._generations:
             for delta in self._deltas(index, chunk):
                 yield index, delta
+
+    def take_token_ids(self, index: int) -> list[int]:
+        """The tokens of an answer that have come since the last call, without the stop token."""
+        taken, self._token_ids[index] = self._token_ids[index], []
+        return taken
 
     def close(self) -> None:
         """Ends the answers that still come."""
