@@ -183,6 +183,11 @@ class TextCodec:
         text = self._call(lambda: self._tokenizer.id_to_token(number))
         return text if isinstance(text, str) else None
 
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that texts leave out, by their names."""
+        added = self._call(self._tokenizer.get_added_tokens_decoder)
+        return {token.content: number for number, token in added.items() if token.special}
+
     def has_byte_level(self) -> bool:
         """Whether the vocabulary writes bytes as the characters of GPT-2's table."""
         decoder = self._tokenizer.decoder

@@ -53,8 +53,8 @@ def open_model(folder: Path) -> Model:
 class FakeScheduler:
     """A scheduler that does what a test says, with the interface of _core.Scheduler.
 
-    Each step gives every running request `tokens`, one each, in turn; `hold` stops that. `failure`
-    is raised by the next step, and `error` ends the next request.
+    Each step gives every running request the next of `tokens`, which repeat. `failure` is raised by
+    the next step, and `error` ends the next request.
     """
 
     def __init__(self, tokens: list[int], *, most: int = 256) -> None:
@@ -65,7 +65,9 @@ class FakeScheduler:
         self.failure: Exception | None = None
         self.error: Exception | None = None
         self.go = threading.Event()
+        """Cleared while no pass is to be made."""
         self.go.set()
+        self.has_submitted, self.has_cancelled = threading.Event(), threading.Event()
         self._ids = itertools.count()
         self._running: dict[int, list[int]] = {}
         self._condition = threading.Condition()
@@ -78,12 +80,14 @@ class FakeScheduler:
             self.submitted[number] = SimpleNamespace(prompt=prompt, options=options, **more)
             self._running[number] = []
             self._condition.notify()
+            self.has_submitted.set()
             return number
 
     def cancel(self, number: int) -> None:
         with self._condition:
             self.cancelled.append(number)
             self._running.pop(number, None)
+            self.has_cancelled.set()
 
     def set_allowed(self, number: int, mask: Any) -> None:
         self.masks[number] = self.masks.get(number, 0) + 1
@@ -93,14 +97,13 @@ class FakeScheduler:
             self._condition.notify()
 
     def step(self, idle: float) -> list[Any]:
-        self.go.wait(idle)
+        if not self.go.wait(0.001):
+            return []
         with self._condition:
-            if not self._running or not self.go.is_set():
-                self._condition.wait(0.001 if self._running else idle)
+            if not self._running:
+                self._condition.wait(0.01)
             if self.failure is not None:
                 raise self.failure
-            if not self.go.is_set():
-                return []
             return [self._event(number) for number in list(self._running)]
 
     def _event(self, number: int) -> Any:

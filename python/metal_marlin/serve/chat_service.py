@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ..chat_template import ChatTemplate, check_variables
 from .conversation import checked_tools, template_messages, tool_choice
@@ -14,32 +14,12 @@ from .engine import Constraint, Engine, Text
 from .errors import ApiError, bad_request, unsupported
 from .formats import constraint_of
 from .generations import Chunk, Generations
+from .output import OutputFormat, OutputParser, output_format, output_parser
 from .settings import Settings
 
 # Variables of a template that chat_template_kwargs cannot set.
 _TAKEN = ("self", "messages", "tools", "documents", "add_generation_prompt",
           "continue_final_message")  # fmt: skip
-
-
-class OutputParser(Protocol):
-    """Divides the text of an answer into reasoning, calls of tools and content."""
-
-    def add(self, text: str) -> Sequence[Piece]: ...
-    def finish(self) -> Sequence[Piece]: ...
-
-
-class ContentParser:
-    """Takes all text as content: for models whose form of calls is not known."""
-
-    def add(self, text: str) -> Sequence[Piece]:
-        return [ContentDelta(text)] if text else []
-
-    def finish(self) -> Sequence[Piece]:
-        return []
-
-
-MakeParser = Callable[[list[dict[str, Any]] | None, str], OutputParser]
-"""A function of a request's tools and its rendered prompt."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +52,27 @@ class Rendered:
 class ChatService:
     """Answers conversations with an engine."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        template: ChatTemplate | None,
-        make_parser: MakeParser = lambda tools, prompt: ContentParser(),
-    ) -> None:
+    def __init__(self, engine: Engine, template: ChatTemplate | None) -> None:
         self.engine = engine
-        self._template, self._make_parser = template, make_parser
+        self._template = template
         texts = "" if template is None else "".join(template.templates.values())
         self.template_text = texts
         """Of all templates; empty without one."""
         self._has_developer = "developer" in texts
+
+    @property
+    def warning(self) -> str | None:
+        """What the user should know at the start of the server."""
+        if self._template is None:
+            return "no chat template: conversations are refused; --chat-template gives one"
+        return self._format(None).warning
+
+    def _format(self, tools: list[dict[str, Any]] | None) -> OutputFormat:
+        """The form of the answers to requests with these tools."""
+        return output_format(self.engine.info["model_type"], self._source(tools))
+
+    def _source(self, tools: list[dict[str, Any]] | None) -> str:
+        return "" if self._template is None else self._template.text(tools)
 
     async def render(self, request: ChatRequest) -> Rendered:
         """The prompt of a conversation. Errors: ApiError, the template's."""
@@ -114,13 +103,18 @@ class ChatService:
         request = dataclasses.replace(request, tools=None if choice == "none" else tools)
         rendered = await self.render(request)
         self._check_length(rendered)
+        visible = self._format(request.tools).visible_special_tokens
+        settings = dataclasses.replace(request.settings, visible_special_tokens=visible)
         texts = []
         for copy in range(request.n):
             constraint = await self._constraint(request, choice, rendered)
-            texts.append(Text(rendered.ids, request.settings, constraint, copy))
-        generations = self.engine.submit(texts)
-        parsers = [self._make_parser(request.tools, rendered.text) for _ in texts]
-        return ChatAnswers(generations, parsers)
+            texts.append(Text(rendered.ids, settings, constraint, copy))
+        source = self._source(request.tools)
+        parsers = [
+            output_parser(self.engine.info["model_type"], source, request.tools, rendered.text)
+            for _ in texts
+        ]
+        return ChatAnswers(self.engine.submit(texts), parsers)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[Delta]:
         """The pieces of one answer; closing the iterator cancels it."""

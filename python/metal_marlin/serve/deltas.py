@@ -81,5 +81,5 @@ class Finished:
 
 
 Piece = ContentDelta | ReasoningDelta | ToolCallDelta
-"""What an output parser returns."""
+"""A part of an answer, without its end."""
 Delta = Piece | Finished

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -60,8 +61,8 @@ class Engine:
         metrics: Metrics | None = None,
         on_failure: Callable[[MarlinError], object] | None = None,
     ) -> None:
-        """`scheduler` is a _core.Scheduler, `info` its model's. timeout: of a request, in seconds.
-        on_failure is called once, when no step is possible any more."""
+        """`scheduler` is a _core.Scheduler, `info` its model's. timeout: of a request, in
+        seconds."""
         self.codec, self.info = codec, info
         self.metrics = metrics or Metrics()
         self.token_texts = TokenTexts(codec)
@@ -70,7 +71,9 @@ class Engine:
         self.draining = False
         """Whether new texts are refused."""
         self.timeout = timeout
-        self._scheduler, self._on_failure = scheduler, on_failure
+        self.on_failure = on_failure
+        """Called once, when no step is possible any more."""
+        self._scheduler = scheduler
         self._running: dict[int, Generation] = {}
         self._constraints: dict[int, Constraint] = {}
         self._pool = concurrent.futures.ThreadPoolExecutor(_WORKERS, "metal_marlin.text")
@@ -98,14 +101,18 @@ class Engine:
 
     async def stop(self) -> None:
         """Ends all texts and the thread."""
-        self._closing = self.draining = True
         for number in list(self._running):
             self.cancel(number)
-        self._scheduler.wake()
-        if self._thread is not None:
-            thread, self._thread = self._thread, None
-            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+        await asyncio.get_running_loop().run_in_executor(None, self.end)
+
+    def end(self, seconds: float | None = None) -> None:
+        """Ends the thread, where no event loop runs any more, and waits for it up to `seconds`."""
+        self._closing = self.draining = True
         self._pool.shutdown(wait=False)
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._scheduler.wake()
+            thread.join(seconds)
 
     async def in_pool(self, function: Callable[..., _T], *arguments: Any) -> _T:
         """Runs what takes long on another thread."""
@@ -121,6 +128,12 @@ class Engine:
                 f"the tokenizer gives the token id {max(ids)}, the model has 0..{largest}"
             )
         return ids
+
+    @functools.lru_cache(maxsize=16)  # noqa: B019 - There is one engine.
+    def hidden_tokens(self, visible: tuple[str, ...]) -> frozenset[int]:
+        """Special tokens that are not `visible` in a text."""
+        special = self.codec.special_tokens()
+        return frozenset(number for name, number in special.items() if name not in visible)
 
     def submit(self, texts: Sequence[Text]) -> Generations:
         """Submits the texts of one request, all or none.
@@ -268,5 +281,5 @@ class Engine:
         self._constraints.clear()
         for generation in running:
             generation.end(error)
-        if self._on_failure is not None:
-            self._on_failure(error)
+        if self.on_failure is not None:
+            self.on_failure(error)

@@ -81,9 +81,9 @@ class Generation:
         self.ended = False
         """Whether `take` has returned the last chunk."""
         self._engine, self._group, self._settings = engine, group, settings
-        self._stream = engine.codec.stream(
-            prompt[-_CONTEXT_TOKENS:], not settings.keep_special_tokens
-        )
+        visible = settings.visible_special_tokens
+        self._stream = engine.codec.stream(prompt[-_CONTEXT_TOKENS:], not visible)
+        self._hidden = engine.hidden_tokens(visible) if visible else frozenset()
         self._stops = _StopFinder(settings.stop)
         self._events: list[Any] = []
         self._complete = False
@@ -139,7 +139,8 @@ class Generation:
                 ids.append(token)
                 if event.logprobs:
                     logprobs.append(self._logprob(token, event.logprobs[i]))
-                pieces.append(self._stops.add(self._stream.add(token)))
+                if token not in self._hidden:
+                    pieces.append(self._stops.add(self._stream.add(token)))
                 if self._stops.found is not None:
                     break
             if event.ended == "error":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import json
@@ -17,6 +18,9 @@ from .streams import Disconnected
 
 MOST_BODY_BYTES = 8 << 20
 _BODY_SECONDS = 60.0
+# Of a body that is refused, so much is read.
+_DRAIN_SECONDS = 5.0
+_DRAIN_BODIES = 8
 # Requests beyond those that generate or wait: they read bodies or encode.
 _MORE_REQUESTS = 64
 # Paths that say nothing of the model and change nothing.
@@ -67,12 +71,6 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        try:
-            self._check(scope, headers)
-        except ApiError as error:
-            await answer_error(send, scope["path"], error)
-            return
         body, started = _Body(receive, self._limits), False
 
         async def send_on(message: Message) -> None:
@@ -82,12 +80,14 @@ class Guard:
 
         self._open += 1
         try:
+            self._check(scope, Headers(scope=scope))
             await self._app(scope, body.receive, send_on)
         except Disconnected:
             pass
         except Exception as error:
             log_failure(error)
             if not started:
+                await body.drain()
                 await answer_error(send, scope["path"], api_error(error))
         finally:
             self._open -= 1
@@ -116,8 +116,8 @@ class Guard:
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limits.body_bytes:
             raise too_large(limits)
-        if self._open >= limits.most_requests:
-            raise too_busy(f"{self._open} requests are open, which is the most")
+        if self._open > limits.most_requests:
+            raise too_busy(f"{self._open} requests are open, at most {limits.most_requests} may be")
 
 
 class _Body:
@@ -137,17 +137,31 @@ class _Body:
         try:
             message = await asyncio.wait_for(self._receive(), max(self._end - now, 0))
         except asyncio.TimeoutError:
+            self._whole = True  # Nothing more is read.
             raise ApiError(
                 408,
                 f"the body took longer than {self._limits.body_seconds:g} s",
                 code="timeout",
                 headers={"Connection": "close"},
             ) from None
-        self._count += len(message.get("body", b""))
-        self._whole = not message.get("more_body", False)
+        self._take(message)
         if self._count > self._limits.body_bytes:
             raise too_large(self._limits)
         return message
+
+
+    async def drain(self) -> None:
+        """Reads what is left, within limits: a client that still sends when its connection is
+        closed does not see the answer."""
+        end = asyncio.get_running_loop().time() + _DRAIN_SECONDS
+        with contextlib.suppress(asyncio.TimeoutError):
+            while not self._whole and self._count < _DRAIN_BODIES * self._limits.body_bytes:
+                left = max(end - asyncio.get_running_loop().time(), 0)
+                self._take(await asyncio.wait_for(self._receive(), left))
+
+    def _take(self, message: Message) -> None:
+        self._count += len(message.get("body", b""))
+        self._whole = not message.get("more_body", False)
 
 
 def too_large(limits: Limits) -> ApiError:

@@ -38,8 +38,8 @@ class Settings:
     prompt_logprobs: bool = False
     cache_salt: str = ""
     """Only requests with the same salt share cached prompts."""
-    keep_special_tokens: bool = False
-    """Whether the text has special tokens, which an output parser reads."""
+    visible_special_tokens: tuple[str, ...] = ()
+    """Special tokens that the text has, for an output parser."""
 
     def text_options(self, model: dict[str, Any], ends: list[int], room: int, copy: int) -> Any:
         """_core.TextOptions. `model` is `sampling` of a model's info, `ends` the stop tokens,
