@@ -129,9 +129,10 @@ def read_options(
     """The command's options. Errors: InvalidArgumentError naming one."""
     path = Path(os.fsdecode(directory))
     address = os.fsdecode(host)
-    key = os.environ.get(_KEY_VARIABLE) if api_key is None else os.fsdecode(api_key)
+    known, found = _core.read_environment(_KEY_VARIABLE)
+    key = found or None if api_key is None else os.fsdecode(api_key)
     if key is not None and no_api_key:
-        raise InvalidArgumentError(f"--no-api-key excludes --api-key and {_KEY_VARIABLE}")
+        raise InvalidArgumentError(f"--no-api-key excludes --api-key and {known}")
     if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
         raise InvalidArgumentError("--api-key: expected printable ASCII characters")
     if key is None and not no_api_key and not is_loopback(address):
