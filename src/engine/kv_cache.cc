@@ -17,6 +17,9 @@ namespace {
 /// allocations wait for its work and whose kernels look slabs up, a slab is larger.
 constexpr int64_t kHostSlabBytes = int64_t{1} << 20;
 constexpr int64_t kDeviceSlabBytes = int64_t{64} << 20;
+/// Most slabs of a group on a GPU: the kernel that runs a whole step takes their addresses as
+/// arguments. Cached pages fill all of the memory sooner or later.
+constexpr int64_t kMostDeviceSlabs = 64;
 /// Default of KeepAtMost on the host.
 constexpr int64_t kHostCachedBytes = int64_t{4} << 30;
 /// Alignment of every layer's part of a page, in elements.
@@ -105,6 +108,17 @@ int64_t PagePool::FirstSeen(size_t group, int64_t position) const {
   return window > 0 ? std::max<int64_t>(position - window + 1, 0) : 0;
 }
 
+int64_t PagePool::SlabPages(int64_t page_bytes) const {
+  const int64_t page = std::max<int64_t>(page_bytes, 1);
+  const bool on_host = ReadsHostMemory(device_);
+  int64_t pages = (on_host ? kHostSlabBytes : kDeviceSlabBytes) / page;
+  if (!on_host && most_bytes_ < INT64_MAX) {
+    pages = std::max(pages, CeilDivide(most_bytes_ / page, kMostDeviceSlabs));
+  }
+  const int64_t groups = std::max<int64_t>(std::ssize(groups_), 1);
+  return std::max<int64_t>(std::min(pages, most_bytes_ / groups / page), 1);
+}
+
 Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const CacheShape& shape,
                                                  PrefixTree::Hash hash) {
   std::shared_ptr<PagePool> pool(new PagePool(device));
@@ -114,29 +128,22 @@ Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const Cac
   pool->prefixes_.emplace(pool->groups(), hash);
   pool->most_bytes_ = shape.most_bytes;
   if (ReadsHostMemory(device)) pool->most_cached_ = std::min(kHostCachedBytes, MemoryBytes() / 8);
-  const int64_t groups = std::max<int64_t>(static_cast<int64_t>(pool->groups_.size()), 1);
-  const int64_t slab_bytes = std::min(ReadsHostMemory(device) ? kHostSlabBytes : kDeviceSlabBytes,
-                                      shape.most_bytes / groups);
   for (Group& group : pool->groups_) {
     const int64_t elements = SaturatingProduct(group.layers, group.part_elements);
-    const int64_t bytes = SaturatingProduct(elements, DTypeBytes(shape.type));
-    group.page_bytes = bytes;
-    group.slab_pages = std::max<int64_t>(slab_bytes / std::max<int64_t>(bytes, 1), 1);
+    group.page_bytes = SaturatingProduct(elements, DTypeBytes(shape.type));
+    group.slab_pages = pool->SlabPages(group.page_bytes);
   }
   return pool;
 }
 
 Status PagePool::AddSlab(Group* group) {
-  const int64_t elements =
-      SaturatingProduct(group->slab_pages * group->layers, group->part_elements);
-  const int64_t bytes = SaturatingProduct(elements, DTypeBytes(type_));
+  const int64_t bytes = SaturatingProduct(group->slab_pages, group->page_bytes);
   if (bytes > most_bytes_ - bytes_) {
     return Status(Code::kOutOfMemory,
                   fmt::format("KV cache: {} bytes more than the {} in use do not fit in its {}",
                               bytes, bytes_, most_bytes_));
   }
   MARLIN_ASSIGN_OR_RETURN(DeviceBuffer memory, DeviceBuffer::Allocate(device_, bytes));
-  bytes_ += bytes;
   size_t slab = 0;
   while (slab < group->slabs.size() && group->slabs[slab].memory.bytes() > 0) ++slab;
   if (slab == group->slabs.size()) group->slabs.emplace_back();
@@ -144,6 +151,7 @@ Status PagePool::AddSlab(Group* group) {
   const size_t pages = group->slabs.size() * static_cast<size_t>(group->slab_pages);
   group->free.reserve(pages);
   group->pages.resize(pages);
+  bytes_ += bytes;
   group->slabs[slab].memory = std::move(memory);
   ++group->unused_slabs;
   const auto first = static_cast<int32_t>(static_cast<int64_t>(slab) * group->slab_pages);

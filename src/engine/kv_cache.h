@@ -161,6 +161,8 @@ class PagePool {
 
   explicit PagePool(const Device& device) : device_(device) {}
   void AddLayer(const LayerState& state);
+  /// The pages of a slab of a group.
+  int64_t SlabPages(int64_t page_bytes) const;
   Status AddSlab(Group* group);
   void FreeSlab(Group* group, size_t slab);
   /// Frees the slabs of all groups without a page in use; returns whether there was one.
