@@ -97,6 +97,19 @@ void PagePool::AddLayer(const LayerState& state) {
   places_.push_back({index, groups_[index].layers++});
 }
 
+int64_t PagePool::MostPages() const {
+  if (most_bytes_ == INT64_MAX) return 0;
+  // A token takes as many pages of each group.
+  const auto groups = static_cast<int64_t>(groups_.size());
+  int64_t elements = 0;
+  for (const Group& group : groups_) {
+    const int64_t more = SaturatingProduct(group.layers, group.part_elements);
+    elements += std::min(more, INT64_MAX - elements);
+  }
+  return most_bytes_ / std::max<int64_t>(SaturatingProduct(elements, DTypeBytes(type_)), 1) *
+         groups;
+}
+
 int64_t PagePool::FirstLayerOf(size_t group) const {
   const auto found = std::find_if(places_.begin(), places_.end(),
                                   [&](const Place& place) { return place.group == group; });

@@ -90,6 +90,9 @@ class PagePool {
   size_t groups() const { return groups_.size(); }
   size_t GroupOf(int64_t layer) const { return places_[static_cast<size_t>(layer)].group; }
   int64_t WindowOf(size_t group) const { return groups_[group].state.window; }
+  /// Pages, of all groups together, that the cache has memory for; 0 where the host's memory is the
+  /// limit.
+  int64_t MostPages() const;
   /// A layer of a group.
   int64_t FirstLayerOf(size_t group) const;
   /// The first position that a layer of a group sees from `position`.

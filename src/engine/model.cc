@@ -21,6 +21,7 @@
 #include "model/mixer.h"
 #include "model/open_model.h"
 #include "model/placement.h"
+#include "plan/step/sample_marks.h"
 
 namespace marlin {
 namespace {
@@ -292,7 +293,8 @@ Status Model::ForwardAndSample(std::span<const SequenceInput> inputs,
     MARLIN_RETURN_IF_ERROR(CheckCount("tokens", tokens.size(), sampled, "inputs"));
     MARLIN_RETURN_IF_ERROR(CheckSamplers(*impl_, inputs, samplers));
     if (inputs.empty()) return {};
-    return RunForward(*impl_, inputs, {{}, samplers, tokens});
+    MARLIN_RETURN_IF_ERROR(RunForward(*impl_, inputs, {{}, samplers, tokens}));
+    return FirstSampleError(tokens, std::ssize(tokens));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "forward: cannot allocate");
   }
@@ -316,7 +318,8 @@ Status Model::Decode(std::span<const DecodeInput> inputs, const MutableTensorVie
     MARLIN_RETURN_IF_ERROR(CheckSamplers(*impl_, first, samplers));
     MARLIN_RETURN_IF_ERROR(CheckDecode(call));
     if (inputs.empty()) return {};
-    return RunDecode(*impl_, call);
+    MARLIN_RETURN_IF_ERROR(RunDecode(*impl_, call));
+    return FirstSampleError(tokens, std::ssize(counts));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "decode: cannot allocate");
   }
