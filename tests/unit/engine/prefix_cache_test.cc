@@ -1,7 +1,5 @@
-// Pages that sequences share: which ones are found, who owns them, which ones are given up first,
-// and that none is written to while another sequence can see it.
-#include "engine/prefix_cache.h"
-
+// Pages that sequences share: which are found, which are given up first, and that none is written
+// to while another sequence can see it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/cache/prefix_tree.h"
 #include "engine/kv_cache.h"
 
 namespace marlin::prefix_cache_test {
@@ -371,7 +370,7 @@ TEST(PrefixCache, AWindowNeedsOnlyThePagesItSees) {
   EXPECT_EQ(Adopted(pool, TextOf({1, 2, 3, 4, 9}, 1)), 0);
 }
 
-// Of a model whose layers all have windows, the tree keeps the way to pages that are there.
+// Where all layers have windows, the tree keeps the way to the pages that are there.
 TEST(PrefixCache, TheWayToAPageStays) {
   const auto pool = MakePool(ShapeOf({200}));
   const Tokens tokens = TextOf({1, 2, 3, 4}, 1);
@@ -438,10 +437,10 @@ TEST(PrefixCache, OnlyAcceptedTokensArePublished) {
 
 struct RandomCase {
   std::vector<int64_t> windows;
-  int64_t pages;  ///< Room for so many; 0: without a bound, and cached pages are all kept.
+  int64_t pages;  ///< Room of the pool; 0: without a bound, and cached pages are all kept.
 };
 
-/// Random texts in a pool, beside what every page must hold.
+/// Random texts in a pool, with what every page must hold.
 class RandomTexts {
  public:
   RandomTexts(const RandomCase& c, uint32_t seed) : case_(c), random_(seed) {
