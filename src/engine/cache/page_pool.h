@@ -44,7 +44,7 @@ struct PrefixPlace {
 /// it alive longer than the model.
 ///
 /// Sequences that start with the same tokens share pages. A page that is full can be published:
-/// from then on nobody writes to it, and other sequences adopt it. One that no sequence has any
+/// from then on no call writes to it, and other sequences adopt it. One that no sequence has any
 /// more stays as a cached page, until its memory is needed or cached pages take more than allowed.
 /// The page that was given back first goes first, and the last block of a sequence before the
 /// others, without which it could not be found.
