@@ -119,7 +119,7 @@ class FakeScheduler:
             del self._running[number]
         return SimpleNamespace(
             id=number, tokens=[token], ended=ended, error=error, cached_tokens=0,
-            logprobs=[(-0.5, [(token, -0.5)])] if asked.logprobs >= 0 else [],
+            logprobs=[(-0.5, [(token, -0.5)] * asked.logprobs)] if asked.logprobs >= 0 else [],
             prompt_logprobs=[],
         )  # fmt: skip
 
@@ -149,6 +149,8 @@ def app_of(engine: Engine, folder: Path, **options: Any) -> Any:
 def served(app: Any) -> Iterator[httpx.Client]:
     """A client of an app that this process serves, on a thread."""
     listener = socket.create_server(("127.0.0.1", 0))
+    # A client that does not read is noticed soon.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

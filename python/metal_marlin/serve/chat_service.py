@@ -63,7 +63,7 @@ class ChatService:
 
     @property
     def warning(self) -> str | None:
-        """What the user should know at the start of the server."""
+        """A warning for the start of the server: conversations or calls that it cannot handle."""
         if self._template is None:
             return "no chat template: conversations are refused; --chat-template gives one"
         return self._format(None).warning

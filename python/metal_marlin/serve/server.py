@@ -65,8 +65,8 @@ def run(
     **given: Any,
 ) -> None:
     """Serves with what the command has parsed. Errors: InvalidArgumentError for options that
-    exclude each other or an address that cannot be listened at, those of loading; the error that
-    ended the engine."""
+    exclude each other or an address that cannot be listened at; as loading; the error that ended
+    the engine."""
     options = read_options(directory, **given)
     with listen(options.host, options.port) as listener:
         template = ChatTemplate.find(options.directory, options.template)
@@ -106,7 +106,12 @@ def _app(engine: Engine, service: ChatService, options: Options) -> Any:
     return make_app(
         engine,
         service,
-        AppOptions(options.model_name, str(options.directory), limits, options.cors_origins),
+        AppOptions(
+            options.model_name,
+            _core.printable(str(options.directory)),
+            limits,
+            options.cors_origins,
+        ),
     )
 
 
@@ -141,6 +146,8 @@ def read_options(
             "everybody use the server"
         )
     name = _name_of(path) if model_name is None else os.fsdecode(model_name)
+    if not name.isprintable():  # Names of files may hold bytes that are no text.
+        raise InvalidArgumentError(f"--served-model-name: expected printable text, got {name!r}")
     return Options(
         directory=path,
         host=address,
