@@ -188,6 +188,10 @@ class TextCodec:
         added = self._call(self._tokenizer.get_added_tokens_decoder)
         return {token.content: number for number, token in added.items() if token.special}
 
+    def document(self) -> str:
+        """The text of tokenizer.json, of a tokenizer that cuts and pads nothing."""
+        return str(self._call(self._tokenizer.to_str))
+
     def has_byte_level(self) -> bool:
         """Whether the vocabulary writes bytes as the characters of GPT-2's table."""
         decoder = self._tokenizer.decoder
