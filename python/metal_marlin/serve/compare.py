@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
@@ -39,7 +40,7 @@ class ScoreBody(Body):
     top_logprobs: Annotated[int, Field(ge=1, le=MOST_LOGPROBS)] = 5
 
 
-def check_same_tokenizer(codec: TextCodec, other: TextCodec, path: str) -> None:
+def check_same_tokenizer(codec: TextCodec, other: TextCodec, path: Path) -> None:
     """Errors: InvalidArgumentError naming the first token that is another one in `path`."""
     own, others = codec.vocabulary(), other.vocabulary()
     if own == others:

@@ -23,6 +23,7 @@ from ..text import TextCodec
 try:
     import uvicorn
 
+    from . import compare, page
     from .app import AppOptions, make_app
     from .chat_service import ChatService
     from .engine import Engine
@@ -44,6 +45,7 @@ class Options:
     """The options of the command."""
 
     directory: Path
+    compare: Path | None
     host: str
     port: int
     api_key: str | None
@@ -79,13 +81,14 @@ def run(
             )
         codec = TextCodec(directory_path)
         model = open_model(directory_path)
-        engine = Engine(
-            _core.Scheduler(model, **options.scheduler), codec, model.info, timeout=options.timeout
-        )
+        # Before the KV cache of the first takes what memory is left.
+        second = _second(options, codec, open_model)
+        engine = _engine(options, codec, model)
         service = ChatService(engine, template)
         if service.warning is not None:
             print(service.warning, file=sys.stderr, flush=True)
-        app = _app(engine, service, options)
+        other = None if second is None else ChatService(_engine(options, *second), template)
+        app = _app(engine, service, other, options)
         set_up_log(options.quiet)
         server = Server(app, engine, lambda: _announce(options, model, listener, print_json))
         server.run(sockets=[listener])
@@ -94,23 +97,52 @@ def run(
         raise engine.failure
 
 
-def _app(engine: Engine, service: ChatService, options: Options) -> Any:
+def _engine(options: Options, codec: TextCodec, model: Any) -> Engine:
+    scheduler = _core.Scheduler(model, **options.scheduler)
+    return Engine(scheduler, codec, model.info, timeout=options.timeout)
+
+
+def _second(
+    options: Options, codec: TextCodec, open_model: Callable[[Path], Any]
+) -> tuple[TextCodec, Any] | None:
+    """The model of --compare, with its tokenizer."""
+    if options.compare is None:
+        return None
+    other = TextCodec(options.compare)
+    compare.check_same_tokenizer(codec, other, options.compare)
+    return other, open_model(options.compare)
+
+
+def _app(
+    engine: Engine, service: ChatService, other: ChatService | None, options: Options
+) -> Any:
     running = options.scheduler["max_running"] or _MOST_RUNNING
     limits = Limits(
         options.host,
         options.api_key,
         most_requests(running, options.scheduler["max_waiting"]),
     )
+    registrations: list[Callable[[Any], object]] = [page.register]
+    if other is not None and options.compare is not None:
+        name = _name_of(options.compare)
+        registrations.append(lambda app: compare.register(app, other, name))
     return make_app(
         engine,
         service,
-        AppOptions(options.model_name, str(options.directory), limits, options.cors_origins),
+        AppOptions(
+            options.model_name,
+            str(options.directory),
+            limits,
+            options.cors_origins,
+            registrations=tuple(registrations),
+        ),
     )
 
 
 def read_options(
     directory: bytes,
     *,
+    compare: bytes | None,
     host: bytes,
     port: int,
     api_key: bytes | None,
@@ -140,6 +172,7 @@ def read_options(
     name = _name_of(path) if model_name is None else os.fsdecode(model_name)
     return Options(
         directory=path,
+        compare=None if compare is None else Path(os.fsdecode(compare)),
         host=address,
         port=port,
         api_key=key,
@@ -269,4 +302,4 @@ def _announce(
         f"KV cache {info['kv_cache_bytes_per_token'] / 1e3:.1f} kB a token   "
         f"context {info['max_positions']} tokens"
     )
-    print(f"{url}   API: /v1   docs: /docs   metrics: /metrics", flush=True)
+    print(f"{url}   page: /   API: /v1   docs: /docs   metrics: /metrics", flush=True)
