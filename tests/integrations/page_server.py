@@ -87,7 +87,7 @@ def make_app(script: Script) -> FastAPI:
                     "repetition_penalty": 1.0}  # fmt: skip
         return {"model": MODEL, "context": 40960, "needs_key": script.needs_key,
                 "sampling": sampling,
-                "kv_cache": {"tokens": 100000, "used_tokens": 2345, "cached_tokens": 10000},
+                "kv_cache": {"tokens": 100000, "used_tokens": 12345},
                 "compare": {"model": OTHER} if script.compares else None}  # fmt: skip
 
     page.serve_page(app, info)

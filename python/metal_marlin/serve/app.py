@@ -12,11 +12,11 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from . import chat_routes, completion_routes, text_routes
+from . import chat_routes, completion_routes, messages, page, responses, text_routes
 from .api_docs import add_schemas, docs_page
 from .chat_service import ChatService
 from .engine import Engine
-from .errors import ApiError, unavailable
+from .errors import ApiError, document_for, unavailable
 from .limits import Guard, Limits
 from .metrics import CONTENT_TYPE
 from .requests import check_model
@@ -55,7 +55,10 @@ def make_app(engine: Engine, service: ChatService, options: AppOptions) -> FastA
     chat_routes.register(app)
     completion_routes.register(app)
     text_routes.register(app)
+    responses.register(app)
+    messages.register(app)
     _add_status(app)
+    page.register(app)
     for register in options.registrations:
         register(app)
     add_schemas(app)
@@ -74,12 +77,13 @@ def make_app(engine: Engine, service: ChatService, options: AppOptions) -> FastA
 def _add_errors(app: FastAPI) -> None:
     """Paths and methods that are not there; Guard answers other errors."""
 
-    async def answer(_: Request, error: Exception) -> Response:
+    async def answer(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         words = {404: "there is no such path", 405: "the path does not have this method"}
         message = words.get(error.status_code, str(error.detail))
         found = ApiError(error.status_code, message)
-        return JSONResponse(found.document(), error.status_code, dict(error.headers or {}))
+        document = document_for(request.url.path, found)
+        return JSONResponse(document, error.status_code, dict(error.headers or {}))
 
     app.add_exception_handler(HTTPException, answer)
 

@@ -52,9 +52,6 @@ async def answer_chat(request: Request, service: ChatService) -> Response:
 
 def chat_request(body: ChatBody) -> ChatRequest:
     """The conversation of a body."""
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     generation_prompt = body.add_generation_prompt
     if generation_prompt is None:
         generation_prompt = not body.continue_final_message
@@ -66,7 +63,8 @@ def chat_request(body: ChatBody) -> ChatRequest:
         response_format=body.response_format,
         structured_outputs=body.structured_outputs,
         settings=body.chat_settings(),
-        template_kwargs=kwargs,
+        reasoning_effort=body.reasoning_effort,
+        template_kwargs=body.chat_template_kwargs or {},
         add_generation_prompt=generation_prompt,
         continue_final_message=bool(body.continue_final_message),
         n=body.n or 1,
@@ -164,8 +162,10 @@ def _call_document(delta: ToolCallDelta) -> dict[str, Any]:
 async def _events(answers: ChatAnswers, head: ChatHead, body: ChatBody) -> AsyncIterator[bytes]:
     """The events of a stream: one per piece."""
     usage_of_each = {"usage": None} if body.includes_usage else None
+    ids = {"prompt_token_ids": answers.prompt_token_ids} if body.return_token_ids else {}
     for index in range(body.n or 1):
-        yield head.chunk([_choice(index, {"role": "assistant", "content": ""})], usage_of_each)
+        start = _choice(index, {"role": "assistant", "content": ""})
+        yield head.chunk([start], {**(usage_of_each or {}), **ids})
     async for index, delta in answers:
         choice = _delta_choice(index, delta)
         if body.return_token_ids:
@@ -227,7 +227,9 @@ async def _whole(answers: ChatAnswers, head: ChatHead, body: ChatBody) -> dict[s
     async for index, delta in answers:
         messages[index].add(delta)
     choices = [each.choice(i) for i, each in enumerate(messages)]
-    if body.return_token_ids:
-        for i, choice in enumerate(choices):
-            choice["token_ids"] = answers.take_token_ids(i)
-    return head.whole(choices, answers.usage)
+    if not body.return_token_ids:
+        return head.whole(choices, answers.usage)
+    for index, choice in enumerate(choices):
+        choice["token_ids"] = answers.take_token_ids(index)
+    ids = {"prompt_token_ids": answers.prompt_token_ids}
+    return {**head.whole(choices, answers.usage), **ids}

@@ -10,10 +10,17 @@ from ..errors import (
     MalformedFileError,
     MarlinError,
     OutOfMemoryError,
+    QueueFullError,
     UnsupportedError,
 )
 
 RETRY_SECONDS = 1
+# Anthropic's types of errors. Others are invalid_request_error below 500, and api_error.
+_ANTHROPIC_KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+    504: "timeout_error",
+}  # fmt: skip
 
 
 class ApiError(Exception):
@@ -56,6 +63,20 @@ class ApiError(Exception):
         return {"error": error}
 
 
+def anthropic_document(error: ApiError) -> dict[str, Any]:
+    """{"type": "error", "error": {"type", "message"}}, the shape of Anthropic's API."""
+    kind = _ANTHROPIC_KINDS.get(error.status)
+    if kind is None:
+        kind = "invalid_request_error" if error.status < 500 else "api_error"
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def document_for(path: str, error: ApiError) -> dict[str, Any]:
+    """The error in the shape of the API that a path is part of."""
+    of_anthropic = path == "/v1/messages" or path.startswith("/v1/messages/")
+    return anthropic_document(error) if of_anthropic else error.document()
+
+
 def bad_request(param: str | None, message: str, code: str | None = None) -> ApiError:
     """400; the message begins with the parameter's name."""
     return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)
@@ -80,7 +101,7 @@ def api_error(error: BaseException) -> ApiError:
     """The answer for an exception. What is no error of a request says nothing of the inside."""
     if isinstance(error, ApiError):
         return error
-    if type(error).__name__ == "QueueFullError":
+    if isinstance(error, QueueFullError):
         return too_busy(str(error))
     if isinstance(error, InvalidArgumentError):
         message = str(error)

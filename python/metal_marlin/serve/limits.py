@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ApiError, api_error, too_busy
+from .errors import ApiError, api_error, document_for, too_busy
 from .log import log_failure
 from .streams import Disconnected
 
@@ -88,7 +88,7 @@ class Guard:
             log_failure(error)
             if not started:
                 await body.drain()
-                await answer_error(send, api_error(error))
+                await answer_error(send, scope["path"], api_error(error))
         finally:
             self._open -= 1
 
@@ -193,9 +193,9 @@ def _has_key(headers: Headers, key: str) -> bool:
     return hmac.compare_digest(given.strip().encode(), key.encode())
 
 
-async def answer_error(send: Send, error: ApiError) -> None:
+async def answer_error(send: Send, path: str, error: ApiError) -> None:
     """Sends an error as JSON."""
-    body = json.dumps(error.document()).encode()
+    body = json.dumps(document_for(path, error)).encode()
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),

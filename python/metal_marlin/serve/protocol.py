@@ -98,6 +98,7 @@ class SamplingBody(Body):
         Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=64)] | None
     ) = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
     logit_bias: dict[str, float] | None = None
     cache_salt: Text | None = None
     # They change nothing here.
@@ -167,7 +168,6 @@ class ChatBody(SamplingBody):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    return_token_ids: bool | None = None
     modalities: list[Literal["text"]] | None = None
 
     def chat_settings(self) -> Settings:

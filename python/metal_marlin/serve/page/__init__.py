@@ -61,10 +61,6 @@ def register(app: FastAPI) -> None:
 
     def info() -> dict[str, Any]:
         engine, options = app.state.engine, app.state.options
-        statistics = engine.statistics
-        size = statistics["page_tokens"]
-        # With sliding windows so many tokens take a page of each group.
-        groups = max(statistics.get("page_groups", 1), 1)
         sampling = engine.info["sampling"]
         return {
             "model": options.model,
@@ -75,11 +71,7 @@ def register(app: FastAPI) -> None:
                 "presence_penalty": 0,
                 "frequency_penalty": 0,
             },
-            "kv_cache": {
-                "tokens": statistics.get("pages", 0) // groups * size,
-                "used_tokens": statistics["pages_used"] // groups * size,
-                "cached_tokens": statistics["pages_cached"] // groups * size,
-            },
+            "kv_cache": engine.kv_cache,
             "compare": getattr(app.state, "compare", None),
         }
 
@@ -90,9 +82,8 @@ def serve_page(app: FastAPI, info: Info) -> None:
     """Adds `/`, the page's files below `/page/`, and `/info`.
 
     `info` gives what the page shows of the server, as JSON: model (its name), context (tokens),
-    needs_key, sampling (the defaults, named as in a request), kv_cache ({"tokens": all, or 0 where
-    the host's memory is the limit, "used_tokens", "cached_tokens"}) and compare (None, or
-    {"model": name}). It is called on the event loop.
+    needs_key, sampling (the defaults, named as in a request), kv_cache (None, or {"tokens",
+    "used_tokens"}) and compare (None, or {"model": name}). It is called on the event loop.
     """
     for path, (content, kind) in _found(files(__name__).joinpath("static"), "").items():
         address = "/" if path == "index.html" else f"/page/{path}"

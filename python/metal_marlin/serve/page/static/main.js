@@ -181,10 +181,8 @@ function showStatistics() {
     add("Cached", count(of.cached ?? 0));
   }
   const cache = info?.kv_cache;
-  if (cache) {
-    const held = cache.used_tokens + cache.cached_tokens;
-    add("KV cache", cache.tokens ? `${Math.round((100 * held) / cache.tokens)} %`
-      : `${count(held)} tokens`);
+  if (cache?.tokens) {
+    add("KV cache", `${Math.round((100 * cache.used_tokens) / cache.tokens)} %`);
   }
   find("#statistics").replaceChildren(...items);
 }
