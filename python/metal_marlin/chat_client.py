@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import queue
 import socket
 import ssl
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import _core
 from .chat import Messages, parse_variables, talk, text_argument
 from .errors import FileError, InvalidArgumentError, MalformedFileError
 
@@ -326,7 +326,8 @@ def run(
 ) -> None:
     """`metal-marlin chat --url`, with what the command has parsed."""
     given = text_argument(api_key, "--api-key")
-    key = os.environ.get(_KEY_VARIABLE) or None if given is None else given
+    known, found = _core.read_environment(_KEY_VARIABLE)
+    key = found or None if given is None else given
     named = parse_variables(text_argument(variables, "--chat-template-kwargs"))
     conversation = RemoteConversation(
         Server(text_argument(url, "--url") or "", key),

@@ -17,8 +17,9 @@ pytest.importorskip("fastapi")
 import serving
 from metal_marlin.chat_template import ChatTemplate
 from metal_marlin.errors import InvalidArgumentError
-from metal_marlin.serve import compare, page
+from metal_marlin.serve import compare
 from metal_marlin.serve.chat_service import ChatService
+from metal_marlin.serve.token_texts import TokenTexts
 from metal_marlin.text import TextCodec
 
 
@@ -50,8 +51,9 @@ def test_both_models_score_an_answer(folder: Path, other_folder: Path) -> None:
     engines = [serving.make_engine(model) for model in models]
     template = ChatTemplate.find(folder)
     other = ChatService(engines[1], template)
-    app = serving.app_of(engines[0], folder, registrations=(
-        page.register, lambda app: compare.register(app, other, "tiny")))  # fmt: skip
+    app = serving.app_of(engines[0], folder)
+    scorers = compare.Scorer(models[0]._core), compare.Scorer(models[1]._core)
+    compare.register(app, other, scorers, "tiny")
     asked = {"messages": [serving.USER], "max_tokens": 8, "temperature": 0, "stream": True,
              "return_token_ids": True}  # fmt: skip
     with serving.served(app) as client:
@@ -106,9 +108,8 @@ def test_the_tokenizers_are_the_same(folder: Path, tmp_path: Path) -> None:
         compare.check_same_tokenizer(TextCodec(folder), TextCodec(other), other)
 
 
-def test_what_cannot_occur_has_a_number() -> None:
-    from metal_marlin.serve.deltas import TokenLogprob
-
-    scored = TokenLogprob("a", 1, -math.inf, (TokenLogprob("b", 2, -0.5),))
-    assert compare._document(scored) == {
-        "logprob": -9999.0, "top": [{"id": 2, "text": "b", "logprob": -0.5}]}  # fmt: skip
+def test_what_cannot_occur_has_a_number(folder: Path) -> None:
+    scored = compare.Score(-math.inf, [(65, -0.5)])
+    texts = TokenTexts(TextCodec(folder))
+    assert compare._document(scored, texts) == {
+        "logprob": -9999.0, "top": [{"id": 65, "text": texts(65)[0], "logprob": -0.5}]}

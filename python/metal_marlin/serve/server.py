@@ -23,7 +23,7 @@ from ..text import TextCodec
 try:
     import uvicorn
 
-    from . import compare, page
+    from . import compare
     from .app import AppOptions, make_app
     from .chat_service import ChatService
     from .engine import Engine
@@ -87,8 +87,11 @@ def run(
         service = ChatService(engine, template)
         if service.warning is not None:
             print(service.warning, file=sys.stderr, flush=True)
-        other = None if second is None else ChatService(_engine(options, *second), template)
-        app = _app(engine, service, other, options)
+        app = _app(engine, service, options)
+        if second is not None:
+            other = ChatService(_engine(options, *second), template)
+            scorers = compare.Scorer(model), compare.Scorer(second[1])
+            compare.register(app, other, scorers, _name_of(options.compare or Path()))
         set_up_log(options.quiet)
         server = Server(
             app, engine, lambda: _announce(options, model, engine, listener, print_json)
@@ -115,29 +118,17 @@ def _second(
     return other, open_model(options.compare)
 
 
-def _app(
-    engine: Engine, service: ChatService, other: ChatService | None, options: Options
-) -> Any:
+def _app(engine: Engine, service: ChatService, options: Options) -> Any:
     running = options.scheduler["max_running"] or _MOST_RUNNING
     limits = Limits(
         options.host,
         options.api_key,
         most_requests(running, options.scheduler["max_waiting"]),
     )
-    registrations: list[Callable[[Any], object]] = [page.register]
-    if other is not None and options.compare is not None:
-        name = _name_of(options.compare)
-        registrations.append(lambda app: compare.register(app, other, name))
     return make_app(
         engine,
         service,
-        AppOptions(
-            options.model_name,
-            str(options.directory),
-            limits,
-            options.cors_origins,
-            registrations=tuple(registrations),
-        ),
+        AppOptions(options.model_name, str(options.directory), limits, options.cors_origins),
     )
 
 
