@@ -30,5 +30,5 @@ if "MARLIN_CPU" not in os.environ and CPU_INFO.exists():
     if level is not None:
         os.environ["MARLIN_CPU"] = level
 
-# What the tests of the server share with those of tests/python.
+# The module `serving`, with which tests/python serve.
 sys.path.append(str(Path(__file__).parents[1] / "python"))

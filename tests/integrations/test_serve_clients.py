@@ -53,7 +53,7 @@ def model(folder: Path) -> mm.Model:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    """Of a server process with the sample model."""
+    """The URL of a server process with the sample model."""
     with process(folder, *EXACT, "--api-key", KEY) as (_, document):
         yield document["url"].rstrip("/")
 
