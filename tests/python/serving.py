@@ -65,6 +65,7 @@ class FakeScheduler:
         self.masks: dict[int, int] = {}
         self.failure: Exception | None = None
         self.error: Exception | None = None
+        self.reason = "max_tokens"
         self.go = threading.Event()
         """Cleared while no pass is to be made."""
         self.go.set()
@@ -111,7 +112,7 @@ class FakeScheduler:
         made, asked = self._running[number], self.submitted[number]
         token = self.tokens[len(made) % len(self.tokens)]
         made.append(token)
-        ended = "max_tokens" if len(made) == asked.options.max_tokens else None
+        ended = self.reason if len(made) == asked.options.max_tokens else None
         if self.error is not None:
             ended = "error"
         error, self.error = self.error, None
