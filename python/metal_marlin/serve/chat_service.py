@@ -11,7 +11,7 @@ from ..chat_template import ChatTemplate, check_variables
 from .conversation import checked_tools, template_messages, tool_choice
 from .deltas import ContentDelta, Delta, Finished, Piece, ReasoningDelta, ToolCallDelta, Usage
 from .engine import Constraint, Engine, Text
-from .errors import ApiError, bad_request
+from .errors import ApiError, bad_request, unsupported
 from .formats import AnswerForm, form_of
 from .generations import Chunk, Generations
 from .output import OutputFormat, OutputParser, output_format, output_parser
