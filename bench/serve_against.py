@@ -176,6 +176,8 @@ def measure(program: Program, options: argparse.Namespace, folder: Path) -> list
                 prompts = serve_load.Prompts(shared, options.own_words)
                 row = asyncio.run(serve_load.measure(target, prompts, clients, options.seconds,
                                                      pid=pid))
+                for name in ("checked", "disconnect", "different", "differences"):
+                    del row[name]  # They are always the same here.
                 rows.append({**common, **row})
                 print(f"{program.name}: {clients} clients, {shared} shared words: "
                       f"{row['tokens_per_second']} tokens/s, first token "
