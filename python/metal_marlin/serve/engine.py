@@ -135,7 +135,7 @@ class Engine:
         return await loop.run_in_executor(self._pool, function, *arguments)
 
     def grammars(self) -> Grammars:
-        """What makes constraints for this model's texts; the first call takes long. Any thread."""
+        """The maker of constraints for this model's texts; the first call takes long. Any thread."""
         with self._grammars_lock:
             if self._grammars is None:
                 info = self.info
@@ -204,6 +204,8 @@ class Engine:
         room = self.context - len(text.prompt) + 1
         made = settings.text_options(self.info["sampling"], ends, room, text.copy)
         made.ignore_eos = ignore_eos
+        # It may refuse, which must come before there is a request.
+        mask = None if text.constraint is None else text.constraint.allowed()
         number = self._scheduler.submit(
             text.prompt,
             made,
@@ -218,7 +220,7 @@ class Engine:
         if text.constraint is not None:
             # The thread that steps must know it before the first token can be sampled.
             self._constraints[number] = text.constraint
-            self._scheduler.set_allowed(number, text.constraint.allowed())
+            self._scheduler.set_allowed(number, mask)
         return generation
 
     def _check(self, prompt: list[int]) -> None:
