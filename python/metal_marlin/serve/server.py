@@ -257,6 +257,8 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
+            # Otherwise the lifespan that this cancels logs its traceback.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             self.force_exit = True
             return
         logger.info("ending: requests under way go on; a second signal ends them")
