@@ -140,9 +140,9 @@ def make_engine(model: Model, scheduler: Any = None, **options: Any) -> Engine:
     return Engine(scheduler, TextCodec(model.path), model.info, **options)
 
 
-def app_of(engine: Engine, folder: Path, **options: Any) -> Any:
-    """The app of an engine."""
-    service = ChatService(engine, ChatTemplate.find(folder))
+def app_of(engine: Engine, folder: Path, template: Path | None = None, **options: Any) -> Any:
+    """The app of an engine; `template` takes the place of the folder's."""
+    service = ChatService(engine, ChatTemplate.find(folder, template))
     return make_app(engine, service, AppOptions(NAME, **options))
 
 

@@ -215,7 +215,7 @@ def test_pages_of_other_origins(serve: Serve) -> None:
 def options(**changed: Any) -> Any:
     given: dict[str, Any] = {
         "host": b"127.0.0.1", "port": 0, "api_key": None, "no_api_key": False, "cors_origins": [],
-        "model_name": None, "timeout": 0.0, "template_file": None, "recipe": None,
+        "model_name": None, "compare": None, "timeout": 0.0, "template_file": None, "recipe": None,
         "as_json": False, "quiet": False}  # fmt: skip
     return read_options(b"models/tiny", **{**given, **changed})
 
