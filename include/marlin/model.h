@@ -174,7 +174,9 @@ class Model {
   /// Forward, then samples one token per input on the device, from the logits after its last token.
   /// samplers are states written by ResetSampler, u8 [inputs, SamplerStateBytes] in device memory;
   /// tokens is host memory with one element per input. Inputs with feed_only count in neither, so
-  /// that others follow each other without a gap. Errors: also as SampleTokens.
+  /// that others follow each other without a gap. Errors: also as SampleTokens; for logits that
+  /// cannot be sampled only once the pass is done: their elements of `tokens` are negative and
+  /// their sequences unchanged, and all others have their tokens.
   Status ForwardAndSample(std::span<const SequenceInput> inputs, const MutableTensorView& samplers,
                           std::span<int32_t> tokens) const;
 
@@ -191,7 +193,9 @@ class Model {
   /// the last one only; it takes fewer where the KV cache has no memory for eight. Other devices,
   /// and models with experts on the host, run one step after another. Errors: as
   /// ForwardAndSample; kInvalidArgument for `steps` less than 1 and for sizes of `tokens` and
-  /// `counts`. After an error the sequences have grown by counts[i] tokens of steps before it.
+  /// `counts`. After an error the sequences have grown by counts[i] tokens of steps before it. A
+  /// sequence whose logits cannot be sampled ends there, with a negative element after its tokens;
+  /// its error is returned once the others have run their steps.
   Status Decode(std::span<const DecodeInput> inputs, const MutableTensorView& samplers,
                 const DecodeOptions& options, std::span<int32_t> tokens,
                 std::span<int64_t> counts) const;

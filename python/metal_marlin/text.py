@@ -188,6 +188,11 @@ class TextCodec:
         added = self._call(self._tokenizer.get_added_tokens_decoder)
         return {token.content: number for number, token in added.items() if token.special}
 
+    def vocabulary(self) -> dict[int, str]:
+        """All tokens by number, as the vocabulary writes them."""
+        found = self._call(lambda: self._tokenizer.get_vocab(with_added_tokens=True))
+        return {number: text for text, number in found.items()}
+
     def has_byte_level(self) -> bool:
         """Whether the vocabulary writes bytes as the characters of GPT-2's table."""
         decoder = self._tokenizer.decoder

@@ -80,6 +80,8 @@ nb::dict StatisticsOf(const Scheduler& self) {
   dict["pages_used"] = statistics.pages_used;
   dict["pages_cached"] = statistics.pages_cached;
   dict["page_tokens"] = statistics.page_tokens;
+  dict["page_groups"] = statistics.page_groups;
+  dict["pages"] = statistics.pages;
   dict["prompt_tokens"] = statistics.prompt_tokens;
   dict["cached_tokens"] = statistics.cached_tokens;
   dict["generated_tokens"] = statistics.generated_tokens;

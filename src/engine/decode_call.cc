@@ -31,6 +31,7 @@ class DecodeLoop {
     std::iota(running_.begin(), running_.end(), 0);
     for (size_t i = 0; i < next_.size(); ++i) next_[i] = call.inputs[i].token;
     std::fill(call.counts.begin(), call.counts.end(), 0);
+    std::fill(call.tokens.begin(), call.tokens.end(), 0);
   }
 
   Status Run() {
@@ -143,7 +144,10 @@ class DecodeLoop {
     // While all sequences run, the pass is one of ForwardAndSample, with the same recording.
     if (running_.size() < call_.inputs.size()) wanted.sampler_rows = running_;
     MARLIN_RETURN_IF_ERROR(RunForward(model_, InputsOfPass(), wanted));
-    return Take(1, std::vector<int32_t>(running_.size(), 1), tokens);
+    std::vector<int32_t> counts;
+    for (const int32_t token : tokens) counts.push_back(token >= 0 ? 1 : 0);
+    Take(1, counts, tokens);
+    return {};
   }
 
   Status RunSeveral(int64_t steps) {
@@ -155,32 +159,28 @@ class DecodeLoop {
     wanted.sampler_rows = running_;
     wanted.steps = &several;
     MARLIN_RETURN_IF_ERROR(RunForward(model_, InputsOfPass(), wanted));
-    return Take(steps, counts, tokens);
+    Take(steps, counts, tokens);
+    return {};
   }
 
   /// Takes over the tokens of a pass, [running, steps], and drops the sequences that have ended.
-  /// Errors: kNonFiniteInput for one that has ended without a stop token, whose error another call
-  /// on the device has got.
-  Status Take(int64_t steps, std::span<const int32_t> counts, std::span<const int32_t> tokens) {
-    Status status;
+  void Take(int64_t steps, std::span<const int32_t> counts, std::span<const int32_t> tokens) {
     std::vector<int32_t> still;
     for (size_t row = 0; row < running_.size(); ++row) {
       const int32_t input = running_[row];
       const auto at = static_cast<size_t>(input);
-      const auto of_row =
-          tokens.subspan(row * static_cast<size_t>(steps), static_cast<size_t>(counts[row]));
+      const auto count = static_cast<size_t>(counts[row]);
+      const auto of_row = tokens.subspan(row * static_cast<size_t>(steps), count);
+      const bool stops = !of_row.empty() && Stops(of_row.back());
+      // A row that ended without a stop token has a mark after its tokens.
+      const bool fails = !stops && counts[row] < steps;
       const size_t first =
           at * static_cast<size_t>(call_.options.steps) + static_cast<size_t>(taken_);
-      std::copy(of_row.begin(), of_row.end(),
-                call_.tokens.begin() + static_cast<std::ptrdiff_t>(first));
+      std::copy_n(of_row.data(), count + (fails ? 1 : 0),
+                  call_.tokens.begin() + static_cast<std::ptrdiff_t>(first));
       call_.counts[at] += counts[row];
-      const bool stops = !of_row.empty() && Stops(of_row.back());
-      if (!stops && counts[row] < steps) {
-        status = Status(Code::kNonFiniteInput,
-                        fmt::format("row {}: logits that cannot be sampled", input));
-      }
       const bool full = CacheOf(input).length() == model_.info.max_positions;
-      if (stops || full || of_row.empty()) {
+      if (stops || full || fails) {
         CacheOf(input).Release(CacheOf(input).length());
         continue;
       }
@@ -189,7 +189,6 @@ class DecodeLoop {
     }
     running_ = std::move(still);
     taken_ += steps;
-    return status;
   }
 
   const Model::Impl& model_;

@@ -24,8 +24,9 @@ struct DecodeCall {
 };
 
 /// Runs a checked call, whose sequences the caller has claimed. `steps_run`, if not null: the steps
-/// that the device ran, including steps after the end of all sequences. Errors: as the operations;
-/// the sequences have then grown by `counts`.
+/// that the device ran, including steps after the end of all sequences. A row whose logits cannot
+/// be sampled ends, and has its mark (sample_marks.h) after its tokens; other elements of `tokens`
+/// without one are 0. Errors: as the operations; the sequences have then grown by `counts`.
 Status RunDecode(const Model::Impl& model, const DecodeCall& call, int64_t* steps_run = nullptr);
 
 }  // namespace marlin

@@ -235,8 +235,10 @@ Status RunHead(Pass& pass) {
 Status RunSample(const Pass& pass) {
   const StepValues& values = pass.values;
   if (values.samplers.empty() || values.wanted.dim(0) == 0) return {};
-  MARLIN_RETURN_IF_ERROR(SampleRows(pass.device, values.logits, values.samplers,
-                                    values.sampler_rows, values.tokens, pass.stream()));
+  MARLIN_RETURN_IF_ERROR(SampleRows(
+      pass.device,
+      {values.logits, values.samplers, values.tokens, values.sampler_rows, /*marks=*/true},
+      pass.stream()));
   return Ended(pass, StepPart::kSample);
 }
 

@@ -7,10 +7,9 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "engine/forward.h"
-#include "engine/index_upload.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
-#include "model/mixer.h"
+#include "engine/pass_upload.h"
 #include "ops/decoder/sampling.h"
 
 namespace marlin {
@@ -79,19 +78,39 @@ class ForwardCall {
     const Status finished = model_.device.Synchronize();
     MARLIN_RETURN_IF_ERROR(status);
     MARLIN_RETURN_IF_ERROR(finished);
-    for (size_t i = 0; i < inputs_.size(); ++i) {
-      KvCache& cache = inputs_[i].sequence->state()->cache;
-      const int64_t fed = wanted_.steps != nullptr ? wanted_.steps->counts[i]
-                                                   : static_cast<int64_t>(inputs_[i].tokens.size());
-      cache.Grow(cache.length() + fed);
-    }
+    Grow();
     return {};
   }
 
  private:
+  /// Lets the sequences have what they were fed, unless their logits could not be sampled.
+  void Grow() const {
+    size_t row = 0;
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      KvCache& cache = inputs_[i].sequence->state()->cache;
+      auto fed = static_cast<int64_t>(inputs_[i].tokens.size());
+      if (wanted_.steps != nullptr) {
+        fed = wanted_.steps->counts[i];
+      } else if (!wanted_.samplers.empty() && !inputs_[i].feed_only) {
+        if (wanted_.tokens[row++] < 0) continue;
+      }
+      cache.Grow(cache.length() + fed);
+    }
+  }
+
   Status RunPasses() {
     const int64_t most = Internals::Impl(model_.device).backend().pass_tokens();
-    for (const PassPlan& plan : PlanPasses(inputs_, most)) MARLIN_RETURN_IF_ERROR(RunPass(plan));
+    for (const PassPlan& plan : PlanPasses(inputs_, most)) {
+      const int64_t first_row = next_row_;
+      Status status = RunPass(plan);
+      if (status.code() == Code::kOutOfMemory) {
+        // Cached pages make room for activations. No work may run when the pass is repeated.
+        MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
+        next_row_ = first_row;
+        if (model_.pool->DropCached()) status = RunPass(plan);
+      }
+      MARLIN_RETURN_IF_ERROR(status);
+    }
     return {};
   }
 
@@ -103,11 +122,12 @@ class ForwardCall {
     for (const PassPlan::Chunk& chunk : plan.chunks) {
       MARLIN_RETURN_IF_ERROR(AddChunk(chunk, &rows));
     }
-    MARLIN_RETURN_IF_ERROR(Upload(rows, &pass.values));
+    PassUpload upload(model_, wanted_, rows, next_row_);
+    MARLIN_RETURN_IF_ERROR(upload.Send(arena_, &pass.values));
     MARLIN_RETURN_IF_ERROR(TakeValues(&pass));
     MARLIN_RETURN_IF_ERROR(TakeResults(&pass.values));
     MARLIN_RETURN_IF_ERROR(RunProgram(pass));
-    return FetchResults(pass.values);
+    return FetchResults(pass.values, upload);
   }
 
   Status RunProgram(Pass& pass) {
@@ -143,16 +163,6 @@ class ForwardCall {
     return {};
   }
 
-  /// Row metadata that a pass uploads.
-  struct PassRows {
-    std::vector<int32_t> ids;
-    std::vector<int32_t> positions;
-    std::vector<int32_t> first_rows = {0};
-    std::vector<int32_t> wanted;  ///< Rows whose logits are wanted.
-    std::vector<const KvCache*> caches;
-    std::vector<PassSequence> sequences;
-  };
-
   Status AddChunk(const PassPlan::Chunk& chunk, PassRows* rows) const {
     const SequenceInput& input = inputs_[chunk.input];
     KvCache& cache = input.sequence->state()->cache;
@@ -171,127 +181,6 @@ class ForwardCall {
     }
     rows->first_rows.push_back(static_cast<int32_t>(rows->ids.size()));
     return {};
-  }
-
-  /// The places of a group's tables in an upload.
-  struct GroupParts {
-    IndexUpload::Part blocks;
-    IndexUpload::Part pages;  ///< Empty: the pass expands none.
-    IndexUpload::Part tokens;
-    IndexUpload::Part expanded_blocks;
-  };
-  /// The places of a pass's vectors in its upload.
-  struct PassParts {
-    IndexUpload::Part ids;
-    IndexUpload::Part positions;
-    IndexUpload::Part first_rows;
-    IndexUpload::Part wanted;
-    IndexUpload::Part sampler_rows;
-    std::vector<GroupParts> groups;
-    IndexUpload::Part stop_ids;  ///< From here on: for several steps.
-    IndexUpload::Part results;   ///< Counts [inputs], then tokens [inputs, steps].
-  };
-
-  /// Uploads everything that depends on the tokens in one copy.
-  Status Upload(const PassRows& rows, StepValues* values) {
-    IndexUpload upload;
-    PassParts parts;
-    parts.ids = upload.Add(rows.ids);
-    parts.positions = upload.Add(rows.positions);
-    parts.first_rows = upload.Add(rows.first_rows);
-    parts.wanted = upload.Add(rows.wanted);
-    parts.sampler_rows = upload.Add(SamplerRows(rows));
-    for (size_t group = 0; group < model_.pool->groups(); ++group) {
-      parts.groups.push_back(AddGroup(rows, group, &upload));
-    }
-    if (wanted_.steps != nullptr) {
-      parts.stop_ids = upload.Add(wanted_.steps->stop_token_ids);
-      parts.results = upload.AddRoom(wanted_.steps->counts.size() + wanted_.steps->tokens.size());
-    }
-    MARLIN_RETURN_IF_ERROR(upload.Send(arena_));
-    values->ids = upload.View(parts.ids);
-    values->positions = upload.View(parts.positions);
-    values->first_rows = upload.View(parts.first_rows);
-    values->wanted = upload.View(parts.wanted);
-    if (parts.sampler_rows.count > 0) values->sampler_rows = upload.View(parts.sampler_rows);
-    const auto sequences = static_cast<int64_t>(rows.caches.size());
-    for (const GroupParts& group : parts.groups) {
-      MARLIN_RETURN_IF_ERROR(ViewGroup(upload, group, sequences, values));
-    }
-    return wanted_.steps == nullptr ? Status() : ViewSteps(upload, parts, values);
-  }
-
-  /// Adds the tables of a group.
-  GroupParts AddGroup(const PassRows& rows, size_t group, IndexUpload* upload) const {
-    const std::vector<int32_t> blocks = BlockTables(rows, group);
-    GroupParts parts;
-    parts.blocks = upload->Add(blocks);
-    const Mixer& mixer =
-        *model_.decoder.layers[static_cast<size_t>(model_.pool->FirstLayerOf(group))].mixer.mixer;
-    const PassSetting setting = model_.setting();
-    if (!mixer.Expands(setting, rows.sequences)) return parts;
-    const ExpandedTables expanded = mixer.Expand(setting, rows.sequences, blocks);
-    if (expanded.pages.empty()) return parts;
-    parts.pages = upload->Add(expanded.pages);
-    parts.tokens = upload->Add(expanded.tokens);
-    parts.expanded_blocks = upload->Add(expanded.block_tables);
-    return parts;
-  }
-
-  /// Adds the pages of the next group to a step's values.
-  Status ViewGroup(const IndexUpload& upload, const GroupParts& parts, int64_t sequences,
-                   StepValues* values) const {
-    const Shape blocks{sequences, static_cast<int64_t>(parts.blocks.count) / sequences};
-    StepPages& pages = values->pages.emplace_back();
-    pages.slabs = model_.pool->Slabs(values->pages.size() - 1);
-    MARLIN_ASSIGN_OR_RETURN(pages.block_tables, upload.View(parts.blocks, blocks));
-    if (parts.pages.count == 0) return {};
-    pages.expanded.pages = upload.View(parts.pages);
-    pages.expanded.tokens = upload.View(parts.tokens);
-    MARLIN_ASSIGN_OR_RETURN(pages.expanded.block_tables,
-                            upload.View(parts.expanded_blocks, blocks));
-    return {};
-  }
-
-  /// The vectors that several steps change.
-  Status ViewSteps(const IndexUpload& upload, const PassParts& parts, StepValues* values) {
-    const StepsWanted& steps = *wanted_.steps;
-    const auto inputs = static_cast<int64_t>(steps.counts.size());
-    const IndexUpload::Part counts{parts.results.first, steps.counts.size()};
-    const IndexUpload::Part tokens{counts.first + counts.count, steps.tokens.size()};
-    StepAdvance& advance = values->advance;
-    advance.stop_ids = upload.View(parts.stop_ids);
-    MARLIN_ASSIGN_OR_RETURN(advance.ids, upload.View(parts.ids, {inputs}));
-    MARLIN_ASSIGN_OR_RETURN(advance.positions, upload.View(parts.positions, {inputs}));
-    MARLIN_ASSIGN_OR_RETURN(advance.state_rows, upload.View(parts.sampler_rows, {inputs}));
-    advance.counts = upload.View(counts);
-    MARLIN_ASSIGN_OR_RETURN(advance.tokens, upload.View(tokens, {inputs, steps.steps}));
-    step_results_ = upload.View(parts.results);
-    return {};
-  }
-
-  /// The states of a pass's wanted rows; none if they are in order.
-  std::vector<int32_t> SamplerRows(const PassRows& rows) const {
-    if (wanted_.sampler_rows.empty()) return {};
-    const auto of_pass =
-        wanted_.sampler_rows.subspan(static_cast<size_t>(next_row_), rows.wanted.size());
-    return {of_pass.begin(), of_pass.end()};
-  }
-
-  /// The block tables of all sequences in one group, padded to the longest.
-  std::vector<int32_t> BlockTables(const PassRows& rows, size_t group) const {
-    size_t most = 0;
-    for (const KvCache* const cache : rows.caches) {
-      most = std::max(most, cache->Blocks(group).size());
-    }
-    most = static_cast<size_t>(PaddedBlocks(model_, static_cast<int64_t>(most)));
-    std::vector<int32_t> tables;
-    for (const KvCache* const cache : rows.caches) {
-      const std::vector<int32_t>& blocks = cache->Blocks(group);
-      tables.insert(tables.end(), blocks.begin(), blocks.end());
-      tables.resize(tables.size() + most - blocks.size(), -1);
-    }
-    return tables;
   }
 
   /// Rows [next_row_, next_row_ + rows) of a matrix.
@@ -320,13 +209,13 @@ class ForwardCall {
   }
 
   /// Copies the results of a pass to the caller's memory.
-  Status FetchResults(const StepValues& values) {
+  Status FetchResults(const StepValues& values, const PassUpload& upload) {
     const int64_t rows = values.wanted.dim(0);
     const int64_t first = next_row_;
     next_row_ += rows;
     if (rows == 0 || in_place_) return {};
     MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
-    if (wanted_.steps != nullptr) return FetchSteps();
+    if (wanted_.steps != nullptr) return FetchSteps(values, upload);
     if (!wanted_.samplers.empty()) {
       return arena_.Download(values.tokens, wanted_.tokens.data() + first);
     }
@@ -340,13 +229,28 @@ class ForwardCall {
     return {};
   }
 
-  Status FetchSteps() const {
+  Status FetchSteps(const StepValues& values, const PassUpload& upload) const {
     const StepsWanted& steps = *wanted_.steps;
-    std::vector<int32_t> host(static_cast<size_t>(step_results_.ElementCount()));
-    MARLIN_RETURN_IF_ERROR(arena_.Download(step_results_, host.data()));
+    std::vector<int32_t> host(static_cast<size_t>(upload.step_results().ElementCount()));
+    MARLIN_RETURN_IF_ERROR(arena_.Download(upload.step_results(), host.data()));
     const auto tokens = host.begin() + static_cast<std::ptrdiff_t>(steps.counts.size());
     std::copy(host.begin(), tokens, steps.counts.begin());
     std::copy(tokens, host.end(), steps.tokens.begin());
+    return FetchMarks(values.advance.state_rows);
+  }
+
+  /// Puts the mark of each row that could not be sampled after its tokens.
+  Status FetchMarks(const TensorView& state_rows) const {
+    const StepsWanted& steps = *wanted_.steps;
+    const auto is_short = [&](int32_t count) { return count < steps.steps; };
+    if (std::none_of(steps.counts.begin(), steps.counts.end(), is_short)) return {};
+    std::vector<int32_t> marks(steps.counts.size());
+    MARLIN_RETURN_IF_ERROR(arena_.Download(state_rows, marks.data()));
+    for (size_t i = 0; i < marks.size(); ++i) {
+      if (!is_short(steps.counts[i])) continue;
+      const size_t next = i * static_cast<size_t>(steps.steps);
+      steps.tokens[next + static_cast<size_t>(steps.counts[i])] = marks[i];
+    }
     return {};
   }
 
@@ -354,9 +258,8 @@ class ForwardCall {
   std::span<const SequenceInput> inputs_;
   Arena& arena_;
   const Wanted& wanted_;
-  int64_t next_row_ = 0;     ///< Index among the wanted rows of the call.
-  TensorView step_results_;  ///< PassParts::results of a pass of several steps.
-  bool in_place_ = false;    ///< The device writes logits directly to the caller's memory.
+  int64_t next_row_ = 0;   ///< Index among the wanted rows of the call.
+  bool in_place_ = false;  ///< The device writes logits directly to the caller's memory.
 };
 
 }  // namespace

@@ -18,7 +18,9 @@ class StepTimer;
 struct StepsWanted {
   int64_t steps = 1;
   std::span<const int32_t> stop_token_ids;
-  std::span<int32_t> tokens;  ///< [inputs, steps]
+  /// [inputs, steps]. After fewer tokens is what ended the row: a mark (sample_marks.h), or for a
+  /// stop token kNoToken.
+  std::span<int32_t> tokens;
   std::span<int32_t> counts;  ///< One per input: its tokens, by which its sequence has grown.
 };
 
@@ -26,7 +28,9 @@ struct StepsWanted {
 struct Wanted {
   MutableTensorView logits;    ///< f32 [rows, vocab], or empty.
   MutableTensorView samplers;  ///< u8 [inputs, SamplerStateBytes] in device memory, or empty.
-  std::span<int32_t> tokens;   ///< One per input, if there are samplers.
+  /// One per input, if there are samplers: a token, or the mark (sample_marks.h) of an input whose
+  /// logits cannot be sampled, and whose sequence is then unchanged.
+  std::span<int32_t> tokens;
   RoutingObserver* routing = nullptr;
   StepTimer* timer = nullptr;  ///< Times every pass, which is then not recorded.
   /// The state of each input, of any number of samplers; empty: they are in order.

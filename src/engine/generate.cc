@@ -15,6 +15,7 @@
 #include "engine/generation_checks.h"
 #include "engine/model_impl.h"
 #include "engine/sampler_slots.h"
+#include "plan/step/sample_marks.h"
 
 namespace marlin {
 namespace {
@@ -82,6 +83,7 @@ class Generation {
                           {&sampled, 1}};
     const auto start = std::chrono::steady_clock::now();
     MARLIN_RETURN_IF_ERROR(RunDecode(Internals::Impl(model_), call, &steps_run));
+    MARLIN_RETURN_IF_ERROR(FirstSampleError(tokens, 1));
     const double seconds = SecondsSince(start);
     const int64_t before = count();
     bool goes_on = true;

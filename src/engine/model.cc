@@ -21,6 +21,7 @@
 #include "model/mixer.h"
 #include "model/open_model.h"
 #include "model/placement.h"
+#include "plan/step/sample_marks.h"
 
 namespace marlin {
 namespace {
@@ -185,10 +186,16 @@ Status Sequence::Truncate(int64_t length) {
   }
   const int64_t fed = this->length();
   const int64_t shortest = state_->cache.ShortestLength();
-  const bool valid = length == 0 || (length >= shortest && length <= fed);
+  const bool in_range = length == 0 || (length >= shortest && length <= fed);
+  const bool valid = in_range && !state_->cache.DividesPublished(length);
   if (valid) state_->cache.Truncate(length);
   state_->in_use.clear(std::memory_order_release);
   if (valid) return {};
+  if (in_range) {
+    return Status(
+        Code::kInvalidArgument,
+        fmt::format("length: {} is inside a page that other sequences may share", length));
+  }
   const std::string expected =
       shortest == 0 ? fmt::format("0..{}", fed)
                     : fmt::format("0 or {}..{} (the windows before are gone)", shortest, fed);
@@ -286,7 +293,8 @@ Status Model::ForwardAndSample(std::span<const SequenceInput> inputs,
     MARLIN_RETURN_IF_ERROR(CheckCount("tokens", tokens.size(), sampled, "inputs"));
     MARLIN_RETURN_IF_ERROR(CheckSamplers(*impl_, inputs, samplers));
     if (inputs.empty()) return {};
-    return RunForward(*impl_, inputs, {{}, samplers, tokens});
+    MARLIN_RETURN_IF_ERROR(RunForward(*impl_, inputs, {{}, samplers, tokens}));
+    return FirstSampleError(tokens, std::ssize(tokens));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "forward: cannot allocate");
   }
@@ -310,7 +318,8 @@ Status Model::Decode(std::span<const DecodeInput> inputs, const MutableTensorVie
     MARLIN_RETURN_IF_ERROR(CheckSamplers(*impl_, first, samplers));
     MARLIN_RETURN_IF_ERROR(CheckDecode(call));
     if (inputs.empty()) return {};
-    return RunDecode(*impl_, call);
+    MARLIN_RETURN_IF_ERROR(RunDecode(*impl_, call));
+    return FirstSampleError(tokens, std::ssize(counts));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "decode: cannot allocate");
   }

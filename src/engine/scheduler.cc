@@ -55,7 +55,10 @@ class Scheduler::Impl final : public BatchObserver {
                              .interactive = true};
     MARLIN_ASSIGN_OR_RETURN(ContinuousBatch batch, ContinuousBatch::Make(model_, limits, *this));
     batch_.emplace(std::move(batch));
-    statistics_.page_tokens = Internals::Impl(model_).pool->page_tokens();
+    const PagePool& pool = *Internals::Impl(model_).pool;
+    statistics_.page_tokens = pool.page_tokens();
+    statistics_.page_groups = static_cast<int64_t>(pool.groups());
+    statistics_.pages = pool.MostPages();
     return {};
   }
 

@@ -16,7 +16,7 @@ class Serve(CommandTestCase):
     def test_wrong_use(self) -> None:
         self.refuse(USAGE, "serve", says=("MODEL",))
         self.refuse(USAGE, "serve", QWEN, "--port", 65536,
-                    says=("--port: expected 0 to 65535, got 65536",))
+                    says=("--port: expected 0..65535, got 65536",))
         self.refuse(USAGE, "serve", QWEN, "--max-running", 0,
                     says=("--max-running: expected 1 or more, got 0",))
         self.refuse(USAGE, "serve", QWEN, "--timeout", -1, says=("--timeout: ", "got -1"))

@@ -89,19 +89,17 @@ def make_app(script: Script) -> FastAPI:
                 "sampling": sampling, "kv_cache": {"tokens": 100000, "used_tokens": 12345},
                 "compare": {"model": OTHER} if script.compares else None}  # fmt: skip
 
-    page.register(app, info)
+    page.serve_page(app, info)
 
     @app.middleware("http")
     async def check_key(request: Request, handle: Any) -> Response:
-        public = request.url.path == "/" or (
-            request.url.path.startswith("/page/") and request.url.path != "/page/info"
-        )
+        public = request.url.path == "/" or request.url.path.startswith("/page/")
         if script.needs_key and not public:
             if request.headers.get("authorization") != f"Bearer {KEY}":
                 return _refusal(401, "missing or wrong")
         return await handle(request)
 
-    @app.post("/compare/chat/completions")
+    @app.post("/compare/answer")
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body = await request.json()

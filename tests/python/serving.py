@@ -21,6 +21,7 @@ import httpx
 import uvicorn
 from metal_marlin import _core
 from metal_marlin.chat_template import ChatTemplate
+from metal_marlin.errors import QueueFullError
 from metal_marlin.models import Model, load
 from metal_marlin.serve.app import AppOptions, make_app
 from metal_marlin.serve.chat_service import ChatService
@@ -76,7 +77,7 @@ class FakeScheduler:
     def submit(self, prompt: list[int], options: Any, **more: Any) -> int:
         with self._condition:
             if len(self._running) >= self.most:
-                raise _queue_full(f"{self.most} requests wait already")
+                raise QueueFullError(f"{self.most} requests wait already")
             number = next(self._ids)
             self.submitted[number] = SimpleNamespace(prompt=prompt, options=options, **more)
             self._running[number] = []
@@ -128,17 +129,8 @@ class FakeScheduler:
         names = ("waiting", "pages_used", "pages_cached", "page_tokens", "prompt_tokens",
                  "cached_tokens", "generated_tokens", "draft_tokens", "accepted_tokens",
                  "put_back")  # fmt: skip
-        return {"running": len(self._running), **dict.fromkeys(names, 0)}
-
-
-def _queue_full(message: str) -> Exception:
-    from metal_marlin import errors
-
-    kind = getattr(errors, "QueueFullError", None)
-    if kind is None:
-        kind = type("QueueFullError", (errors.MarlinError,), {})
-    made: Exception = kind(message)
-    return made
+        return {"running": len(self._running), "pages": 64, "page_groups": 1,
+                **dict.fromkeys(names, 0)}  # fmt: skip
 
 
 def make_engine(model: Model, scheduler: Any = None, **options: Any) -> Engine:

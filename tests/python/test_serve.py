@@ -105,6 +105,19 @@ def test_completions(client: httpx.Client, model: Model) -> None:
     assert "".join(chunk["choices"][0]["text"] for chunk in events(answer.text)) == text
 
 
+def test_token_ids(client: httpx.Client, model: Model) -> None:
+    prompt = model.tokenizer.encode("[user]And God said\n[assistant]", False)
+    body = {"messages": [USER], "max_tokens": 6, "return_token_ids": True}
+    made = post(client, CHAT, **body)
+    assert made["prompt_token_ids"] == prompt and made["choices"][0]["token_ids"] == TOKENS * 2
+    chunks = events(client.post(CHAT, json={**body, "stream": True}).text)
+    assert chunks[0]["prompt_token_ids"] == prompt
+    ids = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])]
+    assert ids == TOKENS * 2
+    made = post(client, COMPLETIONS, prompt="a", max_tokens=4, return_token_ids=True)
+    assert made["choices"][0]["token_ids"] == [*TOKENS, TOKENS[0]]
+
+
 def test_a_stop_string(client: httpx.Client, model: Model) -> None:
     whole = model.tokenizer.decode(TOKENS * 2)
     stop = whole[3:6]
@@ -136,6 +149,7 @@ def test_wrong_bodies(client: httpx.Client) -> None:
         ({"tools": [{"type": "web"}]}, "tools[0].type", "only 'function'"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'xml'"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "chat template has none"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "cannot set"),
     ]  # fmt: skip
     for body, param, says in cases:
@@ -180,6 +194,10 @@ def test_status(client: httpx.Client, model: Model) -> None:
                  "num_requests_running", "prefix_cache_hits_total", "generation_tokens_total",
                  'request_success_total{finished_reason="length"}'):  # fmt: skip
         assert f"\nmetal_marlin:{name}" in metrics, name
+    info = client.get("/info").json()
+    assert info["model"] == NAME and not info["needs_key"] and info["compare"] is None
+    assert info["kv_cache"]["tokens"] >= 0 and info["sampling"]["top_p"] == 1.0
+    assert client.get("/").headers["content-type"].startswith("text/html")
     assert "max_completion_tokens" in client.get("/docs").text
     assert "ChatBody" in client.get("/openapi.json").json()["components"]["schemas"]
 

@@ -75,8 +75,10 @@ def send(client: httpx.Client, body: dict[str, Any], length: int | None = None) 
 
 def test_a_key(serve: Serve) -> None:
     client, _ = serve(limits=Limits(api_key="secret"))
-    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"},
-                    {"x-api-key": "\u00e9".encode()}):  # fmt: skip
+    wrong: list[dict[bytes, bytes]] = [
+        {}, {b"authorization": b"Bearer wrong"}, {b"authorization": b"Basic secret"},
+        {b"x-api-key": "\u00e9".encode()}]  # fmt: skip
+    for headers in wrong:
         for path in (CHAT, "/metrics", "/v1/models", "/tokenize"):
             answer = client.post(path, json=BODY, headers=headers)
             assert answer.status_code == 401, path

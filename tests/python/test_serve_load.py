@@ -21,11 +21,10 @@ def test_streams_under_load(tmp_path: Path) -> None:
     with process(make_folder(tmp_path), *options) as (running, start):
         target = serve_load.Target("127.0.0.1", start["port"], start["model"], max_tokens=24)
         row = asyncio.run(serve_load.measure(
-            target, serve_load.Prompts(shared_words=40, own_words=8), CLIENTS, SECONDS,
+            target, serve_load.Prompts(shared_words=80, own_words=8), CLIENTS, SECONDS,
             disconnect=1 / 3, check=True, pid=running.pid,
         ))
         assert serve_load.failures(row) == []
         assert row["left"] > 0
         assert row["at_the_end"]["running"] == row["at_the_end"]["waiting"] == 0
-        assert row["cached_tokens"] > 0
         assert running.poll() is None

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from . import chat_routes, completion_routes, messages, responses, text_routes
+from . import chat_routes, completion_routes, messages, page, responses, text_routes
 from .api_docs import add_schemas, docs_page
 from .chat_service import ChatService
 from .engine import Engine
@@ -58,6 +58,7 @@ def make_app(engine: Engine, service: ChatService, options: AppOptions) -> FastA
     responses.register(app)
     messages.register(app)
     _add_status(app)
+    page.register(app)
     for register in options.registrations:
         register(app)
     add_schemas(app)

@@ -34,23 +34,24 @@ def register(app: FastAPI) -> None:
         "/v1/chat/completions", openapi_extra=takes(ChatBody), summary="Answers a conversation"
     )
     async def chat_completions(request: Request) -> Response:
-        body = parse(ChatBody, await read_body(request))
-        answering = Answering(request, body.model, f"chatcmpl-{secrets.token_hex(12)}")
-        with answering:
-            answers = await while_connected(request, service.start(chat_request(body)))
-            answering.answers = answers
-            head = ChatHead(answering.identity, answering.model, int(time.time()))
-            if body.stream:
-                return answering.stream(_events(answers, head, body))
-            document = await while_connected(request, _whole(answers, head, body))
-            return JSONResponse(document, headers=answering.headers)
+        return await answer_chat(request, service)
+
+
+async def answer_chat(request: Request, service: ChatService) -> Response:
+    """The answer to a request whose body is a ChatBody."""
+    body = parse(ChatBody, await read_body(request))
+    with Answering(request, body.model, f"chatcmpl-{secrets.token_hex(12)}") as answering:
+        answers = await while_connected(request, service.start(chat_request(body)))
+        answering.answers = answers
+        head = ChatHead(answering.identity, answering.model, int(time.time()))
+        if body.stream:
+            return answering.stream(_events(answers, head, body))
+        document = await while_connected(request, _whole(answers, head, body))
+        return JSONResponse(document, headers=answering.headers)
 
 
 def chat_request(body: ChatBody) -> ChatRequest:
     """The conversation of a body."""
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     generation_prompt = body.add_generation_prompt
     if generation_prompt is None:
         generation_prompt = not body.continue_final_message
@@ -62,7 +63,8 @@ def chat_request(body: ChatBody) -> ChatRequest:
         response_format=body.response_format,
         structured_outputs=body.structured_outputs,
         settings=body.chat_settings(),
-        template_kwargs=kwargs,
+        reasoning_effort=body.reasoning_effort,
+        template_kwargs=body.chat_template_kwargs or {},
         add_generation_prompt=generation_prompt,
         continue_final_message=bool(body.continue_final_message),
         n=body.n or 1,
@@ -160,10 +162,15 @@ def _call_document(delta: ToolCallDelta) -> dict[str, Any]:
 async def _events(answers: ChatAnswers, head: ChatHead, body: ChatBody) -> AsyncIterator[bytes]:
     """The events of a stream: one per piece."""
     usage_of_each = {"usage": None} if body.includes_usage else None
+    ids = {"prompt_token_ids": answers.prompt_token_ids} if body.return_token_ids else {}
     for index in range(body.n or 1):
-        yield head.chunk([_choice(index, {"role": "assistant", "content": ""})], usage_of_each)
+        start = _choice(index, {"role": "assistant", "content": ""})
+        yield head.chunk([start], {**(usage_of_each or {}), **ids})
     async for index, delta in answers:
-        yield head.chunk([_delta_choice(index, delta)], usage_of_each)
+        choice = _delta_choice(index, delta)
+        if body.return_token_ids:
+            choice["token_ids"] = answers.take_token_ids(index)
+        yield head.chunk([choice], usage_of_each)
     if body.includes_usage:
         yield head.chunk([], {"usage": usage_document(answers.usage)})
     yield DONE
@@ -219,4 +226,10 @@ async def _whole(answers: ChatAnswers, head: ChatHead, body: ChatBody) -> dict[s
     messages = [_Message() for _ in range(body.n or 1)]
     async for index, delta in answers:
         messages[index].add(delta)
-    return head.whole([each.choice(i) for i, each in enumerate(messages)], answers.usage)
+    choices = [each.choice(i) for i, each in enumerate(messages)]
+    if not body.return_token_ids:
+        return head.whole(choices, answers.usage)
+    for index, choice in enumerate(choices):
+        choice["token_ids"] = answers.take_token_ids(index)
+    ids = {"prompt_token_ids": answers.prompt_token_ids}
+    return {**head.whole(choices, answers.usage), **ids}

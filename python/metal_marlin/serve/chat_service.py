@@ -34,6 +34,7 @@ class ChatRequest:
     structured_outputs: dict[str, Any] | None = None
     """vLLM's: {"json" | "regex" | "grammar" | "choice": ...}."""
     settings: Settings = field(default_factory=Settings)
+    reasoning_effort: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -81,8 +82,15 @@ class ChatService:
             raise bad_request(
                 "messages", "the model has no chat template; start the server with --chat-template"
             )
-        messages = template_messages(request.messages, has_developer=self._has_developer)
+        source = self._source(request.tools)
+        if request.tools and "tools" not in source:
+            raise unsupported("tools", "the model's chat template has no tools")
         variables = check_variables("chat_template_kwargs", request.template_kwargs, _TAKEN)
+        if request.reasoning_effort is not None:
+            if "reasoning_effort" not in source:
+                raise unsupported("reasoning_effort", "the model's chat template has none")
+            variables.setdefault("reasoning_effort", request.reasoning_effort)
+        messages = template_messages(request.messages, has_developer=self._has_developer)
 
         def render() -> str:
             return template.render(
@@ -149,6 +157,11 @@ class ChatAnswers:
     def __init__(self, generations: Generations, parsers: Sequence[OutputParser]) -> None:
         self._generations, self._parsers = generations, parsers
         self._called = [False] * len(parsers)
+        self._token_ids: list[list[int]] = [[] for _ in parsers]
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self._generations.texts[0].prompt
 
     @property
     def usage(self) -> Usage:
@@ -164,12 +177,18 @@ class ChatAnswers:
             for delta in self._deltas(index, chunk):
                 yield index, delta
 
+    def take_token_ids(self, index: int) -> list[int]:
+        """The tokens of an answer that have come since the last call, without the stop token."""
+        taken, self._token_ids[index] = self._token_ids[index], []
+        return taken
+
     def close(self) -> None:
         """Ends the answers that still come."""
         self._generations.close()
 
     def _deltas(self, index: int, chunk: Chunk) -> list[Delta]:
         parser = self._parsers[index]
+        self._token_ids[index] += chunk.token_ids
         pieces = list(parser.add(chunk.text))
         if chunk.finish_reason is not None:
             pieces += parser.finish()

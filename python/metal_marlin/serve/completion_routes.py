@@ -42,12 +42,15 @@ def register(app: FastAPI) -> None:
 
 
 def _choice(piece: CompletionPiece) -> dict[str, Any]:
-    return {
+    choice: dict[str, Any] = {
         "index": piece.index,
         "text": piece.text,
         "logprobs": piece.logprobs,
         "finish_reason": piece.finish_reason,
     }
+    if piece.token_ids is not None:
+        choice["token_ids"] = piece.token_ids
+    return choice
 
 
 async def _events(
@@ -69,6 +72,8 @@ async def _whole(texts: Completions, head: dict[str, Any]) -> dict[str, Any]:
             continue
         whole.text += piece.text
         whole.finish_reason = piece.finish_reason
+        if whole.token_ids is not None:
+            whole.token_ids += piece.token_ids or []
         for name, values in (piece.logprobs or {}).items():
             assert whole.logprobs is not None
             whole.logprobs[name] += values

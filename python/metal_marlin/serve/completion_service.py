@@ -52,6 +52,8 @@ class CompletionPiece:
     text: str
     logprobs: dict[str, Any] | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    """Of the continuation, where the request asks for them."""
 
 
 @dataclass
@@ -75,6 +77,7 @@ class Completions:
         self._generations, self._choices = generations, choices
         self._copies = body.n or 1
         self._has_logprobs = body.logprobs is not None
+        self._has_ids = bool(body.return_token_ids)
         self._only_echo = body.max_tokens == 0
 
     @classmethod
@@ -133,6 +136,7 @@ class Completions:
             text,
             _logprobs(choice, tokens) if self._has_logprobs else None,
             "length" if reason and self._only_echo else reason,
+            ([] if self._only_echo else list(chunk.token_ids)) if self._has_ids else None,
         )
 
 

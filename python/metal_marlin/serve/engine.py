@@ -92,6 +92,18 @@ class Engine:
         """The scheduler's, which has what its documentation says."""
         return dict(self._scheduler.statistics)
 
+    @property
+    def kv_cache(self) -> dict[str, int] | None:
+        """{"tokens", "used_tokens"}; None where the host's memory is the limit."""
+        now = self.statistics
+        if not now["pages"]:
+            return None
+        per_page = now["page_tokens"] / now["page_groups"]
+        return {
+            "tokens": int(now["pages"] * per_page),
+            "used_tokens": int(now["pages_used"] * per_page),
+        }
+
     def start(self) -> None:
         """Starts the thread that steps, for the running event loop."""
         self._loop = asyncio.get_running_loop()

@@ -10,6 +10,7 @@ from ..errors import (
     MalformedFileError,
     MarlinError,
     OutOfMemoryError,
+    QueueFullError,
     UnsupportedError,
 )
 
@@ -100,7 +101,7 @@ def api_error(error: BaseException) -> ApiError:
     """The answer for an exception. What is no error of a request says nothing of the inside."""
     if isinstance(error, ApiError):
         return error
-    if type(error).__name__ == "QueueFullError":
+    if isinstance(error, QueueFullError):
         return too_busy(str(error))
     if isinstance(error, InvalidArgumentError):
         message = str(error)

@@ -41,7 +41,7 @@ class _Scheduler:
             return
         for name, text in (("running", "Texts that are generated"), ("waiting", "Texts that wait")):
             yield GaugeMetricFamily(f"{_PREFIX}num_requests_{name}", text, now[name])
-        if now.get("pages"):
+        if now["pages"]:
             yield GaugeMetricFamily(
                 f"{_PREFIX}kv_cache_usage_perc",
                 "Used part of the KV cache, from 0 to 1",

@@ -98,6 +98,7 @@ class SamplingBody(Body):
         Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=64)] | None
     ) = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
     logit_bias: dict[str, float] | None = None
     cache_salt: Text | None = None
     # They change nothing here.

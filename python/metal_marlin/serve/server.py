@@ -87,7 +87,9 @@ def run(
             print(service.warning, file=sys.stderr, flush=True)
         app = _app(engine, service, options)
         set_up_log(options.quiet)
-        server = Server(app, engine, lambda: _announce(options, model, listener, print_json))
+        server = Server(
+            app, engine, lambda: _announce(options, model, engine, listener, print_json)
+        )
         server.run(sockets=[listener])
         server.join()
     if engine.failure is not None:
@@ -127,9 +129,10 @@ def read_options(
     """The command's options. Errors: InvalidArgumentError naming one."""
     path = Path(os.fsdecode(directory))
     address = os.fsdecode(host)
-    key = os.environ.get(_KEY_VARIABLE) if api_key is None else os.fsdecode(api_key)
+    known, found = _core.read_environment(_KEY_VARIABLE)
+    key = found or None if api_key is None else os.fsdecode(api_key)
     if key is not None and no_api_key:
-        raise InvalidArgumentError(f"--no-api-key excludes --api-key and {_KEY_VARIABLE}")
+        raise InvalidArgumentError(f"--no-api-key excludes --api-key and {known}")
     if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
         raise InvalidArgumentError("--api-key: expected printable ASCII characters")
     if key is None and not no_api_key and not is_loopback(address):
@@ -247,12 +250,17 @@ def set_up_log(quiet: bool) -> None:
 
 
 def _announce(
-    options: Options, model: Any, listener: socket.socket, print_json: Callable[[str], bool]
+    options: Options,
+    model: Any,
+    engine: Engine,
+    listener: socket.socket,
+    print_json: Callable[[str], bool],
 ) -> None:
     """Prints where the server is, and what it has loaded."""
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    info = model.info
+    info, cache = engine.info, engine.kv_cache
+    token_bytes = info["kv_cache_bytes_per_token"]
     if options.as_json:
         print_json(json.dumps({
             "url": url,
@@ -261,12 +269,15 @@ def _announce(
             "device": model.device.name,
             "weight_bytes": info["bytes"],
             "context": info["max_positions"],
-            "kv_cache_bytes_per_token": info["kv_cache_bytes_per_token"],
+            "kv_cache_tokens": None if cache is None else cache["tokens"],
+            "kv_cache_bytes_per_token": token_bytes,
         }))  # fmt: skip
         return
+    size = f"{token_bytes / 1e3:.1f} kB a token"
+    if cache is not None:
+        size = f"{cache['tokens'] * token_bytes / 1e9:.2f} GB, {cache['tokens']:,} tokens"
     print(
         f"device: {model.device.name}   weights {info['bytes'] / 1e9:.2f} GB   "
-        f"KV cache {info['kv_cache_bytes_per_token'] / 1e3:.1f} kB a token   "
-        f"context {info['max_positions']} tokens"
+        f"KV cache {size}   context {info['max_positions']:,} tokens"
     )
     print(f"{url}   API: /v1   docs: /docs   metrics: /metrics", flush=True)

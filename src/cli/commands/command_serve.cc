@@ -7,6 +7,7 @@
 #include "base/macros.h"
 #include "cli/arguments/model_arguments.h"
 #include "cli/command.h"
+#include "marlin/scheduler.h"
 #include "text/serve_request.h"
 
 namespace marlin::cli {
@@ -15,7 +16,6 @@ namespace {
 constexpr int64_t kDefaultPort = 8000;
 constexpr double kDefaultTimeout = 600;
 constexpr double kMostTimeout = 1e6;
-constexpr int64_t kDefaultWaiting = 256;
 constexpr int64_t kMostWaiting = 1 << 16;
 
 class ServeCommand final : public Command {
@@ -47,7 +47,7 @@ class ServeCommand final : public Command {
     request.cors_origins = cors_origins_;
     request.model_name = model_name_;
     request.max_running = max_running_.value_or(0);
-    request.max_waiting = max_waiting_.value_or(kDefaultWaiting);
+    request.max_waiting = max_waiting_.value_or(SchedulerOptions{}.max_waiting);
     request.prefill_tokens = prefill_tokens_.value_or(0);
     request.draft_tokens = draft_tokens_.value_or(0);
     request.prefix_cache = !no_prefix_cache_;

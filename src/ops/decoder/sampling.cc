@@ -11,15 +11,14 @@
 #include "ops/device/checks.h"
 #include "ops/device/device.h"
 #include "plan/step/decoder_calls.h"
+#include "plan/step/sample_marks.h"
 
 namespace marlin {
 namespace {
 
-constexpr int64_t kMaxVocab = int64_t{1} << 30;
-
 Status CheckVocab(int64_t vocab) {
-  if (vocab >= 1 && vocab <= kMaxVocab) return {};
-  return Invalid(fmt::format("vocab: expected 1..{}, got {}", kMaxVocab, vocab));
+  if (vocab >= 1 && vocab <= kMostVocab) return {};
+  return Invalid(fmt::format("vocab: expected 1..{}, got {}", kMostVocab, vocab));
 }
 
 Status CheckPenalty(const char* name, float penalty) {
@@ -87,11 +86,11 @@ Status ResetSampler(const Device& device, const SamplingOptions& options, int64_
 
 Status SampleTokens(const Device& device, const TensorView& logits, const MutableTensorView& states,
                     const MutableTensorView& tokens, void* stream) {
-  return SampleRows(device, logits, states, {}, tokens, stream);
+  return SampleRows(device, {logits, states, tokens}, stream);
 }
 
-Status SampleRows(const Device& device, const TensorView& logits, const MutableTensorView& states,
-                  const TensorView& state_rows, const MutableTensorView& tokens, void* stream) {
+Status SampleRows(const Device& device, const SampleTokensCall& call, void* stream) {
+  const auto& [logits, states, tokens, state_rows, marks] = call;
   MARLIN_RETURN_IF_ERROR(CheckRank("logits", logits, 2));
   if (logits.dtype() != DType::kF32) {
     return Invalid(fmt::format("logits: expected f32, got {}", DTypeName(logits.dtype())));
@@ -115,7 +114,7 @@ Status SampleRows(const Device& device, const TensorView& logits, const MutableT
     MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("states", states, "state_rows", state_rows));
   }
   if (rows == 0) return {};
-  return RunOperation(device, SampleTokensCall{logits, states, tokens, state_rows}, stream);
+  return RunOperation(device, call, stream);
 }
 
 Status AdvanceTokens(const Device& device, const TensorView& sampled, const StepAdvance& advance,

@@ -5,6 +5,7 @@
 #include "marlin/sampling.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
+#include "plan/step/decoder_calls.h"
 #include "plan/step/decoder_step.h"
 
 namespace marlin {
@@ -18,12 +19,8 @@ inline constexpr double kLeastRepetitionPenalty = 0.001;
 /// Errors: kInvalidArgument naming the option out of range.
 Status CheckSampling(const SamplingOptions& options);
 
-/// SampleTokens with any number of states: state_rows, i32 [rows], has the state of each row, or a
-/// negative number for a row that is not sampled; empty: they are in order. A row that cannot be
-/// sampled gets a negative token where the error comes from Synchronize.
-Status SampleRows(const Device& device, const TensorView& logits, const MutableTensorView& states,
-                  const TensorView& state_rows, const MutableTensorView& tokens,
-                  void* stream = nullptr);
+/// SampleTokens with all that SampleTokensCall has.
+Status SampleRows(const Device& device, const SampleTokensCall& call, void* stream = nullptr);
 
 /// Feeds sampled tokens, i32 [rows], to the next step (AdvanceTokensCall). Errors:
 /// kInvalidArgument for types, shapes and overlaps, and for a count that is not below the steps,

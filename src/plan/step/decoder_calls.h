@@ -162,14 +162,17 @@ struct SampleTokensCall {
   /// i32 [rows]: the state of each row; a negative number: the row is not sampled. Empty: row r has
   /// state r. Messages name states.
   TensorView state_rows = {};
+  /// A row whose logits cannot be sampled is no error of the call: its token is a mark
+  /// (sample_marks.h). Its state has not advanced.
+  bool marks = false;
 };
 
 /// Between two steps of a recording: feeds the sampled tokens to the next step. Row r runs while
 /// state_rows[r] >= 0. A running row stores tokens[r, counts[r]++] = sampled[r] and advances
 /// positions[r] by 1; a stop id ends it (state_rows[r] = -1), and any other token becomes ids[r].
 /// So a row that has ended keeps feeding the last token that it fed, at the position after its end.
-/// A negative token marks a row whose sampling failed; it ends the row and is not stored. All views
-/// but `tokens` are contiguous vectors of i32.
+/// A negative token, the mark of a row whose logits cannot be sampled, ends the row as its
+/// state_rows[r], and is not stored. All views but `tokens` are contiguous vectors of i32.
 struct AdvanceTokensCall {
   TensorView sampled;   ///< [rows]
   TensorView stop_ids;  ///< Any number, also none.

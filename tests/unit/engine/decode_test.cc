@@ -22,6 +22,7 @@
 #include "marlin/checkpoint.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
+#include "plan/step/sample_marks.h"
 #include "random_model.h"
 #include "recipe/architecture.h"
 #include "remote_backend.h"
@@ -137,6 +138,7 @@ class Texts {
     std::vector<int64_t> lengths;
     for (const Sequence& sequence : sequences_) lengths.push_back(sequence.length());
     const Status status = model_.Decode(inputs, samplers_.view(), {steps, stops}, tokens, counts_);
+    decoded_ = tokens;
     std::vector<std::vector<int32_t>> texts;
     for (size_t i = 0; i < sequences_.size(); ++i) {
       const auto first = tokens.begin() + static_cast<std::ptrdiff_t>(i * row);
@@ -163,7 +165,11 @@ class Texts {
     return logits;
   }
   Sequence& sequence(size_t i) { return sequences_[i]; }
+  /// Lets a sequence go on with another token than the one that it sampled.
+  void Continue(size_t sequence, int32_t token) { next_[sequence] = token; }
   const std::vector<int64_t>& counts() const { return counts_; }
+  /// All elements that the last decode call wrote, [sequences, steps].
+  const std::vector<int32_t>& decoded() const { return decoded_; }
 
  private:
   const Model& model_;
@@ -171,6 +177,7 @@ class Texts {
   std::vector<Sequence> sequences_;
   std::vector<int32_t> next_;
   std::vector<int64_t> counts_;
+  std::vector<int32_t> decoded_;
 };
 
 std::vector<int32_t> Prompt(size_t count) { return testing::TokensBelow(kVocab, count); }
@@ -462,6 +469,37 @@ TEST_P(Decoding, StepsBehindAStopReportNoErrors) {
     EXPECT_THAT(failed.status().message(), HasSubstr("logits: "));
     EXPECT_LE(failing.counts()[0], static_cast<int64_t>(place) + 1);
   }
+}
+
+// A token whose embedding is NaN ends the sequence that feeds it, and no other.
+TEST_P(Decoding, LogitsThatCannotBeSampledEndTheirRowOnly) {
+  constexpr int32_t kBad = 70;
+  const Model model = Load(Llama(), {.batch_invariant = true}, kBad);
+  const std::vector<int32_t> good = {5, 9, 2};
+  Texts alone(model, {good}, {kSampled});
+  const std::vector<int32_t> expected = alone.Step(12)[0];
+  ASSERT_EQ(CountUntil(expected, {kBad}), 12U);
+  // The prompt of the first row ends with the bad token.
+  const std::vector<std::vector<int32_t>> prompts = {{5, kBad}, good};
+  Samplers samplers(model, {kSampled, kSampled}, prompts);
+  std::vector<Sequence> sequences;
+  for (int i = 0; i < 2; ++i) sequences.push_back(*model.NewSequence());
+  const SequenceInput inputs[] = {{&sequences[0], prompts[0]}, {&sequences[1], prompts[1]}};
+  std::array<int32_t, 2> tokens = {};
+  Status status = model.ForwardAndSample(inputs, samplers.view(), tokens);
+  EXPECT_EQ(status.code(), Code::kNonFiniteInput);
+  EXPECT_EQ(status.message(), "row 0: logits: nan for token 0");
+  EXPECT_EQ(SampleError(tokens[0]).message(), "logits: nan for token 0");
+  EXPECT_EQ(sequences[0].length(), 0);
+  EXPECT_EQ(sequences[1].length(), 3);
+  // As does one that it decodes.
+  Texts texts(model, {Prompt(4), good}, {kSampled, kSampled});
+  texts.Continue(0, kBad);
+  status = texts.TryDecode(12).status();
+  EXPECT_EQ(status.message(), "row 0: logits: nan for token 0");
+  EXPECT_THAT(texts.counts(), ElementsAre(0, 12));
+  EXPECT_EQ(SampleError(texts.decoded()[0]).message(), "logits: nan for token 0");
+  EXPECT_EQ(std::vector<int32_t>(texts.decoded().begin() + 12, texts.decoded().end()), expected);
 }
 
 TEST_P(Decoding, RefusesWrongCalls) {

@@ -235,7 +235,7 @@ class RemoteDecoder final : public DecoderBackend {
   Status Run(const SampleTokensCall& call, const OperationContext&) const override {
     return Put([this, call] {
       return Now(SampleTokensCall{Local(call.logits), Local(call.states), Local(call.tokens),
-                                  Local(call.state_rows)});
+                                  Local(call.state_rows), call.marks});
     });
   }
   Status Run(const AdvanceTokensCall& call, const OperationContext&) const override {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -11,6 +12,7 @@
 #include "marlin/device.h"
 #include "marlin/sampling.h"
 #include "ops/decoder/sampling.h"
+#include "plan/step/sample_marks.h"
 
 namespace marlin::advance_tokens_test {
 namespace {
@@ -72,6 +74,11 @@ TEST(AdvanceTokens, StoresTokensUntilAStop) {
   EXPECT_THAT(rows.positions, ElementsAre(9, 9, 8));
   EXPECT_THAT(rows.state_rows, ElementsAre(3, -1, -1));
   EXPECT_THAT(rows.counts, ElementsAre(2, 2, 1));
+  // A mark tells why.
+  Rows marked({-77, 11}, 3, {});
+  ASSERT_TRUE(marked.Advance(device).ok());
+  EXPECT_THAT(marked.state_rows, ElementsAre(-77, 3));
+  EXPECT_THAT(marked.counts, ElementsAre(0, 1));
   // A row that has ended keeps its values, whatever it has sampled before.
   rows.sampled = {99, 40, 41};
   ASSERT_TRUE(rows.Advance(device).ok());
@@ -159,14 +166,16 @@ class SampledRows : public ::testing::Test {
     EXPECT_TRUE(device_.Synchronize().ok());
     for (size_t row = 0; row < 2; ++row) logits_[row * kVocab + row + 20] = 5;
   }
-  Status Sample(std::vector<int32_t> state_rows) {
+  Status Sample(std::vector<int32_t> state_rows, bool marks = false) {
     state_rows_ = std::move(state_rows);
     tokens_ = {-5, -5};
     const MutableTensorView tokens(tokens_.data(), DType::kI32, {2});
     const Status status = SampleRows(
-        device_, {logits_.data(), DType::kF32, {2, kVocab}},
-        {memory_.data(), DType::kU8, {3, bytes_}},
-        {state_rows_.data(), DType::kI32, {static_cast<int64_t>(state_rows_.size())}}, tokens);
+        device_, {{logits_.data(), DType::kF32, {2, kVocab}},
+                  {memory_.data(), DType::kU8, {3, bytes_}},
+                  tokens,
+                  {state_rows_.data(), DType::kI32, {static_cast<int64_t>(state_rows_.size())}},
+                  marks});
     return status.ok() ? device_.Synchronize() : status;
   }
 
@@ -194,6 +203,33 @@ TEST_F(SampledRows, ThatHaveNoneAreLeftAlone) {
   ASSERT_TRUE(Sample({-1, -1}).ok());
   EXPECT_EQ(Sample({0, 1}).message(), "row 1: logits: nan for token 3");
   EXPECT_EQ(Sample({-1, 2}).message(), "row 2: logits: nan for token 3");
+}
+
+// With marks, the error of a row is its own: the others have tokens, and their states advance.
+TEST_F(SampledRows, AreMarkedWhereTheyCannotBeSampled) {
+  const auto infinity = std::numeric_limits<float>::infinity();
+  const auto error = [&] { return SampleError(tokens_[1]).message(); };
+  EXPECT_TRUE(SampleError(0).ok());
+  logits_[kVocab + 3] = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_TRUE(Sample({2, 1}, true).ok());
+  EXPECT_EQ(tokens_[0], 20);
+  EXPECT_EQ(error(), "logits: nan for token 3");
+  EXPECT_EQ(SampleError(tokens_[1]).code(), Code::kNonFiniteInput);
+  logits_[kVocab] = infinity;
+  ASSERT_TRUE(Sample({2, 1}, true).ok());
+  EXPECT_EQ(tokens_[0], 0);
+  EXPECT_EQ(error(), "logits: inf for token 0");
+  std::fill(logits_.begin() + kVocab, logits_.end(), -infinity);
+  ASSERT_TRUE(Sample({2, 1}, true).ok());
+  EXPECT_EQ(tokens_[0], 1);
+  EXPECT_EQ(error(), "logits: minus infinity for every token");
+  // The state of the marked row has not advanced: its token is not penalized.
+  std::fill(logits_.begin() + kVocab, logits_.end(), 0.0F);
+  logits_[kVocab + 21] = 5;
+  ASSERT_TRUE(Sample({2, 1}, true).ok());
+  EXPECT_THAT(tokens_, ElementsAre(2, 21));
+  EXPECT_EQ(SampleError(LogitMark(kMostVocab - 1, true)).message(),
+            "logits: inf for token 536870911");
 }
 
 TEST_F(SampledRows, RefuseStatesThatAreNone) {

@@ -41,6 +41,7 @@ HEADERS = {
 }
 
 Info = Callable[[], Mapping[str, Any]]
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def _found(folder: Traversable, prefix: str) -> dict[str, tuple[bytes, str]]:
@@ -55,23 +56,45 @@ def _found(folder: Traversable, prefix: str) -> dict[str, tuple[bytes, str]]:
     return found
 
 
-def register(app: FastAPI, info: Info) -> None:
-    """Adds `/`, the page's files below `/page/` and `/page/info`.
+def register(app: FastAPI) -> None:
+    """Adds the page of a server's app."""
 
-    `info` gives what the page shows, as JSON: model (its name), context (tokens), needs_key,
-    sampling (the defaults, named as in a request), kv_cache ({"tokens", "used_tokens"}) and
-    compare (None, or {"model": name}). It is called on the event loop.
+    def info() -> dict[str, Any]:
+        engine, options = app.state.engine, app.state.options
+        sampling = engine.info["sampling"]
+        return {
+            "model": options.model,
+            "context": engine.context,
+            "needs_key": options.limits.api_key is not None,
+            "sampling": {
+                **{name: sampling[name] for name in _SAMPLING},
+                "presence_penalty": 0,
+                "frequency_penalty": 0,
+            },
+            "kv_cache": engine.kv_cache,
+            "compare": getattr(app.state, "compare", None),
+        }
+
+    serve_page(app, info)
+
+
+def serve_page(app: FastAPI, info: Info) -> None:
+    """Adds `/`, the page's files below `/page/`, and `/info`.
+
+    `info` gives what the page shows of the server, as JSON: model (its name), context (tokens),
+    needs_key, sampling (the defaults, named as in a request), kv_cache (None, or {"tokens",
+    "used_tokens"}) and compare (None, or {"model": name}). It is called on the event loop.
     """
     for path, (content, kind) in _found(files(__name__).joinpath("static"), "").items():
         address = "/" if path == "index.html" else f"/page/{path}"
-        app.add_api_route(address, _serve(content, kind), methods=["GET"], include_in_schema=False)
+        app.add_api_route(address, _send(content, kind), methods=["GET"], include_in_schema=False)
 
-    @app.get("/page/info", include_in_schema=False)
+    @app.get("/info", include_in_schema=False)
     async def page_info() -> Response:
         return JSONResponse(dict(info()), headers={"Cache-Control": "no-store"})
 
 
-def _serve(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
+def _send(content: bytes, kind: str) -> Callable[[], Awaitable[Response]]:
     async def send() -> Response:
         return Response(content, media_type=kind, headers=HEADERS)
 

@@ -2,7 +2,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <new>
@@ -14,6 +13,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "plan/step/indices.h"
+#include "plan/step/sample_marks.h"
 
 namespace marlin::cpu {
 namespace {
@@ -50,20 +50,17 @@ struct Scratch {
   }
 };
 
-/// Finds the most likely token; ties take the lowest id.
-Result<int64_t> FindBest(const float* logits, int64_t vocab) {
+/// Finds the most likely token, or a mark; ties take the lowest id.
+int32_t FindBest(const float* logits, int64_t vocab) {
   int64_t best = 0;
   for (int64_t i = 0; i < vocab; ++i) {
     // NaN or +Inf. -Inf is allowed: it masks a token.
     if (!(logits[i] < std::numeric_limits<float>::infinity())) {
-      return Status(Code::kNonFiniteInput, fmt::format("logits: {} for token {}", logits[i], i));
+      return LogitMark(static_cast<int32_t>(i), std::isinf(logits[i]));
     }
     if (logits[i] > logits[best]) best = i;
   }
-  if (std::isinf(logits[best])) {
-    return Status(Code::kNonFiniteInput, "logits: minus infinity for every token");
-  }
-  return best;
+  return std::isinf(logits[best]) ? kNoLogitMark : static_cast<int32_t>(best);
 }
 
 /// One draw from one sampler state.
@@ -76,11 +73,12 @@ class Draw {
         logits_(logits),
         scratch_(scratch) {}
 
-  Result<int32_t> Run() {
+  /// The token, or a mark, with which the state does not advance.
+  int32_t Run() {
     if (state_.penalizes()) Penalize();
-    MARLIN_ASSIGN_OR_RETURN(const int64_t best, FindBest(logits_, vocab_));
-    const int32_t drawn =
-        options_.temperature == 0.0F ? static_cast<int32_t>(best) : DrawLikely(best);
+    const int32_t best = FindBest(logits_, vocab_);
+    if (best < 0) return best;
+    const int32_t drawn = options_.temperature == 0.0F ? best : DrawLikely(best);
     state_.seen()[drawn] += 2;
     return drawn;
   }
@@ -208,7 +206,7 @@ Status AdvanceRow(const AdvanceTokensCall& call, int64_t row) {
                   fmt::format("counts: expected 0..{}, got {} at {}", steps - 1, count, row));
   }
   if (token < 0) {
-    state_row = -1;
+    state_row = token;
     return {};
   }
   call.tokens.As<int32_t>()[row * steps + count++] = token;
@@ -248,30 +246,21 @@ Status CpuDecoder::Run(const SampleTokensCall& call, const OperationContext& con
   const auto& logits = call.logits;
   const int64_t vocab = logits.dim(1);
   MARLIN_RETURN_IF_ERROR(CheckStates(call, vocab));
-  const auto draw = [&](int64_t row, int worker) -> Status {
+  auto* const tokens = call.tokens.As<int32_t>();
+  pool_.Run(logits.dim(0), [&](int64_t row, int worker) {
     const int64_t state_row = StateRowOf(call, row);
-    if (state_row < 0) return {};
+    if (state_row < 0) return;
     void* const memory = static_cast<uint8_t*>(context.workspace) + worker * Scratch::Bytes(vocab);
     const float* const first = logits.As<float>() + row * logits.stride(0);
-    Draw one(StateOf(call.states, state_row), first, Scratch::At(memory, vocab));
-    MARLIN_ASSIGN_OR_RETURN(call.tokens.As<int32_t>()[row], one.Run());
-    return {};
-  };
-  const auto named = [&](int64_t row, const Status& status) {
-    if (call.states.dim(0) == 1) return status;
-    return status.WithContext(fmt::format("row {}", StateRowOf(call, row)));
-  };
-  if (logits.dim(0) == 1) return named(0, draw(0, 0));
-  std::atomic<int64_t> bad{logits.dim(0)};
-  pool_.Run(logits.dim(0), [&](int64_t row, int worker) {
-    if (draw(row, worker).ok()) return;
-    int64_t seen = bad.load();
-    while (row < seen && !bad.compare_exchange_weak(seen, row)) {
-    }
+    tokens[row] = Draw(StateOf(call.states, state_row), first, Scratch::At(memory, vocab)).Run();
   });
-  if (bad.load() == logits.dim(0)) return {};
-  // Draws again for the message: the failed draw did not advance the state.
-  return named(bad.load(), draw(bad.load(), 0));
+  for (int64_t row = 0; row < logits.dim(0) && !call.marks; ++row) {
+    if (StateRowOf(call, row) < 0 || tokens[row] >= 0) continue;
+    const Status error = SampleError(tokens[row]);
+    if (call.states.dim(0) == 1) return error;
+    return error.WithContext(fmt::format("row {}", StateRowOf(call, row)));
+  }
+  return {};
 }
 
 Status CpuDecoder::Run(const AdvanceTokensCall& call, const OperationContext& /*context*/) const {

@@ -20,8 +20,7 @@ enum class ValueError : uint8_t {
   kFirstRows,     ///< value, its place, the number of rows
   kBlock,         ///< position, its block, the number of blocks
   kPage,          ///< page, block, sequence
-  kLogit,         ///< bits of the fp32 logit, token, row or -1
-  kNoLogit,       ///< row or -1
+  kMark,          ///< a mark of sample_marks.h, row or -1
   kSamplerState,  ///< row, vocabulary
   kLatentPage,    ///< page, its place
   kPageTokens,    ///< tokens, their place, the tokens of a page

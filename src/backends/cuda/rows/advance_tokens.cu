@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   if (token < 0) {
-    args.state_rows[row] = -1;
+    args.state_rows[row] = token;
     return;
   }
   args.tokens[row * args.steps + count] = token;

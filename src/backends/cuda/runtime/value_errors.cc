@@ -2,12 +2,12 @@
 
 #include <fmt/core.h>
 
-#include <bit>
 #include <string>
 
 #include "base/macros.h"
 #include "plan/step/indices.h"
 #include "plan/step/router_errors.h"
+#include "plan/step/sample_marks.h"
 
 namespace marlin::cuda {
 namespace {
@@ -31,9 +31,6 @@ Status ErrorOf(const ValueRecord& record) {
   const auto invalid = [](const std::string& message) {
     return Status(Code::kInvalidArgument, message);
   };
-  const auto row = [](int64_t number) {
-    return number < 0 ? std::string() : fmt::format("row {}: ", number);
-  };
   switch (static_cast<ValueError>(record.value_error)) {
     case ValueError::kNone:
       break;
@@ -54,13 +51,10 @@ Status ErrorOf(const ValueRecord& record) {
       return invalid(fmt::format("block_tables: position {} is in block {} of {}", a, b, c));
     case ValueError::kPage:
       return invalid(fmt::format("block_tables: no page {} for block {} of sequence {}", a, b, c));
-    case ValueError::kLogit:
-      return Status(Code::kNonFiniteInput,
-                    fmt::format("{}logits: {} for token {}", row(c),
-                                std::bit_cast<float>(static_cast<uint32_t>(a)), b));
-    case ValueError::kNoLogit:
-      return Status(Code::kNonFiniteInput,
-                    fmt::format("{}logits: minus infinity for every token", row(a)));
+    case ValueError::kMark: {
+      const Status error = SampleError(static_cast<int32_t>(a));
+      return b < 0 ? error : error.WithContext(fmt::format("row {}", b));
+    }
     case ValueError::kSamplerState:
       return invalid(fmt::format("states: row {} was not reset for {} tokens", a, b));
     case ValueError::kLatentPage:

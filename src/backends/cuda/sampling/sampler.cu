@@ -17,6 +17,7 @@
 #include "backends/cuda/rows/record_error.cuh"
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
+#include "plan/step/sample_marks.h"
 
 namespace marlin::cuda {
 namespace {
@@ -74,6 +75,7 @@ struct SampleArguments {
   int rows = 0;
   int states_count = 0;
   int vocab = 0;
+  bool marks = false;  ///< A row that cannot be sampled is marked, and no error.
   ErrorView errors;
 };
 
@@ -158,7 +160,7 @@ class RowSampler {
   MARLIN_DEVICE void Run() {
     if (state_row_ < 0) return;
     // Until a token is drawn there is none.
-    if (thread_ == 0) args_.tokens[row_ * args_.tokens_stride] = -1;
+    if (thread_ == 0) args_.tokens[row_ * args_.tokens_stride] = kNoToken;
     if (state_row_ >= args_.states_count) {
       if (thread_ == 0) {
         RecordError(args_.errors, ValueError::kStateRow, state_row_, row_, args_.states_count);
@@ -176,17 +178,11 @@ class RowSampler {
                  options.frequency_penalty != 0.0f;
     const Best best = FindBest();
     if (best.bad != INT_MAX) {
-      if (thread_ == 0) {
-        RecordError(args_.errors, ValueError::kLogit, __float_as_uint(LogitAt(best.bad)), best.bad,
-                    NamedRow());
-      }
-      return;
+      const int infinite = isinf(LogitAt(best.bad)) ? 1 : 0;
+      return Mark(kLogitMark - 2 * best.bad - infinite);
     }
     best_ = LogitOf(static_cast<uint32_t>(best.key >> 32));
-    if (best_ == -INFINITY) {
-      if (thread_ == 0) RecordError(args_.errors, ValueError::kNoLogit, NamedRow());
-      return;
-    }
+    if (best_ == -INFINITY) return Mark(kNoLogitMark);
     int drawn = static_cast<int>(~static_cast<uint32_t>(best.key));
     // Every function ends with the cluster in step: no thread reads counts any more.
     if (options.temperature != 0.0f) drawn = DrawLikely();
@@ -196,8 +192,13 @@ class RowSampler {
   }
 
  private:
-  /// The state in messages; of one state, none.
-  MARLIN_DEVICE int NamedRow() const { return args_.states_count > 1 ? state_row_ : -1; }
+  /// Marks the row as one that cannot be sampled. The state in messages; of one state, none.
+  MARLIN_DEVICE void Mark(int mark) {
+    if (thread_ != 0) return;
+    args_.tokens[row_ * args_.tokens_stride] = mark;
+    if (args_.marks) return;
+    RecordError(args_.errors, ValueError::kMark, mark, args_.states_count > 1 ? state_row_ : -1);
+  }
 
   /// A logit after penalties.
   MARLIN_DEVICE float LogitAt(int id) const { return Penalized(logits_[id], id); }
@@ -530,6 +531,7 @@ Status Run(const SampleTokensCall& call, const CallContext& context) {
                                 static_cast<int>(call.logits.dim(0)),
                                 static_cast<int>(call.states.dim(0)),
                                 static_cast<int>(call.logits.dim(1)),
+                                call.marks,
                                 context.errors};
   // As many CTAs as run at once: their registers leave room for one on an SM.
   constexpr int kFewRows = 16;

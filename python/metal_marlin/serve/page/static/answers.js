@@ -89,6 +89,11 @@ export class Answers {
     this._running.get(id)?.abort();
   }
 
+  /** Stops all: the page is closed. */
+  stopAll() {
+    for (const control of this._running.values()) control.abort();
+  }
+
   /** Adds the answer to the messages of the conversation. `extra` are fields of the request. */
   async run(conversation, settings, info, extra = {}) {
     let body;

@@ -51,7 +51,7 @@ async function call(address, { body = null, signal = null } = {}) {
 
 /** What the page shows of the server: model, defaults, KV cache. */
 export async function serverInfo() {
-  return (await call("page/info")).json();
+  return (await call("info")).json();
 }
 
 export async function score(body, signal) {

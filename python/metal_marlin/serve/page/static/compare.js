@@ -6,7 +6,7 @@ import { announce, find, h, iconButton } from "./dom.js";
 
 // Limits of the steps of colour. A difference is in nats: 0.7 is a factor of two, 2.3 one of ten.
 const STEPS = [0.3, 1, 2.3];
-const LIKELY = [0.9, 0.5, 0.2, 0.05];
+const LIKELY = [0.5, 0.2, 0.05, 0.01];
 
 const percent = (logprob) => {
   const value = 100 * Math.exp(logprob);
@@ -39,10 +39,10 @@ function legend(mode, other) {
   if (mode === "difference") {
     return [h("span", {}, `Under ${other}:`), swatch("less-3", "10× less likely"),
       swatch("less-2", "2.7×"), swatch("less-1", "1.3×"), swatch("", "alike"),
-      swatch("more-1", "1.3× more"), swatch("more-2", "2.7×"), swatch("more-3", "10×")];
+      swatch("more-1", "1.3×"), swatch("more-2", "2.7×"), swatch("more-3", "10× more likely")];
   }
-  return [h("span", {}, `Probability under ${other}:`), swatch("", "over 90 %"),
-    swatch("rare-1", "50 %"), swatch("rare-2", "20 %"), swatch("rare-3", "5 %"),
+  return [h("span", {}, `Probability under ${other}:`), swatch("", "over 50 %"),
+    swatch("rare-1", "20 to 50 %"), swatch("rare-2", "5 to 20 %"), swatch("rare-3", "1 to 5 %"),
     swatch("rare-4", "less")];
 }
 
@@ -52,9 +52,9 @@ function verdict(tokens) {
   const own = Math.exp(-mean((token) => token.own.logprob));
   const other = Math.exp(-mean((token) => token.other.logprob));
   const others = tokens.filter((token) => token.other.top[0].id !== token.id).length;
-  return [["Tokens", tokens.length], ["Perplexity here", own.toFixed(2)],
-    ["under the other", other.toFixed(2)],
-    ["The other prefers another token", `${others} times`]];
+  return [["Tokens", tokens.length],
+    ["Perplexity", `${own.toFixed(2)}, under the other ${other.toFixed(2)}`],
+    ["Other first choice", others ? `${others}, underlined` : "none"]];
 }
 
 class Column {
@@ -123,7 +123,7 @@ class Column {
   detail(i) {
     const token = this._tokens[i];
     const side = (name, one) => h("div", { class: "side" }, h("h4", {}, name),
-      h("p", {}, h("b", {}, percent(one.logprob)), `, log-probability ${one.logprob.toFixed(2)}`),
+      h("p", {}, h("b", {}, percent(one.logprob)), `, log-probability ${signed(one.logprob)}`),
       h("table", {}, h("caption", { class: "visually-hidden" }, "Most likely tokens"),
         h("tbody", {}, one.top.slice(0, 5).map((each) => {
           const bar = h("span", { class: "bar" });
@@ -227,7 +227,7 @@ async function fill(dialog, conversation, message, request) {
   let text = "";
   const ids = [];
   const body = { ...request, return_token_ids: true };
-  for await (const chunk of streamChat(body, dialog.signal, "compare/chat/completions")) {
+  for await (const chunk of streamChat(body, dialog.signal, "compare/answer")) {
     const choice = chunk.choices?.[0];
     text += choice?.delta?.reasoning_content ?? "";
     text += choice?.delta?.content ?? "";

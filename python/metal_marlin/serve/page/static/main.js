@@ -306,6 +306,7 @@ scroll.addEventListener("scroll", () => {
 }, { passive: true });
 window.addEventListener("pagehide", () => {
   if (running()) save(conversation);
+  answers.stopAll();
 });
 store.watch((id) => {
   if (id !== conversation.id) sidebar.show(conversation.id);

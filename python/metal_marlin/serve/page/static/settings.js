@@ -152,7 +152,7 @@ export function openSettings(conversation, settings, info, changed) {
     input.value = "";
     refuse(input, null);
   });
-  const form = h("form", { method: "dialog" },
+  const form = h("form", { method: "dialog", novalidate: true },
     h("div", { class: "dialog-head" }, h("h2", { id: "settings-title" }, "Settings"),
       iconButton("close", "Close without saving", () => dialog.close())),
     h("div", { class: "dialog-body" },

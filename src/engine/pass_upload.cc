@@ -1,0 +1,108 @@
+#include "engine/pass_upload.h"
+
+#include <algorithm>
+
+#include "base/macros.h"
+#include "model/mixer.h"
+
+namespace marlin {
+
+Status PassUpload::Send(Arena& arena, StepValues* values) {
+  PassParts parts;
+  parts.ids = upload_.Add(rows_.ids);
+  parts.positions = upload_.Add(rows_.positions);
+  parts.first_rows = upload_.Add(rows_.first_rows);
+  parts.wanted = upload_.Add(rows_.wanted);
+  parts.sampler_rows = upload_.Add(SamplerRows());
+  for (size_t group = 0; group < model_.pool->groups(); ++group) {
+    parts.groups.push_back(AddGroup(group));
+  }
+  if (wanted_.steps != nullptr) {
+    parts.stop_ids = upload_.Add(wanted_.steps->stop_token_ids);
+    parts.results = upload_.AddRoom(wanted_.steps->counts.size() + wanted_.steps->tokens.size());
+  }
+  MARLIN_RETURN_IF_ERROR(upload_.Send(arena));
+  values->ids = upload_.View(parts.ids);
+  values->positions = upload_.View(parts.positions);
+  values->first_rows = upload_.View(parts.first_rows);
+  values->wanted = upload_.View(parts.wanted);
+  if (parts.sampler_rows.count > 0) values->sampler_rows = upload_.View(parts.sampler_rows);
+  for (const GroupParts& group : parts.groups) {
+    MARLIN_RETURN_IF_ERROR(ViewGroup(group, values));
+  }
+  return wanted_.steps == nullptr ? Status() : ViewSteps(parts, values);
+}
+
+/// Adds the tables of a group.
+PassUpload::GroupParts PassUpload::AddGroup(size_t group) {
+  const std::vector<int32_t> blocks = BlockTables(group);
+  GroupParts parts;
+  parts.blocks = upload_.Add(blocks);
+  const Mixer& mixer =
+      *model_.decoder.layers[static_cast<size_t>(model_.pool->FirstLayerOf(group))].mixer.mixer;
+  const PassSetting setting = model_.setting();
+  if (!mixer.Expands(setting, rows_.sequences)) return parts;
+  const ExpandedTables expanded = mixer.Expand(setting, rows_.sequences, blocks);
+  if (expanded.pages.empty()) return parts;
+  parts.pages = upload_.Add(expanded.pages);
+  parts.tokens = upload_.Add(expanded.tokens);
+  parts.expanded_blocks = upload_.Add(expanded.block_tables);
+  return parts;
+}
+
+/// Adds the pages of the next group to a step's values.
+Status PassUpload::ViewGroup(const GroupParts& parts, StepValues* values) const {
+  const auto sequences = static_cast<int64_t>(rows_.caches.size());
+  const Shape blocks{sequences, static_cast<int64_t>(parts.blocks.count) / sequences};
+  StepPages& pages = values->pages.emplace_back();
+  pages.slabs = model_.pool->Slabs(values->pages.size() - 1);
+  MARLIN_ASSIGN_OR_RETURN(pages.block_tables, upload_.View(parts.blocks, blocks));
+  if (parts.pages.count == 0) return {};
+  pages.expanded.pages = upload_.View(parts.pages);
+  pages.expanded.tokens = upload_.View(parts.tokens);
+  MARLIN_ASSIGN_OR_RETURN(pages.expanded.block_tables, upload_.View(parts.expanded_blocks, blocks));
+  return {};
+}
+
+/// The vectors that several steps change.
+Status PassUpload::ViewSteps(const PassParts& parts, StepValues* values) {
+  const StepsWanted& steps = *wanted_.steps;
+  const auto inputs = static_cast<int64_t>(steps.counts.size());
+  const IndexUpload::Part counts{parts.results.first, steps.counts.size()};
+  const IndexUpload::Part tokens{counts.first + counts.count, steps.tokens.size()};
+  StepAdvance& advance = values->advance;
+  advance.stop_ids = upload_.View(parts.stop_ids);
+  MARLIN_ASSIGN_OR_RETURN(advance.ids, upload_.View(parts.ids, {inputs}));
+  MARLIN_ASSIGN_OR_RETURN(advance.positions, upload_.View(parts.positions, {inputs}));
+  MARLIN_ASSIGN_OR_RETURN(advance.state_rows, upload_.View(parts.sampler_rows, {inputs}));
+  advance.counts = upload_.View(counts);
+  MARLIN_ASSIGN_OR_RETURN(advance.tokens, upload_.View(tokens, {inputs, steps.steps}));
+  step_results_ = upload_.View(parts.results);
+  return {};
+}
+
+/// The states of a pass's wanted rows; none if they are in order.
+std::vector<int32_t> PassUpload::SamplerRows() const {
+  if (wanted_.sampler_rows.empty()) return {};
+  const auto of_pass =
+      wanted_.sampler_rows.subspan(static_cast<size_t>(first_row_), rows_.wanted.size());
+  return {of_pass.begin(), of_pass.end()};
+}
+
+/// The block tables of all sequences in one group, padded to the longest.
+std::vector<int32_t> PassUpload::BlockTables(size_t group) const {
+  size_t most = 0;
+  for (const KvCache* const cache : rows_.caches) {
+    most = std::max(most, cache->Blocks(group).size());
+  }
+  most = static_cast<size_t>(PaddedBlocks(model_, static_cast<int64_t>(most)));
+  std::vector<int32_t> tables;
+  for (const KvCache* const cache : rows_.caches) {
+    const std::vector<int32_t>& blocks = cache->Blocks(group);
+    tables.insert(tables.end(), blocks.begin(), blocks.end());
+    tables.resize(tables.size() + most - blocks.size(), -1);
+  }
+  return tables;
+}
+
+}  // namespace marlin
