@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..chat_template import ChatTemplate, check_variables
+from ..errors import MalformedFileError
 from .conversation import checked_tools, template_messages, tool_choice
 from .deltas import ContentDelta, Delta, Finished, Piece, ReasoningDelta, ToolCallDelta, Usage
 from .engine import Constraint, Engine, Text
@@ -101,7 +102,11 @@ class ChatService:
                 **variables,
             )
 
-        text = await self.engine.in_pool(render)
+        try:
+            text = await self.engine.in_pool(render)
+        except MalformedFileError as error:
+            # The same template renders other messages: these, or the variables, do not fit it.
+            raise bad_request("messages", str(error)) from None
         return Rendered(text, await self.engine.encode(text, add_special_tokens=False))
 
     async def start(self, request: ChatRequest) -> ChatAnswers:
