@@ -138,13 +138,14 @@ class Tables(unittest.TestCase):
         row = {"program": "a", "version": "1", "weights": "Q4_1", "clients": 8, "errors": {},
                "prompt_tokens": 600.4, "cached_tokens": 512.0, "tokens_per_second": 1234.56,
                "shared_words": 400, "first_token_seconds": {"p50": 0.25, "p99": 1.5},
-               "gap_seconds": {"p50": 0.0125, "p99": 0.1}}
+               "gap_seconds": {"p50": 0.01, "p99": 0.1}}
         lone = {**row, "clients": 1, "shared_words": 0, "first_token_seconds": None,
                 "gap_seconds": None, "errors": {"no room": 2}}
         runs = [{"results": [lone, row]}]
         self.assertEqual(performance_docs.server_table(runs)[2:], [
             "| a (1), Q4_1 | 1 | 600, 512 | 1,234.6 |  |  | 2 |",
-            "| a (1), Q4_1 | 8 | 600, 512 | 1,234.6 | p50 0.25, p99 1.5 | p50 12.5, p99 100.0 | 0 |",
+            "| a (1), Q4_1 | 8 | 600, 512 | 1,234.6 | p50 0.25, p99 1.5 | p50 10.0, p99 100.0 "
+            "| 0 |",
         ])
         self.assertEqual(performance_docs.server_summary(runs)[2:], [
             "| clients | 1 | 8 |",
