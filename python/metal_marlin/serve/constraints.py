@@ -181,7 +181,7 @@ def make_constraint(
     end_tokens: Sequence[int],
 ) -> Constraint:
     """A constraint of its own, for which the tokenizer is read: `Grammars` keeps one for many.
-    `tokenizer_file`: tokenizer.json in a model's directory. Errors: as those of `Grammars`."""
+    `tokenizer_file`: tokenizer.json in a model's directory. Errors: as of `Grammars`."""
     content = read_model_file(Path(tokenizer_file))
     if content is None:
         raise InvalidArgumentError(f"tokenizer_file: {tokenizer_file}: no such file")
