@@ -490,7 +490,8 @@ QWEN_CODER = """\
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
     {%- elif m.role == "tool" %}
-        {{- '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}
+        {{- '<|im_end|>\\n' }}
     {%- else %}
         {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
     {%- endif %}

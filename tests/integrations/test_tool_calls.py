@@ -8,14 +8,16 @@ import random
 from typing import Any
 
 import pytest
-from chat_templates import CALLING
+from chat_templates import CALLING, FAMILIES
 from metal_marlin.chat_template import ChatTemplate
+from metal_marlin.serve.call_form import CallForm, call_form
 from metal_marlin.serve.deltas import ContentDelta, Piece, ReasoningDelta, ToolCallDelta
 from metal_marlin.serve.output import output_format, output_parser
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 # What ends a turn of the model: the engine's stop tokens, which are not in its text.
-ENDS = ("<|im_end|>", "<|eot_id|>", "</s>", "<|call|>", "<\uff5ctool\u2581output", "<|observation|>")
+ENDS = ("<|im_end|>", "<|eot_id|>", "</s>", "<|call|>", "<\uff5ctool\u2581output",
+        "<|observation|>")
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "description": "Of a city", "parameters": {
         "type": "object", "required": ["city"], "properties": {
@@ -34,7 +36,7 @@ ARGUMENTS: list[dict[str, Any]] = [
 ]
 SEVERAL = [name for name in CALLING if name not in ("llama3", "gpt_oss")]
 REASONING = [name for name in CALLING if output_format("", CALLING[name]).thinking]
-HELLO = [{"role": "user", "content": "Hello"}]
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 
 
 def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +108,42 @@ def test_calls_with_reasoning(name: str) -> None:
     for cuts in ([], list(range(1, len(text)))):
         assert read(name, prompt, text, cuts) == (
             "", "It asks\nfor <b>.", [("weather", ARGUMENTS[0])])
+
+
+def form_of(source: str) -> CallForm | None:
+    return call_form(ChatTemplate({"default": source}, TOKENS, "test"))
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_the_form_that_templates_take(name: str) -> None:
+    """Objects and any id; or, of templates that say so, texts and ids of nine characters."""
+    source = CALLING[name]
+    assert form_of(source) == CallForm()
+    texts = source.replace("arguments | tojson", "arguments + ''").replace(
+        "arguments|tojson", "arguments + ''")
+    if texts != source and name != "qwen":
+        assert form_of(texts) == CallForm(text_arguments=True)
+    short = source + (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
+        "{{ raise_exception('ids have 9 characters') }}{% endif %}{% endfor %}{% endfor %}")
+    assert form_of(short) == CallForm(short_ids=True)
+
+
+def test_templates_without_calls() -> None:
+    for name in ("chatml", "llama2", "gemma"):
+        assert form_of(FAMILIES[name]) is None
+
+
+def test_messages_in_the_form_of_a_template() -> None:
+    messages: list[dict[str, Any]] = [*HELLO, {"role": "assistant", "content": "", "tool_calls": [
+        call("now", {"\u6771": 1})]}, {"role": "tool", "content": "x", "tool_call_id": "call_77"}]
+    before = json.dumps(messages)
+    assert CallForm().apply(messages) == messages
+    made = CallForm(text_arguments=True, short_ids=True).apply(messages)
+    assert made[1]["tool_calls"][0]["function"]["arguments"] == '{"\u6771": 1}'
+    assert made[1]["tool_calls"][0]["id"] == "abcdef123"
+    assert len(made[2]["tool_call_id"]) == 9 and made[2]["tool_call_id"].isalnum()
+    assert json.dumps(messages) == before
 
 
 def test_formats() -> None:

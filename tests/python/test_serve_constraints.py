@@ -419,7 +419,8 @@ def client(request: Any, folder: Path, model: Model) -> Iterator[Any]:
 
 
 def chat(client: Any, **body: Any) -> Any:
-    answer = client.post("/v1/chat/completions", json={"messages": [USER], **body})
+    answer = client.post("/v1/chat/completions", json={
+        "messages": [USER], **body})
     return answer
 
 
@@ -466,6 +467,14 @@ def test_the_server_refuses_forms_by_name(client: Any) -> None:
         answer = chat(client, **body)
         assert answer.status_code == 400
         assert answer.json()["error"]["message"].startswith(says), answer.text
+
+
+def test_calls_that_the_template_does_not_write(client: Any) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    answer = chat(client, messages=[USER, {"role": "assistant", "tool_calls": [call]},
+                                    {"role": "tool", "tool_call_id": "1", "content": "5"}])
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages[1].tool_calls", answer.text
 
 
 def test_only_the_first_call_is_shown(folder: Path, model: Model) -> None:
