@@ -27,7 +27,7 @@ struct ServeRequest {
   int64_t prefill_tokens = 0;
   int64_t draft_tokens = 0;
   bool prefix_cache = true;
-  double timeout_seconds = 0;                ///< Of a request; 0: any.
+  double timeout_seconds = 0;                ///< A request's; 0: any.
   std::optional<std::string> template_file;  ///< A chat template instead of the model's own.
   std::optional<std::string> recipe;         ///< Quantize the model so first.
   bool json = false;                         ///< Print the start as a document.

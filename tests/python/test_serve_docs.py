@@ -22,7 +22,7 @@ def test_fields() -> None:
     chat, completion = (set(body.model_fields) - IDLE
                         for body in (protocol.ChatBody, protocol.CompletionBody))
     refused = row("refused")
-    assert row("chat and completions") == chat & completion - refused
+    assert row("both") == chat & completion - refused
     assert row("chat only") == chat - completion
     assert row("completions only") == completion - chat - refused
     assert row("accepted, without effect") == IDLE

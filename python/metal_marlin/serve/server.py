@@ -67,8 +67,8 @@ def run(
     **given: Any,
 ) -> None:
     """Serves with what the command has parsed. Errors: InvalidArgumentError for options that
-    exclude each other or an address that cannot be listened at, those of loading; the error that
-    ended the engine."""
+    exclude each other or an address that cannot be listened at; as loading; the error that ended
+    the engine."""
     options = read_options(directory, **given)
     with listen(options.host, options.port) as listener:
         template = ChatTemplate.find(options.directory, options.template)
@@ -128,7 +128,12 @@ def _app(engine: Engine, service: ChatService, options: Options) -> Any:
     return make_app(
         engine,
         service,
-        AppOptions(options.model_name, str(options.directory), limits, options.cors_origins),
+        AppOptions(
+            options.model_name,
+            _core.printable(str(options.directory)),
+            limits,
+            options.cors_origins,
+        ),
     )
 
 
@@ -164,6 +169,8 @@ def read_options(
             "everybody use the server"
         )
     name = _name_of(path) if model_name is None else os.fsdecode(model_name)
+    if not name.isprintable():  # Names of files may hold bytes that are no text.
+        raise InvalidArgumentError(f"--served-model-name: expected printable text, got {name!r}")
     return Options(
         directory=path,
         compare=None if compare is None else Path(os.fsdecode(compare)),
@@ -250,6 +257,8 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
+            # Otherwise the lifespan that this cancels logs its traceback.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             self.force_exit = True
             return
         logger.info("ending: requests under way go on; a second signal ends them")
