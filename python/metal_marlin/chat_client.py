@@ -287,7 +287,7 @@ class RemoteConversation(Messages):
                 line = events.next()
             except queue.Empty:
                 continue
-            if line is None or isinstance(line, BaseException):
+            if line is None or isinstance(line, BaseException) or not line.endswith(b"\n"):
                 raise FileError(f"{self._server.url}: the connection was lost within the answer")
             data = line.strip()
             if not data.startswith(b"data:"):

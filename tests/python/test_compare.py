@@ -34,7 +34,7 @@ def other_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     import metal_marlin as mm
 
     made = tmp_path_factory.mktemp("quantized") / "tiny-u4"
-    mm.quantize_model(folder, made, recipe="u4/g64")
+    mm.quantize_model(folder, made, recipe="uniform:u4/g64")
     return made
 
 

@@ -169,6 +169,7 @@ def test_comments_while_there_is_no_token(
 
 def test_a_client_that_does_not_read(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "SEND_SECONDS", 0.05)
+    monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.05)
     logged: queue.Queue[tuple[Any, ...]] = queue.Queue()
     monkeypatch.setattr(requests, "log_answer", lambda *fields: logged.put(fields))
     client, _ = serve()

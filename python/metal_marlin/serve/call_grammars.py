@@ -70,8 +70,8 @@ class AnswerGrammar:
         """An answer that is a call of a tool, of the one named `only` if that is given, or several
         calls; with a `form`, that instead.
 
-        Arguments follow the tools' schemas; keywords that cannot be enforced are left out but for
-        tools with "strict", where they are refused. Errors: UnsupportedError for a model whose
+        Arguments follow the tools' schemas; keywords that cannot be enforced are left out, except
+        in tools with "strict", where they are refused. Errors: UnsupportedError for a model whose
         format of calls is not known, InvalidArgumentError for a name that no tool has.
         """
         functions = [tool.get("function", tool) for tool in tools]

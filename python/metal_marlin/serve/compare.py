@@ -77,7 +77,7 @@ class Scorer:
         self, prompt: list[int], answer: list[int], top: int, ended: threading.Event
     ) -> list[Score]:
         """A Score of each token of the answer; stops early once `ended` is set. Errors: as
-        Model.forward, OutOfMemoryError where the KV cache has no room beside other texts."""
+        Model.forward, OutOfMemoryError where other texts fill the KV cache."""
         with self._lock:
             sequence = call(self._model.new_sequence)
             row = np.empty((1, self._vocabulary), np.float32)

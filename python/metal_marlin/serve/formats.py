@@ -79,8 +79,8 @@ async def constraint_of(
     response_format: dict[str, Any] | None,
     structured_outputs: dict[str, Any] | None,
 ) -> Constraint | None:
-    """The constraint of a text that is no answer of a chat. Errors: ApiError and those of
-    `Grammars`, naming the field."""
+    """The constraint of a text that is no answer of a chat. Errors: ApiError, and as
+    `Grammars.form` and `make`, naming the field."""
     form = form_of(response_format, structured_outputs)
     if form is None:
         return None
@@ -118,7 +118,7 @@ class AnswerForm:
         self, engine: Engine, output: OutputFormat, source: str, prompt: str
     ) -> Constraint:
         """The constraint of an answer to `prompt`, which the template `source` made. Takes long.
-        Errors: those of `Grammars` and `AnswerGrammar`, naming the field."""
+        Errors: as `Grammars` and `AnswerGrammar`, naming the field."""
         grammars, name = engine.grammars(), self.name
         answer = AnswerGrammar(output, source, prompt, grammars.special_tokens)
         form = None if self.form is None else grammars.form(*self.form, name=name)

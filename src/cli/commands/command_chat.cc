@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "cli/arguments/chat_arguments.h"
 #include "cli/arguments/model_arguments.h"
@@ -39,7 +40,8 @@ class ChatCommand final : public Command {
   }
 
   Status Check(const Console& console) const override {
-    if (path_.has_value() == url_.has_value()) return Invalid("chat: expected either MODEL or --url");
+    if (path_.has_value() == url_.has_value())
+      return Invalid("chat: expected either MODEL or --url");
     if (api_key_ && !url_) return Invalid("--api-key: only with --url");
     if (url_ && template_.prompt().file) {
       return Invalid("--chat-template: not with --url, whose server has the template");

@@ -24,8 +24,8 @@ class ServeCommand final : public Command {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory, or a GGUF file");
     arguments.Model(&path_);
     arguments.Option("--compare", &compare_, "MODEL",
-                     "Load a second model with the same tokenizer, such as the one before "
-                     "quantization: the page shows what it thinks of each answer");
+                     "Load a second model with the same tokenizer, such as the unquantized "
+                     "one: the page shows what it thinks of each answer");
     arguments.Model(&compare_);
     DeclareAddress(arguments);
     DeclareRequests(arguments);
