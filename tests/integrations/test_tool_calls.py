@@ -119,10 +119,11 @@ def test_the_form_that_templates_take(name: str) -> None:
     """Objects and any id; or, of templates that say so, texts and ids of nine characters."""
     source = CALLING[name]
     assert form_of(source) == CallForm()
-    texts = source.replace("arguments | tojson", "arguments + ''").replace(
-        "arguments|tojson", "arguments + ''")
-    if texts != source and name != "qwen":
-        assert form_of(texts) == CallForm(text_arguments=True)
+    for as_text in ("arguments + ''", "arguments | string"):
+        texts = source.replace("arguments | tojson", as_text).replace(
+            "arguments|tojson", as_text)
+        if texts != source and name != "qwen":
+            assert form_of(texts) == CallForm(text_arguments=True)
     short = source + (
         "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
         "{{ raise_exception('ids have 9 characters') }}{% endif %}{% endfor %}{% endfor %}")
