@@ -96,7 +96,7 @@ struct SchedulerStatistics {
   int64_t pages_used = 0;    ///< Pages of the model's KV cache that sequences hold.
   int64_t pages_cached = 0;  ///< Pages kept for requests to come.
   int64_t page_tokens = 0;   ///< Tokens of a page.
-  int64_t page_groups = 0;   ///< Pages that they take: more than one with sliding windows.
+  int64_t page_groups = 0;   ///< Pages that those tokens take: several with sliding windows.
   int64_t pages = 0;         ///< Pages that fit in all; 0: as many as the host has memory for.
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  ///< Tokens of prompts that were not fed.

@@ -18,7 +18,7 @@ from .streams import Disconnected
 
 MOST_BODY_BYTES = 8 << 20
 _BODY_SECONDS = 60.0
-# Of a body that is refused, so much is read.
+# Bounds on reading a body that is refused: seconds, and bytes as multiples of the limit.
 _DRAIN_SECONDS = 5.0
 _DRAIN_BODIES = 8
 # Requests beyond those that generate or wait: they read bodies or encode.
