@@ -60,7 +60,7 @@ mark_of() {
   case $1 in
     integrations)
       environment=.venv-integrations
-      paths="$paths tests/integrations tests/examples tools/document_blocks.py"
+      paths="$paths tests/integrations tests/examples tools/document_blocks.py tools/extras.py"
       paths="$paths README.md docs examples"
       ;;
     vllm) environment=$(ls -d .venv-vllm-* 2>/dev/null | tail -n 1) paths="$paths tests/vllm" ;;

@@ -20,9 +20,14 @@ RULES = {
     "cmake": "its lines are in a file of examples/",
     "json": "a file for the commands of its page",
     "metal": "a file for the commands of its page",
+    "jinja": "a file for the commands of its page",
+    "sh": "tests/examples/documents_test.py sends its requests to the server of its page",
     "text": "output, or the form of a file",
 }
-_FILES = ("json", "metal")
+_FILES = ("json", "metal", "jinja")
+# The address of a page's server in its text; the test's server has another port.
+SERVER = "http://127.0.0.1:8000"
+_SERVE = "$ metal-marlin serve "
 
 
 class Block(NamedTuple):
@@ -58,6 +63,12 @@ def run_blocks(page: str, *languages: str) -> list[Block]:
     return [block for block in blocks(page) if block.language in languages and not block.not_run]
 
 
+def serves(page: str) -> bool:
+    """Whether a page's commands start a server, which its `sh` and `python` blocks talk to."""
+    return any(line.startswith(_SERVE) for block in run_blocks(page, "console")
+               for line in block.text.splitlines())
+
+
 def check(page: str) -> list[tuple[int, str]]:
     """Returns (line, finding) for each block that nothing runs and no marker excuses."""
     findings = []
@@ -68,6 +79,9 @@ def check(page: str) -> list[tuple[int, str]]:
             findings.append((block.line, f"no test runs {block.language or 'plain'!r} blocks: "
                                          "name its language, or begin it with a mark of "
                                          "tools/document_blocks.py"))
+        elif block.language == "sh" and not (serves(page) and block.text.startswith("curl ")):
+            findings.append((block.line, "only curl's requests to the page's server are run: "
+                                         "begin it with a mark of tools/document_blocks.py"))
         elif block.language in _FILES and not block.file:
             findings.append((block.line, "no line names the file that this block is"))
         elif block.language == "console":

@@ -3,7 +3,7 @@
 # the conformance cases whose names match the filter (default: all). With TESTS, a regex for ctest,
 # only those tests, and no conformance case: a data race in the thread pool, Quantize, a model's
 # forward passes or the writers shows in minutes with
-#   sanitize.sh tsan '' '^unit\.(base\.thread_pool|model\.threads)_test$'
+#   sanitize.sh tsan '' '^unit\.(base\.thread_pool|engine\.(threads|scheduler))_test$'
 # MARLIN_SANITIZE_KERNELS=ON (default) instruments the CPU kernels, too, for which clang takes half
 # an hour.
 set -eu

@@ -10,10 +10,12 @@ say() { printf '== %s\n' "$*" >&2; }
 mkdir -p "$build"
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
 python=$venv/bin/python
-"$python" -c 'import jinja2, nanobind, numpy, pytest, tokenizers' 2>/dev/null || {
-  say "installing jinja2, nanobind, numpy, pytest, tokenizers"
+modules="jinja2, nanobind, numpy, pytest, tokenizers, fastapi, rich, openai, anthropic, httpx"
+"$python" -c "import $modules" 2>/dev/null || {
+  say "installing $modules"
+  # shellcheck disable=SC2046
   "$python" -m pip --disable-pip-version-check -q install "nanobind>=2.2" numpy pytest \
-    tokenizers "jinja2>=3.1.6" >&2
+    tokenizers "jinja2>=3.1.6" $("$python" tools/extras.py serve chat) openai anthropic httpx >&2
 }
 
 say "building"

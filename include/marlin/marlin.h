@@ -27,6 +27,7 @@
 #include "marlin/recipe.h"
 #include "marlin/routing.h"
 #include "marlin/sampling.h"
+#include "marlin/scheduler.h"
 #include "marlin/sensitivity.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"

@@ -37,6 +37,7 @@ from .errors import (
     MarlinError,
     NonFiniteInputError,
     OutOfMemoryError,
+    QueueFullError,
     UnsupportedError,
 )
 from .generation import GenerationStream
@@ -126,6 +127,7 @@ __all__ = [
     "PreparedWeights",
     "QuantizationReport",
     "QuantizedWeights",
+    "QueueFullError",
     "SharedExpert",
     "TextCodec",
     "TiledWeights",

@@ -517,8 +517,9 @@ def run(
 
 
 def make_terminal(*, interactive: bool, as_json: bool, quiet: bool) -> Terminal:
-    """The best terminal that the installed packages give."""
-    if interactive and not as_json:
+    """The best terminal that the installed packages and the user's terminal allow: a dumb one
+    cannot redraw an unfinished answer, so that rich would show it at its end only."""
+    if interactive and not as_json and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
         with contextlib.suppress(ImportError):
             from ._rich_terminal import RichTerminal
 

@@ -30,6 +30,11 @@ class _Codec(TextCodec):
 
         run(self, self._directory, **request)
 
+    def serve(self, **request: Any) -> None:
+        from .serve.server import run
+
+        run(self._directory, **request)
+
 
 def main() -> int:
     """Runs this process's command line; returns the exit code."""

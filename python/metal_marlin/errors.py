@@ -29,5 +29,9 @@ class OutOfMemoryError(MarlinError, MemoryError):
     """Not enough memory."""
 
 
+class QueueFullError(MarlinError, RuntimeError):
+    """A queue without room; later it may have some."""
+
+
 class DeviceLostError(MarlinError, RuntimeError):
     """A device that no longer answers."""

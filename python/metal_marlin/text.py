@@ -178,21 +178,46 @@ class TextCodec:
             )
         )
 
-    def continuation(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+    def token(self, number: int) -> str | None:
+        """A token as the vocabulary writes it; None for a number that is none."""
+        text = self._call(lambda: self._tokenizer.id_to_token(number))
+        return text if isinstance(text, str) else None
+
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that texts leave out, by their names."""
+        added = self._call(self._tokenizer.get_added_tokens_decoder)
+        return {token.content: number for number, token in added.items() if token.special}
+
+    def vocabulary(self) -> dict[int, str]:
+        """All tokens by number, as the vocabulary writes them."""
+        found = self._call(lambda: self._tokenizer.get_vocab(with_added_tokens=True))
+        return {number: text for text, number in found.items()}
+
+    def has_byte_level(self) -> bool:
+        """Whether the vocabulary writes bytes as the characters of GPT-2's table."""
+        decoder = self._tokenizer.decoder
+        return decoder is not None and b"ByteLevel" in self._call(decoder.__getstate__)
+
+    def continuation(
+        self, prompt: Sequence[int], tokens: Sequence[int], skip_special_tokens: bool = True
+    ) -> str:
         """The text that tokens add to a prompt's: the beginning that both share is left out."""
-        before, after = self.decode(prompt), self.decode([*prompt, *tokens])
+        before = self.decode(prompt, skip_special_tokens)
+        after = self.decode([*prompt, *tokens], skip_special_tokens)
         return after[len(os.path.commonprefix([before, after])) :]
 
-    def stream(self, prompt: Sequence[int]) -> TextStream:
+    def stream(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> TextStream:
         """The text of tokens that follow a prompt, as they come."""
-        return TextStream(self, prompt)
+        return TextStream(self, prompt, skip_special_tokens)
 
-    def _decode_stream(self, ids: list[int]) -> Callable[[int], str]:
+    def _decode_stream(self, ids: list[int], skip_special_tokens: bool) -> Callable[[int], str]:
         """The text of each token that follows `ids`; empty for one that only begins a character.
         Errors, of the function: MalformedFileError for a text that does not extend the last one."""
         from tokenizers.decoders import DecodeStream
 
-        stream = self._call(lambda: DecodeStream(ids=ids, skip_special_tokens=True))
+        stream = self._call(
+            lambda: DecodeStream(ids=ids, skip_special_tokens=skip_special_tokens)
+        )
         return lambda token: self._call(lambda: stream.step(self._tokenizer, token)) or ""
 
 
@@ -205,8 +230,10 @@ class TextStream:
     new stream continues after it. Text that was returned and changes later is not taken back.
     """
 
-    def __init__(self, codec: TextCodec, prompt: Sequence[int]) -> None:
-        self._codec = codec
+    def __init__(
+        self, codec: TextCodec, prompt: Sequence[int], skip_special_tokens: bool = True
+    ) -> None:
+        self._codec, self._skip = codec, skip_special_tokens
         self._prompt = list(prompt)
         self._tokens: list[int] = []
         self._pieces: list[str] = []
@@ -238,16 +265,16 @@ class TextStream:
     def _missing(self) -> str:
         """The end of the text, which the pieces lack."""
         shown = "".join(self._pieces)
-        whole = self._codec.continuation(self._prompt, self._tokens)
+        whole = self._codec.continuation(self._prompt, self._tokens, self._skip)
         return whole[len(os.path.commonprefix([shown, whole])) :]
 
     def _restart(self) -> str:
         """The next piece without DecodeStream, which continues after it."""
         ids = [*self._prompt, *self._tokens]
         # A stream that begins within a character would return its context, too.
-        if self._codec.decode(ids).endswith("\ufffd"):
+        if self._codec.decode(ids, self._skip).endswith("\ufffd"):
             return ""
-        self._step = self._codec._decode_stream(ids)
+        self._step = self._codec._decode_stream(ids, self._skip)
         return self._missing()
 
 

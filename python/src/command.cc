@@ -14,6 +14,7 @@
 #include "registrations.h"
 #include "text/chat_request.h"
 #include "text/hub_name.h"
+#include "text/serve_request.h"
 #include "text/text_codec.h"
 
 namespace marlin::python {
@@ -79,8 +80,39 @@ nb::dict ChatArgumentsOf(const ChatRequest& request) {
   return dict;
 }
 
+/// The arguments of Python's serve, which has functions for the model and for a document, too.
+nb::dict ServeArgumentsOf(const ServeRequest& request) {
+  nb::dict dict;
+  dict["host"] = OptionalText(request.host);
+  dict["port"] = request.port;
+  dict["api_key"] = OptionalText(request.api_key);
+  dict["no_api_key"] = request.no_api_key;
+  nb::list origins;
+  for (const std::string& origin : request.cors_origins) origins.append(OptionalText(origin));
+  dict["cors_origins"] = origins;
+  dict["model_name"] = OptionalText(request.model_name);
+  dict["max_running"] = request.max_running;
+  dict["max_waiting"] = request.max_waiting;
+  dict["prefill_tokens"] = request.prefill_tokens;
+  dict["draft_tokens"] = request.draft_tokens;
+  dict["prefix_cache"] = request.prefix_cache;
+  dict["timeout"] = request.timeout_seconds;
+  dict["template_file"] = OptionalText(request.template_file);
+  dict["recipe"] = OptionalText(request.recipe);
+  dict["as_json"] = request.json;
+  dict["quiet"] = request.quiet;
+  dict["open_model"] = nb::cpp_function([&request](nb::handle directory) {
+    const std::string path = PathOf("directory", directory);
+    const nb::gil_scoped_release released;
+    return Take(request.open(path));
+  });
+  dict["print_json"] = nb::cpp_function(
+      [&request](const std::string& json) { return Take(request.print_json(json)); });
+  return dict;
+}
+
 /// An object with encode_bytes(bytes, bool) -> list[int], decode(list[int]) -> str,
-/// encode_chat(bytes, ...) -> list[int], chat(...).
+/// encode_chat(bytes, ...) -> list[int], chat(...), serve(...).
 class PythonCodec final : public TextCodec {
  public:
   explicit PythonCodec(nb::object codec) : codec_(std::move(codec)) {}
@@ -112,6 +144,13 @@ class PythonCodec final : public TextCodec {
   Status Chat(const ChatRequest& request) override {
     return Guarded([&] {
              codec_.attr("chat")(**ChatArgumentsOf(request));
+             return true;
+           })
+        .status();
+  }
+  Status Serve(const ServeRequest& request) override {
+    return Guarded([&] {
+             codec_.attr("serve")(**ServeArgumentsOf(request));
              return true;
            })
         .status();

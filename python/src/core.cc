@@ -201,6 +201,16 @@ nb::str TextObject(std::string_view text) {
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
+nb::object ErrorObject(Code code, std::string message) {
+  // Names from files and tensors may contain anything.
+  const auto breaks = [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) == 0x7f;
+  };
+  std::replace_if(message.begin(), message.end(), breaks, '?');
+  return nb::module_::import_("metal_marlin.errors")
+      .attr(ErrorClassName(code))(TextObject(message));
+}
+
 nb::object DocumentObject(const nlohmann::ordered_json& document) {
   // A name from a file may be invalid UTF-8.
   return DocumentObject(

@@ -117,6 +117,8 @@ nb::str PathObject(const std::string& path);
 nb::str TextObject(std::string_view text);
 /// The class of metal_marlin.errors for an error.
 const char* ErrorClassName(Code code);
+/// An exception of that class, with the message in one line.
+nb::object ErrorObject(Code code, std::string message);
 /// A document of the command as the dict that json.loads makes of it.
 nb::object DocumentObject(const nlohmann::ordered_json& document);
 nb::object DocumentObject(const std::string& text);

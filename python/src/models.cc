@@ -16,6 +16,7 @@
 #include "registrations.h"
 #include "text/documents.h"
 #include "text/parse_option.h"
+#include "text_options.h"
 
 namespace marlin::python {
 namespace {
@@ -53,23 +54,6 @@ void ForwardModel(const Model& model, Sequence& sequence, const Tokens& tokens, 
   const nb::gil_scoped_release released;
   const SequenceInput input{&sequence, tokens, all_logits};
   Check(model.Forward({&input, 1}, logits));
-}
-
-/// marlin::GenerateOptions with a Python callback.
-struct TextOptions : SamplingOptions {
-  int64_t max_tokens = 128;
-  Tokens stop_token_ids;
-  bool ignore_eos = false;
-  nb::object callback = nb::none();
-};
-
-GenerateOptions GenerateOptionsOf(const TextOptions& text) {
-  GenerateOptions options;
-  options.max_tokens = text.max_tokens;
-  options.sampling = static_cast<const SamplingOptions&>(text);
-  options.stop_token_ids = text.stop_token_ids;
-  options.ignore_eos = text.ignore_eos;
-  return options;
 }
 
 /// The document of `generate`, without the text.

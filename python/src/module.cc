@@ -1,21 +1,9 @@
 // The module _core: errors as exceptions, and the parts of registrations.h.
-#include <algorithm>
-#include <string>
-
 #include "core.h"
 #include "registrations.h"
 
 namespace marlin::python {
 namespace {
-
-/// A message as one line: names from files and tensors may contain anything.
-nb::object LineObject(std::string line) {
-  const auto breaks = [](char c) {
-    return static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) == 0x7f;
-  };
-  std::replace_if(line.begin(), line.end(), breaks, '?');
-  return TextObject(line);
-}
 
 /// Raises a StatusError as the exception class of its code.
 void TranslateErrors() {
@@ -23,9 +11,8 @@ void TranslateErrors() {
     try {
       std::rethrow_exception(pointer);
     } catch (const StatusError& error) {
-      const nb::object type =
-          nb::module_::import_("metal_marlin.errors").attr(ErrorClassName(error.code()));
-      PyErr_SetObject(type.ptr(), LineObject(error.what()).ptr());
+      const nb::object raised = ErrorObject(error.code(), error.what());
+      PyErr_SetObject(raised.type().ptr(), raised.ptr());
     }
   });
 }
@@ -48,6 +35,7 @@ NB_MODULE(_core, module) {
   python::BindMetal(module);
   python::BindCheckpoints(module);
   python::BindModels(module);
+  python::BindScheduler(module);
   python::BindDecoder(module);
   python::BindCommand(module);
 }

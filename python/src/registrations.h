@@ -12,6 +12,7 @@ void BindExpertCalls(nanobind::module_& module);
 void BindMetal(nanobind::module_& module);
 void BindCheckpoints(nanobind::module_& module);
 void BindModels(nanobind::module_& module);
+void BindScheduler(nanobind::module_& module);
 void BindDecoder(nanobind::module_& module);
 void BindCommand(nanobind::module_& module);
 void BindNames(nanobind::module_& module);

@@ -88,6 +88,18 @@ std::string UnknownOption(const CLI::App& command, std::string_view name) {
                      DidYouMean(name, OptionNames(command)));
 }
 
+/// The error of a word beyond the arguments that a command takes, with the option that it most
+/// likely belongs to: the first of these that the command has and that was not given.
+std::string SurplusWord(const CLI::App& command, std::string_view word) {
+  constexpr std::string_view kLikely[] = {"--prompt", "--against", "--output"};
+  const std::string shown = Printable(std::string(word));
+  for (const std::string_view name : kLikely) {
+    if (!HasOption(command, name) || command.get_option(std::string(name))->count() > 0) continue;
+    return fmt::format("unexpected argument '{0}'; did you mean {1} '{0}'?", shown, name);
+  }
+  return fmt::format("unexpected argument '{}'", shown);
+}
+
 /// The first word that is no command, or no option of the command, and what it may stand for. Empty
 /// if there is none.
 std::string UnknownWord(const CLI::App& app, std::span<char* const> words) {
@@ -97,8 +109,9 @@ std::string UnknownWord(const CLI::App& app, std::span<char* const> words) {
   for (const std::string_view word : words) {
     if (std::find(left.begin(), left.end(), word) == left.end()) continue;
     if (word.starts_with('-')) return UnknownOption(command, word.substr(0, word.find('=')));
-    if (known.empty()) continue;
     const std::string path = PathOf(command);
+    if (known.empty()) return SurplusWord(command, word);
+    if (path.empty() && word == "run") return "unknown command 'run'; did you mean 'generate'?";
     return fmt::format("unknown command '{}{}{}'{}", path, path.empty() ? "" : " ",
                        Printable(std::string(word)), DidYouMean(word, known));
   }

@@ -115,7 +115,17 @@ class ForwardCall {
 
   Status RunPasses() {
     const int64_t most = Internals::Impl(model_.device).backend().pass_tokens();
-    for (const PassPlan& plan : PlanPasses(inputs_, most)) MARLIN_RETURN_IF_ERROR(RunPass(plan));
+    for (const PassPlan& plan : PlanPasses(inputs_, most)) {
+      const int64_t first_row = next_row_;
+      Status status = RunPass(plan);
+      if (status.code() == Code::kOutOfMemory) {
+        // Cached pages make room for activations. No work may run when the pass is repeated.
+        MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
+        next_row_ = first_row;
+        if (model_.pool->DropCached()) status = RunPass(plan);
+      }
+      MARLIN_RETURN_IF_ERROR(status);
+    }
     return {};
   }
 

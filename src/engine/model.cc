@@ -238,10 +238,16 @@ Status Sequence::Truncate(int64_t length) {
   }
   const int64_t fed = this->length();
   const int64_t shortest = state_->cache.ShortestLength();
-  const bool valid = length == 0 || (length >= shortest && length <= fed);
+  const bool in_range = length == 0 || (length >= shortest && length <= fed);
+  const bool valid = in_range && !state_->cache.DividesPublished(length);
   if (valid) state_->cache.Truncate(length);
   state_->in_use.clear(std::memory_order_release);
   if (valid) return {};
+  if (in_range) {
+    return Status(
+        Code::kInvalidArgument,
+        fmt::format("length: {} is inside a page that other sequences may share", length));
+  }
   const std::string expected =
       shortest == 0 ? fmt::format("0..{}", fed)
                     : fmt::format("0 or {}..{} (the windows before are gone)", shortest, fed);

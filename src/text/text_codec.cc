@@ -33,6 +33,8 @@ Result<std::vector<int32_t>> TextCodec::EncodeChat(std::string_view /*message*/,
 
 Status TextCodec::Chat(const ChatRequest& /*request*/) { return WithoutTemplates(); }
 
+Status TextCodec::Serve(const ServeRequest& /*request*/) { return WithoutTemplates(); }
+
 TextStream::TextStream(TextCodec& codec, std::span<const int32_t> prompt)
     : codec_(codec), tokens_(prompt.begin(), prompt.end()), shown_(prompt.size()) {
   // As many tokens as the longest character has bytes.

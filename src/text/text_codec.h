@@ -15,7 +15,8 @@
 
 namespace marlin {
 
-struct ChatRequest;  // chat_request.h
+struct ChatRequest;   // chat_request.h
+struct ServeRequest;  // serve_request.h
 
 /// How a message becomes a prompt.
 struct ChatPrompt {
@@ -36,6 +37,9 @@ class TextCodec {
   virtual Result<std::vector<int32_t>> EncodeChat(std::string_view message, const ChatPrompt& chat);
   /// Holds a conversation on stdin and stdout, until the user ends it.
   virtual Status Chat(const ChatRequest& request);
+  /// Serves a model over HTTP, until a signal ends the server. Errors: kDeviceLost once the device
+  /// no longer answers.
+  virtual Status Serve(const ServeRequest& request);
 };
 
 /// Loads the tokenizer of a model's directory.

@@ -26,6 +26,8 @@ TEXTS = {"--prompt", "--prompts", "--calibration", "--text"}
 HAS_TOKENIZER = pathlib.Path(shutil.which(COMMAND) or COMMAND).read_bytes()[:2] == b"#!"
 
 
+# An error of the server is one of the command.
+CURL = 'curl() { command curl -sS --fail-with-body "$@"; }\n'
 # tests/cli/metal_sim_test.py runs these, where there is the compiler that they need.
 ELSEWHERE = {"metal-sim"}
 
@@ -70,6 +72,48 @@ def without_numbers(line: str) -> str:
     return " ".join(re.sub(r"[\d.]*\d|-{3,}", "N", line).split())
 
 
+class Server:
+    """The server that a page starts, on a free port."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.process: subprocess.Popen[str] | None = None
+        self.url = ""
+
+    def start(self, line: str) -> list[str]:
+        """Starts it, and returns what it prints, without numbers."""
+        self.kill()
+        arguments = shlex.split(line, comments=True)[1:]
+        self.process = subprocess.Popen([COMMAND, *arguments, "--port", "0"], cwd=self.directory,
+                                        stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        printed = []
+        for row in self.process.stdout:
+            printed.append(without_numbers(row))
+            if row.startswith("http"):
+                self.url = row.split()[0]
+                return printed
+        raise AssertionError(f"{line}: ended with {self.process.wait()}, after {printed}")
+
+    def send(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Runs a client, whose text has the address that the pages name."""
+        mine = [part.replace(document_blocks.SERVER, self.url) for part in command]
+        return subprocess.run(mine, cwd=self.directory, capture_output=True, text=True,
+                              check=False, timeout=300)
+
+    def stop(self) -> int:
+        """Ends it as a service manager does, and returns its exit code."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(60)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
 class Documents(unittest.TestCase):
     """The examples of README and the how-tos."""
 
@@ -100,11 +144,34 @@ class Documents(unittest.TestCase):
             text = (ROOT / page).read_text()
             with self.subTest(page), tempfile.TemporaryDirectory() as directory:
                 os.symlink(ROOT / "examples", os.path.join(directory, "examples"))
-                for block in document_blocks.run_blocks(text, "json", "metal"):
+                for block in document_blocks.run_blocks(text, "json", "metal", "jinja"):
                     pathlib.Path(directory, block.file).write_text(block.text)
+                if document_blocks.serves(text):
+                    if HAS_TOKENIZER:
+                        self.check_server_page(text, directory)
+                    continue
                 for block in document_blocks.run_blocks(text, "console"):
                     for line, output in commands(block.text):
                         self.check_command(line, output, directory)
+
+    def check_server_page(self, text: str, directory: str) -> None:
+        """Runs the commands, among them the server, the requests, and then the Python code."""
+        server = Server(directory)
+        self.addCleanup(server.kill)
+        for block in document_blocks.run_blocks(text, "console", "sh", "python"):
+            if block.language == "console":
+                for line, output in commands(block.text):
+                    if line.startswith("metal-marlin serve "):
+                        self.assertIn(without_numbers(output[-1]), server.start(line), line)
+                    else:
+                        self.check_command(line, output, directory)
+            elif block.language == "sh":
+                done = server.send("sh", "-e", "-c", CURL + block.text)
+                self.assertEqual(done.returncode, 0, f"{block.text}\n{done.stdout}{done.stderr}")
+        code = "\n".join(block.text for block in document_blocks.run_blocks(text, "python"))
+        done = server.send(sys.executable, "-c", code)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(server.stop(), 0)
 
     def check_command(self, line: str, output: list[str], directory: str) -> None:
         shown = shlex.split(line, comments=True)[1:]

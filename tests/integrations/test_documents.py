@@ -17,8 +17,11 @@ import document_blocks  # noqa: E402
 
 
 def python_of(page: str) -> str:
-    return "\n".join(block.text for block in document_blocks.run_blocks(
-        (ROOT / page).read_text(), "python"))
+    """The code of a page without a server; documents_test.py runs the code of the others."""
+    text = (ROOT / page).read_text()
+    if document_blocks.serves(text):
+        return ""
+    return "\n".join(block.text for block in document_blocks.run_blocks(text, "python"))
 
 
 PAGES = [page for page in document_blocks.pages(ROOT) if python_of(page)]

@@ -82,6 +82,7 @@ struct RemoteOptions {
   int64_t free_memory = 0;
   int64_t pass_tokens = 512;
   std::function<bool(int64_t bytes)> refuses = {};  ///< Allocations that fail.
+  std::function<Status()> fails = {};               ///< The status of decoder operations.
 };
 
 /// Work that is put again. As a stream it is itself, which keeps its workspaces apart.
@@ -254,7 +255,10 @@ class RemoteDecoder final : public DecoderBackend {
     });
   }
 
-  Status Put(std::function<Status()> work) const { return queue_.Put(std::move(work)); }
+  Status Put(std::function<Status()> work) const {
+    if (options_.fails) MARLIN_RETURN_IF_ERROR(options_.fails());
+    return queue_.Put(std::move(work));
+  }
   /// Runs a call with local memory.
   template <typename Call>
   Status Now(const Call& call) const {

@@ -1,0 +1,212 @@
+"""Chat answers as streams of pieces, which every chat endpoint formats in its own way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..chat_template import ChatTemplate, check_variables
+from .conversation import checked_tools, template_messages, tool_choice
+from .deltas import ContentDelta, Delta, Finished, Piece, ReasoningDelta, ToolCallDelta, Usage
+from .engine import Constraint, Engine, Text
+from .errors import ApiError, bad_request, unsupported
+from .formats import constraint_of
+from .generations import Chunk, Generations
+from .output import OutputFormat, OutputParser, output_format, output_parser
+from .settings import Settings
+
+# Variables of a template that chat_template_kwargs cannot set.
+_TAKEN = ("self", "messages", "tools", "documents", "add_generation_prompt",
+          "continue_final_message")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A conversation to answer; the fields have the form of OpenAI's chat completions."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    """vLLM's: {"json" | "regex" | "grammar" | "choice": ...}."""
+    settings: Settings = field(default_factory=Settings)
+    reasoning_effort: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    n: int = 1
+    """Answers, each with a seed of its own."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as the model reads it."""
+
+    text: str
+    ids: list[int]
+
+
+class ChatService:
+    """Answers conversations with an engine."""
+
+    def __init__(self, engine: Engine, template: ChatTemplate | None) -> None:
+        self.engine = engine
+        self._template = template
+        texts = "" if template is None else "".join(template.templates.values())
+        self.template_text = texts
+        """Of all templates; empty without one."""
+        self._has_developer = "developer" in texts
+
+    @property
+    def warning(self) -> str | None:
+        """What the user should know at the start of the server."""
+        if self._template is None:
+            return "no chat template: conversations are refused; --chat-template gives one"
+        return self._format(None).warning
+
+    def _format(self, tools: list[dict[str, Any]] | None) -> OutputFormat:
+        """The form of the answers to requests with these tools."""
+        return output_format(self.engine.info["model_type"], self._source(tools))
+
+    def _source(self, tools: list[dict[str, Any]] | None) -> str:
+        return "" if self._template is None else self._template.text(tools)
+
+    async def render(self, request: ChatRequest) -> Rendered:
+        """The prompt of a conversation. Errors: ApiError, the template's."""
+        template = self._template
+        if template is None:
+            raise bad_request(
+                "messages", "the model has no chat template; start the server with --chat-template"
+            )
+        source = self._source(request.tools)
+        if request.tools and "tools" not in source:
+            raise unsupported("tools", "the model's chat template has no tools")
+        variables = check_variables("chat_template_kwargs", request.template_kwargs, _TAKEN)
+        if request.reasoning_effort is not None:
+            if "reasoning_effort" not in source:
+                raise unsupported("reasoning_effort", "the model's chat template has none")
+            variables.setdefault("reasoning_effort", request.reasoning_effort)
+        messages = template_messages(request.messages, has_developer=self._has_developer)
+
+        def render() -> str:
+            return template.render(
+                messages,
+                tools=request.tools,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                **variables,
+            )
+
+        text = await self.engine.in_pool(render)
+        return Rendered(text, await self.engine.encode(text, add_special_tokens=False))
+
+    async def start(self, request: ChatRequest) -> ChatAnswers:
+        """Submits the answers of a request. Errors: as `render` and `Engine.submit`."""
+        tools = checked_tools(request.tools)
+        choice = tool_choice(request.tool_choice, tools)
+        request = dataclasses.replace(request, tools=None if choice == "none" else tools)
+        rendered = await self.render(request)
+        self._check_length(rendered)
+        visible = self._format(request.tools).visible_special_tokens
+        settings = dataclasses.replace(request.settings, visible_special_tokens=visible)
+        texts = []
+        for copy in range(request.n):
+            constraint = await self._constraint(request, choice, rendered)
+            texts.append(Text(rendered.ids, settings, constraint, copy))
+        source = self._source(request.tools)
+        parsers = [
+            output_parser(self.engine.info["model_type"], source, request.tools, rendered.text)
+            for _ in texts
+        ]
+        return ChatAnswers(self.engine.submit(texts), parsers)
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[Delta]:
+        """The pieces of one answer; closing the iterator cancels it."""
+        answers = await self.start(request)
+        try:
+            async for _, delta in answers:
+                yield delta
+        finally:
+            answers.close()
+
+    def _check_length(self, rendered: Rendered) -> None:
+        if len(rendered.ids) > self.engine.context:
+            raise ApiError(
+                400,
+                f"messages: have {len(rendered.ids)} tokens, the context holds "
+                f"{self.engine.context}",
+                param="messages",
+                code="context_length_exceeded",
+            )
+
+    async def _constraint(
+        self, request: ChatRequest, choice: str, rendered: Rendered
+    ) -> Constraint | None:
+        if choice not in ("none", "auto"):
+            raise unsupported("tool_choice", "only none and auto are supported")
+        return await constraint_of(self.engine, request.response_format, request.structured_outputs)
+
+
+class ChatAnswers:
+    """The answers of one request; iterates over (index of the answer, Delta) as they come."""
+
+    def __init__(self, generations: Generations, parsers: Sequence[OutputParser]) -> None:
+        self._generations, self._parsers = generations, parsers
+        self._called = [False] * len(parsers)
+        self._token_ids: list[list[int]] = [[] for _ in parsers]
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self._generations.texts[0].prompt
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of all answers so far; the prompt counts once."""
+        each = [text.usage for text in self._generations.texts]
+        return Usage(
+            each[0].prompt_tokens, sum(one.completion_tokens for one in each),
+            each[0].cached_tokens,
+        )  # fmt: skip
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
+        async for index, chunk in self._generations:
+            for delta in self._deltas(index, chunk):
+                yield index, delta
+
+    def take_token_ids(self, index: int) -> list[int]:
+        """The tokens of an answer that have come since the last call, without the stop token."""
+        taken, self._token_ids[index] = self._token_ids[index], []
+        return taken
+
+    def close(self) -> None:
+        """Ends the answers that still come."""
+        self._generations.close()
+
+    def _deltas(self, index: int, chunk: Chunk) -> list[Delta]:
+        parser = self._parsers[index]
+        self._token_ids[index] += chunk.token_ids
+        pieces = list(parser.add(chunk.text))
+        if chunk.finish_reason is not None:
+            pieces += parser.finish()
+        self._called[index] |= any(isinstance(piece, ToolCallDelta) for piece in pieces)
+        deltas: list[Delta] = [*_with_logprobs(pieces, chunk)]
+        if chunk.finish_reason is not None:
+            stopped = chunk.finish_reason == "stop"
+            reason = "tool_calls" if stopped and self._called[index] else chunk.finish_reason
+            deltas.append(Finished(reason, chunk.usage, chunk.stop))
+        return deltas
+
+
+def _with_logprobs(pieces: list[Piece], chunk: Chunk) -> list[Piece]:
+    """The pieces, the first text of which has the log-probabilities of the chunk's tokens."""
+    if not chunk.logprobs:
+        return pieces
+    for i, piece in enumerate(pieces):
+        if isinstance(piece, ContentDelta | ReasoningDelta):
+            pieces[i] = dataclasses.replace(piece, logprobs=chunk.logprobs)
+            return pieces
+    return [ContentDelta("", chunk.logprobs), *pieces]

@@ -1,0 +1,85 @@
+"""The pieces of a chat answer, as they come: what every chat endpoint formats in its own way.
+
+An answer is any number of ContentDelta, ReasoningDelta and ToolCallDelta, then one Finished. Joined
+by kind, and tool calls by index, they are the whole answer; no piece is ever taken back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The log-probability of a token, in nats, under the model's own distribution."""
+
+    token: str
+    """Its text; U+FFFD for bytes that are no character."""
+    token_id: int
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+    """The most likely tokens in its place, most likely first; their own `top` is empty."""
+    token_bytes: bytes | None = None
+    """The bytes of the token, where they are known."""
+
+
+@dataclass(frozen=True)
+class ContentDelta:
+    """Text for the reader. The text may be empty where only logprobs are new."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReasoningDelta:
+    """Text of the model's thinking, without the marks around it."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class ToolCallDelta:
+    """A piece of a call. The first of an index has id and name, and the others have neither."""
+
+    index: int
+    """Of the call in the answer, from 0; the pieces of a call follow each other."""
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+    """A piece of a JSON object's text. It may be cut anywhere, even within an escape."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    """Tokens of the prompt that were not computed again."""
+    reasoning_tokens: int = 0
+    """Tokens of the answer that are reasoning."""
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end of an answer. `tool_calls` instead of `stop` if there was a call."""
+
+    reason: FinishReason
+    usage: Usage = field(default_factory=lambda: Usage(0, 0))
+    stop: str | None = None
+    """The stop string that ended it, of those that the request gave."""
+
+
+Piece = ContentDelta | ReasoningDelta | ToolCallDelta
+"""A part of an answer, without its end."""
+Delta = Piece | Finished

@@ -1,0 +1,309 @@
+#include "engine/batch/continuous_batch.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/macros.h"
+#include "engine/batch/batch_pass.h"
+#include "engine/decode_call.h"
+#include "engine/kv_cache.h"
+#include "engine/model_impl.h"
+#include "model/placement.h"
+#include "ops/device/device.h"
+
+namespace marlin {
+namespace {
+
+using Clock = BatchText::Clock;
+
+/// Bounds of BatchLimits::max_running = 0. Memory of the host has no limit that would put texts
+/// back.
+constexpr int64_t kDeviceBatch = 256;
+constexpr int64_t kHostBatch = 32;
+
+bool Stops(const BatchText& text, int32_t token) {
+  return std::find(text.stops.begin(), text.stops.end(), token) != text.stops.end();
+}
+
+}  // namespace
+
+/// The rest of a pass while it is planned.
+struct ContinuousBatch::Budget {
+  int64_t prefill = 0;  ///< Tokens of prompts.
+  int64_t room = 0;     ///< Tokens beyond one of each running text.
+
+  void Take(const BatchText& text) {
+    if (text.piece == 0) return;
+    if (text.left() > 1) prefill -= text.piece;
+    room -= text.piece - 1;
+  }
+};
+
+int64_t MaxRunning(const Model& model, int64_t wanted) {
+  if (wanted == 0) wanted = ReadsHostMemory(model.device()) ? kHostBatch : kDeviceBatch;
+  const int64_t pass_tokens = Internals::Impl(model.device()).backend().pass_tokens();
+  return std::min({wanted, pass_tokens, kPassTokens});
+}
+
+Result<ContinuousBatch> ContinuousBatch::Make(const Model& model, const BatchLimits& limits,
+                                              BatchObserver& observer) {
+  MARLIN_ASSIGN_OR_RETURN(SamplerSlots samplers,
+                          SamplerSlots::Make(model.device(), model.info().vocab_size,
+                                             MaxRunning(model, limits.max_running)));
+  return ContinuousBatch(model, limits, observer, BatchSlots(std::move(samplers)));
+}
+
+ContinuousBatch::ContinuousBatch(const Model& model, const BatchLimits& limits,
+                                 BatchObserver& observer, BatchSlots slots)
+    : model_(&model),
+      observer_(&observer),
+      pass_tokens_(Internals::Impl(model.device()).backend().pass_tokens()),
+      prefill_tokens_(limits.prefill_tokens > 0 ? limits.prefill_tokens : pass_tokens_),
+      interactive_(limits.interactive),
+      slots_(std::move(slots)) {}
+
+void ContinuousBatch::Add(BatchText& text) {
+  if (text.options->max_tokens == 0) return End(text, StopReason::kMaxTokens);
+  waiting_.push_back(&text);
+}
+
+// Within one pass, a call that fails has not advanced any sampler state.
+Status ContinuousBatch::Step() {
+  MARLIN_RETURN_IF_ERROR(Plan());
+  const auto is_fed = [](const BatchText* text) { return text->piece > 0; };
+  stalled_ = std::none_of(running_.begin(), running_.end(), is_fed);
+  if (stalled_) return {};
+  const std::vector<BatchText*> entered = slots_.Enter(running_);
+  SampledTexts sampled;
+  Status status = slots_.Fill(entered);
+  if (status.ok()) status = RunPass(&sampled);
+  if (status.code() == Code::kOutOfMemory && sampled.empty()) {
+    // The memory of activations: what is kept for later texts goes first, and fewer texts need
+    // less.
+    for (BatchText* const text : entered) slots_.Leave(*text);
+    return Internals::Impl(*model_).pool->DropCached() ? Status() : PutBackNewest(status);
+  }
+  if (!status.ok() && status.code() != Code::kOutOfMemory) return status;
+  for (BatchText* const text : entered) text->sampler.clear();
+  for (size_t i = 0; i < sampled.texts.size(); ++i) {
+    BatchText& text = *sampled.texts[i];
+    Accept(text, sampled.Row(i));
+    const Status error = sampled.ErrorOf(i);
+    if (!text.ended && !error.ok()) End(text, StopReason::kCallback, error);
+  }
+  for (BatchText* const text : running_) {
+    if (!text->ended) text->sequence->state()->cache.Publish(text->tokens);
+  }
+  std::erase_if(running_, [](const BatchText* text) { return text->ended; });
+  return {};
+}
+
+Status ContinuousBatch::RunPass(SampledTexts* sampled) {
+  const bool all_decode = std::all_of(running_.begin(), running_.end(), [](const BatchText* text) {
+    return text->left() == 1 && !text->constrained;
+  });
+  if (all_decode) return DecodeTexts(*model_, slots_, StepsOfDecode(), sampled);
+  return FeedTexts(*model_, slots_, running_, sampled);
+}
+
+/// Decides how many tokens of each text the next pass feeds, takes their pages, and starts texts
+/// while there is room.
+Status ContinuousBatch::Plan() {
+  Budget budget = BudgetOfPass();
+  MARLIN_RETURN_IF_ERROR(PlanRunning(&budget));
+  StartWaiting(&budget);
+  if (interactive_) SpendRest(&budget);
+  return {};
+}
+
+ContinuousBatch::Budget ContinuousBatch::BudgetOfPass() const {
+  const bool bounded =
+      !interactive_ || std::any_of(running_.begin(), running_.end(),
+                                   [](const BatchText* text) { return text->left() == 1; });
+  return {bounded ? prefill_tokens_ : pass_tokens_, pass_tokens_ - std::ssize(running_)};
+}
+
+/// Each prompt takes at most half of what those before it left, so that a short one
+/// need not wait for all passes of a long one. SpendRest gives them what nobody took.
+void ContinuousBatch::Choose(BatchText& text, const Budget& budget) const {
+  const int64_t share = interactive_ ? budget.prefill - budget.prefill / 2 : budget.prefill;
+  text.piece = text.left() == 1 ? text.ready() : std::min({text.ready(), share, 1 + budget.room});
+}
+
+Status ContinuousBatch::PlanRunning(Budget* budget) {
+  for (size_t i = 0; i < running_.size();) {
+    BatchText& text = *running_[i];
+    if (text.left() > 1) Adopt(text);
+    Choose(text, *budget);
+    const Status reserved = Reserve(text);
+    if (reserved.code() == Code::kOutOfMemory) {
+      MARLIN_RETURN_IF_ERROR(PutBackNewest(reserved));
+      ++budget->room;
+      continue;
+    }
+    MARLIN_RETURN_IF_ERROR(reserved);
+    budget->Take(text);
+    ++i;
+  }
+  return {};
+}
+
+void ContinuousBatch::StartWaiting(Budget* budget) {
+  while (!waiting_.empty() && (!full_ || running_.empty()) && budget->room > 0 &&
+         budget->prefill > 0 && std::ssize(running_) < slots_.count()) {
+    BatchText& text = *waiting_.front();
+    if (!Start(text)) continue;
+    --budget->room;
+    Choose(text, *budget);
+    const Status reserved = Reserve(text);
+    if (!reserved.ok()) {
+      ++budget->room;
+      if (reserved.code() == Code::kOutOfMemory && !running_.empty()) {
+        text.sequence.reset();
+        full_ = true;
+        return;
+      }
+      waiting_.pop_front();
+      End(text, StopReason::kCallback, reserved);
+      continue;
+    }
+    budget->Take(text);
+    text.alone = running_.empty();
+    for (BatchText* const other : running_) other->alone = false;
+    waiting_.pop_front();
+    running_.push_back(&text);
+  }
+}
+
+/// Gives the rest of a pass to the prompts that may use it, the first one first.
+void ContinuousBatch::SpendRest(Budget* budget) {
+  for (BatchText* const text : running_) {
+    const int64_t before = text->piece;
+    const int64_t more = std::min({text->ready() - before, budget->prefill, budget->room});
+    if (more <= 0) continue;
+    text->piece += more;
+    if (!Reserve(*text).ok()) {
+      text->piece = before;
+      return;
+    }
+    budget->prefill -= more;
+    budget->room -= more;
+  }
+}
+
+/// Returns false after the text has ended with an error.
+bool ContinuousBatch::Start(BatchText& text) {
+  Result<Sequence> sequence = model_->NewSequence({.truncatable = false});
+  if (!sequence.ok()) {
+    waiting_.pop_front();
+    End(text, StopReason::kCallback, sequence.status());
+    return false;
+  }
+  text.sequence.emplace(*std::move(sequence));
+  text.tokens.assign(text.prompt.begin(), text.prompt.end());
+  text.tokens.insert(text.tokens.end(), text.generated.token_ids.begin(),
+                     text.generated.token_ids.end());
+  Adopt(text);
+  if (!text.start) text.start = Clock::now();
+  return true;
+}
+
+/// Takes the pages of tokens not fed yet that another text has published. Of a text that was put
+/// back these may be its own, which are no cached tokens.
+void ContinuousBatch::Adopt(BatchText& text) {
+  if (!text.salt) return;
+  const int64_t adopted = text.sequence->state()->cache.Adopt(text.tokens, *text.salt);
+  if (!text.put_back) text.cached_tokens += adopted;
+}
+
+/// Takes the pages of a text's next piece, so that the memory runs out before a pass and not in it.
+Status ContinuousBatch::Reserve(BatchText& text) {
+  KvCache& cache = text.sequence->state()->cache;
+  return cache.Reserve(cache.length(), cache.length() + text.piece);
+}
+
+/// Frees the pages of the text that started last, which starts again when another has ended. If
+/// that text was alone all the time, it ends with `cause`.
+Status ContinuousBatch::PutBackNewest(const Status& cause) {
+  BatchText& text = *running_.back();
+  if (text.alone) {
+    running_.pop_back();
+    End(text, StopReason::kCallback, cause);
+    return {};
+  }
+  MARLIN_RETURN_IF_ERROR(slots_.LeaveWithState(text));
+  text.sequence.reset();
+  running_.pop_back();
+  waiting_.push_front(&text);
+  full_ = true;
+  text.put_back = true;
+  ++times_put_back_;
+  return {};
+}
+
+/// Steps of a call in which all texts decode: where the device takes one after another, a text that
+/// ends within several would waste the others.
+int64_t ContinuousBatch::StepsOfDecode() const {
+  if (!Internals::Impl(model_->device()).backend().records()) return 1;
+  int64_t most = 1;
+  for (const BatchText* const text : slots_.texts()) {
+    most = std::max(most, text->options->max_tokens - std::ssize(text->generated.token_ids));
+  }
+  return std::min(most, kMostDecodeSteps);
+}
+
+/// Adds the tokens sampled for a text.
+void ContinuousBatch::Accept(BatchText& text, std::span<const int32_t> tokens) {
+  Generated& generated = text.generated;
+  if (tokens.empty()) return;
+  text.allowed.clear();
+  const double seconds = std::chrono::duration<double>(Clock::now() - *text.start).count();
+  if (generated.prefill_seconds == 0) generated.prefill_seconds = seconds;
+  for (const int32_t token : tokens) {
+    if (Stops(text, token)) return End(text, StopReason::kStopToken);
+    generated.token_ids.push_back(token);
+    text.tokens.push_back(token);
+    generated.decode_seconds = seconds - generated.prefill_seconds;
+    if (!observer_->Sampled(text, token)) return End(text, StopReason::kCallback);
+    if (std::ssize(generated.token_ids) == text.options->max_tokens) {
+      return End(text, StopReason::kMaxTokens);
+    }
+    // The last token that was sampled is not fed yet.
+    if (std::ssize(text.tokens) > model_->info().max_positions) {
+      return End(text, StopReason::kContextFull);
+    }
+  }
+}
+
+void ContinuousBatch::Cancel(BatchText& text) {
+  std::erase(waiting_, &text);
+  std::erase(running_, &text);
+  End(text, StopReason::kCallback);
+}
+
+void ContinuousBatch::EndRunning(const Status& error) {
+  for (BatchText* const text : std::exchange(running_, {})) {
+    End(*text, StopReason::kCallback, error);
+  }
+}
+
+void ContinuousBatch::EndAll(const Status& error) {
+  EndRunning(error);
+  for (BatchText* const text : std::exchange(waiting_, {})) {
+    End(*text, StopReason::kCallback, error);
+  }
+}
+
+void ContinuousBatch::End(BatchText& text, StopReason reason, const Status& error) {
+  text.generated.stop_reason = reason;
+  text.error = error;
+  text.ended = true;
+  slots_.Leave(text);
+  if (error.ok() && text.sequence) text.sequence->state()->cache.Publish(text.tokens);
+  text.sequence.reset();
+  full_ = false;
+  observer_->Ended(text);
+}
+
+}  // namespace marlin

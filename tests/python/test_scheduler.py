@@ -1,0 +1,140 @@
+"""_core.Scheduler: requests that come and go while another thread steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import metal_marlin as mm
+import pytest
+from metal_marlin import _core
+
+SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-qwen3-moe"
+PROMPT = [5, 17, 3, 99, 42]
+HOUR = 3600.0
+
+
+@pytest.fixture(scope="module")
+def model() -> mm.Model:
+    return mm.load(SAMPLE, "cpu", verbose=False, batch_invariant=True)
+
+
+def text_options(max_tokens: int, **values: Any) -> _core.TextOptions:
+    options = _core.TextOptions()
+    options.max_tokens = max_tokens
+    options.ignore_eos = True
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options
+
+
+def events_of(scheduler: _core.Scheduler) -> Iterator[_core.Event]:
+    """The events until no request is left."""
+    while scheduler.statistics["running"] + scheduler.statistics["waiting"]:
+        yield from scheduler.step(0)
+
+
+def test_texts_are_those_of_generate(model: mm.Model) -> None:
+    scheduler = _core.Scheduler(model._core, max_running=2)
+    wanted = {}
+    for length in (1, 3, 5):
+        ids = [scheduler.submit(PROMPT[:length], text_options(9, temperature=0.9, seed=length))]
+        whole = model.generate(PROMPT[:length], 9, temperature=0.9, seed=length, ignore_eos=True)
+        wanted[ids[0]] = whole.token_ids
+    tokens: dict[int, list[int]] = {}
+    ends = {}
+    for event in events_of(scheduler):
+        tokens.setdefault(event.id, []).extend(event.tokens)
+        assert event.error is None
+        assert (event.logprobs, event.prompt_logprobs, event.cached_tokens) == ([], [], 0)
+        assert min(event.waited_seconds, event.prefill_seconds, event.decode_seconds) >= 0
+        if event.ended is not None:
+            ends[event.id] = event.ended
+    assert tokens == wanted
+    assert ends == dict.fromkeys(wanted, "max_tokens")
+    statistics = scheduler.statistics
+    assert statistics["generated_tokens"] == 27
+    assert statistics["prompt_tokens"] == 9
+    assert statistics["page_tokens"] > 0
+    assert {"pages_used", "pages_cached", "draft_tokens", "accepted_tokens", "put_back"} < set(
+        statistics
+    )
+
+
+def test_cancelled_ones_are_stopped(model: mm.Model) -> None:
+    scheduler = _core.Scheduler(model._core)
+    request = scheduler.submit(PROMPT, text_options(500))
+    (event,) = scheduler.step(0)
+    assert (event.id, len(event.tokens), event.ended) == (request, 1, None)
+    scheduler.cancel(request)
+    (event,) = scheduler.step(0)
+    assert (event.id, event.tokens, event.ended) == (request, [], "stopped")
+    assert scheduler.statistics["running"] == 0
+
+
+def test_a_full_queue_has_an_error_of_its_own(model: mm.Model) -> None:
+    scheduler = _core.Scheduler(model._core, max_running=1, max_waiting=1)
+    for _ in range(2):
+        scheduler.submit(PROMPT, text_options(2))
+    with pytest.raises(mm.QueueFullError, match="the queue is full") as raised:
+        scheduler.submit(PROMPT, text_options(2))
+    assert isinstance(raised.value, mm.MarlinError)
+    list(events_of(scheduler))
+    scheduler.submit(PROMPT, text_options(2))
+
+
+def test_wrong_requests_are_refused(model: mm.Model) -> None:
+    scheduler = _core.Scheduler(model._core)
+    with pytest.raises(mm.InvalidArgumentError, match="prompt: no tokens"):
+        scheduler.submit([], text_options(1))
+    with pytest.raises(mm.InvalidArgumentError, match="max_tokens: expected 0 or more"):
+        scheduler.submit(PROMPT, text_options(-1))
+    with pytest.raises(mm.InvalidArgumentError, match="logprobs: expected -1..20, got 21"):
+        scheduler.submit(PROMPT, text_options(1), logprobs=21)
+    with pytest.raises(mm.InvalidArgumentError, match="options: expected no callback"):
+        scheduler.submit(PROMPT, text_options(1, callback=print))
+    with pytest.raises(mm.InvalidArgumentError, match="idle_seconds: expected 0 or more, got -1"):
+        scheduler.step(-1)
+    with pytest.raises(mm.InvalidArgumentError, match="max_running: expected 0 or more, got -1"):
+        _core.Scheduler(model._core, max_running=-1)
+
+
+def test_a_beginning_is_fed_once(model: mm.Model) -> None:
+    scheduler = _core.Scheduler(model._core)
+    page = scheduler.statistics["page_tokens"]
+    prompt = [token % 97 for token in range(page + 9)]
+    for salt, cached in (("", 0), ("", page), ("other", 0)):
+        scheduler.submit(prompt, text_options(1), cache_salt=salt)
+        (event,) = events_of(scheduler)
+        assert event.cached_tokens == cached
+    assert scheduler.statistics["cached_tokens"] == page
+    assert scheduler.statistics["pages_cached"] > 0
+
+
+def test_another_thread_steps(model: mm.Model) -> None:
+    scheduler = _core.Scheduler(model._core)
+    seen: list[_core.Event] = []
+    done = threading.Event()
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            for event in scheduler.step(HOUR):
+                seen.append(event)
+                if event.ended:
+                    done.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    request = scheduler.submit(PROMPT, text_options(6))
+    assert done.wait(60)
+    stop.set()
+    scheduler.wake()
+    thread.join()
+    assert [event.id for event in seen] == [request] * len(seen)
+    assert (
+        sum((event.tokens for event in seen), [])
+        == model.generate(PROMPT, 6, ignore_eos=True).token_ids
+    )
