@@ -442,13 +442,15 @@ def test_the_server_answers_in_a_form(client: Any) -> None:
 
 def test_the_server_calls_as_required(client: Any) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "look"}}):
-        answer = chat(client, tools=STRICT, tool_choice=choice, temperature=1, seed=2).json()
+        answer = chat(client, tools=STRICT, tool_choice=choice, temperature=1, seed=2,
+                      parallel_tool_calls=False).json()
         made = answer["choices"][0]
         assert made["finish_reason"] == "tool_calls" and not made["message"].get("content")
         calls = [(call["function"]["name"], json.loads(call["function"]["arguments"]))
                  for call in made["message"]["tool_calls"]]
         assert calls and all(map(is_call, calls))
-    text = chat(client, tools=STRICT, tool_choice="required", stream=True, temperature=1).text
+    text = chat(client, tools=STRICT, tool_choice="required", stream=True, temperature=1, seed=3,
+                parallel_tool_calls=False).text
     deltas = [choice["delta"] for event in events(text) for choice in event["choices"]]
     pieces = list(itertools.chain(*(delta.get("tool_calls") or [] for delta in deltas)))
     first = "".join(piece["function"].get("arguments") or "" for piece in pieces
