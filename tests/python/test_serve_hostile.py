@@ -333,6 +333,20 @@ def test_slots_and_pages_return(model: Model) -> None:
         assert again.json()["choices"] == wanted.json()["choices"]
 
 
+def test_large_bodies_together(model: Model) -> None:
+    """Requests keep their bodies: one too many is refused, and room returns with the others."""
+    scheduler = FakeScheduler([10])
+    limits = Limits(body_bytes=2000, all_body_bytes=3000)
+    body = {"messages": [USER], "max_tokens": 2, "stream": True, "user": "a" * 1200}
+    with served(app_of(make_engine(model, scheduler), Path(model.path), limits=limits)) as client:
+        scheduler.go.clear()
+        with client.stream("POST", CHAT, json=body), client.stream("POST", CHAT, json=body):
+            check(client.post(CHAT, json=body), 429)
+            scheduler.go.set()
+        for _ in range(3):
+            assert client.post(CHAT, json=body).status_code == 200
+
+
 def test_many_idle_connections(client: httpx.Client) -> None:
     idle = [connect(client) for _ in range(200)]
     check(client.post(CHAT, json={"messages": [USER], "max_tokens": 2}))
