@@ -65,9 +65,9 @@ def test_both_models_score_an_answer(folder: Path, other_folder: Path) -> None:
             chunks = serving.events(client.post(path, json=asked).text)
             choices = list(itertools.chain.from_iterable(chunk["choices"] for chunk in chunks))
             text = "".join(choice["delta"].get("content", "") for choice in choices)
-            answers.append(([token for choice in choices for token in choice["token_ids"]]
-                            if all("token_ids" in choice for choice in choices[1:])
-                            else [], text))  # fmt: skip
+            # The first chunk has the role alone.
+            ids = [token for choice in choices[1:] for token in choice["token_ids"]]
+            answers.append((ids, text))
         prompt = client.post("/tokenize", json={"messages": [serving.USER]}).json()["tokens"]
         for model, (ids, text) in zip(models, answers, strict=True):
             alone = model.generate(prompt, 8, temperature=0)

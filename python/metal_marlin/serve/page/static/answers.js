@@ -4,6 +4,7 @@ import { streamChat } from "./api.js";
 import { requestFields } from "./settings.js";
 import { textOf } from "./store.js";
 
+const CLOSING = 100; // Milliseconds.
 const SAVE_EVERY = 2000; // Milliseconds, so that a page that is closed loses little.
 
 /** Whether a message says anything: an answer that failed at once does not. */
@@ -144,7 +145,11 @@ export class Answers {
         }
       }
     } catch (error) {
-      if (error.name === "AbortError") message.stopped = true;
+      // A page that is closed loses the connection a moment before it is told that it ends.
+      await new Promise((resolve) => {
+        setTimeout(resolve, CLOSING);
+      });
+      if (control.signal.aborted) message.stopped = true;
       else {
         message.error = error.message;
         this._failed(error, message);
