@@ -41,7 +41,7 @@ CASES = [
     ("analyze SRC --rotuing", "did you mean '--routing'?"),
     ("inspect SRC --zzz", "unknown option '--zzz'; see metal-marlin inspect --help"),
     ("quantize SRC", "--output is required; see metal-marlin quantize --help"),
-    ("quantize SRC OUT", "unexpected argument 'OUT'; did you mean --output 'OUT'? See metal-marlin"),
+    ("quantize SRC OUT", "unexpected argument 'OUT'; did you mean --output 'OUT'? See metal"),
     ("quantize SRC -o OUT --recipe defualt_moe", "presets: default_dense, default_moe"),
     ("quantize SRC -o OUT --format s5", "known: fp4_e2m1"),
     ("export SRC -o OUT --to guff", "gguf"),
