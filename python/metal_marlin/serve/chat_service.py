@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..chat_template import ChatTemplate, check_variables
 from ..errors import MalformedFileError
+from .call_form import CallForm, call_form
 from .conversation import checked_tools, template_messages, tool_choice
 from .deltas import ContentDelta, Delta, Finished, Piece, ReasoningDelta, ToolCallDelta, Usage
 from .engine import Constraint, Engine, Text
@@ -93,9 +95,11 @@ class ChatService:
             variables.setdefault("reasoning_effort", request.reasoning_effort)
         messages = template_messages(request.messages, has_developer=self._has_developer)
 
+        calls = [i for i, message in enumerate(messages) if message.get("tool_calls")]
+
         def render() -> str:
             return template.render(
-                messages,
+                self._in_call_form(messages, calls[0]) if calls else messages,
                 tools=request.tools,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
@@ -108,6 +112,19 @@ class ChatService:
             # The same template renders other messages: these, or the variables, do not fit it.
             raise bad_request("messages", str(error)) from None
         return Rendered(text, await self.engine.encode(text, add_special_tokens=False))
+
+    def _in_call_form(self, messages: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+        """The messages with calls as the template takes them; `index` of the first that has any."""
+        form = self._call_form
+        if form is None:
+            raise unsupported(
+                f"messages[{index}].tool_calls", "the model's chat template writes no calls"
+            )
+        return form.apply(messages)
+
+    @functools.cached_property
+    def _call_form(self) -> CallForm | None:
+        return None if self._template is None else call_form(self._template)
 
     async def start(self, request: ChatRequest) -> ChatAnswers:
         """Submits the answers of a request. Errors: as `render` and `Engine.submit`."""
