@@ -232,17 +232,25 @@ def generated(folder: Path) -> str:
     return done.stdout.removesuffix("\n")
 
 
-def test_serve(file: Path, imported: Path, reference: Any) -> None:
-    want = chatted(reference, imported)
+@pytest.fixture(scope="module")
+def plain(imported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model's weights in fp32."""
+    folder = tmp_path_factory.mktemp("plain") / "model"
+    words = ["dequantize", str(imported), "-o", str(folder), "--dtype", "fp32"]
+    subprocess.run([*COMMAND, *words], capture_output=True, check=True)
+    return folder
+
+
+def test_serve(file: Path, plain: Path) -> None:
+    want = chatted(opened(plain), plain)
     assert "Paris" in want
     assert served_answers(file) == [want] * 2 == [generated(file)] * 2
 
 
-def test_serve_after_quantize(imported: Path, tmp_path: Path) -> None:
+def test_serve_after_quantize(plain: Path, tmp_path: Path) -> None:
     """`serve --quantize` against what the command quantizes, and transformers on its weights."""
-    plain, small, back = tmp_path / "plain", tmp_path / "small", tmp_path / "back"
+    small, back = tmp_path / "small", tmp_path / "back"
     for words in (
-        ["dequantize", imported, "-o", plain, "--dtype", "fp32"],
         ["quantize", plain, "-o", small, "--recipe", "uniform:u4/g32"],
         ["dequantize", small, "-o", back, "--dtype", "fp32"],
     ):

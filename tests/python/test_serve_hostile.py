@@ -303,6 +303,52 @@ def test_clients_that_go_at_any_moment(
         scheduler.go.set()
 
 
+def test_slots_and_pages_return(model: Model) -> None:
+    """The real scheduler, with clients that go while it reads prompts and generates."""
+    engine = make_engine(model)
+    draw = random.Random(1)
+    with served(app_of(engine, Path(model.path))) as client:
+        wanted = client.post(CHAT, json={"messages": [USER], "max_tokens": 8, "temperature": 0})
+        for i in range(40):
+            path = draw.choice([CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+            limit = {"max_output_tokens": 500} if path == RESPONSES else {"max_tokens": 500}
+            body = {name: value for name, value in BODIES[path].items()
+                    if name not in ("stop", "stop_sequences", "stop_token_ids")}  # fmt: skip
+            content = json.dumps({**body, **limit, "stream": bool(i % 2)}).encode()
+            with connect(client) as connection:
+                connection.sendall(
+                    f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
+                    f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+                    .encode() + content
+                )
+                if i % 2:
+                    connection.recv(draw.choice([1, 300, 2000]))
+        end = time.monotonic() + SECONDS
+        kept = ("running", "waiting", "pages_used")
+        while any(engine.statistics[name] for name in kept) and time.monotonic() < end:
+            client.get("/health")
+        assert [engine.statistics[name] for name in kept] == [0, 0, 0]
+        again = client.post(CHAT, json={"messages": [USER], "max_tokens": 8, "temperature": 0})
+        assert again.json()["choices"] == wanted.json()["choices"]
+
+
+def test_large_bodies_together(model: Model) -> None:
+    """Requests keep their bodies: one too many is refused, and room returns with the others."""
+    scheduler = FakeScheduler([10])
+    limits = Limits(body_bytes=2000, all_body_bytes=3000)
+    body = {"messages": [USER], "max_tokens": 2, "stream": True, "user": "a" * 1200}
+    with served(app_of(make_engine(model, scheduler), Path(model.path), limits=limits)) as client:
+        scheduler.go.clear()
+        with client.stream("POST", CHAT, json=body), client.stream("POST", CHAT, json=body):
+            check(client.post(CHAT, json=body), 429)
+            scheduler.go.set()
+        # The server sees that both have gone only when it looks.
+        for _ in range(1000):
+            if (answer := client.post(CHAT, json=body)).status_code == 200:
+                break
+        assert answer.status_code == 200, answer.text
+
+
 def test_many_idle_connections(client: httpx.Client) -> None:
     idle = [connect(client) for _ in range(200)]
     check(client.post(CHAT, json={"messages": [USER], "max_tokens": 2}))

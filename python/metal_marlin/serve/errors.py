@@ -120,7 +120,9 @@ def api_error(error: BaseException) -> ApiError:
         name = message.partition(":")[0]
         return ApiError(400, message, param=name if name.isidentifier() else None)
     if isinstance(error, UnsupportedError):
-        return ApiError(400, str(error), code="unsupported_parameter")
+        name = str(error).partition(":")[0]
+        param = name if name.isidentifier() else None
+        return ApiError(400, str(error), param=param, code="unsupported_parameter")
     if isinstance(error, DeviceLostError):
         return unavailable(str(error))
     if isinstance(error, OutOfMemoryError):
