@@ -114,7 +114,7 @@ def test_logprobs(model: mm.Model) -> None:
     prompt = events[0].prompt_logprobs
     assert prompt[0] is None
     assert [event.prompt_logprobs for event in events[1:]] == [[]] * (len(events) - 1)
-    reported = prompt[1:] + logprobs
+    reported = [one for one in prompt[1:] + logprobs if one is not None]
     for row, token, (logprob, top) in zip(rows, PROMPT[1:] + tokens, reported, strict=False):
         assert logprob == pytest.approx(row[token], abs=1e-4)
         assert [one[1] for one in top] == pytest.approx(np.sort(row)[::-1][:2], abs=1e-4)
