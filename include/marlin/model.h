@@ -125,10 +125,36 @@ class Sequence {
 struct SequenceInput {
   Sequence* sequence = nullptr;
   std::span<const int32_t> tokens;  ///< At least one.
-  bool all_logits = false;          ///< Return logits after every token, not only the last.
+  /// Return logits after every token, not only the last; ForwardAndSample: log-probabilities.
+  bool all_logits = false;
   /// Only feed the tokens, as all parts of a prompt but the last are: the input has no row of
-  /// logits, no sampler and no sampled token. Excludes all_logits.
+  /// logits, no sampler and no sampled token. Excludes all_logits, except in ForwardAndSample.
   bool feed_only = false;
+  /// For ForwardAndSample: the token after an input with feed_only and all_logits, of which the
+  /// last row gives the log-probability.
+  int32_t next_token = 0;
+  /// For ForwardAndSample: how many of the tokens, all but the first, are guesses of those that
+  /// follow it; up to kMostDrafts, without all_logits and feed_only.
+  int64_t drafts = 0;
+};
+
+/// SequenceInput::drafts, at most.
+inline constexpr int64_t kMostDrafts = 64;
+
+/// More arguments of Model::ForwardAndSample. All spans are host memory.
+struct SampleExtras {
+  /// For each token that is sampled, or empty: which tokens it may be, ceil(vocab_size / 32) words,
+  /// in which bit i % 32 of word i / 32 stands for token i. An empty element allows all.
+  std::span<const std::span<const uint32_t>> allowed = {};
+  /// The number of most likely tokens in a row of log-probabilities, up to kMostLikelyTokens; -1:
+  /// log-probabilities are not wanted.
+  int64_t likely = -1;
+  /// As LogProbabilityRows, before penalties, temperature and masks. One row per input, of its
+  /// sampled token; with all_logits one per token of the input, of the token that follows it; with
+  /// drafts one per token, of the token sampled there; with feed_only otherwise none.
+  std::span<float> of_tokens = {};
+  std::span<int32_t> likely_tokens = {};  ///< [rows, likely]
+  std::span<float> of_likely = {};        ///< [rows, likely]
 };
 
 /// A sequence that goes on with a token: the one sampled last, which has not been fed yet.
@@ -174,11 +200,19 @@ class Model {
   /// Forward, then samples one token per input on the device, from the logits after its last token.
   /// samplers are states written by ResetSampler, u8 [inputs, SamplerStateBytes] in device memory;
   /// tokens is host memory with one element per input. Inputs with feed_only count in neither, so
-  /// that others follow each other without a gap. Errors: also as SampleTokens; for logits that
-  /// cannot be sampled only once the pass is done: their elements of `tokens` are negative and
-  /// their sequences unchanged, and all others have their tokens.
+  /// that others follow each other without a gap.
+  ///
+  /// An input with drafts has an element of `tokens` for each of its tokens: a token is sampled
+  /// after the first, and after each draft while what was sampled before is that draft; elements
+  /// after those are negative. The sequence grows by the number of sampled tokens, of which the
+  /// last has not been fed, as by that number of calls, bit for bit with
+  /// ModelOptions::batch_invariant.
+  ///
+  /// Errors: also as SampleTokens; for logits that cannot be sampled only once the pass is done:
+  /// their elements of `tokens` are negative and their sequences unchanged, and all others have
+  /// their tokens. A mask that excludes all tokens is such an error (kInvalidArgument).
   Status ForwardAndSample(std::span<const SequenceInput> inputs, const MutableTensorView& samplers,
-                          std::span<int32_t> tokens) const;
+                          std::span<int32_t> tokens, const SampleExtras& extras = {}) const;
 
   /// Decodes up to `steps` tokens of every sequence: feeds its token, samples the next one, feeds
   /// that. A sequence ends after it has sampled a stop token, and where it reaches max_positions.

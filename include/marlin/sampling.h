@@ -48,5 +48,25 @@ Status ResetSampler(const Device& device, const SamplingOptions& options, int64_
 Status SampleTokens(const Device& device, const TensorView& logits, const MutableTensorView& states,
                     const MutableTensorView& tokens, void* stream = nullptr);
 
+/// Most tokens of a row that LogProbabilities ranks.
+inline constexpr int64_t kMostLikelyTokens = 20;
+
+/// Results of LogProbabilities, contiguous device memory.
+struct LogProbabilityRows {
+  MutableTensorView of_ids;  ///< f32 [rows]: of the row's id.
+  /// i32 [rows, n]: the n most likely tokens, the most likely first, ties by the lower id.
+  MutableTensorView likely_ids;
+  MutableTensorView of_likely;  ///< f32 [rows, n]: of those.
+};
+
+/// The log-probability of one id per row, i32 [rows], and of the row's most likely tokens: the log
+/// softmax of logits, f32 [rows, vocab]. The number n of these is 0 to the smaller of vocab and
+/// kMostLikelyTokens. Negative ids have NaN. A row with a logit that is NaN or +infinity, or only
+/// -infinity, has NaN, and -1 for its most likely tokens. All views are device memory. A row's
+/// results do not depend on other rows. Errors: kInvalidArgument naming the view, and for an id
+/// that is not below vocab, from Synchronize unless device memory is host memory.
+Status LogProbabilities(const Device& device, const TensorView& logits, const TensorView& ids,
+                        const LogProbabilityRows& out, void* stream = nullptr);
+
 }  // namespace marlin
 #pragma GCC visibility pop

@@ -36,8 +36,9 @@ struct SchedulerOptions {
   /// Most tokens of prompts in a pass in which a request decodes: a long prompt then delays the
   /// others' next tokens by no more than that. 0: 128, or 1024 on devices with memory of their own.
   int64_t prefill_tokens = 0;
-  /// Keeps the KV cache of prompts, so that a request with the same beginning does not feed it
-  /// again.
+  /// Keeps the pages of KV caches, so that a request that begins with the tokens of an earlier
+  /// request and its text does not feed them again, up to the last whole page. Without
+  /// ModelOptions::batch_invariant its logits may round differently than for a prompt fed at once.
   bool prefix_cache = true;
   /// Tokens that are guessed and verified per pass. Other values than 0: kUnsupported.
   int64_t draft_tokens = 0;
@@ -54,7 +55,7 @@ struct Request {
   bool prompt_logprobs = false;
   /// Only requests with the same salt share the KV cache of their prompts.
   std::string cache_salt;
-  /// Samples each token only after SetAllowed. True: kUnsupported.
+  /// Samples each token only after SetAllowed said which tokens it may be. True: kUnsupported.
   bool constrained = false;
 };
 
@@ -92,7 +93,7 @@ struct Event {
 struct SchedulerStatistics {
   int64_t running = 0;
   int64_t waiting = 0;       ///< Also those that were put back.
-  int64_t pages_used = 0;    ///< Pages of KV cache that running requests hold.
+  int64_t pages_used = 0;    ///< Pages of the model's KV cache that sequences hold.
   int64_t pages_cached = 0;  ///< Pages kept for requests to come.
   int64_t page_tokens = 0;   ///< Tokens of a page.
   int64_t page_groups = 0;   ///< Pages that those tokens take: several with sliding windows.
@@ -128,6 +129,12 @@ class Scheduler {
   /// Ends a request before the next pass; its last event has the reason kCallback. Nothing happens
   /// if it has ended.
   void Cancel(int64_t id);
+  /// Lets a constrained request sample its next token: bit i % 32 of allowed[i / 32] allows token
+  /// i, in ceil(vocab_size / 32) words. Each token needs a mask of its own; the next one can be set
+  /// once the token's event was returned, and a second mask for a token replaces the first. Nothing
+  /// happens if the request has ended. Errors: kInvalidArgument for an id that is not a constrained
+  /// request's, another number of words and a mask without a token.
+  Status SetAllowed(int64_t id, std::vector<uint32_t> allowed);
   /// Runs one pass, and replaces *events by what happened since the last call, one event per
   /// request. Without work it waits for some, or for Wake, up to `idle` (at most an hour). For one
   /// thread at a time. An error of a request is in its event. An error of a pass, which is no

@@ -48,7 +48,7 @@ def parse_variables(text: str | None) -> dict[str, Any]:
 
 
 class Messages:
-    """A conversation, and how the next answer is asked for; subclasses know who answers."""
+    """A conversation, and how the next answer is asked for; a subclass gets the answer."""
 
     unset = "the context"
     """What a setting of None means, for the user."""

@@ -148,7 +148,7 @@ class _Events:
 
 @dataclass
 class _Answer:
-    """What has come of an answer."""
+    """The part of an answer that has come."""
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)

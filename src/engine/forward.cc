@@ -234,11 +234,17 @@ Status RunHead(Pass& pass) {
 
 Status RunSample(const Pass& pass) {
   const StepValues& values = pass.values;
-  if (values.samplers.empty() || values.wanted.dim(0) == 0) return {};
-  MARLIN_RETURN_IF_ERROR(SampleRows(
-      pass.device,
-      {values.logits, values.samplers, values.tokens, values.sampler_rows, /*marks=*/true},
-      pass.stream()));
+  if (values.tokens.empty() || values.wanted.dim(0) == 0) return {};
+  const SampleTokensCall call = {values.logits,       values.samplers, values.tokens,
+                                 values.sampler_rows, /*marks=*/true,  values.allowed,
+                                 values.allowed_rows, values.drafts};
+  if (!values.samplers.empty()) {
+    MARLIN_RETURN_IF_ERROR(SampleRows(pass.device, call, pass.stream()));
+  }
+  if (!values.logprobs.of_ids.empty()) {
+    MARLIN_RETURN_IF_ERROR(LogProbabilities(pass.device, values.logits, values.tokens,
+                                            values.logprobs, pass.stream()));
+  }
   return Ended(pass, StepPart::kSample);
 }
 

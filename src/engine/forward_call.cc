@@ -1,6 +1,8 @@
 #include "engine/forward_call.h"
 
 #include <algorithm>
+#include <cstring>
+#include <iterator>
 #include <mutex>
 #include <vector>
 
@@ -11,6 +13,7 @@
 #include "engine/model_impl.h"
 #include "engine/pass_upload.h"
 #include "ops/decoder/sampling.h"
+#include "plan/step/sample_marks.h"
 
 namespace marlin {
 namespace {
@@ -32,10 +35,12 @@ std::vector<PassPlan> PlanPasses(std::span<const SequenceInput> inputs, int64_t 
   std::vector<PassPlan> passes(1);
   for (size_t i = 0; i < inputs.size(); ++i) {
     const bool all_logits = inputs[i].all_logits;
-    const bool last_logits = !all_logits && !inputs[i].feed_only;
+    const int64_t last_logits = all_logits ? 0 : WantedRows(inputs[i]);
     const auto total = static_cast<int64_t>(inputs[i].tokens.size());
+    // A token and its drafts are in one pass: each decides whether the next one is sampled.
+    const int64_t together = inputs[i].drafts > 0 ? total : 1;
     for (int64_t first = 0; first < total;) {
-      if (passes.back().tokens == most || passes.back().wanted == kPassTokens) {
+      if (passes.back().tokens + together > most || passes.back().wanted + together > kPassTokens) {
         passes.emplace_back();
       }
       PassPlan& pass = passes.back();
@@ -44,7 +49,7 @@ std::vector<PassPlan> PlanPasses(std::span<const SequenceInput> inputs, int64_t 
       pass.chunks.push_back({i, first, count});
       pass.tokens += count;
       first += count;
-      pass.wanted += all_logits ? count : static_cast<int64_t>(last_logits && first == total);
+      pass.wanted += all_logits ? count : first == total ? last_logits : 0;
     }
   }
   return passes;
@@ -70,7 +75,12 @@ class ForwardCall {
  public:
   ForwardCall(const Model::Impl& model, std::span<const SequenceInput> inputs, Arena& arena,
               const Wanted& wanted)
-      : model_(model), inputs_(inputs), arena_(arena), wanted_(wanted) {}
+      : model_(model), inputs_(inputs), arena_(arena), wanted_(wanted) {
+    for (const SequenceInput& input : inputs) {
+      has_targets_ |= input.all_logits && wanted.samples();
+      has_drafts_ |= input.drafts > 0;
+    }
+  }
 
   Status Run() {
     const Status status = RunPasses();
@@ -83,16 +93,21 @@ class ForwardCall {
   }
 
  private:
-  /// Lets the sequences have what they were fed, unless their logits could not be sampled.
+  /// Lets the sequences have what they were fed, of drafts those that were sampled, too, and
+  /// nothing where the logits could not be sampled.
   void Grow() const {
-    size_t row = 0;
+    auto tokens = wanted_.tokens;
     for (size_t i = 0; i < inputs_.size(); ++i) {
-      KvCache& cache = inputs_[i].sequence->state()->cache;
-      auto fed = static_cast<int64_t>(inputs_[i].tokens.size());
+      const SequenceInput& input = inputs_[i];
+      KvCache& cache = input.sequence->state()->cache;
+      auto fed = static_cast<int64_t>(input.tokens.size());
       if (wanted_.steps != nullptr) {
         fed = wanted_.steps->counts[i];
-      } else if (!wanted_.samplers.empty() && !inputs_[i].feed_only) {
-        if (wanted_.tokens[row++] < 0) continue;
+      } else if (!wanted_.samplers.empty() && !input.feed_only) {
+        const auto of_input = tokens.first(static_cast<size_t>(SampledTokens(input)));
+        const int64_t sampled = CountSampled(of_input);
+        if (input.drafts > 0 || sampled == 0) fed = sampled;
+        tokens = tokens.subspan(of_input.size());
       }
       cache.Grow(cache.length() + fed);
     }
@@ -122,7 +137,8 @@ class ForwardCall {
     for (const PassPlan::Chunk& chunk : plan.chunks) {
       MARLIN_RETURN_IF_ERROR(AddChunk(chunk, &rows));
     }
-    PassUpload upload(model_, wanted_, rows, next_row_);
+    state_rows_ = rows.state_rows;
+    PassUpload upload(model_, wanted_, rows);
     MARLIN_RETURN_IF_ERROR(upload.Send(arena_, &pass.values));
     MARLIN_RETURN_IF_ERROR(TakeValues(&pass));
     MARLIN_RETURN_IF_ERROR(TakeResults(&pass.values));
@@ -163,7 +179,12 @@ class ForwardCall {
     return {};
   }
 
-  Status AddChunk(const PassPlan::Chunk& chunk, PassRows* rows) const {
+  /// Whether rows have samplers other than the one of the same number.
+  bool maps_samplers() const {
+    return !wanted_.sampler_rows.empty() || has_targets_ || has_drafts_;
+  }
+
+  Status AddChunk(const PassPlan::Chunk& chunk, PassRows* rows) {
     const SequenceInput& input = inputs_[chunk.input];
     KvCache& cache = input.sequence->state()->cache;
     const int64_t position = cache.length() + chunk.first;
@@ -173,14 +194,41 @@ class ForwardCall {
     const auto total = static_cast<int64_t>(input.tokens.size());
     for (int64_t i = 0; i < chunk.count; ++i) {
       const int64_t token = chunk.first + i;
-      if (input.all_logits || (token == total - 1 && !input.feed_only)) {
+      if (token >= total - WantedRows(input)) {
         rows->wanted.push_back(static_cast<int32_t>(rows->ids.size()));
+        if (wanted_.samples()) AddWanted(input, token, rows);
       }
       rows->ids.push_back(input.tokens[static_cast<size_t>(token)]);
       rows->positions.push_back(static_cast<int32_t>(position + i));
     }
     rows->first_rows.push_back(static_cast<int32_t>(rows->ids.size()));
     return {};
+  }
+
+  /// Adds what sampling needs to know of a wanted row.
+  void AddWanted(const SequenceInput& input, int64_t token, PassRows* rows) {
+    const auto total = static_cast<int64_t>(input.tokens.size());
+    const bool samples = !input.feed_only && token >= total - SampledTokens(input);
+    const bool last = token + 1 == total;
+    const int32_t next = last ? input.next_token : input.tokens[static_cast<size_t>(token) + 1];
+    if (maps_samplers()) {
+      const std::span<const int32_t> of_inputs = wanted_.sampler_rows;
+      const int32_t state =
+          of_inputs.empty() ? static_cast<int32_t>(sampled_inputs_) : of_inputs[sampled_inputs_];
+      rows->state_rows.push_back(samples ? state : -1);
+    }
+    if (has_targets_) rows->targets.push_back(samples ? kNoToken : next);
+    if (has_drafts_) rows->drafts.push_back(samples && !last ? next : -1);
+    if (wanted_.extras != nullptr && !wanted_.extras->allowed.empty()) {
+      std::span<const uint32_t> mask;
+      if (samples) mask = wanted_.extras->allowed[sampled_rows_];
+      const auto before = static_cast<int64_t>(rows->masks.size());
+      rows->masks.insert(rows->masks.end(), mask.begin(), mask.end());
+      rows->mask_rows.push_back(mask.empty() ? -1
+                                             : static_cast<int32_t>(before / std::ssize(mask)));
+    }
+    if (samples) ++sampled_rows_;
+    if (samples && last) ++sampled_inputs_;
   }
 
   /// Rows [next_row_, next_row_ + rows) of a matrix.
@@ -194,17 +242,30 @@ class ForwardCall {
   Status TakeResults(StepValues* values) {
     const int64_t rows = values->wanted.dim(0);
     if (rows == 0) return {};
-    in_place_ = wanted_.samplers.empty() && model_.writes_host && HasRows(wanted_.logits);
+    in_place_ = !wanted_.samples() && model_.writes_host && HasRows(wanted_.logits);
     if (in_place_) {
       values->logits = NextRows(wanted_.logits, rows);
       return {};
     }
     const Shape shape{rows, model_.info.vocab_size};
     MARLIN_ASSIGN_OR_RETURN(values->logits, arena_.Take(DType::kF32, shape));
-    if (wanted_.samplers.empty()) return {};
-    values->samplers =
-        wanted_.sampler_rows.empty() ? NextRows(wanted_.samplers, rows) : wanted_.samplers;
-    MARLIN_ASSIGN_OR_RETURN(values->tokens, arena_.Take(DType::kI32, {rows}));
+    if (!wanted_.samples()) return {};
+    values->samplers = maps_samplers() ? wanted_.samplers : NextRows(wanted_.samplers, rows);
+    if (!has_targets_) {
+      MARLIN_ASSIGN_OR_RETURN(values->tokens, arena_.Take(DType::kI32, {rows}));
+    }
+    return wanted_.wants_logprobs() ? TakeLogprobs(values) : Status();
+  }
+
+  /// Log-probabilities are adjacent, for one copy: LogProbabilityRows, one after another.
+  Status TakeLogprobs(StepValues* values) {
+    const int64_t rows = values->wanted.dim(0);
+    const int64_t likely = wanted_.extras->likely;
+    MARLIN_ASSIGN_OR_RETURN(logprobs_, arena_.Take(DType::kI32, {rows * (1 + 2 * likely)}));
+    auto* const first = logprobs_.As<int32_t>();
+    values->logprobs = {{first, DType::kF32, {rows}},
+                        {first + rows, DType::kI32, {rows, likely}},
+                        {first + rows * (1 + likely), DType::kF32, {rows, likely}}};
     return {};
   }
 
@@ -216,8 +277,9 @@ class ForwardCall {
     if (rows == 0 || in_place_) return {};
     MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
     if (wanted_.steps != nullptr) return FetchSteps(values, upload);
-    if (!wanted_.samplers.empty()) {
-      return arena_.Download(values.tokens, wanted_.tokens.data() + first);
+    if (wanted_.samples()) {
+      MARLIN_RETURN_IF_ERROR(FetchTokens(values));
+      return wanted_.wants_logprobs() ? FetchLogprobs(first, rows) : Status();
     }
     if (model_.writes_host) {
       CopyRows(values.logits, wanted_.logits, first);
@@ -226,6 +288,33 @@ class ForwardCall {
     std::vector<float> host(static_cast<size_t>(values.logits.ElementCount()));
     MARLIN_RETURN_IF_ERROR(arena_.Download(values.logits, host.data()));
     CopyRows({host.data(), DType::kF32, values.logits.shape()}, wanted_.logits, first);
+    return {};
+  }
+
+  /// The tokens of the rows that were sampled.
+  Status FetchTokens(const StepValues& values) {
+    std::vector<int32_t> tokens(static_cast<size_t>(values.tokens.dim(0)));
+    MARLIN_RETURN_IF_ERROR(arena_.Download(values.tokens, tokens.data()));
+    for (size_t row = 0; row < tokens.size(); ++row) {
+      if (!state_rows_.empty() && state_rows_[row] < 0) continue;
+      wanted_.tokens[next_token_++] = tokens[row];
+    }
+    return {};
+  }
+
+  Status FetchLogprobs(int64_t first, int64_t rows) const {
+    const SampleExtras& extras = *wanted_.extras;
+    const auto copy = [&](const float* from, std::span<float> to, int64_t each) {
+      std::copy_n(from, rows * each, to.begin() + first * each);
+    };
+    std::vector<int32_t> host(static_cast<size_t>(logprobs_.ElementCount()));
+    MARLIN_RETURN_IF_ERROR(arena_.Download(logprobs_, host.data()));
+    std::vector<float> floats(host.size());
+    std::memcpy(floats.data(), host.data(), std::span(host).size_bytes());
+    copy(floats.data(), extras.of_tokens, 1);
+    std::copy_n(host.data() + rows, rows * extras.likely,
+                extras.likely_tokens.begin() + first * extras.likely);
+    copy(floats.data() + rows * (1 + extras.likely), extras.of_likely, extras.likely);
     return {};
   }
 
@@ -258,8 +347,15 @@ class ForwardCall {
   std::span<const SequenceInput> inputs_;
   Arena& arena_;
   const Wanted& wanted_;
-  int64_t next_row_ = 0;   ///< Index among the wanted rows of the call.
-  bool in_place_ = false;  ///< The device writes logits directly to the caller's memory.
+  bool has_targets_ = false;  ///< Some wanted rows only give log-probabilities.
+  bool has_drafts_ = false;
+  int64_t next_row_ = 0;             ///< Index among the wanted rows of the call.
+  size_t next_token_ = 0;            ///< Index among Wanted::tokens.
+  size_t sampled_inputs_ = 0;        ///< Whose last rows have been added.
+  size_t sampled_rows_ = 0;          ///< Rows that are sampled and have been added.
+  std::vector<int32_t> state_rows_;  ///< The samplers of the rows of the pass.
+  MutableTensorView logprobs_;       ///< The pass has them in one buffer.
+  bool in_place_ = false;            ///< The device writes logits directly to the caller's memory.
 };
 
 }  // namespace

@@ -28,15 +28,31 @@ struct StepsWanted {
 struct Wanted {
   MutableTensorView logits;    ///< f32 [rows, vocab], or empty.
   MutableTensorView samplers;  ///< u8 [inputs, SamplerStateBytes] in device memory, or empty.
-  /// One per input, if there are samplers: a token, or the mark (sample_marks.h) of an input whose
-  /// logits cannot be sampled, and whose sequence is then unchanged.
+  /// One per token that is sampled, if there are samplers: the token, or a mark (sample_marks.h).
+  /// The sequence of an input whose logits cannot be sampled is unchanged.
   std::span<int32_t> tokens;
   RoutingObserver* routing = nullptr;
   StepTimer* timer = nullptr;  ///< Times every pass, which is then not recorded.
   /// The state of each input, of any number of samplers; empty: they are in order.
   std::span<const int32_t> sampler_rows = {};
-  const StepsWanted* steps = nullptr;  ///< Needs sampler_rows, and replaces `tokens`.
+  const StepsWanted* steps = nullptr;    ///< Needs sampler_rows, and replaces `tokens`.
+  const SampleExtras* extras = nullptr;  ///< Masks and log-probabilities of samplers, or null.
+
+  /// Whether tokens or their log-probabilities are wanted, and not logits.
+  bool samples() const { return !samplers.empty() || wants_logprobs(); }
+  bool wants_logprobs() const { return extras != nullptr && extras->likely >= 0; }
 };
+
+/// Rows of logits of an input.
+inline int64_t WantedRows(const SequenceInput& input) {
+  if (input.all_logits) return static_cast<int64_t>(input.tokens.size());
+  return input.feed_only ? 0 : 1 + input.drafts;
+}
+
+/// Tokens that are sampled of an input, with those after drafts.
+inline int64_t SampledTokens(const SequenceInput& input) {
+  return input.feed_only ? 0 : 1 + input.drafts;
+}
 
 /// The blocks to which a pass of a model pads its block tables. A device that records passes gets
 /// them in fewer sizes, so that their shape does not change with every page.

@@ -11,10 +11,10 @@
 
 #include "base/macros.h"
 #include "base/seconds_since.h"
+#include "engine/batch/sampler_slots.h"
 #include "engine/decode_call.h"
 #include "engine/generation_checks.h"
 #include "engine/model_impl.h"
-#include "engine/sampler_slots.h"
 #include "plan/step/sample_marks.h"
 
 namespace marlin {

@@ -51,7 +51,7 @@ ModelInfo InfoOf(const Decoder& decoder) {
 }
 
 Status CheckInput(const std::shared_ptr<const Model::Impl>& model, const SequenceInput& input,
-                  size_t index) {
+                  size_t index, bool wants_logprobs) {
   const auto invalid = [&](const std::string& what) {
     return Status(Code::kInvalidArgument, fmt::format("inputs[{}]: {}", index, what));
   };
@@ -63,7 +63,9 @@ Status CheckInput(const std::shared_ptr<const Model::Impl>& model, const Sequenc
                                           : "a sequence of another model");
   }
   if (input.tokens.empty()) return invalid("no tokens");
-  if (input.feed_only && input.all_logits) return invalid("feed_only excludes all_logits");
+  if (input.feed_only && input.all_logits && !wants_logprobs) {
+    return invalid("feed_only excludes all_logits");
+  }
   const auto count = static_cast<int64_t>(input.tokens.size());
   const int64_t length = input.sequence->length();
   const ModelInfo& info = model->info;
@@ -83,11 +85,12 @@ Status CheckInput(const std::shared_ptr<const Model::Impl>& model, const Sequenc
 Status CheckLogits(const std::shared_ptr<const Model::Impl>& model,
                    std::span<const SequenceInput> inputs, const MutableTensorView& logits) {
   int64_t rows = 0;
-  for (const SequenceInput& input : inputs) {
-    if (input.feed_only) continue;
-    rows += input.all_logits ? static_cast<int64_t>(input.tokens.size()) : 1;
-  }
+  for (const SequenceInput& input : inputs) rows += WantedRows(input);
   const Shape expected{rows, model->info.vocab_size};
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].drafts == 0) continue;
+    return Status(Code::kInvalidArgument, fmt::format("inputs[{}]: drafts need samplers", i));
+  }
   if (logits.dtype() != DType::kF32 || !(logits.shape() == expected)) {
     return Status(Code::kInvalidArgument,
                   fmt::format("logits: expected f32 {}, got {} {}", expected.ToString(),
@@ -98,9 +101,9 @@ Status CheckLogits(const std::shared_ptr<const Model::Impl>& model,
 }
 
 Status CheckInputs(const std::shared_ptr<const Model::Impl>& model,
-                   std::span<const SequenceInput> inputs) {
+                   std::span<const SequenceInput> inputs, bool wants_logprobs = false) {
   for (size_t i = 0; i < inputs.size(); ++i) {
-    MARLIN_RETURN_IF_ERROR(CheckInput(model, inputs[i], i));
+    MARLIN_RETURN_IF_ERROR(CheckInput(model, inputs[i], i, wants_logprobs));
   }
   return {};
 }
@@ -134,13 +137,35 @@ int64_t SampledRows(std::span<const SequenceInput> inputs) {
                        [](const SequenceInput& input) { return !input.feed_only; });
 }
 
+/// Checks what each input asks of sampling.
+Status CheckSampled(const Model::Impl& model, const SequenceInput& input, size_t index,
+                    bool wants_logprobs) {
+  const auto invalid = [&](const std::string& what) {
+    return Status(Code::kInvalidArgument, fmt::format("inputs[{}]: {}", index, what));
+  };
+  if (input.all_logits && !wants_logprobs) {
+    return invalid("all_logits cannot be combined with sampling");
+  }
+  const int64_t vocab = model.info.vocab_size;
+  if (input.all_logits && input.feed_only && (input.next_token < 0 || input.next_token >= vocab)) {
+    return invalid(fmt::format("next_token: expected 0..{}, got {}", vocab - 1, input.next_token));
+  }
+  if (input.drafts == 0) return {};
+  const int64_t most =
+      std::min(kMostDrafts, Internals::Impl(model.device).backend().pass_tokens() - 1);
+  if (input.drafts < 0 || input.drafts > most) {
+    return invalid(fmt::format("drafts: expected 0..{}, got {}", most, input.drafts));
+  }
+  if (input.drafts + 1 != std::ssize(input.tokens)) {
+    return invalid(fmt::format("drafts: expected all but one of {} tokens, got {}",
+                               input.tokens.size(), input.drafts));
+  }
+  if (!input.all_logits && !input.feed_only) return {};
+  return invalid("drafts exclude all_logits and feed_only");
+}
+
 Status CheckSamplers(const Model::Impl& model, std::span<const SequenceInput> inputs,
                      const MutableTensorView& samplers) {
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!inputs[i].all_logits) continue;
-    return Status(Code::kInvalidArgument,
-                  fmt::format("inputs[{}]: all_logits cannot be combined with sampling", i));
-  }
   MARLIN_ASSIGN_OR_RETURN(const int64_t bytes,
                           SamplerStateBytes(model.device, model.info.vocab_size));
   const Shape expected{SampledRows(inputs), bytes};
@@ -156,6 +181,33 @@ Status CheckCount(const char* name, size_t count, size_t expected, const char* u
   if (count == expected) return {};
   return Status(Code::kInvalidArgument,
                 fmt::format("{}: expected {} ({}), got {}", name, expected, unit, count));
+}
+
+/// Checks masks, and memory for log-probabilities.
+Status CheckExtras(const Model::Impl& model, std::span<const SequenceInput> inputs,
+                   const SampleExtras& extras, size_t sampled) {
+  const auto words = static_cast<size_t>(CeilDivide(model.info.vocab_size, 32));
+  if (!extras.allowed.empty()) {
+    MARLIN_RETURN_IF_ERROR(CheckCount("allowed", extras.allowed.size(), sampled, "tokens"));
+  }
+  for (size_t i = 0; i < extras.allowed.size(); ++i) {
+    if (extras.allowed[i].empty() || extras.allowed[i].size() == words) continue;
+    return Status(Code::kInvalidArgument, fmt::format("allowed[{}]: expected {} words, got {}", i,
+                                                      words, extras.allowed[i].size()));
+  }
+  const int64_t most = std::min(kMostLikelyTokens, model.info.vocab_size);
+  if (extras.likely < -1 || extras.likely > most) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("likely: expected -1..{}, got {}", most, extras.likely));
+  }
+  if (extras.likely < 0) return {};
+  size_t rows = 0;
+  for (const SequenceInput& input : inputs) rows += static_cast<size_t>(WantedRows(input));
+  const size_t all = rows * static_cast<size_t>(extras.likely);
+  MARLIN_RETURN_IF_ERROR(CheckCount("of_tokens", extras.of_tokens.size(), rows, "rows"));
+  MARLIN_RETURN_IF_ERROR(
+      CheckCount("likely_tokens", extras.likely_tokens.size(), all, "rows * likely"));
+  return CheckCount("of_likely", extras.of_likely.size(), all, "rows * likely");
 }
 
 /// Checks the sizes of a Decode call.
@@ -283,17 +335,26 @@ Status Model::Forward(std::span<const SequenceInput> inputs,
 }
 
 Status Model::ForwardAndSample(std::span<const SequenceInput> inputs,
-                               const MutableTensorView& samplers, std::span<int32_t> tokens) const {
+                               const MutableTensorView& samplers, std::span<int32_t> tokens,
+                               const SampleExtras& extras) const {
   MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
   try {
     SequenceClaim claim;
+    const bool logprobs = extras.likely >= 0;
     MARLIN_RETURN_IF_ERROR(ClaimAll(inputs, &claim));
-    MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, inputs));
-    const auto sampled = static_cast<size_t>(SampledRows(inputs));
+    MARLIN_RETURN_IF_ERROR(CheckInputs(impl_, inputs, logprobs));
+    size_t sampled = 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      MARLIN_RETURN_IF_ERROR(CheckSampled(*impl_, inputs[i], i, logprobs));
+      sampled += static_cast<size_t>(SampledTokens(inputs[i]));
+    }
     MARLIN_RETURN_IF_ERROR(CheckCount("tokens", tokens.size(), sampled, "inputs"));
     MARLIN_RETURN_IF_ERROR(CheckSamplers(*impl_, inputs, samplers));
+    MARLIN_RETURN_IF_ERROR(CheckExtras(*impl_, inputs, extras, sampled));
     if (inputs.empty()) return {};
-    MARLIN_RETURN_IF_ERROR(RunForward(*impl_, inputs, {{}, samplers, tokens}));
+    Wanted wanted{{}, samplers, tokens};
+    wanted.extras = &extras;
+    MARLIN_RETURN_IF_ERROR(RunForward(*impl_, inputs, wanted));
     return FirstSampleError(tokens, std::ssize(tokens));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "forward: cannot allocate");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/checked.h"
 #include "base/macros.h"
 #include "model/mixer.h"
 
@@ -13,7 +14,11 @@ Status PassUpload::Send(Arena& arena, StepValues* values) {
   parts.positions = upload_.Add(rows_.positions);
   parts.first_rows = upload_.Add(rows_.first_rows);
   parts.wanted = upload_.Add(rows_.wanted);
-  parts.sampler_rows = upload_.Add(SamplerRows());
+  parts.sampler_rows = upload_.Add(rows_.state_rows);
+  parts.targets = upload_.Add(rows_.targets);
+  parts.drafts = upload_.Add(rows_.drafts);
+  parts.masks = upload_.Add(rows_.masks);
+  parts.mask_rows = upload_.Add(rows_.mask_rows);
   for (size_t group = 0; group < model_.pool->groups(); ++group) {
     parts.groups.push_back(AddGroup(group));
   }
@@ -26,7 +31,7 @@ Status PassUpload::Send(Arena& arena, StepValues* values) {
   values->positions = upload_.View(parts.positions);
   values->first_rows = upload_.View(parts.first_rows);
   values->wanted = upload_.View(parts.wanted);
-  if (parts.sampler_rows.count > 0) values->sampler_rows = upload_.View(parts.sampler_rows);
+  MARLIN_RETURN_IF_ERROR(ViewSampling(parts, values));
   for (const GroupParts& group : parts.groups) {
     MARLIN_RETURN_IF_ERROR(ViewGroup(group, values));
   }
@@ -81,12 +86,18 @@ Status PassUpload::ViewSteps(const PassParts& parts, StepValues* values) {
   return {};
 }
 
-/// The states of a pass's wanted rows; none if they are in order.
-std::vector<int32_t> PassUpload::SamplerRows() const {
-  if (wanted_.sampler_rows.empty()) return {};
-  const auto of_pass =
-      wanted_.sampler_rows.subspan(static_cast<size_t>(first_row_), rows_.wanted.size());
-  return {of_pass.begin(), of_pass.end()};
+/// The vectors that sampling needs. Where rows have targets, these are what it writes to.
+Status PassUpload::ViewSampling(const PassParts& parts, StepValues* values) const {
+  if (parts.sampler_rows.count > 0) values->sampler_rows = upload_.View(parts.sampler_rows);
+  if (parts.targets.count > 0) values->tokens = upload_.View(parts.targets);
+  if (parts.drafts.count > 0) values->drafts = upload_.View(parts.drafts);
+  if (parts.masks.count == 0) return {};
+  const int64_t words = CeilDivide(model_.info.vocab_size, 32);
+  const Shape shape{static_cast<int64_t>(parts.masks.count) / words, words};
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView masks, upload_.View(parts.masks, shape));
+  values->allowed = {masks.data(), DType::kU32, shape};
+  values->allowed_rows = upload_.View(parts.mask_rows);
+  return {};
 }
 
 /// The block tables of all sequences in one group, padded to the longest.

@@ -22,6 +22,16 @@ struct PassRows {
   std::vector<int32_t> positions;
   std::vector<int32_t> first_rows = {0};
   std::vector<int32_t> wanted;  ///< Rows whose logits are wanted.
+  /// For each of these, if not all are the only row of an input, or samplers are out of order: its
+  /// sampler, or -1.
+  std::vector<int32_t> state_rows;
+  /// For each wanted row, if any has another use than to be sampled: the token whose
+  /// log-probability it gives; kNoToken: the one sampled.
+  std::vector<int32_t> targets;
+  std::vector<int32_t> drafts;  ///< For each wanted row, if any has one: as in SampleTokensCall.
+  std::vector<int32_t> masks;   ///< The words of all masks.
+  /// The mask of each wanted row, or -1, if there is a mask.
+  std::vector<int32_t> mask_rows;
   std::vector<const KvCache*> caches;
   std::vector<PassSequence> sequences;
 };
@@ -29,10 +39,8 @@ struct PassRows {
 /// The upload of one pass.
 class PassUpload {
  public:
-  /// `first_row`: the index of the first wanted row of the pass among all of the call.
-  PassUpload(const Model::Impl& model, const Wanted& wanted, const PassRows& rows,
-             int64_t first_row)
-      : model_(model), wanted_(wanted), rows_(rows), first_row_(first_row) {}
+  PassUpload(const Model::Impl& model, const Wanted& wanted, const PassRows& rows)
+      : model_(model), wanted_(wanted), rows_(rows) {}
 
   /// Uploads, and sets the views of what was uploaded.
   Status Send(Arena& arena, StepValues* values);
@@ -54,6 +62,10 @@ class PassUpload {
     IndexUpload::Part first_rows;
     IndexUpload::Part wanted;
     IndexUpload::Part sampler_rows;
+    IndexUpload::Part targets;
+    IndexUpload::Part drafts;
+    IndexUpload::Part masks;
+    IndexUpload::Part mask_rows;
     std::vector<GroupParts> groups;
     IndexUpload::Part stop_ids;  ///< From here on: for several steps.
     IndexUpload::Part results;   ///< Counts [inputs], then tokens [inputs, steps].
@@ -62,13 +74,12 @@ class PassUpload {
   GroupParts AddGroup(size_t group);
   Status ViewGroup(const GroupParts& parts, StepValues* values) const;
   Status ViewSteps(const PassParts& parts, StepValues* values);
-  std::vector<int32_t> SamplerRows() const;
+  Status ViewSampling(const PassParts& parts, StepValues* values) const;
   std::vector<int32_t> BlockTables(size_t group) const;
 
   const Model::Impl& model_;
   const Wanted& wanted_;
   const PassRows& rows_;
-  int64_t first_row_;
   IndexUpload upload_;
   TensorView step_results_;
 };

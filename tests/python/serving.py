@@ -31,7 +31,9 @@ from metal_marlin.text import TextCodec
 SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-qwen3-moe"
 COMMAND = [sys.executable, "-m", "metal_marlin.cli"]
 TEMPLATE = (
-    "{{ start }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    "{{ start }}{% for m in messages %}[{{ m.role }}]"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{% endfor %}{{ m.content }}\n{% endfor %}"
     "{% if tools %}{{ tools | length }} tools\n{% endif %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )

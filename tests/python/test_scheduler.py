@@ -101,6 +101,18 @@ def test_wrong_requests_are_refused(model: mm.Model) -> None:
         _core.Scheduler(model._core, max_running=-1)
 
 
+def test_a_beginning_is_fed_once(model: mm.Model) -> None:
+    scheduler = _core.Scheduler(model._core)
+    page = scheduler.statistics["page_tokens"]
+    prompt = [token % 97 for token in range(page + 9)]
+    for salt, cached in (("", 0), ("", page), ("other", 0)):
+        scheduler.submit(prompt, text_options(1), cache_salt=salt)
+        (event,) = events_of(scheduler)
+        assert event.cached_tokens == cached
+    assert scheduler.statistics["cached_tokens"] == page
+    assert scheduler.statistics["pages_cached"] > 0
+
+
 def test_another_thread_steps(model: mm.Model) -> None:
     scheduler = _core.Scheduler(model._core)
     seen: list[_core.Event] = []

@@ -178,7 +178,8 @@ def test_the_lines_at_the_start(folder: Path) -> None:
             first, second = running.stdout.readline(), running.stdout.readline()
             assert first.startswith("device: ") and " KV cache " in first
             url, _, rest = second.partition(" ")
-            assert rest.split() == ["API:", "/v1", "docs:", "/docs", "metrics:", "/metrics"]
+            shown = "page: / API: /v1 docs: /docs metrics: /metrics"
+            assert rest.split() == shown.split()
             assert json.loads(httpx.get(url + "/v1/models").text)["data"][0]["id"] == "x"
         finally:
             running.kill()

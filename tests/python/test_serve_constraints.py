@@ -244,19 +244,22 @@ SOURCES = {**TEMPLATES, "mistral_args": "[TOOL_CALLS][ARGS]", "deepseek_v3": TEM
            + "```json", "llama3_tag": "<|python_tag|>"}
 
 
-def special_tokenizer(marks: tuple[str, ...]) -> Any:
+def special_tokenizer(marks: tuple[str, ...], special: bool) -> Any:
     made = Tokenizer.from_file(str(FILE))
-    made.add_tokens([AddedToken(mark, special=True) for mark in marks])
+    made.add_tokens([AddedToken(mark, special=special) for mark in marks])
     return made
 
 
 class Answers:
-    """Random answers of one format, whose marks are tokens."""
+    """Random answers of one format, whose marks are tokens: `special` ones, as Mistral's, or
+    others, as Qwen's."""
 
-    def __init__(self, source: str, prompt: str = "<|start|>assistant") -> None:
+    def __init__(
+        self, source: str, prompt: str = "<|start|>assistant", special: bool = True
+    ) -> None:
         self._source, self._prompt = source, prompt
         self._kind = output_format("", source)
-        self._tokenizer = special_tokenizer(self._kind.visible_special_tokens)
+        self._tokenizer = special_tokenizer(self._kind.visible_special_tokens, special)
         self.grammars = Grammars(
             self._tokenizer.to_str(), self._tokenizer.get_vocab_size() + 5, [END]
         )
@@ -290,10 +293,11 @@ def is_call(call: tuple[str, Any]) -> bool:
             and arguments["where"] in ("up", 'do"wn') and type(arguments.get("far", True)) is bool)
 
 
+@pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("family", SOURCES)
-def test_required_calls(family: str) -> None:
+def test_required_calls(family: str, special: bool) -> None:
     """A random model calls, in its own format, with arguments of the schema."""
-    answers = Answers(SOURCES[family])
+    answers = Answers(SOURCES[family], special=special)
     reasoned = 0
     for seed in range(6):
         content, reasoning, calls = answers.read(answers.grammar().calls(STRICT), seed)
@@ -442,13 +446,15 @@ def test_the_server_answers_in_a_form(client: Any) -> None:
 
 def test_the_server_calls_as_required(client: Any) -> None:
     for choice in ("required", {"type": "function", "function": {"name": "look"}}):
-        answer = chat(client, tools=STRICT, tool_choice=choice, temperature=1, seed=2).json()
+        answer = chat(client, tools=STRICT, tool_choice=choice, temperature=1, seed=2,
+                      parallel_tool_calls=False).json()
         made = answer["choices"][0]
         assert made["finish_reason"] == "tool_calls" and not made["message"].get("content")
         calls = [(call["function"]["name"], json.loads(call["function"]["arguments"]))
                  for call in made["message"]["tool_calls"]]
         assert calls and all(map(is_call, calls))
-    text = chat(client, tools=STRICT, tool_choice="required", stream=True, temperature=1).text
+    text = chat(client, tools=STRICT, tool_choice="required", stream=True, temperature=1, seed=3,
+                parallel_tool_calls=False).text
     deltas = [choice["delta"] for event in events(text) for choice in event["choices"]]
     pieces = list(itertools.chain(*(delta.get("tool_calls") or [] for delta in deltas)))
     first = "".join(piece["function"].get("arguments") or "" for piece in pieces

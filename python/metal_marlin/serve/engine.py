@@ -135,7 +135,7 @@ class Engine:
         return await loop.run_in_executor(self._pool, function, *arguments)
 
     def grammars(self) -> Grammars:
-        """What makes constraints for this model's texts; the first call takes long. Any thread."""
+        """Makes constraints for this model's texts; the first call takes long. Any thread."""
         with self._grammars_lock:
             if self._grammars is None:
                 info = self.info

@@ -126,7 +126,7 @@ int64_t PagePool::FirstNeeded(size_t group, int64_t blocks) const {
 std::vector<PrefixNode*> PagePool::FindPath(std::span<const int32_t> tokens,
                                             const PrefixPlace& place,
                                             const BlockTables& tables) const {
-  // Of each group, the block from which on all have pages.
+  // For each group, the block from which on all have pages.
   std::vector<int64_t> since;
   for (const std::vector<int32_t>& table : tables) {
     since.push_back(table.rend() - std::find(table.rbegin(), table.rend(), -1));

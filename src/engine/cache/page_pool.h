@@ -21,9 +21,9 @@ namespace marlin {
 /// The pages of a sequence's blocks, one block table per KV cache group.
 using BlockTables = std::vector<std::vector<int32_t>>;
 
-/// What the pages of a pool hold, in all groups together.
+/// Counts of a pool's pages, in all groups together.
 struct PoolStatistics {
-  int64_t pages_used = 0;    ///< Of sequences; a page that several share counts once.
+  int64_t pages_used = 0;    ///< Pages of sequences; one that several share counts once.
   int64_t pages_cached = 0;  ///< Published ones that no sequence has.
   int64_t bytes_used = 0;
   int64_t bytes_cached = 0;

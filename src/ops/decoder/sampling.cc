@@ -2,10 +2,13 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <utility>
 
 #include "base/aligned_buffer.h"
+#include "base/checked.h"
 #include "base/macros.h"
 #include "ops/decoder/decoder_checks.h"
 #include "ops/device/checks.h"
@@ -40,6 +43,39 @@ Status CheckStates(const char* name, const MutableTensorView& states, const Shap
     return {};
   }
   return Invalid(fmt::format("{}: must be aligned to {} bytes", name, kBufferAlignment));
+}
+
+Status CheckLogits(const TensorView& logits) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("logits", logits, 2));
+  if (logits.dtype() != DType::kF32) {
+    return Invalid(fmt::format("logits: expected f32, got {}", DTypeName(logits.dtype())));
+  }
+  return CheckActivations("logits", logits, logits.shape());
+}
+
+/// Checks contiguous f32 of a shape.
+Status CheckFloats(const char* name, const TensorView& view, const Shape& expected) {
+  if (view.dtype() != DType::kF32 || !(view.shape() == expected)) {
+    return Invalid(fmt::format("{}: expected f32 {}, got {} {}", name, expected.ToString(),
+                               DTypeName(view.dtype()), view.shape().ToString()));
+  }
+  if (!view.IsContiguous()) return Invalid(fmt::format("{}: must be contiguous", name));
+  return CheckData(name, view);
+}
+
+/// Checks the masks of a call.
+Status CheckMasks(const SampleTokensCall& call) {
+  const TensorView& allowed = call.allowed;
+  if (allowed.empty() && call.allowed_rows.empty()) return {};
+  MARLIN_RETURN_IF_ERROR(CheckRank("allowed", allowed, 2));
+  const Shape expected{allowed.dim(0), CeilDivide(call.logits.dim(1), 32)};
+  if (allowed.dtype() != DType::kU32 || !(allowed.shape() == expected)) {
+    return Invalid(fmt::format("allowed: expected u32 {}, got {} {}", expected.ToString(),
+                               DTypeName(allowed.dtype()), allowed.shape().ToString()));
+  }
+  if (!allowed.IsContiguous()) return Invalid("allowed: must be contiguous");
+  MARLIN_RETURN_IF_ERROR(CheckData("allowed", allowed));
+  return CheckInt32("allowed_rows", call.allowed_rows, {call.logits.dim(0)});
 }
 
 }  // namespace
@@ -90,12 +126,8 @@ Status SampleTokens(const Device& device, const TensorView& logits, const Mutabl
 }
 
 Status SampleRows(const Device& device, const SampleTokensCall& call, void* stream) {
-  const auto& [logits, states, tokens, state_rows, marks] = call;
-  MARLIN_RETURN_IF_ERROR(CheckRank("logits", logits, 2));
-  if (logits.dtype() != DType::kF32) {
-    return Invalid(fmt::format("logits: expected f32, got {}", DTypeName(logits.dtype())));
-  }
-  MARLIN_RETURN_IF_ERROR(CheckActivations("logits", logits, logits.shape()));
+  const auto& [logits, states, tokens, state_rows, marks, allowed, allowed_rows, drafts] = call;
+  MARLIN_RETURN_IF_ERROR(CheckLogits(logits));
   const int64_t rows = logits.dim(0);
   MARLIN_ASSIGN_OR_RETURN(const int64_t bytes, SamplerStateBytes(device, logits.dim(1)));
   int64_t count = rows;
@@ -109,12 +141,52 @@ Status SampleRows(const Device& device, const SampleTokensCall& call, void* stre
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("tokens", tokens, "logits", logits, false));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("tokens", tokens, "states", states, false));
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("states", states, "logits", logits, false));
-  if (!state_rows.empty()) {
-    MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("tokens", tokens, "state_rows", state_rows));
-    MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("states", states, "state_rows", state_rows));
+  MARLIN_RETURN_IF_ERROR(CheckMasks(call));
+  if (!drafts.empty()) {
+    MARLIN_RETURN_IF_ERROR(CheckInt32("drafts", drafts, {rows}));
+    if (state_rows.empty()) return Invalid("drafts: expected state_rows, too");
+  }
+  const std::pair<const char*, const TensorView*> inputs[] = {{"state_rows", &state_rows},
+                                                              {"allowed", &allowed},
+                                                              {"allowed_rows", &allowed_rows},
+                                                              {"drafts", &drafts}};
+  for (const auto& [name, view] : inputs) {
+    if (view->empty()) continue;
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("tokens", tokens, name, *view));
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("states", states, name, *view));
   }
   if (rows == 0) return {};
   return RunOperation(device, call, stream);
+}
+
+Status LogProbabilities(const Device& device, const TensorView& logits, const TensorView& ids,
+                        const LogProbabilityRows& out, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckLogits(logits));
+  const int64_t rows = logits.dim(0);
+  MARLIN_RETURN_IF_ERROR(CheckVocab(logits.dim(1)));
+  MARLIN_RETURN_IF_ERROR(CheckInt32("ids", ids, {rows}));
+  MARLIN_RETURN_IF_ERROR(CheckRank("likely_ids", out.likely_ids, 2));
+  const int64_t likely = out.likely_ids.dim(1);
+  const int64_t most = std::min(kMostLikelyTokens, logits.dim(1));
+  if (likely < 0 || likely > most) {
+    return Invalid(fmt::format("likely_ids: expected 0..{} columns, got {}", most, likely));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckInt32("likely_ids", out.likely_ids, {rows, likely}));
+  MARLIN_RETURN_IF_ERROR(CheckFloats("of_ids", out.of_ids, {rows}));
+  MARLIN_RETURN_IF_ERROR(CheckFloats("of_likely", out.of_likely, {rows, likely}));
+  const std::pair<const char*, const MutableTensorView*> outputs[] = {
+      {"of_ids", &out.of_ids}, {"likely_ids", &out.likely_ids}, {"of_likely", &out.of_likely}};
+  for (size_t i = 0; i < std::size(outputs); ++i) {
+    const auto& [name, view] = outputs[i];
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices(name, *view, "ids", ids));
+    MARLIN_RETURN_IF_ERROR(CheckNoOverlap(name, *view, "logits", logits, false));
+    for (size_t j = 0; j < i; ++j) {
+      MARLIN_RETURN_IF_ERROR(
+          CheckNoOverlapWithIndices(name, *view, outputs[j].first, *outputs[j].second));
+    }
+  }
+  if (rows == 0) return {};
+  return RunOperation(device, LogProbabilitiesCall{logits, ids, out}, stream);
 }
 
 Status AdvanceTokens(const Device& device, const TensorView& sampled, const StepAdvance& advance,

@@ -165,6 +165,21 @@ struct SampleTokensCall {
   /// A row whose logits cannot be sampled is no error of the call: its token is a mark
   /// (sample_marks.h). Its state has not advanced.
   bool marks = false;
+  /// u32 [masks, ceil(vocab / 32)], contiguous: bit i % 32 of word i / 32 allows token i. Applies
+  /// to logits after penalties. Empty: every token is allowed.
+  TensorView allowed = {};
+  TensorView allowed_rows = {};  ///< i32 [rows]: the mask of each row; negative: none.
+  /// i32 [rows], with state_rows, or empty. A row's draft: the next row has its state and is
+  /// sampled only if the row's token is its draft, and otherwise marked kSkippedMark. Negative: the
+  /// next row is another sequence's, as after the last row.
+  TensorView drafts = {};
+};
+
+/// As LogProbabilities.
+struct LogProbabilitiesCall {
+  TensorView logits;
+  TensorView ids;
+  LogProbabilityRows out;
 };
 
 /// Between two steps of a recording: feeds the sampled tokens to the next step. Row r runs while

@@ -22,6 +22,7 @@
 #include "marlin/decoder.h"
 #include "marlin/gemm.h"
 #include "marlin/moe.h"
+#include "marlin/sampling.h"
 #include "marlin/weights.h"
 
 namespace marlin {
@@ -226,6 +227,10 @@ struct StepValues {
   MutableTensorView samplers;  ///< u8 [wanted, sampler_state_bytes], or empty.
   TensorView sampler_rows;     ///< As SampleTokensCall::state_rows, with any number of samplers.
   MutableTensorView tokens;    ///< i32 [wanted].
+  TensorView allowed;          ///< As in SampleTokensCall; empty: no row has a mask.
+  TensorView allowed_rows;
+  TensorView drafts;            ///< As in SampleTokensCall; empty: no row has a draft.
+  LogProbabilityRows logprobs;  ///< For `tokens`; empty views: they are not wanted.
   StepAdvance advance;
 
   int64_t rows() const { return positions.dim(0); }

@@ -79,11 +79,11 @@ struct Text {
   int64_t adopted = 0;
 };
 
-/// Leaves a text's pages in the pool.
+/// Leaves a text's whole pages in the pool.
 void Cache(const std::shared_ptr<PagePool>& pool, const Tokens& tokens,
            std::string_view salt = "") {
   Text text(pool, tokens, salt);
-  EXPECT_TRUE(text.Feed().ok());
+  EXPECT_TRUE(text.Feed(std::ssize(tokens) / kPage * kPage).ok());
 }
 
 int64_t Adopted(const std::shared_ptr<PagePool>& pool, const Tokens& tokens,
@@ -355,8 +355,8 @@ TEST(PrefixCache, AWindowNeedsOnlyThePagesItSees) {
   }
   // The pages that the window passed are the oldest: the text is found without them.
   EXPECT_EQ(pool->statistics().pages_cached, 10);
-  pool->KeepAtMost(7 * kPageBytes);
-  EXPECT_EQ(pool->statistics().pages_cached, 7);
+  pool->KeepAtMost(8 * kPageBytes);
+  EXPECT_EQ(pool->statistics().pages_cached, 8);
   {
     Text text(pool, tokens);
     EXPECT_EQ(text.adopted, 5 * kPage);
@@ -367,7 +367,7 @@ TEST(PrefixCache, AWindowNeedsOnlyThePagesItSees) {
   }
   // A prefix whose window was given up is not found, although the pages of other layers are there.
   EXPECT_EQ(Adopted(pool, TextOf({1, 2, 3, 9}, 1)), 0);
-  EXPECT_EQ(Adopted(pool, TextOf({1, 2, 3, 4, 9}, 1)), 0);
+  EXPECT_EQ(Adopted(pool, TextOf({1, 2, 3, 4, 9}, 1)), 4 * kPage);
 }
 
 // Where all layers have windows, the tree keeps the way to the pages that are there.

@@ -190,11 +190,14 @@ TEST_P(PrefixReuse, ConversationsGenerateTheSameText) {
     KvCache& cache = sequence.state()->cache;
     adopted = cache.Adopt(text, "");
     EXPECT_EQ(adopted, turn == 0 ? 0 : (std::ssize(text) - 20 - 1) / page() * page()) << turn;
-    const auto got = Generate(*model_, &sequence, text, options);
+    const Tokens prompt = text;
+    const auto got = Generate(*model_, &sequence, prompt, options, [&](int32_t token) {
+      text.push_back(token);
+      cache.Publish(text);
+      return true;
+    });
     ASSERT_TRUE(got.ok()) << got.status().message();
     EXPECT_EQ(got->token_ids, want->token_ids) << turn;
-    text.insert(text.end(), got->token_ids.begin(), got->token_ids.end());
-    cache.Publish(text);
     text.insert(text.end(), 20, 5);
   }
   EXPECT_GT(adopted, page());
@@ -221,11 +224,11 @@ TEST_P(PrefixReuse, APageIsNotTruncated) {
 /// A device with memory of its own, of which an allocation may fail.
 class PrefixMemory : public ::testing::Test {
  protected:
-  Model Open(int64_t for_cache) {
+  Model Open(int64_t window, int64_t for_cache) {
     directory_.emplace();
-    testing::WriteQwen2(directory_->path(), 300);
+    testing::WriteQwen2(directory_->path(), window);
     const Device device = testing::OpenRemote(
-        {.free_memory = int64_t{1} << 28, .refuses = [this](int64_t) { return until_-- == 0; }});
+        {.free_memory = int64_t{1} << 30, .refuses = [this](int64_t) { return until_-- == 0; }});
     const auto checkpoint = Checkpoint::Open(directory_->path());
     EXPECT_TRUE(checkpoint.ok()) << checkpoint.status().message();
     int64_t weights = 0;
@@ -250,9 +253,9 @@ class PrefixMemory : public ::testing::Test {
 };
 
 TEST_F(PrefixMemory, CachedPagesMakeRoomForOtherTexts) {
-  const Model roomy = Open(int64_t{1} << 24);
+  const Model roomy = Open(300, int64_t{1} << 24);
   const int64_t page = 256 * roomy.info().kv_cache_bytes_per_token;
-  const Model model = Open(5 * page);
+  const Model model = Open(300, 5 * page);
   const PagePool& pool = *Internals::Impl(model).pool;
   for (int i = 0; i < 12; ++i) {
     const Tokens all = testing::TokensBelow(128, 900);
@@ -280,21 +283,26 @@ TEST_F(PrefixMemory, CachedPagesMakeRoomForActivations) {
   const Tokens tokens(400, 9);
   Logits want;
   int dropped = 0;
-  for (int64_t fails = -1; fails < 12; ++fails) {
-    const Model model = Open(int64_t{1} << 24);
+  for (int64_t fails = -1; fails < 6; ++fails) {
+    const Model model = Open(0, int64_t{1} << 28);
     PagePool& pool = *Internals::Impl(model).pool;
     Logits got;
     {
       Sequence sequence = *model.NewSequence();
       sequence.state()->cache.Adopt(cached, "");
-      for (int64_t fed = 0; fed < 520; fed += 8) {  // With little memory for activations.
-        const Tokens part(cached.begin(), cached.begin() + fed + 8);
+      for (size_t fed = 0; fed < 520; fed += 20) {  // With little memory for activations.
+        const Tokens part(cached.begin(), cached.begin() + static_cast<std::ptrdiff_t>(fed) + 20);
         ASSERT_TRUE(Feed(model, &sequence, part, &got).ok());
       }
       sequence.state()->cache.Publish(cached);
     }
-    ASSERT_GT(pool.statistics().pages_cached, 0);
+    ASSERT_EQ(pool.statistics().pages_cached, 2);
+    // The next text has pages of another slab.
+    std::vector<int32_t> others;
+    while (pool.Slabs(0).size() < 2) others.push_back(*pool.Take(0));
     Sequence sequence = *model.NewSequence();
+    ASSERT_TRUE(sequence.state()->cache.Reserve(0, 400).ok());
+    for (const int32_t page : others) pool.Return(0, page);
     until_ = fails;
     const Status status = Feed(model, &sequence, tokens, &got);
     until_ = -1;

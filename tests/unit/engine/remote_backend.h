@@ -235,7 +235,16 @@ class RemoteDecoder final : public DecoderBackend {
   Status Run(const SampleTokensCall& call, const OperationContext&) const override {
     return Put([this, call] {
       return Now(SampleTokensCall{Local(call.logits), Local(call.states), Local(call.tokens),
-                                  Local(call.state_rows), call.marks});
+                                  Local(call.state_rows), call.marks, Local(call.allowed),
+                                  Local(call.allowed_rows), Local(call.drafts)});
+    });
+  }
+  Status Run(const LogProbabilitiesCall& call, const OperationContext&) const override {
+    return Put([this, call] {
+      const auto& [of_ids, likely_ids, of_likely] = call.out;
+      return Now(LogProbabilitiesCall{Local(call.logits),
+                                      Local(call.ids),
+                                      {Local(of_ids), Local(likely_ids), Local(of_likely)}});
     });
   }
   Status Run(const AdvanceTokensCall& call, const OperationContext&) const override {

@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <limits>
+#include <cstring>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <string>
@@ -54,6 +55,7 @@ struct Text {
   Status status;
   int ends = 0;
   double waited_seconds = -1;
+  int64_t cached_tokens = 0;
 
   void Add(const Event& event) {
     EXPECT_EQ(ends, 0) << event.id;
@@ -62,6 +64,7 @@ struct Text {
     status = event.status;
     ends += event.last() ? 1 : 0;
     waited_seconds = event.waited_seconds;
+    cached_tokens = event.cached_tokens;
   }
 };
 using Texts = std::map<int64_t, Text>;
@@ -300,6 +303,42 @@ TEST_P(SchedulerTexts, LongPromptsDelayNobody) {
   }
 }
 
+// A request does not feed whole pages that an earlier one with the same salt has fed, and has the
+// same text.
+TEST_P(SchedulerTexts, EqualBeginningsAreFedOnce) {
+  Scheduler scheduler = Make({.prefill_tokens = 100});
+  const int64_t page = scheduler.statistics().page_tokens;
+  const Tokens first = Prompt(static_cast<size_t>(2 * page + 10));
+  const auto run = [&](Scheduler& with, const Tokens& prompt, const std::string& salt = "") {
+    Request request = MakeRequest(prompt, 4);
+    request.cache_salt = salt;
+    const int64_t id = MustSubmit(with, request);
+    Texts texts;
+    StepUntilIdle(with, &texts);
+    ExpectAlone(texts[id], request, salt);
+    return texts[id];
+  };
+  EXPECT_EQ(run(scheduler, first).cached_tokens, 0);
+  EXPECT_GT(scheduler.statistics().pages_cached, 0);
+  const Text again = run(scheduler, first);
+  EXPECT_EQ(again.cached_tokens, 2 * page);
+  EXPECT_EQ(run(scheduler, first, "other").cached_tokens, 0);
+  // The last token of a prompt is always fed.
+  EXPECT_EQ(run(scheduler, {first.begin(), first.begin() + 2 * page}).cached_tokens, page);
+  // A next turn has the text of the turn before.
+  Tokens longer = first;
+  longer.insert(longer.end(), again.tokens.begin(), again.tokens.end());
+  longer.resize(static_cast<size_t>(3 * page), 7);
+  EXPECT_EQ(run(scheduler, longer).cached_tokens, 2 * page);
+  Tokens other = first;
+  other[static_cast<size_t>(page)] ^= 1;
+  EXPECT_EQ(run(scheduler, other).cached_tokens, page);
+  EXPECT_EQ(scheduler.statistics().cached_tokens, 6 * page);
+  EXPECT_EQ(scheduler.statistics().pages_used, 0);
+  Scheduler without = Make({.prefix_cache = false});
+  EXPECT_EQ(run(without, first).cached_tokens, 0);
+}
+
 TEST_P(SchedulerTexts, StepWaitsForWork) {
   Scheduler scheduler = Make();
   std::vector<Event> events;
@@ -400,6 +439,7 @@ TEST_F(SchedulerMemory, RandomRequestsArePutBackAndGoOn) {
   const Model model = Open({}, 5);
   const Tokens text = testing::TokensBelow(static_cast<int32_t>(model.info().vocab_size), 2000);
   int64_t put_back = 0;
+  int64_t cached = 0;
   for (uint32_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
@@ -409,8 +449,9 @@ TEST_F(SchedulerMemory, RandomRequestsArePutBackAndGoOn) {
     std::map<int64_t, Request> requests;
     Texts texts;
     for (int i = 0; i < 14; ++i) {
-      const auto begin = text.begin() + static_cast<std::ptrdiff_t>(below(1000));
-      Request request = MakeRequest({begin, begin + 200 + static_cast<std::ptrdiff_t>(below(100))},
+      // Every third request begins as others do.
+      const auto begin = text.begin() + (i % 3 == 0 ? 0 : static_cast<std::ptrdiff_t>(below(1000)));
+      Request request = MakeRequest({begin, begin + 200 + static_cast<std::ptrdiff_t>(below(150))},
                                     static_cast<int64_t>(5 + below(60)));
       request.options.sampling = {.temperature = below(2) == 0 ? 0.9F : 0.0F, .seed = below(99)};
       requests[MustSubmit(*scheduler, request)] = request;
@@ -433,9 +474,69 @@ TEST_F(SchedulerMemory, RandomRequestsArePutBackAndGoOn) {
       }
     }
     put_back += scheduler->statistics().put_back;
+    cached += scheduler->statistics().cached_tokens;
     EXPECT_EQ(scheduler->statistics().pages_used, 0);
   }
   EXPECT_GT(put_back, 0);
+  EXPECT_GT(cached, 0);
+}
+
+/// A model in which the embedding of token `bad` is NaN.
+void WriteModelWithNan(const std::string& path, size_t bad) {
+  testing::WriteQwen2(path, 40);
+  const std::string file = path + "/model.safetensors";
+  std::string bytes = testing::ReadFile(file);
+  uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  const auto tensors = nlohmann::json::parse(bytes.substr(8, header));
+  const auto first = tensors["model.embed_tokens.weight"]["data_offsets"][0].get<size_t>();
+  for (size_t i = 0; i < 64; ++i) {
+    const uint16_t nan = 0x7fc0;  // In bf16.
+    std::memcpy(bytes.data() + 8 + header + first + (bad * 64 + i) * 2, &nan, sizeof(nan));
+  }
+  testing::WriteFile(file, bytes);
+}
+
+// A logit that is no number ends its own request: in the prompt's pass, or later while decoding.
+TEST(SchedulerErrors, NonFiniteLogitsEndTheirRequestAlone) {
+  testing::TemporaryDirectory directory;
+  const auto seen_at = [&](int32_t bad) {
+    WriteModelWithNan(directory.path(), static_cast<size_t>(bad));
+    auto model =
+        Model::Open(directory.path(), *Device::Open(TestDevice()), {.batch_invariant = true});
+    EXPECT_TRUE(model.ok()) << model.status().message();
+    return *std::move(model);
+  };
+  const Tokens prompt = {5, 17, 3};
+  const Tokens alone = Generate(seen_at(127), prompt, MakeRequest({}, 12).options)->token_ids;
+  // The third token that the text generates is bad: the row fails once it is fed.
+  const int32_t bad = alone[2];
+  const bool repeats = bad == alone[0] || bad == alone[1] || bad == 9 || bad == 11;
+  ASSERT_FALSE(repeats);
+  const Model model = seen_at(bad);
+  const Request good = MakeRequest({9, 11}, 12);
+  const auto want = Generate(model, good.prompt, good.options);
+  ASSERT_TRUE(want.ok()) << want.status().message();
+  auto scheduler = Scheduler::Make(model);
+  ASSERT_TRUE(scheduler.ok()) << scheduler.status().message();
+  const int64_t before = MustSubmit(*scheduler, good);
+  const int64_t later = MustSubmit(*scheduler, MakeRequest(prompt, 12));
+  const int64_t at_once = MustSubmit(*scheduler, MakeRequest({4, bad, 6}, 12));
+  const int64_t after = MustSubmit(*scheduler, good);
+  Texts texts;
+  StepUntilIdle(*scheduler, &texts);
+  for (const int64_t id : {before, after}) {
+    EXPECT_EQ(texts[id].tokens, want->token_ids) << id;
+    EXPECT_EQ(texts[id].ended, StopReason::kMaxTokens) << id;
+  }
+  EXPECT_EQ(texts[later].tokens, Tokens(alone.begin(), alone.begin() + 3));
+  EXPECT_TRUE(texts[at_once].tokens.empty());
+  for (const int64_t id : {later, at_once}) {
+    EXPECT_EQ(texts[id].ends, 1) << id;
+    EXPECT_EQ(texts[id].status.code(), Code::kNonFiniteInput) << texts[id].status.message();
+    EXPECT_EQ(texts[id].status.message(), "logits: nan for token 0") << id;
+  }
+  EXPECT_EQ(scheduler->statistics().pages_used, 0);
 }
 
 // A request that alone is too long for the memory fails, and the others do not.

@@ -185,6 +185,9 @@ class SampledRows : public ::testing::Test {
   std::vector<float> logits_ = std::vector<float>(2 * kVocab);
   std::vector<int32_t> state_rows_;
   std::vector<int32_t> tokens_;
+  TensorView masks_;
+  std::vector<int32_t> mask_rows_;
+  std::vector<int32_t> drafts_;
 };
 
 TEST_F(SampledRows, UseTheirStates) {
@@ -230,6 +233,82 @@ TEST_F(SampledRows, AreMarkedWhereTheyCannotBeSampled) {
   EXPECT_THAT(tokens_, ElementsAre(2, 21));
   EXPECT_EQ(SampleError(LogitMark(kMostVocab - 1, true)).message(),
             "logits: inf for token 536870911");
+}
+
+TEST_F(SampledRows, TakeOnlyAllowedTokens) {
+  // The first mask allows 3 and 33, the second all but the last word's, the third nothing.
+  const std::vector<uint32_t> words = {8, 2, ~0U, 0, 0, 0};
+  masks_ = {words.data(), DType::kU32, {3, 2}};
+  mask_rows_ = {0, -1};
+  logits_[33] = 2;
+  ASSERT_TRUE(Sample({1, 0}).ok());
+  EXPECT_THAT(tokens_, ElementsAre(33, 21));
+  // Penalties are applied first: 33 has been sampled.
+  ASSERT_TRUE(Sample({1, 0}).ok());
+  EXPECT_THAT(tokens_, ElementsAre(3, 21));
+  mask_rows_ = {1, 0};
+  ASSERT_TRUE(Sample({0, 2}).ok());
+  EXPECT_THAT(tokens_, ElementsAre(20, 3));
+  mask_rows_ = {2, 1};
+  ASSERT_TRUE(Sample({1, 0}, true).ok());
+  EXPECT_EQ(SampleError(tokens_[0]).message(), "allowed: no token whose logit is a number");
+  EXPECT_EQ(tokens_[1], 21);
+  EXPECT_EQ(Sample({1, 0}).message(), "row 1: allowed: no token whose logit is a number");
+  // A logit that is no number is an error although its token is not allowed.
+  logits_[5] = std::numeric_limits<float>::quiet_NaN();
+  mask_rows_ = {0, -1};
+  EXPECT_EQ(Sample({1, 0}).message(), "row 1: logits: nan for token 5");
+  mask_rows_ = {3, -1};
+  EXPECT_EQ(Sample({1, 0}).message(),
+            "row 1: allowed_rows: expected less than the number of masks");
+  masks_ = {words.data(), DType::kU32, {2, 3}};
+  EXPECT_EQ(Sample({1, 0}).message(), "allowed: expected u32 [2, 2], got u32 [2, 3]");
+}
+
+// With temperature, top-k and top-p, too.
+TEST_F(SampledRows, DrawOnlyAllowedTokens) {
+  const std::vector<uint32_t> words = {(1U << 3) | (1U << 7), 1U << 1};
+  masks_ = {words.data(), DType::kU32, {1, 2}};
+  mask_rows_ = {0, 0};
+  for (const SamplingOptions& options :
+       {SamplingOptions{.temperature = 1}, SamplingOptions{.temperature = 1, .top_k = 2},
+        SamplingOptions{.temperature = 1, .top_p = 0.5F},
+        SamplingOptions{.temperature = 2, .min_p = 0.2F}}) {
+    ASSERT_TRUE(ResetSampler(device_, options, kVocab, {nullptr, DType::kI32, {0}},
+                             {memory_.data(), DType::kU8, {bytes_}})
+                    .ok());
+    std::vector<int32_t> drawn;
+    for (int i = 0; i < 200; ++i) {
+      ASSERT_TRUE(Sample({0, -1}).ok());
+      drawn.push_back(tokens_[0]);
+    }
+    EXPECT_THAT(drawn, Each(::testing::AnyOf(3, 7, 33)));
+    EXPECT_NE(std::count(drawn.begin(), drawn.end(), 3), 0);
+    EXPECT_NE(std::count(drawn.begin(), drawn.end(), 7), 0);
+  }
+}
+
+// The second row has the state of the first and is sampled only after the draft.
+TEST_F(SampledRows, FollowTheirDrafts) {
+  drafts_ = {20, -1};
+  ASSERT_TRUE(Sample({2, 2}).ok());
+  EXPECT_THAT(tokens_, ElementsAre(20, 21));
+  // Both tokens have been counted, and are penalized: 0 and 1 follow.
+  drafts_ = {0, -1};
+  ASSERT_TRUE(Sample({2, 2}).ok());
+  EXPECT_THAT(tokens_, ElementsAre(0, 1));
+  drafts_ = {3, -1};
+  ASSERT_TRUE(Sample({2, 2}).ok());
+  EXPECT_THAT(tokens_, ElementsAre(2, kSkippedMark));
+  // The row that was skipped has not been counted.
+  drafts_ = {-1, -1};
+  ASSERT_TRUE(Sample({2, 0}).ok());
+  EXPECT_THAT(tokens_, ElementsAre(3, 21));
+  logits_[7] = std::numeric_limits<float>::quiet_NaN();
+  drafts_ = {4, -1};
+  ASSERT_TRUE(Sample({2, 2}, true).ok());
+  EXPECT_THAT(tokens_, ElementsAre(LogitMark(7, false), kSkippedMark));
+  EXPECT_EQ(CountSampled(tokens_), 0);
 }
 
 TEST_F(SampledRows, RefuseStatesThatAreNone) {

@@ -66,18 +66,21 @@ int32_t FindBest(const float* logits, int64_t vocab) {
 /// One draw from one sampler state.
 class Draw {
  public:
-  Draw(SamplerState* state, const float* logits, const Scratch& scratch)
+  /// `allowed`: bits, or null.
+  Draw(SamplerState* state, const float* logits, const uint32_t* allowed, const Scratch& scratch)
       : state_(*state),
         options_(state->options),
         vocab_(state->vocab),
         logits_(logits),
+        allowed_(allowed),
         scratch_(scratch) {}
 
   /// The token, or a mark, with which the state does not advance.
   int32_t Run() {
     if (state_.penalizes()) Penalize();
+    if (allowed_ != nullptr) Mask();
     const int32_t best = FindBest(logits_, vocab_);
-    if (best < 0) return best;
+    if (best < 0) return best == kNoLogitMark && allowed_ != nullptr ? kMaskMark : best;
     const int32_t drawn = options_.temperature == 0.0F ? best : DrawLikely(best);
     state_.seen()[drawn] += 2;
     return drawn;
@@ -100,6 +103,16 @@ class Draw {
         logit -= options_.presence_penalty + static_cast<float>(times) * options_.frequency_penalty;
       }
       scratch_.logits[i] = logit;
+    }
+    logits_ = scratch_.logits;
+  }
+
+  /// Excludes the tokens that are not allowed. Logits that are no numbers stay: they are an error.
+  void Mask() {
+    for (int64_t i = 0; i < vocab_; ++i) {
+      const bool allowed = (allowed_[i / 32] >> (i % 32) & 1U) != 0;
+      const bool excluded = !allowed && logits_[i] < std::numeric_limits<float>::infinity();
+      scratch_.logits[i] = excluded ? -std::numeric_limits<float>::infinity() : logits_[i];
     }
     logits_ = scratch_.logits;
   }
@@ -164,6 +177,7 @@ class Draw {
   const SamplingOptions& options_;
   int64_t vocab_;
   const float* logits_;
+  const uint32_t* allowed_;
   Scratch scratch_;
   int64_t sorted_ = 0;  ///< Length of the sorted prefix of the order.
 };
@@ -192,6 +206,39 @@ Status CheckStates(const SampleTokensCall& call, int64_t vocab) {
                   fmt::format("states: row {} was not reset for {} tokens", row, vocab));
   }
   return {};
+}
+
+/// Samples a row, or marks it.
+int32_t SampleRow(const SampleTokensCall& call, int64_t row, const Scratch& scratch) {
+  const float* const logits = call.logits.As<float>() + row * call.logits.stride(0);
+  const int64_t mask = call.allowed.empty() ? -1 : IndexAt(call.allowed_rows, row);
+  if (mask >= 0 && mask >= call.allowed.dim(0)) return kMaskRowMark;
+  const uint32_t* const allowed =
+      mask < 0 ? nullptr : call.allowed.As<uint32_t>() + mask * call.allowed.dim(1);
+  return Draw(StateOf(call.states, StateRowOf(call, row)), logits, allowed, scratch).Run();
+}
+
+/// The draft of a row, or a negative number.
+int64_t DraftOf(const SampleTokensCall& call, int64_t row) {
+  return call.drafts.empty() || row < 0 || row + 1 == call.logits.dim(0)
+             ? -1
+             : IndexAt(call.drafts, row);
+}
+
+/// Samples a row and, while the tokens are the drafts, the rows that follow it.
+void SampleSequence(const SampleTokensCall& call, int64_t row, const Scratch& scratch) {
+  if (StateRowOf(call, row) < 0 || DraftOf(call, row - 1) >= 0) return;
+  auto* const tokens = call.tokens.As<int32_t>();
+  bool goes_on = true;
+  for (bool last = false; !last; ++row) {
+    last = DraftOf(call, row) < 0;
+    if (!goes_on) {
+      tokens[row] = kSkippedMark;
+      continue;
+    }
+    tokens[row] = SampleRow(call, row, scratch);
+    goes_on = tokens[row] == DraftOf(call, row);
+  }
 }
 
 /// Takes the token sampled for a row, unless it has ended.
@@ -246,17 +293,14 @@ Status CpuDecoder::Run(const SampleTokensCall& call, const OperationContext& con
   const auto& logits = call.logits;
   const int64_t vocab = logits.dim(1);
   MARLIN_RETURN_IF_ERROR(CheckStates(call, vocab));
-  auto* const tokens = call.tokens.As<int32_t>();
   pool_.Run(logits.dim(0), [&](int64_t row, int worker) {
-    const int64_t state_row = StateRowOf(call, row);
-    if (state_row < 0) return;
     void* const memory = static_cast<uint8_t*>(context.workspace) + worker * Scratch::Bytes(vocab);
-    const float* const first = logits.As<float>() + row * logits.stride(0);
-    tokens[row] = Draw(StateOf(call.states, state_row), first, Scratch::At(memory, vocab)).Run();
+    SampleSequence(call, row, Scratch::At(memory, vocab));
   });
   for (int64_t row = 0; row < logits.dim(0) && !call.marks; ++row) {
-    if (StateRowOf(call, row) < 0 || tokens[row] >= 0) continue;
-    const Status error = SampleError(tokens[row]);
+    if (StateRowOf(call, row) < 0) continue;
+    const Status error = SampleError(call.tokens.As<int32_t>()[row]);
+    if (error.ok()) continue;
     if (call.states.dim(0) == 1) return error;
     return error.WithContext(fmt::format("row {}", StateRowOf(call, row)));
   }

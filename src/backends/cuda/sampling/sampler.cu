@@ -15,6 +15,7 @@
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/decoder/operations.h"
 #include "backends/cuda/rows/record_error.cuh"
+#include "backends/cuda/sampling/logit_keys.cuh"
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
 #include "plan/step/sample_marks.h"
@@ -75,18 +76,22 @@ struct SampleArguments {
   int rows = 0;
   int states_count = 0;
   int vocab = 0;
-  bool marks = false;  ///< A row that cannot be sampled is marked, and no error.
+  bool marks = false;                 ///< A row that cannot be sampled is marked, and no error.
+  const uint32_t* allowed = nullptr;  ///< [masks, mask_words], or null.
+  const int32_t* allowed_rows = nullptr;
+  int masks = 0;
+  int mask_words = 0;
+  const int32_t* drafts = nullptr;  ///< Null: none.
   ErrorView errors;
-};
 
-/// Keys ascend with the logit; 0 and -0 have the same.
-MARLIN_DEVICE uint32_t KeyOf(float logit) {
-  const uint32_t bits = __float_as_uint(logit + 0.0f);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-MARLIN_DEVICE float LogitOf(uint32_t key) {
-  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
-}
+  MARLIN_DEVICE int StateRowOf(int row) const {
+    return state_rows == nullptr ? row : state_rows[row];
+  }
+  /// Negative: the next row is another sequence's.
+  MARLIN_DEVICE int DraftOf(int row) const {
+    return drafts == nullptr || row < 0 || row + 1 == rows ? -1 : drafts[row];
+  }
+};
 
 /// The last token that is kept.
 struct Cut {
@@ -124,6 +129,47 @@ struct Best {
   int bad;                 ///< The lowest id of a NaN or +Inf, or INT_MAX.
 };
 
+/// The logits of a row after penalties and its mask.
+struct RowLogits {
+  const float* logits;
+  SamplerState* state;
+  int mask;                 ///< Negative: none.
+  const uint32_t* allowed;  ///< The words of the mask, or null.
+  bool penalizes = false;
+
+  MARLIN_DEVICE float At(int id) const { return Adjusted(logits[id], id); }
+
+  /// Logits that are no numbers stay so: they are an error.
+  MARLIN_DEVICE float Adjusted(float logit, int id) const {
+    const float penalized = penalizes ? Penalized(logit, id) : logit;
+    if (allowed == nullptr || (allowed[id / 32] >> (id % 32) & 1u) != 0) return penalized;
+    return penalized < INFINITY ? -INFINITY : penalized;
+  }
+
+ private:
+  MARLIN_DEVICE float Penalized(float logit, int id) const {
+    const SamplingView& options = state->options;
+    const uint32_t seen = state->seen()[id];
+    if (seen != 0) {
+      logit =
+          logit > 0.0f ? logit / options.repetition_penalty : logit * options.repetition_penalty;
+    }
+    if (seen > 1) {
+      const uint32_t times = seen / 2;
+      logit -= options.presence_penalty + static_cast<float>(times) * options.frequency_penalty;
+    }
+    return logit;
+  }
+};
+
+/// The logits of a row whose sampler has `state`.
+MARLIN_DEVICE RowLogits LogitsOf(const SampleArguments& args, int row, SamplerState* state) {
+  const int mask = args.allowed == nullptr ? -1 : args.allowed_rows[row];
+  const uint32_t* const allowed =
+      mask < 0 ? nullptr : args.allowed + static_cast<int64_t>(mask) * args.mask_words;
+  return {args.logits + row * args.logits_stride, state, mask, allowed};
+}
+
 /// One row. All functions are called by all threads of the cluster, with the same arguments.
 template <int kCluster, int kThreads>
 class RowSampler {
@@ -153,69 +199,56 @@ class RowSampler {
         first_(*cg::this_cluster().map_shared_rank(&shared, 0)),
         rank_(static_cast<int>(cg::this_cluster().block_rank())),
         thread_(rank_ * kThreads + static_cast<int>(threadIdx.x)),
-        state_row_(args.state_rows == nullptr ? row : args.state_rows[row]),
+        state_row_(args.StateRowOf(row)),
         state_(reinterpret_cast<SamplerState*>(args.states + state_row_ * args.state_stride)),
-        logits_(args.logits + row * args.logits_stride) {}
+        logits_(LogitsOf(args, row, state_)) {}
 
-  MARLIN_DEVICE void Run() {
-    if (state_row_ < 0) return;
+  /// The token of a row that has a state, or a mark, the same for all threads.
+  MARLIN_DEVICE int Run() {
     // Until a token is drawn there is none.
     if (thread_ == 0) args_.tokens[row_ * args_.tokens_stride] = kNoToken;
     if (state_row_ >= args_.states_count) {
-      if (thread_ == 0) {
-        RecordError(args_.errors, ValueError::kStateRow, state_row_, row_, args_.states_count);
-      }
-      return;
+      return Refuse(ValueError::kStateRow, state_row_, row_, args_.states_count);
     }
+    if (logits_.mask >= args_.masks) return Mark(kMaskRowMark);
     if (state_->magic != SamplerState::kMagic || state_->vocab != args_.vocab) {
-      if (thread_ == 0) {
-        RecordError(args_.errors, ValueError::kSamplerState, state_row_, args_.vocab);
-      }
-      return;
+      return Refuse(ValueError::kSamplerState, state_row_, args_.vocab, 0);
     }
     const SamplingView& options = state_->options;
-    penalizes_ = options.repetition_penalty != 1.0f || options.presence_penalty != 0.0f ||
-                 options.frequency_penalty != 0.0f;
+    logits_.penalizes = options.repetition_penalty != 1.0f || options.presence_penalty != 0.0f ||
+                        options.frequency_penalty != 0.0f;
     const Best best = FindBest();
     if (best.bad != INT_MAX) {
-      const int infinite = isinf(LogitAt(best.bad)) ? 1 : 0;
+      const int infinite = isinf(logits_.At(best.bad)) ? 1 : 0;
       return Mark(kLogitMark - 2 * best.bad - infinite);
     }
-    best_ = LogitOf(static_cast<uint32_t>(best.key >> 32));
-    if (best_ == -INFINITY) return Mark(kNoLogitMark);
-    int drawn = static_cast<int>(~static_cast<uint32_t>(best.key));
+    best_ = LogitOfToken(best.key);
+    if (best_ == -INFINITY) return Mark(logits_.allowed == nullptr ? kNoLogitMark : kMaskMark);
+    int drawn = IdOfToken(best.key);
     // Every function ends with the cluster in step: no thread reads counts any more.
     if (options.temperature != 0.0f) drawn = DrawLikely();
-    if (thread_ != 0) return;
-    state_->seen()[drawn] += 2;
-    args_.tokens[row_ * args_.tokens_stride] = drawn;
+    if (thread_ == 0) {
+      state_->seen()[drawn] += 2;
+      args_.tokens[row_ * args_.tokens_stride] = drawn;
+    }
+    return drawn;
   }
 
  private:
-  /// Marks the row as one that cannot be sampled. The state in messages; of one state, none.
-  MARLIN_DEVICE void Mark(int mark) {
-    if (thread_ != 0) return;
-    args_.tokens[row_ * args_.tokens_stride] = mark;
-    if (args_.marks) return;
-    RecordError(args_.errors, ValueError::kMark, mark, args_.states_count > 1 ? state_row_ : -1);
+  /// Marks the row as one that cannot be sampled. Messages name its state, unless there is one.
+  MARLIN_DEVICE int Mark(int mark) {
+    if (thread_ == 0) {
+      const int named = args_.states_count > 1 ? state_row_ : -1;
+      args_.tokens[row_ * args_.tokens_stride] = mark;
+      if (!args_.marks) RecordError(args_.errors, ValueError::kMark, mark, named);
+    }
+    return mark;
   }
 
-  /// A logit after penalties.
-  MARLIN_DEVICE float LogitAt(int id) const { return Penalized(logits_[id], id); }
-
-  MARLIN_DEVICE float Penalized(float logit, int id) const {
-    if (!penalizes_) return logit;
-    const SamplingView& options = state_->options;
-    const uint32_t seen = state_->seen()[id];
-    if (seen != 0) {
-      logit =
-          logit > 0.0f ? logit / options.repetition_penalty : logit * options.repetition_penalty;
-    }
-    if (seen > 1) {
-      const uint32_t times = seen / 2;
-      logit -= options.presence_penalty + static_cast<float>(times) * options.frequency_penalty;
-    }
-    return logit;
+  /// Records a wrong argument.
+  MARLIN_DEVICE int Refuse(ValueError error, int64_t a, int64_t b, int64_t c) {
+    if (thread_ == 0) RecordError(args_.errors, error, a, b, c);
+    return kNoToken;
   }
 
   static MARLIN_DEVICE void Sync() { cg::this_cluster().sync(); }
@@ -232,12 +265,12 @@ class RowSampler {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int id = first + i * kAllThreads;
-        logits[i] = id < args_.vocab ? logits_[id] : 0.0f;
+        logits[i] = id < args_.vocab ? logits_.logits[id] : 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int id = first + i * kAllThreads;
-        if (id < args_.vocab) run(Penalized(logits[i], id), id);
+        if (id < args_.vocab) run(logits_.Adjusted(logits[i], id), id);
       }
     }
   }
@@ -258,8 +291,7 @@ class RowSampler {
         first = id;
       }
     });
-    best.key =
-        static_cast<unsigned long long>(KeyOf(largest)) << 32 | static_cast<uint32_t>(~first);
+    best.key = TokenKey(largest, first);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
       best = Better(best,
@@ -434,7 +466,7 @@ class RowSampler {
     return id;
   }
   MARLIN_DEVICE bool Ties(uint32_t key, int id) const {
-    return KeyOf(LogitAt(id)) == key && cut_.Keeps(key, id);
+    return KeyOf(logits_.At(id)) == key && cut_.Keeps(key, id);
   }
 
   const SampleArguments& args_;
@@ -445,20 +477,34 @@ class RowSampler {
   int thread_;  ///< The number of this thread in the cluster.
   int state_row_;
   SamplerState* state_;
-  const float* logits_;
-  bool penalizes_ = false;
+  RowLogits logits_;
   float best_ = 0.0f;
   Cut cut_;
 };
 
-/// A cluster for each row.
+/// A cluster for each row, which samples it and, while the tokens are the drafts, the rows that
+/// follow it.
 template <int kCluster, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     SampleKernel(const __grid_constant__ SampleArguments args) {
   using Sampler = RowSampler<kCluster, kThreads>;
   __shared__ typename Sampler::Shared shared;
   EnterChain();
-  Sampler(args, static_cast<int>(blockIdx.x) / kCluster, shared).Run();
+  int row = static_cast<int>(blockIdx.x) / kCluster;
+  if (args.StateRowOf(row) < 0 || args.DraftOf(row - 1) >= 0) return;
+  while (true) {
+    const int token = Sampler(args, row, shared).Run();
+    const int draft = args.DraftOf(row);
+    if (draft < 0) return;
+    ++row;
+    if (token != draft) break;
+    cg::this_cluster().sync();  // The next row counts the token.
+  }
+  if (static_cast<int>(blockIdx.x) % kCluster != 0 || threadIdx.x != 0) return;
+  for (bool more = true; more; ++row) {
+    args.tokens[row * args.tokens_stride] = kSkippedMark;
+    more = args.DraftOf(row) >= 0;
+  }
 }
 
 template <int kCluster, int kThreads>
@@ -532,6 +578,11 @@ Status Run(const SampleTokensCall& call, const CallContext& context) {
                                 static_cast<int>(call.states.dim(0)),
                                 static_cast<int>(call.logits.dim(1)),
                                 call.marks,
+                                call.allowed.As<uint32_t>(),
+                                call.allowed_rows.As<int32_t>(),
+                                call.allowed.empty() ? 0 : static_cast<int>(call.allowed.dim(0)),
+                                call.allowed.empty() ? 0 : static_cast<int>(call.allowed.dim(1)),
+                                call.drafts.As<int32_t>(),
                                 context.errors};
   // As many CTAs as run at once: their registers leave room for one on an SM.
   constexpr int kFewRows = 16;

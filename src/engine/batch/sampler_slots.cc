@@ -1,4 +1,4 @@
-#include "engine/sampler_slots.h"
+#include "engine/batch/sampler_slots.h"
 
 #include <utility>
 

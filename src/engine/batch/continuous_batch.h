@@ -7,8 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "engine/batch_slots.h"
-#include "engine/batch_text.h"
+#include "engine/batch/batch_pass.h"
+#include "engine/batch/batch_slots.h"
+#include "engine/batch/batch_text.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
 #include "marlin/status.h"
@@ -40,13 +41,16 @@ class ContinuousBatch {
   std::span<BatchText* const> running() const { return running_; }
   int64_t waiting() const { return std::ssize(waiting_); }
   bool idle() const { return waiting_.empty() && running_.empty(); }
+  /// Whether the last step ran no pass, because every text that could run waits for its mask.
+  bool stalled() const { return stalled_; }
   int64_t times_put_back() const { return times_put_back_; }
 
   /// Adds a checked text, which starts after those that were added before. One of no tokens ends
   /// at once.
   void Add(BatchText& text);
-  /// Runs a pass, unless no text is left. An error of one text ends it alone. Errors: of a pass, if
-  /// it is no text's own: then no text has ended, and EndRunning or EndAll must follow.
+  /// Runs a pass, unless no text is left or all wait. An error of one text ends it alone. Errors:
+  /// of a pass, if it is no text's own: then no text has ended, and EndRunning or EndAll must
+  /// follow.
   Status Step();
   /// Ends a text as kCallback.
   void Cancel(BatchText& text);
@@ -55,7 +59,6 @@ class ContinuousBatch {
   void EndAll(const Status& error);
 
  private:
-  struct Sampled;
   struct Budget;
 
   ContinuousBatch(const Model& model, const BatchLimits& limits, BatchObserver& observer,
@@ -68,12 +71,11 @@ class ContinuousBatch {
   Budget BudgetOfPass() const;
   void Choose(BatchText& text, const Budget& budget) const;
   bool Start(BatchText& text);
+  static void Adopt(BatchText& text);
   static Status Reserve(BatchText& text);
   Status PutBackNewest(const Status& cause);
-  bool AllDecode() const;
-  size_t StepsOfCall() const;
-  Status Decode(Sampled* sampled);
-  Status Feed(Sampled* sampled);
+  Status RunPass(SampledTexts* sampled);
+  int64_t StepsOfDecode() const;
   void Accept(BatchText& text, std::span<const int32_t> tokens);
   void End(BatchText& text, StopReason reason, const Status& error = {});
 
@@ -86,6 +88,7 @@ class ContinuousBatch {
   std::vector<BatchText*> running_;
   BatchSlots slots_;
   bool full_ = false;  ///< Until a text has ended, no other starts.
+  bool stalled_ = false;
   int64_t times_put_back_ = 0;
 };
 

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/batch_text.h"
-#include "engine/sampler_slots.h"
+#include "engine/batch/batch_text.h"
+#include "engine/batch/sampler_slots.h"
 #include "marlin/status.h"
 #include "marlin/tensor.h"
 

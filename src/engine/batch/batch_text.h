@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "marlin/generate.h"
@@ -20,10 +21,17 @@ struct BatchText {
   std::span<const int32_t> prompt;
   const GenerateOptions* options = nullptr;
   std::span<const int32_t> stops;  ///< Token ids.
+  /// Shares the pages of its beginning with other texts of this salt; empty: with none.
+  std::optional<std::string_view> salt;
+  bool constrained = false;  ///< Samples each token only with a mask.
+  /// The mask of the next token: bit i of word i / 32 allows token i. Empty: none yet.
+  std::vector<uint32_t> allowed;
   Generated generated;
   bool ended = false;
   Status error;                            ///< Why it ended, if not for generated.stop_reason.
+  int64_t cached_tokens = 0;               ///< Tokens of the prompt that were not fed at first.
   std::optional<Clock::time_point> start;  ///< When it ran first.
+  bool put_back = false;                   ///< At least once.
   /// The sampler state of a text that was put back; empty: not yet sampled from.
   std::vector<uint8_t> sampler;
 
@@ -36,6 +44,8 @@ struct BatchText {
 
   /// Tokens not fed yet; 1 for a text that decodes.
   int64_t left() const { return static_cast<int64_t>(tokens.size()) - sequence->length(); }
+  /// Those that may be fed: not the last one of a text that waits for its mask.
+  int64_t ready() const { return left() - (constrained && allowed.empty() ? 1 : 0); }
   bool samples() const { return piece == left(); }
   std::span<const int32_t> next() const {
     return std::span(tokens).subspan(static_cast<size_t>(sequence->length()),

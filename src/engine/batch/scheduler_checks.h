@@ -1,6 +1,9 @@
 // Checks of the options and requests of a Scheduler.
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "marlin/model.h"
 #include "marlin/scheduler.h"
 #include "marlin/status.h"
@@ -11,5 +14,7 @@ namespace marlin {
 Status CheckSchedulerOptions(const SchedulerOptions& options);
 /// Errors: kInvalidArgument naming the option or the token out of range, kUnsupported.
 Status CheckRequest(const Model& model, const Request& request);
+/// Errors: kInvalidArgument for a mask of another size, or without a token.
+Status CheckAllowed(const Model& model, std::span<const uint32_t> allowed);
 
 }  // namespace marlin

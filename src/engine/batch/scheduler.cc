@@ -11,11 +11,11 @@
 #include <unordered_map>
 
 #include "base/macros.h"
-#include "engine/continuous_batch.h"
+#include "engine/batch/continuous_batch.h"
+#include "engine/batch/scheduler_checks.h"
 #include "engine/generation_checks.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
-#include "engine/scheduler_checks.h"
 #include "model/placement.h"
 
 namespace marlin {
@@ -64,12 +64,13 @@ class Scheduler::Impl final : public BatchObserver {
 
   Result<std::optional<int64_t>> Submit(Request request);
   void Cancel(int64_t id);
+  Status SetAllowed(int64_t id, std::vector<uint32_t> allowed);
   void Wake();
   Status Step(std::chrono::milliseconds idle, std::vector<Event>* events);
   SchedulerStatistics statistics() const {
     const std::lock_guard lock(mutex_);
     SchedulerStatistics statistics = statistics_;
-    statistics.waiting += std::ssize(arrived_);
+    statistics.waiting += std::ssize(arrivals_.texts);
     return statistics;
   }
 
@@ -85,6 +86,8 @@ class Scheduler::Impl final : public BatchObserver {
   struct Arrivals {
     std::vector<std::unique_ptr<ScheduledText>> texts;
     std::vector<int64_t> cancelled;
+    std::map<int64_t, std::vector<uint32_t>> allowed;
+    bool empty() const { return texts.empty() && cancelled.empty() && allowed.empty(); }
   };
 
   bool HasRoom() const;
@@ -93,18 +96,17 @@ class Scheduler::Impl final : public BatchObserver {
   void RunPass();
   Event& EventOf(const BatchText& text);
   void PublishStatistics();
-  int64_t CountPages() const;
 
   const Model model_;
   const SchedulerOptions options_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::unique_ptr<ScheduledText>> arrived_;
-  std::vector<int64_t> cancelled_;
+  Arrivals arrivals_;
   bool woken_ = false;
   int64_t next_id_ = 0;
-  Status ended_;  ///< The error after which nothing runs.
+  std::unordered_map<int64_t, bool> constrained_;  ///< Whether a request is that has not ended.
+  Status ended_;                                   ///< The error after which nothing runs.
   SchedulerStatistics statistics_;
 
   std::atomic_flag stepping_;
@@ -113,13 +115,14 @@ class Scheduler::Impl final : public BatchObserver {
   std::map<int64_t, Event> events_;  ///< The pass's, by id.
   std::vector<int64_t> done_;        ///< Texts that ended in the pass.
   int64_t prompt_tokens_ = 0;
+  int64_t cached_tokens_ = 0;  ///< Tokens of texts that ended.
   int64_t generated_tokens_ = 0;
 };
 
 /// Requests that could run count as running, before they do: a queue of no places still lets as
 /// many run as the batch has slots.
 bool Scheduler::Impl::HasRoom() const {
-  const int64_t held = statistics_.running + statistics_.waiting + std::ssize(arrived_);
+  const int64_t held = statistics_.running + statistics_.waiting + std::ssize(arrivals_.texts);
   return held < batch_->max_running() + options_.max_waiting;
 }
 
@@ -130,14 +133,17 @@ Result<std::optional<int64_t>> Scheduler::Impl::Submit(Request request) {
   text->prompt = text->request.prompt;
   text->options = &text->request.options;
   text->stops = StopTokens(model_, text->request.options);
+  if (options_.prefix_cache) text->salt = text->request.cache_salt;
+  text->constrained = text->request.constrained;
   text->submitted = Clock::now();
   int64_t id = 0;
   {
     const std::lock_guard lock(mutex_);
     MARLIN_RETURN_IF_ERROR(ended_);
     if (!HasRoom()) return std::optional<int64_t>();
-    arrived_.push_back(std::move(text));
-    id = arrived_.back()->id = next_id_++;
+    id = text->id = next_id_++;
+    constrained_[id] = text->constrained;
+    arrivals_.texts.push_back(std::move(text));
   }
   changed_.notify_one();
   return std::optional(id);
@@ -146,9 +152,26 @@ Result<std::optional<int64_t>> Scheduler::Impl::Submit(Request request) {
 void Scheduler::Impl::Cancel(int64_t id) {
   {
     const std::lock_guard lock(mutex_);
-    cancelled_.push_back(id);
+    arrivals_.cancelled.push_back(id);
   }
   changed_.notify_one();
+}
+
+Status Scheduler::Impl::SetAllowed(int64_t id, std::vector<uint32_t> allowed) {
+  MARLIN_RETURN_IF_ERROR(CheckAllowed(model_, allowed));
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = constrained_.find(id);
+    const bool has_ended = found == constrained_.end() && id >= 0 && id < next_id_;
+    if (has_ended) return {};
+    if (found == constrained_.end() || !found->second) {
+      return Status(Code::kInvalidArgument,
+                    fmt::format("id: expected a constrained request's, got {}", id));
+    }
+    arrivals_.allowed[id] = std::move(allowed);
+  }
+  changed_.notify_one();
+  return {};
 }
 
 void Scheduler::Impl::Wake() {
@@ -183,13 +206,12 @@ Status Scheduler::Impl::Step(std::chrono::milliseconds idle, std::vector<Event>*
 Status Scheduler::Impl::TakeArrivals(std::chrono::milliseconds idle, Arrivals* arrivals) {
   std::unique_lock lock(mutex_);
   MARLIN_RETURN_IF_ERROR(ended_);
-  if (batch_->idle()) {
+  if (batch_->idle() || batch_->stalled()) {
     changed_.wait_for(lock, std::min(idle, kLongestWait),
-                      [this] { return woken_ || !arrived_.empty() || !cancelled_.empty(); });
+                      [this] { return woken_ || !arrivals_.empty(); });
   }
   woken_ = false;
-  arrivals->texts = std::exchange(arrived_, {});
-  arrivals->cancelled = std::exchange(cancelled_, {});
+  *arrivals = std::exchange(arrivals_, {});
   statistics_.waiting += std::ssize(arrivals->texts);
   return {};
 }
@@ -203,14 +225,18 @@ Status Scheduler::Impl::Run(std::chrono::milliseconds idle) {
     prompt_tokens_ += std::ssize(added.prompt);
     batch_->Add(added);
   }
+  for (auto& [id, allowed] : arrivals.allowed) {
+    const auto found = texts_.find(id);
+    if (found != texts_.end()) found->second->allowed = std::move(allowed);
+  }
   for (const int64_t id : arrivals.cancelled) {
     const auto found = texts_.find(id);
     if (found != texts_.end() && !found->second->ended) batch_->Cancel(*found->second);
   }
   if (!batch_->idle()) RunPass();
+  PublishStatistics();
   for (const int64_t id : done_) texts_.erase(id);
   done_.clear();
-  PublishStatistics();
   return {};
 }
 
@@ -221,7 +247,7 @@ void Scheduler::Impl::RunPass() {
       // A request that is submitted from here on is refused; those before are in the arrivals.
       const std::lock_guard lock(mutex_);
       ended_ = status;
-      for (std::unique_ptr<ScheduledText>& text : std::exchange(arrived_, {})) {
+      for (std::unique_ptr<ScheduledText>& text : std::exchange(arrivals_.texts, {})) {
         const int64_t id = text->id;
         batch_->Add(*texts_.emplace(id, std::move(text)).first->second);
       }
@@ -236,6 +262,7 @@ Event& Scheduler::Impl::EventOf(const BatchText& text) {
   const auto& scheduled = static_cast<const ScheduledText&>(text);
   Event& event = events_[scheduled.id];
   event.id = scheduled.id;
+  event.cached_tokens = text.cached_tokens;
   event.waited_seconds = Seconds(text.start.value_or(Clock::now()) - scheduled.submitted);
   event.prefill_seconds = text.generated.prefill_seconds;
   event.decode_seconds = text.generated.decode_seconds;
@@ -252,28 +279,20 @@ void Scheduler::Impl::Ended(BatchText& text) {
   Event& event = EventOf(text);
   event.status = text.error;
   if (text.error.ok()) event.ended = text.generated.stop_reason;
+  cached_tokens_ += text.cached_tokens;
   done_.push_back(event.id);
 }
 
-int64_t Scheduler::Impl::CountPages() const {
-  int64_t pages = 0;
-  const size_t groups = Internals::Impl(model_).pool->groups();
-  for (const BatchText* const text : batch_->running()) {
-    for (size_t group = 0; group < groups; ++group) {
-      const std::vector<int32_t>& blocks = text->sequence->state()->cache.Blocks(group);
-      pages += std::count_if(blocks.begin(), blocks.end(), [](int32_t page) { return page >= 0; });
-    }
-  }
-  return pages;
-}
-
 void Scheduler::Impl::PublishStatistics() {
-  const int64_t pages = CountPages();
+  const PoolStatistics pool = Internals::Impl(model_).pool->statistics();
   const std::lock_guard lock(mutex_);
+  for (const int64_t id : done_) constrained_.erase(id);
   statistics_.running = std::ssize(batch_->running());
   statistics_.waiting = batch_->waiting();
-  statistics_.pages_used = pages;
+  statistics_.pages_used = pool.pages_used;
+  statistics_.pages_cached = pool.pages_cached;
   statistics_.prompt_tokens = prompt_tokens_;
+  statistics_.cached_tokens = cached_tokens_;
   statistics_.generated_tokens = generated_tokens_;
   statistics_.put_back = batch_->times_put_back();
 }
@@ -308,6 +327,14 @@ void Scheduler::Cancel(int64_t id) { impl_->Cancel(id); }
 Status Scheduler::Step(std::chrono::milliseconds idle, std::vector<Event>* events) {
   if (events == nullptr) return Status(Code::kInvalidArgument, "events: expected some, got null");
   return impl_->Step(idle, events);
+}
+
+Status Scheduler::SetAllowed(int64_t id, std::vector<uint32_t> allowed) {
+  try {
+    return impl_->SetAllowed(id, std::move(allowed));
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory();
+  }
 }
 
 void Scheduler::Wake() { impl_->Wake(); }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/macros.h"
-#include "engine/continuous_batch.h"
+#include "engine/batch/continuous_batch.h"
 #include "engine/generation_checks.h"
 #include "engine/model_impl.h"
 #include "marlin/generate.h"

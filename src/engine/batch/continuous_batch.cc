@@ -1,10 +1,11 @@
-#include "engine/continuous_batch.h"
+#include "engine/batch/continuous_batch.h"
 
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "base/macros.h"
+#include "engine/batch/batch_pass.h"
 #include "engine/decode_call.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
@@ -26,23 +27,6 @@ bool Stops(const BatchText& text, int32_t token) {
 }
 
 }  // namespace
-
-/// The tokens of a call, [slots, steps], of which row i has counts[i].
-struct ContinuousBatch::Sampled {
-  size_t steps = 1;
-  std::vector<int32_t> tokens;
-  std::vector<int64_t> counts;
-
-  Sampled() = default;
-  Sampled(size_t slots, size_t steps_of_call)
-      : steps(steps_of_call), tokens(slots * steps), counts(slots) {}
-  bool empty() const {
-    return std::all_of(counts.begin(), counts.end(), [](int64_t count) { return count == 0; });
-  }
-  std::span<const int32_t> Row(size_t i) const {
-    return std::span(tokens).subspan(i * steps, static_cast<size_t>(counts[i]));
-  }
-};
 
 /// The rest of a pass while it is planned.
 struct ContinuousBatch::Budget {
@@ -87,24 +71,40 @@ void ContinuousBatch::Add(BatchText& text) {
 // Within one pass, a call that fails has not advanced any sampler state.
 Status ContinuousBatch::Step() {
   MARLIN_RETURN_IF_ERROR(Plan());
-  if (running_.empty()) return {};
+  const auto is_fed = [](const BatchText* text) { return text->piece > 0; };
+  stalled_ = std::none_of(running_.begin(), running_.end(), is_fed);
+  if (stalled_) return {};
   const std::vector<BatchText*> entered = slots_.Enter(running_);
-  Sampled sampled;
+  SampledTexts sampled;
   Status status = slots_.Fill(entered);
-  if (status.ok()) {
-    sampled = Sampled(slots_.texts().size(), StepsOfCall());
-    status = AllDecode() ? Decode(&sampled) : Feed(&sampled);
-  }
+  if (status.ok()) status = RunPass(&sampled);
   if (status.code() == Code::kOutOfMemory && sampled.empty()) {
-    // The memory of activations: fewer texts need less.
+    // The memory of activations: what is kept for later texts goes first, and fewer texts need
+    // less.
     for (BatchText* const text : entered) slots_.Leave(*text);
-    return PutBackNewest(status);
+    return Internals::Impl(*model_).pool->DropCached() ? Status() : PutBackNewest(status);
   }
   if (!status.ok() && status.code() != Code::kOutOfMemory) return status;
   for (BatchText* const text : entered) text->sampler.clear();
-  for (size_t i = 0; i < slots_.texts().size(); ++i) Accept(*slots_.texts()[i], sampled.Row(i));
+  for (size_t i = 0; i < sampled.texts.size(); ++i) {
+    BatchText& text = *sampled.texts[i];
+    Accept(text, sampled.Row(i));
+    const Status error = sampled.ErrorOf(i);
+    if (!text.ended && !error.ok()) End(text, StopReason::kCallback, error);
+  }
+  for (BatchText* const text : running_) {
+    if (!text->ended) text->sequence->state()->cache.Publish(text->tokens);
+  }
   std::erase_if(running_, [](const BatchText* text) { return text->ended; });
   return {};
+}
+
+Status ContinuousBatch::RunPass(SampledTexts* sampled) {
+  const bool all_decode = std::all_of(running_.begin(), running_.end(), [](const BatchText* text) {
+    return text->left() == 1 && !text->constrained;
+  });
+  if (all_decode) return DecodeTexts(*model_, slots_, StepsOfDecode(), sampled);
+  return FeedTexts(*model_, slots_, running_, sampled);
 }
 
 /// Decides how many tokens of each text the next pass feeds, takes their pages, and starts texts
@@ -127,14 +127,14 @@ ContinuousBatch::Budget ContinuousBatch::BudgetOfPass() const {
 /// Each prompt takes at most half of what those before it left, so that a short one
 /// need not wait for all passes of a long one. SpendRest gives them what nobody took.
 void ContinuousBatch::Choose(BatchText& text, const Budget& budget) const {
-  const int64_t left = text.left();
   const int64_t share = interactive_ ? budget.prefill - budget.prefill / 2 : budget.prefill;
-  text.piece = left == 1 ? 1 : std::min({left, share, 1 + budget.room});
+  text.piece = text.left() == 1 ? text.ready() : std::min({text.ready(), share, 1 + budget.room});
 }
 
 Status ContinuousBatch::PlanRunning(Budget* budget) {
   for (size_t i = 0; i < running_.size();) {
     BatchText& text = *running_[i];
+    if (text.left() > 1) Adopt(text);
     Choose(text, *budget);
     const Status reserved = Reserve(text);
     if (reserved.code() == Code::kOutOfMemory) {
@@ -180,7 +180,7 @@ void ContinuousBatch::StartWaiting(Budget* budget) {
 void ContinuousBatch::SpendRest(Budget* budget) {
   for (BatchText* const text : running_) {
     const int64_t before = text->piece;
-    const int64_t more = std::min({text->left() - before, budget->prefill, budget->room});
+    const int64_t more = std::min({text->ready() - before, budget->prefill, budget->room});
     if (more <= 0) continue;
     text->piece += more;
     if (!Reserve(*text).ok()) {
@@ -204,8 +204,17 @@ bool ContinuousBatch::Start(BatchText& text) {
   text.tokens.assign(text.prompt.begin(), text.prompt.end());
   text.tokens.insert(text.tokens.end(), text.generated.token_ids.begin(),
                      text.generated.token_ids.end());
+  Adopt(text);
   if (!text.start) text.start = Clock::now();
   return true;
+}
+
+/// Takes the pages of tokens not fed yet that another text has published. Of a text that was put
+/// back these may be its own, which are no cached tokens.
+void ContinuousBatch::Adopt(BatchText& text) {
+  if (!text.salt) return;
+  const int64_t adopted = text.sequence->state()->cache.Adopt(text.tokens, *text.salt);
+  if (!text.put_back) text.cached_tokens += adopted;
 }
 
 /// Takes the pages of a text's next piece, so that the memory runs out before a pass and not in it.
@@ -228,59 +237,27 @@ Status ContinuousBatch::PutBackNewest(const Status& cause) {
   running_.pop_back();
   waiting_.push_front(&text);
   full_ = true;
+  text.put_back = true;
   ++times_put_back_;
   return {};
 }
 
-bool ContinuousBatch::AllDecode() const {
-  return std::all_of(running_.begin(), running_.end(),
-                     [](const BatchText* text) { return text->left() == 1; });
-}
-
-/// Steps of the next call: where the device takes one after another, a text that ends within
-/// several would waste the others.
-size_t ContinuousBatch::StepsOfCall() const {
-  if (!AllDecode() || !Internals::Impl(model_->device()).backend().records()) return 1;
+/// Steps of a call in which all texts decode: where the device takes one after another, a text that
+/// ends within several would waste the others.
+int64_t ContinuousBatch::StepsOfDecode() const {
+  if (!Internals::Impl(model_->device()).backend().records()) return 1;
   int64_t most = 1;
   for (const BatchText* const text : slots_.texts()) {
     most = std::max(most, text->options->max_tokens - std::ssize(text->generated.token_ids));
   }
-  return static_cast<size_t>(std::min(most, kMostDecodeSteps));
-}
-
-/// Samples the next tokens of texts that all decode. A stop token of another text ends a row, but
-/// not its text.
-Status ContinuousBatch::Decode(Sampled* sampled) {
-  std::vector<DecodeInput> inputs;
-  std::vector<int32_t> stops;
-  for (BatchText* const text : slots_.texts()) {
-    inputs.push_back({&*text->sequence, text->tokens.back()});
-    stops.insert(stops.end(), text->stops.begin(), text->stops.end());
-  }
-  std::sort(stops.begin(), stops.end());
-  stops.erase(std::unique(stops.begin(), stops.end()), stops.end());
-  const DecodeOptions options{static_cast<int64_t>(sampled->steps), stops};
-  return model_->Decode(inputs, slots_.states(), options, sampled->tokens, sampled->counts);
-}
-
-/// Feeds parts of prompts, and samples one token of each text that has no more of them.
-Status ContinuousBatch::Feed(Sampled* sampled) {
-  std::vector<SequenceInput> inputs;
-  for (BatchText* const text : slots_.texts()) {
-    inputs.push_back({&*text->sequence, text->next()});
-  }
-  for (BatchText* const text : running_) {
-    if (text->piece == 0 || text->slot >= 0) continue;
-    inputs.push_back({.sequence = &*text->sequence, .tokens = text->next(), .feed_only = true});
-  }
-  MARLIN_RETURN_IF_ERROR(model_->ForwardAndSample(inputs, slots_.states(), sampled->tokens));
-  sampled->counts.assign(slots_.texts().size(), 1);
-  return {};
+  return std::min(most, kMostDecodeSteps);
 }
 
 /// Adds the tokens sampled for a text.
 void ContinuousBatch::Accept(BatchText& text, std::span<const int32_t> tokens) {
   Generated& generated = text.generated;
+  if (tokens.empty()) return;
+  text.allowed.clear();
   const double seconds = std::chrono::duration<double>(Clock::now() - *text.start).count();
   if (generated.prefill_seconds == 0) generated.prefill_seconds = seconds;
   for (const int32_t token : tokens) {
@@ -323,6 +300,7 @@ void ContinuousBatch::End(BatchText& text, StopReason reason, const Status& erro
   text.error = error;
   text.ended = true;
   slots_.Leave(text);
+  if (error.ok() && text.sequence) text.sequence->state()->cache.Publish(text.tokens);
   text.sequence.reset();
   full_ = false;
   observer_->Ended(text);

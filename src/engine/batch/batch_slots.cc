@@ -1,4 +1,4 @@
-#include "engine/batch_slots.h"
+#include "engine/batch/batch_slots.h"
 
 #include <algorithm>
 

@@ -1,9 +1,11 @@
-#include "engine/scheduler_checks.h"
+#include "engine/batch/scheduler_checks.h"
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <string_view>
 
+#include "base/checked.h"
 #include "base/macros.h"
 #include "engine/generation_checks.h"
 
@@ -43,6 +45,22 @@ Status CheckRequest(const Model& model, const Request& request) {
   if (request.prompt_logprobs) return Unsupported("prompt_logprobs", "false");
   if (request.constrained) return Unsupported("constrained", "false");
   return {};
+}
+
+Status CheckAllowed(const Model& model, std::span<const uint32_t> allowed) {
+  const int64_t vocab = model.info().vocab_size;
+  const int64_t words = CeilDivide(vocab, int64_t{32});
+  if (std::ssize(allowed) != words) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("allowed: expected {} words for {} tokens, got {}", words, vocab,
+                              allowed.size()));
+  }
+  for (int64_t word = 0; word < words; ++word) {
+    const int64_t tokens = std::min<int64_t>(vocab - 32 * word, 32);
+    const uint32_t real = tokens == 32 ? ~0U : (1U << static_cast<uint32_t>(tokens)) - 1;
+    if ((allowed[static_cast<size_t>(word)] & real) != 0) return {};
+  }
+  return Status(Code::kInvalidArgument, "allowed: expected a token, got none");
 }
 
 }  // namespace marlin
