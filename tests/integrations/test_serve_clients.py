@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import metal_marlin as mm
 import pytest
@@ -26,10 +26,14 @@ anthropic = pytest.importorskip("anthropic")
 openai = pytest.importorskip("openai")
 
 from metal_marlin.serve.limits import Limits  # noqa: E402
+from pydantic import BaseModel  # noqa: E402
 
 EXACT = ("--device", "cpu", "--exact", "--batch-invariant")
 KEY = "a-key"
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SCHEMA: dict[str, Any] = {
+    "type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"],
+    "additionalProperties": False,
+}  # fmt: skip
 FUNCTION = {"name": "weather", "description": "Now.", "parameters": SCHEMA}
 TOOL = {"type": "function", "function": FUNCTION}
 # The form of Qwen's calls and thinking, by which the server knows them.
@@ -118,6 +122,22 @@ def test_several_answers(client: Any) -> None:
         model=NAME, messages=[USER], n=3, temperature=2, seed=5, max_tokens=12
     )
     assert [choice.message.content for choice in again.choices] == texts
+
+
+def test_logprobs(client: Any) -> None:
+    made = client.chat.completions.create(
+        model=NAME, messages=[USER], logprobs=True, top_logprobs=3, **GREEDY
+    )
+    tokens = made.choices[0].logprobs.content
+    assert len(tokens) == 12
+    assert bytes(sum((token.bytes for token in tokens), [])).decode() == (
+        made.choices[0].message.content
+    )
+    for token in tokens:
+        assert token.top_logprobs[0].logprob == token.logprob < 0
+        assert [top.logprob for top in token.top_logprobs] == sorted(
+            (top.logprob for top in token.top_logprobs), reverse=True
+        )
 
 
 def test_completions_and_models(client: Any, model: mm.Model) -> None:
@@ -235,10 +255,11 @@ def test_responses(client: Any, model: mm.Model) -> None:
     asked: Any = {"model": NAME, "input": "And God said", "instructions": "Speak.",
                   "temperature": 0, "max_output_tokens": 12}  # fmt: skip
     text = wanted(model, {"role": "system", "content": "Speak."}, USER)
-    made = client.responses.create(**asked)
+    included = ["message.output_text.logprobs"]
+    made = client.responses.create(**asked, top_logprobs=2, include=included)
     assert made.output_text == text and made.status == "incomplete"
     assert made.incomplete_details.reason == "max_output_tokens"
-    assert made.usage.output_tokens == 12
+    assert made.usage.output_tokens == 12 == len(made.output[0].content[0].logprobs)
     with client.responses.stream(**asked) as stream:
         events = list(stream)
     assert "".join(event.delta for event in events if event.type.endswith("text.delta")) == text
@@ -316,6 +337,49 @@ def test_tools_and_thinking_of_messages(scripted: Any, model: mm.Model) -> None:
     asked["max_tokens"] = says(scheduler, model, "It rains.")
     said = claude.messages.create(messages=later, **asked)
     assert said.content[0].text == "It rains." and said.stop_reason == "end_turn"
+
+
+class City(BaseModel):
+    city: Literal["Oslo", "Rome"]
+
+
+def test_structured_outputs(client: Any, claude: Any) -> None:
+    made = client.chat.completions.parse(
+        model=NAME, messages=[USER], response_format=City, temperature=0, max_tokens=300
+    )
+    assert isinstance(made.choices[0].message.parsed, City)
+    response = client.responses.parse(
+        model=NAME, input="a", text_format=City, temperature=0, max_output_tokens=300
+    )
+    assert isinstance(response.output_parsed, City)
+    message = claude.messages.parse(
+        model=NAME, messages=[USER], output_format=City, max_tokens=300,
+        extra_body={"temperature": 0},
+    )  # fmt: skip
+    assert isinstance(message.parsed_output, City)
+
+
+def test_a_tool_that_must_be_called(client: Any, claude: Any) -> None:
+    function = {"type": "function", "function": {"name": "weather"}}
+    for choice in ("required", function):
+        made = client.chat.completions.create(
+            model=NAME, messages=[USER], tools=[TOOL], tool_choice=choice, temperature=0,
+            max_tokens=300, parallel_tool_calls=False,
+        )  # fmt: skip
+        (call,) = made.choices[0].message.tool_calls
+        assert call.function.name == "weather" and "city" in json.loads(call.function.arguments)
+        assert made.choices[0].finish_reason == "tool_calls"
+    message = claude.messages.create(
+        model=NAME, messages=[USER], max_tokens=300, extra_body={"temperature": 0},
+        tools=[{"name": "weather", "input_schema": SCHEMA}],
+        tool_choice={"type": "tool", "name": "weather", "disable_parallel_tool_use": True},
+    )  # fmt: skip
+    assert message.stop_reason == "tool_use" and "city" in message.content[-1].input
+    response = client.responses.create(
+        model=NAME, input="a", tools=[{"type": "function", **FUNCTION, "strict": False}],
+        tool_choice="required", parallel_tool_calls=False, temperature=0, max_output_tokens=300,
+    )  # fmt: skip
+    assert response.output[-1].type == "function_call" and response.status == "completed"
 
 
 def test_a_key_is_asked_for(folder: Path, model: mm.Model) -> None:
