@@ -67,7 +67,7 @@ def version_of(python: str, package: str) -> str:
 def ours(options: argparse.Namespace) -> Program:
     command = str(options.metal_marlin)
     return Program(
-        "metal-marlin", output_of(command, "--version").splitlines()[0], options.model.stem,
+        "metal-marlin", output_of(command, "--version").split()[1], options.model.stem,
         [command, "serve", str(options.model), "--host", "127.0.0.1", "--port", "{port}",
          *options.serve_options.split()],
     )
@@ -76,7 +76,7 @@ def ours(options: argparse.Namespace) -> Program:
 def llama_server(options: argparse.Namespace) -> Program:
     command = str(options.llama_server)
     return Program(
-        "llama-server", output_of(command, "--version").splitlines()[0], options.model.stem,
+        "llama-server", output_of(command, "--version").split()[1], options.model.stem,
         [command, "-m", str(options.model), "--host", "127.0.0.1", "--port", "{port}",
          "--parallel", str(SEQUENCES), "-c", str(SEQUENCES * CONTEXT)],
     )
@@ -176,6 +176,8 @@ def measure(program: Program, options: argparse.Namespace, folder: Path) -> list
                 prompts = serve_load.Prompts(shared, options.own_words)
                 row = asyncio.run(serve_load.measure(target, prompts, clients, options.seconds,
                                                      pid=pid))
+                for name in ("checked", "disconnect", "different", "differences"):
+                    del row[name]  # They are always the same here.
                 rows.append({**common, **row})
                 print(f"{program.name}: {clients} clients, {shared} shared words: "
                       f"{row['tokens_per_second']} tokens/s, first token "
@@ -210,16 +212,16 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=300.0, help="of a request, in seconds")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
-    record: dict[str, Any] = {
+    run: dict[str, Any] = {
         "device": {"name": "cpu", "model": processor(), "threads": os.cpu_count()},
-        "date": datetime.date.today().isoformat(), "commit": options.commit,
-        "model": options.model.name, "sequences": SEQUENCES, "results": [],
+        "date": datetime.date.today().isoformat(), "commit": options.commit, "level": "best",
+        "arguments": [options.model.name], "sequences": SEQUENCES, "results": [],
     }
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         for program in programs(options, folder):
-            record["results"] += measure(program, options, folder)
-            record_form.write(options.output, record)
+            run["results"] += measure(program, options, folder)
+            record_form.write(options.output, {"runs": [run]})
 
 
 if __name__ == "__main__":

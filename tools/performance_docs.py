@@ -219,6 +219,48 @@ def gpu_sparsity_table(runs: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def server_table(runs: list[dict[str, Any]]) -> list[str]:
+    """Formats a record of servers as one Markdown table."""
+    lines = [
+        "| program, weights | clients | tokens of a prompt, cached | tokens/s | first token, s "
+        "| between chunks, ms | errors |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in (row for run in runs for row in run["results"]):
+        first, gap = row["first_token_seconds"] or {}, row["gap_seconds"] or {}
+        cells = [
+            f"{row['program']} ({row['version']}), {row['weights']}",
+            str(row["clients"]),
+            f"{row['prompt_tokens']:.0f}, {row['cached_tokens']:.0f}",
+            f"{row['tokens_per_second']:,.1f}",
+            ", ".join(f"{name} {value:.3g}" for name, value in first.items()),
+            ", ".join(f"{name} {value * 1e3:,.1f}" for name, value in gap.items()),
+            str(sum(row["errors"].values())),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def server_summary(runs: list[dict[str, Any]]) -> list[str]:
+    """Formats a record of servers as a row per program and kind of prompts."""
+    rows = [row for run in runs for row in run["results"]]
+    columns = sorted({row["clients"] for row in rows})
+    cells: dict[str, dict[int, str]] = {}
+    for row in rows:
+        kind = "prompts that begin alike" if row["shared_words"] else "other prompts"
+        first = row["first_token_seconds"]
+        text = f"{row['tokens_per_second']:,.1f}" + (f" ({first['p50']:.2g} s)" if first else "")
+        cells.setdefault(f"{row['program']}, {kind}", {})[row["clients"]] = text
+    return [
+        "Tokens per second (median time to the first token):",
+        "",
+        f"| clients | {' | '.join(map(str, columns))} |",
+        f"|{'---|' * (1 + len(columns))}",
+        *(f"| {name} | {' | '.join(row.get(count, '') for count in columns)} |"
+          for name, row in cells.items()),
+    ]
+
+
 def table(run: dict[str, Any]) -> list[str]:
     """Formats one run as Markdown."""
     level = f" with `MARLIN_CPU={run['level']}`" if run["level"] != "best" else ""
@@ -285,6 +327,8 @@ def rows_of(path: Path, runs: list[dict[str, Any]], summary: bool) -> list[str]:
     on_gpu = "read_bulk_gbps" in runs[0].get("roofline", {})
     if "model" in runs[0]:
         return [*model_tables(runs), ""]
+    if path.stem.startswith("serve"):
+        return [*(server_summary(runs) if summary else server_table(runs)), ""]
     if path.stem.startswith("sparsity"):
         return [*(gpu_sparsity_table(runs) if on_gpu else sparsity_table(runs)), ""]
     if summary:

@@ -40,7 +40,9 @@ struct SchedulerOptions {
   /// request and its text does not feed them again, up to the last whole page. Without
   /// ModelOptions::batch_invariant its logits may round differently than for a prompt fed at once.
   bool prefix_cache = true;
-  /// Tokens that are guessed and verified per pass. Other values than 0: kUnsupported.
+  /// Most tokens of a text that are guessed, from what it has said before, and verified in one pass
+  /// while few requests run; up to 64. The text is the same with ModelOptions::batch_invariant, and
+  /// otherwise it may round differently. 0: none.
   int64_t draft_tokens = 0;
 };
 
@@ -49,13 +51,13 @@ struct Request {
   std::vector<int32_t> prompt;
   GenerateOptions options;
   /// Reports the log-probability of every generated token and of this number of most likely tokens,
-  /// up to 20; -1: none. Other values than -1: kUnsupported.
+  /// up to 20; -1: none.
   int64_t logprobs = -1;
-  /// Reports the log-probabilities of the prompt's tokens, too. True: kUnsupported.
+  /// Reports the log-probabilities of the prompt's tokens, too; the prompt is then fed as a whole.
   bool prompt_logprobs = false;
   /// Only requests with the same salt share the KV cache of their prompts.
   std::string cache_salt;
-  /// Samples each token only after SetAllowed said which tokens it may be. True: kUnsupported.
+  /// Samples each token only after SetAllowed said which tokens it may be. Others do not wait.
   bool constrained = false;
 };
 
@@ -79,7 +81,7 @@ struct Event {
   std::optional<StopReason> ended;
   Status status;                        ///< An error, with which the request has ended.
   std::vector<TokenLogprobs> logprobs;  ///< One per token, if the request asks for them.
-  /// One per token of the prompt but the first, in the event of the first token.
+  /// One per token of the prompt but the first, in the first event after the prompt.
   std::vector<TokenLogprobs> prompt_logprobs;
   int64_t cached_tokens = 0;   ///< Tokens of the prompt that were not fed.
   double waited_seconds = 0;   ///< From Submit to the first pass.
@@ -96,7 +98,7 @@ struct SchedulerStatistics {
   int64_t pages_used = 0;    ///< Pages of the model's KV cache that sequences hold.
   int64_t pages_cached = 0;  ///< Pages kept for requests to come.
   int64_t page_tokens = 0;   ///< Tokens of a page.
-  int64_t page_groups = 0;   ///< Pages that they take: more than one with sliding windows.
+  int64_t page_groups = 0;   ///< Pages that those tokens take: several with sliding windows.
   int64_t pages = 0;         ///< Pages that fit in all; 0: as many as the host has memory for.
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  ///< Tokens of prompts that were not fed.

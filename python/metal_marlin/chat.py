@@ -47,69 +47,36 @@ def parse_variables(text: str | None) -> dict[str, Any]:
     return check_variables("--chat-template-kwargs", variables, ("self", "messages"))
 
 
-class Conversation:
-    """Messages and a model that answers them; its KV cache is kept between answers, so that only
-    tokens which the model has not seen are fed."""
+class Messages:
+    """A conversation, and how the next answer is asked for; a subclass gets the answer."""
 
-    def __init__(
-        self,
-        model: Any,
-        codec: TextCodec,
-        template: ChatTemplate,
-        *,
-        system: str | None = None,
-        variables: Mapping[str, Any] | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
-        """`model` is the core's. settings: the fields of _core.TextOptions; a max_tokens of None
-        means as many tokens as the context holds."""
+    unset = "the context"
+    """What a setting of None means, for the user."""
+
+    def __init__(self, *, system: str | None, settings: Mapping[str, Any] | None) -> None:
         self.system = system
         self.messages: list[dict[str, Any]] = []
         """Without the system message."""
         self.settings: dict[str, Any] = {"max_tokens": None, **(settings or {})}
         self.last: dict[str, Any] = {}
         """What `answer` returned last."""
-        self._model, self._codec, self._template = model, codec, template
-        self._variables = dict(variables or {})
-        self._sequence = model.new_sequence()
-        self._fed: list[int] = []
 
     @property
-    def context(self) -> int:
-        """Tokens that the model can attend to."""
-        return int(self._model.info["max_positions"])
+    def context(self) -> int | None:
+        """Tokens that the model can attend to; None if that is not known."""
+        raise NotImplementedError
 
     def answer(self, on_text: Callable[[str], object], stop: Callable[[], bool]) -> dict[str, Any]:
         """Answers the last message: appends the answer and returns it with its statistics.
 
         `on_text` receives the text as it comes; where `stop` returns True the answer ends, and
-        keeps what it has. Errors: as rendering and of generating, InvalidArgumentError where
-        the conversation exceeds the context; nothing is appended then.
+        keeps what it has. After an error nothing is appended.
         """
-        ids = self._encode()
-        stream = self._codec.stream(ids)
-        pieces: list[str] = []
-        stopped = False
+        raise NotImplementedError
 
-        def show(piece: str) -> None:
-            pieces.append(piece)
-            on_text(piece)
-
-        def on_token(token: int) -> bool:
-            nonlocal stopped
-            show(stream.add(token))
-            stopped = stop()
-            return not stopped
-
-        result = self._generate(ids, on_token)
-        show(stream.finish())
-        if stopped:
-            result["stop_reason"] = "interrupted"
-        text = "".join(pieces)
-        result = {"text": text, **result}
-        self.messages.append({"role": "assistant", "content": text})
-        self.last = result
-        return result
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Errors: InvalidArgumentError for a setting out of range."""
+        raise NotImplementedError
 
     def ask(
         self, text: str, on_text: Callable[[str], object], stop: Callable[[], bool]
@@ -147,6 +114,62 @@ class Conversation:
             raise MalformedFileError("messages[0]: expected a text as content")
         self.system = messages[0]["content"] if system else None
         self.messages = [dict(message) for message in messages[int(system) :]]
+
+
+class Conversation(Messages):
+    """Messages and a model that answers them; its KV cache is kept between answers, so that only
+    tokens which the model has not seen are fed."""
+
+    def __init__(
+        self,
+        model: Any,
+        codec: TextCodec,
+        template: ChatTemplate,
+        *,
+        system: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`model` is the core's. settings: the fields of _core.TextOptions; a max_tokens of None
+        means as many tokens as the context holds."""
+        super().__init__(system=system, settings=settings)
+        self._model, self._codec, self._template = model, codec, template
+        self._variables = dict(variables or {})
+        self._sequence = model.new_sequence()
+        self._fed: list[int] = []
+
+    @property
+    def context(self) -> int:
+        """Tokens that the model can attend to."""
+        return int(self._model.info["max_positions"])
+
+    def answer(self, on_text: Callable[[str], object], stop: Callable[[], bool]) -> dict[str, Any]:
+        """As Messages.answer. Errors: as rendering and of generating, InvalidArgumentError where
+        the conversation exceeds the context."""
+        ids = self._encode()
+        stream = self._codec.stream(ids)
+        pieces: list[str] = []
+        stopped = False
+
+        def show(piece: str) -> None:
+            pieces.append(piece)
+            on_text(piece)
+
+        def on_token(token: int) -> bool:
+            nonlocal stopped
+            show(stream.add(token))
+            stopped = stop()
+            return not stopped
+
+        result = self._generate(ids, on_token)
+        show(stream.finish())
+        if stopped:
+            result["stop_reason"] = "interrupted"
+        text = "".join(pieces)
+        result = {"text": text, **result}
+        self.messages.append({"role": "assistant", "content": text})
+        self.last = result
+        return result
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Errors: InvalidArgumentError for a setting out of range."""
@@ -228,7 +251,7 @@ class Chat:
 
     def __init__(
         self,
-        conversation: Conversation,
+        conversation: Messages,
         terminal: Terminal,
         *,
         stream: bool = True,
@@ -300,7 +323,7 @@ class Chat:
         if not self._stream:
             self._terminal.show(result["text"])
         self._terminal.end_answer()
-        self._say_cut(result["stop_reason"], len(result["token_ids"]))
+        self._say_cut(result["stop_reason"], _count(result))
 
     def _say_cut(self, reason: str, count: int) -> None:
         if reason == "max_tokens":
@@ -327,7 +350,7 @@ class Chat:
         settings = self._conversation.settings
         name, _, text = argument.partition(" ")
         if not argument:
-            shown = {key: "the context" if value is None else f"{value:.6g}"
+            shown = {key: self._conversation.unset if value is None else f"{value:.6g}"
                      for key, value in settings.items()}  # fmt: skip
             self._terminal.say("\n".join(f"{key} {value}" for key, value in shown.items()))
             return
@@ -358,7 +381,8 @@ class Chat:
             self._terminal.note("temperature is 0: the answer is the same; /set temperature 0.7")
         self._retries += 1
         seed = conversation.settings.get("seed", 0)
-        conversation.settings["seed"] = seed + self._retries
+        if seed is not None:  # Otherwise every answer has another one.
+            conversation.settings["seed"] = seed + self._retries
         try:
             self._answer(conversation.answer)
         except BaseException:
@@ -401,11 +425,13 @@ class Chat:
     def _command_stats(self, _: str) -> None:
         conversation, last = self._conversation, self._conversation.last
         count = len(conversation.messages)
-        self._terminal.say(f"messages {count}; the context holds {conversation.context} tokens")
+        known = conversation.context is not None
+        holds = f"; the context holds {conversation.context} tokens" if known else ""
+        self._terminal.say(f"messages {count}{holds}")
         if last:
-            tokens = last["prompt_tokens"] + len(last["token_ids"])
+            tokens = last["prompt_tokens"] + _count(last)
             self._terminal.say(
-                f"last answer: {len(last['token_ids'])} tokens at "
+                f"last answer: {_count(last)} tokens at "
                 f"{last['tokens_per_second']:.1f} per second, ended by {last['stop_reason']}; "
                 f"conversation {tokens} tokens; prompt {last['prompt_tokens']}, of which "
                 f"{last['cached_tokens']} were in the KV cache, in {last['prefill_seconds']:.3f} s"
@@ -413,6 +439,12 @@ class Chat:
 
     def _command_exit(self, _: str) -> None:
         self._ended = True
+
+
+def _count(result: Mapping[str, Any]) -> int:
+    """Tokens of an answer."""
+    ids = result.get("token_ids")
+    return int(result["completion_tokens"]) if ids is None else len(ids)
 
 
 def _unknown(word: str) -> str:
@@ -450,7 +482,7 @@ def _interruptible(interactive: bool) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _text(argument: bytes | None, name: str) -> str | None:
+def text_argument(argument: bytes | None, name: str) -> str | None:
     try:
         return None if argument is None else argument.decode()
     except UnicodeDecodeError as error:
@@ -468,10 +500,10 @@ def encode_message(
     """The token ids of one message of the user, for `metal-marlin generate --chat`."""
     given = None if template_file is None else os.fsdecode(template_file)
     template = find_template(directory, given)
-    messages = [{"role": "user", "content": _text(message, "--prompt")}]
+    messages = [{"role": "user", "content": text_argument(message, "--prompt")}]
     if system is not None:
-        messages.insert(0, {"role": "system", "content": _text(system, "--system")})
-    named = parse_variables(_text(variables, "--chat-template-kwargs"))
+        messages.insert(0, {"role": "system", "content": text_argument(system, "--system")})
+    named = parse_variables(text_argument(variables, "--chat-template-kwargs"))
     return codec.encode(template.render(messages, **named), add_special_tokens=False)
 
 
@@ -492,21 +524,35 @@ def run(
     """`metal-marlin chat`, with what the command has parsed."""
     given = None if template_file is None else os.fsdecode(template_file)
     template = find_template(directory, given)
-    named = parse_variables(_text(variables, "--chat-template-kwargs"))
+    named = parse_variables(text_argument(variables, "--chat-template-kwargs"))
     model, settings = open_model()
     conversation = Conversation(
         model,
         codec,
         template,
-        system=_text(system, "--system"),
+        system=text_argument(system, "--system"),
         variables=named,
         settings={**settings, "max_tokens": max_tokens},
     )
+    talk(conversation, stream=stream, as_json=as_json, quiet=quiet, print_json=print_json)
+
+
+def talk(
+    conversation: Messages,
+    *,
+    stream: bool,
+    as_json: bool,
+    quiet: bool,
+    print_json: Callable[[str], bool],
+) -> None:
+    """Holds a conversation on stdin and stdout."""
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     terminal = make_terminal(interactive=interactive, as_json=as_json, quiet=quiet)
     if interactive:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        terminal.note(f"context of {conversation.context} tokens; /help lists the commands")
+        context = conversation.context
+        holds = "" if context is None else f"context of {context} tokens; "
+        terminal.note(f"{holds}/help lists the commands")
     chat = Chat(conversation, terminal, stream=stream, print_json=print_json if as_json else None)
     try:
         chat.run()

@@ -36,6 +36,19 @@ class _Codec(TextCodec):
         run(self._directory, **request)
 
 
+class _Client:
+    """In place of a tokenizer, where a server has it."""
+
+    def chat(self, **request: Any) -> None:
+        from .chat_client import run
+
+        run(**request)
+
+
+def _open(directory: bytes) -> _Codec | _Client:
+    return _Codec(directory) if directory else _Client()
+
+
 def main() -> int:
     """Runs this process's command line; returns the exit code."""
     # A stream that the caller closed is None, and print(file=None) writes to another.
@@ -46,7 +59,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Pass the original bytes: a path need not be UTF-8.
     arguments = [os.fsencode(argument) for argument in sys.argv[1:]]
-    return int(run_command([b"metal-marlin", *arguments], _Codec, resolve))
+    return int(run_command([b"metal-marlin", *arguments], _open, resolve))
 
 
 if __name__ == "__main__":

@@ -193,6 +193,10 @@ class TextCodec:
         found = self._call(lambda: self._tokenizer.get_vocab(with_added_tokens=True))
         return {number: text for text, number in found.items()}
 
+    def document(self) -> str:
+        """The text of tokenizer.json, of a tokenizer that cuts and pads nothing."""
+        return str(self._call(self._tokenizer.to_str))
+
     def has_byte_level(self) -> bool:
         """Whether the vocabulary writes bytes as the characters of GPT-2's table."""
         decoder = self._tokenizer.decoder

@@ -51,17 +51,25 @@ nb::object OptionalText(const std::optional<std::string>& text) {
   return text ? nb::object(nb::bytes(text->data(), text->size())) : nb::none();
 }
 
-/// The arguments of Python's chat: texts as bytes, numbers, and functions that open the model and
-/// print a document.
+/// The arguments of Python's chat: texts as bytes, numbers, a function that prints a document, and
+/// either what a server needs or a function that opens the model.
 nb::dict ChatArgumentsOf(const ChatRequest& request) {
   nb::dict dict;
   dict["system"] = OptionalText(request.prompt.system);
-  dict["template_file"] = OptionalText(request.prompt.file);
   dict["variables"] = OptionalText(request.prompt.variables);
   dict["max_tokens"] = request.max_tokens ? nb::object(nb::int_(*request.max_tokens)) : nb::none();
   dict["stream"] = request.stream;
   dict["as_json"] = request.json;
   dict["quiet"] = request.quiet;
+  dict["print_json"] = nb::cpp_function(
+      [&request](const std::string& json) { return Take(request.print_json(json)); });
+  if (request.url) {
+    dict["url"] = OptionalText(request.url);
+    dict["api_key"] = OptionalText(request.api_key);
+    dict["sampling"] = OptionalText(request.sampling);
+    return dict;
+  }
+  dict["template_file"] = OptionalText(request.prompt.file);
   dict["open_model"] = nb::cpp_function([&request] {
     GenerateOptions options;
     std::optional<Model> model;
@@ -75,14 +83,13 @@ nb::dict ChatArgumentsOf(const ChatRequest& request) {
     sampling["seed"] = options.sampling.seed;
     return nb::make_tuple(*model, sampling);
   });
-  dict["print_json"] = nb::cpp_function(
-      [&request](const std::string& json) { return Take(request.print_json(json)); });
   return dict;
 }
 
 /// The arguments of Python's serve, which has functions for the model and for a document, too.
 nb::dict ServeArgumentsOf(const ServeRequest& request) {
   nb::dict dict;
+  dict["compare"] = OptionalText(request.compare);
   dict["host"] = OptionalText(request.host);
   dict["port"] = request.port;
   dict["api_key"] = OptionalText(request.api_key);

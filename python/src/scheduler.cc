@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core.h"
 #include "marlin/model.h"
@@ -58,6 +59,19 @@ int64_t SubmitRequest(Scheduler& self, const Tokens& prompt, const TextOptions& 
   }
   if (!id.has_value()) RaiseQueueFull(self.statistics());
   return *id;
+}
+
+void SetAllowedTokens(Scheduler& self, int64_t id, const Array& mask) {
+  const TensorView view = ViewOf("mask", mask);
+  if (view.dtype() != DType::kU32 || view.rank() != 1) {
+    Refuse("mask: expected a vector of uint32");
+  }
+  std::vector<uint32_t> words;
+  for (int64_t i = 0; i < view.dim(0); ++i) {
+    words.push_back(view.As<uint32_t>()[i * view.stride(0)]);
+  }
+  const nb::gil_scoped_release released;
+  Check(self.SetAllowed(id, std::move(words)));
 }
 
 std::vector<Event> RunStep(Scheduler& self, double idle_seconds) {
@@ -163,6 +177,9 @@ void BindScheduler(nb::module_& module) {
            "Adds a request and returns its id; QueueFullError if too many wait.")
       .def("cancel", &Scheduler::Cancel, nb::arg("id"),
            "Ends a request before the next pass, as \"stopped\".")
+      .def("set_allowed", &SetAllowedTokens, nb::arg("id"), nb::arg("mask"),
+           "Lets a constrained request sample its next token: bit i % 32 of mask[i // 32] allows "
+           "token i.")
       .def("step", &RunStep, nb::arg("idle_seconds"),
            "Runs one pass and returns what happened; waits at most that long for work.")
       .def("wake", &Scheduler::Wake, "Lets step return although there is no work.")

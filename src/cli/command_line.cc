@@ -106,16 +106,21 @@ std::string UnknownWord(const CLI::App& app, std::span<char* const> words) {
   const std::vector<std::string> left = app.remaining(true);
   const CLI::App& command = ChosenCommand(app);
   const std::vector<std::string> known = CommandNames(command);
+  std::string_view surplus;
   for (const std::string_view word : words) {
     if (std::find(left.begin(), left.end(), word) == left.end()) continue;
     if (word.starts_with('-')) return UnknownOption(command, word.substr(0, word.find('=')));
+    if (known.empty()) {
+      // An unknown option leaves its value, too, and perhaps a word that was taken for another's.
+      if (surplus.empty()) surplus = word;
+      continue;
+    }
     const std::string path = PathOf(command);
-    if (known.empty()) return SurplusWord(command, word);
     if (path.empty() && word == "run") return "unknown command 'run'; did you mean 'generate'?";
     return fmt::format("unknown command '{}{}{}'{}", path, path.empty() ? "" : " ",
                        Printable(std::string(word)), DidYouMean(word, known));
   }
-  return {};
+  return surplus.empty() ? std::string() : SurplusWord(command, surplus);
 }
 
 /// "--output: DST is missing" for the parser's "--output: 1 required DST missing"; otherwise empty.

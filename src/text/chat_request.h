@@ -16,6 +16,9 @@ namespace marlin {
 
 struct ChatRequest {
   std::string directory;
+  std::optional<std::string> url;      ///< A server's, instead of a directory.
+  std::optional<std::string> api_key;  ///< The server's.
+  std::string sampling;                ///< The sampling options given, as a JSON object.
   ChatPrompt prompt;
   std::optional<int64_t> max_tokens;  ///< Per answer; none: as many as the context holds.
   bool stream = true;                 ///< Show an answer while it is generated.

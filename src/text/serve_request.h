@@ -15,6 +15,7 @@ namespace marlin {
 
 struct ServeRequest {
   std::string directory;
+  std::optional<std::string> compare;  ///< A second model's directory.
   std::string host;
   int64_t port = 0;  ///< 0: any that is free.
   std::optional<std::string> api_key;
@@ -26,12 +27,12 @@ struct ServeRequest {
   int64_t prefill_tokens = 0;
   int64_t draft_tokens = 0;
   bool prefix_cache = true;
-  double timeout_seconds = 0;                ///< Of a request; 0: any.
+  double timeout_seconds = 0;                ///< A request's; 0: any.
   std::optional<std::string> template_file;  ///< A chat template instead of the model's own.
   std::optional<std::string> recipe;         ///< Quantize the model so first.
   bool json = false;                         ///< Print the start as a document.
   bool quiet = false;                        ///< Log nothing.
-  /// Opens the model of a directory, this one or a quantized one.
+  /// Opens the model of a directory: first this one, or a quantized one, then the second.
   std::function<Result<Model>(const std::string& directory)> open;
   /// Prints a document as one line; false once the reader of stdout is gone.
   std::function<Result<bool>(std::string_view json)> print_json;

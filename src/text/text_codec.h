@@ -42,7 +42,8 @@ class TextCodec {
   virtual Status Serve(const ServeRequest& request);
 };
 
-/// Loads the tokenizer of a model's directory.
+/// Loads the tokenizer of a model's directory; for an empty name one without a vocabulary, which
+/// can only talk to a server.
 using TextCodecFactory =
     std::function<Result<std::unique_ptr<TextCodec>>(const std::string& directory)>;
 

@@ -473,11 +473,93 @@ OLMO = """\
 {% endif %}
 {% endfor %}"""
 
+QWEN_CODER = """\
+{%- for m in messages %}
+    {%- if m.role == "assistant" and m.tool_calls %}
+        {{- '<|im_start|>assistant' }}
+        {%- if m.content %}{{- '\\n' + m.content | trim + '\\n' }}{%- endif %}
+        {%- for call in m.tool_calls %}
+            {%- set call = call.function %}
+            {{- '\\n<tool_call>\\n<function=' + call.name + '>\\n' }}
+            {%- for name, value in call.arguments | items %}
+                {{- '<parameter=' + name + '>\\n' }}
+                {{- value if value is string else value | tojson | safe }}
+                {{- '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif m.role == "tool" %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}
+        {{- '<|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+MISTRAL_NAMES = """\
+{{- bos_token }}
+{%- for m in messages %}
+    {%- if m.role == "user" %}
+        {{- '[INST]' + m.content + '[/INST]' }}
+    {%- elif m.role == "system" %}
+        {{- '[SYSTEM_PROMPT]' + m.content + '[/SYSTEM_PROMPT]' }}
+    {%- elif m.role == "assistant" %}
+        {%- if m.reasoning_content %}{{- '[THINK]' + m.reasoning_content + '[/THINK]' }}{%- endif %}
+        {{- m.content }}
+        {%- for call in m.tool_calls %}
+            {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + call.function.arguments | tojson }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- elif m.role == "tool" %}
+        {{- '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}
+    {%- endif %}
+{%- endfor %}"""
+
+_DEEPSEEK_CALLS = """\
+{{- bos_token }}
+{%- for m in messages %}
+    {%- if m.role == 'user' %}{{- '<\uff5cUser\uff5c>' + m.content + '<\uff5cAssistant\uff5c>' }}
+    {%- elif m.role == 'system' %}{{- m.content }}
+    {%- elif m.role == 'tool' %}
+        {{- '<\uff5ctool\u2581output\u2581begin\uff5c>' + m.content }}
+    {%- else %}
+        {%- if m.reasoning_content %}
+            {{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- m.content + '<\uff5ctool\u2581calls\u2581begin\uff5c>' }}
+        {%- for call in m.tool_calls %}
+            {%- if not loop.first %}{{- BETWEEN }}{%- endif %}
+            {{- CALL }}
+            {{- '<\uff5ctool\u2581call\u2581end\uff5c>' }}
+        {%- endfor %}
+        {{- '<\uff5ctool\u2581calls\u2581end\uff5c>' + eos_token }}
+    {%- endif %}
+{%- endfor %}"""
+
+_BEGIN = "'<\uff5ctool\u2581call\u2581begin\uff5c>"
+_SEPARATOR = "<\uff5ctool\u2581sep\uff5c>'"
+_ARGUMENTS = "call.function.arguments | tojson"
+
+DEEPSEEK_V3 = _DEEPSEEK_CALLS.replace("BETWEEN", "'\\n'").replace(
+    "CALL", f"{_BEGIN}function{_SEPARATOR} + call.function.name + '\\n```json\\n' + {_ARGUMENTS} "
+    "+ '\\n```'")
+DEEPSEEK_V31 = _DEEPSEEK_CALLS.replace("BETWEEN", "''").replace(
+    "CALL", f"{_BEGIN}' + call.function.name + '{_SEPARATOR} + {_ARGUMENTS}")
+
 FAMILIES = {
     "chatml": CHATML, "smollm": SMOLLM, "qwen": QWEN, "llama2": LLAMA2, "llama3": LLAMA3,
     "mistral": MISTRAL, "gemma": GEMMA, "phi": PHI, "deepseek": DEEPSEEK, "granite": GRANITE,
     "glm": GLM, "gpt_oss": GPT_OSS, "olmo": OLMO,
 }
+
+CALLING = {
+    "qwen": QWEN, "llama3": LLAMA3, "mistral": MISTRAL, "glm": GLM, "gpt_oss": GPT_OSS,
+    "qwen_coder": QWEN_CODER, "mistral_names": MISTRAL_NAMES, "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v31": DEEPSEEK_V31,
+}
+"""Templates that write calls of tools in a format of their own."""
 
 ODD = [
     "",

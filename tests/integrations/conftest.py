@@ -7,6 +7,7 @@ in GEMVs. Both have conformance cases of their own.
 """
 
 import os
+import sys
 from pathlib import Path
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
@@ -28,3 +29,6 @@ if "MARLIN_CPU" not in os.environ and CPU_INFO.exists():
     level = exact_level(CPU_INFO.read_text())
     if level is not None:
         os.environ["MARLIN_CPU"] = level
+
+# The module `serving`, with which tests/python serve.
+sys.path.append(str(Path(__file__).parents[1] / "python"))

@@ -86,7 +86,8 @@ def make_app(script: Script) -> FastAPI:
         sampling = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.0,
                     "repetition_penalty": 1.0}  # fmt: skip
         return {"model": MODEL, "context": 40960, "needs_key": script.needs_key,
-                "sampling": sampling, "kv_cache": {"tokens": 100000, "used_tokens": 12345},
+                "sampling": sampling,
+                "kv_cache": {"tokens": 100000, "used_tokens": 12345},
                 "compare": {"model": OTHER} if script.compares else None}  # fmt: skip
 
     page.serve_page(app, info)

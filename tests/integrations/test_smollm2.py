@@ -11,7 +11,9 @@ from typing import Any
 import metal_marlin as mm
 import pytest
 from metal_marlin.text import TextCodec
+from serving import process
 
+openai = pytest.importorskip("openai")
 pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -190,3 +192,70 @@ def test_chat(file: Path, reference: Any) -> None:
     rows = [json.loads(row) for row in talk.stdout.splitlines()]
     assert [row["text"] for row in rows] == answers
     assert rows[1]["cached_tokens"] >= rows[0]["prompt_tokens"]
+
+
+QUESTION = "What is the capital of France?"
+
+
+def chatted(model: Any, folder: Path) -> str:
+    """The answer of transformers to the question."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}], tokenize=False, add_generation_prompt=True
+    )
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    made = continued(model, ids, tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    return str(tokenizer.decode(made, skip_special_tokens=True))
+
+
+def served_answers(*words: object, **environment: str) -> list[str]:
+    """The server's answers to the question: whole, and in pieces."""
+    with process(*words, "--exact", **environment) as (_, document):
+        client = openai.OpenAI(base_url=document["url"].rstrip("/") + "/v1", api_key="-")
+        with client:
+            asked: Any = {
+                "model": client.models.list().data[0].id, "max_tokens": TOKENS, "temperature": 0,
+                "messages": [{"role": "user", "content": QUESTION}],
+                "extra_body": {"repetition_penalty": 1},
+            }  # fmt: skip
+            whole = client.chat.completions.create(**asked).choices[0].message.content
+            pieces = client.chat.completions.create(**asked, stream=True)
+            return [whole, "".join(piece.choices[0].delta.content or "" for piece in pieces)]
+
+
+def generated(folder: Path) -> str:
+    done = subprocess.run(
+        [*COMMAND, "generate", str(folder), "--chat", "--prompt", QUESTION, "--exact",
+         "--max-tokens", str(TOKENS), "--temperature", "0", "--repetition-penalty", "1"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.removesuffix("\n")
+
+
+@pytest.fixture(scope="module")
+def plain(imported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model's weights in fp32."""
+    folder = tmp_path_factory.mktemp("plain") / "model"
+    words = ["dequantize", str(imported), "-o", str(folder), "--dtype", "fp32"]
+    subprocess.run([*COMMAND, *words], capture_output=True, check=True)
+    return folder
+
+
+def test_serve(file: Path, plain: Path) -> None:
+    want = chatted(opened(plain), plain)
+    assert "Paris" in want
+    assert served_answers(file) == [want] * 2 == [generated(file)] * 2
+
+
+def test_serve_after_quantize(plain: Path, tmp_path: Path) -> None:
+    """`serve --quantize` against what the command quantizes, and transformers on its weights."""
+    small, back = tmp_path / "small", tmp_path / "back"
+    for words in (
+        ["quantize", plain, "-o", small, "--recipe", "uniform:u4/g32"],
+        ["dequantize", small, "-o", back, "--dtype", "fp32"],
+    ):
+        subprocess.run([*COMMAND, *map(str, words)], capture_output=True, check=True)
+    want = chatted(opened(back), back)
+    cache = str(tmp_path / "cache")
+    made = served_answers(plain, "--quantize", "u4/g32", XDG_CACHE_HOME=cache)
+    assert made == [want] * 2 == [generated(small)] * 2 and "Paris" in want

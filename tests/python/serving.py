@@ -31,7 +31,9 @@ from metal_marlin.text import TextCodec
 SAMPLE = Path(__file__).parents[2] / "examples" / "tiny-qwen3-moe"
 COMMAND = [sys.executable, "-m", "metal_marlin.cli"]
 TEMPLATE = (
-    "{{ start }}{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    "{{ start }}{% for m in messages %}[{{ m.role }}]"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{% endfor %}{{ m.content }}\n{% endfor %}"
     "{% if tools %}{{ tools | length }} tools\n{% endif %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
@@ -65,6 +67,7 @@ class FakeScheduler:
         self.masks: dict[int, int] = {}
         self.failure: Exception | None = None
         self.error: Exception | None = None
+        self.reason = "max_tokens"
         self.go = threading.Event()
         """Cleared while no pass is to be made."""
         self.go.set()
@@ -111,7 +114,7 @@ class FakeScheduler:
         made, asked = self._running[number], self.submitted[number]
         token = self.tokens[len(made) % len(self.tokens)]
         made.append(token)
-        ended = "max_tokens" if len(made) == asked.options.max_tokens else None
+        ended = self.reason if len(made) == asked.options.max_tokens else None
         if self.error is not None:
             ended = "error"
         error, self.error = self.error, None
@@ -119,7 +122,7 @@ class FakeScheduler:
             del self._running[number]
         return SimpleNamespace(
             id=number, tokens=[token], ended=ended, error=error, cached_tokens=0,
-            logprobs=[(-0.5, [(token, -0.5)])] if asked.logprobs >= 0 else [],
+            logprobs=[(-0.5, [(token, -0.5)] * asked.logprobs)] if asked.logprobs >= 0 else [],
             prompt_logprobs=[],
         )  # fmt: skip
 
@@ -139,9 +142,9 @@ def make_engine(model: Model, scheduler: Any = None, **options: Any) -> Engine:
     return Engine(scheduler, TextCodec(model.path), model.info, **options)
 
 
-def app_of(engine: Engine, folder: Path, **options: Any) -> Any:
-    """The app of an engine."""
-    service = ChatService(engine, ChatTemplate.find(folder))
+def app_of(engine: Engine, folder: Path, template: Path | None = None, **options: Any) -> Any:
+    """The app of an engine; `template` takes the place of the folder's."""
+    service = ChatService(engine, ChatTemplate.find(folder, template))
     return make_app(engine, service, AppOptions(NAME, **options))
 
 
@@ -149,6 +152,8 @@ def app_of(engine: Engine, folder: Path, **options: Any) -> Any:
 def served(app: Any) -> Iterator[httpx.Client]:
     """A client of an app that this process serves, on a thread."""
     listener = socket.create_server(("127.0.0.1", 0))
+    # A client that does not read is noticed soon.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

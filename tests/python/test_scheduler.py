@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import metal_marlin as mm
+import numpy as np
 import pytest
 from metal_marlin import _core
 
@@ -99,6 +100,48 @@ def test_wrong_requests_are_refused(model: mm.Model) -> None:
         scheduler.step(-1)
     with pytest.raises(mm.InvalidArgumentError, match="max_running: expected 0 or more, got -1"):
         _core.Scheduler(model._core, max_running=-1)
+
+
+def test_logprobs(model: mm.Model) -> None:
+    scheduler = _core.Scheduler(model._core)
+    scheduler.submit(PROMPT, text_options(3), logprobs=2, prompt_logprobs=True)
+    events = list(events_of(scheduler))
+    tokens = sum((event.tokens for event in events), [])
+    logprobs = sum((event.logprobs for event in events), [])
+    logits = model.logits(PROMPT + tokens).astype(np.float64)
+    rows = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+    rows -= logits.max(-1, keepdims=True)
+    prompt = events[0].prompt_logprobs
+    assert prompt[0] is None
+    assert [event.prompt_logprobs for event in events[1:]] == [[]] * (len(events) - 1)
+    reported = [one for one in prompt[1:] + logprobs if one is not None]
+    for row, token, (logprob, top) in zip(rows, PROMPT[1:] + tokens, reported, strict=False):
+        assert logprob == pytest.approx(row[token], abs=1e-4)
+        assert [one[1] for one in top] == pytest.approx(np.sort(row)[::-1][:2], abs=1e-4)
+        assert [row[one[0]] for one in top] == pytest.approx([one[1] for one in top], abs=1e-4)
+    assert len(reported) == len(PROMPT) - 1 + 3
+
+
+def test_constrained_ones_wait_for_masks(model: mm.Model) -> None:
+    scheduler = _core.Scheduler(model._core)
+    vocab = model.info["vocab_size"]
+    request = scheduler.submit(PROMPT, text_options(2), constrained=True)
+    assert scheduler.step(0) == scheduler.step(0) == []
+    seen = []
+    for token in (70, 3):
+        mask = np.zeros((vocab + 31) // 32, np.uint32)
+        mask[token // 32] = 1 << token % 32
+        scheduler.set_allowed(request, mask)
+        (event,) = scheduler.step(0)
+        seen += event.tokens
+        assert scheduler.step(0) == []
+    assert seen == [70, 3]
+    with pytest.raises(mm.InvalidArgumentError, match="mask: expected a vector of uint32"):
+        scheduler.set_allowed(request, mask.astype(np.int32))
+    with pytest.raises(mm.InvalidArgumentError, match="id: expected a constrained request's"):
+        scheduler.set_allowed(7, mask)
+    with pytest.raises(mm.InvalidArgumentError, match="allowed: expected a token, got none"):
+        scheduler.set_allowed(request, np.zeros_like(mask))
 
 
 def test_a_beginning_is_fed_once(model: mm.Model) -> None:

@@ -128,6 +128,35 @@ def test_a_stop_string(client: httpx.Client, model: Model) -> None:
         assert choice["finish_reason"] == "stop" and made["usage"]["completion_tokens"] < 7
 
 
+def test_reasoning_and_calls(model: Model, folder: Path, tmp_path: Path) -> None:
+    template = "{{ messages[0].content }}{{ tools }}{# <tool_call> <think></think> #}"
+    (tmp_path / "t.jinja").write_text(template)
+    said = '<think>\nLet us see.</think>\n\nA moment.<tool_call>\n{"name": "f", "arguments": '
+    said += '{"a": [1, "b"]}}\n</tool_call>'
+    tokens = model.tokenizer.encode(said)
+    engine = make_engine(model, FakeScheduler(tokens))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"messages": [USER], "tools": tools, "max_tokens": len(tokens), "logprobs": True}
+    with served(app_of(engine, folder, tmp_path / "t.jinja")) as client:
+        choice = post(client, CHAT, **body)["choices"][0]
+        message = choice["message"]
+        assert message["reasoning_content"] == "Let us see." and message["content"] == "A moment."
+        call = message["tool_calls"][0]
+        assert call["type"] == "function" and call["id"]
+        assert call["function"] == {"name": "f", "arguments": '{"a": [1, "b"]}'}
+        # The scheduler of the test ends texts by their length alone.
+        assert choice["finish_reason"] == "length"
+        assert len(choice["logprobs"]["content"]) == len(tokens)
+        chunks = events(client.post(CHAT, json={**body, "stream": True}).text)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert calls[0]["function"]["name"] == "f" and calls[0]["id"] and calls[0]["index"] == 0
+    assert all("id" not in each and "name" not in each["function"] for each in calls[1:])
+    assert "".join(each["function"]["arguments"] for each in calls) == '{"a": [1, "b"]}'
+    for field, text in (("reasoning_content", "Let us see."), ("content", "A moment.")):
+        assert "".join(delta.get(field, "") for delta in deltas) == text
+
+
 def test_wrong_bodies(client: httpx.Client) -> None:
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"max_token": 3}, "max_token", "is not a known field; did you mean 'max_tokens'?"),

@@ -108,6 +108,15 @@ def test_a_second_signal_ends(folder: Path) -> None:
             assert running.wait(60) == 0
 
 
+def test_two_signals_at_once(folder: Path) -> None:
+    with process(folder, *EXACT) as (running, _):
+        running.send_signal(signal.SIGTERM)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 0
+        assert running.stderr is not None
+        assert "Traceback" not in running.stderr.read()
+
+
 def test_the_log_has_no_texts(folder: Path) -> None:
     with process(folder, *EXACT, METAL_MARLIN_API_KEY="secret-key") as (running, document):
         body = {"messages": [{"role": "user", "content": "a secret prompt"}], "max_tokens": 4}
@@ -145,6 +154,7 @@ def test_wrong_use(folder: Path, tmp_path: Path) -> None:
     assert "--api-key, or --no-api-key" in refused(1, folder, "--host", "0.0.0.0")
     assert "no such file" in refused(3, folder, "--port", 0, "--chat-template", tmp_path / "absent")
     assert "--quantize: " in refused(1, folder, "--port", 0, "--quantize", "u5/g3")
+    assert "unknown name 'u9'" in refused(1, folder, "--port", 0, "--quantize", "u9/g32")
     assert "missing: no such file" in refused(3, tmp_path / "missing")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -168,7 +178,8 @@ def test_the_lines_at_the_start(folder: Path) -> None:
             first, second = running.stdout.readline(), running.stdout.readline()
             assert first.startswith("device: ") and " KV cache " in first
             url, _, rest = second.partition(" ")
-            assert rest.split() == ["API:", "/v1", "docs:", "/docs", "metrics:", "/metrics"]
+            shown = "page: / API: /v1 docs: /docs metrics: /metrics"
+            assert rest.split() == shown.split()
             assert json.loads(httpx.get(url + "/v1/models").text)["data"][0]["id"] == "x"
         finally:
             running.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ import httpx
 import pytest
 from metal_marlin.errors import DeviceLostError, InvalidArgumentError, NonFiniteInputError
 from metal_marlin.models import Model
-from metal_marlin.serve import streams
+from metal_marlin.serve import requests, streams
 from metal_marlin.serve.limits import Limits
 from metal_marlin.serve.server import listen, read_options
 from serving import (
@@ -59,7 +60,11 @@ def serve(folder: Path, model: Model) -> Iterator[Serve]:
 
 
 def connect(client: httpx.Client) -> socket.socket:
-    return socket.create_connection((client.base_url.host, client.base_url.port), SECONDS)
+    connection = socket.socket()
+    connection.settimeout(SECONDS)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((client.base_url.host, client.base_url.port))
+    return connection
 
 
 def send(client: httpx.Client, body: dict[str, Any], length: int | None = None) -> socket.socket:
@@ -121,7 +126,9 @@ def test_a_client_that_goes(serve: Serve, body: dict[str, Any]) -> None:
     with send(client, {**body, "n": 2}) as connection:
         assert scheduler.has_submitted.wait(SECONDS)
         if body is STREAM:
-            assert b"assistant" in connection.recv(4096) + connection.recv(4096)
+            received = b""
+            while b"assistant" not in received:
+                received += connection.recv(4096)
     assert scheduler.has_cancelled.wait(SECONDS)
     scheduler.go.set()
     assert client.post(CHAT, json=BODY).status_code == 200
@@ -158,6 +165,18 @@ def test_comments_while_there_is_no_token(
             if line == ": keep-alive":
                 scheduler.go.set()
         assert scheduler.go.is_set()
+
+
+def test_a_client_that_does_not_read(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "SEND_SECONDS", 0.05)
+    monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.05)
+    logged: queue.Queue[tuple[Any, ...]] = queue.Queue()
+    monkeypatch.setattr(requests, "log_answer", lambda *fields: logged.put(fields))
+    client, _ = serve()
+    # More than the buffers of a connection hold.
+    body = {**STREAM, "max_tokens": 200, "logprobs": True, "top_logprobs": 20}
+    with send(client, body):
+        assert logged.get(timeout=SECONDS)[2] == 499
 
 
 def test_an_error_of_one_request(serve: Serve) -> None:
@@ -197,7 +216,7 @@ def test_pages_of_other_origins(serve: Serve) -> None:
 def options(**changed: Any) -> Any:
     given: dict[str, Any] = {
         "host": b"127.0.0.1", "port": 0, "api_key": None, "no_api_key": False, "cors_origins": [],
-        "model_name": None, "timeout": 0.0, "template_file": None, "recipe": None,
+        "model_name": None, "compare": None, "timeout": 0.0, "template_file": None, "recipe": None,
         "as_json": False, "quiet": False}  # fmt: skip
     return read_options(b"models/tiny", **{**given, **changed})
 

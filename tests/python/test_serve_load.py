@@ -26,5 +26,6 @@ def test_streams_under_load(tmp_path: Path) -> None:
         ))
         assert serve_load.failures(row) == []
         assert row["left"] > 0
+        assert row["cached_tokens"] > 0
         assert row["at_the_end"]["running"] == row["at_the_end"]["waiting"] == 0
         assert running.poll() is None

@@ -134,6 +134,26 @@ class Tables(unittest.TestCase):
             "| `fp4_e2m1` g128 fp16, `marlin_made_up` | 1.00 | 4.00 | 16.0 |",
         ])
 
+    def test_servers(self) -> None:
+        row = {"program": "a", "version": "1", "weights": "Q4_1", "clients": 8, "errors": {},
+               "prompt_tokens": 600.4, "cached_tokens": 512.0, "tokens_per_second": 1234.56,
+               "shared_words": 400, "first_token_seconds": {"p50": 0.25, "p99": 1.5},
+               "gap_seconds": {"p50": 0.01, "p99": 0.1}}
+        lone = {**row, "clients": 1, "shared_words": 0, "first_token_seconds": None,
+                "gap_seconds": None, "errors": {"no room": 2}}
+        runs = [{"results": [lone, row]}]
+        self.assertEqual(performance_docs.server_table(runs)[2:], [
+            "| a (1), Q4_1 | 1 | 600, 512 | 1,234.6 |  |  | 2 |",
+            "| a (1), Q4_1 | 8 | 600, 512 | 1,234.6 | p50 0.25, p99 1.5 | p50 10.0, p99 100.0 "
+            "| 0 |",
+        ])
+        self.assertEqual(performance_docs.server_summary(runs)[2:], [
+            "| clients | 1 | 8 |",
+            "|---|---|---|",
+            "| a, other prompts | 1,234.6 |  |",
+            "| a, prompts that begin alike |  | 1,234.6 (0.25 s) |",
+        ])
+
     def test_models_beside_transformers(self) -> None:
         lines = performance_docs.model_tables(model_runs())
         self.assertIn("transformers 5.0 bf16 ms", lines[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidArgumentError, UnsupportedError
@@ -16,6 +17,23 @@ from .output.tagged import Schemas
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _GAP = r"/\n{0,2}/"
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Rules of calls in one format."""
+
+    begin: str
+    """The mark before a call, as a rule."""
+    rest: str
+    mark: str | None
+    """The mark as text; None where an answer is either a call or text from its first token."""
+    between: str
+    """Between two calls."""
+    repeats: bool = True
+    """False where several calls have one mark, or where there is one call only."""
+    text: str = ANY
+    """What an answer without calls matches, where there is no mark."""
 
 
 class AnswerGrammar:
@@ -35,6 +53,7 @@ class AnswerGrammar:
         self._special = special_tokens
         self._grammar = Grammar("")
         self._texts = 0
+        self._several = True
 
     def form(self, form: Grammar) -> Grammar:
         """An answer of a form."""
@@ -51,8 +70,8 @@ class AnswerGrammar:
         """An answer that is a call of a tool, of the one named `only` if that is given, or several
         calls; with a `form`, that instead.
 
-        Arguments follow the tools' schemas; keywords that cannot be enforced are left out but for
-        tools with "strict", where they are refused. Errors: UnsupportedError for a model whose
+        Arguments follow the tools' schemas; keywords that cannot be enforced are left out, except
+        in tools with "strict", where they are refused. Errors: UnsupportedError for a model whose
         format of calls is not known, InvalidArgumentError for a name that no tool has.
         """
         functions = [tool.get("function", tool) for tool in tools]
@@ -60,7 +79,31 @@ class AnswerGrammar:
         if not chosen:
             raise InvalidArgumentError(f"tool_choice: no tool has the name {only!r:.60}")
         answers = [] if form is None else [self._form(form)]
-        return self._finish([*answers, self._calls(chosen, several and only is None)])
+        self._several = several and only is None
+        calls = self._calls(chosen)
+        rule = self._grammar.add_rule("call", f"{calls.begin} {calls.rest}")
+        more = f"({calls.between} {rule})*" if self._several and calls.repeats else ""
+        return self._finish([*answers, f"{rule} {more}"])
+
+    def free(self, tools: Sequence[Mapping[str, Any]]) -> Grammar:
+        """An answer of text and calls as the model likes, but the calls follow the schemas. Errors:
+        as `calls`."""
+        calls = self._calls([tool.get("function", tool) for tool in tools])
+        if calls.mark is None:
+            text = self._text(calls.text)
+            return self._finish([f"{calls.begin} {calls.rest}", text])
+        begin = self._until(calls.mark)
+        tail = self._text(_without(calls.mark))
+        return self._finish([f"({begin} {calls.rest})* {tail}"])
+
+    def _text(self, pattern: str) -> str:
+        """Text that matches a pattern, as content."""
+        self._texts += 1
+        terminal = self._grammar.add_rule(f"TEXT{self._texts}", pattern)
+        if self._kind.calls != "harmony" or self._in_message():
+            return terminal
+        channel, message = self._mark(harmony.CHANNEL), self._mark(harmony.MESSAGE)
+        return f'{channel} "final" {message} {terminal}'
 
     def _form(self, form: Grammar) -> str:
         rule = self._grammar.add(form)
@@ -107,13 +150,9 @@ class AnswerGrammar:
         if mark not in self._special:
             return self._grammar.add_rule(f"{name}[suffix={quoted(mark)}]", ANY)
         # The token only: the same text in other tokens would be read as the mark, too.
-        escaped = re.escape(mark).replace("/", r"\/")
-        terminal = self._grammar.add_rule(
-            name.upper(), rf"{ANY} & ~/(.|\n)*{escaped}(.|\n)*/"
-        )
-        return f"{terminal} {self._mark(mark)}"
+        return f"{self._grammar.add_rule(name.upper(), _without(mark))} {self._mark(mark)}"
 
-    def _calls(self, functions: Sequence[Mapping[str, Any]], several: bool) -> str:
+    def _calls(self, functions: Sequence[Mapping[str, Any]]) -> _Calls:
         write = {
             "hermes": self._hermes,
             "qwen3_coder": self._qwen3_coder,
@@ -125,10 +164,10 @@ class AnswerGrammar:
         }.get(self._kind.calls or "")
         if write is None:
             raise UnsupportedError(
-                "tool_choice: how this model writes tool calls is not known, so that none can be "
-                "required"
+                "tools: how this model writes calls is not known, so that none can be required, "
+                "or be strict"
             )
-        return write(functions, several)
+        return write(functions)
 
     def _arguments(self, function: Mapping[str, Any]) -> str:
         schema = function.get("parameters") or _NO_ARGUMENTS
@@ -146,32 +185,33 @@ class AnswerGrammar:
             calls.append(f'{begin} {self._arguments(function)} {more} "}}"')
         return self._one_of(calls)
 
-    def _hermes(self, functions: Sequence[Mapping[str, Any]], several: bool) -> str:
+    def _hermes(self, functions: Sequence[Mapping[str, Any]]) -> _Calls:
+        objects = self._objects(functions, "arguments")
+        return self._tagged(f'"\\n" {objects} "\\n"')
+
+    def _tagged(self, call: str) -> _Calls:
         begin, end = self._mark("<tool_call>"), self._mark("</tool_call>")
-        call = f'{begin} "\\n" {self._objects(functions, "arguments")} "\\n" {end}'
-        return self._repeated(call, several)
+        return _Calls(begin, f"{call} {end}", "<tool_call>", '"\\n"')
 
-    def _repeated(self, call: str, several: bool) -> str:
-        rule = self._grammar.add_rule("call", call)
-        return f'{rule} ("\\n" {rule})*' if several else rule
+    def _llama3(self, functions: Sequence[Mapping[str, Any]]) -> _Calls:
+        begin = f"{self._mark(Llama.MARK)}?" if Llama.MARK in self._source else ""
+        objects = self._objects(functions, "parameters")
+        return _Calls(begin, objects, None, "", repeats=False, text=r"/([^{](.|\n)*)?/")
 
-    def _llama3(self, functions: Sequence[Mapping[str, Any]], several: bool) -> str:
-        mark = f"{self._mark(Llama.MARK)}? " if Llama.MARK in self._source else ""
-        return f"{mark}{self._objects(functions, 'parameters')}"
-
-    def _mistral(self, functions: Sequence[Mapping[str, Any]], several: bool) -> str:
+    def _mistral(self, functions: Sequence[Mapping[str, Any]]) -> _Calls:
         begin, _, arguments = (self._mark(mark) for mark in Mistral.MARKS)
         if Mistral.MARKS[2] in self._source:
             calls = [
                 f"{quoted(one['name'])} {arguments} {self._arguments(one)}" for one in functions
             ]
-            return f"({begin} {self._one_of(calls)}){'+' if several else ''}"
+            return _Calls(begin, self._one_of(calls), Mistral.MARKS[0], "")
         number = r'(", \"id\": \"" /[a-zA-Z0-9]{9}/ "\"")?'
-        one = self._grammar.add_rule("call", self._objects(functions, "arguments", number))
-        more = f'(", " {one})*' if several else ""
-        return f'{begin} " "? "[" {one} {more} "]"'
+        one = self._grammar.add_rule("object", self._objects(functions, "arguments", number))
+        more = f'(", " {one})*' if self._several else ""
+        rest = f'" "? "[" {one} {more} "]"'
+        return _Calls(begin, rest, Mistral.MARKS[0], "", repeats=False)
 
-    def _deepseek(self, functions: Sequence[Mapping[str, Any]], several: bool) -> str:
+    def _deepseek(self, functions: Sequence[Mapping[str, Any]]) -> _Calls:
         begin_all, begin, separator, end, end_all = map(self._mark, DEEPSEEK_MARKS)
         calls = []
         for one in functions:
@@ -180,37 +220,37 @@ class AnswerGrammar:
                 calls.append(f'"function" {separator} {head} {self._arguments(one)} "\\n```"')
             else:
                 calls.append(f"{quoted(one['name'])} {separator} {self._arguments(one)}")
-        call = self._grammar.add_rule("call", f"{begin} {self._one_of(calls)} {end}")
-        more = f'("\\n"? {call})*' if several else ""
-        return f"{begin_all} {call} {more} {end_all}"
+        call = self._grammar.add_rule("one", f"{begin} {self._one_of(calls)} {end}")
+        more = f'("\\n"? {call})*' if self._several else ""
+        rest = f"{call} {more} {end_all}"
+        return _Calls(begin_all, rest, DEEPSEEK_MARKS[0], "", repeats=False)
 
-    def _harmony(self, functions: Sequence[Mapping[str, Any]], several: bool) -> str:
-        head, message = self._mark(harmony.CHANNEL), self._mark(harmony.MESSAGE)
+    def _harmony(self, functions: Sequence[Mapping[str, Any]]) -> _Calls:
+        message = self._mark(harmony.MESSAGE)
         calls = [
             f"{quoted('commentary to=functions.' + one['name'] + ' ')} "
             f'{self._mark(harmony.CONSTRAIN)} "json" {message} {self._arguments(one)}'
             for one in functions
         ]
-        return f"{head} {self._one_of(calls)}"
+        begin = self._mark(harmony.CHANNEL)
+        return _Calls(begin, self._one_of(calls), None, "", repeats=False)
 
-    def _qwen3_coder(self, functions: Sequence[Mapping[str, Any]], several: bool) -> str:
-        begin, end = self._mark("<tool_call>"), self._mark("</tool_call>")
+    def _qwen3_coder(self, functions: Sequence[Mapping[str, Any]]) -> _Calls:
         calls = []
         for one in functions:
             values = self._values(one, '"<parameter={}>\\n"', "\n</parameter>\n")
             head = quoted(f"\n<function={one['name']}>\n")
             calls.append(f'{head} {values} "</function>\\n"')
-        return self._repeated(f"{begin} {self._one_of(calls)} {end}", several)
+        return self._tagged(self._one_of(calls))
 
-    def _glm(self, functions: Sequence[Mapping[str, Any]], several: bool) -> str:
-        begin, end = self._mark("<tool_call>"), self._mark("</tool_call>")
+    def _glm(self, functions: Sequence[Mapping[str, Any]]) -> _Calls:
         key, key_end = self._mark("<arg_key>"), self._mark("</arg_key>")
         head = f'{key} "{{}}" {key_end} "\\n" {self._mark("<arg_value>")}'
         calls = []
         for one in functions:
             values = self._values(one, head, "</arg_value>", '"\\n"')
             calls.append(f"{quoted(one['name'] + chr(10))} {values}")
-        return self._repeated(f"{begin} {self._one_of(calls)} {end}", several)
+        return self._tagged(self._one_of(calls))
 
     def _values(
         self, function: Mapping[str, Any], head: str, end: str, gap: str = ""
@@ -242,3 +282,9 @@ def _is_texts(schema: Any) -> bool:
     """Whether a value is one of some texts."""
     values = schema.get("enum") if isinstance(schema, Mapping) else None
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _without(mark: str) -> str:
+    """The pattern of a text that does not have a mark."""
+    escaped = re.escape(mark).replace("/", r"\/")
+    return rf"{ANY} & ~/(.|\n)*{escaped}(.|\n)*/"

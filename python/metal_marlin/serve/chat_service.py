@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..chat_template import ChatTemplate, check_variables
+from ..errors import MalformedFileError
+from .call_form import CallForm, call_form
 from .conversation import checked_tools, template_messages, tool_choice
 from .deltas import ContentDelta, Delta, Finished, Piece, ReasoningDelta, ToolCallDelta, Usage
 from .engine import Constraint, Engine, Text
 from .errors import ApiError, bad_request, unsupported
-from .formats import constraint_of
+from .formats import AnswerForm, form_of
 from .generations import Chunk, Generations
 from .output import OutputFormat, OutputParser, output_format, output_parser
 from .settings import Settings
@@ -63,7 +66,7 @@ class ChatService:
 
     @property
     def warning(self) -> str | None:
-        """What the user should know at the start of the server."""
+        """A warning for the start of the server: conversations or calls that it cannot handle."""
         if self._template is None:
             return "no chat template: conversations are refused; --chat-template gives one"
         return self._format(None).warning
@@ -92,17 +95,36 @@ class ChatService:
             variables.setdefault("reasoning_effort", request.reasoning_effort)
         messages = template_messages(request.messages, has_developer=self._has_developer)
 
+        calls = [i for i, message in enumerate(messages) if message.get("tool_calls")]
+
         def render() -> str:
             return template.render(
-                messages,
+                self._in_call_form(messages, calls[0]) if calls else messages,
                 tools=request.tools,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 **variables,
             )
 
-        text = await self.engine.in_pool(render)
+        try:
+            text = await self.engine.in_pool(render)
+        except MalformedFileError as error:
+            # The same template renders other messages: these, or the variables, do not fit it.
+            raise bad_request("messages", str(error)) from None
         return Rendered(text, await self.engine.encode(text, add_special_tokens=False))
+
+    def _in_call_form(self, messages: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+        """The messages with calls as the template takes them; `index` of the first that has any."""
+        form = self._call_form
+        if form is None:
+            raise unsupported(
+                f"messages[{index}].tool_calls", "the model's chat template writes no calls"
+            )
+        return form.apply(messages)
+
+    @functools.cached_property
+    def _call_form(self) -> CallForm | None:
+        return None if self._template is None else call_form(self._template)
 
     async def start(self, request: ChatRequest) -> ChatAnswers:
         """Submits the answers of a request. Errors: as `render` and `Engine.submit`."""
@@ -113,16 +135,16 @@ class ChatService:
         self._check_length(rendered)
         visible = self._format(request.tools).visible_special_tokens
         settings = dataclasses.replace(request.settings, visible_special_tokens=visible)
-        texts = []
-        for copy in range(request.n):
-            constraint = await self._constraint(request, choice, rendered)
-            texts.append(Text(rendered.ids, settings, constraint, copy))
+        texts = [
+            Text(rendered.ids, settings, await self._constraint(request, choice, rendered), copy)
+            for copy in range(request.n)
+        ]
         source = self._source(request.tools)
         parsers = [
             output_parser(self.engine.info["model_type"], source, request.tools, rendered.text)
             for _ in texts
         ]
-        return ChatAnswers(self.engine.submit(texts), parsers)
+        return ChatAnswers(self.engine.submit(texts), parsers, request.parallel_tool_calls)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[Delta]:
         """The pieces of one answer; closing the iterator cancels it."""
@@ -146,16 +168,30 @@ class ChatService:
     async def _constraint(
         self, request: ChatRequest, choice: str, rendered: Rendered
     ) -> Constraint | None:
-        if choice not in ("none", "auto"):
-            raise unsupported("tool_choice", "only none and auto are supported")
-        return await constraint_of(self.engine, request.response_format, request.structured_outputs)
+        asked = AnswerForm(
+            form_of(request.response_format, request.structured_outputs),
+            "structured_outputs" if request.structured_outputs else "response_format",
+            request.tools,
+            choice,
+            request.parallel_tool_calls,
+        )
+        if asked.is_free:
+            return None
+        source = self._source(request.tools)
+        output = self._format(request.tools)
+        return await self.engine.in_pool(
+            asked.constraint, self.engine, output, source, rendered.text
+        )
 
 
 class ChatAnswers:
     """The answers of one request; iterates over (index of the answer, Delta) as they come."""
 
-    def __init__(self, generations: Generations, parsers: Sequence[OutputParser]) -> None:
+    def __init__(
+        self, generations: Generations, parsers: Sequence[OutputParser], several_calls: bool
+    ) -> None:
         self._generations, self._parsers = generations, parsers
+        self._several_calls = several_calls
         self._called = [False] * len(parsers)
         self._token_ids: list[list[int]] = [[] for _ in parsers]
 
@@ -192,6 +228,12 @@ class ChatAnswers:
         pieces = list(parser.add(chunk.text))
         if chunk.finish_reason is not None:
             pieces += parser.finish()
+        if not self._several_calls:
+            # The client acts on the first call, and then asks again.
+            pieces = [
+                piece for piece in pieces
+                if not (isinstance(piece, ToolCallDelta) and piece.index > 0)
+            ]  # fmt: skip
         self._called[index] |= any(isinstance(piece, ToolCallDelta) for piece in pieces)
         deltas: list[Delta] = [*_with_logprobs(pieces, chunk)]
         if chunk.finish_reason is not None:

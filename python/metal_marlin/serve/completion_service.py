@@ -140,6 +140,15 @@ class Completions:
         )
 
 
+def _by_text(token: TokenLogprob) -> dict[str, float]:
+    """The log-probabilities of a token and the most likely ones. Of tokens with the same text, such
+    as parts of a character, the most likely one counts."""
+    found = {token.token: token.logprob}
+    for top in reversed(token.top):
+        found[top.token] = top.logprob
+    return found
+
+
 def _logprobs(choice: _Choice, tokens: Sequence[tuple[str, TokenLogprob | None]]) -> dict[str, Any]:
     """The shape of the completions API: lists with an entry per token. The first token of a prompt
     has no log-probability."""
@@ -150,11 +159,6 @@ def _logprobs(choice: _Choice, tokens: Sequence[tuple[str, TokenLogprob | None]]
     return {
         "tokens": [text for text, _ in tokens],
         "token_logprobs": [None if each is None else each.logprob for _, each in tokens],
-        "top_logprobs": [
-            None
-            if each is None
-            else {**{top.token: top.logprob for top in each.top}, each.token: each.logprob}
-            for _, each in tokens
-        ],
+        "top_logprobs": [None if each is None else _by_text(each) for _, each in tokens],
         "text_offset": offsets,
     }

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +33,8 @@ _LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 _CACHED = 32
+# Copies of a compiled grammar share the states of its lexer, whose number is limited.
+_MOST_COPIES = 256
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*?)\]")
 _TOO_COMPLEX = re.compile(r"fuel|too (complex|large|many)|limit", re.IGNORECASE)
 
@@ -113,7 +115,7 @@ class Grammars:
         self.special_tokens = _added_tokens(tokenizer)
         """The ids of tokens that are not made of text, by their names."""
         self._lock = threading.Lock()
-        self._made: collections.OrderedDict[str, Constraint] = collections.OrderedDict()
+        self._made: collections.OrderedDict[str, Iterator[Constraint]] = collections.OrderedDict()
 
     def form(self, kind: Kind, value: Any = None, *, name: str | None = None) -> Grammar:
         """The grammar of a form, which `make` takes: "json_object"; "json_schema" with a schema;
@@ -138,16 +140,18 @@ class Grammars:
         that takes too much work."""
         text = grammar.text()
         with self._lock:
-            made = self._made.get(text)
-            if made is not None:
+            if text in self._made:
                 self._made.move_to_end(text)
-                return made.copy()
-        made = self._compile(text, name)
+                made = next(self._made[text], None)
+                if made is not None:
+                    return made
+        compiled = self._compile(text, name)
         with self._lock:
-            self._made[text] = made
+            self._made[text] = (compiled.copy() for _ in range(_MOST_COPIES))
+            self._made.move_to_end(text)
             while len(self._made) > _CACHED:
                 self._made.popitem(last=False)
-            return made.copy()
+            return compiled.copy()
 
     def _compile(self, text: str, name: str) -> Constraint:
         matcher = self._matcher_of(self._tokenizer, text, log_level=0, limits=self._limits)
@@ -161,7 +165,10 @@ class Grammars:
                 raise UnsupportedError(f"{name}: is too complex: {_line(error)}")
             raise InvalidArgumentError(f"{name}: {_line(error)}")
         constraint = Constraint(matcher, self._vocab_size, name)
-        constraint.copy().allowed()  # Finds what is too complex before a text is begun.
+        # Finds what is too complex before a text is begun: a mask can exceed a limit that the next
+        # one reports.
+        for _ in range(2):
+            constraint.copy().allowed()
         return constraint
 
 
@@ -174,7 +181,7 @@ def make_constraint(
     end_tokens: Sequence[int],
 ) -> Constraint:
     """A constraint of its own, for which the tokenizer is read: `Grammars` keeps one for many.
-    `tokenizer_file`: tokenizer.json in a model's directory. Errors: as those of `Grammars`."""
+    `tokenizer_file`: tokenizer.json in a model's directory. Errors: as of `Grammars`."""
     content = read_model_file(Path(tokenizer_file))
     if content is None:
         raise InvalidArgumentError(f"tokenizer_file: {tokenizer_file}: no such file")

@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import DeviceLostError, InvalidArgumentError, MalformedFileError, MarlinError
 from ..generation import stop_tokens
 from ..text import TextCodec
+from .constraints import Grammars
 from .errors import ApiError, unavailable
 from .generations import Chunk, Generation, Generations
 from .metrics import Metrics
@@ -77,6 +78,8 @@ class Engine:
         self._running: dict[int, Generation] = {}
         self._constraints: dict[int, Constraint] = {}
         self._pool = concurrent.futures.ThreadPoolExecutor(_WORKERS, "metal_marlin.text")
+        self._grammars: Grammars | None = None
+        self._grammars_lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -130,6 +133,16 @@ class Engine:
         """Runs what takes long on another thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, function, *arguments)
+
+    def grammars(self) -> Grammars:
+        """Makes constraints for this model's texts; the first call takes long. Any thread."""
+        with self._grammars_lock:
+            if self._grammars is None:
+                info = self.info
+                self._grammars = Grammars(
+                    self.codec.document(), info["vocab_size"], info["eos_token_ids"]
+                )
+            return self._grammars
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids. Errors: MalformedFileError for one that the model does not have."""
@@ -191,6 +204,8 @@ class Engine:
         room = self.context - len(text.prompt) + 1
         made = settings.text_options(self.info["sampling"], ends, room, text.copy)
         made.ignore_eos = ignore_eos
+        # It may refuse, which must come before there is a request.
+        mask = None if text.constraint is None else text.constraint.allowed()
         number = self._scheduler.submit(
             text.prompt,
             made,
@@ -205,7 +220,7 @@ class Engine:
         if text.constraint is not None:
             # The thread that steps must know it before the first token can be sampled.
             self._constraints[number] = text.constraint
-            self._scheduler.set_allowed(number, text.constraint.allowed())
+            self._scheduler.set_allowed(number, mask)
         return generation
 
     def _check(self, prompt: list[int]) -> None:

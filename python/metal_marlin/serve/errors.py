@@ -23,6 +23,15 @@ _ANTHROPIC_KINDS = {
 }  # fmt: skip
 
 
+_MOST_MESSAGE = 500
+
+
+def _one_line(text: str) -> str:
+    """A text of printable characters, which others are escaped to."""
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(shown)[:_MOST_MESSAGE]
+
+
 class ApiError(Exception):
     """An answer that is an error; the message is one line and names the parameter."""
 
@@ -36,7 +45,10 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.code = status, code
+        # They quote clients.
+        self.message = _one_line(message)
+        self.param = None if param is None else _one_line(param)
         self.headers = dict(headers or {})
 
     @property
@@ -108,7 +120,9 @@ def api_error(error: BaseException) -> ApiError:
         name = message.partition(":")[0]
         return ApiError(400, message, param=name if name.isidentifier() else None)
     if isinstance(error, UnsupportedError):
-        return ApiError(400, str(error), code="unsupported_parameter")
+        name = str(error).partition(":")[0]
+        param = name if name.isidentifier() else None
+        return ApiError(400, str(error), param=param, code="unsupported_parameter")
     if isinstance(error, DeviceLostError):
         return unavailable(str(error))
     if isinstance(error, OutOfMemoryError):

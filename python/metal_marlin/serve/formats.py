@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from .call_grammars import AnswerGrammar
+from .constraints import Kind
 from .engine import Constraint, Engine
 from .errors import bad_request, unsupported
+from .output import OutputFormat
 
 # vLLM's names of kinds, and ours.
-_KINDS = {"json": "json_schema", "json_object": "json_object", "regex": "regex",
+_KINDS: dict[str, Kind] = {"json": "json_schema", "json_object": "json_object", "regex": "regex",
           "grammar": "grammar", "choice": "choice"}  # fmt: skip
 
 
 def form_of(
     response_format: dict[str, Any] | None, structured_outputs: dict[str, Any] | None
-) -> tuple[str, Any] | None:
+) -> tuple[Kind, Any] | None:
     """The kind of a constraint and its value: ("json_object", None), ("json_schema", schema),
     ("regex", text), ("grammar", text), ("choice", texts); None without one."""
     given = _response_format(response_format)
@@ -32,7 +36,7 @@ def form_of(
     return _checked(f"structured_outputs.{kind}", _KINDS[kind], value)
 
 
-def _response_format(given: dict[str, Any] | None) -> tuple[str, Any] | None:
+def _response_format(given: dict[str, Any] | None) -> tuple[Kind, Any] | None:
     if given is None:
         return None
     kind = given.get("type")
@@ -45,7 +49,7 @@ def _response_format(given: dict[str, Any] | None) -> tuple[str, Any] | None:
         if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
             raise bad_request("response_format.json_schema.schema", "expected a JSON schema")
         return "json_schema", schema["schema"]
-    if kind in ("regex", "grammar"):
+    if kind == "regex" or kind == "grammar":
         return _checked(f"response_format.{kind}", kind, given.get(kind))
     raise unsupported(
         "response_format.type",
@@ -53,7 +57,7 @@ def _response_format(given: dict[str, Any] | None) -> tuple[str, Any] | None:
     )
 
 
-def _checked(name: str, kind: str, value: Any) -> tuple[str, Any]:
+def _checked(name: str, kind: Kind, value: Any) -> tuple[Kind, Any]:
     if kind == "json_object":
         if value is not True:
             raise bad_request(name, "expected true")
@@ -75,9 +79,57 @@ async def constraint_of(
     response_format: dict[str, Any] | None,
     structured_outputs: dict[str, Any] | None,
 ) -> Constraint | None:
-    """The constraint of one text. Errors: ApiError naming the field."""
+    """The constraint of a text that is no answer of a chat. Errors: ApiError, and as
+    `Grammars.form` and `make`, naming the field."""
     form = form_of(response_format, structured_outputs)
     if form is None:
         return None
+    kind, value = form
     name = "structured_outputs" if structured_outputs else "response_format"
-    raise unsupported(name, f"{form[0]} is not supported")
+
+    def make() -> Constraint:
+        grammars = engine.grammars()
+        return grammars.make(grammars.form(kind, value, name=name), name=name)
+
+    return await engine.in_pool(make)
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """The form that a request asks an answer in a chat to have."""
+
+    form: tuple[Kind, Any] | None
+    """Of `form_of`."""
+    name: str
+    """The field that `form` is from."""
+    tools: list[dict[str, Any]] | None
+    choice: str
+    """Of `tool_choice`."""
+    several: bool
+    """Whether there may be more than one call."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it asks for nothing."""
+        strict = any(tool["function"].get("strict") is True for tool in self.tools or ())
+        return self.form is None and self.choice in ("none", "auto") and not strict
+
+    def constraint(
+        self, engine: Engine, output: OutputFormat, source: str, prompt: str
+    ) -> Constraint:
+        """The constraint of an answer to `prompt`, which the template `source` made. Takes long.
+        Errors: as `Grammars` and `AnswerGrammar`, naming the field."""
+        grammars, name = engine.grammars(), self.name
+        answer = AnswerGrammar(output, source, prompt, grammars.special_tokens)
+        form = None if self.form is None else grammars.form(*self.form, name=name)
+        if self.choice not in ("none", "auto"):
+            only = self.choice[1:] if self.choice.startswith("=") else None
+            grammar = answer.calls(self.tools or (), only=only, several=self.several)
+            name = "tools"
+        elif form is None:
+            grammar, name = answer.free(self.tools or ()), "tools"
+        elif self.tools and output.calls is not None:
+            grammar = answer.calls(self.tools, several=self.several, form=form)
+        else:
+            grammar = answer.form(form)
+        return grammars.make(grammar, name=name)

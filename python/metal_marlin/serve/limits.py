@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import ipaddress
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -18,7 +19,7 @@ from .streams import Disconnected
 
 MOST_BODY_BYTES = 8 << 20
 _BODY_SECONDS = 60.0
-# Of a body that is refused, so much is read.
+# Bounds on reading a body that is refused: seconds, and bytes as multiples of the limit.
 _DRAIN_SECONDS = 5.0
 _DRAIN_BODIES = 8
 # Requests beyond those that generate or wait: they read bodies or encode.
@@ -49,6 +50,8 @@ class Limits:
     most_requests: int = 512
     """Requests at a time, in whatever state."""
     body_bytes: int = MOST_BODY_BYTES
+    all_body_bytes: int = 64 * MOST_BODY_BYTES
+    """Bytes of all bodies at a time: a request keeps its body until it is answered."""
     body_seconds: float = _BODY_SECONDS
 
     @property
@@ -66,12 +69,13 @@ class Guard:
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app, self._limits = app, limits
         self._open = 0
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body, started = _Body(receive, self._limits), False
+        body, started = _Body(receive, self._limits, self._hold), False
 
         async def send_on(message: Message) -> None:
             nonlocal started
@@ -91,6 +95,12 @@ class Guard:
                 await answer_error(send, scope["path"], api_error(error))
         finally:
             self._open -= 1
+            self._held -= body.held
+
+    def _hold(self, count: int) -> None:
+        self._held += count
+        if self._held > self._limits.all_body_bytes:
+            raise too_busy("the bodies of all open requests are too large together")
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         limits = self._limits
@@ -123,8 +133,10 @@ class Guard:
 class _Body:
     """Reads a request's body within its limits; then, whether the client goes."""
 
-    def __init__(self, receive: Receive, limits: Limits) -> None:
-        self._receive, self._limits = receive, limits
+    def __init__(self, receive: Receive, limits: Limits, hold: Callable[[int], None]) -> None:
+        """`hold` counts the bytes that are kept, and may refuse them."""
+        self._receive, self._limits, self._hold = receive, limits, hold
+        self.held = 0
         self._count = 0
         self._whole = False
         self._end: float | None = None
@@ -147,6 +159,8 @@ class _Body:
         self._take(message)
         if self._count > self._limits.body_bytes:
             raise too_large(self._limits)
+        self.held = self._count
+        self._hold(len(message.get("body", b"")))
         return message
 
 

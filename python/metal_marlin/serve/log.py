@@ -7,7 +7,7 @@ import traceback
 
 from ..errors import MarlinError
 from .deltas import Usage
-from .errors import ApiError
+from .errors import ApiError, api_error
 
 logger = logging.getLogger("metal_marlin.serve")
 
@@ -27,7 +27,7 @@ def log_answer(
 
 def log_failure(error: BaseException) -> None:
     """Logs an error of the server itself; a client's mistake is told to the client alone."""
-    if isinstance(error, ApiError):
+    if isinstance(error, ApiError) or api_error(error).status < 500:
         return
     if isinstance(error, MarlinError):
         logger.warning("a request failed: %s", type(error).__name__)

@@ -35,9 +35,11 @@ def find_recipe(text: str) -> Any:
     except MarlinError as error:
         if Path(text).exists():
             raise
-        with contextlib.suppress(MarlinError):
+        try:
             return _core.MixedPrecisionConfig.from_name_or_file(f"uniform:{text}")
-        raise InvalidArgumentError(f"--quantize: {error}") from None
+        except MarlinError as other:
+            found = other if "/" in text else error
+            raise InvalidArgumentError(f"--quantize: {found}") from None
 
 
 def quantized_directory(source: Path, recipe: str, *, quiet: bool) -> Path:

@@ -23,6 +23,7 @@ from ..text import TextCodec
 try:
     import uvicorn
 
+    from . import compare
     from .app import AppOptions, make_app
     from .chat_service import ChatService
     from .engine import Engine
@@ -44,6 +45,7 @@ class Options:
     """The options of the command."""
 
     directory: Path
+    compare: Path | None
     host: str
     port: int
     api_key: str | None
@@ -65,8 +67,8 @@ def run(
     **given: Any,
 ) -> None:
     """Serves with what the command has parsed. Errors: InvalidArgumentError for options that
-    exclude each other or an address that cannot be listened at, those of loading; the error that
-    ended the engine."""
+    exclude each other or an address that cannot be listened at; as loading; the error that ended
+    the engine."""
     options = read_options(directory, **given)
     with listen(options.host, options.port) as listener:
         template = ChatTemplate.find(options.directory, options.template)
@@ -79,13 +81,17 @@ def run(
             )
         codec = TextCodec(directory_path)
         model = open_model(directory_path)
-        engine = Engine(
-            _core.Scheduler(model, **options.scheduler), codec, model.info, timeout=options.timeout
-        )
+        # Before the KV cache of the first takes what memory is left.
+        second = _second(options, codec, open_model)
+        engine = _engine(options, codec, model)
         service = ChatService(engine, template)
         if service.warning is not None:
             print(service.warning, file=sys.stderr, flush=True)
         app = _app(engine, service, options)
+        if second is not None:
+            other = ChatService(_engine(options, *second), template)
+            scorers = compare.Scorer(model), compare.Scorer(second[1])
+            compare.register(app, other, scorers, _name_of(options.compare or Path()))
         set_up_log(options.quiet)
         server = Server(
             app, engine, lambda: _announce(options, model, engine, listener, print_json)
@@ -94,6 +100,22 @@ def run(
         server.join()
     if engine.failure is not None:
         raise engine.failure
+
+
+def _engine(options: Options, codec: TextCodec, model: Any) -> Engine:
+    scheduler = _core.Scheduler(model, **options.scheduler)
+    return Engine(scheduler, codec, model.info, timeout=options.timeout)
+
+
+def _second(
+    options: Options, codec: TextCodec, open_model: Callable[[Path], Any]
+) -> tuple[TextCodec, Any] | None:
+    """The model of --compare, with its tokenizer."""
+    if options.compare is None:
+        return None
+    other = TextCodec(options.compare)
+    compare.check_same_tokenizer(codec, other, options.compare)
+    return other, open_model(options.compare)
 
 
 def _app(engine: Engine, service: ChatService, options: Options) -> Any:
@@ -106,13 +128,19 @@ def _app(engine: Engine, service: ChatService, options: Options) -> Any:
     return make_app(
         engine,
         service,
-        AppOptions(options.model_name, str(options.directory), limits, options.cors_origins),
+        AppOptions(
+            options.model_name,
+            _core.printable(str(options.directory)),
+            limits,
+            options.cors_origins,
+        ),
     )
 
 
 def read_options(
     directory: bytes,
     *,
+    compare: bytes | None,
     host: bytes,
     port: int,
     api_key: bytes | None,
@@ -141,8 +169,11 @@ def read_options(
             "everybody use the server"
         )
     name = _name_of(path) if model_name is None else os.fsdecode(model_name)
+    if not name.isprintable():  # Names of files may hold bytes that are no text.
+        raise InvalidArgumentError(f"--served-model-name: expected printable text, got {name!r}")
     return Options(
         directory=path,
+        compare=None if compare is None else Path(os.fsdecode(compare)),
         host=address,
         port=port,
         api_key=key,
@@ -226,6 +257,8 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
+            # Otherwise the lifespan that this cancels logs its traceback.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             self.force_exit = True
             return
         logger.info("ending: requests under way go on; a second signal ends them")
@@ -280,4 +313,4 @@ def _announce(
         f"device: {model.device.name}   weights {info['bytes'] / 1e9:.2f} GB   "
         f"KV cache {size}   context {info['max_positions']:,} tokens"
     )
-    print(f"{url}   API: /v1   docs: /docs   metrics: /metrics", flush=True)
+    print(f"{url}   page: /   API: /v1   docs: /docs   metrics: /metrics", flush=True)

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 KEEP_ALIVE_SECONDS = 15.0
 # A client that does not read for so long is gone.
-_SEND_SECONDS = 60.0
+SEND_SECONDS = 60.0
 _KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -74,12 +74,12 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events, self._ended, self._error_event = events, ended, error_event
         self._outcome: BaseException | None = Disconnected()
-        self._sent = 0.0
+        self._sent, self._sends = 0.0, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tasks = [
             asyncio.ensure_future(each)
-            for each in (self._produce(send), _gone(receive), self._keep_alive(send))
+            for each in (self._produce(send), _gone(receive), self._watch(send))
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +97,7 @@ class EventStream(Response):
             async for content in self._events:
                 await self._send(send, content)
             self._outcome = None
-        except (OSError, asyncio.TimeoutError):
+        except OSError:
             return  # The client does not read.
         except Exception as error:
             self._outcome = error
@@ -106,14 +106,20 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, content: bytes) -> None:
-        self._sent = asyncio.get_running_loop().time()
-        message = {"type": "http.response.body", "body": content, "more_body": True}
-        await asyncio.wait_for(send(message), _SEND_SECONDS)
+        self._sent, self._sends = asyncio.get_running_loop().time(), True
+        await send({"type": "http.response.body", "body": content, "more_body": True})
+        self._sends = False
 
-    async def _keep_alive(self, send: Send) -> None:
+    async def _watch(self, send: Send) -> None:
+        """Sends a comment where there is nothing else; returns if the client does not read."""
         loop = asyncio.get_running_loop()
         self._sent = loop.time()
         while True:
-            await asyncio.sleep(max(self._sent + KEEP_ALIVE_SECONDS - loop.time(), 0.01))
-            if loop.time() - self._sent >= KEEP_ALIVE_SECONDS:
+            limit = SEND_SECONDS if self._sends else KEEP_ALIVE_SECONDS
+            left = self._sent + limit - loop.time()
+            if left > 0:
+                await asyncio.sleep(left)
+            elif self._sends:
+                return
+            else:
                 await self._send(send, _KEEP_ALIVE)

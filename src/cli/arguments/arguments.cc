@@ -104,6 +104,12 @@ void ArgumentList::Flag(const char* names, bool* value, const char* help) {
   Placed(app_.add_flag(names, *value, help));
 }
 
+void ArgumentList::Exclude(const char* option, const char* group) {
+  for (CLI::Option* other : app_.get_options()) {
+    if (other->get_group() == group) app_.get_option(option)->excludes(other);
+  }
+}
+
 void ArgumentList::Model(std::string* value, ModelPart part) {
   models_.push_back({[value] { return value->empty() ? nullptr : value; }, part});
 }

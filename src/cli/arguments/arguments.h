@@ -69,6 +69,8 @@ class ArgumentList {
               const char* help);
   void RequiredOption(const char* names, std::string* value, const char* type, const char* help);
   void Flag(const char* names, bool* value, const char* help);
+  /// Refuses an option together with any of a group, all declared before.
+  void Exclude(const char* option, const char* group);
 
   /// Says that the value of an argument, declared before, is a model.
   void Model(std::string* value, ModelPart part = ModelPart::kAll);

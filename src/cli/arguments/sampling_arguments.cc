@@ -1,5 +1,7 @@
 #include "cli/arguments/sampling_arguments.h"
 
+#include <nlohmann/json.hpp>
+
 #include "ops/decoder/sampling.h"
 
 namespace marlin::cli {
@@ -38,6 +40,22 @@ SamplingOptions SamplingArguments::Options(const SamplingOptions& model) const {
   options.frequency_penalty = static_cast<float>(frequency_penalty_.value_or(0));
   options.seed = static_cast<uint64_t>(seed_.value_or(0));
   return options;
+}
+
+nlohmann::ordered_json SamplingArguments::Given() const {
+  nlohmann::ordered_json given = nlohmann::ordered_json::object();
+  const auto add = [&](const char* name, const auto& value) {
+    if (value) given[name] = *value;
+  };
+  add("temperature", temperature_);
+  add("top_k", top_k_);
+  add("top_p", top_p_);
+  add("min_p", min_p_);
+  add("repetition_penalty", repetition_penalty_);
+  add("presence_penalty", presence_penalty_);
+  add("frequency_penalty", frequency_penalty_);
+  add("seed", seed_);
+  return given;
 }
 
 }  // namespace marlin::cli

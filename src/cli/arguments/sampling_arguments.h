@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 
 #include "cli/arguments/arguments.h"
@@ -15,6 +16,8 @@ class SamplingArguments {
   void Declare(ArgumentList& arguments);
   /// `model`: what generation_config.json asks for, where no option says otherwise.
   SamplingOptions Options(const SamplingOptions& model) const;
+  /// The options that are given, by the names of OpenAI's API.
+  nlohmann::ordered_json Given() const;
 
  private:
   std::optional<double> temperature_;

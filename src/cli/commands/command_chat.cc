@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "cli/arguments/chat_arguments.h"
 #include "cli/arguments/model_arguments.h"
@@ -20,6 +21,12 @@ class ChatCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory, or a GGUF file");
     arguments.Model(&path_);
+    arguments.Group("Server");
+    arguments.Option("--url", &url_, "URL",
+                     "Talk to a server with OpenAI's API instead of loading MODEL");
+    arguments.Option("--api-key", &api_key_, "KEY",
+                     "The server's key; also as METAL_MARLIN_API_KEY, which other users of this "
+                     "machine cannot see");
     arguments.Group("Conversation");
     template_.Declare(arguments);
     arguments.Flag("--no-stream", &no_stream_, "Show an answer when it is complete");
@@ -29,21 +36,33 @@ class ChatCommand final : public Command {
     sampling_.Declare(arguments);
     arguments.Group(RunArguments::kGroup);
     run_.Declare(arguments);
+    arguments.Exclude("--url", RunArguments::kGroup);
   }
 
-  Status Check(const Console& console) const override { return CheckHasCodec(console, "chat", ""); }
+  Status Check(const Console& console) const override {
+    if (path_.has_value() == url_.has_value())
+      return Invalid("chat: expected either MODEL or --url");
+    if (api_key_ && !url_) return Invalid("--api-key: only with --url");
+    if (url_ && template_.prompt().file) {
+      return Invalid("--chat-template: not with --url, whose server has the template");
+    }
+    return CheckHasCodec(console, "chat", "");
+  }
 
   Status Run(Console& console) override {
-    MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "chat", path_));
+    MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "chat", path_.value_or("")));
     ChatRequest request;
-    request.directory = path_;
+    request.directory = path_.value_or("");
+    request.url = url_;
+    request.api_key = api_key_;
+    request.sampling = sampling_.Given().dump();
     request.prompt = template_.prompt();
     request.max_tokens = max_tokens_;
     request.stream = !no_stream_;
     request.json = console.json();
     request.quiet = console.quiet();
     request.open = [&](GenerateOptions* options) -> Result<Model> {
-      MARLIN_ASSIGN_OR_RETURN(Model model, run_.Open(console, path_));
+      MARLIN_ASSIGN_OR_RETURN(Model model, run_.Open(console, *path_));
       options->sampling = sampling_.Options(model.info().sampling);
       SaySampling(console, model.info(), options->sampling);
       return model;
@@ -56,7 +75,9 @@ class ChatCommand final : public Command {
   }
 
  private:
-  std::string path_;
+  std::optional<std::string> path_;
+  std::optional<std::string> url_;
+  std::optional<std::string> api_key_;
   ChatArguments template_;
   std::optional<int64_t> max_tokens_;
   SamplingArguments sampling_;

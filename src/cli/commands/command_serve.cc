@@ -23,6 +23,10 @@ class ServeCommand final : public Command {
   void Declare(ArgumentList& arguments) override {
     arguments.Positional("MODEL", &path_, "A plain or quantized directory, or a GGUF file");
     arguments.Model(&path_);
+    arguments.Option("--compare", &compare_, "MODEL",
+                     "Load a second model with the same tokenizer, such as the unquantized "
+                     "one: the page shows what it thinks of each answer");
+    arguments.Model(&compare_);
     DeclareAddress(arguments);
     DeclareRequests(arguments);
     arguments.Group(RunArguments::kGroup);
@@ -40,6 +44,7 @@ class ServeCommand final : public Command {
     MARLIN_ASSIGN_OR_RETURN(const auto codec, OpenCodec(console, "serve", path_));
     ServeRequest request;
     request.directory = path_;
+    request.compare = compare_;
     request.host = host_.value_or("127.0.0.1");
     request.port = port_.value_or(kDefaultPort);
     request.api_key = api_key_;
@@ -56,7 +61,12 @@ class ServeCommand final : public Command {
     request.recipe = recipe_;
     request.json = console.json();
     request.quiet = console.quiet();
-    request.open = [&](const std::string& directory) { return run_.Open(console, directory); };
+    std::optional<Device> device;
+    request.open = [&](const std::string& directory) -> Result<Model> {
+      if (device) return run_.OpenReference(directory, *device);
+      MARLIN_ASSIGN_OR_RETURN(device, run_.OpenDevice());
+      return run_.Open(console, directory, *device);
+    };
     request.print_json = [&](std::string_view json) -> Result<bool> {
       MARLIN_RETURN_IF_ERROR(console.PrintJsonLine(nlohmann::ordered_json::parse(json)));
       return !console.reader_gone();
@@ -104,6 +114,7 @@ class ServeCommand final : public Command {
   }
 
   std::string path_;
+  std::optional<std::string> compare_;
   std::optional<std::string> host_;
   std::optional<int64_t> port_;
   std::optional<std::string> api_key_;

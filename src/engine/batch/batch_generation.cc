@@ -25,7 +25,7 @@ class BatchCallbacks final : public BatchObserver {
   BatchCallbacks(const BatchOptions& batch, std::span<const BatchText> texts)
       : batch_(batch), texts_(texts) {}
 
-  bool Sampled(BatchText& text, int32_t token) override {
+  bool Sampled(BatchText& text, int32_t token, const TokenLogprobs* /*logprobs*/) override {
     return !batch_.token || batch_.token(IndexOf(text), token);
   }
   void Ended(BatchText& text) override {

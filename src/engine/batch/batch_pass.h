@@ -1,7 +1,6 @@
 // The passes of a continuous batch, and the tokens that they sample.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -9,35 +8,27 @@
 #include "engine/batch/batch_slots.h"
 #include "engine/batch/batch_text.h"
 #include "marlin/model.h"
+#include "marlin/scheduler.h"
 #include "marlin/status.h"
 
 namespace marlin {
 
-/// The tokens of a call, [texts, steps], of which text i has counts[i], followed by the mark
-/// (sample_marks.h) of a text that has no more because its logits cannot be sampled.
-struct SampledTexts {
-  std::vector<BatchText*> texts;
-  size_t steps = 1;
-  std::vector<int32_t> tokens;
-  std::vector<int64_t> counts;
-
-  bool empty() const {
-    return std::all_of(counts.begin(), counts.end(), [](int64_t count) { return count == 0; });
-  }
-  std::span<const int32_t> Row(size_t i) const {
-    return std::span(tokens).subspan(i * steps, static_cast<size_t>(counts[i]));
-  }
-  Status ErrorOf(size_t i) const;
+/// The results of a text that a pass has sampled.
+struct SampledText {
+  BatchText* text = nullptr;
+  std::vector<int32_t> tokens = {};
+  Status error = {};                         ///< Why there is no token after these; ok: no error.
+  std::vector<TokenLogprobs> logprobs = {};  ///< One per token, if the text asks for them.
 };
 
-/// Samples up to `steps` next tokens of texts that all decode and have slots. A stop token of
-/// another text ends a row, but not its text. Errors: as Model::Decode.
-Status DecodeTexts(const Model& model, const BatchSlots& slots, int64_t steps,
-                   SampledTexts* sampled);
+/// Samples the next tokens of texts that all decode and have slots: several, if the device takes
+/// more than one step per pass. A stop token of another text ends a row, but not its text. Errors:
+/// as Model::Decode; the tokens of steps before the error are there.
+Status DecodeTexts(const Model& model, const BatchSlots& slots, std::vector<SampledText>* sampled);
 
-/// Feeds the pieces of the texts that have some, and samples one token of each text that then has
-/// no more. Errors: as Model::ForwardAndSample.
+/// Feeds the pieces and drafts of the texts that have some, and samples each text that then has no
+/// more. Adds the log-probabilities of prompts to their texts. Errors: as Model::ForwardAndSample.
 Status FeedTexts(const Model& model, const BatchSlots& slots, std::span<BatchText* const> running,
-                 SampledTexts* sampled);
+                 std::vector<SampledText>* sampled);
 
 }  // namespace marlin

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/macros.h"
+#include "engine/batch/batch_drafts.h"
 #include "engine/batch/batch_pass.h"
-#include "engine/decode_call.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
 #include "model/placement.h"
@@ -64,7 +64,10 @@ ContinuousBatch::ContinuousBatch(const Model& model, const BatchLimits& limits,
       slots_(std::move(slots)) {}
 
 void ContinuousBatch::Add(BatchText& text) {
-  if (text.options->max_tokens == 0) return End(text, StopReason::kMaxTokens);
+  // The prompt alone may be wanted.
+  if (text.options->max_tokens == 0 && !text.reports_prompt()) {
+    return End(text, StopReason::kMaxTokens);
+  }
   waiting_.push_back(&text);
 }
 
@@ -75,10 +78,13 @@ Status ContinuousBatch::Step() {
   stalled_ = std::none_of(running_.begin(), running_.end(), is_fed);
   if (stalled_) return {};
   const std::vector<BatchText*> entered = slots_.Enter(running_);
-  SampledTexts sampled;
+  std::vector<SampledText> sampled;
   Status status = slots_.Fill(entered);
   if (status.ok()) status = RunPass(&sampled);
-  if (status.code() == Code::kOutOfMemory && sampled.empty()) {
+  const bool is_empty = std::all_of(sampled.begin(), sampled.end(), [](const SampledText& text) {
+    return text.tokens.empty() && text.error.ok();
+  });
+  if (status.code() == Code::kOutOfMemory && is_empty) {
     // The memory of activations: what is kept for later texts goes first, and fewer texts need
     // less.
     for (BatchText* const text : entered) slots_.Leave(*text);
@@ -86,12 +92,7 @@ Status ContinuousBatch::Step() {
   }
   if (!status.ok() && status.code() != Code::kOutOfMemory) return status;
   for (BatchText* const text : entered) text->sampler.clear();
-  for (size_t i = 0; i < sampled.texts.size(); ++i) {
-    BatchText& text = *sampled.texts[i];
-    Accept(text, sampled.Row(i));
-    const Status error = sampled.ErrorOf(i);
-    if (!text.ended && !error.ok()) End(text, StopReason::kCallback, error);
-  }
+  for (const SampledText& each : sampled) Accept(each);
   for (BatchText* const text : running_) {
     if (!text->ended) text->sequence->state()->cache.Publish(text->tokens);
   }
@@ -99,11 +100,11 @@ Status ContinuousBatch::Step() {
   return {};
 }
 
-Status ContinuousBatch::RunPass(SampledTexts* sampled) {
+Status ContinuousBatch::RunPass(std::vector<SampledText>* sampled) {
   const bool all_decode = std::all_of(running_.begin(), running_.end(), [](const BatchText* text) {
-    return text->left() == 1 && !text->constrained;
+    return text->left() == 1 && !text->constrained && text->logprobs < 0 && text->drafts.empty();
   });
-  if (all_decode) return DecodeTexts(*model_, slots_, StepsOfDecode(), sampled);
+  if (all_decode) return DecodeTexts(*model_, slots_, sampled);
   return FeedTexts(*model_, slots_, running_, sampled);
 }
 
@@ -114,6 +115,7 @@ Status ContinuousBatch::Plan() {
   MARLIN_RETURN_IF_ERROR(PlanRunning(&budget));
   StartWaiting(&budget);
   if (interactive_) SpendRest(&budget);
+  AddDrafts(*model_, running_, budget.room);
   return {};
 }
 
@@ -124,10 +126,11 @@ ContinuousBatch::Budget ContinuousBatch::BudgetOfPass() const {
   return {bounded ? prefill_tokens_ : pass_tokens_, pass_tokens_ - std::ssize(running_)};
 }
 
-/// Each prompt takes at most half of what those before it left, so that a short one
-/// need not wait for all passes of a long one. SpendRest gives them what nobody took.
+/// Each prompt takes at most half of what those before it left, so that a short one need not wait
+/// for all passes of a long one. SpendRest gives them what nobody took.
 void ContinuousBatch::Choose(BatchText& text, const Budget& budget) const {
   const int64_t share = interactive_ ? budget.prefill - budget.prefill / 2 : budget.prefill;
+  text.drafts.clear();
   text.piece = text.left() == 1 ? text.ready() : std::min({text.ready(), share, 1 + budget.room});
 }
 
@@ -204,6 +207,7 @@ bool ContinuousBatch::Start(BatchText& text) {
   text.tokens.assign(text.prompt.begin(), text.prompt.end());
   text.tokens.insert(text.tokens.end(), text.generated.token_ids.begin(),
                      text.generated.token_ids.end());
+  if (text.reports_prompt()) text.of_prompt.clear();
   Adopt(text);
   if (!text.start) text.start = Clock::now();
   return true;
@@ -238,42 +242,50 @@ Status ContinuousBatch::PutBackNewest(const Status& cause) {
   waiting_.push_front(&text);
   full_ = true;
   text.put_back = true;
-  ++times_put_back_;
+  ++counts_.put_back;
   return {};
 }
 
-/// Steps of a call in which all texts decode: where the device takes one after another, a text that
-/// ends within several would waste the others.
-int64_t ContinuousBatch::StepsOfDecode() const {
-  if (!Internals::Impl(model_->device()).backend().records()) return 1;
-  int64_t most = 1;
-  for (const BatchText* const text : slots_.texts()) {
-    most = std::max(most, text->options->max_tokens - std::ssize(text->generated.token_ids));
+/// Adds the tokens sampled for a text.
+void ContinuousBatch::Accept(const SampledText& sampled) {
+  BatchText& text = *sampled.text;
+  if (!text.drafts.empty()) {
+    const int64_t accepted = std::max<int64_t>(std::ssize(sampled.tokens) - 1, 0);
+    text.lookup->Learn(std::ssize(text.drafts), accepted);
+    counts_.drafts += std::ssize(text.drafts);
+    counts_.accepted += accepted;
   }
-  return std::min(most, kMostDecodeSteps);
+  for (size_t i = 0; i < sampled.tokens.size(); ++i) {
+    const TokenLogprobs* const logprobs = sampled.logprobs.empty() ? nullptr : &sampled.logprobs[i];
+    if (!AcceptToken(text, sampled.tokens[i], logprobs)) return;
+  }
+  if (!sampled.error.ok()) End(text, StopReason::kCallback, sampled.error);
 }
 
-/// Adds the tokens sampled for a text.
-void ContinuousBatch::Accept(BatchText& text, std::span<const int32_t> tokens) {
+/// Returns whether the text goes on.
+bool ContinuousBatch::AcceptToken(BatchText& text, int32_t token, const TokenLogprobs* logprobs) {
   Generated& generated = text.generated;
-  if (tokens.empty()) return;
-  text.allowed.clear();
   const double seconds = std::chrono::duration<double>(Clock::now() - *text.start).count();
   if (generated.prefill_seconds == 0) generated.prefill_seconds = seconds;
-  for (const int32_t token : tokens) {
-    if (Stops(text, token)) return End(text, StopReason::kStopToken);
-    generated.token_ids.push_back(token);
-    text.tokens.push_back(token);
-    generated.decode_seconds = seconds - generated.prefill_seconds;
-    if (!observer_->Sampled(text, token)) return End(text, StopReason::kCallback);
-    if (std::ssize(generated.token_ids) == text.options->max_tokens) {
-      return End(text, StopReason::kMaxTokens);
-    }
-    // The last token that was sampled is not fed yet.
-    if (std::ssize(text.tokens) > model_->info().max_positions) {
-      return End(text, StopReason::kContextFull);
-    }
+  text.allowed.clear();
+  const auto end = [&](StopReason reason) {
+    End(text, reason);
+    return false;
+  };
+  if (text.options->max_tokens == 0) return end(StopReason::kMaxTokens);
+  if (Stops(text, token)) return end(StopReason::kStopToken);
+  generated.token_ids.push_back(token);
+  text.tokens.push_back(token);
+  generated.decode_seconds = seconds - generated.prefill_seconds;
+  if (!observer_->Sampled(text, token, logprobs)) return end(StopReason::kCallback);
+  if (std::ssize(generated.token_ids) == text.options->max_tokens) {
+    return end(StopReason::kMaxTokens);
   }
+  // The last token that was sampled is not fed yet.
+  if (std::ssize(text.tokens) > model_->info().max_positions) {
+    return end(StopReason::kContextFull);
+  }
+  return true;
 }
 
 void ContinuousBatch::Cancel(BatchText& text) {

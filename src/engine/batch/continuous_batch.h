@@ -28,6 +28,13 @@ struct BatchLimits {
   bool interactive = false;
 };
 
+/// Counts since a batch was made.
+struct BatchCounts {
+  int64_t put_back = 0;
+  int64_t drafts = 0;
+  int64_t accepted = 0;  ///< Drafts that the model sampled, too.
+};
+
 /// The texts that run and those that wait to. For one thread.
 class ContinuousBatch {
  public:
@@ -43,10 +50,10 @@ class ContinuousBatch {
   bool idle() const { return waiting_.empty() && running_.empty(); }
   /// Whether the last step ran no pass, because every text that could run waits for its mask.
   bool stalled() const { return stalled_; }
-  int64_t times_put_back() const { return times_put_back_; }
+  const BatchCounts& counts() const { return counts_; }
 
-  /// Adds a checked text, which starts after those that were added before. One of no tokens ends
-  /// at once.
+  /// Adds a checked text, which starts after those that were added before. One of no tokens ends at
+  /// once.
   void Add(BatchText& text);
   /// Runs a pass, unless no text is left or all wait. An error of one text ends it alone. Errors:
   /// of a pass, if it is no text's own: then no text has ended, and EndRunning or EndAll must
@@ -74,9 +81,9 @@ class ContinuousBatch {
   static void Adopt(BatchText& text);
   static Status Reserve(BatchText& text);
   Status PutBackNewest(const Status& cause);
-  Status RunPass(SampledTexts* sampled);
-  int64_t StepsOfDecode() const;
-  void Accept(BatchText& text, std::span<const int32_t> tokens);
+  Status RunPass(std::vector<SampledText>* sampled);
+  void Accept(const SampledText& sampled);
+  bool AcceptToken(BatchText& text, int32_t token, const TokenLogprobs* logprobs);
   void End(BatchText& text, StopReason reason, const Status& error = {});
 
   const Model* model_;
@@ -89,7 +96,7 @@ class ContinuousBatch {
   BatchSlots slots_;
   bool full_ = false;  ///< Until a text has ended, no other starts.
   bool stalled_ = false;
-  int64_t times_put_back_ = 0;
+  BatchCounts counts_;
 };
 
 /// The default of BatchLimits::max_running, and the most that it may be, for a model's device.

@@ -74,7 +74,7 @@ class Scheduler::Impl final : public BatchObserver {
     return statistics;
   }
 
-  bool Sampled(BatchText& text, int32_t token) override;
+  bool Sampled(BatchText& text, int32_t token, const TokenLogprobs* logprobs) override;
   void Ended(BatchText& text) override;
 
  private:
@@ -95,6 +95,7 @@ class Scheduler::Impl final : public BatchObserver {
   Status Run(std::chrono::milliseconds idle);
   void RunPass();
   Event& EventOf(const BatchText& text);
+  static void TakePrompt(BatchText& text, Event* event);
   void PublishStatistics();
 
   const Model model_;
@@ -133,8 +134,13 @@ Result<std::optional<int64_t>> Scheduler::Impl::Submit(Request request) {
   text->prompt = text->request.prompt;
   text->options = &text->request.options;
   text->stops = StopTokens(model_, text->request.options);
-  if (options_.prefix_cache) text->salt = text->request.cache_salt;
+  // Tokens that are not fed have no logits.
+  const bool shares = options_.prefix_cache && !text->request.prompt_logprobs;
+  if (shares) text->salt = text->request.cache_salt;
   text->constrained = text->request.constrained;
+  text->logprobs = text->request.logprobs;
+  text->prompt_logprobs = text->request.prompt_logprobs;
+  if (options_.draft_tokens > 0) text->lookup.emplace(options_.draft_tokens);
   text->submitted = Clock::now();
   int64_t id = 0;
   {
@@ -269,18 +275,27 @@ Event& Scheduler::Impl::EventOf(const BatchText& text) {
   return event;
 }
 
-bool Scheduler::Impl::Sampled(BatchText& text, int32_t token) {
-  EventOf(text).tokens.push_back(token);
+bool Scheduler::Impl::Sampled(BatchText& text, int32_t token, const TokenLogprobs* logprobs) {
+  Event& event = EventOf(text);
+  event.tokens.push_back(token);
+  if (logprobs != nullptr) event.logprobs.push_back(*logprobs);
+  TakePrompt(text, &event);
   ++generated_tokens_;
   return true;
 }
 
 void Scheduler::Impl::Ended(BatchText& text) {
   Event& event = EventOf(text);
+  TakePrompt(text, &event);
   event.status = text.error;
   if (text.error.ok()) event.ended = text.generated.stop_reason;
   cached_tokens_ += text.cached_tokens;
   done_.push_back(event.id);
+}
+
+/// The first event after the prompt has its log-probabilities.
+void Scheduler::Impl::TakePrompt(BatchText& text, Event* event) {
+  if (!text.of_prompt.empty()) event->prompt_logprobs = std::exchange(text.of_prompt, {});
 }
 
 void Scheduler::Impl::PublishStatistics() {
@@ -294,7 +309,9 @@ void Scheduler::Impl::PublishStatistics() {
   statistics_.prompt_tokens = prompt_tokens_;
   statistics_.cached_tokens = cached_tokens_;
   statistics_.generated_tokens = generated_tokens_;
-  statistics_.put_back = batch_->times_put_back();
+  statistics_.draft_tokens = batch_->counts().drafts;
+  statistics_.accepted_tokens = batch_->counts().accepted;
+  statistics_.put_back = batch_->counts().put_back;
 }
 
 Scheduler::Scheduler(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -8,19 +8,14 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "engine/generation_checks.h"
+#include "marlin/sampling.h"
 
 namespace marlin {
 namespace {
 
-constexpr int64_t kMostLogprobs = 20;
-
 Status CheckNotNegative(std::string_view name, int64_t value) {
   if (value >= 0) return {};
   return Status(Code::kInvalidArgument, fmt::format("{}: expected 0 or more, got {}", name, value));
-}
-
-Status Unsupported(std::string_view name, std::string_view only) {
-  return Status(Code::kUnsupported, fmt::format("{}: only {} is supported", name, only));
 }
 
 }  // namespace
@@ -30,21 +25,18 @@ Status CheckSchedulerOptions(const SchedulerOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckNotNegative("max_waiting", options.max_waiting));
   MARLIN_RETURN_IF_ERROR(CheckNotNegative("prefill_tokens", options.prefill_tokens));
   MARLIN_RETURN_IF_ERROR(CheckNotNegative("draft_tokens", options.draft_tokens));
-  if (options.draft_tokens > 0) return Unsupported("draft_tokens", "0");
-  return {};
+  if (options.draft_tokens <= kMostDrafts) return {};
+  return Status(Code::kInvalidArgument, fmt::format("draft_tokens: expected 0..{}, got {}",
+                                                    kMostDrafts, options.draft_tokens));
 }
 
 Status CheckRequest(const Model& model, const Request& request) {
   MARLIN_RETURN_IF_ERROR(CheckGenerateOptions(request.options));
   MARLIN_RETURN_IF_ERROR(CheckPrompt("prompt", model, request.prompt));
-  if (request.logprobs < -1 || request.logprobs > kMostLogprobs) {
-    return Status(Code::kInvalidArgument, fmt::format("logprobs: expected -1..{}, got {}",
-                                                      kMostLogprobs, request.logprobs));
-  }
-  if (request.logprobs >= 0) return Unsupported("logprobs", "-1");
-  if (request.prompt_logprobs) return Unsupported("prompt_logprobs", "false");
-  if (request.constrained) return Unsupported("constrained", "false");
-  return {};
+  const int64_t most = std::min(kMostLikelyTokens, model.info().vocab_size);
+  if (request.logprobs >= -1 && request.logprobs <= most) return {};
+  return Status(Code::kInvalidArgument,
+                fmt::format("logprobs: expected -1..{}, got {}", most, request.logprobs));
 }
 
 Status CheckAllowed(const Model& model, std::span<const uint32_t> allowed) {

@@ -14,6 +14,7 @@
 #include "../../source_directory.h"
 #include "marlin/model.h"
 #include "random_model.h"
+#include "remote_backend.h"
 
 namespace marlin::kv_cache_test {
 namespace {
@@ -150,6 +151,23 @@ TEST(PagePool, PagesComeBackAndSlabsGo) {
     EXPECT_EQ(slabs(), most);
     EXPECT_EQ(pool->Slabs(0).size(), most);
   }
+}
+
+// A GPU's kernels take the addresses of up to 64 slabs as arguments.
+TEST(PagePool, TheMemoryOfADeviceHasFewSlabs) {
+  const Device device = testing::OpenRemote({});
+  const int64_t page = int64_t{2} * 256 * (32 + 16) * 2;
+  for (const int64_t pages : {int64_t{3}, int64_t{1000}, int64_t{100000}, int64_t{3000000}}) {
+    for (const auto& windows : {std::vector<int64_t>{0}, {0, 128}}) {
+      CacheShape shape = Shape3(windows);
+      shape.most_bytes = pages * page;
+      const int64_t of_slab = MakePool(device, shape)->CacheOf(0, {}).slab_pages;
+      EXPECT_LE(of_slab, std::max<int64_t>(pages / std::ssize(windows), 1));
+      EXPECT_LE(pages / of_slab, pages < 100 ? pages : 64);
+      EXPECT_GE(of_slab * page, std::min(pages / std::ssize(windows) * page, int64_t{63} << 20));
+    }
+  }
+  EXPECT_EQ(MakePool(device, Shape3({0}))->CacheOf(0, {}).slab_pages, (int64_t{64} << 20) / page);
 }
 
 TEST(KvCache, AWindowKeepsThePagesThatItReaches) {

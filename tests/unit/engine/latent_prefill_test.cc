@@ -5,28 +5,21 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "../checkpoint/test_files.h"
 #include "../test_device.h"
-#include "base/json.h"
 #include "engine/mixers/latent_attention/expand.h"
 #include "engine/model_impl.h"
 #include "marlin/model.h"
 #include "random_model.h"
-#include "recipe/architecture.h"
 
 namespace marlin::latent_prefill_test {
 namespace {
 
-using testing::BuildSafetensors;
-using testing::RandomBf16;
 using testing::TemporaryDirectory;
-using testing::TestTensor;
 using testing::TokensBelow;
-using testing::WriteFile;
 
 constexpr int64_t kVocab = 64;
 
@@ -51,37 +44,9 @@ std::vector<Mode> Modes() {
 
 class LatentPrefill : public ::testing::Test {
  protected:
-  /// Dense layers: a rounding error in front of a router can select another expert.
   void SetUp() override {
     device_.emplace(*Device::Open(TestDevice(), {.threads = 2}));
-    const Json config = {{"model_type", "deepseek_v3"},
-                         {"hidden_size", 64},
-                         {"intermediate_size", 96},
-                         {"num_hidden_layers", 2},
-                         {"vocab_size", kVocab},
-                         {"num_attention_heads", 4},
-                         {"moe_intermediate_size", 32},
-                         {"num_experts_per_tok", 2},
-                         {"kv_lora_rank", 256},
-                         {"qk_nope_head_dim", 64},
-                         {"qk_rope_head_dim", 16},
-                         {"v_head_dim", 64},
-                         {"max_position_embeddings", 512},
-                         {"n_routed_experts", 4},
-                         {"n_shared_experts", 1},
-                         {"first_k_dense_replace", 2},
-                         {"q_lora_rank", nullptr},
-                         {"n_group", 1},
-                         {"topk_group", 1}};
-    const auto model = DescribeModel(config.dump());
-    ASSERT_TRUE(model.ok()) << model.status().message();
-    std::vector<TestTensor> tensors;
-    uint32_t seed = 1;
-    for (const ModelTensor& tensor : model->tensors) {
-      tensors.push_back(RandomBf16(tensor.name, tensor.shape, seed++));
-    }
-    WriteFile(directory_ / "config.json", config.dump());
-    WriteFile(directory_ / "model.safetensors", BuildSafetensors(tensors));
+    testing::WriteDeepseekV3(directory_.path(), kVocab, 512);
   }
 
   Model Open(const ModelOptions& options) {

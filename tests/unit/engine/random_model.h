@@ -1,10 +1,15 @@
 // Small models with random weights, written for one test.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "../checkpoint/test_files.h"
+#include "base/json.h"
+#include "recipe/architecture.h"
 
 namespace marlin::testing {
 
@@ -45,6 +50,39 @@ inline void WriteQwen2(const std::string& path, int64_t window) {
                 ", \"vocab_size\": " + std::to_string(kVocab) +
                 ", \"use_sliding_window\": " + (window > 0 ? "true" : "false") +
                 ", \"sliding_window\": " + std::to_string(window > 0 ? window : 1) + "}");
+}
+
+/// A deepseek_v3 of two dense layers, whose latent attention expands latents in prefill. Dense:
+/// a rounding error in front of a router can select another expert.
+inline void WriteDeepseekV3(const std::string& path, int64_t vocab, int64_t positions) {
+  const Json config = {{"model_type", "deepseek_v3"},
+                       {"hidden_size", 64},
+                       {"intermediate_size", 96},
+                       {"num_hidden_layers", 2},
+                       {"vocab_size", vocab},
+                       {"num_attention_heads", 4},
+                       {"moe_intermediate_size", 32},
+                       {"num_experts_per_tok", 2},
+                       {"kv_lora_rank", 256},
+                       {"qk_nope_head_dim", 64},
+                       {"qk_rope_head_dim", 16},
+                       {"v_head_dim", 64},
+                       {"max_position_embeddings", positions},
+                       {"n_routed_experts", 4},
+                       {"n_shared_experts", 1},
+                       {"first_k_dense_replace", 2},
+                       {"q_lora_rank", nullptr},
+                       {"n_group", 1},
+                       {"topk_group", 1}};
+  const auto model = DescribeModel(config.dump());
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  std::vector<TestTensor> tensors;
+  uint32_t seed = 1;
+  for (const ModelTensor& tensor : model->tensors) {
+    tensors.push_back(RandomBf16(tensor.name, tensor.shape, seed++));
+  }
+  WriteFile(path + "/config.json", config.dump());
+  WriteFile(path + "/model.safetensors", BuildSafetensors(tensors));
 }
 
 /// Token ids without a simple repetition.

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -56,6 +58,8 @@ struct Text {
   int ends = 0;
   double waited_seconds = -1;
   int64_t cached_tokens = 0;
+  std::vector<TokenLogprobs> logprobs;
+  std::vector<TokenLogprobs> prompt_logprobs;
 
   void Add(const Event& event) {
     EXPECT_EQ(ends, 0) << event.id;
@@ -65,6 +69,9 @@ struct Text {
     ends += event.last() ? 1 : 0;
     waited_seconds = event.waited_seconds;
     cached_tokens = event.cached_tokens;
+    logprobs.insert(logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+    prompt_logprobs.insert(prompt_logprobs.end(), event.prompt_logprobs.begin(),
+                           event.prompt_logprobs.end());
   }
 };
 using Texts = std::map<int64_t, Text>;
@@ -256,6 +263,7 @@ TEST_P(SchedulerTexts, WrongRequestsAreRefused) {
   EXPECT_EQ(refused({.max_waiting = -1}), "max_waiting: expected 0 or more, got -1");
   EXPECT_EQ(refused({.prefill_tokens = -1}), "prefill_tokens: expected 0 or more, got -1");
   EXPECT_EQ(refused({.draft_tokens = -1}), "draft_tokens: expected 0 or more, got -1");
+  EXPECT_EQ(refused({.draft_tokens = 65}), "draft_tokens: expected 0..64, got 65");
   EXPECT_EQ(scheduler.Step(kNoWait, nullptr).code(), Code::kInvalidArgument);
   EXPECT_FALSE(HasWork(scheduler));
   const Model moved = std::move(*model_);
@@ -271,8 +279,8 @@ TEST_P(SchedulerTexts, OneOfNoTokensEndsAtOnce) {
   EXPECT_TRUE(texts[id].tokens.empty());
 }
 
-// While one text decodes, the prompts of a pass are bounded, and a short one after long ones is
-// fed with them.
+// While one text decodes, the prompts of a pass are bounded, and a short one after long ones is fed
+// with them.
 TEST_P(SchedulerTexts, LongPromptsDelayNobody) {
   Scheduler scheduler = Make({.prefill_tokens = 16});
   Texts texts;
@@ -337,6 +345,166 @@ TEST_P(SchedulerTexts, EqualBeginningsAreFedOnce) {
   EXPECT_EQ(scheduler.statistics().pages_used, 0);
   Scheduler without = Make({.prefix_cache = false});
   EXPECT_EQ(run(without, first).cached_tokens, 0);
+}
+
+/// The log softmax of a row.
+std::vector<double> LogSoftmax(std::span<const float> logits) {
+  const double most = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - most);
+  std::vector<double> row;
+  for (const float logit : logits) row.push_back(static_cast<double>(logit) - most - std::log(sum));
+  return row;
+}
+
+void ExpectLogprobs(const TokenLogprobs& got, std::span<const float> logits, int32_t token,
+                    int64_t likely) {
+  const std::vector<double> want = LogSoftmax(logits);
+  EXPECT_EQ(got.token.token, token);
+  EXPECT_NEAR(got.token.logprob, want[static_cast<size_t>(token)], 1e-4);
+  ASSERT_EQ(std::ssize(got.top), likely);
+  std::vector<double> sorted = want;
+  std::sort(sorted.rbegin(), sorted.rend());
+  for (size_t i = 0; i < got.top.size(); ++i) {
+    EXPECT_NEAR(got.top[i].logprob, sorted[i], 1e-4);
+    EXPECT_NEAR(got.top[i].logprob, want[static_cast<size_t>(got.top[i].token)], 1e-4);
+  }
+}
+
+// The log-probabilities of tokens and prompts follow from Forward's logits, whatever others ask
+// for, and how the prompt is divided.
+TEST_P(SchedulerTexts, LogprobsComeFromTheLogits) {
+  Scheduler scheduler = Make({.prefill_tokens = 13, .draft_tokens = 4});
+  std::map<int64_t, Request> requests;
+  for (size_t seed = 0; seed < 6; ++seed) {
+    Request request = Varied(seed + 3);
+    request.logprobs = static_cast<int64_t>(seed) - 1;
+    request.prompt_logprobs = seed % 2 == 0;
+    if (seed == 2) request.options.max_tokens = 0;  // Only the prompt.
+    requests[MustSubmit(scheduler, request)] = request;
+  }
+  Texts texts;
+  StepUntilIdle(scheduler, &texts);
+  const int64_t vocab = model_->info().vocab_size;
+  for (const auto& [id, request] : requests) {
+    SCOPED_TRACE(id);
+    ExpectAlone(texts[id], request, "");
+    Tokens all = request.prompt;
+    all.insert(all.end(), texts[id].tokens.begin(), texts[id].tokens.end());
+    std::vector<float> logits(all.size() * static_cast<size_t>(vocab));
+    Sequence sequence = *model_->NewSequence();
+    const SequenceInput input{&sequence, all, true};
+    ASSERT_TRUE(
+        model_->Forward({&input, 1}, {logits.data(), DType::kF32, {std::ssize(all), vocab}}).ok());
+    const auto row = [&](size_t i) {
+      return std::span(logits).subspan(i * static_cast<size_t>(vocab), static_cast<size_t>(vocab));
+    };
+    const size_t prompt = request.prompt.size();
+    const size_t of_prompt = request.prompt_logprobs ? prompt - 1 : 0;
+    ASSERT_EQ(texts[id].prompt_logprobs.size(), of_prompt);
+    const int64_t likely = std::max<int64_t>(request.logprobs, 0);
+    for (size_t i = 0; i < of_prompt; ++i) {
+      ExpectLogprobs(texts[id].prompt_logprobs[i], row(i), all[i + 1], likely);
+    }
+    const size_t generated = request.logprobs < 0 ? 0 : texts[id].tokens.size();
+    ASSERT_EQ(texts[id].logprobs.size(), generated);
+    for (size_t i = 0; i < generated; ++i) {
+      ExpectLogprobs(texts[id].logprobs[i], row(prompt + i - 1), all[prompt + i], likely);
+    }
+  }
+}
+
+// A constrained request samples one token per mask, and the others do not wait.
+TEST_P(SchedulerTexts, ConstrainedOnesSampleWithMasks) {
+  Scheduler scheduler = Make();
+  const auto words = static_cast<size_t>((model_->info().vocab_size + 31) / 32);
+  const std::vector<uint32_t> all(words, ~0U);
+  const auto only = [&](size_t token) {
+    std::vector<uint32_t> mask(words);
+    mask[token / 32] = 1U << (token % 32);
+    return mask;
+  };
+  Request constrained = Varied(7);
+  constrained.options.max_tokens = 6;
+  constrained.options.ignore_eos = true;
+  constrained.constrained = true;
+  const int64_t forced = MustSubmit(scheduler, constrained);
+  const int64_t free = MustSubmit(scheduler, constrained);
+  const Request other = Varied(8);
+  const int64_t plain = MustSubmit(scheduler, other);
+  Texts texts;
+  for (int i = 0; i < 40; ++i) StepInto(scheduler, &texts);
+  ExpectAlone(texts[plain], other, "plain");
+  EXPECT_EQ(texts.size(), 1U);  // The constrained ones wait for their masks.
+  EXPECT_EQ(scheduler.statistics().running, 2);
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_TRUE(scheduler.SetAllowed(forced, all).ok());
+    EXPECT_TRUE(scheduler.SetAllowed(forced, only(40 + i)).ok());  // Replaces the first.
+    if (i % 2 == 0) StepInto(scheduler, &texts);
+    EXPECT_TRUE(scheduler.SetAllowed(free, all).ok());
+    for (int steps = 0; steps < 2; ++steps) StepInto(scheduler, &texts);
+    EXPECT_EQ(texts[forced].tokens.size(), i + 1);
+    EXPECT_EQ(texts[free].tokens.size(), i + 1);
+  }
+  EXPECT_EQ(texts[forced].tokens, (Tokens{40, 41, 42, 43, 44, 45}));
+  ExpectAlone(texts[free], constrained, "free");
+  EXPECT_FALSE(HasWork(scheduler));
+
+  EXPECT_TRUE(scheduler.SetAllowed(free, all).ok());  // Has ended.
+  const auto error = [&](int64_t id, const std::vector<uint32_t>& mask) {
+    const Status status = scheduler.SetAllowed(id, mask);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    return status.message();
+  };
+  const int64_t unmasked = MustSubmit(scheduler, other);
+  EXPECT_EQ(error(unmasked, all),
+            "id: expected a constrained request's, got " + std::to_string(unmasked));
+  EXPECT_EQ(error(99, all), "id: expected a constrained request's, got 99");
+  EXPECT_EQ(error(free, {}), "allowed: expected " + std::to_string(words) + " words for " +
+                                 std::to_string(model_->info().vocab_size) + " tokens, got 0");
+  EXPECT_EQ(error(free, std::vector<uint32_t>(words)), "allowed: expected a token, got none");
+}
+
+// Step waits for a mask when every request waits for one.
+TEST_P(SchedulerTexts, AMaskEndsTheWait) {
+  Scheduler scheduler = Make();
+  Request request = MakeRequest(Prompt(3), 1);
+  request.constrained = true;
+  const int64_t id = MustSubmit(scheduler, request);
+  Texts texts;
+  for (int i = 0; i < 3; ++i) StepInto(scheduler, &texts);
+  EXPECT_TRUE(texts.empty());
+  const auto words = static_cast<size_t>((model_->info().vocab_size + 31) / 32);
+  std::thread masking(
+      [&] { EXPECT_TRUE(scheduler.SetAllowed(id, std::vector<uint32_t>(words, ~0U)).ok()); });
+  std::vector<Event> events;
+  EXPECT_TRUE(scheduler.Step(hours(1), &events).ok());
+  masking.join();
+  ASSERT_EQ(events.size(), 1U);
+  EXPECT_EQ(events[0].tokens.size(), 1U);
+}
+
+// Guessed tokens change no text.
+TEST_P(SchedulerTexts, DraftsGiveTheSameTexts) {
+  Scheduler scheduler = Make({.max_running = 4, .draft_tokens = 6});
+  std::map<int64_t, Request> requests;
+  Texts texts;
+  for (size_t seed = 0; seed < 8; ++seed) {
+    Request request = Varied(seed);
+    Tokens& prompt = request.prompt;
+    const Tokens once = prompt;
+    for (int i = 0; i < 3; ++i) prompt.insert(prompt.end(), once.begin(), once.end());
+    request.options.max_tokens = 40;
+    request.options.sampling = {.temperature = seed % 2 == 0 ? 0.0F : 0.3F, .seed = seed};
+    requests[MustSubmit(scheduler, request)] = request;
+    StepInto(scheduler, &texts);
+  }
+  StepUntilIdle(scheduler, &texts);
+  for (const auto& [id, request] : requests) ExpectAlone(texts[id], request, std::to_string(id));
+  const SchedulerStatistics end = scheduler.statistics();
+  EXPECT_GT(end.accepted_tokens, 0);
+  EXPECT_GE(end.draft_tokens, end.accepted_tokens);
+  EXPECT_EQ(end.pages_used, 0);
 }
 
 TEST_P(SchedulerTexts, StepWaitsForWork) {

@@ -112,7 +112,7 @@ class OutputParser:
         return self._sink.calls
 
     def add(self, text: str) -> list[Piece]:
-        """The pieces that are certain with this text, which follows that of earlier calls."""
+        """The pieces that are certain with this text, which follows the earlier ones."""
         self._reader.add(text)
         return self._run()
 

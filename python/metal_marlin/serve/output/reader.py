@@ -126,12 +126,13 @@ class Reader:
         """Writes the text before the first mark and returns the mark, which is read; empty if the
         text ends without one. No mark may contain another but as its end."""
         pattern = re.compile("|".join(re.escape(mark) for mark in marks))
+        longest = max(map(len, marks))
         while True:
             match = pattern.search(self._text, self._at)
             if match:
                 write(self.take(match.start() - self._at))
                 return self.take(len(match.group()))
-            kept = 0 if self._ended else self._begun(marks)
+            kept = 0 if self._ended else self._begun(marks, longest)
             if (count := len(self._text) - self._at - kept) > 0:
                 write(self.take(count))
             if self._ended:
@@ -147,13 +148,13 @@ class Reader:
                 return
             yield
 
-    def _begun(self, marks: Sequence[str]) -> int:
+    def _begun(self, marks: Sequence[str], longest: int) -> int:
         """The length of the longest end of the text that may be the beginning of a mark."""
-        longest = max(len(mark) for mark in marks) - 1
-        for at in range(max(self._at, len(self._text) - longest), len(self._text)):
-            tail = self._text[at:]
-            if any(mark.startswith(tail) for mark in marks):
-                return len(tail)
+        tail = self._text[max(self._at, len(self._text) - longest + 1) :]
+        for at, first in enumerate(tail):
+            for mark in marks:
+                if mark[0] == first and mark.startswith(tail[at:]):
+                    return len(tail) - at
         return 0
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
-from importlib.resources.abc import Traversable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -46,7 +48,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 def _found(folder: Traversable, prefix: str) -> dict[str, tuple[bytes, str]]:
     """The files of a folder by their path: what they hold, and their media type."""
-    found = {}
+    found: dict[str, tuple[bytes, str]] = {}
     for entry in folder.iterdir():
         path = prefix + entry.name
         if entry.is_dir():

@@ -2,17 +2,30 @@
 
 import { streamChat } from "./api.js";
 import { requestFields } from "./settings.js";
+import { textOf } from "./store.js";
 
+const CLOSING = 100; // Milliseconds.
 const SAVE_EVERY = 2000; // Milliseconds, so that a page that is closed loses little.
 
-/** The messages of a request: what the API has fields for. */
+/** Whether a message says anything: an answer that failed at once does not. */
+const hasContent = (message) => message.role !== "assistant" || Boolean(message.content) ||
+  Boolean(message.tool_calls?.length);
+
+/** The messages of a request: what the API has fields for. Messages of the user that follow each
+    other, because an answer failed, are one: many templates want the roles in turn. */
 function apiMessages(conversation) {
-  const system = conversation.system ? [{ role: "system", content: conversation.system }] : [];
+  const said = conversation.system ? [{ role: "system", content: conversation.system }] : [];
   const kept = ["role", "content", "tool_calls", "tool_call_id"];
-  const said = conversation.messages.filter((message) => !message.pending).map((message) =>
-    Object.fromEntries(kept.filter((name) => message[name] !== undefined)
+  for (const message of conversation.messages.filter(hasContent)) {
+    const last = said.at(-1);
+    if (message.role === "user" && last?.role === "user") {
+      last.content = `${textOf(last)}\n\n${textOf(message)}`;
+      continue;
+    }
+    said.push(Object.fromEntries(kept.filter((name) => message[name] !== undefined)
       .map((name) => [name, message[name]])));
-  return [...system, ...said];
+  }
+  return said;
 }
 
 /** A request for the next message of a conversation. Errors: Error, for a setting that is no JSON. */
@@ -132,7 +145,11 @@ export class Answers {
         }
       }
     } catch (error) {
-      if (error.name === "AbortError") message.stopped = true;
+      // A page that is closed loses the connection a moment before it is told that it ends.
+      await new Promise((resolve) => {
+        setTimeout(resolve, CLOSING);
+      });
+      if (control.signal.aborted) message.stopped = true;
       else {
         message.error = error.message;
         this._failed(error, message);

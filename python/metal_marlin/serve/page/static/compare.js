@@ -215,7 +215,9 @@ class CompareDialog {
 
 /** The tokens of a scored answer; the writer's numbers are `own`. */
 async function scored(request, tokenIds, signal, swapped) {
-  const { tokens } = await score({ ...request, token_ids: tokenIds, top_logprobs: 5 }, signal);
+  const { messages, tools, chat_template_kwargs } = request;
+  const { tokens } = await score({ messages, tools, chat_template_kwargs, token_ids: tokenIds,
+    top_logprobs: 5 }, signal);
   if (!swapped) return tokens;
   return tokens.map(({ own, other, ...rest }) => ({ ...rest, own: other, other: own }));
 }

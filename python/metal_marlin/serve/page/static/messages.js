@@ -106,6 +106,12 @@ class MessageView {
     return buttons;
   }
 
+  /** Shows what can be done with the message now. */
+  refresh() {
+    this._actions.replaceChildren(...this._buttons());
+    this.update();
+  }
+
   /** Shows what the message has now. */
   update() {
     const { message } = this;
@@ -227,13 +233,31 @@ export class Thread {
     return null;
   }
 
+  /** Messages that are shown already keep their elements, and so the reader's place in them. */
   show(conversation) {
     this._conversation = conversation;
-    this._views = conversation.messages.map((message) => new MessageView(message, this));
-    this._root.replaceChildren(...this._views.map((view) => view.root));
+    const known = new Map(this._views.map((view) => [view.message, view]));
+    this._views = conversation.messages.map((message) => {
+      const view = known.get(message);
+      view?.refresh();
+      return view ?? new MessageView(message, this);
+    });
     const last = conversation.messages.at(-1);
-    if (last?.role === "assistant" && last.tool_calls?.length && !last.pending) {
-      this._root.append(resultForm(last.tool_calls, this.actions.sendResults));
+    const calls = last?.role === "assistant" && !last.pending ? last.tool_calls ?? [] : [];
+    this._place([...this._views.map((view) => view.root),
+      ...(calls.length ? [resultForm(calls, this.actions.sendResults)] : [])]);
+  }
+
+  _place(wanted) {
+    let at = this._root.firstChild;
+    for (const element of wanted) {
+      if (element === at) at = at.nextSibling;
+      else this._root.insertBefore(element, at);
+    }
+    while (at !== null) {
+      const next = at.nextSibling;
+      at.remove();
+      at = next;
     }
   }
 

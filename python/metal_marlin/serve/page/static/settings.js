@@ -70,7 +70,7 @@ function numberField([name, label, hint, limits], value, initial) {
 }
 
 function textField(id, label, hint, value, kind) {
-  const area = h("textarea", { id, rows: "3", spellcheck: kind ? "false" : null,
+  const area = h("textarea", { id, rows: "2", spellcheck: kind ? "false" : null,
     class: kind ? "mono" : null, "aria-describedby": `${id}-hint` });
   area.value = value;
   return { area, kind, label, root: h("div", { class: "field wide" },

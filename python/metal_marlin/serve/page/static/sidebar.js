@@ -128,7 +128,11 @@ export class Sidebar {
     (rows[Math.min(Math.max(index, 0), rows.length - 1)] ?? find("#new-chat")).focus();
     announce("Conversation deleted");
     toast(`“${titleOf(conversation)}” is deleted.`, () => {
-      this._save(conversation);
+      try {
+        this._store.restore(conversation);
+      } catch (error) {
+        this._failed(error);
+      }
       this._open(conversation.id);
     });
   }

@@ -10,9 +10,25 @@ const UNTITLED = "New chat";
 /** What is said when the storage is full or closed; the page goes on without. */
 export class StorageError extends Error {}
 
+/** The browser's storage, or where it is closed to the page one that lasts until the page ends. */
+function storage(name) {
+  try {
+    window[name].getItem("");
+    return window[name];
+  } catch {
+    const values = new Map();
+    return { get length() { return values.size; }, key: (i) => [...values.keys()][i] ?? null,
+      getItem: (key) => values.get(key) ?? null, setItem: (key, value) => values.set(key, value),
+      removeItem: (key) => values.delete(key) };
+  }
+}
+
+const local = storage("localStorage");
+const session = storage("sessionStorage");
+
 function write(key, value) {
   try {
-    localStorage.setItem(key, JSON.stringify(value));
+    local.setItem(key, JSON.stringify(value));
   } catch (error) {
     throw new StorageError(error.name === "QuotaExceededError"
       ? "The browser's storage is full: export and delete some conversations."
@@ -22,7 +38,7 @@ function write(key, value) {
 
 function read(key) {
   try {
-    return JSON.parse(localStorage.getItem(key));
+    return JSON.parse(local.getItem(key));
   } catch {
     return null; // Not written by this page.
   }
@@ -54,7 +70,8 @@ export function textOf(message) {
 export class Store {
   constructor() {
     this.conversations = new Map();
-    for (let i = 0; i < localStorage.length; i += 1) this._take(localStorage.key(i));
+    this._removed = new Set();
+    for (let i = 0; i < local.length; i += 1) this._take(local.key(i));
   }
 
   /** Reads an entry that another tab wrote; false for one that is no conversation. */
@@ -88,17 +105,26 @@ export class Store {
       updated: Date.now() };
   }
 
-  /** Errors: StorageError. */
+  /** Stores a conversation, except one that was removed while its answer came. Errors:
+      StorageError. */
   save(conversation, { touch = true } = {}) {
+    if (this._removed.has(conversation.id)) return;
     if (touch) conversation.updated = Date.now();
     this.conversations.set(conversation.id, conversation);
     const { id, ...value } = conversation;
     write(PREFIX + id, value);
   }
 
+  /** Takes back `remove`. */
+  restore(conversation) {
+    this._removed.delete(conversation.id);
+    this.save(conversation, { touch: false });
+  }
+
   remove(id) {
+    this._removed.add(id);
     this.conversations.delete(id);
-    localStorage.removeItem(PREFIX + id);
+    local.removeItem(PREFIX + id);
   }
 }
 
@@ -142,5 +168,5 @@ export const loadSettings = () => ({ sampling: {}, theme: "auto", variables: "",
 export const saveSettings = (settings) => write(SETTINGS, settings);
 
 /** The API key is kept until the tab is closed. */
-export const apiKey = () => sessionStorage.getItem(KEY) ?? "";
-export const setApiKey = (key) => sessionStorage.setItem(KEY, key);
+export const apiKey = () => session.getItem(KEY) ?? "";
+export const setApiKey = (key) => session.setItem(KEY, key);

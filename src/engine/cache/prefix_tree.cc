@@ -1,4 +1,4 @@
-#include "engine/prefix_cache.h"
+#include "engine/cache/prefix_tree.h"
 
 #include <algorithm>
 #include <random>

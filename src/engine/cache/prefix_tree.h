@@ -1,5 +1,5 @@
-// The tree of the prefixes whose pages sequences share: a node is a page of tokens after those of
-// its parent, so that the path from a root to a node is a prefix.
+// The tree of the prefixes whose pages sequences share: a node is a page of tokens that follow its
+// parent's, so that the path from a root to a node is a prefix.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace marlin {
 struct PrefixNode {
   PrefixNode* parent = nullptr;  ///< Null for a root.
   uint64_t key = 0;              ///< Hash of the parent's key and the tokens.
-  std::vector<int32_t> tokens;   ///< As many as a page has; those of a root are its salt's bytes.
+  std::vector<int32_t> tokens;   ///< As many as a page has; a root's are the bytes of its salt.
   /// The page of each KV cache group, or -1. A group whose state exists at certain positions only
   /// (a snapshot of a recurrence) would have a page in the nodes that end at such positions.
   std::vector<int32_t> pages;

@@ -1,0 +1,16 @@
+// Guessed tokens in the passes of a continuous batch.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "engine/batch/batch_text.h"
+#include "marlin/model.h"
+
+namespace marlin {
+
+/// Guesses tokens of the texts that decode and may be guessed, and takes their pages. Only while a
+/// pass has few rows: then drafts cost little. `room`: the tokens that fit into the pass.
+void AddDrafts(const Model& model, std::span<BatchText* const> running, int64_t room);
+
+}  // namespace marlin

@@ -1,0 +1,179 @@
+#include "engine/cache/page_memory.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/macros.h"
+#include "model/placement.h"
+
+namespace marlin {
+namespace {
+
+/// Size of a slab of small pages, so that each page does not cost an allocation; on a GPU, whose
+/// allocations wait for its work and whose kernels look slabs up, a slab is larger.
+constexpr int64_t kHostSlabBytes = int64_t{1} << 20;
+constexpr int64_t kDeviceSlabBytes = int64_t{64} << 20;
+/// Most slabs of a group on a GPU: the kernel that runs a whole step takes their addresses as
+/// arguments. Cached pages fill all of the memory sooner or later.
+constexpr int64_t kMostDeviceSlabs = 64;
+/// Alignment of every layer's part of a page, in elements.
+constexpr int64_t kPartAlignment = 32;
+
+}  // namespace
+
+CacheShape CacheShape::Of(const DecoderConfig& config, DType type) {
+  CacheShape shape;
+  shape.type = type;
+  for (size_t layer = 0; layer < config.windows.size(); ++layer) {
+    const MixerParameters& mixer = ParametersOf(config.mixer(static_cast<int64_t>(layer)));
+    shape.layers.push_back({mixer.State(config.shape), config.windows[layer]});
+  }
+  return shape;
+}
+
+void PageMemory::AddLayer(const LayerState& state) {
+  size_t index = 0;
+  while (index < groups_.size() && !(groups_[index].state == state)) ++index;
+  if (index == groups_.size()) {
+    Group& group = groups_.emplace_back();
+    group.state = state;
+    group.layout.page_tokens = page_tokens_;
+    group.layout.type = type_;
+    group.layout.kv_heads = state.kept.heads;
+    group.layout.key_dim = state.kept.key_dim;
+    group.layout.value_dim = state.kept.value_dim;
+    group.layout.values_in_keys = state.kept.values_in_keys;
+    const Checked part = Checked(state.kept.elements()) * Checked(page_tokens_);
+    // An overflowing size exceeds any memory, so that the first allocation reports it.
+    group.part_elements = RoundUp(part.Take().value_or(INT64_MAX / 2), kPartAlignment);
+  }
+  places_.push_back({index, groups_[index].layers++});
+}
+
+int64_t PageMemory::MostPages() const {
+  if (most_bytes_ == INT64_MAX) return 0;
+  // A token takes as many pages of each group.
+  Checked bytes(0);
+  for (const Group& group : groups_) bytes = bytes + Checked(group.page_bytes);
+  return most_bytes_ / std::max<int64_t>(bytes.Take().value_or(INT64_MAX), 1) * std::ssize(groups_);
+}
+
+int64_t PageMemory::FirstLayerOf(size_t group) const {
+  const auto found = std::find_if(places_.begin(), places_.end(),
+                                  [&](const Place& place) { return place.group == group; });
+  return found - places_.begin();
+}
+
+int64_t PageMemory::SlabPages(int64_t page_bytes) const {
+  const int64_t page = std::max<int64_t>(page_bytes, 1);
+  const bool on_host = ReadsHostMemory(device_);
+  int64_t pages = (on_host ? kHostSlabBytes : kDeviceSlabBytes) / page;
+  if (!on_host && most_bytes_ < INT64_MAX) {
+    pages = std::max(pages, CeilDivide(most_bytes_ / page, kMostDeviceSlabs));
+  }
+  const int64_t groups = std::max<int64_t>(std::ssize(groups_), 1);
+  return std::max<int64_t>(std::min(pages, most_bytes_ / groups / page), 1);
+}
+
+Result<PageMemory> PageMemory::Make(const Device& device, const CacheShape& shape) {
+  PageMemory memory(device);
+  MARLIN_ASSIGN_OR_RETURN(memory.page_tokens_, CachePageTokens(device));
+  memory.type_ = shape.type;
+  memory.most_bytes_ = shape.most_bytes;
+  for (const LayerState& layer : shape.layers) memory.AddLayer(layer);
+  for (Group& group : memory.groups_) {
+    const int64_t elements = SaturatingProduct(group.layers, group.part_elements);
+    group.page_bytes = SaturatingProduct(elements, DTypeBytes(shape.type));
+    group.slab_pages = memory.SlabPages(group.page_bytes);
+  }
+  return memory;
+}
+
+Status PageMemory::AddSlab(size_t index) {
+  Group& group = groups_[index];
+  const int64_t bytes = SaturatingProduct(group.slab_pages, group.page_bytes);
+  if (bytes > most_bytes_ - bytes_) {
+    return Status(Code::kOutOfMemory,
+                  fmt::format("KV cache: {} bytes more than the {} in use do not fit in its {}",
+                              bytes, bytes_, most_bytes_));
+  }
+  MARLIN_ASSIGN_OR_RETURN(DeviceBuffer memory, DeviceBuffer::Allocate(device_, bytes));
+  size_t slab = 0;
+  while (slab < group.slabs.size() && group.slabs[slab].memory.bytes() > 0) ++slab;
+  if (slab == group.slabs.size()) group.slabs.emplace_back();
+  // Reserve now: returning pages must not allocate, because destructors return them.
+  group.free.reserve(PagesOf(index));
+  bytes_ += bytes;
+  group.slabs[slab].memory = std::move(memory);
+  ++group.unused_slabs;
+  const auto first = static_cast<int32_t>(static_cast<int64_t>(slab) * group.slab_pages);
+  for (auto i = static_cast<int32_t>(group.slab_pages) - 1; i >= 0; --i) {
+    group.free.push_back(first + i);
+  }
+  return {};
+}
+
+size_t PageMemory::PagesOf(size_t group) const {
+  return groups_[group].slabs.size() * static_cast<size_t>(groups_[group].slab_pages);
+}
+
+int32_t PageMemory::Take(size_t index) {
+  Group& group = groups_[index];
+  const int32_t page = group.free.back();
+  group.free.pop_back();
+  Slab& slab = group.slabs[static_cast<size_t>(page / group.slab_pages)];
+  if (slab.used++ == 0) --group.unused_slabs;
+  return page;
+}
+
+void PageMemory::Return(size_t index, int32_t page) {
+  Group& group = groups_[index];
+  group.free.push_back(page);
+  const auto at = static_cast<size_t>(page / group.slab_pages);
+  if (--group.slabs[at].used > 0) return;
+  // Keep one unused slab for the next sequence.
+  if (++group.unused_slabs > 1) FreeSlab(&group, at);
+}
+
+void PageMemory::FreeSlab(Group* group, size_t slab) {
+  bytes_ -= group->slabs[slab].memory.bytes();
+  group->slabs[slab].memory = DeviceBuffer();
+  --group->unused_slabs;
+  std::erase_if(group->free, [&](int32_t page) {
+    return static_cast<size_t>(page / group->slab_pages) == slab;
+  });
+}
+
+bool PageMemory::FreeUnusedSlabs() {
+  bool freed = false;
+  for (Group& group : groups_) {
+    for (size_t slab = 0; slab < group.slabs.size(); ++slab) {
+      if (group.slabs[slab].used > 0 || group.slabs[slab].memory.bytes() == 0) continue;
+      FreeSlab(&group, slab);
+      freed = true;
+    }
+  }
+  return freed;
+}
+
+std::vector<void*> PageMemory::Slabs(size_t index) const {
+  std::vector<void*> addresses;
+  for (const Slab& slab : groups_[index].slabs) addresses.push_back(slab.memory.data());
+  return addresses;
+}
+
+PagedCache PageMemory::CacheOf(int64_t layer, std::span<void* const> slabs) const {
+  const Place& place = places_[static_cast<size_t>(layer)];
+  const Group& group = groups_[place.group];
+  PagedCache cache = group.layout;
+  cache.slabs = slabs;
+  cache.slab_pages = group.slab_pages;
+  cache.page_stride = group.layers * group.part_elements;
+  cache.first_element = place.index * group.part_elements;
+  return cache;
+}
+
+}  // namespace marlin

@@ -1,0 +1,100 @@
+// The memory of KV cache pages: slabs on the device, and which of their pages are free.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "marlin/decoder.h"
+#include "marlin/device.h"
+#include "marlin/status.h"
+#include "model/decoder_config.h"
+#include "recipe/mixer.h"
+
+namespace marlin {
+
+/// The state that a sequence keeps of one layer, and how far back the layer sees (0: to the
+/// beginning).
+struct LayerState {
+  MixerState kept;
+  int64_t window = 0;
+  friend bool operator==(const LayerState&, const LayerState&) = default;
+};
+
+/// The sizes that determine a cache's memory.
+struct CacheShape {
+  std::vector<LayerState> layers;
+  DType type = DType::kF32;
+  int64_t most_bytes = INT64_MAX;  ///< All pages together, at most.
+
+  static CacheShape Of(const DecoderConfig& config, DType type);
+};
+
+/// The slabs of all KV cache groups: layers with the same state and window, whose pages hold the
+/// same positions for all of them. Not thread-safe, apart from what never changes: the sizes.
+class PageMemory {
+ public:
+  /// Errors: kUnsupported for a device without KV caches.
+  static Result<PageMemory> Make(const Device& device, const CacheShape& shape);
+
+  int64_t page_tokens() const { return page_tokens_; }
+  size_t groups() const { return groups_.size(); }
+  size_t GroupOf(int64_t layer) const { return places_[static_cast<size_t>(layer)].group; }
+  int64_t WindowOf(size_t group) const { return groups_[group].state.window; }
+  int64_t PageBytes(size_t group) const { return groups_[group].page_bytes; }
+  int64_t FirstLayerOf(size_t group) const;
+  int64_t MostPages() const;
+  int64_t most_bytes() const { return most_bytes_; }
+  PagedCache CacheOf(int64_t layer, std::span<void* const> slabs) const;
+
+  /// Allocated slabs.
+  int64_t bytes() const { return bytes_; }
+  std::vector<void*> Slabs(size_t group) const;
+  /// The pages of a group's slabs; page numbers are less.
+  size_t PagesOf(size_t group) const;
+  bool HasFree(size_t group) const { return !groups_[group].free.empty(); }
+  /// Precondition: HasFree.
+  int32_t Take(size_t group);
+  void Return(size_t group, int32_t page);
+  /// Gets a group free pages. Errors: kOutOfMemory.
+  Status AddSlab(size_t group);
+  /// Frees the slabs of all groups without a page in use; returns whether there was one.
+  bool FreeUnusedSlabs();
+
+ private:
+  struct Slab {
+    DeviceBuffer memory;  ///< No bytes: not allocated.
+    int64_t used = 0;     ///< Pages that are taken.
+  };
+  struct Group {
+    LayerState state;
+    PagedCache layout;          ///< Any layer's, without its slabs and offset.
+    int64_t part_elements = 0;  ///< One layer's share of a page.
+    int64_t layers = 0;
+    int64_t slab_pages = 1;
+    int64_t page_bytes = 0;
+    std::vector<Slab> slabs;
+    std::vector<int32_t> free;  ///< Pages.
+    int64_t unused_slabs = 0;   ///< Allocated, but without a page in use.
+  };
+  struct Place {
+    size_t group;
+    int64_t index;  ///< Index among the layers of the group.
+  };
+
+  explicit PageMemory(const Device& device) : device_(device) {}
+  void AddLayer(const LayerState& state);
+  /// The pages of a slab of a group.
+  int64_t SlabPages(int64_t page_bytes) const;
+  void FreeSlab(Group* group, size_t slab);
+
+  Device device_;
+  DType type_ = DType::kF32;
+  int64_t page_tokens_ = 0;
+  std::vector<Place> places_;  ///< One per layer.
+  int64_t most_bytes_ = INT64_MAX;
+  std::vector<Group> groups_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace marlin
