@@ -166,6 +166,7 @@ class SampledRows : public ::testing::Test {
     EXPECT_TRUE(device_.Synchronize().ok());
     for (size_t row = 0; row < 2; ++row) logits_[row * kVocab + row + 20] = 5;
   }
+  static TensorView Two(const std::vector<int32_t>& of) { return {of.data(), DType::kI32, {2}}; }
   Status Sample(std::vector<int32_t> state_rows, bool marks = false) {
     state_rows_ = std::move(state_rows);
     tokens_ = {-5, -5};
@@ -175,7 +176,10 @@ class SampledRows : public ::testing::Test {
                   {memory_.data(), DType::kU8, {3, bytes_}},
                   tokens,
                   {state_rows_.data(), DType::kI32, {static_cast<int64_t>(state_rows_.size())}},
-                  marks});
+                  marks,
+                  masks_,
+                  mask_rows_.empty() ? TensorView() : Two(mask_rows_),
+                  drafts_.empty() ? TensorView() : Two(drafts_)});
     return status.ok() ? device_.Synchronize() : status;
   }
 
