@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,12 +171,17 @@ def served(app: Any) -> Iterator[httpx.Client]:
 
 @contextlib.contextmanager
 def process(*words: object, **environment: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """`metal-marlin serve` on a free port, and the document that it prints at the start."""
+    """`metal-marlin serve` on a free port, and the document that it prints at the start. Its log
+    goes to a file, since a pipe that nobody reads would stop the server when it is full."""
     command = [*COMMAND, "serve", *map(str, words), "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          env={**os.environ, **environment}) as running:  # fmt: skip
+    with (
+        tempfile.NamedTemporaryFile("w") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True,
+                         env={**os.environ, **environment}) as running,
+        open(log.name) as running.stderr,
+    ):  # fmt: skip
         try:
-            assert running.stdout is not None and running.stderr is not None
+            assert running.stdout is not None
             line = running.stdout.readline()
             assert line, running.stderr.read()
             yield running, json.loads(line)

@@ -102,8 +102,9 @@ def test_a_second_signal_ends(folder: Path) -> None:
             assert next(answer.iter_lines()).startswith("data: ")
             running.send_signal(signal.SIGTERM)
             assert running.stderr is not None
-            while "a second signal ends" not in running.stderr.readline():
-                pass
+            log = ""
+            while "a second signal ends" not in log:
+                log += running.stderr.read()
             running.send_signal(signal.SIGTERM)
             assert running.wait(60) == 0
 
@@ -125,6 +126,7 @@ def test_the_log_has_no_texts(folder: Path) -> None:
         answer = httpx.post(document["url"] + CHAT, json=body, headers=headers, timeout=60)
         assert answer.status_code == 200
         running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0
         assert running.stderr is not None
         log = running.stderr.read()
         assert f"{answer.headers['x-request-id']} {CHAT} 200 ended, prompt " in log
