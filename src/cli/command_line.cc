@@ -93,8 +93,11 @@ std::string UnknownOption(const CLI::App& command, std::string_view name) {
 std::string SurplusWord(const CLI::App& command, std::string_view word) {
   constexpr std::string_view kLikely[] = {"--prompt", "--against", "--output"};
   const std::string shown = Printable(std::string(word));
+  // In the group `bench` --against takes the name of a library.
+  const bool grouped = command.get_parent()->get_parent() != nullptr;
   for (const std::string_view name : kLikely) {
-    if (!HasOption(command, name) || command.get_option(std::string(name))->count() > 0) continue;
+    if (grouped || !HasOption(command, name) || command.get_option(std::string(name))->count() > 0)
+      continue;
     return fmt::format("unexpected argument '{0}'; did you mean {1} '{0}'?", shown, name);
   }
   return fmt::format("unexpected argument '{}'", shown);

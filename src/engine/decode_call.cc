@@ -144,8 +144,9 @@ class DecodeLoop {
     // While all sequences run, the pass is one of ForwardAndSample, with the same recording.
     if (running_.size() < call_.inputs.size()) wanted.sampler_rows = running_;
     MARLIN_RETURN_IF_ERROR(RunForward(model_, InputsOfPass(), wanted));
-    std::vector<int32_t> counts;
-    for (const int32_t token : tokens) counts.push_back(token >= 0 ? 1 : 0);
+    std::vector<int32_t> counts(tokens.size());
+    std::transform(tokens.begin(), tokens.end(), counts.begin(),
+                   [](int32_t token) { return token >= 0 ? 1 : 0; });
     Take(1, counts, tokens);
     return {};
   }

@@ -340,7 +340,7 @@ class Bench(CommandTestCase):
                 (("moe", "--sparsity", "2:4", "--trace", "x"), "--sparsity: not with --trace"),
                 (("moe", "--mix", "nf5"), "--mix: "),
                 (("model",), "MODEL is required; see metal-marlin bench model --help"),
-                (("gemm", QWEN), "not expected: "),
+                (("gemm", QWEN), "unexpected argument"),
                 (("model", QWEN, "--shape", "1,2,3"), "bench model: has no --shape"),
                 (("gemm", "--batch", "2"), "bench gemm: has no --batch"),
                 (("model", QWEN, "--prompt-tokens", "1024"), "--prompt-tokens: expected 0..1023"),

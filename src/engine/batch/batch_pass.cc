@@ -175,7 +175,7 @@ Status DecodeTexts(const Model& model, const BatchSlots& slots, std::vector<Samp
   std::vector<int32_t> tokens(inputs.size() * static_cast<size_t>(steps));
   std::vector<int64_t> counts(inputs.size());
   const DecodeCall call{inputs, slots.states(), {steps, stops}, tokens, counts};
-  const Status status = WithMemory([&] { return RunDecode(Internals::Impl(model), call); });
+  Status status = WithMemory([&] { return RunDecode(Internals::Impl(model), call); });
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto* const first = tokens.data() + i * static_cast<size_t>(steps);
     SampledText text{.text = slots.texts()[i]};

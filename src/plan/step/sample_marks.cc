@@ -33,7 +33,7 @@ Status FirstSampleError(std::span<const int32_t> tokens, int64_t rows) {
   const auto is_error = [](int32_t token) { return !SampleError(token).ok(); };
   const auto mark = std::find_if(tokens.begin(), tokens.end(), is_error);
   if (mark == tokens.end()) return {};
-  const Status error = SampleError(*mark);
+  Status error = SampleError(*mark);
   if (rows == 1) return error;
   return error.WithContext(
       fmt::format("row {}", (mark - tokens.begin()) * rows / std::ssize(tokens)));

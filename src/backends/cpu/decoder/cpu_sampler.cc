@@ -299,7 +299,7 @@ Status CpuDecoder::Run(const SampleTokensCall& call, const OperationContext& con
   });
   for (int64_t row = 0; row < logits.dim(0) && !call.marks; ++row) {
     if (StateRowOf(call, row) < 0) continue;
-    const Status error = SampleError(call.tokens.As<int32_t>()[row]);
+    Status error = SampleError(call.tokens.As<int32_t>()[row]);
     if (error.ok()) continue;
     if (call.states.dim(0) == 1) return error;
     return error.WithContext(fmt::format("row {}", StateRowOf(call, row)));
