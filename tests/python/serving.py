@@ -172,7 +172,7 @@ def served(app: Any) -> Iterator[httpx.Client]:
 @contextlib.contextmanager
 def process(*words: object, **environment: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
     """`metal-marlin serve` on a free port, and the document that it prints at the start. Its log
-    goes to a file, since a pipe that nobody reads would stop the server when it is full."""
+    goes to a file, since a pipe that is not read would stop the server once it is full."""
     command = [*COMMAND, "serve", *map(str, words), "--port", "0", "--json"]
     with (
         tempfile.NamedTemporaryFile("w") as log,
