@@ -137,7 +137,7 @@ class _Events:
             self._queue.put(error)
 
     def next(self) -> bytes | BaseException | None:
-        """A line; None at the end. Raises queue.Empty if none has come for a moment."""
+        """The next line; None at the end. Raises queue.Empty after a short wait without one."""
         return self._queue.get(timeout=_POLL_SECONDS)
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class _Events:
 
 @dataclass
 class _Answer:
-    """The part of an answer that has come."""
+    """The part of an answer received so far."""
 
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)

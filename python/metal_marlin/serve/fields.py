@@ -20,7 +20,7 @@ _JSON_NAMES = {
     dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "a number",
     float: "a number", type(None): "null",
 }  # fmt: skip
-# What a client sends may be nested; what is deeper than any schema is an attack.
+# Nesting limit of request bodies: deeper than any schema in use, so that more is an attack.
 _MOST_DEPTH = 100
 
 

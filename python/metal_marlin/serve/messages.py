@@ -18,7 +18,7 @@ from .requests import Answering, check_model, read_body
 from .streams import event, while_connected
 from .translation import parse_json, renamed, translated
 
-# What the fields of chat completions are called here.
+# This API's names for the fields of chat completions.
 _NAMES = {"max_completion_tokens": "max_tokens", "stop": "stop_sequences",
           "response_format": "output_config.format"}  # fmt: skip
 

@@ -293,7 +293,7 @@ class _Conversation:
     def add(self, item: Any, path: str) -> None:
         fields = Fields(item, path)
         kind = fields.take("type", text) or ("message" if "role" in item else "item_reference")
-        # What an item says about how it came to be.
+        # Metadata of an item, without effect.
         fields.take("status", choice("in_progress", "completed", "incomplete"))
         if kind == "item_reference":
             found = self.find(fields.need("id", text), path)
@@ -387,7 +387,7 @@ def _part(value: Any, path: str) -> str:
         content = fields.need("refusal", text)
     elif kind in ("input_text", "output_text", "text"):
         content = fields.need("text", text)
-        # What an answer of this API has, and a mark of where its caches may cut.
+        # Fields of OpenAI's answers, and cache marks, without effect.
         fields.take("annotations", array(plain_object))
         fields.take("logprobs", array(plain_object))
         fields.take("prompt_cache_breakpoint", plain_object)

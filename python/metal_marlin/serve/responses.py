@@ -24,7 +24,7 @@ from .response_store import ResponseStore, StoredResponse
 from .streams import event, while_connected
 from .translation import parse_json, renamed, translated
 
-# What the fields of chat completions are called here.
+# This API's names for the fields of chat completions.
 _NAMES = {"max_completion_tokens": "max_output_tokens", "messages": "input",
           "response_format": "text.format"}  # fmt: skip
 

@@ -29,7 +29,7 @@ def make_call_id() -> str:
 
 
 class Reader:
-    """The text that has come and is not yet read."""
+    """Text received and not yet parsed."""
 
     def __init__(self) -> None:
         self._text = ""

@@ -82,7 +82,7 @@ def _value(text: str, types: frozenset[str] | None) -> str:
     try:
         value = json.loads(word, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        try:  # What models write for dictionaries, and for True.
+        try:  # Models also write Python literals: single quotes, True.
             value = ast.literal_eval(word)
             word = json.dumps(value, ensure_ascii=False, allow_nan=False)
             value = json.loads(word)
