@@ -33,9 +33,12 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   const DecoderConfig config = Take(ReadDecoderConfig(config_json));
   const Dimensions& shape = config.shape;
   std::vector<bool> sparse;
+  std::vector<int64_t> windows;
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     sparse.push_back(IsSparse(*config.family, shape, layer));
+    windows.push_back(config.layer(layer).window);
   }
+  const Rotary& rotary = config.rotaries[config.layer(0).rotary];
   nb::dict dict;
   dict["layers"] = shape.layers;
   dict["notes"] = config.notes;
@@ -47,11 +50,11 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["latent"] = config.family->mixer == MixerKind::kLatentAttention;
   dict["latent_epsilon"] = ParametersOf(config.family->mixer).NormEpsilon();
   dict["sparse"] = sparse;
-  dict["windows"] = config.windows;
-  dict["inverse_frequencies"] = config.rotary.inverse_frequencies;
-  dict["rotary_factor"] = config.rotary.attention_factor;
+  dict["windows"] = windows;
+  dict["inverse_frequencies"] = rotary.inverse_frequencies;
+  dict["rotary_factor"] = rotary.attention_factor;
   dict["interleaved_rotary"] = config.interleaved_rotary;
-  dict["score_scale"] = config.score_scale;
+  dict["score_scale"] = config.layer(0).score_scale;
   dict["activation"] = std::string(ActivationName(config.activation));
   dict["interleaved_experts"] =
       config.family->experts != nullptr && config.family->experts->interleaved;

@@ -58,7 +58,7 @@ Result<std::unique_ptr<LayerRun>> LayerRun::Make(const Device& device, const Dec
                                                  const Checkpoint& checkpoint, int64_t layer) {
   std::unique_ptr<LayerRun> run(new LayerRun(device, config, checkpoint));
   DecoderConfig& own = run->decoder_.config;
-  own.windows = {config.windows[static_cast<size_t>(layer)]};
+  own.layers = {config.layer(layer)};
   MARLIN_RETURN_IF_ERROR(UploadTables(device, &run->decoder_));
   MARLIN_ASSIGN_OR_RETURN(run->pool_, PagePool::Make(device, CacheShape::Of(own, DType::kF32)));
   return run;

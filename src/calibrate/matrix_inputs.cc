@@ -60,7 +60,8 @@ std::vector<MatrixInput> MixerInputs(const DecoderConfig& config, int64_t layer,
                                      const LayerTensors& tensors) {
   const MixerTensors& mixer = tensors.mixer;
   std::vector<InputSource> sources = {{tensors.input_norm, {}, {}}};
-  for (InputSource& source : ParametersOf(config.mixer(layer)).Sources(config.shape, mixer)) {
+  for (InputSource& source :
+       ParametersOf(config.mixer(layer)).Sources(config.layer(layer).sizes, mixer)) {
     sources.push_back(std::move(source));
   }
   std::vector<MatrixInput> inputs;

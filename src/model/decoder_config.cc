@@ -63,7 +63,6 @@ int64_t Window(ModelConfig& config) {
 /// Reads which layers have a sliding window: from layer_types, otherwise by the family's rule.
 Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
   const int64_t layers = decoder->shape.layers;
-  decoder->windows.assign(static_cast<size_t>(layers), 0);
   const int64_t window = Window(config);
   const std::vector<std::string> types = config.StringsOrEmpty("layer_types");
   if (!types.empty() && static_cast<int64_t>(types.size()) != layers) {
@@ -84,9 +83,19 @@ Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
         config.Fail("layer_types", "sliding_attention, but no sliding_window is in use");
       }
     }
-    if (slides) decoder->windows[at] = window;
+    if (slides) decoder->layers[at].window = window;
   }
   return {};
+}
+
+void AddLayers(DecoderConfig* decoder) {
+  for (int64_t index = 0; index < decoder->shape.layers; ++index) {
+    LayerConfig& layer = decoder->layers.emplace_back();
+    layer.mixer = MixerOfLayer(*decoder->family, decoder->shape, index);
+    layer.sizes = DimensionsOfLayer(decoder->shape, index);
+    const float rotary = decoder->rotaries[layer.rotary].score_factor;
+    layer.score_scale = ParametersOf(layer.mixer).ScoreScale(layer.sizes, rotary);
+  }
 }
 
 void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
@@ -158,9 +167,9 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
   MARLIN_ASSIGN_OR_RETURN(const RopeParameters rope, ReadRopeParameters(typed));
   decoder.max_positions = rope.positions;
   const MixerParameters& mixer = ParametersOf(family.mixer);
-  decoder.rotary = MakeRotary(rope, mixer.RotaryDim(decoder.shape));
+  decoder.rotaries = {MakeRotary(rope, mixer.RotaryDim(decoder.shape))};
   decoder.interleaved_rotary = family.interleaved_rotary || mixer.InterleavesRotary(config);
-  decoder.score_scale = mixer.ScoreScale(decoder.shape, decoder.rotary.score_factor);
+  AddLayers(&decoder);
   MARLIN_RETURN_IF_ERROR(ReadWindows(config, &decoder));
   ReadRouter(config, &decoder);
   MARLIN_ASSIGN_OR_RETURN(decoder.generation, ReadGenerationDefaults(typed.source, files));

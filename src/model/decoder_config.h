@@ -15,6 +15,15 @@
 
 namespace marlin {
 
+/// The facts in which layers of a decoder may differ.
+struct LayerConfig {
+  MixerKind mixer = MixerKind::kAttention;
+  Dimensions sizes;          ///< DimensionsOfLayer.
+  int64_t window = 0;        ///< Tokens that attention sees; 0: all.
+  size_t rotary = 0;         ///< Index of DecoderConfig::rotaries.
+  float score_scale = 0.0F;  ///< Factor of query-key scores.
+};
+
 struct DecoderConfig {
   const Family* family = nullptr;
   Dimensions shape;
@@ -23,15 +32,15 @@ struct DecoderConfig {
   Activation activation = Activation::kSilu;
   float gate_limit = 0.0F;  ///< The clamp of gpt-oss's GLU; 0: none.
   float gate_alpha = 1.702F;
-  Rotary rotary;
+  std::vector<Rotary> rotaries;  ///< Those of the layers, each once.
   bool interleaved_rotary = false;
-  float score_scale = 0.0F;      ///< Factor of query-key scores.
-  std::vector<int64_t> windows;  ///< One per layer; 0: full attention.
-  RouterOptions router;          ///< Without choice_bias.
+  RouterOptions router;  ///< Without choice_bias.
+  std::vector<LayerConfig> layers;
   GenerationDefaults generation;
   std::vector<std::string> notes;  ///< Lines about what was read otherwise than written.
 
-  MixerKind mixer(int64_t layer) const { return MixerOfLayer(*family, layer); }
+  const LayerConfig& layer(int64_t index) const { return layers[static_cast<size_t>(index)]; }
+  MixerKind mixer(int64_t index) const { return layer(index).mixer; }
 };
 
 /// Reads a config.json, and the files next to it that say how to generate. Errors: kUnsupported

@@ -74,7 +74,7 @@ struct Decoder {
   Projection head;                  ///< Empty if tied.
   std::vector<DecoderLayer> layers;
   DeviceVector norm;
-  DeviceVector inverse_frequencies;  ///< RoPE frequencies.
+  std::vector<DeviceVector> inverse_frequencies;  ///< One vector per DecoderConfig::rotaries.
   int64_t parameters = 0;
   int64_t bytes = 0;
   int64_t host_bytes = 0;    ///< Size of the experts on the host; not in `bytes`.

@@ -103,8 +103,11 @@ bool ReadsHostMemory(const Device& device) {
 }
 
 Status UploadTables(const Device& device, Decoder* decoder) {
-  MARLIN_ASSIGN_OR_RETURN(decoder->inverse_frequencies,
-                          DeviceVector::Upload(device, decoder->config.rotary.inverse_frequencies));
+  for (const Rotary& rotary : decoder->config.rotaries) {
+    MARLIN_ASSIGN_OR_RETURN(DeviceVector frequencies,
+                            DeviceVector::Upload(device, rotary.inverse_frequencies));
+    decoder->inverse_frequencies.push_back(std::move(frequencies));
+  }
   const TensorView table = decoder->embedding;
   if (table.empty() || ReadsHostMemory(device)) return {};
   MARLIN_ASSIGN_OR_RETURN(decoder->embedding_memory,

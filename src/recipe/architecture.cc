@@ -136,9 +136,10 @@ Result<ModelArchitecture> DescribeModel(std::string_view config_json) {
   model.experts_per_token = d.top_k;
   model.tied_embeddings = d.tied;
   for (int64_t layer = 0; layer < d.layers; ++layer) {
-    const MixerParameters& mixer = ParametersOf(MixerOfLayer(*family, layer));
-    model.kv_cache_elements += mixer.State(d).elements();
-    model.expanded_elements = std::max(model.expanded_elements, mixer.ExpandedElements(d));
+    const MixerParameters& mixer = ParametersOf(MixerOfLayer(*family, d, layer));
+    const Dimensions sizes = DimensionsOfLayer(d, layer);
+    model.kv_cache_elements += mixer.State(sizes).elements();
+    model.expanded_elements = std::max(model.expanded_elements, mixer.ExpandedElements(sizes));
   }
   TensorLister lister(*family, d);
   model.tensors = lister.Main();

@@ -149,6 +149,13 @@ Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
   return d;
 }
 
+MixerKind MixerOfLayer(const Family& family, const Dimensions& dimensions, int64_t layer) {
+  const std::vector<MixerKind>& mixers = dimensions.mixers;
+  return mixers.empty() ? family.mixer : mixers[static_cast<size_t>(layer)];
+}
+
+Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t /*layer*/) { return dimensions; }
+
 bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer) {
   if (family.experts == nullptr) return false;
   const std::vector<int64_t>& dense = dimensions.dense_layers;

@@ -99,6 +99,7 @@ struct Dimensions {
   int64_t sparse_step = 1;
   int64_t prediction_layers = 0;
   std::vector<int64_t> dense_layers;
+  std::vector<MixerKind> mixers;  ///< One per layer; empty: all have Family::mixer.
   // Low-rank queries, keys and values; q_rank 0: queries are not low-rank.
   int64_t q_rank = 0;
   int64_t kv_rank = 0;
@@ -123,7 +124,10 @@ std::string_view TypeDefaults(std::string_view model_type);
 Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config);
 
 /// The mixer of a layer.
-inline MixerKind MixerOfLayer(const Family& family, int64_t /*layer*/) { return family.mixer; }
+MixerKind MixerOfLayer(const Family& family, const Dimensions& dimensions, int64_t layer);
+
+/// The dimensions as one layer has them: what a mixer of that layer is given.
+Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer);
 
 /// True when a layer has experts.
 bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer);

@@ -16,7 +16,8 @@ class LayerDescriber {
   LayerTensors Describe(bool sparse) const {
     LayerTensors layer;
     layer.input_norm = names_.Vector("input_layernorm.weight", d_.hidden);
-    layer.mixer = ParametersOf(MixerOfLayer(family_, layer_)).Tensors(family_, d_, names_);
+    layer.mixer = ParametersOf(MixerOfLayer(family_, d_, layer_))
+                      .Tensors(family_, DimensionsOfLayer(d_, layer_), names_);
     layer.mlp_norm = names_.Vector("post_attention_layernorm.weight", d_.hidden);
     if (family_.sandwich_norms) {
       layer.attention_out_norm = names_.Vector("post_self_attn_layernorm.weight", d_.hidden);

@@ -59,17 +59,23 @@ void CheckArchitecture(const ModelArchitecture& model) {
 void CheckDecoder(const DecoderConfig& decoder, const ModelArchitecture& model) {
   MARLIN_FUZZ_CHECK(decoder.shape.hidden == model.hidden_size);
   MARLIN_FUZZ_CHECK(decoder.shape.layers == model.layer_count);
-  MARLIN_FUZZ_CHECK(decoder.windows.size() == static_cast<size_t>(decoder.shape.layers));
-  for (const int64_t window : decoder.windows) MARLIN_FUZZ_CHECK(window >= 0);
+  MARLIN_FUZZ_CHECK(decoder.layers.size() == static_cast<size_t>(decoder.shape.layers));
   for (const int32_t token : decoder.generation.eos_token_ids) MARLIN_FUZZ_CHECK(token >= 0);
   MARLIN_FUZZ_CHECK(decoder.max_positions > 0);
-  MARLIN_FUZZ_CHECK(std::isfinite(decoder.score_scale) && std::isfinite(decoder.epsilon));
-  const Rotary& rotary = decoder.rotary;
-  MARLIN_FUZZ_CHECK(2 * static_cast<int64_t>(rotary.inverse_frequencies.size()) <=
-                    ParametersOf(decoder.mixer(0)).RotaryDim(decoder.shape) + 1);
-  MARLIN_FUZZ_CHECK(std::isfinite(rotary.attention_factor) && std::isfinite(rotary.score_factor));
-  for (const float frequency : rotary.inverse_frequencies) {
-    MARLIN_FUZZ_CHECK(std::isfinite(frequency));
+  MARLIN_FUZZ_CHECK(std::isfinite(decoder.epsilon));
+  for (const LayerConfig& layer : decoder.layers) {
+    MARLIN_FUZZ_CHECK(layer.window >= 0);
+    MARLIN_FUZZ_CHECK(std::isfinite(layer.score_scale));
+    MARLIN_FUZZ_CHECK(layer.rotary < decoder.rotaries.size());
+    const size_t pairs = decoder.rotaries[layer.rotary].inverse_frequencies.size();
+    MARLIN_FUZZ_CHECK(2 * static_cast<int64_t>(pairs) <=
+                      ParametersOf(layer.mixer).RotaryDim(layer.sizes) + 1);
+  }
+  for (const Rotary& rotary : decoder.rotaries) {
+    MARLIN_FUZZ_CHECK(std::isfinite(rotary.attention_factor) && std::isfinite(rotary.score_factor));
+    for (const float frequency : rotary.inverse_frequencies) {
+      MARLIN_FUZZ_CHECK(std::isfinite(frequency));
+    }
   }
 }
 

@@ -27,9 +27,8 @@ constexpr int64_t kPartAlignment = 32;
 CacheShape CacheShape::Of(const DecoderConfig& config, DType type) {
   CacheShape shape;
   shape.type = type;
-  for (size_t layer = 0; layer < config.windows.size(); ++layer) {
-    const MixerParameters& mixer = ParametersOf(config.mixer(static_cast<int64_t>(layer)));
-    shape.layers.push_back({mixer.State(config.shape), config.windows[layer]});
+  for (const LayerConfig& layer : config.layers) {
+    shape.layers.push_back({ParametersOf(layer.mixer).State(layer.sizes), layer.window});
   }
   return shape;
 }

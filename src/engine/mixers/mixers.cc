@@ -37,7 +37,7 @@ int64_t MixerBytes(const PassSetting& setting) {
   int64_t expanded = 0;
   for (int64_t layer = 0; layer < setting.config.shape.layers; ++layer) {
     const Mixer& mixer = MixerOf(setting.config.mixer(layer));
-    converted = converted + Checked(mixer.ConvertedBytes(setting.config.shape, exact));
+    converted = converted + Checked(mixer.ConvertedBytes(setting.config.layer(layer).sizes, exact));
     expanded = std::max(expanded, mixer.ExpandedBytes(setting));
   }
   return (converted + Checked(expanded)).Take().value_or(INT64_MAX);

@@ -15,9 +15,10 @@ MutableTensorView MixedHeads(const Pass& pass, int64_t layer, int64_t heads, int
   return {mixed.data(), mixed.dtype(), {mixed.dim(0), heads, dim}};
 }
 
-RotaryEmbedding RotaryOf(const Decoder& decoder) {
-  return {decoder.inverse_frequencies.view(), decoder.config.rotary.attention_factor,
-          decoder.config.interleaved_rotary};
+RotaryEmbedding RotaryOf(const Decoder& decoder, int64_t layer) {
+  const size_t rotary = decoder.config.layer(layer).rotary;
+  return {decoder.inverse_frequencies[rotary].view(),
+          decoder.config.rotaries[rotary].attention_factor, decoder.config.interleaved_rotary};
 }
 
 SequenceRows RowsOf(const Pass& pass, int64_t layer) {
@@ -30,10 +31,10 @@ PagedCache CacheOf(const Pass& pass, int64_t layer) {
 }
 
 AttentionOptions AttentionOptionsOf(const Pass& pass, int64_t layer) {
-  const DecoderConfig& config = pass.decoder.config;
+  const LayerConfig& config = pass.decoder.config.layer(layer);
   AttentionOptions options;
   options.scale = config.score_scale;
-  options.window = config.windows[static_cast<size_t>(layer)];
+  options.window = config.window;
   options.accuracy = pass.products.accuracy;
   options.determinism = pass.products.determinism;
   return options;
@@ -55,7 +56,7 @@ AttentionStep DescribeAttention(const DescribedLayer& layer) {
   const DecoderConfig& config = layer.decoder.config;
   AttentionStep step;
   step.layer = layer.index;
-  step.heads = config.shape.heads;
+  step.heads = config.layer(layer.index).sizes.heads;
   step.cache_group = layer.pool.GroupOf(layer.index);
   step.cache = layer.pool.CacheOf(layer.index, {});
   step.kv_heads = step.cache.kv_heads;
@@ -63,9 +64,9 @@ AttentionStep DescribeAttention(const DescribedLayer& layer) {
   step.value_dim = step.cache.value_dim;
   step.q_norm.epsilon = config.epsilon;
   step.k_norm.epsilon = config.epsilon;
-  step.rotary = RotaryOf(layer.decoder);
-  step.options.scale = config.score_scale;
-  step.options.window = config.windows[static_cast<size_t>(layer.index)];
+  step.rotary = RotaryOf(layer.decoder, layer.index);
+  step.options.scale = config.layer(layer.index).score_scale;
+  step.options.window = config.layer(layer.index).window;
   step.options.accuracy = layer.products.accuracy;
   return step;
 }

@@ -19,7 +19,7 @@ MutableTensorView HeadsIn(const MutableTensorView& rows, int64_t first, int64_t 
 /// MixedOf as [rows, heads, dim].
 MutableTensorView MixedHeads(const Pass& pass, int64_t layer, int64_t heads, int64_t dim);
 
-RotaryEmbedding RotaryOf(const Decoder& decoder);
+RotaryEmbedding RotaryOf(const Decoder& decoder, int64_t layer);
 
 SequenceRows RowsOf(const Pass& pass, int64_t layer);
 PagedCache CacheOf(const Pass& pass, int64_t layer);

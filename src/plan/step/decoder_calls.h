@@ -12,6 +12,7 @@
 #include "base/macros.h"
 #include "marlin/decoder.h"
 #include "marlin/moe.h"
+#include "marlin/recurrent.h"
 #include "marlin/sampling.h"
 #include "marlin/weights.h"
 
@@ -196,6 +197,17 @@ struct AdvanceTokensCall {
   MutableTensorView state_rows;
   MutableTensorView counts;
   MutableTensorView tokens;  ///< i32 [rows, steps], contiguous; counts are less than steps.
+};
+
+/// GatedDelta.
+struct GatedDeltaCall {
+  const GatedDeltaInputs& inputs;
+  const GatedDeltaWeights& weights;
+  const GatedDeltaSizes& sizes;
+  const RecurrentRows& rows;
+  const RecurrentStates& states;
+  MutableTensorView out;
+  Determinism determinism = Determinism::kDefault;
 };
 
 }  // namespace marlin

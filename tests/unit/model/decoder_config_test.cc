@@ -23,7 +23,10 @@ std::string Config(const std::string& type, const std::string& more) {
 std::vector<int64_t> Windows(const std::string& type, const std::string& more) {
   const Result<DecoderConfig> config = ReadDecoderConfig(Config(type, more));
   EXPECT_TRUE(config.ok()) << config.status().message();
-  return config.ok() ? config->windows : std::vector<int64_t>();
+  std::vector<int64_t> windows;
+  if (!config.ok()) return windows;
+  for (const LayerConfig& layer : config->layers) windows.push_back(layer.window);
+  return windows;
 }
 
 // The defaults that transformers' configuration classes give an absent layer_types.

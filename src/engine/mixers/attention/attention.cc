@@ -135,7 +135,7 @@ Status GroupedAttention::Project(Pass& pass, int64_t layer) {
 
 Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
   const DecoderConfig& config = pass.decoder.config;
-  const Dimensions& sizes = config.shape;
+  const Dimensions& sizes = config.layer(layer).sizes;
   const std::vector<DeviceVector>& vectors = pass.layer(layer).mixer.vectors;
   const MutableTensorView& qkv = pass.values.projected;
   const int64_t first_key = sizes.heads * sizes.head_dim;
@@ -144,8 +144,9 @@ Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
   const MutableTensorView k = HeadsIn(qkv, first_key, sizes.kv_heads, sizes.head_dim);
   const MutableTensorView v = HeadsIn(qkv, first_value, sizes.kv_heads, sizes.head_dim);
   const HeadNorms norms{vectors[kQNorm].view(), vectors[kKNorm].view(), config.epsilon};
-  MARLIN_RETURN_IF_ERROR(RotateAndAppend(pass.device, {q, k, v}, norms, RotaryOf(pass.decoder),
-                                         RowsOf(pass, layer), CacheOf(pass, layer), pass.stream()));
+  MARLIN_RETURN_IF_ERROR(RotateAndAppend(pass.device, {q, k, v}, norms,
+                                         RotaryOf(pass.decoder, layer), RowsOf(pass, layer),
+                                         CacheOf(pass, layer), pass.stream()));
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRotateAppend));
   AttentionOptions options = AttentionOptionsOf(pass, layer);
   options.sinks = vectors[kSinks].view();

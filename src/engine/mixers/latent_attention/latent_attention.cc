@@ -17,8 +17,8 @@ const AbsorbedProjection& AbsorbedOf(const Pass& pass, int64_t layer) {
   return static_cast<const AbsorbedProjection&>(*pass.layer(layer).mixer.converted);
 }
 
-Status Rotate(const Pass& pass, const MutableTensorView& heads) {
-  return ApplyRotary(pass.device, RotaryOf(pass.decoder), pass.values.positions, heads,
+Status Rotate(const Pass& pass, int64_t layer, const MutableTensorView& heads) {
+  return ApplyRotary(pass.device, RotaryOf(pass.decoder, layer), pass.values.positions, heads,
                      pass.stream());
 }
 
@@ -35,11 +35,11 @@ MutableTensorView Columns(const MutableTensorView& rows, int64_t heads, int64_t 
 Status CacheLatents(const Pass& pass, int64_t layer, const MutableTensorView& rope_queries) {
   const Dimensions& shape = pass.decoder.config.shape;
   const MutableTensorView& latent = pass.values.latent;
-  MARLIN_RETURN_IF_ERROR(Rotate(pass, HeadsIn(latent, shape.kv_rank, 1, shape.rope_dim)));
+  MARLIN_RETURN_IF_ERROR(Rotate(pass, layer, HeadsIn(latent, shape.kv_rank, 1, shape.rope_dim)));
   MARLIN_RETURN_IF_ERROR(AppendToCache(pass.device,
                                        HeadsIn(latent, 0, 1, shape.kv_rank + shape.rope_dim), {},
                                        RowsOf(pass, layer), CacheOf(pass, layer), pass.stream()));
-  MARLIN_RETURN_IF_ERROR(Rotate(pass, rope_queries));
+  MARLIN_RETURN_IF_ERROR(Rotate(pass, layer, rope_queries));
   return Ended(pass, StepPart::kRotateAppend);
 }
 
