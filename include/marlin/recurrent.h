@@ -79,8 +79,8 @@ struct GatedDeltaWeights {
 ///   S = S + k (sigmoid(write) * (v - S^T k))^T
 ///   out = RmsNorm(S^T q) * norm * SiLU(gate)
 ///
-/// all in f32. With Determinism::kBatchInvariant a row has the same bits whatever rows are beside
-/// it and however its sequence is divided into calls.
+/// all in f32. With Determinism::kBatchInvariant a row has the same bits whatever other rows
+/// there are and however its sequence is divided into calls.
 ///
 /// Errors: kInvalidArgument for shapes, types, first_rows that do not ascend from 0 to rows, and
 /// pages that are not allocated; kUnsupported for a device without the operation.

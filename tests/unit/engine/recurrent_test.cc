@@ -1,5 +1,5 @@
-// Models with recurrent states: however tokens are divided into calls and passes, beside whatever
-// others, and after calls that failed, every bit is that of a sequence alone.
+// Models with recurrent states: however tokens are divided into calls and passes, with whatever
+// others, and after calls that failed, every bit is as in a sequence alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -133,7 +133,7 @@ TEST_F(Recurrent, FailedCallsLeaveTheState) {
   Sequence sequence = *model.NewSequence();
   MustFeed(model, {{&sequence, std::span(tokens).first(20)}});
   int failures = 0;
-  for (int64_t operation = 1;; operation += 17) {
+  for (int64_t operation = 1;; operation += 7) {
     left = operation;
     const auto logits = Feed(model, {{&sequence, std::span(tokens).subspan(20)}});
     if (logits.ok()) {
