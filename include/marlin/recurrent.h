@@ -24,8 +24,9 @@ struct RecurrentStates {
 /// Assigns the rows of a step to sequences, and sequences to states. All views are contiguous i32
 /// in device memory.
 struct RecurrentRows {
-  TensorView
-      positions;  ///< [rows]: position in the row's sequence; -1: the row does not take part.
+  /// [rows]. Only the sign is read: a row with a negative number does not take part, and neither
+  /// reads nor changes a state.
+  TensorView positions;
   /// [sequences + 1]: sequence s has rows [first_rows[s], first_rows[s + 1]).
   TensorView first_rows;
   /// [sequences, 2]: the page with the state before the first row, or -1 for zeros, and the page
