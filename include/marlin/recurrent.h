@@ -24,12 +24,14 @@ struct RecurrentStates {
 /// Assigns the rows of a step to sequences, and sequences to states. All views are contiguous i32
 /// in device memory.
 struct RecurrentRows {
-  TensorView
-      positions;  ///< [rows]: position in the row's sequence; -1: the row does not take part.
+  /// [rows]: position in the row's sequence; -1: the row does not take part, and its output is
+  /// unspecified.
+  TensorView positions;
   /// [sequences + 1]: sequence s has rows [first_rows[s], first_rows[s + 1]).
   TensorView first_rows;
   /// [sequences, 2]: the page with the state before the first row, or -1 for zeros, and the page
-  /// that gets the state after the last one, which may be the same.
+  /// that gets the state after the last one, which may be the same; no other sequence may read or
+  /// write it. A sequence without rows that take part may have -1 there, too.
   TensorView pages;
 };
 
@@ -39,7 +41,7 @@ struct GatedDeltaSizes {
   int64_t value_heads = 0;  ///< A multiple of key_heads.
   int64_t key_dim = 0;
   int64_t value_dim = 0;
-  int64_t conv_width = 0;  ///< Tokens that the causal convolution sees, the row's own included.
+  int64_t conv_width = 0;  ///< Tokens that the causal convolution sees, its own included: 1 to 16.
 
   /// Channels of the convolution: queries, keys and values of all heads, one after another.
   int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }

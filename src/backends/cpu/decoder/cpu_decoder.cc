@@ -110,7 +110,8 @@ const DecoderKernels& DecoderKernelsOf(Isa level) {
 }
 
 CpuDecoder::CpuDecoder(Isa level, ThreadPool& pool)
-    : pool_(pool),
+    : level_(level),
+      pool_(pool),
       kernels_(DecoderKernelsOf(level)),
       segment_kernel_(SegmentKernelOf(level)),
       exact_(ExactKernelsOf(level)) {}
@@ -307,6 +308,24 @@ Status CpuDecoder::Run(const ApplyGateCall& call, const OperationContext& /*cont
     kernels_.widen(PieceOf(call.up, row, first), call.up.dtype(), count, ups);
     kernels_.gate(call.options, gates, ups, count, gates);
     kernels_.narrow(gates, count, call.out.dtype(), PieceOf(call.out, row, first));
+  });
+  return {};
+}
+
+Status CpuDecoder::Run(const ApplyOutputGateCall& call, const OperationContext& /*context*/) const {
+  const MutableTensorView& x = call.x;
+  ForRows(pool_, RowCount(x), x.dim(2), [&](int64_t first, int64_t last) {
+    float piece[kPiece];
+    for (int64_t row = first; row < last; ++row) {
+      for (int64_t i = 0; i < x.dim(2); i += kPiece) {
+        const int64_t count = std::min(kPiece, x.dim(2) - i);
+        uint8_t* const at = PieceOf(x, row, i);
+        kernels_.widen(at, x.dtype(), count, piece);
+        kernels_.times_sigmoid(reinterpret_cast<const float*>(PieceOf(call.gate, row, i)), count,
+                               piece);
+        kernels_.narrow(piece, count, x.dtype(), at);
+      }
+    }
   });
   return {};
 }
