@@ -189,16 +189,18 @@ struct ExpandedPages {
 /// The KV-cache pages of a step's sequences, for the layers of one cache group.
 struct StepPages {
   std::vector<void*> slabs;
-  TensorView block_tables;  ///< As in SequenceRows.
+  TensorView block_tables;  ///< As in SequenceRows; of a recurrent group RecurrentRows::pages.
   ExpandedPages expanded = {};
+  /// Of a recurrent group: block_tables of the steps after the first one in a recording.
+  TensorView continued = {};
 };
 
 /// The vectors by which another step can follow in the same recording, as in AdvanceTokensCall.
 struct StepAdvance {
   TensorView stop_ids;
-  MutableTensorView ids;        ///< StepValues::ids.
-  MutableTensorView positions;  ///< StepValues::positions.
-  MutableTensorView state_rows;
+  MutableTensorView ids;         ///< StepValues::ids.
+  MutableTensorView positions;   ///< StepValues::positions.
+  MutableTensorView state_rows;  ///< Negative: the row has ended, and must not change a state.
   MutableTensorView counts;
   MutableTensorView tokens;  ///< Empty: there is one step.
 

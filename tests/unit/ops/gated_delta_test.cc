@@ -165,13 +165,13 @@ class Net {
   }
 
   GatedDeltaWeights weights() {
-    return {conv_.view(), log_decay_.view(), decay_bias_.view(), norm_.view(), 1e-5F};
+    return {conv_.view(), log_decay_.view(), decay_bias_.view(), norm_.view(), 1e-5F, case_.sizes};
   }
   RecurrentStates states() const { return {slabs_, kSlabPages, stride_, 64}; }
   Status Run(const Device& device, Step* step, const std::vector<int32_t>& pages,
              Determinism determinism = Determinism::kDefault) {
-    const Status status = GatedDelta(device, step->inputs(), weights(), case_.sizes,
-                                     step->Rows(pages), states(), step->out(), determinism);
+    const Status status = GatedDelta(device, step->inputs(), weights(), step->Rows(pages), states(),
+                                     step->out(), determinism);
     return status.ok() ? device.Synchronize() : status;
   }
   std::vector<float> State(int32_t page) const {
@@ -179,7 +179,7 @@ class Net {
     const std::vector<float>& slab = memory_[static_cast<size_t>(page / kSlabPages)];
     const auto begin = slab.begin() + static_cast<std::ptrdiff_t>(first);
     std::vector<float> state(begin, begin + case_.sizes.state_elements());
-    // The gap before the states of the heads is nobody's.
+    // The gap before the states of the heads belongs to neither.
     const int64_t kept = (case_.sizes.conv_width - 1) * case_.sizes.channels();
     std::fill(state.begin() + kept, state.begin() + case_.sizes.conv_elements(), 0.0F);
     return state;
@@ -251,7 +251,7 @@ TEST_P(GatedDeltaOnEveryLevel, IsItsReferenceInStepsOfSeveralSequences) {
   }
 }
 
-/// The results and the last state of 21 tokens in calls of so many.
+/// The results and the last state of 21 tokens, divided into calls.
 std::pair<std::vector<double>, std::vector<float>> Divided(const Device& device, const DeltaCase& c,
                                                            const std::vector<int64_t>& counts,
                                                            bool in_place) {
@@ -323,7 +323,6 @@ TEST_P(GatedDeltaOnEveryLevel, RowsThatTakeNoPartChangeNothing) {
 struct Call {
   GatedDeltaInputs inputs;
   GatedDeltaWeights weights;
-  GatedDeltaSizes sizes;
   RecurrentRows rows;
   RecurrentStates states;
   MutableTensorView out;
@@ -335,11 +334,10 @@ class GatedDeltaCalls : public ::testing::Test {
 
   template <typename Change>
   void ExpectRefused(const std::string& text, const Change& change) {
-    Call call{step_.inputs(),     net_.weights(), kCases[0].sizes,
-              step_.Rows(pages_), net_.states(),  step_.out()};
+    Call call{step_.inputs(), net_.weights(), step_.Rows(pages_), net_.states(), step_.out()};
     change(call);
-    Status status = GatedDelta(device_, call.inputs, call.weights, call.sizes, call.rows,
-                               call.states, call.out);
+    Status status =
+        GatedDelta(device_, call.inputs, call.weights, call.rows, call.states, call.out);
     if (status.ok()) status = device_.Synchronize();
     EXPECT_EQ(status.code(), Code::kInvalidArgument) << text;
     EXPECT_THAT(status.message(), HasSubstr(text));
@@ -353,13 +351,13 @@ class GatedDeltaCalls : public ::testing::Test {
 
 TEST_F(GatedDeltaCalls, WrongShapesAreRefused) {
   ExpectRefused("sizes: 5 value heads are not a multiple of 2",
-                [](Call& call) { call.sizes.value_heads = 5; });
+                [](Call& call) { call.weights.sizes.value_heads = 5; });
   ExpectRefused("conv_width: expected 1..16, got 17",
-                [](Call& call) { call.sizes.conv_width = 17; });
-  ExpectRefused("out: expected", [](Call& call) { call.sizes.value_dim = 15; });
+                [](Call& call) { call.weights.sizes.conv_width = 17; });
+  ExpectRefused("out: expected", [](Call& call) { call.weights.sizes.value_dim = 15; });
   ExpectRefused("queries: expected", [](Call& call) { call.inputs.queries = call.inputs.values; });
   ExpectRefused("decays: expected", [](Call& call) { call.inputs.decays = call.inputs.gates; });
-  ExpectRefused("conv: expected", [](Call& call) { call.sizes.conv_width = 3; });
+  ExpectRefused("conv: expected", [](Call& call) { call.weights.sizes.conv_width = 3; });
   ExpectRefused("log_decay: ", [](Call& call) { call.weights.log_decay = call.weights.norm; });
   ExpectRefused("norm: ", [](Call& call) { call.weights.norm = TensorView(); });
   ExpectRefused("epsilon: ", [](Call& call) { call.weights.epsilon = -1; });
@@ -397,9 +395,6 @@ TEST_F(GatedDeltaCalls, WrongContentsAreRefused) {
   const int32_t beyond[] = {0, 5};
   ExpectRefused("first_rows: ",
                 [&](Call& call) { call.rows.first_rows = TensorView(beyond, DType::kI32, {2}); });
-  const int32_t positions[] = {0, 1, -2, 3};
-  ExpectRefused("positions: expected -1 or more, got -2 at 2",
-                [&](Call& call) { call.rows.positions = TensorView(positions, DType::kI32, {4}); });
 }
 
 }  // namespace

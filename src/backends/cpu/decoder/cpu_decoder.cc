@@ -312,20 +312,25 @@ Status CpuDecoder::Run(const ApplyGateCall& call, const OperationContext& /*cont
   return {};
 }
 
-Status CpuDecoder::Run(const ApplyOutputGateCall& call, const OperationContext& /*context*/) const {
+namespace {
+
+void GateHeads(const DecoderKernels& kernels, const ApplyOutputGateCall& call, int64_t row) {
+  float piece[kPiece];
   const MutableTensorView& x = call.x;
-  ForRows(pool_, RowCount(x), x.dim(2), [&](int64_t first, int64_t last) {
-    float piece[kPiece];
-    for (int64_t row = first; row < last; ++row) {
-      for (int64_t i = 0; i < x.dim(2); i += kPiece) {
-        const int64_t count = std::min(kPiece, x.dim(2) - i);
-        uint8_t* const at = PieceOf(x, row, i);
-        kernels_.widen(at, x.dtype(), count, piece);
-        kernels_.times_sigmoid(reinterpret_cast<const float*>(PieceOf(call.gate, row, i)), count,
-                               piece);
-        kernels_.narrow(piece, count, x.dtype(), at);
-      }
-    }
+  for (int64_t i = 0; i < x.dim(2); i += kPiece) {
+    const int64_t count = std::min(kPiece, x.dim(2) - i);
+    uint8_t* const at = PieceOf(x, row, i);
+    kernels.widen(at, x.dtype(), count, piece);
+    kernels.times_sigmoid(reinterpret_cast<const float*>(PieceOf(call.gate, row, i)), count, piece);
+    kernels.narrow(piece, count, x.dtype(), at);
+  }
+}
+
+}  // namespace
+
+Status CpuDecoder::Run(const ApplyOutputGateCall& call, const OperationContext& /*context*/) const {
+  ForRows(pool_, RowCount(call.x), call.x.dim(2), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) GateHeads(kernels_, call, row);
   });
   return {};
 }
