@@ -52,7 +52,7 @@ class DecoderLoader {
   /// Everything outside of the layers.
   Status LoadEnds(Decoder* decoder) {
     MARLIN_RETURN_IF_ERROR(LoadEmbedding(decoder));
-    MARLIN_ASSIGN_OR_RETURN(decoder->norm, Upload(std::string(kFinalNormTensor), shape_.hidden));
+    MARLIN_ASSIGN_OR_RETURN(decoder->norm, Vector(FinalNorm(*config_.family, shape_)));
     return {};
   }
 
@@ -100,10 +100,12 @@ class DecoderLoader {
 
  private:
   Result<DeviceVector> Vector(const VectorTensor& vector) {
-    return vector.present() ? Upload(vector.name, vector.count) : DeviceVector();
-  }
-  Result<DeviceVector> Upload(const std::string& name, int64_t count) {
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values, source_.LoadVector(name, count));
+    if (!vector.present()) return DeviceVector();
+    MARLIN_ASSIGN_OR_RETURN(std::vector<float> values,
+                            source_.LoadVector(vector.name, vector.count));
+    if (vector.one_plus) {
+      for (float& value : values) value += 1.0F;
+    }
     return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(const LinearTensors& linear, bool of_experts = false) {

@@ -29,6 +29,9 @@ constexpr ExpertStyle kGptOssExperts = {.router = "router",
                                         .biases = true,
                                         .width_key = "intermediate_size"};
 
+constexpr NormNames kGlm4Norms = {"input_layernorm", "post_self_attn_layernorm",
+                                  "post_attention_layernorm", "post_mlp_layernorm"};
+
 constexpr Family kFamilies[] = {
 #include "recipe/families.def"
 };
