@@ -76,11 +76,14 @@ Status Arena::Fill(const MutableTensorView& view, const void* host) const {
 
 Status Normalize(const Pass& pass, const DeviceVector& norm, float epsilon, const TensorView& x,
                  const MutableTensorView& out) {
-  MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, x, norm.view(), epsilon, out, pass.stream()));
+  MARLIN_RETURN_IF_ERROR(norm.empty()
+                             ? Convert(pass.device, x, out, pass.stream())
+                             : RmsNorm(pass.device, x, norm.view(), epsilon, out, pass.stream()));
   return Ended(pass, StepPart::kNorm);
 }
 
 Status NormalizeHidden(Pass& pass, const DeviceVector& norm, const MutableTensorView& out) {
+  if (norm.empty()) MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
   const float epsilon = pass.decoder.config.hidden_epsilon();
   if (std::exchange(pass.residual, Residual::kComplete) == Residual::kComplete) {
     return Normalize(pass, norm, epsilon, pass.values.hidden, out);

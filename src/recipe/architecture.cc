@@ -25,7 +25,7 @@ class TensorLister {
     Add(std::string(kEmbeddingTensor), {d_.vocabulary, d_.hidden});
     for (layer_ = 0; layer_ < d_.layers; ++layer_) AddLayer();
     layer_ = -1;
-    Add(std::string(kFinalNormTensor), {d_.hidden});
+    AddVector(FinalNorm(family_, d_));
     if (!d_.tied) Add(std::string(kHeadTensor), {d_.vocabulary, d_.hidden});
     return std::move(tensors_);
   }

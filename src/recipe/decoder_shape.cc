@@ -35,6 +35,9 @@ constexpr ExpertStyle kGraniteExperts = {.block = kExpertBlocks[1],
                                          .stacks = {"input_linear.weight", "output_linear.weight"},
                                          .width_key = "intermediate_size"};
 
+constexpr NormNames kGlm4Norms = {"input_layernorm", "post_self_attn_layernorm",
+                                  "post_attention_layernorm", "post_mlp_layernorm"};
+
 constexpr Family kFamilies[] = {
 #include "recipe/families.def"
 };

@@ -68,6 +68,15 @@ struct ExpertStyle {
   std::string_view width_key = "moe_intermediate_size";
 };
 
+/// Names of a layer's norms of hidden states, without ".weight". Without a name there is no norm.
+struct NormNames {
+  std::string_view input;          ///< Before the mixer.
+  std::string_view attention_out;  ///< After the mixer, before what it adds is added.
+  std::string_view mlp;            ///< Before the MLP or the experts.
+  std::string_view mlp_out;        ///< After them.
+};
+inline constexpr NormNames kUsualNorms = {"input_layernorm", "", "post_attention_layernorm", ""};
+
 /// Constants of a model_type: a row of families.def.
 struct Family {
   std::string_view model_type;
@@ -84,7 +93,8 @@ struct Family {
   bool rotates_a_part = false;  ///< RoPE follows the key partial_rotary_factor.
   bool mlp_bias = false;        ///< The MLP follows the key mlp_bias.
   bool fused_gate_up = false;
-  bool sandwich_norms = false;           ///< Norms also after attention and MLP.
+  const NormNames* norms = &kUsualNorms;
+  bool one_plus_norms = false;           ///< Norms are stored as their factors minus 1.
   const ExpertStyle* experts = nullptr;  ///< Null: a dense model.
   RouterRule router = RouterRule::kSoftmax;
   SparseRule sparse = SparseRule::kAllLayers;

@@ -15,14 +15,12 @@ class LayerDescriber {
 
   LayerTensors Describe(bool sparse) const {
     LayerTensors layer;
-    layer.input_norm = names_.Vector("input_layernorm.weight", d_.hidden);
+    layer.input_norm = Norm(family_.norms->input);
     layer.mixer = ParametersOf(MixerOfLayer(family_, d_, layer_))
                       .Tensors(family_, DimensionsOfLayer(d_, layer_), names_);
-    layer.mlp_norm = names_.Vector("post_attention_layernorm.weight", d_.hidden);
-    if (family_.sandwich_norms) {
-      layer.attention_out_norm = names_.Vector("post_self_attn_layernorm.weight", d_.hidden);
-      layer.mlp_out_norm = names_.Vector("post_mlp_layernorm.weight", d_.hidden);
-    }
+    layer.mlp_norm = Norm(family_.norms->mlp);
+    layer.attention_out_norm = Norm(family_.norms->attention_out);
+    layer.mlp_out_norm = Norm(family_.norms->mlp_out);
     if (sparse) {
       layer.experts = Experts();
     } else {
@@ -32,6 +30,8 @@ class LayerDescriber {
   }
 
  private:
+  VectorTensor Norm(std::string_view name) const { return names_.Norm(family_, name, d_.hidden); }
+
   MlpTensors Mlp(const std::string& block, int64_t width, const ExpertProjections& names) const {
     const auto linear = [&](std::string_view name, int64_t in, int64_t out) {
       return names_.Linear(fmt::format("{}.{}", block, name), in, out, d_.mlp_bias);
@@ -85,6 +85,15 @@ class LayerDescriber {
 };
 
 }  // namespace
+
+VectorTensor LayerNames::Norm(const Family& family, std::string_view name, int64_t count) const {
+  if (name.empty()) return {};
+  return {fmt::format("{}{}.weight", prefix_, name), count, family.one_plus_norms};
+}
+
+VectorTensor FinalNorm(const Family& family, const Dimensions& dimensions) {
+  return {std::string(kFinalNormTensor), dimensions.hidden, family.one_plus_norms};
+}
 
 std::vector<LinearTensors> MixerTensors::Linears() const {
   std::vector<LinearTensors> all;

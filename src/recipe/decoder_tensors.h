@@ -48,6 +48,7 @@ struct LinearTensors {
 struct VectorTensor {
   std::string name;
   int64_t count = 0;
+  bool one_plus = false;  ///< As Family::one_plus_norms.
 
   bool present() const { return !name.empty(); }
 };
@@ -65,6 +66,8 @@ class LayerNames {
   VectorTensor Vector(std::string_view name, int64_t count) const {
     return {prefix_ + std::string(name), count};
   }
+  /// A norm as the family stores it; `name` without LayerPrefix and ".weight". Absent if empty.
+  VectorTensor Norm(const Family& family, std::string_view name, int64_t count) const;
   const std::string& prefix() const { return prefix_; }
 
  private:
@@ -79,6 +82,9 @@ struct InputSource {
   LinearTensors linear;
   std::vector<int64_t> outputs;
 };
+
+/// The norm before the head.
+VectorTensor FinalNorm(const Family& family, const Dimensions& dimensions);
 
 /// Linear layers of one input, which are loaded as one projection; absent if empty.
 struct ProjectionTensors {

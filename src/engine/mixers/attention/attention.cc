@@ -79,8 +79,8 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
   tensors.out = names.Linear("self_attn.o_proj", q, sizes.hidden, sizes.o_bias);
   tensors.vectors.resize(kSinks + 1);
   if (sizes.qk_norm) {
-    tensors.vectors[kQNorm] = names.Vector("self_attn.q_norm.weight", sizes.head_dim);
-    tensors.vectors[kKNorm] = names.Vector("self_attn.k_norm.weight", sizes.head_dim);
+    tensors.vectors[kQNorm] = names.Norm(family, "self_attn.q_norm", sizes.head_dim);
+    tensors.vectors[kKNorm] = names.Norm(family, "self_attn.k_norm", sizes.head_dim);
   }
   if (family.attention_sinks)
     tensors.vectors[kSinks] = names.Vector("self_attn.sinks", sizes.heads);
