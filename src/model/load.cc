@@ -52,7 +52,9 @@ class DecoderLoader {
   /// Everything outside of the layers.
   Status LoadEnds(Decoder* decoder) {
     MARLIN_RETURN_IF_ERROR(LoadEmbedding(decoder));
-    MARLIN_ASSIGN_OR_RETURN(decoder->norm, Vector(FinalNorm(*config_.family, shape_)));
+    // The norm before the head carries the factor of the logits.
+    MARLIN_ASSIGN_OR_RETURN(decoder->norm,
+                            Vector(FinalNorm(*config_.family, shape_), config_.logit_scale));
     return {};
   }
 
@@ -99,13 +101,14 @@ class DecoderLoader {
   }
 
  private:
-  Result<DeviceVector> Vector(const VectorTensor& vector) {
+  Result<DeviceVector> Vector(const VectorTensor& vector, float scale = 1.0F) {
     if (!vector.present()) return DeviceVector();
     MARLIN_ASSIGN_OR_RETURN(std::vector<float> values,
                             source_.LoadVector(vector.name, vector.shape()));
     if (vector.one_plus) {
       for (float& value : values) value += 1.0F;
     }
+    for (float& value : values) value *= scale;
     return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(const LinearTensors& linear, bool of_experts = false) {

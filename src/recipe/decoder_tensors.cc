@@ -47,8 +47,7 @@ class LayerDescriber {
   }
 
   ExpertStack Stack(std::string_view name, int64_t in, int64_t out) const {
-    ExpertStack stack{
-        fmt::format("{}{}.experts.{}", names_.prefix(), style_.block, name), in, out, {}};
+    ExpertStack stack{fmt::format("{}{}.{}", names_.prefix(), style_.block, name), in, out, {}};
     if (style_.biases) stack.bias_name = stack.name + "_bias";
     return stack;
   }
@@ -62,8 +61,8 @@ class LayerDescriber {
       experts.correction_bias = names_.Vector(block + ".gate.e_score_correction_bias", d_.experts);
     }
     if (style_.stacked) {
-      experts.gate_up = Stack(kFusedProjections[0], d_.hidden, 2 * d_.expert_width);
-      experts.down = Stack(kFusedProjections[1], d_.expert_width, d_.hidden);
+      experts.gate_up = Stack(style_.stacks[0], d_.hidden, 2 * d_.expert_width);
+      experts.down = Stack(style_.stacks[1], d_.expert_width, d_.hidden);
     } else {
       for (int64_t e = 0; e < d_.experts; ++e) {
         experts.each.push_back(Mlp(fmt::format("{}.experts.{}", block, e), d_.expert_width,
@@ -128,9 +127,9 @@ ExpertStyle FindExpertStyle(const Family& family, int64_t layer,
   for (const std::string_view block : kExpertBlocks) {
     if (has(fmt::format("{}{}.{}.weight", prefix, block, style.router))) style.block = block;
   }
-  const std::string experts = fmt::format("{}{}.experts.", prefix, style.block);
-  style.stacked = has(experts + std::string(kFusedProjections[0]));
-  style.short_names = has(fmt::format("{}0.{}.weight", experts, kShortProjections[0]));
+  const std::string block = fmt::format("{}{}.", prefix, style.block);
+  style.stacked = has(block + std::string(style.stacks[0]));
+  style.short_names = has(fmt::format("{}experts.0.{}.weight", block, kShortProjections[0]));
   return style;
 }
 

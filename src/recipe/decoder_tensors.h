@@ -29,7 +29,7 @@ bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name);
 using ExpertProjections = std::array<std::string_view, 3>;
 inline constexpr ExpertProjections kUsualProjections = {"gate_proj", "up_proj", "down_proj"};
 inline constexpr ExpertProjections kShortProjections = {"w1", "w3", "w2"};
-/// Names of the stacked matrices of all experts, gate and up fused.
+/// Names of the matrices of an MLP whose gate and up are fused.
 inline constexpr std::array<std::string_view, 2> kFusedProjections = {"gate_up_proj", "down_proj"};
 
 /// A linear layer: "<name>.weight" [out, in] and, with a bias, "<name>.bias" [out]. Absent if
@@ -114,7 +114,7 @@ struct MlpTensors {
   LinearTensors down;
 };
 
-/// A stacked tensor of all experts' matrices, without ".weight": [experts, in, out] if
+/// A stacked tensor of all experts' matrices, by its full name: [experts, in, out] if
 /// IsStoredInOut, otherwise [experts, out, in]; and its biases [experts, out], if any.
 struct ExpertStack {
   std::string name;

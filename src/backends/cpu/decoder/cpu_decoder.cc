@@ -291,6 +291,27 @@ Status CpuDecoder::Run(const ApplyRotaryCall& call, const OperationContext& /*co
   return {};
 }
 
+Status CpuDecoder::Run(const ScaleByPositionCall& call, const OperationContext& /*context*/) const {
+  const MutableTensorView& x = call.x;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("positions", call.positions, kPositionLimit));
+  ForRows(pool_, RowCount(x), x.dim(2), [&](int64_t first, int64_t last) {
+    float piece[kPiece];
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t position = IndexAt(call.positions, row / x.dim(1));
+      const int64_t periods = (position + call.scale.offset) / call.scale.period;
+      const float factor = 1.0F + call.scale.beta * std::log1p(static_cast<float>(periods));
+      for (int64_t i = 0; i < x.dim(2); i += kPiece) {
+        const int64_t count = std::min(kPiece, x.dim(2) - i);
+        uint8_t* const at = PieceOf(x, row, i);
+        kernels_.widen(at, x.dtype(), count, piece);
+        for (int64_t j = 0; j < count; ++j) piece[j] *= factor;
+        kernels_.narrow(piece, count, x.dtype(), at);
+      }
+    }
+  });
+  return {};
+}
+
 Status CpuDecoder::Run(const AddRmsNormCall& call, const OperationContext& context) const {
   MARLIN_RETURN_IF_ERROR(Run(AddToCall{call.block, call.residual, 1.0F}, context));
   return Run(RmsNormCall{call.residual, call.weight, call.epsilon, call.out}, context);
