@@ -37,6 +37,7 @@ struct DecoderConfig {
   RouterOptions router;  ///< Without choice_bias.
   std::vector<LayerConfig> layers;
   GenerationDefaults generation;
+  bool multimodal = false;         ///< The text model of a checkpoint with other parts.
   std::vector<std::string> notes;  ///< Lines about what was read otherwise than written.
 
   const LayerConfig& layer(int64_t index) const { return layers[static_cast<size_t>(index)]; }

@@ -63,6 +63,7 @@ struct Family {
   std::string_view model_type;
   std::string_view defaults;  ///< JSON: see families.def.
   bool runs = true;           ///< The decoder runner supports it.
+  bool nested = false;        ///< Only in the text_config of a multimodal type (text_config.h).
   MixerKind mixer = MixerKind::kAttention;
   bool fused_qkv = false;  ///< Queries, keys and values are one tensor.
   BiasRule qkv_bias = BiasRule::kNone;

@@ -113,6 +113,8 @@ class RopeReader {
   Status ReadType() {
     const std::string name = scaling_.StringOr("rope_type", scaling_.StringOr("type", "default"));
     MARLIN_RETURN_IF_ERROR(scaling_.status());
+    // Text has equal positions in all sections.
+    if (name == "mrope") return {};
     std::string known;
     for (const auto& [type_name, type] : kRopeTypes) {
       if (type_name == name) {
