@@ -53,7 +53,9 @@ class DecoderLoader {
   /// Everything outside of the layers.
   Status LoadEnds(Decoder* decoder) {
     MARLIN_RETURN_IF_ERROR(LoadEmbedding(decoder));
-    MARLIN_ASSIGN_OR_RETURN(decoder->norm, Upload(std::string(kFinalNormTensor), shape_.hidden));
+    // The norm before the head carries the factor of the logits.
+    MARLIN_ASSIGN_OR_RETURN(decoder->norm,
+                            Vector(FinalNorm(*config_.family, shape_), config_.logit_scale));
     return {};
   }
 
@@ -100,11 +102,14 @@ class DecoderLoader {
   }
 
  private:
-  Result<DeviceVector> Vector(const VectorTensor& vector) {
-    return vector.present() ? Upload(vector.name, vector.count) : DeviceVector();
-  }
-  Result<DeviceVector> Upload(const std::string& name, int64_t count) {
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values, source_.LoadVector(name, count));
+  Result<DeviceVector> Vector(const VectorTensor& vector, float scale = 1.0F) {
+    if (!vector.present()) return DeviceVector();
+    MARLIN_ASSIGN_OR_RETURN(std::vector<float> values,
+                            source_.LoadVector(vector.name, vector.count));
+    if (vector.one_plus) {
+      for (float& value : values) value += 1.0F;
+    }
+    for (float& value : values) value *= scale;
     return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(const LinearTensors& linear, bool of_experts = false) {

@@ -23,7 +23,7 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
   }
   switch (kind) {
     case StepKind::kEmbed:
-      return {kLookUpRows, kLookUpWeightRows};
+      return {kLookUpRows, kLookUpWeightRows, kAddTo};
     case StepKind::kProject:
     case StepKind::kLatentProject:
     case StepKind::kAttention:

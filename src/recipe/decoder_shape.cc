@@ -29,6 +29,15 @@ constexpr ExpertStyle kGptOssExperts = {.router = "router",
                                         .biases = true,
                                         .width_key = "intermediate_size"};
 
+constexpr ExpertStyle kGraniteExperts = {.block = kExpertBlocks[1],
+                                         .router = "router.layer",
+                                         .stacked = true,
+                                         .stacks = {"input_linear.weight", "output_linear.weight"},
+                                         .width_key = "intermediate_size"};
+
+constexpr NormNames kGlm4Norms = {"input_layernorm", "post_self_attn_layernorm",
+                                  "post_attention_layernorm", "post_mlp_layernorm"};
+
 constexpr Family kFamilies[] = {
 #include "recipe/families.def"
 };
@@ -123,6 +132,8 @@ void ReadHeads(const Family& family, ModelConfig& config, Dimensions* d) {
       d->qkv_bias = config.Bool("qkv_bias", false);
       break;
   }
+  d->o_bias =
+      family.own_o_bias ? config.Bool("attention_out_bias", false) : family.o_bias && d->qkv_bias;
   d->qk_norm = family.qk_norm == QkNormRule::kAlways ||
                (family.qk_norm == QkNormRule::kByUseQkNorm && config.Bool("use_qk_norm", false));
 }

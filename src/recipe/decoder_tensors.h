@@ -30,7 +30,7 @@ bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name);
 using ExpertProjections = std::array<std::string_view, 3>;
 inline constexpr ExpertProjections kUsualProjections = {"gate_proj", "up_proj", "down_proj"};
 inline constexpr ExpertProjections kShortProjections = {"w1", "w3", "w2"};
-/// Names of the stacked matrices of all experts, gate and up fused.
+/// Names of the matrices of an MLP whose gate and up are fused.
 inline constexpr std::array<std::string_view, 2> kFusedProjections = {"gate_up_proj", "down_proj"};
 
 /// A linear layer: "<name>.weight" [out, in] and, with a bias, "<name>.bias" [out]. Absent if
@@ -50,6 +50,7 @@ struct LinearTensors {
 struct VectorTensor {
   std::string name;
   int64_t count = 0;
+  bool one_plus = false;  ///< As Family::one_plus_norms.
 
   bool present() const { return !name.empty(); }
 };
@@ -67,6 +68,8 @@ class LayerNames {
   VectorTensor Vector(std::string_view name, int64_t count) const {
     return {prefix_ + std::string(name), count};
   }
+  /// A norm as the family stores it; `name` without LayerPrefix and ".weight". Absent if empty.
+  VectorTensor Norm(const Family& family, std::string_view name, int64_t count) const;
   const std::string& prefix() const { return prefix_; }
 
  private:
@@ -81,6 +84,9 @@ struct InputSource {
   LinearTensors linear;
   std::vector<int64_t> outputs;
 };
+
+/// The norm before the head.
+VectorTensor FinalNorm(const Family& family, const Dimensions& dimensions);
 
 /// Linear layers of one input, which are loaded as one projection; absent if empty.
 struct ProjectionTensors {
@@ -103,7 +109,7 @@ struct MlpTensors {
   LinearTensors down;
 };
 
-/// A stacked tensor of all experts' matrices, without ".weight": [experts, in, out] if
+/// A stacked tensor of all experts' matrices, by its full name: [experts, in, out] if
 /// IsStoredInOut, otherwise [experts, out, in]; and its biases [experts, out], if any.
 struct ExpertStack {
   std::string name;

@@ -45,6 +45,9 @@ constexpr ClassRule kRules[] = {
     {"*.shared_experts.*", LayerClass::kMoeSharedExpert},
     {"*.shared_mlp.*", LayerClass::kMoeSharedExpert},
     {"*.experts.*", LayerClass::kMoeExpert},
+    // The experts of granitemoe.
+    {"*.block_sparse_moe.input_linear.*", LayerClass::kMoeExpert},
+    {"*.block_sparse_moe.output_linear.*", LayerClass::kMoeExpert},
     {"*.mlp.gate.*", LayerClass::kMoeRouter},
     {"*.block_sparse_moe.gate.*", LayerClass::kMoeRouter},
     {"*.ffn.gate.*", LayerClass::kMoeRouter},

@@ -122,6 +122,7 @@ constexpr std::string_view kHarmless[] = {
     "initializer_range",
     "pretraining_tp",
     "resid_pdrop",
+    "residual_dropout",
     "router_aux_loss_coef",
     "router_jitter_noise",
     "router_z_loss_coef",

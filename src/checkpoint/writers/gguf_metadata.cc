@@ -163,6 +163,7 @@ class ModelDescriber {
         metadata_->Text(Key("rope.scaling.type"), type);
         return AddYarn();
       case RopeType::kDynamic:
+      case RopeType::kLongRope:
         config_.Fail("rope_scaling", fmt::format("gguf has no form for the type \"{}\"", type));
     }
   }

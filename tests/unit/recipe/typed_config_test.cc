@@ -216,7 +216,9 @@ TEST(RopeParameters, RefusalsNameTheKey) {
   refused(
       {{"type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 4.0}, {"high_freq_factor", 4.0}},
       "high_freq_factor: 4 is not above low_freq_factor 4");
-  refused({{"type", "longrope"}, {"factor", 8.0}}, "rope_type 'longrope' is not supported");
+  refused({{"type", "axial"}, {"factor", 8.0}}, "rope_type 'axial' is not supported");
+  refused({{"type", "longrope"}, {"factor", 8.0}}, "short_factor: longrope needs one for every");
+  refused({{"type", "longrope"}, {"short_factor", {1.0, 0.0}}}, "short_factor: ");
   refused({{"type", "yarn"}, {"factor", 2.0}, {"stretch", 1.5}},
           "rope_scaling: stretch: 1.5 is not understood");
   refused({{"type", "yarn"}, {"factor", 2.0}, {"attn_factor", 1.5}}, "attn_factor: 1.5");

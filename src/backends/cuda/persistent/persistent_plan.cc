@@ -76,6 +76,7 @@ Support SupportsAttention(const AttentionStep& step) {
     return {"values of {0} features; supported: multiples of 32 up to 128", step.value_dim};
   }
   static_assert(kMostHeadFeatures == 128);
+  if (step.query_scale.beta != 0.0F) return {"queries scaled by their position"};
   // A lane rotates four features.
   const int64_t pairs = step.rotary.inverse_frequencies.ElementCount();
   if (pairs % 4 != 0) return {"RoPE of {0} pairs; supported: multiples of 4", pairs};

@@ -76,11 +76,11 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
            names.Linear("self_attn.k_proj", sizes.hidden, kv, sizes.qkv_bias),
            names.Linear("self_attn.v_proj", sizes.hidden, kv, sizes.qkv_bias)};
   }
-  tensors.out = names.Linear("self_attn.o_proj", q, sizes.hidden, sizes.qkv_bias && family.o_bias);
+  tensors.out = names.Linear("self_attn.o_proj", q, sizes.hidden, sizes.o_bias);
   tensors.vectors.resize(kSinks + 1);
   if (sizes.qk_norm) {
-    tensors.vectors[kQNorm] = names.Vector("self_attn.q_norm.weight", sizes.head_dim);
-    tensors.vectors[kKNorm] = names.Vector("self_attn.k_norm.weight", sizes.head_dim);
+    tensors.vectors[kQNorm] = names.Norm(family, "self_attn.q_norm", sizes.head_dim);
+    tensors.vectors[kKNorm] = names.Norm(family, "self_attn.k_norm", sizes.head_dim);
   }
   if (family.attention_sinks)
     tensors.vectors[kSinks] = names.Vector("self_attn.sinks", sizes.heads);
@@ -105,8 +105,8 @@ void GroupedAttention::Describe(const DescribedLayer& layer,
                                 std::vector<StepOperation>* operations) const {
   const MixerLayer& mixer = layer.layer().mixer;
   const float epsilon = layer.decoder.config.epsilon;
-  operations->emplace_back(ProjectStep{layer.index, DescribeNorm(layer.layer().input_norm, epsilon),
-                                       DescribeLinear(mixer.projections[kQkv])});
+  operations->emplace_back(
+      ProjectStep{layer.index, DescribeHiddenNorm(layer), DescribeLinear(mixer.projections[kQkv])});
   AttentionStep step = DescribeAttention(layer);
   step.q_norm = DescribeNorm(mixer.vectors[kQNorm], epsilon);
   step.k_norm = DescribeNorm(mixer.vectors[kKNorm], epsilon);
@@ -147,6 +147,10 @@ Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
   MARLIN_RETURN_IF_ERROR(RotateAndAppend(pass.device, {q, k, v}, norms,
                                          RotaryOf(pass.decoder, layer), RowsOf(pass, layer),
                                          CacheOf(pass, layer), pass.stream()));
+  if (const PositionScale& scale = config.layer(layer).query_scale; scale.beta != 0.0F) {
+    MARLIN_RETURN_IF_ERROR(
+        ScaleByPosition(pass.device, scale, pass.values.positions, q, pass.stream()));
+  }
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRotateAppend));
   AttentionOptions options = AttentionOptionsOf(pass, layer);
   options.sinks = vectors[kSinks].view();
