@@ -25,7 +25,7 @@ class TensorLister {
     Add(std::string(kEmbeddingTensor), {d_.vocabulary, d_.hidden});
     for (layer_ = 0; layer_ < d_.layers; ++layer_) AddLayer();
     layer_ = -1;
-    Add(std::string(kFinalNormTensor), {d_.hidden});
+    AddVector(FinalNorm(family_, d_));
     if (!d_.tied) Add(std::string(kHeadTensor), {d_.vocabulary, d_.hidden});
     return std::move(tensors_);
   }
@@ -59,7 +59,7 @@ class TensorLister {
     Add(LayerPrefix(layer_) + std::string(name), shape);
   }
   void AddVector(const VectorTensor& vector) {
-    if (vector.present()) Add(vector.name, {vector.count});
+    if (vector.present()) Add(vector.name, vector.shape());
   }
   void AddLinear(const LinearTensors& linear) {
     if (!linear.present()) return;
