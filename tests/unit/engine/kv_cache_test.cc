@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -247,6 +248,26 @@ TEST(KvCache, AStateIsReplacedOnlyByACallThatSucceeds) {
   EXPECT_TRUE(cache.Truncate(0));
   EXPECT_THAT(StatesOf(cache, 1), ElementsAre(-1, -1));
   EXPECT_EQ(pool->statistics().states_used, 0);
+}
+
+// A state of 2 MiB has a slab of its own.
+TEST(KvCache, CallsDoNotAllocateStatesAgain) {
+  CacheShape shape = Shape3({0});
+  shape.layers[0].kept = MixerState{.fixed = 1 << 19};
+  const auto pool = MakePool(*Device::Open("cpu", {.threads = 1}), shape);
+  const int64_t state = pool->PageBytes(0);
+  {
+    std::vector<std::unique_ptr<KvCache>> caches;
+    for (int i = 0; i < 4; ++i) caches.push_back(std::make_unique<KvCache>(pool, false));
+    for (int call = 0; call < 3; ++call) {
+      for (const auto& cache : caches) {
+        ASSERT_TRUE(cache->Reserve(cache->length(), cache->length() + 1).ok());
+      }
+      for (const auto& cache : caches) cache->Grow(cache->length() + 1);
+      EXPECT_EQ(pool->statistics().bytes_allocated, (call == 0 ? 4 : 8) * state);
+    }
+  }
+  EXPECT_EQ(pool->statistics().bytes_allocated, state);
 }
 
 TEST(KvCache, ATruncatableOneKeepsAll) {
