@@ -8,6 +8,7 @@
 #include "model/mixer.h"
 #include "model/weight_source.h"
 #include "recipe/decoder_tensors.h"
+#include "recipe/text_config.h"
 
 namespace marlin {
 namespace {
@@ -284,17 +285,20 @@ class DecoderLoader {
     return projection;
   }
 
-  /// Multi-token-prediction layers, and RoPE frequencies stored by old writers.
+  /// Multi-token-prediction layers, other parts of a multimodal model, and RoPE frequencies stored
+  /// by old writers.
   void IgnoreExtras() {
     for (const TensorInfo& tensor : source_.checkpoint().tensors()) {
-      if (tensor.name.ends_with(".rotary_emb.inv_freq") ||
-          IsPredictionTensor(shape_, tensor.name)) {
+      if (tensor.name.ends_with(".rotary_emb.inv_freq") || IsExtra(tensor.name)) {
         source_.Ignore(tensor.name);
       }
     }
     for (const QuantizedModule& module : source_.checkpoint().modules()) {
-      if (IsPredictionTensor(shape_, module.name)) source_.Ignore(module.name);
+      if (IsExtra(module.name)) source_.Ignore(module.name);
     }
+  }
+  bool IsExtra(const std::string& name) const {
+    return IsPredictionTensor(shape_, name) || (config_.multimodal && !OtherPart(name).empty());
   }
 
   const Device& device_;

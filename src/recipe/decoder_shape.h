@@ -82,6 +82,7 @@ struct Family {
   std::string_view model_type;
   std::string_view defaults;  ///< JSON: see families.def.
   bool runs = true;           ///< The decoder runner supports it.
+  bool nested = false;        ///< Only in the text_config of a multimodal type (text_config.h).
   MixerKind mixer = MixerKind::kAttention;
   /// The mixer of layers that layer_types calls linear_attention; the same: there are none.
   MixerKind linear_mixer = mixer;

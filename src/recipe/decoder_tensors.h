@@ -21,8 +21,10 @@ inline constexpr std::string_view kHeadTensor = "lm_head.weight";
 /// "model.layers.<layer>."
 std::string LayerPrefix(int64_t layer);
 
-/// Whether a tensor or module is in one of the layers, beyond the model's own, that predict further
-/// tokens (MTP).
+/// The module of types that keep layers which predict further tokens (MTP) apart from the others.
+inline constexpr std::string_view kPredictionPrefix = "mtp.";
+/// Whether a tensor or module predicts further tokens: in layers beyond the model's own, or in that
+/// module.
 bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name);
 
 /// Names of an expert's gate, up and down projections, in files that store experts one by one.

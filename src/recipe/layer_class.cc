@@ -28,10 +28,15 @@ constexpr ClassRule kRules[] = {
     {"*.vision_*", LayerClass::kOther},
     {"*.audio_*", LayerClass::kOther},
     {"*.multi_modal_projector.*", LayerClass::kOther},
+    {"*.mm_projector.*", LayerClass::kOther},
+    {"*.embed_vision.*", LayerClass::kOther},
+    {"*.embed_audio.*", LayerClass::kOther},
+    {"*.connector.*", LayerClass::kOther},
     // llama "input_layernorm", gpt2 "ln_1", qwen3 "q_norm", deepseek_v3 "kv_a_layernorm", "enorm".
     {"*norm.weight", LayerClass::kNorm},
     {"*norm.bias", LayerClass::kNorm},
     {"*.norm?.*", LayerClass::kNorm},
+    {"*.pre_fc_norm_*", LayerClass::kNorm},
     {"*.layernorm*", LayerClass::kNorm},
     {"*.ln_*", LayerClass::kNorm},
     // qwen2_moe's gate of the shared expert acts as a router.
