@@ -16,15 +16,22 @@ RUN = (
     "glm4_moe",
     "glm4_moe_lite",
     "gpt_oss",
+    "granite",
+    "granitemoe",
     "llama",
+    "ministral",
+    "ministral3",
     "mistral",
     "mixtral",
+    "phi3",
     "qwen2",
     "qwen2_moe",
     "qwen3",
     "qwen3_moe",
+    "seed_oss",
+    "smollm3",
 )
-PLANNED = ("deepseek_v2", "phi3")
+PLANNED = ("deepseek_v2",)
 ABSENT = object()
 
 
@@ -36,12 +43,25 @@ def own_default(kind: str, key: str) -> Any:
     if key == "partial_rotary_factor":
         return made().rope_parameters.get(key, ABSENT)
     if key == "rope_parameters":
-        return {k: v for k, v in made().rope_parameters.items() if k != "rope_theta"}
+        return own_rope(made)
     fields = {field.name: field.default for field in dataclasses.fields(made)}
     if key not in fields:
         names = [name for name, target in made.attribute_map.items() if target == key]
         key = next((name for name in names if name in fields), key)
     return fields.get(key, ABSENT)
+
+
+def own_rope(made: Any) -> dict[str, Any]:
+    """The parameters of a class without those that say nothing beside the others."""
+    config = made()
+    rope = dict(config.rope_parameters)
+    if rope["rope_theta"] == made.default_theta:
+        del rope["rope_theta"]
+    if rope.get("type") == rope["rope_type"]:
+        del rope["type"]
+    if rope.get("max_position_embeddings") == config.max_position_embeddings:
+        del rope["max_position_embeddings"]
+    return rope
 
 
 def sizes(kind: str) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <cmath>
+
 #include "base/macros.h"
 #include "ops/decoder/decoder_checks.h"
 #include "ops/device/checks.h"
@@ -263,6 +265,20 @@ Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary,
   DeviceIndices indices(positions);
   MARLIN_RETURN_IF_ERROR(indices.Move(device, "positions", kPositionLimit));
   return ApplyRotary(device, rotary, indices.view(), x, stream);
+}
+
+Status ScaleByPosition(const Device& device, const PositionScale& scale,
+                       const TensorView& positions, const MutableTensorView& x, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 3));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckIndexVector("positions", positions, x.dim(0)));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("x", x, "positions", positions));
+  if (!std::isfinite(scale.beta) || scale.offset < 0 || scale.period < 1) {
+    return Invalid(fmt::format("scale: beta {}, offset {}, period {}", scale.beta, scale.offset,
+                               scale.period));
+  }
+  if (x.ElementCount() == 0) return {};
+  return RunOperation(device, ScaleByPositionCall{scale, positions, x}, stream);
 }
 
 Status HeadProduct(const Device& device, const TensorView& x, const TensorView& weights,

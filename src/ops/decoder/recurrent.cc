@@ -134,9 +134,10 @@ Status CheckApart(const MutableTensorView& out, const GatedDeltaInputs& inputs,
 }  // namespace
 
 Status GatedDelta(const Device& device, const GatedDeltaInputs& inputs,
-                  const GatedDeltaWeights& weights, const GatedDeltaSizes& sizes,
-                  const RecurrentRows& rows, const RecurrentStates& states,
-                  const MutableTensorView& out, Determinism determinism, void* stream) {
+                  const GatedDeltaWeights& weights, const RecurrentRows& rows,
+                  const RecurrentStates& states, const MutableTensorView& out,
+                  Determinism determinism, void* stream) {
+  const GatedDeltaSizes& sizes = weights.sizes;
   MARLIN_RETURN_IF_ERROR(CheckSizes(sizes));
   MARLIN_RETURN_IF_ERROR(CheckRank("out", out, 3));
   const int64_t count = out.dim(0);

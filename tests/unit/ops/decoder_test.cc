@@ -64,6 +64,27 @@ TEST_P(DecoderOnEveryLevel, RotaryTurnsPairs) {
   }
 }
 
+TEST_P(DecoderOnEveryLevel, RowsAreScaledByTheirPositions) {
+  const std::vector<int32_t> positions = {0, 15, 16, 4096, 131071};
+  const TensorView at(positions.data(), DType::kI32, {5});
+  for (const DType type : kTypes) {
+    for (const PositionScale& scale : {PositionScale{0.1F, 0, 16}, PositionScale{0.5F, 1, 16}}) {
+      Tensor x(type, {5, 3, 700}, 4);
+      x.Fill(7);
+      std::vector<double> want = reference::Elements(x.view());
+      for (size_t i = 0; i < want.size(); ++i) {
+        const int64_t position = positions[i / 2100];
+        const auto periods = static_cast<double>((position + scale.offset) / 16);
+        want[i] *= 1 + static_cast<double>(scale.beta) * std::log(1 + periods);
+      }
+      ASSERT_TRUE(ScaleByPosition(device(), scale, at, x.view()).ok());
+      ExpectNear(x.view(), want, Unit(type) + 1e-6, 1e-6, std::to_string(scale.offset));
+    }
+  }
+  Tensor x(DType::kF32, {5, 1, 8});
+  EXPECT_EQ(ScaleByPosition(device(), {0.1F, 0, 0}, at, x.view()).code(), Code::kInvalidArgument);
+}
+
 TEST_P(DecoderOnEveryLevel, GateOfEveryKind) {
   unsigned seed = 1;
   for (const DType type : kTypes) {

@@ -161,17 +161,18 @@ class Net {
     decay_bias_.Fill(3);
     norm_.Fill(4);
     for (auto& slab : memory_) slab.assign(static_cast<size_t>(kSlabPages * stride_), NAN);
-    for (size_t i = 0; i < memory_.size(); ++i) slabs_[i] = i == 1 ? nullptr : memory_[i].data();
+    for (size_t i = 0; i < std::size(memory_); ++i)
+      slabs_[i] = i == 1 ? nullptr : memory_[i].data();
   }
 
   GatedDeltaWeights weights() {
-    return {conv_.view(), log_decay_.view(), decay_bias_.view(), norm_.view(), 1e-5F};
+    return {conv_.view(), log_decay_.view(), decay_bias_.view(), norm_.view(), 1e-5F, case_.sizes};
   }
   RecurrentStates states() const { return {slabs_, kSlabPages, stride_, 64}; }
   Status Run(const Device& device, Step* step, const std::vector<int32_t>& pages,
              Determinism determinism = Determinism::kDefault) {
-    const Status status = GatedDelta(device, step->inputs(), weights(), case_.sizes,
-                                     step->Rows(pages), states(), step->out(), determinism);
+    const Status status = GatedDelta(device, step->inputs(), weights(), step->Rows(pages), states(),
+                                     step->out(), determinism);
     return status.ok() ? device.Synchronize() : status;
   }
   std::vector<float> State(int32_t page) const {
@@ -179,7 +180,7 @@ class Net {
     const std::vector<float>& slab = memory_[static_cast<size_t>(page / kSlabPages)];
     const auto begin = slab.begin() + static_cast<std::ptrdiff_t>(first);
     std::vector<float> state(begin, begin + case_.sizes.state_elements());
-    // The gap before the states of the heads is nobody's.
+    // The gap before the states of the heads belongs to neither.
     const int64_t kept = (case_.sizes.conv_width - 1) * case_.sizes.channels();
     std::fill(state.begin() + kept, state.begin() + case_.sizes.conv_elements(), 0.0F);
     return state;
@@ -193,7 +194,7 @@ class Net {
   void* slabs_[3] = {};
 };
 
-std::vector<Token> Run(int64_t sequence, int64_t first, int64_t count) {
+std::vector<Token> Tokens(int64_t sequence, int64_t first, int64_t count) {
   std::vector<Token> tokens;
   for (int64_t i = 0; i < count; ++i) tokens.push_back({sequence, first + i});
   return tokens;
@@ -219,9 +220,9 @@ TEST_P(GatedDeltaOnEveryLevel, IsItsReferenceInStepsOfSeveralSequences) {
     Net net(c);
     // Sequence s keeps its state in page 8 - s from its second call on.
     const std::vector<std::pair<std::vector<Token>, std::vector<int32_t>>> calls = {
-        {Join({Run(0, 0, 5), Run(1, 0, 1), Run(2, 0, 18)}), {-1, 0, -1, 1, -1, 2}},
-        {Join({Run(2, 18, 1), Run(0, 5, 1), Run(1, 1, 2)}), {2, 6, 0, 8, 1, 7}},
-        {Join({Run(0, 6, 7), Run(1, 3, 3), Run(2, 19, 2)}), {8, 8, 7, 7, 6, 6}},
+        {Join({Tokens(0, 0, 5), Tokens(1, 0, 1), Tokens(2, 0, 18)}), {-1, 0, -1, 1, -1, 2}},
+        {Join({Tokens(2, 18, 1), Tokens(0, 5, 1), Tokens(1, 1, 2)}), {2, 6, 0, 8, 1, 7}},
+        {Join({Tokens(0, 6, 7), Tokens(1, 3, 3), Tokens(2, 19, 2)}), {8, 8, 7, 7, 6, 6}},
     };
     std::map<int64_t, std::vector<double>> states;
     for (const auto& [tokens, pages] : calls) {
@@ -251,7 +252,7 @@ TEST_P(GatedDeltaOnEveryLevel, IsItsReferenceInStepsOfSeveralSequences) {
   }
 }
 
-/// The results and the last state of 21 tokens in calls of so many.
+/// The results and the last state of 21 tokens, divided into calls.
 std::pair<std::vector<double>, std::vector<float>> Divided(const Device& device, const DeltaCase& c,
                                                            const std::vector<int64_t>& counts,
                                                            bool in_place) {
@@ -261,12 +262,14 @@ std::pair<std::vector<double>, std::vector<float>> Divided(const Device& device,
   int64_t first = 0;
   for (const int64_t count : counts) {
     // Another sequence before it moves its rows.
-    Step step(c, Join({Run(1, first, 2), Run(0, first, count)}));
+    Step step(c, Join({Tokens(1, first, 2), Tokens(0, first, count)}));
     const int32_t next = in_place || page != 0 ? 0 : 2;
     const std::vector<float> before = page < 0 ? std::vector<float>() : net.State(page);
     const Status status = net.Run(device, &step, {-1, 1, page, next}, Determinism::kBatchInvariant);
     EXPECT_TRUE(status.ok()) << status.message();
-    if (page >= 0 && page != next) EXPECT_EQ(net.State(page), before) << "a page that is read";
+    if (page >= 0 && page != next) {
+      EXPECT_EQ(net.State(page), before) << "a page that is read";
+    }
     page = next;
     for (int64_t row = 2; row < step.rows(); ++row) {
       const std::vector<double> values = step.OutOf(row);
@@ -296,9 +299,9 @@ TEST_P(GatedDeltaOnEveryLevel, RowsThatTakeNoPartChangeNothing) {
   const DeltaCase& c = kCases[2];
   Net net(c);
   Net other(c);
-  Step begin(c, Run(0, 0, 6));
-  Step without(c, Run(0, 6, 3));
-  std::vector<Token> tokens = Run(0, 6, 5);
+  Step begin(c, Tokens(0, 0, 6));
+  Step without(c, Tokens(0, 6, 3));
+  std::vector<Token> tokens = Tokens(0, 6, 5);
   tokens[1] = {0, 40, false};
   tokens[2].index = 7;
   tokens[3].index = 8;
@@ -323,7 +326,6 @@ TEST_P(GatedDeltaOnEveryLevel, RowsThatTakeNoPartChangeNothing) {
 struct Call {
   GatedDeltaInputs inputs;
   GatedDeltaWeights weights;
-  GatedDeltaSizes sizes;
   RecurrentRows rows;
   RecurrentStates states;
   MutableTensorView out;
@@ -331,15 +333,14 @@ struct Call {
 
 class GatedDeltaCalls : public ::testing::Test {
  protected:
-  GatedDeltaCalls() : step_(kCases[0], Run(0, 0, 4)), net_(kCases[0]) {}
+  GatedDeltaCalls() : step_(kCases[0], Tokens(0, 0, 4)), net_(kCases[0]) {}
 
   template <typename Change>
   void ExpectRefused(const std::string& text, const Change& change) {
-    Call call{step_.inputs(),     net_.weights(), kCases[0].sizes,
-              step_.Rows(pages_), net_.states(),  step_.out()};
+    Call call{step_.inputs(), net_.weights(), step_.Rows(pages_), net_.states(), step_.out()};
     change(call);
-    Status status = GatedDelta(device_, call.inputs, call.weights, call.sizes, call.rows,
-                               call.states, call.out);
+    Status status =
+        GatedDelta(device_, call.inputs, call.weights, call.rows, call.states, call.out);
     if (status.ok()) status = device_.Synchronize();
     EXPECT_EQ(status.code(), Code::kInvalidArgument) << text;
     EXPECT_THAT(status.message(), HasSubstr(text));
@@ -353,13 +354,13 @@ class GatedDeltaCalls : public ::testing::Test {
 
 TEST_F(GatedDeltaCalls, WrongShapesAreRefused) {
   ExpectRefused("sizes: 5 value heads are not a multiple of 2",
-                [](Call& call) { call.sizes.value_heads = 5; });
+                [](Call& call) { call.weights.sizes.value_heads = 5; });
   ExpectRefused("conv_width: expected 1..16, got 17",
-                [](Call& call) { call.sizes.conv_width = 17; });
-  ExpectRefused("out: expected", [](Call& call) { call.sizes.value_dim = 15; });
+                [](Call& call) { call.weights.sizes.conv_width = 17; });
+  ExpectRefused("out: expected", [](Call& call) { call.weights.sizes.value_dim = 15; });
   ExpectRefused("queries: expected", [](Call& call) { call.inputs.queries = call.inputs.values; });
   ExpectRefused("decays: expected", [](Call& call) { call.inputs.decays = call.inputs.gates; });
-  ExpectRefused("conv: expected", [](Call& call) { call.sizes.conv_width = 3; });
+  ExpectRefused("conv: expected", [](Call& call) { call.weights.sizes.conv_width = 3; });
   ExpectRefused("log_decay: ", [](Call& call) { call.weights.log_decay = call.weights.norm; });
   ExpectRefused("norm: ", [](Call& call) { call.weights.norm = TensorView(); });
   ExpectRefused("epsilon: ", [](Call& call) { call.weights.epsilon = -1; });
@@ -397,9 +398,6 @@ TEST_F(GatedDeltaCalls, WrongContentsAreRefused) {
   const int32_t beyond[] = {0, 5};
   ExpectRefused("first_rows: ",
                 [&](Call& call) { call.rows.first_rows = TensorView(beyond, DType::kI32, {2}); });
-  const int32_t positions[] = {0, 1, -2, 3};
-  ExpectRefused("positions: expected -1 or more, got -2 at 2",
-                [&](Call& call) { call.rows.positions = TensorView(positions, DType::kI32, {4}); });
 }
 
 }  // namespace

@@ -66,10 +66,6 @@ class DeltaTasks {
       counts_[s] = 0;
       for (int64_t row = FirstRow(s); row < FirstRow(s + 1); ++row) {
         const int32_t position = call_.rows.positions.As<int32_t>()[row];
-        if (position < -1) {
-          return Invalid(
-              fmt::format("positions: expected -1 or more, got {} at {}", position, row));
-        }
         if (position >= 0) taking[counts_[s]++] = static_cast<int32_t>(row);
       }
       MARLIN_RETURN_IF_ERROR(CheckPages(s));
