@@ -226,5 +226,10 @@ Status ApplyGate(const Device& device, const TensorView& gate, const TensorView&
 /// x = 1 / (1 + e^-x), elementwise; f32 [rows, columns] with contiguous columns.
 Status ApplySigmoid(const Device& device, const MutableTensorView& x, void* stream = nullptr);
 
+/// x = x / (1 + e^-gate), the output gate of attention: both [tokens, heads, head_dim] with
+/// contiguous last dimensions, gate f32.
+Status ApplyOutputGate(const Device& device, const TensorView& gate, const MutableTensorView& x,
+                       void* stream = nullptr);
+
 }  // namespace marlin
 #pragma GCC visibility pop

@@ -9,6 +9,7 @@
 #include "marlin/model.h"
 #include "recipe/mixer.h"
 #include "recipe/rope_parameters.h"
+#include "recipe/text_config.h"
 #include "recipe/typed_config.h"
 
 namespace marlin {
@@ -18,13 +19,15 @@ constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 /// Errors: kUnsupported for a type that cannot be run, whether known or not.
 Status CheckType(ModelConfig& config) {
-  const std::string type = config.String("model_type");
+  const std::string whole = config.String("model_type");
   MARLIN_RETURN_IF_ERROR(config.status());
+  const std::string type = TextModelType(config.values());
   const Result<const Family*> family = FindFamily(type);
   if (family.ok() && (*family)->runs) return {};
   return Status(Code::kUnsupported,
-                fmt::format("config.json: model_type '{}' cannot be run; supported: {}",
-                            Printable(type), fmt::join(SupportedModelTypes(), ", ")));
+                fmt::format("config.json: {}model_type '{}' cannot be run; supported: {}",
+                            IsMultimodalType(whole) ? "text_config: " : "", Printable(type),
+                            fmt::join(SupportedModelTypes(), ", ")));
 }
 
 Result<Activation> ReadActivation(ModelConfig& config) {
@@ -81,6 +84,8 @@ Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
     const bool slides =
         types.empty() ? SlidesByDefault(*decoder, layer, limit) : types[at] == "sliding_attention";
     if (!types.empty()) {
+      // The family has read which layers have another mixer.
+      if (decoder->layers[at].mixer != decoder->family->mixer) continue;
       if (!slides && types[at] != "full_attention") {
         return Status(
             Code::kUnsupported,
@@ -214,7 +219,7 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
 std::vector<std::string> SupportedModelTypes() {
   std::vector<std::string> types;
   for (const Family& family : AllFamilies()) {
-    if (family.runs) types.emplace_back(family.model_type);
+    if (family.runs && !family.nested) types.emplace_back(family.model_type);
   }
   std::sort(types.begin(), types.end());
   return types;
@@ -224,10 +229,12 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
                                         const GenerationFiles& files) {
   MARLIN_ASSIGN_OR_RETURN(ModelConfig source, ModelConfig::Parse(config_json));
   MARLIN_RETURN_IF_ERROR(CheckType(source));
+  const bool multimodal = IsMultimodalType(source.String("model_type"));
   MARLIN_ASSIGN_OR_RETURN(TypedConfig typed,
                           ReadTypedConfig(std::move(source), UnknownKeys::kRefuse));
   ModelConfig& config = typed.config;
   DecoderConfig decoder;
+  decoder.multimodal = multimodal;
   decoder.family = typed.family;
   MARLIN_ASSIGN_OR_RETURN(decoder.shape, ReadDimensions(*decoder.family, config));
   const Family& family = *decoder.family;

@@ -45,6 +45,7 @@ struct DecoderConfig {
   RouterOptions router;  ///< Without choice_bias.
   std::vector<LayerConfig> layers;
   GenerationDefaults generation;
+  bool multimodal = false;         ///< The text model of a checkpoint with other parts.
   std::vector<std::string> notes;  ///< Lines about what was read otherwise than written.
 
   /// Hidden states are kept divided by residual_scale, so that blocks add what they compute: the

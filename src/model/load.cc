@@ -8,6 +8,7 @@
 #include "model/mixer.h"
 #include "model/weight_source.h"
 #include "recipe/decoder_tensors.h"
+#include "recipe/text_config.h"
 
 namespace marlin {
 namespace {
@@ -104,7 +105,7 @@ class DecoderLoader {
   Result<DeviceVector> Vector(const VectorTensor& vector, float scale = 1.0F) {
     if (!vector.present()) return DeviceVector();
     MARLIN_ASSIGN_OR_RETURN(std::vector<float> values,
-                            source_.LoadVector(vector.name, vector.count));
+                            source_.LoadVector(vector.name, vector.shape()));
     if (vector.one_plus) {
       for (float& value : values) value += 1.0F;
     }
@@ -284,17 +285,20 @@ class DecoderLoader {
     return projection;
   }
 
-  /// Multi-token-prediction layers, and RoPE frequencies stored by old writers.
+  /// Multi-token-prediction layers, other parts of a multimodal model, and RoPE frequencies stored
+  /// by old writers.
   void IgnoreExtras() {
     for (const TensorInfo& tensor : source_.checkpoint().tensors()) {
-      if (tensor.name.ends_with(".rotary_emb.inv_freq") ||
-          IsPredictionTensor(shape_, tensor.name)) {
+      if (tensor.name.ends_with(".rotary_emb.inv_freq") || IsExtra(tensor.name)) {
         source_.Ignore(tensor.name);
       }
     }
     for (const QuantizedModule& module : source_.checkpoint().modules()) {
-      if (IsPredictionTensor(shape_, module.name)) source_.Ignore(module.name);
+      if (IsExtra(module.name)) source_.Ignore(module.name);
     }
+  }
+  bool IsExtra(const std::string& name) const {
+    return IsPredictionTensor(shape_, name) || (config_.multimodal && !OtherPart(name).empty());
   }
 
   const Device& device_;

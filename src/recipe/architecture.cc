@@ -59,7 +59,7 @@ class TensorLister {
     Add(LayerPrefix(layer_) + std::string(name), shape);
   }
   void AddVector(const VectorTensor& vector) {
-    if (vector.present()) Add(vector.name, {vector.count});
+    if (vector.present()) Add(vector.name, vector.shape());
   }
   void AddLinear(const LinearTensors& linear) {
     if (!linear.present()) return;
@@ -138,7 +138,9 @@ Result<ModelArchitecture> DescribeModel(std::string_view config_json) {
   for (int64_t layer = 0; layer < d.layers; ++layer) {
     const MixerParameters& mixer = ParametersOf(MixerOfLayer(*family, d, layer));
     const Dimensions sizes = DimensionsOfLayer(d, layer);
-    model.kv_cache_elements += mixer.State(sizes).elements();
+    const MixerState state = mixer.State(sizes);
+    model.kv_cache_elements += state.elements();
+    model.state_elements += state.fixed;
     model.expanded_elements = std::max(model.expanded_elements, mixer.ExpandedElements(sizes));
   }
   TensorLister lister(*family, d);

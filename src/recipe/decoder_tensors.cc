@@ -107,6 +107,7 @@ std::vector<LinearTensors> MixerTensors::Linears() const {
 std::string LayerPrefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
 
 bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name) {
+  if (name.starts_with(kPredictionPrefix)) return true;
   for (int64_t i = 0; i < dimensions.prediction_layers; ++i) {
     if (name.starts_with(LayerPrefix(dimensions.layers + i))) return true;
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/function_ref.h"
+#include "marlin/tensor.h"
 #include "recipe/decoder_shape.h"
 
 namespace marlin {
@@ -20,8 +21,10 @@ inline constexpr std::string_view kHeadTensor = "lm_head.weight";
 /// "model.layers.<layer>."
 std::string LayerPrefix(int64_t layer);
 
-/// Whether a tensor or module is in one of the layers, beyond the model's own, that predict further
-/// tokens (MTP).
+/// The module of types that keep layers which predict further tokens (MTP) apart from the others.
+inline constexpr std::string_view kPredictionPrefix = "mtp.";
+/// Whether a tensor or module predicts further tokens: in layers beyond the model's own, or in that
+/// module.
 bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name);
 
 /// Names of an expert's gate, up and down projections, in files that store experts one by one.
@@ -49,8 +52,14 @@ struct VectorTensor {
   std::string name;
   int64_t count = 0;
   bool one_plus = false;  ///< As Family::one_plus_norms.
+  /// Of a depthwise convolution; 0: the vector is none.
+  int64_t conv_width = 0;
 
   bool present() const { return !name.empty(); }
+  /// As stored: [count], or [channels, 1, conv_width].
+  Shape shape() const {
+    return conv_width == 0 ? Shape{count} : Shape{count / conv_width, 1, conv_width};
+  }
 };
 
 /// Names the tensors of a layer.

@@ -35,6 +35,9 @@ struct RopeSynonym {
 constexpr RopeSynonym kRopeSynonyms[] = {
     {"phi3", "su", RopeType::kLongRope},
     {"phi3", "yarn", RopeType::kLongRope},
+    // Text has equal positions in all sections.
+    {"qwen2_vl_text", "mrope", RopeType::kDefault},
+    {"qwen2_5_vl_text", "mrope", RopeType::kDefault},
 };
 
 /// Keys of the parameters. Keys of another type than the given one are ignored, as everywhere.

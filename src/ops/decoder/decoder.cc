@@ -331,4 +331,17 @@ Status ApplySigmoid(const Device& device, const MutableTensorView& x, void* stre
   return RunOperation(device, ApplySigmoidCall{x}, stream);
 }
 
+Status ApplyOutputGate(const Device& device, const TensorView& gate, const MutableTensorView& x,
+                       void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 3));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("gate", gate, x.shape()));
+  if (gate.dtype() != DType::kF32) {
+    return Invalid(fmt::format("gate: expected f32, got {}", DTypeName(gate.dtype())));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("x", x, "gate", gate, false));
+  if (x.ElementCount() == 0) return {};
+  return RunOperation(device, ApplyOutputGateCall{gate, x}, stream);
+}
+
 }  // namespace marlin

@@ -81,6 +81,11 @@ struct ApplySigmoidCall {
   MutableTensorView x;
 };
 
+struct ApplyOutputGateCall {
+  TensorView gate;
+  MutableTensorView x;
+};
+
 struct HeadProductCall {
   TensorView x;
   TensorView weights;

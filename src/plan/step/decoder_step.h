@@ -50,7 +50,7 @@ struct EmbedStep {
 };
 
 /// projected [rows, (heads + 2 * kv_heads) * key_dim] = linear(norm(hidden)): queries, keys,
-/// values.
+/// values; with AttentionStep::output_gate queries take twice as much.
 struct ProjectStep {
   int64_t layer = 0;
   StepNorm norm;
@@ -88,6 +88,9 @@ struct AttentionStep {
   /// The norms' features: of a head; of all heads, which then have one root mean square; or of a
   /// head, after RoPE.
   enum class Norms : uint8_t { kHeads, kAllHeads, kAfterRotary } norms = Norms::kHeads;
+  /// Each query of `projected` is followed by as many features, whose sigmoids multiply the
+  /// attention's results.
+  bool output_gate = false;
   RotaryEmbedding rotary;
   PositionScale query_scale;
   AttentionOptions options;
@@ -195,16 +198,18 @@ struct ExpandedPages {
 /// The KV-cache pages of a step's sequences, for the layers of one cache group.
 struct StepPages {
   std::vector<void*> slabs;
-  TensorView block_tables;  ///< As in SequenceRows.
+  TensorView block_tables;  ///< As in SequenceRows; of a recurrent group RecurrentRows::pages.
   ExpandedPages expanded = {};
+  /// Of a recurrent group: block_tables of the steps after the first one in a recording.
+  TensorView continued = {};
 };
 
 /// The vectors by which another step can follow in the same recording, as in AdvanceTokensCall.
 struct StepAdvance {
   TensorView stop_ids;
-  MutableTensorView ids;        ///< StepValues::ids.
-  MutableTensorView positions;  ///< StepValues::positions.
-  MutableTensorView state_rows;
+  MutableTensorView ids;         ///< StepValues::ids.
+  MutableTensorView positions;   ///< StepValues::positions.
+  MutableTensorView state_rows;  ///< Negative: the row has ended, and must not change a state.
   MutableTensorView counts;
   MutableTensorView tokens;  ///< Empty: there is one step.
 

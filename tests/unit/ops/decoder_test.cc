@@ -105,6 +105,25 @@ TEST_P(DecoderOnEveryLevel, GateOfEveryKind) {
   }
 }
 
+TEST_P(DecoderOnEveryLevel, OutputGate) {
+  for (const DType type : kTypes) {
+    for (const int64_t columns : {1, 15, 256, 700}) {
+      // Each head's queries are before its gates, as in a projection.
+      Tensor both(DType::kF32, {9, 3, 2 * columns});
+      Tensor x(type, {9, 3, columns}, 1);
+      both.Fill(5, 6.0);
+      x.Fill(6, 2.0);
+      MutableTensorView gate(both.view().As<float>() + columns, DType::kF32, {9, 3, columns},
+                             {6 * columns, 2 * columns, 1});
+      std::vector<double> want = reference::Elements(x.view());
+      const std::vector<double> gates = reference::Elements(gate);
+      for (size_t i = 0; i < want.size(); ++i) want[i] *= reference::Sigmoid(gates[i]);
+      ASSERT_TRUE(ApplyOutputGate(device(), gate, x.view()).ok());
+      ExpectNear(x.view(), want, Unit(type) + 1e-6, 1e-7, std::to_string(columns));
+    }
+  }
+}
+
 TEST_P(DecoderOnEveryLevel, AddTo) {
   Tensor x(DType::kBf16, {6, 530}, 2);
   Tensor y(DType::kF32, {6, 530});

@@ -110,7 +110,8 @@ const DecoderKernels& DecoderKernelsOf(Isa level) {
 }
 
 CpuDecoder::CpuDecoder(Isa level, ThreadPool& pool)
-    : pool_(pool),
+    : level_(level),
+      pool_(pool),
       kernels_(DecoderKernelsOf(level)),
       segment_kernel_(SegmentKernelOf(level)),
       exact_(ExactKernelsOf(level)) {}
@@ -328,6 +329,29 @@ Status CpuDecoder::Run(const ApplyGateCall& call, const OperationContext& /*cont
     kernels_.widen(PieceOf(call.up, row, first), call.up.dtype(), count, ups);
     kernels_.gate(call.options, gates, ups, count, gates);
     kernels_.narrow(gates, count, call.out.dtype(), PieceOf(call.out, row, first));
+  });
+  return {};
+}
+
+namespace {
+
+void GateHeads(const DecoderKernels& kernels, const ApplyOutputGateCall& call, int64_t row) {
+  float piece[kPiece];
+  const MutableTensorView& x = call.x;
+  for (int64_t i = 0; i < x.dim(2); i += kPiece) {
+    const int64_t count = std::min(kPiece, x.dim(2) - i);
+    uint8_t* const at = PieceOf(x, row, i);
+    kernels.widen(at, x.dtype(), count, piece);
+    kernels.times_sigmoid(reinterpret_cast<const float*>(PieceOf(call.gate, row, i)), count, piece);
+    kernels.narrow(piece, count, x.dtype(), at);
+  }
+}
+
+}  // namespace
+
+Status CpuDecoder::Run(const ApplyOutputGateCall& call, const OperationContext& /*context*/) const {
+  ForRows(pool_, RowCount(call.x), call.x.dim(2), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) GateHeads(kernels_, call, row);
   });
   return {};
 }
