@@ -14,7 +14,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ._core import Checkpoint, complete_config, describe_decoder, supported_model_types
+from ._core import (
+    Checkpoint,
+    complete_config,
+    describe_decoder,
+    multimodal_model_types,
+    supported_model_types,
+)
 from ._mlx_lm_experts import ExpertBlocks, Projection
 from ._mlx_lm_layers import GroupedGate, Rotary, SlidingAttention
 from .errors import MalformedFileError, UnsupportedError
@@ -359,6 +365,10 @@ def load_model(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     config = json.loads(checkpoint.config_json or "{}")
     if not isinstance(config.get("model_type"), str):
         raise MalformedFileError(f"{path}/config.json: model_type: expected a string")
+    if config["model_type"] in multimodal_model_types():
+        raise UnsupportedError(
+            f"{path}: mlx_lm runs models of text alone here, not a {config['model_type']}"
+        )
     runs = config["model_type"] in supported_model_types()
     decoder = describe_decoder(checkpoint.config_json) if runs else None
     config = _as_mlx_names(config, decoder)

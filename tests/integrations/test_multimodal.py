@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import metal_marlin as mm
+import metal_marlin.transformers  # noqa: F401
 import numpy as np
 import pytest
 import torch
@@ -179,6 +180,25 @@ def test_a_quantized_copy_is_a_model_of_the_whole_type(kind: str, tmp_path: Path
         tmp_path / "plain"
     )
     assert_close(model.logits(IDS[0].tolist()), logits_of(loaded.eval()))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_quantized_copy_runs_in_transformers(kind: str, tmp_path: Path) -> None:
+    save_model(kind, tmp_path / "source")
+    mm.quantize_model(tmp_path / "source", tmp_path / "quantized", "uniform:s8/g16")
+    loaded = getattr(transformers, f"{TYPES[kind][0]}ForConditionalGeneration").from_pretrained(
+        tmp_path / "quantized"
+    )
+    want = mm.load(tmp_path / "quantized", exact=True, verbose=False).logits(IDS[0].tolist())
+    assert_close(logits_of(loaded.eval()), want)
+
+
+def test_mlx_refuses_what_has_other_parts(tmp_path: Path) -> None:
+    mlx_lm = pytest.importorskip("metal_marlin.mlx_lm")
+    save_model("qwen3_vl", tmp_path / "source")
+    mm.quantize_model(tmp_path / "source", tmp_path / "quantized", "uniform:s8/g16")
+    with pytest.raises(mm.UnsupportedError, match="qwen3_vl"):
+        mlx_lm.load(tmp_path / "quantized")
 
 
 @pytest.mark.parametrize("kind", FLAT)

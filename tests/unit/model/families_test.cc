@@ -92,8 +92,8 @@ const std::map<std::string, Json>& Configs() {
 
 /// Types that llama.cpp does not have, or whose names are not known here.
 const std::set<std::string>& WithoutGgufNames() {
-  static const std::set<std::string> types = {"glm4_moe_lite", "granite", "granitemoe", "ministral",
-                                              "ministral3",    "phi3",    "seed_oss",   "smollm3"};
+  static const std::set<std::string> types = {"glm4_moe_lite", "granitemoe", "ministral",
+                                              "ministral3"};
   return types;
 }
 
