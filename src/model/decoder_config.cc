@@ -78,6 +78,8 @@ Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
     const auto at = static_cast<size_t>(layer);
     bool slides = SlidesByDefault(*decoder, layer, limit);
     if (!types.empty()) {
+      // The family has read which layers have another mixer.
+      if (decoder->layers[at].mixer != decoder->family->mixer) continue;
       slides = types[at] == "sliding_attention";
       if (!slides && types[at] != "full_attention") {
         return Status(

@@ -105,7 +105,7 @@ class DecoderLoader {
   Result<DeviceVector> Vector(const VectorTensor& vector, float scale = 1.0F) {
     if (!vector.present()) return DeviceVector();
     MARLIN_ASSIGN_OR_RETURN(std::vector<float> values,
-                            source_.LoadVector(vector.name, vector.count));
+                            source_.LoadVector(vector.name, vector.shape()));
     if (vector.one_plus) {
       for (float& value : values) value += 1.0F;
     }

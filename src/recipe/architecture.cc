@@ -59,7 +59,7 @@ class TensorLister {
     Add(LayerPrefix(layer_) + std::string(name), shape);
   }
   void AddVector(const VectorTensor& vector) {
-    if (vector.present()) Add(vector.name, {vector.count});
+    if (vector.present()) Add(vector.name, vector.shape());
   }
   void AddLinear(const LinearTensors& linear) {
     if (!linear.present()) return;

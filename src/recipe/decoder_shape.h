@@ -84,12 +84,16 @@ struct Family {
   bool runs = true;           ///< The decoder runner supports it.
   bool nested = false;        ///< Only in the text_config of a multimodal type (text_config.h).
   MixerKind mixer = MixerKind::kAttention;
+  /// The mixer of layers that layer_types calls linear_attention; the same: there are none.
+  MixerKind linear_mixer = mixer;
   bool fused_qkv = false;  ///< Queries, keys and values are one tensor.
   BiasRule qkv_bias = BiasRule::kNone;
   bool o_bias = false;      ///< The output projection follows qkv_bias.
   bool own_o_bias = false;  ///< The output projection follows the key attention_out_bias.
   QkNormRule qk_norm = QkNormRule::kNone;
   bool attention_sinks = false;
+  bool output_gate = false;    ///< Attention's queries come with gates of its results.
+  bool delta_by_head = false;  ///< A gated delta net's projections are one key head after another.
   bool interleaved_rotary = false;
   bool rotates_a_part = false;  ///< RoPE follows the key partial_rotary_factor.
   bool mlp_bias = false;        ///< The MLP follows the key mlp_bias.
@@ -124,6 +128,12 @@ struct Dimensions {
   int64_t prediction_layers = 0;
   std::vector<int64_t> dense_layers;
   std::vector<MixerKind> mixers;  ///< One per layer; empty: all have Family::mixer.
+  // Gated delta nets (GatedDeltaSizes).
+  int64_t delta_key_heads = 0;
+  int64_t delta_value_heads = 0;
+  int64_t delta_key_dim = 0;
+  int64_t delta_value_dim = 0;
+  int64_t conv_width = 0;
   // Low-rank queries, keys and values; q_rank 0: queries are not low-rank.
   int64_t q_rank = 0;
   int64_t kv_rank = 0;
@@ -133,6 +143,7 @@ struct Dimensions {
   bool qkv_bias = false;
   bool o_bias = false;
   bool qk_norm = false;
+  bool output_gate = false;
   bool mlp_bias = false;
   bool tied = false;
 };

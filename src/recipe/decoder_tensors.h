@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/function_ref.h"
+#include "marlin/tensor.h"
 #include "recipe/decoder_shape.h"
 
 namespace marlin {
@@ -51,8 +52,14 @@ struct VectorTensor {
   std::string name;
   int64_t count = 0;
   bool one_plus = false;  ///< As Family::one_plus_norms.
+  /// Of a depthwise convolution; 0: the vector is none.
+  int64_t conv_width = 0;
 
   bool present() const { return !name.empty(); }
+  /// As stored: [count], or [channels, 1, conv_width].
+  Shape shape() const {
+    return conv_width == 0 ? Shape{count} : Shape{count / conv_width, 1, conv_width};
+  }
 };
 
 /// Names the tensors of a layer.

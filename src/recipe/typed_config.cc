@@ -71,6 +71,7 @@ constexpr Guard kGuards[] = {
     {"qwen3", "use_qk_norm", "true"},
     {"qwen3_moe", "use_qk_norm", "true"},
     {"glm4_moe_lite", "first_k_dense_replace", "1.0"},
+    {"qwen3_5_moe_text", "norm_topk_prob", "true"},
 };
 
 /// Keys that change no logits, in the order of their kinds: of the file, of training, of tokens and

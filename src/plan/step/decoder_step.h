@@ -50,7 +50,7 @@ struct EmbedStep {
 };
 
 /// projected [rows, (heads + 2 * kv_heads) * key_dim] = linear(norm(hidden)): queries, keys,
-/// values.
+/// values; with AttentionStep::output_gate queries take twice as much.
 struct ProjectStep {
   int64_t layer = 0;
   StepNorm norm;
@@ -85,6 +85,9 @@ struct AttentionStep {
   TensorView latent_values;  ///< MLA: [heads, v, value_dim].
   StepNorm q_norm;
   StepNorm k_norm;
+  /// Each query of `projected` is followed by as many features, whose sigmoids multiply the
+  /// attention's results.
+  bool output_gate = false;
   RotaryEmbedding rotary;
   PositionScale query_scale;
   AttentionOptions options;

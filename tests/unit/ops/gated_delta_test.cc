@@ -161,7 +161,8 @@ class Net {
     decay_bias_.Fill(3);
     norm_.Fill(4);
     for (auto& slab : memory_) slab.assign(static_cast<size_t>(kSlabPages * stride_), NAN);
-    for (size_t i = 0; i < memory_.size(); ++i) slabs_[i] = i == 1 ? nullptr : memory_[i].data();
+    for (size_t i = 0; i < std::size(memory_); ++i)
+      slabs_[i] = i == 1 ? nullptr : memory_[i].data();
   }
 
   GatedDeltaWeights weights() {
@@ -193,7 +194,7 @@ class Net {
   void* slabs_[3] = {};
 };
 
-std::vector<Token> Run(int64_t sequence, int64_t first, int64_t count) {
+std::vector<Token> Tokens(int64_t sequence, int64_t first, int64_t count) {
   std::vector<Token> tokens;
   for (int64_t i = 0; i < count; ++i) tokens.push_back({sequence, first + i});
   return tokens;
@@ -219,9 +220,9 @@ TEST_P(GatedDeltaOnEveryLevel, IsItsReferenceInStepsOfSeveralSequences) {
     Net net(c);
     // Sequence s keeps its state in page 8 - s from its second call on.
     const std::vector<std::pair<std::vector<Token>, std::vector<int32_t>>> calls = {
-        {Join({Run(0, 0, 5), Run(1, 0, 1), Run(2, 0, 18)}), {-1, 0, -1, 1, -1, 2}},
-        {Join({Run(2, 18, 1), Run(0, 5, 1), Run(1, 1, 2)}), {2, 6, 0, 8, 1, 7}},
-        {Join({Run(0, 6, 7), Run(1, 3, 3), Run(2, 19, 2)}), {8, 8, 7, 7, 6, 6}},
+        {Join({Tokens(0, 0, 5), Tokens(1, 0, 1), Tokens(2, 0, 18)}), {-1, 0, -1, 1, -1, 2}},
+        {Join({Tokens(2, 18, 1), Tokens(0, 5, 1), Tokens(1, 1, 2)}), {2, 6, 0, 8, 1, 7}},
+        {Join({Tokens(0, 6, 7), Tokens(1, 3, 3), Tokens(2, 19, 2)}), {8, 8, 7, 7, 6, 6}},
     };
     std::map<int64_t, std::vector<double>> states;
     for (const auto& [tokens, pages] : calls) {
@@ -261,12 +262,14 @@ std::pair<std::vector<double>, std::vector<float>> Divided(const Device& device,
   int64_t first = 0;
   for (const int64_t count : counts) {
     // Another sequence before it moves its rows.
-    Step step(c, Join({Run(1, first, 2), Run(0, first, count)}));
+    Step step(c, Join({Tokens(1, first, 2), Tokens(0, first, count)}));
     const int32_t next = in_place || page != 0 ? 0 : 2;
     const std::vector<float> before = page < 0 ? std::vector<float>() : net.State(page);
     const Status status = net.Run(device, &step, {-1, 1, page, next}, Determinism::kBatchInvariant);
     EXPECT_TRUE(status.ok()) << status.message();
-    if (page >= 0 && page != next) EXPECT_EQ(net.State(page), before) << "a page that is read";
+    if (page >= 0 && page != next) {
+      EXPECT_EQ(net.State(page), before) << "a page that is read";
+    }
     page = next;
     for (int64_t row = 2; row < step.rows(); ++row) {
       const std::vector<double> values = step.OutOf(row);
@@ -296,9 +299,9 @@ TEST_P(GatedDeltaOnEveryLevel, RowsThatTakeNoPartChangeNothing) {
   const DeltaCase& c = kCases[2];
   Net net(c);
   Net other(c);
-  Step begin(c, Run(0, 0, 6));
-  Step without(c, Run(0, 6, 3));
-  std::vector<Token> tokens = Run(0, 6, 5);
+  Step begin(c, Tokens(0, 0, 6));
+  Step without(c, Tokens(0, 6, 3));
+  std::vector<Token> tokens = Tokens(0, 6, 5);
   tokens[1] = {0, 40, false};
   tokens[2].index = 7;
   tokens[3].index = 8;
@@ -330,7 +333,7 @@ struct Call {
 
 class GatedDeltaCalls : public ::testing::Test {
  protected:
-  GatedDeltaCalls() : step_(kCases[0], Run(0, 0, 4)), net_(kCases[0]) {}
+  GatedDeltaCalls() : step_(kCases[0], Tokens(0, 0, 4)), net_(kCases[0]) {}
 
   template <typename Change>
   void ExpectRefused(const std::string& text, const Change& change) {

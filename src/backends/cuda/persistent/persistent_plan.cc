@@ -63,6 +63,7 @@ bool HasNorm(const StepNorm& norm) { return norm.weight.As<float>() != nullptr; 
 Support SupportsAttention(const AttentionStep& step) {
   const PagedCache& cache = step.cache;
   if (cache.values_in_keys || step.rope_dim != 0) return {"latent attention"};
+  if (step.output_gate) return {"an output gate of attention"};
   if (cache.type != DType::kBf16 && cache.type != DType::kF8E4M3) {
     return {"a KV cache of {1}; supported: bf16 and f8_e4m3", 0, DTypeName(cache.type)};
   }

@@ -104,6 +104,15 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+__global__ void __launch_bounds__(kThreads)
+    OutputGateKernel(const __grid_constant__ RowsView gate, const __grid_constant__ RowsView x,
+                     int64_t columns) {
+  EnterChain();
+  ForElements(x.rows, columns, [&](int64_t row, int64_t column) {
+    Store(x, row, column, TimesSigmoid(Load(x, row, column), Load(gate, row, column)));
+  });
+}
+
 struct RotaryArguments {
   RowsView x;  ///< [tokens, heads] rows.
   IndexView positions;
@@ -183,6 +192,10 @@ cudaError_t Load<ApplySigmoidCall>() {
   return PrepareKernels(&SigmoidKernel);
 }
 template <>
+cudaError_t Load<ApplyOutputGateCall>() {
+  return PrepareKernels(&OutputGateKernel);
+}
+template <>
 cudaError_t Load<ApplyRotaryCall>() {
   return PrepareKernels(&RotaryKernel);
 }
@@ -225,6 +238,13 @@ Status Run(const ApplySigmoidCall& call, const CallContext& context) {
   const RowsView x = RowsOf(call.x);
   const int64_t columns = call.x.dim(1);
   return context.Launch("sigmoid", &SigmoidKernel, GridOf(x.rows, columns), kThreads, x, columns);
+}
+
+Status Run(const ApplyOutputGateCall& call, const CallContext& context) {
+  const RowsView x = RowsOf(call.x);
+  const int64_t columns = call.x.dim(2);
+  return context.Launch("output_gate", &OutputGateKernel, GridOf(x.rows, columns), kThreads,
+                        RowsOf(call.gate), x, columns);
 }
 
 Status Run(const ApplyRotaryCall& call, const CallContext& context) {

@@ -15,6 +15,11 @@ namespace {
 constexpr size_t kQkv = 0;
 enum AttentionVector : size_t { kQNorm, kKNorm, kSinks };
 
+/// Features of the projected queries: with an output gate each head's are followed by its gate.
+int64_t QueryFeatures(const Dimensions& sizes) {
+  return sizes.heads * sizes.head_dim * (sizes.output_gate ? 2 : 1);
+}
+
 class GroupedAttention final : public Mixer {
  public:
   void ReadSizes(const Family& family, ModelConfig& config, Dimensions* sizes) const override;
@@ -24,6 +29,10 @@ class GroupedAttention final : public Mixer {
                                    const MixerTensors& tensors) const override;
   MixerState State(const Dimensions& sizes) const override {
     return {sizes.kv_heads, sizes.head_dim, sizes.head_dim};
+  }
+  std::vector<DecoderOperation> OwnOperations(const Dimensions& sizes) const override {
+    if (!sizes.output_gate) return {};
+    return {DecoderOperation::kApplyOutputGate};
   }
   int64_t RotaryDim(const Dimensions& sizes) const override { return sizes.head_dim; }
   float ScoreScale(const Dimensions& sizes, float /*rotary*/) const override {
@@ -65,7 +74,7 @@ void GroupedAttention::ReadSizes(const Family& family, ModelConfig& config,
 
 MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& sizes,
                                        const LayerNames& names) const {
-  const int64_t q = sizes.heads * sizes.head_dim;
+  const int64_t q = QueryFeatures(sizes);
   const int64_t kv = sizes.kv_heads * sizes.head_dim;
   MixerTensors tensors;
   std::vector<LinearTensors>& qkv = tensors.projections.emplace_back().layers;
@@ -76,7 +85,8 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
            names.Linear("self_attn.k_proj", sizes.hidden, kv, sizes.qkv_bias),
            names.Linear("self_attn.v_proj", sizes.hidden, kv, sizes.qkv_bias)};
   }
-  tensors.out = names.Linear("self_attn.o_proj", q, sizes.hidden, sizes.o_bias);
+  tensors.out =
+      names.Linear("self_attn.o_proj", sizes.heads * sizes.head_dim, sizes.hidden, sizes.o_bias);
   tensors.vectors.resize(kSinks + 1);
   if (sizes.qk_norm) {
     tensors.vectors[kQNorm] = names.Norm(family, "self_attn.q_norm", sizes.head_dim);
@@ -111,12 +121,13 @@ void GroupedAttention::Describe(const DescribedLayer& layer,
   step.q_norm = DescribeNorm(mixer.vectors[kQNorm], epsilon);
   step.k_norm = DescribeNorm(mixer.vectors[kKNorm], epsilon);
   step.options.sinks = mixer.vectors[kSinks].view();
+  step.output_gate = layer.decoder.config.layer(layer.index).sizes.output_gate;
   operations->emplace_back(step);
 }
 
 Status GroupedAttention::TakeValues(Pass* pass) const {
   const Dimensions& sizes = pass->decoder.config.shape;
-  const int64_t width = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim;
+  const int64_t width = QueryFeatures(sizes) + 2 * sizes.kv_heads * sizes.head_dim;
   MARLIN_ASSIGN_OR_RETURN(pass->values.projected,
                           pass->arena.Take(DType::kF32, {pass->rows(), width}));
   return {};
@@ -138,9 +149,10 @@ Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
   const Dimensions& sizes = config.layer(layer).sizes;
   const std::vector<DeviceVector>& vectors = pass.layer(layer).mixer.vectors;
   const MutableTensorView& qkv = pass.values.projected;
-  const int64_t first_key = sizes.heads * sizes.head_dim;
+  const int64_t first_key = QueryFeatures(sizes);
   const int64_t first_value = first_key + sizes.kv_heads * sizes.head_dim;
-  const MutableTensorView q = HeadsIn(qkv, 0, sizes.heads, sizes.head_dim);
+  MutableTensorView q = HeadsIn(qkv, 0, sizes.heads, sizes.head_dim);
+  q.set_stride(1, first_key / sizes.heads);
   const MutableTensorView k = HeadsIn(qkv, first_key, sizes.kv_heads, sizes.head_dim);
   const MutableTensorView v = HeadsIn(qkv, first_value, sizes.kv_heads, sizes.head_dim);
   const HeadNorms norms{vectors[kQNorm].view(), vectors[kKNorm].view(), config.epsilon};
@@ -154,8 +166,14 @@ Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRotateAppend));
   AttentionOptions options = AttentionOptionsOf(pass, layer);
   options.sinks = vectors[kSinks].view();
-  return Attend(pass, {q, RowsOf(pass, layer), CacheOf(pass, layer),
-                       MixedHeads(pass, layer, sizes.heads, sizes.head_dim), options});
+  const MutableTensorView mixed = MixedHeads(pass, layer, sizes.heads, sizes.head_dim);
+  MARLIN_RETURN_IF_ERROR(
+      Attend(pass, {q, RowsOf(pass, layer), CacheOf(pass, layer), mixed, options}));
+  if (!sizes.output_gate) return {};
+  const TensorView gate(q.As<float>() + sizes.head_dim, DType::kF32, q.shape(),
+                        {q.stride(0), q.stride(1), 1});
+  MARLIN_RETURN_IF_ERROR(ApplyOutputGate(pass.device, gate, mixed, pass.stream()));
+  return Ended(pass, StepPart::kAttention);
 }
 
 }  // namespace
