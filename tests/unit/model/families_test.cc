@@ -109,9 +109,8 @@ const std::map<std::string, Json>& Configs() {
 /// Types that llama.cpp does not have, or whose names are not known here.
 const std::set<std::string>& WithoutGgufNames() {
   static const std::set<std::string> types = {
-      "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "glm4_moe_lite", "granite",
-      "granitemoe", "ministral",    "ministral3",       "phi3",          "seed_oss",
-      "smollm3",    "exaone4",      "olmo2"};
+      "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "glm4_moe_lite",
+      "granitemoe", "ministral",    "ministral3",       "exaone4"};
   return types;
 }
 
