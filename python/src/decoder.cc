@@ -22,6 +22,7 @@
 #include "recipe/decoder_tensors.h"
 #include "recipe/mixer.h"
 #include "recipe/stored_layout.h"
+#include "recipe/text_config.h"
 #include "recipe/typed_config.h"
 #include "registrations.h"
 #include "text/product_names.h"
@@ -138,6 +139,8 @@ void BindDecoder(nb::module_& module) {
   module.def(
       "type_defaults", [](const std::string& type) { return std::string(TypeDefaults(type)); },
       nb::arg("model_type"), "The values that a type has for keys that a config.json lacks.");
+  module.def("multimodal_model_types", &MultimodalModelTypes,
+             "The model_types with a text_config whose usual text model `load` runs.");
   module.def(
       "key_treatment",
       [](const std::string& type, const std::string& key) {

@@ -12,6 +12,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 RUN = (
     "deepseek_v3",
+    "exaone4",
     "glm4",
     "glm4_moe",
     "glm4_moe_lite",
@@ -23,6 +24,7 @@ RUN = (
     "ministral3",
     "mistral",
     "mixtral",
+    "olmo2",
     "phi3",
     "qwen2",
     "qwen2_moe",

@@ -208,11 +208,21 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
     "ministral": (
         "Ministral",
         {
+            "head_dim": (16,),  # Its class has no default for RoPE to count with.
             "sliding_window": (6, 7),
             "layer_types": (None, ["full_attention", "sliding_attention", "full_attention"]),
         },
     ),
     "ministral3": ("Ministral3", {"head_dim": (16, 32), "sliding_window": (None, 6)}),
+    "exaone4": (
+        "Exaone4",
+        {
+            "head_dim": (16, 32),
+            "sliding_window": (6, None),
+            "layer_types": (["full_attention"] * 3, ["sliding_attention"] * 2 + ["full_attention"]),
+        },
+    ),
+    "olmo2": ("Olmo2", {"attention_bias": (False, True)}),
     "phi3": ("Phi3", {"sliding_window": (None, 6)}),
     "seed_oss": (
         "SeedOss",

@@ -92,6 +92,8 @@ const std::map<std::string, Json>& Configs() {
           {"factor", 4.0},
           {"original_max_position_embeddings", 4},
           {"llama_4_scaling_beta", 0.5}}}}},
+      {"exaone4", {{"sliding_window", 4}, {"sliding_window_pattern", 2}}},
+      {"olmo2", {{"attention_bias", true}}},
       {"phi3",
        {{"original_max_position_embeddings", 32},
         {"rope_scaling",
@@ -106,10 +108,9 @@ const std::map<std::string, Json>& Configs() {
 
 /// Types that llama.cpp does not have, or whose names are not known here.
 const std::set<std::string>& WithoutGgufNames() {
-  static const std::set<std::string> types = {"qwen3_next",    "qwen3_5_text", "qwen3_5_moe_text",
-                                              "glm4_moe_lite", "granite",      "granitemoe",
-                                              "ministral",     "ministral3",   "phi3",
-                                              "seed_oss",      "smollm3"};
+  static const std::set<std::string> types = {
+      "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "glm4_moe_lite",
+      "granitemoe", "ministral",    "ministral3",       "exaone4"};
   return types;
 }
 

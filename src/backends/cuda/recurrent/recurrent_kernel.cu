@@ -8,8 +8,8 @@
 //   Both products with the state are taken before a row's update: S'^T q = decay S^T q +
 //   (k . q) delta. So a row adds over the warp once.
 //
-//   The arithmetic of a row depends on nothing but the shape: a row has the same bits whatever rows
-//   are beside it, and however its sequence is divided into calls.
+//   The arithmetic of a row depends on nothing but the shape: a row has the same bits with any
+//   other rows in the call, and however its sequence is divided into calls.
 #include <algorithm>
 
 #include "backends/cuda/common/chain.cuh"
@@ -65,7 +65,8 @@ struct Group {
     if (lane < conv_width - 1) sources[lane] = ~lane;
     __syncwarp();
   }
-  /// Replaces the group of `before` rows by that of rows [first, end). Called by the first warp.
+  /// Replaces the group of `before` rows by the group of rows [first, end). Called by the first
+  /// warp.
   MARLIN_DEVICE int Advance(const int32_t* positions, int first, int end, int conv_width,
                             int before) const {
     const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -307,7 +308,7 @@ MARLIN_DEVICE void FinishGroup(const GatedDeltaArguments& args, const Slice& sli
   const int warps = static_cast<int>(blockDim.x) >> 5;
   for (int t = warp; t < group.count; t += warps) {
     const int row = group.rows[t];
-    if (args.slices == 1) {
+    if (!args.norms_apart) {
       StoreGatedNorm(args, row, slice.head, inputs.Value(t));
       continue;
     }
@@ -315,7 +316,7 @@ MARLIN_DEVICE void FinishGroup(const GatedDeltaArguments& args, const Slice& sli
         args.sums + (int64_t{row} * args.value_heads + slice.head) * args.value_dim + slice.first;
     for (int i = lane; i < slice.columns; i += 32) to[i] = inputs.Value(t)[i];
   }
-  if (args.slices > 1 || group.count == end - first) return;
+  if (args.norms_apart || group.count == end - first) return;
   for (int row = first + warp; row < end; row += warps) {
     if (args.sequences.positions[row] < 0) StoreNothing(args, row, slice.head);
   }
@@ -324,7 +325,7 @@ MARLIN_DEVICE void FinishGroup(const GatedDeltaArguments& args, const Slice& sli
 /// Whether this CTA is the last of those with its key head of its sequence to have read the
 /// convolution's old inputs. Called by one thread, after a barrier.
 MARLIN_DEVICE bool IsLastReader(const GatedDeltaArguments& args, const Slice& slice) {
-  const auto readers = static_cast<uint32_t>(args.group() * args.slices);
+  const auto readers = static_cast<uint32_t>(args.readers());
   if (readers == 1) return true;
   if (args.counters == nullptr) return false;
   uint32_t* const counter = args.counters + int64_t{blockIdx.y} * args.key_heads + slice.key_head;
@@ -336,8 +337,8 @@ MARLIN_DEVICE bool IsLastReader(const GatedDeltaArguments& args, const Slice& sl
   return true;
 }
 
-/// Replaces the convolution's inputs in the state: those of the slice's values, and with `keys` of
-/// its key head.
+/// Replaces the convolution's inputs in the state: the slice's values, and with `keys` the queries
+/// and keys of its key head.
 MARLIN_DEVICE void StoreWindows(const GatedDeltaArguments& args, const SequenceState& state,
                                 const Slice& slice, const int* sources, bool keys) {
   const int begin = keys ? 0 : 2 * args.key_dim;
@@ -391,6 +392,7 @@ __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 
   EnterChain();
   if (blockIdx.x == 0 && blockIdx.y == 0) CheckRows(args);
   const SequenceState state(args, static_cast<int>(blockIdx.y));
+  if (state.InChunks(args)) return;
   LaneState<kRows, kVector> columns(args, slice);
   if (state.to != nullptr) columns.Load(state.from);
   Group group(sources, args.conv_width);
@@ -425,30 +427,27 @@ __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 
   StoreWindows(args, state, slice, sources + group.count, is_last);
 }
 
-/// Replaces the inputs of queries and keys where RecurrentKernel has no counters. blockIdx.x: key
-/// head; blockIdx.y: sequence.
+/// Replaces the convolution's inputs where RecurrentKernel does not: those of queries and keys if
+/// it has no counters, and all of a sequence in chunks. blockIdx.x: key head; blockIdx.y: sequence.
 __global__ void __launch_bounds__(kMostThreads)
     WindowKernel(const __grid_constant__ GatedDeltaArguments args) {
-  __shared__ int sources[kMostConvWidth - 1 + kGroupRows];
+  __shared__ int sources[kMostConvWidth];
   EnterChain();
-  const SequenceState state(args, static_cast<int>(blockIdx.y));
-  if (state.to == nullptr) return;
-  Group group(sources, args.conv_width);
-  if (threadIdx.x < 32) {
-    group.Begin(args.conv_width);
-    for (int first = state.first_row; first < state.end_row; first += kGroupRows) {
-      const int end = min(first + kGroupRows, state.end_row);
-      group.count =
-          group.Advance(args.sequences.positions, first, end, args.conv_width, group.count);
-    }
-    group.Advance(args.sequences.positions, state.end_row, state.end_row, args.conv_width,
-                  group.count);
-  }
+  const auto sequence = static_cast<int>(blockIdx.y);
+  const SequenceState state(args, sequence);
+  const bool chunks = state.InChunks(args);
+  if (state.to == nullptr || (!chunks && args.counts_readers())) return;
+  if (threadIdx.x < 32) FindSourcesBefore(args, state, state.end_row, sources);
   __syncthreads();
   const auto head = static_cast<int>(blockIdx.x);
-  for (int i = static_cast<int>(threadIdx.x); i < args.key_dim; i += static_cast<int>(blockDim.x)) {
-    StoreWindow(args, state, QueryChannel(args, head, i), sources);
-    StoreWindow(args, state, KeyChannel(args, head, i), sources);
+  const int group = args.group();
+  const int end = 2 * args.key_dim + (chunks ? group * args.value_dim : 0);
+  for (int i = static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
+    const int value = i - 2 * args.key_dim;
+    const Channel channel = i < args.key_dim ? QueryChannel(args, head, i)
+                            : value < 0      ? KeyChannel(args, head, i - args.key_dim)
+                                             : ValueChannel(args, head * group, value);
+    StoreWindow(args, state, channel, sources);
   }
 }
 
@@ -520,10 +519,15 @@ cudaError_t LaunchRecurrent(const GatedDeltaArguments& args, bool vector, cudaSt
   const RecurrentShared layout = {rows * kRowLanes, kSliceColumns};
   const Kernel kernel = KernelFor(rows, vector, args.conv_width);
   const cudaError_t error = LaunchInChain(kernel, grid, threads, layout.Bytes(), stream, args);
-  const bool shared = args.group() * args.slices > 1;
-  if (error != cudaSuccess || !shared || args.counters != nullptr) return error;
-  return LaunchInChain(&WindowKernel, dim3(static_cast<unsigned>(args.key_heads), sequences),
-                       kMostThreads, 0, stream, args);
+  // With sequences in chunks it comes after them.
+  if (error != cudaSuccess || args.counts_readers() || args.most_rows >= 0) return error;
+  return LaunchWindows(args, stream);
+}
+
+cudaError_t LaunchWindows(const GatedDeltaArguments& args, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(args.key_heads),
+                  static_cast<unsigned>(args.sequences.count));
+  return LaunchInChain(&WindowKernel, grid, kMostThreads, 0, stream, args);
 }
 
 cudaError_t LaunchGatedNorm(const GatedDeltaArguments& args, cudaStream_t stream) {

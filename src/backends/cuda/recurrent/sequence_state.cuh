@@ -39,6 +39,11 @@ struct SequenceState {
     to = Find(args, sequence, 1);
   }
 
+  /// Whether the sequence runs in chunks, not row by row.
+  MARLIN_DEVICE bool InChunks(const GatedDeltaArguments& args) const {
+    return args.most_rows >= 0 && end_row - first_row > args.most_rows;
+  }
+
  private:
   static MARLIN_DEVICE float* Find(const GatedDeltaArguments& args, int sequence, int which) {
     uint8_t* const page = PageOf(args.sequences, args.states, sequence, which);
