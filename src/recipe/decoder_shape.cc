@@ -42,6 +42,8 @@ constexpr ExpertStyle kGraniteExperts = {.block = kExpertBlocks[1],
 constexpr NormNames kGlm4Norms = {"input_layernorm", "post_self_attn_layernorm",
                                   "post_attention_layernorm", "post_mlp_layernorm"};
 
+constexpr NormNames kOutNorms = {"", "post_attention_layernorm", "", "post_feedforward_layernorm"};
+
 constexpr Family kFamilies[] = {
 #include "recipe/families.def"
 };
@@ -164,8 +166,8 @@ void ReadHeads(const Family& family, ModelConfig& config, Dimensions* d) {
   }
   d->o_bias =
       family.own_o_bias ? config.Bool("attention_out_bias", false) : family.o_bias && d->qkv_bias;
-  d->qk_norm = family.qk_norm == QkNormRule::kAlways ||
-               (family.qk_norm == QkNormRule::kByUseQkNorm && config.Bool("use_qk_norm", false));
+  d->qk_norm = family.qk_norm == QkNormRule::kByUseQkNorm ? config.Bool("use_qk_norm", false)
+                                                          : family.qk_norm != QkNormRule::kNone;
 }
 
 Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {

@@ -26,7 +26,13 @@ enum class BiasRule : uint8_t {
   kByAttentionBias,  ///< The key attention_bias.
   kByQkvBias,        ///< The key qkv_bias.
 };
-enum class QkNormRule : uint8_t { kNone, kAlways, kByUseQkNorm };
+enum class QkNormRule : uint8_t {
+  kNone,
+  kAlways,
+  kByUseQkNorm,
+  kWhole,        ///< One norm of all heads at once.
+  kAfterRotary,  ///< Norms of heads, after RoPE.
+};
 enum class SharedExperts : uint8_t { kNone, kGated, kPlain };
 enum class SparseRule : uint8_t { kAllLayers, kByStep, kAfterFirst };
 /// How router logits become the weights of the selected experts.
@@ -43,11 +49,14 @@ enum class WindowRule : uint8_t {
   kEvenBelowLimit,  ///< Even layers below max_window_layers.
   kFromLimit,       ///< Layers from max_window_layers on.
   kWithoutRotary,   ///< Layers that do not rotate.
+  kByPattern,       ///< All but the last of every sliding_window_pattern, or 4.
 };
 
 /// Which layers rotate queries and keys (RoPE).
 enum class RotaryRule : uint8_t {
   kAllLayers,
+  kSliding,         ///< Those with a sliding window.
+  kSlidingOrAll,    ///< The same, unless none has.
   kByNoRopeLayers,  ///< Those with a 1 in no_rope_layers; absent: all but each interval's last.
 };
 
@@ -91,6 +100,7 @@ struct Family {
   bool o_bias = false;      ///< The output projection follows qkv_bias.
   bool own_o_bias = false;  ///< The output projection follows the key attention_out_bias.
   QkNormRule qk_norm = QkNormRule::kNone;
+  std::array<std::string_view, 2> qk_norm_names = {"q_norm", "k_norm"};
   bool attention_sinks = false;
   bool output_gate = false;    ///< Attention's queries come with gates of its results.
   bool delta_by_head = false;  ///< A gated delta net's projections are one key head after another.

@@ -52,7 +52,7 @@ struct VectorTensor {
   std::string name;
   int64_t count = 0;
   bool one_plus = false;  ///< As Family::one_plus_norms.
-  /// Of a depthwise convolution; 0: the vector is none.
+  /// The taps of a depthwise convolution; 0: any other vector.
   int64_t conv_width = 0;
 
   bool present() const { return !name.empty(); }

@@ -177,11 +177,64 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+LINEAR = {
+    "head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+SHARED = {**MOE, "shared_expert_intermediate_size": 80}
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.0625,
+    "logits_scaling": 3.0,
+}
+CASES |= {
+    "granite": ("Granite", {**MULTIPLIERS, "attention_bias": True}),
+    "granitemoe": (
+        "GraniteMoe",
+        {**MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 3},
+    ),
+    "ministral": ("Ministral", {"sliding_window": 7}),
+    "ministral3": ("Ministral3", {"head_dim": 32, "sliding_window": 6}),
+    "phi3": ("Phi3", {"sliding_window": 7, "pad_token_id": None}),
+    "phi3_longrope": (
+        "Phi3",
+        {
+            "pad_token_id": None,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.25, 1.5, 2.0, 2.5, 3.0],
+                "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+            },
+        },
+    ),
+    "qwen3_5_moe_text": ("Qwen3_5Moe", {**LINEAR, **SHARED}),
+    "qwen3_5_text": ("Qwen3_5", LINEAR),
+    "qwen3_next": ("Qwen3Next", {**LINEAR, **SHARED, "decoder_sparse_step": 1}),
+    "seed_oss": ("SeedOss", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "pad_token_id": None}),
+}
+
+
+def config_class(name: str) -> Any:
+    """The configuration of a text model."""
+    return getattr(transformers, f"{name}TextConfig", None) or getattr(
+        transformers, f"{name}Config"
+    )
+
 
 def make_model(case: str, dtype: torch.dtype = torch.float32) -> Any:
     """Makes a random model in which every bias, sink and norm differs from its neutral value."""
     name, changes = CASES[case]
-    config = getattr(transformers, f"{name}Config")(**{**SMALL, **changes})
+    config = config_class(name)(**{**SMALL, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(sum(map(ord, case)))
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()

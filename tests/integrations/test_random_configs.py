@@ -40,6 +40,21 @@ LATENT = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 20,
 }
+DELTA: dict[str, tuple[Any, ...]] = {
+    "head_dim": (16, 32, 256),
+    "attention_bias": (False, True),
+    "linear_num_key_heads": (1, 2, 4),
+    "linear_num_value_heads": (4, 8),
+    "linear_key_head_dim": (12, 16, 24),
+    "linear_value_head_dim": (20, 32, 7),
+    "linear_conv_kernel_dim": (2, 3, 4),
+    "layer_types": (
+        ["linear_attention", "full_attention", "linear_attention"],
+        ["linear_attention", "linear_attention", "full_attention"],
+        ["linear_attention"] * 3,
+        ["full_attention"] * 3,
+    ),
+}
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 48}
 ROUTED = {**EXPERTS, "n_routed_experts": 16, "n_shared_experts": 1}
 
@@ -94,6 +109,28 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "norm_topk_prob": (False, True),
             "use_sliding_window": (False, True),
             "sliding_window": (5,),
+        },
+    ),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            **DELTA,
+            **{key: (value,) for key, value in EXPERTS.items()},
+            "num_experts": (8,),
+            "shared_expert_intermediate_size": (80,),
+            "norm_topk_prob": (True, False),
+            "decoder_sparse_step": (1, 2),
+            "mlp_only_layers": ([], [1]),
+        },
+    ),
+    "qwen3_5_text": ("Qwen3_5Text", DELTA),
+    "qwen3_5_moe_text": (
+        "Qwen3_5MoeText",
+        {
+            **DELTA,
+            **{key: (value,) for key, value in EXPERTS.items()},
+            "num_experts": (8,),
+            "shared_expert_intermediate_size": (80,),
         },
     ),
     "glm4": ("Glm4", {"head_dim": (128, 32), "attention_bias": (True, False)}),
@@ -171,11 +208,21 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
     "ministral": (
         "Ministral",
         {
+            "head_dim": (16,),  # Its class has no default for RoPE to count with.
             "sliding_window": (6, 7),
             "layer_types": (None, ["full_attention", "sliding_attention", "full_attention"]),
         },
     ),
     "ministral3": ("Ministral3", {"head_dim": (16, 32), "sliding_window": (None, 6)}),
+    "exaone4": (
+        "Exaone4",
+        {
+            "head_dim": (16, 32),
+            "sliding_window": (6, None),
+            "layer_types": (["full_attention"] * 3, ["sliding_attention"] * 2 + ["full_attention"]),
+        },
+    ),
+    "olmo2": ("Olmo2", {"attention_bias": (False, True)}),
     "phi3": ("Phi3", {"sliding_window": (None, 6)}),
     "seed_oss": (
         "SeedOss",
@@ -199,10 +246,12 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
     ),
 }
 LONG_FACTORS = ("short_factor", "long_factor")
-PARTIAL = ("glm4", "glm4_moe", "phi3")
+HYBRID = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+PARTIAL = ("glm4", "glm4_moe", "phi3", *HYBRID)
 SIZES = {
     *SMALL,
     *LATENT,
+    *DELTA,
     "q_lora_rank",
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
@@ -210,7 +259,7 @@ SIZES = {
     "num_local_experts",
     "n_routed_experts",
     "n_shared_experts",
-} - {"max_position_embeddings", "initializer_range", "pad_token_id"}
+} - {"max_position_embeddings", "initializer_range", "pad_token_id", "head_dim", "attention_bias"}
 STRANGE: dict[str, Any] = {
     "my_note": "fine",
     "rope_ratio": 2.0,
@@ -263,7 +312,15 @@ def draw_rope(rng: random.Random, kind: str) -> dict[str, Any]:
         rope["original_max_position_embeddings"] = rng.choice([8, 32])
     elif kind in PARTIAL and rng.random() < 0.5:
         rope["partial_rotary_factor"] = rng.choice([0.5, 0.25, 1.0])
+    if kind.startswith("qwen3_5") and rng.random() < 0.5:
+        rope.update(mrope_section=[1, 1, 0], mrope_interleaved=True)
     return rope
+
+
+def made(name: str, values: dict[str, Any]) -> Any:
+    """The model of a type's class, whose configuration may be named differently."""
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, **values})
+    return getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
 
 
 class Case:
@@ -282,10 +339,7 @@ class Case:
         if self.rng.random() < 0.8:
             values["rope_parameters"] = draw_rope(self.rng, self.kind)
         tied = self.rng.random() < 0.4
-        config = getattr(transformers, f"{name}Config")(
-            **{**SMALL, **values, "tie_word_embeddings": tied}
-        )
-        self._save(getattr(transformers, f"{name}ForCausalLM")(config).eval(), number)
+        self._save(made(name, {**values, "tie_word_embeddings": tied}), number)
         self.config = json.loads((folder / "config.json").read_text())
         self._head(tied)
         self._move()
@@ -449,3 +503,27 @@ def test_logits_are_those_of_transformers_or_a_key_is_named(chunk: int, tmp_path
         outcomes.append(run_case(number, folder))
     # Refusing everything would be right, too.
     assert outcomes.count("equal") >= len(outcomes) * 0.3, outcomes
+
+
+@pytest.mark.parametrize("division", ([40], [7, 1, 2, 30], [1] * 40), ids=("once", "parts", "each"))
+@pytest.mark.parametrize("kind", HYBRID)
+def test_a_prompt_may_be_divided(kind: str, division: list[int], tmp_path: Path) -> None:
+    name, keys = TYPES[kind]
+    for number in range(4):
+        rng = random.Random(number)
+        values = {key: rng.choice(choices) for key, choices in keys.items()}
+        values["layer_types"] = keys["layer_types"][number % 2]
+        torch.manual_seed(number)
+        made(name, values).save_pretrained(tmp_path)
+        with torch.no_grad():
+            model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+            want = model.eval()(IDS).logits[0].numpy()
+        core = mm.load(tmp_path, exact=True, verbose=False)._core
+        sequence = core.new_sequence()
+        got = np.empty((40, SMALL["vocab_size"]), np.float32)
+        first = 0
+        for count in division:
+            ids = IDS[0, first : first + count].tolist()
+            core.forward(sequence, ids, True, got[first : first + count])
+            first += count
+        assert np.abs(got - want).max() < 1e-3 * np.abs(want).max(), values

@@ -79,7 +79,8 @@ class GatedDeltaGpu : public GpuTest<::testing::Test> {
             {log_decay, DType::kF32, {heads}},
             {decay_bias, DType::kF32, {heads}},
             {norm, DType::kF32, {sizes_.value_dim}},
-            1e-6F};
+            1e-6F,
+            sizes_};
   }
 
   /// Runs rows of `inputs` (a row has RowStride elements) with the pages of this fixture.
@@ -106,7 +107,7 @@ class GatedDeltaGpu : public GpuTest<::testing::Test> {
                                  {on_device[7].data(), DType::kI32, {sequences, 2}}};
     const Status status = GatedDelta(
         device(), InputsAt(floats(0), count), WeightsAt(floats(1), floats(2), floats(3), floats(4)),
-        sizes_, where, {{&slab, 1}, kPages, PageStride(), kFirstElement},
+        where, {{&slab, 1}, kPages, PageStride(), kFirstElement},
         {out.data(), DType::kF32, {count, sizes_.value_heads, sizes_.value_dim}}, determinism);
     EXPECT_TRUE(status.ok()) << status.message();
     EXPECT_TRUE(device().Synchronize().ok());
