@@ -86,8 +86,9 @@ struct Inputs {
   RecurrentShared layout;
   float* queries;
   float* keys;
-  float* values;  ///< Replaced by S^T q.
-  float* decays;  ///< [kGroupRows] as the following.
+  float* values;   ///< Replaced by S^T q.
+  float* factors;  ///< norm * SiLU(gate), unless norms_apart.
+  float* decays;   ///< [kGroupRows] as the following.
   float* writes;
   float* products;  ///< q . k
 
@@ -100,6 +101,7 @@ struct Inputs {
   MARLIN_DEVICE float* Query(int t) const { return queries + t * layout.key_row; }
   MARLIN_DEVICE float* Key(int t) const { return keys + t * layout.key_row; }
   MARLIN_DEVICE float* Value(int t) const { return values + t * layout.value_row; }
+  MARLIN_DEVICE float* Factor(int t) const { return factors + t * layout.value_row; }
 };
 
 /// The queries, keys and values of a group, before their norms, and its decays and writes.
@@ -115,6 +117,15 @@ MARLIN_DEVICE void PrepareGroup(const GatedDeltaArguments& args, const SequenceS
     const int stride = i < 2 * key_dim ? inputs.layout.key_row : inputs.layout.value_row;
     Convolve<kWidth, 1>(args, state, channel, group.sources, group.count,
                         [&](int t, float y) { to[t * stride] = y; });
+  }
+  if (!args.norms_apart) {
+    for (int i = static_cast<int>(threadIdx.x); i < slice.columns * group.count;
+         i += static_cast<int>(blockDim.x)) {
+      const int t = i / slice.columns;
+      const int column = i - t * slice.columns;
+      const float gate = GatesOf(args, group.rows[t], slice.head)[column];
+      inputs.Factor(t)[column] = args.norm[column] * TimesSigmoid(gate, gate);
+    }
   }
   // The last threads have the fewest channels.
   const int t = static_cast<int>(blockDim.x - 1 - threadIdx.x);
@@ -309,7 +320,8 @@ MARLIN_DEVICE void FinishGroup(const GatedDeltaArguments& args, const Slice& sli
   for (int t = warp; t < group.count; t += warps) {
     const int row = group.rows[t];
     if (!args.norms_apart) {
-      StoreGatedNorm(args, row, slice.head, inputs.Value(t));
+      StoreNormed(args, row, slice.head, inputs.Value(t),
+                  [&](int i) { return inputs.Factor(t)[i]; });
       continue;
     }
     float* const to =
@@ -348,21 +360,30 @@ MARLIN_DEVICE void StoreWindows(const GatedDeltaArguments& args, const SequenceS
   }
 }
 
-/// Requests a CTA's part of its state into L2, whatever work before it still does: the numbers of
-/// pages are checked, and read again after it.
+/// Requests what a CTA reads first into L2, whatever earlier work still does: its state, the
+/// convolution's weights and its inputs in the state. The page may be an old one: it is read again.
+/// A table of slabs in memory may be no table yet.
+template <int kWidth>
 MARLIN_DEVICE void PrefetchState(const GatedDeltaArguments& args, const Slice& slice) {
-  const int sequence = static_cast<int>(blockIdx.y);
-  const int page = __ldcg(args.sequences.block_tables + int64_t{2} * sequence);
-  if (page < 0) return;
-  const auto number = static_cast<uint32_t>(page);
-  const uint32_t slab = number / args.states.slab_pages;
-  if (slab >= static_cast<uint32_t>(args.states.slab_count)) return;
-  if (args.states.more_slabs != nullptr || args.states.slabs[slab] == nullptr) return;
-  const float* const state = static_cast<const float*>(args.states.slabs[slab]) +
-                             (number - slab * args.states.slab_pages) * args.states.page_stride +
-                             args.states.first_element;
+  if (args.slices > 1 || args.key_dim % 4 != 0 || args.states.more_slabs != nullptr) return;
+  if (threadIdx.x > 3 * kWidth) return;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const float* const state = FindState(args, static_cast<int>(blockIdx.y), 0);
   const int elements = args.key_dim * args.value_dim;
-  PrefetchBulk(state + args.conv_elements() + int64_t{slice.head} * elements, elements * 4);
+  if (thread == 0) {
+    if (state == nullptr) return;
+    PrefetchBulk(state + args.conv_elements() + int64_t{slice.head} * elements, elements * 4);
+    return;
+  }
+  const int part = (thread - 1) % 3;  // Queries, keys, values.
+  const int slot = (thread - 1) / 3;
+  const int count = part == 2 ? args.value_dim : args.key_dim;
+  const int64_t channel = slice.ChannelOf(args, part * args.key_dim).index;
+  if (slot == kWidth - 1) {
+    PrefetchBulk(args.conv + channel * kWidth, count * kWidth * 4);
+  } else if (state != nullptr) {
+    PrefetchBulk(state + slot * args.channels() + channel, count * 4);
+  }
 }
 
 /// blockIdx.x: slice; blockIdx.y: sequence.
@@ -375,12 +396,13 @@ __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 
   __shared__ int shared_count;
   __shared__ bool is_last;
   const Slice slice(args);
-  if (kVector && args.slices == 1 && threadIdx.x == 0) PrefetchState(args, slice);
+  if constexpr (kVector && kWidth != 0) PrefetchState<kWidth>(args, slice);
   const RecurrentShared layout = {kRows * kRowLanes, kSliceColumns};
   const Inputs inputs = {layout,
                          memory + layout.Queries(),
                          memory + layout.Keys(),
                          memory + layout.Values(),
+                         memory + layout.Factors(),
                          scalars[0],
                          scalars[1],
                          scalars[2]};
@@ -390,11 +412,13 @@ __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 
     if (i % layout.key_row >= args.key_dim) memory[i] = 0.0f;
   }
   EnterChain();
-  if (blockIdx.x == 0 && blockIdx.y == 0) CheckRows(args);
-  const SequenceState state(args, static_cast<int>(blockIdx.y));
-  if (state.InChunks(args)) return;
+  const auto sequence = static_cast<int>(blockIdx.y);
+  const bool checks = blockIdx.x == 0 && blockIdx.y == 0;
   LaneState<kRows, kVector> columns(args, slice);
-  if (state.to != nullptr) columns.Load(state.from);
+  columns.Load(FindState(args, sequence, 0));  // First, as all else waits less long.
+  if (checks) CheckFirstRows(args.sequences, args.errors);
+  const SequenceState state(args, sequence);
+  if (state.InChunks(args)) return;
   Group group(sources, args.conv_width);
   const bool first_warp = threadIdx.x < 32;
   if (first_warp) group.Begin(args.conv_width);
@@ -427,8 +451,8 @@ __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 
   StoreWindows(args, state, slice, sources + group.count, is_last);
 }
 
-/// Replaces the convolution's inputs where RecurrentKernel does not: those of queries and keys if
-/// it has no counters, and all of a sequence in chunks. blockIdx.x: key head; blockIdx.y: sequence.
+/// Replaces the convolution's inputs where RecurrentKernel does not: queries and keys if it has no
+/// counters, and everything of a sequence in chunks. blockIdx.x: key head; blockIdx.y: sequence.
 __global__ void __launch_bounds__(kMostThreads)
     WindowKernel(const __grid_constant__ GatedDeltaArguments args) {
   __shared__ int sources[kMostConvWidth];
@@ -461,8 +485,10 @@ __global__ void __launch_bounds__(kNormWarps * 32)
   const bool moves = args.sequences.positions[row] >= 0;
   for (int head = static_cast<int>(threadIdx.x) >> 5; head < args.value_heads; head += kNormWarps) {
     if (moves) {
-      StoreGatedNorm(args, row, head,
-                     args.sums + (int64_t{row} * args.value_heads + head) * args.value_dim);
+      const float* const gates = GatesOf(args, row, head);
+      StoreNormed(args, row, head,
+                  args.sums + (int64_t{row} * args.value_heads + head) * args.value_dim,
+                  [&](int i) { return args.norm[i] * TimesSigmoid(gates[i], gates[i]); });
     } else {
       StoreNothing(args, row, head);
     }

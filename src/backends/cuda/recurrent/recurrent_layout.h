@@ -83,7 +83,8 @@ struct RecurrentShared {
   MARLIN_HOST_DEVICE int Queries() const { return 0; }
   MARLIN_HOST_DEVICE int Keys() const { return kGroupRows * key_row; }
   MARLIN_HOST_DEVICE int Values() const { return 2 * kGroupRows * key_row; }
-  MARLIN_HOST_DEVICE int Bytes() const { return (Values() + kGroupRows * value_row) * 4; }
+  MARLIN_HOST_DEVICE int Factors() const { return Values() + kGroupRows * value_row; }
+  MARLIN_HOST_DEVICE int Bytes() const { return (Factors() + kGroupRows * value_row) * 4; }
 };
 
 }  // namespace marlin::cuda

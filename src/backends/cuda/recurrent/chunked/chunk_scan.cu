@@ -46,11 +46,23 @@ class ScanCopies {
                            uint32_t shared)
       : turn_(turn), key_head_(key_head), head_(head), slice_(slice), shared_(shared) {}
 
-  /// Called by one thread.
-  MARLIN_DEVICE void Begin() const {
+  /// Requests the first of `count` chunks, from `slot` of the turn on. Called by one thread.
+  MARLIN_DEVICE void Begin(int slot, int count) const {
     for (int i = 0; i < 3; ++i) InitBarrier(Barrier(i), 1);
     FenceBarrierInit();
+    RequestPair(slot, 0);
+    RequestHead(slot);
+    if (count > 1) RequestPair(slot + 1, 1);
   }
+  /// The same after chunk n.
+  MARLIN_DEVICE void Continue(int slot, int n, int count) const {
+    if (n + 1 < count) RequestHead(slot + n + 1);
+    if (n + 2 < count) RequestPair(slot + n + 2, n + 2);
+  }
+  MARLIN_DEVICE void WaitForPair(int n) const { Wait(Barrier(n & 1), n >> 1 & 1); }
+  MARLIN_DEVICE void WaitForHead(int n) const { Wait(Barrier(2), n & 1); }
+
+ private:
   /// Keys and queries of chunk `slot` of the turn, the CTA's n-th.
   MARLIN_DEVICE void RequestPair(int slot, int n) const {
     constexpr int kBytes = Shared::kPairFloats * 4;
@@ -66,10 +78,6 @@ class ScanCopies {
     CopyBulk(shared_ + Shared::kValues * 4, part + kHeadFloats + slice_ * ChunkLayout::kValueFloats,
              kValueBytes, Barrier(2));
   }
-  MARLIN_DEVICE void WaitForPair(int n) const { Wait(Barrier(n & 1), n >> 1 & 1); }
-  MARLIN_DEVICE void WaitForHead(int n) const { Wait(Barrier(2), n & 1); }
-
- private:
   MARLIN_DEVICE uint32_t Barrier(int i) const { return shared_ + Shared::kBarriers * 4 + i * 8; }
 
   const ChunkArguments& turn_;
@@ -161,6 +169,97 @@ MARLIN_DEVICE void MultiplyStrip(float (&sums)[kCount][4], const float* rows, in
   }
 }
 
+/// A chunk in shared memory, and what a warp computes of it: with keys, a strip of the rows that
+/// the state gets, with queries, of the outputs; and half of the columns of a strip of D.
+template <int kKeyDim>
+class ScanChunk {
+ public:
+  using Shared = ScanShared<kKeyDim>;
+
+  MARLIN_DEVICE ScanChunk(float* memory, int n)
+      : keys_(memory + (n & 1) * Shared::kPairFloats),
+        transform_(memory + Shared::kHead),
+        scores_(transform_ + kSquareFloats),
+        values_(memory + Shared::kValues),
+        rows_(reinterpret_cast<const ChunkRows*>(scores_ + kSquareFloats)),
+        operand_(memory + Shared::kState),
+        news_(memory + Shared::kNews),
+        deltas_(memory + Shared::kDeltas),
+        strip_((static_cast<int>(threadIdx.x) >> 5) % kStrips),
+        has_keys_(threadIdx.x < kThreads / 2) {}
+
+  MARLIN_DEVICE const float* keys() const { return keys_; }
+  MARLIN_DEVICE const float* news() const { return news_; }
+  /// The logarithm of the chunk's decay.
+  MARLIN_DEVICE float decay() const { return rows_->decays[kChunkRows - 1]; }
+
+  /// Products of the keys or the queries with the state.
+  MARLIN_DEVICE void MultiplyState() {
+    const float* const rows = keys_ + (has_keys_ ? 0 : Shared::kKeyFloats);
+    MultiplyStrip(sums_, rows + strip_ * 16 * Shared::kKeyRow, Shared::kKeyRow, operand_,
+                  kKeyDim / 8);
+  }
+  /// V - exp(G) K S, or exp(G) Q S.
+  MARLIN_DEVICE void Decay() {
+    ForPairs<kTiles>(strip_, 0, [&](int tile, int half, int row, int column) {
+      const float decay = expf(rows_->decays[row]);
+      float& low = sums_[tile][2 * half];
+      float& high = sums_[tile][2 * half + 1];
+      if (has_keys_) {
+        const float2 v = *reinterpret_cast<const float2*>(values_ + row * kScanColumns + column);
+        StorePairTf32(news_ + row * kRow + column, v.x - decay * low, v.y - decay * high);
+      } else {
+        low *= decay;
+        high *= decay;
+      }
+    });
+  }
+  /// D. Called by all threads of the CTA.
+  MARLIN_DEVICE void Transform() {
+    constexpr int kHalf = kTiles / 2;
+    const int first_column = has_keys_ ? 0 : kHalf * 8;
+    float products[kHalf][4] = {};
+    MultiplyStrip(products, transform_ + strip_ * 16 * kSquareRow, kSquareRow, news_ + first_column,
+                  Steps());
+    __syncthreads();
+    ForPairs<kHalf>(strip_, first_column, [&](int tile, int half, int row, int column) {
+      const float low = products[tile][2 * half];
+      const float high = products[tile][2 * half + 1];
+      const float decay = expf(this->decay() - rows_->decays[row]);
+      StorePairTf32(deltas_ + row * kRow + column, low, high);
+      StorePairTf32(news_ + row * kRow + column, decay * low, decay * high);
+    });
+  }
+  /// Adds P D, and stores the outputs.
+  MARLIN_DEVICE void StoreOutputs(const GatedDeltaArguments& args, int head, int first_column) {
+    if (has_keys_) return;
+    MultiplyStrip(sums_, scores_ + strip_ * 16 * kSquareRow, kSquareRow, deltas_, Steps());
+    ForPairs<kTiles>(strip_, first_column, [&](int tile, int half, int row, int column) {
+      const int of_call = rows_->rows[row];
+      if (of_call < 0) return;
+      const int64_t at = (int64_t{of_call} * args.value_heads + head) * args.value_dim + column;
+      *reinterpret_cast<float2*>(args.sums + at) = {sums_[tile][2 * half],
+                                                    sums_[tile][2 * half + 1]};
+    });
+  }
+
+ private:
+  /// Steps of 8 up to the diagonal.
+  MARLIN_DEVICE int Steps() const { return 2 * (strip_ + 1); }
+
+  const float* keys_;
+  const float* transform_;
+  const float* scores_;
+  const float* values_;
+  const ChunkRows* rows_;
+  float* operand_;
+  float* news_;
+  float* deltas_;
+  int strip_;
+  bool has_keys_;
+  float sums_[kTiles][4] = {};
+};
+
 /// blockIdx.x: value head and slice of its features; blockIdx.y: sequence.
 template <int kKeyDim>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -177,91 +276,37 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int first = max(turn.first - before, 0);
   const int count = min(turn.first + turn.count - before, ChunksOf(args, sequence)) - first;
   if (count <= 0) return;
-  const SequenceState sequence_state(args, sequence);
-  if (sequence_state.to == nullptr) return;
-  const int first_slot = before + first - turn.first;
+  const SequenceState pages(args, sequence);
+  if (pages.to == nullptr) return;
+  const int slot = before + first - turn.first;
   const ScanCopies<kKeyDim> copies(turn, head / args.group(), head, slice, SharedAddress(memory));
+  if (threadIdx.x == 0) copies.Begin(slot, count);
   const int warp = static_cast<int>(threadIdx.x) >> 5;
-  if (threadIdx.x == 0) {
-    copies.Begin();
-    copies.RequestPair(first_slot, 0);
-    copies.RequestHead(first_slot);
-    if (count > 1) copies.RequestPair(first_slot + 1, 1);
-  }
-  float* const operand = memory + Shared::kState;
-  float* const news = memory + Shared::kNews;
-  float* const deltas = memory + Shared::kDeltas;
-  const float* const transform = memory + Shared::kHead;
-  const float* const scores = transform + kSquareFloats;
-  const auto* const rows = reinterpret_cast<const ChunkRows*>(scores + kSquareFloats);
-  const float* const values = memory + Shared::kValues;
-  const int strip = warp % kStrips;
-  const bool has_keys = warp < kStrips;  // The others have queries.
   const bool owns = warp < kKeyDim / 16;
   StateStrip state(args, warp, head, slice);
   if (owns) {
-    state.Load(first == 0 ? sequence_state.from : sequence_state.to);
-    state.Publish(operand);
+    state.Load(first == 0 ? pages.from : pages.to);
+    state.Publish(memory + Shared::kState);
   }
   __syncthreads();
   for (int n = 0; n < count; ++n) {
-    const float* const keys = memory + (n & 1) * Shared::kPairFloats;
-    const float* const queries = keys + Shared::kKeyFloats;
+    ScanChunk<kKeyDim> chunk(memory, n);
     copies.WaitForPair(n);
-    float sums[kTiles][4] = {};
-    MultiplyStrip(sums, (has_keys ? keys : queries) + strip * 16 * Shared::kKeyRow, Shared::kKeyRow,
-                  operand, kKeyDim / 8);
+    chunk.MultiplyState();
     copies.WaitForHead(n);
-    ForPairs<kTiles>(strip, 0, [&](int tile, int half, int row, int column) {
-      const float decay = expf(rows->decays[row]);
-      float& low = sums[tile][2 * half];
-      float& high = sums[tile][2 * half + 1];
-      if (has_keys) {
-        const float2 v = *reinterpret_cast<const float2*>(values + row * kScanColumns + column);
-        StorePairTf32(news + row * kRow + column, v.x - decay * low, v.y - decay * high);
-      } else {
-        low *= decay;
-        high *= decay;
-      }
-    });
+    chunk.Decay();
     __syncthreads();
-    // Below the diagonal; a warp has half of the columns.
-    constexpr int kHalf = kTiles / 2;
-    const int half_column = has_keys ? 0 : kHalf * 8;
-    const int steps = 2 * (strip + 1);
-    float products[kHalf][4] = {};
-    MultiplyStrip(products, transform + strip * 16 * kSquareRow, kSquareRow, news + half_column,
-                  steps);
-    const float last = rows->decays[kChunkRows - 1];
+    chunk.Transform();
     __syncthreads();
-    ForPairs<kHalf>(strip, half_column, [&](int tile, int half, int row, int column) {
-      const float low = products[tile][2 * half];
-      const float high = products[tile][2 * half + 1];
-      const float decay = expf(last - rows->decays[row]);
-      StorePairTf32(deltas + row * kRow + column, low, high);
-      StorePairTf32(news + row * kRow + column, decay * low, decay * high);
-    });
-    __syncthreads();
-    if (!has_keys) {
-      MultiplyStrip(sums, scores + strip * 16 * kSquareRow, kSquareRow, deltas, steps);
-      ForPairs<kTiles>(strip, slice * kScanColumns, [&](int tile, int half, int row, int column) {
-        const int of_call = rows->rows[row];
-        if (of_call < 0) return;
-        float* const to =
-            args.sums + (int64_t{of_call} * args.value_heads + head) * args.value_dim + column;
-        *reinterpret_cast<float2*>(to) = {sums[tile][2 * half], sums[tile][2 * half + 1]};
-      });
-    }
+    chunk.StoreOutputs(args, head, slice * kScanColumns);
     if (owns) {
-      state.Advance(expf(last), keys, Shared::kKeyRow, news);
-      state.Publish(operand);
+      state.Advance(expf(chunk.decay()), chunk.keys(), Shared::kKeyRow, chunk.news());
+      state.Publish(memory + Shared::kState);
     }
     __syncthreads();
-    if (threadIdx.x != 0) continue;
-    if (n + 1 < count) copies.RequestHead(first_slot + n + 1);
-    if (n + 2 < count) copies.RequestPair(first_slot + n + 2, n + 2);
+    if (threadIdx.x == 0) copies.Continue(slot, n, count);
   }
-  if (owns) state.Store(sequence_state.to);
+  if (owns) state.Store(pages.to);
 }
 
 }  // namespace
