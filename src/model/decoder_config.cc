@@ -74,7 +74,8 @@ Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
     bool slides = SlidesByDefault(decoder->family->windows, layer, limit);
     if (!types.empty()) {
       slides = types[at] == "sliding_attention";
-      if (!slides && types[at] != "full_attention") {
+      const bool indexed = decoder->shape.index_tokens > 0 && types[at] == "indexed_attention";
+      if (!slides && !indexed && types[at] != "full_attention") {
         return Status(
             Code::kUnsupported,
             fmt::format("config.json: layer_types: '{}' is not supported", Printable(types[at])));
@@ -88,6 +89,18 @@ Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
   return {};
 }
 
+/// An indexer selects every token of a context of up to index_topk tokens, so that attention to all
+/// of them is exact; it is not run.
+void LimitToIndex(DecoderConfig* decoder) {
+  const int64_t most = decoder->shape.index_tokens;
+  if (most == 0 || decoder->max_positions <= most) return;
+  decoder->notes.push_back(
+      fmt::format("config.json: index_topk: the context is limited from {} to {} tokens, of which "
+                  "sparse attention would select all",
+                  decoder->max_positions, most));
+  decoder->max_positions = most;
+}
+
 void AddLayers(DecoderConfig* decoder) {
   for (int64_t index = 0; index < decoder->shape.layers; ++index) {
     LayerConfig& layer = decoder->layers.emplace_back();
@@ -95,6 +108,40 @@ void AddLayers(DecoderConfig* decoder) {
     layer.sizes = DimensionsOfLayer(decoder->shape, index);
     const float rotary = decoder->rotaries[layer.rotary].score_factor;
     layer.score_scale = ParametersOf(layer.mixer).ScoreScale(layer.sizes, rotary);
+  }
+}
+
+/// Routing that is limited to groups of experts, of the best two of each or the best one.
+void ReadGroups(ModelConfig& config, int64_t best_of_group, DecoderConfig* decoder) {
+  RouterOptions& router = decoder->router;
+  router.best_of_group = best_of_group;
+  router.groups = config.SizeOr("n_group", 1 << 14, 1);
+  router.top_groups = config.SizeOr("topk_group", 1 << 14, 1);
+  if (decoder->shape.experts % router.groups != 0) {
+    config.Fail("n_group", fmt::format("{} experts are not {} groups of equal size",
+                                       decoder->shape.experts, router.groups));
+  }
+  if (router.top_groups > router.groups) {
+    config.Fail("topk_group", fmt::format("{} of {} groups", router.top_groups, router.groups));
+  }
+  if (const int64_t left = decoder->shape.experts / router.groups * router.top_groups;
+      decoder->shape.top_k > left) {
+    config.Fail("num_experts_per_tok", fmt::format("{} experts of the {} in {} groups",
+                                                   decoder->shape.top_k, left, router.top_groups));
+  }
+}
+
+float RouterScale(ModelConfig& config) {
+  return static_cast<float>(config.Real("routed_scaling_factor", -1e6, 1e6));
+}
+
+void ReadTopkMethod(ModelConfig& config, DecoderConfig* decoder) {
+  const std::string method = config.StringOr("topk_method", "greedy");
+  if (method == "group_limited_greedy") {
+    ReadGroups(config, /*best_of_group=*/1, decoder);
+  } else if (method != "greedy") {
+    config.Fail("topk_method",
+                fmt::format("'{}' is neither greedy nor group_limited_greedy", Printable(method)));
   }
 }
 
@@ -116,22 +163,21 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
     case RouterRule::kSigmoid:
       router.scoring = RouterOptions::Scoring::kSigmoid;
       router.normalize = config.Bool("norm_topk_prob", false);
-      router.scaling_factor = static_cast<float>(config.Real("routed_scaling_factor", -1e6, 1e6));
-      router.groups = config.SizeOr("n_group", 1 << 14, 1);
-      router.top_groups = config.SizeOr("topk_group", 1 << 14, 1);
-      if (decoder->shape.experts % router.groups != 0) {
-        config.Fail("n_group", fmt::format("{} experts are not {} groups of equal size",
-                                           decoder->shape.experts, router.groups));
-      }
-      if (router.top_groups > router.groups) {
-        config.Fail("topk_group", fmt::format("{} of {} groups", router.top_groups, router.groups));
-      }
-      if (const int64_t left = decoder->shape.experts / router.groups * router.top_groups;
-          decoder->shape.top_k > left) {
-        config.Fail("num_experts_per_tok",
-                    fmt::format("{} experts of the {} in {} groups", decoder->shape.top_k, left,
-                                router.top_groups));
-      }
+      router.scaling_factor = RouterScale(config);
+      ReadGroups(config, /*best_of_group=*/2, decoder);
+      return;
+    case RouterRule::kSigmoidNormalized:
+      router.scoring = RouterOptions::Scoring::kSigmoid;
+      router.normalize = true;
+      return;
+    case RouterRule::kSoftmaxCorrected:
+      router.normalize = true;
+      router.least_sum = static_cast<float>(config.Real("moe_norm_min", 0, 1));
+      return;
+    case RouterRule::kSoftmaxByMethod:
+      router.normalize = false;
+      router.scaling_factor = RouterScale(config);
+      ReadTopkMethod(config, decoder);
   }
 }
 
@@ -166,6 +212,7 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
   }
   MARLIN_ASSIGN_OR_RETURN(const RopeParameters rope, ReadRopeParameters(typed));
   decoder.max_positions = rope.positions;
+  LimitToIndex(&decoder);
   const MixerParameters& mixer = ParametersOf(family.mixer);
   decoder.rotaries = {MakeRotary(rope, mixer.RotaryDim(decoder.shape))};
   decoder.interleaved_rotary = family.interleaved_rotary || mixer.InterleavesRotary(config);

@@ -12,6 +12,17 @@
 namespace marlin {
 namespace {
 
+/// Finds the parameters that nothing reads, so that a checkpoint without them is refused.
+Status ExpectUnused(const MixerTensors& tensors, WeightSource* source) {
+  for (const LinearTensors& unused : tensors.unused_linears) {
+    MARLIN_RETURN_IF_ERROR(source->Expect({unused.weight(), unused.out}, unused.in));
+  }
+  for (const VectorTensor& unused : tensors.unused_vectors) {
+    MARLIN_RETURN_IF_ERROR(source->Expect(unused.name, Shape{unused.count}));
+  }
+  return {};
+}
+
 class DecoderLoader {
  public:
   DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config,
@@ -100,10 +111,12 @@ class DecoderLoader {
 
  private:
   Result<DeviceVector> Vector(const VectorTensor& vector) {
-    return vector.present() ? Upload(vector.name, vector.count) : DeviceVector();
+    if (!vector.present()) return DeviceVector();
+    return Upload(vector.name, vector.count, vector.as_row ? 1 : 0);
   }
-  Result<DeviceVector> Upload(const std::string& name, int64_t count) {
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values, source_.LoadVector(name, count));
+  Result<DeviceVector> Upload(const std::string& name, int64_t count, int64_t rows = 0) {
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values,
+                            source_.LoadVector(name, count, /*row=*/0, rows));
     return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(const LinearTensors& linear, bool of_experts = false) {
@@ -173,6 +186,7 @@ class DecoderLoader {
       MARLIN_ASSIGN_OR_RETURN(DeviceVector loaded, Vector(vector));
       layer->vectors.push_back(std::move(loaded));
     }
+    MARLIN_RETURN_IF_ERROR(ExpectUnused(tensors, &source_));
     if (only_writes_) return {};
     if (layer->mixer->ConvertedBytes(shape_, exact_) == 0) return {};
     MARLIN_RETURN_IF_ERROR(source_.Finish());

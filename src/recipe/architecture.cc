@@ -59,7 +59,8 @@ class TensorLister {
     Add(LayerPrefix(layer_) + std::string(name), shape);
   }
   void AddVector(const VectorTensor& vector) {
-    if (vector.present()) Add(vector.name, {vector.count});
+    if (!vector.present()) return;
+    Add(vector.name, vector.as_row ? Shape{1, vector.count} : Shape{vector.count});
   }
   void AddLinear(const LinearTensors& linear) {
     if (!linear.present()) return;
@@ -84,6 +85,8 @@ class TensorLister {
     AddVector(layer.input_norm);
     for (const LinearTensors& linear : layer.mixer.Linears()) AddLinear(linear);
     for (const VectorTensor& vector : layer.mixer.vectors) AddVector(vector);
+    for (const LinearTensors& unused : layer.mixer.unused_linears) AddLinear(unused);
+    for (const VectorTensor& unused : layer.mixer.unused_vectors) AddVector(unused);
     AddVector(layer.mlp_norm);
     AddVector(layer.attention_out_norm);
     AddVector(layer.mlp_out_norm);

@@ -1,6 +1,7 @@
 // The numbers of a decoder's config.json: constants of its family, and its dimensions.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -25,15 +26,34 @@ enum class BiasRule : uint8_t {
   kByAttentionBias,  ///< The key attention_bias.
   kByQkvBias,        ///< The key qkv_bias.
 };
-enum class QkNormRule : uint8_t { kNone, kAlways, kByUseQkNorm };
-enum class SharedExperts : uint8_t { kNone, kGated, kPlain };
-enum class SparseRule : uint8_t { kAllLayers, kByStep, kAfterFirst };
+enum class QkNormRule : uint8_t {
+  kNone,
+  kAlways,
+  kByUseQkNorm,
+  kWhole,        ///< One norm of all heads at once.
+  kAfterRotary,  ///< Norms of heads, after RoPE.
+};
+enum class SharedExperts : uint8_t {
+  kNone,
+  kGated,
+  kPlain,  ///< n_shared_experts experts as one.
+  kOne,    ///< As wide as an expert.
+};
+enum class SparseRule : uint8_t {
+  kAllLayers,
+  kByStep,
+  kAfterFirst,
+  kInRange,  ///< From moe_layer_start_index to moe_layer_end_index, every moe_layer_interval-th.
+};
 /// How router logits become the weights of the selected experts.
 enum class RouterRule : uint8_t {
   kSoftmax,            ///< Normalized over the selected experts if norm_topk_prob.
   kSoftmaxNormalized,  ///< Always normalized over the selected experts.
   kSoftmaxOfChosen,    ///< Over the logits of the selected experts.
-  kSigmoid,            ///< With a score-correction bias and expert groups.
+  kSigmoid,            ///< Selects by ExpertStyle::correction_bias, from groups of experts.
+  kSigmoidNormalized,  ///< The same without groups, always normalized.
+  kSoftmaxCorrected,   ///< Selects by correction_bias; divides by at least moe_norm_min.
+  kSoftmaxByMethod,    ///< From groups if topk_method says so; never normalized.
 };
 /// Which layers have a sliding window when layer_types is absent, in the types that know windows.
 enum class WindowRule : uint8_t {
@@ -51,6 +71,9 @@ struct ExpertStyle {
   std::string_view block = kExpertBlocks[0];
   std::string_view router = "gate";
   bool router_bias = false;
+  std::string_view correction_bias = {};  ///< Score-correction bias in the block; empty: none.
+  bool correction_row = false;            ///< It is stored as [1, experts].
+  std::string_view shared = "shared_experts";
   bool stacked = false;      ///< All experts in one tensor, gate and up fused.
   bool interleaved = false;  ///< Stacked gate and up columns alternate; false: gate's come first.
   bool biases = false;       ///< Stacked experts have biases.
@@ -68,9 +91,11 @@ struct Family {
   BiasRule qkv_bias = BiasRule::kNone;
   bool o_bias = false;  ///< The output projection follows qkv_bias.
   QkNormRule qk_norm = QkNormRule::kNone;
+  std::array<std::string_view, 2> qk_norm_names = {"q_norm", "k_norm"};
   bool attention_sinks = false;
   bool interleaved_rotary = false;
-  bool rotates_a_part = false;  ///< RoPE follows the key partial_rotary_factor.
+  bool rotates_a_part = false;  ///< RoPE follows partial_rotary_factor or rotary_dim.
+  bool rotary_alpha = false;    ///< RoPE of the type "dynamic" takes an alpha.
   bool mlp_bias = false;        ///< The MLP follows the key mlp_bias.
   bool fused_gate_up = false;
   bool sandwich_norms = false;           ///< Norms also after attention and MLP.
@@ -106,6 +131,11 @@ struct Dimensions {
   int64_t nope_dim = 0;
   int64_t rope_dim = 0;
   int64_t v_dim = 0;
+  // The indexer of sparse attention, which attends to index_tokens tokens; 0: there is none.
+  int64_t index_tokens = 0;
+  int64_t index_heads = 0;
+  int64_t index_dim = 0;
+  std::vector<int64_t> unindexed_layers;  ///< They attend to the tokens of an earlier layer.
   bool qkv_bias = false;
   bool qk_norm = false;
   bool mlp_bias = false;

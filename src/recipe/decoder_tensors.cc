@@ -58,8 +58,10 @@ class LayerDescriber {
     ExpertsTensors experts;
     experts.router = names_.Linear(fmt::format("{}.{}", block, style_.router), d_.hidden,
                                    d_.experts, style_.router_bias);
-    if (family_.router == RouterRule::kSigmoid) {
-      experts.correction_bias = names_.Vector(block + ".gate.e_score_correction_bias", d_.experts);
+    if (!style_.correction_bias.empty()) {
+      experts.correction_bias =
+          names_.Vector(fmt::format("{}.{}", block, style_.correction_bias), d_.experts);
+      experts.correction_bias.as_row = style_.correction_row;
     }
     if (style_.stacked) {
       experts.gate_up = Stack(kFusedProjections[0], d_.hidden, 2 * d_.expert_width);
@@ -72,8 +74,8 @@ class LayerDescriber {
     }
     if (d_.shared_width == 0) return experts;
     const bool gated = family_.shared == SharedExperts::kGated;
-    experts.shared = Mlp(block + (gated ? ".shared_expert" : ".shared_experts"), d_.shared_width,
-                         kUsualProjections);
+    experts.shared =
+        Mlp(fmt::format("{}.{}", block, style_.shared), d_.shared_width, kUsualProjections);
     if (gated) experts.shared_gate = names_.Linear(block + ".shared_expert_gate", d_.hidden, 1);
     return experts;
   }

@@ -48,6 +48,7 @@ struct LinearTensors {
 struct VectorTensor {
   std::string name;
   int64_t count = 0;
+  bool as_row = false;  ///< [1, count].
 
   bool present() const { return !name.empty(); }
 };
@@ -91,6 +92,9 @@ struct MixerTensors {
   std::vector<ProjectionTensors> projections;
   LinearTensors out;  ///< From what the mixer mixes to what it adds to the hidden states.
   std::vector<VectorTensor> vectors;
+  /// Parameters that a checkpoint has and that nothing reads.
+  std::vector<LinearTensors> unused_linears;
+  std::vector<VectorTensor> unused_vectors;
 
   /// All linear layers that are present, `out` last.
   std::vector<LinearTensors> Linears() const;

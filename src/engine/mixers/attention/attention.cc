@@ -15,6 +15,50 @@ namespace {
 constexpr size_t kQkv = 0;
 enum AttentionVector : size_t { kQNorm, kKNorm, kSinks };
 
+AttentionStep::Norms NormsOf(const DecoderConfig& config) {
+  switch (config.family->qk_norm) {
+    case QkNormRule::kWhole:
+      return AttentionStep::Norms::kAllHeads;
+    case QkNormRule::kAfterRotary:
+      return AttentionStep::Norms::kAfterRotary;
+    default:
+      return AttentionStep::Norms::kHeads;
+  }
+}
+
+/// The heads of a row as one vector.
+MutableTensorView AllOf(const MutableTensorView& heads) {
+  const int64_t width = heads.dim(1) * heads.dim(2);
+  return {heads.data(), DType::kF32, {heads.dim(0), width}, {heads.stride(0), 1}};
+}
+
+/// RotateAndAppend, with the norms of queries and keys as the family has them.
+Status RotateAndCache(const Pass& pass, int64_t layer, const AttentionHeads& heads,
+                      const HeadNorms& norms) {
+  const RotaryEmbedding rotary = RotaryOf(pass.decoder, layer);
+  const SequenceRows rows = RowsOf(pass, layer);
+  const PagedCache cache = CacheOf(pass, layer);
+  const auto normalize = [&](const MutableTensorView& x, const TensorView& weight) {
+    return RmsNorm(pass.device, x, weight, norms.epsilon, x, pass.stream());
+  };
+  switch (NormsOf(pass.decoder.config)) {
+    case AttentionStep::Norms::kHeads:
+      return RotateAndAppend(pass.device, heads, norms, rotary, rows, cache, pass.stream());
+    case AttentionStep::Norms::kAllHeads:
+      MARLIN_RETURN_IF_ERROR(normalize(AllOf(heads.queries), norms.queries));
+      MARLIN_RETURN_IF_ERROR(normalize(AllOf(heads.keys), norms.keys));
+      return RotateAndAppend(pass.device, heads, {}, rotary, rows, cache, pass.stream());
+    case AttentionStep::Norms::kAfterRotary:
+      for (const MutableTensorView& x : {heads.queries, heads.keys}) {
+        MARLIN_RETURN_IF_ERROR(ApplyRotary(pass.device, rotary, rows.positions, x, pass.stream()));
+      }
+      MARLIN_RETURN_IF_ERROR(normalize(heads.queries, norms.queries));
+      MARLIN_RETURN_IF_ERROR(normalize(heads.keys, norms.keys));
+      return AppendToCache(pass.device, heads.keys, heads.values, rows, cache, pass.stream());
+  }
+  return {};
+}
+
 class GroupedAttention final : public Mixer {
  public:
   void ReadSizes(const Family& family, ModelConfig& config, Dimensions* sizes) const override;
@@ -79,8 +123,12 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
   tensors.out = names.Linear("self_attn.o_proj", q, sizes.hidden, sizes.qkv_bias && family.o_bias);
   tensors.vectors.resize(kSinks + 1);
   if (sizes.qk_norm) {
-    tensors.vectors[kQNorm] = names.Vector("self_attn.q_norm.weight", sizes.head_dim);
-    tensors.vectors[kKNorm] = names.Vector("self_attn.k_norm.weight", sizes.head_dim);
+    const bool whole = family.qk_norm == QkNormRule::kWhole;
+    const auto norm = [&](std::string_view name, int64_t all) {
+      return names.Vector(fmt::format("self_attn.{}.weight", name), whole ? all : sizes.head_dim);
+    };
+    tensors.vectors[kQNorm] = norm(family.qk_norm_names[0], q);
+    tensors.vectors[kKNorm] = norm(family.qk_norm_names[1], kv);
   }
   if (family.attention_sinks)
     tensors.vectors[kSinks] = names.Vector("self_attn.sinks", sizes.heads);
@@ -110,6 +158,7 @@ void GroupedAttention::Describe(const DescribedLayer& layer,
   AttentionStep step = DescribeAttention(layer);
   step.q_norm = DescribeNorm(mixer.vectors[kQNorm], epsilon);
   step.k_norm = DescribeNorm(mixer.vectors[kKNorm], epsilon);
+  step.norms = NormsOf(layer.decoder.config);
   step.options.sinks = mixer.vectors[kSinks].view();
   operations->emplace_back(step);
 }
@@ -144,9 +193,7 @@ Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
   const MutableTensorView k = HeadsIn(qkv, first_key, sizes.kv_heads, sizes.head_dim);
   const MutableTensorView v = HeadsIn(qkv, first_value, sizes.kv_heads, sizes.head_dim);
   const HeadNorms norms{vectors[kQNorm].view(), vectors[kKNorm].view(), config.epsilon};
-  MARLIN_RETURN_IF_ERROR(RotateAndAppend(pass.device, {q, k, v}, norms,
-                                         RotaryOf(pass.decoder, layer), RowsOf(pass, layer),
-                                         CacheOf(pass, layer), pass.stream()));
+  MARLIN_RETURN_IF_ERROR(RotateAndCache(pass, layer, {q, k, v}, norms));
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRotateAppend));
   AttentionOptions options = AttentionOptionsOf(pass, layer);
   options.sinks = vectors[kSinks].view();
