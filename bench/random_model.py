@@ -116,6 +116,32 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "hidden_act": "silu",
     },
+    "qwen3.6-35b-a3b": {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 2048,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "vocab_size": 248320,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
+        },
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+    },
 }
 
 
@@ -154,29 +180,55 @@ def deepseek_tensors(config: dict[str, Any], prefix: str) -> Shapes:
         yield module + "down_proj.weight", (hidden, inner)
 
 
-def layer_tensors(config: dict[str, Any], prefix: str) -> Shapes:
-    if "kv_lora_rank" in config:
-        yield from deepseek_tensors(config, prefix)
-        return
+def delta_net_tensors(config: dict[str, Any], prefix: str) -> Shapes:
+    """The gated delta net of Qwen3.5."""
+    hidden = config["hidden_size"]
+    heads = config["linear_num_value_heads"]
+    values = heads * config["linear_value_head_dim"]
+    channels = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + values
+    mixer = prefix + "linear_attn."
+    for name, rows in (("qkv", channels), ("z", values), ("b", heads), ("a", heads)):
+        yield f"{mixer}in_proj_{name}.weight", (rows, hidden)
+    yield mixer + "conv1d.weight", (channels, 1, config["linear_conv_kernel_dim"])
+    yield mixer + "A_log", (heads,)
+    yield mixer + "dt_bias", (heads,)
+    yield mixer + "norm.weight", (config["linear_value_head_dim"],)
+    yield mixer + "out_proj.weight", (hidden, values)
+
+
+def attention_tensors(config: dict[str, Any], prefix: str) -> Shapes:
     hidden = config["hidden_size"]
     queries = config["num_attention_heads"] * config["head_dim"]
     keys = config["num_key_value_heads"] * config["head_dim"]
-    yield prefix + "input_layernorm.weight", (hidden,)
-    yield prefix + "post_attention_layernorm.weight", (hidden,)
-    for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+    gated = config["model_type"].startswith("qwen3_5")
+    for name, rows in (("q_proj", queries * (1 + gated)), ("k_proj", keys), ("v_proj", keys)):
         yield f"{prefix}self_attn.{name}.weight", (rows, hidden)
     yield prefix + "self_attn.o_proj.weight", (hidden, queries)
     if config["model_type"].startswith("qwen3"):
         for name in ("q_norm", "k_norm"):
             yield f"{prefix}self_attn.{name}.weight", (config["head_dim"],)
+
+
+def layer_tensors(config: dict[str, Any], prefix: str) -> Shapes:
+    if "kv_lora_rank" in config:
+        yield from deepseek_tensors(config, prefix)
+        return
+    hidden = config["hidden_size"]
+    yield prefix + "input_layernorm.weight", (hidden,)
+    yield prefix + "post_attention_layernorm.weight", (hidden,)
+    # Three of four layers of Qwen3.5 have a gated delta net.
+    hybrid = "linear_conv_kernel_dim" in config and int(prefix.split(".")[2]) % 4 != 3
+    yield from (delta_net_tensors if hybrid else attention_tensors)(config, prefix)
     if "num_experts" not in config:
-        inner = config["intermediate_size"]
-        modules = [prefix + "mlp."]
+        modules = {prefix + "mlp.": config["intermediate_size"]}
     else:
         inner = config["moe_intermediate_size"]
-        modules = [f"{prefix}mlp.experts.{e}." for e in range(config["num_experts"])]
+        modules = {f"{prefix}mlp.experts.{e}.": inner for e in range(config["num_experts"])}
         yield prefix + "mlp.gate.weight", (config["num_experts"], hidden)
-    for module in modules:
+    if "shared_expert_intermediate_size" in config:
+        modules[prefix + "mlp.shared_expert."] = config["shared_expert_intermediate_size"]
+        yield prefix + "mlp.shared_expert_gate.weight", (1, hidden)
+    for module, inner in modules.items():
         yield module + "gate_proj.weight", (inner, hidden)
         yield module + "up_proj.weight", (inner, hidden)
         yield module + "down_proj.weight", (hidden, inner)
@@ -236,6 +288,9 @@ CLASSES = {
     "gate_proj": ("mlp_gate", 64),
     "up_proj": ("mlp_up", 64),
     "down_proj": ("mlp_down", 64),
+    "in_proj_qkv": ("attention_qkv", 64),
+    "in_proj_z": ("attention_qkv", 64),
+    "out_proj": ("attention_out", 64),
 }
 EXPERT = ("moe_expert", 128)
 

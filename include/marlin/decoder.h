@@ -77,6 +77,20 @@ Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary,
                    std::span<const int32_t> positions, const MutableTensorView& x,
                    void* stream = nullptr);
 
+/// A factor of queries that grows with their position p: 1 + beta * ln(1 + floor((p + offset) /
+/// period)).
+struct PositionScale {
+  float beta = 0.0F;  ///< 0: the factor is 1.
+  int64_t offset = 0;
+  int64_t period = 1;  ///< At least 1.
+};
+
+/// Multiplies the rows of x [tokens, heads, head_dim] by their factors in place; token t is at
+/// positions[t], i32 or i64, 0 to 2^31 - 1.
+Status ScaleByPosition(const Device& device, const PositionScale& scale,
+                       const TensorView& positions, const MutableTensorView& x,
+                       void* stream = nullptr);
+
 /// Options of HeadProduct.
 struct HeadProductOptions {
   /// kDefault may use a bf16 matrix unit for bf16 weights and f32 x, which is split into two bf16
@@ -178,9 +192,9 @@ struct HeadNorms {
 };
 
 /// Prepares attention over a paged cache: norms of queries and keys, then RoPE of both, in place,
-/// then AppendToCache. The queries have the bits of RmsNorm and ApplyRotary, and the cache the bits
-/// of AppendToCache after them; the keys are left unspecified. Errors: as these operations, and
-/// kInvalidArgument for a cache with values_in_keys.
+/// then AppendToCache. Without inverse_frequencies nothing is rotated. The queries have the bits of
+/// RmsNorm and ApplyRotary, and the cache the bits of AppendToCache after them; the keys are left
+/// unspecified. Errors: as these operations, and kInvalidArgument for a cache with values_in_keys.
 Status RotateAndAppend(const Device& device, const AttentionHeads& heads, const HeadNorms& norms,
                        const RotaryEmbedding& rotary, const SequenceRows& rows,
                        const PagedCache& cache, void* stream = nullptr);
@@ -211,6 +225,11 @@ Status ApplyGate(const Device& device, const TensorView& gate, const TensorView&
 
 /// x = 1 / (1 + e^-x), elementwise; f32 [rows, columns] with contiguous columns.
 Status ApplySigmoid(const Device& device, const MutableTensorView& x, void* stream = nullptr);
+
+/// x = x / (1 + e^-gate), the output gate of attention: both [tokens, heads, head_dim] with
+/// contiguous last dimensions, gate f32.
+Status ApplyOutputGate(const Device& device, const TensorView& gate, const MutableTensorView& x,
+                       void* stream = nullptr);
 
 }  // namespace marlin
 #pragma GCC visibility pop

@@ -35,6 +35,9 @@ struct ModelInfo {
   DType kv_cache = DType::kBf16;  ///< Element type of the KV cache.
   /// Size of keys and values per token, of all layers; a sliding window bounds them in its layer.
   int64_t kv_cache_bytes_per_token = 0;
+  /// Size of a sequence's recurrent states, of all layers that keep one instead of keys and values,
+  /// whatever its length; a sequence that is being fed takes twice as much.
+  int64_t state_bytes_per_sequence = 0;
   /// From generation_config.json, config.json and tokenizer_config.json, or of a GGUF file.
   std::vector<int32_t> eos_token_ids;
   SamplingOptions sampling;  ///< Asked for by generation_config.json; otherwise greedy.
@@ -110,8 +113,9 @@ class Sequence {
   /// The number of tokens fed so far; 0 for a moved-from sequence.
   int64_t length() const;
   /// Drops all but the first `length` tokens. Errors: kInvalidArgument past length(), for a
-  /// sequence that was moved from or is in use by another thread, and for a length whose windows a
-  /// sequence that is not truncatable no longer caches; 0 is always valid.
+  /// sequence that was moved from or is in use by another thread, for a length whose windows a
+  /// sequence that is not truncatable no longer caches, and, of a model with recurrent states, for
+  /// a length other than length() after which no state is kept; 0 is always valid.
   Status Truncate(int64_t length);
   /// Null for a moved-from sequence.
   State* state() const { return state_.get(); }
@@ -134,7 +138,8 @@ struct SequenceInput {
   /// last row gives the log-probability.
   int32_t next_token = 0;
   /// For ForwardAndSample: how many of the tokens, all but the first, are guesses of those that
-  /// follow it; up to kMostDrafts, without all_logits and feed_only.
+  /// follow it; up to kMostDrafts, without all_logits and feed_only, and not of a model with
+  /// recurrent states, which cannot go back to the last one accepted.
   int64_t drafts = 0;
 };
 

@@ -24,12 +24,14 @@ struct RecurrentStates {
 /// Assigns the rows of a step to sequences, and sequences to states. All views are contiguous i32
 /// in device memory.
 struct RecurrentRows {
-  TensorView
-      positions;  ///< [rows]: position in the row's sequence; -1: the row does not take part.
+  /// [rows]. Only the sign is read: a row with a negative number does not take part. It neither
+  /// reads nor changes a state, and its output is unspecified.
+  TensorView positions;
   /// [sequences + 1]: sequence s has rows [first_rows[s], first_rows[s + 1]).
   TensorView first_rows;
   /// [sequences, 2]: the page with the state before the first row, or -1 for zeros, and the page
-  /// that gets the state after the last one, which may be the same.
+  /// that gets the state after the last one, which may be the same; no other sequence may read or
+  /// write it. A sequence without rows that take part may have -1 there, too.
   TensorView pages;
 };
 
@@ -39,7 +41,7 @@ struct GatedDeltaSizes {
   int64_t value_heads = 0;  ///< A multiple of key_heads.
   int64_t key_dim = 0;
   int64_t value_dim = 0;
-  int64_t conv_width = 0;  ///< Tokens that the causal convolution sees, the row's own included.
+  int64_t conv_width = 0;  ///< Tokens that the causal convolution sees, its own included: 1 to 16.
 
   /// Channels of the convolution: queries, keys and values of all heads, one after another.
   int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
@@ -66,6 +68,7 @@ struct GatedDeltaWeights {
   TensorView decay_bias;  ///< [value_heads]: dt_bias.
   TensorView norm;        ///< [value_dim]
   float epsilon = 1e-6F;  ///< Epsilon of the norm.
+  GatedDeltaSizes sizes;
 };
 
 /// out [rows, value_heads, value_dim], f32 or bf16 = the gated delta rule (Yang et al. 2024,
@@ -78,15 +81,14 @@ struct GatedDeltaWeights {
 ///   S = S + k (sigmoid(write) * (v - S^T k))^T
 ///   out = RmsNorm(S^T q) * norm * SiLU(gate)
 ///
-/// all in f32. With Determinism::kBatchInvariant a row has the same bits whatever rows are beside
-/// it and however its sequence is divided into calls.
+/// all in f32. With Determinism::kBatchInvariant a row has the same bits whatever other rows there
+/// are and however its sequence is divided into calls.
 ///
 /// Errors: kInvalidArgument for shapes, types, first_rows that do not ascend from 0 to rows, and
 /// pages that are not allocated; kUnsupported for a device without the operation.
 Status GatedDelta(const Device& device, const GatedDeltaInputs& inputs,
-                  const GatedDeltaWeights& weights, const GatedDeltaSizes& sizes,
-                  const RecurrentRows& rows, const RecurrentStates& states,
-                  const MutableTensorView& out, Determinism determinism = Determinism::kDefault,
-                  void* stream = nullptr);
+                  const GatedDeltaWeights& weights, const RecurrentRows& rows,
+                  const RecurrentStates& states, const MutableTensorView& out,
+                  Determinism determinism = Determinism::kDefault, void* stream = nullptr);
 
 }  // namespace marlin

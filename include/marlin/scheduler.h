@@ -42,7 +42,7 @@ struct SchedulerOptions {
   bool prefix_cache = true;
   /// Most tokens of a text that are guessed, from what it has said before, and verified in one pass
   /// while few requests run; up to 64. The text is the same with ModelOptions::batch_invariant, and
-  /// otherwise it may round differently. 0: none.
+  /// otherwise it may round differently. 0: none; models with recurrent states take no other value.
   int64_t draft_tokens = 0;
 };
 

@@ -198,7 +198,11 @@ class Conversation(Messages):
 
     def _generate(self, ids: list[int], on_token: Callable[[int], bool]) -> dict[str, Any]:
         known = len(os.path.commonprefix([self._fed, ids[:-1]]))
-        self._sequence.truncate(known)
+        try:
+            self._sequence.truncate(known)
+        except InvalidArgumentError:  # A recurrent state that is not kept.
+            known = 0
+            self._sequence.truncate(known)
         tokens: list[int] = []
 
         def callback(token: int) -> bool:

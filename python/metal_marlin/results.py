@@ -478,6 +478,8 @@ class PlacementPlan(Record):
     """Bytes that must be on the device."""
     kv_cache_bytes: int
     """The part of the KV cache."""
+    state_bytes: int
+    """Two recurrent states of a sequence, which it takes while it is fed."""
     expanded_bytes: int
     """Heads that prefill expands latents to."""
     experts: int
@@ -518,6 +520,8 @@ class Plan(Record):
     """The element type of keys and values."""
     kv_cache_bytes_per_token: int | None
     """None where config.json does not say."""
+    state_bytes_per_sequence: int
+    """Size of a sequence's recurrent states, whatever its length."""
     decode: DecodePlan
     """The bandwidth bound of decoding."""
     layers: list[PlannedLayer]

@@ -178,6 +178,8 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _is_prediction(self, model: nn.Module, name: str) -> bool:
         """True for multi-token-prediction layers, which transformers does not load."""
+        if name.startswith("mtp."):
+            return True
         config = model.config.get_text_config()
         layer = re.search(r"\blayers\.(\d+)\.", name)
         extra = getattr(config, "num_nextn_predict_layers", None) or 0

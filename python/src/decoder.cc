@@ -34,11 +34,14 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   const Dimensions& shape = config.shape;
   std::vector<bool> sparse;
   std::vector<int64_t> windows;
+  std::vector<bool> rotating;
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     sparse.push_back(IsSparse(*config.family, shape, layer));
     windows.push_back(config.layer(layer).window);
+    rotating.push_back(config.rotary(layer) != nullptr);
   }
-  const Rotary& rotary = config.rotaries[config.layer(0).rotary];
+  const Rotary* const rotates = config.rotary(0);
+  const Rotary rotary = rotates == nullptr ? Rotary() : *rotates;
   nb::dict dict;
   dict["layers"] = shape.layers;
   dict["notes"] = config.notes;
@@ -51,6 +54,7 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["latent_epsilon"] = ParametersOf(config.family->mixer).NormEpsilon();
   dict["sparse"] = sparse;
   dict["windows"] = windows;
+  dict["rotating"] = rotating;
   dict["inverse_frequencies"] = rotary.inverse_frequencies;
   dict["rotary_factor"] = rotary.attention_factor;
   dict["interleaved_rotary"] = config.interleaved_rotary;

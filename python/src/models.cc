@@ -39,6 +39,7 @@ nb::dict InfoOf(const Model& model) {
   dict["bits_per_weight"] = info.bits_per_weight;
   dict["kv_cache"] = std::string(KvCacheTypeName(info.kv_cache));
   dict["kv_cache_bytes_per_token"] = info.kv_cache_bytes_per_token;
+  dict["state_bytes_per_sequence"] = info.state_bytes_per_sequence;
   dict["eos_token_ids"] = info.eos_token_ids;
   nb::list notes;
   for (const std::string& note : info.notes) notes.append(TextObject(note));

@@ -235,6 +235,7 @@ class ModelBench {
     steps_ = static_cast<int64_t>(
         std::bit_floor(static_cast<uint64_t>(std::min(new_tokens, kMostDecodeSteps))));
     if (prompt > 0) MARLIN_RETURN_IF_ERROR(Feed(0, prompt));
+    for (const Sequence& sequence : sequences_) sequence.state()->cache.KeepStates();
     int64_t call = 0;
     const auto next = [&] { return prompt + call++ % (new_tokens / steps_) * steps_; };
     MARLIN_RETURN_IF_ERROR(Measure(&phase, steps_, [&] { return Decode(next()); }));

@@ -5,6 +5,7 @@
 #include "base/macros.h"
 #include "calibrate/awq_scaler.h"
 #include "calibrate/calibration_text.h"
+#include "calibrate/matrix_inputs.h"
 #include "calibrate/walked_matrices.h"
 #include "checkpoint/codes/scaled_tensors.h"
 #include "model/layers.h"
@@ -19,10 +20,26 @@ bool IsDownProjection(const std::string& name) {
   return name.ends_with(down) || name.ends_with(std::string(down) + ".weight");
 }
 
+/// Plans fp32 for these tensors, as ScaleTensors makes them.
+void Widen(const Checkpoint::Impl& source, const std::set<std::string>& tensors,
+           QuantizePlan* plan) {
+  for (PlanUnit& unit : plan->units) {
+    const TensorInfo& tensor = source.tensors[unit.sources.front()];
+    if (unit.action == PlanUnit::Action::kQuantize || !tensors.contains(tensor.name)) continue;
+    unit.action = PlanUnit::Action::kCopy;
+    OutputTensor& output = unit.outputs.front();
+    plan->bytes -= output.bytes;
+    output.dtype = DType::kF32;
+    output.bytes = tensor.shape.ElementCount() * DTypeBytes(output.dtype);
+    plan->bytes += output.bytes;
+  }
+}
+
 }  // namespace
 
 Status AwqQuantizer::Begin(QuantizePlan* plan) {
   plan_ = plan;
+  Widen(CheckpointAccess::Get(directory_.checkpoint), OnePlusNorms(directory_.config), plan);
   if (next_ != nullptr) return next_->Begin(plan);
   const Checkpoint::Impl& source = CheckpointAccess::Get(directory_.checkpoint);
   const LayerSource layers(directory_.checkpoint, directory_.config, device_, nullptr);
@@ -59,9 +76,11 @@ Status AwqQuantizer::Transform(Checkpoint* source) {
   MARLIN_RETURN_IF_ERROR(scaler.Run(options_.progress));
   inputs_ = scaler.inputs();
   scaled_inputs_ = scaler.scaled_inputs();
-  ScaleTensors(scaler.exponents(), source);
+  ExponentsByTensor exponents = scaler.exponents();
+  for (const std::string& norm : OnePlusNorms(config)) exponents[norm].one_plus = true;
+  ScaleTensors(exponents, source);
   if (next_ == nullptr) return {};
-  next_->Scale(scaler.exponents());
+  next_->Scale(exponents);
   next_->UseTexts(std::move(texts));
   return {};
 }

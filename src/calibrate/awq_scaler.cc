@@ -87,7 +87,7 @@ AwqScaler::AwqScaler(const ModelDirectory& directory, const Device& device,
 bool AwqScaler::Fits(const ExponentsByTensor& changed, Status* status) const {
   for (const auto& [name, exponents] : changed) {
     const size_t tensor = *source().FindTensor(name);
-    if (source().tensors[tensor].dtype != DType::kF16) continue;
+    if (ScaledDType(source().tensors[tensor].dtype, exponents) != DType::kF16) continue;
     const Result<AlignedBuffer> scaled = ScaledTensor(source(), tensor, exponents);
     *status = scaled.status();
     if (!scaled.ok()) return false;
@@ -118,7 +118,9 @@ ExponentsByTensor AwqScaler::Changed(const MatrixInput& input,
   for (const InputMatrix& matrix : input.matrices) multiply(matrix);
   for (const InputMatrix& matrix : input.routed) multiply(matrix);
   for (const InputProducer& producer : input.producers) {
-    std::vector<int8_t>& out = entry(producer.tensor).out;
+    TensorExponents& exponents = entry(producer.tensor);
+    exponents.one_plus = producer.one_plus;
+    std::vector<int8_t>& out = exponents.out;
     out.resize(static_cast<size_t>(producer.size));
     for (size_t i = 0; i < scales.size(); ++i) {
       int8_t& sum = out[static_cast<size_t>(producer.elements[i])];

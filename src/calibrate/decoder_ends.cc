@@ -29,10 +29,8 @@ Status DecoderEnds::Embed(std::span<const std::vector<int32_t>> texts,
     MARLIN_ASSIGN_OR_RETURN(const TensorView tokens, arena_.Upload(ids));
     MARLIN_ASSIGN_OR_RETURN(const MutableTensorView rows,
                             arena_.Take(DType::kF32, {chunk.rows, width}));
-    MARLIN_RETURN_IF_ERROR(
-        ends_.embedding.empty()
-            ? LookUpRows(device_, ends_.embedding_projection.parts.front(), tokens, rows)
-            : LookUpRows(device_, ends_.embedding, tokens, rows));
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView block, arena_.Take(DType::kF32, rows.shape()));
+    MARLIN_RETURN_IF_ERROR(marlin::Embed(device_, ends_, tokens, rows, block, nullptr));
     MARLIN_RETURN_IF_ERROR(device_.Synchronize());
     MARLIN_RETURN_IF_ERROR(arena_.Download(rows, hidden + chunk.first * width));
   }
@@ -43,7 +41,8 @@ Result<MutableTensorView> DecoderEnds::Normed(int64_t rows, const float* hidden)
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
                           arena_.Take(DType::kF32, {rows, ends_.config.shape.hidden}));
   MARLIN_RETURN_IF_ERROR(arena_.Fill(x, hidden));
-  MARLIN_RETURN_IF_ERROR(RmsNorm(device_, x, ends_.norm.view(), ends_.config.epsilon, x, nullptr));
+  MARLIN_RETURN_IF_ERROR(
+      RmsNorm(device_, x, ends_.norm.view(), ends_.config.hidden_epsilon(), x, nullptr));
   return x;
 }
 

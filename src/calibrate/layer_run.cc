@@ -108,18 +108,20 @@ Status LayerRun::RunPass(const WindowChunk& chunk, const float* hidden,
   std::vector<std::unique_ptr<KvCache>> caches;
   std::vector<int32_t> positions;
   std::vector<int32_t> first_rows = {0};
+  std::vector<std::span<const int32_t>> rows;
   size_t blocks = 0;
   for (const int64_t window : chunk.windows) {
     caches.push_back(std::make_unique<KvCache>(pool_, true));
     MARLIN_RETURN_IF_ERROR(caches.back()->Reserve(0, window));
-    blocks = std::max(blocks, caches.back()->Blocks(0).size());
+    rows.push_back(caches.back()->TableFrom(0, 0));
+    blocks = std::max(blocks, rows.back().size());
     for (int64_t i = 0; i < window; ++i) positions.push_back(static_cast<int32_t>(i));
     first_rows.push_back(static_cast<int32_t>(positions.size()));
   }
   std::vector<int32_t> tables;
-  for (const auto& cache : caches) {
-    tables.insert(tables.end(), cache->Blocks(0).begin(), cache->Blocks(0).end());
-    tables.resize(tables.size() + blocks - cache->Blocks(0).size(), -1);
+  for (const std::span<const int32_t> row : rows) {
+    tables.insert(tables.end(), row.begin(), row.end());
+    tables.resize(tables.size() + blocks - row.size(), -1);
   }
   Pass pass{device_, decoder_, *pool_, ExactProducts(), arena_};
   StepValues& values = pass.values;

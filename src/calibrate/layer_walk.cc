@@ -226,7 +226,7 @@ Status LayerWalk::RunHead(InputVisitor& visitor) {
   if (directory_.config.shape.tied) return {};
   runs_.clear();
   MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, original_source_));
-  const MatrixInput input = HeadInput(directory_.config.shape);
+  const MatrixInput input = HeadInput(directory_.config);
   const InputSink sink = visitor.SinkFor(input);
   if (!sink.add) return {};
   for (const WindowChunk& chunk : chunks_) {

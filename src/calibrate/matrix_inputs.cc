@@ -27,7 +27,8 @@ MatrixInput InputAt(InputSlot slot, int64_t k, std::span<const LinearTensors> li
 }
 
 void ProduceByNorm(const VectorTensor& norm, MatrixInput* input) {
-  input->producers.push_back({norm.name, norm.count, Range(0, norm.count)});
+  if (!norm.present()) return;
+  input->producers.push_back({norm.name, norm.count, Range(0, norm.count), norm.one_plus});
 }
 
 /// Feature i of the input is made of output outputs[i] of a linear layer, and of no other; features
@@ -51,7 +52,7 @@ void ProduceByOutputs(const LinearTensors& linear, const std::vector<int64_t>& o
 }
 
 void ProduceBySource(const InputSource& source, MatrixInput* input) {
-  if (source.norm.present()) ProduceByNorm(source.norm, input);
+  ProduceByNorm(source.norm, input);
   if (source.linear.present()) ProduceByOutputs(source.linear, source.outputs, input);
 }
 
@@ -169,11 +170,25 @@ LayerInputs DescribeInputs(const DecoderConfig& config, int64_t layer,
   return inputs;
 }
 
-MatrixInput HeadInput(const Dimensions& shape) {
+std::set<std::string> OnePlusNorms(const DecoderConfig& config) {
+  std::set<std::string> names;
+  const Family& family = *config.family;
+  if (!family.one_plus_norms) return names;
+  for (int64_t layer = 0; layer < config.shape.layers; ++layer) {
+    const LayerNames of_layer(layer);
+    for (const std::string_view norm : {family.norms->input, family.norms->mlp}) {
+      if (!norm.empty()) names.insert(of_layer.Norm(family, norm, config.shape.hidden).name);
+    }
+  }
+  names.insert(FinalNorm(family, config.shape).name);
+  return names;
+}
+
+MatrixInput HeadInput(const DecoderConfig& config) {
   MatrixInput input;
-  input.k = shape.hidden;
+  input.k = config.shape.hidden;
   input.matrices = {{std::string(kHeadTensor)}};
-  ProduceByNorm({std::string(kFinalNormTensor), shape.hidden}, &input);
+  ProduceByNorm(FinalNorm(*config.family, config.shape), &input);
   return input;
 }
 

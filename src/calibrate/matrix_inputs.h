@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,7 @@ struct InputProducer {
   std::string tensor;
   int64_t size = 0;
   std::vector<int64_t> elements;
+  bool one_plus = false;  ///< The elements are stored minus 1.
 };
 
 /// The number of an input in its half of a layer: ProjectionTensors::input, or kLastSlot.
@@ -72,7 +74,9 @@ struct LayerInputs {
   std::vector<ExpertMatrices> experts;  ///< The shared ones first; empty in a dense layer.
 };
 LayerInputs DescribeInputs(const DecoderConfig& config, int64_t layer, const LayerTensors& tensors);
+/// The norms that take factors and are stored minus 1, of all layers and before the head.
+std::set<std::string> OnePlusNorms(const DecoderConfig& config);
 /// The input of a head with a table of its own.
-MatrixInput HeadInput(const Dimensions& shape);
+MatrixInput HeadInput(const DecoderConfig& config);
 
 }  // namespace marlin

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -14,6 +15,7 @@
 #include "checkpoint/module_names.h"
 #include "checkpoint/module_tensors.h"
 #include "recipe/decoder_tensors.h"
+#include "recipe/text_config.h"
 
 namespace marlin {
 namespace {
@@ -88,6 +90,38 @@ class DecoderNamer {
       : own_(own),
         store_(*store),
         modules_(own ? ModuleNames(store->config()) : std::set<std::string>()) {}
+
+  /// Takes the text model's tensors out of the module that a multimodal checkpoint has it in, and
+  /// notes the other parts. Names in both forms mean what they say.
+  Status TakeTextModel(const std::string& type) {
+    std::map<std::string_view, int64_t> others;
+    bool plain = false;
+    for (const TensorInfo& tensor : store_.tensors) {
+      const std::string_view part = OtherPart(tensor.name);
+      if (!part.empty()) {
+        ++others[part];
+        continue;
+      }
+      const std::string_view prefix = TextTensorPrefix(tensor.name);
+      plain = plain || (prefix.empty() && tensor.name.starts_with(kModelPrefix));
+      if (!prefix.empty()) AddPrefix(prefix);
+    }
+    std::string names;
+    for (const auto& [part, count] : others) {
+      names += fmt::format("{}{} ({} tensors)", names.empty() ? "" : ", ",
+                           Printable(std::string(part)), count);
+    }
+    store_.notes.push_back(
+        fmt::format("only the text model of a {} is run{}{}", Printable(type),
+                    names.empty() ? "" : "; other parts are kept as they are: ", names));
+    if (plain) store_.text_prefixes.clear();
+    if (store_.text_prefixes.empty()) return {};
+    for (TensorInfo& tensor : store_.tensors) tensor.name = DecoderName(store_, tensor.name);
+    std::set<std::string> modules;
+    for (const std::string& module : modules_) modules.insert(DecoderName(store_, module));
+    modules_ = std::move(modules);
+    return Sort();
+  }
 
   /// Gives all tensors their full names, unless one of them is taken: names then mean what they
   /// say.
@@ -171,7 +205,7 @@ class DecoderNamer {
       return Drop([](const TensorInfo& tensor) { return tensor.name.starts_with(kHeadPrefix); });
     }
     Json config = store_.config();
-    config["tie_word_embeddings"] = false;
+    UntieTextConfig(&config);
     store_.notes.push_back(
         "tie_word_embeddings is true, but lm_head differs from model.embed_tokens: both are used "
         "as they are, and tie_word_embeddings is taken for false");
@@ -179,6 +213,12 @@ class DecoderNamer {
   }
 
  private:
+  void AddPrefix(std::string_view stored) {
+    auto& prefixes = store_.text_prefixes;
+    const bool known = std::any_of(prefixes.begin(), prefixes.end(),
+                                   [&](const auto& pair) { return pair.first == stored; });
+    if (!known) prefixes.emplace_back(stored, TextTensorName(stored));
+  }
   Status ApplyRenames() {
     for (size_t i = 0; i < renamed_.size(); ++i) renamed_[i]->name = std::move(renames_[i]);
     renamed_.clear();
@@ -238,7 +278,7 @@ class DecoderNamer {
 
   const bool own_;
   TensorStore& store_;
-  const std::set<std::string> modules_;  ///< Names of the modules of a directory of this project.
+  std::set<std::string> modules_;  ///< Names of the modules of a directory of this project.
   std::vector<TensorInfo*> renamed_;
   std::vector<std::string> renames_;
 };
@@ -254,24 +294,40 @@ std::string FullDecoderName(std::string_view name) {
   return std::string(name);
 }
 
+std::string DecoderName(const TensorStore& store, std::string_view name) {
+  if (OtherPart(name).empty()) {
+    for (const auto& [stored, meant] : store.text_prefixes) {
+      if (name.starts_with(stored)) return meant + std::string(name.substr(stored.size()));
+    }
+  }
+  return store.full_names ? FullDecoderName(name) : std::string(name);
+}
+
+std::string StoredName(const TensorStore& store, std::string_view name) {
+  if (OtherPart(name).empty()) {
+    for (const auto& [stored, meant] : store.text_prefixes) {
+      if (name.starts_with(meant)) return stored + std::string(name.substr(meant.size()));
+    }
+  }
+  return std::string(name);
+}
+
 Status NameDecoderTensors(TensorStore* store) {
   const Json& config = store->config();
   if (!config.is_object()) return {};
-  const auto type = config.find("model_type");
-  if (type == config.end() || !type->is_string()) return {};
-  const Result<const Family*> family = FindFamily(type->get<std::string>());
+  const Result<const Family*> family = FindFamily(TextModelType(config));
   if (!family.ok()) return {};
   const bool own = IsOwnDirectory(config);
   DecoderNamer namer(own, store);
   MARLIN_RETURN_IF_ERROR(
       namer.Drop([](const TensorInfo& tensor) { return IsUnused(tensor.name); }));
+  if (IsMultimodal(config)) MARLIN_RETURN_IF_ERROR(namer.TakeTextModel(config["model_type"]));
   MARLIN_RETURN_IF_ERROR(namer.Rename());
   const ExpertStyle* const experts = (*family)->experts;
   if (!own && experts != nullptr && !experts->stacked) {
     MARLIN_RETURN_IF_ERROR(namer.SplitStacks(*experts));
   }
-  const auto tied = config.find("tie_word_embeddings");
-  return tied != config.end() && *tied == true ? namer.Tie() : Status();
+  return TiesEmbeddings(config) ? namer.Tie() : Status();
 }
 
 }  // namespace marlin

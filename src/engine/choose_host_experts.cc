@@ -132,8 +132,11 @@ class Chooser {
     MARLIN_ASSIGN_OR_RETURN(const DType cache_type, CacheType(options_));
     const int64_t others = WeightBytes(checkpoint_, device_) - experts +
                            MixerBytes(SettingOf(device_, config_, options_, cache_type));
-    const int64_t cache = SaturatingProduct(CacheTokenBytes(config_, cache_type),
-                                            std::min(config_.max_positions, kReservedTokens));
+    const int64_t tokens = SaturatingProduct(CacheTokenBytes(config_, cache_type),
+                                             std::min(config_.max_positions, kReservedTokens));
+    // A sequence that is fed has two states.
+    const Checked with_states = Checked(tokens) + Checked(2) * Checked(StateBytes(config_));
+    const int64_t cache = with_states.Take().value_or(INT64_MAX);
     if (cache <= available - others) return available - others - cache;
     return Status(
         Code::kOutOfMemory,

@@ -14,6 +14,7 @@
 #include "engine/model_impl.h"
 #include "engine/recorded_steps.h"
 #include "ops/device/device.h"
+#include "plan/step/sample_marks.h"
 
 namespace marlin {
 namespace {
@@ -82,6 +83,7 @@ class DecodeLoop {
   /// tables, which decide how attention splits its keys, and no expanded pages.
   bool HasShapesOfOne(int64_t steps) const {
     for (size_t group = 0; group < model_.pool->groups(); ++group) {
+      if (model_.pool->IsRecurrent(group)) continue;
       if (BlocksOf(group, steps) != BlocksOf(group, 1)) return false;
     }
     std::vector<PassSequence> sequences;
@@ -160,7 +162,26 @@ class DecodeLoop {
     wanted.sampler_rows = running_;
     wanted.steps = &several;
     MARLIN_RETURN_IF_ERROR(RunForward(model_, InputsOfPass(), wanted));
+    if (model_.pool->HasStates()) MARLIN_RETURN_IF_ERROR(FeedAgain(steps, counts, tokens));
     Take(steps, counts, tokens);
+    return {};
+  }
+
+  /// Feeds what several steps have fed to the sequences that they left unchanged: those with a
+  /// recurrent state and a row that could not be sampled.
+  Status FeedAgain(int64_t steps, std::span<const int32_t> counts,
+                   std::span<const int32_t> tokens) const {
+    for (size_t row = 0; row < running_.size(); ++row) {
+      const auto first = row * static_cast<size_t>(steps);
+      const auto count = static_cast<size_t>(counts[row]);
+      if (counts[row] == 0 || counts[row] == steps || tokens[first + count] == kNoToken) continue;
+      std::vector<int32_t> fed = {next_[static_cast<size_t>(running_[row])]};
+      const auto sampled = tokens.subspan(first, count - 1);
+      fed.insert(fed.end(), sampled.begin(), sampled.end());
+      const SequenceInput input{
+          .sequence = SequenceOf(running_[row]), .tokens = fed, .feed_only = true};
+      MARLIN_RETURN_IF_ERROR(RunForward(model_, {&input, 1}, Wanted()));
+    }
     return {};
   }
 

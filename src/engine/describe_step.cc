@@ -13,12 +13,12 @@ class Describer {
       : decoder_(decoder), config_(decoder.config), pool_(pool), products_(products) {}
 
   StepDescription Describe() {
-    EmbedStep embed{decoder_.embedding, nullptr};
+    EmbedStep embed{decoder_.embedding, nullptr, config_.hidden_scale()};
     if (decoder_.embedding.empty()) embed.weights = &decoder_.embedding_projection.parts.front();
     step_.operations.emplace_back(embed);
     for (int64_t layer = 0; layer < config_.shape.layers; ++layer) AddLayer(layer);
-    step_.operations.emplace_back(
-        HeadStep{DescribeNorm(decoder_.norm, config_.epsilon), DescribeLinear(decoder_.lm_head())});
+    step_.operations.emplace_back(HeadStep{DescribeNorm(decoder_.norm, config_.hidden_epsilon()),
+                                           DescribeLinear(decoder_.lm_head())});
     step_.operations.emplace_back(SampleStep());
     step_.hidden = config_.shape.hidden;
     step_.vocab = config_.shape.vocabulary;
@@ -35,7 +35,7 @@ class Describer {
     step_.operations.emplace_back(
         ProjectAddStep{index, ProjectAddStep::From::kMixed, DescribeLinear(layer.mixer.out),
                        DescribeNorm(layer.attention_out_norm, config_.epsilon)});
-    const StepNorm norm = DescribeNorm(layer.mlp_norm, config_.epsilon);
+    const StepNorm norm = DescribeNorm(layer.mlp_norm, config_.hidden_epsilon());
     const StepNorm out_norm = DescribeNorm(layer.mlp_out_norm, config_.epsilon);
     const GateOptions gate{config_.activation, config_.gate_limit, config_.gate_alpha};
     if (layer.experts.experts.empty()) {
@@ -85,6 +85,10 @@ StepLinear DescribeLinear(const Projection& projection) {
 
 StepNorm DescribeNorm(const DeviceVector& weight, float epsilon) {
   return {weight.view(), epsilon};
+}
+
+StepNorm DescribeHiddenNorm(const DescribedLayer& layer) {
+  return DescribeNorm(layer.layer().input_norm, layer.decoder.config.hidden_epsilon());
 }
 
 StepDescription DescribeStep(const Decoder& decoder, const PagePool& pool,

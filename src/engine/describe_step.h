@@ -20,6 +20,8 @@ struct DescribedLayer {
 
 StepLinear DescribeLinear(const Projection& projection);
 StepNorm DescribeNorm(const DeviceVector& weight, float epsilon);
+/// The norm before a layer's mixer.
+StepNorm DescribeHiddenNorm(const DescribedLayer& layer);
 
 /// Describes a step. The decoder and the pool must outlive the description.
 StepDescription DescribeStep(const Decoder& decoder, const PagePool& pool,

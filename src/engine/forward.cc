@@ -74,25 +74,29 @@ Status Arena::Fill(const MutableTensorView& view, const void* host) const {
   return place.first->CopyFrom(host, view.ByteCount(), place.second);
 }
 
-Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
+Status Normalize(const Pass& pass, const DeviceVector& norm, float epsilon, const TensorView& x,
                  const MutableTensorView& out) {
-  MARLIN_RETURN_IF_ERROR(
-      RmsNorm(pass.device, x, norm.view(), pass.decoder.config.epsilon, out, pass.stream()));
+  MARLIN_RETURN_IF_ERROR(norm.empty()
+                             ? Convert(pass.device, x, out, pass.stream())
+                             : RmsNorm(pass.device, x, norm.view(), epsilon, out, pass.stream()));
   return Ended(pass, StepPart::kNorm);
 }
 
 Status NormalizeHidden(Pass& pass, const DeviceVector& norm, const MutableTensorView& out) {
+  if (norm.empty()) MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+  const float epsilon = pass.decoder.config.hidden_epsilon();
   if (std::exchange(pass.residual, Residual::kComplete) == Residual::kComplete) {
-    return Normalize(pass, norm, pass.values.hidden, out);
+    return Normalize(pass, norm, epsilon, pass.values.hidden, out);
   }
   MARLIN_RETURN_IF_ERROR(AddRmsNorm(pass.device, pass.block, pass.values.hidden, norm.view(),
-                                    pass.decoder.config.epsilon, out, pass.stream()));
+                                    epsilon, out, pass.stream()));
   return Ended(pass, StepPart::kNorm);
 }
 
 Status AddBlock(Pass& pass, const DeviceVector& norm) {
   pass.residual = Residual::kLacksBlock;
-  return norm.empty() ? Status() : Normalize(pass, norm, pass.block, pass.block);
+  if (norm.empty()) return {};
+  return Normalize(pass, norm, pass.decoder.config.epsilon, pass.block, pass.block);
 }
 
 Status TakeValues(Pass* pass) {
@@ -189,6 +193,20 @@ Status RunMixer(Pass& pass, int64_t layer, bool first) {
   return {};
 }
 
+Status Embed(const Device& device, const Decoder& decoder, const TensorView& ids,
+             const MutableTensorView& hidden, const MutableTensorView& block, void* stream) {
+  const auto look_up = [&](const MutableTensorView& out) {
+    return decoder.embedding.empty()
+               ? LookUpRows(device, decoder.embedding_projection.parts.front(), ids, out, stream)
+               : LookUpRows(device, decoder.embedding, ids, out, stream);
+  };
+  MARLIN_RETURN_IF_ERROR(look_up(hidden));
+  const float scale = decoder.config.hidden_scale();
+  if (scale == 1.0F) return {};
+  MARLIN_RETURN_IF_ERROR(look_up(block));
+  return AddTo(device, block, hidden, scale - 1.0F, stream);
+}
+
 Status CompleteHidden(Pass& pass) {
   if (std::exchange(pass.residual, Residual::kComplete) == Residual::kComplete) return {};
   MARLIN_RETURN_IF_ERROR(AddTo(pass.device, pass.block, pass.values.hidden, 1.0F, pass.stream()));
@@ -198,13 +216,9 @@ Status CompleteHidden(Pass& pass) {
 namespace {
 
 Status RunEmbed(const Pass& pass) {
-  const Decoder& decoder = pass.decoder;
   const StepValues& values = pass.values;
   MARLIN_RETURN_IF_ERROR(
-      decoder.embedding.empty()
-          ? LookUpRows(pass.device, decoder.embedding_projection.parts.front(), values.ids,
-                       values.hidden, pass.stream())
-          : LookUpRows(pass.device, decoder.embedding, values.ids, values.hidden, pass.stream()));
+      Embed(pass.device, pass.decoder, values.ids, values.hidden, pass.block, pass.stream()));
   return Ended(pass, StepPart::kEmbed);
 }
 
@@ -225,7 +239,8 @@ Status RunHead(Pass& pass) {
     MARLIN_RETURN_IF_ERROR(
         LookUpRows(pass.device, values.hidden, values.wanted, wanted, pass.stream()));
     MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kHead));
-    MARLIN_RETURN_IF_ERROR(Normalize(pass, pass.decoder.norm, wanted, last));
+    MARLIN_RETURN_IF_ERROR(
+        Normalize(pass, pass.decoder.norm, pass.decoder.config.hidden_epsilon(), wanted, last));
   }
   MARLIN_RETURN_IF_ERROR(
       Apply(pass.device, pass.decoder.lm_head(), last, pass.products, values.logits));

@@ -143,11 +143,14 @@ Status RunMixer(Pass& pass, int64_t layer, bool first = false);
 /// inner = GLU of x.
 Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
                const MutableTensorView& inner);
+/// hidden = the embeddings of ids, times the model's factor; `block` is overwritten.
+Status Embed(const Device& device, const Decoder& decoder, const TensorView& ids,
+             const MutableTensorView& hidden, const MutableTensorView& block, void* stream);
 /// Adds the block that `hidden` lacks, for operations that read `hidden` itself.
 Status CompleteHidden(Pass& pass);
 
 /// out = norm(x); out may be x.
-Status Normalize(const Pass& pass, const DeviceVector& norm, const TensorView& x,
+Status Normalize(const Pass& pass, const DeviceVector& norm, float epsilon, const TensorView& x,
                  const MutableTensorView& out);
 /// out = norm(hidden), after the block that `hidden` lacks has been added to it.
 Status NormalizeHidden(Pass& pass, const DeviceVector& norm, const MutableTensorView& out);

@@ -86,6 +86,7 @@ class ForwardCall {
     const Status status = RunPasses();
     // Even after an error, no work may still write logits or read activations.
     const Status finished = model_.device.Synchronize();
+    if (!status.ok() || !finished.ok()) GiveUpStates();
     MARLIN_RETURN_IF_ERROR(status);
     MARLIN_RETURN_IF_ERROR(finished);
     Grow();
@@ -102,7 +103,7 @@ class ForwardCall {
       KvCache& cache = input.sequence->state()->cache;
       auto fed = static_cast<int64_t>(input.tokens.size());
       if (wanted_.steps != nullptr) {
-        fed = wanted_.steps->counts[i];
+        fed = FedInSteps(i);
       } else if (!wanted_.samplers.empty() && !input.feed_only) {
         const auto of_input = tokens.first(static_cast<size_t>(SampledTokens(input)));
         const int64_t sampled = CountSampled(of_input);
@@ -113,12 +114,34 @@ class ForwardCall {
     }
   }
 
+  /// The tokens that several steps have fed to an input. The recurrent state of a row that could
+  /// not be sampled is one token ahead: the sequence stays, and the caller feeds it again.
+  int64_t FedInSteps(size_t input) const {
+    const StepsWanted& steps = *wanted_.steps;
+    const int64_t count = steps.counts[input];
+    if (count == steps.steps || !model_.pool->HasStates()) return count;
+    const auto first = static_cast<size_t>(steps.steps) * input;
+    return steps.tokens[first + static_cast<size_t>(count)] == kNoToken ? count : 0;
+  }
+
+  void GiveUpStates() const {
+    for (const SequenceInput& input : inputs_) {
+      KvCache& cache = input.sequence->state()->cache;
+      cache.Grow(cache.length());
+    }
+  }
+
   Status RunPasses() {
     const int64_t most = Internals::Impl(model_.device).backend().pass_tokens();
     for (const PassPlan& plan : PlanPasses(inputs_, most)) {
       const int64_t first_row = next_row_;
       Status status = RunPass(plan);
-      if (status.code() == Code::kOutOfMemory) {
+      // A pass that goes on from states of this call has changed some of them.
+      const bool repeats =
+          !model_.pool->HasStates() ||
+          std::all_of(plan.chunks.begin(), plan.chunks.end(),
+                      [](const PassPlan::Chunk& chunk) { return chunk.first == 0; });
+      if (status.code() == Code::kOutOfMemory && repeats) {
         // Cached pages make room for activations. No work may run when the pass is repeated.
         MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
         next_row_ = first_row;
@@ -175,6 +198,9 @@ class ForwardCall {
       MARLIN_RETURN_IF_ERROR(model_.program.Run(pass));
       MARLIN_RETURN_IF_ERROR(
           AdvanceTokens(model_.device, values.tokens, values.advance, pass.stream()));
+      for (StepPages& pages : pass.values.pages) {
+        if (!pages.continued.empty()) pages.block_tables = pages.continued;
+      }
     }
     return {};
   }

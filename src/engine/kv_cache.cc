@@ -55,18 +55,73 @@ int64_t CacheTokenBytes(const DecoderConfig& config, DType type) {
   return SaturatingProduct(elements.Take().value_or(INT64_MAX), DTypeBytes(type));
 }
 
+int64_t StateBytes(const DecoderConfig& config) {
+  Checked elements(0);
+  for (const LayerState& layer : CacheShape::Of(config, DType::kF32).layers) {
+    elements = elements + Checked(layer.kept.fixed);
+  }
+  return SaturatingProduct(elements.Take().value_or(INT64_MAX), DTypeBytes(DType::kF32));
+}
+
 KvCache::KvCache(std::shared_ptr<PagePool> pool, bool truncatable)
-    : pool_(std::move(pool)), truncatable_(truncatable), blocks_(pool_->groups()) {}
+    : pool_(std::move(pool)), truncatable_(truncatable), blocks_(pool_->groups()) {
+  for (size_t group = 0; group < blocks_.size(); ++group) {
+    if (pool_->IsRecurrent(group)) blocks_[group].assign(kStatePages, -1);
+  }
+}
 
 KvCache::~KvCache() {
   ReturnFrom(0);
+  for (size_t group = 0; group < blocks_.size(); ++group) {
+    if (!pool_->IsRecurrent(group)) continue;
+    for (const StatePage which : {kState, kNextState, kKeptState}) SetState(group, which, -1);
+  }
   pool_->Leave(&place_, -1);
+}
+
+void KvCache::SetState(size_t group, StatePage which, int32_t page) {
+  if (page >= 0) pool_->Share(group, page);
+  const int32_t before = std::exchange(blocks_[group][which], page);
+  if (before >= 0) pool_->Return(group, before);
+}
+
+void KvCache::KeepStates() {
+  for (size_t group = 0; group < blocks_.size(); ++group) {
+    if (pool_->IsRecurrent(group)) SetState(group, kKeptState, blocks_[group][kState]);
+  }
+  kept_length_ = length_;
+}
+
+void KvCache::Grow(int64_t length) {
+  for (size_t group = 0; group < blocks_.size(); ++group) {
+    if (!pool_->IsRecurrent(group)) continue;
+    if (length > length_) {
+      SetState(group, kState, -1);
+      blocks_[group][kState] = blocks_[group][kNextState];
+    } else if (blocks_[group][kNextState] >= 0) {
+      pool_->Return(group, blocks_[group][kNextState]);
+    }
+    SetNextState(group, -1);
+  }
+  length_ = length;
+}
+
+void KvCache::SetNextState(size_t group, int32_t page) {
+  blocks_[group][kNextState] = page;
+  blocks_[group][kContinued] = page;
+}
+
+std::span<const int32_t> KvCache::TableFrom(size_t group, int64_t position) const {
+  const std::span<const int32_t> table = blocks_[group];
+  if (!pool_->IsRecurrent(group)) return table;
+  return table.subspan(position == length_ ? kState : kNextState, 2);
 }
 
 int64_t KvCache::ShortestLength() const {
   int64_t shortest = 0;
   for (size_t group = 0; group < blocks_.size(); ++group) {
     const auto is_there = [](int32_t page) { return page >= 0; };
+    if (pool_->IsRecurrent(group)) continue;
     const std::vector<int32_t>& blocks = blocks_[group];
     const auto dropped = std::find_if(blocks.begin(), blocks.end(), is_there) - blocks.begin();
     if (dropped == 0) continue;
@@ -84,19 +139,39 @@ bool KvCache::DividesPublished(int64_t length) const {
 
 void KvCache::ReturnFrom(size_t block) {
   size_t most = 0;
-  for (const std::vector<int32_t>& blocks : blocks_) most = std::max(most, blocks.size());
+  for (size_t group = 0; group < blocks_.size(); ++group) {
+    if (!pool_->IsRecurrent(group)) most = std::max(most, blocks_[group].size());
+  }
   // The last block of all groups first, so that its cached pages are evicted first.
   for (size_t at = most; at-- > block;) {
     for (size_t group = 0; group < blocks_.size(); ++group) {
       std::vector<int32_t>& blocks = blocks_[group];
-      if (at >= blocks.size()) continue;
+      if (at >= blocks.size() || pool_->IsRecurrent(group)) continue;
       if (blocks[at] >= 0) pool_->Return(group, blocks[at]);
       blocks.pop_back();
     }
   }
 }
 
-void KvCache::Truncate(int64_t length) {
+bool KvCache::RestoreStates(int64_t length) {
+  if (length == length_ || !pool_->HasStates()) return true;
+  const int64_t tokens = pool_->page_tokens();
+  if (length > 0 && length != kept_length_) {
+    const bool may_be_published = length <= PublishedLength() && length % tokens == 0;
+    if (!may_be_published || !pool_->Restore(place_, length / tokens, &blocks_)) return false;
+  }
+  for (size_t group = 0; group < blocks_.size(); ++group) {
+    if (!pool_->IsRecurrent(group)) continue;
+    if (length == 0) SetState(group, kState, -1);
+    if (length > 0 && length == kept_length_) SetState(group, kState, blocks_[group][kKeptState]);
+    if (length < kept_length_) SetState(group, kKeptState, -1);
+  }
+  if (length < kept_length_) kept_length_ = 0;
+  return true;
+}
+
+bool KvCache::Truncate(int64_t length) {
+  if (!RestoreStates(length)) return false;
   if (length < PublishedLength()) {
     // Published pages keep their tokens: the sequence goes on in pages of its own.
     const int64_t block = length / pool_->page_tokens();
@@ -104,13 +179,16 @@ void KvCache::Truncate(int64_t length) {
     pool_->Leave(&place_, block);
   }
   length_ = length;
-  if (length > 0) return;
-  for (std::vector<int32_t>& blocks : blocks_) {
+  if (length > 0) return true;
+  for (size_t group = 0; group < blocks_.size(); ++group) {
+    if (pool_->IsRecurrent(group)) continue;
+    std::vector<int32_t>& blocks = blocks_[group];
     // Erase dropped blocks, so that block 0 has a page again; no page holds a position any more.
     const auto dropped =
         std::find_if(blocks.begin(), blocks.end(), [](int32_t p) { return p >= 0; });
     blocks.erase(blocks.begin(), dropped);
   }
+  return true;
 }
 
 int64_t KvCache::Adopt(std::span<const int32_t> tokens, std::string_view salt) {
@@ -121,10 +199,11 @@ int64_t KvCache::Adopt(std::span<const int32_t> tokens, std::string_view salt) {
   return PublishedLength() - std::exchange(length_, PublishedLength());
 }
 
-void KvCache::Publish(std::span<const int32_t> tokens) {
+void KvCache::Publish(std::span<const int32_t> tokens, bool with_states) {
   if (place_.node == nullptr) return;
   const int64_t fed = std::min(length_, static_cast<int64_t>(tokens.size()));
-  pool_->Publish(tokens.first(static_cast<size_t>(fed)), &place_, &blocks_);
+  pool_->Publish(tokens.first(static_cast<size_t>(fed)), with_states && fed == length_, &place_,
+                 &blocks_);
 }
 
 void KvCache::DropUnseen(size_t group, int64_t position) {
@@ -144,8 +223,14 @@ void KvCache::DropUnseen(size_t group, int64_t position) {
 
 Status KvCache::Reserve(int64_t position, int64_t end) {
   for (size_t group = 0; group < blocks_.size(); ++group) {
-    if (!truncatable_) DropUnseen(group, position);
     std::vector<int32_t>& blocks = blocks_[group];
+    if (pool_->IsRecurrent(group)) {
+      if (end == position || blocks[kNextState] >= 0) continue;
+      MARLIN_ASSIGN_OR_RETURN(const int32_t page, pool_->Take(group));
+      SetNextState(group, page);
+      continue;
+    }
+    if (!truncatable_) DropUnseen(group, position);
     const int64_t wanted = CeilDivide(end, pool_->page_tokens());
     while (static_cast<int64_t>(blocks.size()) < wanted) {
       blocks.reserve(blocks.size() + 1);
@@ -158,6 +243,7 @@ Status KvCache::Reserve(int64_t position, int64_t end) {
 
 void KvCache::Release(int64_t end) {
   ReturnFrom(static_cast<size_t>(CeilDivide(end, pool_->page_tokens())));
+  if (end <= length_) Grow(length_);
 }
 
 }  // namespace marlin

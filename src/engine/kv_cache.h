@@ -21,6 +21,9 @@ namespace marlin {
 Result<DType> CacheType(const ModelOptions& options);
 /// Bytes of a token's keys and values in all layers.
 int64_t CacheTokenBytes(const DecoderConfig& config, DType type);
+/// Bytes of a sequence's recurrent states in all layers, whatever the cache's type; 0: no layer has
+/// one. A sequence that is fed takes twice as much.
+int64_t StateBytes(const DecoderConfig& config);
 
 /// The pages of one sequence.
 ///
@@ -39,16 +42,22 @@ class KvCache {
   KvCache& operator=(const KvCache&) = delete;
 
   int64_t length() const { return length_; }
-  /// Advances the length after [length(), length) were fed.
-  void Grow(int64_t length) { length_ = length; }
+  /// Advances the length after [length(), length) were fed, to the states that were computed;
+  /// Grow(length()) gives these up.
+  void Grow(int64_t length);
   /// The shortest length other than 0 that Truncate accepts.
   int64_t ShortestLength() const;
   /// The tokens in published pages, a multiple of the page size.
   int64_t PublishedLength() const;
   /// Whether a length is inside a published page, whose tokens others may read.
   bool DividesPublished(int64_t length) const;
-  /// Precondition: length is 0, or in [ShortestLength(), length()] and not DividesPublished.
-  void Truncate(int64_t length);
+  /// Keeps the recurrent states after length() tokens, instead of those kept before, until Truncate
+  /// drops some of these tokens.
+  void KeepStates();
+  /// False: the recurrent states after `length` tokens are not kept, and nothing changes. Those
+  /// after 0 and length() tokens always are. Precondition: length is 0, or in [ShortestLength(),
+  /// length()] and not DividesPublished.
+  bool Truncate(int64_t length);
 
   /// Takes published pages that hold the tokens from length() on, and returns how many that are: a
   /// multiple of the page size, by which the sequence grows. `tokens` is the whole text, of which
@@ -58,29 +67,42 @@ class KvCache {
   /// meantime; it returns 0 unless the sequence consists of published pages. The sequence can be
   /// truncated as one that has dropped the pages before its windows.
   int64_t Adopt(std::span<const int32_t> tokens, std::string_view salt);
-  /// Publishes the pages that are full. `tokens` is the text of the sequence, at least of its
-  /// published pages; the ones after length() are ignored. Every token must be final: not a draft.
-  /// Does nothing without Adopt. Call it after a pass, and before Reserve takes the next pages,
-  /// which drops those before a window.
-  void Publish(std::span<const int32_t> tokens);
+  /// Publishes the pages that are full, and `with_states` the recurrent states if length() is a
+  /// multiple of the page size. `tokens` is the text of the sequence, at least of its published
+  /// pages; the ones after length() are ignored. Every token must be final: not a draft. Does
+  /// nothing without Adopt. Call it after a pass, and before Reserve takes the next pages, which
+  /// drops those before a window.
+  void Publish(std::span<const int32_t> tokens, bool with_states = true);
 
-  /// Allocates pages for the positions [position, end), at or after length(). Earlier positions
-  /// stay intact until Grow, so that a failed call can be retried. Errors: kOutOfMemory.
+  /// Allocates pages for the positions [position, end), at or after length(), and for the states
+  /// after them. Earlier positions and states stay intact until Grow, so that a failed call can be
+  /// retried. Errors: kOutOfMemory.
   Status Reserve(int64_t position, int64_t end);
-  /// Returns the pages of positions from `end` on, at or after length(). No work may use them.
+  /// Returns the pages of positions from `end` on, at or after length(), and at length() the pages
+  /// of states after them. No work may use them.
   void Release(int64_t end);
 
-  /// The page of each block of a group, or -1: the sequence's block table.
+  /// The page of each block of a group that is not recurrent, or -1: the sequence's block table.
   const std::vector<int32_t>& Blocks(size_t group) const { return blocks_[group]; }
+  /// A sequence's row of StepPages::block_tables, for a pass that begins at `position`. In a
+  /// recurrent group a pass after the first one of a call goes on from its state.
+  std::span<const int32_t> TableFrom(size_t group, int64_t position) const;
 
  private:
   void DropUnseen(size_t group, int64_t position);
   /// Returns the pages from a block on.
   void ReturnFrom(size_t block);
+  /// Sets kNextState without an owner more.
+  void SetNextState(size_t group, int32_t page);
+  /// Replaces a page of a recurrent group, of which the sequence becomes another owner; -1: none.
+  void SetState(size_t group, StatePage which, int32_t page);
+  /// Whether the states after `length` tokens are there; then the sequence has them.
+  bool RestoreStates(int64_t length);
 
   std::shared_ptr<PagePool> pool_;
   bool truncatable_;
   int64_t length_ = 0;
+  int64_t kept_length_ = 0;  ///< Of the states kept; 0: none.
   BlockTables blocks_;
   PrefixPlace place_;
 };

@@ -160,8 +160,10 @@ Status CheckSampled(const Model::Impl& model, const SequenceInput& input, size_t
     return invalid(fmt::format("drafts: expected all but one of {} tokens, got {}",
                                input.tokens.size(), input.drafts));
   }
-  if (!input.all_logits && !input.feed_only) return {};
-  return invalid("drafts exclude all_logits and feed_only");
+  if (input.all_logits || input.feed_only) {
+    return invalid("drafts exclude all_logits and feed_only");
+  }
+  return CheckDrafts(model).WithContext(fmt::format("inputs[{}]", index));
 }
 
 Status CheckSamplers(const Model::Impl& model, std::span<const SequenceInput> inputs,
@@ -239,10 +241,14 @@ Status Sequence::Truncate(int64_t length) {
   const int64_t fed = this->length();
   const int64_t shortest = state_->cache.ShortestLength();
   const bool in_range = length == 0 || (length >= shortest && length <= fed);
-  const bool valid = in_range && !state_->cache.DividesPublished(length);
-  if (valid) state_->cache.Truncate(length);
+  const bool divides = in_range && state_->cache.DividesPublished(length);
+  const bool valid = in_range && !divides && state_->cache.Truncate(length);
   state_->in_use.clear(std::memory_order_release);
   if (valid) return {};
+  if (in_range && !divides) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("length: the recurrent state after {} tokens is not kept", length));
+  }
   if (in_range) {
     return Status(
         Code::kInvalidArgument,
@@ -292,6 +298,7 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     cache.most_bytes = for_cache;
     impl->info.kv_cache = cache_type;
     impl->info.kv_cache_bytes_per_token = CacheTokenBytes(numbers, cache_type);
+    impl->info.state_bytes_per_sequence = StateBytes(numbers);
     MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(chosen, cache));
     impl->writes_host = ReadsHostMemory(chosen);
     MARLIN_ASSIGN_OR_RETURN(

@@ -40,9 +40,13 @@ Status PassUpload::Send(Arena& arena, StepValues* values) {
 
 /// Adds the tables of a group.
 PassUpload::GroupParts PassUpload::AddGroup(size_t group) {
-  const std::vector<int32_t> blocks = BlockTables(group);
   GroupParts parts;
+  const std::vector<int32_t> blocks = BlockTables(group, 0);
   parts.blocks = upload_.Add(blocks);
+  if (model_.pool->IsRecurrent(group)) {
+    if (wanted_.steps != nullptr) parts.continued = upload_.Add(BlockTables(group, 1));
+    return parts;
+  }
   const Mixer& mixer =
       *model_.decoder.layers[static_cast<size_t>(model_.pool->FirstLayerOf(group))].mixer.mixer;
   const PassSetting setting = model_.setting();
@@ -62,6 +66,9 @@ Status PassUpload::ViewGroup(const GroupParts& parts, StepValues* values) const 
   StepPages& pages = values->pages.emplace_back();
   pages.slabs = model_.pool->Slabs(values->pages.size() - 1);
   MARLIN_ASSIGN_OR_RETURN(pages.block_tables, upload_.View(parts.blocks, blocks));
+  if (parts.continued.count > 0) {
+    MARLIN_ASSIGN_OR_RETURN(pages.continued, upload_.View(parts.continued, blocks));
+  }
   if (parts.pages.count == 0) return {};
   pages.expanded.pages = upload_.View(parts.pages);
   pages.expanded.tokens = upload_.View(parts.tokens);
@@ -100,18 +107,22 @@ Status PassUpload::ViewSampling(const PassParts& parts, StepValues* values) cons
   return {};
 }
 
-/// The block tables of all sequences in one group, padded to the longest.
-std::vector<int32_t> PassUpload::BlockTables(size_t group) const {
+/// The block tables of all sequences in one group, padded to the longest, after `fed` rows of them.
+std::vector<int32_t> PassUpload::BlockTables(size_t group, int64_t fed) const {
+  std::vector<std::span<const int32_t>> rows;
   size_t most = 0;
-  for (const KvCache* const cache : rows_.caches) {
-    most = std::max(most, cache->Blocks(group).size());
+  for (size_t i = 0; i < rows_.caches.size(); ++i) {
+    const PassSequence& sequence = rows_.sequences[i];
+    rows.push_back(rows_.caches[i]->TableFrom(group, sequence.length - sequence.rows + fed));
+    most = std::max(most, rows.back().size());
   }
-  most = static_cast<size_t>(PaddedBlocks(model_, static_cast<int64_t>(most)));
+  if (!model_.pool->IsRecurrent(group)) {
+    most = static_cast<size_t>(PaddedBlocks(model_, static_cast<int64_t>(most)));
+  }
   std::vector<int32_t> tables;
-  for (const KvCache* const cache : rows_.caches) {
-    const std::vector<int32_t>& blocks = cache->Blocks(group);
-    tables.insert(tables.end(), blocks.begin(), blocks.end());
-    tables.resize(tables.size() + most - blocks.size(), -1);
+  for (const std::span<const int32_t> row : rows) {
+    tables.insert(tables.end(), row.begin(), row.end());
+    tables.resize(tables.size() + most - row.size(), -1);
   }
   return tables;
 }

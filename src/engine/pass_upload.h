@@ -51,7 +51,8 @@ class PassUpload {
   /// The places of a group's tables in an upload.
   struct GroupParts {
     IndexUpload::Part blocks;
-    IndexUpload::Part pages;  ///< Empty: the pass expands none.
+    IndexUpload::Part continued;  ///< Of a recurrent group, for several steps.
+    IndexUpload::Part pages;      ///< Empty: the pass expands none.
     IndexUpload::Part tokens;
     IndexUpload::Part expanded_blocks;
   };
@@ -75,7 +76,7 @@ class PassUpload {
   Status ViewGroup(const GroupParts& parts, StepValues* values) const;
   Status ViewSteps(const PassParts& parts, StepValues* values);
   Status ViewSampling(const PassParts& parts, StepValues* values) const;
-  std::vector<int32_t> BlockTables(size_t group) const;
+  std::vector<int32_t> BlockTables(size_t group, int64_t fed) const;
 
   const Model::Impl& model_;
   const Wanted& wanted_;

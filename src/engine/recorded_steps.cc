@@ -40,8 +40,8 @@ RecordedSteps::Key RecordedSteps::KeyOf(const StepValues& values) {
   add(of_ids, likely_ids, of_likely);
   const auto& [stop_ids, next_ids, next_positions, state_rows, counts, all_tokens] = advance;
   add(stop_ids, next_ids, next_positions, state_rows, counts, all_tokens);
-  for (const auto& [slabs, block_tables, expanded] : pages) {
-    add(block_tables, expanded.pages, expanded.tokens, expanded.block_tables);
+  for (const auto& [slabs, block_tables, expanded, continued] : pages) {
+    add(block_tables, continued, expanded.pages, expanded.tokens, expanded.block_tables);
     key.push_back(slabs.size());
     for (void* const slab : slabs) key.push_back(reinterpret_cast<uintptr_t>(slab));
   }

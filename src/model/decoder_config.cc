@@ -9,6 +9,7 @@
 #include "marlin/model.h"
 #include "recipe/mixer.h"
 #include "recipe/rope_parameters.h"
+#include "recipe/text_config.h"
 #include "recipe/typed_config.h"
 
 namespace marlin {
@@ -18,13 +19,15 @@ constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 /// Errors: kUnsupported for a type that cannot be run, whether known or not.
 Status CheckType(ModelConfig& config) {
-  const std::string type = config.String("model_type");
+  const std::string whole = config.String("model_type");
   MARLIN_RETURN_IF_ERROR(config.status());
+  const std::string type = TextModelType(config.values());
   const Result<const Family*> family = FindFamily(type);
   if (family.ok() && (*family)->runs) return {};
   return Status(Code::kUnsupported,
-                fmt::format("config.json: model_type '{}' cannot be run; supported: {}",
-                            Printable(type), fmt::join(SupportedModelTypes(), ", ")));
+                fmt::format("config.json: {}model_type '{}' cannot be run; supported: {}",
+                            IsMultimodalType(whole) ? "text_config: " : "", Printable(type),
+                            fmt::join(SupportedModelTypes(), ", ")));
 }
 
 Result<Activation> ReadActivation(ModelConfig& config) {
@@ -39,8 +42,8 @@ Result<Activation> ReadActivation(ModelConfig& config) {
 }
 
 /// Whether a layer has a sliding window when layer_types is absent. `limit` is max_window_layers.
-bool SlidesByDefault(WindowRule rule, int64_t layer, int64_t limit) {
-  switch (rule) {
+bool SlidesByDefault(const DecoderConfig& decoder, int64_t layer, int64_t limit) {
+  switch (decoder.family->windows) {
     case WindowRule::kAllLayers:
       return true;
     case WindowRule::kEvenLayers:
@@ -49,6 +52,8 @@ bool SlidesByDefault(WindowRule rule, int64_t layer, int64_t limit) {
       return layer % 2 == 0 && layer < limit;
     case WindowRule::kFromLimit:
       return layer >= limit;
+    case WindowRule::kWithoutRotary:
+      return decoder.layer(layer).rotary == kNoRotary;
   }
   return true;
 }
@@ -71,8 +76,10 @@ Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
   const int64_t limit = config.CountOr("max_window_layers", kMaxPositions, 0);
   for (int64_t layer = 0; layer < layers && config.status().ok(); ++layer) {
     const auto at = static_cast<size_t>(layer);
-    bool slides = SlidesByDefault(decoder->family->windows, layer, limit);
+    bool slides = SlidesByDefault(*decoder, layer, limit);
     if (!types.empty()) {
+      // The family has read which layers have another mixer.
+      if (decoder->layers[at].mixer != decoder->family->mixer) continue;
       slides = types[at] == "sliding_attention";
       const bool indexed = decoder->shape.index_tokens > 0 && types[at] == "indexed_attention";
       if (!slides && !indexed && types[at] != "full_attention") {
@@ -101,12 +108,49 @@ void LimitToIndex(DecoderConfig* decoder) {
   decoder->max_positions = most;
 }
 
+/// Errors: kMalformedFile for factors of RoPE that are not one for every pair.
+Status AddRotary(const RopeParameters& rope, int64_t head_dim, DecoderConfig* decoder) {
+  if (rope.type == RopeType::kLongRope) {
+    const int64_t pairs = RotatedPairs(rope, head_dim);
+    if (std::ssize(rope.pair_factors) != pairs) {
+      return Status(Code::kMalformedFile,
+                    fmt::format("config.json: short_factor: {} entries for {} pairs",
+                                rope.pair_factors.size(), pairs));
+    }
+    if (rope.limited) {
+      decoder->notes.push_back(
+          fmt::format("config.json: long_factor: not used; the context is the {} tokens that "
+                      "short_factor is for",
+                      rope.positions));
+    }
+  }
+  decoder->rotaries.push_back(MakeRotary(rope, head_dim));
+  return {};
+}
+
+/// Reads no_rope_layers, whose entries say which layers rotate: at least one for every layer.
+void ReadRotaryLayers(ModelConfig& config, DecoderConfig* decoder) {
+  if (decoder->family->rotary != RotaryRule::kByNoRopeLayers) return;
+  const std::vector<int64_t> rotates = config.IntegersOrEmpty("no_rope_layers");
+  const int64_t interval = config.Size("no_rope_layer_interval", kMaxPositions);
+  const auto layers = static_cast<size_t>(decoder->shape.layers);
+  if (!rotates.empty() && rotates.size() < layers) {
+    config.Fail("no_rope_layers", fmt::format("{} entries for {} layers", rotates.size(), layers));
+  }
+  if (!config.status().ok()) return;
+  for (size_t layer = 0; layer < layers; ++layer) {
+    const bool listed =
+        rotates.empty() ? (static_cast<int64_t>(layer) + 1) % interval != 0 : rotates[layer] != 0;
+    if (!listed) decoder->layers[layer].rotary = kNoRotary;
+  }
+}
+
 void AddLayers(DecoderConfig* decoder) {
   for (int64_t index = 0; index < decoder->shape.layers; ++index) {
     LayerConfig& layer = decoder->layers.emplace_back();
     layer.mixer = MixerOfLayer(*decoder->family, decoder->shape, index);
     layer.sizes = DimensionsOfLayer(decoder->shape, index);
-    const float rotary = decoder->rotaries[layer.rotary].score_factor;
+    const float rotary = decoder->rotary(index)->score_factor;
     layer.score_scale = ParametersOf(layer.mixer).ScoreScale(layer.sizes, rotary);
   }
 }
@@ -143,6 +187,19 @@ void ReadTopkMethod(ModelConfig& config, DecoderConfig* decoder) {
     config.Fail("topk_method",
                 fmt::format("'{}' is neither greedy nor group_limited_greedy", Printable(method)));
   }
+}
+
+/// Factors; a type without a key has 1, or for scores the mixer's own.
+void ReadScales(ModelConfig& config, DecoderConfig* decoder) {
+  constexpr double kLeast = 1e-6;
+  constexpr double kMost = 1e6;
+  const auto read = [&](std::string_view key) { return config.RealOr(key, kLeast, kMost, 1); };
+  decoder->embedding_scale = static_cast<float>(read("embedding_multiplier"));
+  decoder->residual_scale = static_cast<float>(read("residual_multiplier"));
+  decoder->logit_scale = static_cast<float>(1 / read("logits_scaling"));
+  if (!config.Has("attention_multiplier")) return;
+  const auto scores = static_cast<float>(config.Real("attention_multiplier", kLeast, kMost));
+  for (LayerConfig& layer : decoder->layers) layer.score_scale = scores;
 }
 
 void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
@@ -186,7 +243,7 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
 std::vector<std::string> SupportedModelTypes() {
   std::vector<std::string> types;
   for (const Family& family : AllFamilies()) {
-    if (family.runs) types.emplace_back(family.model_type);
+    if (family.runs && !family.nested) types.emplace_back(family.model_type);
   }
   std::sort(types.begin(), types.end());
   return types;
@@ -196,10 +253,12 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
                                         const GenerationFiles& files) {
   MARLIN_ASSIGN_OR_RETURN(ModelConfig source, ModelConfig::Parse(config_json));
   MARLIN_RETURN_IF_ERROR(CheckType(source));
+  const bool multimodal = IsMultimodalType(source.String("model_type"));
   MARLIN_ASSIGN_OR_RETURN(TypedConfig typed,
                           ReadTypedConfig(std::move(source), UnknownKeys::kRefuse));
   ModelConfig& config = typed.config;
   DecoderConfig decoder;
+  decoder.multimodal = multimodal;
   decoder.family = typed.family;
   MARLIN_ASSIGN_OR_RETURN(decoder.shape, ReadDimensions(*decoder.family, config));
   const Family& family = *decoder.family;
@@ -214,9 +273,17 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
   decoder.max_positions = rope.positions;
   LimitToIndex(&decoder);
   const MixerParameters& mixer = ParametersOf(family.mixer);
-  decoder.rotaries = {MakeRotary(rope, mixer.RotaryDim(decoder.shape))};
+  MARLIN_RETURN_IF_ERROR(AddRotary(rope, mixer.RotaryDim(decoder.shape), &decoder));
   decoder.interleaved_rotary = family.interleaved_rotary || mixer.InterleavesRotary(config);
   AddLayers(&decoder);
+  ReadRotaryLayers(config, &decoder);
+  ReadScales(config, &decoder);
+  if (rope.query_beta != 0) {
+    for (LayerConfig& layer : decoder.layers) {
+      layer.query_scale = {static_cast<float>(rope.query_beta), 0,
+                           static_cast<int64_t>(rope.original_context)};
+    }
+  }
   MARLIN_RETURN_IF_ERROR(ReadWindows(config, &decoder));
   ReadRouter(config, &decoder);
   MARLIN_ASSIGN_OR_RETURN(decoder.generation, ReadGenerationDefaults(typed.source, files));

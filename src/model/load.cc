@@ -8,6 +8,7 @@
 #include "model/mixer.h"
 #include "model/weight_source.h"
 #include "recipe/decoder_tensors.h"
+#include "recipe/text_config.h"
 
 namespace marlin {
 namespace {
@@ -63,7 +64,9 @@ class DecoderLoader {
   /// Everything outside of the layers.
   Status LoadEnds(Decoder* decoder) {
     MARLIN_RETURN_IF_ERROR(LoadEmbedding(decoder));
-    MARLIN_ASSIGN_OR_RETURN(decoder->norm, Upload(std::string(kFinalNormTensor), shape_.hidden));
+    // The norm before the head carries the factor of the logits.
+    MARLIN_ASSIGN_OR_RETURN(decoder->norm,
+                            Vector(FinalNorm(*config_.family, shape_), config_.logit_scale));
     return {};
   }
 
@@ -110,13 +113,14 @@ class DecoderLoader {
   }
 
  private:
-  Result<DeviceVector> Vector(const VectorTensor& vector) {
+  Result<DeviceVector> Vector(const VectorTensor& vector, float scale = 1.0F) {
     if (!vector.present()) return DeviceVector();
-    return Upload(vector.name, vector.count, vector.as_row ? 1 : 0);
-  }
-  Result<DeviceVector> Upload(const std::string& name, int64_t count, int64_t rows = 0) {
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values,
-                            source_.LoadVector(name, count, /*row=*/0, rows));
+    MARLIN_ASSIGN_OR_RETURN(std::vector<float> values,
+                            source_.LoadVector(vector.name, vector.shape()));
+    if (vector.one_plus) {
+      for (float& value : values) value += 1.0F;
+    }
+    for (float& value : values) value *= scale;
     return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(const LinearTensors& linear, bool of_experts = false) {
@@ -293,17 +297,20 @@ class DecoderLoader {
     return projection;
   }
 
-  /// Multi-token-prediction layers, and RoPE frequencies stored by old writers.
+  /// Multi-token-prediction layers, other parts of a multimodal model, and RoPE frequencies stored
+  /// by old writers.
   void IgnoreExtras() {
     for (const TensorInfo& tensor : source_.checkpoint().tensors()) {
-      if (tensor.name.ends_with(".rotary_emb.inv_freq") ||
-          IsPredictionTensor(shape_, tensor.name)) {
+      if (tensor.name.ends_with(".rotary_emb.inv_freq") || IsExtra(tensor.name)) {
         source_.Ignore(tensor.name);
       }
     }
     for (const QuantizedModule& module : source_.checkpoint().modules()) {
-      if (IsPredictionTensor(shape_, module.name)) source_.Ignore(module.name);
+      if (IsExtra(module.name)) source_.Ignore(module.name);
     }
+  }
+  bool IsExtra(const std::string& name) const {
+    return IsPredictionTensor(shape_, name) || (config_.multimodal && !OtherPart(name).empty());
   }
 
   const Device& device_;

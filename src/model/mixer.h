@@ -62,6 +62,11 @@ class Mixer : public MixerParameters {
   /// The operations of a step from `hidden` to `mixed`, in order.
   virtual std::vector<MixerOperation> Operations() const = 0;
 
+  /// The device operations that layers of some sizes need in addition.
+  virtual std::vector<DecoderOperation> OwnOperations(const Dimensions& /*sizes*/) const {
+    return {};
+  }
+
   // Loading.
 
   /// Converts loaded projections to MixerLayer::converted; the ones that it replaces become empty.

@@ -16,6 +16,7 @@
 #include "layout/input_transform.h"
 #include "ops/device/device.h"
 #include "ops/gemm/prepare_columns.h"
+#include "recipe/text_config.h"
 
 namespace marlin {
 namespace {
@@ -90,6 +91,7 @@ int64_t DeviceBytes(const TensorInfo& tensor) {
 int64_t WeightBytes(const Checkpoint& checkpoint, const Device& device) {
   Checked bytes(0);
   for (const QuantizedModule& module : checkpoint.modules()) {
+    if (!OtherPart(module.name).empty()) continue;
     // Experts are loaded in the order of k.
     const bool expert = module.layer_class == LayerClass::kMoeExpert ||
                         module.layer_class == LayerClass::kMoeSharedExpert;
@@ -98,7 +100,7 @@ int64_t WeightBytes(const Checkpoint& checkpoint, const Device& device) {
     bytes = bytes + Checked(PreparedBytes(spec, device));
   }
   for (const TensorInfo& tensor : checkpoint.tensors()) {
-    if (checkpoint.IsModulePart(tensor.name)) continue;
+    if (checkpoint.IsModulePart(tensor.name) || !OtherPart(tensor.name).empty()) continue;
     bytes = bytes + Checked(DeviceBytes(tensor));
   }
   return bytes.Take().value_or(INT64_MAX);

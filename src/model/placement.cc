@@ -23,7 +23,7 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
   }
   switch (kind) {
     case StepKind::kEmbed:
-      return {kLookUpRows, kLookUpWeightRows};
+      return {kLookUpRows, kLookUpWeightRows, kAddTo};
     case StepKind::kProject:
     case StepKind::kLatentProject:
     case StepKind::kAttention:
@@ -74,13 +74,19 @@ Status CheckUnfused(const Device& device, StepKind kind, const Mixer& mixer) {
 
 Status CheckDevice(const Device& device, const DecoderConfig& config) {
   MARLIN_ASSIGN_OR_RETURN(const DecoderBackend* decoder, DecoderOf(device));
+  const auto check = [&](const Status& has) {
+    if (has.ok()) return has;
+    return Status(has.code(),
+                  fmt::format("{}, which {} needs", has.message(), config.family->model_type));
+  };
   for (int64_t layer = 0; layer < config.shape.layers; ++layer) {
+    const Mixer& mixer = MixerOf(config.mixer(layer));
     for (const StepKind kind : StepKinds(config, layer)) {
       if (decoder->Fuses(kind)) continue;
-      const Status has = CheckUnfused(device, kind, MixerOf(config.mixer(layer)));
-      if (has.ok()) continue;
-      return Status(has.code(),
-                    fmt::format("{}, which {} needs", has.message(), config.family->model_type));
+      MARLIN_RETURN_IF_ERROR(check(CheckUnfused(device, kind, mixer)));
+    }
+    for (const DecoderOperation operation : mixer.OwnOperations(config.layer(layer).sizes)) {
+      MARLIN_RETURN_IF_ERROR(check(CheckHas(device, operation)));
     }
   }
   return {};

@@ -41,10 +41,18 @@ void ScaleLikeYarn(const RopeParameters& rope, int64_t rotary_dim,
   }
 }
 
+int64_t RotatedFeatures(const RopeParameters& rope, int64_t head_dim) {
+  return static_cast<int64_t>(static_cast<double>(head_dim) * rope.partial);
+}
+
 }  // namespace
 
+int64_t RotatedPairs(const RopeParameters& rope, int64_t head_dim) {
+  return (RotatedFeatures(rope, head_dim) + 1) / 2;
+}
+
 Rotary MakeRotary(const RopeParameters& rope, int64_t head_dim) {
-  const auto rotary_dim = static_cast<int64_t>(static_cast<double>(head_dim) * rope.partial);
+  const int64_t rotary_dim = RotatedFeatures(rope, head_dim);
   double theta = rope.theta;
   if (rope.alpha != 1) {
     const auto features = static_cast<double>(head_dim);
@@ -61,6 +69,8 @@ Rotary MakeRotary(const RopeParameters& rope, int64_t head_dim) {
     ScaleLikeLlama3(rope, &frequencies);
   } else if (rope.type == RopeType::kYarn) {
     ScaleLikeYarn(rope, rotary_dim, &frequencies);
+  } else if (rope.type == RopeType::kLongRope) {
+    for (size_t i = 0; i < frequencies.size(); ++i) frequencies[i] /= rope.pair_factors[i];
   }
   Rotary rotary;
   rotary.attention_factor = static_cast<float>(rope.attention_factor);

@@ -15,7 +15,9 @@ struct Rotary {
   float score_factor = 1.0F;
 };
 
+int64_t RotatedPairs(const RopeParameters& rope, int64_t head_dim);
 /// The frequencies of heads of `head_dim`, of which the parameters may rotate only a part.
+/// Precondition: pair_factors, if any, are one per rotated pair (RotatedPairs).
 Rotary MakeRotary(const RopeParameters& rope, int64_t head_dim);
 
 }  // namespace marlin

@@ -210,17 +210,23 @@ Result<TensorView> WeightSource::LoadInPlace(const std::string& name, const Shap
   return checkpoint_.Tensor(name);
 }
 
-Result<std::vector<float>> WeightSource::LoadVector(const std::string& name, int64_t count,
-                                                    int64_t row, int64_t rows) {
-  const Shape shape = rows > 0 ? Shape{rows, count} : Shape{count};
+Result<std::vector<float>> WeightSource::LoadElements(const std::string& name, const Shape& shape,
+                                                      int64_t first, int64_t count) {
   MARLIN_RETURN_IF_ERROR(FindTensor(name, shape).status());
   MARLIN_ASSIGN_OR_RETURN(const TensorView view, checkpoint_.Tensor(name));
   std::vector<float> values(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) {
-    values[static_cast<size_t>(i)] = ElementAt(view, row * count + i);
-  }
+  for (int64_t i = 0; i < count; ++i) values[static_cast<size_t>(i)] = ElementAt(view, first + i);
   bytes_ += count * int64_t{sizeof(float)};
   return values;
+}
+
+Result<std::vector<float>> WeightSource::LoadVector(const std::string& name, const Shape& shape) {
+  return LoadElements(name, shape, 0, shape.ElementCount());
+}
+
+Result<std::vector<float>> WeightSource::LoadVector(const std::string& name, int64_t count,
+                                                    int64_t row, int64_t rows) {
+  return LoadElements(name, rows > 0 ? Shape{rows, count} : Shape{count}, row * count, count);
 }
 
 Result<WeightSource::Matrix> WeightSource::LocatePlain(const MatrixRequest& request, int64_t in) {

@@ -72,7 +72,9 @@ class WeightSource {
   /// Waits until all projections loaded for the device can be used. Errors: kDeviceLost.
   Status Finish();
 
-  /// A tensor as fp32; with `rows`, row `row` of it.
+  /// A plain tensor of this shape as fp32.
+  Result<std::vector<float>> LoadVector(const std::string& name, const Shape& shape);
+  /// A vector as fp32; with `rows`, row `row` of a matrix.
   Result<std::vector<float>> LoadVector(const std::string& name, int64_t count, int64_t row = 0,
                                         int64_t rows = 0);
 
@@ -102,6 +104,9 @@ class WeightSource {
     bool in_out = false;                      ///< A plain tensor [in, out].
     WeightsSpec spec;
   };
+  /// Some elements of a plain tensor of this shape, as fp32.
+  Result<std::vector<float>> LoadElements(const std::string& name, const Shape& shape,
+                                          int64_t first, int64_t count);
   Result<Matrix> Locate(const MatrixRequest& request, int64_t in);
   Result<Matrix> LocatePlain(const MatrixRequest& request, int64_t in);
   Result<Matrix> LocateInModule(const QuantizedModule& module, int64_t expert,

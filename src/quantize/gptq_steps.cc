@@ -2,8 +2,9 @@
 
 namespace marlin {
 
-// Where the loader can choose, wider vectors do the same operations in the same order.
-#if defined(__x86_64__) && defined(__GLIBC__)
+// Where the loader can choose, wider vectors do the same operations in the same order. It chooses
+// before ThreadSanitizer is ready, which instruments the choice, too.
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_THREAD__)
 #define MARLIN_ANY_VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define MARLIN_ANY_VECTORS

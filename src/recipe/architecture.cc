@@ -25,7 +25,7 @@ class TensorLister {
     Add(std::string(kEmbeddingTensor), {d_.vocabulary, d_.hidden});
     for (layer_ = 0; layer_ < d_.layers; ++layer_) AddLayer();
     layer_ = -1;
-    Add(std::string(kFinalNormTensor), {d_.hidden});
+    AddVector(FinalNorm(family_, d_));
     if (!d_.tied) Add(std::string(kHeadTensor), {d_.vocabulary, d_.hidden});
     return std::move(tensors_);
   }
@@ -59,8 +59,7 @@ class TensorLister {
     Add(LayerPrefix(layer_) + std::string(name), shape);
   }
   void AddVector(const VectorTensor& vector) {
-    if (!vector.present()) return;
-    Add(vector.name, vector.as_row ? Shape{1, vector.count} : Shape{vector.count});
+    if (vector.present()) Add(vector.name, vector.shape());
   }
   void AddLinear(const LinearTensors& linear) {
     if (!linear.present()) return;
@@ -141,7 +140,9 @@ Result<ModelArchitecture> DescribeModel(std::string_view config_json) {
   for (int64_t layer = 0; layer < d.layers; ++layer) {
     const MixerParameters& mixer = ParametersOf(MixerOfLayer(*family, d, layer));
     const Dimensions sizes = DimensionsOfLayer(d, layer);
-    model.kv_cache_elements += mixer.State(sizes).elements();
+    const MixerState state = mixer.State(sizes);
+    model.kv_cache_elements += state.elements();
+    model.state_elements += state.fixed;
     model.expanded_elements = std::max(model.expanded_elements, mixer.ExpandedElements(sizes));
   }
   TensorLister lister(*family, d);

@@ -32,6 +32,7 @@ struct ModelArchitecture {
   int64_t experts_per_token = 0;
   bool tied_embeddings = false;   ///< lm_head shares the embedding table.
   int64_t kv_cache_elements = 0;  ///< Per token, all layers.
+  int64_t state_elements = 0;     ///< MixerState::fixed per sequence, all layers.
   /// The keys and values of all heads that prefill may expand a token's state to, in one layer.
   int64_t expanded_elements = 0;
   std::vector<ModelTensor> tensors;

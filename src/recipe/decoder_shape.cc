@@ -19,13 +19,15 @@ constexpr int64_t kMaxLayers = int64_t{1} << 12;
 constexpr int64_t kMaxExperts = int64_t{1} << 14;
 constexpr int64_t kMaxTensors = int64_t{1} << 20;
 
+// Values of layer_types.
+constexpr std::string_view kLinearAttention = "linear_attention";
+constexpr std::string_view kFullAttention = "full_attention";
+
 constexpr ExpertStyle kUsualExperts = {};
-constexpr ExpertStyle kCorrectedExperts = {.correction_bias = "gate.e_score_correction_bias"};
 constexpr ExpertStyle kErnieExperts = {.correction_bias = "moe_statics.e_score_correction_bias",
                                        .correction_row = true};
 constexpr ExpertStyle kHunyuanExperts = {
     .router = "gate.wg", .shared = "shared_mlp", .width_key = "intermediate_size"};
-constexpr ExpertStyle kGatedExperts = {.shared = "shared_expert"};
 constexpr ExpertStyle kWideExperts = {.width_key = "intermediate_size"};
 constexpr ExpertStyle kMinimaxExperts = {.block = kExpertBlocks[1],
                                          .correction_bias = "e_score_correction_bias",
@@ -39,6 +41,15 @@ constexpr ExpertStyle kGptOssExperts = {.router = "router",
                                         .interleaved = true,
                                         .biases = true,
                                         .width_key = "intermediate_size"};
+
+constexpr ExpertStyle kGraniteExperts = {.block = kExpertBlocks[1],
+                                         .router = "router.layer",
+                                         .stacked = true,
+                                         .stacks = {"input_linear.weight", "output_linear.weight"},
+                                         .width_key = "intermediate_size"};
+
+constexpr NormNames kGlm4Norms = {"input_layernorm", "post_self_attn_layernorm",
+                                  "post_attention_layernorm", "post_mlp_layernorm"};
 
 constexpr Family kFamilies[] = {
 #include "recipe/families.def"
@@ -125,6 +136,31 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   }
 }
 
+/// Reads the mixer of each layer of a family with two: from layer_types, otherwise every
+/// full_attention_interval-th layer has the family's own. Errors: kUnsupported naming a type.
+Status ReadMixers(const Family& family, ModelConfig& config, Dimensions* d) {
+  if (family.linear_mixer == family.mixer) return {};
+  ParametersOf(family.linear_mixer).ReadSizes(family, config, d);
+  const std::vector<std::string> types = config.StringsOrEmpty("layer_types");
+  const int64_t interval =
+      types.empty() ? config.Size("full_attention_interval", kMaxLayers) : int64_t{1};
+  MARLIN_RETURN_IF_ERROR(config.status());
+  if (!types.empty() && static_cast<int64_t>(types.size()) != d->layers) {
+    config.Fail("layer_types", fmt::format("{} entries for {} layers", types.size(), d->layers));
+    return config.status();
+  }
+  for (int64_t layer = 0; layer < d->layers; ++layer) {
+    std::string_view type = (layer + 1) % interval == 0 ? kFullAttention : kLinearAttention;
+    if (!types.empty()) type = types[static_cast<size_t>(layer)];
+    if (type != kLinearAttention && type != kFullAttention) {
+      return Status(Code::kUnsupported, fmt::format("{}: layer_types: '{}' is not supported",
+                                                    config.file(), Printable(type)));
+    }
+    d->mixers.push_back(type == kLinearAttention ? family.linear_mixer : family.mixer);
+  }
+  return {};
+}
+
 }  // namespace
 
 std::span<const Family> AllFamilies() { return kFamilies; }
@@ -151,6 +187,7 @@ std::string_view TypeDefaults(std::string_view model_type) {
 void ReadHeads(const Family& family, ModelConfig& config, Dimensions* d) {
   d->heads = config.Size("num_attention_heads", kMaxHeads);
   d->kv_heads = config.SizeOr("num_key_value_heads", kMaxHeads, d->heads);
+  d->output_gate = family.output_gate;
   switch (family.qkv_bias) {
     case BiasRule::kNone:
       break;
@@ -164,6 +201,8 @@ void ReadHeads(const Family& family, ModelConfig& config, Dimensions* d) {
       d->qkv_bias = config.Bool("qkv_bias", false);
       break;
   }
+  d->o_bias =
+      family.own_o_bias ? config.Bool("attention_out_bias", false) : family.o_bias && d->qkv_bias;
   d->qk_norm = family.qk_norm == QkNormRule::kByUseQkNorm ? config.Bool("use_qk_norm", false)
                                                           : family.qk_norm != QkNormRule::kNone;
 }
@@ -173,10 +212,14 @@ Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
   d.hidden = config.Size("hidden_size", kMaxWidth);
   d.layers = config.Size("num_hidden_layers", kMaxLayers);
   d.vocabulary = config.Size("vocab_size", kMaxVocabulary);
-  d.intermediate = config.Size("intermediate_size", kMaxWidth);
+  // Types whose layers all have experts do not know the key.
+  if (config.Knows("intermediate_size") || family.experts == nullptr) {
+    d.intermediate = config.Size("intermediate_size", kMaxWidth);
+  }
   d.mlp_bias = family.mlp_bias && config.Bool("mlp_bias", false);
   d.tied = config.Bool("tie_word_embeddings", false);
   ParametersOf(family.mixer).ReadSizes(family, config, &d);
+  MARLIN_RETURN_IF_ERROR(ReadMixers(family, config, &d));
   ReadExperts(family, config, &d);
   MARLIN_RETURN_IF_ERROR(config.status());
   const auto tensors =

@@ -50,7 +50,7 @@ enum class RouterRule : uint8_t {
   kSoftmax,            ///< Normalized over the selected experts if norm_topk_prob.
   kSoftmaxNormalized,  ///< Always normalized over the selected experts.
   kSoftmaxOfChosen,    ///< Over the logits of the selected experts.
-  kSigmoid,            ///< Selects by ExpertStyle::correction_bias, from groups of experts.
+  kSigmoid,            ///< With a score-correction bias and expert groups.
   kSigmoidNormalized,  ///< The same without groups, always normalized.
   kSoftmaxCorrected,   ///< Selects by correction_bias; divides by at least moe_norm_min.
   kSoftmaxByMethod,    ///< From groups if topk_method says so; never normalized.
@@ -61,6 +61,13 @@ enum class WindowRule : uint8_t {
   kEvenLayers,
   kEvenBelowLimit,  ///< Even layers below max_window_layers.
   kFromLimit,       ///< Layers from max_window_layers on.
+  kWithoutRotary,   ///< Layers that do not rotate.
+};
+
+/// Which layers rotate queries and keys (RoPE).
+enum class RotaryRule : uint8_t {
+  kAllLayers,
+  kByNoRopeLayers,  ///< Those with a 1 in no_rope_layers; absent: all but each interval's last.
 };
 
 /// Names of the module that holds a layer's experts.
@@ -71,40 +78,61 @@ struct ExpertStyle {
   std::string_view block = kExpertBlocks[0];
   std::string_view router = "gate";
   bool router_bias = false;
-  std::string_view correction_bias = {};  ///< Score-correction bias in the block; empty: none.
-  bool correction_row = false;            ///< It is stored as [1, experts].
-  std::string_view shared = "shared_experts";
-  bool stacked = false;      ///< All experts in one tensor, gate and up fused.
+  /// Score-correction bias in the block. Empty: none, or of RouterRule::kSigmoid the usual name.
+  std::string_view correction_bias = {};
+  bool correction_row = false;   ///< It is stored as [1, experts].
+  std::string_view shared = {};  ///< The shared expert in the block; empty: the usual name.
+  bool stacked = false;          ///< All experts in one tensor, gate and up fused.
+  /// Names of the stacks in the block: gate and up, and down.
+  std::array<std::string_view, 2> stacks = {"experts.gate_up_proj", "experts.down_proj"};
   bool interleaved = false;  ///< Stacked gate and up columns alternate; false: gate's come first.
   bool biases = false;       ///< Stacked experts have biases.
   bool short_names = false;  ///< w1, w3, w2 instead of gate_proj, up_proj, down_proj.
   std::string_view width_key = "moe_intermediate_size";
 };
 
+/// Names of a layer's norms of hidden states, without ".weight". Without a name there is no norm.
+struct NormNames {
+  std::string_view input;          ///< Before the mixer.
+  std::string_view attention_out;  ///< After the mixer, before what it adds is added.
+  std::string_view mlp;            ///< Before the MLP or the experts.
+  std::string_view mlp_out;        ///< After them.
+};
+inline constexpr NormNames kUsualNorms = {"input_layernorm", "", "post_attention_layernorm", ""};
+
 /// Constants of a model_type: a row of families.def.
 struct Family {
   std::string_view model_type;
   std::string_view defaults;  ///< JSON: see families.def.
   bool runs = true;           ///< The decoder runner supports it.
+  bool nested = false;        ///< Only in the text_config of a multimodal type (text_config.h).
   MixerKind mixer = MixerKind::kAttention;
+  /// The mixer of layers that layer_types calls linear_attention; the same: there are none.
+  MixerKind linear_mixer = mixer;
   bool fused_qkv = false;  ///< Queries, keys and values are one tensor.
   BiasRule qkv_bias = BiasRule::kNone;
-  bool o_bias = false;  ///< The output projection follows qkv_bias.
+  bool o_bias = false;      ///< The output projection follows qkv_bias.
+  bool own_o_bias = false;  ///< The output projection follows the key attention_out_bias.
   QkNormRule qk_norm = QkNormRule::kNone;
   std::array<std::string_view, 2> qk_norm_names = {"q_norm", "k_norm"};
   bool attention_sinks = false;
+  bool output_gate = false;    ///< Attention's queries come with gates of its results.
+  bool delta_by_head = false;  ///< A gated delta net's projections are one key head after another.
   bool interleaved_rotary = false;
   bool rotates_a_part = false;  ///< RoPE follows partial_rotary_factor or rotary_dim.
   bool rotary_alpha = false;    ///< RoPE of the type "dynamic" takes an alpha.
   bool mlp_bias = false;        ///< The MLP follows the key mlp_bias.
   bool fused_gate_up = false;
-  bool sandwich_norms = false;           ///< Norms also after attention and MLP.
+  const NormNames* norms = &kUsualNorms;
+  bool one_plus_norms = false;           ///< Norms are stored as their factors minus 1.
   const ExpertStyle* experts = nullptr;  ///< Null: a dense model.
   RouterRule router = RouterRule::kSoftmax;
   SparseRule sparse = SparseRule::kAllLayers;
   SharedExperts shared = SharedExperts::kNone;
   WindowRule windows = WindowRule::kAllLayers;
   bool clamps_gate = false;  ///< The GLU of gpt-oss.
+  RotaryRule rotary = RotaryRule::kAllLayers;
+  bool scales_queries = false;  ///< By llama_4_scaling_beta among the RoPE parameters.
 };
 
 /// All numbers that determine the tensors' shapes.
@@ -125,6 +153,12 @@ struct Dimensions {
   int64_t prediction_layers = 0;
   std::vector<int64_t> dense_layers;
   std::vector<MixerKind> mixers;  ///< One per layer; empty: all have Family::mixer.
+  // Gated delta nets (GatedDeltaSizes).
+  int64_t delta_key_heads = 0;
+  int64_t delta_value_heads = 0;
+  int64_t delta_key_dim = 0;
+  int64_t delta_value_dim = 0;
+  int64_t conv_width = 0;
   // Low-rank queries, keys and values; q_rank 0: queries are not low-rank.
   int64_t q_rank = 0;
   int64_t kv_rank = 0;
@@ -137,7 +171,9 @@ struct Dimensions {
   int64_t index_dim = 0;
   std::vector<int64_t> unindexed_layers;  ///< They attend to the tokens of an earlier layer.
   bool qkv_bias = false;
+  bool o_bias = false;
   bool qk_norm = false;
+  bool output_gate = false;
   bool mlp_bias = false;
   bool tied = false;
 };

@@ -15,14 +15,12 @@ class LayerDescriber {
 
   LayerTensors Describe(bool sparse) const {
     LayerTensors layer;
-    layer.input_norm = names_.Vector("input_layernorm.weight", d_.hidden);
+    layer.input_norm = Norm(family_.norms->input);
     layer.mixer = ParametersOf(MixerOfLayer(family_, d_, layer_))
                       .Tensors(family_, DimensionsOfLayer(d_, layer_), names_);
-    layer.mlp_norm = names_.Vector("post_attention_layernorm.weight", d_.hidden);
-    if (family_.sandwich_norms) {
-      layer.attention_out_norm = names_.Vector("post_self_attn_layernorm.weight", d_.hidden);
-      layer.mlp_out_norm = names_.Vector("post_mlp_layernorm.weight", d_.hidden);
-    }
+    layer.mlp_norm = Norm(family_.norms->mlp);
+    layer.attention_out_norm = Norm(family_.norms->attention_out);
+    layer.mlp_out_norm = Norm(family_.norms->mlp_out);
     if (sparse) {
       layer.experts = Experts();
     } else {
@@ -32,6 +30,8 @@ class LayerDescriber {
   }
 
  private:
+  VectorTensor Norm(std::string_view name) const { return names_.Norm(family_, name, d_.hidden); }
+
   MlpTensors Mlp(const std::string& block, int64_t width, const ExpertProjections& names) const {
     const auto linear = [&](std::string_view name, int64_t in, int64_t out) {
       return names_.Linear(fmt::format("{}.{}", block, name), in, out, d_.mlp_bias);
@@ -47,10 +47,14 @@ class LayerDescriber {
   }
 
   ExpertStack Stack(std::string_view name, int64_t in, int64_t out) const {
-    ExpertStack stack{
-        fmt::format("{}{}.experts.{}", names_.prefix(), style_.block, name), in, out, {}};
+    ExpertStack stack{fmt::format("{}{}.{}", names_.prefix(), style_.block, name), in, out, {}};
     if (style_.biases) stack.bias_name = stack.name + "_bias";
     return stack;
+  }
+
+  std::string_view CorrectionBias() const {
+    const bool usual = style_.correction_bias.empty() && family_.router == RouterRule::kSigmoid;
+    return usual ? "gate.e_score_correction_bias" : style_.correction_bias;
   }
 
   ExpertsTensors Experts() const {
@@ -58,14 +62,13 @@ class LayerDescriber {
     ExpertsTensors experts;
     experts.router = names_.Linear(fmt::format("{}.{}", block, style_.router), d_.hidden,
                                    d_.experts, style_.router_bias);
-    if (!style_.correction_bias.empty()) {
-      experts.correction_bias =
-          names_.Vector(fmt::format("{}.{}", block, style_.correction_bias), d_.experts);
+    if (const std::string_view name = CorrectionBias(); !name.empty()) {
+      experts.correction_bias = names_.Vector(fmt::format("{}.{}", block, name), d_.experts);
       experts.correction_bias.as_row = style_.correction_row;
     }
     if (style_.stacked) {
-      experts.gate_up = Stack(kFusedProjections[0], d_.hidden, 2 * d_.expert_width);
-      experts.down = Stack(kFusedProjections[1], d_.expert_width, d_.hidden);
+      experts.gate_up = Stack(style_.stacks[0], d_.hidden, 2 * d_.expert_width);
+      experts.down = Stack(style_.stacks[1], d_.expert_width, d_.hidden);
     } else {
       for (int64_t e = 0; e < d_.experts; ++e) {
         experts.each.push_back(Mlp(fmt::format("{}.experts.{}", block, e), d_.expert_width,
@@ -74,8 +77,9 @@ class LayerDescriber {
     }
     if (d_.shared_width == 0) return experts;
     const bool gated = family_.shared == SharedExperts::kGated;
-    experts.shared =
-        Mlp(fmt::format("{}.{}", block, style_.shared), d_.shared_width, kUsualProjections);
+    const std::string_view usual = gated ? "shared_expert" : "shared_experts";
+    const std::string_view shared = style_.shared.empty() ? usual : style_.shared;
+    experts.shared = Mlp(fmt::format("{}.{}", block, shared), d_.shared_width, kUsualProjections);
     if (gated) experts.shared_gate = names_.Linear(block + ".shared_expert_gate", d_.hidden, 1);
     return experts;
   }
@@ -89,6 +93,15 @@ class LayerDescriber {
 
 }  // namespace
 
+VectorTensor LayerNames::Norm(const Family& family, std::string_view name, int64_t count) const {
+  if (name.empty()) return {};
+  return {fmt::format("{}{}.weight", prefix_, name), count, family.one_plus_norms};
+}
+
+VectorTensor FinalNorm(const Family& family, const Dimensions& dimensions) {
+  return {std::string(kFinalNormTensor), dimensions.hidden, family.one_plus_norms};
+}
+
 std::vector<LinearTensors> MixerTensors::Linears() const {
   std::vector<LinearTensors> all;
   for (const ProjectionTensors& projection : projections) {
@@ -101,6 +114,7 @@ std::vector<LinearTensors> MixerTensors::Linears() const {
 std::string LayerPrefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
 
 bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name) {
+  if (name.starts_with(kPredictionPrefix)) return true;
   for (int64_t i = 0; i < dimensions.prediction_layers; ++i) {
     if (name.starts_with(LayerPrefix(dimensions.layers + i))) return true;
   }
@@ -121,9 +135,9 @@ ExpertStyle FindExpertStyle(const Family& family, int64_t layer,
   for (const std::string_view block : kExpertBlocks) {
     if (has(fmt::format("{}{}.{}.weight", prefix, block, style.router))) style.block = block;
   }
-  const std::string experts = fmt::format("{}{}.experts.", prefix, style.block);
-  style.stacked = has(experts + std::string(kFusedProjections[0]));
-  style.short_names = has(fmt::format("{}0.{}.weight", experts, kShortProjections[0]));
+  const std::string block = fmt::format("{}{}.", prefix, style.block);
+  style.stacked = has(block + std::string(style.stacks[0]));
+  style.short_names = has(fmt::format("{}experts.0.{}.weight", block, kShortProjections[0]));
   return style;
 }
 

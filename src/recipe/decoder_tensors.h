@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/function_ref.h"
+#include "marlin/tensor.h"
 #include "recipe/decoder_shape.h"
 
 namespace marlin {
@@ -20,15 +21,17 @@ inline constexpr std::string_view kHeadTensor = "lm_head.weight";
 /// "model.layers.<layer>."
 std::string LayerPrefix(int64_t layer);
 
-/// Whether a tensor or module is in one of the layers, beyond the model's own, that predict further
-/// tokens (MTP).
+/// The module of types that keep layers which predict further tokens (MTP) apart from the others.
+inline constexpr std::string_view kPredictionPrefix = "mtp.";
+/// Whether a tensor or module predicts further tokens: in layers beyond the model's own, or in that
+/// module.
 bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name);
 
 /// Names of an expert's gate, up and down projections, in files that store experts one by one.
 using ExpertProjections = std::array<std::string_view, 3>;
 inline constexpr ExpertProjections kUsualProjections = {"gate_proj", "up_proj", "down_proj"};
 inline constexpr ExpertProjections kShortProjections = {"w1", "w3", "w2"};
-/// Names of the stacked matrices of all experts, gate and up fused.
+/// Names of the matrices of an MLP whose gate and up are fused.
 inline constexpr std::array<std::string_view, 2> kFusedProjections = {"gate_up_proj", "down_proj"};
 
 /// A linear layer: "<name>.weight" [out, in] and, with a bias, "<name>.bias" [out]. Absent if
@@ -48,9 +51,17 @@ struct LinearTensors {
 struct VectorTensor {
   std::string name;
   int64_t count = 0;
-  bool as_row = false;  ///< [1, count].
+  bool one_plus = false;  ///< As Family::one_plus_norms.
+  /// Of a depthwise convolution; 0: the vector is none.
+  int64_t conv_width = 0;
+  bool as_row = false;  ///< Stored as [1, count].
 
   bool present() const { return !name.empty(); }
+  /// As stored: [count], [1, count] or [channels, 1, conv_width].
+  Shape shape() const {
+    if (as_row) return {1, count};
+    return conv_width == 0 ? Shape{count} : Shape{count / conv_width, 1, conv_width};
+  }
 };
 
 /// Names the tensors of a layer.
@@ -66,6 +77,8 @@ class LayerNames {
   VectorTensor Vector(std::string_view name, int64_t count) const {
     return {prefix_ + std::string(name), count};
   }
+  /// A norm as the family stores it; `name` without LayerPrefix and ".weight". Absent if empty.
+  VectorTensor Norm(const Family& family, std::string_view name, int64_t count) const;
   const std::string& prefix() const { return prefix_; }
 
  private:
@@ -80,6 +93,9 @@ struct InputSource {
   LinearTensors linear;
   std::vector<int64_t> outputs;
 };
+
+/// The norm before the head.
+VectorTensor FinalNorm(const Family& family, const Dimensions& dimensions);
 
 /// Linear layers of one input, which are loaded as one projection; absent if empty.
 struct ProjectionTensors {
@@ -105,7 +121,7 @@ struct MlpTensors {
   LinearTensors down;
 };
 
-/// A stacked tensor of all experts' matrices, without ".weight": [experts, in, out] if
+/// A stacked tensor of all experts' matrices, by its full name: [experts, in, out] if
 /// IsStoredInOut, otherwise [experts, out, in]; and its biases [experts, out], if any.
 struct ExpertStack {
   std::string name;

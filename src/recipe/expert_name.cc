@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include "recipe/decoder_tensors.h"
+
 namespace marlin {
 namespace {
 
@@ -39,6 +41,7 @@ std::optional<ExpertName> ParseExpertName(std::string_view name) {
 }
 
 std::optional<ExpertPlace> ParseExpertPlace(std::string_view name) {
+  if (name.starts_with(kPredictionPrefix)) return std::nullopt;  // Its layers count from 0 again.
   const auto layer = FindNumberAfter(name, "layers.");
   const auto expert = FindNumberAfter(name, kExperts);
   if (!layer || !expert) return std::nullopt;

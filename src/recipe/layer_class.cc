@@ -28,10 +28,15 @@ constexpr ClassRule kRules[] = {
     {"*.vision_*", LayerClass::kOther},
     {"*.audio_*", LayerClass::kOther},
     {"*.multi_modal_projector.*", LayerClass::kOther},
+    {"*.mm_projector.*", LayerClass::kOther},
+    {"*.embed_vision.*", LayerClass::kOther},
+    {"*.embed_audio.*", LayerClass::kOther},
+    {"*.connector.*", LayerClass::kOther},
     // llama "input_layernorm", gpt2 "ln_1", qwen3 "q_norm", deepseek_v3 "kv_a_layernorm", "enorm".
     {"*norm.weight", LayerClass::kNorm},
     {"*norm.bias", LayerClass::kNorm},
     {"*.norm?.*", LayerClass::kNorm},
+    {"*.pre_fc_norm_*", LayerClass::kNorm},
     {"*.layernorm*", LayerClass::kNorm},
     {"*.ln_*", LayerClass::kNorm},
     // qwen2_moe's gate of the shared expert acts as a router.
@@ -42,6 +47,9 @@ constexpr ClassRule kRules[] = {
     // What selects tokens for sparse attention is as sensitive as a router.
     {"*.indexer.*", LayerClass::kOther},
     {"*.experts.*", LayerClass::kMoeExpert},
+    // The experts of granitemoe.
+    {"*.block_sparse_moe.input_linear.*", LayerClass::kMoeExpert},
+    {"*.block_sparse_moe.output_linear.*", LayerClass::kMoeExpert},
     {"*.mlp.gate.*", LayerClass::kMoeRouter},
     {"*.block_sparse_moe.gate.*", LayerClass::kMoeRouter},
     {"*.ffn.gate.*", LayerClass::kMoeRouter},
@@ -57,6 +65,9 @@ constexpr ClassRule kRules[] = {
     {"*.shared_head.head.*", LayerClass::kLmHead},
     {".output.weight", LayerClass::kLmHead},
     {"*.q_proj.*", LayerClass::kAttentionQkv},
+    {"*.in_proj_qkv.*", LayerClass::kAttentionQkv},
+    {"*.in_proj_qkvz.*", LayerClass::kAttentionQkv},
+    {"*.in_proj_z.*", LayerClass::kAttentionQkv},
     {"*.k_proj.*", LayerClass::kAttentionQkv},
     {"*.v_proj.*", LayerClass::kAttentionQkv},
     {"*.qkv_proj.*", LayerClass::kAttentionQkv},

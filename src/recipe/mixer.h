@@ -17,15 +17,15 @@ inline constexpr int64_t kMaxWidth = int64_t{1} << 20;
 inline constexpr int64_t kMaxHeads = int64_t{1} << 12;
 
 /// The state that a sequence keeps of a layer: keys and values of every token, in pages
-/// (PagedCache). A state of fixed size would be one member more, for which a KvCache group keeps
-/// one page per sequence.
+/// (PagedCache), or a recurrent state of fixed size (RecurrentStates).
 struct MixerState {
   int64_t heads = 0;
   int64_t key_dim = 0;
   int64_t value_dim = 0;
   bool values_in_keys = false;  ///< As in PagedCache.
+  int64_t fixed = 0;            ///< Elements of a recurrent state, f32; without keys and values.
 
-  /// Elements of a token.
+  /// Elements of a token's keys and values.
   int64_t elements() const {
     return SaturatingProduct(heads, key_dim + (values_in_keys ? 0 : value_dim));
   }

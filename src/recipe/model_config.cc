@@ -162,6 +162,25 @@ ModelConfig ModelConfig::Nested(std::string_view key) {
   return nested;
 }
 
+std::vector<double> ModelConfig::RealsOrEmpty(std::string_view key, double min, double max) {
+  std::vector<double> values;
+  if (!Has(key)) return values;
+  const auto entry = json_->find(std::string(key));
+  if (!entry->is_array() || entry->size() > kMaxListLength) {
+    Fail(key, fmt::format("expected a list of at most {} numbers", kMaxListLength));
+    return values;
+  }
+  for (const auto& item : *entry) {
+    const double value = item.is_number() ? item.get<double>() : min - 1;
+    if (!(value >= min && value <= max)) {
+      FailType(key, fmt::format("numbers in {}..{}", min, max), item);
+      return {};
+    }
+    values.push_back(value);
+  }
+  return values;
+}
+
 std::vector<int64_t> ModelConfig::IntegersOrEmpty(std::string_view key) {
   std::vector<int64_t> values;
   if (!Has(key)) return values;

@@ -51,6 +51,8 @@ class ModelConfig {
   double RealOr(std::string_view key, double min, double max, double fallback);
   std::string StringOr(std::string_view key, std::string_view fallback);
   std::vector<int64_t> IntegersOrEmpty(std::string_view key);
+  /// Finite numbers in [min, max].
+  std::vector<double> RealsOrEmpty(std::string_view key, double min, double max);
   std::vector<std::string> StringsOrEmpty(std::string_view key);
   /// The object under a key, empty if absent. It keeps its own errors: check its status().
   ModelConfig Nested(std::string_view key);

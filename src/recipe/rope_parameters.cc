@@ -21,8 +21,23 @@ constexpr double kLeastFactor = 1e-6;
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 constexpr std::pair<std::string_view, RopeType> kRopeTypes[] = {
-    {"default", RopeType::kDefault}, {"linear", RopeType::kLinear}, {"dynamic", RopeType::kDynamic},
-    {"llama3", RopeType::kLlama3},   {"yarn", RopeType::kYarn},
+    {"default", RopeType::kDefault}, {"linear", RopeType::kLinear},
+    {"dynamic", RopeType::kDynamic}, {"llama3", RopeType::kLlama3},
+    {"yarn", RopeType::kYarn},       {"longrope", RopeType::kLongRope},
+};
+
+/// Other names of a type, in configurations of one model type.
+struct RopeSynonym {
+  std::string_view model_type;
+  std::string_view name;
+  RopeType type;
+};
+constexpr RopeSynonym kRopeSynonyms[] = {
+    {"phi3", "su", RopeType::kLongRope},
+    {"phi3", "yarn", RopeType::kLongRope},
+    // Text has equal positions in all sections.
+    {"qwen2_vl_text", "mrope", RopeType::kDefault},
+    {"qwen2_5_vl_text", "mrope", RopeType::kDefault},
 };
 
 /// Keys of the parameters. Keys of another type than the given one are ignored, as everywhere.
@@ -30,12 +45,15 @@ constexpr std::string_view kRopeValues[] = {
     "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "mscale",
     "mscale_all_dim", "original_max_position_embeddings", "attention_factor", "truncate",
     "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "alpha",
-    // Keys of longrope, which is refused by its type.
+    // Factors of longrope.
     "short_factor", "long_factor",
     // Text has equal positions in all sections of multimodal RoPE.
     "mrope_section", "mrope_interleaved",
+    // Repeats the one outside.
+    "max_position_embeddings",
     // Says how the model was trained.
     "finetuned"};
+constexpr std::string_view kQueryBeta = "llama_4_scaling_beta";
 /// Factors of programs before transformers had YaRN; 1 changes nothing.
 constexpr std::string_view kFactorsOfOne[] = {"attn_factor", "extrapolation_factor"};
 constexpr std::string_view kLayerKinds[] = {"full_attention", "sliding_attention"};
@@ -53,6 +71,7 @@ class RopeReader {
     MARLIN_RETURN_IF_ERROR(ReadPartial());
     MARLIN_RETURN_IF_ERROR(ReadAlpha());
     if (p_.type != RopeType::kDefault) ReadScaling();
+    ReadQueryScale();
     MARLIN_RETURN_IF_ERROR(config_.status());
     MARLIN_RETURN_IF_ERROR(scaling_.status());
     if (p_.type == RopeType::kYarn && !(p_.theta > 1)) {
@@ -77,6 +96,7 @@ class RopeReader {
     MARLIN_RETURN_IF_ERROR(TakeLayerTypes());
     for (const auto& [key, value] : scaling_.values().items()) {
       if (value.is_null() || Contains(kRopeValues, key)) continue;
+      if (typed_.family->scales_queries && key == kQueryBeta) continue;
       if (Contains(kFactorsOfOne, key) && value.is_number() && value.get<double>() == 1) continue;
       return Status(Code::kUnsupported, fmt::format("{}: {}: {} is not understood", scaling_.file(),
                                                     Printable(key), DescribeJson(value)));
@@ -114,6 +134,11 @@ class RopeReader {
   Status ReadType() {
     const std::string name = scaling_.StringOr("rope_type", scaling_.StringOr("type", "default"));
     MARLIN_RETURN_IF_ERROR(scaling_.status());
+    for (const RopeSynonym& synonym : kRopeSynonyms) {
+      if (synonym.model_type != typed_.family->model_type || synonym.name != name) continue;
+      p_.type = synonym.type;
+      return {};
+    }
     std::string known;
     for (const auto& [type_name, type] : kRopeTypes) {
       if (type_name == name) {
@@ -156,6 +181,12 @@ class RopeReader {
     return {};
   }
 
+  void ReadQueryScale() {
+    if (!typed_.family->scales_queries || !scaling_.Has(kQueryBeta)) return;
+    p_.query_beta = scaling_.Real(kQueryBeta, 0, kMostFactor);
+    p_.original_context = Context();
+  }
+
   double Context() {
     constexpr std::string_view kKey = "original_max_position_embeddings";
     const double inside = scaling_.RealOr(kKey, 1, kHuge, max_positions_);
@@ -167,7 +198,9 @@ class RopeReader {
       return scaling_.Real(key, min, kMostFactor);
     };
     const bool yarn = p_.type == RopeType::kYarn;
-    if (yarn || p_.type == RopeType::kLlama3) p_.original_context = Context();
+    const bool long_rope = p_.type == RopeType::kLongRope;
+    if (yarn || long_rope || p_.type == RopeType::kLlama3) p_.original_context = Context();
+    if (long_rope) return ReadLongRope();
     // A null asks for the quotient of the contexts; a missing factor is an error.
     p_.factor = yarn && scaling_.IsNull("factor") ? max_positions_ / p_.original_context
                                                   : need("factor", 1e-3);
@@ -181,6 +214,22 @@ class RopeReader {
       }
     }
     if (yarn) ReadYarn();
+  }
+
+  /// The quotient of the contexts stands for a missing factor.
+  void ReadLongRope() {
+    p_.pair_factors = scaling_.RealsOrEmpty("short_factor", kLeastFactor, kMostFactor);
+    if (p_.pair_factors.empty()) scaling_.Fail("short_factor", "longrope needs one for every pair");
+    p_.factor = scaling_.RealOr("factor", 1e-3, kMostFactor, max_positions_ / p_.original_context);
+    const double inferred = p_.factor > 1 && p_.original_context > 1
+                                ? std::sqrt(1 + std::log(p_.factor) / std::log(p_.original_context))
+                                : 1.0;
+    ReadAttentionFactor(inferred);
+  }
+
+  void ReadAttentionFactor(double inferred) {
+    p_.gives_attention_factor = scaling_.Has("attention_factor");
+    p_.attention_factor = scaling_.RealOr("attention_factor", 0, kMostFactor, inferred);
   }
 
   void ReadYarn() {
@@ -199,8 +248,7 @@ class RopeReader {
         p_.mscale != 0 && p_.mscale_all_dim != 0
             ? YarnScale(p_.factor, p_.mscale) / YarnScale(p_.factor, p_.mscale_all_dim)
             : YarnScale(p_.factor, 1);
-    p_.gives_attention_factor = scaling_.Has("attention_factor");
-    p_.attention_factor = scaling_.RealOr("attention_factor", 0, kMostFactor, inferred);
+    ReadAttentionFactor(inferred);
   }
 
   /// Many configs keep the trained context in max_position_embeddings, and some the extended one.
@@ -210,6 +258,9 @@ class RopeReader {
       context = std::max(context, p_.factor * max_positions_);
     } else if (p_.type == RopeType::kYarn || p_.type == RopeType::kLlama3) {
       context = std::max(context, p_.factor * p_.original_context);
+    } else if (p_.type == RopeType::kLongRope) {
+      p_.limited = p_.original_context < context;
+      context = std::min(context, p_.original_context);
     }
     p_.positions = static_cast<int64_t>(std::min(context, static_cast<double>(kMaxPositions)));
   }

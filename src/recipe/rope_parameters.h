@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "marlin/status.h"
 #include "recipe/typed_config.h"
@@ -17,6 +18,9 @@ enum class RopeType : uint8_t {
   kDynamic,
   kLlama3,
   kYarn,
+  /// Has other frequencies within the trained context than beyond it, which such a model is limited
+  /// to here.
+  kLongRope,
 };
 /// The name in config.json: "yarn".
 std::string_view RopeTypeName(RopeType type);
@@ -27,18 +31,21 @@ struct RopeParameters {
   double partial = 1;           ///< The part of a head that is rotated.
   double alpha = 1;             ///< Stretches theta as NTK-aware scaling does.
   double factor = 1;            ///< All types but kDefault.
-  double original_context = 0;  ///< The trained context: kLlama3, kYarn.
+  double original_context = 0;  ///< The trained context: kLlama3, kYarn, kLongRope.
   double low_freq_factor = 1;   ///< kLlama3.
   double high_freq_factor = 4;
   double beta_fast = 32;  ///< kYarn.
   double beta_slow = 1;
   bool truncate = true;
-  double mscale = 0;          ///< 0: none.
-  double mscale_all_dim = 0;  ///< Any type but kDefault; 0: none.
-  /// kYarn: the factor of cos and sin, given or computed from the others.
+  double mscale = 0;                 ///< 0: none.
+  double mscale_all_dim = 0;         ///< Any type but kDefault; 0: none.
+  std::vector<double> pair_factors;  ///< kLongRope: divisors of the pairs' frequencies.
+  /// kYarn, kLongRope: the factor of cos and sin, given or computed from the others.
   double attention_factor = 1;
   bool gives_attention_factor = false;  ///< The config gives it.
+  double query_beta = 0;                ///< PositionScale::beta of the trained context; 0: none.
   int64_t positions = 0;                ///< The extended context.
+  bool limited = false;                 ///< kLongRope: max_position_embeddings is larger.
 };
 
 /// The factor by which YaRN scales attention of a context extended by `factor`.

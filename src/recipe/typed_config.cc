@@ -8,6 +8,7 @@
 #include "base/macros.h"
 #include "base/printable.h"
 #include "recipe/name_list.h"
+#include "recipe/text_config.h"
 
 namespace marlin {
 namespace {
@@ -46,6 +47,8 @@ constexpr Synonym kSynonyms[] = {
     {"glm_moe_dsa", "num_local_experts", "n_routed_experts"},
     {"glm_moe_dsa", "num_experts", "n_routed_experts"},
     {"glm_moe_dsa", "head_dim", "qk_rope_head_dim"},
+    {"qwen3_vl_moe_text", "num_local_experts", "num_experts"},
+    {"glm4v_moe_text", "num_local_experts", "n_routed_experts"},
 };
 
 /// Keys that have defaults, too, but make a config without them a fragment.
@@ -119,6 +122,7 @@ constexpr Guard kGuards[] = {
     {"glm_moe_dsa", "rope_interleave", "true"},
     {"deepseek_v32", "layer_types", "\"indexed_attention\""},
     {"glm_moe_dsa", "layer_types", "\"indexed_attention\""},
+    {"qwen3_5_moe_text", "norm_topk_prob", "true"},
 };
 
 /// Keys that change no logits, in the order of their kinds: of the file, of training, of tokens and
@@ -171,6 +175,7 @@ constexpr std::string_view kHarmless[] = {
     "moe_capacity",
     "pretraining_tp",
     "resid_pdrop",
+    "residual_dropout",
     "router_aux_loss_coef",
     "router_jitter_noise",
     "router_z_loss_coef",
@@ -313,15 +318,19 @@ bool IsGuarded(const Guard& guard, const Json& value) {
 
 class ConfigTyper {
  public:
-  ConfigTyper(const Family& family, const ModelConfig& source)
-      : type_(family.model_type), source_(source.values()), file_(source.file()) {}
+  /// `complete`: the type's defaults stand for missing sizes, too.
+  ConfigTyper(const Family& family, const ModelConfig& source, bool complete)
+      : type_(family.model_type),
+        source_(source.values()),
+        file_(source.file()),
+        complete_(complete) {}
 
   /// The keys that are read.
   Result<Json> Merge() {
     const std::string_view text = TypeDefaults(type_);
     MARLIN_ASSIGN_OR_RETURN(Json merged, ParseJsonObject(text, file_));
     for (const std::string_view key : kRequired) {
-      if (!source_.contains(key)) merged.erase(std::string(key));
+      if (!complete_ && !source_.contains(key)) merged.erase(std::string(key));
     }
     for (const auto& [key, value] : source_.items()) {
       if (merged.contains(key) || Contains(kRopeKeys, key)) {
@@ -427,6 +436,7 @@ class ConfigTyper {
   const std::string_view type_;
   const Json& source_;
   const std::string& file_;
+  const bool complete_;
   Json known_;
 };
 
@@ -434,11 +444,14 @@ class ConfigTyper {
 
 Result<TypedConfig> ReadTypedConfig(ModelConfig source, UnknownKeys unknown) {
   TypedConfig typed;
-  typed.source = std::move(source);
+  MARLIN_ASSIGN_OR_RETURN(std::optional<TextConfig> text,
+                          ReadTextConfig(source.values(), source.file()));
+  const bool nested = text && text->nested;
+  typed.source = text ? std::move(text->config) : std::move(source);
   const std::string model_type = typed.source.String("model_type");
   MARLIN_RETURN_IF_ERROR(typed.source.status());
   MARLIN_ASSIGN_OR_RETURN(typed.family, FindFamily(model_type));
-  ConfigTyper typer(*typed.family, typed.source);
+  ConfigTyper typer(*typed.family, typed.source, nested);
   MARLIN_ASSIGN_OR_RETURN(Json merged, typer.Merge());
   if (unknown == UnknownKeys::kRefuse) {
     MARLIN_ASSIGN_OR_RETURN(typed.ignored, typer.CheckOthers());

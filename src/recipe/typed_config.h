@@ -17,7 +17,7 @@ namespace marlin {
 struct TypedConfig {
   const Family* family = nullptr;
   ModelConfig config;
-  ModelConfig source;  ///< As it was parsed.
+  ModelConfig source;  ///< As it was parsed; of a multimodal one its text model's (text_config.h).
   /// Keys that neither the library nor transformers' class of the type knows, and whose names do
   /// not suggest that they change results.
   std::vector<std::string> ignored;

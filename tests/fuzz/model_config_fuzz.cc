@@ -66,6 +66,7 @@ void CheckDecoder(const DecoderConfig& decoder, const ModelArchitecture& model) 
   for (const LayerConfig& layer : decoder.layers) {
     MARLIN_FUZZ_CHECK(layer.window >= 0);
     MARLIN_FUZZ_CHECK(std::isfinite(layer.score_scale));
+    if (layer.rotary == kNoRotary) continue;
     MARLIN_FUZZ_CHECK(layer.rotary < decoder.rotaries.size());
     const size_t pairs = decoder.rotaries[layer.rotary].inverse_frequencies.size();
     MARLIN_FUZZ_CHECK(2 * static_cast<int64_t>(pairs) <=

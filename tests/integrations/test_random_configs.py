@@ -238,8 +238,61 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "attention_bias": (True, False),
         },
     ),
+    "granite": (
+        "Granite",
+        {
+            "attention_bias": (False, True),
+            "mlp_bias": (False, True),
+            "embedding_multiplier": (12.0, 1.0),
+            "residual_multiplier": (0.22, 1),
+            "attention_multiplier": (0.015625, 0.2),
+            "logits_scaling": (8.0, 3.0),
+        },
+    ),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            "attention_bias": (False, True),
+            "embedding_multiplier": (12.0, 1),
+            "residual_multiplier": (0.22, 1.0),
+            "attention_multiplier": (0.015625, 0.2),
+            "logits_scaling": (6.0, 1.0),
+            "num_local_experts": (8,),
+            "num_experts_per_tok": (3, 2),
+        },
+    ),
+    "ministral": (
+        "Ministral",
+        {
+            "sliding_window": (6, 7),
+            "layer_types": (None, ["full_attention", "sliding_attention", "full_attention"]),
+        },
+    ),
+    "ministral3": ("Ministral3", {"head_dim": (16, 32), "sliding_window": (None, 6)}),
+    "phi3": ("Phi3", {"sliding_window": (None, 6)}),
+    "seed_oss": (
+        "SeedOss",
+        {
+            "head_dim": (16, 32),
+            "attention_bias": (True, False),
+            "attention_out_bias": (False, True),
+            "mlp_bias": (False, True),
+        },
+    ),
+    "smollm3": (
+        "SmolLM3",
+        {
+            "no_rope_layers": (None, [1, 0, 1], [0, 1, 1, 1]),
+            "no_rope_layer_interval": (2, 4),
+            "attention_bias": (False, True),
+            "mlp_bias": (False, True),
+            "use_sliding_window": (False, True),
+            "sliding_window": (5,),
+        },
+    ),
 }
-PARTIAL = ("glm4", "glm4_moe", "minimax_m2")
+LONG_FACTORS = ("short_factor", "long_factor")
+PARTIAL = ("glm4", "glm4_moe", "minimax_m2", "phi3")
 SIZES = {
     *SMALL,
     *LATENT,
@@ -275,6 +328,8 @@ STRANGE: dict[str, Any] = {
 def draw_rope(rng: random.Random, kind: str) -> dict[str, Any]:
     theta = rng.choice([10000.0, 10000.0, 5000.0, 1000000.0])
     which = rng.choice(["default", "default", "linear", "dynamic", "llama3", "yarn", "yarn"])
+    if kind == "phi3":
+        which = rng.choice(["default", "longrope"])
     rope: dict[str, Any] = {"rope_type": which, "rope_theta": theta}
     if which != "default":
         rope["factor"] = rng.choice([2.0, 4.0, 8.0])
@@ -297,7 +352,15 @@ def draw_rope(rng: random.Random, kind: str) -> dict[str, Any]:
                 ]
             )
         )
-    if kind in PARTIAL and rng.random() < 0.5:
+    if which == "longrope":
+        rope.update({name: [rng.uniform(1, 4) for _ in range(8)] for name in LONG_FACTORS})
+        rope["original_max_position_embeddings"] = rng.choice([64, 256])
+        if rng.random() < 0.5:
+            del rope["factor"]
+    elif kind == "ministral3":
+        rope["llama_4_scaling_beta"] = rng.choice([0.1, 1.0])
+        rope["original_max_position_embeddings"] = rng.choice([8, 32])
+    elif kind in PARTIAL and rng.random() < 0.5:
         rope["partial_rotary_factor"] = rng.choice([0.5, 0.25, 1.0])
     return rope
 

@@ -31,6 +31,28 @@ void MultiplyElement(std::byte* data, DType dtype, int64_t index, float factor) 
   std::memcpy(data + index * 2, &half, sizeof(half));
 }
 
+float ElementAt(const std::byte* data, DType dtype, int64_t index) {
+  if (dtype == DType::kF32) {
+    float value = 0;
+    std::memcpy(&value, data + index * 4, sizeof(value));
+    return value;
+  }
+  uint16_t half = 0;
+  std::memcpy(&half, data + index * 2, sizeof(half));
+  return dtype == DType::kBf16 ? Bf16ToFloat(half) : HalfToFloat(half);
+}
+
+/// Multiplies 1 + each element of a vector, in fp32.
+void MultiplyOnePlus(const std::byte* from, DType dtype, int64_t count,
+                     const std::vector<int8_t>& exponents, std::byte* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    float value = ElementAt(from, dtype, i);
+    const int exponent = exponents.empty() ? 0 : exponents[static_cast<size_t>(i)];
+    if (exponent != 0) value = std::ldexp(1.0F + value, exponent) - 1.0F;
+    std::memcpy(to + i * static_cast<int64_t>(sizeof(value)), &value, sizeof(value));
+  }
+}
+
 /// A stack of matrices as its file has them.
 struct StoredMatrices {
   DType dtype;
@@ -77,15 +99,40 @@ void Multiply(const StoredMatrices& stored, const TensorExponents& exponents, st
   }
 }
 
+/// As Compute, for a tensor that `before` computes in its own type.
+Compute Multiplied(const TensorInfo& tensor, const Json& config, const TensorExponents& exponents,
+                   Compute before) {
+  if (exponents.one_plus) {
+    return [before = std::move(before), exponents, dtype = tensor.dtype,
+            count = tensor.shape.ElementCount()](std::byte* out) {
+      std::vector<std::byte> elements(static_cast<size_t>(count * DTypeBytes(dtype)));
+      before(elements.data());
+      MultiplyOnePlus(elements.data(), dtype, count, exponents.out, out);
+    };
+  }
+  return [before = std::move(before), exponents,
+          stored = MatricesOf(tensor, config, exponents)](std::byte* out) {
+    before(out);
+    Multiply(stored, exponents, out);
+  };
+}
+
 }  // namespace
+
+DType ScaledDType(DType dtype, const TensorExponents& exponents) {
+  return exponents.one_plus ? DType::kF32 : dtype;
+}
 
 Result<AlignedBuffer> ScaledTensor(const Checkpoint::Impl& source, size_t tensor,
                                    const TensorExponents& exponents) {
   const TensorInfo& info = source.tensors[tensor];
   MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded, LoadedTensor::Load(source, tensor));
-  MARLIN_ASSIGN_OR_RETURN(AlignedBuffer scaled, AlignedBuffer::Allocate(info.bytes));
-  std::memcpy(scaled.data(), loaded.view().data(), static_cast<size_t>(info.bytes));
-  Multiply(MatricesOf(info, source.config(), exponents), exponents, scaled.data());
+  const int64_t bytes = info.shape.ElementCount() * DTypeBytes(ScaledDType(info.dtype, exponents));
+  MARLIN_ASSIGN_OR_RETURN(AlignedBuffer scaled, AlignedBuffer::Allocate(bytes));
+  const auto copy = [&](std::byte* out) {
+    std::memcpy(out, loaded.view().data(), static_cast<size_t>(info.bytes));
+  };
+  Multiplied(info, source.config(), exponents, copy)(scaled.data());
   return scaled;
 }
 
@@ -94,7 +141,7 @@ void ScaleTensors(const ExponentsByTensor& exponents, Checkpoint* checkpoint) {
   for (const auto& entry : exponents) {
     const TensorExponents& own = entry.second;
     const size_t tensor = *impl.FindTensor(entry.first);
-    const TensorInfo& info = impl.tensors[tensor];
+    TensorInfo& info = impl.tensors[tensor];
     Compute before;
     if (const auto found = impl.computed.find(tensor); found != impl.computed.end()) {
       before = found->second;
@@ -104,11 +151,9 @@ void ScaleTensors(const ExponentsByTensor& exponents, Checkpoint* checkpoint) {
         std::memcpy(out, mapping->data() + from, static_cast<size_t>(bytes));
       };
     }
-    impl.computed[tensor] = [before = std::move(before), own,
-                             stored = MatricesOf(info, impl.config(), own)](std::byte* out) {
-      before(out);
-      Multiply(stored, own, out);
-    };
+    impl.computed[tensor] = Multiplied(info, impl.config(), own, std::move(before));
+    info.dtype = ScaledDType(info.dtype, own);
+    info.bytes = info.shape.ElementCount() * DTypeBytes(info.dtype);
   }
 }
 

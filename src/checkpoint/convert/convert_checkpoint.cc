@@ -11,6 +11,7 @@
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/model_card.h"
 #include "checkpoint/convert/unit_converter.h"
+#include "checkpoint/decoder_names.h"
 #include "checkpoint/module_names.h"
 #include "checkpoint/module_writer.h"
 #include "layout/plain_weights.h"
@@ -65,6 +66,11 @@ Result<const Writer*> FindWriter(std::string_view name) {
 std::string WithoutSuffix(std::string_view name) {
   if (name.ends_with(kWeightSuffix)) name.remove_suffix(kWeightSuffix.size());
   return std::string(name);
+}
+
+/// As the output stores a name that has no suffix.
+std::string StoredBase(const TensorStore& source, const std::string& name) {
+  return WithoutSuffix(StoredName(source, name + std::string(kWeightSuffix)));
 }
 
 /// The modules that a writer stores for a record: one, or one for each expert. Errors: kUnsupported
@@ -139,6 +145,7 @@ Status CheckpointConverter::PlanModule(const ModuleRecord& record) {
     if (!planned.ok()) return InModule(record, planned.status());
     AddUnit(record, first, module.spec.experts, *std::move(planned));
     first += module.spec.experts;
+    module.name = StoredBase(source_, module.name);
     modules_.push_back(std::move(module));
   }
   return {};
@@ -148,7 +155,7 @@ void CheckpointConverter::PlanCopy(const TensorInfo& tensor) {
   const LayerClass of = ClassifyTensor(tensor.name);
   const bool matrix = tensor.shape.rank() == 2 && tensor.name.ends_with(kWeightSuffix) &&
                       of != LayerClass::kEmbedding && of != LayerClass::kNorm;
-  if (matrix) plain_.push_back(WithoutSuffix(tensor.name));
+  if (matrix) plain_.push_back(WithoutSuffix(StoredName(source_, tensor.name)));
 }
 
 Result<std::string> CheckpointConverter::ConfigText() const {

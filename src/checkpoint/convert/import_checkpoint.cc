@@ -14,6 +14,7 @@
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/model_card.h"
 #include "checkpoint/convert/unit_converter.h"
+#include "checkpoint/decoder_names.h"
 #include "checkpoint/module_tensors.h"
 #include "layout/slice_expert.h"
 #include "marlin/checkpoint.h"
@@ -227,7 +228,10 @@ std::string CheckpointImporter::ConfigText() const {
   quantization.recipe_name = "imported";
   quantization.method = source_.quant_method;
   for (const ModuleRecord* const record : modules_) {
-    if (HasCodes(*record)) quantization.modules.push_back(*record);
+    if (!HasCodes(*record)) continue;
+    quantization.modules.push_back(*record);
+    QuantizedModule& module = quantization.modules.back().module;
+    module.name = StoredName(source_, module.name);
   }
   if (!quantization.modules.empty()) {
     config["quantization_config"] = BuildQuantizationConfig(quantization, Json::object());

@@ -14,11 +14,13 @@
 #include "checkpoint/convert/model_card.h"
 #include "checkpoint/convert/quantize_plan.h"
 #include "checkpoint/convert/unit_converter.h"
+#include "checkpoint/decoder_names.h"
 #include "checkpoint/files/checksum.h"
 #include "marlin/checkpoint.h"
 #include "marlin/layout.h"
 #include "quantize/quantizer.h"
 #include "recipe/decoder_shape.h"
+#include "recipe/text_config.h"
 
 namespace marlin {
 namespace {
@@ -322,6 +324,8 @@ std::string ConfigText(const Checkpoint::Impl& source, const QuantizePlan& plan,
   for (size_t i = 0; i < plan.units.size(); ++i) {
     if (plan.units[i].action != PlanUnit::Action::kQuantize) continue;
     quantization.modules.push_back(record(i));
+    QuantizedModule& module = quantization.modules.back().module;
+    module.name = StoredName(source, module.name);
   }
   Json config = source.config().is_object() ? source.config() : Json::object();
   RemoveQuantization(&config);
@@ -349,9 +353,8 @@ Status CheckQuantizable(const Checkpoint::Impl& source, const QuantizeCheckpoint
 
 /// The model_type, if it is given and the decoder cannot run it.
 std::string UnsupportedType(const Json& config) {
-  const auto type = config.is_object() ? config.find("model_type") : config.end();
-  if (type == config.end() || !type->is_string()) return {};
-  const auto name = type->get<std::string>();
+  const std::string name = TextModelType(config);
+  if (name.empty()) return {};
   const Result<const Family*> family = FindFamily(name);
   return family.ok() && (*family)->runs ? std::string() : name;
 }

@@ -10,11 +10,13 @@
 #include "base/macros.h"
 #include "base/view_checks.h"
 #include "checkpoint/codes/tiled_codes.h"
+#include "checkpoint/decoder_names.h"
 #include "checkpoint/files/safetensors.h"
 #include "marlin/sensitivity.h"
 #include "recipe/choice_options.h"
 #include "recipe/expert_name.h"
 #include "recipe/stored_layout.h"
+#include "recipe/text_config.h"
 
 namespace marlin {
 namespace {
@@ -80,7 +82,7 @@ void Planner::AddCopy(size_t tensor) {
   const TensorInfo& info = Info(tensor);
   PlanUnit unit;
   unit.sources = {tensor};
-  unit.outputs = {{info.name, info.dtype, info.shape, info.bytes}};
+  unit.outputs = {{StoredName(source_, info.name), info.dtype, info.shape, info.bytes}};
   plan_.units.push_back(std::move(unit));
 }
 
@@ -108,7 +110,8 @@ Status Planner::AddCast(const Candidate& candidate) {
   unit.action = PlanUnit::Action::kCast;
   unit.sources = {candidate.tensor};
   unit.choice = candidate.choice;
-  unit.outputs = {{info.name, dtype, info.shape, info.shape.ElementCount() * DTypeBytes(dtype)}};
+  unit.outputs = {{StoredName(source_, info.name), dtype, info.shape,
+                   info.shape.ElementCount() * DTypeBytes(dtype)}};
   plan_.units.push_back(std::move(unit));
   return {};
 }
@@ -144,7 +147,9 @@ Status Planner::AddModule(const Candidate& first, const std::string& name,
   spec.n = n;
   spec.experts = rank == 3 ? info.shape[0] : static_cast<int64_t>(sources.size());
   if (HasTiledLayout(spec)) unit.record.codes = options_.layout;
-  for (ModuleTensor& tensor : ModuleTensors(unit.record)) {
+  ModuleRecord stored = unit.record;
+  stored.module.name = StoredName(source_, name);
+  for (ModuleTensor& tensor : ModuleTensors(stored)) {
     if (static_cast<int64_t>(tensor.name.size()) > kMaxNameBytes) {
       const std::string obstacle =
           fmt::format("one of its parts would have a name of {} bytes, at most {} are read",
@@ -222,17 +227,15 @@ Status Planner::PlanStacks() {
 Status Planner::CheckHotExperts() const {
   if (!options_.recipe.hot_experts()) return {};
   // Layers beyond these predict further tokens; no text was routed through them.
-  const Json layers =
-      source_.config().is_object() ? source_.config().value("num_hidden_layers", Json()) : Json();
+  const Json config = TextValues(source_.config());
+  const Json layers = config.is_object() ? config.value("num_hidden_layers", Json()) : Json();
   const int64_t count = layers.is_number_unsigned() ? layers.get<int64_t>() : INT64_MAX;
   std::vector<TensorShape> tensors;
   for (const TensorInfo& info : source_.tensors) {
     const std::optional<ExpertPlace> place = ParseExpertPlace(info.name);
     if (!place || place->layer < count) tensors.push_back({info.name, info.shape});
   }
-  const Json type =
-      source_.config().is_object() ? source_.config().value("model_type", Json()) : Json();
-  return options_.recipe.CheckHotExperts(type.is_string() ? type.get<std::string>() : "", tensors);
+  return options_.recipe.CheckHotExperts(TextModelType(source_.config()), tensors);
 }
 
 Status Planner::CheckTensors() const {
@@ -273,11 +276,7 @@ QuantizeOptions OptionsFor(const FormatChoice& choice, QuantizeMethod method,
 }
 
 SourceLayout SourceLayoutOf(const Json& config, std::string_view name) {
-  if (!config.is_object()) return SourceLayout::kOutIn;
-  const auto type = config.find("model_type");
-  if (type == config.end() || !type->is_string()) return SourceLayout::kOutIn;
-  return IsStoredInOut(type->get_ref<const std::string&>(), name) ? SourceLayout::kInOut
-                                                                  : SourceLayout::kOutIn;
+  return IsStoredInOut(TextModelType(config), name) ? SourceLayout::kInOut : SourceLayout::kOutIn;
 }
 
 Result<QuantizePlan> PlanQuantize(const Checkpoint::Impl& source,

@@ -7,6 +7,7 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "checkpoint/decoder_names.h"
 #include "layout/slice_expert.h"
 #include "marlin/quantize.h"
 
@@ -57,6 +58,7 @@ void UnitConverter::AddUnit(const ModuleRecord& record, int64_t first_expert, in
   unit.outputs = std::move(outputs);
   for (OutputTensor& tensor : unit.outputs) {
     tensor.bytes = tensor.shape.ElementCount() * DTypeBytes(tensor.dtype);
+    tensor.name = StoredName(source_, tensor.name);
   }
   unit.parameters = count * record.module.spec.k * record.module.spec.n;
   units_.push_back(std::move(unit));
@@ -85,7 +87,7 @@ Status UnitConverter::Plan() {
     PlanCopy(tensor);
     SourceUnit unit;
     unit.tensor = i;
-    unit.outputs = {{tensor.name, tensor.dtype, tensor.shape, tensor.bytes}};
+    unit.outputs = {{StoredName(source_, tensor.name), tensor.dtype, tensor.shape, tensor.bytes}};
     unit.parameters = tensor.shape.ElementCount();
     units_.push_back(std::move(unit));
   }

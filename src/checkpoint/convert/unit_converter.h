@@ -52,7 +52,8 @@ class UnitConverter {
   virtual Status WriteExpert(TensorWriter* writer, size_t unit, const QuantizedWeights& expert,
                              int64_t number) = 0;
 
-  /// Adds a unit of `count` experts from `first_expert`. Sets the outputs' sizes.
+  /// Adds a unit of `count` experts from `first_expert`. Sets the outputs' sizes, and
+  /// their names as the source stores them.
   void AddUnit(const ModuleRecord& record, int64_t first_expert, int64_t count, OutputUnit outputs);
   /// Adds a module's matrices as plain tensors, one for each expert that has a name of its own.
   void AddDense(const ModuleRecord& record, DType dtype);

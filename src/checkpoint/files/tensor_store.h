@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
@@ -37,6 +38,8 @@ struct TensorStore {
   std::shared_ptr<const Json> parsed_config;  ///< config() if there is a config.json.
   std::vector<std::string> notes;  ///< Lines about what is read otherwise than it is stored.
   bool full_names = false;         ///< Tensors got their FullDecoderName (decoder_names.h).
+  /// Beginnings of the names of a multimodal checkpoint's text model, stored and as in `tensors`.
+  std::vector<std::pair<std::string, std::string>> text_prefixes;
   /// Tensors that no file holds as they are, such as rows in another order: each is computed into
   /// `bytes` bytes, aligned to 64. Their extents in the files are the place of what is read.
   std::map<size_t, std::function<void(std::byte* out)>> computed;

@@ -13,9 +13,11 @@
 #include "base/printable.h"
 #include "checkpoint/codes/row_weights.h"
 #include "checkpoint/codes/unpack.h"
+#include "checkpoint/decoder_names.h"
 #include "checkpoint/module_names.h"
 #include "layout/parameters.h"
 #include "recipe/model_config.h"
+#include "recipe/text_config.h"
 
 namespace marlin {
 namespace {
@@ -82,8 +84,11 @@ class MlxReaderBuilder {
  private:
   // The entry of a path replaces the general one whole: it does not inherit the mode.
   Result<MlxMode> ModeOf(const std::string& base) {
-    ModelConfig own = json_.Nested(base);
-    ModelConfig& json = json_.IsObject(base) ? own : json_;
+    constexpr std::string_view kWeight = ".weight";
+    std::string path = StoredName(store_, base + std::string(kWeight));
+    path.resize(path.size() - kWeight.size());
+    ModelConfig own = json_.Nested(path);
+    ModelConfig& json = json_.IsObject(path) ? own : json_;
     MlxMode mode;
     mode.mode = json.StringOr("mode", "affine");
     mode.bits = json.SizeOr("bits", 8, mode.mode == "mxfp8" ? 8 : 4);
@@ -174,10 +179,8 @@ class MlxReaderBuilder {
 
 /// The names of experts in the type of a model; null for an unknown type or one without experts.
 const ExpertStyle* StyleOf(const Json& config) {
-  if (!config.is_object() || !config.contains("model_type")) return nullptr;
-  const Json& type = config["model_type"];
-  if (!type.is_string()) return nullptr;
-  const Result<const Family*> family = FindFamily(type.get<std::string>());
+  if (!config.is_object()) return nullptr;
+  const Result<const Family*> family = FindFamily(TextModelType(config));
   return family.ok() ? (*family)->experts : nullptr;
 }
 

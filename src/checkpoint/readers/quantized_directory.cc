@@ -57,7 +57,7 @@ class QuantizedDirectoryReader final : public ModuleReader {
     MARLIN_ASSIGN_OR_RETURN(QuantizationConfig parsed,
                             ParseQuantizationConfig(*method.config, config));
     modules_ = std::move(parsed.modules);
-    if (store_.full_names) {
+    if (store_.full_names || !store_.text_prefixes.empty()) {
       for (ModuleRecord& record : modules_) Rename(&record.module);
       std::sort(modules_.begin(), modules_.end(), [](const ModuleRecord& a, const ModuleRecord& b) {
         return a.module.name < b.module.name;
@@ -100,8 +100,8 @@ class QuantizedDirectoryReader final : public ModuleReader {
   }
 
  private:
-  static void Rename(QuantizedModule* module) {
-    module->name = FullDecoderName(module->name);
+  void Rename(QuantizedModule* module) const {
+    module->name = DecoderName(store_, module->name);
     module->layer_class = ClassifyTensor(module->name);
   }
 

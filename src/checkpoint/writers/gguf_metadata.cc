@@ -12,6 +12,7 @@
 #include "base/printable.h"
 #include "checkpoint/readers/gguf/gguf_keys.h"
 #include "recipe/rope_parameters.h"
+#include "recipe/text_config.h"
 #include "recipe/typed_config.h"
 
 namespace marlin {
@@ -162,6 +163,7 @@ class ModelDescriber {
         metadata_->Text(Key("rope.scaling.type"), type);
         return AddYarn();
       case RopeType::kDynamic:
+      case RopeType::kLongRope:
         config_.Fail("rope_scaling", fmt::format("gguf has no form for the type \"{}\"", type));
     }
   }
@@ -300,13 +302,11 @@ Result<GgufModelFacts> DescribeGgufModel(const std::string& config_json, const s
   }
   MARLIN_ASSIGN_OR_RETURN(ModelConfig config, ModelConfig::Parse(config_json, where));
   bool with_experts = false;
-  if (const std::string type = config.StringOr("model_type", "");
+  if (const std::string type = TextModelType(config.values());
       FindGgufArchitectureOf(type, &with_experts) == nullptr) {
     return Status(Code::kUnsupported,
-                  fmt::format("{}: gguf cannot hold a model of type \"{}\"; known: llama, "
-                              "mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, glm4, "
-                              "glm4_moe, gpt_oss, deepseek_v3",
-                              where, Printable(type)));
+                  fmt::format("{}: gguf cannot hold a model of type \"{}\"; known: {}", where,
+                              Printable(type), fmt::join(GgufModelTypes(), ", ")));
   }
   MARLIN_ASSIGN_OR_RETURN(TypedConfig typed,
                           ReadTypedConfig(std::move(config), UnknownKeys::kRefuse));

@@ -18,6 +18,8 @@
 #include "checkpoint/writers/gguf_super_blocks.h"
 #include "layout/input_transform.h"
 #include "layout/plain_weights.h"
+#include "recipe/decoder_tensors.h"
+#include "recipe/text_config.h"
 
 namespace marlin {
 namespace {
@@ -145,6 +147,7 @@ class GgufPlanner {
     MARLIN_ASSIGN_OR_RETURN(
         facts_, DescribeGgufModel(source_.config_json, Printable(source_.path), &metadata_));
     for (const ModuleRecord& record : source_.reader->modules()) {
+      if (LeaveOut(record.module.name)) continue;
       MARLIN_RETURN_IF_ERROR(InModule(record, PlanModule(record)));
     }
     MARLIN_RETURN_IF_ERROR(PlanPlain());
@@ -168,6 +171,7 @@ class GgufPlanner {
     MARLIN_ASSIGN_OR_RETURN(
         facts_, DescribeGgufModel(source_.config_json, Printable(source_.path), &metadata_));
     for (const ModuleRecord& record : records) {
+      if (LeaveOut(record.module.name)) continue;
       const WeightsSpec& spec = record.module.spec;
       const bool fused = HoldsFused(record.stacked, record.layout == SourceLayout::kInOut);
       if (!fused) MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
@@ -292,6 +296,7 @@ class GgufPlanner {
       std::string name = source_.tensors[i].name;
       // Models compute these from their configuration.
       if (name.ends_with(".rotary_emb.inv_freq")) continue;
+      if (LeaveOut(name)) continue;
       if (const std::optional<int64_t> expert = TakeExpert(&name)) {
         stacks[name][*expert] = i;
       } else {
@@ -315,6 +320,22 @@ class GgufPlanner {
       MARLIN_RETURN_IF_ERROR(InTensor(tensors.front(), PlanTensor(name, tensors, true)));
     }
     return {};
+  }
+
+  /// Whether a tensor or module is no part of the text model, or of a module that predicts further
+  /// tokens, which llama.cpp's converter leaves out, too. The plan notes it.
+  bool LeaveOut(const std::string& name) {
+    const bool predicts = name.starts_with(kPredictionPrefix);
+    const bool multimodal = IsMultimodal(source_.config());
+    const std::string part(predicts     ? kPredictionPrefix.substr(0, kPredictionPrefix.size() - 1)
+                           : multimodal ? OtherPart(name)
+                                        : std::string_view());
+    if (part.empty()) return false;
+    const auto noted = [&](const SkippedTensor& file) { return file.name == part; };
+    if (std::none_of(plan_.files.begin(), plan_.files.end(), noted)) {
+      plan_.files.push_back({part, "gguf holds the text model's layers alone"});
+    }
+    return true;
   }
 
   Status PlanTensor(const std::string& name, const std::vector<size_t>& tensors, bool stacked) {

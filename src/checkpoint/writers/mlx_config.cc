@@ -10,6 +10,7 @@
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "recipe/text_config.h"
 #include "recipe/typed_config.h"
 
 namespace marlin {
@@ -48,6 +49,11 @@ class MlxNames {
     const Json* const type = Find(config_, "model_type");
     if (type == nullptr || !type->is_string()) return {};
     type_ = type->get<std::string>();
+    if (IsMultimodalType(type_)) {
+      return Status(Code::kUnsupported,
+                    fmt::format("config.json: model_type: {}: mlx holds models of text alone",
+                                Printable(type_)));
+    }
     const auto* const known =
         std::find_if(std::begin(kMlxTypes), std::end(kMlxTypes),
                      [&](const MlxType& row) { return row.model_type == type_; });

@@ -16,6 +16,7 @@
 #include "cli/command.h"
 #include "cli/name_ranges.h"
 #include "marlin/checkpoint.h"
+#include "recipe/text_config.h"
 
 namespace marlin::cli {
 namespace {
@@ -199,7 +200,12 @@ class InspectCommand final : public Command {
       text += fmt::format("  {:<12}{}\n", name, value);
     };
     const std::string type = TextAt(config, "model_type");
-    if (!type.empty()) add("model type", Printable(type));
+    const std::string text_type = TextModelType(config);
+    if (!type.empty()) {
+      add("model type", text_type == type ? Printable(type)
+                                          : fmt::format("{}, with the text model {}",
+                                                        Printable(type), Printable(text_type)));
+    }
     add("parameters", fmt::format("{} in {}", FormatCount(total.parameters),
                                   FormatCounted(total.tensors, "tensor")));
     add("size", fmt::format("{}, {} bits per weight", FormatBytes(total.bytes),

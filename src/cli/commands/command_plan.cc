@@ -87,6 +87,10 @@ class PlanCommand final : public Command {
     return SaturatingProduct(DTypeBytes(kv_cache_), model_.kv_cache_elements);
   }
 
+  int64_t StateBytes() const {
+    return SaturatingProduct(DTypeBytes(DType::kF32), model_.state_elements);
+  }
+
   Json PlacementJson() const {
     const Placement& placement = *placement_;
     return {{"memory_bytes", placement.memory},
@@ -94,6 +98,7 @@ class PlanCommand final : public Command {
             {"fits", placement.fits()},
             {"resident_bytes", placement.resident_bytes},
             {"kv_cache_bytes", placement.cache_bytes},
+            {"state_bytes", placement.state_bytes},
             {"expanded_bytes", placement.expanded_bytes},
             {"experts", placement.experts},
             {"device_experts", placement.device_experts},
@@ -107,6 +112,9 @@ class PlanCommand final : public Command {
     std::string rest = fmt::format("{}, with the KV cache of {} tokens ({})",
                                    FormatBytes(placement.resident_bytes), FormatInteger(Context()),
                                    FormatBytes(placement.cache_bytes));
+    if (placement.state_bytes > 0) {
+      rest += fmt::format(", two recurrent states ({})", FormatBytes(placement.state_bytes));
+    }
     if (placement.expanded_bytes > 0) {
       rest += fmt::format(" and the heads that prefill expands latents to ({})",
                           FormatBytes(placement.expanded_bytes));
@@ -145,7 +153,8 @@ class PlanCommand final : public Command {
                      {"bf16_bytes", 2 * plan_.total.parameters},
                      {"kv_cache", KvCacheTypeName(kv_cache_)},
                      {"kv_cache_bytes_per_token",
-                      model_.kv_cache_elements == 0 ? Json() : Json(CacheTokenBytes())}};
+                      model_.kv_cache_elements == 0 ? Json() : Json(CacheTokenBytes())},
+                     {"state_bytes_per_sequence", StateBytes()}};
     document["decode"] = {{"bytes_per_token", plan_.decode_bytes},
                           {"bandwidth_gbps", bandwidth_ * 1e-9},
                           {"bandwidth_source", bandwidth_gbps_ ? "given" : "measured"},
@@ -197,6 +206,9 @@ class PlanCommand final : public Command {
     if (model_.kv_cache_elements > 0) {
       text += fmt::format("KV cache in {}: {} per token\n", KvCacheTypeName(kv_cache_),
                           FormatBytes(CacheTokenBytes()));
+    }
+    if (model_.state_elements > 0) {
+      text += fmt::format("recurrent state in f32: {} per sequence\n", FormatBytes(StateBytes()));
     }
     text += fmt::format(
         "decoding reads {} per token: at most {} tokens/s at {} GB/s ({}); in 16 bits {} "

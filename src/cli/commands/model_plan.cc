@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/checked.h"
 #include "base/macros.h"
 #include "checkpoint/convert/quantize_plan.h"
 #include "engine/mixers/latent_attention/expand.h"
@@ -140,12 +141,14 @@ Placement PlaceModel(const ModelArchitecture& model, const ModelPlan& plan, int6
   placement.memory = memory;
   placement.cache_bytes = SaturatingProduct(
       DTypeBytes(kv_cache), SaturatingProduct(model.kv_cache_elements, context_tokens));
+  placement.state_bytes = SaturatingProduct(2 * DTypeBytes(DType::kF32), model.state_elements);
   placement.expanded_bytes =
       ExpandedBytes(SaturatingProduct(model.expanded_elements, DTypeBytes(ExpandedType(kv_cache))),
                     context_tokens, false);
   const int64_t weights = plan.device_bytes - plan.routed_bytes + placement.expanded_bytes;
-  placement.resident_bytes =
-      placement.cache_bytes > INT64_MAX - weights ? INT64_MAX : weights + placement.cache_bytes;
+  const Checked resident =
+      Checked(weights) + Checked(placement.cache_bytes) + Checked(placement.state_bytes);
+  placement.resident_bytes = resident.Take().value_or(INT64_MAX);
   placement.experts = plan.routed_bytes > 0 ? model.expert_count : 0;
   if (placement.experts == 0) return placement;
   // One expert of every layer.

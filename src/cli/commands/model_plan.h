@@ -42,8 +42,9 @@ struct ModelPlan {
 struct Placement {
   int64_t memory = 0;
   int64_t cache_bytes = 0;       ///< The KV cache of one sequence.
+  int64_t state_bytes = 0;       ///< Its recurrent states: two while it is fed.
   int64_t expanded_bytes = 0;    ///< MLA: what prefill expands latents to (ExpandedBytes).
-  int64_t resident_bytes = 0;    ///< The weights without routed experts, and these two.
+  int64_t resident_bytes = 0;    ///< The weights without routed experts, and these three.
   int64_t experts = 0;           ///< Per layer; 0: a dense model.
   int64_t device_experts = 0;    ///< How many of them fit.
   int64_t host_bytes = 0;        ///< Weights of the other experts.

@@ -57,7 +57,7 @@ class Scheduler::Impl final : public BatchObserver {
     batch_.emplace(std::move(batch));
     const PagePool& pool = *Internals::Impl(model_).pool;
     statistics_.page_tokens = pool.page_tokens();
-    statistics_.page_groups = static_cast<int64_t>(pool.groups());
+    statistics_.page_groups = pool.TokenGroups();
     statistics_.pages = pool.MostPages();
     return {};
   }
@@ -322,6 +322,9 @@ Scheduler::~Scheduler() = default;
 Result<Scheduler> Scheduler::Make(const Model& model, const SchedulerOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
   MARLIN_RETURN_IF_ERROR(CheckSchedulerOptions(options));
+  if (options.draft_tokens > 0) {
+    MARLIN_RETURN_IF_ERROR(CheckDrafts(Internals::Impl(model)).WithContext("draft_tokens"));
+  }
   try {
     auto impl = std::make_unique<Impl>(model, options);
     MARLIN_RETURN_IF_ERROR(impl->MakeBatch());

@@ -28,7 +28,8 @@ CacheShape CacheShape::Of(const DecoderConfig& config, DType type) {
   CacheShape shape;
   shape.type = type;
   for (const LayerConfig& layer : config.layers) {
-    shape.layers.push_back({ParametersOf(layer.mixer).State(layer.sizes), layer.window});
+    const MixerState kept = ParametersOf(layer.mixer).State(layer.sizes);
+    shape.layers.push_back({kept, kept.fixed > 0 ? 0 : layer.window});
   }
   return shape;
 }
@@ -45,19 +46,29 @@ void PageMemory::AddLayer(const LayerState& state) {
     group.layout.key_dim = state.kept.key_dim;
     group.layout.value_dim = state.kept.value_dim;
     group.layout.values_in_keys = state.kept.values_in_keys;
-    const Checked part = Checked(state.kept.elements()) * Checked(page_tokens_);
+    const Checked part = state.kept.fixed > 0
+                             ? Checked(state.kept.fixed)
+                             : Checked(state.kept.elements()) * Checked(page_tokens_);
     // An overflowing size exceeds any memory, so that the first allocation reports it.
-    group.part_elements = RoundUp(part.Take().value_or(INT64_MAX / 2), kPartAlignment);
+    const int64_t elements = std::min(part.Take().value_or(INT64_MAX / 2), INT64_MAX / 2);
+    group.part_elements = RoundUp(elements, kPartAlignment);
   }
   places_.push_back({index, groups_[index].layers++});
+}
+
+int64_t PageMemory::TokenGroups() const {
+  return std::count_if(groups_.begin(), groups_.end(),
+                       [](const Group& group) { return group.state.kept.fixed == 0; });
 }
 
 int64_t PageMemory::MostPages() const {
   if (most_bytes_ == INT64_MAX) return 0;
   // A token takes as many pages of each group.
   Checked bytes(0);
-  for (const Group& group : groups_) bytes = bytes + Checked(group.page_bytes);
-  return most_bytes_ / std::max<int64_t>(bytes.Take().value_or(INT64_MAX), 1) * std::ssize(groups_);
+  for (const Group& group : groups_) {
+    if (group.state.kept.fixed == 0) bytes = bytes + Checked(group.page_bytes);
+  }
+  return most_bytes_ / std::max<int64_t>(bytes.Take().value_or(INT64_MAX), 1) * TokenGroups();
 }
 
 int64_t PageMemory::FirstLayerOf(size_t group) const {
@@ -85,7 +96,8 @@ Result<PageMemory> PageMemory::Make(const Device& device, const CacheShape& shap
   for (const LayerState& layer : shape.layers) memory.AddLayer(layer);
   for (Group& group : memory.groups_) {
     const int64_t elements = SaturatingProduct(group.layers, group.part_elements);
-    group.page_bytes = SaturatingProduct(elements, DTypeBytes(shape.type));
+    group.page_bytes = SaturatingProduct(
+        elements, DTypeBytes(group.state.kept.fixed > 0 ? DType::kF32 : shape.type));
     group.slab_pages = memory.SlabPages(group.page_bytes);
   }
   return memory;
@@ -173,6 +185,13 @@ PagedCache PageMemory::CacheOf(int64_t layer, std::span<void* const> slabs) cons
   cache.page_stride = group.layers * group.part_elements;
   cache.first_element = place.index * group.part_elements;
   return cache;
+}
+
+RecurrentStates PageMemory::StatesOf(int64_t layer, std::span<void* const> slabs) const {
+  const Place& place = places_[static_cast<size_t>(layer)];
+  const Group& group = groups_[place.group];
+  return {slabs, group.slab_pages, group.layers * group.part_elements,
+          place.index * group.part_elements};
 }
 
 }  // namespace marlin

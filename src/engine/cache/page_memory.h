@@ -7,6 +7,7 @@
 
 #include "marlin/decoder.h"
 #include "marlin/device.h"
+#include "marlin/recurrent.h"
 #include "marlin/status.h"
 #include "model/decoder_config.h"
 #include "recipe/mixer.h"
@@ -31,7 +32,8 @@ struct CacheShape {
 };
 
 /// The slabs of all KV cache groups: layers with the same state and window, whose pages hold the
-/// same positions for all of them. Not thread-safe, apart from what never changes: the sizes.
+/// same positions for all of them. A page of a recurrent group holds the states of all its layers
+/// after some token. Not thread-safe, apart from what never changes: the sizes.
 class PageMemory {
  public:
   /// Errors: kUnsupported for a device without KV caches.
@@ -41,11 +43,17 @@ class PageMemory {
   size_t groups() const { return groups_.size(); }
   size_t GroupOf(int64_t layer) const { return places_[static_cast<size_t>(layer)].group; }
   int64_t WindowOf(size_t group) const { return groups_[group].state.window; }
+  bool IsRecurrent(size_t group) const { return groups_[group].state.kept.fixed > 0; }
   int64_t PageBytes(size_t group) const { return groups_[group].page_bytes; }
   int64_t FirstLayerOf(size_t group) const;
+  /// Groups that are not recurrent.
+  int64_t TokenGroups() const;
   int64_t MostPages() const;
   int64_t most_bytes() const { return most_bytes_; }
+  /// Precondition: the layer's group is not recurrent.
   PagedCache CacheOf(int64_t layer, std::span<void* const> slabs) const;
+  /// Precondition: the layer's group is recurrent.
+  RecurrentStates StatesOf(int64_t layer, std::span<void* const> slabs) const;
 
   /// Allocated slabs.
   int64_t bytes() const { return bytes_; }

@@ -26,6 +26,13 @@ Result<std::shared_ptr<PagePool>> PagePool::Make(const Device& device, const Cac
   return pool;
 }
 
+bool PagePool::HasStates() const {
+  for (size_t group = 0; group < groups(); ++group) {
+    if (IsRecurrent(group)) return true;
+  }
+  return false;
+}
+
 int64_t PagePool::FirstSeen(size_t group, int64_t position) const {
   const int64_t window = WindowOf(group);
   return window > 0 ? std::max<int64_t>(position - window + 1, 0) : 0;
@@ -53,6 +60,11 @@ Result<int32_t> PagePool::Take(size_t group) {
   const int32_t page = memory_.Take(group);
   Own(group, page);
   return page;
+}
+
+void PagePool::Share(size_t group, int32_t page) {
+  const std::lock_guard lock(mutex_);
+  Own(group, page);
 }
 
 void PagePool::Return(size_t group, int32_t page) {
@@ -84,6 +96,16 @@ void PagePool::Disown(size_t group, int32_t page) {
   while (cached_ > most_cached_) EvictOldest();
 }
 
+void PagePool::Evict(size_t group, int32_t page) {
+  groups_[group].cached.Remove(page);
+  cached_ -= memory_.PageBytes(group);
+  PrefixNode* const node = std::exchange(PageOf(group, page).node, nullptr);
+  node->pages[group] = -1;
+  prefixes_.Release(node);
+  ++evicted_;
+  memory_.Return(group, page);
+}
+
 bool PagePool::EvictOldest() {
   size_t chosen = groups_.size();
   int64_t first = INT64_MAX;
@@ -95,14 +117,24 @@ bool PagePool::EvictOldest() {
   }
   if (chosen == groups_.size()) return false;
   const int32_t page = groups_[chosen].cached.oldest();
-  groups_[chosen].cached.Remove(page);
-  cached_ -= memory_.PageBytes(chosen);
-  PrefixNode* const node = std::exchange(PageOf(chosen, page).node, nullptr);
-  node->pages[chosen] = -1;
+  PrefixNode* const node = PageOf(chosen, page).node;
+  ++node->users;
+  Evict(chosen, page);
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    const int32_t state = memory_.IsRecurrent(group) ? node->pages[group] : -1;
+    if (state >= 0 && PageOf(group, state).owners == 0) Evict(group, state);
+  }
   prefixes_.Release(node);
-  ++evicted_;
-  memory_.Return(chosen, page);
   return true;
+}
+
+void PagePool::TouchStates(const PrefixNode& node) {
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    const int32_t state = memory_.IsRecurrent(group) ? node.pages[group] : -1;
+    if (state < 0 || PageOf(group, state).owners > 0) continue;
+    groups_[group].cached.Remove(state);
+    groups_[group].cached.Add(state, ++returned_);
+  }
 }
 
 PrefixPlace PagePool::Begin(std::string_view salt) {
@@ -114,7 +146,10 @@ void PagePool::Leave(PrefixPlace* place, int64_t blocks) {
   if (place->node == nullptr) return;
   const std::lock_guard lock(mutex_);
   PrefixNode* const left = place->node;
-  for (; place->blocks > blocks; --place->blocks) place->node = place->node->parent;
+  for (; place->blocks > blocks; --place->blocks) {
+    TouchStates(*place->node);
+    place->node = place->node->parent;
+  }
   if (place->node != nullptr) ++place->node->users;
   prefixes_.Release(left);
 }
@@ -141,8 +176,11 @@ std::vector<PrefixNode*> PagePool::FindPath(std::span<const int32_t> tokens,
     path.push_back(node);
     bool complete = true;
     for (size_t group = 0; group < groups_.size(); ++group) {
-      if (node->pages[group] < 0) since[group] = block + 1;
-      complete = complete && since[group] <= FirstNeeded(group, block + 1);
+      const bool has_page = node->pages[group] >= 0;
+      if (!has_page) since[group] = block + 1;
+      complete =
+          complete &&
+          (memory_.IsRecurrent(group) ? has_page : since[group] <= FirstNeeded(group, block + 1));
     }
     if (complete) found = path.size();
   }
@@ -155,11 +193,16 @@ void PagePool::Adopt(std::span<const int32_t> tokens, PrefixPlace* place, BlockT
   const std::vector<PrefixNode*> path = FindPath(tokens, *place, *tables);
   if (path.empty()) return;
   const int64_t blocks = place->blocks + std::ssize(path);
-  for (std::vector<int32_t>& table : *tables) table.reserve(static_cast<size_t>(blocks));
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    if (!memory_.IsRecurrent(group)) (*tables)[group].reserve(static_cast<size_t>(blocks));
+  }
   ++path.back()->users;
   prefixes_.Release(std::exchange(place->node, path.back()));
   // First take all pages: giving one back may evict cached ones.
+  std::vector<GroupPage> given_back;
+  TakeStates(*path.back(), tables, &given_back);
   for (size_t group = 0; group < groups_.size(); ++group) {
+    if (memory_.IsRecurrent(group)) continue;
     const int64_t needed = FirstNeeded(group, blocks);
     for (const PrefixNode* const node : path) {
       std::vector<int32_t>& table = (*tables)[group];
@@ -169,37 +212,69 @@ void PagePool::Adopt(std::span<const int32_t> tokens, PrefixPlace* place, BlockT
     }
   }
   for (size_t group = 0; group < groups_.size(); ++group) {
+    if (memory_.IsRecurrent(group)) continue;
     const int64_t passed = std::min(FirstNeeded(group, blocks), place->blocks);
     for (int64_t block = 0; block < passed; ++block) {
       int32_t& page = (*tables)[group][static_cast<size_t>(block)];
       if (page >= 0) Disown(group, std::exchange(page, -1));
     }
   }
+  for (const auto& [group, page] : given_back) Disown(group, page);
   place->blocks = blocks;
 }
 
-void PagePool::PublishBlock(PrefixNode* node, size_t block, BlockTables* tables) {
-  for (size_t index = 0; index < groups_.size(); ++index) {
-    int32_t& page = (*tables)[index][block];
-    int32_t& published = node->pages[index];
-    if (page < 0) continue;
-    if (published < 0) {
-      published = page;
-      PageOf(index, page).node = node;
-      ++node->users;
-    } else {
-      Own(index, published);
-      Disown(index, std::exchange(page, published));
-    }
+void PagePool::TakeStates(const PrefixNode& node, BlockTables* tables,
+                          std::vector<GroupPage>* given_back) {
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    if (!memory_.IsRecurrent(group)) continue;
+    int32_t& state = (*tables)[group][kState];
+    if (state >= 0) given_back->push_back({group, state});
+    state = node.pages[group];
+    Own(group, state);
   }
 }
 
-void PagePool::Publish(std::span<const int32_t> tokens, PrefixPlace* place, BlockTables* tables) {
+bool PagePool::Restore(const PrefixPlace& place, int64_t blocks, BlockTables* tables) {
+  const std::lock_guard lock(mutex_);
+  const PrefixNode* node = place.node;
+  for (int64_t block = place.blocks; block > blocks; --block) node = node->parent;
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    if (memory_.IsRecurrent(group) && node->pages[group] < 0) return false;
+  }
+  std::vector<GroupPage> given_back;
+  TakeStates(*node, tables, &given_back);
+  for (const auto& [group, page] : given_back) Disown(group, page);
+  return true;
+}
+
+void PagePool::PublishPage(PrefixNode* node, size_t group, int32_t* page) {
+  int32_t& published = node->pages[group];
+  if (*page < 0) return;
+  if (published < 0) {
+    published = *page;
+    PageOf(group, *page).node = node;
+    ++node->users;
+  } else {
+    Own(group, published);
+    Disown(group, std::exchange(*page, published));
+  }
+}
+
+void PagePool::Publish(std::span<const int32_t> tokens, bool with_states, PrefixPlace* place,
+                       BlockTables* tables) {
   const std::lock_guard lock(mutex_);
   for (; (place->blocks + 1) * page_tokens() <= std::ssize(tokens); ++place->blocks) {
     PrefixNode* const node = prefixes_.Use(place->node, TokensOf(tokens, place->blocks));
     prefixes_.Release(std::exchange(place->node, node));
-    PublishBlock(node, static_cast<size_t>(place->blocks), tables);
+    const bool is_last = (place->blocks + 1) * page_tokens() == std::ssize(tokens);
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      std::vector<int32_t>& table = (*tables)[group];
+      if (!memory_.IsRecurrent(group)) {
+        PublishPage(node, group, &table[static_cast<size_t>(place->blocks)]);
+      } else if (with_states && is_last) {
+        PublishPage(node, group, &table[kState]);
+      }
+    }
   }
 }
 
@@ -222,8 +297,9 @@ PoolStatistics PagePool::statistics() const {
   const std::lock_guard lock(mutex_);
   PoolStatistics all;
   for (size_t group = 0; group < groups_.size(); ++group) {
-    all.pages_used += groups_[group].used;
-    all.pages_cached += groups_[group].cached.count();
+    const bool recurrent = memory_.IsRecurrent(group);
+    (recurrent ? all.states_used : all.pages_used) += groups_[group].used;
+    (recurrent ? all.states_cached : all.pages_cached) += groups_[group].cached.count();
     all.bytes_used += groups_[group].used * memory_.PageBytes(group);
   }
   all.bytes_cached = cached_;

@@ -18,18 +18,32 @@
 
 namespace marlin {
 
-/// The pages of a sequence's blocks, one block table per KV cache group.
+/// The pages of a sequence's blocks, one block table per KV cache group. A recurrent group's has
+/// kStatePages pages instead.
 using BlockTables = std::vector<std::vector<int32_t>>;
 
-/// Pages and bytes of a pool, in all groups together.
+/// The pages of a recurrent group that a sequence has, or -1. Two neighbors are its row of
+/// StepPages::block_tables: the first two of a pass that begins with kState, the next two of one
+/// that goes on from the pass before.
+enum StatePage : size_t {
+  kState,      ///< The state after its last token; -1: zeros.
+  kNextState,  ///< Gets the state of the call that feeds it.
+  kContinued,  ///< As kNextState.
+  kKeptState,  ///< KvCache::KeepStates.
+  kStatePages,
+};
+
+/// Pages and bytes of a pool, in all groups together. Pages of recurrent groups are `states`.
 struct PoolStatistics {
   int64_t pages_used = 0;    ///< Have owners; a page that several share counts once.
   int64_t pages_cached = 0;  ///< Published ones that no sequence has.
+  int64_t states_used = 0;
+  int64_t states_cached = 0;
   int64_t bytes_used = 0;
   int64_t bytes_cached = 0;
   int64_t bytes_allocated = 0;
   int64_t most_bytes = 0;     ///< INT64_MAX: the host's memory is the limit.
-  int64_t evicted_pages = 0;  ///< Cached pages that were given up, since the pool was made.
+  int64_t evicted_pages = 0;  ///< Cached pages and states given up since the pool was made.
   int64_t prefixes = 0;       ///< Nodes of the tree.
 };
 
@@ -49,6 +63,11 @@ struct PrefixPlace {
 /// The page that was given back first goes first, and the last block of a sequence before the
 /// others, without which it could not be found.
 ///
+/// A recurrent state is never written to again once the call that computed it has succeeded: the
+/// next call writes to another page. So a sequence whose call fails, or that others go on from,
+/// needs no copy. It exists after certain tokens only: a prefix is adopted up to the last block
+/// after which every recurrent group has published one.
+///
 /// A page is published and adopted by the host, between passes. That needs no order on the device
 /// beyond the one there is: the call that filled the page has waited for the device (RunForward)
 /// before it can be published, and a sequence keeps its pages until the calls that read them have
@@ -64,8 +83,14 @@ class PagePool {
   size_t groups() const { return memory_.groups(); }
   size_t GroupOf(int64_t layer) const { return memory_.GroupOf(layer); }
   int64_t WindowOf(size_t group) const { return memory_.WindowOf(group); }
-  /// Pages, of all groups together, that the cache has memory for; 0 where the host's memory is the
-  /// limit.
+  bool IsRecurrent(size_t group) const { return memory_.IsRecurrent(group); }
+  /// Whether any group is recurrent.
+  bool HasStates() const;
+  int64_t PageBytes(size_t group) const { return memory_.PageBytes(group); }
+  /// Groups whose pages hold tokens: those that are not recurrent.
+  int64_t TokenGroups() const { return memory_.TokenGroups(); }
+  /// Pages of tokens, of all groups together, that the cache has memory for if it keeps no
+  /// recurrent state; 0 where the host's memory is the limit.
   int64_t MostPages() const { return memory_.MostPages(); }
   /// A layer of a group.
   int64_t FirstLayerOf(size_t group) const { return memory_.FirstLayerOf(group); }
@@ -75,6 +100,8 @@ class PagePool {
   /// Allocates a page of a group, of which the caller is the only owner. Takes memory of the device
   /// first, then cached pages. Errors: kOutOfMemory.
   Result<int32_t> Take(size_t group);
+  /// Adds an owner to a page that has one.
+  void Share(size_t group, int32_t page);
   /// Gives up an owner's page.
   void Return(size_t group, int32_t page);
 
@@ -85,8 +112,13 @@ class PagePool {
   /// the pages that it needs to go on there, and -1 for the blocks before.
   void Adopt(std::span<const int32_t> tokens, PrefixPlace* place, BlockTables* tables);
   /// Publishes the blocks that `tokens` fill. Where another sequence has published a page with the
-  /// same tokens already, that one replaces the sequence's own.
-  void Publish(std::span<const int32_t> tokens, PrefixPlace* place, BlockTables* tables);
+  /// same tokens already, that one replaces the sequence's own. `with_states`: the tables have the
+  /// states after `tokens`, which are published, too, if these end with a block.
+  void Publish(std::span<const int32_t> tokens, bool with_states, PrefixPlace* place,
+               BlockTables* tables);
+  /// Replaces a sequence's states by those after fewer blocks. False: they are not kept, and
+  /// nothing changes.
+  bool Restore(const PrefixPlace& place, int64_t blocks, BlockTables* tables);
   /// Moves a place back to fewer blocks; `blocks` = -1 leaves the tree.
   void Leave(PrefixPlace* place, int64_t blocks);
 
@@ -103,11 +135,18 @@ class PagePool {
   PagedCache CacheOf(int64_t layer, std::span<void* const> slabs) const {
     return memory_.CacheOf(layer, slabs);
   }
+  RecurrentStates StatesOf(int64_t layer, std::span<void* const> slabs) const {
+    return memory_.StatesOf(layer, slabs);
+  }
 
  private:
   struct Page {
     int64_t owners = 0;
     PrefixNode* node = nullptr;  ///< Where it is published.
+  };
+  struct GroupPage {
+    size_t group;
+    int32_t page;
   };
   struct Group {
     std::vector<Page> pages;
@@ -123,10 +162,18 @@ class PagePool {
   Status MakeRoom(size_t group);
   void Own(size_t group, int32_t page);
   void Disown(size_t group, int32_t page);
-  /// Frees the cached page that was returned first, in whichever group it is; false: there is none.
+  /// Frees a cached page.
+  void Evict(size_t group, int32_t page);
+  /// Frees the cached page that was returned first, in whichever group it is, and the states of its
+  /// node, which nobody can use without it; false: there is none.
   bool EvictOldest();
-  /// Publishes one block.
-  void PublishBlock(PrefixNode* node, size_t block, BlockTables* tables);
+  /// Lets the states of a node be evicted after what was returned before.
+  void TouchStates(const PrefixNode& node);
+  /// Gives a sequence the states of a node that has all of them. Adds its own ones, to be
+  /// disowned once all pages are taken: giving one back may evict cached ones.
+  void TakeStates(const PrefixNode& node, BlockTables* tables, std::vector<GroupPage>* given_back);
+  /// Publishes a sequence's own page in a node.
+  void PublishPage(PrefixNode* node, size_t group, int32_t* page);
   /// The first block whose page a group needs to go on after `blocks` blocks.
   int64_t FirstNeeded(size_t group, int64_t blocks) const;
   std::span<const int32_t> TokensOf(std::span<const int32_t> tokens, int64_t block) const {

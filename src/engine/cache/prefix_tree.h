@@ -16,8 +16,8 @@ struct PrefixNode {
   PrefixNode* parent = nullptr;  ///< Null for a root.
   uint64_t key = 0;              ///< Hash of the parent's key and the tokens.
   std::vector<int32_t> tokens;   ///< As many as a page has; a root's are the bytes of its salt.
-  /// The page of each KV cache group, or -1. A group whose state exists at certain positions only
-  /// (a snapshot of a recurrence) would have a page in the nodes that end at such positions.
+  /// The page of each KV cache group, or -1. A recurrent group, whose states exist after certain
+  /// tokens only, has a page in the nodes that end with such a token.
   std::vector<int32_t> pages;
   int64_t users = 0;  ///< Its pages, its children and the sequences that are at it.
 };

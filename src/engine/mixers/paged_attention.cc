@@ -16,9 +16,11 @@ MutableTensorView MixedHeads(const Pass& pass, int64_t layer, int64_t heads, int
 }
 
 RotaryEmbedding RotaryOf(const Decoder& decoder, int64_t layer) {
-  const size_t rotary = decoder.config.layer(layer).rotary;
-  return {decoder.inverse_frequencies[rotary].view(),
-          decoder.config.rotaries[rotary].attention_factor, decoder.config.interleaved_rotary};
+  const DecoderConfig& config = decoder.config;
+  const size_t rotary = config.layer(layer).rotary;
+  if (rotary == kNoRotary) return {};
+  return {decoder.inverse_frequencies[rotary].view(), config.rotaries[rotary].attention_factor,
+          config.interleaved_rotary};
 }
 
 SequenceRows RowsOf(const Pass& pass, int64_t layer) {
@@ -42,8 +44,8 @@ AttentionOptions AttentionOptionsOf(const Pass& pass, int64_t layer) {
 
 std::vector<DecoderOperation> PagedAttentionOperations() {
   using enum DecoderOperation;
-  return {kRmsNorm,       kApplyRotary,     kConvert,       kHeadProduct,
-          kAppendToCache, kRotateAndAppend, kPagedAttention};
+  return {kRmsNorm,       kApplyRotary,     kConvert,        kHeadProduct,
+          kAppendToCache, kRotateAndAppend, kPagedAttention, kScaleByPosition};
 }
 
 Status Attend(const Pass& pass, const PagedAttentionCall& call) {
@@ -65,6 +67,7 @@ AttentionStep DescribeAttention(const DescribedLayer& layer) {
   step.q_norm.epsilon = config.epsilon;
   step.k_norm.epsilon = config.epsilon;
   step.rotary = RotaryOf(layer.decoder, layer.index);
+  step.query_scale = config.layer(layer.index).query_scale;
   step.options.scale = config.layer(layer.index).score_scale;
   step.options.window = config.layer(layer.index).window;
   step.options.accuracy = layer.products.accuracy;

@@ -19,6 +19,7 @@ MutableTensorView HeadsIn(const MutableTensorView& rows, int64_t first, int64_t 
 /// MixedOf as [rows, heads, dim].
 MutableTensorView MixedHeads(const Pass& pass, int64_t layer, int64_t heads, int64_t dim);
 
+/// Empty: the layer does not rotate.
 RotaryEmbedding RotaryOf(const Decoder& decoder, int64_t layer);
 
 SequenceRows RowsOf(const Pass& pass, int64_t layer);

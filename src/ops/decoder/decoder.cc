@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <cmath>
+
 #include "base/macros.h"
 #include "ops/decoder/decoder_checks.h"
 #include "ops/device/checks.h"
@@ -265,6 +267,20 @@ Status ApplyRotary(const Device& device, const RotaryEmbedding& rotary,
   return ApplyRotary(device, rotary, indices.view(), x, stream);
 }
 
+Status ScaleByPosition(const Device& device, const PositionScale& scale,
+                       const TensorView& positions, const MutableTensorView& x, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 3));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckIndexVector("positions", positions, x.dim(0)));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("x", x, "positions", positions));
+  if (!std::isfinite(scale.beta) || scale.offset < 0 || scale.period < 1) {
+    return Invalid(fmt::format("scale: beta {}, offset {}, period {}", scale.beta, scale.offset,
+                               scale.period));
+  }
+  if (x.ElementCount() == 0) return {};
+  return RunOperation(device, ScaleByPositionCall{scale, positions, x}, stream);
+}
+
 Status HeadProduct(const Device& device, const TensorView& x, const TensorView& weights,
                    const MutableTensorView& out, const HeadProductOptions& options, void* stream) {
   MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 3));
@@ -313,6 +329,19 @@ Status ApplySigmoid(const Device& device, const MutableTensorView& x, void* stre
   MARLIN_RETURN_IF_ERROR(CheckMemory("x", x));
   if (x.ElementCount() == 0) return {};
   return RunOperation(device, ApplySigmoidCall{x}, stream);
+}
+
+Status ApplyOutputGate(const Device& device, const TensorView& gate, const MutableTensorView& x,
+                       void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 3));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("gate", gate, x.shape()));
+  if (gate.dtype() != DType::kF32) {
+    return Invalid(fmt::format("gate: expected f32, got {}", DTypeName(gate.dtype())));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("x", x, "gate", gate, false));
+  if (x.ElementCount() == 0) return {};
+  return RunOperation(device, ApplyOutputGateCall{gate, x}, stream);
 }
 
 }  // namespace marlin

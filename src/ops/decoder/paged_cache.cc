@@ -105,7 +105,9 @@ Status CheckHeadNorm(const char* name, const TensorView& norm, const MutableTens
 /// Checks that queries or keys, which are written, overlap nothing else of the call.
 Status CheckWrittenHeads(const char* name, const MutableTensorView& heads, const HeadNorms& norms,
                          const RotaryEmbedding& rotary, const SequenceRows& rows) {
-  MARLIN_RETURN_IF_ERROR(CheckRotary(name, heads, rotary));
+  if (!rotary.inverse_frequencies.empty()) {
+    MARLIN_RETURN_IF_ERROR(CheckRotary(name, heads, rotary));
+  }
   for (const TensorView& norm : {norms.queries, norms.keys}) {
     if (!norm.empty()) MARLIN_RETURN_IF_ERROR(CheckNoOverlap(name, heads, "norm", norm, false));
   }

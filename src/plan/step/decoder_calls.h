@@ -64,6 +64,12 @@ struct ApplyRotaryCall {
   MutableTensorView x;
 };
 
+struct ScaleByPositionCall {
+  PositionScale scale;
+  TensorView positions;  ///< i32 or i64 [tokens].
+  MutableTensorView x;
+};
+
 struct ApplyGateCall {
   TensorView gate;
   TensorView up;
@@ -72,6 +78,11 @@ struct ApplyGateCall {
 };
 
 struct ApplySigmoidCall {
+  MutableTensorView x;
+};
+
+struct ApplyOutputGateCall {
+  TensorView gate;
   MutableTensorView x;
 };
 
@@ -117,6 +128,7 @@ template <typename Run>
 Status RunUnfused(const RotateAndAppendCall& call, const Run& run) {
   const auto prepare = [&](const MutableTensorView& x, const TensorView& norm) -> Status {
     if (!norm.empty()) MARLIN_RETURN_IF_ERROR(run(RmsNormCall{x, norm, call.norms.epsilon, x}));
+    if (call.rotary.inverse_frequencies.empty()) return {};
     return run(ApplyRotaryCall{call.rotary, call.rows.positions, x});
   };
   MARLIN_RETURN_IF_ERROR(prepare(call.heads.queries, call.norms.queries));

@@ -41,14 +41,16 @@ struct StepNorm {
   float epsilon = 0.0F;
 };
 
-/// hidden = the embeddings of ids, from a table, or from prepared weights if there is no table.
+/// hidden = the embeddings of ids times scale, from a table, or from prepared weights if there is
+/// no table.
 struct EmbedStep {
   TensorView table;
   const PreparedWeights* weights = nullptr;
+  float scale = 1.0F;
 };
 
 /// projected [rows, (heads + 2 * kv_heads) * key_dim] = linear(norm(hidden)): queries, keys,
-/// values.
+/// values; with AttentionStep::output_gate queries take twice as much.
 struct ProjectStep {
   int64_t layer = 0;
   StepNorm norm;
@@ -68,10 +70,10 @@ struct LatentProjectStep {
   StepNorm kv_norm;
 };
 
-/// mixed [rows, heads * value_dim] = attention, after norms of queries and keys and RoPE; appends
-/// to the cache. MLA: the cache has one KV head, whose keys are `latent` after RoPE of its trailing
-/// features; a query is its part without RoPE times latent_keys, then its RoPE part; mixed = the
-/// attention's results times latent_values.
+/// mixed [rows, heads * value_dim] = attention, after norms of queries and keys, RoPE and
+/// query_scale; appends to the cache. MLA: the cache has one KV head, whose keys are `latent` after
+/// RoPE of its trailing features; a query is its part without RoPE times latent_keys, then its RoPE
+/// part; mixed = the attention's results times latent_values.
 struct AttentionStep {
   int64_t layer = 0;
   int64_t heads = 0;
@@ -86,7 +88,11 @@ struct AttentionStep {
   /// The norms' features: of a head; of all heads, which then have one root mean square; or of a
   /// head, after RoPE.
   enum class Norms : uint8_t { kHeads, kAllHeads, kAfterRotary } norms = Norms::kHeads;
+  /// Each query of `projected` is followed by as many features, whose sigmoids multiply the
+  /// attention's results.
+  bool output_gate = false;
   RotaryEmbedding rotary;
+  PositionScale query_scale;
   AttentionOptions options;
   size_t cache_group = 0;  ///< Index into StepValues::pages.
   PagedCache cache;        ///< Without slabs; StepPages has them.
@@ -192,16 +198,18 @@ struct ExpandedPages {
 /// The KV-cache pages of a step's sequences, for the layers of one cache group.
 struct StepPages {
   std::vector<void*> slabs;
-  TensorView block_tables;  ///< As in SequenceRows.
+  TensorView block_tables;  ///< As in SequenceRows; of a recurrent group RecurrentRows::pages.
   ExpandedPages expanded = {};
+  /// Of a recurrent group: block_tables of the steps after the first one in a recording.
+  TensorView continued = {};
 };
 
 /// The vectors by which another step can follow in the same recording, as in AdvanceTokensCall.
 struct StepAdvance {
   TensorView stop_ids;
-  MutableTensorView ids;        ///< StepValues::ids.
-  MutableTensorView positions;  ///< StepValues::positions.
-  MutableTensorView state_rows;
+  MutableTensorView ids;         ///< StepValues::ids.
+  MutableTensorView positions;   ///< StepValues::positions.
+  MutableTensorView state_rows;  ///< Negative: the row has ended, and must not change a state.
   MutableTensorView counts;
   MutableTensorView tokens;  ///< Empty: there is one step.
 

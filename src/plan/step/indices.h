@@ -20,4 +20,7 @@ inline int64_t IndexAt(const TensorView& indices, int64_t i) {
 /// Errors: kInvalidArgument naming the first index that is negative or not below `limit`.
 Status CheckIndices(const char* name, const TensorView& indices, int64_t limit);
 
+/// Checks that first_rows, i32 [sequences + 1], ascend from 0 to `rows`. Errors: kInvalidArgument.
+Status CheckFirstRows(const TensorView& first_rows, int64_t rows);
+
 }  // namespace marlin

@@ -181,5 +181,25 @@ TEST_F(DecoderNames, DoublesAreReadAsFloats) {
   EXPECT_TRUE(std::isinf(view->As<float>()[3]));
 }
 
+TEST_F(DecoderNames, ATextModelIsTakenOutOfAMultimodalOne) {
+  const auto open = [&](const std::vector<TestTensor>& tensors) {
+    const Json config = {{"model_type", "qwen3_vl"}, {"text_config", Json::object()}};
+    WriteFile(directory_ / "config.json", config.dump());
+    WriteFile(directory_ / "model.safetensors", BuildSafetensors(tensors));
+    return *Checkpoint::Open(directory_ / "");
+  };
+  const Checkpoint whole =
+      open({Make("lm_head.weight"), Make("model.language_model.embed_tokens.weight"),
+            Make("model.language_model.norm.weight"), Make("model.visual.merger.norm.weight")});
+  EXPECT_THAT(Names(whole), ElementsAre("lm_head.weight", "model.embed_tokens.weight",
+                                        "model.norm.weight", "model.visual.merger.norm.weight"));
+  EXPECT_THAT(whole.notes(), ElementsAre(HasSubstr("model.visual (1 tensors)")));
+  // In both forms, names mean what they say.
+  const Checkpoint both =
+      open({Make("model.embed_tokens.weight"), Make("model.language_model.norm.weight")});
+  EXPECT_THAT(Names(both),
+              ElementsAre("model.embed_tokens.weight", "model.language_model.norm.weight"));
+}
+
 }  // namespace
 }  // namespace marlin::decoder_names_test

@@ -111,6 +111,41 @@ TEST_F(ScaledTensors, StacksInBothLayouts) {
          [&](int64_t i) { return sum(i / 24, i % 4, i / 4 % 6); });
 }
 
+/// 16 bits that hold a factor minus 1 do not hold the scaled factor minus 1.
+TEST_F(ScaledTensors, NormsStoredMinusOneAreWidened) {
+  const std::vector<int8_t> out = Exponents(12, 2);
+  for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+    SCOPED_TRACE(std::string(DTypeName(dtype)));
+    Write(In(dtype, RandomBf16("norm.weight", {12}, 3)), "{}");
+    const Checkpoint before = *Checkpoint::Open(path_);
+    Checkpoint after = *Checkpoint::Open(path_);
+    const TensorExponents exponents{out, {}, true};
+    EXPECT_EQ(ScaledDType(dtype, exponents), DType::kF32);
+    const auto scaled = ScaledTensor(CheckpointAccess::Get(before), 0, exponents);
+    ASSERT_TRUE(scaled.ok());
+    ScaleTensors({{"norm.weight", exponents}}, &after);
+    const TensorView old = *before.Tensor("norm.weight");
+    const TensorView view = *after.Tensor("norm.weight");
+    ASSERT_EQ(view.dtype(), DType::kF32);
+    EXPECT_EQ(std::memcmp(scaled->data(), view.data(), 12 * sizeof(float)), 0);
+    for (int64_t i = 0; i < 12; ++i) {
+      const float factor = std::ldexp(1.0F + ParameterAt(old, i), out[static_cast<size_t>(i)]);
+      EXPECT_EQ(1.0F + ParameterAt(view, i), factor) << i;
+    }
+  }
+}
+
+TEST_F(ScaledTensors, NormsWithoutExponentsAreWidenedAsWell) {
+  Write(RandomBf16("norm.weight", {12}, 3), "{}");
+  const Checkpoint before = *Checkpoint::Open(path_);
+  Checkpoint after = *Checkpoint::Open(path_);
+  ScaleTensors({{"norm.weight", {{}, {}, true}}}, &after);
+  const TensorView old = *before.Tensor("norm.weight");
+  const TensorView view = *after.Tensor("norm.weight");
+  ASSERT_EQ(view.dtype(), DType::kF32);
+  for (int64_t i = 0; i < 12; ++i) EXPECT_EQ(ParameterAt(view, i), ParameterAt(old, i)) << i;
+}
+
 TEST_F(ScaledTensors, WhatWasComputedIsScaledAsWell) {
   const TestTensor tensor = RandomBf16("a.weight", {5, 12}, 7);
   Write(tensor, "{}");

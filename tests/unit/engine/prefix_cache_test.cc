@@ -27,10 +27,16 @@ using Tokens = std::vector<int32_t>;
 constexpr int64_t kPage = 256;
 constexpr int64_t kPageBytes = kPage * 2 * (32 + 16) * 2;
 
-/// A page of a layer has 48 KiB.
+/// In the place of a layer's window: it keeps a recurrent state.
+constexpr int64_t kRecurrent = -1;
+
+/// A page of a layer has 48 KiB, a state 12,032 bytes.
 CacheShape ShapeOf(const std::vector<int64_t>& windows) {
   CacheShape shape;
-  for (const int64_t window : windows) shape.layers.push_back({{2, 32, 16}, window});
+  for (const int64_t window : windows) {
+    shape.layers.push_back(window == kRecurrent ? LayerState{MixerState{.fixed = 3000}, 0}
+                                                : LayerState{{2, 32, 16}, window});
+  }
   shape.type = DType::kBf16;
   return shape;
 }
@@ -391,6 +397,74 @@ TEST(PrefixCache, TheWayToAPageStays) {
   EXPECT_EQ(pool->statistics().prefixes, 1);
 }
 
+/// The page of a sequence's recurrent state, and the one for the next.
+std::vector<int32_t> StatesOf(const KvCache& cache, size_t group) {
+  const std::span<const int32_t> pages = cache.TableFrom(group, cache.length());
+  return {pages.begin(), pages.end()};
+}
+
+TEST(PrefixCache, AStateIsReplacedOnlyByACallThatSucceeds) {
+  const auto pool = MakePool(ShapeOf({0, kRecurrent, kRecurrent}));
+  EXPECT_EQ(pool->PageBytes(1), 2 * 3008 * 4);
+  EXPECT_EQ(pool->StatesOf(2, {}).first_element, 3008);
+  KvCache cache(pool, true);
+  EXPECT_THAT(StatesOf(cache, 1), ElementsAre(-1, -1));
+  ASSERT_TRUE(cache.Reserve(0, 10).ok());
+  const int32_t first = StatesOf(cache, 1)[1];
+  EXPECT_GE(first, 0);
+  const std::span<const int32_t> later = cache.TableFrom(1, 5);
+  EXPECT_THAT(std::vector<int32_t>(later.begin(), later.end()), ElementsAre(first, first));
+  ASSERT_TRUE(cache.Reserve(5, 10).ok());
+  cache.Grow(10);
+  EXPECT_THAT(StatesOf(cache, 1), ElementsAre(first, -1));
+  for (int failed = 0; failed < 3; ++failed) {
+    ASSERT_TRUE(cache.Reserve(10, 20).ok());
+    EXPECT_EQ(StatesOf(cache, 1)[0], first);
+    EXPECT_EQ(pool->statistics().states_used, 2);
+    cache.Grow(10);
+    EXPECT_EQ(pool->statistics().states_used, 1);
+  }
+  cache.KeepStates();
+  ASSERT_TRUE(cache.Reserve(10, 20).ok());
+  cache.Grow(20);
+  EXPECT_FALSE(cache.Truncate(11));
+  EXPECT_EQ(cache.length(), 20);
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_TRUE(cache.Truncate(10));
+    EXPECT_THAT(StatesOf(cache, 1), ElementsAre(first, -1));
+    ASSERT_TRUE(cache.Reserve(10, 20).ok());
+    cache.Grow(20);
+  }
+  EXPECT_TRUE(cache.Truncate(0));
+  EXPECT_THAT(StatesOf(cache, 1), ElementsAre(-1, -1));
+  EXPECT_EQ(pool->statistics().states_used, 0);
+}
+
+TEST(PrefixCache, ATextGoesOnFromAStateThatIsThere) {
+  const auto pool = MakePool(ShapeOf({0, kRecurrent}));
+  const Tokens tokens = TextOf({1, 2, 3, 4}, 1);
+  {
+    Text text(pool, tokens);
+    for (const int64_t end : {kPage + 5, 2 * kPage, 3 * kPage + 5}) {
+      ASSERT_TRUE(text.Feed(end).ok());
+    }
+    EXPECT_EQ(pool->statistics().states_used, 1);
+    EXPECT_EQ(pool->statistics().states_cached, 1);
+    EXPECT_TRUE(text.cache.Truncate(2 * kPage));
+    EXPECT_FALSE(text.cache.Truncate(kPage));
+    ASSERT_TRUE(text.Feed().ok());
+  }
+  EXPECT_EQ(Adopted(pool, TextOf({1, 9}, 1)), 0);  // Its first page is there, but no state.
+  EXPECT_EQ(Adopted(pool, tokens), 2 * kPage);
+  // The last blocks go first; the state goes with the tokens before it.
+  pool->KeepAtMost(3 * kPageBytes);
+  EXPECT_EQ(Adopted(pool, tokens), 2 * kPage);
+  pool->KeepAtMost(kPageBytes + kPageBytes / 2);
+  EXPECT_EQ(pool->statistics().states_cached, 0);
+  EXPECT_EQ(pool->statistics().pages_cached, 1);
+  EXPECT_EQ(Adopted(pool, tokens), 0);
+}
+
 TEST(PrefixCache, ATruncatedSequenceWritesToPagesOfItsOwn) {
   const auto pool = MakePool(ShapeOf({0}));
   const Tokens tokens = TextOf({1, 2, 3}, 88);
@@ -463,8 +537,14 @@ class RandomTexts {
 
   void Check() {
     std::set<std::pair<size_t, int32_t>> used;
+    std::set<std::pair<size_t, int32_t>> states;
     for (const auto& text : texts_) {
       for (size_t group = 0; group < pool_->groups(); ++group) {
+        if (pool_->IsRecurrent(group)) {
+          CheckState(*text, group);
+          if (text->cache.length() > 0) states.insert({group, StatesOf(text->cache, group)[0]});
+          continue;
+        }
         CheckPages(*text, group);
         for (const int32_t page : text->cache.Blocks(group)) {
           if (page >= 0) used.insert({group, page});
@@ -473,6 +553,7 @@ class RandomTexts {
     }
     const PoolStatistics statistics = pool_->statistics();
     EXPECT_EQ(statistics.pages_used, std::ssize(used));
+    EXPECT_EQ(statistics.states_used, std::ssize(states));
     if (case_.pages > 0) {
       EXPECT_LE(statistics.bytes_allocated, case_.pages * kPageBytes);
     }
@@ -482,6 +563,7 @@ class RandomTexts {
   void EndAll() {
     texts_.clear();
     EXPECT_EQ(pool_->statistics().pages_used, 0);
+    EXPECT_EQ(pool_->statistics().states_used, 0);
     pool_->DropCached();
     EXPECT_EQ(pool_->statistics().bytes_allocated, 0);
     EXPECT_EQ(pool_->statistics().prefixes, 0);
@@ -544,6 +626,10 @@ class RandomTexts {
     for (int64_t block = (std::ssize(text.tokens) - 1) / kPage; block > text.published; --block) {
       bool complete = true;
       for (size_t group = 0; group < pool_->groups(); ++group) {
+        if (pool_->IsRecurrent(group)) {
+          complete = complete && WasPublished(text, group, block * kPage);
+          continue;
+        }
         for (int64_t b = pool_->FirstSeen(group, block * kPage) / kPage; b < block; ++b) {
           complete = complete && Has(text, group, b);
         }
@@ -555,7 +641,10 @@ class RandomTexts {
   bool Has(const Running& text, size_t group, int64_t block) {
     const auto at = static_cast<size_t>(block);
     if (block < text.published) return text.cache.Blocks(group)[at] >= 0;
-    return published_.contains({group, text.salt, Prefix(text, (block + 1) * kPage)});
+    return WasPublished(text, group, (block + 1) * kPage);
+  }
+  bool WasPublished(const Running& text, size_t group, int64_t end) {
+    return published_.contains({group, text.salt, Prefix(text, end)});
   }
   static Tokens Prefix(const Running& text, int64_t end) {
     return {text.tokens.begin(), text.tokens.begin() + end};
@@ -565,7 +654,8 @@ class RandomTexts {
     KvCache& cache = text.cache;
     const int64_t length = cache.length();
     if (length == std::ssize(text.tokens)) Extend(&text.tokens);
-    const int64_t end = length + 1 + Below(std::ssize(text.tokens) - length);
+    int64_t end = length + 1 + Below(std::ssize(text.tokens) - length);
+    if (end / kPage * kPage > length && Below(2) == 0) end = end / kPage * kPage;
     const Status status = cache.Reserve(length, end);
     if (!status.ok()) {
       EXPECT_EQ(status.code(), Code::kOutOfMemory);
@@ -577,7 +667,10 @@ class RandomTexts {
     cache.Grow(end);
     for (; (text.published + 1) * kPage <= end; ++text.published) {
       for (size_t group = 0; group < pool_->groups(); ++group) {
-        if (cache.Blocks(group)[static_cast<size_t>(text.published)] < 0) continue;
+        const bool has_page = pool_->IsRecurrent(group)
+                                  ? (text.published + 1) * kPage == end
+                                  : cache.Blocks(group)[static_cast<size_t>(text.published)] >= 0;
+        if (!has_page) continue;
         published_.insert({group, text.salt, Prefix(text, (text.published + 1) * kPage)});
       }
     }
@@ -585,7 +678,15 @@ class RandomTexts {
     EXPECT_EQ(cache.PublishedLength(), text.published * kPage);
   }
 
+  void WriteState(const Running& text, size_t group, int64_t end) {
+    const int32_t page = StatesOf(text.cache, group)[1];
+    ASSERT_GE(page, 0);
+    contents_[{group, page}] = Prefix(text, end);
+    for (const auto& other : texts_) EXPECT_NE(StatesOf(other->cache, group)[0], page);
+  }
+
   void Write(const Running& text, size_t group, int64_t begin, int64_t end) {
+    if (pool_->IsRecurrent(group)) return WriteState(text, group, end);
     for (int64_t block = begin / kPage; block * kPage < end; ++block) {
       const int32_t page = text.cache.Blocks(group)[static_cast<size_t>(block)];
       ASSERT_GE(page, 0);
@@ -605,10 +706,34 @@ class RandomTexts {
     EXPECT_EQ(text.cache.DividesPublished(length),
               length < text.published * kPage && length % kPage != 0);
     if (text.cache.DividesPublished(length)) return;
-    text.cache.Truncate(length);
+    bool is_kept = length == 0 || length == text.cache.length();
+    if (!is_kept) {
+      is_kept = true;
+      for (size_t group = 0; group < pool_->groups(); ++group) {
+        if (!pool_->IsRecurrent(group)) continue;
+        is_kept = is_kept && length % kPage == 0 && length <= text.published * kPage &&
+                  WasPublished(text, group, length);
+      }
+    }
+    const bool truncated = text.cache.Truncate(length);
+    EXPECT_LE(truncated, is_kept);
+    if (case_.pages == 0) {
+      EXPECT_EQ(truncated, is_kept);
+    }
+    if (!truncated) return;
     text.published = std::min(text.published, length / kPage);
     text.tokens.resize(static_cast<size_t>(length));
     Extend(&text.tokens);
+  }
+
+  void CheckState(const Running& text, size_t group) {
+    const std::vector<int32_t> pages = StatesOf(text.cache, group);
+    const int64_t length = text.cache.length();
+    EXPECT_EQ(pages[1], -1);
+    EXPECT_EQ(pages[0] < 0, length == 0);
+    if (length > 0) {
+      EXPECT_EQ((contents_[{group, pages[0]}]), Prefix(text, length));
+    }
   }
 
   void CheckPages(const Running& text, size_t group) {
@@ -635,8 +760,10 @@ class RandomTexts {
 };
 
 TEST(PrefixCache, RandomTextsFindWhatTheyWrote) {
-  const RandomCase cases[] = {{{0}, 0},          {{0, 0, 300}, 0}, {{200}, 0}, {{0}, 20},
-                              {{0, 0, 300}, 40}, {{300, 700}, 40}, {{200}, 16}};
+  const RandomCase cases[] = {
+      {{0}, 0},          {{0, 0, 300}, 0},        {{200}, 0},           {{0}, 20},
+      {{0, 0, 300}, 40}, {{300, 700}, 40},        {{200}, 16},          {{0, kRecurrent}, 0},
+      {{kRecurrent}, 0}, {{300, kRecurrent}, 30}, {{kRecurrent, 0}, 20}};
   for (const RandomCase& c : cases) {
     for (uint32_t seed = 1; seed <= 3; ++seed) {
       SCOPED_TRACE(::testing::PrintToString(c.windows) + ::testing::PrintToString(c.pages));

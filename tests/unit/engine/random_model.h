@@ -3,19 +3,22 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "../checkpoint/test_files.h"
 #include "base/json.h"
+#include "base/scalars.h"
 #include "recipe/architecture.h"
 
 namespace marlin::testing {
 
 /// A qwen2 of three layers, the last two with a sliding window (0: without): norms, biases, GQA,
-/// and an untied head.
-inline void WriteQwen2(const std::string& path, int64_t window) {
+/// and an untied head. `nan_token`, unless negative, has an embedding of NaN.
+inline void WriteQwen2(const std::string& path, int64_t window, int32_t nan_token = -1) {
   constexpr int64_t kHidden = 64;
   constexpr int64_t kKv = 32;
   constexpr int64_t kWidth = 96;
@@ -25,6 +28,10 @@ inline void WriteQwen2(const std::string& path, int64_t window) {
     tensors.push_back(RandomBf16(name, shape, static_cast<uint32_t>(tensors.size())));
   };
   add("model.embed_tokens.weight", {kVocab, kHidden});
+  if (nan_token >= 0) {
+    const uint16_t nan = FloatToBf16(std::numeric_limits<float>::quiet_NaN());
+    std::memcpy(tensors.back().data.data() + nan_token * kHidden * 2, &nan, sizeof(nan));
+  }
   add("lm_head.weight", {kVocab, kHidden});
   add("model.norm.weight", {kHidden});
   for (int layer = 0; layer < 3; ++layer) {

@@ -178,6 +178,11 @@ class RemoteDecoder final : public DecoderBackend {
       return Now(ApplyRotaryCall{rotary, positions, x});
     });
   }
+  Status Run(const ScaleByPositionCall& call, const OperationContext&) const override {
+    return Put([this, scale = call.scale, positions = Local(call.positions), x = Local(call.x)] {
+      return Now(ScaleByPositionCall{scale, positions, x});
+    });
+  }
   Status Run(const ApplyGateCall& call, const OperationContext&) const override {
     return Put([this, gate = Local(call.gate), up = Local(call.up), out = Local(call.out),
                 options = call.options] {

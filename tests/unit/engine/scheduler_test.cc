@@ -186,7 +186,8 @@ TEST_P(SchedulerTexts, EachHasTheBitsThatItHasAlone) {
 TEST_P(SchedulerTexts, CancelledOnesEndBeforeTheNextPass) {
   Scheduler scheduler = Make({.max_running = 2});
   Texts texts;
-  const Request request = MakeRequest(Prompt(20), 40);
+  // More tokens than six steps generate: on a GPU a step is up to 8 tokens.
+  const Request request = MakeRequest(Prompt(20), 120);
   for (int i = 0; i < 3; ++i) MustSubmit(scheduler, request);
   for (int i = 0; i < 5; ++i) StepInto(scheduler, &texts);
   EXPECT_EQ(scheduler.statistics().running, 2);

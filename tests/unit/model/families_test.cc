@@ -90,7 +90,11 @@ const std::map<std::string, Json>& Configs() {
         {"moe_layer_start_index", 1},
         {"tie_word_embeddings", false}}},
       {"ernie4_5", Json::object()},
-      {"hunyuan_v1_moe", {{"num_experts", 4}, {"moe_topk", {2, 2}}, {"attention_bias", true}}},
+      {"hunyuan_v1_moe",
+       {{"num_experts", 4},
+        {"num_experts_per_tok", nullptr},
+        {"moe_topk", {2, 2}},
+        {"attention_bias", true}}},
       {"hunyuan_v1_dense",
        {{"rope_scaling", {{"type", "dynamic"}, {"alpha", 8.0}, {"factor", 1.0}}}}},
       {"deepseek_v32",
@@ -110,16 +114,44 @@ const std::map<std::string, Json>& Configs() {
         {"index_topk", 64},
         {"index_n_heads", 2},
         {"index_head_dim", 16}}},
+      {"granite",
+       {{"embedding_multiplier", 12.0},
+        {"residual_multiplier", 0.22},
+        {"attention_multiplier", 0.2},
+        {"logits_scaling", 8.0}}},
+      {"granitemoe",
+       {{"num_local_experts", 4},
+        {"embedding_multiplier", 6.0},
+        {"residual_multiplier", 0.5},
+        {"attention_multiplier", 0.1},
+        {"logits_scaling", 3.0}}},
+      {"ministral",
+       {{"layer_types", {"full_attention", "sliding_attention"}}, {"sliding_window", 4}}},
+      {"ministral3",
+       {{"rope_parameters",
+         {{"type", "yarn"},
+          {"factor", 4.0},
+          {"original_max_position_embeddings", 4},
+          {"llama_4_scaling_beta", 0.5}}}}},
+      {"phi3",
+       {{"original_max_position_embeddings", 32},
+        {"rope_scaling",
+         {{"type", "su"},
+          {"short_factor", {1.0, 1.1, 1.3, 1.5, 2.0, 2.5, 3.0, 4.0}},
+          {"long_factor", {1.0, 1.2, 1.6, 2.5, 4.0, 6.0, 8.0, 9.0}}}}}},
+      {"seed_oss", {{"attention_out_bias", true}, {"mlp_bias", true}}},
+      {"smollm3", {{"no_rope_layers", {0, 1}}, {"attention_bias", true}}},
   };
   return configs;
 }
 
 /// Types that llama.cpp does not have, or whose names are not known here.
 const std::set<std::string>& WithoutGgufNames() {
-  static const std::set<std::string> types = {"deepseek_v2", "deepseek_v32",     "dots1",
-                                              "ernie4_5",    "ernie4_5_moe",     "glm4_moe_lite",
-                                              "glm_moe_dsa", "hunyuan_v1_dense", "hunyuan_v1_moe",
-                                              "kimi_k2",     "minimax_m2",       "olmoe"};
+  static const std::set<std::string> types = {
+      "deepseek_v2",    "deepseek_v32", "dots1",      "ernie4_5",   "ernie4_5_moe",
+      "glm4_moe_lite",  "glm_moe_dsa",  "granite",    "granitemoe", "hunyuan_v1_dense",
+      "hunyuan_v1_moe", "kimi_k2",      "minimax_m2", "ministral",  "ministral3",
+      "olmoe",          "phi3",         "seed_oss",   "smollm3"};
   return types;
 }
 

@@ -64,6 +64,27 @@ TEST_P(DecoderOnEveryLevel, RotaryTurnsPairs) {
   }
 }
 
+TEST_P(DecoderOnEveryLevel, RowsAreScaledByTheirPositions) {
+  const std::vector<int32_t> positions = {0, 15, 16, 4096, 131071};
+  const TensorView at(positions.data(), DType::kI32, {5});
+  for (const DType type : kTypes) {
+    for (const PositionScale& scale : {PositionScale{0.1F, 0, 16}, PositionScale{0.5F, 1, 16}}) {
+      Tensor x(type, {5, 3, 700}, 4);
+      x.Fill(7);
+      std::vector<double> want = reference::Elements(x.view());
+      for (size_t i = 0; i < want.size(); ++i) {
+        const int64_t position = positions[i / 2100];
+        const auto periods = static_cast<double>((position + scale.offset) / 16);
+        want[i] *= 1 + static_cast<double>(scale.beta) * std::log(1 + periods);
+      }
+      ASSERT_TRUE(ScaleByPosition(device(), scale, at, x.view()).ok());
+      ExpectNear(x.view(), want, Unit(type) + 1e-6, 1e-6, std::to_string(scale.offset));
+    }
+  }
+  Tensor x(DType::kF32, {5, 1, 8});
+  EXPECT_EQ(ScaleByPosition(device(), {0.1F, 0, 0}, at, x.view()).code(), Code::kInvalidArgument);
+}
+
 TEST_P(DecoderOnEveryLevel, GateOfEveryKind) {
   unsigned seed = 1;
   for (const DType type : kTypes) {
@@ -80,6 +101,25 @@ TEST_P(DecoderOnEveryLevel, GateOfEveryKind) {
         ASSERT_TRUE(ApplyGate(device(), gate.view(), up.view(), out.view(), options).ok());
         ExpectNear(out.view(), want, Unit(type) + 2e-6, 1e-6, std::to_string(columns));
       }
+    }
+  }
+}
+
+TEST_P(DecoderOnEveryLevel, OutputGate) {
+  for (const DType type : kTypes) {
+    for (const int64_t columns : {1, 15, 256, 700}) {
+      // Each head's queries are before its gates, as in a projection.
+      Tensor both(DType::kF32, {9, 3, 2 * columns});
+      Tensor x(type, {9, 3, columns}, 1);
+      both.Fill(5, 6.0);
+      x.Fill(6, 2.0);
+      MutableTensorView gate(both.view().As<float>() + columns, DType::kF32, {9, 3, columns},
+                             {6 * columns, 2 * columns, 1});
+      std::vector<double> want = reference::Elements(x.view());
+      const std::vector<double> gates = reference::Elements(gate);
+      for (size_t i = 0; i < want.size(); ++i) want[i] *= reference::Sigmoid(gates[i]);
+      ASSERT_TRUE(ApplyOutputGate(device(), gate, x.view()).ok());
+      ExpectNear(x.view(), want, Unit(type) + 1e-6, 1e-7, std::to_string(columns));
     }
   }
 }

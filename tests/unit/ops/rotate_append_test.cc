@@ -66,6 +66,9 @@ constexpr HeadsCase kHeadsCases[] = {
     {DType::kF32, DType::kF32, 9, 3, 128, 128, 64, false, false, 8},
     {DType::kF32, DType::kF16, 5, 1, 64, 64, 32, true, false, 8},
     {DType::kF32, DType::kBf16, 8, 2, 128, 128, 32, true, false, 8},
+    // Heads that do not rotate.
+    {DType::kF32, DType::kBf16, 8, 2, 128, 128, 0, true, false, 8},
+    {DType::kBf16, DType::kF32, 3, 1, 24, 24, 0, false, false},
 };
 
 /// Rows of two sequences, their projections and a cache in one slab.
@@ -160,6 +163,7 @@ TEST_P(RotateAppendOnEveryLevel, RotateAndAppendIsNormRotaryAndAppend) {
       ASSERT_TRUE(RmsNorm(device(), heads.keys, parameters.norms.keys, 1e-6F, heads.keys).ok());
     }
     for (const MutableTensorView& x : {heads.queries, heads.keys}) {
+      if (c.pairs == 0) break;
       ASSERT_TRUE(ApplyRotary(device(), parameters.rotary, unfused.rows().positions, x).ok());
     }
     ASSERT_TRUE(

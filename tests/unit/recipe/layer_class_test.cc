@@ -79,6 +79,13 @@ constexpr NameCase kNames[] = {
     {"model.language_model.layers.0.self_attn.q_proj.weight", "attention_qkv"},
     {"vision_tower.encoder.layers.0.self_attn.q_proj.weight", "other"},
     {"model.visual.blocks.0.mlp.up_proj.weight", "other"},
+    {"mtp.pre_fc_norm_embedding.weight", "norm"},
+    {"mtp.layers.0.self_attn.q_proj.weight", "attention_qkv"},
+    {"mtp.layers.0.mlp.shared_expert.up_proj.weight", "moe_shared_expert"},
+    {"mtp.fc.weight", "other"},
+    {"model.connector.modality_projection.proj.weight", "other"},
+    {"model.embed_vision.embedding_projection.weight", "other"},
+    {"mm_projector.proj.0.weight", "other"},
     {"something.else.weight", "other"},
     {"", "other"},
 };

@@ -7,6 +7,7 @@
 
 #include "recipe/decoder_shape.h"
 #include "recipe/rope_parameters.h"
+#include "recipe/text_config.h"
 
 namespace marlin::typed_config_test {
 namespace {
@@ -251,12 +252,94 @@ TEST(RopeParameters, RefusalsNameTheKey) {
   refused(
       {{"type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 4.0}, {"high_freq_factor", 4.0}},
       "high_freq_factor: 4 is not above low_freq_factor 4");
-  refused({{"type", "longrope"}, {"factor", 8.0}}, "rope_type 'longrope' is not supported");
+  refused({{"type", "axial"}, {"factor", 8.0}}, "rope_type 'axial' is not supported");
+  refused({{"type", "longrope"}, {"factor", 8.0}}, "short_factor: longrope needs one for every");
+  refused({{"type", "longrope"}, {"short_factor", {1.0, 0.0}}}, "short_factor: ");
   refused({{"type", "yarn"}, {"factor", 2.0}, {"stretch", 1.5}},
           "rope_scaling: stretch: 1.5 is not understood");
   refused({{"type", "yarn"}, {"factor", 2.0}, {"attn_factor", 1.5}}, "attn_factor: 1.5");
   ExpectRopeRefused("llama", {{"partial_rotary_factor", 0.5}},
                     "partial_rotary_factor: 0.5, but a llama rotates whole heads");
+}
+
+Json Sizes() {
+  return {{"hidden_size", 64},
+          {"intermediate_size", 96},
+          {"num_attention_heads", 4},
+          {"num_hidden_layers", 2},
+          {"vocab_size", 99}};
+}
+
+TEST(TextConfig, IsReadAsTheTextModelsType) {
+  Json text = Sizes();
+  text["rms_norm_eps"] = 1e-3;
+  const Json whole = {{"text_config", text},
+                      {"vision_config", {{"hidden_size", 7}}},
+                      {"image_token_id", 5},
+                      {"projector_hidden_act", "gelu"},
+                      {"eos_token_id", 9}};
+  const Result<TypedConfig> typed = Read("qwen3_vl", whole);
+  ASSERT_TRUE(typed.ok()) << typed.status().message();
+  EXPECT_EQ(typed->family->model_type, "qwen3_vl_text");
+  EXPECT_EQ(typed->config.values()["hidden_size"], 64);
+  EXPECT_EQ(typed->config.values()["rms_norm_eps"], 1e-3);
+  EXPECT_EQ(typed->config.values()["tie_word_embeddings"], false);
+  EXPECT_EQ(typed->source.values()["eos_token_id"], 9);
+  EXPECT_THAT(typed->ignored, IsEmpty());
+  // Only a text_config may lack sizes.
+  text.erase("vocab_size");
+  EXPECT_EQ(Values("qwen3_vl", {{"text_config", text}})["vocab_size"], 151936);
+  EXPECT_FALSE(Values("qwen2_vl", text).contains("vocab_size"));
+  EXPECT_EQ(Values("qwen2_vl", text)["hidden_size"], 64);
+}
+
+TEST(TextConfig, ItsTypeIsItsOwnOrTheUsualOne) {
+  EXPECT_EQ(TextModelType({{"model_type", "llava"}}), "llama");
+  EXPECT_EQ(TextModelType({{"model_type", "llava"}, {"text_config", {{"model_type", "mistral"}}}}),
+            "mistral");
+  EXPECT_EQ(
+      TextModelType({{"model_type", "qwen2_vl"}, {"text_config", {{"model_type", "qwen2_vl"}}}}),
+      "qwen2_vl_text");
+  EXPECT_EQ(TextModelType({{"model_type", "qwen3"}}), "qwen3");
+  EXPECT_EQ(TextModelType(Json()), "");
+  ExpectRefused("llava", {{"text_config", {{"model_type", "opt"}}}}, "'opt'");
+}
+
+TEST(TextConfig, KeysNextToItAreReadOrRefused) {
+  const Json text = Sizes();
+  ExpectRefused("qwen3_vl", {{"text_config", text}, {"hidden_size", 65}},
+                "hidden_size: 65 next to");
+  ExpectRefused("qwen3_vl", {{"text_config", text}, {"head_dim", 65}}, "head_dim: 65 next to");
+  ExpectRefused("qwen3_vl", {{"text_config", text}, {"logit_scale", 2}}, "logit_scale");
+  ExpectRefused("qwen3_vl", {{"text_config", 1}}, "text_config: expected an object");
+  ExpectRefused("qwen3_vl", {{"hidden_size", 64}}, "text_config: the key is missing");
+  const Json same = {{"text_config", text}, {"hidden_size", 64}, {"head_dim", 128}};
+  EXPECT_TRUE(Read("qwen3_vl", same).ok());
+}
+
+TEST(TextConfig, TheWholeModelsHeadIsTied) {
+  Json text = Sizes();
+  text["tie_word_embeddings"] = true;
+  EXPECT_EQ(Values("qwen3_vl", {{"text_config", text}})["tie_word_embeddings"], false);
+  EXPECT_EQ(Values("internvl", {{"text_config", Sizes()}})["tie_word_embeddings"], true);
+  Json whole = {{"model_type", "llava"}, {"text_config", text}, {"tie_word_embeddings", true}};
+  EXPECT_TRUE(TiesEmbeddings(whole));
+  UntieTextConfig(&whole);
+  EXPECT_FALSE(TiesEmbeddings(whole));
+  EXPECT_EQ(whole["text_config"]["tie_word_embeddings"], false);
+}
+
+TEST(TextConfig, NamesOfItsTensors) {
+  EXPECT_EQ(TextTensorName("model.language_model.layers.0.x"), "model.layers.0.x");
+  EXPECT_EQ(TextTensorName("language_model.model.norm.weight"), "model.norm.weight");
+  EXPECT_EQ(TextTensorName("language_model.lm_head.weight"), "lm_head.weight");
+  EXPECT_EQ(TextTensorName("model.visual.x"), "model.visual.x");
+  EXPECT_EQ(TextTensorPrefix("model.text_model.norm.weight"), "model.text_model.");
+  EXPECT_EQ(TextTensorPrefix("model.norm.weight"), "");
+  EXPECT_EQ(OtherPart("model.visual.blocks.0.x"), "model.visual");
+  EXPECT_EQ(OtherPart("vision_tower.x"), "vision_tower");
+  EXPECT_EQ(OtherPart("model.image_newline"), "model.image_newline");
+  EXPECT_EQ(OtherPart("model.layers.0.visual.x"), "");
 }
 
 }  // namespace

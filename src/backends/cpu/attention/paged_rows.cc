@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/errors.h"
 #include "base/macros.h"
+#include "plan/step/indices.h"
 
 namespace marlin::cpu {
 
@@ -51,15 +52,7 @@ Status PagedRows::CheckSequence(int64_t sequence, int64_t window) const {
 }
 
 Status PagedRows::Check(int64_t window) const {
-  const int64_t count = rows_.positions.dim(0);
-  for (int64_t s = 0; s <= sequences(); ++s) {
-    const int64_t least = s == 0 ? 0 : FirstRow(s - 1);
-    const int64_t most = s == 0 ? 0 : count;
-    if (FirstRow(s) < least || FirstRow(s) > most || (s == sequences() && FirstRow(s) != count)) {
-      return Invalid(fmt::format("first_rows: expected to ascend from 0 to {}, got {} at {}", count,
-                                 FirstRow(s), s));
-    }
-  }
+  MARLIN_RETURN_IF_ERROR(CheckFirstRows(rows_.first_rows, rows_.positions.dim(0)));
   for (int64_t s = 0; s < sequences(); ++s) MARLIN_RETURN_IF_ERROR(CheckSequence(s, window));
   return {};
 }

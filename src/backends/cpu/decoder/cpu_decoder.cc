@@ -110,7 +110,8 @@ const DecoderKernels& DecoderKernelsOf(Isa level) {
 }
 
 CpuDecoder::CpuDecoder(Isa level, ThreadPool& pool)
-    : pool_(pool),
+    : level_(level),
+      pool_(pool),
       kernels_(DecoderKernelsOf(level)),
       segment_kernel_(SegmentKernelOf(level)),
       exact_(ExactKernelsOf(level)) {}
@@ -290,6 +291,27 @@ Status CpuDecoder::Run(const ApplyRotaryCall& call, const OperationContext& /*co
   return {};
 }
 
+Status CpuDecoder::Run(const ScaleByPositionCall& call, const OperationContext& /*context*/) const {
+  const MutableTensorView& x = call.x;
+  MARLIN_RETURN_IF_ERROR(CheckIndices("positions", call.positions, kPositionLimit));
+  ForRows(pool_, RowCount(x), x.dim(2), [&](int64_t first, int64_t last) {
+    float piece[kPiece];
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t position = IndexAt(call.positions, row / x.dim(1));
+      const int64_t periods = (position + call.scale.offset) / call.scale.period;
+      const float factor = 1.0F + call.scale.beta * std::log1p(static_cast<float>(periods));
+      for (int64_t i = 0; i < x.dim(2); i += kPiece) {
+        const int64_t count = std::min(kPiece, x.dim(2) - i);
+        uint8_t* const at = PieceOf(x, row, i);
+        kernels_.widen(at, x.dtype(), count, piece);
+        for (int64_t j = 0; j < count; ++j) piece[j] *= factor;
+        kernels_.narrow(piece, count, x.dtype(), at);
+      }
+    }
+  });
+  return {};
+}
+
 Status CpuDecoder::Run(const AddRmsNormCall& call, const OperationContext& context) const {
   MARLIN_RETURN_IF_ERROR(Run(AddToCall{call.block, call.residual, 1.0F}, context));
   return Run(RmsNormCall{call.residual, call.weight, call.epsilon, call.out}, context);
@@ -307,6 +329,29 @@ Status CpuDecoder::Run(const ApplyGateCall& call, const OperationContext& /*cont
     kernels_.widen(PieceOf(call.up, row, first), call.up.dtype(), count, ups);
     kernels_.gate(call.options, gates, ups, count, gates);
     kernels_.narrow(gates, count, call.out.dtype(), PieceOf(call.out, row, first));
+  });
+  return {};
+}
+
+namespace {
+
+void GateHeads(const DecoderKernels& kernels, const ApplyOutputGateCall& call, int64_t row) {
+  float piece[kPiece];
+  const MutableTensorView& x = call.x;
+  for (int64_t i = 0; i < x.dim(2); i += kPiece) {
+    const int64_t count = std::min(kPiece, x.dim(2) - i);
+    uint8_t* const at = PieceOf(x, row, i);
+    kernels.widen(at, x.dtype(), count, piece);
+    kernels.times_sigmoid(reinterpret_cast<const float*>(PieceOf(call.gate, row, i)), count, piece);
+    kernels.narrow(piece, count, x.dtype(), at);
+  }
+}
+
+}  // namespace
+
+Status CpuDecoder::Run(const ApplyOutputGateCall& call, const OperationContext& /*context*/) const {
+  ForRows(pool_, RowCount(call.x), call.x.dim(2), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) GateHeads(kernels_, call, row);
   });
   return {};
 }

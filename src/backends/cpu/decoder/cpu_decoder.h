@@ -40,6 +40,7 @@ class CpuDecoder final : public DecoderBackend {
   void RunJobs(std::span<const AttentionJob> jobs, const AttentionOptions& options,
                float* scratch) const;
 
+  Isa level_;
   ThreadPool& pool_;
   const DecoderKernels& kernels_;
   const SegmentKernel* segment_kernel_;  ///< Null below the AMX level.

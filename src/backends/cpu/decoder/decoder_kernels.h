@@ -70,6 +70,8 @@ struct DecoderKernels {
   void (*blend)(const float* x, float factor, int64_t count, float old_factor, float* out);
   void (*gate)(const GateOptions& options, const float* gate, const float* up, int64_t count,
                float* out);
+  /// x *= sigmoid(gate).
+  void (*times_sigmoid)(const float* gate, int64_t count, float* x);
   /// RoPE: rotates the pairs (first[i], second[i]) by angles given as cosines and sines.
   void (*rotate)(const float* cosine, const float* sine, int64_t pairs, float* first,
                  float* second);

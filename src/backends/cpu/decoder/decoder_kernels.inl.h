@@ -54,6 +54,10 @@ static void Gate(const GateOptions& options, const float* gate, const float* up,
   }
 }
 
+static void TimesSigmoidOf(const float* gate, int64_t count, float* x) {
+  for (int64_t i = 0; i < count; ++i) x[i] = TimesSigmoid(x[i], gate[i]);
+}
+
 static void Rotate(const float* cosine, const float* sine, int64_t pairs, float* first,
                    float* second) {
   for (int64_t i = 0; i < pairs; ++i) {
@@ -88,5 +92,6 @@ static void Angles(const float* frequency, int32_t position, float factor, int64
   }
 }
 
-const DecoderKernels kDecoderKernels = {&Widen, &Narrow, &SumOfSquares, &Scale, &AddScaled, &Blend,
-                                        &Gate,  &Rotate, &Angles,       &Score, &Weigh,     &Mix};
+const DecoderKernels kDecoderKernels = {
+    &Widen,          &Narrow, &SumOfSquares, &Scale, &AddScaled, &Blend, &Gate,
+    &TimesSigmoidOf, &Rotate, &Angles,       &Score, &Weigh,     &Mix};

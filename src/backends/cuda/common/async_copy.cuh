@@ -110,6 +110,10 @@ MARLIN_DEVICE void CopyBulkToCluster(uint32_t to, const void* from, int bytes, u
       "l"(from), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(blocks))
       : "memory");
 }
+/// Requests bytes as CopyBulk does, into L2 only.
+MARLIN_DEVICE void PrefetchBulk(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 /// Copies the TMA tile of a tensor map that begins at (x, y); elements outside of the tensor read
 /// as zero.
 MARLIN_DEVICE void CopyBox(uint32_t to, const CUtensorMap* map, int x, int y, uint32_t barrier) {

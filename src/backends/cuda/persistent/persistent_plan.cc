@@ -63,6 +63,7 @@ bool HasNorm(const StepNorm& norm) { return norm.weight.As<float>() != nullptr; 
 Support SupportsAttention(const AttentionStep& step) {
   const PagedCache& cache = step.cache;
   if (cache.values_in_keys || step.rope_dim != 0) return {"latent attention"};
+  if (step.output_gate) return {"an output gate of attention"};
   if (cache.type != DType::kBf16 && cache.type != DType::kF8E4M3) {
     return {"a KV cache of {1}; supported: bf16 and f8_e4m3", 0, DTypeName(cache.type)};
   }
@@ -79,6 +80,7 @@ Support SupportsAttention(const AttentionStep& step) {
   if (step.norms != AttentionStep::Norms::kHeads && HasNorm(step.q_norm)) {
     return {"norms of all heads at once, or after RoPE"};
   }
+  if (step.query_scale.beta != 0.0F) return {"queries scaled by their position"};
   // A lane rotates four features.
   const int64_t pairs = step.rotary.inverse_frequencies.ElementCount();
   if (pairs % 4 != 0) return {"RoPE of {0} pairs; supported: multiples of 4", pairs};

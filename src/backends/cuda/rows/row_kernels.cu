@@ -104,6 +104,15 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+__global__ void __launch_bounds__(kThreads)
+    OutputGateKernel(const __grid_constant__ RowsView gate, const __grid_constant__ RowsView x,
+                     int64_t columns) {
+  EnterChain();
+  ForElements(x.rows, columns, [&](int64_t row, int64_t column) {
+    Store(x, row, column, TimesSigmoid(Load(x, row, column), Load(gate, row, column)));
+  });
+}
+
 struct RotaryArguments {
   RowsView x;  ///< [tokens, heads] rows.
   IndexView positions;
@@ -136,6 +145,34 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+struct ScaleByPositionArguments {
+  RowsView x;  ///< [tokens, heads] rows.
+  IndexView positions;
+  int64_t columns;
+  float beta;
+  int64_t offset;
+  int64_t period;
+  ErrorView errors;
+};
+
+/// blockIdx.x: token; blockIdx.y: head; threads: columns.
+__global__ void __launch_bounds__(kThreads)
+    ScaleByPositionKernel(const __grid_constant__ ScaleByPositionArguments args) {
+  EnterChain();
+  const auto token = static_cast<int64_t>(blockIdx.x);
+  const int64_t position = args.positions.At(token);
+  if (position < 0 || position >= int64_t{1} << 31) {
+    if (threadIdx.x == 0) RecordError(args.errors, ValueError::kPosition, position, token);
+    return;
+  }
+  const int64_t periods = (position + args.offset) / args.period;
+  const float factor = 1.0f + args.beta * log1pf(static_cast<float>(periods));
+  const int64_t row = token * args.x.inner + blockIdx.y;
+  for (int64_t column = threadIdx.x; column < args.columns; column += blockDim.x) {
+    Store(args.x, row, column, factor * Load(args.x, row, column));
+  }
+}
+
 }  // namespace
 
 template <>
@@ -155,8 +192,17 @@ cudaError_t Load<ApplySigmoidCall>() {
   return PrepareKernels(&SigmoidKernel);
 }
 template <>
+cudaError_t Load<ApplyOutputGateCall>() {
+  return PrepareKernels(&OutputGateKernel);
+}
+template <>
 cudaError_t Load<ApplyRotaryCall>() {
   return PrepareKernels(&RotaryKernel);
+}
+
+template <>
+cudaError_t Load<ScaleByPositionCall>() {
+  return PrepareKernels(&ScaleByPositionKernel);
 }
 
 Status Run(const LookUpRowsCall& call, const CallContext& context) {
@@ -194,6 +240,13 @@ Status Run(const ApplySigmoidCall& call, const CallContext& context) {
   return context.Launch("sigmoid", &SigmoidKernel, GridOf(x.rows, columns), kThreads, x, columns);
 }
 
+Status Run(const ApplyOutputGateCall& call, const CallContext& context) {
+  const RowsView x = RowsOf(call.x);
+  const int64_t columns = call.x.dim(2);
+  return context.Launch("output_gate", &OutputGateKernel, GridOf(x.rows, columns), kThreads,
+                        RowsOf(call.gate), x, columns);
+}
+
 Status Run(const ApplyRotaryCall& call, const CallContext& context) {
   const RotaryArguments args = {RowsOf(call.x), IndicesOf(call.positions), RotaryOf(call.rotary),
                                 context.errors};
@@ -201,6 +254,19 @@ Status Run(const ApplyRotaryCall& call, const CallContext& context) {
                   static_cast<unsigned>(args.x.inner));
   const int threads = std::clamp((args.rotary.pairs + 31) / 32 * 32, 32, kThreads);
   return context.Launch("rope", &RotaryKernel, grid, threads, args);
+}
+
+Status Run(const ScaleByPositionCall& call, const CallContext& context) {
+  const PositionScale& scale = call.scale;
+  const ScaleByPositionArguments args = {RowsOf(call.x), IndicesOf(call.positions),
+                                         call.x.dim(2),  scale.beta,
+                                         scale.offset,   scale.period,
+                                         context.errors};
+  const dim3 grid(static_cast<unsigned>(args.x.rows / args.x.inner),
+                  static_cast<unsigned>(args.x.inner));
+  const auto width = static_cast<int>(std::min<int64_t>(args.columns, kThreads));
+  const int threads = std::clamp((width + 31) / 32 * 32, 32, kThreads);
+  return context.Launch("scale_by_position", &ScaleByPositionKernel, grid, threads, args);
 }
 
 }  // namespace marlin::cuda

@@ -65,6 +65,10 @@ Status ErrorOf(const ValueRecord& record) {
       return invalid(fmt::format("state_rows: expected less than {}, got {} at {}", c, a, b));
     case ValueError::kCount:
       return invalid(fmt::format("counts: expected 0..{}, got {} at {}", c - 1, a, b));
+    case ValueError::kRowPosition:
+      return invalid(fmt::format("positions: expected -1 or more, got {} at {}", a, b));
+    case ValueError::kStatePage:
+      return invalid(fmt::format("pages: no page {} for sequence {}", a, b));
   }
   return Status(Code::kInternal, "an unknown error in device memory");
 }

@@ -34,6 +34,7 @@ constexpr std::string_view kOtherKeys[] = {
     "expert_gating_func",
     "expert_weights_norm",
     "expert_weights_scale",
+    "n_deepstack_layers",  // Layers that take features of images.
     "nextn_predict_layers",
     "tensor_data_layout",
     kGgufKvHeads.gguf,

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace marlin {
 namespace {
@@ -12,7 +13,14 @@ constexpr GgufArchitecture kArchitectures[] = {
     {"qwen3", "qwen3", "", false},           {"qwen2moe", "qwen2_moe", "", false},
     {"qwen3moe", "qwen3_moe", "", false},    {"glm4", "glm4", "", false},
     {"glm4moe", "glm4_moe", "", false},      {"gpt-oss", "gpt_oss", "", false},
-    {"deepseek2", "deepseek_v3", "", false},
+    {"deepseek2", "deepseek_v3", "", false}, {"qwen2vl", "qwen2_vl_text", "", false},
+    {"qwen3vl", "qwen3_vl_text", "", false}, {"qwen3vlmoe", "qwen3_vl_moe_text", "", false},
+};
+
+/// Types that are another one in these files, whose architectures have a key for the difference.
+constexpr std::pair<std::string_view, std::string_view> kSameTypes[] = {
+    {"mistral", "llama"},  // With a sliding window.
+    {"qwen2_5_vl_text", "qwen2_vl_text"},
 };
 
 struct NameRow {
@@ -166,12 +174,25 @@ GgufPlace PlaceGgufTensor(const GgufArchitecture& architecture, bool with_expert
 }
 
 const GgufArchitecture* FindGgufArchitectureOf(std::string_view model_type, bool* with_experts) {
-  if (model_type == "mistral") model_type = "llama";  // With a sliding window.
+  for (const auto& [type, same] : kSameTypes) {
+    if (model_type == type) model_type = same;
+  }
   for (const GgufArchitecture& architecture : kArchitectures) {
     *with_experts = !architecture.expert_type.empty() && model_type == architecture.expert_type;
     if (*with_experts || model_type == architecture.model_type) return &architecture;
   }
   return nullptr;
+}
+
+std::vector<std::string_view> GgufModelTypes() {
+  std::vector<std::string_view> types;
+  for (const GgufArchitecture& architecture : kArchitectures) {
+    types.push_back(architecture.model_type);
+    if (!architecture.expert_type.empty()) types.push_back(architecture.expert_type);
+  }
+  for (const auto& [type, same] : kSameTypes) types.push_back(type);
+  std::sort(types.begin(), types.end());
+  return types;
 }
 
 std::optional<std::string> GgufTensorName(const GgufArchitecture& architecture, bool with_experts,

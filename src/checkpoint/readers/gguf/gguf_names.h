@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace marlin {
 
@@ -37,6 +38,9 @@ GgufPlace PlaceGgufTensor(const GgufArchitecture& architecture, bool with_expert
 /// The architecture of a model_type of config.json, and whether it is the one with experts. Null
 /// for one that has none.
 const GgufArchitecture* FindGgufArchitectureOf(std::string_view model_type, bool* with_experts);
+
+/// All types of which a file may hold a model, in order.
+std::vector<std::string_view> GgufModelTypes();
 
 /// The name in a file of a tensor of a Hugging Face checkpoint, the inverse of PlaceGgufTensor;
 /// nothing if the architecture has no such tensor.

@@ -50,6 +50,7 @@ Status RotateAndCache(const Pass& pass, int64_t layer, const AttentionHeads& hea
       return RotateAndAppend(pass.device, heads, {}, rotary, rows, cache, pass.stream());
     case AttentionStep::Norms::kAfterRotary:
       for (const MutableTensorView& x : {heads.queries, heads.keys}) {
+        if (rotary.inverse_frequencies.empty()) continue;
         MARLIN_RETURN_IF_ERROR(ApplyRotary(pass.device, rotary, rows.positions, x, pass.stream()));
       }
       MARLIN_RETURN_IF_ERROR(normalize(heads.queries, norms.queries));
@@ -57,6 +58,11 @@ Status RotateAndCache(const Pass& pass, int64_t layer, const AttentionHeads& hea
       return AppendToCache(pass.device, heads.keys, heads.values, rows, cache, pass.stream());
   }
   return {};
+}
+
+/// Features of the projected queries: with an output gate each head's are followed by its gate.
+int64_t QueryFeatures(const Dimensions& sizes) {
+  return sizes.heads * sizes.head_dim * (sizes.output_gate ? 2 : 1);
 }
 
 class GroupedAttention final : public Mixer {
@@ -68,6 +74,10 @@ class GroupedAttention final : public Mixer {
                                    const MixerTensors& tensors) const override;
   MixerState State(const Dimensions& sizes) const override {
     return {sizes.kv_heads, sizes.head_dim, sizes.head_dim};
+  }
+  std::vector<DecoderOperation> OwnOperations(const Dimensions& sizes) const override {
+    if (!sizes.output_gate) return {};
+    return {DecoderOperation::kApplyOutputGate};
   }
   int64_t RotaryDim(const Dimensions& sizes) const override { return sizes.head_dim; }
   float ScoreScale(const Dimensions& sizes, float /*rotary*/) const override {
@@ -109,7 +119,7 @@ void GroupedAttention::ReadSizes(const Family& family, ModelConfig& config,
 
 MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& sizes,
                                        const LayerNames& names) const {
-  const int64_t q = sizes.heads * sizes.head_dim;
+  const int64_t q = QueryFeatures(sizes);
   const int64_t kv = sizes.kv_heads * sizes.head_dim;
   MixerTensors tensors;
   std::vector<LinearTensors>& qkv = tensors.projections.emplace_back().layers;
@@ -120,15 +130,17 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
            names.Linear("self_attn.k_proj", sizes.hidden, kv, sizes.qkv_bias),
            names.Linear("self_attn.v_proj", sizes.hidden, kv, sizes.qkv_bias)};
   }
-  tensors.out = names.Linear("self_attn.o_proj", q, sizes.hidden, sizes.qkv_bias && family.o_bias);
+  tensors.out =
+      names.Linear("self_attn.o_proj", sizes.heads * sizes.head_dim, sizes.hidden, sizes.o_bias);
   tensors.vectors.resize(kSinks + 1);
   if (sizes.qk_norm) {
     const bool whole = family.qk_norm == QkNormRule::kWhole;
-    const auto norm = [&](std::string_view name, int64_t all) {
-      return names.Vector(fmt::format("self_attn.{}.weight", name), whole ? all : sizes.head_dim);
+    const auto norm = [&](std::string_view name, int64_t heads) {
+      return names.Norm(family, fmt::format("self_attn.{}", name),
+                        (whole ? heads : 1) * sizes.head_dim);
     };
-    tensors.vectors[kQNorm] = norm(family.qk_norm_names[0], q);
-    tensors.vectors[kKNorm] = norm(family.qk_norm_names[1], kv);
+    tensors.vectors[kQNorm] = norm(family.qk_norm_names[0], sizes.heads);
+    tensors.vectors[kKNorm] = norm(family.qk_norm_names[1], sizes.kv_heads);
   }
   if (family.attention_sinks)
     tensors.vectors[kSinks] = names.Vector("self_attn.sinks", sizes.heads);
@@ -153,19 +165,20 @@ void GroupedAttention::Describe(const DescribedLayer& layer,
                                 std::vector<StepOperation>* operations) const {
   const MixerLayer& mixer = layer.layer().mixer;
   const float epsilon = layer.decoder.config.epsilon;
-  operations->emplace_back(ProjectStep{layer.index, DescribeNorm(layer.layer().input_norm, epsilon),
-                                       DescribeLinear(mixer.projections[kQkv])});
+  operations->emplace_back(
+      ProjectStep{layer.index, DescribeHiddenNorm(layer), DescribeLinear(mixer.projections[kQkv])});
   AttentionStep step = DescribeAttention(layer);
   step.q_norm = DescribeNorm(mixer.vectors[kQNorm], epsilon);
   step.k_norm = DescribeNorm(mixer.vectors[kKNorm], epsilon);
   step.norms = NormsOf(layer.decoder.config);
   step.options.sinks = mixer.vectors[kSinks].view();
+  step.output_gate = layer.decoder.config.layer(layer.index).sizes.output_gate;
   operations->emplace_back(step);
 }
 
 Status GroupedAttention::TakeValues(Pass* pass) const {
   const Dimensions& sizes = pass->decoder.config.shape;
-  const int64_t width = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim;
+  const int64_t width = QueryFeatures(sizes) + 2 * sizes.kv_heads * sizes.head_dim;
   MARLIN_ASSIGN_OR_RETURN(pass->values.projected,
                           pass->arena.Take(DType::kF32, {pass->rows(), width}));
   return {};
@@ -187,18 +200,29 @@ Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
   const Dimensions& sizes = config.layer(layer).sizes;
   const std::vector<DeviceVector>& vectors = pass.layer(layer).mixer.vectors;
   const MutableTensorView& qkv = pass.values.projected;
-  const int64_t first_key = sizes.heads * sizes.head_dim;
+  const int64_t first_key = QueryFeatures(sizes);
   const int64_t first_value = first_key + sizes.kv_heads * sizes.head_dim;
-  const MutableTensorView q = HeadsIn(qkv, 0, sizes.heads, sizes.head_dim);
+  MutableTensorView q = HeadsIn(qkv, 0, sizes.heads, sizes.head_dim);
+  q.set_stride(1, first_key / sizes.heads);
   const MutableTensorView k = HeadsIn(qkv, first_key, sizes.kv_heads, sizes.head_dim);
   const MutableTensorView v = HeadsIn(qkv, first_value, sizes.kv_heads, sizes.head_dim);
   const HeadNorms norms{vectors[kQNorm].view(), vectors[kKNorm].view(), config.epsilon};
   MARLIN_RETURN_IF_ERROR(RotateAndCache(pass, layer, {q, k, v}, norms));
+  if (const PositionScale& scale = config.layer(layer).query_scale; scale.beta != 0.0F) {
+    MARLIN_RETURN_IF_ERROR(
+        ScaleByPosition(pass.device, scale, pass.values.positions, q, pass.stream()));
+  }
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRotateAppend));
   AttentionOptions options = AttentionOptionsOf(pass, layer);
   options.sinks = vectors[kSinks].view();
-  return Attend(pass, {q, RowsOf(pass, layer), CacheOf(pass, layer),
-                       MixedHeads(pass, layer, sizes.heads, sizes.head_dim), options});
+  const MutableTensorView mixed = MixedHeads(pass, layer, sizes.heads, sizes.head_dim);
+  MARLIN_RETURN_IF_ERROR(
+      Attend(pass, {q, RowsOf(pass, layer), CacheOf(pass, layer), mixed, options}));
+  if (!sizes.output_gate) return {};
+  const TensorView gate(q.As<float>() + sizes.head_dim, DType::kF32, q.shape(),
+                        {q.stride(0), q.stride(1), 1});
+  MARLIN_RETURN_IF_ERROR(ApplyOutputGate(pass.device, gate, mixed, pass.stream()));
+  return Ended(pass, StepPart::kAttention);
 }
 
 }  // namespace

@@ -191,10 +191,10 @@ void LatentAttention::Describe(const DescribedLayer& layer,
   const auto linear = [&](LatentProjection projection) {
     return DescribeLinear(mixer.projections[projection]);
   };
-  operations->emplace_back(LatentProjectStep{
-      layer.index, DescribeNorm(layer.layer().input_norm, layer.decoder.config.epsilon), linear(kQ),
-      linear(kQA), DescribeNorm(mixer.vectors[kQANorm], NormEpsilon()), linear(kQB), linear(kKvA),
-      DescribeNorm(mixer.vectors[kKvANorm], NormEpsilon())});
+  operations->emplace_back(
+      LatentProjectStep{layer.index, DescribeHiddenNorm(layer), linear(kQ), linear(kQA),
+                        DescribeNorm(mixer.vectors[kQANorm], NormEpsilon()), linear(kQB),
+                        linear(kKvA), DescribeNorm(mixer.vectors[kKvANorm], NormEpsilon())});
   AttentionStep step = DescribeAttention(layer);
   step.rope_dim = layer.decoder.config.shape.rope_dim;
   const auto& absorbed = static_cast<const AbsorbedProjection&>(*mixer.converted);

@@ -82,7 +82,7 @@ void LatentAttention::ReadSizes(const Family& family, ModelConfig& config,
   ReadUnindexedLayers(config, sizes);
 }
 
-MixerTensors LatentAttention::Tensors(const Family& /*family*/, const Dimensions& sizes,
+MixerTensors LatentAttention::Tensors(const Family& family, const Dimensions& sizes,
                                       const LayerNames& names) const {
   const int64_t q_out = sizes.heads * (sizes.nope_dim + sizes.rope_dim);
   MixerTensors tensors;
@@ -95,12 +95,12 @@ MixerTensors LatentAttention::Tensors(const Family& /*family*/, const Dimensions
     set(kQ, names.Linear("self_attn.q_proj", sizes.hidden, q_out));
   } else {
     set(kQA, names.Linear("self_attn.q_a_proj", sizes.hidden, sizes.q_rank, sizes.qkv_bias));
-    tensors.vectors[kQANorm] = names.Vector("self_attn.q_a_layernorm.weight", sizes.q_rank);
+    tensors.vectors[kQANorm] = names.Norm(family, "self_attn.q_a_layernorm", sizes.q_rank);
     set(kQB, names.Linear("self_attn.q_b_proj", sizes.q_rank, q_out), kQueryInput);
   }
   set(kKvA, names.Linear("self_attn.kv_a_proj_with_mqa", sizes.hidden,
                          sizes.kv_rank + sizes.rope_dim, sizes.qkv_bias));
-  tensors.vectors[kKvANorm] = names.Vector("self_attn.kv_a_layernorm.weight", sizes.kv_rank);
+  tensors.vectors[kKvANorm] = names.Norm(family, "self_attn.kv_a_layernorm", sizes.kv_rank);
   set(kKvB,
       names.Linear("self_attn.kv_b_proj", sizes.kv_rank,
                    sizes.heads * (sizes.nope_dim + sizes.v_dim)),

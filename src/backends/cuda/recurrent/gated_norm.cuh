@@ -1,0 +1,45 @@
+// The norm of a gated delta net's outputs.
+#pragma once
+
+#include "backends/cuda/common/epilogue.cuh"
+#include "backends/cuda/recurrent/recurrent_layout.h"
+
+namespace marlin::cuda {
+
+MARLIN_DEVICE float SumOverLanes(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+  return value;
+}
+
+/// Where the gates of a value head's row are.
+MARLIN_DEVICE const float* GatesOf(const GatedDeltaArguments& args, int row, int head) {
+  const int group = args.group();
+  return args.gates.At(row, head / group) + head % group * args.value_dim;
+}
+
+/// out = RmsNorm(sums) * norm * SiLU(gate) of a row of a value head. Called by a warp.
+MARLIN_DEVICE void StoreGatedNorm(const GatedDeltaArguments& args, int row, int head,
+                                  const float* sums) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  float squares = 0.0f;
+  for (int i = lane; i < args.value_dim; i += 32) squares = __fmaf_rn(sums[i], sums[i], squares);
+  const float mean = SumOverLanes(squares) / static_cast<float>(args.value_dim);
+  const float factor = 1.0f / sqrtf(mean + args.epsilon);
+  const float* const gates = GatesOf(args, row, head);
+  const int64_t to = args.out.At(row, head);
+  for (int i = lane; i < args.value_dim; i += 32) {
+    StoreFloat(args.out.data, args.out.type, to + i,
+               sums[i] * factor * args.norm[i] * TimesSigmoid(gates[i], gates[i]));
+  }
+}
+
+/// Zeros for a row that does not take part. Called by a warp.
+MARLIN_DEVICE void StoreNothing(const GatedDeltaArguments& args, int row, int head) {
+  const int64_t to = args.out.At(row, head);
+  for (int i = static_cast<int>(threadIdx.x) & 31; i < args.value_dim; i += 32) {
+    StoreFloat(args.out.data, args.out.type, to + i, 0.0f);
+  }
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,534 @@
+// The gated delta rule row by row.
+//
+//   A CTA takes up to 128 value features of a value head of a sequence, and keeps their part of the
+//   state in registers: a warp has 16 columns, a lane 4 of them in an eighth of the rows. Rows of
+//   the sequence come in groups: the CTA computes their convolutions and norms, then every warp
+//   runs through them without a barrier, then the CTA stores the group's outputs.
+//
+//   Both products with the state are taken before a row's update: S'^T q = decay S^T q +
+//   (k . q) delta. So a row adds over the warp once.
+//
+//   The arithmetic of a row depends on nothing but the shape: a row has the same bits whatever rows
+//   are beside it, and however its sequence is divided into calls.
+#include <algorithm>
+
+#include "backends/cuda/common/chain.cuh"
+#include "backends/cuda/recurrent/convolution.cuh"
+#include "backends/cuda/recurrent/gated_norm.cuh"
+#include "backends/cuda/recurrent/recurrent_launch.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kColumnLanes = 4;  ///< Lanes with the columns of a warp, of 4 each.
+constexpr int kRowLanes = 32 / kColumnLanes;
+constexpr int kMostThreads = kSliceColumns / kWarpColumns * 32;
+
+/// The value features of a CTA.
+struct Slice {
+  int head;  ///< Value head.
+  int key_head;
+  int first;  ///< Its first feature.
+  int columns;
+  bool is_first;  ///< Of all CTAs with this key head.
+
+  MARLIN_DEVICE explicit Slice(const GatedDeltaArguments& args) {
+    const int index = static_cast<int>(blockIdx.x);
+    head = index / args.slices;
+    key_head = head / args.group();
+    first = (index - head * args.slices) * kSliceColumns;
+    columns = min(args.value_dim - first, kSliceColumns);
+    is_first = head == key_head * args.group() && first == 0;
+  }
+
+  /// Channel i of those that the slice needs: its key head's queries and keys, then its values.
+  MARLIN_DEVICE Channel ChannelOf(const GatedDeltaArguments& args, int i) const {
+    const int key_dim = args.key_dim;
+    if (i < key_dim) return QueryChannel(args, key_head, i);
+    if (i < 2 * key_dim) return KeyChannel(args, key_head, i - key_dim);
+    return ValueChannel(args, head, first + i - 2 * key_dim);
+  }
+};
+
+/// The rows of a group that take part, and the inputs of their convolutions before them.
+struct Group {
+  int* sources;  ///< ConvInput::At: [conv_width - 1] of earlier rows, then the group's.
+  int* rows;     ///< Where the group's begin.
+  int count = 0;
+
+  MARLIN_DEVICE Group(int* memory, int conv_width)
+      : sources(memory), rows(memory + conv_width - 1) {}
+
+  /// Called by the first warp.
+  MARLIN_DEVICE void Begin(int conv_width) const {
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    if (lane < conv_width - 1) sources[lane] = ~lane;
+    __syncwarp();
+  }
+  /// Replaces the group of `before` rows by that of rows [first, end). Called by the first warp.
+  MARLIN_DEVICE int Advance(const int32_t* positions, int first, int end, int conv_width,
+                            int before) const {
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const int kept = lane < conv_width - 1 ? sources[before + lane] : 0;
+    __syncwarp();
+    if (lane < conv_width - 1) sources[lane] = kept;
+    const bool joins = first + lane < end && lane < kGroupRows && positions[first + lane] >= 0;
+    const unsigned joining = __ballot_sync(~0u, joins);
+    if (joins) rows[__popc(joining & ((1u << lane) - 1))] = first + lane;
+    __syncwarp();
+    return __popc(joining);
+  }
+};
+
+/// What a group's rows bring to the state: in shared memory, as RecurrentShared.
+struct Inputs {
+  RecurrentShared layout;
+  float* queries;
+  float* keys;
+  float* values;  ///< Replaced by S^T q.
+  float* decays;  ///< [kGroupRows] as the following.
+  float* writes;
+  float* products;  ///< q . k
+
+  /// Where channel i of a slice's begins.
+  MARLIN_DEVICE float* PlaceOf(const GatedDeltaArguments& args, int i) const {
+    const int key_dim = args.key_dim;
+    if (i < key_dim) return queries + i;
+    return i < 2 * key_dim ? keys + i - key_dim : values + i - 2 * key_dim;
+  }
+  MARLIN_DEVICE float* Query(int t) const { return queries + t * layout.key_row; }
+  MARLIN_DEVICE float* Key(int t) const { return keys + t * layout.key_row; }
+  MARLIN_DEVICE float* Value(int t) const { return values + t * layout.value_row; }
+};
+
+/// The queries, keys and values of a group, before their norms, and its decays and writes.
+template <int kWidth>
+MARLIN_DEVICE void PrepareGroup(const GatedDeltaArguments& args, const SequenceState& state,
+                                const Slice& slice, const Group& group, const Inputs& inputs) {
+  const int key_dim = args.key_dim;
+  const int channels = 2 * key_dim + slice.columns;
+#pragma unroll 2
+  for (int i = static_cast<int>(threadIdx.x); i < channels; i += static_cast<int>(blockDim.x)) {
+    const Channel channel = slice.ChannelOf(args, i);
+    float* const to = inputs.PlaceOf(args, i);
+    const int stride = i < 2 * key_dim ? inputs.layout.key_row : inputs.layout.value_row;
+    Convolve<kWidth, 1>(args, state, channel, group.sources, group.count,
+                        [&](int t, float y) { to[t * stride] = y; });
+  }
+  // The last threads have the fewest channels.
+  const int t = static_cast<int>(blockDim.x - 1 - threadIdx.x);
+  if (t >= group.count) return;
+  const int row = group.rows[t];
+  const int of_group = slice.head % args.group();
+  const float write = args.writes.At(row, slice.key_head)[of_group];
+  const float a = args.decays.At(row, slice.key_head)[of_group] + args.decay_bias[slice.head];
+  // The logarithm of 1 + e^a, which above 20 is a in fp32.
+  const float soft = a > 20.0f ? a : log1pf(expf(a));
+  inputs.decays[t] = expf(-expf(args.log_decay[slice.head]) * soft);
+  inputs.writes[t] = TimesSigmoid(1.0f, write);
+}
+
+/// Norms of the queries and keys of a group; a warp takes a row.
+MARLIN_DEVICE void NormGroup(const GatedDeltaArguments& args, const Group& group,
+                             const Inputs& inputs) {
+  constexpr float kEpsilon = 1e-6f;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const float depth = sqrtf(static_cast<float>(args.key_dim));
+  for (int t = static_cast<int>(threadIdx.x) >> 5; t < group.count;
+       t += static_cast<int>(blockDim.x) >> 5) {
+    float* const query = inputs.Query(t);
+    float* const key = inputs.Key(t);
+    float queries = 0.0f;
+    float keys = 0.0f;
+    float product = 0.0f;
+    for (int i = lane; i < args.key_dim; i += 32) {
+      queries = __fmaf_rn(query[i], query[i], queries);
+      keys = __fmaf_rn(key[i], key[i], keys);
+      product = __fmaf_rn(query[i], key[i], product);
+    }
+    const float query_factor = 1.0f / sqrtf(SumOverLanes(queries) + kEpsilon) / depth;
+    const float key_factor = 1.0f / sqrtf(SumOverLanes(keys) + kEpsilon);
+    product = SumOverLanes(product);
+    for (int i = lane; i < args.key_dim; i += 32) {
+      query[i] *= query_factor;
+      key[i] *= key_factor;
+    }
+    if (lane == 0) inputs.products[t] = product * query_factor * key_factor;
+  }
+}
+
+/// A lane's part of the state: kRows adjacent rows of 4 adjacent columns.
+template <int kRows, bool kVector>
+class LaneState {
+ public:
+  MARLIN_DEVICE LaneState(const GatedDeltaArguments& args, const Slice& slice)
+      : lane_(static_cast<int>(threadIdx.x) & 31),
+        column_((static_cast<int>(threadIdx.x) >> 5) * kWarpColumns + lane_ % kColumnLanes * 4),
+        first_row_(lane_ / kColumnLanes * kRows),
+        columns_(slice.columns),
+        key_dim_(args.key_dim),
+        value_dim_(args.value_dim),
+        at_(args.conv_elements() + int64_t{slice.head} * args.key_dim * args.value_dim +
+            slice.first + column_) {}
+
+  MARLIN_DEVICE void Load(const float* state) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (state != nullptr && first_row_ + r < key_dim_) {
+        const float* const from = state + at_ + int64_t{first_row_ + r} * value_dim_;
+        if constexpr (kVector) {
+          if (column_ < columns_) v = *reinterpret_cast<const float4*>(from);
+        } else {
+          if (column_ < columns_) v.x = from[0];
+          if (column_ + 1 < columns_) v.y = from[1];
+          if (column_ + 2 < columns_) v.z = from[2];
+          if (column_ + 3 < columns_) v.w = from[3];
+        }
+      }
+      state_[r][0] = v.x;
+      state_[r][1] = v.y;
+      state_[r][2] = v.z;
+      state_[r][3] = v.w;
+    }
+  }
+
+  MARLIN_DEVICE void Store(float* state) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (first_row_ + r >= key_dim_) continue;
+      float* const to = state + at_ + int64_t{first_row_ + r} * value_dim_;
+      if constexpr (kVector) {
+        if (column_ >= columns_) continue;
+        *reinterpret_cast<float4*>(to) = {state_[r][0], state_[r][1], state_[r][2], state_[r][3]};
+      } else {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          if (column_ + c < columns_) to[c] = state_[r][c];
+        }
+      }
+    }
+  }
+
+  /// Row t of a group: updates the state, and replaces the values by S^T q.
+  MARLIN_DEVICE void Step(const Inputs& inputs, int t) {
+    float keys[kRows];
+    float sums[8];  // S^T k of the columns, then S^T q.
+#pragma unroll
+    for (float& sum : sums) sum = 0.0f;
+    LoadRows(inputs.Key(t), keys);
+    {
+      float queries[kRows];
+      LoadRows(inputs.Query(t), queries);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          sums[c] = __fmaf_rn(state_[r][c], keys[r], sums[c]);
+          sums[4 + c] = __fmaf_rn(state_[r][c], queries[r], sums[4 + c]);
+        }
+      }
+    }
+    const float decay = inputs.decays[t];
+    const float sum = decay * SumOverRows(sums);
+    // A lane has the sum of one column: of the first 16 lanes S^T k, of the others S^T q.
+    const int owner = lane_ / kColumnLanes % 4;
+    float* const value = inputs.Value(t) + column_ + owner;
+    const bool exists = column_ + owner < columns_;
+    const float own_delta = exists ? inputs.writes[t] * (*value - sum) : 0.0f;
+    float delta[4];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      delta[c] = __shfl_sync(~0u, own_delta, c * kColumnLanes + lane_ % kColumnLanes);
+    }
+    // Every value has been read before the first is replaced.
+    const float low = (owner & 1) != 0 ? delta[1] : delta[0];
+    const float high = (owner & 1) != 0 ? delta[3] : delta[2];
+    if (lane_ >= 16 && exists) {
+      *value = __fmaf_rn(inputs.products[t], (owner & 2) != 0 ? high : low, sum);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        state_[r][c] = __fmaf_rn(keys[r], delta[c], decay * state_[r][c]);
+      }
+    }
+  }
+
+ private:
+  MARLIN_DEVICE void LoadRows(const float* row, float (&rows)[kRows]) const {
+#pragma unroll
+    for (int r = 0; r < kRows; r += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(row + first_row_ + r);
+      rows[r] = v.x;
+      rows[r + 1] = v.y;
+      rows[r + 2] = v.z;
+      rows[r + 3] = v.w;
+    }
+  }
+
+  /// Adds over the lanes of a column; lane 4 i + j gets sum i of column lane j.
+  MARLIN_DEVICE float SumOverRows(const float (&sums)[8]) const {
+    float four[4];
+    float two[2];
+    const bool third = (lane_ & 16) != 0;
+    const bool second = (lane_ & 8) != 0;
+    const bool first = (lane_ & 4) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float given = third ? sums[i] : sums[4 + i];
+      four[i] = (third ? sums[4 + i] : sums[i]) + __shfl_xor_sync(~0u, given, 16);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float given = second ? four[i] : four[2 + i];
+      two[i] = (second ? four[2 + i] : four[i]) + __shfl_xor_sync(~0u, given, 8);
+    }
+    const float given = first ? two[0] : two[1];
+    return (first ? two[1] : two[0]) + __shfl_xor_sync(~0u, given, 4);
+  }
+
+  const int lane_;
+  const int column_;  ///< The lane's first column of the slice.
+  const int first_row_;
+  const int columns_;
+  const int key_dim_;
+  const int value_dim_;
+  const int64_t at_;
+  float state_[kRows][4];
+};
+
+/// Stores the outputs of a group, and zeros for its rows that do not take part.
+MARLIN_DEVICE void FinishGroup(const GatedDeltaArguments& args, const Slice& slice,
+                               const Group& group, const Inputs& inputs, int first, int end) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  const int warps = static_cast<int>(blockDim.x) >> 5;
+  for (int t = warp; t < group.count; t += warps) {
+    const int row = group.rows[t];
+    if (args.slices == 1) {
+      StoreGatedNorm(args, row, slice.head, inputs.Value(t));
+      continue;
+    }
+    float* const to =
+        args.sums + (int64_t{row} * args.value_heads + slice.head) * args.value_dim + slice.first;
+    for (int i = lane; i < slice.columns; i += 32) to[i] = inputs.Value(t)[i];
+  }
+  if (args.slices > 1 || group.count == end - first) return;
+  for (int row = first + warp; row < end; row += warps) {
+    if (args.sequences.positions[row] < 0) StoreNothing(args, row, slice.head);
+  }
+}
+
+/// Whether this CTA is the last of those with its key head of its sequence to have read the
+/// convolution's old inputs. Called by one thread, after a barrier.
+MARLIN_DEVICE bool IsLastReader(const GatedDeltaArguments& args, const Slice& slice) {
+  const auto readers = static_cast<uint32_t>(args.group() * args.slices);
+  if (readers == 1) return true;
+  if (args.counters == nullptr) return false;
+  uint32_t* const counter = args.counters + int64_t{blockIdx.y} * args.key_heads + slice.key_head;
+  __threadfence();
+  // A counter begins at all ones, which is -1.
+  if (atomicAdd(counter, 1u) + 2 != readers) return false;
+  *counter = ~0u;
+  __threadfence();
+  return true;
+}
+
+/// Replaces the convolution's inputs in the state: those of the slice's values, and with `keys` of
+/// its key head.
+MARLIN_DEVICE void StoreWindows(const GatedDeltaArguments& args, const SequenceState& state,
+                                const Slice& slice, const int* sources, bool keys) {
+  const int begin = keys ? 0 : 2 * args.key_dim;
+  const int end = 2 * args.key_dim + slice.columns;
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
+    StoreWindow(args, state, slice.ChannelOf(args, i), sources);
+  }
+}
+
+/// Requests a CTA's part of its state into L2, whatever work before it still does: the numbers of
+/// pages are checked, and read again after it.
+MARLIN_DEVICE void PrefetchState(const GatedDeltaArguments& args, const Slice& slice) {
+  const int sequence = static_cast<int>(blockIdx.y);
+  const int page = __ldcg(args.sequences.block_tables + int64_t{2} * sequence);
+  if (page < 0) return;
+  const auto number = static_cast<uint32_t>(page);
+  const uint32_t slab = number / args.states.slab_pages;
+  if (slab >= static_cast<uint32_t>(args.states.slab_count)) return;
+  if (args.states.more_slabs != nullptr || args.states.slabs[slab] == nullptr) return;
+  const float* const state = static_cast<const float*>(args.states.slabs[slab]) +
+                             (number - slab * args.states.slab_pages) * args.states.page_stride +
+                             args.states.first_element;
+  const int elements = args.key_dim * args.value_dim;
+  PrefetchBulk(state + args.conv_elements() + int64_t{slice.head} * elements, elements * 4);
+}
+
+/// blockIdx.x: slice; blockIdx.y: sequence.
+template <int kRows, bool kVector, int kWidth>
+__global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 2)
+    RecurrentKernel(const __grid_constant__ GatedDeltaArguments args) {
+  extern __shared__ __align__(16) float memory[];
+  __shared__ int sources[kMostConvWidth - 1 + kGroupRows];
+  __shared__ float scalars[3][kGroupRows];
+  __shared__ int shared_count;
+  __shared__ bool is_last;
+  const Slice slice(args);
+  if (kVector && args.slices == 1 && threadIdx.x == 0) PrefetchState(args, slice);
+  const RecurrentShared layout = {kRows * kRowLanes, kSliceColumns};
+  const Inputs inputs = {layout,
+                         memory + layout.Queries(),
+                         memory + layout.Keys(),
+                         memory + layout.Values(),
+                         scalars[0],
+                         scalars[1],
+                         scalars[2]};
+  // Rows of the state beyond the key's features are zeros, and so are their queries and keys.
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * kGroupRows * layout.key_row;
+       i += static_cast<int>(blockDim.x)) {
+    if (i % layout.key_row >= args.key_dim) memory[i] = 0.0f;
+  }
+  EnterChain();
+  if (blockIdx.x == 0 && blockIdx.y == 0) CheckRows(args);
+  const SequenceState state(args, static_cast<int>(blockIdx.y));
+  LaneState<kRows, kVector> columns(args, slice);
+  if (state.to != nullptr) columns.Load(state.from);
+  Group group(sources, args.conv_width);
+  const bool first_warp = threadIdx.x < 32;
+  if (first_warp) group.Begin(args.conv_width);
+  if (threadIdx.x == 0) is_last = slice.is_first;
+  for (int first = state.first_row; first < state.end_row; first += kGroupRows) {
+    const int end = min(first + kGroupRows, state.end_row);
+    if (first_warp) {
+      const int count =
+          group.Advance(args.sequences.positions, first, end, args.conv_width, group.count);
+      if (threadIdx.x == 0) shared_count = state.to != nullptr ? count : 0;
+    }
+    __syncthreads();
+    group.count = shared_count;
+    PrepareGroup<kWidth>(args, state, slice, group, inputs);
+    __syncthreads();
+    if (threadIdx.x == 0 && end == state.end_row && state.to != nullptr) {
+      is_last = IsLastReader(args, slice);
+    }
+    NormGroup(args, group, inputs);
+    __syncthreads();
+#pragma unroll 1
+    for (int t = 0; t < group.count; ++t) columns.Step(inputs, t);
+    __syncthreads();
+    FinishGroup(args, slice, group, inputs, first, end);
+    __syncthreads();
+  }
+  if (state.to == nullptr) return;
+  columns.Store(state.to);
+  __syncthreads();
+  StoreWindows(args, state, slice, sources + group.count, is_last);
+}
+
+/// Replaces the inputs of queries and keys where RecurrentKernel has no counters. blockIdx.x: key
+/// head; blockIdx.y: sequence.
+__global__ void __launch_bounds__(kMostThreads)
+    WindowKernel(const __grid_constant__ GatedDeltaArguments args) {
+  __shared__ int sources[kMostConvWidth - 1 + kGroupRows];
+  EnterChain();
+  const SequenceState state(args, static_cast<int>(blockIdx.y));
+  if (state.to == nullptr) return;
+  Group group(sources, args.conv_width);
+  if (threadIdx.x < 32) {
+    group.Begin(args.conv_width);
+    for (int first = state.first_row; first < state.end_row; first += kGroupRows) {
+      const int end = min(first + kGroupRows, state.end_row);
+      group.count =
+          group.Advance(args.sequences.positions, first, end, args.conv_width, group.count);
+    }
+    group.Advance(args.sequences.positions, state.end_row, state.end_row, args.conv_width,
+                  group.count);
+  }
+  __syncthreads();
+  const auto head = static_cast<int>(blockIdx.x);
+  for (int i = static_cast<int>(threadIdx.x); i < args.key_dim; i += static_cast<int>(blockDim.x)) {
+    StoreWindow(args, state, QueryChannel(args, head, i), sources);
+    StoreWindow(args, state, KeyChannel(args, head, i), sources);
+  }
+}
+
+constexpr int kNormWarps = 4;
+
+/// The gated norm of args.sums; a warp takes a value head of row blockIdx.x.
+__global__ void __launch_bounds__(kNormWarps * 32)
+    GatedNormKernel(const __grid_constant__ GatedDeltaArguments args) {
+  EnterChain();
+  const auto row = static_cast<int>(blockIdx.x);
+  const bool moves = args.sequences.positions[row] >= 0;
+  for (int head = static_cast<int>(threadIdx.x) >> 5; head < args.value_heads; head += kNormWarps) {
+    if (moves) {
+      StoreGatedNorm(args, row, head,
+                     args.sums + (int64_t{row} * args.value_heads + head) * args.value_dim);
+    } else {
+      StoreNothing(args, row, head);
+    }
+  }
+}
+
+using Kernel = void (*)(GatedDeltaArguments);
+
+template <int kRows>
+Kernel KernelFor(bool vector, int conv_width) {
+  constexpr int kUsualWidth = 4;
+  if (!vector) return &RecurrentKernel<kRows, false, 0>;
+  return conv_width == kUsualWidth ? &RecurrentKernel<kRows, true, kUsualWidth>
+                                   : &RecurrentKernel<kRows, true, 0>;
+}
+
+/// Rows of the state of a lane; its instances' range.
+int LaneRows(int key_dim) {
+  int rows = 4;
+  while (rows * kRowLanes < key_dim) rows *= 2;
+  return rows;
+}
+
+Kernel KernelFor(int rows, bool vector, int conv_width) {
+  switch (rows) {
+    case 4:
+      return KernelFor<4>(vector, conv_width);
+    case 8:
+      return KernelFor<8>(vector, conv_width);
+    case 16:
+      return KernelFor<16>(vector, conv_width);
+    default:
+      return KernelFor<32>(vector, conv_width);
+  }
+}
+
+}  // namespace
+
+cudaError_t LoadRecurrent() {
+  for (const int rows : {4, 8, 16, 32}) {
+    const cudaError_t error = PrepareSharedKernels(
+        KernelFor(rows, false, 0), KernelFor(rows, true, 0), KernelFor(rows, true, 4));
+    if (error != cudaSuccess) return error;
+  }
+  return PrepareKernels(&WindowKernel, &GatedNormKernel);
+}
+
+cudaError_t LaunchRecurrent(const GatedDeltaArguments& args, bool vector, cudaStream_t stream) {
+  const int rows = LaneRows(args.key_dim);
+  const int columns = std::min(args.value_dim, kSliceColumns);
+  const int threads = (columns + kWarpColumns - 1) / kWarpColumns * 32;
+  const auto sequences = static_cast<unsigned>(args.sequences.count);
+  const dim3 grid(static_cast<unsigned>(args.value_heads * args.slices), sequences);
+  const RecurrentShared layout = {rows * kRowLanes, kSliceColumns};
+  const Kernel kernel = KernelFor(rows, vector, args.conv_width);
+  const cudaError_t error = LaunchInChain(kernel, grid, threads, layout.Bytes(), stream, args);
+  const bool shared = args.group() * args.slices > 1;
+  if (error != cudaSuccess || !shared || args.counters != nullptr) return error;
+  return LaunchInChain(&WindowKernel, dim3(static_cast<unsigned>(args.key_heads), sequences),
+                       kMostThreads, 0, stream, args);
+}
+
+cudaError_t LaunchGatedNorm(const GatedDeltaArguments& args, cudaStream_t stream) {
+  return LaunchInChain(&GatedNormKernel, dim3(static_cast<unsigned>(args.sequences.rows)),
+                       kNormWarps * 32, 0, stream, args);
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,82 @@
+// The parameters of the kernels of recurrent states: plain structs that pass from host to device by
+// value.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/decoder/decoder_layout.h"
+#include "backends/cuda/layout/value_record.h"
+
+namespace marlin::cuda {
+
+/// f32 [rows, heads, features] with contiguous features. Strides count elements.
+struct HeadsView {
+  const float* data = nullptr;
+  int64_t row_stride = 0;
+  int64_t head_stride = 0;
+
+  MARLIN_HOST_DEVICE const float* At(int64_t row, int head) const {
+    return data + row * row_stride + head * head_stride;
+  }
+};
+
+/// Rows of a sequence that the recurrent kernel prepares together.
+inline constexpr int kGroupRows = 16;
+/// Value features of a CTA of the recurrent kernel, at most; a warp has kWarpColumns of them.
+inline constexpr int kSliceColumns = 128;
+inline constexpr int kWarpColumns = 16;
+inline constexpr int kMostConvWidth = 16;
+inline constexpr int kMostRecurrentKeys = 256;
+inline constexpr int kMostRecurrentValues = 1024;
+
+/// GatedDeltaCall.
+struct GatedDeltaArguments {
+  HeadsView queries;
+  HeadsView keys;
+  HeadsView values;  ///< As gates, writes and decays: of key heads, value heads as features.
+  HeadsView gates;
+  HeadsView writes;
+  HeadsView decays;
+  const float* conv = nullptr;
+  const float* log_decay = nullptr;
+  const float* decay_bias = nullptr;
+  const float* norm = nullptr;
+  float epsilon = 0;
+  RowsView out;             ///< [rows, value_heads] rows.
+  SequencesView sequences;  ///< Block tables: RecurrentRows::pages, two blocks.
+  PagesView states;
+  int key_heads = 1;
+  int value_heads = 1;
+  int key_dim = 0;
+  int value_dim = 0;
+  int conv_width = 1;
+  int slices = 1;  ///< Parts of a head's value features that CTAs have of their own.
+  /// With several slices: S^T q before the norm, [rows][value_heads][value_dim].
+  float* sums = nullptr;
+  /// [sequences][key_heads], all ones before and after: CTAs that have read a convolution's old
+  /// inputs. Null if a kernel of its own replaces them.
+  uint32_t* counters = nullptr;
+  ErrorView errors;
+
+  MARLIN_HOST_DEVICE int group() const { return value_heads / key_heads; }
+  MARLIN_HOST_DEVICE int64_t channels() const {
+    return 2 * int64_t{key_heads} * key_dim + int64_t{value_heads} * value_dim;
+  }
+  /// The first element of a state's matrices.
+  MARLIN_HOST_DEVICE int64_t conv_elements() const {
+    return ((conv_width - 1) * channels() + 31) / 32 * 32;
+  }
+};
+
+/// Shared memory of a CTA of the recurrent kernel, in floats.
+struct RecurrentShared {
+  int key_row;    ///< Floats of a query or a key, with zeros after key_dim.
+  int value_row;  ///< Floats of a row's values.
+
+  MARLIN_HOST_DEVICE int Queries() const { return 0; }
+  MARLIN_HOST_DEVICE int Keys() const { return kGroupRows * key_row; }
+  MARLIN_HOST_DEVICE int Values() const { return 2 * kGroupRows * key_row; }
+  MARLIN_HOST_DEVICE int Bytes() const { return (Values() + kGroupRows * value_row) * 4; }
+};
+
+}  // namespace marlin::cuda

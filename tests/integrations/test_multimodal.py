@@ -1,0 +1,272 @@
+"""The text model of multimodal checkpoints: logits, quantized copies, keys and names."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import metal_marlin as mm
+import numpy as np
+import pytest
+import torch
+import transformers
+from metal_marlin import _core
+from metal_marlin.text import TextCodec
+from safetensors.torch import load_file, save_file
+
+IDS = torch.randint(3, 90, (1, 24), generator=torch.Generator().manual_seed(1))
+TEXT: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.15,
+    "pad_token_id": None,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+# Encoders of Qwen and GLM count their layers under another name.
+DEEP = {**VISION, "depth": 1, "embed_dim": 32, "out_hidden_size": 64, "num_position_embeddings": 16}
+WIDE = {**VISION, "num_hidden_layers": 1}
+SECTIONS = {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [2, 3, 3]}
+
+# Each whole type: its class, keys of the text model, of the encoder, and of the whole.
+TYPES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "qwen2_vl": ("Qwen2VL", {"rope_parameters": SECTIONS}, DEEP, {}),
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        {"rope_parameters": SECTIONS},
+        {**DEEP, "fullatt_block_indexes": [0]},
+        {},
+    ),
+    "qwen3_vl": (
+        "Qwen3VL",
+        {"head_dim": 16, "rope_parameters": {**SECTIONS, "mrope_interleaved": True}},
+        {**DEEP, "deepstack_visual_indexes": [0]},
+        {"tie_word_embeddings": True},
+    ),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoe",
+        {"head_dim": 16, "num_experts": 4, **EXPERTS, "rope_parameters": SECTIONS},
+        {**DEEP, "deepstack_visual_indexes": [0]},
+        {},
+    ),
+    "glm4v": (
+        "Glm4v",
+        {"rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}},
+        DEEP,
+        {},
+    ),
+    "glm4v_moe": (
+        "Glm4vMoe",
+        {
+            **EXPERTS,
+            "n_routed_experts": 4,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {**SECTIONS, "mrope_section": [1, 1, 2]},
+        },
+        DEEP,
+        {},
+    ),
+    "llava": ("Llava", {"model_type": "llama"}, {**WIDE, "model_type": "clip_vision_model"}, {}),
+    "llava_onevision": (
+        "LlavaOnevision",
+        {"model_type": "qwen2"},
+        {**WIDE, "model_type": "siglip_vision_model"},
+        {},
+    ),
+    "mistral3": (
+        "Mistral3",
+        {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+        {**WIDE, "head_dim": 16, "model_type": "pixtral"},
+        {"tie_word_embeddings": False},
+    ),
+    "internvl": ("InternVL", {"model_type": "qwen2"}, {**WIDE, "image_size": [28, 28]}, {}),
+    "smolvlm": ("SmolVLM", {"model_type": "llama"}, WIDE, {}),
+    "lighton_ocr": (
+        "LightOnOcr",
+        {"model_type": "qwen3", "head_dim": 16},
+        {**WIDE, "head_dim": 16},
+        {},
+    ),
+}
+FLAT = ("qwen2_vl", "qwen2_5_vl")
+
+
+def save_model(kind: str, folder: Path) -> Any:
+    """A random model of a whole type, saved; returns transformers'."""
+    transformers.logging.set_verbosity_error()
+    name, text, vision, whole = TYPES[kind]
+    made = transformers.CONFIG_MAPPING[kind]
+    config = made(text_config={**TEXT, **text}, vision_config=vision, **whole)
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    with torch.no_grad():
+        for key, tensor in model.named_parameters():
+            if tensor.dim() == 1 and "norm" in key:
+                tensor.copy_(1 + 0.2 * torch.randn_like(tensor))
+            elif "bias" in key:
+                tensor.copy_(0.3 * torch.randn_like(tensor))
+    model.save_pretrained(folder)
+    return model
+
+
+def logits_of(model: Any) -> np.ndarray:
+    with torch.no_grad():
+        return model(IDS).logits[0].numpy()
+
+
+def assert_close(got: np.ndarray, want: np.ndarray) -> None:
+    assert float(np.abs(got - want).max() / np.abs(want).max()) < 1e-3
+
+
+def run(*words: object) -> None:
+    arguments = [os.fsencode(str(word)) for word in ("metal-marlin", *words)]
+    assert _core.run_command(arguments, TextCodec) == 0
+
+
+def edit(folder: Path, change: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_logits_are_those_of_the_text_model(kind: str, tmp_path: Path) -> None:
+    want = logits_of(save_model(kind, tmp_path))
+    model = mm.load(tmp_path, exact=True, verbose=False)
+    ids = IDS[0].tolist()
+    assert_close(model.logits(ids), want)
+    assert model.info["layers"] == TEXT["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_quantized_copy_is_a_model_of_the_whole_type(kind: str, tmp_path: Path) -> None:
+    """Other parts keep their values and names, and transformers loads the directory."""
+    save_model(kind, tmp_path / "source")
+    report = mm.quantize_model(tmp_path / "source", tmp_path / "quantized", "uniform:s8/g16")
+    before = load_file(tmp_path / "source" / "model.safetensors")
+    after = load_file(tmp_path / "quantized" / "model.safetensors")
+    parts = ("vis", "multi_modal_projector", "image_newline", "model.vis", "model.connector")
+    others = [name for name in before if name.startswith(parts)]
+    assert others
+    for name in others:
+        assert torch.equal(before[name], after[name]), name
+    assert {*others} >= {name for name, _ in report["skipped"] if ".vis" in name}
+    config = json.loads((tmp_path / "quantized" / "config.json").read_text())
+    assert config["model_type"] == kind
+    assert "vision_config" in config
+    for name in config["quantization_config"]["modules"]:
+        assert name.replace(".*.", ".0.") in before or ".experts." in name, name
+    model = mm.load(tmp_path / "quantized", exact=True, verbose=False)
+    run("dequantize", tmp_path / "quantized", "-o", tmp_path / "plain", "--dtype", "fp32")
+    plain = load_file(tmp_path / "plain" / "model.safetensors")
+    assert plain.keys() == before.keys()
+    loaded = getattr(transformers, f"{TYPES[kind][0]}ForConditionalGeneration").from_pretrained(
+        tmp_path / "plain"
+    )
+    assert_close(model.logits(IDS[0].tolist()), logits_of(loaded.eval()))
+
+
+@pytest.mark.parametrize("kind", FLAT)
+def test_keys_of_the_text_model_may_stand_at_the_top(kind: str, tmp_path: Path) -> None:
+    want = logits_of(save_model(kind, tmp_path))
+
+    def flatten(config: dict[str, Any]) -> None:
+        text = config.pop("text_config")
+        config.update({key: text[key] for key in text if key != "model_type"})
+        rope = config.pop("rope_parameters")
+        config["rope_theta"] = rope["rope_theta"]
+        config["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+
+    edit(tmp_path, flatten)
+    assert_close(mm.load(tmp_path, exact=True, verbose=False).logits(IDS[0].tolist()), want)
+
+
+def test_missing_keys_have_the_defaults_of_the_text_model(tmp_path: Path) -> None:
+    want = logits_of(save_model("lighton_ocr", tmp_path))
+    edit(tmp_path, lambda config: config["text_config"].pop("rms_norm_eps"))
+    assert_close(mm.load(tmp_path, exact=True, verbose=False).logits(IDS[0].tolist()), want)
+    edit(tmp_path, lambda config: config["text_config"].pop("vocab_size"))
+    with pytest.raises(mm.MalformedFileError, match="embed_tokens"):
+        mm.load(tmp_path, exact=True, verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("logit_scale", 0.5, "logit_scale"),
+        ("hidden_size", 32, "hidden_size.*text_config"),
+        ("head_dim", 32, "head_dim.*text_config"),
+        ("text_config", 3, "text_config: expected an object"),
+        ("text_config", None, "text_config"),
+    ],
+)
+def test_keys_beside_the_text_model_are_read_or_refused(
+    key: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    save_model("lighton_ocr", tmp_path)
+    edit(tmp_path, lambda config: config.update({key: value}))
+    with pytest.raises((mm.UnsupportedError, mm.MalformedFileError), match=message):
+        mm.load(tmp_path, exact=True, verbose=False)
+
+
+@pytest.mark.parametrize("where", ["both", "whole", "text", "neither"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_is_tied_as_in_transformers(where: str, tied: bool, tmp_path: Path) -> None:
+    """transformers reads tie_word_embeddings of the whole model."""
+    save_model("qwen3_vl" if tied else "qwen2_vl", tmp_path)
+
+    def place(config: dict[str, Any]) -> None:
+        for values, wanted in (
+            (config, ("both", "whole")),
+            (config["text_config"], ("both", "text")),
+        ):
+            values.pop("tie_word_embeddings", None)
+            if where in ("both", wanted):
+                values["tie_word_embeddings"] = tied
+
+    edit(tmp_path, place)
+    model, info = transformers.AutoModelForImageTextToText.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    if info["missing_keys"]:
+        with pytest.raises((mm.MalformedFileError, mm.UnsupportedError), match="lm_head"):
+            mm.load(tmp_path, exact=True, verbose=False)
+        return
+    got = mm.load(tmp_path, exact=True, verbose=False).logits(IDS[0].tolist())
+    assert_close(got, logits_of(model.eval()))
+
+
+def test_a_head_of_its_own_beside_a_tied_table_is_used(tmp_path: Path) -> None:
+    save_model("qwen3_vl", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = torch.randn(99, 64) * 0.15
+    save_file(tensors, path, metadata={"format": "pt"})
+    model = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path)
+    got = mm.load(tmp_path, exact=True, verbose=False).logits(IDS[0].tolist())
+    assert_close(got, logits_of(model.eval()))
+
+
+def test_a_tensor_of_no_part_is_named(tmp_path: Path) -> None:
+    save_model("qwen3_vl", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.language_model.extra.weight"] = torch.zeros(3)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(mm.MalformedFileError, match="extra"):
+        mm.load(tmp_path, exact=True, verbose=False)
