@@ -77,6 +77,9 @@ Support SupportsAttention(const AttentionStep& step) {
     return {"values of {0} features; supported: multiples of 32 up to 128", step.value_dim};
   }
   static_assert(kMostHeadFeatures == 128);
+  if (step.norms != AttentionStep::Norms::kHeads && HasNorm(step.q_norm)) {
+    return {"norms of all heads at once, or after RoPE"};
+  }
   if (step.query_scale.beta != 0.0F) return {"queries scaled by their position"};
   // A lane rotates four features.
   const int64_t pairs = step.rotary.inverse_frequencies.ElementCount();
