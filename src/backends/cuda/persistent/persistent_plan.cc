@@ -81,8 +81,8 @@ Support SupportsAttention(const AttentionStep& step) {
     return {"norms of all heads at once, or after RoPE"};
   }
   if (step.query_scale.beta != 0.0F) return {"queries scaled by their position"};
-  // A lane rotates four features.
   if (step.rotary.inverse_frequencies.empty()) return {"attention without RoPE"};
+  // A lane rotates four features.
   const int64_t pairs = step.rotary.inverse_frequencies.ElementCount();
   if (pairs % 4 != 0) return {"RoPE of {0} pairs; supported: multiples of 4", pairs};
   if (step.heads % step.kv_heads != 0) {
