@@ -199,7 +199,7 @@ CASES |= {
         "GraniteMoe",
         {**MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 3},
     ),
-    "ministral": ("Ministral", {"sliding_window": 7}),
+    "ministral": ("Ministral", {"head_dim": 16, "sliding_window": 7}),
     "ministral3": ("Ministral3", {"head_dim": 32, "sliding_window": 6}),
     "phi3": ("Phi3", {"sliding_window": 7, "pad_token_id": None}),
     "phi3_longrope": (
