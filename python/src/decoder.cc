@@ -36,10 +36,12 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   std::vector<bool> sparse;
   std::vector<int64_t> windows;
   std::vector<bool> rotating;
+  std::vector<bool> linear;
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     sparse.push_back(IsSparse(*config.family, shape, layer));
     windows.push_back(config.layer(layer).window);
     rotating.push_back(config.rotary(layer) != nullptr);
+    linear.push_back(config.mixer(layer) != config.family->mixer);
   }
   const Rotary* const rotates = config.rotary(0);
   const Rotary rotary = rotates == nullptr ? Rotary() : *rotates;
@@ -56,6 +58,7 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["sparse"] = sparse;
   dict["windows"] = windows;
   dict["rotating"] = rotating;
+  dict["linear"] = linear;
   dict["inverse_frequencies"] = rotary.inverse_frequencies;
   dict["rotary_factor"] = rotary.attention_factor;
   dict["interleaved_rotary"] = config.interleaved_rotary;

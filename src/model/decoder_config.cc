@@ -41,7 +41,8 @@ Result<Activation> ReadActivation(ModelConfig& config) {
                             Printable(name)));
 }
 
-/// Whether a layer has a sliding window when layer_types is absent. `limit` is max_window_layers.
+/// Whether a layer has a sliding window when layer_types is absent. `limit` is max_window_layers,
+/// or sliding_window_pattern for kByPattern.
 bool SlidesByDefault(const DecoderConfig& decoder, int64_t layer, int64_t limit) {
   switch (decoder.family->windows) {
     case WindowRule::kAllLayers:
@@ -54,6 +55,8 @@ bool SlidesByDefault(const DecoderConfig& decoder, int64_t layer, int64_t limit)
       return layer >= limit;
     case WindowRule::kWithoutRotary:
       return decoder.layer(layer).rotary == kNoRotary;
+    case WindowRule::kByPattern:
+      return (layer + 1) % limit != 0;
   }
   return true;
 }
@@ -73,15 +76,18 @@ Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
   if (!types.empty() && static_cast<int64_t>(types.size()) != layers) {
     config.Fail("layer_types", fmt::format("{} entries for {} layers", types.size(), layers));
   }
-  const int64_t limit = config.CountOr("max_window_layers", kMaxPositions, 0);
+  const bool by_pattern = types.empty() && decoder->family->windows == WindowRule::kByPattern;
+  const int64_t limit = by_pattern ? config.SizeOr("sliding_window_pattern", kMaxPositions, 4)
+                                   : config.CountOr("max_window_layers", kMaxPositions, 0);
   for (int64_t layer = 0; layer < layers && config.status().ok(); ++layer) {
     const auto at = static_cast<size_t>(layer);
-    bool slides = SlidesByDefault(*decoder, layer, limit);
+    const bool slides =
+        types.empty() ? SlidesByDefault(*decoder, layer, limit) : types[at] == "sliding_attention";
     if (!types.empty()) {
       // The family has read which layers have another mixer.
       if (decoder->layers[at].mixer != decoder->family->mixer) continue;
-      slides = types[at] == "sliding_attention";
-      if (!slides && types[at] != "full_attention") {
+      const bool indexed = decoder->shape.index_tokens > 0 && types[at] == "indexed_attention";
+      if (!slides && !indexed && types[at] != "full_attention") {
         return Status(
             Code::kUnsupported,
             fmt::format("config.json: layer_types: '{}' is not supported", Printable(types[at])));
@@ -93,6 +99,18 @@ Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
     if (slides) decoder->layers[at].window = window;
   }
   return {};
+}
+
+/// An indexer selects every token of a context of up to index_topk tokens, so that attention to all
+/// of them is exact; it is not run.
+void LimitToIndex(DecoderConfig* decoder) {
+  const int64_t most = decoder->shape.index_tokens;
+  if (most == 0 || decoder->max_positions <= most) return;
+  decoder->notes.push_back(
+      fmt::format("config.json: index_topk: the context is limited from {} to {} tokens, of which "
+                  "sparse attention would select all",
+                  decoder->max_positions, most));
+  decoder->max_positions = most;
 }
 
 /// Errors: kMalformedFile for factors of RoPE that are not one for every pair.
@@ -115,21 +133,38 @@ Status AddRotary(const RopeParameters& rope, int64_t head_dim, DecoderConfig* de
   return {};
 }
 
-/// Reads no_rope_layers, whose entries say which layers rotate: at least one for every layer.
-void ReadRotaryLayers(ModelConfig& config, DecoderConfig* decoder) {
-  if (decoder->family->rotary != RotaryRule::kByNoRopeLayers) return;
-  const std::vector<int64_t> rotates = config.IntegersOrEmpty("no_rope_layers");
+/// The entries of no_rope_layers: 0 for a layer that does not rotate.
+std::vector<int64_t> NoRopeLayers(ModelConfig& config, int64_t layers) {
+  std::vector<int64_t> rotates = config.IntegersOrEmpty("no_rope_layers");
   const int64_t interval = config.Size("no_rope_layer_interval", kMaxPositions);
-  const auto layers = static_cast<size_t>(decoder->shape.layers);
-  if (!rotates.empty() && rotates.size() < layers) {
+  if (rotates.empty()) {
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      rotates.push_back((layer + 1) % interval != 0 ? 1 : 0);
+    }
+  } else if (std::ssize(rotates) < layers) {
     config.Fail("no_rope_layers", fmt::format("{} entries for {} layers", rotates.size(), layers));
+    rotates.resize(static_cast<size_t>(layers));
   }
-  if (!config.status().ok()) return;
-  for (size_t layer = 0; layer < layers; ++layer) {
-    const bool listed =
-        rotates.empty() ? (static_cast<int64_t>(layer) + 1) % interval != 0 : rotates[layer] != 0;
-    if (!listed) decoder->layers[layer].rotary = kNoRotary;
+  return rotates;
+}
+
+/// Reads which layers rotate, and which have a sliding window: one may follow from the other.
+Status ReadRotaryAndWindows(ModelConfig& config, DecoderConfig* decoder) {
+  const RotaryRule rule = decoder->family->rotary;
+  std::vector<LayerConfig>& layers = decoder->layers;
+  if (rule == RotaryRule::kByNoRopeLayers) {
+    const std::vector<int64_t> rotates = NoRopeLayers(config, std::ssize(layers));
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (rotates[i] == 0) layers[i].rotary = kNoRotary;
+    }
   }
+  MARLIN_RETURN_IF_ERROR(ReadWindows(config, decoder));
+  const bool all = rule == RotaryRule::kSlidingOrAll && Window(config) == 0;
+  if ((rule != RotaryRule::kSliding && rule != RotaryRule::kSlidingOrAll) || all) return {};
+  for (LayerConfig& layer : layers) {
+    if (layer.window == 0) layer.rotary = kNoRotary;
+  }
+  return {};
 }
 
 void AddLayers(DecoderConfig* decoder) {
@@ -139,6 +174,40 @@ void AddLayers(DecoderConfig* decoder) {
     layer.sizes = DimensionsOfLayer(decoder->shape, index);
     const float rotary = decoder->rotary(index)->score_factor;
     layer.score_scale = ParametersOf(layer.mixer).ScoreScale(layer.sizes, rotary);
+  }
+}
+
+/// Routing that is limited to groups of experts, of the best two of each or the best one.
+void ReadGroups(ModelConfig& config, int64_t best_of_group, DecoderConfig* decoder) {
+  RouterOptions& router = decoder->router;
+  router.best_of_group = best_of_group;
+  router.groups = config.SizeOr("n_group", 1 << 14, 1);
+  router.top_groups = config.SizeOr("topk_group", 1 << 14, 1);
+  if (decoder->shape.experts % router.groups != 0) {
+    config.Fail("n_group", fmt::format("{} experts are not {} groups of equal size",
+                                       decoder->shape.experts, router.groups));
+  }
+  if (router.top_groups > router.groups) {
+    config.Fail("topk_group", fmt::format("{} of {} groups", router.top_groups, router.groups));
+  }
+  if (const int64_t left = decoder->shape.experts / router.groups * router.top_groups;
+      decoder->shape.top_k > left) {
+    config.Fail("num_experts_per_tok", fmt::format("{} experts of the {} in {} groups",
+                                                   decoder->shape.top_k, left, router.top_groups));
+  }
+}
+
+float RouterScale(ModelConfig& config) {
+  return static_cast<float>(config.Real("routed_scaling_factor", -1e6, 1e6));
+}
+
+void ReadTopkMethod(ModelConfig& config, DecoderConfig* decoder) {
+  const std::string method = config.StringOr("topk_method", "greedy");
+  if (method == "group_limited_greedy") {
+    ReadGroups(config, /*best_of_group=*/1, decoder);
+  } else if (method != "greedy") {
+    config.Fail("topk_method",
+                fmt::format("'{}' is neither greedy nor group_limited_greedy", Printable(method)));
   }
 }
 
@@ -173,22 +242,21 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
     case RouterRule::kSigmoid:
       router.scoring = RouterOptions::Scoring::kSigmoid;
       router.normalize = config.Bool("norm_topk_prob", false);
-      router.scaling_factor = static_cast<float>(config.Real("routed_scaling_factor", -1e6, 1e6));
-      router.groups = config.SizeOr("n_group", 1 << 14, 1);
-      router.top_groups = config.SizeOr("topk_group", 1 << 14, 1);
-      if (decoder->shape.experts % router.groups != 0) {
-        config.Fail("n_group", fmt::format("{} experts are not {} groups of equal size",
-                                           decoder->shape.experts, router.groups));
-      }
-      if (router.top_groups > router.groups) {
-        config.Fail("topk_group", fmt::format("{} of {} groups", router.top_groups, router.groups));
-      }
-      if (const int64_t left = decoder->shape.experts / router.groups * router.top_groups;
-          decoder->shape.top_k > left) {
-        config.Fail("num_experts_per_tok",
-                    fmt::format("{} experts of the {} in {} groups", decoder->shape.top_k, left,
-                                router.top_groups));
-      }
+      router.scaling_factor = RouterScale(config);
+      ReadGroups(config, /*best_of_group=*/2, decoder);
+      return;
+    case RouterRule::kSigmoidNormalized:
+      router.scoring = RouterOptions::Scoring::kSigmoid;
+      router.normalize = true;
+      return;
+    case RouterRule::kSoftmaxCorrected:
+      router.normalize = true;
+      router.least_sum = static_cast<float>(config.Real("moe_norm_min", 0, 1));
+      return;
+    case RouterRule::kSoftmaxByMethod:
+      router.normalize = false;
+      router.scaling_factor = RouterScale(config);
+      ReadTopkMethod(config, decoder);
   }
 }
 
@@ -225,11 +293,11 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
   }
   MARLIN_ASSIGN_OR_RETURN(const RopeParameters rope, ReadRopeParameters(typed));
   decoder.max_positions = rope.positions;
+  LimitToIndex(&decoder);
   const MixerParameters& mixer = ParametersOf(family.mixer);
   MARLIN_RETURN_IF_ERROR(AddRotary(rope, mixer.RotaryDim(decoder.shape), &decoder));
   decoder.interleaved_rotary = family.interleaved_rotary || mixer.InterleavesRotary(config);
   AddLayers(&decoder);
-  ReadRotaryLayers(config, &decoder);
   ReadScales(config, &decoder);
   if (rope.query_beta != 0) {
     for (LayerConfig& layer : decoder.layers) {
@@ -237,7 +305,7 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
                            static_cast<int64_t>(rope.original_context)};
     }
   }
-  MARLIN_RETURN_IF_ERROR(ReadWindows(config, &decoder));
+  MARLIN_RETURN_IF_ERROR(ReadRotaryAndWindows(config, &decoder));
   ReadRouter(config, &decoder);
   MARLIN_ASSIGN_OR_RETURN(decoder.generation, ReadGenerationDefaults(typed.source, files));
   MARLIN_RETURN_IF_ERROR(config.status());

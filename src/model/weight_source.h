@@ -81,6 +81,12 @@ class WeightSource {
   /// A plain tensor of this shape, in place.
   Result<TensorView> LoadInPlace(const std::string& name, const Shape& shape);
 
+  /// Finds a matrix, or a plain tensor of this shape, that nothing reads. Errors: as Load.
+  Status Expect(const MatrixRequest& matrix, int64_t in) { return Locate(matrix, in).status(); }
+  Status Expect(const std::string& name, const Shape& shape) {
+    return FindTensor(name, shape).status();
+  }
+
   /// Marks a tensor as used although this model does not need it.
   void Ignore(const std::string& name) { used_.insert(name); }
   /// Errors: kMalformedFile naming a tensor that was never requested.

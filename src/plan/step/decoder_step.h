@@ -85,6 +85,9 @@ struct AttentionStep {
   TensorView latent_values;  ///< MLA: [heads, v, value_dim].
   StepNorm q_norm;
   StepNorm k_norm;
+  /// The norms' features: of a head; of all heads, which then have one root mean square; or of a
+  /// head, after RoPE.
+  enum class Norms : uint8_t { kHeads, kAllHeads, kAfterRotary } norms = Norms::kHeads;
   /// Each query of `projected` is followed by as many features, whose sigmoids multiply the
   /// attention's results.
   bool output_gate = false;
@@ -197,7 +200,7 @@ struct StepPages {
   std::vector<void*> slabs;
   TensorView block_tables;  ///< As in SequenceRows; of a recurrent group RecurrentRows::pages.
   ExpandedPages expanded = {};
-  /// Of a recurrent group: block_tables of the steps after the first one in a recording.
+  /// The block_tables of a recurrent group for the steps after the first one in a recording.
   TensorView continued = {};
 };
 

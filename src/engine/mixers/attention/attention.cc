@@ -15,6 +15,51 @@ namespace {
 constexpr size_t kQkv = 0;
 enum AttentionVector : size_t { kQNorm, kKNorm, kSinks };
 
+AttentionStep::Norms NormsOf(const DecoderConfig& config) {
+  switch (config.family->qk_norm) {
+    case QkNormRule::kWhole:
+      return AttentionStep::Norms::kAllHeads;
+    case QkNormRule::kAfterRotary:
+      return AttentionStep::Norms::kAfterRotary;
+    default:
+      return AttentionStep::Norms::kHeads;
+  }
+}
+
+/// The heads of a row as one vector.
+MutableTensorView AllOf(const MutableTensorView& heads) {
+  const int64_t width = heads.dim(1) * heads.dim(2);
+  return {heads.data(), DType::kF32, {heads.dim(0), width}, {heads.stride(0), 1}};
+}
+
+/// RotateAndAppend, with the norms of queries and keys as the family has them.
+Status RotateAndCache(const Pass& pass, int64_t layer, const AttentionHeads& heads,
+                      const HeadNorms& norms) {
+  const RotaryEmbedding rotary = RotaryOf(pass.decoder, layer);
+  const SequenceRows rows = RowsOf(pass, layer);
+  const PagedCache cache = CacheOf(pass, layer);
+  const auto normalize = [&](const MutableTensorView& x, const TensorView& weight) {
+    return RmsNorm(pass.device, x, weight, norms.epsilon, x, pass.stream());
+  };
+  switch (NormsOf(pass.decoder.config)) {
+    case AttentionStep::Norms::kHeads:
+      return RotateAndAppend(pass.device, heads, norms, rotary, rows, cache, pass.stream());
+    case AttentionStep::Norms::kAllHeads:
+      MARLIN_RETURN_IF_ERROR(normalize(AllOf(heads.queries), norms.queries));
+      MARLIN_RETURN_IF_ERROR(normalize(AllOf(heads.keys), norms.keys));
+      return RotateAndAppend(pass.device, heads, {}, rotary, rows, cache, pass.stream());
+    case AttentionStep::Norms::kAfterRotary:
+      for (const MutableTensorView& x : {heads.queries, heads.keys}) {
+        if (rotary.inverse_frequencies.empty()) continue;
+        MARLIN_RETURN_IF_ERROR(ApplyRotary(pass.device, rotary, rows.positions, x, pass.stream()));
+      }
+      MARLIN_RETURN_IF_ERROR(normalize(heads.queries, norms.queries));
+      MARLIN_RETURN_IF_ERROR(normalize(heads.keys, norms.keys));
+      return AppendToCache(pass.device, heads.keys, heads.values, rows, cache, pass.stream());
+  }
+  return {};
+}
+
 /// Features of the projected queries: with an output gate each head's are followed by its gate.
 int64_t QueryFeatures(const Dimensions& sizes) {
   return sizes.heads * sizes.head_dim * (sizes.output_gate ? 2 : 1);
@@ -89,8 +134,13 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
       names.Linear("self_attn.o_proj", sizes.heads * sizes.head_dim, sizes.hidden, sizes.o_bias);
   tensors.vectors.resize(kSinks + 1);
   if (sizes.qk_norm) {
-    tensors.vectors[kQNorm] = names.Norm(family, "self_attn.q_norm", sizes.head_dim);
-    tensors.vectors[kKNorm] = names.Norm(family, "self_attn.k_norm", sizes.head_dim);
+    const bool whole = family.qk_norm == QkNormRule::kWhole;
+    const auto norm = [&](std::string_view name, int64_t heads) {
+      return names.Norm(family, fmt::format("self_attn.{}", name),
+                        (whole ? heads : 1) * sizes.head_dim);
+    };
+    tensors.vectors[kQNorm] = norm(family.qk_norm_names[0], sizes.heads);
+    tensors.vectors[kKNorm] = norm(family.qk_norm_names[1], sizes.kv_heads);
   }
   if (family.attention_sinks)
     tensors.vectors[kSinks] = names.Vector("self_attn.sinks", sizes.heads);
@@ -120,6 +170,7 @@ void GroupedAttention::Describe(const DescribedLayer& layer,
   AttentionStep step = DescribeAttention(layer);
   step.q_norm = DescribeNorm(mixer.vectors[kQNorm], epsilon);
   step.k_norm = DescribeNorm(mixer.vectors[kKNorm], epsilon);
+  step.norms = NormsOf(layer.decoder.config);
   step.options.sinks = mixer.vectors[kSinks].view();
   step.output_gate = layer.decoder.config.layer(layer.index).sizes.output_gate;
   operations->emplace_back(step);
@@ -156,9 +207,7 @@ Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
   const MutableTensorView k = HeadsIn(qkv, first_key, sizes.kv_heads, sizes.head_dim);
   const MutableTensorView v = HeadsIn(qkv, first_value, sizes.kv_heads, sizes.head_dim);
   const HeadNorms norms{vectors[kQNorm].view(), vectors[kKNorm].view(), config.epsilon};
-  MARLIN_RETURN_IF_ERROR(RotateAndAppend(pass.device, {q, k, v}, norms,
-                                         RotaryOf(pass.decoder, layer), RowsOf(pass, layer),
-                                         CacheOf(pass, layer), pass.stream()));
+  MARLIN_RETURN_IF_ERROR(RotateAndCache(pass, layer, {q, k, v}, norms));
   if (const PositionScale& scale = config.layer(layer).query_scale; scale.beta != 0.0F) {
     MARLIN_RETURN_IF_ERROR(
         ScaleByPosition(pass.device, scale, pass.values.positions, q, pass.stream()));
