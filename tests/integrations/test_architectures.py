@@ -253,6 +253,15 @@ MULTIPLIERS = {
     "logits_scaling": 3.0,
 }
 CASES |= {
+    "exaone4": (
+        "Exaone4",
+        {
+            "head_dim": 32,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "olmo2": ("Olmo2", {"pad_token_id": None}),
     "granite": ("Granite", {**MULTIPLIERS, "attention_bias": True}),
     "granitemoe": (
         "GraniteMoe",
