@@ -13,6 +13,17 @@
 namespace marlin {
 namespace {
 
+/// Finds the parameters that nothing reads, so that a checkpoint without them is refused.
+Status ExpectUnused(const MixerTensors& tensors, WeightSource* source) {
+  for (const LinearTensors& unused : tensors.unused_linears) {
+    MARLIN_RETURN_IF_ERROR(source->Expect({unused.weight(), unused.out}, unused.in));
+  }
+  for (const VectorTensor& unused : tensors.unused_vectors) {
+    MARLIN_RETURN_IF_ERROR(source->Expect(unused.name, Shape{unused.count}));
+  }
+  return {};
+}
+
 class DecoderLoader {
  public:
   DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config,
@@ -106,10 +117,8 @@ class DecoderLoader {
     if (!vector.present()) return DeviceVector();
     MARLIN_ASSIGN_OR_RETURN(std::vector<float> values,
                             source_.LoadVector(vector.name, vector.shape()));
-    if (vector.one_plus) {
-      for (float& value : values) value += 1.0F;
-    }
-    for (float& value : values) value *= scale;
+    const float offset = vector.one_plus ? 1.0F : 0.0F;
+    for (float& value : values) value = scale * (value + offset);
     return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(const LinearTensors& linear, bool of_experts = false) {
@@ -179,6 +188,7 @@ class DecoderLoader {
       MARLIN_ASSIGN_OR_RETURN(DeviceVector loaded, Vector(vector));
       layer->vectors.push_back(std::move(loaded));
     }
+    MARLIN_RETURN_IF_ERROR(ExpectUnused(tensors, &source_));
     if (only_writes_) return {};
     if (layer->mixer->ConvertedBytes(shape_, exact_) == 0) return {};
     MARLIN_RETURN_IF_ERROR(source_.Finish());

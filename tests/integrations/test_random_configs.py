@@ -54,6 +54,7 @@ DELTA: dict[str, tuple[Any, ...]] = {
         ["full_attention"] * 3,
     ),
 }
+INDEXER = {"q_lora_rank": 40, "index_topk": 64, "index_n_heads": 2, "index_head_dim": 24}
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 48}
 ROUTED = {**EXPERTS, "n_routed_experts": 16, "n_shared_experts": 1}
 
@@ -170,6 +171,98 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "attention_bias": (False, True),
         },
     ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **{key: (value,) for key, value in {**LATENT, **ROUTED}.items()},
+            "q_lora_rank": (40, None),
+            "first_k_dense_replace": (0, 1),
+            "routed_scaling_factor": (16.0, 1.0),
+            "topk_method": ("greedy", "group_limited_greedy"),
+            "n_group": (4, 8),
+            "topk_group": (2, 3),
+            "attention_bias": (False, True),
+        },
+    ),
+    "deepseek_v32": (
+        "DeepseekV32",
+        {
+            **{key: (value,) for key, value in {**LATENT, **ROUTED, **INDEXER}.items()},
+            "first_k_dense_replace": (1, 0),
+            "routed_scaling_factor": (2.5, 1.0),
+            "n_group": (8, 4),
+            "topk_group": (4, 2),
+            "norm_topk_prob": (True, False),
+            "attention_bias": (False, True),
+        },
+    ),
+    "glm_moe_dsa": (
+        "GlmMoeDsa",
+        {
+            **{key: (value,) for key, value in {**LATENT, **ROUTED, **INDEXER}.items()},
+            "first_k_dense_replace": (1, 2),
+            "routed_scaling_factor": (2.5, 1.0),
+            "n_group": (1, 2),
+            "topk_group": (1,),
+            "indexer_types": (None, ["full", "shared", "full"]),
+        },
+    ),
+    "dots1": (
+        "Dots1",
+        {
+            **{key: (value,) for key, value in ROUTED.items()},
+            "attention_bias": (False, True),
+            "first_k_dense_replace": (1, 0),
+            "routed_scaling_factor": (2.5, 1.0),
+            "n_group": (1, 4),
+            "topk_group": (1, 2),
+            "norm_topk_prob": (True, False),
+            "sliding_window": (5, None),
+            "max_window_layers": (1,),
+        },
+    ),
+    "olmoe": (
+        "Olmoe",
+        {
+            "attention_bias": (False, True),
+            "num_experts": (8,),
+            "num_experts_per_tok": (3, 2),
+            "norm_topk_prob": (True, False),
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {
+            "head_dim": (16, 32),
+            "num_local_experts": (8,),
+            "num_experts_per_tok": (2, 3),
+            "rotary_dim": (8, 16, None),
+        },
+    ),
+    "ernie4_5": ("Ernie4_5", {"head_dim": (128, 16)}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": (8,),
+            "moe_k": (3, 2),
+            "moe_intermediate_size": (48,),
+            "moe_num_shared_experts": (2, 0),
+            "moe_layer_start_index": (1, 0),
+            "moe_layer_end_index": (-1, 1),
+            "moe_layer_interval": (1, 2),
+            "moe_norm_min": (1e-12, 0.5),
+        },
+    ),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": (32, 16), "attention_bias": (False, True)}),
+    "hunyuan_v1_moe": (
+        "HunYuanMoEV1",
+        {
+            "head_dim": (32, 16),
+            "attention_bias": (False, True),
+            "num_experts": (8,),
+            "moe_topk": (2, [3, 3, 3]),
+        },
+    ),
     "gpt_oss": (
         "GptOss",
         {
@@ -246,7 +339,7 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
 }
 LONG_FACTORS = ("short_factor", "long_factor")
 HYBRID = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-PARTIAL = ("glm4", "glm4_moe", "phi3", *HYBRID)
+PARTIAL = ("glm4", "glm4_moe", "minimax_m2", "phi3", *HYBRID)
 SIZES = {
     *SMALL,
     *LATENT,
@@ -258,6 +351,10 @@ SIZES = {
     "num_local_experts",
     "n_routed_experts",
     "n_shared_experts",
+    "moe_num_experts",
+    "moe_num_shared_experts",
+    "index_n_heads",
+    "index_head_dim",
 } - {"max_position_embeddings", "initializer_range", "pad_token_id", "head_dim", "attention_bias"}
 STRANGE: dict[str, Any] = {
     "my_note": "fine",
@@ -286,6 +383,8 @@ def draw_rope(rng: random.Random, kind: str) -> dict[str, Any]:
         rope["factor"] = rng.choice([2.0, 4.0, 8.0])
     if which == "llama3":
         rope.update(low_freq_factor=1.0, high_freq_factor=4.0)
+    if which == "dynamic" and kind.startswith("hunyuan") and rng.random() < 0.7:
+        rope["alpha"] = rng.choice([50.0, 1000.0])
     if which in ("llama3", "yarn"):
         rope["original_max_position_embeddings"] = rng.choice([32, 64])
     if which == "yarn":

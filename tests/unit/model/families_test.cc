@@ -24,6 +24,7 @@
 #include "marlin/importance.h"
 #include "marlin/model.h"
 #include "recipe/architecture.h"
+#include "recipe/decoder_shape.h"
 
 namespace marlin::families_test {
 namespace {
@@ -44,8 +45,10 @@ Json Hybrid(Json own) {
   return own;
 }
 
-const std::map<std::string, Json>& Configs() {
-  static const std::map<std::string, Json> configs = {
+using ConfigMap = std::map<std::string, Json>;
+
+ConfigMap SomeConfigs() {
+  return {
       {"llama", {{"attention_bias", true}, {"mlp_bias", true}}},
       {"mistral", {{"sliding_window", 4}}},
       {"mixtral", {{"num_local_experts", 4}}},
@@ -73,6 +76,65 @@ const std::map<std::string, Json>& Configs() {
         {"topk_group", 1},
         {"first_k_dense_replace", 0}}},
       {"gpt_oss", {{"num_local_experts", 4}, {"sliding_window", 4}}},
+      {"deepseek_v2",
+       {{"n_routed_experts", 4},
+        {"n_shared_experts", 1},
+        {"q_lora_rank", nullptr},
+        {"topk_method", "group_limited_greedy"},
+        {"n_group", 2},
+        {"topk_group", 1},
+        {"routed_scaling_factor", 2.0},
+        {"first_k_dense_replace", 1}}},
+      {"kimi_k2",
+       {{"n_routed_experts", 4},
+        {"q_lora_rank", 32},
+        {"n_group", 1},
+        {"topk_group", 1},
+        {"first_k_dense_replace", 1}}},
+  };
+}
+
+ConfigMap OtherConfigs() {
+  return {
+      {"dots1",
+       {{"n_routed_experts", 4},
+        {"n_shared_experts", 1},
+        {"first_k_dense_replace", 1},
+        {"sliding_window", 4},
+        {"max_window_layers", 1}}},
+      {"olmoe", {{"num_experts", 4}}},
+      {"minimax_m2", {{"num_local_experts", 4}, {"rotary_dim", 8}}},
+      {"ernie4_5_moe",
+       {{"moe_num_experts", 4},
+        {"moe_k", 2},
+        {"moe_num_shared_experts", 2},
+        {"moe_layer_start_index", 1},
+        {"tie_word_embeddings", false}}},
+      {"ernie4_5", Json::object()},
+      {"hunyuan_v1_moe",
+       {{"num_experts", 4},
+        {"num_experts_per_tok", nullptr},
+        {"moe_topk", {2, 2}},
+        {"attention_bias", true}}},
+      {"hunyuan_v1_dense",
+       {{"rope_scaling", {{"type", "dynamic"}, {"alpha", 8.0}, {"factor", 1.0}}}}},
+      {"deepseek_v32",
+       {{"n_routed_experts", 4},
+        {"q_lora_rank", 32},
+        {"n_group", 1},
+        {"topk_group", 1},
+        {"first_k_dense_replace", 1},
+        {"index_topk", 16},
+        {"index_n_heads", 2},
+        {"index_head_dim", 16}}},
+      {"glm_moe_dsa",
+       {{"n_routed_experts", 4},
+        {"q_lora_rank", 32},
+        {"first_k_dense_replace", 0},
+        {"indexer_types", {"full", "shared"}},
+        {"index_topk", 64},
+        {"index_n_heads", 2},
+        {"index_head_dim", 16}}},
       {"granite",
        {{"embedding_multiplier", 12.0},
         {"residual_multiplier", 0.22},
@@ -103,14 +165,24 @@ const std::map<std::string, Json>& Configs() {
       {"seed_oss", {{"attention_out_bias", true}, {"mlp_bias", true}}},
       {"smollm3", {{"no_rope_layers", {0, 1}}, {"attention_bias", true}}},
   };
+}
+
+const ConfigMap& Configs() {
+  static const ConfigMap configs = [] {
+    ConfigMap all = SomeConfigs();
+    all.merge(OtherConfigs());
+    return all;
+  }();
   return configs;
 }
 
 /// Types that llama.cpp does not have, or whose names are not known here.
 const std::set<std::string>& WithoutGgufNames() {
   static const std::set<std::string> types = {
-      "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "glm4_moe_lite",
-      "granitemoe", "ministral",    "ministral3",       "exaone4"};
+      "deepseek_v2",    "deepseek_v32",  "dots1",        "ernie4_5",        "ernie4_5_moe",
+      "exaone4",        "glm4_moe_lite", "glm_moe_dsa",  "granitemoe",      "hunyuan_v1_dense",
+      "hunyuan_v1_moe", "kimi_k2",       "minimax_m2",   "ministral",       "ministral3",
+      "olmoe",          "qwen3_next",    "qwen3_5_text", "qwen3_5_moe_text"};
   return types;
 }
 
@@ -126,8 +198,10 @@ class Families : public ::testing::Test {
                {"num_experts_per_tok", 2}, {"kv_lora_rank", 16},
                {"qk_nope_head_dim", 16},   {"qk_rope_head_dim", 8},
                {"v_head_dim", 16},         {"max_position_embeddings", 64}};
-    if (type != "glm4_moe_lite" && type != "deepseek_v3") config_["head_dim"] = 16;
     config_.update(Configs().at(type));
+    // The class of latent attention has qk_rope_head_dim instead.
+    const Json defaults = Json::parse(TypeDefaults(type));
+    if (!defaults.contains("kv_lora_rank")) config_["head_dim"] = 16;
     const auto model = DescribeModel(config_.dump());
     ASSERT_TRUE(model.ok()) << model.status().message();
     tensors_.clear();
