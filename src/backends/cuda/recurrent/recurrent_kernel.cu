@@ -391,21 +391,18 @@ template <int kRows, bool kVector, int kWidth>
 __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 2)
     RecurrentKernel(const __grid_constant__ GatedDeltaArguments args) {
   extern __shared__ __align__(16) float memory[];
-  __shared__ int sources[kMostConvWidth - 1 + kGroupRows];
-  __shared__ float scalars[3][kGroupRows];
-  __shared__ int shared_count;
-  __shared__ bool is_last;
   const Slice slice(args);
   if constexpr (kVector && kWidth != 0) PrefetchState<kWidth>(args, slice);
   const RecurrentShared layout = {kRows * kRowLanes, kSliceColumns};
+  GroupRows& shared = *reinterpret_cast<GroupRows*>(memory + layout.Rows());
   const Inputs inputs = {layout,
                          memory + layout.Queries(),
                          memory + layout.Keys(),
                          memory + layout.Values(),
                          memory + layout.Factors(),
-                         scalars[0],
-                         scalars[1],
-                         scalars[2]};
+                         shared.decays,
+                         shared.writes,
+                         shared.products};
   // Rows of the state beyond the key's features are zeros, and so are their queries and keys.
   for (int i = static_cast<int>(threadIdx.x); i < 2 * kGroupRows * layout.key_row;
        i += static_cast<int>(blockDim.x)) {
@@ -419,23 +416,23 @@ __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 
   if (checks) CheckFirstRows(args.sequences, args.errors);
   const SequenceState state(args, sequence);
   if (state.InChunks(args)) return;
-  Group group(sources, args.conv_width);
+  Group group(shared.sources, args.conv_width);
   const bool first_warp = threadIdx.x < 32;
   if (first_warp) group.Begin(args.conv_width);
-  if (threadIdx.x == 0) is_last = slice.is_first;
+  if (threadIdx.x == 0) shared.is_last = slice.is_first ? 1 : 0;
   for (int first = state.first_row; first < state.end_row; first += kGroupRows) {
     const int end = min(first + kGroupRows, state.end_row);
     if (first_warp) {
       const int count =
           group.Advance(args.sequences.positions, first, end, args.conv_width, group.count);
-      if (threadIdx.x == 0) shared_count = state.to != nullptr ? count : 0;
+      if (threadIdx.x == 0) shared.count = state.to != nullptr ? count : 0;
     }
     __syncthreads();
-    group.count = shared_count;
+    group.count = shared.count;
     PrepareGroup<kWidth>(args, state, slice, group, inputs);
     __syncthreads();
     if (threadIdx.x == 0 && end == state.end_row && state.to != nullptr) {
-      is_last = IsLastReader(args, slice);
+      shared.is_last = IsLastReader(args, slice) ? 1 : 0;
     }
     NormGroup(args, group, inputs);
     __syncthreads();
@@ -448,7 +445,7 @@ __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 
   if (state.to == nullptr) return;
   columns.Store(state.to);
   __syncthreads();
-  StoreWindows(args, state, slice, sources + group.count, is_last);
+  StoreWindows(args, state, slice, shared.sources + group.count, shared.is_last != 0);
 }
 
 /// Replaces the convolution's inputs where RecurrentKernel does not: queries and keys if it has no

@@ -75,7 +75,18 @@ struct GatedDeltaArguments {
   }
 };
 
-/// Shared memory of a CTA of the recurrent kernel, in floats.
+/// A group of rows of the recurrent kernel.
+struct GroupRows {
+  float decays[kGroupRows];
+  float writes[kGroupRows];
+  float products[kGroupRows];                    ///< q . k
+  int sources[kMostConvWidth - 1 + kGroupRows];  ///< As Convolve takes them.
+  int count;
+  int is_last;  ///< Not 0: the CTA replaces the inputs of queries and keys in the state.
+};
+
+/// Shared memory of a CTA of the recurrent kernel, in floats; then GroupRows. All of it is dynamic,
+/// so that a kernel may ask for as much as there is.
 struct RecurrentShared {
   int key_row;    ///< Floats of a query or a key, with zeros after key_dim.
   int value_row;  ///< Floats of a row's values.
@@ -84,7 +95,8 @@ struct RecurrentShared {
   MARLIN_HOST_DEVICE int Keys() const { return kGroupRows * key_row; }
   MARLIN_HOST_DEVICE int Values() const { return 2 * kGroupRows * key_row; }
   MARLIN_HOST_DEVICE int Factors() const { return Values() + kGroupRows * value_row; }
-  MARLIN_HOST_DEVICE int Bytes() const { return (Factors() + kGroupRows * value_row) * 4; }
+  MARLIN_HOST_DEVICE int Rows() const { return Factors() + kGroupRows * value_row; }
+  MARLIN_HOST_DEVICE int Bytes() const { return Rows() * 4 + static_cast<int>(sizeof(GroupRows)); }
 };
 
 }  // namespace marlin::cuda

@@ -7,8 +7,6 @@
 //   t. Rows that take no part are left out; a chunk's last rows may be zeros.
 //
 //   A CTA takes a key head of a chunk. Products are tf32 on matrix units, the inverse is fp32.
-#include <algorithm>
-
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/recurrent/chunked/chunk_launch.h"
 #include "backends/cuda/recurrent/chunked/chunk_tiles.cuh"
@@ -20,28 +18,39 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-/// Value heads whose inverses are computed at a time: a thread has a column.
+/// Value heads whose inverses are computed at a time, at most: a thread has a column.
 constexpr int kHeadsAtOnce = kThreads / kChunkRows;
-constexpr int kRowsAtOnce = 8;  ///< Inputs of a convolution's rows that are loaded together.
+constexpr int kRowsAtOnce = 16;  ///< Inputs of a convolution's rows that are loaded together.
 constexpr int kSquareRow = ChunkLayout::kSquareRow;
 constexpr int kSquareFloats = ChunkLayout::kSquareFloats;
-
-/// The shared memory of a CTA, in floats: keys, queries, k . k, q . k, and A of several value
-/// heads.
-struct LocalShared {
-  int key_floats;
-  int heads;
-
-  MARLIN_HOST_DEVICE int Queries() const { return key_floats; }
-  MARLIN_HOST_DEVICE int Products() const { return 2 * key_floats; }
-  MARLIN_HOST_DEVICE int Matrices() const { return Products() + 2 * kSquareFloats; }
-  MARLIN_HOST_DEVICE int Bytes() const { return (Matrices() + heads * kSquareFloats) * 4; }
-};
 
 /// The rows of a chunk that take part.
 struct ChunkSources {
   int sources[kMostConvWidth - 1 + kChunkRows];  ///< As Convolve takes them.
   int count;
+};
+
+/// The rows of a chunk, and their decays and writes in several value heads.
+struct LocalRows {
+  ChunkSources sources;
+  float decays[kHeadsAtOnce][kChunkRows];
+  float writes[kHeadsAtOnce][kChunkRows];
+};
+
+/// The shared memory of a CTA, in floats: keys and queries, which A of several value heads replace,
+/// then k . k and q . k, then LocalRows. All of it is dynamic, as the recurrent kernel's.
+struct LocalShared {
+  int key_floats;
+
+  MARLIN_HOST_DEVICE int Queries() const { return key_floats; }
+  MARLIN_HOST_DEVICE int Products() const { return 2 * key_floats; }
+  MARLIN_HOST_DEVICE int Rows() const { return Products() + 2 * kSquareFloats; }
+  MARLIN_HOST_DEVICE int Bytes() const { return Rows() * 4 + static_cast<int>(sizeof(LocalRows)); }
+  /// Value heads whose A fit.
+  MARLIN_HOST_DEVICE int Heads() const {
+    const int heads = 2 * key_floats / kSquareFloats;
+    return heads < kHeadsAtOnce ? heads : kHeadsAtOnce;
+  }
 };
 
 /// Called by a warp.
@@ -212,12 +221,9 @@ MARLIN_DEVICE void InvertColumn(const float* matrix, int column, float write, fl
 
 /// blockIdx.x: chunk of the turn; blockIdx.y: key head.
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 2)
     ChunkLocalKernel(const __grid_constant__ ChunkArguments turn) {
   extern __shared__ __align__(16) float memory[];
-  __shared__ ChunkSources chunk;
-  __shared__ float decays[kHeadsAtOnce][kChunkRows];
-  __shared__ float writes[kHeadsAtOnce][kChunkRows];
   EnterChain();
   const GatedDeltaArguments& args = turn.delta;
   const int64_t slot = blockIdx.x;
@@ -227,11 +233,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   const SequenceState state(args, place.sequence);
   if (state.to == nullptr) return;
   const ChunkLayout layout = turn.Layout();
-  const LocalShared shared = {layout.KeyFloats(), 0};
+  const LocalShared shared = {layout.KeyFloats()};
   float* const keys = memory;
   float* const queries = memory + shared.Queries();
   float* const products = memory + shared.Products();
-  float* const matrices = memory + shared.Matrices();
+  LocalRows& own_rows = *reinterpret_cast<LocalRows*>(memory + shared.Rows());
+  ChunkSources& chunk = own_rows.sources;
+  auto& decays = own_rows.decays;
+  auto& writes = own_rows.writes;
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread >> 5;
   if (warp == 0) ListRows(args, state, state.first_row + place.chunk * kChunkRows, &chunk);
@@ -246,14 +255,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   MultiplyKeys(args.key_dim, layout.KeyRow(), keys, queries, products);
   const int group = args.group();
-  for (int first = 0; first < group; first += kHeadsAtOnce) {
-    const int heads = min(group - first, kHeadsAtOnce);
+  for (int first = 0; first < group; first += shared.Heads()) {
+    const int heads = min(group - first, shared.Heads());
     const int first_head = key_head * group + first;
     if (warp < heads) SumDecays(args, chunk, first_head + warp, decays[warp], writes[warp]);
     __syncthreads();
     for (int h = 0; h < heads; ++h) {
       float* const part = turn.parts + layout.HeadAt(slot, first_head + h);
-      ScaleProducts(products, decays[h], writes[h], matrices + h * kSquareFloats,
+      ScaleProducts(products, decays[h], writes[h], memory + h * kSquareFloats,
                     part + kSquareFloats);
     }
     const int own = thread / kChunkRows;
@@ -266,7 +275,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncthreads();
     if (own < heads) {
-      InvertColumn(matrices + own * kSquareFloats, column, writes[own][column], part);
+      InvertColumn(memory + own * kSquareFloats, column, writes[own][column], part);
     }
     __syncthreads();
   }
@@ -281,7 +290,7 @@ cudaError_t LoadChunkLocal() {
 cudaError_t LaunchChunkLocal(const ChunkArguments& turn, cudaStream_t stream) {
   constexpr int kUsualWidth = 4;
   const GatedDeltaArguments& args = turn.delta;
-  const LocalShared shared = {turn.Layout().KeyFloats(), std::min(args.group(), kHeadsAtOnce)};
+  const LocalShared shared = {turn.Layout().KeyFloats()};
   const dim3 grid(static_cast<unsigned>(turn.count), static_cast<unsigned>(args.key_heads));
   const auto kernel =
       args.conv_width == kUsualWidth ? &ChunkLocalKernel<kUsualWidth> : &ChunkLocalKernel<0>;
