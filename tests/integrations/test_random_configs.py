@@ -51,7 +51,6 @@ DELTA: dict[str, tuple[Any, ...]] = {
     "layer_types": (
         ["linear_attention", "full_attention", "linear_attention"],
         ["linear_attention", "linear_attention", "full_attention"],
-        ["linear_attention"] * 3,
         ["full_attention"] * 3,
     ),
 }
