@@ -393,8 +393,8 @@ def load_model(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     runs = config["model_type"] in supported_model_types()
     if runs and config["model_type"] not in _TYPES:
         raise UnsupportedError(
-            f"{path}: a {config['model_type']} is not run in mlx_lm; types that are: "
-            f"{', '.join(sorted(_TYPES))}"
+            f"mlx_lm cannot build a {config['model_type']}: {path} has no adapted model; types "
+            f"that have: {', '.join(sorted(_TYPES))}"
         )
     decoder = describe_decoder(checkpoint.config_json) if runs else None
     config = _as_mlx_names(config, decoder)

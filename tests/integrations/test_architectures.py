@@ -253,12 +253,21 @@ MULTIPLIERS = {
     "logits_scaling": 3.0,
 }
 CASES |= {
+    "exaone4": (
+        "Exaone4",
+        {
+            "head_dim": 32,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "olmo2": ("Olmo2", {"pad_token_id": None}),
     "granite": ("Granite", {**MULTIPLIERS, "attention_bias": True}),
     "granitemoe": (
         "GraniteMoe",
         {**MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 3},
     ),
-    "ministral": ("Ministral", {"sliding_window": 7}),
+    "ministral": ("Ministral", {"head_dim": 16, "sliding_window": 7}),
     "ministral3": ("Ministral3", {"head_dim": 32, "sliding_window": 6}),
     "phi3": ("Phi3", {"sliding_window": 7, "pad_token_id": None}),
     "phi3_longrope": (

@@ -214,6 +214,17 @@ def test_a_quantized_copy_runs_in_transformers(kind: str, tmp_path: Path) -> Non
     assert_close(logits_of(loaded.eval()), want)
 
 
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava"])
+def test_gguf_holds_the_text_model(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    want = logits_of(save_model(kind, tmp_path / "source"))
+    run("export", tmp_path / "source", "-o", tmp_path / "model.gguf", "--to", "gguf")
+    assert "gguf holds the text model" in "".join(capfd.readouterr())
+    model = mm.load(tmp_path / "model.gguf", exact=True, verbose=False)
+    assert_close(model.logits(IDS[0].tolist()), want)
+
+
 def test_mlx_refuses_what_has_other_parts(tmp_path: Path) -> None:
     mlx_lm = pytest.importorskip("metal_marlin.mlx_lm")
     save_model("qwen3_vl", tmp_path / "source")
@@ -299,7 +310,7 @@ def test_layers_that_predict_further_tokens_are_kept(kind: str, tmp_path: Path) 
     path = tmp_path / "source" / "model.safetensors"
     tensors = load_file(path)
     extra = {
-        f"mtp.layers.0.{name}": tensors[f"model.language_model.layers.1.{name}"]
+        f"mtp.layers.0.{name}": tensors[f"model.language_model.layers.1.{name}"].clone()
         for name in ("self_attn.q_proj.weight", "self_attn.q_norm.weight")
     }
     extra["mtp.fc.weight"] = torch.randn(64, 128)
