@@ -176,6 +176,7 @@ class ConfigBuilder {
         Count("expert_count"));
     const std::optional<int64_t> width = Count(kGgufExpertWidth);
     const bool groups = Count(kGgufExpertGroups).value_or(0) > 0;
+    PutIfRead("topk_method", groups ? "group_limited_greedy" : "greedy");
     for (const GgufCount& count : kGgufExpertCounts) {
       const bool renamed = mixtral && count.gguf == kGgufExpertWidth;
       if (!renamed && (groups || !count.config.ends_with("_group"))) Copy(count);
