@@ -124,10 +124,8 @@ class DecoderLoader {
     if (!vector.present()) return DeviceVector();
     MARLIN_ASSIGN_OR_RETURN(std::vector<float> values,
                             source_.LoadVector(vector.name, vector.shape()));
-    if (vector.one_plus) {
-      for (float& value : values) value += 1.0F;
-    }
-    for (float& value : values) value *= scale;
+    const float offset = vector.one_plus ? 1.0F : 0.0F;
+    for (float& value : values) value = scale * (value + offset);
     return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(const LinearTensors& linear, bool of_experts = false) {

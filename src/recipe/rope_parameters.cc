@@ -111,7 +111,8 @@ class RopeReader {
       const auto differ = [&](std::string_view why) {
         return Status(Code::kUnsupported, fmt::format("{}: {}: {}", scaling_.file(), type, why));
       };
-      if (!config_.Knows("layer_types")) {
+      // All layers of a model with an indexer are of one kind.
+      if (!config_.Knows("layer_types") || config_.Knows("index_topk")) {
         return differ(fmt::format("a {} has no kinds of layers", typed_.family->model_type));
       }
       if (first.empty()) {

@@ -94,7 +94,7 @@ def own_default(kind: str, key: str) -> Any:
 
 
 def own_rope(made: Any) -> dict[str, Any]:
-    """The parameters of a class without those that say nothing beside the others."""
+    """The parameters of a class without those that say nothing next to the others."""
     config = made()
     rope = dict(config.rope_parameters)
     if rope["rope_theta"] == made.default_theta:

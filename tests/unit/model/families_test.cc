@@ -45,8 +45,10 @@ Json Hybrid(Json own) {
   return own;
 }
 
-const std::map<std::string, Json>& Configs() {
-  static const std::map<std::string, Json> configs = {
+using ConfigMap = std::map<std::string, Json>;
+
+ConfigMap SomeConfigs() {
+  return {
       {"llama", {{"attention_bias", true}, {"mlp_bias", true}}},
       {"mistral", {{"sliding_window", 4}}},
       {"mixtral", {{"num_local_experts", 4}}},
@@ -89,6 +91,11 @@ const std::map<std::string, Json>& Configs() {
         {"n_group", 1},
         {"topk_group", 1},
         {"first_k_dense_replace", 1}}},
+  };
+}
+
+ConfigMap OtherConfigs() {
+  return {
       {"dots1",
        {{"n_routed_experts", 4},
         {"n_shared_experts", 1},
@@ -158,6 +165,14 @@ const std::map<std::string, Json>& Configs() {
       {"seed_oss", {{"attention_out_bias", true}, {"mlp_bias", true}}},
       {"smollm3", {{"no_rope_layers", {0, 1}}, {"attention_bias", true}}},
   };
+}
+
+const ConfigMap& Configs() {
+  static const ConfigMap configs = [] {
+    ConfigMap all = SomeConfigs();
+    all.merge(OtherConfigs());
+    return all;
+  }();
   return configs;
 }
 

@@ -220,6 +220,8 @@ TEST(RopeParameters, OfLayerTypesMustBeEqual) {
   ExpectRopeRefused("qwen3",
                     {{"rope_parameters", {{"full_attention", one}, {"sliding_attention", other}}}},
                     "rope_parameters: sliding_attention: other parameters");
+  ExpectRopeRefused("deepseek_v32", {{"rope_parameters", {{"full_attention", one}}}},
+                    "rope_parameters: full_attention: a deepseek_v32 has no kinds of layers");
   ExpectRopeRefused("llama", {{"rope_parameters", {{"full_attention", one}}}},
                     "rope_parameters: full_attention: a llama has no kinds of layers");
 }
