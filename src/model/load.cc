@@ -24,6 +24,13 @@ Status ExpectUnused(const MixerTensors& tensors, WeightSource* source) {
   return {};
 }
 
+/// Multi-token-prediction layers, other parts of a multimodal model, and RoPE frequencies stored by
+/// old writers.
+bool IsExtra(const DecoderConfig& config, const std::string& name) {
+  return IsPredictionTensor(config.shape, name) || name.ends_with(".rotary_emb.inv_freq") ||
+         (config.multimodal && !OtherPart(name).empty());
+}
+
 class DecoderLoader {
  public:
   DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config,
@@ -295,20 +302,13 @@ class DecoderLoader {
     return projection;
   }
 
-  /// Multi-token-prediction layers, other parts of a multimodal model, and RoPE frequencies stored
-  /// by old writers.
   void IgnoreExtras() {
     for (const TensorInfo& tensor : source_.checkpoint().tensors()) {
-      if (tensor.name.ends_with(".rotary_emb.inv_freq") || IsExtra(tensor.name)) {
-        source_.Ignore(tensor.name);
-      }
+      if (IsExtra(config_, tensor.name)) source_.Ignore(tensor.name);
     }
     for (const QuantizedModule& module : source_.checkpoint().modules()) {
-      if (IsExtra(module.name)) source_.Ignore(module.name);
+      if (IsExtra(config_, module.name)) source_.Ignore(module.name);
     }
-  }
-  bool IsExtra(const std::string& name) const {
-    return IsPredictionTensor(shape_, name) || (config_.multimodal && !OtherPart(name).empty());
   }
 
   const Device& device_;

@@ -113,7 +113,11 @@ class Plan(CommandTestCase):
 
     def test_recurrent_states_count_once_per_sequence(self) -> None:
         config = self.directory / "config.json"
-        config.write_text('{"model_type": "qwen3_next"}')
+        config.write_text(json.dumps({
+            "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48,
+            "vocab_size": 151936, "num_attention_heads": 16, "num_key_value_heads": 2,
+            "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512, "intermediate_size": 5632}))
         arguments = ("plan", config, "--bandwidth", 1, "--memory", "100GB", "--context")
         # 36 of 48 layers: three inputs of 8192 channels, and 32 heads of 128 x 128.
         state = 36 * (3 * 8192 + 32 * 128 * 128) * 4

@@ -20,7 +20,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 CASES = 200
-CHUNKS = 20
+CHUNKS = 10
 IDS = torch.randint(3, 190, (1, 40), generator=torch.Generator().manual_seed(1))
 SMALL = {
     "vocab_size": 199,
