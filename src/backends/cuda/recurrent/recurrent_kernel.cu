@@ -164,7 +164,7 @@ MARLIN_DEVICE void PrepareGroup(const GatedDeltaArguments& args, const SequenceS
 template <int kWidth>
 MARLIN_DEVICE void PrepareRow(const GatedDeltaArguments& args, const SequenceState& state,
                               const Slice& slice, const Group& group, const Inputs& inputs) {
-  constexpr int kChannels = 2;  ///< Of a thread at a time.
+  constexpr int kChannels = 2;  ///< Channels of a thread at a time.
   const int row = group.rows[0];
   const auto thread = static_cast<int>(threadIdx.x);
   const auto threads = static_cast<int>(blockDim.x);
