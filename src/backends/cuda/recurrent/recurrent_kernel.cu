@@ -30,7 +30,7 @@ struct Slice {
   int key_head;
   int first;  ///< Its first feature.
   int columns;
-  bool is_first;  ///< Of all CTAs with this key head.
+  bool is_first;  ///< The first slice of all with this key head.
 
   MARLIN_DEVICE explicit Slice(const GatedDeltaArguments& args) {
     const int index = static_cast<int>(blockIdx.x);
@@ -81,7 +81,7 @@ struct Group {
   }
 };
 
-/// What a group's rows bring to the state: in shared memory, as RecurrentShared.
+/// Queries, keys, values and factors of a group in shared memory, as RecurrentShared.
 struct Inputs {
   RecurrentShared layout;
   float* queries;
