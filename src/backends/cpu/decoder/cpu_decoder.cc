@@ -375,4 +375,16 @@ Status CpuDecoder::Run(const ApplySigmoidCall& call, const OperationContext& /*c
   return {};
 }
 
+Status CpuDecoder::Run(const ScaleAndCapCall& call, const OperationContext& /*context*/) const {
+  const MutableTensorView& x = call.x;
+  ForRows(pool_, x.dim(0), x.dim(1), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      float* values = x.As<float>() + row * x.stride(0);
+      for (int64_t i = 0; i < x.dim(1); ++i) values[i] *= call.scale;
+      if (call.softcap != 0.0F) kernels_.cap(call.softcap, x.dim(1), values);
+    }
+  });
+  return {};
+}
+
 }  // namespace marlin::cpu
