@@ -78,6 +78,10 @@ def _check_function(kind: str, decoder: dict[str, Any]) -> None:
     """Rejects settings that mlx_lm's models hard-code differently."""
     if kind != "gpt_oss" and decoder["activation"] != "silu":
         raise UnsupportedError(f"mlx_lm's {kind} computes silu, not {decoder['activation']}")
+    if not all(decoder["rotating"]):
+        raise UnsupportedError(f"mlx_lm's {kind} with layers without RoPE is not supported")
+    if decoder["query_beta"]:
+        raise UnsupportedError(f"mlx_lm's {kind} with llama_4_scaling_beta is not supported")
     if kind == "qwen2_moe" and decoder["normalizes_choice"]:
         raise UnsupportedError("mlx_lm's qwen2_moe does not compute norm_topk_prob")
 

@@ -55,6 +55,7 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["sparse"] = sparse;
   dict["windows"] = windows;
   dict["rotating"] = rotating;
+  dict["query_beta"] = config.layer(0).query_scale.beta;
   dict["inverse_frequencies"] = rotary.inverse_frequencies;
   dict["rotary_factor"] = rotary.attention_factor;
   dict["interleaved_rotary"] = config.interleaved_rotary;

@@ -106,10 +106,7 @@ class DecoderLoader {
     if (!vector.present()) return DeviceVector();
     MARLIN_ASSIGN_OR_RETURN(std::vector<float> values,
                             source_.LoadVector(vector.name, vector.shape()));
-    if (vector.one_plus) {
-      for (float& value : values) value += 1.0F;
-    }
-    for (float& value : values) value *= scale;
+    for (float& value : values) value = scale * (vector.one_plus ? value + 1.0F : value);
     return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(const LinearTensors& linear, bool of_experts = false) {

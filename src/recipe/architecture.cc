@@ -84,7 +84,7 @@ class TensorLister {
     AddVector(layer.input_norm);
     for (const LinearTensors& linear : layer.mixer.Linears()) AddLinear(linear);
     for (const VectorTensor& vector : layer.mixer.vectors) AddVector(vector);
-    AddVector(layer.mlp_norm);
+    if (!family_.parallel) AddVector(layer.mlp_norm);
     AddVector(layer.attention_out_norm);
     AddVector(layer.mlp_out_norm);
     AddMlp(layer.mlp);

@@ -42,6 +42,7 @@ constexpr ExpertStyle kGraniteExperts = {.block = kExpertBlocks[1],
 constexpr NormNames kGlm4Norms = {"input_layernorm", "post_self_attn_layernorm",
                                   "post_attention_layernorm", "post_mlp_layernorm"};
 
+constexpr NormNames kOneNorm = {"input_layernorm", "", "", ""};
 constexpr NormNames kOutNorms = {"", "post_attention_layernorm", "", "post_feedforward_layernorm"};
 
 constexpr Family kFamilies[] = {

@@ -11,14 +11,17 @@ from metal_marlin._core import describe_decoder, key_treatment, type_defaults
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 RUN = (
+    "cohere2",
     "deepseek_v3",
     "exaone4",
+    "glm",
     "glm4",
     "glm4_moe",
     "glm4_moe_lite",
     "gpt_oss",
     "granite",
     "granitemoe",
+    "helium",
     "llama",
     "ministral",
     "ministral3",
@@ -54,7 +57,7 @@ def own_default(kind: str, key: str) -> Any:
 
 
 def own_rope(made: Any) -> dict[str, Any]:
-    """The parameters of a class without those that say nothing beside the others."""
+    """The parameters of a class, but no repetitions."""
     config = made()
     rope = dict(config.rope_parameters)
     if rope["rope_theta"] == made.default_theta:
@@ -81,7 +84,8 @@ def test_defaults_are_those_of_the_class(kind: str) -> None:
         own = own_default(kind, key)
         if own is ABSENT:
             # Read from every model of its kind, or honoured wherever a config gives it.
-            assert key in ("head_dim", "num_nextn_predict_layers") and not value, key
+            others = ("head_dim", "num_nextn_predict_layers", "sliding_window_pattern")
+            assert key in others and not value, key
         else:
             assert value == own and type(value) is type(own), f"{key}: {value}, {own}"
 

@@ -1,6 +1,6 @@
 #include "checkpoint/writers/gguf_metadata.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>

@@ -39,6 +39,7 @@ struct StepLinear {
 struct StepNorm {
   TensorView weight;
   float epsilon = 0.0F;
+  bool centers = false;  ///< A LayerNorm without a bias: of x minus its mean.
 };
 
 /// hidden = the embeddings of ids times scale, from a table, or from prepared weights if there is

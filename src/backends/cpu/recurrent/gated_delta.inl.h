@@ -253,7 +253,7 @@ class DeltaRunner {
   /// The gated norm.
   void Write(int64_t row) {
     const int64_t count = head_.values.count;
-    __builtin_memcpy(gate_, head_.gates.At(row), static_cast<size_t>(count) * sizeof(float));
+    Widen(head_.gates.At(row), DType::kF32, count, gate_);
     Activate(Activation::kSilu, gate_, count);
     const float mean = Dot(mixed_, mixed_, values_) / static_cast<float>(count);
     const F factor = Set(1.0f / __builtin_sqrtf(mean + head_.epsilon));
