@@ -28,8 +28,10 @@ struct RouterOptions {
   bool normalize = true;        ///< Divides the top-k weights by their sum + 1e-20, never by 0.
   float scaling_factor = 1.0F;  ///< Multiplies the weights last.
   int64_t groups = 1;           ///< Group-limited routing: number of equal groups of experts ...
-  int64_t top_groups = 1;       ///< ... and of groups kept, by their two best biased scores.
+  int64_t top_groups = 1;       ///< ... and of groups kept, by their best biased scores.
   TensorView choice_bias = {};  ///< Score-correction bias, f32 [experts]; not added to the weights.
+  int64_t best_of_group = 2;    ///< A group's score is the sum of its 1 or 2 best.
+  float least_sum = 0.0F;       ///< `normalize` divides by this number if the sum is below it.
 };
 
 /// Selects top_k experts per row of logits [tokens, experts] (f32). ids is i32 and weights f32,

@@ -14,7 +14,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ._core import Checkpoint, complete_config, describe_decoder, supported_model_types
+from ._core import (
+    Checkpoint,
+    complete_config,
+    describe_decoder,
+    multimodal_model_types,
+    supported_model_types,
+)
 from ._mlx_lm_experts import ExpertBlocks, Projection
 from ._mlx_lm_layers import GroupedGate, Rotary, SlidingAttention
 from .errors import MalformedFileError, UnsupportedError
@@ -22,6 +28,27 @@ from .hub import local_path
 from .linear import dequantize
 from .mlx import MarlinLinear, MarlinSwitchGLU, MarlinSwitchLinear, on_metal
 from .moe import find_gate_options, prepare_experts
+
+
+# Types whose models of mlx_lm are adapted here to what config.json says and their defaults are not.
+_TYPES = frozenset(
+    (
+        "deepseek_v3",
+        "glm4",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "gpt_oss",
+        "granite",
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+    )
+)
 
 
 def _as_mlx_names(config: dict[str, Any], decoder: dict[str, Any] | None) -> dict[str, Any]:
@@ -78,10 +105,6 @@ def _check_function(kind: str, decoder: dict[str, Any]) -> None:
     """Rejects settings that mlx_lm's models hard-code differently."""
     if kind != "gpt_oss" and decoder["activation"] != "silu":
         raise UnsupportedError(f"mlx_lm's {kind} computes silu, not {decoder['activation']}")
-    if not all(decoder["rotating"]):
-        raise UnsupportedError(f"mlx_lm's {kind} with layers without RoPE is not supported")
-    if decoder["query_beta"]:
-        raise UnsupportedError(f"mlx_lm's {kind} with llama_4_scaling_beta is not supported")
     if kind == "qwen2_moe" and decoder["normalizes_choice"]:
         raise UnsupportedError("mlx_lm's qwen2_moe does not compute norm_topk_prob")
 
@@ -363,7 +386,16 @@ def load_model(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     config = json.loads(checkpoint.config_json or "{}")
     if not isinstance(config.get("model_type"), str):
         raise MalformedFileError(f"{path}/config.json: model_type: expected a string")
+    if config["model_type"] in multimodal_model_types():
+        raise UnsupportedError(
+            f"{path}: mlx_lm runs models of text alone here, not a {config['model_type']}"
+        )
     runs = config["model_type"] in supported_model_types()
+    if runs and config["model_type"] not in _TYPES:
+        raise UnsupportedError(
+            f"mlx_lm cannot build a {config['model_type']}: {path} has no adapted model; types "
+            f"that have: {', '.join(sorted(_TYPES))}"
+        )
     decoder = describe_decoder(checkpoint.config_json) if runs else None
     config = _as_mlx_names(config, decoder)
     model = _make_model(config, decoder)

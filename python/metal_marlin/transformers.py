@@ -150,9 +150,11 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
     def _replace_modules(self, model: nn.Module) -> None:
         self._kept: list[tuple[str, str]] = []
         renamings = []
+        transposed: list[str] = []
         if WeightRenaming is not None:
             mapping = get_model_conversion_mapping(model)
             renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+            transposed = _transposed_names(mapping)
         blocks: dict[str, _Block] = {}
         for name, module in self.quantization_config.modules.items():
             if self._is_prediction(model, name):
@@ -162,6 +164,11 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
                 raise UnsupportedError(
                     f"{name}: its codes are stored as {layout}, which metal_marlin.load reads; "
                     "transformers takes directories that were quantized with layout k_packed"
+                )
+            if any(re.search(pattern, name) for pattern in transposed):
+                raise UnsupportedError(
+                    f"{name}: transformers transposes this tensor of the model when it loads it, "
+                    "which codes cannot be"
                 )
             path = name.removesuffix(".weight")
             if renamings:
@@ -216,8 +223,7 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
         split = names is not None and not block.fused and not sizes.biased and sizes.concatenated
         if split and names is not None:
             projections = [
-                self._projection(owner, name, block, sizes, down=name == names[2])
-                for name in names
+                self._projection(owner, name, block, sizes, down=name == names[2]) for name in names
             ]
             gate, up, down = projections
             made = MarlinExperts(gate, up, down, names=names, **_gate_options(owner, old))
@@ -348,6 +354,16 @@ class MetalMarlinQuantizer(HfQuantizer):  # type: ignore[misc]
     def is_trainable(self) -> bool:
         """False: weights are fixed; inputs have gradients."""
         return False
+
+
+def _transposed_names(mapping: list[Any]) -> list[str]:
+    """Patterns of the names of tensors that transformers transposes when it loads them."""
+    return [
+        pattern
+        for entry in mapping
+        if any(type(step).__name__ == "Transpose" for step in getattr(entry, "operations", ()))
+        for pattern in entry.source_patterns
+    ]
 
 
 def _attribute(module: nn.Module, name: str) -> Any:

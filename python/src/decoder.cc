@@ -22,6 +22,7 @@
 #include "recipe/decoder_tensors.h"
 #include "recipe/mixer.h"
 #include "recipe/stored_layout.h"
+#include "recipe/text_config.h"
 #include "recipe/typed_config.h"
 #include "registrations.h"
 #include "text/product_names.h"
@@ -35,10 +36,12 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   std::vector<bool> sparse;
   std::vector<int64_t> windows;
   std::vector<bool> rotating;
+  std::vector<bool> linear;
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     sparse.push_back(IsSparse(*config.family, shape, layer));
     windows.push_back(config.layer(layer).window);
     rotating.push_back(config.rotary(layer) != nullptr);
+    linear.push_back(config.mixer(layer) != config.family->mixer);
   }
   const Rotary* const rotates = config.rotary(0);
   const Rotary rotary = rotates == nullptr ? Rotary() : *rotates;
@@ -55,7 +58,7 @@ nb::dict DescribeDecoder(const std::string& config_json) {
   dict["sparse"] = sparse;
   dict["windows"] = windows;
   dict["rotating"] = rotating;
-  dict["query_beta"] = config.layer(0).query_scale.beta;
+  dict["linear"] = linear;
   dict["inverse_frequencies"] = rotary.inverse_frequencies;
   dict["rotary_factor"] = rotary.attention_factor;
   dict["interleaved_rotary"] = config.interleaved_rotary;
@@ -136,6 +139,8 @@ void BindDecoder(nb::module_& module) {
   module.def(
       "type_defaults", [](const std::string& type) { return std::string(TypeDefaults(type)); },
       nb::arg("model_type"), "The values that a type has for keys that a config.json lacks.");
+  module.def("multimodal_model_types", &MultimodalModelTypes,
+             "The model_types with a text_config whose usual text model `load` runs.");
   module.def(
       "key_treatment",
       [](const std::string& type, const std::string& key) {

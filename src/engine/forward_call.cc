@@ -70,6 +70,30 @@ void CopyRows(const MutableTensorView& from, const MutableTensorView& to, int64_
   }
 }
 
+/// The tokens that several steps have fed to an input. The recurrent state of a row that could not
+/// be sampled is one token ahead: the sequence stays, and the caller feeds it again.
+int64_t FedInSteps(const Model::Impl& model, const StepsWanted& steps, size_t input) {
+  const int64_t count = steps.counts[input];
+  if (count == steps.steps || !model.pool->HasStates()) return count;
+  const auto first = static_cast<size_t>(steps.steps) * input;
+  return steps.tokens[first + static_cast<size_t>(count)] == kNoToken ? count : 0;
+}
+
+/// Gives up the recurrent states that a call without success has computed.
+void GiveUpStates(std::span<const SequenceInput> inputs) {
+  for (const SequenceInput& input : inputs) {
+    KvCache& cache = input.sequence->state()->cache;
+    cache.Grow(cache.length());
+  }
+}
+
+/// Whether a pass can run again after it has failed. One that goes on from recurrent states of its
+/// call may have changed some of them.
+bool CanRepeat(const Model::Impl& model, const PassPlan& plan) {
+  const auto begins = [](const PassPlan::Chunk& chunk) { return chunk.first == 0; };
+  return !model.pool->HasStates() || std::all_of(plan.chunks.begin(), plan.chunks.end(), begins);
+}
+
 /// One Forward call: passes over its tokens, in sequence.
 class ForwardCall {
  public:
@@ -86,7 +110,7 @@ class ForwardCall {
     const Status status = RunPasses();
     // Even after an error, no work may still write logits or read activations.
     const Status finished = model_.device.Synchronize();
-    if (!status.ok() || !finished.ok()) GiveUpStates();
+    if (!status.ok() || !finished.ok()) GiveUpStates(inputs_);
     MARLIN_RETURN_IF_ERROR(status);
     MARLIN_RETURN_IF_ERROR(finished);
     Grow();
@@ -103,7 +127,7 @@ class ForwardCall {
       KvCache& cache = input.sequence->state()->cache;
       auto fed = static_cast<int64_t>(input.tokens.size());
       if (wanted_.steps != nullptr) {
-        fed = FedInSteps(i);
+        fed = FedInSteps(model_, *wanted_.steps, i);
       } else if (!wanted_.samplers.empty() && !input.feed_only) {
         const auto of_input = tokens.first(static_cast<size_t>(SampledTokens(input)));
         const int64_t sampled = CountSampled(of_input);
@@ -114,34 +138,12 @@ class ForwardCall {
     }
   }
 
-  /// The tokens that several steps have fed to an input. The recurrent state of a row that could
-  /// not be sampled is one token ahead: the sequence stays, and the caller feeds it again.
-  int64_t FedInSteps(size_t input) const {
-    const StepsWanted& steps = *wanted_.steps;
-    const int64_t count = steps.counts[input];
-    if (count == steps.steps || !model_.pool->HasStates()) return count;
-    const auto first = static_cast<size_t>(steps.steps) * input;
-    return steps.tokens[first + static_cast<size_t>(count)] == kNoToken ? count : 0;
-  }
-
-  void GiveUpStates() const {
-    for (const SequenceInput& input : inputs_) {
-      KvCache& cache = input.sequence->state()->cache;
-      cache.Grow(cache.length());
-    }
-  }
-
   Status RunPasses() {
     const int64_t most = Internals::Impl(model_.device).backend().pass_tokens();
     for (const PassPlan& plan : PlanPasses(inputs_, most)) {
       const int64_t first_row = next_row_;
       Status status = RunPass(plan);
-      // A pass that goes on from states of this call has changed some of them.
-      const bool repeats =
-          !model_.pool->HasStates() ||
-          std::all_of(plan.chunks.begin(), plan.chunks.end(),
-                      [](const PassPlan::Chunk& chunk) { return chunk.first == 0; });
-      if (status.code() == Code::kOutOfMemory && repeats) {
+      if (status.code() == Code::kOutOfMemory && CanRepeat(model_, plan)) {
         // Cached pages make room for activations. No work may run when the pass is repeated.
         MARLIN_RETURN_IF_ERROR(model_.device.Synchronize());
         next_row_ = first_row;

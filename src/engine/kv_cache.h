@@ -102,7 +102,7 @@ class KvCache {
   std::shared_ptr<PagePool> pool_;
   bool truncatable_;
   int64_t length_ = 0;
-  int64_t kept_length_ = 0;  ///< Of the states kept; 0: none.
+  int64_t kept_length_ = 0;  ///< The length of KeepStates; 0: none.
   BlockTables blocks_;
   PrefixPlace place_;
 };

@@ -51,7 +51,7 @@ class PassUpload {
   /// The places of a group's tables in an upload.
   struct GroupParts {
     IndexUpload::Part blocks;
-    IndexUpload::Part continued;  ///< Of a recurrent group, for several steps.
+    IndexUpload::Part continued;  ///< For a recurrent group and several steps.
     IndexUpload::Part pages;      ///< Empty: the pass expands none.
     IndexUpload::Part tokens;
     IndexUpload::Part expanded_blocks;

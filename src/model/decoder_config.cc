@@ -86,7 +86,8 @@ Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
     if (!types.empty()) {
       // The family has read which layers have another mixer.
       if (decoder->layers[at].mixer != decoder->family->mixer) continue;
-      if (!slides && types[at] != "full_attention") {
+      const bool indexed = decoder->shape.index_tokens > 0 && types[at] == "indexed_attention";
+      if (!slides && !indexed && types[at] != "full_attention") {
         return Status(
             Code::kUnsupported,
             fmt::format("config.json: layer_types: '{}' is not supported", Printable(types[at])));
@@ -98,6 +99,18 @@ Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
     if (slides) decoder->layers[at].window = window;
   }
   return {};
+}
+
+/// An indexer selects every token of a context of up to index_topk tokens, so that attention to all
+/// of them is exact; it is not run.
+void LimitToIndex(DecoderConfig* decoder) {
+  const int64_t most = decoder->shape.index_tokens;
+  if (most == 0 || decoder->max_positions <= most) return;
+  decoder->notes.push_back(
+      fmt::format("config.json: index_topk: the context is limited from {} to {} tokens, of which "
+                  "sparse attention would select all",
+                  decoder->max_positions, most));
+  decoder->max_positions = most;
 }
 
 /// Errors: kMalformedFile for factors of RoPE that are not one for every pair.
@@ -164,6 +177,40 @@ void AddLayers(DecoderConfig* decoder) {
   }
 }
 
+/// Routing that is limited to groups of experts, of the best two of each or the best one.
+void ReadGroups(ModelConfig& config, int64_t best_of_group, DecoderConfig* decoder) {
+  RouterOptions& router = decoder->router;
+  router.best_of_group = best_of_group;
+  router.groups = config.SizeOr("n_group", 1 << 14, 1);
+  router.top_groups = config.SizeOr("topk_group", 1 << 14, 1);
+  if (decoder->shape.experts % router.groups != 0) {
+    config.Fail("n_group", fmt::format("{} experts are not {} groups of equal size",
+                                       decoder->shape.experts, router.groups));
+  }
+  if (router.top_groups > router.groups) {
+    config.Fail("topk_group", fmt::format("{} of {} groups", router.top_groups, router.groups));
+  }
+  if (const int64_t left = decoder->shape.experts / router.groups * router.top_groups;
+      decoder->shape.top_k > left) {
+    config.Fail("num_experts_per_tok", fmt::format("{} experts of the {} in {} groups",
+                                                   decoder->shape.top_k, left, router.top_groups));
+  }
+}
+
+float RouterScale(ModelConfig& config) {
+  return static_cast<float>(config.Real("routed_scaling_factor", -1e6, 1e6));
+}
+
+void ReadTopkMethod(ModelConfig& config, DecoderConfig* decoder) {
+  const std::string method = config.StringOr("topk_method", "greedy");
+  if (method == "group_limited_greedy") {
+    ReadGroups(config, /*best_of_group=*/1, decoder);
+  } else if (method != "greedy") {
+    config.Fail("topk_method",
+                fmt::format("'{}' is neither greedy nor group_limited_greedy", Printable(method)));
+  }
+}
+
 /// Factors; a type without a key has 1, or for scores the mixer's own.
 void ReadScales(ModelConfig& config, DecoderConfig* decoder) {
   constexpr double kLeast = 1e-6;
@@ -195,22 +242,21 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
     case RouterRule::kSigmoid:
       router.scoring = RouterOptions::Scoring::kSigmoid;
       router.normalize = config.Bool("norm_topk_prob", false);
-      router.scaling_factor = static_cast<float>(config.Real("routed_scaling_factor", -1e6, 1e6));
-      router.groups = config.SizeOr("n_group", 1 << 14, 1);
-      router.top_groups = config.SizeOr("topk_group", 1 << 14, 1);
-      if (decoder->shape.experts % router.groups != 0) {
-        config.Fail("n_group", fmt::format("{} experts are not {} groups of equal size",
-                                           decoder->shape.experts, router.groups));
-      }
-      if (router.top_groups > router.groups) {
-        config.Fail("topk_group", fmt::format("{} of {} groups", router.top_groups, router.groups));
-      }
-      if (const int64_t left = decoder->shape.experts / router.groups * router.top_groups;
-          decoder->shape.top_k > left) {
-        config.Fail("num_experts_per_tok",
-                    fmt::format("{} experts of the {} in {} groups", decoder->shape.top_k, left,
-                                router.top_groups));
-      }
+      router.scaling_factor = RouterScale(config);
+      ReadGroups(config, /*best_of_group=*/2, decoder);
+      return;
+    case RouterRule::kSigmoidNormalized:
+      router.scoring = RouterOptions::Scoring::kSigmoid;
+      router.normalize = true;
+      return;
+    case RouterRule::kSoftmaxCorrected:
+      router.normalize = true;
+      router.least_sum = static_cast<float>(config.Real("moe_norm_min", 0, 1));
+      return;
+    case RouterRule::kSoftmaxByMethod:
+      router.normalize = false;
+      router.scaling_factor = RouterScale(config);
+      ReadTopkMethod(config, decoder);
   }
 }
 
@@ -248,6 +294,7 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
   }
   MARLIN_ASSIGN_OR_RETURN(const RopeParameters rope, ReadRopeParameters(typed));
   decoder.max_positions = rope.positions;
+  LimitToIndex(&decoder);
   const MixerParameters& mixer = ParametersOf(family.mixer);
   MARLIN_RETURN_IF_ERROR(AddRotary(rope, mixer.RotaryDim(decoder.shape), &decoder));
   decoder.interleaved_rotary = family.interleaved_rotary || mixer.InterleavesRotary(config);

@@ -13,6 +13,24 @@
 namespace marlin {
 namespace {
 
+/// Finds the parameters that nothing reads, so that a checkpoint without them is refused.
+Status ExpectUnused(const MixerTensors& tensors, WeightSource* source) {
+  for (const LinearTensors& unused : tensors.unused_linears) {
+    MARLIN_RETURN_IF_ERROR(source->Expect({unused.weight(), unused.out}, unused.in));
+  }
+  for (const VectorTensor& unused : tensors.unused_vectors) {
+    MARLIN_RETURN_IF_ERROR(source->Expect(unused.name, Shape{unused.count}));
+  }
+  return {};
+}
+
+/// Multi-token-prediction layers, other parts of a multimodal model, and RoPE frequencies stored by
+/// old writers.
+bool IsExtra(const DecoderConfig& config, const std::string& name) {
+  return IsPredictionTensor(config.shape, name) || name.ends_with(".rotary_emb.inv_freq") ||
+         (config.multimodal && !OtherPart(name).empty());
+}
+
 class DecoderLoader {
  public:
   DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config,
@@ -106,7 +124,8 @@ class DecoderLoader {
     if (!vector.present()) return DeviceVector();
     MARLIN_ASSIGN_OR_RETURN(std::vector<float> values,
                             source_.LoadVector(vector.name, vector.shape()));
-    for (float& value : values) value = scale * (vector.one_plus ? value + 1.0F : value);
+    const float offset = vector.one_plus ? 1.0F : 0.0F;
+    for (float& value : values) value = scale * (value + offset);
     return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(const LinearTensors& linear, bool of_experts = false) {
@@ -176,6 +195,7 @@ class DecoderLoader {
       MARLIN_ASSIGN_OR_RETURN(DeviceVector loaded, Vector(vector));
       layer->vectors.push_back(std::move(loaded));
     }
+    MARLIN_RETURN_IF_ERROR(ExpectUnused(tensors, &source_));
     if (only_writes_) return {};
     if (layer->mixer->ConvertedBytes(shape_, exact_) == 0) return {};
     MARLIN_RETURN_IF_ERROR(source_.Finish());
@@ -282,20 +302,13 @@ class DecoderLoader {
     return projection;
   }
 
-  /// Multi-token-prediction layers, other parts of a multimodal model, and RoPE frequencies stored
-  /// by old writers.
   void IgnoreExtras() {
     for (const TensorInfo& tensor : source_.checkpoint().tensors()) {
-      if (tensor.name.ends_with(".rotary_emb.inv_freq") || IsExtra(tensor.name)) {
-        source_.Ignore(tensor.name);
-      }
+      if (IsExtra(config_, tensor.name)) source_.Ignore(tensor.name);
     }
     for (const QuantizedModule& module : source_.checkpoint().modules()) {
-      if (IsExtra(module.name)) source_.Ignore(module.name);
+      if (IsExtra(config_, module.name)) source_.Ignore(module.name);
     }
-  }
-  bool IsExtra(const std::string& name) const {
-    return IsPredictionTensor(shape_, name) || (config_.multimodal && !OtherPart(name).empty());
   }
 
   const Device& device_;

@@ -53,10 +53,15 @@ int64_t RotatedPairs(const RopeParameters& rope, int64_t head_dim) {
 
 Rotary MakeRotary(const RopeParameters& rope, int64_t head_dim) {
   const int64_t rotary_dim = RotatedFeatures(rope, head_dim);
+  double theta = rope.theta;
+  if (rope.alpha != 1) {
+    const auto features = static_cast<double>(head_dim);
+    theta *= std::pow(rope.alpha, features / (features - 2));
+  }
   std::vector<double> frequencies;
   for (int64_t i = 0; i < rotary_dim; i += 2) {
     frequencies.push_back(
-        std::pow(rope.theta, -static_cast<double>(i) / static_cast<double>(rotary_dim)));
+        std::pow(theta, -static_cast<double>(i) / static_cast<double>(rotary_dim)));
   }
   if (rope.type == RopeType::kLinear) {
     for (double& frequency : frequencies) frequency /= rope.factor;

@@ -186,19 +186,17 @@ int64_t WeightSource::BytesOf(const std::string& name) const {
 
 Result<const TensorInfo*> WeightSource::FindTensor(const std::string& name, const Shape& shape) {
   const TensorInfo* info = checkpoint_.Find(name);
-  if (info == nullptr) {
-    return Status(Code::kMalformedFile,
-                  fmt::format("{}: tensor \"{}\" is missing", checkpoint_.path(), name));
-  }
+  const auto wrong = [&](Code code, const std::string& how) {
+    return Status(code, fmt::format("{}: tensor \"{}\"{}", checkpoint_.path(), name, how));
+  };
+  if (info == nullptr) return wrong(Code::kMalformedFile, " is missing");
   if (!(info->shape == shape)) {
-    return Status(Code::kMalformedFile,
-                  fmt::format("{}: tensor \"{}\": expected {}, got {}", checkpoint_.path(), name,
-                              shape.ToString(), info->shape.ToString()));
+    return wrong(Code::kMalformedFile,
+                 fmt::format(": expected {}, got {}", shape.ToString(), info->shape.ToString()));
   }
   if (!IsFloat(info->dtype)) {
-    return Status(Code::kUnsupported,
-                  fmt::format("{}: tensor \"{}\": expected f32, bf16 or f16, got {}",
-                              checkpoint_.path(), name, DTypeName(info->dtype)));
+    return wrong(Code::kUnsupported,
+                 fmt::format(": expected f32, bf16 or f16, got {}", DTypeName(info->dtype)));
   }
   if (used_.insert(name).second) parameters_ += info->shape.ElementCount();
   return info;
@@ -218,10 +216,6 @@ Result<std::vector<float>> WeightSource::LoadElements(const std::string& name, c
   for (int64_t i = 0; i < count; ++i) values[static_cast<size_t>(i)] = ElementAt(view, first + i);
   bytes_ += count * int64_t{sizeof(float)};
   return values;
-}
-
-Result<std::vector<float>> WeightSource::LoadVector(const std::string& name, const Shape& shape) {
-  return LoadElements(name, shape, 0, shape.ElementCount());
 }
 
 Result<std::vector<float>> WeightSource::LoadVector(const std::string& name, int64_t count,

@@ -73,13 +73,19 @@ class WeightSource {
   Status Finish();
 
   /// A plain tensor of this shape as fp32.
-  Result<std::vector<float>> LoadVector(const std::string& name, const Shape& shape);
+  Result<std::vector<float>> LoadVector(const std::string& name, const Shape& shape) {
+    return LoadElements(name, shape, 0, shape.ElementCount());
+  }
   /// A vector as fp32; with `rows`, row `row` of a matrix.
   Result<std::vector<float>> LoadVector(const std::string& name, int64_t count, int64_t row = 0,
                                         int64_t rows = 0);
 
   /// A plain tensor of this shape, in place.
   Result<TensorView> LoadInPlace(const std::string& name, const Shape& shape);
+
+  /// Finds a matrix, or a plain tensor of this shape, that nothing reads. Errors: as Load.
+  Status Expect(const MatrixRequest& matrix, int64_t in) { return Locate(matrix, in).status(); }
+  Status Expect(const std::string& name, const Shape& s) { return FindTensor(name, s).status(); }
 
   /// Marks a tensor as used although this model does not need it.
   void Ignore(const std::string& name) { used_.insert(name); }

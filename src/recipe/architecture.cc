@@ -84,6 +84,8 @@ class TensorLister {
     AddVector(layer.input_norm);
     for (const LinearTensors& linear : layer.mixer.Linears()) AddLinear(linear);
     for (const VectorTensor& vector : layer.mixer.vectors) AddVector(vector);
+    for (const LinearTensors& unused : layer.mixer.unused_linears) AddLinear(unused);
+    for (const VectorTensor& unused : layer.mixer.unused_vectors) AddVector(unused);
     if (!family_.parallel) AddVector(layer.mlp_norm);
     AddVector(layer.attention_out_norm);
     AddVector(layer.mlp_out_norm);

@@ -24,6 +24,15 @@ constexpr std::string_view kLinearAttention = "linear_attention";
 constexpr std::string_view kFullAttention = "full_attention";
 
 constexpr ExpertStyle kUsualExperts = {};
+constexpr ExpertStyle kErnieExperts = {.correction_bias = "moe_statics.e_score_correction_bias",
+                                       .correction_row = true};
+constexpr ExpertStyle kHunyuanExperts = {
+    .router = "gate.wg", .shared = "shared_mlp", .width_key = "intermediate_size"};
+constexpr ExpertStyle kWideExperts = {.width_key = "intermediate_size"};
+constexpr ExpertStyle kMinimaxExperts = {.block = kExpertBlocks[1],
+                                         .correction_bias = "e_score_correction_bias",
+                                         .short_names = true,
+                                         .width_key = "intermediate_size"};
 constexpr ExpertStyle kMixtralExperts = {
     .block = kExpertBlocks[1], .short_names = true, .width_key = "intermediate_size"};
 constexpr ExpertStyle kGptOssExperts = {.router = "router",
@@ -49,12 +58,14 @@ constexpr Family kFamilies[] = {
 #include "recipe/families.def"
 };
 
-/// glm4_moe_lite lists for each layer whether it has experts; without the list all but the first
-/// do.
+/// mlp_layer_types lists for each layer whether it has experts; without the list all but the first
+/// first_k_dense_replace do, or all but the first one where a type does not know that key.
 void ReadMlpKinds(ModelConfig& config, Dimensions* d) {
   const std::vector<std::string> kinds = config.StringsOrEmpty("mlp_layer_types");
   if (kinds.empty()) {
-    d->first_dense = 1;
+    d->first_dense = config.Knows("first_k_dense_replace")
+                         ? config.Count("first_k_dense_replace", kMaxLayers)
+                         : 1;
     return;
   }
   if (static_cast<int64_t>(kinds.size()) != d->layers) {
@@ -72,12 +83,36 @@ void ReadMlpKinds(ModelConfig& config, Dimensions* d) {
   }
 }
 
+void ReadSparseRange(ModelConfig& config, Dimensions* d) {
+  const int64_t first = config.Count("moe_layer_start_index", kMaxLayers);
+  const int64_t last = config.IntegerOr("moe_layer_end_index", -1, kMaxLayers, -1);
+  const int64_t interval = config.Size("moe_layer_interval", kMaxLayers);
+  for (int64_t layer = 0; layer < d->layers && config.status().ok(); ++layer) {
+    const bool in_range = layer >= first && (last == -1 || layer <= last);
+    if (!in_range || (layer + 1) % interval != 0) d->dense_layers.push_back(layer);
+  }
+}
+
+/// A number, or a list of the layers' numbers, which must be equal.
+int64_t SizeOfLayers(ModelConfig& config, std::string_view key, int64_t max, int64_t layers) {
+  if (!config.IsList(key)) return config.Size(key, max);
+  const std::vector<int64_t> all = config.IntegersOrEmpty(key);
+  if (!config.status().ok()) return 1;
+  const bool equal = !all.empty() && std::count(all.begin(), all.end(), all[0]) == std::ssize(all);
+  if (!equal || std::ssize(all) < layers || all[0] < 1 || all[0] > max) {
+    config.Fail(
+        key, fmt::format("expected the same number in 1..{} for each of {} layers", max, layers));
+    return 1;
+  }
+  return all[0];
+}
+
 void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   if (family.experts == nullptr) return;
   constexpr std::array<std::string_view, 3> kCounts = {"num_experts", "num_local_experts",
                                                        "n_routed_experts"};
   d->experts = config.SizeOfAny(kCounts, kMaxExperts);
-  d->top_k = config.Size("num_experts_per_tok", kMaxExperts);
+  d->top_k = SizeOfLayers(config, "num_experts_per_tok", kMaxExperts, d->layers);
   if (d->top_k > d->experts) {
     config.Fail("num_experts_per_tok", fmt::format("{} of {} experts", d->top_k, d->experts));
   }
@@ -86,10 +121,14 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
     d->shared_width = config.Size("shared_expert_intermediate_size", kMaxWidth);
   } else if (family.shared == SharedExperts::kPlain) {
     d->shared_width = d->expert_width * config.CountOr("n_shared_experts", 64, 0);
+  } else if (family.shared == SharedExperts::kOne) {
+    d->shared_width = d->expert_width;
   }
   if (family.sparse == SparseRule::kByStep) {
     d->sparse_step = config.Size("decoder_sparse_step", kMaxLayers);
     d->dense_layers = config.IntegersOrEmpty("mlp_only_layers");
+  } else if (family.sparse == SparseRule::kInRange) {
+    ReadSparseRange(config, d);
   } else if (family.sparse == SparseRule::kAfterFirst) {
     d->prediction_layers = config.CountOr("num_nextn_predict_layers", 16, 0);
     if (config.Knows("mlp_layer_types")) {
@@ -202,7 +241,12 @@ MixerKind MixerOfLayer(const Family& family, const Dimensions& dimensions, int64
   return mixers.empty() ? family.mixer : mixers[static_cast<size_t>(layer)];
 }
 
-Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t /*layer*/) { return dimensions; }
+Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer) {
+  Dimensions sizes = dimensions;
+  const std::vector<int64_t>& unindexed = sizes.unindexed_layers;
+  if (std::find(unindexed.begin(), unindexed.end(), layer) != unindexed.end()) sizes.index_dim = 0;
+  return sizes;
+}
 
 bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer) {
   if (family.experts == nullptr) return false;
@@ -210,6 +254,7 @@ bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer)
   if (std::find(dense.begin(), dense.end(), layer) != dense.end()) return false;
   switch (family.sparse) {
     case SparseRule::kAllLayers:
+    case SparseRule::kInRange:
       return true;
     case SparseRule::kByStep:
       return (layer + 1) % dimensions.sparse_step == 0;

@@ -33,14 +33,27 @@ enum class QkNormRule : uint8_t {
   kWhole,        ///< One norm of all heads at once.
   kAfterRotary,  ///< Norms of heads, after RoPE.
 };
-enum class SharedExperts : uint8_t { kNone, kGated, kPlain };
-enum class SparseRule : uint8_t { kAllLayers, kByStep, kAfterFirst };
+enum class SharedExperts : uint8_t {
+  kNone,
+  kGated,
+  kPlain,  ///< n_shared_experts experts as one.
+  kOne,    ///< As wide as an expert.
+};
+enum class SparseRule : uint8_t {
+  kAllLayers,
+  kByStep,
+  kAfterFirst,
+  kInRange,  ///< From moe_layer_start_index to moe_layer_end_index, every moe_layer_interval-th.
+};
 /// How router logits become the weights of the selected experts.
 enum class RouterRule : uint8_t {
   kSoftmax,            ///< Normalized over the selected experts if norm_topk_prob.
   kSoftmaxNormalized,  ///< Always normalized over the selected experts.
   kSoftmaxOfChosen,    ///< Over the logits of the selected experts.
   kSigmoid,            ///< With a score-correction bias and expert groups.
+  kSigmoidNormalized,  ///< The same without groups, always normalized.
+  kSoftmaxCorrected,   ///< Selects by correction_bias; divides by at least moe_norm_min.
+  kSoftmaxByMethod,    ///< From groups if topk_method says so; never normalized.
 };
 /// Which layers have a sliding window when layer_types is absent, in the types that know windows.
 enum class WindowRule : uint8_t {
@@ -68,7 +81,11 @@ struct ExpertStyle {
   std::string_view block = kExpertBlocks[0];
   std::string_view router = "gate";
   bool router_bias = false;
-  bool stacked = false;  ///< All experts in one tensor, gate and up fused.
+  /// Score-correction bias in the block. Empty: none, or of RouterRule::kSigmoid the usual name.
+  std::string_view correction_bias = {};
+  bool correction_row = false;   ///< It is stored as [1, experts].
+  std::string_view shared = {};  ///< The shared expert in the block; empty: the usual name.
+  bool stacked = false;          ///< All experts in one tensor, gate and up fused.
   /// Names of the stacks in the block: gate and up, and down.
   std::array<std::string_view, 2> stacks = {"experts.gate_up_proj", "experts.down_proj"};
   bool interleaved = false;  ///< Stacked gate and up columns alternate; false: gate's come first.
@@ -105,7 +122,8 @@ struct Family {
   bool output_gate = false;    ///< Attention's queries come with gates of its results.
   bool delta_by_head = false;  ///< A gated delta net's projections are one key head after another.
   bool interleaved_rotary = false;
-  bool rotates_a_part = false;  ///< RoPE follows the key partial_rotary_factor.
+  bool rotates_a_part = false;  ///< RoPE follows partial_rotary_factor or rotary_dim.
+  bool rotary_alpha = false;    ///< RoPE of the type "dynamic" takes an alpha.
   bool mlp_bias = false;        ///< The MLP follows the key mlp_bias.
   bool fused_gate_up = false;
   const NormNames* norms = &kUsualNorms;
@@ -152,6 +170,11 @@ struct Dimensions {
   int64_t nope_dim = 0;
   int64_t rope_dim = 0;
   int64_t v_dim = 0;
+  // The indexer of sparse attention, which attends to index_tokens tokens; 0: there is none.
+  int64_t index_tokens = 0;
+  int64_t index_heads = 0;
+  int64_t index_dim = 0;
+  std::vector<int64_t> unindexed_layers;  ///< They attend to the tokens of an earlier layer.
   bool qkv_bias = false;
   bool o_bias = false;
   bool qk_norm = false;

@@ -52,13 +52,19 @@ class LayerDescriber {
     return stack;
   }
 
+  std::string_view CorrectionBias() const {
+    const bool usual = style_.correction_bias.empty() && family_.router == RouterRule::kSigmoid;
+    return usual ? "gate.e_score_correction_bias" : style_.correction_bias;
+  }
+
   ExpertsTensors Experts() const {
     const std::string block(style_.block);
     ExpertsTensors experts;
     experts.router = names_.Linear(fmt::format("{}.{}", block, style_.router), d_.hidden,
                                    d_.experts, style_.router_bias);
-    if (family_.router == RouterRule::kSigmoid) {
-      experts.correction_bias = names_.Vector(block + ".gate.e_score_correction_bias", d_.experts);
+    if (const std::string_view name = CorrectionBias(); !name.empty()) {
+      experts.correction_bias = names_.Vector(fmt::format("{}.{}", block, name), d_.experts);
+      experts.correction_bias.as_row = style_.correction_row;
     }
     if (style_.stacked) {
       experts.gate_up = Stack(style_.stacks[0], d_.hidden, 2 * d_.expert_width);
@@ -71,8 +77,9 @@ class LayerDescriber {
     }
     if (d_.shared_width == 0) return experts;
     const bool gated = family_.shared == SharedExperts::kGated;
-    experts.shared = Mlp(block + (gated ? ".shared_expert" : ".shared_experts"), d_.shared_width,
-                         kUsualProjections);
+    const std::string_view usual = gated ? "shared_expert" : "shared_experts";
+    const std::string_view shared = style_.shared.empty() ? usual : style_.shared;
+    experts.shared = Mlp(fmt::format("{}.{}", block, shared), d_.shared_width, kUsualProjections);
     if (gated) experts.shared_gate = names_.Linear(block + ".shared_expert_gate", d_.hidden, 1);
     return experts;
   }

@@ -52,12 +52,14 @@ struct VectorTensor {
   std::string name;
   int64_t count = 0;
   bool one_plus = false;  ///< As Family::one_plus_norms.
-  /// Of a depthwise convolution; 0: the vector is none.
+  /// The taps of a depthwise convolution; 0: any other vector.
   int64_t conv_width = 0;
+  bool as_row = false;  ///< Stored as [1, count].
 
   bool present() const { return !name.empty(); }
-  /// As stored: [count], or [channels, 1, conv_width].
+  /// As stored: [count], [1, count] or [channels, 1, conv_width].
   Shape shape() const {
+    if (as_row) return {1, count};
     return conv_width == 0 ? Shape{count} : Shape{count / conv_width, 1, conv_width};
   }
 };
@@ -106,6 +108,9 @@ struct MixerTensors {
   std::vector<ProjectionTensors> projections;
   LinearTensors out;  ///< From what the mixer mixes to what it adds to the hidden states.
   std::vector<VectorTensor> vectors;
+  /// Parameters that a checkpoint has and that nothing reads.
+  std::vector<LinearTensors> unused_linears;
+  std::vector<VectorTensor> unused_vectors;
 
   /// All linear layers that are present, `out` last.
   std::vector<LinearTensors> Linears() const;

@@ -44,6 +44,8 @@ constexpr ClassRule kRules[] = {
     {"*.shared_expert.*", LayerClass::kMoeSharedExpert},
     {"*.shared_experts.*", LayerClass::kMoeSharedExpert},
     {"*.shared_mlp.*", LayerClass::kMoeSharedExpert},
+    // What selects tokens for sparse attention is as sensitive as a router.
+    {"*.indexer.*", LayerClass::kOther},
     {"*.experts.*", LayerClass::kMoeExpert},
     // The experts of granitemoe.
     {"*.block_sparse_moe.input_linear.*", LayerClass::kMoeExpert},

@@ -44,7 +44,7 @@ constexpr RopeSynonym kRopeSynonyms[] = {
 constexpr std::string_view kRopeValues[] = {
     "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "mscale",
     "mscale_all_dim", "original_max_position_embeddings", "attention_factor", "truncate",
-    "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor",
+    "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "alpha",
     // Factors of longrope.
     "short_factor", "long_factor",
     // Text has equal positions in all sections of multimodal RoPE.
@@ -69,6 +69,7 @@ class RopeReader {
     const double outside = config_.RealOr("rope_theta", 1, kHuge, kDefaultTheta);
     p_.theta = scaling_.RealOr("rope_theta", 1, kHuge, outside);
     MARLIN_RETURN_IF_ERROR(ReadPartial());
+    MARLIN_RETURN_IF_ERROR(ReadAlpha());
     if (p_.type != RopeType::kDefault) ReadScaling();
     ReadQueryScale();
     MARLIN_RETURN_IF_ERROR(config_.status());
@@ -110,7 +111,8 @@ class RopeReader {
       const auto differ = [&](std::string_view why) {
         return Status(Code::kUnsupported, fmt::format("{}: {}: {}", scaling_.file(), type, why));
       };
-      if (!config_.Knows("layer_types")) {
+      // All layers of a model with an indexer are of one kind.
+      if (!config_.Knows("layer_types") || config_.Knows("index_topk")) {
         return differ(fmt::format("a {} has no kinds of layers", typed_.family->model_type));
       }
       if (first.empty()) {
@@ -154,11 +156,30 @@ class RopeReader {
   /// Other types rotate whole heads, whatever the key says.
   Status ReadPartial() {
     constexpr std::string_view kKey = "partial_rotary_factor";
-    p_.partial = scaling_.RealOr(kKey, 1e-3, 1, config_.RealOr(kKey, 1e-3, 1, 1));
+    double whole = 1;
+    if (typed_.family->rotates_a_part && config_.Has("rotary_dim") && config_.Has("head_dim")) {
+      whole = static_cast<double>(config_.Size("rotary_dim", kMaxPositions)) /
+              static_cast<double>(config_.Size("head_dim", kMaxPositions));
+    }
+    p_.partial = scaling_.RealOr(kKey, 1e-3, 1, config_.RealOr(kKey, 1e-3, 1, whole));
+    if (p_.partial > 1) config_.Fail("rotary_dim", "is more than head_dim");
     if (p_.partial == 1 || typed_.family->rotates_a_part) return {};
     return Status(Code::kUnsupported,
                   fmt::format("{}: {}: {}, but a {} rotates whole heads", config_.file(), kKey,
                               p_.partial, typed_.family->model_type));
+  }
+
+  /// Hunyuan's fixed form of the type "dynamic". 0 counts as none.
+  Status ReadAlpha() {
+    if (!scaling_.Has("alpha")) return {};
+    if (!typed_.family->rotary_alpha || p_.type != RopeType::kDynamic) {
+      return Status(Code::kUnsupported,
+                    fmt::format("{}: alpha: {} is not understood", scaling_.file(),
+                                DescribeJson(scaling_.values().at("alpha"))));
+    }
+    const double alpha = scaling_.Real("alpha", 0, kMostFactor);
+    if (alpha != 0) p_.alpha = alpha;
+    return {};
   }
 
   void ReadQueryScale() {

@@ -29,6 +29,7 @@ struct RopeParameters {
   RopeType type = RopeType::kDefault;
   double theta = 10000;
   double partial = 1;           ///< The part of a head that is rotated.
+  double alpha = 1;             ///< Stretches theta as NTK-aware scaling does.
   double factor = 1;            ///< All types but kDefault.
   double original_context = 0;  ///< The trained context: kLlama3, kYarn, kLongRope.
   double low_freq_factor = 1;   ///< kLlama3.

@@ -187,6 +187,15 @@ class TextConfigReader {
 
 bool IsMultimodalType(std::string_view model_type) { return FindMultimodal(model_type) != nullptr; }
 
+std::vector<std::string> MultimodalModelTypes() {
+  std::vector<std::string> types;
+  for (const MultimodalType& type : kMultimodalTypes) {
+    const Result<const Family*> family = FindFamily(std::string(type.text_type));
+    if (family.ok() && (*family)->runs) types.emplace_back(type.model_type);
+  }
+  return types;
+}
+
 bool IsMultimodal(const Json& config) { return IsMultimodalType(TextAt(config, kTypeKey)); }
 
 std::string TextModelType(const Json& config) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/json.h"
 #include "marlin/status.h"
@@ -15,6 +16,8 @@ namespace marlin {
 /// Whether a model_type of transformers consists of a text model and others, such as an encoder of
 /// images, with a configuration each.
 bool IsMultimodalType(std::string_view model_type);
+/// All such types whose usual text model can be run, in order.
+std::vector<std::string> MultimodalModelTypes();
 /// Whether a config.json has such a type.
 bool IsMultimodal(const Json& config);
 

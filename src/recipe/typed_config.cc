@@ -27,9 +27,26 @@ constexpr Synonym kSynonyms[] = {
     {"glm4_moe", "num_mtp_layers", "num_nextn_predict_layers"},
     {"glm4_moe_lite", "num_local_experts", "n_routed_experts"},
     {"glm4_moe_lite", "head_dim", "qk_rope_head_dim"},
+    {"deepseek_v2", "head_dim", "qk_rope_head_dim"},
     {"deepseek_v2", "num_experts", "n_routed_experts"},
     {"deepseek_v3", "num_local_experts", "n_routed_experts"},
     {"deepseek_v3", "num_mtp_layers", "num_nextn_predict_layers"},
+    {"kimi_k2", "num_local_experts", "n_routed_experts"},
+    {"kimi_k2", "num_mtp_layers", "num_nextn_predict_layers"},
+    {"minimax_m2", "num_experts", "num_local_experts"},
+    {"ernie4_5_moe", "moe_num_experts", "num_experts"},
+    {"ernie4_5_moe", "moe_k", "num_experts_per_tok"},
+    {"ernie4_5_moe", "moe_num_shared_experts", "n_shared_experts"},
+    {"hunyuan_v1_moe", "moe_topk", "num_experts_per_tok"},
+    {"hunyuan_v1_moe", "num_local_experts", "num_experts"},
+    {"dots1", "num_local_experts", "n_routed_experts"},
+    {"olmoe", "num_local_experts", "num_experts"},
+    {"deepseek_v32", "num_local_experts", "n_routed_experts"},
+    {"deepseek_v32", "num_experts", "n_routed_experts"},
+    {"deepseek_v32", "head_dim", "qk_rope_head_dim"},
+    {"glm_moe_dsa", "num_local_experts", "n_routed_experts"},
+    {"glm_moe_dsa", "num_experts", "n_routed_experts"},
+    {"glm_moe_dsa", "head_dim", "qk_rope_head_dim"},
     {"qwen3_vl_moe_text", "num_local_experts", "num_experts"},
     {"glm4v_moe_text", "num_local_experts", "n_routed_experts"},
 };
@@ -43,8 +60,9 @@ constexpr std::string_view kRopeKeys[] = {"rope_parameters", "rope_scaling", "ro
                                           "partial_rotary_factor",
                                           "original_max_position_embeddings"};
 
-/// A key that a type does not read, which changes nothing while it has this value. An
-/// empty model_type stands for all types. The value is JSON, numbers with a fraction.
+/// A key that changes nothing while it has this value, as has a list of such values. An empty
+/// model_type stands for all types that do not read the key and have no guard of their own. The
+/// value is JSON, numbers with a fraction.
 struct Guard {
   std::string_view model_type;
   std::string_view key;
@@ -74,6 +92,39 @@ constexpr Guard kGuards[] = {
     {"qwen3", "use_qk_norm", "true"},
     {"qwen3_moe", "use_qk_norm", "true"},
     {"glm4_moe_lite", "first_k_dense_replace", "1.0"},
+    {"deepseek_v2", "norm_topk_prob", "false"},
+    {"deepseek_v2", "scoring_func", "\"softmax\""},
+    {"minimax_m2", "attn_type_list", "1.0"},
+    {"minimax_m2", "layernorm_full_attention_beta", "1.0"},
+    {"minimax_m2", "layernorm_linear_attention_beta", "1.0"},
+    {"minimax_m2", "layernorm_mlp_beta", "1.0"},
+    {"minimax_m2", "qk_norm_type", "\"per_layer\""},
+    {"minimax_m2", "shared_intermediate_size", "0.0"},
+    {"minimax_m2", "shared_moe_mode", "\"sigmoid\""},
+    {"minimax_m2", "use_qk_norm", "true"},
+    {"minimax_m2", "use_routing_bias", "true"},
+    {"ernie4_5", "use_bias", "false"},
+    {"ernie4_5", "use_rmsnorm", "true"},
+    {"ernie4_5_moe", "moe_gate", "\"topk\""},
+    {"ernie4_5_moe", "moe_use_aux_free", "true"},
+    {"ernie4_5_moe", "use_bias", "false"},
+    {"ernie4_5_moe", "use_rmsnorm", "true"},
+    {"hunyuan_v1_dense", "norm_type", "\"rms\""},
+    {"hunyuan_v1_dense", "use_qk_norm", "true"},
+    {"hunyuan_v1_dense", "use_rotary_pos_emb", "true"},
+    {"hunyuan_v1_moe", "moe_layer_num_skipped", "0.0"},
+    {"hunyuan_v1_moe", "norm_topk_prob", "true"},
+    {"hunyuan_v1_moe", "norm_type", "\"rms\""},
+    {"hunyuan_v1_moe", "num_shared_expert", "1.0"},
+    {"hunyuan_v1_moe", "use_mixed_mlp_moe", "true"},
+    {"hunyuan_v1_moe", "use_qk_norm", "true"},
+    {"hunyuan_v1_moe", "use_rotary_pos_emb", "true"},
+    {"olmoe", "clip_qkv", "null"},
+    {"deepseek_v2", "rope_interleave", "true"},
+    {"deepseek_v32", "rope_interleave", "true"},
+    {"glm_moe_dsa", "rope_interleave", "true"},
+    {"deepseek_v32", "layer_types", "\"indexed_attention\""},
+    {"glm_moe_dsa", "layer_types", "\"indexed_attention\""},
     {"qwen3_5_moe_text", "norm_topk_prob", "true"},
 };
 
@@ -124,6 +175,7 @@ constexpr std::string_view kHarmless[] = {
     "hidden_dropout",
     "hidden_dropout_prob",
     "initializer_range",
+    "moe_capacity",
     "pretraining_tp",
     "resid_pdrop",
     "residual_dropout",
@@ -135,6 +187,7 @@ constexpr std::string_view kHarmless[] = {
     // Tokens, generation and tasks.
     "bos_token_id",
     "eos_token_id",
+    "eod_token_id",
     "pad_token_id",
     "unk_token_id",
     "decoder_start_token_id",
@@ -183,6 +236,8 @@ constexpr std::string_view kHarmless[] = {
     "initial_context_length",
     "max_window_layers",
     "is_llama_config",
+    // Indexers, which are not run.
+    "indexer_rope_interleave",
     // Tensors.
     "attention_bias",
     "mlp_bias",
@@ -233,12 +288,13 @@ bool IsSuspect(std::string_view key) {
 }
 
 const Guard* FindGuard(std::string_view model_type, std::string_view key) {
+  const Guard* of_all = nullptr;
   for (const Guard& guard : kGuards) {
-    if (guard.key == key && (guard.model_type.empty() || guard.model_type == model_type)) {
-      return &guard;
-    }
+    if (guard.key != key) continue;
+    if (guard.model_type == model_type) return &guard;
+    if (guard.model_type.empty()) of_all = &guard;
   }
-  return nullptr;
+  return of_all;
 }
 
 const Synonym* FindSynonym(std::string_view model_type, std::string_view name) {
@@ -255,6 +311,10 @@ bool IsOff(const Json& value) {
 
 bool IsGuarded(const Guard& guard, const Json& value) {
   if (value.is_null() || (IsOff(value) && guard.value != "true")) return true;
+  if (value.is_array()) {
+    return std::all_of(value.begin(), value.end(),
+                       [&](const Json& entry) { return IsGuarded(guard, entry); });
+  }
   if (value.is_number()) return DumpJson(Json(value.get<double>())) == guard.value;
   return DumpJson(value) == guard.value;
 }
@@ -293,7 +353,13 @@ class ConfigTyper {
   Result<std::vector<std::string>> CheckOthers() const {
     std::vector<std::string> ignored;
     for (const auto& [key, value] : source_.items()) {
-      if (known_.contains(key) || Contains(kRopeKeys, key)) continue;
+      if (known_.contains(key) || Contains(kRopeKeys, key)) {
+        const Guard* const guard = FindGuard(type_, key);
+        if (guard != nullptr && guard->model_type == type_ && !IsGuarded(*guard, value)) {
+          return Refuse(key, value);
+        }
+        continue;
+      }
       if (FindSynonym(type_, key) != nullptr) continue;
       MARLIN_ASSIGN_OR_RETURN(const bool changes_nothing, IsNeutral(key, value));
       if (!changes_nothing) ignored.push_back(Printable(key));
@@ -367,6 +433,7 @@ class ConfigTyper {
   static constexpr std::pair<std::string_view, std::string_view> kEquals[] = {
       {"experts_per_token", "num_experts_per_tok"},
       {"head_dim", "qk_rope_head_dim"},
+      {"attention_head_dim", "head_dim"},
   };
 
   const std::string_view type_;

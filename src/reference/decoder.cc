@@ -44,7 +44,8 @@ void KeepBestGroups(const RouterOptions& options, std::vector<double>* choice) {
     const auto first = choice->begin() + static_cast<std::ptrdiff_t>(group * size);
     std::vector<double> members(first, first + static_cast<std::ptrdiff_t>(size));
     std::sort(members.rbegin(), members.rend());
-    sums.push_back(members[0] + (size > 1 ? members[1] : 0.0));
+    const bool two = size > 1 && options.best_of_group == 2;
+    sums.push_back(members[0] + (two ? members[1] : 0.0));
   }
   const std::vector<int32_t> order = Ranked(sums);
   for (size_t i = static_cast<size_t>(options.top_groups); i < groups; ++i) {
@@ -186,7 +187,8 @@ Route RouteToken(const std::vector<double>& logits, const RouterOptions& options
   } else {
     gather(scores);
   }
-  const double sum = std::accumulate(route.weights.begin(), route.weights.end(), 1e-20);
+  const double sum = std::max(std::accumulate(route.weights.begin(), route.weights.end(), 1e-20),
+                              static_cast<double>(options.least_sum));
   const bool divide = options.normalize && options.scoring != Scoring::kSoftmaxOfChosen;
   for (double& weight : route.weights) {
     weight *= static_cast<double>(options.scaling_factor) / (divide ? sum : 1.0);

@@ -70,7 +70,8 @@ class Plan(CommandTestCase):
             if placement["experts"]:
                 routed = sum(row["bytes"] for row in plan["classes"]
                              if row["layer_class"] == "moe_expert")
-                others = placement["kv_cache_bytes"] + placement["expanded_bytes"]
+                others = (placement["kv_cache_bytes"] + placement["expanded_bytes"]
+                          + placement["state_bytes"])
                 self.assertEqual(placement["resident_bytes"] - others, plan["bytes"] - routed)
                 share = 1 - placement["device_experts"] / placement["experts"]
                 self.assertAlmostEqual(placement["host_bytes"], share * routed, delta=1)
@@ -109,6 +110,28 @@ class Plan(CommandTestCase):
         self.refuse(USAGE, "plan", QWEN, "--memory", "24 GB",
                     says=("--memory: expected a size such as 5GB, got '24 GB'",))
         self.refuse(USAGE, "plan", QWEN, "--context", 5, says=("--context: needs --memory",))
+
+    def test_recurrent_states_count_once_per_sequence(self) -> None:
+        config = self.directory / "config.json"
+        config.write_text(json.dumps({
+            "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48,
+            "vocab_size": 151936, "num_attention_heads": 16, "num_key_value_heads": 2,
+            "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512, "intermediate_size": 5632}))
+        arguments = ("plan", config, "--bandwidth", 1, "--memory", "100GB", "--context")
+        # 36 of 48 layers: three inputs of 8192 channels, and 32 heads of 128 x 128.
+        state = 36 * (3 * 8192 + 32 * 128 * 128) * 4
+        placements = [self.document(*arguments, context)["placement"] for context in (1000, 2000)]
+        for placement, tokens in zip(placements, (1000, 2000), strict=True):
+            self.assertEqual(placement["state_bytes"], 2 * state)
+            self.assertEqual(placement["kv_cache_bytes"], tokens * 12 * 2 * 2 * 256 * 2)
+        self.assertEqual(placements[1]["resident_bytes"] - placements[0]["resident_bytes"],
+                         placements[0]["kv_cache_bytes"])
+        document = self.document(*arguments, 1000)
+        self.assertEqual(document["state_bytes_per_sequence"], state)
+        text = self.succeed(*arguments, 1000)
+        self.assertIn("recurrent state in f32: 79.04 MB per sequence", text)
+        self.assertIn("two recurrent states (158.07 MB)", text)
 
     def test_bandwidth_is_measured_when_not_given(self) -> None:
         decode = self.document("plan", QWEN)["decode"]

@@ -41,6 +41,8 @@ void Parts(Io& io, RouterCase& c) {
   io.Flag("scaled", c.scaled);
   io.Flag("bias", c.bias);
   io.Flag("padded", c.padded);
+  io.Flag("best", c.best);
+  io.Flag("least", c.least);
   io.Word(kData, c.data);
   io.Number("seed", c.seed);
 }
@@ -143,6 +145,24 @@ void AddVanishing(RouterCases& cases) {
   }
 }
 
+/// Groups by their best expert, and sums that have a least value.
+void AddScores(RouterCases& cases) {
+  for (const NameWord<Scoring>& scoring : kScorings) {
+    for (const int64_t groups : {1, 8, 64}) {
+      for (const RouterData data : {RouterData::kGaussian, RouterData::kTies}) {
+        RouterCase c = cases.Make(37, 64, 4, data);
+        c.scoring = scoring.value;
+        c.groups = groups;
+        c.top_groups = groups / 8 + 1;
+        c.normalize = true;
+        c.best = groups > 1;
+        c.least = groups < 64;
+        cases.Add(c);
+      }
+    }
+  }
+}
+
 void AddHiddenStates(RouterCases& cases) {
   for (const int64_t tokens : {1, 5, 40}) {
     for (const int64_t experts : {1, 6, 64, 128}) {
@@ -190,6 +210,7 @@ std::vector<RouterCase> SelectRouterCases(std::string_view backend, bool nightly
   AddHiddenStates(cases);
   AddErrors(cases);
   AddVanishing(cases);
+  AddScores(cases);
   return cases.Take();
 }
 

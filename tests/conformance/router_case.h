@@ -38,6 +38,8 @@ struct RouterCase {
   bool scaled = false;  ///< RouterOptions::scaling_factor is 2.5.
   bool bias = false;    ///< RouterOptions::choice_bias.
   bool padded = false;  ///< Strided rows.
+  bool best = false;    ///< RouterOptions::best_of_group is 1.
+  bool least = false;   ///< RouterOptions::least_sum is 0.5.
   RouterData data = RouterData::kGaussian;
   uint64_t seed = 1;
 

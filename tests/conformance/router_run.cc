@@ -176,6 +176,8 @@ class RouterRun {
     options.scaling_factor = c.scaled ? 2.5F : 1.0F;
     options.groups = c.groups;
     options.top_groups = c.top_groups;
+    options.best_of_group = c.best ? 1 : 2;
+    options.least_sum = c.least ? 0.5F : 0.0F;
     if (!problem_.bias.empty()) {
       options.choice_bias = TensorView(bias_.image.data(), DType::kF32, {c.experts});
     }

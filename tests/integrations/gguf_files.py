@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,12 @@ ARCHITECTURES = {
     "qwen3": (gguf.MODEL_ARCH.QWEN3, "qwen3"),
     "qwen3_moe": (gguf.MODEL_ARCH.QWEN3MOE, "qwen3moe"),
     "glm4_moe": (gguf.MODEL_ARCH.GLM4_MOE, "glm4moe"),
+    "phi3": (gguf.MODEL_ARCH.PHI3, "phi3"),
+    "seed_oss": (gguf.MODEL_ARCH.SEED_OSS, "seed_oss"),
+    "smollm3": (gguf.MODEL_ARCH.SMOLLM3, "smollm3"),
+    "granite": (gguf.MODEL_ARCH.GRANITE, "granite"),
 }
+PAIRED = ("llama", "smollm3", "granite")  # Architectures whose converters reorder q and k.
 
 
 def read_tensors(directory: Path) -> dict[str, np.ndarray]:
@@ -85,6 +91,15 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_value_length(head)
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     writer.add_rope_dimension_count(int(head * partial))
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    if config["model_type"] == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if rope.get("rope_type") == "longrope":
+        add_long_rope(writer, config, rope)
     experts = config.get("num_local_experts") or config.get("n_routed_experts")
     experts = experts or config.get("num_experts")
     if not experts:
@@ -102,6 +117,17 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_group_used_count(config["topk_group"])
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_nextn_predict_layers(config.get("num_nextn_predict_layers") or 0)
+
+
+def add_long_rope(writer: gguf.GGUFWriter, config: dict[str, Any], rope: dict[str, Any]) -> None:
+    """The factors of frequencies for short and for long texts."""
+    context = config["original_max_position_embeddings"]
+    writer.add_rope_scaling_orig_ctx_len(context)
+    scale = config["max_position_embeddings"] / context
+    writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(context)))
+    for kind in ("long", "short"):
+        factors = np.array(rope[f"{kind}_factor"], np.float32)
+        writer.add_tensor(f"rope_factors_{kind}.weight", factors)
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, directory: Path) -> None:
@@ -136,15 +162,13 @@ class TensorNames:
     def of(self, tensor: str) -> str:
         mapped = self._names.get_name(tensor, try_suffixes=(".weight", ".bias"))
         if tensor.endswith("e_score_correction_bias"):
-            mapped = self._names.get_name(
-                tensor.replace("_bias", ".bias"), try_suffixes=(".bias",)
-            )
+            mapped = self._names.get_name(tensor.replace("_bias", ".bias"), try_suffixes=(".bias",))
         assert mapped is not None, tensor
         return mapped
 
     def heads(self, tensor: str) -> int | None:
         """The heads whose rows the file has in another order, or None."""
-        if self.name != "llama" or ".self_attn." not in tensor:
+        if self.name not in PAIRED or ".self_attn." not in tensor:
             return None
         return self._heads.get(tensor.split(".self_attn.")[1].split(".")[0])
 
@@ -158,7 +182,7 @@ def unpermute(rows: np.ndarray, heads: int | None) -> np.ndarray:
 
 
 def check_gguf(path: Path, config: dict[str, Any], expected: dict[str, np.ndarray]) -> set[str]:
-    """Compares the values that the package reads with those of a Hugging Face directory, whose
+    """Compares the values that the package reads with a Hugging Face directory's, whose
     experts are stacked. Returns the types of the tensors."""
     names = TensorNames(config)
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
@@ -175,6 +199,7 @@ def check_gguf(path: Path, config: dict[str, Any], expected: dict[str, np.ndarra
             assert np.array_equal(got, values), tensor
         else:
             assert np.allclose(got, values, rtol=3e-7, atol=0), tensor
+    stored = {name: tensor for name, tensor in stored.items() if "rope_f" not in name}
     assert not stored, stored.keys()
     return {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
 
@@ -211,4 +236,3 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return expected
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ YARN = {
     "factor": 8.0,
     "original_max_position_embeddings": 32,
 }
+ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0}
+INDEXER = {"q_lora_rank": 40, "index_topk": 64, "index_n_heads": 2, "index_head_dim": 24}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -175,13 +178,141 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "truncate": False},
         },
     ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 16.0,
+            "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "deepseek_v2_greedy": ("DeepseekV2", {**LATENT, "q_lora_rank": 40}),
+    "deepseek_v32": ("DeepseekV32", {**LATENT, **INDEXER}),
+    "glm_moe_dsa": (
+        "GlmMoeDsa",
+        {**LATENT, **INDEXER, "indexer_types": ["full", "shared", "full"], "index_topk": 40},
+    ),
+    "cohere2": (
+        "Cohere2",
+        {
+            "logit_scale": 0.25,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "glm": ("Glm", {"head_dim": 32}),
+    "helium": ("Helium", {"head_dim": 16}),
+    "dots1": (
+        "Dots1",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5,
+            "sliding_window": 6,
+            "max_window_layers": 1,
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {"head_dim": 32, "rotary_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3},
+    ),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 32}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 48,
+            "moe_layer_end_index": 1,
+            "moe_norm_min": 0.6,
+        },
+    ),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 32, "rope_parameters": ALPHA}),
+    "hunyuan_v1_moe": (
+        "HunYuanMoEV1",
+        {
+            "head_dim": 32,
+            "num_experts": 8,
+            "moe_topk": [3, 3, 3],
+            "attention_bias": True,
+            "rope_parameters": ALPHA,
+        },
+    ),
 }
+
+LINEAR = {
+    "head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+SHARED = {**MOE, "shared_expert_intermediate_size": 80}
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.0625,
+    "logits_scaling": 3.0,
+}
+CASES |= {
+    "exaone4": (
+        "Exaone4",
+        {
+            "head_dim": 32,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "olmo2": ("Olmo2", {"pad_token_id": None}),
+    "granite": ("Granite", {**MULTIPLIERS, "attention_bias": True}),
+    "granitemoe": (
+        "GraniteMoe",
+        {**MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 3},
+    ),
+    "ministral": ("Ministral", {"head_dim": 16, "sliding_window": 7}),
+    "ministral3": ("Ministral3", {"head_dim": 32, "sliding_window": 6}),
+    "phi3": ("Phi3", {"sliding_window": 7, "pad_token_id": None}),
+    "phi3_longrope": (
+        "Phi3",
+        {
+            "pad_token_id": None,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.25, 1.5, 2.0, 2.5, 3.0],
+                "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+            },
+        },
+    ),
+    "qwen3_5_moe_text": ("Qwen3_5Moe", {**LINEAR, **SHARED}),
+    "qwen3_5_text": ("Qwen3_5", LINEAR),
+    "qwen3_next": ("Qwen3Next", {**LINEAR, **SHARED, "decoder_sparse_step": 1}),
+    "seed_oss": ("SeedOss", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "pad_token_id": None}),
+}
+
+
+def config_class(name: str) -> Any:
+    """The configuration of a text model."""
+    return getattr(transformers, f"{name}TextConfig", None) or getattr(
+        transformers, f"{name}Config"
+    )
 
 
 def make_model(case: str, dtype: torch.dtype = torch.float32) -> Any:
     """Makes a random model in which every bias, sink and norm differs from its neutral value."""
     name, changes = CASES[case]
-    config = getattr(transformers, f"{name}Config")(**{**SMALL, **changes})
+    config = config_class(name)(**{**SMALL, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(sum(map(ord, case)))
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
@@ -222,3 +353,64 @@ def test_checkpoints_in_bf16(case: str, tmp_path: Path) -> None:
         want = model(ids).logits[0].numpy()
     got = mm.load(tmp_path, exact=True).logits(ids[0].tolist())
     assert np.abs(got - want).max() < 1e-3
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_in_pieces(case: str, tmp_path: Path) -> None:
+    """A prompt in two chunks and then token by token has the logits of the prompt at once."""
+    make_model(case).save_pretrained(tmp_path)
+    ids = torch.randint(0, SMALL["vocab_size"], (24,), generator=torch.Generator().manual_seed(3))
+    model = mm.load(tmp_path, exact=True)
+    want = model.logits(ids.tolist())
+    sequence = model._core.new_sequence()
+    got = np.zeros_like(want)
+    for first, end in [(0, 11), (11, 18), *((i, i + 1) for i in range(18, 24))]:
+        model._core.forward(sequence, ids[first:end].tolist(), True, got[first:end])
+    assert np.abs(got - want).max() < 1e-3
+
+
+def test_kimi_k2_is_a_deepseek_v3(tmp_path: Path) -> None:
+    """transformers has no class of that name; these are the keys of its makers' config."""
+    model = make_model("deepseek_v3_yarn")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    rope = dict(config.pop("rope_parameters"))
+    theta, kind = rope.pop("rope_theta"), rope.pop("rope_type")
+    config |= {
+        "model_type": "kimi_k2",
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+        "aux_loss_alpha": 0.001,
+        "ep_size": 1,
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 0,
+        "pretraining_tp": 1,
+        "rope_theta": theta,
+        "rope_scaling": {**rope, "type": kind, "beta_fast": 1.0, "beta_slow": 1.0},
+        "scoring_func": "sigmoid",
+        "seq_aux": True,
+        "topk_method": "noaux_tc",
+    }
+    path.write_text(json.dumps(config))
+    del config["auto_map"]
+    config["model_type"] = "deepseek_v3"
+    made = transformers.DeepseekV3Config(**config)
+    made._attn_implementation = "eager"
+    same = transformers.DeepseekV3ForCausalLM(made).eval()
+    same.load_state_dict(model.state_dict())
+    ids = torch.randint(0, SMALL["vocab_size"], (1, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want = same(ids).logits[0].numpy()
+    got = mm.load(tmp_path, exact=True).logits(ids[0].tolist())
+    assert np.abs(want).max() > 0.5
+    assert np.abs(got - want).max() < 1e-3
+
+
+def test_a_context_beyond_the_index_is_refused(tmp_path: Path) -> None:
+    make_model("glm_moe_dsa").save_pretrained(tmp_path)
+    model = mm.load(tmp_path, exact=True)
+    assert any(
+        "index_topk: the context is limited from 256 to 40" in note for note in model.info["notes"]
+    )
+    with pytest.raises(mm.InvalidArgumentError, match="40"):
+        model.logits(list(range(41)))

@@ -286,3 +286,73 @@ def test_models_of_transformers_are_exported(case: str, recipe: str | None, tmp_
     got = mm.load(file, exact=True, verbose=False).logits(prompt)
     want = mm.load(source, exact=True, verbose=False).logits(prompt)
     assert np.allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+# Families of one way of storing each: class, and the keys beyond the small ones.
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.25, 1.5, 2.0, 2.5, 3.0],
+    "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+}
+FAMILIES = {
+    "phi3": ("Phi3", {"sliding_window": 7}),
+    "phi3 with longrope": (
+        "Phi3",
+        {
+            "rope_parameters": {**LONG, "partial_rotary_factor": 0.75},
+            "max_position_embeddings": 512,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "seed_oss": ("SeedOss", {"head_dim": 24, "attention_out_bias": True, "mlp_bias": False}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.0625,
+            "logits_scaling": 8.0,
+        },
+    ),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A random model of a family."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    from test_architectures import SMALL
+
+    name, keys = FAMILIES[request.param]
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, "pad_token_id": None, **keys})
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.dim() == 1:
+                tensor.copy_(1 + 0.2 * torch.randn_like(tensor))
+    model.save_pretrained(tmp_path / "source")
+    return tmp_path / "source"
+
+
+def logits(path: Path) -> np.ndarray:
+    return mm.load(path, exact=True, verbose=False).logits(list(range(1, 40)))
+
+
+def test_families_as_their_converters_write_them(family: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(family, file, lambda name: None)
+    got, want = logits(file), logits(family)
+    assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
+
+
+def test_families_are_exported(family: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    run("export", family, "-o", file, "--to", "gguf")
+    config = json.loads((family / "config.json").read_text())
+    check_gguf(file, config, read_tensors(family))
+    got, want = logits(file), logits(family)
+    assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import metal_marlin as mm
+import metal_marlin.transformers  # noqa: F401
 import numpy as np
 import pytest
 import torch
@@ -102,6 +103,24 @@ TYPES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {},
     ),
 }
+HYBRID = {
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.5, "mrope_interleaved": True},
+}
+TYPES["qwen3_5"] = ("Qwen3_5", HYBRID, DEEP, {})
+TYPES["qwen3_5_moe"] = (
+    "Qwen3_5Moe",
+    {**HYBRID, **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 32},
+    DEEP,
+    {},
+)
 FLAT = ("qwen2_vl", "qwen2_5_vl")
 
 
@@ -181,6 +200,39 @@ def test_a_quantized_copy_is_a_model_of_the_whole_type(kind: str, tmp_path: Path
     assert_close(model.logits(IDS[0].tolist()), logits_of(loaded.eval()))
 
 
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_quantized_copy_runs_in_transformers(kind: str, tmp_path: Path) -> None:
+    save_model(kind, tmp_path / "source")
+    mm.quantize_model(tmp_path / "source", tmp_path / "quantized", "uniform:s8/g16")
+    made = getattr(transformers, f"{TYPES[kind][0]}ForConditionalGeneration")
+    if kind == "qwen3_vl_moe":  # Its stacks of experts are transposed when they are loaded.
+        with pytest.raises(mm.UnsupportedError, match="experts.*transposes"):
+            made.from_pretrained(tmp_path / "quantized")
+        return
+    loaded = made.from_pretrained(tmp_path / "quantized")
+    want = mm.load(tmp_path / "quantized", exact=True, verbose=False).logits(IDS[0].tolist())
+    assert_close(logits_of(loaded.eval()), want)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava"])
+def test_gguf_holds_the_text_model(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    want = logits_of(save_model(kind, tmp_path / "source"))
+    run("export", tmp_path / "source", "-o", tmp_path / "model.gguf", "--to", "gguf")
+    assert "gguf holds the text model" in "".join(capfd.readouterr())
+    model = mm.load(tmp_path / "model.gguf", exact=True, verbose=False)
+    assert_close(model.logits(IDS[0].tolist()), want)
+
+
+def test_mlx_refuses_what_has_other_parts(tmp_path: Path) -> None:
+    mlx_lm = pytest.importorskip("metal_marlin.mlx_lm")
+    save_model("qwen3_vl", tmp_path / "source")
+    mm.quantize_model(tmp_path / "source", tmp_path / "quantized", "uniform:s8/g16")
+    with pytest.raises(mm.UnsupportedError, match="qwen3_vl"):
+        mlx_lm.load(tmp_path / "quantized")
+
+
 @pytest.mark.parametrize("kind", FLAT)
 def test_keys_of_the_text_model_may_stand_at_the_top(kind: str, tmp_path: Path) -> None:
     want = logits_of(save_model(kind, tmp_path))
@@ -249,6 +301,36 @@ def test_the_head_is_tied_as_in_transformers(where: str, tied: bool, tmp_path: P
         return
     got = mm.load(tmp_path, exact=True, verbose=False).logits(IDS[0].tolist())
     assert_close(got, logits_of(model.eval()))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+def test_layers_that_predict_further_tokens_are_kept(kind: str, tmp_path: Path) -> None:
+    """In "mtp": quantized by the recipe, named, and never run."""
+    want = logits_of(save_model(kind, tmp_path / "source"))
+    path = tmp_path / "source" / "model.safetensors"
+    tensors = load_file(path)
+    extra = {
+        f"mtp.layers.0.{name}": tensors[f"model.language_model.layers.1.{name}"].clone()
+        for name in ("self_attn.q_proj.weight", "self_attn.q_norm.weight")
+    }
+    extra["mtp.fc.weight"] = torch.randn(64, 128)
+    extra["mtp.pre_fc_norm_hidden.weight"] = torch.zeros(64)
+    if kind == "qwen3_5_moe":
+        extra["mtp.layers.0.mlp.experts.0.up_proj.weight"] = torch.randn(32, 64)
+    save_file({**tensors, **extra}, path, metadata={"format": "pt"})
+    ids = IDS[0].tolist()
+    assert_close(mm.load(tmp_path / "source", exact=True, verbose=False).logits(ids), want)
+    mm.quantize_model(tmp_path / "source", tmp_path / "quantized", "uniform:s8/g16")
+    config = json.loads((tmp_path / "quantized" / "config.json").read_text())
+    modules = config["quantization_config"]["modules"]
+    assert "mtp.layers.0.self_attn.q_proj.weight" in modules
+    after = load_file(tmp_path / "quantized" / "model.safetensors")
+    assert torch.equal(after["mtp.fc.weight"], extra["mtp.fc.weight"])
+    model = mm.load(tmp_path / "quantized", exact=True, verbose=False)
+    loaded = getattr(transformers, f"{TYPES[kind][0]}ForConditionalGeneration").from_pretrained(
+        tmp_path / "quantized"
+    )
+    assert_close(logits_of(loaded.eval()), model.logits(ids))
 
 
 def test_a_head_of_its_own_beside_a_tied_table_is_used(tmp_path: Path) -> None:

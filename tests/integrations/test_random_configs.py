@@ -20,7 +20,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 CASES = 200
-CHUNKS = 20
+CHUNKS = 10
 IDS = torch.randint(3, 190, (1, 40), generator=torch.Generator().manual_seed(1))
 SMALL = {
     "vocab_size": 199,
@@ -40,6 +40,21 @@ LATENT = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 20,
 }
+DELTA: dict[str, tuple[Any, ...]] = {
+    "head_dim": (16, 32, 256),
+    "attention_bias": (False, True),
+    "linear_num_key_heads": (1, 2, 4),
+    "linear_num_value_heads": (4, 8),
+    "linear_key_head_dim": (12, 16, 24),
+    "linear_value_head_dim": (20, 32, 7),
+    "linear_conv_kernel_dim": (2, 3, 4),
+    "layer_types": (
+        ["linear_attention", "full_attention", "linear_attention"],
+        ["linear_attention", "linear_attention", "full_attention"],
+        ["full_attention"] * 3,
+    ),
+}
+INDEXER = {"q_lora_rank": 40, "index_topk": 64, "index_n_heads": 2, "index_head_dim": 24}
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 48}
 ROUTED = {**EXPERTS, "n_routed_experts": 16, "n_shared_experts": 1}
 
@@ -96,6 +111,28 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "sliding_window": (5,),
         },
     ),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            **DELTA,
+            **{key: (value,) for key, value in EXPERTS.items()},
+            "num_experts": (8,),
+            "shared_expert_intermediate_size": (80,),
+            "norm_topk_prob": (True, False),
+            "decoder_sparse_step": (1, 2),
+            "mlp_only_layers": ([], [1]),
+        },
+    ),
+    "qwen3_5_text": ("Qwen3_5Text", DELTA),
+    "qwen3_5_moe_text": (
+        "Qwen3_5MoeText",
+        {
+            **DELTA,
+            **{key: (value,) for key, value in EXPERTS.items()},
+            "num_experts": (8,),
+            "shared_expert_intermediate_size": (80,),
+        },
+    ),
     "glm4": ("Glm4", {"head_dim": (128, 32), "attention_bias": (True, False)}),
     "glm4_moe": (
         "Glm4Moe",
@@ -132,6 +169,98 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "norm_topk_prob": (True, False),
             "rope_interleave": (True, False),
             "attention_bias": (False, True),
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **{key: (value,) for key, value in {**LATENT, **ROUTED}.items()},
+            "q_lora_rank": (40, None),
+            "first_k_dense_replace": (0, 1),
+            "routed_scaling_factor": (16.0, 1.0),
+            "topk_method": ("greedy", "group_limited_greedy"),
+            "n_group": (4, 8),
+            "topk_group": (2, 3),
+            "attention_bias": (False, True),
+        },
+    ),
+    "deepseek_v32": (
+        "DeepseekV32",
+        {
+            **{key: (value,) for key, value in {**LATENT, **ROUTED, **INDEXER}.items()},
+            "first_k_dense_replace": (1, 0),
+            "routed_scaling_factor": (2.5, 1.0),
+            "n_group": (8, 4),
+            "topk_group": (4, 2),
+            "norm_topk_prob": (True, False),
+            "attention_bias": (False, True),
+        },
+    ),
+    "glm_moe_dsa": (
+        "GlmMoeDsa",
+        {
+            **{key: (value,) for key, value in {**LATENT, **ROUTED, **INDEXER}.items()},
+            "first_k_dense_replace": (1, 2),
+            "routed_scaling_factor": (2.5, 1.0),
+            "n_group": (1, 2),
+            "topk_group": (1,),
+            "indexer_types": (None, ["full", "shared", "full"]),
+        },
+    ),
+    "dots1": (
+        "Dots1",
+        {
+            **{key: (value,) for key, value in ROUTED.items()},
+            "attention_bias": (False, True),
+            "first_k_dense_replace": (1, 0),
+            "routed_scaling_factor": (2.5, 1.0),
+            "n_group": (1, 4),
+            "topk_group": (1, 2),
+            "norm_topk_prob": (True, False),
+            "sliding_window": (5, None),
+            "max_window_layers": (1,),
+        },
+    ),
+    "olmoe": (
+        "Olmoe",
+        {
+            "attention_bias": (False, True),
+            "num_experts": (8,),
+            "num_experts_per_tok": (3, 2),
+            "norm_topk_prob": (True, False),
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {
+            "head_dim": (16, 32),
+            "num_local_experts": (8,),
+            "num_experts_per_tok": (2, 3),
+            "rotary_dim": (8, 16, None),
+        },
+    ),
+    "ernie4_5": ("Ernie4_5", {"head_dim": (128, 16)}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": (8,),
+            "moe_k": (3, 2),
+            "moe_intermediate_size": (48,),
+            "moe_num_shared_experts": (2, 0),
+            "moe_layer_start_index": (1, 0),
+            "moe_layer_end_index": (-1, 1),
+            "moe_layer_interval": (1, 2),
+            "moe_norm_min": (1e-12, 0.5),
+        },
+    ),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": (32, 16), "attention_bias": (False, True)}),
+    "hunyuan_v1_moe": (
+        "HunYuanMoEV1",
+        {
+            "head_dim": (32, 16),
+            "attention_bias": (False, True),
+            "num_experts": (8,),
+            "moe_topk": (2, [3, 3, 3]),
         },
     ),
     "gpt_oss": (
@@ -224,10 +353,12 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
 }
 LONG_FACTORS = ("short_factor", "long_factor")
 EPSILON = {"cohere2": "layer_norm_eps"}
-PARTIAL = ("glm", "glm4", "glm4_moe", "phi3")
+HYBRID = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+PARTIAL = ("glm", "glm4", "glm4_moe", "minimax_m2", "phi3", *HYBRID)
 SIZES = {
     *SMALL,
     *LATENT,
+    *DELTA,
     "q_lora_rank",
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
@@ -235,7 +366,11 @@ SIZES = {
     "num_local_experts",
     "n_routed_experts",
     "n_shared_experts",
-} - {"max_position_embeddings", "initializer_range", "pad_token_id"}
+    "moe_num_experts",
+    "moe_num_shared_experts",
+    "index_n_heads",
+    "index_head_dim",
+} - {"max_position_embeddings", "initializer_range", "pad_token_id", "head_dim", "attention_bias"}
 STRANGE: dict[str, Any] = {
     "my_note": "fine",
     "rope_ratio": 2.0,
@@ -263,6 +398,8 @@ def draw_rope(rng: random.Random, kind: str) -> dict[str, Any]:
         rope["factor"] = rng.choice([2.0, 4.0, 8.0])
     if which == "llama3":
         rope.update(low_freq_factor=1.0, high_freq_factor=4.0)
+    if which == "dynamic" and kind.startswith("hunyuan") and rng.random() < 0.7:
+        rope["alpha"] = rng.choice([50.0, 1000.0])
     if which in ("llama3", "yarn"):
         rope["original_max_position_embeddings"] = rng.choice([32, 64])
     if which == "yarn":
@@ -288,7 +425,15 @@ def draw_rope(rng: random.Random, kind: str) -> dict[str, Any]:
         rope["original_max_position_embeddings"] = rng.choice([8, 32])
     elif kind in PARTIAL and rng.random() < 0.5:
         rope["partial_rotary_factor"] = rng.choice([0.5, 0.25, 1.0])
+    if kind.startswith("qwen3_5") and rng.random() < 0.5:
+        rope.update(mrope_section=[1, 1, 0], mrope_interleaved=True)
     return rope
+
+
+def made(name: str, values: dict[str, Any]) -> Any:
+    """The model of a type's class, whose configuration may be named differently."""
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, **values})
+    return getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
 
 
 class Case:
@@ -307,10 +452,7 @@ class Case:
         if self.rng.random() < 0.8:
             values["rope_parameters"] = draw_rope(self.rng, self.kind)
         tied = self.rng.random() < 0.4
-        config = getattr(transformers, f"{name}Config")(
-            **{**SMALL, **values, "tie_word_embeddings": tied}
-        )
-        self._save(getattr(transformers, f"{name}ForCausalLM")(config).eval(), number)
+        self._save(made(name, {**values, "tie_word_embeddings": tied}), number)
         self.config = json.loads((folder / "config.json").read_text())
         self._head(tied)
         self._move()
@@ -474,3 +616,27 @@ def test_logits_are_those_of_transformers_or_a_key_is_named(chunk: int, tmp_path
         outcomes.append(run_case(number, folder))
     # Refusing everything would be right, too.
     assert outcomes.count("equal") >= len(outcomes) * 0.3, outcomes
+
+
+@pytest.mark.parametrize("division", ([40], [7, 1, 2, 30], [1] * 40), ids=("once", "parts", "each"))
+@pytest.mark.parametrize("kind", HYBRID)
+def test_a_prompt_may_be_divided(kind: str, division: list[int], tmp_path: Path) -> None:
+    name, keys = TYPES[kind]
+    for number in range(4):
+        rng = random.Random(number)
+        values = {key: rng.choice(choices) for key, choices in keys.items()}
+        values["layer_types"] = keys["layer_types"][number % 2]
+        torch.manual_seed(number)
+        made(name, values).save_pretrained(tmp_path)
+        with torch.no_grad():
+            model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+            want = model.eval()(IDS).logits[0].numpy()
+        core = mm.load(tmp_path, exact=True, verbose=False)._core
+        sequence = core.new_sequence()
+        got = np.empty((40, SMALL["vocab_size"]), np.float32)
+        first = 0
+        for count in division:
+            ids = IDS[0, first : first + count].tolist()
+            core.forward(sequence, ids, True, got[first : first + count])
+            first += count
+        assert np.abs(got - want).max() < 1e-3 * np.abs(want).max(), values

@@ -13,7 +13,7 @@ bool MetalDecoder::Takes(const RouteTokensCall& call) const {
 
 Status MetalDecoder::Run(const RouteTokensCall& call, const OperationContext& context) const {
   if (!Takes(call)) {
-    return Status(Code::kUnsupported, "router: too large for a threadgroup of this device");
+    return Status(Code::kUnsupported, "router: too large, or with options that this device lacks");
   }
   const int64_t experts = call.logits.dim(1);
   const auto launch = [&](const RouterRows& rows, ErrorWords::Word* error) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <numbers>
 #include <optional>
 
@@ -65,6 +66,12 @@ class ModelDescriber {
     facts_.kv_heads = config_.SizeOr("num_key_value_heads", kMost, facts_.heads);
     metadata_->Count(Key(kGgufKvHeads.gguf), facts_.kv_heads);
     metadata_->Real(Key("attention.layer_norm_rms_epsilon"), config_.Real("rms_norm_eps", 0, 1));
+    for (const GgufCount& key : kGgufReals) {
+      if (config_.Has(key.config)) {
+        metadata_->Real(Key(key.gguf), config_.Real(key.config, -kMostReal, kMostReal));
+      }
+    }
+    CheckRotatedLayers();
     const std::string activation = config_.StringOr("hidden_act", "silu");
     if (type != "gpt_oss" && activation != "silu" && activation != "swish") {
       config_.Fail("hidden_act", "gguf has no form for another than silu");
@@ -75,6 +82,21 @@ class ModelDescriber {
     }
     if (!config_.Knows("use_sliding_window")) {
       Copy({"sliding_window", "attention.sliding_window"});
+    }
+  }
+
+  /// The runtime of these files leaves out RoPE in every fourth layer of types that read this key.
+  void CheckRotatedLayers() {
+    if (!config_.Knows("no_rope_layer_interval")) return;
+    constexpr int64_t kInterval = 4;
+    const std::vector<int64_t> rotated = config_.IntegersOrEmpty("no_rope_layers");
+    bool usual =
+        !rotated.empty() || config_.SizeOr("no_rope_layer_interval", kMost, kInterval) == kInterval;
+    for (size_t i = 0; i < rotated.size(); ++i) {
+      usual = usual && (rotated[i] != 0) == ((i + 1) % kInterval != 0);
+    }
+    if (!usual) {
+      config_.Fail("no_rope_layers", "gguf has no form for others than every fourth layer");
     }
   }
 
@@ -162,8 +184,10 @@ class ModelDescriber {
       case RopeType::kYarn:
         metadata_->Text(Key("rope.scaling.type"), type);
         return AddYarn();
-      case RopeType::kDynamic:
       case RopeType::kLongRope:
+        if (facts_.architecture->name == "phi3") return AddLongRope();
+        [[fallthrough]];
+      case RopeType::kDynamic:
         config_.Fail("rope_scaling", fmt::format("gguf has no form for the type \"{}\"", type));
     }
   }
@@ -197,9 +221,31 @@ class ModelDescriber {
     }
   }
 
+  /// Factors for texts within the trained context and beyond, one of each for a pair.
+  void AddLongRope() {
+    const bool old = !config_.Nested("rope_scaling").values().empty();
+    ModelConfig scaling = config_.Nested(old ? "rope_scaling" : "rope_parameters");
+    const auto add = [&](std::string_view key, const char* tensor) {
+      std::vector<float> factors;
+      for (const double factor : scaling.RealsOrEmpty(key, 0, kMostReal)) {
+        factors.push_back(static_cast<float>(factor));
+      }
+      facts_.rope_factors.emplace_back(tensor, std::move(factors));
+    };
+    add("long_factor", "rope_factors_long.weight");
+    add("short_factor", "rope_factors_short.weight");
+    if (facts_.rope_factors[0].second.size() != facts_.rope_factors[1].second.size()) {
+      config_.Fail("long_factor", "gguf needs one for every short_factor");
+    }
+    metadata_->Count(Key("rope.scaling.original_context_length"),
+                     static_cast<int64_t>(rope_.original_context));
+    metadata_->Real(Key("rope.scaling.attn_factor"), rope_.attention_factor);
+  }
+
   /// Llama 3.1: a factor for every frequency, interpolated between those that are divided and those
   /// that stay.
   void AddLlama3() {
+    std::vector<float> factors;
     for (int64_t i = 0; i < facts_.head_dim / 2; ++i) {
       const double frequency = std::pow(
           rope_.theta, -2.0 * static_cast<double>(i) / static_cast<double>(facts_.head_dim));
@@ -207,8 +253,9 @@ class ModelDescriber {
       const double smooth = std::clamp(
           (turns - rope_.low_freq_factor) / (rope_.high_freq_factor - rope_.low_freq_factor), 0.0,
           1.0);
-      facts_.rope_factors.push_back(static_cast<float>(1 / ((1 - smooth) / rope_.factor + smooth)));
+      factors.push_back(static_cast<float>(1 / ((1 - smooth) / rope_.factor + smooth)));
     }
+    facts_.rope_factors.emplace_back("rope_freqs.weight", std::move(factors));
   }
 
   TypedConfig typed_;

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
@@ -56,7 +57,8 @@ struct GgufModelFacts {
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  std::vector<float> rope_factors;  ///< rope_freqs.weight; empty: none.
+  /// Tensors with a divisor for each pair's frequency, by name.
+  std::vector<std::pair<std::string, std::vector<float>>> rope_factors;
 };
 
 /// Describes the model of a config.json. Errors: kUnsupported naming a model_type or a kind of RoPE

@@ -154,11 +154,11 @@ class GgufPlanner {
     std::stable_sort(
         plan_.outputs.begin(), plan_.outputs.end(),
         [this](const GgufOutput& a, const GgufOutput& b) { return Place(a) < Place(b); });
-    if (!facts_.rope_factors.empty()) {
+    for (const auto& [name, values] : facts_.rope_factors) {
       GgufOutput factors;
-      factors.name = "rope_freqs.weight";
-      factors.dims = {static_cast<int64_t>(facts_.rope_factors.size())};
-      factors.values = facts_.rope_factors;
+      factors.name = name;
+      factors.dims = {static_cast<int64_t>(values.size())};
+      factors.values = values;
       MARLIN_RETURN_IF_ERROR(Add(std::move(factors), *FindGgufType(DType::kF32)));
     }
     MARLIN_RETURN_IF_ERROR(AddTokenizer());

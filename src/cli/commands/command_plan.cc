@@ -113,7 +113,7 @@ class PlanCommand final : public Command {
                                    FormatBytes(placement.resident_bytes), FormatInteger(Context()),
                                    FormatBytes(placement.cache_bytes));
     if (placement.state_bytes > 0) {
-      rest += fmt::format(", two recurrent states ({})", FormatBytes(placement.state_bytes));
+      rest += fmt::format(" and two recurrent states ({})", FormatBytes(placement.state_bytes));
     }
     if (placement.expanded_bytes > 0) {
       rest += fmt::format(" and the heads that prefill expands latents to ({})",

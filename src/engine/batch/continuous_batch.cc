@@ -7,6 +7,7 @@
 #include "base/macros.h"
 #include "engine/batch/batch_drafts.h"
 #include "engine/batch/batch_pass.h"
+#include "engine/batch/batch_states.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
 #include "model/placement.h"
@@ -21,20 +22,6 @@ using Clock = BatchText::Clock;
 /// back.
 constexpr int64_t kDeviceBatch = 256;
 constexpr int64_t kHostBatch = 32;
-
-/// Pages after which texts of a model with recurrent states publish them: a state is as large as
-/// several pages of tokens.
-constexpr int64_t kPagesPerState = 16;
-
-/// The first length after `length` at which a text publishes its recurrent states: where the last
-/// whole page of its prompt ends, and every kPagesPerState pages. INT64_MAX: none.
-int64_t NextPublished(const PagePool& pool, const BatchText& text, int64_t length) {
-  if (!text.salt || !pool.HasStates()) return INT64_MAX;
-  const int64_t page = pool.page_tokens();
-  const int64_t prompt = (std::ssize(text.prompt) - 1) / page * page;
-  const int64_t next = (length / (kPagesPerState * page) + 1) * kPagesPerState * page;
-  return prompt > length ? std::min(prompt, next) : next;
-}
 
 bool Stops(const BatchText& text, int32_t token) {
   return std::find(text.stops.begin(), text.stops.end(), token) != text.stops.end();
@@ -107,10 +94,8 @@ Status ContinuousBatch::Step() {
   if (!status.ok() && status.code() != Code::kOutOfMemory) return status;
   for (BatchText* const text : entered) text->sampler.clear();
   for (const SampledText& each : sampled) Accept(each);
-  for (BatchText* const text : running_) {
-    if (!text->ended) Publish(*text);
-  }
   std::erase_if(running_, [](const BatchText* text) { return text->ended; });
+  for (BatchText* const text : running_) PublishPages(*model_, text);
   return {};
 }
 
@@ -145,22 +130,9 @@ ContinuousBatch::Budget ContinuousBatch::BudgetOfPass() const {
 void ContinuousBatch::Choose(BatchText& text, const Budget& budget) const {
   const int64_t share = interactive_ ? budget.prefill - budget.prefill / 2 : budget.prefill;
   text.drafts.clear();
-  text.piece = text.left() == 1 ? text.ready() : std::min({text.ready(), share, 1 + budget.room});
-  Shorten(&text);
-}
-
-/// Ends a piece where the text's recurrent states are to be published.
-void ContinuousBatch::Shorten(BatchText* text) const {
-  const int64_t length = text->sequence->length();
-  const PagePool& pool = *Internals::Impl(*model_).pool;
-  text->piece = std::min(text->piece, NextPublished(pool, *text, length) - length);
-}
-
-void ContinuousBatch::Publish(BatchText& text) const {
-  KvCache& cache = text.sequence->state()->cache;
-  const PagePool& pool = *Internals::Impl(*model_).pool;
-  const int64_t length = cache.length();
-  cache.Publish(text.tokens, NextPublished(pool, text, length - 1) == length);
+  const int64_t most =
+      text.left() == 1 ? text.ready() : std::min({text.ready(), share, 1 + budget.room});
+  text.piece = PieceToState(*model_, text, most);
 }
 
 Status ContinuousBatch::PlanRunning(Budget* budget) {
@@ -214,8 +186,7 @@ void ContinuousBatch::SpendRest(Budget* budget) {
     const int64_t before = text->piece;
     const int64_t more = std::min({text->ready() - before, budget->prefill, budget->room});
     if (more <= 0) continue;
-    text->piece += more;
-    Shorten(text);
+    text->piece = PieceToState(*model_, *text, before + more);
     if (!Reserve(*text).ok()) {
       text->piece = before;
       return;
@@ -342,7 +313,7 @@ void ContinuousBatch::End(BatchText& text, StopReason reason, const Status& erro
   text.error = error;
   text.ended = true;
   slots_.Leave(text);
-  if (error.ok() && text.sequence) Publish(text);
+  if (error.ok() && text.sequence) PublishPages(*model_, &text);
   text.sequence.reset();
   full_ = false;
   observer_->Ended(text);

@@ -77,8 +77,6 @@ class ContinuousBatch {
   void SpendRest(Budget* budget);
   Budget BudgetOfPass() const;
   void Choose(BatchText& text, const Budget& budget) const;
-  void Shorten(BatchText* text) const;
-  void Publish(BatchText& text) const;
   bool Start(BatchText& text);
   static void Adopt(BatchText& text);
   static Status Reserve(BatchText& text);

@@ -137,6 +137,7 @@ int32_t PageMemory::Take(size_t index) {
   group.free.pop_back();
   Slab& slab = group.slabs[static_cast<size_t>(page / group.slab_pages)];
   if (slab.used++ == 0) --group.unused_slabs;
+  ++group.used;
   return page;
 }
 
@@ -144,9 +145,16 @@ void PageMemory::Return(size_t index, int32_t page) {
   Group& group = groups_[index];
   group.free.push_back(page);
   const auto at = static_cast<size_t>(page / group.slab_pages);
+  --group.used;
   if (--group.slabs[at].used > 0) return;
-  // Keep one unused slab for the next sequence.
-  if (++group.unused_slabs > 1) FreeSlab(&group, at);
+  // Keep one unused slab for the next sequence, and in a recurrent group those for the next call,
+  // which takes as many pages as its sequences have.
+  int64_t kept = 1;
+  if (group.state.kept.fixed > 0) kept = std::max(kept, CeilDivide(group.used, group.slab_pages));
+  if (++group.unused_slabs > kept) FreeSlab(&group, at);
+  for (size_t slab = 0; group.unused_slabs > kept; ++slab) {
+    if (IsUnused(group.slabs[slab])) FreeSlab(&group, slab);
+  }
 }
 
 void PageMemory::FreeSlab(Group* group, size_t slab) {
@@ -162,7 +170,7 @@ bool PageMemory::FreeUnusedSlabs() {
   bool freed = false;
   for (Group& group : groups_) {
     for (size_t slab = 0; slab < group.slabs.size(); ++slab) {
-      if (group.slabs[slab].used > 0 || group.slabs[slab].memory.bytes() == 0) continue;
+      if (!IsUnused(group.slabs[slab])) continue;
       FreeSlab(&group, slab);
       freed = true;
     }

@@ -83,6 +83,7 @@ class PageMemory {
     int64_t page_bytes = 0;
     std::vector<Slab> slabs;
     std::vector<int32_t> free;  ///< Pages.
+    int64_t used = 0;           ///< Pages that are taken.
     int64_t unused_slabs = 0;   ///< Allocated, but without a page in use.
   };
   struct Place {
@@ -92,6 +93,7 @@ class PageMemory {
 
   explicit PageMemory(const Device& device) : device_(device) {}
   void AddLayer(const LayerState& state);
+  static bool IsUnused(const Slab& slab) { return slab.used == 0 && slab.memory.bytes() > 0; }
   /// The pages of a slab of a group.
   int64_t SlabPages(int64_t page_bytes) const;
   void FreeSlab(Group* group, size_t slab);

@@ -7,10 +7,11 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "engine/cache/page_list.h"
 #include "engine/cache/page_memory.h"
+#include "engine/cache/page_owners.h"
 #include "engine/cache/prefix_tree.h"
 #include "marlin/decoder.h"
 #include "marlin/device.h"
@@ -31,20 +32,6 @@ enum StatePage : size_t {
   kContinued,  ///< As kNextState.
   kKeptState,  ///< KvCache::KeepStates.
   kStatePages,
-};
-
-/// Pages and bytes of a pool, in all groups together. Pages of recurrent groups are `states`.
-struct PoolStatistics {
-  int64_t pages_used = 0;    ///< Have owners; a page that several share counts once.
-  int64_t pages_cached = 0;  ///< Published ones that no sequence has.
-  int64_t states_used = 0;
-  int64_t states_cached = 0;
-  int64_t bytes_used = 0;
-  int64_t bytes_cached = 0;
-  int64_t bytes_allocated = 0;
-  int64_t most_bytes = 0;     ///< INT64_MAX: the host's memory is the limit.
-  int64_t evicted_pages = 0;  ///< Cached pages and states given up since the pool was made.
-  int64_t prefixes = 0;       ///< Nodes of the tree.
 };
 
 /// Where a sequence is in the tree of prefixes.
@@ -79,21 +66,21 @@ class PagePool {
   static Result<std::shared_ptr<PagePool>> Make(const Device& device, const CacheShape& shape,
                                                 PrefixTree::Hash hash = &PrefixTree::HashOf);
 
-  int64_t page_tokens() const { return memory_.page_tokens(); }
-  size_t groups() const { return memory_.groups(); }
-  size_t GroupOf(int64_t layer) const { return memory_.GroupOf(layer); }
-  int64_t WindowOf(size_t group) const { return memory_.WindowOf(group); }
-  bool IsRecurrent(size_t group) const { return memory_.IsRecurrent(group); }
+  int64_t page_tokens() const { return memory().page_tokens(); }
+  size_t groups() const { return memory().groups(); }
+  size_t GroupOf(int64_t layer) const { return memory().GroupOf(layer); }
+  int64_t WindowOf(size_t group) const { return memory().WindowOf(group); }
+  bool IsRecurrent(size_t group) const { return memory().IsRecurrent(group); }
   /// Whether any group is recurrent.
   bool HasStates() const;
-  int64_t PageBytes(size_t group) const { return memory_.PageBytes(group); }
+  int64_t PageBytes(size_t group) const { return memory().PageBytes(group); }
   /// Groups whose pages hold tokens: those that are not recurrent.
-  int64_t TokenGroups() const { return memory_.TokenGroups(); }
+  int64_t TokenGroups() const { return memory().TokenGroups(); }
   /// Pages of tokens, of all groups together, that the cache has memory for if it keeps no
   /// recurrent state; 0 where the host's memory is the limit.
-  int64_t MostPages() const { return memory_.MostPages(); }
+  int64_t MostPages() const { return memory().MostPages(); }
   /// A layer of a group.
-  int64_t FirstLayerOf(size_t group) const { return memory_.FirstLayerOf(group); }
+  int64_t FirstLayerOf(size_t group) const { return memory().FirstLayerOf(group); }
   /// The first position that a layer of a group sees from `position`.
   int64_t FirstSeen(size_t group, int64_t position) const;
 
@@ -133,47 +120,23 @@ class PagePool {
   std::vector<void*> Slabs(size_t group) const;
   /// A layer's part of its group's pages; `slabs` must outlive the result.
   PagedCache CacheOf(int64_t layer, std::span<void* const> slabs) const {
-    return memory_.CacheOf(layer, slabs);
+    return memory().CacheOf(layer, slabs);
   }
   RecurrentStates StatesOf(int64_t layer, std::span<void* const> slabs) const {
-    return memory_.StatesOf(layer, slabs);
+    return memory().StatesOf(layer, slabs);
   }
 
  private:
-  struct Page {
-    int64_t owners = 0;
-    PrefixNode* node = nullptr;  ///< Where it is published.
-  };
   struct GroupPage {
     size_t group;
     int32_t page;
   };
-  struct Group {
-    std::vector<Page> pages;
-    int64_t used = 0;  ///< Pages that have owners.
-    PageList cached;
-  };
 
-  PagePool(PageMemory memory, PrefixTree::Hash hash);
-  Page& PageOf(size_t group, int32_t page) {
-    return groups_[group].pages[static_cast<size_t>(page)];
-  }
-  /// Gets a group a free page.
-  Status MakeRoom(size_t group);
-  void Own(size_t group, int32_t page);
-  void Disown(size_t group, int32_t page);
-  /// Frees a cached page.
-  void Evict(size_t group, int32_t page);
-  /// Frees the cached page that was returned first, in whichever group it is, and the states of its
-  /// node, which nobody can use without it; false: there is none.
-  bool EvictOldest();
-  /// Lets the states of a node be evicted after what was returned before.
-  void TouchStates(const PrefixNode& node);
+  PagePool(PageMemory memory, PrefixTree::Hash hash) : pages_(std::move(memory), hash) {}
+  const PageMemory& memory() const { return pages_.memory(); }
   /// Gives a sequence the states of a node that has all of them. Adds its own ones, to be
   /// disowned once all pages are taken: giving one back may evict cached ones.
   void TakeStates(const PrefixNode& node, BlockTables* tables, std::vector<GroupPage>* given_back);
-  /// Publishes a sequence's own page in a node.
-  void PublishPage(PrefixNode* node, size_t group, int32_t* page);
   /// The first block whose page a group needs to go on after `blocks` blocks.
   int64_t FirstNeeded(size_t group, int64_t blocks) const;
   std::span<const int32_t> TokensOf(std::span<const int32_t> tokens, int64_t block) const {
@@ -186,13 +149,7 @@ class PagePool {
                                     const BlockTables& tables) const;
 
   mutable std::mutex mutex_;
-  PageMemory memory_;  ///< The mutex guards its pages; its sizes never change.
-  std::vector<Group> groups_;
-  PrefixTree prefixes_;
-  int64_t most_cached_ = INT64_MAX;  ///< Bytes.
-  int64_t cached_ = 0;               ///< Bytes.
-  int64_t returned_ = 0;             ///< Pages that became cached so far.
-  int64_t evicted_ = 0;
+  PageOwners pages_;
 };
 
 }  // namespace marlin

@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <cmath>
+
 #include "base/macros.h"
 #include "ops/device/checks.h"
 #include "ops/device/device.h"
@@ -25,6 +27,13 @@ Status CheckOptions(const RouterOptions& options, int64_t experts) {
   if (options.top_groups < 1 || options.top_groups > options.groups) {
     return Invalid(fmt::format("top_groups: expected 1..{} (groups), got {}", options.groups,
                                options.top_groups));
+  }
+  if (options.best_of_group < 1 || options.best_of_group > 2) {
+    return Invalid(fmt::format("best_of_group: expected 1 or 2, got {}", options.best_of_group));
+  }
+  if (!(options.least_sum >= 0) || std::isinf(options.least_sum)) {
+    return Invalid(
+        fmt::format("least_sum: expected a finite number from 0 on, got {}", options.least_sum));
   }
   const int64_t eligible = experts / options.groups * options.top_groups;
   if (options.top_k > eligible) {

@@ -9,6 +9,7 @@
 //   (ProjectStep | LatentProjectStep, AttentionStep) | MixStep, ProjectAddStep
 //   GateUpStep, ProjectAddStep | RouteStep, ExpertsStep
 //
+// or, where both read the same hidden states, GateUpStep, the first line and a ProjectAddStep,
 // between EmbedStep and HeadStep, SampleStep.
 #pragma once
 
@@ -201,7 +202,7 @@ struct StepPages {
   std::vector<void*> slabs;
   TensorView block_tables;  ///< As in SequenceRows; of a recurrent group RecurrentRows::pages.
   ExpandedPages expanded = {};
-  /// Of a recurrent group: block_tables of the steps after the first one in a recording.
+  /// The block_tables of a recurrent group for the steps after the first one in a recording.
   TensorView continued = {};
 };
 

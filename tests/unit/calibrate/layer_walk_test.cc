@@ -11,9 +11,12 @@
 #include <vector>
 
 #include "../../source_directory.h"
+#include "../checkpoint/test_files.h"
 #include "../engine/random_model.h"
+#include "base/scalars.h"
 #include "calibrate/walked_matrices.h"
 #include "marlin/device.h"
+#include "marlin/model.h"
 #include "model/open_model.h"
 
 namespace marlin::layer_walk_test {
@@ -72,12 +75,19 @@ class Recorder final : public InputVisitor {
 class SampleModel : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    auto opened = OpenModelDirectory(SourceDirectory() + GetParam());
+    path_ = SourceDirectory() + GetParam();
+    if (std::string(GetParam()) == "qwen3_next") {
+      path_ = written_.path();
+      testing::WriteQwen3Next(path_, 1024);
+    }
+    auto opened = OpenModelDirectory(path_);
     ASSERT_TRUE(opened.ok()) << opened.status().message();
     directory_ = std::make_unique<ModelDirectory>(*std::move(opened));
     for (const size_t count : {200, 120, 7}) texts_.push_back(testing::TokensBelow(1024, count));
   }
 
+  testing::TemporaryDirectory written_;
+  std::string path_;
   std::unique_ptr<ModelDirectory> directory_;
   std::vector<std::vector<int32_t>> texts_;
 };
@@ -109,9 +119,42 @@ TEST_P(SampleModel, ShowsEveryMatrixOnceAndRunsBothModelsAlike) {
   }
 }
 
+// Every text begins with an empty cache and states of zeros.
+TEST_P(SampleModel, ShowsTheHeadWhatAForwardPassComputes) {
+  if (directory_->config.shape.tied) GTEST_SKIP() << "the head is not shown";
+  const Device device = *Device::Open("cpu", {.threads = 2});
+  LayerWalk walk(*directory_, device, {});
+  ASSERT_TRUE(walk.Start(texts_, 256).ok());
+  Recorder recorder(walk);
+  const Status status = walk.RunAll(recorder, {});
+  ASSERT_TRUE(status.ok()) << status.message();
+  const auto hidden = static_cast<size_t>(directory_->config.shape.hidden);
+  const std::vector<float> last(recorder.last().end() - static_cast<std::ptrdiff_t>(hidden),
+                                recorder.last().end());
+  const auto head = directory_->checkpoint.Tensor("lm_head.weight");
+  ASSERT_TRUE(head.ok()) << head.status().message();
+  ASSERT_EQ(head->dtype(), DType::kBf16);
+  ModelOptions options;
+  options.allow_bf16_activations = false;
+  const auto model = Model::Open(path_, device, options);
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  Sequence sequence = *model->NewSequence();
+  std::vector<float> logits(1024);
+  const SequenceInput input{&sequence, texts_.back()};
+  ASSERT_TRUE(model->Forward({&input, 1}, {logits.data(), DType::kF32, {1, 1024}}).ok());
+  for (size_t token = 0; token < logits.size(); ++token) {
+    double expected = 0;
+    for (size_t i = 0; i < hidden; ++i) {
+      const float weight = Bf16ToFloat(head->As<uint16_t>()[token * hidden + i]);
+      expected += double{last[i]} * double{weight};
+    }
+    ASSERT_NEAR(logits[token], expected, 1e-4) << token;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, SampleModel,
-                         ::testing::Values("/examples/tiny-qwen3-moe",
-                                           "/tests/data/tiny-glm4-moe"));
+                         ::testing::Values("/examples/tiny-qwen3-moe", "/tests/data/tiny-glm4-moe",
+                                           "qwen3_next"));
 
 }  // namespace
 }  // namespace marlin::layer_walk_test

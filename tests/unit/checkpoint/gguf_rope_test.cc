@@ -36,7 +36,7 @@ class Metadata {
   Json Scaling(std::span<const float> factors = {}) const {
     const GgufArchitecture* architecture =
         FindGgufArchitecture(prefix_.substr(0, prefix_.find('.')));
-    return GgufRope(*architecture, metadata_, factors).Scaling();
+    return GgufRope(*architecture, metadata_, {factors, {}, {}}).Scaling();
   }
 
  private:

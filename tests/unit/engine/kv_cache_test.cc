@@ -7,8 +7,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "../../source_directory.h"
@@ -201,6 +203,71 @@ TEST(KvCache, AWindowKeepsThePagesThatItReaches) {
   cache.Truncate(0);
   ASSERT_TRUE(cache.Reserve(0, 600).ok());
   EXPECT_THAT(kept(1), ElementsAre(0, 1, 2));
+}
+
+/// The page of a sequence's recurrent state, and the one for the next.
+std::vector<int32_t> StatesOf(const KvCache& cache, size_t group) {
+  const std::span<const int32_t> pages = cache.TableFrom(group, cache.length());
+  return {pages.begin(), pages.end()};
+}
+
+TEST(KvCache, AStateIsReplacedOnlyByACallThatSucceeds) {
+  CacheShape shape = Shape3({0, 0, 0});
+  shape.layers[1].kept = shape.layers[2].kept = MixerState{.fixed = 3000};
+  const auto pool = MakePool(*Device::Open("cpu", {.threads = 1}), shape);
+  EXPECT_EQ(pool->PageBytes(1), 2 * 3008 * 4);
+  EXPECT_EQ(pool->StatesOf(2, {}).first_element, 3008);
+  KvCache cache(pool, true);
+  EXPECT_THAT(StatesOf(cache, 1), ElementsAre(-1, -1));
+  ASSERT_TRUE(cache.Reserve(0, 10).ok());
+  const int32_t first = StatesOf(cache, 1)[1];
+  EXPECT_GE(first, 0);
+  const std::span<const int32_t> later = cache.TableFrom(1, 5);
+  EXPECT_THAT(std::vector<int32_t>(later.begin(), later.end()), ElementsAre(first, first));
+  ASSERT_TRUE(cache.Reserve(5, 10).ok());
+  cache.Grow(10);
+  EXPECT_THAT(StatesOf(cache, 1), ElementsAre(first, -1));
+  for (int failed = 0; failed < 3; ++failed) {
+    ASSERT_TRUE(cache.Reserve(10, 20).ok());
+    EXPECT_EQ(StatesOf(cache, 1)[0], first);
+    EXPECT_EQ(pool->statistics().states_used, 2);
+    cache.Grow(10);
+    EXPECT_EQ(pool->statistics().states_used, 1);
+  }
+  cache.KeepStates();
+  ASSERT_TRUE(cache.Reserve(10, 20).ok());
+  cache.Grow(20);
+  EXPECT_FALSE(cache.Truncate(11));
+  EXPECT_EQ(cache.length(), 20);
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_TRUE(cache.Truncate(10));
+    EXPECT_THAT(StatesOf(cache, 1), ElementsAre(first, -1));
+    ASSERT_TRUE(cache.Reserve(10, 20).ok());
+    cache.Grow(20);
+  }
+  EXPECT_TRUE(cache.Truncate(0));
+  EXPECT_THAT(StatesOf(cache, 1), ElementsAre(-1, -1));
+  EXPECT_EQ(pool->statistics().states_used, 0);
+}
+
+// A state of 2 MiB has a slab of its own.
+TEST(KvCache, CallsDoNotAllocateStatesAgain) {
+  CacheShape shape = Shape3({0});
+  shape.layers[0].kept = MixerState{.fixed = 1 << 19};
+  const auto pool = MakePool(*Device::Open("cpu", {.threads = 1}), shape);
+  const int64_t state = pool->PageBytes(0);
+  {
+    std::vector<std::unique_ptr<KvCache>> caches;
+    for (int i = 0; i < 4; ++i) caches.push_back(std::make_unique<KvCache>(pool, false));
+    for (int call = 0; call < 3; ++call) {
+      for (const auto& cache : caches) {
+        ASSERT_TRUE(cache->Reserve(cache->length(), cache->length() + 1).ok());
+      }
+      for (const auto& cache : caches) cache->Grow(cache->length() + 1);
+      EXPECT_EQ(pool->statistics().bytes_allocated, (call == 0 ? 4 : 8) * state);
+    }
+  }
+  EXPECT_EQ(pool->statistics().bytes_allocated, state);
 }
 
 TEST(KvCache, ATruncatableOneKeepsAll) {

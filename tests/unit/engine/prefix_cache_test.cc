@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -401,43 +402,6 @@ TEST(PrefixCache, TheWayToAPageStays) {
 std::vector<int32_t> StatesOf(const KvCache& cache, size_t group) {
   const std::span<const int32_t> pages = cache.TableFrom(group, cache.length());
   return {pages.begin(), pages.end()};
-}
-
-TEST(PrefixCache, AStateIsReplacedOnlyByACallThatSucceeds) {
-  const auto pool = MakePool(ShapeOf({0, kRecurrent, kRecurrent}));
-  EXPECT_EQ(pool->PageBytes(1), 2 * 3008 * 4);
-  EXPECT_EQ(pool->StatesOf(2, {}).first_element, 3008);
-  KvCache cache(pool, true);
-  EXPECT_THAT(StatesOf(cache, 1), ElementsAre(-1, -1));
-  ASSERT_TRUE(cache.Reserve(0, 10).ok());
-  const int32_t first = StatesOf(cache, 1)[1];
-  EXPECT_GE(first, 0);
-  const std::span<const int32_t> later = cache.TableFrom(1, 5);
-  EXPECT_THAT(std::vector<int32_t>(later.begin(), later.end()), ElementsAre(first, first));
-  ASSERT_TRUE(cache.Reserve(5, 10).ok());
-  cache.Grow(10);
-  EXPECT_THAT(StatesOf(cache, 1), ElementsAre(first, -1));
-  for (int failed = 0; failed < 3; ++failed) {
-    ASSERT_TRUE(cache.Reserve(10, 20).ok());
-    EXPECT_EQ(StatesOf(cache, 1)[0], first);
-    EXPECT_EQ(pool->statistics().states_used, 2);
-    cache.Grow(10);
-    EXPECT_EQ(pool->statistics().states_used, 1);
-  }
-  cache.KeepStates();
-  ASSERT_TRUE(cache.Reserve(10, 20).ok());
-  cache.Grow(20);
-  EXPECT_FALSE(cache.Truncate(11));
-  EXPECT_EQ(cache.length(), 20);
-  for (int again = 0; again < 2; ++again) {
-    EXPECT_TRUE(cache.Truncate(10));
-    EXPECT_THAT(StatesOf(cache, 1), ElementsAre(first, -1));
-    ASSERT_TRUE(cache.Reserve(10, 20).ok());
-    cache.Grow(20);
-  }
-  EXPECT_TRUE(cache.Truncate(0));
-  EXPECT_THAT(StatesOf(cache, 1), ElementsAre(-1, -1));
-  EXPECT_EQ(pool->statistics().states_used, 0);
 }
 
 TEST(PrefixCache, ATextGoesOnFromAStateThatIsThere) {

@@ -59,6 +59,19 @@ inline void WriteQwen2(const std::string& path, int64_t window, int32_t nan_toke
                 ", \"sliding_window\": " + std::to_string(window > 0 ? window : 1) + "}");
 }
 
+/// Writes a config and its tensors.
+inline void WriteRandom(const std::string& path, const Json& config) {
+  const auto model = DescribeModel(config.dump());
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  std::vector<TestTensor> tensors;
+  uint32_t seed = 1;
+  for (const ModelTensor& tensor : model->tensors) {
+    tensors.push_back(RandomBf16(tensor.name, tensor.shape, seed++));
+  }
+  WriteFile(path + "/config.json", config.dump());
+  WriteFile(path + "/model.safetensors", BuildSafetensors(tensors));
+}
+
 /// A deepseek_v3 of two dense layers, whose latent attention expands latents in prefill. Dense:
 /// a rounding error in front of a router can select another expert.
 inline void WriteDeepseekV3(const std::string& path, int64_t vocab, int64_t positions) {
@@ -81,15 +94,29 @@ inline void WriteDeepseekV3(const std::string& path, int64_t vocab, int64_t posi
                        {"q_lora_rank", nullptr},
                        {"n_group", 1},
                        {"topk_group", 1}};
-  const auto model = DescribeModel(config.dump());
-  ASSERT_TRUE(model.ok()) << model.status().message();
-  std::vector<TestTensor> tensors;
-  uint32_t seed = 1;
-  for (const ModelTensor& tensor : model->tensors) {
-    tensors.push_back(RandomBf16(tensor.name, tensor.shape, seed++));
-  }
-  WriteFile(path + "/config.json", config.dump());
-  WriteFile(path + "/model.safetensors", BuildSafetensors(tensors));
+  WriteRandom(path, config);
+}
+
+/// A qwen3_next of four layers with experts, of which the last one attends to keys and values and
+/// the others are gated delta nets.
+inline void WriteQwen3Next(const std::string& path, int64_t vocab) {
+  WriteRandom(path, {{"model_type", "qwen3_next"},
+                     {"hidden_size", 64},
+                     {"intermediate_size", 96},
+                     {"num_hidden_layers", 4},
+                     {"vocab_size", vocab},
+                     {"num_attention_heads", 4},
+                     {"num_key_value_heads", 2},
+                     {"head_dim", 32},
+                     {"max_position_embeddings", 8192},
+                     {"linear_key_head_dim", 16},
+                     {"linear_value_head_dim", 24},
+                     {"linear_num_key_heads", 2},
+                     {"linear_num_value_heads", 4},
+                     {"num_experts", 4},
+                     {"num_experts_per_tok", 2},
+                     {"moe_intermediate_size", 32},
+                     {"shared_expert_intermediate_size", 32}});
 }
 
 /// Token ids without a simple repetition.

@@ -1,11 +1,12 @@
-// Models with recurrent states: however tokens are divided into calls and passes, beside whatever
-// others, and after calls that failed, every bit is that of a sequence alone.
+// Models with recurrent states: however tokens are divided into calls and passes, with whatever
+// others, and after calls that failed, every bit is as in a sequence alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -87,7 +88,22 @@ class Recurrent : public ::testing::Test {
   std::optional<Model> model_;
 };
 
-TEST_F(Recurrent, PiecesAndBatchesHaveTheBitsOfSingleTokens) {
+/// The same, or a model of gated delta nets.
+class RecurrentModels : public Recurrent, public ::testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override {
+    if (std::string(GetParam()) == "fading_sum") return Recurrent::SetUp();
+    testing::WriteQwen3Next(directory_.path(), kVocab);
+    auto model = Model::Open(directory_.path(), *Device::Open("cpu", {.threads = 2}), Invariant());
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    model_ = *std::move(model);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, RecurrentModels, ::testing::Values("fading_sum", "qwen3_next"),
+                         [](const auto& of) { return std::string(of.param); });
+
+TEST_P(RecurrentModels, PiecesAndBatchesHaveTheBitsOfSingleTokens) {
   const Tokens tokens = Text(90);
   const Tokens other = Text(70, 3);
   const Logits alone = Alone(*model_, tokens);
@@ -133,7 +149,7 @@ TEST_F(Recurrent, FailedCallsLeaveTheState) {
   Sequence sequence = *model.NewSequence();
   MustFeed(model, {{&sequence, std::span(tokens).first(20)}});
   int failures = 0;
-  for (int64_t operation = 1;; operation += 17) {
+  for (int64_t operation = 1;; operation += 7) {
     left = operation;
     const auto logits = Feed(model, {{&sequence, std::span(tokens).subspan(20)}});
     if (logits.ok()) {
@@ -147,7 +163,7 @@ TEST_F(Recurrent, FailedCallsLeaveTheState) {
   EXPECT_GT(failures, 3);
 }
 
-TEST_F(Recurrent, TruncatesToKeptStatesOnly) {
+TEST_P(RecurrentModels, TruncatesToKeptStatesOnly) {
   const int64_t page = PoolOf(*model_).page_tokens();
   const Tokens tokens = Text(static_cast<size_t>(page) + 50);
   const Logits alone = Alone(*model_, tokens);
@@ -173,6 +189,44 @@ TEST_F(Recurrent, TruncatesToKeptStatesOnly) {
   EXPECT_EQ(MustFeed(*model_, {{&sequence, rest}}), Last(alone, 50));
   ASSERT_TRUE(sequence.Truncate(0).ok());
   EXPECT_EQ(MustFeed(*model_, {{&sequence, tokens}}), alone);
+}
+
+TEST_F(Recurrent, APassThatGoesOnFromAnotherIsNotRepeated) {
+  int64_t left = INT64_MAX;
+  testing::RemoteOptions options;
+  options.pass_tokens = 16;
+  options.fails = [&left] {
+    return --left == 0 ? Status(Code::kOutOfMemory, "test: no memory") : Status();
+  };
+  const Model model = Open(testing::OpenRemote(options));
+  const auto page = static_cast<size_t>(PoolOf(model).page_tokens());
+  const Tokens tokens = Text(40);
+  const Logits alone = Alone(model, tokens);
+  const Tokens cached = Text(page + 1, 3);
+  std::set<bool> results;
+  for (int64_t operation = 1; operation < 150; operation += 7) {
+    left = INT64_MAX;
+    {
+      // Pages that are given up where memory runs out, after which a pass may be repeated.
+      Sequence other = *model.NewSequence();
+      EXPECT_EQ(other.state()->cache.Adopt(cached, ""), 0);
+      MustFeed(model, {{&other, cached}});
+      other.state()->cache.Publish(cached);
+    }
+    Sequence sequence = *model.NewSequence();
+    left = operation;
+    const auto logits = Feed(model, {{&sequence, tokens}});
+    results.insert(logits.ok());
+    if (logits.ok()) {
+      EXPECT_EQ(*logits, alone) << operation;
+    } else {
+      EXPECT_EQ(sequence.length(), 0);
+      left = INT64_MAX;
+      EXPECT_EQ(MustFeed(model, {{&sequence, tokens}}), alone) << operation;
+    }
+    Internals::Impl(model).pool->DropCached();
+  }
+  EXPECT_EQ(results.size(), 2U);
 }
 
 /// Some sequences that decode with samplers of their own.
@@ -360,7 +414,7 @@ void ExpectAlone(const Model& model, const Tokens& prompt, const Requests::Text&
   EXPECT_EQ(got.tokens, alone->token_ids);
 }
 
-TEST_F(Recurrent, RequestsGoOnFromPublishedStates) {
+TEST_P(RecurrentModels, RequestsGoOnFromPublishedStates) {
   const auto page = static_cast<size_t>(PoolOf(*model_).page_tokens());
   Requests requests(*model_);
   const Tokens text = Text(2 * page + 60);
@@ -378,6 +432,16 @@ TEST_F(Recurrent, RequestsGoOnFromPublishedStates) {
   const PoolStatistics statistics = PoolOf(*model_).statistics();
   EXPECT_EQ(statistics.states_used, 0);
   EXPECT_EQ(statistics.states_cached, 2);
+}
+
+TEST_F(Recurrent, StatesCountOncePerSequence) {
+  testing::WriteQwen3Next(directory_.path(), kVocab);
+  const auto model = Model::Open(directory_.path(), *Device::Open("cpu", {.threads = 1}));
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  const int64_t convolution = 3 * (2 * 2 * 16 + 4 * 24);
+  EXPECT_EQ(convolution % 32, 0);
+  EXPECT_EQ(model->info().state_bytes_per_sequence, 3 * 4 * (convolution + 4 * 16 * 24));
+  EXPECT_EQ(model->info().kv_cache_bytes_per_token, 2 * 2 * 32 * 2);
 }
 
 TEST_F(Recurrent, LongPromptsPublishStatesOnTheirWay) {

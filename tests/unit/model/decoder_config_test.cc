@@ -166,5 +166,98 @@ TEST(DecoderConfig, LongRopeIsLimitedToTheTrainedContext) {
   EXPECT_THAT(few.status().message(), HasSubstr("short_factor: 2 entries for 8 pairs"));
 }
 
+TEST(DecoderConfig, TheMethodOfDeepseekV2DecidesAboutGroups) {
+  const std::string groups = R"("n_group": 4, "topk_group": 2, "topk_method": )";
+  const auto greedy = ReadDecoderConfig(Config("deepseek_v2", groups + R"("greedy")"));
+  ASSERT_TRUE(greedy.ok()) << greedy.status().message();
+  EXPECT_EQ(greedy->router.groups, 1);
+  EXPECT_FALSE(greedy->router.normalize);
+  const auto limited =
+      ReadDecoderConfig(Config("deepseek_v2", groups + R"("group_limited_greedy")"));
+  ASSERT_TRUE(limited.ok()) << limited.status().message();
+  EXPECT_EQ(limited->router.groups, 4);
+  EXPECT_EQ(limited->router.top_groups, 2);
+  EXPECT_EQ(limited->router.best_of_group, 1);
+  const auto other = ReadDecoderConfig(Config("deepseek_v2", groups + R"("noaux_tc")"));
+  EXPECT_THAT(other.status().message(), HasSubstr("topk_method: 'noaux_tc' is neither"));
+}
+
+TEST(DecoderConfig, LayersOfErnieInARangeHaveExperts) {
+  const auto sparse = [](const std::string& more) {
+    const auto config = ReadDecoderConfig(Config("ernie4_5_moe", more));
+    EXPECT_TRUE(config.ok()) << config.status().message();
+    std::vector<int64_t> layers;
+    for (int64_t layer = 0; config.ok() && layer < 4; ++layer) {
+      if (IsSparse(*config->family, config->shape, layer)) layers.push_back(layer);
+    }
+    return layers;
+  };
+  EXPECT_THAT(sparse(R"("use_bias": false)"), ElementsAre(1, 2, 3));
+  EXPECT_THAT(sparse(R"("moe_layer_end_index": 2)"), ElementsAre(1, 2));
+  EXPECT_THAT(sparse(R"("moe_layer_start_index": 0, "moe_layer_interval": 2)"), ElementsAre(1, 3));
+}
+
+TEST(DecoderConfig, LayersOfHunyuanHaveEqualNumbersOfExperts) {
+  const auto read = [](const std::string& topk) {
+    std::string config = Config("hunyuan_v1_moe", R"("moe_topk": )" + topk);
+    const std::string other = R"("num_experts_per_tok": 2, )";
+    return ReadDecoderConfig(config.erase(config.find(other), other.size()));
+  };
+  const auto equal = read("[3, 3, 3, 3]");
+  ASSERT_TRUE(equal.ok()) << equal.status().message();
+  EXPECT_EQ(equal->router.top_k, 3);
+  for (const char* const unequal : {"[3, 3, 2, 3]", "[3, 3]", "[]", "[9, 9, 9, 9]"}) {
+    EXPECT_THAT(read(unequal).status().message(), HasSubstr("num_experts_per_tok: ")) << unequal;
+  }
+}
+
+TEST(DecoderConfig, AlphaStretchesTheThetaOfHunyuan) {
+  const std::string scaled = R"("rope_scaling": {"type": "dynamic", "alpha": 16.0, "factor": 1.0})";
+  const auto config = ReadDecoderConfig(Config("hunyuan_v1_dense", scaled));
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  const std::vector<float>& frequencies = config->rotaries[0].inverse_frequencies;
+  ASSERT_EQ(frequencies.size(), 8U);
+  // 16^(16 / 14) of theta, to the power -2 / 16.
+  EXPECT_NEAR(frequencies[1], std::pow(10000.0 * std::pow(16.0, 16.0 / 14), -0.125), 1e-7);
+  EXPECT_THAT(ReadDecoderConfig(Config("llama", scaled)).status().message(),
+              HasSubstr("alpha: 16.0 is not understood"));
+}
+
+TEST(DecoderConfig, AnIndexLimitsTheContext) {
+  const std::string sizes = R"("n_routed_experts": 8, "n_group": 1, "topk_group": 1,
+                               "index_n_heads": 2, "index_head_dim": 32, "index_topk": )";
+  const auto limited = ReadDecoderConfig(Config("deepseek_v32", sizes + "100"));
+  ASSERT_TRUE(limited.ok()) << limited.status().message();
+  EXPECT_EQ(limited->max_positions, 100);
+  ASSERT_EQ(limited->notes.size(), 1U);
+  EXPECT_THAT(limited->notes[0],
+              HasSubstr("index_topk: the context is limited from 163840 to 100"));
+  const auto whole =
+      ReadDecoderConfig(Config("deepseek_v32", sizes + R"(100, "max_position_embeddings": 64)"));
+  ASSERT_TRUE(whole.ok()) << whole.status().message();
+  EXPECT_EQ(whole->max_positions, 64);
+  EXPECT_TRUE(whole->notes.empty());
+}
+
+TEST(DecoderConfig, SomeLayersHaveNoIndexerOfTheirOwn) {
+  const auto indexers = [](const std::string& more) {
+    const auto config = ReadDecoderConfig(Config("glm_moe_dsa", more));
+    EXPECT_TRUE(config.ok()) << config.status().message();
+    std::vector<int64_t> layers;
+    for (int64_t layer = 0; config.ok() && layer < 4; ++layer) {
+      if (config->layer(layer).sizes.index_dim > 0) layers.push_back(layer);
+    }
+    return layers;
+  };
+  EXPECT_THAT(indexers(R"("attention_bias": false)"), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(indexers(R"("indexer_types": ["full", "shared", "shared", "full"])"),
+              ElementsAre(0, 3));
+  EXPECT_THAT(indexers(R"("index_topk_pattern": "FSFS")"), ElementsAre(0, 2));
+  EXPECT_THAT(indexers(R"("index_topk_freq": 2)"), ElementsAre(0, 1, 3));
+  EXPECT_THAT(
+      ReadDecoderConfig(Config("glm_moe_dsa", R"("indexer_types": ["full"])")).status().message(),
+      HasSubstr("indexer_types: 1 entries for 4 layers"));
+}
+
 }  // namespace
 }  // namespace marlin::decoder_config_test

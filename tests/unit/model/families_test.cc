@@ -2,6 +2,7 @@
 // config.json are those that loading needs, and the spellings of different writers give one model.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -34,8 +35,20 @@ using testing::TemporaryDirectory;
 using testing::TestTensor;
 using testing::WriteFile;
 
-const std::map<std::string, Json>& Configs() {
-  static const std::map<std::string, Json> configs = {
+/// Two layers, the first one a gated delta net.
+Json Hybrid(Json own) {
+  own.update({{"layer_types", {"linear_attention", "full_attention"}},
+              {"linear_num_key_heads", 2},
+              {"linear_num_value_heads", 4},
+              {"linear_key_head_dim", 12},
+              {"linear_value_head_dim", 16}});
+  return own;
+}
+
+using ConfigMap = std::map<std::string, Json>;
+
+ConfigMap SomeConfigs() {
+  return {
       {"llama", {{"attention_bias", true}, {"mlp_bias", true}}},
       {"mistral", {{"sliding_window", 4}}},
       {"mixtral", {{"num_local_experts", 4}}},
@@ -43,6 +56,9 @@ const std::map<std::string, Json>& Configs() {
       {"qwen3", {{"attention_bias", true}}},
       {"qwen2_moe", {{"num_experts", 4}, {"shared_expert_intermediate_size", 48}}},
       {"qwen3_moe", {{"num_experts", 4}, {"decoder_sparse_step", 2}}},
+      {"qwen3_next", Hybrid({{"num_experts", 4}, {"shared_expert_intermediate_size", 48}})},
+      {"qwen3_5_text", Hybrid({})},
+      {"qwen3_5_moe_text", Hybrid({{"num_experts", 4}, {"shared_expert_intermediate_size", 48}})},
       {"glm4", {{"attention_bias", true}}},
       {"glm4_moe",
        {{"n_routed_experts", 4},
@@ -60,6 +76,65 @@ const std::map<std::string, Json>& Configs() {
         {"topk_group", 1},
         {"first_k_dense_replace", 0}}},
       {"gpt_oss", {{"num_local_experts", 4}, {"sliding_window", 4}}},
+      {"deepseek_v2",
+       {{"n_routed_experts", 4},
+        {"n_shared_experts", 1},
+        {"q_lora_rank", nullptr},
+        {"topk_method", "group_limited_greedy"},
+        {"n_group", 2},
+        {"topk_group", 1},
+        {"routed_scaling_factor", 2.0},
+        {"first_k_dense_replace", 1}}},
+      {"kimi_k2",
+       {{"n_routed_experts", 4},
+        {"q_lora_rank", 32},
+        {"n_group", 1},
+        {"topk_group", 1},
+        {"first_k_dense_replace", 1}}},
+  };
+}
+
+ConfigMap OtherConfigs() {
+  return {
+      {"dots1",
+       {{"n_routed_experts", 4},
+        {"n_shared_experts", 1},
+        {"first_k_dense_replace", 1},
+        {"sliding_window", 4},
+        {"max_window_layers", 1}}},
+      {"olmoe", {{"num_experts", 4}}},
+      {"minimax_m2", {{"num_local_experts", 4}, {"rotary_dim", 8}}},
+      {"ernie4_5_moe",
+       {{"moe_num_experts", 4},
+        {"moe_k", 2},
+        {"moe_num_shared_experts", 2},
+        {"moe_layer_start_index", 1},
+        {"tie_word_embeddings", false}}},
+      {"ernie4_5", Json::object()},
+      {"hunyuan_v1_moe",
+       {{"num_experts", 4},
+        {"num_experts_per_tok", nullptr},
+        {"moe_topk", {2, 2}},
+        {"attention_bias", true}}},
+      {"hunyuan_v1_dense",
+       {{"rope_scaling", {{"type", "dynamic"}, {"alpha", 8.0}, {"factor", 1.0}}}}},
+      {"deepseek_v32",
+       {{"n_routed_experts", 4},
+        {"q_lora_rank", 32},
+        {"n_group", 1},
+        {"topk_group", 1},
+        {"first_k_dense_replace", 1},
+        {"index_topk", 16},
+        {"index_n_heads", 2},
+        {"index_head_dim", 16}}},
+      {"glm_moe_dsa",
+       {{"n_routed_experts", 4},
+        {"q_lora_rank", 32},
+        {"first_k_dense_replace", 0},
+        {"indexer_types", {"full", "shared"}},
+        {"index_topk", 64},
+        {"index_n_heads", 2},
+        {"index_head_dim", 16}}},
       {"granite",
        {{"embedding_multiplier", 12.0},
         {"residual_multiplier", 0.22},
@@ -93,14 +168,41 @@ const std::map<std::string, Json>& Configs() {
       {"seed_oss", {{"attention_out_bias", true}, {"mlp_bias", true}}},
       {"smollm3", {{"no_rope_layers", {0, 1}}, {"attention_bias", true}}},
   };
+}
+
+const ConfigMap& Configs() {
+  static const ConfigMap configs = [] {
+    ConfigMap all = SomeConfigs();
+    all.merge(OtherConfigs());
+    return all;
+  }();
   return configs;
 }
 
 /// Types that llama.cpp does not have, or whose names are not known here.
 const std::set<std::string>& WithoutGgufNames() {
-  static const std::set<std::string> types = {
-      "cohere2",   "exaone4",    "glm",   "glm4_moe_lite", "granite",  "granitemoe", "helium",
-      "ministral", "ministral3", "olmo2", "phi3",          "seed_oss", "smollm3"};
+  static const std::set<std::string> types = {"cohere2",
+                                              "glm",
+                                              "helium",
+                                              "deepseek_v2",
+                                              "deepseek_v32",
+                                              "dots1",
+                                              "ernie4_5",
+                                              "ernie4_5_moe",
+                                              "exaone4",
+                                              "glm4_moe_lite",
+                                              "glm_moe_dsa",
+                                              "granitemoe",
+                                              "hunyuan_v1_dense",
+                                              "hunyuan_v1_moe",
+                                              "kimi_k2",
+                                              "minimax_m2",
+                                              "ministral",
+                                              "ministral3",
+                                              "olmoe",
+                                              "qwen3_next",
+                                              "qwen3_5_text",
+                                              "qwen3_5_moe_text"};
   return types;
 }
 
@@ -116,8 +218,10 @@ class Families : public ::testing::Test {
                {"num_experts_per_tok", 2}, {"kv_lora_rank", 16},
                {"qk_nope_head_dim", 16},   {"qk_rope_head_dim", 8},
                {"v_head_dim", 16},         {"max_position_embeddings", 64}};
-    if (type != "glm4_moe_lite" && type != "deepseek_v3") config_["head_dim"] = 16;
     config_.update(Configs().at(type));
+    // The class of latent attention has qk_rope_head_dim instead.
+    const Json defaults = Json::parse(TypeDefaults(type));
+    if (!defaults.contains("kv_lora_rank")) config_["head_dim"] = 16;
     const auto model = DescribeModel(config_.dump());
     ASSERT_TRUE(model.ok()) << model.status().message();
     tensors_.clear();
@@ -314,6 +418,46 @@ TEST_F(Families, WhatIsListedIsLoaded) {
       tensors_[at] = tensor;
     }
   }
+}
+
+TEST_F(Families, WrongGatedDeltaNetsAreRefused) {
+  const auto expect = [&](Code code, const std::string& text) {
+    const Status status = Model::Open(Write("wrong"), *device_).status();
+    EXPECT_EQ(status.code(), code) << text;
+    EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+    EXPECT_EQ(status.message().find('\n'), std::string::npos);
+  };
+  const auto tensor = [&](const std::string& name) -> TestTensor& {
+    return *std::ranges::find(tensors_, "model.layers.0.linear_attn." + name, &TestTensor::name);
+  };
+  for (const char* const name : {"A_log", "dt_bias", "conv1d.weight", "norm.weight"}) {
+    Make("qwen3_5_text");
+    tensor(name).name = "model.layers.1.linear_attn." + std::string(name);
+    expect(Code::kMalformedFile,
+           "tensor \"model.layers.0.linear_attn." + std::string(name) + "\" is missing");
+    Make("qwen3_5_text");
+    tensors_.push_back(RandomBf16("model.layers.1.linear_attn." + std::string(name), {4}, 1));
+    expect(Code::kMalformedFile, "\"model.layers.1.linear_attn." + std::string(name) + "\"");
+  }
+  Make("qwen3_5_text");
+  tensor("conv1d.weight").shape = {112, 4, 1};
+  expect(Code::kMalformedFile, "conv1d.weight\": expected [112, 1, 4], got [112, 4, 1]");
+  Make("qwen3_5_text");
+  config_["linear_conv_kernel_dim"] = 3;
+  expect(Code::kMalformedFile, "conv1d.weight\": expected [112, 1, 3], got [112, 1, 4]");
+  config_["linear_conv_kernel_dim"] = 17;
+  expect(Code::kMalformedFile, "linear_conv_kernel_dim: ");
+  Make("qwen3_5_text");
+  config_["layer_types"][0] = "mamba";
+  expect(Code::kUnsupported, "layer_types: 'mamba' is not supported");
+  config_["layer_types"] = {"full_attention"};
+  expect(Code::kMalformedFile, "layer_types: 1 entries for 2 layers");
+  Make("qwen3_next");
+  config_["linear_num_key_heads"] = 3;
+  expect(Code::kMalformedFile, "linear_num_value_heads: ");
+  Make("qwen3_next");
+  config_["hidden_act"] = "gelu_pytorch_tanh";
+  expect(Code::kMalformedFile, "hidden_act: ");
 }
 
 TEST_F(Families, CalibrationKeepsEveryTypeNearer) {

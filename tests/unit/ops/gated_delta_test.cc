@@ -395,9 +395,10 @@ TEST_F(GatedDeltaCalls, WrongContentsAreRefused) {
   pages_ = {-2, 0};
   ExpectRefused("no page -2 for sequence 0", [](Call&) {});
   pages_ = {-1, 0};
-  const int32_t beyond[] = {0, 5};
-  ExpectRefused("first_rows: ",
-                [&](Call& call) { call.rows.first_rows = TensorView(beyond, DType::kI32, {2}); });
+  const std::vector<int32_t> beyond = {0, 5};  // Where a GPU can read it, too.
+  ExpectRefused("first_rows: ", [&](Call& call) {
+    call.rows.first_rows = TensorView(beyond.data(), DType::kI32, {2});
+  });
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ TEST(RouteTokens, AgreesWithItsMeaning) {
   constexpr int64_t kExperts[] = {1, 8, 60, 256};
   std::mt19937 random(7);
   std::normal_distribution<float> normal(0.0F, 2.0F);
-  for (unsigned variant = 0; variant < 3 * 4 * 2 * 2; ++variant) {
+  for (unsigned variant = 0; variant < 3 * 4 * 2 * 2 * 2; ++variant) {
     const int64_t experts = kExperts[variant / 3 % 4];
     std::vector<float> bias(static_cast<size_t>(experts));
     for (float& b : bias) b = normal(random);
@@ -68,7 +68,9 @@ TEST(RouteTokens, AgreesWithItsMeaning) {
     options.scaling_factor = 2.5F;
     options.groups = experts == 256 ? 8 : 1;
     options.top_groups = experts == 256 ? 3 : 1;
-    if (variant / 24 != 0) options.choice_bias = {bias.data(), DType::kF32, {experts}};
+    options.best_of_group = variant / 48 + 1;
+    options.least_sum = variant / 48 != 0 ? 0.5F : 0.0F;
+    if (variant / 24 % 2 != 0) options.choice_bias = {bias.data(), DType::kF32, {experts}};
     ExpectMeaning(experts, options, random);
   }
 }
@@ -91,6 +93,10 @@ TEST(RouteTokens, Errors) {
               HasSubstr("groups: 8 experts cannot be in 3 equal groups"));
   EXPECT_THAT(Route(logits, 8, {.top_k = 5, .groups = 4, .top_groups = 2}, &routed).message(),
               HasSubstr("top_k: 5 experts of the 4 in 2 selected groups"));
+  EXPECT_THAT(Route(logits, 8, {.best_of_group = 3}, &routed).message(),
+              HasSubstr("best_of_group: expected 1 or 2, got 3"));
+  EXPECT_THAT(Route(logits, 8, {.least_sum = -1.0F}, &routed).message(),
+              HasSubstr("least_sum: expected a finite number from 0 on, got -1"));
   logits[13] = std::nanf("");
   EXPECT_THAT(Route(logits, 8, {}, &routed).message(), HasSubstr("logits: NaN at [1, 5]"));
   logits[6] = INFINITY;
@@ -145,6 +151,38 @@ TEST(RouteTokens, GroupsAndBiasByHand) {
   options.normalize = false;
   ASSERT_TRUE(Route(logits, 6, options, &routed).ok());
   EXPECT_NEAR(routed.weights[0], 0.9, 1e-6);
+}
+
+// By hand: DeepSeek-V2's routing. The probabilities are 0.4, 0.02, 0.29, 0.29; the best expert of
+// each group is compared, of which group 0 has the better, though the other has the larger sum.
+TEST(RouteTokens, TheBestOfAGroupByHand) {
+  std::vector<float> logits;
+  for (const float p : {0.4F, 0.02F, 0.29F, 0.29F}) logits.push_back(std::log(p));
+  RouterOptions options{.top_k = 2, .normalize = false, .scaling_factor = 16.0F};
+  options.groups = 2;
+  options.best_of_group = 1;
+  Routed routed;
+  ASSERT_TRUE(Route(logits, 4, options, &routed).ok());
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{0, 1}));
+  EXPECT_NEAR(routed.weights[0], 6.4, 1e-5);
+  EXPECT_NEAR(routed.weights[1], 0.32, 1e-5);
+  options.best_of_group = 2;
+  ASSERT_TRUE(Route(logits, 4, options, &routed).ok());
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{2, 3}));
+}
+
+// By hand: the probabilities of the selected experts, 0.3 and 0.1, are divided by 0.8 instead of
+// their sum.
+TEST(RouteTokens, TheSumHasALeastValue) {
+  const std::vector<float> logits = {std::log(0.6F), std::log(0.3F), std::log(0.1F)};
+  const std::vector<float> bias = {-1.0F, 0.0F, 0.0F};
+  RouterOptions options{.top_k = 2, .choice_bias = {bias.data(), DType::kF32, {3}}};
+  options.least_sum = 0.8F;
+  Routed routed;
+  ASSERT_TRUE(Route(logits, 3, options, &routed).ok());
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{1, 2}));
+  EXPECT_NEAR(routed.weights[0], 0.375, 1e-6);
+  EXPECT_NEAR(routed.weights[1], 0.125, 1e-6);
 }
 
 // A bias that selects experts far below the best logit must not underflow their softmax.

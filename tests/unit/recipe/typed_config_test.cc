@@ -103,6 +103,10 @@ TEST(TypedConfig, UnknownKeysAreRefusedWhereTheyMayChangeResults) {
   ExpectRefused("llama", {{"is_causal", false}}, "is_causal: false");
   ExpectRefused("deepseek_v3", {{"scoring_func", "softmax"}}, "scoring_func");
   ExpectRefused("deepseek_v3", {{"moe_layer_freq", 2}}, "moe_layer_freq");
+  ExpectRefused("deepseek_v2", {{"norm_topk_prob", true}}, "norm_topk_prob");
+  ExpectRefused("minimax_m2", {{"attn_type_list", {1, 0, 1}}}, "attn_type_list");
+  ExpectRefused("hunyuan_v1_moe", {{"num_shared_expert", {1, 2}}}, "num_shared_expert");
+  ExpectRefused("ernie4_5_moe", {{"use_bias", true}}, "use_bias: true");
   ExpectRefused("mistral", {{"num_hidden_layers", 1}, {"layer_types", {"full_attention"}}},
                 "layer_types");
   const Result<TypedConfig> other = Read("llama", {{"my_notes", 3}, {"max_steps", 7}});
@@ -134,6 +138,38 @@ TEST(TypedConfig, PublishedConfigsAreRead) {
         {"aux_loss_alpha", 0.001}}},
       {"glm4_moe_lite", {{"first_k_dense_replace", 1}, {"partial_rotary_factor", 1.0}}},
       {"gpt_oss", {{"initial_context_length", 4096}, {"experts_per_token", 4}}},
+      {"deepseek_v2",
+       {{"scoring_func", "softmax"},
+        {"topk_method", "group_limited_greedy"},
+        {"norm_topk_prob", false},
+        {"moe_layer_freq", 1}}},
+      {"kimi_k2",
+       {{"auto_map", Json::object()}, {"scoring_func", "sigmoid"}, {"topk_method", "noaux_tc"}}},
+      {"minimax_m2",
+       {{"attn_type_list", {1, 1, 1}},
+        {"qk_norm_type", "per_layer"},
+        {"rotary_dim", 64},
+        {"scoring_func", "sigmoid"},
+        {"shared_intermediate_size", 0},
+        {"shared_moe_mode", "sigmoid"},
+        {"use_qk_norm", true},
+        {"use_routing_bias", true}}},
+      {"ernie4_5_moe",
+       {{"moe_capacity", {64, 64, 64}}, {"moe_gate", "topk"}, {"moe_use_aux_free", true}}},
+      {"hunyuan_v1_moe",
+       {{"attention_head_dim", 128},
+        {"head_dim", 128},
+        {"moe_intermediate_size", {3072, 3072}},
+        {"moe_layer_num_skipped", 0},
+        {"norm_topk_prob", true},
+        {"norm_type", "rms"},
+        {"num_shared_expert", {1, 1}},
+        {"use_mixed_mlp_moe", true},
+        {"use_qk_norm", true}}},
+      {"glm_moe_dsa",
+       {{"indexer_rope_interleave", true},
+        {"layer_types", {"indexed_attention", "indexed_attention"}},
+        {"scoring_func", "sigmoid"}}},
   };
   for (const auto& [type, keys] : configs) {
     const Result<TypedConfig> typed = Read(type, keys);
@@ -184,6 +220,8 @@ TEST(RopeParameters, OfLayerTypesMustBeEqual) {
   ExpectRopeRefused("qwen3",
                     {{"rope_parameters", {{"full_attention", one}, {"sliding_attention", other}}}},
                     "rope_parameters: sliding_attention: other parameters");
+  ExpectRopeRefused("deepseek_v32", {{"rope_parameters", {{"full_attention", one}}}},
+                    "rope_parameters: full_attention: a deepseek_v32 has no kinds of layers");
   ExpectRopeRefused("llama", {{"rope_parameters", {{"full_attention", one}}}},
                     "rope_parameters: full_attention: a llama has no kinds of layers");
 }

@@ -37,6 +37,7 @@ class TokenRouter {
     // number; a sum that contains the largest softmax score absorbs it.
     double sum = 1e-20;
     for (int64_t i = 0; i < options_.top_k; ++i) sum += score_[ids[i]];
+    if (!OfChosen()) sum = std::max(sum, static_cast<double>(options_.least_sum));
     const bool divide = options_.normalize || OfChosen();
     for (int64_t i = 0; i < options_.top_k; ++i) {
       const double weight = score_[ids[i]] / (divide ? sum : 1.0);
@@ -81,7 +82,7 @@ class TokenRouter {
   }
 
   /// Group-limited routing: excludes all experts outside of the top_groups groups. A group's score
-  /// is the sum of its two best experts.
+  /// is the sum of its one or two best experts.
   void DropGroups() {
     const int64_t size = experts_ / options_.groups;
     for (int64_t dropped = options_.top_groups; dropped < options_.groups; ++dropped) {
@@ -90,7 +91,8 @@ class TokenRouter {
       for (int64_t group = 0; group < options_.groups; ++group) {
         const double* first = choice_ + group * size;
         if (*first == kNever) continue;
-        const double sum = TopTwo(first, size);
+        const double sum = options_.best_of_group == 1 ? *std::max_element(first, first + size)
+                                                       : TopTwo(first, size);
         // Ties drop the later group.
         if (worst < 0 || sum <= worst_sum) {
           worst = group;

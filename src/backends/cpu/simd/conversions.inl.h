@@ -86,7 +86,7 @@ static int64_t WidenRuns(const Byte* from, int64_t count, float* to) {
 }
 
 /// Tails go through a small buffer: vector loads past the end may cross into an unmapped page.
-static void Widen(const void* from, DType type, int64_t count, float* to) {
+[[maybe_unused]] static void Widen(const void* from, DType type, int64_t count, float* to) {
   const int64_t size = SizeOf(type);
   int64_t i = type == DType::kF8E4M3 ? WidenRuns(static_cast<const uint8_t*>(from), count, to) : 0;
   for (; i + kLanes <= count; i += kLanes) Store(to + i, LoadVector(from, type, i));

@@ -27,6 +27,7 @@ IndexView IndicesOf(const TensorView& view) { return {view.data(), view.dtype() 
 
 RotaryView RotaryOf(const RotaryEmbedding& rotary) {
   const TensorView& frequencies = rotary.inverse_frequencies;
+  if (frequencies.empty()) return {};
   return {frequencies.As<float>(), static_cast<int>(frequencies.ElementCount()),
           rotary.attention_factor, rotary.interleaved};
 }

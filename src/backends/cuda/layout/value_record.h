@@ -26,7 +26,6 @@ enum class ValueError : uint8_t {
   kPageTokens,    ///< tokens, their place, the tokens of a page
   kStateRow,      ///< state, its place, the number of states
   kCount,         ///< tokens of a row, its place, the steps
-  kRowPosition,   ///< position, its place
   kStatePage,     ///< page, sequence
 };
 

@@ -160,7 +160,9 @@ Support PersistentDescription::SetRouter(const RouterOptions& options, int64_t e
   router.scoring = static_cast<int>(options.scoring);
   router.groups = static_cast<int>(options.groups);
   router.top_groups = static_cast<int>(options.top_groups);
+  router.best_of_group = static_cast<int>(options.best_of_group);
   router.normalize = options.normalize;
+  router.least_sum = static_cast<double>(options.least_sum);
   router.scaling_factor = static_cast<double>(options.scaling_factor);
   if (routers_.empty()) shape_.router = router;
   if (shape_.router == router) return {};

@@ -110,7 +110,9 @@ static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
   router.scoring = args.router.scoring;
   router.groups = args.router.groups;
   router.top_groups = args.router.top_groups;
+  router.best_of_group = args.router.best_of_group;
   router.normalize = args.router.normalize;
+  router.least_sum = args.router.least_sum;
   router.scaling_factor = args.router.scaling_factor;
   router.errors = args.errors;
   CheckBias(router);

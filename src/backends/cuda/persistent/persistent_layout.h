@@ -224,7 +224,9 @@ struct PersistentRouter {
   int scoring = 0;
   int groups = 1;
   int top_groups = 1;
+  int best_of_group = 2;
   bool normalize = true;
+  double least_sum = 0;
   double scaling_factor = 1;
 
   bool operator==(const PersistentRouter&) const = default;

@@ -81,6 +81,7 @@ Support SupportsAttention(const AttentionStep& step) {
     return {"norms of all heads at once, or after RoPE"};
   }
   if (step.query_scale.beta != 0.0F) return {"queries scaled by their position"};
+  if (step.rotary.inverse_frequencies.empty()) return {"attention without RoPE"};
   // A lane rotates four features.
   const int64_t pairs = step.rotary.inverse_frequencies.ElementCount();
   if (pairs % 4 != 0) return {"RoPE of {0} pairs; supported: multiples of 4", pairs};

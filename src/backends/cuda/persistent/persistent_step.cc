@@ -192,6 +192,9 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
   if (const auto* const latent = std::get_if<LatentProjectStep>(&operations.front())) {
     return Refuse(latent->layer, {"latent attention"});
   }
+  if (const auto* const mix = std::get_if<MixStep>(&operations.front())) {
+    return Refuse(mix->layer, {"a mixer other than attention"});
+  }
   std::optional<LayerSteps> steps = TakeLayer(operations);
   if (!steps.has_value()) return FusedRun();
   const int64_t first = steps->project->layer;

@@ -6,8 +6,7 @@
 
 namespace marlin::cuda {
 
-/// Where the inputs of a convolution are: those of rows of this call, or of earlier ones in the
-/// state.
+/// Where the inputs of a convolution are: rows of this call, or earlier ones in the state.
 struct ConvInput {
   const float* rows;  ///< Of row 0.
   int64_t row_stride;
@@ -94,6 +93,26 @@ MARLIN_DEVICE void Convolve(const GatedDeltaArguments& args, const SequenceState
       }
     }
   }
+}
+
+/// Finds the convolution's inputs before a row of the sequence: sources of the last conv_width - 1
+/// rows that take part. Called by a warp.
+MARLIN_DEVICE void FindSourcesBefore(const GatedDeltaArguments& args, const SequenceState& state,
+                                     int row, int* sources) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int wanted = args.conv_width - 1;
+  int found = 0;
+  for (int end = row; end > state.first_row && found < wanted; end -= 32) {
+    const int at = end - 32 + lane;
+    const bool joins = at >= state.first_row && args.sequences.positions[at] >= 0;
+    const unsigned joining = __ballot_sync(~0u, joins);
+    const int place = found + __popc(joining & ~((2u << lane) - 1));
+    if (joins && place < wanted) sources[wanted - 1 - place] = at;
+    found += __popc(joining);
+  }
+  // Earlier ones are in the state.
+  if (lane < wanted - found) sources[lane] = ~(lane + found);
+  __syncwarp();
 }
 
 /// Replaces a channel's inputs in the state by the last of `sources`, [conv_width - 1]. In place,

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "backends/cuda/decoder/views.h"
+#include "backends/cuda/recurrent/chunked/chunk_launch.h"
 #include "backends/cuda/recurrent/recurrent_launch.h"
 #include "backends/cuda/runtime/split_k_scratch.h"
 #include "base/aligned_buffer.h"
@@ -31,9 +32,50 @@ int64_t SlicesOf(const GatedDeltaSizes& sizes) {
   return CeilDivide(sizes.value_dim, int64_t{kSliceColumns});
 }
 
-int64_t SumsBytes(const GatedDeltaCall& call) {
-  if (SlicesOf(call.sizes) == 1) return 0;
-  return RoundUp(call.out.ElementCount() * int64_t{sizeof(float)}, kBufferAlignment);
+/// Whether quads of a state's features can be loaded at once.
+bool IsVector(const GatedDeltaCall& call, const PagedCache& cache) {
+  constexpr int64_t kQuad = 4;
+  return call.sizes.value_dim % kQuad == 0 && cache.page_stride % kQuad == 0 &&
+         cache.first_element % kQuad == 0 && SlabsAreAligned(cache);
+}
+
+/// How a call runs.
+struct DeltaPlan {
+  bool vector = false;
+  bool chunks = false;  ///< Sequences of more than kMostRecurrentRows run in chunks.
+  bool norms_apart = false;
+  int64_t most_chunks = 0;
+  int64_t sums_bytes = 0;
+  int64_t part_bytes = 0;
+};
+
+/// Chunks pay where some sequence has many rows, which the host does not know: where there are at
+/// least this many more rows than sequences.
+constexpr int64_t kLeastMoreRows = 64;
+
+DeltaPlan PlanOf(const GatedDeltaCall& call, const PagedCache& states) {
+  const GatedDeltaSizes& sizes = call.sizes;
+  const int64_t rows = call.out.dim(0);
+  const int64_t sequences = call.rows.pages.dim(0);
+  DeltaPlan plan;
+  plan.vector = IsVector(call, states);
+  plan.chunks = call.determinism == Determinism::kDefault && plan.vector &&
+                (sizes.key_dim == 64 || sizes.key_dim == 128) &&
+                sizes.value_dim % kScanColumns == 0 && rows >= sequences + kLeastMoreRows;
+  plan.norms_apart = plan.chunks || SlicesOf(sizes) > 1;
+  if (plan.norms_apart) {
+    plan.sums_bytes = RoundUp(call.out.ElementCount() * int64_t{sizeof(float)}, kBufferAlignment);
+  }
+  if (!plan.chunks) return plan;
+  // Every sequence in chunks may have one that is not full.
+  const int64_t most_sequences = std::min(sequences, rows / (kMostRecurrentRows + 1));
+  plan.most_chunks = (rows + (kChunkRows - 1) * most_sequences) / kChunkRows;
+  const ChunkLayout layout = {static_cast<int>(sizes.key_heads),
+                              static_cast<int>(sizes.value_heads), static_cast<int>(sizes.key_dim),
+                              static_cast<int>(sizes.value_dim)};
+  plan.part_bytes =
+      std::min(plan.most_chunks, kTurnChunks) * layout.ChunkFloats() * int64_t{sizeof(float)};
+  return plan;
 }
 
 Status CheckLimits(const GatedDeltaSizes& sizes, int64_t sequences) {
@@ -57,13 +99,6 @@ Status CheckLimits(const GatedDeltaSizes& sizes, int64_t sequences) {
 
 HeadsView HeadsOf(const TensorView& view) {
   return {view.As<float>(), view.stride(0), view.stride(1)};
-}
-
-/// Whether quads of a state's features can be loaded at once.
-bool IsVector(const GatedDeltaCall& call, const PagedCache& cache) {
-  constexpr int64_t kQuad = 4;
-  return call.sizes.value_dim % kQuad == 0 && cache.page_stride % kQuad == 0 &&
-         cache.first_element % kQuad == 0 && SlabsAreAligned(cache);
 }
 
 GatedDeltaArguments ArgumentsOf(const GatedDeltaCall& call, const CallContext& context) {
@@ -97,37 +132,67 @@ GatedDeltaArguments ArgumentsOf(const GatedDeltaCall& call, const CallContext& c
   return args;
 }
 
+/// Runs the sequences with many rows, a turn of chunks at a time.
+cudaError_t LaunchChunks(const GatedDeltaArguments& args, const DeltaPlan& plan, float* parts,
+                         cudaStream_t stream) {
+  cudaError_t error = cudaSuccess;
+  for (int64_t first = 0; first < plan.most_chunks && error == cudaSuccess; first += kTurnChunks) {
+    const ChunkArguments turn = {args, parts, static_cast<int>(first),
+                                 static_cast<int>(std::min(plan.most_chunks - first, kTurnChunks))};
+    error = LaunchChunkLocal(turn, stream);
+    if (error == cudaSuccess) error = LaunchChunkScan(turn, stream);
+  }
+  return error == cudaSuccess ? LaunchWindows(args, stream) : error;
+}
+
+cudaError_t Launch(const GatedDeltaArguments& args, const DeltaPlan& plan, float* parts,
+                   cudaStream_t stream) {
+  cudaError_t error = LaunchRecurrent(args, plan.vector, stream);
+  if (error == cudaSuccess && plan.chunks) error = LaunchChunks(args, plan, parts, stream);
+  const bool norms = plan.norms_apart && args.sequences.rows > 0;
+  return error == cudaSuccess && norms ? LaunchGatedNorm(args, stream) : error;
+}
+
 }  // namespace
 
 template <>
 cudaError_t Load<GatedDeltaCall>() {
-  return LoadRecurrent();
+  for (const auto load : {LoadRecurrent, LoadChunkLocal, LoadChunkScan}) {
+    const cudaError_t error = load();
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 int64_t WorkspaceBytes(const GatedDeltaCall& call) {
+  const PagedCache states = CacheOf(call.states);
+  const DeltaPlan plan = PlanOf(call, states);
   // Never nothing: a captured launch's counters belong to its workspace.
-  return SlabTableBytes(CacheOf(call.states)) + std::max(SumsBytes(call), kBufferAlignment);
+  return SlabTableBytes(states) +
+         std::max<int64_t>(plan.sums_bytes + plan.part_bytes, kBufferAlignment);
 }
 
 Status Run(const GatedDeltaCall& call, const CallContext& context) {
   GatedDeltaArguments args = ArgumentsOf(call, context);
   if (args.sequences.count == 0) return {};
   MARLIN_RETURN_IF_ERROR(CheckLimits(call.sizes, args.sequences.count));
-  const PagedCache cache = CacheOf(call.states);
-  // The slab table comes first in the workspace.
-  args.sums =
-      reinterpret_cast<float*>(static_cast<uint8_t*>(context.workspace) + SlabTableBytes(cache));
+  const PagedCache states = CacheOf(call.states);
+  const DeltaPlan plan = PlanOf(call, states);
+  // The slab table comes first in the workspace, then sums, then the parts of chunks.
+  auto* const sums = static_cast<uint8_t*>(context.workspace) + SlabTableBytes(states);
+  args.sums = reinterpret_cast<float*>(sums);
+  args.norms_apart = plan.norms_apart;
+  if (plan.chunks) args.most_rows = kMostRecurrentRows;
   const int64_t counters = RoundUp(
       int64_t{args.sequences.count} * args.key_heads * int64_t{sizeof(uint32_t)}, kBufferAlignment);
-  const bool counts = args.group() * args.slices > 1;
+  const bool counts = args.readers() > 1;
   const SplitKScratch::Lease scratch =
       counts ? context.scratch.Lend(context.stream, context.workspace, counters)
              : SplitKScratch::Lease();
   args.counters = scratch.words();
-  cudaError_t error = PagesOf(cache, context, &args.states);
-  if (error == cudaSuccess) error = LaunchRecurrent(args, IsVector(call, cache), context.stream);
-  if (error == cudaSuccess && args.slices > 1 && args.sequences.rows > 0) {
-    error = LaunchGatedNorm(args, context.stream);
+  cudaError_t error = PagesOf(states, context, &args.states);
+  if (error == cudaSuccess) {
+    error = Launch(args, plan, reinterpret_cast<float*>(sums + plan.sums_bytes), context.stream);
   }
   return context.Check(error, "gated_delta");
 }

@@ -8,8 +8,8 @@
 //   Both products with the state are taken before a row's update: S'^T q = decay S^T q +
 //   (k . q) delta. So a row adds over the warp once.
 //
-//   The arithmetic of a row depends on nothing but the shape: a row has the same bits whatever rows
-//   are beside it, and however its sequence is divided into calls.
+//   The arithmetic of a row depends on nothing but the shape: a row has the same bits with any
+//   other rows in the call, and however its sequence is divided into calls.
 #include <algorithm>
 
 #include "backends/cuda/common/chain.cuh"
@@ -65,7 +65,8 @@ struct Group {
     if (lane < conv_width - 1) sources[lane] = ~lane;
     __syncwarp();
   }
-  /// Replaces the group of `before` rows by that of rows [first, end). Called by the first warp.
+  /// Replaces the group of `before` rows by the group of rows [first, end). Called by the first
+  /// warp.
   MARLIN_DEVICE int Advance(const int32_t* positions, int first, int end, int conv_width,
                             int before) const {
     const int lane = static_cast<int>(threadIdx.x) & 31;
@@ -85,11 +86,14 @@ struct Inputs {
   RecurrentShared layout;
   float* queries;
   float* keys;
-  float* values;  ///< Replaced by S^T q.
-  float* decays;  ///< [kGroupRows] as the following.
+  float* values;   ///< Replaced by S^T q.
+  float* factors;  ///< norm * SiLU(gate), unless norms_apart.
+  float* decays;   ///< [kGroupRows] as the following.
   float* writes;
   float* products;  ///< q . k
 
+  /// After a group of one row: [conv_width - 1][channels of the slice], in place of other values.
+  MARLIN_DEVICE float* Kept() const { return Value(1); }
   /// Where channel i of a slice's begins.
   MARLIN_DEVICE float* PlaceOf(const GatedDeltaArguments& args, int i) const {
     const int key_dim = args.key_dim;
@@ -99,6 +103,32 @@ struct Inputs {
   MARLIN_DEVICE float* Query(int t) const { return queries + t * layout.key_row; }
   MARLIN_DEVICE float* Key(int t) const { return keys + t * layout.key_row; }
   MARLIN_DEVICE float* Value(int t) const { return values + t * layout.value_row; }
+  MARLIN_DEVICE float* Factor(int t) const { return factors + t * layout.value_row; }
+};
+
+/// The numbers of a value head's row.
+struct RowScalars {
+  float write = 0.0f;
+  float decay = 0.0f;
+  float bias = 0.0f;
+  float log_decay = 0.0f;
+
+  RowScalars() = default;
+  MARLIN_DEVICE RowScalars(const GatedDeltaArguments& args, const Slice& slice, int row) {
+    const int of_group = slice.head % args.group();
+    write = args.writes.At(row, slice.key_head)[of_group];
+    decay = args.decays.At(row, slice.key_head)[of_group];
+    bias = args.decay_bias[slice.head];
+    log_decay = args.log_decay[slice.head];
+  }
+
+  MARLIN_DEVICE void Store(const Inputs& inputs, int t) const {
+    const float a = decay + bias;
+    // The logarithm of 1 + e^a, which above 20 is a in fp32.
+    const float soft = a > 20.0f ? a : log1pf(expf(a));
+    inputs.decays[t] = expf(-expf(log_decay) * soft);
+    inputs.writes[t] = TimesSigmoid(1.0f, write);
+  }
 };
 
 /// The queries, keys and values of a group, before their norms, and its decays and writes.
@@ -115,17 +145,76 @@ MARLIN_DEVICE void PrepareGroup(const GatedDeltaArguments& args, const SequenceS
     Convolve<kWidth, 1>(args, state, channel, group.sources, group.count,
                         [&](int t, float y) { to[t * stride] = y; });
   }
+  if (!args.norms_apart) {
+    for (int i = static_cast<int>(threadIdx.x); i < slice.columns * group.count;
+         i += static_cast<int>(blockDim.x)) {
+      const int t = i / slice.columns;
+      const int column = i - t * slice.columns;
+      const float gate = GatesOf(args, group.rows[t], slice.head)[column];
+      inputs.Factor(t)[column] = args.norm[column] * TimesSigmoid(gate, gate);
+    }
+  }
   // The last threads have the fewest channels.
   const int t = static_cast<int>(blockDim.x - 1 - threadIdx.x);
-  if (t >= group.count) return;
-  const int row = group.rows[t];
-  const int of_group = slice.head % args.group();
-  const float write = args.writes.At(row, slice.key_head)[of_group];
-  const float a = args.decays.At(row, slice.key_head)[of_group] + args.decay_bias[slice.head];
-  // The logarithm of 1 + e^a, which above 20 is a in fp32.
-  const float soft = a > 20.0f ? a : log1pf(expf(a));
-  inputs.decays[t] = expf(-expf(args.log_decay[slice.head]) * soft);
-  inputs.writes[t] = TimesSigmoid(1.0f, write);
+  if (t < group.count) RowScalars(args, slice, group.rows[t]).Store(inputs, t);
+}
+
+/// PrepareGroup of one row, whose time is the sum of its latencies: everything is loaded at once.
+/// Keeps the inputs of the next row's convolution.
+template <int kWidth>
+MARLIN_DEVICE void PrepareRow(const GatedDeltaArguments& args, const SequenceState& state,
+                              const Slice& slice, const Group& group, const Inputs& inputs) {
+  constexpr int kChannels = 2;  ///< Of a thread at a time.
+  const int row = group.rows[0];
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto threads = static_cast<int>(blockDim.x);
+  const int channels = 2 * args.key_dim + slice.columns;
+  const bool has_scalars = thread == threads - 1;
+  const bool has_gate = !args.norms_apart && thread < slice.columns;
+  RowScalars scalars;
+  if (has_scalars) scalars = RowScalars(args, slice, row);
+  const float gate = has_gate ? GatesOf(args, row, slice.head)[thread] : 0.0f;
+  const float norm = has_gate ? args.norm[thread] : 0.0f;
+  for (int first = thread; first < channels; first += kChannels * threads) {
+    float w[kChannels][kWidth];
+    float x[kChannels][kWidth];
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      const int i = min(first + c * threads, channels - 1);
+      const Channel channel = slice.ChannelOf(args, i);
+      const ConvInput input = channel.Input(args, state);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        w[c][j] = args.conv[channel.index * kWidth + j];
+        x[c][j] = input.At(group.sources[j]);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      const int i = first + c * threads;
+      if (i >= channels) break;
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) sum = __fmaf_rn(w[c][j], x[c][j], sum);
+      *inputs.PlaceOf(args, i) = TimesSigmoid(sum, sum);
+#pragma unroll
+      for (int j = 0; j + 1 < kWidth; ++j) inputs.Kept()[j * channels + i] = x[c][j + 1];
+    }
+  }
+  if (has_gate) inputs.Factor(0)[thread] = norm * TimesSigmoid(gate, gate);
+  if (has_scalars) scalars.Store(inputs, 0);
+}
+
+template <int kWidth>
+MARLIN_DEVICE void PrepareRows(const GatedDeltaArguments& args, const SequenceState& state,
+                               const Slice& slice, const Group& group, const Inputs& inputs) {
+  if constexpr (kWidth != 0) {
+    if (group.count == 1) {
+      PrepareRow<kWidth>(args, state, slice, group, inputs);
+      return;
+    }
+  }
+  PrepareGroup<kWidth>(args, state, slice, group, inputs);
 }
 
 /// Norms of the queries and keys of a group; a warp takes a row.
@@ -307,37 +396,48 @@ MARLIN_DEVICE void FinishGroup(const GatedDeltaArguments& args, const Slice& sli
   const int warps = static_cast<int>(blockDim.x) >> 5;
   for (int t = warp; t < group.count; t += warps) {
     const int row = group.rows[t];
-    if (args.slices == 1) {
-      StoreGatedNorm(args, row, slice.head, inputs.Value(t));
+    if (!args.norms_apart) {
+      StoreNormed(args, row, slice.head, inputs.Value(t),
+                  [&](int i) { return inputs.Factor(t)[i]; });
       continue;
     }
     float* const to =
         args.sums + (int64_t{row} * args.value_heads + slice.head) * args.value_dim + slice.first;
     for (int i = lane; i < slice.columns; i += 32) to[i] = inputs.Value(t)[i];
   }
-  if (args.slices > 1 || group.count == end - first) return;
+  if (args.norms_apart || group.count == end - first) return;
   for (int row = first + warp; row < end; row += warps) {
     if (args.sequences.positions[row] < 0) StoreNothing(args, row, slice.head);
   }
 }
 
-/// Whether this CTA is the last of those with its key head of its sequence to have read the
-/// convolution's old inputs. Called by one thread, after a barrier.
-MARLIN_DEVICE bool IsLastReader(const GatedDeltaArguments& args, const Slice& slice) {
-  const auto readers = static_cast<uint32_t>(args.group() * args.slices);
-  if (readers == 1) return true;
-  if (args.counters == nullptr) return false;
-  uint32_t* const counter = args.counters + int64_t{blockIdx.y} * args.key_heads + slice.key_head;
-  __threadfence();
-  // A counter begins at all ones, which is -1.
-  if (atomicAdd(counter, 1u) + 2 != readers) return false;
-  *counter = ~0u;
-  __threadfence();
-  return true;
-}
+/// The CTAs of a sequence's key head that have read the convolution's old inputs, each of which
+/// counts itself. The last one may replace them.
+struct Readers {
+  uint32_t* counter;
+  uint32_t count;
+  uint32_t before = 0;
 
-/// Replaces the convolution's inputs in the state: those of the slice's values, and with `keys` of
-/// its key head.
+  MARLIN_DEVICE Readers(const GatedDeltaArguments& args, const Slice& slice)
+      : counter(args.counters + int64_t{blockIdx.y} * args.key_heads + slice.key_head),
+        count(args.counters == nullptr ? 0 : static_cast<uint32_t>(args.readers())) {}
+
+  /// Called by one thread, after a barrier: all loads of the CTA have returned, so that no fence is
+  /// needed. The result is there later.
+  MARLIN_DEVICE void Count() {
+    if (count > 1) before = IncrementTileCounter(counter);
+  }
+  /// A counter begins at all ones, which is -1.
+  MARLIN_DEVICE bool IsLast(const GatedDeltaArguments& args) const {
+    if (args.readers() == 1) return true;
+    if (count == 0 || before + 2 != count) return false;
+    *counter = ~0u;
+    return true;
+  }
+};
+
+/// Replaces the convolution's inputs in the state: the slice's values, and with `keys` the queries
+/// and keys of its key head.
 MARLIN_DEVICE void StoreWindows(const GatedDeltaArguments& args, const SequenceState& state,
                                 const Slice& slice, const int* sources, bool keys) {
   const int begin = keys ? 0 : 2 * args.key_dim;
@@ -347,21 +447,66 @@ MARLIN_DEVICE void StoreWindows(const GatedDeltaArguments& args, const SequenceS
   }
 }
 
-/// Requests a CTA's part of its state into L2, whatever work before it still does: the numbers of
-/// pages are checked, and read again after it.
+/// The same from what PrepareRow has kept.
+template <int kWidth>
+MARLIN_DEVICE void StoreKept(const GatedDeltaArguments& args, const SequenceState& state,
+                             const Slice& slice, const float* kept, bool keys) {
+  const int begin = keys ? 0 : 2 * args.key_dim;
+  const int end = 2 * args.key_dim + slice.columns;
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
+    float* const to = state.to + slice.ChannelOf(args, i).index;
+#pragma unroll
+    for (int j = 0; j + 1 < kWidth; ++j) to[j * args.channels()] = kept[j * end + i];
+  }
+}
+
+/// The same with what there is after the last group.
+template <int kWidth>
+MARLIN_DEVICE void StoreConvInputs(const GatedDeltaArguments& args, const SequenceState& state,
+                                   const Slice& slice, const Group& group, const Inputs& inputs,
+                                   bool keys) {
+  if constexpr (kWidth != 0) {
+    if (group.count == 1) {
+      StoreKept<kWidth>(args, state, slice, inputs.Kept(), keys);
+      return;
+    }
+  }
+  StoreWindows(args, state, slice, group.sources + group.count, keys);
+}
+
+/// Rows of the state beyond the key's features are zeros, and so are their queries and keys.
+MARLIN_DEVICE void ClearPadding(const RecurrentShared& layout, int key_dim, float* memory) {
+  if (key_dim == layout.key_row) return;
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * kGroupRows * layout.key_row;
+       i += static_cast<int>(blockDim.x)) {
+    if (i % layout.key_row >= key_dim) memory[i] = 0.0f;
+  }
+}
+
+/// Requests what a CTA reads first into L2, whatever earlier work still does: its state, the
+/// convolution's weights and its inputs in the state. The page may be an old one: it is read again.
+/// A table of slabs in memory may be no table yet.
+template <int kWidth>
 MARLIN_DEVICE void PrefetchState(const GatedDeltaArguments& args, const Slice& slice) {
-  const int sequence = static_cast<int>(blockIdx.y);
-  const int page = __ldcg(args.sequences.block_tables + int64_t{2} * sequence);
-  if (page < 0) return;
-  const auto number = static_cast<uint32_t>(page);
-  const uint32_t slab = number / args.states.slab_pages;
-  if (slab >= static_cast<uint32_t>(args.states.slab_count)) return;
-  if (args.states.more_slabs != nullptr || args.states.slabs[slab] == nullptr) return;
-  const float* const state = static_cast<const float*>(args.states.slabs[slab]) +
-                             (number - slab * args.states.slab_pages) * args.states.page_stride +
-                             args.states.first_element;
+  if (args.slices > 1 || args.key_dim % 4 != 0 || args.states.more_slabs != nullptr) return;
+  if (threadIdx.x > 3 * kWidth) return;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const float* const state = FindState(args, static_cast<int>(blockIdx.y), 0);
   const int elements = args.key_dim * args.value_dim;
-  PrefetchBulk(state + args.conv_elements() + int64_t{slice.head} * elements, elements * 4);
+  if (thread == 0) {
+    if (state == nullptr) return;
+    PrefetchBulk(state + args.conv_elements() + int64_t{slice.head} * elements, elements * 4);
+    return;
+  }
+  const int part = (thread - 1) % 3;  // Queries, keys, values.
+  const int slot = (thread - 1) / 3;
+  const int count = part == 2 ? args.value_dim : args.key_dim;
+  const int64_t channel = slice.ChannelOf(args, part * args.key_dim).index;
+  if (slot == kWidth - 1) {
+    PrefetchBulk(args.conv + channel * kWidth, count * kWidth * 4);
+  } else if (state != nullptr) {
+    PrefetchBulk(state + slot * args.channels() + channel, count * 4);
+  }
 }
 
 /// blockIdx.x: slice; blockIdx.y: sequence.
@@ -369,52 +514,50 @@ template <int kRows, bool kVector, int kWidth>
 __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 2)
     RecurrentKernel(const __grid_constant__ GatedDeltaArguments args) {
   extern __shared__ __align__(16) float memory[];
-  __shared__ int sources[kMostConvWidth - 1 + kGroupRows];
-  __shared__ float scalars[3][kGroupRows];
-  __shared__ int shared_count;
-  __shared__ bool is_last;
   const Slice slice(args);
-  if (kVector && args.slices == 1 && threadIdx.x == 0) PrefetchState(args, slice);
+  if constexpr (kVector && kWidth != 0) PrefetchState<kWidth>(args, slice);
   const RecurrentShared layout = {kRows * kRowLanes, kSliceColumns};
+  GroupRows& shared = *reinterpret_cast<GroupRows*>(memory + layout.Rows());
   const Inputs inputs = {layout,
                          memory + layout.Queries(),
                          memory + layout.Keys(),
                          memory + layout.Values(),
-                         scalars[0],
-                         scalars[1],
-                         scalars[2]};
-  // Rows of the state beyond the key's features are zeros, and so are their queries and keys.
-  for (int i = static_cast<int>(threadIdx.x); i < 2 * kGroupRows * layout.key_row;
-       i += static_cast<int>(blockDim.x)) {
-    if (i % layout.key_row >= args.key_dim) memory[i] = 0.0f;
-  }
+                         memory + layout.Factors(),
+                         shared.decays,
+                         shared.writes,
+                         shared.products};
+  ClearPadding(layout, args.key_dim, memory);
   EnterChain();
-  if (blockIdx.x == 0 && blockIdx.y == 0) CheckRows(args);
-  const SequenceState state(args, static_cast<int>(blockIdx.y));
+  const auto sequence = static_cast<int>(blockIdx.y);
+  const bool checks = blockIdx.x == 0 && blockIdx.y == 0;
   LaneState<kRows, kVector> columns(args, slice);
-  if (state.to != nullptr) columns.Load(state.from);
-  Group group(sources, args.conv_width);
+  columns.Load(FindState(args, sequence, 0));  // First, as all else waits less long.
+  if (checks) CheckFirstRows(args.sequences, args.errors);
+  const SequenceState state(args, sequence);
+  if (state.InChunks(args)) return;
+  Group group(shared.sources, args.conv_width);
+  Readers readers(args, slice);
   const bool first_warp = threadIdx.x < 32;
   if (first_warp) group.Begin(args.conv_width);
-  if (threadIdx.x == 0) is_last = slice.is_first;
+  if (threadIdx.x == 0) shared.is_last = slice.is_first ? 1 : 0;
   for (int first = state.first_row; first < state.end_row; first += kGroupRows) {
     const int end = min(first + kGroupRows, state.end_row);
     if (first_warp) {
       const int count =
           group.Advance(args.sequences.positions, first, end, args.conv_width, group.count);
-      if (threadIdx.x == 0) shared_count = state.to != nullptr ? count : 0;
+      if (threadIdx.x == 0) shared.count = state.to != nullptr ? count : 0;
     }
     __syncthreads();
-    group.count = shared_count;
-    PrepareGroup<kWidth>(args, state, slice, group, inputs);
+    group.count = shared.count;
+    PrepareRows<kWidth>(args, state, slice, group, inputs);
     __syncthreads();
-    if (threadIdx.x == 0 && end == state.end_row && state.to != nullptr) {
-      is_last = IsLastReader(args, slice);
-    }
+    const bool counts = threadIdx.x == 0 && end == state.end_row && state.to != nullptr;
+    if (counts) readers.Count();
     NormGroup(args, group, inputs);
     __syncthreads();
 #pragma unroll 1
     for (int t = 0; t < group.count; ++t) columns.Step(inputs, t);
+    if (counts) shared.is_last = readers.IsLast(args) ? 1 : 0;
     __syncthreads();
     FinishGroup(args, slice, group, inputs, first, end);
     __syncthreads();
@@ -422,33 +565,30 @@ __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 
   if (state.to == nullptr) return;
   columns.Store(state.to);
   __syncthreads();
-  StoreWindows(args, state, slice, sources + group.count, is_last);
+  StoreConvInputs<kWidth>(args, state, slice, group, inputs, shared.is_last != 0);
 }
 
-/// Replaces the inputs of queries and keys where RecurrentKernel has no counters. blockIdx.x: key
-/// head; blockIdx.y: sequence.
+/// Replaces the convolution's inputs where RecurrentKernel does not: queries and keys if it has no
+/// counters, and everything of a sequence in chunks. blockIdx.x: key head; blockIdx.y: sequence.
 __global__ void __launch_bounds__(kMostThreads)
     WindowKernel(const __grid_constant__ GatedDeltaArguments args) {
-  __shared__ int sources[kMostConvWidth - 1 + kGroupRows];
+  __shared__ int sources[kMostConvWidth];
   EnterChain();
-  const SequenceState state(args, static_cast<int>(blockIdx.y));
-  if (state.to == nullptr) return;
-  Group group(sources, args.conv_width);
-  if (threadIdx.x < 32) {
-    group.Begin(args.conv_width);
-    for (int first = state.first_row; first < state.end_row; first += kGroupRows) {
-      const int end = min(first + kGroupRows, state.end_row);
-      group.count =
-          group.Advance(args.sequences.positions, first, end, args.conv_width, group.count);
-    }
-    group.Advance(args.sequences.positions, state.end_row, state.end_row, args.conv_width,
-                  group.count);
-  }
+  const auto sequence = static_cast<int>(blockIdx.y);
+  const SequenceState state(args, sequence);
+  const bool chunks = state.InChunks(args);
+  if (state.to == nullptr || (!chunks && args.counts_readers())) return;
+  if (threadIdx.x < 32) FindSourcesBefore(args, state, state.end_row, sources);
   __syncthreads();
   const auto head = static_cast<int>(blockIdx.x);
-  for (int i = static_cast<int>(threadIdx.x); i < args.key_dim; i += static_cast<int>(blockDim.x)) {
-    StoreWindow(args, state, QueryChannel(args, head, i), sources);
-    StoreWindow(args, state, KeyChannel(args, head, i), sources);
+  const int group = args.group();
+  const int end = 2 * args.key_dim + (chunks ? group * args.value_dim : 0);
+  for (int i = static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
+    const int value = i - 2 * args.key_dim;
+    const Channel channel = i < args.key_dim ? QueryChannel(args, head, i)
+                            : value < 0      ? KeyChannel(args, head, i - args.key_dim)
+                                             : ValueChannel(args, head * group, value);
+    StoreWindow(args, state, channel, sources);
   }
 }
 
@@ -462,8 +602,10 @@ __global__ void __launch_bounds__(kNormWarps * 32)
   const bool moves = args.sequences.positions[row] >= 0;
   for (int head = static_cast<int>(threadIdx.x) >> 5; head < args.value_heads; head += kNormWarps) {
     if (moves) {
-      StoreGatedNorm(args, row, head,
-                     args.sums + (int64_t{row} * args.value_heads + head) * args.value_dim);
+      const float* const gates = GatesOf(args, row, head);
+      StoreNormed(args, row, head,
+                  args.sums + (int64_t{row} * args.value_heads + head) * args.value_dim,
+                  [&](int i) { return args.norm[i] * TimesSigmoid(gates[i], gates[i]); });
     } else {
       StoreNothing(args, row, head);
     }
@@ -520,10 +662,15 @@ cudaError_t LaunchRecurrent(const GatedDeltaArguments& args, bool vector, cudaSt
   const RecurrentShared layout = {rows * kRowLanes, kSliceColumns};
   const Kernel kernel = KernelFor(rows, vector, args.conv_width);
   const cudaError_t error = LaunchInChain(kernel, grid, threads, layout.Bytes(), stream, args);
-  const bool shared = args.group() * args.slices > 1;
-  if (error != cudaSuccess || !shared || args.counters != nullptr) return error;
-  return LaunchInChain(&WindowKernel, dim3(static_cast<unsigned>(args.key_heads), sequences),
-                       kMostThreads, 0, stream, args);
+  // With sequences in chunks it comes after them.
+  if (error != cudaSuccess || args.counts_readers() || args.most_rows >= 0) return error;
+  return LaunchWindows(args, stream);
+}
+
+cudaError_t LaunchWindows(const GatedDeltaArguments& args, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(args.key_heads),
+                  static_cast<unsigned>(args.sequences.count));
+  return LaunchInChain(&WindowKernel, grid, kMostThreads, 0, stream, args);
 }
 
 cudaError_t LaunchGatedNorm(const GatedDeltaArguments& args, cudaStream_t stream) {

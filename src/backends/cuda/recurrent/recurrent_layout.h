@@ -50,8 +50,11 @@ struct GatedDeltaArguments {
   int key_dim = 0;
   int value_dim = 0;
   int conv_width = 1;
-  int slices = 1;  ///< Parts of a head's value features that CTAs have of their own.
-  /// With several slices: S^T q before the norm, [rows][value_heads][value_dim].
+  /// Sequences with more rows run in chunks; negative: none does.
+  int most_rows = -1;
+  bool norms_apart = false;  ///< GatedNormKernel takes `sums`.
+  int slices = 1;            ///< Parts of a head's value features that CTAs have of their own.
+  /// With norms_apart: S^T q before the norm, [rows][value_heads][value_dim].
   float* sums = nullptr;
   /// [sequences][key_heads], all ones before and after: CTAs that have read a convolution's old
   /// inputs. Null if a kernel of its own replaces them.
@@ -59,6 +62,10 @@ struct GatedDeltaArguments {
   ErrorView errors;
 
   MARLIN_HOST_DEVICE int group() const { return value_heads / key_heads; }
+  /// The CTAs that read the same inputs of queries and keys from a state.
+  MARLIN_HOST_DEVICE int readers() const { return group() * slices; }
+  /// Whether RecurrentKernel can tell when all of them have, and replaces those inputs.
+  MARLIN_HOST_DEVICE bool counts_readers() const { return readers() == 1 || counters != nullptr; }
   MARLIN_HOST_DEVICE int64_t channels() const {
     return 2 * int64_t{key_heads} * key_dim + int64_t{value_heads} * value_dim;
   }
@@ -68,7 +75,18 @@ struct GatedDeltaArguments {
   }
 };
 
-/// Shared memory of a CTA of the recurrent kernel, in floats.
+/// A group of rows of the recurrent kernel.
+struct GroupRows {
+  float decays[kGroupRows];
+  float writes[kGroupRows];
+  float products[kGroupRows];                    ///< q . k
+  int sources[kMostConvWidth - 1 + kGroupRows];  ///< As Convolve takes them.
+  int count;
+  int is_last;  ///< Not 0: the CTA replaces the inputs of queries and keys in the state.
+};
+
+/// Shared memory of a CTA of the recurrent kernel, in floats; then GroupRows. All of it is dynamic,
+/// so that a kernel may ask for as much as there is.
 struct RecurrentShared {
   int key_row;    ///< Floats of a query or a key, with zeros after key_dim.
   int value_row;  ///< Floats of a row's values.
@@ -76,7 +94,9 @@ struct RecurrentShared {
   MARLIN_HOST_DEVICE int Queries() const { return 0; }
   MARLIN_HOST_DEVICE int Keys() const { return kGroupRows * key_row; }
   MARLIN_HOST_DEVICE int Values() const { return 2 * kGroupRows * key_row; }
-  MARLIN_HOST_DEVICE int Bytes() const { return (Values() + kGroupRows * value_row) * 4; }
+  MARLIN_HOST_DEVICE int Factors() const { return Values() + kGroupRows * value_row; }
+  MARLIN_HOST_DEVICE int Rows() const { return Factors() + kGroupRows * value_row; }
+  MARLIN_HOST_DEVICE int Bytes() const { return Rows() * 4 + static_cast<int>(sizeof(GroupRows)); }
 };
 
 }  // namespace marlin::cuda

@@ -6,14 +6,19 @@
 
 namespace marlin::cuda {
 
-/// Records first_rows that do not ascend, and positions below -1. Called by all threads of a CTA.
-MARLIN_DEVICE void CheckRows(const GatedDeltaArguments& args) {
-  CheckFirstRows(args.sequences, args.errors);
-  for (int row = static_cast<int>(threadIdx.x); row < args.sequences.rows;
-       row += static_cast<int>(blockDim.x)) {
-    const int position = args.sequences.positions[row];
-    if (position < -1) RecordError(args.errors, ValueError::kRowPosition, position, row);
-  }
+/// The state of a sequence before (0) or after (1) its rows; null if there is none. Reads the page
+/// from L2, where an earlier kernel may write it.
+MARLIN_DEVICE float* FindState(const GatedDeltaArguments& args, int sequence, int which) {
+  const int page = __ldcg(args.sequences.block_tables + int64_t{2} * sequence + which);
+  if (page < 0) return nullptr;
+  const PagesView& pages = args.states;
+  const auto number = static_cast<uint32_t>(page);
+  const uint32_t slab = number / pages.slab_pages;
+  if (slab >= static_cast<uint32_t>(pages.slab_count)) return nullptr;
+  auto* const data =
+      static_cast<float*>(pages.more_slabs != nullptr ? pages.more_slabs[slab] : pages.slabs[slab]);
+  if (data == nullptr) return nullptr;
+  return data + (number - slab * pages.slab_pages) * pages.page_stride + pages.first_element;
 }
 
 struct SequenceState {
@@ -32,21 +37,20 @@ struct SequenceState {
     for (int row = first_row; row < end_row && !moves; ++row) moves = sequences.positions[row] >= 0;
     // Without rows that take part a state is copied, if there is somewhere to.
     if (!moves && (pages[0] == pages[1] || pages[1] == -1)) return;
-    if (pages[0] != -1) {
-      from = Find(args, sequence, 0);
-      if (from == nullptr) return;
+    from = FindState(args, sequence, 0);
+    float* const after = FindState(args, sequence, 1);
+    const bool begins = pages[0] == -1;
+    if (after != nullptr && (from != nullptr || begins)) {
+      to = after;
+    } else {
+      const int which = from == nullptr && !begins ? 0 : 1;
+      RecordError(args.errors, ValueError::kStatePage, pages[which], sequence);
     }
-    to = Find(args, sequence, 1);
   }
 
- private:
-  static MARLIN_DEVICE float* Find(const GatedDeltaArguments& args, int sequence, int which) {
-    uint8_t* const page = PageOf(args.sequences, args.states, sequence, which);
-    if (page == nullptr) {
-      const int number = args.sequences.block_tables[int64_t{2} * sequence + which];
-      RecordError(args.errors, ValueError::kStatePage, number, sequence);
-    }
-    return reinterpret_cast<float*>(page);
+  /// Whether the sequence runs in chunks, not row by row.
+  MARLIN_DEVICE bool InChunks(const GatedDeltaArguments& args) const {
+    return args.most_rows >= 0 && end_row - first_row > args.most_rows;
   }
 };
 

@@ -65,8 +65,6 @@ Status ErrorOf(const ValueRecord& record) {
       return invalid(fmt::format("state_rows: expected less than {}, got {} at {}", c, a, b));
     case ValueError::kCount:
       return invalid(fmt::format("counts: expected 0..{}, got {} at {}", c - 1, a, b));
-    case ValueError::kRowPosition:
-      return invalid(fmt::format("positions: expected -1 or more, got {} at {}", a, b));
     case ValueError::kStatePage:
       return invalid(fmt::format("pages: no page {} for sequence {}", a, b));
   }

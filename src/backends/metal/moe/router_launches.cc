@@ -76,6 +76,7 @@ bool FitsRouter(const RouterOptions& options, int64_t experts) {
   const bool grouped = options.top_groups < options.groups;
   return experts <= kernels::kMostRouterExperts &&
          (!grouped || options.groups <= kernels::kMostRouterGroups) &&
+         (!grouped || options.best_of_group == 2) && options.least_sum == 0.0F &&
          std::isfinite(options.scaling_factor);
 }
 

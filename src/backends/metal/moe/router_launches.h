@@ -9,7 +9,8 @@
 
 namespace marlin::metal {
 
-/// Whether threadgroups have room for a router, and its weights are finite.
+/// Whether the kernels have the options and threadgroups room for a router, and its weights are
+/// finite.
 bool FitsRouter(const RouterOptions& options, int64_t experts);
 
 /// Rows [first, first + count) of a call.

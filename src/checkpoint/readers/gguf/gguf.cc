@@ -26,7 +26,10 @@
 namespace marlin {
 namespace {
 
+/// config.json has no place for these tensors: they become "rope_scaling".
 constexpr std::string_view kRopeFactors = "rope_freqs.weight";
+constexpr std::string_view kShortRopeFactors = "rope_factors_short.weight";
+constexpr std::string_view kLongRopeFactors = "rope_factors_long.weight";
 
 /// The rows and tensors that a module is loaded from.
 struct ModuleSource {
@@ -96,8 +99,11 @@ class GgufReader final : public ModuleReader {
         const auto found = list_.tensors().find(tensor);
         return found == list_.tensors().end() ? nullptr : &found->second.tensor->dims;
       };
-      MARLIN_ASSIGN_OR_RETURN(const std::vector<float> factors, TakeRopeFactors());
-      config = GgufConfig(*list_.architecture(), list_.metadata(), {find, factors});
+      MARLIN_ASSIGN_OR_RETURN(const std::vector<float> all, TakeFactors(kRopeFactors));
+      MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_short, TakeFactors(kShortRopeFactors));
+      MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_long, TakeFactors(kLongRopeFactors));
+      config =
+          GgufConfig(*list_.architecture(), list_.metadata(), {find, {all, of_short, of_long}});
     } else if (!name.empty()) {
       config["model_type"] = std::string(name);
     }
@@ -105,11 +111,10 @@ class GgufReader final : public ModuleReader {
     return store_.SetConfig(DumpJson(config, 2) + "\n", store_.path);
   }
 
-  /// config.json has no place for this tensor: it becomes "rope_scaling".
-  Result<std::vector<float>> TakeRopeFactors() {
-    const auto found = list_.tensors().find(kRopeFactors);
+  Result<std::vector<float>> TakeFactors(std::string_view name) {
+    const auto found = list_.tensors().find(name);
     if (found == list_.tensors().end()) return std::vector<float>();
-    used_.emplace(kRopeFactors);
+    used_.emplace(name);
     return list_.Floats(found->second);
   }
 

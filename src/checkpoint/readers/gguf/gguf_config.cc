@@ -46,7 +46,7 @@ bool IsRead(std::string_view key) {
     return std::any_of(counts.begin(), counts.end(),
                        [key](const GgufCount& count) { return count.gguf == key; });
   };
-  return has(kGgufCounts) || has(kGgufExpertCounts) || has(kGgufLatentCounts) ||
+  return has(kGgufCounts) || has(kGgufExpertCounts) || has(kGgufLatentCounts) || has(kGgufReals) ||
          Contains(kOtherKeys, key) || Contains(kGgufRopeKeys, key);
 }
 
@@ -87,6 +87,15 @@ class ConfigBuilder {
   void Copy(const GgufCount& count) {
     count.by_layer ? CopyUniform(count.gguf, count.config) : Put(count.config, Count(count.gguf));
   }
+  bool IsReadBy(std::string_view name) const {
+    const Result<Json> defaults =
+        ParseJsonObject(TypeDefaults(config_["model_type"].get<std::string>()), "defaults");
+    return defaults.ok() && defaults->contains(std::string(name));
+  }
+  /// Puts a value that the type reads.
+  void PutIfRead(std::string_view name, const Json& value) {
+    if (IsReadBy(name)) config_[std::string(name)] = value;
+  }
   void Put(std::string_view name, std::optional<int64_t> value) {
     if (value) config_[std::string(name)] = static_cast<uint64_t>(*value);
   }
@@ -105,6 +114,7 @@ class ConfigBuilder {
     if (experts && !architecture_.expert_type.empty()) {
       return std::string(architecture_.expert_type);
     }
+    if (architecture_.name == "olmo2" && Count("attention.sliding_window")) return "olmo3";
     // Mistral is llama with a sliding window.
     if (architecture_.name == "llama" && Count("attention.sliding_window")) return "mistral";
     return std::string(architecture_.model_type);
@@ -131,11 +141,19 @@ class ConfigBuilder {
     config_["attention_bias"] = Has("blk.0.attn_q.bias");
     if (architecture_.name == "qwen2moe") config_["qkv_bias"] = Has("blk.0.attn_q.bias");
     if (architecture_.name == "glm4moe") config_["use_qk_norm"] = Has("blk.0.attn_q_norm.weight");
-    if (architecture_.name == "llama") config_["mlp_bias"] = Has("blk.0.ffn_up.bias");
+    PutIfRead("mlp_bias", Has("blk.0.ffn_up.bias"));
+    PutIfRead("attention_out_bias", Has("blk.0.attn_output.bias"));
+    for (const GgufCount& key : kGgufReals) {
+      if (const auto value = metadata_.Real(Key(key.gguf))) PutIfRead(key.config, Shortest(*value));
+    }
     if (architecture_.name != "deepseek2") AddHeadSize();
     // The runtime of these files knows no windows of Qwen's layers.
-    if (!architecture_.name.starts_with("qwen")) {
+    if (!architecture_.name.starts_with("qwen") && Count("attention.sliding_window") != 0) {
       Put("sliding_window", Count("attention.sliding_window"));
+    }
+    if (const auto context = Count("rope.scaling.original_context_length");
+        context && IsReadBy("original_max_position_embeddings")) {
+      Put("original_max_position_embeddings", context);
     }
   }
 
@@ -158,6 +176,7 @@ class ConfigBuilder {
         Count("expert_count"));
     const std::optional<int64_t> width = Count(kGgufExpertWidth);
     const bool groups = Count(kGgufExpertGroups).value_or(0) > 0;
+    PutIfRead("topk_method", groups ? "group_limited_greedy" : "greedy");
     for (const GgufCount& count : kGgufExpertCounts) {
       const bool renamed = mixtral && count.gguf == kGgufExpertWidth;
       if (!renamed && (groups || !count.config.ends_with("_group"))) Copy(count);
@@ -230,18 +249,24 @@ class ConfigBuilder {
     }
     const Result<Json> defaults = ParseJsonObject(TypeDefaults(type), "defaults");
     if (!defaults.ok()) return;
-    const Json own = {{"hidden_act", "silu"},
-                      {"num_key_value_heads", config_.value("num_attention_heads", Json())},
-                      {"max_window_layers", 0},
-                      {"rope_interleave", true},
-                      {"rope_parameters", Json::object()},
-                      {"swiglu_limit", 7.0},
-                      {"swiglu_alpha", 1.702},
-                      {"first_k_dense_replace", 0},
-                      {"n_shared_experts", 0},
-                      {"n_group", 1},
-                      {"topk_group", 1},
-                      {"num_nextn_predict_layers", 0}};
+    const Json own = {
+        {"hidden_act", "silu"},
+        {"num_key_value_heads", config_.value("num_attention_heads", Json())},
+        {"max_window_layers", 0},
+        {"original_max_position_embeddings", config_.value("max_position_embeddings", Json())},
+        {"rope_interleave", true},
+        {"rope_parameters", Json::object()},
+        {"swiglu_limit", 7.0},
+        {"swiglu_alpha", 1.702},
+        {"first_k_dense_replace", 0},
+        {"n_shared_experts", 0},
+        {"embedding_multiplier", 1.0},
+        {"residual_multiplier", 1.0},
+        {"logits_scaling", 1.0},
+        {"no_rope_layer_interval", 4},
+        {"n_group", 1},
+        {"topk_group", 1},
+        {"num_nextn_predict_layers", 0}};
     for (const auto& [key, value] : defaults->items()) {
       if (config_.contains(key)) continue;
       config_[key] = own.contains(key) ? own[key] : (value.is_boolean() ? Json(false) : Json());

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "checkpoint/readers/gguf/gguf_file.h"
 #include "checkpoint/readers/gguf/gguf_names.h"
+#include "checkpoint/readers/gguf/gguf_rope.h"
 
 namespace marlin {
 
@@ -15,7 +16,7 @@ namespace marlin {
 struct GgufTensorFacts {
   /// The shape of a tensor by its name in the file; null if there is none.
   FunctionRef<const Shape*(std::string_view)> find;
-  std::span<const float> rope_factors;  ///< Values of rope_freqs.weight; empty without it.
+  GgufRopeFactors rope_factors;
 };
 
 /// True when the metadata count experts.

@@ -21,6 +21,14 @@ inline constexpr GgufCount kGgufCounts[] = {
 };
 inline constexpr GgufCount kGgufKvHeads = {"num_key_value_heads", "attention.head_count_kv", true};
 
+/// Numbers that are no counts, where a type has them.
+inline constexpr GgufCount kGgufReals[] = {
+    {"embedding_multiplier", "embedding_scale"},
+    {"residual_multiplier", "residual_scale"},
+    {"logits_scaling", "logit_scale"},
+    {"attention_multiplier", "attention.scale"},
+};
+
 inline constexpr std::string_view kGgufExpertWidth = "expert_feed_forward_length";
 inline constexpr std::string_view kGgufExpertGroups = "expert_group_count";  ///< 0: none.
 inline constexpr GgufCount kGgufExpertCounts[] = {

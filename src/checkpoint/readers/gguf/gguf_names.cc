@@ -9,12 +9,23 @@ namespace marlin {
 namespace {
 
 constexpr GgufArchitecture kArchitectures[] = {
-    {"llama", "llama", "mixtral", true},     {"qwen2", "qwen2", "", false},
-    {"qwen3", "qwen3", "", false},           {"qwen2moe", "qwen2_moe", "", false},
-    {"qwen3moe", "qwen3_moe", "", false},    {"glm4", "glm4", "", false},
-    {"glm4moe", "glm4_moe", "", false},      {"gpt-oss", "gpt_oss", "", false},
-    {"deepseek2", "deepseek_v3", "", false}, {"qwen2vl", "qwen2_vl_text", "", false},
-    {"qwen3vl", "qwen3_vl_text", "", false}, {"qwen3vlmoe", "qwen3_vl_moe_text", "", false},
+    {"llama", "llama", "mixtral", true},
+    {"qwen2", "qwen2", "", false},
+    {"qwen3", "qwen3", "", false},
+    {"qwen2moe", "qwen2_moe", "", false},
+    {"qwen3moe", "qwen3_moe", "", false},
+    {"glm4", "glm4", "", false},
+    {"glm4moe", "glm4_moe", "", false},
+    {"gpt-oss", "gpt_oss", "", false},
+    {"deepseek2", "deepseek_v3", "", false},
+    {"phi3", "phi3", "", false},
+    {"seed_oss", "seed_oss", "", false},
+    {"smollm3", "smollm3", "", true},
+    {"granite", "granite", "", true},
+    {"olmo2", "olmo2", "", false},
+    {"qwen2vl", "qwen2_vl_text", "", false},
+    {"qwen3vl", "qwen3_vl_text", "", false},
+    {"qwen3vlmoe", "qwen3_vl_moe_text", "", false},
 };
 
 /// Types that are another one in these files, whose architectures have a key for the difference.
@@ -26,7 +37,7 @@ constexpr std::pair<std::string_view, std::string_view> kSameTypes[] = {
 struct NameRow {
   std::string_view gguf;
   std::string_view name;
-  std::string_view architecture;  ///< Empty: all that have no row of their own before this one.
+  std::string_view types;  ///< One, or several; empty: all without a row of their own before it.
   GgufPlace::Rows rows = GgufPlace::Rows::kStraight;
   bool experts = false;
   bool as_row = false;
@@ -45,6 +56,7 @@ constexpr NameRow kLayerNames[] = {
     {"attn_q", "self_attn.q_proj", "", GgufPlace::Rows::kQueryHeads},
     {"attn_k", "self_attn.k_proj", "", GgufPlace::Rows::kKeyHeads},
     {"attn_v", "self_attn.v_proj", ""},
+    {"attn_qkv", "self_attn.qkv_proj", "phi3"},
     {"attn_output", "self_attn.o_proj", ""},
     {"attn_q_norm", "self_attn.q_norm", ""},
     {"attn_k_norm", "self_attn.k_norm", ""},
@@ -55,14 +67,14 @@ constexpr NameRow kLayerNames[] = {
     {"attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", ""},
     {"attn_kv_a_norm", "self_attn.kv_a_layernorm", ""},
     {"attn_kv_b", "self_attn.kv_b_proj", ""},
-    {"post_attention_norm", "post_attention_layernorm", "glm4_moe"},
-    {"post_attention_norm", "post_attention_layernorm", "gpt_oss"},
+    {"post_attention_norm", "post_attention_layernorm", "glm4_moe gpt_oss seed_oss olmo2"},
     {"ffn_norm", "post_attention_layernorm", ""},
     {"post_attention_norm", "post_self_attn_layernorm", "glm4"},
     {"post_attention_norm", "post_attention_layernorm", ""},
+    {"post_ffw_norm", "post_feedforward_layernorm", "olmo2"},
     {"post_ffw_norm", "post_mlp_layernorm", ""},
     {"ffn_gate", "mlp.gate_proj", ""},
-    {"ffn_up", "mlp.gate_up_proj", "glm4"},
+    {"ffn_up", "mlp.gate_up_proj", "glm4 phi3"},
     {"ffn_up", "mlp.up_proj", ""},
     {"ffn_down", "mlp.down_proj", ""},
     {"ffn_gate_inp", "block_sparse_moe.gate", "mixtral"},
@@ -92,11 +104,21 @@ constexpr NameRow kLayerNames[] = {
     {"nextn.shared_head_norm", "shared_head.norm", ""},
 };
 
+/// Whether a word is in a list with spaces.
+bool HasWord(std::string_view list, std::string_view word) {
+  while (!list.empty()) {
+    const size_t end = std::min(list.find(' '), list.size());
+    if (list.substr(0, end) == word) return true;
+    list.remove_prefix(std::min(end + 1, list.size()));
+  }
+  return false;
+}
+
 template <size_t kCount>
 const NameRow* FindRow(const NameRow (&rows)[kCount], std::string_view stem,
                        std::string_view model_type) {
   const NameRow* const found = std::find_if(rows, rows + kCount, [&](const NameRow& row) {
-    return row.gguf == stem && (row.architecture.empty() || row.architecture == model_type);
+    return row.gguf == stem && (row.types.empty() || HasWord(row.types, model_type));
   });
   return found == rows + kCount ? nullptr : found;
 }

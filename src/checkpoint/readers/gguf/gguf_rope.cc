@@ -93,6 +93,7 @@ double GgufRope::Real(std::string_view key, double fallback) const {
 }
 
 Json GgufRope::Scaling() const {
+  if (!short_factors_.empty() || !long_factors_.empty()) return LongRope();
   // The runtime of these files takes a factor without a type for linear scaling, and none for 0.
   const std::string type(metadata_.Text(Key("rope.scaling.type")).value_or("linear"));
   double factor = Real("rope.scaling.factor", Real("rope.scale_linear", 0));
@@ -112,6 +113,23 @@ Json GgufRope::Scaling() const {
   if (!linear) return from_factors;
   if (!from_factors.empty()) return NotUnderstood("rope_freqs.weight beside linear scaling");
   return {{"rope_type", "linear"}, {"factor", ShortestReal(factor)}};
+}
+
+/// The runtime of these files takes attn_factor as it is.
+Json GgufRope::LongRope() const {
+  const auto list = [](std::span<const float> factors) {
+    Json values = Json::array();
+    for (const float factor : factors) values.push_back(ShortestReal(factor));
+    return values;
+  };
+  const std::string type(metadata_.Text(Key("rope.scaling.type")).value_or("longrope"));
+  if (type != "longrope") return NotUnderstood(type + " with rope_factors_short.weight");
+  if (!FromFactors().empty())
+    return NotUnderstood("rope_freqs.weight and rope_factors_short.weight");
+  return {{"rope_type", "longrope"},
+          {"short_factor", list(short_factors_)},
+          {"long_factor", list(long_factors_)},
+          {"attention_factor", ShortestReal(Real("rope.scaling.attn_factor", 1))}};
 }
 
 Json GgufRope::Yarn(double factor) const {

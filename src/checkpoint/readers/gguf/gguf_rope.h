@@ -30,12 +30,22 @@ inline constexpr std::string_view kGgufRopeKeys[] = {
     "rope.scaling.yarn_log_multiplier",
 };
 
+/// Divisors of the frequencies of a head's pairs, from tensors of a file; empty without them.
+struct GgufRopeFactors {
+  std::span<const float> all;          ///< rope_freqs.weight.
+  std::span<const float> short_texts;  ///< rope_factors_short.weight: within the trained context.
+  std::span<const float> long_texts;   ///< rope_factors_long.weight.
+};
+
 class GgufRope {
  public:
-  /// `factors`: the values of rope_freqs.weight.
   GgufRope(const GgufArchitecture& architecture, const GgufMetadata& metadata,
-           std::span<const float> factors)
-      : architecture_(architecture), metadata_(metadata), factors_(factors) {}
+           const GgufRopeFactors& factors)
+      : architecture_(architecture),
+        metadata_(metadata),
+        factors_(factors.all),
+        short_factors_(factors.short_texts),
+        long_factors_(factors.long_texts) {}
 
   /// The object rope_scaling; empty without scaling. What config.json cannot say becomes a
   /// rope_type that names it, which running the model refuses.
@@ -45,11 +55,14 @@ class GgufRope {
   std::string Key(std::string_view key) const;
   double Real(std::string_view key, double fallback) const;
   Json Yarn(double factor) const;
+  Json LongRope() const;
   Json FromFactors() const;
 
   const GgufArchitecture& architecture_;
   const GgufMetadata& metadata_;
   std::span<const float> factors_;
+  std::span<const float> short_factors_;
+  std::span<const float> long_factors_;
 };
 
 }  // namespace marlin

@@ -50,6 +50,7 @@ Status RotateAndCache(const Pass& pass, int64_t layer, const AttentionHeads& hea
       return RotateAndAppend(pass.device, heads, {}, rotary, rows, cache, pass.stream());
     case AttentionStep::Norms::kAfterRotary:
       for (const MutableTensorView& x : {heads.queries, heads.keys}) {
+        if (rotary.inverse_frequencies.empty()) continue;
         MARLIN_RETURN_IF_ERROR(ApplyRotary(pass.device, rotary, rows.positions, x, pass.stream()));
       }
       MARLIN_RETURN_IF_ERROR(normalize(heads.queries, norms.queries));
@@ -134,11 +135,12 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
   tensors.vectors.resize(kSinks + 1);
   if (sizes.qk_norm) {
     const bool whole = family.qk_norm == QkNormRule::kWhole;
-    const auto norm = [&](std::string_view name, int64_t all) {
-      return names.Norm(family, fmt::format("self_attn.{}", name), whole ? all : sizes.head_dim);
+    const auto norm = [&](std::string_view name, int64_t heads) {
+      return names.Norm(family, fmt::format("self_attn.{}", name),
+                        (whole ? heads : 1) * sizes.head_dim);
     };
-    tensors.vectors[kQNorm] = norm(family.qk_norm_names[0], q);
-    tensors.vectors[kKNorm] = norm(family.qk_norm_names[1], kv);
+    tensors.vectors[kQNorm] = norm(family.qk_norm_names[0], sizes.heads);
+    tensors.vectors[kKNorm] = norm(family.qk_norm_names[1], sizes.kv_heads);
   }
   if (family.attention_sinks)
     tensors.vectors[kSinks] = names.Vector("self_attn.sinks", sizes.heads);

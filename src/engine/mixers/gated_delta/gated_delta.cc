@@ -100,9 +100,9 @@ MixerTensors GatedDeltaNet::Tensors(const Family& family, const Dimensions& size
 }
 
 /// Cuts the columns of projected rows into parts [rows, key_heads, width], one after another.
-class Columns {
+class HeadColumns {
  public:
-  Columns(const MutableTensorView& rows, int64_t key_heads) : rows_(rows), heads_(key_heads) {}
+  HeadColumns(const MutableTensorView& rows, int64_t key_heads) : rows_(rows), heads_(key_heads) {}
 
   /// Some of `of` columns that each key head has side by side.
   TensorView Part(int64_t width, int64_t of) {
@@ -128,7 +128,7 @@ GatedDeltaInputs InputsIn(const MutableTensorView& projected, const Dimensions& 
   const int64_t heads = d.delta_value_heads / d.delta_key_heads;
   const int64_t keys = d.delta_key_dim;
   const int64_t values = heads * d.delta_value_dim;
-  Columns columns(projected, d.delta_key_heads);
+  HeadColumns columns(projected, d.delta_key_heads);
   GatedDeltaInputs inputs;
   if (!by_head) {
     inputs.queries = columns.All(keys);

@@ -1,13 +1,70 @@
 // The parameters of latent attention in a config and a checkpoint, and their conversion.
+#include <fmt/core.h>
+
+#include <algorithm>
 #include <cmath>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/macros.h"
 #include "engine/mixers/latent_attention/absorb.h"
 #include "engine/mixers/latent_attention/latent_attention.h"
 
 namespace marlin {
+namespace {
+
+constexpr std::string_view kFull = "full";
+constexpr std::string_view kShared = "shared";
+
+/// Whether each layer has an indexer: the words of indexer_types, or of index_topk_pattern, which
+/// may be a string of their first letters; empty: neither is there.
+std::vector<std::string> IndexerKinds(ModelConfig& config) {
+  constexpr std::string_view kPattern = "index_topk_pattern";
+  std::vector<std::string> kinds = config.StringsOrEmpty("indexer_types");
+  if (!kinds.empty() || !config.Has(kPattern)) return kinds;
+  if (config.IsList(kPattern)) return config.StringsOrEmpty(kPattern);
+  for (const char letter : config.String(kPattern)) {
+    kinds.emplace_back(letter == 'F' ? kFull : letter == 'S' ? kShared : "");
+  }
+  return kinds;
+}
+
+/// Reads which layers attend to the tokens that the indexer of an earlier layer selects.
+void ReadUnindexedLayers(ModelConfig& config, Dimensions* sizes) {
+  const std::vector<std::string> kinds = IndexerKinds(config);
+  const int64_t every = std::max<int64_t>(config.CountOr("index_topk_freq", kMaxWidth, 1), 1);
+  const int64_t offset = config.CountOr("index_skip_topk_offset", kMaxWidth, 2);
+  if (!kinds.empty() && std::ssize(kinds) != sizes->layers) {
+    config.Fail("indexer_types",
+                fmt::format("{} entries for {} layers", kinds.size(), sizes->layers));
+  }
+  for (int64_t layer = 0; layer < sizes->layers && config.status().ok(); ++layer) {
+    bool shared = std::max<int64_t>(layer - offset + 1, 0) % every != 0;
+    if (!kinds.empty()) {
+      const std::string& kind = kinds[static_cast<size_t>(layer)];
+      shared = kind == kShared;
+      if (!shared && kind != kFull) {
+        config.Fail("indexer_types", fmt::format("entry {} is neither full nor shared", layer));
+      }
+    }
+    if (shared) sizes->unindexed_layers.push_back(layer);
+  }
+}
+
+/// The indexer of a layer: it has low-rank queries as attention does, and one key of a token.
+void AddIndexer(const Dimensions& sizes, const LayerNames& names, MixerTensors* tensors) {
+  if (sizes.index_dim == 0) return;
+  tensors->unused_linears = {
+      names.Linear("self_attn.indexer.wq_b", sizes.q_rank, sizes.index_heads * sizes.index_dim),
+      names.Linear("self_attn.indexer.wk", sizes.hidden, sizes.index_dim),
+      names.Linear("self_attn.indexer.weights_proj", sizes.hidden, sizes.index_heads)};
+  tensors->unused_vectors = {names.Vector("self_attn.indexer.k_norm.weight", sizes.index_dim),
+                             names.Vector("self_attn.indexer.k_norm.bias", sizes.index_dim)};
+}
+
+}  // namespace
 
 void LatentAttention::ReadSizes(const Family& family, ModelConfig& config,
                                 Dimensions* sizes) const {
@@ -17,6 +74,12 @@ void LatentAttention::ReadSizes(const Family& family, ModelConfig& config,
   sizes->nope_dim = config.Size("qk_nope_head_dim", kMaxWidth);
   sizes->rope_dim = config.Size("qk_rope_head_dim", kMaxWidth);
   sizes->v_dim = config.Size("v_head_dim", kMaxWidth);
+  if (!config.Knows("index_topk")) return;
+  sizes->index_tokens = config.Size("index_topk", kMaxWidth);
+  sizes->index_heads = config.Size("index_n_heads", kMaxHeads);
+  sizes->index_dim = config.Size("index_head_dim", kMaxWidth);
+  if (sizes->q_rank == 0) config.Fail("q_lora_rank", "an indexer needs one");
+  ReadUnindexedLayers(config, sizes);
 }
 
 MixerTensors LatentAttention::Tensors(const Family& family, const Dimensions& sizes,
@@ -42,6 +105,7 @@ MixerTensors LatentAttention::Tensors(const Family& family, const Dimensions& si
       names.Linear("self_attn.kv_b_proj", sizes.kv_rank,
                    sizes.heads * (sizes.nope_dim + sizes.v_dim)),
       kLatentInput);
+  AddIndexer(sizes, names, &tensors);
   tensors.out =
       names.Linear("self_attn.o_proj", sizes.heads * sizes.v_dim, sizes.hidden, sizes.qkv_bias);
   return tensors;

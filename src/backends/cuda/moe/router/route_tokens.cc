@@ -36,7 +36,9 @@ RouterArguments SelectionOf(const RouterOptions& options, int64_t experts,
   args.scoring = static_cast<int>(options.scoring);
   args.groups = static_cast<int>(options.groups);
   args.top_groups = static_cast<int>(options.top_groups);
+  args.best_of_group = static_cast<int>(options.best_of_group);
   args.normalize = options.normalize;
+  args.least_sum = static_cast<double>(options.least_sum);
   args.scaling_factor = static_cast<double>(options.scaling_factor);
   args.errors = errors;
   return args;

@@ -24,7 +24,9 @@ struct RouterArguments {
   int scoring = 0;  ///< RouterOptions::Scoring.
   int groups = 1;
   int top_groups = 1;
+  int best_of_group = 2;
   bool normalize = true;
+  double least_sum = 0;
   double scaling_factor = 1;
   ErrorView errors;
 };

@@ -122,6 +122,7 @@ class TokenRouter {
     // All chosen scores may underflow to 0, which must not become 0 / 0: see the CPU's router.
     double sum = 1e-20;
     for (int i = 0; i < args_.top_k; ++i) sum += score_[ids[i]];
+    if (!OfChosen()) sum = fmax(sum, args_.least_sum);
     const bool divide = args_.normalize || OfChosen();
     for (int i = lane_; i < args_.top_k; i += 32) {
       const double weight = score_[ids[i]] / (divide ? sum : 1.0);
@@ -234,7 +235,7 @@ class TokenRouter {
   }
 
   /// Group-limited routing: excludes all experts outside of the top_groups groups. A group's score
-  /// is the sum of its two best experts; ties drop the later group.
+  /// is the sum of its one or two best experts; ties drop the later group.
   MARLIN_DEVICE void DropGroups() {
     const int size = args_.experts / args_.groups;
     for (int dropped = args_.top_groups; dropped < args_.groups; ++dropped) {
@@ -243,7 +244,7 @@ class TokenRouter {
       for (int group = 0; group < args_.groups; ++group) {
         const double* const first = choice_ + group * size;
         if (first[0] == Never()) continue;
-        const double sum = TopTwo(first, size);
+        const double sum = ScoreOfGroup(first, size);
         if (worst < 0 || sum <= worst_sum) {
           worst = group;
           worst_sum = sum;
@@ -255,7 +256,7 @@ class TokenRouter {
     }
   }
 
-  MARLIN_DEVICE double TopTwo(const double* values, int count) const {
+  MARLIN_DEVICE double ScoreOfGroup(const double* values, int count) const {
     double best = Never();
     double second = Never();
     for (int i = lane_; i < count; i += 32) {
@@ -269,7 +270,7 @@ class TokenRouter {
       second = fmax(fmax(second, other_second), fmin(best, other));
       best = fmax(best, other);
     }
-    return count > 1 ? best + second : best;
+    return count > 1 && args_.best_of_group == 2 ? best + second : best;
   }
 
   /// Softmax over the selected experts, relative to their own largest logit.

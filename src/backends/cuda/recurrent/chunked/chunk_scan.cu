@@ -1,0 +1,335 @@
+// The pass over a sequence's chunks that carries the state (chunk_local.cu has the formulas).
+//
+//   A CTA takes 32 value features of a value head of a sequence. The state is in fp32 in the
+//   fragments of its warps, of 16 rows each, and rounded to tf32 in shared memory as an operand.
+//   The parts of chunks arrive by bulk copies: keys and queries of the next chunk while this one
+//   runs, the others, which are needed later in a chunk, when the last one ends.
+#include "backends/cuda/common/chain.cuh"
+#include "backends/cuda/recurrent/chunked/chunk_launch.h"
+#include "backends/cuda/recurrent/chunked/chunk_tiles.cuh"
+#include "backends/cuda/recurrent/sequence_state.cuh"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kStrips = kChunkRows / 16;  ///< Strips of 16 rows of a chunk.
+constexpr int kTiles = kScanColumns / 8;  ///< Tiles of 8 columns.
+constexpr int kRow = kScanColumns + 8;    ///< Floats between rows of B operands.
+constexpr int kSquareRow = ChunkLayout::kSquareRow;
+constexpr int kSquareFloats = ChunkLayout::kSquareFloats;
+/// The transform, the scores and ChunkRows.
+constexpr int kHeadFloats = 2 * kSquareFloats + ChunkLayout::kRowsFloats;
+
+/// The shared memory of a CTA, in floats.
+template <int kKeyDim>
+struct ScanShared {
+  static constexpr int kKeyRow = kKeyDim + kFragmentPadding;
+  static constexpr int kKeyFloats = kChunkRows * kKeyRow;
+  static constexpr int kPairFloats = 2 * kKeyFloats;  ///< Keys, queries; of two chunks.
+  static constexpr int kHead = 2 * kPairFloats;
+  static constexpr int kValues = kHead + kHeadFloats;
+  static constexpr int kState = kValues + ChunkLayout::kValueFloats;
+  static constexpr int kNews = kState + kKeyDim * kRow;      ///< V - exp(G) K S, then decayed D.
+  static constexpr int kDeltas = kNews + kChunkRows * kRow;  ///< D
+  static constexpr int kBarriers = kDeltas + kChunkRows * kRow;
+  static constexpr int kBytes = kBarriers * 4 + 3 * 8;
+};
+
+/// The bulk copies of a CTA.
+template <int kKeyDim>
+class ScanCopies {
+ public:
+  using Shared = ScanShared<kKeyDim>;
+
+  MARLIN_DEVICE ScanCopies(const ChunkArguments& turn, int key_head, int head, int slice,
+                           uint32_t shared)
+      : turn_(turn), key_head_(key_head), head_(head), slice_(slice), shared_(shared) {}
+
+  /// Requests the first of `count` chunks, from `slot` of the turn on. Called by one thread.
+  MARLIN_DEVICE void Begin(int slot, int count) const {
+    for (int i = 0; i < 3; ++i) InitBarrier(Barrier(i), 1);
+    FenceBarrierInit();
+    RequestPair(slot, 0);
+    RequestHead(slot, count == 1);
+    if (count > 1) RequestPair(slot + 1, 1);
+  }
+  /// The same after chunk n.
+  MARLIN_DEVICE void Continue(int slot, int n, int count) const {
+    if (n + 1 < count) RequestHead(slot + n + 1, n + 2 == count);
+    if (n + 2 < count) RequestPair(slot + n + 2, n + 2);
+  }
+  MARLIN_DEVICE void WaitForPair(int n) const { Wait(Barrier(n & 1), n >> 1 & 1); }
+  MARLIN_DEVICE void WaitForHead(int n) const { Wait(Barrier(2), n & 1); }
+
+ private:
+  /// Keys and queries of chunk `slot` of the turn, the CTA's n-th.
+  MARLIN_DEVICE void RequestPair(int slot, int n) const {
+    constexpr int kBytes = Shared::kPairFloats * 4;
+    ArriveExpecting(Barrier(n & 1), kBytes);
+    CopyBulk(shared_ + (n & 1) * kBytes, turn_.parts + turn_.Layout().KeysAt(slot, key_head_),
+             kBytes, Barrier(n & 1));
+  }
+  /// `is_last`: no chunk follows, whose parts then come into L2 meanwhile.
+  MARLIN_DEVICE void RequestHead(int slot, bool is_last) const {
+    constexpr int kValueBytes = ChunkLayout::kValueFloats * 4;
+    const float* const part = turn_.parts + turn_.Layout().HeadAt(slot, head_);
+    ArriveExpecting(Barrier(2), kHeadFloats * 4 + kValueBytes);
+    CopyBulk(shared_ + Shared::kHead * 4, part, kHeadFloats * 4, Barrier(2));
+    CopyBulk(shared_ + Shared::kValues * 4, part + kHeadFloats + slice_ * ChunkLayout::kValueFloats,
+             kValueBytes, Barrier(2));
+    if (is_last) return;
+    const float* const next = turn_.parts + turn_.Layout().HeadAt(slot + 1, head_);
+    PrefetchBulk(next, kHeadFloats * 4);
+    PrefetchBulk(next + kHeadFloats + slice_ * ChunkLayout::kValueFloats, kValueBytes);
+  }
+  MARLIN_DEVICE uint32_t Barrier(int i) const { return shared_ + Shared::kBarriers * 4 + i * 8; }
+
+  const ChunkArguments& turn_;
+  int key_head_;
+  int head_;
+  int slice_;
+  uint32_t shared_;
+};
+
+/// Calls run(n, half, row, column) for the pairs of a strip's fragment: sums[n][2 half] and the
+/// next one are at (row, column) and (row, column + 1).
+template <int kCount, typename Run>
+MARLIN_DEVICE void ForPairs(int strip, int first_column, const Run& run) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      run(n, half, strip * 16 + (lane >> 2) + 8 * half, first_column + n * 8 + 2 * (lane & 3));
+    }
+  }
+}
+
+MARLIN_DEVICE void StorePairTf32(float* to, float low, float high) {
+  *reinterpret_cast<float2*>(to) = {RoundTf32(low), RoundTf32(high)};
+}
+
+/// A warp's 16 rows of the CTA's columns of the state.
+class StateStrip {
+ public:
+  MARLIN_DEVICE StateStrip(const GatedDeltaArguments& args, int strip, int head, int slice)
+      : strip_(strip),
+        stride_(args.value_dim),
+        at_(args.conv_elements() + int64_t{head} * args.key_dim * args.value_dim +
+            slice * kScanColumns) {}
+
+  MARLIN_DEVICE void Load(const float* state) {
+    ForPairs<kTiles>(strip_, 0, [&](int n, int half, int row, int column) {
+      float2 v = {0.0f, 0.0f};
+      if (state != nullptr)
+        v = *reinterpret_cast<const float2*>(state + at_ + row * stride_ + column);
+      state_[n][2 * half] = v.x;
+      state_[n][2 * half + 1] = v.y;
+    });
+  }
+  MARLIN_DEVICE void Store(float* state) const {
+    ForPairs<kTiles>(strip_, 0, [&](int n, int half, int row, int column) {
+      *reinterpret_cast<float2*>(state + at_ + row * stride_ + column) = {state_[n][2 * half],
+                                                                          state_[n][2 * half + 1]};
+    });
+  }
+  /// As an operand in shared memory.
+  MARLIN_DEVICE void Publish(float* operand) const {
+    ForPairs<kTiles>(strip_, 0, [&](int n, int half, int row, int column) {
+      StorePairTf32(operand + row * kRow + column, state_[n][2 * half], state_[n][2 * half + 1]);
+    });
+  }
+  /// state = decay * state + keys^T news
+  MARLIN_DEVICE void Advance(float decay, const float* keys, int key_row, const float* news) {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (float& value : state_[n]) value *= decay;
+    }
+#pragma unroll
+    for (int k = 0; k < kChunkRows; k += 8) {
+      uint32_t a[4];
+      LoadColumnsTf32(a, keys + k * key_row + strip_ * 16, key_row);
+      MultiplyRows(state_, a, news + k * kRow, kRow);
+    }
+  }
+
+ private:
+  int strip_;
+  int64_t stride_;
+  int64_t at_;
+  float state_[kTiles][4];
+};
+
+/// sums += rows [16, 8 steps] * operand
+template <int kCount>
+MARLIN_DEVICE void MultiplyStrip(float (&sums)[kCount][4], const float* rows, int row,
+                                 const float* operand, int steps) {
+#pragma unroll 4
+  for (int k = 0; k < steps; ++k) {
+    uint32_t a[4];
+    LoadRowsTf32(a, rows + k * 8, row);
+    MultiplyRows(sums, a, operand + k * 8 * kRow, kRow);
+  }
+}
+
+/// A chunk in shared memory, and what a warp computes of it: with keys, a strip of the rows that
+/// the state gets, with queries, of the outputs; and half of the columns of a strip of D.
+template <int kKeyDim>
+class ScanChunk {
+ public:
+  using Shared = ScanShared<kKeyDim>;
+
+  MARLIN_DEVICE ScanChunk(float* memory, int n)
+      : keys_(memory + (n & 1) * Shared::kPairFloats),
+        transform_(memory + Shared::kHead),
+        scores_(transform_ + kSquareFloats),
+        values_(memory + Shared::kValues),
+        rows_(reinterpret_cast<const ChunkRows*>(scores_ + kSquareFloats)),
+        operand_(memory + Shared::kState),
+        news_(memory + Shared::kNews),
+        deltas_(memory + Shared::kDeltas),
+        strip_((static_cast<int>(threadIdx.x) >> 5) % kStrips),
+        has_keys_(threadIdx.x < kThreads / 2) {}
+
+  MARLIN_DEVICE const float* keys() const { return keys_; }
+  MARLIN_DEVICE const float* news() const { return news_; }
+  /// The logarithm of the chunk's decay.
+  MARLIN_DEVICE float decay() const { return rows_->decays[kChunkRows - 1]; }
+
+  /// Products of the keys or the queries with the state.
+  MARLIN_DEVICE void MultiplyState() {
+    const float* const rows = keys_ + (has_keys_ ? 0 : Shared::kKeyFloats);
+    MultiplyStrip(sums_, rows + strip_ * 16 * Shared::kKeyRow, Shared::kKeyRow, operand_,
+                  kKeyDim / 8);
+  }
+  /// V - exp(G) K S, or exp(G) Q S.
+  MARLIN_DEVICE void Decay() {
+    ForPairs<kTiles>(strip_, 0, [&](int tile, int half, int row, int column) {
+      const float decay = expf(rows_->decays[row]);
+      float& low = sums_[tile][2 * half];
+      float& high = sums_[tile][2 * half + 1];
+      if (has_keys_) {
+        const float2 v = *reinterpret_cast<const float2*>(values_ + row * kScanColumns + column);
+        StorePairTf32(news_ + row * kRow + column, v.x - decay * low, v.y - decay * high);
+      } else {
+        low *= decay;
+        high *= decay;
+      }
+    });
+  }
+  /// D. Called by all threads of the CTA.
+  MARLIN_DEVICE void Transform() {
+    constexpr int kHalf = kTiles / 2;
+    const int first_column = has_keys_ ? 0 : kHalf * 8;
+    float products[kHalf][4] = {};
+    MultiplyStrip(products, transform_ + strip_ * 16 * kSquareRow, kSquareRow, news_ + first_column,
+                  Steps());
+    __syncthreads();
+    ForPairs<kHalf>(strip_, first_column, [&](int tile, int half, int row, int column) {
+      const float low = products[tile][2 * half];
+      const float high = products[tile][2 * half + 1];
+      const float decay = expf(this->decay() - rows_->decays[row]);
+      StorePairTf32(deltas_ + row * kRow + column, low, high);
+      StorePairTf32(news_ + row * kRow + column, decay * low, decay * high);
+    });
+  }
+  /// Adds P D, and stores the outputs.
+  MARLIN_DEVICE void StoreOutputs(const GatedDeltaArguments& args, int head, int first_column) {
+    if (has_keys_) return;
+    MultiplyStrip(sums_, scores_ + strip_ * 16 * kSquareRow, kSquareRow, deltas_, Steps());
+    ForPairs<kTiles>(strip_, first_column, [&](int tile, int half, int row, int column) {
+      const int of_call = rows_->rows[row];
+      if (of_call < 0) return;
+      const int64_t at = (int64_t{of_call} * args.value_heads + head) * args.value_dim + column;
+      *reinterpret_cast<float2*>(args.sums + at) = {sums_[tile][2 * half],
+                                                    sums_[tile][2 * half + 1]};
+    });
+  }
+
+ private:
+  /// Steps of 8 up to the diagonal.
+  MARLIN_DEVICE int Steps() const { return 2 * (strip_ + 1); }
+
+  const float* keys_;
+  const float* transform_;
+  const float* scores_;
+  const float* values_;
+  const ChunkRows* rows_;
+  float* operand_;
+  float* news_;
+  float* deltas_;
+  int strip_;
+  bool has_keys_;
+  float sums_[kTiles][4] = {};
+};
+
+/// blockIdx.x: value head and slice of its features; blockIdx.y: sequence.
+template <int kKeyDim>
+__global__ void __launch_bounds__(kThreads, 1)
+    ChunkScanKernel(const __grid_constant__ ChunkArguments turn) {
+  using Shared = ScanShared<kKeyDim>;
+  extern __shared__ __align__(128) float memory[];
+  EnterChain();
+  const GatedDeltaArguments& args = turn.delta;
+  const int slices = args.value_dim / kScanColumns;
+  const int head = static_cast<int>(blockIdx.x) / slices;
+  const int slice = static_cast<int>(blockIdx.x) - head * slices;
+  const auto sequence = static_cast<int>(blockIdx.y);
+  const int before = ChunksBefore(args, sequence);
+  const int first = max(turn.first - before, 0);
+  const int count = min(turn.first + turn.count - before, ChunksOf(args, sequence)) - first;
+  if (count <= 0) return;
+  const SequenceState pages(args, sequence);
+  if (pages.to == nullptr) return;
+  const int slot = before + first - turn.first;
+  const ScanCopies<kKeyDim> copies(turn, head / args.group(), head, slice, SharedAddress(memory));
+  if (threadIdx.x == 0) copies.Begin(slot, count);
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  const bool owns = warp < kKeyDim / 16;
+  StateStrip state(args, warp, head, slice);
+  if (owns) {
+    state.Load(first == 0 ? pages.from : pages.to);
+    state.Publish(memory + Shared::kState);
+  }
+  __syncthreads();
+  for (int n = 0; n < count; ++n) {
+    ScanChunk<kKeyDim> chunk(memory, n);
+    copies.WaitForPair(n);
+    chunk.MultiplyState();
+    copies.WaitForHead(n);
+    chunk.Decay();
+    __syncthreads();
+    chunk.Transform();
+    __syncthreads();
+    chunk.StoreOutputs(args, head, slice * kScanColumns);
+    if (owns) {
+      state.Advance(expf(chunk.decay()), chunk.keys(), Shared::kKeyRow, chunk.news());
+      state.Publish(memory + Shared::kState);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) copies.Continue(slot, n, count);
+  }
+  if (owns) state.Store(pages.to);
+}
+
+}  // namespace
+
+cudaError_t LoadChunkScan() {
+  return PrepareSharedKernels(&ChunkScanKernel<64>, &ChunkScanKernel<128>);
+}
+
+cudaError_t LaunchChunkScan(const ChunkArguments& turn, cudaStream_t stream) {
+  const GatedDeltaArguments& args = turn.delta;
+  const dim3 grid(static_cast<unsigned>(args.value_heads * (args.value_dim / kScanColumns)),
+                  static_cast<unsigned>(args.sequences.count));
+  if (args.key_dim == 64) {
+    return LaunchInChain(&ChunkScanKernel<64>, grid, kThreads, ScanShared<64>::kBytes, stream,
+                         turn);
+  }
+  return LaunchInChain(&ChunkScanKernel<128>, grid, kThreads, ScanShared<128>::kBytes, stream,
+                       turn);
+}
+
+}  // namespace marlin::cuda
