@@ -53,6 +53,10 @@ Status RmsNorm(const Device& device, const TensorView& x, const TensorView& weig
 Status AddTo(const Device& device, const TensorView& y, const MutableTensorView& x,
              float scale = 1.0F, void* stream = nullptr);
 
+/// Subtracts the mean of each row of x [rows, columns] from it, in place; columns are contiguous. A
+/// LayerNorm without a bias is this and RmsNorm.
+Status CenterRows(const Device& device, const MutableTensorView& x, void* stream = nullptr);
+
 /// residual += block, then out = RmsNorm(residual, weight, epsilon), in one pass. All are [rows,
 /// columns] with contiguous columns; out overlaps neither. Bitwise equal to AddTo and RmsNorm.
 Status AddRmsNorm(const Device& device, const TensorView& block, const MutableTensorView& residual,

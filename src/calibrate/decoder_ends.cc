@@ -41,6 +41,9 @@ Result<MutableTensorView> DecoderEnds::Normed(int64_t rows, const float* hidden)
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
                           arena_.Take(DType::kF32, {rows, ends_.config.shape.hidden}));
   MARLIN_RETURN_IF_ERROR(arena_.Fill(x, hidden));
+  if (ends_.config.family->layer_norms) {
+    MARLIN_RETURN_IF_ERROR(CenterRows(device_, x, nullptr));
+  }
   MARLIN_RETURN_IF_ERROR(
       RmsNorm(device_, x, ends_.norm.view(), ends_.config.hidden_epsilon(), x, nullptr));
   return x;

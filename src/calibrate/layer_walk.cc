@@ -93,9 +93,24 @@ Status LayerWalk::RunLayer(int64_t layer, InputVisitor& visitor) {
   }
   const LayerInputs inputs =
       DescribeInputs(directory_.config, layer, original_source_.Tensors(layer));
+  if (directory_.config.family->parallel) return RunParallel(inputs, visitor);
   MARLIN_RETURN_IF_ERROR(RunHalf(Half::kAttention, inputs.attention, visitor));
   return inputs.experts.empty() ? RunHalf(Half::kMlp, inputs.mlp, visitor)
                                 : RunExperts(inputs, visitor);
+}
+
+Status LayerWalk::RunParallel(const LayerInputs& inputs, InputVisitor& visitor) {
+  const std::vector<std::vector<float>> before = hidden_;
+  MARLIN_RETURN_IF_ERROR(RunHalf(Half::kAttention, inputs.attention, visitor));
+  std::vector<std::vector<float>> added = std::exchange(hidden_, before);
+  for (size_t model = 0; model < added.size(); ++model) {
+    for (size_t i = 0; i < added[model].size(); ++i) added[model][i] -= before[model][i];
+  }
+  MARLIN_RETURN_IF_ERROR(RunHalf(Half::kMlp, inputs.mlp, visitor));
+  for (size_t model = 0; model < added.size(); ++model) {
+    for (size_t i = 0; i < added[model].size(); ++i) hidden_[model][i] += added[model][i];
+  }
+  return {};
 }
 
 Status LayerWalk::Reload(Half half) {

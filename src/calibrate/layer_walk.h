@@ -99,6 +99,8 @@ class LayerWalk {
   /// Runs to the depth at which some inputs are known.
   Status RunStage(Half half, LayerRun::Depth depth, std::span<const MatrixInput> inputs,
                   InputVisitor& visitor);
+  /// Both halves of a layer, from the same hidden states.
+  Status RunParallel(const LayerInputs& inputs, InputVisitor& visitor);
   Status RunExperts(const LayerInputs& inputs, InputVisitor& visitor);
   /// Runs the second half of the current layer in one of the models.
   Status RunMlp(size_t model, std::span<const WindowChunk> chunks);

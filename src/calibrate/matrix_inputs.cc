@@ -160,6 +160,14 @@ LayerInputs DescribeInputs(const DecoderConfig& config, int64_t layer,
     first.insert(first.end(), experts.shared.gate_up.begin(), experts.shared.gate_up.end());
     inputs.experts = ExpertInputs(config, experts);
   }
+  if (config.family->parallel) {
+    // The matrices of both blocks have one input, which one norm makes.
+    MatrixInput& shared = inputs.attention.front();
+    const MatrixInput own = InputAt(kNormedSlot, config.shape.hidden, first);
+    shared.matrices.insert(shared.matrices.end(), own.matrices.begin(), own.matrices.end());
+    inputs.mlp.push_back(DownInput(config, tensors.mlp));
+    return inputs;
+  }
   inputs.mlp.push_back(InputAt(kNormedSlot, config.shape.hidden, first));
   ProduceByNorm(tensors.mlp_norm, &inputs.mlp.front());
   for (const ExpertMatrices& expert : inputs.experts) {

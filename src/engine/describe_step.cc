@@ -17,7 +17,7 @@ class Describer {
     if (decoder_.embedding.empty()) embed.weights = &decoder_.embedding_projection.parts.front();
     step_.operations.emplace_back(embed);
     for (int64_t layer = 0; layer < config_.shape.layers; ++layer) AddLayer(layer);
-    step_.operations.emplace_back(HeadStep{DescribeNorm(decoder_.norm, config_.hidden_epsilon()),
+    step_.operations.emplace_back(HeadStep{DescribeHiddenNorm(config_, decoder_.norm),
                                            DescribeLinear(decoder_.lm_head()),
                                            config_.logit_softcap});
     step_.operations.emplace_back(SampleStep());
@@ -31,27 +31,48 @@ class Describer {
 
  private:
   void AddLayer(int64_t index) {
+    if (config_.family->parallel) {
+      AddGateUp(index);
+      AddMixer(index);
+      AddDown(index);
+      return;
+    }
+    AddMixer(index);
+    const DecoderLayer& layer = decoder_.layers[static_cast<size_t>(index)];
+    if (layer.experts.experts.empty()) {
+      AddGateUp(index);
+      AddDown(index);
+      return;
+    }
+    RouterOptions router = config_.router;
+    router.choice_bias = layer.experts.choice_bias.view();
+    step_.operations.emplace_back(RouteStep{index, DescribeHiddenNorm(config_, layer.mlp_norm),
+                                            DescribeLinear(layer.experts.router), router});
+    step_.operations.emplace_back(
+        ExpertsOf(index, layer.experts, gate(), DescribeNorm(layer.mlp_out_norm, config_.epsilon)));
+  }
+
+  GateOptions gate() const { return {config_.activation, config_.gate_limit, config_.gate_alpha}; }
+
+  void AddMixer(int64_t index) {
     const DecoderLayer& layer = decoder_.layers[static_cast<size_t>(index)];
     layer.mixer.mixer->Describe({decoder_, pool_, products_, index}, &step_.operations);
     step_.operations.emplace_back(
         ProjectAddStep{index, ProjectAddStep::From::kMixed, DescribeLinear(layer.mixer.out),
                        DescribeNorm(layer.attention_out_norm, config_.epsilon)});
-    const StepNorm norm = DescribeNorm(layer.mlp_norm, config_.hidden_epsilon());
-    const StepNorm out_norm = DescribeNorm(layer.mlp_out_norm, config_.epsilon);
-    const GateOptions gate{config_.activation, config_.gate_limit, config_.gate_alpha};
-    if (layer.experts.experts.empty()) {
-      step_.operations.emplace_back(
-          GateUpStep{index, norm, DescribeLinear(layer.mlp.gate_up), gate});
-      step_.operations.emplace_back(ProjectAddStep{index, ProjectAddStep::From::kInner,
-                                                   DescribeLinear(layer.mlp.down), out_norm,
-                                                   layer.scale});
-      return;
-    }
-    RouterOptions router = config_.router;
-    router.choice_bias = layer.experts.choice_bias.view();
+  }
+
+  void AddGateUp(int64_t index) {
+    const DecoderLayer& layer = decoder_.layers[static_cast<size_t>(index)];
+    step_.operations.emplace_back(GateUpStep{index, DescribeHiddenNorm(config_, layer.mlp_norm),
+                                             DescribeLinear(layer.mlp.gate_up), gate()});
+  }
+
+  void AddDown(int64_t index) {
+    const DecoderLayer& layer = decoder_.layers[static_cast<size_t>(index)];
     step_.operations.emplace_back(
-        RouteStep{index, norm, DescribeLinear(layer.experts.router), router});
-    step_.operations.emplace_back(ExpertsOf(index, layer.experts, gate, out_norm));
+        ProjectAddStep{index, ProjectAddStep::From::kInner, DescribeLinear(layer.mlp.down),
+                       DescribeNorm(layer.mlp_out_norm, config_.epsilon), layer.scale});
   }
 
   static StepMlp MlpOf(const MlpLayer& mlp) {
@@ -86,11 +107,15 @@ StepLinear DescribeLinear(const Projection& projection) {
 }
 
 StepNorm DescribeNorm(const DeviceVector& weight, float epsilon) {
-  return {weight.view(), epsilon};
+  return {weight.view(), epsilon, false};
 }
 
 StepNorm DescribeHiddenNorm(const DescribedLayer& layer) {
-  return DescribeNorm(layer.layer().input_norm, layer.decoder.config.hidden_epsilon());
+  return DescribeHiddenNorm(layer.decoder.config, layer.layer().input_norm);
+}
+
+StepNorm DescribeHiddenNorm(const DecoderConfig& config, const DeviceVector& weight) {
+  return {weight.view(), config.hidden_epsilon(), config.family->layer_norms};
 }
 
 StepDescription DescribeStep(const Decoder& decoder, const PagePool& pool,

@@ -20,6 +20,8 @@ struct DescribedLayer {
 
 StepLinear DescribeLinear(const Projection& projection);
 StepNorm DescribeNorm(const DeviceVector& weight, float epsilon);
+/// A norm of hidden states.
+StepNorm DescribeHiddenNorm(const DecoderConfig& config, const DeviceVector& weight);
 /// The norm before a layer's mixer.
 StepNorm DescribeHiddenNorm(const DescribedLayer& layer);
 

@@ -83,7 +83,10 @@ Status Normalize(const Pass& pass, const DeviceVector& norm, float epsilon, cons
 }
 
 Status NormalizeHidden(Pass& pass, const DeviceVector& norm, const MutableTensorView& out) {
-  if (norm.empty()) MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+  const bool centers = pass.decoder.config.family->layer_norms;
+  if (norm.empty() || centers) MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+  // Only norms read hidden states, so that their mean can go for good.
+  if (centers) MARLIN_RETURN_IF_ERROR(CenterRows(pass.device, pass.values.hidden, pass.stream()));
   const float epsilon = pass.decoder.config.hidden_epsilon();
   if (std::exchange(pass.residual, Residual::kComplete) == Residual::kComplete) {
     return Normalize(pass, norm, epsilon, pass.values.hidden, out);
@@ -109,7 +112,7 @@ Status TakeValues(Pass* pass) {
   const DType activations = pass->products.activations;
   MARLIN_ASSIGN_OR_RETURN(values.hidden, take(shape.hidden));
   MARLIN_ASSIGN_OR_RETURN(pass->block, take(shape.hidden));
-  // The two halves of a layer reuse the same memory.
+  // The two halves of a layer reuse the same memory, unless they run at once.
   const Arena::Mark begin = arena.mark();
   std::vector<const Mixer*> mixers;
   int64_t mixed = 0;
@@ -125,7 +128,7 @@ Status TakeValues(Pass* pass) {
     MARLIN_ASSIGN_OR_RETURN(values.mixed, arena.Take(activations, {rows, mixed}));
   }
   const Arena::Mark mixed_end = arena.mark();
-  arena.Return(begin);
+  if (!config.family->parallel) arena.Return(begin);
   int64_t inner = 0;
   for (const DecoderLayer& layer : pass->decoder.layers) inner = std::max(inner, layer.mlp.down.in);
   if (inner > 0) {
@@ -172,6 +175,8 @@ Status RunGateUp(Pass& pass, int64_t index) {
 
 Status RunProjectAdd(Pass& pass, int64_t index, bool from_inner) {
   const DecoderLayer& layer = pass.layer(index);
+  // Parallel blocks follow each other without a norm between them.
+  if (pass.decoder.config.family->parallel) MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
   if (from_inner) {
     MARLIN_RETURN_IF_ERROR(
         Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, pass.block));
@@ -244,6 +249,9 @@ Status RunHead(Pass& pass) {
     MARLIN_RETURN_IF_ERROR(
         LookUpRows(pass.device, values.hidden, values.wanted, wanted, pass.stream()));
     MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kHead));
+    if (pass.decoder.config.family->layer_norms) {
+      MARLIN_RETURN_IF_ERROR(CenterRows(pass.device, wanted, pass.stream()));
+    }
     MARLIN_RETURN_IF_ERROR(
         Normalize(pass, pass.decoder.norm, pass.decoder.config.hidden_epsilon(), wanted, last));
   }

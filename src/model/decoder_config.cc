@@ -255,7 +255,7 @@ void ReadScales(ModelConfig& config, DecoderConfig* decoder) {
   const auto read = [&](std::string_view key) { return config.RealOr(key, kLeast, kMost, 1); };
   decoder->embedding_scale = static_cast<float>(read("embedding_multiplier"));
   decoder->residual_scale = static_cast<float>(read("residual_multiplier"));
-  decoder->logit_scale = static_cast<float>(1 / read("logits_scaling"));
+  decoder->logit_scale = static_cast<float>(read("logit_scale") / read("logits_scaling"));
   if (!config.Has("attention_multiplier")) return;
   const auto scores = static_cast<float>(config.Real("attention_multiplier", kLeast, kMost));
   for (LayerConfig& layer : decoder->layers) layer.score_scale = scores;
@@ -340,7 +340,8 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
   decoder.family = typed.family;
   MARLIN_ASSIGN_OR_RETURN(decoder.shape, ReadDimensions(*decoder.family, config));
   const Family& family = *decoder.family;
-  decoder.epsilon = static_cast<float>(config.Real("rms_norm_eps", 0, 1));
+  decoder.epsilon =
+      static_cast<float>(config.Real(family.layer_norms ? "layer_norm_eps" : "rms_norm_eps", 0, 1));
   if (family.clamps_gate) {
     decoder.gate_limit = static_cast<float>(config.Real("swiglu_limit", 0, 1e6));
     decoder.gate_alpha = static_cast<float>(config.Real("swiglu_alpha", -1e6, 1e6));

@@ -40,7 +40,7 @@ struct DecoderConfig {
   Activation activation = Activation::kSilu;
   float gate_limit = 0.0F;  ///< The clamp of gpt-oss's GLU; 0: none.
   float gate_alpha = 1.702F;
-  std::vector<Rotary> rotaries;  ///< Those of the layers, each once.
+  std::vector<Rotary> rotaries;  ///< The layers' RoPE, each once.
   bool interleaved_rotary = false;
   float score_softcap = 0.0F;  ///< AttentionOptions::softcap.
   float logit_softcap = 0.0F;  ///< Of the logits, as in ScaleAndCap; 0: none.

@@ -86,7 +86,7 @@ class TensorLister {
     for (const VectorTensor& vector : layer.mixer.vectors) AddVector(vector);
     for (const LinearTensors& unused : layer.mixer.unused_linears) AddLinear(unused);
     for (const VectorTensor& unused : layer.mixer.unused_vectors) AddVector(unused);
-    AddVector(layer.mlp_norm);
+    if (!family_.parallel) AddVector(layer.mlp_norm);
     AddVector(layer.attention_out_norm);
     AddVector(layer.mlp_out_norm);
     AddVector(layer.scalar);

@@ -51,6 +51,7 @@ constexpr ExpertStyle kGraniteExperts = {.block = kExpertBlocks[1],
 constexpr NormNames kGlm4Norms = {"input_layernorm", "post_self_attn_layernorm",
                                   "post_attention_layernorm", "post_mlp_layernorm"};
 
+constexpr NormNames kOneNorm = {"input_layernorm", "", "", ""};
 constexpr NormNames kOutNorms = {"", "post_attention_layernorm", "", "post_feedforward_layernorm"};
 constexpr NormNames kGemmaNorms = {"input_layernorm", "post_attention_layernorm",
                                    "pre_feedforward_layernorm", "post_feedforward_layernorm"};

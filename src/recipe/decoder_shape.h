@@ -128,7 +128,9 @@ struct Family {
   bool mlp_bias = false;        ///< The MLP follows the key mlp_bias.
   bool fused_gate_up = false;
   const NormNames* norms = &kUsualNorms;
-  bool one_plus_norms = false;           ///< Norms are stored as their factors minus 1.
+  bool layer_norms = false;     ///< LayerNorms without biases, of layer_norm_eps, not RMS norms.
+  bool parallel = false;        ///< The MLP reads what the mixer reads, by the norm before it.
+  bool one_plus_norms = false;  ///< Norms are stored as their factors minus 1.
   const ExpertStyle* experts = nullptr;  ///< Null: a dense model.
   RouterRule router = RouterRule::kSoftmax;
   SparseRule sparse = SparseRule::kAllLayers;

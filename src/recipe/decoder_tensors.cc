@@ -18,7 +18,7 @@ class LayerDescriber {
     layer.input_norm = Norm(family_.norms->input);
     layer.mixer = ParametersOf(MixerOfLayer(family_, d_, layer_))
                       .Tensors(family_, DimensionsOfLayer(d_, layer_), names_);
-    layer.mlp_norm = Norm(family_.norms->mlp);
+    layer.mlp_norm = family_.parallel ? layer.input_norm : Norm(family_.norms->mlp);
     layer.attention_out_norm = Norm(family_.norms->attention_out);
     layer.mlp_out_norm = Norm(family_.norms->mlp_out);
     if (family_.layer_scalars) layer.scalar = names_.Vector("layer_scalar", 1);

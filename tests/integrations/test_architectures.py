@@ -194,6 +194,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "GlmMoeDsa",
         {**LATENT, **INDEXER, "indexer_types": ["full", "shared", "full"], "index_topk": 40},
     ),
+    "cohere2": (
+        "Cohere2",
+        {
+            "logit_scale": 0.25,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "glm": ("Glm", {"head_dim": 32}),
+    "helium": ("Helium", {"head_dim": 16}),
     "dots1": (
         "Dots1",
         {

@@ -11,6 +11,7 @@ from metal_marlin._core import describe_decoder, key_treatment, type_defaults
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 RUN = (
+    "cohere2",
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
@@ -21,6 +22,7 @@ RUN = (
     "gemma2",
     "gemma3_text",
     "gemma4_text",
+    "glm",
     "glm4",
     "glm4_moe",
     "glm4_moe_lite",
@@ -28,6 +30,7 @@ RUN = (
     "gpt_oss",
     "granite",
     "granitemoe",
+    "helium",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
     "kimi_k2",
@@ -87,6 +90,7 @@ BEYOND = (
     "index_topk_pattern",
     "num_nextn_predict_layers",
     "rotary_dim",
+    "sliding_window_pattern",
 )
 
 
@@ -147,6 +151,9 @@ def test_defaults_are_those_of_the_class(kind: str) -> None:
     for key, value in defaults.items():
         own = own_default(kind, key)
         if own is ABSENT:
+            # Read from every model of its kind, or honoured wherever a config gives it.
+            others = ("head_dim", "num_nextn_predict_layers", "sliding_window_pattern")
+            assert key in others and not value, key
             assert key in BEYOND and not value, key
         else:
             assert value == own and type(value) is type(own), f"{key}: {value}, {own}"

@@ -65,6 +65,7 @@ NOT_IN_MLX = {
     "llama_gelu": "mlx_lm's llama computes silu, not gelu_tanh",
     **dict.fromkeys(
         (
+            "cohere2",
             "deepseek_v2",
             "deepseek_v2_greedy",
             "deepseek_v32",
@@ -72,7 +73,9 @@ NOT_IN_MLX = {
             "ernie4_5",
             "ernie4_5_moe",
             "exaone4",
+            "glm",
             "glm_moe_dsa",
+            "helium",
             "olmo2",
             "granitemoe",
             "hunyuan_v1_dense",

@@ -343,6 +343,20 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
         },
     ),
     "ministral3": ("Ministral3", {"head_dim": (16, 32), "sliding_window": (None, 6)}),
+    "cohere2": (
+        "Cohere2",
+        {
+            "attention_bias": (False, True),
+            "logit_scale": (0.0625, 3.0),
+            "sliding_window": (6, 7, None),
+            "sliding_window_pattern": (2, 4),
+        },
+    ),
+    "glm": ("Glm", {"head_dim": (128, 32), "attention_bias": (True, False)}),
+    "helium": (
+        "Helium",
+        {"head_dim": (16,), "attention_bias": (False, True), "mlp_bias": (False, True)},
+    ),
     "exaone4": (
         "Exaone4",
         {
@@ -375,8 +389,9 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
     ),
 }
 LONG_FACTORS = ("short_factor", "long_factor")
+EPSILON = {"cohere2": "layer_norm_eps"}
 HYBRID = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-PARTIAL = ("glm4", "glm4_moe", "minimax_m2", "phi3", *HYBRID)
+PARTIAL = ("glm", "glm4", "glm4_moe", "minimax_m2", "phi3", *HYBRID)
 KINDS = ("gemma3_text", "gemma4_text")  # RoPE for each kind of layers.
 SIZES = {
     *SMALL,
@@ -482,7 +497,7 @@ class Case:
         self.changed: list[str] = []
         name, keys = TYPES[self.kind]
         values = {key: self.rng.choice(choices) for key, choices in keys.items()}
-        values["rms_norm_eps"] = self.rng.choice([1e-6, 1e-5, 1e-3])
+        values[EPSILON.get(self.kind, "rms_norm_eps")] = self.rng.choice([1e-6, 1e-5, 1e-3])
         if "topk_group" in values:
             values["topk_group"] = min(values["topk_group"], values["n_group"])
         if self.rng.random() < 0.8:

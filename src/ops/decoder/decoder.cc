@@ -243,6 +243,13 @@ Status AddRmsNorm(const Device& device, const TensorView& block, const MutableTe
   return RunOperation(device, AddRmsNormCall{block, residual, weight, epsilon, out}, stream);
 }
 
+Status CenterRows(const Device& device, const MutableTensorView& x, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 2));
+  MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
+  if (x.ElementCount() == 0) return {};
+  return RunOperation(device, CenterRowsCall{x}, stream);
+}
+
 Status CheckRotary(const char* name, const MutableTensorView& x, const RotaryEmbedding& rotary) {
   const TensorView& frequencies = rotary.inverse_frequencies;
   MARLIN_RETURN_IF_ERROR(CheckRank("inverse_frequencies", frequencies, 1));

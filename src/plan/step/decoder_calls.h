@@ -44,6 +44,10 @@ struct RmsNormCall {
   MutableTensorView out;
 };
 
+struct CenterRowsCall {
+  MutableTensorView x;
+};
+
 struct AddToCall {
   TensorView y;
   MutableTensorView x;

@@ -9,6 +9,7 @@
 //   (ProjectStep | LatentProjectStep, AttentionStep) | MixStep, ProjectAddStep
 //   GateUpStep, ProjectAddStep | RouteStep, ExpertsStep
 //
+// or, where both read the same hidden states, GateUpStep, the first line and a ProjectAddStep,
 // between EmbedStep and HeadStep, SampleStep.
 #pragma once
 
@@ -39,6 +40,7 @@ struct StepLinear {
 struct StepNorm {
   TensorView weight;
   float epsilon = 0.0F;
+  bool centers = false;  ///< A LayerNorm without a bias: of x minus its mean.
 };
 
 /// hidden = the embeddings of ids times scale, from a table, or from prepared weights if there is

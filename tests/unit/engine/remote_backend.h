@@ -178,6 +178,9 @@ class RemoteDecoder final : public DecoderBackend {
       return Now(ApplyRotaryCall{rotary, positions, x});
     });
   }
+  Status Run(const CenterRowsCall& call, const OperationContext&) const override {
+    return Put([this, call] { return Now(CenterRowsCall{Local(call.x)}); });
+  }
   Status Run(const ScaleByPositionCall& call, const OperationContext&) const override {
     return Put([this, scale = call.scale, positions = Local(call.positions), x = Local(call.x)] {
       return Now(ScaleByPositionCall{scale, positions, x});

@@ -172,6 +172,66 @@ TEST(DecoderConfig, LayersOfGlm4MoeLiteSayWhetherTheyHaveExperts) {
       HasSubstr("mlp_layer_types: entry 2 is neither dense nor sparse"));
 }
 
+std::vector<bool> Rotating(const std::string& type, const std::string& more) {
+  const Result<DecoderConfig> config = ReadDecoderConfig(Config(type, more));
+  EXPECT_TRUE(config.ok()) << config.status().message();
+  std::vector<bool> rotating;
+  for (int64_t i = 0; config.ok() && i < 4; ++i) rotating.push_back(config->rotary(i) != nullptr);
+  return rotating;
+}
+
+TEST(DecoderConfig, EachFamilyHasItsOwnLayersThatRotate) {
+  const std::string windows = R"("sliding_window": 7, "sliding_window_pattern": 2)";
+  EXPECT_THAT(Rotating("llama", R"("mlp_bias": false)"), ElementsAre(true, true, true, true));
+  EXPECT_THAT(Rotating("smollm3", R"("mlp_bias": false)"), ElementsAre(true, true, true, false));
+  EXPECT_THAT(Rotating("smollm3", R"("no_rope_layer_interval": 2)"),
+              ElementsAre(true, false, true, false));
+  EXPECT_THAT(Rotating("smollm3", R"("no_rope_layers": [0, 1, 0, 1, 1])"),
+              ElementsAre(false, true, false, true));
+  EXPECT_THAT(Windows("smollm3", R"("no_rope_layers": [0, 1, 0, 1], "use_sliding_window": true,
+                                    "sliding_window": 7)"),
+              ElementsAre(7, 0, 7, 0));
+  EXPECT_THAT(Windows("exaone4", windows), ElementsAre(7, 0, 7, 0));
+  EXPECT_THAT(Rotating("exaone4", windows), ElementsAre(true, false, true, false));
+  EXPECT_THAT(Rotating("cohere2", windows), ElementsAre(true, false, true, false));
+  // Without a window all layers of the one rotate, and none of the other.
+  EXPECT_THAT(Rotating("exaone4", R"("sliding_window": null)"),
+              ElementsAre(true, true, true, true));
+  EXPECT_THAT(Rotating("cohere2", R"("sliding_window": null)"),
+              ElementsAre(false, false, false, false));
+  const auto few = ReadDecoderConfig(Config("smollm3", R"("no_rope_layers": [1, 1])"));
+  EXPECT_THAT(few.status().message(), HasSubstr("no_rope_layers: 2 entries for 4 layers"));
+}
+
+TEST(DecoderConfig, FactorsOfBlocksGoToEmbeddingsAndEpsilon) {
+  const auto config =
+      ReadDecoderConfig(Config("granite", R"("embedding_multiplier": 12, "logits_scaling": 8,
+                                             "residual_multiplier": 0.5, "rms_norm_eps": 0.25,
+                                             "attention_multiplier": 0.125)"));
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->hidden_scale(), 24);
+  EXPECT_EQ(config->hidden_epsilon(), 1);
+  EXPECT_EQ(config->logit_scale, 0.125F);
+  EXPECT_EQ(config->layer(3).score_scale, 0.125F);
+  const auto none = ReadDecoderConfig(Config("granite", R"("residual_multiplier": 0)"));
+  EXPECT_THAT(none.status().message(), HasSubstr("residual_multiplier: expected a number in"));
+}
+
+TEST(DecoderConfig, LongRopeIsLimitedToTheTrainedContext) {
+  const std::string rope =
+      R"("max_position_embeddings": 512, "original_max_position_embeddings": 64,
+      "rope_scaling": {"type": "su", "long_factor": [9, 9, 9, 9, 9, 9, 9, 9], "short_factor": )";
+  const auto config = ReadDecoderConfig(Config("phi3", rope + "[1, 1, 1, 1, 1, 1, 1, 2]}"));
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->max_positions, 64);
+  EXPECT_THAT(config->notes,
+              ElementsAre(HasSubstr("long_factor: not used; the context is the 64")));
+  EXPECT_NEAR(config->rotary(0)->attention_factor, std::sqrt(1.5), 1e-6);
+  EXPECT_NEAR(config->rotary(0)->inverse_frequencies[7], std::pow(1e4, -14.0 / 16) / 2, 1e-9);
+  const auto few = ReadDecoderConfig(Config("phi3", rope + "[1, 1]}"));
+  EXPECT_THAT(few.status().message(), HasSubstr("short_factor: 2 entries for 8 pairs"));
+}
+
 TEST(DecoderConfig, TheMethodOfDeepseekV2DecidesAboutGroups) {
   const std::string groups = R"("n_group": 4, "topk_group": 2, "topk_method": )";
   const auto greedy = ReadDecoderConfig(Config("deepseek_v2", groups + R"("greedy")"));

@@ -3,8 +3,10 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "decoder_fixture.h"
 #include "marlin/quantize.h"
@@ -63,6 +65,22 @@ TEST_P(DecoderOnEveryLevel, RotaryTurnsPairs) {
         ASSERT_TRUE(ApplyRotary(device(), rotary, positions, x.view()).ok());
         ExpectNear(x.view(), want, Unit(type), 3e-6 + Unit(type), std::to_string(pairs));
       }
+    }
+  }
+}
+
+TEST_P(DecoderOnEveryLevel, RowsAreCentered) {
+  for (const DType type : kTypes) {
+    for (const int64_t columns : {1, 33, 700}) {
+      Tensor x(type, {5, columns}, 4);
+      x.Fill(static_cast<unsigned>(columns), 3.0);
+      std::vector<double> want = reference::Elements(x.view());
+      for (auto row = want.begin(); row != want.end(); row += columns) {
+        const double mean = std::accumulate(row, row + columns, 0.0) / static_cast<double>(columns);
+        std::for_each(row, row + columns, [&](double& value) { value -= mean; });
+      }
+      ASSERT_TRUE(CenterRows(device(), x.view()).ok());
+      ExpectNear(x.view(), want, Unit(type) + 1e-6, 1e-6, std::to_string(columns));
     }
   }
 }

@@ -11,6 +11,7 @@
 #include "backends/cpu/gemm/gemm_driver.h"
 #include "backends/cpu/pack/prepared_panels.h"
 #include "base/checked.h"
+#include "base/function_ref.h"
 #include "base/macros.h"
 #include "plan/step/indices.h"
 
@@ -188,6 +189,30 @@ Status AppendRows(const DecoderKernels& kernels, ThreadPool& pool, const AppendT
   return {};
 }
 
+void NormalizeRow(const DecoderKernels& kernels, const RmsNormCall& call, int64_t row) {
+  const TensorView& x = call.x;
+  const int64_t columns = call.weight.dim(0);
+  float piece[kPiece];
+  float weights[kPiece];
+  const uint8_t* from = RowOf(x, row);
+  double squares = 0;
+  for (int64_t i = 0; i < columns; i += kPiece) {
+    const int64_t count = std::min(kPiece, columns - i);
+    kernels.widen(from + i * DTypeBytes(x.dtype()), x.dtype(), count, piece);
+    squares += static_cast<double>(kernels.sum_of_squares(piece, count));
+  }
+  const double mean = squares / static_cast<double>(columns);
+  const auto factor = static_cast<float>(1.0 / std::sqrt(mean + static_cast<double>(call.epsilon)));
+  uint8_t* to = RowOf(call.out, row);
+  for (int64_t i = 0; i < columns; i += kPiece) {
+    const int64_t count = std::min(kPiece, columns - i);
+    kernels.widen(from + i * DTypeBytes(x.dtype()), x.dtype(), count, piece);
+    kernels.widen(At(call.weight, i), call.weight.dtype(), count, weights);
+    kernels.scale(piece, factor, weights, count, piece);
+    kernels.narrow(piece, count, call.out.dtype(), to + i * DTypeBytes(call.out.dtype()));
+  }
+}
+
 }  // namespace
 
 Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*context*/) const {
@@ -195,33 +220,8 @@ Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*
 }
 
 Status CpuDecoder::Run(const RmsNormCall& call, const OperationContext& /*context*/) const {
-  const TensorView& x = call.x;
-  const TensorView& weight = call.weight;
-  const MutableTensorView& out = call.out;
-  const int64_t columns = weight.dim(0);
-  ForRows(pool_, RowCount(x), columns, [&](int64_t first, int64_t last) {
-    float piece[kPiece];
-    float weights[kPiece];
-    for (int64_t row = first; row < last; ++row) {
-      const uint8_t* from = RowOf(x, row);
-      double squares = 0;
-      for (int64_t i = 0; i < columns; i += kPiece) {
-        const int64_t count = std::min(kPiece, columns - i);
-        kernels_.widen(from + i * DTypeBytes(x.dtype()), x.dtype(), count, piece);
-        squares += static_cast<double>(kernels_.sum_of_squares(piece, count));
-      }
-      const double mean = squares / static_cast<double>(columns);
-      const auto factor =
-          static_cast<float>(1.0 / std::sqrt(mean + static_cast<double>(call.epsilon)));
-      uint8_t* to = RowOf(out, row);
-      for (int64_t i = 0; i < columns; i += kPiece) {
-        const int64_t count = std::min(kPiece, columns - i);
-        kernels_.widen(from + i * DTypeBytes(x.dtype()), x.dtype(), count, piece);
-        kernels_.widen(At(weight, i), weight.dtype(), count, weights);
-        kernels_.scale(piece, factor, weights, count, piece);
-        kernels_.narrow(piece, count, out.dtype(), to + i * DTypeBytes(out.dtype()));
-      }
-    }
+  ForRows(pool_, RowCount(call.x), call.weight.dim(0), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) NormalizeRow(kernels_, call, row);
   });
   return {};
 }
@@ -299,22 +299,56 @@ Status CpuDecoder::Run(const ApplyRotaryCall& call, const OperationContext& /*co
   return {};
 }
 
+namespace {
+
+/// Reads, and perhaps changes, pieces of a row: `body`(values, count).
+void ForPiecesOfRow(const DecoderKernels& kernels, const MutableTensorView& x, int64_t row,
+                    bool writes, FunctionRef<void(float*, int64_t)> body) {
+  float piece[kPiece];
+  const int64_t columns = x.dim(x.rank() - 1);
+  for (int64_t i = 0; i < columns; i += kPiece) {
+    const int64_t count = std::min(kPiece, columns - i);
+    uint8_t* const at = PieceOf(x, row, i);
+    kernels.widen(at, x.dtype(), count, piece);
+    body(piece, count);
+    if (writes) kernels.narrow(piece, count, x.dtype(), at);
+  }
+}
+
+void CenterRow(const DecoderKernels& kernels, const MutableTensorView& x, int64_t row) {
+  double sum = 0;
+  ForPiecesOfRow(kernels, x, row, false, [&](const float* piece, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(piece[i]);
+  });
+  const auto mean = static_cast<float>(sum / static_cast<double>(x.dim(1)));
+  ForPiecesOfRow(kernels, x, row, true, [&](float* piece, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) piece[i] -= mean;
+  });
+}
+
+float FactorAt(const PositionScale& scale, int64_t position) {
+  const int64_t periods = (position + scale.offset) / scale.period;
+  return 1.0F + scale.beta * std::log1p(static_cast<float>(periods));
+}
+
+}  // namespace
+
+Status CpuDecoder::Run(const CenterRowsCall& call, const OperationContext& /*context*/) const {
+  ForRows(pool_, call.x.dim(0), call.x.dim(1), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) CenterRow(kernels_, call.x, row);
+  });
+  return {};
+}
+
 Status CpuDecoder::Run(const ScaleByPositionCall& call, const OperationContext& /*context*/) const {
   const MutableTensorView& x = call.x;
   MARLIN_RETURN_IF_ERROR(CheckIndices("positions", call.positions, kPositionLimit));
   ForRows(pool_, RowCount(x), x.dim(2), [&](int64_t first, int64_t last) {
-    float piece[kPiece];
     for (int64_t row = first; row < last; ++row) {
-      const int64_t position = IndexAt(call.positions, row / x.dim(1));
-      const int64_t periods = (position + call.scale.offset) / call.scale.period;
-      const float factor = 1.0F + call.scale.beta * std::log1p(static_cast<float>(periods));
-      for (int64_t i = 0; i < x.dim(2); i += kPiece) {
-        const int64_t count = std::min(kPiece, x.dim(2) - i);
-        uint8_t* const at = PieceOf(x, row, i);
-        kernels_.widen(at, x.dtype(), count, piece);
-        for (int64_t j = 0; j < count; ++j) piece[j] *= factor;
-        kernels_.narrow(piece, count, x.dtype(), at);
-      }
+      const float factor = FactorAt(call.scale, IndexAt(call.positions, row / x.dim(1)));
+      ForPiecesOfRow(kernels_, x, row, true, [&](float* piece, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) piece[i] *= factor;
+      });
     }
   });
   return {};

@@ -58,7 +58,7 @@ class Offsets {
 };
 
 /// RMS norms are in fp32; none is missing.
-bool HasNorm(const StepNorm& norm) { return norm.weight.As<float>() != nullptr; }
+bool HasNorm(const StepNorm& norm) { return norm.weight.As<float>() != nullptr && !norm.centers; }
 
 Support SupportsAttention(const AttentionStep& step) {
   const PagedCache& cache = step.cache;
@@ -158,7 +158,7 @@ Support SupportsLayer(const LayerSteps& steps, int64_t hidden) {
     return {"projections of other values"};
   }
   if (!HasNorm(steps.project->norm) || !HasNorm(routed ? steps.route->norm : steps.gate_up->norm)) {
-    return {"no norm before a block"};
+    return {"no RMS norm before a block"};
   }
   return {};
 }

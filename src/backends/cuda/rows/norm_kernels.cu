@@ -125,6 +125,23 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// A CTA has a row.
+__global__ void __launch_bounds__(kWideThreads)
+    CenterRowsKernel(const __grid_constant__ RowsView x, int columns) {
+  __shared__ double sums[kWideThreads / 32];
+  EnterChain();
+  for (int64_t row = blockIdx.x; row < x.rows; row += gridDim.x) {
+    double sum = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < columns; i += kWideThreads) {
+      sum += static_cast<double>(Load(x, row, i));
+    }
+    const auto mean = static_cast<float>(SumOverRow<kWideThreads>(sum, sums) / columns);
+    for (int i = static_cast<int>(threadIdx.x); i < columns; i += kWideThreads) {
+      Store(x, row, i, Load(x, row, i) - mean);
+    }
+  }
+}
+
 /// Four adjacent elements at a time in fp32, up to kVectorColumns of them: the norm of a decode
 /// step, whose time is the sum of its latencies. One CTA has a row.
 constexpr int kVectorThreads = 512;
@@ -254,6 +271,18 @@ cudaError_t Load<RmsNormCall>() {
       &RmsNormKernel<kWideThreads, kWideThreads, false>,
       &RmsNormKernel<kWideThreads, kWideThreads, true>, &RmsNormKernel<32, kNarrowThreads, false>,
       &RmsNormKernel<32, kNarrowThreads, true>, &VectorNormKernel<false>, &VectorNormKernel<true>);
+}
+
+template <>
+cudaError_t Load<CenterRowsCall>() {
+  return PrepareKernels(&CenterRowsKernel);
+}
+
+Status Run(const CenterRowsCall& call, const CallContext& context) {
+  const RowsView x = RowsOf(call.x);
+  const auto blocks = static_cast<unsigned>(std::min(x.rows, kMostBlocks));
+  return context.Launch("center", &CenterRowsKernel, dim3(blocks), kWideThreads, x,
+                        static_cast<int>(call.x.dim(1)));
 }
 
 Status Run(const RmsNormCall& call, const CallContext& context) {
