@@ -18,7 +18,8 @@ class Describer {
     step_.operations.emplace_back(embed);
     for (int64_t layer = 0; layer < config_.shape.layers; ++layer) AddLayer(layer);
     step_.operations.emplace_back(HeadStep{DescribeNorm(decoder_.norm, config_.hidden_epsilon()),
-                                           DescribeLinear(decoder_.lm_head())});
+                                           DescribeLinear(decoder_.lm_head()),
+                                           config_.logit_softcap});
     step_.operations.emplace_back(SampleStep());
     step_.hidden = config_.shape.hidden;
     step_.vocab = config_.shape.vocabulary;
@@ -42,7 +43,8 @@ class Describer {
       step_.operations.emplace_back(
           GateUpStep{index, norm, DescribeLinear(layer.mlp.gate_up), gate});
       step_.operations.emplace_back(ProjectAddStep{index, ProjectAddStep::From::kInner,
-                                                   DescribeLinear(layer.mlp.down), out_norm});
+                                                   DescribeLinear(layer.mlp.down), out_norm,
+                                                   layer.scale});
       return;
     }
     RouterOptions router = config_.router;

@@ -24,6 +24,21 @@ Status ExpectUnused(const MixerTensors& tensors, WeightSource* source) {
   return {};
 }
 
+/// Multi-token-prediction layers, other parts of a multimodal model, and RoPE frequencies stored by
+/// old writers.
+bool IsExtra(const DecoderConfig& config, const std::string& name) {
+  return IsPredictionTensor(config.shape, name) || name.ends_with(".rotary_emb.inv_freq") ||
+         (config.multimodal && !OtherPart(name).empty());
+}
+
+/// A tensor of one element; 1 if it is absent.
+Result<float> LoadFactor(const VectorTensor& tensor, WeightSource* source) {
+  if (!tensor.present()) return 1.0F;
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values,
+                          source->LoadVector(tensor.name, tensor.shape()));
+  return values.front();
+}
+
 class DecoderLoader {
  public:
   DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config,
@@ -94,6 +109,7 @@ class DecoderLoader {
     if (!parts.mlp) return {};
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_norm, Vector(tensors.mlp_norm));
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_out_norm, Vector(tensors.mlp_out_norm));
+    MARLIN_ASSIGN_OR_RETURN(layer->scale, LoadFactor(tensors.scalar, &source_));
     if (!parts.matrices) return {};
     if (IsSparse(*config_.family, shape_, index)) {
       return LoadExperts(index, tensors.experts, style.interleaved, &layer->experts);
@@ -295,20 +311,13 @@ class DecoderLoader {
     return projection;
   }
 
-  /// Multi-token-prediction layers, other parts of a multimodal model, and RoPE frequencies stored
-  /// by old writers.
   void IgnoreExtras() {
     for (const TensorInfo& tensor : source_.checkpoint().tensors()) {
-      if (tensor.name.ends_with(".rotary_emb.inv_freq") || IsExtra(tensor.name)) {
-        source_.Ignore(tensor.name);
-      }
+      if (IsExtra(config_, tensor.name)) source_.Ignore(tensor.name);
     }
     for (const QuantizedModule& module : source_.checkpoint().modules()) {
-      if (IsExtra(module.name)) source_.Ignore(module.name);
+      if (IsExtra(config_, module.name)) source_.Ignore(module.name);
     }
-  }
-  bool IsExtra(const std::string& name) const {
-    return IsPredictionTensor(shape_, name) || (config_.multimodal && !OtherPart(name).empty());
   }
 
   const Device& device_;
@@ -350,7 +359,7 @@ Result<MlpLayer> LayerSource::Expert(int64_t index, int64_t expert) const {
 }
 
 Result<Decoder> LayerSource::Ends() const {
-  Decoder decoder{config_, checkpoint_, {}, {}, {}, {}, {}, {}, {}, 0, 0};
+  Decoder decoder{config_, checkpoint_, {}, {}, {}, {}, {}, {}, {}, {}, 0, 0};
   const LoadOptions plain;
   DecoderLoader loader(checkpoint_, device_, decoder.config, plain);
   MARLIN_RETURN_IF_ERROR(loader.LoadEnds(&decoder));
@@ -367,7 +376,7 @@ LayerTensors LayerSource::Tensors(int64_t index) const {
 
 Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
                             const Device& device, const LoadOptions& options) {
-  Decoder decoder{std::move(config), checkpoint, {}, {}, {}, {}, {}, {}, {}, 0, 0};
+  Decoder decoder{std::move(config), checkpoint, {}, {}, {}, {}, {}, {}, {}, {}, 0, 0};
   DecoderLoader loader(decoder.checkpoint, device, decoder.config, options);
   MARLIN_RETURN_IF_ERROR(loader.Load(&decoder));
   return decoder;

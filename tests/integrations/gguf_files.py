@@ -182,7 +182,7 @@ def unpermute(rows: np.ndarray, heads: int | None) -> np.ndarray:
 
 
 def check_gguf(path: Path, config: dict[str, Any], expected: dict[str, np.ndarray]) -> set[str]:
-    """Compares the values that the package reads with those of a Hugging Face directory, whose
+    """Compares the values that the package reads with a Hugging Face directory's, whose
     experts are stacked. Returns the types of the tensors."""
     names = TensorNames(config)
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}

@@ -86,6 +86,12 @@ struct ApplyOutputGateCall {
   MutableTensorView x;
 };
 
+struct ScaleAndCapCall {
+  MutableTensorView x;
+  float scale;
+  float softcap;
+};
+
 struct HeadProductCall {
   TensorView x;
   TensorView weights;

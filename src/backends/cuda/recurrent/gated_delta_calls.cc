@@ -67,8 +67,9 @@ DeltaPlan PlanOf(const GatedDeltaCall& call, const PagedCache& states) {
     plan.sums_bytes = RoundUp(call.out.ElementCount() * int64_t{sizeof(float)}, kBufferAlignment);
   }
   if (!plan.chunks) return plan;
-  plan.most_chunks =
-      rows / kChunkRows + std::min<int64_t>(sequences, rows / (kMostRecurrentRows + 1));
+  // Every sequence in chunks may have one that is not full.
+  const int64_t most_sequences = std::min(sequences, rows / (kMostRecurrentRows + 1));
+  plan.most_chunks = (rows + (kChunkRows - 1) * most_sequences) / kChunkRows;
   const ChunkLayout layout = {static_cast<int>(sizes.key_heads),
                               static_cast<int>(sizes.value_heads), static_cast<int>(sizes.key_dim),
                               static_cast<int>(sizes.value_dim)};

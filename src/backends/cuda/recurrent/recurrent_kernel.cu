@@ -30,7 +30,7 @@ struct Slice {
   int key_head;
   int first;  ///< Its first feature.
   int columns;
-  bool is_first;  ///< Of all CTAs with this key head.
+  bool is_first;  ///< The first slice of all with this key head.
 
   MARLIN_DEVICE explicit Slice(const GatedDeltaArguments& args) {
     const int index = static_cast<int>(blockIdx.x);
@@ -81,7 +81,7 @@ struct Group {
   }
 };
 
-/// What a group's rows bring to the state: in shared memory, as RecurrentShared.
+/// Queries, keys, values and factors of a group in shared memory, as RecurrentShared.
 struct Inputs {
   RecurrentShared layout;
   float* queries;
@@ -92,6 +92,8 @@ struct Inputs {
   float* writes;
   float* products;  ///< q . k
 
+  /// After a group of one row: [conv_width - 1][channels of the slice], in place of other values.
+  MARLIN_DEVICE float* Kept() const { return Value(1); }
   /// Where channel i of a slice's begins.
   MARLIN_DEVICE float* PlaceOf(const GatedDeltaArguments& args, int i) const {
     const int key_dim = args.key_dim;
@@ -102,6 +104,31 @@ struct Inputs {
   MARLIN_DEVICE float* Key(int t) const { return keys + t * layout.key_row; }
   MARLIN_DEVICE float* Value(int t) const { return values + t * layout.value_row; }
   MARLIN_DEVICE float* Factor(int t) const { return factors + t * layout.value_row; }
+};
+
+/// The numbers of a value head's row.
+struct RowScalars {
+  float write = 0.0f;
+  float decay = 0.0f;
+  float bias = 0.0f;
+  float log_decay = 0.0f;
+
+  RowScalars() = default;
+  MARLIN_DEVICE RowScalars(const GatedDeltaArguments& args, const Slice& slice, int row) {
+    const int of_group = slice.head % args.group();
+    write = args.writes.At(row, slice.key_head)[of_group];
+    decay = args.decays.At(row, slice.key_head)[of_group];
+    bias = args.decay_bias[slice.head];
+    log_decay = args.log_decay[slice.head];
+  }
+
+  MARLIN_DEVICE void Store(const Inputs& inputs, int t) const {
+    const float a = decay + bias;
+    // The logarithm of 1 + e^a, which above 20 is a in fp32.
+    const float soft = a > 20.0f ? a : log1pf(expf(a));
+    inputs.decays[t] = expf(-expf(log_decay) * soft);
+    inputs.writes[t] = TimesSigmoid(1.0f, write);
+  }
 };
 
 /// The queries, keys and values of a group, before their norms, and its decays and writes.
@@ -129,15 +156,65 @@ MARLIN_DEVICE void PrepareGroup(const GatedDeltaArguments& args, const SequenceS
   }
   // The last threads have the fewest channels.
   const int t = static_cast<int>(blockDim.x - 1 - threadIdx.x);
-  if (t >= group.count) return;
-  const int row = group.rows[t];
-  const int of_group = slice.head % args.group();
-  const float write = args.writes.At(row, slice.key_head)[of_group];
-  const float a = args.decays.At(row, slice.key_head)[of_group] + args.decay_bias[slice.head];
-  // The logarithm of 1 + e^a, which above 20 is a in fp32.
-  const float soft = a > 20.0f ? a : log1pf(expf(a));
-  inputs.decays[t] = expf(-expf(args.log_decay[slice.head]) * soft);
-  inputs.writes[t] = TimesSigmoid(1.0f, write);
+  if (t < group.count) RowScalars(args, slice, group.rows[t]).Store(inputs, t);
+}
+
+/// PrepareGroup of one row, whose time is the sum of its latencies: everything is loaded at once.
+/// Keeps the inputs of the next row's convolution.
+template <int kWidth>
+MARLIN_DEVICE void PrepareRow(const GatedDeltaArguments& args, const SequenceState& state,
+                              const Slice& slice, const Group& group, const Inputs& inputs) {
+  constexpr int kChannels = 2;  ///< Channels of a thread at a time.
+  const int row = group.rows[0];
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto threads = static_cast<int>(blockDim.x);
+  const int channels = 2 * args.key_dim + slice.columns;
+  const bool has_scalars = thread == threads - 1;
+  const bool has_gate = !args.norms_apart && thread < slice.columns;
+  RowScalars scalars;
+  if (has_scalars) scalars = RowScalars(args, slice, row);
+  const float gate = has_gate ? GatesOf(args, row, slice.head)[thread] : 0.0f;
+  const float norm = has_gate ? args.norm[thread] : 0.0f;
+  for (int first = thread; first < channels; first += kChannels * threads) {
+    float w[kChannels][kWidth];
+    float x[kChannels][kWidth];
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      const int i = min(first + c * threads, channels - 1);
+      const Channel channel = slice.ChannelOf(args, i);
+      const ConvInput input = channel.Input(args, state);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        w[c][j] = args.conv[channel.index * kWidth + j];
+        x[c][j] = input.At(group.sources[j]);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) {
+      const int i = first + c * threads;
+      if (i >= channels) break;
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) sum = __fmaf_rn(w[c][j], x[c][j], sum);
+      *inputs.PlaceOf(args, i) = TimesSigmoid(sum, sum);
+#pragma unroll
+      for (int j = 0; j + 1 < kWidth; ++j) inputs.Kept()[j * channels + i] = x[c][j + 1];
+    }
+  }
+  if (has_gate) inputs.Factor(0)[thread] = norm * TimesSigmoid(gate, gate);
+  if (has_scalars) scalars.Store(inputs, 0);
+}
+
+template <int kWidth>
+MARLIN_DEVICE void PrepareRows(const GatedDeltaArguments& args, const SequenceState& state,
+                               const Slice& slice, const Group& group, const Inputs& inputs) {
+  if constexpr (kWidth != 0) {
+    if (group.count == 1) {
+      PrepareRow<kWidth>(args, state, slice, group, inputs);
+      return;
+    }
+  }
+  PrepareGroup<kWidth>(args, state, slice, group, inputs);
 }
 
 /// Norms of the queries and keys of a group; a warp takes a row.
@@ -334,20 +411,30 @@ MARLIN_DEVICE void FinishGroup(const GatedDeltaArguments& args, const Slice& sli
   }
 }
 
-/// Whether this CTA is the last of those with its key head of its sequence to have read the
-/// convolution's old inputs. Called by one thread, after a barrier.
-MARLIN_DEVICE bool IsLastReader(const GatedDeltaArguments& args, const Slice& slice) {
-  const auto readers = static_cast<uint32_t>(args.readers());
-  if (readers == 1) return true;
-  if (args.counters == nullptr) return false;
-  uint32_t* const counter = args.counters + int64_t{blockIdx.y} * args.key_heads + slice.key_head;
-  __threadfence();
-  // A counter begins at all ones, which is -1.
-  if (atomicAdd(counter, 1u) + 2 != readers) return false;
-  *counter = ~0u;
-  __threadfence();
-  return true;
-}
+/// The CTAs of a sequence's key head that have read the convolution's old inputs, each of which
+/// counts itself. The last one may replace them.
+struct Readers {
+  uint32_t* counter;
+  uint32_t count;
+  uint32_t before = 0;
+
+  MARLIN_DEVICE Readers(const GatedDeltaArguments& args, const Slice& slice)
+      : counter(args.counters + int64_t{blockIdx.y} * args.key_heads + slice.key_head),
+        count(args.counters == nullptr ? 0 : static_cast<uint32_t>(args.readers())) {}
+
+  /// Called by one thread, after a barrier: all loads of the CTA have returned, so that no fence is
+  /// needed. The result is there later.
+  MARLIN_DEVICE void Count() {
+    if (count > 1) before = IncrementTileCounter(counter);
+  }
+  /// A counter begins at all ones, which is -1.
+  MARLIN_DEVICE bool IsLast(const GatedDeltaArguments& args) const {
+    if (args.readers() == 1) return true;
+    if (count == 0 || before + 2 != count) return false;
+    *counter = ~0u;
+    return true;
+  }
+};
 
 /// Replaces the convolution's inputs in the state: the slice's values, and with `keys` the queries
 /// and keys of its key head.
@@ -357,6 +444,42 @@ MARLIN_DEVICE void StoreWindows(const GatedDeltaArguments& args, const SequenceS
   const int end = 2 * args.key_dim + slice.columns;
   for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
     StoreWindow(args, state, slice.ChannelOf(args, i), sources);
+  }
+}
+
+/// The same from what PrepareRow has kept.
+template <int kWidth>
+MARLIN_DEVICE void StoreKept(const GatedDeltaArguments& args, const SequenceState& state,
+                             const Slice& slice, const float* kept, bool keys) {
+  const int begin = keys ? 0 : 2 * args.key_dim;
+  const int end = 2 * args.key_dim + slice.columns;
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x)) {
+    float* const to = state.to + slice.ChannelOf(args, i).index;
+#pragma unroll
+    for (int j = 0; j + 1 < kWidth; ++j) to[j * args.channels()] = kept[j * end + i];
+  }
+}
+
+/// The same with what there is after the last group.
+template <int kWidth>
+MARLIN_DEVICE void StoreConvInputs(const GatedDeltaArguments& args, const SequenceState& state,
+                                   const Slice& slice, const Group& group, const Inputs& inputs,
+                                   bool keys) {
+  if constexpr (kWidth != 0) {
+    if (group.count == 1) {
+      StoreKept<kWidth>(args, state, slice, inputs.Kept(), keys);
+      return;
+    }
+  }
+  StoreWindows(args, state, slice, group.sources + group.count, keys);
+}
+
+/// Rows of the state beyond the key's features are zeros, and so are their queries and keys.
+MARLIN_DEVICE void ClearPadding(const RecurrentShared& layout, int key_dim, float* memory) {
+  if (key_dim == layout.key_row) return;
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * kGroupRows * layout.key_row;
+       i += static_cast<int>(blockDim.x)) {
+    if (i % layout.key_row >= key_dim) memory[i] = 0.0f;
   }
 }
 
@@ -403,11 +526,7 @@ __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 
                          shared.decays,
                          shared.writes,
                          shared.products};
-  // Rows of the state beyond the key's features are zeros, and so are their queries and keys.
-  for (int i = static_cast<int>(threadIdx.x); i < 2 * kGroupRows * layout.key_row;
-       i += static_cast<int>(blockDim.x)) {
-    if (i % layout.key_row >= args.key_dim) memory[i] = 0.0f;
-  }
+  ClearPadding(layout, args.key_dim, memory);
   EnterChain();
   const auto sequence = static_cast<int>(blockIdx.y);
   const bool checks = blockIdx.x == 0 && blockIdx.y == 0;
@@ -417,6 +536,7 @@ __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 
   const SequenceState state(args, sequence);
   if (state.InChunks(args)) return;
   Group group(shared.sources, args.conv_width);
+  Readers readers(args, slice);
   const bool first_warp = threadIdx.x < 32;
   if (first_warp) group.Begin(args.conv_width);
   if (threadIdx.x == 0) shared.is_last = slice.is_first ? 1 : 0;
@@ -429,15 +549,15 @@ __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 
     }
     __syncthreads();
     group.count = shared.count;
-    PrepareGroup<kWidth>(args, state, slice, group, inputs);
+    PrepareRows<kWidth>(args, state, slice, group, inputs);
     __syncthreads();
-    if (threadIdx.x == 0 && end == state.end_row && state.to != nullptr) {
-      shared.is_last = IsLastReader(args, slice) ? 1 : 0;
-    }
+    const bool counts = threadIdx.x == 0 && end == state.end_row && state.to != nullptr;
+    if (counts) readers.Count();
     NormGroup(args, group, inputs);
     __syncthreads();
 #pragma unroll 1
     for (int t = 0; t < group.count; ++t) columns.Step(inputs, t);
+    if (counts) shared.is_last = readers.IsLast(args) ? 1 : 0;
     __syncthreads();
     FinishGroup(args, slice, group, inputs, first, end);
     __syncthreads();
@@ -445,7 +565,7 @@ __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 
   if (state.to == nullptr) return;
   columns.Store(state.to);
   __syncthreads();
-  StoreWindows(args, state, slice, shared.sources + group.count, shared.is_last != 0);
+  StoreConvInputs<kWidth>(args, state, slice, group, inputs, shared.is_last != 0);
 }
 
 /// Replaces the convolution's inputs where RecurrentKernel does not: queries and keys if it has no

@@ -176,6 +176,7 @@ class ConfigBuilder {
         Count("expert_count"));
     const std::optional<int64_t> width = Count(kGgufExpertWidth);
     const bool groups = Count(kGgufExpertGroups).value_or(0) > 0;
+    PutIfRead("topk_method", groups ? "group_limited_greedy" : "greedy");
     for (const GgufCount& count : kGgufExpertCounts) {
       const bool renamed = mixtral && count.gguf == kGgufExpertWidth;
       if (!renamed && (groups || !count.config.ends_with("_group"))) Copy(count);
@@ -248,22 +249,24 @@ class ConfigBuilder {
     }
     const Result<Json> defaults = ParseJsonObject(TypeDefaults(type), "defaults");
     if (!defaults.ok()) return;
-    const Json own = {{"hidden_act", "silu"},
-                      {"num_key_value_heads", config_.value("num_attention_heads", Json())},
-                      {"max_window_layers", 0},
-                      {"rope_interleave", true},
-                      {"rope_parameters", Json::object()},
-                      {"swiglu_limit", 7.0},
-                      {"swiglu_alpha", 1.702},
-                      {"first_k_dense_replace", 0},
-                      {"n_shared_experts", 0},
-                      {"embedding_multiplier", 1.0},
-                      {"residual_multiplier", 1.0},
-                      {"logits_scaling", 1.0},
-                      {"no_rope_layer_interval", 4},
-                      {"n_group", 1},
-                      {"topk_group", 1},
-                      {"num_nextn_predict_layers", 0}};
+    const Json own = {
+        {"hidden_act", "silu"},
+        {"num_key_value_heads", config_.value("num_attention_heads", Json())},
+        {"max_window_layers", 0},
+        {"original_max_position_embeddings", config_.value("max_position_embeddings", Json())},
+        {"rope_interleave", true},
+        {"rope_parameters", Json::object()},
+        {"swiglu_limit", 7.0},
+        {"swiglu_alpha", 1.702},
+        {"first_k_dense_replace", 0},
+        {"n_shared_experts", 0},
+        {"embedding_multiplier", 1.0},
+        {"residual_multiplier", 1.0},
+        {"logits_scaling", 1.0},
+        {"no_rope_layer_interval", 4},
+        {"n_group", 1},
+        {"topk_group", 1},
+        {"num_nextn_predict_layers", 0}};
     for (const auto& [key, value] : defaults->items()) {
       if (config_.contains(key)) continue;
       config_[key] = own.contains(key) ? own[key] : (value.is_boolean() ? Json(false) : Json());

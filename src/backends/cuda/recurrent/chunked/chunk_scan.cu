@@ -51,12 +51,12 @@ class ScanCopies {
     for (int i = 0; i < 3; ++i) InitBarrier(Barrier(i), 1);
     FenceBarrierInit();
     RequestPair(slot, 0);
-    RequestHead(slot);
+    RequestHead(slot, count == 1);
     if (count > 1) RequestPair(slot + 1, 1);
   }
   /// The same after chunk n.
   MARLIN_DEVICE void Continue(int slot, int n, int count) const {
-    if (n + 1 < count) RequestHead(slot + n + 1);
+    if (n + 1 < count) RequestHead(slot + n + 1, n + 2 == count);
     if (n + 2 < count) RequestPair(slot + n + 2, n + 2);
   }
   MARLIN_DEVICE void WaitForPair(int n) const { Wait(Barrier(n & 1), n >> 1 & 1); }
@@ -70,13 +70,18 @@ class ScanCopies {
     CopyBulk(shared_ + (n & 1) * kBytes, turn_.parts + turn_.Layout().KeysAt(slot, key_head_),
              kBytes, Barrier(n & 1));
   }
-  MARLIN_DEVICE void RequestHead(int slot) const {
+  /// `is_last`: no chunk follows, whose parts then come into L2 meanwhile.
+  MARLIN_DEVICE void RequestHead(int slot, bool is_last) const {
     constexpr int kValueBytes = ChunkLayout::kValueFloats * 4;
     const float* const part = turn_.parts + turn_.Layout().HeadAt(slot, head_);
     ArriveExpecting(Barrier(2), kHeadFloats * 4 + kValueBytes);
     CopyBulk(shared_ + Shared::kHead * 4, part, kHeadFloats * 4, Barrier(2));
     CopyBulk(shared_ + Shared::kValues * 4, part + kHeadFloats + slice_ * ChunkLayout::kValueFloats,
              kValueBytes, Barrier(2));
+    if (is_last) return;
+    const float* const next = turn_.parts + turn_.Layout().HeadAt(slot + 1, head_);
+    PrefetchBulk(next, kHeadFloats * 4);
+    PrefetchBulk(next + kHeadFloats + slice_ * ChunkLayout::kValueFloats, kValueBytes);
   }
   MARLIN_DEVICE uint32_t Barrier(int i) const { return shared_ + Shared::kBarriers * 4 + i * 8; }
 
