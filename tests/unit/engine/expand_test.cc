@@ -21,6 +21,9 @@ DecoderConfig LatentConfig() {
   config.shape.rope_dim = 64;
   config.shape.v_dim = 128;
   config.max_positions = 8192;
+  LayerConfig& layer = config.layers.emplace_back();
+  layer.mixer = MixerKind::kLatentAttention;
+  layer.sizes = config.shape;
   return config;
 }
 
@@ -59,7 +62,7 @@ TEST(ExpandsLatents, BatchInvariantModeAndOtherAttentionNeverDo) {
   DecoderConfig config = LatentConfig();
   const PassSetting setting{device, config};
   EXPECT_TRUE(MixerOf(config.mixer(0)).Expands(setting, {&sequence, 1}));
-  config.family = *FindFamily("llama");
+  config.layers.front().mixer = MixerKind::kAttention;
   EXPECT_FALSE(MixerOf(config.mixer(0)).Expands(setting, {&sequence, 1}));
 }
 
@@ -79,7 +82,7 @@ TEST(ExpandedMemory, IsThatOfTheContextUpToALimit) {
   EXPECT_EQ(bytes(DType::kBf16, Accuracy::kDefault, true), 256 * 16 * 320 * 2);
   const Device device = *Device::Open("cpu");
   EXPECT_EQ(MixerOf(config.mixer(0)).ExpandedBytes({device, config}), 256 * 16 * 320 * 4);
-  config.family = *FindFamily("llama");
+  config.layers.front().mixer = MixerKind::kAttention;
   EXPECT_EQ(MixerOf(config.mixer(0)).ExpandedBytes({device, config}), 0);
 }
 
