@@ -43,7 +43,7 @@ struct DecoderConfig {
   std::vector<Rotary> rotaries;  ///< The layers' RoPE, each once.
   bool interleaved_rotary = false;
   float score_softcap = 0.0F;  ///< AttentionOptions::softcap.
-  float logit_softcap = 0.0F;  ///< Of the logits, as in ScaleAndCap; 0: none.
+  float logit_softcap = 0.0F;  ///< The logits' cap, as in ScaleAndCap; 0: none.
   RouterOptions router;        ///< Without choice_bias.
   std::vector<LayerConfig> layers;
   GenerationDefaults generation;

@@ -63,7 +63,7 @@ struct DecoderLayer {
   MlpLayer mlp;  ///< Either mlp or experts.
   ExpertsLayer experts;
   DeviceVector mlp_out_norm;  ///< Family::norms; perhaps empty.
-  float scale = 1.0F;         ///< Of the hidden states after the layer.
+  float scale = 1.0F;         ///< Factor of the hidden states after the layer.
 };
 
 struct Decoder {

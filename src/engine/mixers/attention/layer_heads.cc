@@ -97,7 +97,7 @@ class LayerHeadsReader {
   const bool keys_are_values_;
   const int64_t head_dim_;
   const int64_t kv_heads_;
-  int64_t kind_head_dims_[2] = {};  ///< Of layers with a window, and of global ones.
+  int64_t kind_head_dims_[2] = {};  ///< Head sizes of layers with a window and of global ones.
 };
 
 }  // namespace
