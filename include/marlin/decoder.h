@@ -132,6 +132,9 @@ struct AttentionOptions {
   /// kBatchInvariant: a row's bits do not depend on the number of tokens in the call. Computes in
   /// fp32.
   Determinism determinism = Determinism::kDefault;
+  /// Scores, after `scale`, become softcap * tanh(score / softcap) (Gemma 2); 0: they do not.
+  /// Computes in fp32.
+  float softcap = 0.0F;
 };
 
 /// Causal softmax attention, also grouped-query (GQA): query head h reads KV head h / (heads /
@@ -234,6 +237,11 @@ Status ApplySigmoid(const Device& device, const MutableTensorView& x, void* stre
 /// contiguous last dimensions, gate f32.
 Status ApplyOutputGate(const Device& device, const TensorView& gate, const MutableTensorView& x,
                        void* stream = nullptr);
+
+/// x = scale * x, and then, unless softcap is 0, x = softcap * tanh(x / softcap), elementwise; f32
+/// [rows, columns] with contiguous columns.
+Status ScaleAndCap(const Device& device, const MutableTensorView& x, float scale,
+                   float softcap = 0.0F, void* stream = nullptr);
 
 }  // namespace marlin
 #pragma GCC visibility pop

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/macros.h"
+#include "engine/forward.h"
 #include "marlin/decoder.h"
 #include "model/placement.h"
 
@@ -29,8 +30,7 @@ Status DecoderEnds::Embed(std::span<const std::vector<int32_t>> texts,
     MARLIN_ASSIGN_OR_RETURN(const TensorView tokens, arena_.Upload(ids));
     MARLIN_ASSIGN_OR_RETURN(const MutableTensorView rows,
                             arena_.Take(DType::kF32, {chunk.rows, width}));
-    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView block, arena_.Take(DType::kF32, rows.shape()));
-    MARLIN_RETURN_IF_ERROR(marlin::Embed(device_, ends_, tokens, rows, block, nullptr));
+    MARLIN_RETURN_IF_ERROR(marlin::Embed(device_, ends_, tokens, rows, nullptr));
     MARLIN_RETURN_IF_ERROR(device_.Synchronize());
     MARLIN_RETURN_IF_ERROR(arena_.Download(rows, hidden + chunk.first * width));
   }
@@ -65,7 +65,7 @@ Status DecoderEnds::Logits(int64_t rows, const float* hidden, float* logits) {
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x, Normed(rows, hidden));
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView out,
                           arena_.Take(DType::kF32, {rows, ends_.config.shape.vocabulary}));
-  MARLIN_RETURN_IF_ERROR(Apply(device_, ends_.lm_head(), x, ExactProducts(), out));
+  MARLIN_RETURN_IF_ERROR(ApplyHead(device_, ends_, x, ExactProducts(), out));
   MARLIN_RETURN_IF_ERROR(device_.Synchronize());
   return arena_.Download(out, logits);
 }

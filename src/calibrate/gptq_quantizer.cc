@@ -55,8 +55,11 @@ GptqQuantizer::GptqQuantizer(ModelDirectory directory, std::string path, const D
 
 int64_t GptqQuantizer::TokensFor(const CalibrationOptions& options, const Dimensions& shape) {
   if (options.tokens > 0) return options.tokens;
-  const int64_t widest = std::max(
+  int64_t widest = std::max(
       {shape.hidden, shape.intermediate, shape.heads * shape.head_dim, shape.heads * shape.v_dim});
+  for (const LayerHeads& heads : shape.layer_heads) {
+    widest = std::max(widest, shape.heads * heads.head_dim);
+  }
   return std::max(kCalibrationTokens, RoundUp(GptqInputs::LeastTokens(widest), kCalibrationWindow));
 }
 

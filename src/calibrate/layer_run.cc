@@ -49,7 +49,7 @@ class Selections final : public RoutingObserver {
 
 LayerRun::LayerRun(const Device& device, const DecoderConfig& config, const Checkpoint& checkpoint)
     : device_(device),
-      decoder_{config, checkpoint, {}, {}, {}, {}, {}, {}, {}, 0, 0},
+      decoder_{config, checkpoint, {}, {}, {}, {}, {}, {}, {}, {}, 0, 0},
       arena_(device) {
   decoder_.layers.emplace_back();
 }
@@ -78,6 +78,7 @@ Status LayerRun::Load(const LayerSource& source, int64_t layer, Half half, bool 
     own.mlp = std::move(loaded.mlp);
     own.experts = std::move(loaded.experts);
     own.mlp_out_norm = std::move(loaded.mlp_out_norm);
+    own.scale = loaded.scale;
   }
   return {};
 }

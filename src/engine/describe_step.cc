@@ -17,8 +17,9 @@ class Describer {
     if (decoder_.embedding.empty()) embed.weights = &decoder_.embedding_projection.parts.front();
     step_.operations.emplace_back(embed);
     for (int64_t layer = 0; layer < config_.shape.layers; ++layer) AddLayer(layer);
-    step_.operations.emplace_back(
-        HeadStep{DescribeHiddenNorm(config_, decoder_.norm), DescribeLinear(decoder_.lm_head())});
+    step_.operations.emplace_back(HeadStep{DescribeHiddenNorm(config_, decoder_.norm),
+                                           DescribeLinear(decoder_.lm_head()),
+                                           config_.logit_softcap});
     step_.operations.emplace_back(SampleStep());
     step_.hidden = config_.shape.hidden;
     step_.vocab = config_.shape.vocabulary;
@@ -71,7 +72,7 @@ class Describer {
     const DecoderLayer& layer = decoder_.layers[static_cast<size_t>(index)];
     step_.operations.emplace_back(
         ProjectAddStep{index, ProjectAddStep::From::kInner, DescribeLinear(layer.mlp.down),
-                       DescribeNorm(layer.mlp_out_norm, config_.epsilon)});
+                       DescribeNorm(layer.mlp_out_norm, config_.epsilon), layer.scale});
   }
 
   static StepMlp MlpOf(const MlpLayer& mlp) {

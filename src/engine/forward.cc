@@ -181,12 +181,32 @@ Status RunProjectAdd(Pass& pass, int64_t index, bool from_inner) {
     MARLIN_RETURN_IF_ERROR(
         Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, pass.block));
     MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kDown));
-    return AddBlock(pass, layer.mlp_out_norm);
+    MARLIN_RETURN_IF_ERROR(AddBlock(pass, layer.mlp_out_norm));
+    if (layer.scale == 1.0F) return {};
+    MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+    return ScaleAndCap(pass.device, pass.values.hidden, layer.scale, 0.0F, pass.stream());
   }
   MARLIN_RETURN_IF_ERROR(
       Apply(pass.device, layer.mixer.out, MixedOf(pass, index), pass.products, pass.block));
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kOut));
   return AddBlock(pass, layer.attention_out_norm);
+}
+
+Status Embed(const Device& device, const Decoder& decoder, const TensorView& ids,
+             const MutableTensorView& out, void* stream) {
+  MARLIN_RETURN_IF_ERROR(
+      decoder.embedding.empty()
+          ? LookUpRows(device, decoder.embedding_projection.parts.front(), ids, out, stream)
+          : LookUpRows(device, decoder.embedding, ids, out, stream));
+  const float scale = decoder.config.hidden_scale();
+  return scale == 1.0F ? Status() : ScaleAndCap(device, out, scale, 0.0F, stream);
+}
+
+Status ApplyHead(const Device& device, const Decoder& decoder, const TensorView& x,
+                 const ProductOptions& products, const MutableTensorView& logits) {
+  MARLIN_RETURN_IF_ERROR(Apply(device, decoder.lm_head(), x, products, logits));
+  const float softcap = decoder.config.logit_softcap;
+  return softcap == 0.0F ? Status() : ScaleAndCap(device, logits, 1.0F, softcap, products.stream);
 }
 
 Status RunMixer(Pass& pass, int64_t layer, bool first) {
@@ -198,20 +218,6 @@ Status RunMixer(Pass& pass, int64_t layer, bool first) {
   return {};
 }
 
-Status Embed(const Device& device, const Decoder& decoder, const TensorView& ids,
-             const MutableTensorView& hidden, const MutableTensorView& block, void* stream) {
-  const auto look_up = [&](const MutableTensorView& out) {
-    return decoder.embedding.empty()
-               ? LookUpRows(device, decoder.embedding_projection.parts.front(), ids, out, stream)
-               : LookUpRows(device, decoder.embedding, ids, out, stream);
-  };
-  MARLIN_RETURN_IF_ERROR(look_up(hidden));
-  const float scale = decoder.config.hidden_scale();
-  if (scale == 1.0F) return {};
-  MARLIN_RETURN_IF_ERROR(look_up(block));
-  return AddTo(device, block, hidden, scale - 1.0F, stream);
-}
-
 Status CompleteHidden(Pass& pass) {
   if (std::exchange(pass.residual, Residual::kComplete) == Residual::kComplete) return {};
   MARLIN_RETURN_IF_ERROR(AddTo(pass.device, pass.block, pass.values.hidden, 1.0F, pass.stream()));
@@ -221,9 +227,8 @@ Status CompleteHidden(Pass& pass) {
 namespace {
 
 Status RunEmbed(const Pass& pass) {
-  const StepValues& values = pass.values;
   MARLIN_RETURN_IF_ERROR(
-      Embed(pass.device, pass.decoder, values.ids, values.hidden, pass.block, pass.stream()));
+      Embed(pass.device, pass.decoder, pass.values.ids, pass.values.hidden, pass.stream()));
   return Ended(pass, StepPart::kEmbed);
 }
 
@@ -250,8 +255,7 @@ Status RunHead(Pass& pass) {
     MARLIN_RETURN_IF_ERROR(
         Normalize(pass, pass.decoder.norm, pass.decoder.config.hidden_epsilon(), wanted, last));
   }
-  MARLIN_RETURN_IF_ERROR(
-      Apply(pass.device, pass.decoder.lm_head(), last, pass.products, values.logits));
+  MARLIN_RETURN_IF_ERROR(ApplyHead(pass.device, pass.decoder, last, pass.products, values.logits));
   return Ended(pass, StepPart::kHead);
 }
 

@@ -143,9 +143,13 @@ Status RunMixer(Pass& pass, int64_t layer, bool first = false);
 /// inner = GLU of x.
 Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
                const MutableTensorView& inner);
-/// hidden = the embeddings of ids, times the model's factor; `block` is overwritten.
+/// out = the embeddings of ids, scaled.
 Status Embed(const Device& device, const Decoder& decoder, const TensorView& ids,
-             const MutableTensorView& hidden, const MutableTensorView& block, void* stream);
+             const MutableTensorView& out, void* stream);
+/// logits = the head's product with normalized hidden states, capped.
+Status ApplyHead(const Device& device, const Decoder& decoder, const TensorView& x,
+                 const ProductOptions& products, const MutableTensorView& logits);
+
 /// Adds the block that `hidden` lacks, for operations that read `hidden` itself.
 Status CompleteHidden(Pass& pass);
 

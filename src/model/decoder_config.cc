@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/macros.h"
 #include "base/printable.h"
+#include "base/scalars.h"
 #include "marlin/model.h"
 #include "recipe/mixer.h"
 #include "recipe/rope_parameters.h"
@@ -31,19 +33,22 @@ Status CheckType(ModelConfig& config) {
 }
 
 Result<Activation> ReadActivation(ModelConfig& config) {
-  const std::string name = config.StringOr("hidden_act", "silu");
+  const std::string_view key =
+      config.Knows("hidden_activation") ? "hidden_activation" : "hidden_act";
+  const std::string name = config.StringOr(key, "silu");
   if (name == "silu" || name == "swish") return Activation::kSilu;
   if (name == "gelu_pytorch_tanh" || name == "gelu_new") return Activation::kGeluTanh;
   if (name == "relu") return Activation::kRelu;
   return Status(Code::kUnsupported,
-                fmt::format("config.json: hidden_act '{}' is not supported; supported: silu, "
+                fmt::format("config.json: {} '{}' is not supported; supported: silu, "
                             "gelu_pytorch_tanh, relu",
-                            Printable(name)));
+                            key, Printable(name)));
 }
 
 /// Whether a layer has a sliding window when layer_types is absent. `limit` is max_window_layers,
 /// or sliding_window_pattern for kByPattern.
 bool SlidesByDefault(const DecoderConfig& decoder, int64_t layer, int64_t limit) {
+  const std::vector<int64_t>& global = decoder.shape.global_layers;
   switch (decoder.family->windows) {
     case WindowRule::kAllLayers:
       return true;
@@ -57,6 +62,8 @@ bool SlidesByDefault(const DecoderConfig& decoder, int64_t layer, int64_t limit)
       return decoder.layer(layer).rotary == kNoRotary;
     case WindowRule::kByPattern:
       return (layer + 1) % limit != 0;
+    case WindowRule::kNotGlobal:
+      return std::find(global.begin(), global.end(), layer) == global.end();
   }
   return true;
 }
@@ -167,6 +174,36 @@ Status ReadRotaryAndWindows(ModelConfig& config, DecoderConfig* decoder) {
   return {};
 }
 
+/// Gives the layers with a window the RoPE of their kind, if it is another one.
+Status ReadSlidingRotary(TypedConfig& typed, const RopeParameters& full, DecoderConfig* decoder) {
+  if (!typed.config.Knows("layer_types")) return {};
+  MARLIN_ASSIGN_OR_RETURN(const RopeParameters rope,
+                          ReadRopeParameters(typed, RopeKind::kSlidingAttention));
+  const MixerParameters& mixer = ParametersOf(decoder->family->mixer);
+  for (LayerConfig& layer : decoder->layers) {
+    if (layer.window == 0 || layer.rotary == kNoRotary) continue;
+    const int64_t dim = mixer.RotaryDim(layer.sizes);
+    if (decoder->rotaries.size() == 1) {
+      if (rope == full && dim == mixer.RotaryDim(decoder->GlobalSizes())) return {};
+      MARLIN_RETURN_IF_ERROR(AddRotary(rope, dim, decoder));
+      decoder->max_positions = std::min(decoder->max_positions, rope.positions);
+    }
+    layer.rotary = 1;
+  }
+  return {};
+}
+
+/// Errors: kUnsupported for parts of a type that are not run.
+Status CheckParts(ModelConfig& config) {
+  constexpr std::string_view kKey = "hidden_size_per_layer_input";
+  const int64_t width = config.CountOr(kKey, int64_t{1} << 20, 0);
+  MARLIN_RETURN_IF_ERROR(config.status());
+  if (width == 0) return {};
+  return Status(
+      Code::kUnsupported,
+      fmt::format("config.json: {}: {}: embeddings per layer are not supported", kKey, width));
+}
+
 void AddLayers(DecoderConfig* decoder) {
   for (int64_t index = 0; index < decoder->shape.layers; ++index) {
     LayerConfig& layer = decoder->layers.emplace_back();
@@ -222,6 +259,25 @@ void ReadScales(ModelConfig& config, DecoderConfig* decoder) {
   if (!config.Has("attention_multiplier")) return;
   const auto scores = static_cast<float>(config.Real("attention_multiplier", kLeast, kMost));
   for (LayerConfig& layer : decoder->layers) layer.score_scale = scores;
+}
+
+/// Reads the caps of scores and logits, and a factor of embeddings that the sizes determine.
+/// `stored`: the config as written.
+void ReadCaps(ModelConfig& config, ModelConfig& stored, DecoderConfig* decoder) {
+  constexpr double kLeast = 1e-6;
+  constexpr double kMost = 1e6;
+  const auto cap = [&](std::string_view key) {
+    return config.Has(key) ? static_cast<float>(config.Real(key, kLeast, kMost)) : 0.0F;
+  };
+  decoder->score_softcap = cap("attn_logit_softcapping");
+  decoder->logit_softcap = cap("final_logit_softcapping");
+  if (!decoder->family->scales_embedding) return;
+  const float scale = std::sqrt(static_cast<float>(decoder->shape.hidden));
+  // transformers rounds the factor to the type of the model.
+  const std::string type = stored.StringOr("dtype", stored.StringOr("torch_dtype", ""));
+  decoder->embedding_scale = scale;
+  if (type == "bfloat16") decoder->embedding_scale = Bf16ToFloat(FloatToBf16(scale));
+  if (type == "float16") decoder->embedding_scale = HalfToFloat(FloatToHalf(scale));
 }
 
 void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
@@ -292,14 +348,17 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
   } else {
     MARLIN_ASSIGN_OR_RETURN(decoder.activation, ReadActivation(config));
   }
-  MARLIN_ASSIGN_OR_RETURN(const RopeParameters rope, ReadRopeParameters(typed));
+  MARLIN_RETURN_IF_ERROR(CheckParts(config));
+  MARLIN_ASSIGN_OR_RETURN(const RopeParameters rope,
+                          ReadRopeParameters(typed, RopeKind::kFullAttention));
   decoder.max_positions = rope.positions;
   LimitToIndex(&decoder);
   const MixerParameters& mixer = ParametersOf(family.mixer);
-  MARLIN_RETURN_IF_ERROR(AddRotary(rope, mixer.RotaryDim(decoder.shape), &decoder));
+  MARLIN_RETURN_IF_ERROR(AddRotary(rope, mixer.RotaryDim(decoder.GlobalSizes()), &decoder));
   decoder.interleaved_rotary = family.interleaved_rotary || mixer.InterleavesRotary(config);
   AddLayers(&decoder);
   ReadScales(config, &decoder);
+  ReadCaps(config, typed.source, &decoder);
   if (rope.query_beta != 0) {
     for (LayerConfig& layer : decoder.layers) {
       layer.query_scale = {static_cast<float>(rope.query_beta), 0,
@@ -307,6 +366,7 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
     }
   }
   MARLIN_RETURN_IF_ERROR(ReadRotaryAndWindows(config, &decoder));
+  MARLIN_RETURN_IF_ERROR(ReadSlidingRotary(typed, rope, &decoder));
   ReadRouter(config, &decoder);
   MARLIN_ASSIGN_OR_RETURN(decoder.generation, ReadGenerationDefaults(typed.source, files));
   MARLIN_RETURN_IF_ERROR(config.status());

@@ -42,7 +42,9 @@ struct DecoderConfig {
   float gate_alpha = 1.702F;
   std::vector<Rotary> rotaries;  ///< The layers' RoPE, each once.
   bool interleaved_rotary = false;
-  RouterOptions router;  ///< Without choice_bias.
+  float score_softcap = 0.0F;  ///< AttentionOptions::softcap.
+  float logit_softcap = 0.0F;  ///< Of the logits, as in ScaleAndCap; 0: none.
+  RouterOptions router;        ///< Without choice_bias.
   std::vector<LayerConfig> layers;
   GenerationDefaults generation;
   bool multimodal = false;         ///< The text model of a checkpoint with other parts.
@@ -59,6 +61,11 @@ struct DecoderConfig {
   const Rotary* rotary(int64_t index) const {
     const size_t rotary = layer(index).rotary;
     return rotary == kNoRotary ? nullptr : &rotaries[rotary];
+  }
+  /// The dimensions of layers that see all tokens.
+  Dimensions GlobalSizes() const {
+    return shape.global_layers.empty() ? shape
+                                       : DimensionsOfLayer(shape, shape.global_layers.front());
   }
 };
 

@@ -58,11 +58,12 @@ struct ExpertsLayer {
 struct DecoderLayer {
   DeviceVector input_norm;
   MixerLayer mixer;
-  DeviceVector attention_out_norm;  ///< glm4; otherwise empty.
+  DeviceVector attention_out_norm;  ///< Family::norms; perhaps empty.
   DeviceVector mlp_norm;
   MlpLayer mlp;  ///< Either mlp or experts.
   ExpertsLayer experts;
-  DeviceVector mlp_out_norm;  ///< glm4; otherwise empty.
+  DeviceVector mlp_out_norm;  ///< Family::norms; perhaps empty.
+  float scale = 1.0F;         ///< Of the hidden states after the layer.
 };
 
 struct Decoder {
@@ -75,6 +76,7 @@ struct Decoder {
   std::vector<DecoderLayer> layers;
   DeviceVector norm;
   std::vector<DeviceVector> inverse_frequencies;  ///< One vector per DecoderConfig::rotaries.
+  DeviceVector ones;                              ///< The weight of norms without one; or empty.
   int64_t parameters = 0;
   int64_t bytes = 0;
   int64_t host_bytes = 0;    ///< Size of the experts on the host; not in `bytes`.

@@ -31,6 +31,14 @@ bool IsExtra(const DecoderConfig& config, const std::string& name) {
          (config.multimodal && !OtherPart(name).empty());
 }
 
+/// A tensor of one element; 1 if it is absent.
+Result<float> LoadFactor(const VectorTensor& tensor, WeightSource* source) {
+  if (!tensor.present()) return 1.0F;
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<float> values,
+                          source->LoadVector(tensor.name, tensor.shape()));
+  return values.front();
+}
+
 class DecoderLoader {
  public:
   DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config,
@@ -101,6 +109,7 @@ class DecoderLoader {
     if (!parts.mlp) return {};
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_norm, Vector(tensors.mlp_norm));
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_out_norm, Vector(tensors.mlp_out_norm));
+    MARLIN_ASSIGN_OR_RETURN(layer->scale, LoadFactor(tensors.scalar, &source_));
     if (!parts.matrices) return {};
     if (IsSparse(*config_.family, shape_, index)) {
       return LoadExperts(index, tensors.experts, style.interleaved, &layer->experts);
@@ -350,7 +359,7 @@ Result<MlpLayer> LayerSource::Expert(int64_t index, int64_t expert) const {
 }
 
 Result<Decoder> LayerSource::Ends() const {
-  Decoder decoder{config_, checkpoint_, {}, {}, {}, {}, {}, {}, {}, 0, 0};
+  Decoder decoder{config_, checkpoint_, {}, {}, {}, {}, {}, {}, {}, {}, 0, 0};
   const LoadOptions plain;
   DecoderLoader loader(checkpoint_, device_, decoder.config, plain);
   MARLIN_RETURN_IF_ERROR(loader.LoadEnds(&decoder));
@@ -367,7 +376,7 @@ LayerTensors LayerSource::Tensors(int64_t index) const {
 
 Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
                             const Device& device, const LoadOptions& options) {
-  Decoder decoder{std::move(config), checkpoint, {}, {}, {}, {}, {}, {}, {}, 0, 0};
+  Decoder decoder{std::move(config), checkpoint, {}, {}, {}, {}, {}, {}, {}, {}, 0, 0};
   DecoderLoader loader(decoder.checkpoint, device, decoder.config, options);
   MARLIN_RETURN_IF_ERROR(loader.Load(&decoder));
   return decoder;

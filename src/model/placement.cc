@@ -23,14 +23,14 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
   }
   switch (kind) {
     case StepKind::kEmbed:
-      return {kLookUpRows, kLookUpWeightRows, kAddTo};
+      return {kLookUpRows, kLookUpWeightRows, kScaleAndCap};
     case StepKind::kProject:
     case StepKind::kLatentProject:
     case StepKind::kAttention:
     case StepKind::kMix:
       return {};  // The layer's mixer has none of these.
     case StepKind::kProjectAdd:
-      return {kRmsNorm, kAddTo};
+      return {kRmsNorm, kAddTo, kScaleAndCap};
     case StepKind::kGateUp:
       return {kAddRmsNorm, kApplyGate};
     case StepKind::kRoute:
@@ -38,7 +38,7 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
     case StepKind::kExperts:
       return {kLookUpRows, kConvert, kAddTo, kApplyGate, kApplySigmoid, kRmsNorm};
     case StepKind::kHead:
-      return {kLookUpRows, kRmsNorm, kAddRmsNorm, kCenterRows};
+      return {kLookUpRows, kRmsNorm, kAddRmsNorm, kScaleAndCap, kCenterRows};
     case StepKind::kSample:
       return {kResetSampler, kSampleTokens};
   }
@@ -113,6 +113,14 @@ Status UploadTables(const Device& device, Decoder* decoder) {
     MARLIN_ASSIGN_OR_RETURN(DeviceVector frequencies,
                             DeviceVector::Upload(device, rotary.inverse_frequencies));
     decoder->inverse_frequencies.push_back(std::move(frequencies));
+  }
+  if (decoder->config.shape.value_norm) {
+    int64_t most = 0;
+    for (const LayerConfig& layer : decoder->config.layers) {
+      most = std::max(most, layer.sizes.head_dim);
+    }
+    const std::vector<float> ones(static_cast<size_t>(most), 1.0F);
+    MARLIN_ASSIGN_OR_RETURN(decoder->ones, DeviceVector::Upload(device, ones));
   }
   const TensorView table = decoder->embedding;
   if (table.empty() || ReadsHostMemory(device)) return {};

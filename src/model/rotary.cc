@@ -52,7 +52,8 @@ int64_t RotatedPairs(const RopeParameters& rope, int64_t head_dim) {
 }
 
 Rotary MakeRotary(const RopeParameters& rope, int64_t head_dim) {
-  const int64_t rotary_dim = RotatedFeatures(rope, head_dim);
+  const bool proportional = rope.type == RopeType::kProportional;
+  const int64_t rotary_dim = proportional ? head_dim : RotatedFeatures(rope, head_dim);
   double theta = rope.theta;
   if (rope.alpha != 1) {
     const auto features = static_cast<double>(head_dim);
@@ -65,6 +66,13 @@ Rotary MakeRotary(const RopeParameters& rope, int64_t head_dim) {
   }
   if (rope.type == RopeType::kLinear) {
     for (double& frequency : frequencies) frequency /= rope.factor;
+  } else if (proportional) {
+    // Pairs beyond the rotated part have a frequency of 0, which turns nothing.
+    for (size_t i = 0; i < frequencies.size(); ++i) {
+      frequencies[i] = static_cast<int64_t>(i) < RotatedFeatures(rope, head_dim) / 2
+                           ? frequencies[i] / rope.factor
+                           : 0;
+    }
   } else if (rope.type == RopeType::kLlama3) {
     ScaleLikeLlama3(rope, &frequencies);
   } else if (rope.type == RopeType::kYarn) {

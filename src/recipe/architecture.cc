@@ -89,6 +89,7 @@ class TensorLister {
     if (!family_.parallel) AddVector(layer.mlp_norm);
     AddVector(layer.attention_out_norm);
     AddVector(layer.mlp_out_norm);
+    AddVector(layer.scalar);
     AddMlp(layer.mlp);
     AddExperts(layer.experts);
   }

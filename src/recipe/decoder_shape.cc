@@ -53,6 +53,8 @@ constexpr NormNames kGlm4Norms = {"input_layernorm", "post_self_attn_layernorm",
 
 constexpr NormNames kOneNorm = {"input_layernorm", "", "", ""};
 constexpr NormNames kOutNorms = {"", "post_attention_layernorm", "", "post_feedforward_layernorm"};
+constexpr NormNames kGemmaNorms = {"input_layernorm", "post_attention_layernorm",
+                                   "pre_feedforward_layernorm", "post_feedforward_layernorm"};
 
 constexpr Family kFamilies[] = {
 #include "recipe/families.def"
@@ -242,10 +244,15 @@ MixerKind MixerOfLayer(const Family& family, const Dimensions& dimensions, int64
 }
 
 Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer) {
-  Dimensions sizes = dimensions;
-  const std::vector<int64_t>& unindexed = sizes.unindexed_layers;
-  if (std::find(unindexed.begin(), unindexed.end(), layer) != unindexed.end()) sizes.index_dim = 0;
-  return sizes;
+  Dimensions own = dimensions;
+  const std::vector<int64_t>& unindexed = own.unindexed_layers;
+  if (std::find(unindexed.begin(), unindexed.end(), layer) != unindexed.end()) own.index_dim = 0;
+  if (dimensions.layer_heads.empty()) return own;
+  const LayerHeads& heads = dimensions.layer_heads[static_cast<size_t>(layer)];
+  own.head_dim = heads.head_dim;
+  own.kv_heads = heads.kv_heads;
+  own.keys_are_values = heads.keys_are_values;
+  return own;
 }
 
 bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer) {

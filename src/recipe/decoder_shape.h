@@ -63,6 +63,7 @@ enum class WindowRule : uint8_t {
   kFromLimit,       ///< Layers from max_window_layers on.
   kWithoutRotary,   ///< Layers that do not rotate.
   kByPattern,       ///< All but the last of every sliding_window_pattern, or 4.
+  kNotGlobal,       ///< All but Dimensions::global_layers.
 };
 
 /// Which layers rotate queries and keys (RoPE).
@@ -135,9 +136,20 @@ struct Family {
   SparseRule sparse = SparseRule::kAllLayers;
   SharedExperts shared = SharedExperts::kNone;
   WindowRule windows = WindowRule::kAllLayers;
-  bool clamps_gate = false;  ///< The GLU of gpt-oss.
+  bool clamps_gate = false;       ///< The GLU of gpt-oss.
+  bool scales_embedding = false;  ///< Embeddings are multiplied by the square root of hidden_size.
+  bool value_norm = false;        ///< Values have an RMS norm without a weight.
+  bool unscaled_scores = false;   ///< The factor of query-key scores is 1.
+  bool layer_scalars = false;     ///< Layers end with a factor of their own.
   RotaryRule rotary = RotaryRule::kAllLayers;
   bool scales_queries = false;  ///< By llama_4_scaling_beta among the RoPE parameters.
+};
+
+/// The heads of one layer.
+struct LayerHeads {
+  int64_t head_dim = 0;
+  int64_t kv_heads = 0;
+  bool keys_are_values = false;
 };
 
 /// All numbers that determine the tensors' shapes.
@@ -157,7 +169,9 @@ struct Dimensions {
   int64_t sparse_step = 1;
   int64_t prediction_layers = 0;
   std::vector<int64_t> dense_layers;
-  std::vector<MixerKind> mixers;  ///< One per layer; empty: all have Family::mixer.
+  std::vector<MixerKind> mixers;        ///< One per layer; empty: all have Family::mixer.
+  std::vector<int64_t> global_layers;   ///< WindowRule::kNotGlobal.
+  std::vector<LayerHeads> layer_heads;  ///< One per layer; empty: all layers' are alike.
   // Gated delta nets (GatedDeltaSizes).
   int64_t delta_key_heads = 0;
   int64_t delta_value_heads = 0;
@@ -175,6 +189,9 @@ struct Dimensions {
   int64_t index_heads = 0;
   int64_t index_dim = 0;
   std::vector<int64_t> unindexed_layers;  ///< They attend to the tokens of an earlier layer.
+  double score_scale = 0;                 ///< Factor of query-key scores; 0: 1 / sqrt(head_dim).
+  bool keys_are_values = false;           ///< Values are the keys before norm and RoPE.
+  bool value_norm = false;                ///< Family::value_norm.
   bool qkv_bias = false;
   bool o_bias = false;
   bool qk_norm = false;

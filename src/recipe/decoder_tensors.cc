@@ -21,6 +21,7 @@ class LayerDescriber {
     layer.mlp_norm = family_.parallel ? layer.input_norm : Norm(family_.norms->mlp);
     layer.attention_out_norm = Norm(family_.norms->attention_out);
     layer.mlp_out_norm = Norm(family_.norms->mlp_out);
+    if (family_.layer_scalars) layer.scalar = names_.Vector("layer_scalar", 1);
     if (sparse) {
       layer.experts = Experts();
     } else {

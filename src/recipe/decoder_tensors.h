@@ -143,6 +143,7 @@ struct ExpertsTensors {
 
 struct LayerTensors {
   VectorTensor input_norm;
+  VectorTensor scalar;  ///< Family::layer_scalars.
   MixerTensors mixer;
   VectorTensor mlp_norm;
   VectorTensor attention_out_norm;

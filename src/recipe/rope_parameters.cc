@@ -21,9 +21,13 @@ constexpr double kLeastFactor = 1e-6;
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 constexpr std::pair<std::string_view, RopeType> kRopeTypes[] = {
-    {"default", RopeType::kDefault}, {"linear", RopeType::kLinear},
-    {"dynamic", RopeType::kDynamic}, {"llama3", RopeType::kLlama3},
-    {"yarn", RopeType::kYarn},       {"longrope", RopeType::kLongRope},
+    {"default", RopeType::kDefault},
+    {"linear", RopeType::kLinear},
+    {"dynamic", RopeType::kDynamic},
+    {"llama3", RopeType::kLlama3},
+    {"yarn", RopeType::kYarn},
+    {"longrope", RopeType::kLongRope},
+    {"proportional", RopeType::kProportional},
 };
 
 /// Other names of a type, in configurations of one model type.
@@ -60,13 +64,16 @@ constexpr std::string_view kLayerKinds[] = {"full_attention", "sliding_attention
 
 class RopeReader {
  public:
-  explicit RopeReader(TypedConfig& typed) : typed_(typed), config_(typed.config) {}
+  RopeReader(TypedConfig& typed, RopeKind kind)
+      : typed_(typed), config_(typed.config), kind_(kLayerKinds[static_cast<size_t>(kind)]) {
+    if (kind == RopeKind::kSlidingAttention && config_.Knows(kLocalTheta)) theta_key_ = kLocalTheta;
+  }
 
   Result<RopeParameters> Read() {
     MARLIN_RETURN_IF_ERROR(FindParameters());
     MARLIN_RETURN_IF_ERROR(ReadType());
     max_positions_ = static_cast<double>(config_.Size("max_position_embeddings", kMaxPositions));
-    const double outside = config_.RealOr("rope_theta", 1, kHuge, kDefaultTheta);
+    const double outside = config_.RealOr(theta_key_, 1, kHuge, kDefaultTheta);
     p_.theta = scaling_.RealOr("rope_theta", 1, kHuge, outside);
     MARLIN_RETURN_IF_ERROR(ReadPartial());
     MARLIN_RETURN_IF_ERROR(ReadAlpha());
@@ -84,8 +91,9 @@ class RopeReader {
 
  private:
   static constexpr double kDefaultTheta = 10000;
+  static constexpr std::string_view kLocalTheta = "rope_local_base_freq";
 
-  /// Errors: kUnsupported for parameters that differ between kinds of layers, and unknown keys.
+  /// Errors: kUnsupported for unknown keys, and parameters that are for no kind of layers.
   Status FindParameters() {
     // An empty rope_scaling counts as none, unlike empty rope_parameters.
     where_ = config_.Nested("rope_scaling").values().empty() ? "rope_parameters" : "rope_scaling";
@@ -104,31 +112,39 @@ class RopeReader {
     return {};
   }
 
+  /// Takes the parameters of the kind: its own, those of all kinds, or none.
   Status TakeLayerTypes() {
     std::string_view first;
     for (const std::string_view type : kLayerKinds) {
       if (!scaling_.IsObject(type)) continue;
-      const auto differ = [&](std::string_view why) {
-        return Status(Code::kUnsupported, fmt::format("{}: {}: {}", scaling_.file(), type, why));
-      };
       // All layers of a model with an indexer are of one kind.
       if (!config_.Knows("layer_types") || config_.Knows("index_topk")) {
-        return differ(fmt::format("a {} has no kinds of layers", typed_.family->model_type));
+        return Status(Code::kUnsupported,
+                      fmt::format("{}: {}: a {} has no kinds of layers", scaling_.file(), type,
+                                  typed_.family->model_type));
       }
-      if (first.empty()) {
-        first = type;
-      } else if (scaling_.Nested(first).values() != scaling_.Nested(type).values()) {
-        return differ(fmt::format("other parameters than those of {}", first));
-      }
+      if (first.empty()) first = type;
     }
-    if (first.empty()) return {};
+    if (first.empty()) return TakeForAll();
     for (const auto& [key, value] : scaling_.values().items()) {
       if (!Contains(kLayerKinds, key)) {
         return Status(Code::kUnsupported, fmt::format("{}: {}: stands beside {}", scaling_.file(),
                                                       Printable(key), first));
       }
     }
-    scaling_ = scaling_.Nested(first);
+    scaling_ = scaling_.Nested(kind_);
+    return {};
+  }
+
+  /// Without an object for a kind. Where sliding layers have a theta of their own, rope_scaling is
+  /// for the others.
+  Status TakeForAll() {
+    if (!config_.Knows(kLocalTheta) || scaling_.values().empty()) return {};
+    if (where_ != "rope_scaling") {
+      return Status(Code::kUnsupported,
+                    fmt::format("{}: expected an object for each kind of layers", scaling_.file()));
+    }
+    if (theta_key_ == kLocalTheta) scaling_ = ModelConfig::Of(Json::object(), scaling_.file());
     return {};
   }
 
@@ -163,7 +179,8 @@ class RopeReader {
     }
     p_.partial = scaling_.RealOr(kKey, 1e-3, 1, config_.RealOr(kKey, 1e-3, 1, whole));
     if (p_.partial > 1) config_.Fail("rotary_dim", "is more than head_dim");
-    if (p_.partial == 1 || typed_.family->rotates_a_part) return {};
+    const bool partial = typed_.family->rotates_a_part || p_.type == RopeType::kProportional;
+    if (p_.partial == 1 || partial) return {};
     return Status(Code::kUnsupported,
                   fmt::format("{}: {}: {}, but a {} rotates whole heads", config_.file(), kKey,
                               p_.partial, typed_.family->model_type));
@@ -203,6 +220,10 @@ class RopeReader {
     if (yarn || long_rope || p_.type == RopeType::kLlama3) p_.original_context = Context();
     if (long_rope) return ReadLongRope();
     // A null asks for the quotient of the contexts; a missing factor is an error.
+    if (p_.type == RopeType::kProportional) {
+      p_.factor = scaling_.RealOr("factor", 1e-3, kMostFactor, 1);
+      return;
+    }
     p_.factor = yarn && scaling_.IsNull("factor") ? max_positions_ / p_.original_context
                                                   : need("factor", 1e-3);
     p_.mscale_all_dim = scaling_.RealOr("mscale_all_dim", 0, kMostFactor, 0);
@@ -268,6 +289,8 @@ class RopeReader {
 
   TypedConfig& typed_;
   ModelConfig& config_;
+  std::string_view kind_;
+  std::string_view theta_key_ = "rope_theta";
   std::string_view where_;
   ModelConfig scaling_;
   double max_positions_ = 0;
@@ -287,6 +310,8 @@ double YarnScale(double factor, double weight) {
   return factor <= 1 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0;
 }
 
-Result<RopeParameters> ReadRopeParameters(TypedConfig& typed) { return RopeReader(typed).Read(); }
+Result<RopeParameters> ReadRopeParameters(TypedConfig& typed, RopeKind kind) {
+  return RopeReader(typed, kind).Read();
+}
 
 }  // namespace marlin

@@ -21,6 +21,7 @@ enum class RopeType : uint8_t {
   /// Has other frequencies within the trained context than beyond it, which such a model is limited
   /// to here.
   kLongRope,
+  kProportional,  ///< Rotates a part of the pairs, with the frequencies of whole heads.
 };
 /// The name in config.json: "yarn".
 std::string_view RopeTypeName(RopeType type);
@@ -46,16 +47,22 @@ struct RopeParameters {
   double query_beta = 0;                ///< PositionScale::beta of the trained context; 0: none.
   int64_t positions = 0;                ///< The extended context.
   bool limited = false;                 ///< kLongRope: max_position_embeddings is larger.
+
+  friend bool operator==(const RopeParameters&, const RopeParameters&) = default;
 };
+
+/// Kinds of layers that may have RoPE parameters of their own, as layer_types names them.
+enum class RopeKind : uint8_t { kFullAttention, kSlidingAttention };
 
 /// The factor by which YaRN scales attention of a context extended by `factor`.
 double YarnScale(double factor, double weight);
 
 /// Reads rope_scaling, otherwise rope_parameters, with the precedence of transformers: a
 /// rope_scaling replaces rope_parameters, theta and the rotated part inside of it precede those at
-/// the top level, where original_max_position_embeddings precedes the one inside. Parameters for
-/// each kind of layer must be equal. Errors: kUnsupported naming another type, or a key that is not
+/// the top level, where original_max_position_embeddings precedes the one inside. They may hold an
+/// object for each kind of layers, or be for all of them; in types that know rope_local_base_freq,
+/// for full attention only. Errors: kUnsupported naming another type, or a key that is not
 /// understood; kMalformedFile naming the key.
-Result<RopeParameters> ReadRopeParameters(TypedConfig& typed);
+Result<RopeParameters> ReadRopeParameters(TypedConfig& typed, RopeKind kind);
 
 }  // namespace marlin

@@ -79,6 +79,8 @@ constexpr Guard kGuards[] = {
     {"", "scoring_func", "\"sigmoid\""},
     {"", "topk_method", "\"noaux_tc\""},
     {"", "use_bidirectional_attention", "false"},
+    {"", "use_double_wide_mlp", "false"},
+    {"gemma4_text", "num_kv_shared_layers", "0.0"},
     {"", "use_mrope", "false"},
     {"", "use_sliding_window", "false"},
     {"", "n_group", "1.0"},
@@ -163,6 +165,9 @@ constexpr std::string_view kHarmless[] = {
     "tie_last_hidden_states",
     "chunk_size_feed_forward",
     "is_decoder",
+    "cache_implementation",
+    // layer_types say it.
+    "_sliding_window_pattern",
     // Training.
     "attention_dropout",
     "attention_probs_dropout_prob",
@@ -261,6 +266,8 @@ constexpr std::string_view kHarmless[] = {
     "qk_nope_head_dim",
     "qk_rope_head_dim",
     "v_head_dim",
+    "top_k_experts",
+    "vocab_size_per_layer_input",
 };
 
 /// Beginnings of the words of names that suggest a change of results.
@@ -434,6 +441,7 @@ class ConfigTyper {
       {"experts_per_token", "num_experts_per_tok"},
       {"head_dim", "qk_rope_head_dim"},
       {"attention_head_dim", "head_dim"},
+      {"hidden_act", "hidden_activation"},
   };
 
   const std::string_view type_;

@@ -133,7 +133,8 @@ std::vector<double> Attention(const AttentionInput& input, const AttentionOption
       for (int64_t d = 0; d < depth; ++d) {
         dot += At(input.queries, token, head, d) * At(input.keys, key, head / group, d);
       }
-      scores.push_back(dot * scale);
+      const double cap = options.softcap;
+      scores.push_back(cap == 0 ? dot * scale : cap * std::tanh(dot * scale / cap));
     }
     if (!options.sinks.empty()) scores.push_back(double{options.sinks.As<float>()[head]});
     const std::vector<double> weights = Softmax(scores);

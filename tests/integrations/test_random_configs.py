@@ -274,6 +274,43 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "attention_bias": (True, False),
         },
     ),
+    "gemma2": (
+        "Gemma2",
+        {
+            "num_hidden_layers": (2, 5),
+            "head_dim": (16, 32, 256),
+            "attention_bias": (False, True),
+            "sliding_window": (4, 9),
+            "query_pre_attn_scalar": (24, 256),
+            "attn_logit_softcapping": (None, 5.0),
+            "final_logit_softcapping": (None, 8.0),
+        },
+    ),
+    "gemma3_text": (
+        "Gemma3Text",
+        {
+            "num_hidden_layers": (2, 7),
+            "head_dim": (16, 32, 256),
+            "attention_bias": (False, True),
+            "sliding_window": (4, 9),
+            "query_pre_attn_scalar": (24, 256),
+            "final_logit_softcapping": (None, 8.0),
+        },
+    ),
+    "gemma4_text": (
+        "Gemma4Text",
+        {
+            "num_hidden_layers": (2, 7),
+            "head_dim": (16, 32, 256),
+            "global_head_dim": (32, 512),
+            "attention_k_eq_v": (False, True),
+            "num_global_key_value_heads": (None, 1),
+            "attention_bias": (False, True),
+            "sliding_window": (4, 9),
+            "hidden_size_per_layer_input": (0,),
+            "final_logit_softcapping": (None, 8.0),
+        },
+    ),
     "granite": (
         "Granite",
         {
@@ -355,6 +392,7 @@ LONG_FACTORS = ("short_factor", "long_factor")
 EPSILON = {"cohere2": "layer_norm_eps"}
 HYBRID = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 PARTIAL = ("glm", "glm4", "glm4_moe", "minimax_m2", "phi3", *HYBRID)
+KINDS = ("gemma3_text", "gemma4_text")  # RoPE for each kind of layers.
 SIZES = {
     *SMALL,
     *LATENT,
@@ -430,6 +468,19 @@ def draw_rope(rng: random.Random, kind: str) -> dict[str, Any]:
     return rope
 
 
+def draw_ropes(rng: random.Random, kind: str) -> dict[str, Any]:
+    if kind not in KINDS:
+        return draw_rope(rng, kind)
+    full = draw_rope(rng, kind)
+    if kind == "gemma4_text" and rng.random() < 0.7:
+        full = {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.25}
+    sliding = draw_rope(rng, kind)
+    # transformers looks for it outside of the kinds.
+    for rope in (full, sliding):
+        rope.pop("truncate", None)
+    return {"full_attention": full, "sliding_attention": sliding}
+
+
 def made(name: str, values: dict[str, Any]) -> Any:
     """The model of a type's class, whose configuration may be named differently."""
     config = getattr(transformers, f"{name}Config")(**{**SMALL, **values})
@@ -450,7 +501,7 @@ class Case:
         if "topk_group" in values:
             values["topk_group"] = min(values["topk_group"], values["n_group"])
         if self.rng.random() < 0.8:
-            values["rope_parameters"] = draw_rope(self.rng, self.kind)
+            values["rope_parameters"] = draw_ropes(self.rng, self.kind)
         tied = self.rng.random() < 0.4
         self._save(made(name, {**values, "tie_word_embeddings": tied}), number)
         self.config = json.loads((folder / "config.json").read_text())
@@ -465,9 +516,9 @@ class Case:
         small = self.rng.random() < 0.5
         with torch.no_grad():
             for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
-                if "inv_freq" in key:
+                if "inv_freq" in key or "embed_scale" in key:
                     continue
-                if tensor.dim() == 1 and "norm" in key:
+                if tensor.dim() == 1 and ("norm" in key or "scalar" in key):
                     tensor.copy_(1 + 0.2 * torch.randn_like(tensor))
                 elif "bias" in key or "sinks" in key:
                     tensor.copy_(0.3 * torch.randn_like(tensor))
@@ -509,6 +560,9 @@ class Case:
         """Moves RoPE keys, and renames a key to its synonym."""
         config, rng = self.config, self.rng
         rope = dict(config["rope_parameters"])
+        if self.kind in KINDS:
+            self._move_kinds(rope)
+            return
         what = rng.choice(["", "old", "old", "both", "top", "theta", "layers", "null", "unknown"])
         scaled = rope["rope_type"] != "default"
         if what == "old":
@@ -549,6 +603,23 @@ class Case:
                 self.changed += [old, new]
                 break
 
+    def _move_kinds(self, rope: dict[str, Any]) -> None:
+        config, rng = self.config, self.rng
+        what = rng.choice(["", "old", "theta", "unknown"])
+        if what == "old" and self.kind == "gemma3_text":
+            full, sliding = dict(rope["full_attention"]), rope["sliding_attention"]
+            config["rope_theta"] = full.pop("rope_theta")
+            config["rope_local_base_freq"] = sliding["rope_theta"]
+            config["rope_scaling"] = full if full["rope_type"] != "default" else None
+            del config["rope_parameters"]
+        elif what == "theta" and self.kind == "gemma3_text":
+            config["rope_local_base_freq"] = 300.0
+            del rope["sliding_attention"]["rope_theta"]
+        elif what == "unknown":
+            rope["full_attention"]["stretch"] = 1.5
+        if what:
+            self.changed += ["rope_parameters", "rope_scaling", "stretch"]
+
     def _drop(self, keys: list[str]) -> None:
         droppable = {*keys, "rms_norm_eps", "hidden_act", "max_position_embeddings", "layer_types"}
         droppable |= {"rope_parameters", "attention_dropout", "eos_token_id", "mlp_layer_types"}
@@ -580,13 +651,27 @@ class Case:
         return logits, [*odd, *(entry[0] for entry in info["mismatched_keys"])]
 
 
+def logits_in_pieces(model: mm.Model, ids: list[int]) -> np.ndarray:
+    """The logits of a prompt that is fed in chunks and single tokens."""
+    sequence = model._core.new_sequence()
+    out = np.empty((len(ids), model.info["vocab_size"]), np.float32)
+    first = 0
+    for count in (13, 1, 1, 7, 1, 1, 1, 15):
+        end = first + count
+        model._core.forward(sequence, ids[first:end], True, out[first:end])
+        first = end
+    assert first == len(ids)
+    return out
+
+
 def run_case(number: int, folder: Path) -> str:
     """Compares one case; returns its outcome."""
     case = Case(number, folder)
     want, odd = case.expected()
     text = f"case {number}: {case.kind}, changed {case.changed}: {json.dumps(case.config)}"
     try:
-        got = mm.load(folder, exact=True, verbose=False).logits(IDS[0].tolist())
+        model = mm.load(folder, exact=True, verbose=False)
+        got = model.logits(IDS[0].tolist())
     except (mm.MalformedFileError, mm.UnsupportedError) as error:
         message = str(error)
         assert "\n" not in message
@@ -603,6 +688,9 @@ def run_case(number: int, folder: Path) -> str:
     assert not odd, f"{text}: loaded, but transformers misses or ignores {odd[:3]}"
     difference = float(np.abs(got - want).max() / np.abs(want).max())
     assert difference < 1e-3, f"{text}: {difference}"
+    pieces = logits_in_pieces(model, IDS[0].tolist())
+    difference = float(np.abs(pieces - want).max() / np.abs(want).max())
+    assert difference < 1e-3, f"{text}: in pieces: {difference}"
     return "equal"
 
 

@@ -31,7 +31,14 @@ class ModelDescriber {
   Result<GgufModelFacts> Run() {
     const std::string type(typed_.family->model_type);
     facts_.architecture = FindGgufArchitectureOf(type, &facts_.with_experts);
-    MARLIN_ASSIGN_OR_RETURN(rope_, ReadRopeParameters(typed_));
+    MARLIN_ASSIGN_OR_RETURN(rope_, ReadRopeParameters(typed_, RopeKind::kFullAttention));
+    MARLIN_ASSIGN_OR_RETURN(const RopeParameters sliding,
+                            ReadRopeParameters(typed_, RopeKind::kSlidingAttention));
+    if (config_.Knows("layer_types") && !(sliding == rope_)) {
+      return Status(Code::kUnsupported, fmt::format("{}: rope_parameters: GGUF has one RoPE for "
+                                                    "all layers of a {}",
+                                                    config_.file(), type));
+    }
     metadata_->Text("general.architecture", facts_.architecture->name);
     metadata_->Count("general.quantization_version", kQuantizationVersion);
     AddDimensions(type);
@@ -188,6 +195,7 @@ class ModelDescriber {
         if (facts_.architecture->name == "phi3") return AddLongRope();
         [[fallthrough]];
       case RopeType::kDynamic:
+      case RopeType::kProportional:
         config_.Fail("rope_scaling", fmt::format("gguf has no form for the type \"{}\"", type));
     }
   }

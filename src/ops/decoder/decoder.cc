@@ -30,10 +30,16 @@ Status CheckInt32(const char* name, const TensorView& view, const Shape& expecte
   return CheckData(name, view);
 }
 
+Status CheckSoftcap(float softcap) {
+  if (softcap >= 0.0F && std::isfinite(softcap)) return {};
+  return Invalid(fmt::format("softcap: expected 0 or more, got {}", softcap));
+}
+
 Status CheckAttentionOptions(const AttentionOptions& options, int64_t heads) {
   if (options.window < 0) {
     return Invalid(fmt::format("window: expected 0 or more, got {}", options.window));
   }
+  MARLIN_RETURN_IF_ERROR(CheckSoftcap(options.softcap));
   if (options.sinks.empty()) return {};
   MARLIN_RETURN_IF_ERROR(CheckRank("sinks", options.sinks, 1));
   return CheckVector("sinks", options.sinks, heads, true);
@@ -328,12 +334,20 @@ Status ApplyGate(const Device& device, const TensorView& gate, const TensorView&
   return RunOperation(device, ApplyGateCall{gate, up, out, options}, stream);
 }
 
-Status ApplySigmoid(const Device& device, const MutableTensorView& x, void* stream) {
+namespace {
+
+Status CheckRowsOfF32(const MutableTensorView& x) {
   MARLIN_RETURN_IF_ERROR(CheckRank("x", x, 2));
   if (x.dtype() != DType::kF32) {
     return Invalid(fmt::format("x: expected f32, got {}", DTypeName(x.dtype())));
   }
-  MARLIN_RETURN_IF_ERROR(CheckMemory("x", x));
+  return CheckMemory("x", x);
+}
+
+}  // namespace
+
+Status ApplySigmoid(const Device& device, const MutableTensorView& x, void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRowsOfF32(x));
   if (x.ElementCount() == 0) return {};
   return RunOperation(device, ApplySigmoidCall{x}, stream);
 }
@@ -349,6 +363,14 @@ Status ApplyOutputGate(const Device& device, const TensorView& gate, const Mutab
   MARLIN_RETURN_IF_ERROR(CheckNoOverlap("x", x, "gate", gate, false));
   if (x.ElementCount() == 0) return {};
   return RunOperation(device, ApplyOutputGateCall{gate, x}, stream);
+}
+
+Status ScaleAndCap(const Device& device, const MutableTensorView& x, float scale, float softcap,
+                   void* stream) {
+  MARLIN_RETURN_IF_ERROR(CheckRowsOfF32(x));
+  MARLIN_RETURN_IF_ERROR(CheckSoftcap(softcap));
+  if (x.ElementCount() == 0) return {};
+  return RunOperation(device, ScaleAndCapCall{x, scale, softcap}, stream);
 }
 
 }  // namespace marlin

@@ -90,6 +90,12 @@ struct ApplyOutputGateCall {
   MutableTensorView x;
 };
 
+struct ScaleAndCapCall {
+  MutableTensorView x;
+  float scale;
+  float softcap;
+};
+
 struct HeadProductCall {
   TensorView x;
   TensorView weights;

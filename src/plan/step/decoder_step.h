@@ -52,7 +52,8 @@ struct EmbedStep {
 };
 
 /// projected [rows, (heads + 2 * kv_heads) * key_dim] = linear(norm(hidden)): queries, keys,
-/// values; with AttentionStep::output_gate queries take twice as much.
+/// values; with AttentionStep::output_gate queries take twice as much. A linear map without the
+/// values says that they are the keys before norm and RoPE.
 struct ProjectStep {
   int64_t layer = 0;
   StepNorm norm;
@@ -90,6 +91,7 @@ struct AttentionStep {
   /// The norms' features: of a head; of all heads, which then have one root mean square; or of a
   /// head, after RoPE.
   enum class Norms : uint8_t { kHeads, kAllHeads, kAfterRotary } norms = Norms::kHeads;
+  StepNorm v_norm;
   /// Each query of `projected` is followed by as many features, whose sigmoids multiply the
   /// attention's results.
   bool output_gate = false;
@@ -105,12 +107,13 @@ struct MixStep {
   int64_t layer = 0;
 };
 
-/// hidden += out_norm(linear(from)).
+/// hidden = scale * (hidden + out_norm(linear(from))).
 struct ProjectAddStep {
   int64_t layer = 0;
   enum class From : uint8_t { kMixed, kInner } from = From::kMixed;
   StepLinear linear;
   StepNorm out_norm;
+  float scale = 1.0F;
 };
 
 /// inner [rows, gate_up.out / 2] = GLU of norm(hidden) times gate_up, whose first half of the
@@ -146,10 +149,12 @@ struct ExpertsStep {
   StepNorm out_norm;
 };
 
-/// logits [wanted, vocab] = linear(norm(hidden[wanted])); a no-op if no row is wanted.
+/// logits [wanted, vocab] = linear(norm(hidden[wanted])), capped as by ScaleAndCap; a no-op if no
+/// row is wanted.
 struct HeadStep {
   StepNorm norm;
   StepLinear linear;
+  float softcap = 0.0F;
 };
 
 /// tokens [wanted] = sampled from the logits; a no-op if StepValues has no samplers.

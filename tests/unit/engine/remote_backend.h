@@ -195,6 +195,11 @@ class RemoteDecoder final : public DecoderBackend {
   Status Run(const ApplySigmoidCall& call, const OperationContext&) const override {
     return Put([this, call] { return Now(ApplySigmoidCall{Local(call.x)}); });
   }
+  Status Run(const ScaleAndCapCall& call, const OperationContext&) const override {
+    return Put([this, call] {
+      return Now(ScaleAndCapCall{Local(call.x), call.scale, call.softcap});
+    });
+  }
   Status Run(const AppendToCacheCall& call, const OperationContext&) const override {
     return Put([this, keys = Local(call.keys), values = Local(call.values),
                 paged = Paged(call.rows, call.cache)] {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace marlin::decoder_config_test {
@@ -60,6 +61,71 @@ TEST(DecoderConfig, WindowsThatAreNotGivenAreThoseOfTheType) {
       ReadDecoderConfig(Config("qwen3", R"("layer_types": ["sliding_attention", "full_attention",
                                          "full_attention", "full_attention"])"));
   EXPECT_THAT(odd.status().message(), HasSubstr("layer_types: sliding_attention, but"));
+}
+
+TEST(DecoderConfig, LayersOfGemmaHaveWindowsAndRotariesOfTheirKind) {
+  const std::string window = R"("sliding_window": 7)";
+  EXPECT_THAT(Windows("gemma2", window), ElementsAre(7, 0, 7, 0));
+  EXPECT_THAT(Windows("gemma3_text", window + R"(, "sliding_window_pattern": 3)"),
+              ElementsAre(7, 7, 0, 7));
+  EXPECT_THAT(Windows("gemma4_text", window + R"(, "hidden_size_per_layer_input": 0)"),
+              ElementsAre(7, 7, 7, 0));
+  const auto one = ReadDecoderConfig(Config("gemma2", window));
+  ASSERT_TRUE(one.ok()) << one.status().message();
+  EXPECT_EQ(one->rotaries.size(), 1U);
+  EXPECT_EQ(one->score_softcap, 50);
+  EXPECT_EQ(one->logit_softcap, 30);
+  EXPECT_EQ(one->layer(0).score_scale, 1.0F / 16);
+  const auto two = ReadDecoderConfig(Config("gemma3_text", window));
+  ASSERT_TRUE(two.ok()) << two.status().message();
+  EXPECT_EQ(two->rotaries.size(), 2U);
+  EXPECT_EQ(two->layer(0).rotary, 1U);
+  EXPECT_EQ(two->score_softcap, 0);
+}
+
+TEST(DecoderConfig, HeadsOfGemma4DifferByLayer) {
+  const auto config =
+      ReadDecoderConfig(Config("gemma4_text", R"("hidden_size_per_layer_input": 0, "head_dim": 16,
+                               "global_head_dim": 32, "attention_k_eq_v": true,
+                               "num_global_key_value_heads": 1)"));
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->layer(0).sizes.head_dim, 16);
+  EXPECT_EQ(config->layer(0).sizes.kv_heads, 4);
+  EXPECT_FALSE(config->layer(0).sizes.keys_are_values);
+  EXPECT_EQ(config->layer(3).sizes.head_dim, 32);
+  EXPECT_EQ(config->layer(3).sizes.kv_heads, 1);
+  EXPECT_TRUE(config->layer(3).sizes.keys_are_values);
+  EXPECT_EQ(config->layer(3).score_scale, 1);
+  // A quarter of the pairs turns.
+  const std::vector<float>& frequencies = config->rotaries[0].inverse_frequencies;
+  ASSERT_EQ(frequencies.size(), 16U);
+  EXPECT_EQ(std::count(frequencies.begin(), frequencies.end(), 0.0F), 12);
+  const auto refused = [](const std::string& more) {
+    return ReadDecoderConfig(Config("gemma4_text", more)).status().message();
+  };
+  EXPECT_THAT(refused(R"("sliding_window": 7)"), HasSubstr("hidden_size_per_layer_input: 256"));
+  const std::string dense = R"("hidden_size_per_layer_input": 0, )";
+  EXPECT_THAT(refused(dense + R"("num_kv_shared_layers": 2)"), HasSubstr("num_kv_shared_layers"));
+  EXPECT_THAT(refused(dense + R"("enable_moe_block": true)"), HasSubstr("enable_moe_block"));
+  EXPECT_THAT(refused(dense + R"("use_double_wide_mlp": true)"), HasSubstr("use_double_wide_mlp"));
+  EXPECT_THAT(refused(dense + R"("per_layer_config": {"1": {"sliding_window": 3}})"),
+              HasSubstr("per_layer_config: 1: sliding_window is not understood"));
+  EXPECT_THAT(refused(dense + R"("per_layer_config": {"1": {"head_dim": 32}})"),
+              HasSubstr("per_layer_config: 1: head_dim 32, but another layer of its kind has 256"));
+}
+
+TEST(DecoderConfig, EmbeddingsOfGemmaAreScaledInTheTypeOfTheModel) {
+  const auto scale = [](const std::string& more) {
+    std::string text = Config("gemma2", more + R"("sliding_window": 7)");
+    const std::string small = R"("hidden_size": 64)";
+    text.replace(text.find(small), small.size(), R"("hidden_size": 3072)");
+    const auto config = ReadDecoderConfig(text);
+    EXPECT_TRUE(config.ok()) << config.status().message();
+    return config.ok() ? config->embedding_scale : 0;
+  };
+  EXPECT_NEAR(scale(""), 55.4256, 1e-4);
+  EXPECT_EQ(scale(R"("dtype": "bfloat16", )"), 55.5F);
+  EXPECT_EQ(scale(R"("torch_dtype": "bfloat16", )"), 55.5F);
 }
 
 TEST(DecoderConfig, GroupsOfExpertsMustFit) {

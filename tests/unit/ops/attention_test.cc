@@ -148,6 +148,29 @@ TEST_P(AttentionOnEveryLevel, AttentionIsInsideItsErrorModel) {
   }
 }
 
+/// Also of heads of 256 and 512 features, as Gemma has them.
+TEST_P(AttentionOnEveryLevel, AttentionCapsScores) {
+  constexpr AttentionShape kCapped[] = {{1, 33, 8, 2, 80, 80},
+                                        {5, 5, 4, 2, 128, 128},
+                                        {33, 64, 2, 1, 40, 24},
+                                        {1, 300, 4, 2, 512, 512},
+                                        {40, 280, 2, 1, 256, 256}};
+  unsigned seed = 0;
+  for (const AttentionShape& s : kCapped) {
+    for (const DType kv_type : kTypes) {
+      Problem p = MakeProblem(s, DType::kF32, kv_type, ++seed);
+      const AttentionInput input = p.input();
+      p.options.softcap = 1.5F;
+      const std::vector<double> capped = reference::Attention(input, p.options);
+      ASSERT_TRUE(Attention(device(), {&input, 1}, p.options).ok());
+      ASSERT_TRUE(device().Synchronize().ok());
+      ExpectInsideModel(p, false, std::to_string(s.depth));
+      p.options.softcap = 0;
+      EXPECT_NE(reference::Attention(input, p.options), capped);
+    }
+  }
+}
+
 // Includes shapes whose partitioning depends on the number of threads.
 TEST_P(AttentionOnEveryLevel, AttentionGivesTheSameBitsOnAnyNumberOfThreads) {
   unsigned seed = 0;

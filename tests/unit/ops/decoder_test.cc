@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "decoder_fixture.h"
@@ -153,6 +155,31 @@ TEST_P(DecoderOnEveryLevel, AddTo) {
   for (size_t i = 0; i < want.size(); ++i) want[i] += 0.5 * added[i];
   ASSERT_TRUE(AddTo(device(), y.view(), x.view(), 0.5F).ok());
   ExpectNear(x.view(), want, 0x1p-8, 1e-6, "x");
+}
+
+TEST_P(DecoderOnEveryLevel, ScaleAndCap) {
+  for (const float softcap : {0.0F, 2.0F, 30.0F}) {
+    Tensor x(DType::kF32, {6, 530}, 2);
+    x.Fill(1, 20.0);
+    std::vector<double> want = reference::Elements(x.view());
+    for (double& value : want) {
+      value *= 0.75;
+      if (softcap != 0) value = softcap * std::tanh(value / softcap);
+    }
+    ASSERT_TRUE(ScaleAndCap(device(), x.view(), 0.75F, softcap).ok());
+    ExpectNear(x.view(), want, 0x1p-21, softcap * 0x1p-22, "x");
+  }
+  Tensor odd(DType::kF32, {1, 3});
+  odd.Set(0, std::numeric_limits<float>::quiet_NaN());
+  odd.Set(1, std::numeric_limits<float>::infinity());
+  odd.Set(2, -std::numeric_limits<float>::infinity());
+  ASSERT_TRUE(ScaleAndCap(device(), odd.view(), 1.0F, 2.0F).ok());
+  ASSERT_TRUE(device().Synchronize().ok());
+  const std::vector<double> got = reference::Elements(odd.view());
+  EXPECT_TRUE(std::isnan(got[0]));
+  EXPECT_EQ(got[1], 2);
+  EXPECT_EQ(got[2], -2);
+  EXPECT_EQ(ScaleAndCap(device(), odd.view(), 1.0F, -1.0F).code(), Code::kInvalidArgument);
 }
 
 TEST_P(DecoderOnEveryLevel, ConvertRoundsOnceAndKeepsEveryStride) {

@@ -29,6 +29,7 @@ struct CacheCase {
   int64_t unit = 1;  ///< Page size as a multiple of the device's positions.
   bool values_in_keys = false;
   bool sinks = false;
+  float softcap = 0;
 };
 
 constexpr CacheCase kCases[] = {
@@ -52,6 +53,10 @@ constexpr CacheCase kCases[] = {
     {DType::kF8E4M3, 6, 6, 40, 24, 300, 2},
     {DType::kF8E4M3, 4, 1, 33, 17, 20},
     {DType::kF8E4M3, 16, 1, 96, 64, 0, 1, true},
+    {DType::kBf16, 4, 2, 512, 512, 0},
+    {DType::kF8E4M3, 4, 2, 512, 512, 0},
+    {DType::kBf16, 8, 4, 256, 256, 100, 1, false, false, 5.0F},
+    {DType::kF8E4M3, 8, 2, 64, 64, 0, 1, false, false, 5.0F},
 };
 
 // The latent of MLA, of 16 heads as in DeepSeek-V2-Lite and of more; windows and sinks as well.
@@ -129,6 +134,7 @@ class Caches {
     for (const bool exact : {false, true}) {
       AttentionOptions options;
       options.window = case_.window;
+      options.softcap = case_.softcap;
       options.accuracy = exact ? Accuracy::kExact : Accuracy::kDefault;
       if (case_.sinks) options.sinks = {sinks_.data(), DType::kF32, {case_.heads}};
       Tensor out(DType::kF32, {rows, case_.heads, case_.value_dim});

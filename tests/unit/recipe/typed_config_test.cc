@@ -35,10 +35,11 @@ void ExpectRefused(const std::string& type, Json keys, const char* message) {
   EXPECT_THAT(typed.status().message(), HasSubstr(message));
 }
 
-Result<RopeParameters> Rope(const std::string& type, Json keys) {
+Result<RopeParameters> Rope(const std::string& type, Json keys,
+                            RopeKind kind = RopeKind::kFullAttention) {
   Result<TypedConfig> typed = Read(type, std::move(keys));
   if (!typed.ok()) return typed.status();
-  return ReadRopeParameters(*typed);
+  return ReadRopeParameters(*typed, kind);
 }
 
 void ExpectRopeRefused(const std::string& type, Json keys, const char* message) {
@@ -208,7 +209,7 @@ TEST(RopeParameters, StandWhereverAVersionPutsThem) {
   EXPECT_EQ(inside->partial, 1);
 }
 
-TEST(RopeParameters, OfLayerTypesMustBeEqual) {
+TEST(RopeParameters, MayBeForEachLayerType) {
   const Json one = {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 500.0}};
   const auto equal =
       Rope("qwen3", {{"rope_parameters", {{"full_attention", one}, {"sliding_attention", one}}}});
@@ -217,13 +218,43 @@ TEST(RopeParameters, OfLayerTypesMustBeEqual) {
   EXPECT_EQ(equal->type, RopeType::kLinear);
   Json other = one;
   other["factor"] = 3.0;
-  ExpectRopeRefused("qwen3",
-                    {{"rope_parameters", {{"full_attention", one}, {"sliding_attention", other}}}},
-                    "rope_parameters: sliding_attention: other parameters");
+  const Json both = {{"rope_parameters", {{"full_attention", one}, {"sliding_attention", other}}}};
+  EXPECT_EQ(Rope("qwen3", both)->factor, 2);
+  EXPECT_EQ(Rope("qwen3", both, RopeKind::kSlidingAttention)->factor, 3);
   ExpectRopeRefused("deepseek_v32", {{"rope_parameters", {{"full_attention", one}}}},
                     "rope_parameters: full_attention: a deepseek_v32 has no kinds of layers");
   ExpectRopeRefused("llama", {{"rope_parameters", {{"full_attention", one}}}},
                     "rope_parameters: full_attention: a llama has no kinds of layers");
+}
+
+TEST(RopeParameters, SlidingLayersMayHaveATheta) {
+  const auto sliding = [](Json keys) {
+    return *Rope("gemma3_text", std::move(keys), RopeKind::kSlidingAttention);
+  };
+  EXPECT_EQ(Rope("gemma3_text", {})->theta, 1e6);
+  EXPECT_EQ(sliding({}).theta, 1e4);
+  const Json old = {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}},
+                    {"rope_theta", 5e5},
+                    {"rope_local_base_freq", 2e4}};
+  EXPECT_EQ(Rope("gemma3_text", old)->theta, 5e5);
+  EXPECT_EQ(Rope("gemma3_text", old)->factor, 8);
+  EXPECT_EQ(sliding(old).theta, 2e4);
+  EXPECT_EQ(sliding(old).type, RopeType::kDefault);
+  const Json own = {{"rope_parameters",
+                     {{"full_attention", {{"rope_type", "default"}}},
+                      {"sliding_attention", {{"rope_theta", 3e4}}}}}};
+  EXPECT_EQ(Rope("gemma3_text", own)->theta, 1e6);
+  EXPECT_EQ(sliding(own).theta, 3e4);
+  ExpectRopeRefused("gemma3_text", {{"rope_parameters", {{"rope_theta", 5e5}}}},
+                    "expected an object for each kind of layers");
+}
+
+TEST(RopeParameters, ProportionalRotatesAPartOfThePairs) {
+  const auto rope = Rope("gemma4_text", {});
+  ASSERT_TRUE(rope.ok()) << rope.status().message();
+  EXPECT_EQ(rope->type, RopeType::kProportional);
+  EXPECT_EQ(rope->partial, 0.25);
+  EXPECT_EQ(Rope("gemma4_text", {}, RopeKind::kSlidingAttention)->theta, 1e4);
 }
 
 TEST(RopeParameters, ScalingExtendsTheContext) {

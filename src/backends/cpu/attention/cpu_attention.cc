@@ -257,8 +257,17 @@ class AttentionWorker {
     const AttentionJob& job = run_.job;
     kernels_.score(rows, LoadBlock(job.keys, head, key, count, keys_), scale_,
                    Rows(job.values, head, key, count));
+    if (options_.softcap != 0.0f) CapScores(rows);
     kernels_.weigh(rows);
     kernels_.mix(rows, LoadBlock(job.values, head, key, count, values_), next_keys);
+  }
+
+  void CapScores(const AttentionRows& rows) const {
+    for (int64_t row = 0; row < rows.count; ++row) {
+      const KeyRange& range = rows.ranges[row];
+      kernels_.cap(options_.softcap, range.end - range.begin,
+                   rows.scores + row * kKeyBlock + range.begin);
+    }
   }
 
   void RunTiles(const AttentionRows& rows, int64_t head, int64_t key, int64_t count,
@@ -342,7 +351,9 @@ class AttentionWorker {
 AttentionContext CpuDecoder::ContextOf(int64_t jobs, const AttentionOptions& options) const {
   const bool exact =
       options.accuracy == Accuracy::kExact || options.determinism == Determinism::kBatchInvariant;
-  return {jobs, options.window, pool_.worker_count(), exact ? nullptr : segment_kernel_};
+  // The segment kernel does not cap scores.
+  const bool vectors = exact || options.softcap != 0.0F;
+  return {jobs, options.window, pool_.worker_count(), vectors ? nullptr : segment_kernel_};
 }
 
 void CpuDecoder::RunJobs(std::span<const AttentionJob> jobs, const AttentionOptions& options,

@@ -159,7 +159,9 @@ Status CpuDecoder::Run(const ConvertCall& call, const OperationContext& /*contex
   return {};
 }
 
-Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*context*/) const {
+namespace {
+
+Status AppendRows(const DecoderKernels& kernels, ThreadPool& pool, const AppendToCacheCall& call) {
   const PagedCache& cache = call.cache;
   const PagedRows rows(call.rows, cache);
   MARLIN_RETURN_IF_ERROR(rows.Check(1));
@@ -171,12 +173,12 @@ Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*
     const int64_t place = rows.Position(row) % cache.page_tokens;
     for (int64_t head = 0; head < cache.kv_heads; ++head) {
       const int64_t element = first_element + (head * cache.page_tokens + place) * features;
-      ConvertRun(kernels_, RowOf(from, row * cache.kv_heads + head), from.dtype(), features,
+      ConvertRun(kernels, RowOf(from, row * cache.kv_heads + head), from.dtype(), features,
                  page + element * DTypeBytes(cache.type), cache.type);
     }
   };
   const int64_t columns = cache.kv_heads * (cache.key_dim + cache.value_dim);
-  ForRows(pool_, call.keys.dim(0), columns, [&](int64_t first, int64_t last) {
+  ForRows(pool, call.keys.dim(0), columns, [&](int64_t first, int64_t last) {
     for (int64_t row = first, sequence = 0; row < last; ++row) {
       while (rows.FirstRow(sequence + 1) <= row) ++sequence;
       uint8_t* const page = rows.PageAt(sequence, rows.Position(row));
@@ -185,6 +187,12 @@ Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*
     }
   });
   return {};
+}
+
+}  // namespace
+
+Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*context*/) const {
+  return AppendRows(kernels_, pool_, call);
 }
 
 namespace {
@@ -400,6 +408,18 @@ Status CpuDecoder::Run(const ApplySigmoidCall& call, const OperationContext& /*c
     for (int64_t row = first; row < last; ++row) {
       float* values = x.As<float>() + row * x.stride(0);
       for (int64_t i = 0; i < x.dim(1); ++i) values[i] = 1.0F / (1.0F + std::exp(-values[i]));
+    }
+  });
+  return {};
+}
+
+Status CpuDecoder::Run(const ScaleAndCapCall& call, const OperationContext& /*context*/) const {
+  const MutableTensorView& x = call.x;
+  ForRows(pool_, x.dim(0), x.dim(1), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      float* values = x.As<float>() + row * x.stride(0);
+      for (int64_t i = 0; i < x.dim(1); ++i) values[i] *= call.scale;
+      if (call.softcap != 0.0F) kernels_.cap(call.softcap, x.dim(1), values);
     }
   });
   return {};

@@ -68,6 +68,8 @@ struct DecoderKernels {
   void (*add_scaled)(const float* y, float factor, int64_t count, float* x);
   /// out = out * old_factor + x * factor.
   void (*blend)(const float* x, float factor, int64_t count, float old_factor, float* out);
+  /// x = softcap * tanh(x / softcap). NaN propagates.
+  void (*cap)(float softcap, int64_t count, float* x);
   void (*gate)(const GateOptions& options, const float* gate, const float* up, int64_t count,
                float* out);
   /// x *= sigmoid(gate).

@@ -92,6 +92,18 @@ static void Angles(const float* frequency, int32_t position, float factor, int64
   }
 }
 
+/// softcap * tanh(x / softcap), as (1 - e) / (1 + e) with e = e^-|2 x / softcap|.
+static void SoftCap(float softcap, int64_t count, float* x) {
+  const float factor = -2.0f / softcap;
+  for (int64_t i = 0; i < count; ++i) {
+    const float size = x[i] < 0.0f ? -x[i] : x[i];
+    const float e = Exp(factor * size);
+    const float capped = softcap * ((1.0f - e) / (1.0f + e));
+    const float result = x[i] < 0.0f ? -capped : capped;
+    x[i] = x[i] == x[i] ? result : x[i];
+  }
+}
+
 const DecoderKernels kDecoderKernels = {
-    &Widen,          &Narrow, &SumOfSquares, &Scale, &AddScaled, &Blend, &Gate,
-    &TimesSigmoidOf, &Rotate, &Angles,       &Score, &Weigh,     &Mix};
+    &Widen, &Narrow,         &SumOfSquares, &Scale,  &AddScaled, &Blend, &SoftCap,
+    &Gate,  &TimesSigmoidOf, &Rotate,       &Angles, &Score,     &Weigh, &Mix};

@@ -64,6 +64,7 @@ AttentionArguments ArgumentsOf(const AttentionShape& shape, const AttentionPlan&
   args.value_dim = static_cast<int>(shape.value_dim);
   args.scale =
       options.scale != 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(queries.dim(2)));
+  args.softcap = options.softcap;
   args.window =
       static_cast<int>(std::min<int64_t>(options.window, std::numeric_limits<int32_t>::max()));
   args.sinks = options.sinks.As<float>();
@@ -93,7 +94,7 @@ AttentionKernels KernelsOf(const PagedAttentionCall& call) {
   };
   const bool matrix =
       call.options.accuracy == Accuracy::kDefault &&
-      call.options.determinism == Determinism::kDefault && narrow &&
+      call.options.determinism == Determinism::kDefault && call.options.softcap == 0.0F && narrow &&
       fits(cache.key_dim, latent ? kMostLatentKeyFeatures : kMostMatrixFeatures) &&
       fits(cache.value_dim, latent ? kMostLatentValueFeatures : kMostMatrixFeatures) &&
       cache.page_stride % elements == 0 && cache.first_element % elements == 0 &&

@@ -64,6 +64,8 @@ Support SupportsAttention(const AttentionStep& step) {
   const PagedCache& cache = step.cache;
   if (cache.values_in_keys || step.rope_dim != 0) return {"latent attention"};
   if (step.output_gate) return {"an output gate of attention"};
+  if (step.options.softcap != 0.0F) return {"capped scores"};
+  if (!step.v_norm.weight.empty()) return {"a norm of values"};
   if (cache.type != DType::kBf16 && cache.type != DType::kF8E4M3) {
     return {"a KV cache of {1}; supported: bf16 and f8_e4m3", 0, DTypeName(cache.type)};
   }
@@ -150,6 +152,7 @@ Support SupportsLayer(const LayerSteps& steps, int64_t hidden) {
   if (!steps.out->out_norm.weight.empty() || !out_norm.weight.empty()) {
     return {"a norm after a block"};
   }
+  if (!routed && steps.down->scale != 1.0F) return {"scaled hidden states"};
   if (steps.out->from != ProjectAddStep::From::kMixed ||
       (!routed && steps.down->from != ProjectAddStep::From::kInner)) {
     return {"projections of other values"};

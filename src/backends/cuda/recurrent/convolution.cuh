@@ -8,9 +8,9 @@ namespace marlin::cuda {
 
 /// Where the inputs of a convolution are: rows of this call, or earlier ones in the state.
 struct ConvInput {
-  const float* rows;  ///< Of row 0.
+  const float* rows;  ///< Address in row 0.
   int64_t row_stride;
-  const float* window;  ///< Of the oldest row in the state, or null for zeros.
+  const float* window;  ///< Address in the oldest row of the state; null: zeros.
   int64_t channels;
 
   /// `source`: a row, or ~slot of the state.

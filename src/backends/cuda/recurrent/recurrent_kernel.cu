@@ -30,7 +30,7 @@ struct Slice {
   int key_head;
   int first;  ///< Its first feature.
   int columns;
-  bool is_first;  ///< Of all CTAs with this key head.
+  bool is_first;  ///< The first slice of all with this key head.
 
   MARLIN_DEVICE explicit Slice(const GatedDeltaArguments& args) {
     const int index = static_cast<int>(blockIdx.x);
@@ -81,7 +81,7 @@ struct Group {
   }
 };
 
-/// What a group's rows bring to the state: in shared memory, as RecurrentShared.
+/// Queries, keys, values and factors of a group in shared memory, as RecurrentShared.
 struct Inputs {
   RecurrentShared layout;
   float* queries;
@@ -164,7 +164,7 @@ MARLIN_DEVICE void PrepareGroup(const GatedDeltaArguments& args, const SequenceS
 template <int kWidth>
 MARLIN_DEVICE void PrepareRow(const GatedDeltaArguments& args, const SequenceState& state,
                               const Slice& slice, const Group& group, const Inputs& inputs) {
-  constexpr int kChannels = 2;  ///< Of a thread at a time.
+  constexpr int kChannels = 2;  ///< Channels of a thread at a time.
   const int row = group.rows[0];
   const auto thread = static_cast<int>(threadIdx.x);
   const auto threads = static_cast<int>(blockDim.x);

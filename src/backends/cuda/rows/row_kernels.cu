@@ -113,6 +113,16 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+__global__ void __launch_bounds__(kThreads)
+    ScaleAndCapKernel(const __grid_constant__ RowsView x, int64_t columns, float scale,
+                      float softcap) {
+  EnterChain();
+  ForElements(x.rows, columns, [&](int64_t row, int64_t column) {
+    const float scaled = Load(x, row, column) * scale;
+    Store(x, row, column, softcap == 0.0f ? scaled : softcap * tanhf(scaled / softcap));
+  });
+}
+
 struct RotaryArguments {
   RowsView x;  ///< [tokens, heads] rows.
   IndexView positions;
@@ -196,6 +206,10 @@ cudaError_t Load<ApplyOutputGateCall>() {
   return PrepareKernels(&OutputGateKernel);
 }
 template <>
+cudaError_t Load<ScaleAndCapCall>() {
+  return PrepareKernels(&ScaleAndCapKernel);
+}
+template <>
 cudaError_t Load<ApplyRotaryCall>() {
   return PrepareKernels(&RotaryKernel);
 }
@@ -245,6 +259,13 @@ Status Run(const ApplyOutputGateCall& call, const CallContext& context) {
   const int64_t columns = call.x.dim(2);
   return context.Launch("output_gate", &OutputGateKernel, GridOf(x.rows, columns), kThreads,
                         RowsOf(call.gate), x, columns);
+}
+
+Status Run(const ScaleAndCapCall& call, const CallContext& context) {
+  const RowsView x = RowsOf(call.x);
+  const int64_t columns = call.x.dim(1);
+  return context.Launch("scale", &ScaleAndCapKernel, GridOf(x.rows, columns), kThreads, x, columns,
+                        call.scale, call.softcap);
 }
 
 Status Run(const ApplyRotaryCall& call, const CallContext& context) {

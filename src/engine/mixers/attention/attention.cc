@@ -2,9 +2,11 @@
 // and sinks.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/macros.h"
+#include "engine/mixers/attention/layer_heads.h"
 #include "engine/mixers/paged_attention.h"
 #include "model/mixer.h"
 
@@ -81,6 +83,7 @@ class GroupedAttention final : public Mixer {
   }
   int64_t RotaryDim(const Dimensions& sizes) const override { return sizes.head_dim; }
   float ScoreScale(const Dimensions& sizes, float /*rotary*/) const override {
+    if (sizes.score_scale != 0) return static_cast<float>(sizes.score_scale);
     return 1.0F / std::sqrt(static_cast<float>(sizes.head_dim));
   }
 
@@ -96,6 +99,19 @@ class GroupedAttention final : public Mixer {
   }
 
  private:
+  /// projected of a layer: [rows, queries, keys and values].
+  static MutableTensorView ProjectedOf(const Pass& pass, int64_t layer) {
+    const MutableTensorView& projected = pass.values.projected;
+    const int64_t width = pass.layer(layer).mixer.projections[kQkv].out;
+    return {projected.data(), projected.dtype(), {pass.rows(), width}};
+  }
+  /// The weight of a norm of values; empty if there is none.
+  static TensorView ValueNorm(const Decoder& decoder, int64_t features) {
+    if (!decoder.config.shape.value_norm) return {};
+    return {decoder.ones.view().data(), DType::kF32, {features}};
+  }
+  static Status NormalizeValues(const Pass& pass, const MutableTensorView& from,
+                                const MutableTensorView& to);
   static Status Project(Pass& pass, int64_t layer);
   static Status Mix(const Pass& pass, int64_t layer);
 };
@@ -115,6 +131,12 @@ void GroupedAttention::ReadSizes(const Family& family, ModelConfig& config,
     config.Fail("num_key_value_heads", fmt::format("{} do not divide num_attention_heads {}",
                                                    sizes->kv_heads, sizes->heads));
   }
+  if (config.Has("query_pre_attn_scalar")) {
+    sizes->score_scale = 1.0 / std::sqrt(config.Real("query_pre_attn_scalar", 1e-6, 1e6));
+  }
+  if (family.unscaled_scores) sizes->score_scale = 1;
+  sizes->value_norm = family.value_norm;
+  if (config.status().ok()) ReadLayerHeads(config, sizes);
 }
 
 MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& sizes,
@@ -127,8 +149,10 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
     qkv = {names.Linear("self_attn.qkv_proj", sizes.hidden, q + 2 * kv, sizes.qkv_bias)};
   } else {
     qkv = {names.Linear("self_attn.q_proj", sizes.hidden, q, sizes.qkv_bias),
-           names.Linear("self_attn.k_proj", sizes.hidden, kv, sizes.qkv_bias),
-           names.Linear("self_attn.v_proj", sizes.hidden, kv, sizes.qkv_bias)};
+           names.Linear("self_attn.k_proj", sizes.hidden, kv, sizes.qkv_bias)};
+    if (!sizes.keys_are_values) {
+      qkv.push_back(names.Linear("self_attn.v_proj", sizes.hidden, kv, sizes.qkv_bias));
+    }
   }
   tensors.out =
       names.Linear("self_attn.o_proj", sizes.heads * sizes.head_dim, sizes.hidden, sizes.o_bias);
@@ -151,6 +175,8 @@ std::vector<InputSource> GroupedAttention::Sources(const Dimensions& sizes,
                                                    const MixerTensors& tensors) const {
   const int64_t kv = sizes.kv_heads * sizes.head_dim;
   InputSource mixed;
+  // A norm of the values takes factors away again.
+  if (sizes.value_norm) return {mixed};
   // The values are the last outputs of v's own matrix, or of one that holds q, k and v.
   mixed.linear = tensors.projections[kQkv].layers.back();
   const int64_t first = mixed.linear.out - kv;
@@ -171,14 +197,19 @@ void GroupedAttention::Describe(const DescribedLayer& layer,
   step.q_norm = DescribeNorm(mixer.vectors[kQNorm], epsilon);
   step.k_norm = DescribeNorm(mixer.vectors[kKNorm], epsilon);
   step.norms = NormsOf(layer.decoder.config);
+  step.v_norm = {ValueNorm(layer.decoder, step.value_dim), epsilon};
   step.options.sinks = mixer.vectors[kSinks].view();
   step.output_gate = layer.decoder.config.layer(layer.index).sizes.output_gate;
   operations->emplace_back(step);
 }
 
 Status GroupedAttention::TakeValues(Pass* pass) const {
-  const Dimensions& sizes = pass->decoder.config.shape;
-  const int64_t width = QueryFeatures(sizes) + 2 * sizes.kv_heads * sizes.head_dim;
+  int64_t width = 0;
+  for (const DecoderLayer& layer : pass->decoder.layers) {
+    if (layer.mixer.mixer == this) {
+      width = std::max(width, layer.mixer.projections[kQkv].out);
+    }
+  }
   MARLIN_ASSIGN_OR_RETURN(pass->values.projected,
                           pass->arena.Take(DType::kF32, {pass->rows(), width}));
   return {};
@@ -191,21 +222,39 @@ Status GroupedAttention::Project(Pass& pass, int64_t layer) {
                           pass.arena.Take(pass.products.activations, values.hidden.shape()));
   MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, pass.layer(layer).input_norm, x));
   MARLIN_RETURN_IF_ERROR(Apply(pass.device, pass.layer(layer).mixer.projections[kQkv], x,
-                               pass.products, values.projected));
+                               pass.products, ProjectedOf(pass, layer)));
   return Ended(pass, StepPart::kQkv);
 }
 
+Status GroupedAttention::NormalizeValues(const Pass& pass, const MutableTensorView& from,
+                                         const MutableTensorView& to) {
+  const Decoder& decoder = pass.decoder;
+  MARLIN_RETURN_IF_ERROR(RmsNorm(pass.device, from, ValueNorm(decoder, from.dim(2)),
+                                 decoder.config.epsilon, to, pass.stream()));
+  return Ended(pass, StepPart::kNorm);
+}
+
 Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
+  const ArenaScope scope(pass.arena);
   const DecoderConfig& config = pass.decoder.config;
   const Dimensions& sizes = config.layer(layer).sizes;
   const std::vector<DeviceVector>& vectors = pass.layer(layer).mixer.vectors;
-  const MutableTensorView& qkv = pass.values.projected;
+  const MutableTensorView qkv = ProjectedOf(pass, layer);
   const int64_t first_key = QueryFeatures(sizes);
   const int64_t first_value = first_key + sizes.kv_heads * sizes.head_dim;
   MutableTensorView q = HeadsIn(qkv, 0, sizes.heads, sizes.head_dim);
   q.set_stride(1, first_key / sizes.heads);
   const MutableTensorView k = HeadsIn(qkv, first_key, sizes.kv_heads, sizes.head_dim);
-  const MutableTensorView v = HeadsIn(qkv, first_value, sizes.kv_heads, sizes.head_dim);
+  MutableTensorView v = k;
+  if (sizes.keys_are_values) {
+    MARLIN_ASSIGN_OR_RETURN(v, pass.arena.Take(DType::kF32, k.shape()));
+  } else {
+    v = HeadsIn(qkv, first_value, sizes.kv_heads, sizes.head_dim);
+  }
+  if (sizes.value_norm) {
+    const MutableTensorView& from = sizes.keys_are_values ? k : v;
+    MARLIN_RETURN_IF_ERROR(NormalizeValues(pass, from, v));
+  }
   const HeadNorms norms{vectors[kQNorm].view(), vectors[kKNorm].view(), config.epsilon};
   MARLIN_RETURN_IF_ERROR(RotateAndCache(pass, layer, {q, k, v}, norms));
   if (const PositionScale& scale = config.layer(layer).query_scale; scale.beta != 0.0F) {

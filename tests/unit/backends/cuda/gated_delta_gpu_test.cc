@@ -28,7 +28,7 @@ constexpr int64_t kFirstElement = 32;
 
 class GatedDeltaGpu : public GpuTest<::testing::Test> {
  protected:
-  /// What a call leaves: outputs of all rows, and all pages.
+  /// Outputs of all rows of a call, and all pages after it.
   struct Outcome {
     std::vector<float> out;
     std::vector<float> pages;

@@ -334,7 +334,9 @@ class TileAttention {
       const int at = first_key + lane_;
       const bool visible = row < tile_.rows && lane_ < count && at <= position &&
                            at >= KeyRange::FirstKey(args_, position);
-      WeighRow(row, visible, __fmul_rn(scores[r], args_.scale));
+      float score = __fmul_rn(scores[r], args_.scale);
+      if (args_.softcap != 0.0f) score = args_.softcap * tanhf(score / args_.softcap);
+      WeighRow(row, visible, score);
     }
   }
 

@@ -1,5 +1,5 @@
-// What the kernels of the chunked gated delta rule pass on in the workspace: the parts of chunks of
-// 64 rows of a sequence.
+// Parts of chunks that the kernels of the chunked gated delta rule pass on in the workspace: chunks
+// of 64 rows of a sequence.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ inline constexpr int kFragmentPadding = 4;
 /// The decays of a chunk's rows and where its rows are.
 struct ChunkRows {
   float decays[kChunkRows];  ///< The logarithm of the decay from the chunk's begin through a row.
-  int rows[kChunkRows];      ///< Of the call; -1: none.
+  int rows[kChunkRows];      ///< Rows of the call; -1: none.
 };
 
 /// The parts of chunks in the workspace, in floats. Every part is aligned to 16 bytes.
@@ -39,9 +39,9 @@ struct ChunkLayout {
   static constexpr int kValueFloats = kChunkRows * kScanColumns;
   static constexpr int kRowsFloats = sizeof(ChunkRows) / sizeof(float);
 
-  /// Of a chunk's key head: keys, queries.
+  /// Floats of a chunk's key head: keys, queries.
   MARLIN_HOST_DEVICE int64_t PairFloats() const { return 2 * KeyFloats(); }
-  /// Of a chunk's value head: the transform and the scores [kChunkRows][kSquareRow], then
+  /// Floats of a chunk's value head: the transform and the scores [kChunkRows][kSquareRow], then
   /// ChunkRows, then values [value_dim / kScanColumns][kChunkRows][kScanColumns].
   MARLIN_HOST_DEVICE int64_t HeadFloats() const {
     return 2 * kSquareFloats + kRowsFloats + int64_t{kChunkRows} * value_dim;

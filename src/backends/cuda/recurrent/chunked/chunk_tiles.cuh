@@ -17,7 +17,7 @@ MARLIN_DEVICE int ChunksOf(const GatedDeltaArguments& args, int sequence) {
 /// A chunk of a sequence, by its number among the call's.
 struct ChunkPlace {
   int sequence = -1;  ///< -1: no such chunk.
-  int chunk = 0;      ///< Of the sequence.
+  int chunk = 0;      ///< Its number in the sequence.
 };
 
 /// Finds a chunk; a lane looks at a sequence. Called by all lanes of a warp.
