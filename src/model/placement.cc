@@ -38,7 +38,7 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
     case StepKind::kExperts:
       return {kLookUpRows, kConvert, kAddTo, kApplyGate, kApplySigmoid, kRmsNorm};
     case StepKind::kHead:
-      return {kLookUpRows, kRmsNorm, kAddRmsNorm, kCenterRows, kScaleAndCap};
+      return {kLookUpRows, kRmsNorm, kAddRmsNorm, kScaleAndCap, kCenterRows};
     case StepKind::kSample:
       return {kResetSampler, kSampleTokens};
   }

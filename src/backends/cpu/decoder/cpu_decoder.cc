@@ -189,6 +189,14 @@ Status AppendRows(const DecoderKernels& kernels, ThreadPool& pool, const AppendT
   return {};
 }
 
+}  // namespace
+
+Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*context*/) const {
+  return AppendRows(kernels_, pool_, call);
+}
+
+namespace {
+
 void NormalizeRow(const DecoderKernels& kernels, const RmsNormCall& call, int64_t row) {
   const TensorView& x = call.x;
   const int64_t columns = call.weight.dim(0);
@@ -214,10 +222,6 @@ void NormalizeRow(const DecoderKernels& kernels, const RmsNormCall& call, int64_
 }
 
 }  // namespace
-
-Status CpuDecoder::Run(const AppendToCacheCall& call, const OperationContext& /*context*/) const {
-  return AppendRows(kernels_, pool_, call);
-}
 
 Status CpuDecoder::Run(const RmsNormCall& call, const OperationContext& /*context*/) const {
   ForRows(pool_, RowCount(call.x), call.weight.dim(0), [&](int64_t first, int64_t last) {
