@@ -393,16 +393,15 @@ class Options(CommandTestCase):
         self.assert_nothing_written()
 
     def test_a_type_that_cannot_be_run_is_named(self) -> None:
-        source = self.directory / "phi3"
+        source = self.directory / "unheard"
         shutil.copytree(QWEN, source)
         config = json.loads((source / "config.json").read_text())
         quantize = ("quantize", source, "-o", self.directory / "out", "--overwrite")
         self.assertTrue(self.document(*quantize)["runs"])
-        for kind in ("phi3", "unheard_of"):
-            (source / "config.json").write_text(json.dumps({**config, "model_type": kind}))
-            self.assertFalse(self.document(*quantize)["runs"])
-            self.assertIn(f"note: a '{kind}' cannot be run here; types that can: ",
-                          self.succeed(*quantize))
+        (source / "config.json").write_text(json.dumps({**config, "model_type": "unheard_of"}))
+        self.assertFalse(self.document(*quantize)["runs"])
+        self.assertIn("note: a 'unheard_of' cannot be run here; types that can: ",
+                      self.succeed(*quantize))
 
     def test_importance_matrices(self) -> None:
         """The older binary form: one entry, for the first query projection."""

@@ -31,8 +31,8 @@ struct DeltaHead {
   DeltaChannels queries;
   DeltaChannels keys;
   DeltaChannels values;
-  int64_t width;     ///< Of the convolution.
-  int64_t channels;  ///< Of all heads: from a kept input to the next.
+  int64_t width;     ///< Convolution width.
+  int64_t channels;  ///< All heads' channels: from a kept input to the next.
   DeltaColumn gates;
   DeltaColumn writes;
   DeltaColumn decays;

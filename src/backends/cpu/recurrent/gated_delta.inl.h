@@ -30,7 +30,7 @@ MARLIN_SIMD_INLINE void StoreFirst(float* p, int64_t count, F v) {
   __builtin_memcpy(p, lanes, static_cast<size_t>(count) * sizeof(float));
 }
 
-/// Of padded vectors.
+/// The dot product of padded vectors.
 static float Dot(const float* a, const float* b, int64_t padded) {
   F sums[2] = {Zero(), Zero()};
   int64_t i = 0;
@@ -104,7 +104,7 @@ static void PassState(const StatePass& pass) {
   }
 }
 
-/// What a row brings to the state, in padded vectors.
+/// A row's part of the state update, in padded vectors.
 struct DeltaRow {
   float* query;
   float* key;

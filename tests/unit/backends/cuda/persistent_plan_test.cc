@@ -267,7 +267,8 @@ TEST(PersistentPlan, SaysWhyItDoesNotRunALayer) {
             "KV cache pages that are not aligned to 16 bytes");
   EXPECT_EQ(ReasonAfter([](auto& layer) { layer.down.out_norm = layer.gate_up.norm; }),
             "a norm after a block");
-  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.project.norm = {}; }), "no norm before a block");
+  EXPECT_EQ(ReasonAfter([](auto& layer) { layer.project.norm = {}; }),
+            "no RMS norm before a block");
 }
 
 TEST(PersistentPlan, SaysWhyItDoesNotRunExperts) {
@@ -280,7 +281,7 @@ TEST(PersistentPlan, SaysWhyItDoesNotRunExperts) {
   layer.route.options.top_k = 17;
   EXPECT_EQ(layer.RoutedReason(), "17 experts for a token; supported: up to 16");
   layer.route.options.top_k = 8;
-  EXPECT_EQ(layer.RoutedReason(), "no norm before a block");
+  EXPECT_EQ(layer.RoutedReason(), "no RMS norm before a block");
   layer.route.norm = layer.project.norm;
   EXPECT_EQ(layer.RoutedReason(), "");
   layer.experts.shared.gate_up.parts = {&router, 1};
