@@ -202,7 +202,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         },
     ),
-    "glm": ("Glm", {"head_dim": 32}),
+    "glm": ("Glm", {"head_dim": 32, "pad_token_id": None}),
     "helium": ("Helium", {"head_dim": 16}),
     "dots1": (
         "Dots1",

@@ -70,6 +70,7 @@ INNER = {
     "per_layer_config": None,
     "sliding_window_pattern": 6,
 }
+INNER_OF = {("cohere2", "sliding_window_pattern"): None}
 ABSENT = object()
 # Types whose class has another name.
 CLASSES = {"kimi_k2": "deepseek_v3"}
@@ -117,7 +118,7 @@ def own_default(kind: str, key: str) -> Any:
     if key not in fields:
         names = [name for name, target in made.attribute_map.items() if target == key]
         key = next((name for name in names if name in fields), key)
-    return fields.get(key, INNER.get(key, ABSENT))
+    return fields.get(key, INNER_OF.get((kind, key), INNER.get(key, ABSENT)))
 
 
 def own_rope(made: Any) -> dict[str, Any]:

@@ -112,6 +112,8 @@ TEST(DecoderConfig, HeadsOfGemma4DifferByLayer) {
               HasSubstr("per_layer_config: 1: sliding_window is not understood"));
   EXPECT_THAT(refused(dense + R"("per_layer_config": {"1": {"head_dim": 32}})"),
               HasSubstr("per_layer_config: 1: head_dim 32, but another layer of its kind has 256"));
+  EXPECT_THAT(refused(dense + R"("per_layer_config": {"x": {"head_dim": 32}})"),
+              HasSubstr("per_layer_config: x: no such layer"));
 }
 
 TEST(DecoderConfig, EmbeddingsOfGemmaAreScaledInTheTypeOfTheModel) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/parse_number.h"
 #include "base/printable.h"
 #include "recipe/mixer.h"
 
@@ -54,15 +55,23 @@ class LayerHeadsReader {
       if (heads.keys_are_values) heads.kv_heads = kv_heads_;
       return heads;
     }
-    ModelConfig own = overrides_.Nested(std::to_string(layer));
+    ModelConfig own = overrides_.Nested(override_names_[static_cast<size_t>(layer)]);
     heads.head_dim = own.SizeOr("head_dim", kMaxWidth, heads.head_dim);
     heads.kv_heads = own.SizeOr("num_key_value_heads", kMaxHeads, heads.kv_heads);
     if (!own.status().ok()) config_.Fail(kOverrides, std::string(own.status().message()));
     return heads;
   }
 
+  /// Layers are named by their numbers, with or without leading zeros.
   void CheckOverrides() {
+    override_names_.resize(static_cast<size_t>(sizes_.layers));
     for (const auto& [layer, keys] : overrides_.values().items()) {
+      int64_t number = -1;
+      if (!ParseNumber(layer, &number) || number < 0 || number >= sizes_.layers) {
+        config_.Fail(kOverrides, fmt::format("{}: no such layer", Printable(layer)));
+        return;
+      }
+      override_names_[static_cast<size_t>(number)] = layer;
       if (!keys.is_object()) {
         config_.Fail(kOverrides, fmt::format("{}: expected an object", Printable(layer)));
         return;
@@ -93,6 +102,7 @@ class LayerHeadsReader {
   Dimensions& sizes_;
   const std::vector<std::string> types_;
   ModelConfig overrides_;
+  std::vector<std::string> override_names_;  ///< By layer; empty: it has no override.
   const bool overridden_;
   const bool keys_are_values_;
   const int64_t head_dim_;
