@@ -202,6 +202,36 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 6,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    "gemma3_text": (
+        "Gemma3",
+        {
+            "head_dim": 32,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "gemma4_text": (
+        "Gemma4",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "glm": ("Glm", {"head_dim": 32, "pad_token_id": None}),
     "helium": ("Helium", {"head_dim": 16}),
     "dots1": (

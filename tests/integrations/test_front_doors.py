@@ -73,6 +73,9 @@ NOT_IN_MLX = {
             "ernie4_5",
             "ernie4_5_moe",
             "exaone4",
+            "gemma2",
+            "gemma3_text",
+            "gemma4_text",
             "glm",
             "glm_moe_dsa",
             "helium",
@@ -300,6 +303,8 @@ def test_bfloat16(case: str, tmp_path: Path) -> None:
     # A rounded score can route a token to another expert, which changes its row, not most rows.
     rows = np.abs(got - want).max(1) / np.abs(want).max(1)
     assert np.median(rows) < 0.1
+    if case in NOT_IN_MLX:
+        return
     from metal_marlin.mlx_lm import load_model
 
     model, _ = load_model(tmp_path / "q")
