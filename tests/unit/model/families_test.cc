@@ -295,7 +295,7 @@ class Families : public ::testing::Test {
   /// Multiplies every eleventh element of the norms, and row of v and up, by 64.
   void PlantOutliers() {
     for (TestTensor& tensor : tensors_) {
-      // Norms of queries and keys make scores, no matrix's inputs: large ones decide which key wins.
+      // Norms of queries and keys make scores, no matrix's inputs.
       const bool norm = tensor.name.ends_with("norm.weight") &&
                         tensor.name.find("q_norm") == std::string::npos &&
                         tensor.name.find("k_norm") == std::string::npos;

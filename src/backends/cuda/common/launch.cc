@@ -12,9 +12,9 @@ cudaError_t AllowAllShared(const void* function) {
   const cudaError_t error = cudaFuncGetAttributes(&attributes, function);
   if (error != cudaSuccess) return error;
   // Static shared memory comes out of the same limit.
-  return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              DeviceShape().shared_bytes -
-                                  static_cast<int>(attributes.sharedSizeBytes));
+  return cudaFuncSetAttribute(
+      function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      DeviceShape().shared_bytes - static_cast<int>(attributes.sharedSizeBytes));
 }
 
 cudaError_t PreferShared(const void* function) {
