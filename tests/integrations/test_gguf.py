@@ -328,7 +328,8 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
     name, keys = FAMILIES[request.param]
     torch.manual_seed(1)
-    config = getattr(transformers, f"{name}Config")(**{**SMALL, "pad_token_id": None, **keys})
+    values: dict[str, Any] = {**SMALL, "pad_token_id": None, **keys}
+    config = getattr(transformers, f"{name}Config")(**values)
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     with torch.no_grad():
         for tensor in model.parameters():
