@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -295,7 +296,7 @@ LONG = {
     "short_factor": [1.0, 1.25, 1.5, 2.0, 2.5, 3.0],
     "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
 }
-FAMILIES = {
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {"sliding_window": 7}),
     "phi3 with longrope": (
         "Phi3",
@@ -328,8 +329,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
     name, keys = FAMILIES[request.param]
     torch.manual_seed(1)
-    values: dict[str, Any] = {**SMALL, "pad_token_id": None, **keys}
-    config = getattr(transformers, f"{name}Config")(**values)
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, "pad_token_id": None, **keys})
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     with torch.no_grad():
         for tensor in model.parameters():
