@@ -245,7 +245,13 @@ MixerKind MixerOfLayer(const Family& family, const Dimensions& dimensions, int64
 
 Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer) {
   Dimensions own = dimensions;
-  const std::vector<int64_t>& unindexed = own.unindexed_layers;
+  // Lists of layers are the model's: one in every layer would be as many squared.
+  for (auto* const list : {&own.dense_layers, &own.global_layers, &own.unindexed_layers}) {
+    *list = std::vector<int64_t>();
+  }
+  own.mixers = std::vector<MixerKind>();
+  own.layer_heads = std::vector<LayerHeads>();
+  const std::vector<int64_t>& unindexed = dimensions.unindexed_layers;
   if (std::find(unindexed.begin(), unindexed.end(), layer) != unindexed.end()) own.index_dim = 0;
   if (dimensions.layer_heads.empty()) return own;
   const LayerHeads& heads = dimensions.layer_heads[static_cast<size_t>(layer)];
