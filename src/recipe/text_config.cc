@@ -199,7 +199,7 @@ std::vector<std::string> MultimodalModelTypes() {
 bool IsMultimodal(const Json& config) { return IsMultimodalType(TextAt(config, kTypeKey)); }
 
 std::string TextModelType(const Json& config) {
-  const std::string type = TextAt(config, kTypeKey);
+  std::string type = TextAt(config, kTypeKey);
   const MultimodalType* const outer = FindMultimodal(type);
   if (outer == nullptr) return type;
   const auto nested = config.find(std::string(kTextKey));
