@@ -44,7 +44,7 @@ constexpr ClassRule kRules[] = {
     {"*.shared_expert.*", LayerClass::kMoeSharedExpert},
     {"*.shared_experts.*", LayerClass::kMoeSharedExpert},
     {"*.shared_mlp.*", LayerClass::kMoeSharedExpert},
-    // What selects tokens for sparse attention is as sensitive as a router.
+    // An indexer of sparse attention is as sensitive as a router.
     {"*.indexer.*", LayerClass::kOther},
     {"*.experts.*", LayerClass::kMoeExpert},
     // The experts of granitemoe.

@@ -112,7 +112,7 @@ class RopeReader {
     return {};
   }
 
-  /// Takes the parameters of the kind: its own, those of all kinds, or none.
+  /// Takes the parameters of the kind: its own, parameters of all kinds, or none.
   Status TakeLayerTypes() {
     std::string_view first;
     for (const std::string_view type : kLayerKinds) {

@@ -63,7 +63,7 @@ REFUSED = (
     ("gemma4_text", "enable_moe_block"),
     ("gemma4_text", "use_double_wide_mlp"),
 )
-# What the classes take for keys that only their constructors know.
+# Defaults of keys that only the classes' constructors know.
 INNER = {
     "global_head_dim": 512,
     "num_global_key_value_heads": None,
