@@ -48,6 +48,12 @@ constexpr ExpertStyle kGraniteExperts = {.block = kExpertBlocks[1],
                                          .stacks = {"input_linear.weight", "output_linear.weight"},
                                          .width_key = "intermediate_size"};
 
+constexpr ExpertStyle kGemma4Experts = {.block = "",
+                                        .router = "router.proj",
+                                        .stacked = true,
+                                        .router_norm = "router.scale",
+                                        .scales = "router.per_expert_scale"};
+
 constexpr NormNames kGlm4Norms = {"input_layernorm", "post_self_attn_layernorm",
                                   "post_attention_layernorm", "post_mlp_layernorm"};
 
@@ -55,6 +61,14 @@ constexpr NormNames kOneNorm = {"input_layernorm", "", "", ""};
 constexpr NormNames kOutNorms = {"", "post_attention_layernorm", "", "post_feedforward_layernorm"};
 constexpr NormNames kGemmaNorms = {"input_layernorm", "post_attention_layernorm",
                                    "pre_feedforward_layernorm", "post_feedforward_layernorm"};
+
+constexpr NormNames kGemma4Norms = {"input_layernorm",
+                                    "post_attention_layernorm",
+                                    "pre_feedforward_layernorm",
+                                    "post_feedforward_layernorm",
+                                    "pre_feedforward_layernorm_2",
+                                    "post_feedforward_layernorm_2",
+                                    "post_feedforward_layernorm_1"};
 
 constexpr Family kFamilies[] = {
 #include "recipe/families.def"
@@ -111,6 +125,7 @@ int64_t SizeOfLayers(ModelConfig& config, std::string_view key, int64_t max, int
 
 void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   if (family.experts == nullptr) return;
+  if (!family.experts_key.empty() && !config.Bool(family.experts_key, false)) return;
   constexpr std::array<std::string_view, 3> kCounts = {"num_experts", "num_local_experts",
                                                        "n_routed_experts"};
   d->experts = config.SizeOfAny(kCounts, kMaxExperts);
@@ -262,7 +277,7 @@ Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer) {
 }
 
 bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer) {
-  if (family.experts == nullptr) return false;
+  if (family.experts == nullptr || dimensions.experts == 0) return false;
   const std::vector<int64_t>& dense = dimensions.dense_layers;
   if (std::find(dense.begin(), dense.end(), layer) != dense.end()) return false;
   switch (family.sparse) {

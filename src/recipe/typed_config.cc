@@ -49,6 +49,7 @@ constexpr Synonym kSynonyms[] = {
     {"glm_moe_dsa", "head_dim", "qk_rope_head_dim"},
     {"qwen3_vl_moe_text", "num_local_experts", "num_experts"},
     {"glm4v_moe_text", "num_local_experts", "n_routed_experts"},
+    {"gemma4_text", "top_k_experts", "num_experts_per_tok"},
 };
 
 /// Keys that have defaults, too, but make a config without them a fragment.

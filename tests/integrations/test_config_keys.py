@@ -60,7 +60,6 @@ REFUSED = (
     ("gemma3_text", "attn_logit_softcapping"),
     ("gemma4_text", "use_bidirectional_attention"),
     ("gemma4_text", "num_kv_shared_layers"),
-    ("gemma4_text", "enable_moe_block"),
     ("gemma4_text", "use_double_wide_mlp"),
 )
 # Defaults of keys that only the classes' constructors know.
@@ -81,7 +80,10 @@ NEEDED: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
 }
 # Keys that a class has by another name, without an attribute_map that says so.
-OWN_NAMES = {("ernie4_5_moe", "n_shared_experts"): "moe_num_shared_experts"}
+OWN_NAMES = {
+    ("ernie4_5_moe", "n_shared_experts"): "moe_num_shared_experts",
+    ("gemma4_text", "num_experts_per_tok"): "top_k_experts",
+}
 # Keys that classes do not have, which are read from every model of a kind, or honoured wherever a
 # config gives them.
 BEYOND = (

@@ -309,6 +309,10 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "sliding_window": (4, 9),
             "hidden_size_per_layer_input": (0,),
             "final_logit_softcapping": (None, 8.0),
+            "enable_moe_block": (False, True),
+            "num_experts": (8,),
+            "top_k_experts": (3, 2),
+            "moe_intermediate_size": (48, 32),
         },
     ),
     "granite": (
@@ -707,13 +711,16 @@ def test_logits_are_those_of_transformers_or_a_key_is_named(chunk: int, tmp_path
 
 
 @pytest.mark.parametrize("division", ([40], [7, 1, 2, 30], [1] * 40), ids=("once", "parts", "each"))
-@pytest.mark.parametrize("kind", HYBRID)
+@pytest.mark.parametrize("kind", [*HYBRID, "gemma4_text"])
 def test_a_prompt_may_be_divided(kind: str, division: list[int], tmp_path: Path) -> None:
     name, keys = TYPES[kind]
     for number in range(4):
         rng = random.Random(number)
         values = {key: rng.choice(choices) for key, choices in keys.items()}
-        values["layer_types"] = keys["layer_types"][number % 2]
+        if "layer_types" in keys:
+            values["layer_types"] = keys["layer_types"][number % 2]
+        if "enable_moe_block" in keys:
+            values["enable_moe_block"] = number % 2 == 0
         torch.manual_seed(number)
         made(name, values).save_pretrained(tmp_path)
         with torch.no_grad():
