@@ -156,6 +156,18 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   }
 }
 
+/// The sizes of the embeddings that every layer has of its own.
+void ReadLayerEmbeddings(ModelConfig& config, Dimensions* d) {
+  constexpr std::string_view kVocabulary = "vocab_size_per_layer_input";
+  d->layer_features = config.CountOr("hidden_size_per_layer_input", kMaxWidth, 0);
+  if (d->layer_features == 0) return;
+  d->layer_vocabulary = config.Size(kVocabulary, kMaxVocabulary);
+  if (config.status().ok() && d->layer_vocabulary < d->vocabulary) {
+    config.Fail(kVocabulary,
+                fmt::format("{}, but vocab_size is {}", d->layer_vocabulary, d->vocabulary));
+  }
+}
+
 /// Reads the mixer of each layer of a family with two: from layer_types, otherwise every
 /// full_attention_interval-th layer has the family's own. Errors: kUnsupported naming a type.
 Status ReadMixers(const Family& family, ModelConfig& config, Dimensions* d) {
@@ -238,6 +250,7 @@ Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
   }
   d.mlp_bias = family.mlp_bias && config.Bool("mlp_bias", false);
   d.tied = config.Bool("tie_word_embeddings", false);
+  ReadLayerEmbeddings(config, &d);
   ParametersOf(family.mixer).ReadSizes(family, config, &d);
   MARLIN_RETURN_IF_ERROR(ReadMixers(family, config, &d));
   ReadExperts(family, config, &d);
@@ -273,6 +286,8 @@ Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer) {
   own.head_dim = heads.head_dim;
   own.kv_heads = heads.kv_heads;
   own.keys_are_values = heads.keys_are_values;
+  own.kv_source = heads.kv_source;
+  if (own.kv_source >= 0 && own.wide_readers) own.intermediate *= 2;
   return own;
 }
 

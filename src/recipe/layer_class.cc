@@ -55,6 +55,7 @@ constexpr ClassRule kRules[] = {
     {"*.ffn.gate.*", LayerClass::kMoeRouter},
     {"*.router.*", LayerClass::kMoeRouter},
     {"*.embed_tokens.*", LayerClass::kEmbedding},
+    {"*.embed_tokens_per_layer.*", LayerClass::kEmbedding},
     {"*.tok_embeddings.*", LayerClass::kEmbedding},
     {"*.word_embeddings.*", LayerClass::kEmbedding},
     {"*.embed_in.*", LayerClass::kEmbedding},

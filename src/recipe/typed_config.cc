@@ -81,7 +81,6 @@ constexpr Guard kGuards[] = {
     {"", "topk_method", "\"noaux_tc\""},
     {"", "use_bidirectional_attention", "false"},
     {"", "use_double_wide_mlp", "false"},
-    {"gemma4_text", "num_kv_shared_layers", "0.0"},
     {"", "use_mrope", "false"},
     {"", "use_sliding_window", "false"},
     {"", "n_group", "1.0"},
@@ -129,6 +128,8 @@ constexpr Guard kGuards[] = {
     {"deepseek_v32", "layer_types", "\"indexed_attention\""},
     {"glm_moe_dsa", "layer_types", "\"indexed_attention\""},
     {"qwen3_5_moe_text", "norm_topk_prob", "true"},
+    // Text alone is the same with bidirectional attention to images.
+    {"gemma4_text", "use_bidirectional_attention", "\"vision\""},
 };
 
 /// Keys that change no logits, in the order of their kinds: of the file, of training, of tokens and
@@ -268,7 +269,6 @@ constexpr std::string_view kHarmless[] = {
     "qk_rope_head_dim",
     "v_head_dim",
     "top_k_experts",
-    "vocab_size_per_layer_input",
 };
 
 /// Beginnings of the words of names that suggest a change of results.

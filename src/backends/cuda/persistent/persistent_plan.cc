@@ -64,6 +64,7 @@ Support SupportsAttention(const AttentionStep& step) {
   const PagedCache& cache = step.cache;
   if (cache.values_in_keys || step.rope_dim != 0) return {"latent attention"};
   if (step.output_gate) return {"an output gate of attention"};
+  if (!step.appends) return {"keys and values of another layer"};
   if (step.options.softcap != 0.0F) return {"capped scores"};
   if (!step.v_norm.weight.empty()) return {"a norm of values"};
   if (cache.type != DType::kBf16 && cache.type != DType::kF8E4M3) {

@@ -62,6 +62,25 @@ Status RotateAndCache(const Pass& pass, int64_t layer, const AttentionHeads& hea
   return {};
 }
 
+/// The norm and the RoPE of the queries of a layer that reads the keys and values of another.
+Status RotateQueries(const Pass& pass, int64_t layer, const MutableTensorView& q,
+                     const TensorView& norm) {
+  const RotaryEmbedding rotary = RotaryOf(pass.decoder, layer);
+  const AttentionStep::Norms norms = NormsOf(pass.decoder.config);
+  const bool after = norms == AttentionStep::Norms::kAfterRotary;
+  const auto normalize = [&]() -> Status {
+    if (norm.empty()) return {};
+    const MutableTensorView x = norms == AttentionStep::Norms::kAllHeads ? AllOf(q) : q;
+    return RmsNorm(pass.device, x, norm, pass.decoder.config.epsilon, x, pass.stream());
+  };
+  if (!after) MARLIN_RETURN_IF_ERROR(normalize());
+  if (!rotary.inverse_frequencies.empty()) {
+    MARLIN_RETURN_IF_ERROR(
+        ApplyRotary(pass.device, rotary, pass.values.positions, q, pass.stream()));
+  }
+  return after ? normalize() : Status();
+}
+
 /// Features of the projected queries: with an output gate each head's are followed by its gate.
 int64_t QueryFeatures(const Dimensions& sizes) {
   return sizes.heads * sizes.head_dim * (sizes.output_gate ? 2 : 1);
@@ -75,6 +94,7 @@ class GroupedAttention final : public Mixer {
   std::vector<InputSource> Sources(const Dimensions& sizes,
                                    const MixerTensors& tensors) const override;
   MixerState State(const Dimensions& sizes) const override {
+    if (sizes.kv_source >= 0) return {};
     return {sizes.kv_heads, sizes.head_dim, sizes.head_dim};
   }
   std::vector<DecoderOperation> OwnOperations(const Dimensions& sizes) const override {
@@ -113,6 +133,8 @@ class GroupedAttention final : public Mixer {
   static Status NormalizeValues(const Pass& pass, const MutableTensorView& from,
                                 const MutableTensorView& to);
   static Status Project(Pass& pass, int64_t layer);
+  /// Norms and RoPE, and keys and values to the cache.
+  static Status Cache(const Pass& pass, int64_t layer, const MutableTensorView& q);
   static Status Mix(const Pass& pass, int64_t layer);
 };
 
@@ -145,7 +167,13 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
   const int64_t kv = sizes.kv_heads * sizes.head_dim;
   MixerTensors tensors;
   std::vector<LinearTensors>& qkv = tensors.projections.emplace_back().layers;
-  if (family.fused_qkv) {
+  if (sizes.kv_source >= 0) {
+    qkv = {names.Linear("self_attn.q_proj", sizes.hidden, q, sizes.qkv_bias)};
+    for (const char* const name :
+         {"k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias", "k_norm.weight"}) {
+      tensors.ignored.push_back(fmt::format("{}self_attn.{}", names.prefix(), name));
+    }
+  } else if (family.fused_qkv) {
     qkv = {names.Linear("self_attn.qkv_proj", sizes.hidden, q + 2 * kv, sizes.qkv_bias)};
   } else {
     qkv = {names.Linear("self_attn.q_proj", sizes.hidden, q, sizes.qkv_bias),
@@ -164,7 +192,9 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
                         (whole ? heads : 1) * sizes.head_dim);
     };
     tensors.vectors[kQNorm] = norm(family.qk_norm_names[0], sizes.heads);
-    tensors.vectors[kKNorm] = norm(family.qk_norm_names[1], sizes.kv_heads);
+    if (sizes.kv_source < 0) {
+      tensors.vectors[kKNorm] = norm(family.qk_norm_names[1], sizes.kv_heads);
+    }
   }
   if (family.attention_sinks)
     tensors.vectors[kSinks] = names.Vector("self_attn.sinks", sizes.heads);
@@ -175,8 +205,8 @@ std::vector<InputSource> GroupedAttention::Sources(const Dimensions& sizes,
                                                    const MixerTensors& tensors) const {
   const int64_t kv = sizes.kv_heads * sizes.head_dim;
   InputSource mixed;
-  // A norm of the values takes factors away again.
-  if (sizes.value_norm) return {mixed};
+  // A norm of the values takes factors away again; another layer's values have other readers.
+  if (sizes.value_norm || sizes.kv_source >= 0) return {mixed};
   // The values are the last outputs of v's own matrix, or of one that holds q, k and v.
   mixed.linear = tensors.projections[kQkv].layers.back();
   const int64_t first = mixed.linear.out - kv;
@@ -200,6 +230,7 @@ void GroupedAttention::Describe(const DescribedLayer& layer,
   step.v_norm = {ValueNorm(layer.decoder, step.value_dim), epsilon};
   step.options.sinks = mixer.vectors[kSinks].view();
   step.output_gate = layer.decoder.config.layer(layer.index).sizes.output_gate;
+  step.appends = layer.decoder.config.layer(layer.index).sizes.kv_source < 0;
   operations->emplace_back(step);
 }
 
@@ -234,16 +265,13 @@ Status GroupedAttention::NormalizeValues(const Pass& pass, const MutableTensorVi
   return Ended(pass, StepPart::kNorm);
 }
 
-Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
-  const ArenaScope scope(pass.arena);
+Status GroupedAttention::Cache(const Pass& pass, int64_t layer, const MutableTensorView& q) {
   const DecoderConfig& config = pass.decoder.config;
   const Dimensions& sizes = config.layer(layer).sizes;
   const std::vector<DeviceVector>& vectors = pass.layer(layer).mixer.vectors;
   const MutableTensorView qkv = ProjectedOf(pass, layer);
   const int64_t first_key = QueryFeatures(sizes);
   const int64_t first_value = first_key + sizes.kv_heads * sizes.head_dim;
-  MutableTensorView q = HeadsIn(qkv, 0, sizes.heads, sizes.head_dim);
-  q.set_stride(1, first_key / sizes.heads);
   const MutableTensorView k = HeadsIn(qkv, first_key, sizes.kv_heads, sizes.head_dim);
   MutableTensorView v = k;
   if (sizes.keys_are_values) {
@@ -256,7 +284,19 @@ Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
     MARLIN_RETURN_IF_ERROR(NormalizeValues(pass, from, v));
   }
   const HeadNorms norms{vectors[kQNorm].view(), vectors[kKNorm].view(), config.epsilon};
-  MARLIN_RETURN_IF_ERROR(RotateAndCache(pass, layer, {q, k, v}, norms));
+  return RotateAndCache(pass, layer, {q, k, v}, norms);
+}
+
+Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
+  const ArenaScope scope(pass.arena);
+  const DecoderConfig& config = pass.decoder.config;
+  const Dimensions& sizes = config.layer(layer).sizes;
+  const std::vector<DeviceVector>& vectors = pass.layer(layer).mixer.vectors;
+  MutableTensorView q = HeadsIn(ProjectedOf(pass, layer), 0, sizes.heads, sizes.head_dim);
+  q.set_stride(1, QueryFeatures(sizes) / sizes.heads);
+  MARLIN_RETURN_IF_ERROR(sizes.kv_source < 0
+                             ? Cache(pass, layer, q)
+                             : RotateQueries(pass, layer, q, vectors[kQNorm].view()));
   if (const PositionScale& scale = config.layer(layer).query_scale; scale.beta != 0.0F) {
     MARLIN_RETURN_IF_ERROR(
         ScaleByPosition(pass.device, scale, pass.values.positions, q, pass.stream()));
