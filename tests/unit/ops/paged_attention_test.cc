@@ -274,6 +274,34 @@ TEST_P(PagedAttentionOnEveryLevel, PagesGiveTheBitsOfOneTensor) {
   }
 }
 
+// Gemma's heads: wide ones, capped scores and windows, in every combination.
+TEST_P(PagedAttentionOnEveryLevel, HeadsOfEverySizeWithCapsAndWindowsGiveTheBitsOfOneTensor) {
+  // A GPU needs more tokens to take tiles of them, and has its own kernels for every size.
+  const bool gpu = device().info().backend == "cuda";
+  const int64_t tokens = gpu ? 250 : 20;
+  if (std::string_view(GetParam()) == "scalar") return;
+  for (const auto& [key_dim, value_dim] : {std::pair<int64_t, int64_t>{64, 64},
+                                           {64, 128},
+                                           {128, 64},
+                                           {192, 128},
+                                           {256, 256},
+                                           {512, 512},
+                                           {512, 64},
+                                           {80, 400}}) {
+    for (const DType type : {DType::kBf16, DType::kF8E4M3}) {
+      for (const float softcap : {0.0F, 5.0F}) {
+        for (const int64_t window : {0, 100}) {
+          SCOPED_TRACE(
+              fmt::format("{} {} {} {} {}", key_dim, value_dim, DTypeName(type), softcap, window));
+          const CacheCase c = {type,   16, 2,     key_dim,     value_dim,
+                               window, 1,  false, window == 0, softcap};
+          FeedAll(device(), c, {{tokens, 0, 60}, {1, 1, 1}, {5, 70, 0}, {1, 1, 1}});
+        }
+      }
+    }
+  }
+}
+
 // So many features take long without vectors: fewer tokens.
 TEST_P(PagedAttentionOnEveryLevel, PagesOfLatentsGiveTheBitsOfOneTensor) {
   for (const CacheCase& c : kLatentCases) {

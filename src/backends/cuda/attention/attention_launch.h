@@ -16,7 +16,7 @@ cudaError_t LaunchAttention(const AttentionArguments& args, cudaStream_t stream)
 /// of its own, aligned to 16 bytes; heads of multiples of 16 features, up to kMostMatrixFeatures.
 cudaError_t LoadDecodeAttention();
 cudaError_t LaunchDecodeAttention(const AttentionArguments& args, cudaStream_t stream);
-/// The same for many tokens.
+/// The same for many tokens, with heads of up to kMostTileFeatures.
 cudaError_t LoadPrefillAttention();
 cudaError_t LaunchPrefillAttention(const AttentionArguments& args, cudaStream_t stream);
 

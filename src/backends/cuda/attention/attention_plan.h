@@ -13,6 +13,7 @@ struct AttentionShape {
   int64_t group = 1;
   int64_t value_dim = 0;
   int64_t length = 0;
+  int64_t key_dim = 0;
 };
 
 struct AttentionPlan {
@@ -26,7 +27,7 @@ struct AttentionPlan {
 AttentionPlan PlanAttention(const AttentionShape& shape, int multiprocessors);
 
 /// Attention on matrix units. The sums depend on the plan. segments = 0: prefill, tiles of
-/// PrefillRows query rows. Else decode, one token per CTA, whose keys are split into equal parts,
+/// PrefillRows query rows, if heads are not too wide for it. Else decode, one token per CTA, whose keys are split into equal parts,
 /// as many as occupy the device.
 AttentionPlan PlanMatrixAttention(const AttentionShape& shape, int multiprocessors);
 
