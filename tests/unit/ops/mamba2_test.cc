@@ -101,6 +101,23 @@ TEST_P(Mamba2OnEveryLevel, IsItsReferenceInStepsOfSeveralSequences) {
   }
 }
 
+// Sizes that a GPU runs in chunks on matrix units, whose operands have 11 significant bits, and one
+// that it runs row by row.
+TEST_P(Mamba2OnEveryLevel, LongSequencesAreTheirReference) {
+  constexpr Mamba2Case kLong[] = {
+      {{3, 1, 64, 128, 4}, true},
+      {{10, 2, 32, 64, 4}, true, Norm::kBeforeGate},
+      {{2, 2, 96, 128, 3}, false, Norm::kNone, false},
+      {{2, 1, 64, 256, 4}, true},
+      {{1, 1, 128, 72, 4}, false},
+  };
+  const double most = device().info().backend == "cuda" ? 2e-3 : 1e-5;
+  for (const Mamba2Case& c : kLong) {
+    SCOPED_TRACE(NameOf(c));
+    recurrent_test::ExpectLongSequencesAreTheReference<Mamba2Op>(device(), c, most);
+  }
+}
+
 TEST_P(Mamba2OnEveryLevel, HasTheSameBitsHoweverASequenceIsDivided) {
   for (const Mamba2Case& c : kCases) {
     SCOPED_TRACE(NameOf(c));

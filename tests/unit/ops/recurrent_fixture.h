@@ -237,6 +237,57 @@ void ExpectIsItsReference(const Device& device, const typename Op::Case& c) {
   }
 }
 
+/// |got - want| / |want|
+inline double DistanceOf(const std::vector<double>& got, const std::vector<double>& want) {
+  double error = 0;
+  double size = 1e-30;
+  for (size_t i = 0; i < want.size(); ++i) {
+    error += (got[i] - want[i]) * (got[i] - want[i]);
+    size += want[i] * want[i];
+  }
+  return std::sqrt(error / size);
+}
+
+/// Sequences that a device may run in chunks, from their begin and then from their states, in
+/// place: each is as near to the reference as `most` says. Repeats have the same bits.
+template <class Op>
+void ExpectLongSequencesAreTheReference(const Device& device, const typename Op::Case& c,
+                                        double most) {
+  Net<Op> net(c);
+  Net<Op> again(c);
+  const std::vector<Token> calls[] = {
+      Join({Tokens(0, 0, 65), Tokens(1, 0, 1), Tokens(2, 0, 200), Tokens(3, 0, 17),
+            Tokens(4, 0, 64)}),
+      Join({Tokens(0, 65, 3), Tokens(1, 1, 128), Tokens(2, 200, 1), Tokens(3, 17, 70),
+            Tokens(4, 64, 16)}),
+  };
+  const std::vector<int32_t> pages[] = {{-1, 0, -1, 1, -1, 2, -1, 6, -1, 7},
+                                        {0, 0, 1, 1, 2, 2, 6, 6, 7, 8}};
+  std::map<int64_t, std::vector<double>> states;
+  for (size_t call = 0; call < std::size(calls); ++call) {
+    Step<Op> step(c, calls[call]);
+    const Status status = net.Run(device, &step, pages[call]);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const std::vector<double> out = reference::Elements(step.out());
+    ASSERT_TRUE(again.Run(device, &step, pages[call]).ok());
+    EXPECT_EQ(reference::Elements(step.out()), out) << "a repeat";
+    const auto width = static_cast<int64_t>(out.size()) / step.rows();
+    for (size_t place = 0; place < step.sequences().size(); ++place) {
+      std::vector<double>& state = states[step.sequences()[place]];
+      if (state.empty()) state.resize(static_cast<size_t>(c.sizes.state_elements()));
+      const std::vector<double> want =
+          Op::Reference(step.inputs(), net.weights(), step.Taking(place), &state);
+      const std::vector<double> got(out.begin() + step.FirstRow(place) * width,
+                                    out.begin() + step.FirstRow(place + 1) * width);
+      EXPECT_LE(DistanceOf(got, want), most) << "call " << call << ", sequence " << place;
+      const std::vector<float> after = net.State(pages[call][2 * place + 1]);
+      EXPECT_EQ(again.State(pages[call][2 * place + 1]), after) << "a repeat";
+      EXPECT_LE(DistanceOf({after.begin(), after.end()}, state), most)
+          << "state after call " << call << ", sequence " << place;
+    }
+  }
+}
+
 /// The results and the last state of 41 tokens, divided into calls.
 template <class Op>
 std::pair<std::vector<double>, std::vector<float>> Divided(const Device& device,

@@ -75,6 +75,14 @@ TEST_P(ShortConvolutionOnEveryLevel, IsItsReferenceInStepsOfSeveralSequences) {
   }
 }
 
+TEST_P(ShortConvolutionOnEveryLevel, LongSequencesAreTheirReference) {
+  for (const ConvolutionCase& c : kCases) {
+    SCOPED_TRACE(NameOf(c));
+    const double most = Unit(c.out) + 1e-5;
+    recurrent_test::ExpectLongSequencesAreTheReference<ConvolutionOp>(device(), c, most);
+  }
+}
+
 TEST_P(ShortConvolutionOnEveryLevel, HasTheSameBitsHoweverASequenceIsDivided) {
   for (const ConvolutionCase& c : kCases) {
     SCOPED_TRACE(NameOf(c));

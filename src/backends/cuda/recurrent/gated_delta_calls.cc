@@ -26,10 +26,6 @@ struct DeltaPlan {
   int64_t part_bytes = 0;
 };
 
-/// Chunks pay where some sequence has many rows, which the host does not know: where there are at
-/// least this many more rows than sequences.
-constexpr int64_t kLeastMoreRows = 64;
-
 DeltaPlan PlanOf(const GatedDeltaCall& call, const PagedCache& states) {
   const GatedDeltaSizes& sizes = call.sizes;
   const int64_t rows = call.out.dim(0);
@@ -38,15 +34,13 @@ DeltaPlan PlanOf(const GatedDeltaCall& call, const PagedCache& states) {
   plan.vector = HasQuads(states, sizes.value_dim);
   plan.chunks = call.determinism == Determinism::kDefault && plan.vector &&
                 (sizes.key_dim == 64 || sizes.key_dim == 128) &&
-                sizes.value_dim % kScanColumns == 0 && rows >= sequences + kLeastMoreRows;
+                sizes.value_dim % kScanColumns == 0 && ChunksPay(rows, sequences);
   plan.norms_apart = plan.chunks || SlicesOf(sizes) > 1;
   if (plan.norms_apart) {
     plan.sums_bytes = RoundUp(call.out.ElementCount() * int64_t{sizeof(float)}, kBufferAlignment);
   }
   if (!plan.chunks) return plan;
-  // Every sequence in chunks may have one that is not full.
-  const int64_t most_sequences = std::min(sequences, rows / (kMostRecurrentRows + 1));
-  plan.most_chunks = (rows + (kChunkRows - 1) * most_sequences) / kChunkRows;
+  plan.most_chunks = MostChunks(rows, sequences);
   const ChunkLayout layout = {static_cast<int>(sizes.key_heads),
                               static_cast<int>(sizes.value_heads), static_cast<int>(sizes.key_dim),
                               static_cast<int>(sizes.value_dim)};

@@ -11,6 +11,10 @@ MARLIN_DEVICE float SumOverLanes(float value) {
   return value;
 }
 
+/// The least logarithm of a row's decay: e to this power is zero, and sums of such numbers keep
+/// their precision.
+inline constexpr float kLeastDecay = -110.0f;
+
 /// The logarithm of 1 + e^x, which above 20 is x in fp32.
 MARLIN_DEVICE float SoftPlus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 

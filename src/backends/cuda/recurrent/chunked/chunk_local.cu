@@ -135,8 +135,6 @@ MARLIN_DEVICE void MultiplyKeys(int key_dim, int key_row, const float* keys, con
 /// Called by a warp.
 MARLIN_DEVICE void SumDecays(const GatedDeltaArguments& args, const ChunkSources& chunk, int head,
                              float* decays, float* writes) {
-  // e to this power is zero, and sums of such numbers keep their precision.
-  constexpr float kLeastDecay = -110.0f;
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int group = args.group();
   const float rate = expf(args.log_decay[head]);
