@@ -1,4 +1,4 @@
-// What the references of recurrent mixers share: their causal convolution and elements of rows.
+// Parts that the references of recurrent mixers share: causal convolutions and elements of rows.
 #pragma once
 
 #include <cstdint>

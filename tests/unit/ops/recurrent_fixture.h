@@ -179,7 +179,7 @@ class Net {
     const std::vector<float>& slab = memory_[static_cast<size_t>(page / kSlabPages)];
     const auto begin = slab.begin() + static_cast<std::ptrdiff_t>(first);
     std::vector<float> state(begin, begin + case_.sizes.state_elements());
-    // What rounds the kept inputs up belongs to nothing.
+    // The elements that round the kept inputs up belong to nothing.
     const auto [kept, end] = Op::KeptElements(case_.sizes);
     std::fill(state.begin() + kept, state.begin() + end, 0.0F);
     return state;
@@ -386,7 +386,7 @@ class RecurrentCalls : public ::testing::Test {
         << text << ", not " << status.message();
   }
 
-  /// What all operations check alike: rows, pages and states.
+  /// Arguments that all operations check alike: rows, pages and states.
   void ExpectWrongRowsAndStatesAreRefused() {
     using Changed = Call<Op>;
     ExpectRefused("pages: expected i32 [1, 2]",

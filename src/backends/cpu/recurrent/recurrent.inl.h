@@ -1,5 +1,6 @@
-// What the kernels of recurrent_kernels.h share, in the vector operations of one simd_*.h: causal
-// convolutions, passes over states, and the gated norm. Included after it inside its namespace.
+// Parts that the kernels of recurrent_kernels.h share, in the vector operations of one simd_*.h:
+// causal convolutions, passes over states, and the gated norm. Included after it inside its
+// namespace.
 #pragma once
 #include "backends/cpu/simd/activation.inl.h"
 #include "backends/cpu/simd/conversions.inl.h"
@@ -54,7 +55,7 @@ struct StatePass {
   float* by_query;  ///< S^T next_query
 };
 
-/// What a pass does.
+/// The parts of a pass.
 enum class PassKind { kProducts, kUpdate, kUpdateAndProducts, kUpdateAndQuery };
 
 template <int kTile, PassKind kKind>

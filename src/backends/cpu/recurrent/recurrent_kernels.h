@@ -1,4 +1,4 @@
-// What one task of a recurrent operation computes, as one function per instruction set. Kernels
+// Kernels of recurrent operations: the work of one task, as one function per instruction set. They
 // compute rows one after another, so that a row has the same bits however its sequence is divided
 // into calls.
 #pragma once
@@ -47,8 +47,8 @@ struct MixedColumn {
   void* At(int64_t row) const { return rows + row * stride; }
 };
 
-/// A value head of a sequence of GatedDelta. The kernel leaves the kept inputs as they are, as that
-/// of Mamba2 does.
+/// A value head of a sequence of GatedDelta. The kernel leaves the kept inputs as they are, and so
+/// does the kernel of Mamba2Head.
 struct DeltaHead {
   ConvRows conv;  ///< count > 0.
   ConvChannels queries;

@@ -2,8 +2,8 @@
 #pragma once
 #include "backends/cpu/recurrent/recurrent.inl.h"
 
-/// Its inputs are products, which it keeps in scratch for some rows at a time, behind those of the
-/// rows before them.
+/// The inputs of the convolution are products. Scratch has the products of some rows at a time,
+/// after the kept ones.
 class ShortConvolutionRunner {
  public:
   explicit ShortConvolutionRunner(const ShortConvolutionBlock& block)
