@@ -83,7 +83,7 @@ KeysView KeysOf(const TensorView& view) {
   return {view.data(), ElementOf(view.dtype()), view.stride(0), view.stride(1)};
 }
 
-/// The kernels that run a call.
+/// The kernels that run a call; kLatent: LaunchLatentAttention.
 enum class AttentionKernels : uint8_t { kExact, kMatrix, kLatent };
 
 /// See attention_launch.h.
@@ -104,7 +104,8 @@ AttentionKernels KernelsOf(const PagedAttentionCall& call) {
       cache.page_stride % elements == 0 && cache.first_element % elements == 0 &&
       SlabsAreAligned(cache);
   if (!matrix) return AttentionKernels::kExact;
-  return latent ? AttentionKernels::kLatent : AttentionKernels::kMatrix;
+  return latent || TakesWideTiles(ShapeOf(call)) ? AttentionKernels::kLatent
+                                                 : AttentionKernels::kMatrix;
 }
 
 AttentionPlan PlanOf(const PagedAttentionCall& call, AttentionKernels kernels) {

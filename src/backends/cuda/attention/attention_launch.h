@@ -20,8 +20,9 @@ cudaError_t LaunchDecodeAttention(const AttentionArguments& args, cudaStream_t s
 cudaError_t LoadPrefillAttention();
 cudaError_t LaunchPrefillAttention(const AttentionArguments& args, cudaStream_t stream);
 
-/// On matrix units. Preconditions: a bf16 or e4m3 cache with values in its keys, aligned to 16
-/// bytes; keys and values of multiples of 16 features, up to kMostLatent*Features.
+/// On matrix units. Preconditions: a bf16 or e4m3 cache aligned to 16 bytes; keys and values of
+/// multiples of 16 features, up to kMostLatent*Features; values no wider than keys; no softcap with
+/// values in the keys.
 cudaError_t LoadLatentAttention();
 cudaError_t LaunchLatentAttention(const AttentionArguments& args, cudaStream_t stream);
 

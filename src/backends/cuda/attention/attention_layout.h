@@ -58,7 +58,7 @@ struct AttentionArguments {
   int key_dim = 0;
   int value_dim = 0;
   float scale = 1;
-  float softcap = 0;  ///< Not read by LaunchLatentAttention.
+  float softcap = 0;
   int window = 0;
   const float* sinks = nullptr;
   int tile_rows = 16;  ///< Query rows of a CTA: 4 or 16.

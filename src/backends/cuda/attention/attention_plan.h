@@ -31,6 +31,11 @@ AttentionPlan PlanAttention(const AttentionShape& shape, int multiprocessors);
 /// as many as occupy the device.
 AttentionPlan PlanMatrixAttention(const AttentionShape& shape, int multiprocessors);
 
+/// Whether tiles of latent attention take heads with values of their own: those that are too wide
+/// for PrefillRows, where a sequence has several tokens, so that they read keys less often than
+/// decode.
+bool TakesWideTiles(const AttentionShape& shape);
+
 /// Latent attention: tiles of 16 or 32 query rows of a sequence, and at least one part of their
 /// keys: as many as occupy the device. The sums depend on the plan.
 AttentionPlan PlanLatentAttention(const AttentionShape& shape, int multiprocessors);

@@ -33,20 +33,21 @@ template <int kWidth>
 MARLIN_DEVICE void ConvolveKeys(const Mamba2Arguments& args, const SequenceState& state,
                                 const ChunkSources& chunk, int group, int key_row, float* keys) {
   const int key_dim = args.key_dim;
-  for (int i = static_cast<int>(threadIdx.x); i < 2 * key_row; i += kThreads) {
-    const bool is_query = i >= key_row;
-    const int feature = is_query ? i - key_row : i;
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * key_dim; i += kThreads) {
+    const bool is_query = i >= key_dim;
+    const int feature = is_query ? i - key_dim : i;
     float* const to = keys + (is_query ? kChunkRows * key_row : 0) + feature;
-    int count = 0;
-    if (feature < key_dim) {
-      const Channel channel =
-          is_query ? QueryChannel(args, group, feature) : KeyChannel(args, group, feature);
-      count = chunk.count;
-      Convolve<kWidth, kRowsAtOnce>(
-          args, state, channel, chunk.sources, count,
-          [&](int t, float y) { to[t * key_row] = RoundTf32(y); }, BiasOf(args, channel));
-    }
-    for (int t = count; t < kChunkRows; ++t) to[t * key_row] = 0.0f;
+    const Channel channel =
+        is_query ? QueryChannel(args, group, feature) : KeyChannel(args, group, feature);
+    Convolve<kWidth, kRowsAtOnce>(
+        args, state, channel, chunk.sources, chunk.count,
+        [&](int t, float y) { to[t * key_row] = RoundTf32(y); }, BiasOf(args, channel));
+    for (int t = chunk.count; t < kChunkRows; ++t) to[t * key_row] = 0.0f;
+  }
+  // Padding is copied, too.
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * kChunkRows * kFragmentPadding;
+       i += kThreads) {
+    keys[i / kFragmentPadding * key_row + key_dim + i % kFragmentPadding] = 0.0f;
   }
 }
 
