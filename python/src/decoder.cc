@@ -131,7 +131,8 @@ void BindDecoder(nb::module_& module) {
   // and for stacked experts, which have no ".weight" suffix.
   module.attr("EXPERT_PROJECTIONS") =
       nb::make_tuple(TupleOf(kUsualProjections), TupleOf(kShortProjections));
-  module.attr("FUSED_EXPERT_PROJECTIONS") = TupleOf(kFusedProjections);
+  module.attr("FUSED_EXPERT_PROJECTIONS") =
+      TupleOf(std::array<std::string_view, 2>{kUsualMlp.gate_up, kUsualMlp.down});
   module.def("is_stored_in_out", &IsStoredInOut, nb::arg("model_type"), nb::arg("tensor"),
              "Whether a model type stores a matrix as [in, out], experts in front.");
   module.def("complete_config", &CompleteConfig, nb::arg("config_json"),

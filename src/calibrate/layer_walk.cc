@@ -94,7 +94,10 @@ Status LayerWalk::RunLayer(int64_t layer, InputVisitor& visitor) {
   const LayerInputs inputs =
       DescribeInputs(directory_.config, layer, original_source_.Tensors(layer));
   if (directory_.config.family->parallel) return RunParallel(inputs, visitor);
-  MARLIN_RETURN_IF_ERROR(RunHalf(Half::kAttention, inputs.attention, visitor));
+  if (!inputs.attention.empty()) {
+    MARLIN_RETURN_IF_ERROR(RunHalf(Half::kAttention, inputs.attention, visitor));
+  }
+  if (inputs.mlp.empty()) return {};
   return inputs.experts.empty() ? RunHalf(Half::kMlp, inputs.mlp, visitor)
                                 : RunExperts(inputs, visitor);
 }

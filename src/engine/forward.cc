@@ -325,8 +325,8 @@ Result<StepProgram> StepProgram::Make(const Device& device, const Decoder& decod
     if (program.refusal_.empty()) program.refusal_ = std::move(run.refusal);
     const Part part = PartOf(all[first]);
     if (run.count == 0) {
-      const auto layer = static_cast<size_t>(part.layer);
-      MARLIN_RETURN_IF_ERROR(CheckUnfused(device, part.kind, *decoder.layers[layer].mixer.mixer));
+      MARLIN_RETURN_IF_ERROR(
+          CheckUnfused(device, part.kind, MixerOf(decoder.config.mixer(part.layer))));
     } else {
       program.parts_.push_back(PartOf(all[first]));
       program.parts_.back().fused = std::move(run.operations);

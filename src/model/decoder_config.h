@@ -21,6 +21,7 @@ inline constexpr size_t kNoRotary = SIZE_MAX;
 
 /// The facts in which layers of a decoder may differ.
 struct LayerConfig {
+  bool mixes = true;  ///< HasMixer.
   MixerKind mixer = MixerKind::kAttention;
   Dimensions sizes;          ///< DimensionsOfLayer.
   int64_t window = 0;        ///< Tokens that attention sees; 0: all.

@@ -39,6 +39,21 @@ Result<float> LoadFactor(const VectorTensor& tensor, WeightSource* source) {
   return values.front();
 }
 
+/// Where up is its own gate, makes it both parts.
+Status AddGates(const Family& family, const Device& device, Projection* up) {
+  if (!family.mlp->gate.empty() || up->empty()) return {};
+  const std::vector<PreparedWeights> gates = up->parts;
+  up->parts.insert(up->parts.end(), gates.begin(), gates.end());
+  std::vector<float> bias(static_cast<size_t>(up->out));
+  up->out *= 2;
+  if (!up->has_bias()) return {};
+  const auto bytes = static_cast<int64_t>(bias.size() * sizeof(float));
+  MARLIN_RETURN_IF_ERROR(up->bias.CopyTo(bias.data(), bytes));
+  const std::vector<float> gate_bias = bias;
+  bias.insert(bias.end(), gate_bias.begin(), gate_bias.end());
+  return SetBias(device, bias, up);
+}
+
 class DecoderLoader {
  public:
   DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config,
@@ -101,7 +116,7 @@ class DecoderLoader {
     if (parts.attention) {
       MARLIN_ASSIGN_OR_RETURN(layer->input_norm, Vector(tensors.input_norm));
       MARLIN_ASSIGN_OR_RETURN(layer->attention_out_norm, Vector(tensors.attention_out_norm));
-      if (parts.matrices) {
+      if (parts.matrices && HasMixer(shape_, index)) {
         layer->mixer.mixer = &MixerOf(config_.mixer(index));
         MARLIN_RETURN_IF_ERROR(LoadMixer(tensors.mixer, &layer->mixer));
       }
@@ -110,7 +125,7 @@ class DecoderLoader {
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_norm, Vector(tensors.mlp_norm));
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_out_norm, Vector(tensors.mlp_out_norm));
     MARLIN_ASSIGN_OR_RETURN(layer->scale, LoadFactor(tensors.scalar, &source_));
-    if (!parts.matrices) return {};
+    if (!parts.matrices || !HasMlp(shape_, index)) return {};
     if (IsSparse(*config_.family, shape_, index)) {
       return LoadExperts(index, tensors.experts, style.interleaved, &layer->experts);
     }
@@ -124,6 +139,7 @@ class DecoderLoader {
       return LoadMlp(tensors.each[static_cast<size_t>(expert)], /*of_experts=*/true, mlp);
     }
     MARLIN_ASSIGN_OR_RETURN(mlp->gate_up, FromStack(tensors.gate_up, expert, interleaved));
+    MARLIN_RETURN_IF_ERROR(AddGates(*config_.family, *target_, &mlp->gate_up));
     MARLIN_ASSIGN_OR_RETURN(mlp->down, FromStack(tensors.down, expert, false));
     return {};
   }
@@ -218,6 +234,7 @@ class DecoderLoader {
 
   Status LoadMlp(const MlpTensors& tensors, bool of_experts, MlpLayer* mlp) {
     MARLIN_ASSIGN_OR_RETURN(mlp->gate_up, Linears(tensors.gate_up, of_experts));
+    MARLIN_RETURN_IF_ERROR(AddGates(*config_.family, *target_, &mlp->gate_up));
     MARLIN_ASSIGN_OR_RETURN(mlp->down, Linear(tensors.down, of_experts));
     return {};
   }

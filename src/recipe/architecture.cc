@@ -139,6 +139,7 @@ Result<ModelArchitecture> DescribeModel(std::string_view config_json) {
   model.experts_per_token = d.top_k;
   model.tied_embeddings = d.tied;
   for (int64_t layer = 0; layer < d.layers; ++layer) {
+    if (!HasMixer(d, layer)) continue;
     const MixerParameters& mixer = ParametersOf(MixerOfLayer(*family, d, layer));
     const Dimensions sizes = DimensionsOfLayer(d, layer);
     const MixerState state = mixer.State(sizes);

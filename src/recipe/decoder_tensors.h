@@ -15,7 +15,6 @@
 namespace marlin {
 
 inline constexpr std::string_view kEmbeddingTensor = "model.embed_tokens.weight";
-inline constexpr std::string_view kFinalNormTensor = "model.norm.weight";
 inline constexpr std::string_view kHeadTensor = "lm_head.weight";
 
 /// "model.layers.<layer>."
@@ -31,8 +30,6 @@ bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name);
 using ExpertProjections = std::array<std::string_view, 3>;
 inline constexpr ExpertProjections kUsualProjections = {"gate_proj", "up_proj", "down_proj"};
 inline constexpr ExpertProjections kShortProjections = {"w1", "w3", "w2"};
-/// Names of the matrices of an MLP whose gate and up are fused.
-inline constexpr std::array<std::string_view, 2> kFusedProjections = {"gate_up_proj", "down_proj"};
 
 /// A linear layer: "<name>.weight" [out, in] and, with a bias, "<name>.bias" [out]. Absent if
 /// unnamed.
