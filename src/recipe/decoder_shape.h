@@ -132,6 +132,22 @@ struct NamePrefix {
   std::string_view meant;
 };
 
+/// Names of the layers that predict further tokens (MTP), and of the modules next to such a layer,
+/// without ".weight". They are those of vLLM's deepseek_mtp.py and qwen3_next_mtp.py.
+struct PredictionNames {
+  /// The module that has the layers and what is next to them; empty: the layers follow the model's
+  /// own, and each has its modules within.
+  std::string_view module;
+  std::string_view embedding_norm;
+  std::string_view hidden_norm;
+  std::string_view join;  ///< From both, normalized, to the layer's input.
+  std::string_view norm;  ///< Before the head.
+};
+inline constexpr PredictionNames kFollowingLayers = {"", "enorm", "hnorm", "eh_proj",
+                                                     "shared_head.norm"};
+inline constexpr PredictionNames kOwnModule = {"mtp.", "pre_fc_norm_embedding",
+                                               "pre_fc_norm_hidden", "fc", "norm"};
+
 /// Constants of a model_type: a row of families.def.
 struct Family {
   std::string_view model_type;
@@ -176,6 +192,7 @@ struct Family {
   bool layer_scalars = false;     ///< Layers end with a factor of their own.
   RotaryRule rotary = RotaryRule::kAllLayers;
   bool scales_queries = false;  ///< By llama_4_scaling_beta among the RoPE parameters.
+  const PredictionNames* prediction = &kFollowingLayers;
 };
 
 /// The heads of one layer.
@@ -203,7 +220,7 @@ struct Dimensions {
   int64_t top_k = 0;
   int64_t first_dense = 0;
   int64_t sparse_step = 1;
-  int64_t prediction_layers = 0;
+  int64_t prediction_layers = 0;  ///< That the config names; their indices follow the layers'.
   std::vector<int64_t> dense_layers;
   std::vector<MixerKind> mixers;        ///< One per layer; empty: all have Family::mixer.
   std::vector<int64_t> global_layers;   ///< WindowRule::kNotGlobal.
@@ -258,7 +275,7 @@ std::string_view TypeDefaults(std::string_view model_type);
 /// Errors: kMalformedFile naming the key.
 Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config);
 
-/// The mixer of a layer.
+/// The mixer of a layer. Layers that predict further tokens have the family's own.
 MixerKind MixerOfLayer(const Family& family, const Dimensions& dimensions, int64_t layer);
 
 /// The dimensions as one layer has them: what a mixer of that layer is given.

@@ -11,7 +11,11 @@ class LayerDescriber {
  public:
   LayerDescriber(const Family& family, const Dimensions& dimensions, int64_t layer,
                  const ExpertStyle& style)
-      : family_(family), d_(dimensions), layer_(layer), names_(layer), style_(style) {}
+      : family_(family),
+        d_(dimensions),
+        layer_(layer),
+        names_(LayerPrefix(family, dimensions, layer)),
+        style_(style) {}
 
   LayerTensors Describe(bool sparse) const {
     LayerTensors layer;
@@ -134,6 +138,29 @@ std::vector<LinearTensors> MixerTensors::Linears() const {
 
 std::string LayerPrefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
 
+std::string LayerPrefix(const Family& family, const Dimensions& dimensions, int64_t layer) {
+  const std::string_view module = family.prediction->module;
+  if (layer < dimensions.layers || module.empty()) return LayerPrefix(layer);
+  return fmt::format("{}layers.{}.", module, layer - dimensions.layers);
+}
+
+PredictionTensors DescribePrediction(const Family& family, const Dimensions& dimensions,
+                                     int64_t layer) {
+  const PredictionNames& own = *family.prediction;
+  const bool follows = own.module.empty();
+  const LayerNames names(follows ? LayerPrefix(layer) : std::string(own.module));
+  const int64_t hidden = dimensions.hidden;
+  PredictionTensors tensors;
+  tensors.embedding_norm = names.Norm(family, own.embedding_norm, hidden);
+  tensors.hidden_norm = names.Norm(family, own.hidden_norm, hidden);
+  tensors.join = names.Linear(own.join, 2 * hidden, hidden);
+  tensors.norm = names.Norm(family, own.norm, hidden);
+  if (!follows) return tensors;
+  tensors.embedding = names.prefix() + "embed_tokens.weight";
+  tensors.head = names.prefix() + "shared_head.head.weight";
+  return tensors;
+}
+
 bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name) {
   if (name.starts_with(kPredictionPrefix)) return true;
   for (int64_t i = 0; i < dimensions.prediction_layers; ++i) {
@@ -148,10 +175,10 @@ LayerTensors DescribeLayer(const Family& family, const Dimensions& dimensions, i
       .Describe(IsSparse(family, dimensions, layer));
 }
 
-ExpertStyle FindExpertStyle(const Family& family, int64_t layer,
+ExpertStyle FindExpertStyle(const Family& family, const Dimensions& dimensions, int64_t layer,
                             FunctionRef<bool(const std::string&)> has) {
   ExpertStyle style = family.experts == nullptr ? ExpertStyle() : *family.experts;
-  const std::string prefix = LayerPrefix(layer);
+  const std::string prefix = LayerPrefix(family, dimensions, layer);
   // Checkpoints of Mixtral rename the block, the matrices or both, or stack all experts.
   for (const std::string_view block : kExpertBlocks) {
     if (has(fmt::format("{}{}.{}.weight", prefix, block, style.router))) style.block = block;
