@@ -102,6 +102,14 @@ Status AddBlock(Pass& pass, const DeviceVector& norm) {
   return Normalize(pass, norm, pass.decoder.config.epsilon, pass.block, pass.block);
 }
 
+Status AddLastBlock(Pass& pass, int64_t index) {
+  const DecoderLayer& layer = pass.layer(index);
+  MARLIN_RETURN_IF_ERROR(AddBlock(pass, layer.mlp_out_norm));
+  if (layer.scale == 1.0F) return {};
+  MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+  return ScaleAndCap(pass.device, pass.values.hidden, layer.scale, 0.0F, pass.stream());
+}
+
 Status TakeValues(Pass* pass) {
   const DecoderConfig& config = pass->decoder.config;
   const Dimensions& shape = config.shape;
@@ -131,6 +139,9 @@ Status TakeValues(Pass* pass) {
   if (!config.family->parallel) arena.Return(begin);
   int64_t inner = 0;
   for (const DecoderLayer& layer : pass->decoder.layers) inner = std::max(inner, layer.mlp.down.in);
+  if (inner > 0 && shape.experts > 0 && config.family->mlp_beside) {
+    MARLIN_ASSIGN_OR_RETURN(pass->beside, take(shape.hidden));
+  }
   if (inner > 0) {
     MARLIN_ASSIGN_OR_RETURN(values.inner, arena.Take(activations, {rows, inner}));
   }
@@ -181,10 +192,7 @@ Status RunProjectAdd(Pass& pass, int64_t index, bool from_inner) {
     MARLIN_RETURN_IF_ERROR(
         Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, pass.block));
     MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kDown));
-    MARLIN_RETURN_IF_ERROR(AddBlock(pass, layer.mlp_out_norm));
-    if (layer.scale == 1.0F) return {};
-    MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
-    return ScaleAndCap(pass.device, pass.values.hidden, layer.scale, 0.0F, pass.stream());
+    return AddLastBlock(pass, index);
   }
   MARLIN_RETURN_IF_ERROR(
       Apply(pass.device, layer.mixer.out, MixedOf(pass, index), pass.products, pass.block));
@@ -319,6 +327,8 @@ Status RunPieces(Pass& pass, StepKind kind, int64_t layer, bool from_inner) {
       return RunRoute(pass, layer);
     case StepKind::kExperts:
       return RunExperts(pass, layer);
+    case StepKind::kBeside:
+      return RunBeside(pass, layer);
     case StepKind::kHead:
       return RunHead(pass);
     case StepKind::kSample:

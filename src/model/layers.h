@@ -45,7 +45,11 @@ struct HostExperts;
 
 struct ExpertsLayer {
   Projection router;
+  DeviceVector router_norm;  ///< The router's own; empty: it reads what the experts read.
+  DeviceVector norm;         ///< NormNames::experts; empty: DecoderLayer::mlp_norm.
+  DeviceVector out_norm;     ///< NormNames::experts_out; perhaps empty.
   DeviceVector choice_bias;  ///< Score-correction bias [experts], or empty.
+  DeviceVector scales;       ///< RouterOptions::scales, or empty.
   std::vector<MlpLayer> experts;
   MlpLayer shared;         ///< Empty if there is none.
   Projection shared_gate;  ///< [hidden, 1] (qwen2_moe), or empty.
@@ -60,10 +64,14 @@ struct DecoderLayer {
   MixerLayer mixer;
   DeviceVector attention_out_norm;  ///< Family::norms; perhaps empty.
   DeviceVector mlp_norm;
-  MlpLayer mlp;  ///< Either mlp or experts.
+  MlpLayer mlp;  ///< Either mlp or experts, or both (Family::mlp_beside).
   ExpertsLayer experts;
-  DeviceVector mlp_out_norm;  ///< Family::norms; perhaps empty.
-  float scale = 1.0F;         ///< Factor of the hidden states after the layer.
+  DeviceVector beside_out_norm;  ///< NormNames::beside_out, if there are both.
+  DeviceVector mlp_out_norm;     ///< Family::norms; perhaps empty.
+  float scale = 1.0F;            ///< Factor of the hidden states after the layer.
+
+  /// Whether it has an MLP next to experts.
+  bool has_both() const { return !mlp.down.empty() && !experts.experts.empty(); }
 };
 
 /// The modules before a layer that predicts further tokens (MTP): the layer's input is the

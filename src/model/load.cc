@@ -57,6 +57,21 @@ Status AddGates(const Family& family, const Device& device, Projection* up) {
   return SetBias(device, bias, up);
 }
 
+/// The matrices of an expert: gate and up are one part, or one each.
+Expert ExpertOf(const MlpLayer& mlp) {
+  const auto matrix = [](const Projection& projection, size_t part, int64_t column) {
+    ExpertMatrix made;
+    if (part >= projection.parts.size()) return made;
+    made.weights = projection.parts[part];
+    if (projection.has_bias()) {
+      made.bias = TensorView(static_cast<const float*>(projection.bias.data()) + column,
+                             DType::kF32, {made.weights.spec().n});
+    }
+    return made;
+  };
+  return {matrix(mlp.gate_up, 0, 0), matrix(mlp.gate_up, 1, mlp.down.in), matrix(mlp.down, 0, 0)};
+}
+
 class DecoderLoader {
  public:
   DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config,
@@ -130,12 +145,13 @@ class DecoderLoader {
     if (!parts.mlp) return {};
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_norm, Vector(tensors.mlp_norm));
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_out_norm, Vector(tensors.mlp_out_norm));
+    MARLIN_ASSIGN_OR_RETURN(layer->beside_out_norm, Vector(tensors.beside_out_norm));
+    MARLIN_RETURN_IF_ERROR(LoadExpertVectors(tensors.experts, &layer->experts));
     MARLIN_ASSIGN_OR_RETURN(layer->scale, LoadFactor(tensors.scalar, &source_));
     if (!parts.matrices || !HasMlp(shape_, index)) return {};
-    if (IsSparse(*config_.family, shape_, index)) {
-      return LoadExperts(index, tensors.experts, style.interleaved, &layer->experts);
-    }
-    return LoadMlp(tensors.mlp, /*of_experts=*/false, &layer->mlp);
+    MARLIN_RETURN_IF_ERROR(LoadMlp(tensors.mlp, /*of_experts=*/false, &layer->mlp));
+    if (!IsSparse(*config_.family, shape_, index)) return {};
+    return LoadExperts(index, tensors.experts, style.interleaved, &layer->experts);
   }
 
   /// One expert.
@@ -155,7 +171,7 @@ class DecoderLoader {
     MARLIN_ASSIGN_OR_RETURN(std::vector<float> values,
                             source_.LoadVector(vector.name, vector.shape()));
     const float offset = vector.one_plus ? 1.0F : 0.0F;
-    for (float& value : values) value = scale * (value + offset);
+    for (float& value : values) value = vector.scale * scale * (value + offset);
     return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(const LinearTensors& linear, bool of_experts = false) {
@@ -245,10 +261,18 @@ class DecoderLoader {
     return {};
   }
 
+  Status LoadExpertVectors(const ExpertsTensors& tensors, ExpertsLayer* layer) {
+    MARLIN_ASSIGN_OR_RETURN(layer->router_norm, Vector(tensors.router_norm));
+    MARLIN_ASSIGN_OR_RETURN(layer->norm, Vector(tensors.norm));
+    MARLIN_ASSIGN_OR_RETURN(layer->out_norm, Vector(tensors.out_norm));
+    MARLIN_ASSIGN_OR_RETURN(layer->choice_bias, Vector(tensors.correction_bias));
+    MARLIN_ASSIGN_OR_RETURN(layer->scales, Vector(tensors.scales));
+    return {};
+  }
+
   Status LoadExperts(int64_t index, const ExpertsTensors& tensors, bool interleaved,
                      ExpertsLayer* layer) {
     MARLIN_ASSIGN_OR_RETURN(layer->router, Linear(tensors.router));
-    MARLIN_ASSIGN_OR_RETURN(layer->choice_bias, Vector(tensors.correction_bias));
     for (int64_t expert = 0; expert < shape_.experts; ++expert) {
       MlpLayer mlp;
       MARLIN_RETURN_IF_ERROR(OnHost(index, expert)
@@ -277,21 +301,6 @@ class DecoderLoader {
     source_.PrepareFor(device_);
     host_bytes_ += source_.bytes() - before;
     return loaded;
-  }
-
-  /// The matrices of an expert: gate and up are one part, or one each.
-  static Expert ExpertOf(const MlpLayer& mlp) {
-    const auto matrix = [](const Projection& projection, size_t part, int64_t column) {
-      ExpertMatrix made;
-      if (part >= projection.parts.size()) return made;
-      made.weights = projection.parts[part];
-      if (projection.has_bias()) {
-        made.bias = TensorView(static_cast<const float*>(projection.bias.data()) + column,
-                               DType::kF32, {made.weights.spec().n});
-      }
-      return made;
-    };
-    return {matrix(mlp.gate_up, 0, 0), matrix(mlp.gate_up, 1, mlp.down.in), matrix(mlp.down, 0, 0)};
   }
 
   Status MakeSet(int64_t index, ExpertsLayer* layer) {

@@ -91,6 +91,7 @@ class TensorLister {
     if (!family_.parallel) AddVector(layer.mlp_norm);
     AddVector(layer.attention_out_norm);
     AddVector(layer.mlp_out_norm);
+    AddVector(layer.beside_out_norm);
     AddVector(layer.scalar);
     AddMlp(layer.mlp);
     AddExperts(layer.experts);
@@ -98,7 +99,10 @@ class TensorLister {
 
   void AddExperts(const ExpertsTensors& experts) {
     AddLinear(experts.router);
-    AddVector(experts.correction_bias);
+    for (const VectorTensor& vector : {experts.router_norm, experts.norm, experts.out_norm,
+                                       experts.correction_bias, experts.scales}) {
+      AddVector(vector);
+    }
     for (const MlpTensors& expert : experts.each) AddMlp(expert);
     AddStack(experts.gate_up);
     AddStack(experts.down);

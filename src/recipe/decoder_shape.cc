@@ -88,6 +88,12 @@ constexpr NamePrefix kNemotronPrefixes[] = {
 };
 
 constexpr NormNames kLfm2Norms = {"operator_norm", "", "ffn_norm", ""};
+constexpr ExpertStyle kGemma4Experts = {.block = "",
+                                        .router = "router.proj",
+                                        .stacked = true,
+                                        .router_norm = "router.scale",
+                                        .scales = "router.per_expert_scale"};
+
 constexpr NormNames kGlm4Norms = {"input_layernorm", "post_self_attn_layernorm",
                                   "post_attention_layernorm", "post_mlp_layernorm"};
 
@@ -95,6 +101,14 @@ constexpr NormNames kOneNorm = {"input_layernorm", "", "", ""};
 constexpr NormNames kOutNorms = {"", "post_attention_layernorm", "", "post_feedforward_layernorm"};
 constexpr NormNames kGemmaNorms = {"input_layernorm", "post_attention_layernorm",
                                    "pre_feedforward_layernorm", "post_feedforward_layernorm"};
+
+constexpr NormNames kGemma4Norms = {"input_layernorm",
+                                    "post_attention_layernorm",
+                                    "pre_feedforward_layernorm",
+                                    "post_feedforward_layernorm",
+                                    "pre_feedforward_layernorm_2",
+                                    "post_feedforward_layernorm_2",
+                                    "post_feedforward_layernorm_1"};
 
 constexpr Family kFamilies[] = {
 #include "recipe/families.def"
@@ -158,6 +172,7 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
     if (config.CountOr("num_local_experts", kMaxExperts, 0) == 0) return;
     d->shared_width = d->intermediate;
   }
+  if (!family.experts_key.empty() && !config.Bool(family.experts_key, false)) return;
   constexpr std::array<std::string_view, 3> kCounts = {"num_experts", "num_local_experts",
                                                        "n_routed_experts"};
   d->experts = config.SizeOfAny(kCounts, kMaxExperts);

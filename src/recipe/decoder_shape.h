@@ -113,7 +113,11 @@ struct ExpertStyle {
   std::array<std::string_view, 2> stacks = {"experts.gate_up_proj", "experts.down_proj"};
   bool interleaved = false;  ///< Stacked gate and up columns alternate; false: gate's come first.
   bool biases = false;       ///< Stacked experts have biases.
-  bool short_names = false;  ///< w1, w3, w2 instead of gate_proj, up_proj, down_proj.
+  /// The weight of a norm that only the router has, in the block, times the square root of
+  /// hidden_size. Empty: the router reads what the experts read.
+  std::string_view router_norm = {};
+  std::string_view scales = {};  ///< Factors of the experts' weights, in the block, if any.
+  bool short_names = false;      ///< w1, w3, w2 instead of gate_proj, up_proj, down_proj.
   std::string_view width_key = "moe_intermediate_size";
 };
 
@@ -123,6 +127,10 @@ struct NormNames {
   std::string_view attention_out;  ///< After the mixer, before what it adds is added.
   std::string_view mlp;            ///< Before the MLP or the experts.
   std::string_view mlp_out;        ///< After them.
+  // Family::mlp_beside: `mlp` is before the MLP, and `mlp_out` after the sum of both.
+  std::string_view experts = {};      ///< Before the experts.
+  std::string_view experts_out = {};  ///< After the experts.
+  std::string_view beside_out = {};   ///< After the MLP.
 };
 inline constexpr NormNames kUsualNorms = {"input_layernorm", "", "post_attention_layernorm", ""};
 
@@ -191,7 +199,9 @@ struct Family {
   bool unscaled_scores = false;   ///< The factor of query-key scores is 1.
   bool layer_scalars = false;     ///< Layers end with a factor of their own.
   RotaryRule rotary = RotaryRule::kAllLayers;
-  bool scales_queries = false;  ///< By llama_4_scaling_beta among the RoPE parameters.
+  bool scales_queries = false;        ///< By llama_4_scaling_beta among the RoPE parameters.
+  std::string_view experts_key = {};  ///< Says whether there are experts; empty: there are.
+  bool mlp_beside = false;  ///< Layers with experts have an MLP, too, which reads what they read.
   const PredictionNames* prediction = &kFollowingLayers;
 };
 

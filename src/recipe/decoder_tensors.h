@@ -56,6 +56,7 @@ struct VectorTensor {
   /// The taps of a depthwise convolution; 0: any other vector.
   int64_t conv_width = 0;
   bool as_row = false;  ///< Stored as [1, count].
+  float scale = 1.0F;   ///< Factor of what is stored.
 
   bool present() const { return !name.empty(); }
   /// As stored: [count], [1, count] or [channels, 1, conv_width].
@@ -136,7 +137,11 @@ struct ExpertStack {
 /// The experts of a layer: either `each` or the two stacks.
 struct ExpertsTensors {
   LinearTensors router;
+  VectorTensor router_norm;  ///< ExpertStyle::router_norm.
+  VectorTensor norm;         ///< NormNames::experts.
+  VectorTensor out_norm;     ///< NormNames::experts_out.
   VectorTensor correction_bias;
+  VectorTensor scales;  ///< ExpertStyle::scales.
   std::vector<MlpTensors> each;
   ExpertStack gate_up;
   ExpertStack down;
@@ -151,7 +156,8 @@ struct LayerTensors {
   VectorTensor mlp_norm;
   VectorTensor attention_out_norm;
   VectorTensor mlp_out_norm;
-  MlpTensors mlp;  ///< Unless IsSparse.
+  VectorTensor beside_out_norm;  ///< NormNames::beside_out, if it has both.
+  MlpTensors mlp;                ///< Unless IsSparse, or if Family::mlp_beside.
   ExpertsTensors experts;
 };
 

@@ -69,6 +69,7 @@ constexpr Synonym kSynonyms[] = {
     {"nemotron_h", "conv_kernel", "mamba_d_conv"},
     {"nemotron_h", "use_conv_bias", "mamba_conv_bias"},
     {"nemotron_h", "mamba_dt_min", "time_step_min"},
+    {"gemma4_text", "top_k_experts", "num_experts_per_tok"},
 };
 
 /// Keys that have defaults, too, but make a config without them a fragment.
