@@ -24,6 +24,7 @@ constexpr std::string_view kLinearAttention = "linear_attention";
 constexpr std::string_view kFullAttention = "full_attention";
 
 constexpr ExpertStyle kUsualExperts = {};
+constexpr ExpertStyle kStackedExperts = {.stacked = true};
 constexpr ExpertStyle kErnieExperts = {.correction_bias = "moe_statics.e_score_correction_bias",
                                        .correction_row = true};
 constexpr ExpertStyle kHunyuanExperts = {
