@@ -283,6 +283,7 @@ Status RunPieces(Pass& pass, StepKind kind, int64_t layer, bool from_inner) {
     case StepKind::kLatentProject:
     case StepKind::kAttention:
     case StepKind::kMix:
+    case StepKind::kGatedDelta:
       return pass.layer(layer).mixer.mixer->Run(pass, kind, layer);
     case StepKind::kProjectAdd:
       return RunProjectAdd(pass, layer, from_inner);

@@ -28,6 +28,7 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
     case StepKind::kLatentProject:
     case StepKind::kAttention:
     case StepKind::kMix:
+    case StepKind::kGatedDelta:
       return {};  // The layer's mixer has none of these.
     case StepKind::kProjectAdd:
       return {kRmsNorm, kAddTo, kScaleAndCap};

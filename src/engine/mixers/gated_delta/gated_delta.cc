@@ -2,7 +2,10 @@
 // recurrence whose state has a fixed size.
 #include <fmt/core.h>
 
+#include <utility>
+
 #include "base/macros.h"
+#include "engine/describe_step.h"
 #include "engine/mixers/paged_attention.h"
 #include "engine/mixers/recurrent.h"
 #include "marlin/recurrent.h"
@@ -44,12 +47,9 @@ class GatedDeltaNet final : public Mixer {
 
   std::vector<MixerOperation> Operations() const override {
     using enum DecoderOperation;
-    return {{StepKind::kMix, {kRmsNorm, kAddRmsNorm, kGatedDelta}}};
+    return {{StepKind::kGatedDelta, {kRmsNorm, kAddRmsNorm, kGatedDelta}}};
   }
-  void Describe(const DescribedLayer& layer,
-                std::vector<StepOperation>* operations) const override {
-    operations->emplace_back(MixStep{layer.index});
-  }
+  void Describe(const DescribedLayer& layer, std::vector<StepOperation>* operations) const override;
   Status Run(Pass& pass, StepKind kind, int64_t layer) const override;
 };
 
@@ -150,6 +150,34 @@ GatedDeltaInputs InputsIn(const MutableTensorView& projected, const Dimensions& 
   return inputs;
 }
 
+GatedDeltaWeights WeightsOf(const DecoderConfig& config, const MixerLayer& mixer,
+                            const Dimensions& sizes) {
+  const GatedDeltaSizes net = SizesOf(sizes);
+  const TensorView conv(mixer.vectors[kConv].view().data(), DType::kF32,
+                        {net.channels(), net.conv_width});
+  return {conv,
+          mixer.vectors[kLogDecay].view(),
+          mixer.vectors[kDecayBias].view(),
+          mixer.vectors[kNorm].view(),
+          config.epsilon,
+          net};
+}
+
+void GatedDeltaNet::Describe(const DescribedLayer& layer,
+                             std::vector<StepOperation>* operations) const {
+  const DecoderConfig& config = layer.decoder.config;
+  const MixerLayer& mixer = layer.layer().mixer;
+  GatedDeltaStep step;
+  step.layer = layer.index;
+  step.norm = DescribeHiddenNorm(layer);
+  step.linear = DescribeLinear(mixer.projections[kInputs]);
+  step.weights = WeightsOf(config, mixer, config.layer(layer.index).sizes);
+  step.by_head = config.family->delta_by_head;
+  step.cache_group = layer.pool.GroupOf(layer.index);
+  step.states = layer.pool.StatesOf(layer.index, {});
+  operations->emplace_back(std::move(step));
+}
+
 Status GatedDeltaNet::Run(Pass& pass, StepKind /*kind*/, int64_t layer) const {
   const ArenaScope scope(pass.arena);
   const DecoderConfig& config = pass.decoder.config;
@@ -164,14 +192,7 @@ Status GatedDeltaNet::Run(Pass& pass, StepKind /*kind*/, int64_t layer) const {
   MARLIN_RETURN_IF_ERROR(Apply(pass.device, inputs, x, pass.products, projected));
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kQkv));
   const GatedDeltaSizes net = SizesOf(sizes);
-  const DeviceVector& conv = mixer.vectors[kConv];
-  const GatedDeltaWeights weights{
-      TensorView(conv.view().data(), DType::kF32, {net.channels(), net.conv_width}),
-      mixer.vectors[kLogDecay].view(),
-      mixer.vectors[kDecayBias].view(),
-      mixer.vectors[kNorm].view(),
-      config.epsilon,
-      net};
+  const GatedDeltaWeights weights = WeightsOf(config, mixer, sizes);
   MARLIN_RETURN_IF_ERROR(GatedDelta(pass.device,
                                     InputsIn(projected, sizes, config.family->delta_by_head),
                                     weights, RecurrentRowsOf(pass, layer), StatesOf(pass, layer),
