@@ -41,6 +41,7 @@ constexpr LayerType kLayerTypes[] = {
 };
 
 constexpr ExpertStyle kUsualExperts = {};
+constexpr ExpertStyle kStackedExperts = {.stacked = true};
 constexpr ExpertStyle kErnieExperts = {.correction_bias = "moe_statics.e_score_correction_bias",
                                        .correction_row = true};
 constexpr ExpertStyle kHunyuanExperts = {
