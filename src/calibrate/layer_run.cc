@@ -65,7 +65,10 @@ Result<std::unique_ptr<LayerRun>> LayerRun::Make(const Device& device, const Dec
     run->decoder_.layers.emplace_back();
   }
   MARLIN_RETURN_IF_ERROR(UploadTables(device, &run->decoder_));
-  MARLIN_ASSIGN_OR_RETURN(run->pool_, PagePool::Make(device, CacheShape::Of(own, DType::kF32)));
+  CacheShape shape = CacheShape::Of(own, DType::kF32);
+  // Passes have the pages of a state, also where the layer keeps none.
+  if (shape.layers.front() == LayerState()) shape.layers.front().kept = {1, 1, 1};
+  MARLIN_ASSIGN_OR_RETURN(run->pool_, PagePool::Make(device, shape));
   return run;
 }
 

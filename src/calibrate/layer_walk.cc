@@ -96,9 +96,13 @@ Status LayerWalk::RunLayer(int64_t layer, InputVisitor& visitor) {
   const LayerInputs inputs =
       DescribeInputs(directory_.config, layer, original_source_.Tensors(layer));
   if (directory_.config.family->parallel) return RunParallel(inputs, visitor);
-  MARLIN_RETURN_IF_ERROR(RunHalf(Half::kAttention, inputs.attention, visitor));
-  MARLIN_RETURN_IF_ERROR(inputs.experts.empty() ? RunHalf(Half::kMlp, inputs.mlp, visitor)
-                                                : RunExperts(inputs, visitor));
+  if (!inputs.attention.empty()) {
+    MARLIN_RETURN_IF_ERROR(RunHalf(Half::kAttention, inputs.attention, visitor));
+  }
+  if (!inputs.mlp.empty()) {
+    MARLIN_RETURN_IF_ERROR(inputs.experts.empty() ? RunHalf(Half::kMlp, inputs.mlp, visitor)
+                                                  : RunExperts(inputs, visitor));
+  }
   extras_.End(directory_.config, layer, runs_);
   return {};
 }

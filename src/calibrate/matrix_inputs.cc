@@ -84,7 +84,8 @@ std::vector<MatrixInput> MixerInputs(const DecoderConfig& config, int64_t layer,
 /// The input of a down projection, which a GLU computes from gate and up.
 MatrixInput DownInput(const DecoderConfig& config, const MlpTensors& mlp) {
   MatrixInput input = InputAt(kLastSlot, mlp.down.in, {&mlp.down, 1});
-  if (config.gate_limit > 0) return input;  // It clamps up.
+  // It clamps up, or multiplies it by itself.
+  if (config.gate_limit > 0 || config.family->mlp->gate.empty()) return input;
   // The last outputs, of up's own matrix or of one that holds gate and up.
   const LinearTensors& last = mlp.gate_up.back();
   ProduceByOutputs(last, Range(last.out - mlp.down.in, mlp.down.in), &input);
@@ -100,7 +101,7 @@ ExpertMatrices StackedExpert(const DecoderConfig& config, const ExpertsTensors& 
                           InputAt(kLastSlot, tensors.down.in, {})};
   matrices.gate_up.matrices = {{gate_up.name, expert, count}};
   matrices.down.matrices = {{tensors.down.name, expert, count}};
-  if (config.gate_limit > 0) return matrices;
+  if (config.gate_limit > 0 || config.family->mlp->gate.empty()) return matrices;
   const int64_t width = tensors.down.in;
   const std::vector<int64_t> up = Range(expert * gate_up.out + gate_up.out - width, width);
   for (const std::string& tensor : {gate_up.name, gate_up.bias_name}) {
@@ -166,7 +167,8 @@ std::vector<LayerMatrix> LayerMatrices(const LayerTensors& tensors) {
 LayerInputs DescribeInputs(const DecoderConfig& config, int64_t layer,
                            const LayerTensors& tensors) {
   LayerInputs inputs;
-  inputs.attention = MixerInputs(config, layer, tensors);
+  if (HasMixer(config.shape, layer)) inputs.attention = MixerInputs(config, layer, tensors);
+  if (!HasMlp(config.shape, layer)) return inputs;
   const ExpertsTensors& experts = tensors.experts;
   std::vector<LinearTensors> first = tensors.mlp.gate_up;
   if (experts.router.present()) {

@@ -42,7 +42,8 @@ class Describer {
       AddDown(index);
       return;
     }
-    AddMixer(index);
+    if (HasMixer(config_.shape, index)) AddMixer(index);
+    if (!HasMlp(config_.shape, index)) return;
     const DecoderLayer& layer = decoder_.layers[static_cast<size_t>(index)];
     if (layer.has_both()) {
       step_.operations.emplace_back(BesideStep{index});

@@ -88,6 +88,14 @@ struct LayerEmbeddings {
   bool empty() const { return projection.empty(); }
 };
 
+/// The modules before a layer that predicts further tokens (MTP): the layer's input is the
+/// projection of a token's embedding and the hidden state after its predecessor, both normalized.
+struct JoinLayer {
+  DeviceVector embedding_norm;
+  DeviceVector hidden_norm;
+  Projection projection;
+};
+
 struct Decoder {
   DecoderConfig config;
   Checkpoint checkpoint;            ///< Keeps the embedding table mapped.
@@ -104,7 +112,9 @@ struct Decoder {
   int64_t host_bytes = 0;    ///< Size of the experts on the host; not in `bytes`.
   int64_t host_experts = 0;  ///< Experts on the host.
   LayerEmbeddings layer_embeddings = {};
+  JoinLayer join = {};       ///< Empty, except after LoadDraft.
 
+  bool joins() const { return !join.projection.empty(); }
   const Projection& lm_head() const { return head.empty() ? embedding_projection : head; }
 };
 
@@ -152,5 +162,11 @@ struct LoadOptions {
 /// kOutOfMemory.
 Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
                             const Device& device, const LoadOptions& options = {});
+
+/// Loads the layer of a loaded model that predicts further tokens (MTP) as a decoder of one layer,
+/// which shares the model's embedding and head. `exact` as LoadOptions::exact. Errors: kUnsupported
+/// for a checkpoint without such a layer, for more than one, and for a device other than a CPU; as
+/// LoadDecoder, naming a tensor that is missing.
+Result<Decoder> LoadDraft(const Decoder& model, const Device& device, bool exact);
 
 }  // namespace marlin

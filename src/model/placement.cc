@@ -28,6 +28,7 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
     case StepKind::kLatentProject:
     case StepKind::kAttention:
     case StepKind::kMix:
+    case StepKind::kGatedDelta:
       return {};  // The layer's mixer has none of these.
     case StepKind::kProjectAdd:
       return {kRmsNorm, kAddTo, kScaleAndCap};
@@ -55,10 +56,13 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
 /// The operations of a layer's step, and of the step around the layers.
 std::vector<StepKind> StepKinds(const DecoderConfig& config, int64_t layer) {
   std::vector<StepKind> kinds = {StepKind::kEmbed};
-  for (const MixerOperation& operation : MixerOf(config.mixer(layer)).Operations()) {
-    kinds.push_back(operation.kind);
+  if (HasMixer(config.shape, layer)) {
+    for (const MixerOperation& operation : MixerOf(config.mixer(layer)).Operations()) {
+      kinds.push_back(operation.kind);
+    }
   }
   kinds.insert(kinds.end(), {StepKind::kProjectAdd, StepKind::kHead, StepKind::kSample});
+  if (!HasMlp(config.shape, layer)) return kinds;
   if (IsSparse(*config.family, config.shape, layer)) {
     if (config.family->mlp_beside) {
       kinds.push_back(StepKind::kBeside);

@@ -34,13 +34,18 @@ class TensorLister {
   std::vector<ModelTensor> Prediction() {
     tensors_.clear();
     for (layer_ = d_.layers; layer_ < d_.layers + d_.prediction_layers; ++layer_) {
-      AddInLayer("embed_tokens.weight", {d_.vocabulary, d_.hidden});
-      AddInLayer("enorm.weight", {d_.hidden});
-      AddInLayer("hnorm.weight", {d_.hidden});
-      AddInLayer("eh_proj.weight", {d_.hidden, 2 * d_.hidden});
+      const PredictionTensors own = DescribePrediction(family_, d_, layer_);
+      const bool apart = own.embedding.empty();
+      if (!apart) Add(own.embedding, {d_.vocabulary, d_.hidden});
+      // A module of their own has one of each for all layers.
+      if (!apart || layer_ == d_.layers) {
+        AddVector(own.embedding_norm);
+        AddVector(own.hidden_norm);
+        AddLinear(own.join);
+        AddVector(own.norm);
+      }
       AddLayer();
-      AddInLayer("shared_head.norm.weight", {d_.hidden});
-      AddInLayer("shared_head.head.weight", {d_.vocabulary, d_.hidden});
+      if (!apart) Add(own.head, {d_.vocabulary, d_.hidden});
     }
     return std::move(tensors_);
   }
@@ -55,9 +60,6 @@ class TensorLister {
     tensor.layer = layer_;
     tensor.routed = tensor.layer_class == LayerClass::kMoeExpert;
     tensors_.push_back(std::move(tensor));
-  }
-  void AddInLayer(std::string_view name, Shape shape) {
-    Add(LayerPrefix(layer_) + std::string(name), shape);
   }
   void AddVector(const VectorTensor& vector) {
     if (vector.present()) Add(vector.name, vector.shape());
@@ -154,6 +156,7 @@ Result<ModelArchitecture> DescribeModel(std::string_view config_json) {
   model.experts_per_token = d.top_k;
   model.tied_embeddings = d.tied;
   for (int64_t layer = 0; layer < d.layers; ++layer) {
+    if (!HasMixer(d, layer)) continue;
     const MixerParameters& mixer = ParametersOf(MixerOfLayer(*family, d, layer));
     const Dimensions sizes = DimensionsOfLayer(d, layer);
     const MixerState state = mixer.State(sizes);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/function_ref.h"
@@ -15,7 +16,6 @@
 namespace marlin {
 
 inline constexpr std::string_view kEmbeddingTensor = "model.embed_tokens.weight";
-inline constexpr std::string_view kFinalNormTensor = "model.norm.weight";
 inline constexpr std::string_view kHeadTensor = "lm_head.weight";
 /// The embeddings of all layers, side by side.
 inline constexpr std::string_view kLayerTableTensor = "model.embed_tokens_per_layer.weight";
@@ -24,7 +24,10 @@ inline constexpr std::string_view kLayerTableTensor = "model.embed_tokens_per_la
 std::string LayerPrefix(int64_t layer);
 
 /// The module of types that keep layers which predict further tokens (MTP) apart from the others.
-inline constexpr std::string_view kPredictionPrefix = "mtp.";
+inline constexpr std::string_view kPredictionPrefix = kOwnModule.module;
+/// The same where the layers from Dimensions::layers on predict further tokens (MTP).
+std::string LayerPrefix(const Family& family, const Dimensions& dimensions, int64_t layer);
+
 /// Whether a tensor or module predicts further tokens: in layers beyond the model's own, or in that
 /// module.
 bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name);
@@ -33,8 +36,6 @@ bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name);
 using ExpertProjections = std::array<std::string_view, 3>;
 inline constexpr ExpertProjections kUsualProjections = {"gate_proj", "up_proj", "down_proj"};
 inline constexpr ExpertProjections kShortProjections = {"w1", "w3", "w2"};
-/// Names of the matrices of an MLP whose gate and up are fused.
-inline constexpr std::array<std::string_view, 2> kFusedProjections = {"gate_up_proj", "down_proj"};
 
 /// A linear layer: "<name>.weight" [out, in] and, with a bias, "<name>.bias" [out]. Absent if
 /// unnamed.
@@ -71,6 +72,8 @@ struct VectorTensor {
 class LayerNames {
  public:
   explicit LayerNames(int64_t layer) : prefix_(LayerPrefix(layer)) {}
+  /// Names that begin with `prefix`.
+  explicit LayerNames(std::string prefix) : prefix_(std::move(prefix)) {}
 
   /// `name` without LayerPrefix and ".weight".
   LinearTensors Linear(std::string_view name, int64_t in, int64_t out, bool bias = false) const {
@@ -181,9 +184,24 @@ struct LayerTensors {
 LayerTensors DescribeLayer(const Family& family, const Dimensions& dimensions, int64_t layer,
                            const ExpertStyle& style);
 
+/// The tensors that a layer which predicts further tokens has in addition.
+struct PredictionTensors {
+  VectorTensor embedding_norm;
+  VectorTensor hidden_norm;
+  LinearTensors join;  ///< From [the token's embedding, hidden state], both normalized.
+  VectorTensor norm;   ///< Before the head.
+  /// Copies of the model's embedding and head that some checkpoints store; empty: there are none.
+  std::string embedding;
+  std::string head;
+};
+
+/// `layer` is at least Dimensions::layers.
+PredictionTensors DescribePrediction(const Family& family, const Dimensions& dimensions,
+                                     int64_t layer);
+
 /// The style in which a checkpoint stores the experts of a layer: the family's, or another in use
 /// for it. `has` tells whether a weight of that name exists.
-ExpertStyle FindExpertStyle(const Family& family, int64_t layer,
+ExpertStyle FindExpertStyle(const Family& family, const Dimensions& dimensions, int64_t layer,
                             FunctionRef<bool(const std::string&)> has);
 
 }  // namespace marlin

@@ -320,7 +320,39 @@ MULTIPLIERS = {
     "attention_multiplier": 0.0625,
     "logits_scaling": 3.0,
 }
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+CONVOLUTION = {"layer_types": ["conv", "full_attention", "conv"], "pad_token_id": None}
 CASES |= {
+    "lfm2": ("Lfm2", {**CONVOLUTION, "block_multiple_of": 32}),
+    "lfm2_moe": ("Lfm2Moe", {**CONVOLUTION, **MOE, "num_dense_layers": 1}),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {**MULTIPLIERS, **MAMBA, "num_local_experts": 8, "num_experts_per_tok": 3},
+    ),
+    "granitemoehybrid_dense": (
+        "GraniteMoeHybrid",
+        {**MULTIPLIERS, **MAMBA, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            **MOE,
+            "head_dim": 16,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 24,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "n_routed_experts": 8,
+            "moe_shared_expert_intermediate_size": 40,
+            "pad_token_id": None,
+        },
+    ),
     "exaone4": (
         "Exaone4",
         {

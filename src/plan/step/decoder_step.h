@@ -6,7 +6,7 @@
 // Nothing here depends on a token: that is in StepValues, whose views are in device memory. Each
 // layer is one alternative of each line:
 //
-//   (ProjectStep | LatentProjectStep, AttentionStep) | MixStep, ProjectAddStep
+//   (ProjectStep | LatentProjectStep, AttentionStep) | GatedDeltaStep | MixStep, ProjectAddStep
 //   GateUpStep, ProjectAddStep | RouteStep, ExpertsStep
 //
 // or, where both read the same hidden states, GateUpStep, the first line and a ProjectAddStep, or
@@ -25,6 +25,7 @@
 #include "marlin/decoder.h"
 #include "marlin/gemm.h"
 #include "marlin/moe.h"
+#include "marlin/recurrent.h"
 #include "marlin/sampling.h"
 #include "marlin/weights.h"
 
@@ -115,6 +116,20 @@ struct AttentionStep {
   PagedCache cache;        ///< Without slabs; StepPages has them.
 };
 
+/// mixed [rows, value_heads * value_dim] = GatedDelta of linear(norm(hidden)), whose columns are
+/// queries, keys, values, gates, writes and decays, each of all heads; replaces the states.
+struct GatedDeltaStep {
+  int64_t layer = 0;
+  StepNorm norm;
+  StepLinear linear;
+  GatedDeltaWeights weights;
+  /// Queries, keys, values and gates of a key head are adjacent columns; then, after all heads, its
+  /// writes and decays are.
+  bool by_head = false;
+  size_t cache_group = 0;  ///< Index into StepValues::pages.
+  RecurrentStates states;  ///< Without slabs; StepPages has them.
+};
+
 /// mixed = norm(hidden) after a mixer that has no operation of its own here; no backend fuses it.
 struct MixStep {
   int64_t layer = 0;
@@ -180,8 +195,8 @@ struct SampleStep {};
 
 using StepOperation =
     std::variant<EmbedStep, ProjectStep, LatentProjectStep, AttentionStep, ProjectAddStep,
-                 GateUpStep, RouteStep, ExpertsStep, HeadStep, SampleStep, MixStep, BesideStep,
-                 EmbedLayersStep, AddEmbeddingStep>;
+                 GateUpStep, RouteStep, ExpertsStep, HeadStep, SampleStep, MixStep, GatedDeltaStep,
+                 BesideStep, EmbedLayersStep, AddEmbeddingStep>;
 
 /// The alternatives of StepOperation.
 enum class StepKind : uint8_t {
@@ -196,6 +211,7 @@ enum class StepKind : uint8_t {
   kHead,
   kSample,
   kMix,
+  kGatedDelta,
   kBeside,
   kEmbedLayers,
   kAddEmbedding,
