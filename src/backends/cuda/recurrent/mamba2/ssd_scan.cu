@@ -21,7 +21,7 @@ template <int kKeyDim>
 struct ScanShared {
   static constexpr int kKeyRow = kKeyDim + kFragmentPadding;
   static constexpr int kKeyFloats = kChunkRows * kKeyRow;
-  static constexpr int kPairFloats = 2 * kKeyFloats + kSquareFloats;  ///< Of two chunks.
+  static constexpr int kPairFloats = 2 * kKeyFloats + kSquareFloats;
   static constexpr int kRows = 2 * kPairFloats;
   static constexpr int kValues = kRows + ChunkLayout::kRowsFloats;
   static constexpr int kState = kValues + ChunkLayout::kValueFloats;
