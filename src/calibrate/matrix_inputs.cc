@@ -126,6 +126,20 @@ std::vector<ExpertMatrices> ExpertInputs(const DecoderConfig& config,
   return experts;
 }
 
+/// The inputs of the second half of a layer with an MLP next to its experts, without the experts'
+/// matrices.
+void AddBeside(const DecoderConfig& config, const LayerTensors& tensors, LayerInputs* inputs) {
+  const ExpertsTensors& experts = tensors.experts;
+  const int64_t hidden = config.shape.hidden;
+  inputs->beside.push_back(InputAt(kNormedSlot, hidden, tensors.mlp.gate_up));
+  ProduceByNorm(tensors.mlp_norm, &inputs->beside.back());
+  inputs->beside.push_back(InputAt(kRouterSlot, hidden, {&experts.router, 1}));
+  ProduceByNorm(experts.router_norm, &inputs->beside.back());
+  inputs->beside.push_back(DownInput(config, tensors.mlp));
+  inputs->mlp.push_back(InputAt(kExpertsSlot, hidden, experts.shared.gate_up));
+  ProduceByNorm(experts.norm, &inputs->mlp.back());
+}
+
 }  // namespace
 
 std::vector<LayerMatrix> LayerMatrices(const LayerTensors& tensors) {
@@ -170,8 +184,12 @@ LayerInputs DescribeInputs(const DecoderConfig& config, int64_t layer,
     inputs.mlp.push_back(DownInput(config, tensors.mlp));
     return inputs;
   }
-  inputs.mlp.push_back(InputAt(kNormedSlot, config.shape.hidden, first));
-  ProduceByNorm(tensors.mlp_norm, &inputs.mlp.front());
+  if (experts.router.present() && config.family->mlp_beside) {
+    AddBeside(config, tensors, &inputs);
+  } else {
+    inputs.mlp.push_back(InputAt(kNormedSlot, config.shape.hidden, first));
+    ProduceByNorm(tensors.mlp_norm, &inputs.mlp.front());
+  }
   for (const ExpertMatrices& expert : inputs.experts) {
     std::vector<InputMatrix>& routed = inputs.mlp.front().routed;
     routed.insert(routed.end(), expert.gate_up.matrices.begin(), expert.gate_up.matrices.end());

@@ -338,6 +338,20 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
 
 }  // namespace
 
+DecoderConfig PredictionConfig(const DecoderConfig& model) {
+  DecoderConfig config = model;
+  LayerConfig layer;
+  layer.mixer = model.family->mixer;
+  layer.sizes = DimensionsOfLayer(model.shape, model.shape.layers);
+  layer.score_scale =
+      ParametersOf(layer.mixer).ScoreScale(layer.sizes, model.rotaries.front().score_factor);
+  config.shape = layer.sizes;
+  config.shape.layers = 1;
+  config.shape.prediction_layers = 0;
+  config.layers = {layer};
+  return config;
+}
+
 std::vector<std::string> SupportedModelTypes() {
   std::vector<std::string> types;
   for (const Family& family : AllFamilies()) {

@@ -70,6 +70,9 @@ struct DecoderConfig {
   }
 };
 
+/// The decoder that is the model's first layer which predicts further tokens (MTP), alone.
+DecoderConfig PredictionConfig(const DecoderConfig& model);
+
 /// Reads a config.json, and the files next to it that say how to generate. Errors: kUnsupported
 /// naming the model_type and the supported ones, a feature, or a key that is not understood and may
 /// change results; kMalformedFile naming the key.

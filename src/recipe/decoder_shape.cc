@@ -41,6 +41,7 @@ constexpr LayerType kLayerTypes[] = {
 };
 
 constexpr ExpertStyle kUsualExperts = {};
+constexpr ExpertStyle kStackedExperts = {.stacked = true};
 constexpr ExpertStyle kErnieExperts = {.correction_bias = "moe_statics.e_score_correction_bias",
                                        .correction_row = true};
 constexpr ExpertStyle kHunyuanExperts = {
@@ -88,6 +89,12 @@ constexpr NamePrefix kNemotronPrefixes[] = {
 };
 
 constexpr NormNames kLfm2Norms = {"operator_norm", "", "ffn_norm", ""};
+constexpr ExpertStyle kGemma4Experts = {.block = "",
+                                        .router = "router.proj",
+                                        .stacked = true,
+                                        .router_norm = "router.scale",
+                                        .scales = "router.per_expert_scale"};
+
 constexpr NormNames kGlm4Norms = {"input_layernorm", "post_self_attn_layernorm",
                                   "post_attention_layernorm", "post_mlp_layernorm"};
 
@@ -95,6 +102,14 @@ constexpr NormNames kOneNorm = {"input_layernorm", "", "", ""};
 constexpr NormNames kOutNorms = {"", "post_attention_layernorm", "", "post_feedforward_layernorm"};
 constexpr NormNames kGemmaNorms = {"input_layernorm", "post_attention_layernorm",
                                    "pre_feedforward_layernorm", "post_feedforward_layernorm"};
+
+constexpr NormNames kGemma4Norms = {"input_layernorm",
+                                    "post_attention_layernorm",
+                                    "pre_feedforward_layernorm",
+                                    "post_feedforward_layernorm",
+                                    "pre_feedforward_layernorm_2",
+                                    "post_feedforward_layernorm_2",
+                                    "post_feedforward_layernorm_1"};
 
 constexpr Family kFamilies[] = {
 #include "recipe/families.def"
@@ -158,6 +173,7 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
     if (config.CountOr("num_local_experts", kMaxExperts, 0) == 0) return;
     d->shared_width = d->intermediate;
   }
+  if (!family.experts_key.empty() && !config.Bool(family.experts_key, false)) return;
   constexpr std::array<std::string_view, 3> kCounts = {"num_experts", "num_local_experts",
                                                        "n_routed_experts"};
   d->experts = config.SizeOfAny(kCounts, kMaxExperts);
@@ -182,7 +198,6 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   } else if (family.sparse == SparseRule::kInRange) {
     ReadSparseRange(config, d);
   } else if (family.sparse == SparseRule::kAfterFirst) {
-    d->prediction_layers = config.CountOr("num_nextn_predict_layers", 16, 0);
     if (config.Knows("mlp_layer_types")) {
       ReadMlpKinds(config, d);
     } else {
@@ -369,6 +384,9 @@ Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
   ParametersOf(family.mixer).ReadSizes(family, config, &d);
   MARLIN_RETURN_IF_ERROR(ReadMixers(family, config, &d));
   ReadExperts(family, config, &d);
+  if (config.Knows("num_nextn_predict_layers")) {
+    d.prediction_layers = config.CountOr("num_nextn_predict_layers", 16, 0);
+  }
   MARLIN_RETURN_IF_ERROR(config.status());
   const auto tensors =
       (Checked(d.layers + d.prediction_layers) * (Checked(3) * Checked(d.experts) + Checked(24)))
@@ -383,7 +401,8 @@ Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
 
 MixerKind MixerOfLayer(const Family& family, const Dimensions& dimensions, int64_t layer) {
   const std::vector<MixerKind>& mixers = dimensions.mixers;
-  return mixers.empty() ? family.mixer : mixers[static_cast<size_t>(layer)];
+  const bool listed = layer < std::ssize(mixers);
+  return listed ? mixers[static_cast<size_t>(layer)] : family.mixer;
 }
 
 Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer) {
@@ -397,7 +416,7 @@ Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer) {
   own.layer_heads = std::vector<LayerHeads>();
   const std::vector<int64_t>& unindexed = dimensions.unindexed_layers;
   if (std::find(unindexed.begin(), unindexed.end(), layer) != unindexed.end()) own.index_dim = 0;
-  if (dimensions.layer_heads.empty()) return own;
+  if (layer >= std::ssize(dimensions.layer_heads)) return own;
   const LayerHeads& heads = dimensions.layer_heads[static_cast<size_t>(layer)];
   own.head_dim = heads.head_dim;
   own.kv_heads = heads.kv_heads;
@@ -407,16 +426,17 @@ Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer) {
 
 bool HasMixer(const Dimensions& dimensions, int64_t layer) {
   const std::vector<LayerBlocks>& blocks = dimensions.blocks;
-  return blocks.empty() || blocks[static_cast<size_t>(layer)] != LayerBlocks::kMlp;
+  return layer >= std::ssize(blocks) || blocks[static_cast<size_t>(layer)] != LayerBlocks::kMlp;
 }
 
 bool HasMlp(const Dimensions& dimensions, int64_t layer) {
   const std::vector<LayerBlocks>& blocks = dimensions.blocks;
-  return blocks.empty() || blocks[static_cast<size_t>(layer)] != LayerBlocks::kMixer;
+  return layer >= std::ssize(blocks) || blocks[static_cast<size_t>(layer)] != LayerBlocks::kMixer;
 }
 
 bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer) {
   if (family.experts == nullptr || dimensions.experts == 0) return false;
+  if (layer >= dimensions.layers) return true;  // Those that predict further tokens.
   const std::vector<int64_t>& dense = dimensions.dense_layers;
   if (std::find(dense.begin(), dense.end(), layer) != dense.end()) return false;
   switch (family.sparse) {

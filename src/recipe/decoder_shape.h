@@ -113,7 +113,11 @@ struct ExpertStyle {
   std::array<std::string_view, 2> stacks = {"experts.gate_up_proj", "experts.down_proj"};
   bool interleaved = false;  ///< Stacked gate and up columns alternate; false: gate's come first.
   bool biases = false;       ///< Stacked experts have biases.
-  bool short_names = false;  ///< w1, w3, w2 instead of gate_proj, up_proj, down_proj.
+  /// The weight of a norm that only the router has, in the block, times the square root of
+  /// hidden_size. Empty: the router reads what the experts read.
+  std::string_view router_norm = {};
+  std::string_view scales = {};  ///< Factors of the experts' weights, in the block, if any.
+  bool short_names = false;      ///< w1, w3, w2 instead of gate_proj, up_proj, down_proj.
   std::string_view width_key = "moe_intermediate_size";
 };
 
@@ -123,6 +127,10 @@ struct NormNames {
   std::string_view attention_out;  ///< After the mixer, before what it adds is added.
   std::string_view mlp;            ///< Before the MLP or the experts.
   std::string_view mlp_out;        ///< After them.
+  // Family::mlp_beside: `mlp` is before the MLP, and `mlp_out` after the sum of both.
+  std::string_view experts = {};      ///< Before the experts.
+  std::string_view experts_out = {};  ///< After the experts.
+  std::string_view beside_out = {};   ///< After the MLP.
 };
 inline constexpr NormNames kUsualNorms = {"input_layernorm", "", "post_attention_layernorm", ""};
 
@@ -131,6 +139,22 @@ struct NamePrefix {
   std::string_view stored;
   std::string_view meant;
 };
+
+/// Names of the layers that predict further tokens (MTP), and of the modules next to such a layer,
+/// without ".weight". They are those of vLLM's deepseek_mtp.py and qwen3_next_mtp.py.
+struct PredictionNames {
+  /// The module that has the layers and what is next to them; empty: the layers follow the model's
+  /// own, and each has its modules within.
+  std::string_view module;
+  std::string_view embedding_norm;
+  std::string_view hidden_norm;
+  std::string_view join;  ///< From both, normalized, to the layer's input.
+  std::string_view norm;  ///< Before the head.
+};
+inline constexpr PredictionNames kFollowingLayers = {"", "enorm", "hnorm", "eh_proj",
+                                                     "shared_head.norm"};
+inline constexpr PredictionNames kOwnModule = {"mtp.", "pre_fc_norm_embedding",
+                                               "pre_fc_norm_hidden", "fc", "norm"};
 
 /// Constants of a model_type: a row of families.def.
 struct Family {
@@ -175,7 +199,10 @@ struct Family {
   bool unscaled_scores = false;   ///< The factor of query-key scores is 1.
   bool layer_scalars = false;     ///< Layers end with a factor of their own.
   RotaryRule rotary = RotaryRule::kAllLayers;
-  bool scales_queries = false;  ///< By llama_4_scaling_beta among the RoPE parameters.
+  bool scales_queries = false;        ///< By llama_4_scaling_beta among the RoPE parameters.
+  std::string_view experts_key = {};  ///< Says whether there are experts; empty: there are.
+  bool mlp_beside = false;  ///< Layers with experts have an MLP, too, which reads what they read.
+  const PredictionNames* prediction = &kFollowingLayers;
 };
 
 /// The heads of one layer.
@@ -203,7 +230,7 @@ struct Dimensions {
   int64_t top_k = 0;
   int64_t first_dense = 0;
   int64_t sparse_step = 1;
-  int64_t prediction_layers = 0;
+  int64_t prediction_layers = 0;  ///< That the config names; their indices follow the layers'.
   std::vector<int64_t> dense_layers;
   std::vector<MixerKind> mixers;        ///< One per layer; empty: all have Family::mixer.
   std::vector<int64_t> global_layers;   ///< WindowRule::kNotGlobal.
@@ -258,7 +285,7 @@ std::string_view TypeDefaults(std::string_view model_type);
 /// Errors: kMalformedFile naming the key.
 Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config);
 
-/// The mixer of a layer.
+/// The mixer of a layer. Layers that predict further tokens have the family's own.
 MixerKind MixerOfLayer(const Family& family, const Dimensions& dimensions, int64_t layer);
 
 /// The dimensions as one layer has them: what a mixer of that layer is given.

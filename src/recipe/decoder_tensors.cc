@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <cmath>
+
 #include "recipe/mixer.h"
 
 namespace marlin {
@@ -11,7 +13,11 @@ class LayerDescriber {
  public:
   LayerDescriber(const Family& family, const Dimensions& dimensions, int64_t layer,
                  const ExpertStyle& style)
-      : family_(family), d_(dimensions), layer_(layer), names_(layer), style_(style) {}
+      : family_(family),
+        d_(dimensions),
+        layer_(layer),
+        names_(LayerPrefix(family, dimensions, layer)),
+        style_(style) {}
 
   LayerTensors Describe(bool sparse) const {
     LayerTensors layer;
@@ -25,11 +31,11 @@ class LayerDescriber {
     if (!HasMlp(d_, layer_)) return layer;
     layer.mlp_norm = family_.parallel ? layer.input_norm : Norm(family_.norms->mlp);
     layer.mlp_out_norm = Norm(family_.norms->mlp_out);
-    if (sparse) {
-      layer.experts = Experts();
-    } else {
+    if (sparse) layer.experts = Experts();
+    if (!sparse || family_.mlp_beside) {
       layer.mlp = OwnMlp(d_.intermediate);
     }
+    if (sparse && family_.mlp_beside) layer.beside_out_norm = Norm(family_.norms->beside_out);
     return layer;
   }
 
@@ -61,9 +67,14 @@ class LayerDescriber {
   }
 
   ExpertStack Stack(std::string_view name, int64_t in, int64_t out) const {
-    ExpertStack stack{fmt::format("{}{}.{}", names_.prefix(), style_.block, name), in, out, {}};
+    ExpertStack stack{names_.prefix() + InBlock(name), in, out, {}};
     if (style_.biases) stack.bias_name = stack.name + "_bias";
     return stack;
+  }
+
+  /// A name in the experts' block.
+  std::string InBlock(std::string_view name) const {
+    return style_.block.empty() ? std::string(name) : fmt::format("{}.{}", style_.block, name);
   }
 
   std::string_view CorrectionBias() const {
@@ -73,20 +84,30 @@ class LayerDescriber {
   }
 
   ExpertsTensors Experts() const {
-    const std::string block(style_.block);
     ExpertsTensors experts;
-    experts.router = names_.Linear(fmt::format("{}.{}", block, style_.router), d_.hidden,
-                                   d_.experts, style_.router_bias);
+    experts.router =
+        names_.Linear(InBlock(style_.router), d_.hidden, d_.experts, style_.router_bias);
+    if (!style_.router_norm.empty()) {
+      experts.router_norm = names_.Vector(InBlock(style_.router_norm), d_.hidden);
+      experts.router_norm.scale = 1.0F / std::sqrt(static_cast<float>(d_.hidden));
+    }
+    if (family_.mlp_beside) {
+      experts.norm = Norm(family_.norms->experts);
+      experts.out_norm = Norm(family_.norms->experts_out);
+    }
     if (const std::string_view name = CorrectionBias(); !name.empty()) {
-      experts.correction_bias = names_.Vector(fmt::format("{}.{}", block, name), d_.experts);
+      experts.correction_bias = names_.Vector(InBlock(name), d_.experts);
       experts.correction_bias.as_row = style_.correction_row;
+    }
+    if (!style_.scales.empty()) {
+      experts.scales = names_.Vector(InBlock(style_.scales), d_.experts);
     }
     if (style_.stacked) {
       experts.gate_up = Stack(style_.stacks[0], d_.hidden, (HasGates() ? 2 : 1) * d_.expert_width);
       experts.down = Stack(style_.stacks[1], d_.expert_width, d_.hidden);
     } else {
       for (int64_t e = 0; e < d_.experts; ++e) {
-        experts.each.push_back(Mlp(fmt::format("{}.experts.{}", block, e), d_.expert_width,
+        experts.each.push_back(Mlp(InBlock(fmt::format("experts.{}", e)), d_.expert_width,
                                    style_.short_names ? kShortProjections : kUsualProjections,
                                    /*bias=*/false));
       }
@@ -99,9 +120,8 @@ class LayerDescriber {
     const bool gated = family_.shared == SharedExperts::kGated;
     const std::string_view usual = gated ? "shared_expert" : "shared_experts";
     const std::string_view shared = style_.shared.empty() ? usual : style_.shared;
-    experts.shared =
-        Mlp(fmt::format("{}.{}", block, shared), d_.shared_width, kUsualProjections, d_.mlp_bias);
-    if (gated) experts.shared_gate = names_.Linear(block + ".shared_expert_gate", d_.hidden, 1);
+    experts.shared = Mlp(InBlock(shared), d_.shared_width, kUsualProjections, d_.mlp_bias);
+    if (gated) experts.shared_gate = names_.Linear(InBlock("shared_expert_gate"), d_.hidden, 1);
     return experts;
   }
 
@@ -134,6 +154,29 @@ std::vector<LinearTensors> MixerTensors::Linears() const {
 
 std::string LayerPrefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
 
+std::string LayerPrefix(const Family& family, const Dimensions& dimensions, int64_t layer) {
+  const std::string_view module = family.prediction->module;
+  if (layer < dimensions.layers || module.empty()) return LayerPrefix(layer);
+  return fmt::format("{}layers.{}.", module, layer - dimensions.layers);
+}
+
+PredictionTensors DescribePrediction(const Family& family, const Dimensions& dimensions,
+                                     int64_t layer) {
+  const PredictionNames& own = *family.prediction;
+  const bool follows = own.module.empty();
+  const LayerNames names(follows ? LayerPrefix(layer) : std::string(own.module));
+  const int64_t hidden = dimensions.hidden;
+  PredictionTensors tensors;
+  tensors.embedding_norm = names.Norm(family, own.embedding_norm, hidden);
+  tensors.hidden_norm = names.Norm(family, own.hidden_norm, hidden);
+  tensors.join = names.Linear(own.join, 2 * hidden, hidden);
+  tensors.norm = names.Norm(family, own.norm, hidden);
+  if (!follows) return tensors;
+  tensors.embedding = names.prefix() + "embed_tokens.weight";
+  tensors.head = names.prefix() + "shared_head.head.weight";
+  return tensors;
+}
+
 bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name) {
   if (name.starts_with(kPredictionPrefix)) return true;
   for (int64_t i = 0; i < dimensions.prediction_layers; ++i) {
@@ -148,15 +191,15 @@ LayerTensors DescribeLayer(const Family& family, const Dimensions& dimensions, i
       .Describe(IsSparse(family, dimensions, layer));
 }
 
-ExpertStyle FindExpertStyle(const Family& family, int64_t layer,
+ExpertStyle FindExpertStyle(const Family& family, const Dimensions& dimensions, int64_t layer,
                             FunctionRef<bool(const std::string&)> has) {
   ExpertStyle style = family.experts == nullptr ? ExpertStyle() : *family.experts;
-  const std::string prefix = LayerPrefix(layer);
+  const std::string prefix = LayerPrefix(family, dimensions, layer);
   // Checkpoints of Mixtral rename the block, the matrices or both, or stack all experts.
   for (const std::string_view block : kExpertBlocks) {
     if (has(fmt::format("{}{}.{}.weight", prefix, block, style.router))) style.block = block;
   }
-  const std::string block = fmt::format("{}{}.", prefix, style.block);
+  const std::string block = prefix + std::string(style.block) + (style.block.empty() ? "" : ".");
   style.stacked = has(block + std::string(style.stacks[0]));
   style.short_names = has(fmt::format("{}experts.0.{}.weight", block, kShortProjections[0]));
   return style;

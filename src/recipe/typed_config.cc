@@ -23,6 +23,9 @@ constexpr Synonym kSynonyms[] = {
     {"mixtral", "num_experts", "num_local_experts"},
     {"gpt_oss", "num_experts", "num_local_experts"},
     {"qwen3_moe", "num_local_experts", "num_experts"},
+    {"qwen3_next", "mtp_num_hidden_layers", "num_nextn_predict_layers"},
+    {"qwen3_5_text", "mtp_num_hidden_layers", "num_nextn_predict_layers"},
+    {"qwen3_5_moe_text", "mtp_num_hidden_layers", "num_nextn_predict_layers"},
     {"glm4_moe", "num_local_experts", "n_routed_experts"},
     {"glm4_moe", "num_mtp_layers", "num_nextn_predict_layers"},
     {"glm4_moe_lite", "num_local_experts", "n_routed_experts"},
@@ -66,6 +69,7 @@ constexpr Synonym kSynonyms[] = {
     {"nemotron_h", "conv_kernel", "mamba_d_conv"},
     {"nemotron_h", "use_conv_bias", "mamba_conv_bias"},
     {"nemotron_h", "mamba_dt_min", "time_step_min"},
+    {"gemma4_text", "top_k_experts", "num_experts_per_tok"},
 };
 
 /// Keys that have defaults, too, but make a config without them a fragment.
@@ -90,6 +94,7 @@ constexpr Guard kGuards[] = {
     {"", "is_causal", "true"},
     {"", "is_encoder_decoder", "false"},
     {"", "moe_layer_freq", "1.0"},
+    {"", "mtp_use_dedicated_embeddings", "false"},
     {"", "per_layer_config", "{}"},
     {"", "pruned_heads", "{}"},
     {"", "rope_interleaved", "false"},

@@ -232,6 +232,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "gemma4_text_experts": (
+        "Gemma4",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 48,
+        },
+    ),
     "glm": ("Glm", {"head_dim": 32, "pad_token_id": None}),
     "helium": ("Helium", {"head_dim": 16}),
     "dots1": (

@@ -64,7 +64,6 @@ REFUSED = (
     ("gemma3_text", "attn_logit_softcapping"),
     ("gemma4_text", "use_bidirectional_attention"),
     ("gemma4_text", "num_kv_shared_layers"),
-    ("gemma4_text", "enable_moe_block"),
     ("gemma4_text", "use_double_wide_mlp"),
     ("nemotron_h", "moe_latent_size"),
     ("nemotron_h", "sliding_window"),
@@ -99,6 +98,7 @@ OWN_NAMES = {
     ("nemotron_h", "mamba_d_head"): "mamba_head_dim",
     ("nemotron_h", "mamba_d_conv"): "conv_kernel",
     ("nemotron_h", "mamba_conv_bias"): "use_conv_bias",
+    ("gemma4_text", "num_experts_per_tok"): "top_k_experts",
 }
 # Keys that classes do not have, which are read from every model of a kind, or honoured wherever a
 # config gives them.

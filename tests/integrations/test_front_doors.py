@@ -104,7 +104,11 @@ NOT_IN_MLX = {
 }
 # A type without a class in transformers, whose models are of another type's architecture.
 WITHOUT_CLASS = {"kimi_k2"}
-NOT_IN_TRANSFORMERS = {"granitemoe": "input_linear"}
+NOT_IN_TRANSFORMERS = {
+    "granitemoe": "input_linear",
+    "granitemoehybrid": "input_linear",
+    "nemotron_h": "experts are not supported",
+}
 IDS = torch.randint(0, SMALL["vocab_size"], (1, 40), generator=torch.Generator().manual_seed(1))
 
 

@@ -310,6 +310,10 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "sliding_window": (4, 9),
             "hidden_size_per_layer_input": (0,),
             "final_logit_softcapping": (None, 8.0),
+            "enable_moe_block": (False, True),
+            "num_experts": (8,),
+            "top_k_experts": (3, 2),
+            "moe_intermediate_size": (48, 32),
         },
     ),
     "granite": (
@@ -721,16 +725,19 @@ def test_logits_are_those_of_transformers_or_a_key_is_named(chunk: int, tmp_path
 
 
 @pytest.mark.parametrize("division", ([40], [7, 1, 2, 30], [1] * 40), ids=("once", "parts", "each"))
-@pytest.mark.parametrize("kind", HYBRID)
+@pytest.mark.parametrize("kind", [*HYBRID, "gemma4_text"])
 def test_a_prompt_may_be_divided(kind: str, division: list[int], tmp_path: Path) -> None:
     name, keys = TYPES[kind]
     for number in range(4):
         rng = random.Random(number)
         values = {key: rng.choice(choices) for key, choices in keys.items()}
         types = "layers_block_type" if kind == "nemotron_h" else "layer_types"
-        values[types] = keys[types][number % 2]
+        if types in keys:
+            values[types] = keys[types][number % 2]
         if "topk_group" in values:
             values["topk_group"] = min(values["topk_group"], values["n_group"])
+        if "enable_moe_block" in keys:
+            values["enable_moe_block"] = number % 2 == 0
         torch.manual_seed(number)
         made(name, values).save_pretrained(tmp_path)
         with torch.no_grad():

@@ -16,10 +16,27 @@ int64_t SlicesOf(const GatedDeltaSizes& sizes) {
   return CeilDivide(sizes.value_dim, int64_t{kSliceColumns});
 }
 
+bool IsAligned(const TensorView& view) {
+  return reinterpret_cast<uintptr_t>(view.data()) % 16 == 0;
+}
+/// Whether LaunchDecode takes a call of as many rows as sequences.
+bool Decodes(const GatedDeltaCall& call) {
+  const GatedDeltaSizes& sizes = call.sizes;
+  const GatedDeltaInputs& inputs = call.inputs;
+  const auto has_quads = [](const TensorView& heads) {
+    return IsAligned(heads) && heads.stride(0) % 4 == 0 && heads.stride(1) % 4 == 0;
+  };
+  return call.determinism == Determinism::kDefault && sizes.key_dim == kDecodedFeatures &&
+         sizes.value_dim == kDecodedFeatures && sizes.conv_width == kDecodedConvWidth &&
+         has_quads(inputs.queries) && has_quads(inputs.keys) && has_quads(inputs.values) &&
+         has_quads(inputs.gates) && IsAligned(call.weights.conv) && IsAligned(call.weights.norm);
+}
+
 /// How a call runs.
 struct DeltaPlan {
   bool vector = false;
-  bool chunks = false;  ///< Sequences of more than kMostRecurrentRows run in chunks.
+  bool decodes = false;  ///< By LaunchDecode.
+  bool chunks = false;   ///< Sequences of more than kMostRecurrentRows run in chunks.
   bool norms_apart = false;
   int64_t most_chunks = 0;
   int64_t sums_bytes = 0;
@@ -35,6 +52,7 @@ DeltaPlan PlanOf(const GatedDeltaCall& call, const PagedCache& states) {
   plan.chunks = call.determinism == Determinism::kDefault && plan.vector &&
                 (sizes.key_dim == 64 || sizes.key_dim == 128) &&
                 sizes.value_dim % kScanColumns == 0 && ChunksPay(rows, sequences);
+  plan.decodes = plan.vector && rows <= sequences && Decodes(call);
   plan.norms_apart = plan.chunks || SlicesOf(sizes) > 1;
   if (plan.norms_apart) {
     plan.sums_bytes = RoundUp(call.out.ElementCount() * int64_t{sizeof(float)}, kBufferAlignment);
@@ -88,6 +106,8 @@ cudaError_t LaunchChunks(const GatedDeltaArguments& args, const DeltaPlan& plan,
 
 cudaError_t Launch(const GatedDeltaArguments& args, const DeltaPlan& plan, float* parts,
                    cudaStream_t stream) {
+  // Counters are not lent where memory is short.
+  if (plan.decodes && args.counts_readers()) return LaunchDecode(args, stream);
   cudaError_t error = LaunchRecurrent(args, plan.vector, stream);
   if (error == cudaSuccess && plan.chunks) error = LaunchChunks(args, plan, parts, stream);
   const bool norms = plan.norms_apart && args.sequences.rows > 0;
@@ -98,7 +118,7 @@ cudaError_t Launch(const GatedDeltaArguments& args, const DeltaPlan& plan, float
 
 template <>
 cudaError_t Load<GatedDeltaCall>() {
-  for (const auto load : {LoadRecurrent, LoadChunkLocal, LoadChunkScan}) {
+  for (const auto load : {LoadRecurrent, LoadDecode, LoadChunkLocal, LoadChunkScan}) {
     const cudaError_t error = load();
     if (error != cudaSuccess) return error;
   }

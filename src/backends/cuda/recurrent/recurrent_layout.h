@@ -29,6 +29,10 @@ inline constexpr int kMostConvWidth = 16;
 inline constexpr int kMostRecurrentKeys = 256;
 inline constexpr int kMostRecurrentValues = 1024;
 
+/// The shape of LaunchDecode.
+inline constexpr int kDecodedFeatures = 128;
+inline constexpr int kDecodedConvWidth = 4;
+
 /// The parameters that kernels of all recurrent states have: sequences, their pages, and a
 /// convolution of queries and keys of key heads and values of value heads.
 struct RecurrentArguments {
