@@ -38,7 +38,7 @@ MambaPlan PlanOf(const Mamba2Call& call, const PagedCache& states) {
   MambaPlan plan;
   plan.vector = HasQuads(states, sizes.head_dim);
   plan.chunks = call.determinism == Determinism::kDefault && plan.vector &&
-                (sizes.state_size == 64 || sizes.state_size == 128) &&
+                (sizes.state_size == 64 || sizes.state_size == 128 || sizes.state_size == 256) &&
                 sizes.head_dim % kScanColumns == 0 && ChunksPay(rows, sequences);
   if (!plan.chunks) return plan;
   plan.most_chunks = MostChunks(rows, sequences);
