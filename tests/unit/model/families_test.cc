@@ -189,14 +189,9 @@ const ConfigMap& Configs() {
 
 /// Types that llama.cpp does not have, or whose names are not known here.
 const std::set<std::string>& WithoutGgufNames() {
-  static const std::set<std::string> types = {
-      "cohere2",         "glm",         "helium",      "deepseek_v2",
-      "deepseek_v32",    "dots1",       "ernie4_5",    "ernie4_5_moe",
-      "gemma2",          "gemma3_text", "gemma4_text", "exaone4",
-      "glm4_moe_lite",   "glm_moe_dsa", "granitemoe",  "hunyuan_v1_dense",
-      "hunyuan_v1_moe",  "kimi_k2",     "minimax_m2",  "ministral",
-      "ministral3",      "olmoe",       "qwen3_next",  "qwen3_5_text",
-      "qwen3_5_moe_text"};
+  static const std::set<std::string> types = {"deepseek_v32", "gemma2",      "gemma3_text",
+                                              "gemma4_text",  "glm_moe_dsa", "helium",
+                                              "ministral",    "ministral3"};
   return types;
 }
 
