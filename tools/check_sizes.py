@@ -37,7 +37,6 @@ EXCEPTIONS = {
     ("src/backends/cuda/gemm/gemv/gemv_kernel.cuh", "Run"): 70,
     ("src/backends/cuda/gemm/gemv/sparse_product.cuh", "Run"): 70,
     ("src/backends/cuda/moe/experts/experts_gemv.cuh", "ExpertGemvKernel"): 110,
-    ("src/backends/cuda/persistent/persistent_kernel.cuh", "Run"): 70,
     # Device classes whose members are those registers: their functions are the steps of one kernel.
     ("src/backends/cuda/attention/latent", "TileSoftmax"): 330,
     ("src/backends/cuda/persistent", "PersistentBlock"): 450,

@@ -37,9 +37,13 @@ NOT_IN_GGUF = (
     "gemma3_text",
     "gemma4_text",
     "glm_moe_dsa",
+    "granitemoehybrid",
     "helium",
+    "lfm2",
+    "lfm2_moe",
     "ministral",
     "ministral3",
+    "nemotron_h",
 )
 RECIPES = {"mlx": "uniform:s4/g32", "gptq": "uniform:s4/g32", "gguf": "uniform:s4/g32"}
 

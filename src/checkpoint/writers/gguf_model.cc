@@ -57,9 +57,11 @@ class ModelDescriber {
   }
 
   void AddDimensions() {
-    // The type's default says nothing of the tensors of this model.
+    // The type's default says nothing of the tensors of this model. A module of its own is left
+    // out.
     const bool says =
-        typed_.source.Has("num_nextn_predict_layers") || typed_.source.Has("num_mtp_layers");
+        typed_.family->prediction->module.empty() &&
+        (typed_.source.Has("num_nextn_predict_layers") || typed_.source.Has("num_mtp_layers"));
     const int64_t predicting =
         says ? config_.CountOr("num_nextn_predict_layers", kMostGgufCount, 0) : int64_t{0};
     metadata_->Count(Key("block_count"), dimensions_.layers + predicting);

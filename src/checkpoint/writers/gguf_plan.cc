@@ -14,6 +14,7 @@
 #include "base/printable.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/readers/gguf/gguf_names.h"
+#include "checkpoint/source_layout.h"
 #include "checkpoint/writers/gguf_metadata.h"
 #include "checkpoint/writers/gguf_parts.h"
 #include "checkpoint/writers/gguf_super_blocks.h"
@@ -328,7 +329,8 @@ class GgufPlanner {
   Status PlanStack(const std::string& name, size_t tensor) {
     const TensorInfo& info = source_.tensors[tensor];
     const int rank = info.shape.rank();
-    const bool fused = HoldsFused(true, true);
+    MARLIN_ASSIGN_OR_RETURN(const SourceLayout layout, SourceLayoutOf(source_, info));
+    const bool fused = layout == SourceLayout::kInOut;
     if (rank != 3 && (rank != 2 || !fused)) {
       return Status(Code::kUnsupported, "gguf cannot hold the shape " + info.shape.ToString());
     }

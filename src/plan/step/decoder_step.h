@@ -6,11 +6,11 @@
 // Nothing here depends on a token: that is in StepValues, whose views are in device memory. Each
 // layer is one alternative of each line:
 //
-//   (ProjectStep | LatentProjectStep, AttentionStep) | MixStep, ProjectAddStep
+//   (ProjectStep | LatentProjectStep, AttentionStep) | GatedDeltaStep | MixStep, ProjectAddStep
 //   GateUpStep, ProjectAddStep | RouteStep, ExpertsStep
 //
-// or, where both read the same hidden states, GateUpStep, the first line and a ProjectAddStep,
-// between EmbedStep and HeadStep, SampleStep.
+// or, where both read the same hidden states, GateUpStep, the first line and a ProjectAddStep, or
+// the first line and BesideStep, between EmbedStep and HeadStep, SampleStep.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,7 @@
 #include "marlin/decoder.h"
 #include "marlin/gemm.h"
 #include "marlin/moe.h"
+#include "marlin/recurrent.h"
 #include "marlin/sampling.h"
 #include "marlin/weights.h"
 
@@ -102,6 +103,20 @@ struct AttentionStep {
   PagedCache cache;        ///< Without slabs; StepPages has them.
 };
 
+/// mixed [rows, value_heads * value_dim] = GatedDelta of linear(norm(hidden)), whose columns are
+/// queries, keys, values, gates, writes and decays, each of all heads; replaces the states.
+struct GatedDeltaStep {
+  int64_t layer = 0;
+  StepNorm norm;
+  StepLinear linear;
+  GatedDeltaWeights weights;
+  /// Queries, keys, values and gates of a key head are adjacent columns; then, after all heads, its
+  /// writes and decays are.
+  bool by_head = false;
+  size_t cache_group = 0;  ///< Index into StepValues::pages.
+  RecurrentStates states;  ///< Without slabs; StepPages has them.
+};
+
 /// mixed = norm(hidden) after a mixer that has no operation of its own here; no backend fuses it.
 struct MixStep {
   int64_t layer = 0;
@@ -149,6 +164,11 @@ struct ExpertsStep {
   StepNorm out_norm;
 };
 
+/// hidden += out_norm(mlp + experts), of a layer that has both; no backend fuses it.
+struct BesideStep {
+  int64_t layer = 0;
+};
+
 /// logits [wanted, vocab] = linear(norm(hidden[wanted])), capped as by ScaleAndCap; a no-op if no
 /// row is wanted.
 struct HeadStep {
@@ -162,7 +182,8 @@ struct SampleStep {};
 
 using StepOperation =
     std::variant<EmbedStep, ProjectStep, LatentProjectStep, AttentionStep, ProjectAddStep,
-                 GateUpStep, RouteStep, ExpertsStep, HeadStep, SampleStep, MixStep>;
+                 GateUpStep, RouteStep, ExpertsStep, HeadStep, SampleStep, MixStep, GatedDeltaStep,
+                 BesideStep>;
 
 /// The alternatives of StepOperation.
 enum class StepKind : uint8_t {
@@ -177,8 +198,10 @@ enum class StepKind : uint8_t {
   kHead,
   kSample,
   kMix,
+  kGatedDelta,
+  kBeside,
 };
-static_assert(std::variant_size_v<StepOperation> == static_cast<size_t>(StepKind::kMix) + 1);
+static_assert(std::variant_size_v<StepOperation> == static_cast<size_t>(StepKind::kBeside) + 1);
 
 inline StepKind KindOf(const StepOperation& operation) {
   return static_cast<StepKind>(operation.index());

@@ -20,13 +20,61 @@ bool SameAttention(const PersistentArguments& a, const PersistentArguments& b) {
          a.cache_bytes == b.cache_bytes;
 }
 
+/// Sets the tiles of the shared expert. False if kernels read them in another way.
+bool JoinShared(const PhaseGemm& its, int selection, PhaseGemm* gemm) {
+  TileView layout = its.weights;
+  layout.tile_bytes = gemm->weights.tile_bytes;
+  layout.groups_per_tile = gemm->weights.groups_per_tile;
+  gemm->shared = its.weights;
+  gemm->shared_selection = selection;
+  gemm->use = std::max(gemm->use, its.use);
+  return SameTiles(gemm->weights, layout) && gemm->sides == its.sides;
+}
+
+PersistentDelta DeltaOf(const GatedDeltaStep& step) {
+  const GatedDeltaSizes& sizes = step.weights.sizes;
+  PersistentDelta delta;
+  delta.key_heads = static_cast<int>(sizes.key_heads);
+  delta.value_heads = static_cast<int>(sizes.value_heads);
+  delta.key_dim = static_cast<int>(sizes.key_dim);
+  delta.value_dim = static_cast<int>(sizes.value_dim);
+  while (1 << delta.value_log2 < delta.value_dim) ++delta.value_log2;
+  delta.slices = delta.value_dim / kDeltaColumns;
+  delta.group = delta.value_heads / delta.key_heads;
+  delta.states = static_cast<int>(step.cache_group);
+  const int keys = delta.key_dim;
+  const int values = delta.group * delta.value_dim;
+  // In a key head's columns, or in all heads'.
+  int next = 0;
+  const auto take = [&](int width, int of_key_head) {
+    const HeadColumns columns = {next, of_key_head};
+    next += step.by_head ? width : width * delta.key_heads;
+    return columns;
+  };
+  const int of_head = 2 * (keys + values);
+  delta.queries = take(keys, step.by_head ? of_head : keys);
+  delta.keys = take(keys, step.by_head ? of_head : keys);
+  delta.values = take(values, step.by_head ? of_head : values);
+  delta.gates = take(values, step.by_head ? of_head : values);
+  next = 0;
+  delta.writes = take(delta.group, step.by_head ? 2 * delta.group : delta.group);
+  delta.decays = take(delta.group, step.by_head ? 2 * delta.group : delta.group);
+  return delta;
+}
+
 }  // namespace
 
 Support PersistentDescription::AddLayer(const LayerSteps& steps, int64_t hidden) {
   if (const Support support = SupportsLayer(steps, hidden); !support.ok()) return support;
-  if (const Support support = SetAttention(*steps.attention, hidden); !support.ok()) return support;
+  if (steps.attention != nullptr) {
+    const Support support = SetAttention(*steps.attention, hidden);
+    if (!support.ok()) return support;
+  }
+  shape_.features = static_cast<int>(hidden);
   PersistentLayer& layer = layers_.emplace_back();
-  if (const Support support = AddAttention(steps, &layer); !support.ok()) return support;
+  if (const Support support = AddMixer(steps, &layer); !support.ok()) return support;
+  if (steps.attention != nullptr) AddAttention(steps, &layer);
+  if (steps.ends()) return {};
   return steps.experts != nullptr ? AddExperts(steps, &layer) : AddMlp(steps, &layer);
 }
 
@@ -103,17 +151,29 @@ Support PersistentDescription::SetAttention(const AttentionStep& step, int64_t h
   return {};
 }
 
-Support PersistentDescription::AddAttention(const LayerSteps& steps, PersistentLayer* layer) {
-  // The words of queries, keys and values are adjacent, as the outputs of one part are.
-  for (const auto& [phase, linear] : {std::pair(Phase::kQkv, &steps.project->linear),
-                                      std::pair(Phase::kOut, &steps.out->linear)}) {
-    PhaseGemm& gemm = layer->gemms[static_cast<int>(phase)];
-    if (const Support support = AddGemm(*linear, 1, &gemm); !support.ok()) return support;
-    SplitPhase(phase, blocks_, &gemm);
+/// The projections before and after a mixer, where the layer has them.
+Support PersistentDescription::AddMixer(const LayerSteps& steps, PersistentLayer* layer) {
+  PhaseGemm& inputs = layer->gemms[static_cast<int>(Phase::kQkv)];
+  if (steps.delta != nullptr) {
+    const Support support = AddDelta(*steps.delta, layer);
+    if (!support.ok()) return support;
+  } else if (steps.project != nullptr) {
+    // The words of queries, keys and values are adjacent, as the outputs of one part are.
+    const Support support = AddGemm(steps.project->linear, 1, &inputs);
+    if (!support.ok()) return support;
+    layer->attention_norm = steps.project->norm.weight.As<float>();
+    layer->attention_epsilon = steps.project->norm.epsilon;
   }
+  if (layer->attention_norm != nullptr) SplitPhase(Phase::kQkv, blocks_, &inputs);
+  if (steps.ends()) return {};
+  PhaseGemm& out = layer->gemms[static_cast<int>(Phase::kOut)];
+  if (const Support support = AddGemm(steps.out->linear, 1, &out); !support.ok()) return support;
+  SplitPhase(Phase::kOut, blocks_, &out);
+  return {};
+}
+
+void PersistentDescription::AddAttention(const LayerSteps& steps, PersistentLayer* layer) {
   const AttentionStep& attention = *steps.attention;
-  layer->attention_norm = steps.project->norm.weight.As<float>();
-  layer->attention_epsilon = steps.project->norm.epsilon;
   layer->query_norm = attention.q_norm.weight.As<float>();
   layer->key_norm = attention.k_norm.weight.As<float>();
   layer->query_epsilon = attention.q_norm.epsilon;
@@ -121,6 +181,47 @@ Support PersistentDescription::AddAttention(const LayerSteps& steps, PersistentL
   layer->sinks = attention.options.sinks.As<float>();
   layer->cache_group = static_cast<int>(attention.cache_group);
   layer->first_element = attention.cache.first_element;
+}
+
+/// Sets what all gated delta nets have in common.
+Support PersistentDescription::SetDelta(const GatedDeltaStep& step) {
+  const PersistentDelta delta = DeltaOf(step);
+  if (shape_.delta.value_heads == 0) shape_.delta = delta;
+  if (shape_.delta != delta) return {"another shape of delta rules than the layers before"};
+  if (delta.value_heads * delta.slices > blocks_) {
+    return {"delta rules of {0} value features in all, which are too many",
+            int64_t{delta.value_heads} * delta.value_dim};
+  }
+  CacheGroup& group = shape_.groups[step.cache_group];
+  group.page_stride = step.states.page_stride;
+  group.slab_pages = static_cast<uint32_t>(std::min<int64_t>(step.states.slab_pages, 1U << 31));
+  return {};
+}
+
+Support PersistentDescription::AddDelta(const GatedDeltaStep& step, PersistentLayer* layer) {
+  if (const Support support = SetDelta(step); !support.ok()) return support;
+  const StepLinear inputs = {step.linear.parts.first(1), {}, step.linear.in, step.linear.out};
+  PhaseGemm& gemm = layer->gemms[static_cast<int>(Phase::kQkv)];
+  if (const Support support = AddGemm(inputs, 1, &gemm); !support.ok()) return support;
+  const GatedDeltaSizes& sizes = step.weights.sizes;
+  if (gemm.n != sizes.channels() + sizes.value_heads * sizes.value_dim) {
+    return {"queries, keys, values and gates of a delta rule in several parts"};
+  }
+  for (const PreparedWeights& part : step.linear.parts.subspan(1)) {
+    if (Internals::Storage(part)->backend != backend_) return {"weights on the host"};
+    delta_rows_.push_back(static_cast<const PreparedTiles*>(Internals::Storage(part)));
+  }
+  layer->attention_norm = step.norm.weight.As<float>();
+  layer->attention_epsilon = step.norm.epsilon;
+  // Replaced by an address, once there is memory.
+  layer->delta_rows = layer->attention_norm;
+  layer->conv = step.weights.conv.As<float>();
+  layer->log_decay = step.weights.log_decay.As<float>();
+  layer->decay_bias = step.weights.decay_bias.As<float>();
+  layer->delta_norm = step.weights.norm.As<float>();
+  layer->delta_epsilon = step.weights.epsilon;
+  layer->cache_group = static_cast<int>(step.cache_group);
+  layer->first_element = step.states.first_element;
   return {};
 }
 
@@ -153,9 +254,11 @@ Support PersistentDescription::AddMlp(const LayerSteps& steps, PersistentLayer* 
   return {};
 }
 
-Support PersistentDescription::SetRouter(const RouterOptions& options, int64_t experts) {
+Support PersistentDescription::SetRouter(const RouterOptions& options, const ExpertsStep& step) {
   PersistentRouter router;
-  router.experts = static_cast<int>(experts);
+  router.experts = static_cast<int>(step.experts.size());
+  router.shared = step.shared.gate_up.parts.empty() ? 0 : 1;
+  router.shared_gated = step.shared_gate.parts.empty() ? 0 : 1;
   router.top_k = static_cast<int>(options.top_k);
   router.scoring = static_cast<int>(options.scoring);
   router.groups = static_cast<int>(options.groups);
@@ -173,7 +276,7 @@ Support PersistentDescription::AddExperts(const LayerSteps& steps, PersistentLay
   const RouteStep& route = *steps.route;
   const std::vector<StepMlp>& experts = steps.experts->experts;
   if (const Support support = SetGate(steps.experts->gate); !support.ok()) return support;
-  if (const Support support = SetRouter(route.options, std::ssize(experts)); !support.ok()) {
+  if (const Support support = SetRouter(route.options, *steps.experts); !support.ok()) {
     return support;
   }
   PhaseGemm& gates = layer->gemms[static_cast<int>(Phase::kGates)];
@@ -195,11 +298,14 @@ Support PersistentDescription::AddExperts(const LayerSteps& steps, PersistentLay
                         its_gates.bias, its_down.bias, its_gates.weights.multiplier,
                         its_gates.up_multiplier, its_down.weights.multiplier});
   }
+  if (const Support support = AddShared(*steps.experts, &gates, &down); !support.ok()) {
+    return support;
+  }
   // Each expert has its own.
   gates.bias = nullptr;
   down.bias = nullptr;
-  gates.copies = shape_.router.top_k;
-  down.segments = shape_.router.top_k;
+  gates.copies = shape_.router.selected();
+  down.segments = shape_.router.selected();
   down.k_tiles *= down.segments;
   SplitPhase(Phase::kGates, blocks_, &gates);
   SplitPhase(Phase::kDown, blocks_, &down);
@@ -210,6 +316,29 @@ Support PersistentDescription::AddExperts(const LayerSteps& steps, PersistentLay
   // Replaced by addresses, once there is memory.
   layer->experts = reinterpret_cast<const PersistentExpert*>(experts_.data());
   routers_.push_back(static_cast<const PreparedTiles*>(Internals::Storage(route.router.parts[0])));
+  if (shape_.router.shared_gated != 0) {
+    const PreparedWeights& part = steps.experts->shared_gate.parts[0];
+    routers_.push_back(static_cast<const PreparedTiles*>(Internals::Storage(part)));
+  }
+  return {};
+}
+
+/// The shared expert, the last of a layer's, whose tiles may have other groups than the others'.
+Support PersistentDescription::AddShared(const ExpertsStep& step, PhaseGemm* gates,
+                                         PhaseGemm* down) {
+  if (shape_.router.shared == 0) return {};
+  PhaseGemm its_gates;
+  PhaseGemm its_down;
+  if (const Support support = AddGates(step.shared, &its_gates, &its_down); !support.ok()) {
+    return support;
+  }
+  const int selection = shape_.router.top_k;
+  if (!JoinShared(its_gates, selection, gates) || !JoinShared(its_down, selection, down)) {
+    return {"a shared expert in other tiles than the experts"};
+  }
+  experts_.push_back({its_gates.weights.tiles, its_gates.up_tiles, its_down.weights.tiles,
+                      its_gates.bias, its_down.bias, its_gates.weights.multiplier,
+                      its_gates.up_multiplier, its_down.weights.multiplier});
   return {};
 }
 

@@ -27,17 +27,24 @@ class PersistentDescription {
   std::vector<PersistentLayer>& layers() { return layers_; }
   /// The experts of all layers, in the layers' order.
   const std::vector<PersistentExpert>& experts() const { return experts_; }
+  /// Matrices whose rows are read in fp32, one after another: of every router, the shared expert's
+  /// gate after it; and of every gated delta net's writes and decays.
   const std::vector<const PreparedTiles*>& routers() const { return routers_; }
+  const std::vector<const PreparedTiles*>& delta_rows() const { return delta_rows_; }
 
  private:
   Support TakeTiles(const PreparedWeights& part, TileView* tiles);
   Support AddGemm(const StepLinear& linear, size_t most_parts, PhaseGemm* gemm);
-  Support AddAttention(const LayerSteps& steps, PersistentLayer* layer);
+  Support AddMixer(const LayerSteps& steps, PersistentLayer* layer);
+  void AddAttention(const LayerSteps& steps, PersistentLayer* layer);
+  Support AddDelta(const GatedDeltaStep& step, PersistentLayer* layer);
+  Support SetDelta(const GatedDeltaStep& step);
   Support SetAttention(const AttentionStep& step, int64_t hidden);
   Support SetGate(const GateOptions& gate);
-  Support SetRouter(const RouterOptions& options, int64_t experts);
+  Support SetRouter(const RouterOptions& options, const ExpertsStep& step);
   Support AddMlp(const LayerSteps& steps, PersistentLayer* layer);
   Support AddExperts(const LayerSteps& steps, PersistentLayer* layer);
+  Support AddShared(const ExpertsStep& step, PhaseGemm* gates, PhaseGemm* down);
   Support AddGates(const StepMlp& mlp, PhaseGemm* gates, PhaseGemm* down);
 
   const int blocks_;
@@ -48,6 +55,7 @@ class PersistentDescription {
   std::vector<PersistentLayer> layers_;
   std::vector<PersistentExpert> experts_;
   std::vector<const PreparedTiles*> routers_;
+  std::vector<const PreparedTiles*> delta_rows_;
 };
 
 }  // namespace marlin::cuda

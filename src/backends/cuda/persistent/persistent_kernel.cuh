@@ -10,6 +10,10 @@
 //              then the top-k selection
 //     kDown    gated activation                                    the MLP block
 //
+//   In a hybrid model (PersistentKernels::Variant) kOut comes after a gated delta net's row instead
+//   (persistent_delta.cuh). Its attention runs elsewhere: a run may begin with kOut, whose inputs
+//   are in memory, and end with kQkv, whose sums it stores.
+//
 //   Split-K has no reduction of its own: units publish partial sums, and readers add them in a
 //   fixed order, so a step's bits do not depend on timing. The residual and the selection are
 //   computed by every CTA alike. Weights stream into shared memory ahead of the phases
@@ -18,110 +22,17 @@
 //   The CTAs wait for each other, so all of them have to be resident: the launch is cooperative.
 #pragma once
 
-#include "backends/cuda/attention/exact/softmax_rows.cuh"
 #include "backends/cuda/common/epilogue.cuh"
-#include "backends/cuda/moe/router/token_router.cuh"
 #include "backends/cuda/persistent/persistent_attention.cuh"
+#include "backends/cuda/persistent/persistent_delta.cuh"
 #include "backends/cuda/persistent/persistent_exchange.cuh"
+#include "backends/cuda/persistent/persistent_router.cuh"
 #include "backends/cuda/persistent/persistent_tiles.cuh"
 
 namespace marlin::cuda {
 
-/// Integers in the order of floats that are not NaN; the two zeros are one.
-MARLIN_DEVICE int KeyOf(float value) {
-  const int bits = __float_as_int(value + 0.0f);
-  return bits ^ (bits >> 31 & 0x7fffffff);
-}
-MARLIN_DEVICE float OfKey(int key) { return __int_as_float(key ^ (key >> 31 & 0x7fffffff)); }
-
-/// The top-k selection by logits alone: a softmax keeps their order. Ties go to the lower expert.
-struct LogitRouter {
-  const PersistentRouter& options;
-  const int* keys;  ///< Shared memory: KeyOf the logits, padded to quads with less than all.
-  int32_t* ids;
-
-  /// An expert's place is the number of experts before it; four threads count it. Called by all
-  /// threads.
-  MARLIN_DEVICE void Select() const {
-    const auto* const quads = reinterpret_cast<const int4*>(keys);
-    const int part = static_cast<int>(threadIdx.x) & 3;
-#pragma unroll 1
-    for (int first = 0; first < options.experts; first += kPersistentThreads / 4) {
-      const int e = min(first + static_cast<int>(threadIdx.x >> 2), options.experts - 1);
-      const int mine = keys[e];
-      const int my_quad = e >> 2;
-      int before = 0;
-#pragma unroll 4
-      for (int quad = part; 4 * quad < options.experts; quad += 4) {
-        const int4 v = quads[quad];
-        // Equal ones come before it if they are lower.
-        const int least = mine - (quad < my_quad ? 1 : 0);
-        before += (v.x > least ? 1 : 0) + (v.y > least ? 1 : 0) + (v.z > least ? 1 : 0) +
-                  (v.w > least ? 1 : 0);
-      }
-      if (part == (my_quad & 3)) {
-        const int4 v = quads[my_quad];
-        const int place = e & 3;
-        before += (place > 0 && v.x == mine ? 1 : 0) + (place > 1 && v.y == mine ? 1 : 0) +
-                  (place > 2 && v.z == mine ? 1 : 0);
-      }
-      before += __shfl_xor_sync(~0u, before, 1);
-      before += __shfl_xor_sync(~0u, before, 2);
-      if (part == 0 && before < options.top_k) ids[before] = e;
-    }
-  }
-
-  /// Softmax over all experts or over the selected ones, which is the same after normalization.
-  /// Called by one warp.
-  MARLIN_DEVICE void Weigh(float* weights) const {
-    const int lane = static_cast<int>(threadIdx.x) & 31;
-    const float largest = OfKey(keys[ids[0]]);
-    const auto weight = [&](int expert) { return Exp2((OfKey(keys[expert]) - largest) * kLog2E); };
-    const bool of_chosen = options.normalize || options.scoring == kSoftmaxOfChosen;
-    const int count = of_chosen ? options.top_k : options.experts;
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int i = lane; i < count; i += 32) sum += weight(of_chosen ? ids[i] : i);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    const float scale = __fdividef(static_cast<float>(options.scaling_factor), sum);
-    if (lane < options.top_k) weights[lane] = weight(ids[lane]) * scale;
-  }
-};
-
-/// The router of all other kinds, and of logits that are errors. Called by all threads, rarely: not
-/// inlined, it does not push the rest out of the instruction cache.
-static __device__ __noinline__ void RouteAnyhow(const PersistentArguments& args,
-                                                const PersistentLayer& layer, int* keys,
-                                                PersistentScratch& scratch) {
-  auto* const logits = reinterpret_cast<float*>(keys);
-  for (int e = static_cast<int>(threadIdx.x); e < args.router.experts; e += kPersistentThreads) {
-    logits[e] = OfKey(keys[e]);
-  }
-  SyncFirst<kPersistentThreads>();
-  RouterArguments router;
-  router.logits = logits;
-  router.ids = scratch.ids;
-  router.weights = scratch.weights;
-  router.bias = layer.choice_bias;
-  router.tokens = 1;
-  router.experts = args.router.experts;
-  router.top_k = args.router.top_k;
-  router.scoring = args.router.scoring;
-  router.groups = args.router.groups;
-  router.top_groups = args.router.top_groups;
-  router.best_of_group = args.router.best_of_group;
-  router.normalize = args.router.normalize;
-  router.least_sum = args.router.least_sum;
-  router.scaling_factor = args.router.scaling_factor;
-  router.errors = args.errors;
-  CheckBias(router);
-  auto* const scores = reinterpret_cast<double*>(Memory() + args.shared.sums);
-  TokenRouter<kPersistentWarps>(router, 0, scores, scratch.router).Route();
-  SyncFirst<kPersistentThreads>();
-}
-
 /// A CTA of the kernel.
+template <bool kHybrid>
 class PersistentBlock {
  public:
   MARLIN_DEVICE explicit PersistentBlock(const PersistentArguments& args)
@@ -138,8 +49,10 @@ class PersistentBlock {
     for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
       residual[i] = reinterpret_cast<const float4*>(args_.hidden)[i];
     }
-    if (thread_ < kMostChosenExperts) Scratch().ids[thread_] = 0;
-    if (blockIdx.x == 0 && thread_ == 0) CheckPosition();
+    if (thread_ < kMostChosenExperts) {
+      Scratch().ids[thread_] = thread_ == args_.router.top_k ? args_.router.experts : 0;
+    }
+    if (!kHybrid && blockIdx.x == 0 && thread_ == 0) CheckPosition();
     const auto* const schedules = reinterpret_cast<const uint4*>(
         args_.schedules + static_cast<int64_t>(blockIdx.x) * args_.schedule_bytes);
     for (int i = thread_; i < args_.schedule_bytes / 16; i += kPersistentThreads) {
@@ -148,17 +61,19 @@ class PersistentBlock {
     if (thread_ == 0) FindParts();
     WaitForAllCopies();
     SyncFirst<kPersistentThreads>();
-    FindPages();
-    SyncFirst<kPersistentThreads>();
+    if constexpr (!kHybrid) {
+      FindPages();
+      SyncFirst<kPersistentThreads>();
+    }
   }
 
   /// Runs all layers, and stores the residual. Every part is called from one place: code that is
   /// inlined twice would not stay in the instruction cache from layer to layer.
   template <CodeKind kKind>
   MARLIN_DEVICE void Run() {
-    const int phases = args_.layer_count * kPhases;
+    const int phases = args_.end_phase;
 #pragma unroll 1
-    for (int phase = 0;; ++phase) {
+    for (int phase = args_.first_phase;; ++phase) {
       const auto which = static_cast<Phase>(phase % kPhases);
       const bool normalizes = which == Phase::kQkv || which == Phase::kGates;
       float squares = 0.0f;
@@ -168,14 +83,23 @@ class PersistentBlock {
         AwaitLayer(args_, which == Phase::kQkv ? LayerBarrier::kLayer : LayerBarrier::kMlp,
                    phase / kPhases);
       } else if (which == Phase::kOut) {
-        PrepareOut(phase);
+        if constexpr (kHybrid) {
+          uint32_t* const words = Words(phase / kPhases);
+          if (phase == phases) {
+            StoreProjected(args_, tables_.GemmOf(phase - 1), words, Tag(phase / kPhases));
+            break;
+          }
+          PrepareMixed(args_, phase, words, Tag(phase / kPhases));
+        } else {
+          PrepareOut(phase);
+        }
       } else {
         PrepareDown(phase);
       }
       const bool routes = LayerOf(phase).experts != nullptr;
       // Copies run a phase ahead, but for experts' tiles, which the router chooses.
       const bool awaits_router = routes && (which == Phase::kOut || which == Phase::kGates);
-      if (phase == 0) AllowCopies(args_, Phase::kQkv);
+      if (phase == args_.first_phase && which == Phase::kQkv) AllowCopies(args_, Phase::kQkv);
       if (!awaits_router) AllowCopies(args_, static_cast<Phase>((phase + 1) % kPhases));
       if (normalizes) {
         PrepareNormalized(phase, squares);
@@ -186,26 +110,10 @@ class PersistentBlock {
       }
       SyncFirst<kPersistentThreads>();
       ring_.Begin(phase);
-      const bool is_low = SlotOrder::IsLow(phase);
-      const PhaseGemm& gemm = tables_.GemmOf(phase);
-      const Schedule& schedule = tables_.ScheduleOf(gemm);
-      // A norm needs all k.
-      const int first_tile = normalizes ? 0 : schedule.first_k_tile;
+      const Schedule& schedule = tables_.ScheduleOf(tables_.GemmOf(phase));
       auto* const sums = reinterpret_cast<float*>(Memory() + args_.shared.sums);
-      const uint32_t activations = Base() + args_.shared.activations;
-      switch (gemm.use) {
-        case ParameterUse::kOneScale:
-          MultiplyTiles<kKind, ParameterUse::kOneScale>(gemm, schedule, activations, first_tile,
-                                                        is_low, sums, ring_);
-          break;
-        case ParameterUse::kScales:
-          MultiplyTiles<kKind, ParameterUse::kScales>(gemm, schedule, activations, first_tile,
-                                                      is_low, sums, ring_);
-          break;
-        default:
-          MultiplyTiles<kKind, ParameterUse::kAll>(gemm, schedule, activations, first_tile, is_low,
-                                                   sums, ring_);
-      }
+      // A norm needs all k.
+      Multiply<kKind>(phase, schedule, normalizes ? 0 : schedule.first_k_tile, sums);
       const Published published = FindPublished(phase, schedule);
       SyncFirst<kPersistentThreads>();
       Publish(phase, published, sums);
@@ -220,6 +128,27 @@ class PersistentBlock {
   }
 
  private:
+  /// The products of the CTA's tiles. `first_tile`: of k, with which the activations begin.
+  template <CodeKind kKind>
+  MARLIN_DEVICE void Multiply(int phase, const Schedule& schedule, int first_tile, float* sums) {
+    const PhaseGemm& gemm = tables_.GemmOf(phase);
+    const bool is_low = SlotOrder::IsLow(phase);
+    const uint32_t activations = Base() + args_.shared.activations;
+    switch (gemm.use) {
+      case ParameterUse::kOneScale:
+        MultiplyTiles<kKind, ParameterUse::kOneScale, kHybrid>(gemm, schedule, activations,
+                                                               first_tile, is_low, sums, ring_);
+        break;
+      case ParameterUse::kScales:
+        MultiplyTiles<kKind, ParameterUse::kScales, kHybrid>(gemm, schedule, activations,
+                                                             first_tile, is_low, sums, ring_);
+        break;
+      default:
+        MultiplyTiles<kKind, ParameterUse::kAll, kHybrid>(gemm, schedule, activations, first_tile,
+                                                          is_low, sums, ring_);
+    }
+  }
+
   MARLIN_DEVICE const PersistentLayer& LayerOf(int phase) const {
     return tables_.LayerOf(phase / kPhases);
   }
@@ -238,12 +167,13 @@ class PersistentBlock {
   MARLIN_DEVICE void FindParts() const {
     const auto block = static_cast<int>(blockIdx.x);
     PersistentScratch& scratch = Scratch();
+    const auto blocks = static_cast<int>(gridDim.x);
+    scratch.router_rows = max(args_.router.rows() - block + blocks - 1, 0) / blocks;
+    if constexpr (kHybrid) return;
     scratch.kv_head = block / args_.attention_splits;
     scratch.split = block - scratch.kv_head * args_.attention_splits;
     scratch.head = block * 32 / args_.value_dim;
     scratch.head_kv_head = scratch.head / args_.group;
-    const auto blocks = static_cast<int>(gridDim.x);
-    scratch.router_rows = max(args_.router.experts - block + blocks - 1, 0) / blocks;
     for (int group = 0; group < kMostCacheGroups; ++group) {
       if (args_.groups[group].block_table == nullptr) continue;
       scratch.attention[group] = PartOf(args_, group, Scratch().position);
@@ -280,9 +210,6 @@ class PersistentBlock {
     }
   }
 
-  /// Rows blockIdx.x, blockIdx.x + gridDim.x ... of the router's matrix.
-  MARLIN_DEVICE int RouterRows() const { return Scratch().router_rows; }
-
   /// residual += the sums of the phase before. Returns the squares of the thread's elements.
   MARLIN_DEVICE float AddBlock(int phase) {
     const int index = (phase - 1) / kPhases;
@@ -292,7 +219,7 @@ class PersistentBlock {
 #pragma unroll 1
     for (int i = thread_; i < args_.features / 4; i += kPersistentThreads) {
       float4 x = Residual()[i];
-      if (phase > 0) {
+      if (phase > args_.first_phase) {
         const PhaseGemm& gemm = tables_.GemmOf(phase - 1);
         const float4 block = GatherSums(words + 4 * i, gemm.splits, gemm.columns, Tag(index));
         x = {x.x + block.x, x.y + block.y, x.z + block.z, x.w + block.w};
@@ -318,17 +245,14 @@ class PersistentBlock {
     return rsqrtf(__fdividef(sum, static_cast<float>(args_.features)) + epsilon);
   }
 
-  MARLIN_DEVICE void StoreActivations(int quad, const float4& v) {
-    reinterpret_cast<uint2*>(Memory() + args_.shared.activations)[quad] = {Bf16x2::Pack(v.x, v.y),
-                                                                           Bf16x2::Pack(v.z, v.w)};
-  }
-
   /// Normalizes the residual to the activations, and routes the token if the layer has experts.
   MARLIN_DEVICE void PrepareNormalized(int phase, float squares) {
     const PersistentLayer& layer = LayerOf(phase);
     const int index = phase / kPhases;
     if (phase % kPhases == static_cast<int>(Phase::kQkv)) {
-      Normalize(phase, layer.attention_epsilon, 0, squares);
+      const bool mixes =
+          kHybrid && layer.delta_rows != nullptr && Scratch().delta.head < args_.delta.value_heads;
+      Normalize(phase, layer.attention_epsilon, mixes ? 2 : 0, squares);
       // Everything of the layer before has been read.
       if (thread_ == 0) {
         PublishWord(Words(index) + args_.exchange.arrived + blockIdx.x, 0.0f, Tag(index));
@@ -338,22 +262,28 @@ class PersistentBlock {
     const bool awaits = thread_ < static_cast<int>(gridDim.x);
     const uint32_t* const others = Words(index) + args_.exchange.arrived + thread_;
     const uint32_t arrived = awaits ? PollWord(others) : 0;
-    Normalize(phase, layer.mlp_epsilon, layer.router != nullptr ? RouterRows() : 0, squares);
+    const int rows = layer.router != nullptr ? Scratch().router_rows : 0;
+    Normalize(phase, layer.mlp_epsilon, rows, squares);
     if (layer.router != nullptr) SyncFirst<kPersistentThreads>();
-    PublishLogits(layer, index);
+    const ExpertChoice<kHybrid> choice(args_, layer, Words(index) + args_.exchange.logits,
+                                       Tag(index));
+    choice.PublishLogits();
+    if constexpr (kHybrid) DeltaRow(args_, layer).StoreWindow();
     // Every CTA has read all of the layer before.
     if (awaits) AwaitWord(others, arrived, Tag(index));
-    if (layer.router != nullptr) Route(layer, index);
+    if (layer.router != nullptr) choice.Route();
   }
 
   /// The residual times its norm's weights, to the activations, and zeros up to whole tiles; with a
-  /// router also the warps' parts of the CTA's logits, to the scratch.
+  /// router also the warps' parts of the CTA's logits, to the scratch; or of a gated delta net's
+  /// write and decay.
   MARLIN_DEVICE void Normalize(int phase, float epsilon, int rows, float squares) {
     const int quads = args_.features / 4;
     const bool attends = phase % kPhases == static_cast<int>(Phase::kQkv);
     const auto* const weights =
         reinterpret_cast<const float4*>(Memory() + args_.shared.norms) + (attends ? 0 : quads);
-    const auto* router = reinterpret_cast<const float4*>(Memory() + args_.shared.router);
+    const int rows_at = kHybrid && attends ? args_.shared.delta_rows : args_.shared.router;
+    const auto* router = reinterpret_cast<const float4*>(Memory() + rows_at);
     const float factor = NormFactor(squares, epsilon);
 #pragma unroll 1
     for (int row = 0; row < max(rows, 1); ++row) {
@@ -364,7 +294,7 @@ class PersistentBlock {
         const float4 w = weights[i];
         const float4 y = {x.x * factor * w.x, x.y * factor * w.y, x.z * factor * w.z,
                           x.w * factor * w.w};
-        if (row == 0) StoreActivations(i, y);
+        if (row == 0) StoreActivations(args_, i, y);
         if (rows == 0) continue;
         const float4 r = router[i];
         dot += __fmaf_rn(y.x, r.x, y.y * r.y) + __fmaf_rn(y.z, r.z, y.w * r.w);
@@ -377,7 +307,7 @@ class PersistentBlock {
     }
     for (int i = quads + thread_; i < tables_.GemmOf(phase).k_tiles * (kTileK / 4);
          i += kPersistentThreads) {
-      StoreActivations(i, {0.0f, 0.0f, 0.0f, 0.0f});
+      StoreActivations(args_, i, {0.0f, 0.0f, 0.0f, 0.0f});
     }
   }
 
@@ -400,48 +330,9 @@ class PersistentBlock {
     const int first = schedule.first_k_tile * (kTileK / 4);
     for (int i = first + thread_; i < schedule.end_k_tile * (kTileK / 4); i += kPersistentThreads) {
       const uint32_t* const from = words + args_.exchange.mixed + 4 * i;
-      StoreActivations(i - first, i < quads ? AwaitQuad(from, PollQuad(from), tag)
-                                            : float4{0.0f, 0.0f, 0.0f, 0.0f});
-    }
-  }
-
-  /// Publishes the logits of the CTA's rows of the router: in layers without one too, so that no
-  /// tag is one of long ago.
-  MARLIN_DEVICE void PublishLogits(const PersistentLayer& layer, int index) const {
-    if (thread_ >= RouterRows()) return;
-    const int expert = static_cast<int>(blockIdx.x) + thread_ * static_cast<int>(gridDim.x);
-    float logit = layer.router_bias != nullptr ? layer.router_bias[expert] : 0.0f;
-    if (layer.router != nullptr) {
-#pragma unroll
-      for (int warp = 0; warp < kPersistentWarps; ++warp) logit += Scratch().dots[thread_][warp];
-    }
-    PublishWord(Words(index) + args_.exchange.logits + expert, logit, Tag(index));
-  }
-
-  /// Gathers the logits, and selects the experts and their weights. Those of the last warp's are
-  /// read after the next barrier but one.
-  MARLIN_DEVICE void Route(const PersistentLayer& layer, int index) {
-    auto* const keys = reinterpret_cast<int*>(Memory() + args_.shared.logits);
-    const uint32_t* const words = Words(index) + args_.exchange.logits;
-    const int experts = args_.router.experts;
-    bool is_plain = args_.router.groups == 1 && layer.choice_bias == nullptr &&
-                    args_.router.scoring != kSigmoid;
-#pragma unroll 1
-    for (int e = thread_; e < (experts + 3) / 4 * 4; e += kPersistentThreads) {
-      float logit = NoScore();
-      if (e < experts) {
-        logit = AwaitWord(words + e, PollWord(words + e), Tag(index));
-        is_plain = is_plain && isfinite(logit);
-      }
-      keys[e] = KeyOf(logit);
-    }
-    if (SyncFirstAny<kPersistentThreads>(!is_plain)) {
-      RouteAnyhow(args_, layer, keys, Scratch());
-    } else {
-      const LogitRouter router{args_.router, keys, Scratch().ids};
-      router.Select();
-      SyncFirst<kPersistentThreads>();
-      if (thread_ >= kPersistentThreads - 32) router.Weigh(Scratch().weights);
+      StoreActivations(
+          args_, i - first,
+          i < quads ? AwaitQuad(from, PollQuad(from), tag) : float4{0.0f, 0.0f, 0.0f, 0.0f});
     }
   }
 
@@ -488,7 +379,7 @@ class PersistentBlock {
              GateProduct<true>(args_.gate, g.z, u.z) * factor,
              GateProduct<true>(args_.gate, g.w, u.w) * factor};
       }
-      StoreActivations(i, h);
+      StoreActivations(args_, i, h);
     }
   }
 
@@ -557,7 +448,7 @@ class PersistentBlock {
   MARLIN_DEVICE float BiasOfDowns(int n) const {
     float sum = 0.0f;
 #pragma unroll 1
-    for (int i = 0; i < args_.router.top_k; ++i) {
+    for (int i = 0; i < args_.router.selected(); ++i) {
       const float* const bias = tables_.Chosen(i).down_bias;
       if (bias != nullptr) sum += Scratch().weights[i] * bias[n];
     }
@@ -571,42 +462,49 @@ class PersistentBlock {
 };
 
 /// The warpgroup that copies.
+template <bool kHybrid>
 MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread < kFirstKeyCopier) {
-    TileCopier(args).Run();
+    TileCopier<kHybrid>(args).Run();
   } else if (thread < kFirstKeyCopier + kKeyCopiers) {
-    CopyKeys(args, thread - kFirstKeyCopier);
+    if constexpr (kHybrid) {
+      CopyStates(args, thread - kFirstKeyCopier);
+    } else {
+      CopyKeys(args, thread - kFirstKeyCopier);
+    }
   }
 }
 
-template <CodeKind kKind>
+template <CodeKind kKind, bool kHybrid>
 __global__ void __launch_bounds__(kPersistentBlock, 1)
     PersistentKernel(const __grid_constant__ PersistentArguments args) {
   if (threadIdx.x == 0) {
     PersistentScratch& scratch = Tables{args}.Scratch();
     scratch.clock = *args.clock;
     scratch.position = *args.position;
+    if constexpr (kHybrid) scratch.delta = DeltaPartOf(args);
   }
   if (threadIdx.x >= kPersistentThreads && threadIdx.x < kFirstKeyCopier) {
-    TileCopier::InitBarriers(args);
+    TileCopier<kHybrid>::InitBarriers(args);
     FenceBarrierInit();
   }
   __syncthreads();
   if (threadIdx.x >= kPersistentThreads) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-    RunCopiers(args);
+    RunCopiers<kHybrid>(args);
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-  PersistentBlock block(args);
+  PersistentBlock<kHybrid> block(args);
   block.Begin();
-  block.Run<kKind>();
+  block.template Run<kKind>();
 }
 
 template <typename Tiles>
-const void* PersistentKernels::Function(const Variant& /*variant*/) {
-  return reinterpret_cast<const void*>(&PersistentKernel<Tiles::kCodes>);
+const void* PersistentKernels::Function(const Variant& variant) {
+  return variant.hybrid ? reinterpret_cast<const void*>(&PersistentKernel<Tiles::kCodes, true>)
+                        : reinterpret_cast<const void*>(&PersistentKernel<Tiles::kCodes, false>);
 }
 
 }  // namespace marlin::cuda

@@ -31,6 +31,16 @@ inline constexpr int kMostChosenExperts = 16;
 inline constexpr int kMostRouterRows = 4;  ///< Per CTA.
 inline constexpr int kMostUnits = 16;      ///< Per phase and CTA: each output has a thread.
 
+/// A gated delta net: value features of a CTA, of which a warp has two; inputs of the convolution;
+/// the most features of a key.
+inline constexpr int kDeltaColumns = 2 * kPersistentWarps;
+inline constexpr int kDeltaConvWidth = 4;
+inline constexpr int kMostDeltaKeys = 128;
+/// Floats of a row of a state's columns in shared memory: rows begin in different banks.
+inline constexpr int kDeltaRowFloats = kDeltaColumns + 4;
+/// Sums of squares of a head: one for each of its CTAs, then zeros.
+inline constexpr int kDeltaSquares = 4;
+
 /// See PhaseGemm::segment_factor; k-tiles and tiles of a segment are below 2^10.
 inline constexpr int kSegmentBits = 20;
 
@@ -59,6 +69,9 @@ struct PhaseGemm {
   int tiles_of_split = 0;  ///< The last split may have fewer.
   int columns = 0;         ///< Sums of a split: copies x sides x strips x 32.
   int schedule = 0;        ///< Offset of the Schedule in a CTA's schedules.
+  /// The copy or segment that is the shared expert; -1: none is. Its tiles may have other groups.
+  int shared_selection = -1;
+  TileView shared;
 };
 
 /// A tile that a CTA multiplies.
@@ -124,10 +137,17 @@ struct alignas(16) PersistentLayer {
   const float* router = nullptr;              ///< [experts, hidden]
   const float* router_bias = nullptr;
   const float* choice_bias = nullptr;
+  /// A gated delta net's writes, then its decays: [2][value_heads][hidden]; null: there is none.
+  const float* delta_rows = nullptr;
+  const float* conv = nullptr;        ///< As GatedDeltaWeights.
+  const float* log_decay = nullptr;   ///< [value_heads]
+  const float* decay_bias = nullptr;  ///< [value_heads]
+  const float* delta_norm = nullptr;  ///< [value_dim]
+  float delta_epsilon = 0;
   alignas(16) float head_norms[2][kMostHeadFeatures] = {};  ///< The norms of queries and of keys.
 };
 
-/// The pages of a cache group, whose layers have the same window.
+/// The pages of a cache group, whose layers have the same window, or of a group of states.
 struct CacheGroup {
   int window = 0;  ///< 0: none.
   void* slabs[kMostCacheSlabs] = {};
@@ -168,11 +188,18 @@ struct PersistentShared {
   // GEMMs:
   int activations = 0;  ///< bf16, [k of the CTA's units]
   int sums = 0;         ///< f32 [units][warps][32]; the router's scores.
-  // In the same memory, attention:
+  // Gated delta nets:
+  int delta_rows = 0;  ///< f32 [2][hidden]: the CTA's rows of PersistentLayer::delta_rows.
+  int kept = 0;        ///< f32 [kDeltaConvWidth - 1][channels]: the next row's earlier inputs.
+  // In the same memory as the GEMMs' parts, attention:
   int queries = 0;  ///< bf16, two terms of kMostGroupHeads rows.
   int fresh = 0;    ///< bf16, the new key and value.
+  int inputs = 0;   ///< Or DeltaInputs.
   int ring = 0;     ///< [slots][warps]
   int keys = 0;     ///< Stages of keys and values, then sums of the warps: in upper slots.
+  int state = 0;    ///< Or f32 [key_dim][kDeltaRowFloats],
+  int window = 0;   ///< the convolution's earlier inputs, as `kept`,
+  int conv = 0;     ///< and its weights, f32 [channels][kDeltaConvWidth].
   int bytes = 0;
 };
 
@@ -189,11 +216,35 @@ struct AttentionPart {
   const uint8_t* pages[kWarpPairs];  ///< The page of every pair's first block.
 };
 
+/// The part of a CTA in all gated delta nets: some features of a value head.
+struct DeltaPart {
+  int head = 0;  ///< Not below the number of heads: it has none.
+  int key_head = 0;
+  int slice = 0;       ///< Which of the head's runs of kDeltaColumns features.
+  bool leads = false;  ///< The first of the key head's: it stores the queries' and keys' inputs.
+  bool moves = false;  ///< The row takes part: states change.
+  const float* from = nullptr;  ///< The page before the row; null: zeros.
+  float* to = nullptr;          ///< The page after it; null: nothing is stored.
+};
+
+/// A gated delta net's row between the barriers of a CTA, in shared memory.
+struct alignas(16) DeltaInputs {
+  float queries[kMostDeltaKeys];  ///< After the convolution, without a norm.
+  float keys[kMostDeltaKeys];
+  float values[kDeltaColumns];
+  float factors[kDeltaColumns];  ///< norm * SiLU(gate)
+  float results[kDeltaColumns];
+  float squares[kPersistentWarps];
+  float decay;
+  float write;
+};
+
 /// Small values that the threads of a CTA share.
 struct PersistentScratch {
   uint32_t clock;
   int position;
   AttentionPart attention[kMostCacheGroups];
+  DeltaPart delta;
   double router[kPersistentWarps];
   float squares[kPersistentWarps];
   float dots[kMostRouterRows][kPersistentWarps];
@@ -212,6 +263,7 @@ struct PersistentExchange {
   int phase_words[kPhases] = {};  ///< As many as any layer has.
   int attention = 0;              ///< [kv_heads][splits][group][value_dim + 4]
   int mixed = 0;                  ///< [heads][value_dim]
+  int squares = 0;                ///< [heads of gated delta nets][kDeltaSquares]
   int logits = 0;
   int arrived = 0;  ///< [CTAs]
   int words = 0;
@@ -228,13 +280,57 @@ struct PersistentRouter {
   bool normalize = true;
   double least_sum = 0;
   double scaling_factor = 1;
+  int shared = 0;        ///< 1: the expert after all others is always selected.
+  int shared_gated = 0;  ///< 1: times the sigmoid of the router's last row.
+
+  MARLIN_HOST_DEVICE int rows() const { return experts + shared_gated; }
+  MARLIN_HOST_DEVICE int table() const { return experts + shared; }
+  MARLIN_HOST_DEVICE int selected() const { return top_k + shared; }
 
   bool operator==(const PersistentRouter&) const = default;
+};
+
+/// Where the columns of a part of a gated delta net's inputs begin in the projections.
+struct HeadColumns {
+  int first = 0;
+  int of_key_head = 0;
+
+  bool operator==(const HeadColumns&) const = default;
+};
+
+/// The shape of all gated delta nets.
+struct PersistentDelta {
+  int key_heads = 0;
+  int value_heads = 0;
+  int key_dim = 0;
+  int value_dim = 0;
+  int value_log2 = 0;  ///< log2 of value_dim.
+  int slices = 1;      ///< CTAs of a value head.
+  int group = 1;       ///< Value heads of a key head.
+  HeadColumns queries;
+  HeadColumns keys;
+  HeadColumns values;
+  HeadColumns gates;
+  HeadColumns writes;  ///< Rows of PersistentLayer::delta_rows.
+  HeadColumns decays;
+  int states = 0;  ///< The cache group.
+
+  /// The convolution's channels, and a CTA's of them.
+  MARLIN_HOST_DEVICE int channels() const {
+    return 2 * key_heads * key_dim + value_heads * value_dim;
+  }
+  MARLIN_HOST_DEVICE int own_channels() const { return 2 * key_dim + kDeltaColumns; }
+
+  bool operator==(const PersistentDelta&) const = default;
 };
 
 struct PersistentArguments {
   const PersistentLayer* layers = nullptr;
   int layer_count = 0;
+  /// The phases that run, over all layers: a run may begin after the first layer's mixer and end
+  /// before the last one's.
+  int first_phase = 0;
+  int end_phase = 0;
   float* hidden = nullptr;  ///< [features]: the residual, in and out.
   int features = 0;
   int heads = 0;
@@ -251,6 +347,12 @@ struct PersistentArguments {
   int cache_bytes = 2;  ///< Bytes of an element of the KV cache: bf16, or 1 for e4m3.
   GateView gate;
   PersistentRouter router;
+  PersistentDelta delta;
+  const int32_t* moves = nullptr;  ///< Negative: the row changes no state.
+  /// The first layer's mixer's results, if the run begins after it.
+  const void* mixed = nullptr;
+  bool mixed_is_bf16 = false;
+  float* projected = nullptr;  ///< The last layer's projections, if the run ends after them.
   const uint8_t* schedules = nullptr;  ///< [CTAs][schedule_bytes]
   int schedule_bytes = 0;
   int slots = 0;  ///< In a warp's ring.
@@ -267,7 +369,11 @@ static_assert(sizeof(PersistentArguments) < 4000, "kernel parameters have 4 KB")
 
 /// The persistent kernels (plan/instances.def); their parameter is a PersistentArguments.
 struct PersistentKernels {
-  struct Variant {};
+  struct Variant {
+    /// Layers mix by gated delta nets or, as the first and the last one, elsewhere. Else all have
+    /// attention.
+    bool hybrid;
+  };
   template <typename Tiles>
   static const void* Function(const Variant& variant);
 };

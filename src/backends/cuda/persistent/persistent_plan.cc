@@ -104,14 +104,43 @@ Support SupportsAttention(const AttentionStep& step) {
   return {};
 }
 
-Support SupportsExperts(const RouteStep& route, const ExpertsStep& step) {
+Support SupportsDelta(const GatedDeltaStep& step) {
+  const GatedDeltaSizes& sizes = step.weights.sizes;
+  if (sizes.conv_width != kDeltaConvWidth) {
+    return {"a convolution of {0} tokens; supported: 4", sizes.conv_width};
+  }
+  static_assert(kDeltaConvWidth == 4);
+  if (sizes.key_dim % 32 != 0 || sizes.key_dim > kMostDeltaKeys) {
+    return {"delta rules of {0} key features; supported: multiples of 32 up to 128", sizes.key_dim};
+  }
+  static_assert(kMostDeltaKeys == 128);
+  if (sizes.value_dim != 32 && sizes.value_dim != 64 && sizes.value_dim != 128) {
+    return {"delta rules of {0} value features; supported: 32, 64 and 128", sizes.value_dim};
+  }
+  static_assert(kDeltaColumns * kDeltaSquares == 128);
+  if (step.linear.parts.size() < 2) return {"inputs of a delta rule in one part"};
+  if (!step.linear.bias.empty()) return {"biases of a delta rule's inputs"};
+  if (step.cache_group >= kMostCacheGroups) return {"more than {0} cache groups", kMostCacheGroups};
+  if (step.states.page_stride % 4 != 0 || step.states.first_element % 4 != 0) {
+    return {"states that are not aligned to 16 bytes"};
+  }
+  return {};
+}
+
+/// `hybrid`: the kernel that also has the shared expert.
+Support SupportsExperts(const RouteStep& route, const ExpertsStep& step, bool hybrid) {
   const auto count = static_cast<int64_t>(step.experts.size());
   if (count == 0) return {"no experts"};
-  if (!step.shared.gate_up.parts.empty()) return {"shared experts"};
+  const int64_t shared = step.shared.gate_up.parts.empty() ? 0 : 1;
+  if (shared > 0 && !hybrid) return {"shared experts"};
+  if (step.shared_gate.parts.size() > 1) {
+    return {"a gate of the shared expert of {0} parts", std::ssize(step.shared_gate.parts)};
+  }
   if (route.router.parts.size() != 1)
     return {"a router of {0} parts", std::ssize(route.router.parts)};
-  if (route.options.top_k > kMostChosenExperts || route.options.top_k > count) {
-    return {"{0} experts for a token; supported: up to 16", route.options.top_k};
+  if (!route.options.scales.empty()) return {"factors of the experts' weights"};
+  if (route.options.top_k + shared > kMostChosenExperts || route.options.top_k > count) {
+    return {"{0} experts for a token; supported: up to 16", route.options.top_k + shared};
   }
   static_assert(kMostChosenExperts == 16);
   return {};
@@ -119,33 +148,59 @@ Support SupportsExperts(const RouteStep& route, const ExpertsStep& step) {
 
 }  // namespace
 
+namespace {
+
+/// The MLP that a run of operations begins with; false if it does not.
+bool TakeMlp(std::span<const StepOperation> operations, LayerSteps* steps) {
+  if (operations.size() < 2) return false;
+  steps->gate_up = std::get_if<GateUpStep>(&operations[0]);
+  steps->down = std::get_if<ProjectAddStep>(&operations[1]);
+  steps->route = std::get_if<RouteStep>(&operations[0]);
+  steps->experts = std::get_if<ExpertsStep>(&operations[1]);
+  const bool dense = steps->gate_up != nullptr && steps->down != nullptr;
+  return dense || (steps->route != nullptr && steps->experts != nullptr);
+}
+
+}  // namespace
+
 std::optional<LayerSteps> TakeLayer(std::span<const StepOperation> operations) {
-  if (operations.size() < LayerSteps::kCount) return std::nullopt;
   LayerSteps steps;
+  if (operations.size() < 3 || !TakeMlp(operations.subspan(3), &steps)) return std::nullopt;
   steps.project = std::get_if<ProjectStep>(&operations[0]);
   steps.attention = std::get_if<AttentionStep>(&operations[1]);
   steps.out = std::get_if<ProjectAddStep>(&operations[2]);
-  steps.gate_up = std::get_if<GateUpStep>(&operations[3]);
-  steps.down = std::get_if<ProjectAddStep>(&operations[4]);
-  steps.route = std::get_if<RouteStep>(&operations[3]);
-  steps.experts = std::get_if<ExpertsStep>(&operations[4]);
-  const bool dense = steps.gate_up != nullptr && steps.down != nullptr;
-  const bool routed = steps.route != nullptr && steps.experts != nullptr;
+  steps.count = 5;
   if (steps.project == nullptr || steps.attention == nullptr || steps.out == nullptr)
     return std::nullopt;
-  if (!dense && !routed) return std::nullopt;
   return steps;
 }
 
-Support SupportsLayer(const LayerSteps& steps, int64_t hidden) {
-  if (hidden % 4 != 0 || hidden > kMostPersistentHidden) {
-    return {"{0} hidden features; supported: multiples of 4 up to 8192", hidden};
+std::optional<LayerSteps> TakeHybridLayer(std::span<const StepOperation> operations, bool first) {
+  LayerSteps steps;
+  if (operations.empty()) return std::nullopt;
+  steps.project = std::get_if<ProjectStep>(&operations[0]);
+  steps.delta = std::get_if<GatedDeltaStep>(&operations[0]);
+  if (steps.project != nullptr) {
+    steps.count = 1;
+    if (first) return std::nullopt;
+    return steps;
   }
-  static_assert(kMostPersistentHidden == 8192);
-  if (const Support support = SupportsAttention(*steps.attention); !support.ok()) return support;
+  // Only the first layer's mixer may have run.
+  const size_t at = steps.delta != nullptr ? 1 : 0;
+  if ((at == 0 && !first) || operations.size() <= at) return std::nullopt;
+  steps.out = std::get_if<ProjectAddStep>(&operations[at]);
+  if (steps.out == nullptr || !TakeMlp(operations.subspan(at + 1), &steps)) return std::nullopt;
+  steps.count = at + 3;
+  return steps;
+}
+
+namespace {
+
+/// The output projection and what comes after it.
+Support SupportsMlp(const LayerSteps& steps) {
   const bool routed = steps.experts != nullptr;
   if (routed) {
-    const Support support = SupportsExperts(*steps.route, *steps.experts);
+    const Support support = SupportsExperts(*steps.route, *steps.experts, steps.hybrid());
     if (!support.ok()) return support;
   }
   const StepNorm& out_norm = routed ? steps.experts->out_norm : steps.down->out_norm;
@@ -157,7 +212,30 @@ Support SupportsLayer(const LayerSteps& steps, int64_t hidden) {
       (!routed && steps.down->from != ProjectAddStep::From::kInner)) {
     return {"projections of other values"};
   }
-  if (!HasNorm(steps.project->norm) || !HasNorm(routed ? steps.route->norm : steps.gate_up->norm)) {
+  if (!HasNorm(routed ? steps.route->norm : steps.gate_up->norm)) {
+    return {"no RMS norm before a block"};
+  }
+  return {};
+}
+
+}  // namespace
+
+Support SupportsLayer(const LayerSteps& steps, int64_t hidden) {
+  if (hidden % 4 != 0 || hidden > kMostPersistentHidden) {
+    return {"{0} hidden features; supported: multiples of 4 up to 8192", hidden};
+  }
+  static_assert(kMostPersistentHidden == 8192);
+  if (steps.attention != nullptr) {
+    if (const Support support = SupportsAttention(*steps.attention); !support.ok()) return support;
+  }
+  if (steps.delta != nullptr) {
+    if (const Support support = SupportsDelta(*steps.delta); !support.ok()) return support;
+  }
+  if (!steps.ends()) {
+    if (const Support support = SupportsMlp(steps); !support.ok()) return support;
+  }
+  const bool projects = steps.project != nullptr || steps.delta != nullptr;
+  if (projects && !HasNorm(steps.delta != nullptr ? steps.delta->norm : steps.project->norm)) {
     return {"no RMS norm before a block"};
   }
   return {};
@@ -208,10 +286,12 @@ BlockSchedule ScheduleBlock(const PhaseGemm& gemm, int block, int blocks) {
       const int segment = tile / gemm.weights.tiles_of_strip;
       const int of_segment = tile % gemm.weights.tiles_of_strip;
       ScheduledTile scheduled;
-      scheduled.offset = static_cast<uint32_t>(TileOffset(gemm.weights, strip, of_segment) / 16);
+      const int selection = gemm.segments > 1 ? segment : copy;
+      const TileView& layout = selection == gemm.shared_selection ? gemm.shared : gemm.weights;
+      scheduled.offset = static_cast<uint32_t>(TileOffset(layout, strip, of_segment) / 16);
       scheduled.k_tile = static_cast<uint16_t>(tile);
       scheduled.unit = static_cast<uint8_t>(number - first);
-      scheduled.selection = static_cast<uint8_t>(gemm.segments > 1 ? segment : copy) & 127;
+      scheduled.selection = static_cast<uint8_t>(selection) & 127;
       scheduled.side = static_cast<uint8_t>(side) & 1;
       unit.warps |= static_cast<uint16_t>(1U << schedule.tiles.size() % kPersistentWarps);
       schedule.tiles.push_back(scheduled);
@@ -228,7 +308,8 @@ namespace {
 /// Everything that the schedule of a phase depends on.
 auto KeyOf(const PhaseGemm& gemm) {
   return std::tuple(gemm.strips, gemm.sides, gemm.copies, gemm.segments, gemm.k_tiles, gemm.splits,
-                    gemm.tiles_of_split, gemm.weights.tiles_of_strip, gemm.weights.tile_bytes);
+                    gemm.tiles_of_split, gemm.weights.tiles_of_strip, gemm.weights.tile_bytes,
+                    gemm.shared_selection, gemm.shared.tile_bytes);
 }
 
 /// The parts of all CTAs in a phase, and their place in a CTA's schedules.
@@ -325,8 +406,11 @@ void LayOutExchange(const LargestLayer& most, int blocks, PersistentArguments* a
   }
   at.attention = exchange.Take(int64_t{args->kv_heads} * args->attention_splits * args->group *
                                (args->value_dim + 4));
-  at.mixed = exchange.Take(int64_t{args->heads} * args->value_dim);
-  at.logits = exchange.Take(args->router.experts);
+  const PersistentDelta& delta = args->delta;
+  at.mixed = exchange.Take(std::max(int64_t{args->heads} * args->value_dim,
+                                    int64_t{delta.value_heads} * delta.value_dim));
+  at.squares = exchange.Take(int64_t{delta.value_heads} * kDeltaSquares);
+  at.logits = exchange.Take(args->router.rows());
   at.arrived = exchange.Take(blocks);
   at.words = static_cast<int>(exchange.end());
 }
@@ -341,28 +425,40 @@ bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
   PersistentShared& at = args->shared;
   at.residual = shared.Take(int64_t{args->features} * 4);
   at.norms = shared.Take(2 * int64_t{args->features} * 4);
-  at.router = shared.Take(int64_t{Ceil(args->router.experts, blocks)} * args->features * 4);
+  at.router = shared.Take(int64_t{Ceil(args->router.rows(), blocks)} * args->features * 4);
   at.layers = shared.Take(2 * int64_t{sizeof(PersistentLayer)});
-  at.experts = shared.Take(experts * int64_t{sizeof(PersistentExpert)});
+  at.experts = shared.Take(args->router.table() * int64_t{sizeof(PersistentExpert)});
   at.schedules = shared.Take(args->schedule_bytes);
   at.logits = shared.Take(experts * 4);
   at.rotations = shared.Take(int64_t{args->pairs} * 8);
   at.scratch = shared.Take(sizeof(PersistentScratch));
   at.barriers = shared.Take((2 * kPersistentWarps * kMostSlots + kLayerBarriers) * 8);
+  const PersistentDelta& delta = args->delta;
+  const int64_t window = int64_t{kDeltaConvWidth - 1} * delta.own_channels() * 4;
+  if (delta.value_heads > 0) {
+    at.delta_rows = shared.Take(2 * int64_t{args->features} * 4);
+    at.kept = shared.Take(window);
+  }
   Offsets attention = shared;
   at.activations = shared.Take(int64_t{most.span} * kTileK * 2);
   at.sums = shared.Take(std::max(int64_t{most.units} * kPersistentWarps * kStripOutputs * 4,
                                  experts * 2 * int64_t{sizeof(double)}));
   at.queries = attention.Take(int64_t{2} * kMostGroupHeads * key_row);
   at.fresh = attention.Take((args->key_dim + args->value_dim) * 2);
+  at.inputs = attention.Take(delta.value_heads > 0 ? sizeof(DeltaInputs) : 0);
   at.ring = static_cast<int>(std::max(shared.end(), attention.end()));
+  const int64_t slot = int64_t{kPersistentWarps} * args->slot_bytes;
+  at.keys = static_cast<int>(at.ring + kLowSlots * slot);
+  at.state = at.keys;
+  at.window = at.state + delta.key_dim * kDeltaRowFloats * 4;
+  at.conv = static_cast<int>(at.window + window);
+  const int64_t state_end = at.conv + int64_t{delta.own_channels()} * kDeltaConvWidth * 4;
   const int64_t keys =
       std::max(kWarpPairs * kKeysOfStage * (key_row + value_row),
                (kWarpPairs * args->group * (2 + args->value_dim + kMergePadding) + 4) * 4);
-  const int64_t slot = int64_t{kPersistentWarps} * args->slot_bytes;
-  at.keys = static_cast<int>(at.ring + kLowSlots * slot);
   args->slots = static_cast<int>(std::min<int64_t>((shared_bytes - at.ring) / slot, kMostSlots));
-  at.bytes = static_cast<int>(std::max(at.keys + keys, at.ring + args->slots * slot));
+  at.bytes = static_cast<int>(std::max(
+      {at.keys + keys, at.ring + args->slots * slot, delta.value_heads > 0 ? state_end : 0}));
   return args->slots >= kLowSlots && at.bytes <= shared_bytes;
 }
 
@@ -382,13 +478,17 @@ std::optional<PersistentArguments> LayOutPersistent(const PersistentArguments& s
       most.tiles = std::max(most.tiles, gemm.k_tiles);
       if (IsNormalized(phase)) most.span = std::max(most.span, gemm.k_tiles);
       most.words[phase] = std::max(most.words[phase], gemm.splits * gemm.columns);
-      args.slot_bytes = std::max(args.slot_bytes, gemm.weights.tile_bytes);
+      args.slot_bytes =
+          std::max({args.slot_bytes, gemm.weights.tile_bytes, gemm.shared.tile_bytes});
     }
   }
   if (most.units > kMostUnits || most.tiles > kMostKTiles) return std::nullopt;
-  args.group = args.heads / args.kv_heads;
-  args.attention_splits = std::max(blocks / args.kv_heads, 1);
-  if (args.kv_heads > blocks || Ceil(args.router.experts, blocks) > kMostRouterRows) {
+  if (args.kv_heads > 0) {
+    args.group = args.heads / args.kv_heads;
+    args.attention_splits = std::max(blocks / args.kv_heads, 1);
+  }
+  if (args.kv_heads > blocks || args.delta.value_heads * args.delta.slices > blocks ||
+      Ceil(args.router.rows(), blocks) > kMostRouterRows) {
     return std::nullopt;
   }
   LayOutExchange(most, blocks, &args);

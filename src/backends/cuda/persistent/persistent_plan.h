@@ -13,21 +13,31 @@
 
 namespace marlin::cuda {
 
-/// A layer's operations: gate_up and down, or route and experts.
+/// A layer's operations: attention or a gated delta net; gate_up and down, or route and experts.
 struct LayerSteps {
-  static constexpr size_t kCount = 5;
-
   const ProjectStep* project = nullptr;
   const AttentionStep* attention = nullptr;
+  const GatedDeltaStep* delta = nullptr;
   const ProjectAddStep* out = nullptr;
   const GateUpStep* gate_up = nullptr;
   const ProjectAddStep* down = nullptr;
   const RouteStep* route = nullptr;
   const ExpertsStep* experts = nullptr;
+  size_t count = 0;  ///< Its operations.
+
+  /// The layer is a hybrid model's: attention is no part of it.
+  bool hybrid() const { return attention == nullptr; }
+  /// Nothing comes after the projections.
+  bool ends() const { return out == nullptr; }
 };
 
 /// The layer that a run of operations begins with, if it does.
 std::optional<LayerSteps> TakeLayer(std::span<const StepOperation> operations);
+
+/// The same in a model with gated delta nets. Other layers' attention runs elsewhere: the first
+/// layer of a run may begin with its output projection, and a later one end with the projections
+/// before it.
+std::optional<LayerSteps> TakeHybridLayer(std::span<const StepOperation> operations, bool first);
 
 /// Whether the kernel runs a layer of a model with `hidden` features, apart from how its weights
 /// are stored.

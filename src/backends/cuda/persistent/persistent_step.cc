@@ -30,26 +30,33 @@ class PersistentSteps final : public FusedOperations {
 
   /// Uploads what the kernel reads.
   Status Load(PersistentDescription& model, const Schedules& schedules,
-              const PersistentArguments& args) {
+              const PersistentArguments& args, bool hybrid) {
     const DeviceScope scope(device_->index);
     arguments_ = args;
-    function_ = FunctionOf<PersistentKernels>({model.kind()}, {});
+    function_ = FunctionOf<PersistentKernels>({model.kind()}, {hybrid});
     MARLIN_RETURN_IF_ERROR(Check(AllowAllShared(function_), "persistent"));
     const auto layer_bytes = static_cast<int64_t>(model.layers().size() * sizeof(PersistentLayer));
     const auto expert_bytes =
         static_cast<int64_t>(model.experts().size() * sizeof(PersistentExpert));
-    MARLIN_RETURN_IF_ERROR(LoadRouters(model));
+    const int64_t features = args.features;
+    MARLIN_ASSIGN_OR_RETURN(routers_, LoadRows(model.routers(), features));
+    MARLIN_ASSIGN_OR_RETURN(delta_rows_, LoadRows(model.delta_rows(), features));
     if (expert_bytes > 0) {
       MARLIN_ASSIGN_OR_RETURN(experts_, DeviceMemory::Allocate(device_, expert_bytes));
       MARLIN_RETURN_IF_ERROR(Upload(experts_, model.experts().data(), expert_bytes));
     }
     int64_t routed = 0;
+    int64_t deltas = 0;
     for (PersistentLayer& layer : model.layers()) {
+      if (layer.delta_rows != nullptr) {
+        layer.delta_rows = reinterpret_cast<const float*>(delta_rows_.data()) +
+                           deltas++ * 2 * args.delta.value_heads * features;
+      }
       if (layer.experts == nullptr) continue;
       layer.experts =
-          reinterpret_cast<const PersistentExpert*>(experts_.data()) + routed * args.router.experts;
-      layer.router = reinterpret_cast<const float*>(routers_.data()) +
-                     routed * args.router.experts * args.features;
+          reinterpret_cast<const PersistentExpert*>(experts_.data()) + routed * args.router.table();
+      layer.router =
+          reinterpret_cast<const float*>(routers_.data()) + routed * args.router.rows() * features;
       ++routed;
     }
     MARLIN_ASSIGN_OR_RETURN(layers_, DeviceMemory::Allocate(device_, layer_bytes));
@@ -61,12 +68,19 @@ class PersistentSteps final : public FusedOperations {
     arguments_.schedules = schedules_.data();
     arguments_.layers = reinterpret_cast<const PersistentLayer*>(layers_.data());
     arguments_.layer_count = static_cast<int>(model.layers().size());
+    const PersistentLayer& last = model.layers().back();
+    const bool ends = last.mlp_norm == nullptr;
+    arguments_.first_phase = static_cast<int>(
+        model.layers().front().attention_norm == nullptr ? Phase::kOut : Phase::kQkv);
+    arguments_.end_phase = arguments_.layer_count * kPhases - (ends ? kPhases - 1 : 0);
     arguments_.errors = errors_.view();
     return Check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
 
   bool Takes(const StepValues& values) const override {
     if (values.rows() != 1 || values.first_rows.dim(0) != 2) return false;
+    const DType mixed = values.mixed.dtype();
+    if (mixed != DType::kBf16 && mixed != DType::kF32) return false;
     return values.pages.size() <= kMostCacheGroups &&
            std::ranges::all_of(values.pages, [](const StepPages& pages) {
              return pages.slabs.size() <= kMostCacheSlabs;
@@ -81,6 +95,12 @@ class PersistentSteps final : public FusedOperations {
     args.clock = args.words + 2 * args.exchange.words;
     args.hidden = values.hidden.As<float>();
     args.position = values.positions.As<int32_t>();
+    // In several steps of one recording a row that has ended changes no state.
+    args.moves =
+        values.advance.tokens.empty() ? args.position : values.advance.state_rows.As<int32_t>();
+    args.mixed = values.mixed.data();
+    args.mixed_is_bf16 = values.mixed.dtype() == DType::kBf16;
+    args.projected = values.projected.As<float>();
     for (size_t i = 0; i < values.pages.size(); ++i) {
       const StepPages& pages = values.pages[i];
       CacheGroup& group = args.groups[i];
@@ -117,21 +137,22 @@ class PersistentSteps final : public FusedOperations {
     return {};
   }
 
-  /// The routers' matrices in fp32, a row for every expert.
-  Status LoadRouters(const PersistentDescription& model) {
-    if (model.routers().empty()) return {};
-    const int64_t features = arguments_.features;
-    const int64_t elements = arguments_.router.experts * features;
-    const auto count = static_cast<int64_t>(model.routers().size());
-    MARLIN_ASSIGN_OR_RETURN(routers_, DeviceMemory::Allocate(device_, count * elements * 4));
-    auto* to = reinterpret_cast<float*>(routers_.data());
-    for (const PreparedTiles* router : model.routers()) {
+  /// Matrices in fp32, a row for every output, one after another.
+  Result<DeviceMemory> LoadRows(std::span<const PreparedTiles* const> matrices,
+                                int64_t features) const {
+    int64_t rows = 0;
+    for (const PreparedTiles* matrix : matrices) rows += matrix->spec.n;
+    if (rows == 0) return DeviceMemory();
+    MARLIN_ASSIGN_OR_RETURN(DeviceMemory memory,
+                            DeviceMemory::Allocate(device_, rows * features * 4));
+    auto* to = reinterpret_cast<float*>(memory.data());
+    for (const PreparedTiles* matrix : matrices) {
       const DenseView dense = {to, Element::kF32, 1, features};
       MARLIN_RETURN_IF_ERROR(
-          Check(LaunchDequantizePrepared(*router, 0, dense, nullptr), "persistent"));
-      to += elements;
+          Check(LaunchDequantizePrepared(*matrix, 0, dense, nullptr), "persistent"));
+      to += matrix->spec.n * features;
     }
-    return {};
+    return memory;
   }
 
   /// The exchange buffers of a stream: launches on one stream follow each other.
@@ -175,9 +196,21 @@ class PersistentSteps final : public FusedOperations {
   DeviceMemory schedules_;
   DeviceMemory experts_;
   DeviceMemory routers_;
+  DeviceMemory delta_rows_;
   mutable std::mutex mutex_;
   mutable std::map<cudaStream_t, DeviceMemory> words_;
 };
+
+/// Whether any layer has a gated delta net.
+bool IsHybrid(const StepDescription& step) {
+  return std::ranges::any_of(step.operations, [](const StepOperation& operation) {
+    return std::holds_alternative<GatedDeltaStep>(operation);
+  });
+}
+
+int64_t LayerOf(const LayerSteps& steps) {
+  return steps.out != nullptr ? steps.out->layer : steps.project->layer;
+}
 
 FusedRun Refuse(int64_t layer, const Support& support) {
   return {0, nullptr, fmt::format("layer {}: {}", layer, support.reason())};
@@ -195,25 +228,32 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
   if (const auto* const mix = std::get_if<MixStep>(&operations.front())) {
     return Refuse(mix->layer, {"a mixer other than attention"});
   }
-  std::optional<LayerSteps> steps = TakeLayer(operations);
+  const bool hybrid = IsHybrid(step);
+  size_t count = 0;
+  const auto take = [&] {
+    const auto rest = operations.subspan(count);
+    return hybrid ? TakeHybridLayer(rest, count == 0) : TakeLayer(rest);
+  };
+  std::optional<LayerSteps> steps = take();
   if (!steps.has_value()) return FusedRun();
-  const int64_t first = steps->project->layer;
+  const int64_t first = LayerOf(*steps);
   if (step.accuracy != Accuracy::kDefault || !step.allow_bf16_activations) {
     return Refuse(first, {"exact products or activations in fp32"});
   }
   if (step.determinism != Determinism::kDefault) return Refuse(first, {"batch invariance"});
   PersistentDescription model(shape.multiprocessors);
-  size_t count = 0;
-  for (; steps.has_value(); steps = TakeLayer(operations.subspan(count))) {
+  for (bool ends = false; !ends && steps.has_value(); steps = take()) {
     const Support support = model.AddLayer(*steps, step.hidden);
-    if (!support.ok()) return Refuse(steps->project->layer, support);
-    count += LayerSteps::kCount;
+    if (!support.ok()) return Refuse(LayerOf(*steps), support);
+    count += steps->count;
+    ends = steps->ends();
   }
   // A run that ends in the middle of the model would leave its later layers to a second one.
-  if (count == operations.size() || !std::holds_alternative<HeadStep>(operations[count])) {
+  if (!hybrid &&
+      (count == operations.size() || !std::holds_alternative<HeadStep>(operations[count]))) {
     return Refuse(first, {"later layers of other operations"});
   }
-  if (FunctionOf<PersistentKernels>({model.kind()}, {}) == nullptr) {
+  if (FunctionOf<PersistentKernels>({model.kind()}, {hybrid}) == nullptr) {
     return Refuse(first, {"codes that it does not read"});
   }
   const Schedules schedules = ScheduleLayers(model.layers(), shape.multiprocessors);
@@ -221,7 +261,7 @@ Result<FusedRun> FusePersistent(const std::shared_ptr<DeviceHandle>& device,
       model.shape(), model.layers(), schedules, shape.multiprocessors, shape.shared_bytes);
   if (!args.has_value()) return Refuse(first, {"phases that do not fit in shared memory"});
   auto run = std::make_unique<PersistentSteps>(device, errors, shape.multiprocessors);
-  MARLIN_RETURN_IF_ERROR(run->Load(model, schedules, *args));
+  MARLIN_RETURN_IF_ERROR(run->Load(model, schedules, *args, hybrid));
   return FusedRun{count, std::move(run), {}};
 }
 

@@ -44,6 +44,13 @@ struct Tables {
     return *reinterpret_cast<const Schedule*>(Memory() + args.shared.schedules + gemm.schedule);
   }
 
+  /// The layout of a tile of a phase.
+  template <bool kHybrid>
+  static MARLIN_DEVICE const TileView& LayoutOf(const PhaseGemm& gemm, const ScheduledTile& tile) {
+    if (kHybrid && tile.selection == gemm.shared_selection) return gemm.shared;
+    return gemm.weights;
+  }
+
   /// The address of a tile of a phase.
   MARLIN_DEVICE const uint8_t* Find(int phase, const ScheduledTile& tile) const {
     const PersistentLayer& layer = LayerOf(phase / kPhases);
@@ -66,6 +73,12 @@ MARLIN_DEVICE ScheduledTile TileAt(const Schedule& schedule, int number) {
 }
 MARLIN_DEVICE const ScheduledUnit& UnitAt(const Schedule& schedule, int number) {
   return reinterpret_cast<const ScheduledUnit*>(&schedule + 1)[number];
+}
+
+/// Stores four adjacent activations, in the place of quad number `quad`.
+MARLIN_DEVICE void StoreActivations(const PersistentArguments& args, int quad, const float4& v) {
+  reinterpret_cast<uint2*>(Memory() + args.shared.activations)[quad] = {Bf16x2::Pack(v.x, v.y),
+                                                                        Bf16x2::Pack(v.z, v.w)};
 }
 
 /// The order of a ring's slots, and how often each was used, in one register. Tiles of kQkv and
@@ -143,6 +156,7 @@ MARLIN_DEVICE void AllowCopies(const PersistentArguments& args, Phase phase) {
 }
 
 /// The warp that copies all warps' tiles, one warp's per lane, and the layers' tables.
+template <bool kHybrid>
 class TileCopier {
  public:
   MARLIN_DEVICE explicit TileCopier(const PersistentArguments& args)
@@ -173,11 +187,13 @@ class TileCopier {
     const PersistentArguments& args = tables_.args;
     CopyLayer(0);
 #pragma unroll 1
-    for (int phase = 0; phase < args.layer_count * kPhases; ++phase) {
+    for (int phase = args.first_phase; phase < args.end_phase; ++phase) {
       const int layer = phase / kPhases;
       const auto which = static_cast<Phase>(phase % kPhases);
       AwaitLayer(args, AllowedOf(which), layer);
-      if (which == Phase::kQkv) AwaitLayer(args, LayerBarrier::kLayer, layer);
+      if (which == Phase::kQkv || phase == args.first_phase) {
+        AwaitLayer(args, LayerBarrier::kLayer, layer);
+      }
       if (which == Phase::kGates) AwaitLayer(args, LayerBarrier::kMlp, layer);
       if (which == Phase::kOut) CopyMlp(layer);
       CopyPhase(phase);
@@ -195,9 +211,30 @@ class TileCopier {
     const uint32_t base = SharedAddress(Memory());
     const PersistentLayer* const from = args.layers + layer;
     constexpr int kBytes = sizeof(PersistentLayer);
-    ArriveExpecting(barrier, kBytes + args.features * 4);
+    const int row_bytes = args.features * 4;
+    const float* const norm = from->attention_norm;
+    int rows = kHybrid && norm == nullptr ? 0 : 1;
+    const float* delta_rows = nullptr;
+    if constexpr (kHybrid) {
+      delta_rows =
+          tables_.Scratch().delta.head < args.delta.value_heads ? from->delta_rows : nullptr;
+      if (delta_rows != nullptr) rows += 2;
+    }
+    ArriveExpecting(barrier, kBytes + rows * row_bytes);
     CopyBulk(base + args.shared.layers + (layer & 1) * kBytes, from, kBytes, barrier);
-    CopyBulk(base + args.shared.norms, from->attention_norm, args.features * 4, barrier);
+    if (rows > 0) CopyBulk(base + args.shared.norms, norm, row_bytes, barrier);
+    if (delta_rows == nullptr) return;
+    CopyDeltaRow(args.delta.writes, delta_rows, base + args.shared.delta_rows, barrier);
+    CopyDeltaRow(args.delta.decays, delta_rows, base + args.shared.delta_rows + row_bytes, barrier);
+  }
+
+  MARLIN_DEVICE void CopyDeltaRow(const HeadColumns& rows, const float* from, uint32_t to,
+                                  uint32_t barrier) const {
+    const PersistentArguments& args = tables_.args;
+    const DeltaPart& part = tables_.Scratch().delta;
+    const int row = rows.first + part.key_head * rows.of_key_head + part.head -
+                    part.key_head * args.delta.group;
+    CopyBulk(to, from + row * args.features, args.features * 4, barrier);
   }
 
   MARLIN_DEVICE void CopyMlp(int index) const {
@@ -209,7 +246,7 @@ class TileCopier {
     const int row_bytes = args.features * 4;
     const bool routes = layer.experts != nullptr;
     const int rows = routes ? tables_.Scratch().router_rows : 0;
-    const int expert_bytes = routes ? args.router.experts * int{sizeof(PersistentExpert)} : 0;
+    const int expert_bytes = routes ? args.router.table() * int{sizeof(PersistentExpert)} : 0;
     ArriveExpecting(barrier, (1 + rows) * row_bytes + expert_bytes);
     CopyBulk(base + args.shared.norms + row_bytes, layer.mlp_norm, row_bytes, barrier);
     if (!routes) return;
@@ -229,11 +266,13 @@ class TileCopier {
 #pragma unroll 1
     for (int first = 0; first < schedule.tiles; first += kPersistentWarps) {
       if (Lane() < kPersistentWarps && first + Lane() < schedule.tiles) {
-        const uint8_t* const from = tables_.Find(phase, TileAt(schedule, first + Lane()));
+        const ScheduledTile tile = TileAt(schedule, first + Lane());
+        const uint8_t* const from = tables_.Find(phase, tile);
+        const int bytes = Tables::LayoutOf<kHybrid>(gemm, tile).tile_bytes;
         const SlotOrder::Use use = order_.Next(is_low, tables_.args.slots);
         Wait(ring_.Empty(use.slot), use.parity ^ 1);
-        ArriveExpecting(ring_.Full(use.slot), gemm.weights.tile_bytes);
-        CopyBulk(ring_.Slot(use.slot), from, gemm.weights.tile_bytes, ring_.Full(use.slot));
+        ArriveExpecting(ring_.Full(use.slot), bytes);
+        CopyBulk(ring_.Slot(use.slot), from, bytes, ring_.Full(use.slot));
       }
       __syncwarp();
     }
@@ -274,7 +313,7 @@ class TileRing {
 
 /// Multiplies a warp's tiles of a phase, and stores its part of each unit's sums.
 /// `activations`: of the CTA's first k-tile, `first_tile`, in shared memory.
-template <CodeKind kKind, ParameterUse kUse>
+template <CodeKind kKind, ParameterUse kUse, bool kHybrid>
 MARLIN_DEVICE void MultiplyTiles(const PhaseGemm& gemm, const Schedule& schedule,
                                  uint32_t activations, int first_tile, bool is_low, float* sums,
                                  TileRing& ring) {
@@ -311,8 +350,9 @@ MARLIN_DEVICE void MultiplyTiles(const PhaseGemm& gemm, const Schedule& schedule
     }
     const uint32_t rows[1] = {activations + (lane >> 3) * 16 +
                               (tile.k_tile - first_tile) * (kTileK * 2)};
-    TileProduct<kKind, T, kUse, 1, 1>::Run(ring.Await(is_low), gemm.weights, rows, tile_lane, mode,
-                                           table, acc, [&] { ring.Release(); });
+    TileProduct<kKind, T, kUse, 1, 1>::Run(ring.Await(is_low),
+                                           Tables::LayoutOf<kHybrid>(gemm, tile), rows, tile_lane,
+                                           mode, table, acc, [&] { ring.Release(); });
   }
   if (open >= 0) flush();
 }

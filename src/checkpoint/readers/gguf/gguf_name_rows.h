@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
-#include <utility>
 
 #include "checkpoint/readers/gguf/gguf_names.h"
 
@@ -31,14 +30,5 @@ struct GgufNameRow {
 
 /// The rows of tensors of a layer, or of those outside of all layers.
 std::span<const GgufNameRow> GgufNameRows(bool global);
-
-/// Types with kPredictionPrefix, and the names there of tensors that belong to no layer.
-inline constexpr std::string_view kGgufApartTypes = "qwen3_next qwen3_5_text qwen3_5_moe_text";
-inline constexpr std::pair<std::string_view, std::string_view> kGgufPredictionNames[] = {
-    {"eh_proj.", "fc."},
-    {"enorm.", "pre_fc_norm_embedding."},
-    {"hnorm.", "pre_fc_norm_hidden."},
-    {"shared_head.norm.", "norm."},
-};
 
 }  // namespace marlin

@@ -145,21 +145,29 @@ GgufPlace PlaceOf(const GgufNaming& naming, const GgufNameRow& row, std::string_
   return place;
 }
 
-/// The name of a tensor of a layer that predicts further tokens, in types that keep such layers
-/// apart.
-std::string PredictionName(int64_t layer, std::string_view in_layer) {
-  for (const auto& [own, name] : kGgufPredictionNames) {
-    if (in_layer.starts_with(own)) {
-      return fmt::format("{}{}{}", kPredictionPrefix, name, in_layer.substr(own.size()));
+/// The name of a tensor of a layer that predicts further tokens. The table has the names of layers
+/// that follow the model's own.
+std::string PredictionName(const PredictionNames& own, int64_t layer, std::string_view in_layer) {
+  const std::pair<std::string_view, std::string_view> modules[] = {
+      {kFollowingLayers.join, own.join},
+      {kFollowingLayers.embedding_norm, own.embedding_norm},
+      {kFollowingLayers.hidden_norm, own.hidden_norm},
+      {kFollowingLayers.norm, own.norm}};
+  for (const auto& [following, name] : modules) {
+    if (in_layer.starts_with(following)) {
+      return fmt::format("{}{}{}", own.module, name, in_layer.substr(following.size()));
     }
   }
-  return fmt::format("{}layers.{}.{}", kPredictionPrefix, layer, in_layer);
+  return fmt::format("{}layers.{}.{}", own.module, layer, in_layer);
 }
 
 std::string FullName(const GgufNaming& naming, int64_t layer, std::string_view in_layer) {
   if (layer < 0) return std::string(in_layer);
-  if (naming.layers > 0 && layer >= naming.layers && HasWord(kGgufApartTypes, naming.type)) {
-    return PredictionName(layer - naming.layers, in_layer);
+  if (naming.layers > 0 && layer >= naming.layers) {
+    const Result<const Family*> family = FindFamily(std::string(naming.type));
+    if (family.ok() && !(*family)->prediction->module.empty()) {
+      return PredictionName(*(*family)->prediction, layer - naming.layers, in_layer);
+    }
   }
   return fmt::format("{}{}", LayerPrefix(layer), in_layer);
 }

@@ -2,7 +2,10 @@
 // recurrence whose state has a fixed size.
 #include <fmt/core.h>
 
+#include <utility>
+
 #include "base/macros.h"
+#include "engine/describe_step.h"
 #include "engine/mixers/paged_attention.h"
 #include "engine/mixers/recurrent.h"
 #include "marlin/recurrent.h"
@@ -14,9 +17,6 @@ namespace {
 /// Indices in MixerTensors and MixerLayer.
 constexpr size_t kInputs = 0;
 enum DeltaVector : size_t { kConv, kLogDecay, kDecayBias, kNorm };
-
-/// As the operation takes.
-constexpr int64_t kMaxConvWidth = 16;
 
 GatedDeltaSizes SizesOf(const Dimensions& d) {
   return {d.delta_key_heads, d.delta_value_heads, d.delta_key_dim, d.delta_value_dim, d.conv_width};
@@ -44,12 +44,9 @@ class GatedDeltaNet final : public Mixer {
 
   std::vector<MixerOperation> Operations() const override {
     using enum DecoderOperation;
-    return {{StepKind::kMix, {kRmsNorm, kAddRmsNorm, kGatedDelta}}};
+    return {{StepKind::kGatedDelta, {kRmsNorm, kAddRmsNorm, kGatedDelta}}};
   }
-  void Describe(const DescribedLayer& layer,
-                std::vector<StepOperation>* operations) const override {
-    operations->emplace_back(MixStep{layer.index});
-  }
+  void Describe(const DescribedLayer& layer, std::vector<StepOperation>* operations) const override;
   Status Run(Pass& pass, StepKind kind, int64_t layer) const override;
 };
 
@@ -150,28 +147,41 @@ GatedDeltaInputs InputsIn(const MutableTensorView& projected, const Dimensions& 
   return inputs;
 }
 
+GatedDeltaWeights WeightsOf(const DecoderConfig& config, const MixerLayer& mixer,
+                            const Dimensions& sizes) {
+  const GatedDeltaSizes net = SizesOf(sizes);
+  return {ConvWeights(mixer.vectors[kConv], net.channels(), net.conv_width),
+          mixer.vectors[kLogDecay].view(),
+          mixer.vectors[kDecayBias].view(),
+          mixer.vectors[kNorm].view(),
+          config.epsilon,
+          net};
+}
+
+void GatedDeltaNet::Describe(const DescribedLayer& layer,
+                             std::vector<StepOperation>* operations) const {
+  const DecoderConfig& config = layer.decoder.config;
+  const MixerLayer& mixer = layer.layer().mixer;
+  GatedDeltaStep step;
+  step.layer = layer.index;
+  step.norm = DescribeHiddenNorm(layer);
+  step.linear = DescribeLinear(mixer.projections[kInputs]);
+  step.weights = WeightsOf(config, mixer, config.layer(layer.index).sizes);
+  step.by_head = config.family->delta_by_head;
+  step.cache_group = layer.pool.GroupOf(layer.index);
+  step.states = layer.pool.StatesOf(layer.index, {});
+  operations->emplace_back(std::move(step));
+}
+
 Status GatedDeltaNet::Run(Pass& pass, StepKind /*kind*/, int64_t layer) const {
   const ArenaScope scope(pass.arena);
   const DecoderConfig& config = pass.decoder.config;
   const Dimensions& sizes = config.layer(layer).sizes;
   const MixerLayer& mixer = pass.layer(layer).mixer;
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
-                          pass.arena.Take(pass.products.activations, pass.values.hidden.shape()));
-  MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, pass.layer(layer).input_norm, x));
-  const Projection& inputs = mixer.projections[kInputs];
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView projected,
-                          pass.arena.Take(DType::kF32, {pass.rows(), inputs.out}));
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, inputs, x, pass.products, projected));
-  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kQkv));
+                          ProjectHidden(pass, layer, mixer.projections[kInputs]));
   const GatedDeltaSizes net = SizesOf(sizes);
-  const DeviceVector& conv = mixer.vectors[kConv];
-  const GatedDeltaWeights weights{
-      TensorView(conv.view().data(), DType::kF32, {net.channels(), net.conv_width}),
-      mixer.vectors[kLogDecay].view(),
-      mixer.vectors[kDecayBias].view(),
-      mixer.vectors[kNorm].view(),
-      config.epsilon,
-      net};
+  const GatedDeltaWeights weights = WeightsOf(config, mixer, sizes);
   MARLIN_RETURN_IF_ERROR(GatedDelta(pass.device,
                                     InputsIn(projected, sizes, config.family->delta_by_head),
                                     weights, RecurrentRowsOf(pass, layer), StatesOf(pass, layer),

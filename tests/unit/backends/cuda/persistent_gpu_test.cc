@@ -63,8 +63,23 @@ Json Config(const std::string& type, const Json& changes) {
   return config;
 }
 
+/// Gated delta nets, and two layers with attention: a run ends before each, and begins after it.
+Json Hybrid(const std::string& type, int features, const Json& changes) {
+  Json config = Config(type, {{"num_hidden_layers", 5},
+                              {"layer_types",
+                               {"linear_attention", "linear_attention", "full_attention",
+                                "linear_attention", "full_attention"}},
+                              {"linear_num_key_heads", 2},
+                              {"linear_num_value_heads", 4},
+                              {"linear_key_head_dim", features},
+                              {"linear_value_head_dim", features}});
+  config.update(changes);
+  return config;
+}
+
 std::vector<Case> Cases() {
   const Json experts = {{"num_experts", 16}, {"norm_topk_prob", true}};
+  const Json shared = {{"num_experts", 16}, {"shared_expert_intermediate_size", 96}};
   Json mixed = experts;
   mixed["mlp_only_layers"] = {1};
   return {
@@ -93,6 +108,23 @@ std::vector<Case> Cases() {
        "fp4_e2m1/g32", DType::kF8E4M3},
       {"qwen3_moe_fp8_cache", Config("qwen3_moe", {{"num_experts", 16}, {"head_dim", 32}}),
        "fp4_e2m1/g32", DType::kF8E4M3},
+      {"qwen3_5", Hybrid("qwen3_5_text", 64, Json::object()), "fp4_e2m1/g128"},
+      {"qwen3_5_wide",
+       Hybrid("qwen3_5_text", 128, {{"hidden_size", 2048}, {"linear_num_value_heads", 32}}),
+       "u4/g64"},
+      {"qwen3_5_moe", Hybrid("qwen3_5_moe_text", 32, shared), "fp4_e2m1/g32"},
+      {"qwen3_5_moe_large",
+       Hybrid("qwen3_5_moe_text", 128,
+              {{"hidden_size", 512},
+               {"num_experts", 256},
+               {"head_dim", 256},
+               {"moe_intermediate_size", 128},
+               {"shared_expert_intermediate_size", 128},
+               {"linear_num_key_heads", 16},
+               {"linear_num_value_heads", 32}}),
+       "default_moe"},
+      {"qwen3_next", Hybrid("qwen3_next", 64, shared), "fp4_e2m1/g128"},
+      {"qwen3_next_groups", Hybrid("qwen3_next", 128, shared), "default_moe"},
   };
 }
 
@@ -112,7 +144,9 @@ class PersistentOnGpu : public ::testing::TestWithParam<Case> {
     WriteFile(plain + "/config.json", GetParam().config.dump());
     WriteFile(plain + "/model.safetensors", BuildSafetensors(tensors));
     QuantizeCheckpointOptions options;
-    options.recipe = *MixedPrecisionConfig::Uniform(GetParam().format);
+    options.recipe = GetParam().format == "default_moe"
+                         ? MixedPrecisionConfig::DefaultMoe()
+                         : *MixedPrecisionConfig::Uniform(GetParam().format);
     const auto report = QuantizeCheckpoint(plain, directory_ / "quantized", options);
     ASSERT_TRUE(report.ok()) << report.status().message();
     path_ = directory_ / "quantized";

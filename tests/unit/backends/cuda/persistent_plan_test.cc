@@ -111,6 +111,30 @@ TEST(PersistentPlan, BlocksHaveAboutTheSameNumberOfTiles) {
   }
 }
 
+TEST(PersistentPlan, TheSharedExpertsTilesHaveTheirOwnPlaces) {
+  PhaseGemm gates = Gemm(1024, 2048, 1, 9, 1, Phase::kGates);
+  PhaseGemm downs = Gemm(2048, 512, 1, 1, 9, Phase::kDown);
+  for (PhaseGemm* const gemm : {&gates, &downs}) {
+    gemm->shared = gemm->weights;
+    gemm->shared.tile_bytes = 2176;
+    gemm->shared_selection = 8;
+    std::set<std::pair<int, uint32_t>> seen;
+    for (int block = 0; block < kBlocks; ++block) {
+      const BlockSchedule schedule = ScheduleBlock(*gemm, block, kBlocks);
+      for (const ScheduledTile& tile : schedule.tiles) {
+        const int strip = static_cast<int>(schedule.units[tile.unit].output) / kStripOutputs;
+        const bool is_shared = tile.selection == 8;
+        const int of_segment = tile.k_tile % gemm->weights.tiles_of_strip;
+        EXPECT_EQ(int64_t{tile.offset} * 16,
+                  TileOffset(is_shared ? gemm->shared : gemm->weights, strip, of_segment));
+        EXPECT_TRUE(seen.emplace(tile.selection, tile.offset).second);
+      }
+    }
+    EXPECT_EQ(std::ranges::count_if(seen, [](const auto& tile) { return tile.first == 8; }),
+              std::ssize(seen) / 9);
+  }
+}
+
 TEST(PersistentPlan, MoreSplitsWhereInputsHaveToBeGathered) {
   // Without it, every block would gather and activate all 14336 inputs.
   EXPECT_EQ(Gemm(4096, 14336).splits, 1);
@@ -190,6 +214,61 @@ TEST(PersistentPlan, SchedulesHaveTheBlocksParts) {
   }
 }
 
+PersistentArguments HybridShape() {
+  PersistentArguments args;
+  args.features = 2048;
+  args.router = {.experts = 256, .top_k = 8, .shared = 1, .shared_gated = 1};
+  args.delta = {.key_heads = 16,
+                .value_heads = 32,
+                .key_dim = 128,
+                .value_dim = 128,
+                .value_log2 = 7,
+                .slices = 4,
+                .group = 2};
+  return args;
+}
+
+/// Layers of Qwen3.6-35B-A3B: a gated delta net, and the projections of attention.
+std::vector<PersistentLayer> HybridLayers() {
+  std::vector<PersistentLayer> layers(2);
+  layers[0].gemms[0] = Gemm(12288, 2048);
+  layers[0].gemms[1] = Gemm(2048, 4096);
+  layers[0].gemms[2] = Gemm(1024, 2048, 1, 9);
+  layers[0].gemms[3] = Gemm(2048, 512, 1, 1, 9);
+  layers[0].gemms[3].shared.tile_bytes = 2176;
+  layers[1].gemms[0] = Gemm(9216, 2048);
+  return layers;
+}
+
+TEST(PersistentPlan, StatesHaveTheMemoryOfUpperSlots) {
+  std::vector<PersistentLayer> layers = HybridLayers();
+  const Schedules schedules = ScheduleLayers(layers, kBlocks);
+  const auto args = LayOutPersistent(HybridShape(), layers, schedules, kBlocks, kSharedBytes);
+  ASSERT_TRUE(args.has_value());
+  EXPECT_EQ(args->slot_bytes, 2176);
+  EXPECT_GE(args->slots, 3);
+  const PersistentShared& at = args->shared;
+  EXPECT_GE(at.kept - at.delta_rows, 2 * 2048 * 4);
+  EXPECT_GE(at.activations - at.kept, 3 * (128 + 128 + 32) * 4);
+  EXPECT_GE(at.ring - at.inputs, static_cast<int>(sizeof(DeltaInputs)));
+  EXPECT_EQ(at.state, at.ring + kLowSlots * kPersistentWarps * 2176);
+  EXPECT_EQ(at.window - at.state, 128 * kDeltaRowFloats * 4);
+  EXPECT_EQ(at.conv - at.window, 3 * (128 + 128 + 32) * 4);
+  EXPECT_LE(at.conv + (128 + 128 + 32) * 16, at.bytes);
+  EXPECT_LE(at.bytes, kSharedBytes);
+  EXPECT_GE(args->exchange.squares - args->exchange.mixed, 32 * 128);
+  EXPECT_GE(args->exchange.logits - args->exchange.squares, 32 * 4);
+  EXPECT_GE(args->exchange.arrived - args->exchange.logits, 257);
+}
+
+TEST(PersistentPlan, MoreStatesThanBlocksAreNotLaidOut) {
+  std::vector<PersistentLayer> layers = HybridLayers();
+  const Schedules schedules = ScheduleLayers(layers, kBlocks);
+  PersistentArguments shape = HybridShape();
+  shape.delta.value_heads = 34;
+  EXPECT_FALSE(LayOutPersistent(shape, layers, schedules, kBlocks, kSharedBytes).has_value());
+}
+
 bool Fits(const PersistentArguments& shape, std::vector<PersistentLayer> layers,
           int shared_bytes = kSharedBytes) {
   const Schedules schedules = ScheduleLayers(layers, kBlocks);
@@ -220,17 +299,30 @@ struct DenseLayer {
     down.from = ProjectAddStep::From::kInner;
   }
   std::string Reason(int64_t hidden = 2048) const {
-    const LayerSteps steps = {&project, &attention, &out, &gate_up, &down, nullptr, nullptr};
+    const LayerSteps steps = {.project = &project,
+                              .attention = &attention,
+                              .out = &out,
+                              .gate_up = &gate_up,
+                              .down = &down};
     return SupportsLayer(steps, hidden).reason();
   }
   std::string RoutedReason() const {
-    const LayerSteps steps = {&project, &attention, &out, nullptr, nullptr, &route, &experts};
+    const LayerSteps steps = {.project = &project,
+                              .attention = &attention,
+                              .out = &out,
+                              .route = &route,
+                              .experts = &experts};
+    return SupportsLayer(steps, 2048).reason();
+  }
+  std::string DeltaReason() const {
+    const LayerSteps steps = {.delta = &delta, .out = &out, .route = &route, .experts = &experts};
     return SupportsLayer(steps, 2048).reason();
   }
 
   float weight[4] = {};
   ProjectStep project;
   AttentionStep attention;
+  GatedDeltaStep delta;
   ProjectAddStep out;
   GateUpStep gate_up;
   ProjectAddStep down;
@@ -286,6 +378,73 @@ TEST(PersistentPlan, SaysWhyItDoesNotRunExperts) {
   EXPECT_EQ(layer.RoutedReason(), "");
   layer.experts.shared.gate_up.parts = {&router, 1};
   EXPECT_EQ(layer.RoutedReason(), "shared experts");
+}
+
+TEST(PersistentPlan, SaysWhyItDoesNotRunAGatedDeltaNet) {
+  DenseLayer layer;
+  const PreparedWeights parts[2];
+  layer.delta.weights.sizes = {16, 32, 128, 128, 4};
+  layer.delta.linear.parts = parts;
+  layer.delta.norm = layer.project.norm;
+  layer.route.norm = layer.project.norm;
+  layer.route.router.parts = {parts, 1};
+  layer.route.options.top_k = 8;
+  layer.experts.experts.resize(64);
+  layer.experts.shared.gate_up.parts = {parts, 1};
+  EXPECT_EQ(layer.DeltaReason(), "");
+  const auto after = [&](const auto& change) {
+    DenseLayer changed = layer;
+    change(changed.delta);
+    return changed.DeltaReason();
+  };
+  EXPECT_EQ(after([](auto& delta) { delta.weights.sizes.conv_width = 3; }),
+            "a convolution of 3 tokens; supported: 4");
+  EXPECT_EQ(after([](auto& delta) { delta.weights.sizes.key_dim = 48; }),
+            "delta rules of 48 key features; supported: multiples of 32 up to 128");
+  EXPECT_EQ(after([](auto& delta) { delta.weights.sizes.value_dim = 96; }),
+            "delta rules of 96 value features; supported: 32, 64 and 128");
+  EXPECT_EQ(after([&](auto& delta) {
+              delta.linear.parts = {parts, 1};
+            }),
+            "inputs of a delta rule in one part");
+  EXPECT_EQ(after([](auto& delta) { delta.cache_group = 2; }), "more than 2 cache groups");
+  EXPECT_EQ(after([](auto& delta) { delta.states.page_stride = 6; }),
+            "states that are not aligned to 16 bytes");
+  EXPECT_EQ(after([](auto& delta) { delta.norm = {}; }), "no RMS norm before a block");
+  layer.experts.shared_gate.parts = parts;
+  EXPECT_EQ(layer.DeltaReason(), "a gate of the shared expert of 2 parts");
+  layer.experts.shared_gate = {};
+  layer.route.options.top_k = 16;
+  EXPECT_EQ(layer.DeltaReason(), "17 experts for a token; supported: up to 16");
+}
+
+TEST(PersistentPlan, TakesTheLayersOfAHybridModel) {
+  ProjectAddStep down;
+  down.from = ProjectAddStep::From::kInner;
+  const std::vector<StepOperation> model = {
+      GatedDeltaStep(), ProjectAddStep(), GateUpStep(),  down,  // 0 to 3: a layer.
+      ProjectStep(),    AttentionStep(),                        // 4, 5: attention,
+      ProjectAddStep(), RouteStep(),      ExpertsStep(),        // 6 to 8: and what is after it.
+      MixStep(),        ProjectAddStep(), GateUpStep(),  down};
+  const std::span<const StepOperation> all(model);
+  const auto count = [&](size_t from, bool first) {
+    const auto steps = TakeHybridLayer(all.subspan(from), first);
+    return steps.has_value() ? steps->count : 0;
+  };
+  EXPECT_EQ(count(0, true), 4);
+  EXPECT_EQ(count(0, false), 4);
+  EXPECT_EQ(count(1, true), 3);
+  EXPECT_EQ(count(4, false), 1);
+  EXPECT_TRUE(TakeHybridLayer(all.subspan(4), false)->ends());
+  EXPECT_FALSE(TakeHybridLayer(all, true)->ends());
+  EXPECT_EQ(count(4, true), 0) << "projections alone";
+  EXPECT_EQ(count(5, true), 0);
+  EXPECT_EQ(count(6, true), 3);
+  EXPECT_EQ(count(6, false), 0) << "attention in the middle of a run";
+  EXPECT_EQ(count(9, true), 0);
+  EXPECT_EQ(count(model.size(), false), 0);
+  EXPECT_FALSE(TakeLayer(all.subspan(0)).has_value());
+  EXPECT_EQ(TakeLayer(all.subspan(4))->count, 5);
 }
 
 }  // namespace
