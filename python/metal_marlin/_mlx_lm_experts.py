@@ -16,7 +16,6 @@ from ._core import (
     FUSED_EXPERT_PROJECTIONS,
     Checkpoint,
     QuantizedWeights,
-    is_stored_in_out,
     take_columns,
 )
 from .errors import MalformedFileError, UnsupportedError
@@ -71,10 +70,8 @@ class ExpertBlocks:
         checkpoint: Checkpoint,
         modules: list[str],
         tensors: dict[str, mx.array],
-        model_type: str,
         interleaved: bool,
     ) -> None:
-        self._model_type = model_type
         # Gate and up columns of fused tensors alternate; otherwise gate's come first.
         self._interleaved = interleaved
         self.other_modules: list[str] = []
@@ -89,7 +86,9 @@ class ExpertBlocks:
         for name in list(tensors):
             match = _NAME.match(name)
             if match is not None:
-                self._add(match, tensors.pop(name))
+                tensor = tensors.pop(name)
+                in_out = tensor.ndim == 3 and checkpoint.stores_in_out(name)
+                self._add(match, tensor.swapaxes(1, 2) if in_out else tensor)
 
     def _add(self, match: re.Match[str], content: Any) -> None:
         part = _ROLE_OF.get(match["part"], match["part"])
@@ -117,9 +116,7 @@ class ExpertBlocks:
                 raise MalformedFileError(
                     f"{owner}: {role}: expected [experts, out, in], got {[*whole.shape]}"
                 )
-            stored = FUSED_EXPERT_PROJECTIONS[role == "down_proj"]
-            transposed = is_stored_in_out(self._model_type, f"{owner}.{stored}")
-            return Projection(None, whole.swapaxes(1, 2) if transposed else whole, bias)
+            return Projection(None, whole, bias)
         count = sum(part == role for part, _ in block)
         single = [block.pop((role, str(expert)), None) for expert in range(count)]
         if count == 0 or any(one is None for one in single):
@@ -145,7 +142,7 @@ class ExpertBlocks:
             first, step = (int(second), 2) if self._interleaved else (half * second, 1)
             return take_columns(content, first, step, half)
         if self._interleaved:
-            return content[..., int(second) :: 2]
+            return content[:, int(second) :: 2]
         half = content.shape[1] // 2 if content.ndim > 1 else 0
         return content[:, half * second : half * (second + 1)] if half else content
 

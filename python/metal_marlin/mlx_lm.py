@@ -175,9 +175,8 @@ class _Loader:
 
     def load(self) -> None:
         """Loads everything. Errors: UnsupportedError for missing or extra modules and tensors."""
-        kind = getattr(self.model, "model_type", "")
         interleaved = self.decoder is not None and self.decoder["interleaved_experts"]
-        blocks = ExpertBlocks(self.checkpoint, self.modules, self.tensors, kind, interleaved)
+        blocks = ExpertBlocks(self.checkpoint, self.modules, self.tensors, interleaved)
         for owner, projections in blocks.take():
             self._place_experts(owner, projections)
         self.tensors = {self._path(name): tensor for name, tensor in self.tensors.items()}

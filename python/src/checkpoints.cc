@@ -8,6 +8,7 @@
 
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/files/model_directory.h"
+#include "checkpoint/source_layout.h"
 #include "core.h"
 #include "marlin/calibrate.h"
 #include "marlin/checkpoint.h"
@@ -301,6 +302,12 @@ void BindRecipes(nb::module_& module) {
       .def("__repr__", &RecipeText);
 }
 
+bool StoresInOut(const Checkpoint& self, const std::string& name) {
+  const TensorInfo* const tensor = self.Find(name);
+  if (tensor == nullptr) Check(self.Tensor(name).status());
+  return Take(SourceLayoutOf(CheckpointAccess::Get(self), *tensor)) == SourceLayout::kInOut;
+}
+
 }  // namespace
 
 void BindCheckpoints(nb::module_& module) {
@@ -340,6 +347,8 @@ void BindCheckpoints(nb::module_& module) {
                    "A dict for each quantized matrix: name, format, sizes and stored tensors.")
       .def("is_module_part", &Checkpoint::IsModulePart, nb::arg("tensor"),
            "Whether a stored tensor belongs to a quantized matrix.")
+      .def("stores_in_out", &StoresInOut, nb::arg("tensor"),
+           "Whether a plain matrix is stored as [in, out], experts in front.")
       .def_prop_ro("tensors", &TensorNames, "The names of all stored tensors.")
       .def("tensor", &TensorBytes, nb::arg("name"), "(type, shape, uint8 [bytes])")
       .def(

@@ -21,7 +21,6 @@
 #include "recipe/decoder_shape.h"
 #include "recipe/decoder_tensors.h"
 #include "recipe/mixer.h"
-#include "recipe/stored_layout.h"
 #include "recipe/text_config.h"
 #include "recipe/typed_config.h"
 #include "registrations.h"
@@ -131,9 +130,8 @@ void BindDecoder(nb::module_& module) {
   // and for stacked experts, which have no ".weight" suffix.
   module.attr("EXPERT_PROJECTIONS") =
       nb::make_tuple(TupleOf(kUsualProjections), TupleOf(kShortProjections));
-  module.attr("FUSED_EXPERT_PROJECTIONS") = TupleOf(kFusedProjections);
-  module.def("is_stored_in_out", &IsStoredInOut, nb::arg("model_type"), nb::arg("tensor"),
-             "Whether a model type stores a matrix as [in, out], experts in front.");
+  module.attr("FUSED_EXPERT_PROJECTIONS") =
+      TupleOf(std::array<std::string_view, 2>{kUsualMlp.gate_up, kUsualMlp.down});
   module.def("complete_config", &CompleteConfig, nb::arg("config_json"),
              "The keys of a config.json that are read of its type, with the type's defaults.");
   module.def(

@@ -22,6 +22,7 @@
 #include "calibrate/measure_model.h"
 #include "checkpoint/convert/conversion.h"
 #include "checkpoint/convert/quantize_plan.h"
+#include "checkpoint/source_layout.h"
 #include "engine/model_impl.h"
 #include "model/open_model.h"
 #include "quantize/quantizer.h"
@@ -120,7 +121,8 @@ Status SensitivityMeter::AddUnit(int64_t layer, const LayerMatrix& matrix) {
   Unit unit;
   unit.tensor = static_cast<size_t>(found - tensors.begin());
   unit.half = matrix.half;
-  unit.in_out = SourceLayoutOf(source().config(), name) == SourceLayout::kInOut;
+  MARLIN_ASSIGN_OR_RETURN(const SourceLayout layout, SourceLayoutOf(source(), *found));
+  unit.in_out = layout == SourceLayout::kInOut;
   unit.matrix.name = name;
   unit.matrix.experts = shape.rank() == 3 ? shape[0] : 1;
   unit.matrix.k = shape[shape.rank() - (unit.in_out ? 2 : 1)];

@@ -13,8 +13,8 @@
 #include "base/printable.h"
 #include "base/read_file.h"
 #include "checkpoint/checkpoint_impl.h"
-#include "checkpoint/convert/quantize_plan.h"
 #include "checkpoint/files/model_directory.h"
+#include "checkpoint/source_layout.h"
 #include "recipe/typed_config.h"
 
 namespace marlin::cli {
@@ -46,8 +46,9 @@ Result<ModelTensor> DescribeTensor(const Checkpoint& checkpoint, const TensorInf
   tensor.layer_class = ClassifyTensor(info.name);
   tensor.layer = std::max(IndexAfter(info.name, "layers."), IndexAfter(info.name, "h."));
   tensor.routed = tensor.layer_class == LayerClass::kMoeExpert;
-  tensor.input_first =
-      SourceLayoutOf(CheckpointAccess::Get(checkpoint).config(), info.name) == SourceLayout::kInOut;
+  MARLIN_ASSIGN_OR_RETURN(const SourceLayout layout,
+                          SourceLayoutOf(CheckpointAccess::Get(checkpoint), info));
+  tensor.input_first = layout == SourceLayout::kInOut;
   return tensor;
 }
 

@@ -12,6 +12,7 @@
 #include "base/scalars.h"
 #include "base/view_checks.h"
 #include "checkpoint/checkpoint_impl.h"
+#include "checkpoint/source_layout.h"
 #include "layout/input_transform.h"
 #include "layout/join_columns.h"
 #include "layout/plain_weights.h"
@@ -21,7 +22,6 @@
 #include "ops/gemm/prepare_columns.h"
 #include "quantize/quantizer.h"
 #include "recipe/expert_name.h"
-#include "recipe/stored_layout.h"
 
 namespace marlin {
 namespace {
@@ -226,7 +226,11 @@ Result<std::vector<float>> WeightSource::LoadVector(const std::string& name, int
 Result<WeightSource::Matrix> WeightSource::LocatePlain(const MatrixRequest& request, int64_t in) {
   Matrix matrix;
   matrix.expert = request.expert;
-  matrix.in_out = IsStoredInOut(model_type_, request.name);
+  if (const TensorInfo* const stored = checkpoint_.Find(request.name)) {
+    const Result<SourceLayout> layout = SourceLayoutOf(CheckpointAccess::Get(checkpoint_), *stored);
+    if (!layout.ok()) return layout.status().WithContext(Printable(checkpoint_.path()));
+    matrix.in_out = *layout == SourceLayout::kInOut;
+  }
   Shape shape;
   if (request.expert >= 0) shape.Append(request.experts);
   shape.Append(matrix.in_out ? in : request.out);

@@ -30,16 +30,20 @@ RUN = (
     "gpt_oss",
     "granite",
     "granitemoe",
+    "granitemoehybrid",
     "helium",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
     "kimi_k2",
+    "lfm2",
+    "lfm2_moe",
     "llama",
     "minimax_m2",
     "ministral",
     "ministral3",
     "mistral",
     "mixtral",
+    "nemotron_h",
     "olmo2",
     "olmoe",
     "phi3",
@@ -60,8 +64,9 @@ REFUSED = (
     ("gemma3_text", "attn_logit_softcapping"),
     ("gemma4_text", "use_bidirectional_attention"),
     ("gemma4_text", "num_kv_shared_layers"),
-    ("gemma4_text", "enable_moe_block"),
     ("gemma4_text", "use_double_wide_mlp"),
+    ("nemotron_h", "moe_latent_size"),
+    ("nemotron_h", "sliding_window"),
 )
 # Defaults of keys that only the classes' constructors know.
 INNER = {
@@ -81,11 +86,25 @@ NEEDED: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
 }
 # Keys that a class has by another name, without an attribute_map that says so.
-OWN_NAMES = {("ernie4_5_moe", "n_shared_experts"): "moe_num_shared_experts"}
+OWN_NAMES = {
+    ("ernie4_5_moe", "n_shared_experts"): "moe_num_shared_experts",
+    ("lfm2", "rms_norm_eps"): "norm_eps",
+    ("lfm2_moe", "rms_norm_eps"): "norm_eps",
+    ("lfm2_moe", "first_k_dense_replace"): "num_dense_layers",
+    ("nemotron_h", "rms_norm_eps"): "layer_norm_epsilon",
+    ("nemotron_h", "mamba_n_heads"): "mamba_num_heads",
+    ("nemotron_h", "mamba_n_groups"): "n_groups",
+    ("nemotron_h", "mamba_d_state"): "ssm_state_size",
+    ("nemotron_h", "mamba_d_head"): "mamba_head_dim",
+    ("nemotron_h", "mamba_d_conv"): "conv_kernel",
+    ("nemotron_h", "mamba_conv_bias"): "use_conv_bias",
+    ("gemma4_text", "num_experts_per_tok"): "top_k_experts",
+}
 # Keys that classes do not have, which are read from every model of a kind, or honoured wherever a
 # config gives them.
 BEYOND = (
     "head_dim",
+    "hybrid_override_pattern",
     "index_skip_topk_offset",
     "index_topk_freq",
     "index_topk_pattern",
@@ -118,7 +137,8 @@ def own_default(kind: str, key: str) -> Any:
     if key not in fields:
         names = [name for name, target in made.attribute_map.items() if target == key]
         key = next((name for name in names if name in fields), key)
-    return fields.get(key, INNER_OF.get((kind, key), INNER.get(key, ABSENT)))
+    default = fields.get(key, INNER_OF.get((kind, key), INNER.get(key, ABSENT)))
+    return made._encode_special_floats(default) if isinstance(default, tuple) else default
 
 
 def own_rope(made: Any) -> dict[str, Any]:

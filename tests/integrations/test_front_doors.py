@@ -81,12 +81,17 @@ NOT_IN_MLX = {
             "helium",
             "olmo2",
             "granitemoe",
+            "granitemoehybrid",
+            "granitemoehybrid_dense",
             "hunyuan_v1_dense",
             "hunyuan_v1_moe",
+            "lfm2",
+            "lfm2_moe",
             "minimax_m2",
             "olmoe",
             "ministral",
             "ministral3",
+            "nemotron_h",
             "phi3",
             "phi3_longrope",
             "qwen3_5_moe_text",
@@ -99,7 +104,11 @@ NOT_IN_MLX = {
 }
 # A type without a class in transformers, whose models are of another type's architecture.
 WITHOUT_CLASS = {"kimi_k2"}
-NOT_IN_TRANSFORMERS = {"granitemoe": "input_linear"}
+NOT_IN_TRANSFORMERS = {
+    "granitemoe": "input_linear",
+    "granitemoehybrid": "input_linear",
+    "nemotron_h": "experts are not supported",
+}
 IDS = torch.randint(0, SMALL["vocab_size"], (1, 40), generator=torch.Generator().manual_seed(1))
 
 

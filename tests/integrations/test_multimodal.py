@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,64 @@ def test_a_quantized_copy_runs_in_transformers(kind: str, tmp_path: Path) -> Non
     loaded = made.from_pretrained(tmp_path / "quantized")
     want = mm.load(tmp_path / "quantized", exact=True, verbose=False).logits(IDS[0].tolist())
     assert_close(logits_of(loaded.eval()), want)
+
+
+def exchange_stacks(folder: Path) -> None:
+    """Stores experts as published files do, [experts, in, out]; transformers 5 writes [out, in]."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    stacks = [name for name in tensors if name.endswith(("experts.gate_up_proj", ".down_proj"))]
+    for name in stacks:
+        tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    assert stacks
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def keeping(stack: str) -> mm.MixedPrecisionConfig:
+    """A recipe that leaves one of the two stacks as it is."""
+    content = json.loads(mm.MixedPrecisionConfig.uniform("s8/g16").to_json())
+    content["overrides"] = [{"glob": f"*.experts.{stack}", "choice": "keep"}]
+    return mm.MixedPrecisionConfig.from_json(json.dumps(content))
+
+
+# 32: gate and up of one expert are square; 64: down is.
+@pytest.mark.parametrize("inner", [32, 48, 64])
+def test_stacks_of_experts_are_read_in_both_layouts(
+    inner: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, text, *others = TYPES["qwen3_vl_moe"]
+    changed = (name, {**text, "moe_intermediate_size": inner}, *others)
+    monkeypatch.setitem(TYPES, "qwen3_vl_moe", changed)
+    want = logits_of(save_model("qwen3_vl_moe", tmp_path / "written"))
+    shutil.copytree(tmp_path / "written", tmp_path / "published")
+    exchange_stacks(tmp_path / "published")
+    ids = IDS[0].tolist()
+    for folder in ("written", "published"):
+        assert_close(mm.load(tmp_path / folder, exact=True, verbose=False).logits(ids), want)
+    recipes = ("uniform:s8/g16", keeping("down_proj"), keeping("gate_up_proj"))
+    for number, recipe in enumerate(recipes):
+        made = {}
+        for folder in ("written", "published"):
+            output = tmp_path / f"{folder}{number}"
+            mm.quantize_model(tmp_path / folder, output, recipe)
+            made[folder] = mm.load(output, exact=True, verbose=False).logits(ids)
+        assert np.array_equal(made["written"], made["published"])
+        # A router may choose another expert for a token.
+        assert np.linalg.norm(made["written"] - want) < 0.1 * np.linalg.norm(want)
+
+
+def test_stacks_of_experts_that_fit_no_layout_are_named(tmp_path: Path) -> None:
+    save_model("qwen3_vl_moe", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.language_model.layers.1.mlp.experts.down_proj"
+    tensors[name] = tensors[name][:, :, :-1].contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(mm.MalformedFileError, match="layers.1.mlp.experts.down_proj.*neither"):
+        mm.load(tmp_path, exact=True, verbose=False)
+    report = mm.quantize_model(tmp_path, tmp_path / "quantized", "uniform:s8/g16")
+    skipped = [reason for tensor, reason in report["skipped"] if ".layers.1.mlp.exp" in tensor]
+    assert len(skipped) == 2 and all("neither" in reason for reason in skipped)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava"])

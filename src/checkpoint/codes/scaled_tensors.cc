@@ -8,7 +8,7 @@
 #include "base/macros.h"
 #include "base/scalars.h"
 #include "checkpoint/convert/conversion.h"
-#include "checkpoint/convert/quantize_plan.h"
+#include "checkpoint/source_layout.h"
 
 namespace marlin {
 namespace {
@@ -62,7 +62,7 @@ struct StoredMatrices {
   bool rows_are_outputs = true;
 };
 
-StoredMatrices MatricesOf(const TensorInfo& tensor, const Json& config,
+StoredMatrices MatricesOf(const Checkpoint::Impl& source, const TensorInfo& tensor,
                           const TensorExponents& exponents) {
   StoredMatrices stored;
   stored.dtype = tensor.dtype;
@@ -76,7 +76,9 @@ StoredMatrices MatricesOf(const TensorInfo& tensor, const Json& config,
   stored.rows = shape[rank - 2];
   stored.columns = shape[rank - 1];
   stored.count = rank == 3 ? shape[0] : 1;
-  stored.rows_are_outputs = SourceLayoutOf(config, tensor.name) == SourceLayout::kOutIn;
+  // A plan that has exponents for a stack has found its layout.
+  const Result<SourceLayout> layout = SourceLayoutOf(source, tensor);
+  stored.rows_are_outputs = layout.ok() && *layout == SourceLayout::kOutIn;
   return stored;
 }
 
@@ -100,8 +102,8 @@ void Multiply(const StoredMatrices& stored, const TensorExponents& exponents, st
 }
 
 /// As Compute, for a tensor that `before` computes in its own type.
-Compute Multiplied(const TensorInfo& tensor, const Json& config, const TensorExponents& exponents,
-                   Compute before) {
+Compute Multiplied(const Checkpoint::Impl& source, const TensorInfo& tensor,
+                   const TensorExponents& exponents, Compute before) {
   if (exponents.one_plus) {
     return [before = std::move(before), exponents, dtype = tensor.dtype,
             count = tensor.shape.ElementCount()](std::byte* out) {
@@ -111,7 +113,7 @@ Compute Multiplied(const TensorInfo& tensor, const Json& config, const TensorExp
     };
   }
   return [before = std::move(before), exponents,
-          stored = MatricesOf(tensor, config, exponents)](std::byte* out) {
+          stored = MatricesOf(source, tensor, exponents)](std::byte* out) {
     before(out);
     Multiply(stored, exponents, out);
   };
@@ -132,7 +134,7 @@ Result<AlignedBuffer> ScaledTensor(const Checkpoint::Impl& source, size_t tensor
   const auto copy = [&](std::byte* out) {
     std::memcpy(out, loaded.view().data(), static_cast<size_t>(info.bytes));
   };
-  Multiplied(info, source.config(), exponents, copy)(scaled.data());
+  Multiplied(source, info, exponents, copy)(scaled.data());
   return scaled;
 }
 
@@ -151,7 +153,7 @@ void ScaleTensors(const ExponentsByTensor& exponents, Checkpoint* checkpoint) {
         std::memcpy(out, mapping->data() + from, static_cast<size_t>(bytes));
       };
     }
-    impl.computed[tensor] = Multiplied(info, impl.config(), own, std::move(before));
+    impl.computed[tensor] = Multiplied(impl, info, own, std::move(before));
     info.dtype = ScaledDType(info.dtype, own);
     info.bytes = info.shape.ElementCount() * DTypeBytes(info.dtype);
   }

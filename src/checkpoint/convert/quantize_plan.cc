@@ -12,10 +12,10 @@
 #include "checkpoint/codes/tiled_codes.h"
 #include "checkpoint/decoder_names.h"
 #include "checkpoint/files/safetensors.h"
+#include "checkpoint/source_layout.h"
 #include "marlin/sensitivity.h"
 #include "recipe/choice_options.h"
 #include "recipe/expert_name.h"
-#include "recipe/stored_layout.h"
 #include "recipe/text_config.h"
 
 namespace marlin {
@@ -126,7 +126,9 @@ Status Planner::AddModule(const Candidate& first, const std::string& name,
   unit.record.module.name = name;
   unit.record.module.layer_class = first.layer_class;
   unit.record.stacked = stacked;
-  unit.record.layout = SourceLayoutOf(source_.config(), info.name);
+  const Result<SourceLayout> layout = SourceLayoutOf(source_, info);
+  if (!layout.ok()) return AddObstructed(first.tensor, layout.status().message());
+  unit.record.layout = *layout;
   int64_t k = info.shape[rank - 1];
   int64_t n = info.shape[rank - 2];
   if (unit.record.layout == SourceLayout::kInOut) std::swap(k, n);
@@ -273,10 +275,6 @@ QuantizeOptions OptionsFor(const FormatChoice& choice, QuantizeMethod method,
   options.method = NeedsCalibration(method) ? QuantizeMethod::kMse : method;
   options.tensor_name = Printable(tensor_name);
   return options;
-}
-
-SourceLayout SourceLayoutOf(const Json& config, std::string_view name) {
-  return IsStoredInOut(TextModelType(config), name) ? SourceLayout::kInOut : SourceLayout::kOutIn;
 }
 
 Result<QuantizePlan> PlanQuantize(const Checkpoint::Impl& source,

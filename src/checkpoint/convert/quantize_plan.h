@@ -48,7 +48,4 @@ Result<QuantizePlan> PlanQuantize(const Checkpoint::Impl& source,
 QuantizeOptions OptionsFor(const FormatChoice& choice, QuantizeMethod method,
                            const std::string& tensor_name);
 
-/// How the source stores a weight, given the architecture in config.json.
-SourceLayout SourceLayoutOf(const Json& config, std::string_view name);
-
 }  // namespace marlin

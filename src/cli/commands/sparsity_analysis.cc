@@ -13,7 +13,7 @@
 #include "base/thread_pool.h"
 #include "base/view_checks.h"
 #include "checkpoint/checkpoint_impl.h"
-#include "checkpoint/convert/quantize_plan.h"
+#include "checkpoint/source_layout.h"
 #include "layout/sparse_24.h"
 #include "quantize/column_tile.h"
 
@@ -103,7 +103,8 @@ Result<std::vector<AnalyzedMatrix>> AnalyzeSparsity(const Checkpoint& checkpoint
   int64_t done = 0;
   for (const TensorInfo* tensor : chosen) {
     MARLIN_ASSIGN_OR_RETURN(const TensorView stored, checkpoint.Tensor(tensor->name));
-    const bool out_in = SourceLayoutOf(source.config(), tensor->name) == SourceLayout::kOutIn;
+    MARLIN_ASSIGN_OR_RETURN(const SourceLayout layout, SourceLayoutOf(source, *tensor));
+    const bool out_in = layout == SourceLayout::kOutIn;
     AnalyzedMatrix matrix{tensor->name, ClassifyTensor(tensor->name),
                           LossOf(pool, out_in ? ExchangeLastTwo(stored) : stored)};
     if (!std::isfinite(matrix.loss.squares)) {

@@ -205,6 +205,39 @@ TEST_F(Conversion, ArchitecturesThatStoreInOutAreNotTransposed) {
   for (int i = 0; i < 64 * 32; ++i) EXPECT_NEAR(values[i], original[i], 0.05f);
 }
 
+// Of two stacks with 32 hidden features at most one is square, so that the other one tells.
+TEST_F(Conversion, StacksOfExpertsHaveTheLayoutThatTheirShapesSay) {
+  options_.overwrite = true;
+  const std::string up = "model.layers.0.mlp.experts.gate_up_proj";
+  const std::string down = "model.layers.0.mlp.experts.down_proj";
+  for (const char* const type : {"qwen3_vl_moe_text", "llama4_text", "qwen3_moe", "other"}) {
+    for (const int64_t inner : {16, 32, 48}) {
+      for (const bool in_out : {false, true}) {
+        const Shape up_shape = in_out ? Shape{2, 32, 2 * inner} : Shape{2, 2 * inner, 32};
+        const Shape down_shape = in_out ? Shape{2, inner, 32} : Shape{2, 32, inner};
+        Source({RandomF32(up, up_shape, 1), RandomF32(down, down_shape, 2)},
+               nlohmann::json{{"model_type", type}}.dump());
+        ExpectOk();
+        const Checkpoint opened = Opened();
+        const auto up_weights = opened.Weights(up);
+        const auto down_weights = opened.Weights(down);
+        ASSERT_TRUE(up_weights.ok() && down_weights.ok());
+        EXPECT_EQ(up_weights->spec.k, 32);
+        EXPECT_EQ(up_weights->spec.n, 2 * inner);
+        EXPECT_EQ(down_weights->spec.k, inner);
+        EXPECT_EQ(down_weights->spec.n, 32);
+      }
+    }
+  }
+  Source({RandomF32(up, {2, 32, 64}, 1), RandomF32(down, {2, 32, 48}, 2)},
+         R"({"model_type": "qwen3_moe"})");
+  ExpectOk();
+  ASSERT_EQ(report_.skipped.size(), 2U);
+  for (const SkippedTensor& tensor : report_.skipped) {
+    EXPECT_NE(tensor.reason.find("neither [experts, out, in] nor"), std::string::npos);
+  }
+}
+
 TEST_F(Conversion, SourcesNeedNotBeAligned) {
   // One byte before the other data.
   Source({{"a", DType::kU8, {1}, "x"}, RandomBf16(kQProj, {32, 64}, 3)});

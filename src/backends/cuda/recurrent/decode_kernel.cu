@@ -8,6 +8,7 @@
 //   Sums are added in another order than in recurrent_kernel.cu, which runs batch-invariant calls.
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/recurrent/convolution.cuh"
+#include "backends/cuda/recurrent/delta_channels.cuh"
 #include "backends/cuda/recurrent/gated_norm.cuh"
 #include "backends/cuda/recurrent/recurrent_launch.h"
 

@@ -13,12 +13,12 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/printable.h"
-#include "checkpoint/convert/quantize_plan.h"
 #include "checkpoint/files/model_directory.h"
 #include "checkpoint/files/safetensors.h"
 #include "checkpoint/listed_reader.h"
 #include "checkpoint/readers/onnx/onnx_uses.h"
 #include "checkpoint/readers/onnx/onnx_weights.h"
+#include "checkpoint/source_layout.h"
 
 namespace marlin {
 namespace {
@@ -210,7 +210,7 @@ class OnnxReader {
     const int rank = tensor.shape.rank();
     if ((rank != 2 && rank != 3) || tensor.bytes == 0) return false;
     const std::optional<SourceLayout> used = uses_.LayoutOf(tensor.name);
-    return used && *used != SourceLayoutOf(store_.config(), tensor.name);
+    return used && *used != TypeLayoutOf(store_.config(), tensor.name);
   }
 
   /// The name of a weight: its codes' name without what quantizers append.
@@ -234,7 +234,7 @@ class OnnxReader {
     record.stacked = record.stacked || weights.stacked;
     record.exactness = weights.exactness;
     // A plain checkpoint has the matrix as its type of model says, whatever the graph does with it.
-    record.layout = SourceLayoutOf(store_.config(), record.module.name);
+    record.layout = TypeLayoutOf(store_.config(), record.module.name);
     // Scales and zeros that several modules share are parts of the first.
     std::vector<std::pair<ModulePart, const Source*>> own = {{ModulePart::kCodes, weights.codes}};
     used_.insert(weights.codes);
