@@ -110,10 +110,10 @@ struct ProjectedWords {
 };
 
 /// The division by the sum of weights, to which a sink adds.
-struct Finish {
+struct MergedFinish {
   float factor;
 
-  MARLIN_DEVICE Finish(const PersistentLayer& layer, int head, const SoftmaxPart& part) {
+  MARLIN_DEVICE MergedFinish(const PersistentLayer& layer, int head, const SoftmaxPart& part) {
     if (layer.sinks == nullptr) {
       factor = __fdiv_rn(1.0f, part.sum);
       return;
@@ -521,7 +521,7 @@ class TokenAttention {
 
   /// Attention's result of four features of a head, with its gate.
   MARLIN_DEVICE float4 Result(int head, int feature, const SoftmaxPart& part) const {
-    const float4 v = Finish(layer_, head, part).Values(part.values);
+    const float4 v = MergedFinish(layer_, head, part).Values(part.values);
     if (!kHybrid || !args_.output_gate) return v;
     const float4 gate = projected_.Gather(QueryAt(head) + args_.key_dim + feature);
     return {TimesSigmoid(v.x, gate.x), TimesSigmoid(v.y, gate.y), TimesSigmoid(v.z, gate.z),
