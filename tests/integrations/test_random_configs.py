@@ -500,6 +500,8 @@ def draw_ropes(rng: random.Random, kind: str) -> dict[str, Any]:
 
 def share(values: dict[str, Any]) -> None:
     """Gives layers that read the keys and values of others one of each kind before them."""
+    if values.get("hidden_size_per_layer_input") == 0:
+        values["num_kv_shared_layers"] = 0  # transformers runs no such model.
     if values.get("num_kv_shared_layers"):
         kinds = ("sliding_attention", "full_attention")
         values["layer_types"] = [kinds[i] for i in (0, 1, 0, 0, 1)]
