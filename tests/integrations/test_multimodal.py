@@ -141,6 +141,7 @@ TYPES["gemma4"] = (
         "global_head_dim": 32,
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": 99,
+        "pad_token_id": 0,  # For images in the layers' own embeddings.
         "use_bidirectional_attention": "vision",
         "enable_moe_block": True,
         "num_experts": 4,
