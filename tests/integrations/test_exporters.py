@@ -85,7 +85,7 @@ TYPES: dict[str, tuple[str, dict[str, Any]]] = {
                                          "num_global_key_value_heads": 1,
                                          "final_logit_softcapping": 8.0}),
     "gemma4_text_embeddings": ("Gemma4Text", {**GEMMA4, "hidden_size_per_layer_input": 32,
-                                              "vocab_size_per_layer_input": 199,
+                                              "vocab_size_per_layer_input": 224,
                                               "num_kv_shared_layers": 2,
                                               "use_double_wide_mlp": True}),
 }
