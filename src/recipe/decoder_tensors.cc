@@ -25,7 +25,7 @@ class LayerDescriber {
     if (sparse) {
       layer.experts = Experts();
     } else {
-      layer.mlp = Mlp("mlp", d_.intermediate, kUsualProjections);
+      layer.mlp = Mlp(std::string(family_.mlp_block), d_.intermediate, kUsualProjections);
     }
     return layer;
   }
@@ -115,7 +115,7 @@ std::vector<LinearTensors> MixerTensors::Linears() const {
 std::string LayerPrefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
 
 bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name) {
-  if (name.starts_with(kPredictionPrefix)) return true;
+  if (name.starts_with(kPredictionPrefix) || name.starts_with("model.mtp_")) return true;
   for (int64_t i = 0; i < dimensions.prediction_layers; ++i) {
     if (name.starts_with(LayerPrefix(dimensions.layers + i))) return true;
   }

@@ -49,6 +49,17 @@ constexpr Synonym kSynonyms[] = {
     {"glm_moe_dsa", "head_dim", "qk_rope_head_dim"},
     {"qwen3_vl_moe_text", "num_local_experts", "num_experts"},
     {"glm4v_moe_text", "num_local_experts", "n_routed_experts"},
+    {"flex_olmo", "num_local_experts", "num_experts"},
+    {"solar_open", "num_local_experts", "n_routed_experts"},
+    {"exaone_moe", "num_shared_experts", "n_shared_experts"},
+    {"internlm3", "qkv_bias", "attention_bias"},
+    {"internlm3", "bias", "mlp_bias"},
+    {"youtu", "head_dim", "qk_rope_head_dim"},
+    {"mistral4", "num_local_experts", "n_routed_experts"},
+    {"hy_v3", "num_local_experts", "num_experts"},
+    {"hy_v3", "num_shared_experts", "n_shared_experts"},
+    {"hy_v3", "router_scaling_factor", "routed_scaling_factor"},
+    {"mellum", "num_local_experts", "num_experts"},
 };
 
 /// Keys that have defaults, too, but make a config without them a fragment.
@@ -128,6 +139,12 @@ constexpr Guard kGuards[] = {
     {"deepseek_v32", "layer_types", "\"indexed_attention\""},
     {"glm_moe_dsa", "layer_types", "\"indexed_attention\""},
     {"qwen3_5_moe_text", "norm_topk_prob", "true"},
+    {"gemma", "hidden_activation", "\"gelu_pytorch_tanh\""},
+    {"cohere", "use_qk_norm", "false"},
+    {"solar_open", "first_k_dense_replace", "0.0"},
+    {"hyperclovax", "use_post_norm", "true"},
+    {"hy_v3", "mlp_bias", "false"},
+    {"mellum", "mlp_layer_types", "\"sparse\""},
 };
 
 /// Keys that change no logits, in the order of their kinds: of the file, of training, of tokens and
@@ -268,6 +285,11 @@ constexpr std::string_view kHarmless[] = {
     "v_head_dim",
     "top_k_experts",
     "vocab_size_per_layer_input",
+    "intermediate_size",
+    "mtp_layer_types",
+    "mtp_mlp_layer_types",
+    // Rounding.
+    "enable_moe_fp32_combine",
 };
 
 /// Beginnings of the words of names that suggest a change of results.
@@ -331,6 +353,7 @@ class ConfigTyper {
   /// `complete`: the type's defaults stand for missing sizes, too.
   ConfigTyper(const Family& family, const ModelConfig& source, bool complete)
       : type_(family.model_type),
+        whole_head_dim_(family.whole_head_dim),
         source_(source.values()),
         file_(source.file()),
         complete_(complete) {}
@@ -402,7 +425,8 @@ class ConfigTyper {
         return Refuse(key, value);
       }
     }
-    if (key == "qk_head_dim" && IsSumOfHeadDims(value)) return true;
+    const bool of_sum = key == "qk_head_dim" || (key == "head_dim" && whole_head_dim_);
+    if (of_sum && IsSumOfHeadDims(value)) return true;
     if (IsOff(value)) return true;
     if (key == "layer_types") {
       if (LayersHaveOneType(value)) return true;
@@ -445,6 +469,7 @@ class ConfigTyper {
   };
 
   const std::string_view type_;
+  const bool whole_head_dim_;
   const Json& source_;
   const std::string& file_;
   const bool complete_;

@@ -32,13 +32,18 @@ WIDE = {
 }
 # Types without an architecture of GGUF here.
 NOT_IN_GGUF = (
+    "cohere",
     "cohere2",
+    "cwm",
     "deepseek_v2",
     "deepseek_v32",
     "dots1",
     "ernie4_5",
     "ernie4_5_moe",
     "exaone4",
+    "exaone_moe",
+    "flex_olmo",
+    "gemma",
     "gemma2",
     "gemma3_text",
     "gemma4_text",
@@ -49,13 +54,24 @@ NOT_IN_GGUF = (
     "helium",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
+    "hy_v3",
+    "hyperclovax",
+    "internlm3",
+    "iquestcoder",
+    "llama4_text",
+    "mellum",
     "minimax_m2",
     "ministral",
     "ministral3",
+    "mistral4",
+    "olmo3",
     "olmoe",
     "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_next",
+    "solar_open",
+    "vaultgemma",
+    "youtu",
 )
 RECIPES = {"mlx": "uniform:s4/g32", "gptq": "uniform:s4/g32", "gguf": "uniform:s4/g32"}
 

@@ -23,6 +23,7 @@
 #include "marlin/checkpoint.h"
 #include "marlin/importance.h"
 #include "marlin/model.h"
+#include "newer_families.h"
 #include "recipe/architecture.h"
 #include "recipe/decoder_shape.h"
 
@@ -44,8 +45,6 @@ Json Hybrid(Json own) {
               {"linear_value_head_dim", 16}});
   return own;
 }
-
-using ConfigMap = std::map<std::string, Json>;
 
 ConfigMap SomeConfigs() {
   return {
@@ -182,6 +181,7 @@ const ConfigMap& Configs() {
   static const ConfigMap configs = [] {
     ConfigMap all = SomeConfigs();
     all.merge(OtherConfigs());
+    all.merge(NewerConfigs());
     return all;
   }();
   return configs;
@@ -189,14 +189,47 @@ const ConfigMap& Configs() {
 
 /// Types that llama.cpp does not have, or whose names are not known here.
 const std::set<std::string>& WithoutGgufNames() {
-  static const std::set<std::string> types = {
-      "cohere2",         "glm",         "helium",      "deepseek_v2",
-      "deepseek_v32",    "dots1",       "ernie4_5",    "ernie4_5_moe",
-      "gemma2",          "gemma3_text", "gemma4_text", "exaone4",
-      "glm4_moe_lite",   "glm_moe_dsa", "granitemoe",  "hunyuan_v1_dense",
-      "hunyuan_v1_moe",  "kimi_k2",     "minimax_m2",  "ministral",
-      "ministral3",      "olmoe",       "qwen3_next",  "qwen3_5_text",
-      "qwen3_5_moe_text"};
+  static const std::set<std::string> types = {"cohere2",
+                                              "glm",
+                                              "helium",
+                                              "deepseek_v2",
+                                              "deepseek_v32",
+                                              "dots1",
+                                              "ernie4_5",
+                                              "ernie4_5_moe",
+                                              "gemma2",
+                                              "gemma3_text",
+                                              "gemma4_text",
+                                              "exaone4",
+                                              "glm4_moe_lite",
+                                              "glm_moe_dsa",
+                                              "granitemoe",
+                                              "hunyuan_v1_dense",
+                                              "hunyuan_v1_moe",
+                                              "kimi_k2",
+                                              "minimax_m2",
+                                              "ministral",
+                                              "ministral3",
+                                              "olmoe",
+                                              "qwen3_next",
+                                              "qwen3_5_text",
+                                              "qwen3_5_moe_text",
+                                              "llama4_text",
+                                              "olmo3",
+                                              "flex_olmo",
+                                              "gemma",
+                                              "vaultgemma",
+                                              "cohere",
+                                              "cwm",
+                                              "solar_open",
+                                              "exaone_moe",
+                                              "youtu",
+                                              "internlm3",
+                                              "iquestcoder",
+                                              "hyperclovax",
+                                              "mistral4",
+                                              "hy_v3",
+                                              "mellum"};
   return types;
 }
 

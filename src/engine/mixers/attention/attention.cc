@@ -22,6 +22,7 @@ AttentionStep::Norms NormsOf(const DecoderConfig& config) {
     case QkNormRule::kWhole:
       return AttentionStep::Norms::kAllHeads;
     case QkNormRule::kAfterRotary:
+    case QkNormRule::kPlainAfterRotary:
       return AttentionStep::Norms::kAfterRotary;
     default:
       return AttentionStep::Norms::kHeads;
@@ -41,6 +42,7 @@ Status RotateAndCache(const Pass& pass, int64_t layer, const AttentionHeads& hea
   const SequenceRows rows = RowsOf(pass, layer);
   const PagedCache cache = CacheOf(pass, layer);
   const auto normalize = [&](const MutableTensorView& x, const TensorView& weight) {
+    if (weight.empty()) return Status();
     return RmsNorm(pass.device, x, weight, norms.epsilon, x, pass.stream());
   };
   switch (NormsOf(pass.decoder.config)) {
@@ -110,6 +112,8 @@ class GroupedAttention final : public Mixer {
     if (!decoder.config.shape.value_norm) return {};
     return {decoder.ones.view().data(), DType::kF32, {features}};
   }
+  /// The norms of a layer's queries and keys.
+  static HeadNorms QkNorms(const Decoder& decoder, int64_t layer, const MixerLayer& mixer);
   static Status NormalizeValues(const Pass& pass, const MutableTensorView& from,
                                 const MutableTensorView& to);
   static Status Project(Pass& pass, int64_t layer);
@@ -157,7 +161,7 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
   tensors.out =
       names.Linear("self_attn.o_proj", sizes.heads * sizes.head_dim, sizes.hidden, sizes.o_bias);
   tensors.vectors.resize(kSinks + 1);
-  if (sizes.qk_norm) {
+  if (sizes.qk_norm && family.qk_norm != QkNormRule::kPlainAfterRotary) {
     const bool whole = family.qk_norm == QkNormRule::kWhole;
     const auto norm = [&](std::string_view name, int64_t heads) {
       return names.Norm(family, fmt::format("self_attn.{}", name),
@@ -194,8 +198,9 @@ void GroupedAttention::Describe(const DescribedLayer& layer,
   operations->emplace_back(
       ProjectStep{layer.index, DescribeHiddenNorm(layer), DescribeLinear(mixer.projections[kQkv])});
   AttentionStep step = DescribeAttention(layer);
-  step.q_norm = DescribeNorm(mixer.vectors[kQNorm], epsilon);
-  step.k_norm = DescribeNorm(mixer.vectors[kKNorm], epsilon);
+  const HeadNorms norms = QkNorms(layer.decoder, layer.index, mixer);
+  step.q_norm = {norms.queries, epsilon};
+  step.k_norm = {norms.keys, epsilon};
   step.norms = NormsOf(layer.decoder.config);
   step.v_norm = {ValueNorm(layer.decoder, step.value_dim), epsilon};
   step.options.sinks = mixer.vectors[kSinks].view();
@@ -224,6 +229,18 @@ Status GroupedAttention::Project(Pass& pass, int64_t layer) {
   MARLIN_RETURN_IF_ERROR(Apply(pass.device, pass.layer(layer).mixer.projections[kQkv], x,
                                pass.products, ProjectedOf(pass, layer)));
   return Ended(pass, StepPart::kQkv);
+}
+
+HeadNorms GroupedAttention::QkNorms(const Decoder& decoder, int64_t layer,
+                                    const MixerLayer& mixer) {
+  const DecoderConfig& config = decoder.config;
+  if (config.family->qk_norm != QkNormRule::kPlainAfterRotary) {
+    return {mixer.vectors[kQNorm].view(), mixer.vectors[kKNorm].view(), config.epsilon};
+  }
+  const Dimensions& sizes = config.layer(layer).sizes;
+  if (!sizes.qk_norm || config.rotary(layer) == nullptr) return {{}, {}, config.epsilon};
+  const TensorView ones(decoder.ones.view().data(), DType::kF32, {sizes.head_dim});
+  return {ones, ones, config.epsilon};
 }
 
 Status GroupedAttention::NormalizeValues(const Pass& pass, const MutableTensorView& from,
@@ -255,7 +272,7 @@ Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
     const MutableTensorView& from = sizes.keys_are_values ? k : v;
     MARLIN_RETURN_IF_ERROR(NormalizeValues(pass, from, v));
   }
-  const HeadNorms norms{vectors[kQNorm].view(), vectors[kKNorm].view(), config.epsilon};
+  const HeadNorms norms = QkNorms(pass.decoder, layer, pass.layer(layer).mixer);
   MARLIN_RETURN_IF_ERROR(RotateAndCache(pass, layer, {q, k, v}, norms));
   if (const PositionScale& scale = config.layer(layer).query_scale; scale.beta != 0.0F) {
     MARLIN_RETURN_IF_ERROR(

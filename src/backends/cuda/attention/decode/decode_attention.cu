@@ -15,6 +15,7 @@
 
 #include "backends/cuda/attention/attention_launch.h"
 #include "backends/cuda/attention/latent/matrix_softmax.cuh"
+#include "backends/cuda/attention/visible_keys.cuh"
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/plan/tile_problem.h"
 
@@ -79,7 +80,7 @@ struct Task {
     // A position beyond the pages is recorded as an error, and has no keys.
     const int64_t capacity = static_cast<int64_t>(args.sequences.blocks) * args.pages.page_tokens;
     visible.end = position < capacity ? max(position, 0) + 1 : 0;
-    visible.first = args.window > 0 ? max(visible.end - args.window, 0) : 0;
+    visible.first = FirstVisibleKey(args, max(visible.end - 1, 0));
     const int first = visible.first / kBlockKeys;
     const int blocks = (visible.end + kBlockKeys - 1) / kBlockKeys - first;
     const int part = (blocks + args.segments - 1) / args.segments;
