@@ -142,6 +142,56 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "hidden_act": "silu",
     },
+    "gemma-2-9b": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "hidden_size": 3584,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 42,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 4096,
+        "vocab_size": 256000,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+    "granite-4.0-h-micro": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "shared_intermediate_size": 8192,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "layer_types": ["attention" if i % 10 == 5 else "mamba" for i in range(40)],
+        "position_embedding_type": "nope",
+        "mamba_n_heads": 64,
+        "mamba_n_groups": 1,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8,
+        "vocab_size": 100352,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+    },
 }
 
 
@@ -196,6 +246,21 @@ def delta_net_tensors(config: dict[str, Any], prefix: str) -> Shapes:
     yield mixer + "out_proj.weight", (hidden, values)
 
 
+def mamba_tensors(config: dict[str, Any], prefix: str) -> Shapes:
+    """The Mamba-2 mixer of Granite 4."""
+    heads = config["mamba_n_heads"]
+    features = heads * config["mamba_d_head"]
+    channels = features + 2 * config["mamba_n_groups"] * config["mamba_d_state"]
+    mixer = prefix + "mamba."
+    yield mixer + "in_proj.weight", (features + channels + heads, config["hidden_size"])
+    yield mixer + "conv1d.weight", (channels, 1, config["mamba_d_conv"])
+    yield mixer + "conv1d.bias", (channels,)
+    for name in ("A_log", "dt_bias", "D"):
+        yield mixer + name, (heads,)
+    yield mixer + "norm.weight", (features,)
+    yield mixer + "out_proj.weight", (config["hidden_size"], features)
+
+
 def attention_tensors(config: dict[str, Any], prefix: str) -> Shapes:
     hidden = config["hidden_size"]
     queries = config["num_attention_heads"] * config["head_dim"]
@@ -216,8 +281,19 @@ def layer_tensors(config: dict[str, Any], prefix: str) -> Shapes:
     hidden = config["hidden_size"]
     yield prefix + "input_layernorm.weight", (hidden,)
     yield prefix + "post_attention_layernorm.weight", (hidden,)
+    layer = int(prefix.split(".")[2])
+    if "mamba_n_heads" in config:
+        is_mamba = config["layer_types"][layer] == "mamba"
+        yield from (mamba_tensors if is_mamba else attention_tensors)(config, prefix)
+        inner = config["shared_intermediate_size"]
+        yield prefix + "shared_mlp.input_linear.weight", (2 * inner, hidden)
+        yield prefix + "shared_mlp.output_linear.weight", (hidden, inner)
+        return
+    if config["model_type"] == "gemma2":
+        yield prefix + "pre_feedforward_layernorm.weight", (hidden,)
+        yield prefix + "post_feedforward_layernorm.weight", (hidden,)
     # Three of four layers of Qwen3.5 have a gated delta net.
-    hybrid = "linear_conv_kernel_dim" in config and int(prefix.split(".")[2]) % 4 != 3
+    hybrid = "linear_conv_kernel_dim" in config and layer % 4 != 3
     yield from (delta_net_tensors if hybrid else attention_tensors)(config, prefix)
     if "num_experts" not in config:
         modules = {prefix + "mlp.": config["intermediate_size"]}
@@ -391,6 +467,8 @@ def main() -> None:
     config = dict(SHAPES[arguments.shape])
     if arguments.layers is not None:
         config["num_hidden_layers"] = arguments.layers
+        if "layer_types" in config:
+            config["layer_types"] = config["layer_types"][: arguments.layers]
     arguments.output.mkdir(parents=True)
     torch.manual_seed(arguments.seed)
     (write_fp4 if arguments.fp4 else write)(config, arguments.output)

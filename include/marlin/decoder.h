@@ -133,7 +133,7 @@ struct AttentionOptions {
   /// fp32.
   Determinism determinism = Determinism::kDefault;
   /// Scores, after `scale`, become softcap * tanh(score / softcap) (Gemma 2); 0: they do not.
-  /// Computes in fp32.
+  /// The CPU then computes in fp32.
   float softcap = 0.0F;
   /// `window` is the size of chunks: a query sees the keys of its own chunk, of positions with the
   /// same quotient by it (Llama 4).

@@ -11,6 +11,7 @@
 #include "marlin/decoder.h"
 #include "marlin/destination.h"
 #include "marlin/device.h"
+#include "marlin/draft.h"
 #include "marlin/evaluate.h"
 #include "marlin/expert_cache.h"
 #include "marlin/expert_placement.h"

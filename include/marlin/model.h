@@ -88,6 +88,9 @@ struct ModelOptions {
   /// kHostExpertsAuto as many of the model as do not fit next to its other weights and the KV cache
   /// of 8,192 tokens (or of its context, if that is shorter).
   int64_t host_experts = 0;
+  /// Loads the layer that predicts further tokens (MTP) of a checkpoint that has one, for
+  /// Model::draft. Only on a CPU.
+  bool draft = false;
   /// Which experts are selected how often, for host_experts; read by Model::Open only. Null: of
   /// each layer the last ones stay on the host.
   const RoutingFrequencies* routing = nullptr;
@@ -141,6 +144,13 @@ struct SequenceInput {
   /// follow it; up to kMostDrafts, without all_logits and feed_only, and not of a model with
   /// recurrent states, which cannot go back to the last one accepted.
   int64_t drafts = 0;
+  /// For the model that Model::draft returns, which needs it: for each token the hidden state after
+  /// the token before it, [tokens, hidden_size], as hidden_out of the model has it, or of the draft
+  /// itself for a draft that follows another one.
+  std::span<const float> hidden = {};
+  /// If not empty, receives the hidden states after the tokens, normalized as for the head,
+  /// [tokens, hidden_size]. Of a model that was opened with ModelOptions::draft, and its draft.
+  std::span<float> hidden_out = {};
 };
 
 /// SequenceInput::drafts, at most.
@@ -238,6 +248,13 @@ class Model {
   Status Decode(std::span<const DecodeInput> inputs, const MutableTensorView& samplers,
                 const DecodeOptions& options, std::span<int32_t> tokens,
                 std::span<int64_t> counts) const;
+
+  /// The layer that predicts further tokens (MTP) as a model of its own, with sequences of its own.
+  /// Fed token t + 1 and the hidden state of the model after token t, its logits predict token t +
+  /// 2, which the model's predict one token later; with that guess and the draft's own hidden state
+  /// they predict token t + 3, and so on. The token at position t of its sequence is thus the
+  /// text's token t + 1. Errors: kInvalidArgument for a model opened without ModelOptions::draft.
+  Result<Model> draft() const;
 
   struct Impl;
   /// False for a moved-from model.

@@ -32,6 +32,7 @@ struct RouterOptions {
   TensorView choice_bias = {};  ///< Score-correction bias, f32 [experts]; not added to the weights.
   int64_t best_of_group = 2;    ///< A group's score is the sum of its 1 or 2 best.
   float least_sum = 0.0F;       ///< `normalize` divides by this number if the sum is below it.
+  TensorView scales = {};       ///< Further factors of the experts' weights, f32 [experts].
 };
 
 /// Selects top_k experts per row of logits [tokens, experts] (f32). ids is i32 and weights f32,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "marlin/device.h"
@@ -90,5 +91,102 @@ Status GatedDelta(const Device& device, const GatedDeltaInputs& inputs,
                   const GatedDeltaWeights& weights, const RecurrentRows& rows,
                   const RecurrentStates& states, const MutableTensorView& out,
                   Determinism determinism = Determinism::kDefault, void* stream = nullptr);
+
+/// The sizes of a Mamba-2 mixer. Head h has group h / (heads / groups) of keys and queries.
+struct Mamba2Sizes {
+  int64_t heads = 0;  ///< A multiple of groups.
+  int64_t groups = 0;
+  int64_t head_dim = 0;
+  int64_t state_size = 0;
+  int64_t conv_width = 0;  ///< As GatedDeltaSizes::conv_width.
+
+  /// Features of all heads together.
+  int64_t features() const { return heads * head_dim; }
+  /// Channels of the convolution: values of all heads, keys and queries of all groups, one after
+  /// another.
+  int64_t channels() const { return features() + 2 * groups * state_size; }
+  /// Elements of a state: the convolution's last inputs [conv_width - 1, channels], oldest first,
+  /// then from the next multiple of 32 on [heads, state_size, head_dim].
+  int64_t conv_elements() const { return ((conv_width - 1) * channels() + 31) / 32 * 32; }
+  int64_t state_elements() const { return conv_elements() + features() * state_size; }
+};
+
+/// The projections of a step's rows, f32. All have a contiguous last dimension.
+struct Mamba2Inputs {
+  TensorView gates;    ///< [rows, heads, head_dim]: z.
+  TensorView values;   ///< [rows, heads, head_dim]: x.
+  TensorView keys;     ///< [rows, groups, state_size]: B.
+  TensorView queries;  ///< [rows, groups, state_size]: C.
+  TensorView steps;    ///< [rows, heads]: dt.
+};
+
+/// The parameters of a Mamba-2 mixer, f32, contiguous.
+struct Mamba2Weights {
+  TensorView conv;       ///< [channels, conv_width]; the last column is the row's own input.
+  TensorView conv_bias;  ///< [channels], or empty.
+  TensorView log_decay;  ///< [heads]: A_log.
+  TensorView step_bias;  ///< [heads]: dt_bias.
+  TensorView skip;       ///< [heads]: D.
+  TensorView norm;       ///< [features]; empty: results are gated without a norm.
+  bool norm_before_gate = false;  ///< The norm is taken before the gate, not after it.
+  float epsilon = 1e-6F;          ///< Epsilon of the norm.
+  float min_step = 0.0F;          ///< Limits of the steps; 0 <= min_step <= max_step.
+  float max_step = std::numeric_limits<float>::infinity();
+  Mamba2Sizes sizes;
+};
+
+/// out [rows, heads, head_dim], f32 or bf16 = the state-space recurrence of Mamba-2 (Dao and Gu
+/// 2024, https://arxiv.org/abs/2405.21060) of each sequence's rows in their order, after its state,
+/// which it replaces:
+///
+///   x, k, q = SiLU(causal convolution of values, keys, queries, + conv_bias)
+///   t = clamp(softplus(step + step_bias), min_step, max_step)
+///   S = exp(-exp(log_decay) * t) * S + k (t * x)^T
+///   y = S^T q + skip * x
+///   out = RmsNorm(y * SiLU(gate)) * norm, or with norm_before_gate RmsNorm(y) * norm * SiLU(gate),
+///         or without a norm y * SiLU(gate)
+///
+/// all in f32; RmsNorm is of the heads of a group together. With Determinism::kBatchInvariant a row
+/// has the same bits whatever other rows there are and however its sequence is divided into calls.
+///
+/// Errors: as GatedDelta.
+Status Mamba2(const Device& device, const Mamba2Inputs& inputs, const Mamba2Weights& weights,
+              const RecurrentRows& rows, const RecurrentStates& states,
+              const MutableTensorView& out, Determinism determinism = Determinism::kDefault,
+              void* stream = nullptr);
+
+/// The sizes of a gated short convolution.
+struct ShortConvolutionSizes {
+  int64_t channels = 0;
+  int64_t conv_width = 0;  ///< Tokens that it sees, its own included: 2 to 16.
+
+  /// Elements of a state: the convolution's last inputs [conv_width - 1, channels], oldest first.
+  int64_t state_elements() const { return ((conv_width - 1) * channels + 31) / 32 * 32; }
+};
+
+/// The projections of a step's rows, f32 [rows, channels]. All have a contiguous last dimension.
+struct ShortConvolutionInputs {
+  TensorView values;     ///< x
+  TensorView in_gates;   ///< B
+  TensorView out_gates;  ///< C
+};
+
+/// The parameters of a gated short convolution, f32, contiguous.
+struct ShortConvolutionWeights {
+  TensorView conv;       ///< [channels, conv_width]; the last column is the row's own input.
+  TensorView conv_bias;  ///< [channels], or empty.
+  ShortConvolutionSizes sizes;
+};
+
+/// out [rows, channels], f32 or bf16 = out_gates * (causal convolution of in_gates * values,
+/// + conv_bias) (LFM2, https://arxiv.org/abs/2511.23404) of each sequence's rows in their order,
+/// after its state, which it replaces; all in f32. A row has the same bits whatever other rows
+/// there are and however its sequence is divided into calls.
+///
+/// Errors: as GatedDelta.
+Status ShortConvolution(const Device& device, const ShortConvolutionInputs& inputs,
+                        const ShortConvolutionWeights& weights, const RecurrentRows& rows,
+                        const RecurrentStates& states, const MutableTensorView& out,
+                        void* stream = nullptr);
 
 }  // namespace marlin

@@ -83,6 +83,7 @@ from .quantization import (
 from .results import (
     ComparisonResult,
     DequantizationReport,
+    DraftAcceptance,
     ExportReport,
     GenerationChunk,
     GenerationResult,
@@ -104,6 +105,7 @@ __all__ = [
     "DequantizationReport",
     "Device",
     "DeviceLostError",
+    "DraftAcceptance",
     "ExpertCache",
     "ExpertSet",
     "ExportReport",

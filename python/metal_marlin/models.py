@@ -23,6 +23,7 @@ from .hub import local_path
 from .linear import open_device
 from .results import (
     ComparisonResult,
+    DraftAcceptance,
     GenerationChunk,
     GenerationResult,
     PerplexityResult,
@@ -112,6 +113,7 @@ class Model:
         frequencies: AnyPath | None = None,
         kv_cache: str | None = None,
         allow_extra_tensors: bool = False,
+        draft: bool = False,
     ) -> None:
         path = local_path(path, quiet=not verbose)
         opened = open_model_device(device)
@@ -125,7 +127,7 @@ class Model:
             opened,
             exact,
             prepared,
-            (batch_invariant, allow_extra_tensors),
+            (batch_invariant, allow_extra_tensors, draft),
             (memory, _host_experts(host_experts), frequencies, cache),
         )
         self.path = Path(os.fsdecode(path))
@@ -502,6 +504,40 @@ class Model:
                 call(self._core.compare, reference._core, ids, windows, listener)
             )
 
+    def draft_logits(
+        self, prompt: Prompt, depth: int = 1, *, add_special_tokens: bool = True
+    ) -> np.ndarray:
+        """float32 [tokens - depth, vocab_size]: the logits of the layer that predicts further
+        tokens (MTP). Row t is about token t + depth + 1, from the model's hidden state after token
+        t and the text's own tokens t + 1 to t + depth. Errors: InvalidArgumentError for a model
+        loaded without `draft`, or a depth that is not in 1..16 or not less than the tokens."""
+        ids = self._ids(prompt, add_special_tokens=add_special_tokens)
+        out = np.empty((max(len(ids) - depth, 0), self.info["vocab_size"]), np.float32)
+        call(self._core.draft_logits, ids, depth, out)
+        return out
+
+    def draft_acceptance(
+        self,
+        text: Prompt,
+        depth: int = 1,
+        window: int = 256,
+        stride: int = 0,
+        max_windows: int = 0,
+        *,
+        add_special_tokens: bool = True,
+        progress: Progress = None,
+    ) -> list[DraftAcceptance]:
+        """How often the most likely token of `draft_logits` is the model's own at that position,
+        for each depth up to `depth`.
+
+        Other arguments and errors as for `perplexity` and `draft_logits`.
+        """
+        ids = self._ids(text, "text", add_special_tokens)
+        with listening(progress, "draft") as listener:
+            windows = (window, stride, max_windows)
+            depths = call(self._core.draft_acceptance, ids, depth, windows, listener)
+            return [DraftAcceptance.from_document(document) for document in depths]
+
     def __repr__(self) -> str:
         info = self.info
         return (
@@ -552,6 +588,7 @@ def load(
     frequencies: AnyPath | None = None,
     kv_cache: str | None = None,
     allow_extra_tensors: bool = False,
+    draft: bool = False,
 ) -> Model:
     """Opens a model on a device; None: METAL_MARLIN_DEVICE, otherwise "auto".
 
@@ -572,6 +609,9 @@ def load(
 
     allow_extra_tensors leaves out tensors that the index of a sharded directory does not list, and
     ignores those that the model does not have; both are errors otherwise.
+
+    draft also loads the layer that predicts further tokens (MTP), for `Model.draft_acceptance` and
+    `Model.draft_logits`, on a CPU. Errors: UnsupportedError for a model without such a layer.
     """
     return Model(
         path,
@@ -585,6 +625,7 @@ def load(
         frequencies,
         kv_cache,
         allow_extra_tensors,
+        draft,
     )
 
 

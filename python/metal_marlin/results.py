@@ -171,6 +171,18 @@ class ComparedPerplexity(Record):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class DraftAcceptance(Record):
+    """How often a layer that predicts further tokens (MTP) guesses what the model says."""
+
+    depth: int
+    """1: the guess after the model's own; 2: the one after that, and so on."""
+    accepted: float
+    """Fraction of positions where the guess is the model's most likely token."""
+    positions: int
+    """Guesses that count."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ComparisonResult(Record):
     """A model against a reference on the same text; KL(reference || model) in nats per token."""
 

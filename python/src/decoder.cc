@@ -130,7 +130,8 @@ void BindDecoder(nb::module_& module) {
   // and for stacked experts, which have no ".weight" suffix.
   module.attr("EXPERT_PROJECTIONS") =
       nb::make_tuple(TupleOf(kUsualProjections), TupleOf(kShortProjections));
-  module.attr("FUSED_EXPERT_PROJECTIONS") = TupleOf(kFusedProjections);
+  module.attr("FUSED_EXPERT_PROJECTIONS") =
+      TupleOf(std::array<std::string_view, 2>{kUsualMlp.gate_up, kUsualMlp.down});
   module.def("complete_config", &CompleteConfig, nb::arg("config_json"),
              "The keys of a config.json that are read of its type, with the type's defaults.");
   module.def(

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "core.h"
+#include "marlin/draft.h"
 #include "marlin/evaluate.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
@@ -143,6 +144,21 @@ nb::object CompareWith(const Model& model, const Model& reference, const Tokens&
       })));
 }
 
+nb::object AcceptanceOf(const Model& model, const Tokens& tokens, int64_t depth,
+                        const Windows& windows, const nb::object& progress) {
+  return DocumentObject(
+      AcceptanceDocument(Evaluated(windows, progress, [&](const EvaluateOptions& options) {
+        return MeasureAcceptance(model, tokens, depth, options);
+      })));
+}
+
+void WriteDraftLogits(const Model& model, const Tokens& tokens, int64_t depth,
+                      const MutableArray& out) {
+  const MutableTensorView logits = ViewOf("out", out);
+  const nb::gil_scoped_release released;
+  Check(DraftLogits(model, tokens, depth, logits));
+}
+
 nb::object PrepareDirectory(nb::handle path, nb::handle output, const OpenDevice& opened,
                             bool overwrite, const nb::object& progress) {
   const std::string source = PathOf("path", path);
@@ -172,8 +188,8 @@ nb::object PrepareDirectory(nb::handle path, nb::handle output, const OpenDevice
 
 /// Memory of a model: gpu_memory, host_experts, frequencies and kv_cache of mm.load.
 using Memory = std::tuple<std::string, int64_t, nb::object, nb::object>;
-/// batch_invariant and allow_extra_tensors of mm.load.
-using Switches = std::tuple<bool, bool>;
+/// batch_invariant, allow_extra_tensors and draft of mm.load.
+using Switches = std::tuple<bool, bool, bool>;
 
 /// A model, opened as mm.load asks.
 void OpenModel(Model* self, nb::handle directory, const OpenDevice& opened, bool exact,
@@ -181,7 +197,7 @@ void OpenModel(Model* self, nb::handle directory, const OpenDevice& opened, bool
   const std::string path = PathOf("path", directory);
   const auto& [gpu_memory, host_experts, frequencies, kv_cache] = memory;
   ModelOptions options{.allow_bf16_activations = !exact};
-  std::tie(options.batch_invariant, options.allow_extra_tensors) = switches;
+  std::tie(options.batch_invariant, options.allow_extra_tensors, options.draft) = switches;
   if (!gpu_memory.empty()) {
     options.device_memory = Take(ParseByteSize("gpu_memory", gpu_memory));
   }
@@ -240,7 +256,10 @@ void BindModels(nb::module_& module) {
       .def("perplexity", &PerplexityOf, nb::arg("tokens"), nb::arg("windows"),
            nb::arg("progress").none())
       .def("compare", &CompareWith, nb::arg("reference"), nb::arg("tokens"), nb::arg("windows"),
-           nb::arg("progress").none());
+           nb::arg("progress").none())
+      .def("draft_acceptance", &AcceptanceOf, nb::arg("tokens"), nb::arg("depth"),
+           nb::arg("windows"), nb::arg("progress").none())
+      .def("draft_logits", &WriteDraftLogits, nb::arg("tokens"), nb::arg("depth"), nb::arg("out"));
   module.def("prepare_model", &PrepareDirectory, nb::arg("path").none(), nb::arg("output").none(),
              nb::arg("device"), nb::arg("overwrite"), nb::arg("progress").none());
   module.def("supported_model_types", &SupportedModelTypes,

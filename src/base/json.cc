@@ -111,6 +111,28 @@ class DocumentBuilder : public nlohmann::json_sax<Json> {
   Status status_;
 };
 
+/// Infinite numbers outside of strings as tagged objects.
+std::string TagInfinity(std::string_view text) {
+  constexpr std::string_view kInfinity = "Infinity";
+  std::string tagged;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool negative = text.substr(i).starts_with("-Infinity");
+    if (!in_string && (negative || text.substr(i).starts_with(kInfinity))) {
+      tagged += fmt::format(R"({{"__float__":"{}{}"}})", negative ? "-" : "", kInfinity);
+      i += kInfinity.size() - (negative ? 0 : 1);
+      continue;
+    }
+    tagged += text[i];
+    if (in_string && text[i] == '\\' && i + 1 < text.size()) {
+      tagged += text[++i];
+    } else if (text[i] == '"') {
+      in_string = !in_string;
+    }
+  }
+  return tagged;
+}
+
 Result<Json> Parse(std::string_view text, const JsonLimits& limits) {
   if (static_cast<int64_t>(text.size()) > limits.bytes) {
     return Status(Code::kMalformedFile,
@@ -133,7 +155,8 @@ Result<Json> Parse(std::string_view text, const JsonLimits& limits) {
 Result<Json> ParseJsonObject(std::string_view text, const std::string& file,
                              const JsonLimits& limits) {
   try {
-    Result<Json> root = Parse(text, limits);
+    const bool infinite = text.find("Infinity") != std::string_view::npos;
+    Result<Json> root = Parse(infinite ? TagInfinity(text) : text, limits);
     return root.ok() ? std::move(root) : root.status().WithContext(Printable(file));
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, Printable(file) + ": no memory for its JSON");

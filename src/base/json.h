@@ -38,9 +38,10 @@ inline constexpr JsonLimits kRecipeJson{int64_t{16} << 20, int64_t{1} << 18};
 /// Sensitivities of every matrix of a model, in several formats.
 inline constexpr JsonLimits kSensitivityJson{int64_t{64} << 20, int64_t{1} << 22};
 
-/// Parses one JSON object. `file` names the text in errors. Errors: kMalformedFile for broken JSON,
-/// text that is not UTF-8, values other than an object, duplicate keys, and exceeded limits;
-/// kOutOfMemory.
+/// Parses one JSON object. An infinite number, which Python writes as Infinity, is read as
+/// transformers 5 writes it: {"__float__": "Infinity"}. `file` names the text in errors. Errors:
+/// kMalformedFile for broken JSON, text that is not UTF-8, values other than an object, duplicate
+/// keys, and exceeded limits; kOutOfMemory.
 Result<Json> ParseJsonObject(std::string_view text, const std::string& file,
                              const JsonLimits& limits = kCheckpointJson);
 

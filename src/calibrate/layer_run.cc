@@ -60,7 +60,10 @@ Result<std::unique_ptr<LayerRun>> LayerRun::Make(const Device& device, const Dec
   DecoderConfig& own = run->decoder_.config;
   own.layers = {config.layer(layer)};
   MARLIN_RETURN_IF_ERROR(UploadTables(device, &run->decoder_));
-  MARLIN_ASSIGN_OR_RETURN(run->pool_, PagePool::Make(device, CacheShape::Of(own, DType::kF32)));
+  CacheShape shape = CacheShape::Of(own, DType::kF32);
+  // Passes have the pages of a state, also where the layer keeps none.
+  if (shape.layers.front() == LayerState()) shape.layers.front().kept = {1, 1, 1};
+  MARLIN_ASSIGN_OR_RETURN(run->pool_, PagePool::Make(device, shape));
   return run;
 }
 
@@ -77,6 +80,7 @@ Status LayerRun::Load(const LayerSource& source, int64_t layer, Half half, bool 
     own.mlp_norm = std::move(loaded.mlp_norm);
     own.mlp = std::move(loaded.mlp);
     own.experts = std::move(loaded.experts);
+    own.beside_out_norm = std::move(loaded.beside_out_norm);
     own.mlp_out_norm = std::move(loaded.mlp_out_norm);
     own.scale = loaded.scale;
   }
@@ -166,20 +170,34 @@ Status LayerRun::Attend(Pass& pass, Depth depth, InputRows* inputs) {
   return RunMixer(pass, 0, depth == Depth::kInner);
 }
 
+Status LayerRun::FetchNormed(Pass& pass, Half half, InputRows* inputs) {
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
+                          arena_.Take(DType::kF32, pass.values.hidden.shape()));
+  const auto fetch = [&](const DeviceVector& norm, InputSlot slot) -> Status {
+    MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, norm, x));
+    return Fetch(x, &(*inputs)[slot]);
+  };
+  if (half == Half::kAttention) return fetch(layer().input_norm, kNormedSlot);
+  MARLIN_RETURN_IF_ERROR(fetch(layer().mlp_norm, kNormedSlot));
+  const ExpertsLayer& experts = layer().experts;
+  if (!experts.router_norm.empty()) {
+    MARLIN_RETURN_IF_ERROR(fetch(experts.router_norm, kRouterSlot));
+  }
+  return experts.norm.empty() ? Status() : fetch(experts.norm, kExpertsSlot);
+}
+
 Status LayerRun::Run(Half half, const WindowChunk& chunk, Depth depth, float* hidden,
                      InputRows* inputs) {
   const bool attention = half == Half::kAttention;
   return RunPass(chunk, hidden, [&](Pass& pass) -> Status {
-    if (depth == Depth::kNormed) {
-      MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
-                              arena_.Take(DType::kF32, pass.values.hidden.shape()));
-      const DeviceVector& norm = attention ? layer().input_norm : layer().mlp_norm;
-      MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, norm, x));
-      return Fetch(x, &(*inputs)[kNormedSlot]);
-    }
-    if (!attention && layer().experts.set.count() > 0) {
-      MARLIN_RETURN_IF_ERROR(RunRoute(pass, 0));
-      MARLIN_RETURN_IF_ERROR(RunExperts(pass, 0));
+    if (depth == Depth::kNormed) return FetchNormed(pass, half, inputs);
+    if (!attention && layer().experts.set.count() > 0 && depth == Depth::kAll) {
+      if (layer().has_both()) {
+        MARLIN_RETURN_IF_ERROR(RunBeside(pass, 0));
+      } else {
+        MARLIN_RETURN_IF_ERROR(RunRoute(pass, 0));
+        MARLIN_RETURN_IF_ERROR(RunExperts(pass, 0));
+      }
       return DownloadHidden(pass, hidden);
     }
     MARLIN_RETURN_IF_ERROR(attention ? Attend(pass, depth, inputs) : RunGateUp(pass, 0));

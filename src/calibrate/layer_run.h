@@ -59,8 +59,8 @@ class LayerRun {
   const DecoderLayer& layer() const { return decoder_.layers.front(); }
 
   /// Runs a half. hidden [chunk.rows, hidden] is updated at depth kAll. `inputs`, unless null,
-  /// receives the inputs up to there. A half with experts runs to kNormed or to kAll, and has
-  /// inputs at kNormed only.
+  /// receives the inputs up to there. A half with experts runs to kNormed or to kAll, to kLast
+  /// only if they are next to an MLP; experts have inputs at kNormed only.
   Status Run(Half half, const WindowChunk& chunk, Depth depth, float* hidden, InputRows* inputs);
   /// Ends a half without experts from the input of its last projection; hidden [chunk.rows, hidden]
   /// is updated.
@@ -76,6 +76,8 @@ class LayerRun {
   Status RunPass(const WindowChunk& chunk, const float* hidden, FunctionRef<Status(Pass&)> body);
   /// Attention up to `depth`, short of the half's last projection.
   Status Attend(Pass& pass, Depth depth, InputRows* inputs);
+  /// The hidden states by each norm before the half.
+  Status FetchNormed(Pass& pass, Half half, InputRows* inputs);
   Status Fetch(const TensorView& view, HostRows* rows);
   Status EndHalf(Pass& pass, Half half, float* hidden);
   Status DownloadHidden(Pass& pass, float* hidden);

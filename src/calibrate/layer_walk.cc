@@ -100,7 +100,10 @@ Status LayerWalk::RunLayer(int64_t layer, InputVisitor& visitor) {
   const LayerInputs inputs =
       DescribeInputs(directory_.config, layer, original_source_.Tensors(layer));
   if (directory_.config.family->parallel) return RunParallel(inputs, visitor);
-  MARLIN_RETURN_IF_ERROR(RunHalf(Half::kAttention, inputs.attention, visitor));
+  if (!inputs.attention.empty()) {
+    MARLIN_RETURN_IF_ERROR(RunHalf(Half::kAttention, inputs.attention, visitor));
+  }
+  if (inputs.mlp.empty()) return {};
   return inputs.experts.empty() ? RunHalf(Half::kMlp, inputs.mlp, visitor)
                                 : RunExperts(inputs, visitor);
 }
@@ -168,14 +171,21 @@ Status LayerWalk::RunStage(Half half, Depth depth, std::span<const MatrixInput> 
   return {};
 }
 
-Result<std::vector<HostRows>> LayerWalk::Normalize(std::span<const WindowChunk> chunks) {
+Status LayerWalk::RunBeside(std::span<const MatrixInput> inputs, InputVisitor& visitor) {
+  if (inputs.empty()) return {};
+  MARLIN_RETURN_IF_ERROR(RunStage(Half::kMlp, Depth::kNormed, inputs.first(2), visitor));
+  return RunStage(Half::kMlp, Depth::kLast, inputs.last(1), visitor);
+}
+
+Result<std::vector<HostRows>> LayerWalk::Normalize(std::span<const WindowChunk> chunks,
+                                                   InputSlot slot) {
   std::vector<HostRows> all(runs_.size());
   for (size_t model = 0; model < runs_.size(); ++model) {
     InputRows rows;
     for (const WindowChunk& chunk : chunks) {
       MARLIN_RETURN_IF_ERROR(
           runs_[model]->Run(Half::kMlp, chunk, Depth::kNormed, Rows(model, chunk), &rows));
-      const HostRows& normed = rows[kNormedSlot];
+      const HostRows& normed = rows[slot];
       all[model].width = normed.width;
       all[model].values.insert(all[model].values.end(), normed.values.begin(), normed.values.end());
     }
@@ -192,13 +202,15 @@ Status LayerWalk::RunMlp(size_t model, std::span<const WindowChunk> chunks) {
 }
 
 Status LayerWalk::RunExperts(const LayerInputs& inputs, InputVisitor& visitor) {
+  MARLIN_RETURN_IF_ERROR(RunBeside(inputs.beside, visitor));
   const std::span<const WindowChunk> chunks = chunks_;
   const size_t passes = options_.experts_by_pass ? 1 : chunks.size();
   InputSink sink = visitor.SinkFor(inputs.mlp.front());
   for (size_t first = 0; first < chunks.size(); first += passes) {
     const std::span<const WindowChunk> group = chunks.subspan(first, passes);
     const bool last = first + passes == chunks.size();
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<HostRows> normed, Normalize(group));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<HostRows> normed,
+                            Normalize(group, inputs.mlp.front().slot));
     if (sink.add) MARLIN_RETURN_IF_ERROR(sink.add(normed.front(), normed.back()));
     if (sink.add && last) MARLIN_RETURN_IF_ERROR(sink.end());
     if (last) sink = {};

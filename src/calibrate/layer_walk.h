@@ -103,10 +103,12 @@ class LayerWalk {
   /// Both halves of a layer, from the same hidden states.
   Status RunParallel(const LayerInputs& inputs, InputVisitor& visitor);
   Status RunExperts(const LayerInputs& inputs, InputVisitor& visitor);
+  /// The inputs of an MLP next to experts, and of their router.
+  Status RunBeside(std::span<const MatrixInput> inputs, InputVisitor& visitor);
   /// Runs the second half of the current layer in one of the models.
   Status RunMlp(size_t model, std::span<const WindowChunk> chunks);
   /// The normalized hidden states of some passes, of every model.
-  Result<std::vector<HostRows>> Normalize(std::span<const WindowChunk> chunks);
+  Result<std::vector<HostRows>> Normalize(std::span<const WindowChunk> chunks, InputSlot slot);
   Status VisitExperts(const LayerInputs& inputs, std::span<const WindowChunk> chunks,
                       std::span<const HostRows> normed, bool last, InputVisitor& visitor);
   /// With two models, loads what has been replaced.

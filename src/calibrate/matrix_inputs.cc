@@ -84,7 +84,8 @@ std::vector<MatrixInput> MixerInputs(const DecoderConfig& config, int64_t layer,
 /// The input of a down projection, which a GLU computes from gate and up.
 MatrixInput DownInput(const DecoderConfig& config, const MlpTensors& mlp) {
   MatrixInput input = InputAt(kLastSlot, mlp.down.in, {&mlp.down, 1});
-  if (config.gate_limit > 0) return input;  // It clamps up.
+  // It clamps up, or multiplies it by itself.
+  if (config.gate_limit > 0 || config.family->mlp->gate.empty()) return input;
   // The last outputs, of up's own matrix or of one that holds gate and up.
   const LinearTensors& last = mlp.gate_up.back();
   ProduceByOutputs(last, Range(last.out - mlp.down.in, mlp.down.in), &input);
@@ -100,7 +101,7 @@ ExpertMatrices StackedExpert(const DecoderConfig& config, const ExpertsTensors& 
                           InputAt(kLastSlot, tensors.down.in, {})};
   matrices.gate_up.matrices = {{gate_up.name, expert, count}};
   matrices.down.matrices = {{tensors.down.name, expert, count}};
-  if (config.gate_limit > 0) return matrices;
+  if (config.gate_limit > 0 || config.family->mlp->gate.empty()) return matrices;
   const int64_t width = tensors.down.in;
   const std::vector<int64_t> up = Range(expert * gate_up.out + gate_up.out - width, width);
   for (const std::string& tensor : {gate_up.name, gate_up.bias_name}) {
@@ -123,6 +124,20 @@ std::vector<ExpertMatrices> ExpertInputs(const DecoderConfig& config,
     }
   }
   return experts;
+}
+
+/// The inputs of the second half of a layer with an MLP next to its experts, without the experts'
+/// matrices.
+void AddBeside(const DecoderConfig& config, const LayerTensors& tensors, LayerInputs* inputs) {
+  const ExpertsTensors& experts = tensors.experts;
+  const int64_t hidden = config.shape.hidden;
+  inputs->beside.push_back(InputAt(kNormedSlot, hidden, tensors.mlp.gate_up));
+  ProduceByNorm(tensors.mlp_norm, &inputs->beside.back());
+  inputs->beside.push_back(InputAt(kRouterSlot, hidden, {&experts.router, 1}));
+  ProduceByNorm(experts.router_norm, &inputs->beside.back());
+  inputs->beside.push_back(DownInput(config, tensors.mlp));
+  inputs->mlp.push_back(InputAt(kExpertsSlot, hidden, experts.shared.gate_up));
+  ProduceByNorm(experts.norm, &inputs->mlp.back());
 }
 
 }  // namespace
@@ -152,7 +167,8 @@ std::vector<LayerMatrix> LayerMatrices(const LayerTensors& tensors) {
 LayerInputs DescribeInputs(const DecoderConfig& config, int64_t layer,
                            const LayerTensors& tensors) {
   LayerInputs inputs;
-  inputs.attention = MixerInputs(config, layer, tensors);
+  if (HasMixer(config.shape, layer)) inputs.attention = MixerInputs(config, layer, tensors);
+  if (!HasMlp(config.shape, layer)) return inputs;
   const ExpertsTensors& experts = tensors.experts;
   std::vector<LinearTensors> first = tensors.mlp.gate_up;
   if (experts.router.present()) {
@@ -168,8 +184,12 @@ LayerInputs DescribeInputs(const DecoderConfig& config, int64_t layer,
     inputs.mlp.push_back(DownInput(config, tensors.mlp));
     return inputs;
   }
-  inputs.mlp.push_back(InputAt(kNormedSlot, config.shape.hidden, first));
-  ProduceByNorm(tensors.mlp_norm, &inputs.mlp.front());
+  if (experts.router.present() && config.family->mlp_beside) {
+    AddBeside(config, tensors, &inputs);
+  } else {
+    inputs.mlp.push_back(InputAt(kNormedSlot, config.shape.hidden, first));
+    ProduceByNorm(tensors.mlp_norm, &inputs.mlp.front());
+  }
   for (const ExpertMatrices& expert : inputs.experts) {
     std::vector<InputMatrix>& routed = inputs.mlp.front().routed;
     routed.insert(routed.end(), expert.gate_up.matrices.begin(), expert.gate_up.matrices.end());

@@ -44,7 +44,10 @@ struct InputProducer {
 
 /// The number of an input in its half of a layer: ProjectionTensors::input, or kLastSlot.
 using InputSlot = size_t;
-inline constexpr InputSlot kNormedSlot = 0;       ///< Normalized hidden states.
+inline constexpr InputSlot kNormedSlot = 0;  ///< Normalized hidden states.
+/// The same by the norms of a router and of experts that are next to an MLP.
+inline constexpr InputSlot kRouterSlot = 1;
+inline constexpr InputSlot kExpertsSlot = 2;
 inline constexpr InputSlot kLastSlot = SIZE_MAX;  ///< For the last matrix.
 
 /// An input [tokens, k] of some matrices.
@@ -71,6 +74,7 @@ struct ExpertMatrices {
 struct LayerInputs {
   std::vector<MatrixInput> attention;
   std::vector<MatrixInput> mlp;         ///< With experts, only the first.
+  std::vector<MatrixInput> beside;      ///< Inputs of a router and an MLP next to the experts.
   std::vector<ExpertMatrices> experts;  ///< The shared ones first; empty in a dense layer.
 };
 LayerInputs DescribeInputs(const DecoderConfig& config, int64_t layer, const LayerTensors& tensors);

@@ -11,7 +11,7 @@ namespace {
 /// Why no walk meets a tensor.
 std::string ReasonOf(const Dimensions& shape, const std::string& name) {
   if (IsPredictionTensor(shape, name)) {
-    return "mse: it is in a layer that predicts further tokens, which the model does not run";
+    return "mse: it is in a layer that predicts further tokens, which calibration skips";
   }
   if (ClassifyTensor(name) == LayerClass::kEmbedding) {
     return "mse: an embedding is looked up, and has no inputs";

@@ -23,8 +23,8 @@ namespace {
 constexpr std::string_view kModelPrefix = "model.";
 constexpr std::string_view kHeadPrefix = "lm_head.";
 constexpr std::string_view kTablePrefix = "model.embed_tokens.";
-constexpr std::string_view kOwnPrefixes[] = {"model.layers.", "model.norm.", kTablePrefix,
-                                             kHeadPrefix};
+constexpr std::string_view kOwnPrefixes[] = {"model.layers.", "model.norm.",
+                                             "model.embedding_norm.", kTablePrefix, kHeadPrefix};
 
 /// Last parts of names, after "model.layers.0.self_attn.", of tensors that a decoder's results do
 /// not depend on: scales and zero points of a quantized KV cache, under the names of the programs
@@ -115,12 +115,18 @@ class DecoderNamer {
         fmt::format("only the text model of a {} is run{}{}", Printable(type),
                     names.empty() ? "" : "; other parts are kept as they are: ", names));
     if (plain) store_.text_prefixes.clear();
-    if (store_.text_prefixes.empty()) return {};
-    for (TensorInfo& tensor : store_.tensors) tensor.name = DecoderName(store_, tensor.name);
-    std::set<std::string> modules;
-    for (const std::string& module : modules_) modules.insert(DecoderName(store_, module));
-    modules_ = std::move(modules);
-    return Sort();
+    return RenameByPrefix();
+  }
+
+  /// Gives tensors the names that they have here instead of the family's.
+  Status TakePrefixes(std::span<const NamePrefix> prefixes) {
+    for (const auto& [stored, meant] : prefixes) {
+      const bool used =
+          std::any_of(store_.tensors.begin(), store_.tensors.end(),
+                      [&](const TensorInfo& tensor) { return tensor.name.starts_with(stored); });
+      if (used) store_.text_prefixes.emplace_back(stored, meant);
+    }
+    return RenameByPrefix();
   }
 
   /// Gives all tensors their full names, unless one of them is taken: names then mean what they
@@ -213,6 +219,15 @@ class DecoderNamer {
   }
 
  private:
+  Status RenameByPrefix() {
+    if (store_.text_prefixes.empty()) return {};
+    for (TensorInfo& tensor : store_.tensors) tensor.name = DecoderName(store_, tensor.name);
+    std::set<std::string> modules;
+    for (const std::string& module : modules_) modules.insert(DecoderName(store_, module));
+    modules_ = std::move(modules);
+    return Sort();
+  }
+
   void AddPrefix(std::string_view stored) {
     auto& prefixes = store_.text_prefixes;
     const bool known = std::any_of(prefixes.begin(), prefixes.end(),
@@ -322,6 +337,9 @@ Status NameDecoderTensors(TensorStore* store) {
   MARLIN_RETURN_IF_ERROR(
       namer.Drop([](const TensorInfo& tensor) { return IsUnused(tensor.name); }));
   if (IsMultimodal(config)) MARLIN_RETURN_IF_ERROR(namer.TakeTextModel(config["model_type"]));
+  if (!(*family)->prefixes.empty()) {
+    MARLIN_RETURN_IF_ERROR(namer.TakePrefixes((*family)->prefixes));
+  }
   MARLIN_RETURN_IF_ERROR(namer.Rename());
   const ExpertStyle* const experts = (*family)->experts;
   if (!own && experts != nullptr && !experts->stacked) {

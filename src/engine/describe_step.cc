@@ -37,8 +37,13 @@ class Describer {
       AddDown(index);
       return;
     }
-    AddMixer(index);
+    if (HasMixer(config_.shape, index)) AddMixer(index);
+    if (!HasMlp(config_.shape, index)) return;
     const DecoderLayer& layer = decoder_.layers[static_cast<size_t>(index)];
+    if (layer.has_both()) {
+      step_.operations.emplace_back(BesideStep{index});
+      return;
+    }
     if (layer.experts.experts.empty()) {
       AddGateUp(index);
       AddDown(index);
@@ -46,6 +51,7 @@ class Describer {
     }
     RouterOptions router = config_.router;
     router.choice_bias = layer.experts.choice_bias.view();
+    router.scales = layer.experts.scales.view();
     step_.operations.emplace_back(RouteStep{index, DescribeHiddenNorm(config_, layer.mlp_norm),
                                             DescribeLinear(layer.experts.router), router});
     ExpertsStep experts =

@@ -11,54 +11,11 @@
 
 #include "base/errors.h"
 #include "base/macros.h"
+#include "engine/evaluation_windows.h"
 #include "engine/model_impl.h"
 
 namespace marlin {
 namespace {
-
-/// Most bytes of logits in memory at once, and most tokens per forward pass.
-constexpr int64_t kLogitBytes = int64_t{256} << 20;
-constexpr int64_t kTokensAtOnce = 512;
-
-/// One window: feeds tokens [first, first + count) and scores the targets from `scored` on.
-struct Window {
-  int64_t first;
-  int64_t count;
-  int64_t scored;  ///< Index in the window.
-};
-
-Status CheckOptions(const Model& model, std::span<const int32_t> tokens,
-                    const EvaluateOptions& options) {
-  MARLIN_RETURN_IF_ERROR(CheckModel("model", model));
-  if (tokens.size() < 2) {
-    return Invalid(fmt::format("tokens: expected at least 2, got {}", tokens.size()));
-  }
-  if (options.window < 1 || options.window > model.info().max_positions) {
-    return Invalid(fmt::format("window: expected 1..{} (the context), got {}",
-                               model.info().max_positions, options.window));
-  }
-  if (options.stride < 0 || options.stride > options.window) {
-    return Invalid(
-        fmt::format("stride: expected 0..{} (the window), got {}", options.window, options.stride));
-  }
-  if (options.max_windows < 0) {
-    return Invalid(fmt::format("max_windows: expected 0 or more, got {}", options.max_windows));
-  }
-  return {};
-}
-
-std::vector<Window> Windows(int64_t tokens, const EvaluateOptions& options) {
-  const int64_t stride = options.stride == 0 ? options.window : options.stride;
-  std::vector<Window> windows;
-  for (int64_t first = 0; first + options.window < tokens; first += stride) {
-    windows.push_back({first, options.window, first == 0 ? 0 : options.window - stride});
-  }
-  if (windows.empty()) windows.push_back({0, tokens - 1, 0});
-  if (options.max_windows > 0 && static_cast<int64_t>(windows.size()) > options.max_windows) {
-    windows.resize(static_cast<size_t>(options.max_windows));
-  }
-  return windows;
-}
 
 /// A chunk of one window: tokens [first, first + count) of those that the window feeds.
 struct Chunk {
@@ -107,8 +64,7 @@ void AddSteps(std::span<const Window> together, int64_t windows_before, int64_t 
 }
 
 std::vector<Step> PlanSteps(const Model& model, std::span<const Window> windows) {
-  const int64_t row_bytes = model.info().vocab_size * int64_t{sizeof(float)};
-  const int64_t max_rows = std::clamp<int64_t>(kLogitBytes / row_bytes, 1, kTokensAtOnce);
+  const int64_t max_rows = MostEvaluatedRows(model);
   const auto together = static_cast<size_t>(std::max<int64_t>(max_rows / windows[0].count, 1));
   std::vector<Step> steps;
   for (size_t first = 0; first < windows.size(); first += together) {
@@ -235,16 +191,6 @@ Status ForTargets(const Model& model, std::span<const int32_t> tokens,
   return {};
 }
 
-Status CheckTargets(const Model& model, std::span<const int32_t> tokens) {
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i] < 0 || tokens[i] >= model.info().vocab_size) {
-      return Invalid(fmt::format("tokens: token {} is {}, expected 0..{}", i, tokens[i],
-                                 model.info().vocab_size - 1));
-    }
-  }
-  return {};
-}
-
 /// Divergence between two models' predictions at the same positions.
 struct Divergences {
   std::vector<double> kl;
@@ -284,9 +230,9 @@ struct Divergences {
 
 Result<PerplexityResult> MeasurePerplexity(const Model& model, std::span<const int32_t> tokens,
                                            const EvaluateOptions& options) {
-  MARLIN_RETURN_IF_ERROR(CheckOptions(model, tokens, options));
+  MARLIN_RETURN_IF_ERROR(CheckEvaluation(model, tokens, options));
   MARLIN_RETURN_IF_ERROR(CheckTargets(model, tokens));
-  const auto windows = Windows(static_cast<int64_t>(tokens.size()), options);
+  const auto windows = EvaluationWindows(std::ssize(tokens), options);
   StepRunner runner(model, tokens);
   NllSums sums;
   const auto score = [&](int64_t row, int64_t position, int32_t target) -> Status {
@@ -309,10 +255,10 @@ Result<CompareResult> MeasureDistance(const Model& model, const Model& reference
     return Invalid(fmt::format("reference: a vocabulary of {}, the model has {}",
                                reference.info().vocab_size, model.info().vocab_size));
   }
-  MARLIN_RETURN_IF_ERROR(CheckOptions(model, tokens, options));
-  MARLIN_RETURN_IF_ERROR(CheckOptions(reference, tokens, options));
+  MARLIN_RETURN_IF_ERROR(CheckEvaluation(model, tokens, options));
+  MARLIN_RETURN_IF_ERROR(CheckEvaluation(reference, tokens, options));
   MARLIN_RETURN_IF_ERROR(CheckTargets(model, tokens));
-  const auto windows = Windows(static_cast<int64_t>(tokens.size()), options);
+  const auto windows = EvaluationWindows(std::ssize(tokens), options);
   StepRunner model_runner(model, tokens);
   StepRunner reference_runner(reference, tokens);
   NllSums model_sums;

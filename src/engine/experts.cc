@@ -48,12 +48,15 @@ Result<MutableTensorView> RunMlp(const Pass& pass, const MlpLayer& mlp, const Te
 Status RunRoute(Pass& pass, int64_t index) {
   const DecoderLayer& layer = pass.layer(index);
   const StepValues& values = pass.values;
-  MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer.mlp_norm, values.normed));
+  const DeviceVector& norm = layer.experts.norm.empty() ? layer.mlp_norm : layer.experts.norm;
+  const DeviceVector& own = layer.experts.router_norm;
+  MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, own.empty() ? norm : own, values.normed));
   const ArenaScope scope(pass.arena);
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView logits,
                           pass.arena.Take(DType::kF32, {pass.rows(), layer.experts.router.out}));
   RouterOptions options = pass.decoder.config.router;
   options.choice_bias = layer.experts.choice_bias.view();
+  options.scales = layer.experts.scales.view();
   MARLIN_ASSIGN_OR_RETURN(const bool routed, RouteFused(pass, layer.experts, options, logits));
   if (!routed) {
     // Exact: a rounded score could change the top-k selection.
@@ -64,6 +67,7 @@ Status RunRoute(Pass& pass, int64_t index) {
                                        values.expert_weights, pass.stream()));
   }
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kRouter));
+  if (!own.empty()) MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, norm, values.normed));
   return pass.routing == nullptr ? Status() : Observe(pass, index);
 }
 
@@ -99,7 +103,29 @@ Status RunExperts(Pass& pass, int64_t index) {
     MARLIN_RETURN_IF_ERROR(AddTo(pass.device, shared, pass.block, 1.0F, pass.stream()));
   }
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kExperts));
-  return AddBlock(pass, pass.layer(index).mlp_out_norm);
+  if (!experts.out_norm.empty()) {
+    MARLIN_RETURN_IF_ERROR(
+        Normalize(pass, experts.out_norm, config.epsilon, pass.block, pass.block));
+  }
+  if (pass.layer(index).has_both()) {
+    MARLIN_RETURN_IF_ERROR(AddTo(pass.device, pass.beside, pass.block, 1.0F, pass.stream()));
+    MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kResidual));
+  }
+  return AddLastBlock(pass, index);
+}
+
+Status RunBeside(Pass& pass, int64_t index) {
+  const DecoderLayer& layer = pass.layer(index);
+  MARLIN_RETURN_IF_ERROR(RunGateUp(pass, index));
+  MARLIN_RETURN_IF_ERROR(
+      Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, pass.beside));
+  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kDown));
+  if (!layer.beside_out_norm.empty()) {
+    MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.beside_out_norm, pass.decoder.config.epsilon,
+                                     pass.beside, pass.beside));
+  }
+  MARLIN_RETURN_IF_ERROR(RunRoute(pass, index));
+  return RunExperts(pass, index);
 }
 
 }  // namespace marlin

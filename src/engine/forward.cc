@@ -102,6 +102,14 @@ Status AddBlock(Pass& pass, const DeviceVector& norm) {
   return Normalize(pass, norm, pass.decoder.config.epsilon, pass.block, pass.block);
 }
 
+Status AddLastBlock(Pass& pass, int64_t index) {
+  const DecoderLayer& layer = pass.layer(index);
+  MARLIN_RETURN_IF_ERROR(AddBlock(pass, layer.mlp_out_norm));
+  if (layer.scale == 1.0F) return {};
+  MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+  return ScaleAndCap(pass.device, pass.values.hidden, layer.scale, 0.0F, pass.stream());
+}
+
 Status TakeValues(Pass* pass) {
   const DecoderConfig& config = pass->decoder.config;
   const Dimensions& shape = config.shape;
@@ -131,6 +139,9 @@ Status TakeValues(Pass* pass) {
   if (!config.family->parallel) arena.Return(begin);
   int64_t inner = 0;
   for (const DecoderLayer& layer : pass->decoder.layers) inner = std::max(inner, layer.mlp.down.in);
+  if (inner > 0 && shape.experts > 0 && config.family->mlp_beside) {
+    MARLIN_ASSIGN_OR_RETURN(pass->beside, take(shape.hidden));
+  }
   if (inner > 0) {
     MARLIN_ASSIGN_OR_RETURN(values.inner, arena.Take(activations, {rows, inner}));
   }
@@ -181,10 +192,7 @@ Status RunProjectAdd(Pass& pass, int64_t index, bool from_inner) {
     MARLIN_RETURN_IF_ERROR(
         Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, pass.block));
     MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kDown));
-    MARLIN_RETURN_IF_ERROR(AddBlock(pass, layer.mlp_out_norm));
-    if (layer.scale == 1.0F) return {};
-    MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
-    return ScaleAndCap(pass.device, pass.values.hidden, layer.scale, 0.0F, pass.stream());
+    return AddLastBlock(pass, index);
   }
   MARLIN_RETURN_IF_ERROR(
       Apply(pass.device, layer.mixer.out, MixedOf(pass, index), pass.products, pass.block));
@@ -226,9 +234,35 @@ Status CompleteHidden(Pass& pass) {
 
 namespace {
 
+/// hidden = the projection of [norm(embedding), norm(previous)]: the order of vLLM's
+/// DeepSeekMultiTokenPredictorLayer and Qwen3NextMultiTokenPredictor, and of SGLang's
+/// DeepseekModelNextN. vLLM's first class also replaces the embedding at position 0 by zeros, which
+/// the others do not, and neither does this.
+Status RunJoin(const Pass& pass) {
+  const JoinLayer& join = pass.decoder.join;
+  const MutableTensorView& hidden = pass.values.hidden;
+  const int64_t width = hidden.dim(1);
+  if (!(pass.previous.shape() == hidden.shape())) {
+    return Status(Code::kInvalidArgument, "draft: expected a hidden state for each token");
+  }
+  const ArenaScope scope(pass.arena);
+  const DType type = pass.products.activations;
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView both,
+                          pass.arena.Take(type, {pass.rows(), 2 * width}));
+  const auto half = [&](int64_t first) {
+    auto* const data = both.As<uint8_t>() + first * DTypeBytes(type);
+    return MutableTensorView(data, type, hidden.shape(), {2 * width, 1});
+  };
+  const float epsilon = pass.decoder.config.epsilon;
+  MARLIN_RETURN_IF_ERROR(Normalize(pass, join.embedding_norm, epsilon, hidden, half(0)));
+  MARLIN_RETURN_IF_ERROR(Normalize(pass, join.hidden_norm, epsilon, pass.previous, half(width)));
+  return Apply(pass.device, join.projection, both, pass.products, hidden);
+}
+
 Status RunEmbed(const Pass& pass) {
   MARLIN_RETURN_IF_ERROR(
       Embed(pass.device, pass.decoder, pass.values.ids, pass.values.hidden, pass.stream()));
+  if (pass.decoder.joins()) MARLIN_RETURN_IF_ERROR(RunJoin(pass));
   return Ended(pass, StepPart::kEmbed);
 }
 
@@ -293,6 +327,8 @@ Status RunPieces(Pass& pass, StepKind kind, int64_t layer, bool from_inner) {
       return RunRoute(pass, layer);
     case StepKind::kExperts:
       return RunExperts(pass, layer);
+    case StepKind::kBeside:
+      return RunBeside(pass, layer);
     case StepKind::kHead:
       return RunHead(pass);
     case StepKind::kSample:
@@ -325,8 +361,8 @@ Result<StepProgram> StepProgram::Make(const Device& device, const Decoder& decod
     if (program.refusal_.empty()) program.refusal_ = std::move(run.refusal);
     const Part part = PartOf(all[first]);
     if (run.count == 0) {
-      const auto layer = static_cast<size_t>(part.layer);
-      MARLIN_RETURN_IF_ERROR(CheckUnfused(device, part.kind, *decoder.layers[layer].mixer.mixer));
+      MARLIN_RETURN_IF_ERROR(
+          CheckUnfused(device, part.kind, MixerOf(decoder.config.mixer(part.layer))));
     } else {
       program.parts_.push_back(PartOf(all[first]));
       program.parts_.back().fused = std::move(run.operations);
@@ -353,7 +389,7 @@ Status StepProgram::Run(Pass& pass) const {
       continue;
     }
     // A fused run does not tell what its routers select.
-    if (pass.routing != nullptr || !part.fused->Takes(pass.values)) continue;
+    if (pass.routing != nullptr || pass.unfused || !part.fused->Takes(pass.values)) continue;
     MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
     MARLIN_RETURN_IF_ERROR(part.fused->Run(pass.values, pass.stream()));
     MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kFused));

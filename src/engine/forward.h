@@ -104,7 +104,12 @@ struct Pass {
   StepValues values = {};
   /// f32 [rows, hidden]: what a projection or the experts add to `hidden`.
   MutableTensorView block = {};
+  /// The same of an MLP next to experts, until they are added; empty: no layer has both.
+  MutableTensorView beside = {};
   Residual residual = Residual::kComplete;
+  /// f32 [rows, hidden]: what a decoder that joins() reads besides the tokens.
+  TensorView previous = {};
+  bool unfused = false;  ///< No fused run may keep what is between operations to itself.
   /// Null: plans of experts are not kept. A recorded step keeps those that it uses.
   std::vector<ExpertsPlan>* plans = nullptr;
 
@@ -135,6 +140,8 @@ Status TakeValues(Pass* pass);
 Status RunRoute(Pass& pass, int64_t layer);
 Status RunExperts(Pass& pass, int64_t layer);
 Status RunGateUp(Pass& pass, int64_t layer);
+/// The MLP and the experts of a layer that has both.
+Status RunBeside(Pass& pass, int64_t layer);
 /// From values.mixed, or from values.inner.
 Status RunProjectAdd(Pass& pass, int64_t layer, bool from_inner);
 /// The operations of a layer's mixer, from values.hidden to values.mixed; `first`: only the first
@@ -160,6 +167,8 @@ Status Normalize(const Pass& pass, const DeviceVector& norm, float epsilon, cons
 Status NormalizeHidden(Pass& pass, const DeviceVector& norm, const MutableTensorView& out);
 /// Leaves norm(block), or block without a norm, for the next norm of `hidden` to add.
 Status AddBlock(Pass& pass, const DeviceVector& norm);
+/// The same for the last block of a layer.
+Status AddLastBlock(Pass& pass, int64_t layer);
 
 /// A step, with the runs of operations that the device has fused.
 class StepProgram {

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "engine/forward.h"
+#include "engine/hidden_rows.h"
 #include "engine/kv_cache.h"
 #include "engine/model_impl.h"
 #include "engine/pass_upload.h"
@@ -20,12 +21,7 @@ namespace {
 
 /// The tokens of a Forward call that share one pass.
 struct PassPlan {
-  struct Chunk {
-    size_t input;
-    int64_t first;  ///< Index among the input's tokens.
-    int64_t count;
-  };
-  std::vector<Chunk> chunks;
+  std::vector<PassChunk> chunks;
   int64_t tokens = 0;
   int64_t wanted = 0;  ///< Rows of logits.
 };
@@ -90,7 +86,7 @@ void GiveUpStates(std::span<const SequenceInput> inputs) {
 /// Whether a pass can run again after it has failed. One that goes on from recurrent states of its
 /// call may have changed some of them.
 bool CanRepeat(const Model::Impl& model, const PassPlan& plan) {
-  const auto begins = [](const PassPlan::Chunk& chunk) { return chunk.first == 0; };
+  const auto begins = [](const PassChunk& chunk) { return chunk.first == 0; };
   return !model.pool->HasStates() || std::all_of(plan.chunks.begin(), plan.chunks.end(), begins);
 }
 
@@ -159,7 +155,7 @@ class ForwardCall {
     Pass pass{model_.device,   model_.decoder, *model_.pool,
               model_.products, arena_,         wanted_.routing};
     PassRows rows;
-    for (const PassPlan::Chunk& chunk : plan.chunks) {
+    for (const PassChunk& chunk : plan.chunks) {
       MARLIN_RETURN_IF_ERROR(AddChunk(chunk, &rows));
     }
     state_rows_ = rows.state_rows;
@@ -167,7 +163,9 @@ class ForwardCall {
     MARLIN_RETURN_IF_ERROR(upload.Send(arena_, &pass.values));
     MARLIN_RETURN_IF_ERROR(TakeValues(&pass));
     MARLIN_RETURN_IF_ERROR(TakeResults(&pass.values));
+    MARLIN_RETURN_IF_ERROR(GiveHidden(inputs_, plan.chunks, &pass));
     MARLIN_RETURN_IF_ERROR(RunProgram(pass));
+    MARLIN_RETURN_IF_ERROR(FetchHidden(inputs_, plan.chunks, &pass));
     return FetchResults(pass.values, upload);
   }
 
@@ -180,7 +178,7 @@ class ForwardCall {
       return run.ok() ? ended : run;
     }
     // Where the host reads selections layer by layer, nothing can be recorded.
-    if (pass.routing != nullptr || model_.decoder.host_experts > 0) {
+    if (pass.routing != nullptr || pass.unfused || model_.decoder.host_experts > 0) {
       return model_.program.Run(pass);
     }
     return arena_.recorded().Run(model_.device, pass.values,
@@ -212,7 +210,7 @@ class ForwardCall {
     return !wanted_.sampler_rows.empty() || has_targets_ || has_drafts_;
   }
 
-  Status AddChunk(const PassPlan::Chunk& chunk, PassRows* rows) {
+  Status AddChunk(const PassChunk& chunk, PassRows* rows) {
     const SequenceInput& input = inputs_[chunk.input];
     KvCache& cache = input.sequence->state()->cache;
     const int64_t position = cache.length() + chunk.first;

@@ -50,6 +50,24 @@ ModelInfo InfoOf(const Decoder& decoder) {
   return info;
 }
 
+/// Checks the hidden states that an input gives and asks for.
+Status CheckHidden(const Model::Impl& model, const SequenceInput& input) {
+  const auto invalid = [](const std::string& what) { return Status(Code::kInvalidArgument, what); };
+  const size_t elements = input.tokens.size() * static_cast<size_t>(model.info.hidden_size);
+  const bool is_draft = model.decoder.joins();
+  if (const size_t expected = is_draft ? elements : 0; input.hidden.size() != expected) {
+    return invalid(
+        fmt::format("hidden: expected {} elements, got {}", expected, input.hidden.size()));
+  }
+  if (input.hidden_out.empty()) return {};
+  if (!is_draft && model.draft == nullptr) {
+    return invalid("hidden_out: needs a model that was opened with ModelOptions::draft");
+  }
+  if (input.hidden_out.size() == elements) return {};
+  return invalid(
+      fmt::format("hidden_out: expected {} elements, got {}", elements, input.hidden_out.size()));
+}
+
 Status CheckInput(const std::shared_ptr<const Model::Impl>& model, const SequenceInput& input,
                   size_t index, bool wants_logprobs) {
   const auto invalid = [&](const std::string& what) {
@@ -73,6 +91,7 @@ Status CheckInput(const std::shared_ptr<const Model::Impl>& model, const Sequenc
     return invalid(
         fmt::format("{} tokens do not fit in a context of {}", length + count, info.max_positions));
   }
+  MARLIN_RETURN_IF_ERROR(CheckHidden(*model, input).WithContext(fmt::format("inputs[{}]", index)));
   for (size_t i = 0; i < input.tokens.size(); ++i) {
     if (input.tokens[i] < 0 || input.tokens[i] >= info.vocab_size) {
       return invalid(
@@ -224,6 +243,34 @@ Status CheckDecode(const DecodeCall& call) {
   return CheckCount("counts", call.counts.size(), call.inputs.size(), "inputs");
 }
 
+/// The object behind a model with these weights.
+Result<std::shared_ptr<Model::Impl>> MakeImpl(const Device& device, Decoder decoder,
+                                              const ModelOptions& options, DType cache_type,
+                                              int64_t for_cache) {
+  MARLIN_RETURN_IF_ERROR(UploadTables(device, &decoder));
+  auto impl = std::make_shared<Model::Impl>(device, std::move(decoder));
+  impl->info = InfoOf(impl->decoder);
+  const bool exact = !options.allow_bf16_activations;
+  impl->products = {exact ? Accuracy::kExact : Accuracy::kDefault, !exact};
+  if (options.batch_invariant) impl->products.determinism = Determinism::kBatchInvariant;
+  if (!exact && Internals::Impl(device).backend().rounds_activations()) {
+    impl->products.activations = DType::kBf16;
+  }
+  const DecoderConfig& numbers = impl->decoder.config;
+  CacheShape cache = CacheShape::Of(numbers, cache_type);
+  cache.most_bytes = for_cache;
+  impl->info.kv_cache = cache_type;
+  impl->info.kv_cache_bytes_per_token = CacheTokenBytes(numbers, cache_type);
+  impl->info.state_bytes_per_sequence = StateBytes(numbers);
+  MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(device, cache));
+  impl->writes_host = ReadsHostMemory(device);
+  MARLIN_ASSIGN_OR_RETURN(
+      impl->program, StepProgram::Make(device, impl->decoder,
+                                       DescribeStep(impl->decoder, *impl->pool, impl->products)));
+  impl->info.fusion = impl->program.fusion();
+  return impl;
+}
+
 }  // namespace
 
 Sequence::Sequence(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -284,28 +331,14 @@ Result<Model> Model::Open(const std::string& path, const Device& device,
     }
     MARLIN_ASSIGN_OR_RETURN(Decoder decoder,
                             LoadDecoder(checkpoint, std::move(directory.config), chosen, load));
-    MARLIN_RETURN_IF_ERROR(UploadTables(chosen, &decoder));
-    auto impl = std::make_shared<Impl>(chosen, std::move(decoder));
-    impl->info = InfoOf(impl->decoder);
-    const bool exact = !options.allow_bf16_activations;
-    impl->products = {exact ? Accuracy::kExact : Accuracy::kDefault, !exact};
-    if (options.batch_invariant) impl->products.determinism = Determinism::kBatchInvariant;
-    if (!exact && Internals::Impl(chosen).backend().rounds_activations()) {
-      impl->products.activations = DType::kBf16;
+    MARLIN_ASSIGN_OR_RETURN(const std::shared_ptr<Impl> impl,
+                            MakeImpl(chosen, std::move(decoder), options, cache_type, for_cache));
+    if (options.draft) {
+      MARLIN_ASSIGN_OR_RETURN(Decoder draft, LoadDraft(impl->decoder, chosen, load.exact));
+      MARLIN_ASSIGN_OR_RETURN(impl->draft,
+                              MakeImpl(chosen, std::move(draft), options, cache_type, for_cache));
     }
-    const DecoderConfig& numbers = impl->decoder.config;
-    CacheShape cache = CacheShape::Of(numbers, cache_type);
-    cache.most_bytes = for_cache;
-    impl->info.kv_cache = cache_type;
-    impl->info.kv_cache_bytes_per_token = CacheTokenBytes(numbers, cache_type);
-    impl->info.state_bytes_per_sequence = StateBytes(numbers);
-    MARLIN_ASSIGN_OR_RETURN(impl->pool, PagePool::Make(chosen, cache));
-    impl->writes_host = ReadsHostMemory(chosen);
-    MARLIN_ASSIGN_OR_RETURN(
-        impl->program, StepProgram::Make(chosen, impl->decoder,
-                                         DescribeStep(impl->decoder, *impl->pool, impl->products)));
-    impl->info.fusion = impl->program.fusion();
-    return Model(chosen, std::move(impl));
+    return Model(chosen, impl);
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, fmt::format("{}: cannot allocate", path));
   }
@@ -324,6 +357,13 @@ Result<Sequence> Model::NewSequence(const SequenceOptions& options) const {
   } catch (const std::bad_alloc&) {
     return Status(Code::kOutOfMemory, "sequence: cannot allocate");
   }
+}
+
+Result<Model> Model::draft() const {
+  MARLIN_RETURN_IF_ERROR(CheckModel("model", *this));
+  if (impl_->draft != nullptr) return Model(device_, impl_->draft);
+  return Status(Code::kInvalidArgument,
+                "draft: the model was opened without the option to load one");
 }
 
 Status Model::Forward(std::span<const SequenceInput> inputs,

@@ -38,6 +38,7 @@ struct Model::Impl {
   ProductOptions products;
   std::shared_ptr<PagePool> pool;
   StepProgram program;
+  std::shared_ptr<const Impl> draft;  ///< ModelOptions::draft.
   bool writes_host = true;  ///< Device and host share memory: the device writes logits in place.
   mutable std::mutex mutex;
   mutable std::vector<Arena> arenas;  ///< Idle arenas.

@@ -34,8 +34,16 @@ Status CheckType(ModelConfig& config) {
 }
 
 Result<Activation> ReadActivation(const Family& family, ModelConfig& config) {
-  const std::string_view key =
-      config.Knows("hidden_activation") ? "hidden_activation" : "hidden_act";
+  std::string_view key = config.Knows("hidden_activation") ? "hidden_activation" : "hidden_act";
+  if (family.mlp->gate.empty()) {
+    key = config.Knows("mlp_hidden_act") ? "mlp_hidden_act" : "hidden_act";
+    const std::string name = config.String(key);
+    // Up is its own gate.
+    if (name == "relu2") return Activation::kRelu;
+    return Status(Code::kUnsupported,
+                  fmt::format("config.json: {} '{}' is not supported; supported: relu2", key,
+                              Printable(name)));
+  }
   const std::string name = config.StringOr(key, "silu");
   if (name == "silu" || name == "swish") return Activation::kSilu;
   if (name == "gelu_pytorch_tanh" || name == "gelu_new") return Activation::kGeluTanh;
@@ -86,6 +94,8 @@ int64_t Window(const Family& family, ModelConfig& config) {
 
 /// Reads which layers have a sliding window: from layer_types, otherwise by the family's rule.
 Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
+  // The family has read what layer_types says of mixers; none of these has a window.
+  if (decoder->family->linear_mixer != decoder->family->mixer) return {};
   const int64_t layers = decoder->shape.layers;
   const Family& family = *decoder->family;
   const int64_t window = Window(family, config);
@@ -102,8 +112,6 @@ Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
     const bool slides =
         types.empty() ? SlidesByDefault(*decoder, layer, limit) : types[at] == sliding;
     if (!types.empty()) {
-      // The family has read which layers have another mixer.
-      if (decoder->layers[at].mixer != family.mixer) continue;
       const bool indexed = decoder->shape.index_tokens > 0 && types[at] == "indexed_attention";
       if (!slides && !indexed && types[at] != "full_attention") {
         return Status(
@@ -179,6 +187,17 @@ Status ReadRotaryAndWindows(ModelConfig& config, DecoderConfig* decoder) {
       if (rotates[i] == 0) layers[i].rotary = kNoRotary;
     }
   }
+  if (rule == RotaryRule::kByPositionType || rule == RotaryRule::kNone) {
+    const bool reads = rule == RotaryRule::kByPositionType;
+    const std::string type = reads ? config.StringOr("position_embedding_type", "nope") : "nope";
+    if (type != "rope" && type != "nope") {
+      config.Fail("position_embedding_type",
+                  fmt::format("'{}' is neither rope nor nope", Printable(type)));
+    }
+    for (LayerConfig& layer : layers) {
+      if (type != "rope") layer.rotary = kNoRotary;
+    }
+  }
   MARLIN_RETURN_IF_ERROR(ReadWindows(config, decoder));
   const bool all = rule == RotaryRule::kSlidingOrAll && Window(*decoder->family, config) == 0;
   if ((rule != RotaryRule::kSliding && rule != RotaryRule::kSlidingOrAll) || all) return {};
@@ -235,6 +254,7 @@ Status CheckParts(ModelConfig& config) {
 void AddLayers(DecoderConfig* decoder) {
   for (int64_t index = 0; index < decoder->shape.layers; ++index) {
     LayerConfig& layer = decoder->layers.emplace_back();
+    layer.mixes = HasMixer(decoder->shape, index);
     layer.mixer = MixerOfLayer(*decoder->family, decoder->shape, index);
     layer.sizes = DimensionsOfLayer(decoder->shape, index);
     const float rotary = decoder->rotary(index)->score_factor;
@@ -356,6 +376,20 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
 }
 
 }  // namespace
+
+DecoderConfig PredictionConfig(const DecoderConfig& model) {
+  DecoderConfig config = model;
+  LayerConfig layer;
+  layer.mixer = model.family->mixer;
+  layer.sizes = DimensionsOfLayer(model.shape, model.shape.layers);
+  layer.score_scale =
+      ParametersOf(layer.mixer).ScoreScale(layer.sizes, model.rotaries.front().score_factor);
+  config.shape = layer.sizes;
+  config.shape.layers = 1;
+  config.shape.prediction_layers = 0;
+  config.layers = {layer};
+  return config;
+}
 
 std::vector<std::string> SupportedModelTypes() {
   std::vector<std::string> types;

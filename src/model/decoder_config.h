@@ -21,6 +21,7 @@ inline constexpr size_t kNoRotary = SIZE_MAX;
 
 /// The facts in which layers of a decoder may differ.
 struct LayerConfig {
+  bool mixes = true;  ///< HasMixer.
   MixerKind mixer = MixerKind::kAttention;
   Dimensions sizes;          ///< DimensionsOfLayer.
   int64_t window = 0;        ///< Tokens that attention sees; 0: all.
@@ -69,6 +70,9 @@ struct DecoderConfig {
                                        : DimensionsOfLayer(shape, shape.global_layers.front());
   }
 };
+
+/// The decoder that is the model's first layer which predicts further tokens (MTP), alone.
+DecoderConfig PredictionConfig(const DecoderConfig& model);
 
 /// Reads a config.json, and the files next to it that say how to generate. Errors: kUnsupported
 /// naming the model_type and the supported ones, a feature, or a key that is not understood and may

@@ -45,7 +45,11 @@ struct HostExperts;
 
 struct ExpertsLayer {
   Projection router;
+  DeviceVector router_norm;  ///< The router's own; empty: it reads what the experts read.
+  DeviceVector norm;         ///< NormNames::experts; empty: DecoderLayer::mlp_norm.
+  DeviceVector out_norm;     ///< NormNames::experts_out; perhaps empty.
   DeviceVector choice_bias;  ///< Score-correction bias [experts], or empty.
+  DeviceVector scales;       ///< RouterOptions::scales, or empty.
   std::vector<MlpLayer> experts;
   MlpLayer shared;         ///< Empty if there is none.
   Projection shared_gate;  ///< [hidden, 1] (qwen2_moe), or empty.
@@ -60,10 +64,22 @@ struct DecoderLayer {
   MixerLayer mixer;
   DeviceVector attention_out_norm;  ///< Family::norms; perhaps empty.
   DeviceVector mlp_norm;
-  MlpLayer mlp;  ///< Either mlp or experts.
+  MlpLayer mlp;  ///< Either mlp or experts, or both (Family::mlp_beside).
   ExpertsLayer experts;
-  DeviceVector mlp_out_norm;  ///< Family::norms; perhaps empty.
-  float scale = 1.0F;         ///< Factor of the hidden states after the layer.
+  DeviceVector beside_out_norm;  ///< NormNames::beside_out, if there are both.
+  DeviceVector mlp_out_norm;     ///< Family::norms; perhaps empty.
+  float scale = 1.0F;            ///< Factor of the hidden states after the layer.
+
+  /// Whether it has an MLP next to experts.
+  bool has_both() const { return !mlp.down.empty() && !experts.experts.empty(); }
+};
+
+/// The modules before a layer that predicts further tokens (MTP): the layer's input is the
+/// projection of a token's embedding and the hidden state after its predecessor, both normalized.
+struct JoinLayer {
+  DeviceVector embedding_norm;
+  DeviceVector hidden_norm;
+  Projection projection;
 };
 
 struct Decoder {
@@ -81,7 +97,9 @@ struct Decoder {
   int64_t bytes = 0;
   int64_t host_bytes = 0;    ///< Size of the experts on the host; not in `bytes`.
   int64_t host_experts = 0;  ///< Experts on the host.
+  JoinLayer join = {};       ///< Empty, except after LoadDraft.
 
+  bool joins() const { return !join.projection.empty(); }
   const Projection& lm_head() const { return head.empty() ? embedding_projection : head; }
 };
 
@@ -129,5 +147,11 @@ struct LoadOptions {
 /// kOutOfMemory.
 Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,
                             const Device& device, const LoadOptions& options = {});
+
+/// Loads the layer of a loaded model that predicts further tokens (MTP) as a decoder of one layer,
+/// which shares the model's embedding and head. `exact` as LoadOptions::exact. Errors: kUnsupported
+/// for a checkpoint without such a layer, for more than one, and for a device other than a CPU; as
+/// LoadDecoder, naming a tensor that is missing.
+Result<Decoder> LoadDraft(const Decoder& model, const Device& device, bool exact);
 
 }  // namespace marlin

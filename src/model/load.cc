@@ -1,4 +1,7 @@
 // Loads the tensors of a checkpoint into the parts of a decoder.
+#include <fmt/core.h>
+
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -39,6 +42,36 @@ Result<float> LoadFactor(const VectorTensor& tensor, WeightSource* source) {
   return values.front();
 }
 
+/// Where up is its own gate, makes it both parts.
+Status AddGates(const Family& family, const Device& device, Projection* up) {
+  if (!family.mlp->gate.empty() || up->empty()) return {};
+  const std::vector<PreparedWeights> gates = up->parts;
+  up->parts.insert(up->parts.end(), gates.begin(), gates.end());
+  std::vector<float> bias(static_cast<size_t>(up->out));
+  up->out *= 2;
+  if (!up->has_bias()) return {};
+  const auto bytes = static_cast<int64_t>(bias.size() * sizeof(float));
+  MARLIN_RETURN_IF_ERROR(up->bias.CopyTo(bias.data(), bytes));
+  const std::vector<float> gate_bias = bias;
+  bias.insert(bias.end(), gate_bias.begin(), gate_bias.end());
+  return SetBias(device, bias, up);
+}
+
+/// The matrices of an expert: gate and up are one part, or one each.
+Expert ExpertOf(const MlpLayer& mlp) {
+  const auto matrix = [](const Projection& projection, size_t part, int64_t column) {
+    ExpertMatrix made;
+    if (part >= projection.parts.size()) return made;
+    made.weights = projection.parts[part];
+    if (projection.has_bias()) {
+      made.bias = TensorView(static_cast<const float*>(projection.bias.data()) + column,
+                             DType::kF32, {made.weights.spec().n});
+    }
+    return made;
+  };
+  return {matrix(mlp.gate_up, 0, 0), matrix(mlp.gate_up, 1, mlp.down.in), matrix(mlp.down, 0, 0)};
+}
+
 class DecoderLoader {
  public:
   DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config,
@@ -64,8 +97,8 @@ class DecoderLoader {
     MARLIN_RETURN_IF_ERROR(source_.Finish());
     IgnoreExtras();
     MARLIN_RETURN_IF_ERROR(source_.CheckAllUsed());
-    decoder->parameters = source_.parameters();
-    decoder->bytes = source_.bytes() - host_bytes_ + converted_growth_;
+    decoder->parameters = parameters();
+    decoder->bytes = bytes();
     if (host_ == nullptr) return {};
     decoder->host_bytes = host_bytes_;
     decoder->host_experts = host_->count;
@@ -75,6 +108,9 @@ class DecoderLoader {
   void Replace(const ReplacedMatrices* replaced) { source_.Replace(replaced); }
   /// Waits until what was loaded can be used.
   Status Finish() { return source_.Finish(); }
+
+  int64_t parameters() const { return source_.parameters(); }
+  int64_t bytes() const { return source_.bytes() - host_bytes_ + converted_growth_; }
 
   /// Everything outside of the layers.
   Status LoadEnds(Decoder* decoder) {
@@ -89,7 +125,7 @@ class DecoderLoader {
   LayerTensors Describe(int64_t index, ExpertStyle* style) const {
     const Family& family = *config_.family;
     if (IsSparse(family, shape_, index)) {
-      *style = FindExpertStyle(family, index,
+      *style = FindExpertStyle(family, shape_, index,
                                [&](const std::string& name) { return source_.Has(name); });
     }
     return DescribeLayer(family, shape_, index, *style);
@@ -101,20 +137,21 @@ class DecoderLoader {
     if (parts.attention) {
       MARLIN_ASSIGN_OR_RETURN(layer->input_norm, Vector(tensors.input_norm));
       MARLIN_ASSIGN_OR_RETURN(layer->attention_out_norm, Vector(tensors.attention_out_norm));
-      if (parts.matrices) {
-        layer->mixer.mixer = &MixerOf(config_.mixer(index));
+      if (parts.matrices && HasMixer(shape_, index)) {
+        layer->mixer.mixer = &MixerOf(MixerOfLayer(*config_.family, shape_, index));
         MARLIN_RETURN_IF_ERROR(LoadMixer(tensors.mixer, &layer->mixer));
       }
     }
     if (!parts.mlp) return {};
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_norm, Vector(tensors.mlp_norm));
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_out_norm, Vector(tensors.mlp_out_norm));
+    MARLIN_ASSIGN_OR_RETURN(layer->beside_out_norm, Vector(tensors.beside_out_norm));
+    MARLIN_RETURN_IF_ERROR(LoadExpertVectors(tensors.experts, &layer->experts));
     MARLIN_ASSIGN_OR_RETURN(layer->scale, LoadFactor(tensors.scalar, &source_));
-    if (!parts.matrices) return {};
-    if (IsSparse(*config_.family, shape_, index)) {
-      return LoadExperts(index, tensors.experts, style.interleaved, &layer->experts);
-    }
-    return LoadMlp(tensors.mlp, /*of_experts=*/false, &layer->mlp);
+    if (!parts.matrices || !HasMlp(shape_, index)) return {};
+    MARLIN_RETURN_IF_ERROR(LoadMlp(tensors.mlp, /*of_experts=*/false, &layer->mlp));
+    if (!IsSparse(*config_.family, shape_, index)) return {};
+    return LoadExperts(index, tensors.experts, style.interleaved, &layer->experts);
   }
 
   /// One expert.
@@ -124,23 +161,24 @@ class DecoderLoader {
       return LoadMlp(tensors.each[static_cast<size_t>(expert)], /*of_experts=*/true, mlp);
     }
     MARLIN_ASSIGN_OR_RETURN(mlp->gate_up, FromStack(tensors.gate_up, expert, interleaved));
+    MARLIN_RETURN_IF_ERROR(AddGates(*config_.family, *target_, &mlp->gate_up));
     MARLIN_ASSIGN_OR_RETURN(mlp->down, FromStack(tensors.down, expert, false));
     return {};
   }
 
- private:
   Result<DeviceVector> Vector(const VectorTensor& vector, float scale = 1.0F) {
     if (!vector.present()) return DeviceVector();
     MARLIN_ASSIGN_OR_RETURN(std::vector<float> values,
                             source_.LoadVector(vector.name, vector.shape()));
     const float offset = vector.one_plus ? 1.0F : 0.0F;
-    for (float& value : values) value = scale * (value + offset);
+    for (float& value : values) value = vector.scale * scale * (value + offset);
     return DeviceVector::Upload(device_, values);
   }
   Result<Projection> Linear(const LinearTensors& linear, bool of_experts = false) {
     return linear.present() ? Linears({&linear, 1}, of_experts) : Projection();
   }
 
+ private:
   /// Fuses linear layers that share an input. `of_experts`: for an ExpertSet, which takes no
   /// weights with a permutation.
   Result<Projection> Linears(std::span<const LinearTensors> layers, bool of_experts = false) {
@@ -218,14 +256,23 @@ class DecoderLoader {
 
   Status LoadMlp(const MlpTensors& tensors, bool of_experts, MlpLayer* mlp) {
     MARLIN_ASSIGN_OR_RETURN(mlp->gate_up, Linears(tensors.gate_up, of_experts));
+    MARLIN_RETURN_IF_ERROR(AddGates(*config_.family, *target_, &mlp->gate_up));
     MARLIN_ASSIGN_OR_RETURN(mlp->down, Linear(tensors.down, of_experts));
+    return {};
+  }
+
+  Status LoadExpertVectors(const ExpertsTensors& tensors, ExpertsLayer* layer) {
+    MARLIN_ASSIGN_OR_RETURN(layer->router_norm, Vector(tensors.router_norm));
+    MARLIN_ASSIGN_OR_RETURN(layer->norm, Vector(tensors.norm));
+    MARLIN_ASSIGN_OR_RETURN(layer->out_norm, Vector(tensors.out_norm));
+    MARLIN_ASSIGN_OR_RETURN(layer->choice_bias, Vector(tensors.correction_bias));
+    MARLIN_ASSIGN_OR_RETURN(layer->scales, Vector(tensors.scales));
     return {};
   }
 
   Status LoadExperts(int64_t index, const ExpertsTensors& tensors, bool interleaved,
                      ExpertsLayer* layer) {
     MARLIN_ASSIGN_OR_RETURN(layer->router, Linear(tensors.router));
-    MARLIN_ASSIGN_OR_RETURN(layer->choice_bias, Vector(tensors.correction_bias));
     for (int64_t expert = 0; expert < shape_.experts; ++expert) {
       MlpLayer mlp;
       MARLIN_RETURN_IF_ERROR(OnHost(index, expert)
@@ -254,21 +301,6 @@ class DecoderLoader {
     source_.PrepareFor(device_);
     host_bytes_ += source_.bytes() - before;
     return loaded;
-  }
-
-  /// The matrices of an expert: gate and up are one part, or one each.
-  static Expert ExpertOf(const MlpLayer& mlp) {
-    const auto matrix = [](const Projection& projection, size_t part, int64_t column) {
-      ExpertMatrix made;
-      if (part >= projection.parts.size()) return made;
-      made.weights = projection.parts[part];
-      if (projection.has_bias()) {
-        made.bias = TensorView(static_cast<const float*>(projection.bias.data()) + column,
-                               DType::kF32, {made.weights.spec().n});
-      }
-      return made;
-    };
-    return {matrix(mlp.gate_up, 0, 0), matrix(mlp.gate_up, 1, mlp.down.in), matrix(mlp.down, 0, 0)};
   }
 
   Status MakeSet(int64_t index, ExpertsLayer* layer) {
@@ -374,6 +406,66 @@ LayerTensors LayerSource::Tensors(int64_t index) const {
   const DecoderLoader loader(checkpoint_, device_, config_, plain);
   ExpertStyle style;
   return loader.Describe(index, &style);
+}
+
+namespace {
+
+/// Matrices share their memory.
+Projection Share(const Projection& projection) {
+  Projection shared;
+  shared.parts = projection.parts;
+  shared.in = projection.in;
+  shared.out = projection.out;
+  return shared;
+}
+
+Status CheckHasDraft(const Decoder& model, const Device& device) {
+  const Checkpoint& checkpoint = model.checkpoint;
+  const Dimensions& shape = model.config.shape;
+  const auto refuse = [&](const std::string& why) {
+    return Status(Code::kUnsupported, fmt::format("{}: draft: {}", checkpoint.path(), why));
+  };
+  const std::string prefix = LayerPrefix(*model.config.family, shape, shape.layers);
+  const auto predicts = [&](const auto& named) { return named.name.starts_with(prefix); };
+  const auto& tensors = checkpoint.tensors();
+  const auto& modules = checkpoint.modules();
+  const bool listed =
+      shape.prediction_layers > 0 || !model.config.family->prediction->module.empty();
+  if (!listed || (std::none_of(tensors.begin(), tensors.end(), predicts) &&
+                  std::none_of(modules.begin(), modules.end(), predicts))) {
+    return refuse("the model has no layer that predicts further tokens (MTP)");
+  }
+  if (shape.prediction_layers > 1) {
+    return refuse(fmt::format("num_nextn_predict_layers is {}; only one such layer can be run",
+                              shape.prediction_layers));
+  }
+  if (device.info().backend == "cpu") return {};
+  return refuse(device.info().name + " does not run layers that predict further tokens (MTP)");
+}
+
+}  // namespace
+
+Result<Decoder> LoadDraft(const Decoder& model, const Device& device, bool exact) {
+  MARLIN_RETURN_IF_ERROR(CheckHasDraft(model, device));
+  const DecoderConfig& config = model.config;
+  const int64_t index = config.shape.layers;
+  LoadOptions options;
+  options.exact = exact;
+  DecoderLoader loader(model.checkpoint, device, config, options);
+  const PredictionTensors own = DescribePrediction(*config.family, config.shape, index);
+  Decoder draft{PredictionConfig(config), model.checkpoint, {}, {}, {}, {}, {}, {}, {}, {}, 0, 0};
+  draft.embedding = model.embedding;
+  draft.embedding_projection = Share(model.embedding_projection);
+  draft.head = Share(model.head);
+  MARLIN_ASSIGN_OR_RETURN(draft.join.embedding_norm, loader.Vector(own.embedding_norm));
+  MARLIN_ASSIGN_OR_RETURN(draft.join.hidden_norm, loader.Vector(own.hidden_norm));
+  MARLIN_ASSIGN_OR_RETURN(draft.join.projection, loader.Linear(own.join));
+  MARLIN_ASSIGN_OR_RETURN(draft.norm, loader.Vector(own.norm, config.logit_scale));
+  MARLIN_RETURN_IF_ERROR(loader.LoadLayer(index, {}, &draft.layers.emplace_back()));
+  MARLIN_RETURN_IF_ERROR(loader.Finish());
+  draft.parameters = loader.parameters();
+  draft.bytes = loader.bytes();
+  return draft;
 }
 
 Result<Decoder> LoadDecoder(const Checkpoint& checkpoint, DecoderConfig config,

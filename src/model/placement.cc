@@ -38,6 +38,9 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
       return {kAddRmsNorm, kRouteTokens};
     case StepKind::kExperts:
       return {kLookUpRows, kConvert, kAddTo, kApplyGate, kApplySigmoid, kRmsNorm, kScaleInputs};
+    case StepKind::kBeside:
+      return {kRmsNorm,    kAddRmsNorm, kAddTo,       kApplyGate,   kRouteTokens,
+              kLookUpRows, kConvert,    kScaleAndCap, kApplySigmoid};
     case StepKind::kHead:
       return {kLookUpRows, kRmsNorm, kAddRmsNorm, kScaleAndCap, kCenterRows};
     case StepKind::kSample:
@@ -49,12 +52,19 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
 /// The operations of a layer's step, and of the step around the layers.
 std::vector<StepKind> StepKinds(const DecoderConfig& config, int64_t layer) {
   std::vector<StepKind> kinds = {StepKind::kEmbed};
-  for (const MixerOperation& operation : MixerOf(config.mixer(layer)).Operations()) {
-    kinds.push_back(operation.kind);
+  if (HasMixer(config.shape, layer)) {
+    for (const MixerOperation& operation : MixerOf(config.mixer(layer)).Operations()) {
+      kinds.push_back(operation.kind);
+    }
   }
   kinds.insert(kinds.end(), {StepKind::kProjectAdd, StepKind::kHead, StepKind::kSample});
+  if (!HasMlp(config.shape, layer)) return kinds;
   if (IsSparse(*config.family, config.shape, layer)) {
-    kinds.insert(kinds.end(), {StepKind::kRoute, StepKind::kExperts});
+    if (config.family->mlp_beside) {
+      kinds.push_back(StepKind::kBeside);
+    } else {
+      kinds.insert(kinds.end(), {StepKind::kRoute, StepKind::kExperts});
+    }
   } else {
     kinds.push_back(StepKind::kGateUp);
   }
@@ -68,7 +78,8 @@ Status CheckUnfused(const Device& device, StepKind kind, const Mixer& mixer) {
     MARLIN_RETURN_IF_ERROR(CheckHas(device, operation));
   }
   // Where the device does not sort tokens by expert, the host must read the top-k selection.
-  if (kind != StepKind::kExperts || ReadsHostMemory(device)) return {};
+  const bool experts = kind == StepKind::kExperts || kind == StepKind::kBeside;
+  if (!experts || ReadsHostMemory(device)) return {};
   if (Internals::Impl(device).backend().plans_experts()) return {};
   return Status(Code::kUnsupported, device.info().name + ": lacks the operation \"experts\"");
 }

@@ -33,13 +33,18 @@ class TensorLister {
   std::vector<ModelTensor> Prediction() {
     tensors_.clear();
     for (layer_ = d_.layers; layer_ < d_.layers + d_.prediction_layers; ++layer_) {
-      AddInLayer("embed_tokens.weight", {d_.vocabulary, d_.hidden});
-      AddInLayer("enorm.weight", {d_.hidden});
-      AddInLayer("hnorm.weight", {d_.hidden});
-      AddInLayer("eh_proj.weight", {d_.hidden, 2 * d_.hidden});
+      const PredictionTensors own = DescribePrediction(family_, d_, layer_);
+      const bool apart = own.embedding.empty();
+      if (!apart) Add(own.embedding, {d_.vocabulary, d_.hidden});
+      // A module of their own has one of each for all layers.
+      if (!apart || layer_ == d_.layers) {
+        AddVector(own.embedding_norm);
+        AddVector(own.hidden_norm);
+        AddLinear(own.join);
+        AddVector(own.norm);
+      }
       AddLayer();
-      AddInLayer("shared_head.norm.weight", {d_.hidden});
-      AddInLayer("shared_head.head.weight", {d_.vocabulary, d_.hidden});
+      if (!apart) Add(own.head, {d_.vocabulary, d_.hidden});
     }
     return std::move(tensors_);
   }
@@ -54,9 +59,6 @@ class TensorLister {
     tensor.layer = layer_;
     tensor.routed = tensor.layer_class == LayerClass::kMoeExpert;
     tensors_.push_back(std::move(tensor));
-  }
-  void AddInLayer(std::string_view name, Shape shape) {
-    Add(LayerPrefix(layer_) + std::string(name), shape);
   }
   void AddVector(const VectorTensor& vector) {
     if (vector.present()) Add(vector.name, vector.shape());
@@ -89,6 +91,7 @@ class TensorLister {
     if (!family_.parallel) AddVector(layer.mlp_norm);
     AddVector(layer.attention_out_norm);
     AddVector(layer.mlp_out_norm);
+    AddVector(layer.beside_out_norm);
     AddVector(layer.scalar);
     AddMlp(layer.mlp);
     AddExperts(layer.experts);
@@ -96,7 +99,10 @@ class TensorLister {
 
   void AddExperts(const ExpertsTensors& experts) {
     AddLinear(experts.router);
-    AddVector(experts.correction_bias);
+    for (const VectorTensor& vector : {experts.router_norm, experts.norm, experts.out_norm,
+                                       experts.correction_bias, experts.scales}) {
+      AddVector(vector);
+    }
     for (const MlpTensors& expert : experts.each) AddMlp(expert);
     AddStack(experts.gate_up);
     AddStack(experts.down);
@@ -139,6 +145,7 @@ Result<ModelArchitecture> DescribeModel(std::string_view config_json) {
   model.experts_per_token = d.top_k;
   model.tied_embeddings = d.tied;
   for (int64_t layer = 0; layer < d.layers; ++layer) {
+    if (!HasMixer(d, layer)) continue;
     const MixerParameters& mixer = ParametersOf(MixerOfLayer(*family, d, layer));
     const Dimensions sizes = DimensionsOfLayer(d, layer);
     const MixerState state = mixer.State(sizes);

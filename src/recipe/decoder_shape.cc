@@ -19,9 +19,26 @@ constexpr int64_t kMaxLayers = int64_t{1} << 12;
 constexpr int64_t kMaxExperts = int64_t{1} << 14;
 constexpr int64_t kMaxTensors = int64_t{1} << 20;
 
-// Values of layer_types.
-constexpr std::string_view kLinearAttention = "linear_attention";
-constexpr std::string_view kFullAttention = "full_attention";
+/// A value of layer_types, in families with two mixers.
+struct LayerType {
+  std::string_view name;
+  MixerKind linear_mixer;  ///< The one of the families that know the type.
+  bool linear;             ///< The layer has it.
+  bool mlp = false;        ///< The layer has no mixer, but an MLP ...
+  bool experts = false;    ///< ... or experts.
+};
+constexpr LayerType kLayerTypes[] = {
+    {"linear_attention", MixerKind::kGatedDelta, true},
+    {"full_attention", MixerKind::kGatedDelta, false},
+    {"linear_attention", MixerKind::kMamba2, true},
+    {"full_attention", MixerKind::kMamba2, false},
+    {"mamba", MixerKind::kMamba2, true},
+    {"attention", MixerKind::kMamba2, false},
+    {"mlp", MixerKind::kMamba2, false, true},
+    {"moe", MixerKind::kMamba2, false, true, true},
+    {"conv", MixerKind::kShortConvolution, true},
+    {"full_attention", MixerKind::kShortConvolution, false},
+};
 
 constexpr ExpertStyle kUsualExperts = {};
 constexpr ExpertStyle kStackedExperts = {.stacked = true};
@@ -57,6 +74,37 @@ constexpr ExpertStyle kGraniteExperts = {.block = kExpertBlocks[1],
                                          .stacks = {"input_linear.weight", "output_linear.weight"},
                                          .width_key = "intermediate_size"};
 
+constexpr ExpertStyle kLfm2Experts = {.block = "feed_forward", .correction_bias = "expert_bias"};
+
+constexpr MlpNames kLlama4Mlp = {.block = "feed_forward"};
+constexpr MlpNames kUpMlp = {.gate = {}};
+constexpr MlpNames kLfm2Mlp = {.block = "feed_forward", .gate = "w1", .up = "w3", .down = "w2"};
+constexpr MlpNames kGraniteMlp = {
+    .block = "shared_mlp", .down = "output_linear", .gate_up = "input_linear"};
+constexpr MixerNames kLfm2Mixers = {.out = "out_proj", .linear = "conv"};
+constexpr MixerNames kMambaMixers = {.linear = "mamba"};
+
+// Layers of nemotron_h have one block each.
+constexpr MixerNames kNemotronMixers = {.attention = "mixer", .linear = "mixer"};
+constexpr MlpNames kNemotronMlp = {.block = "mixer", .gate = {}};
+constexpr ExpertStyle kNemotronExperts = {.block = "mixer",
+                                          .stacks = {"experts.up_proj", "experts.down_proj"}};
+constexpr NormNames kNemotronNorms = {"norm", "", "norm", ""};
+constexpr NamePrefix kNemotronPrefixes[] = {
+    {"backbone.embeddings.", "model.embed_tokens."},
+    {"backbone.norm_f.", "model.norm."},
+    {"backbone.", "model."},
+    {"model.embeddings.", "model.embed_tokens."},
+    {"model.norm_f.", "model.norm."},
+};
+
+constexpr NormNames kLfm2Norms = {"operator_norm", "", "ffn_norm", ""};
+constexpr ExpertStyle kGemma4Experts = {.block = "",
+                                        .router = "router.proj",
+                                        .stacked = true,
+                                        .router_norm = "router.scale",
+                                        .scales = "router.per_expert_scale"};
+
 constexpr NormNames kGlm4Norms = {"input_layernorm", "post_self_attn_layernorm",
                                   "post_attention_layernorm", "post_mlp_layernorm"};
 
@@ -67,6 +115,14 @@ constexpr NormNames kPostNorms = {"input_layernorm", "post_norm1", "post_attenti
                                   "post_norm2"};
 constexpr NormNames kGemmaNorms = {"input_layernorm", "post_attention_layernorm",
                                    "pre_feedforward_layernorm", "post_feedforward_layernorm"};
+
+constexpr NormNames kGemma4Norms = {"input_layernorm",
+                                    "post_attention_layernorm",
+                                    "pre_feedforward_layernorm",
+                                    "post_feedforward_layernorm",
+                                    "pre_feedforward_layernorm_2",
+                                    "post_feedforward_layernorm_2",
+                                    "post_feedforward_layernorm_1"};
 
 constexpr Family kFamilies[] = {
 #include "recipe/families.def"
@@ -134,6 +190,14 @@ int64_t SizeOfLayers(ModelConfig& config, std::string_view key, int64_t max, int
 
 void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   if (family.experts == nullptr) return;
+  // Every layer is dense or has no MLP.
+  if (family.one_block && std::ssize(d->dense_layers) == d->layers) return;
+  if (family.shared == SharedExperts::kMlp) {
+    d->intermediate = config.Count("shared_intermediate_size", kMaxWidth);
+    if (config.CountOr("num_local_experts", kMaxExperts, 0) == 0) return;
+    d->shared_width = d->intermediate;
+  }
+  if (!family.experts_key.empty() && !config.Bool(family.experts_key, false)) return;
   constexpr std::array<std::string_view, 3> kCounts = {"num_experts", "num_local_experts",
                                                        "n_routed_experts"};
   d->experts = config.SizeOfAny(kCounts, kMaxExperts);
@@ -146,10 +210,13 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
                 fmt::format("{}: only one expert's input is scaled by its weight", d->top_k));
   }
   d->expert_width = config.Size(family.experts->width_key, kMaxWidth);
+  d->choice_bias = config.Bool("use_expert_bias", true);
   if (family.shared == SharedExperts::kGated) {
     d->shared_width = config.Size("shared_expert_intermediate_size", kMaxWidth);
   } else if (family.shared == SharedExperts::kPlain) {
     d->shared_width = d->expert_width * config.CountOr("n_shared_experts", 64, 0);
+  } else if (family.shared == SharedExperts::kOwn) {
+    d->shared_width = config.Size("moe_shared_expert_intermediate_size", kMaxWidth);
   } else if (family.shared == SharedExperts::kOne) {
     d->shared_width = d->expert_width;
   }
@@ -161,7 +228,6 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   } else if (family.sparse == SparseRule::kByMoeLayers) {
     ReadMoeLayers(config, d);
   } else if (family.sparse == SparseRule::kAfterFirst) {
-    d->prediction_layers = config.CountOr("num_nextn_predict_layers", 16, 0);
     if (config.Knows("mlp_layer_types")) {
       ReadMlpKinds(config, d);
     } else {
@@ -170,29 +236,121 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   }
 }
 
-/// Reads the mixer of each layer of a family with two: from layer_types, otherwise every
-/// full_attention_interval-th layer has the family's own. Errors: kUnsupported naming a type.
+/// The value of layer_types of every layer in a config without the key.
+std::vector<std::string> UsualLayerTypes(const Family& family, ModelConfig& config,
+                                         const Dimensions& d) {
+  std::vector<std::string> types;
+  const std::vector<int64_t> listed = config.IntegersOrEmpty("full_attn_idxs");
+  const bool by_list = config.Knows("full_attn_idxs");
+  // Types that know none of the keys have the other mixer in all layers.
+  const int64_t interval = config.Knows("full_attention_interval")
+                               ? config.Size("full_attention_interval", kMaxLayers)
+                               : kMaxLayers + 1;
+  const auto name_of = [&](bool linear) {
+    const auto* const found =
+        std::find_if(std::begin(kLayerTypes), std::end(kLayerTypes), [&](const LayerType& type) {
+          return type.linear_mixer == family.linear_mixer && type.linear == linear;
+        });
+    return std::string(found->name);
+  };
+  for (int64_t layer = 0; layer < d.layers && config.status().ok(); ++layer) {
+    const bool in_list = config.IsNull("full_attn_idxs") ||
+                         std::find(listed.begin(), listed.end(), layer) != listed.end();
+    types.push_back(name_of(by_list ? !in_list : (layer + 1) % interval != 0));
+  }
+  return types;
+}
+
+/// The values of layer_types that a hybrid_override_pattern stands for, a letter each.
+std::vector<std::string> TypesOfPattern(ModelConfig& config) {
+  constexpr std::string_view kKey = "hybrid_override_pattern";
+  std::vector<std::string> types;
+  if (!config.Has(kKey)) return types;
+  for (const char letter : config.String(kKey)) {
+    switch (letter) {
+      case 'M':
+        types.emplace_back("mamba");
+        break;
+      case '*':
+        types.emplace_back("attention");
+        break;
+      case '-':
+        types.emplace_back("mlp");
+        break;
+      case 'E':
+        types.emplace_back("moe");
+        break;
+      default:
+        config.Fail(
+            kKey, fmt::format("'{}' is none of M, *, - and E", Printable(std::string(1, letter))));
+        return {};
+    }
+  }
+  return types;
+}
+
+/// layer_types, or what stands for it; empty: nothing does.
+std::vector<std::string> ReadLayerTypes(const Family& family, ModelConfig& config) {
+  std::vector<std::string> types = config.StringsOrEmpty("layer_types");
+  if (types.empty()) types = TypesOfPattern(config);
+  if (!types.empty() || !family.one_block) return types;
+  return {"linear_attention", "moe", "full_attention", "mlp"};
+}
+
+/// Reads the mixer of each layer of a family with two, from layer_types, and in families whose
+/// layers have one block each which one it is. Errors: kUnsupported naming a type.
 Status ReadMixers(const Family& family, ModelConfig& config, Dimensions* d) {
   if (family.linear_mixer == family.mixer) return {};
   ParametersOf(family.linear_mixer).ReadSizes(family, config, d);
-  const std::vector<std::string> types = config.StringsOrEmpty("layer_types");
-  const int64_t interval =
-      types.empty() ? config.Size("full_attention_interval", kMaxLayers) : int64_t{1};
+  std::vector<std::string> types = ReadLayerTypes(family, config);
+  if (types.empty()) types = UsualLayerTypes(family, config, *d);
   MARLIN_RETURN_IF_ERROR(config.status());
-  if (!types.empty() && static_cast<int64_t>(types.size()) != d->layers) {
+  if (static_cast<int64_t>(types.size()) != d->layers) {
     config.Fail("layer_types", fmt::format("{} entries for {} layers", types.size(), d->layers));
     return config.status();
   }
   for (int64_t layer = 0; layer < d->layers; ++layer) {
-    std::string_view type = (layer + 1) % interval == 0 ? kFullAttention : kLinearAttention;
-    if (!types.empty()) type = types[static_cast<size_t>(layer)];
-    if (type != kLinearAttention && type != kFullAttention) {
+    const std::string& type = types[static_cast<size_t>(layer)];
+    const auto* const found =
+        std::find_if(std::begin(kLayerTypes), std::end(kLayerTypes), [&](const LayerType& known) {
+          return known.linear_mixer == family.linear_mixer && known.name == type &&
+                 (family.one_block || !known.mlp);
+        });
+    if (found == std::end(kLayerTypes)) {
       return Status(Code::kUnsupported, fmt::format("{}: layer_types: '{}' is not supported",
                                                     config.file(), Printable(type)));
     }
-    d->mixers.push_back(type == kLinearAttention ? family.linear_mixer : family.mixer);
+    d->mixers.push_back(found->linear ? family.linear_mixer : family.mixer);
+    if (!family.one_block) continue;
+    d->blocks.push_back(found->mlp ? LayerBlocks::kMlp : LayerBlocks::kMixer);
+    if (!found->experts) d->dense_layers.push_back(layer);
   }
   return {};
+}
+
+/// The number of layers, which layer_types has where layers have one block each.
+int64_t ReadLayerCount(const Family& family, ModelConfig& config) {
+  if (!family.one_block) return config.Size("num_hidden_layers", kMaxLayers);
+  const int64_t layers = std::ssize(ReadLayerTypes(family, config));
+  if (layers > kMaxLayers) config.Fail("layer_types", fmt::format("{} layers", layers));
+  return std::clamp<int64_t>(layers, 1, kMaxLayers);
+}
+
+/// The width of MLPs that block_auto_adjust_ff_dim makes of intermediate_size.
+void AdjustIntermediate(ModelConfig& config, Dimensions* d) {
+  if (!config.Bool("block_auto_adjust_ff_dim", false)) return;
+  const auto scaled = [](double value) { return static_cast<int64_t>(value); };
+  int64_t width = scaled(2 * static_cast<double>(d->intermediate) / 3);
+  if (config.Has("block_ffn_dim_multiplier")) {
+    const double factor = config.Real("block_ffn_dim_multiplier", 1e-3, 1e3);
+    const int64_t multiple = config.Size("block_multiple_of", kMaxWidth);
+    width = scaled(factor * static_cast<double>(width));
+    width = (width + multiple - 1) / multiple * multiple;
+  }
+  if (width < 1 || width > kMaxWidth) {
+    config.Fail("block_ffn_dim_multiplier", fmt::format("makes an MLP {} wide", width));
+  }
+  d->intermediate = std::clamp<int64_t>(width, 1, kMaxWidth);
 }
 
 }  // namespace
@@ -245,17 +403,21 @@ void ReadHeads(const Family& family, ModelConfig& config, Dimensions* d) {
 Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
   Dimensions d;
   d.hidden = config.Size("hidden_size", kMaxWidth);
-  d.layers = config.Size("num_hidden_layers", kMaxLayers);
+  d.layers = ReadLayerCount(family, config);
   d.vocabulary = config.Size("vocab_size", kMaxVocabulary);
   // Types whose layers all have experts do not know the key.
   if (config.Knows(family.mlp_width_key) || family.experts == nullptr) {
     d.intermediate = config.Size(family.mlp_width_key, kMaxWidth);
   }
+  AdjustIntermediate(config, &d);
   d.mlp_bias = family.mlp_bias && config.Bool("mlp_bias", false);
   d.tied = config.Bool("tie_word_embeddings", false);
   ParametersOf(family.mixer).ReadSizes(family, config, &d);
   MARLIN_RETURN_IF_ERROR(ReadMixers(family, config, &d));
   ReadExperts(family, config, &d);
+  if (config.Knows("num_nextn_predict_layers")) {
+    d.prediction_layers = config.CountOr("num_nextn_predict_layers", 16, 0);
+  }
   MARLIN_RETURN_IF_ERROR(config.status());
   const auto tensors =
       (Checked(d.layers + d.prediction_layers) * (Checked(3) * Checked(d.experts) + Checked(24)))
@@ -270,7 +432,8 @@ Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
 
 MixerKind MixerOfLayer(const Family& family, const Dimensions& dimensions, int64_t layer) {
   const std::vector<MixerKind>& mixers = dimensions.mixers;
-  return mixers.empty() ? family.mixer : mixers[static_cast<size_t>(layer)];
+  const bool listed = layer < std::ssize(mixers);
+  return listed ? mixers[static_cast<size_t>(layer)] : family.mixer;
 }
 
 Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer) {
@@ -280,10 +443,11 @@ Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer) {
     *list = std::vector<int64_t>();
   }
   own.mixers = std::vector<MixerKind>();
+  own.blocks = std::vector<LayerBlocks>();
   own.layer_heads = std::vector<LayerHeads>();
   const std::vector<int64_t>& unindexed = dimensions.unindexed_layers;
   if (std::find(unindexed.begin(), unindexed.end(), layer) != unindexed.end()) own.index_dim = 0;
-  if (dimensions.layer_heads.empty()) return own;
+  if (layer >= std::ssize(dimensions.layer_heads)) return own;
   const LayerHeads& heads = dimensions.layer_heads[static_cast<size_t>(layer)];
   own.head_dim = heads.head_dim;
   own.kv_heads = heads.kv_heads;
@@ -291,8 +455,19 @@ Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer) {
   return own;
 }
 
+bool HasMixer(const Dimensions& dimensions, int64_t layer) {
+  const std::vector<LayerBlocks>& blocks = dimensions.blocks;
+  return layer >= std::ssize(blocks) || blocks[static_cast<size_t>(layer)] != LayerBlocks::kMlp;
+}
+
+bool HasMlp(const Dimensions& dimensions, int64_t layer) {
+  const std::vector<LayerBlocks>& blocks = dimensions.blocks;
+  return layer >= std::ssize(blocks) || blocks[static_cast<size_t>(layer)] != LayerBlocks::kMixer;
+}
+
 bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer) {
-  if (family.experts == nullptr) return false;
+  if (family.experts == nullptr || dimensions.experts == 0) return false;
+  if (layer >= dimensions.layers) return true;  // Those that predict further tokens.
   const std::vector<int64_t>& dense = dimensions.dense_layers;
   if (std::find(dense.begin(), dense.end(), layer) != dense.end()) return false;
   switch (family.sparse) {

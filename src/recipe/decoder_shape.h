@@ -40,6 +40,8 @@ enum class SharedExperts : uint8_t {
   kGated,
   kPlain,  ///< n_shared_experts experts as one.
   kOne,    ///< As wide as an expert.
+  kOwn,    ///< moe_shared_expert_intermediate_size wide.
+  kMlp,    ///< The MLP of a layer without experts, shared_intermediate_size wide.
 };
 enum class SparseRule : uint8_t {
   kAllLayers,
@@ -80,7 +82,27 @@ enum class RotaryRule : uint8_t {
   kSliding,         ///< Those with a sliding window.
   kSlidingOrAll,    ///< The same, unless none has.
   kByNoRopeLayers,  ///< Those with a 1 in no_rope_layers; absent: all but each interval's last.
+  kNone,
+  kByPositionType,  ///< All if position_embedding_type is rope, otherwise none.
 };
+
+/// Names of an MLP's module and of its matrices.
+struct MlpNames {
+  std::string_view block = "mlp";
+  std::string_view gate = "gate_proj";  ///< Empty: up is its own gate, as in relu(x)^2.
+  std::string_view up = "up_proj";
+  std::string_view down = "down_proj";
+  std::string_view gate_up = "gate_up_proj";  ///< Where they are fused.
+};
+inline constexpr MlpNames kUsualMlp = {};
+
+/// Names of a layer's mixers.
+struct MixerNames {
+  std::string_view attention = "self_attn";
+  std::string_view out = "o_proj";  ///< Attention's output projection.
+  std::string_view linear = "linear_attn";
+};
+inline constexpr MixerNames kUsualMixers = {};
 
 /// Names of the module that holds a layer's experts.
 inline constexpr std::string_view kExpertBlocks[] = {"mlp", "block_sparse_moe"};
@@ -99,7 +121,11 @@ struct ExpertStyle {
   std::array<std::string_view, 2> stacks = {"experts.gate_up_proj", "experts.down_proj"};
   bool interleaved = false;  ///< Stacked gate and up columns alternate; false: gate's come first.
   bool biases = false;       ///< Stacked experts have biases.
-  bool short_names = false;  ///< w1, w3, w2 instead of gate_proj, up_proj, down_proj.
+  /// The weight of a norm that only the router has, in the block, times the square root of
+  /// hidden_size. Empty: the router reads what the experts read.
+  std::string_view router_norm = {};
+  std::string_view scales = {};  ///< Factors of the experts' weights, in the block, if any.
+  bool short_names = false;      ///< w1, w3, w2 instead of gate_proj, up_proj, down_proj.
   std::string_view width_key = "moe_intermediate_size";
 };
 
@@ -109,8 +135,34 @@ struct NormNames {
   std::string_view attention_out;  ///< After the mixer, before what it adds is added.
   std::string_view mlp;            ///< Before the MLP or the experts.
   std::string_view mlp_out;        ///< After them.
+  // Family::mlp_beside: `mlp` is before the MLP, and `mlp_out` after the sum of both.
+  std::string_view experts = {};      ///< Before the experts.
+  std::string_view experts_out = {};  ///< After the experts.
+  std::string_view beside_out = {};   ///< After the MLP.
 };
 inline constexpr NormNames kUsualNorms = {"input_layernorm", "", "post_attention_layernorm", ""};
+
+/// The beginning of tensors' names in checkpoints, and what it is here.
+struct NamePrefix {
+  std::string_view stored;
+  std::string_view meant;
+};
+
+/// Names of the layers that predict further tokens (MTP), and of the modules next to such a layer,
+/// without ".weight". They are those of vLLM's deepseek_mtp.py and qwen3_next_mtp.py.
+struct PredictionNames {
+  /// The module that has the layers and what is next to them; empty: the layers follow the model's
+  /// own, and each has its modules within.
+  std::string_view module;
+  std::string_view embedding_norm;
+  std::string_view hidden_norm;
+  std::string_view join;  ///< From both, normalized, to the layer's input.
+  std::string_view norm;  ///< Before the head.
+};
+inline constexpr PredictionNames kFollowingLayers = {"", "enorm", "hnorm", "eh_proj",
+                                                     "shared_head.norm"};
+inline constexpr PredictionNames kOwnModule = {"mtp.", "pre_fc_norm_embedding",
+                                               "pre_fc_norm_hidden", "fc", "norm"};
 
 /// Constants of a model_type: a row of families.def.
 struct Family {
@@ -118,8 +170,9 @@ struct Family {
   std::string_view defaults;  ///< JSON: see families.def.
   bool nested = false;        ///< Only in the text_config of a multimodal type (text_config.h).
   MixerKind mixer = MixerKind::kAttention;
-  /// The mixer of layers that layer_types calls linear_attention; the same: there are none.
+  /// The other mixer of layer_types, such as linear_attention's; the same: there is none.
   MixerKind linear_mixer = mixer;
+  const MixerNames* mixers = &kUsualMixers;
   bool fused_qkv = false;  ///< Queries, keys and values are one tensor.
   BiasRule qkv_bias = BiasRule::kNone;
   bool o_bias = false;      ///< The output projection follows qkv_bias.
@@ -138,17 +191,19 @@ struct Family {
   /// RoPE parameters for all layers are for those without a window. The others have this theta,
   /// unscaled. 0: they do not differ, except by rope_local_base_freq.
   double sliding_theta = 0;
-  /// The module of a layer's MLP, and the key of its width.
-  std::string_view mlp_block = "mlp";
-  std::string_view mlp_width_key = "intermediate_size";
   bool mlp_bias = false;      ///< The MLP follows the key mlp_bias.
   bool gelu_is_tanh = false;  ///< The activation's name gelu means gelu_pytorch_tanh.
   bool fused_gate_up = false;
+  const MlpNames* mlp = &kUsualMlp;
+  std::string_view mlp_width_key = "intermediate_size";
   const NormNames* norms = &kUsualNorms;
   bool layer_norms = false;     ///< LayerNorms without biases, of layer_norm_eps, not RMS norms.
+  bool one_block = false;       ///< Layers have a mixer or an MLP (Dimensions::blocks).
   bool parallel = false;        ///< The MLP reads what the mixer reads, by the norm before it.
   bool one_plus_norms = false;  ///< Norms are stored as their factors minus 1.
-  const ExpertStyle* experts = nullptr;  ///< Null: a dense model.
+  std::string_view final_norm = "model.norm.weight";
+  std::span<const NamePrefix> prefixes = {};  ///< The first that fits.
+  const ExpertStyle* experts = nullptr;       ///< Null: a dense model.
   RouterRule router = RouterRule::kSoftmax;
   SparseRule sparse = SparseRule::kAllLayers;
   SharedExperts shared = SharedExperts::kNone;
@@ -161,7 +216,10 @@ struct Family {
   bool unscaled_scores = false;   ///< The factor of query-key scores is 1.
   bool layer_scalars = false;     ///< Layers end with a factor of their own.
   RotaryRule rotary = RotaryRule::kAllLayers;
-  bool scales_queries = false;  ///< By llama_4_scaling_beta among the RoPE parameters.
+  bool scales_queries = false;        ///< By llama_4_scaling_beta among the RoPE parameters.
+  std::string_view experts_key = {};  ///< Says whether there are experts; empty: there are.
+  bool mlp_beside = false;  ///< Layers with experts have an MLP, too, which reads what they read.
+  const PredictionNames* prediction = &kFollowingLayers;
 };
 
 /// The heads of one layer.
@@ -170,6 +228,9 @@ struct LayerHeads {
   int64_t kv_heads = 0;
   bool keys_are_values = false;
 };
+
+/// The blocks of a layer: a mixer, and an MLP or experts.
+enum class LayerBlocks : uint8_t { kBoth, kMixer, kMlp };
 
 /// All numbers that determine the tensors' shapes.
 struct Dimensions {
@@ -186,10 +247,11 @@ struct Dimensions {
   int64_t top_k = 0;
   int64_t first_dense = 0;
   int64_t sparse_step = 1;
-  int64_t prediction_layers = 0;
+  int64_t prediction_layers = 0;  ///< That the config names; their indices follow the layers'.
   std::vector<int64_t> dense_layers;
   std::vector<MixerKind> mixers;        ///< One per layer; empty: all have Family::mixer.
   std::vector<int64_t> global_layers;   ///< WindowRule::kNotGlobal.
+  std::vector<LayerBlocks> blocks;      ///< One per layer; empty: all have both.
   std::vector<LayerHeads> layer_heads;  ///< One per layer; empty: all layers' are alike.
   // Gated delta nets (GatedDeltaSizes).
   int64_t delta_key_heads = 0;
@@ -197,6 +259,15 @@ struct Dimensions {
   int64_t delta_key_dim = 0;
   int64_t delta_value_dim = 0;
   int64_t conv_width = 0;
+  // Mamba-2 mixers (Mamba2Sizes, Mamba2Weights).
+  int64_t mamba_heads = 0;
+  int64_t mamba_groups = 0;
+  int64_t mamba_head_dim = 0;
+  int64_t mamba_state_size = 0;
+  double min_step = 0;
+  double max_step = 0;
+  bool conv_bias = false;          ///< Convolutions have biases.
+  bool linear_mixer_bias = false;  ///< The linear layers of Family::linear_mixer have biases.
   // Low-rank queries, keys and values; q_rank 0: queries are not low-rank.
   int64_t q_rank = 0;
   int64_t kv_rank = 0;
@@ -217,6 +288,7 @@ struct Dimensions {
   bool output_gate = false;
   bool mlp_bias = false;
   bool tied = false;
+  bool choice_bias = true;  ///< Routers have the score-correction bias of their style.
 };
 
 /// Every family, keyed by model_type, unordered.
@@ -230,11 +302,14 @@ std::string_view TypeDefaults(std::string_view model_type);
 /// Errors: kMalformedFile naming the key.
 Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config);
 
-/// The mixer of a layer.
+/// The mixer of a layer. Layers that predict further tokens have the family's own.
 MixerKind MixerOfLayer(const Family& family, const Dimensions& dimensions, int64_t layer);
 
 /// The dimensions as one layer has them: what a mixer of that layer is given.
 Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer);
+
+bool HasMixer(const Dimensions& dimensions, int64_t layer);
+bool HasMlp(const Dimensions& dimensions, int64_t layer);
 
 /// True when a layer has experts.
 bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/function_ref.h"
@@ -15,14 +16,16 @@
 namespace marlin {
 
 inline constexpr std::string_view kEmbeddingTensor = "model.embed_tokens.weight";
-inline constexpr std::string_view kFinalNormTensor = "model.norm.weight";
 inline constexpr std::string_view kHeadTensor = "lm_head.weight";
 
 /// "model.layers.<layer>."
 std::string LayerPrefix(int64_t layer);
 
 /// The module of types that keep layers which predict further tokens (MTP) apart from the others.
-inline constexpr std::string_view kPredictionPrefix = "mtp.";
+inline constexpr std::string_view kPredictionPrefix = kOwnModule.module;
+/// The same where the layers from Dimensions::layers on predict further tokens (MTP).
+std::string LayerPrefix(const Family& family, const Dimensions& dimensions, int64_t layer);
+
 /// Whether a tensor or module predicts further tokens: in layers beyond the model's own, or in that
 /// module.
 bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name);
@@ -31,8 +34,6 @@ bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name);
 using ExpertProjections = std::array<std::string_view, 3>;
 inline constexpr ExpertProjections kUsualProjections = {"gate_proj", "up_proj", "down_proj"};
 inline constexpr ExpertProjections kShortProjections = {"w1", "w3", "w2"};
-/// Names of the matrices of an MLP whose gate and up are fused.
-inline constexpr std::array<std::string_view, 2> kFusedProjections = {"gate_up_proj", "down_proj"};
 
 /// A linear layer: "<name>.weight" [out, in] and, with a bias, "<name>.bias" [out]. Absent if
 /// unnamed.
@@ -55,6 +56,7 @@ struct VectorTensor {
   /// The taps of a depthwise convolution; 0: any other vector.
   int64_t conv_width = 0;
   bool as_row = false;  ///< Stored as [1, count].
+  float scale = 1.0F;   ///< Factor of what is stored.
 
   bool present() const { return !name.empty(); }
   /// As stored: [count], [1, count] or [channels, 1, conv_width].
@@ -68,6 +70,8 @@ struct VectorTensor {
 class LayerNames {
  public:
   explicit LayerNames(int64_t layer) : prefix_(LayerPrefix(layer)) {}
+  /// Names that begin with `prefix`.
+  explicit LayerNames(std::string prefix) : prefix_(std::move(prefix)) {}
 
   /// `name` without LayerPrefix and ".weight".
   LinearTensors Linear(std::string_view name, int64_t in, int64_t out, bool bias = false) const {
@@ -133,7 +137,11 @@ struct ExpertStack {
 /// The experts of a layer: either `each` or the two stacks.
 struct ExpertsTensors {
   LinearTensors router;
+  VectorTensor router_norm;  ///< ExpertStyle::router_norm.
+  VectorTensor norm;         ///< NormNames::experts.
+  VectorTensor out_norm;     ///< NormNames::experts_out.
   VectorTensor correction_bias;
+  VectorTensor scales;  ///< ExpertStyle::scales.
   std::vector<MlpTensors> each;
   ExpertStack gate_up;
   ExpertStack down;
@@ -148,7 +156,8 @@ struct LayerTensors {
   VectorTensor mlp_norm;
   VectorTensor attention_out_norm;
   VectorTensor mlp_out_norm;
-  MlpTensors mlp;  ///< Unless IsSparse.
+  VectorTensor beside_out_norm;  ///< NormNames::beside_out, if it has both.
+  MlpTensors mlp;                ///< Unless IsSparse, or if Family::mlp_beside.
   ExpertsTensors experts;
 };
 
@@ -156,9 +165,24 @@ struct LayerTensors {
 LayerTensors DescribeLayer(const Family& family, const Dimensions& dimensions, int64_t layer,
                            const ExpertStyle& style);
 
+/// The tensors that a layer which predicts further tokens has in addition.
+struct PredictionTensors {
+  VectorTensor embedding_norm;
+  VectorTensor hidden_norm;
+  LinearTensors join;  ///< From [the token's embedding, hidden state], both normalized.
+  VectorTensor norm;   ///< Before the head.
+  /// Copies of the model's embedding and head that some checkpoints store; empty: there are none.
+  std::string embedding;
+  std::string head;
+};
+
+/// `layer` is at least Dimensions::layers.
+PredictionTensors DescribePrediction(const Family& family, const Dimensions& dimensions,
+                                     int64_t layer);
+
 /// The style in which a checkpoint stores the experts of a layer: the family's, or another in use
 /// for it. `has` tells whether a weight of that name exists.
-ExpertStyle FindExpertStyle(const Family& family, int64_t layer,
+ExpertStyle FindExpertStyle(const Family& family, const Dimensions& dimensions, int64_t layer,
                             FunctionRef<bool(const std::string&)> has);
 
 }  // namespace marlin

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -12,6 +13,14 @@ namespace marlin {
 namespace {
 
 constexpr size_t kMaxListLength = 4096;
+
+/// A number, also an infinite one as transformers writes it.
+double NumberIn(const Json& item, double otherwise) {
+  if (item.is_number()) return item.get<double>();
+  const auto tag = item.is_object() ? item.find("__float__") : item.end();
+  const bool infinite = tag != item.end() && *tag == "Infinity";
+  return infinite ? std::numeric_limits<double>::infinity() : otherwise;
+}
 
 }  // namespace
 
@@ -52,6 +61,11 @@ bool ModelConfig::IsList(std::string_view key) const {
 bool ModelConfig::IsObject(std::string_view key) const {
   const auto entry = json_->find(std::string(key));
   return entry != json_->end() && entry->is_object();
+}
+
+bool ModelConfig::IsText(std::string_view key, std::string_view text) const {
+  const auto entry = json_->find(std::string(key));
+  return entry != json_->end() && entry->is_string() && *entry == text;
 }
 
 std::string ModelConfig::String(std::string_view key) {
@@ -175,7 +189,7 @@ ModelConfig ModelConfig::Nested(std::string_view key) {
 std::vector<double> ModelConfig::RealsOrEmpty(std::string_view key, double min, double max) {
   const std::string expected = fmt::format("numbers in {}..{}", min, max);
   return ListOf<double>(key, expected, [&](const Json& item) -> std::optional<double> {
-    const double value = item.is_number() ? item.get<double>() : min - 1;
+    const double value = NumberIn(item, min - 1);
     return value >= min && value <= max ? std::optional(value) : std::nullopt;
   });
 }

@@ -34,6 +34,8 @@ class ModelConfig {
   bool Has(std::string_view key) const;
   bool IsList(std::string_view key) const;
   bool IsObject(std::string_view key) const;
+  /// True when the value is this string.
+  bool IsText(std::string_view key, std::string_view text) const;
   std::string String(std::string_view key);
   bool Bool(std::string_view key, bool fallback);
   /// A number in [1, max].
@@ -51,7 +53,7 @@ class ModelConfig {
   double RealOr(std::string_view key, double min, double max, double fallback);
   std::string StringOr(std::string_view key, std::string_view fallback);
   std::vector<int64_t> IntegersOrEmpty(std::string_view key);
-  /// Finite numbers in [min, max].
+  /// Numbers in [min, max], which may be infinite.
   std::vector<double> RealsOrEmpty(std::string_view key, double min, double max);
   std::vector<std::string> StringsOrEmpty(std::string_view key);
   /// The object under a key, empty if absent. It keeps its own errors: check its status().

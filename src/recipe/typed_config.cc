@@ -23,6 +23,9 @@ constexpr Synonym kSynonyms[] = {
     {"mixtral", "num_experts", "num_local_experts"},
     {"gpt_oss", "num_experts", "num_local_experts"},
     {"qwen3_moe", "num_local_experts", "num_experts"},
+    {"qwen3_next", "mtp_num_hidden_layers", "num_nextn_predict_layers"},
+    {"qwen3_5_text", "mtp_num_hidden_layers", "num_nextn_predict_layers"},
+    {"qwen3_5_moe_text", "mtp_num_hidden_layers", "num_nextn_predict_layers"},
     {"glm4_moe", "num_local_experts", "n_routed_experts"},
     {"glm4_moe", "num_mtp_layers", "num_nextn_predict_layers"},
     {"glm4_moe_lite", "num_local_experts", "n_routed_experts"},
@@ -56,10 +59,29 @@ constexpr Synonym kSynonyms[] = {
     {"internlm3", "bias", "mlp_bias"},
     {"youtu", "head_dim", "qk_rope_head_dim"},
     {"mistral4", "num_local_experts", "n_routed_experts"},
+    {"hyperclovax", "logits_scaling", "logit_scale"},
     {"hy_v3", "num_local_experts", "num_experts"},
     {"hy_v3", "num_shared_experts", "n_shared_experts"},
     {"hy_v3", "router_scaling_factor", "routed_scaling_factor"},
     {"mellum", "num_local_experts", "num_experts"},
+    {"lfm2", "norm_eps", "rms_norm_eps"},
+    {"lfm2", "block_ff_dim", "intermediate_size"},
+    {"lfm2", "tie_embedding", "tie_word_embeddings"},
+    {"lfm2_moe", "norm_eps", "rms_norm_eps"},
+    {"lfm2_moe", "tie_embedding", "tie_word_embeddings"},
+    {"lfm2_moe", "num_dense_layers", "first_k_dense_replace"},
+    {"granitemoehybrid", "layers_block_type", "layer_types"},
+    {"nemotron_h", "layers_block_type", "layer_types"},
+    {"nemotron_h", "num_local_experts", "n_routed_experts"},
+    {"nemotron_h", "layer_norm_epsilon", "rms_norm_eps"},
+    {"nemotron_h", "mamba_num_heads", "mamba_n_heads"},
+    {"nemotron_h", "n_groups", "mamba_n_groups"},
+    {"nemotron_h", "ssm_state_size", "mamba_d_state"},
+    {"nemotron_h", "mamba_head_dim", "mamba_d_head"},
+    {"nemotron_h", "conv_kernel", "mamba_d_conv"},
+    {"nemotron_h", "use_conv_bias", "mamba_conv_bias"},
+    {"nemotron_h", "mamba_dt_min", "time_step_min"},
+    {"gemma4_text", "top_k_experts", "num_experts_per_tok"},
 };
 
 /// Keys that have defaults, too, but make a config without them a fragment.
@@ -84,6 +106,7 @@ constexpr Guard kGuards[] = {
     {"", "is_causal", "true"},
     {"", "is_encoder_decoder", "false"},
     {"", "moe_layer_freq", "1.0"},
+    {"", "mtp_use_dedicated_embeddings", "false"},
     {"", "per_layer_config", "{}"},
     {"", "pruned_heads", "{}"},
     {"", "rope_interleaved", "false"},
@@ -145,6 +168,11 @@ constexpr Guard kGuards[] = {
     {"hyperclovax", "use_post_norm", "true"},
     {"hy_v3", "mlp_bias", "false"},
     {"mellum", "mlp_layer_types", "\"sparse\""},
+    {"lfm2", "block_use_swiglu", "true"},
+    {"lfm2", "use_pos_enc", "true"},
+    {"granitemoehybrid", "normalization_function", "\"rmsnorm\""},
+    {"nemotron_h", "moe_latent_size", "null"},
+    {"nemotron_h", "sliding_window", "null"},
 };
 
 /// Keys that change no logits, in the order of their kinds: of the file, of training, of tokens and
@@ -206,6 +234,10 @@ constexpr std::string_view kHarmless[] = {
     "router_z_loss_coef",
     "seq_aux",
     "embedding_initializer_range",
+    "block_mlp_init_scale",
+    "block_out_init_scale",
+    "block_use_xavier_init",
+    "conv_use_xavier_init",
     // Tokens, generation and tasks.
     "bos_token_id",
     "eos_token_id",
@@ -290,6 +322,26 @@ constexpr std::string_view kHarmless[] = {
     "mtp_mlp_layer_types",
     // Rounding.
     "enable_moe_fp32_combine",
+    // How Mamba-2 is computed and trained, and what its other keys determine.
+    "chunk_size",
+    "expand",
+    "mamba_chunk_size",
+    "mamba_dt_init_floor",
+    "mamba_dt_limit",
+    "mamba_dt_max",
+    "mamba_expand",
+    "mamba_proj_bias",
+    "mamba_ssm_cache_dtype",
+    "moe_shared_expert_overlap",
+    "mtp_hybrid_override_pattern",
+    "mtp_layers_block_type",
+    "num_hidden_layers",
+    "rescale_prenorm_residual",
+    "residual_in_fp32",
+    "time_step_floor",
+    "time_step_limit",
+    "time_step_max",
+    "use_mamba_kernels",
 };
 
 /// Beginnings of the words of names that suggest a change of results.
@@ -419,14 +471,14 @@ class ConfigTyper {
       return Refuse(key, value);
     }
     if (Contains(kHarmless, key)) return true;
+    const bool of_sum = key == "qk_head_dim" || (key == "head_dim" && whole_head_dim_);
+    if (of_sum && IsSumOfHeadDims(value)) return true;
     for (const auto& [name, other] : kEquals) {
       if (key == name && known_.contains(other)) {
         if (value.is_null() || value == known_[std::string(other)]) return true;
         return Refuse(key, value);
       }
     }
-    const bool of_sum = key == "qk_head_dim" || (key == "head_dim" && whole_head_dim_);
-    if (of_sum && IsSumOfHeadDims(value)) return true;
     if (IsOff(value)) return true;
     if (key == "layer_types") {
       if (LayersHaveOneType(value)) return true;
@@ -466,6 +518,11 @@ class ConfigTyper {
       {"head_dim", "qk_rope_head_dim"},
       {"attention_head_dim", "head_dim"},
       {"hidden_act", "hidden_activation"},
+      {"block_dim", "hidden_size"},
+      {"block_norm_eps", "rms_norm_eps"},
+      {"conv_dim", "hidden_size"},
+      {"conv_dim_out", "hidden_size"},
+      {"num_heads", "num_attention_heads"},
   };
 
   const std::string_view type_;

@@ -191,8 +191,10 @@ Route RouteToken(const std::vector<double>& logits, const RouterOptions& options
   const double sum = std::max(std::accumulate(route.weights.begin(), route.weights.end(), 1e-20),
                               static_cast<double>(options.least_sum));
   const bool divide = options.normalize && options.scoring != Scoring::kSoftmaxOfChosen;
-  for (double& weight : route.weights) {
-    weight *= static_cast<double>(options.scaling_factor) / (divide ? sum : 1.0);
+  for (size_t i = 0; i < route.weights.size(); ++i) {
+    route.weights[i] *= static_cast<double>(options.scaling_factor) / (divide ? sum : 1.0);
+    if (options.scales.empty()) continue;
+    route.weights[i] *= double{options.scales.As<float>()[route.ids[i]]};
   }
   return route;
 }

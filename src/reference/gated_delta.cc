@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "reference/causal_convolution.h"
 #include "reference/decoder.h"
 #include "reference/elements.h"
 
@@ -9,8 +10,6 @@ namespace marlin::reference {
 namespace {
 
 using Vector = std::vector<double>;
-
-double Silu(double x) { return x * Sigmoid(x); }
 
 double SumOfSquares(const Vector& x) {
   double sum = 0;
@@ -32,7 +31,7 @@ class DeltaSequence {
         epsilon_(static_cast<double>(weights.epsilon)) {}
 
   void Add(int64_t row, Vector* out) {
-    const Vector mixed = Convolve(row);
+    const Vector mixed = Mix(row);
     const int64_t heads = sizes_.value_heads / sizes_.key_heads;
     for (int64_t head = 0; head < sizes_.value_heads; ++head) {
       const int64_t key_head = head / heads;
@@ -75,28 +74,14 @@ class DeltaSequence {
   }
 
   /// SiLU of the convolution of all channels, whose kept inputs it moves.
-  Vector Convolve(int64_t row) {
+  Vector Mix(int64_t row) {
     Vector input;
     for (const TensorView& view : {inputs_.queries, inputs_.keys, inputs_.values}) {
-      for (int64_t head = 0; head < view.dim(1); ++head) {
-        for (int64_t i = 0; i < view.dim(2); ++i) input.push_back(At(view, row, head, i));
-      }
+      AppendRow(view, row, &input);
     }
-    const int64_t channels = sizes_.channels();
-    const int64_t kept = sizes_.conv_width - 1;
-    Vector out;
-    for (int64_t c = 0; c < channels; ++c) {
-      double sum = Of(conv_, c * sizes_.conv_width + kept) * Of(input, c);
-      for (int64_t tap = 0; tap < kept; ++tap) {
-        sum += Of(conv_, c * sizes_.conv_width + tap) * Of(state_, tap * channels + c);
-      }
-      out.push_back(Silu(sum));
-    }
-    for (int64_t i = 0; i < kept * channels; ++i) {
-      Of(state_, i) = i + channels < kept * channels ? Of(state_, i + channels)
-                                                     : Of(input, i - (kept - 1) * channels);
-    }
-    return out;
+    Vector mixed = Convolve(conv_, {}, input, &state_);
+    for (double& x : mixed) x = Silu(x);
+    return mixed;
   }
 
   /// The new S^T q.

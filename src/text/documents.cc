@@ -39,6 +39,16 @@ Json ComparisonDocument(const CompareResult& result) {
           {"top1_agreement", result.top1_agreement}};
 }
 
+Json AcceptanceDocument(const AcceptanceResult& result) {
+  Json depths = Json::array();
+  for (const DepthAcceptance& depth : result.depths) {
+    depths.push_back({{"depth", std::ssize(depths) + 1},
+                      {"accepted", depth.accepted},
+                      {"positions", depth.positions}});
+  }
+  return depths;
+}
+
 Json PreparedDocument(const PrepareModelReport& report) {
   return {{"output", report.output},
           {"layout", report.layout},

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "marlin/checkpoint.h"
+#include "marlin/draft.h"
 #include "marlin/evaluate.h"
 #include "marlin/generate.h"
 #include "marlin/prepared.h"
@@ -19,6 +20,9 @@ nlohmann::ordered_json PerplexityDocument(const PerplexityResult& result);
 
 /// The document of `compare`.
 nlohmann::ordered_json ComparisonDocument(const CompareResult& result);
+
+/// The array of `compare --draft`.
+nlohmann::ordered_json AcceptanceDocument(const AcceptanceResult& result);
 
 /// The document of `prepare`.
 nlohmann::ordered_json PreparedDocument(const PrepareModelReport& report);

@@ -153,6 +153,20 @@ MORE_TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "router_scaling_factor": (2.5, 1.0),
         },
     ),
+    "arcee": ("Arcee", {"attention_bias": (False, True), "mlp_bias": (False, True)}),
+    "granitemoeshared": (
+        "GraniteMoeShared",
+        {
+            "attention_bias": (False, True),
+            "embedding_multiplier": (12.0, 1.0),
+            "residual_multiplier": (0.22, 1.0),
+            "attention_multiplier": (0.015625, 0.2),
+            "logits_scaling": (6.0, 1.0),
+            "num_local_experts": (8,),
+            "num_experts_per_tok": (3, 2),
+            "shared_intermediate_size": (80, 0),
+        },
+    ),
     "mellum": (
         "Mellum",
         {

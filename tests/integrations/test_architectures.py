@@ -232,6 +232,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "gemma4_text_experts": (
+        "Gemma4",
+        {
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 48,
+        },
+    ),
     "glm": ("Glm", {"head_dim": 32, "pad_token_id": None}),
     "helium": ("Helium", {"head_dim": 16}),
     "dots1": (
@@ -292,7 +306,39 @@ MULTIPLIERS = {
     "attention_multiplier": 0.0625,
     "logits_scaling": 3.0,
 }
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+CONVOLUTION = {"layer_types": ["conv", "full_attention", "conv"], "pad_token_id": None}
 CASES |= {
+    "lfm2": ("Lfm2", {**CONVOLUTION, "block_multiple_of": 32}),
+    "lfm2_moe": ("Lfm2Moe", {**CONVOLUTION, **MOE, "num_dense_layers": 1}),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        {**MULTIPLIERS, **MAMBA, "num_local_experts": 8, "num_experts_per_tok": 3},
+    ),
+    "granitemoehybrid_dense": (
+        "GraniteMoeHybrid",
+        {**MULTIPLIERS, **MAMBA, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            **MOE,
+            "head_dim": 16,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 24,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "n_routed_experts": 8,
+            "moe_shared_expert_intermediate_size": 40,
+            "pad_token_id": None,
+        },
+    ),
     "exaone4": (
         "Exaone4",
         {
@@ -418,6 +464,16 @@ CASES |= {
             },
         },
     ),
+    "arcee": ("Arcee", {"mlp_bias": True, "attention_bias": True}),
+    "granitemoeshared": (
+        "GraniteMoeShared",
+        {
+            **MULTIPLIERS,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 80,
+        },
+    ),
     "hy_v3": ("HYV3", {**MOE, "head_dim": 32}),
     "mellum": ("Mellum", {**MOE, "head_dim": 32, "sliding_window": 6, "layer_types": SLIDES}),
 }
@@ -436,7 +492,9 @@ def make_model(case: str, dtype: torch.dtype = torch.float32) -> Any:
     config = config_class(name)(**{**SMALL, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(sum(map(ord, case)))
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    # Some types have only a configuration of their own.
+    made = getattr(transformers, f"{name}ForCausalLM", transformers.LlamaForCausalLM)
+    model = made(config).eval()
     with torch.no_grad():
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if "inv_freq" in key:

@@ -26,8 +26,9 @@ REFUSED = (
     ("gemma3_text", "attn_logit_softcapping"),
     ("gemma4_text", "use_bidirectional_attention"),
     ("gemma4_text", "num_kv_shared_layers"),
-    ("gemma4_text", "enable_moe_block"),
     ("gemma4_text", "use_double_wide_mlp"),
+    ("nemotron_h", "moe_latent_size"),
+    ("nemotron_h", "sliding_window"),
 )
 # Defaults of keys that only the classes' constructors know.
 INNER = {
@@ -50,11 +51,24 @@ OWN_NAMES = {
     ("exaone_moe", "n_shared_experts"): "num_shared_experts",
     ("hy_v3", "n_shared_experts"): "num_shared_experts",
     ("hy_v3", "routed_scaling_factor"): "router_scaling_factor",
+    ("hyperclovax", "logit_scale"): "logits_scaling",
+    ("lfm2", "rms_norm_eps"): "norm_eps",
+    ("lfm2_moe", "rms_norm_eps"): "norm_eps",
+    ("lfm2_moe", "first_k_dense_replace"): "num_dense_layers",
+    ("nemotron_h", "rms_norm_eps"): "layer_norm_epsilon",
+    ("nemotron_h", "mamba_n_heads"): "mamba_num_heads",
+    ("nemotron_h", "mamba_n_groups"): "n_groups",
+    ("nemotron_h", "mamba_d_state"): "ssm_state_size",
+    ("nemotron_h", "mamba_d_head"): "mamba_head_dim",
+    ("nemotron_h", "mamba_d_conv"): "conv_kernel",
+    ("nemotron_h", "mamba_conv_bias"): "use_conv_bias",
+    ("gemma4_text", "num_experts_per_tok"): "top_k_experts",
 }
 # Keys that classes do not have, which are read from every model of a kind, or honoured wherever a
 # config gives them.
 BEYOND = (
     "head_dim",
+    "hybrid_override_pattern",
     "index_skip_topk_offset",
     "index_topk_freq",
     "index_topk_pattern",
@@ -87,7 +101,8 @@ def own_default(kind: str, key: str) -> Any:
     if key not in fields:
         names = [name for name, target in made.attribute_map.items() if target == key]
         key = next((name for name in names if name in fields), key)
-    return fields.get(key, INNER_OF.get((kind, key), INNER.get(key, ABSENT)))
+    default = fields.get(key, INNER_OF.get((kind, key), INNER.get(key, ABSENT)))
+    return made._encode_special_floats(default) if isinstance(default, tuple) else default
 
 
 def own_rope(made: Any) -> dict[str, Any]:

@@ -65,6 +65,7 @@ NOT_IN_MLX = {
     "llama_gelu": "mlx_lm's llama computes silu, not gelu_tanh",
     **dict.fromkeys(
         (
+            "arcee",
             "cohere",
             "cohere2",
             "cwm",
@@ -84,6 +85,9 @@ NOT_IN_MLX = {
             "glm",
             "glm_moe_dsa",
             "granitemoe",
+            "granitemoehybrid",
+            "granitemoehybrid_dense",
+            "granitemoeshared",
             "helium",
             "hunyuan_v1_dense",
             "hunyuan_v1_moe",
@@ -91,12 +95,15 @@ NOT_IN_MLX = {
             "hyperclovax",
             "internlm3",
             "iquestcoder",
+            "lfm2",
+            "lfm2_moe",
             "llama4_text",
             "mellum",
             "minimax_m2",
             "ministral",
             "ministral3",
             "mistral4",
+            "nemotron_h",
             "olmo2",
             "olmo3",
             "olmoe",
@@ -115,7 +122,11 @@ NOT_IN_MLX = {
 }
 # A type without a class in transformers, whose models are of another type's architecture.
 WITHOUT_CLASS = {"kimi_k2"}
-NOT_IN_TRANSFORMERS = {"granitemoe": "input_linear"}
+NOT_IN_TRANSFORMERS = {
+    "granitemoe": "input_linear",
+    "granitemoehybrid": "input_linear",
+    "nemotron_h": "experts are not supported",
+}
 IDS = torch.randint(0, SMALL["vocab_size"], (1, 40), generator=torch.Generator().manual_seed(1))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from hybrid_types import HYBRID_SIZES, HYBRID_TYPES
 from random_types import EXPERTS, LATENT, MORE_TYPES, ROUTED
 from safetensors.torch import load_file, save_file
 
@@ -300,6 +301,10 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "sliding_window": (4, 9),
             "hidden_size_per_layer_input": (0,),
             "final_logit_softcapping": (None, 8.0),
+            "enable_moe_block": (False, True),
+            "num_experts": (8,),
+            "top_k_experts": (3, 2),
+            "moe_intermediate_size": (48, 32),
         },
     ),
     "granite": (
@@ -378,18 +383,29 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "sliding_window": (5,),
         },
     ),
-} | MORE_TYPES
+    **HYBRID_TYPES,
+    **MORE_TYPES,
+}
 # Types whose files with names of the bare model transformers does not load.
 NO_BASE = ("llama4_text",)
 LONG_FACTORS = ("short_factor", "long_factor")
-EPSILON = {"cohere": "layer_norm_eps", "cohere2": "layer_norm_eps"}
-HYBRID = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-PARTIAL = ("glm", "glm4", "glm4_moe", "minimax_m2", "phi3", *HYBRID)
+EPSILON = {
+    "cohere": "layer_norm_eps",
+    "cohere2": "layer_norm_eps",
+    "lfm2": "norm_eps",
+    "lfm2_moe": "norm_eps",
+    "nemotron_h": "layer_norm_epsilon",
+}
+NO_ROPE = ("nemotron_h",)
+DELTAS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+HYBRID = (*DELTAS, *HYBRID_TYPES)
+PARTIAL = ("glm", "glm4", "glm4_moe", "minimax_m2", "phi3", *DELTAS)
 KINDS = ("gemma3_text", "gemma4_text", "mellum", "olmo3")  # RoPE for each kind of layers.
 SIZES = {
     *SMALL,
     *LATENT,
     *DELTA,
+    *HYBRID_SIZES,
     "q_lora_rank",
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
@@ -476,10 +492,16 @@ def draw_ropes(rng: random.Random, kind: str) -> dict[str, Any]:
     return {"full_attention": full, "sliding_attention": sliding}
 
 
+def class_of(name: str) -> Any:
+    """The class of a configuration's model; some types have only a configuration of their own."""
+    name = f"{name.removesuffix('Text')}ForCausalLM"
+    return getattr(transformers, name, transformers.LlamaForCausalLM)
+
+
 def made(name: str, values: dict[str, Any]) -> Any:
     """The model of a type's class, whose configuration may be named differently."""
     config = getattr(transformers, f"{name}Config")(**{**SMALL, **values})
-    return getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
+    return class_of(name)(config).eval()
 
 
 class Case:
@@ -495,7 +517,7 @@ class Case:
         values[EPSILON.get(self.kind, "rms_norm_eps")] = self.rng.choice([1e-6, 1e-5, 1e-3])
         if "topk_group" in values:
             values["topk_group"] = min(values["topk_group"], values["n_group"])
-        if self.rng.random() < 0.8:
+        if self.kind not in NO_ROPE and self.rng.random() < 0.8:
             values["rope_parameters"] = draw_ropes(self.rng, self.kind)
         tied = self.rng.random() < 0.4
         self._save(made(name, {**values, "tie_word_embeddings": tied}), number)
@@ -531,6 +553,8 @@ class Case:
         save_file(tensors, path, metadata={"format": "pt"})
 
     def _head(self, tied: bool) -> None:
+        if self.kind in NO_ROPE:
+            return  # Its names are its own, too.
         table, head = "model.embed_tokens.weight", "lm_head.weight"
 
         def add(tensors: dict[str, torch.Tensor]) -> None:
@@ -554,6 +578,8 @@ class Case:
     def _move(self) -> None:
         """Moves RoPE keys, and renames a key to its synonym."""
         config, rng = self.config, self.rng
+        if self.kind in NO_ROPE:
+            return
         rope = dict(config["rope_parameters"])
         if self.kind in KINDS:
             self._move_kinds(rope)
@@ -707,13 +733,19 @@ def test_logits_are_those_of_transformers_or_a_key_is_named(chunk: int, tmp_path
 
 
 @pytest.mark.parametrize("division", ([40], [7, 1, 2, 30], [1] * 40), ids=("once", "parts", "each"))
-@pytest.mark.parametrize("kind", HYBRID)
+@pytest.mark.parametrize("kind", [*HYBRID, "gemma4_text"])
 def test_a_prompt_may_be_divided(kind: str, division: list[int], tmp_path: Path) -> None:
     name, keys = TYPES[kind]
     for number in range(4):
         rng = random.Random(number)
         values = {key: rng.choice(choices) for key, choices in keys.items()}
-        values["layer_types"] = keys["layer_types"][number % 2]
+        types = "layers_block_type" if kind == "nemotron_h" else "layer_types"
+        if types in keys:
+            values[types] = keys[types][number % 2]
+        if "topk_group" in values:
+            values["topk_group"] = min(values["topk_group"], values["n_group"])
+        if "enable_moe_block" in keys:
+            values["enable_moe_block"] = number % 2 == 0
         torch.manual_seed(number)
         made(name, values).save_pretrained(tmp_path)
         with torch.no_grad():

@@ -141,6 +141,7 @@ Result<Model> RunArguments::Open(Console& console, const std::string& path,
                                  const Device& device) const {
   MARLIN_ASSIGN_OR_RETURN(ModelOptions options, Options());
   options.prepared = prepared_;
+  options.draft = draft_;
   MARLIN_ASSIGN_OR_RETURN(options.kv_cache, kv_cache_.Type());
   MARLIN_ASSIGN_OR_RETURN(Model model, OpenWith(std::move(options), path, device));
   device_.SayTaken(console, model.device().info());

@@ -43,6 +43,8 @@ class RunArguments {
   /// Models of one command share a device: the worker threads of two would compete. Names the
   /// device that "auto" chose on stderr.
   Result<Model> Open(Console& console, const std::string& path, const Device& device) const;
+  /// With ModelOptions::draft for models that are opened from here on, except references.
+  void WithDraft() { draft_ = true; }
   /// Opens a second model, without --prepared and --kv-cache.
   Result<Model> OpenReference(const std::string& path, const Device& device) const;
   bool prepared() const { return !prepared_.empty(); }
@@ -61,6 +63,7 @@ class RunArguments {
   bool exact_ = false;
   bool batch_invariant_ = false;
   bool allow_extra_tensors_ = false;
+  bool draft_ = false;
   KvCacheArgument kv_cache_;
   std::string prepared_;
   std::string gpu_memory_;

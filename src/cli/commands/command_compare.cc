@@ -2,12 +2,15 @@
 #include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "base/json.h"
 #include "base/macros.h"
 #include "base/text_table.h"
 #include "cli/arguments/model_arguments.h"
 #include "cli/command.h"
 #include "cli/progress_bar.h"
+#include "marlin/draft.h"
 #include "marlin/evaluate.h"
 #include "text/documents.h"
 
@@ -21,6 +24,8 @@ class CompareCommand final : public Command {
     arguments.RequiredOption("--against", &against_, "SRC", "The model that it was made from");
     arguments.Model(&path_);
     arguments.Model(&against_);
+    arguments.Option("--draft", &draft_, WholeRange{1, kMostDraftDepth}, "N",
+                     "Also how often N guesses in a row of QUANT's MTP layer are its own tokens");
     arguments.Group(CorpusArguments::kGroup);
     corpus_.Declare(arguments);
     arguments.Group(RunArguments::kGroup);
@@ -30,6 +35,7 @@ class CompareCommand final : public Command {
   Status Check(const Console& console) const override { return corpus_.Check(console); }
 
   Status Run(Console& console) override {
+    if (draft_) run_.WithDraft();
     MARLIN_ASSIGN_OR_RETURN(const Device device, run_.OpenDevice());
     MARLIN_ASSIGN_OR_RETURN(const Model model, run_.Open(console, path_, device));
     MARLIN_ASSIGN_OR_RETURN(const Model reference, run_.OpenReference(against_, device));
@@ -40,9 +46,17 @@ class CompareCommand final : public Command {
     options.progress = [&bar](int64_t done, int64_t total) { bar.Update(done, total); };
     MARLIN_ASSIGN_OR_RETURN(const CompareResult result,
                             CompareModels(model, reference, tokens, options));
+    std::optional<AcceptanceResult> acceptance;
+    if (draft_) {
+      MARLIN_ASSIGN_OR_RETURN(acceptance, MeasureAcceptance(model, tokens, *draft_, options));
+    }
     bar.Clear();
-    return console.json() ? console.PrintJson(ComparisonDocument(result))
-                          : console.Print(Text(result));
+    if (!console.json()) {
+      return console.Print(Text(result) + (acceptance ? Text(*acceptance) : std::string()));
+    }
+    Json document = ComparisonDocument(result);
+    if (acceptance) document["draft_acceptance"] = AcceptanceDocument(*acceptance);
+    return console.PrintJson(document);
   }
 
  private:
@@ -65,8 +79,19 @@ class CompareCommand final : public Command {
         FormatInteger(result.model.tokens));
   }
 
+  static std::string Text(const AcceptanceResult& acceptance) {
+    std::string text;
+    int64_t depth = 0;
+    for (const DepthAcceptance& guesses : acceptance.depths) {
+      text += fmt::format("draft {:<11} accepted at {} of {} positions\n", ++depth,
+                          FormatPercent(guesses.accepted), FormatInteger(guesses.positions));
+    }
+    return text;
+  }
+
   std::string path_;
   std::string against_;
+  std::optional<int64_t> draft_;
   CorpusArguments corpus_;
   RunArguments run_;
 };

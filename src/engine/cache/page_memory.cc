@@ -28,13 +28,18 @@ CacheShape CacheShape::Of(const DecoderConfig& config, DType type) {
   CacheShape shape;
   shape.type = type;
   for (const LayerConfig& layer : config.layers) {
-    const MixerState kept = ParametersOf(layer.mixer).State(layer.sizes);
+    const MixerState kept =
+        layer.mixes ? ParametersOf(layer.mixer).State(layer.sizes) : MixerState();
     shape.layers.push_back({kept, kept.fixed > 0 ? 0 : layer.window});
   }
   return shape;
 }
 
 void PageMemory::AddLayer(const LayerState& state) {
+  if (state == LayerState()) {
+    places_.push_back({SIZE_MAX, 0});
+    return;
+  }
   size_t index = 0;
   while (index < groups_.size() && !(groups_[index].state == state)) ++index;
   if (index == groups_.size()) {

@@ -1,6 +1,23 @@
 #include "engine/mixers/recurrent.h"
 
+#include "base/macros.h"
+
 namespace marlin {
+
+Result<MutableTensorView> ProjectHidden(Pass& pass, int64_t layer, const Projection& projection) {
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
+                          pass.arena.Take(pass.products.activations, pass.values.hidden.shape()));
+  MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, pass.layer(layer).input_norm, x));
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView projected,
+                          pass.arena.Take(DType::kF32, {pass.rows(), projection.out}));
+  MARLIN_RETURN_IF_ERROR(Apply(pass.device, projection, x, pass.products, projected));
+  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kQkv));
+  return projected;
+}
+
+TensorView ConvWeights(const DeviceVector& conv, int64_t channels, int64_t width) {
+  return TensorView(conv.view().data(), DType::kF32, {channels, width});
+}
 
 RecurrentRows RecurrentRowsOf(const Pass& pass, int64_t layer) {
   const StepValues& values = pass.values;

@@ -40,6 +40,7 @@ Status CheckOptions(const RouterOptions& options, int64_t experts) {
     return Invalid(fmt::format("top_k: {} experts of the {} in {} selected groups", options.top_k,
                                eligible, options.top_groups));
   }
+  MARLIN_RETURN_IF_ERROR(CheckVector("scales", options.scales, experts, true));
   return CheckVector("choice_bias", options.choice_bias, experts, true);
 }
 

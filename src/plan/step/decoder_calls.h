@@ -238,4 +238,25 @@ struct GatedDeltaCall {
   Determinism determinism = Determinism::kDefault;
 };
 
+/// Mamba2. Optional weights may have no data.
+struct Mamba2Call {
+  const Mamba2Inputs& inputs;
+  const Mamba2Weights& weights;
+  const Mamba2Sizes& sizes;
+  const RecurrentRows& rows;
+  const RecurrentStates& states;
+  MutableTensorView out;
+  Determinism determinism = Determinism::kDefault;
+};
+
+/// ShortConvolution. The bias may have no data.
+struct ShortConvolutionCall {
+  const ShortConvolutionInputs& inputs;
+  const ShortConvolutionWeights& weights;
+  const ShortConvolutionSizes& sizes;
+  const RecurrentRows& rows;
+  const RecurrentStates& states;
+  MutableTensorView out;
+};
+
 }  // namespace marlin

@@ -9,8 +9,8 @@
 //   (ProjectStep | LatentProjectStep, AttentionStep) | GatedDeltaStep | MixStep, ProjectAddStep
 //   GateUpStep, ProjectAddStep | RouteStep, ExpertsStep
 //
-// or, where both read the same hidden states, GateUpStep, the first line and a ProjectAddStep,
-// between EmbedStep and HeadStep, SampleStep.
+// or, where both read the same hidden states, GateUpStep, the first line and a ProjectAddStep, or
+// the first line and BesideStep, between EmbedStep and HeadStep, SampleStep.
 #pragma once
 
 #include <cstdint>
@@ -166,6 +166,11 @@ struct ExpertsStep {
   bool scales_inputs = false;
 };
 
+/// hidden += out_norm(mlp + experts), of a layer that has both; no backend fuses it.
+struct BesideStep {
+  int64_t layer = 0;
+};
+
 /// logits [wanted, vocab] = linear(norm(hidden[wanted])), capped as by ScaleAndCap; a no-op if no
 /// row is wanted.
 struct HeadStep {
@@ -177,9 +182,9 @@ struct HeadStep {
 /// tokens [wanted] = sampled from the logits; a no-op if StepValues has no samplers.
 struct SampleStep {};
 
-using StepOperation =
-    std::variant<EmbedStep, ProjectStep, LatentProjectStep, AttentionStep, ProjectAddStep,
-                 GateUpStep, RouteStep, ExpertsStep, HeadStep, SampleStep, MixStep, GatedDeltaStep>;
+using StepOperation = std::variant<EmbedStep, ProjectStep, LatentProjectStep, AttentionStep,
+                                   ProjectAddStep, GateUpStep, RouteStep, ExpertsStep, HeadStep,
+                                   SampleStep, MixStep, GatedDeltaStep, BesideStep>;
 
 /// The alternatives of StepOperation.
 enum class StepKind : uint8_t {
@@ -195,8 +200,9 @@ enum class StepKind : uint8_t {
   kSample,
   kMix,
   kGatedDelta,
+  kBeside,
 };
-static_assert(std::variant_size_v<StepOperation> == static_cast<size_t>(StepKind::kGatedDelta) + 1);
+static_assert(std::variant_size_v<StepOperation> == static_cast<size_t>(StepKind::kBeside) + 1);
 
 inline StepKind KindOf(const StepOperation& operation) {
   return static_cast<StepKind>(operation.index());

@@ -30,6 +30,15 @@ TEST(ParseJsonObject, BuildsTheSameDocumentAsTheLibrary) {
   }
 }
 
+TEST(ParseJsonObject, ReadsInfiniteNumbersOfPython) {
+  const auto json = ParseJsonObject(
+      R"({"limit": [0.0, Infinity, -Infinity], "text": "an Infinity, \"Infinity\""})", "file");
+  ASSERT_TRUE(json.ok()) << json.status().message();
+  EXPECT_EQ(DumpJson(*json), R"({"limit":[0.0,{"__float__":"Infinity"},{"__float__":"-Infinity"}],)"
+                             R"("text":"an Infinity, \"Infinity\""})");
+  EXPECT_FALSE(ParseJsonObject(R"({"Infinity": Infinit})", "file").ok());
+}
+
 TEST(ParseJsonObject, RefusesWhatIsWrong) {
   struct Case {
     std::string text;

@@ -76,9 +76,9 @@ class SampleModel : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     path_ = SourceDirectory() + GetParam();
-    if (std::string(GetParam()) == "qwen3_next") {
+    if (!std::string(GetParam()).starts_with("/")) {
       path_ = written_.path();
-      testing::WriteQwen3Next(path_, 1024);
+      testing::WriteRecurrent(GetParam(), path_, 1024);
     }
     auto opened = OpenModelDirectory(path_);
     ASSERT_TRUE(opened.ok()) << opened.status().message();
@@ -154,7 +154,7 @@ TEST_P(SampleModel, ShowsTheHeadWhatAForwardPassComputes) {
 
 INSTANTIATE_TEST_SUITE_P(All, SampleModel,
                          ::testing::Values("/examples/tiny-qwen3-moe", "/tests/data/tiny-glm4-moe",
-                                           "qwen3_next"));
+                                           "qwen3_next", "granitemoehybrid", "nemotron_h"));
 
 }  // namespace
 }  // namespace marlin::layer_walk_test

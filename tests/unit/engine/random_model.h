@@ -119,6 +119,69 @@ inline void WriteQwen3Next(const std::string& path, int64_t vocab) {
                      {"shared_expert_intermediate_size", 32}});
 }
 
+/// A granitemoehybrid of three layers with experts, of which the second one attends to keys and
+/// values and the others are Mamba-2 mixers.
+inline void WriteGraniteHybrid(const std::string& path, int64_t vocab) {
+  WriteRandom(path, {{"model_type", "granitemoehybrid"},
+                     {"hidden_size", 64},
+                     {"intermediate_size", 32},
+                     {"shared_intermediate_size", 48},
+                     {"num_hidden_layers", 3},
+                     {"vocab_size", vocab},
+                     {"num_attention_heads", 4},
+                     {"num_key_value_heads", 2},
+                     {"max_position_embeddings", 8192},
+                     {"layer_types", {"mamba", "attention", "mamba"}},
+                     {"mamba_n_heads", 8},
+                     {"mamba_n_groups", 2},
+                     {"mamba_d_state", 24},
+                     {"num_local_experts", 4}});
+}
+
+/// An lfm2 of three layers, of which the second one attends to keys and values and the others are
+/// short convolutions.
+inline void WriteLfm2(const std::string& path, int64_t vocab) {
+  WriteRandom(path, {{"model_type", "lfm2"},
+                     {"hidden_size", 64},
+                     {"intermediate_size", 96},
+                     {"block_auto_adjust_ff_dim", false},
+                     {"num_hidden_layers", 3},
+                     {"vocab_size", vocab},
+                     {"num_attention_heads", 4},
+                     {"num_key_value_heads", 2},
+                     {"max_position_embeddings", 8192},
+                     {"tie_word_embeddings", false},
+                     {"full_attn_idxs", {1}}});
+}
+
+/// A nemotron_h whose layers are a Mamba-2 mixer, experts, attention, another mixer and an MLP.
+inline void WriteNemotron(const std::string& path, int64_t vocab) {
+  WriteRandom(path, {{"model_type", "nemotron_h"},
+                     {"hidden_size", 64},
+                     {"intermediate_size", 96},
+                     {"hybrid_override_pattern", "ME*M-"},
+                     {"vocab_size", vocab},
+                     {"num_attention_heads", 4},
+                     {"num_key_value_heads", 2},
+                     {"head_dim", 16},
+                     {"max_position_embeddings", 8192},
+                     {"mamba_num_heads", 4},
+                     {"mamba_head_dim", 24},
+                     {"n_groups", 2},
+                     {"ssm_state_size", 16},
+                     {"n_routed_experts", 4},
+                     {"moe_intermediate_size", 32},
+                     {"moe_shared_expert_intermediate_size", 48}});
+}
+
+/// One of these models with a recurrent state, by its type.
+inline void WriteRecurrent(const std::string& type, const std::string& path, int64_t vocab) {
+  if (type == "qwen3_next") WriteQwen3Next(path, vocab);
+  if (type == "granitemoehybrid") WriteGraniteHybrid(path, vocab);
+  if (type == "lfm2") WriteLfm2(path, vocab);
+  if (type == "nemotron_h") WriteNemotron(path, vocab);
+}
+
 /// Token ids without a simple repetition.
 inline std::vector<int32_t> TokensBelow(int32_t vocab, size_t count) {
   std::vector<int32_t> tokens(count);

@@ -88,19 +88,21 @@ class Recurrent : public ::testing::Test {
   std::optional<Model> model_;
 };
 
-/// The same, or a model of gated delta nets.
+/// The same, or a model of a type with a recurrent mixer.
 class RecurrentModels : public Recurrent, public ::testing::WithParamInterface<const char*> {
  protected:
   void SetUp() override {
     if (std::string(GetParam()) == "fading_sum") return Recurrent::SetUp();
-    testing::WriteQwen3Next(directory_.path(), kVocab);
+    testing::WriteRecurrent(GetParam(), directory_.path(), kVocab);
     auto model = Model::Open(directory_.path(), *Device::Open("cpu", {.threads = 2}), Invariant());
     ASSERT_TRUE(model.ok()) << model.status().message();
     model_ = *std::move(model);
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(All, RecurrentModels, ::testing::Values("fading_sum", "qwen3_next"),
+INSTANTIATE_TEST_SUITE_P(All, RecurrentModels,
+                         ::testing::Values("fading_sum", "qwen3_next", "granitemoehybrid", "lfm2",
+                                           "nemotron_h"),
                          [](const auto& of) { return std::string(of.param); });
 
 TEST_P(RecurrentModels, PiecesAndBatchesHaveTheBitsOfSingleTokens) {

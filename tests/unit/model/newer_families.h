@@ -3,6 +3,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "base/json.h"
@@ -47,11 +48,69 @@ inline ConfigMap NewerConfigs() {
           {"llama_4_scaling_beta", 0.5},
           {"partial_rotary_factor", 8.0 / 24}}}}},
       {"hy_v3", {{"num_experts", 4}, {"attention_bias", true}}},
+      {"arcee", {{"hidden_act", "relu2"}, {"mlp_bias", true}}},
+      {"granitemoeshared",
+       {{"num_local_experts", 4},
+        {"shared_intermediate_size", 48},
+        {"residual_multiplier", 0.5},
+        {"attention_multiplier", 0.1}}},
       {"mellum",
        {{"num_experts", 4},
         {"layer_types", {"sliding_attention", "full_attention"}},
         {"sliding_window", 4}}},
   };
+}
+
+/// Types that llama.cpp does not have, or whose names are not known here.
+inline const std::set<std::string>& WithoutGgufNames() {
+  static const std::set<std::string> types = {"cohere2",
+                                              "glm",
+                                              "helium",
+                                              "deepseek_v2",
+                                              "deepseek_v32",
+                                              "dots1",
+                                              "ernie4_5",
+                                              "ernie4_5_moe",
+                                              "gemma2",
+                                              "gemma3_text",
+                                              "gemma4_text",
+                                              "exaone4",
+                                              "glm4_moe_lite",
+                                              "glm_moe_dsa",
+                                              "granitemoe",
+                                              "hunyuan_v1_dense",
+                                              "hunyuan_v1_moe",
+                                              "kimi_k2",
+                                              "minimax_m2",
+                                              "ministral",
+                                              "ministral3",
+                                              "olmoe",
+                                              "qwen3_next",
+                                              "qwen3_5_text",
+                                              "qwen3_5_moe_text",
+                                              "lfm2",
+                                              "lfm2_moe",
+                                              "granitemoehybrid",
+                                              "nemotron_h",
+                                              "llama4_text",
+                                              "olmo3",
+                                              "flex_olmo",
+                                              "gemma",
+                                              "vaultgemma",
+                                              "cohere",
+                                              "cwm",
+                                              "solar_open",
+                                              "exaone_moe",
+                                              "youtu",
+                                              "internlm3",
+                                              "iquestcoder",
+                                              "hyperclovax",
+                                              "mistral4",
+                                              "hy_v3",
+                                              "mellum",
+                                              "arcee",
+                                              "granitemoeshared"};
+  return types;
 }
 
 }  // namespace marlin::families_test

@@ -281,6 +281,36 @@ TEST_P(PagedAttentionOnEveryLevel, PagesGiveTheBitsOfOneTensor) {
   }
 }
 
+// Gemma's heads: wide ones, capped scores and windows, in every combination.
+TEST_P(PagedAttentionOnEveryLevel, HeadsOfEverySizeWithCapsAndWindowsGiveTheBitsOfOneTensor) {
+  // A GPU needs more tokens to take tiles of them, and has its own kernels for every size.
+  const bool gpu = device().info().backend == "cuda";
+  const int64_t tokens = gpu ? 250 : 20;
+  if (std::string_view(GetParam()) == "scalar") return;
+  for (const auto& [key_dim, value_dim] : {std::pair<int64_t, int64_t>{64, 64},
+                                           {64, 128},
+                                           {128, 64},
+                                           {192, 128},
+                                           {256, 256},
+                                           {512, 512},
+                                           {512, 64},
+                                           {80, 400}}) {
+    // The CPU has no kernels of its own for wide heads, which would take long.
+    if (!gpu && std::max(key_dim, value_dim) > 256) continue;
+    for (const DType type : {DType::kBf16, DType::kF8E4M3}) {
+      for (const float softcap : {0.0F, 5.0F}) {
+        for (const int64_t window : {0, 100}) {
+          SCOPED_TRACE(
+              fmt::format("{} {} {} {} {}", key_dim, value_dim, DTypeName(type), softcap, window));
+          const CacheCase c = {type,   16, 2,     key_dim,     value_dim,
+                               window, 1,  false, window == 0, softcap};
+          FeedAll(device(), c, {{tokens, 0, 60}, {1, 1, 1}, {5, 70, 0}, {1, 1, 1}});
+        }
+      }
+    }
+  }
+}
+
 // So many features take long without vectors: fewer tokens.
 TEST_P(PagedAttentionOnEveryLevel, PagesOfLatentsGiveTheBitsOfOneTensor) {
   for (const CacheCase& c : kLatentCases) {
@@ -294,17 +324,16 @@ TEST_P(PagedAttentionOnEveryLevel, PagesOfLatentsGiveTheBitsOfOneTensor) {
 
 // A value that is NaN belongs to the rows that see its key, and to no other: with many rows, some
 // blocks of keys are seen by some rows of a tile only.
-void ExpectNanInItsRows(const Device& device, DType type) {
+void ExpectNanInItsRows(const Device& device, DType type, int64_t features) {
   constexpr int64_t kTokens = 300;
   constexpr int64_t kNanToken = 101;
   constexpr int64_t kHeads = 16;
   constexpr int64_t kKvHeads = 2;
-  constexpr int64_t kFeatures = 64;
   const int64_t page_tokens =
       CeilDivide(kTokens, *CachePageTokens(device)) * *CachePageTokens(device);
-  Tensor q(DType::kF32, {kTokens, kHeads, kFeatures});
-  Tensor k(DType::kF32, {kTokens, kKvHeads, kFeatures});
-  Tensor v(DType::kF32, {kTokens, kKvHeads, kFeatures});
+  Tensor q(DType::kF32, {kTokens, kHeads, features});
+  Tensor k(DType::kF32, {kTokens, kKvHeads, features});
+  Tensor v(DType::kF32, {kTokens, kKvHeads, features});
   q.Fill(1, 1.5);
   k.Fill(2);
   std::vector<int32_t> positions(kTokens);
@@ -314,27 +343,27 @@ void ExpectNanInItsRows(const Device& device, DType type) {
   const SequenceRows rows{{positions.data(), DType::kI32, {kTokens}},
                           {first_rows.data(), DType::kI32, {2}},
                           {table.data(), DType::kI32, {1, 1}}};
-  const int64_t page = 2 * kKvHeads * page_tokens * kFeatures;
+  const int64_t page = 2 * kKvHeads * page_tokens * features;
   std::vector<uint8_t> memory(static_cast<size_t>(page * 2) + 64);
   void* const slab = memory.data();
-  const PagedCache cache{{&slab, 1}, 1, page, 0, type, page_tokens, kKvHeads, kFeatures, kFeatures};
+  const PagedCache cache{{&slab, 1}, 1, page, 0, type, page_tokens, kKvHeads, features, features};
   std::vector<std::vector<double>> results;
   for (const bool poisoned : {false, true}) {
     v.Fill(3);
     if (poisoned) {
-      for (const int64_t feature : {int64_t{0}, int64_t{17}, kFeatures + 40}) {
-        v.Set(kNanToken * kKvHeads * kFeatures + feature, std::nanf(""));
+      for (const int64_t feature : {int64_t{0}, int64_t{17}, features + 40}) {
+        v.Set(kNanToken * kKvHeads * features + feature, std::nanf(""));
       }
     }
     ASSERT_TRUE(AppendToCache(device, k.view(), v.view(), rows, cache).ok());
-    Tensor out(DType::kF32, {kTokens, kHeads, kFeatures});
+    Tensor out(DType::kF32, {kTokens, kHeads, features});
     ASSERT_TRUE(PagedAttention(device, q.view(), rows, cache, out.view()).ok());
     ASSERT_TRUE(device.Synchronize().ok());
     results.push_back(reference::Elements(out.view()));
   }
   for (size_t at = 0; at < results[1].size(); ++at) {
-    const auto row = static_cast<int64_t>(at) / kFeatures;
-    const int64_t feature = static_cast<int64_t>(at) % kFeatures;
+    const auto row = static_cast<int64_t>(at) / features;
+    const int64_t feature = static_cast<int64_t>(at) % features;
     const int64_t token = row / kHeads;
     const bool second = row % kHeads >= kHeads / kKvHeads;
     const bool column = second ? feature == 40 : feature == 0 || feature == 17;
@@ -349,7 +378,9 @@ void ExpectNanInItsRows(const Device& device, DType type) {
 TEST_P(PagedAttentionOnEveryLevel, ValuesThatAreNanStayInTheirRows) {
   for (const DType type : {DType::kBf16, DType::kF8E4M3}) {
     SCOPED_TRACE(DTypeName(type));
-    ExpectNanInItsRows(device(), type);
+    ExpectNanInItsRows(device(), type, 64);
+    // Wide heads are another kernel of a GPU.
+    if (device().info().backend == "cuda") ExpectNanInItsRows(device(), type, 512);
   }
 }
 

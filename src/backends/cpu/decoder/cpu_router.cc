@@ -39,9 +39,12 @@ class TokenRouter {
     for (int64_t i = 0; i < options_.top_k; ++i) sum += score_[ids[i]];
     if (!OfChosen()) sum = std::max(sum, static_cast<double>(options_.least_sum));
     const bool divide = options_.normalize || OfChosen();
+    const auto* const scales = options_.scales.As<float>();
     for (int64_t i = 0; i < options_.top_k; ++i) {
-      const double weight = score_[ids[i]] / (divide ? sum : 1.0);
-      weights[i] = static_cast<float>(weight * static_cast<double>(options_.scaling_factor));
+      double weight = score_[ids[i]] / (divide ? sum : 1.0);
+      weight *= static_cast<double>(options_.scaling_factor);
+      if (scales != nullptr) weight *= static_cast<double>(scales[ids[i]]);
+      weights[i] = static_cast<float>(weight);
     }
   }
 

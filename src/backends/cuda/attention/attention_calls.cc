@@ -25,25 +25,28 @@ AttentionShape ShapeOf(const AttentionInput& input) {
           kv_heads,
           kv_heads == 0 ? 0 : input.queries.dim(1) / kv_heads,
           input.values.dim(2),
-          input.keys.dim(0)};
+          input.keys.dim(0),
+          input.keys.dim(2)};
 }
 
 AttentionShape ShapeOf(const PagedAttentionCall& call) {
   const SequenceRows& rows = call.rows;
   return {call.queries.dim(0),  rows.first_rows.dim(0) - 1,
           call.cache.kv_heads,  call.queries.dim(1) / call.cache.kv_heads,
-          call.cache.value_dim, rows.block_tables.dim(1) * call.cache.page_tokens};
+          call.cache.value_dim, rows.block_tables.dim(1) * call.cache.page_tokens,
+          call.cache.key_dim};
 }
 
 /// Plans are for the largest device, so that a sum does not depend on the device.
 int Multiprocessors() { return DeviceShape().multiprocessors; }
 
-Status CheckLimits(int64_t key_dim, const AttentionShape& shape) {
+Status CheckLimits(const AttentionShape& shape) {
   constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
-  if (key_dim > kMostKeyFeatures || shape.value_dim > kMostValueFeatures) {
-    return Status(Code::kUnsupported,
-                  fmt::format("attention: heads of {} and {} features; supported: up to {} and {}",
-                              key_dim, shape.value_dim, kMostKeyFeatures, kMostValueFeatures));
+  if (shape.key_dim > kMostKeyFeatures || shape.value_dim > kMostValueFeatures) {
+    return Status(
+        Code::kUnsupported,
+        fmt::format("attention: heads of {} and {} features; supported: up to {} and {}",
+                    shape.key_dim, shape.value_dim, kMostKeyFeatures, kMostValueFeatures));
   }
   const int64_t rows = shape.rows * shape.group;
   if (rows <= kMostRows) return {};
@@ -81,7 +84,7 @@ KeysView KeysOf(const TensorView& view) {
   return {view.data(), ElementOf(view.dtype()), view.stride(0), view.stride(1)};
 }
 
-/// The kernels that run a call.
+/// The kernels that run a call; kLatent: LaunchLatentAttention.
 enum class AttentionKernels : uint8_t { kExact, kMatrix, kLatent };
 
 /// See attention_launch.h.
@@ -95,13 +98,15 @@ AttentionKernels KernelsOf(const PagedAttentionCall& call) {
   };
   const bool matrix =
       call.options.accuracy == Accuracy::kDefault &&
-      call.options.determinism == Determinism::kDefault && call.options.softcap == 0.0F && narrow &&
+      call.options.determinism == Determinism::kDefault && narrow &&
+      !(latent && call.options.softcap != 0.0F) &&
       fits(cache.key_dim, latent ? kMostLatentKeyFeatures : kMostMatrixFeatures) &&
       fits(cache.value_dim, latent ? kMostLatentValueFeatures : kMostMatrixFeatures) &&
       cache.page_stride % elements == 0 && cache.first_element % elements == 0 &&
       SlabsAreAligned(cache);
   if (!matrix) return AttentionKernels::kExact;
-  return latent ? AttentionKernels::kLatent : AttentionKernels::kMatrix;
+  return latent || TakesWideTiles(ShapeOf(call)) ? AttentionKernels::kLatent
+                                                 : AttentionKernels::kMatrix;
 }
 
 AttentionPlan PlanOf(const PagedAttentionCall& call, AttentionKernels kernels) {
@@ -149,7 +154,7 @@ Status Run(const AttentionCall& call, const CallContext& context) {
   for (const AttentionInput& input : call.inputs) {
     if (input.out.ElementCount() == 0) continue;
     const AttentionShape shape = ShapeOf(input);
-    MARLIN_RETURN_IF_ERROR(CheckLimits(input.keys.dim(2), shape));
+    MARLIN_RETURN_IF_ERROR(CheckLimits(shape));
     AttentionArguments args = ArgumentsOf(shape, PlanAttention(shape, Multiprocessors()),
                                           input.queries, input.out, call.options, context);
     args.sequences.rows = static_cast<int>(shape.rows);
@@ -177,7 +182,7 @@ int64_t WorkspaceBytes(const PagedAttentionCall& call) {
 
 Status Run(const PagedAttentionCall& call, const CallContext& context) {
   const AttentionShape shape = ShapeOf(call);
-  MARLIN_RETURN_IF_ERROR(CheckLimits(call.cache.key_dim, shape));
+  MARLIN_RETURN_IF_ERROR(CheckLimits(shape));
   const AttentionKernels kernels = KernelsOf(call);
   const AttentionPlan plan = PlanOf(call, kernels);
   AttentionArguments args = ArgumentsOf(shape, plan, call.queries, call.out, call.options, context);

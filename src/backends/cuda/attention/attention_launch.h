@@ -16,12 +16,13 @@ cudaError_t LaunchAttention(const AttentionArguments& args, cudaStream_t stream)
 /// of its own, aligned to 16 bytes; heads of multiples of 16 features, up to kMostMatrixFeatures.
 cudaError_t LoadDecodeAttention();
 cudaError_t LaunchDecodeAttention(const AttentionArguments& args, cudaStream_t stream);
-/// The same for many tokens.
+/// The same for many tokens, with heads of up to kMostTileFeatures.
 cudaError_t LoadPrefillAttention();
 cudaError_t LaunchPrefillAttention(const AttentionArguments& args, cudaStream_t stream);
 
-/// On matrix units. Preconditions: a bf16 or e4m3 cache with values in its keys, aligned to 16
-/// bytes; keys and values of multiples of 16 features, up to kMostLatent*Features.
+/// On matrix units. Preconditions: a bf16 or e4m3 cache aligned to 16 bytes; keys and values of
+/// multiples of 16 features, up to kMostLatent*Features; values no wider than keys; no softcap with
+/// values in the keys.
 cudaError_t LoadLatentAttention();
 cudaError_t LaunchLatentAttention(const AttentionArguments& args, cudaStream_t stream);
 

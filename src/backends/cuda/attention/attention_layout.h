@@ -26,14 +26,16 @@ inline constexpr int kKeyBlock = 32;      ///< Keys of an online-softmax step.
 inline constexpr int kSegmentKeys = 128;  ///< Keys whose sums begin anew, and are merged in order.
 // A key block is in one page.
 static_assert(kSegmentKeys % kKeyBlock == 0 && kCachePageTokens % kKeyBlock == 0);
-/// Attention on matrix units: query heads of a token, features of a head, rows of a warpgroup in
-/// prefill, and of a CTA. Sums of more than 128 features leave registers for one warpgroup.
+/// Attention on matrix units: query heads of a token, rows of a warpgroup in prefill, and of a CTA.
+/// Sums of more than 128 features leave registers for one warpgroup.
 inline constexpr int kDecodeHeads = 16;
 inline constexpr int kWarpgroupRows = 64;
 MARLIN_HOST_DEVICE constexpr int PrefillRows(int value_dim) {
   return value_dim > 128 ? kWarpgroupRows : 2 * kWarpgroupRows;
 }
-inline constexpr int kMostMatrixFeatures = 256;
+/// Features of a head in decode, and in tiles of several tokens.
+inline constexpr int kMostMatrixFeatures = 512;
+inline constexpr int kMostTileFeatures = 256;
 /// The most features of a latent key and value: the latent of DeepSeek's MLA, in keys with its RoPE
 /// part.
 inline constexpr int kMostLatentKeyFeatures = 576;
@@ -56,7 +58,7 @@ struct AttentionArguments {
   int key_dim = 0;
   int value_dim = 0;
   float scale = 1;
-  float softcap = 0;  ///< Only LaunchAttention reads it.
+  float softcap = 0;
   int window = 0;
   bool chunked = false;  ///< AttentionOptions::chunked.
   const float* sinks = nullptr;

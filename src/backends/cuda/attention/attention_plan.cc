@@ -32,6 +32,7 @@ namespace {
 /// Tiles of several tokens read every key once for all of them, but only pay where they occupy the
 /// device.
 bool IsPrefill(const AttentionShape& shape, int multiprocessors) {
+  if (std::max(shape.key_dim, shape.value_dim) > kMostTileFeatures) return false;
   const int64_t warpgroups = shape.rows * shape.group / kWarpgroupRows + shape.sequences;
   const bool several = shape.rows * shape.group >= 2 * kDecodeHeads * shape.sequences;
   return several && shape.rows > shape.sequences &&

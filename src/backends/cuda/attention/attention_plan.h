@@ -13,6 +13,7 @@ struct AttentionShape {
   int64_t group = 1;
   int64_t value_dim = 0;
   int64_t length = 0;
+  int64_t key_dim = 0;
 };
 
 struct AttentionPlan {
@@ -26,9 +27,14 @@ struct AttentionPlan {
 AttentionPlan PlanAttention(const AttentionShape& shape, int multiprocessors);
 
 /// Attention on matrix units. The sums depend on the plan. segments = 0: prefill, tiles of
-/// PrefillRows query rows. Else decode, one token per CTA, whose keys are split into equal parts,
-/// as many as occupy the device.
+/// PrefillRows query rows, if heads are not too wide for it. Else decode, one token per CTA, whose
+/// keys are split into equal parts, as many as occupy the device.
 AttentionPlan PlanMatrixAttention(const AttentionShape& shape, int multiprocessors);
+
+/// Whether tiles of latent attention take heads with values of their own: those that are too wide
+/// for PrefillRows, where a sequence has several tokens, so that they read keys less often than
+/// decode.
+bool TakesWideTiles(const AttentionShape& shape);
 
 /// Latent attention: tiles of 16 or 32 query rows of a sequence, and at least one part of their
 /// keys: as many as occupy the device. The sums depend on the plan.

@@ -140,6 +140,7 @@ Support SupportsExperts(const RouteStep& route, const ExpertsStep& step, bool hy
   if (step.scales_inputs) return {"experts of scaled inputs"};
   if (route.router.parts.size() != 1)
     return {"a router of {0} parts", std::ssize(route.router.parts)};
+  if (!route.options.scales.empty()) return {"factors of the experts' weights"};
   if (route.options.top_k + shared > kMostChosenExperts || route.options.top_k > count) {
     return {"{0} experts for a token; supported: up to 16", route.options.top_k + shared};
   }

@@ -1,7 +1,8 @@
-// The causal convolution of a gated delta net's queries, keys and values.
+// The causal convolution of recurrent mixers, and the rows that it runs over.
 #pragma once
 
 #include "backends/cuda/common/epilogue.cuh"
+#include "backends/cuda/recurrent/chunked/chunk_layout.h"
 #include "backends/cuda/recurrent/sequence_state.cuh"
 
 namespace marlin::cuda {
@@ -27,50 +28,31 @@ struct Channel {
   int head;
   int feature;
 
-  MARLIN_DEVICE ConvInput Input(const GatedDeltaArguments& args, const SequenceState& state) const {
+  MARLIN_DEVICE ConvInput Input(const RecurrentArguments& args, const SequenceState& state) const {
     return {view.At(0, head) + feature, view.row_stride,
             state.from == nullptr ? nullptr : state.from + index, args.channels()};
   }
 };
 
-MARLIN_DEVICE Channel QueryChannel(const GatedDeltaArguments& args, int head, int feature) {
-  return {int64_t{head} * args.key_dim + feature, args.queries, head, feature};
-}
-MARLIN_DEVICE Channel KeyChannel(const GatedDeltaArguments& args, int head, int feature) {
-  const int64_t queries = int64_t{args.key_heads} * args.key_dim;
-  return {queries + int64_t{head} * args.key_dim + feature, args.keys, head, feature};
-}
-/// `head`: a value head.
-MARLIN_DEVICE Channel ValueChannel(const GatedDeltaArguments& args, int head, int feature) {
-  const int64_t keys = int64_t{2} * args.key_heads * args.key_dim;
-  const int group = args.group();
-  return {keys + int64_t{head} * args.value_dim + feature, args.values, head / group,
-          head % group * args.value_dim + feature};
-}
-
-/// Calls store(t, y) with SiLU of the convolution of a channel at each of `count` rows. `sources`:
-/// ConvInput::At of the conv_width - 1 rows before them, then of the rows. kWidth: conv_width, or 0
-/// for any. The rows are loaded kAtOnce at a time.
-template <int kWidth, int kAtOnce, typename Store>
-MARLIN_DEVICE void Convolve(const GatedDeltaArguments& args, const SequenceState& state,
-                            const Channel& channel, const int* sources, int count,
-                            const Store& store) {
-  const ConvInput input = channel.Input(args, state);
+/// Calls store(t, y) with the convolution of a channel, whose weights are `weights` [width], at
+/// each of `count` rows; its sum begins with `bias`. `sources`: ConvInput::At of the width - 1 rows
+/// before them, then of the rows. kWidth: width, or 0 for any. The rows are loaded kAtOnce at a
+/// time.
+template <int kWidth, int kAtOnce, typename Input, typename Store>
+MARLIN_DEVICE void ConvolveInput(const Input& input, const float* weights, int width, float bias,
+                                 const int* sources, int count, const Store& store) {
   if constexpr (kWidth == 0) {
-    const float* const weights = args.conv + channel.index * args.conv_width;
     for (int t = 0; t < count; ++t) {
-      float sum = 0.0f;
-      for (int i = 0; i < args.conv_width; ++i) {
-        sum = __fmaf_rn(weights[i], input.At(sources[t + i]), sum);
-      }
-      store(t, TimesSigmoid(sum, sum));
+      float sum = bias;
+      for (int i = 0; i < width; ++i) sum = __fmaf_rn(weights[i], input.At(sources[t + i]), sum);
+      store(t, sum);
     }
   } else {
     float w[kWidth];
     float x[kWidth];
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      w[i] = args.conv[channel.index * kWidth + i];
+      w[i] = weights[i];
       x[i] = i < kWidth - 1 ? input.At(sources[i]) : 0.0f;
     }
 #pragma unroll 2
@@ -84,20 +66,66 @@ MARLIN_DEVICE void Convolve(const GatedDeltaArguments& args, const SequenceState
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
         x[kWidth - 1] = next[j];
-        float sum = 0.0f;
+        float sum = bias;
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) sum = __fmaf_rn(w[i], x[i], sum);
 #pragma unroll
         for (int i = 0; i + 1 < kWidth; ++i) x[i] = x[i + 1];
-        if (first + j < count) store(first + j, TimesSigmoid(sum, sum));
+        if (first + j < count) store(first + j, sum);
       }
+    }
+  }
+}
+
+/// ConvolveInput of a channel of the state; store(t, y) gets SiLU of the sums.
+template <int kWidth, int kAtOnce, typename Store>
+MARLIN_DEVICE void Convolve(const RecurrentArguments& args, const SequenceState& state,
+                            const Channel& channel, const int* sources, int count,
+                            const Store& store, float bias = 0.0f) {
+  const int width = kWidth == 0 ? args.conv_width : kWidth;
+  ConvolveInput<kWidth, kAtOnce>(channel.Input(args, state), args.conv + channel.index * width,
+                                 width, bias, sources, count,
+                                 [&](int t, float sum) { store(t, TimesSigmoid(sum, sum)); });
+}
+
+/// Convolve of one row, whose time is the sum of its latencies, for channels [0, count) that the
+/// threads of a CTA share: a thread loads everything of kAtOnce channels at once. channel_of(i) is
+/// channel i, bias_of(channel) begins its sum; store(i, y, x) also gets its inputs, x[kWidth].
+template <int kWidth, int kAtOnce, typename ChannelOf, typename BiasOf, typename Store>
+MARLIN_DEVICE void ConvolveRow(const RecurrentArguments& args, const SequenceState& state,
+                               const int* sources, int count, const ChannelOf& channel_of,
+                               const BiasOf& bias_of, const Store& store) {
+  const auto threads = static_cast<int>(blockDim.x);
+  for (int first = static_cast<int>(threadIdx.x); first < count; first += kAtOnce * threads) {
+    float w[kAtOnce][kWidth];
+    float x[kAtOnce][kWidth];
+    float bias[kAtOnce];
+#pragma unroll
+    for (int c = 0; c < kAtOnce; ++c) {
+      const Channel channel = channel_of(min(first + c * threads, count - 1));
+      const ConvInput input = channel.Input(args, state);
+      bias[c] = bias_of(channel);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        w[c][j] = args.conv[channel.index * kWidth + j];
+        x[c][j] = input.At(sources[j]);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kAtOnce; ++c) {
+      const int i = first + c * threads;
+      if (i >= count) break;
+      float sum = bias[c];
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) sum = __fmaf_rn(w[c][j], x[c][j], sum);
+      store(i, TimesSigmoid(sum, sum), x[c]);
     }
   }
 }
 
 /// Finds the convolution's inputs before a row of the sequence: sources of the last conv_width - 1
 /// rows that take part. Called by a warp.
-MARLIN_DEVICE void FindSourcesBefore(const GatedDeltaArguments& args, const SequenceState& state,
+MARLIN_DEVICE void FindSourcesBefore(const RecurrentArguments& args, const SequenceState& state,
                                      int row, int* sources) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int wanted = args.conv_width - 1;
@@ -115,24 +143,53 @@ MARLIN_DEVICE void FindSourcesBefore(const GatedDeltaArguments& args, const Sequ
   __syncwarp();
 }
 
-/// Replaces a channel's inputs in the state by the last of `sources`, [conv_width - 1]. In place,
-/// every slot is read before it is written: sources ascend.
-MARLIN_DEVICE void StoreWindow(const GatedDeltaArguments& args, const SequenceState& state,
-                               const Channel& channel, const int* sources) {
+/// The rows of a chunk that take part.
+struct ChunkSources {
+  int sources[kMostConvWidth - 1 + kChunkRows];  ///< As ConvolveInput takes them.
+  int count;
+};
+
+/// Lists those of rows [first, first + most) of a sequence; `most` is at most kChunkRows. Called by
+/// a warp.
+MARLIN_DEVICE void ListRows(const RecurrentArguments& args, const SequenceState& state, int first,
+                            int most, ChunkSources* chunk) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  FindSourcesBefore(args, state, first, chunk->sources);
+  int* const rows = chunk->sources + args.conv_width - 1;
+  const int end = min(first + most, state.end_row);
+  int count = 0;
+  for (int row = first + lane; row - lane < end; row += 32) {
+    const bool joins = row < end && args.sequences.positions[row] >= 0;
+    const unsigned joining = __ballot_sync(~0u, joins);
+    if (joins) rows[count + __popc(joining & ((1u << lane) - 1))] = row;
+    count += __popc(joining);
+  }
+  if (lane == 0) chunk->count = count;
+}
+
+/// Replaces the inputs `to` [width - 1] of a channel of `channels` in a state by the last of
+/// `sources`, [width - 1]. In place, every slot is read before it is written: sources ascend.
+template <typename Input>
+MARLIN_DEVICE void StoreInputs(const Input& input, const int* sources, int width, int64_t channels,
+                               float* to) {
   constexpr int kAtOnce = 4;
-  const ConvInput input = channel.Input(args, state);
-  float* const to = state.to + channel.index;
-  for (int first = 0; first < args.conv_width - 1; first += kAtOnce) {
+  for (int first = 0; first < width - 1; first += kAtOnce) {
     float x[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i < args.conv_width - 1) x[i] = input.At(sources[first + i]);
+      if (first + i < width - 1) x[i] = input.At(sources[first + i]);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i < args.conv_width - 1) to[(first + i) * input.channels] = x[i];
+      if (first + i < width - 1) to[(first + i) * channels] = x[i];
     }
   }
+}
+
+MARLIN_DEVICE void StoreWindow(const RecurrentArguments& args, const SequenceState& state,
+                               const Channel& channel, const int* sources) {
+  StoreInputs(channel.Input(args, state), sources, args.conv_width, args.channels(),
+              state.to + channel.index);
 }
 
 }  // namespace marlin::cuda

@@ -1,12 +1,9 @@
 // The gated delta rule: which kernels run a call, and their arguments.
-#include <fmt/core.h>
-
 #include <algorithm>
-#include <limits>
 
-#include "backends/cuda/decoder/views.h"
 #include "backends/cuda/recurrent/chunked/chunk_launch.h"
 #include "backends/cuda/recurrent/recurrent_launch.h"
+#include "backends/cuda/recurrent/recurrent_views.h"
 #include "backends/cuda/runtime/split_k_scratch.h"
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
@@ -15,61 +12,53 @@
 namespace marlin::cuda {
 namespace {
 
-/// The states as a cache of pages of one token, for PagesOf.
-PagedCache CacheOf(const RecurrentStates& states) {
-  PagedCache cache;
-  cache.slabs = states.slabs;
-  cache.slab_pages = states.slab_pages;
-  cache.page_stride = states.page_stride;
-  cache.first_element = states.first_element;
-  cache.type = DType::kF32;
-  cache.page_tokens = 1;
-  cache.kv_heads = 1;
-  return cache;
-}
-
 int64_t SlicesOf(const GatedDeltaSizes& sizes) {
   return CeilDivide(sizes.value_dim, int64_t{kSliceColumns});
 }
 
-/// Whether quads of a state's features can be loaded at once.
-bool IsVector(const GatedDeltaCall& call, const PagedCache& cache) {
-  constexpr int64_t kQuad = 4;
-  return call.sizes.value_dim % kQuad == 0 && cache.page_stride % kQuad == 0 &&
-         cache.first_element % kQuad == 0 && SlabsAreAligned(cache);
+bool IsAligned(const TensorView& view) {
+  return reinterpret_cast<uintptr_t>(view.data()) % 16 == 0;
+}
+/// Whether LaunchDecode takes a call of as many rows as sequences.
+bool Decodes(const GatedDeltaCall& call) {
+  const GatedDeltaSizes& sizes = call.sizes;
+  const GatedDeltaInputs& inputs = call.inputs;
+  const auto has_quads = [](const TensorView& heads) {
+    return IsAligned(heads) && heads.stride(0) % 4 == 0 && heads.stride(1) % 4 == 0;
+  };
+  return call.determinism == Determinism::kDefault && sizes.key_dim == kDecodedFeatures &&
+         sizes.value_dim == kDecodedFeatures && sizes.conv_width == kDecodedConvWidth &&
+         has_quads(inputs.queries) && has_quads(inputs.keys) && has_quads(inputs.values) &&
+         has_quads(inputs.gates) && IsAligned(call.weights.conv) && IsAligned(call.weights.norm);
 }
 
 /// How a call runs.
 struct DeltaPlan {
   bool vector = false;
-  bool chunks = false;  ///< Sequences of more than kMostRecurrentRows run in chunks.
+  bool decodes = false;  ///< By LaunchDecode.
+  bool chunks = false;   ///< Sequences of more than kMostRecurrentRows run in chunks.
   bool norms_apart = false;
   int64_t most_chunks = 0;
   int64_t sums_bytes = 0;
   int64_t part_bytes = 0;
 };
 
-/// Chunks pay where some sequence has many rows, which the host does not know: where there are at
-/// least this many more rows than sequences.
-constexpr int64_t kLeastMoreRows = 64;
-
 DeltaPlan PlanOf(const GatedDeltaCall& call, const PagedCache& states) {
   const GatedDeltaSizes& sizes = call.sizes;
   const int64_t rows = call.out.dim(0);
   const int64_t sequences = call.rows.pages.dim(0);
   DeltaPlan plan;
-  plan.vector = IsVector(call, states);
+  plan.vector = HasQuads(states, sizes.value_dim);
   plan.chunks = call.determinism == Determinism::kDefault && plan.vector &&
                 (sizes.key_dim == 64 || sizes.key_dim == 128) &&
-                sizes.value_dim % kScanColumns == 0 && rows >= sequences + kLeastMoreRows;
+                sizes.value_dim % kScanColumns == 0 && ChunksPay(rows, sequences);
+  plan.decodes = plan.vector && rows <= sequences && Decodes(call);
   plan.norms_apart = plan.chunks || SlicesOf(sizes) > 1;
   if (plan.norms_apart) {
     plan.sums_bytes = RoundUp(call.out.ElementCount() * int64_t{sizeof(float)}, kBufferAlignment);
   }
   if (!plan.chunks) return plan;
-  // Every sequence in chunks may have one that is not full.
-  const int64_t most_sequences = std::min(sequences, rows / (kMostRecurrentRows + 1));
-  plan.most_chunks = (rows + (kChunkRows - 1) * most_sequences) / kChunkRows;
+  plan.most_chunks = MostChunks(rows, sequences);
   const ChunkLayout layout = {static_cast<int>(sizes.key_heads),
                               static_cast<int>(sizes.value_heads), static_cast<int>(sizes.key_dim),
                               static_cast<int>(sizes.value_dim)};
@@ -78,31 +67,9 @@ DeltaPlan PlanOf(const GatedDeltaCall& call, const PagedCache& states) {
   return plan;
 }
 
-Status CheckLimits(const GatedDeltaSizes& sizes, int64_t sequences) {
-  constexpr int64_t kMostSequences = 65535;
-  if (sizes.key_dim > kMostRecurrentKeys || sizes.value_dim > kMostRecurrentValues) {
-    return Status(
-        Code::kUnsupported,
-        fmt::format("gated delta: heads of {} and {} features; supported: up to {} and "
-                    "{}",
-                    sizes.key_dim, sizes.value_dim, kMostRecurrentKeys, kMostRecurrentValues));
-  }
-  if (sizes.conv_width > kMostConvWidth) {
-    return Status(Code::kUnsupported,
-                  fmt::format("gated delta: a convolution of {} tokens; supported: up to {}",
-                              sizes.conv_width, kMostConvWidth));
-  }
-  if (sequences <= kMostSequences) return {};
-  return Status(Code::kUnsupported, fmt::format("gated delta: {} sequences; supported: up to {}",
-                                                sequences, kMostSequences));
-}
-
-HeadsView HeadsOf(const TensorView& view) {
-  return {view.As<float>(), view.stride(0), view.stride(1)};
-}
-
 GatedDeltaArguments ArgumentsOf(const GatedDeltaCall& call, const CallContext& context) {
   GatedDeltaArguments args;
+  SetRows(call.rows, call.out, context.errors, &args);
   const GatedDeltaInputs& inputs = call.inputs;
   args.queries = HeadsOf(inputs.queries);
   args.keys = HeadsOf(inputs.keys);
@@ -115,20 +82,12 @@ GatedDeltaArguments ArgumentsOf(const GatedDeltaCall& call, const CallContext& c
   args.decay_bias = call.weights.decay_bias.As<float>();
   args.norm = call.weights.norm.As<float>();
   args.epsilon = call.weights.epsilon;
-  args.out = RowsOf(call.out);
-  args.sequences = {call.rows.positions.As<int32_t>(),
-                    call.rows.first_rows.As<int32_t>(),
-                    call.rows.pages.As<int32_t>(),
-                    static_cast<int>(call.rows.positions.dim(0)),
-                    static_cast<int>(call.rows.first_rows.dim(0)) - 1,
-                    2};
   args.key_heads = static_cast<int>(call.sizes.key_heads);
   args.value_heads = static_cast<int>(call.sizes.value_heads);
   args.key_dim = static_cast<int>(call.sizes.key_dim);
   args.value_dim = static_cast<int>(call.sizes.value_dim);
   args.conv_width = static_cast<int>(call.sizes.conv_width);
   args.slices = static_cast<int>(SlicesOf(call.sizes));
-  args.errors = context.errors;
   return args;
 }
 
@@ -147,6 +106,8 @@ cudaError_t LaunchChunks(const GatedDeltaArguments& args, const DeltaPlan& plan,
 
 cudaError_t Launch(const GatedDeltaArguments& args, const DeltaPlan& plan, float* parts,
                    cudaStream_t stream) {
+  // Counters are not lent where memory is short.
+  if (plan.decodes && args.counts_readers()) return LaunchDecode(args, stream);
   cudaError_t error = LaunchRecurrent(args, plan.vector, stream);
   if (error == cudaSuccess && plan.chunks) error = LaunchChunks(args, plan, parts, stream);
   const bool norms = plan.norms_apart && args.sequences.rows > 0;
@@ -157,7 +118,7 @@ cudaError_t Launch(const GatedDeltaArguments& args, const DeltaPlan& plan, float
 
 template <>
 cudaError_t Load<GatedDeltaCall>() {
-  for (const auto load : {LoadRecurrent, LoadChunkLocal, LoadChunkScan}) {
+  for (const auto load : {LoadRecurrent, LoadDecode, LoadChunkLocal, LoadChunkScan}) {
     const cudaError_t error = load();
     if (error != cudaSuccess) return error;
   }
@@ -175,7 +136,8 @@ int64_t WorkspaceBytes(const GatedDeltaCall& call) {
 Status Run(const GatedDeltaCall& call, const CallContext& context) {
   GatedDeltaArguments args = ArgumentsOf(call, context);
   if (args.sequences.count == 0) return {};
-  MARLIN_RETURN_IF_ERROR(CheckLimits(call.sizes, args.sequences.count));
+  MARLIN_RETURN_IF_ERROR(CheckLimits({"gated delta", call.sizes.key_dim, call.sizes.value_dim,
+                                      call.sizes.conv_width, args.sequences.count}));
   const PagedCache states = CacheOf(call.states);
   const DeltaPlan plan = PlanOf(call, states);
   // The slab table comes first in the workspace, then sums, then the parts of chunks.

@@ -3,14 +3,9 @@
 
 #include "backends/cuda/common/epilogue.cuh"
 #include "backends/cuda/recurrent/recurrent_layout.h"
+#include "backends/cuda/recurrent/recurrent_math.cuh"
 
 namespace marlin::cuda {
-
-MARLIN_DEVICE float SumOverLanes(float value) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-  return value;
-}
 
 /// Where the gates of a value head's row are.
 MARLIN_DEVICE const float* GatesOf(const GatedDeltaArguments& args, int row, int head) {
@@ -34,7 +29,7 @@ MARLIN_DEVICE void StoreNormed(const GatedDeltaArguments& args, int row, int hea
 }
 
 /// Zeros for a row that does not take part. Called by a warp.
-MARLIN_DEVICE void StoreNothing(const GatedDeltaArguments& args, int row, int head) {
+MARLIN_DEVICE void StoreNothing(const RecurrentArguments& args, int row, int head) {
   const int64_t to = args.out.At(row, head);
   for (int i = static_cast<int>(threadIdx.x) & 31; i < args.value_dim; i += 32) {
     StoreFloat(args.out.data, args.out.type, to + i, 0.0f);

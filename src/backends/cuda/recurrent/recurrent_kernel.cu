@@ -13,16 +13,13 @@
 #include <algorithm>
 
 #include "backends/cuda/common/chain.cuh"
-#include "backends/cuda/recurrent/convolution.cuh"
+#include "backends/cuda/recurrent/delta_channels.cuh"
 #include "backends/cuda/recurrent/gated_norm.cuh"
+#include "backends/cuda/recurrent/lane_state.cuh"
 #include "backends/cuda/recurrent/recurrent_launch.h"
 
 namespace marlin::cuda {
 namespace {
-
-constexpr int kColumnLanes = 4;  ///< Lanes with the columns of a warp, of 4 each.
-constexpr int kRowLanes = 32 / kColumnLanes;
-constexpr int kMostThreads = kSliceColumns / kWarpColumns * 32;
 
 /// The value features of a CTA.
 struct Slice {
@@ -123,10 +120,7 @@ struct RowScalars {
   }
 
   MARLIN_DEVICE void Store(const Inputs& inputs, int t) const {
-    const float a = decay + bias;
-    // The logarithm of 1 + e^a, which above 20 is a in fp32.
-    const float soft = a > 20.0f ? a : log1pf(expf(a));
-    inputs.decays[t] = expf(-expf(log_decay) * soft);
+    inputs.decays[t] = expf(-expf(log_decay) * SoftPlus(decay + bias));
     inputs.writes[t] = TimesSigmoid(1.0f, write);
   }
 };
@@ -175,32 +169,14 @@ MARLIN_DEVICE void PrepareRow(const GatedDeltaArguments& args, const SequenceSta
   if (has_scalars) scalars = RowScalars(args, slice, row);
   const float gate = has_gate ? GatesOf(args, row, slice.head)[thread] : 0.0f;
   const float norm = has_gate ? args.norm[thread] : 0.0f;
-  for (int first = thread; first < channels; first += kChannels * threads) {
-    float w[kChannels][kWidth];
-    float x[kChannels][kWidth];
+  ConvolveRow<kWidth, kChannels>(
+      args, state, group.sources, channels, [&](int i) { return slice.ChannelOf(args, i); },
+      [](const Channel& /*channel*/) { return 0.0f; },
+      [&](int i, float y, const float(&x)[kWidth]) {
+        *inputs.PlaceOf(args, i) = y;
 #pragma unroll
-    for (int c = 0; c < kChannels; ++c) {
-      const int i = min(first + c * threads, channels - 1);
-      const Channel channel = slice.ChannelOf(args, i);
-      const ConvInput input = channel.Input(args, state);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        w[c][j] = args.conv[channel.index * kWidth + j];
-        x[c][j] = input.At(group.sources[j]);
-      }
-    }
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c) {
-      const int i = first + c * threads;
-      if (i >= channels) break;
-      float sum = 0.0f;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) sum = __fmaf_rn(w[c][j], x[c][j], sum);
-      *inputs.PlaceOf(args, i) = TimesSigmoid(sum, sum);
-#pragma unroll
-      for (int j = 0; j + 1 < kWidth; ++j) inputs.Kept()[j * channels + i] = x[c][j + 1];
-    }
-  }
+        for (int j = 0; j + 1 < kWidth; ++j) inputs.Kept()[j * channels + i] = x[j + 1];
+      });
   if (has_gate) inputs.Factor(0)[thread] = norm * TimesSigmoid(gate, gate);
   if (has_scalars) scalars.Store(inputs, 0);
 }
@@ -246,58 +222,12 @@ MARLIN_DEVICE void NormGroup(const GatedDeltaArguments& args, const Group& group
   }
 }
 
-/// A lane's part of the state: kRows adjacent rows of 4 adjacent columns.
+/// The gated delta rule of a lane's part of the state.
 template <int kRows, bool kVector>
-class LaneState {
+class DeltaState : public LaneState<kRows, kVector> {
  public:
-  MARLIN_DEVICE LaneState(const GatedDeltaArguments& args, const Slice& slice)
-      : lane_(static_cast<int>(threadIdx.x) & 31),
-        column_((static_cast<int>(threadIdx.x) >> 5) * kWarpColumns + lane_ % kColumnLanes * 4),
-        first_row_(lane_ / kColumnLanes * kRows),
-        columns_(slice.columns),
-        key_dim_(args.key_dim),
-        value_dim_(args.value_dim),
-        at_(args.conv_elements() + int64_t{slice.head} * args.key_dim * args.value_dim +
-            slice.first + column_) {}
-
-  MARLIN_DEVICE void Load(const float* state) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (state != nullptr && first_row_ + r < key_dim_) {
-        const float* const from = state + at_ + int64_t{first_row_ + r} * value_dim_;
-        if constexpr (kVector) {
-          if (column_ < columns_) v = *reinterpret_cast<const float4*>(from);
-        } else {
-          if (column_ < columns_) v.x = from[0];
-          if (column_ + 1 < columns_) v.y = from[1];
-          if (column_ + 2 < columns_) v.z = from[2];
-          if (column_ + 3 < columns_) v.w = from[3];
-        }
-      }
-      state_[r][0] = v.x;
-      state_[r][1] = v.y;
-      state_[r][2] = v.z;
-      state_[r][3] = v.w;
-    }
-  }
-
-  MARLIN_DEVICE void Store(float* state) const {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (first_row_ + r >= key_dim_) continue;
-      float* const to = state + at_ + int64_t{first_row_ + r} * value_dim_;
-      if constexpr (kVector) {
-        if (column_ >= columns_) continue;
-        *reinterpret_cast<float4*>(to) = {state_[r][0], state_[r][1], state_[r][2], state_[r][3]};
-      } else {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          if (column_ + c < columns_) to[c] = state_[r][c];
-        }
-      }
-    }
-  }
+  MARLIN_DEVICE DeltaState(const GatedDeltaArguments& args, const Slice& slice)
+      : LaneState<kRows, kVector>(args, slice.head, slice.first, slice.columns) {}
 
   /// Row t of a group: updates the state, and replaces the values by S^T q.
   MARLIN_DEVICE void Step(const Inputs& inputs, int t) {
@@ -346,16 +276,12 @@ class LaneState {
   }
 
  private:
-  MARLIN_DEVICE void LoadRows(const float* row, float (&rows)[kRows]) const {
-#pragma unroll
-    for (int r = 0; r < kRows; r += 4) {
-      const float4 v = *reinterpret_cast<const float4*>(row + first_row_ + r);
-      rows[r] = v.x;
-      rows[r + 1] = v.y;
-      rows[r + 2] = v.z;
-      rows[r + 3] = v.w;
-    }
-  }
+  using Base = LaneState<kRows, kVector>;
+  using Base::column_;
+  using Base::columns_;
+  using Base::lane_;
+  using Base::LoadRows;
+  using Base::state_;
 
   /// Adds over the lanes of a column; lane 4 i + j gets sum i of column lane j.
   MARLIN_DEVICE float SumOverRows(const float (&sums)[8]) const {
@@ -377,15 +303,6 @@ class LaneState {
     const float given = first ? two[0] : two[1];
     return (first ? two[1] : two[0]) + __shfl_xor_sync(~0u, given, 4);
   }
-
-  const int lane_;
-  const int column_;  ///< The lane's first column of the slice.
-  const int first_row_;
-  const int columns_;
-  const int key_dim_;
-  const int value_dim_;
-  const int64_t at_;
-  float state_[kRows][4];
 };
 
 /// Stores the outputs of a group, and zeros for its rows that do not take part.
@@ -530,7 +447,7 @@ __global__ void __launch_bounds__(kMostThreads, kRows > 16 || kWidth == 0 ? 1 : 
   EnterChain();
   const auto sequence = static_cast<int>(blockIdx.y);
   const bool checks = blockIdx.x == 0 && blockIdx.y == 0;
-  LaneState<kRows, kVector> columns(args, slice);
+  DeltaState<kRows, kVector> columns(args, slice);
   columns.Load(FindState(args, sequence, 0));  // First, as all else waits less long.
   if (checks) CheckFirstRows(args.sequences, args.errors);
   const SequenceState state(args, sequence);
@@ -620,13 +537,6 @@ Kernel KernelFor(bool vector, int conv_width) {
   if (!vector) return &RecurrentKernel<kRows, false, 0>;
   return conv_width == kUsualWidth ? &RecurrentKernel<kRows, true, kUsualWidth>
                                    : &RecurrentKernel<kRows, true, 0>;
-}
-
-/// Rows of the state of a lane; its instances' range.
-int LaneRows(int key_dim) {
-  int rows = 4;
-  while (rows * kRowLanes < key_dim) rows *= 2;
-  return rows;
 }
 
 Kernel KernelFor(int rows, bool vector, int conv_width) {

@@ -29,22 +29,17 @@ inline constexpr int kMostConvWidth = 16;
 inline constexpr int kMostRecurrentKeys = 256;
 inline constexpr int kMostRecurrentValues = 1024;
 
-/// GatedDeltaCall.
-struct GatedDeltaArguments {
-  HeadsView queries;
-  HeadsView keys;
-  HeadsView values;  ///< As gates, writes and decays: of key heads, value heads as features.
-  HeadsView gates;
-  HeadsView writes;
-  HeadsView decays;
-  const float* conv = nullptr;
-  const float* log_decay = nullptr;
-  const float* decay_bias = nullptr;
-  const float* norm = nullptr;
-  float epsilon = 0;
+/// The shape of LaunchDecode.
+inline constexpr int kDecodedFeatures = 128;
+inline constexpr int kDecodedConvWidth = 4;
+
+/// What the kernels of all recurrent states take: sequences, their pages, and a convolution of
+/// queries and keys of key heads and values of value heads.
+struct RecurrentArguments {
   RowsView out;             ///< [rows, value_heads] rows.
   SequencesView sequences;  ///< Block tables: RecurrentRows::pages, two blocks.
   PagesView states;
+  const float* conv = nullptr;
   int key_heads = 1;
   int value_heads = 1;
   int key_dim = 0;
@@ -52,20 +47,11 @@ struct GatedDeltaArguments {
   int conv_width = 1;
   /// Sequences with more rows run in chunks; negative: none does.
   int most_rows = -1;
-  bool norms_apart = false;  ///< GatedNormKernel takes `sums`.
-  int slices = 1;            ///< Parts of a head's value features that CTAs have of their own.
-  /// With norms_apart: S^T q before the norm, [rows][value_heads][value_dim].
+  /// Results of rows before the norm, [rows][value_heads][value_dim].
   float* sums = nullptr;
-  /// [sequences][key_heads], all ones before and after: CTAs that have read a convolution's old
-  /// inputs. Null if a kernel of its own replaces them.
-  uint32_t* counters = nullptr;
   ErrorView errors;
 
   MARLIN_HOST_DEVICE int group() const { return value_heads / key_heads; }
-  /// The CTAs that read the same inputs of queries and keys from a state.
-  MARLIN_HOST_DEVICE int readers() const { return group() * slices; }
-  /// Whether RecurrentKernel can tell when all of them have, and replaces those inputs.
-  MARLIN_HOST_DEVICE bool counts_readers() const { return readers() == 1 || counters != nullptr; }
   MARLIN_HOST_DEVICE int64_t channels() const {
     return 2 * int64_t{key_heads} * key_dim + int64_t{value_heads} * value_dim;
   }
@@ -73,6 +59,30 @@ struct GatedDeltaArguments {
   MARLIN_HOST_DEVICE int64_t conv_elements() const {
     return ((conv_width - 1) * channels() + 31) / 32 * 32;
   }
+};
+
+/// GatedDeltaCall. With norms_apart, `sums` is S^T q.
+struct GatedDeltaArguments : RecurrentArguments {
+  HeadsView queries;
+  HeadsView keys;
+  HeadsView values;  ///< As gates, writes and decays: of key heads, value heads as features.
+  HeadsView gates;
+  HeadsView writes;
+  HeadsView decays;
+  const float* log_decay = nullptr;
+  const float* decay_bias = nullptr;
+  const float* norm = nullptr;
+  float epsilon = 0;
+  bool norms_apart = false;  ///< GatedNormKernel takes `sums`.
+  int slices = 1;            ///< Parts of a head's value features that CTAs have of their own.
+  /// [sequences][key_heads], all ones before and after: CTAs that have read a convolution's old
+  /// inputs. Null if a kernel of its own replaces them.
+  uint32_t* counters = nullptr;
+
+  /// The CTAs that read the same inputs of queries and keys from a state.
+  MARLIN_HOST_DEVICE int readers() const { return group() * slices; }
+  /// Whether RecurrentKernel can tell when all of them have, and replaces those inputs.
+  MARLIN_HOST_DEVICE bool counts_readers() const { return readers() == 1 || counters != nullptr; }
 };
 
 /// A group of rows of the recurrent kernel.

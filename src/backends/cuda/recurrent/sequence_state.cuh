@@ -8,7 +8,7 @@ namespace marlin::cuda {
 
 /// The state of a sequence before (0) or after (1) its rows; null if there is none. Reads the page
 /// from L2, where an earlier kernel may write it.
-MARLIN_DEVICE float* FindState(const GatedDeltaArguments& args, int sequence, int which) {
+MARLIN_DEVICE float* FindState(const RecurrentArguments& args, int sequence, int which) {
   const int page = __ldcg(args.sequences.block_tables + int64_t{2} * sequence + which);
   if (page < 0) return nullptr;
   const PagesView& pages = args.states;
@@ -28,7 +28,7 @@ struct SequenceState {
   float* to = nullptr;          ///< Null: there is nothing to do.
 
   /// Records pages that do not exist. The same in all threads of a CTA.
-  MARLIN_DEVICE SequenceState(const GatedDeltaArguments& args, int sequence) {
+  MARLIN_DEVICE SequenceState(const RecurrentArguments& args, int sequence) {
     const SequencesView& sequences = args.sequences;
     first_row = FirstRow(sequences, sequence);
     end_row = max(FirstRow(sequences, sequence + 1), first_row);
@@ -49,7 +49,7 @@ struct SequenceState {
   }
 
   /// Whether the sequence runs in chunks, not row by row.
-  MARLIN_DEVICE bool InChunks(const GatedDeltaArguments& args) const {
+  MARLIN_DEVICE bool InChunks(const RecurrentArguments& args) const {
     return args.most_rows >= 0 && end_row - first_row > args.most_rows;
   }
 };

@@ -21,6 +21,15 @@ dim3 GridOf(int64_t rows, int64_t columns) {
           static_cast<unsigned>(of_columns)};
 }
 
+/// blockIdx.x: token; blockIdx.y: head.
+dim3 HeadsGridOf(const RowsView& x) {
+  return {static_cast<unsigned>(x.rows / x.inner), static_cast<unsigned>(x.inner)};
+}
+/// Whole warps for `count` elements of a row, at most kThreads.
+int ThreadsFor(int64_t count) {
+  return static_cast<int>(std::clamp<int64_t>((count + 31) / 32 * 32, 32, kThreads));
+}
+
 /// Calls run(row, column) for every element of a grid of GridOf.
 template <typename Run>
 MARLIN_DEVICE void ForElements(int64_t rows, int64_t columns, const Run& run) {
@@ -136,6 +145,19 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) weights[token] = 1.0f;
 }
 
+/// blockIdx.x: token; blockIdx.y: head. The position of the CTA's token, or -1 with a record of
+/// why.
+MARLIN_DEVICE int64_t PositionOfToken(const IndexView& positions, const ErrorView& errors) {
+  const int64_t position = positions.At(blockIdx.x);
+  if (position >= 0 && position < int64_t{1} << 31) return position;
+  if (threadIdx.x == 0) RecordError(errors, ValueError::kPosition, position, blockIdx.x);
+  return -1;
+}
+/// The row of the CTA's head in `x`, [tokens, heads] rows.
+MARLIN_DEVICE int64_t RowOfHead(const RowsView& x) {
+  return static_cast<int64_t>(blockIdx.x) * x.inner + blockIdx.y;
+}
+
 struct RotaryArguments {
   RowsView x;  ///< [tokens, heads] rows.
   IndexView positions;
@@ -143,17 +165,13 @@ struct RotaryArguments {
   ErrorView errors;
 };
 
-/// blockIdx.x: token; blockIdx.y: head; threads: pairs.
+/// The threads take pairs.
 __global__ void __launch_bounds__(kThreads)
     RotaryKernel(const __grid_constant__ RotaryArguments args) {
   EnterChain();
-  const auto token = static_cast<int64_t>(blockIdx.x);
-  const int64_t position = args.positions.At(token);
-  if (position < 0 || position >= int64_t{1} << 31) {
-    if (threadIdx.x == 0) RecordError(args.errors, ValueError::kPosition, position, token);
-    return;
-  }
-  const int64_t row = token * args.x.inner + blockIdx.y;
+  const int64_t position = PositionOfToken(args.positions, args.errors);
+  if (position < 0) return;
+  const int64_t row = RowOfHead(args.x);
   for (int pair = static_cast<int>(threadIdx.x); pair < args.rotary.pairs;
        pair += static_cast<int>(blockDim.x)) {
     float cosine;
@@ -178,19 +196,15 @@ struct ScaleByPositionArguments {
   ErrorView errors;
 };
 
-/// blockIdx.x: token; blockIdx.y: head; threads: columns.
+/// The threads take columns.
 __global__ void __launch_bounds__(kThreads)
     ScaleByPositionKernel(const __grid_constant__ ScaleByPositionArguments args) {
   EnterChain();
-  const auto token = static_cast<int64_t>(blockIdx.x);
-  const int64_t position = args.positions.At(token);
-  if (position < 0 || position >= int64_t{1} << 31) {
-    if (threadIdx.x == 0) RecordError(args.errors, ValueError::kPosition, position, token);
-    return;
-  }
+  const int64_t position = PositionOfToken(args.positions, args.errors);
+  if (position < 0) return;
   const int64_t periods = (position + args.offset) / args.period;
   const float factor = 1.0f + args.beta * log1pf(static_cast<float>(periods));
-  const int64_t row = token * args.x.inner + blockIdx.y;
+  const int64_t row = RowOfHead(args.x);
   for (int64_t column = threadIdx.x; column < args.columns; column += blockDim.x) {
     Store(args.x, row, column, factor * Load(args.x, row, column));
   }
@@ -294,10 +308,8 @@ Status Run(const ScaleInputsCall& call, const CallContext& context) {
 Status Run(const ApplyRotaryCall& call, const CallContext& context) {
   const RotaryArguments args = {RowsOf(call.x), IndicesOf(call.positions), RotaryOf(call.rotary),
                                 context.errors};
-  const dim3 grid(static_cast<unsigned>(args.x.rows / args.x.inner),
-                  static_cast<unsigned>(args.x.inner));
-  const int threads = std::clamp((args.rotary.pairs + 31) / 32 * 32, 32, kThreads);
-  return context.Launch("rope", &RotaryKernel, grid, threads, args);
+  return context.Launch("rope", &RotaryKernel, HeadsGridOf(args.x), ThreadsFor(args.rotary.pairs),
+                        args);
 }
 
 Status Run(const ScaleByPositionCall& call, const CallContext& context) {
@@ -306,11 +318,8 @@ Status Run(const ScaleByPositionCall& call, const CallContext& context) {
                                          call.x.dim(2),  scale.beta,
                                          scale.offset,   scale.period,
                                          context.errors};
-  const dim3 grid(static_cast<unsigned>(args.x.rows / args.x.inner),
-                  static_cast<unsigned>(args.x.inner));
-  const auto width = static_cast<int>(std::min<int64_t>(args.columns, kThreads));
-  const int threads = std::clamp((width + 31) / 32 * 32, 32, kThreads);
-  return context.Launch("scale_by_position", &ScaleByPositionKernel, grid, threads, args);
+  return context.Launch("scale_by_position", &ScaleByPositionKernel, HeadsGridOf(args.x),
+                        ThreadsFor(args.columns), args);
 }
 
 }  // namespace marlin::cuda

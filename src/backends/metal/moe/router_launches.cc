@@ -77,7 +77,7 @@ bool FitsRouter(const RouterOptions& options, int64_t experts) {
   return experts <= kernels::kMostRouterExperts &&
          (!grouped || options.groups <= kernels::kMostRouterGroups) &&
          (!grouped || options.best_of_group == 2) && options.least_sum == 0.0F &&
-         std::isfinite(options.scaling_factor);
+         options.scales.empty() && std::isfinite(options.scaling_factor);
 }
 
 int64_t MostRouterRows(int64_t experts) {

@@ -147,31 +147,34 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
                                        const LayerNames& names) const {
   const int64_t q = QueryFeatures(sizes);
   const int64_t kv = sizes.kv_heads * sizes.head_dim;
+  const auto name = [&](std::string_view part) {
+    return fmt::format("{}.{}", family.mixers->attention, part);
+  };
+  const auto linear = [&](std::string_view part, int64_t out) {
+    return names.Linear(name(part), sizes.hidden, out, sizes.qkv_bias);
+  };
   MixerTensors tensors;
   std::vector<LinearTensors>& qkv = tensors.projections.emplace_back().layers;
   if (family.fused_qkv) {
-    qkv = {names.Linear("self_attn.qkv_proj", sizes.hidden, q + 2 * kv, sizes.qkv_bias)};
+    qkv = {linear("qkv_proj", q + 2 * kv)};
   } else {
-    qkv = {names.Linear("self_attn.q_proj", sizes.hidden, q, sizes.qkv_bias),
-           names.Linear("self_attn.k_proj", sizes.hidden, kv, sizes.qkv_bias)};
+    qkv = {linear("q_proj", q), linear("k_proj", kv)};
     if (!sizes.keys_are_values) {
-      qkv.push_back(names.Linear("self_attn.v_proj", sizes.hidden, kv, sizes.qkv_bias));
+      qkv.push_back(linear("v_proj", kv));
     }
   }
-  tensors.out =
-      names.Linear("self_attn.o_proj", sizes.heads * sizes.head_dim, sizes.hidden, sizes.o_bias);
+  tensors.out = names.Linear(name(family.mixers->out), sizes.heads * sizes.head_dim, sizes.hidden,
+                             sizes.o_bias);
   tensors.vectors.resize(kSinks + 1);
   if (sizes.qk_norm && family.qk_norm != QkNormRule::kPlainAfterRotary) {
     const bool whole = family.qk_norm == QkNormRule::kWhole;
-    const auto norm = [&](std::string_view name, int64_t heads) {
-      return names.Norm(family, fmt::format("self_attn.{}", name),
-                        (whole ? heads : 1) * sizes.head_dim);
+    const auto norm = [&](std::string_view part, int64_t heads) {
+      return names.Norm(family, name(part), (whole ? heads : 1) * sizes.head_dim);
     };
     tensors.vectors[kQNorm] = norm(family.qk_norm_names[0], sizes.heads);
     tensors.vectors[kKNorm] = norm(family.qk_norm_names[1], sizes.kv_heads);
   }
-  if (family.attention_sinks)
-    tensors.vectors[kSinks] = names.Vector("self_attn.sinks", sizes.heads);
+  if (family.attention_sinks) tensors.vectors[kSinks] = names.Vector(name("sinks"), sizes.heads);
   return tensors;
 }
 

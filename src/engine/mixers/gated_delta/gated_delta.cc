@@ -18,9 +18,6 @@ namespace {
 constexpr size_t kInputs = 0;
 enum DeltaVector : size_t { kConv, kLogDecay, kDecayBias, kNorm };
 
-/// As the operation takes.
-constexpr int64_t kMaxConvWidth = 16;
-
 GatedDeltaSizes SizesOf(const Dimensions& d) {
   return {d.delta_key_heads, d.delta_value_heads, d.delta_key_dim, d.delta_value_dim, d.conv_width};
 }
@@ -153,9 +150,7 @@ GatedDeltaInputs InputsIn(const MutableTensorView& projected, const Dimensions& 
 GatedDeltaWeights WeightsOf(const DecoderConfig& config, const MixerLayer& mixer,
                             const Dimensions& sizes) {
   const GatedDeltaSizes net = SizesOf(sizes);
-  const TensorView conv(mixer.vectors[kConv].view().data(), DType::kF32,
-                        {net.channels(), net.conv_width});
-  return {conv,
+  return {ConvWeights(mixer.vectors[kConv], net.channels(), net.conv_width),
           mixer.vectors[kLogDecay].view(),
           mixer.vectors[kDecayBias].view(),
           mixer.vectors[kNorm].view(),
@@ -183,14 +178,8 @@ Status GatedDeltaNet::Run(Pass& pass, StepKind /*kind*/, int64_t layer) const {
   const DecoderConfig& config = pass.decoder.config;
   const Dimensions& sizes = config.layer(layer).sizes;
   const MixerLayer& mixer = pass.layer(layer).mixer;
-  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
-                          pass.arena.Take(pass.products.activations, pass.values.hidden.shape()));
-  MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, pass.layer(layer).input_norm, x));
-  const Projection& inputs = mixer.projections[kInputs];
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView projected,
-                          pass.arena.Take(DType::kF32, {pass.rows(), inputs.out}));
-  MARLIN_RETURN_IF_ERROR(Apply(pass.device, inputs, x, pass.products, projected));
-  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kQkv));
+                          ProjectHidden(pass, layer, mixer.projections[kInputs]));
   const GatedDeltaSizes net = SizesOf(sizes);
   const GatedDeltaWeights weights = WeightsOf(config, mixer, sizes);
   MARLIN_RETURN_IF_ERROR(GatedDelta(pass.device,

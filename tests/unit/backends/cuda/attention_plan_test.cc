@@ -79,6 +79,10 @@ TEST(MatrixAttentionPlan, PrefillTakesTilesWhereTheyOccupyTheDevice) {
   const AttentionPlan wide = PlanMatrixAttention({2048, 1, 4, 8, 256, 2048}, kMultiprocessors);
   EXPECT_EQ(wide.tile_rows, 64) << "sums of 256 features fill the registers of one warpgroup";
   EXPECT_GE(wide.tiles, 2048 * 8 / 64);
+  AttentionShape widest = {2048, 1, 4, 8, 512, 2048, 512};
+  EXPECT_EQ(PlanMatrixAttention(widest, kMultiprocessors).segments, 1) << "no tile has such sums";
+  widest.value_dim = 128;
+  EXPECT_EQ(PlanMatrixAttention(widest, kMultiprocessors).segments, 1) << "nor such keys";
   // A few tokens behind many keys: their tiles would leave the device idle.
   EXPECT_GT(MatrixPlanOf(16, 1, 8192).segments, 1);
 }

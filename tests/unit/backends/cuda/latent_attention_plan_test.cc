@@ -45,5 +45,16 @@ TEST(LatentAttentionPlan, SplitsKeysWhereTilesAreFew) {
   EXPECT_EQ(PlanOf(1, 1, 16, 64).partial_bytes, 0);
 }
 
+TEST(LatentAttentionPlan, WideHeadsOfSeveralTokensAreItsTiles) {
+  // Rows, sequences, KV heads, group, value_dim, length, key_dim.
+  EXPECT_TRUE(TakesWideTiles({2048, 1, 4, 8, 512, 2048, 512}));
+  EXPECT_TRUE(TakesWideTiles({4, 1, 4, 8, 512, 2048, 512}));
+  EXPECT_TRUE(TakesWideTiles({2048, 1, 4, 8, 64, 2048, 320}));
+  EXPECT_FALSE(TakesWideTiles({3, 1, 4, 8, 512, 2048, 512})) << "tiles would be half empty";
+  EXPECT_FALSE(TakesWideTiles({64, 64, 4, 32, 512, 2048, 512})) << "a token of each sequence";
+  EXPECT_FALSE(TakesWideTiles({2048, 1, 4, 8, 256, 2048, 256})) << "prefill takes them";
+  EXPECT_FALSE(TakesWideTiles({2048, 1, 4, 8, 512, 2048, 256})) << "values do not fit in keys";
+}
+
 }  // namespace
 }  // namespace marlin::cuda::latent_attention_plan_test

@@ -1,11 +1,14 @@
 // Attention of one token per CTA on matrix units, over a paged bf16 or e4m3 cache: decode,
 // split-KV.
 //
-//   A CTA takes up to 16 query heads of one KV head of one token, and a run of blocks of 64 keys,
+//   A CTA takes up to 16 query heads of one KV head of one token, and a run of blocks of keys,
 //   which is one of `segments` equal parts of the token's keys. A warp takes 16 keys of every
 //   block, with its own softmax (matrix_softmax.cuh) and its own ring of two stages. The CTA merges
 //   its warps, and the last CTA of a token's KV head merges the parts in their order: a counter
 //   tells it that it is the last. Without counters a second kernel merges.
+//
+//   Registers hold the sums of 256 features. Of wider heads, two warps take the same 16 keys and a
+//   half of the values each; both compute all scores.
 //
 //   Codes of e4m3 go through the ring as they are; a warp widens its keys and values to bf16 beside
 //   it, exactly, before it adds them.
@@ -26,25 +29,36 @@ constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
 constexpr int kHeads = kDecodeHeads;
 static_assert(kHeads == kWarpRows);
-constexpr int kBlockKeys = kWarpKeys * kWarps;
-static_assert(kBlockKeys == kCachePageTokens);  // A block is in one page.
+constexpr int kSliceFeatures = 256;  ///< Value features of a warp, at most.
+static_assert(kSliceFeatures == kMostTileFeatures && 2 * kSliceFeatures == kMostMatrixFeatures);
 constexpr int kStages = 2;
 constexpr int kSumPadding = 8;  ///< In floats, against bank conflicts in stores of fragments.
 
-/// The shared memory of a CTA: rings of keys and values with the warps' widened ones, which the
-/// warps' sums replace, and the queries.
+/// The warps of a CTA. kSlices: warps with the same keys, each of which has a slice of the values.
+template <int kSlices>
+struct Warps {
+  static constexpr int kTeams = kWarps / kSlices;
+  static constexpr int kBlockKeys = kWarpKeys * kTeams;
+  static_assert(kCachePageTokens % kBlockKeys == 0);  // A block is in one page.
+};
+
+/// The shared memory of a CTA: rings of keys and values with the teams' widened ones, which the
+/// teams' sums replace, and the queries.
+template <int kSlices>
 struct Layout : CachedRows {
   using CachedRows::CachedRows;
+  static constexpr int kTeams = Warps<kSlices>::kTeams;
+
   MARLIN_HOST_DEVICE int StageBytes() const {
     return kWarpKeys * (copied_key_row + copied_value_row);
   }
-  MARLIN_HOST_DEVICE int WarpBytes() const {
+  MARLIN_HOST_DEVICE int TeamBytes() const {
     return kStages * StageBytes() + (widens ? kWarpKeys * (key_row + value_row) : 0);
   }
-  MARLIN_HOST_DEVICE int RingBytes() const { return kWarps * WarpBytes(); }
-  /// Sums of the warps: [kWarps][kHeads] maxima, as many sums of weights, weighted values.
+  MARLIN_HOST_DEVICE int RingBytes() const { return kTeams * TeamBytes(); }
+  /// Sums of the teams: [kTeams][kHeads] maxima, as many sums of weights, weighted values.
   static MARLIN_HOST_DEVICE int SumsBytes(int value_dim) {
-    return kWarps * kHeads * (2 + value_dim + kSumPadding) * 4;
+    return kTeams * kHeads * (2 + value_dim + kSumPadding) * 4;
   }
   MARLIN_HOST_DEVICE int QueriesAt(int value_dim) const {
     const int sums = SumsBytes(value_dim);
@@ -54,7 +68,7 @@ struct Layout : CachedRows {
     return QueriesAt(value_dim) + 2 * kHeads * key_row;
   }
   MARLIN_HOST_DEVICE int Bytes(int value_dim) const {
-    return BarriersAt(value_dim) + kWarps * kStages * kBarrierBytes;
+    return BarriersAt(value_dim) + kTeams * kStages * kBarrierBytes;
   }
 };
 
@@ -69,7 +83,7 @@ struct Task {
   int first_block;
   int end_block;
 
-  MARLIN_DEVICE explicit Task(const AttentionArguments& args) {
+  MARLIN_DEVICE Task(const AttentionArguments& args, int block_keys) {
     const int tiles = (args.group + kHeads - 1) / kHeads;
     row = static_cast<int>(blockIdx.x) / tiles;
     kv_head = static_cast<int>(blockIdx.y);
@@ -81,8 +95,8 @@ struct Task {
     const int64_t capacity = static_cast<int64_t>(args.sequences.blocks) * args.pages.page_tokens;
     visible.end = position < capacity ? max(position, 0) + 1 : 0;
     visible.first = FirstVisibleKey(args, max(visible.end - 1, 0));
-    const int first = visible.first / kBlockKeys;
-    const int blocks = (visible.end + kBlockKeys - 1) / kBlockKeys - first;
+    const int first = visible.first / block_keys;
+    const int blocks = (visible.end + block_keys - 1) / block_keys - first;
     const int part = (blocks + args.segments - 1) / args.segments;
     first_block = first + static_cast<int>(blockIdx.z) * part;
     end_block = min(first_block + part, first + blocks);
@@ -164,8 +178,8 @@ MARLIN_DEVICE void ForQuads(const AttentionArguments& args, const Task& task, co
   }
 }
 
-/// A warp's keys of the CTA's blocks.
-template <bool kFp8>
+/// A warp's keys of the CTA's blocks, which it has in common with its team.
+template <bool kFp8, int kSlices>
 class WarpKeys {
  public:
   /// Initializes the mbarriers of the ring.
@@ -173,15 +187,19 @@ class WarpKeys {
       : args_(args),
         layout_(args.key_dim, args.value_dim, kFp8),
         lane_(static_cast<int>(threadIdx.x) & 31),
-        warp_(static_cast<int>(threadIdx.x) >> 5),
-        ring_(shared + warp_ * layout_.WarpBytes()),
-        barriers_(shared + layout_.BarriersAt(args.value_dim) + warp_ * kStages * kBarrierBytes) {
-    if (lane_ == 0) {
+        team_(static_cast<int>(threadIdx.x) / (32 * kSlices)),
+        slice_(static_cast<int>(threadIdx.x) / 32 % kSlices),
+        ring_(shared + team_ * layout_.TeamBytes()),
+        barriers_(shared + layout_.BarriersAt(args.value_dim) + team_ * kStages * kBarrierBytes) {
+    if (lane_ == 0 && slice_ == 0) {
       for (int stage = 0; stage < kStages; ++stage) InitBarrier(Barrier(stage), 1);
       FenceBarrierInit();
     }
-    __syncwarp();
+    Sync();
   }
+
+  MARLIN_DEVICE int team() const { return team_; }
+  MARLIN_DEVICE int slice() const { return slice_; }
 
   /// Adds all keys; calls prepare() once, after the first request.
   template <typename Softmax, typename Prepare>
@@ -189,24 +207,33 @@ class WarpKeys {
     const int blocks = max(task.end_block - task.first_block, 0);
 #pragma unroll 1
     for (int next = 0; next <= blocks; ++next) {
-      if (next < blocks) Request(task, next);
+      if (next < blocks && slice_ == 0) Request(task, next);
       const int n = next - 1;
       if (n < 0) {
         prepare();
         continue;
       }
       Wait(Barrier(n), n / kStages & 1);
-      __syncwarp();
+      Sync();
       uint32_t keys = Keys(n);
       uint32_t values = Values(n);
       if constexpr (kFp8) Widen(&keys, &values);
-      softmax.Add(keys, values, FirstKey(task, n), [&](int) { return task.visible; });
-      __syncwarp();
+      softmax.Add(keys, values + slice_ * kSliceFeatures * 2, FirstKey(task, n),
+                  [&](int) { return task.visible; });
+      Sync();
     }
     softmax.SumLanes();
   }
 
  private:
+  /// Waits for the team, whose shared memory it then sees.
+  MARLIN_DEVICE void Sync() const {
+    if constexpr (kSlices == 1) {
+      __syncwarp();
+    } else {
+      asm volatile("bar.sync %0, %1;" ::"r"(1 + team_), "n"(kSlices * 32) : "memory");
+    }
+  }
   MARLIN_DEVICE uint32_t Barrier(int n) const { return barriers_ + n % kStages * kBarrierBytes; }
   MARLIN_DEVICE uint32_t Keys(int n) const { return ring_ + n % kStages * layout_.StageBytes(); }
   MARLIN_DEVICE uint32_t Values(int n) const {
@@ -216,18 +243,20 @@ class WarpKeys {
   MARLIN_DEVICE void Widen(uint32_t* keys, uint32_t* values) const {
     const uint32_t wide_keys = ring_ + kStages * layout_.StageBytes();
     const uint32_t wide_values = wide_keys + kWarpKeys * layout_.key_row;
-    WidenRows(*keys, kWarpKeys, args_.key_dim, wide_keys, layout_.key_row, lane_, 32);
-    WidenRows(*values, kWarpKeys, args_.value_dim, wide_values, layout_.value_row, lane_, 32);
-    __syncwarp();
+    const int thread = slice_ * 32 + lane_;
+    constexpr int kTeam = kSlices * 32;
+    WidenRows(*keys, kWarpKeys, args_.key_dim, wide_keys, layout_.key_row, thread, kTeam);
+    WidenRows(*values, kWarpKeys, args_.value_dim, wide_values, layout_.value_row, thread, kTeam);
+    Sync();
     *keys = wide_keys;
     *values = wide_values;
   }
   MARLIN_DEVICE int FirstKey(const Task& task, int n) const {
-    return (task.first_block + n) * kBlockKeys + warp_ * kWarpKeys;
+    return (task.first_block + n) * Warps<kSlices>::kBlockKeys + team_ * kWarpKeys;
   }
 
-  /// Requests the warp's keys and values of block n of the CTA: a lane has a row of either, which
-  /// is one TMA bulk copy, or zeros.
+  /// Requests the team's keys and values of block n of the CTA: a lane has a row of either, which
+  /// is one TMA bulk copy, or zeros. Called by the first warp.
   MARLIN_DEVICE void Request(const Task& task, int n) const {
     const int first = FirstKey(task, n);
     const uint8_t* const page =
@@ -262,9 +291,10 @@ class WarpKeys {
   static constexpr int kElement = kFp8 ? 1 : 2;  ///< Bytes of an element of the cache.
 
   const AttentionArguments& args_;
-  Layout layout_;
+  Layout<kSlices> layout_;
   int lane_;
-  int warp_;
+  int team_;
+  int slice_;
   uint32_t ring_;
   uint32_t barriers_;
 };
@@ -313,51 +343,54 @@ MARLIN_DEVICE bool IsLast(const AttentionArguments& args, const Task& task, int*
   return *last != 0;
 }
 
-template <int kTiles, bool kFp8>
+/// kTiles: tiles of 16 value features of a warp, at most.
+template <int kTiles, bool kFp8, int kSlices>
 __global__ void __launch_bounds__(kThreads, 1)
     DecodeAttentionKernel(const __grid_constant__ AttentionArguments args) {
   extern __shared__ __align__(16) uint8_t memory[];
-  const WarpKeys<kFp8> keys(args, SharedAddress(memory));
+  const WarpKeys<kFp8, kSlices> keys(args, SharedAddress(memory));
   EnterChain();
   if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) {
     CheckFirstRows(args.sequences, args.errors);
   }
-  const Task task(args);
+  const Task task(args, Warps<kSlices>::kBlockKeys);
   CheckTask(args, task);
-  const Layout layout(args.key_dim, args.value_dim, kFp8);
+  const Layout<kSlices> layout(args.key_dim, args.value_dim, kFp8);
   uint8_t* const queries = memory + layout.QueriesAt(args.value_dim);
   const WarpOperands operands = {SharedAddress(queries),
                                  SharedAddress(queries) + kHeads * layout.key_row, layout.key_row,
                                  layout.value_row};
-  WarpSoftmax<kTiles> softmax(operands, args.key_dim, args.value_dim, args.scale);
+  const int first_feature = keys.slice() * kSliceFeatures;
+  WarpSoftmax<kTiles> softmax(operands, args.key_dim, args.value_dim - first_feature, args.scale,
+                              args.softcap);
   keys.Run(task, softmax, [&] {
     LoadQueries(args, task, queries);
     __syncthreads();
   });
   __syncthreads();
   auto* const largest = reinterpret_cast<float*>(memory);
-  float* const sums = largest + kWarps * kHeads;
-  float* const values = sums + kWarps * kHeads;
+  constexpr int kTeams = Warps<kSlices>::kTeams;
+  float* const sums = largest + kTeams * kHeads;
+  float* const values = sums + kTeams * kHeads;
   const int stride = args.value_dim + kSumPadding;
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int warp = static_cast<int>(threadIdx.x) >> 5;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int at = warp * kHeads + (lane >> 2) + 8 * half;
-    if ((lane & 3) == 0) {
+    const int at = keys.team() * kHeads + (lane >> 2) + 8 * half;
+    if ((lane & 3) == 0 && first_feature == 0) {
       largest[at] = softmax.largest(half);
       sums[at] = softmax.sum(half);
     }
     softmax.ForPairs(half, [&](int feature, float first, float second) {
-      *reinterpret_cast<float2*>(values + at * stride + feature) = {first, second};
+      *reinterpret_cast<float2*>(values + at * stride + first_feature + feature) = {first, second};
     });
   }
   __syncthreads();
   ForQuads(args, task, [&](int head, int feature) {
     PartsMerge merge;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const int at = w * kHeads + head;
+    for (int team = 0; team < kTeams; ++team) {
+      const int at = team * kHeads + head;
       merge.Add(largest[at], sums[at],
                 *reinterpret_cast<const float4*>(values + at * stride + feature));
     }
@@ -374,24 +407,38 @@ __global__ void __launch_bounds__(kThreads, 1)
 __global__ void __launch_bounds__(kThreads)
     MergePartsKernel(const __grid_constant__ AttentionArguments args) {
   EnterChain();
-  MergeParts(args, Task(args));
+  // Blocks do not matter.
+  MergeParts(args, Task(args, kCachePageTokens));
 }
 
-using Kernel = void (*)(AttentionArguments);
+/// A kernel and its shared memory.
+struct DecodeKernel {
+  void (*kernel)(AttentionArguments);
+  int shared_bytes;
+};
 
-/// The kernel for this many value features.
-template <bool kFp8>
-Kernel KernelFor(int value_dim) {
-  if (value_dim <= 64) return &DecodeAttentionKernel<4, kFp8>;
-  return value_dim <= 128 ? &DecodeAttentionKernel<8, kFp8> : &DecodeAttentionKernel<16, kFp8>;
+template <int kTiles, int kSlices>
+DecodeKernel KernelOf(int key_dim, int value_dim, bool fp8) {
+  return {fp8 ? &DecodeAttentionKernel<kTiles, true, kSlices>
+              : &DecodeAttentionKernel<kTiles, false, kSlices>,
+          Layout<kSlices>(key_dim, value_dim, fp8).Bytes(value_dim)};
+}
+
+/// The kernel for heads of these features.
+DecodeKernel KernelFor(int key_dim, int value_dim, bool fp8) {
+  if (std::max(key_dim, value_dim) > kSliceFeatures)
+    return KernelOf<16, 2>(key_dim, value_dim, fp8);
+  if (value_dim <= 64) return KernelOf<4, 1>(key_dim, value_dim, fp8);
+  if (value_dim <= 128) return KernelOf<8, 1>(key_dim, value_dim, fp8);
+  return KernelOf<16, 1>(key_dim, value_dim, fp8);
 }
 
 }  // namespace
 
 cudaError_t LoadDecodeAttention() {
-  for (const int value_dim : {64, 128, kMostMatrixFeatures}) {
-    const cudaError_t error =
-        PrepareSharedKernels(KernelFor<false>(value_dim), KernelFor<true>(value_dim));
+  for (const int features : {64, 128, kSliceFeatures, kMostMatrixFeatures}) {
+    const cudaError_t error = PrepareSharedKernels(KernelFor(features, features, false).kernel,
+                                                   KernelFor(features, features, true).kernel);
     if (error != cudaSuccess) return error;
   }
   return PrepareKernels(&MergePartsKernel);
@@ -401,9 +448,8 @@ cudaError_t LaunchDecodeAttention(const AttentionArguments& args, cudaStream_t s
   const dim3 tiles(static_cast<unsigned>(args.tiles), static_cast<unsigned>(args.kv_heads));
   const dim3 grid(tiles.x, tiles.y, static_cast<unsigned>(args.segments));
   const bool fp8 = args.pages.type == Element::kE4M3;
-  const int bytes = Layout(args.key_dim, args.value_dim, fp8).Bytes(args.value_dim);
-  const Kernel kernel = fp8 ? KernelFor<true>(args.value_dim) : KernelFor<false>(args.value_dim);
-  const cudaError_t error = LaunchInChain(kernel, grid, kThreads, bytes, stream, args);
+  const DecodeKernel of = KernelFor(args.key_dim, args.value_dim, fp8);
+  const cudaError_t error = LaunchInChain(of.kernel, grid, kThreads, of.shared_bytes, stream, args);
   if (error != cudaSuccess || args.segments == 1 || args.counters != nullptr) return error;
   return LaunchInChain(&MergePartsKernel, tiles, kThreads, 0, stream, args);
 }

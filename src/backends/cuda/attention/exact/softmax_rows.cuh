@@ -20,6 +20,26 @@ MARLIN_DEVICE float Exp2(float x) {
   return y;
 }
 
+/// 1 / x in one instruction, with a relative error of 2^-23; 0 for infinity.
+MARLIN_DEVICE float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Caps scores in base 2, as AttentionOptions::softcap: tanh(x) is 1 - 2 / (1 + e^2x), to 2^-22 of
+/// the cap.
+template <int kCount>
+MARLIN_DEVICE void CapScores(float softcap, float (&scores)[kCount]) {
+  if (softcap == 0.0f) return;
+  const float cap = softcap * kLog2E;
+  const float rate = 2.0f * Reciprocal(softcap);
+#pragma unroll
+  for (float& score : scores) {
+    score = __fmaf_rn(-2.0f * cap, Reciprocal(1.0f + Exp2(rate * score)), cap);
+  }
+}
+
 /// 2^(from - to), 0 for a part without keys.
 MARLIN_DEVICE float RescaleFactor(float from, float to) {
   return from == NoScore() ? 0.0f : Exp2(from - to);

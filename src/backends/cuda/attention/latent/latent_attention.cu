@@ -1,5 +1,5 @@
-// Attention over a paged bf16 or e4m3 cache whose values are the first features of its keys, on
-// matrix units: the latent attention of MLA, decode and prefill.
+// Attention over a paged bf16 or e4m3 cache with wide heads, on matrix units: the latent attention
+// of MLA, whose values are the first features of its keys, decode and prefill, and values apart.
 //
 //   A CTA takes 16 or 32 query rows of one KV head of a sequence (row r is query head r % group of
 //   token r / group), and one of `segments` equal parts of their keys, in blocks of 64, which it
@@ -8,8 +8,9 @@
 //                          registers
 //     weights              an online softmax; a warp adds the parts of two or four rows
 //     sums += P V          a warp: all rows and every eighth tile of 16 features
-//   so that a block is read from memory once, and twice from shared memory. With more than one part
-//   of the keys a second kernel merges them in their order.
+//   so that a block is read from memory once, and twice from shared memory. Values apart have one
+//   of the two stages, and the keys the other one. With more than one part of the keys a second
+//   kernel merges them in their order.
 //
 //   Queries and softmax weights are split into two bf16 terms each, so that only fp32 sums round.
 //   Rows of shared memory are swizzled: unit u of 16 bytes of row r is at u ^ (r & 7). Codes of
@@ -108,7 +109,8 @@ struct Part {
   }
 };
 
-/// The blocks of a CTA's keys in shared memory. All functions are called by all threads.
+/// The blocks of a CTA's keys, and of values apart, in shared memory. All functions are called by
+/// all threads.
 template <int kGroups, bool kFp8>
 class KeyBlocks {
  public:
@@ -128,17 +130,11 @@ class KeyBlocks {
   }
 
   /// Requests a block, if there is one; zeros for keys that no row sees.
-  MARLIN_DEVICE void Request(int block) const {
-    if (block < part_.end_block) {
-      const int first = block * kBlockKeys;
-      const uint8_t* const page =
-          FindPage(args_.sequences, args_.pages, tile_.sequence, first, args_.errors);
-      const int64_t place = static_cast<int64_t>(blockIdx.y) * args_.pages.page_tokens +
-                            first % args_.pages.page_tokens;
-      Copy(page == nullptr ? nullptr : page + place * layout_.key_dim * kElement, first,
-           Stage(block));
-    }
-    CommitCopies();
+  MARLIN_DEVICE void Request(int block) const { Request(block, block, 0, layout_.key_dim); }
+  /// The same for the values of a block, apart.
+  MARLIN_DEVICE void RequestKeys(int block) const { Request(block, 0, 0, layout_.key_dim); }
+  MARLIN_DEVICE void RequestValues(int block) const {
+    Request(block, 1, KeyElements(args_.pages), args_.value_dim);
   }
 
   /// Waits for a block. Returns the address of its rows.
@@ -147,11 +143,39 @@ class KeyBlocks {
     __syncthreads();
     return kFp8 ? shared_ : Stage(block);
   }
+  /// Waits for the older of two requests, which is in a stage, and widens it. Returns the address
+  /// of its rows.
+  MARLIN_DEVICE uint32_t ReceiveStage(int stage, int features) const {
+    WaitForCopies<1>();
+    __syncthreads();
+    if constexpr (!kFp8) return Stage(stage);
+    WidenStage(stage, features);
+    return shared_;
+  }
   /// Widens a block that has arrived.
-  MARLIN_DEVICE void Widen(int block) const {
-    const int per_row = layout_.key_dim / 8;
+  MARLIN_DEVICE void Widen(int block) const { WidenStage(block, layout_.key_dim); }
+
+ private:
+  static constexpr int kElement = kFp8 ? 1 : 2;  ///< Bytes of an element of the cache.
+
+  /// Features of a block, which begin `first_element` elements into a page, to a stage.
+  MARLIN_DEVICE void Request(int block, int stage, int64_t first_element, int features) const {
+    if (block < part_.end_block) {
+      const int first = block * kBlockKeys;
+      const uint8_t* const page =
+          FindPage(args_.sequences, args_.pages, tile_.sequence, first, args_.errors);
+      const int64_t place = static_cast<int64_t>(blockIdx.y) * args_.pages.page_tokens +
+                            first % args_.pages.page_tokens;
+      Copy(page == nullptr ? nullptr : page + (first_element + place * features) * kElement, first,
+           features, Stage(stage));
+    }
+    CommitCopies();
+  }
+
+  MARLIN_DEVICE void WidenStage(int stage, int features) const {
+    const int per_row = features / 8;
     const uint32_t rows = shared_;
-    const uint32_t codes = Stage(block);
+    const uint32_t codes = Stage(stage);
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < kBlockKeys * per_row; i += kThreads) {
       const uint4 wide = WidenCodes(LoadShared8(codes + i * 8));
@@ -160,17 +184,14 @@ class KeyBlocks {
     __syncthreads();
   }
 
- private:
-  static constexpr int kElement = kFp8 ? 1 : 2;  ///< Bytes of an element of the cache.
-
   MARLIN_DEVICE uint32_t Stage(int block) const {
     const int stage = block % kStages;
     return kFp8 ? shared_ + layout_.CodesAt() + stage * layout_.CodeBytes()
                 : shared_ + stage * layout_.BlockBytes();
   }
 
-  MARLIN_DEVICE void Copy(const uint8_t* from, int first, uint32_t to) const {
-    const int per_row = layout_.key_dim * kElement / kUnit;
+  MARLIN_DEVICE void Copy(const uint8_t* from, int first, int features, uint32_t to) const {
+    const int per_row = features * kElement / kUnit;
     const int row_step = kThreads / per_row;
     const int unit_step = kThreads % per_row;
     int row = static_cast<int>(threadIdx.x) / per_row;
@@ -243,8 +264,9 @@ class QueryPart {
 };
 
 /// The softmax and the sums of a CTA's rows. A warp has 16 rows and some features for parts of
-/// scores, two or four rows for weights, all rows and some features for sums.
-template <int kGroups, bool kFp8>
+/// scores, two or four rows for weights, all rows and some features for sums. kCaps: scores may be
+/// capped.
+template <int kGroups, bool kFp8, bool kCaps>
 class TileSoftmax {
  public:
   using Shape = Layout<kGroups, kFp8>;
@@ -281,18 +303,45 @@ class TileSoftmax {
   /// Adds a block of keys in shared memory. `masked`: some row does not see all of them. `uneven`:
   /// nor all that other rows see.
   MARLIN_DEVICE void Add(uint32_t keys, int first, bool masked, bool uneven) {
-    ScorePart(keys);
+    Score(keys);
+    AddScored(keys, first, masked, uneven);
+  }
+
+  /// The scores of the warp's rows and all keys, over its features, to shared memory.
+  MARLIN_DEVICE void Score(uint32_t keys) const {
+    float sums[kScoreTiles][4] = {};
+    // Without a branch after every step, loads and products of several steps overlap.
+    if (steps_ == kSteps) {
+      ScoreSteps<kSteps, true>(keys, sums);
+    } else if (steps_ == kSteps - 1) {
+      ScoreSteps<kSteps - 1, true>(keys, sums);
+    } else {
+      ScoreSteps<kSteps - 2, false>(keys, sums);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_ % kParts * kRows + first_row_ + (lane_ >> 2) + 8 * half;
+      float* const to = scores_ + row * Shape::kScoreRow + (lane_ & 3) * 2;
+#pragma unroll
+      for (int tile = 0; tile < kScoreTiles; ++tile) {
+        *reinterpret_cast<float2*>(to + tile * 8) = {sums[tile][2 * half],
+                                                     sums[tile][2 * half + 1]};
+      }
+    }
+  }
+  /// Adds the block whose scores these are.
+  MARLIN_DEVICE void AddScored(uint32_t values, int first, bool masked, bool uneven) {
     // Also settles whether values may be multiplied by zero weights.
-    const bool by_key = __syncthreads_or(uneven && !IsFinite(keys) ? 1 : 0) != 0;
+    const bool by_key = __syncthreads_or(uneven && !IsFinite(values) ? 1 : 0) != 0;
     Weigh(first, masked);
     __syncthreads();
     Rescale();
     if (by_key) {
-      AddByKey(keys, first);
+      AddByKey(values, first);
     } else if (args_.value_dim == kMostLatentValueFeatures) {
-      AddValues<true>(keys);
+      AddValues<true>(values);
     } else {
-      AddValues<false>(keys);
+      AddValues<false>(values);
     }
   }
 
@@ -334,29 +383,6 @@ class TileSoftmax {
   /// The first feature of tile n of 8 features of this lane.
   MARLIN_DEVICE int FeatureOf(int n) const {
     return (warp_ + (n >> 1) * kWarps) * 16 + (n & 1) * 8 + (lane_ & 3) * 2;
-  }
-
-  /// The scores of the warp's rows and all keys, over its features, to shared memory.
-  MARLIN_DEVICE void ScorePart(uint32_t keys) const {
-    float sums[kScoreTiles][4] = {};
-    // Without a branch after every step, loads and products of several steps overlap.
-    if (steps_ == kSteps) {
-      ScoreSteps<kSteps, true>(keys, sums);
-    } else if (steps_ == kSteps - 1) {
-      ScoreSteps<kSteps - 1, true>(keys, sums);
-    } else {
-      ScoreSteps<kSteps - 2, false>(keys, sums);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp_ % kParts * kRows + first_row_ + (lane_ >> 2) + 8 * half;
-      float* const to = scores_ + row * Shape::kScoreRow + (lane_ & 3) * 2;
-#pragma unroll
-      for (int tile = 0; tile < kScoreTiles; ++tile) {
-        *reinterpret_cast<float2*>(to + tile * 8) = {sums[tile][2 * half],
-                                                     sums[tile][2 * half + 1]};
-      }
-    }
   }
 
   template <int kMost, bool kAll>
@@ -407,10 +433,13 @@ class TileSoftmax {
 #pragma unroll
     for (int quad = 0; quad < kQuads; ++quad) {
 #pragma unroll
+      for (float& score : scores[quad]) score *= scale;
+      if constexpr (kCaps) CapScores(args_.softcap, scores[quad]);
+#pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int key = first + quad * 4 * kLanesOfRow + lane_key + i;
         const bool hidden = masked && (key < span_.first || key >= span_.end);
-        scores[quad][i] = hidden ? NoScore() : scores[quad][i] * scale;
+        if (hidden) scores[quad][i] = NoScore();
         most = fmaxf(most, scores[quad][i]);
       }
     }
@@ -571,9 +600,9 @@ MARLIN_DEVICE float* PartialOf(const AttentionArguments& args, int segment) {
          (tile * args.segments + segment) * PartialFloats(args.tile_rows, args.value_dim);
 }
 
-template <int kGroups, bool kFp8>
+template <int kGroups, bool kFp8, bool kCaps>
 MARLIN_DEVICE void StoreSums(const AttentionArguments& args, const Tile& tile,
-                             const TileSoftmax<kGroups, kFp8>& softmax) {
+                             const TileSoftmax<kGroups, kFp8, kCaps>& softmax) {
   constexpr int kRows = kGroups * kWarpRows;
   if (args.segments == 1) {
     softmax.ForPairs([&](int row, int feature, float first, float second) {
@@ -598,7 +627,43 @@ MARLIN_DEVICE void StoreSums(const AttentionArguments& args, const Tile& tile,
   });
 }
 
+/// Adds blocks whose values are the first features of their keys.
 template <int kGroups, bool kFp8>
+MARLIN_DEVICE void AddLatents(const KeyBlocks<kGroups, kFp8>& blocks, const Part& part,
+                              TileSoftmax<kGroups, kFp8, false>& softmax) {
+#pragma unroll 1
+  for (int block = part.first_block; block < part.end_block; ++block) {
+    const uint32_t keys = blocks.Receive(block);
+    // All warps are done with the block before, whose stage is free.
+    blocks.Request(block + 1);
+    if constexpr (kFp8) blocks.Widen(block);
+    const int first = block * kBlockKeys;
+    softmax.Add(keys, first, part.IsMasked(first), part.IsUneven(first));
+  }
+}
+
+/// Adds blocks with values apart, the first of whose keys are requested.
+template <int kGroups, bool kFp8>
+MARLIN_DEVICE void AddApart(const AttentionArguments& args, const KeyBlocks<kGroups, kFp8>& blocks,
+                            const Part& part, TileSoftmax<kGroups, kFp8, true>& softmax) {
+  blocks.RequestValues(part.first_block);
+#pragma unroll 1
+  for (int block = part.first_block; block < part.end_block; ++block) {
+    softmax.Score(blocks.ReceiveStage(0, args.key_dim));
+    // All warps are done with the keys.
+    __syncthreads();
+    blocks.RequestKeys(block + 1);
+    const uint32_t values = blocks.ReceiveStage(1, args.value_dim);
+    const int first = block * kBlockKeys;
+    softmax.AddScored(values, first, part.IsMasked(first), part.IsUneven(first));
+    __syncthreads();
+    blocks.RequestValues(block + 1);
+  }
+  WaitForCopies<0>();
+}
+
+/// kApart: the cache has values of its own, of no more features than keys.
+template <int kGroups, bool kFp8, bool kApart>
 __global__ void __launch_bounds__(kThreads, 1)
     LatentAttentionKernel(const __grid_constant__ AttentionArguments args) {
   extern __shared__ __align__(16) uint8_t memory[];
@@ -611,17 +676,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (blockIdx.y == 0 && blockIdx.z == 0) CheckPositions(args, tile);
   const Part part(args, tile);
   const KeyBlocks<kGroups, kFp8> blocks(args, tile, part, SharedAddress(memory));
-  blocks.Request(part.first_block);
+  if constexpr (kApart) {
+    blocks.RequestKeys(part.first_block);
+  } else {
+    blocks.Request(part.first_block);
+  }
   blocks.ClearPadding();
-  TileSoftmax<kGroups, kFp8> softmax(args, tile, memory);
-#pragma unroll 1
-  for (int block = part.first_block; block < part.end_block; ++block) {
-    const uint32_t keys = blocks.Receive(block);
-    // All warps are done with the block before, whose stage is free.
-    blocks.Request(block + 1);
-    if constexpr (kFp8) blocks.Widen(block);
-    const int first = block * kBlockKeys;
-    softmax.Add(keys, first, part.IsMasked(first), part.IsUneven(first));
+  TileSoftmax<kGroups, kFp8, kApart> softmax(args, tile, memory);
+  if constexpr (kApart) {
+    AddApart(args, blocks, part, softmax);
+  } else {
+    AddLatents(blocks, part, softmax);
   }
   softmax.SumLanes();
   StoreSums(args, tile, softmax);
@@ -691,11 +756,12 @@ __global__ void __launch_bounds__(kMergeThreads)
 
 using Kernel = void (*)(AttentionArguments);
 
+template <bool kApart>
 Kernel KernelFor(int tile_rows, bool fp8) {
   if (tile_rows == 16) {
-    return fp8 ? &LatentAttentionKernel<1, true> : &LatentAttentionKernel<1, false>;
+    return fp8 ? &LatentAttentionKernel<1, true, kApart> : &LatentAttentionKernel<1, false, kApart>;
   }
-  return fp8 ? &LatentAttentionKernel<2, true> : &LatentAttentionKernel<2, false>;
+  return fp8 ? &LatentAttentionKernel<2, true, kApart> : &LatentAttentionKernel<2, false, kApart>;
 }
 
 int SharedBytes(int tile_rows, int key_dim, bool fp8) {
@@ -708,8 +774,10 @@ int SharedBytes(int tile_rows, int key_dim, bool fp8) {
 }  // namespace
 
 cudaError_t LoadLatentAttention() {
-  const cudaError_t error = PrepareSharedKernels(KernelFor(16, false), KernelFor(16, true),
-                                                 KernelFor(32, false), KernelFor(32, true));
+  const cudaError_t error = PrepareSharedKernels(
+      KernelFor<false>(16, false), KernelFor<false>(16, true), KernelFor<false>(32, false),
+      KernelFor<false>(32, true), KernelFor<true>(16, false), KernelFor<true>(16, true),
+      KernelFor<true>(32, false), KernelFor<true>(32, true));
   return error == cudaSuccess ? PrepareKernels(&MergeLatentKernel) : error;
 }
 
@@ -719,8 +787,9 @@ cudaError_t LaunchLatentAttention(const AttentionArguments& args, cudaStream_t s
   const bool fp8 = args.pages.type == Element::kE4M3;
   const dim3 grid(tiles, heads, static_cast<unsigned>(args.segments));
   const int bytes = SharedBytes(args.tile_rows, args.key_dim, fp8);
-  const cudaError_t error =
-      LaunchInChain(KernelFor(args.tile_rows, fp8), grid, kThreads, bytes, stream, args);
+  const Kernel kernel = args.pages.values_in_keys ? KernelFor<false>(args.tile_rows, fp8)
+                                                  : KernelFor<true>(args.tile_rows, fp8);
+  const cudaError_t error = LaunchInChain(kernel, grid, kThreads, bytes, stream, args);
   if (error != cudaSuccess || args.segments == 1) return error;
   const dim3 rows(tiles, heads, static_cast<unsigned>(args.tile_rows));
   return LaunchInChain(&MergeLatentKernel, rows, kMergeThreads, 0, stream, args);

@@ -6,6 +6,12 @@
 
 namespace marlin::cuda {
 
+bool TakesWideTiles(const AttentionShape& shape) {
+  const bool wide = std::max(shape.key_dim, shape.value_dim) > kMostTileFeatures;
+  const bool several = shape.rows * shape.group >= 2 * kDecodeHeads * shape.sequences;
+  return wide && several && shape.rows > shape.sequences && shape.value_dim <= shape.key_dim;
+}
+
 AttentionPlan PlanLatentAttention(const AttentionShape& shape, int multiprocessors) {
   // A warp merges them, two a lane.
   constexpr int64_t kMostSegments = 64;

@@ -45,16 +45,19 @@ struct WarpOperands {
   int value_row;
 };
 
-/// The online softmax of 16 rows. kTiles: tiles of 16 value features, at most.
+/// The online softmax of 16 rows. kTiles: tiles of 16 value features, at most; `value_dim` may be
+/// larger.
 template <int kTiles>
 class WarpSoftmax {
  public:
-  MARLIN_DEVICE WarpSoftmax(const WarpOperands& operands, int key_dim, int value_dim, float scale)
+  MARLIN_DEVICE WarpSoftmax(const WarpOperands& operands, int key_dim, int value_dim, float scale,
+                            float softcap = 0.0f)
       : operands_(operands),
         lane_(static_cast<int>(threadIdx.x) & 31),
         key_steps_(key_dim / 16),
         value_dim_(value_dim),
-        scale_(scale * kLog2E) {}
+        scale_(scale * kLog2E),
+        softcap_(softcap) {}
 
   /// Adds kWarpKeys keys in shared memory, the first of which is key `first`. visible(half) is the
   /// span of the keys that row lane / 4 + 8 * half sees.
@@ -64,6 +67,7 @@ class WarpSoftmax {
     Score(keys, scores);
 #pragma unroll
     for (float& score : scores) score *= scale_;
+    CapScores(softcap_, scores);
     rows_.Mask(first, visible, scores);
     typename Rows::Weights weights;
     rows_.Weigh(scores, weights);
@@ -138,6 +142,7 @@ class WarpSoftmax {
   int key_steps_;
   int value_dim_;
   float scale_;  ///< Scale of scores in base 2.
+  float softcap_;
   Rows rows_;
 };
 

@@ -26,12 +26,13 @@ constexpr int kStages = 2;
 constexpr int kPageKeys = kCachePageTokens;
 
 /// kWarpgroups: consumer warpgroups, of kWarpgroupRows rows each. kKeys: keys of a block.
-/// kFeatures: value features, at most.
-template <int kWarpgroups_, int kKeys_, int kFeatures_>
+/// kFeatures: value features, at most. kCaps: scores are capped.
+template <int kWarpgroups_, int kKeys_, int kFeatures_, bool kCaps_>
 struct TileShape {
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr int kKeys = kKeys_;
   static constexpr int kFeatures = kFeatures_;
+  static constexpr bool kCaps = kCaps_;
   static constexpr int kRows = kWarpgroups * kWarpgroupRows;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
   static_assert(kKeys % kPageKeys == 0);
@@ -260,6 +261,7 @@ class Consumer {
       const uint32_t values = ring_.Values(block);
       const bool seen = Sees(block);
       bool by_key = false;
+      if (Shape::kCaps && seen) CapScores(args_.softcap, scores);
       if (seen && IsMasked(block)) {
         WaitFor(ring_.ValuesFull(block), block);
         attention_.rows().Mask(
@@ -440,29 +442,41 @@ struct PrefillKernel {
   int shared_bytes;
 };
 
-template <int kWarpgroups, int kKeys, int kFeatures>
-PrefillKernel KernelOf(int key_dim, bool fp8) {
-  using Shape = TileShape<kWarpgroups, kKeys, kFeatures>;
+/// What a kernel depends on.
+struct PrefillCase {
+  int key_dim;
+  int value_dim;
+  bool caps;
+  bool fp8 = false;
+};
+
+template <int kWarpgroups, int kKeys, int kFeatures, bool kCaps = false>
+PrefillKernel KernelOf(const PrefillCase& of) {
+  using Shape = TileShape<kWarpgroups, kKeys, kFeatures, kCaps>;
   static_assert(Shape::kRows == PrefillRows(kFeatures));
-  return {fp8 ? &PrefillAttentionKernel<Shape, true> : &PrefillAttentionKernel<Shape, false>,
-          Shape::kThreads, Layout<Shape>(key_dim).Bytes()};
+  return {of.fp8 ? &PrefillAttentionKernel<Shape, true> : &PrefillAttentionKernel<Shape, false>,
+          Shape::kThreads, Layout<Shape>(of.key_dim).Bytes()};
 }
 
-/// The kernel for heads of these features whose blocks have the most keys.
-PrefillKernel KernelFor(int key_dim, int value_dim, bool fp8) {
-  if (value_dim > 128) return KernelOf<1, 64, 256>(key_dim, fp8);
-  if (key_dim > 128) return KernelOf<2, 64, 128>(key_dim, fp8);
-  if (value_dim > 64) return KernelOf<2, 128, 128>(key_dim, fp8);
-  return KernelOf<2, 128, 64>(key_dim, fp8);
+/// The kernel whose blocks have the most keys. Caps of 128 keys would spill registers.
+PrefillKernel KernelFor(const PrefillCase& of) {
+  if (of.caps)
+    return of.value_dim > 128 ? KernelOf<1, 64, 256, true>(of) : KernelOf<2, 64, 128, true>(of);
+  if (of.value_dim > 128) return KernelOf<1, 64, 256>(of);
+  if (of.key_dim > 128) return KernelOf<2, 64, 128>(of);
+  if (of.value_dim > 64) return KernelOf<2, 128, 128>(of);
+  return KernelOf<2, 128, 64>(of);
 }
 
 }  // namespace
 
 cudaError_t LoadPrefillAttention() {
-  constexpr int kHeads[][2] = {{64, 256}, {256, 128}, {128, 128}, {128, 64}};
-  for (const auto& [key_dim, value_dim] : kHeads) {
-    const cudaError_t error = PrepareSharedKernels(KernelFor(key_dim, value_dim, false).kernel,
-                                                   KernelFor(key_dim, value_dim, true).kernel);
+  constexpr PrefillCase kCases[] = {{64, 256, false}, {256, 128, false}, {128, 128, false},
+                                    {128, 64, false}, {64, 256, true},   {64, 128, true}};
+  for (const PrefillCase& of : kCases) {
+    PrefillCase fp8 = of;
+    fp8.fp8 = true;
+    const cudaError_t error = PrepareSharedKernels(KernelFor(of).kernel, KernelFor(fp8).kernel);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -470,7 +484,7 @@ cudaError_t LoadPrefillAttention() {
 
 cudaError_t LaunchPrefillAttention(const AttentionArguments& args, cudaStream_t stream) {
   const bool fp8 = args.pages.type == Element::kE4M3;
-  const PrefillKernel of = KernelFor(args.key_dim, args.value_dim, fp8);
+  const PrefillKernel of = KernelFor({args.key_dim, args.value_dim, args.softcap != 0.0f, fp8});
   const auto ctas = static_cast<unsigned>(args.tiles) * static_cast<unsigned>(args.kv_heads);
   return LaunchInChain(of.kernel, dim3(ctas), of.threads, of.shared_bytes, stream, args);
 }

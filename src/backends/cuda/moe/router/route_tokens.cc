@@ -30,6 +30,7 @@ RouterArguments SelectionOf(const RouterOptions& options, int64_t experts,
   args.weights = weights.As<float>();
   args.weights_stride = weights.stride(0);
   args.bias = options.choice_bias.As<float>();
+  args.scales = options.scales.As<float>();
   args.tokens = static_cast<int>(ids.dim(0));
   args.experts = static_cast<int>(experts);
   args.top_k = static_cast<int>(options.top_k);

@@ -17,7 +17,8 @@ struct RouterArguments {
   int64_t ids_stride = 0;
   float* weights = nullptr;
   int64_t weights_stride = 0;
-  const float* bias = nullptr;  ///< [experts] or null
+  const float* bias = nullptr;    ///< [experts] or null
+  const float* scales = nullptr;  ///< [experts] or null
   int tokens = 0;
   int experts = 0;
   int top_k = 0;

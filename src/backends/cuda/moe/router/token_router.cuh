@@ -125,8 +125,9 @@ class TokenRouter {
     if (!OfChosen()) sum = fmax(sum, args_.least_sum);
     const bool divide = args_.normalize || OfChosen();
     for (int i = lane_; i < args_.top_k; i += 32) {
-      const double weight = score_[ids[i]] / (divide ? sum : 1.0);
-      weights[i] = static_cast<float>(weight * args_.scaling_factor);
+      double weight = score_[ids[i]] / (divide ? sum : 1.0) * args_.scaling_factor;
+      if (args_.scales != nullptr) weight *= static_cast<double>(args_.scales[ids[i]]);
+      weights[i] = static_cast<float>(weight);
     }
   }
 

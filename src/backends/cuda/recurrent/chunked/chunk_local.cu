@@ -10,7 +10,7 @@
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/recurrent/chunked/chunk_launch.h"
 #include "backends/cuda/recurrent/chunked/chunk_tiles.cuh"
-#include "backends/cuda/recurrent/convolution.cuh"
+#include "backends/cuda/recurrent/delta_channels.cuh"
 #include "backends/cuda/recurrent/gated_norm.cuh"
 
 namespace marlin::cuda {
@@ -23,12 +23,6 @@ constexpr int kHeadsAtOnce = kThreads / kChunkRows;
 constexpr int kRowsAtOnce = 16;  ///< Inputs of a convolution's rows that are loaded together.
 constexpr int kSquareRow = ChunkLayout::kSquareRow;
 constexpr int kSquareFloats = ChunkLayout::kSquareFloats;
-
-/// The rows of a chunk that take part.
-struct ChunkSources {
-  int sources[kMostConvWidth - 1 + kChunkRows];  ///< As Convolve takes them.
-  int count;
-};
 
 /// The rows of a chunk, and their decays and writes in several value heads.
 struct LocalRows {
@@ -52,22 +46,6 @@ struct LocalShared {
     return heads < kHeadsAtOnce ? heads : kHeadsAtOnce;
   }
 };
-
-/// Called by a warp.
-MARLIN_DEVICE void ListRows(const GatedDeltaArguments& args, const SequenceState& state, int first,
-                            ChunkSources* chunk) {
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  FindSourcesBefore(args, state, first, chunk->sources);
-  int* const rows = chunk->sources + args.conv_width - 1;
-  int count = 0;
-  for (int row = first + lane; row - lane < min(first + kChunkRows, state.end_row); row += 32) {
-    const bool joins = row < state.end_row && args.sequences.positions[row] >= 0;
-    const unsigned joining = __ballot_sync(~0u, joins);
-    if (joins) rows[count + __popc(joining & ((1u << lane) - 1))] = row;
-    count += __popc(joining);
-  }
-  if (lane == 0) chunk->count = count;
-}
 
 /// Queries and keys of the chunk to shared memory, values to the workspace; zeros in other rows.
 template <int kWidth>
@@ -157,8 +135,6 @@ MARLIN_DEVICE void MultiplyKeys(int key_dim, int key_row, const float* keys, con
 /// Called by a warp.
 MARLIN_DEVICE void SumDecays(const GatedDeltaArguments& args, const ChunkSources& chunk, int head,
                              float* decays, float* writes) {
-  // e to this power is zero, and sums of such numbers keep their precision.
-  constexpr float kLeastDecay = -110.0f;
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int group = args.group();
   const float rate = expf(args.log_decay[head]);
@@ -169,19 +145,12 @@ MARLIN_DEVICE void SumDecays(const GatedDeltaArguments& args, const ChunkSources
     if (t < chunk.count) {
       const int row = chunk.sources[args.conv_width - 1 + t];
       const float a = args.decays.At(row, head / group)[head % group] + args.decay_bias[head];
-      const float soft = a > 20.0f ? a : log1pf(expf(a));
-      decay = -rate * soft;
+      decay = -rate * SoftPlus(a);
       decay = decay < kLeastDecay ? kLeastDecay : decay;
       write = TimesSigmoid(1.0f, args.writes.At(row, head / group)[head % group]);
     }
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const float other = __shfl_up_sync(~0u, decay, step);
-      if (lane >= step) decay += other;
-    }
-    decays[t] = before + decay;
+    decays[t] = SumThroughLanes(decay, &before);
     writes[t] = write;
-    before += __shfl_sync(~0u, decay, 31);
   }
 }
 
@@ -243,7 +212,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   auto& writes = own_rows.writes;
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread >> 5;
-  if (warp == 0) ListRows(args, state, state.first_row + place.chunk * kChunkRows, &chunk);
+  if (warp == 0)
+    ListRows(args, state, state.first_row + place.chunk * kChunkRows, kChunkRows, &chunk);
   __syncthreads();
   ConvolveChunk<kWidth>(turn, state, chunk, key_head, keys, queries, slot);
   __syncthreads();

@@ -8,7 +8,7 @@
 namespace marlin::cuda {
 
 /// The chunks of a sequence; none if it runs row by row.
-MARLIN_DEVICE int ChunksOf(const GatedDeltaArguments& args, int sequence) {
+MARLIN_DEVICE int ChunksOf(const RecurrentArguments& args, int sequence) {
   if (sequence >= args.sequences.count) return 0;
   const int rows = FirstRow(args.sequences, sequence + 1) - FirstRow(args.sequences, sequence);
   return rows <= args.most_rows ? 0 : (rows + kChunkRows - 1) / kChunkRows;
@@ -21,7 +21,7 @@ struct ChunkPlace {
 };
 
 /// Finds a chunk; a lane looks at a sequence. Called by all lanes of a warp.
-MARLIN_DEVICE ChunkPlace FindChunk(const GatedDeltaArguments& args, int index) {
+MARLIN_DEVICE ChunkPlace FindChunk(const RecurrentArguments& args, int index) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   int before = 0;
   for (int first = 0; first < args.sequences.count; first += 32) {
@@ -43,7 +43,7 @@ MARLIN_DEVICE ChunkPlace FindChunk(const GatedDeltaArguments& args, int index) {
 }
 
 /// The chunks of all sequences before one. Called by all lanes of a warp.
-MARLIN_DEVICE int ChunksBefore(const GatedDeltaArguments& args, int sequence) {
+MARLIN_DEVICE int ChunksBefore(const RecurrentArguments& args, int sequence) {
   int chunks = 0;
   for (int s = static_cast<int>(threadIdx.x) & 31; s < sequence; s += 32) {
     chunks += ChunksOf(args, s);

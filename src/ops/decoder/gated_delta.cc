@@ -1,21 +1,14 @@
-#include "marlin/recurrent.h"
-
 #include <fmt/core.h>
-
-#include <algorithm>
-#include <utility>
 
 #include "base/checked.h"
 #include "base/macros.h"
-#include "ops/decoder/decoder_checks.h"
-#include "ops/device/checks.h"
+#include "marlin/recurrent.h"
+#include "ops/decoder/recurrent_checks.h"
 #include "ops/device/device.h"
 #include "plan/step/decoder_calls.h"
 
 namespace marlin {
 namespace {
-
-constexpr int64_t kMaxConvWidth = 16;
 
 /// The elements of a state; -1 if they overflow.
 int64_t StateElements(const GatedDeltaSizes& s) {
@@ -34,16 +27,8 @@ Status CheckSizes(const GatedDeltaSizes& s) {
   if (s.key_dim < 1 || s.value_dim < 1) {
     return Invalid(fmt::format("sizes: heads of {} and {} features", s.key_dim, s.value_dim));
   }
-  if (s.conv_width < 1 || s.conv_width > kMaxConvWidth) {
-    return Invalid(fmt::format("conv_width: expected 1..{}, got {}", kMaxConvWidth, s.conv_width));
-  }
+  MARLIN_RETURN_IF_ERROR(CheckConvWidth(s.conv_width, 1));
   return StateElements(s) < 0 ? Invalid("sizes: a state is too large") : Status();
-}
-
-Status CheckF32(const char* name, const TensorView& view, const Shape& expected) {
-  MARLIN_RETURN_IF_ERROR(CheckActivations(name, view, expected));
-  if (view.dtype() == DType::kF32) return {};
-  return Invalid(fmt::format("{}: expected f32, got {}", name, DTypeName(view.dtype())));
 }
 
 Status CheckInputs(const GatedDeltaInputs& inputs, const GatedDeltaSizes& s, int64_t rows) {
@@ -60,8 +45,7 @@ Status CheckInputs(const GatedDeltaInputs& inputs, const GatedDeltaSizes& s, int
 }
 
 Status CheckParameters(const GatedDeltaWeights& weights, const GatedDeltaSizes& s) {
-  MARLIN_RETURN_IF_ERROR(CheckF32("conv", weights.conv, {s.channels(), s.conv_width}));
-  if (!weights.conv.IsContiguous()) return Invalid("conv: must be contiguous");
+  MARLIN_RETURN_IF_ERROR(CheckConvolution(weights.conv, s.channels(), s.conv_width));
   MARLIN_RETURN_IF_ERROR(CheckRequiredVector("log_decay", weights.log_decay, s.value_heads, true));
   MARLIN_RETURN_IF_ERROR(
       CheckRequiredVector("decay_bias", weights.decay_bias, s.value_heads, true));
@@ -69,66 +53,20 @@ Status CheckParameters(const GatedDeltaWeights& weights, const GatedDeltaSizes& 
   return CheckEpsilon(weights.epsilon);
 }
 
-Status CheckRows(const RecurrentRows& rows, int64_t count) {
-  MARLIN_RETURN_IF_ERROR(CheckRank("first_rows", rows.first_rows, 1));
-  const int64_t sequences = rows.first_rows.dim(0) - 1;
-  if (sequences < 0 || (sequences == 0 && count > 0)) {
-    return Invalid(fmt::format("first_rows: {} sequences have no {} rows", sequences, count));
-  }
-  MARLIN_RETURN_IF_ERROR(CheckInt32("positions", rows.positions, {count}));
-  MARLIN_RETURN_IF_ERROR(CheckInt32("first_rows", rows.first_rows, {sequences + 1}));
-  return CheckInt32("pages", rows.pages, {sequences, 2});
-}
-
-/// Bytes of a slab; -1 if they overflow.
-int64_t SlabBytes(const RecurrentStates& states) {
-  return (Checked(states.slab_pages) * Checked(states.page_stride) * Checked(sizeof(float)))
-      .Take()
-      .value_or(-1);
-}
-
-Status CheckStates(const RecurrentStates& states, int64_t elements) {
-  if (states.slab_pages < 1 || states.first_element < 0 || SlabBytes(states) < 0 ||
-      elements > states.page_stride || states.first_element > states.page_stride - elements) {
-    return Invalid(fmt::format("states: {} elements from {} on do not fit in {} pages of {}",
-                               elements, states.first_element, states.slab_pages,
-                               states.page_stride));
-  }
-  if (states.first_element % 32 != 0) {
-    return Invalid(
-        fmt::format("first_element: expected a multiple of 32, got {}", states.first_element));
-  }
-  return {};
-}
-
-/// Checks that `out` shares no memory with anything else of the call.
 Status CheckApart(const MutableTensorView& out, const GatedDeltaInputs& inputs,
                   const GatedDeltaWeights& weights, const RecurrentRows& rows,
                   const RecurrentStates& states) {
-  const std::pair<const char*, TensorView> others[] = {
-      {"queries", inputs.queries},
-      {"keys", inputs.keys},
-      {"values", inputs.values},
-      {"gates", inputs.gates},
-      {"writes", inputs.writes},
-      {"decays", inputs.decays},
-      {"conv", weights.conv},
-      {"log_decay", weights.log_decay},
-      {"decay_bias", weights.decay_bias},
-      {"norm", weights.norm},
-      {"positions", rows.positions},
-      {"first_rows", rows.first_rows},
-      {"pages", rows.pages},
-  };
-  for (const auto& [name, view] : others) {
-    MARLIN_RETURN_IF_ERROR(CheckNoOverlapWithIndices("out", out, name, view));
-  }
-  const ByteRange written(out);
-  const int64_t bytes = SlabBytes(states);
-  const bool overlaps = std::ranges::any_of(states.slabs, [&](const void* slab) {
-    return slab != nullptr && written.Overlaps(ByteRange({slab, DType::kU8, {bytes}}));
-  });
-  return overlaps ? Invalid("out: overlaps the states") : Status();
+  const CallView others[] = {{"queries", inputs.queries},
+                             {"keys", inputs.keys},
+                             {"values", inputs.values},
+                             {"gates", inputs.gates},
+                             {"writes", inputs.writes},
+                             {"decays", inputs.decays},
+                             {"conv", weights.conv},
+                             {"log_decay", weights.log_decay},
+                             {"decay_bias", weights.decay_bias},
+                             {"norm", weights.norm}};
+  return CheckApart(out, others, rows, states);
 }
 
 }  // namespace
@@ -141,8 +79,7 @@ Status GatedDelta(const Device& device, const GatedDeltaInputs& inputs,
   MARLIN_RETURN_IF_ERROR(CheckSizes(sizes));
   MARLIN_RETURN_IF_ERROR(CheckRank("out", out, 3));
   const int64_t count = out.dim(0);
-  MARLIN_RETURN_IF_ERROR(CheckActivations("out", out, {count, sizes.value_heads, sizes.value_dim}));
-  if (out.dtype() == DType::kF16) return Invalid("out: expected f32 or bf16, got f16");
+  MARLIN_RETURN_IF_ERROR(CheckMixed(out, {count, sizes.value_heads, sizes.value_dim}));
   MARLIN_RETURN_IF_ERROR(CheckInputs(inputs, sizes, count));
   MARLIN_RETURN_IF_ERROR(CheckParameters(weights, sizes));
   MARLIN_RETURN_IF_ERROR(CheckRows(rows, count));

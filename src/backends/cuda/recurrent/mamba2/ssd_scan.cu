@@ -1,0 +1,237 @@
+// The pass over a sequence's chunks that carries the state of Mamba-2 (ssd_local.cu has the
+// formulas).
+//
+//   A CTA takes 32 value features of a head of a sequence. The state is in fp32 in the fragments of
+//   its warps, of 16 rows each, and rounded to tf32 in shared memory as an operand. The parts of
+//   chunks arrive by bulk copies, keys and queries two chunks ahead. Half of the warps multiply
+//   queries with the state while the others prepare P and the values.
+#include "backends/cuda/common/chain.cuh"
+#include "backends/cuda/recurrent/chunked/state_strip.cuh"
+#include "backends/cuda/recurrent/mamba2/mamba2_launch.h"
+
+namespace marlin::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kSquareRow = ChunkLayout::kSquareRow;
+constexpr int kSquareFloats = ChunkLayout::kSquareFloats;
+
+/// The shared memory of a CTA, in floats.
+template <int kKeyDim>
+struct ScanShared {
+  static constexpr int kKeyRow = kKeyDim + kFragmentPadding;
+  static constexpr int kKeyFloats = kChunkRows * kKeyRow;
+  static constexpr int kPairFloats = 2 * kKeyFloats + kSquareFloats;  ///< Of two chunks.
+  static constexpr int kRows = 2 * kPairFloats;
+  static constexpr int kValues = kRows + ChunkLayout::kRowsFloats;
+  static constexpr int kState = kValues + ChunkLayout::kValueFloats;
+  static constexpr int kNews = kState + kKeyDim * kScanRow;      ///< Values, decayed to the end.
+  static constexpr int kDeltas = kNews + kChunkRows * kScanRow;  ///< Values.
+  static constexpr int kBarriers = kDeltas + kChunkRows * kScanRow;
+  static constexpr int kBytes = kBarriers * 4 + 3 * 8;
+};
+
+/// The bulk copies of a CTA.
+template <int kKeyDim>
+class ScanCopies {
+ public:
+  using Shared = ScanShared<kKeyDim>;
+
+  MARLIN_DEVICE ScanCopies(const SsdArguments& turn, int group, int head, int slice,
+                           uint32_t shared)
+      : turn_(turn), group_(group), head_(head), slice_(slice), shared_(shared) {}
+
+  /// Requests the first of `count` chunks, from `slot` of the turn on. Called by one thread.
+  MARLIN_DEVICE void Begin(int slot, int count) const {
+    for (int i = 0; i < 3; ++i) InitBarrier(Barrier(i), 1);
+    FenceBarrierInit();
+    RequestPair(slot, 0);
+    RequestHead(slot);
+    if (count > 1) RequestPair(slot + 1, 1);
+  }
+  /// The same after chunk n.
+  MARLIN_DEVICE void Continue(int slot, int n, int count) const {
+    if (n + 1 < count) RequestHead(slot + n + 1);
+    if (n + 2 < count) RequestPair(slot + n + 2, n + 2);
+  }
+  MARLIN_DEVICE void WaitFor(int n) const {
+    Wait(Barrier(n & 1), n >> 1 & 1);
+    Wait(Barrier(2), n & 1);
+  }
+
+ private:
+  /// Keys, queries and products of chunk `slot` of the turn, the CTA's n-th.
+  MARLIN_DEVICE void RequestPair(int slot, int n) const {
+    constexpr int kBytes = Shared::kPairFloats * 4;
+    ArriveExpecting(Barrier(n & 1), kBytes);
+    CopyBulk(shared_ + (n & 1) * kBytes, turn_.parts + turn_.Layout().PairAt(slot, group_), kBytes,
+             Barrier(n & 1));
+  }
+  MARLIN_DEVICE void RequestHead(int slot) const {
+    constexpr int kRowsBytes = ChunkLayout::kRowsFloats * 4;
+    constexpr int kValueBytes = ChunkLayout::kValueFloats * 4;
+    const float* const part = turn_.parts + turn_.Layout().HeadAt(slot, head_);
+    ArriveExpecting(Barrier(2), kRowsBytes + kValueBytes);
+    CopyBulk(shared_ + Shared::kRows * 4, part, kRowsBytes, Barrier(2));
+    CopyBulk(shared_ + Shared::kValues * 4,
+             part + ChunkLayout::kRowsFloats + slice_ * ChunkLayout::kValueFloats, kValueBytes,
+             Barrier(2));
+  }
+  MARLIN_DEVICE uint32_t Barrier(int i) const { return shared_ + Shared::kBarriers * 4 + i * 8; }
+
+  const SsdArguments& turn_;
+  int group_;
+  int head_;
+  int slice_;
+  uint32_t shared_;
+};
+
+/// A chunk in shared memory, and what a warp computes of it: a strip of the results, or of P and
+/// the values.
+template <int kKeyDim>
+class ScanChunk {
+ public:
+  using Shared = ScanShared<kKeyDim>;
+
+  MARLIN_DEVICE ScanChunk(float* memory, int n)
+      : keys_(memory + (n & 1) * Shared::kPairFloats),
+        scores_(memory + (n & 1) * Shared::kPairFloats + 2 * Shared::kKeyFloats),
+        values_(memory + Shared::kValues),
+        rows_(reinterpret_cast<const ChunkRows*>(memory + Shared::kRows)),
+        operand_(memory + Shared::kState),
+        news_(memory + Shared::kNews),
+        deltas_(memory + Shared::kDeltas),
+        strip_((static_cast<int>(threadIdx.x) >> 5) % kStrips),
+        has_queries_(threadIdx.x >= kThreads / 2) {}
+
+  MARLIN_DEVICE const float* keys() const { return keys_; }
+  MARLIN_DEVICE const float* news() const { return news_; }
+  /// The logarithm of the chunk's decay.
+  MARLIN_DEVICE float decay() const { return rows_->decays[kChunkRows - 1]; }
+
+  /// exp(G) Q S, or P and the values as operands.
+  MARLIN_DEVICE void Prepare() {
+    if (has_queries_) {
+      const float* const queries = keys_ + Shared::kKeyFloats + strip_ * 16 * Shared::kKeyRow;
+      MultiplyStrip(sums_, queries, Shared::kKeyRow, operand_, kKeyDim / 8);
+      ForPairs<kScanTiles>(strip_, 0, [&](int tile, int half, int row, int) {
+        const float decay = expf(rows_->decays[row]);
+        sums_[tile][2 * half] *= decay;
+        sums_[tile][2 * half + 1] *= decay;
+      });
+      return;
+    }
+    ScaleScores();
+    ForPairs<kScanTiles>(strip_, 0, [&](int, int, int row, int column) {
+      const float2 v = *reinterpret_cast<const float2*>(values_ + row * kScanColumns + column);
+      const float decay = expf(this->decay() - rows_->decays[row]);
+      StorePairTf32(deltas_ + row * kScanRow + column, v.x, v.y);
+      StorePairTf32(news_ + row * kScanRow + column, decay * v.x, decay * v.y);
+    });
+  }
+  /// Adds P V to the results, and these to the sums. Called after a barrier.
+  MARLIN_DEVICE void AddOutputs(const Mamba2Arguments& args, int head, int first_column) {
+    if (!has_queries_) return;
+    MultiplyStrip(sums_, scores_ + strip_ * 16 * kSquareRow, kSquareRow, deltas_, Steps());
+    ForPairs<kScanTiles>(strip_, first_column, [&](int tile, int half, int row, int column) {
+      const int of_call = rows_->rows[row];
+      if (of_call < 0) return;
+      const int64_t at = (int64_t{of_call} * args.value_heads + head) * args.value_dim + column;
+      auto* const to = reinterpret_cast<float2*>(args.sums + at);
+      const float2 before = *to;
+      *to = {before.x + sums_[tile][2 * half], before.y + sums_[tile][2 * half + 1]};
+    });
+  }
+
+ private:
+  /// Steps of 8 up to the diagonal.
+  MARLIN_DEVICE int Steps() const { return 2 * (strip_ + 1); }
+
+  /// A strip of P in place of Q K^T; zeros above the diagonal.
+  MARLIN_DEVICE void ScaleScores() {
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    const int columns = Steps() * 8;
+    for (int row = strip_ * 16; row < (strip_ + 1) * 16; ++row) {
+      const float through = rows_->decays[row];
+      for (int column = lane; column < columns; column += 32) {
+        float& score = scores_[row * kSquareRow + column];
+        const float factor = expf(through - rows_->decays[column]);
+        score = column <= row ? RoundTf32(factor * score) : 0.0f;
+      }
+    }
+  }
+
+  const float* keys_;
+  float* scores_;
+  const float* values_;
+  const ChunkRows* rows_;
+  const float* operand_;
+  float* news_;
+  float* deltas_;
+  int strip_;
+  bool has_queries_;
+  float sums_[kScanTiles][4] = {};
+};
+
+/// blockIdx.x: head and slice of its features; blockIdx.y: sequence.
+template <int kKeyDim>
+__global__ void __launch_bounds__(kThreads, 1)
+    SsdScanKernel(const __grid_constant__ SsdArguments turn) {
+  using Shared = ScanShared<kKeyDim>;
+  extern __shared__ __align__(128) float memory[];
+  EnterChain();
+  const Mamba2Arguments& args = turn.mamba;
+  const int slices = args.value_dim / kScanColumns;
+  const int head = static_cast<int>(blockIdx.x) / slices;
+  const int slice = static_cast<int>(blockIdx.x) - head * slices;
+  const auto sequence = static_cast<int>(blockIdx.y);
+  const int before = ChunksBefore(args, sequence);
+  const int first = max(turn.first - before, 0);
+  const int count = min(turn.first + turn.count - before, ChunksOf(args, sequence)) - first;
+  if (count <= 0) return;
+  const SequenceState pages(args, sequence);
+  if (pages.to == nullptr) return;
+  const int slot = before + first - turn.first;
+  const ScanCopies<kKeyDim> copies(turn, head / args.group(), head, slice, SharedAddress(memory));
+  if (threadIdx.x == 0) copies.Begin(slot, count);
+  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  const bool owns = warp < kKeyDim / 16;
+  StateStrip state(args, warp, head, slice);
+  if (owns) {
+    state.Load(first == 0 ? pages.from : pages.to);
+    state.Publish(memory + Shared::kState);
+  }
+  __syncthreads();
+  for (int n = 0; n < count; ++n) {
+    ScanChunk<kKeyDim> chunk(memory, n);
+    copies.WaitFor(n);
+    chunk.Prepare();
+    __syncthreads();
+    chunk.AddOutputs(args, head, slice * kScanColumns);
+    if (owns) {
+      state.Advance(expf(chunk.decay()), chunk.keys(), Shared::kKeyRow, chunk.news());
+      state.Publish(memory + Shared::kState);
+    }
+    // Scores have been replaced where the next copy goes.
+    FenceAsyncProxy();
+    __syncthreads();
+    if (threadIdx.x == 0) copies.Continue(slot, n, count);
+  }
+  if (owns) state.Store(pages.to);
+}
+
+}  // namespace
+
+cudaError_t LoadSsdScan() { return PrepareSharedKernels(&SsdScanKernel<64>, &SsdScanKernel<128>); }
+
+cudaError_t LaunchSsdScan(const SsdArguments& turn, cudaStream_t stream) {
+  const Mamba2Arguments& args = turn.mamba;
+  const dim3 grid(static_cast<unsigned>(args.value_heads * (args.value_dim / kScanColumns)),
+                  static_cast<unsigned>(args.sequences.count));
+  if (args.key_dim == 64) {
+    return LaunchInChain(&SsdScanKernel<64>, grid, kThreads, ScanShared<64>::kBytes, stream, turn);
+  }
+  return LaunchInChain(&SsdScanKernel<128>, grid, kThreads, ScanShared<128>::kBytes, stream, turn);
+}
+
+}  // namespace marlin::cuda

@@ -1,0 +1,402 @@
+// Layers that predict further tokens (MTP), of small random models: loaded, run as drafts of
+// several depths, and measured. tests/integrations/test_drafts.py compares their logits with
+// modules of transformers.
+#include "marlin/draft.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "../../source_directory.h"
+#include "../checkpoint/test_files.h"
+#include "base/json.h"
+#include "marlin/checkpoint.h"
+#include "marlin/model.h"
+#include "recipe/architecture.h"
+
+namespace marlin::draft_test {
+namespace {
+
+using testing::BuildSafetensors;
+using ::testing::HasSubstr;
+using testing::RandomBf16;
+using testing::TemporaryDirectory;
+using testing::TestTensor;
+using testing::WriteFile;
+
+constexpr int64_t kVocab = 64;
+constexpr int64_t kHidden = 64;
+const std::vector<int32_t> kTokens = {5, 17, 4, 40, 63, 31, 8, 2, 9, 9, 1, 22};
+
+const Json kLatent = {{"kv_lora_rank", 16}, {"qk_nope_head_dim", 16}, {"qk_rope_head_dim", 8},
+                      {"v_head_dim", 16},   {"n_routed_experts", 4},  {"n_shared_experts", 1},
+                      {"n_group", 1},       {"topk_group", 1},        {"q_lora_rank", 32}};
+const Json kHybrid = {{"head_dim", 16},
+                      {"layer_types", {"linear_attention", "full_attention"}},
+                      {"linear_num_key_heads", 2},
+                      {"linear_num_value_heads", 4},
+                      {"linear_key_head_dim", 12},
+                      {"linear_value_head_dim", 16},
+                      {"num_experts", 4},
+                      {"shared_expert_intermediate_size", 48}};
+
+std::map<std::string, Json> Types() {
+  return {{"deepseek_v3", kLatent},
+          {"kimi_k2", kLatent},
+          {"deepseek_v32", kLatent},
+          {"glm_moe_dsa", kLatent},
+          {"glm4_moe_lite", kLatent},
+          {"glm4_moe",
+           {{"head_dim", 16},
+            {"n_routed_experts", 4},
+            {"attention_bias", true},
+            {"use_qk_norm", true}}},
+          {"qwen3_next", kHybrid},
+          {"qwen3_5_text", kHybrid},
+          {"qwen3_5_moe_text", kHybrid}};
+}
+
+class Drafts : public ::testing::Test {
+ protected:
+  void Make(const std::string& type) {
+    config_ = {{"model_type", type},
+               {"hidden_size", kHidden},
+               {"intermediate_size", 96},
+               {"num_hidden_layers", 2},
+               {"vocab_size", kVocab},
+               {"num_attention_heads", 4},
+               {"num_key_value_heads", 2},
+               {"moe_intermediate_size", 32},
+               {"num_experts_per_tok", 2},
+               {"first_k_dense_replace", 1},
+               {"max_position_embeddings", 64},
+               {"num_nextn_predict_layers", 1}};
+    config_.update(Types().at(type));
+    if (type == "glm4_moe_lite" || type.starts_with("qwen")) config_.erase("first_k_dense_replace");
+    const auto model = DescribeModel(config_.dump());
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    tensors_.clear();
+    uint32_t seed = 1;
+    for (const auto* const list : {&model->tensors, &model->prediction_tensors}) {
+      for (const ModelTensor& tensor : *list) {
+        tensors_.push_back(RandomBf16(tensor.name, tensor.shape, seed++));
+      }
+    }
+    predicting_ = model->prediction_tensors.size();
+  }
+  void Remove(const std::string& end) {
+    const auto ends = [&](const TestTensor& tensor) { return tensor.name.ends_with(end); };
+    ASSERT_EQ(std::erase_if(tensors_, ends), 1U) << end;
+  }
+  std::string Write() {
+    WriteFile(directory_ / "config.json", config_.dump());
+    WriteFile(directory_ / "model.safetensors", BuildSafetensors(tensors_));
+    return directory_.path();
+  }
+  static Result<Model> Open(const std::string& path, bool draft = true) {
+    return Model::Open(path, *Device::Open("cpu", {.threads = 2}),
+                       {.allow_bf16_activations = false, .draft = draft});
+  }
+  static std::vector<float> LogitsOf(const Model& model, int64_t depth) {
+    const int64_t rows = std::ssize(kTokens) - depth;
+    std::vector<float> logits(static_cast<size_t>(rows * kVocab));
+    const Status status =
+        DraftLogits(model, kTokens, depth, {logits.data(), DType::kF32, {rows, kVocab}});
+    EXPECT_TRUE(status.ok()) << status.message();
+    return logits;
+  }
+  static std::vector<float> ModelLogits(const Model& model, std::vector<float>* hidden) {
+    hidden->resize(kTokens.size() * kHidden);
+    std::vector<float> logits(kTokens.size() * kVocab);
+    Sequence sequence = *model.NewSequence();
+    SequenceInput input{&sequence, kTokens, true};
+    input.hidden_out = *hidden;
+    const Status status =
+        model.Forward({&input, 1}, {logits.data(), DType::kF32, {std::ssize(kTokens), kVocab}});
+    EXPECT_TRUE(status.ok()) << status.message();
+    return logits;
+  }
+  /// Feeds one token and the hidden state before it, and returns logits and the next hidden state.
+  static std::vector<float> Step(const Model& draft, Sequence* sequence, int32_t token,
+                                 std::vector<float>* hidden) {
+    std::vector<float> logits(kVocab);
+    std::vector<float> next(kHidden);
+    SequenceInput input{sequence, {&token, 1}};
+    input.hidden = *hidden;
+    input.hidden_out = next;
+    const Status status = draft.Forward({&input, 1}, {logits.data(), DType::kF32, {1, kVocab}});
+    EXPECT_TRUE(status.ok()) << status.message();
+    *hidden = next;
+    return logits;
+  }
+
+  TemporaryDirectory directory_;
+  Json config_;
+  std::vector<TestTensor> tensors_;
+  size_t predicting_ = 0;
+};
+
+double Difference(std::span<const float> a, std::span<const float> b) {
+  double most = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    most = std::max(most, std::abs(double{a[i]} - double{b[i]}));
+  }
+  return most;
+}
+
+std::span<const float> Row(const std::vector<float>& of, int64_t row, int64_t width) {
+  return std::span(of).subspan(static_cast<size_t>(row * width), static_cast<size_t>(width));
+}
+
+size_t Likely(std::span<const float> logits) {
+  return static_cast<size_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+/// Drafting token by token gives the same as DraftLogits.
+TEST_F(Drafts, OfEveryTypeFollowTheModel) {
+  for (const auto& [type, own] : Types()) {
+    SCOPED_TRACE(type);
+    Make(type);
+    const auto model = Open(Write());
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    const Model draft = *model->draft();
+    EXPECT_EQ(draft.info().layers, 1);
+    EXPECT_GT(draft.info().parameters, 2 * kHidden * kHidden);
+    std::vector<float> hidden;
+    ModelLogits(*model, &hidden);
+    const std::vector<float> first = LogitsOf(*model, 1);
+    const std::vector<float> third = LogitsOf(*model, 3);
+    for (const float logit : first) EXPECT_TRUE(std::isfinite(logit));
+    Sequence sequence = *draft.NewSequence();
+    for (int64_t t = 0; t + 3 < std::ssize(kTokens); ++t) {
+      ASSERT_TRUE(sequence.Truncate(t).ok());
+      const auto given = Row(hidden, t, kHidden);
+      std::vector<float> state(given.begin(), given.end());
+      const auto at = static_cast<size_t>(t);
+      const auto one = Step(draft, &sequence, kTokens[at + 1], &state);
+      Step(draft, &sequence, kTokens[at + 2], &state);
+      const auto three = Step(draft, &sequence, kTokens[at + 3], &state);
+      EXPECT_LT(Difference(one, Row(first, t, kVocab)), 1e-4) << t;
+      EXPECT_LT(Difference(three, Row(third, t, kVocab)), 1e-4) << t;
+      EXPECT_GT(Difference(one, three), 1e-2) << t;
+      // The next token goes on from depth 1.
+      ASSERT_TRUE(sequence.Truncate(t + 1).ok());
+    }
+  }
+}
+
+TEST_F(Drafts, AreQuantizedByTheRecipe) {
+  for (const std::string type : {"deepseek_v3", "glm4_moe", "qwen3_5_moe_text"}) {
+    SCOPED_TRACE(type);
+    Make(type);
+    QuantizeCheckpointOptions options;
+    options.recipe = *MixedPrecisionConfig::Uniform("s8/g16");
+    options.overwrite = true;
+    const std::string quantized = directory_ / "quantized";
+    ASSERT_TRUE(QuantizeCheckpoint(Write(), quantized, options).ok());
+    const auto checkpoint = Checkpoint::Open(quantized);
+    const std::string attention = type.starts_with("qwen")
+                                      ? "mtp.layers.0.self_attn.o_proj.weight"
+                                      : "model.layers.2.self_attn.o_proj.weight";
+    const auto& modules = checkpoint->modules();
+    EXPECT_TRUE(std::any_of(modules.begin(), modules.end(), [&](const QuantizedModule& module) {
+      return module.name == attention;
+    }));
+    const auto plain = LogitsOf(*Open(Write()), 2);
+    const auto rounded = Open(quantized);
+    ASSERT_TRUE(rounded.ok()) << rounded.status().message();
+    const auto logits = LogitsOf(*rounded, 2);
+    double size = 0;
+    for (const float logit : plain) size = std::max(size, std::abs(double{logit}));
+    EXPECT_LT(Difference(plain, logits), 0.2 * size);
+    EXPECT_GT(Difference(plain, logits), 0);
+  }
+}
+
+TEST_F(Drafts, NeedTheLayer) {
+  const auto message = [&](const std::string& path) {
+    const auto model = Open(path);
+    EXPECT_FALSE(model.ok());
+    return std::string(model.status().message());
+  };
+  for (const auto& [type, missing] : std::map<std::string, std::string>{
+           {"deepseek_v3", "model.layers.2.hnorm.weight"},
+           {"glm4_moe", "model.layers.2.shared_head.norm.weight"},
+           {"glm4_moe_lite", "model.layers.2.mlp.experts.3.down_proj.weight"},
+           {"qwen3_next", "mtp.pre_fc_norm_embedding.weight"},
+           {"qwen3_5_text", "mtp.norm.weight"}}) {
+    SCOPED_TRACE(type);
+    Make(type);
+    Remove(missing);
+    const std::string path = Write();
+    EXPECT_THAT(message(path), HasSubstr(missing));
+    // The model itself runs without.
+    EXPECT_TRUE(Open(path, false).ok());
+    tensors_.resize(tensors_.size() - (predicting_ - 1));
+    EXPECT_THAT(message(Write()), HasSubstr("has no layer that predicts further tokens (MTP)"));
+  }
+  EXPECT_THAT(message(SourceDirectory() + "/examples/tiny-qwen3-moe"),
+              HasSubstr("has no layer that predicts further tokens (MTP)"));
+  Make("deepseek_v3");
+  config_["num_nextn_predict_layers"] = 2;
+  EXPECT_THAT(message(Write()), HasSubstr("num_nextn_predict_layers is 2; only one"));
+}
+
+/// Copies of the embedding and the head are not needed, nor does a type need the key.
+TEST_F(Drafts, ShareTheModelsEmbeddingAndHead) {
+  Make("glm4_moe");
+  const auto all = LogitsOf(*Open(Write()), 1);
+  Remove("model.layers.2.embed_tokens.weight");
+  Remove("model.layers.2.shared_head.head.weight");
+  EXPECT_EQ(LogitsOf(*Open(Write()), 1), all);
+  Make("qwen3_next");
+  const auto with_key = LogitsOf(*Open(Write()), 1);
+  config_.erase("num_nextn_predict_layers");
+  EXPECT_EQ(LogitsOf(*Open(Write()), 1), with_key);
+  config_["mtp_num_hidden_layers"] = 1;
+  EXPECT_EQ(LogitsOf(*Open(Write()), 1), with_key);
+  config_["mtp_use_dedicated_embeddings"] = true;
+  EXPECT_THAT(std::string(Open(Write()).status().message()),
+              HasSubstr("mtp_use_dedicated_embeddings"));
+}
+
+TEST_F(Drafts, AcceptanceCountsEqualTokens) {
+  Make("glm4_moe");
+  const auto model = Open(Write());
+  ASSERT_TRUE(model.ok());
+  std::vector<float> hidden;
+  const std::vector<float> said = ModelLogits(*model, &hidden);
+  const std::vector<int32_t> text(kTokens.begin(), kTokens.end());
+  // One window of all but the last token.
+  const auto result = MeasureAcceptance(*model, text, 3, {.window = std::ssize(kTokens) - 1});
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  EXPECT_EQ(result->windows, 1);
+  ASSERT_EQ(result->depths.size(), 3U);
+  for (int64_t depth = 1; depth <= 3; ++depth) {
+    const std::vector<float> guesses = LogitsOf(*model, depth);
+    const int64_t positions = std::ssize(kTokens) - 1 - depth;
+    int64_t same = 0;
+    for (int64_t t = 0; t < positions; ++t) {
+      if (Likely(Row(guesses, t, kVocab)) == Likely(Row(said, t + depth, kVocab))) ++same;
+    }
+    const DepthAcceptance& measured = result->depths[static_cast<size_t>(depth) - 1];
+    EXPECT_EQ(measured.positions, positions);
+    EXPECT_DOUBLE_EQ(measured.accepted, static_cast<double>(same) / static_cast<double>(positions));
+  }
+  // A window that overlaps counts only the last `stride` targets.
+  const auto strided = MeasureAcceptance(*model, text, 2, {.window = 8, .stride = 3});
+  ASSERT_TRUE(strided.ok());
+  EXPECT_EQ(strided->windows, 2);
+  EXPECT_EQ(strided->depths[0].positions, 7 + 3);
+  EXPECT_EQ(strided->depths[1].positions, 6 + 3);
+  const auto message = [](const auto& failed) { return std::string(failed.status().message()); };
+  EXPECT_THAT(message(MeasureAcceptance(*model, text, 4, {.window = 3})),
+              HasSubstr("window: too short for 4 guesses in a row"));
+  EXPECT_THAT(message(MeasureAcceptance(*model, text, 0)), HasSubstr("depth: expected 1..16"));
+}
+
+/// A layer that does what the model's last one does with the same input is always right: the join
+/// hands on the embedding, and the model has no other layer.
+TEST_F(Drafts, OfTheModelsOwnLayerAreItsOwnLogits) {
+  Make("glm4_moe");
+  config_["num_hidden_layers"] = 1;
+  config_["first_k_dense_replace"] = 0;
+  const auto described = DescribeModel(config_.dump());
+  tensors_.clear();
+  for (const ModelTensor& tensor : described->tensors) {
+    tensors_.push_back(
+        RandomBf16(tensor.name, tensor.shape, static_cast<uint32_t>(tensors_.size())));
+  }
+  const auto copies = tensors_;
+  for (const TestTensor& tensor : copies) {
+    const std::string own = "model.layers.0.";
+    if (!tensor.name.starts_with(own)) continue;
+    tensors_.push_back(tensor);
+    tensors_.back().name = "model.layers.1." + tensor.name.substr(own.size());
+  }
+  const auto add = [&](const std::string& name, const Shape& shape, auto value) {
+    TestTensor tensor = RandomBf16("model.layers.1." + name, shape, 1);
+    auto* const elements = reinterpret_cast<uint16_t*>(tensor.data.data());
+    const int64_t columns = shape[shape.rank() - 1];
+    for (int64_t i = 0; i < shape.ElementCount(); ++i) {
+      elements[i] = value(i / columns, i % columns) ? 0x3F80 : 0;  // 1 or 0.
+    }
+    tensors_.push_back(tensor);
+  };
+  const auto one = [](int64_t, int64_t) { return true; };
+  add("enorm.weight", {kHidden}, one);
+  add("hnorm.weight", {kHidden}, one);
+  // The embedding is the first half.
+  add("eh_proj.weight", {kHidden, 2 * kHidden}, [](int64_t row, int64_t at) { return row == at; });
+  for (const TestTensor& tensor : copies) {
+    if (tensor.name != "model.norm.weight") continue;
+    tensors_.push_back(tensor);
+    tensors_.back().name = "model.layers.1.shared_head.norm.weight";
+  }
+  // Embeddings of a root mean square of 1 are what their norm leaves of them.
+  auto* const table = reinterpret_cast<uint16_t*>(tensors_.front().data.data());
+  ASSERT_EQ(tensors_.front().name, "model.embed_tokens.weight");
+  for (int64_t i = 0; i < kVocab * kHidden; ++i) table[i] = (table[i] & 0x8000) | 0x3F80;
+  const auto model = Open(Write());
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  // Without the text's first token, which the layer is not given.
+  std::vector<float> hidden;
+  const std::vector<float> said = ModelLogits(*model, &hidden);
+  const Model draft = *model->draft();
+  Sequence sequence = *draft.NewSequence();
+  std::vector<float> logits(kTokens.size() * kVocab);
+  SequenceInput input{&sequence, kTokens, true};
+  input.hidden = hidden;
+  ASSERT_TRUE(
+      draft.Forward({&input, 1}, {logits.data(), DType::kF32, {std::ssize(kTokens), kVocab}}).ok());
+  EXPECT_LT(Difference(logits, said), 1e-3);
+}
+
+TEST_F(Drafts, RefuseInputsWithoutHiddenStates) {
+  Make("qwen3_5_text");
+  const std::string path = Write();
+  const auto model = Open(path);
+  ASSERT_TRUE(model.ok());
+  const Model draft = *model->draft();
+  std::vector<float> logits(kVocab);
+  const MutableTensorView out(logits.data(), DType::kF32, {1, kVocab});
+  const int32_t token = 3;
+  std::vector<float> hidden(kHidden);
+  const auto message = [&](const Model& of, const SequenceInput& input) {
+    const Status status = of.Forward({&input, 1}, out);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    return std::string(status.message());
+  };
+  Sequence of_draft = *draft.NewSequence();
+  EXPECT_THAT(message(draft, {&of_draft, {&token, 1}}),
+              HasSubstr("inputs[0]: hidden: expected 64 elements, got 0"));
+  Sequence of_model = *model->NewSequence();
+  SequenceInput input{&of_model, {&token, 1}};
+  EXPECT_THAT(message(draft, input), HasSubstr("a sequence of another model"));
+  input.hidden = hidden;
+  EXPECT_THAT(message(*model, input), HasSubstr("hidden: expected 0 elements, got 64"));
+  input.hidden = {};
+  input.hidden_out = std::span(hidden).first(3);
+  EXPECT_THAT(message(*model, input), HasSubstr("hidden_out: expected 64 elements, got 3"));
+  const auto plain = Open(path, false);
+  Sequence of_plain = *plain->NewSequence();
+  input = {&of_plain, {&token, 1}};
+  input.hidden_out = hidden;
+  EXPECT_THAT(message(*plain, input), HasSubstr("hidden_out: needs a model that was opened"));
+  EXPECT_EQ(plain->draft().status().code(), Code::kInvalidArgument);
+  EXPECT_THAT(std::string(DraftLogits(*plain, kTokens, 1, out).message()), HasSubstr("draft: "));
+  EXPECT_THAT(std::string(DraftLogits(*model, kTokens, 1, out).message()),
+              HasSubstr("logits: expected contiguous f32 [11, 64]"));
+  EXPECT_THAT(std::string(DraftLogits(*model, {&token, 1}, 1, out).message()),
+              HasSubstr("tokens: expected more than 1 (the depth), got 1"));
+}
+
+}  // namespace
+}  // namespace marlin::draft_test
