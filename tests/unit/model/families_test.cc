@@ -169,27 +169,6 @@ ConfigMap OtherConfigs() {
   };
 }
 
-ConfigMap GemmaConfigs() {
-  return {
-      {"gemma2", {{"sliding_window", 4}, {"query_pre_attn_scalar", 24}}},
-      {"gemma3_text", {{"sliding_window", 4}, {"sliding_window_pattern", 2}}},
-      {"gemma4_text",
-       {{"sliding_window", 4},
-        {"global_head_dim", 32},
-        {"attention_k_eq_v", true},
-        {"num_global_key_value_heads", 1},
-        {"hidden_size_per_layer_input", 0}}},
-      {"gemma4_text/experts",
-       {{"sliding_window", 4},
-        {"global_head_dim", 32},
-        {"hidden_size_per_layer_input", 0},
-        {"enable_moe_block", true},
-        {"num_experts", 4},
-        {"num_experts_per_tok", nullptr},
-        {"top_k_experts", 2}}},
-  };
-}
-
 /// Types with Mamba-2 mixers or short convolutions.
 ConfigMap HybridConfigs() {
   return {
