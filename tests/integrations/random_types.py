@@ -14,7 +14,8 @@ LATENT = {
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 48}
 ROUTED = {**EXPERTS, "n_routed_experts": 16, "n_shared_experts": 1}
 
-# Each type: its class, and the keys that it has beside the small ones, with values to draw from.
+# Each type: its class, and the keys that it has in addition to the small ones, with
+# values to draw from.
 MORE_TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
     "llama4_text": (
         "Llama4Text",
