@@ -394,9 +394,10 @@ struct MixerWords {
 };
 
 /// Prepares the inputs of kOut: attention or a gated delta net's row; where the run begins, results
-/// in memory. `words`, `tag`: the layer's. Called by all threads that compute.
-MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint32_t* words,
-                                uint32_t tag) {
+/// in memory. `words`, `tag`: the layer's. Called by all threads that compute. Not inlined: the
+/// products would spill registers.
+static __device__ __noinline__ void PrepareMixed(const PersistentArguments& args, int phase,
+                                                 uint32_t* words, uint32_t tag) {
   const int index = phase / kPhases;
   const auto thread = static_cast<int>(threadIdx.x);
   const PersistentLayer& layer = Tables{args}.LayerOf(index);
