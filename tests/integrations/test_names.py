@@ -32,34 +32,18 @@ WIDE = {
 }
 # Types without an architecture of GGUF here.
 NOT_IN_GGUF = (
-    "cohere2",
-    "deepseek_v2",
     "deepseek_v32",
-    "dots1",
-    "ernie4_5",
-    "ernie4_5_moe",
-    "exaone4",
     "gemma2",
     "gemma3_text",
     "gemma4_text",
-    "glm",
-    "glm4_moe_lite",
     "glm_moe_dsa",
-    "granitemoe",
     "granitemoehybrid",
     "helium",
-    "hunyuan_v1_dense",
-    "hunyuan_v1_moe",
     "lfm2",
     "lfm2_moe",
-    "minimax_m2",
     "ministral",
     "ministral3",
     "nemotron_h",
-    "olmoe",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen3_next",
 )
 RECIPES = {"mlx": "uniform:s4/g32", "gptq": "uniform:s4/g32", "gguf": "uniform:s4/g32"}
 
