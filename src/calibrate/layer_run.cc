@@ -246,11 +246,16 @@ Status LayerRun::End(Half half, const WindowChunk& chunk, const HostRows& last, 
   });
 }
 
-Status LayerRun::Route(const WindowChunk& chunk, float* hidden, std::vector<int32_t>* ids) {
+Status LayerRun::Route(const WindowChunk& chunk, float* hidden, std::vector<int32_t>* ids,
+                       std::vector<float>* weights) {
   Selections selections(ids);
-  return RunPass(chunk, hidden, [&](Pass& pass) {
+  return RunPass(chunk, hidden, [&](Pass& pass) -> Status {
     pass.routing = &selections;
-    return RunRoute(pass, 0);
+    MARLIN_RETURN_IF_ERROR(RunRoute(pass, 0));
+    HostRows own;
+    MARLIN_RETURN_IF_ERROR(Fetch(pass.values.expert_weights, &own));
+    weights->insert(weights->end(), own.values.begin(), own.values.end());
+    return {};
   });
 }
 

@@ -79,8 +79,9 @@ class LayerRun {
   /// Ends a half without experts from the input of its last projection; hidden [chunk.rows, hidden]
   /// is updated.
   Status End(Half half, const WindowChunk& chunk, const HostRows& last, float* hidden);
-  /// Appends the experts that tokens select, [chunk.rows, top_k].
-  Status Route(const WindowChunk& chunk, float* hidden, std::vector<int32_t>* ids);
+  /// Appends the experts that tokens select, [chunk.rows, top_k], and their weights.
+  Status Route(const WindowChunk& chunk, float* hidden, std::vector<int32_t>* ids,
+               std::vector<float>* weights);
   /// The input of an MLP's down projection for rows of the MLP's input.
   Result<HostRows> Gate(const MlpLayer& mlp, const HostRows& x);
 

@@ -32,7 +32,8 @@ struct InputSink {
 struct ExpertVisit {
   int64_t layer;
   const ExpertMatrices& matrices;  ///< Valid until the layer ends.
-  /// Normalized hidden states [tokens, hidden] of all tokens, as InputSink::add gets them.
+  /// The expert's inputs for all tokens, [tokens, hidden]: the normalized hidden states as
+  /// InputSink::add gets them, or where the family scales experts' inputs those times the weights.
   const HostRows& original;
   const HostRows& current;
   /// The tokens that select the expert; none for the shared ones, which get all.

@@ -59,8 +59,10 @@ class Describer {
     router.scales = layer.experts.scales.view();
     step_.operations.emplace_back(RouteStep{index, DescribeHiddenNorm(config_, layer.mlp_norm),
                                             DescribeLinear(layer.experts.router), router});
-    step_.operations.emplace_back(
-        ExpertsOf(index, layer.experts, gate(), DescribeNorm(layer.mlp_out_norm, config_.epsilon)));
+    ExpertsStep experts =
+        ExpertsOf(index, layer.experts, gate(), DescribeNorm(layer.mlp_out_norm, config_.epsilon));
+    experts.scales_inputs = config_.family->scales_expert_inputs;
+    step_.operations.emplace_back(std::move(experts));
   }
 
   GateOptions gate() const { return {config_.activation, config_.gate_limit, config_.gate_alpha}; }

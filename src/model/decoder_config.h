@@ -25,6 +25,7 @@ struct LayerConfig {
   MixerKind mixer = MixerKind::kAttention;
   Dimensions sizes;          ///< DimensionsOfLayer.
   int64_t window = 0;        ///< Tokens that attention sees; 0: all.
+  bool chunked = false;      ///< AttentionOptions::chunked.
   size_t rotary = 0;         ///< Index of DecoderConfig::rotaries, or kNoRotary.
   float score_scale = 0.0F;  ///< Factor of query-key scores.
   PositionScale query_scale;

@@ -347,7 +347,9 @@ class DecoderLoader {
       any_on_host = any_on_host || on_host;
       (on_host ? host : own)[e] = ExpertOf(layer->experts[e]);
     }
-    SharedExpert shared{ExpertOf(layer->shared), {}};
+    // Experts of scaled inputs do not read what the shared one does.
+    SharedExpert shared;
+    if (!config_.family->scales_expert_inputs) shared.expert = ExpertOf(layer->shared);
     if (!layer->shared_gate.empty()) shared.gate = layer->shared_gate.parts.front();
     MARLIN_ASSIGN_OR_RETURN(ExpertSet set, ExpertSet::Make(device_, own, shared));
     if (!any_on_host) {

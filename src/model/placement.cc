@@ -37,7 +37,7 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
     case StepKind::kRoute:
       return {kAddRmsNorm, kRouteTokens};
     case StepKind::kExperts:
-      return {kLookUpRows, kConvert, kAddTo, kApplyGate, kApplySigmoid, kRmsNorm};
+      return {kLookUpRows, kConvert, kAddTo, kApplyGate, kApplySigmoid, kRmsNorm, kScaleInputs};
     case StepKind::kBeside:
       return {kRmsNorm,    kAddRmsNorm, kAddTo,       kApplyGate,   kRouteTokens,
               kLookUpRows, kConvert,    kScaleAndCap, kApplySigmoid};
@@ -142,7 +142,8 @@ Status UploadTables(const Device& device, Decoder* decoder) {
                             DeviceVector::Upload(device, rotary.inverse_frequencies));
     decoder->inverse_frequencies.push_back(std::move(frequencies));
   }
-  if (decoder->config.shape.value_norm) {
+  const bool plain_norms = decoder->config.family->qk_norm == QkNormRule::kPlainAfterRotary;
+  if (decoder->config.shape.value_norm || plain_norms) {
     int64_t most = 0;
     for (const LayerConfig& layer : decoder->config.layers) {
       most = std::max(most, layer.sizes.head_dim);

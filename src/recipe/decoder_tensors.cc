@@ -195,7 +195,7 @@ PredictionTensors DescribePrediction(const Family& family, const Dimensions& dim
 }
 
 bool IsPredictionTensor(const Dimensions& dimensions, std::string_view name) {
-  if (name.starts_with(kPredictionPrefix)) return true;
+  if (name.starts_with(kPredictionPrefix) || name.starts_with("model.mtp_")) return true;
   for (int64_t i = 0; i < dimensions.prediction_layers; ++i) {
     if (name.starts_with(LayerPrefix(dimensions.layers + i))) return true;
   }

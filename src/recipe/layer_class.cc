@@ -36,6 +36,7 @@ constexpr ClassRule kRules[] = {
     {"*norm.weight", LayerClass::kNorm},
     {"*norm.bias", LayerClass::kNorm},
     {"*.norm?.*", LayerClass::kNorm},
+    {"*.post_norm?.*", LayerClass::kNorm},
     {"*.pre_fc_norm_*", LayerClass::kNorm},
     {"*.layernorm*", LayerClass::kNorm},
     {"*.ln_*", LayerClass::kNorm},

@@ -33,6 +33,8 @@ struct MlxType {
   bool scales_rope = true;        ///< Knows other kinds of RoPE than the default one.
   bool biases = true;             ///< Follows attention_bias.
   MlxKinds kinds = MlxKinds::kNone;
+  bool square = false;            ///< Heads are as wide together as the hidden states.
+  std::string_view other = {};    ///< What the model does that the type does not; empty: nothing.
 };
 constexpr MlxType kMlxTypes[] = {
     {.model_type = "llama"},
@@ -50,6 +52,24 @@ constexpr MlxType kMlxTypes[] = {
     {.model_type = "gpt_oss", .experts = "num_local_experts"},
     {.model_type = "gemma3_text", .biases = false, .kinds = MlxKinds::kLocalBase},
     {.model_type = "gemma4_text", .biases = false, .kinds = MlxKinds::kParameters},
+    {.model_type = "phi3", .biases = false, .square = true},
+    {.model_type = "seed_oss"},
+    {.model_type = "smollm3"},
+    {.model_type = "granite", .square = true},
+    {.model_type = "olmo2"},
+    {.model_type = "exaone4", .biases = false},
+    {.model_type = "cohere2", .scales_rope = false},
+    {.model_type = "ernie4_5"},
+    {.model_type = "helium", .scales_rope = false, .square = true},
+    {.model_type = "hunyuan_v1_dense"},
+    {.model_type = "minimax_m2", .experts = "num_local_experts", .scales_rope = false},
+    {.model_type = "olmoe", .experts = "num_experts"},
+    {.model_type = "ernie4_5_moe", .other = "leaves out the correction bias of the router"},
+    {.model_type = "hunyuan_v1_moe", .other = "is not among its models"},
+    {.model_type = "dots1", .other = "has other names for stacks of experts"},
+    {.model_type = "qwen3_next", .other = "has other forms of convolutions and norms"},
+    {.model_type = "qwen3_5_text", .other = "is not among its models"},
+    {.model_type = "qwen3_5_moe_text", .other = "is not among its models"},
 };
 constexpr const char* kFullAttention = "full_attention";
 constexpr const char* kSlidingAttention = "sliding_attention";
@@ -75,8 +95,10 @@ class MlxNames {
         std::find_if(std::begin(kMlxTypes), std::end(kMlxTypes),
                      [&](const MlxType& row) { return row.model_type == type_; });
     if (known == std::end(kMlxTypes)) return TakeRope(true);
+    if (!known->other.empty()) return Refuse("model_type", known->other);
     MARLIN_RETURN_IF_ERROR(Complete());
     MARLIN_RETURN_IF_ERROR(TakeKinds(known->kinds));
+    MARLIN_RETURN_IF_ERROR(TakeWindows());
     if (known->kinds != MlxKinds::kParameters) {
       MARLIN_RETURN_IF_ERROR(TakeRope(known->scales_rope));
     }
@@ -114,6 +136,14 @@ class MlxNames {
         ReadTypedConfig(ModelConfig::Of(config_, "config.json"), UnknownKeys::kIgnore));
     for (const auto& [key, value] : typed.config.values().items()) {
       if (!value.is_null() && !config_.contains(key)) config_[key] = value;
+    }
+    // Arguments without a default there.
+    if (typed.config.Knows("head_dim") && Find(config_, "head_dim") == nullptr) {
+      if (const Json size = HeadSize(); !size.is_null()) config_["head_dim"] = size;
+    }
+    if (type_ == "minimax_m2") {
+      config_["shared_intermediate_size"] = uint64_t{0};
+      if (Find(config_, "rotary_dim") == nullptr) config_["rotary_dim"] = config_["head_dim"];
     }
     return {};
   }
@@ -262,12 +292,63 @@ class MlxNames {
       return Refuse("attention_bias", "has no biases in attention");
     }
     if (IsTrue("use_sliding_window")) return Refuse("use_sliding_window", "has no windows");
-    if ((type_ == "mixtral" || type_ == "mistral") && LimitsAttention("sliding_window")) {
+    if ((type_ == "mixtral" || type_ == "mistral" || type_ == "phi3") &&
+        LimitsAttention("sliding_window")) {
       return Refuse("sliding_window", "has no windows in all layers");
+    }
+    const Json* const size = Find(config_, "head_dim");
+    if (known.square && size != nullptr && *size != HeadSize()) {
+      return Refuse("head_dim", "has heads as wide together as hidden_size");
+    }
+    if (type_ == "cohere2" && !IsTrue("tie_word_embeddings")) {
+      return Refuse("tie_word_embeddings", "has no matrix of its own for the head");
     }
     if (type_ == "qwen2_moe") MARLIN_RETURN_IF_ERROR(CheckQwen2Moe());
     if (IsFalse("rope_interleave")) return Refuse("rope_interleave", "interleaves RoPE");
     return TakeMlpTypes();
+  }
+
+  /// hidden_size over the heads; null without them.
+  Json HeadSize() const {
+    const Json* const hidden = Find(config_, "hidden_size");
+    const Json* const heads = Find(config_, "num_attention_heads");
+    if (hidden == nullptr || heads == nullptr || !hidden->is_number_unsigned() ||
+        !heads->is_number_unsigned() || *heads == 0) {
+      return {};
+    }
+    return hidden->get<uint64_t>() / heads->get<uint64_t>();
+  }
+
+  /// The layers with windows, in the form of mlx_lm's models: exaone4 takes a letter for each
+  /// layer, others a number, of which each multiple is a layer without a window.
+  Status TakeWindows() {
+    const Json* const types = Find(config_, "layer_types");
+    if (type_ != "exaone4" && type_ != "cohere2") return {};
+    if (type_ == "exaone4" && Find(config_, "sliding_window") == nullptr) {
+      config_["sliding_window"] = config_["sliding_window_pattern"] = nullptr;
+      return {};
+    }
+    const Json* const number = Find(config_, "sliding_window_pattern");
+    if (number == nullptr) config_["sliding_window_pattern"] = uint64_t{4};
+    if (types == nullptr || !types->is_array()) return {};
+    std::string letters;
+    for (const Json& kind : *types) letters += kind == "sliding_attention" ? 'L' : 'G';
+    if (type_ == "exaone4") {
+      if (letters.find('L') == std::string::npos || letters.find('G') == std::string::npos) {
+        return Refuse("layer_types", "has layers of both kinds if it has a window");
+      }
+      config_["sliding_window_pattern"] = letters;
+      return {};
+    }
+    const size_t first = letters.find('G');
+    const size_t interval = first == std::string::npos ? letters.size() + 1 : first + 1;
+    for (size_t i = 0; i < letters.size(); ++i) {
+      if ((letters[i] == 'G') != ((i + 1) % interval == 0)) {
+        return Refuse("layer_types", "has windows in all but each of some number of layers");
+      }
+    }
+    config_["sliding_window_pattern"] = static_cast<uint64_t>(interval);
+    return {};
   }
 
   /// Whether a window is shorter than the context.

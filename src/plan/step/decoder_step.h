@@ -167,7 +167,8 @@ struct StepMlp {
 };
 
 /// hidden += out_norm(sum of the selected experts of normed, weighted, in selection order, then the
-/// shared expert times the sigmoid of shared_gate).
+/// shared expert times the sigmoid of shared_gate). With scales_inputs weights multiply what the
+/// selected experts read, not their results.
 struct ExpertsStep {
   int64_t layer = 0;
   std::vector<StepMlp> experts;
@@ -175,6 +176,7 @@ struct ExpertsStep {
   StepLinear shared_gate;  ///< No parts: a factor of 1.
   GateOptions gate;
   StepNorm out_norm;
+  bool scales_inputs = false;
 };
 
 /// hidden += out_norm(mlp + experts), of a layer that has both; no backend fuses it.

@@ -23,6 +23,7 @@
 #include "marlin/checkpoint.h"
 #include "marlin/importance.h"
 #include "marlin/model.h"
+#include "newer_families.h"
 #include "recipe/architecture.h"
 #include "recipe/decoder_shape.h"
 
@@ -44,8 +45,6 @@ Json Hybrid(Json own) {
               {"linear_value_head_dim", 16}});
   return own;
 }
-
-using ConfigMap = std::map<std::string, Json>;
 
 ConfigMap SomeConfigs() {
   return {
@@ -170,37 +169,6 @@ ConfigMap OtherConfigs() {
   };
 }
 
-ConfigMap GemmaConfigs() {
-  return {
-      {"gemma2", {{"sliding_window", 4}, {"query_pre_attn_scalar", 24}}},
-      {"gemma3_text", {{"sliding_window", 4}, {"sliding_window_pattern", 2}}},
-      {"gemma4_text",
-       {{"sliding_window", 4},
-        {"global_head_dim", 32},
-        {"attention_k_eq_v", true},
-        {"num_global_key_value_heads", 1},
-        {"hidden_size_per_layer_input", 0}}},
-      {"gemma4_text/experts",
-       {{"sliding_window", 4},
-        {"global_head_dim", 32},
-        {"hidden_size_per_layer_input", 0},
-        {"enable_moe_block", true},
-        {"num_experts", 4},
-        {"num_experts_per_tok", nullptr},
-        {"top_k_experts", 2}}},
-      {"gemma4_text/embeddings",
-       {{"num_hidden_layers", 4},
-        {"layer_types",
-         {"sliding_attention", "full_attention", "sliding_attention", "full_attention"}},
-        {"sliding_window", 4},
-        {"global_head_dim", 32},
-        {"num_kv_shared_layers", 2},
-        {"use_double_wide_mlp", true},
-        {"hidden_size_per_layer_input", 16},
-        {"vocab_size_per_layer_input", 70}}},
-  };
-}
-
 /// Types with Mamba-2 mixers or short convolutions.
 ConfigMap HybridConfigs() {
   return {
@@ -239,6 +207,7 @@ const ConfigMap& Configs() {
     all.merge(OtherConfigs());
     all.merge(HybridConfigs());
     all.merge(GemmaConfigs());
+    all.merge(NewerConfigs());
     return all;
   }();
   return configs;
@@ -246,13 +215,11 @@ const ConfigMap& Configs() {
 
 std::string TypeOf(const std::string& name) { return name.substr(0, name.find('/')); }
 
-/// Types that llama.cpp does not have, or whose names are not known here.
-const std::set<std::string>& WithoutGgufNames() {
-  static const std::set<std::string> types = {"deepseek_v32", "gemma2",      "gemma3_text",
-                                              "gemma4_text",  "glm_moe_dsa", "helium",
-                                              "ministral",    "ministral3",  "lfm2",
-                                              "lfm2_moe",     "nemotron_h",  "granitemoehybrid"};
-  return types;
+/// The names of all configs.
+std::vector<std::string> Names() {
+  std::vector<std::string> names;
+  for (const auto& [name, config] : Configs()) names.push_back(name);
+  return names;
 }
 
 class Families : public ::testing::Test {

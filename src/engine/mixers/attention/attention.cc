@@ -22,6 +22,7 @@ AttentionStep::Norms NormsOf(const DecoderConfig& config) {
     case QkNormRule::kWhole:
       return AttentionStep::Norms::kAllHeads;
     case QkNormRule::kAfterRotary:
+    case QkNormRule::kPlainAfterRotary:
       return AttentionStep::Norms::kAfterRotary;
     default:
       return AttentionStep::Norms::kHeads;
@@ -41,6 +42,7 @@ Status RotateAndCache(const Pass& pass, int64_t layer, const AttentionHeads& hea
   const SequenceRows rows = RowsOf(pass, layer);
   const PagedCache cache = CacheOf(pass, layer);
   const auto normalize = [&](const MutableTensorView& x, const TensorView& weight) {
+    if (weight.empty()) return Status();
     return RmsNorm(pass.device, x, weight, norms.epsilon, x, pass.stream());
   };
   switch (NormsOf(pass.decoder.config)) {
@@ -130,6 +132,8 @@ class GroupedAttention final : public Mixer {
     if (!decoder.config.shape.value_norm) return {};
     return {decoder.ones.view().data(), DType::kF32, {features}};
   }
+  /// The norms of a layer's queries and keys.
+  static HeadNorms QkNorms(const Decoder& decoder, int64_t layer, const MixerLayer& mixer);
   static Status NormalizeValues(const Pass& pass, const MutableTensorView& from,
                                 const MutableTensorView& to);
   static Status Project(Pass& pass, int64_t layer);
@@ -190,7 +194,7 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
   tensors.out = names.Linear(name(family.mixers->out), sizes.heads * sizes.head_dim, sizes.hidden,
                              sizes.o_bias);
   tensors.vectors.resize(kSinks + 1);
-  if (sizes.qk_norm) {
+  if (sizes.qk_norm && family.qk_norm != QkNormRule::kPlainAfterRotary) {
     const bool whole = family.qk_norm == QkNormRule::kWhole;
     const auto norm = [&](std::string_view part, int64_t heads) {
       return names.Norm(family, name(part), (whole ? heads : 1) * sizes.head_dim);
@@ -227,8 +231,9 @@ void GroupedAttention::Describe(const DescribedLayer& layer,
   operations->emplace_back(
       ProjectStep{layer.index, DescribeHiddenNorm(layer), DescribeLinear(mixer.projections[kQkv])});
   AttentionStep step = DescribeAttention(layer);
-  step.q_norm = DescribeNorm(mixer.vectors[kQNorm], epsilon);
-  step.k_norm = DescribeNorm(mixer.vectors[kKNorm], epsilon);
+  const HeadNorms norms = QkNorms(layer.decoder, layer.index, mixer);
+  step.q_norm = {norms.queries, epsilon};
+  step.k_norm = {norms.keys, epsilon};
   step.norms = NormsOf(layer.decoder.config);
   step.v_norm = {ValueNorm(layer.decoder, step.value_dim), epsilon};
   step.options.sinks = mixer.vectors[kSinks].view();
@@ -260,6 +265,18 @@ Status GroupedAttention::Project(Pass& pass, int64_t layer) {
   return Ended(pass, StepPart::kQkv);
 }
 
+HeadNorms GroupedAttention::QkNorms(const Decoder& decoder, int64_t layer,
+                                    const MixerLayer& mixer) {
+  const DecoderConfig& config = decoder.config;
+  if (config.family->qk_norm != QkNormRule::kPlainAfterRotary) {
+    return {mixer.vectors[kQNorm].view(), mixer.vectors[kKNorm].view(), config.epsilon};
+  }
+  const Dimensions& sizes = config.layer(layer).sizes;
+  if (!sizes.qk_norm || config.rotary(layer) == nullptr) return {{}, {}, config.epsilon};
+  const TensorView ones(decoder.ones.view().data(), DType::kF32, {sizes.head_dim});
+  return {ones, ones, config.epsilon};
+}
+
 Status GroupedAttention::NormalizeValues(const Pass& pass, const MutableTensorView& from,
                                          const MutableTensorView& to) {
   const Decoder& decoder = pass.decoder;
@@ -269,9 +286,7 @@ Status GroupedAttention::NormalizeValues(const Pass& pass, const MutableTensorVi
 }
 
 Status GroupedAttention::Cache(const Pass& pass, int64_t layer, const MutableTensorView& q) {
-  const DecoderConfig& config = pass.decoder.config;
-  const Dimensions& sizes = config.layer(layer).sizes;
-  const std::vector<DeviceVector>& vectors = pass.layer(layer).mixer.vectors;
+  const Dimensions& sizes = pass.decoder.config.layer(layer).sizes;
   const MutableTensorView qkv = ProjectedOf(pass, layer);
   const int64_t first_key = QueryFeatures(sizes);
   const int64_t first_value = first_key + sizes.kv_heads * sizes.head_dim;
@@ -286,7 +301,7 @@ Status GroupedAttention::Cache(const Pass& pass, int64_t layer, const MutableTen
     const MutableTensorView& from = sizes.keys_are_values ? k : v;
     MARLIN_RETURN_IF_ERROR(NormalizeValues(pass, from, v));
   }
-  const HeadNorms norms{vectors[kQNorm].view(), vectors[kKNorm].view(), config.epsilon};
+  const HeadNorms norms = QkNorms(pass.decoder, layer, pass.layer(layer).mixer);
   return RotateAndCache(pass, layer, {q, k, v}, norms);
 }
 
@@ -294,12 +309,14 @@ Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
   const ArenaScope scope(pass.arena);
   const DecoderConfig& config = pass.decoder.config;
   const Dimensions& sizes = config.layer(layer).sizes;
-  const std::vector<DeviceVector>& vectors = pass.layer(layer).mixer.vectors;
+  const MixerLayer& mixer = pass.layer(layer).mixer;
+  const std::vector<DeviceVector>& vectors = mixer.vectors;
   MutableTensorView q = HeadsIn(ProjectedOf(pass, layer), 0, sizes.heads, sizes.head_dim);
   q.set_stride(1, QueryFeatures(sizes) / sizes.heads);
-  MARLIN_RETURN_IF_ERROR(sizes.kv_source < 0
-                             ? Cache(pass, layer, q)
-                             : RotateQueries(pass, layer, q, vectors[kQNorm].view()));
+  MARLIN_RETURN_IF_ERROR(
+      sizes.kv_source < 0
+          ? Cache(pass, layer, q)
+          : RotateQueries(pass, layer, q, QkNorms(pass.decoder, layer, mixer).queries));
   if (const PositionScale& scale = config.layer(layer).query_scale; scale.beta != 0.0F) {
     MARLIN_RETURN_IF_ERROR(
         ScaleByPosition(pass.device, scale, pass.values.positions, q, pass.stream()));
