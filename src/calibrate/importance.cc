@@ -18,6 +18,7 @@
 #include "calibrate/layer_walk.h"
 #include "calibrate/measure_model.h"
 #include "checkpoint/readers/gguf/gguf_names.h"
+#include "checkpoint/readers/gguf/gguf_row_places.h"
 #include "engine/model_impl.h"
 #include "model/open_model.h"
 #include "recipe/expert_name.h"
@@ -76,16 +77,17 @@ class ImportanceMeter final : private InputVisitor {
   Device device_;
   const ImportanceOptions& options_;
   LayerWalk walk_;
-  const GgufArchitecture* architecture_ = nullptr;
-  bool with_experts_ = false;
+  GgufNaming naming_;
+  GgufHeads heads_;
   std::map<int64_t, ExpertSums> experts_;  ///< By number, in the current layer.
   ImportanceMatrix matrix_;
 };
 
 Status ImportanceMeter::FindNames() {
   const std::string type(directory_.config.family->model_type);
-  architecture_ = FindGgufArchitectureOf(type, &with_experts_);
-  if (architecture_ != nullptr) return {};
+  naming_ = GgufNamingOf(type);
+  heads_ = GgufDeltaHeads(directory_.config.shape);
+  if (naming_.known()) return {};
   return Status(Code::kUnsupported,
                 fmt::format("importance: GGUF has no names for the tensors of model_type '{}'",
                             Printable(type)));
@@ -95,14 +97,14 @@ Status ImportanceMeter::FindNames() {
 Status ImportanceMeter::RecordMatrix(const InputMatrix& matrix, int64_t k, const SquareSums& sums) {
   const std::string& tensor = matrix.tensor;
   const std::optional<ExpertName> own = ParseExpertName(tensor);
-  const auto name = GgufTensorName(*architecture_, with_experts_, own ? own->common : tensor);
-  if (!name) {
+  const std::vector<GgufTensorOf> stored = GgufTensorsOf(naming_, own ? own->common : tensor);
+  if (stored.empty()) {
     return Status(Code::kUnsupported,
                   fmt::format("importance: GGUF has no name for \"{}\"", Printable(tensor)));
   }
   const int64_t number = own ? own->expert : std::max<int64_t>(matrix.expert, 0);
   const bool routed = own.has_value() || matrix.expert >= 0;
-  ImportanceMatrix::Inputs& inputs = matrix_.inputs[*name];
+  ImportanceMatrix::Inputs& inputs = matrix_.inputs[stored.front().name];
   if (inputs.k == 0) {
     inputs.experts = routed ? directory_.config.shape.experts : 1;
     inputs.k = k;
@@ -120,12 +122,11 @@ Status ImportanceMeter::RecordMatrix(const InputMatrix& matrix, int64_t k, const
                                                        "finite",
                                                        i, Printable(tensor)));
     }
-    inputs.mean_squares[static_cast<size_t>(number * k + i)] = mean;
+    const int64_t column = GgufColumn(stored.front().place, heads_, k, i);
+    inputs.mean_squares[static_cast<size_t>(number * k + column)] = mean;
   }
-  // gpt-oss has one stack for two of GGUF.
-  if (const auto partner = GgufInterleavedPartner(*architecture_, *name)) {
-    matrix_.inputs[*partner] = inputs;
-  }
+  // One matrix may be several of GGUF.
+  for (size_t i = 1; i < stored.size(); ++i) matrix_.inputs[stored[i].name] = inputs;
   return {};
 }
 

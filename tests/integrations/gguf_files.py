@@ -24,6 +24,16 @@ ARCHITECTURES = {
     "seed_oss": (gguf.MODEL_ARCH.SEED_OSS, "seed_oss"),
     "smollm3": (gguf.MODEL_ARCH.SMOLLM3, "smollm3"),
     "granite": (gguf.MODEL_ARCH.GRANITE, "granite"),
+    "minimax_m2": (gguf.MODEL_ARCH.MINIMAXM2, "minimax-m2"),
+    "exaone4": (gguf.MODEL_ARCH.EXAONE4, "exaone4"),
+    "cohere2": (gguf.MODEL_ARCH.COHERE2, "cohere2"),
+    "ernie4_5": (gguf.MODEL_ARCH.ERNIE4_5, "ernie4_5"),
+    "ernie4_5_moe": (gguf.MODEL_ARCH.ERNIE4_5_MOE, "ernie4_5-moe"),
+    "hunyuan_v1_dense": (gguf.MODEL_ARCH.HUNYUAN_DENSE, "hunyuan-dense"),
+    "hunyuan_v1_moe": (gguf.MODEL_ARCH.HUNYUAN_MOE, "hunyuan-moe"),
+    "dots1": (gguf.MODEL_ARCH.DOTS1, "dots1"),
+    "olmoe": (gguf.MODEL_ARCH.OLMOE, "olmoe"),
+    "glm": (gguf.MODEL_ARCH.CHATGLM, "chatglm"),
 }
 PAIRED = ("llama", "smollm3", "granite")  # Architectures whose converters reorder q and k.
 
@@ -83,16 +93,24 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "layer_norm_eps" in config:
+        writer.add_layer_norm_eps(config["layer_norm_eps"])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config.get("rope_parameters") or {}
     writer.add_rope_freq_base(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_key_length(head)
     writer.add_value_length(head)
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    writer.add_rope_dimension_count(int(head * partial))
+    writer.add_rope_dimension_count(config.get("rotary_dim") or int(head * partial))
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
+    if config["model_type"] in ("cohere2", "exaone4") and config.get("sliding_window"):
+        windows = [kind == "sliding_attention" for kind in config["layer_types"]]
+        writer.add_sliding_window_pattern(windows)
+    if config["model_type"] == "cohere2":
+        writer.add_logit_scale(config["logit_scale"])
     if config["model_type"] == "granite":
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
@@ -101,14 +119,23 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if rope.get("rope_type") == "longrope":
         add_long_rope(writer, config, rope)
     experts = config.get("num_local_experts") or config.get("n_routed_experts")
-    experts = experts or config.get("num_experts")
+    experts = experts or config.get("num_experts") or config.get("moe_num_experts")
     if not experts:
         return
     writer.add_expert_count(experts)
-    writer.add_expert_used_count(config["num_experts_per_tok"])
+    used = [config.get(key) for key in ("num_experts_per_tok", "moe_topk", "moe_k")]
+    writer.add_expert_used_count(next(count for count in used if count))
+    if config["model_type"] in ("minimax_m2", "hunyuan_v1_moe"):
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if config["model_type"] == "minimax_m2":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if config["model_type"] == "ernie4_5_moe":
+        writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+        writer.add_expert_shared_count(config["moe_num_shared_experts"])
     if "moe_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if config["model_type"] == "glm4_moe":
+    if config["model_type"] in ("glm4_moe", "dots1"):
         writer.add_expert_shared_count(config["n_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])

@@ -16,6 +16,8 @@ gguf = pytest.importorskip("gguf")
 
 import metal_marlin as mm  # noqa: E402
 from gguf import GGMLQuantizationType as Type  # noqa: E402
+from gguf.quants import dequantize, quantize  # noqa: E402
+from gguf_delta import converted, write_delta_gguf  # noqa: E402
 from gguf_files import check_gguf, read_tensors, stack_experts, write_gguf  # noqa: E402
 from metal_marlin import _core  # noqa: E402
 from metal_marlin.text import TextCodec  # noqa: E402
@@ -203,10 +205,16 @@ def experts_as_stacks(folder: Path) -> dict[str, np.ndarray]:
     return stack_experts(read_tensors(folder))
 
 
-@pytest.mark.parametrize(("choice", "model"), [
-    (choice, model) for choice in EXPORTS for model in ("qwen", "llama")
-    # Rows of 96 are no blocks of NVFP4.
-    if (choice, model) != ("fp4_e2m1/g16/e4m3", "llama")])
+@pytest.mark.parametrize(
+    ("choice", "model"),
+    [
+        (choice, model)
+        for choice in EXPORTS
+        for model in ("qwen", "llama")
+        # Rows of 96 are no blocks of NVFP4.
+        if (choice, model) != ("fp4_e2m1/g16/e4m3", "llama")
+    ],
+)
 def test_the_package_reads_what_is_exported(choice: str, model: str, tmp_path: Path) -> None:
     source = QWEN if model == "qwen" else random_llama(tmp_path / "source", 0)
     quantized = tmp_path / "quantized"
@@ -231,9 +239,11 @@ def test_the_package_reads_what_is_exported(choice: str, model: str, tmp_path: P
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0,
-                                  Type.MXFP4, Type.BF16],
-                         ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4, Type.BF16],
+    ids=lambda kind: kind.name,
+)
 def test_what_is_imported_can_be_exported(kind: Type, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     expected = write_gguf(QWEN, file, lambda name: kind)
@@ -265,8 +275,9 @@ def test_models_of_transformers_are_exported(case: str, recipe: str | None, tmp_
     run("export", source, "-o", shards, "--to", "gguf", "--shard-size", "100KB")
     readers = [gguf.GGUFReader(path) for path in sorted(shards.iterdir())]
     for number, shard in enumerate(readers):
-        counts = [shard.get_field(f"split.{key}").contents()
-                  for key in ("no", "count", "tensors.count")]
+        counts = [
+            shard.get_field(f"split.{key}").contents() for key in ("no", "count", "tensors.count")
+        ]
         assert counts == [number, len(readers), len(reader.tensors)]
     parts = [tensor for shard in readers for tensor in shard.tensors]
     assert len(readers) > 1
@@ -317,6 +328,63 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 8.0,
         },
     ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
+    ),
+    "exaone4": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "exaone4 with windows": (
+        "Exaone4",
+        {"num_hidden_layers": 64, "sliding_window": 5, "sliding_window_pattern": 4},
+    ),
+    "cohere2": (
+        "Cohere2",
+        {
+            "num_hidden_layers": 5,
+            "sliding_window": 5,
+            "logit_scale": 0.3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 16}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 48,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+        },
+    ),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 16}),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", {"head_dim": 16, "num_experts": 8, "moe_topk": 3}),
+    "dots1": (
+        "Dots1",
+        {
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "n_routed_experts": 16,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "n_group": 4,
+            "topk_group": 2,
+            "sliding_window": None,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "olmoe": (
+        "Olmoe",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "glm": ("Glm", {"head_dim": 16, "attention_bias": True}),
 }
 
 
@@ -354,6 +422,118 @@ def test_families_are_exported(family: Path, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     run("export", family, "-o", file, "--to", "gguf")
     config = json.loads((family / "config.json").read_text())
-    check_gguf(file, config, read_tensors(family))
+    check_gguf(file, config, stack_experts(read_tensors(family)))
     got, want = logits(file), logits(family)
     assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
+
+
+DELTA = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+}
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}
+
+
+@pytest.fixture(params=["Qwen3Next", "Qwen3_5Text", "Qwen3_5MoeText"])
+def delta_net(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A random model with gated delta nets, more value heads than key heads."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    from test_architectures import SMALL
+
+    keys = {**SMALL, "pad_token_id": None, "hidden_size": 64, **DELTA}
+    if request.param != "Qwen3_5Text":
+        keys.update(EXPERTS)
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{request.param}Config")(**keys)
+    name = request.param.removesuffix("Text")
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.dim() == 1:
+                tensor.copy_(tensor + 0.2 * torch.randn_like(tensor))
+    model.save_pretrained(tmp_path / "source")
+    return tmp_path / "source"
+
+
+def test_delta_nets_as_their_converters_write_them(delta_net: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_delta_gguf(delta_net, file)
+    got, want = logits(file), logits(delta_net)
+    assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
+
+
+def test_delta_nets_are_exported(delta_net: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    run("export", delta_net, "-o", file, "--to", "gguf")
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    expected = converted(delta_net)
+    assert stored.keys() == expected.keys()
+    for name, values in expected.items():
+        data = stored[name].data
+        assert data.shape == values.shape, name
+        assert np.allclose(data, values, rtol=3e-7, atol=0), name
+    got, want = logits(file), logits(delta_net)
+    assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("choice", ["s4/g32", "int5/g32"])
+def test_quantized_delta_nets_are_exported(delta_net: Path, choice: str, tmp_path: Path) -> None:
+    """Columns of quantized matrices change their order by groups."""
+    quantized, file = tmp_path / "quantized", tmp_path / "model.gguf"
+    run("quantize", delta_net, "-o", quantized, "--recipe", f"uniform:{choice}")
+    run("export", quantized, "-o", file, "--to", "gguf")
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}
+    assert kinds["blk.0.ssm_out.weight"] == EXPORTS[choice]
+    got, want = logits(file), logits(quantized)
+    assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
+    mm.import_model(file, tmp_path / "imported")
+    assert np.array_equal(logits(tmp_path / "imported"), got)
+
+
+def random_q4_k(rows: int, columns: int) -> np.ndarray:
+    """Blocks of 256 columns: two fp16 factors, 12 bytes of scales, 128 bytes of codes."""
+    rng = np.random.default_rng(7)
+    blocks = rng.integers(0, 256, (rows, columns // 256, 144), np.uint8)
+    factors = (rng.random((rows, columns // 256, 2)) * 1e-3).astype(np.float16)
+    blocks[..., :4] = factors.view(np.uint8).reshape(rows, columns // 256, 4)
+    return blocks.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("delta_net", ["Qwen3_5Text"], indirect=True)
+@pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q8_0], ids=lambda kind: kind.name)
+def test_columns_of_value_heads_in_blocks(delta_net: Path, kind: Type, tmp_path: Path) -> None:
+    """Blocks of 256 columns cover several heads, which have another order elsewhere."""
+    config = json.loads((delta_net / "config.json").read_text())
+    heads = config["linear_num_value_heads"]
+    name, shape = "blk.0.ssm_out.weight", (64, heads * config["linear_value_head_dim"])
+    rng = np.random.default_rng(2)
+    blocks = (
+        random_q4_k(*shape)
+        if kind == Type.Q4_K
+        else quantize(rng.standard_normal(shape).astype(np.float32), kind)
+    )
+    file = tmp_path / "model.gguf"
+    write_delta_gguf(delta_net, file, {name: (blocks, kind)})
+    stored = dequantize(blocks, kind).reshape(64, 2, 2, -1)
+    expected = stored.swapaxes(1, 2).reshape(shape)
+    plain = read_tensors(dequantized(file, tmp_path / "plain"))
+    assert np.array_equal(plain["model.layers.0.linear_attn.out_proj.weight"], expected)
+    mm.import_model(file, tmp_path / "imported")
+    got = logits(tmp_path / "plain")
+    for path in (file, tmp_path / "imported"):
+        assert np.abs(logits(path) - got).max() < 1e-4 * np.abs(got).max()
+    run("export", tmp_path / "imported", "-o", tmp_path / "again.gguf", "--to", "gguf")
+    again = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "again.gguf").tensors}
+    assert again[name].tensor_type == kind
+    assert np.array_equal(dequantize(again[name].data, kind), dequantize(blocks, kind))

@@ -19,9 +19,11 @@
 #include "checkpoint/convert/matrix_quantizer.h"
 #include "checkpoint/files/checksum.h"
 #include "checkpoint/readers/gguf/gguf_names.h"
+#include "checkpoint/readers/gguf/gguf_row_places.h"
 #include "marlin/importance.h"
 #include "quantize/quantizer.h"
 #include "recipe/expert_name.h"
+#include "recipe/typed_config.h"
 
 namespace marlin {
 namespace {
@@ -50,8 +52,9 @@ class ImportanceQuantizer final : public MatrixQuantizer {
   Checkpoint checkpoint_;
   const ImportanceMatrix& importance_;
   ThreadPool pool_;
-  const GgufArchitecture* architecture_ = nullptr;
-  bool with_experts_ = false;
+  GgufNaming naming_;
+  GgufHeads heads_;
+  std::vector<float> moved_;                 ///< Inputs whose order in the matrix is another.
   std::map<size_t, const PlanUnit*> units_;  ///< By source tensor.
   std::vector<SkippedTensor> fallbacks_;
   std::set<std::pair<std::string, int64_t>> unweighted_;  ///< The same, by tensor and expert.
@@ -61,11 +64,18 @@ Status ImportanceQuantizer::Begin(QuantizePlan* plan) {
   const Json& config = source().config();
   const Json type = config.is_object() ? config.value("model_type", Json()) : Json();
   const std::string model_type = type.is_string() ? type.get<std::string>() : "";
-  architecture_ = FindGgufArchitectureOf(model_type, &with_experts_);
-  if (architecture_ == nullptr) {
+  naming_ = GgufNamingOf(model_type);
+  if (!naming_.known()) {
     return Status(Code::kUnsupported,
                   fmt::format("importance: GGUF has no names for the tensors of model_type '{}'",
                               Printable(model_type)));
+  }
+  if (naming_.architecture->tiled_values) {
+    MARLIN_ASSIGN_OR_RETURN(
+        TypedConfig typed,
+        ReadTypedConfig(ModelConfig::Of(config, "config.json"), UnknownKeys::kIgnore));
+    MARLIN_ASSIGN_OR_RETURN(const Dimensions sizes, ReadDimensions(*typed.family, typed.config));
+    heads_ = GgufDeltaHeads(sizes);
   }
   for (const PlanUnit& unit : plan->units) {
     if (unit.action != PlanUnit::Action::kQuantize) continue;
@@ -85,9 +95,10 @@ std::span<const float> ImportanceQuantizer::Unknown(const std::string& name, int
 marlin::Result<std::span<const float>> ImportanceQuantizer::InputsOf(const std::string& name,
                                                                      int64_t expert, int64_t k) {
   const std::optional<ExpertName> own = ParseExpertName(name);
-  const auto gguf =
-      GgufTensorName(*architecture_, with_experts_, own ? std::string_view(own->common) : name);
-  const auto found = gguf ? importance_.inputs.find(*gguf) : importance_.inputs.end();
+  const std::vector<GgufTensorOf> stored =
+      GgufTensorsOf(naming_, own ? std::string_view(own->common) : name);
+  const auto found =
+      stored.empty() ? importance_.inputs.end() : importance_.inputs.find(stored.front().name);
   if (found == importance_.inputs.end()) {
     return Unknown(name, expert, "unweighted: it is not in the importance matrix");
   }
@@ -98,10 +109,10 @@ marlin::Result<std::span<const float>> ImportanceQuantizer::InputsOf(const std::
   const bool joined = experts && inputs.experts == 1 && inputs.k > k && inputs.k % k == 0;
   const int64_t count = joined ? inputs.k / k : inputs.experts;
   if ((!joined && inputs.k != k) || number >= count || (!experts && count != 1)) {
-    return Invalid(
-        fmt::format("importance of another model: \"{}\" has {} experts with {} inputs, "
-                    "\"{}\" is number {} with {}",
-                    Printable(*gguf), count, joined ? k : inputs.k, Printable(name), number, k));
+    return Invalid(fmt::format(
+        "importance of another model: \"{}\" has {} experts with {} inputs, "
+        "\"{}\" is number {} with {}",
+        Printable(stored.front().name), count, joined ? k : inputs.k, Printable(name), number, k));
   }
   const std::span<const float> row =
       std::span(inputs.mean_squares)
@@ -110,7 +121,13 @@ marlin::Result<std::span<const float>> ImportanceQuantizer::InputsOf(const std::
   if (tokens == 0.0F || std::all_of(row.begin(), row.end(), [](float v) { return v == 0.0F; })) {
     return Unknown(name, expert, "unweighted: no token was seen");
   }
-  return row;
+  const GgufPlace& place = stored.front().place;
+  if (!place.value_columns) return row;
+  moved_.resize(row.size());
+  for (int64_t i = 0; i < k; ++i) {
+    moved_[static_cast<size_t>(i)] = row[static_cast<size_t>(GgufColumn(place, heads_, k, i))];
+  }
+  return std::span<const float>(moved_);
 }
 
 marlin::Result<std::optional<MatrixQuantizer::Result>> ImportanceQuantizer::Quantize(

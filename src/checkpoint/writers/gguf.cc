@@ -15,7 +15,7 @@
 #include "checkpoint/codes/foreign_codes.h"
 #include "checkpoint/codes/unpack.h"
 #include "checkpoint/convert/conversion.h"
-#include "checkpoint/readers/gguf/gguf_names.h"
+#include "checkpoint/writers/gguf_parts.h"
 #include "checkpoint/writers/gguf_plan.h"
 #include "layout/input_transform.h"
 #include "layout/parameters.h"
@@ -72,17 +72,27 @@ class GgufWriter {
     return io_.Write(file_, data_begin_ + output.offset + at, data, bytes);
   }
 
-  /// Writes rows [first, first + count) of a matrix that begins `at` bytes into the tensor.
+  /// Writes rows [first, first + count) of a source's matrix to the tensor's, which begins `at`
+  /// bytes into the tensor, as far as it holds them.
   Status WriteRows(const GgufOutput& output, int64_t at, int64_t first, int64_t count,
                    int64_t row_bytes, const std::byte* rows) {
-    if (output.head_dim == 0) {
+    if (output.places.empty()) {
       return WriteAt(output, at + first * row_bytes, rows, count * row_bytes);
     }
-    for (int64_t r = 0; r < count; ++r) {
-      MARLIN_RETURN_IF_ERROR(WriteAt(output, at + HeadRow(first + r, output.head_dim) * row_bytes,
-                                     rows + r * row_bytes, row_bytes));
+    for (int64_t r = 0; r < count;) {
+      const int64_t place = Place(output, first + r);
+      int64_t run = 1;
+      while (place >= 0 && r + run < count && Place(output, first + r + run) == place + run) ++run;
+      if (place >= 0) {
+        MARLIN_RETURN_IF_ERROR(
+            WriteAt(output, at + place * row_bytes, rows + r * row_bytes, run * row_bytes));
+      }
+      r += run;
     }
     return {};
+  }
+  static int64_t Place(const GgufOutput& output, int64_t row) {
+    return output.places.empty() ? row : output.places[static_cast<size_t>(row)];
   }
 
   Status WriteTensor(const GgufOutput& output) {
@@ -93,6 +103,7 @@ class GgufWriter {
       return WriteAt(output, 0, output.values.data(), output.bytes);
     }
     if (output.in_out) return WriteFused(output);
+    if (output.place.one_stack) return WriteStack(output);
     const int64_t bytes = output.bytes / static_cast<int64_t>(output.tensors.size());
     for (size_t i = 0; i < output.tensors.size(); ++i) {
       MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded,
@@ -103,38 +114,38 @@ class GgufWriter {
     return {};
   }
 
+  Status WriteStack(const GgufOutput& output) {
+    MARLIN_ASSIGN_OR_RETURN(const LoadedTensor loaded,
+                            LoadedTensor::Load(source_, output.tensors.front()));
+    const TensorView& stack = loaded.view();
+    const int64_t experts = std::max<int64_t>(stack.dim(0), 1);
+    const int64_t source = stack.ByteCount() / experts;
+    for (int64_t e = 0; e < stack.dim(0); ++e) {
+      const TensorView matrix(stack.As<std::byte>() + e * source, stack.dtype(),
+                              {stack.dim(1), stack.dim(2)});
+      MARLIN_RETURN_IF_ERROR(
+          WritePlain(output, e * (output.bytes / experts), output.bytes / experts, matrix));
+    }
+    return {};
+  }
+
+  /// Writes `bytes` bytes of a tensor, or of one matrix of a stack.
   Status WritePlain(const GgufOutput& output, int64_t at, int64_t bytes, const TensorView& view) {
-    const int64_t rows = output.head_dim == 0 || view.rank() == 0 ? 1 : view.dim(0);
     if (bytes == 0) return {};
-    if (view.dtype() == output.type.dtype) {
-      return WriteRows(output, at, 0, rows, bytes / rows, view.As<std::byte>());
+    const bool same = view.dtype() == output.type.dtype;
+    const bool moved = !output.columns.empty() || output.place.values != GgufPlace::Values::kSame;
+    const int64_t rows = output.places.empty() ? 1 : view.dim(0);
+    const int64_t row_bytes = view.ElementCount() / rows * output.type.bytes;
+    if (same && !moved) return WriteRows(output, at, 0, rows, row_bytes, view.As<std::byte>());
+    std::vector<std::byte> values(static_cast<size_t>(view.ElementCount() * output.type.bytes));
+    if (same) {
+      std::memcpy(values.data(), view.data(), values.size());
+    } else {
+      auto* const wide = reinterpret_cast<float*>(values.data());
+      for (int64_t i = 0; i < view.ElementCount(); ++i) wide[i] = ParameterAt(view, i);
     }
-    std::vector<float> values(static_cast<size_t>(view.ElementCount()));
-    for (size_t i = 0; i < values.size(); ++i) {
-      values[i] = ParameterAt(view, static_cast<int64_t>(i));
-    }
-    return WriteRows(output, at, 0, rows, bytes / rows,
-                     reinterpret_cast<const std::byte*>(values.data()));
-  }
-
-  /// Whether the tensor holds this row of the source.
-  static bool Holds(const GgufOutput& output, int64_t row) {
-    return output.rows == GgufHeldRows::kAll ||
-           row % 2 == (output.rows == GgufHeldRows::kOdd ? 1 : 0);
-  }
-
-  /// Writes the rows of a matrix [count, row_bytes] that the tensor holds, from `at` on.
-  Status WriteHeld(const GgufOutput& output, int64_t at, int64_t count, int64_t row_bytes,
-                   std::byte* rows) {
-    int64_t held = 0;
-    for (int64_t r = 0; r < count; ++r) {
-      if (!Holds(output, r)) continue;
-      if (held != r) {
-        std::memcpy(rows + held * row_bytes, rows + r * row_bytes, static_cast<size_t>(row_bytes));
-      }
-      ++held;
-    }
-    return WriteRows(output, at, 0, held, row_bytes, rows);
+    if (moved) ToGgufValues(output, view.rank() == 0 ? 1 : view.dim(view.rank() - 1), &values);
+    return WriteRows(output, at, 0, rows, row_bytes, values.data());
   }
 
   /// Matrices [in, out] of one tensor, or biases, become rows.
@@ -158,7 +169,7 @@ class GgufWriter {
       }
       if (!same) data = reinterpret_cast<std::byte*>(wide.data());
       MARLIN_RETURN_IF_ERROR(
-          WriteHeld(output, e * (output.bytes / experts), n, k * output.type.bytes, data));
+          WriteRows(output, e * (output.bytes / experts), 0, n, k * output.type.bytes, data));
     }
     return {};
   }
@@ -172,7 +183,8 @@ class GgufWriter {
     MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, FoldInput(dense));
     const int64_t bytes = output.bytes / weights.spec.experts;
     for (int64_t e = 0; e < weights.spec.experts; ++e) {
-      MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights matrix, SliceExpert(weights, e));
+      MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights slice, SliceExpert(weights, e));
+      MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights matrix, GgufColumns(output, slice));
       if (output.global_scale) {
         MARLIN_ASSIGN_OR_RETURN(const float factor, GgufGlobalScale(matrix));
         MARLIN_RETURN_IF_ERROR(WriteAt(output, e * bytes, &factor, sizeof(factor)));
@@ -193,16 +205,12 @@ class GgufWriter {
     return ForEachColumns(matrix, encoder.flip(),
                           [&](int64_t first, int64_t count, const uint8_t* codes, int64_t stride) {
                             rows.resize(static_cast<size_t>(count * encoder.row_bytes()));
-                            int64_t held = 0;
                             for (int64_t c = 0; c < count; ++c) {
-                              if (!Holds(output, first + c)) continue;
+                              if (Place(output, first + c) < 0) continue;
                               encoder.EncodeColumn(first + c, codes + c * stride,
-                                                   rows.data() + held++ * encoder.row_bytes());
+                                                   rows.data() + c * encoder.row_bytes());
                             }
-                            // Runs of columns begin at even ones.
-                            const int64_t row =
-                                output.rows == GgufHeldRows::kAll ? first : first / 2;
-                            return WriteRows(output, at, row, held, encoder.row_bytes(),
+                            return WriteRows(output, at, first, count, encoder.row_bytes(),
                                              reinterpret_cast<const std::byte*>(rows.data()));
                           });
   }
@@ -213,7 +221,7 @@ class GgufWriter {
     MARLIN_ASSIGN_OR_RETURN(const AlignedBuffer rows,
                             AlignedBuffer::Allocate(spec.n * spec.k * element));
     TransposeElements(matrix.codes.As<std::byte>(), 1, spec.k, spec.n, element, rows.data());
-    return WriteHeld(output, at, spec.n, spec.k * element, rows.As<std::byte>());
+    return WriteRows(output, at, 0, spec.n, spec.k * element, rows.As<std::byte>());
   }
 
   Io& io_;

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "checkpoint/readers/gguf/gguf_file.h"
 #include "checkpoint/readers/gguf/gguf_names.h"
+#include "checkpoint/readers/gguf/gguf_row_places.h"
 #include "marlin/status.h"
 
 namespace marlin {
@@ -25,6 +26,7 @@ class GgufMetadataBuilder {
   void Texts(std::string_view key, std::span<const std::string> values);
   void Integers(std::string_view key, std::span<const int32_t> values);
   void Reals(std::string_view key, std::span<const float> values);
+  void Flags(std::string_view key, const std::vector<bool>& values);
   /// The place of a shard: its number from 0, their count, and the tensors of all of them.
   void Split(uint16_t number, uint16_t count, int32_t tensors);
 
@@ -52,10 +54,8 @@ void AppendGgufStart(size_t tensors, int64_t values, std::string* out);
 
 /// Facts of a configuration that the tensors of a file depend on.
 struct GgufModelFacts {
-  const GgufArchitecture* architecture = nullptr;
-  bool with_experts = false;  ///< The type of a model with experts, where there are two.
-  int64_t heads = 0;
-  int64_t kv_heads = 0;
+  GgufNaming naming;
+  GgufHeads heads;
   int64_t head_dim = 0;
   /// Tensors with a divisor for each pair's frequency, by name.
   std::vector<std::pair<std::string, std::vector<float>>> rope_factors;

@@ -14,7 +14,9 @@
 #include "base/printable.h"
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/readers/gguf/gguf_names.h"
+#include "checkpoint/source_layout.h"
 #include "checkpoint/writers/gguf_metadata.h"
+#include "checkpoint/writers/gguf_parts.h"
 #include "checkpoint/writers/gguf_super_blocks.h"
 #include "layout/input_transform.h"
 #include "layout/plain_weights.h"
@@ -104,30 +106,6 @@ Status LayOut(const std::string& path, const GgufMetadataBuilder& metadata_of_mo
   return {};
 }
 
-/// The tensors that hold an output, whose dimension `rows` counts its rows: one, or for gate and
-/// up of gpt-oss two.
-Result<std::vector<GgufOutput>> SplitGateAndUp(const GgufArchitecture& architecture,
-                                               GgufOutput output, int rows) {
-  std::vector<GgufOutput> parts = {std::move(output)};
-  const auto partner = GgufInterleavedPartner(architecture, parts.front().name);
-  if (!partner) return parts;
-  GgufOutput& gate = parts.front();
-  if (gate.dims[rows] % 2 != 0) {
-    return Status(Code::kMalformedFile,
-                  fmt::format("{} rows are not gate and up in turn", gate.dims[rows]));
-  }
-  Shape half;
-  for (int i = 0; i < gate.dims.rank(); ++i) {
-    half.Append(i == rows ? gate.dims[i] / 2 : gate.dims[i]);
-  }
-  gate.dims = half;
-  gate.rows = GgufHeldRows::kEven;
-  parts.push_back(gate);
-  parts.back().name = *partner;
-  parts.back().rows = GgufHeldRows::kOdd;
-  return parts;
-}
-
 /// A file of the source as a JSON object; null: it has none.
 Result<Json> ReadObject(const Checkpoint& checkpoint, const std::string& name) {
   MARLIN_ASSIGN_OR_RETURN(const std::optional<std::string> text, checkpoint.ReadFile(name));
@@ -173,10 +151,8 @@ class GgufPlanner {
     for (const ModuleRecord& record : records) {
       if (LeaveOut(record.module.name)) continue;
       const WeightsSpec& spec = record.module.spec;
-      const bool fused = HoldsFused(record.stacked, record.layout == SourceLayout::kInOut);
-      if (!fused) MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
-      GgufOutput output;
-      MARLIN_RETURN_IF_ERROR(SetPlace(record.module.name, spec.n, &output));
+      if (!HoldsStack(record)) MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
+      MARLIN_RETURN_IF_ERROR(GgufOutputsOf(facts_, record.module.name, spec.n).status());
       const WeightsSpec stored = TransformsInput(spec) ? FoldedSpec(spec) : FlatSpec(spec);
       MARLIN_RETURN_IF_ERROR(GgufTypeOf(stored).status());
     }
@@ -198,28 +174,6 @@ class GgufPlanner {
     return {source_.tensor_file[tensor], source_.tensors[tensor].offset};
   }
 
-  /// Sets the name, and the order of the rows of q and k.
-  Status SetPlace(const std::string& name, int64_t rows, GgufOutput* output) const {
-    const auto found = GgufTensorName(*facts_.architecture, facts_.with_experts, name);
-    if (!found) {
-      return Status(Code::kUnsupported,
-                    fmt::format("gguf has no name for it in a model of the architecture {}",
-                                facts_.architecture->name));
-    }
-    output->name = *found;
-    const GgufPlace place =
-        PlaceGgufTensor(*facts_.architecture, facts_.with_experts, output->name);
-    if (place.rows == GgufPlace::Rows::kStraight) return {};
-    const bool queries = place.rows == GgufPlace::Rows::kQueryHeads;
-    const int64_t heads = queries ? facts_.heads : facts_.kv_heads;
-    if (rows % heads != 0 || rows / heads % 2 != 0) {
-      return Status(Code::kMalformedFile,
-                    fmt::format("{} rows are not {} heads of even size", rows, heads));
-    }
-    output->head_dim = rows / heads;
-    return {};
-  }
-
   Status Add(GgufOutput output, const GgufStored& type) {
     output.type = type;
     output.bytes = output.dims.ElementCount() / type.elements * type.bytes;
@@ -237,38 +191,42 @@ class GgufPlanner {
     return {};
   }
 
-  /// Whether experts lie in one tensor, as [in, out], which this architecture's files hold.
-  bool HoldsFused(bool stacked, bool in_out) const {
-    return facts_.architecture->model_type == "gpt_oss" && stacked && in_out;
+  /// Whether a module has all experts in one tensor, as this type's files hold them, too: gpt-oss
+  /// has [in, out].
+  bool HoldsStack(const ModuleRecord& record) const {
+    const std::vector<GgufTensorOf> found = GgufTensorsOf(facts_.naming, record.module.name);
+    const bool in_out = record.layout == SourceLayout::kInOut;
+    return record.stacked && !found.empty() && found.front().place.one_stack &&
+           (!in_out || facts_.naming.type == "gpt_oss");
   }
 
   Status PlanModule(const ModuleRecord& record) {
-    const bool fused = HoldsFused(record.stacked, record.layout == SourceLayout::kInOut);
-    if (!fused) MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
+    if (!HoldsStack(record)) MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
     const WeightsSpec& spec = record.module.spec;
-    GgufOutput output;
-    output.record = &record;
-    MARLIN_RETURN_IF_ERROR(SetPlace(record.module.name, spec.n, &output));
-    if (record.stacked) output.dims.Append(spec.experts);
-    output.dims.Append(spec.n);
-    output.dims.Append(spec.k);
-    MARLIN_ASSIGN_OR_RETURN(
-        const std::vector<GgufOutput> parts,
-        SplitGateAndUp(*facts_.architecture, std::move(output), record.stacked ? 1 : 0));
-    MARLIN_ASSIGN_OR_RETURN(const GgufStored type, TypeOf(record));
-    for (const GgufOutput& part : parts) MARLIN_RETURN_IF_ERROR(PlanPart(record, part, type));
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<GgufOutput> outputs,
+                            GgufOutputsOf(facts_, record.module.name, spec.n));
+    for (GgufOutput output : outputs) {
+      output.record = &record;
+      if (record.stacked) output.dims.Append(spec.experts);
+      output.dims.Append(output.rows);
+      output.dims.Append(spec.k);
+      MARLIN_ASSIGN_OR_RETURN(const GgufStored type, TypeOf(record, output));
+      MARLIN_RETURN_IF_ERROR(PlanPart(record, std::move(output), type));
+    }
     return {};
   }
 
-  Result<GgufStored> TypeOf(const ModuleRecord& record) const {
+  Result<GgufStored> TypeOf(const ModuleRecord& record, const GgufOutput& output) const {
     const WeightsSpec& spec = record.module.spec;
     // No type has groups that lie across k, or scales or rotates its inputs.
     if (TransformsInput(spec)) return GgufTypeOf(FoldedSpec(spec));
     // Whether a type with two levels of scales holds them is seen in the numbers only.
-    if (const GgufStored* const type = FindSuperType(spec); type != nullptr) {
-      MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights,
+    if (spec.super_group_size > 0) {
+      MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights stored,
                               checkpoint_.Weights(record.module.name));
-      const bool held = HoldsSuperBlocks(*type, weights);
+      MARLIN_ASSIGN_OR_RETURN(const QuantizedWeights weights, GgufColumns(output, stored));
+      const GgufStored* const type = FindSuperType(weights.spec);
+      const bool held = type != nullptr && HoldsSuperBlocks(*type, weights);
       for (const PartTensor& part : source_.reader->Parts(record)) source_.Release(part.tensor);
       if (held) return *type;
     }
@@ -341,24 +299,54 @@ class GgufPlanner {
   Status PlanTensor(const std::string& name, const std::vector<size_t>& tensors, bool stacked) {
     const TensorInfo& info = source_.tensors[tensors.front()];
     const int rank = info.shape.rank();
-    GgufOutput output;
-    output.tensors = tensors;
-    MARLIN_RETURN_IF_ERROR(SetPlace(name, rank == 0 ? 1 : info.shape[0], &output));
-    const GgufPlace place = PlaceGgufTensor(*facts_.architecture, facts_.with_experts, output.name);
-    const bool fused = place.experts && HoldsFused(true, !stacked);
-    if (fused) return PlanFused(info, std::move(output));
+    const std::vector<GgufTensorOf> found = GgufTensorsOf(facts_.naming, name);
+    const GgufPlace place = found.empty() ? GgufPlace() : found.front().place;
+    if (place.one_stack) return PlanStack(name, tensors.front());
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<GgufOutput> outputs,
+                            GgufOutputsOf(facts_, name, rank == 0 ? 1 : info.shape[0]));
     if (place.experts != stacked) {
       return Status(Code::kUnsupported,
                     "one tensor for all experts has no form in gguf, which has one for each "
                     "projection");
     }
-    if (rank > (stacked ? 2 : 4) || (place.as_row && (rank != 2 || info.shape[0] != 1))) {
+    const bool taps = place.taps && (rank != 3 || info.shape[1] != 1);
+    const bool row = place.as_row && (rank != 2 || info.shape[0] != 1);
+    if (rank > (stacked ? 2 : 4) || row || taps) {
       return Status(Code::kUnsupported, "gguf cannot hold the shape " + info.shape.ToString());
     }
-    if (stacked) output.dims.Append(static_cast<int64_t>(tensors.size()));
-    for (int i = place.as_row ? 1 : 0; i < rank; ++i) output.dims.Append(info.shape[i]);
-    const bool widened = output.dims.rank() < 2 || ClassifyTensor(name) == LayerClass::kMoeRouter;
-    return AddPlain(std::move(output), info.dtype, widened);
+    for (GgufOutput output : outputs) {
+      output.tensors = tensors;
+      if (stacked) output.dims.Append(static_cast<int64_t>(tensors.size()));
+      if (rank > 0 && !place.as_row) output.dims.Append(output.rows);
+      for (int i = place.taps ? 2 : 1; i < rank; ++i) output.dims.Append(info.shape[i]);
+      const bool widened =
+          output.dims.rank() < 2 || place.taps || ClassifyTensor(name) == LayerClass::kMoeRouter;
+      MARLIN_RETURN_IF_ERROR(AddPlain(std::move(output), info.dtype, widened));
+    }
+    return {};
+  }
+
+  /// Experts in one tensor, matrices [experts, out, in], of gpt-oss [experts, in, out], or biases
+  /// [experts, out].
+  Status PlanStack(const std::string& name, size_t tensor) {
+    const TensorInfo& info = source_.tensors[tensor];
+    const int rank = info.shape.rank();
+    MARLIN_ASSIGN_OR_RETURN(const SourceLayout layout, SourceLayoutOf(source_, info));
+    const bool fused = layout == SourceLayout::kInOut;
+    if (rank != 3 && (rank != 2 || !fused)) {
+      return Status(Code::kUnsupported, "gguf cannot hold the shape " + info.shape.ToString());
+    }
+    const int of_rows = fused ? rank - 1 : 1;
+    MARLIN_ASSIGN_OR_RETURN(const std::vector<GgufOutput> outputs,
+                            GgufOutputsOf(facts_, name, info.shape[of_rows]));
+    for (GgufOutput output : outputs) {
+      output.tensors = {tensor};
+      output.in_out = fused;
+      output.dims = {info.shape[0], output.rows};
+      if (rank == 3) output.dims.Append(info.shape[3 - of_rows]);
+      MARLIN_RETURN_IF_ERROR(AddPlain(std::move(output), info.dtype, rank == 2));
+    }
+    return {};
   }
 
   /// Adds a tensor of plain values, with `widened` in fp32 if they are floats.
@@ -370,23 +358,6 @@ class GgufPlanner {
                     fmt::format("gguf cannot hold {} elements", DTypeName(dtype)));
     }
     return Add(std::move(output), *type);
-  }
-
-  /// Experts in one tensor, matrices [experts, in, out] or biases [experts, out].
-  Status PlanFused(const TensorInfo& info, GgufOutput output) {
-    const int rank = info.shape.rank();
-    if (rank != 2 && rank != 3) {
-      return Status(Code::kUnsupported, "gguf cannot hold the shape " + info.shape.ToString());
-    }
-    output.in_out = true;
-    output.dims = {info.shape[0], info.shape[rank - 1]};
-    if (rank == 3) output.dims.Append(info.shape[1]);
-    MARLIN_ASSIGN_OR_RETURN(const std::vector<GgufOutput> parts,
-                            SplitGateAndUp(*facts_.architecture, std::move(output), 1));
-    for (const GgufOutput& part : parts) {
-      MARLIN_RETURN_IF_ERROR(AddPlain(part, info.dtype, rank == 2));
-    }
-    return {};
   }
 
   Status AddTokenizer() {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/module_writer.h"
+#include "checkpoint/readers/gguf/gguf_names.h"
 #include "checkpoint/writers/gguf_blocks.h"
 #include "marlin/checkpoint.h"
 #include "marlin/status.h"
@@ -17,9 +18,6 @@ namespace marlin {
 /// Bytes of which tensors and headers are multiples.
 inline constexpr int64_t kGgufAlignment = 32;
 
-/// gpt-oss: gate has the even rows of the source, up the odd ones.
-enum class GgufHeldRows : uint8_t { kAll, kEven, kOdd };
-
 /// One tensor of the file and where its values come from.
 struct GgufOutput {
   std::string name;
@@ -27,13 +25,17 @@ struct GgufOutput {
   Shape dims;          ///< In C order.
   int64_t offset = 0;  ///< From the beginning of the data.
   int64_t bytes = 0;
-  int64_t head_dim = 0;                    ///< Not 0: rows are stored in the order of HeadRow.
-  GgufHeldRows rows = GgufHeldRows::kAll;  ///< The source's rows that the tensor holds.
-  bool in_out = false;                     ///< The source stores each matrix as [in, out].
-  const ModuleRecord* record = nullptr;    ///< The module, or null.
-  std::vector<size_t> tensors;             ///< Tensors of the source, one for each expert.
-  std::vector<float> values;               ///< Values that no tensor of the source holds.
-  bool global_scale = false;               ///< The factors of the module.
+  GgufPlace place;   ///< Where it belongs.
+  int64_t rows = 0;  ///< Rows of a matrix of it.
+  /// The row that each row of the source becomes, -1 for one that it does not hold; empty: all in
+  /// order.
+  std::vector<int64_t> places;
+  std::vector<int64_t> columns;          ///< The parts of the source's rows; empty: in order.
+  bool in_out = false;                   ///< The source stores each matrix as [in, out].
+  const ModuleRecord* record = nullptr;  ///< The module, or null.
+  std::vector<size_t> tensors;           ///< Tensors of the source, one for each expert.
+  std::vector<float> values;             ///< Values that no tensor of the source holds.
+  bool global_scale = false;             ///< The factors of the module.
 };
 
 /// One file of the output.

@@ -27,8 +27,8 @@ struct AttentionPlan {
 AttentionPlan PlanAttention(const AttentionShape& shape, int multiprocessors);
 
 /// Attention on matrix units. The sums depend on the plan. segments = 0: prefill, tiles of
-/// PrefillRows query rows, if heads are not too wide for it. Else decode, one token per CTA, whose keys are split into equal parts,
-/// as many as occupy the device.
+/// PrefillRows query rows, if heads are not too wide for it. Else decode, one token per CTA, whose
+/// keys are split into equal parts, as many as occupy the device.
 AttentionPlan PlanMatrixAttention(const AttentionShape& shape, int multiprocessors);
 
 /// Whether tiles of latent attention take heads with values of their own: those that are too wide

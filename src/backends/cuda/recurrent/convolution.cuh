@@ -149,8 +149,8 @@ struct ChunkSources {
   int count;
 };
 
-/// Lists those of rows [first, first + most) of a sequence; `most` is at most kChunkRows. Called by
-/// a warp.
+/// Lists which of rows [first, first + most) of a sequence take part; `most` is at most kChunkRows.
+/// Called by a warp.
 MARLIN_DEVICE void ListRows(const RecurrentArguments& args, const SequenceState& state, int first,
                             int most, ChunkSources* chunk) {
   const int lane = static_cast<int>(threadIdx.x) & 31;

@@ -18,7 +18,7 @@ namespace {
 constexpr int kFeatures = kDecodedFeatures;
 constexpr int kWidth = kDecodedConvWidth;
 constexpr int kThreads = 256;
-constexpr int kQuads = kFeatures / 4;  ///< Of a row of the state.
+constexpr int kQuads = kFeatures / 4;  ///< A row of the state has.
 constexpr int kChannelQuads = 3 * kQuads;
 constexpr int kRuns = 4;     ///< Runs of four adjacent rows that a lane has.
 constexpr int kRunRows = 4;  ///< Rows of a run.

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "backends/cuda/recurrent/chunked/chunk_launch.h"
+#include "backends/cuda/recurrent/chunked/chunk_plan.h"
 #include "backends/cuda/recurrent/recurrent_launch.h"
 #include "backends/cuda/recurrent/recurrent_views.h"
 #include "backends/cuda/runtime/split_k_scratch.h"

@@ -33,8 +33,8 @@ inline constexpr int kMostRecurrentValues = 1024;
 inline constexpr int kDecodedFeatures = 128;
 inline constexpr int kDecodedConvWidth = 4;
 
-/// What the kernels of all recurrent states take: sequences, their pages, and a convolution of
-/// queries and keys of key heads and values of value heads.
+/// The parameters that kernels of all recurrent states have: sequences, their pages, and a
+/// convolution of queries and keys of key heads and values of value heads.
 struct RecurrentArguments {
   RowsView out;             ///< [rows, value_heads] rows.
   SequencesView sequences;  ///< Block tables: RecurrentRows::pages, two blocks.

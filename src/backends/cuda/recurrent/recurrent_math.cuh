@@ -18,7 +18,7 @@ inline constexpr float kLeastDecay = -110.0f;
 /// The logarithm of 1 + e^x, which above 20 is x in fp32.
 MARLIN_DEVICE float SoftPlus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
-/// Inclusive sums over the lanes of a warp, after `before`, which becomes that of the last lane.
+/// Inclusive sums over the lanes of a warp, after `before`, which becomes the last lane's sum.
 MARLIN_DEVICE float SumThroughLanes(float value, float* before) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
 #pragma unroll

@@ -2,10 +2,6 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
-
-#include "backends/cuda/recurrent/chunked/chunk_layout.h"
-
 namespace marlin::cuda {
 
 PagedCache CacheOf(const RecurrentStates& states) {
@@ -40,17 +36,6 @@ void SetRows(const RecurrentRows& rows, const TensorView& out, const ErrorView& 
                      static_cast<int>(rows.first_rows.dim(0)) - 1,
                      2};
   args->errors = errors;
-}
-
-bool ChunksPay(int64_t rows, int64_t sequences) {
-  constexpr int64_t kLeastMoreRows = 64;
-  return rows >= sequences + kLeastMoreRows;
-}
-
-int64_t MostChunks(int64_t rows, int64_t sequences) {
-  // Every sequence in chunks may have one that is not full.
-  const int64_t most_sequences = std::min(sequences, rows / (kMostRecurrentRows + 1));
-  return (rows + (kChunkRows - 1) * most_sequences) / kChunkRows;
 }
 
 Status CheckLimits(const RecurrentSizes& sizes) {

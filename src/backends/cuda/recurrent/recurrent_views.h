@@ -23,12 +23,6 @@ HeadsView HeadsOf(const TensorView& view);
 void SetRows(const RecurrentRows& rows, const TensorView& out, const ErrorView& errors,
              RecurrentArguments* args);
 
-/// Chunks pay where some sequence has many rows, which the host does not know: where there are many
-/// more rows than sequences.
-bool ChunksPay(int64_t rows, int64_t sequences);
-/// The chunks of the sequences with more than kMostRecurrentRows rows, at most.
-int64_t MostChunks(int64_t rows, int64_t sequences);
-
 /// Limits of the kernels; `operation` names the call in messages.
 struct RecurrentSizes {
   const char* operation;

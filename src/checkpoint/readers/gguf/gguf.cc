@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -21,6 +22,7 @@
 #include "checkpoint/readers/gguf/gguf_rows.h"
 #include "checkpoint/readers/gguf/gguf_tensors.h"
 #include "checkpoint/readers/gguf/gguf_tokenizer.h"
+#include "layout/move_runs.h"
 #include "layout/weights_buffer.h"
 
 namespace marlin {
@@ -34,10 +36,90 @@ constexpr std::string_view kLongRopeFactors = "rope_factors_long.weight";
 /// The rows and tensors that a module is loaded from.
 struct ModuleSource {
   GgufStored stored;
+  WeightsSpec spec;  ///< As stored: before parts of its rows are moved.
   GgufRows rows;
   std::vector<std::string> parts;  ///< Names of tensors, the codes first.
   std::vector<float> global_scale;
 };
+
+/// The values of a tensor, which has no place elsewhere; empty: there is none.
+Result<std::vector<float>> TakeFactors(const GgufTensorList& list, std::string_view name,
+                                       std::set<std::string_view>* used) {
+  const auto found = list.tensors().find(name);
+  if (found == list.tensors().end()) return std::vector<float>();
+  used->emplace(name);
+  return list.Floats(found->second);
+}
+
+Result<Json> ConfigOf(const GgufTensorList& list, std::set<std::string_view>* used) {
+  const auto find = [&](std::string_view tensor) -> const Shape* {
+    const auto found = list.tensors().find(tensor);
+    return found == list.tensors().end() ? nullptr : &found->second.tensor->dims;
+  };
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<float> all, TakeFactors(list, kRopeFactors, used));
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_short,
+                          TakeFactors(list, kShortRopeFactors, used));
+  MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_long,
+                          TakeFactors(list, kLongRopeFactors, used));
+  return GgufConfig(list.naming(), list.metadata(), {find, {all, of_short, of_long}});
+}
+
+/// Changes fp32 values of a file to those elsewhere.
+void RestoreValues(GgufPlace::Values kind, int64_t count, std::byte* values) {
+  auto* const value = reinterpret_cast<float*>(values);
+  for (int64_t i = 0; i < count; ++i) {
+    value[i] = kind == GgufPlace::Values::kPlusOne
+                   ? value[i] - 1.0F
+                   : static_cast<float>(std::log(-static_cast<double>(value[i])));
+  }
+}
+
+/// Whether values that are other ones elsewhere can be restored.
+Status CheckValues(const GgufTensorList& list, const GgufFileTensor& tensor) {
+  const bool changed = tensor.place.values != GgufPlace::Values::kSame;
+  const bool floats = !tensor.stored.quantized() && tensor.stored.dtype == DType::kF32;
+  if ((!changed && !tensor.place.taps) || floats) return {};
+  return list.FailTensor(tensor, fmt::format("expected F32, got {}", tensor.stored.name));
+}
+
+bool IsInOut(const GgufTensorList& list, std::string_view name) {
+  return list.naming().type == "gpt_oss" &&
+         (name.ends_with("experts.gate_up_proj") || name.ends_with("experts.down_proj"));
+}
+
+/// Describes a quantized matrix, or a stack of them, of which `rows` are the rows.
+Status Describe(const GgufTensorList& list, const GgufFileTensor& tensor, const GgufRows& rows,
+                ModuleRecord* record, ModuleSource* source) {
+  const Shape& dims = tensor.tensor->dims;
+  const GgufFormat& format = *tensor.stored.format;
+  record->module.name = tensor.place.name;
+  record->module.layer_class = ClassifyTensor(tensor.place.name);
+  record->stacked = dims.rank() == 3;
+  record->layout = IsInOut(list, tensor.place.name) ? SourceLayout::kInOut : SourceLayout::kOutIn;
+  WeightsSpec& spec = record->module.spec;
+  spec.format = format.format;
+  spec.experts = rows.experts;
+  spec.k = dims[dims.rank() - 1];
+  spec.n = rows.rows;
+  spec.group_size = format.group_size;
+  spec.scale_type = format.scale_type;
+  spec.super_group_size = format.super_group_size;
+  spec.has_biases = format.biases;
+  spec.has_global_scale = format.scale_type == ScaleType::kE4M3;
+  if (const Status possible = CheckSpec(spec); !possible.ok()) {
+    return list.FailTensor(tensor, std::string(possible.message()));
+  }
+  source->stored = tensor.stored;
+  source->spec = spec;
+  if (rows.column_parts.empty()) return {};
+  const int64_t run = spec.k / std::ssize(rows.column_parts);
+  if (!CanMoveRuns(spec, run)) {
+    return list.FailTensor(tensor, fmt::format("heads of {} columns are no whole groups of {}", run,
+                                               format.group_size));
+  }
+  spec = MovedRunsSpec(spec, run);
+  return {};
+}
 
 class GgufReader final : public ModuleReader {
  public:
@@ -56,6 +138,11 @@ class GgufReader final : public ModuleReader {
     for (const auto& [tensor_name, tensor] : list_.tensors()) {
       if (used_.contains(tensor_name)) continue;
       MARLIN_RETURN_IF_ERROR(AddTensor(tensor));
+      GgufFileTensor other = tensor;
+      for (const GgufPlace& place : tensor.others) {
+        other.place = place;
+        MARLIN_RETURN_IF_ERROR(AddTensor(other));
+      }
     }
     return Finish();
   }
@@ -72,8 +159,7 @@ class GgufReader final : public ModuleReader {
 
   Result<QuantizedWeights> Load(const ModuleRecord& record) const override {
     const ModuleSource& source = sources_.at(record.module.name);
-    return PackGgufRows(source.rows, source.stored, record.module.spec, source.global_scale,
-                        pool_.Get());
+    return PackGgufRows(source.rows, source.stored, source.spec, source.global_scale, pool_.Get());
   }
 
   std::vector<ContainedFile> Files() const override {
@@ -94,28 +180,13 @@ class GgufReader final : public ModuleReader {
   Status MakeConfig() {
     const std::string_view name = list_.metadata().Text("general.architecture").value_or("");
     Json config = Json::object();
-    if (list_.architecture() != nullptr) {
-      const auto find = [this](std::string_view tensor) -> const Shape* {
-        const auto found = list_.tensors().find(tensor);
-        return found == list_.tensors().end() ? nullptr : &found->second.tensor->dims;
-      };
-      MARLIN_ASSIGN_OR_RETURN(const std::vector<float> all, TakeFactors(kRopeFactors));
-      MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_short, TakeFactors(kShortRopeFactors));
-      MARLIN_ASSIGN_OR_RETURN(const std::vector<float> of_long, TakeFactors(kLongRopeFactors));
-      config =
-          GgufConfig(*list_.architecture(), list_.metadata(), {find, {all, of_short, of_long}});
+    if (list_.naming().known()) {
+      MARLIN_ASSIGN_OR_RETURN(config, ConfigOf(list_, &used_));
     } else if (!name.empty()) {
       config["model_type"] = std::string(name);
     }
     if (config.empty()) return {};
     return store_.SetConfig(DumpJson(config, 2) + "\n", store_.path);
-  }
-
-  Result<std::vector<float>> TakeFactors(std::string_view name) {
-    const auto found = list_.tensors().find(name);
-    if (found == list_.tensors().end()) return std::vector<float>();
-    used_.emplace(name);
-    return list_.Floats(found->second);
   }
 
   size_t StoreTensor(const GgufFileTensor& tensor, std::string name, DType dtype, Shape shape,
@@ -129,12 +200,12 @@ class GgufReader final : public ModuleReader {
     if (static_cast<int64_t>(store_.tensors.size()) > kMaxTensorCount) {
       return list_.Fail(fmt::format("more than {} tensors", kMaxTensorCount));
     }
-    if (list_.architecture() != nullptr) {
+    if (list_.naming().known()) {
       if (IsGgufPartner(list_, tensor)) return {};
       const GgufFileTensor* const values = GgufLatentPartner(list_, tensor);
       if (values != nullptr) return AddLatent(tensor, *values);
-      const auto partner = GgufInterleavedPartner(*list_.architecture(), tensor.tensor->name);
-      if (partner) return AddInterleaved(tensor, *partner);
+      const auto partner = GgufUpPartner(list_.naming(), tensor.tensor->name);
+      if (partner) return AddJoined(tensor, *partner);
     }
     const Shape& dims = tensor.tensor->dims;
     if (tensor.place.experts && dims.rank() != 3 && tensor.place.name.ends_with(".weight")) {
@@ -144,6 +215,7 @@ class GgufReader final : public ModuleReader {
     GgufRows rows;
     rows.stacks = {list_.Data(tensor)};
     MARLIN_RETURN_IF_ERROR(list_.SetRows(tensor, &rows));
+    MARLIN_RETURN_IF_ERROR(CheckValues(list_, tensor));
     if (!tensor.stored.quantized()) return AddUnquantized(tensor, rows);
     const bool matrix = dims.rank() == 2 || dims.rank() == 3;
     return matrix && !tensor.place.as_row ? AddModule(tensor, std::move(rows), {})
@@ -162,26 +234,28 @@ class GgufReader final : public ModuleReader {
       return list_.FailTensor(tensor, fmt::format("{} is no stack of experts", dims.ToString()));
     }
     Shape shape = dims;
-    const bool transposed = IsInOut(name) && dims.rank() == 3;
+    const bool transposed = IsInOut(list_, name) && dims.rank() == 3;
     if (transposed) shape = {dims[0], dims[2], dims[1]};
+    if (dims.rank() > 0 && !rows.places.empty()) shape[std::max(0, dims.rank() - 2)] = rows.rows;
     if (tensor.place.as_row && dims.rank() == 1) shape = {1, dims[0]};
-    StoreTensor(tensor, name, tensor.stored.dtype, shape, 0, bytes);
-    if (rows.head_dim != 0 || transposed) {
-      ComputeCopy(name, rows, tensor.stored.bytes, transposed);
+    if (tensor.place.taps && dims.rank() == 2) shape = {dims[0], 1, dims[1]};
+    const bool changed = tensor.place.values != GgufPlace::Values::kSame;
+    StoreTensor(tensor, name, tensor.stored.dtype, shape, 0,
+                rows.stored > 0 ? bytes / rows.stored * rows.rows : bytes);
+    if (!rows.places.empty() || !rows.column_parts.empty() || transposed || changed) {
+      ComputeCopy(tensor.place, rows, tensor.stored.bytes, transposed);
     }
     return {};
   }
 
-  void ComputeCopy(const std::string& name, const GgufRows& rows, int64_t element_bytes,
+  void ComputeCopy(const GgufPlace& place, const GgufRows& rows, int64_t element_bytes,
                    bool transposed) {
-    computed_[name] = [rows, element_bytes, transposed](std::byte* out) {
+    computed_[place.name] = [rows, element_bytes, transposed,
+                             values = place.values](std::byte* out) {
       CopyGgufRows(rows, element_bytes, transposed, out);
+      if (values == GgufPlace::Values::kSame) return;
+      RestoreValues(values, rows.experts * rows.rows * rows.row_bytes / element_bytes, out);
     };
-  }
-
-  bool IsInOut(std::string_view name) const {
-    return list_.architecture() != nullptr && list_.architecture()->model_type == "gpt_oss" &&
-           (name.ends_with("experts.gate_up_proj") || name.ends_with("experts.down_proj"));
   }
 
   Status SplitExperts(const GgufFileTensor& tensor, size_t star) {
@@ -220,27 +294,10 @@ class GgufReader final : public ModuleReader {
     const Shape& dims = tensor.tensor->dims;
     if (dims.ElementCount() == 0)
       return list_.FailTensor(tensor, dims.ToString() + " holds no weights");
-    const GgufFormat& format = *tensor.stored.format;
     ModuleRecord record;
-    record.module.name = tensor.place.name;
-    record.module.layer_class = ClassifyTensor(tensor.place.name);
-    record.stacked = dims.rank() == 3;
-    record.layout = IsInOut(tensor.place.name) ? SourceLayout::kInOut : SourceLayout::kOutIn;
-    WeightsSpec& spec = record.module.spec;
-    spec.format = format.format;
-    spec.experts = rows.experts;
-    spec.k = dims[dims.rank() - 1];
-    spec.n = rows.rows;
-    spec.group_size = format.group_size;
-    spec.scale_type = format.scale_type;
-    spec.super_group_size = format.super_group_size;
-    spec.has_biases = format.biases;
-    spec.has_global_scale = format.scale_type == ScaleType::kE4M3;
-    if (const Status possible = CheckSpec(spec); !possible.ok()) {
-      return list_.FailTensor(tensor, std::string(possible.message()));
-    }
     ModuleSource source;
-    source.stored = tensor.stored;
+    MARLIN_RETURN_IF_ERROR(Describe(list_, tensor, rows, &record, &source));
+    const WeightsSpec& spec = record.module.spec;
     source.rows = std::move(rows);
     for (const GgufFileTensor* part : {&tensor, partner}) {
       if (part == nullptr) continue;
@@ -256,8 +313,9 @@ class GgufReader final : public ModuleReader {
     return {};
   }
 
-  /// A part keeps its name in the file, and the bytes of its blocks.
+  /// A part keeps its name in the file, and the bytes of its blocks. Several modules may have it.
   void StorePart(const GgufFileTensor& tensor) {
+    if (!stored_.insert(tensor.tensor->name).second) return;
     Shape shape = tensor.tensor->dims;
     const int last = shape.rank() - 1;
     shape[last] = shape[last] / tensor.stored.elements * tensor.stored.bytes;
@@ -278,8 +336,10 @@ class GgufReader final : public ModuleReader {
       }
       // The scale of activations has no use where activations are not quantized.
       if (!name.ends_with(".input_scale")) source->global_scale = std::move(values);
-      StoreTensor(scale, std::string(scale.tensor->name), DType::kF32, scale.tensor->dims, 0,
-                  scale.tensor->bytes);
+      if (stored_.insert(scale.tensor->name).second) {
+        StoreTensor(scale, std::string(scale.tensor->name), DType::kF32, scale.tensor->dims, 0,
+                    scale.tensor->bytes);
+      }
       source->parts.emplace_back(scale.tensor->name);
     }
     return {};
@@ -295,17 +355,20 @@ class GgufReader final : public ModuleReader {
     return {};
   }
 
-  /// gpt-oss: the rows of gate and up in turn.
-  Status AddInterleaved(const GgufFileTensor& gate, const std::string& up) {
-    MARLIN_ASSIGN_OR_RETURN(GgufRows rows, InterleaveGguf(list_, gate, up));
+  /// Gate and up as one tensor.
+  Status AddJoined(const GgufFileTensor& gate, const std::string& up) {
+    MARLIN_ASSIGN_OR_RETURN(GgufRows rows, JoinGguf(list_, gate, up));
     if (gate.stored.quantized()) {
       return AddModule(gate, std::move(rows), &list_.tensors().find(up)->second);
     }
     const Shape& dims = gate.tensor->dims;
     const bool matrices = dims.rank() != 2;
-    const Shape shape = matrices ? Shape{dims[0], dims[2], rows.rows} : Shape{dims[0], rows.rows};
+    const bool transposed = matrices && IsInOut(list_, gate.place.name);
+    Shape shape = {dims[0], rows.rows};
+    if (matrices) shape.Append(dims[2]);
+    if (transposed) shape = {dims[0], dims[2], rows.rows};
     StoreTensor(gate, gate.place.name, gate.stored.dtype, shape, 0, 2 * gate.tensor->bytes);
-    ComputeCopy(gate.place.name, rows, gate.stored.bytes, matrices);
+    ComputeCopy(gate.place, rows, gate.stored.bytes, transposed);
     return {};
   }
 
@@ -336,6 +399,7 @@ class GgufReader final : public ModuleReader {
   GgufTensorList list_;
   LoadingPool pool_;
   std::set<std::string_view> used_;              ///< Tensors that are a part of another.
+  std::set<std::string_view> stored_;            ///< Tensors that modules are loaded from.
   std::map<std::string, ModuleSource> sources_;  ///< By module name.
   std::map<std::string, std::function<void(std::byte*)>> computed_;  ///< Until Finish.
 };

@@ -6,7 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+#include <utility>
 
+#include "checkpoint/readers/gguf/gguf_config_draft.h"
 #include "checkpoint/readers/gguf/gguf_generation.h"
 #include "checkpoint/readers/gguf/gguf_keys.h"
 #include "checkpoint/readers/gguf/gguf_rope.h"
@@ -26,7 +28,7 @@ constexpr std::string_view kOtherKeys[] = {
     "attention.key_length",
     "attention.key_length_mla",
     "attention.layer_norm_rms_epsilon",
-    "attention.sliding_window",
+    kGgufWindow,
     "attention.value_length",
     "attention.value_length_mla",
     "block_count",
@@ -40,266 +42,246 @@ constexpr std::string_view kOtherKeys[] = {
     kGgufKvHeads.gguf,
 };
 
-/// Whether a key after the architecture is understood.
-bool IsRead(std::string_view key) {
+constexpr std::string_view kDeltaKeys[] = {kGgufDeltaInner, kGgufInterval, kGgufRecurrentLayers};
+
+/// Whether a key after the architecture is understood in files of a type.
+bool IsUnderstood(const GgufConfigDraft& draft, std::string_view key) {
   const auto has = [key](std::span<const GgufCount> counts) {
     return std::any_of(counts.begin(), counts.end(),
                        [key](const GgufCount& count) { return count.gguf == key; });
   };
+  if (key == kGgufWindowPattern && draft.IsRead("sliding_window_pattern")) return true;
+  if (key == kGgufNormEpsilon && draft.IsRead("layer_norm_eps")) return true;
+  if (draft.IsRead("linear_num_key_heads") &&
+      (has(kGgufDeltaCounts) || Contains(kDeltaKeys, key))) {
+    return true;
+  }
   return has(kGgufCounts) || has(kGgufExpertCounts) || has(kGgufLatentCounts) || has(kGgufReals) ||
          Contains(kOtherKeys, key) || Contains(kGgufRopeKeys, key);
 }
 
-/// Builds the object; keys of the metadata are given without the architecture.
-class ConfigBuilder {
- public:
-  ConfigBuilder(const GgufArchitecture& architecture, const GgufMetadata& metadata,
-                const GgufTensorFacts& tensors)
-      : architecture_(architecture), metadata_(metadata), tensors_(tensors) {}
+std::string ModelType(const GgufNaming& naming, const GgufMetadata& metadata) {
+  const std::string_view name = naming.architecture->name;
+  const auto integer = [&](std::string_view key) {
+    return metadata.Integer(fmt::format("{}.{}", name, key));
+  };
+  const auto window = integer(kGgufWindow);
+  const bool slides = window && *window >= 0;
+  if (name == "deepseek2") {
+    // The runtime of these files knows GLM 4.7 Flash without the key by its sizes.
+    const auto layers = integer("block_count").value_or(0);
+    const bool flash = integer("vocab_size") == 154880 && (layers == 47 || layers == 48);
+    const int64_t usual = flash ? kGgufSigmoid : kGgufSoftmax;
+    const int64_t gating = integer("expert_gating_func").value_or(0);
+    if ((gating == 0 ? usual : gating) != kGgufSigmoid) return "deepseek_v2";
+  }
+  if (naming.type == "olmo2" && slides) return "olmo3";
+  // Mistral is llama with a sliding window.
+  if (naming.type == "llama" && slides) return "mistral";
+  return std::string(naming.type);
+}
 
-  Json Build() {
-    const bool experts = HasGgufExperts(metadata_, architecture_.name);
-    config_["model_type"] = ModelType(experts);
-    AddDimensions();
-    if (experts) AddExperts();
-    if (architecture_.name == "deepseek2") AddLatentAttention();
-    config_["rope_theta"] = Shortest(metadata_.Real(Key("rope.freq_base")).value_or(kTheta));
-    const GgufRope rope(architecture_, metadata_, tensors_.rope_factors);
-    if (Json scaling = rope.Scaling(); !scaling.empty()) {
-      config_["rope_scaling"] = std::move(scaling);
-    }
-    AddTokens();
-    AddOthers();
-    return std::move(config_);
+void AddDimensions(GgufConfigDraft* draft) {
+  Json& config = draft->config();
+  const GgufMetadata& metadata = draft->metadata();
+  draft->Copy(kGgufCounts);
+  draft->Copy(kGgufKvHeads);
+  if (draft->Count("block_count") && draft->Layers() >= 0) {
+    draft->Put("num_hidden_layers", draft->Layers());
   }
+  draft->Put("num_nextn_predict_layers", draft->Count("nextn_predict_layers"));
+  const Shape* const embedding = draft->Find("token_embd.weight");
+  if (embedding != nullptr && embedding->rank() == 2) draft->Put("vocab_size", (*embedding)[0]);
+  if (const auto epsilon = metadata.Real(draft->Key("attention.layer_norm_rms_epsilon"))) {
+    config["rms_norm_eps"] = Shortest(*epsilon);
+  }
+  if (const auto epsilon = metadata.Real(draft->Key(kGgufNormEpsilon))) {
+    draft->PutIfRead("layer_norm_eps", Shortest(*epsilon));
+  }
+  config["tie_word_embeddings"] = !draft->Has("output.weight");
+  config["attention_bias"] = draft->AnyLayerHas("attn_q.bias");
+  if (draft->architecture() == "qwen2moe") config["qkv_bias"] = draft->AnyLayerHas("attn_q.bias");
+  if (draft->architecture() == "glm4moe") {
+    config["use_qk_norm"] = draft->AnyLayerHas("attn_q_norm.weight");
+  }
+  draft->PutIfRead("mlp_bias", draft->AnyLayerHas("ffn_up.bias"));
+  draft->PutIfRead("attention_out_bias", draft->AnyLayerHas("attn_output.bias"));
+  for (const GgufCount& key : kGgufReals) {
+    if (const auto value = metadata.Real(draft->Key(key.gguf))) {
+      draft->PutIfRead(key.config, Shortest(*value));
+    }
+  }
+  if (const auto context = draft->Count("rope.scaling.original_context_length")) {
+    draft->PutIfRead("original_max_position_embeddings", static_cast<uint64_t>(*context));
+  }
+}
 
- private:
-  std::string Key(std::string_view key) const {
-    return fmt::format("{}.{}", architecture_.name, key);
-  }
-  std::optional<int64_t> Count(std::string_view key) const {
-    const std::optional<int64_t> value = metadata_.Integer(Key(key));
-    return value && *value >= 0 ? value : std::nullopt;
-  }
-  void Copy(std::span<const GgufCount> counts) {
-    for (const GgufCount& count : counts) Copy(count);
-  }
-  void Copy(const GgufCount& count) {
-    count.by_layer ? CopyUniform(count.gguf, count.config) : Put(count.config, Count(count.gguf));
-  }
-  bool IsReadBy(std::string_view name) const {
-    const Result<Json> defaults =
-        ParseJsonObject(TypeDefaults(config_["model_type"].get<std::string>()), "defaults");
-    return defaults.ok() && defaults->contains(std::string(name));
-  }
-  /// Puts a value that the type reads.
-  void PutIfRead(std::string_view name, const Json& value) {
-    if (IsReadBy(name)) config_[std::string(name)] = value;
-  }
-  void Put(std::string_view name, std::optional<int64_t> value) {
-    if (value) config_[std::string(name)] = static_cast<uint64_t>(*value);
-  }
-  /// A number for each layer, or one for all: the largest, since some layers may have none.
-  void CopyUniform(std::string_view key, std::string_view name) {
-    const std::optional<std::vector<int64_t>> values = metadata_.Integers(Key(key));
-    if (!values || values->empty()) return;
-    const int64_t largest = *std::max_element(values->begin(), values->end());
-    if (largest >= 0) Put(name, largest);
-  }
-  bool Has(std::string_view stem) const { return tensors_.find(stem) != nullptr; }
+void AddHeadSize(GgufConfigDraft* draft) {
+  std::optional<int64_t> size = draft->Count("attention.key_length");
+  const std::optional<int64_t> hidden = draft->Count("embedding_length");
+  const std::optional<int64_t> heads = draft->Count("attention.head_count");
+  if (!size && hidden && heads && *heads > 0) size = *hidden / *heads;
+  draft->Put("head_dim", size);
+  const std::optional<int64_t> rotated = draft->Count("rope.dimension_count");
+  const bool whole = !size || *size == 0 || !rotated || *rotated >= *size;
+  if (rotated) draft->PutIfRead("rotary_dim", static_cast<uint64_t>(*rotated));
+  draft->config()["partial_rotary_factor"] =
+      whole ? 1.0 : static_cast<double>(*rotated) / static_cast<double>(*size);
+}
 
-  std::string ModelType(bool experts) const {
-    const std::optional<int64_t> gating = Count("expert_gating_func");
-    if (architecture_.name == "deepseek2" && gating != kGgufSigmoid) return "deepseek_v2";
-    if (experts && !architecture_.expert_type.empty()) {
-      return std::string(architecture_.expert_type);
-    }
-    if (architecture_.name == "olmo2" && Count("attention.sliding_window")) return "olmo3";
-    // Mistral is llama with a sliding window.
-    if (architecture_.name == "llama" && Count("attention.sliding_window")) return "mistral";
-    return std::string(architecture_.model_type);
+void AddTokens(GgufConfigDraft* draft) {
+  const GgufMetadata& metadata = draft->metadata();
+  const std::optional<int64_t> start = metadata.Integer("tokenizer.ggml.bos_token_id");
+  if (start && *start >= 0 && *start <= INT32_MAX) draft->Put("bos_token_id", start);
+  const std::vector<int64_t> ends = GgufEndTokens(metadata);
+  if (ends.size() == 1) {
+    draft->Put("eos_token_id", ends.front());
+  } else if (!ends.empty()) {
+    Json list = Json::array();
+    for (const int64_t id : ends) list.push_back(static_cast<uint64_t>(id));
+    draft->config()["eos_token_id"] = std::move(list);
   }
+}
 
-  void AddDimensions() {
-    Copy(kGgufCounts);
-    Copy(kGgufKvHeads);
-    if (const std::optional<int64_t> predicting = Count("nextn_predict_layers")) {
-      const std::optional<int64_t> all = Count("block_count");
-      if (all && *all >= *predicting) Put("num_hidden_layers", *all - *predicting);
-      Put("num_nextn_predict_layers", predicting);
-    } else {
-      Put("num_hidden_layers", Count("block_count"));
-    }
-    const Shape* const embedding = tensors_.find("token_embd.weight");
-    if (embedding != nullptr && embedding->rank() == 2) {
-      Put("vocab_size", (*embedding)[0]);
-    }
-    if (const auto epsilon = metadata_.Real(Key("attention.layer_norm_rms_epsilon"))) {
-      config_["rms_norm_eps"] = Shortest(*epsilon);
-    }
-    config_["tie_word_embeddings"] = !Has("output.weight");
-    config_["attention_bias"] = Has("blk.0.attn_q.bias");
-    if (architecture_.name == "qwen2moe") config_["qkv_bias"] = Has("blk.0.attn_q.bias");
-    if (architecture_.name == "glm4moe") config_["use_qk_norm"] = Has("blk.0.attn_q_norm.weight");
-    PutIfRead("mlp_bias", Has("blk.0.ffn_up.bias"));
-    PutIfRead("attention_out_bias", Has("blk.0.attn_output.bias"));
-    for (const GgufCount& key : kGgufReals) {
-      if (const auto value = metadata_.Real(Key(key.gguf))) PutIfRead(key.config, Shortest(*value));
-    }
-    if (architecture_.name != "deepseek2") AddHeadSize();
-    // The runtime of these files knows no windows of Qwen's layers.
-    if (!architecture_.name.starts_with("qwen") && Count("attention.sliding_window") != 0) {
-      Put("sliding_window", Count("attention.sliding_window"));
-    }
-    if (const auto context = Count("rope.scaling.original_context_length");
-        context && IsReadBy("original_max_position_embeddings")) {
-      Put("original_max_position_embeddings", context);
-    }
-  }
+Json ValueOf(const GgufMetadata& metadata, std::string_view key) {
+  if (const auto flag = metadata.Bool(key)) return *flag;
+  if (const auto text = metadata.Text(key)) return std::string(*text);
+  if (const auto integer = metadata.Integer(key)) return *integer;
+  if (const auto real = metadata.Real(key)) return Shortest(*real);
+  return "an array";
+}
 
-  void AddHeadSize() {
-    std::optional<int64_t> size = Count("attention.key_length");
-    const std::optional<int64_t> hidden = Count("embedding_length");
-    const std::optional<int64_t> heads = Count("attention.head_count");
-    if (!size && hidden && heads && *heads > 0) size = *hidden / *heads;
-    Put("head_dim", size);
-    const std::optional<int64_t> rotated = Count("rope.dimension_count");
-    const bool whole = !size || *size == 0 || !rotated || *rotated >= *size;
-    config_["partial_rotary_factor"] =
-        whole ? 1.0 : static_cast<double>(*rotated) / static_cast<double>(*size);
-  }
+/// Values that the runtime of these files takes where they lack them.
+Json OwnDefaults(const Json& config) {
+  return {{"hidden_act", "silu"},
+          {"num_key_value_heads", config.value("num_attention_heads", Json())},
+          {"max_window_layers", 0},
+          {"original_max_position_embeddings", config.value("max_position_embeddings", Json())},
+          {"rope_interleave", true},
+          {"rope_parameters", Json::object()},
+          {"swiglu_limit", 7.0},
+          {"swiglu_alpha", 1.702},
+          {"first_k_dense_replace", 0},
+          {"n_shared_experts", 0},
+          {"embedding_multiplier", 1.0},
+          {"residual_multiplier", 1.0},
+          {"logits_scaling", 1.0},
+          {"no_rope_layer_interval", 4},
+          {"n_group", 1},
+          {"topk_group", 1},
+          {"sliding_window_pattern", 4},
+          {"moe_layer_start_index", 0},
+          {"moe_layer_interval", 1},
+          {"moe_layer_end_index", -1},
+          {"moe_norm_min", 6.103515625e-05},
+          {"num_nextn_predict_layers", 0}};
+}
 
-  void AddExperts() {
-    const bool mixtral = architecture_.name == "llama" || architecture_.name == "gpt-oss";
-    const bool deepseek = architecture_.name == "deepseek2" || architecture_.name == "glm4moe";
-    Put(mixtral ? "num_local_experts" : (deepseek ? "n_routed_experts" : "num_experts"),
-        Count("expert_count"));
-    const std::optional<int64_t> width = Count(kGgufExpertWidth);
-    const bool groups = Count(kGgufExpertGroups).value_or(0) > 0;
-    PutIfRead("topk_method", groups ? "group_limited_greedy" : "greedy");
-    for (const GgufCount& count : kGgufExpertCounts) {
-      const bool renamed = mixtral && count.gguf == kGgufExpertWidth;
-      if (!renamed && (groups || !count.config.ends_with("_group"))) Copy(count);
-    }
-    if (mixtral) Put("intermediate_size", width);
-    if (width && !config_.contains("intermediate_size")) Put("intermediate_size", width);
-    const double scale = metadata_.Real(Key("expert_weights_scale")).value_or(0);
-    config_["routed_scaling_factor"] = scale == 0 ? 1.0 : Shortest(scale);
-    // The runtime of these files normalizes for qwen3moe and does not for qwen2moe. Mixtral and
-    // gpt-oss have no choice.
-    const std::optional<bool> norm = metadata_.Bool(Key("expert_weights_norm"));
-    if (!mixtral) config_["norm_topk_prob"] = norm.value_or(architecture_.name == "qwen3moe");
-    const int64_t gating = Count("expert_gating_func").value_or(0);
-    if (architecture_.name == "glm4moe" && gating != 0 && gating != kGgufSigmoid) {
-      config_["scoring_func"] = fmt::format("expert_gating_func {}", gating);
-    }
-    if (architecture_.name.starts_with("qwen")) AddDenseLayers();
+/// Drops what the type does not read. Values that the file lacks are its runtime's, never the
+/// type's elsewhere: null for what the runtime requires, too, so that running the model names it.
+/// Keys that are not understood are kept, so that running the model refuses those that change
+/// results.
+void AddOthers(GgufConfigDraft* draft) {
+  Json& config = draft->config();
+  for (auto at = config.begin(); at != config.end();) {
+    const std::string_view treatment = KeyTreatment(draft->type(), at.key());
+    const bool other = treatment == "suspect" || treatment == "ignored";
+    at = other ? config.erase(at) : std::next(at);
   }
-
-  /// Layers with an MLP in place of experts.
-  void AddDenseLayers() {
-    Json dense = Json::array();
-    const int64_t layers = std::min<int64_t>(Count("block_count").value_or(0), 1 << 12);
-    for (int64_t layer = 0; layer < layers; ++layer) {
-      if (Has(fmt::format("blk.{}.ffn_up.weight", layer))) {
-        dense.push_back(static_cast<uint64_t>(layer));
-      }
-    }
-    config_["mlp_only_layers"] = std::move(dense);
-    config_["decoder_sparse_step"] = uint64_t{1};
+  if (draft->family() == nullptr) return;
+  const Json own = OwnDefaults(config);
+  for (const auto& [key, value] : draft->defaults().items()) {
+    if (config.contains(key)) continue;
+    config[key] = own.contains(key) ? own[key] : (value.is_boolean() ? Json(false) : Json());
   }
-
-  void AddLatentAttention() {
-    Copy(kGgufLatentCounts);
-    const std::optional<int64_t> rotated = Count("rope.dimension_count");
-    // Newer files describe the compressed attention by the plain keys.
-    std::optional<int64_t> key = Count("attention.key_length_mla");
-    std::optional<int64_t> value = Count("attention.value_length_mla");
-    if (!key) key = Count("attention.key_length");
-    if (!value) value = Count("attention.value_length");
-    Put("qk_rope_head_dim", rotated);
-    if (key && rotated && *key >= *rotated) Put("qk_nope_head_dim", *key - *rotated);
-    Put("v_head_dim", value);
-    Put("num_key_value_heads", Count("attention.head_count"));
+  const GgufMetadata& metadata = draft->metadata();
+  if (metadata.Bool(draft->Key("attention.causal")) == false) config["is_causal"] = false;
+  for (const std::string_view key : metadata.Keys(draft->Key(""))) {
+    const std::string_view name = key.substr(draft->architecture().size() + 1);
+    if (!IsUnderstood(*draft, name)) config[std::string(key)] = ValueOf(metadata, key);
   }
-
-  void AddTokens() {
-    const std::optional<int64_t> start = metadata_.Integer("tokenizer.ggml.bos_token_id");
-    if (start && *start >= 0 && *start <= INT32_MAX) Put("bos_token_id", start);
-    const std::vector<int64_t> ends = GgufEndTokens(metadata_);
-    if (ends.size() == 1) {
-      Put("eos_token_id", ends.front());
-    } else if (!ends.empty()) {
-      Json list = Json::array();
-      for (const int64_t id : ends) list.push_back(static_cast<uint64_t>(id));
-      config_["eos_token_id"] = std::move(list);
-    }
-  }
-
-  /// Drops what the type does not read. Values that the file lacks are its runtime's, never
-  /// the type's elsewhere: null for what the runtime requires, too, so that running the
-  /// model names it. Keys that are not understood are kept, so that running the model refuses those
-  /// that change results.
-  void AddOthers() {
-    const std::string type = config_["model_type"];
-    for (auto at = config_.begin(); at != config_.end();) {
-      const std::string_view treatment = KeyTreatment(type, at.key());
-      const bool other = treatment == "suspect" || treatment == "ignored";
-      at = other ? config_.erase(at) : std::next(at);
-    }
-    const Result<Json> defaults = ParseJsonObject(TypeDefaults(type), "defaults");
-    if (!defaults.ok()) return;
-    const Json own = {
-        {"hidden_act", "silu"},
-        {"num_key_value_heads", config_.value("num_attention_heads", Json())},
-        {"max_window_layers", 0},
-        {"original_max_position_embeddings", config_.value("max_position_embeddings", Json())},
-        {"rope_interleave", true},
-        {"rope_parameters", Json::object()},
-        {"swiglu_limit", 7.0},
-        {"swiglu_alpha", 1.702},
-        {"first_k_dense_replace", 0},
-        {"n_shared_experts", 0},
-        {"embedding_multiplier", 1.0},
-        {"residual_multiplier", 1.0},
-        {"logits_scaling", 1.0},
-        {"no_rope_layer_interval", 4},
-        {"n_group", 1},
-        {"topk_group", 1},
-        {"num_nextn_predict_layers", 0}};
-    for (const auto& [key, value] : defaults->items()) {
-      if (config_.contains(key)) continue;
-      config_[key] = own.contains(key) ? own[key] : (value.is_boolean() ? Json(false) : Json());
-    }
-    if (metadata_.Bool(Key("attention.causal")) == false) config_["is_causal"] = false;
-    for (const std::string_view key : metadata_.Keys(Key(""))) {
-      const std::string_view name = key.substr(architecture_.name.size() + 1);
-      if (!IsRead(name)) config_[std::string(key)] = ValueOf(key);
-    }
-  }
-  Json ValueOf(std::string_view key) const {
-    if (const auto flag = metadata_.Bool(key)) return *flag;
-    if (const auto text = metadata_.Text(key)) return std::string(*text);
-    if (const auto integer = metadata_.Integer(key)) return *integer;
-    if (const auto real = metadata_.Real(key)) return Shortest(*real);
-    return "an array";
-  }
-
-  const GgufArchitecture& architecture_;
-  const GgufMetadata& metadata_;
-  const GgufTensorFacts& tensors_;
-  Json config_ = Json::object();
-};
+}
 
 }  // namespace
+
+GgufConfigDraft::GgufConfigDraft(const GgufArchitecture& architecture, std::string type,
+                                 const GgufMetadata& metadata, const GgufTensorFacts& tensors)
+    : architecture_(architecture), type_(std::move(type)), metadata_(metadata), tensors_(tensors) {
+  if (const Result<const Family*> found = FindFamily(type_); found.ok()) family_ = *found;
+  if (const Result<Json> read = ParseJsonObject(TypeDefaults(type_), "defaults"); read.ok()) {
+    defaults_ = *read;
+  }
+  config_["model_type"] = type_;
+}
+
+std::string GgufConfigDraft::Key(std::string_view key) const {
+  return fmt::format("{}.{}", architecture_.name, key);
+}
+
+std::optional<int64_t> GgufConfigDraft::Count(std::string_view key) const {
+  const std::optional<int64_t> value = metadata_.Integer(Key(key));
+  return value && *value >= 0 ? value : std::nullopt;
+}
+
+int64_t GgufConfigDraft::Layers() const {
+  return Count("block_count").value_or(0) - Count("nextn_predict_layers").value_or(0);
+}
+
+bool GgufConfigDraft::AnyLayerHas(std::string_view tensor) const {
+  constexpr int64_t kMostLayers = 1 << 12;
+  for (int64_t layer = 0; layer < std::clamp<int64_t>(Layers(), 1, kMostLayers); ++layer) {
+    if (Has(fmt::format("blk.{}.{}", layer, tensor))) return true;
+  }
+  return false;
+}
+
+void GgufConfigDraft::Put(std::string_view name, std::optional<int64_t> value) {
+  if (value) config_[std::string(name)] = static_cast<uint64_t>(*value);
+}
+
+void GgufConfigDraft::PutIfRead(std::string_view name, const Json& value) {
+  if (IsRead(name)) config_[std::string(name)] = value;
+}
+
+void GgufConfigDraft::Copy(const GgufCount& count) {
+  if (!count.by_layer) return Put(count.config, Count(count.gguf));
+  // A number for each layer, or one for all: the largest, since some layers may have none.
+  const std::optional<std::vector<int64_t>> values = metadata_.Integers(Key(count.gguf));
+  if (!values || values->empty()) return;
+  const int64_t largest = *std::max_element(values->begin(), values->end());
+  if (largest >= 0) Put(count.config, largest);
+}
+
+void GgufConfigDraft::Copy(std::span<const GgufCount> counts) {
+  for (const GgufCount& count : counts) Copy(count);
+}
 
 bool HasGgufExperts(const GgufMetadata& metadata, std::string_view architecture) {
   return metadata.Integer(fmt::format("{}.expert_count", architecture)).value_or(0) > 0;
 }
 
-Json GgufConfig(const GgufArchitecture& architecture, const GgufMetadata& metadata,
+Json GgufConfig(const GgufNaming& naming, const GgufMetadata& metadata,
                 const GgufTensorFacts& tensors) {
-  return ConfigBuilder(architecture, metadata, tensors).Build();
+  const GgufArchitecture& architecture = *naming.architecture;
+  GgufConfigDraft draft(architecture, ModelType(naming, metadata), metadata, tensors);
+  AddDimensions(&draft);
+  if (architecture.name == "deepseek2") {
+    AddGgufLatentAttention(&draft);
+  } else {
+    AddHeadSize(&draft);
+  }
+  AddGgufWindows(&draft);
+  if (HasGgufExperts(metadata, architecture.name)) AddGgufExperts(&draft);
+  if (draft.IsRead("linear_num_key_heads")) AddGgufDeltaNets(&draft);
+  draft.config()["rope_theta"] =
+      Shortest(metadata.Real(draft.Key("rope.freq_base")).value_or(kTheta));
+  const GgufRope rope(architecture, metadata, tensors.rope_factors);
+  if (Json scaling = rope.Scaling(); !scaling.empty()) {
+    draft.config()["rope_scaling"] = std::move(scaling);
+  }
+  AddTokens(&draft);
+  AddOthers(&draft);
+  return std::move(draft.config());
 }
 
 }  // namespace marlin

@@ -24,7 +24,7 @@ bool HasGgufExperts(const GgufMetadata& metadata, std::string_view architecture)
 
 /// The configuration of a known architecture; without the numbers that the metadata lack, so that
 /// running the model names them.
-Json GgufConfig(const GgufArchitecture& architecture, const GgufMetadata& metadata,
+Json GgufConfig(const GgufNaming& naming, const GgufMetadata& metadata,
                 const GgufTensorFacts& tensors);
 
 }  // namespace marlin

@@ -360,6 +360,14 @@ std::optional<std::vector<int64_t>> GgufMetadata::Integers(std::string_view key)
   return AllOf<int64_t>(Find(key), IntegerAt);
 }
 
+std::optional<std::vector<int64_t>> GgufMetadata::Flags(std::string_view key) const {
+  const GgufValue* const value = Find(key);
+  if (value == nullptr || !value->is_array || value->type != GgufType::kBool) return std::nullopt;
+  return AllOf<int64_t>(value, [](const GgufValue& flags, int64_t i) {
+    return std::optional<int64_t>(LoadAt<uint8_t>(flags.bytes, i) != 0 ? 1 : 0);
+  });
+}
+
 std::optional<std::vector<double>> GgufMetadata::Reals(std::string_view key) const {
   return AllOf<double>(Find(key), RealAt);
 }

@@ -57,6 +57,8 @@ class GgufMetadata {
   std::optional<std::string_view> Text(std::string_view key) const;
   /// The integers of an array, or of a single integer.
   std::optional<std::vector<int64_t>> Integers(std::string_view key) const;
+  /// The flags of an array, 0 or 1.
+  std::optional<std::vector<int64_t>> Flags(std::string_view key) const;
   std::optional<std::vector<double>> Reals(std::string_view key) const;
   std::optional<std::vector<std::string_view>> Texts(std::string_view key) const;
 

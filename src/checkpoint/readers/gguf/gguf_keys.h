@@ -23,9 +23,8 @@ inline constexpr GgufCount kGgufKvHeads = {"num_key_value_heads", "attention.hea
 
 /// Numbers that are no counts, where a type has them.
 inline constexpr GgufCount kGgufReals[] = {
-    {"embedding_multiplier", "embedding_scale"},
-    {"residual_multiplier", "residual_scale"},
-    {"logits_scaling", "logit_scale"},
+    {"embedding_multiplier", "embedding_scale"}, {"residual_multiplier", "residual_scale"},
+    {"logits_scaling", "logit_scale"},           {"logit_scale", "logit_scale"},
     {"attention_multiplier", "attention.scale"},
 };
 
@@ -39,6 +38,8 @@ inline constexpr GgufCount kGgufExpertCounts[] = {
     {"first_k_dense_replace", "leading_dense_block_count"},
     {"n_group", kGgufExpertGroups},
     {"topk_group", "expert_group_used_count"},
+    {"moe_layer_start_index", "leading_dense_block_count"},
+    {"moe_layer_interval", "interleave_moe_layer_step"},
 };
 
 inline constexpr GgufCount kGgufLatentCounts[] = {
@@ -46,7 +47,27 @@ inline constexpr GgufCount kGgufLatentCounts[] = {
     {"kv_lora_rank", "attention.kv_lora_rank"},
 };
 
-/// A value of expert_gating_func.
+/// Gated delta nets.
+inline constexpr GgufCount kGgufDeltaCounts[] = {
+    {"linear_conv_kernel_dim", "ssm.conv_kernel"},
+    {"linear_key_head_dim", "ssm.state_size"},
+    {"linear_num_key_heads", "ssm.group_count"},
+    {"linear_num_value_heads", "ssm.time_step_rank"},
+};
+inline constexpr std::string_view kGgufDeltaInner =
+    "ssm.inner_size";  ///< All value heads together.
+inline constexpr std::string_view kGgufInterval = "full_attention_interval";
+inline constexpr std::string_view kGgufRecurrentLayers = "attention.recurrent_layers";
+
+inline constexpr std::string_view kGgufWindow = "attention.sliding_window";
+inline constexpr std::string_view kGgufWindowPattern = "attention.sliding_window_pattern";
+inline constexpr std::string_view kGgufNormEpsilon = "attention.layer_norm_epsilon";
+/// The layers of models of exaone4 that have windows: of no others.
+inline constexpr int64_t kGgufWindowedExaone = 64;
+
+/// Values of expert_gating_func.
+inline constexpr int64_t kGgufSoftmax = 1;
 inline constexpr int64_t kGgufSigmoid = 2;
+inline constexpr int64_t kGgufSoftmaxOfChosen = 3;
 
 }  // namespace marlin

@@ -3,106 +3,63 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
+#include <span>
 #include <utility>
+
+#include "checkpoint/readers/gguf/gguf_name_rows.h"
+#include "recipe/decoder_shape.h"
+#include "recipe/decoder_tensors.h"
 
 namespace marlin {
 namespace {
 
 constexpr GgufArchitecture kArchitectures[] = {
-    {"llama", "llama", "mixtral", true},
-    {"qwen2", "qwen2", "", false},
-    {"qwen3", "qwen3", "", false},
-    {"qwen2moe", "qwen2_moe", "", false},
-    {"qwen3moe", "qwen3_moe", "", false},
-    {"glm4", "glm4", "", false},
-    {"glm4moe", "glm4_moe", "", false},
-    {"gpt-oss", "gpt_oss", "", false},
-    {"deepseek2", "deepseek_v3", "", false},
-    {"phi3", "phi3", "", false},
-    {"seed_oss", "seed_oss", "", false},
-    {"smollm3", "smollm3", "", true},
-    {"granite", "granite", "", true},
-    {"olmo2", "olmo2", "", false},
-    {"qwen2vl", "qwen2_vl_text", "", false},
-    {"qwen3vl", "qwen3_vl_text", "", false},
-    {"qwen3vlmoe", "qwen3_vl_moe_text", "", false},
+    {.name = "llama", .model_type = "llama", .expert_type = "mixtral", .paired_heads = true},
+    {.name = "qwen2", .model_type = "qwen2"},
+    {.name = "qwen3", .model_type = "qwen3"},
+    {.name = "qwen2moe", .model_type = "qwen2_moe"},
+    {.name = "qwen3moe", .model_type = "qwen3_moe"},
+    // Its files have the projections of gated delta nets apart, perhaps in different formats.
+    {.name = "qwen3next", .model_type = "qwen3_next", .read_type = "qwen3_5_moe_text"},
+    {.name = "qwen35", .model_type = "qwen3_5_text", .tiled_values = true},
+    {.name = "qwen35moe", .model_type = "qwen3_5_moe_text", .tiled_values = true},
+    {.name = "glm4", .model_type = "glm4"},
+    {.name = "glm4moe", .model_type = "glm4_moe"},
+    {.name = "gpt-oss", .model_type = "gpt_oss"},
+    {.name = "deepseek2", .model_type = "deepseek_v3"},
+    {.name = "phi3", .model_type = "phi3"},
+    {.name = "seed_oss", .model_type = "seed_oss"},
+    {.name = "smollm3", .model_type = "smollm3", .paired_heads = true},
+    {.name = "granite", .model_type = "granite", .paired_heads = true},
+    {.name = "olmo2", .model_type = "olmo2"},
+    {.name = "minimax-m2", .model_type = "minimax_m2"},
+    {.name = "granitemoe", .model_type = "granitemoe", .paired_heads = true},
+    {.name = "exaone4", .model_type = "exaone4"},
+    {.name = "cohere2", .model_type = "cohere2"},
+    {.name = "ernie4_5", .model_type = "ernie4_5"},
+    {.name = "ernie4_5-moe", .model_type = "ernie4_5_moe"},
+    {.name = "hunyuan-dense", .model_type = "hunyuan_v1_dense"},
+    {.name = "hunyuan-moe", .model_type = "hunyuan_v1_moe"},
+    {.name = "dots1", .model_type = "dots1"},
+    {.name = "olmoe", .model_type = "olmoe"},
+    {.name = "chatglm", .model_type = "glm"},
+    {.name = "qwen2vl", .model_type = "qwen2_vl_text"},
+    {.name = "qwen3vl", .model_type = "qwen3_vl_text"},
+    {.name = "qwen3vlmoe", .model_type = "qwen3_vl_moe_text"},
 };
 
 /// Types that are another one in these files, whose architectures have a key for the difference.
 constexpr std::pair<std::string_view, std::string_view> kSameTypes[] = {
     {"mistral", "llama"},  // With a sliding window.
     {"qwen2_5_vl_text", "qwen2_vl_text"},
+    // With another gating function, or layers without experts that are listed.
+    {"deepseek_v2", "deepseek_v3"},
+    {"kimi_k2", "deepseek_v3"},
+    {"glm4_moe_lite", "deepseek_v3"},
 };
 
-struct NameRow {
-  std::string_view gguf;
-  std::string_view name;
-  std::string_view types;  ///< One, or several; empty: all without a row of their own before it.
-  GgufPlace::Rows rows = GgufPlace::Rows::kStraight;
-  bool experts = false;
-  bool as_row = false;
-};
-constexpr auto kStraight = GgufPlace::Rows::kStraight;
-
-constexpr NameRow kGlobalNames[] = {
-    {"token_embd", "model.embed_tokens", ""},
-    {"output_norm", "model.norm", ""},
-    {"output", "lm_head", ""},
-};
-
-// "mixtral" stands for llama with experts.
-constexpr NameRow kLayerNames[] = {
-    {"attn_norm", "input_layernorm", ""},
-    {"attn_q", "self_attn.q_proj", "", GgufPlace::Rows::kQueryHeads},
-    {"attn_k", "self_attn.k_proj", "", GgufPlace::Rows::kKeyHeads},
-    {"attn_v", "self_attn.v_proj", ""},
-    {"attn_qkv", "self_attn.qkv_proj", "phi3"},
-    {"attn_output", "self_attn.o_proj", ""},
-    {"attn_q_norm", "self_attn.q_norm", ""},
-    {"attn_k_norm", "self_attn.k_norm", ""},
-    {"attn_sinks", "self_attn.sinks", ""},
-    {"attn_q_a", "self_attn.q_a_proj", ""},
-    {"attn_q_a_norm", "self_attn.q_a_layernorm", ""},
-    {"attn_q_b", "self_attn.q_b_proj", ""},
-    {"attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", ""},
-    {"attn_kv_a_norm", "self_attn.kv_a_layernorm", ""},
-    {"attn_kv_b", "self_attn.kv_b_proj", ""},
-    {"post_attention_norm", "post_attention_layernorm", "glm4_moe gpt_oss seed_oss olmo2"},
-    {"ffn_norm", "post_attention_layernorm", ""},
-    {"post_attention_norm", "post_self_attn_layernorm", "glm4"},
-    {"post_attention_norm", "post_attention_layernorm", ""},
-    {"post_ffw_norm", "post_feedforward_layernorm", "olmo2"},
-    {"post_ffw_norm", "post_mlp_layernorm", ""},
-    {"ffn_gate", "mlp.gate_proj", ""},
-    {"ffn_up", "mlp.gate_up_proj", "glm4 phi3"},
-    {"ffn_up", "mlp.up_proj", ""},
-    {"ffn_down", "mlp.down_proj", ""},
-    {"ffn_gate_inp", "block_sparse_moe.gate", "mixtral"},
-    {"ffn_gate_inp", "mlp.router", "gpt_oss"},
-    {"ffn_gate_inp", "mlp.gate", ""},
-    {"ffn_gate_exps", "block_sparse_moe.experts.*.w1", "mixtral", kStraight, true},
-    {"ffn_up_exps", "block_sparse_moe.experts.*.w3", "mixtral", kStraight, true},
-    {"ffn_down_exps", "block_sparse_moe.experts.*.w2", "mixtral", kStraight, true},
-    {"ffn_down_exps", "mlp.experts.down_proj", "gpt_oss", kStraight, true},
-    {"ffn_gate_exps", "mlp.experts.gate_up_proj", "gpt_oss", kStraight, true},
-    {"ffn_gate_exps", "mlp.experts.*.gate_proj", "", kStraight, true},
-    {"ffn_up_exps", "mlp.experts.*.up_proj", "", kStraight, true},
-    {"ffn_down_exps", "mlp.experts.*.down_proj", "", kStraight, true},
-    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj", "qwen2_moe"},
-    {"ffn_up_shexp", "mlp.shared_expert.up_proj", "qwen2_moe"},
-    {"ffn_down_shexp", "mlp.shared_expert.down_proj", "qwen2_moe"},
-    {"ffn_gate_shexp", "mlp.shared_experts.gate_proj", ""},
-    {"ffn_up_shexp", "mlp.shared_experts.up_proj", ""},
-    {"ffn_down_shexp", "mlp.shared_experts.down_proj", ""},
-    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate", "", kStraight, false, true},
-    {"exp_probs_b", "mlp.gate.e_score_correction", ""},
-    {"nextn.eh_proj", "eh_proj", ""},
-    {"nextn.embed_tokens", "embed_tokens", ""},
-    {"nextn.enorm", "enorm", ""},
-    {"nextn.hnorm", "hnorm", ""},
-    {"nextn.shared_head_head", "shared_head.head", ""},
-    {"nextn.shared_head_norm", "shared_head.norm", ""},
-};
+constexpr std::string_view kSuffixes[] = {".weight", ".bias"};
 
 /// Whether a word is in a list with spaces.
 bool HasWord(std::string_view list, std::string_view word) {
@@ -114,56 +71,105 @@ bool HasWord(std::string_view list, std::string_view word) {
   return false;
 }
 
-template <size_t kCount>
-const NameRow* FindRow(const NameRow (&rows)[kCount], std::string_view stem,
-                       std::string_view model_type) {
-  const NameRow* const found = std::find_if(rows, rows + kCount, [&](const NameRow& row) {
-    return row.gguf == stem && (row.types.empty() || HasWord(row.types, model_type));
-  });
-  return found == rows + kCount ? nullptr : found;
+bool IsOf(const GgufNameRow& row, std::string_view type) {
+  return row.types.empty() || HasWord(row.types, type);
 }
 
-/// "blk.<layer>.<stem>.<suffix>" or "<stem>.<suffix>" in parts; the layer is empty without "blk.".
+/// The name that belongs to `own` where a row has `name` for it: with the suffix of `own` unless
+/// the row has whole names. Nothing if `own` is another.
+std::optional<std::string> Counterpart(const GgufNameRow& row, std::string_view own,
+                                       std::string_view name, std::string_view other) {
+  if (row.whole) return own == name ? std::optional(std::string(other)) : std::nullopt;
+  for (const std::string_view suffix : kSuffixes) {
+    if (own.size() == name.size() + suffix.size() && own.starts_with(name) &&
+        own.ends_with(suffix)) {
+      return fmt::format("{}{}", other, suffix);
+    }
+  }
+  return std::nullopt;
+}
+
+/// "blk.<layer>.<name>" or "<name>"; the layer is -1 without "blk.".
 struct NameParts {
-  std::string_view layer;
-  std::string_view stem;
-  std::string_view suffix;
+  int64_t layer = -1;
+  std::string_view name;
 };
 
-std::optional<NameParts> Split(std::string_view name) {
-  NameParts parts;
-  constexpr std::string_view kBlock = "blk.";
-  if (name.starts_with(kBlock)) {
-    name.remove_prefix(kBlock.size());
-    const size_t dot = name.find('.');
-    if (dot == std::string_view::npos || dot == 0) return std::nullopt;
-    parts.layer = name.substr(0, dot);
-    const bool digits = std::all_of(parts.layer.begin(), parts.layer.end(),
-                                    [](char c) { return c >= '0' && c <= '9'; });
-    if (!digits) return std::nullopt;
-    name.remove_prefix(dot + 1);
-  }
-  const size_t dot = name.rfind('.');
-  if (dot == std::string_view::npos) return std::nullopt;
-  parts.stem = name.substr(0, dot);
-  parts.suffix = name.substr(dot + 1);
+/// Takes a number and the dot after it. Nothing without them.
+std::optional<int64_t> TakeLayer(std::string_view* name) {
+  int64_t layer = 0;
+  const char* const end = name->data() + name->size();
+  const auto [at, error] = std::from_chars(name->data(), end, layer);
+  if (error != std::errc() || at == end || *at != '.' || name->front() == '-') return std::nullopt;
+  name->remove_prefix(static_cast<size_t>(at - name->data()) + 1);
+  return layer;
+}
+
+std::optional<NameParts> Split(std::string_view name, std::string_view prefix) {
+  NameParts parts{-1, name};
+  if (!name.starts_with(prefix)) return parts;
+  parts.name.remove_prefix(prefix.size());
+  const std::optional<int64_t> layer = TakeLayer(&parts.name);
+  if (!layer) return std::nullopt;
+  parts.layer = *layer;
   return parts;
 }
 
-/// The type whose rows of kLayerNames apply.
-std::string_view TypeOf(const GgufArchitecture& architecture, bool with_experts) {
-  const bool other = with_experts && !architecture.expert_type.empty();
-  return other ? architecture.expert_type : architecture.model_type;
+/// Whether norms of a type are stored as their factors minus 1, of which files hold the factors.
+bool PlusOne(std::string_view type, std::string_view tensor) {
+  if (!tensor.ends_with("norm.weight") || tensor.starts_with("ssm_norm")) return false;
+  const Result<const Family*> family = FindFamily(std::string(type));
+  return family.ok() && (*family)->one_plus_norms;
 }
 
-/// Tensors that have no suffix elsewhere, or another one.
-std::string FullName(std::string_view name, std::string_view suffix) {
-  if (name == "self_attn.sinks") return std::string(name);
-  if (name == "mlp.experts.gate_up_proj" || name == "mlp.experts.down_proj") {
-    return suffix == "bias" ? fmt::format("{}_bias", name) : std::string(name);
+GgufPlace PlaceOf(const GgufNaming& naming, const GgufNameRow& row, std::string_view tensor,
+                  std::string name) {
+  GgufPlace place;
+  place.name = std::move(name);
+  place.experts = row.experts;
+  place.one_stack = row.experts && place.name.find('*') == std::string::npos;
+  place.as_row = row.as_row && (row.whole || !tensor.ends_with(".bias"));
+  place.taps = row.taps;
+  place.values = row.values;
+  if (PlusOne(naming.type, tensor)) place.values = GgufPlace::Values::kPlusOne;
+  place.rows = row.rows;
+  const bool pairs =
+      row.rows == GgufPlace::Rows::kQueryHeads || row.rows == GgufPlace::Rows::kKeyHeads;
+  const bool values =
+      row.rows == GgufPlace::Rows::kValueHeads || row.rows == GgufPlace::Rows::kMixedHeads;
+  if ((pairs && !naming.architecture->paired_heads) ||
+      (values && !naming.architecture->tiled_values)) {
+    place.rows = GgufPlace::Rows::kStraight;
   }
-  if (name == "mlp.gate.e_score_correction") return fmt::format("{}_bias", name);
-  return fmt::format("{}.{}", name, suffix);
+  place.value_columns = row.value_columns && naming.architecture->tiled_values;
+  return place;
+}
+
+/// The name of a tensor of a layer that predicts further tokens. The table has the names of layers
+/// that follow the model's own.
+std::string PredictionName(const PredictionNames& own, int64_t layer, std::string_view in_layer) {
+  const std::pair<std::string_view, std::string_view> modules[] = {
+      {kFollowingLayers.join, own.join},
+      {kFollowingLayers.embedding_norm, own.embedding_norm},
+      {kFollowingLayers.hidden_norm, own.hidden_norm},
+      {kFollowingLayers.norm, own.norm}};
+  for (const auto& [following, name] : modules) {
+    if (in_layer.starts_with(following)) {
+      return fmt::format("{}{}{}", own.module, name, in_layer.substr(following.size()));
+    }
+  }
+  return fmt::format("{}layers.{}.{}", own.module, layer, in_layer);
+}
+
+std::string FullName(const GgufNaming& naming, int64_t layer, std::string_view in_layer) {
+  if (layer < 0) return std::string(in_layer);
+  if (naming.layers > 0 && layer >= naming.layers) {
+    const Result<const Family*> family = FindFamily(std::string(naming.type));
+    if (family.ok() && !(*family)->prediction->module.empty()) {
+      return PredictionName(*(*family)->prediction, layer - naming.layers, in_layer);
+    }
+  }
+  return fmt::format("{}{}", LayerPrefix(layer), in_layer);
 }
 
 }  // namespace
@@ -175,35 +181,23 @@ const GgufArchitecture* FindGgufArchitecture(std::string_view name) {
   return nullptr;
 }
 
-GgufPlace PlaceGgufTensor(const GgufArchitecture& architecture, bool with_experts,
-                          std::string_view name) {
-  GgufPlace place;
-  place.name = name;
-  const std::optional<NameParts> parts = Split(name);
-  if (!parts || (parts->suffix != "weight" && parts->suffix != "bias")) return place;
-  if (parts->layer.empty()) {
-    const NameRow* const row = FindRow(kGlobalNames, parts->stem, architecture.model_type);
-    if (row != nullptr) place.name = fmt::format("{}.{}", row->name, parts->suffix);
-    return place;
-  }
-  const NameRow* const row = FindRow(kLayerNames, parts->stem, TypeOf(architecture, with_experts));
-  if (row == nullptr) return place;
-  place.name = fmt::format("model.layers.{}.{}", parts->layer, FullName(row->name, parts->suffix));
-  place.experts = row->experts;
-  place.as_row = row->as_row && parts->suffix == "weight";
-  if (architecture.paired_heads) place.rows = row->rows;
-  return place;
+GgufNaming ReadGgufNaming(const GgufArchitecture& architecture, bool with_experts) {
+  std::string_view type = architecture.model_type;
+  if (with_experts && !architecture.expert_type.empty()) type = architecture.expert_type;
+  if (!architecture.read_type.empty()) type = architecture.read_type;
+  return {&architecture, type, 0};
 }
 
-const GgufArchitecture* FindGgufArchitectureOf(std::string_view model_type, bool* with_experts) {
+GgufNaming GgufNamingOf(std::string_view model_type) {
   for (const auto& [type, same] : kSameTypes) {
     if (model_type == type) model_type = same;
   }
   for (const GgufArchitecture& architecture : kArchitectures) {
-    *with_experts = !architecture.expert_type.empty() && model_type == architecture.expert_type;
-    if (*with_experts || model_type == architecture.model_type) return &architecture;
+    for (const std::string_view type : {architecture.model_type, architecture.expert_type}) {
+      if (!type.empty() && type == model_type) return {&architecture, type, 0};
+    }
   }
-  return nullptr;
+  return {};
 }
 
 std::vector<std::string_view> GgufModelTypes() {
@@ -217,38 +211,51 @@ std::vector<std::string_view> GgufModelTypes() {
   return types;
 }
 
-std::optional<std::string> GgufTensorName(const GgufArchitecture& architecture, bool with_experts,
-                                          std::string_view name) {
-  const std::string_view suffix = name.ends_with("bias") ? "bias" : "weight";
-  constexpr std::string_view kLayers = "model.layers.";
-  if (!name.starts_with(kLayers)) {
-    for (const NameRow& row : kGlobalNames) {
-      if (name == fmt::format("{}.{}", row.name, suffix)) {
-        return fmt::format("{}.{}", row.gguf, suffix);
-      }
+std::vector<GgufPlace> PlacesOfGgufTensor(const GgufNaming& naming, std::string_view name) {
+  std::vector<GgufPlace> places;
+  if (const std::optional<NameParts> parts = Split(name, "blk.")) {
+    std::string_view taken;
+    for (const GgufNameRow& row : GgufNameRows(parts->layer < 0)) {
+      if (row.use == GgufNameRow::Use::kWrite || !IsOf(row, naming.type)) continue;
+      if (!taken.empty() && (row.gguf != taken || !row.several)) continue;
+      const auto found = Counterpart(row, parts->name, row.gguf, row.name);
+      if (!found) continue;
+      taken = row.gguf;
+      places.push_back(PlaceOf(naming, row, parts->name, FullName(naming, parts->layer, *found)));
+      if (!row.several) break;
     }
-    return std::nullopt;
   }
-  const std::string_view in_layers = name.substr(kLayers.size());
-  const size_t dot = in_layers.find('.');
-  if (dot == std::string_view::npos) return std::nullopt;
-  const std::string_view in_layer = in_layers.substr(dot + 1);
-  for (const NameRow& row : kLayerNames) {
-    if (FullName(row.name, suffix) != in_layer) continue;
-    // The row must be the one that reading finds.
-    if (FindRow(kLayerNames, row.gguf, TypeOf(architecture, with_experts)) != &row) continue;
-    std::string found = fmt::format("blk.{}.{}.{}", in_layers.substr(0, dot), row.gguf, suffix);
-    if (PlaceGgufTensor(architecture, with_experts, found).name == name) return found;
-  }
-  return std::nullopt;
+  if (places.empty()) places.emplace_back().name = name;
+  return places;
 }
 
-std::optional<std::string> GgufInterleavedPartner(const GgufArchitecture& architecture,
-                                                  std::string_view name) {
-  if (architecture.model_type != "gpt_oss") return std::nullopt;
+std::vector<GgufTensorOf> GgufTensorsOf(const GgufNaming& naming, std::string_view name) {
+  std::vector<GgufTensorOf> tensors;
+  const std::optional<NameParts> parts = Split(name, "model.layers.");
+  if (!parts) return tensors;
+  for (const GgufNameRow& row : GgufNameRows(parts->layer < 0)) {
+    if (row.use == GgufNameRow::Use::kRead || !IsOf(row, naming.type)) continue;
+    const auto found = Counterpart(row, parts->name, row.name, row.gguf);
+    if (!found) continue;
+    // The row must be the one that reading finds.
+    std::string own = parts->layer < 0 ? *found : fmt::format("blk.{}.{}", parts->layer, *found);
+    const std::vector<GgufPlace> places = PlacesOfGgufTensor(naming, own);
+    const bool read = std::any_of(places.begin(), places.end(),
+                                  [&](const GgufPlace& place) { return place.name == name; });
+    if (row.use != GgufNameRow::Use::kWrite && !read) continue;
+    GgufPlace place = PlaceOf(naming, row, *found, std::string(name));
+    tensors.push_back({std::move(own), std::move(place)});
+    if (!row.several) break;
+  }
+  return tensors;
+}
+
+std::optional<std::string> GgufUpPartner(const GgufNaming& naming, std::string_view name) {
   constexpr std::string_view kGate = ".ffn_gate_exps.";
   const size_t at = name.find(kGate);
   if (at == std::string_view::npos) return std::nullopt;
+  const GgufPlace::Rows rows = PlacesOfGgufTensor(naming, name).front().rows;
+  if (rows != GgufPlace::Rows::kEven && rows != GgufPlace::Rows::kFirstHalf) return std::nullopt;
   return fmt::format("{}.ffn_up_exps.{}", name.substr(0, at), name.substr(at + kGate.size()));
 }
 

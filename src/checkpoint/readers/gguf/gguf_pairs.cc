@@ -18,6 +18,10 @@ namespace {
 constexpr std::string_view kLatentKeys = ".attn_k_b.weight";
 constexpr std::string_view kLatentValues = ".attn_v_b.weight";
 
+bool IsLatent(const GgufTensorList& list) {
+  return list.naming().architecture->name == "deepseek2";
+}
+
 /// One module has one factor for each expert, so gate and up must agree.
 Status CheckSameFactors(const GgufTensorList& list, const GgufFileTensor& gate,
                         const GgufFileTensor& up) {
@@ -35,19 +39,19 @@ Status CheckSameFactors(const GgufTensorList& list, const GgufFileTensor& gate,
 
 bool IsGgufPartner(const GgufTensorList& list, const GgufFileTensor& tensor) {
   std::string name(tensor.tensor->name);
-  if (list.architecture()->name == "deepseek2" && name.ends_with(kLatentValues)) {
+  if (IsLatent(list) && name.ends_with(kLatentValues)) {
     name.replace(name.size() - kLatentValues.size(), kLatentValues.size(), kLatentKeys);
     return list.tensors().contains(name);
   }
   const size_t at = name.find(".ffn_up_exps.");
   if (at == std::string::npos) return false;
   name.replace(at, 13, ".ffn_gate_exps.");
-  return GgufInterleavedPartner(*list.architecture(), name) && list.tensors().contains(name);
+  return GgufUpPartner(list.naming(), name) && list.tensors().contains(name);
 }
 
 const GgufFileTensor* GgufLatentPartner(const GgufTensorList& list, const GgufFileTensor& tensor) {
   std::string name(tensor.tensor->name);
-  if (list.architecture()->name != "deepseek2" || !name.ends_with(kLatentKeys)) return nullptr;
+  if (!IsLatent(list) || !name.ends_with(kLatentKeys)) return nullptr;
   name.replace(name.size() - kLatentKeys.size(), kLatentKeys.size(), kLatentValues);
   const auto found = list.tensors().find(name);
   return found == list.tensors().end() ? nullptr : &found->second;
@@ -80,13 +84,12 @@ Result<GgufLatentPair> PairGgufLatent(const GgufTensorList& list, const GgufFile
            : std::nullopt;
   if (!bytes) return list.FailTensor(keys, fmt::format("the size of {} overflows", k.ToString()));
   const std::string layer(keys.tensor->name.substr(0, keys.tensor->name.find(kLatentKeys)));
-  GgufPlace place =
-      PlaceGgufTensor(*list.architecture(), list.with_experts(), layer + ".attn_kv_b.weight");
-  return GgufLatentPair{std::move(latent), std::move(place.name), {*rows, k[1]}, *bytes};
+  std::string name = PlacesOfGgufTensor(list.naming(), layer + ".attn_kv_b.weight").front().name;
+  return GgufLatentPair{std::move(latent), std::move(name), {*rows, k[1]}, *bytes};
 }
 
-Result<GgufRows> InterleaveGguf(const GgufTensorList& list, const GgufFileTensor& gate,
-                                const std::string& partner) {
+Result<GgufRows> JoinGguf(const GgufTensorList& list, const GgufFileTensor& gate,
+                          const std::string& partner) {
   const auto found = list.tensors().find(partner);
   if (found == list.tensors().end()) {
     return list.FailTensor(gate, fmt::format("there is no \"{}\" beside it", Printable(partner)));
@@ -101,6 +104,7 @@ Result<GgufRows> InterleaveGguf(const GgufTensorList& list, const GgufFileTensor
   if (gate.tensor->bytes == 0) return list.FailTensor(gate, dims.ToString() + " holds no weights");
   GgufRows rows;
   rows.stacks = {list.Data(gate), list.Data(up)};
+  rows.in_turn = gate.place.rows == GgufPlace::Rows::kEven;
   const bool biases = dims.rank() == 2;
   rows.experts = dims[0];
   rows.rows = 2 * dims[1];

@@ -1,5 +1,5 @@
-// Tensors of a GGUF file of which two become one elsewhere: keys and values of MLA, and gate and up
-// of gpt-oss. The first of two says what they become; the second is skipped.
+// Tensors of a GGUF file of which two become one elsewhere: keys and values of MLA, and stacks of
+// gate and up. The first of two says what they become; the second is skipped.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ namespace marlin {
 /// Whether a tensor is the second of two.
 bool IsGgufPartner(const GgufTensorList& list, const GgufFileTensor& tensor);
 
-/// The values that belong to MLA's keys (deepseek2); null for every other tensor.
+/// The values that belong to MLA's keys; null for every other tensor.
 const GgufFileTensor* GgufLatentPartner(const GgufTensorList& list, const GgufFileTensor& tensor);
 
 /// Keys and values of MLA, and the tensor that they are made into.
@@ -27,10 +27,11 @@ struct GgufLatentPair {
 Result<GgufLatentPair> PairGgufLatent(const GgufTensorList& list, const GgufFileTensor& keys,
                                       const GgufFileTensor& values);
 
-/// The rows of gate and up in turn; biases [experts, n] are a stack of columns of one element.
+/// The rows of gate and up, in turn or one after the other; biases [experts, n] are a stack of
+/// columns of one element.
 /// Errors: kMalformedFile if `partner`, up, is missing or differs in shape or type; kUnsupported if
 /// the factors differ.
-Result<GgufRows> InterleaveGguf(const GgufTensorList& list, const GgufFileTensor& gate,
-                                const std::string& partner);
+Result<GgufRows> JoinGguf(const GgufTensorList& list, const GgufFileTensor& gate,
+                          const std::string& partner);
 
 }  // namespace marlin

@@ -7,7 +7,7 @@
 #include "base/checked.h"
 #include "base/macros.h"
 #include "base/scalars.h"
-#include "checkpoint/readers/gguf/gguf_names.h"
+#include "layout/move_runs.h"
 #include "layout/packing.h"
 #include "layout/weights_buffer.h"
 #include "layout/weights_shapes.h"
@@ -93,20 +93,29 @@ void RowValues(const std::byte* row, int64_t row_bytes, const GgufStored& stored
 
 const std::byte* GgufRows::Row(int64_t expert, int64_t row) const {
   const auto parts = static_cast<int64_t>(stacks.size());
-  const std::byte* const stack = stacks[static_cast<size_t>(row % parts)];
-  int64_t stored = row / parts;
-  if (head_dim != 0) stored = HeadRow(stored, head_dim);
-  return stack + (expert * (rows / parts) + stored) * row_bytes;
+  const int64_t all = stored > 0 ? stored : rows;
+  const int64_t in_stack = all / parts;
+  const int64_t place = places.empty() ? row : places[static_cast<size_t>(row)];
+  const int64_t stack = in_turn ? place % parts : place / in_stack;
+  const int64_t at = in_turn ? place / parts : place % in_stack;
+  return stacks[static_cast<size_t>(stack)] + (expert * in_stack + at) * row_bytes;
 }
 
 void CopyGgufRows(const GgufRows& rows, int64_t element_bytes, bool transposed, std::byte* out) {
   const int64_t columns = rows.row_bytes / element_bytes;
+  const auto parts = static_cast<int64_t>(rows.column_parts.size());
   for (int64_t e = 0; e < rows.experts; ++e) {
     for (int64_t r = 0; r < rows.rows; ++r) {
       const std::byte* const row = rows.Row(e, r);
+      std::byte* const copy = out + (e * rows.rows + r) * rows.row_bytes;
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t bytes = rows.row_bytes / parts;
+        std::memcpy(copy + part * bytes, row + rows.column_parts[static_cast<size_t>(part)] * bytes,
+                    static_cast<size_t>(bytes));
+      }
+      if (parts > 0) continue;
       if (!transposed) {
-        std::memcpy(out + (e * rows.rows + r) * rows.row_bytes, row,
-                    static_cast<size_t>(rows.row_bytes));
+        std::memcpy(copy, row, static_cast<size_t>(rows.row_bytes));
         continue;
       }
       std::byte* const matrix = out + e * rows.rows * rows.row_bytes;
@@ -178,7 +187,9 @@ Result<QuantizedWeights> PackGgufRows(const GgufRows& rows, const GgufStored& st
   if (const float* const table = stored.format->codebook) {
     buffer.weights.codebook.assign(table, table + (1 << GetFormatInfo(spec.format).bits));
   }
-  return std::move(buffer.weights);
+  if (rows.column_parts.empty()) return std::move(buffer.weights);
+  const int64_t run = spec.k / static_cast<int64_t>(rows.column_parts.size());
+  return MoveRuns(buffer.weights, run, rows.column_parts);
 }
 
 }  // namespace marlin

@@ -11,19 +11,25 @@
 
 namespace marlin {
 
-/// A stack of matrices [experts, rows, columns] whose rows come from one stack, or in turn from two
-/// of one shape.
+/// A stack of matrices [experts, rows, columns] whose rows come from one stack, or from two of one
+/// shape.
 struct GgufRows {
   std::vector<const std::byte*> stacks;  ///< One or two.
+  bool in_turn = false;                  ///< Rows come from two stacks in turn; false: one by one.
   int64_t experts = 1;
-  int64_t rows = 0;  ///< Rows of the result.
+  int64_t rows = 0;    ///< Rows of the result.
+  int64_t stored = 0;  ///< Rows of a matrix of the stacks together, if there are more; otherwise 0.
   int64_t row_bytes = 0;
-  int64_t head_dim = 0;  ///< Not 0: rows are in the order of HeadRow.
+  std::vector<int64_t> places;  ///< The stored row of each row; empty: in order.
+  /// The parts of a row, which has as many, that the parts of the result's rows are; empty: in
+  /// order.
+  std::vector<int64_t> column_parts;
 
   const std::byte* Row(int64_t expert, int64_t row) const;
 };
 
-/// Writes the rows in order, or with `transposed` each matrix as [columns, rows].
+/// Writes the rows in order, or with `transposed` each matrix as [columns, rows]. Precondition:
+/// rows of whole parts.
 void CopyGgufRows(const GgufRows& rows, int64_t element_bytes, bool transposed, std::byte* out);
 
 /// Writes the values of the rows in fp32.

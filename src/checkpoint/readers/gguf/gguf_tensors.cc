@@ -13,9 +13,17 @@ namespace marlin {
 Status GgufTensorList::Read() {
   MARLIN_RETURN_IF_ERROR(ParseFiles());
   const std::string_view name = metadata().Text("general.architecture").value_or("");
-  architecture_ = FindGgufArchitecture(name);
-  with_experts_ = architecture_ != nullptr && HasGgufExperts(metadata(), name);
+  if (const GgufArchitecture* const found = FindGgufArchitecture(name)) {
+    naming_ = ReadGgufNaming(*found, HasGgufExperts(metadata(), name));
+    const int64_t predicting = Number("nextn_predict_layers").value_or(0);
+    const int64_t layers = Number("block_count").value_or(0) - predicting;
+    if (predicting > 0 && layers > 0) naming_.layers = layers;
+  }
   return ListTensors();
+}
+
+std::optional<int64_t> GgufTensorList::Number(std::string_view key) const {
+  return metadata().Integer(fmt::format("{}.{}", naming_.architecture->name, key));
 }
 
 Status GgufTensorList::Fail(const std::string& message, Code code) const {
@@ -58,8 +66,10 @@ Status GgufTensorList::ListTensors() {
       listed.tensor = &tensor;
       listed.file = i;
       MARLIN_ASSIGN_OR_RETURN(listed.stored, StoredAs(tensor.type));
-      if (architecture_ != nullptr) {
-        listed.place = PlaceGgufTensor(*architecture_, with_experts_, tensor.name);
+      if (naming_.known()) {
+        listed.others = PlacesOfGgufTensor(naming_, tensor.name);
+        listed.place = listed.others.front();
+        listed.others.erase(listed.others.begin());
       } else {
         listed.place.name = tensor.name;
       }
@@ -111,34 +121,87 @@ Status GgufTensorList::SetRows(const GgufFileTensor& tensor, GgufRows* rows) con
   rows->experts = 1;
   for (int i = 0; i + 2 < rank; ++i) rows->experts *= dims[i];
   rows->row_bytes = columns / tensor.stored.elements * tensor.stored.bytes;
+  // Without data no size is bounded.
+  if (tensor.tensor->bytes == 0) return {};
+  if (tensor.place.value_columns) {
+    const GgufHeads heads = DeltaHeads();
+    if (!heads.has_delta() || columns % heads.delta_values != 0) {
+      return FailTensor(
+          tensor, fmt::format("{} columns are not the value heads of {} ({}.ssm.time_step_rank)",
+                              columns, heads.delta_values, naming_.architecture->name));
+    }
+    rows->column_parts = TiledHeads(heads);
+  }
   if (tensor.place.rows == GgufPlace::Rows::kStraight) return {};
   if (by_element && tensor.stored.quantized()) {
     return FailTensor(tensor, "a quantized bias of heads in pairs");
   }
-  const bool queries = tensor.place.rows == GgufPlace::Rows::kQueryHeads;
+  return SetPlaces(tensor, by_element, rows);
+}
+
+Status GgufTensorList::SetPlaces(const GgufFileTensor& tensor, bool by_element,
+                                 GgufRows* rows) const {
+  using Rows = GgufPlace::Rows;
+  const Rows kind = tensor.place.rows;
+  const std::string_view architecture = naming_.architecture->name;
+  if (kind == Rows::kQueryHeads || kind == Rows::kKeyHeads) {
+    const bool queries = kind == Rows::kQueryHeads;
+    MARLIN_ASSIGN_OR_RETURN(const int64_t heads, HeadsOf(tensor, queries));
+    rows->places = GgufRowPlaces(kind, {.queries = heads, .keys = heads}, rows->rows);
+    if (!rows->places.empty()) return {};
+    return FailTensor(tensor, fmt::format("{} rows are not {} heads of even size "
+                                          "({}.attention.head_count{})",
+                                          rows->rows, heads, architecture, queries ? "" : "_kv"));
+  }
+  const GgufHeads heads = DeltaHeads();
+  const auto fail = [&] {
+    return FailTensor(
+        tensor, fmt::format("{} rows are not {} key heads of {} and {} value heads of {} "
+                            "({}.ssm.group_count, .state_size, .time_step_rank, .inner_size)",
+                            rows->rows, heads.delta_keys, heads.delta_key_dim, heads.delta_values,
+                            heads.delta_value_dim, architecture));
+  };
+  if (IsOfHeads(kind)) {
+    if (!heads.has_delta() || by_element || rows->rows != ProjectionRows(kind, heads)) {
+      return fail();
+    }
+    rows->stored = rows->rows;
+    rows->rows = PartRows(kind, heads);
+  }
+  rows->places = GgufRowPlaces(kind, heads, rows->rows);
+  return rows->places.empty() ? fail() : Status();
+}
+
+Result<int64_t> GgufTensorList::HeadsOf(const GgufFileTensor& tensor, bool queries) const {
+  const std::string_view architecture = naming_.architecture->name;
   const std::string key =
-      fmt::format("{}.attention.head_count{}", architecture_->name, queries ? "" : "_kv");
+      fmt::format("{}.attention.head_count{}", architecture, queries ? "" : "_kv");
   const auto counts = metadata().Integers(
-      metadata().Has(key) ? key : fmt::format("{}.attention.head_count", architecture_->name));
+      metadata().Has(key) ? key : fmt::format("{}.attention.head_count", architecture));
   if (!counts || counts->empty()) {
     return FailTensor(tensor, fmt::format("the order of its rows needs {}, which is missing", key));
   }
-  int64_t heads = counts->front();
-  if (counts->size() > 1) {
-    // The converter writes an array only if the layers differ.
-    const std::string name(tensor.tensor->name.substr(4));
-    const auto layer = static_cast<size_t>(std::stoul("0" + name.substr(0, name.find('.'))));
-    if (name.find('.') > 5 || layer >= counts->size()) {
-      return FailTensor(tensor, fmt::format("{} counts {} layers", key, counts->size()));
-    }
-    heads = (*counts)[layer];
+  if (counts->size() == 1) return counts->front();
+  // The converter writes an array only if the layers differ.
+  const std::string name(tensor.tensor->name.substr(4));
+  const auto layer = static_cast<size_t>(std::stoul("0" + name.substr(0, name.find('.'))));
+  if (name.find('.') > 5 || layer >= counts->size()) {
+    return FailTensor(tensor, fmt::format("{} counts {} layers", key, counts->size()));
   }
-  if (heads < 1 || rows->rows % heads != 0 || rows->rows / heads % 2 != 0) {
-    return FailTensor(
-        tensor, fmt::format("{} rows are not {} heads of even size ({})", rows->rows, heads, key));
+  return (*counts)[layer];
+}
+
+/// The runtime of these files takes keys and values of one size.
+GgufHeads GgufTensorList::DeltaHeads() const {
+  GgufHeads heads;
+  heads.delta_keys = Number("ssm.group_count").value_or(0);
+  heads.delta_values = Number("ssm.time_step_rank").value_or(0);
+  heads.delta_key_dim = Number("ssm.state_size").value_or(0);
+  const int64_t inner = Number("ssm.inner_size").value_or(0);
+  if (heads.delta_values > 0 && inner % heads.delta_values == 0) {
+    heads.delta_value_dim = inner / heads.delta_values;
   }
-  rows->head_dim = rows->rows / heads;
-  return {};
+  return heads;
 }
 
 std::vector<std::string> GgufTensorList::ScaleNames(const GgufFileTensor& tensor) {

@@ -442,7 +442,7 @@ struct PrefillKernel {
   int shared_bytes;
 };
 
-/// What a kernel depends on.
+/// The properties of a call that choose its kernel.
 struct PrefillCase {
   int key_dim;
   int value_dim;

@@ -195,9 +195,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(16) float memory[];
   EnterChain();
   const GatedDeltaArguments& args = turn.delta;
-  const int64_t slot = blockIdx.x;
+  const auto slot = static_cast<int>(blockIdx.x);
   const auto key_head = static_cast<int>(blockIdx.y);
-  const ChunkPlace place = FindChunk(args, turn.first + static_cast<int>(slot));
+  const ChunkPlace place = FindChunk(args, turn.first + slot);
   if (place.sequence < 0) return;
   const SequenceState state(args, place.sequence);
   if (state.to == nullptr) return;
@@ -206,14 +206,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   float* const keys = memory;
   float* const queries = memory + shared.Queries();
   float* const products = memory + shared.Products();
-  LocalRows& own_rows = *reinterpret_cast<LocalRows*>(memory + shared.Rows());
-  ChunkSources& chunk = own_rows.sources;
-  auto& decays = own_rows.decays;
-  auto& writes = own_rows.writes;
+  auto& [chunk, decays, writes] = *reinterpret_cast<LocalRows*>(memory + shared.Rows());
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread >> 5;
-  if (warp == 0)
-    ListRows(args, state, state.first_row + place.chunk * kChunkRows, kChunkRows, &chunk);
+  const int first_row = state.first_row + place.chunk * kChunkRows;
+  if (warp == 0) ListRows(args, state, first_row, kChunkRows, &chunk);
   __syncthreads();
   ConvolveChunk<kWidth>(turn, state, chunk, key_head, keys, queries, slot);
   __syncthreads();

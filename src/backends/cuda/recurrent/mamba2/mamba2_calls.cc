@@ -4,6 +4,7 @@
 
 #include "backends/cuda/plan/tile_problem.h"
 #include "backends/cuda/recurrent/mamba2/mamba2_launch.h"
+#include "backends/cuda/recurrent/mamba2/mamba2_plan.h"
 #include "backends/cuda/recurrent/recurrent_views.h"
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
@@ -16,37 +17,11 @@ int64_t SumsBytes(const Mamba2Call& call) {
   return RoundUp(call.out.ElementCount() * int64_t{sizeof(float)}, kBufferAlignment);
 }
 
-/// Fewer value features for a CTA where there are few heads; results do not depend on it.
-int SliceColumns(const Mamba2Call& call) {
-  const int64_t slices = CeilDivide(call.sizes.head_dim, int64_t{kMambaColumns});
-  const int64_t ctas = call.sizes.heads * slices * call.rows.pages.dim(0);
-  return 2 * ctas <= DeviceShape().multiprocessors ? kMambaColumns / 2 : kMambaColumns;
-}
-
-/// How a call runs.
-struct MambaPlan {
-  bool vector = false;
-  bool chunks = false;  ///< Sequences of more than kMostRecurrentRows run in chunks.
-  int64_t most_chunks = 0;
-  int64_t part_bytes = 0;
-};
-
-MambaPlan PlanOf(const Mamba2Call& call, const PagedCache& states) {
-  const Mamba2Sizes& sizes = call.sizes;
-  const int64_t rows = call.out.dim(0);
-  const int64_t sequences = call.rows.pages.dim(0);
-  MambaPlan plan;
-  plan.vector = HasQuads(states, sizes.head_dim);
-  plan.chunks = call.determinism == Determinism::kDefault && plan.vector &&
-                (sizes.state_size == 64 || sizes.state_size == 128) &&
-                sizes.head_dim % kScanColumns == 0 && ChunksPay(rows, sequences);
-  if (!plan.chunks) return plan;
-  plan.most_chunks = MostChunks(rows, sequences);
-  const SsdLayout layout = {static_cast<int>(sizes.groups), static_cast<int>(sizes.heads),
-                            static_cast<int>(sizes.state_size), static_cast<int>(sizes.head_dim)};
-  plan.part_bytes =
-      std::min(plan.most_chunks, kTurnChunks) * layout.ChunkFloats() * int64_t{sizeof(float)};
-  return plan;
+/// Plans are for the largest device.
+Mamba2Plan PlanOf(const Mamba2Call& call, const PagedCache& states) {
+  return PlanMamba2(call.sizes, call.out.dim(0), call.rows.pages.dim(0),
+                    HasQuads(states, call.sizes.head_dim), call.determinism,
+                    DeviceShape().multiprocessors);
 }
 
 Mamba2Arguments ArgumentsOf(const Mamba2Call& call, const CallContext& context) {
@@ -73,12 +48,11 @@ Mamba2Arguments ArgumentsOf(const Mamba2Call& call, const CallContext& context) 
   args.key_dim = static_cast<int>(call.sizes.state_size);
   args.value_dim = static_cast<int>(call.sizes.head_dim);
   args.conv_width = static_cast<int>(call.sizes.conv_width);
-  args.slice_columns = SliceColumns(call);
   return args;
 }
 
 /// Runs the sequences with many rows, a turn of chunks at a time.
-cudaError_t LaunchChunks(const Mamba2Arguments& args, const MambaPlan& plan, float* parts,
+cudaError_t LaunchChunks(const Mamba2Arguments& args, const Mamba2Plan& plan, float* parts,
                          cudaStream_t stream) {
   cudaError_t error = cudaSuccess;
   for (int64_t first = 0; first < plan.most_chunks && error == cudaSuccess; first += kTurnChunks) {
@@ -112,13 +86,15 @@ Status Run(const Mamba2Call& call, const CallContext& context) {
   MARLIN_RETURN_IF_ERROR(CheckLimits({"mamba2", call.sizes.state_size, call.sizes.head_dim,
                                       call.sizes.conv_width, args.sequences.count}));
   const PagedCache states = CacheOf(call.states);
-  const MambaPlan plan = PlanOf(call, states);
+  const Mamba2Plan plan = PlanOf(call, states);
+  args.slice_columns = plan.slice_columns;
   if (plan.chunks) args.most_rows = kMostRecurrentRows;
   // The slab table comes first in the workspace, then sums, then the parts of chunks.
   auto* const sums = static_cast<uint8_t*>(context.workspace) + SlabTableBytes(states);
   args.sums = reinterpret_cast<float*>(sums);
   cudaError_t error = PagesOf(states, context, &args.states);
-  if (error == cudaSuccess) error = LaunchMamba2(args, plan.vector, context.stream);
+  if (error == cudaSuccess)
+    error = LaunchMamba2(args, HasQuads(states, args.value_dim), context.stream);
   if (error == cudaSuccess && plan.chunks) {
     auto* const parts = reinterpret_cast<float*>(sums + SumsBytes(call));
     error = LaunchChunks(args, plan, parts, context.stream);

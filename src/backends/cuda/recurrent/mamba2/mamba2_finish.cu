@@ -1,5 +1,5 @@
-// What follows the recurrence of Mamba-2: gates and norms of the rows, and the convolution's inputs
-// that states keep, which no kernel reads any more.
+// The end of a call of Mamba-2: gates and norms of the rows, and the convolution's inputs in
+// states, which no kernel reads any more.
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/recurrent/gated_norm.cuh"
 #include "backends/cuda/recurrent/mamba2/mamba2_launch.h"

@@ -11,7 +11,7 @@ struct Mamba2Arguments : RecurrentArguments {
   HeadsView values;
   HeadsView keys;
   HeadsView queries;
-  HeadsView steps;  ///< Of one feature.
+  HeadsView steps;  ///< Heads of one feature.
   const float* conv_bias = nullptr;
   const float* log_decay = nullptr;
   const float* step_bias = nullptr;

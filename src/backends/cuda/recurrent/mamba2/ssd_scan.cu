@@ -3,8 +3,8 @@
 //
 //   A CTA takes 32 value features of a head of a sequence. The state is in fp32 in the fragments of
 //   its warps, of 16 rows each, and rounded to tf32 in shared memory as an operand. The parts of
-//   chunks arrive by bulk copies, keys and queries two chunks ahead. Half of the warps multiply
-//   queries with the state while the others prepare P and the values.
+//   chunks arrive by bulk copies, keys and queries of up to 128 features two chunks ahead. Half of
+//   the warps multiply queries with the state while the others prepare P and the values.
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/recurrent/chunked/state_strip.cuh"
 #include "backends/cuda/recurrent/mamba2/mamba2_launch.h"
@@ -21,8 +21,10 @@ template <int kKeyDim>
 struct ScanShared {
   static constexpr int kKeyRow = kKeyDim + kFragmentPadding;
   static constexpr int kKeyFloats = kChunkRows * kKeyRow;
-  static constexpr int kPairFloats = 2 * kKeyFloats + kSquareFloats;  ///< Of two chunks.
-  static constexpr int kRows = 2 * kPairFloats;
+  static constexpr int kPairFloats = 2 * kKeyFloats + kSquareFloats;
+  /// Chunks whose keys and queries fit.
+  static constexpr int kPairs = kKeyDim > 128 ? 1 : 2;
+  static constexpr int kRows = kPairs * kPairFloats;
   static constexpr int kValues = kRows + ChunkLayout::kRowsFloats;
   static constexpr int kState = kValues + ChunkLayout::kValueFloats;
   static constexpr int kNews = kState + kKeyDim * kScanRow;      ///< Values, decayed to the end.
@@ -47,15 +49,16 @@ class ScanCopies {
     FenceBarrierInit();
     RequestPair(slot, 0);
     RequestHead(slot);
-    if (count > 1) RequestPair(slot + 1, 1);
+    if (Shared::kPairs > 1 && count > 1) RequestPair(slot + 1, 1);
   }
   /// The same after chunk n.
   MARLIN_DEVICE void Continue(int slot, int n, int count) const {
     if (n + 1 < count) RequestHead(slot + n + 1);
-    if (n + 2 < count) RequestPair(slot + n + 2, n + 2);
+    const int next = n + Shared::kPairs;
+    if (next < count) RequestPair(slot + next, next);
   }
   MARLIN_DEVICE void WaitFor(int n) const {
-    Wait(Barrier(n & 1), n >> 1 & 1);
+    Wait(Barrier(n % Shared::kPairs), n / Shared::kPairs & 1);
     Wait(Barrier(2), n & 1);
   }
 
@@ -63,9 +66,10 @@ class ScanCopies {
   /// Keys, queries and products of chunk `slot` of the turn, the CTA's n-th.
   MARLIN_DEVICE void RequestPair(int slot, int n) const {
     constexpr int kBytes = Shared::kPairFloats * 4;
-    ArriveExpecting(Barrier(n & 1), kBytes);
-    CopyBulk(shared_ + (n & 1) * kBytes, turn_.parts + turn_.Layout().PairAt(slot, group_), kBytes,
-             Barrier(n & 1));
+    const int place = n % Shared::kPairs;
+    ArriveExpecting(Barrier(place), kBytes);
+    CopyBulk(shared_ + place * kBytes, turn_.parts + turn_.Layout().PairAt(slot, group_), kBytes,
+             Barrier(place));
   }
   MARLIN_DEVICE void RequestHead(int slot) const {
     constexpr int kRowsBytes = ChunkLayout::kRowsFloats * 4;
@@ -94,8 +98,8 @@ class ScanChunk {
   using Shared = ScanShared<kKeyDim>;
 
   MARLIN_DEVICE ScanChunk(float* memory, int n)
-      : keys_(memory + (n & 1) * Shared::kPairFloats),
-        scores_(memory + (n & 1) * Shared::kPairFloats + 2 * Shared::kKeyFloats),
+      : keys_(memory + n % Shared::kPairs * Shared::kPairFloats),
+        scores_(memory + n % Shared::kPairs * Shared::kPairFloats + 2 * Shared::kKeyFloats),
         values_(memory + Shared::kValues),
         rows_(reinterpret_cast<const ChunkRows*>(memory + Shared::kRows)),
         operand_(memory + Shared::kState),
@@ -195,12 +199,18 @@ __global__ void __launch_bounds__(kThreads, 1)
   const ScanCopies<kKeyDim> copies(turn, head / args.group(), head, slice, SharedAddress(memory));
   if (threadIdx.x == 0) copies.Begin(slot, count);
   const int warp = static_cast<int>(threadIdx.x) >> 5;
-  const bool owns = warp < kKeyDim / 16;
-  StateStrip state(args, warp, head, slice);
-  if (owns) {
-    state.Load(first == 0 ? pages.from : pages.to);
-    state.Publish(memory + Shared::kState);
-  }
+  constexpr int kWarps = kThreads / 32;
+  StateStrip low(args, warp, head, slice);
+  StateStrip high(args, warp + kWarps, head, slice);
+  // Calls run(strip) for the strips of the state that the warp has.
+  const auto for_strips = [&](const auto& run) {
+    if (warp < kKeyDim / 16) run(low);
+    if constexpr (kKeyDim / 16 > kWarps) run(high);
+  };
+  for_strips([&](StateStrip& strip) {
+    strip.Load(first == 0 ? pages.from : pages.to);
+    strip.Publish(memory + Shared::kState);
+  });
   __syncthreads();
   for (int n = 0; n < count; ++n) {
     ScanChunk<kKeyDim> chunk(memory, n);
@@ -208,30 +218,44 @@ __global__ void __launch_bounds__(kThreads, 1)
     chunk.Prepare();
     __syncthreads();
     chunk.AddOutputs(args, head, slice * kScanColumns);
-    if (owns) {
-      state.Advance(expf(chunk.decay()), chunk.keys(), Shared::kKeyRow, chunk.news());
-      state.Publish(memory + Shared::kState);
-    }
+    for_strips([&](StateStrip& strip) {
+      strip.Advance(expf(chunk.decay()), chunk.keys(), Shared::kKeyRow, chunk.news());
+      strip.Publish(memory + Shared::kState);
+    });
     // Scores have been replaced where the next copy goes.
     FenceAsyncProxy();
     __syncthreads();
     if (threadIdx.x == 0) copies.Continue(slot, n, count);
   }
-  if (owns) state.Store(pages.to);
+  for_strips([&](const StateStrip& strip) { strip.Store(pages.to); });
+}
+
+template <int kKeyDim>
+cudaError_t Start(const SsdArguments& turn, cudaStream_t stream) {
+  const Mamba2Arguments& args = turn.mamba;
+  const dim3 grid(static_cast<unsigned>(args.value_heads * (args.value_dim / kScanColumns)),
+                  static_cast<unsigned>(args.sequences.count));
+  return LaunchInChain(&SsdScanKernel<kKeyDim>, grid, kThreads, ScanShared<kKeyDim>::kBytes, stream,
+                       turn);
 }
 
 }  // namespace
 
-cudaError_t LoadSsdScan() { return PrepareSharedKernels(&SsdScanKernel<64>, &SsdScanKernel<128>); }
+cudaError_t LoadSsdScan() {
+  return PrepareSharedKernels(&SsdScanKernel<64>, &SsdScanKernel<128>, &SsdScanKernel<256>);
+}
 
 cudaError_t LaunchSsdScan(const SsdArguments& turn, cudaStream_t stream) {
-  const Mamba2Arguments& args = turn.mamba;
-  const dim3 grid(static_cast<unsigned>(args.value_heads * (args.value_dim / kScanColumns)),
-                  static_cast<unsigned>(args.sequences.count));
-  if (args.key_dim == 64) {
-    return LaunchInChain(&SsdScanKernel<64>, grid, kThreads, ScanShared<64>::kBytes, stream, turn);
+  switch (turn.mamba.key_dim) {
+    case 64:
+      return Start<64>(turn, stream);
+    case 128:
+      return Start<128>(turn, stream);
+    case 256:
+      return Start<256>(turn, stream);
+    default:
+      return cudaErrorInvalidValue;
   }
-  return LaunchInChain(&SsdScanKernel<128>, grid, kThreads, ScanShared<128>::kBytes, stream, turn);
 }
 
 }  // namespace marlin::cuda
