@@ -23,7 +23,7 @@ struct MlxType {
   bool scales_rope = true;        ///< Knows other kinds of RoPE than the default one.
   bool biases = true;             ///< Follows attention_bias.
   bool square = false;            ///< Heads are as wide together as the hidden states.
-  std::string_view other = {};    ///< What the model does that the type does not; empty: nothing.
+  std::string_view other = {};    ///< Words for a model that differs from the type; empty: none.
 };
 constexpr MlxType kMlxTypes[] = {
     {.model_type = "llama"},
