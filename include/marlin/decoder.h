@@ -135,6 +135,9 @@ struct AttentionOptions {
   /// Scores, after `scale`, become softcap * tanh(score / softcap) (Gemma 2); 0: they do not.
   /// The CPU then computes in fp32.
   float softcap = 0.0F;
+  /// `window` is the size of chunks: a query sees the keys of its own chunk, of positions with the
+  /// same quotient by it (Llama 4).
+  bool chunked = false;
 };
 
 /// Causal softmax attention, also grouped-query (GQA): query head h reads KV head h / (heads /

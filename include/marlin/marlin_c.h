@@ -219,9 +219,11 @@ typedef struct marlin_router {
   int64_t groups;
   int64_t top_groups;
   const marlin_tensor* choice_bias; /* f32 [experts], or NULL. */
+  int64_t best_of_group;            /* A group's score is the sum of its 1 or 2 best. */
+  float least_sum;                  /* The weights are divided by this if their sum is below it. */
 } marlin_router;
 #define MARLIN_ROUTER_INIT \
-  { sizeof(marlin_router), NULL, NULL, 2, MARLIN_SCORING_SOFTMAX, 0, 1.0F, 1, 1, NULL }
+  { sizeof(marlin_router), NULL, NULL, 2, MARLIN_SCORING_SOFTMAX, 0, 1.0F, 1, 1, NULL, 2, 0.0F }
 
 /* The version of the loaded library, "0.1.0". */
 MARLIN_C_API const char* marlin_version(void);

@@ -249,6 +249,8 @@ def make_router(
     groups: int = 1,
     top_groups: int = 1,
     choice_bias: Any = None,
+    best_of_group: int = 2,
+    least_sum: float = 0.0,
 ) -> _core.Router:
     """Prepares a router; arguments as for moe_router_topk."""
     routing = options(
@@ -259,6 +261,8 @@ def make_router(
         scaling_factor=scaling_factor,
         groups=groups,
         top_groups=top_groups,
+        best_of_group=best_of_group,
+        least_sum=least_sum,
         bias=_host_vector("bias", bias),
         choice_bias=_host_vector("choice_bias", choice_bias),
     )
@@ -277,13 +281,17 @@ def moe_router_topk(
     groups: int = 1,
     top_groups: int = 1,
     choice_bias: Any = None,
+    best_of_group: int = 2,
+    least_sum: float = 0.0,
 ) -> tuple[Any, Any]:
     """Selects experts for x [..., hidden]: ids int32 and weights float32, [..., top_k], best first.
 
     router_weight is [hidden, experts], an array or prepared weights; the logits are exact. scoring:
     "softmax" over all experts, "softmax_of_chosen" over the top k, or "sigmoid" with a
     score-correction `choice_bias` [experts]; ties go to the lower expert. groups and top_groups:
-    group-limited routing. A NaN logit is an error.
+    group-limited routing, where a group's score is the sum of its `best_of_group` (1 or 2) best.
+    `normalize` divides the weights by their sum, or by `least_sum` if that is larger. A NaN logit
+    is an error.
     """
     x = as_array("x", x)
     check_float("x", x)
@@ -298,6 +306,8 @@ def moe_router_topk(
         groups=groups,
         top_groups=top_groups,
         choice_bias=choice_bias,
+        best_of_group=best_of_group,
+        least_sum=least_sum,
     )
     _check_rows(x, router.hidden)
     rows = as_matrix(x, router.hidden)

@@ -39,6 +39,8 @@ struct RouterParts {
   float scaling_factor = 1.0F;
   int64_t groups = 1;
   int64_t top_groups = 1;
+  int64_t best_of_group = 2;
+  float least_sum = 0.0F;
   nb::object choice_bias = nb::none();
   nb::object bias = nb::none();
 };
@@ -133,6 +135,8 @@ ReadyRouter MakeRouter(const ReadyWeights& weights, const RouterParts& parts) {
   router.options.scaling_factor = parts.scaling_factor;
   router.options.groups = parts.groups;
   router.options.top_groups = parts.top_groups;
+  router.options.best_of_group = parts.best_of_group;
+  router.options.least_sum = parts.least_sum;
   router.options.choice_bias =
       CopyVector("choice_bias", parts.choice_bias, weights.device, biases.get());
   CheckRouter(weights.device.device, router);
@@ -167,6 +171,8 @@ void BindOptions(nb::module_& module) {
       .def_rw("scaling_factor", &RouterParts::scaling_factor)
       .def_rw("groups", &RouterParts::groups)
       .def_rw("top_groups", &RouterParts::top_groups)
+      .def_rw("best_of_group", &RouterParts::best_of_group)
+      .def_rw("least_sum", &RouterParts::least_sum)
       .def_rw("choice_bias", &RouterParts::choice_bias)
       .def_rw("bias", &RouterParts::bias);
 }

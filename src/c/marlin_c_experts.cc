@@ -54,6 +54,8 @@ Result<Router> RouterOf(const marlin_router* given) {
   router.options.scaling_factor = read.scaling_factor;
   router.options.groups = read.groups;
   router.options.top_groups = read.top_groups;
+  router.options.best_of_group = read.best_of_group;
+  router.options.least_sum = read.least_sum;
   return router;
 }
 

@@ -45,6 +45,12 @@ Result<HostRows> Inner(LayerRun& run, int64_t expert, const HostRows& x) {
   return run.Gate(expert < 0 ? layer.shared : layer.experts[static_cast<size_t>(expert)], x);
 }
 
+/// Multiplies rows by their factors.
+void ScaleRows(std::span<const float> factors, HostRows* rows) {
+  const auto width = static_cast<size_t>(rows->width);
+  for (size_t i = 0; i < rows->values.size(); ++i) rows->values[i] *= factors[i / width];
+}
+
 /// Gives the sinks the rows of their inputs in the original and in the current model.
 Status OfferRows(std::span<const MatrixInput> inputs, std::span<const InputSink> sinks,
                  InputRows& original, InputRows& current) {
@@ -68,11 +74,12 @@ LayerWalk::LayerWalk(const ModelDirectory& directory, const Device& device,
 Status LayerWalk::Start(std::span<const std::vector<int32_t>> texts, int64_t pass_tokens) {
   chunks_ = ChunksOf(texts, pass_tokens);
   tokens_ = chunks_.back().first + chunks_.back().rows;
-  MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, original_source_));
+  MARLIN_ASSIGN_OR_RETURN(auto ends, DecoderEnds::Make(device_, original_source_));
   std::vector<float> hidden(static_cast<size_t>(tokens_ * directory_.config.shape.hidden));
   MARLIN_RETURN_IF_ERROR(ends->Embed(texts, chunks_, hidden.data()));
   if (options_.replaced != nullptr) hidden_.push_back(hidden);
   hidden_.push_back(std::move(hidden));
+  extras_.Start(directory_.config, std::move(ends), texts, tokens_);
   return {};
 }
 
@@ -91,15 +98,19 @@ Status LayerWalk::RunLayer(int64_t layer, InputVisitor& visitor) {
     }
     runs_.push_back(std::move(run));
   }
+  MARLIN_RETURN_IF_ERROR(extras_.Begin(directory_.config, layer, chunks_, hidden_, runs_));
   const LayerInputs inputs =
       DescribeInputs(directory_.config, layer, original_source_.Tensors(layer));
   if (directory_.config.family->parallel) return RunParallel(inputs, visitor);
   if (!inputs.attention.empty()) {
     MARLIN_RETURN_IF_ERROR(RunHalf(Half::kAttention, inputs.attention, visitor));
   }
-  if (inputs.mlp.empty()) return {};
-  return inputs.experts.empty() ? RunHalf(Half::kMlp, inputs.mlp, visitor)
-                                : RunExperts(inputs, visitor);
+  if (!inputs.mlp.empty()) {
+    MARLIN_RETURN_IF_ERROR(inputs.experts.empty() ? RunHalf(Half::kMlp, inputs.mlp, visitor)
+                                                  : RunExperts(inputs, visitor));
+  }
+  extras_.End(directory_.config, layer, runs_);
+  return {};
 }
 
 Status LayerWalk::RunParallel(const LayerInputs& inputs, InputVisitor& visitor) {
@@ -221,13 +232,23 @@ Status LayerWalk::RunExperts(const LayerInputs& inputs, InputVisitor& visitor) {
 Status LayerWalk::VisitExperts(const LayerInputs& inputs, std::span<const WindowChunk> chunks,
                                std::span<const HostRows> normed, bool last, InputVisitor& visitor) {
   std::vector<int32_t> ids;
+  std::vector<float> weights;
   for (const WindowChunk& chunk : chunks) {
-    MARLIN_RETURN_IF_ERROR(runs_.back()->Route(chunk, Rows(runs_.size() - 1, chunk), &ids));
+    MARLIN_RETURN_IF_ERROR(
+        runs_.back()->Route(chunk, Rows(runs_.size() - 1, chunk), &ids, &weights));
+  }
+  const bool scales = directory_.config.family->scales_expert_inputs;
+  std::vector<HostRows> scaled;
+  if (scales) {
+    scaled.assign(normed.begin(), normed.end());
+    for (HostRows& rows : scaled) ScaleRows(weights, &rows);
   }
   std::vector<std::vector<int64_t>> tokens =
       TokensByExpert(ids, directory_.config.router.top_k, directory_.config.shape.experts);
   for (const ExpertMatrices& matrices : inputs.experts) {
-    ExpertVisit visit{layer_, matrices, normed.front(), normed.back(), {}, last};
+    const std::span<const HostRows> read =
+        scales && matrices.expert >= 0 ? std::span<const HostRows>(scaled) : normed;
+    ExpertVisit visit{layer_, matrices, read.front(), read.back(), {}, last};
     if (!visit.shared()) visit.tokens = std::move(tokens[static_cast<size_t>(matrices.expert)]);
     MARLIN_RETURN_IF_ERROR(visitor.VisitExpert(visit));
     reloaded_.reset();

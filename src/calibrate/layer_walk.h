@@ -11,6 +11,7 @@
 
 #include "calibrate/layer_run.h"
 #include "calibrate/matrix_inputs.h"
+#include "calibrate/walk_extras.h"
 #include "marlin/device.h"
 #include "model/layers.h"
 #include "model/open_model.h"
@@ -31,7 +32,8 @@ struct InputSink {
 struct ExpertVisit {
   int64_t layer;
   const ExpertMatrices& matrices;  ///< Valid until the layer ends.
-  /// Normalized hidden states [tokens, hidden] of all tokens, as InputSink::add gets them.
+  /// The expert's inputs for all tokens, [tokens, hidden]: the normalized hidden states as
+  /// InputSink::add gets them, or where the family scales experts' inputs those times the weights.
   const HostRows& original;
   const HostRows& current;
   /// The tokens that select the expert; none for the shared ones, which get all.
@@ -123,6 +125,7 @@ class LayerWalk {
   int64_t layer_ = 0;
   std::vector<std::vector<float>> hidden_;  ///< By model, [tokens, hidden]; the original is first.
   std::vector<std::unique_ptr<LayerRun>> runs_;
+  WalkExtras extras_;
   std::optional<MlpLayer> reloaded_;  ///< The visited expert, if it was reloaded.
 };
 

@@ -32,6 +32,17 @@ Result<bool> RouteFused(const Pass& pass, const ExpertsLayer& experts, const Rou
                     values.expert_weights, pass.stream());
 }
 
+/// The result of an MLP, in the arena.
+Result<MutableTensorView> RunMlp(const Pass& pass, const MlpLayer& mlp, const TensorView& x) {
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView inner,
+                          pass.arena.Take(pass.products.activations, {pass.rows(), mlp.down.in}));
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView out,
+                          pass.arena.Take(DType::kF32, {pass.rows(), mlp.down.out}));
+  MARLIN_RETURN_IF_ERROR(RunGate(pass, mlp, x, inner));
+  MARLIN_RETURN_IF_ERROR(Apply(pass.device, mlp.down, inner, pass.products, out));
+  return out;
+}
+
 }  // namespace
 
 Status RunRoute(Pass& pass, int64_t index) {
@@ -62,6 +73,15 @@ Status RunRoute(Pass& pass, int64_t index) {
 
 Status RunExperts(Pass& pass, int64_t index) {
   const StepValues& values = pass.values;
+  const ArenaScope scope(pass.arena);
+  MutableTensorView shared;
+  if (pass.decoder.config.family->scales_expert_inputs) {
+    // The shared expert reads what is not scaled.
+    const MlpLayer& mlp = pass.layer(index).experts.shared;
+    MARLIN_ASSIGN_OR_RETURN(shared, RunMlp(pass, mlp, values.normed));
+    MARLIN_RETURN_IF_ERROR(
+        ScaleInputs(pass.device, values.expert_weights, values.normed, pass.stream()));
+  }
   const DecoderConfig& config = pass.decoder.config;
   const ExpertsProblem problem{pass.rows(),
                                values.expert_ids.dim(1),
@@ -79,6 +99,9 @@ Status RunExperts(Pass& pass, int64_t index) {
   if (pass.plans != nullptr) pass.plans->push_back(plan);
   MARLIN_RETURN_IF_ERROR(plan.Run(values.normed, values.expert_ids, values.expert_weights,
                                   pass.block, {nullptr, 0, pass.stream()}));
+  if (!shared.empty()) {
+    MARLIN_RETURN_IF_ERROR(AddTo(pass.device, shared, pass.block, 1.0F, pass.stream()));
+  }
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kExperts));
   if (!experts.out_norm.empty()) {
     MARLIN_RETURN_IF_ERROR(
@@ -95,7 +118,7 @@ Status RunBeside(Pass& pass, int64_t index) {
   const DecoderLayer& layer = pass.layer(index);
   MARLIN_RETURN_IF_ERROR(RunGateUp(pass, index));
   MARLIN_RETURN_IF_ERROR(
-      Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, pass.beside));
+      Apply(pass.device, layer.mlp.down, InnerOf(pass, index), pass.products, pass.beside));
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kDown));
   if (!layer.beside_out_norm.empty()) {
     MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.beside_out_norm, pass.decoder.config.epsilon,

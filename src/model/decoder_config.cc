@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "base/macros.h"
 #include "base/printable.h"
 #include "base/scalars.h"
 #include "marlin/model.h"
+#include "recipe/decoder_tensors.h"
 #include "recipe/mixer.h"
 #include "recipe/rope_parameters.h"
 #include "recipe/text_config.h"
@@ -25,7 +27,7 @@ Status CheckType(ModelConfig& config) {
   MARLIN_RETURN_IF_ERROR(config.status());
   const std::string type = TextModelType(config.values());
   const Result<const Family*> family = FindFamily(type);
-  if (family.ok() && (*family)->runs) return {};
+  if (family.ok()) return {};
   return Status(Code::kUnsupported,
                 fmt::format("config.json: {}model_type '{}' cannot be run; supported: {}",
                             IsMultimodalType(whole) ? "text_config: " : "", Printable(type),
@@ -35,7 +37,7 @@ Status CheckType(ModelConfig& config) {
 Result<Activation> ReadActivation(const Family& family, ModelConfig& config) {
   std::string_view key = config.Knows("hidden_activation") ? "hidden_activation" : "hidden_act";
   if (family.mlp->gate.empty()) {
-    key = "mlp_hidden_act";
+    key = config.Knows("mlp_hidden_act") ? "mlp_hidden_act" : "hidden_act";
     const std::string name = config.String(key);
     // Up is its own gate.
     if (name == "relu2") return Activation::kRelu;
@@ -46,6 +48,7 @@ Result<Activation> ReadActivation(const Family& family, ModelConfig& config) {
   const std::string name = config.StringOr(key, "silu");
   if (name == "silu" || name == "swish") return Activation::kSilu;
   if (name == "gelu_pytorch_tanh" || name == "gelu_new") return Activation::kGeluTanh;
+  if (name == "gelu" && family.gelu_is_tanh) return Activation::kGeluTanh;
   if (name == "relu") return Activation::kRelu;
   return Status(Code::kUnsupported,
                 fmt::format("config.json: {} '{}' is not supported; supported: silu, "
@@ -70,6 +73,12 @@ bool SlidesByDefault(const DecoderConfig& decoder, int64_t layer, int64_t limit)
       return decoder.layer(layer).rotary == kNoRotary;
     case WindowRule::kByPattern:
       return (layer + 1) % limit != 0;
+    case WindowRule::kAfterFirst:
+      return layer % 4 != 0;
+    case WindowRule::kWithRotary:
+      return decoder.layer(layer).rotary != kNoRotary;
+    case WindowRule::kNone:
+      return false;
     case WindowRule::kNotGlobal:
       return std::find(global.begin(), global.end(), layer) == global.end();
   }
@@ -77,10 +86,11 @@ bool SlidesByDefault(const DecoderConfig& decoder, int64_t layer, int64_t limit)
 }
 
 /// The sliding window of the layers that have one; 0: none has.
-int64_t Window(ModelConfig& config) {
-  if (!config.Has("sliding_window")) return 0;
+int64_t Window(const Family& family, ModelConfig& config) {
+  const std::string_view key = family.chunks ? "attention_chunk_size" : "sliding_window";
+  if (!config.Has(key)) return 0;
   if (config.Knows("use_sliding_window") && !config.Bool("use_sliding_window", false)) return 0;
-  return config.Size("sliding_window", kMaxPositions);
+  return config.Size(key, kMaxPositions);
 }
 
 /// Reads which layers have a sliding window: from layer_types, otherwise by the family's rule.
@@ -88,18 +98,20 @@ Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
   // The family has read what layer_types says of mixers; none of these has a window.
   if (decoder->family->linear_mixer != decoder->family->mixer) return {};
   const int64_t layers = decoder->shape.layers;
-  const int64_t window = Window(config);
+  const Family& family = *decoder->family;
+  const int64_t window = Window(family, config);
+  const std::string_view sliding = family.chunks ? "chunked_attention" : "sliding_attention";
   const std::vector<std::string> types = config.StringsOrEmpty("layer_types");
   if (!types.empty() && static_cast<int64_t>(types.size()) != layers) {
     config.Fail("layer_types", fmt::format("{} entries for {} layers", types.size(), layers));
   }
-  const bool by_pattern = types.empty() && decoder->family->windows == WindowRule::kByPattern;
+  const bool by_pattern = types.empty() && family.windows == WindowRule::kByPattern;
   const int64_t limit = by_pattern ? config.SizeOr("sliding_window_pattern", kMaxPositions, 4)
                                    : config.CountOr("max_window_layers", kMaxPositions, 0);
   for (int64_t layer = 0; layer < layers && config.status().ok(); ++layer) {
     const auto at = static_cast<size_t>(layer);
     const bool slides =
-        types.empty() ? SlidesByDefault(*decoder, layer, limit) : types[at] == "sliding_attention";
+        types.empty() ? SlidesByDefault(*decoder, layer, limit) : types[at] == sliding;
     if (!types.empty()) {
       const bool indexed = decoder->shape.index_tokens > 0 && types[at] == "indexed_attention";
       if (!slides && !indexed && types[at] != "full_attention") {
@@ -108,10 +120,13 @@ Status ReadWindows(ModelConfig& config, DecoderConfig* decoder) {
             fmt::format("config.json: layer_types: '{}' is not supported", Printable(types[at])));
       }
       if (slides && window == 0) {
-        config.Fail("layer_types", "sliding_attention, but no sliding_window is in use");
+        config.Fail("layer_types", fmt::format("{}, but no {} is in use", sliding,
+                                               family.chunks ? "chunk size" : "sliding_window"));
       }
     }
-    if (slides) decoder->layers[at].window = window;
+    if (!slides) continue;
+    decoder->layers[at].window = window;
+    decoder->layers[at].chunked = family.chunks;
   }
   return {};
 }
@@ -185,7 +200,7 @@ Status ReadRotaryAndWindows(ModelConfig& config, DecoderConfig* decoder) {
     }
   }
   MARLIN_RETURN_IF_ERROR(ReadWindows(config, decoder));
-  const bool all = rule == RotaryRule::kSlidingOrAll && Window(config) == 0;
+  const bool all = rule == RotaryRule::kSlidingOrAll && Window(*decoder->family, config) == 0;
   if ((rule != RotaryRule::kSliding && rule != RotaryRule::kSlidingOrAll) || all) return {};
   for (LayerConfig& layer : layers) {
     if (layer.window == 0) layer.rotary = kNoRotary;
@@ -212,15 +227,18 @@ Status ReadSlidingRotary(TypedConfig& typed, const RopeParameters& full, Decoder
   return {};
 }
 
-/// Errors: kUnsupported for parts of a type that are not run.
-Status CheckParts(ModelConfig& config) {
-  constexpr std::string_view kKey = "hidden_size_per_layer_input";
-  const int64_t width = config.CountOr(kKey, int64_t{1} << 20, 0);
-  MARLIN_RETURN_IF_ERROR(config.status());
-  if (width == 0) return {};
-  return Status(
-      Code::kUnsupported,
-      fmt::format("config.json: {}: {}: embeddings per layer are not supported", kKey, width));
+/// The factors of queries in layers that do not rotate, by their position.
+void ReadTemperature(ModelConfig& config, DecoderConfig* decoder) {
+  constexpr std::string_view kKey = "attn_temperature_tuning";
+  if (!config.Knows(kKey)) return;
+  // Older files have a number.
+  const Json& given = config.values().at(std::string(kKey));
+  const bool tunes = given.is_number() ? given != 0 : config.Bool(kKey, false);
+  const PositionScale scale = {static_cast<float>(config.Real("attn_scale", 0, 1e6)), 1,
+                               config.Size("floor_scale", kMaxPositions)};
+  for (LayerConfig& layer : decoder->layers) {
+    if (tunes && layer.rotary == kNoRotary) layer.query_scale = scale;
+  }
 }
 
 void AddLayers(DecoderConfig* decoder) {
@@ -292,12 +310,15 @@ void ReadCaps(ModelConfig& config, ModelConfig& stored, DecoderConfig* decoder) 
   decoder->score_softcap = cap("attn_logit_softcapping");
   decoder->logit_softcap = cap("final_logit_softcapping");
   if (!decoder->family->scales_embedding) return;
-  const float scale = std::sqrt(static_cast<float>(decoder->shape.hidden));
-  // transformers rounds the factor to the type of the model.
+  // transformers rounds the factors to the type of the model.
   const std::string type = stored.StringOr("dtype", stored.StringOr("torch_dtype", ""));
-  decoder->embedding_scale = scale;
-  if (type == "bfloat16") decoder->embedding_scale = Bf16ToFloat(FloatToBf16(scale));
-  if (type == "float16") decoder->embedding_scale = HalfToFloat(FloatToHalf(scale));
+  const auto root = [&](int64_t features) {
+    const float scale = std::sqrt(static_cast<float>(features));
+    if (type == "bfloat16") return Bf16ToFloat(FloatToBf16(scale));
+    return type == "float16" ? HalfToFloat(FloatToHalf(scale)) : scale;
+  };
+  decoder->embedding_scale = root(decoder->shape.hidden);
+  decoder->layer_embedding_scale = kLayerEmbeddingFactor * root(decoder->shape.layer_features);
 }
 
 void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
@@ -324,6 +345,12 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
     case RouterRule::kSigmoidNormalized:
       router.scoring = RouterOptions::Scoring::kSigmoid;
       router.normalize = true;
+      router.scaling_factor =
+          static_cast<float>(config.RealOr("routed_scaling_factor", -1e6, 1e6, 1));
+      return;
+    case RouterRule::kSigmoidPlain:
+      router.scoring = RouterOptions::Scoring::kSigmoid;
+      router.normalize = false;
       return;
     case RouterRule::kSoftmaxCorrected:
       router.normalize = true;
@@ -333,6 +360,11 @@ void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
       router.normalize = false;
       router.scaling_factor = RouterScale(config);
       ReadTopkMethod(config, decoder);
+      return;
+    case RouterRule::kSoftmaxGrouped:
+      router.normalize = config.Bool("norm_topk_prob", false);
+      router.scaling_factor = RouterScale(config);
+      ReadGroups(config, /*best_of_group=*/2, decoder);
   }
 }
 
@@ -355,7 +387,7 @@ DecoderConfig PredictionConfig(const DecoderConfig& model) {
 std::vector<std::string> SupportedModelTypes() {
   std::vector<std::string> types;
   for (const Family& family : AllFamilies()) {
-    if (family.runs && !family.nested) types.emplace_back(family.model_type);
+    if (!family.nested) types.emplace_back(family.model_type);
   }
   std::sort(types.begin(), types.end());
   return types;
@@ -382,7 +414,6 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
   } else {
     MARLIN_ASSIGN_OR_RETURN(decoder.activation, ReadActivation(family, config));
   }
-  MARLIN_RETURN_IF_ERROR(CheckParts(config));
   MARLIN_ASSIGN_OR_RETURN(const RopeParameters rope,
                           ReadRopeParameters(typed, RopeKind::kFullAttention));
   decoder.max_positions = rope.positions;
@@ -401,6 +432,7 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
   }
   MARLIN_RETURN_IF_ERROR(ReadRotaryAndWindows(config, &decoder));
   MARLIN_RETURN_IF_ERROR(ReadSlidingRotary(typed, rope, &decoder));
+  ReadTemperature(config, &decoder);
   ReadRouter(config, &decoder);
   MARLIN_ASSIGN_OR_RETURN(decoder.generation, ReadGenerationDefaults(typed.source, files));
   MARLIN_RETURN_IF_ERROR(config.status());

@@ -25,6 +25,7 @@ struct LayerConfig {
   MixerKind mixer = MixerKind::kAttention;
   Dimensions sizes;          ///< DimensionsOfLayer.
   int64_t window = 0;        ///< Tokens that attention sees; 0: all.
+  bool chunked = false;      ///< AttentionOptions::chunked.
   size_t rotary = 0;         ///< Index of DecoderConfig::rotaries, or kNoRotary.
   float score_scale = 0.0F;  ///< Factor of query-key scores.
   PositionScale query_scale;
@@ -35,8 +36,9 @@ struct DecoderConfig {
   Dimensions shape;
   int64_t max_positions = 0;
   float epsilon = 1e-6F;
-  float embedding_scale = 1.0F;  ///< Factor of embeddings.
-  float residual_scale = 1.0F;   ///< Factor of what a block adds to hidden states.
+  float embedding_scale = 1.0F;        ///< Factor of embeddings.
+  float layer_embedding_scale = 1.0F;  ///< Factor of what a table has for a layer.
+  float residual_scale = 1.0F;         ///< Factor of what a block adds to hidden states.
   float logit_scale = 1.0F;
   Activation activation = Activation::kSilu;
   float gate_limit = 0.0F;  ///< The clamp of gpt-oss's GLU; 0: none.

@@ -11,8 +11,10 @@ namespace {
 void ScaleLikeLlama3(const RopeParameters& rope, std::vector<double>* frequencies) {
   for (double& frequency : *frequencies) {
     const double turns = rope.original_context * frequency / (2 * std::numbers::pi);
-    const double smooth = std::clamp(
-        (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0);
+    const double range = rope.high_freq_factor - rope.low_freq_factor;
+    const double above = turns - rope.low_freq_factor;
+    // Equal factors leave no range to interpolate in.
+    const double smooth = range > 0 ? std::clamp(above / range, 0.0, 1.0) : (above > 0 ? 1.0 : 0.0);
     frequency = (1 - smooth) * frequency / rope.factor + smooth * frequency;
   }
 }

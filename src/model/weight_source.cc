@@ -100,6 +100,15 @@ QuantizedWeights PlainMatrix(const WeightsSpec& spec, const TensorView& all, int
   return weights;
 }
 
+/// Whether a plain matrix is stored as [in, out]; false for one that is missing.
+Result<bool> IsInOut(const Checkpoint& checkpoint, const std::string& name) {
+  const TensorInfo* const stored = checkpoint.Find(name);
+  if (stored == nullptr) return false;
+  const Result<SourceLayout> layout = SourceLayoutOf(CheckpointAccess::Get(checkpoint), *stored);
+  if (!layout.ok()) return layout.status().WithContext(Printable(checkpoint.path()));
+  return *layout == SourceLayout::kInOut;
+}
+
 /// Whether a prepared part is the joined matrices of the specs from `*next` on, which it moves past
 /// them.
 bool IsPartOf(const PreparedPart& part, std::span<const WeightsSpec> specs, size_t* next) {
@@ -226,11 +235,7 @@ Result<std::vector<float>> WeightSource::LoadVector(const std::string& name, int
 Result<WeightSource::Matrix> WeightSource::LocatePlain(const MatrixRequest& request, int64_t in) {
   Matrix matrix;
   matrix.expert = request.expert;
-  if (const TensorInfo* const stored = checkpoint_.Find(request.name)) {
-    const Result<SourceLayout> layout = SourceLayoutOf(CheckpointAccess::Get(checkpoint_), *stored);
-    if (!layout.ok()) return layout.status().WithContext(Printable(checkpoint_.path()));
-    matrix.in_out = *layout == SourceLayout::kInOut;
-  }
+  MARLIN_ASSIGN_OR_RETURN(matrix.in_out, IsInOut(checkpoint_, request.name));
   Shape shape;
   if (request.expert >= 0) shape.Append(request.experts);
   shape.Append(matrix.in_out ? in : request.out);

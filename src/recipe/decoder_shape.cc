@@ -46,6 +46,14 @@ constexpr ExpertStyle kErnieExperts = {.correction_bias = "moe_statics.e_score_c
                                        .correction_row = true};
 constexpr ExpertStyle kHunyuanExperts = {
     .router = "gate.wg", .shared = "shared_mlp", .width_key = "intermediate_size"};
+constexpr ExpertStyle kExaoneExperts = {.correction_bias = "e_score_correction_bias"};
+constexpr ExpertStyle kHyExperts = {
+    .router = "router.gate", .correction_bias = "expert_bias", .shared = "shared_mlp"};
+constexpr ExpertStyle kLlama4Experts = {.block = "feed_forward",
+                                        .router = "router",
+                                        .shared = "shared_expert",
+                                        .stacked = true,
+                                        .width_key = "intermediate_size"};
 constexpr ExpertStyle kWideExperts = {.width_key = "intermediate_size"};
 constexpr ExpertStyle kMinimaxExperts = {.block = kExpertBlocks[1],
                                          .correction_bias = "e_score_correction_bias",
@@ -68,6 +76,8 @@ constexpr ExpertStyle kGraniteExperts = {.block = kExpertBlocks[1],
 
 constexpr ExpertStyle kLfm2Experts = {.block = "feed_forward", .correction_bias = "expert_bias"};
 
+constexpr MlpNames kLlama4Mlp = {.block = "feed_forward"};
+constexpr MlpNames kUpMlp = {.gate = {}};
 constexpr MlpNames kLfm2Mlp = {.block = "feed_forward", .gate = "w1", .up = "w3", .down = "w2"};
 constexpr MlpNames kGraniteMlp = {
     .block = "shared_mlp", .down = "output_linear", .gate_up = "input_linear"};
@@ -100,6 +110,9 @@ constexpr NormNames kGlm4Norms = {"input_layernorm", "post_self_attn_layernorm",
 
 constexpr NormNames kOneNorm = {"input_layernorm", "", "", ""};
 constexpr NormNames kOutNorms = {"", "post_attention_layernorm", "", "post_feedforward_layernorm"};
+constexpr NormNames kVaultNorms = {"input_layernorm", "", "pre_feedforward_layernorm", ""};
+constexpr NormNames kPostNorms = {"input_layernorm", "post_norm1", "post_attention_layernorm",
+                                  "post_norm2"};
 constexpr NormNames kGemmaNorms = {"input_layernorm", "post_attention_layernorm",
                                    "pre_feedforward_layernorm", "post_feedforward_layernorm"};
 
@@ -150,6 +163,17 @@ void ReadSparseRange(ModelConfig& config, Dimensions* d) {
   }
 }
 
+void ReadMoeLayers(ModelConfig& config, Dimensions* d) {
+  const bool listed = config.Has("moe_layers");
+  const std::vector<int64_t> sparse = config.IntegersOrEmpty("moe_layers");
+  const int64_t step = config.Size("interleave_moe_layer_step", kMaxLayers);
+  for (int64_t layer = 0; layer < d->layers && config.status().ok(); ++layer) {
+    const bool has = listed ? std::find(sparse.begin(), sparse.end(), layer) != sparse.end()
+                            : (layer + 1) % step == 0;
+    if (!has) d->dense_layers.push_back(layer);
+  }
+}
+
 /// A number, or a list of the layers' numbers, which must be equal.
 int64_t SizeOfLayers(ModelConfig& config, std::string_view key, int64_t max, int64_t layers) {
   if (!config.IsList(key)) return config.Size(key, max);
@@ -169,7 +193,7 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   // Every layer is dense or has no MLP.
   if (family.one_block && std::ssize(d->dense_layers) == d->layers) return;
   if (family.shared == SharedExperts::kMlp) {
-    d->intermediate = config.Size("shared_intermediate_size", kMaxWidth);
+    d->intermediate = config.Count("shared_intermediate_size", kMaxWidth);
     if (config.CountOr("num_local_experts", kMaxExperts, 0) == 0) return;
     d->shared_width = d->intermediate;
   }
@@ -180,6 +204,10 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   d->top_k = SizeOfLayers(config, "num_experts_per_tok", kMaxExperts, d->layers);
   if (d->top_k > d->experts) {
     config.Fail("num_experts_per_tok", fmt::format("{} of {} experts", d->top_k, d->experts));
+  }
+  if (family.scales_expert_inputs && d->top_k > 1) {
+    config.Fail("num_experts_per_tok",
+                fmt::format("{}: only one expert's input is scaled by its weight", d->top_k));
   }
   d->expert_width = config.Size(family.experts->width_key, kMaxWidth);
   d->choice_bias = config.Bool("use_expert_bias", true);
@@ -197,12 +225,26 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
     d->dense_layers = config.IntegersOrEmpty("mlp_only_layers");
   } else if (family.sparse == SparseRule::kInRange) {
     ReadSparseRange(config, d);
+  } else if (family.sparse == SparseRule::kByMoeLayers) {
+    ReadMoeLayers(config, d);
   } else if (family.sparse == SparseRule::kAfterFirst) {
     if (config.Knows("mlp_layer_types")) {
       ReadMlpKinds(config, d);
     } else {
       d->first_dense = config.Count("first_k_dense_replace", kMaxLayers);
     }
+  }
+}
+
+/// The sizes of the embeddings that every layer has of its own.
+void ReadLayerEmbeddings(ModelConfig& config, Dimensions* d) {
+  constexpr std::string_view kVocabulary = "vocab_size_per_layer_input";
+  d->layer_features = config.CountOr("hidden_size_per_layer_input", kMaxWidth, 0);
+  if (d->layer_features == 0) return;
+  d->layer_vocabulary = config.Size(kVocabulary, kMaxVocabulary);
+  if (config.status().ok() && d->layer_vocabulary < d->vocabulary) {
+    config.Fail(kVocabulary,
+                fmt::format("{}, but vocab_size is {}", d->layer_vocabulary, d->vocabulary));
   }
 }
 
@@ -365,8 +407,9 @@ void ReadHeads(const Family& family, ModelConfig& config, Dimensions* d) {
   }
   d->o_bias =
       family.own_o_bias ? config.Bool("attention_out_bias", false) : family.o_bias && d->qkv_bias;
-  d->qk_norm = family.qk_norm == QkNormRule::kByUseQkNorm ? config.Bool("use_qk_norm", false)
-                                                          : family.qk_norm != QkNormRule::kNone;
+  const bool asks =
+      family.qk_norm == QkNormRule::kByUseQkNorm || family.qk_norm == QkNormRule::kPlainAfterRotary;
+  d->qk_norm = asks ? config.Bool("use_qk_norm", false) : family.qk_norm != QkNormRule::kNone;
 }
 
 Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
@@ -375,12 +418,13 @@ Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
   d.layers = ReadLayerCount(family, config);
   d.vocabulary = config.Size("vocab_size", kMaxVocabulary);
   // Types whose layers all have experts do not know the key.
-  if (config.Knows("intermediate_size") || family.experts == nullptr) {
-    d.intermediate = config.Size("intermediate_size", kMaxWidth);
+  if (config.Knows(family.mlp_width_key) || family.experts == nullptr) {
+    d.intermediate = config.Size(family.mlp_width_key, kMaxWidth);
   }
   AdjustIntermediate(config, &d);
   d.mlp_bias = family.mlp_bias && config.Bool("mlp_bias", false);
   d.tied = config.Bool("tie_word_embeddings", false);
+  ReadLayerEmbeddings(config, &d);
   ParametersOf(family.mixer).ReadSizes(family, config, &d);
   MARLIN_RETURN_IF_ERROR(ReadMixers(family, config, &d));
   ReadExperts(family, config, &d);
@@ -421,6 +465,8 @@ Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer) {
   own.head_dim = heads.head_dim;
   own.kv_heads = heads.kv_heads;
   own.keys_are_values = heads.keys_are_values;
+  own.kv_source = heads.kv_source;
+  if (own.kv_source >= 0 && own.wide_readers) own.intermediate *= 2;
   return own;
 }
 
@@ -442,6 +488,7 @@ bool IsSparse(const Family& family, const Dimensions& dimensions, int64_t layer)
   switch (family.sparse) {
     case SparseRule::kAllLayers:
     case SparseRule::kInRange:
+    case SparseRule::kByMoeLayers:
       return true;
     case SparseRule::kByStep:
       return (layer + 1) % dimensions.sparse_step == 0;

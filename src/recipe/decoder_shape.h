@@ -32,6 +32,8 @@ enum class QkNormRule : uint8_t {
   kByUseQkNorm,
   kWhole,        ///< One norm of all heads at once.
   kAfterRotary,  ///< Norms of heads, after RoPE.
+  /// The same without weights, in the layers that rotate; the key use_qk_norm.
+  kPlainAfterRotary,
 };
 enum class SharedExperts : uint8_t {
   kNone,
@@ -46,6 +48,7 @@ enum class SparseRule : uint8_t {
   kByStep,
   kAfterFirst,
   kInRange,  ///< From moe_layer_start_index to moe_layer_end_index, every moe_layer_interval-th.
+  kByMoeLayers,  ///< Those in moe_layers, or every interleave_moe_layer_step-th.
 };
 /// How router logits become the weights of the selected experts.
 enum class RouterRule : uint8_t {
@@ -54,8 +57,10 @@ enum class RouterRule : uint8_t {
   kSoftmaxOfChosen,    ///< Over the logits of the selected experts.
   kSigmoid,            ///< With a score-correction bias and expert groups.
   kSigmoidNormalized,  ///< The same without groups, always normalized.
+  kSigmoidPlain,       ///< Neither corrected nor normalized.
   kSoftmaxCorrected,   ///< Selects by correction_bias; divides by at least moe_norm_min.
   kSoftmaxByMethod,    ///< From groups if topk_method says so; never normalized.
+  kSoftmaxGrouped,     ///< From groups by their best two experts; normalized if norm_topk_prob.
 };
 /// Which layers have a sliding window when layer_types is absent, in the types that know windows.
 enum class WindowRule : uint8_t {
@@ -65,7 +70,10 @@ enum class WindowRule : uint8_t {
   kFromLimit,       ///< Layers from max_window_layers on.
   kWithoutRotary,   ///< Layers that do not rotate.
   kByPattern,       ///< All but the last of every sliding_window_pattern, or 4.
-  kNotGlobal,       ///< All but Dimensions::global_layers.
+  kAfterFirst,      ///< All but the first of every 4.
+  kWithRotary,      ///< Layers that rotate.
+  kNone,
+  kNotGlobal,  ///< All but Dimensions::global_layers.
 };
 
 /// Which layers rotate queries and keys (RoPE).
@@ -160,7 +168,6 @@ inline constexpr PredictionNames kOwnModule = {"mtp.", "pre_fc_norm_embedding",
 struct Family {
   std::string_view model_type;
   std::string_view defaults;  ///< JSON: see families.def.
-  bool runs = true;           ///< The decoder runner supports it.
   bool nested = false;        ///< Only in the text_config of a multimodal type (text_config.h).
   MixerKind mixer = MixerKind::kAttention;
   /// The other mixer of layer_types, such as linear_attention's; the same: there is none.
@@ -177,10 +184,18 @@ struct Family {
   bool delta_by_head = false;  ///< A gated delta net's projections are one key head after another.
   bool interleaved_rotary = false;
   bool rotates_a_part = false;  ///< RoPE follows partial_rotary_factor or rotary_dim.
-  bool rotary_alpha = false;    ///< RoPE of the type "dynamic" takes an alpha.
-  bool mlp_bias = false;        ///< The MLP follows the key mlp_bias.
+  /// The keys head_dim and partial_rotary_factor are for latent attention's features with and
+  /// without RoPE.
+  bool whole_head_dim = false;
+  bool rotary_alpha = false;  ///< RoPE of the type "dynamic" takes an alpha.
+  /// RoPE parameters for all layers are for those without a window. The others have this theta,
+  /// unscaled. 0: they do not differ, except by rope_local_base_freq.
+  double sliding_theta = 0;
+  bool mlp_bias = false;      ///< The MLP follows the key mlp_bias.
+  bool gelu_is_tanh = false;  ///< The activation's name gelu means gelu_pytorch_tanh.
   bool fused_gate_up = false;
   const MlpNames* mlp = &kUsualMlp;
+  std::string_view mlp_width_key = "intermediate_size";
   const NormNames* norms = &kUsualNorms;
   bool layer_norms = false;     ///< LayerNorms without biases, of layer_norm_eps, not RMS norms.
   bool one_block = false;       ///< Layers have a mixer or an MLP (Dimensions::blocks).
@@ -192,6 +207,8 @@ struct Family {
   RouterRule router = RouterRule::kSoftmax;
   SparseRule sparse = SparseRule::kAllLayers;
   SharedExperts shared = SharedExperts::kNone;
+  bool scales_expert_inputs = false;  ///< An expert's weight multiplies its input, not its result.
+  bool chunks = false;  ///< Windows are chunks of attention_chunk_size: LayerConfig::chunked.
   WindowRule windows = WindowRule::kAllLayers;
   bool clamps_gate = false;       ///< The GLU of gpt-oss.
   bool scales_embedding = false;  ///< Embeddings are multiplied by the square root of hidden_size.
@@ -210,6 +227,7 @@ struct LayerHeads {
   int64_t head_dim = 0;
   int64_t kv_heads = 0;
   bool keys_are_values = false;
+  int64_t kv_source = -1;  ///< The layer whose keys and values it reads; -1: its own.
 };
 
 /// The blocks of a layer: a mixer, and an MLP or experts.
@@ -271,7 +289,12 @@ struct Dimensions {
   bool output_gate = false;
   bool mlp_bias = false;
   bool tied = false;
-  bool choice_bias = true;  ///< Routers have the score-correction bias of their style.
+  bool choice_bias = true;    ///< Routers have the score-correction bias of their style.
+  int64_t kv_source = -1;     ///< LayerHeads::kv_source.
+  bool wide_readers = false;  ///< The MLPs of layers that read others' are twice as wide.
+  // Embeddings that every layer has of its own: the features of a layer; 0: there are none.
+  int64_t layer_features = 0;
+  int64_t layer_vocabulary = 0;
 };
 
 /// Every family, keyed by model_type, unordered.

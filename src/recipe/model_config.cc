@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/macros.h"
 #include "base/printable.h"
@@ -143,22 +144,31 @@ std::string ModelConfig::StringOr(std::string_view key, std::string_view fallbac
   return Has(key) ? String(key) : std::string(fallback);
 }
 
-std::vector<std::string> ModelConfig::StringsOrEmpty(std::string_view key) {
-  std::vector<std::string> values;
+template <typename Value, typename Read>
+std::vector<Value> ModelConfig::ListOf(std::string_view key, const std::string& expected,
+                                       const Read& read) {
+  std::vector<Value> values;
   if (!Has(key)) return values;
   const auto entry = json_->find(std::string(key));
   if (!entry->is_array() || entry->size() > kMaxListLength) {
-    Fail(key, fmt::format("expected a list of at most {} strings", kMaxListLength));
+    Fail(key, fmt::format("expected a list of at most {} {}", kMaxListLength, expected));
     return values;
   }
-  for (const auto& item : *entry) {
-    if (!item.is_string()) {
-      FailType(key, "strings", item);
+  for (const Json& item : *entry) {
+    std::optional<Value> value = read(item);
+    if (!value) {
+      FailType(key, expected, item);
       return {};
     }
-    values.push_back(item.get<std::string>());
+    values.push_back(*std::move(value));
   }
   return values;
+}
+
+std::vector<std::string> ModelConfig::StringsOrEmpty(std::string_view key) {
+  return ListOf<std::string>(key, "strings", [](const Json& item) {
+    return item.is_string() ? std::optional(item.get<std::string>()) : std::nullopt;
+  });
 }
 
 ModelConfig ModelConfig::Nested(std::string_view key) {
@@ -177,40 +187,17 @@ ModelConfig ModelConfig::Nested(std::string_view key) {
 }
 
 std::vector<double> ModelConfig::RealsOrEmpty(std::string_view key, double min, double max) {
-  std::vector<double> values;
-  if (!Has(key)) return values;
-  const auto entry = json_->find(std::string(key));
-  if (!entry->is_array() || entry->size() > kMaxListLength) {
-    Fail(key, fmt::format("expected a list of at most {} numbers", kMaxListLength));
-    return values;
-  }
-  for (const auto& item : *entry) {
+  const std::string expected = fmt::format("numbers in {}..{}", min, max);
+  return ListOf<double>(key, expected, [&](const Json& item) -> std::optional<double> {
     const double value = NumberIn(item, min - 1);
-    if (!(value >= min && value <= max)) {
-      FailType(key, fmt::format("numbers in {}..{}", min, max), item);
-      return {};
-    }
-    values.push_back(value);
-  }
-  return values;
+    return value >= min && value <= max ? std::optional(value) : std::nullopt;
+  });
 }
 
 std::vector<int64_t> ModelConfig::IntegersOrEmpty(std::string_view key) {
-  std::vector<int64_t> values;
-  if (!Has(key)) return values;
-  const auto entry = json_->find(std::string(key));
-  if (!entry->is_array() || entry->size() > kMaxListLength) {
-    Fail(key, fmt::format("expected a list of at most {} numbers", kMaxListLength));
-    return values;
-  }
-  for (const auto& item : *entry) {
-    if (!item.is_number_integer()) {
-      FailType(key, "numbers", item);
-      return {};
-    }
-    values.push_back(item.get<int64_t>());
-  }
-  return values;
+  return ListOf<int64_t>(key, "numbers", [](const Json& item) {
+    return item.is_number_integer() ? std::optional(item.get<int64_t>()) : std::nullopt;
+  });
 }
 
 }  // namespace marlin

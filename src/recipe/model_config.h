@@ -65,6 +65,10 @@ class ModelConfig {
   int64_t Integer(std::string_view key, int64_t min, int64_t max);
 
   void FailType(std::string_view key, std::string_view expected, const Json& value);
+  /// The values of a list, each as `read` gets it; nothing from it: an entry is none. `expected`
+  /// names the entries in errors.
+  template <typename Value, typename Read>
+  std::vector<Value> ListOf(std::string_view key, const std::string& expected, const Read& read);
 
   std::string file_ = "config.json";
   std::shared_ptr<const Json> json_;

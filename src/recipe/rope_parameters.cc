@@ -66,7 +66,8 @@ class RopeReader {
  public:
   RopeReader(TypedConfig& typed, RopeKind kind)
       : typed_(typed), config_(typed.config), kind_(kLayerKinds[static_cast<size_t>(kind)]) {
-    if (kind == RopeKind::kSlidingAttention && config_.Knows(kLocalTheta)) theta_key_ = kLocalTheta;
+    slides_ = kind == RopeKind::kSlidingAttention;
+    if (slides_ && config_.Knows(kLocalTheta)) theta_key_ = kLocalTheta;
   }
 
   Result<RopeParameters> Read() {
@@ -75,6 +76,7 @@ class RopeReader {
     max_positions_ = static_cast<double>(config_.Size("max_position_embeddings", kMaxPositions));
     const double outside = config_.RealOr(theta_key_, 1, kHuge, kDefaultTheta);
     p_.theta = scaling_.RealOr("rope_theta", 1, kHuge, outside);
+    MARLIN_RETURN_IF_ERROR(CheckSlidingTheta());
     MARLIN_RETURN_IF_ERROR(ReadPartial());
     MARLIN_RETURN_IF_ERROR(ReadAlpha());
     if (p_.type != RopeType::kDefault) ReadScaling();
@@ -136,15 +138,27 @@ class RopeReader {
     return {};
   }
 
+  /// Versions of transformers differ in whether a theta outside of the objects for kinds of layers
+  /// is the sliding ones'.
+  Status CheckSlidingTheta() const {
+    const double theta = typed_.family->sliding_theta;
+    if (!slides_ || theta == 0 || scaling_.Has("rope_theta") || p_.theta == theta) return {};
+    return Status(Code::kUnsupported,
+                  fmt::format("{}: rope_theta: {} is not {}, and no rope_parameters say whether "
+                              "it is for layers of sliding_attention, too",
+                              config_.file(), p_.theta, theta));
+  }
+
   /// Without an object for a kind. Where sliding layers have a theta of their own, rope_scaling is
   /// for the others.
   Status TakeForAll() {
-    if (!config_.Knows(kLocalTheta) || scaling_.values().empty()) return {};
+    const bool apart = config_.Knows(kLocalTheta) || typed_.family->sliding_theta != 0;
+    if (!apart || scaling_.values().empty()) return {};
     if (where_ != "rope_scaling") {
       return Status(Code::kUnsupported,
                     fmt::format("{}: expected an object for each kind of layers", scaling_.file()));
     }
-    if (theta_key_ == kLocalTheta) scaling_ = ModelConfig::Of(Json::object(), scaling_.file());
+    if (slides_) scaling_ = ModelConfig::Of(Json::object(), scaling_.file());
     return {};
   }
 
@@ -179,6 +193,11 @@ class RopeReader {
     }
     p_.partial = scaling_.RealOr(kKey, 1e-3, 1, config_.RealOr(kKey, 1e-3, 1, whole));
     if (p_.partial > 1) config_.Fail("rotary_dim", "is more than head_dim");
+    if (typed_.family->whole_head_dim) {
+      const auto rope = static_cast<double>(config_.Size("qk_rope_head_dim", kMaxPositions));
+      const auto nope = static_cast<double>(config_.Size("qk_nope_head_dim", kMaxPositions));
+      if (p_.partial == rope / (rope + nope)) p_.partial = 1;
+    }
     const bool partial = typed_.family->rotates_a_part || p_.type == RopeType::kProportional;
     if (p_.partial == 1 || partial) return {};
     return Status(Code::kUnsupported,
@@ -230,8 +249,8 @@ class RopeReader {
     if (p_.type == RopeType::kLlama3) {
       p_.low_freq_factor = need("low_freq_factor", 1e-3);
       p_.high_freq_factor = need("high_freq_factor", 1e-3);
-      if (scaling_.status().ok() && p_.high_freq_factor <= p_.low_freq_factor) {
-        scaling_.Fail("high_freq_factor", fmt::format("{} is not above low_freq_factor {}",
+      if (scaling_.status().ok() && p_.high_freq_factor < p_.low_freq_factor) {
+        scaling_.Fail("high_freq_factor", fmt::format("{} is below low_freq_factor {}",
                                                       p_.high_freq_factor, p_.low_freq_factor));
       }
     }
@@ -290,6 +309,7 @@ class RopeReader {
   TypedConfig& typed_;
   ModelConfig& config_;
   std::string_view kind_;
+  bool slides_ = false;
   std::string_view theta_key_ = "rope_theta";
   std::string_view where_;
   ModelConfig scaling_;

@@ -96,6 +96,12 @@ std::string TextAt(const Json& config, std::string_view key) {
   return found != config.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
+/// Whether the model_type of a text_config stands for the whole type's usual text model: it is
+/// missing, the whole type's, as in older files, or named after that.
+bool NamesWhole(const MultimodalType& type, std::string_view own) {
+  return own.empty() || own == type.model_type || own == std::string(type.model_type) + "_text";
+}
+
 /// Whether a key next to text_config describes another part.
 bool IsOtherKey(std::string_view key) {
   if (Contains(kOtherKeys, key)) return true;
@@ -122,9 +128,7 @@ class TextConfigReader {
     if (!nested_ && !type_.flat) return Malformed(kTextKey, "the key is missing");
     text_ = nested_ ? *nested : Json::object();
     const std::string own = nested_ ? TextAt(text_, kTypeKey) : std::string();
-    // Older files name the whole model's type here, too.
-    const bool whole = own.empty() || own == type_.model_type;
-    text_[std::string(kTypeKey)] = whole ? std::string(type_.text_type) : own;
+    text_[std::string(kTypeKey)] = NamesWhole(type_, own) ? std::string(type_.text_type) : own;
     for (const auto& [key, value] : config_.items()) {
       if (key == kTextKey || key == kTypeKey || key == kTiedKey || IsOtherKey(key)) continue;
       MARLIN_RETURN_IF_ERROR(Take(key, value));
@@ -191,7 +195,7 @@ std::vector<std::string> MultimodalModelTypes() {
   std::vector<std::string> types;
   for (const MultimodalType& type : kMultimodalTypes) {
     const Result<const Family*> family = FindFamily(std::string(type.text_type));
-    if (family.ok() && (*family)->runs) types.emplace_back(type.model_type);
+    if (family.ok()) types.emplace_back(type.model_type);
   }
   return types;
 }
@@ -204,7 +208,7 @@ std::string TextModelType(const Json& config) {
   if (outer == nullptr) return type;
   const auto nested = config.find(std::string(kTextKey));
   const std::string own = nested == config.end() ? std::string() : TextAt(*nested, kTypeKey);
-  return own.empty() || own == type ? std::string(outer->text_type) : own;
+  return NamesWhole(*outer, own) ? std::string(outer->text_type) : own;
 }
 
 Result<std::optional<TextConfig>> ReadTextConfig(const Json& config, const std::string& file) {

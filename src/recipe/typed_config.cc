@@ -52,6 +52,18 @@ constexpr Synonym kSynonyms[] = {
     {"glm_moe_dsa", "head_dim", "qk_rope_head_dim"},
     {"qwen3_vl_moe_text", "num_local_experts", "num_experts"},
     {"glm4v_moe_text", "num_local_experts", "n_routed_experts"},
+    {"flex_olmo", "num_local_experts", "num_experts"},
+    {"solar_open", "num_local_experts", "n_routed_experts"},
+    {"exaone_moe", "num_shared_experts", "n_shared_experts"},
+    {"internlm3", "qkv_bias", "attention_bias"},
+    {"internlm3", "bias", "mlp_bias"},
+    {"youtu", "head_dim", "qk_rope_head_dim"},
+    {"mistral4", "num_local_experts", "n_routed_experts"},
+    {"hyperclovax", "logits_scaling", "logit_scale"},
+    {"hy_v3", "num_local_experts", "num_experts"},
+    {"hy_v3", "num_shared_experts", "n_shared_experts"},
+    {"hy_v3", "router_scaling_factor", "routed_scaling_factor"},
+    {"mellum", "num_local_experts", "num_experts"},
     {"lfm2", "norm_eps", "rms_norm_eps"},
     {"lfm2", "block_ff_dim", "intermediate_size"},
     {"lfm2", "tie_embedding", "tie_word_embeddings"},
@@ -102,7 +114,6 @@ constexpr Guard kGuards[] = {
     {"", "topk_method", "\"noaux_tc\""},
     {"", "use_bidirectional_attention", "false"},
     {"", "use_double_wide_mlp", "false"},
-    {"gemma4_text", "num_kv_shared_layers", "0.0"},
     {"", "use_mrope", "false"},
     {"", "use_sliding_window", "false"},
     {"", "n_group", "1.0"},
@@ -150,6 +161,14 @@ constexpr Guard kGuards[] = {
     {"deepseek_v32", "layer_types", "\"indexed_attention\""},
     {"glm_moe_dsa", "layer_types", "\"indexed_attention\""},
     {"qwen3_5_moe_text", "norm_topk_prob", "true"},
+    // Text alone is the same with bidirectional attention to images.
+    {"gemma4_text", "use_bidirectional_attention", "\"vision\""},
+    {"gemma", "hidden_activation", "\"gelu_pytorch_tanh\""},
+    {"cohere", "use_qk_norm", "false"},
+    {"solar_open", "first_k_dense_replace", "0.0"},
+    {"hyperclovax", "use_post_norm", "true"},
+    {"hy_v3", "mlp_bias", "false"},
+    {"mellum", "mlp_layer_types", "\"sparse\""},
     {"lfm2", "block_use_swiglu", "true"},
     {"lfm2", "use_pos_enc", "true"},
     {"granitemoehybrid", "normalization_function", "\"rmsnorm\""},
@@ -298,7 +317,11 @@ constexpr std::string_view kHarmless[] = {
     "qk_rope_head_dim",
     "v_head_dim",
     "top_k_experts",
-    "vocab_size_per_layer_input",
+    "intermediate_size",
+    "mtp_layer_types",
+    "mtp_mlp_layer_types",
+    // Rounding.
+    "enable_moe_fp32_combine",
     // How Mamba-2 is computed and trained, and what its other keys determine.
     "chunk_size",
     "expand",
@@ -382,6 +405,7 @@ class ConfigTyper {
   /// `complete`: the type's defaults stand for missing sizes, too.
   ConfigTyper(const Family& family, const ModelConfig& source, bool complete)
       : type_(family.model_type),
+        whole_head_dim_(family.whole_head_dim),
         source_(source.values()),
         file_(source.file()),
         complete_(complete) {}
@@ -447,13 +471,14 @@ class ConfigTyper {
       return Refuse(key, value);
     }
     if (Contains(kHarmless, key)) return true;
+    const bool of_sum = key == "qk_head_dim" || (key == "head_dim" && whole_head_dim_);
+    if (of_sum && IsSumOfHeadDims(value)) return true;
     for (const auto& [name, other] : kEquals) {
       if (key == name && known_.contains(other)) {
         if (value.is_null() || value == known_[std::string(other)]) return true;
         return Refuse(key, value);
       }
     }
-    if (key == "qk_head_dim" && IsSumOfHeadDims(value)) return true;
     if (IsOff(value)) return true;
     if (key == "layer_types") {
       if (LayersHaveOneType(value)) return true;
@@ -501,6 +526,7 @@ class ConfigTyper {
   };
 
   const std::string_view type_;
+  const bool whole_head_dim_;
   const Json& source_;
   const std::string& file_;
   const bool complete_;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "base/attention_window.h"
 #include "reference/elements.h"
 #include "reference/gemm.h"
 
@@ -125,8 +126,7 @@ std::vector<double> Attention(const AttentionInput& input, const AttentionOption
     const int64_t token = row / heads;
     const int64_t head = row % heads;
     const int64_t position = input.keys.dim(0) - tokens + token;
-    const int64_t first =
-        options.window > 0 ? std::max<int64_t>(position - options.window + 1, 0) : 0;
+    const int64_t first = FirstVisibleKey(position, options.window, options.chunked);
     std::vector<double> scores;
     for (int64_t key = first; key <= position; ++key) {
       double dot = 0;

@@ -246,6 +246,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 48,
         },
     ),
+    "gemma4_text_embeddings": (
+        "Gemma4",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 24,
+            "vocab_size_per_layer_input": 199,
+        },
+    ),
     "glm": ("Glm", {"head_dim": 32, "pad_token_id": None}),
     "helium": ("Helium", {"head_dim": 16}),
     "dots1": (
@@ -376,6 +390,107 @@ CASES |= {
     "seed_oss": ("SeedOss", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "pad_token_id": None}),
 }
+SLIDES = ["sliding_attention", "sliding_attention", "full_attention"]
+CASES |= {
+    "llama4_text": (
+        "Llama4",
+        {
+            "head_dim": 32,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 80,
+            "moe_layers": [0, 2],
+            "no_rope_layers": [1, 1, 0],
+            "attention_chunk_size": 7,
+            "floor_scale": 4,
+            "attn_scale": 0.5,
+            "rope_parameters": {**LLAMA3, "high_freq_factor": 1.0},
+        },
+    ),
+    "olmo3": (
+        "Olmo3",
+        {
+            "pad_token_id": None,
+            "sliding_window": 6,
+            "layer_types": SLIDES,
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+            },
+        },
+    ),
+    "flex_olmo": ("FlexOlmo", {"pad_token_id": None, "num_experts": 8, "num_experts_per_tok": 3}),
+    "gemma": ("Gemma", {"head_dim": 32}),
+    "vaultgemma": (
+        "VaultGemma",
+        {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 6},
+    ),
+    "cohere": ("Cohere", {"logit_scale": 0.25}),
+    "cwm": ("Cwm", {"head_dim": 32, "sliding_window": 6}),
+    "solar_open": (
+        "SolarOpen",
+        {
+            "head_dim": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.3,
+        },
+    ),
+    "exaone_moe": (
+        "ExaoneMoe",
+        {
+            **MOE,
+            "head_dim": 32,
+            "num_shared_experts": 2,
+            "sliding_window": 6,
+            "layer_types": SLIDES,
+        },
+    ),
+    "youtu": (
+        "Youtu",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 40,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 24,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 20,
+        },
+    ),
+    "internlm3": (
+        "InternLM3",
+        {"head_dim": 32, "attention_bias": True, "mlp_bias": True, "pad_token_id": None},
+    ),
+    "iquestcoder": ("IQuestCoder", {"head_dim": 32}),
+    "hyperclovax": ("HyperCLOVAX", MULTIPLIERS),
+    "mistral4": (
+        "Mistral4",
+        {
+            **LATENT,
+            "q_lora_rank": 40,
+            "rope_parameters": {
+                **YARN,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.7,
+                "llama_4_scaling_beta": 0.5,
+                "original_max_position_embeddings": 8,
+            },
+        },
+    ),
+    "arcee": ("Arcee", {"mlp_bias": True, "attention_bias": True}),
+    "granitemoeshared": (
+        "GraniteMoeShared",
+        {
+            **MULTIPLIERS,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 80,
+        },
+    ),
+    "hy_v3": ("HYV3", {**MOE, "head_dim": 32}),
+    "mellum": ("Mellum", {**MOE, "head_dim": 32, "sliding_window": 6, "layer_types": SLIDES}),
+}
 
 
 def config_class(name: str) -> Any:
@@ -391,7 +506,9 @@ def make_model(case: str, dtype: torch.dtype = torch.float32) -> Any:
     config = config_class(name)(**{**SMALL, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(sum(map(ord, case)))
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    # Some types have only a configuration of their own.
+    made = getattr(transformers, f"{name}ForCausalLM", transformers.LlamaForCausalLM)
+    model = made(config).eval()
     with torch.no_grad():
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if "inv_freq" in key:
@@ -480,6 +597,67 @@ def test_kimi_k2_is_a_deepseek_v3(tmp_path: Path) -> None:
     got = mm.load(tmp_path, exact=True).logits(ids[0].tolist())
     assert np.abs(want).max() > 0.5
     assert np.abs(got - want).max() < 1e-3
+
+
+def test_llama4_is_read_as_its_makers_write_it(tmp_path: Path) -> None:
+    """Keys of the published files that transformers' class writes differently or not at all."""
+    model = make_model("llama4_text")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    rope = dict(config.pop("rope_parameters"))
+    config |= {
+        "attn_temperature_tuning": 4,
+        "cache_implementation": "hybrid",
+        "for_llm_compressor": False,
+        "_attn_implementation_autoset": True,
+        "rope_theta": rope.pop("rope_theta"),
+        "rope_scaling": rope,
+        "layer_types": None,
+        "no_rope_layers": [],
+        "no_rope_layer_interval": 3,
+    }
+    path.write_text(json.dumps(config))
+    ids = torch.randint(0, SMALL["vocab_size"], (1, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want = model(ids).logits[0].numpy()
+    assert np.abs(mm.load(tmp_path, exact=True).logits(ids[0].tolist()) - want).max() < 1e-3
+
+
+def test_the_old_name_of_an_activation_of_gemma(tmp_path: Path) -> None:
+    model = make_model("gemma")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "hidden_act": "gelu", "hidden_activation": None}))
+    ids = torch.randint(0, SMALL["vocab_size"], (1, 24), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        want = model(ids).logits[0].numpy()
+    assert np.abs(mm.load(tmp_path, exact=True).logits(ids[0].tolist()) - want).max() < 1e-3
+    path.write_text(json.dumps({**config, "hidden_activation": "gelu"}))
+    with pytest.raises(mm.UnsupportedError, match="hidden_activation"):
+        mm.load(tmp_path, exact=True)
+
+
+def test_a_theta_that_may_be_for_all_layers_of_olmo3_is_refused(tmp_path: Path) -> None:
+    make_model("olmo3").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["rope_parameters"]
+    path.write_text(json.dumps({**config, "rope_theta": 500000.0}))
+    mm.load(tmp_path, exact=True)
+    path.write_text(json.dumps({**config, "rope_theta": 10000.0}))
+    with pytest.raises(mm.UnsupportedError, match="rope_theta: 10000 is not 500000"):
+        mm.load(tmp_path, exact=True)
+
+
+def test_experts_of_scaled_inputs_are_one_for_a_token(tmp_path: Path) -> None:
+    make_model("llama4_text").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "num_experts_per_tok": 2}))
+    with pytest.raises(mm.MalformedFileError, match="num_experts_per_tok: 2"):
+        mm.load(tmp_path, exact=True)
 
 
 def test_a_context_beyond_the_index_is_refused(tmp_path: Path) -> None:

@@ -8,63 +8,23 @@ from typing import Any
 
 import pytest
 from metal_marlin._core import describe_decoder, key_treatment, type_defaults
+from test_random_configs import TYPES
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-RUN = (
-    "cohere2",
-    "deepseek_v2",
-    "deepseek_v3",
-    "deepseek_v32",
-    "dots1",
-    "ernie4_5",
-    "ernie4_5_moe",
-    "exaone4",
-    "gemma2",
-    "gemma3_text",
-    "gemma4_text",
-    "glm",
-    "glm4",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "glm_moe_dsa",
-    "gpt_oss",
-    "granite",
-    "granitemoe",
-    "granitemoehybrid",
-    "helium",
-    "hunyuan_v1_dense",
-    "hunyuan_v1_moe",
-    "kimi_k2",
-    "lfm2",
-    "lfm2_moe",
-    "llama",
-    "minimax_m2",
-    "ministral",
-    "ministral3",
-    "mistral",
-    "mixtral",
-    "nemotron_h",
-    "olmo2",
-    "olmoe",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen3_moe",
-    "qwen3_next",
-    "seed_oss",
-    "smollm3",
-)
+# Types whose class has another name.
+CLASSES = {"kimi_k2": "deepseek_v3"}
+RUN = sorted({*TYPES, *CLASSES})
 # Parts of a class that are refused unless the key says that there are none.
 REFUSED = (
+    ("cohere", "use_qk_norm"),
+    ("gemma", "use_bidirectional_attention"),
+    ("hy_v3", "mlp_bias"),
+    ("hyperclovax", "use_post_norm"),
+    ("mellum", "mlp_layer_types"),
     ("gemma2", "use_bidirectional_attention"),
     ("gemma3_text", "use_bidirectional_attention"),
     ("gemma3_text", "attn_logit_softcapping"),
     ("gemma4_text", "use_bidirectional_attention"),
-    ("gemma4_text", "num_kv_shared_layers"),
-    ("gemma4_text", "use_double_wide_mlp"),
     ("nemotron_h", "moe_latent_size"),
     ("nemotron_h", "sliding_window"),
 )
@@ -77,17 +37,18 @@ INNER = {
 }
 INNER_OF = {("cohere2", "sliding_window_pattern"): None}
 ABSENT = object()
-# Types whose class has another name.
-CLASSES = {"kimi_k2": "deepseek_v3"}
 # Keys that a model needs and that its class leaves out.
 NEEDED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
-    "gemma4_text": {"hidden_size_per_layer_input": 0},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
 }
 # Keys that a class has by another name, without an attribute_map that says so.
 OWN_NAMES = {
     ("ernie4_5_moe", "n_shared_experts"): "moe_num_shared_experts",
+    ("exaone_moe", "n_shared_experts"): "num_shared_experts",
+    ("hy_v3", "n_shared_experts"): "num_shared_experts",
+    ("hy_v3", "routed_scaling_factor"): "router_scaling_factor",
+    ("hyperclovax", "logit_scale"): "logits_scaling",
     ("lfm2", "rms_norm_eps"): "norm_eps",
     ("lfm2_moe", "rms_norm_eps"): "norm_eps",
     ("lfm2_moe", "first_k_dense_replace"): "num_dense_layers",
@@ -151,6 +112,8 @@ def own_rope(made: Any) -> dict[str, Any]:
         del rope["rope_theta"]
     if rope.get("type") == rope["rope_type"]:
         del rope["type"]
+    if hasattr(config, "qk_rope_head_dim"):
+        rope.pop("partial_rotary_factor", None)  # The sizes say it.
     if rope.get("max_position_embeddings") == config.max_position_embeddings:
         del rope["max_position_embeddings"]
     return rope

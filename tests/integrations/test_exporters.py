@@ -55,6 +55,9 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0,
         "original_max_position_embeddings": 32}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+GEMMA4 = {"head_dim": 32, "global_head_dim": 64, "hidden_size_per_layer_input": 0,
+          "num_hidden_layers": 4, "sliding_window": 5, "num_key_value_heads": 2,
+          "layer_types": ["sliding_attention", "full_attention"] * 2}
 # By type, and the keys that differ from SMALL.
 TYPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -75,6 +78,16 @@ TYPES: dict[str, tuple[str, dict[str, Any]]] = {
                              "use_qk_norm": True}),
     "glm4_moe_lite": ("Glm4MoeLite", LATENT),
     "deepseek_v3": ("DeepseekV3", LATENT),
+    "gemma3_text": ("Gemma3Text", {"head_dim": 32, "sliding_window": 5, "num_hidden_layers": 4,
+                                   "layer_types": ["sliding_attention", "full_attention"] * 2}),
+    "gemma4_text": ("Gemma4Text", GEMMA4),
+    "gemma4_text_heads": ("Gemma4Text", {**GEMMA4, "attention_k_eq_v": True,
+                                         "num_global_key_value_heads": 1,
+                                         "final_logit_softcapping": 8.0}),
+    "gemma4_text_embeddings": ("Gemma4Text", {**GEMMA4, "hidden_size_per_layer_input": 32,
+                                              "vocab_size_per_layer_input": 199,
+                                              "num_kv_shared_layers": 2,
+                                              "use_double_wide_mlp": True}),
 }
 ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 MLX_TYPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -106,6 +119,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "biases": ("Qwen3", {"head_dim": 32, "attention_bias": True}, "attention_bias"),
     "rope": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16,
                          "rope_parameters": YARN}, "rope_scaling"),
+    "cap": ("Gemma3Text", {"head_dim": 32, "final_logit_softcapping": 8.0},
+            "final_logit_softcapping"),
+    "global layers": ("Gemma3Text", {"head_dim": 32, "num_hidden_layers": 3, "layer_types": [
+        "sliding_attention", "full_attention", "full_attention"]}, "layer_types"),
     "windows in all layers": ("Mistral", {"sliding_window": 7}, "sliding_window"),
     "dense layers": ("Qwen2Moe", {**MOE, "num_experts": 8, "decoder_sparse_step": 2,
                                   "shared_expert_intermediate_size": 64}, "decoder_sparse_step"),
@@ -189,7 +206,8 @@ def mlx_text(model: Any, ids: list[int]) -> list[int]:
 def small_model(folder: Path, kind: str, changes: dict[str, Any]) -> Path:
     torch.manual_seed(7)
     config = getattr(transformers, f"{kind}Config")(**{**SMALL, **changes})
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
+    made = f"{kind.removesuffix('Text')}ForCausalLM"
+    model = getattr(transformers, made)(config).float().eval()
     for name, value in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             value.copy_(0.1 * torch.randn_like(value))

@@ -18,6 +18,7 @@ import pytest
 import torch
 import transformers
 from hybrid_types import HYBRID_SIZES, HYBRID_TYPES
+from random_types import EXPERTS, LATENT, MORE_TYPES, ROUTED
 from safetensors.torch import load_file, save_file
 
 CASES = 200
@@ -34,13 +35,6 @@ SMALL = {
     "initializer_range": 0.15,
     "pad_token_id": None,
 }
-LATENT = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 20,
-}
 DELTA: dict[str, tuple[Any, ...]] = {
     "head_dim": (16, 32, 256),
     "attention_bias": (False, True),
@@ -56,9 +50,6 @@ DELTA: dict[str, tuple[Any, ...]] = {
     ),
 }
 INDEXER = {"q_lora_rank": 40, "index_topk": 64, "index_n_heads": 2, "index_head_dim": 24}
-EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 48}
-ROUTED = {**EXPERTS, "n_routed_experts": 16, "n_shared_experts": 1}
-
 # Each type: its class, and the keys that it has beside the small ones, with values to draw from.
 TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
     "llama": ("Llama", {"attention_bias": (False, True), "mlp_bias": (False, True)}),
@@ -308,7 +299,10 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "num_global_key_value_heads": (None, 1),
             "attention_bias": (False, True),
             "sliding_window": (4, 9),
-            "hidden_size_per_layer_input": (0,),
+            "hidden_size_per_layer_input": (0, 16),
+            "vocab_size_per_layer_input": (199, 230),
+            "num_kv_shared_layers": (0, 2, 3),
+            "use_double_wide_mlp": (False, True),
             "final_logit_softcapping": (None, 8.0),
             "enable_moe_block": (False, True),
             "num_experts": (8,),
@@ -393,9 +387,13 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
         },
     ),
     **HYBRID_TYPES,
+    **MORE_TYPES,
 }
+# Types whose files with names of the bare model transformers does not load.
+NO_BASE = ("llama4_text",)
 LONG_FACTORS = ("short_factor", "long_factor")
 EPSILON = {
+    "cohere": "layer_norm_eps",
     "cohere2": "layer_norm_eps",
     "lfm2": "norm_eps",
     "lfm2_moe": "norm_eps",
@@ -405,7 +403,7 @@ NO_ROPE = ("nemotron_h",)
 DELTAS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 HYBRID = (*DELTAS, *HYBRID_TYPES)
 PARTIAL = ("glm", "glm4", "glm4_moe", "minimax_m2", "phi3", *DELTAS)
-KINDS = ("gemma3_text", "gemma4_text")  # RoPE for each kind of layers.
+KINDS = ("gemma3_text", "gemma4_text", "mellum", "olmo3")  # RoPE for each kind of layers.
 SIZES = {
     *SMALL,
     *LATENT,
@@ -422,6 +420,8 @@ SIZES = {
     "moe_num_shared_experts",
     "index_n_heads",
     "index_head_dim",
+    "intermediate_size_mlp",
+    "num_shared_experts",
 } - {"max_position_embeddings", "initializer_range", "pad_token_id", "head_dim", "attention_bias"}
 STRANGE: dict[str, Any] = {
     "my_note": "fine",
@@ -472,7 +472,7 @@ def draw_rope(rng: random.Random, kind: str) -> dict[str, Any]:
         rope["original_max_position_embeddings"] = rng.choice([64, 256])
         if rng.random() < 0.5:
             del rope["factor"]
-    elif kind == "ministral3":
+    elif kind in ("ministral3", "mistral4"):
         rope["llama_4_scaling_beta"] = rng.choice([0.1, 1.0])
         rope["original_max_position_embeddings"] = rng.choice([8, 32])
     elif kind in PARTIAL and rng.random() < 0.5:
@@ -495,10 +495,26 @@ def draw_ropes(rng: random.Random, kind: str) -> dict[str, Any]:
     return {"full_attention": full, "sliding_attention": sliding}
 
 
+def share(values: dict[str, Any]) -> None:
+    """Gives layers that read the keys and values of others one of each kind before them."""
+    if values.get("hidden_size_per_layer_input") == 0:
+        values["num_kv_shared_layers"] = 0  # transformers runs no such model.
+    if values.get("num_kv_shared_layers"):
+        kinds = ("sliding_attention", "full_attention")
+        values["layer_types"] = [kinds[i] for i in (0, 1, 0, 0, 1)]
+        values["num_hidden_layers"] = 5
+
+
+def class_of(name: str) -> Any:
+    """The class of a configuration's model; some types have only a configuration of their own."""
+    name = f"{name.removesuffix('Text')}ForCausalLM"
+    return getattr(transformers, name, transformers.LlamaForCausalLM)
+
+
 def made(name: str, values: dict[str, Any]) -> Any:
     """The model of a type's class, whose configuration may be named differently."""
     config = getattr(transformers, f"{name}Config")(**{**SMALL, **values})
-    return getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
+    return class_of(name)(config).eval()
 
 
 class Case:
@@ -514,6 +530,7 @@ class Case:
         values[EPSILON.get(self.kind, "rms_norm_eps")] = self.rng.choice([1e-6, 1e-5, 1e-3])
         if "topk_group" in values:
             values["topk_group"] = min(values["topk_group"], values["n_group"])
+        share(values)
         if self.kind not in NO_ROPE and self.rng.random() < 0.8:
             values["rope_parameters"] = draw_ropes(self.rng, self.kind)
         tied = self.rng.random() < 0.4
@@ -564,7 +581,7 @@ class Case:
             self._tensors(lambda tensors: tensors.update({head: tensors[table]}))
         elif tied and what == "moved":
             self._tensors(lambda tensors: tensors.update({head: tensors.pop(table)}))
-        elif what == "base":
+        elif what == "base" and self.kind not in NO_BASE:
             self._tensors(self._base)
 
     @staticmethod
@@ -630,13 +647,18 @@ class Case:
             config["rope_local_base_freq"] = sliding["rope_theta"]
             config["rope_scaling"] = full if full["rope_type"] != "default" else None
             del config["rope_parameters"]
+        elif what == "old" and self.kind == "olmo3":
+            full = dict(rope["full_attention"])
+            del full["rope_theta"], config["rope_parameters"]
+            config["rope_theta"] = rng.choice([500000.0, 300.0])
+            config["rope_scaling"] = full if full["rope_type"] != "default" else None
         elif what == "theta" and self.kind == "gemma3_text":
             config["rope_local_base_freq"] = 300.0
             del rope["sliding_attention"]["rope_theta"]
         elif what == "unknown":
             rope["full_attention"]["stretch"] = 1.5
         if what:
-            self.changed += ["rope_parameters", "rope_scaling", "stretch"]
+            self.changed += ["rope_parameters", "rope_scaling", "rope_theta", "stretch"]
 
     def _drop(self, keys: list[str]) -> None:
         droppable = {*keys, "rms_norm_eps", "hidden_act", "max_position_embeddings", "layer_types"}
@@ -738,6 +760,9 @@ def test_a_prompt_may_be_divided(kind: str, division: list[int], tmp_path: Path)
             values["topk_group"] = min(values["topk_group"], values["n_group"])
         if "enable_moe_block" in keys:
             values["enable_moe_block"] = number % 2 == 0
+            values["hidden_size_per_layer_input"] = 16 * (number // 2)
+            values["num_kv_shared_layers"] = number
+        share(values)
         torch.manual_seed(number)
         made(name, values).save_pretrained(tmp_path)
         with torch.no_grad():

@@ -156,6 +156,27 @@ def test_a_block_with_a_shared_expert(scale: bool) -> None:
         assert np.array_equal(block(x), block(np.ascontiguousarray(x)))
 
 
+def test_rules_of_the_router() -> None:
+    """Groups by their best expert or two, and the least sum that weights are divided by."""
+    logits = np.log(np.array([[0.2, 0.18, 0.3, 0.02, 0.15, 0.15]], np.float32))
+    rows, router = np.eye(6, dtype=np.float32)[:1], np.zeros((6, 6), np.float32)
+    router[0] = logits
+
+    def route(**rules: Any) -> tuple[list[int], list[float]]:
+        ids, weights = mm.moe_router_topk(rows, router, 2, groups=3, top_groups=1, **rules)
+        return ids[0].tolist(), weights[0].tolist()
+
+    assert route()[0] == [0, 1]
+    assert route(best_of_group=1)[0] == [2, 3]
+    assert route(normalize=False)[1] == pytest.approx([0.2, 0.18])
+    assert route()[1] == pytest.approx([0.2 / 0.38, 0.18 / 0.38])
+    assert route(least_sum=0.5)[1] == pytest.approx([0.4, 0.36])
+    assert route(least_sum=0.1)[1] == pytest.approx([0.2 / 0.38, 0.18 / 0.38])
+    for wrong in ({"best_of_group": 3}, {"least_sum": -1.0}):
+        with pytest.raises(mm.InvalidArgumentError, match=next(iter(wrong))):
+            route(**wrong)
+
+
 def test_rows_are_as_precise_as_x() -> None:
     """float32 rows are not rounded to bfloat16 between the products, unlike bfloat16 ones."""
     parts = [mm.pack_weights(gaussian(1, *s, seed=i), "bf16") for i, s in enumerate(SHAPES)]

@@ -356,7 +356,7 @@ std::string UnsupportedType(const Json& config) {
   const std::string name = TextModelType(config);
   if (name.empty()) return {};
   const Result<const Family*> family = FindFamily(name);
-  return family.ok() && (*family)->runs ? std::string() : name;
+  return family.ok() ? std::string() : name;
 }
 
 QuantizeCheckpointReport ReportOf(const Checkpoint::Impl& source, const QuantizePlan& plan,

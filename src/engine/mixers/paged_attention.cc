@@ -37,6 +37,7 @@ AttentionOptions AttentionOptionsOf(const Pass& pass, int64_t layer) {
   AttentionOptions options;
   options.scale = config.score_scale;
   options.window = config.window;
+  options.chunked = config.chunked;
   options.softcap = pass.decoder.config.score_softcap;
   options.accuracy = pass.products.accuracy;
   options.determinism = pass.products.determinism;
@@ -71,6 +72,7 @@ AttentionStep DescribeAttention(const DescribedLayer& layer) {
   step.query_scale = config.layer(layer.index).query_scale;
   step.options.scale = config.layer(layer.index).score_scale;
   step.options.window = config.layer(layer.index).window;
+  step.options.chunked = config.layer(layer.index).chunked;
   step.options.softcap = config.score_softcap;
   step.options.accuracy = layer.products.accuracy;
   return step;

@@ -112,4 +112,17 @@ Result<bool> RouteInOne(const Device& device, const TensorView& x, const Router&
   return true;
 }
 
+Status ScaleInputs(const Device& device, const MutableTensorView& weights,
+                   const MutableTensorView& x, void* stream) {
+  if (x.rank() != 2 || x.dtype() != DType::kF32) {
+    return Invalid(fmt::format("x: expected f32 of rank 2, got {} of rank {}", DTypeName(x.dtype()),
+                               x.rank()));
+  }
+  MARLIN_RETURN_IF_ERROR(CheckActivations("x", x, x.shape()));
+  MARLIN_RETURN_IF_ERROR(CheckOutput("weights", weights, DType::kF32, {x.dim(0), 1}));
+  MARLIN_RETURN_IF_ERROR(CheckNoOverlap("x", x, "weights", weights, false));
+  if (x.ElementCount() == 0) return {};
+  return RunOperation(device, ScaleInputsCall{weights, x}, stream);
+}
+
 }  // namespace marlin

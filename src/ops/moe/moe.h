@@ -23,4 +23,10 @@ Result<bool> RouteInOne(const Device& device, const TensorView& x, const Router&
                         const MutableTensorView& logits, const MutableTensorView& ids,
                         const MutableTensorView& weights, void* stream);
 
+/// For experts that take inputs multiplied by their weights (Llama 4): x[t] = weights[t] * x[t],
+/// after which the weights are 1. x f32 [tokens, features] with contiguous columns, weights f32
+/// [tokens, 1], contiguous. Errors: kInvalidArgument for other operands.
+Status ScaleInputs(const Device& device, const MutableTensorView& weights,
+                   const MutableTensorView& x, void* stream = nullptr);
+
 }  // namespace marlin

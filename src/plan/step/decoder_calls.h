@@ -96,6 +96,12 @@ struct ScaleAndCapCall {
   float softcap;
 };
 
+/// As ScaleInputs (ops/moe/moe.h).
+struct ScaleInputsCall {
+  MutableTensorView weights;  ///< [tokens, 1]
+  MutableTensorView x;        ///< [tokens, features]
+};
+
 struct HeadProductCall {
   TensorView x;
   TensorView weights;

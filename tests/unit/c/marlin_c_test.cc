@@ -295,6 +295,44 @@ TEST_F(MarlinC, BuffersHoldOperands) {
   marlin_buffer_destroy(out);
 }
 
+TEST_F(MarlinC, RoutersHaveRulesForGroupsAndSums) {
+  marlin_weights* matrix = nullptr;
+  marlin_prepared* ready = nullptr;
+  const marlin_tensor dense = Matrix(dense_.data(), MARLIN_F32, kK, 3);
+  ASSERT_EQ(marlin_quantize(&dense, "fp32", &matrix), MARLIN_OK);
+  ASSERT_EQ(marlin_prepare(matrix, device_, &ready), MARLIN_OK);
+  marlin_router router = MARLIN_ROUTER_INIT;
+  router.weights = ready;
+  std::vector<int32_t> ids(8);
+  std::vector<float> weights(8);
+  const auto route = [&] {
+    const marlin_tensor x = Matrix(a_.data(), MARLIN_F32, 4, kK);
+    const marlin_tensor ids_view = Matrix(ids.data(), MARLIN_I32, 4, 2);
+    const marlin_tensor weights_view = Matrix(weights.data(), MARLIN_F32, 4, 2);
+    return marlin_route_tokens(device_, &x, &router, &ids_view, &weights_view, nullptr);
+  };
+  ASSERT_EQ(route(), MARLIN_OK) << marlin_last_error();
+  const std::vector<float> normalized = weights;
+  router.keep_weights = 1;
+  ASSERT_EQ(route(), MARLIN_OK);
+  const std::vector<float> kept = weights;
+  router.keep_weights = 0;
+  router.least_sum = 4.0F;
+  ASSERT_EQ(route(), MARLIN_OK);
+  for (size_t i = 0; i < kept.size(); ++i) EXPECT_NEAR(weights[i], kept[i] / 4, 1e-6F);
+  router.least_sum = -1.0F;
+  EXPECT_EQ(route(), MARLIN_INVALID_ARGUMENT);
+  router.least_sum = 0.0F;
+  router.best_of_group = 3;
+  EXPECT_EQ(route(), MARLIN_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(marlin_last_error()).find("best_of_group"), std::string::npos);
+  router.best_of_group = 1;
+  ASSERT_EQ(route(), MARLIN_OK);
+  EXPECT_EQ(weights, normalized);
+  marlin_prepared_destroy(ready);
+  marlin_weights_destroy(matrix);
+}
+
 TEST_F(MarlinC, ExpertsRunAfterTheirRouter) {
   constexpr int64_t kTokens = 4;
   marlin_weights* back_weights = nullptr;

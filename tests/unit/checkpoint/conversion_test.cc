@@ -205,7 +205,7 @@ TEST_F(Conversion, ArchitecturesThatStoreInOutAreNotTransposed) {
   for (int i = 0; i < 64 * 32; ++i) EXPECT_NEAR(values[i], original[i], 0.05f);
 }
 
-// Of two stacks with 32 hidden features at most one is square, so that the other one tells.
+// At most one of two stacks is square, so that the other one tells.
 TEST_F(Conversion, StacksOfExpertsHaveTheLayoutThatTheirShapesSay) {
   options_.overwrite = true;
   const std::string up = "model.layers.0.mlp.experts.gate_up_proj";

@@ -23,6 +23,7 @@
 #include "marlin/checkpoint.h"
 #include "marlin/importance.h"
 #include "marlin/model.h"
+#include "newer_families.h"
 #include "recipe/architecture.h"
 #include "recipe/decoder_shape.h"
 
@@ -44,8 +45,6 @@ Json Hybrid(Json own) {
               {"linear_value_head_dim", 16}});
   return own;
 }
-
-using ConfigMap = std::map<std::string, Json>;
 
 ConfigMap SomeConfigs() {
   return {
@@ -170,27 +169,6 @@ ConfigMap OtherConfigs() {
   };
 }
 
-ConfigMap GemmaConfigs() {
-  return {
-      {"gemma2", {{"sliding_window", 4}, {"query_pre_attn_scalar", 24}}},
-      {"gemma3_text", {{"sliding_window", 4}, {"sliding_window_pattern", 2}}},
-      {"gemma4_text",
-       {{"sliding_window", 4},
-        {"global_head_dim", 32},
-        {"attention_k_eq_v", true},
-        {"num_global_key_value_heads", 1},
-        {"hidden_size_per_layer_input", 0}}},
-      {"gemma4_text/experts",
-       {{"sliding_window", 4},
-        {"global_head_dim", 32},
-        {"hidden_size_per_layer_input", 0},
-        {"enable_moe_block", true},
-        {"num_experts", 4},
-        {"num_experts_per_tok", nullptr},
-        {"top_k_experts", 2}}},
-  };
-}
-
 /// Types with Mamba-2 mixers or short convolutions.
 ConfigMap HybridConfigs() {
   return {
@@ -229,6 +207,7 @@ const ConfigMap& Configs() {
     all.merge(OtherConfigs());
     all.merge(HybridConfigs());
     all.merge(GemmaConfigs());
+    all.merge(NewerConfigs());
     return all;
   }();
   return configs;
@@ -241,15 +220,6 @@ std::vector<std::string> Names() {
   std::vector<std::string> names;
   for (const auto& [name, config] : Configs()) names.push_back(name);
   return names;
-}
-
-/// Types that llama.cpp does not have, or whose names are not known here.
-const std::set<std::string>& WithoutGgufNames() {
-  static const std::set<std::string> types = {"deepseek_v32", "gemma2",      "gemma3_text",
-                                              "gemma4_text",  "glm_moe_dsa", "helium",
-                                              "ministral",    "ministral3",  "lfm2",
-                                              "lfm2_moe",     "nemotron_h",  "granitemoehybrid"};
-  return types;
 }
 
 class Families : public ::testing::Test {
@@ -463,7 +433,7 @@ TEST_F(Families, EveryTypeHasAConfig) {
 }
 
 TEST_F(Families, WhatIsListedIsLoaded) {
-  for (const std::string& type : Names()) {
+  for (const auto& [type, changes] : Configs()) {
     SCOPED_TRACE(type);
     Make(type);
     const std::string path = Write("plain");
@@ -530,7 +500,7 @@ TEST_F(Families, WrongGatedDeltaNetsAreRefused) {
 }
 
 TEST_F(Families, CalibrationKeepsEveryTypeNearer) {
-  for (const std::string& type : Names()) {
+  for (const auto& [type, changes] : Configs()) {
     SCOPED_TRACE(type);
     Make(type);
     const std::string path = Write("plain");
@@ -550,7 +520,7 @@ TEST_F(Families, CalibrationKeepsEveryTypeNearer) {
 TEST_F(Families, EveryTypeIsRotated) {
   for (const auto method : {QuantizeMethod::kGptq, QuantizeMethod::kAwqGptq}) {
     SCOPED_TRACE(std::string(QuantizeMethodName(method)));
-    for (const std::string& type : Names()) {
+    for (const auto& [type, changes] : Configs()) {
       SCOPED_TRACE(type);
       Make(type);
       PlantOutliers();
@@ -674,7 +644,7 @@ TEST_F(Families, AMethodWithoutAnyDataIsRefused) {
 
 /// The scales that are found move between tensors, and the model computes what it did, bit for bit.
 TEST_F(Families, AwqScalesChangeNoLogit) {
-  for (const std::string& type : Names()) {
+  for (const auto& [type, changes] : Configs()) {
     SCOPED_TRACE(type);
     Make(type);
     PlantOutliers();
@@ -695,7 +665,7 @@ TEST_F(Families, ImportanceIsMeasuredForEveryTypeWithNamesInGguf) {
   options.recipe = *MixedPrecisionConfig::Uniform("nf3/g16");
   options.method = QuantizeMethod::kMse;
   options.overwrite = true;
-  for (const std::string& type : Names()) {
+  for (const auto& [type, changes] : Configs()) {
     SCOPED_TRACE(type);
     Make(type);
     const std::string path = Write("plain");

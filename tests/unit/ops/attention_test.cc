@@ -56,6 +56,7 @@ Problem MakeProblem(const AttentionShape& s, DType q_type, DType kv_type, unsign
   p.v.Fill(seed + 2000);
   constexpr int64_t kWindows[] = {0, 1, 16, 33, 300};
   p.options.window = kWindows[seed % 5];
+  p.options.chunked = seed % 4 == 1;
   if (seed % 3 == 0) p.options.scale = 0.2F;
   if (seed % 7 < 3) p.options.sinks = {p.sinks.data(), DType::kF32, {s.heads}};
   return p;
@@ -216,6 +217,7 @@ TEST_P(AttentionOnEveryLevel, AttentionRowsAreIndependent) {
       for (const int64_t window : {0, 300}) {
         Problem p = MakeProblem(s, DType::kF32, kv_type, 5);
         p.options.window = window;
+        p.options.chunked = kv_type == DType::kF16;
         p.options.determinism = Determinism::kBatchInvariant;
         const std::vector<double> all = RunPart(device(), p, 0, s.tokens);
         for (const auto& [first, count] : {std::pair{0, 1}, {17, 3}, {30, 33}, {69, 1}}) {

@@ -10,6 +10,7 @@
 
 #include "decoder_fixture.h"
 #include "marlin/quantize.h"
+#include "ops/moe/moe.h"
 
 namespace marlin::decoder_test {
 namespace {
@@ -180,6 +181,22 @@ TEST_P(DecoderOnEveryLevel, ScaleAndCap) {
   EXPECT_EQ(got[1], 2);
   EXPECT_EQ(got[2], -2);
   EXPECT_EQ(ScaleAndCap(device(), odd.view(), 1.0F, -1.0F).code(), Code::kInvalidArgument);
+}
+
+TEST_P(DecoderOnEveryLevel, ScaleInputs) {
+  Tensor x(DType::kF32, {6, 530}, 2);
+  x.Fill(1, 3.0);
+  Tensor weights(DType::kF32, {6, 1});
+  weights.Fill(2);
+  std::vector<double> want = reference::Elements(x.view());
+  const std::vector<double> factors = reference::Elements(weights.view());
+  for (size_t i = 0; i < want.size(); ++i) want[i] *= factors[i / 530];
+  ASSERT_TRUE(ScaleInputs(device(), weights.view(), x.view()).ok());
+  ExpectNear(x.view(), want, 0x1p-23, 0, "x");
+  EXPECT_EQ(reference::Elements(weights.view()), std::vector<double>(6, 1.0));
+  EXPECT_EQ(ScaleInputs(device(), weights.view(), weights.view()).code(), Code::kInvalidArgument);
+  Tensor few(DType::kF32, {5, 1});
+  EXPECT_EQ(ScaleInputs(device(), few.view(), x.view()).code(), Code::kInvalidArgument);
 }
 
 TEST_P(DecoderOnEveryLevel, ConvertRoundsOnceAndKeepsEveryStride) {

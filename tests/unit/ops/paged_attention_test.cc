@@ -30,6 +30,7 @@ struct CacheCase {
   bool values_in_keys = false;
   bool sinks = false;
   float softcap = 0;
+  bool chunked = false;
 };
 
 constexpr CacheCase kCases[] = {
@@ -57,6 +58,11 @@ constexpr CacheCase kCases[] = {
     {DType::kF8E4M3, 4, 2, 512, 512, 0},
     {DType::kBf16, 8, 4, 256, 256, 100, 1, false, false, 5.0F},
     {DType::kF8E4M3, 8, 2, 64, 64, 0, 1, false, false, 5.0F},
+    // Chunks shorter and longer than a call's rows, and than a page.
+    {DType::kBf16, 10, 2, 128, 128, 48, 1, false, false, 0, true},
+    {DType::kBf16, 10, 2, 128, 128, 300, 1, false, false, 0, true},
+    {DType::kF8E4M3, 5, 1, 128, 128, 7, 2, false, false, 0, true},
+    {DType::kF32, 4, 2, 32, 32, 100, 1, false, false, 0, true},
 };
 
 // The latent of MLA, of 16 heads as in DeepSeek-V2-Lite and of more; windows and sinks as well.
@@ -135,6 +141,7 @@ class Caches {
       AttentionOptions options;
       options.window = case_.window;
       options.softcap = case_.softcap;
+      options.chunked = case_.chunked;
       options.accuracy = exact ? Accuracy::kExact : Accuracy::kDefault;
       if (case_.sinks) options.sinks = {sinks_.data(), DType::kF32, {case_.heads}};
       Tensor out(DType::kF32, {rows, case_.heads, case_.value_dim});

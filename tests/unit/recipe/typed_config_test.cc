@@ -283,8 +283,8 @@ TEST(RopeParameters, RefusalsNameTheKey) {
   refused({{"type", "linear"}}, "rope_scaling: factor: the key is missing");
   refused({{"type", "llama3"}, {"factor", 8.0}}, "low_freq_factor: the key is missing");
   refused(
-      {{"type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 4.0}, {"high_freq_factor", 4.0}},
-      "high_freq_factor: 4 is not above low_freq_factor 4");
+      {{"type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 4.0}, {"high_freq_factor", 3.5}},
+      "high_freq_factor: 3.5 is below low_freq_factor 4");
   refused({{"type", "axial"}, {"factor", 8.0}}, "rope_type 'axial' is not supported");
   refused({{"type", "longrope"}, {"factor", 8.0}}, "short_factor: longrope needs one for every");
   refused({{"type", "longrope"}, {"short_factor", {1.0, 0.0}}}, "short_factor: ");

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "backends/cpu/attention/cpu_attention.h"
+#include "base/attention_window.h"
 #include "base/checked.h"
 
 namespace marlin::cpu {
@@ -43,6 +44,7 @@ AttentionGeometry AttentionGeometry::Of(const AttentionJob& job, const Attention
   g.padded_depth = RoundUp(g.depth, kFeaturePad);
   g.padded_width = RoundUp(g.width, kFeaturePad);
   g.window = context.window;
+  g.chunked = context.chunked;
   g.tiles = context.segment_kernel != nullptr && g.tokens > kApartTokens &&
             HasTiles(job.keys.type) && HasTiles(job.values.type) && g.depth % 32 == 0 &&
             g.width % 16 == 0;
@@ -73,7 +75,7 @@ void AttentionGeometry::CutApart(const AttentionContext& context, bool side_by_s
 }
 
 int64_t AttentionGeometry::FirstKey(int64_t position) const {
-  return window > 0 ? std::max<int64_t>(position - window + 1, 0) : 0;
+  return FirstVisibleKey(position, window, chunked);
 }
 
 bool AttentionGeometry::ReadsInPlace(const KeyMemory& memory) const {

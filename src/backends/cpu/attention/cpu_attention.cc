@@ -353,7 +353,8 @@ AttentionContext CpuDecoder::ContextOf(int64_t jobs, const AttentionOptions& opt
       options.accuracy == Accuracy::kExact || options.determinism == Determinism::kBatchInvariant;
   // The segment kernel does not cap scores.
   const bool vectors = exact || options.softcap != 0.0F;
-  return {jobs, options.window, pool_.worker_count(), vectors ? nullptr : segment_kernel_};
+  return {jobs, options.window, options.chunked, pool_.worker_count(),
+          vectors ? nullptr : segment_kernel_};
 }
 
 void CpuDecoder::RunJobs(std::span<const AttentionJob> jobs, const AttentionOptions& options,

@@ -42,6 +42,7 @@ struct AttentionJob {
 struct AttentionContext {
   int64_t jobs;
   int64_t window;
+  bool chunked;  ///< AttentionOptions::chunked.
   int64_t workers;
   const SegmentKernel* segment_kernel;  ///< Or null.
 };
@@ -57,6 +58,7 @@ struct AttentionGeometry {
   int64_t padded_depth;
   int64_t padded_width;
   int64_t window;
+  bool chunked;
   bool tiles;  ///< Whether the segment kernel (AMX tiles) is used.
   int64_t tokens_per_run;
   int64_t runs;

@@ -425,4 +425,17 @@ Status CpuDecoder::Run(const ScaleAndCapCall& call, const OperationContext& /*co
   return {};
 }
 
+Status CpuDecoder::Run(const ScaleInputsCall& call, const OperationContext& /*context*/) const {
+  const MutableTensorView& x = call.x;
+  ForRows(pool_, x.dim(0), x.dim(1), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      float* const weight = call.weights.As<float>() + row;
+      float* const values = x.As<float>() + row * x.stride(0);
+      for (int64_t i = 0; i < x.dim(1); ++i) values[i] *= *weight;
+      *weight = 1.0F;
+    }
+  });
+  return {};
+}
+
 }  // namespace marlin::cpu

@@ -70,6 +70,7 @@ AttentionArguments ArgumentsOf(const AttentionShape& shape, const AttentionPlan&
   args.softcap = options.softcap;
   args.window =
       static_cast<int>(std::min<int64_t>(options.window, std::numeric_limits<int32_t>::max()));
+  args.chunked = options.chunked;
   args.sinks = options.sinks.As<float>();
   args.tile_rows = plan.tile_rows;
   args.tiles = static_cast<int>(plan.tiles);

@@ -60,6 +60,7 @@ struct AttentionArguments {
   float scale = 1;
   float softcap = 0;
   int window = 0;
+  bool chunked = false;  ///< AttentionOptions::chunked.
   const float* sinks = nullptr;
   int tile_rows = 16;  ///< Query rows of a CTA: 4 or 16.
   int tiles = 0;       ///< No fewer than there are.

@@ -314,12 +314,12 @@ struct PersistentDelta {
   int value_log2 = 0;  ///< log2 of value_dim.
   int slices = 1;      ///< CTAs of a value head.
   int group = 1;       ///< Value heads of a key head.
-  HeadColumns queries;
-  HeadColumns keys;
-  HeadColumns values;
-  HeadColumns gates;
-  HeadColumns writes;  ///< Rows of PersistentLayer::delta_rows.
-  HeadColumns decays;
+  HeadColumns queries = {};
+  HeadColumns keys = {};
+  HeadColumns values = {};
+  HeadColumns gates = {};
+  HeadColumns writes = {};  ///< Rows of PersistentLayer::delta_rows.
+  HeadColumns decays = {};
   int states = 0;  ///< The cache group.
 
   /// The convolution's channels, and a CTA's of them.

@@ -85,7 +85,9 @@ Support SupportsAttention(const AttentionStep& step, bool hybrid) {
   const PagedCache& cache = step.cache;
   if (cache.values_in_keys || step.rope_dim != 0) return {"latent attention"};
   if (step.output_gate && !hybrid) return {"an output gate of attention"};
+  if (!step.appends) return {"keys and values of another layer"};
   if (step.options.softcap != 0.0F) return {"capped scores"};
+  if (step.options.chunked) return {"attention in chunks"};
   if (!step.v_norm.weight.empty()) return {"a norm of values"};
   if (cache.type != DType::kBf16 && cache.type != DType::kF8E4M3) {
     return {"a KV cache of {1}; supported: bf16 and f8_e4m3", 0, DTypeName(cache.type)};
@@ -150,6 +152,7 @@ Support SupportsExperts(const RouteStep& route, const ExpertsStep& step, bool hy
   if (step.shared_gate.parts.size() > 1) {
     return {"a gate of the shared expert of {0} parts", std::ssize(step.shared_gate.parts)};
   }
+  if (step.scales_inputs) return {"experts of scaled inputs"};
   if (route.router.parts.size() != 1)
     return {"a router of {0} parts", std::ssize(route.router.parts)};
   if (!route.options.scales.empty()) return {"factors of the experts' weights"};

@@ -132,6 +132,19 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+/// blockIdx.x: token; threads: columns. Every thread has read the weight before it becomes 1.
+__global__ void __launch_bounds__(kThreads)
+    ScaleInputsKernel(const __grid_constant__ RowsView x, float* weights, int64_t columns) {
+  EnterChain();
+  const auto token = static_cast<int64_t>(blockIdx.x);
+  const float weight = weights[token];
+  for (int64_t column = threadIdx.x; column < columns; column += blockDim.x) {
+    Store(x, token, column, weight * Load(x, token, column));
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) weights[token] = 1.0f;
+}
+
 /// blockIdx.x: token; blockIdx.y: head. The position of the CTA's token, or -1 with a record of
 /// why.
 MARLIN_DEVICE int64_t PositionOfToken(const IndexView& positions, const ErrorView& errors) {
@@ -224,6 +237,10 @@ cudaError_t Load<ScaleAndCapCall>() {
   return PrepareKernels(&ScaleAndCapKernel);
 }
 template <>
+cudaError_t Load<ScaleInputsCall>() {
+  return PrepareKernels(&ScaleInputsKernel);
+}
+template <>
 cudaError_t Load<ApplyRotaryCall>() {
   return PrepareKernels(&RotaryKernel);
 }
@@ -280,6 +297,12 @@ Status Run(const ScaleAndCapCall& call, const CallContext& context) {
   const int64_t columns = call.x.dim(1);
   return context.Launch("scale", &ScaleAndCapKernel, GridOf(x.rows, columns), kThreads, x, columns,
                         call.scale, call.softcap);
+}
+
+Status Run(const ScaleInputsCall& call, const CallContext& context) {
+  const RowsView x = RowsOf(call.x);
+  return context.Launch("scale_inputs", &ScaleInputsKernel, dim3(static_cast<unsigned>(x.rows)),
+                        kThreads, x, call.weights.As<float>(), call.x.dim(1));
 }
 
 Status Run(const ApplyRotaryCall& call, const CallContext& context) {

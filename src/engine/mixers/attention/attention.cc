@@ -22,6 +22,7 @@ AttentionStep::Norms NormsOf(const DecoderConfig& config) {
     case QkNormRule::kWhole:
       return AttentionStep::Norms::kAllHeads;
     case QkNormRule::kAfterRotary:
+    case QkNormRule::kPlainAfterRotary:
       return AttentionStep::Norms::kAfterRotary;
     default:
       return AttentionStep::Norms::kHeads;
@@ -41,6 +42,7 @@ Status RotateAndCache(const Pass& pass, int64_t layer, const AttentionHeads& hea
   const SequenceRows rows = RowsOf(pass, layer);
   const PagedCache cache = CacheOf(pass, layer);
   const auto normalize = [&](const MutableTensorView& x, const TensorView& weight) {
+    if (weight.empty()) return Status();
     return RmsNorm(pass.device, x, weight, norms.epsilon, x, pass.stream());
   };
   switch (NormsOf(pass.decoder.config)) {
@@ -62,6 +64,25 @@ Status RotateAndCache(const Pass& pass, int64_t layer, const AttentionHeads& hea
   return {};
 }
 
+/// The norm and the RoPE of the queries of a layer that reads the keys and values of another.
+Status RotateQueries(const Pass& pass, int64_t layer, const MutableTensorView& q,
+                     const TensorView& norm) {
+  const RotaryEmbedding rotary = RotaryOf(pass.decoder, layer);
+  const AttentionStep::Norms norms = NormsOf(pass.decoder.config);
+  const bool after = norms == AttentionStep::Norms::kAfterRotary;
+  const auto normalize = [&]() -> Status {
+    if (norm.empty()) return {};
+    const MutableTensorView x = norms == AttentionStep::Norms::kAllHeads ? AllOf(q) : q;
+    return RmsNorm(pass.device, x, norm, pass.decoder.config.epsilon, x, pass.stream());
+  };
+  if (!after) MARLIN_RETURN_IF_ERROR(normalize());
+  if (!rotary.inverse_frequencies.empty()) {
+    MARLIN_RETURN_IF_ERROR(
+        ApplyRotary(pass.device, rotary, pass.values.positions, q, pass.stream()));
+  }
+  return after ? normalize() : Status();
+}
+
 /// Features of the projected queries: with an output gate each head's are followed by its gate.
 int64_t QueryFeatures(const Dimensions& sizes) {
   return sizes.heads * sizes.head_dim * (sizes.output_gate ? 2 : 1);
@@ -75,6 +96,7 @@ class GroupedAttention final : public Mixer {
   std::vector<InputSource> Sources(const Dimensions& sizes,
                                    const MixerTensors& tensors) const override;
   MixerState State(const Dimensions& sizes) const override {
+    if (sizes.kv_source >= 0) return {};
     return {sizes.kv_heads, sizes.head_dim, sizes.head_dim};
   }
   std::vector<DecoderOperation> OwnOperations(const Dimensions& sizes) const override {
@@ -110,9 +132,13 @@ class GroupedAttention final : public Mixer {
     if (!decoder.config.shape.value_norm) return {};
     return {decoder.ones.view().data(), DType::kF32, {features}};
   }
+  /// The norms of a layer's queries and keys.
+  static HeadNorms QkNorms(const Decoder& decoder, int64_t layer, const MixerLayer& mixer);
   static Status NormalizeValues(const Pass& pass, const MutableTensorView& from,
                                 const MutableTensorView& to);
   static Status Project(Pass& pass, int64_t layer);
+  /// Norms and RoPE, and keys and values to the cache.
+  static Status Cache(const Pass& pass, int64_t layer, const MutableTensorView& q);
   static Status Mix(const Pass& pass, int64_t layer);
 };
 
@@ -151,7 +177,13 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
   };
   MixerTensors tensors;
   std::vector<LinearTensors>& qkv = tensors.projections.emplace_back().layers;
-  if (family.fused_qkv) {
+  if (sizes.kv_source >= 0) {
+    qkv = {linear("q_proj", q)};
+    for (const char* const part :
+         {"k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias", "k_norm.weight"}) {
+      tensors.ignored.push_back(names.prefix() + name(part));
+    }
+  } else if (family.fused_qkv) {
     qkv = {linear("qkv_proj", q + 2 * kv)};
   } else {
     qkv = {linear("q_proj", q), linear("k_proj", kv)};
@@ -162,13 +194,15 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
   tensors.out = names.Linear(name(family.mixers->out), sizes.heads * sizes.head_dim, sizes.hidden,
                              sizes.o_bias);
   tensors.vectors.resize(kSinks + 1);
-  if (sizes.qk_norm) {
+  if (sizes.qk_norm && family.qk_norm != QkNormRule::kPlainAfterRotary) {
     const bool whole = family.qk_norm == QkNormRule::kWhole;
     const auto norm = [&](std::string_view part, int64_t heads) {
       return names.Norm(family, name(part), (whole ? heads : 1) * sizes.head_dim);
     };
     tensors.vectors[kQNorm] = norm(family.qk_norm_names[0], sizes.heads);
-    tensors.vectors[kKNorm] = norm(family.qk_norm_names[1], sizes.kv_heads);
+    if (sizes.kv_source < 0) {
+      tensors.vectors[kKNorm] = norm(family.qk_norm_names[1], sizes.kv_heads);
+    }
   }
   if (family.attention_sinks) tensors.vectors[kSinks] = names.Vector(name("sinks"), sizes.heads);
   return tensors;
@@ -178,8 +212,8 @@ std::vector<InputSource> GroupedAttention::Sources(const Dimensions& sizes,
                                                    const MixerTensors& tensors) const {
   const int64_t kv = sizes.kv_heads * sizes.head_dim;
   InputSource mixed;
-  // A norm of the values takes factors away again.
-  if (sizes.value_norm) return {mixed};
+  // A norm of the values takes factors away again; another layer's values have other readers.
+  if (sizes.value_norm || sizes.kv_source >= 0) return {mixed};
   // The values are the last outputs of v's own matrix, or of one that holds q, k and v.
   mixed.linear = tensors.projections[kQkv].layers.back();
   const int64_t first = mixed.linear.out - kv;
@@ -197,12 +231,14 @@ void GroupedAttention::Describe(const DescribedLayer& layer,
   operations->emplace_back(
       ProjectStep{layer.index, DescribeHiddenNorm(layer), DescribeLinear(mixer.projections[kQkv])});
   AttentionStep step = DescribeAttention(layer);
-  step.q_norm = DescribeNorm(mixer.vectors[kQNorm], epsilon);
-  step.k_norm = DescribeNorm(mixer.vectors[kKNorm], epsilon);
+  const HeadNorms norms = QkNorms(layer.decoder, layer.index, mixer);
+  step.q_norm = {norms.queries, epsilon};
+  step.k_norm = {norms.keys, epsilon};
   step.norms = NormsOf(layer.decoder.config);
   step.v_norm = {ValueNorm(layer.decoder, step.value_dim), epsilon};
   step.options.sinks = mixer.vectors[kSinks].view();
   step.output_gate = layer.decoder.config.layer(layer.index).sizes.output_gate;
+  step.appends = layer.decoder.config.layer(layer.index).sizes.kv_source < 0;
   operations->emplace_back(step);
 }
 
@@ -229,6 +265,18 @@ Status GroupedAttention::Project(Pass& pass, int64_t layer) {
   return Ended(pass, StepPart::kQkv);
 }
 
+HeadNorms GroupedAttention::QkNorms(const Decoder& decoder, int64_t layer,
+                                    const MixerLayer& mixer) {
+  const DecoderConfig& config = decoder.config;
+  if (config.family->qk_norm != QkNormRule::kPlainAfterRotary) {
+    return {mixer.vectors[kQNorm].view(), mixer.vectors[kKNorm].view(), config.epsilon};
+  }
+  const Dimensions& sizes = config.layer(layer).sizes;
+  if (!sizes.qk_norm || config.rotary(layer) == nullptr) return {{}, {}, config.epsilon};
+  const TensorView ones(decoder.ones.view().data(), DType::kF32, {sizes.head_dim});
+  return {ones, ones, config.epsilon};
+}
+
 Status GroupedAttention::NormalizeValues(const Pass& pass, const MutableTensorView& from,
                                          const MutableTensorView& to) {
   const Decoder& decoder = pass.decoder;
@@ -237,16 +285,11 @@ Status GroupedAttention::NormalizeValues(const Pass& pass, const MutableTensorVi
   return Ended(pass, StepPart::kNorm);
 }
 
-Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
-  const ArenaScope scope(pass.arena);
-  const DecoderConfig& config = pass.decoder.config;
-  const Dimensions& sizes = config.layer(layer).sizes;
-  const std::vector<DeviceVector>& vectors = pass.layer(layer).mixer.vectors;
+Status GroupedAttention::Cache(const Pass& pass, int64_t layer, const MutableTensorView& q) {
+  const Dimensions& sizes = pass.decoder.config.layer(layer).sizes;
   const MutableTensorView qkv = ProjectedOf(pass, layer);
   const int64_t first_key = QueryFeatures(sizes);
   const int64_t first_value = first_key + sizes.kv_heads * sizes.head_dim;
-  MutableTensorView q = HeadsIn(qkv, 0, sizes.heads, sizes.head_dim);
-  q.set_stride(1, first_key / sizes.heads);
   const MutableTensorView k = HeadsIn(qkv, first_key, sizes.kv_heads, sizes.head_dim);
   MutableTensorView v = k;
   if (sizes.keys_are_values) {
@@ -258,8 +301,22 @@ Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
     const MutableTensorView& from = sizes.keys_are_values ? k : v;
     MARLIN_RETURN_IF_ERROR(NormalizeValues(pass, from, v));
   }
-  const HeadNorms norms{vectors[kQNorm].view(), vectors[kKNorm].view(), config.epsilon};
-  MARLIN_RETURN_IF_ERROR(RotateAndCache(pass, layer, {q, k, v}, norms));
+  const HeadNorms norms = QkNorms(pass.decoder, layer, pass.layer(layer).mixer);
+  return RotateAndCache(pass, layer, {q, k, v}, norms);
+}
+
+Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
+  const ArenaScope scope(pass.arena);
+  const DecoderConfig& config = pass.decoder.config;
+  const Dimensions& sizes = config.layer(layer).sizes;
+  const MixerLayer& mixer = pass.layer(layer).mixer;
+  const std::vector<DeviceVector>& vectors = mixer.vectors;
+  MutableTensorView q = HeadsIn(ProjectedOf(pass, layer), 0, sizes.heads, sizes.head_dim);
+  q.set_stride(1, QueryFeatures(sizes) / sizes.heads);
+  MARLIN_RETURN_IF_ERROR(
+      sizes.kv_source < 0
+          ? Cache(pass, layer, q)
+          : RotateQueries(pass, layer, q, QkNorms(pass.decoder, layer, mixer).queries));
   if (const PositionScale& scale = config.layer(layer).query_scale; scale.beta != 0.0F) {
     MARLIN_RETURN_IF_ERROR(
         ScaleByPosition(pass.device, scale, pass.values.positions, q, pass.stream()));

@@ -216,6 +216,13 @@ Status LatentAttention::TakeValues(Pass* pass) const {
 
 Status LatentAttention::Run(Pass& pass, StepKind kind, int64_t layer) const {
   if (kind == StepKind::kLatentProject) return Project(pass, layer);
+  const DecoderConfig& config = pass.decoder.config;
+  if (const PositionScale& scale = config.layer(layer).query_scale; scale.beta != 0.0F) {
+    const int64_t width = config.shape.nope_dim + config.shape.rope_dim;
+    MARLIN_RETURN_IF_ERROR(ScaleByPosition(
+        pass.device, scale, pass.values.positions,
+        HeadsIn(pass.values.projected, 0, config.shape.heads, width), pass.stream()));
+  }
   const ExpandedPages& pages = pass.values.pages[pass.pool.GroupOf(layer)].expanded;
   return pages.pages.empty() ? AttendToLatents(pass, layer) : AttendToHeads(pass, layer, pages);
 }

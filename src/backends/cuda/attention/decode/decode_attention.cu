@@ -18,6 +18,7 @@
 
 #include "backends/cuda/attention/attention_launch.h"
 #include "backends/cuda/attention/latent/matrix_softmax.cuh"
+#include "backends/cuda/attention/visible_keys.cuh"
 #include "backends/cuda/common/chain.cuh"
 #include "backends/cuda/plan/tile_problem.h"
 
@@ -93,7 +94,7 @@ struct Task {
     // A position beyond the pages is recorded as an error, and has no keys.
     const int64_t capacity = static_cast<int64_t>(args.sequences.blocks) * args.pages.page_tokens;
     visible.end = position < capacity ? max(position, 0) + 1 : 0;
-    visible.first = args.window > 0 ? max(visible.end - args.window, 0) : 0;
+    visible.first = FirstVisibleKey(args, max(visible.end - 1, 0));
     const int first = visible.first / block_keys;
     const int blocks = (visible.end + block_keys - 1) / block_keys - first;
     const int part = (blocks + args.segments - 1) / args.segments;

@@ -3,6 +3,7 @@
 
 #include "backends/cuda/attention/attention_layout.h"
 #include "backends/cuda/attention/pages.cuh"
+#include "backends/cuda/attention/visible_keys.cuh"
 
 namespace marlin::cuda {
 
@@ -108,7 +109,7 @@ struct KeyRange {
         end(tile.PositionOf(args, tile.rows - 1) + 1) {}
 
   static MARLIN_DEVICE int FirstKey(const AttentionArguments& args, int position) {
-    return args.window > 0 ? max(position - args.window + 1, 0) : 0;
+    return FirstVisibleKey(args, position);
   }
 };
 
