@@ -393,21 +393,6 @@ struct MixerWords {
   }
 };
 
-/// Attention of layer `index`, up to its results' words. Not inlined: its registers would make the
-/// rest of the kernel spill.
-static __device__ __noinline__ void Attend(const PersistentArguments& args, int index,
-                                           const uint32_t* projected, uint32_t tag,
-                                           MixerWords own) {
-  const PersistentLayer& layer = Tables{args}.LayerOf(index);
-  uint32_t* const parts = own.words + args.exchange.attention;
-  uint32_t* const mixed = own.words + args.exchange.mixed;
-  TokenAttention<true> attention(args, layer,
-                                 {layer.gemms[static_cast<int>(Phase::kQkv)], projected, tag});
-  attention.Run(parts, mixed, index, own.tag);
-  SyncFirst<kPersistentThreads>();
-  attention.Combine(parts, mixed, own.tag);
-}
-
 /// Prepares the inputs of kOut: attention or a gated delta net's row; where the run begins, results
 /// in memory. `words`, `tag`: the layer's. Called by all threads that compute.
 MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint32_t* words,
@@ -430,13 +415,18 @@ MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint
   const bool attends = layer.attends != 0;
   uint32_t* const mixed = own.words + (attends ? args.exchange.mixed : args.exchange.results);
   uint32_t* const squares = own.words + args.exchange.squares;
-  const uint32_t* const projected = words + args.exchange.phases[static_cast<int>(Phase::kQkv)];
+  const ProjectedWords projected = {layer.gemms[static_cast<int>(Phase::kQkv)],
+                                    words + args.exchange.phases[static_cast<int>(Phase::kQkv)],
+                                    tag};
   const DeltaRow delta(args, layer);
   if (attends) {
-    Attend(args, index, projected, tag, own);
+    uint32_t* const parts = own.words + args.exchange.attention;
+    TokenAttention<true> attention(args, layer, projected);
+    attention.Run(parts, mixed, index, own.tag);
+    SyncFirst<kPersistentThreads>();
+    attention.Combine(parts, mixed, own.tag);
   } else if (!begins) {
-    delta.Run({layer.gemms[static_cast<int>(Phase::kQkv)], projected, tag}, mixed, squares, index,
-              own.tag);
+    delta.Run(projected, mixed, squares, index, own.tag);
     SyncFirst<kPersistentThreads>();
   }
   const PhaseGemm& gemm = layer.gemms[static_cast<int>(Phase::kOut)];
