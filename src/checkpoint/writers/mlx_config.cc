@@ -33,8 +33,8 @@ struct MlxType {
   bool scales_rope = true;        ///< Knows other kinds of RoPE than the default one.
   bool biases = true;             ///< Follows attention_bias.
   MlxKinds kinds = MlxKinds::kNone;
-  bool square = false;            ///< Heads are as wide together as the hidden states.
-  std::string_view other = {};    ///< Words for a model that differs from the type; empty: none.
+  bool square = false;          ///< Heads are as wide together as the hidden states.
+  std::string_view other = {};  ///< Words for a model that differs from the type; empty: none.
 };
 constexpr MlxType kMlxTypes[] = {
     {.model_type = "llama"},
@@ -79,6 +79,31 @@ constexpr int64_t kGemmaInterval = 6;  ///< Layers up to a global one, by defaul
 constexpr std::array<std::string_view, 3> kExpertKeys = {"num_experts", "num_local_experts",
                                                          "n_routed_experts"};
 
+/// A value that is there and not null.
+const Json* Find(const Json& object, std::string_view key) {
+  const auto found = object.find(std::string(key));
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::string TextOf(const Json* value, std::string_view fallback) {
+  return value != nullptr && value->is_string() ? value->get<std::string>() : std::string(fallback);
+}
+
+/// The names of the layers' kinds, one per layer.
+std::vector<std::string> LayerKinds(const Json& config, int64_t interval) {
+  std::vector<std::string> kinds;
+  if (const Json* const types = Find(config, "layer_types"); types != nullptr) {
+    for (const Json& type : *types) kinds.push_back(TextOf(&type, ""));
+    return kinds;
+  }
+  const Json* const layers = Find(config, "num_hidden_layers");
+  const int64_t count = layers == nullptr ? 0 : layers->get<int64_t>();
+  for (int64_t i = 1; i <= count; ++i) {
+    kinds.emplace_back(i % interval == 0 ? kFullAttention : kSlidingAttention);
+  }
+  return kinds;
+}
+
 class MlxNames {
  public:
   explicit MlxNames(Json* config) : config_(*config) {}
@@ -108,11 +133,6 @@ class MlxNames {
   }
 
  private:
-  /// A value that is there and not null.
-  static const Json* Find(const Json& object, std::string_view key) {
-    const auto found = object.find(std::string(key));
-    return found == object.end() || found->is_null() ? nullptr : &*found;
-  }
   bool IsTrue(std::string_view key) const {
     const Json* const value = Find(config_, key);
     return value != nullptr && value->is_boolean() && value->get<bool>();
@@ -120,10 +140,6 @@ class MlxNames {
   bool IsFalse(std::string_view key) const {
     const Json* const value = Find(config_, key);
     return value != nullptr && value->is_boolean() && !value->get<bool>();
-  }
-  static std::string TextOf(const Json* value, std::string_view fallback) {
-    return value != nullptr && value->is_string() ? value->get<std::string>()
-                                                  : std::string(fallback);
   }
   Status Refuse(std::string_view key, std::string_view why) const {
     return Status(Code::kUnsupported,
@@ -199,21 +215,6 @@ class MlxNames {
     return kinds == MlxKinds::kLocalBase ? TakeLocalBase() : TakeGlobalHeads();
   }
 
-  /// The names of the layers' kinds, one per layer.
-  std::vector<std::string> LayerKinds(int64_t interval) const {
-    std::vector<std::string> kinds;
-    if (const Json* const types = Find(config_, "layer_types"); types != nullptr) {
-      for (const Json& type : *types) kinds.push_back(TextOf(&type, ""));
-      return kinds;
-    }
-    const Json* const layers = Find(config_, "num_hidden_layers");
-    const int64_t count = layers == nullptr ? 0 : layers->get<int64_t>();
-    for (int64_t i = 1; i <= count; ++i) {
-      kinds.emplace_back(i % interval == 0 ? kFullAttention : kSlidingAttention);
-    }
-    return kinds;
-  }
-
   /// gemma3: every sliding_window_pattern-th layer is global, and the others' RoPE has a base
   /// alone.
   Status TakeLocalBase() {
@@ -222,7 +223,7 @@ class MlxNames {
     }
     const Json* const pattern = Find(config_, "sliding_window_pattern");
     const std::vector<std::string> kinds =
-        LayerKinds(pattern == nullptr ? kGemmaInterval : pattern->get<int64_t>());
+        LayerKinds(config_, pattern == nullptr ? kGemmaInterval : pattern->get<int64_t>());
     const auto first = std::find(kinds.begin(), kinds.end(), kFullAttention);
     const auto interval = first - kinds.begin() + 1;
     for (size_t i = 0; i < kinds.size(); ++i) {
@@ -255,7 +256,7 @@ class MlxNames {
       if (type == "default" || type == "proportional") continue;
       return Refuse("rope_parameters", "knows no scaling of RoPE");
     }
-    std::vector<std::string> kinds = LayerKinds(kGemmaInterval);
+    std::vector<std::string> kinds = LayerKinds(config_, kGemmaInterval);
     if (!kinds.empty()) kinds.back() = kFullAttention;
     if (const Json* const layers = Find(config_, "per_layer_config"); layers != nullptr) {
       for (const auto& [layer, own] : layers->items()) {
