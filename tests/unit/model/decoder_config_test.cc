@@ -110,7 +110,12 @@ TEST(DecoderConfig, HeadsOfGemma4DifferByLayer) {
               HasSubstr("num_kv_shared_layers: 4 of 4 layers"));
   EXPECT_THAT(refused(dense + R"("num_kv_shared_layers": 1)"),
               HasSubstr("num_kv_shared_layers: 1: no layer before them is of the kind of layer 3"));
-  EXPECT_THAT(refused(dense + R"("enable_moe_block": true)"), HasSubstr("num_experts"));
+  EXPECT_EQ(config->shape.experts, 0);
+  const auto routed =
+      ReadDecoderConfig(Config("gemma4_text", dense + R"("enable_moe_block": true)"));
+  ASSERT_TRUE(routed.ok()) << routed.status().message();
+  EXPECT_GT(routed->shape.experts, 0);
+  EXPECT_TRUE(routed->router.normalize);
   EXPECT_THAT(refused(dense + R"("per_layer_config": {"1": {"sliding_window": 3}})"),
               HasSubstr("per_layer_config: 1: sliding_window is not understood"));
   EXPECT_THAT(refused(dense + R"("per_layer_config": {"1": {"head_dim": 32}})"),
