@@ -33,8 +33,8 @@ struct MlxType {
   bool scales_rope = true;        ///< Knows other kinds of RoPE than the default one.
   bool biases = true;             ///< Follows attention_bias.
   MlxKinds kinds = MlxKinds::kNone;
-  bool square = false;            ///< Heads are as wide together as the hidden states.
-  std::string_view other = {};    ///< Words for a model that differs from the type; empty: none.
+  bool square = false;          ///< Heads are as wide together as the hidden states.
+  std::string_view other = {};  ///< Words for a model that differs from the type; empty: none.
 };
 constexpr MlxType kMlxTypes[] = {
     {.model_type = "llama"},
@@ -79,6 +79,23 @@ constexpr int64_t kGemmaInterval = 6;  ///< Layers up to a global one, by defaul
 constexpr std::array<std::string_view, 3> kExpertKeys = {"num_experts", "num_local_experts",
                                                          "n_routed_experts"};
 
+/// A value that is there and not null.
+const Json* Find(const Json& object, std::string_view key) {
+  const auto found = object.find(std::string(key));
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+/// hidden_size over the heads; null without them.
+Json HeadSize(const Json& config) {
+  const Json* const hidden = Find(config, "hidden_size");
+  const Json* const heads = Find(config, "num_attention_heads");
+  if (hidden == nullptr || heads == nullptr || !hidden->is_number_unsigned() ||
+      !heads->is_number_unsigned() || *heads == 0) {
+    return {};
+  }
+  return hidden->get<uint64_t>() / heads->get<uint64_t>();
+}
+
 class MlxNames {
  public:
   explicit MlxNames(Json* config) : config_(*config) {}
@@ -108,11 +125,6 @@ class MlxNames {
   }
 
  private:
-  /// A value that is there and not null.
-  static const Json* Find(const Json& object, std::string_view key) {
-    const auto found = object.find(std::string(key));
-    return found == object.end() || found->is_null() ? nullptr : &*found;
-  }
   bool IsTrue(std::string_view key) const {
     const Json* const value = Find(config_, key);
     return value != nullptr && value->is_boolean() && value->get<bool>();
@@ -140,7 +152,7 @@ class MlxNames {
     }
     // Arguments without a default there.
     if (typed.config.Knows("head_dim") && Find(config_, "head_dim") == nullptr) {
-      if (const Json size = HeadSize(); !size.is_null()) config_["head_dim"] = size;
+      if (const Json size = HeadSize(config_); !size.is_null()) config_["head_dim"] = size;
     }
     if (type_ == "minimax_m2") {
       config_["shared_intermediate_size"] = uint64_t{0};
@@ -298,7 +310,7 @@ class MlxNames {
       return Refuse("sliding_window", "has no windows in all layers");
     }
     const Json* const size = Find(config_, "head_dim");
-    if (known.square && size != nullptr && *size != HeadSize()) {
+    if (known.square && size != nullptr && *size != HeadSize(config_)) {
       return Refuse("head_dim", "has heads as wide together as hidden_size");
     }
     if (type_ == "cohere2" && !IsTrue("tie_word_embeddings")) {
@@ -307,17 +319,6 @@ class MlxNames {
     if (type_ == "qwen2_moe") MARLIN_RETURN_IF_ERROR(CheckQwen2Moe());
     if (IsFalse("rope_interleave")) return Refuse("rope_interleave", "interleaves RoPE");
     return TakeMlpTypes();
-  }
-
-  /// hidden_size over the heads; null without them.
-  Json HeadSize() const {
-    const Json* const hidden = Find(config_, "hidden_size");
-    const Json* const heads = Find(config_, "num_attention_heads");
-    if (hidden == nullptr || heads == nullptr || !hidden->is_number_unsigned() ||
-        !heads->is_number_unsigned() || *heads == 0) {
-      return {};
-    }
-    return hidden->get<uint64_t>() / heads->get<uint64_t>();
   }
 
   /// The layers with windows, in the form of mlx_lm's models: exaone4 takes a letter for each
