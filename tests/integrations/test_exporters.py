@@ -85,9 +85,31 @@ TYPES: dict[str, tuple[str, dict[str, Any]]] = {
                                          "num_global_key_value_heads": 1,
                                          "final_logit_softcapping": 8.0}),
     "gemma4_text_embeddings": ("Gemma4Text", {**GEMMA4, "hidden_size_per_layer_input": 32,
-                                              "vocab_size_per_layer_input": 199,
+                                              "vocab_size_per_layer_input": 224,
                                               "num_kv_shared_layers": 2,
                                               "use_double_wide_mlp": True}),
+}
+ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
+MLX_TYPES: dict[str, tuple[str, dict[str, Any]]] = {
+    **TYPES,
+    "phi3": ("Phi3", {"pad_token_id": None}),
+    "seed_oss": ("SeedOss", {"head_dim": 32}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "pad_token_id": None}),
+    "granite": ("Granite", {"embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+                            "attention_multiplier": 0.0625, "logits_scaling": 8.0}),
+    "olmo2": ("Olmo2", {}),
+    "exaone4": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "exaone4_windows": ("Exaone4", {"num_hidden_layers": 5, "sliding_window": 5,
+                                    "sliding_window_pattern": 4}),
+    "cohere2": ("Cohere2", {"num_hidden_layers": 5, "sliding_window": 5, "head_dim": 16,
+                            "tie_word_embeddings": True, "pad_token_id": None}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 32}),
+    "helium": ("Helium", {"head_dim": 16, "pad_token_id": None}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 32}),
+    "hunyuan_v1_dense_alpha": ("HunYuanDenseV1", {"head_dim": 32, "rope_parameters": ALPHA}),
+    "minimax_m2": ("MiniMaxM2", {"head_dim": 32, "rotary_dim": 16, "num_local_experts": 8,
+                                 "num_experts_per_tok": 2}),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "pad_token_id": None}),
 }
 # Keys whose values mlx_lm's models ignore.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -104,6 +126,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "windows in all layers": ("Mistral", {"sliding_window": 7}, "sliding_window"),
     "dense layers": ("Qwen2Moe", {**MOE, "num_experts": 8, "decoder_sparse_step": 2,
                                   "shared_expert_intermediate_size": 64}, "decoder_sparse_step"),
+    "part of a head": ("Glm", {"head_dim": 16, "pad_token_id": None}, "rotates whole heads"),
+    "windows of phi3": ("Phi3", {"sliding_window": 7, "pad_token_id": None}, "sliding_window"),
+    "own head": ("Cohere2", {"pad_token_id": None}, "tie_word_embeddings"),
+    "wide heads": ("Granite", {"head_dim": 32}, "head_dim"),
     "normalized": ("Qwen2Moe", {**MOE, "num_experts": 8, "norm_topk_prob": True,
                                 "shared_expert_intermediate_size": 64}, "norm_topk_prob"),
 }
@@ -196,9 +222,9 @@ def test_mlx_lm_loads_the_sample(sample: Path, tmp_path: Path, recipe: str) -> N
     assert mlx_text(mlx_model(out), ids) == tokens
 
 
-@pytest.mark.parametrize("case", TYPES)
+@pytest.mark.parametrize("case", MLX_TYPES)
 def test_mlx_lm_loads_every_type(tmp_path: Path, case: str) -> None:
-    source = small_model(tmp_path, *TYPES[case])
+    source = small_model(tmp_path, *MLX_TYPES[case])
     # MLA: mlx_lm quantizes the halves of kv_b_proj again, and other experts may then be chosen.
     content = json.loads(mm.MixedPrecisionConfig.uniform("s8/g32/fp32").to_json())
     content.setdefault("overrides", []).append({"glob": "*.kv_b_proj.*", "choice": "keep"})

@@ -67,6 +67,7 @@ NOT_IN_GGUF = (
 NOT_IN_MLX = (
     "dots1",
     "ernie4_5_moe",
+    "glm",
     "hunyuan_v1_moe",
     "qwen3_5_moe_text",
     "qwen3_5_text",

@@ -331,9 +331,10 @@ class GgufPlanner {
   Status PlanStack(const std::string& name, size_t tensor) {
     const TensorInfo& info = source_.tensors[tensor];
     const int rank = info.shape.rank();
+    const bool biases = rank == 2 && name.ends_with("bias");
     MARLIN_ASSIGN_OR_RETURN(const SourceLayout layout, SourceLayoutOf(source_, info));
-    const bool fused = layout == SourceLayout::kInOut;
-    if (rank != 3 && (rank != 2 || !fused)) {
+    const bool fused = biases || layout == SourceLayout::kInOut;
+    if (rank != 3 && !biases) {
       return Status(Code::kUnsupported, "gguf cannot hold the shape " + info.shape.ToString());
     }
     const int of_rows = fused ? rank - 1 : 1;

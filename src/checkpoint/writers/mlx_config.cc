@@ -34,7 +34,7 @@ struct MlxType {
   bool biases = true;             ///< Follows attention_bias.
   MlxKinds kinds = MlxKinds::kNone;
   bool square = false;            ///< Heads are as wide together as the hidden states.
-  std::string_view other = {};    ///< What the model does that the type does not; empty: nothing.
+  std::string_view other = {};    ///< Words for a model that differs from the type; empty: none.
 };
 constexpr MlxType kMlxTypes[] = {
     {.model_type = "llama"},
@@ -58,7 +58,7 @@ constexpr MlxType kMlxTypes[] = {
     {.model_type = "granite", .square = true},
     {.model_type = "olmo2"},
     {.model_type = "exaone4", .biases = false},
-    {.model_type = "cohere2", .scales_rope = false},
+    {.model_type = "cohere2", .scales_rope = false, .square = true},
     {.model_type = "ernie4_5"},
     {.model_type = "helium", .scales_rope = false, .square = true},
     {.model_type = "hunyuan_v1_dense"},
@@ -66,6 +66,7 @@ constexpr MlxType kMlxTypes[] = {
     {.model_type = "olmoe", .experts = "num_experts"},
     {.model_type = "ernie4_5_moe", .other = "leaves out the correction bias of the router"},
     {.model_type = "hunyuan_v1_moe", .other = "is not among its models"},
+    {.model_type = "glm", .other = "rotates whole heads"},
     {.model_type = "dots1", .other = "has other names for stacks of experts"},
     {.model_type = "qwen3_next", .other = "has other forms of convolutions and norms"},
     {.model_type = "qwen3_5_text", .other = "is not among its models"},
