@@ -104,6 +104,17 @@ std::vector<std::string> LayerKinds(const Json& config, int64_t interval) {
   return kinds;
 }
 
+/// hidden_size over the heads; null without them.
+Json HeadSize(const Json& config) {
+  const Json* const hidden = Find(config, "hidden_size");
+  const Json* const heads = Find(config, "num_attention_heads");
+  if (hidden == nullptr || heads == nullptr || !hidden->is_number_unsigned() ||
+      !heads->is_number_unsigned() || *heads == 0) {
+    return {};
+  }
+  return hidden->get<uint64_t>() / heads->get<uint64_t>();
+}
+
 class MlxNames {
  public:
   explicit MlxNames(Json* config) : config_(*config) {}
@@ -156,7 +167,7 @@ class MlxNames {
     }
     // Arguments without a default there.
     if (typed.config.Knows("head_dim") && Find(config_, "head_dim") == nullptr) {
-      if (const Json size = HeadSize(); !size.is_null()) config_["head_dim"] = size;
+      if (const Json size = HeadSize(config_); !size.is_null()) config_["head_dim"] = size;
     }
     if (type_ == "minimax_m2") {
       config_["shared_intermediate_size"] = uint64_t{0};
@@ -299,7 +310,7 @@ class MlxNames {
       return Refuse("sliding_window", "has no windows in all layers");
     }
     const Json* const size = Find(config_, "head_dim");
-    if (known.square && size != nullptr && *size != HeadSize()) {
+    if (known.square && size != nullptr && *size != HeadSize(config_)) {
       return Refuse("head_dim", "has heads as wide together as hidden_size");
     }
     if (type_ == "cohere2" && !IsTrue("tie_word_embeddings")) {
@@ -308,17 +319,6 @@ class MlxNames {
     if (type_ == "qwen2_moe") MARLIN_RETURN_IF_ERROR(CheckQwen2Moe());
     if (IsFalse("rope_interleave")) return Refuse("rope_interleave", "interleaves RoPE");
     return TakeMlpTypes();
-  }
-
-  /// hidden_size over the heads; null without them.
-  Json HeadSize() const {
-    const Json* const hidden = Find(config_, "hidden_size");
-    const Json* const heads = Find(config_, "num_attention_heads");
-    if (hidden == nullptr || heads == nullptr || !hidden->is_number_unsigned() ||
-        !heads->is_number_unsigned() || *heads == 0) {
-      return {};
-    }
-    return hidden->get<uint64_t>() / heads->get<uint64_t>();
   }
 
   /// The layers with windows, in the form of mlx_lm's models: exaone4 takes a letter for each
