@@ -79,6 +79,8 @@ constexpr GgufForm kForms[] = {
     {.architecture = "dots1", .head = true, .each_head = true},
     {.architecture = "olmoe", .head = true, .square = true, .each_head = true, .sums = true},
     {.architecture = "chatglm", .square = true},
+    {.architecture = "gemma2", .tied = true, .windows = true},
+    {.architecture = "gemma3", .windows = true},
 };
 
 void CheckForm(const GgufForm& form, const Dimensions& d, ModelConfig& config) {
@@ -132,6 +134,29 @@ void CheckExaone(const Dimensions& d, ModelConfig& config) {
   if (config.Has("sliding_window") == (d.layers == kGgufWindowedExaone)) return;
   config.Fail("sliding_window",
               fmt::format("gguf has windows in models of {} layers alone", kGgufWindowedExaone));
+}
+
+/// Models with scores divided by a root, gelu, and perhaps caps.
+void CheckGemma(const Dimensions& d, const GgufNaming& naming, ModelConfig& config) {
+  constexpr std::string_view kGelu = "gelu_pytorch_tanh";
+  if (config.StringOr("hidden_activation", kGelu) != kGelu) {
+    config.Fail("hidden_activation", "gguf has no form for another than gelu_pytorch_tanh");
+  }
+  const int64_t scalar = GgufGemmaScalar(d.layers, d.head_dim, d.hidden, d.heads);
+  if (config.Real("query_pre_attn_scalar", 0, kMostGgufReal) != static_cast<double>(scalar)) {
+    config.Fail("query_pre_attn_scalar",
+                fmt::format("gguf has no form for another than {}", scalar));
+  }
+  if (naming.type != "gemma2") return;
+  for (const char* const cap : {"attn_logit_softcapping", "final_logit_softcapping"}) {
+    if (!config.Has(cap)) config.Fail(cap, "gguf has no form for models without the cap");
+  }
+  const std::vector<std::string> types = config.StringsOrEmpty("layer_types");
+  bool usual = config.Has("sliding_window");
+  for (size_t i = 0; i < types.size(); ++i) {
+    usual = usual && (types[i] == "sliding_attention") == (i % 2 == 0);
+  }
+  if (!usual) config.Fail("layer_types", "gguf has windows in every other layer");
 }
 
 /// The runtime of these files divides by at least this.
@@ -188,6 +213,7 @@ void CheckGgufForm(TypedConfig& typed, const Dimensions& dimensions, const GgufN
     config.Fail("topk_method", "gguf has no form for groups that their best expert stands for");
   }
   if (naming.type == "gpt_oss") CheckGptOss(config);
+  if (config.Knows("query_pre_attn_scalar")) CheckGemma(dimensions, naming, config);
   if (config.Knows("rope_interleave") && !config.Bool("rope_interleave", false)) {
     config.Fail("rope_interleave", "gguf has no form for RoPE that rotates halves");
   }

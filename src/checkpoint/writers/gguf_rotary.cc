@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "base/macros.h"
+#include "checkpoint/readers/gguf/gguf_keys.h"
 #include "checkpoint/writers/gguf_forms.h"
 #include "recipe/mixer.h"
 #include "recipe/name_list.h"
@@ -166,7 +167,14 @@ Status DescribeGgufRotary(TypedConfig& typed, GgufModelFacts* facts,
   MARLIN_ASSIGN_OR_RETURN(RopeParameters rope, ReadRopeParameters(typed, RopeKind::kFullAttention));
   MARLIN_ASSIGN_OR_RETURN(const RopeParameters sliding,
                           ReadRopeParameters(typed, RopeKind::kSlidingAttention));
-  if (typed.config.Knows("layer_types") && !(sliding == rope)) {
+  // The layers with a window of Gemma 3 have a base of their own, and no scaling.
+  const bool own_base = typed.config.Knows("rope_local_base_freq") &&
+                        sliding.type == RopeType::kDefault && sliding.partial == rope.partial;
+  if (own_base) {
+    metadata->Real(fmt::format("{}.{}", facts->naming.architecture->name, kGgufWindowBase),
+                   sliding.theta);
+  }
+  if (typed.config.Knows("layer_types") && !own_base && !(sliding == rope)) {
     return Status(Code::kUnsupported, fmt::format("{}: rope_parameters: GGUF has one RoPE for "
                                                   "all layers of a {}",
                                                   typed.config.file(), typed.family->model_type));

@@ -95,8 +95,7 @@ inline ConfigMap GemmaConfigs() {
 /// Types that llama.cpp does not have, or whose names are not known here.
 inline const std::set<std::string>& WithoutGgufNames() {
   static const std::set<std::string> types = {"deepseek_v32",
-                                              "gemma2",
-                                              "gemma3_text",
+
                                               "gemma4_text",
                                               "glm_moe_dsa",
                                               "helium",

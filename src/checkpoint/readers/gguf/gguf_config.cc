@@ -40,6 +40,7 @@ constexpr std::string_view kOtherKeys[] = {
     "nextn_predict_layers",
     "tensor_data_layout",
     kGgufKvHeads.gguf,
+    kGgufWindowBase,
 };
 
 constexpr std::string_view kDeltaKeys[] = {kGgufDeltaInner, kGgufInterval, kGgufRecurrentLayers};
@@ -125,6 +126,9 @@ void AddHeadSize(GgufConfigDraft* draft) {
   const std::optional<int64_t> rotated = draft->Count("rope.dimension_count");
   const bool whole = !size || *size == 0 || !rotated || *rotated >= *size;
   if (rotated) draft->PutIfRead("rotary_dim", static_cast<uint64_t>(*rotated));
+  if (size && hidden && heads && draft->IsRead("query_pre_attn_scalar")) {
+    draft->Put("query_pre_attn_scalar", GgufGemmaScalar(draft->Layers(), *size, *hidden, *heads));
+  }
   draft->config()["partial_rotary_factor"] =
       whole ? 1.0 : static_cast<double>(*rotated) / static_cast<double>(*size);
 }
@@ -154,6 +158,7 @@ Json ValueOf(const GgufMetadata& metadata, std::string_view key) {
 /// Values that the runtime of these files takes where they lack them.
 Json OwnDefaults(const Json& config) {
   return {{"hidden_act", "silu"},
+          {"hidden_activation", "gelu_pytorch_tanh"},
           {"num_key_value_heads", config.value("num_attention_heads", Json())},
           {"max_window_layers", 0},
           {"original_max_position_embeddings", config.value("max_position_embeddings", Json())},
@@ -275,6 +280,8 @@ Json GgufConfig(const GgufNaming& naming, const GgufMetadata& metadata,
   if (draft.IsRead("linear_num_key_heads")) AddGgufDeltaNets(&draft);
   draft.config()["rope_theta"] =
       Shortest(metadata.Real(draft.Key("rope.freq_base")).value_or(kTheta));
+  const double window_base = metadata.Real(draft.Key(kGgufWindowBase)).value_or(kTheta);
+  draft.PutIfRead("rope_local_base_freq", Shortest(window_base));
   const GgufRope rope(architecture, metadata, tensors.rope_factors);
   if (Json scaling = rope.Scaling(); !scaling.empty()) {
     draft.config()["rope_scaling"] = std::move(scaling);

@@ -122,6 +122,7 @@ void AddGgufWindows(GgufConfigDraft* draft) {
   } else {
     draft->Put("sliding_window", window);
   }
+  if (draft->architecture() == "gemma3") draft->Put("sliding_window_pattern", kGgufGemmaInterval);
   if (const auto interval = draft->Count(kGgufWindowPattern)) {
     draft->Put("sliding_window_pattern", interval);
   } else if (const auto flags = draft->metadata().Flags(draft->Key(kGgufWindowPattern));

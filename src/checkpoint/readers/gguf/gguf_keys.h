@@ -23,9 +23,13 @@ inline constexpr GgufCount kGgufKvHeads = {"num_key_value_heads", "attention.hea
 
 /// Numbers that are no counts, where a type has them.
 inline constexpr GgufCount kGgufReals[] = {
-    {"embedding_multiplier", "embedding_scale"}, {"residual_multiplier", "residual_scale"},
-    {"logits_scaling", "logit_scale"},           {"logit_scale", "logit_scale"},
+    {"embedding_multiplier", "embedding_scale"},
+    {"residual_multiplier", "residual_scale"},
+    {"logits_scaling", "logit_scale"},
+    {"logit_scale", "logit_scale"},
     {"attention_multiplier", "attention.scale"},
+    {"attn_logit_softcapping", "attn_logit_softcapping"},
+    {"final_logit_softcapping", "final_logit_softcapping"},
 };
 
 inline constexpr std::string_view kGgufExpertWidth = "expert_feed_forward_length";
@@ -62,6 +66,17 @@ inline constexpr std::string_view kGgufRecurrentLayers = "attention.recurrent_la
 inline constexpr std::string_view kGgufWindow = "attention.sliding_window";
 inline constexpr std::string_view kGgufWindowPattern = "attention.sliding_window_pattern";
 inline constexpr std::string_view kGgufNormEpsilon = "attention.layer_norm_epsilon";
+/// The base of RoPE in layers with a window, where it is another one.
+inline constexpr std::string_view kGgufWindowBase = "rope.freq_base_swa";
+/// Layers up to a global one in models of gemma3.
+inline constexpr int64_t kGgufGemmaInterval = 6;
+
+/// The number whose root divides the scores of Gemma's queries and keys: the runtime of these files
+/// knows the largest models by their layers.
+constexpr int64_t GgufGemmaScalar(int64_t layers, int64_t head_dim, int64_t hidden, int64_t heads) {
+  return layers == 46 || layers == 62 ? hidden / (heads > 0 ? heads : 1) : head_dim;
+}
+
 /// The layers of models of exaone4 that have windows: of no others.
 inline constexpr int64_t kGgufWindowedExaone = 64;
 

@@ -114,11 +114,13 @@ constexpr GgufNameRow kLayerRows[] = {
     {.gguf = "ssm_out", .name = "linear_attn.out_proj", .types = kDelta, .value_columns = true},
 
     {"post_attention_norm", "post_attention_layernorm",
-     "glm4_moe gpt_oss seed_oss olmo2 exaone4 qwen3_next qwen3_5_text qwen3_5_moe_text"},
+     "glm4_moe gpt_oss seed_oss olmo2 exaone4 qwen3_next qwen3_5_text qwen3_5_moe_text gemma2 "
+     "gemma3_text"},
+    {"ffn_norm", "pre_feedforward_layernorm", "gemma2 gemma3_text"},
     {"ffn_norm", "post_attention_layernorm", ""},
     {"post_attention_norm", "post_self_attn_layernorm", "glm4"},
     {"post_attention_norm", "post_attention_layernorm", ""},
-    {"post_ffw_norm", "post_feedforward_layernorm", "olmo2 exaone4"},
+    {"post_ffw_norm", "post_feedforward_layernorm", "olmo2 exaone4 gemma2 gemma3_text"},
     {"post_ffw_norm", "post_mlp_layernorm", ""},
     {"ffn_gate", "mlp.gate_proj", ""},
     {"ffn_up", "mlp.gate_up_proj", "glm glm4 phi3"},

@@ -44,6 +44,8 @@ constexpr GgufArchitecture kArchitectures[] = {
     {.name = "dots1", .model_type = "dots1"},
     {.name = "olmoe", .model_type = "olmoe"},
     {.name = "chatglm", .model_type = "glm"},
+    {.name = "gemma2", .model_type = "gemma2"},
+    {.name = "gemma3", .model_type = "gemma3_text"},
     {.name = "qwen2vl", .model_type = "qwen2_vl_text"},
     {.name = "qwen3vl", .model_type = "qwen3_vl_text"},
     {.name = "qwen3vlmoe", .model_type = "qwen3_vl_moe_text"},
