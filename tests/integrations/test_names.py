@@ -56,7 +56,6 @@ NOT_IN_GGUF = (
     "mellum",
     "ministral",
     "ministral3",
-    "mistral4",
     "nemotron_h",
     "olmo3",
     "solar_open",
