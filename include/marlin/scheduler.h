@@ -44,6 +44,10 @@ struct SchedulerOptions {
   /// while few requests run; up to 64. The text is the same with ModelOptions::batch_invariant, and
   /// otherwise it may round differently. 0: none; models with recurrent states take no other value.
   int64_t draft_tokens = 0;
+  /// The guesses come from the model's layer that predicts further tokens (MTP), of a model opened
+  /// with ModelOptions::draft, one after another up to draft_tokens. The layer needs the hidden
+  /// states of the whole prompt, and excludes prefix_cache.
+  bool draft_layer = false;
 };
 
 /// A prompt to continue.

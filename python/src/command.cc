@@ -102,6 +102,7 @@ nb::dict ServeArgumentsOf(const ServeRequest& request) {
   dict["max_waiting"] = request.max_waiting;
   dict["prefill_tokens"] = request.prefill_tokens;
   dict["draft_tokens"] = request.draft_tokens;
+  dict["draft_layer"] = request.draft_layer;
   dict["prefix_cache"] = request.prefix_cache;
   dict["timeout"] = request.timeout_seconds;
   dict["template_file"] = OptionalText(request.template_file);

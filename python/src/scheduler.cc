@@ -24,12 +24,14 @@ using Tokens = std::vector<int32_t>;
 
 /// The options of a scheduler, with the names of Scheduler.__init__.
 void MakeScheduler(Scheduler* self, const Model& model, int64_t max_running, int64_t max_waiting,
-                   int64_t prefill_tokens, bool prefix_cache, int64_t draft_tokens) {
+                   int64_t prefill_tokens, bool prefix_cache, int64_t draft_tokens,
+                   bool draft_layer) {
   const SchedulerOptions options{.max_running = max_running,
                                  .max_waiting = max_waiting,
                                  .prefill_tokens = prefill_tokens,
                                  .prefix_cache = prefix_cache,
-                                 .draft_tokens = draft_tokens};
+                                 .draft_tokens = draft_tokens,
+                                 .draft_layer = draft_layer};
   const nb::gil_scoped_release released;
   new (self) Scheduler(Take(Scheduler::Make(model, options)));
 }
@@ -170,7 +172,8 @@ void BindScheduler(nb::module_& module) {
                         "any thread, step from one.")
       .def("__init__", &MakeScheduler, nb::arg("model"), nb::kw_only(), nb::arg("max_running") = 0,
            nb::arg("max_waiting") = 256, nb::arg("prefill_tokens") = 0,
-           nb::arg("prefix_cache") = true, nb::arg("draft_tokens") = 0)
+           nb::arg("prefix_cache") = true, nb::arg("draft_tokens") = 0,
+           nb::arg("draft_layer") = false)
       .def("submit", &SubmitRequest, nb::arg("prompt"), nb::arg("options"), nb::kw_only(),
            nb::arg("logprobs") = -1, nb::arg("prompt_logprobs") = false, nb::arg("cache_salt") = "",
            nb::arg("constrained") = false,

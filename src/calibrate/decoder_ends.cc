@@ -1,5 +1,6 @@
 #include "calibrate/decoder_ends.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/macros.h"
@@ -17,9 +18,10 @@ Result<std::unique_ptr<DecoderEnds>> DecoderEnds::Make(const Device& device,
   return ends;
 }
 
-Status DecoderEnds::Embed(std::span<const std::vector<int32_t>> texts,
-                          std::span<const WindowChunk> chunks, float* hidden) {
-  const int64_t width = ends_.config.shape.hidden;
+Status DecoderEnds::ForEach(
+    std::span<const std::vector<int32_t>> texts, std::span<const WindowChunk> chunks,
+    FunctionRef<Status(const WindowChunk&, const TensorView& ids, const MutableTensorView& rows)>
+        body) {
   auto text = texts.begin();
   for (const WindowChunk& chunk : chunks) {
     const ArenaScope scope(arena_);
@@ -29,12 +31,44 @@ Status DecoderEnds::Embed(std::span<const std::vector<int32_t>> texts,
     }
     MARLIN_ASSIGN_OR_RETURN(const TensorView tokens, arena_.Upload(ids));
     MARLIN_ASSIGN_OR_RETURN(const MutableTensorView rows,
-                            arena_.Take(DType::kF32, {chunk.rows, width}));
+                            arena_.Take(DType::kF32, {chunk.rows, ends_.config.shape.hidden}));
     MARLIN_RETURN_IF_ERROR(marlin::Embed(device_, ends_, tokens, rows, nullptr));
-    MARLIN_RETURN_IF_ERROR(device_.Synchronize());
-    MARLIN_RETURN_IF_ERROR(arena_.Download(rows, hidden + chunk.first * width));
+    MARLIN_RETURN_IF_ERROR(body(chunk, tokens, rows));
   }
   return {};
+}
+
+Status DecoderEnds::Embed(std::span<const std::vector<int32_t>> texts,
+                          std::span<const WindowChunk> chunks, float* hidden) {
+  return ForEach(texts, chunks,
+                 [&](const WindowChunk& chunk, const TensorView&, const MutableTensorView& rows) {
+                   const Status finished = device_.Synchronize();
+                   if (!finished.ok()) return finished;
+                   return arena_.Download(rows, hidden + chunk.first * rows.dim(1));
+                 });
+}
+
+Status DecoderEnds::EmbedLayer(std::span<const std::vector<int32_t>> texts,
+                               std::span<const WindowChunk> chunks, int64_t layer,
+                               float* embeddings) {
+  const int64_t features = ends_.config.shape.layer_features;
+  if (features == 0) return {};
+  const auto embed = [&](const WindowChunk& chunk, const TensorView& ids,
+                         const MutableTensorView& rows) -> Status {
+    const int64_t width = ends_.layer_embeddings.projection.out;
+    MARLIN_ASSIGN_OR_RETURN(const MutableTensorView all,
+                            arena_.Take(DType::kF32, {chunk.rows, width}));
+    MARLIN_RETURN_IF_ERROR(EmbedLayers(device_, ends_, ids, rows, ExactProducts(), &arena_, all));
+    MARLIN_RETURN_IF_ERROR(device_.Synchronize());
+    std::vector<float> values(static_cast<size_t>(all.ElementCount()));
+    MARLIN_RETURN_IF_ERROR(arena_.Download(all, values.data()));
+    for (int64_t row = 0; row < chunk.rows; ++row) {
+      std::copy_n(values.data() + row * width + layer * features, features,
+                  embeddings + (chunk.first + row) * features);
+    }
+    return {};
+  };
+  return ForEach(texts, chunks, embed);
 }
 
 Result<MutableTensorView> DecoderEnds::Normed(int64_t rows, const float* hidden) {

@@ -55,8 +55,8 @@ GptqQuantizer::GptqQuantizer(ModelDirectory directory, std::string path, const D
 
 int64_t GptqQuantizer::TokensFor(const CalibrationOptions& options, const Dimensions& shape) {
   if (options.tokens > 0) return options.tokens;
-  int64_t widest = std::max(
-      {shape.hidden, shape.intermediate, shape.heads * shape.head_dim, shape.heads * shape.v_dim});
+  int64_t widest = std::max({shape.hidden, shape.intermediate * (shape.wide_readers ? 2 : 1),
+                             shape.heads * shape.head_dim, shape.heads * shape.v_dim});
   for (const LayerHeads& heads : shape.layer_heads) {
     widest = std::max(widest, shape.heads * heads.head_dim);
   }

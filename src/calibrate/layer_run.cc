@@ -59,6 +59,11 @@ Result<std::unique_ptr<LayerRun>> LayerRun::Make(const Device& device, const Dec
   std::unique_ptr<LayerRun> run(new LayerRun(device, config, checkpoint));
   DecoderConfig& own = run->decoder_.config;
   own.layers = {config.layer(layer)};
+  if (int64_t& source = own.layers.front().sizes.kv_source; source >= 0) {
+    own.layers.push_back(config.layer(source));
+    own.layers.front().sizes.kv_source = 1;
+    run->decoder_.layers.emplace_back();
+  }
   MARLIN_RETURN_IF_ERROR(UploadTables(device, &run->decoder_));
   CacheShape shape = CacheShape::Of(own, DType::kF32);
   // Passes have the pages of a state, also where the layer keeps none.
@@ -82,6 +87,9 @@ Status LayerRun::Load(const LayerSource& source, int64_t layer, Half half, bool 
     own.experts = std::move(loaded.experts);
     own.beside_out_norm = std::move(loaded.beside_out_norm);
     own.mlp_out_norm = std::move(loaded.mlp_out_norm);
+    own.embedding_gate = std::move(loaded.embedding_gate);
+    own.embedding_projection = std::move(loaded.embedding_projection);
+    own.embedding_norm = std::move(loaded.embedding_norm);
     own.scale = loaded.scale;
   }
   return {};
@@ -152,8 +160,27 @@ Status LayerRun::Fetch(const TensorView& view, HostRows* rows) {
   return arena_.Download(view, rows->values.data());
 }
 
-Status LayerRun::EndHalf(Pass& pass, Half half, float* hidden) {
+Status LayerRun::RunSource(Pass& pass, const WindowChunk& chunk, const float* hidden) {
+  if (decoder_.layers.size() == 1) return {};
+  const int64_t width = pass.values.hidden.dim(1);
+  MARLIN_RETURN_IF_ERROR(arena_.Fill(pass.values.hidden, extras_.source + chunk.first * width));
+  MARLIN_RETURN_IF_ERROR(RunMixer(pass, 1));
+  MARLIN_RETURN_IF_ERROR(device_.Synchronize());
+  return arena_.Fill(pass.values.hidden, hidden);
+}
+
+Status LayerRun::AddEmbedding(Pass& pass, const WindowChunk& chunk) {
+  if (extras_.embeddings == nullptr) return {};
+  const int64_t features = layer().embedding_gate.out;
+  MARLIN_ASSIGN_OR_RETURN(pass.layer_embeddings, arena_.Take(DType::kF32, {chunk.rows, features}));
+  MARLIN_RETURN_IF_ERROR(
+      arena_.Fill(pass.layer_embeddings, extras_.embeddings + chunk.first * features));
+  return RunAddEmbedding(pass, 0);
+}
+
+Status LayerRun::EndHalf(Pass& pass, Half half, const WindowChunk& chunk, float* hidden) {
   MARLIN_RETURN_IF_ERROR(RunProjectAdd(pass, 0, half == Half::kMlp));
+  if (half == Half::kMlp) MARLIN_RETURN_IF_ERROR(AddEmbedding(pass, chunk));
   return DownloadHidden(pass, hidden);
 }
 
@@ -198,13 +225,15 @@ Status LayerRun::Run(Half half, const WindowChunk& chunk, Depth depth, float* hi
         MARLIN_RETURN_IF_ERROR(RunRoute(pass, 0));
         MARLIN_RETURN_IF_ERROR(RunExperts(pass, 0));
       }
+      MARLIN_RETURN_IF_ERROR(AddEmbedding(pass, chunk));
       return DownloadHidden(pass, hidden);
     }
+    if (attention) MARLIN_RETURN_IF_ERROR(RunSource(pass, chunk, hidden));
     MARLIN_RETURN_IF_ERROR(attention ? Attend(pass, depth, inputs) : RunGateUp(pass, 0));
     if (depth == Depth::kInner) return {};
     const MutableTensorView& last = attention ? pass.values.mixed : pass.values.inner;
     if (inputs != nullptr) MARLIN_RETURN_IF_ERROR(Fetch(last, &(*inputs)[kLastSlot]));
-    return depth == Depth::kLast ? Status() : EndHalf(pass, half, hidden);
+    return depth == Depth::kLast ? Status() : EndHalf(pass, half, chunk, hidden);
   });
 }
 
@@ -213,7 +242,7 @@ Status LayerRun::End(Half half, const WindowChunk& chunk, const HostRows& last, 
     const bool attention = half == Half::kAttention;
     const MutableTensorView& to = attention ? pass.values.mixed : pass.values.inner;
     MARLIN_RETURN_IF_ERROR(arena_.Fill(to, last.values.data()));
-    return EndHalf(pass, half, hidden);
+    return EndHalf(pass, half, chunk, hidden);
   });
 }
 

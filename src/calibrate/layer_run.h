@@ -40,6 +40,13 @@ struct WindowChunk {
   std::vector<int64_t> windows;  ///< Lengths in tokens; every window begins at position 0.
 };
 
+/// Further inputs of a layer, of all tokens; null: the layer has none of the kind.
+struct LayerExtras {
+  const float* source =
+      nullptr;  ///< [tokens, hidden]: what the layer of its keys and values reads.
+  const float* embeddings = nullptr;  ///< [tokens, features]: its own.
+};
+
 /// The inputs of the matrices in half a layer.
 using InputRows = std::map<InputSlot, HostRows>;
 
@@ -57,6 +64,13 @@ class LayerRun {
   /// LayerSource::Layer.
   Status Load(const LayerSource& source, int64_t layer, Half half, bool matrices = true);
   const DecoderLayer& layer() const { return decoder_.layers.front(); }
+  /// The values must outlive the runs that read them.
+  void SetExtras(const LayerExtras& extras) { extras_ = extras; }
+  /// Moves the layer, or the one whose keys and values it reads, out of a run that has ended.
+  DecoderLayer TakeLayer() { return std::move(decoder_.layers.front()); }
+  DecoderLayer TakeSource() { return std::move(decoder_.layers.back()); }
+  /// Gives the run the loaded layer whose keys and values it reads.
+  void SetSource(DecoderLayer source) { decoder_.layers.back() = std::move(source); }
 
   /// Runs a half. hidden [chunk.rows, hidden] is updated at depth kAll. `inputs`, unless null,
   /// receives the inputs up to there. A half with experts runs to kNormed or to kAll, to kLast
@@ -79,11 +93,16 @@ class LayerRun {
   /// The hidden states by each norm before the half.
   Status FetchNormed(Pass& pass, Half half, InputRows* inputs);
   Status Fetch(const TensorView& view, HostRows* rows);
-  Status EndHalf(Pass& pass, Half half, float* hidden);
+  /// Puts the keys and values that the layer reads in its pages.
+  Status RunSource(Pass& pass, const WindowChunk& chunk, const float* hidden);
+  /// Adds the layer's own embedding, if it has one, at its end.
+  Status AddEmbedding(Pass& pass, const WindowChunk& chunk);
+  Status EndHalf(Pass& pass, Half half, const WindowChunk& chunk, float* hidden);
   Status DownloadHidden(Pass& pass, float* hidden);
 
   Device device_;
-  Decoder decoder_;
+  Decoder decoder_;  ///< The layer, and perhaps the one whose keys and values it reads.
+  LayerExtras extras_;
   std::shared_ptr<PagePool> pool_;
   Arena arena_;
 };

@@ -74,11 +74,12 @@ LayerWalk::LayerWalk(const ModelDirectory& directory, const Device& device,
 Status LayerWalk::Start(std::span<const std::vector<int32_t>> texts, int64_t pass_tokens) {
   chunks_ = ChunksOf(texts, pass_tokens);
   tokens_ = chunks_.back().first + chunks_.back().rows;
-  MARLIN_ASSIGN_OR_RETURN(const auto ends, DecoderEnds::Make(device_, original_source_));
+  MARLIN_ASSIGN_OR_RETURN(auto ends, DecoderEnds::Make(device_, original_source_));
   std::vector<float> hidden(static_cast<size_t>(tokens_ * directory_.config.shape.hidden));
   MARLIN_RETURN_IF_ERROR(ends->Embed(texts, chunks_, hidden.data()));
   if (options_.replaced != nullptr) hidden_.push_back(hidden);
   hidden_.push_back(std::move(hidden));
+  extras_.Start(directory_.config, std::move(ends), texts, tokens_);
   return {};
 }
 
@@ -97,15 +98,19 @@ Status LayerWalk::RunLayer(int64_t layer, InputVisitor& visitor) {
     }
     runs_.push_back(std::move(run));
   }
+  MARLIN_RETURN_IF_ERROR(extras_.Begin(directory_.config, layer, chunks_, hidden_, runs_));
   const LayerInputs inputs =
       DescribeInputs(directory_.config, layer, original_source_.Tensors(layer));
   if (directory_.config.family->parallel) return RunParallel(inputs, visitor);
   if (!inputs.attention.empty()) {
     MARLIN_RETURN_IF_ERROR(RunHalf(Half::kAttention, inputs.attention, visitor));
   }
-  if (inputs.mlp.empty()) return {};
-  return inputs.experts.empty() ? RunHalf(Half::kMlp, inputs.mlp, visitor)
-                                : RunExperts(inputs, visitor);
+  if (!inputs.mlp.empty()) {
+    MARLIN_RETURN_IF_ERROR(inputs.experts.empty() ? RunHalf(Half::kMlp, inputs.mlp, visitor)
+                                                  : RunExperts(inputs, visitor));
+  }
+  extras_.End(directory_.config, layer, runs_);
+  return {};
 }
 
 Status LayerWalk::RunParallel(const LayerInputs& inputs, InputVisitor& visitor) {

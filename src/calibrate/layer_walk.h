@@ -11,6 +11,7 @@
 
 #include "calibrate/layer_run.h"
 #include "calibrate/matrix_inputs.h"
+#include "calibrate/walk_extras.h"
 #include "marlin/device.h"
 #include "model/layers.h"
 #include "model/open_model.h"
@@ -124,6 +125,7 @@ class LayerWalk {
   int64_t layer_ = 0;
   std::vector<std::vector<float>> hidden_;  ///< By model, [tokens, hidden]; the original is first.
   std::vector<std::unique_ptr<LayerRun>> runs_;
+  WalkExtras extras_;
   std::optional<MlpLayer> reloaded_;  ///< The visited expert, if it was reloaded.
 };
 

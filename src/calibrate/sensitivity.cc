@@ -67,6 +67,7 @@ class SensitivityMeter {
 
  private:
   Status Begin();
+  Status CheckLayers() const;
   Status LoadLayers();
   Status FindUnits();
   Status AddUnit(int64_t layer, const LayerMatrix& matrix);
@@ -156,7 +157,23 @@ Status SensitivityMeter::LoadLayers() {
   return {};
 }
 
+/// Errors: kUnsupported for layers that read more than the hidden states before them.
+Status SensitivityMeter::CheckLayers() const {
+  const DecoderConfig& config = directory_.config;
+  const auto reads = [](const LayerConfig& layer) { return layer.sizes.kv_source >= 0; };
+  const char* what = nullptr;
+  if (std::any_of(config.layers.begin(), config.layers.end(), reads)) {
+    what = "num_kv_shared_layers: layers that read the keys and values of others";
+  }
+  if (config.shape.layer_features > 0) {
+    what = "hidden_size_per_layer_input: layers with embeddings of their own";
+  }
+  if (what == nullptr) return {};
+  return Status(Code::kUnsupported, fmt::format("{}: {} are not measured", Printable(path_), what));
+}
+
 Status SensitivityMeter::Begin() {
+  MARLIN_RETURN_IF_ERROR(CheckLayers());
   result_.formats = options_.formats.empty() ? DefaultSensitivityFormats() : options_.formats;
   for (size_t i = 0; i < result_.formats.size(); ++i) {
     const FormatChoice& choice = result_.formats[i];

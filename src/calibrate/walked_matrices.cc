@@ -16,6 +16,9 @@ std::string ReasonOf(const Dimensions& shape, const std::string& name) {
   if (ClassifyTensor(name) == LayerClass::kEmbedding) {
     return "mse: an embedding is looked up, and has no inputs";
   }
+  if (name.find(".per_layer_") != std::string::npos) {
+    return "mse: it makes a layer's own embedding, which calibration takes as it is";
+  }
   if (name == kHeadTensor) return "mse: the model's head is its embedding";
   return fmt::format("mse: it is not a matrix of the model's layers, \"{}\" to \"{}\"",
                      LayerPrefix(0), LayerPrefix(shape.layers - 1));

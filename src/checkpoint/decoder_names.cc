@@ -23,8 +23,13 @@ namespace {
 constexpr std::string_view kModelPrefix = "model.";
 constexpr std::string_view kHeadPrefix = "lm_head.";
 constexpr std::string_view kTablePrefix = "model.embed_tokens.";
-constexpr std::string_view kOwnPrefixes[] = {"model.layers.", "model.norm.",
-                                             "model.embedding_norm.", kTablePrefix, kHeadPrefix};
+constexpr std::string_view kOwnPrefixes[] = {"model.layers.",
+                                             "model.norm.",
+                                             "model.embedding_norm.",
+                                             "model.embed_tokens_per_layer.",
+                                             "model.per_layer_",
+                                             kTablePrefix,
+                                             kHeadPrefix};
 
 /// Last parts of names, after "model.layers.0.self_attn.", of tensors that a decoder's results do
 /// not depend on: scales and zero points of a quantized KV cache, under the names of the programs

@@ -16,7 +16,12 @@ class Describer {
     EmbedStep embed{decoder_.embedding, nullptr, config_.hidden_scale()};
     if (decoder_.embedding.empty()) embed.weights = &decoder_.embedding_projection.parts.front();
     step_.operations.emplace_back(embed);
-    for (int64_t layer = 0; layer < config_.shape.layers; ++layer) AddLayer(layer);
+    if (!decoder_.layer_embeddings.empty()) step_.operations.emplace_back(EmbedLayersStep());
+    for (int64_t layer = 0; layer < config_.shape.layers; ++layer) {
+      AddLayer(layer);
+      const DecoderLayer& loaded = decoder_.layers[static_cast<size_t>(layer)];
+      if (!loaded.embedding_gate.empty()) step_.operations.emplace_back(AddEmbeddingStep{layer});
+    }
     step_.operations.emplace_back(HeadStep{DescribeHiddenNorm(config_, decoder_.norm),
                                            DescribeLinear(decoder_.lm_head()),
                                            config_.logit_softcap});
@@ -80,7 +85,8 @@ class Describer {
     const DecoderLayer& layer = decoder_.layers[static_cast<size_t>(index)];
     step_.operations.emplace_back(
         ProjectAddStep{index, ProjectAddStep::From::kInner, DescribeLinear(layer.mlp.down),
-                       DescribeNorm(layer.mlp_out_norm, config_.epsilon), layer.scale});
+                       DescribeNorm(layer.mlp_out_norm, config_.epsilon),
+                       layer.embedding_gate.empty() ? layer.scale : 1.0F});
   }
 
   static StepMlp MlpOf(const MlpLayer& mlp) {

@@ -118,7 +118,7 @@ Status RunBeside(Pass& pass, int64_t index) {
   const DecoderLayer& layer = pass.layer(index);
   MARLIN_RETURN_IF_ERROR(RunGateUp(pass, index));
   MARLIN_RETURN_IF_ERROR(
-      Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, pass.beside));
+      Apply(pass.device, layer.mlp.down, InnerOf(pass, index), pass.products, pass.beside));
   MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kDown));
   if (!layer.beside_out_norm.empty()) {
     MARLIN_RETURN_IF_ERROR(Normalize(pass, layer.beside_out_norm, pass.decoder.config.epsilon,

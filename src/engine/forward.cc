@@ -102,12 +102,21 @@ Status AddBlock(Pass& pass, const DeviceVector& norm) {
   return Normalize(pass, norm, pass.decoder.config.epsilon, pass.block, pass.block);
 }
 
+namespace {
+
+/// The factor that a layer ends with.
+Status ScaleHidden(Pass& pass, float scale) {
+  if (scale == 1.0F) return {};
+  MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+  return ScaleAndCap(pass.device, pass.values.hidden, scale, 0.0F, pass.stream());
+}
+
+}  // namespace
+
 Status AddLastBlock(Pass& pass, int64_t index) {
   const DecoderLayer& layer = pass.layer(index);
   MARLIN_RETURN_IF_ERROR(AddBlock(pass, layer.mlp_out_norm));
-  if (layer.scale == 1.0F) return {};
-  MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
-  return ScaleAndCap(pass.device, pass.values.hidden, layer.scale, 0.0F, pass.stream());
+  return layer.embedding_gate.empty() ? ScaleHidden(pass, layer.scale) : Status();
 }
 
 Status TakeValues(Pass* pass) {
@@ -120,6 +129,9 @@ Status TakeValues(Pass* pass) {
   const DType activations = pass->products.activations;
   MARLIN_ASSIGN_OR_RETURN(values.hidden, take(shape.hidden));
   MARLIN_ASSIGN_OR_RETURN(pass->block, take(shape.hidden));
+  if (const LayerEmbeddings& own = pass->decoder.layer_embeddings; !own.empty()) {
+    MARLIN_ASSIGN_OR_RETURN(pass->layer_embeddings, take(own.projection.out));
+  }
   // The two halves of a layer reuse the same memory, unless they run at once.
   const Arena::Mark begin = arena.mark();
   std::vector<const Mixer*> mixers;
@@ -180,7 +192,7 @@ Status RunGateUp(Pass& pass, int64_t index) {
   MARLIN_ASSIGN_OR_RETURN(const MutableTensorView x,
                           pass.arena.Take(pass.products.activations, values.hidden.shape()));
   MARLIN_RETURN_IF_ERROR(NormalizeHidden(pass, layer.mlp_norm, x));
-  MARLIN_RETURN_IF_ERROR(RunGate(pass, layer.mlp, x, values.inner));
+  MARLIN_RETURN_IF_ERROR(RunGate(pass, layer.mlp, x, InnerOf(pass, index)));
   return Ended(pass, StepPart::kGateUp);
 }
 
@@ -190,7 +202,7 @@ Status RunProjectAdd(Pass& pass, int64_t index, bool from_inner) {
   if (pass.decoder.config.family->parallel) MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
   if (from_inner) {
     MARLIN_RETURN_IF_ERROR(
-        Apply(pass.device, layer.mlp.down, pass.values.inner, pass.products, pass.block));
+        Apply(pass.device, layer.mlp.down, InnerOf(pass, index), pass.products, pass.block));
     MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kDown));
     return AddLastBlock(pass, index);
   }
@@ -208,6 +220,49 @@ Status Embed(const Device& device, const Decoder& decoder, const TensorView& ids
           : LookUpRows(device, decoder.embedding, ids, out, stream));
   const float scale = decoder.config.hidden_scale();
   return scale == 1.0F ? Status() : ScaleAndCap(device, out, scale, 0.0F, stream);
+}
+
+Status EmbedLayers(const Device& device, const Decoder& decoder, const TensorView& ids,
+                   const TensorView& x, const ProductOptions& products, Arena* arena,
+                   const MutableTensorView& out) {
+  const ArenaScope scope(*arena);
+  const LayerEmbeddings& own = decoder.layer_embeddings;
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView found, arena->Take(DType::kF32, out.shape()));
+  MARLIN_RETURN_IF_ERROR(
+      own.table.empty() ? LookUpRows(device, own.weights.parts.front(), ids, found, products.stream)
+                        : LookUpRows(device, own.table, ids, found, products.stream));
+  MARLIN_RETURN_IF_ERROR(Apply(device, own.projection, x, products, out));
+  const int64_t features = decoder.config.shape.layer_features;
+  const MutableTensorView layers(out.data(), DType::kF32,
+                                 {out.ElementCount() / features, features});
+  // The product divided by the square root of its inputs' number.
+  const float epsilon = decoder.config.epsilon * static_cast<float>(x.dim(1));
+  MARLIN_RETURN_IF_ERROR(
+      RmsNorm(device, layers, own.norm.view(), epsilon, layers, products.stream));
+  return AddTo(device, found, out, decoder.config.layer_embedding_scale, products.stream);
+}
+
+Status RunAddEmbedding(Pass& pass, int64_t index) {
+  MARLIN_RETURN_IF_ERROR(CompleteHidden(pass));
+  const ArenaScope scope(pass.arena);
+  const DecoderLayer& layer = pass.layer(index);
+  const MutableTensorView& all = pass.layer_embeddings;
+  const int64_t features = layer.embedding_gate.out;
+  const Shape shape{pass.rows(), features};
+  const TensorView own(all.As<float>() + index * features, DType::kF32, shape, {all.dim(1), 1});
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView gate, pass.arena.Take(DType::kF32, shape));
+  MARLIN_ASSIGN_OR_RETURN(const MutableTensorView inner,
+                          pass.arena.Take(pass.products.activations, shape));
+  MARLIN_RETURN_IF_ERROR(
+      Apply(pass.device, layer.embedding_gate, pass.values.hidden, pass.products, gate));
+  MARLIN_RETURN_IF_ERROR(ApplyGate(pass.device, gate, own, inner,
+                                   {pass.decoder.config.activation, 0.0F}, pass.stream()));
+  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kGateUp));
+  MARLIN_RETURN_IF_ERROR(
+      Apply(pass.device, layer.embedding_projection, inner, pass.products, pass.block));
+  MARLIN_RETURN_IF_ERROR(Ended(pass, StepPart::kDown));
+  MARLIN_RETURN_IF_ERROR(AddBlock(pass, layer.embedding_norm));
+  return ScaleHidden(pass, layer.scale);
 }
 
 Status ApplyHead(const Device& device, const Decoder& decoder, const TensorView& x,
@@ -263,6 +318,12 @@ Status RunEmbed(const Pass& pass) {
   MARLIN_RETURN_IF_ERROR(
       Embed(pass.device, pass.decoder, pass.values.ids, pass.values.hidden, pass.stream()));
   if (pass.decoder.joins()) MARLIN_RETURN_IF_ERROR(RunJoin(pass));
+  return Ended(pass, StepPart::kEmbed);
+}
+
+Status RunEmbedLayers(const Pass& pass) {
+  MARLIN_RETURN_IF_ERROR(EmbedLayers(pass.device, pass.decoder, pass.values.ids, pass.values.hidden,
+                                     pass.products, &pass.arena, pass.layer_embeddings));
   return Ended(pass, StepPart::kEmbed);
 }
 
@@ -329,6 +390,10 @@ Status RunPieces(Pass& pass, StepKind kind, int64_t layer, bool from_inner) {
       return RunExperts(pass, layer);
     case StepKind::kBeside:
       return RunBeside(pass, layer);
+    case StepKind::kEmbedLayers:
+      return RunEmbedLayers(pass);
+    case StepKind::kAddEmbedding:
+      return RunAddEmbedding(pass, layer);
     case StepKind::kHead:
       return RunHead(pass);
     case StepKind::kSample:

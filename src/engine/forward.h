@@ -106,6 +106,8 @@ struct Pass {
   MutableTensorView block = {};
   /// The same of an MLP next to experts, until they are added; empty: no layer has both.
   MutableTensorView beside = {};
+  /// f32 [rows, layers * features]: the layers' own embeddings; empty: they have none.
+  MutableTensorView layer_embeddings = {};
   Residual residual = Residual::kComplete;
   /// f32 [rows, hidden]: what a decoder that joins() reads besides the tokens.
   TensorView previous = {};
@@ -126,6 +128,12 @@ inline MutableTensorView MixedOf(const Pass& pass, int64_t layer) {
   return {mixed.data(), mixed.dtype(), {pass.rows(), pass.layer(layer).mixer.out.in}};
 }
 
+/// The result of an MLP's gate and up, [rows, mlp.down.in].
+inline MutableTensorView InnerOf(const Pass& pass, int64_t layer) {
+  const MutableTensorView& inner = pass.values.inner;
+  return {inner.data(), inner.dtype(), {pass.rows(), pass.layer(layer).mlp.down.in}};
+}
+
 /// Tells the timer that an operation of `part` is enqueued.
 inline Status Ended(const Pass& pass, StepPart part) {
   return pass.timer == nullptr ? Status() : pass.timer->End(part);
@@ -142,6 +150,8 @@ Status RunExperts(Pass& pass, int64_t layer);
 Status RunGateUp(Pass& pass, int64_t layer);
 /// The MLP and the experts of a layer that has both.
 Status RunBeside(Pass& pass, int64_t layer);
+/// Ends a layer that has an embedding of its own.
+Status RunAddEmbedding(Pass& pass, int64_t layer);
 /// From values.mixed, or from values.inner.
 Status RunProjectAdd(Pass& pass, int64_t layer, bool from_inner);
 /// The operations of a layer's mixer, from values.hidden to values.mixed; `first`: only the first
@@ -153,6 +163,10 @@ Status RunGate(const Pass& pass, const MlpLayer& mlp, const TensorView& x,
 /// out = the embeddings of ids, scaled.
 Status Embed(const Device& device, const Decoder& decoder, const TensorView& ids,
              const MutableTensorView& out, void* stream);
+/// out = the layers' own embeddings of ids, whose embeddings x are given.
+Status EmbedLayers(const Device& device, const Decoder& decoder, const TensorView& ids,
+                   const TensorView& x, const ProductOptions& products, Arena* arena,
+                   const MutableTensorView& out);
 /// logits = the head's product with normalized hidden states, capped.
 Status ApplyHead(const Device& device, const Decoder& decoder, const TensorView& x,
                  const ProductOptions& products, const MutableTensorView& logits);
@@ -167,7 +181,7 @@ Status Normalize(const Pass& pass, const DeviceVector& norm, float epsilon, cons
 Status NormalizeHidden(Pass& pass, const DeviceVector& norm, const MutableTensorView& out);
 /// Leaves norm(block), or block without a norm, for the next norm of `hidden` to add.
 Status AddBlock(Pass& pass, const DeviceVector& norm);
-/// The same for the last block of a layer.
+/// The same for the last block of a layer, if that has no embedding of its own to add.
 Status AddLastBlock(Pass& pass, int64_t layer);
 
 /// A step, with the runs of operations that the device has fused.

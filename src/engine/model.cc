@@ -243,7 +243,7 @@ Status CheckDecode(const DecodeCall& call) {
   return CheckCount("counts", call.counts.size(), call.inputs.size(), "inputs");
 }
 
-/// The object behind a model with these weights.
+/// Makes the object that a model with these weights refers to.
 Result<std::shared_ptr<Model::Impl>> MakeImpl(const Device& device, Decoder decoder,
                                               const ModelOptions& options, DType cache_type,
                                               int64_t for_cache) {

@@ -10,6 +10,7 @@
 #include "base/printable.h"
 #include "base/scalars.h"
 #include "marlin/model.h"
+#include "recipe/decoder_tensors.h"
 #include "recipe/mixer.h"
 #include "recipe/rope_parameters.h"
 #include "recipe/text_config.h"
@@ -240,17 +241,6 @@ void ReadTemperature(ModelConfig& config, DecoderConfig* decoder) {
   }
 }
 
-/// Errors: kUnsupported for parts of a type that are not run.
-Status CheckParts(ModelConfig& config) {
-  constexpr std::string_view kKey = "hidden_size_per_layer_input";
-  const int64_t width = config.CountOr(kKey, int64_t{1} << 20, 0);
-  MARLIN_RETURN_IF_ERROR(config.status());
-  if (width == 0) return {};
-  return Status(
-      Code::kUnsupported,
-      fmt::format("config.json: {}: {}: embeddings per layer are not supported", kKey, width));
-}
-
 void AddLayers(DecoderConfig* decoder) {
   for (int64_t index = 0; index < decoder->shape.layers; ++index) {
     LayerConfig& layer = decoder->layers.emplace_back();
@@ -320,12 +310,15 @@ void ReadCaps(ModelConfig& config, ModelConfig& stored, DecoderConfig* decoder) 
   decoder->score_softcap = cap("attn_logit_softcapping");
   decoder->logit_softcap = cap("final_logit_softcapping");
   if (!decoder->family->scales_embedding) return;
-  const float scale = std::sqrt(static_cast<float>(decoder->shape.hidden));
-  // transformers rounds the factor to the type of the model.
+  // transformers rounds the factors to the type of the model.
   const std::string type = stored.StringOr("dtype", stored.StringOr("torch_dtype", ""));
-  decoder->embedding_scale = scale;
-  if (type == "bfloat16") decoder->embedding_scale = Bf16ToFloat(FloatToBf16(scale));
-  if (type == "float16") decoder->embedding_scale = HalfToFloat(FloatToHalf(scale));
+  const auto root = [&](int64_t features) {
+    const float scale = std::sqrt(static_cast<float>(features));
+    if (type == "bfloat16") return Bf16ToFloat(FloatToBf16(scale));
+    return type == "float16" ? HalfToFloat(FloatToHalf(scale)) : scale;
+  };
+  decoder->embedding_scale = root(decoder->shape.hidden);
+  decoder->layer_embedding_scale = kLayerEmbeddingFactor * root(decoder->shape.layer_features);
 }
 
 void ReadRouter(ModelConfig& config, DecoderConfig* decoder) {
@@ -421,7 +414,6 @@ Result<DecoderConfig> ReadDecoderConfig(std::string_view config_json,
   } else {
     MARLIN_ASSIGN_OR_RETURN(decoder.activation, ReadActivation(family, config));
   }
-  MARLIN_RETURN_IF_ERROR(CheckParts(config));
   MARLIN_ASSIGN_OR_RETURN(const RopeParameters rope,
                           ReadRopeParameters(typed, RopeKind::kFullAttention));
   decoder.max_positions = rope.positions;

@@ -36,8 +36,9 @@ struct DecoderConfig {
   Dimensions shape;
   int64_t max_positions = 0;
   float epsilon = 1e-6F;
-  float embedding_scale = 1.0F;  ///< Factor of embeddings.
-  float residual_scale = 1.0F;   ///< Factor of what a block adds to hidden states.
+  float embedding_scale = 1.0F;        ///< Factor of embeddings.
+  float layer_embedding_scale = 1.0F;  ///< Factor of what a table has for a layer.
+  float residual_scale = 1.0F;         ///< Factor of what a block adds to hidden states.
   float logit_scale = 1.0F;
   Activation activation = Activation::kSilu;
   float gate_limit = 0.0F;  ///< The clamp of gpt-oss's GLU; 0: none.

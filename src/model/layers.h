@@ -68,10 +68,24 @@ struct DecoderLayer {
   ExpertsLayer experts;
   DeviceVector beside_out_norm;  ///< NormNames::beside_out, if there are both.
   DeviceVector mlp_out_norm;     ///< Family::norms; perhaps empty.
-  float scale = 1.0F;            ///< Factor of the hidden states after the layer.
+  Projection embedding_gate;     ///< LayerTensors::embedding_gate; perhaps empty, as the next ones.
+  Projection embedding_projection;
+  DeviceVector embedding_norm;
+  float scale = 1.0F;  ///< Factor of the hidden states after the layer.
 
   /// Whether it has an MLP next to experts.
   bool has_both() const { return !mlp.down.empty() && !experts.experts.empty(); }
+};
+
+/// The embeddings that every layer has of its own; empty without any.
+struct LayerEmbeddings {
+  TensorView table;       ///< [vocabulary, layers * features]; empty if it is quantized.
+  DeviceBuffer memory;    ///< A copy, if the device cannot read the mapping.
+  Projection weights;     ///< The table as weights, if it is quantized.
+  Projection projection;  ///< LayerEmbeddingTensors.
+  DeviceVector norm;
+
+  bool empty() const { return projection.empty(); }
 };
 
 /// The modules before a layer that predicts further tokens (MTP): the layer's input is the
@@ -97,6 +111,7 @@ struct Decoder {
   int64_t bytes = 0;
   int64_t host_bytes = 0;    ///< Size of the experts on the host; not in `bytes`.
   int64_t host_experts = 0;  ///< Experts on the host.
+  LayerEmbeddings layer_embeddings = {};
   JoinLayer join = {};       ///< Empty, except after LoadDraft.
 
   bool joins() const { return !join.projection.empty(); }

@@ -72,6 +72,35 @@ Expert ExpertOf(const MlpLayer& mlp) {
   return {matrix(mlp.gate_up, 0, 0), matrix(mlp.gate_up, 1, mlp.down.in), matrix(mlp.down, 0, 0)};
 }
 
+/// A table to look up: in place if it is plain and aligned, otherwise, or if `as_weights`, as
+/// weights.
+Status LoadTable(WeightSource* source, std::string_view name, int64_t rows, int64_t columns,
+                 bool as_weights, TensorView* table, Projection* weights) {
+  const std::string full(name);
+  // Some formats store a quantized table's codes under the name of the table.
+  if (source->checkpoint().Find(full) != nullptr && !source->checkpoint().IsModulePart(full)) {
+    MARLIN_ASSIGN_OR_RETURN(*table, source->LoadInPlace(full, {rows, columns}));
+    // Some writers do not align tensors; the table is then loaded as a copy.
+    const auto address = reinterpret_cast<uintptr_t>(table->data());
+    const auto size = static_cast<uintptr_t>(DTypeBytes(table->dtype()));
+    if (address % size != 0) *table = TensorView();
+  }
+  if (!table->empty() && !as_weights) return {};
+  const std::vector<MatrixRequest> matrix = {{full, rows}};
+  MARLIN_ASSIGN_OR_RETURN(*weights, source->Load(matrix, columns));
+  return {};
+}
+
+/// Marks as used what the decoder does not have.
+void IgnoreExtras(const DecoderConfig& config, WeightSource* source) {
+  for (const TensorInfo& tensor : source->checkpoint().tensors()) {
+    if (IsExtra(config, tensor.name)) source->Ignore(tensor.name);
+  }
+  for (const QuantizedModule& module : source->checkpoint().modules()) {
+    if (IsExtra(config, module.name)) source->Ignore(module.name);
+  }
+}
+
 class DecoderLoader {
  public:
   DecoderLoader(const Checkpoint& checkpoint, const Device& device, const DecoderConfig& config,
@@ -95,7 +124,7 @@ class DecoderLoader {
       if (progress_) progress_(index + 1, shape_.layers);
     }
     MARLIN_RETURN_IF_ERROR(source_.Finish());
-    IgnoreExtras();
+    IgnoreExtras(config_, &source_);
     MARLIN_RETURN_IF_ERROR(source_.CheckAllUsed());
     decoder->parameters = parameters();
     decoder->bytes = bytes();
@@ -147,8 +176,12 @@ class DecoderLoader {
     MARLIN_ASSIGN_OR_RETURN(layer->mlp_out_norm, Vector(tensors.mlp_out_norm));
     MARLIN_ASSIGN_OR_RETURN(layer->beside_out_norm, Vector(tensors.beside_out_norm));
     MARLIN_RETURN_IF_ERROR(LoadExpertVectors(tensors.experts, &layer->experts));
+    MARLIN_ASSIGN_OR_RETURN(layer->embedding_norm, Vector(tensors.embedding_norm));
     MARLIN_ASSIGN_OR_RETURN(layer->scale, LoadFactor(tensors.scalar, &source_));
-    if (!parts.matrices || !HasMlp(shape_, index)) return {};
+    if (!parts.matrices) return {};
+    MARLIN_ASSIGN_OR_RETURN(layer->embedding_gate, Linear(tensors.embedding_gate));
+    MARLIN_ASSIGN_OR_RETURN(layer->embedding_projection, Linear(tensors.embedding_projection));
+    if (!HasMlp(shape_, index)) return {};
     MARLIN_RETURN_IF_ERROR(LoadMlp(tensors.mlp, /*of_experts=*/false, &layer->mlp));
     if (!IsSparse(*config_.family, shape_, index)) return {};
     return LoadExperts(index, tensors.experts, style.interleaved, &layer->experts);
@@ -202,21 +235,22 @@ class DecoderLoader {
     return projection;
   }
 
+  Status LoadLayerEmbeddings(LayerEmbeddings* embeddings) {
+    const LayerEmbeddingTensors tensors = LayerEmbeddingsOf(*config_.family, shape_);
+    if (!tensors.projection.present()) return {};
+    MARLIN_RETURN_IF_ERROR(LoadTable(&source_, kLayerTableTensor, shape_.layer_vocabulary,
+                                     tensors.projection.out, /*as_weights=*/false,
+                                     &embeddings->table, &embeddings->weights));
+    MARLIN_ASSIGN_OR_RETURN(embeddings->projection, Linear(tensors.projection));
+    MARLIN_ASSIGN_OR_RETURN(embeddings->norm, Vector(tensors.norm));
+    return {};
+  }
+
   Status LoadEmbedding(Decoder* decoder) {
-    const std::string name(kEmbeddingTensor);
-    const std::vector<MatrixRequest> table = {{name, shape_.vocabulary}};
-    // Some formats store a quantized table's codes under the name of the table.
-    if (source_.checkpoint().Find(name) != nullptr && !source_.checkpoint().IsModulePart(name)) {
-      MARLIN_ASSIGN_OR_RETURN(decoder->embedding,
-                              source_.LoadInPlace(name, {shape_.vocabulary, shape_.hidden}));
-      // Some writers do not align tensors; the table is then loaded as a copy.
-      const auto address = reinterpret_cast<uintptr_t>(decoder->embedding.data());
-      const auto size = static_cast<uintptr_t>(DTypeBytes(decoder->embedding.dtype()));
-      if (address % size != 0) decoder->embedding = TensorView();
-    }
-    if (decoder->embedding.empty() || shape_.tied) {
-      MARLIN_ASSIGN_OR_RETURN(decoder->embedding_projection, source_.Load(table, shape_.hidden));
-    }
+    MARLIN_RETURN_IF_ERROR(LoadTable(&source_, kEmbeddingTensor, shape_.vocabulary, shape_.hidden,
+                                     shape_.tied, &decoder->embedding,
+                                     &decoder->embedding_projection));
+    MARLIN_RETURN_IF_ERROR(LoadLayerEmbeddings(&decoder->layer_embeddings));
     const std::string head_name(kHeadTensor);
     if (shape_.tied) {
       // Some writers store a tied head as well.
@@ -243,6 +277,7 @@ class DecoderLoader {
       layer->vectors.push_back(std::move(loaded));
     }
     MARLIN_RETURN_IF_ERROR(ExpectUnused(tensors, &source_));
+    for (const std::string& name : tensors.ignored) source_.Ignore(name);
     if (only_writes_) return {};
     if (layer->mixer->ConvertedBytes(shape_, exact_) == 0) return {};
     MARLIN_RETURN_IF_ERROR(source_.Finish());
@@ -343,15 +378,6 @@ class DecoderLoader {
     }
     MARLIN_RETURN_IF_ERROR(SetBias(*target_, bias, &projection));
     return projection;
-  }
-
-  void IgnoreExtras() {
-    for (const TensorInfo& tensor : source_.checkpoint().tensors()) {
-      if (IsExtra(config_, tensor.name)) source_.Ignore(tensor.name);
-    }
-    for (const QuantizedModule& module : source_.checkpoint().modules()) {
-      if (IsExtra(config_, module.name)) source_.Ignore(module.name);
-    }
   }
 
   const Device& device_;

@@ -41,6 +41,10 @@ std::vector<DecoderOperation> UnfusedOperations(StepKind kind, const Mixer& mixe
     case StepKind::kBeside:
       return {kRmsNorm,    kAddRmsNorm, kAddTo,       kApplyGate,   kRouteTokens,
               kLookUpRows, kConvert,    kScaleAndCap, kApplySigmoid};
+    case StepKind::kEmbedLayers:
+      return {kLookUpRows, kLookUpWeightRows, kRmsNorm, kAddTo};
+    case StepKind::kAddEmbedding:
+      return {kApplyGate, kRmsNorm, kAddTo, kScaleAndCap};
     case StepKind::kHead:
       return {kLookUpRows, kRmsNorm, kAddRmsNorm, kScaleAndCap, kCenterRows};
     case StepKind::kSample:
@@ -68,7 +72,19 @@ std::vector<StepKind> StepKinds(const DecoderConfig& config, int64_t layer) {
   } else {
     kinds.push_back(StepKind::kGateUp);
   }
+  if (config.shape.layer_features > 0) {
+    kinds.insert(kinds.end(), {StepKind::kEmbedLayers, StepKind::kAddEmbedding});
+  }
   return kinds;
+}
+
+/// Copies a table to memory of the device, unless it is empty.
+Status UploadTable(const Device& device, TensorView* table, DeviceBuffer* memory) {
+  if (table->empty()) return {};
+  MARLIN_ASSIGN_OR_RETURN(*memory, DeviceBuffer::Allocate(device, table->ByteCount()));
+  MARLIN_RETURN_IF_ERROR(memory->CopyFrom(table->data(), table->ByteCount()));
+  *table = TensorView(memory->data(), table->dtype(), table->shape());
+  return {};
 }
 
 }  // namespace
@@ -135,13 +151,10 @@ Status UploadTables(const Device& device, Decoder* decoder) {
     const std::vector<float> ones(static_cast<size_t>(most), 1.0F);
     MARLIN_ASSIGN_OR_RETURN(decoder->ones, DeviceVector::Upload(device, ones));
   }
-  const TensorView table = decoder->embedding;
-  if (table.empty() || ReadsHostMemory(device)) return {};
-  MARLIN_ASSIGN_OR_RETURN(decoder->embedding_memory,
-                          DeviceBuffer::Allocate(device, table.ByteCount()));
-  MARLIN_RETURN_IF_ERROR(decoder->embedding_memory.CopyFrom(table.data(), table.ByteCount()));
-  decoder->embedding = TensorView(decoder->embedding_memory.data(), table.dtype(), table.shape());
-  return {};
+  if (ReadsHostMemory(device)) return {};
+  LayerEmbeddings& layers = decoder->layer_embeddings;
+  MARLIN_RETURN_IF_ERROR(UploadTable(device, &decoder->embedding, &decoder->embedding_memory));
+  return UploadTable(device, &layers.table, &layers.memory);
 }
 
 }  // namespace marlin

@@ -24,8 +24,8 @@ Status CheckUnfused(const Device& device, StepKind kind, const Mixer& mixer);
 /// Whether device and host share memory. Precondition: CheckDevice.
 bool ReadsHostMemory(const Device& device);
 
-/// Uploads the RoPE frequencies, and the embedding table if the device cannot read the checkpoint's
-/// mapping. Errors: kOutOfMemory, kDeviceLost.
+/// Uploads the RoPE frequencies, and the embedding tables if the device cannot read the
+/// checkpoint's mapping. Errors: kOutOfMemory, kDeviceLost.
 Status UploadTables(const Device& device, Decoder* decoder);
 
 }  // namespace marlin

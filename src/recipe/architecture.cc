@@ -23,6 +23,7 @@ class TensorLister {
 
   std::vector<ModelTensor> Main() {
     Add(std::string(kEmbeddingTensor), {d_.vocabulary, d_.hidden});
+    AddLayerEmbeddings();
     for (layer_ = 0; layer_ < d_.layers; ++layer_) AddLayer();
     layer_ = -1;
     AddVector(FinalNorm(family_, d_));
@@ -68,6 +69,13 @@ class TensorLister {
     Add(linear.weight(), {linear.out, linear.in});
     if (linear.bias) Add(linear.bias_name(), {linear.out});
   }
+  void AddLayerEmbeddings() {
+    if (d_.layer_features == 0) return;
+    Add(std::string(kLayerTableTensor), {d_.layer_vocabulary, d_.layers * d_.layer_features});
+    const LayerEmbeddingTensors tensors = LayerEmbeddingsOf(family_, d_);
+    AddLinear(tensors.projection);
+    AddVector(tensors.norm);
+  }
   void AddStack(const ExpertStack& stack) {
     if (stack.name.empty()) return;
     const int64_t e = d_.experts;
@@ -95,6 +103,9 @@ class TensorLister {
     AddVector(layer.scalar);
     AddMlp(layer.mlp);
     AddExperts(layer.experts);
+    AddLinear(layer.embedding_gate);
+    AddLinear(layer.embedding_projection);
+    AddVector(layer.embedding_norm);
   }
 
   void AddExperts(const ExpertsTensors& experts) {

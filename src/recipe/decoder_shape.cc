@@ -236,6 +236,18 @@ void ReadExperts(const Family& family, ModelConfig& config, Dimensions* d) {
   }
 }
 
+/// The sizes of the embeddings that every layer has of its own.
+void ReadLayerEmbeddings(ModelConfig& config, Dimensions* d) {
+  constexpr std::string_view kVocabulary = "vocab_size_per_layer_input";
+  d->layer_features = config.CountOr("hidden_size_per_layer_input", kMaxWidth, 0);
+  if (d->layer_features == 0) return;
+  d->layer_vocabulary = config.Size(kVocabulary, kMaxVocabulary);
+  if (config.status().ok() && d->layer_vocabulary < d->vocabulary) {
+    config.Fail(kVocabulary,
+                fmt::format("{}, but vocab_size is {}", d->layer_vocabulary, d->vocabulary));
+  }
+}
+
 /// The value of layer_types of every layer in a config without the key.
 std::vector<std::string> UsualLayerTypes(const Family& family, ModelConfig& config,
                                          const Dimensions& d) {
@@ -412,6 +424,7 @@ Result<Dimensions> ReadDimensions(const Family& family, ModelConfig& config) {
   AdjustIntermediate(config, &d);
   d.mlp_bias = family.mlp_bias && config.Bool("mlp_bias", false);
   d.tied = config.Bool("tie_word_embeddings", false);
+  ReadLayerEmbeddings(config, &d);
   ParametersOf(family.mixer).ReadSizes(family, config, &d);
   MARLIN_RETURN_IF_ERROR(ReadMixers(family, config, &d));
   ReadExperts(family, config, &d);
@@ -452,6 +465,8 @@ Dimensions DimensionsOfLayer(const Dimensions& dimensions, int64_t layer) {
   own.head_dim = heads.head_dim;
   own.kv_heads = heads.kv_heads;
   own.keys_are_values = heads.keys_are_values;
+  own.kv_source = heads.kv_source;
+  if (own.kv_source >= 0 && own.wide_readers) own.intermediate *= 2;
   return own;
 }
 

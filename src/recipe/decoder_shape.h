@@ -227,6 +227,7 @@ struct LayerHeads {
   int64_t head_dim = 0;
   int64_t kv_heads = 0;
   bool keys_are_values = false;
+  int64_t kv_source = -1;  ///< The layer whose keys and values it reads; -1: its own.
 };
 
 /// The blocks of a layer: a mixer, and an MLP or experts.
@@ -288,7 +289,12 @@ struct Dimensions {
   bool output_gate = false;
   bool mlp_bias = false;
   bool tied = false;
-  bool choice_bias = true;  ///< Routers have the score-correction bias of their style.
+  bool choice_bias = true;    ///< Routers have the score-correction bias of their style.
+  int64_t kv_source = -1;     ///< LayerHeads::kv_source.
+  bool wide_readers = false;  ///< The MLPs of layers that read others' are twice as wide.
+  // Embeddings that every layer has of its own: the features of a layer; 0: there are none.
+  int64_t layer_features = 0;
+  int64_t layer_vocabulary = 0;
 };
 
 /// Every family, keyed by model_type, unordered.

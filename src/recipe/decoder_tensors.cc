@@ -33,9 +33,15 @@ class LayerDescriber {
     layer.mlp_out_norm = Norm(family_.norms->mlp_out);
     if (sparse) layer.experts = Experts();
     if (!sparse || family_.mlp_beside) {
-      layer.mlp = OwnMlp(d_.intermediate);
+      layer.mlp = OwnMlp(DimensionsOfLayer(d_, layer_).intermediate);
     }
     if (sparse && family_.mlp_beside) layer.beside_out_norm = Norm(family_.norms->beside_out);
+    if (d_.layer_features > 0) {
+      layer.embedding_gate = names_.Linear("per_layer_input_gate", d_.hidden, d_.layer_features);
+      layer.embedding_projection =
+          names_.Linear("per_layer_projection", d_.layer_features, d_.hidden);
+      layer.embedding_norm = Norm("post_per_layer_input_norm");
+    }
     return layer;
   }
 
@@ -141,6 +147,17 @@ VectorTensor LayerNames::Norm(const Family& family, std::string_view name, int64
 
 VectorTensor FinalNorm(const Family& family, const Dimensions& dimensions) {
   return {std::string(family.final_norm), dimensions.hidden, family.one_plus_norms};
+}
+
+LayerEmbeddingTensors LayerEmbeddingsOf(const Family& family, const Dimensions& dimensions) {
+  LayerEmbeddingTensors tensors;
+  const int64_t features = dimensions.layer_features;
+  if (features == 0) return tensors;
+  tensors.projection = {"model.per_layer_model_projection", dimensions.hidden,
+                        dimensions.layers * features};
+  tensors.norm = {"model.per_layer_projection_norm.weight", features, family.one_plus_norms};
+  tensors.norm.scale = kLayerEmbeddingFactor;
+  return tensors;
 }
 
 std::vector<LinearTensors> MixerTensors::Linears() const {

@@ -17,6 +17,8 @@ namespace marlin {
 
 inline constexpr std::string_view kEmbeddingTensor = "model.embed_tokens.weight";
 inline constexpr std::string_view kHeadTensor = "lm_head.weight";
+/// The embeddings of all layers, side by side.
+inline constexpr std::string_view kLayerTableTensor = "model.embed_tokens_per_layer.weight";
 
 /// "model.layers.<layer>."
 std::string LayerPrefix(int64_t layer);
@@ -101,6 +103,17 @@ struct InputSource {
 /// The norm before the head.
 VectorTensor FinalNorm(const Family& family, const Dimensions& dimensions);
 
+/// The factor of a layer's embedding, which is a sum of two: 1 / sqrt(2).
+inline constexpr float kLayerEmbeddingFactor = 0.70710678F;
+
+/// The part of the layers' own embeddings that follows from the model's:
+/// norm(projection(embedding)) of each layer's features. Absent without such embeddings.
+struct LayerEmbeddingTensors {
+  LinearTensors projection;
+  VectorTensor norm;  ///< Times the factor of the sum.
+};
+LayerEmbeddingTensors LayerEmbeddingsOf(const Family& family, const Dimensions& dimensions);
+
 /// Linear layers of one input, which are loaded as one projection; absent if empty.
 struct ProjectionTensors {
   std::vector<LinearTensors> layers;
@@ -115,6 +128,7 @@ struct MixerTensors {
   /// Parameters that a checkpoint has and that nothing reads.
   std::vector<LinearTensors> unused_linears;
   std::vector<VectorTensor> unused_vectors;
+  std::vector<std::string> ignored;  ///< The same that it need not have.
 
   /// All linear layers that are present, `out` last.
   std::vector<LinearTensors> Linears() const;
@@ -159,6 +173,11 @@ struct LayerTensors {
   VectorTensor beside_out_norm;  ///< NormNames::beside_out, if it has both.
   MlpTensors mlp;                ///< Unless IsSparse, or if Family::mlp_beside.
   ExpertsTensors experts;
+  // After the rest of a layer: hidden += norm(projection(activation(gate(hidden)) * the layer's
+  // embedding)). Absent without such embeddings.
+  LinearTensors embedding_gate;
+  LinearTensors embedding_projection;
+  VectorTensor embedding_norm;
 };
 
 /// A layer's tensors, with experts in the given style.

@@ -58,6 +58,7 @@ constexpr ClassRule kRules[] = {
     {"*.ffn.gate.*", LayerClass::kMoeRouter},
     {"*.router.*", LayerClass::kMoeRouter},
     {"*.embed_tokens.*", LayerClass::kEmbedding},
+    {"*.embed_tokens_per_layer.*", LayerClass::kEmbedding},
     {"*.tok_embeddings.*", LayerClass::kEmbedding},
     {"*.word_embeddings.*", LayerClass::kEmbedding},
     {"*.embeddings.*", LayerClass::kEmbedding},

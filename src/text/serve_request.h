@@ -26,6 +26,7 @@ struct ServeRequest {
   int64_t max_waiting = 0;
   int64_t prefill_tokens = 0;
   int64_t draft_tokens = 0;
+  bool draft_layer = false;
   bool prefix_cache = true;
   double timeout_seconds = 0;                ///< A request's; 0: any.
   std::optional<std::string> template_file;  ///< A chat template instead of the model's own.

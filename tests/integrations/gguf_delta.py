@@ -95,10 +95,15 @@ def converted(directory: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def write_delta_gguf(directory: Path, path: Path) -> None:
+def write_delta_gguf(
+    directory: Path, path: Path, blocks: dict[str, tuple[np.ndarray, Any]] | None = None
+) -> None:
+    """Writes a model in fp32, except tensors with blocks of a type, by name."""
     config = json.loads((directory / "config.json").read_text())
     writer = gguf.GGUFWriter(path, ARCHITECTURES[config["model_type"]][1])
     add_metadata(writer, {"intermediate_size": 96, **config})
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
     writer.add_ssm_state_size(config["linear_key_head_dim"])
     writer.add_ssm_group_count(config["linear_num_key_heads"])
@@ -106,7 +111,10 @@ def write_delta_gguf(directory: Path, path: Path) -> None:
     writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
     writer.add_full_attention_interval(4)
     for name, values in converted(directory).items():
-        writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
+        if blocks is not None and name in blocks:
+            writer.add_tensor(name, blocks[name][0], raw_dtype=blocks[name][1])
+        else:
+            writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -69,7 +69,7 @@ HYBRID_TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "n_routed_experts": (8,),
             "moe_shared_expert_intermediate_size": (40,),
             "n_group": (1, 4),
-            "topk_group": (1, 2),
+            "topk_group": (2, 3),
             "norm_topk_prob": (True, False),
             "routed_scaling_factor": (1.0, 2.5),
         },

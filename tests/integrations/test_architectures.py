@@ -246,6 +246,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 48,
         },
     ),
+    "gemma4_text_embeddings": (
+        "Gemma4",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 24,
+            "vocab_size_per_layer_input": 199,
+        },
+    ),
     "glm": ("Glm", {"head_dim": 32, "pad_token_id": None}),
     "helium": ("Helium", {"head_dim": 16}),
     "dots1": (

@@ -25,8 +25,6 @@ REFUSED = (
     ("gemma3_text", "use_bidirectional_attention"),
     ("gemma3_text", "attn_logit_softcapping"),
     ("gemma4_text", "use_bidirectional_attention"),
-    ("gemma4_text", "num_kv_shared_layers"),
-    ("gemma4_text", "use_double_wide_mlp"),
     ("nemotron_h", "moe_latent_size"),
     ("nemotron_h", "sliding_window"),
 )
@@ -42,7 +40,6 @@ ABSENT = object()
 # Keys that a model needs and that its class leaves out.
 NEEDED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
-    "gemma4_text": {"hidden_size_per_layer_input": 0},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
 }
 # Keys that a class has by another name, without an attribute_map that says so.

@@ -55,6 +55,9 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0,
         "original_max_position_embeddings": 32}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+GEMMA4 = {"head_dim": 32, "global_head_dim": 64, "hidden_size_per_layer_input": 0,
+          "num_hidden_layers": 4, "sliding_window": 5, "num_key_value_heads": 2,
+          "layer_types": ["sliding_attention", "full_attention"] * 2}
 # By type, and the keys that differ from SMALL.
 TYPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -75,6 +78,38 @@ TYPES: dict[str, tuple[str, dict[str, Any]]] = {
                              "use_qk_norm": True}),
     "glm4_moe_lite": ("Glm4MoeLite", LATENT),
     "deepseek_v3": ("DeepseekV3", LATENT),
+    "gemma3_text": ("Gemma3Text", {"head_dim": 32, "sliding_window": 5, "num_hidden_layers": 4,
+                                   "layer_types": ["sliding_attention", "full_attention"] * 2}),
+    "gemma4_text": ("Gemma4Text", GEMMA4),
+    "gemma4_text_heads": ("Gemma4Text", {**GEMMA4, "attention_k_eq_v": True,
+                                         "num_global_key_value_heads": 1,
+                                         "final_logit_softcapping": 8.0}),
+    "gemma4_text_embeddings": ("Gemma4Text", {**GEMMA4, "hidden_size_per_layer_input": 32,
+                                              "vocab_size_per_layer_input": 224,
+                                              "num_kv_shared_layers": 2,
+                                              "use_double_wide_mlp": True}),
+}
+ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
+MLX_TYPES: dict[str, tuple[str, dict[str, Any]]] = {
+    **TYPES,
+    "phi3": ("Phi3", {"pad_token_id": None}),
+    "seed_oss": ("SeedOss", {"head_dim": 32}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "pad_token_id": None}),
+    "granite": ("Granite", {"embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+                            "attention_multiplier": 0.0625, "logits_scaling": 8.0}),
+    "olmo2": ("Olmo2", {}),
+    "exaone4": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "exaone4_windows": ("Exaone4", {"num_hidden_layers": 5, "sliding_window": 5,
+                                    "sliding_window_pattern": 4}),
+    "cohere2": ("Cohere2", {"num_hidden_layers": 5, "sliding_window": 5, "head_dim": 16,
+                            "tie_word_embeddings": True, "pad_token_id": None}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 32}),
+    "helium": ("Helium", {"head_dim": 16, "pad_token_id": None}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", {"head_dim": 32}),
+    "hunyuan_v1_dense_alpha": ("HunYuanDenseV1", {"head_dim": 32, "rope_parameters": ALPHA}),
+    "minimax_m2": ("MiniMaxM2", {"head_dim": 32, "rotary_dim": 16, "num_local_experts": 8,
+                                 "num_experts_per_tok": 2}),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "pad_token_id": None}),
 }
 # Keys whose values mlx_lm's models ignore.
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -84,9 +119,17 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "biases": ("Qwen3", {"head_dim": 32, "attention_bias": True}, "attention_bias"),
     "rope": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16,
                          "rope_parameters": YARN}, "rope_scaling"),
+    "cap": ("Gemma3Text", {"head_dim": 32, "final_logit_softcapping": 8.0},
+            "final_logit_softcapping"),
+    "global layers": ("Gemma3Text", {"head_dim": 32, "num_hidden_layers": 3, "layer_types": [
+        "sliding_attention", "full_attention", "full_attention"]}, "layer_types"),
     "windows in all layers": ("Mistral", {"sliding_window": 7}, "sliding_window"),
     "dense layers": ("Qwen2Moe", {**MOE, "num_experts": 8, "decoder_sparse_step": 2,
                                   "shared_expert_intermediate_size": 64}, "decoder_sparse_step"),
+    "part of a head": ("Glm", {"head_dim": 16, "pad_token_id": None}, "rotates whole heads"),
+    "windows of phi3": ("Phi3", {"sliding_window": 7, "pad_token_id": None}, "sliding_window"),
+    "own head": ("Cohere2", {"pad_token_id": None}, "tie_word_embeddings"),
+    "wide heads": ("Granite", {"head_dim": 32}, "head_dim"),
     "normalized": ("Qwen2Moe", {**MOE, "num_experts": 8, "norm_topk_prob": True,
                                 "shared_expert_intermediate_size": 64}, "norm_topk_prob"),
 }
@@ -163,7 +206,8 @@ def mlx_text(model: Any, ids: list[int]) -> list[int]:
 def small_model(folder: Path, kind: str, changes: dict[str, Any]) -> Path:
     torch.manual_seed(7)
     config = getattr(transformers, f"{kind}Config")(**{**SMALL, **changes})
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
+    made = f"{kind.removesuffix('Text')}ForCausalLM"
+    model = getattr(transformers, made)(config).float().eval()
     for name, value in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             value.copy_(0.1 * torch.randn_like(value))
@@ -178,9 +222,9 @@ def test_mlx_lm_loads_the_sample(sample: Path, tmp_path: Path, recipe: str) -> N
     assert mlx_text(mlx_model(out), ids) == tokens
 
 
-@pytest.mark.parametrize("case", TYPES)
+@pytest.mark.parametrize("case", MLX_TYPES)
 def test_mlx_lm_loads_every_type(tmp_path: Path, case: str) -> None:
-    source = small_model(tmp_path, *TYPES[case])
+    source = small_model(tmp_path, *MLX_TYPES[case])
     # MLA: mlx_lm quantizes the halves of kv_b_proj again, and other experts may then be chosen.
     content = json.loads(mm.MixedPrecisionConfig.uniform("s8/g32/fp32").to_json())
     content.setdefault("overrides", []).append({"glob": "*.kv_b_proj.*", "choice": "keep"})

@@ -82,6 +82,8 @@ NOT_IN_MLX = {
             "gemma2",
             "gemma3_text",
             "gemma4_text",
+            "gemma4_text_embeddings",
+            "gemma4_text_experts",
             "glm",
             "glm_moe_dsa",
             "granitemoe",

@@ -16,6 +16,7 @@ gguf = pytest.importorskip("gguf")
 
 import metal_marlin as mm  # noqa: E402
 from gguf import GGMLQuantizationType as Type  # noqa: E402
+from gguf.quants import dequantize, quantize  # noqa: E402
 from gguf_delta import converted, write_delta_gguf  # noqa: E402
 from gguf_files import check_gguf, read_tensors, stack_experts, write_gguf  # noqa: E402
 from metal_marlin import _core  # noqa: E402
@@ -421,7 +422,7 @@ def test_families_are_exported(family: Path, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     run("export", family, "-o", file, "--to", "gguf")
     config = json.loads((family / "config.json").read_text())
-    check_gguf(file, config, read_tensors(family))
+    check_gguf(file, config, stack_experts(read_tensors(family)))
     got, want = logits(file), logits(family)
     assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
 
@@ -431,8 +432,8 @@ DELTA = {
     "head_dim": 32,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4,
 }
 EXPERTS = {
@@ -486,15 +487,53 @@ def test_delta_nets_are_exported(delta_net: Path, tmp_path: Path) -> None:
     assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("recipe", ["uniform:s4/g32", "uniform:u4/g32"])
-def test_quantized_delta_nets_are_exported(delta_net: Path, recipe: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("choice", ["s4/g32", "int5/g32"])
+def test_quantized_delta_nets_are_exported(delta_net: Path, choice: str, tmp_path: Path) -> None:
     """Columns of quantized matrices change their order by groups."""
     quantized, file = tmp_path / "quantized", tmp_path / "model.gguf"
-    run("quantize", delta_net, "-o", quantized, "--recipe", recipe)
+    run("quantize", delta_net, "-o", quantized, "--recipe", f"uniform:{choice}")
     run("export", quantized, "-o", file, "--to", "gguf")
     kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}
-    assert kinds["blk.0.ssm_out.weight"].startswith("Q4_")
+    assert kinds["blk.0.ssm_out.weight"] == EXPORTS[choice]
     got, want = logits(file), logits(quantized)
     assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
     mm.import_model(file, tmp_path / "imported")
     assert np.array_equal(logits(tmp_path / "imported"), got)
+
+
+def random_q4_k(rows: int, columns: int) -> np.ndarray:
+    """Blocks of 256 columns: two fp16 factors, 12 bytes of scales, 128 bytes of codes."""
+    rng = np.random.default_rng(7)
+    blocks = rng.integers(0, 256, (rows, columns // 256, 144), np.uint8)
+    factors = (rng.random((rows, columns // 256, 2)) * 1e-3).astype(np.float16)
+    blocks[..., :4] = factors.view(np.uint8).reshape(rows, columns // 256, 4)
+    return blocks.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("delta_net", ["Qwen3_5Text"], indirect=True)
+@pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q8_0], ids=lambda kind: kind.name)
+def test_columns_of_value_heads_in_blocks(delta_net: Path, kind: Type, tmp_path: Path) -> None:
+    """Blocks of 256 columns cover several heads, which have another order elsewhere."""
+    config = json.loads((delta_net / "config.json").read_text())
+    heads = config["linear_num_value_heads"]
+    name, shape = "blk.0.ssm_out.weight", (64, heads * config["linear_value_head_dim"])
+    rng = np.random.default_rng(2)
+    blocks = (
+        random_q4_k(*shape)
+        if kind == Type.Q4_K
+        else quantize(rng.standard_normal(shape).astype(np.float32), kind)
+    )
+    file = tmp_path / "model.gguf"
+    write_delta_gguf(delta_net, file, {name: (blocks, kind)})
+    stored = dequantize(blocks, kind).reshape(64, 2, 2, -1)
+    expected = stored.swapaxes(1, 2).reshape(shape)
+    plain = read_tensors(dequantized(file, tmp_path / "plain"))
+    assert np.array_equal(plain["model.layers.0.linear_attn.out_proj.weight"], expected)
+    mm.import_model(file, tmp_path / "imported")
+    got = logits(tmp_path / "plain")
+    for path in (file, tmp_path / "imported"):
+        assert np.abs(logits(path) - got).max() < 1e-4 * np.abs(got).max()
+    run("export", tmp_path / "imported", "-o", tmp_path / "again.gguf", "--to", "gguf")
+    again = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "again.gguf").tensors}
+    assert again[name].tensor_type == kind
+    assert np.array_equal(dequantize(again[name].data, kind), dequantize(blocks, kind))

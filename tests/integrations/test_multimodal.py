@@ -122,6 +122,35 @@ TYPES["qwen3_5_moe"] = (
     DEEP,
     {},
 )
+WINDOWS = {
+    "head_dim": 16,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+TYPES["gemma3"] = (
+    "Gemma3",
+    WINDOWS,
+    {**WIDE, "model_type": "siglip_vision_model"},
+    {"mm_tokens_per_image": 4},
+)
+PATCHES = {**WIDE, "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 64}
+TYPES["gemma4"] = (
+    "Gemma4",
+    {
+        **WINDOWS,
+        "global_head_dim": 32,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 99,
+        "pad_token_id": 0,  # For images in the layers' own embeddings.
+        "use_bidirectional_attention": "vision",
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+    PATCHES,
+    {},
+)
 LATE = {
     "q_lora_rank": 40,
     "kv_lora_rank": 32,

@@ -299,7 +299,10 @@ TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "num_global_key_value_heads": (None, 1),
             "attention_bias": (False, True),
             "sliding_window": (4, 9),
-            "hidden_size_per_layer_input": (0,),
+            "hidden_size_per_layer_input": (0, 16),
+            "vocab_size_per_layer_input": (199, 230),
+            "num_kv_shared_layers": (0, 2, 3),
+            "use_double_wide_mlp": (False, True),
             "final_logit_softcapping": (None, 8.0),
             "enable_moe_block": (False, True),
             "num_experts": (8,),
@@ -492,6 +495,16 @@ def draw_ropes(rng: random.Random, kind: str) -> dict[str, Any]:
     return {"full_attention": full, "sliding_attention": sliding}
 
 
+def share(values: dict[str, Any]) -> None:
+    """Gives layers that read the keys and values of others one of each kind before them."""
+    if values.get("hidden_size_per_layer_input") == 0:
+        values["num_kv_shared_layers"] = 0  # transformers runs no such model.
+    if values.get("num_kv_shared_layers"):
+        kinds = ("sliding_attention", "full_attention")
+        values["layer_types"] = [kinds[i] for i in (0, 1, 0, 0, 1)]
+        values["num_hidden_layers"] = 5
+
+
 def class_of(name: str) -> Any:
     """The class of a configuration's model; some types have only a configuration of their own."""
     name = f"{name.removesuffix('Text')}ForCausalLM"
@@ -517,6 +530,7 @@ class Case:
         values[EPSILON.get(self.kind, "rms_norm_eps")] = self.rng.choice([1e-6, 1e-5, 1e-3])
         if "topk_group" in values:
             values["topk_group"] = min(values["topk_group"], values["n_group"])
+        share(values)
         if self.kind not in NO_ROPE and self.rng.random() < 0.8:
             values["rope_parameters"] = draw_ropes(self.rng, self.kind)
         tied = self.rng.random() < 0.4
@@ -746,6 +760,9 @@ def test_a_prompt_may_be_divided(kind: str, division: list[int], tmp_path: Path)
             values["topk_group"] = min(values["topk_group"], values["n_group"])
         if "enable_moe_block" in keys:
             values["enable_moe_block"] = number % 2 == 0
+            values["hidden_size_per_layer_input"] = 16 * (number // 2)
+            values["num_kv_shared_layers"] = number
+        share(values)
         torch.manual_seed(number)
         made(name, values).save_pretrained(tmp_path)
         with torch.no_grad():

@@ -128,9 +128,8 @@ void CheckSparseLayers(const Family& family, const Dimensions& d, const GgufForm
   }
 }
 
-void CheckExaone(const std::vector<bool>& windowed, ModelConfig& config) {
-  const bool any = std::find(windowed.begin(), windowed.end(), true) != windowed.end();
-  if (any == (std::ssize(windowed) == kGgufWindowedExaone)) return;
+void CheckExaone(const Dimensions& d, ModelConfig& config) {
+  if (config.Has("sliding_window") == (d.layers == kGgufWindowedExaone)) return;
   config.Fail("sliding_window",
               fmt::format("gguf has windows in models of {} layers alone", kGgufWindowedExaone));
 }
@@ -182,7 +181,7 @@ void CheckGgufForm(TypedConfig& typed, const Dimensions& dimensions, const GgufN
   if (known != nullptr) CheckForm(*known, dimensions, config);
   CheckSparseLayers(*typed.family, dimensions, known, config);
   CheckLeastSum(config);
-  if (naming.type == "exaone4") CheckExaone(GgufWindowedLayers(config, dimensions), config);
+  if (naming.type == "exaone4") CheckExaone(dimensions, config);
   if (typed.family->router == RouterRule::kSoftmaxByMethod &&
       config.StringOr("topk_method", "greedy") != "greedy" &&
       config.CountOr("n_group", kMostGgufCount, 1) > 1) {

@@ -85,7 +85,7 @@ class ModelDescriber {
   void AddWindows() {
     const std::vector<bool> windowed = GgufWindowedLayers(config_, dimensions_);
     if (!windowed.empty()) {
-      if (std::find(windowed.begin(), windowed.end(), true) == windowed.end()) return;
+      if (!config_.Has("sliding_window")) return;
       metadata_->Flags(Key(kGgufWindowPattern), windowed);
     }
     // Windows of these types have no form, and are checked.

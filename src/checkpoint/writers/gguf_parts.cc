@@ -28,6 +28,7 @@ Status SetPlaces(const GgufHeads& heads, int64_t rows, GgufOutput* output) {
     return {};
   }
   std::string expected = "gate and up";
+  if (kind == Rows::kEven || kind == Rows::kOdd) expected += " in turn";
   if (kind == Rows::kQueryHeads || kind == Rows::kKeyHeads) {
     expected = fmt::format("{} heads of even size",
                            kind == Rows::kQueryHeads ? heads.queries : heads.keys);

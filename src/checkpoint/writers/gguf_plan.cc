@@ -151,8 +151,7 @@ class GgufPlanner {
     for (const ModuleRecord& record : records) {
       if (LeaveOut(record.module.name)) continue;
       const WeightsSpec& spec = record.module.spec;
-      const bool fused = HoldsFused(record.stacked, record.layout == SourceLayout::kInOut);
-      if (!fused) MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
+      if (!HoldsStack(record)) MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
       MARLIN_RETURN_IF_ERROR(GgufOutputsOf(facts_, record.module.name, spec.n).status());
       const WeightsSpec stored = TransformsInput(spec) ? FoldedSpec(spec) : FlatSpec(spec);
       MARLIN_RETURN_IF_ERROR(GgufTypeOf(stored).status());
@@ -192,14 +191,17 @@ class GgufPlanner {
     return {};
   }
 
-  /// Whether experts lie in one tensor, as [in, out], which this architecture's files hold.
-  bool HoldsFused(bool stacked, bool in_out) const {
-    return facts_.naming.type == "gpt_oss" && stacked && in_out;
+  /// Whether a module has all experts in one tensor, as this type's files hold them, too: gpt-oss
+  /// has [in, out].
+  bool HoldsStack(const ModuleRecord& record) const {
+    const std::vector<GgufTensorOf> found = GgufTensorsOf(facts_.naming, record.module.name);
+    const bool in_out = record.layout == SourceLayout::kInOut;
+    return record.stacked && !found.empty() && found.front().place.one_stack &&
+           (!in_out || facts_.naming.type == "gpt_oss");
   }
 
   Status PlanModule(const ModuleRecord& record) {
-    const bool fused = HoldsFused(record.stacked, record.layout == SourceLayout::kInOut);
-    if (!fused) MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
+    if (!HoldsStack(record)) MARLIN_RETURN_IF_ERROR(CheckForeignLayout(record));
     const WeightsSpec& spec = record.module.spec;
     MARLIN_ASSIGN_OR_RETURN(const std::vector<GgufOutput> outputs,
                             GgufOutputsOf(facts_, record.module.name, spec.n));
@@ -329,9 +331,10 @@ class GgufPlanner {
   Status PlanStack(const std::string& name, size_t tensor) {
     const TensorInfo& info = source_.tensors[tensor];
     const int rank = info.shape.rank();
+    const bool biases = rank == 2 && name.ends_with("bias");
     MARLIN_ASSIGN_OR_RETURN(const SourceLayout layout, SourceLayoutOf(source_, info));
-    const bool fused = layout == SourceLayout::kInOut;
-    if (rank != 3 && (rank != 2 || !fused)) {
+    const bool fused = biases || layout == SourceLayout::kInOut;
+    if (rank != 3 && !biases) {
       return Status(Code::kUnsupported, "gguf cannot hold the shape " + info.shape.ToString());
     }
     const int of_rows = fused ? rank - 1 : 1;

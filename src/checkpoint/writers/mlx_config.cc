@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/macros.h"
 #include "base/printable.h"
@@ -16,12 +19,22 @@
 namespace marlin {
 namespace {
 
+/// How a model of mlx_lm knows the RoPE of each kind of layers.
+enum class MlxKinds : uint8_t {
+  kNone,        ///< There is one for all.
+  kLocalBase,   ///< rope_local_base_freq is the base of layers with a window.
+  kParameters,  ///< As transformers 5 does.
+};
+
 /// A model of mlx_lm, and the keys of a config.json that it reads.
 struct MlxType {
   std::string_view model_type;
   std::string_view experts = "";  ///< The key of their number.
   bool scales_rope = true;        ///< Knows other kinds of RoPE than the default one.
   bool biases = true;             ///< Follows attention_bias.
+  MlxKinds kinds = MlxKinds::kNone;
+  bool square = false;          ///< Heads are as wide together as the hidden states.
+  std::string_view other = {};  ///< Words for a model that differs from the type; empty: none.
 };
 constexpr MlxType kMlxTypes[] = {
     {.model_type = "llama"},
@@ -37,9 +50,51 @@ constexpr MlxType kMlxTypes[] = {
     {.model_type = "deepseek_v2", .experts = "n_routed_experts"},
     {.model_type = "deepseek_v3", .experts = "n_routed_experts"},
     {.model_type = "gpt_oss", .experts = "num_local_experts"},
+    {.model_type = "gemma3_text", .biases = false, .kinds = MlxKinds::kLocalBase},
+    {.model_type = "gemma4_text", .biases = false, .kinds = MlxKinds::kParameters},
+    {.model_type = "phi3", .biases = false, .square = true},
+    {.model_type = "seed_oss"},
+    {.model_type = "smollm3"},
+    {.model_type = "granite", .square = true},
+    {.model_type = "olmo2"},
+    {.model_type = "exaone4", .biases = false},
+    {.model_type = "cohere2", .scales_rope = false, .square = true},
+    {.model_type = "ernie4_5"},
+    {.model_type = "helium", .scales_rope = false, .square = true},
+    {.model_type = "hunyuan_v1_dense"},
+    {.model_type = "minimax_m2", .experts = "num_local_experts", .scales_rope = false},
+    {.model_type = "olmoe", .experts = "num_experts"},
+    {.model_type = "ernie4_5_moe", .other = "leaves out the correction bias of the router"},
+    {.model_type = "hunyuan_v1_moe", .other = "is not among its models"},
+    {.model_type = "glm", .other = "rotates whole heads"},
+    {.model_type = "dots1", .other = "has other names for stacks of experts"},
+    {.model_type = "qwen3_next", .other = "has other forms of convolutions and norms"},
+    {.model_type = "qwen3_5_text", .other = "is not among its models"},
+    {.model_type = "qwen3_5_moe_text", .other = "is not among its models"},
 };
+constexpr const char* kFullAttention = "full_attention";
+constexpr const char* kSlidingAttention = "sliding_attention";
+constexpr std::string_view kGelu = "gelu_pytorch_tanh";
+constexpr int64_t kGemmaInterval = 6;  ///< Layers up to a global one, by default.
 constexpr std::array<std::string_view, 3> kExpertKeys = {"num_experts", "num_local_experts",
                                                          "n_routed_experts"};
+
+/// A value that is there and not null.
+const Json* Find(const Json& object, std::string_view key) {
+  const auto found = object.find(std::string(key));
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+/// hidden_size over the heads; null without them.
+Json HeadSize(const Json& config) {
+  const Json* const hidden = Find(config, "hidden_size");
+  const Json* const heads = Find(config, "num_attention_heads");
+  if (hidden == nullptr || heads == nullptr || !hidden->is_number_unsigned() ||
+      !heads->is_number_unsigned() || *heads == 0) {
+    return {};
+  }
+  return hidden->get<uint64_t>() / heads->get<uint64_t>();
+}
 
 class MlxNames {
  public:
@@ -58,18 +113,18 @@ class MlxNames {
         std::find_if(std::begin(kMlxTypes), std::end(kMlxTypes),
                      [&](const MlxType& row) { return row.model_type == type_; });
     if (known == std::end(kMlxTypes)) return TakeRope(true);
+    if (!known->other.empty()) return Refuse("model_type", known->other);
     MARLIN_RETURN_IF_ERROR(Complete());
-    MARLIN_RETURN_IF_ERROR(TakeRope(known->scales_rope));
+    MARLIN_RETURN_IF_ERROR(TakeKinds(known->kinds));
+    MARLIN_RETURN_IF_ERROR(TakeWindows());
+    if (known->kinds != MlxKinds::kParameters) {
+      MARLIN_RETURN_IF_ERROR(TakeRope(known->scales_rope));
+    }
     TakeExperts(known->experts);
     return CheckFunction(*known);
   }
 
  private:
-  /// A value that is there and not null.
-  static const Json* Find(const Json& object, std::string_view key) {
-    const auto found = object.find(std::string(key));
-    return found == object.end() || found->is_null() ? nullptr : &*found;
-  }
   bool IsTrue(std::string_view key) const {
     const Json* const value = Find(config_, key);
     return value != nullptr && value->is_boolean() && value->get<bool>();
@@ -95,6 +150,14 @@ class MlxNames {
     for (const auto& [key, value] : typed.config.values().items()) {
       if (!value.is_null() && !config_.contains(key)) config_[key] = value;
     }
+    // Arguments without a default there.
+    if (typed.config.Knows("head_dim") && Find(config_, "head_dim") == nullptr) {
+      if (const Json size = HeadSize(config_); !size.is_null()) config_["head_dim"] = size;
+    }
+    if (type_ == "minimax_m2") {
+      config_["shared_intermediate_size"] = uint64_t{0};
+      if (Find(config_, "rotary_dim") == nullptr) config_["rotary_dim"] = config_["head_dim"];
+    }
     return {};
   }
 
@@ -112,6 +175,10 @@ class MlxNames {
       }
       own = first;
     }
+    return TakeRopeOf(std::move(own), scales);
+  }
+
+  Status TakeRopeOf(Json own, bool scales = true) {
     for (const char* const key : {"rope_theta", "partial_rotary_factor"}) {
       if (Find(own, key) == nullptr) continue;
       config_[key] = own[key];
@@ -136,6 +203,88 @@ class MlxNames {
     return {};
   }
 
+  Status TakeKinds(MlxKinds kinds) {
+    if (kinds == MlxKinds::kNone) return {};
+    if (TextOf(Find(config_, "hidden_activation"), kGelu) != kGelu) {
+      return Refuse("hidden_activation", "computes gelu_pytorch_tanh");
+    }
+    return kinds == MlxKinds::kLocalBase ? TakeLocalBase() : TakeGlobalHeads();
+  }
+
+  /// The names of the layers' kinds, one per layer.
+  std::vector<std::string> LayerKinds(int64_t interval) const {
+    std::vector<std::string> kinds;
+    if (const Json* const types = Find(config_, "layer_types"); types != nullptr) {
+      for (const Json& type : *types) kinds.push_back(TextOf(&type, ""));
+      return kinds;
+    }
+    const Json* const layers = Find(config_, "num_hidden_layers");
+    const int64_t count = layers == nullptr ? 0 : layers->get<int64_t>();
+    for (int64_t i = 1; i <= count; ++i) {
+      kinds.emplace_back(i % interval == 0 ? kFullAttention : kSlidingAttention);
+    }
+    return kinds;
+  }
+
+  /// gemma3: every sliding_window_pattern-th layer is global, and the others' RoPE has a base
+  /// alone.
+  Status TakeLocalBase() {
+    if (Find(config_, "final_logit_softcapping") != nullptr) {
+      return Refuse("final_logit_softcapping", "does not cap logits");
+    }
+    const Json* const pattern = Find(config_, "sliding_window_pattern");
+    const std::vector<std::string> kinds =
+        LayerKinds(pattern == nullptr ? kGemmaInterval : pattern->get<int64_t>());
+    const auto first = std::find(kinds.begin(), kinds.end(), kFullAttention);
+    const auto interval = first - kinds.begin() + 1;
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      const bool global = (static_cast<int64_t>(i) + 1) % interval == 0;
+      if (first == kinds.end() || (kinds[i] == kFullAttention) != global) {
+        return Refuse("layer_types", "has a global layer after every few with a window");
+      }
+    }
+    config_["sliding_window_pattern"] = static_cast<uint64_t>(interval);
+    const Json* const parameters = Find(config_, "rope_parameters");
+    if (parameters == nullptr || !parameters->contains(kFullAttention)) return {};
+    const Json full = (*parameters)[kFullAttention];
+    const Json sliding = parameters->value(kSlidingAttention, Json::object());
+    if (TextOf(Find(sliding, "rope_type"), "default") != "default") {
+      return Refuse("rope_parameters.sliding_attention", "scales the RoPE of global layers alone");
+    }
+    if (const Json* const base = Find(sliding, "rope_theta"); base != nullptr) {
+      config_["rope_local_base_freq"] = *base;
+    }
+    MARLIN_RETURN_IF_ERROR(TakeRopeOf(full));
+    config_.erase("rope_parameters");
+    return {};
+  }
+
+  /// gemma4: the heads of global layers, which transformers 5 lists by layer.
+  Status TakeGlobalHeads() {
+    const Json* const parameters = Find(config_, "rope_parameters");
+    for (const Json& own : parameters == nullptr ? Json::object() : *parameters) {
+      const std::string type = TextOf(Find(own, "rope_type"), "default");
+      if (type == "default" || type == "proportional") continue;
+      return Refuse("rope_parameters", "knows no scaling of RoPE");
+    }
+    std::vector<std::string> kinds = LayerKinds(kGemmaInterval);
+    if (!kinds.empty()) kinds.back() = kFullAttention;
+    if (const Json* const layers = Find(config_, "per_layer_config"); layers != nullptr) {
+      for (const auto& [layer, own] : layers->items()) {
+        const auto at = static_cast<size_t>(std::strtoul(layer.c_str(), nullptr, 10));
+        if (at >= kinds.size() || kinds[at] != kFullAttention) {
+          return Refuse("per_layer_config", "has other heads in global layers alone");
+        }
+        if (own.contains("head_dim")) config_["global_head_dim"] = own["head_dim"];
+        if (!own.contains("num_key_value_heads")) continue;
+        config_["num_global_key_value_heads"] = own["num_key_value_heads"];
+      }
+    }
+    config_["layer_types"] = kinds;
+    if (!config_.contains("final_logit_softcapping")) config_["final_logit_softcapping"] = nullptr;
+    return {};
+  }
+
   void TakeExperts(std::string_view name) {
     if (name.empty()) return;
     for (const std::string_view key : kExpertKeys) {
@@ -156,12 +305,52 @@ class MlxNames {
       return Refuse("attention_bias", "has no biases in attention");
     }
     if (IsTrue("use_sliding_window")) return Refuse("use_sliding_window", "has no windows");
-    if ((type_ == "mixtral" || type_ == "mistral") && LimitsAttention("sliding_window")) {
+    if ((type_ == "mixtral" || type_ == "mistral" || type_ == "phi3") &&
+        LimitsAttention("sliding_window")) {
       return Refuse("sliding_window", "has no windows in all layers");
+    }
+    const Json* const size = Find(config_, "head_dim");
+    if (known.square && size != nullptr && *size != HeadSize(config_)) {
+      return Refuse("head_dim", "has heads as wide together as hidden_size");
+    }
+    if (type_ == "cohere2" && !IsTrue("tie_word_embeddings")) {
+      return Refuse("tie_word_embeddings", "has no matrix of its own for the head");
     }
     if (type_ == "qwen2_moe") MARLIN_RETURN_IF_ERROR(CheckQwen2Moe());
     if (IsFalse("rope_interleave")) return Refuse("rope_interleave", "interleaves RoPE");
     return TakeMlpTypes();
+  }
+
+  /// The layers with windows, in the form of mlx_lm's models: exaone4 takes a letter for each
+  /// layer, others a number, of which each multiple is a layer without a window.
+  Status TakeWindows() {
+    const Json* const types = Find(config_, "layer_types");
+    if (type_ != "exaone4" && type_ != "cohere2") return {};
+    if (type_ == "exaone4" && Find(config_, "sliding_window") == nullptr) {
+      config_["sliding_window"] = config_["sliding_window_pattern"] = nullptr;
+      return {};
+    }
+    const Json* const number = Find(config_, "sliding_window_pattern");
+    if (number == nullptr) config_["sliding_window_pattern"] = uint64_t{4};
+    if (types == nullptr || !types->is_array()) return {};
+    std::string letters;
+    for (const Json& kind : *types) letters += kind == "sliding_attention" ? 'L' : 'G';
+    if (type_ == "exaone4") {
+      if (letters.find('L') == std::string::npos || letters.find('G') == std::string::npos) {
+        return Refuse("layer_types", "has layers of both kinds if it has a window");
+      }
+      config_["sliding_window_pattern"] = letters;
+      return {};
+    }
+    const size_t first = letters.find('G');
+    const size_t interval = first == std::string::npos ? letters.size() + 1 : first + 1;
+    for (size_t i = 0; i < letters.size(); ++i) {
+      if ((letters[i] == 'G') != ((i + 1) % interval == 0)) {
+        return Refuse("layer_types", "has windows in all but each of some number of layers");
+      }
+    }
+    config_["sliding_window_pattern"] = static_cast<uint64_t>(interval);
+    return {};
   }
 
   /// Whether a window is shorter than the context.

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/macros.h"
 #include "cli/arguments/model_arguments.h"
 #include "cli/command.h"
@@ -37,6 +38,8 @@ class ServeCommand final : public Command {
   }
 
   Status Check(const Console& console) const override {
+    if (draft_layer_ && !draft_tokens_) return Invalid("--draft: only with --speculate");
+    if (draft_layer_ && compare_) return Invalid("--draft: not with --compare");
     return CheckHasCodec(console, "serve", "");
   }
 
@@ -55,7 +58,8 @@ class ServeCommand final : public Command {
     request.max_waiting = max_waiting_.value_or(SchedulerOptions{}.max_waiting);
     request.prefill_tokens = prefill_tokens_.value_or(0);
     request.draft_tokens = draft_tokens_.value_or(0);
-    request.prefix_cache = !no_prefix_cache_;
+    request.draft_layer = draft_layer_;
+    request.prefix_cache = !no_prefix_cache_ && !draft_layer_;
     request.timeout_seconds = timeout_.value_or(kDefaultTimeout);
     request.template_file = template_file_;
     request.recipe = recipe_;
@@ -64,6 +68,7 @@ class ServeCommand final : public Command {
     std::optional<Device> device;
     request.open = [&](const std::string& directory) -> Result<Model> {
       if (device) return run_.OpenReference(directory, *device);
+      if (draft_layer_) run_.WithDraft();
       MARLIN_ASSIGN_OR_RETURN(device, run_.OpenDevice());
       return run_.Open(console, directory, *device);
     };
@@ -106,6 +111,8 @@ class ServeCommand final : public Command {
                    "Do not keep the KV cache of prompts for others that begin alike");
     arguments.Option("--speculate", &draft_tokens_, WholeRange(), "N",
                      "Guess N tokens per pass, and verify them; default 0");
+    arguments.Flag("--draft", &draft_layer_,
+                   "Guess with the model's MTP layer; prompts then share no KV cache");
     arguments.Option("--timeout", &timeout_, {.most = kMostTimeout}, "S",
                      "Seconds that a request may take; default 600; 0: any");
     arguments.Option("--chat-template", &template_file_, "FILE",
@@ -125,6 +132,7 @@ class ServeCommand final : public Command {
   std::optional<int64_t> max_waiting_;
   std::optional<int64_t> prefill_tokens_;
   std::optional<int64_t> draft_tokens_;
+  bool draft_layer_ = false;
   bool no_prefix_cache_ = false;
   std::optional<double> timeout_;
   std::optional<std::string> template_file_;

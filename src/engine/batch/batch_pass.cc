@@ -57,6 +57,8 @@ class FeedCall {
       allowed_[allowed_.size() - 1 - text.drafts.size()] = text.allowed;
       if (!text.drafts.empty()) AddDrafts(text, &input);
     }
+    lengths_.push_back(text.sequence->length());
+    if (text.layer) input.hidden_out = text.layer->Receive(std::ssize(input.tokens));
     has_masks_ |= samples && !text.allowed.empty();
     if (input.all_logits || text.logprobs >= 0) {
       likely_ = std::max({likely_, text.logprobs, int64_t{0}});
@@ -95,6 +97,7 @@ class FeedCall {
     for (size_t i = 0; i < inputs_.size(); ++i) {
       const SequenceInput& input = inputs_[i];
       BatchText& text = *texts_[i];
+      if (text.layer) text.layer->Keep(text.sequence->length() - lengths_[i]);
       const auto rows = static_cast<size_t>(WantedRows(input));
       const auto count = static_cast<size_t>(SampledTokens(input));
       if (input.all_logits) TakePrompt(input, row, rows - count, &text);
@@ -149,6 +152,7 @@ class FeedCall {
   const BatchSlots& slots_;
   std::vector<BatchText*> texts_;
   std::vector<SequenceInput> inputs_;
+  std::vector<int64_t> lengths_;              ///< Tokens of the inputs' sequences before the call.
   std::deque<std::vector<int32_t>> drafted_;  ///< The tokens of inputs with drafts.
   std::vector<int32_t> state_rows_;
   std::vector<std::span<const uint32_t>> allowed_;  ///< One per token that may be sampled.

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/batch/layer_drafts.h"
 #include "engine/speculation.h"
 #include "marlin/generate.h"
 #include "marlin/model.h"
@@ -31,6 +32,7 @@ struct BatchText {
   int64_t logprobs = -1;               ///< As Request::logprobs.
   bool prompt_logprobs = false;        ///< As Request::prompt_logprobs; excludes a salt.
   std::optional<PromptLookup> lookup;  ///< Guesses tokens, if they may be guessed.
+  std::optional<LayerDrafts> layer;    ///< Guesses instead; excludes a salt.
   Generated generated;
   /// Log-probabilities of the prompt's tokens so far, but the first; the observer takes them.
   std::vector<TokenLogprobs> of_prompt;

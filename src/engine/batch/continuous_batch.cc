@@ -101,7 +101,8 @@ Status ContinuousBatch::Step() {
 
 Status ContinuousBatch::RunPass(std::vector<SampledText>* sampled) {
   const bool all_decode = std::all_of(running_.begin(), running_.end(), [](const BatchText* text) {
-    return text->left() == 1 && !text->constrained && text->logprobs < 0 && text->drafts.empty();
+    return text->left() == 1 && !text->constrained && text->logprobs < 0 && text->drafts.empty() &&
+           !text->layer;
   });
   if (all_decode) return DecodeTexts(*model_, slots_, sampled);
   return FeedTexts(*model_, slots_, running_, sampled);
@@ -114,8 +115,7 @@ Status ContinuousBatch::Plan() {
   MARLIN_RETURN_IF_ERROR(PlanRunning(&budget));
   StartWaiting(&budget);
   if (interactive_) SpendRest(&budget);
-  AddDrafts(*model_, running_, budget.room);
-  return {};
+  return AddDrafts(*model_, running_, budget.room);
 }
 
 ContinuousBatch::Budget ContinuousBatch::BudgetOfPass() const {
@@ -199,9 +199,10 @@ void ContinuousBatch::SpendRest(Budget* budget) {
 /// Returns false after the text has ended with an error.
 bool ContinuousBatch::Start(BatchText& text) {
   Result<Sequence> sequence = model_->NewSequence({.truncatable = false});
-  if (!sequence.ok()) {
+  const Status drafts = text.layer ? text.layer->Restart() : Status();
+  if (!sequence.ok() || !drafts.ok()) {
     waiting_.pop_front();
-    End(text, StopReason::kCallback, sequence.status());
+    End(text, StopReason::kCallback, sequence.ok() ? drafts : sequence.status());
     return false;
   }
   text.sequence.emplace(*std::move(sequence));
@@ -252,7 +253,7 @@ void ContinuousBatch::Accept(const SampledText& sampled) {
   BatchText& text = *sampled.text;
   if (!text.drafts.empty()) {
     const int64_t accepted = std::max<int64_t>(std::ssize(sampled.tokens) - 1, 0);
-    text.lookup->Learn(std::ssize(text.drafts), accepted);
+    if (text.lookup) text.lookup->Learn(std::ssize(text.drafts), accepted);
     counts_.drafts += std::ssize(text.drafts);
     counts_.accepted += accepted;
   }

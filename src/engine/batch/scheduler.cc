@@ -140,7 +140,12 @@ Result<std::optional<int64_t>> Scheduler::Impl::Submit(Request request) {
   text->constrained = text->request.constrained;
   text->logprobs = text->request.logprobs;
   text->prompt_logprobs = text->request.prompt_logprobs;
-  if (options_.draft_tokens > 0) text->lookup.emplace(options_.draft_tokens);
+  if (options_.draft_layer) {
+    MARLIN_ASSIGN_OR_RETURN(Model draft, model_.draft());
+    text->layer.emplace(std::move(draft), options_.draft_tokens);
+  } else if (options_.draft_tokens > 0) {
+    text->lookup.emplace(options_.draft_tokens);
+  }
   text->submitted = Clock::now();
   int64_t id = 0;
   {
@@ -324,6 +329,9 @@ Result<Scheduler> Scheduler::Make(const Model& model, const SchedulerOptions& op
   MARLIN_RETURN_IF_ERROR(CheckSchedulerOptions(options));
   if (options.draft_tokens > 0) {
     MARLIN_RETURN_IF_ERROR(CheckDrafts(Internals::Impl(model)).WithContext("draft_tokens"));
+  }
+  if (options.draft_layer) {
+    MARLIN_RETURN_IF_ERROR(model.draft().status().WithContext("draft_layer"));
   }
   try {
     auto impl = std::make_unique<Impl>(model, options);

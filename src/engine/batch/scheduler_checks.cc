@@ -25,9 +25,16 @@ Status CheckSchedulerOptions(const SchedulerOptions& options) {
   MARLIN_RETURN_IF_ERROR(CheckNotNegative("max_waiting", options.max_waiting));
   MARLIN_RETURN_IF_ERROR(CheckNotNegative("prefill_tokens", options.prefill_tokens));
   MARLIN_RETURN_IF_ERROR(CheckNotNegative("draft_tokens", options.draft_tokens));
-  if (options.draft_tokens <= kMostDrafts) return {};
-  return Status(Code::kInvalidArgument, fmt::format("draft_tokens: expected 0..{}, got {}",
-                                                    kMostDrafts, options.draft_tokens));
+  if (options.draft_tokens > kMostDrafts) {
+    return Status(Code::kInvalidArgument, fmt::format("draft_tokens: expected 0..{}, got {}",
+                                                      kMostDrafts, options.draft_tokens));
+  }
+  if (!options.draft_layer) return {};
+  if (options.draft_tokens == 0) {
+    return Status(Code::kInvalidArgument, "draft_layer: only with draft_tokens");
+  }
+  if (!options.prefix_cache) return {};
+  return Status(Code::kInvalidArgument, "draft_layer: excludes prefix_cache");
 }
 
 Status CheckRequest(const Model& model, const Request& request) {

@@ -30,16 +30,13 @@ CacheShape CacheShape::Of(const DecoderConfig& config, DType type) {
   for (const LayerConfig& layer : config.layers) {
     const MixerState kept =
         layer.mixes ? ParametersOf(layer.mixer).State(layer.sizes) : MixerState();
-    shape.layers.push_back({kept, kept.fixed > 0 ? 0 : layer.window});
+    shape.layers.push_back({kept, kept.fixed > 0 ? 0 : layer.window, layer.sizes.kv_source});
   }
   return shape;
 }
 
-void PageMemory::AddLayer(const LayerState& state) {
-  if (state == LayerState()) {
-    places_.push_back({SIZE_MAX, 0});
-    return;
-  }
+PageMemory::Place PageMemory::AddLayer(const LayerState& state) {
+  if (state == LayerState()) return {SIZE_MAX, 0};
   size_t index = 0;
   while (index < groups_.size() && !(groups_[index].state == state)) ++index;
   if (index == groups_.size()) {
@@ -58,7 +55,7 @@ void PageMemory::AddLayer(const LayerState& state) {
     const int64_t elements = std::min(part.Take().value_or(INT64_MAX / 2), INT64_MAX / 2);
     group.part_elements = RoundUp(elements, kPartAlignment);
   }
-  places_.push_back({index, groups_[index].layers++});
+  return {index, groups_[index].layers++};
 }
 
 int64_t PageMemory::TokenGroups() const {
@@ -98,7 +95,13 @@ Result<PageMemory> PageMemory::Make(const Device& device, const CacheShape& shap
   MARLIN_ASSIGN_OR_RETURN(memory.page_tokens_, CachePageTokens(device));
   memory.type_ = shape.type;
   memory.most_bytes_ = shape.most_bytes;
-  for (const LayerState& layer : shape.layers) memory.AddLayer(layer);
+  for (const LayerState& layer : shape.layers) {
+    memory.places_.push_back(layer.source < 0 ? memory.AddLayer(layer) : Place{});
+  }
+  for (size_t i = 0; i < shape.layers.size(); ++i) {
+    const int64_t source = shape.layers[i].source;
+    if (source >= 0) memory.places_[i] = memory.places_[static_cast<size_t>(source)];
+  }
   for (Group& group : memory.groups_) {
     const int64_t elements = SaturatingProduct(group.layers, group.part_elements);
     group.page_bytes = SaturatingProduct(

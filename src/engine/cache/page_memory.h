@@ -19,6 +19,7 @@ namespace marlin {
 struct LayerState {
   MixerState kept;
   int64_t window = 0;
+  int64_t source = -1;  ///< The layer whose pages it reads, with nothing kept of its own; or -1.
   friend bool operator==(const LayerState&, const LayerState&) = default;
 };
 
@@ -92,7 +93,7 @@ class PageMemory {
   };
 
   explicit PageMemory(const Device& device) : device_(device) {}
-  void AddLayer(const LayerState& state);
+  Place AddLayer(const LayerState& state);
   static bool IsUnused(const Slab& slab) { return slab.used == 0 && slab.memory.bytes() > 0; }
   /// The pages of a slab of a group.
   int64_t SlabPages(int64_t page_bytes) const;

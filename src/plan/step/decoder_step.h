@@ -10,7 +10,9 @@
 //   GateUpStep, ProjectAddStep | RouteStep, ExpertsStep
 //
 // or, where both read the same hidden states, GateUpStep, the first line and a ProjectAddStep, or
-// the first line and BesideStep, between EmbedStep and HeadStep, SampleStep.
+// the first line and BesideStep, between EmbedStep and HeadStep, SampleStep. Where every layer has
+// an embedding of its own, EmbedLayersStep follows EmbedStep, and each layer ends with
+// AddEmbeddingStep.
 #pragma once
 
 #include <cstdint>
@@ -52,6 +54,15 @@ struct EmbedStep {
   float scale = 1.0F;
 };
 
+/// Looks up the layers' own embeddings; no backend fuses it.
+struct EmbedLayersStep {};
+
+/// hidden = scale * (hidden + norm(linear(activation(gate(hidden)) * embedding))), of the layer's
+/// own embedding; no backend fuses it.
+struct AddEmbeddingStep {
+  int64_t layer = 0;
+};
+
 /// projected [rows, (heads + 2 * kv_heads) * key_dim] = linear(norm(hidden)): queries, keys,
 /// values; with AttentionStep::output_gate queries take twice as much. A linear map without the
 /// values says that they are the keys before norm and RoPE.
@@ -75,9 +86,9 @@ struct LatentProjectStep {
 };
 
 /// mixed [rows, heads * value_dim] = attention, after norms of queries and keys, RoPE and
-/// query_scale; appends to the cache. MLA: the cache has one KV head, whose keys are `latent` after
-/// RoPE of its trailing features; a query is its part without RoPE times latent_keys, then its RoPE
-/// part; mixed = the attention's results times latent_values.
+/// query_scale; appends to the cache, if `appends`. MLA: the cache has one KV head, whose keys are
+/// `latent` after RoPE of its trailing features; a query is its part without RoPE times
+/// latent_keys, then its RoPE part; mixed = the attention's results times latent_values.
 struct AttentionStep {
   int64_t layer = 0;
   int64_t heads = 0;
@@ -96,6 +107,8 @@ struct AttentionStep {
   /// Each query of `projected` is followed by as many features, whose sigmoids multiply the
   /// attention's results.
   bool output_gate = false;
+  /// False: `projected` has queries alone, and the cache is an earlier layer's.
+  bool appends = true;
   RotaryEmbedding rotary;
   PositionScale query_scale;
   AttentionOptions options;
@@ -182,9 +195,10 @@ struct HeadStep {
 /// tokens [wanted] = sampled from the logits; a no-op if StepValues has no samplers.
 struct SampleStep {};
 
-using StepOperation = std::variant<EmbedStep, ProjectStep, LatentProjectStep, AttentionStep,
-                                   ProjectAddStep, GateUpStep, RouteStep, ExpertsStep, HeadStep,
-                                   SampleStep, MixStep, GatedDeltaStep, BesideStep>;
+using StepOperation =
+    std::variant<EmbedStep, ProjectStep, LatentProjectStep, AttentionStep, ProjectAddStep,
+                 GateUpStep, RouteStep, ExpertsStep, HeadStep, SampleStep, MixStep, GatedDeltaStep,
+                 BesideStep, EmbedLayersStep, AddEmbeddingStep>;
 
 /// The alternatives of StepOperation.
 enum class StepKind : uint8_t {
@@ -201,8 +215,11 @@ enum class StepKind : uint8_t {
   kMix,
   kGatedDelta,
   kBeside,
+  kEmbedLayers,
+  kAddEmbedding,
 };
-static_assert(std::variant_size_v<StepOperation> == static_cast<size_t>(StepKind::kBeside) + 1);
+static_assert(std::variant_size_v<StepOperation> ==
+              static_cast<size_t>(StepKind::kAddEmbedding) + 1);
 
 inline StepKind KindOf(const StepOperation& operation) {
   return static_cast<StepKind>(operation.index());

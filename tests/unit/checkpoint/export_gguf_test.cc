@@ -341,6 +341,7 @@ TEST_F(ExportGgufTest, TheConfigurationComesBack) {
     if (type == "mistral") config["sliding_window"] = 128;
     if (type == "mixtral") config["num_local_experts"] = 4;
     if (type == "glm4_moe") config["n_routed_experts"] = 4;
+    if (type == "glm4_moe") config["num_experts_per_tok"] = 2;
     if (type == "glm4_moe") config["routed_scaling_factor"] = 1.5;
     if (type == "qwen2_moe") config["num_experts"] = 4;
     config["rope_scaling"] = {{"rope_type", "yarn"},
@@ -404,7 +405,7 @@ TEST_F(ExportGgufTest, SourcesAndTargetsThatCannotBe) {
   config = ConfigOf("llama");
   config["num_attention_heads"] = 0;
   EXPECT_EQ(Export({module}, config).code(), Code::kMalformedFile);
-  config["num_attention_heads"] = 7;
+  config["num_attention_heads"] = config["num_key_value_heads"] = 7;
   status = Export({RandomModule(kQuery, SpecOf(Format::kS4), 1)}, config);
   EXPECT_TRUE(Contains(status.message(), "40 rows are not 7 heads")) << status.message();
   status = Export({module}, ConfigOf("llama"), {{"a.buffer", DType::kF32, {1}, "1234"}});

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -18,7 +19,9 @@
 #include "../checkpoint/test_files.h"
 #include "base/json.h"
 #include "marlin/checkpoint.h"
+#include "marlin/generate.h"
 #include "marlin/model.h"
+#include "marlin/scheduler.h"
 #include "recipe/architecture.h"
 
 namespace marlin::draft_test {
@@ -91,6 +94,50 @@ class Drafts : public ::testing::Test {
     }
     predicting_ = model->prediction_tensors.size();
   }
+  /// Makes a model of one layer whose layer that predicts does the same: the join hands on the
+  /// embedding.
+  void MakeOwnLayer() {
+    Make("glm4_moe");
+    config_["num_hidden_layers"] = 1;
+    config_["first_k_dense_replace"] = 0;
+    const auto described = DescribeModel(config_.dump());
+    tensors_.clear();
+    for (const ModelTensor& tensor : described->tensors) {
+      tensors_.push_back(
+          RandomBf16(tensor.name, tensor.shape, static_cast<uint32_t>(tensors_.size())));
+    }
+    const auto copies = tensors_;
+    for (const TestTensor& tensor : copies) {
+      const std::string own = "model.layers.0.";
+      if (!tensor.name.starts_with(own)) continue;
+      tensors_.push_back(tensor);
+      tensors_.back().name = "model.layers.1." + tensor.name.substr(own.size());
+    }
+    const auto add = [&](const std::string& name, const Shape& shape, auto value) {
+      TestTensor tensor = RandomBf16("model.layers.1." + name, shape, 1);
+      auto* const elements = reinterpret_cast<uint16_t*>(tensor.data.data());
+      const int64_t columns = shape[shape.rank() - 1];
+      for (int64_t i = 0; i < shape.ElementCount(); ++i) {
+        elements[i] = value(i / columns, i % columns) ? 0x3F80 : 0;  // 1 or 0.
+      }
+      tensors_.push_back(tensor);
+    };
+    const auto one = [](int64_t, int64_t) { return true; };
+    add("enorm.weight", {kHidden}, one);
+    add("hnorm.weight", {kHidden}, one);
+    // The embedding is the first half.
+    add("eh_proj.weight", {kHidden, 2 * kHidden},
+        [](int64_t row, int64_t at) { return row == at; });
+    for (const TestTensor& tensor : copies) {
+      if (tensor.name != "model.norm.weight") continue;
+      tensors_.push_back(tensor);
+      tensors_.back().name = "model.layers.1.shared_head.norm.weight";
+    }
+    // Embeddings of a root mean square of 1 are what their norm leaves of them.
+    auto* const table = reinterpret_cast<uint16_t*>(tensors_.front().data.data());
+    ASSERT_EQ(tensors_.front().name, "model.embed_tokens.weight");
+    for (int64_t i = 0; i < kVocab * kHidden; ++i) table[i] = (table[i] & 0x8000) | 0x3F80;
+  }
   void Remove(const std::string& end) {
     const auto ends = [&](const TestTensor& tensor) { return tensor.name.ends_with(end); };
     ASSERT_EQ(std::erase_if(tensors_, ends), 1U) << end;
@@ -104,11 +151,12 @@ class Drafts : public ::testing::Test {
     return Model::Open(path, *Device::Open("cpu", {.threads = 2}),
                        {.allow_bf16_activations = false, .draft = draft});
   }
-  static std::vector<float> LogitsOf(const Model& model, int64_t depth) {
-    const int64_t rows = std::ssize(kTokens) - depth;
+  static std::vector<float> LogitsOf(const Model& model, int64_t depth,
+                                     const std::vector<int32_t>& tokens = kTokens) {
+    const int64_t rows = std::ssize(tokens) - depth;
     std::vector<float> logits(static_cast<size_t>(rows * kVocab));
     const Status status =
-        DraftLogits(model, kTokens, depth, {logits.data(), DType::kF32, {rows, kVocab}});
+        DraftLogits(model, tokens, depth, {logits.data(), DType::kF32, {rows, kVocab}});
     EXPECT_TRUE(status.ok()) << status.message();
     return logits;
   }
@@ -302,48 +350,9 @@ TEST_F(Drafts, AcceptanceCountsEqualTokens) {
   EXPECT_THAT(message(MeasureAcceptance(*model, text, 0)), HasSubstr("depth: expected 1..16"));
 }
 
-/// A layer that does what the model's last one does with the same input is always right: the join
-/// hands on the embedding, and the model has no other layer.
+/// A layer that does what the model's only one does with the same input says what the model says.
 TEST_F(Drafts, OfTheModelsOwnLayerAreItsOwnLogits) {
-  Make("glm4_moe");
-  config_["num_hidden_layers"] = 1;
-  config_["first_k_dense_replace"] = 0;
-  const auto described = DescribeModel(config_.dump());
-  tensors_.clear();
-  for (const ModelTensor& tensor : described->tensors) {
-    tensors_.push_back(
-        RandomBf16(tensor.name, tensor.shape, static_cast<uint32_t>(tensors_.size())));
-  }
-  const auto copies = tensors_;
-  for (const TestTensor& tensor : copies) {
-    const std::string own = "model.layers.0.";
-    if (!tensor.name.starts_with(own)) continue;
-    tensors_.push_back(tensor);
-    tensors_.back().name = "model.layers.1." + tensor.name.substr(own.size());
-  }
-  const auto add = [&](const std::string& name, const Shape& shape, auto value) {
-    TestTensor tensor = RandomBf16("model.layers.1." + name, shape, 1);
-    auto* const elements = reinterpret_cast<uint16_t*>(tensor.data.data());
-    const int64_t columns = shape[shape.rank() - 1];
-    for (int64_t i = 0; i < shape.ElementCount(); ++i) {
-      elements[i] = value(i / columns, i % columns) ? 0x3F80 : 0;  // 1 or 0.
-    }
-    tensors_.push_back(tensor);
-  };
-  const auto one = [](int64_t, int64_t) { return true; };
-  add("enorm.weight", {kHidden}, one);
-  add("hnorm.weight", {kHidden}, one);
-  // The embedding is the first half.
-  add("eh_proj.weight", {kHidden, 2 * kHidden}, [](int64_t row, int64_t at) { return row == at; });
-  for (const TestTensor& tensor : copies) {
-    if (tensor.name != "model.norm.weight") continue;
-    tensors_.push_back(tensor);
-    tensors_.back().name = "model.layers.1.shared_head.norm.weight";
-  }
-  // Embeddings of a root mean square of 1 are what their norm leaves of them.
-  auto* const table = reinterpret_cast<uint16_t*>(tensors_.front().data.data());
-  ASSERT_EQ(tensors_.front().name, "model.embed_tokens.weight");
-  for (int64_t i = 0; i < kVocab * kHidden; ++i) table[i] = (table[i] & 0x8000) | 0x3F80;
+  MakeOwnLayer();
   const auto model = Open(Write());
   ASSERT_TRUE(model.ok()) << model.status().message();
   // Without the text's first token, which the layer is not given.
@@ -357,6 +366,128 @@ TEST_F(Drafts, OfTheModelsOwnLayerAreItsOwnLogits) {
   ASSERT_TRUE(
       draft.Forward({&input, 1}, {logits.data(), DType::kF32, {std::ssize(kTokens), kVocab}}).ok());
   EXPECT_LT(Difference(logits, said), 1e-3);
+}
+
+/// Guesses of the layer change no text, whatever they are worth.
+TEST_F(Drafts, GiveTheSchedulerTheSameTexts) {
+  for (const std::string type : {"deepseek_v3", "glm4_moe", "own layer"}) {
+    SCOPED_TRACE(type);
+    if (type == "own layer") {
+      MakeOwnLayer();
+    } else {
+      Make(type);
+    }
+    const auto model = Model::Open(Write(), *Device::Open("cpu", {.threads = 2}),
+                                   {.batch_invariant = true, .draft = true});
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    SchedulerOptions options{.prefill_tokens = 5, .prefix_cache = false};
+    options.draft_tokens = 3;
+    options.draft_layer = true;
+    auto scheduler = Scheduler::Make(*model, options);
+    ASSERT_TRUE(scheduler.ok()) << scheduler.status().message();
+    std::map<int64_t, Request> requests;
+    std::map<int64_t, std::vector<int32_t>> texts;
+    std::vector<Event> events;
+    const auto step = [&] {
+      ASSERT_TRUE(scheduler->Step(std::chrono::seconds(0), &events).ok());
+      for (const Event& event : events) {
+        EXPECT_TRUE(event.status.ok()) << event.status.message();
+        auto& text = texts[event.id];
+        text.insert(text.end(), event.tokens.begin(), event.tokens.end());
+      }
+    };
+    for (size_t i = 0; i < 4; ++i) {
+      Request request;
+      request.prompt.assign(kTokens.begin() + static_cast<std::ptrdiff_t>(i), kTokens.end());
+      request.options.max_tokens = 24;
+      request.options.sampling = {.temperature = i == 3 ? 0.5F : 0.0F, .seed = i};
+      const auto id = scheduler->Submit(request);
+      ASSERT_TRUE(id.ok() && id->has_value());
+      requests[**id] = request;
+      step();
+    }
+    while (scheduler->statistics().running > 0) step();
+    for (const auto& [id, request] : requests) {
+      const auto alone = Generate(*model, request.prompt, request.options);
+      ASSERT_TRUE(alone.ok());
+      EXPECT_EQ(texts[id], alone->token_ids) << id;
+    }
+    const SchedulerStatistics end = scheduler->statistics();
+    EXPECT_GT(end.draft_tokens, 0);
+    EXPECT_EQ(end.pages_used, 0);
+    if (type == "own layer") {
+      EXPECT_GT(end.accepted_tokens, 20);
+    }
+  }
+}
+
+/// With one guess at a time, a pass accepts it where DraftLogits says the text's next token.
+TEST_F(Drafts, AreAcceptedWhereTheyAreRight) {
+  for (const std::string type : {"deepseek_v3", "own layer"}) {
+    SCOPED_TRACE(type);
+    if (type == "own layer") {
+      MakeOwnLayer();
+    } else {
+      Make(type);
+    }
+    const auto model = Model::Open(Write(), *Device::Open("cpu", {.threads = 2}),
+                                   {.batch_invariant = true, .draft = true});
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    SchedulerOptions options{.prefill_tokens = 5, .prefix_cache = false, .draft_tokens = 1};
+    options.draft_layer = true;
+    auto scheduler = Scheduler::Make(*model, options);
+    ASSERT_TRUE(scheduler.ok()) << scheduler.status().message();
+    Request request;
+    request.prompt = kTokens;
+    request.options.max_tokens = 40;
+    ASSERT_TRUE(scheduler->Submit(request).ok());
+    std::vector<int32_t> text = kTokens;
+    std::vector<Event> events;
+    do {
+      ASSERT_TRUE(scheduler->Step(std::chrono::seconds(0), &events).ok());
+      for (const Event& event : events) {
+        text.insert(text.end(), event.tokens.begin(), event.tokens.end());
+      }
+    } while (scheduler->statistics().running > 0);
+    ASSERT_EQ(std::ssize(text), std::ssize(kTokens) + 40);
+    const std::vector<float> logits = LogitsOf(*model, 1, text);
+    int64_t drafts = 0;
+    int64_t accepted = 0;
+    // From the token that was sampled last; the last one of the text is not guessed.
+    for (int64_t last = std::ssize(kTokens); last + 2 < std::ssize(text); ++last) {
+      ++drafts;
+      const auto guess = static_cast<int32_t>(Likely(Row(logits, last - 1, kVocab)));
+      if (guess != text[static_cast<size_t>(last) + 1]) continue;
+      ++accepted;
+      ++last;
+    }
+    const SchedulerStatistics end = scheduler->statistics();
+    EXPECT_EQ(end.draft_tokens, drafts);
+    EXPECT_EQ(end.accepted_tokens, accepted);
+    if (type == "own layer") {
+      EXPECT_GT(accepted, 5);
+    }
+  }
+}
+
+TEST_F(Drafts, NeedASchedulerThatCanUseThem) {
+  const auto message = [](const Model& model, const SchedulerOptions& options) {
+    return std::string(Scheduler::Make(model, options).status().message());
+  };
+  SchedulerOptions options{.prefix_cache = false};
+  options.draft_layer = true;
+  Make("glm4_moe");
+  const auto model = Open(Write());
+  EXPECT_EQ(message(*model, options), "draft_layer: only with draft_tokens");
+  options.draft_tokens = 2;
+  EXPECT_EQ(message(*model, options), "");
+  EXPECT_THAT(message(*Open(Write(), false), options),
+              HasSubstr("draft_layer: draft: the model was opened without"));
+  options.prefix_cache = true;
+  EXPECT_EQ(message(*model, options), "draft_layer: excludes prefix_cache");
+  options.prefix_cache = false;
+  Make("qwen3_5_text");
+  EXPECT_THAT(message(*Open(Write()), options), HasSubstr("recurrent states"));
 }
 
 TEST_F(Drafts, RefuseInputsWithoutHiddenStates) {

@@ -53,6 +53,22 @@ TEST(PagePool, LayersWithOneWindowSharePages) {
   EXPECT_THAT(places, ElementsAre(0, 2 * 256 * 48, 2 * 2 * 256 * 48));
 }
 
+TEST(PagePool, LayersThatReadOthersHaveTheirPages) {
+  const Device device = *Device::Open("cpu", {.threads = 1});
+  CacheShape shape = Shape3({128, 0, 128, 0});
+  shape.layers[2] = {{}, 128, 0};
+  shape.layers[3] = {{}, 0, 1};
+  const auto pool = MakePool(device, shape);
+  ASSERT_EQ(pool->groups(), 2U);
+  for (const int64_t layer : {2, 3}) {
+    EXPECT_EQ(pool->GroupOf(layer), pool->GroupOf(layer - 2));
+    const PagedCache cache = pool->CacheOf(layer, {});
+    EXPECT_EQ(cache.first_element, 0);
+    EXPECT_EQ(cache.page_stride, 2 * 256 * (32 + 16));
+    EXPECT_EQ(cache.kv_heads, 2);
+  }
+}
+
 // Layers of different mixers have pages of their own size.
 TEST(PagePool, LayersWithOneStateSharePages) {
   const Device device = *Device::Open("cpu", {.threads = 1});

@@ -103,17 +103,38 @@ TEST(DecoderConfig, HeadsOfGemma4DifferByLayer) {
   const auto refused = [](const std::string& more) {
     return ReadDecoderConfig(Config("gemma4_text", more)).status().message();
   };
-  EXPECT_THAT(refused(R"("sliding_window": 7)"), HasSubstr("hidden_size_per_layer_input: 256"));
+  EXPECT_THAT(refused(R"("vocab_size_per_layer_input": 7)"),
+              HasSubstr("vocab_size_per_layer_input: 7, but vocab_size is "));
   const std::string dense = R"("hidden_size_per_layer_input": 0, )";
-  EXPECT_THAT(refused(dense + R"("num_kv_shared_layers": 2)"), HasSubstr("num_kv_shared_layers"));
-  EXPECT_THAT(refused(dense + R"("enable_moe_block": true)"), HasSubstr("enable_moe_block"));
-  EXPECT_THAT(refused(dense + R"("use_double_wide_mlp": true)"), HasSubstr("use_double_wide_mlp"));
+  EXPECT_THAT(refused(dense + R"("num_kv_shared_layers": 4)"),
+              HasSubstr("num_kv_shared_layers: 4 of 4 layers"));
+  EXPECT_THAT(refused(dense + R"("num_kv_shared_layers": 1)"),
+              HasSubstr("num_kv_shared_layers: 1: no layer before them is of the kind of layer 3"));
+  EXPECT_THAT(refused(dense + R"("enable_moe_block": true)"), HasSubstr("num_experts"));
   EXPECT_THAT(refused(dense + R"("per_layer_config": {"1": {"sliding_window": 3}})"),
               HasSubstr("per_layer_config: 1: sliding_window is not understood"));
   EXPECT_THAT(refused(dense + R"("per_layer_config": {"1": {"head_dim": 32}})"),
               HasSubstr("per_layer_config: 1: head_dim 32, but another layer of its kind has 256"));
   EXPECT_THAT(refused(dense + R"("per_layer_config": {"x": {"head_dim": 32}})"),
               HasSubstr("per_layer_config: x: no such layer"));
+}
+
+TEST(DecoderConfig, LastLayersOfGemma4ReadOthersKeysAndValues) {
+  const auto config =
+      ReadDecoderConfig(Config("gemma4_text", R"("layer_types": ["sliding_attention",
+          "full_attention", "sliding_attention", "full_attention"], "num_kv_shared_layers": 2,
+          "use_double_wide_mlp": true, "hidden_size_per_layer_input": 16, "sliding_window": 7)"));
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  std::vector<int64_t> sources;
+  std::vector<int64_t> widths;
+  for (const LayerConfig& layer : config->layers) {
+    sources.push_back(layer.sizes.kv_source);
+    widths.push_back(layer.sizes.intermediate / config->shape.intermediate);
+  }
+  EXPECT_THAT(sources, ElementsAre(-1, -1, 0, 1));
+  EXPECT_THAT(widths, ElementsAre(1, 1, 2, 2));
+  EXPECT_EQ(config->shape.layer_features, 16);
+  EXPECT_FLOAT_EQ(config->layer_embedding_scale, 4 / std::sqrt(2.0F));
 }
 
 TEST(DecoderConfig, EmbeddingsOfGemmaAreScaledInTheTypeOfTheModel) {

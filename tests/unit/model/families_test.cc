@@ -433,7 +433,7 @@ TEST_F(Families, EveryTypeHasAConfig) {
 }
 
 TEST_F(Families, WhatIsListedIsLoaded) {
-  for (const std::string& type : Names()) {
+  for (const auto& [type, changes] : Configs()) {
     SCOPED_TRACE(type);
     Make(type);
     const std::string path = Write("plain");
@@ -500,7 +500,7 @@ TEST_F(Families, WrongGatedDeltaNetsAreRefused) {
 }
 
 TEST_F(Families, CalibrationKeepsEveryTypeNearer) {
-  for (const std::string& type : Names()) {
+  for (const auto& [type, changes] : Configs()) {
     SCOPED_TRACE(type);
     Make(type);
     const std::string path = Write("plain");
@@ -520,7 +520,7 @@ TEST_F(Families, CalibrationKeepsEveryTypeNearer) {
 TEST_F(Families, EveryTypeIsRotated) {
   for (const auto method : {QuantizeMethod::kGptq, QuantizeMethod::kAwqGptq}) {
     SCOPED_TRACE(std::string(QuantizeMethodName(method)));
-    for (const std::string& type : Names()) {
+    for (const auto& [type, changes] : Configs()) {
       SCOPED_TRACE(type);
       Make(type);
       PlantOutliers();
@@ -644,7 +644,7 @@ TEST_F(Families, AMethodWithoutAnyDataIsRefused) {
 
 /// The scales that are found move between tensors, and the model computes what it did, bit for bit.
 TEST_F(Families, AwqScalesChangeNoLogit) {
-  for (const std::string& type : Names()) {
+  for (const auto& [type, changes] : Configs()) {
     SCOPED_TRACE(type);
     Make(type);
     PlantOutliers();
@@ -665,7 +665,7 @@ TEST_F(Families, ImportanceIsMeasuredForEveryTypeWithNamesInGguf) {
   options.recipe = *MixedPrecisionConfig::Uniform("nf3/g16");
   options.method = QuantizeMethod::kMse;
   options.overwrite = true;
-  for (const std::string& type : Names()) {
+  for (const auto& [type, changes] : Configs()) {
     SCOPED_TRACE(type);
     Make(type);
     const std::string path = Write("plain");

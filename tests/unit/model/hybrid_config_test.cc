@@ -25,7 +25,7 @@ Json Config(const std::string& type, const Json& own) {
       config.erase(key);
     }
   }
-  config.update(own);
+  if (own.is_object()) config.update(own);
   return config;
 }
 

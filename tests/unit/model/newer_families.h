@@ -68,6 +68,16 @@ inline ConfigMap GemmaConfigs() {
         {"num_experts", 4},
         {"num_experts_per_tok", nullptr},
         {"top_k_experts", 2}}},
+      {"gemma4_text/embeddings",
+       {{"num_hidden_layers", 4},
+        {"layer_types",
+         {"sliding_attention", "full_attention", "sliding_attention", "full_attention"}},
+        {"sliding_window", 4},
+        {"global_head_dim", 32},
+        {"num_kv_shared_layers", 2},
+        {"use_double_wide_mlp", true},
+        {"hidden_size_per_layer_input", 16},
+        {"vocab_size_per_layer_input", 70}}},
   };
 }
 

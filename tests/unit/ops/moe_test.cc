@@ -186,6 +186,23 @@ TEST(RouteTokens, TheSumHasALeastValue) {
 }
 
 // A bias that selects experts far below the best logit must not underflow their softmax.
+TEST(RouteTokens, WeightsHaveFactorsOfTheirExperts) {
+  const std::vector<float> logits = {0.0F, 3.0F, 2.0F, -1.0F};
+  const std::vector<float> scales = {5.0F, 0.5F, -4.0F, 7.0F};
+  Routed plain;
+  Routed scaled;
+  ASSERT_TRUE(Route(logits, 4, {.top_k = 2}, &plain).ok());
+  RouterOptions options{.top_k = 2};
+  options.scales = {scales.data(), DType::kF32, {4}};
+  ASSERT_TRUE(Route(logits, 4, options, &scaled).ok());
+  EXPECT_EQ(scaled.ids, plain.ids);
+  EXPECT_FLOAT_EQ(scaled.weights[0], 0.5F * plain.weights[0]);
+  EXPECT_FLOAT_EQ(scaled.weights[1], -4.0F * plain.weights[1]);
+  options.scales = {scales.data(), DType::kF32, {3}};
+  EXPECT_THAT(Route(logits, 4, options, &scaled).message(),
+              HasSubstr("scales: expected [4], got [3]"));
+}
+
 TEST(RouteTokens, SoftmaxOfChosenIsRelativeToTheChosen) {
   const std::vector<float> bias = {-4000, 0, 0, 0};
   Routed routed;

@@ -61,6 +61,40 @@ TEST(Architecture, ParametersMatchPublishedCounts) {
   const ModelArchitecture deepseek = Describe("deepseek-v3");
   EXPECT_NEAR(Billions(ParameterCount(deepseek.tensors)), 671.0, 0.5);
   EXPECT_NEAR(Billions(ActiveParameterCount(deepseek)), 37.5, 0.5);
+  // The published figure leaves out the copies of embedding and head, and eh_proj.
+  const int64_t others =
+      2 * (EmbeddingCount(deepseek) + deepseek.hidden_size * deepseek.hidden_size);
+  EXPECT_NEAR(Billions(ParameterCount(deepseek.prediction_tensors) - others), 11.5, 0.05);
+}
+
+/// Layers that predict further tokens (MTP) in a module of their own: as many as the config says.
+TEST(Architecture, PredictionLayersInAModule) {
+  const auto described = [](const std::string& layers) {
+    const auto model = DescribeModel(R"({"model_type": "qwen3_next", "hidden_size": 64,
+      "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 80,
+      "num_experts": 2, "num_experts_per_tok": 1)" +
+                                     layers + "}");
+    EXPECT_TRUE(model.ok()) << model.status().message();
+    return model->prediction_tensors;
+  };
+  EXPECT_TRUE(described("").empty());
+  std::map<std::string, ModelTensor> by_name;
+  for (const ModelTensor& tensor : described(R"(, "mtp_num_hidden_layers": 2)")) {
+    EXPECT_TRUE(tensor.name.starts_with("mtp.")) << tensor.name;
+    EXPECT_TRUE(by_name.emplace(tensor.name, tensor).second) << tensor.name;
+  }
+  EXPECT_EQ(by_name.at("mtp.fc.weight").shape, (Shape{64, 128}));
+  for (const char* const norm :
+       {"mtp.norm.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.pre_fc_norm_embedding.weight"}) {
+    EXPECT_EQ(by_name.at(norm).layer_class, LayerClass::kNorm) << norm;
+  }
+  // Attention, not the mixer of the model's other layers, and experts.
+  EXPECT_EQ(by_name.at("mtp.layers.1.self_attn.q_proj.weight").layer_class,
+            LayerClass::kAttentionQkv);
+  EXPECT_EQ(by_name.at("mtp.layers.0.mlp.experts.1.up_proj.weight").layer_class,
+            LayerClass::kMoeExpert);
+  EXPECT_FALSE(by_name.contains("mtp.layers.2.self_attn.q_proj.weight"));
+  EXPECT_FALSE(by_name.contains("model.layers.4.eh_proj.weight"));
 }
 
 TEST(Architecture, NamesAndShapesOfStackedExperts) {

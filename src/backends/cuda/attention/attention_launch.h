@@ -21,8 +21,8 @@ cudaError_t LoadPrefillAttention();
 cudaError_t LaunchPrefillAttention(const AttentionArguments& args, cudaStream_t stream);
 
 /// On matrix units. Preconditions: a bf16 or e4m3 cache aligned to 16 bytes; keys and values of
-/// multiples of 16 features, up to kMostLatent*Features; values no wider than keys; no softcap with
-/// values in the keys.
+/// multiples of 16 features, up to kMostLatent*Features. Values in the keys: no softcap. Others:
+/// keys of up to kMostMatrixFeatures, values no wider than keys.
 cudaError_t LoadLatentAttention();
 cudaError_t LaunchLatentAttention(const AttentionArguments& args, cudaStream_t stream);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/readers/gguf/gguf_config_draft.h"
 
@@ -110,7 +111,13 @@ void AddGgufWindows(GgufConfigDraft* draft) {
   if (draft->architecture().starts_with("qwen") || window.value_or(1) == 0) return;
   if (draft->architecture() == "exaone4") {
     constexpr int64_t kWindow = 4096;
-    if (draft->Layers() != kGgufWindowedExaone) return;
+    if (draft->Layers() != kGgufWindowedExaone) {
+      const std::vector<int64_t> none(
+          static_cast<size_t>(std::clamp<int64_t>(draft->Layers(), 0, kMostLayers)));
+      draft->config()["layer_types"] =
+          LayerTypes(none, draft->Layers(), "sliding_attention", "full_attention");
+      return;
+    }
     draft->Put("sliding_window", window.value_or(kWindow));
   } else {
     draft->Put("sliding_window", window);

@@ -64,6 +64,25 @@ Status RotateAndCache(const Pass& pass, int64_t layer, const AttentionHeads& hea
   return {};
 }
 
+/// The norm and the RoPE of the queries of a layer that reads the keys and values of another.
+Status RotateQueries(const Pass& pass, int64_t layer, const MutableTensorView& q,
+                     const TensorView& norm) {
+  const RotaryEmbedding rotary = RotaryOf(pass.decoder, layer);
+  const AttentionStep::Norms norms = NormsOf(pass.decoder.config);
+  const bool after = norms == AttentionStep::Norms::kAfterRotary;
+  const auto normalize = [&]() -> Status {
+    if (norm.empty()) return {};
+    const MutableTensorView x = norms == AttentionStep::Norms::kAllHeads ? AllOf(q) : q;
+    return RmsNorm(pass.device, x, norm, pass.decoder.config.epsilon, x, pass.stream());
+  };
+  if (!after) MARLIN_RETURN_IF_ERROR(normalize());
+  if (!rotary.inverse_frequencies.empty()) {
+    MARLIN_RETURN_IF_ERROR(
+        ApplyRotary(pass.device, rotary, pass.values.positions, q, pass.stream()));
+  }
+  return after ? normalize() : Status();
+}
+
 /// Features of the projected queries: with an output gate each head's are followed by its gate.
 int64_t QueryFeatures(const Dimensions& sizes) {
   return sizes.heads * sizes.head_dim * (sizes.output_gate ? 2 : 1);
@@ -77,6 +96,7 @@ class GroupedAttention final : public Mixer {
   std::vector<InputSource> Sources(const Dimensions& sizes,
                                    const MixerTensors& tensors) const override;
   MixerState State(const Dimensions& sizes) const override {
+    if (sizes.kv_source >= 0) return {};
     return {sizes.kv_heads, sizes.head_dim, sizes.head_dim};
   }
   std::vector<DecoderOperation> OwnOperations(const Dimensions& sizes) const override {
@@ -117,6 +137,8 @@ class GroupedAttention final : public Mixer {
   static Status NormalizeValues(const Pass& pass, const MutableTensorView& from,
                                 const MutableTensorView& to);
   static Status Project(Pass& pass, int64_t layer);
+  /// Norms and RoPE, and keys and values to the cache.
+  static Status Cache(const Pass& pass, int64_t layer, const MutableTensorView& q);
   static Status Mix(const Pass& pass, int64_t layer);
 };
 
@@ -155,7 +177,13 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
   };
   MixerTensors tensors;
   std::vector<LinearTensors>& qkv = tensors.projections.emplace_back().layers;
-  if (family.fused_qkv) {
+  if (sizes.kv_source >= 0) {
+    qkv = {linear("q_proj", q)};
+    for (const char* const part :
+         {"k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias", "k_norm.weight"}) {
+      tensors.ignored.push_back(names.prefix() + name(part));
+    }
+  } else if (family.fused_qkv) {
     qkv = {linear("qkv_proj", q + 2 * kv)};
   } else {
     qkv = {linear("q_proj", q), linear("k_proj", kv)};
@@ -172,7 +200,9 @@ MixerTensors GroupedAttention::Tensors(const Family& family, const Dimensions& s
       return names.Norm(family, name(part), (whole ? heads : 1) * sizes.head_dim);
     };
     tensors.vectors[kQNorm] = norm(family.qk_norm_names[0], sizes.heads);
-    tensors.vectors[kKNorm] = norm(family.qk_norm_names[1], sizes.kv_heads);
+    if (sizes.kv_source < 0) {
+      tensors.vectors[kKNorm] = norm(family.qk_norm_names[1], sizes.kv_heads);
+    }
   }
   if (family.attention_sinks) tensors.vectors[kSinks] = names.Vector(name("sinks"), sizes.heads);
   return tensors;
@@ -182,8 +212,8 @@ std::vector<InputSource> GroupedAttention::Sources(const Dimensions& sizes,
                                                    const MixerTensors& tensors) const {
   const int64_t kv = sizes.kv_heads * sizes.head_dim;
   InputSource mixed;
-  // A norm of the values takes factors away again.
-  if (sizes.value_norm) return {mixed};
+  // A norm of the values takes factors away again; another layer's values have other readers.
+  if (sizes.value_norm || sizes.kv_source >= 0) return {mixed};
   // The values are the last outputs of v's own matrix, or of one that holds q, k and v.
   mixed.linear = tensors.projections[kQkv].layers.back();
   const int64_t first = mixed.linear.out - kv;
@@ -208,6 +238,7 @@ void GroupedAttention::Describe(const DescribedLayer& layer,
   step.v_norm = {ValueNorm(layer.decoder, step.value_dim), epsilon};
   step.options.sinks = mixer.vectors[kSinks].view();
   step.output_gate = layer.decoder.config.layer(layer.index).sizes.output_gate;
+  step.appends = layer.decoder.config.layer(layer.index).sizes.kv_source < 0;
   operations->emplace_back(step);
 }
 
@@ -254,16 +285,11 @@ Status GroupedAttention::NormalizeValues(const Pass& pass, const MutableTensorVi
   return Ended(pass, StepPart::kNorm);
 }
 
-Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
-  const ArenaScope scope(pass.arena);
-  const DecoderConfig& config = pass.decoder.config;
-  const Dimensions& sizes = config.layer(layer).sizes;
-  const std::vector<DeviceVector>& vectors = pass.layer(layer).mixer.vectors;
+Status GroupedAttention::Cache(const Pass& pass, int64_t layer, const MutableTensorView& q) {
+  const Dimensions& sizes = pass.decoder.config.layer(layer).sizes;
   const MutableTensorView qkv = ProjectedOf(pass, layer);
   const int64_t first_key = QueryFeatures(sizes);
   const int64_t first_value = first_key + sizes.kv_heads * sizes.head_dim;
-  MutableTensorView q = HeadsIn(qkv, 0, sizes.heads, sizes.head_dim);
-  q.set_stride(1, first_key / sizes.heads);
   const MutableTensorView k = HeadsIn(qkv, first_key, sizes.kv_heads, sizes.head_dim);
   MutableTensorView v = k;
   if (sizes.keys_are_values) {
@@ -276,7 +302,21 @@ Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
     MARLIN_RETURN_IF_ERROR(NormalizeValues(pass, from, v));
   }
   const HeadNorms norms = QkNorms(pass.decoder, layer, pass.layer(layer).mixer);
-  MARLIN_RETURN_IF_ERROR(RotateAndCache(pass, layer, {q, k, v}, norms));
+  return RotateAndCache(pass, layer, {q, k, v}, norms);
+}
+
+Status GroupedAttention::Mix(const Pass& pass, int64_t layer) {
+  const ArenaScope scope(pass.arena);
+  const DecoderConfig& config = pass.decoder.config;
+  const Dimensions& sizes = config.layer(layer).sizes;
+  const MixerLayer& mixer = pass.layer(layer).mixer;
+  const std::vector<DeviceVector>& vectors = mixer.vectors;
+  MutableTensorView q = HeadsIn(ProjectedOf(pass, layer), 0, sizes.heads, sizes.head_dim);
+  q.set_stride(1, QueryFeatures(sizes) / sizes.heads);
+  MARLIN_RETURN_IF_ERROR(
+      sizes.kv_source < 0
+          ? Cache(pass, layer, q)
+          : RotateQueries(pass, layer, q, QkNorms(pass.decoder, layer, mixer).queries));
   if (const PositionScale& scale = config.layer(layer).query_scale; scale.beta != 0.0F) {
     MARLIN_RETURN_IF_ERROR(
         ScaleByPosition(pass.device, scale, pass.values.positions, q, pass.stream()));

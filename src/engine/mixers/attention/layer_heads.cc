@@ -14,6 +14,7 @@ namespace marlin {
 namespace {
 
 constexpr std::string_view kOverrides = "per_layer_config";
+constexpr std::string_view kReaders = "num_kv_shared_layers";
 
 class LayerHeadsReader {
  public:
@@ -25,15 +26,21 @@ class LayerHeadsReader {
         overridden_(config.Has(kOverrides)),
         keys_are_values_(config.Bool("attention_k_eq_v", false)),
         head_dim_(config.Size("global_head_dim", kMaxWidth)),
-        kv_heads_(config.SizeOr("num_global_key_value_heads", kMaxHeads, sizes->kv_heads)) {}
+        kv_heads_(config.SizeOr("num_global_key_value_heads", kMaxHeads, sizes->kv_heads)),
+        readers_(config.CountOr(kReaders, kMaxWidth, 0)) {}
 
   void Read() {
     CheckOverrides();
+    if (readers_ >= sizes_.layers) {
+      config_.Fail(kReaders, fmt::format("{} of {} layers", readers_, sizes_.layers));
+    }
+    sizes_.wide_readers = config_.Bool("use_double_wide_mlp", false);
     for (int64_t layer = 0; layer < sizes_.layers && config_.status().ok(); ++layer) {
       const bool global = IsGlobal(layer);
       if (global) sizes_.global_layers.push_back(layer);
       sizes_.layer_heads.push_back(HeadsOf(layer, global));
       CheckHeads(layer, global);
+      FindSource(layer, global);
     }
   }
 
@@ -98,6 +105,23 @@ class LayerHeadsReader {
                                          layer, heads.head_dim, head_dim));
   }
 
+  /// The last layers read the keys and values of the last layer of their kind before them.
+  void FindSource(int64_t layer, bool global) {
+    int64_t& source = sources_[global ? 1 : 0];
+    LayerHeads& heads = sizes_.layer_heads.back();
+    if (layer < sizes_.layers - readers_) {
+      source = layer;
+    } else if (source < 0) {
+      config_.Fail(kReaders, fmt::format("{}: no layer before them is of the kind of layer {}",
+                                         readers_, layer));
+    } else if (sizes_.layer_heads[static_cast<size_t>(source)].kv_heads != heads.kv_heads) {
+      config_.Fail(kReaders, fmt::format("{}: layers {} and {} have different numbers of KV heads",
+                                         readers_, source, layer));
+    } else {
+      heads.kv_source = source;
+    }
+  }
+
   ModelConfig& config_;
   Dimensions& sizes_;
   const std::vector<std::string> types_;
@@ -107,6 +131,8 @@ class LayerHeadsReader {
   const bool keys_are_values_;
   const int64_t head_dim_;
   const int64_t kv_heads_;
+  const int64_t readers_;
+  int64_t sources_[2] = {-1, -1};   ///< As kind_head_dims_.
   int64_t kind_head_dims_[2] = {};  ///< Head sizes of layers with a window and of global ones.
 };
 

@@ -264,16 +264,17 @@ class QueryPart {
 };
 
 /// The softmax and the sums of a CTA's rows. A warp has 16 rows and some features for parts of
-/// scores, two or four rows for weights, all rows and some features for sums. kCaps: scores may be
-/// capped.
-template <int kGroups, bool kFp8, bool kCaps>
+/// scores, two or four rows for weights, all rows and some features for sums. kApart: values are
+/// apart, and scores may be capped.
+template <int kGroups, bool kFp8, bool kApart>
 class TileSoftmax {
  public:
   using Shape = Layout<kGroups, kFp8>;
   static constexpr int kRows = Shape::kRows;
   static constexpr int kParts = Shape::kParts;
   /// Steps of 16 features of a warp, at most.
-  static constexpr int kSteps = (kMostLatentKeyFeatures / 16 + kParts - 1) / kParts;
+  static constexpr int kMostKeys = kApart ? kMostMatrixFeatures : kMostLatentKeyFeatures;
+  static constexpr int kSteps = (kMostKeys / 16 + kParts - 1) / kParts;
   static constexpr int kScoreTiles = kBlockKeys / 8;
   static constexpr int kRowsOfWarp = kRows / kWarps;
   static constexpr int kLanesOfRow = 32 / kRowsOfWarp;
@@ -434,7 +435,7 @@ class TileSoftmax {
     for (int quad = 0; quad < kQuads; ++quad) {
 #pragma unroll
       for (float& score : scores[quad]) score *= scale;
-      if constexpr (kCaps) CapScores(args_.softcap, scores[quad]);
+      if constexpr (kApart) CapScores(args_.softcap, scores[quad]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int key = first + quad * 4 * kLanesOfRow + lane_key + i;
@@ -600,9 +601,9 @@ MARLIN_DEVICE float* PartialOf(const AttentionArguments& args, int segment) {
          (tile * args.segments + segment) * PartialFloats(args.tile_rows, args.value_dim);
 }
 
-template <int kGroups, bool kFp8, bool kCaps>
+template <int kGroups, bool kFp8, bool kApart>
 MARLIN_DEVICE void StoreSums(const AttentionArguments& args, const Tile& tile,
-                             const TileSoftmax<kGroups, kFp8, kCaps>& softmax) {
+                             const TileSoftmax<kGroups, kFp8, kApart>& softmax) {
   constexpr int kRows = kGroups * kWarpRows;
   if (args.segments == 1) {
     softmax.ForPairs([&](int row, int feature, float first, float second) {
