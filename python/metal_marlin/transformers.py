@@ -7,6 +7,7 @@ mismatch is an error, never a silently random layer.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from dataclasses import dataclass, field
@@ -107,6 +108,8 @@ class _Sizes:
         odd = getattr(module, "has_post_expert_norm", False) or not getattr(
             module, "has_gate", True
         )
+        # Experts that get no routing take inputs that are multiplied by it (Llama 4).
+        odd = odd or len(inspect.signature(module.forward).parameters) == 1
         if not plain or odd or not (hasattr(module, "act_fn") or hasattr(module, "_apply_gate")):
             raise UnsupportedError(f"{owner}: {type(module).__name__} experts are not supported")
         self.transposed = bool(getattr(module, "is_transposed", False))

@@ -42,7 +42,6 @@ MORE_TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "attention_bias": (False, True),
             "sliding_window": (6, 7),
             "layer_types": (None, ["sliding_attention", "full_attention", "sliding_attention"]),
-            "num_hidden_layers": (3, 5),
         },
     ),
     "flex_olmo": (
@@ -127,20 +126,6 @@ MORE_TYPES: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
             "residual_multiplier": (0.22, 1.0),
             "attention_multiplier": (None, 0.2),
             "logits_scaling": (8.0, 3.0),
-        },
-    ),
-    "mistral4": (
-        "Mistral4",
-        {
-            **{key: (value,) for key, value in {**LATENT, **ROUTED}.items()},
-            "q_lora_rank": (40, None),
-            "first_k_dense_replace": (1, 0),
-            "routed_scaling_factor": (1.0, 2.5),
-            "n_group": (1, 4),
-            "topk_group": (1, 2),
-            "norm_topk_prob": (True, False),
-            "rope_interleave": (True, False),
-            "attention_bias": (False, True),
         },
     ),
     "hy_v3": (

@@ -464,20 +464,6 @@ CASES |= {
     ),
     "iquestcoder": ("IQuestCoder", {"head_dim": 32}),
     "hyperclovax": ("HyperCLOVAX", MULTIPLIERS),
-    "mistral4": (
-        "Mistral4",
-        {
-            **LATENT,
-            "q_lora_rank": 40,
-            "rope_parameters": {
-                **YARN,
-                "mscale": 1.0,
-                "mscale_all_dim": 0.7,
-                "llama_4_scaling_beta": 0.5,
-                "original_max_position_embeddings": 8,
-            },
-        },
-    ),
     "arcee": ("Arcee", {"mlp_bias": True, "attention_bias": True}),
     "granitemoeshared": (
         "GraniteMoeShared",

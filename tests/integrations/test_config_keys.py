@@ -12,7 +12,7 @@ from test_random_configs import TYPES
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 # Types whose class has another name.
-CLASSES = {"kimi_k2": "deepseek_v3"}
+CLASSES = {"kimi_k2": "deepseek_v3", "mistral4": "mistral4"}
 RUN = sorted({*TYPES, *CLASSES})
 # Parts of a class that are refused unless the key says that there are none.
 REFUSED = (

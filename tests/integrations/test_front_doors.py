@@ -104,7 +104,6 @@ NOT_IN_MLX = {
             "minimax_m2",
             "ministral",
             "ministral3",
-            "mistral4",
             "nemotron_h",
             "olmo2",
             "olmo3",
@@ -127,6 +126,8 @@ WITHOUT_CLASS = {"kimi_k2"}
 NOT_IN_TRANSFORMERS = {
     "granitemoe": "input_linear",
     "granitemoehybrid": "input_linear",
+    "granitemoeshared": "input_linear",
+    "llama4_text": "experts are not supported",
     "nemotron_h": "experts are not supported",
 }
 IDS = torch.randint(0, SMALL["vocab_size"], (1, 40), generator=torch.Generator().manual_seed(1))

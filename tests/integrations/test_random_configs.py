@@ -472,7 +472,7 @@ def draw_rope(rng: random.Random, kind: str) -> dict[str, Any]:
         rope["original_max_position_embeddings"] = rng.choice([64, 256])
         if rng.random() < 0.5:
             del rope["factor"]
-    elif kind in ("ministral3", "mistral4"):
+    elif kind == "ministral3":
         rope["llama_4_scaling_beta"] = rng.choice([0.1, 1.0])
         rope["original_max_position_embeddings"] = rng.choice([8, 32])
     elif kind in PARTIAL and rng.random() < 0.5:
