@@ -1,8 +1,9 @@
 // Attention of one token in the persistent kernel: split-KV over the CTAs of a KV head, on matrix
 // units, over a paged bf16 or e4m3 cache (see decode_attention.cu and matrix_softmax.cuh).
 //
-//   A CTA has a run of blocks of 16 keys. Two warps have a block together, each half of the value
-//   features. The CTA merges its warps and publishes the result; another phase merges the CTAs.
+//   A CTA has a run of blocks of 16 keys. A team of warps has a block together, each a part of the
+//   value features: two warps, or eight in the hybrid kernel, whose heads have up to 256. The CTA
+//   merges its warps and publishes the result; another phase merges the CTAs.
 //   Keys and values of earlier positions are requested before the projections are there. Codes of
 //   e4m3 are copied to the second half of a row's place, and widened there to bf16, exactly.
 #pragma once
@@ -17,8 +18,6 @@
 
 namespace marlin::cuda {
 
-/// Value tiles of a warp: half of a head's features.
-inline constexpr int kHalfTiles = kMostHeadFeatures / 32;
 inline constexpr int kMergePadding = 8;  ///< In floats, against bank conflicts.
 
 /// A merge of softmax parts.
@@ -79,10 +78,11 @@ MARLIN_DEVICE uint8_t* FindPage(const PersistentArguments& args, int group, int 
   return static_cast<uint8_t*>(pages.slabs[slab]) + of_slab * pages.page_stride * args.cache_bytes;
 }
 
-/// The CTA's keys in the layers of a cache group: runs of blocks of all pairs of warps at least,
+/// The CTA's keys in the layers of a cache group: runs of blocks of all `teams` of warps at least,
 /// which cost no more time than one, so that short texts need no merge. A position without a page
 /// is recorded as an error elsewhere, and has no keys.
-MARLIN_DEVICE AttentionPart PartOf(const PersistentArguments& args, int group, int position) {
+MARLIN_DEVICE AttentionPart PartOf(const PersistentArguments& args, int group, int position,
+                                   int teams) {
   const CacheGroup& pages = args.groups[group];
   const PersistentScratch& scratch = Tables{args}.Scratch();
   const int end = position >= 0 && position < pages.blocks * kCachePageTokens ? position + 1 : 0;
@@ -90,7 +90,7 @@ MARLIN_DEVICE AttentionPart PartOf(const PersistentArguments& args, int group, i
   part.first_key = pages.window > 0 ? max(end - pages.window, 0) : 0;
   const int first = part.first_key / kWarpKeys;
   const int blocks = (end + kWarpKeys - 1) / kWarpKeys - first;
-  const int share = max((blocks + args.attention_splits - 1) / args.attention_splits, kWarpPairs);
+  const int share = max((blocks + args.attention_splits - 1) / args.attention_splits, teams);
   part.active_splits = (blocks + share - 1) / share;
   part.first_block = first + scratch.split * share;
   part.end_block = min(part.first_block + share, first + blocks);
@@ -98,31 +98,90 @@ MARLIN_DEVICE AttentionPart PartOf(const PersistentArguments& args, int group, i
   return part;
 }
 
+/// The projections of a layer: their sums' words and tag.
+struct ProjectedWords {
+  const PhaseGemm& gemm;
+  const uint32_t* words;
+  uint32_t tag;
+
+  MARLIN_DEVICE float4 Gather(int column) const {
+    return GatherSums(words + column, gemm.splits, gemm.columns, tag);
+  }
+};
+
+/// The division by the sum of weights, to which a sink adds.
+struct MergedFinish {
+  float factor;
+
+  MARLIN_DEVICE MergedFinish(const PersistentLayer& layer, int head, const SoftmaxPart& part) {
+    if (layer.sinks == nullptr) {
+      factor = __fdiv_rn(1.0f, part.sum);
+      return;
+    }
+    const float sink = layer.sinks[head] * kLog2E;
+    const float together = fmaxf(part.largest, sink);
+    const float rescale = RescaleFactor(part.largest, together);
+    factor = __fdiv_rn(rescale, __fmaf_rn(part.sum, rescale, RescaleFactor(sink, together)));
+  }
+  MARLIN_DEVICE float4 Values(const float4& v) const {
+    return {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
+  }
+};
+
+/// RoPE of a head, of which a lane has four features. Two features that turn together are adjacent,
+/// or `pairs` apart: in another lane.
+MARLIN_DEVICE void Rotate(const PersistentArguments& args, float4& head) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const auto* const turns = reinterpret_cast<const float2*>(Memory() + args.shared.rotations);
+  const int first = 4 * lane;
+  if (args.interleaved) {
+    if (first >= 2 * args.pairs) return;
+    const float4 turn = reinterpret_cast<const float4*>(turns)[lane];
+    head = {head.x * turn.x - head.y * turn.y, head.y * turn.x + head.x * turn.y,
+            head.z * turn.z - head.w * turn.w, head.w * turn.z + head.z * turn.w};
+    return;
+  }
+  const bool is_second = first >= args.pairs;
+  const int distance = args.pairs / 4;
+  const int other = is_second ? lane - distance : lane + distance;
+  const float4 its = {__shfl_sync(~0u, head.x, other), __shfl_sync(~0u, head.y, other),
+                      __shfl_sync(~0u, head.z, other), __shfl_sync(~0u, head.w, other)};
+  if (first >= 2 * args.pairs) return;
+  const float2* const turn = turns + (is_second ? first - args.pairs : first);
+  const float sign = is_second ? 1.0f : -1.0f;
+  const auto rotate = [&](float mine, float partner, const float2& angle) {
+    return __fmaf_rn(partner, sign * angle.y, mine * angle.x);
+  };
+  head = {rotate(head.x, its.x, turn[0]), rotate(head.y, its.y, turn[1]),
+          rotate(head.z, its.z, turn[2]), rotate(head.w, its.w, turn[3])};
+}
+
 /// The attention of a CTA in a layer.
+template <bool kHybrid>
 class TokenAttention {
  public:
-  MARLIN_DEVICE TokenAttention(const PersistentArguments& args, const PersistentLayer& layer)
+  MARLIN_DEVICE TokenAttention(const PersistentArguments& args, const PersistentLayer& layer,
+                               const ProjectedWords& projected)
       : args_(args),
         layer_(layer),
+        projected_(projected),
         lane_(static_cast<int>(threadIdx.x) & 31),
         warp_(static_cast<int>(threadIdx.x) >> 5) {}
 
-  /// Requests the first keys of all pairs of warps: they are there before the projections. Called
+  /// Requests the first keys of all teams of warps: they are there before the projections. Called
   /// by the copying threads, `thread` of kKeyCopiers.
   MARLIN_DEVICE void RequestFirst(int thread) const {
 #pragma unroll 1
-    for (int pair = 0; pair < kWarpPairs; ++pair) {
-      const int block = Part().first_block + pair;
+    for (int team = 0; team < kTeams; ++team) {
+      const int block = Part().first_block + team;
       if (block >= Part().end_block) break;
-      Request(block, pair, thread, Part().pages[pair]);
+      Request(block, team, thread, Part().pages[team]);
     }
     ArriveWithCopies(AddressOf(args_, LayerBarrier::kKeys));
   }
 
-  /// Publishes the CTA's part in layer `index`. `qkv`: the words of the projections. Called by all
-  /// threads that compute.
-  MARLIN_DEVICE void Run(const PhaseGemm& gemm, const uint32_t* qkv, uint32_t* parts,
-                         uint32_t* mixed, int index, uint32_t tag) {
+  /// Publishes the CTA's part in layer `index`. Called by all threads that compute.
+  MARLIN_DEVICE void Run(uint32_t* parts, uint32_t* mixed, int index, uint32_t tag) {
     uint32_t* const mine =
         parts + (KvHead() * args_.attention_splits + Tables{args_}.Scratch().split) * PartWords();
     if (Part().first_block >= Part().end_block) {
@@ -131,12 +190,12 @@ class TokenAttention {
       AwaitLayer(args_, LayerBarrier::kKeys, index);
       return;
     }
-    PrepareHeads(gemm, qkv, tag);
+    PrepareHeads();
     SyncFirst<kPersistentThreads>();
     const uint32_t queries = SharedAddress(Memory()) + args_.shared.queries;
     const WarpOperands operands = {queries, queries + kMostGroupHeads * KeyRow(), KeyRow(),
                                    ValueRow()};
-    WarpSoftmax<kHalfTiles> softmax(operands, args_.key_dim, args_.value_dim / 2, args_.scale);
+    WarpSoftmax<kTiles> softmax(operands, args_.key_dim, args_.value_dim / kTeamWarps, args_.scale);
     AddKeys(index, softmax);
     SyncFirst<kPersistentThreads>();
     StoreSums(softmax);
@@ -170,14 +229,23 @@ class TokenAttention {
   }
   MARLIN_DEVICE int Position() const { return Tables{args_}.Scratch().position; }
   MARLIN_DEVICE bool HasCodes() const { return args_.cache_bytes == 1; }
+  static constexpr int kTeams = TeamsOf(kHybrid);
+  static constexpr int kTeamWarps = kPersistentWarps / kTeams;
+  static constexpr int kMostFeatures = kHybrid ? kMostHybridFeatures : kMostHeadFeatures;
+  static constexpr int kTiles = kMostFeatures / 16 / kTeamWarps;  ///< Value tiles of a warp.
+  static constexpr int kQuads = kMostFeatures / 128;  ///< A lane has of a head's features.
+
+  MARLIN_DEVICE int Team() const { return warp_ / kTeamWarps; }
+  /// The warp's part of the value features.
+  MARLIN_DEVICE int OfTeam() const { return warp_ % kTeamWarps; }
   MARLIN_DEVICE int KvHead() const { return Tables{args_}.Scratch().kv_head; }
 
   MARLIN_DEVICE int KeyRow() const { return SharedRowBytes(args_.key_dim); }
   MARLIN_DEVICE int ValueRow() const { return SharedRowBytes(args_.value_dim); }
-  /// A row of a pair's stage.
-  MARLIN_DEVICE uint32_t Row(int pair, int row, bool is_value) const {
+  /// A row of a team's stage.
+  MARLIN_DEVICE uint32_t Row(int team, int row, bool is_value) const {
     const uint32_t stage =
-        SharedAddress(Memory()) + args_.shared.keys + pair * kWarpKeys * (KeyRow() + ValueRow());
+        SharedAddress(Memory()) + args_.shared.keys + team * kWarpKeys * (KeyRow() + ValueRow());
     return is_value ? stage + kWarpKeys * KeyRow() + row * ValueRow() : stage + row * KeyRow();
   }
   MARLIN_DEVICE int PartWords() const { return args_.group * (args_.value_dim + 4); }
@@ -199,60 +267,73 @@ class TokenAttention {
   /// Requests a block of earlier keys, and zeros in place of keys that the token does not see; the
   /// row of the new key is InsertFresh's. Four of 64 threads copy a row. Bulk copies of rows are
   /// slower: a warp issues them one after another.
-  MARLIN_DEVICE void Request(int block, int pair, int in_pair, const uint8_t* page) const {
-    const int row = in_pair >> 2;
+  MARLIN_DEVICE void Request(int block, int team, int thread, const uint8_t* page) const {
+    const int row = thread >> 2;
     const int key = block * kWarpKeys + row;
     if (key == Position()) return;
     const bool seen = page != nullptr && key >= Part().first_key && key < Position();
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       const int features = side == 1 ? args_.value_dim : args_.key_dim;
-      const uint32_t to = Row(pair, row, side == 1) + (HasCodes() ? features : 0);
+      const uint32_t to = Row(team, row, side == 1) + (HasCodes() ? features : 0);
       const uint8_t* const from = page + PlaceOf(key, side == 1);
       const int bytes = features * args_.cache_bytes;
 #pragma unroll 4
-      for (int at = (in_pair & 3) * 16; at < bytes; at += 64) {
+      for (int at = (thread & 3) * 16; at < bytes; at += 64) {
         CopyAsync16(to + at, from + at, seen ? 16 : 0);
       }
     }
   }
 
   /// Gathers the projections of the group's heads, and of the new key and value: a warp has a head,
-  /// a lane four of its features. Queries become operands; the new key and value go to the cache,
-  /// and to shared memory. Rows of queries that no head has are not set: a row of an MMA's results
-  /// depends on its own row only.
-  MARLIN_DEVICE void PrepareHeads(const PhaseGemm& gemm, const uint32_t* qkv, uint32_t tag) const {
+  /// a lane four of its features, or eight. Queries become operands; the new key and value go to
+  /// the cache, and to shared memory. Rows of queries that no head has are not set: a row of an
+  /// MMA's results depends on its own row only.
+  MARLIN_DEVICE void PrepareHeads() const {
     const int heads = HasNewKey() ? args_.group + 2 : args_.group;
 #pragma unroll 1
     for (int number = warp_; number < heads; number += kPersistentWarps) {
       const bool is_value = number == args_.group + 1;
       const bool is_key = number == args_.group;
       const int features = is_value ? args_.value_dim : args_.key_dim;
-      int from = (KvHead() * args_.group + number) * args_.key_dim;
-      if (is_key) from = (args_.heads + KvHead()) * args_.key_dim;
+      int from = QueryAt(KvHead() * args_.group + number);
+      if (is_key) from = QueryAt(args_.heads) + KvHead() * args_.key_dim;
       if (is_value) {
-        from = (args_.heads + args_.kv_heads) * args_.key_dim + KvHead() * args_.value_dim;
+        from = QueryAt(args_.heads) + args_.kv_heads * args_.key_dim + KvHead() * args_.value_dim;
       }
-      float4 head = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (4 * lane_ < features) {
-        head = GatherSums(qkv + from + 4 * lane_, gemm.splits, gemm.columns, tag);
+      float4 head[kQuads];
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        head[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+        const int feature = 4 * lane_ + 128 * i;
+        if (feature < features) head[i] = projected_.Gather(from + feature);
       }
       __syncwarp();
       if (!is_value) {
         if ((is_key ? layer_.key_norm : layer_.query_norm) != nullptr) Normalize(is_key, head);
-        Rotate(head);
+        // Only the first features of a large head rotate.
+        Rotate(args_, head[0]);
       }
-      if (4 * lane_ >= features) continue;
-      if (is_key || is_value) {
-        Append(head, is_value);
-      } else {
-        StoreQuery(head, number);
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        const int quad = lane_ + 32 * i;
+        if (4 * quad >= features) break;
+        if (is_key || is_value) {
+          Append(head[i], quad, is_value);
+        } else {
+          StoreQuery(head[i], quad, number);
+        }
       }
     }
   }
 
-  MARLIN_DEVICE void StoreQuery(const float4& head, int number) const {
-    uint8_t* const row = Memory() + args_.shared.queries + number * KeyRow() + lane_ * 8;
+  /// The column of the projections with which a query head begins.
+  MARLIN_DEVICE int QueryAt(int head) const {
+    return head * args_.key_dim << (kHybrid && args_.output_gate ? 1 : 0);
+  }
+
+  MARLIN_DEVICE void StoreQuery(const float4& head, int quad, int number) const {
+    uint8_t* const row = Memory() + args_.shared.queries + number * KeyRow() + quad * 8;
     uint2 rounded;
     uint2 rest;
     SplitInTwo(head.x, head.y, &rounded.x, &rest.x);
@@ -261,45 +342,29 @@ class TokenAttention {
     *reinterpret_cast<uint2*>(row + kMostGroupHeads * KeyRow()) = rest;
   }
 
-  MARLIN_DEVICE void Normalize(bool is_key, float4& head) const {
-    float squares =
-        __fmaf_rn(head.x, head.x, head.y * head.y) + __fmaf_rn(head.z, head.z, head.w * head.w);
+  MARLIN_DEVICE void Normalize(bool is_key, float4 (&head)[kQuads]) const {
+    float squares = 0.0f;
+#pragma unroll
+    for (const float4& x : head) {
+      squares += __fmaf_rn(x.x, x.x, x.y * x.y) + __fmaf_rn(x.z, x.z, x.w * x.w);
+    }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
     const float factor = rsqrtf(__fdividef(squares, static_cast<float>(args_.key_dim)) +
                                 (is_key ? layer_.key_epsilon : layer_.query_epsilon));
-    const float4 w = reinterpret_cast<const float4*>(layer_.head_norms[is_key ? 1 : 0])[lane_];
-    head = {head.x * factor * w.x, head.y * factor * w.y, head.z * factor * w.z,
-            head.w * factor * w.w};
-  }
-
-  /// RoPE. Two features that turn together are adjacent, or `pairs` apart: in another lane.
-  MARLIN_DEVICE void Rotate(float4& head) const {
-    const auto* const turns = reinterpret_cast<const float2*>(Memory() + args_.shared.rotations);
-    const int first = 4 * lane_;
-    if (args_.interleaved) {
-      if (first >= 2 * args_.pairs) return;
-      const float4 turn = reinterpret_cast<const float4*>(turns)[lane_];
-      head = {head.x * turn.x - head.y * turn.y, head.y * turn.x + head.x * turn.y,
-              head.z * turn.z - head.w * turn.w, head.w * turn.z + head.z * turn.w};
-      return;
+    const float* weights = layer_.head_norms[is_key ? 1 : 0];
+    if constexpr (kHybrid) weights = is_key ? layer_.key_norm : layer_.query_norm;
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const int quad = lane_ + 32 * i;
+      if (kHybrid && 4 * quad >= args_.key_dim) break;
+      const float4 w = reinterpret_cast<const float4*>(weights)[quad];
+      head[i] = {head[i].x * factor * w.x, head[i].y * factor * w.y, head[i].z * factor * w.z,
+                 head[i].w * factor * w.w};
     }
-    const bool is_second = first >= args_.pairs;
-    const int distance = args_.pairs / 4;
-    const int other = is_second ? lane_ - distance : lane_ + distance;
-    const float4 its = {__shfl_sync(~0u, head.x, other), __shfl_sync(~0u, head.y, other),
-                        __shfl_sync(~0u, head.z, other), __shfl_sync(~0u, head.w, other)};
-    if (first >= 2 * args_.pairs) return;
-    const float2* const turn = turns + (is_second ? first - args_.pairs : first);
-    const float sign = is_second ? 1.0f : -1.0f;
-    const auto rotate = [&](float mine, float partner, const float2& angle) {
-      return __fmaf_rn(partner, sign * angle.y, mine * angle.x);
-    };
-    head = {rotate(head.x, its.x, turn[0]), rotate(head.y, its.y, turn[1]),
-            rotate(head.z, its.z, turn[2]), rotate(head.w, its.w, turn[3])};
   }
 
-  MARLIN_DEVICE void Append(const float4& from, bool is_value) const {
+  MARLIN_DEVICE void Append(const float4& from, int quad, bool is_value) const {
     uint2 rounded = {Bf16x2::Pack(from.x, from.y), Bf16x2::Pack(from.z, from.w)};
     uint32_t codes = 0;
     if (HasCodes()) {
@@ -307,20 +372,20 @@ class TokenAttention {
       rounded = {Bf16OfCodes(codes), Bf16OfCodes(codes >> 16)};
     }
     auto* const fresh = reinterpret_cast<uint2*>(Memory() + args_.shared.fresh);
-    fresh[(is_value ? args_.key_dim / 4 : 0) + lane_] = rounded;
+    fresh[(is_value ? args_.key_dim / 4 : 0) + quad] = rounded;
     uint8_t* const page = Part().fresh;
     if (page == nullptr) return;
     uint8_t* const to = page + PlaceOf(Position(), is_value);
     if (HasCodes()) {
-      reinterpret_cast<uint32_t*>(to)[lane_] = codes;
+      reinterpret_cast<uint32_t*>(to)[quad] = codes;
     } else {
-      reinterpret_cast<uint2*>(to)[lane_] = rounded;
+      reinterpret_cast<uint2*>(to)[quad] = rounded;
     }
   }
 
-  /// A barrier of the two warps of a pair.
-  MARLIN_DEVICE void SyncPair() const {
-    asm volatile("bar.sync %0, 64;" ::"r"((warp_ >> 1) + 1) : "memory");
+  /// A barrier of the warps of a team.
+  MARLIN_DEVICE void SyncTeam() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(Team() + 1), "n"(32 * kTeamWarps) : "memory");
   }
 
   /// Puts the new key and value in their rows of the stage. Called by one warp.
@@ -330,14 +395,14 @@ class TokenAttention {
     for (int pair = lane_; pair < (args_.key_dim + args_.value_dim) / 2; pair += 32) {
       const bool is_value = pair >= args_.key_dim / 2;
       const int of_row = is_value ? pair - args_.key_dim / 2 : pair;
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(Row(warp_ >> 1, row, is_value) + of_row * 4),
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(Row(Team(), row, is_value) + of_row * 4),
                    "r"(fresh[pair])
                    : "memory");
     }
   }
 
-  /// Widens the codes of the pair's block in place, but for the row of the new key: sixteen lanes
-  /// have a row, which they read before they write, and a warp has two of every four rows.
+  /// Widens the codes of the team's block in place, but for the row of the new key: sixteen lanes
+  /// have a row, which they read before they write, and a warp of two has two of every four rows.
   MARLIN_DEVICE void Widen(int block) const {
     const int unit = lane_ & 15;
 #pragma unroll 1
@@ -346,7 +411,7 @@ class TokenAttention {
       const bool is_value = (i & 1) != 0;
       const int features = is_value ? args_.value_dim : args_.key_dim;
       const bool mine = 8 * unit < features && block * kWarpKeys + row != Position();
-      const uint32_t to = Row(warp_ >> 1, row, is_value);
+      const uint32_t to = Row(Team(), row, is_value);
       uint2 codes = {0, 0};
       if (mine) codes = LoadShared8(to + features + 8 * unit);
       __syncwarp();
@@ -357,50 +422,49 @@ class TokenAttention {
   template <typename Softmax>
   MARLIN_DEVICE void AddKeys(int index, Softmax& softmax) const {
     AwaitLayer(args_, LayerBarrier::kKeys, index);
-    const uint32_t half = static_cast<uint32_t>(warp_ & 1) * args_.value_dim;
+    const uint32_t part = static_cast<uint32_t>(OfTeam()) * (2 * args_.value_dim / kTeamWarps);
 #pragma unroll 1
-    for (int block = Part().first_block + (warp_ >> 1); block < Part().end_block;
-         block += kWarpPairs) {
+    for (int block = Part().first_block + Team(); block < Part().end_block; block += kTeams) {
       WaitForAllCopies();
-      if (HasCodes()) {
-        SyncPair();
+      if (!kHybrid && HasCodes()) {
+        SyncTeam();
         Widen(block);
       }
-      if ((warp_ & 1) == 0 && block == Position() / kWarpKeys) InsertFresh();
-      SyncPair();
-      softmax.Add(Row(warp_ >> 1, 0, false), Row(warp_ >> 1, 0, true) + half, block * kWarpKeys,
-                  [&](int) {
-                    return KeySpan{Part().first_key, Position() + 1};
-                  });
-      if (block + kWarpPairs >= Part().end_block) break;
-      SyncPair();
-      const int next = block + kWarpPairs;
-      Request(next, warp_ >> 1, (warp_ & 1) * 32 + lane_,
+      if (OfTeam() == 0 && block == Position() / kWarpKeys) InsertFresh();
+      SyncTeam();
+      softmax.Add(Row(Team(), 0, false), Row(Team(), 0, true) + part, block * kWarpKeys, [&](int) {
+        return KeySpan{Part().first_key, Position() + 1};
+      });
+      if (block + kTeams >= Part().end_block) break;
+      SyncTeam();
+      const int next = block + kTeams;
+      if (OfTeam() > 1) continue;
+      Request(next, Team(), OfTeam() * 32 + lane_,
               FindPage(args_, layer_.cache_group, next * kWarpKeys));
     }
     softmax.SumLanes();
   }
 
-  /// Sums of the pairs, in place of the keys: [kWarpPairs][group] maxima, as many sums, then
+  /// Sums of the teams, in place of the keys: [kTeams][group] maxima, as many sums, then
   /// values.
   MARLIN_DEVICE float* Sums() const {
     return reinterpret_cast<float*>(Memory() + args_.shared.keys);
   }
-  MARLIN_DEVICE int ValuesAt() const { return (2 * kWarpPairs * args_.group + 3) / 4 * 4; }
+  MARLIN_DEVICE int ValuesAt() const { return (2 * kTeams * args_.group + 3) / 4 * 4; }
   MARLIN_DEVICE int ValuesStride() const { return args_.value_dim + kMergePadding; }
 
   template <typename Softmax>
   MARLIN_DEVICE void StoreSums(const Softmax& softmax) const {
     float* const largest = Sums();
-    float* const sums = largest + kWarpPairs * args_.group;
+    float* const sums = largest + kTeams * args_.group;
     float* const values = largest + ValuesAt();
-    const int first_feature = (warp_ & 1) * args_.value_dim / 2;
+    const int first_feature = OfTeam() * args_.value_dim / kTeamWarps;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int head = (lane_ >> 2) + 8 * half;
       if (head >= args_.group) continue;
-      const int at = (warp_ >> 1) * args_.group + head;
-      if ((lane_ & 3) == 0 && (warp_ & 1) == 0) {
+      const int at = Team() * args_.group + head;
+      if ((lane_ & 3) == 0 && OfTeam() == 0) {
         largest[at] = softmax.largest(half);
         sums[at] = softmax.sum(half);
       }
@@ -411,44 +475,57 @@ class TokenAttention {
     }
   }
 
-  /// Merges the pairs' parts of a head, each quad of features in a lane. The only part of a KV head
+  /// Merges the teams' parts of a head, each quad of features in a lane. The only part of a KV head
   /// is the result; it is published as a part too, so that its words never have a tag of long ago.
   MARLIN_DEVICE void PublishMerged(uint32_t* parts, uint32_t* mixed, uint32_t tag) const {
-    const float* const largest = Sums();
-    const float* const sums = largest + kWarpPairs * args_.group;
-    const float* const values = largest + ValuesAt();
-    const int quad = lane_;
-    const int pairs = min(Part().end_block - Part().first_block, kWarpPairs);
-    if (4 * quad >= args_.value_dim) return;
 #pragma unroll 1
-    for (int head = warp_; head < args_.group; head += kPersistentWarps) {
-      float factors[kWarpPairs];
-      SoftmaxPart merged;
-#pragma unroll
-      for (int pair = 0; pair < kWarpPairs; ++pair) {
-        factors[pair] = pair < pairs ? largest[pair * args_.group + head] : NoScore();
-        merged.largest = fmaxf(merged.largest, factors[pair]);
-      }
-#pragma unroll
-      for (int pair = 0; pair < kWarpPairs; ++pair) {
-        if (pair >= pairs) break;
-        const int at = pair * args_.group + head;
-        const float factor = RescaleFactor(factors[pair], merged.largest);
-        merged.sum = __fmaf_rn(sums[at], factor, merged.sum);
-        merged.AddValues(*reinterpret_cast<const float4*>(values + at * ValuesStride() + 4 * quad),
-                         factor);
-      }
-      if (Part().active_splits == 1) {
-        const int number = KvHead() * args_.group + head;
-        const Finish finish(layer_, number, merged);
-        PublishQuad(mixed + number * args_.value_dim + 4 * quad, finish.Values(merged.values), tag);
-      }
-      uint32_t* const to = parts + head * (args_.value_dim + 4);
-      PublishQuad(to + 4 * quad, merged.values, tag);
-      if (quad == 0) {
-        PublishQuad(to + args_.value_dim, {merged.largest, merged.sum, 0.0f, 0.0f}, tag);
-      }
+    for (int number = warp_; number < args_.group * kQuads; number += kPersistentWarps) {
+      const int quad = lane_ + number % kQuads * 32;
+      if (4 * quad >= args_.value_dim) continue;
+      PublishMergedQuad(parts, mixed, number / kQuads, quad, tag);
     }
+  }
+  MARLIN_DEVICE void PublishMergedQuad(uint32_t* parts, uint32_t* mixed, int head, int quad,
+                                       uint32_t tag) const {
+    const float* const largest = Sums();
+    const float* const sums = largest + kTeams * args_.group;
+    const float* const values = largest + ValuesAt();
+    const int teams = min(Part().end_block - Part().first_block, kTeams);
+    float factors[kTeams];
+    SoftmaxPart merged;
+#pragma unroll
+    for (int team = 0; team < kTeams; ++team) {
+      factors[team] = team < teams ? largest[team * args_.group + head] : NoScore();
+      merged.largest = fmaxf(merged.largest, factors[team]);
+    }
+#pragma unroll
+    for (int team = 0; team < kTeams; ++team) {
+      if (team >= teams) break;
+      const int at = team * args_.group + head;
+      const float factor = RescaleFactor(factors[team], merged.largest);
+      merged.sum = __fmaf_rn(sums[at], factor, merged.sum);
+      merged.AddValues(*reinterpret_cast<const float4*>(values + at * ValuesStride() + 4 * quad),
+                       factor);
+    }
+    if (Part().active_splits == 1) {
+      const int number = KvHead() * args_.group + head;
+      PublishQuad(mixed + number * args_.value_dim + 4 * quad, Result(number, 4 * quad, merged),
+                  tag);
+    }
+    uint32_t* const to = parts + head * (args_.value_dim + 4);
+    PublishQuad(to + 4 * quad, merged.values, tag);
+    if (quad == 0) {
+      PublishQuad(to + args_.value_dim, {merged.largest, merged.sum, 0.0f, 0.0f}, tag);
+    }
+  }
+
+  /// Attention's result of four features of a head, with its gate.
+  MARLIN_DEVICE float4 Result(int head, int feature, const SoftmaxPart& part) const {
+    const float4 v = MergedFinish(layer_, head, part).Values(part.values);
+    if (!kHybrid || !args_.output_gate) return v;
+    const float4 gate = projected_.Gather(QueryAt(head) + args_.key_dim + feature);
+    return {TimesSigmoid(v.x, gate.x), TimesSigmoid(v.y, gate.y), TimesSigmoid(v.z, gate.z),
+            TimesSigmoid(v.w, gate.w)};
   }
 
   /// Every word is written in every layer, so that its tag is never one of long ago.
@@ -495,32 +572,14 @@ class TokenAttention {
     merged.AddLane(8);
     merged.AddLane(16);
     if (lane_ < 8) {
-      const Finish finish(layer_, unit.head, merged);
-      PublishQuad(mixed + unit.head * args_.value_dim + feature, finish.Values(merged.values), tag);
+      PublishQuad(mixed + unit.head * args_.value_dim + feature, Result(unit.head, feature, merged),
+                  tag);
     }
   }
 
-  /// The division by the sum of weights, to which a sink adds.
-  struct Finish {
-    float factor;
-
-    MARLIN_DEVICE Finish(const PersistentLayer& layer, int head, const SoftmaxPart& part) {
-      if (layer.sinks == nullptr) {
-        factor = __fdiv_rn(1.0f, part.sum);
-        return;
-      }
-      const float sink = layer.sinks[head] * kLog2E;
-      const float together = fmaxf(part.largest, sink);
-      const float rescale = RescaleFactor(part.largest, together);
-      factor = __fdiv_rn(rescale, __fmaf_rn(part.sum, rescale, RescaleFactor(sink, together)));
-    }
-    MARLIN_DEVICE float4 Values(const float4& v) const {
-      return {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
-    }
-  };
-
   const PersistentArguments& args_;
   const PersistentLayer& layer_;
+  const ProjectedWords projected_;
   int lane_;
   int warp_;
 };
@@ -532,7 +591,8 @@ MARLIN_DEVICE void CopyKeys(const PersistentArguments& args, int thread) {
   for (int layer = 0; layer < args.layer_count; ++layer) {
     AwaitLayer(args, AllowedOf(Phase::kOut), layer);
     AwaitLayer(args, LayerBarrier::kLayer, layer);
-    TokenAttention(args, Tables{args}.LayerOf(layer)).RequestFirst(thread);
+    const PersistentLayer& of_keys = Tables{args}.LayerOf(layer);
+    TokenAttention<false>(args, of_keys, {of_keys.gemms[0], nullptr, 0}).RequestFirst(thread);
   }
 }
 

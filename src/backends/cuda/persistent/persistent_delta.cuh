@@ -11,6 +11,7 @@
 
 #include "backends/cuda/common/epilogue.cuh"
 #include "backends/cuda/common/thread_barrier.cuh"
+#include "backends/cuda/persistent/persistent_attention.cuh"
 #include "backends/cuda/persistent/persistent_exchange.cuh"
 #include "backends/cuda/persistent/persistent_layout.h"
 #include "backends/cuda/persistent/persistent_tiles.cuh"
@@ -155,30 +156,20 @@ class DeltaRow : DeltaPlaces {
     ArriveWithCopies(AddressOf(args_, LayerBarrier::kKeys));
   }
 
-  /// Publishes the CTA's part in layer `index`, and stores its state. `projected`: the words of
-  /// the projections. Called by all threads that compute.
-  MARLIN_DEVICE void Run(const PhaseGemm& gemm, const uint32_t* projected, uint32_t* mixed,
-                         uint32_t* squares, int index, uint32_t tag) const {
+  /// Publishes the CTA's part in layer `index`, and stores its state. Called by all threads that
+  /// compute.
+  MARLIN_DEVICE void Run(const ProjectedWords& projected, uint32_t* mixed, uint32_t* squares,
+                         int index, uint32_t tag) const {
     // The copying threads must not fall behind, where there is no part either.
     AwaitLayer(args_, LayerBarrier::kKeys, index);
     if (!HasPart()) return;
-    Prepare(gemm, projected, tag);
+    Prepare(projected);
     SyncFirst<kPersistentThreads>();
     Step();
     SyncFirst<kPersistentThreads>();
     Publish(mixed, squares, tag);
     StoreState();
     FenceAsyncProxy();
-  }
-
-  /// Words are written in every layer, so that no tag is one of long ago.
-  MARLIN_DEVICE void PublishNothing(uint32_t* mixed, uint32_t* squares, uint32_t tag) const {
-    if (!HasPart()) return;
-    if (threadIdx.x < kDeltaColumns / 4) {
-      PublishQuad(mixed + ResultAt() + 4 * lane_, {0.0f, 0.0f, 0.0f, 0.0f}, tag);
-    } else if (threadIdx.x == 32) {
-      PublishSquares(squares, 0.0f, tag);
-    }
   }
 
   /// Replaces the convolution's earlier inputs in the state by what Run has kept.
@@ -214,7 +205,7 @@ class DeltaRow : DeltaPlaces {
 
  private:
   /// The row's convolutions, factors of its results, decay and write. Four channels have a thread.
-  MARLIN_DEVICE void Prepare(const PhaseGemm& gemm, const uint32_t* projected, uint32_t tag) const {
+  MARLIN_DEVICE void Prepare(const ProjectedWords& projected) const {
     const auto thread = static_cast<int>(threadIdx.x);
     const int quads = Delta().own_channels() / 4;
     if (thread == kPersistentThreads - 1) PrepareScalars();
@@ -227,7 +218,7 @@ class DeltaRow : DeltaPlaces {
       norm =
           *reinterpret_cast<const float4*>(layer_.delta_norm + Part().slice * kDeltaColumns + gate);
     }
-    const float4 x = GatherSums(projected + column, gemm.splits, gemm.columns, tag);
+    const float4 x = projected.Gather(column);
     if (is_gate) {
       *reinterpret_cast<float4*>(Inputs().factors + gate) = {
           norm.x * TimesSigmoid(x.x, x.x), norm.y * TimesSigmoid(x.y, x.y),
@@ -387,39 +378,71 @@ MARLIN_DEVICE float4 ReadMixed(const PersistentArguments& args, int i) {
           __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u)};
 }
 
-/// Prepares the inputs of kOut: a gated delta net's row; where the run begins, results in memory.
-/// `words`: of the layer. Called by all threads that compute.
+/// Where the mixers of a kind exchange values: they have a clock of their own, so that every word
+/// is written whenever it advances.
+struct MixerWords {
+  uint32_t* words;
+  uint32_t tag;
+
+  MARLIN_DEVICE MixerWords(const PersistentArguments& args, const PersistentLayer& layer) {
+    const PersistentScratch& scratch = Tables{args}.Scratch();
+    const uint32_t clock = (layer.attends != 0 ? scratch.attention_clock : scratch.delta_clock) +
+                           static_cast<uint32_t>(layer.mixer_index);
+    words = args.words + (clock & 1) * args.exchange.words;
+    tag = TagOf(clock);
+  }
+};
+
+/// Prepares the inputs of kOut: attention or a gated delta net's row; where the run begins, results
+/// in memory. `words`, `tag`: the layer's. Called by all threads that compute.
 MARLIN_DEVICE void PrepareMixed(const PersistentArguments& args, int phase, uint32_t* words,
                                 uint32_t tag) {
   const int index = phase / kPhases;
   const auto thread = static_cast<int>(threadIdx.x);
   const PersistentLayer& layer = Tables{args}.LayerOf(index);
-  uint32_t* const mixed = words + args.exchange.mixed;
-  uint32_t* const squares = words + args.exchange.squares;
-  const DeltaRow delta(args, layer);
   const bool begins = phase == args.first_phase;
   if (begins) {
     AwaitLayer(args, LayerBarrier::kLayer, index);
     AllowCopies(args, Phase::kQkv);
     AllowCopies(args, Phase::kOut);
     AwaitLayer(args, LayerBarrier::kKeys, index);
-    delta.PublishNothing(mixed, squares, tag);
     if (thread == 0) PublishWord(words + args.exchange.arrived + blockIdx.x, 0.0f, tag);
   } else {
-    // It takes the memory of the sums.
+    // The mixer takes the memory of the sums.
     SyncFirst<kPersistentThreads>();
-    delta.Run(layer.gemms[static_cast<int>(Phase::kQkv)],
-              words + args.exchange.phases[static_cast<int>(Phase::kQkv)], mixed, squares, index,
-              tag);
+  }
+  const MixerWords own(args, layer);
+  const bool attends = layer.attends != 0;
+  uint32_t* const mixed = own.words + (attends ? args.exchange.mixed : args.exchange.results);
+  uint32_t* const squares = own.words + args.exchange.squares;
+  const ProjectedWords projected = {layer.gemms[static_cast<int>(Phase::kQkv)],
+                                    words + args.exchange.phases[static_cast<int>(Phase::kQkv)],
+                                    tag};
+  const DeltaRow delta(args, layer);
+  if (attends) {
+    uint32_t* const parts = own.words + args.exchange.attention;
+    TokenAttention<true> attention(args, layer, projected);
+    attention.Run(parts, mixed, index, own.tag);
+    SyncFirst<kPersistentThreads>();
+    attention.Combine(parts, mixed, own.tag);
+  } else if (!begins) {
+    delta.Run(projected, mixed, squares, index, own.tag);
     SyncFirst<kPersistentThreads>();
   }
   const PhaseGemm& gemm = layer.gemms[static_cast<int>(Phase::kOut)];
   const Schedule& schedule = Tables{args}.ScheduleOf(gemm);
   const int first = schedule.first_k_tile * (kTileK / 4);
+#pragma unroll 1
   for (int i = first + thread; i < schedule.end_k_tile * (kTileK / 4); i += kPersistentThreads) {
     float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
     if (4 * i < gemm.weights.k) {
-      v = begins ? ReadMixed(args, 4 * i) : delta.ReadResult(mixed, squares, 4 * i, tag);
+      if (begins) {
+        v = ReadMixed(args, 4 * i);
+      } else if (attends) {
+        v = AwaitQuad(mixed + 4 * i, PollQuad(mixed + 4 * i), own.tag);
+      } else {
+        v = delta.ReadResult(mixed, squares, 4 * i, own.tag);
+      }
     }
     StoreActivations(args, i - first, v);
   }
@@ -437,13 +460,18 @@ MARLIN_DEVICE void StoreProjected(const PersistentArguments& args, const PhaseGe
   }
 }
 
-/// The threads that copy the states of every layer, `thread` of kKeyCopiers, as CopyKeys.
-MARLIN_DEVICE void CopyStates(const PersistentArguments& args, int thread) {
+/// The threads that copy the first keys or the state of every layer, as CopyKeys.
+MARLIN_DEVICE void CopyMixers(const PersistentArguments& args, int thread) {
 #pragma unroll 1
-  for (int layer = 0; layer < args.layer_count; ++layer) {
-    AwaitLayer(args, AllowedOf(Phase::kOut), layer);
-    AwaitLayer(args, LayerBarrier::kLayer, layer);
-    DeltaRow(args, Tables{args}.LayerOf(layer)).Request(thread);
+  for (int index = 0; index < args.layer_count; ++index) {
+    AwaitLayer(args, AllowedOf(Phase::kOut), index);
+    AwaitLayer(args, LayerBarrier::kLayer, index);
+    const PersistentLayer& layer = Tables{args}.LayerOf(index);
+    if (layer.attends != 0) {
+      TokenAttention<true>(args, layer, {layer.gemms[0], nullptr, 0}).RequestFirst(thread);
+    } else {
+      DeltaRow(args, layer).Request(thread);
+    }
   }
 }
 

@@ -17,7 +17,25 @@ bool SameAttention(const PersistentArguments& a, const PersistentArguments& b) {
          a.key_dim == b.key_dim && a.value_dim == b.value_dim && a.scale == b.scale &&
          a.frequencies == b.frequencies && a.pairs == b.pairs &&
          a.rotary_factor == b.rotary_factor && a.interleaved == b.interleaved &&
-         a.cache_bytes == b.cache_bytes;
+         a.cache_bytes == b.cache_bytes && a.output_gate == b.output_gate;
+}
+
+/// `shape` with what all layers' attention has in common.
+PersistentArguments ShapeOf(const AttentionStep& step, int64_t hidden, PersistentArguments shape) {
+  shape.features = static_cast<int>(hidden);
+  shape.heads = static_cast<int>(step.heads);
+  shape.kv_heads = static_cast<int>(step.kv_heads);
+  shape.key_dim = static_cast<int>(step.key_dim);
+  shape.value_dim = static_cast<int>(step.value_dim);
+  shape.scale = step.options.scale != 0.0F ? step.options.scale
+                                           : 1.0F / std::sqrt(static_cast<float>(step.key_dim));
+  shape.frequencies = step.rotary.inverse_frequencies.As<float>();
+  shape.pairs = static_cast<int>(step.rotary.inverse_frequencies.ElementCount());
+  shape.rotary_factor = step.rotary.attention_factor;
+  shape.interleaved = step.rotary.interleaved;
+  shape.output_gate = step.output_gate;
+  shape.cache_bytes = step.cache.type == DType::kF8E4M3 ? 1 : 2;
+  return shape;
 }
 
 /// Sets the tiles of the shared expert. False if kernels read them in another way.
@@ -71,6 +89,7 @@ Support PersistentDescription::AddLayer(const LayerSteps& steps, int64_t hidden)
     if (!support.ok()) return support;
   }
   shape_.features = static_cast<int>(hidden);
+  shape_.hybrid = steps.hybrid;
   PersistentLayer& layer = layers_.emplace_back();
   if (const Support support = AddMixer(steps, &layer); !support.ok()) return support;
   if (steps.attention != nullptr) AddAttention(steps, &layer);
@@ -124,23 +143,12 @@ Support PersistentDescription::AddGemm(const StepLinear& linear, size_t most_par
 
 /// Sets what all layers' attention has in common.
 Support PersistentDescription::SetAttention(const AttentionStep& step, int64_t hidden) {
-  PersistentArguments shape = shape_;
-  shape.features = static_cast<int>(hidden);
-  shape.heads = static_cast<int>(step.heads);
-  shape.kv_heads = static_cast<int>(step.kv_heads);
-  shape.key_dim = static_cast<int>(step.key_dim);
-  shape.value_dim = static_cast<int>(step.value_dim);
-  shape.scale = step.options.scale != 0.0F ? step.options.scale
-                                           : 1.0F / std::sqrt(static_cast<float>(step.key_dim));
-  shape.frequencies = step.rotary.inverse_frequencies.As<float>();
-  shape.pairs = static_cast<int>(step.rotary.inverse_frequencies.ElementCount());
-  shape.rotary_factor = step.rotary.attention_factor;
-  shape.interleaved = step.rotary.interleaved;
-  shape.cache_bytes = step.cache.type == DType::kF8E4M3 ? 1 : 2;
-  if (!layers_.empty() && !SameAttention(shape_, shape)) {
+  const PersistentArguments shape = ShapeOf(step, hidden, shape_);
+  if (shape_.attention_layers > 0 && !SameAttention(shape_, shape)) {
     return {"another shape of attention than the layers before"};
   }
   shape_ = shape;
+  shape_.key_groups |= 1U << step.cache_group;
   CacheGroup& group = shape_.groups[step.cache_group];
   group.window = static_cast<int>(std::min<int64_t>(step.options.window, 1 << 30));
   std::optional<int>& window = windows_[step.cache_group];
@@ -174,6 +182,8 @@ Support PersistentDescription::AddMixer(const LayerSteps& steps, PersistentLayer
 
 void PersistentDescription::AddAttention(const LayerSteps& steps, PersistentLayer* layer) {
   const AttentionStep& attention = *steps.attention;
+  layer->attends = 1;
+  layer->mixer_index = shape_.attention_layers++;
   layer->query_norm = attention.q_norm.weight.As<float>();
   layer->key_norm = attention.k_norm.weight.As<float>();
   layer->query_epsilon = attention.q_norm.epsilon;
@@ -211,6 +221,7 @@ Support PersistentDescription::AddDelta(const GatedDeltaStep& step, PersistentLa
     if (Internals::Storage(part)->backend != backend_) return {"weights on the host"};
     delta_rows_.push_back(static_cast<const PreparedTiles*>(Internals::Storage(part)));
   }
+  layer->mixer_index = shape_.delta_layers++;
   layer->attention_norm = step.norm.weight.As<float>();
   layer->attention_epsilon = step.norm.epsilon;
   // Replaced by an address, once there is memory.

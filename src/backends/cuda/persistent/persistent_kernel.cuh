@@ -10,9 +10,9 @@
 //              then the top-k selection
 //     kDown    gated activation                                    the MLP block
 //
-//   In a hybrid model (PersistentKernels::Variant) kOut comes after a gated delta net's row instead
-//   (persistent_delta.cuh). Its attention runs elsewhere: a run may begin with kOut, whose inputs
-//   are in memory, and end with kQkv, whose sums it stores.
+//   In a hybrid model (PersistentKernels::Variant) kOut comes after attention or a gated delta
+//   net's row (persistent_delta.cuh). Attention may run elsewhere: then a run begins with kOut,
+//   whose inputs are in memory, or ends with kQkv, whose sums it stores.
 //
 //   Split-K has no reduction of its own: units publish partial sums, and readers add them in a
 //   fixed order, so a step's bits do not depend on timing. The residual and the selection are
@@ -52,7 +52,7 @@ class PersistentBlock {
     if (thread_ < kMostChosenExperts) {
       Scratch().ids[thread_] = thread_ == args_.router.top_k ? args_.router.experts : 0;
     }
-    if (!kHybrid && blockIdx.x == 0 && thread_ == 0) CheckPosition();
+    if (blockIdx.x == 0 && thread_ == 0) CheckPosition();
     const auto* const schedules = reinterpret_cast<const uint4*>(
         args_.schedules + static_cast<int64_t>(blockIdx.x) * args_.schedule_bytes);
     for (int i = thread_; i < args_.schedule_bytes / 16; i += kPersistentThreads) {
@@ -61,10 +61,8 @@ class PersistentBlock {
     if (thread_ == 0) FindParts();
     WaitForAllCopies();
     SyncFirst<kPersistentThreads>();
-    if constexpr (!kHybrid) {
-      FindPages();
-      SyncFirst<kPersistentThreads>();
-    }
+    FindPages();
+    SyncFirst<kPersistentThreads>();
   }
 
   /// Runs all layers, and stores the residual. Every part is called from one place: code that is
@@ -118,16 +116,12 @@ class PersistentBlock {
       SyncFirst<kPersistentThreads>();
       Publish(phase, published, sums);
     }
-    SyncFirst<kPersistentThreads>();
-    for (int i = static_cast<int>(blockIdx.x) * kPersistentThreads + thread_;
-         i < args_.features / 4; i += static_cast<int>(gridDim.x) * kPersistentThreads) {
-      reinterpret_cast<float4*>(args_.hidden)[i] = Residual()[i];
-    }
-    // All CTAs have read the clock: this one has had sums of each since.
-    if (blockIdx.x == 0 && thread_ == 0) *args_.clock = Scratch().clock + args_.layer_count;
+    Finish();
   }
 
  private:
+  static constexpr int kTeams = TeamsOf(kHybrid);
+
   /// The products of the CTA's tiles. `first_tile`: of k, with which the activations begin.
   template <CodeKind kKind>
   MARLIN_DEVICE void Multiply(int phase, const Schedule& schedule, int first_tile, float* sums) {
@@ -147,6 +141,21 @@ class PersistentBlock {
         MultiplyTiles<kKind, ParameterUse::kAll, kHybrid>(gemm, schedule, activations, first_tile,
                                                           is_low, sums, ring_);
     }
+  }
+
+  /// Stores the residual, and advances the clocks.
+  MARLIN_DEVICE void Finish() const {
+    SyncFirst<kPersistentThreads>();
+    for (int i = static_cast<int>(blockIdx.x) * kPersistentThreads + thread_;
+         i < args_.features / 4; i += static_cast<int>(gridDim.x) * kPersistentThreads) {
+      reinterpret_cast<float4*>(args_.hidden)[i] = Residual()[i];
+    }
+    // All CTAs have read the clock: this one has had sums of each since.
+    if (blockIdx.x != 0 || thread_ != 0) return;
+    args_.clock[0] = Scratch().clock + args_.layer_count;
+    if constexpr (!kHybrid) return;
+    args_.clock[1] = Scratch().attention_clock + args_.attention_layers;
+    args_.clock[2] = Scratch().delta_clock + args_.delta_layers;
   }
 
   MARLIN_DEVICE const PersistentLayer& LayerOf(int phase) const {
@@ -169,28 +178,31 @@ class PersistentBlock {
     PersistentScratch& scratch = Scratch();
     const auto blocks = static_cast<int>(gridDim.x);
     scratch.router_rows = max(args_.router.rows() - block + blocks - 1, 0) / blocks;
-    if constexpr (kHybrid) return;
+    if (kHybrid && args_.kv_heads == 0) return;
     scratch.kv_head = block / args_.attention_splits;
     scratch.split = block - scratch.kv_head * args_.attention_splits;
     scratch.head = block * 32 / args_.value_dim;
     scratch.head_kv_head = scratch.head / args_.group;
     for (int group = 0; group < kMostCacheGroups; ++group) {
-      if (args_.groups[group].block_table == nullptr) continue;
-      scratch.attention[group] = PartOf(args_, group, Scratch().position);
+      if (!HasKeys(group)) continue;
+      scratch.attention[group] = PartOf(args_, group, Scratch().position, kTeams);
     }
+  }
+  MARLIN_DEVICE bool HasKeys(int group) const {
+    return args_.groups[group].block_table != nullptr && (args_.key_groups >> group & 1) != 0;
   }
 
   /// The pages of the CTA's first keys and of the new one.
   MARLIN_DEVICE void FindPages() const {
-    if (thread_ > kWarpPairs) return;
+    if (thread_ > kTeams) return;
     for (int group = 0; group < kMostCacheGroups; ++group) {
-      if (args_.groups[group].block_table == nullptr) continue;
+      if (!HasKeys(group)) continue;
       AttentionPart& part = Scratch().attention[group];
       const int block =
-          thread_ < kWarpPairs ? part.first_block + thread_ : Scratch().position / kWarpKeys;
+          thread_ < kTeams ? part.first_block + thread_ : Scratch().position / kWarpKeys;
       if (block < part.first_block || block >= part.end_block) continue;
       uint8_t* const page = FindPage(args_, group, block * kWarpKeys);
-      if (thread_ < kWarpPairs) {
+      if (thread_ < kTeams) {
         part.pages[thread_] = page;
       } else {
         part.fresh = page;
@@ -199,13 +211,15 @@ class PersistentBlock {
   }
 
   MARLIN_DEVICE void CheckPosition() const {
+    if (args_.key_groups == 0) return;
     if (Scratch().position < 0) {
       RecordError(args_.errors, ValueError::kPosition, Scratch().position, 0);
       return;
     }
     const int block = Scratch().position / kCachePageTokens;
-    for (const CacheGroup& pages : args_.groups) {
-      if (pages.block_table == nullptr || block < pages.blocks) continue;
+    for (int group = 0; group < kMostCacheGroups; ++group) {
+      const CacheGroup& pages = args_.groups[group];
+      if (!HasKeys(group) || block < pages.blocks) continue;
       RecordError(args_.errors, ValueError::kBlock, Scratch().position, block, pages.blocks);
     }
   }
@@ -316,12 +330,13 @@ class PersistentBlock {
     const int index = phase / kPhases;
     // Attention takes the memory of the sums.
     SyncFirst<kPersistentThreads>();
-    TokenAttention attention(args_, layer);
     uint32_t* const words = Words(index);
     const uint32_t tag = Tag(index);
-    attention.Run(layer.gemms[static_cast<int>(Phase::kQkv)],
-                  words + args_.exchange.phases[static_cast<int>(Phase::kQkv)],
-                  words + args_.exchange.attention, words + args_.exchange.mixed, index, tag);
+    TokenAttention<false> attention(
+        args_, layer,
+        {layer.gemms[static_cast<int>(Phase::kQkv)],
+         words + args_.exchange.phases[static_cast<int>(Phase::kQkv)], tag});
+    attention.Run(words + args_.exchange.attention, words + args_.exchange.mixed, index, tag);
     // Weights and activations take the memory of attention.
     SyncFirst<kPersistentThreads>();
     attention.Combine(words + args_.exchange.attention, words + args_.exchange.mixed, tag);
@@ -469,7 +484,7 @@ MARLIN_DEVICE void RunCopiers(const PersistentArguments& args) {
     TileCopier<kHybrid>(args).Run();
   } else if (thread < kFirstKeyCopier + kKeyCopiers) {
     if constexpr (kHybrid) {
-      CopyStates(args, thread - kFirstKeyCopier);
+      CopyMixers(args, thread - kFirstKeyCopier);
     } else {
       CopyKeys(args, thread - kFirstKeyCopier);
     }
@@ -481,9 +496,13 @@ __global__ void __launch_bounds__(kPersistentBlock, 1)
     PersistentKernel(const __grid_constant__ PersistentArguments args) {
   if (threadIdx.x == 0) {
     PersistentScratch& scratch = Tables{args}.Scratch();
-    scratch.clock = *args.clock;
+    scratch.clock = args.clock[0];
     scratch.position = *args.position;
-    if constexpr (kHybrid) scratch.delta = DeltaPartOf(args);
+    if constexpr (kHybrid) {
+      scratch.attention_clock = args.clock[1];
+      scratch.delta_clock = args.clock[2];
+      scratch.delta = DeltaPartOf(args);
+    }
   }
   if (threadIdx.x >= kPersistentThreads && threadIdx.x < kFirstKeyCopier) {
     TileCopier<kHybrid>::InitBarriers(args);

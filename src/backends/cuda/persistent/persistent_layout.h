@@ -26,7 +26,8 @@ inline constexpr int kMostCacheSlabs = 64;
 /// Limits of the kernel's registers and of its fixed parts of shared memory.
 inline constexpr int kMostPersistentHidden = 8192;
 inline constexpr int kMostHeadFeatures = 128;
-inline constexpr int kMostGroupHeads = 16;  ///< Query heads of a KV head: the rows of an MMA.
+inline constexpr int kMostHybridFeatures = 256;  ///< The same in the hybrid kernel.
+inline constexpr int kMostGroupHeads = 16;       ///< Query heads of a KV head: the rows of an MMA.
 inline constexpr int kMostChosenExperts = 16;
 inline constexpr int kMostRouterRows = 4;  ///< Per CTA.
 inline constexpr int kMostUnits = 16;      ///< Per phase and CTA: each output has a thread.
@@ -132,7 +133,9 @@ struct alignas(16) PersistentLayer {
   float key_epsilon = 0;
   const float* sinks = nullptr;  ///< [heads] or null.
   int cache_group = 0;
-  int64_t first_element = 0;                  ///< Where the layer begins in a page.
+  int mixer_index = 0;        ///< Among the run's layers with the same kind of mixer.
+  int attends = 0;            ///< 1: the mixer is attention, which runs in the kernel.
+  int64_t first_element = 0;  ///< Where the layer begins in a page.
   const PersistentExpert* experts = nullptr;  ///< Null: a dense MLP.
   const float* router = nullptr;              ///< [experts, hidden]
   const float* router_bias = nullptr;
@@ -203,8 +206,9 @@ struct PersistentShared {
   int bytes = 0;
 };
 
-/// Pairs of warps, each with a stage of keys and values.
-inline constexpr int kWarpPairs = kPersistentWarps / 2;
+/// Teams of warps in attention, each with a stage of keys and values.
+inline constexpr int kMostTeams = kPersistentWarps / 2;
+constexpr int TeamsOf(bool hybrid) { return hybrid ? 2 : kMostTeams; }
 
 /// The part of a CTA in attention: the same in all layers of a cache group.
 struct AttentionPart {
@@ -213,7 +217,7 @@ struct AttentionPart {
   int end_block;
   int active_splits;  ///< CTAs of a KV head that have keys.
   uint8_t* fresh;     ///< The page of the new key; null: none. The layer's part begins after it.
-  const uint8_t* pages[kWarpPairs];  ///< The page of every pair's first block.
+  const uint8_t* pages[kMostTeams];  ///< The page of every team's first block.
 };
 
 /// The part of a CTA in all gated delta nets: some features of a value head.
@@ -242,6 +246,8 @@ struct alignas(16) DeltaInputs {
 /// Small values that the threads of a CTA share.
 struct PersistentScratch {
   uint32_t clock;
+  uint32_t attention_clock;
+  uint32_t delta_clock;
   int position;
   AttentionPart attention[kMostCacheGroups];
   DeltaPart delta;
@@ -263,7 +269,8 @@ struct PersistentExchange {
   int phase_words[kPhases] = {};  ///< As many as any layer has.
   int attention = 0;              ///< [kv_heads][splits][group][value_dim + 4]
   int mixed = 0;                  ///< [heads][value_dim]
-  int squares = 0;                ///< [heads of gated delta nets][kDeltaSquares]
+  int results = 0;                ///< Gated delta nets': [heads][value_dim]
+  int squares = 0;                ///< [heads][kDeltaSquares]
   int logits = 0;
   int arrived = 0;  ///< [CTAs]
   int words = 0;
@@ -324,6 +331,8 @@ struct PersistentDelta {
   bool operator==(const PersistentDelta&) const = default;
 };
 
+inline constexpr int kClocks = 3;
+
 struct PersistentArguments {
   const PersistentLayer* layers = nullptr;
   int layer_count = 0;
@@ -344,6 +353,11 @@ struct PersistentArguments {
   int pairs = 0;
   float rotary_factor = 1;
   bool interleaved = false;
+  bool hybrid = false;       ///< As PersistentKernels::Variant.
+  bool output_gate = false;  ///< As AttentionStep.
+  unsigned key_groups = 0;   ///< A bit for every cache group of keys.
+  int attention_layers = 0;  ///< In the run.
+  int delta_layers = 0;
   int cache_bytes = 2;  ///< Bytes of an element of the KV cache: bf16, or 1 for e4m3.
   GateView gate;
   PersistentRouter router;
@@ -360,7 +374,8 @@ struct PersistentArguments {
   PersistentShared shared;
   PersistentExchange exchange;
   uint32_t* words = nullptr;  ///< Two exchange buffers.
-  uint32_t* clock = nullptr;  ///< Layers that have run, over all launches.
+  /// [kClocks]: layers that have run, over all launches; those with attention; with delta rules.
+  uint32_t* clock = nullptr;
   const int32_t* position = nullptr;
   CacheGroup groups[kMostCacheGroups];
   ErrorView errors;

@@ -60,10 +60,31 @@ class Offsets {
 /// RMS norms are in fp32; none is missing.
 bool HasNorm(const StepNorm& norm) { return norm.weight.As<float>() != nullptr && !norm.centers; }
 
-Support SupportsAttention(const AttentionStep& step) {
+/// Whether heads have sizes that the kernel, or its hybrid form, takes.
+Support SupportsHeads(const AttentionStep& step, bool hybrid) {
+  const auto fits = [](int64_t features, int64_t unit, int64_t most) {
+    return features > 0 && features % unit == 0 && features <= most;
+  };
+  if (hybrid) {
+    const bool keys = fits(step.key_dim, 16, kMostHybridFeatures);
+    // A warp has 16 value features, or 32.
+    if (keys && fits(step.value_dim, 128, kMostHybridFeatures)) return {};
+    return {"values of {0} features in a hybrid model", step.value_dim};
+  }
+  if (!fits(step.key_dim, 16, kMostHeadFeatures)) {
+    return {"keys of {0} features; supported: multiples of 16 up to 128", step.key_dim};
+  }
+  if (!fits(step.value_dim, 32, kMostHeadFeatures)) {
+    return {"values of {0} features; supported: multiples of 32 up to 128", step.value_dim};
+  }
+  static_assert(kMostHeadFeatures == 128);
+  return {};
+}
+
+Support SupportsAttention(const AttentionStep& step, bool hybrid) {
   const PagedCache& cache = step.cache;
   if (cache.values_in_keys || step.rope_dim != 0) return {"latent attention"};
-  if (step.output_gate) return {"an output gate of attention"};
+  if (step.output_gate && !hybrid) return {"an output gate of attention"};
   if (!step.appends) return {"keys and values of another layer"};
   if (step.options.softcap != 0.0F) return {"capped scores"};
   if (step.options.chunked) return {"attention in chunks"};
@@ -71,16 +92,8 @@ Support SupportsAttention(const AttentionStep& step) {
   if (cache.type != DType::kBf16 && cache.type != DType::kF8E4M3) {
     return {"a KV cache of {1}; supported: bf16 and f8_e4m3", 0, DTypeName(cache.type)};
   }
-  const auto fits = [](int64_t features, int64_t unit) {
-    return features > 0 && features % unit == 0 && features <= kMostHeadFeatures;
-  };
-  if (!fits(step.key_dim, 16)) {
-    return {"keys of {0} features; supported: multiples of 16 up to 128", step.key_dim};
-  }
-  if (!fits(step.value_dim, 32)) {
-    return {"values of {0} features; supported: multiples of 32 up to 128", step.value_dim};
-  }
-  static_assert(kMostHeadFeatures == 128);
+  if (hybrid && cache.type != DType::kBf16) return {"a hybrid model's KV cache of bytes"};
+  if (const Support support = SupportsHeads(step, hybrid); !support.ok()) return support;
   if (step.norms != AttentionStep::Norms::kHeads && HasNorm(step.q_norm)) {
     return {"norms of all heads at once, or after RoPE"};
   }
@@ -89,6 +102,7 @@ Support SupportsAttention(const AttentionStep& step) {
   // A lane rotates four features.
   const int64_t pairs = step.rotary.inverse_frequencies.ElementCount();
   if (pairs % 4 != 0) return {"RoPE of {0} pairs; supported: multiples of 4", pairs};
+  if (2 * pairs > kMostHeadFeatures) return {"RoPE of {0} pairs; supported: up to 64", pairs};
   if (step.heads % step.kv_heads != 0) {
     return {"{0} query heads, not a multiple of the KV heads", step.heads};
   }
@@ -179,11 +193,16 @@ std::optional<LayerSteps> TakeLayer(std::span<const StepOperation> operations) {
 }
 
 std::optional<LayerSteps> TakeHybridLayer(std::span<const StepOperation> operations, bool first) {
-  LayerSteps steps;
+  LayerSteps steps = {.hybrid = true};
   if (operations.empty()) return std::nullopt;
   steps.project = std::get_if<ProjectStep>(&operations[0]);
   steps.delta = std::get_if<GatedDeltaStep>(&operations[0]);
   if (steps.project != nullptr) {
+    std::optional<LayerSteps> whole = TakeLayer(operations);
+    if (whole.has_value() && SupportsAttention(*whole->attention, true).ok()) {
+      whole->hybrid = true;
+      return whole;
+    }
     steps.count = 1;
     if (first) return std::nullopt;
     return steps;
@@ -203,7 +222,7 @@ namespace {
 Support SupportsMlp(const LayerSteps& steps) {
   const bool routed = steps.experts != nullptr;
   if (routed) {
-    const Support support = SupportsExperts(*steps.route, *steps.experts, steps.hybrid());
+    const Support support = SupportsExperts(*steps.route, *steps.experts, steps.hybrid);
     if (!support.ok()) return support;
   }
   const StepNorm& out_norm = routed ? steps.experts->out_norm : steps.down->out_norm;
@@ -229,7 +248,8 @@ Support SupportsLayer(const LayerSteps& steps, int64_t hidden) {
   }
   static_assert(kMostPersistentHidden == 8192);
   if (steps.attention != nullptr) {
-    if (const Support support = SupportsAttention(*steps.attention); !support.ok()) return support;
+    if (const Support support = SupportsAttention(*steps.attention, steps.hybrid); !support.ok())
+      return support;
   }
   if (steps.delta != nullptr) {
     if (const Support support = SupportsDelta(*steps.delta); !support.ok()) return support;
@@ -410,8 +430,8 @@ void LayOutExchange(const LargestLayer& most, int blocks, PersistentArguments* a
   at.attention = exchange.Take(int64_t{args->kv_heads} * args->attention_splits * args->group *
                                (args->value_dim + 4));
   const PersistentDelta& delta = args->delta;
-  at.mixed = exchange.Take(std::max(int64_t{args->heads} * args->value_dim,
-                                    int64_t{delta.value_heads} * delta.value_dim));
+  at.mixed = exchange.Take(int64_t{args->heads} * args->value_dim);
+  at.results = exchange.Take(int64_t{delta.value_heads} * delta.value_dim);
   at.squares = exchange.Take(int64_t{delta.value_heads} * kDeltaSquares);
   at.logits = exchange.Take(args->router.rows());
   at.arrived = exchange.Take(blocks);
@@ -422,6 +442,7 @@ void LayOutExchange(const LargestLayer& most, int blocks, PersistentArguments* a
 bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
                   PersistentArguments* args) {
   const int64_t experts = args->router.experts;
+  const int teams = TeamsOf(args->hybrid);
   const int key_row = args->key_dim * 2 + kRowPadding;
   const int value_row = args->value_dim * 2 + kRowPadding;
   Offsets shared;
@@ -457,8 +478,8 @@ bool LayOutShared(const LargestLayer& most, int blocks, int shared_bytes,
   at.conv = static_cast<int>(at.window + window);
   const int64_t state_end = at.conv + int64_t{delta.own_channels()} * kDeltaConvWidth * 4;
   const int64_t keys =
-      std::max(kWarpPairs * kKeysOfStage * (key_row + value_row),
-               (kWarpPairs * args->group * (2 + args->value_dim + kMergePadding) + 4) * 4);
+      std::max(teams * kKeysOfStage * (key_row + value_row),
+               (teams * args->group * (2 + args->value_dim + kMergePadding) + 4) * 4);
   args->slots = static_cast<int>(std::min<int64_t>((shared_bytes - at.ring) / slot, kMostSlots));
   at.bytes = static_cast<int>(std::max(
       {at.keys + keys, at.ring + args->slots * slot, delta.value_heads > 0 ? state_end : 0}));

@@ -25,8 +25,8 @@ struct LayerSteps {
   const ExpertsStep* experts = nullptr;
   size_t count = 0;  ///< Its operations.
 
-  /// The layer is a hybrid model's: attention is no part of it.
-  bool hybrid() const { return attention == nullptr; }
+  bool hybrid = false;  ///< For the hybrid kernel.
+
   /// Nothing comes after the projections.
   bool ends() const { return out == nullptr; }
 };
@@ -34,9 +34,9 @@ struct LayerSteps {
 /// The layer that a run of operations begins with, if it does.
 std::optional<LayerSteps> TakeLayer(std::span<const StepOperation> operations);
 
-/// The same in a model with gated delta nets. Other layers' attention runs elsewhere: the first
-/// layer of a run may begin with its output projection, and a later one end with the projections
-/// before it.
+/// The same in a model with gated delta nets. Attention that the kernel lacks runs elsewhere: the
+/// first layer of a run may begin with its output projection, and a later one end with the
+/// projections before it.
 std::optional<LayerSteps> TakeHybridLayer(std::span<const StepOperation> operations, bool first);
 
 /// Whether the kernel runs a layer of a model with `hidden` features, apart from how its weights

@@ -61,7 +61,7 @@ class PersistentSteps final : public FusedOperations {
     }
     MARLIN_ASSIGN_OR_RETURN(layers_, DeviceMemory::Allocate(device_, layer_bytes));
     MARLIN_RETURN_IF_ERROR(Upload(layers_, model.layers().data(), layer_bytes));
-    MARLIN_RETURN_IF_ERROR(CopyHeadNorms(model.layers()));
+    if (!hybrid) MARLIN_RETURN_IF_ERROR(CopyHeadNorms(model.layers()));
     const auto schedule_bytes = static_cast<int64_t>(schedules.data.size());
     MARLIN_ASSIGN_OR_RETURN(schedules_, DeviceMemory::Allocate(device_, schedule_bytes));
     MARLIN_RETURN_IF_ERROR(Upload(schedules_, schedules.data.data(), schedule_bytes));
@@ -161,7 +161,8 @@ class PersistentSteps final : public FusedOperations {
     DeviceMemory& memory = words_[stream];
     if (memory.data() == nullptr) {
       const AllowAllocation allow;
-      const auto bytes = (2 * int64_t{arguments_.exchange.words} + 1) * int64_t{sizeof(uint32_t)};
+      const auto bytes =
+          (2 * int64_t{arguments_.exchange.words} + kClocks) * int64_t{sizeof(uint32_t)};
       MARLIN_ASSIGN_OR_RETURN(memory, DeviceMemory::Allocate(device_, bytes));
       const std::vector<uint8_t> zeros(static_cast<size_t>(bytes));
       MARLIN_RETURN_IF_ERROR(Upload(memory, zeros.data(), bytes));

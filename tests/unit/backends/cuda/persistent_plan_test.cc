@@ -315,7 +315,8 @@ struct DenseLayer {
     return SupportsLayer(steps, 2048).reason();
   }
   std::string DeltaReason() const {
-    const LayerSteps steps = {.delta = &delta, .out = &out, .route = &route, .experts = &experts};
+    const LayerSteps steps = {
+        .delta = &delta, .out = &out, .route = &route, .experts = &experts, .hybrid = true};
     return SupportsLayer(steps, 2048).reason();
   }
 
@@ -445,6 +446,37 @@ TEST(PersistentPlan, TakesTheLayersOfAHybridModel) {
   EXPECT_EQ(count(model.size(), false), 0);
   EXPECT_FALSE(TakeLayer(all.subspan(0)).has_value());
   EXPECT_EQ(TakeLayer(all.subspan(4))->count, 5);
+}
+
+TEST(PersistentPlan, TakesAttentionThatTheHybridKernelHas) {
+  DenseLayer layer;
+  const auto count = [&](bool first) {
+    const std::vector<StepOperation> model = {layer.project, layer.attention, ProjectAddStep(),
+                                              layer.gate_up, layer.down};
+    const auto steps = TakeHybridLayer(model, first);
+    return steps.has_value() ? steps->count : 0;
+  };
+  layer.attention.output_gate = true;
+  EXPECT_EQ(layer.Reason(), "an output gate of attention");
+  EXPECT_EQ(count(true), 5);
+  EXPECT_EQ(count(false), 5);
+  layer.attention.key_dim = layer.attention.value_dim = 256;
+  EXPECT_EQ(count(true), 5);
+  const auto elsewhere = [&](const auto& change) {
+    const AttentionStep before = layer.attention;
+    change(layer.attention);
+    const bool ends = count(true) == 0 && count(false) == 1;
+    layer.attention = before;
+    return ends;
+  };
+  EXPECT_TRUE(elsewhere([](auto& attention) { attention.key_dim = 272; }));
+  EXPECT_TRUE(elsewhere([](auto& attention) { attention.value_dim = 64; }));
+  EXPECT_TRUE(elsewhere([](auto& attention) { attention.cache.type = DType::kF8E4M3; }));
+  EXPECT_TRUE(elsewhere([](auto& attention) { attention.options.softcap = 30.0F; }));
+  const float frequencies[68] = {};
+  EXPECT_TRUE(elsewhere([&](auto& attention) {
+    attention.rotary.inverse_frequencies = TensorView(frequencies, DType::kF32, {68});
+  }));
 }
 
 }  // namespace
