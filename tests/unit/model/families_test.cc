@@ -215,13 +215,6 @@ const ConfigMap& Configs() {
 
 std::string TypeOf(const std::string& name) { return name.substr(0, name.find('/')); }
 
-/// The names of all configs.
-std::vector<std::string> Names() {
-  std::vector<std::string> names;
-  for (const auto& [name, config] : Configs()) names.push_back(name);
-  return names;
-}
-
 class Families : public ::testing::Test {
  protected:
   void SetUp() override { device_.emplace(*Device::Open(TestDevice(), {.threads = 2})); }
