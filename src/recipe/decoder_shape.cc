@@ -74,7 +74,8 @@ constexpr ExpertStyle kGraniteExperts = {.block = kExpertBlocks[1],
                                          .stacks = {"input_linear.weight", "output_linear.weight"},
                                          .width_key = "intermediate_size"};
 
-constexpr ExpertStyle kLfm2Experts = {.block = "feed_forward", .correction_bias = "expert_bias"};
+constexpr ExpertStyle kLfm2Experts = {
+    .block = "feed_forward", .correction_bias = "expert_bias", .short_names = true};
 
 constexpr MlpNames kLlama4Mlp = {.block = "feed_forward"};
 constexpr MlpNames kUpMlp = {.gate = {}};
