@@ -75,7 +75,7 @@ class HostileTestCase(CommandTestCase):
         self.assertEqual((done.returncode, done.stdout), (code, b""), (arguments, error[:1000]))
         self.assertTrue(error.startswith("metal-marlin: error: ") and error.endswith("\n"), error)
         self.assertTrue(error[:-1].isprintable(), error[:1000])
-        self.assertLess(len(error), 900, error[:1000])
+        self.assertLess(len(error), 1200, error[:1300])  # Some list all types of models.
         for text in says:
             self.assertIn(text, error)
         return error

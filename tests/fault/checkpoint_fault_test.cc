@@ -189,7 +189,9 @@ TEST_F(CheckpointFault, OverwritingNeverLosesTheOldContent) {
 TEST_F(CheckpointFault, EveryCallOfExportFails) {
   testing::WriteFile(source_ + "/config.json",
                      R"({"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 1,
-                         "num_attention_heads": 2, "num_experts": 3})");
+                         "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 3,
+                         "num_experts_per_tok": 2,
+                         "vocab_size": 100, "intermediate_size": 64})");
   target_ += ".gguf";
   ConvertCheckpointOptions options;
   options.target = "gguf";
@@ -223,7 +225,9 @@ TEST_F(CheckpointFault, EveryCallOfExportFails) {
 TEST_F(CheckpointFault, EveryCallOfExportInShardsFails) {
   testing::WriteFile(source_ + "/config.json",
                      R"({"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 1,
-                         "num_attention_heads": 2, "num_experts": 3})");
+                         "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 3,
+                         "num_experts_per_tok": 2,
+                         "vocab_size": 100, "intermediate_size": 64})");
   ConvertCheckpointOptions options;
   options.target = "gguf";
   options.shard_bytes = 1;
