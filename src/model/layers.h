@@ -112,7 +112,7 @@ struct Decoder {
   int64_t host_bytes = 0;    ///< Size of the experts on the host; not in `bytes`.
   int64_t host_experts = 0;  ///< Experts on the host.
   LayerEmbeddings layer_embeddings = {};
-  JoinLayer join = {};       ///< Empty, except after LoadDraft.
+  JoinLayer join = {};  ///< Empty, except after LoadDraft.
 
   bool joins() const { return !join.projection.empty(); }
   const Projection& lm_head() const { return head.empty() ? embedding_projection : head; }
