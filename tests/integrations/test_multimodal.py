@@ -394,8 +394,8 @@ def test_stacks_of_experts_are_read_in_both_layouts(
     ids = IDS[0].tolist()
     for folder in ("written", "published"):
         assert_close(mm.load(tmp_path / folder, exact=True, verbose=False).logits(ids), want)
-    recipes: tuple[str | mm.MixedPrecisionConfig, ...]
-    recipes = ("uniform:s8/g16", keeping("down_proj"), keeping("gate_up_proj"))
+    recipes: list[str | mm.MixedPrecisionConfig] = ["uniform:s8/g16"]
+    recipes += [keeping("down_proj"), keeping("gate_up_proj")]
     for number, recipe in enumerate(recipes):
         made = {}
         for folder in ("written", "published"):

@@ -84,7 +84,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"query_pre_attn_scalar": 32},
     "glm": {"head_dim": 16},
     "helium": {"head_dim": 16},
-    "nemotron_h": {"n_group": 1, "topk_group": 1},
+    "nemotron_h": {
+        "n_group": 1,
+        "topk_group": 1,
+        "mamba_num_heads": 8,
+        "moe_shared_expert_intermediate_size": 64,
+    },
     "olmoe": {"num_key_value_heads": 4, "norm_topk_prob": False},
     "smollm3": {"no_rope_layers": None, "no_rope_layer_interval": 4},
 }
