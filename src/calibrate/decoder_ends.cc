@@ -42,7 +42,7 @@ Status DecoderEnds::Embed(std::span<const std::vector<int32_t>> texts,
                           std::span<const WindowChunk> chunks, float* hidden) {
   return ForEach(texts, chunks,
                  [&](const WindowChunk& chunk, const TensorView&, const MutableTensorView& rows) {
-                   const Status finished = device_.Synchronize();
+                   Status finished = device_.Synchronize();
                    if (!finished.ok()) return finished;
                    return arena_.Download(rows, hidden + chunk.first * rows.dim(1));
                  });

@@ -45,6 +45,13 @@ class Selections final : public RoutingObserver {
   std::vector<int32_t>* all_;
 };
 
+/// The experts of the layer, and the MLP next to them if there is one.
+Status RunSparse(Pass& pass) {
+  if (pass.layer(0).has_both()) return RunBeside(pass, 0);
+  MARLIN_RETURN_IF_ERROR(RunRoute(pass, 0));
+  return RunExperts(pass, 0);
+}
+
 }  // namespace
 
 LayerRun::LayerRun(const Device& device, const DecoderConfig& config, const Checkpoint& checkpoint)
@@ -219,12 +226,7 @@ Status LayerRun::Run(Half half, const WindowChunk& chunk, Depth depth, float* hi
   return RunPass(chunk, hidden, [&](Pass& pass) -> Status {
     if (depth == Depth::kNormed) return FetchNormed(pass, half, inputs);
     if (!attention && layer().experts.set.count() > 0 && depth == Depth::kAll) {
-      if (layer().has_both()) {
-        MARLIN_RETURN_IF_ERROR(RunBeside(pass, 0));
-      } else {
-        MARLIN_RETURN_IF_ERROR(RunRoute(pass, 0));
-        MARLIN_RETURN_IF_ERROR(RunExperts(pass, 0));
-      }
+      MARLIN_RETURN_IF_ERROR(RunSparse(pass));
       MARLIN_RETURN_IF_ERROR(AddEmbedding(pass, chunk));
       return DownloadHidden(pass, hidden);
     }
