@@ -125,11 +125,11 @@ class DecoderNamer {
 
   /// Gives tensors the names that they have here instead of the family's.
   Status TakePrefixes(std::span<const NamePrefix> prefixes) {
-    for (const auto& [stored, meant] : prefixes) {
-      const bool used =
-          std::any_of(store_.tensors.begin(), store_.tensors.end(),
-                      [&](const TensorInfo& tensor) { return tensor.name.starts_with(stored); });
-      if (used) store_.text_prefixes.emplace_back(stored, meant);
+    for (const NamePrefix& prefix : prefixes) {
+      const bool used = std::any_of(
+          store_.tensors.begin(), store_.tensors.end(),
+          [&](const TensorInfo& tensor) { return tensor.name.starts_with(prefix.stored); });
+      if (used) store_.text_prefixes.emplace_back(prefix.stored, prefix.meant);
     }
     return RenameByPrefix();
   }

@@ -31,8 +31,11 @@ Status GuessDrafts(int64_t most, BatchText* text) {
     return followed.code() == Code::kOutOfMemory ? Status() : followed;
   }
   Result<std::vector<int32_t>> guess = text->layer->Guess(text->tokens, most);
-  if (guess.ok()) text->drafts = *std::move(guess);
-  return guess.ok() || guess.status().code() == Code::kOutOfMemory ? Status() : guess.status();
+  if (!guess.ok()) {
+    return guess.status().code() == Code::kOutOfMemory ? Status() : guess.status();
+  }
+  text->drafts = *std::move(guess);
+  return {};
 }
 
 }  // namespace

@@ -141,11 +141,11 @@ Status GgufTensorList::SetRows(const GgufFileTensor& tensor, GgufRows* rows) con
 
 Status GgufTensorList::SetPlaces(const GgufFileTensor& tensor, bool by_element,
                                  GgufRows* rows) const {
-  using Rows = GgufPlace::Rows;
-  const Rows kind = tensor.place.rows;
+  using RowOrder = GgufPlace::Rows;
+  const RowOrder kind = tensor.place.rows;
   const std::string_view architecture = naming_.architecture->name;
-  if (kind == Rows::kQueryHeads || kind == Rows::kKeyHeads) {
-    const bool queries = kind == Rows::kQueryHeads;
+  if (kind == RowOrder::kQueryHeads || kind == RowOrder::kKeyHeads) {
+    const bool queries = kind == RowOrder::kQueryHeads;
     MARLIN_ASSIGN_OR_RETURN(const int64_t heads, HeadsOf(tensor, queries));
     rows->places = GgufRowPlaces(kind, {.queries = heads, .keys = heads}, rows->rows);
     if (!rows->places.empty()) return {};
