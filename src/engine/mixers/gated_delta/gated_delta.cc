@@ -170,7 +170,7 @@ void GatedDeltaNet::Describe(const DescribedLayer& layer,
   step.by_head = config.family->delta_by_head;
   step.cache_group = layer.pool.GroupOf(layer.index);
   step.states = layer.pool.StatesOf(layer.index, {});
-  operations->emplace_back(std::move(step));
+  operations->emplace_back(step);
 }
 
 Status GatedDeltaNet::Run(Pass& pass, StepKind /*kind*/, int64_t layer) const {

@@ -59,7 +59,8 @@ void ReadStepLimits(ModelConfig& config, Dimensions* sizes) {
   constexpr std::string_view kKey = "time_step_limit";
   const std::vector<double> limits = config.RealsOrEmpty(kKey, 0, kNoLimit);
   sizes->min_step = limits.empty() ? 0 : limits.front();
-  sizes->max_step = limits.empty() ? kNoLimit : limits.back();
+  sizes->max_step = kNoLimit;
+  if (!limits.empty()) sizes->max_step = limits.back();
   if (config.Has("time_step_min")) sizes->min_step = config.Real("time_step_min", 0, kMostStep);
   const bool wrong = !limits.empty() && (limits.size() != 2 || limits[1] < limits[0]);
   if (wrong) config.Fail(kKey, "expected the least step and the greatest one");
