@@ -149,7 +149,7 @@ struct NamePrefix {
 };
 
 /// Names of the layers that predict further tokens (MTP), and of the modules next to such a layer,
-/// without ".weight". They are those of vLLM's deepseek_mtp.py and qwen3_next_mtp.py.
+/// without ".weight". Source: deepseek_mtp.py and qwen3_next_mtp.py of vLLM.
 struct PredictionNames {
   /// The module that has the layers and what is next to them; empty: the layers follow the model's
   /// own, and each has its modules within.

@@ -70,7 +70,7 @@ QWEN_EXPERTS = {
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 80,
 }
-# Each type: its class, its keys, and those of layers before the last one.
+# Each type: its class, its keys, and the keys of all layers but the last.
 TYPES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 1}),
     "deepseek_v32": (

@@ -103,7 +103,7 @@ class RotaryDescriber {
     if (facts_.naming.architecture->name == "deepseek2" && rope_.mscale_all_dim != 0) {
       // DeepSeek's files hold a tenth of one number for both of these.
       if (rope_.mscale != rope_.mscale_all_dim) {
-        config_.Fail("mscale", "gguf has no form for another value than that of mscale_all_dim");
+        config_.Fail("mscale", "gguf can hold only the value of mscale_all_dim");
       }
       metadata_.Real(Key("rope.scaling.yarn_log_multiplier"), rope_.mscale_all_dim / 10);
       inferred = 1;

@@ -131,8 +131,8 @@ class ExpertChoice {
     PublishWord(logits_ + expert, logit, tag_);
   }
 
-  /// Gathers the logits, and selects the experts and their weights. Those of the last warp's are
-  /// read after the next barrier but one.
+  /// Gathers the logits, and selects the experts and their weights. What the last warp writes may
+  /// be read after two more barriers.
   MARLIN_DEVICE void Route() const {
     auto* const keys = reinterpret_cast<int*>(Memory() + args_.shared.logits);
     const int experts = args_.router.experts;

@@ -1,4 +1,4 @@
-// The gated delta rule of sequences of a few rows, as a decoder's step has: heads of 128 features.
+// The gated delta rule for decode steps: a few rows of each sequence, heads of 128 features.
 //
 //   A CTA takes a value head of a sequence, and copies its state to shared memory while it computes
 //   the first row's convolution. A warp has 16 columns, a lane 4 of them in an eighth of the rows.
