@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "backends/metal/apple/apple_driver.h"
+#include "backends/metal/decoder/metal_decoder.h"
 #include "backends/metal/gemm/batch_launches.h"
 #include "backends/metal/gemm/prepared_strips.h"
 #include "backends/metal/gemm/product_launches.h"
 #include "backends/metal/gemm/row_parts.h"
-#include "backends/metal/metal_decoder.h"
 #include "backends/metal/moe/metal_experts.h"
 #include "backends/metal/plan/kernel_check.h"
 #include "backends/metal/plan/kernel_table.h"

@@ -2,6 +2,7 @@
 // device has no kernel for are run by the CPU.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -33,9 +34,11 @@ class HostDecoder final : public DecoderBackend {
     return own_->RouteRows(call, context);
   }
 
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda)                                \
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal)                         \
   int64_t WorkspaceBytes(const Name##Call& call) const override {                      \
-    return host_->decoder()->WorkspaceBytes(call);                                     \
+    const int64_t host = host_->decoder()->WorkspaceBytes(call);                       \
+    const bool own = own_ != nullptr && own_->Takes(call);                             \
+    return own ? std::max(host, own_->WorkspaceBytes(call)) : host;                    \
   }                                                                                    \
   Status Run(const Name##Call& call, const OperationContext& context) const override { \
     const bool own = own_ != nullptr && own_->Takes(call);                             \
@@ -58,7 +61,7 @@ class HostDecoder final : public DecoderBackend {
 
   std::unique_ptr<Backend> host_;
   const Backend& device_;
-  const DecoderBackend* const own_;  ///< The device's, which need no workspace; or null.
+  const DecoderBackend* const own_;  ///< The device's, or null.
 };
 
 }  // namespace marlin

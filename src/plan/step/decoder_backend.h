@@ -12,12 +12,12 @@ namespace marlin {
 
 struct RouteRowsCall;
 
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda) struct Name##Call;
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal) struct Name##Call;
 #include "plan/step/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
 
 enum class DecoderOperation : uint8_t {
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda) k##Name,
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal) k##Name,
 #include "plan/step/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
 };
@@ -25,8 +25,8 @@ enum class DecoderOperation : uint8_t {
 /// The operation's name in messages: "RMS norm".
 constexpr std::string_view DecoderOperationName(DecoderOperation operation) {
   switch (operation) {
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda) \
-  case DecoderOperation::k##Name:                       \
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal) \
+  case DecoderOperation::k##Name:                              \
     return text;
 #include "plan/step/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
@@ -37,8 +37,8 @@ constexpr std::string_view DecoderOperationName(DecoderOperation operation) {
 /// The operation of a call type: kOperationOf<RmsNormCall>.
 template <typename Call>
 inline constexpr DecoderOperation kOperationOf = Call::kHasNoRow;
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda) \
-  template <>                                           \
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal) \
+  template <>                                                  \
   inline constexpr DecoderOperation kOperationOf<Name##Call> = DecoderOperation::k##Name;
 #include "plan/step/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
@@ -87,7 +87,7 @@ class DecoderBackend {
 /// Whether the device runs a call of an operation that it has: where it shares the host's memory,
 /// the host runs the others. The workspace of an operation, and the operation itself; called only
 /// if Has(operation).
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda)                                           \
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal)                                    \
   virtual bool Takes(const Name##Call& /*call*/) const { return Has(DecoderOperation::k##Name); } \
   virtual int64_t WorkspaceBytes(const Name##Call& /*call*/) const { return 0; }                  \
   virtual Status Run(const Name##Call& /*call*/, const OperationContext& /*context*/) const {     \

@@ -29,7 +29,7 @@ class CpuDecoder final : public DecoderBackend {
   Status Run(const Name##Call& call, const OperationContext& context) const override;
 #define MARLIN_CPU_kScratch(Name) \
   MARLIN_CPU_kRuns(Name) int64_t WorkspaceBytes(const Name##Call& call) const override;
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda) MARLIN_CPU_##cpu(Name)
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal) MARLIN_CPU_##cpu(Name)
 #include "plan/step/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
 #undef MARLIN_CPU_kRuns

@@ -25,8 +25,8 @@ constexpr Parts kLoads = {true, false, true};
 
 template <DecoderOperation kOperation>
 constexpr Parts kPartsOf = kAbsent;
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda) \
-  template <>                                           \
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal) \
+  template <>                                                  \
   constexpr Parts kPartsOf<DecoderOperation::k##Name> = cuda;
 #include "plan/step/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
@@ -41,7 +41,7 @@ cudaError_t LoadKernels() {
 
 Status CudaDecoder::Load() const {
   const DeviceScope scope(device_->index);
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda) \
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal) \
   MARLIN_RETURN_IF_ERROR(device_->errors.Check(LoadKernels<Name##Call>(), text));
 #include "plan/step/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
@@ -50,8 +50,8 @@ Status CudaDecoder::Load() const {
 
 bool CudaDecoder::Has(DecoderOperation operation) const {
   switch (operation) {
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda) \
-  case DecoderOperation::k##Name:                       \
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal) \
+  case DecoderOperation::k##Name:                              \
     return kPartsOf<DecoderOperation::k##Name>.runs;
 #include "plan/step/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
@@ -85,7 +85,7 @@ Status CudaDecoder::RunOnDevice(const Call& call, const OperationContext& contex
                                   errors_.view(), device_->errors, scratch_, shape_});
 }
 
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, on_cuda)                                     \
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, on_cuda, metal)                              \
   int64_t CudaDecoder::WorkspaceBytes([[maybe_unused]] const Name##Call& call) const {         \
     if constexpr (kPartsOf<DecoderOperation::k##Name>.scratch) {                               \
       return marlin::cuda::WorkspaceBytes(call);                                               \

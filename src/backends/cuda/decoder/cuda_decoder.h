@@ -37,7 +37,7 @@ class CudaDecoder final : public DecoderBackend {
   bool RoutesRows(const RouteRowsCall& call) const override;
   Status RouteRows(const RouteRowsCall& call, const OperationContext& context) const override;
 
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda)          \
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal)   \
   int64_t WorkspaceBytes(const Name##Call& call) const override; \
   Status Run(const Name##Call& call, const OperationContext& context) const override;
 #include "plan/step/decoder_operations.def"

@@ -17,7 +17,7 @@
 #include "plan/step/decoder_calls.h"
 
 namespace marlin {
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda) struct Name##Call;
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal) struct Name##Call;
 #include "plan/step/decoder_operations.def"
 #undef MARLIN_DECODER_OPERATION
 }  // namespace marlin
@@ -49,7 +49,7 @@ struct CallContext {
 template <typename Call>
 cudaError_t Load();
 
-#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda)           \
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, metal)    \
   Status Run(const Name##Call& call, const CallContext& context); \
   int64_t WorkspaceBytes(const Name##Call& call);                 \
   template <>                                                     \

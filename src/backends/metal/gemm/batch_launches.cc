@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "backends/metal/gemm/row_parts.h"
+#include "backends/metal/kernels/batch_parameters.h"
 
 namespace marlin::metal {
 namespace {
@@ -115,7 +116,7 @@ GemmLaunches BatchLaunchesOf(const LaunchPlan& plan, std::span<const GemmCall> c
     launch.source = kernel.source;
     launch.function = kernel.function;
     launch.threadgroups[2] *= static_cast<uint32_t>(calls.size());
-    launch.batch_parameters = batch;
+    launch.other_parameters = ParameterBlock(batch);
     for (KernelBuffer& buffer : launch.buffers) {
       buffer.bytes += others * StrideOf(batch, buffer.index);
     }

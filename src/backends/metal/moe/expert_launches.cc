@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "backends/metal/gemm/product_launches.h"
+#include "backends/metal/kernels/expert_parameters.h"
 #include "backends/metal/plan/launch_plan.h"
 #include "base/aligned_buffer.h"
 #include "base/checked.h"
@@ -119,7 +120,7 @@ class PassLaunches {
     p.many_tiles = static_cast<int32_t>(tiling_.many_tiles);
     p.gate_limit = problem_.gate.limit;
     p.gate_alpha = problem_.gate.alpha;
-    launch.expert_parameters = p;
+    launch.other_parameters = ParameterBlock(p);
     return launch;
   }
 
@@ -207,7 +208,7 @@ class PassLaunches {
     launch.constants[MARLIN_CONSTANT_ALIGNED_INPUT] = from.aligned ? 1 : 0;
     launch.constants[MARLIN_CONSTANT_GATHERED] = from.gathered ? 1 : 0;
     if (gated) SetGate(&launch);
-    kernels::ExpertParameters& p = *launch.expert_parameters;
+    auto& p = launch.other_parameters.As<kernels::ExpertParameters>();
     p.input_stride = from.stride;
     p.output_stride = to.stride;
     p.first_tile = static_cast<int32_t>(tiles.first);
@@ -235,7 +236,7 @@ class PassLaunches {
       launch.threadgroups = {ToU32(CeilDivide(table_.ungated_inner(), kColumnThreads)),
                              ToU32(tiles.count), 1};
       SetGate(&launch);
-      kernels::ExpertParameters& p = *launch.expert_parameters;
+      auto& p = launch.other_parameters.As<kernels::ExpertParameters>();
       p.output_stride = table_.inner_stride();
       p.first_tile = static_cast<int32_t>(tiles.first);
       p.tile_rows = static_cast<int32_t>(tiles.rows);
@@ -252,8 +253,9 @@ class PassLaunches {
     launch.threadgroups = {ToU32(CeilDivide(layer_.hidden, kColumnThreads)), ToU32(pass_.tokens),
                            1};
     launch.constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(problem_.out_type);
-    launch.expert_parameters->input_stride = layer_.hidden;
-    launch.expert_parameters->output_stride = call_.out_stride;
+    auto& p = launch.other_parameters.As<kernels::ExpertParameters>();
+    p.input_stride = layer_.hidden;
+    p.output_stride = call_.out_stride;
     const int64_t out_bytes =
         ExtentBytes(pass_.tokens, layer_.hidden, call_.out_stride, problem_.out_type);
     const int64_t weight_bytes = pass_.selections() * int64_t{sizeof(float)};

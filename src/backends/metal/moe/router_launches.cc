@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/metal/decoder/operations.h"
 #include "backends/metal/gemm/prepared_strips.h"
 #include "backends/metal/gemm/product_launches.h"
+#include "backends/metal/gemm/row_parts.h"
 #include "backends/metal/gemm/strip_layout.h"
+#include "backends/metal/kernels/router_parameters.h"
 #include "plan/step/router_errors.h"
 
 namespace marlin::metal {
@@ -45,7 +48,7 @@ KernelLaunch RouterLaunch(const TensorView& input, const RouterOptions& options,
   p.top_groups = static_cast<int32_t>(options.top_groups);
   p.has_choice_bias = options.choice_bias.empty() ? 0 : 1;
   p.scaling_factor = options.scaling_factor;
-  launch.router_parameters = p;
+  launch.other_parameters = ParameterBlock(p);
   const std::byte* const first = RowOfView(input, rows.first);
   const int64_t bytes = BytesOfRows(input, rows.count);
   launch.buffers.push_back({MARLIN_BUFFER_INPUT, first, bytes});
@@ -60,6 +63,10 @@ KernelLaunch RouterLaunch(const TensorView& input, const RouterOptions& options,
   return launch;
 }
 
+kernels::RouterParameters& RouterParametersOf(KernelLaunch* launch) {
+  return launch->other_parameters.As<kernels::RouterParameters>();
+}
+
 void BindRouterError(void* error, int64_t bytes, KernelLaunch* launch) {
   launch->buffers.push_back({MARLIN_BUFFER_ROUTER_ERROR, error, bytes, true, true});
 }
@@ -70,8 +77,8 @@ bool IsAligned(const TensorView& x, const RouterRows& rows) {
          static_cast<uintptr_t>(x.stride(0) * DTypeBytes(x.dtype())) % kVector == 0;
 }
 
-}  // namespace
-
+/// Whether the kernels have the options and threadgroups room for a router, and its weights are
+/// finite.
 bool FitsRouter(const RouterOptions& options, int64_t experts) {
   const bool grouped = options.top_groups < options.groups;
   return experts <= kernels::kMostRouterExperts &&
@@ -79,6 +86,26 @@ bool FitsRouter(const RouterOptions& options, int64_t experts) {
          (!grouped || options.best_of_group == 2) && options.least_sum == 0.0F &&
          options.scales.empty() && std::isfinite(options.scaling_factor);
 }
+
+/// Appends the launches of a router of `count` rows, in parts of at most `most`.
+template <typename MakeLaunch>
+Status LaunchParts(int64_t count, int64_t most, int64_t experts, const MakeLaunch& launch_of,
+                   CallContext* context) {
+  for (int64_t first = 0; first < count; first += most) {
+    const RouterRows rows{first, std::min(most, count - first)};
+    MARLIN_ASSIGN_OR_RETURN(ErrorWords::Word* const error,
+                            context->TakeWord({static_cast<int32_t>(kNoRouterError), 0},
+                                              [rows, experts](const ErrorWords::Word& word) {
+                                                return RouterError(
+                                                    static_cast<uint32_t>(word.selection), rows,
+                                                    experts);
+                                              }));
+    context->launches.push_back(launch_of(rows, error));
+  }
+  return Status();
+}
+
+}  // namespace
 
 int64_t MostRouterRows(int64_t experts) {
   return (int64_t{kNoRouterError} - experts) / kernels::RouterKeys(static_cast<int32_t>(experts));
@@ -90,16 +117,40 @@ KernelLaunch RouteTokensLaunch(const RouteTokensCall& call, const RouterRows& ro
       RouterLaunch(call.logits, call.options, call.logits.dim(1), call.ids, call.weights, rows);
   launch.function = "moe_router_topk";
   launch.threads = kernels::kLanes;
-  launch.router_parameters->logits_stride = call.logits.stride(0);
+  RouterParametersOf(&launch).logits_stride = call.logits.stride(0);
   BindRouterError(error, error_bytes, &launch);
   return launch;
 }
 
-bool FitsFusedRouter(const RouteRowsCall& call) {
+bool Takes(const RouteTokensCall& call, const DeviceShape& /*shape*/) {
+  return FitsRouter(call.options, call.logits.dim(1));
+}
+
+Status Launch(const RouteTokensCall& call, CallContext* context) {
+  const int64_t experts = call.logits.dim(1);
+  const auto launch_of = [&](const RouterRows& rows, ErrorWords::Word* error) {
+    return RouteTokensLaunch(call, rows, error, sizeof(*error));
+  };
+  return LaunchParts(call.logits.dim(0), MostRouterRows(experts), experts, launch_of, context);
+}
+
+bool RoutesRows(const RouteRowsCall& call) {
   const WeightsSpec& spec = call.matrix.spec;
   return !GetFormatInfo(spec.format).quantized && spec.experts == 1 && spec.k > 0 &&
          spec.sparsity == Sparsity::kDense && !TransformsInput(spec) &&
          FitsRouter(call.options, spec.n);
+}
+
+Status Launch(const RouteRowsCall& call, CallContext* context) {
+  GemmDesc product;
+  product.m = call.x.dim(0);
+  product.n = call.matrix.spec.n;
+  product.k = call.matrix.spec.k;
+  const auto launch_of = [&](const RouterRows& rows, ErrorWords::Word* error) {
+    return RouteRowsLaunch(call, rows, error, sizeof(*error));
+  };
+  const int64_t most = std::min(RowsOfPart(product), MostRouterRows(product.n));
+  return LaunchParts(product.m, most, product.n, launch_of, context);
 }
 
 KernelLaunch RouteRowsLaunch(const RouteRowsCall& call, const RouterRows& rows, void* error,
@@ -116,7 +167,7 @@ KernelLaunch RouteRowsLaunch(const RouteRowsCall& call, const RouterRows& rows, 
   if (!call.bias.empty()) {
     launch.constants[MARLIN_CONSTANT_BIAS_TYPE] = ElementTypeOf(call.bias.dtype());
   }
-  kernels::Parameters& product = launch.router_parameters->product;
+  kernels::Parameters& product = RouterParametersOf(&launch).product;
   product = WeightParameters(matrix, 0);
   product.m = static_cast<int32_t>(rows.count);
   product.input_stride = call.x.stride(0);

@@ -9,10 +9,6 @@
 
 namespace marlin::metal {
 
-/// Whether the kernels have the options and threadgroups room for a router, and its weights are
-/// finite.
-bool FitsRouter(const RouterOptions& options, int64_t experts);
-
 /// Rows [first, first + count) of a call.
 struct RouterRows {
   int64_t first = 0;
@@ -22,14 +18,11 @@ struct RouterRows {
 /// The most rows whose keys fit into an error word.
 int64_t MostRouterRows(int64_t experts);
 
-/// Selection from logits. Precondition: FitsRouter.
+/// Selection from logits. Precondition: Takes.
 KernelLaunch RouteTokensLaunch(const RouteTokensCall& call, const RouterRows& rows, void* error,
                                int64_t error_bytes);
 
-/// Whether moe_router_topk_fused multiplies with these weights: one unquantized matrix.
-bool FitsFusedRouter(const RouteRowsCall& call);
-
-/// Product and selection. Precondition: FitsFusedRouter.
+/// Product and selection. Precondition: RoutesRows.
 KernelLaunch RouteRowsLaunch(const RouteRowsCall& call, const RouterRows& rows, void* error,
                              int64_t error_bytes);
 

@@ -3,20 +3,19 @@
 #pragma once
 
 #include <array>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
-#include "backends/metal/kernels/batch_parameters.h"
-#include "backends/metal/kernels/expert_parameters.h"
 #include "backends/metal/kernels/parameters.h"
-#include "backends/metal/kernels/router_parameters.h"
 #include "base/fixed_vector.h"
 #include "marlin/status.h"
 
@@ -39,11 +38,43 @@ struct MemoryRange {
   int64_t bytes = 0;
 };
 
-/// Memory that kernels read through addresses in their buffers. Drivers may derive their own.
+/// Memory that kernels read through addresses in their buffers, and that nothing writes while a
+/// launch may read it. Drivers may derive their own.
 struct ReachedMemory {
   explicit ReachedMemory(std::span<const MemoryRange> all) : ranges(all.begin(), all.end()) {}
   virtual ~ReachedMemory() = default;
   const std::vector<MemoryRange> ranges;
+};
+
+/// Memory that a launch reads or writes through addresses in its parameters or buffers, such as the
+/// slabs of a KV cache.
+struct AddressedRange {
+  const void* data = nullptr;
+  int64_t bytes = 0;
+  bool written = false;
+};
+
+/// The bytes of a struct that host and kernel share.
+class ParameterBlock {
+ public:
+  ParameterBlock() = default;
+  template <typename T>
+  explicit ParameterBlock(const T& value) : bytes_(sizeof(T)) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    std::memcpy(bytes_.data(), &value, sizeof(T));
+  }
+
+  bool empty() const { return bytes_.empty(); }
+  std::span<const std::byte> bytes() const { return bytes_; }
+  /// Precondition: it was made from a T.
+  template <typename T>
+  T& As() {
+    assert(bytes_.size() == sizeof(T));
+    return *reinterpret_cast<T*>(bytes_.data());
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
 };
 
 /// One dispatch of a kernel.
@@ -53,24 +84,22 @@ struct KernelLaunch {
   FunctionConstants constants{};
   FixedVector<KernelBuffer, MARLIN_BUFFER_PARAMETERS> buffers;
   kernels::Parameters parameters{};
-  /// Parameters of kernels that take these instead.
-  std::optional<kernels::BatchParameters> batch_parameters;
-  std::optional<kernels::ExpertParameters> expert_parameters;
-  std::optional<kernels::RouterParameters> router_parameters;
-  std::shared_ptr<const ReachedMemory> reached;  ///< Null: none.
+  ParameterBlock other_parameters;  ///< Of kernels that take another struct; else empty.
+  /// Weights, which no launch writes; null: none.
+  std::shared_ptr<const ReachedMemory> reached;
+  std::vector<AddressedRange> addressed;  ///< Besides `reached`.
   std::array<uint32_t, 3> threadgroups{1, 1, 1};
   uint32_t threads = 32;  ///< Threads per threadgroup.
 };
 
 /// The bytes bound to MARLIN_BUFFER_PARAMETERS.
 inline std::span<const std::byte> ParameterBytes(const KernelLaunch& launch) {
-  if (launch.batch_parameters) return std::as_bytes(std::span(&*launch.batch_parameters, 1));
-  if (launch.expert_parameters) return std::as_bytes(std::span(&*launch.expert_parameters, 1));
-  if (launch.router_parameters) return std::as_bytes(std::span(&*launch.router_parameters, 1));
+  if (!launch.other_parameters.empty()) return launch.other_parameters.bytes();
   return std::as_bytes(std::span(&launch.parameters, 1));
 }
 
-/// Looks at the results of completed work for errors of its operands.
+/// Looks at the results of completed work for errors of its operands. Work that is recorded runs
+/// again, so a check leaves the words that it looks at as they were before the work.
 using ResultCheck = std::function<Status()>;
 
 /// Device properties that launch plans depend on.

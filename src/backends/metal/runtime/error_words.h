@@ -18,6 +18,7 @@ class ErrorWords : public std::enable_shared_from_this<ErrorWords> {
   struct Word {
     int32_t selection;
     int32_t id;
+    bool operator==(const Word&) const = default;
   };
 
   explicit ErrorWords(Driver& driver) : driver_(driver) {}

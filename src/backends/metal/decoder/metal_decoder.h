@@ -1,12 +1,10 @@
-// The decoder operations other than GEMMs that have Metal kernels: routers. The host runs the
-// others (ops/device/host_decoder.h), and routers that are too large for a threadgroup.
+// The decoder operations that have Metal kernels. The host runs the others, and the calls that
+// these do not take (ops/device/host_decoder.h).
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 
-#include "backends/metal/moe/router_launches.h"
 #include "backends/metal/runtime/driver.h"
 #include "backends/metal/runtime/error_words.h"
 #include "plan/step/decoder_backend.h"
@@ -21,25 +19,24 @@ class MetalDecoder final : public DecoderBackend {
       : driver_(driver), errors_(std::make_shared<ErrorWords>(driver)) {}
 
   bool reads_host_memory() const override { return true; }
-  bool Has(DecoderOperation operation) const override {
-    return operation == DecoderOperation::kRouteTokens;
-  }
-  /// The host's numbers count: it runs these operations.
+  bool Has(DecoderOperation operation) const override;
+  /// The host's numbers count: caches and samplers have one layout on both.
   int64_t cache_page_tokens() const override { return 1; }
   int64_t sampler_state_bytes(int64_t /*vocab*/) const override { return 0; }
 
-  using DecoderBackend::Run;
-  using DecoderBackend::Takes;
-  bool Takes(const RouteTokensCall& call) const override;
-  Status Run(const RouteTokensCall& call, const OperationContext& context) const override;
   bool RoutesRows(const RouteRowsCall& call) const override;
   Status RouteRows(const RouteRowsCall& call, const OperationContext& context) const override;
 
+#define MARLIN_DECODER_OPERATION(Name, text, cpu, cuda, on_metal) \
+  bool Takes(const Name##Call& call) const override;              \
+  int64_t WorkspaceBytes(const Name##Call& call) const override;  \
+  Status Run(const Name##Call& call, const OperationContext& context) const override;
+#include "plan/step/decoder_operations.def"
+#undef MARLIN_DECODER_OPERATION
+
  private:
-  using MakeLaunch = std::function<KernelLaunch(const RouterRows& rows, ErrorWords::Word* error)>;
-  /// Runs a router of `count` rows in parts.
-  Status RunParts(int64_t count, int64_t rows_of_part, int64_t experts, void* stream,
-                  const MakeLaunch& launch) const;
+  template <typename Call>
+  Status RunOnDevice(const Call& call, const OperationContext& context) const;
 
   Driver& driver_;
   const std::shared_ptr<ErrorWords> errors_;
