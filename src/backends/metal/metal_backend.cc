@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "backends/metal/plan/kernel_table.h"
 #include "backends/metal/plan/launch_plan.h"
 #include "backends/metal/runtime/driver.h"
+#include "backends/metal/runtime/recording_driver.h"
 #include "backends/metal/runtime/simulated_driver.h"
 #include "base/environment.h"
 #include "base/macros.h"
@@ -104,7 +106,10 @@ class MetalGemm final : public PlannedGemm {
 class MetalBackend final : public Backend {
  public:
   explicit MetalBackend(std::unique_ptr<Driver> driver)
-      : driver_(std::move(driver)), experts_(*driver_), decoder_(*driver_), pool_(0) {}
+      : driver_(std::make_shared<RecordingDriver>(std::move(driver))),
+        experts_(*driver_),
+        decoder_(*driver_),
+        pool_(0) {}
 
   DeviceInfo Info() const override {
     const DriverInfo driver = driver_->Info();
@@ -202,25 +207,30 @@ class MetalBackend final : public Backend {
   Status CopyToHost(void* host, const void* device, int64_t bytes) const override {
     return CopyToHostAsync(host, device, bytes, nullptr);
   }
-  /// Memory is shared, so the host copies as soon as the work before is done.
+  /// Memory is shared, so the host copies as soon as no work on the stream uses the memory.
   Status CopyToDeviceAsync(void* device, const void* host, int64_t bytes,
                            void* stream) const override {
-    MARLIN_RETURN_IF_ERROR(driver_->Synchronize(stream));
+    MARLIN_RETURN_IF_ERROR(driver_->WaitFor({device, bytes}, stream));
     std::memcpy(device, host, static_cast<size_t>(bytes));
     return Status();
   }
   Status CopyToHostAsync(void* host, const void* device, int64_t bytes,
                          void* stream) const override {
-    MARLIN_RETURN_IF_ERROR(driver_->Synchronize(stream));
+    MARLIN_RETURN_IF_ERROR(driver_->WaitFor({device, bytes}, stream));
     std::memcpy(host, device, static_cast<size_t>(bytes));
     return Status();
   }
   Status Synchronize(void* stream) const override { return driver_->Synchronize(stream); }
   bool calls_block() const override { return driver_->calls_block(); }
+  bool records() const override { return true; }
+  Result<std::unique_ptr<RecordedWork>> Record(
+      const std::function<Status(void* stream)>& enqueue) const override {
+    return driver_->Record(enqueue);
+  }
   Driver& driver() const { return *driver_; }
 
  private:
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<RecordingDriver> driver_;
   ExpertPlanner experts_;
   MetalDecoder decoder_;
   mutable ThreadPool pool_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backends/metal/gemm/row_parts.h"
 #include "backends/metal/gemm/strip_layout.h"
 #include "base/checked.h"
 
@@ -132,6 +133,7 @@ KernelLaunch SumsOf(const GemmCall& call, const LaunchPlan& plan) {
   launch.function = plan.function;
   launch.threadgroups = plan.threadgroups;
   launch.threads = plan.threads;
+  launch.operations = OperationsOf(call.desc);
   launch.constants = WeightConstants(weights.spec);
   launch.constants[MARLIN_CONSTANT_INPUT_TYPE] = ElementTypeOf(call.desc.a_type);
   launch.constants[MARLIN_CONSTANT_ALIGNED_INPUT] = call.desc.aligned ? 1 : 0;
