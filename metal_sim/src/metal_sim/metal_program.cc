@@ -83,10 +83,12 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& sour
   const std::vector<std::string> arguments = CompilerArguments(options);
   const ProgramCache cache = ProgramCache::OfEnvironment();
   const CacheKey key = KeyOf(program->compiler_, arguments, rewritten.text);
-  if (!cache.Get(key, program->library_)) {
-    METAL_SIM_RETURN_IF_ERROR(program->Build(arguments, rewritten.text));
-    cache.Put(key, program->library_);
+  if (cache.Get(key, program->library_)) {
+    if (program->Load().ok()) return program;
+    cache.Remove(key);
   }
+  METAL_SIM_RETURN_IF_ERROR(program->Build(arguments, rewritten.text));
+  cache.Put(key, program->library_);
   METAL_SIM_RETURN_IF_ERROR(program->Load());
   return program;
 }

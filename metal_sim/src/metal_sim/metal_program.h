@@ -21,10 +21,9 @@ using ConstantValues = std::map<int, std::vector<uint8_t>>;
 
 class MetalProgram {
  public:
-  /// Compiles the kernels of a file, which takes seconds, or finds them in the folder that
-  /// METAL_SIM_CACHE names (program_cache.h). Errors: kIo (no such file), kUnsupported
-  /// (no clang that is new enough), kInvalidArgument with the
-  /// first message of the compiler, "file.metal:12:3: ...".
+  /// Compiles the kernels of a file, which takes seconds, or finds them where an earlier process
+  /// left them (program_cache.h). Errors: kIo (no such file), kUnsupported (no clang that is new
+  /// enough), kInvalidArgument with the first message of the compiler, "file.metal:12:3: ...".
   static Result<std::unique_ptr<MetalProgram>> Compile(const std::filesystem::path& source,
                                                        const CompileOptions& options);
   ~MetalProgram();
