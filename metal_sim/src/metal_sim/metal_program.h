@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "metal_sim/metal_compiler.h"
+#include "metal_sim/msl_rewriter.h"
 #include "metal_sim/shim/abi.h"
 #include "metal_sim/status.h"
 
@@ -26,6 +27,10 @@ class MetalProgram {
   /// enough), kInvalidArgument with the first message of the compiler, "file.metal:12:3: ...".
   static Result<std::unique_ptr<MetalProgram>> Compile(const std::filesystem::path& source,
                                                        const CompileOptions& options);
+  /// The kernels of a file, which is not compiled. Errors: as Compile, but for what only the
+  /// compiler notices.
+  static Result<std::vector<KernelEntry>> List(const std::filesystem::path& source,
+                                               const CompileOptions& options);
   ~MetalProgram();
   MetalProgram(const MetalProgram&) = delete;
   MetalProgram& operator=(const MetalProgram&) = delete;
