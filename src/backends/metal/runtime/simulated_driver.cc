@@ -141,6 +141,10 @@ class SimulatedDriver final : public HostMemoryDriver {
             range.data, static_cast<const std::byte*>(range.data) + range.bytes);
       }
     }
+    for (const AddressedRange& range : launch.addressed) {
+      described.reached_ranges.emplace_back(range.data,
+                                            static_cast<const std::byte*>(range.data) + range.bytes);
+    }
     const std::span<const std::byte> bytes = ParameterBytes(launch);
     std::vector<uint8_t>& parameters = described.values[MARLIN_BUFFER_PARAMETERS];
     parameters.resize(bytes.size());
