@@ -28,6 +28,7 @@ struct CallContext {
   const DeviceShape& shape;
   void* workspace;  ///< WorkspaceBytes of the call, aligned to 64 bytes.
   ErrorWords& errors;
+  const Driver& driver;  ///< For addresses.
   std::vector<KernelLaunch> launches = {};
   std::vector<ResultCheck> checks = {};
 

@@ -15,6 +15,7 @@
 
 #include <metal_atomic>
 
+#include "backends/metal/kernels/elements.h"
 #include "backends/metal/kernels/router_parameters.h"
 #include "backends/metal/kernels/soft_double.h"
 
@@ -47,8 +48,6 @@ static inline ulong ShuffleXor(ulong value, ushort mask) {
   const uint high = metal::simd_shuffle_xor(uint(value >> 32), mask);
   return ulong(high) << 32 | low;
 }
-
-static inline bool IsNan(float x) { return (as_type<uint>(x) & 0x7fffffffu) > kFloatInfinity; }
 
 /// Integers that are ordered as floats are; its own inverse.
 static inline int OrderedInt(int bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
