@@ -7,6 +7,7 @@
 //   min-p    those with at least ShareOf(min_p, weight of the most likely token)
 //   draw     the first token at which the sum of the weights exceeds ShareOfRandom of all
 //
+// Logits are the bits of floats: compilers with fast math take it that none is infinite or NaN.
 // Compiles as C++20 and as Metal Shading Language.
 #ifndef MARLIN_PLAN_INTEGERS_SAMPLE_WEIGHTS_H_
 #define MARLIN_PLAN_INTEGERS_SAMPLE_WEIGHTS_H_
@@ -17,11 +18,9 @@
 namespace marlin {
 namespace kernels {
 
-MARLIN_INLINE bool IsMinusInfinity(float x) { return as_type<uint>(x) == kMinusInfinityBits; }
 /// Neither NaN nor +Inf; -Inf excludes a token.
-MARLIN_INLINE bool IsLogit(float x) {
-  const uint bits = as_type<uint>(x);
-  return bits == kMinusInfinityBits || (bits & 0x7fffffffu) < kFloatInfinity;
+MARLIN_INLINE bool IsLogit(uint x) {
+  return x == kMinusInfinityBits || (x & 0x7fffffffu) < kFloatInfinity;
 }
 
 /// a - b, for a >= b.
@@ -31,12 +30,12 @@ MARLIN_INLINE Wide Subtract(Wide a, Wide b) {
   return Normalized((a.mantissa >> 1) - Aligned(b.mantissa, shift), a.exponent + 1);
 }
 
-/// largest - x of finite numbers.
-MARLIN_INLINE Wide DistanceFrom(float largest, float x) {
-  const Wide of_largest = WideOfFloat(largest);
-  const Wide of_x = WideOfFloat(x);
-  const bool negative = as_type<int>(largest) < 0;
-  if (negative != (as_type<int>(x) < 0)) return Add(of_largest, of_x);
+/// largest - x of finite logits.
+MARLIN_INLINE Wide DistanceFrom(uint largest, uint x) {
+  const Wide of_largest = WideOfBits(largest);
+  const Wide of_x = WideOfBits(x);
+  const bool negative = (largest >> 31) != 0;
+  if (negative != ((x >> 31) != 0)) return Add(of_largest, of_x);
   return negative ? Subtract(of_x, of_largest) : Subtract(of_largest, of_x);
 }
 
@@ -60,7 +59,7 @@ MARLIN_INLINE Wide InverseOf(float x) {
 
 /// From logits to weights.
 struct WeightScale {
-  float largest;  ///< The largest logit, whose weight is 2^bits.
+  uint largest;  ///< The largest logit, whose weight is 2^bits.
   int bits;
   Wide inverse;  ///< Of the temperature.
 };
@@ -68,18 +67,18 @@ struct WeightScale {
 /// The sum over the vocabulary does not overflow.
 MARLIN_INLINE int WeightBits(int vocab) { return 30 + int(metal::clz(uint(vocab))); }
 
-MARLIN_INLINE WeightScale ScaleOf(float largest, float temperature, int vocab) {
+MARLIN_INLINE WeightScale ScaleOf(uint largest, float temperature, int vocab) {
   WeightScale scale = {largest, WeightBits(vocab), InverseOf(temperature)};
   return scale;
 }
 
 /// e^((logit - largest) / temperature), for a logit that is no more than the largest.
-MARLIN_INLINE Wide LikelihoodOf(float logit, WeightScale scale) {
-  if (IsMinusInfinity(logit)) return Wide{0, 0};
+MARLIN_INLINE Wide LikelihoodOf(uint logit, WeightScale scale) {
+  if (logit == kMinusInfinityBits) return Wide{0, 0};
   return ExpOfMinus(FixedOfWide(Multiply(DistanceFrom(scale.largest, logit), scale.inverse)));
 }
 
-MARLIN_INLINE ulong WeightOf(float logit, WeightScale scale) {
+MARLIN_INLINE ulong WeightOf(uint logit, WeightScale scale) {
   const Wide likelihood = LikelihoodOf(logit, scale);
   const int shift = 63 - scale.bits - likelihood.exponent;
   return shift > 63 ? 0ul : likelihood.mantissa >> shift;
@@ -101,15 +100,14 @@ MARLIN_INLINE ulong ShareOfRandom(ulong random, ulong mass) {
   return MultiplyHigh(random >> 11 << 11, mass);
 }
 
-/// a * b, b > 0, rounded to nearest.
-MARLIN_INLINE float RoundedProduct(float a, float b) {
-  const float product = FloatOf(Multiply(WideOfFloat(a), WideOfFloat(b)));
-  return as_type<float>(as_type<uint>(product) | (as_type<uint>(a) & 0x80000000u));
+/// |a * b| rounded to nearest, b > 0.
+MARLIN_INLINE uint RoundedProduct(uint a, float b) {
+  return uint(RoundedBits(Multiply(WideOfBits(a), WideOfFloat(b)), kFloatDigits, kFloatLeast));
 }
 
-/// a / b, b > 0, rounded to nearest.
-MARLIN_INLINE float RoundedQuotient(float a, float b) {
-  const Wide of_a = WideOfFloat(a);
+/// |a / b| rounded to nearest, b > 0.
+MARLIN_INLINE uint RoundedQuotient(uint a, float b) {
+  const Wide of_a = WideOfBits(a);
   const Wide of_b = WideOfFloat(b);
   constexpr int kDropped = 64 - kFloatDigits;
   const ulong dividend = of_a.mantissa >> kDropped << 39;
@@ -117,19 +115,22 @@ MARLIN_INLINE float RoundedQuotient(float a, float b) {
   const ulong rest = dividend % divisor == 0 ? 0ul : 1ul;
   const Wide quotient =
       Normalized(dividend / divisor | rest, of_a.exponent - of_b.exponent + 63 - 39);
-  return as_type<float>(as_type<uint>(FloatOf(quotient)) | (as_type<uint>(a) & 0x80000000u));
+  return uint(RoundedBits(quotient, kFloatDigits, kFloatLeast));
 }
 
 /// A logit after the penalties for a token that was seen (SamplerState). The product and the
 /// quotient are integers', so that no compiler joins them with the subtraction.
-static inline float PenalizedLogit(float logit, uint seen, DrawOptions options) {
-  if ((as_type<uint>(logit) & 0x7fffffffu) >= kFloatInfinity || seen == 0) return logit;
+static inline uint PenalizedLogit(uint logit, uint seen, DrawOptions options) {
+  constexpr uint kSign = 0x80000000u;
+  if ((logit & ~kSign) >= kFloatInfinity || seen == 0) return logit;
   if (options.repetition_penalty != 1.0f) {
-    logit = as_type<int>(logit) > 0 ? RoundedQuotient(logit, options.repetition_penalty)
-                                    : RoundedProduct(logit, options.repetition_penalty);
+    logit = logit - 1 < kSign - 1 ? RoundedQuotient(logit, options.repetition_penalty)
+                                  : (RoundedProduct(logit, options.repetition_penalty) | kSign);
   }
-  if (seen == 1) return logit;
-  return logit - metal::fma(float(seen / 2), options.frequency_penalty, options.presence_penalty);
+  if (seen == 1 || (logit & ~kSign) >= kFloatInfinity) return logit;
+  const float penalty =
+      metal::fma(float(seen / 2), options.frequency_penalty, options.presence_penalty);
+  return as_type<uint>(as_type<float>(logit) - penalty);
 }
 
 }  // namespace kernels

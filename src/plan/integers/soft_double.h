@@ -129,9 +129,12 @@ MARLIN_INLINE Wide WideOf(ulong bits, int digits, int least) {
   return Normalized(fraction | implicit, metal::max(exponent, 1) + least - digits + 63);
 }
 
-MARLIN_INLINE Wide WideOfFloat(float x) {
-  return WideOf(as_type<uint>(x) & 0x7fffffffu, kFloatDigits, kFloatLeast);
+/// Of the bits of a float, without its sign.
+MARLIN_INLINE Wide WideOfBits(uint x) {
+  return WideOf(x & 0x7fffffffu, kFloatDigits, kFloatLeast);
 }
+
+MARLIN_INLINE Wide WideOfFloat(float x) { return WideOfBits(as_type<uint>(x)); }
 
 MARLIN_INLINE float FloatOf(Wide a) {
   return as_type<float>(uint(RoundedBits(a, kFloatDigits, kFloatLeast)));

@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <new>
@@ -85,7 +86,8 @@ class Draw {
   void Penalize() {
     const uint32_t* const seen = SeenTokens(&state_);
     for (int64_t i = 0; i < vocab_; ++i) {
-      scratch_.logits[i] = PenalizedLogit(logits_[i], seen[i], options_);
+      scratch_.logits[i] = std::bit_cast<float>(
+          PenalizedLogit(std::bit_cast<uint32_t>(logits_[i]), seen[i], options_));
     }
     logits_ = scratch_.logits;
   }
@@ -102,8 +104,11 @@ class Draw {
 
   int32_t DrawLikely(float largest) {
     std::iota(scratch_.order, scratch_.order + vocab_, 0);
-    const WeightScale scale = ScaleOf(largest, options_.temperature, static_cast<int>(vocab_));
-    for (int64_t i = 0; i < vocab_; ++i) scratch_.weights[i] = WeightOf(logits_[i], scale);
+    const WeightScale scale = ScaleOf(std::bit_cast<uint32_t>(largest), options_.temperature,
+                                      static_cast<int>(vocab_));
+    for (int64_t i = 0; i < vocab_; ++i) {
+      scratch_.weights[i] = WeightOf(std::bit_cast<uint32_t>(logits_[i]), scale);
+    }
     kept_ = options_.top_k == 0 ? vocab_ : std::min(options_.top_k, vocab_);
     if (kept_ < vocab_) SortFirst(kept_);
     if (options_.top_p != 1.0F) kept_ = Find(ShareOf(options_.top_p, Sum()) - 1) + 1;

@@ -10,21 +10,18 @@ namespace marlin {
 namespace kernels {
 
 /// Keys ascend with the logit; 0 and -0 have the same.
-static inline uint KeyOf(float logit) {
-  const uint bits = as_type<uint>(logit);
-  if (bits << 1 == 0) return 0x80000000u;
-  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+static inline uint KeyOf(uint logit) {
+  if (logit << 1 == 0) return 0x80000000u;
+  return (logit >> 31) != 0 ? ~logit : logit | 0x80000000u;
 }
 
-static inline float LogitOf(uint key) {
-  return as_type<float>((key >> 31) != 0 ? key & 0x7fffffffu : ~key);
-}
+static inline uint LogitOf(uint key) { return (key >> 31) != 0 ? key & 0x7fffffffu : ~key; }
 
 /// A token with its logit: the largest is the most likely one, ties by the lower id. Not 0.
-static inline ulong TokenKey(float logit, int id) {
+static inline ulong TokenKey(uint logit, int id) {
   return ulong(KeyOf(logit)) << 32 | uint(~id);
 }
-static inline float LogitOfToken(ulong key) { return LogitOf(uint(key >> 32)); }
+static inline uint LogitOfToken(ulong key) { return LogitOf(uint(key >> 32)); }
 static inline int IdOfToken(ulong key) { return int(~uint(key)); }
 
 /// A thread's place in the threadgroup.

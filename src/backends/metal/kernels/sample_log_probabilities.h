@@ -17,23 +17,23 @@ constant constexpr uint kNanBits = 0x7fc00000u;
 
 /// Buffers of a row; the results begin at it.
 struct RankedRow {
-  device const float* logits;
+  device const uint* logits;
   int id;
-  device float* of_id;
+  device uint* of_id;
   device int* likely_ids;
-  device float* of_likely;
+  device uint* of_likely;
 };
 
 /// The logits of a row that has probabilities: the largest, and ln of the sum of e^(logit -
 /// largest).
 struct LogSoftmax {
   bool valid;
-  float largest;
+  uint largest;
   Wide log_sum;
 };
 
 /// 64 fraction bits do not fit with the integer part, so that both halves have sums.
-static METAL_FUNC Wide SumOfPowers(threadgroup ulong* words, RankedRow row, float largest,
+static METAL_FUNC Wide SumOfPowers(threadgroup ulong* words, RankedRow row, uint largest,
                                    SamplePlace place, LogProbabilityParameters p) {
   const WeightScale scale = {largest, 63, Wide{kTopBit, 0}};
   ulong high = 0;
@@ -51,11 +51,12 @@ static METAL_FUNC Wide SumOfPowers(threadgroup ulong* words, RankedRow row, floa
   return Wide{high << zeros | low << zeros >> 32, 32 - zeros};
 }
 
-static METAL_FUNC float LogProbability(LogSoftmax softmax, float logit) {
-  if (!softmax.valid) return as_type<float>(kNanBits);
-  if (IsMinusInfinity(logit)) return logit;
+static METAL_FUNC uint LogProbability(LogSoftmax softmax, uint logit) {
+  if (!softmax.valid) return kNanBits;
+  if (logit == kMinusInfinityBits) return logit;
   const Wide below = Add(DistanceFrom(softmax.largest, logit), softmax.log_sum);
-  return below.mantissa == 0 ? 0.0f : as_type<float>(as_type<uint>(FloatOf(below)) | 0x80000000u);
+  const uint bits = uint(RoundedBits(below, kFloatDigits, kFloatLeast));
+  return bits == 0 ? 0u : bits | 0x80000000u;
 }
 
 /// Gives the thread of the winner the best of its ids after it.
@@ -77,22 +78,22 @@ static METAL_FUNC void RankTokens(threadgroup ulong* words, RankedRow row, Sampl
   ulong mine = 0;
   int bad = kNoId;
   for (int id = place.index; id < p.vocab; id += kSampleThreads) {
-    const float logit = row.logits[id];
+    const uint logit = row.logits[id];
     if (IsLogit(logit)) {
       mine = LargerOf(mine, TokenKey(logit, id));
     } else {
       bad = metal::min(bad, id);
     }
   }
-  LogSoftmax softmax = {LeastIdOfThreads(words, bad, place) == kNoId, 0.0f, {0, 0}};
+  LogSoftmax softmax = {LeastIdOfThreads(words, bad, place) == kNoId, 0, {0, 0}};
   ulong winner = LargestOfThreads(words, mine, place);
   softmax.largest = LogitOfToken(winner);
-  softmax.valid = softmax.valid && !IsMinusInfinity(softmax.largest);
+  softmax.valid = softmax.valid && softmax.largest != kMinusInfinityBits;
   if (softmax.valid) softmax.log_sum = LogOf(SumOfPowers(words, row, softmax.largest, place, p));
   const bool writes = place.index == 0;
   if (writes) {
     const bool has_id = row.id >= 0 && row.id < p.vocab;
-    *row.of_id = has_id ? LogProbability(softmax, row.logits[row.id]) : as_type<float>(kNanBits);
+    *row.of_id = has_id ? LogProbability(softmax, row.logits[row.id]) : kNanBits;
   }
   for (int rank = 0; rank < p.likely; ++rank) {
     if (writes) {

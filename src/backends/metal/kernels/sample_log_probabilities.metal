@@ -5,11 +5,11 @@ using namespace metal;
 using namespace marlin::kernels;
 
 [[kernel]] [[max_total_threads_per_threadgroup(kSampleThreads)]] void log_probabilities(
-    device const float* logits [[buffer(MARLIN_BUFFER_LOGITS)]],
+    device const uint* logits [[buffer(MARLIN_BUFFER_LOGITS)]],
     device const int* ids [[buffer(MARLIN_BUFFER_SAMPLE_IDS)]],
-    device float* of_ids [[buffer(MARLIN_BUFFER_OF_IDS)]],
+    device uint* of_ids [[buffer(MARLIN_BUFFER_OF_IDS)]],
     device int* likely_ids [[buffer(MARLIN_BUFFER_LIKELY_IDS)]],
-    device float* of_likely [[buffer(MARLIN_BUFFER_OF_LIKELY)]],
+    device uint* of_likely [[buffer(MARLIN_BUFFER_OF_LIKELY)]],
     device int2* errors [[buffer(MARLIN_BUFFER_SAMPLE_ERRORS)]],
     constant LogProbabilityParameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
     uint group [[threadgroup_position_in_grid]], ushort index [[thread_index_in_threadgroup]],

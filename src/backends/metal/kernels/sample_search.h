@@ -35,7 +35,7 @@ struct SampleScratch {
 
 /// The logits of a row after penalties and its mask.
 struct RowLogits {
-  device const float* logits;
+  device const uint* logits;  ///< Bits of floats.
   device const uint* seen;
   device const uint* allowed;  ///< The words of the mask, if `masked`.
   DrawOptions options;
@@ -45,11 +45,11 @@ struct RowLogits {
 };
 
 /// Logits that are no numbers stay so: they are an error.
-static METAL_FUNC float LogitAt(RowLogits row, int id) {
-  float logit = row.logits[id];
+static METAL_FUNC uint LogitAt(RowLogits row, int id) {
+  uint logit = row.logits[id];
   if (row.penalizes) logit = PenalizedLogit(logit, row.seen[id], row.options);
   if (!row.masked || (row.allowed[id / 32] >> (id % 32) & 1u) != 0 || !IsLogit(logit)) return logit;
-  return as_type<float>(kMinusInfinityBits);
+  return kMinusInfinityBits;
 }
 
 /// The last token that is kept.
@@ -69,7 +69,7 @@ struct Measure {
   WeightScale scale;
 };
 
-static METAL_FUNC ulong MassOf(float logit, Measure measure) {
+static METAL_FUNC ulong MassOf(uint logit, Measure measure) {
   if (measure.counts) return 1;
   const ulong weight = WeightOf(logit, measure.scale);
   return weight < measure.least ? 0ul : weight;
@@ -106,7 +106,7 @@ static METAL_FUNC void FillBins(threadgroup SampleScratch* scratch, RowLogits ro
   const int left = BitsLeft(level);
   const uint digits = (1u << (left - BitsBelow(level))) - 1u;
   for (int id = place.index; id < row.vocab; id += kSampleThreads) {
-    const float logit = LogitAt(row, id);
+    const uint logit = LogitAt(row, id);
     const uint key = KeyOf(logit);
     if (!Keeps(cut, key, id) || (level > 0 && key >> left != prefix)) continue;
     const ulong mass = MassOf(logit, measure);

@@ -18,7 +18,7 @@ namespace marlin {
 namespace kernels {
 
 struct SampleMemory {
-  device const float* logits;
+  device const uint* logits;
   device uchar* states;
   device int* tokens;
   device const int* state_rows;
@@ -50,7 +50,7 @@ static METAL_FUNC int StateError(SampleMemory memory, int state_row, SampleParam
 }
 
 /// A token of a row whose largest logit this is.
-static METAL_FUNC int DrawLikely(threadgroup SampleScratch* scratch, RowLogits row, float largest,
+static METAL_FUNC int DrawLikely(threadgroup SampleScratch* scratch, RowLogits row, uint largest,
                                  device SamplerState* state, SamplePlace place) {
   const DrawOptions options = row.options;
   const WeightScale scale = ScaleOf(largest, options.temperature, row.vocab);
@@ -82,7 +82,7 @@ static METAL_FUNC int TokenOf(threadgroup SampleScratch* scratch, RowLogits row,
   ulong best = 0;
   int bad = kNoId;
   for (int id = place.index; id < row.vocab; id += kSampleThreads) {
-    const float logit = LogitAt(row, id);
+    const uint logit = LogitAt(row, id);
     if (IsLogit(logit)) {
       best = LargerOf(best, TokenKey(logit, id));
     } else {
@@ -90,10 +90,10 @@ static METAL_FUNC int TokenOf(threadgroup SampleScratch* scratch, RowLogits row,
     }
   }
   bad = LeastIdOfThreads(scratch->words, bad, place);
-  if (bad != kNoId) return LogitMark(bad, as_type<uint>(LogitAt(row, bad)) == kFloatInfinity);
+  if (bad != kNoId) return LogitMark(bad, LogitAt(row, bad) == kFloatInfinity);
   best = LargestOfThreads(scratch->words, best, place);
-  const float largest = LogitOfToken(best);
-  if (IsMinusInfinity(largest)) return row.masked ? kMaskMark : kNoLogitMark;
+  const uint largest = LogitOfToken(best);
+  if (largest == kMinusInfinityBits) return row.masked ? kMaskMark : kNoLogitMark;
   if (row.options.temperature == 0.0f) return IdOfToken(best);
   return DrawLikely(scratch, row, largest, state, place);
 }

@@ -6,7 +6,7 @@ using namespace metal;
 using namespace marlin::kernels;
 
 [[kernel]] [[max_total_threads_per_threadgroup(kSampleThreads)]] void sample_tokens(
-    device const float* logits [[buffer(MARLIN_BUFFER_LOGITS)]],
+    device const uint* logits [[buffer(MARLIN_BUFFER_LOGITS)]],
     device uchar* states [[buffer(MARLIN_BUFFER_SAMPLER_STATES)]],
     device int* tokens [[buffer(MARLIN_BUFFER_TOKENS)]],
     device const int* state_rows [[buffer(MARLIN_BUFFER_STATE_ROWS)]],
