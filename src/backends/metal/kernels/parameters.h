@@ -30,21 +30,7 @@
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_PARAMETERS_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_PARAMETERS_H_
 
-#if defined(__METAL_VERSION__)
-#include <metal_stdlib>
-#define MARLIN_INT32 int
-#define MARLIN_INT64 long
-#define MARLIN_SHARED constant constexpr
-#define MARLIN_INLINE static inline
-// Required on every loop over register arrays: a non-constant index spills an array to memory.
-#define MARLIN_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#include <cstdint>
-#define MARLIN_INT32 int32_t
-#define MARLIN_INT64 int64_t
-#define MARLIN_SHARED inline constexpr
-#define MARLIN_INLINE constexpr
-#endif
+#include "plan/integers/both_languages.h"
 
 namespace marlin {
 namespace kernels {
