@@ -18,6 +18,8 @@ struct CompileOptions {
   std::vector<std::string> include_folders;  ///< After the source's own folder.
   int msl_version = 310;                     ///< 310: MSL 3.1.
   bool fast_math = false;
+  /// Counts the instruction slots of launches (slot_count.h) instead of checking accesses.
+  bool count_slots = false;
   /// The compiler, a clang++ of version 19 or newer. Empty: METAL_SIM_CLANG of the environment,
   /// else the first that is found.
   std::string clang = {};

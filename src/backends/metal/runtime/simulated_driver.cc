@@ -12,6 +12,7 @@
 
 #include "backends/metal/plan/kernel_files.h"
 #include "backends/metal/runtime/host_memory_driver.h"
+#include "backends/metal/runtime/launch_slots.h"
 #include "backends/metal/runtime/simulator.h"
 #include "base/environment.h"
 #include "base/macros.h"
@@ -90,11 +91,12 @@ class Programs {
 class SimulatedDriver final : public HostMemoryDriver {
  public:
   SimulatedDriver(metal_sim::CompileOptions compile, metal_sim::SimulationOptions options,
-                  std::vector<SimulatedLaunch>* record)
+                  std::vector<SimulatedLaunch>* record, bool count_slots)
       : fast_math_(compile.fast_math),
         programs_(std::move(compile)),
         options_(options),
-        record_(record) {}
+        record_(record),
+        slots_(count_slots ? std::make_unique<LaunchSlots>() : nullptr) {}
 
   Status Start() {
     MARLIN_RETURN_IF_ERROR(FromSimulator(metal_sim::MetalCompiler::Check(SimulatorCompiler())));
@@ -145,9 +147,15 @@ class SimulatedDriver final : public HostMemoryDriver {
     std::vector<uint8_t>& parameters = described.values[MARLIN_BUFFER_PARAMETERS];
     parameters.resize(bytes.size());
     std::memcpy(parameters.data(), bytes.data(), bytes.size());
+    int64_t slots = 0;
+    if (slots_ != nullptr) {
+      MARLIN_ASSIGN_OR_RETURN(slots, slots_->Count(launch, described));
+    }
     MARLIN_ASSIGN_OR_RETURN(const metal_sim::Report report,
                             FromSimulator(metal_sim::Simulate(*kernel, described, options_)));
-    if (record_ != nullptr) record_->push_back({std::string(launch.function), report.counters});
+    if (record_ != nullptr) {
+      record_->push_back({std::string(launch.function), report.counters, slots});
+    }
     return report.clean() ? Status() : FirstFinding(launch, program, report);
   }
 
@@ -180,6 +188,7 @@ class SimulatedDriver final : public HostMemoryDriver {
   Programs programs_;
   metal_sim::SimulationOptions options_;
   std::vector<SimulatedLaunch>* const record_;  ///< Or null.
+  const std::unique_ptr<LaunchSlots> slots_;    ///< Or null.
 };
 
 /// Parses a number in an environment variable; leaves `value` unchanged if it is unset or empty.
@@ -193,7 +202,8 @@ Status ReadNumber(const char* name, T* value) {
 
 }  // namespace
 
-Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record) {
+Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record,
+                                                    bool count_slots) {
   metal_sim::SimulationOptions options;
   MARLIN_RETURN_IF_ERROR(ReadNumber("METAL_MARLIN_METAL_SIM_SEED", &options.seed));
   MARLIN_RETURN_IF_ERROR(ReadNumber("METAL_MARLIN_METAL_SIM_PREEMPTION", &options.preemption));
@@ -202,7 +212,8 @@ Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>
   metal_sim::CompileOptions compile;
   compile.fast_math = fast_math != 0;
   compile.clang = SimulatorCompiler();
-  auto driver = std::make_unique<SimulatedDriver>(std::move(compile), options, record);
+  auto driver =
+      std::make_unique<SimulatedDriver>(std::move(compile), options, record, count_slots);
   MARLIN_RETURN_IF_ERROR(driver->Start());
   return std::unique_ptr<Driver>(std::move(driver));
 }

@@ -14,13 +14,16 @@ namespace marlin::metal {
 struct SimulatedLaunch {
   std::string function;
   metal_sim::Counters counters;
+  int64_t slots = 0;  ///< Instruction slots of all threads (metal_sim/slot_count.h), if counted.
 };
 
 /// The variables METAL_MARLIN_METAL_SIM_* (docs/howto/environment.md) seed the thread schedule, set
 /// the probability that a thread is preempted at a memory access, choose fast math, and name a
 /// folder whose kernels replace the embedded ones. Findings of the simulator are errors of Run.
 /// `record`, which must outlive the driver, gets every launch; the driver is then not thread-safe.
-/// Errors: kUnsupported (no simulator in this build), kInvalidArgument (a variable), kIo.
-Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record = nullptr);
+/// With `count_slots` launches run twice. Errors: kUnsupported (no simulator in this build),
+/// kInvalidArgument (a variable), kIo.
+Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record = nullptr,
+                                                    bool count_slots = false);
 
 }  // namespace marlin::metal

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,8 +24,10 @@ namespace {
 
 class SimulatedCounters : public ::testing::Test {
  protected:
-  void SetUp() override {
-    auto driver = OpenSimulatedDriver(&launches_);
+  void SetUp() override { Open(false); }
+
+  void Open(bool count_slots) {
+    auto driver = OpenSimulatedDriver(&launches_, count_slots);
     if (!driver.ok()) GTEST_SKIP() << driver.status().message();
     device_ = Internals::Make<Device>(
         std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver))));
@@ -33,10 +36,17 @@ class SimulatedCounters : public ::testing::Test {
   /// Runs a GEMM; its launches are recorded in launches_.
   std::vector<float> Run(const std::string& kernel, int64_t m, int64_t n, int64_t k, DType type,
                          Format format = Format::kFp4E2M1) {
+    return RunQuantized(kernel, {m, n, k}, type, {.format = format, .group_size = 32});
+  }
+
+  std::vector<float> RunQuantized(const std::string& kernel, const std::array<int64_t, 3>& mnk,
+                                  DType type, const QuantizeOptions& options) {
+    const auto [m, n, k] = mnk;
     std::vector<float> dense(static_cast<size_t>(k * n));
     for (size_t i = 0; i < dense.size(); ++i) dense[i] = static_cast<float>(i * 7919 % 23) - 11.0F;
     const TensorView view(dense.data(), DType::kF32, {k, n});
-    const auto weights = Quantize(view, {.format = format, .group_size = 32});
+    const auto weights = Quantize(view, options);
+    EXPECT_TRUE(weights.ok()) << weights.status().message();
     const auto prepared = Prepare(*weights, *device_);
     std::vector<float> input(static_cast<size_t>(m * k));
     // Small integers, exact in every activation type.
@@ -79,6 +89,17 @@ class SimulatedCounters : public ::testing::Test {
     return 0;
   }
 
+  /// The slots that a weight more costs along k, of the kernel for one row.
+  double SlotsOfWeight(DType type, const QuantizeOptions& options) {
+    const auto slots = [&](int64_t k) {
+      RunQuantized("marlin_gemv", {1, 8, k}, type, options);
+      return launches_.front().slots;
+    };
+    constexpr int64_t kShort = 1024;
+    constexpr int64_t kLong = 3072;
+    return static_cast<double>(slots(kLong) - slots(kShort)) / (8 * (kLong - kShort));
+  }
+
   const metal_sim::Counters& First() const { return launches_.front().counters; }
 
   std::vector<SimulatedLaunch> launches_;
@@ -98,6 +119,19 @@ TEST_F(SimulatedCounters, FewRowsReadWeightsOnce) {
       int64_t rows = 1;
       while (rows < m) rows *= 2;
       EXPECT_EQ(First().threadgroup_bytes, 256 * rows);
+    }
+  }
+}
+
+TEST_F(SimulatedCounters, SlotsOfGemvPerWeight) {
+  Open(true);
+  for (const Format format : {Format::kFp4E2M1, Format::kU4, Format::kNf4}) {
+    for (const int64_t group : {128, 64, 32}) {
+      for (const DType type : {DType::kBf16, DType::kF16}) {
+        const double slots = SlotsOfWeight(type, {.format = format, .group_size = group});
+        fmt::print("{} g{} {}: {:.2f} slots per weight\n", FormatName(format), group,
+                   DTypeName(type), slots);
+      }
     }
   }
 }
