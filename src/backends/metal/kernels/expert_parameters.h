@@ -61,10 +61,11 @@ MARLIN_INLINE MARLIN_INT32 WeightKind(int code_kind, int code_bits, int scale_ty
   return code_kind | code_bits << 4 | scale_type << 10 | group_extra << 14 | group_span << 16 |
          has_bias << 18 | gated << 19 | group_types << 20;
 }
-/// The group_types of WeightKind: the type of zeros or biases, and whether the global scale
-/// divides.
-MARLIN_INLINE MARLIN_INT32 GroupTypes(int extra_type, int global_divides) {
-  return extra_type | global_divides << 3;
+/// The group_types of WeightKind: the type of zeros or biases, whether the global scale divides, and
+/// what is known of groups, k and zeros.
+MARLIN_INLINE MARLIN_INT32 GroupTypes(int extra_type, int global_divides, int group_log2,
+                                      int whole_k, int integer_zeros) {
+  return extra_type | global_divides << 3 | group_log2 << 4 | whole_k << 9 | integer_zeros << 10;
 }
 /// The bit of kinds whose epilogue has applied the gate.
 MARLIN_INLINE MARLIN_INT32 GatedKind() { return WeightKind(0, 0, 0, 0, 0, 0, 1, 0); }

@@ -195,7 +195,7 @@ class PassLaunches {
     const int64_t strips = CeilDivide(group.columns, int64_t{kStripOutputs});
     KernelLaunch launch =
         tiles.few ? Launch("expert_gemm.metal", GemvFunction(tiles.rows),
-                           ToU32(GemvSimdgroups(strips, gated) * kLanes))
+                           ToU32(GemvSimdgroups(strips, group.chunks, gated) * kLanes))
                   : Launch("expert_gemm.metal",
                            tiles.rows == 32 ? "moe_expert_gemm_32x64" : "moe_expert_gemm_64x64",
                            kGemmThreads);

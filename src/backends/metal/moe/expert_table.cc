@@ -1,6 +1,7 @@
 #include "backends/metal/moe/expert_table.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 
 #include "backends/metal/gemm/product_launches.h"
@@ -21,7 +22,7 @@ const PreparedStrips& StripsOf(const ExpertOperand& operand) {
 }
 
 FunctionConstants ConstantsOf(const ExpertOperand& operand, bool gated) {
-  FunctionConstants constants = WeightConstants(operand.weights->spec);
+  FunctionConstants constants = WeightConstants(StripsOf(operand));
   constants[MARLIN_CONSTANT_HAS_BIAS] = operand.bias != nullptr ? 1 : 0;
   constants[MARLIN_CONSTANT_GATED] = gated ? 1 : 0;
   return constants;
@@ -33,29 +34,38 @@ int32_t KindOf(const FunctionConstants& constants) {
       constants[MARLIN_CONSTANT_SCALE_TYPE], constants[MARLIN_CONSTANT_GROUP_EXTRA],
       constants[MARLIN_CONSTANT_GROUP_SPAN], constants[MARLIN_CONSTANT_HAS_BIAS],
       constants[MARLIN_CONSTANT_GATED],
-      kernels::GroupTypes(constants[MARLIN_CONSTANT_EXTRA_TYPE],
-                          constants[MARLIN_CONSTANT_GLOBAL_DIVIDES]));
+      kernels::GroupTypes(
+          constants[MARLIN_CONSTANT_EXTRA_TYPE], constants[MARLIN_CONSTANT_GLOBAL_DIVIDES],
+          constants[MARLIN_CONSTANT_GROUP_LOG2], constants[MARLIN_CONSTANT_WHOLE_K],
+          constants[MARLIN_CONSTANT_INTEGER_ZEROS]));
+}
+
+bool HaveSameTable(const StripPart& table, const StripPart& other) {
+  return table.bytes == other.bytes &&
+         (table.bytes == 0 ||
+          std::memcmp(table.data, other.data, static_cast<size_t>(table.bytes)) == 0);
 }
 
 /// Whether one launch can accumulate gate and up together: both are strips of the same kind.
 bool CanPair(const ExpertOperands& expert) {
   if (expert.up.weights == nullptr) return expert.inner() % kStripOutputs == 0;
-  return ConstantsOf(expert.gate, false) == ConstantsOf(expert.up, false);
+  return ConstantsOf(expert.gate, false) == ConstantsOf(expert.up, false) &&
+         HaveSameTable(StripsOf(expert.gate).table(), StripsOf(expert.up).table());
 }
 
 int64_t BiasCount(const ExpertOperand& operand) {
   return operand.bias == nullptr ? 0 : operand.weights->spec.n;
 }
 
-void AddToGroups(const FunctionConstants& constants, ExpertPart part, int parts, int64_t columns,
-                 std::vector<MatrixGroup>* groups) {
+void AddToGroups(const MatrixGroup& added, std::vector<MatrixGroup>* groups) {
   for (MatrixGroup& group : *groups) {
-    if (group.constants != constants) continue;
-    group.parts = std::max(group.parts, parts);
-    group.columns = std::max(group.columns, columns);
+    if (group.constants != added.constants) continue;
+    group.parts = std::max(group.parts, added.parts);
+    group.columns = std::max(group.columns, added.columns);
+    group.chunks = std::max(group.chunks, added.chunks);
     return;
   }
-  groups->push_back({constants, part, parts, columns});
+  groups->push_back(added);
 }
 
 }  // namespace
@@ -183,7 +193,7 @@ class ExpertTableBuilder {
   static void SetKind(const FunctionConstants& constants, ExpertPart part, int parts,
                       int64_t columns, ExpertMatrix* matrix, std::vector<MatrixGroup>* groups) {
     matrix->kind = KindOf(constants);
-    AddToGroups(constants, part, parts, columns, groups);
+    AddToGroups({constants, part, parts, columns, matrix->chunks}, groups);
   }
 
   /// 0: there is no such array.

@@ -20,6 +20,7 @@ struct MatrixGroup {
   kernels::ExpertPart part = kernels::kPartGate;
   int parts = 1;        ///< 2: of `part` and of the part after it.
   int64_t columns = 0;  ///< The largest n.
+  int64_t chunks = 0;   ///< Of the largest k.
   bool gated() const { return constants[MARLIN_CONSTANT_GATED] != 0; }
 };
 
