@@ -18,6 +18,7 @@
 
 #include "backends/metal/apple/built_library.h"
 #include "backends/metal/kernels/parameters.h"
+#include "backends/metal/kernels/expert_parameters.h"
 #include "backends/metal/kernels/router_parameters.h"
 #include "backends/metal/plan/kernel_text.h"
 #include "metal_sim/launch.h"
@@ -266,13 +267,16 @@ metal_sim::ConstantValues ConstantsOf(const Function& function, const metal_sim:
 
 /// Most kernels write only the output, and absent operands are bound to the weights. Those of the
 /// sort by experts have no absent operands and write several arrays; routers write ids, weights and
-/// an error.
+/// an error, and the first kernel of experts that are not sorted an error.
 bool Writes(const std::string& function, int index) {
   constexpr std::array<const char*, 4> kSorts = {"moe_sort_experts", "moe_rank_selections",
                                                  "moe_scan_experts", "moe_scatter_selections"};
   if (std::find(kSorts.begin(), kSorts.end(), function) != kSorts.end()) return true;
+  constexpr std::array<const char*, 4> kUnsorted = {"moe_gate_up_1", "moe_expert_gemm_fp4",
+                                                    "moe_shared_expert", "moe_shared_score"};
+  const bool chooses = std::find(kUnsorted.begin(), kUnsorted.end(), function) != kUnsorted.end();
   const bool routes = function.starts_with("moe_router_");
-  return index == MARLIN_BUFFER_OUTPUT ||
+  return index == MARLIN_BUFFER_OUTPUT || (chooses && index == MARLIN_BUFFER_WRONG_ID) ||
          (routes && (index == MARLIN_BUFFER_ROUTER_WEIGHTS || index == MARLIN_BUFFER_ROUTER_ERROR));
 }
 static_assert(MARLIN_BUFFER_ROUTER_IDS == MARLIN_BUFFER_OUTPUT);

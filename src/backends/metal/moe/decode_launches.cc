@@ -59,7 +59,7 @@ class UnsortedLaunches : public PassLaunches {
     if (p.reports != 0) {
       Write(MARLIN_BUFFER_WRONG_ID, {error, sizeof(*error)}, &launch);
     } else {
-      Read(MARLIN_BUFFER_WRONG_ID, Ids(), &launch);  // Not touched.
+      Read(MARLIN_BUFFER_WRONG_ID, RoutingWeights(), &launch);  // Not touched.
     }
     Read(MARLIN_BUFFER_IDS, Ids(), &launch);
     Write(MARLIN_BUFFER_OUTPUT, to.memory, &launch);
