@@ -20,6 +20,8 @@ struct CompileOptions {
   bool fast_math = false;
   /// The kernels that are wanted; empty: all. Files of hundreds of kernels take minutes.
   std::vector<std::string> kernels = {};
+  /// Counts the instruction slots of launches (slot_count.h) instead of checking accesses.
+  bool count_slots = false;
   /// The compiler, a clang++ of version 19 or newer. Empty: METAL_SIM_CLANG of the environment,
   /// else the first that is found.
   std::string clang = {};

@@ -13,6 +13,7 @@
 #include "metal_sim/metal_compiler.h"
 #include "metal_sim/msl_rewriter.h"
 #include "metal_sim/shim/abi.h"
+#include "metal_sim/slot_count.h"
 #include "metal_sim/status.h"
 
 namespace metal_sim {
@@ -45,18 +46,25 @@ class MetalProgram {
   /// "file.metal:12" for every address of code, with callers where code was inlined:
   /// "file.metal:12 < file.metal:40"; empty where nothing is known.
   std::vector<std::string> Locate(const std::vector<const void*>& sites) const;
+  /// The instruction slots of the launches since the last call, over all threads; 0 without
+  /// CompileOptions::count_slots.
+  int64_t TakeSlots() const { return slots_.Take(); }
   /// The memory of this process that belongs to the program.
   const std::vector<std::pair<const void*, const void*>>& ranges() const { return ranges_; }
 
  private:
   explicit MetalProgram(MetalCompiler compiler);
   Status Build(std::vector<std::string> arguments, const std::string& text) const;
+  /// Build, with a counter in every block.
+  Status BuildCounting(std::vector<std::string> arguments, const std::string& text) const;
+  Status RunCompiler(std::vector<std::string> arguments) const;
   Status Load();
 
   MetalCompiler compiler_;  ///< Holds the folder that the library is in.
   std::filesystem::path library_;
   void* handle_ = nullptr;
   const Module* module_ = nullptr;
+  SlotVariables slots_;
   std::vector<std::pair<const void*, const void*>> ranges_;
 };
 

@@ -11,8 +11,10 @@
 
 namespace marlin::metal {
 
-/// The function constants that prepared weights decide.
+/// The function constants that prepared weights decide; for weights without zero points, their spec
+/// alone.
 FunctionConstants WeightConstants(const WeightsSpec& spec);
+FunctionConstants WeightConstants(const PreparedStrips& weights);
 
 /// The parameters of an expert's matrix of prepared weights, without m and strides.
 kernels::Parameters WeightParameters(const PreparedStrips& weights, int64_t expert);

@@ -64,41 +64,46 @@ static inline float LoadElement(device const uchar* data, int type, long index) 
   }
 }
 
-/// Two consecutive elements, the first at an even index.
-static inline float2 LoadPair(device const uchar* data, int type, long index) {
+/// Pair `pair` of an array's consecutive elements. Indices of 32 bits are part of a load.
+static inline float2 PairAt(device const uchar* data, int type, uint pair) {
   switch (type) {
     case kElementBf16: {
-      const uint bits = ((device const uint*)data)[index / 2];
+      const uint bits = ((device const uint*)data)[pair];
       return float2(as_type<float>(bits << 16), as_type<float>(bits & 0xffff0000u));
     }
     case kElementF16:
-      return float2(((device const half2*)data)[index / 2]);
+      return float2(((device const half2*)data)[pair]);
     case kElementE8M0: {
-      const uchar2 bits = ((device const uchar2*)data)[index / 2];
+      const uchar2 bits = ((device const uchar2*)data)[pair];
       return float2(FromE8M0(bits.x), FromE8M0(bits.y));
     }
     case kElementE4M3: {
-      const uchar2 bits = ((device const uchar2*)data)[index / 2];
+      const uchar2 bits = ((device const uchar2*)data)[pair];
       return float2(FromE4M3(bits.x), FromE4M3(bits.y));
     }
     default:
-      return ((device const float2*)data)[index / 2];
+      return ((device const float2*)data)[pair];
   }
 }
 
-/// Vectorized load of four f32, bf16 or f16 elements; the address is aligned to the vector's size.
-static inline float4 LoadQuad(device const uchar* data, int type, long index) {
+/// Four consecutive f32, bf16 or f16 elements, vector `quad` of an array that is aligned to them.
+static inline float4 QuadAt(device const uchar* data, int type, uint quad) {
   switch (type) {
     case kElementBf16: {
-      const uint2 bits = *(device const uint2*)(data + index * 2);
+      const uint2 bits = ((device const uint2*)data)[quad];
       return float4(as_type<float>(bits.x << 16), as_type<float>(bits.x & 0xffff0000u),
                     as_type<float>(bits.y << 16), as_type<float>(bits.y & 0xffff0000u));
     }
     case kElementF16:
-      return float4(*(device const half4*)(data + index * 2));
+      return float4(((device const half4*)data)[quad]);
     default:
-      return *(device const float4*)(data + index * 4);
+      return ((device const float4*)data)[quad];
   }
+}
+
+/// The same, from element `index` on.
+static inline float4 LoadQuad(device const uchar* data, int type, long index) {
+  return QuadAt(data + index * (type == kElementF32 ? 4 : 2), type, 0);
 }
 
 /// Rounds once to f32, bf16, f16 or e4m3.

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -13,6 +14,7 @@
 
 #include "backends/metal/plan/kernel_files.h"
 #include "backends/metal/runtime/host_memory_driver.h"
+#include "backends/metal/runtime/launch_slots.h"
 #include "backends/metal/runtime/simulated_order.h"
 #include "backends/metal/runtime/simulator.h"
 #include "base/environment.h"
@@ -93,12 +95,14 @@ class Programs {
 class SimulatedDriver final : public HostMemoryDriver {
  public:
   SimulatedDriver(metal_sim::CompileOptions compile, metal_sim::SimulationOptions options,
-                  std::vector<SimulatedLaunch>* record, std::function<bool()> drops)
+                  std::vector<SimulatedLaunch>* record, std::function<bool()> drops,
+                  bool count_slots)
       : fast_math_(compile.fast_math),
         programs_(std::move(compile)),
         options_(options),
         record_(record),
-        order_(std::move(drops)) {}
+        order_(std::move(drops)),
+        slots_(count_slots ? std::make_unique<LaunchSlots>() : nullptr) {}
 
   Status Start() {
     MARLIN_RETURN_IF_ERROR(FromSimulator(metal_sim::MetalCompiler::Check(SimulatorCompiler())));
@@ -141,29 +145,33 @@ class SimulatedDriver final : public HostMemoryDriver {
         std::swap(turns[left - 1], turns[random.Next() % left]);
       }
     }
-    std::vector<metal_sim::Counters> counters(turns.size());
+    std::vector<SimulatedLaunch> simulated(turns.size());
     for (const size_t turn : turns) {
       const KernelLaunch& launch = *together.launches[turn];
-      MARLIN_ASSIGN_OR_RETURN(metal_sim::Report report, RunOne(launch));
+      MARLIN_ASSIGN_OR_RETURN(Outcome outcome, RunOne(launch));
       MARLIN_RETURN_IF_ERROR(
-          order_.End(together.number, launch, std::move(report.observed)));
-      counters[turn] = std::move(report.counters);
+          order_.End(together.number, launch, std::move(outcome.report.observed)));
+      simulated[turn] = {std::string(launch.function), std::move(outcome.report.counters),
+                         outcome.slots};
     }
-    for (size_t i = 0; record_ != nullptr && i < counters.size(); ++i) {
-      record_->push_back({std::string(together.launches[i]->function), std::move(counters[i])});
-    }
+    if (record_ != nullptr) std::move(simulated.begin(), simulated.end(), std::back_inserter(*record_));
     together.launches.clear();
     return Status();
   }
 
-  Result<metal_sim::Report> RunOne(const KernelLaunch& launch) {
+  struct Outcome {
+    metal_sim::Report report;
+    int64_t slots = 0;
+  };
+
+  Result<Outcome> RunOne(const KernelLaunch& launch) {
     MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<MetalProgram> program, programs_.Take(launch.source));
-    Result<metal_sim::Report> report = Simulate(launch, *program);
+    Result<Outcome> outcome = Simulate(launch, *program);
     programs_.GiveBack(launch.source, std::move(program));
-    return report;
+    return outcome;
   }
 
-  Result<metal_sim::Report> Simulate(const KernelLaunch& launch, MetalProgram& program) const {
+  Result<Outcome> Simulate(const KernelLaunch& launch, MetalProgram& program) const {
     MARLIN_ASSIGN_OR_RETURN(const metal_sim::Kernel* const kernel,
                             FromSimulator(program.Find(std::string(launch.function))));
     MARLIN_RETURN_IF_ERROR(FromSimulator(program.SetConstants(ConstantsOf(launch, program))));
@@ -194,10 +202,14 @@ class SimulatedDriver final : public HostMemoryDriver {
     std::vector<uint8_t>& parameters = described.values[MARLIN_BUFFER_PARAMETERS];
     parameters.resize(bytes.size());
     std::memcpy(parameters.data(), bytes.data(), bytes.size());
-    MARLIN_ASSIGN_OR_RETURN(metal_sim::Report report,
+    Outcome outcome;
+    if (slots_ != nullptr) {
+      MARLIN_ASSIGN_OR_RETURN(outcome.slots, slots_->Count(launch, described));
+    }
+    MARLIN_ASSIGN_OR_RETURN(outcome.report,
                             FromSimulator(metal_sim::Simulate(*kernel, described, options_)));
-    if (!report.clean()) return FirstFinding(launch, program, report);
-    return report;
+    if (!outcome.report.clean()) return FirstFinding(launch, program, outcome.report);
+    return outcome;
   }
 
   static metal_sim::ConstantValues ConstantsOf(const KernelLaunch& launch,
@@ -230,6 +242,7 @@ class SimulatedDriver final : public HostMemoryDriver {
   metal_sim::SimulationOptions options_;
   std::vector<SimulatedLaunch>* const record_;  ///< Or null.
   SimulatedOrder order_;
+  const std::unique_ptr<LaunchSlots> slots_;    ///< Or null.
 };
 
 /// Parses a number in an environment variable; leaves `value` unchanged if it is unset or empty.
@@ -244,7 +257,8 @@ Status ReadNumber(const char* name, T* value) {
 }  // namespace
 
 Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record,
-                                                    std::function<bool()> drops) {
+                                                    std::function<bool()> drops,
+                                                    bool count_slots) {
   metal_sim::SimulationOptions options;
   MARLIN_RETURN_IF_ERROR(ReadNumber("METAL_MARLIN_METAL_SIM_SEED", &options.seed));
   MARLIN_RETURN_IF_ERROR(ReadNumber("METAL_MARLIN_METAL_SIM_PREEMPTION", &options.preemption));
@@ -254,7 +268,7 @@ Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>
   compile.fast_math = fast_math != 0;
   compile.clang = SimulatorCompiler();
   auto driver = std::make_unique<SimulatedDriver>(std::move(compile), options, record,
-                                                  std::move(drops));
+                                                  std::move(drops), count_slots);
   MARLIN_RETURN_IF_ERROR(driver->Start());
   return std::unique_ptr<Driver>(std::move(driver));
 }

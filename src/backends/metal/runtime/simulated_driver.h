@@ -15,6 +15,7 @@ namespace marlin::metal {
 struct SimulatedLaunch {
   std::string function;
   metal_sim::Counters counters;
+  int64_t slots = 0;  ///< Instruction slots of all threads (metal_sim/slot_count.h), if counted.
 };
 
 /// Launches run when they are given, in order or, with a seed, those that no barrier parts in a random
@@ -24,8 +25,10 @@ struct SimulatedLaunch {
 /// folder whose kernels replace the embedded ones. Findings of the simulator are errors of Run.
 /// `record`, which must outlive the driver, gets every launch; the driver is then not thread-safe.
 /// `drops`, for tests, is asked at each barrier whether it is left out.
+/// With `count_slots` launches run twice.
 /// Errors: kUnsupported (no simulator in this build), kInvalidArgument (a variable), kIo.
 Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>* record = nullptr,
-                                                    std::function<bool()> drops = nullptr);
+                                                    std::function<bool()> drops = nullptr,
+                                                    bool count_slots = false);
 
 }  // namespace marlin::metal

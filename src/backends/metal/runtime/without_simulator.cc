@@ -34,6 +34,8 @@ std::vector<std::string> MetalProgram::Locate(const std::vector<const void*>& si
   return std::vector<std::string>(sites.size());
 }
 
+int64_t SlotVariables::Take() const { return 0; }
+
 const char* FindingKindName(FindingKind) { return ""; }
 Result<Report> Simulate(const Kernel&, const Launch&, const SimulationOptions&) {
   return NotBuilt();
