@@ -18,10 +18,6 @@
 using namespace metal;
 using namespace marlin::kernels;
 
-struct Pointer {
-  const device float* number;
-};
-
 [[kernel]] void marlin_self_test(device const float* input [[buffer(MARLIN_BUFFER_INPUT)]],
                                  device float* out [[buffer(MARLIN_BUFFER_OUTPUT)]],
                                  constant Parameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
@@ -51,6 +47,9 @@ struct Pointer {
   // The same expression as in the decoders: code offset, then zero point. k is 1.
   answers[1] = (numbers[1] - 1024.0f) - numbers[2] * float(p.k);
   answers[2] = numbers[3] * 1048576.0f;
+  struct Pointer {
+    const device float* number;
+  };
   const device float* number = reinterpret_cast<const device Pointer*>(numbers + 4)->number;
   answers[3] = number == nullptr ? 0.0f : *number;
   shuffles[kLanes] = sum;
