@@ -364,6 +364,8 @@ void Disturb(const Dispatch& dispatch) {
   }
   if (TheBehaviour().rotates_fragments) std::rotate(numbers, numbers + 2, numbers + 64);
   if (TheBehaviour().breaks_products) numbers[128 + 9] += 1;
+  if (TheBehaviour().breaks_addresses) numbers[195] = 0;
+  if (TheBehaviour().breaks_shuffles) numbers[196 + 31] += 1;
 }
 
 /// Returns empty, or an error message.

@@ -49,8 +49,12 @@ int FamilyOf(MTL::Device* device) {
   return 0;
 }
 
-/// The first GPU family with simdgroup_matrix: M1, A14.
-constexpr int kOldestFamily = 7;
+/// The GPU family of the M1. A virtual machine's GPU reports an older one and may still run all
+/// kernels, so the self-test decides.
+constexpr int kFirstMacFamily = 7;
+
+/// The feature by which bench/metal_record.py tells a virtual machine's GPU.
+constexpr const char* kVirtualGpu = "virtual GPU";
 
 class AppleDriver final : public Driver {
  public:
@@ -75,10 +79,6 @@ class AppleDriver final : public Driver {
     const AutoreleaseScope scope;
     model_ = TextOf(device_->name());
     family_ = FamilyOf(device_.get());
-    if (family_ < kOldestFamily) {
-      return Status(Code::kUnsupported,
-                    fmt::format("metal: {}: needs a GPU of Apple silicon (M1 or newer)", model_));
-    }
     if (queue_.get() == nullptr) {
       return Status(Code::kUnsupported,
                     fmt::format("metal: {}: cannot create a command queue", model_));
@@ -86,13 +86,7 @@ class AppleDriver final : public Driver {
     cores_ = CountCores(device_->registryID(), model_);
     MARLIN_ASSIGN_OR_RETURN(unread_, memory_.Allocate(1));
     if (!self_test) return Status();
-    MARLIN_ASSIGN_OR_RETURN(const SelfTest result, RunSelfTest(*this));
-    if (const std::string wrong = result.Wrong(); !wrong.empty()) {
-      return Status(Code::kUnsupported, fmt::format("metal: {}: self-test: {}", model_, wrong));
-    }
-    known_fragments_ = result.known_fragments;
-    keeps_subnormals_ = result.keeps_subnormals;
-    return Status();
+    return Test();
   }
 
   DriverInfo Info() const override;
@@ -128,6 +122,7 @@ class AppleDriver final : public Driver {
     const RecordedLaunches launches_;
   };
 
+  Status Test();
   Status FindCallerMemory(std::span<const KernelLaunch> launches, CallerMemory* caller) const;
   LaunchBinder BinderFor(const MTL::CommandQueue* queue) {
     return {kernels_, memory_, unread_, queue != queue_.get()};
@@ -154,6 +149,21 @@ class AppleDriver final : public Driver {
   bool keeps_subnormals_ = false;
 };
 
+/// Runs the self-test. Errors: kUnsupported.
+Status AppleDriver::Test() {
+  const Result<SelfTest> result = RunSelfTest(*this);
+  const std::string wrong = result.ok() ? result->Wrong() : result.status().message();
+  if (!wrong.empty()) {
+    const char* const hint =
+        family_ < kFirstMacFamily ? "needs a GPU of Apple silicon (M1 or newer): " : "";
+    return Status(result.ok() ? Code::kUnsupported : result.status().code(),
+                  fmt::format("metal: {}: {}self-test: {}", model_, hint, wrong));
+  }
+  known_fragments_ = result->known_fragments;
+  keeps_subnormals_ = result->keeps_subnormals;
+  return Status();
+}
+
 DriverInfo AppleDriver::Info() const {
   const AutoreleaseScope scope;
   constexpr double kGiB = 1 << 30;
@@ -173,6 +183,9 @@ DriverInfo AppleDriver::Info() const {
       kernels_.built() ? "kernels compiled by the build" : "kernels compiled here",
       known_fragments_ ? "known matrix fragments" : "unknown matrix fragments",
   };
+  if (family_ < kFirstMacFamily || model_.find("Paravirtual") != std::string::npos) {
+    info.features.emplace_back(kVirtualGpu);
+  }
   if (keeps_subnormals_) info.features.emplace_back("subnormal numbers");
   if (memory_.resident().set() != nullptr) info.features.emplace_back("residency set");
   return info;
