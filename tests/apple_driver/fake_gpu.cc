@@ -208,6 +208,7 @@ class CommandBuffer : public Object {
   void Run();
 
   Reference<Queue> queue;
+  Reference<ResidencySet> resident;  ///< Of its own, besides the queue's.
   std::vector<Dispatch> dispatches;
   bool encoding = false;
   int64_t number = -1;  ///< Index in the order of commits.
@@ -218,6 +219,7 @@ class CommandBuffer : public Object {
   void Dispose() override {
     dispatches.clear();
     error = {};
+    resident = {};
     queue = {};
   }
 };
@@ -334,7 +336,10 @@ void CommandBuffer::Run() {
   const int64_t from = TheBehaviour().fails_from;
   if (from >= 0 && number >= from)
     wrong = fmt::format("Caused GPU Timeout Error {}", number - from);
-  for (const Dispatch& dispatch : dispatches) {
+  for (Dispatch& dispatch : dispatches) {
+    if (resident.get() != nullptr) {
+      for (const auto& [buffer, reference] : resident.get()->added) dispatch.used.push_back(reference);
+    }
     if (wrong.empty()) wrong = RunDispatch(dispatch);
   }
   dispatches.clear();  // Releases the objects that they keep alive.
@@ -549,6 +554,9 @@ void AddCommands() {
            self->encoding = true;
            return Autoreleased(new Encoder(self));
          });
+  Answer("MTLCommandBuffer", "useResidencySet:", [](CommandBuffer* self, SEL, ResidencySet* set) {
+    self->resident = Reference<ResidencySet>(set);
+  });
   Answer("MTLCommandBuffer", "commit", [](CommandBuffer* self, SEL) {
     if (self->encoding) Fail("commit before endEncoding");
     if (self->status != kNotEnqueued) Fail("committed twice");
