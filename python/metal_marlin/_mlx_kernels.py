@@ -167,7 +167,7 @@ class MetalWeights:
         return [_Kernel(plan) for plan in plans]
 
     def look_up(self, ids: mx.array, dtype: mx.Dtype) -> mx.array:
-        """Column ids[...] of one matrix as a row: [..., K] of dtype; wrong ids become right ones."""
+        """Column ids[...] of one matrix as a row [..., K]. Wrong ids become right ones."""
         shape = (*ids.shape, self.k)
         if ids.size == 0:
             return mx.zeros(shape, dtype)

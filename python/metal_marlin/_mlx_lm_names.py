@@ -18,7 +18,7 @@ _STAND_IN = mx.uint8
 
 
 class Sanitized:
-    """What a model's sanitize makes of tensors and of the names of modules."""
+    """The result of a model's sanitize for tensors and for the names of modules."""
 
     def __init__(
         self,
@@ -40,8 +40,9 @@ class Sanitized:
             try:
                 made = dict(sanitize(made))
             except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
+                reason = f"{type(error).__name__}: {error}"
                 raise UnsupportedError(
-                    f"mlx_lm's sanitize of {type(model).__module__}: {type(error).__name__}: {error}"
+                    f"mlx_lm's sanitize of {type(model).__module__}: {reason}"
                 ) from error
         # By identity: arrays have no other.
         known = {id(array): name for name, array in stand_ins.items()}
@@ -58,8 +59,9 @@ class Sanitized:
 
 
 def _stand_ins(module: dict[str, Any]) -> dict[str, mx.array]:
-    """Of a module, or of each of its experts."""
-    name, shape = module["name"], (module["n"], module["k"])
+    """The stand-ins of a module, or of each of its experts."""
+    name: str = module["name"]
+    shape: tuple[int, ...] = (module["n"], module["k"])
     if ".*." in name:
         names = [name.replace(".*.", f".{expert}.") for expert in range(module["experts"])]
     else:

@@ -64,7 +64,8 @@ class _CopiedWeights:
         wide = np.array(ids).astype(np.int64).reshape(-1)
         flat = wide.clip(-1, 2**31 - 1).astype(np.int32)
         rows = np.empty((flat.size, self._prepared.k), np.float32)
-        linear.call(_core.look_up, self._prepared, flat, rows)
+        if flat.size > 0:
+            linear.call(_core.look_up, self._prepared, flat, rows)
         return mx.array(rows.reshape(*ids.shape, self._prepared.k)).astype(dtype)
 
 
@@ -160,7 +161,7 @@ class MarlinLinear(nn.Module):  # type: ignore[misc]
 
 class MarlinEmbedding(nn.Module):  # type: ignore[misc]
     """An embedding whose table is quantized, with the interface of mlx's QuantizedEmbedding: ids to
-    rows of `dtype`, and `as_linear` for a tied head. `weights` are [dims, embeddings], as of a head.
+    rows of `dtype`, and `as_linear` for a tied head. `weights` are a head's: [dims, embeddings].
 
     An id that is none is an error when the result is evaluated, except on a GPU.
     """
@@ -294,10 +295,11 @@ class MarlinSwitchGLU(nn.Module):  # type: ignore[misc]
     """All experts of a layer in one call, with the interface of mlx_lm's SwitchGLU: x [..., in] and
     indices [..., top_k] -> [..., top_k, in], which the caller weighs and adds.
 
-    The experts of an ExpertSet run on the CPU, those of `from_weights` on MLX's default device of
-    that time. With the extension it is an MLX operation: lazy, and compatible with mx.compile; an
-    index that is no expert is an error when the result is evaluated, and on a GPU at the next call.
-    By copies, the host reads the indices. `options` are as for metal_marlin.moe_experts.
+    The experts of an ExpertSet run on the CPU; a layer of `from_weights` runs on MLX's default
+    device of that time. With the extension it is an MLX operation: lazy, and compatible with
+    mx.compile. An index that is no expert is then an error when the result is evaluated, and on a
+    GPU at the next call of that shape. By copies, the host reads the indices. `options` are as for
+    metal_marlin.moe_experts.
     """
 
     def __init__(self, experts: ExpertSet, **options: Any) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from ._core import (
     multimodal_model_types,
     supported_model_types,
 )
+from ._mlx_lm_command import hub_name, run_command
 from ._mlx_lm_experts import ExpertBlocks, Projection
 from ._mlx_lm_layers import GroupedGate, Rotary, SlidingAttention, TiedHead
 from ._mlx_lm_names import Sanitized
@@ -213,8 +216,8 @@ class _Loader:
         """Checks that what sanitize made of quantized weights was placed otherwise."""
         for name in changed:
             path = self._path(name)
-            owner = path.rpartition(".")[0]
-            if path not in self.tensors and owner.rpartition(".")[0] not in self._blocks:
+            in_block = any(path.startswith(f"{block}.") for block in self._blocks)
+            if path not in self.tensors and not in_block:
                 raise UnsupportedError(
                     f"{name}: mlx_lm's sanitize makes it of quantized weights, which is not "
                     "supported"
@@ -291,7 +294,7 @@ class _Loader:
         self._replace(path, made)
 
     def _element_type(self) -> mx.Dtype:
-        """Of activations, which the embeddings determine: that of the norms."""
+        """The type of activations, which the embeddings determine: the norms' type."""
         for name, tensor in self.tensors.items():
             if name.endswith("norm.weight") and mx.issubdtype(tensor.dtype, mx.floating):
                 return tensor.dtype
@@ -411,11 +414,6 @@ def _check_shape(name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> No
         raise _mismatch(f"{name}: expected {list(wanted)}, got {list(got)}")
 
 
-def hub_name(path: str | Path, revision: str | None) -> Any:
-    """A path, or the name of a model on the Hub with its revision."""
-    return path if revision is None or Path(path).exists() else f"{path}@{revision}"
-
-
 def load(
     path_or_hf_repo: str | Path,
     tokenizer_config: dict[str, Any] | None = None,
@@ -456,7 +454,7 @@ def load_model(path: str | Path, *, lazy: bool = False) -> tuple[nn.Module, dict
     if not isinstance(config.get("model_type"), str):
         raise MalformedFileError(f"{path}/config.json: model_type: expected a string")
     if config.get("model_file") is not None:
-        raise UnsupportedError(f"{path}: model_file: models with code of their own are not supported")
+        raise UnsupportedError(f"{path}: model_file: code of a model's own is not supported")
     if config["model_type"] in multimodal_model_types():
         raise UnsupportedError(
             f"{path}: mlx_lm runs models of text alone here, not a {config['model_type']}"
@@ -486,11 +484,12 @@ def _generation_config(path: Path) -> dict[str, Any]:
     return {} if ends is None else {"eos_token_id": ends}
 
 
-__all__ = ["load", "load_model"]
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command of mlx_lm with the directories of this package. Returns the exit status."""
+    return run_command(sys.argv[1:] if arguments is None else arguments, load)
+
+
+__all__ = ["load", "load_model", "main"]
 
 if __name__ == "__main__":
-    import sys
-
-    from ._mlx_lm_command import main
-
     sys.exit(main())

@@ -170,9 +170,9 @@ class RowsProduct final : public CpuProduct {
 
   std::string Run(const ProductCall& call) const override {
     const MoeOptions moe = OptionsOf(options_, call.type, 0);
-    const ExpertsProblem problem{call.m,       1,
-                                 call.type,    call.type,
-                                 moe.gate,     moe.accuracy,
+    const ExpertsProblem problem{call.m,          1,
+                                 call.type,       call.type,
+                                 moe.gate,        moe.accuracy,
                                  moe.determinism, moe.allow_bf16_activations};
     const Result<ExpertsPlan> plan = PlanExperts(experts_.device.device, problem, experts_.set);
     if (!plan.ok()) return std::string(plan.status().message());

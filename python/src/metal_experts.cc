@@ -59,10 +59,10 @@ nb::capsule MetalExpertsOf(const std::array<nb::list, 3>& weights,
 }  // namespace
 
 void BindMetalExperts(nb::module_& module) {
-  module.def("metal_experts", &MetalExpertsOf, nb::arg("weights"), nb::arg("biases"),
-             nb::arg("options"),
-             "Experts for Apple GPUs as a capsule for the extension module _mlx: gate, up and down, "
-             "each a list of stacks or of single matrices, and float32 biases [experts, n] or None.");
+  module.def(
+      "metal_experts", &MetalExpertsOf, nb::arg("weights"), nb::arg("biases"), nb::arg("options"),
+      "Experts for Apple GPUs as a capsule for the extension module _mlx: gate, up and down, "
+      "each a list of stacks or single matrices, and float32 biases [experts, n] or None.");
 }
 
 }  // namespace marlin::python

@@ -69,8 +69,7 @@ class ReadyProduct final : public CpuProduct {
   std::string LookUp(const ProductCall& call) const {
     const MutableTensorView out(call.out, call.type, {call.m, ready_.weights.spec().k});
     const std::span<const int32_t> ids(call.ids, static_cast<size_t>(call.m));
-    return std::string(
-        LookUpRows(ready_.device.device, ready_.weights, ids, out).message());
+    return std::string(LookUpRows(ready_.device.device, ready_.weights, ids, out).message());
   }
 
   ReadyWeights ready_;

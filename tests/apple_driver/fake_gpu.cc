@@ -208,7 +208,7 @@ class CommandBuffer : public Object {
   void Run();
 
   Reference<Queue> queue;
-  Reference<ResidencySet> resident;  ///< Of its own, besides the queue's.
+  Reference<ResidencySet> resident;  ///< useResidencySet
   std::vector<Dispatch> dispatches;
   bool encoding = false;
   int64_t number = -1;  ///< Index in the order of commits.
@@ -338,7 +338,8 @@ void CommandBuffer::Run() {
     wrong = fmt::format("Caused GPU Timeout Error {}", number - from);
   for (Dispatch& dispatch : dispatches) {
     if (resident.get() != nullptr) {
-      for (const auto& [buffer, reference] : resident.get()->added) dispatch.used.push_back(reference);
+      for (const auto& [buffer, reference] : resident.get()->added)
+        dispatch.used.push_back(reference);
     }
     if (wrong.empty()) wrong = RunDispatch(dispatch);
   }

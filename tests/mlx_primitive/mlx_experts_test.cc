@@ -1,5 +1,5 @@
-// The GPU side of MLX's experts: on the fake of MLX's encoder and the simulator their bits must
-// equal those of the device "metal-sim".
+// The GPU side of MLX's experts: on the fake of MLX's encoder and the simulator it must have
+// the bits of the device "metal-sim".
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <mlx/mlx.h>
@@ -86,7 +86,7 @@ class MlxExpertsTest : public ::testing::Test {
 
   std::vector<float> OnDevice(const std::vector<float>& x, const std::vector<int32_t>& ids) {
     std::vector<Expert> experts(kExperts);
-    const auto place = [&](const QuantizedWeights& weights, ExpertMatrix Expert::* part) {
+    const auto place = [&](const QuantizedWeights& weights, ExpertMatrix Expert::*part) {
       const PreparedWeights ready = *Prepare(weights, *device_);
       for (int64_t e = 0; e < kExperts; ++e) {
         (experts[static_cast<size_t>(e)].*part).weights = ready;
@@ -152,7 +152,8 @@ TEST_F(MlxExpertsTest, ReportAWrongIndexByTheNextCall) {
     Run(experts, x, {1, 2});
     ADD_FAILURE() << "no error";
   } catch (const std::runtime_error& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("expert 5 at selection 1, which is not in 0..4"));
+    EXPECT_THAT(error.what(),
+                ::testing::HasSubstr("expert 5 at selection 1, which is not in 0..4"));
   }
   Run(experts, x, {1, 2});
 }

@@ -80,8 +80,7 @@ mx::array RunExperts(const std::shared_ptr<const MlxExperts>& experts, const mx:
   std::vector<mx::array> inputs = {mx::contiguous(rows, false, stream),
                                    mx::contiguous(AsIds(indices, stream), false, stream)};
   if (experts->image) inputs.push_back(*experts->image);
-  return mx::array(shape, x.dtype(), std::make_shared<Experts>(stream, experts),
-                   std::move(inputs));
+  return mx::array(shape, x.dtype(), std::make_shared<Experts>(stream, experts), std::move(inputs));
 }
 
 }  // namespace marlin::python

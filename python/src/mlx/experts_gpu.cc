@@ -1,6 +1,5 @@
-// The experts on Apple GPUs: the Metal backend's launches on MLX's own encoder. Compiles against
-// MLX's Metal headers; tested only on stand-ins for MLX's encoder and the GPU (tests/mlx_primitive),
-// never on a Mac.
+// The experts on Apple GPUs: the Metal backend's launches on MLX's own encoder. Tested only on
+// stand-ins for MLX's encoder and the GPU (tests/mlx_primitive), never on a Mac.
 #include <mlx/allocator.h>
 #include <mlx/backend/metal/device.h>
 

@@ -1,4 +1,4 @@
-// The one place that knows how MLX's arrays hold Metal's buffers, which tests without a GPU replace.
+// The only place that knows how MLX's arrays hold Metal's buffers: tests without a GPU replace it.
 #include "mlx/gpu_memory.h"
 
 namespace marlin::python {

@@ -1,12 +1,11 @@
 // Embedding lookup on Apple GPUs; as product_gpu.cc.
-#include "mlx/look_up.h"
-
 #include <mlx/allocator.h>
 #include <mlx/backend/metal/device.h>
 
 #include <stdexcept>
 
 #include "mlx/launches_gpu.h"
+#include "mlx/look_up.h"
 #include "mlx/types.h"
 
 namespace marlin::python {

@@ -29,7 +29,7 @@ using Key = std::tuple<int64_t, DType, bool, DType, int64_t, std::string>;
 
 struct Plan {
   std::vector<PlannedLaunch> launches;
-  int64_t partial_bytes = 0;  ///< Of split-K, the only memory besides inputs and output.
+  int64_t partial_bytes = 0;  ///< Split-K's: the only memory besides inputs and output.
 };
 
 bool IsPartial(const metal::KernelLaunch& launch) {
@@ -56,8 +56,7 @@ Plan MakePlan(const MlxWeights& weights, const ProductCall& call) {
     }
   }
   const auto text = [&](const std::string& file) { return weights.metal->Text(file); };
-  plan.launches =
-      WithPipelines(mx::metal::device(mx::Device::gpu), std::move(launches), text);
+  plan.launches = WithPipelines(mx::metal::device(mx::Device::gpu), std::move(launches), text);
   return plan;
 }
 

@@ -7,9 +7,7 @@
 namespace marlin::python {
 namespace {
 
-[[noreturn]] void Fail() {
-  throw std::runtime_error("metal_marlin: " + WhyNoGpuExperts());
-}
+[[noreturn]] void Fail() { throw std::runtime_error("metal_marlin: " + WhyNoGpuExperts()); }
 
 }  // namespace
 

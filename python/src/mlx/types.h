@@ -1,4 +1,4 @@
-// What the primitives share: MLX's element types and shapes.
+// MLX's element types and shapes, for the primitives.
 #pragma once
 
 #include <mlx/array.h>

@@ -41,7 +41,7 @@ Status Refused(const std::string& what) { return Status(Code::kInvalidArgument, 
 
 }  // namespace
 
-/// Addresses are those of the image.
+/// Gives addresses in the image.
 class ForeignExperts::ImageMemory final : public MemoryDriver {
  public:
   /// Memory that others allocated.
@@ -86,7 +86,7 @@ ForeignExperts::~ForeignExperts() = default;
 int64_t ForeignExperts::image_bytes() const { return memory_->bytes(); }
 
 Status ForeignExperts::AddMatrices(const char* name, const ForeignMatrices& matrices,
-                                   ExpertOperand ExpertOperands::* part) {
+                                   ExpertOperand ExpertOperands::*part) {
   size_t count = 0;
   for (const QuantizedWeights* weights : matrices.weights) {
     MARLIN_ASSIGN_OR_RETURN(std::shared_ptr<const PreparedStrips> strips, PrepareForeign(*weights));
@@ -149,13 +149,13 @@ Result<std::shared_ptr<ForeignExperts>> ForeignExperts::Make(const ForeignLayer&
 void ForeignExperts::WriteImage(std::byte* image, uint64_t address) {
   memory_->CopyTo(image);
   const MemoryRange table = table_->matrices();
-  auto* const matrices = reinterpret_cast<ExpertMatrix*>(
-      image + PlaceOf(memory_->AddressOf(table.data)).offset);
+  auto* const matrices =
+      reinterpret_cast<ExpertMatrix*>(image + PlaceOf(memory_->AddressOf(table.data)).offset);
   const auto count = static_cast<size_t>(table.bytes) / sizeof(ExpertMatrix);
   for (ExpertMatrix& matrix : std::span(matrices, count)) {
-    for (uint64_t ExpertMatrix::* array : {&ExpertMatrix::codes, &ExpertMatrix::scales,
-                                           &ExpertMatrix::extras, &ExpertMatrix::table,
-                                           &ExpertMatrix::bias}) {
+    for (uint64_t ExpertMatrix::*array :
+         {&ExpertMatrix::codes, &ExpertMatrix::scales, &ExpertMatrix::extras, &ExpertMatrix::table,
+          &ExpertMatrix::bias}) {
       matrix.*array = Moved(matrix.*array, address);
     }
   }
@@ -197,7 +197,8 @@ ForeignExpertLaunches ForeignExperts::Launches(const ForeignExpertsCall& call,
     planned.pass.batch_invariant = batch_invariant_;
     planned.tiling = TileExperts(planned.pass, device);
     ExpertsCall part;
-    const int64_t x_offset = (call.one_row ? 0 : first * row_bytes) + (call.aligned ? 0 : int64_t{kForeignUnaligned});
+    const int64_t x_offset =
+        (call.one_row ? 0 : first * row_bytes) + (call.aligned ? 0 : int64_t{kForeignUnaligned});
     part.x = PointerIn<void>(ForeignOperand::kX, x_offset);
     part.x_stride = call.one_row ? 0 : hidden();
     part.ids = PointerIn<int32_t>(ForeignOperand::kIds, first * int64_t{sizeof(int32_t)});
@@ -207,8 +208,8 @@ ForeignExpertLaunches ForeignExperts::Launches(const ForeignExpertsCall& call,
     part.workspace = PointerIn<std::byte>(ForeignOperand::kWorkspace, 0);
     auto* const error = PointerIn<ErrorWords::Word>(
         ForeignOperand::kErrors, made.passes * int64_t{sizeof(ErrorWords::Word)});
-    made.workspace_bytes = std::max(made.workspace_bytes,
-                                    LayOutArrays(planned, layer_, *table_, nullptr).bytes);
+    made.workspace_bytes =
+        std::max(made.workspace_bytes, LayOutArrays(planned, layer_, *table_, nullptr).bytes);
     for (KernelLaunch& launch : ExpertLaunches(planned, problem, layer_, *table_, part, error)) {
       SetPlaces(&launch);
       made.launches.push_back(std::move(launch));

@@ -53,7 +53,7 @@ class ForeignExperts {
 
   ForeignExperts();
   Status AddMatrices(const char* name, const ForeignMatrices& matrices,
-                     ExpertOperand ExpertOperands::* part);
+                     ExpertOperand ExpertOperands::*part);
   Status CheckShapes() const;
   ExpertsProblem ProblemOf(const ForeignExpertsCall& call) const;
   void SetPlaces(KernelLaunch* launch) const;

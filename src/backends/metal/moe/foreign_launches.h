@@ -1,5 +1,5 @@
-// The launches of a layer's experts without addresses, for frameworks that encode them: what a
-// framework needs to know of ForeignExperts, without symbols of this library.
+// The launches of a layer's experts without addresses, for frameworks that encode them: the part of
+// ForeignExperts that needs no symbols of this library.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct ForeignExpertsCall {
   int64_t rows = 0;          ///< Not 0.
   bool one_row = false;      ///< x has one row, which all selections share.
   bool aligned = true;       ///< x begins at a multiple of 16 bytes.
-  DType type = DType::kF32;  ///< Of x and of the output.
+  DType type = DType::kF32;  ///< The type of x and of the output.
   friend bool operator==(const ForeignExpertsCall&, const ForeignExpertsCall&) = default;
 };
 

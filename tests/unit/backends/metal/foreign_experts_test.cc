@@ -111,8 +111,7 @@ class ForeignExpertsTest : public SimulatedExperts {
                                 const PassLimits& limits = {}) {
     auto image = *AllocateMemory<std::byte>(*driver_, experts.image_bytes());
     experts.WriteImage(image.get(), driver_->AddressOf(image.get()));
-    ForeignExpertLaunches planned =
-        experts.Launches(selections.call, driver_->Shape(), limits);
+    ForeignExpertLaunches planned = experts.Launches(selections.call, driver_->Shape(), limits);
     passes_ = planned.passes;
     std::vector<float> ones(selections.ids.size(), 1.0F);
     std::vector<float> out(selections.ids.size() * kHidden, -7.0F);
@@ -135,8 +134,8 @@ class ForeignExpertsTest : public SimulatedExperts {
       for (KernelBuffer& buffer : launch.buffers) {
         const ForeignPlace place = PlaceOf(buffer.data);
         EXPECT_NE(place.operand, ForeignOperand::kNone) << launch.function << " " << buffer.index;
-        buffer.data = static_cast<std::byte*>(arrays.at(static_cast<size_t>(place.operand))) +
-                      place.offset;
+        buffer.data =
+            static_cast<std::byte*>(arrays.at(static_cast<size_t>(place.operand))) + place.offset;
       }
       const MemoryRange range{image.get(), experts.image_bytes()};
       launch.reached = driver_->Reach({&range, 1});
@@ -150,7 +149,7 @@ class ForeignExpertsTest : public SimulatedExperts {
   std::vector<float> OnDevice(const Roles& roles, const Selections& selections) {
     std::vector<Expert> experts;
     std::vector<PreparedWeights> kept;
-    const auto add = [&](const Role& role, ExpertMatrix Expert::* part) {
+    const auto add = [&](const Role& role, ExpertMatrix Expert::*part) {
       size_t at = 0;
       for (const QuantizedWeights& weights : role.weights) {
         const PreparedWeights ready = *Prepare(weights, *device_);
@@ -160,8 +159,8 @@ class ForeignExpertsTest : public SimulatedExperts {
           (experts[at].*part).index = index;
           const int64_t n = weights.spec.n;
           if (role.biases.empty()) continue;
-          (experts[at].*part).bias = TensorView(
-              role.biases.data() + static_cast<int64_t>(at) * n, DType::kF32, {n});
+          (experts[at].*part).bias =
+              TensorView(role.biases.data() + static_cast<int64_t>(at) * n, DType::kF32, {n});
         }
       }
     };
@@ -249,7 +248,9 @@ TEST_F(ForeignExpertsTest, ReportAWrongIdAndRunTheOthers) {
 
 TEST_F(ForeignExpertsTest, NameWhatDoesNotMatch) {
   const Roles roles = Stacks(3, true);
-  const auto message = [](const Roles& wrong) { return std::string(Try(wrong).status().message()); };
+  const auto message = [](const Roles& wrong) {
+    return std::string(Try(wrong).status().message());
+  };
   EXPECT_THAT(message({}), HasSubstr("there are none"));
   Roles wrong = roles;
   wrong.down = Stack(2, kInner, kHidden, Format::kU4, false);
