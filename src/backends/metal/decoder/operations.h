@@ -1,5 +1,5 @@
 // How the Metal backend runs decoder operations. For a row of decoder_operations.def whose `metal`
-// column is not kAbsent, the operation's folder defines these functions beside its launches:
+// column is not kAbsent, the operation's folder defines these functions next to its launches:
 //
 //   bool Takes(const NameCall& call, const DeviceShape& shape);
 //       Whether kernels run the call; if not, the host does.
@@ -31,6 +31,7 @@ struct CallContext {
   const DeviceShape& shape;
   void* workspace;  ///< WorkspaceBytes of the call, aligned to 64 bytes.
   ErrorWords& errors;
+  const Driver& driver;  ///< For addresses.
   std::vector<KernelLaunch> launches = {};
   std::vector<ResultCheck> checks = {};
 

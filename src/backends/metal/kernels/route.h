@@ -15,6 +15,7 @@
 
 #include <metal_atomic>
 
+#include "backends/metal/kernels/elements.h"
 #include "backends/metal/kernels/router_parameters.h"
 #include "backends/metal/kernels/shuffle.h"
 #include "plan/integers/soft_double.h"
@@ -42,8 +43,6 @@ struct RouterScratch {
   threadgroup ulong* keys;
   threadgroup ulong* group_sums;  ///< [kMostRouterGroups]
 };
-
-static inline bool IsNan(float x) { return (as_type<uint>(x) & 0x7fffffffu) > kFloatInfinity; }
 
 /// Integers that are ordered as floats are; its own inverse.
 static inline int OrderedInt(int bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }

@@ -202,6 +202,8 @@ class PassLaunches {
     const int64_t columns =
         tiles.few ? strips : CeilDivide(group.columns, gated ? kGemmColumns / 2 : kGemmColumns);
     launch.threadgroups = {ToU32(columns), ToU32(tiles.count), ToU32(group.parts)};
+    const int64_t k = from.gathered ? layer_.hidden : table_.inner_stride();
+    launch.operations = 2 * pass_.slots() * group.columns * k;
     launch.reached = table_.reached();
     launch.constants = group.constants;
     launch.constants[MARLIN_CONSTANT_INPUT_TYPE] = ElementTypeOf(from.type);

@@ -177,6 +177,7 @@ KernelLaunch RouteRowsLaunch(const RouteRowsCall& call, const RouterRows& rows, 
   product = WeightParameters(matrix, 0);
   product.m = static_cast<int32_t>(rows.count);
   product.input_stride = call.x.stride(0);
+  launch.operations = 2 * rows.count * experts * matrix.spec.k;
   const StripPart codes = matrix.codes(0);
   launch.buffers.push_back({MARLIN_BUFFER_CODES, codes.data, codes.bytes});
   launch.buffers.push_back(call.bias.empty()
