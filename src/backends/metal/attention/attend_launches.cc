@@ -72,7 +72,7 @@ int64_t MostSegments(const AttendOperands& operands) {
 }
 
 /// Operations of `rows` query heads over all keys that they may see.
-int64_t OperationsOf(const AttendOperands& operands, int64_t rows) {
+int64_t AttendOperationsOf(const AttendOperands& operands, int64_t rows) {
   return 2 * rows * (KeyDim(operands) + ValueDim(operands)) *
          std::max<int64_t>(MostVisible(operands), 1);
 }
@@ -308,7 +308,7 @@ AttendPlan PlanSingle(const AttendOperands& operands, const DeviceShape& shape, 
   plan.kernel = KernelFor(group, Features(operands));
   plan.head_parts = CeilDivide(group, plan.kernel.heads);
   plan.indices = indices;
-  plan.indices_of_launch = IndicesOfLaunch(indices, kMostOperations / OperationsOf(operands, heads));
+  plan.indices_of_launch = IndicesOfLaunch(indices, kMostOperations / AttendOperationsOf(operands, heads));
   const int64_t threadgroups = indices * operands.kv_heads() * plan.head_parts;
   const int64_t segments = MostSegments(operands);
   if (segments > 1 && threadgroups < kThreadgroupsOfCore * shape.cores &&
@@ -342,7 +342,7 @@ AttendPlan PlanTiles(const AttendOperands& operands) {
                      : rows * operands.group() / tile_rows + parts;
   plan.indices_of_launch = IndicesOfLaunch(
       plan.indices,
-      kMostTileOperations / OperationsOf(operands, operands.kv_heads() * tile_rows));
+      kMostTileOperations / AttendOperationsOf(operands, operands.kv_heads() * tile_rows));
   plan.least_tokens = kLeastTileTokens;
   return plan;
 }
