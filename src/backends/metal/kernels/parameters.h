@@ -119,7 +119,7 @@ enum GroupSpan {
 #define MARLIN_CONSTANT_WHOLE_K 23         // k is a multiple of 128.
 #define MARLIN_CONSTANT_WHOLE_M 24         // m is a multiple of the rows of a threadgroup.
 #define MARLIN_CONSTANT_INTEGER_ZEROS 25   // Codes and zero points are integers.
-#define MARLIN_CONSTANT_COUNT 22
+#define MARLIN_CONSTANT_COUNT 26
 
 // Indices of the buffers. Absent operands are bound to a buffer that is not read.
 #define MARLIN_BUFFER_CODES 0

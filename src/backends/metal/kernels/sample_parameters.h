@@ -43,7 +43,7 @@ struct LogProbabilityParameters {
 /// What a row of a call reports beside its state row, besides marks (plan/step/sample_marks.h).
 enum SampleError { kSampledOrMarked, kNoSuchState, kStateNotReset };
 
-// Indices of the buffers, besides MARLIN_BUFFER_PARAMETERS. An error is an int2: of a row of
+// Indices of the buffers, besides MARLIN_BUFFER_PARAMETERS. An error begins an int4: of a row of
 // samples {state row, SampleError or mark}, of a prompt {place, id}, of a row of log-probabilities
 // {-1 or 0, id}.
 #define MARLIN_BUFFER_LOGITS 0
