@@ -19,8 +19,8 @@ namespace marlin::metal {
 using fake_gpu::TheBehaviour;
 using fake_gpu::TheLog;
 
-inline constexpr int kInputs = 132;
-inline constexpr int kOutputs = 195;
+inline constexpr int kInputs = 134;
+inline constexpr int kOutputs = 229;
 inline constexpr int64_t kPage = 4096;
 
 /// Inputs of marlin_self_test with B = 1: A x B equals A and is written from out[128] on.

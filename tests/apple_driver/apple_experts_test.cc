@@ -144,7 +144,8 @@ TEST_F(AppleExperts, NeedEveryBarrier) {
 // Opening a device compares a layer with the host.
 TEST_F(AppleExperts, AreCheckedWhenTheDeviceOpens) {
   ASSERT_EQ(unsetenv("MARLIN_METAL_SELF_TEST"), 0);
-  for (const char* const function : {"moe_expert_gemm_32x64", "moe_sum_experts"}) {
+  for (const char* const function : {"moe_expert_gemm_32x64", "moe_sum_experts", "moe_gate_up_1",
+                                     "moe_expert_gemm_fp4", "moe_down_sum_1"}) {
     fake_gpu::TheBehaviour().breaks = function;
     const Result<Device> broken = Device::Open("metal");
     ASSERT_FALSE(broken.ok()) << function;

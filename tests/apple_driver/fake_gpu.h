@@ -41,6 +41,8 @@ struct Behaviour {
   std::function<void()> on_run;  ///< Called before each command buffer runs.
   bool rotates_fragments = false;  ///< Fragments have another layout than on Apple's GPUs.
   bool breaks_products = false;    ///< Corrupts matrix products in the self-test.
+  bool breaks_shuffles = false;    ///< The same for a shuffle,
+  bool breaks_addresses = false;   ///< and for a number that is found through an address.
   bool breaks_sums = false;        ///< Corrupts the first output of all other kernels.
   std::string breaks;              ///< Corrupts the first output of this function.
 };

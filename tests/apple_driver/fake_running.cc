@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -101,6 +102,38 @@ void Disturb(const Dispatch& dispatch) {
   }
   if (TheBehaviour().rotates_fragments) std::rotate(numbers, numbers + 2, numbers + 64);
   if (TheBehaviour().breaks_products) numbers[128 + 9] += 1;
+  if (TheBehaviour().breaks_addresses) numbers[195] = 0;
+  if (TheBehaviour().breaks_shuffles) numbers[196 + 31] += 1;
+}
+
+/// Adds what the launch declares to reach through addresses. False: it is not resident.
+bool AddAddressed(const Dispatch& dispatch, const std::map<Buffer*, Reference<Buffer>>& resident,
+                  metal_sim::Launch* launch) {
+  const auto is_resident = [&](const std::byte* begin, const std::byte* end) {
+    const auto has = [&](const Buffer& buffer) {
+      const auto* const data = static_cast<const std::byte*>(buffer.data);
+      return begin >= data && end <= data + buffer.length;
+    };
+    return std::any_of(resident.begin(), resident.end(),
+                       [&](const auto& each) { return has(*each.first); }) ||
+           std::any_of(dispatch.used.begin(), dispatch.used.end(),
+                       [&](const auto& each) { return has(*each.get()); });
+  };
+  bool all = true;
+  const auto add = [&](const void* data, int64_t bytes, bool written) {
+    if (data == nullptr || bytes == 0) return;
+    const auto* const begin = static_cast<const std::byte*>(data);
+    all = all && is_resident(begin, begin + bytes);
+    launch->addressed_ranges.push_back({begin, begin + bytes, written});
+  };
+  for (const metal::AddressedRange& range : dispatch.declared->addressed) {
+    add(range.data, range.bytes, range.written);
+  }
+  if (dispatch.declared->reached == nullptr) return all;
+  for (const metal::MemoryRange& range : dispatch.declared->reached->ranges) {
+    add(range.data, range.bytes, false);
+  }
+  return all;
 }
 
 /// Returns empty, or an error message.
@@ -130,11 +163,8 @@ std::string RunDispatch(const Dispatch& dispatch,
     bound.initialised = binding.initialised;
     launch.buffers[index] = bound;
   }
-  std::map<Buffer*, Reference<Buffer>> reached = resident;
-  for (const Reference<Buffer>& buffer : dispatch.used) reached.emplace(buffer.get(), buffer);
-  for (const auto& [buffer, reference] : reached) {
-    const auto* data = static_cast<const std::byte*>(buffer->data);
-    launch.reached_ranges.emplace_back(data, data + buffer->length);
+  if (!AddAddressed(dispatch, resident, &launch)) {
+    return function.name + " reaches memory that is not resident";
   }
   const auto report = metal_sim::Simulate(**kernel, launch, {});
   if (!report.ok()) return report.status().message();

@@ -50,8 +50,12 @@ int FamilyOf(MTL::Device* device) {
   return 0;
 }
 
-/// The first GPU family with simdgroup_matrix: M1, A14.
-constexpr int kOldestFamily = 7;
+/// The GPU family of the M1. A virtual machine's GPU reports an older one and may still run all
+/// kernels, so the self-test decides.
+constexpr int kFirstMacFamily = 7;
+
+/// The feature by which bench/metal_record.py tells a virtual machine's GPU.
+constexpr const char* kVirtualGpu = "virtual GPU";
 
 /// The version and the build of the system.
 std::string SystemName() {
@@ -93,10 +97,6 @@ class AppleDriver final : public Driver {
     const AutoreleaseScope scope;
     model_ = TextOf(device_->name());
     family_ = FamilyOf(device_.get());
-    if (family_ < kOldestFamily) {
-      return Status(Code::kUnsupported,
-                    fmt::format("metal: {}: needs a GPU of Apple silicon (M1 or newer)", model_));
-    }
     if (queue_.get() == nullptr) {
       return Status(Code::kUnsupported,
                     fmt::format("metal: {}: cannot create a command queue", model_));
@@ -169,19 +169,23 @@ class AppleDriver final : public Driver {
   bool keeps_subnormals_ = false;
 };
 
-/// Learns how the GPU computes, once for a build and a system.
+/// Learns how the GPU computes, once for a build and a system. Errors: kUnsupported.
 Status AppleDriver::Probe(bool remembers) {
   if (const auto known = cache_.Read(kProbed); remembers && known && known->size() == 2) {
     known_fragments_ = known->front() == '1';
     keeps_subnormals_ = known->back() == '1';
     return Status();
   }
-  MARLIN_ASSIGN_OR_RETURN(const SelfTest result, RunSelfTest(*this));
-  if (const std::string wrong = result.Wrong(); !wrong.empty()) {
-    return Status(Code::kUnsupported, fmt::format("metal: {}: self-test: {}", model_, wrong));
+  const Result<SelfTest> result = RunSelfTest(*this);
+  const std::string wrong = result.ok() ? result->Wrong() : result.status().message();
+  if (!wrong.empty()) {
+    const char* const hint =
+        family_ < kFirstMacFamily ? "needs a GPU of Apple silicon (M1 or newer): " : "";
+    return Status(result.ok() ? Code::kUnsupported : result.status().code(),
+                  fmt::format("metal: {}: {}self-test: {}", model_, hint, wrong));
   }
-  known_fragments_ = result.known_fragments;
-  keeps_subnormals_ = result.keeps_subnormals;
+  known_fragments_ = result->known_fragments;
+  keeps_subnormals_ = result->keeps_subnormals;
   cache_.Write(kProbed, fmt::format("{:d}{:d}", known_fragments_, keeps_subnormals_));
   return Status();
 }
@@ -205,6 +209,9 @@ DriverInfo AppleDriver::Info() const {
       kernels_.built() ? "kernels compiled by the build" : "kernels compiled here",
       known_fragments_ ? "known matrix fragments" : "unknown matrix fragments",
   };
+  if (family_ < kFirstMacFamily || model_.find("Paravirtual") != std::string::npos) {
+    info.features.emplace_back(kVirtualGpu);
+  }
   if (keeps_subnormals_) info.features.emplace_back("subnormal numbers");
   if (memory_.resident().set() != nullptr) info.features.emplace_back("residency set");
   return info;

@@ -15,14 +15,15 @@
 
 #include <metal_atomic>
 
+#include "backends/metal/kernels/elements.h"
 #include "backends/metal/kernels/router_parameters.h"
-#include "backends/metal/kernels/soft_double.h"
+#include "backends/metal/kernels/shuffle.h"
+#include "plan/integers/soft_double.h"
 
 namespace marlin {
 namespace kernels {
 
 constant constexpr uint kNoKey = 0xffffffffu;
-constant constexpr uint kMinusInfinityBits = 0xff800000u;
 /// OrderedOf the least finite double: an expert that may be selected is above those that may not.
 constant constexpr ulong kLeastChoice = 0x0010000000000000ul;
 
@@ -41,14 +42,6 @@ struct RouterScratch {
   ulong keys[kMostRouterExperts];
   ulong group_sums[kMostRouterGroups];
 };
-
-static inline ulong ShuffleXor(ulong value, ushort mask) {
-  const uint low = metal::simd_shuffle_xor(uint(value), mask);
-  const uint high = metal::simd_shuffle_xor(uint(value >> 32), mask);
-  return ulong(high) << 32 | low;
-}
-
-static inline bool IsNan(float x) { return (as_type<uint>(x) & 0x7fffffffu) > kFloatInfinity; }
 
 /// Integers that are ordered as floats are; its own inverse.
 static inline int OrderedInt(int bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
@@ -148,8 +141,7 @@ static METAL_FUNC Softmax SoftmaxOf(threadgroup const RouterScratch* scratch, us
     const int shift = kIntegerBits - power.exponent;
     if (shift < 64) sum += power.mantissa >> shift;
   }
-  for (ushort step = kLanes / 2; step > 0; step /= 2) sum += ShuffleXor(sum, step);
-  softmax.factor = Reciprocal(Normalized(sum, kIntegerBits));
+  softmax.factor = Reciprocal(Normalized(SumOfLanes(sum), kIntegerBits));
   return softmax;
 }
 

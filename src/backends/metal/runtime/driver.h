@@ -77,14 +77,17 @@ class ParameterBlock {
   std::vector<std::byte> bytes_;
 };
 
+/// The most buffer arguments of a launch.
+inline constexpr size_t kMostKernelBuffers = 16;
+
 /// One dispatch of a kernel.
 struct KernelLaunch {
   std::string_view source;    ///< "gemv.metal"
   std::string_view function;  ///< The host_name. Like `source`, points to a string literal.
   FunctionConstants constants{};
-  FixedVector<KernelBuffer, MARLIN_BUFFER_PARAMETERS> buffers;
+  FixedVector<KernelBuffer, kMostKernelBuffers> buffers;
   kernels::Parameters parameters{};
-  ParameterBlock other_parameters;  ///< Of kernels that take another struct; else empty.
+  ParameterBlock other_parameters;  ///< Of kernels that take another struct, or empty.
   /// Weights, which no launch writes; null: none.
   std::shared_ptr<const ReachedMemory> reached;
   std::vector<AddressedRange> addressed;  ///< Besides `reached`.
