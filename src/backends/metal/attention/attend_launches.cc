@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
+#include <vector>
 
 #include "backends/metal/attention/row_report.h"
 #include "backends/metal/gemm/row_parts.h"
@@ -24,6 +24,9 @@ constexpr AttendKernel kKernels[] = {
     {"attend_2_512", 2, 512},  {"attend_1_1024", 1, 1024},
 };
 static_assert(std::end(kKernels)[-1].features == kernels::kMostAttendFeatures);
+constexpr AttendKernel kTileKernels[] = {
+    {"attend_tile_64", 0, 64}, {"attend_tile_128", 0, 128}, {"attend_tile_256", 0, 256}};
+static_assert(std::end(kTileKernels)[-1].features == kernels::kMostTileFeatures);
 
 /// Positions, with room for a segment beyond the last one.
 constexpr int64_t kMostLength = std::numeric_limits<int32_t>::max() - 2 * kernels::kSegmentKeys;
@@ -32,11 +35,16 @@ constexpr int64_t kMostRows = int64_t{1} << 28;
 /// With fewer threadgroups per core than these the segments of a row have threadgroups of their
 /// own.
 constexpr int64_t kThreadgroupsOfCore = 4;
-/// The dot products of single rows reach a quarter of the operations that matrix products do.
+/// The dot products of single rows reach a quarter of the operations that the products of GEMMs do,
+/// and tiles the half of them.
 constexpr int64_t kMostOperations = kMostOperationsOfPart / 4;
+constexpr int64_t kMostTileOperations = kMostOperationsOfPart / 2;
 
 int64_t KeyDim(const AttendOperands& operands) { return operands.queries.dim(2); }
 int64_t ValueDim(const AttendOperands& operands) { return operands.out.dim(2); }
+int64_t Features(const AttendOperands& operands) {
+  return std::max(KeyDim(operands), ValueDim(operands));
+}
 
 AttendKernel KernelFor(int64_t group, int64_t features) {
   AttendKernel chosen;
@@ -61,6 +69,16 @@ int64_t MostSegments(const AttendOperands& operands) {
   const int64_t of_length = CeilDivide(operands.most_length(), kKeys);
   const int64_t of_row = CeilDivide(MostVisible(operands) + kKeys - 1, kKeys);
   return std::max<int64_t>(std::min(of_length, of_row), 1);
+}
+
+/// Operations of `rows` query heads over all keys that they may see.
+int64_t AttendOperationsOf(const AttendOperands& operands, int64_t rows) {
+  return 2 * rows * (KeyDim(operands) + ValueDim(operands)) *
+         std::max<int64_t>(MostVisible(operands), 1);
+}
+
+int64_t IndicesOfLaunch(int64_t indices, int64_t most) {
+  return std::clamp<int64_t>(most, 1, std::max<int64_t>(indices, 1));
 }
 
 /// From the first to the last element of a view.
@@ -169,13 +187,9 @@ Result<kernels::AttendParameters> ParametersOf(const AttendOperands& operands,
   p.window = options.window > kMostLength ? 0 : static_cast<int32_t>(options.window);
   p.chunked = options.chunked ? 1 : 0;
   p.has_sinks = options.sinks.empty() ? 0 : 1;
-  p.least_tokens = 1;
-  p.most_tokens = std::numeric_limits<int32_t>::max();
   p.softcap = options.softcap;
-  const float scale =
-      options.scale != 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(p.key_dim));
   p.query_scale =
-      options.softcap != 0.0F ? scale : static_cast<float>(double{scale} * std::numbers::log2e);
+      options.scale != 0.0F ? options.scale : 1.0F / std::sqrt(static_cast<float>(p.key_dim));
   p.pages.rows = static_cast<int32_t>(operands.queries.dim(0));
   if (operands.paged()) {
     MARLIN_RETURN_IF_ERROR(SetPages(operands, driver, &p));
@@ -185,28 +199,63 @@ Result<kernels::AttendParameters> ParametersOf(const AttendOperands& operands,
   return p;
 }
 
-/// Binds what all kernels read and write; absent buffers are bound to the queries.
-void BindOperands(const AttendOperands& operands, void* sums, int64_t sums_bytes,
-                  KernelLaunch* launch) {
-  const KernelBuffer queries = BufferOf(MARLIN_BUFFER_QUERIES, operands.queries);
-  const auto absent = [&](int index) { return KernelBuffer{index, queries.data, queries.bytes}; };
+bool Overlap(const KernelBuffer& a, const KernelBuffer& b) {
+  const auto first = reinterpret_cast<uintptr_t>(a.data);
+  const auto second = reinterpret_cast<uintptr_t>(b.data);
+  return first < second + static_cast<uintptr_t>(b.bytes) &&
+         second < first + static_cast<uintptr_t>(a.bytes);
+}
+
+/// What the kernels read besides queries and slabs.
+std::vector<KernelBuffer> ReadBuffers(const AttendOperands& operands) {
+  std::vector<KernelBuffer> buffers;
+  // Absent buffers have no memory.
   const auto bind = [&](int index, const TensorView* view) {
-    launch->buffers.push_back(view == nullptr || view->empty() ? absent(index)
-                                                               : BufferOf(index, *view));
+    buffers.push_back(view == nullptr || view->empty() ? KernelBuffer{index}
+                                                       : BufferOf(index, *view));
   };
-  launch->buffers.push_back(queries);
   const bool paged = operands.paged();
   bind(MARLIN_BUFFER_KEYS, &operands.keys);
   bind(MARLIN_BUFFER_VALUES, &operands.values);
-  launch->buffers.push_back(Written(BufferOf(MARLIN_BUFFER_ATTENDED, operands.out)));
   bind(MARLIN_BUFFER_SINKS, &operands.options.sinks);
-  launch->buffers.push_back(sums_bytes == 0
-                                ? absent(MARLIN_BUFFER_SUMS)
-                                : Written({MARLIN_BUFFER_SUMS, sums, sums_bytes}));
   bind(MARLIN_BUFFER_POSITIONS, paged ? &operands.rows->positions : nullptr);
   bind(MARLIN_BUFFER_FIRST_ROWS, paged ? &operands.rows->first_rows : nullptr);
   bind(MARLIN_BUFFER_BLOCK_TABLES, paged ? &operands.rows->block_tables : nullptr);
-  if (!paged) return;
+  return buffers;
+}
+
+/// Binds queries and results: as one buffer where their memory overlaps, as in place.
+void BindRows(const AttendOperands& operands, KernelLaunch* launch) {
+  auto& p = launch->other_parameters.As<kernels::AttendParameters>();
+  const KernelBuffer queries = BufferOf(MARLIN_BUFFER_QUERIES, operands.queries);
+  KernelBuffer out = Written(BufferOf(MARLIN_BUFFER_ATTENDED, operands.out));
+  p.query_offset = -1;
+  p.out_offset = 0;
+  if (!Overlap(queries, out)) {
+    launch->buffers.push_back(queries);
+    launch->buffers.push_back(out);
+    return;
+  }
+  const auto* const first_query = static_cast<const std::byte*>(queries.data);
+  const auto* const first_out = static_cast<const std::byte*>(out.data);
+  const auto* const begin = std::min(first_query, first_out);
+  p.query_offset = first_query - begin;
+  p.out_offset = first_out - begin;
+  out.data = begin;
+  out.bytes = std::max(p.query_offset + queries.bytes, p.out_offset + out.bytes);
+  out.cleared = true;
+  launch->buffers.push_back({MARLIN_BUFFER_QUERIES});
+  launch->buffers.push_back(out);
+}
+
+/// Binds what all kernels read and write.
+void BindOperands(const AttendOperands& operands, void* sums, int64_t sums_bytes,
+                  KernelLaunch* launch) {
+  BindRows(operands, launch);
+  for (const KernelBuffer& buffer : ReadBuffers(operands)) launch->buffers.push_back(buffer);
+  launch->buffers.push_back(sums_bytes == 0 ? KernelBuffer{MARLIN_BUFFER_SUMS}
+                                            : Written({MARLIN_BUFFER_SUMS, sums, sums_bytes}));
+  if (!operands.paged()) return;
   const PagedCache& cache = *operands.cache;
   for (const void* const slab : cache.slabs) {
     if (slab == nullptr) continue;
@@ -215,16 +264,14 @@ void BindOperands(const AttendOperands& operands, void* sums, int64_t sums_bytes
   }
 }
 
-Status BindReport(const AttendOperands& operands, bool checks, CallContext* context,
-                  KernelLaunch* launch) {
+Status BindReport(bool checks, CallContext* context, KernelLaunch* launch) {
   if (checks) {
     const kernels::PagedRows& pages =
         launch->other_parameters.As<kernels::AttendParameters>().pages;
     return BindRowReport({pages.rows, pages.blocks, pages.page_tokens}, context, launch);
   }
-  const KernelBuffer queries = BufferOf(MARLIN_BUFFER_ROW_ERROR, operands.queries);
-  launch->buffers.push_back(queries);
-  launch->buffers.push_back({MARLIN_BUFFER_ERROR_NUMBERS, queries.data, queries.bytes});
+  launch->buffers.push_back({MARLIN_BUFFER_ROW_ERROR});
+  launch->buffers.push_back({MARLIN_BUFFER_ERROR_NUMBERS});
   return Status();
 }
 
@@ -253,6 +300,79 @@ KernelLaunch MergeLaunch(const AttendOperands& operands, const KernelLaunch& att
   return launch;
 }
 
+/// Rows of attend_H_D, or places for rows.
+AttendPlan PlanSingle(const AttendOperands& operands, const DeviceShape& shape, int64_t indices) {
+  AttendPlan plan;
+  const int64_t group = operands.group();
+  const int64_t heads = operands.queries.dim(1);
+  plan.kernel = KernelFor(group, Features(operands));
+  plan.head_parts = CeilDivide(group, plan.kernel.heads);
+  plan.indices = indices;
+  plan.indices_of_launch = IndicesOfLaunch(indices, kMostOperations / AttendOperationsOf(operands, heads));
+  const int64_t threadgroups = indices * operands.kv_heads() * plan.head_parts;
+  const int64_t segments = MostSegments(operands);
+  if (segments > 1 && threadgroups < kThreadgroupsOfCore * shape.cores &&
+      plan.indices_of_launch == indices) {
+    plan.segments = segments;
+    plan.sums_bytes = indices * heads * segments *
+                      kernels::PartialFloats(static_cast<int32_t>(ValueDim(operands))) *
+                      int64_t{sizeof(float)};
+  }
+  return plan;
+}
+
+/// Whether sequences with many tokens go to attend_tile_D.
+bool TakesTiles(const AttendOperands& operands, const DeviceShape& shape) {
+  const int64_t rows = operands.queries.dim(0) * operands.group();
+  return shape.known_fragments && Features(operands) <= kernels::kMostTileFeatures &&
+         operands.options.determinism != Determinism::kBatchInvariant && rows < kMostLength;
+}
+
+AttendPlan PlanTiles(const AttendOperands& operands) {
+  AttendPlan plan;
+  const int64_t features = Features(operands);
+  plan.kernel = *std::ranges::find_if(
+      kTileKernels, [&](const AttendKernel& kernel) { return kernel.features >= features; });
+  const int64_t rows = operands.queries.dim(0);
+  const int64_t tile_rows = features > kernels::kWideTileFeatures ? 16 : 32;
+  // The last tile of every sequence may be a part of one.
+  const int64_t parts = std::min(operands.sequences(), rows / kLeastTileTokens);
+  plan.indices = operands.sequences() == 1
+                     ? CeilDivide(rows * operands.group(), tile_rows)
+                     : rows * operands.group() / tile_rows + parts;
+  plan.indices_of_launch = IndicesOfLaunch(
+      plan.indices,
+      kMostTileOperations / AttendOperationsOf(operands, operands.kv_heads() * tile_rows));
+  plan.least_tokens = kLeastTileTokens;
+  return plan;
+}
+
+/// Appends the launch of `count` indices, and that of their merge.
+Status LaunchPart(const AttendOperands& operands, const AttendPlan& plan, int64_t count,
+                  const kernels::AttendParameters& p, CallContext* context) {
+  const bool tiles = plan.kernel.heads == 0;
+  const auto kv_heads = static_cast<uint32_t>(operands.kv_heads());
+  KernelLaunch launch;
+  launch.source = tiles ? "attend_tile.metal" : "attend.metal";
+  launch.function = plan.kernel.function;
+  launch.threads = kernels::kAttendThreads;
+  if (tiles) {
+    launch.threadgroups = {kv_heads, static_cast<uint32_t>(count), 1};
+  } else {
+    launch.threadgroups = {kv_heads * static_cast<uint32_t>(plan.head_parts),
+                           static_cast<uint32_t>(plan.segments), static_cast<uint32_t>(count)};
+  }
+  launch.other_parameters = ParameterBlock(p);
+  SetConstants(operands, &launch);
+  BindOperands(operands, context->workspace, plan.sums_bytes, &launch);
+  MARLIN_RETURN_IF_ERROR(BindReport(p.checks != 0, context, &launch));
+  context->launches.push_back(launch);
+  if (plan.segments > 1) {
+    context->launches.push_back(MergeLaunch(operands, launch, context->workspace, plan.sums_bytes));
+  }
+  return Status();
+}
+
 }  // namespace
 
 bool TakesAttention(const AttendOperands& operands) {
@@ -261,6 +381,12 @@ bool TakesAttention(const AttendOperands& operands) {
   };
   if (!fits(KeyDim(operands)) || !fits(ValueDim(operands))) return false;
   if (operands.most_length() > kMostLength || operands.queries.dim(0) >= kMostRows) return false;
+  // Launches have no two buffers that overlap, unless both are only read.
+  const KernelBuffer out = BufferOf(MARLIN_BUFFER_ATTENDED, operands.out);
+  const std::vector<KernelBuffer> read = ReadBuffers(operands);
+  if (std::ranges::any_of(read, [&](const KernelBuffer& each) { return Overlap(out, each); })) {
+    return false;
+  }
   if (!operands.paged()) return true;
   const PagedCache& cache = *operands.cache;
   return cache.page_tokens % kernels::kBlockKeys == 0 &&
@@ -268,55 +394,44 @@ bool TakesAttention(const AttendOperands& operands) {
          operands.rows->block_tables.dim(1) < kMostRows;
 }
 
-AttendPlan PlanAttend(const AttendOperands& operands, const DeviceShape& shape) {
-  AttendPlan plan;
-  const int64_t group = operands.group();
-  plan.kernel = KernelFor(group, std::max(KeyDim(operands), ValueDim(operands)));
-  plan.head_parts = CeilDivide(group, plan.kernel.heads);
-  plan.indices = operands.queries.dim(0);
-  const int64_t operations = 2 * operands.queries.dim(1) * (KeyDim(operands) + ValueDim(operands)) *
-                             std::max<int64_t>(MostVisible(operands), 1);
-  plan.indices_of_launch =
-      std::clamp<int64_t>(kMostOperations / operations, 1, std::max<int64_t>(plan.indices, 1));
-  const int64_t threadgroups = plan.indices * operands.kv_heads() * plan.head_parts;
-  const int64_t segments = MostSegments(operands);
-  if (segments > 1 && threadgroups < kThreadgroupsOfCore * shape.cores &&
-      plan.indices_of_launch == plan.indices) {
-    plan.segments = segments;
-    plan.sums_bytes = plan.indices * operands.queries.dim(1) * segments *
-                      kernels::PartialFloats(static_cast<int32_t>(ValueDim(operands))) *
-                      int64_t{sizeof(float)};
+AttendPlans PlanAttend(const AttendOperands& operands, const DeviceShape& shape) {
+  const int64_t rows = operands.queries.dim(0);
+  AttendPlans plans;
+  if (!TakesTiles(operands, shape) || rows < kLeastTileTokens) {
+    plans.single = PlanSingle(operands, shape, rows);
+    return plans;
   }
-  return plan;
+  plans.tiles = PlanTiles(operands);
+  if (operands.sequences() == 1) return plans;
+  // The other sequences have so many rows at most.
+  constexpr int64_t kMostTokens = kLeastTileTokens - 1;
+  const int64_t places = operands.sequences() * kMostTokens;
+  plans.single = PlanSingle(operands, shape, std::min(rows, places));
+  plans.single.rows_of_sequence = rows > places ? kMostTokens : 0;
+  plans.single.most_tokens = kMostTokens;
+  return plans;
 }
 
 int64_t AttendWorkspaceBytes(const AttendOperands& operands, const DeviceShape& shape) {
-  return PlanAttend(operands, shape).sums_bytes;
+  return PlanAttend(operands, shape).single.sums_bytes;
 }
 
 Status LaunchAttention(const AttendOperands& operands, CallContext* context) {
   MARLIN_ASSIGN_OR_RETURN(kernels::AttendParameters p, ParametersOf(operands, context->driver));
-  const AttendPlan plan = PlanAttend(operands, context->shape);
-  p.head_parts = static_cast<int32_t>(plan.head_parts);
-  p.segments = static_cast<int32_t>(plan.segments);
-  for (int64_t first = 0; first < plan.indices; first += plan.indices_of_launch) {
-    const int64_t count = std::min(plan.indices_of_launch, plan.indices - first);
-    p.first_index = static_cast<int32_t>(first);
-    p.checks = first == 0 && operands.paged() ? 1 : 0;
-    KernelLaunch launch;
-    launch.source = "attend.metal";
-    launch.function = plan.kernel.function;
-    launch.threads = kernels::kAttendThreads;
-    launch.threadgroups = {static_cast<uint32_t>(operands.kv_heads() * plan.head_parts),
-                           static_cast<uint32_t>(plan.segments), static_cast<uint32_t>(count)};
-    launch.other_parameters = ParameterBlock(p);
-    SetConstants(operands, &launch);
-    BindOperands(operands, context->workspace, plan.sums_bytes, &launch);
-    MARLIN_RETURN_IF_ERROR(BindReport(operands, p.checks != 0, context, &launch));
-    context->launches.push_back(launch);
-    if (plan.segments == 1) continue;
-    context->launches.push_back(
-        MergeLaunch(operands, launch, context->workspace, plan.sums_bytes));
+  p.checks = operands.paged() ? 1 : 0;
+  const AttendPlans plans = PlanAttend(operands, context->shape);
+  for (const AttendPlan* plan : {&plans.tiles, &plans.single}) {
+    p.head_parts = static_cast<int32_t>(plan->head_parts);
+    p.segments = static_cast<int32_t>(plan->segments);
+    p.least_tokens = static_cast<int32_t>(plan->least_tokens);
+    p.most_tokens = static_cast<int32_t>(plan->most_tokens);
+    p.rows_of_sequence = static_cast<int32_t>(plan->rows_of_sequence);
+    for (int64_t first = 0; first < plan->indices; first += plan->indices_of_launch) {
+      p.first_index = static_cast<int32_t>(first);
+      const int64_t count = std::min(plan->indices_of_launch, plan->indices - first);
+      MARLIN_RETURN_IF_ERROR(LaunchPart(operands, *plan, count, p, context));
+      p.checks = 0;  // The first launch has checked all rows.
+    }
   }
   return Status();
 }

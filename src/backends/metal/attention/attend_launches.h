@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string_view>
 
 #include "backends/metal/decoder/operations.h"
@@ -40,23 +41,35 @@ int64_t AttendWorkspaceBytes(const AttendOperands& operands, const DeviceShape& 
 /// the device's memory), kOutOfMemory.
 Status LaunchAttention(const AttendOperands& operands, CallContext* context);
 
-/// attend_H_D: H query heads at a time, of up to D features.
+/// attend_H_D: H query heads of a row at a time, of up to D features. attend_tile_D: without heads.
 struct AttendKernel {
   std::string_view function;
   int64_t heads = 0;
   int64_t features = 0;
 };
 
-/// The grid of attend_H_D.
+/// The grid of a kernel.
 struct AttendPlan {
   AttendKernel kernel;
   int64_t indices = 0;            ///< Rows, or places for rows.
+  int64_t rows_of_sequence = 0;   ///< As in kernels::AttendParameters.
+  int64_t least_tokens = 1;
+  int64_t most_tokens = std::numeric_limits<int32_t>::max();
   int64_t indices_of_launch = 0;  ///< Of each launch but the last.
   int64_t head_parts = 1;
   int64_t segments = 1;  ///< Threadgroups of a row and head.
   int64_t sums_bytes = 0;
 };
 
-AttendPlan PlanAttend(const AttendOperands& operands, const DeviceShape& shape);
+/// Tokens of a sequence in a call from which on attend_tile_D has its rows, if it has any.
+inline constexpr int64_t kLeastTileTokens = 5;
+
+/// Empty: the kernel has no part in the call.
+struct AttendPlans {
+  AttendPlan single;  ///< attend_H_D
+  AttendPlan tiles;   ///< attend_tile_D: indices are tiles.
+};
+
+AttendPlans PlanAttend(const AttendOperands& operands, const DeviceShape& shape);
 
 }  // namespace marlin::metal

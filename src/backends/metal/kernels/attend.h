@@ -6,7 +6,7 @@
 //     simdgroup s has keys 4 s to 4 s + 3, a lane has features of them and of all query heads
 //     scores = queries . keys: a transposing butterfly adds 4 x kHeads products over the lanes,
 //       after which lane l has the sum of key l / 8 and head l % 8 / (8 / kHeads)
-//     weights = 2^(scores - maximum); out += weights . values
+//     weights = e^(scores - maximum); out += weights . values
 //   then the simdgroups' sums are added in order, and the segment to the total.
 //
 //   Grid of threadgroups: [KV heads x parts of their query heads][segments][rows]. With one segment
@@ -151,7 +151,7 @@ static METAL_FUNC void AddKeys(thread LaneSums<kHeads, kFeatures>& sums,
   largest = metal::fmax(largest, sums.largest);
   const float factor = RescaleFactor(sums.largest, largest);
   // Scores of -Inf have weight 0, even if there are no others yet.
-  const float weight = metal::exp2(score - (largest == NoScore() ? 0.0f : largest));
+  const float weight = WeightOf(score, largest == NoScore() ? 0.0f : largest);
   float weights = weight + metal::simd_shuffle_xor(weight, 8);
   weights += metal::simd_shuffle_xor(weights, 16);
   sums.largest = largest;
@@ -306,11 +306,6 @@ static inline device float* SumsOf(device float* sums, int index, int head, int 
   return sums + ((index * heads + head) * p.segments + segment) * PartialFloats(p.value_dim);
 }
 
-static inline void StoreAttended(device uchar* out, int row, int head, int feature, float value,
-                                 constant AttendParameters& p) {
-  StoreElement(out, output_type, row * p.out_stride + head * p.out_head_stride + feature, value);
-}
-
 template <int kHeads, int kFeatures>
 static METAL_FUNC void Attend(threadgroup AttendScratch<kHeads, kFeatures>* scratch,
                               AttendMemory memory, uint3 group, ushort simdgroup, ushort lane,
@@ -330,6 +325,7 @@ static METAL_FUNC void Attend(threadgroup AttendScratch<kHeads, kFeatures>* scra
 
   HeadFeatures<kHeads, kFeatures> queries;
   LoadQueries<kHeads, kFeatures>(queries, memory.queries, row.row, first_head, heads, lane, p);
+  KeepQueries(p);
   ThreadSums<kHeads, kFeatures> total;
   MARLIN_UNROLL
   for (int j = 0; j < ThreadSums<kHeads, kFeatures>::kCount; ++j) total.sum[j] = NoSums();

@@ -23,8 +23,9 @@ template <int kHeads, int kFeatures>
                        ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup AttendScratch<kHeads, kFeatures> scratch[1];
   threadgroup uint least[kAttendSimdgroups];
-  const AttendMemory memory = {queries, keys,       values,      out,         sinks,
-                               sums,    positions, first_rows, block_tables};
+  const AttendMemory memory = {
+      QueriesOf(queries, out, p), keys, values, out + p.out_offset, sinks, sums, positions,
+      first_rows, block_tables};
   if (paged_keys && p.checks && group.x == 0 && group.y == 0 && group.z == 0) {
     CheckRows(least, memory, {error, numbers}, simdgroup * kLanes + lane, p);
   }
@@ -54,7 +55,7 @@ MARLIN_ATTEND("attend_1_1024", 1, 32)
                              constant AttendParameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
                              uint3 group [[threadgroup_position_in_grid]],
                              uint thread_index [[thread_index_in_threadgroup]]) {
-  const AttendMemory memory = {nullptr, nullptr,   nullptr,    out,    sinks,
+  const AttendMemory memory = {nullptr, nullptr,   nullptr,    out + p.out_offset, sinks,
                                sums,    positions, first_rows, nullptr};
   MergeSegments(memory, group, thread_index, p);
 }

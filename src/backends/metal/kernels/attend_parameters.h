@@ -16,8 +16,13 @@ MARLIN_SHARED int kMergeThreads = 128;  ///< Of a threadgroup of attend_merge.
 MARLIN_SHARED int kSegmentKeys = 512;
 /// Keys that are looked up at once. Pages hold a multiple of them.
 MARLIN_SHARED int kBlockKeys = 32;
-/// The most features of a key or value that attend_G has registers for.
+/// The most features of a key or value that attend_H_D has registers for, and attend_tile_D room.
 MARLIN_SHARED int kMostAttendFeatures = 1024;
+MARLIN_SHARED int kMostTileFeatures = 256;
+MARLIN_SHARED int kTileKeys = 64;  ///< Keys of a step of attend_tile_D.
+/// A tile of attend_tile_D has 32 rows, tokens x query heads of a KV head; with more features than
+/// these, half of them.
+MARLIN_SHARED int kWideTileFeatures = 128;
 /// The most slabs of a paged cache: setBytes passes at most 4 KiB.
 MARLIN_SHARED int kMostSlabs = 256;
 
@@ -56,6 +61,10 @@ struct AttendParameters {
   MARLIN_INT64 value_stride;
   MARLIN_INT64 value_head_stride;
   MARLIN_INT64 first_value;  ///< Element of a page where its values begin.
+  /// Bytes from the start of MARLIN_BUFFER_ATTENDED. The queries are there, too, if the memory of
+  /// both overlaps: else query_offset is negative.
+  MARLIN_INT64 query_offset;
+  MARLIN_INT64 out_offset;
   MARLIN_INT32 kv_heads;
   MARLIN_INT32 group;  ///< Query heads of a KV head.
   MARLIN_INT32 key_dim;
@@ -74,8 +83,8 @@ struct AttendParameters {
   MARLIN_INT32 first_index;  ///< Of the launch, among the indices or tiles.
   MARLIN_INT32 head_parts;   ///< Threadgroups for the query heads of a KV head.
   MARLIN_INT32 segments;     ///< Threadgroups for the segments of a row; 1: one takes all of them.
-  float query_scale;         ///< With log2(e), unless there is a cap.
-  float softcap;             ///< 0: none.
+  float query_scale;
+  float softcap;  ///< 0: none.
   PagedRows pages;
 };
 

@@ -23,6 +23,17 @@ struct AttendMemory {
   device const int* block_tables;
 };
 
+/// Where a launch's queries are, of a buffer of their own or of the results'.
+static inline device const uchar* QueriesOf(device const uchar* queries, device const uchar* out,
+                                            constant AttendParameters& p) {
+  return p.query_offset < 0 ? queries : out + p.query_offset;
+}
+
+/// Called by a threadgroup that has loaded its queries: they may be where its results go.
+static METAL_FUNC void KeepQueries(constant AttendParameters& p) {
+  if (p.query_offset >= 0) metal::threadgroup_barrier(metal::mem_flags::mem_device);
+}
+
 /// Rows [begin, end) of a sequence, within the rows that there are.
 struct RowSpan {
   int begin;
@@ -141,15 +152,19 @@ constant constexpr float kLog2E = 1.44269504088896340736f;
 
 static inline float NoScore() { return -metal::numeric_limits<float>::infinity(); }
 
-/// The factor that rescales sums from a largest score to another. Scores are in base 2.
-static inline float RescaleFactor(float before, float after) {
-  return before == after ? 1.0f : metal::exp2(before - after);
+/// e^(score - origin). The difference comes first: it may be one of the largest numbers.
+static inline float WeightOf(float score, float origin) {
+  return metal::exp2((score - origin) * kLog2E);
 }
 
-/// The score of a product of a scaled query and a key, in base 2.
+/// The factor that rescales sums from a largest score to another.
+static inline float RescaleFactor(float before, float after) {
+  return before == after ? 1.0f : WeightOf(before, after);
+}
+
+/// The score of a product of a scaled query and a key.
 static inline float ScoreOf(float product, constant AttendParameters& p) {
-  if (p.softcap == 0.0f) return product;
-  return p.softcap * metal::precise::tanh(product / p.softcap) * kLog2E;
+  return p.softcap == 0.0f ? product : p.softcap * metal::precise::tanh(product / p.softcap);
 }
 
 /// The running sums of a query head: one feature of them, and what all features share.
@@ -176,11 +191,16 @@ static inline HeadSums AddSegment(HeadSums total, HeadSums part) {
 static inline float FinishHead(HeadSums sums, int head, device const float* sinks,
                                constant AttendParameters& p) {
   if (p.has_sinks == 0) return sums.value / sums.weights;
-  const float sink = sinks[head] * kLog2E;
+  const float sink = sinks[head];
   const float largest = metal::fmax(sums.largest, sink);
   const float factor = RescaleFactor(sums.largest, largest);
   const float weights = metal::fma(sums.weights, factor, RescaleFactor(sink, largest));
   return sums.value * factor / weights;
+}
+
+static inline void StoreAttended(device uchar* out, int row, int head, int feature, float value,
+                                 constant AttendParameters& p) {
+  StoreElement(out, output_type, row * p.out_stride + head * p.out_head_stride + feature, value);
 }
 
 }  // namespace kernels

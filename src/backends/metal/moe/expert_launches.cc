@@ -19,8 +19,6 @@ using kernels::kLanes;
 using kernels::kSortThreads;
 using kernels::kStripOutputs;
 
-/// Threads per threadgroup of the elementwise kernels, along n.
-constexpr int64_t kColumnThreads = 256;
 constexpr uint32_t kGemmThreads = 128;
 constexpr int64_t kGemmColumns = 64;
 

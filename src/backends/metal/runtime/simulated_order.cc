@@ -23,7 +23,7 @@ uint64_t SimulatedOrder::Begin(const KernelLaunch& launch) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!hazards_.Conflict(launch).empty()) {
     hazards_.Clear();
-    if (drops_ == nullptr || !drops_()) PassBarrier();
+    if (drops_ == nullptr || !drops_()) ++number_;
   }
   hazards_.Add(launch);
   return number_;
@@ -32,7 +32,12 @@ uint64_t SimulatedOrder::Begin(const KernelLaunch& launch) {
 Status SimulatedOrder::End(uint64_t number, const KernelLaunch& launch,
                            std::vector<metal_sim::ObservedAccess> observed) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (number != number_) return Status();  // Another thread's launch passed a barrier meanwhile.
+  if (number < ended_) return Status();  // Another thread's launch passed a barrier meanwhile.
+  if (number > ended_) {
+    order_.Barrier();
+    reached_.clear();
+    ended_ = number;
+  }
   if (launch.reached != nullptr) reached_.push_back({launch.reached, launch.function});
   MARLIN_RETURN_IF_ERROR(CheckWeights(launch));
   const std::optional<std::string> missing =
@@ -44,13 +49,7 @@ Status SimulatedOrder::End(uint64_t number, const KernelLaunch& launch,
 void SimulatedOrder::Barrier() {
   const std::lock_guard<std::mutex> lock(mutex_);
   hazards_.Clear();
-  PassBarrier();
-}
-
-void SimulatedOrder::PassBarrier() {
   ++number_;
-  order_.Barrier();
-  reached_.clear();
 }
 
 Status SimulatedOrder::CheckWeights(const KernelLaunch& launch) const {

@@ -37,7 +37,6 @@ class SimulatedOrder {
     std::weak_ptr<const ReachedMemory> memory;  ///< Null: its owner may have freed the weights.
     std::string_view function;
   };
-  void PassBarrier();
   /// Errors: kInternal.
   Status CheckWeights(const KernelLaunch& launch) const;
   static Status CheckWeights(const KernelLaunch& writer, const ReachedMemory& memory,
@@ -47,6 +46,7 @@ class SimulatedOrder {
   std::mutex mutex_;
   uint64_t number_ = 1;
   LaunchHazards hazards_;
+  uint64_t ended_ = 0;  ///< The number of the launches below, which have ended.
   metal_sim::LaunchOrder order_;
   std::vector<Reached> reached_;
 };

@@ -80,7 +80,7 @@ TEST_F(SimulatedAttention, SegmentsHaveTheSameBitsHoweverManyRowsThereAre) {
   for (int i = 0; i < 6; ++i) sizes.sequences.push_back({1, 3});
   PagedProblem many(sizes);
   ASSERT_TRUE(decoder_.Run(many).ok());
-  EXPECT_THAT(decoder_.Functions(), ElementsAre("attend_4_64"));
+  EXPECT_THAT(decoder_.Functions(), ElementsAre("attend_tile_64", "attend_4_64"));
   ExpectClose(many.Results(), many.Reference(), 2e-5, "many");
   // The problems have other queries: the rows of the first one alone, and among others.
   const auto rows_of = [&](PagedProblem& problem) {
@@ -200,6 +200,29 @@ TEST_F(SimulatedAttention, WrongRowsAreErrorsAndAreNotFollowed) {
               p.positions()[3] = -1;
             }),
             "block_tables: no page -2 for block 1 of sequence 1");
+}
+
+TEST_F(SimulatedAttention, ManyTokensAreTiles) {
+  size_t next = 0;
+  for (const auto& [dim, group] : {std::pair<int64_t, int64_t>{64, 8},
+                                   {80, 1},
+                                   {96, 3},
+                                   {112, 5},
+                                   {128, 4},
+                                   {192, 2},
+                                   {256, 4},
+                                   {33, 7}}) {
+    const AttentionSizes sizes{.type = kCacheTypes[next++ % std::size(kCacheTypes)],
+                               .heads = 2 * group,
+                               .kv_heads = 2,
+                               .key_dim = dim,
+                               .value_dim = dim == 192 ? 128 : dim,
+                               .sequences = {{9, 70}, {0, 0}, {2, 33}, {6, 6}}};
+    PagedProblem problem(sizes);
+    const Status status = decoder_.Run(problem);
+    ASSERT_TRUE(status.ok()) << dim << ": " << status.message();
+    ExpectClose(problem.Results(), problem.Reference(), 2e-5, fmt::format("{} features", dim));
+  }
 }
 
 TEST_F(SimulatedAttention, LeavesToTheHostWhatItHasNoRegistersFor) {
