@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <memory>
+#include <utility>
 
 #include "backends/metal/kernels/attend_parameters.h"
 #include "base/errors.h"
@@ -34,14 +35,19 @@ Status RowReportError(const ErrorWords::Word& error, const ErrorWords::Word& num
   }
 }
 
-Status BindRowReport(const RowLimits& limits, CallContext* context, KernelLaunch* launch) {
+Status BindReport(bool checks, ErrorOfReport error_of, CallContext* context, KernelLaunch* launch) {
+  if (!checks) {
+    launch->buffers.push_back({MARLIN_BUFFER_ROW_ERROR});
+    launch->buffers.push_back({MARLIN_BUFFER_ERROR_NUMBERS});
+    return Status();
+  }
   // Numbers without an error are not looked at, so they need not be cleared.
   MARLIN_ASSIGN_OR_RETURN(const std::shared_ptr<ErrorWords::Word> numbers, context->errors.Take());
   *numbers = {};
-  MARLIN_ASSIGN_OR_RETURN(ErrorWords::Word* const error,
-                          context->TakeWord({}, [numbers, limits](const ErrorWords::Word& word) {
-                            return RowReportError(word, *numbers, limits);
-                          }));
+  MARLIN_ASSIGN_OR_RETURN(
+      ErrorWords::Word* const error,
+      context->TakeWord({}, [numbers, error_of = std::move(error_of)](
+                                const ErrorWords::Word& word) { return error_of(word, *numbers); }));
   constexpr int64_t kBytes = sizeof(ErrorWords::Word);
   launch->buffers.push_back({MARLIN_BUFFER_ROW_ERROR, error, kBytes, true, true});
   launch->buffers.push_back({MARLIN_BUFFER_ERROR_NUMBERS, numbers.get(), kBytes, true, true});

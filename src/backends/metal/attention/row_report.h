@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "backends/metal/decoder/operations.h"
 #include "backends/metal/runtime/driver.h"
@@ -20,7 +21,12 @@ struct RowLimits {
 Status RowReportError(const ErrorWords::Word& error, const ErrorWords::Word& numbers,
                       const RowLimits& limits);
 
-/// Binds the words of a report to a launch that checks rows. Errors: kOutOfMemory.
-Status BindRowReport(const RowLimits& limits, CallContext* context, KernelLaunch* launch);
+/// Makes the error of a report.
+using ErrorOfReport =
+    std::function<Status(const ErrorWords::Word& error, const ErrorWords::Word& numbers)>;
+
+/// Binds the words of a report to a launch that `checks`, and else none. `error_of` keeps copies of
+/// what it needs. Errors: kOutOfMemory.
+Status BindReport(bool checks, ErrorOfReport error_of, CallContext* context, KernelLaunch* launch);
 
 }  // namespace marlin::metal

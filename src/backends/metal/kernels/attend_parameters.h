@@ -18,11 +18,12 @@ MARLIN_SHARED int kSegmentKeys = 512;
 MARLIN_SHARED int kBlockKeys = 32;
 /// The most features of a key or value that attend_H_D has registers for, and attend_tile_D room.
 MARLIN_SHARED int kMostAttendFeatures = 1024;
-MARLIN_SHARED int kMostTileFeatures = 256;
+MARLIN_SHARED int kMostTileFeatures = 576;
 MARLIN_SHARED int kTileKeys = 64;  ///< Keys of a step of attend_tile_D.
-/// A tile of attend_tile_D has 32 rows, tokens x query heads of a KV head; with more features than
-/// these, half of them.
-MARLIN_SHARED int kWideTileFeatures = 128;
+/// A tile of attend_tile_D has 32 rows, tokens x query heads of a KV head, of up to so many
+/// features; 16 of up to so many; 8 of more.
+MARLIN_SHARED int kTileFeatures32 = 128;
+MARLIN_SHARED int kTileFeatures16 = 256;
 /// The most slabs of a paged cache: setBytes passes at most 4 KiB.
 MARLIN_SHARED int kMostSlabs = 256;
 

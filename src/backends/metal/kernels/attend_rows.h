@@ -198,6 +198,27 @@ static inline float FinishHead(HeadSums sums, int head, device const float* sink
   return sums.value * factor / weights;
 }
 
+/// The sums of a query head over a segment of a row, in memory. `segment` counts from the first
+/// that the row sees.
+static inline device float* SumsOf(device float* sums, int index, int head, int segment,
+                                   constant AttendParameters& p) {
+  const long heads = long(p.kv_heads) * p.group;
+  return sums + ((index * heads + head) * p.segments + segment) * PartialFloats(p.value_dim);
+}
+
+/// A feature of such sums; with the first one goes what all share.
+static inline void StoreSums(device float* to, int feature, HeadSums sums) {
+  if (feature == 0) {
+    to[0] = sums.largest;
+    to[1] = sums.weights;
+  }
+  to[2 + feature] = sums.value;
+}
+
+static inline HeadSums LoadSums(device const float* from, int feature) {
+  return {from[0], from[1], from[2 + feature]};
+}
+
 static inline void StoreAttended(device uchar* out, int row, int head, int feature, float value,
                                  constant AttendParameters& p) {
   StoreElement(out, output_type, row * p.out_stride + head * p.out_head_stride + feature, value);
