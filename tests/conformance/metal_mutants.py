@@ -364,8 +364,6 @@ MUTANTS = [
            "matrix->kind != OwnKind() || ", "", EXPERTS),
     Mutant("unsorted: strips beyond the matrix", "expert_decode.h",
            " || first_column >= matrix->n", "", EXPERTS),
-    Mutant("unsorted: absent experts", "expert_decode.h",
-           "parts[kPartDown].kind == kNoKind ? nullptr : parts", "parts", EXPERTS),
     Mutant("unsorted: ids beyond the experts", "expert_decode.h",
            "(id < 0 || id >= p.experts)) return nullptr", "id < 0) return nullptr", EXPERTS),
     Mutant("unsorted: a wrong id is not reported", "expert_decode.h", "first = i;", "", EXPERTS),

@@ -29,14 +29,14 @@ struct ChosenExperts {
 
 static inline int Selections(ExpertParameters p) { return p.tokens * p.top_k; }
 
-/// The matrices of a slot's expert, or null.
+/// The matrices of a slot's expert; null: its id is no expert's. Those of an expert that is not here
+/// have no kind.
 static inline device const ExpertMatrix* MatricesOfSlot(ChosenExperts chosen, int slot,
                                                         ExpertParameters p) {
   const bool is_shared = slot >= Selections(p);
   const int id = is_shared ? p.experts : chosen.ids[slot];
   if (!is_shared && (id < 0 || id >= p.experts)) return nullptr;
-  device const ExpertMatrix* const parts = chosen.experts + long(id) * kExpertParts;
-  return parts[kPartDown].kind == kNoKind ? nullptr : parts;
+  return chosen.experts + long(id) * kExpertParts;
 }
 
 /// Writes the first selection that is no expert's number, {selection, id}, or none, by the lanes of
