@@ -97,6 +97,9 @@ class AppleDriver final : public Driver {
     return Test();
   }
 
+  /// Only for lists: nothing has been tested.
+  void TakeAsTested() { known_fragments_ = listed_ = true; }
+
   DriverInfo Info() const override;
   DeviceShape Shape() const override { return {cores_.cores, known_fragments_}; }
   Status Run(std::span<const KernelLaunch> launches, void* stream) override {
@@ -137,6 +140,7 @@ class AppleDriver final : public Driver {
   CoreCount cores_;
   bool known_fragments_ = false;  ///< Set by the self-test.
   bool keeps_subnormals_ = false;
+  bool listed_ = false;
 };
 
 /// Runs the self-test. Errors: kUnsupported.
@@ -171,7 +175,9 @@ DriverInfo AppleDriver::Info() const {
                   static_cast<double>(device_->recommendedMaxWorkingSetSize()) / kGiB),
       fmt::format("{} KiB threadgroup memory", device_->maxThreadgroupMemoryLength() / 1024),
       kernels_.built() ? "kernels compiled by the build" : "kernels compiled here",
-      known_fragments_ ? "known matrix fragments" : "unknown matrix fragments",
+      listed_            ? "tested when it is opened for work"
+      : known_fragments_ ? "known matrix fragments"
+                         : "unknown matrix fragments",
   };
   if (family_ < kFirstMacFamily || model_.find("Paravirtual") != std::string::npos) {
     info.features.emplace_back(kVirtualGpu);
@@ -314,7 +320,7 @@ Status AppleDriver::RunAndCheck(std::span<const KernelLaunch> launches, void* st
 
 }  // namespace
 
-Result<std::unique_ptr<Driver>> OpenAppleDriver() {
+Result<std::unique_ptr<Driver>> OpenAppleDriver(const AppleDriverOptions& options) {
   const AutoreleaseScope scope;
   NS::SharedPtr<MTL::Device> device = FindDevice();
   if (device.get() == nullptr) {
@@ -323,7 +329,8 @@ Result<std::unique_ptr<Driver>> OpenAppleDriver() {
   const auto wanted = ReadEnvironment("METAL_MARLIN_METAL_SELF_TEST");
   const bool self_test = !wanted || wanted->value != "0";
   auto driver = std::make_unique<AppleDriver>(std::move(device));
-  MARLIN_RETURN_IF_ERROR(driver->Start(self_test));
+  MARLIN_RETURN_IF_ERROR(driver->Start(self_test && !options.for_list));
+  if (options.for_list) driver->TakeAsTested();
   return std::unique_ptr<Driver>(std::move(driver));
 }
 
