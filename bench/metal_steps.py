@@ -26,7 +26,7 @@ VIRTUAL_GPU = "virtual GPU"  # A feature that apple_driver.cc gives a virtual ma
 # Metal's own checks of API calls and of what kernels access.
 VALIDATION = {"MTL_DEBUG_LAYER": "1", "MTL_SHADER_VALIDATION": "1",
               "MTL_DEBUG_LAYER_ERROR_MODE": "nslog", "MTL_DEBUG_LAYER_WARNING_MODE": "nslog"}
-MOST_EXCLUDED = 3  # Cases of a kernel that may crash, hang or lose the device before it is given up.
+MOST_EXCLUDED = 3  # Cases of a kernel that crash, hang or lose the device before it is given up.
 MOST_FAILURES = 20  # Recorded of a kernel.
 MOST_TEXT = 20000  # Characters of messages recorded of a process.
 # A tenth of the cases: every case of a row has a seed of its own.
@@ -80,7 +80,7 @@ def document_of(outcome: Outcome) -> dict[str, Any] | None:
 
 
 def state_of(outcome: Outcome) -> str:
-    """What to say of a process whose document is missing."""
+    """The state of a process whose document is missing."""
     if not outcome.finished():
         return outcome.state
     return f"{outcome.state}, and printed no document"
@@ -105,8 +105,8 @@ def messages(result: dict[str, Any], *texts: str) -> dict[str, Any]:
 
 
 def open_device(context: Context) -> dict[str, Any]:
-    """Opens the device with all of its self-test, else with less, so that each kernel still has its
-    turn. Sets how the later steps open it."""
+    """Opens the device with all of its self-test, or with less of it, so that each kernel still has
+    its turn. Sets how the later steps open it."""
     result: dict[str, Any] = {"state": "does not open", "device": None, "attempts": []}
     for mode, name in (("", "all tests"), ("probe", "probes"), ("0", "no test")):
         context.self_test = mode
@@ -347,8 +347,8 @@ def run_mlx(context: Context) -> dict[str, Any]:
     """Times MLX's products of the shapes of run_bench."""
     python = python_with_mlx()
     if not python:
-        return {"state": "no MLX: \"python3 -m venv .venv-integrations && "
-                         ".venv-integrations/bin/pip install mlx\", then --resume, compares with it",
+        return {"state": "no MLX: \"python3 -m venv .venv-integrations && .venv-integrations/bin/"
+                         "pip install mlx\", then --resume, compares with it",
                 "again": True}
     shapes = SHAPES[:5] if context.quick else SHAPES
     problems = [f"{shape}:{mode}:{group}" for _, group, _, mode in BENCHES if mode

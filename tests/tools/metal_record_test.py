@@ -49,7 +49,7 @@ CONFORMANCE = """\
             continue
         print("case", name, file=sys.stderr, flush=True)
         action = plan.get(name.removeprefix("gemm/u4/metal/"), "pass")
-        if os.environ.get("MTL_SHADER_VALIDATION") == "1":
+        if "MTL_SHADER_VALIDATION" in os.environ:
             print("Invalid device load by", kernel, file=sys.stderr)
             action = "pass"
         if action == "crash":
@@ -160,7 +160,8 @@ class MetalRecord(unittest.TestCase):
         self.assertEqual((one["passed"], one["failed"]), (9, 1))
         self.assertEqual(one["failures"], [{"case": "gemm/u4/metal/one/seed3",
                                             "message": "crashed (SIGSEGV)"}])
-        self.assertIn("ran without a case: 9 passed, 1 failed; first: gemm/u4/metal/one/seed3", said)
+        self.assertIn("ran without a case: 9 passed, 1 failed; first: gemm/u4/metal/one/seed3",
+                      said)
         self.assertEqual(self.row("two")["passed"], 10)
 
     def test_goes_on_after_a_hang(self) -> None:
@@ -242,7 +243,7 @@ class MetalRecord(unittest.TestCase):
         self.assertFalse(self.output.exists())
         before = sum("/one/" in call for call in self.calls())
         code, said = self.run_main("--resume", "--filter", "conformance|model")
-        self.assertEqual(code, 1, said)  # Of operations, whose results are kept.
+        self.assertEqual(code, 1, said)  # The failing operations' results are kept.
         self.assertEqual(sum("/one/" in call for call in self.calls()), before)
         self.assertIn("goes on after", said)
         self.assertEqual(self.row("one")["passed"], 10)
@@ -292,6 +293,16 @@ class MetalRecord(unittest.TestCase):
         self.assertEqual(rows["kernels/gemv.metal"]["messages"], "error: unknown type")
         self.assertEqual(rows["kernels/finish.metal"]["messages"], "warning: unused")
         self.assertIn("kernels4/gemm_matmul2d.metal", {row["source"] for row in new["rows"]})
+
+    def test_only_compiles(self) -> None:
+        code, said = self.run_main("--compile")
+        self.assertEqual(code, 1)
+        self.assertIn("FAILED: no compiler (xcrun metal)", said)
+        xcrun = self.build / "xcrun"
+        xcrun.write_text("#!/bin/sh\nexit 0\n")
+        xcrun.chmod(0o755)
+        self.assertEqual(self.run_main("--compile")[0], 0)
+        self.assertFalse((self.build / "bin" / "calls.log").exists())
 
     def test_names_files(self) -> None:
         self.assertEqual(metal_record.slug("Apple M2 Pro"), "apple-m2-pro")
