@@ -36,7 +36,7 @@ SOURCES = {
          "void marlin_gemm_staged("),
         (r"marlin_dequantize_metal", "dequantize.metal", "void marlin_dequantize("),
         (r"marlin_experts_metal", "expert_gemm.metal", "void moe_expert_gemm("),
-        (r"marlin_router_metal", "route.metal", 'host_name("moe_router_topk_fused")'),
+        (r"marlin_router_metal", "route.metal", 'MARLIN_ROUTE_FUSED("moe_router_topk_fused"'),
     ],
     "cuda": [
         (r"marlin_gemv(_sparse)?_mma", "gemv_kernel.cuh", "GemvKernel("),

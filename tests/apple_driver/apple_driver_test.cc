@@ -12,75 +12,14 @@
 #include <thread>
 #include <vector>
 
-#include "backends/metal/self_test.h"
-#include "fake_gpu.h"
-#include "objective_c.h"
+#include "apple_driver_fixture.h"
 
 namespace marlin::metal {
 namespace {
 
-using fake_gpu::TheBehaviour;
-using fake_gpu::TheLog;
 using testing::Contains;
 using testing::HasSubstr;
 using testing::Not;
-
-constexpr int kInputs = 134;
-constexpr int kOutputs = 229;
-constexpr int64_t kPage = 4096;
-
-/// Inputs of marlin_self_test with B = 1: A x B equals A and is written from out[128] on.
-std::vector<float> Input(float first) {
-  std::vector<float> input(kInputs);
-  for (int i = 0; i < 64; ++i) input[static_cast<size_t>(i)] = first + static_cast<float>(i);
-  for (int i = 0; i < 8; ++i) input[static_cast<size_t>(64 + 9 * i)] = 1;
-  return input;
-}
-
-KernelLaunch LaunchOf(const void* input, void* out, int64_t out_bytes = kOutputs * 4) {
-  KernelLaunch launch;
-  launch.source = "self_test.metal";
-  launch.function = "marlin_self_test";
-  launch.parameters.k = 1;
-  launch.buffers = {{MARLIN_BUFFER_INPUT, input, kInputs * 4},
-                    {MARLIN_BUFFER_OUTPUT, out, out_bytes, true, false}};
-  return launch;
-}
-
-class AppleDriver : public testing::Test {
- protected:
-  void SetUp() override { fake_gpu::Reset(); }
-  // No test may leave living objects behind.
-  void TearDown() override {
-    driver_.reset();
-    EXPECT_EQ(fake_objc::LivingObjects(), "");
-  }
-
-  void Open() {
-    Result<std::unique_ptr<Driver>> driver = OpenAppleDriver();
-    ASSERT_TRUE(driver.ok()) << driver.status().message();
-    driver_ = std::move(*driver);
-  }
-  static Status OpenError() {
-    const Result<std::unique_ptr<Driver>> driver = OpenAppleDriver();
-    return driver.ok() ? Status() : driver.status();
-  }
-  float* Floats(int64_t count) {
-    const Result<void*> data = driver_->Allocate(count * 4);
-    EXPECT_TRUE(data.ok());
-    return static_cast<float*>(*data);
-  }
-  float* DeviceInput(float first) {
-    float* data = Floats(kInputs);
-    std::memcpy(data, Input(first).data(), kInputs * 4);
-    return data;
-  }
-  Status Run(const KernelLaunch& launch, void* stream = nullptr) {
-    return driver_->Run({&launch, 1}, stream);
-  }
-
-  std::unique_ptr<Driver> driver_;
-};
 
 TEST_F(AppleDriver, OpensWithItsSelfTest) {
   Open();
@@ -268,7 +207,8 @@ TEST_F(AppleDriver, FreedMemoryLivesUntilItsWorkIsDone) {
 TEST_F(AppleDriver, KeepsAllocationsResident) {
   Open();
   const int64_t before = TheLog().resident;
-  float* const data = Floats(1000);
+  constexpr int64_t kAlone = 25'000'000;  // A buffer of its own.
+  float* const data = Floats(kAlone);
   EXPECT_EQ(TheLog().resident, before + 1);
   driver_->Free(data);
   EXPECT_EQ(TheLog().resident, before);
@@ -292,7 +232,7 @@ TEST_F(AppleDriver, MemoryRunsOut) {
   EXPECT_THAT(data.status().message(), HasSubstr("a buffer of 1001 bytes, this GPU takes 1000"));
   TheBehaviour().largest_buffer = 1 << 20;
   TheBehaviour().buffers_until_full = 0;
-  EXPECT_EQ(driver_->Allocate(1000).status().code(), Code::kOutOfMemory);
+  EXPECT_EQ(driver_->Allocate(1 << 20).status().code(), Code::kOutOfMemory);
   const std::vector<float> input = Input(1);
   std::vector<float> out(kOutputs);
   EXPECT_EQ(Run(LaunchOf(input.data(), out.data())).code(), Code::kOutOfMemory);
@@ -302,10 +242,13 @@ TEST_F(AppleDriver, RefusesMemoryThatIsOnlyPartlyItsOwn) {
   Open();
   auto* const input = reinterpret_cast<std::byte*>(DeviceInput(1));
   float* const out = Floats(kOutputs);
-  const Status behind = Run(LaunchOf(input + kPage - 100, out));
+  const Status behind = Run(LaunchOf(input + 400, out));
   EXPECT_EQ(behind.code(), Code::kInvalidArgument);
-  EXPECT_THAT(behind.message(), HasSubstr("partly in an allocation of 4096 bytes"));
+  EXPECT_THAT(behind.message(), HasSubstr("528 bytes at "));
+  EXPECT_THAT(behind.message(), HasSubstr("not in one allocation"));
   EXPECT_EQ(Run(LaunchOf(input - 100, out)).code(), Code::kInvalidArgument);
+  // In a buffer of the driver, and not allocated.
+  EXPECT_EQ(Run(LaunchOf(out + 1000, input)).code(), Code::kInvalidArgument);
 }
 
 // Unaligned host memory is copied in and out, and the call blocks.
@@ -402,8 +345,8 @@ TEST_F(AppleDriver, AFailedCommandBufferLosesTheDevice) {
   EXPECT_TRUE(Run(LaunchOf(input, out)).ok());  // The error is not known yet.
   const Status lost = driver_->Synchronize(nullptr);
   EXPECT_EQ(lost.code(), Code::kDeviceLost);
-  EXPECT_THAT(lost.message(), HasSubstr("marlin_self_test: Caused GPU Timeout Error 0"));
-  EXPECT_THAT(lost.message(), HasSubstr("MTLCommandBufferError 1"));
+  EXPECT_THAT(lost.message(), HasSubstr("marlin_self_test x 2: Caused GPU Timeout Error 0"));
+  EXPECT_THAT(lost.message(), HasSubstr("MTLCommandBufferError 1; faulted: command buffer "));
   EXPECT_EQ(Run(LaunchOf(input, out)).message(), lost.message());
   EXPECT_EQ(driver_->Synchronize(nullptr).message(), lost.message());
   EXPECT_EQ(driver_->Allocate(1).status().message(), lost.message());
@@ -426,6 +369,7 @@ TEST_F(AppleDriver, TakesQueuesOfTheCaller) {
   float* const out = Floats(kOutputs);
   void* const queue = fake_gpu::NewQueue(false);
   void* const other = fake_gpu::NewQueue(true);
+  out[128] = 0;
   EXPECT_EQ(Run(LaunchOf(input, out), other).code(), Code::kInvalidArgument);
   EXPECT_TRUE(Run(LaunchOf(input, out), queue).ok());
   EXPECT_EQ(out[128], 0);

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "backends/metal/apple/built_library.h"
+#include "backends/metal/apple/launch_observer.h"
 #include "backends/metal/kernels/parameters.h"
-#include "backends/metal/kernels/router_parameters.h"
 #include "backends/metal/plan/kernel_text.h"
 #include "metal_sim/launch.h"
 #include "metal_sim/metal_program.h"
@@ -39,7 +39,8 @@ using metal_sim::MetalProgram;
 constexpr uint64_t kPage = 4096;
 constexpr size_t kMostBytesInline = 4096;
 constexpr size_t kBufferSlots = 31;
-constexpr int64_t kInternalError = 1;  // MTLCommandBufferErrorInternal
+constexpr uint64_t kConcurrent = 1;    // MTLDispatchTypeConcurrent
+constexpr int64_t kFaulted = 4;        // MTLCommandEncoderErrorStateFaulted
 
 template <typename T>
 T* Autoreleased(T* object) {
@@ -151,9 +152,31 @@ class ResidencySet : public Object {
  public:
   ResidencySet() : Object("MTLResidencySet") {}
   std::map<Buffer*, Reference<Buffer>> added;
+  std::map<Buffer*, Reference<Buffer>> committed;
 
  protected:
-  void Dispose() override { added.clear(); }
+  void Dispose() override {
+    added.clear();
+    committed.clear();
+  }
+};
+
+class Fence : public Object {
+ public:
+  Fence() : Object("MTLFence") {}
+};
+
+class CommandBufferDescriptor : public Object {
+ public:
+  CommandBufferDescriptor() : Object("MTLCommandBufferDescriptor") {}
+  uint64_t error_options = 0;
+};
+
+class EncoderInfo : public Object {
+ public:
+  explicit EncoderInfo(std::string its_label)
+      : Object("MTLCommandBufferEncoderInfo"), label(std::move(its_label)) {}
+  std::string label;
 };
 
 class Array : public Object {
@@ -172,10 +195,27 @@ struct Size {
 struct Binding {
   Reference<Buffer> buffer;
   uint64_t offset = 0;
+  int64_t bytes = 0;  ///< From here on: as the launch declares it.
+  bool written = false;
+  bool initialised = true;
+};
+
+/// Bytes that a dispatch uses, as the driver declares them.
+struct Range {
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
+  bool written = false;
+
+  bool Conflicts(const Range& other) const {
+    return (written || other.written) && begin < other.end && other.begin < end;
+  }
 };
 
 struct Dispatch {
   Reference<Pipeline> pipeline;
+  std::shared_ptr<const metal::KernelLaunch> declared;
+  int64_t barriers = 0;  ///< In the encoder, before it.
+  std::vector<Range> ranges;
   std::vector<Reference<Buffer>> used;  ///< Not bound, but resident: useResources.
   std::map<int, Binding> buffers;
   std::map<int, std::vector<uint8_t>> values;
@@ -197,9 +237,13 @@ class Queue : public Object {
   std::mutex mutex;
   std::deque<Reference<CommandBuffer>> committed;
   Reference<ResidencySet> resident;
+  Reference<Fence> fence;  ///< Which its last encoder updated.
 
  protected:
-  void Dispose() override { resident = {}; }
+  void Dispose() override {
+    resident = {};
+    fence = {};
+  }
 };
 
 class CommandBuffer : public Object {
@@ -207,8 +251,15 @@ class CommandBuffer : public Object {
   explicit CommandBuffer(Queue* its_queue) : Object("MTLCommandBuffer"), queue(its_queue) {}
   void Run();
 
+  /// The buffers of its residency sets when it was committed.
+  void TakeResident();
+
   Reference<Queue> queue;
   std::vector<Dispatch> dispatches;
+  std::vector<Reference<ResidencySet>> sets;
+  std::map<Buffer*, Reference<Buffer>> resident;
+  std::string label;  ///< The encoder's.
+  bool tells_encoders = false;
   bool encoding = false;
   int64_t number = -1;  ///< Index in the order of commits.
   std::atomic<uint64_t> status{kNotEnqueued};
@@ -217,9 +268,15 @@ class CommandBuffer : public Object {
  protected:
   void Dispose() override {
     dispatches.clear();
+    sets.clear();
+    resident.clear();
     error = {};
     queue = {};
   }
+
+ private:
+  std::string RunAll();
+  std::string MissingBarrier(size_t first, size_t last) const;
 };
 
 class Encoder : public Object {
@@ -228,28 +285,58 @@ class Encoder : public Object {
       : Object("MTLComputeCommandEncoder"), commands(encoded) {}
   Reference<CommandBuffer> commands;
   Dispatch state;
+  Reference<Fence> waited;
+  Reference<Fence> updated;
   bool ended = false;
 
  protected:
   void Dispose() override {
     if (!ended) Fail("an encoder is released before endEncoding");
     state = {};
+    waited = updated = {};
     commands = {};
   }
 };
 
+/// The launch that the driver encodes next.
+thread_local std::shared_ptr<const metal::KernelLaunch> announced;
+
 // --- running ------------------------------------------------------------------------------------
 
-/// Metal knows a buffer's length, not the range that a kernel may access: assumes that it ends at
-/// the next bound offset.
-int64_t BytesOf(const Dispatch& dispatch, const Binding& binding) {
-  uint64_t end = binding.buffer->length;
-  for (const auto& [index, other] : dispatch.buffers) {
-    if (other.buffer.get() == binding.buffer.get() && other.offset > binding.offset) {
-      end = std::min(end, other.offset);
+/// The bytes of arguments that no kernel reads, and that drivers bind to anything.
+constexpr int64_t kUnreadBytes = 16;
+
+/// The memory of the arguments and of what the kernel finds through addresses. Arguments of earlier
+/// dispatches are dropped: Metal keeps them, and knows only the length of their buffers.
+void TakeDeclared(Dispatch* dispatch) {
+  std::map<int, Binding> kept;
+  const metal::KernelLaunch& declared = *dispatch->declared;
+  for (const metal::KernelBuffer& buffer : declared.buffers) {
+    const auto found = dispatch->buffers.find(buffer.index);
+    if (found == dispatch->buffers.end()) Fail("a buffer of a launch is not bound");
+    Binding& bound = kept[buffer.index];
+    bound = found->second;
+    const bool empty = buffer.data == nullptr || buffer.bytes == 0;
+    bound.bytes = empty ? kUnreadBytes : buffer.bytes;
+    bound.written = buffer.written;
+    bound.initialised = buffer.cleared;
+    if (bound.offset + static_cast<uint64_t>(bound.bytes) > bound.buffer->length) {
+      Fail("a launch reaches beyond the end of its buffer");
     }
+    const auto* const begin = static_cast<const std::byte*>(bound.buffer->data) + bound.offset;
+    if (!empty) dispatch->ranges.push_back({begin, begin + bound.bytes, buffer.written});
   }
-  return static_cast<int64_t>(end - binding.offset);
+  if (const auto found = dispatch->buffers.find(MARLIN_BUFFER_PARAMETERS);
+      found != dispatch->buffers.end()) {
+    Binding& bound = kept[MARLIN_BUFFER_PARAMETERS];
+    bound = found->second;
+    bound.bytes = static_cast<int64_t>(metal::ParameterBytes(declared).size());
+  }
+  dispatch->buffers = std::move(kept);
+  for (const metal::AddressedRange& range : declared.addressed) {
+    const auto* const begin = static_cast<const std::byte*>(range.data);
+    dispatch->ranges.push_back({begin, begin + range.bytes, range.written});
+  }
 }
 
 metal_sim::ConstantValues ConstantsOf(const Function& function, const metal_sim::Module& module) {
@@ -263,19 +350,6 @@ metal_sim::ConstantValues ConstantsOf(const Function& function, const metal_sim:
   }
   return values;
 }
-
-/// Most kernels write only the output, and absent operands are bound to the weights. Those of the
-/// sort by experts have no absent operands and write several arrays; routers write ids, weights and
-/// an error.
-bool Writes(const std::string& function, int index) {
-  constexpr std::array<const char*, 4> kSorts = {"moe_sort_experts", "moe_rank_selections",
-                                                 "moe_scan_experts", "moe_scatter_selections"};
-  if (std::find(kSorts.begin(), kSorts.end(), function) != kSorts.end()) return true;
-  const bool routes = function.starts_with("moe_router_");
-  return index == MARLIN_BUFFER_OUTPUT ||
-         (routes && (index == MARLIN_BUFFER_ROUTER_WEIGHTS || index == MARLIN_BUFFER_ROUTER_ERROR));
-}
-static_assert(MARLIN_BUFFER_ROUTER_IDS == MARLIN_BUFFER_OUTPUT);
 
 /// Corrupts results as a different GPU might.
 void Disturb(const Dispatch& dispatch) {
@@ -295,7 +369,8 @@ void Disturb(const Dispatch& dispatch) {
 }
 
 /// Returns empty, or an error message.
-std::string RunDispatch(const Dispatch& dispatch) {
+std::string RunDispatch(const Dispatch& dispatch,
+                        const std::map<Buffer*, Reference<Buffer>>& resident) {
   const Function& function = *dispatch.pipeline->function.get();
   const std::lock_guard<std::mutex> lock(function.program->mutex);
   MetalProgram& program = *function.program->program;
@@ -315,11 +390,14 @@ std::string RunDispatch(const Dispatch& dispatch) {
   for (const auto& [index, binding] : dispatch.buffers) {
     metal_sim::BufferBinding bound;
     bound.data = static_cast<std::byte*>(binding.buffer->data) + binding.offset;
-    bound.bytes = BytesOf(dispatch, binding);
-    bound.read_only = !Writes(function.name, index);
+    bound.bytes = binding.bytes;
+    bound.read_only = !binding.written;
+    bound.initialised = binding.initialised;
     launch.buffers[index] = bound;
   }
-  for (const Reference<Buffer>& buffer : dispatch.used) {
+  std::map<Buffer*, Reference<Buffer>> reached = resident;
+  for (const Reference<Buffer>& buffer : dispatch.used) reached.emplace(buffer.get(), buffer);
+  for (const auto& [buffer, reference] : reached) {
     const auto* data = static_cast<const std::byte*>(buffer->data);
     launch.reached_ranges.emplace_back(data, data + buffer->length);
   }
@@ -330,18 +408,61 @@ std::string RunDispatch(const Dispatch& dispatch) {
   return report->clean() ? "" : report->findings.front().text;
 }
 
+/// The first two of the dispatches [first, last) that need a barrier between them; empty: none.
+std::string CommandBuffer::MissingBarrier(size_t first, size_t last) const {
+  for (size_t later = first; later < last; ++later) {
+    for (size_t earlier = first; earlier < later; ++earlier) {
+      for (const Range& range : dispatches[later].ranges) {
+        for (const Range& other : dispatches[earlier].ranges) {
+          if (!range.Conflicts(other)) continue;
+          return fmt::format("no barrier between {} and {}",
+                             dispatches[earlier].pipeline->function->name,
+                             dispatches[later].pipeline->function->name);
+        }
+      }
+    }
+  }
+  return {};
+}
+
+/// Runs the dispatches between two barriers in reverse order.
+std::string CommandBuffer::RunAll() {
+  for (size_t first = 0; first < dispatches.size();) {
+    size_t last = first;
+    while (last < dispatches.size() && dispatches[last].barriers == dispatches[first].barriers) {
+      ++last;
+    }
+    std::string wrong = MissingBarrier(first, last);
+    for (size_t i = last; i > first && wrong.empty(); --i) {
+      wrong = RunDispatch(dispatches[i - 1], resident);
+    }
+    if (!wrong.empty()) return wrong;
+    first = last;
+  }
+  return {};
+}
+
+void CommandBuffer::TakeResident() {
+  if (queue->resident.get() != nullptr) sets.push_back(queue->resident);
+  for (const Reference<ResidencySet>& set : sets) {
+    resident.insert(set->committed.begin(), set->committed.end());
+  }
+}
+
 void CommandBuffer::Run() {
   if (TheBehaviour().on_run) TheBehaviour().on_run();
   std::string wrong;
   const int64_t from = TheBehaviour().fails_from;
-  if (from >= 0 && number >= from)
+  const int64_t failing = TheBehaviour().fails;
+  if (from >= 0 && number >= from && (failing < 0 || number < from + failing)) {
     wrong = fmt::format("Caused GPU Timeout Error {}", number - from);
-  for (const Dispatch& dispatch : dispatches) {
-    if (wrong.empty()) wrong = RunDispatch(dispatch);
   }
+  if (wrong.empty()) wrong = RunAll();
   dispatches.clear();  // Releases the objects that they keep alive.
+  resident.clear();
   if (!wrong.empty()) {
-    auto* made = new Error(kInternalError, wrong);
+    auto* made = new Error(TheBehaviour().error, wrong);
+    if (tells_encoders) made->blamed = label;
     error = Reference<Error>(made);
     made->Release();
   }
@@ -442,6 +563,7 @@ void AddDevice() {
   Answer("MTLDevice", "maxThreadgroupMemoryLength", [](Object*, SEL) { return uint64_t{32768}; });
   Answer("MTLDevice", "maxBufferLength",
          [](Object*, SEL) { return TheBehaviour().largest_buffer; });
+  Answer("MTLDevice", "newFence", [](Object*, SEL) -> Object* { return new Fence; });
   Answer("MTLDevice", "newCommandQueue",
          [](Object* self, SEL) -> Object* { return new Queue(self); });
   Answer("MTLDevice", "newBufferWithLength:options:", [](Object*, SEL, uint64_t bytes, uint64_t) {
@@ -529,7 +651,10 @@ void AddMemory() {
     for (const auto& [buffer, reference] : self->added) bytes += buffer->length;
     return bytes;
   });
-  Answer("MTLResidencySet", "commit", [](Object*, SEL) {});
+  Answer("MTLResidencySet", "commit", [](ResidencySet* self, SEL) {
+    self->committed = self->added;
+    ++TheLog().residency_commits;
+  });
   Answer("MTLResidencySet", "requestResidency", [](Object*, SEL) {});
   Answer("NSArray", "count", [](Array* self, SEL) { return uint64_t{self->objects.size()}; });
   Answer("NSArray", "objectAtIndex:", [](Array* self, SEL, uint64_t index) {
@@ -542,11 +667,24 @@ void AddCommands() {
   Answer("MTLCommandQueue", "addResidencySet:", [](Queue* self, SEL, ResidencySet* set) {
     self->resident = Reference<ResidencySet>(set);
   });
-  Answer("MTLCommandQueue", "commandBuffer",
-         [](Queue* self, SEL) -> Object* { return Autoreleased(new CommandBuffer(self)); });
+  Answer("class MTLCommandBufferDescriptor", "alloc",
+         [](Object*, SEL) -> Object* { return new CommandBufferDescriptor; });
+  Answer("MTLCommandBufferDescriptor", "setErrorOptions:",
+         [](CommandBufferDescriptor* self, SEL, uint64_t options) {
+           self->error_options = options;
+         });
+  Answer("MTLCommandQueue", "commandBufferWithDescriptor:",
+         [](Queue* self, SEL, CommandBufferDescriptor* descriptor) -> Object* {
+           auto* commands = new CommandBuffer(self);
+           commands->tells_encoders = descriptor->error_options != 0;
+           return Autoreleased(commands);
+         });
+  Answer("MTLCommandBuffer", "useResidencySet:", [](CommandBuffer* self, SEL, ResidencySet* set) {
+    self->sets.emplace_back(set);
+  });
   Answer("MTLCommandBuffer", "computeCommandEncoderWithDispatchType:",
          [](CommandBuffer* self, SEL, uint64_t type) -> Object* {
-           if (type != 0) Fail("expected serial dispatches");
+           if (type != kConcurrent) Fail("expected concurrent dispatches");
            if (self->encoding || self->status != kNotEnqueued) Fail("a second encoder");
            self->encoding = true;
            return Autoreleased(new Encoder(self));
@@ -555,12 +693,14 @@ void AddCommands() {
     if (self->encoding) Fail("commit before endEncoding");
     if (self->status != kNotEnqueued) Fail("committed twice");
     const std::lock_guard<std::mutex> lock(self->queue->mutex);
+    self->TakeResident();
     self->number = TheLog().command_buffers++;
     self->status = kCommitted;
     self->queue->committed.emplace_back(self);
   });
   Answer("MTLCommandBuffer", "waitUntilCompleted", [](CommandBuffer* self, SEL) {
     if (self->status == kNotEnqueued) Fail("waits for what is not committed");
+    if (self->status == kCommitted) ++TheLog().waits;
     self->queue->RunUntil(self);
   });
   Answer("MTLCommandBuffer", "status",
@@ -591,9 +731,26 @@ void AddEncoder() {
   Answer("MTLComputeCommandEncoder", "useResources:count:usage:",
          [](Encoder* self, SEL, Buffer* const* buffers, uint64_t count, uint64_t usage) {
            constexpr uint64_t kRead = 1;
-           if (usage != kRead) Fail("expected resources that are read");
+           if ((usage & kRead) == 0) Fail("expected resources that are read");
+           TheLog().used_resources += static_cast<int64_t>(count);
            for (uint64_t i = 0; i < count; ++i) self->state.used.emplace_back(buffers[i]);
          });
+  Answer("MTLComputeCommandEncoder", "memoryBarrierWithScope:",
+         [](Encoder* self, SEL, uint64_t scope) {
+           constexpr uint64_t kBuffers = 1;
+           if (scope != kBuffers) Fail("expected a barrier of buffers");
+           if (TheLog().barriers++ != TheBehaviour().drops_barrier) ++self->state.barriers;
+         });
+  Answer("MTLComputeCommandEncoder", "waitForFence:", [](Encoder* self, SEL, Fence* fence) {
+    if (self->updated.get() == fence) Fail("waits for a fence after it has updated it");
+    self->waited = Reference<Fence>(fence);
+  });
+  Answer("MTLComputeCommandEncoder", "updateFence:", [](Encoder* self, SEL, Fence* fence) {
+    self->updated = Reference<Fence>(fence);
+  });
+  Answer("MTLComputeCommandEncoder", "setLabel:", [](Encoder* self, SEL, Text* label) {
+    self->commands->label = label->value;
+  });
   Answer("MTLComputeCommandEncoder", "dispatchThreadgroups:threadsPerThreadgroup:",
          [](Encoder* self, SEL, Size groups, Size threads) {
            if (self->state.pipeline.get() == nullptr) Fail("dispatches without a pipeline");
@@ -601,20 +758,52 @@ void AddEncoder() {
            if (threads.x * threads.y * threads.z > TheBehaviour().most_threads) {
              Fail("more threads than the pipeline takes");
            }
+           if (announced == nullptr) Fail("dispatches what the driver did not announce");
            self->state.groups = groups;
            self->state.threads = threads;
-           self->commands->dispatches.push_back(self->state);
+           Dispatch& dispatch = self->commands->dispatches.emplace_back(self->state);
+           dispatch.declared = std::move(announced);
+           announced = nullptr;
+           TakeDeclared(&dispatch);
          });
   Answer("MTLComputeCommandEncoder", "endEncoding", [](Encoder* self, SEL) {
+    Queue& queue = *self->commands->queue.get();
+    // Memory behind addresses is not ordered by Metal.
+    if (queue.fence.get() != nullptr && queue.fence.get() != self->waited.get()) {
+      Fail("an encoder does not wait for the fence of the one before it");
+    }
+    queue.fence = self->updated;
     self->ended = true;
     self->commands->encoding = false;
   });
 }
 
+void AddErrors() {
+  Answer("NSObject", "setLabel:", [](Object*, SEL, Object*) {});
+  Answer("NSError", "userInfo", [](Error* self, SEL) -> Object* {
+    auto* encoders = new Array;
+    if (!self->blamed.empty()) {
+      auto* info = new EncoderInfo(self->blamed);
+      encoders->objects.emplace_back(info);
+      info->Release();
+    }
+    return Autoreleased(encoders);
+  });
+  // Stands for the dictionary, which has nothing else.
+  Answer("NSArray", "objectForKey:", [](Array* self, SEL, Object*) { return self; });
+  Answer("MTLCommandBufferEncoderInfo", "label", [](EncoderInfo* self, SEL) -> Object* {
+    return Autoreleased(new Text(self->label));
+  });
+  Answer("MTLCommandBufferEncoderInfo", "errorState", [](Object*, SEL) { return kFaulted; });
+}
+
 Device* PreparedDevice() {
   static const bool added =
-      (AddDevice(), AddCompiling(), AddMemory(), AddCommands(), AddEncoder(), true);
+      (AddDevice(), AddCompiling(), AddMemory(), AddCommands(), AddEncoder(), AddErrors(), true);
   (void)added;
+  metal::TheLaunchObserver() = [](const metal::KernelLaunch& launch) {
+    announced = std::make_shared<metal::KernelLaunch>(launch);
+  };
   return TheDevice();
 }
 

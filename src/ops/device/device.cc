@@ -19,7 +19,8 @@ Device::Impl::~Impl() {
 }
 
 Result<Workspace> Device::Impl::TakeWorkspace(void* stream, int64_t bytes) {
-  if (backend_->calls_block()) stream = nullptr;
+  // Recorded work uses its workspaces again, so that they stay apart from others.
+  if (backend_->calls_block() && !backend_->records()) stream = nullptr;
   Workspace found;
   {
     const std::lock_guard<std::mutex> lock(mutex_);

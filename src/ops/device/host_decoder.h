@@ -22,7 +22,8 @@ namespace marlin {
 
 class HostDecoder final : public DecoderBackend {
  public:
-  /// `host` has a decoder; `device` shares its memory and looks up embeddings in its own weights.
+  /// `host` has a decoder; `device` shares its memory. The decoder of a device that prepares weights
+  /// takes all lookups in them.
   HostDecoder(std::unique_ptr<Backend> host, const Backend& device)
       : host_(std::move(host)), device_(device), own_(device.decoder()) {}
 
@@ -82,7 +83,7 @@ class HostDecoder final : public DecoderBackend {
   template <typename Call>
   Status RunOnHost(const Call& call, const OperationContext& context) const {
     if constexpr (std::is_same_v<Call, LookUpWeightRowsCall>) {
-      return device_.LookUpRows(call, context.stream);
+      return Status(Code::kUnsupported, "the host cannot look up rows in the device's weights");
     } else {
       host_calls_[static_cast<size_t>(kOperationOf<Call>)].fetch_add(1, std::memory_order_relaxed);
       MARLIN_RETURN_IF_ERROR(device_.Synchronize(context.stream));

@@ -3,8 +3,9 @@
 //
 // A class, because clang's own type mixes with half without a word and cannot be cast to it. Like
 // in Metal, operators with float yield float, those with integers bfloat, those with half do not
-// compile, and it becomes a float or an integer without a cast. A class cannot be one side of ?:
-// whose other side is a float.
+// compile, and it becomes a float without a cast; an integer only with one, unlike in Metal, so that
+// it can be one side of ?: whose other side is an integer. A class cannot be one whose other side is
+// a float.
 #pragma once
 
 #include <concepts>
@@ -67,8 +68,7 @@ struct bfloat {
     return __builtin_bit_cast(float, static_cast<uint32_t>(bits_) << 16);
   }
   template <metal_sim::BuiltInScalar T>
-  requires(!std::is_same_v<T, float>) METAL_SIM_INLINE constexpr explicit(!std::is_integral_v<T>)
-  operator T() const {
+  requires(!std::is_same_v<T, float>) METAL_SIM_INLINE constexpr explicit operator T() const {
     return static_cast<T>(static_cast<float>(*this));
   }
 

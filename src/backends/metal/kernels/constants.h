@@ -26,6 +26,14 @@ constant int gathered [[function_constant(MARLIN_CONSTANT_GATHERED)]];
 constant int gate_limited [[function_constant(MARLIN_CONSTANT_GATE_LIMITED)]];
 constant int extra_type [[function_constant(MARLIN_CONSTANT_EXTRA_TYPE)]];
 constant int global_divides [[function_constant(MARLIN_CONSTANT_GLOBAL_DIVIDES)]];
+constant int key_type [[function_constant(MARLIN_CONSTANT_KEY_TYPE)]];
+constant int value_type [[function_constant(MARLIN_CONSTANT_VALUE_TYPE)]];
+constant int paged_keys [[function_constant(MARLIN_CONSTANT_PAGED_KEYS)]];
+constant int aligned_keys [[function_constant(MARLIN_CONSTANT_ALIGNED_KEYS)]];
+constant int group_log2 [[function_constant(MARLIN_CONSTANT_GROUP_LOG2)]];
+constant int whole_k [[function_constant(MARLIN_CONSTANT_WHOLE_K)]];
+constant int whole_m [[function_constant(MARLIN_CONSTANT_WHOLE_M)]];
+constant int integer_zeros [[function_constant(MARLIN_CONSTANT_INTEGER_ZEROS)]];
 
 }  // namespace kernels
 }  // namespace marlin

@@ -1,0 +1,26 @@
+// What kernels/check_rows.h reports about the rows of a step.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/metal/decoder/operations.h"
+#include "backends/metal/runtime/driver.h"
+#include "marlin/status.h"
+
+namespace marlin::metal {
+
+/// Sizes in the messages.
+struct RowLimits {
+  int64_t rows = 0;
+  int64_t blocks = 0;
+  int64_t page_tokens = 0;
+};
+
+/// The error of a report {error, a}, {b, c}; its messages are those of the other backends.
+Status RowReportError(const ErrorWords::Word& error, const ErrorWords::Word& numbers,
+                      const RowLimits& limits);
+
+/// Binds the words of a report to a launch that checks rows. Errors: kOutOfMemory.
+Status BindRowReport(const RowLimits& limits, CallContext* context, KernelLaunch* launch);
+
+}  // namespace marlin::metal
