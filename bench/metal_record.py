@@ -4,13 +4,13 @@
     bench/metal_record.py BUILD_FOLDER [-o bench/records/metal-CHIP.json] [--quick]
                           [--filter REGEX] [--resume] [--compile]
 
-Each kernel, each file of operations, each sample model and each benchmark is a step: a process with
+Each kernel, each file of unit tests, each sample model and each benchmark is a step: a process with
 a time limit. A step that crashes or hangs is recorded with the case in which it did, and the next
 one follows. Everything that a compiler or Metal says is kept. After each step the results are
 written to OUTPUT.partial; --resume goes on from there.
 
 The record holds the chip, system, commit and date, what each source's compilation said, how many
-conformance cases passed, failed and were declined per kernel, what decoder operations' tests and
+conformance cases passed, failed and were declined per kernel, what unit tests on the device and
 sample models gave, and times of GEMMs, also MLX's (pip install mlx). A virtual machine's GPU is not
 timed. Exit code 1: something failed; 5: no Mac, and nothing is recorded; 130: interrupted.
 """
@@ -54,7 +54,7 @@ def make_record(results: dict[str, dict[str, Any]], facts: dict[str, Any]) -> di
     device = opened.get("device") or {"name": "metal", "model": facts["chip"], "features": []}
     rows = {kind: [{**result, "step": name} for name, result in results.items()
                    if name.split(" ")[0] == kind]
-            for kind in ("compile", "conformance", "operations", "model", "bench", "validation")}
+            for kind in ("compile", "conformance", "unit", "model", "bench", "validation")}
     kernels = [row for row in rows["conformance"] if "kernel" in row]
     return {
         "chip": device["model"],
@@ -65,7 +65,7 @@ def make_record(results: dict[str, dict[str, Any]], facts: dict[str, Any]) -> di
         "compile": rows["compile"],
         "conformance": {**{key: sum(row[key] for row in kernels) for key in COUNTS},
                         "kernels": kernels},
-        **{kind: rows[kind] for kind in ("operations", "model", "bench", "validation")},
+        **{kind: rows[kind] for kind in ("unit", "model", "bench", "validation")},
     }
 
 
@@ -99,7 +99,7 @@ def summary(record: dict[str, Any]) -> str:
         lines.append(f"{row['kernel']:<32}{row['passed']:>8}{row['failed']:>8}"
                      f"{row['unsupported']:>10}{row['worst_ratio']:>13.3f}"
                      + ("" if row["state"] == "ran" else f"  {row['state']}"))
-    for kind in ("compile", "operations", "model", "bench", "validation"):
+    for kind in ("compile", "unit", "model", "bench", "validation"):
         lines += [f"{row['step']}: {say_result(row)}" for row in record[kind]]
     counts = record["conformance"]
     lines.append(f"{counts['passed']} passed, {counts['failed']} failed, "

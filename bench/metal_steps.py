@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import json
-import platform
 import re
 import shutil
 import sys
@@ -33,9 +32,12 @@ MOST_TEXT = 20000  # Characters of messages recorded of a process.
 QUICK = r"(.*/)?seed\d*0$"
 COMPILER_ERRORS = ("does not compile", "no pipeline", "no function")
 MODELS = ("examples/tiny-qwen3-moe", "tests/data/tiny-glm4-moe")
-OPERATION_TESTS = ("decoder", "attention", "head_product", "paged_attention", "expand_latents",
-                   "rotate_append", "advance_tokens", "log_probabilities", "transformed_gemm",
-                   "gated_delta", "mamba2", "short_convolution")
+# Files of unit tests that take a device: of decoder operations, and of whole models of every type.
+UNIT_TESTS = ("ops.decoder", "ops.attention", "ops.head_product", "ops.paged_attention",
+              "ops.expand_latents", "ops.rotate_append", "ops.advance_tokens",
+              "ops.log_probabilities", "ops.transformed_gemm", "ops.gated_delta", "ops.mamba2",
+              "ops.short_convolution", "engine.sampling", "engine.golden", "engine.decode",
+              "engine.batch_generation", "engine.latent_prefill", "model.families")
 SHAPES = [f"{m},{n},{k}" for n, k in ((4096, 4096), (14336, 4096), (4096, 14336))
           for m in (1, 4, 16, 64, 512)]
 # Format, group size, type of scales, and MLX's mode with as many bits, if it has one.
@@ -263,13 +265,14 @@ def validate_kernel(context: Context, kernel: str, cases: list[str]) -> dict[str
     return messages(result, outcome.error)
 
 
-# --- operations ---------------------------------------------------------------------------------
+# --- unit tests ---------------------------------------------------------------------------------
 
 
-def run_operations(context: Context, name: str) -> dict[str, Any]:
-    """Runs the unit tests of one file of decoder operations on the device."""
-    program = context.build / "tests" / "unit.ops"
-    outcome = context.run(program, f"{name}_test.cc", silence=context.silence,
+def run_unit_tests(context: Context, name: str) -> dict[str, Any]:
+    """Runs the tests of one file on the device."""
+    folder, _, file = name.partition(".")
+    program = context.build / "tests" / f"unit.{folder}"
+    outcome = context.run(program, f"{file}_test.cc", silence=context.silence,
                           environment={"MARLIN_TEST_DEVICE": context.device})
     failed = re.findall(r"^\[  FAILED  \] (\S+) \(", outcome.out, re.MULTILINE)
     passed = len(re.findall(r"^\[       OK \]", outcome.out, re.MULTILINE))
@@ -379,8 +382,8 @@ def device_steps(context: Context) -> list[Step]:
         steps.append(("conformance", lambda: {"state": "FAILED: lists no cases"}))
     steps += [(f"conformance {kernel}", functools.partial(run_kernel, context, kernel))
               for kernel in kernels]
-    steps += [(f"operations {name}", functools.partial(run_operations, context, name))
-              for name in OPERATION_TESTS]
+    steps += [(f"unit {name}", functools.partial(run_unit_tests, context, name))
+              for name in UNIT_TESTS]
     steps += [(f"model {Path(model).name}", functools.partial(run_model, context, model))
               for model in MODELS]
     if not context.virtual and context.device == "metal":

@@ -160,7 +160,6 @@ class GetMetalCpp(unittest.TestCase):
                               'while [ "$1" != -d ]; do shift; done\n'
                               f'cp {folder}/made.whl "$2/mlx_metal.whl"\n')
             python.chmod(0o755)
-            import zipfile
             with zipfile.ZipFile(f"{folder}/made.whl", "w") as wheel:
                 wheel.writestr("mlx/include/metal_cpp/Metal/Metal.hpp", "// here\n")
                 wheel.writestr("mlx/lib/libmlx.dylib", "no")
