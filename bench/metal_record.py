@@ -2,17 +2,17 @@
 """Tests this Mac's GPU, measures it, and records the results: ./dev test-metal.
 
     bench/metal_record.py BUILD_FOLDER [-o bench/records/metal-CHIP.json] [--quick]
-                          [--filter REGEX] [--resume]
+                          [--filter REGEX] [--resume] [--compile]
 
-Each kernel, each file of operations, each sample model and each benchmark is a step: a process with
+Each kernel, each file of unit tests, each sample model and each benchmark is a step: a process with
 a time limit. A step that crashes or hangs is recorded with the case in which it did, and the next
 one follows. Everything that a compiler or Metal says is kept. After each step the results are
 written to OUTPUT.partial; --resume goes on from there.
 
 The record holds the chip, system, commit and date, what each source's compilation said, how many
-conformance cases passed, failed and were declined per kernel, what decoder operations' tests and
-sample models gave, and times of GEMMs beside MLX's (pip install mlx), which a virtual machine's GPU
-is not asked for. Exit code 1: something failed; 5: no Mac, and nothing is recorded; 130: interrupted.
+conformance cases passed, failed and were declined per kernel, what unit tests on the device and
+sample models gave, and times of GEMMs, also MLX's (pip install mlx). A virtual machine's GPU is not
+timed. Exit code 1: something failed; 5: no Mac, and nothing is recorded; 130: interrupted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def slug(chip: str) -> str:
 
 
 def class_of(device: dict[str, Any]) -> str:
-    """What a record's device is: results of a virtual machine's GPU need a second witness."""
+    """The class of a record's device: results of a virtual machine's GPU need a second witness."""
     if device["name"] != "metal":
         return "simulator"
     return "apple-gpu-virtual" if VIRTUAL_GPU in device["features"] else "apple-gpu"
@@ -54,7 +54,7 @@ def make_record(results: dict[str, dict[str, Any]], facts: dict[str, Any]) -> di
     device = opened.get("device") or {"name": "metal", "model": facts["chip"], "features": []}
     rows = {kind: [{**result, "step": name} for name, result in results.items()
                    if name.split(" ")[0] == kind]
-            for kind in ("compile", "conformance", "operations", "model", "bench", "validation")}
+            for kind in ("compile", "conformance", "unit", "model", "bench", "validation")}
     kernels = [row for row in rows["conformance"] if "kernel" in row]
     return {
         "chip": device["model"],
@@ -65,7 +65,7 @@ def make_record(results: dict[str, dict[str, Any]], facts: dict[str, Any]) -> di
         "compile": rows["compile"],
         "conformance": {**{key: sum(row[key] for row in kernels) for key in COUNTS},
                         "kernels": kernels},
-        **{kind: rows[kind] for kind in ("operations", "model", "bench", "validation")},
+        **{kind: rows[kind] for kind in ("unit", "model", "bench", "validation")},
     }
 
 
@@ -99,7 +99,7 @@ def summary(record: dict[str, Any]) -> str:
         lines.append(f"{row['kernel']:<32}{row['passed']:>8}{row['failed']:>8}"
                      f"{row['unsupported']:>10}{row['worst_ratio']:>13.3f}"
                      + ("" if row["state"] == "ran" else f"  {row['state']}"))
-    for kind in ("compile", "operations", "model", "bench", "validation"):
+    for kind in ("compile", "unit", "model", "bench", "validation"):
         lines += [f"{row['step']}: {say_result(row)}" for row in record[kind]]
     counts = record["conformance"]
     lines.append(f"{counts['passed']} passed, {counts['failed']} failed, "
@@ -199,6 +199,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--filter", default="", metavar="REGEX",
                         help="only steps whose name matches: 'gemv', 'model', 'bench'; recorded "
                              "only with -o")
+    parser.add_argument("--compile", action="store_true",
+                        help="only Apple's compiler, which must be there; BUILD need not")
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     parser.add_argument("--limit", type=float, default=900, metavar="S",
                         help="seconds of a process; default 900")
@@ -209,9 +211,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run_steps(run: Run, chosen: re.Pattern[str]) -> None:
+def run_steps(run: Run, chosen: re.Pattern[str], compiles_only: bool) -> None:
     context = run.context
     run.all(metal_steps.compile_steps(context), chosen)
+    if compiles_only:
+        for result in run.results.values():
+            if not result["rows"]:
+                result["state"] = f"FAILED: {result['state']}"
+        return
     opened = run.step("open", lambda: metal_steps.open_device(context))
     if opened["device"] is None:
         return
@@ -239,13 +246,14 @@ def main(arguments: list[str]) -> int:
     if options.resume:
         run.resume()
     try:
-        run_steps(run, re.compile(options.filter))
+        run_steps(run, re.compile(options.filter), options.compile)
     except KeyboardInterrupt:
         print(f"metal_record.py: interrupted; --resume goes on from {run.partial}", file=sys.stderr)
         return 130
     record = make_record(run.results, facts)
     print(summary(record))
-    if options.output or (not options.filter and record["class"] != "simulator"):
+    partial = options.filter or options.compile
+    if options.output or (not partial and record["class"] != "simulator"):
         record_form.write(output, record)
         print(f"recorded in {output}")
     if not any(result.get("again") for result in run.results.values()):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import json
-import platform
 import re
 import shutil
 import sys
@@ -26,16 +25,19 @@ VIRTUAL_GPU = "virtual GPU"  # A feature that apple_driver.cc gives a virtual ma
 # Metal's own checks of API calls and of what kernels access.
 VALIDATION = {"MTL_DEBUG_LAYER": "1", "MTL_SHADER_VALIDATION": "1",
               "MTL_DEBUG_LAYER_ERROR_MODE": "nslog", "MTL_DEBUG_LAYER_WARNING_MODE": "nslog"}
-MOST_EXCLUDED = 3  # Cases of a kernel that may crash, hang or lose the device before it is given up.
+MOST_EXCLUDED = 3  # Cases of a kernel that crash, hang or lose the device before it is given up.
 MOST_FAILURES = 20  # Recorded of a kernel.
 MOST_TEXT = 20000  # Characters of messages recorded of a process.
 # A tenth of the cases: every case of a row has a seed of its own.
 QUICK = r"(.*/)?seed\d*0$"
 COMPILER_ERRORS = ("does not compile", "no pipeline", "no function")
 MODELS = ("examples/tiny-qwen3-moe", "tests/data/tiny-glm4-moe")
-OPERATION_TESTS = ("decoder", "attention", "head_product", "paged_attention", "expand_latents",
-                   "rotate_append", "advance_tokens", "log_probabilities", "transformed_gemm",
-                   "gated_delta", "mamba2", "short_convolution")
+# Files of unit tests that take a device: of decoder operations, and of whole models of every type.
+UNIT_TESTS = ("ops.decoder", "ops.attention", "ops.head_product", "ops.paged_attention",
+              "ops.expand_latents", "ops.rotate_append", "ops.advance_tokens",
+              "ops.log_probabilities", "ops.transformed_gemm", "ops.gated_delta", "ops.mamba2",
+              "ops.short_convolution", "engine.sampling", "engine.golden", "engine.decode",
+              "engine.batch_generation", "engine.latent_prefill", "model.families")
 SHAPES = [f"{m},{n},{k}" for n, k in ((4096, 4096), (14336, 4096), (4096, 14336))
           for m in (1, 4, 16, 64, 512)]
 # Format, group size, type of scales, and MLX's mode with as many bits, if it has one.
@@ -80,7 +82,7 @@ def document_of(outcome: Outcome) -> dict[str, Any] | None:
 
 
 def state_of(outcome: Outcome) -> str:
-    """What to say of a process whose document is missing."""
+    """The state of a process whose document is missing."""
     if not outcome.finished():
         return outcome.state
     return f"{outcome.state}, and printed no document"
@@ -105,8 +107,8 @@ def messages(result: dict[str, Any], *texts: str) -> dict[str, Any]:
 
 
 def open_device(context: Context) -> dict[str, Any]:
-    """Opens the device with all of its self-test, else with less, so that each kernel still has its
-    turn. Sets how the later steps open it."""
+    """Opens the device with all of its self-test, or with less of it, so that each kernel still has
+    its turn. Sets how the later steps open it."""
     result: dict[str, Any] = {"state": "does not open", "device": None, "attempts": []}
     for mode, name in (("", "all tests"), ("probe", "probes"), ("0", "no test")):
         context.self_test = mode
@@ -263,13 +265,14 @@ def validate_kernel(context: Context, kernel: str, cases: list[str]) -> dict[str
     return messages(result, outcome.error)
 
 
-# --- operations ---------------------------------------------------------------------------------
+# --- unit tests ---------------------------------------------------------------------------------
 
 
-def run_operations(context: Context, name: str) -> dict[str, Any]:
-    """Runs the unit tests of one file of decoder operations on the device."""
-    program = context.build / "tests" / "unit.ops"
-    outcome = context.run(program, f"{name}_test.cc", silence=context.silence,
+def run_unit_tests(context: Context, name: str) -> dict[str, Any]:
+    """Runs the tests of one file on the device."""
+    folder, _, file = name.partition(".")
+    program = context.build / "tests" / f"unit.{folder}"
+    outcome = context.run(program, f"{file}_test.cc", silence=context.silence,
                           environment={"MARLIN_TEST_DEVICE": context.device})
     failed = re.findall(r"^\[  FAILED  \] (\S+) \(", outcome.out, re.MULTILINE)
     passed = len(re.findall(r"^\[       OK \]", outcome.out, re.MULTILINE))
@@ -347,8 +350,8 @@ def run_mlx(context: Context) -> dict[str, Any]:
     """Times MLX's products of the shapes of run_bench."""
     python = python_with_mlx()
     if not python:
-        return {"state": "no MLX: \"python3 -m venv .venv-integrations && "
-                         ".venv-integrations/bin/pip install mlx\", then --resume, compares with it",
+        return {"state": "no MLX: \"python3 -m venv .venv-integrations && .venv-integrations/bin/"
+                         "pip install mlx\", then --resume, compares with it",
                 "again": True}
     shapes = SHAPES[:5] if context.quick else SHAPES
     problems = [f"{shape}:{mode}:{group}" for _, group, _, mode in BENCHES if mode
@@ -379,8 +382,8 @@ def device_steps(context: Context) -> list[Step]:
         steps.append(("conformance", lambda: {"state": "FAILED: lists no cases"}))
     steps += [(f"conformance {kernel}", functools.partial(run_kernel, context, kernel))
               for kernel in kernels]
-    steps += [(f"operations {name}", functools.partial(run_operations, context, name))
-              for name in OPERATION_TESTS]
+    steps += [(f"unit {name}", functools.partial(run_unit_tests, context, name))
+              for name in UNIT_TESTS]
     steps += [(f"model {Path(model).name}", functools.partial(run_model, context, model))
               for model in MODELS]
     if not context.virtual and context.device == "metal":

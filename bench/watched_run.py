@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-MOST_BYTES = 64 << 20  # Of output; a command that prints more is stopped.
+MOST_BYTES = 64 << 20  # A command that prints more is stopped.
 POLL_SECONDS = 0.02
 
 

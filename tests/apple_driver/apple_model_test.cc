@@ -1,8 +1,10 @@
 // A model on Device::Open("metal") with the fake GPU, which runs nothing until the host waits:
 // results that the model reads without waiting would be missing.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <optional>
@@ -55,6 +57,22 @@ class AppleModel : public testing::Test {
 };
 
 constexpr std::array<int32_t, 3> kPrompt = {17, 4, 301};
+
+// A list costs no self-test; a device that is opened for work is tested.
+TEST_F(AppleModel, ListsWithoutASelfTest) {
+  const std::vector<DeviceInfo> devices = ListDevices();
+  ASSERT_FALSE(devices.empty());
+  const DeviceInfo& metal = devices.back();
+  EXPECT_EQ(metal.name, "metal");
+  EXPECT_EQ(metal.model, "Apple M2");
+  EXPECT_THAT(metal.features, testing::Contains("tested when it is opened for work"));
+  EXPECT_TRUE(std::all_of(metal.kernels.begin(), metal.kernels.end(),
+                          [](const KernelInfo& kernel) { return kernel.available; }));
+  EXPECT_EQ(TheLog().dispatches, 0);
+  EXPECT_EQ(TheLog().sources, 0);
+  ASSERT_TRUE(Device::Open("metal").ok());
+  EXPECT_GT(TheLog().dispatches, 0);
+}
 
 TEST_F(AppleModel, LogitsAreThereWhenForwardReturns) {
   const std::optional<Model> expected_model = OpenModel("metal-sim");

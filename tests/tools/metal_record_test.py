@@ -49,7 +49,7 @@ CONFORMANCE = """\
             continue
         print("case", name, file=sys.stderr, flush=True)
         action = plan.get(name.removeprefix("gemm/u4/metal/"), "pass")
-        if os.environ.get("MTL_SHADER_VALIDATION") == "1":
+        if "MTL_SHADER_VALIDATION" in os.environ:
             print("Invalid device load by", kernel, file=sys.stderr)
             action = "pass"
         if action == "crash":
@@ -89,7 +89,7 @@ COMMAND = """\
     else:
         print(json.dumps({"token_ids": plan["tokens"]}))
 """
-OPERATIONS = """\
+UNIT = """\
     import os, sys
     assert os.environ["MARLIN_TEST_DEVICE"] == "metal-sim"
     print("[ RUN      ] Norm.Works", flush=True)
@@ -111,7 +111,8 @@ class MetalRecord(unittest.TestCase):
         self.build = pathlib.Path(folder.name)
         self.output = self.build / "record.json"
         for name, text in (("bin/marlin_conformance", CONFORMANCE), ("bin/metal-marlin", COMMAND),
-                           ("tests/unit.ops", OPERATIONS)):
+                           ("tests/unit.ops", UNIT), ("tests/unit.engine", UNIT),
+                           ("tests/unit.model", UNIT)):
             path = self.build / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(f"#!{sys.executable} -IS\n{textwrap.dedent(text)}")
@@ -160,7 +161,8 @@ class MetalRecord(unittest.TestCase):
         self.assertEqual((one["passed"], one["failed"]), (9, 1))
         self.assertEqual(one["failures"], [{"case": "gemm/u4/metal/one/seed3",
                                             "message": "crashed (SIGSEGV)"}])
-        self.assertIn("ran without a case: 9 passed, 1 failed; first: gemm/u4/metal/one/seed3", said)
+        self.assertIn("ran without a case: 9 passed, 1 failed; first: gemm/u4/metal/one/seed3",
+                      said)
         self.assertEqual(self.row("two")["passed"], 10)
 
     def test_goes_on_after_a_hang(self) -> None:
@@ -205,16 +207,16 @@ class MetalRecord(unittest.TestCase):
         self.assertIn("error: halfs", self.row("one")["compiler_errors"][0])
         self.assertIn("does not compile", said)
 
-    def test_operations_and_models(self) -> None:
+    def test_unit_tests_and_models(self) -> None:
         self.plan["tokens"] = [401, 0]
-        code, _ = self.run_main("--filter", "operations|model")
+        code, _ = self.run_main("--filter", "unit|model")
         self.assertEqual(code, 1)
-        states = {row["step"]: row["state"] for row in self.record()["operations"]}
-        self.assertEqual(states["operations decoder"], "1 passed, 1 failed")
-        self.assertEqual(states["operations attention"], "crashed (SIGABRT) in Attention.Dies")
-        self.assertEqual(states["operations mamba2"], "1 passed, 0 failed")
+        states = {row["step"]: row["state"] for row in self.record()["unit"]}
+        self.assertEqual(states["unit ops.decoder"], "1 passed, 1 failed")
+        self.assertEqual(states["unit ops.attention"], "crashed (SIGABRT) in Attention.Dies")
+        self.assertEqual(states["unit model.families"], "1 passed, 0 failed")
         self.assertEqual(self.record()["model"][0]["state"], "FAILED: token 1 differs")
-        self.assertEqual(self.record()["operations"][0]["failures"], ["Norm.Breaks"])
+        self.assertEqual(self.record()["unit"][0]["failures"], ["Norm.Breaks"])
 
     def test_a_failing_self_test_leaves_each_kernel_its_turn(self) -> None:
         self.plan["opens_with"] = ["0"]
@@ -242,7 +244,7 @@ class MetalRecord(unittest.TestCase):
         self.assertFalse(self.output.exists())
         before = sum("/one/" in call for call in self.calls())
         code, said = self.run_main("--resume", "--filter", "conformance|model")
-        self.assertEqual(code, 1, said)  # Of operations, whose results are kept.
+        self.assertEqual(code, 1, said)  # The failing unit tests' results are kept.
         self.assertEqual(sum("/one/" in call for call in self.calls()), before)
         self.assertIn("goes on after", said)
         self.assertEqual(self.row("one")["passed"], 10)
@@ -293,27 +295,37 @@ class MetalRecord(unittest.TestCase):
         self.assertEqual(rows["kernels/finish.metal"]["messages"], "warning: unused")
         self.assertIn("kernels4/gemm_matmul2d.metal", {row["source"] for row in new["rows"]})
 
+    def test_only_compiles(self) -> None:
+        code, said = self.run_main("--compile")
+        self.assertEqual(code, 1)
+        self.assertIn("FAILED: no compiler (xcrun metal)", said)
+        xcrun = self.build / "xcrun"
+        xcrun.write_text("#!/bin/sh\nexit 0\n")
+        xcrun.chmod(0o755)
+        self.assertEqual(self.run_main("--compile")[0], 0)
+        self.assertFalse((self.build / "bin" / "calls.log").exists())
+
     def test_names_files(self) -> None:
         self.assertEqual(metal_record.slug("Apple M2 Pro"), "apple-m2-pro")
         self.assertEqual(metal_record.slug("../x"), "x")
 
 
 class WatchedRun(unittest.TestCase):
-    def run_text(self, text: str, limits: Limits = Limits(20)) -> watched_run.Outcome:
-        return watched_run.run([sys.executable, "-c", text], limits)
+    def run_text(self, text: str, seconds: float = 20) -> watched_run.Outcome:
+        return watched_run.run([sys.executable, "-c", text], Limits(seconds))
 
     def test_states(self) -> None:
         self.assertEqual(self.run_text("print('a'); raise SystemExit(3)").state, "exit 3")
         self.assertEqual(self.run_text("import os; os.kill(os.getpid(), 11)").state,
                          "crashed (SIGSEGV)")
-        self.assertEqual(self.run_text("import time; time.sleep(9)", Limits(0.2)).state,
+        self.assertEqual(self.run_text("import time; time.sleep(9)", 0.2).state,
                          "timed out")
         self.assertEqual(watched_run.run(["/no/such"], Limits(1)).state, "no such command")
 
     def test_ends_what_the_command_started(self) -> None:
         outcome = self.run_text("import subprocess, sys, time\n"
                                 "p = subprocess.Popen(['sleep', '60'])\n"
-                                "print(p.pid, flush=True); time.sleep(60)", Limits(0.5))
+                                "print(p.pid, flush=True); time.sleep(60)", 0.5)
         self.assertEqual(outcome.state, "timed out")
         pid = int(outcome.out)
         for _ in range(100):

@@ -251,6 +251,11 @@ Result<std::unique_ptr<Backend>> OpenMetal(std::string_view name) {
   return backend;
 }
 
+Result<std::unique_ptr<Backend>> ListMetal() {
+  MARLIN_ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, OpenAppleDriver({.for_list = true}));
+  return MakeMetalBackend(std::move(driver));
+}
+
 std::unique_ptr<Backend> MakeMetalBackend(std::unique_ptr<Driver> driver) {
   return std::make_unique<MetalBackend>(std::move(driver));
 }

@@ -10,8 +10,8 @@ namespace marlin::metal {
 struct SelfTest {
   /// simdgroup_matrix has the element layout of kernels::FragmentRow and FragmentColumn.
   bool known_fragments = false;
-  bool right_products = false;    ///< simdgroup_matrix multiplies correctly.
-  bool right_shuffles = false;    ///< So do shuffles and sums of a simdgroup.
+  bool right_products = false;  ///< simdgroup_matrix multiplies correctly.
+  bool right_shuffles = false;  ///< So do shuffles and sums of a simdgroup.
   /// Kernels find memory through an address in a buffer, or the driver gives no addresses.
   bool follows_addresses = false;
   bool keeps_nans = false;        ///< false: the kernels were compiled with fast math.

@@ -106,6 +106,9 @@ class AppleDriver final : public Driver {
     return tests.probes ? Probe(tests.remembers) : Status();
   }
 
+  /// Only for lists: nothing has been tested.
+  void TakeAsTested() { known_fragments_ = listed_ = true; }
+
   DriverInfo Info() const override;
   DeviceShape Shape() const override { return {cores_.cores, known_fragments_}; }
   bool kernels_known_right() const override { return cache_.Read(kRightKernels).has_value(); }
@@ -167,6 +170,7 @@ class AppleDriver final : public Driver {
   CoreCount cores_;
   bool known_fragments_ = false;  ///< Set by the self-test.
   bool keeps_subnormals_ = false;
+  bool listed_ = false;
 };
 
 /// Learns how the GPU computes, once for a build and a system. Errors: kUnsupported.
@@ -207,7 +211,9 @@ DriverInfo AppleDriver::Info() const {
                   static_cast<double>(device_->recommendedMaxWorkingSetSize()) / kGiB),
       fmt::format("{} KiB threadgroup memory", device_->maxThreadgroupMemoryLength() / 1024),
       kernels_.built() ? "kernels compiled by the build" : "kernels compiled here",
-      known_fragments_ ? "known matrix fragments" : "unknown matrix fragments",
+      listed_            ? "tested when it is opened for work"
+      : known_fragments_ ? "known matrix fragments"
+                         : "unknown matrix fragments",
   };
   if (family_ < kFirstMacFamily || model_.find("Paravirtual") != std::string::npos) {
     info.features.emplace_back(kVirtualGpu);
@@ -367,16 +373,18 @@ Status AppleDriver::RunRecording(const RecordedLaunches& recording) {
 
 }  // namespace
 
-Result<std::unique_ptr<Driver>> OpenAppleDriver() {
+Result<std::unique_ptr<Driver>> OpenAppleDriver(const AppleDriverOptions& options) {
   const AutoreleaseScope scope;
   NS::SharedPtr<MTL::Device> device = FindDevice();
   if (device.get() == nullptr) {
     return Status(Code::kUnsupported, "metal: Metal finds no GPU on this machine");
   }
   const auto wanted = ReadEnvironment("METAL_MARLIN_METAL_SELF_TEST");
-  const SelfTests tests{!wanted || wanted->value != "0", !wanted || wanted->value != "all"};
+  const SelfTests tests{(!wanted || wanted->value != "0") && !options.for_list,
+                        !wanted || wanted->value != "all"};
   auto driver = std::make_unique<AppleDriver>(std::move(device));
   MARLIN_RETURN_IF_ERROR(driver->Start(tests));
+  if (options.for_list) driver->TakeAsTested();
   return std::unique_ptr<Driver>(std::move(driver));
 }
 
