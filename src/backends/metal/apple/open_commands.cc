@@ -132,8 +132,7 @@ void OpenCommands::MakeRoom(int64_t operations) {
   if (empty()) return;
   const bool full = launches_ >= kMostLaunches || operations_ + operations > kMostOperationsOfPart;
   // The work of others is looked for only where it matters.
-  const bool begins =
-      launches_ % kMostLaunchesWhileIdle == 0 && !target_.work.Runs(target_.queue);
+  const bool begins = launches_ % kMostLaunchesWhileIdle == 0 && !target_.work.Runs(target_.queue);
   if (full || begins) Commit();
 }
 

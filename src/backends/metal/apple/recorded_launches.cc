@@ -60,8 +60,7 @@ Status RecordedLaunches::MoveParameters(DeviceMemory& memory, UsedMemory* used) 
   int64_t offset = 0;
   for (BoundLaunch& launch : launches_) {
     std::memcpy(part->data() + offset, launch.parameters.data(), launch.parameters.size());
-    launch.arguments.push_back({part->buffer(),
-                                part->offset() + static_cast<NS::UInteger>(offset),
+    launch.arguments.push_back({part->buffer(), part->offset() + static_cast<NS::UInteger>(offset),
                                 MARLIN_BUFFER_PARAMETERS});
     offset += size_of(launch);
     launch.parameters = {};
