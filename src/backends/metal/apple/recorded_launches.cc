@@ -72,7 +72,7 @@ Status RecordedLaunches::MoveParameters(DeviceMemory& memory, UsedMemory* used) 
 Status RecordedLaunches::AppendTo(OpenCommands* open) const {
   auto check = checks_.begin();
   for (size_t i = 0; i < launches_.size(); ++i) {
-    open->MakeRoom(launches_[i].operations);
+    open->MakeRoom(launches_[i].operations, true);
     open->Keep(used_);
     MARLIN_RETURN_IF_ERROR(open->AppendRecorded(launches_[i], i == 0));
     for (; check != checks_.end() && check->launches <= i + 1; ++check) {
