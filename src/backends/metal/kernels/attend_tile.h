@@ -246,6 +246,11 @@ static inline int ValueFeature(int columns, int f, ushort simdgroup, ushort lane
   return simdgroup * columns * kSide + FragmentColumn(lane) * columns + 2 * f;
 }
 
+/// By its bits, so that no compiler option may assume the answer.
+static inline bool IsFinite(float value) {
+  return (as_type<uint>(value) & 0x7f800000u) != 0x7f800000u;
+}
+
 /// Adds the values that are not finite to the rows that see their keys: in products with masked
 /// weights they would be NaN. Keys `key` to `key` + 31 are in `block`.
 template <int kMostFeatures, int kColumns>
@@ -261,8 +266,8 @@ static METAL_FUNC void AddInfinities(
       if (f >= columns) continue;
       const float2 pair =
           LoadValuePair(values, k, ValueFeature(columns, f, simdgroup, lane), there, p);
-      const bool first = !metal::isfinite(pair.x);
-      const bool second = !metal::isfinite(pair.y);
+      const bool first = !IsFinite(pair.x);
+      const bool second = !IsFinite(pair.y);
       if (!first && !second) continue;
       MARLIN_UNROLL
       for (int i = 0; i < TileScratch<kMostFeatures>::kRows / kSide; ++i) {
@@ -306,11 +311,11 @@ static METAL_FUNC void AddValues(
       float2 pair = LoadValuePair(block.values, k + row, ValueFeature(columns, f, simdgroup, lane),
                                   there, p);
       if (masked) {
-        if (!metal::isfinite(pair.x)) {
+        if (!IsFinite(pair.x)) {
           infinite = true;
           pair.x = 0.0f;
         }
-        if (!metal::isfinite(pair.y)) {
+        if (!IsFinite(pair.y)) {
           infinite = true;
           pair.y = 0.0f;
         }
