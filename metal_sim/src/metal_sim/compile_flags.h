@@ -64,6 +64,11 @@ inline constexpr std::array<const char*, 39> kCompileFlags = {
     "-Wno-unknown-attributes",
 };
 
+/// In place of the flags of instrumentation where instructions are counted: LLVM's language, with
+/// indices as narrow as the source has them.
+inline constexpr std::array<const char*, 4> kSlotFlags = {"-S", "-emit-llvm", "-mllvm",
+                                                          "-indvars-widen-indvars=false"};
+
 /// Added for Metal's fast math: operations may be reordered, NaN and infinity ignored.
 inline constexpr std::array<const char*, 1> kFastMathFlags = {"-ffast-math"};
 

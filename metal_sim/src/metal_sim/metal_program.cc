@@ -5,6 +5,7 @@
 #include <link.h>
 
 #include <cstring>
+#include <fstream>
 #include <sstream>
 #include <utility>
 
@@ -23,9 +24,19 @@ namespace fs = std::filesystem;
 /// The compiler's folder in the debug information of a program, which may outlive the folder.
 constexpr std::string_view kFolder = "/metal-sim";
 
+/// Flags of instrumentation, and of what it costs to name a place or an uninitialised value.
+bool IsForChecks(const std::string& flag) {
+  return flag.find("sanitize") != flag.npos || flag.starts_with("-gdwarf") || flag == "-shared" ||
+         flag == "-ftrivial-auto-var-init=pattern";
+}
+
 /// Those that do not name the compiler's folder.
 std::vector<std::string> CompilerArguments(const CompileOptions& options) {
   std::vector<std::string> arguments(kCompileFlags.begin(), kCompileFlags.end());
+  if (options.count_slots) {
+    std::erase_if(arguments, IsForChecks);
+    arguments.insert(arguments.end(), kSlotFlags.begin(), kSlotFlags.end());
+  }
 #if defined(__x86_64__)
   // Conversions of half as one instruction each, with the results of the functions they are else.
   // Every processor with AVX2 has them; not every compiler can test for F16C itself.
@@ -52,16 +63,6 @@ CacheKey KeyOf(const MetalCompiler& compiler, const std::vector<std::string>& ar
   return key;
 }
 
-/// Blanks the pragmas that unroll loops: they keep arrays in a GPU's registers, but here only make
-/// more code to instrument.
-std::string WithoutUnrolling(std::string text) {
-  constexpr std::string_view kPragma = "#pragma clang loop unroll";
-  for (size_t at = text.find(kPragma); at != text.npos; at = text.find(kPragma, at)) {
-    for (; at < text.size() && text[at] != '\n'; ++at) text[at] = ' ';
-  }
-  return text;
-}
-
 /// "file.metal:12" of a line that addr2line prints: "/a/b/file.metal:12 (discriminator 2)"; empty
 /// for the shim's own files, the rewriter's table, and unknown places.
 std::string PlaceOf(std::string_view line) {
@@ -77,18 +78,32 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const fs::path& sour
                                                             const CompileOptions& options) {
   METAL_SIM_ASSIGN_OR_RETURN(MetalCompiler compiler, MetalCompiler::Make(options.clang));
   METAL_SIM_ASSIGN_OR_RETURN(std::string preprocessed, compiler.Preprocess(source, options));
-  METAL_SIM_ASSIGN_OR_RETURN(const RewrittenSource rewritten,
-                             RewriteMetal(WithoutUnrolling(std::move(preprocessed))));
+  METAL_SIM_ASSIGN_OR_RETURN(
+      const RewrittenSource rewritten,
+      RewriteMetal(std::move(preprocessed), RewritePurpose::kRun, options.kernels));
   std::unique_ptr<MetalProgram> program(new MetalProgram(std::move(compiler)));
   const std::vector<std::string> arguments = CompilerArguments(options);
   const ProgramCache cache = ProgramCache::OfEnvironment();
   const CacheKey key = KeyOf(program->compiler_, arguments, rewritten.text);
-  if (!cache.Get(key, program->library_)) {
-    METAL_SIM_RETURN_IF_ERROR(program->Build(arguments, rewritten.text));
-    cache.Put(key, program->library_);
+  if (cache.Get(key, program->library_)) {
+    if (program->Load().ok()) return program;
+    cache.Remove(key);
   }
+  METAL_SIM_RETURN_IF_ERROR(options.count_slots
+                                ? program->BuildCounting(arguments, rewritten.text)
+                                : program->Build(arguments, rewritten.text));
+  cache.Put(key, program->library_);
   METAL_SIM_RETURN_IF_ERROR(program->Load());
   return program;
+}
+
+Result<std::vector<KernelEntry>> MetalProgram::List(const fs::path& source,
+                                                    const CompileOptions& options) {
+  METAL_SIM_ASSIGN_OR_RETURN(const MetalCompiler compiler, MetalCompiler::Make(options.clang));
+  METAL_SIM_ASSIGN_OR_RETURN(const std::string preprocessed,
+                             compiler.Preprocess(source, options));
+  METAL_SIM_ASSIGN_OR_RETURN(RewrittenSource rewritten, RewriteMetal(preprocessed));
+  return std::move(rewritten.kernels);
 }
 
 Status MetalProgram::Build(std::vector<std::string> arguments, const std::string& text) const {
@@ -97,6 +112,26 @@ Status MetalProgram::Build(std::vector<std::string> arguments, const std::string
   arguments.insert(arguments.end(), {fmt::format("-fdebug-prefix-map={}={}", folder, kFolder),
                                      "-include", (compiler_.shim() / "msl.h").string(),
                                      "-I" + folder, source.string(), "-o", library_.string()});
+  return RunCompiler(std::move(arguments));
+}
+
+Status MetalProgram::BuildCounting(std::vector<std::string> arguments,
+                                   const std::string& text) const {
+  METAL_SIM_ASSIGN_OR_RETURN(const fs::path source, compiler_.Write("kernels.cc", text));
+  const std::string folder = compiler_.folder().string();
+  const fs::path module = compiler_.folder() / "kernels.ll";
+  arguments.insert(arguments.end(), {"-include", (compiler_.shim() / "msl.h").string(),
+                                     "-I" + folder, source.string(), "-o", module.string()});
+  METAL_SIM_RETURN_IF_ERROR(RunCompiler(std::move(arguments)));
+  std::ostringstream compiled;
+  compiled << std::ifstream(module).rdbuf();
+  METAL_SIM_ASSIGN_OR_RETURN(const fs::path counted,
+                             compiler_.Write("counted.ll", CountBlocks(compiled.str()).text));
+  return RunCompiler({"-O1", "-Xclang", "-disable-llvm-passes", "-fPIC", "-shared", "-nostdlib++",
+                      "-lm", "-w", counted.string(), "-o", library_.string()});
+}
+
+Status MetalProgram::RunCompiler(std::vector<std::string> arguments) const {
   METAL_SIM_ASSIGN_OR_RETURN(const ChildOutput output, compiler_.Run(std::move(arguments)));
   if (output.exit_code == 0) return Status();
   return Status(Code::kInvalidArgument, MetalCompiler::FirstError(output.error));
@@ -119,6 +154,9 @@ Status MetalProgram::Load() {
   if (attach == nullptr || module == nullptr) {
     return Status(Code::kInternal, library_.string() + ": exports no kernels");
   }
+  slots_ = {static_cast<const int64_t*>(dlsym(handle_, "metal_sim_slot_blocks")),
+            static_cast<const int64_t*>(dlsym(handle_, "metal_sim_slot_costs")),
+            static_cast<int64_t*>(dlsym(handle_, "metal_sim_slot_runs"))};
   attach(SimulatorRuntime());
   module_ = module();
   struct Search {
@@ -149,8 +187,7 @@ Result<const Kernel*> MetalProgram::Find(const std::string& name) const {
     if (name == module_->kernels[i].name) return &module_->kernels[i];
     names.emplace_back(module_->kernels[i].name);
   }
-  return Status(Code::kInvalidArgument,
-                fmt::format("kernel: no '{}'; there are: {}", name, fmt::join(names, ", ")));
+  return Status(Code::kInvalidArgument, NoKernelText(name, names));
 }
 
 Status MetalProgram::SetConstants(const ConstantValues& values) {

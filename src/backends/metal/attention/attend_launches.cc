@@ -94,7 +94,7 @@ void SplitSegments(const AttendOperands& operands, const DeviceShape& shape, int
 }
 
 /// Operations of `rows` query heads over all keys that they may see.
-int64_t OperationsOf(const AttendOperands& operands, int64_t rows) {
+int64_t AttendOperationsOf(const AttendOperands& operands, int64_t rows) {
   return 2 * rows * (KeyDim(operands) + ValueDim(operands)) *
          std::max<int64_t>(MostVisible(operands), 1);
 }
@@ -267,7 +267,7 @@ AttendPlan PlanSingle(const AttendOperands& operands, const DeviceShape& shape, 
   plan.kernel = KernelFor(group, Features(operands));
   plan.head_parts = CeilDivide(group, plan.kernel.heads);
   plan.indices = indices;
-  plan.indices_of_launch = IndicesOfLaunch(indices, kMostSingleOperations / OperationsOf(operands, heads));
+  plan.indices_of_launch = IndicesOfLaunch(indices, kMostSingleOperations / AttendOperationsOf(operands, heads));
   const int64_t threadgroups = indices * operands.kv_heads() * plan.head_parts;
   SplitSegments(operands, shape, threadgroups, MostSegments(operands, 1), indices, &plan);
   return plan;
@@ -306,7 +306,7 @@ AttendPlan PlanTiles(const AttendOperands& operands, const DeviceShape& shape,
                                            : rows * group / tile_rows + parts;
   plan.indices_of_launch = IndicesOfLaunch(
       plan.indices,
-      kMostTileOperations / OperationsOf(operands, operands.kv_heads() * tile_rows));
+      kMostTileOperations / AttendOperationsOf(operands, operands.kv_heads() * tile_rows));
   plan.least_tokens = least_tokens;
   // Beside single rows the tiles may have no sequence at all.
   if (operands.sequences() > 1 && least_tokens > 1) return plan;

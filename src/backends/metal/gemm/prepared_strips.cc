@@ -1,11 +1,13 @@
 #include "backends/metal/gemm/prepared_strips.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/checked.h"
 #include "base/macros.h"
 #include "layout/packing.h"
+#include "layout/parameters.h"
 #include "layout/sparse_24.h"
 
 namespace marlin::metal {
@@ -47,7 +49,8 @@ void ForEachPair(int64_t chunk, const Place& place) {
 
 /// Codes of up to 16 bits.
 template <typename Code>
-void PackChunks(int bits, int64_t chunks, StripCodes<Code>& from, uint32_t* to) {
+void PackChunks(int bits, kernels::CodeKind kind, int64_t chunks, StripCodes<Code>& from,
+                uint32_t* to) {
   const uint32_t low_mask = bits == 3 ? 3 : ~uint32_t{0};
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     uint32_t* const words = to + chunk * (ChunkBytes(bits) / 4);
@@ -55,8 +58,12 @@ void PackChunks(int bits, int64_t chunks, StripCodes<Code>& from, uint32_t* to) 
       const uint32_t first = from.At(column, k);
       const uint32_t second = from.At(column + 1, k);
       const PairPlace place = PlaceOf(bits, s, j);
-      words[WordOffset(bits, lane, place.word)] |= ((first & low_mask) | (second & low_mask) << 16)
-                                                   << place.bit;
+      uint32_t& word = words[WordOffset(bits, lane, place.word)];
+      if (bits == 4) {
+        word |= PairOf4Bits(kind, j, first, second);
+        return;
+      }
+      word |= ((first & low_mask) | (second & low_mask) << 16) << place.bit;
       if (bits != 3) return;
       const PairPlace high = HighBitOf(s, j);
       words[WordOffset(bits, lane, high.word)] |= (first >> 2 | second >> 2 << 16) << high.bit;
@@ -175,6 +182,19 @@ void PackGroups(const uint8_t* from, int64_t element_bytes, int64_t groups, int6
   }
 }
 
+/// Whether all zero points are integers small enough for sums with the bias of codes.
+bool HasIntegerZeros(const QuantizedWeights& weights) {
+  const WeightsSpec& spec = weights.spec;
+  if (!spec.has_zeros || CodeKindOf(spec.format) != kernels::kCodesInteger) return false;
+  constexpr float kMost = 0x1p20F;
+  const int64_t count = weights.zeros.ElementCount();
+  for (int64_t i = 0; i < count; ++i) {
+    const float zero = ParameterAt(weights.zeros, i);
+    if (!(std::fabs(zero) <= kMost) || zero != std::trunc(zero)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 DType ExtraDType(const WeightsSpec& spec) {
@@ -214,6 +234,7 @@ Result<std::shared_ptr<PreparedStrips>> PreparedStrips::Make(const QuantizedWeig
   MARLIN_ASSIGN_OR_RETURN(void* data,
                           driver->Allocate(std::max<int64_t>(strips->bytes, kPartAlignment)));
   strips->data_ = static_cast<uint8_t*>(data);
+  strips->integer_zeros_ = HasIntegerZeros(weights);
   strips->global_scales_.assign(static_cast<size_t>(spec.experts), 1.0F);
   for (int64_t expert = 0; spec.has_global_scale && expert < spec.experts; ++expert) {
     strips->global_scales_[static_cast<size_t>(expert)] = weights.global_scale.As<float>()[expert];
@@ -258,10 +279,10 @@ void PreparedStrips::PackStrip(const QuantizedWeights& weights, int64_t expert,
     PackWideChunks(chunks_, columns, to);
   } else if (bits == 16) {
     StripCodes<uint16_t> columns = TakeColumns<uint16_t>(from, spec, first, chunks_);
-    PackChunks(bits, chunks_, columns, to);
+    PackChunks(bits, CodeKindOf(spec.format), chunks_, columns, to);
   } else {
     StripCodes<uint8_t> columns = UnpackStrip(from, spec, bits, first, chunks_);
-    PackChunks(bits, chunks_, columns, to);
+    PackChunks(bits, CodeKindOf(spec.format), chunks_, columns, to);
   }
   const auto pack_groups = [&](const TensorView& view, int64_t offset, int64_t expert_bytes) {
     if (view.empty()) return;

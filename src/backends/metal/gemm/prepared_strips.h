@@ -46,6 +46,9 @@ class PreparedStrips : public PreparedWeights::Storage {
   }
   StripPart table() const { return Part(table_offset_, 0, table_bytes_); }
   float global_scale(int64_t expert) const { return global_scales_[static_cast<size_t>(expert)]; }
+  /// Whether codes and zero points are integers, whose difference and that with the codes' bias
+  /// (kernels/decode.h) are exact.
+  bool has_integer_zeros() const { return integer_zeros_; }
   int64_t strips() const { return strips_; }
   int64_t chunks() const { return chunks_; }
 
@@ -67,6 +70,7 @@ class PreparedStrips : public PreparedWeights::Storage {
   int64_t scales_offset_ = 0;
   int64_t extras_offset_ = 0;
   int64_t table_offset_ = 0;
+  bool integer_zeros_ = false;
   std::vector<float> global_scales_;
 };
 

@@ -1,7 +1,9 @@
 #include "backends/metal/gemm/product_launches.h"
 
 #include <algorithm>
+#include <bit>
 
+#include "backends/metal/gemm/row_parts.h"
 #include "backends/metal/gemm/strip_layout.h"
 #include "base/checked.h"
 
@@ -22,6 +24,13 @@ GroupSpan SpanOf(const WeightsSpec& spec) {
   return kernels::kSpanBlock;
 }
 
+int GroupLog2Of(const WeightsSpec& spec) {
+  if (!GetFormatInfo(spec.format).quantized) return 0;
+  if (spec.group_size >= spec.k) return kernels::kOneGroup;
+  const auto size = static_cast<uint64_t>(spec.group_size);
+  return std::has_single_bit(size) ? std::countr_zero(size) : 0;
+}
+
 }  // namespace
 
 FunctionConstants WeightConstants(const WeightsSpec& spec) {
@@ -35,6 +44,14 @@ FunctionConstants WeightConstants(const WeightsSpec& spec) {
   constants[MARLIN_CONSTANT_EXTRA_TYPE] = ElementTypeOf(ExtraDType(spec));
   constants[MARLIN_CONSTANT_GLOBAL_DIVIDES] = spec.global_scale_divides ? 1 : 0;
   constants[MARLIN_CONSTANT_GROUP_SPAN] = SpanOf(spec);
+  constants[MARLIN_CONSTANT_GROUP_LOG2] = GroupLog2Of(spec);
+  constants[MARLIN_CONSTANT_WHOLE_K] = spec.k % kernels::kChunkK == 0 ? 1 : 0;
+  return constants;
+}
+
+FunctionConstants WeightConstants(const PreparedStrips& weights) {
+  FunctionConstants constants = WeightConstants(weights.spec);
+  constants[MARLIN_CONSTANT_INTEGER_ZEROS] = weights.has_integer_zeros() ? 1 : 0;
   return constants;
 }
 
@@ -78,7 +95,7 @@ void BindWeights(const PreparedStrips& weights, int64_t expert, KernelLaunch* la
 KernelLaunch DecodingLaunch(const PreparedStrips& strips, int64_t expert,
                             const MutableTensorView& out, int64_t rows, int64_t columns) {
   KernelLaunch launch;
-  launch.constants = WeightConstants(strips.spec);
+  launch.constants = WeightConstants(strips);
   launch.constants[MARLIN_CONSTANT_OUTPUT_TYPE] = ElementTypeOf(out.dtype());
   launch.parameters = WeightParameters(strips, expert);
   launch.parameters.output_stride = out.stride(0);
@@ -132,9 +149,11 @@ KernelLaunch SumsOf(const GemmCall& call, const LaunchPlan& plan) {
   launch.function = plan.function;
   launch.threadgroups = plan.threadgroups;
   launch.threads = plan.threads;
-  launch.constants = WeightConstants(weights.spec);
+  launch.operations = OperationsOf(call.desc);
+  launch.constants = WeightConstants(weights);
   launch.constants[MARLIN_CONSTANT_INPUT_TYPE] = ElementTypeOf(call.desc.a_type);
   launch.constants[MARLIN_CONSTANT_ALIGNED_INPUT] = call.desc.aligned ? 1 : 0;
+  launch.constants[MARLIN_CONSTANT_WHOLE_M] = call.desc.m % plan.rows == 0 ? 1 : 0;
   launch.constants[MARLIN_CONSTANT_PARTIAL] = plan.partial ? 1 : 0;
   launch.parameters = WeightParameters(weights, call.expert);
   launch.parameters.m = static_cast<int32_t>(call.desc.m);
@@ -213,13 +232,11 @@ KernelLaunch DequantizeLaunch(const PreparedStrips& weights, int64_t expert,
   return launch;
 }
 
-KernelLaunch LookUpLaunch(const PreparedStrips& weights, const TensorView& ids,
-                          const MutableTensorView& out) {
-  const int64_t rows = ids.dim(0);
+KernelLaunch LookUpLaunch(const PreparedStrips& weights, const MutableTensorView& out) {
+  const int64_t rows = out.dim(0);
   KernelLaunch launch = DecodingLaunch(weights, 0, out, rows, weights.spec.k);
   launch.source = "look_up.metal";
   launch.function = "marlin_look_up";
-  launch.buffers.push_back({MARLIN_BUFFER_INPUT, ids.data(), ids.ByteCount()});
   launch.threadgroups[1] = static_cast<uint32_t>(rows);
   return launch;
 }

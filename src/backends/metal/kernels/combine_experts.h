@@ -35,13 +35,22 @@ static METAL_FUNC void GateExperts(device const ExpertMatrix* experts, device co
 
 /// The buffers of SumExperts.
 struct SumBuffers {
-  device const int* begin;
-  device const int* slot_of;
+  device const ExpertMatrix* experts;  ///< Read if slots are not sorted.
+  device const int* begin;             ///< Read if they are.
+  device const int* slot_of;           ///< The ids if they are not.
   device const float* weights;
   device const float* scores;  ///< By slot, of the shared expert's; read if it has a gate.
   device const float* results;
   device uchar* out;
 };
+
+/// The slot of a selection; -1: its expert is not here.
+static inline int SlotOfSelection(SumBuffers buffers, int selection, ExpertParameters p) {
+  const int slot = buffers.slot_of[selection];
+  if (!p.unsorted) return slot;
+  if (slot < 0 || slot >= p.experts) return -1;
+  return buffers.experts[slot * kExpertParts + kPartDown].kind == kNoKind ? -1 : selection;
+}
 
 static METAL_FUNC void SumExperts(SumBuffers buffers, uint2 position, ExpertParameters p) {
   const int column = int(position.x);
@@ -51,7 +60,7 @@ static METAL_FUNC void SumExperts(SumBuffers buffers, uint2 position, ExpertPara
   bool is_first = true;
   for (int s = 0; s < p.top_k; ++s) {
     const int selection = token * p.top_k + s;
-    const int slot = buffers.slot_of[selection];
+    const int slot = SlotOfSelection(buffers, selection, p);
     if (slot < 0) continue;
     const float value =
         buffers.weights[selection] * buffers.results[slot * p.input_stride + column];
@@ -59,7 +68,7 @@ static METAL_FUNC void SumExperts(SumBuffers buffers, uint2 position, ExpertPara
     is_first = false;
   }
   if (p.shared != kNoShared) {
-    const int slot = buffers.begin[p.experts] + token;
+    const int slot = (p.unsorted ? p.tokens * p.top_k : buffers.begin[p.experts]) + token;
     float value = buffers.results[slot * p.input_stride + column];
     if (p.shared == kSharedWithGate) value = TimesSigmoid(value, buffers.scores[slot]);
     sum = is_first ? value : sum + value;

@@ -17,6 +17,7 @@ using namespace marlin::kernels;
 }
 
 [[kernel]] void moe_sum_experts(
+    device const ExpertMatrix* experts [[buffer(MARLIN_BUFFER_EXPERTS)]],
     device const int* begin [[buffer(MARLIN_BUFFER_SLOT_BEGIN)]],
     device const float* results [[buffer(MARLIN_BUFFER_INPUT)]],
     device uchar* out [[buffer(MARLIN_BUFFER_OUTPUT)]],
@@ -25,6 +26,6 @@ using namespace marlin::kernels;
     device const float* scores [[buffer(MARLIN_BUFFER_SCORES)]],
     constant ExpertParameters& p [[buffer(MARLIN_BUFFER_PARAMETERS)]],
     uint2 position [[thread_position_in_grid]]) {
-  const SumBuffers buffers = {begin, slot_of, weights, scores, results, out};
+  const SumBuffers buffers = {experts, begin, slot_of, weights, scores, results, out};
   SumExperts(buffers, position, p);
 }

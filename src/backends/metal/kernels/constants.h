@@ -30,6 +30,10 @@ constant int key_type [[function_constant(MARLIN_CONSTANT_KEY_TYPE)]];
 constant int value_type [[function_constant(MARLIN_CONSTANT_VALUE_TYPE)]];
 constant int paged_keys [[function_constant(MARLIN_CONSTANT_PAGED_KEYS)]];
 constant int aligned_keys [[function_constant(MARLIN_CONSTANT_ALIGNED_KEYS)]];
+constant int group_log2 [[function_constant(MARLIN_CONSTANT_GROUP_LOG2)]];
+constant int whole_k [[function_constant(MARLIN_CONSTANT_WHOLE_K)]];
+constant int whole_m [[function_constant(MARLIN_CONSTANT_WHOLE_M)]];
+constant int integer_zeros [[function_constant(MARLIN_CONSTANT_INTEGER_ZEROS)]];
 
 }  // namespace kernels
 }  // namespace marlin

@@ -64,15 +64,18 @@ static inline uint ExpandKept(uint kept, uint metadata) {
 
 /// A lane's codes of a chunk, for up to 8 bits. Wider codes are loaded per block.
 struct ChunkCodes {
+  device const uint* words;  ///< The chunk's.
   uint4 low;
   uint4 high;
 };
 
-static inline ChunkCodes LoadCodes(Strip strip, int chunk, ushort lane) {
+/// The codes of the chunk at `chunk_codes`.
+static inline ChunkCodes LoadCodesAt(device const uchar* chunk_codes, Strip strip, ushort lane) {
   ChunkCodes codes;
   codes.low = uint4(0);
   codes.high = uint4(0);
-  device const uint* words = (device const uint*)(strip.codes + long(chunk) * ChunkBytes());
+  device const uint* words = (device const uint*)chunk_codes;
+  codes.words = words;
   if (code_bits == 4) {
     codes.low = ((device const uint4*)words)[lane];
   } else if (code_bits == kSparse4) {
@@ -94,6 +97,10 @@ static inline ChunkCodes LoadCodes(Strip strip, int chunk, ushort lane) {
   return codes;
 }
 
+static inline ChunkCodes LoadCodes(Strip strip, int chunk, ushort lane) {
+  return LoadCodesAt(strip.codes + long(chunk) * ChunkBytes(), strip, lane);
+}
+
 /// The two codes of pair `j` of block `s`, at bits 0 and 16. For codes of up to 8 bits.
 static inline uint PairOfCodes(ChunkCodes codes, int s, int j) {
   switch (code_bits) {
@@ -102,7 +109,11 @@ static inline uint PairOfCodes(ChunkCodes codes, int s, int j) {
     case 3:
       return ((codes.low[s / 2] >> (8 * (s % 2) + 2 * j)) & 0x00030003u) |
              (((codes.low.z >> (4 * s + j)) & 0x00010001u) << 2);
-    case 4:
+    case 4: {
+      // Of tables.
+      const uint both = codes.low[s] >> (8 * j);
+      return (both & 15u) | ((both & 0xf0u) << 12);
+    }
     case kSparse4:
       return (codes.low[s] >> (4 * j)) & 0x000f000fu;
     default: {
@@ -112,22 +123,43 @@ static inline uint PairOfCodes(ChunkCodes codes, int s, int j) {
   }
 }
 
-/// The values of two codes, exactly.
-static inline float2 PairValues(Strip strip, uint pair) {
+/// Whether the codes of integers are read where they are in a word, several per shift.
+static inline bool ReadsInPlace() { return code_bits == 2 || code_bits == 4; }
+
+/// A pair of integers whose codes are `place` bits above bits 0 and 16, at most 6. Halves of
+/// exponent 10 - place are 2^(10 - place) + code: the lowest bit of the codes is 1.
+static inline float2 IntegersInPlace(uint word, int place) {
+  const uint mask = (code_bits == 2 ? 0x00030003u : 0x000f000fu) << place;
+  return float2(as_type<half2>((word & mask) | (0x64006400u - uint(place) * 0x04000400u)));
+}
+
+/// What raw integers have more than values, for pair `j` of a block.
+static inline float IntegerBias(Strip strip, int j) {
+  const int place = ReadsInPlace() ? code_bits * j % 8 : 0;
+  return float((1024 >> place) + strip.code_offset);
+}
+
+/// What raw values must be multiplied by.
+static inline float RawFactor() {
+  return code_kind == kCodesFp4 ? 16384.0f : (code_kind == kCodesE4M3 ? 256.0f : 1.0f);
+}
+
+/// A pair of fp4 codes where sign, exponent and mantissa of the first pair are: those of a half,
+/// which is then value * 2^-14.
+static inline float2 Fp4InPlace(uint magnitudes, uint signs) {
+  return float2(as_type<half2>((magnitudes & 0x0e000e00u) | (signs & 0x80008000u)));
+}
+
+/// Two codes as raw values: value = RawFactor() * raw - IntegerBias, exactly.
+static inline float2 PairOfRaw(Strip strip, uint pair) {
   switch (code_kind) {
-    case kCodesFp4: {
-      // Moves sign, exponent and mantissa to their places in a half, which is then value * 2^-14.
-      const uint bits = ((pair & 0x00080008u) << 12) | ((pair & 0x00070007u) << 9);
-      return float2(as_type<half2>(bits)) * 16384.0f;
-    }
-    case kCodesInteger: {
+    case kCodesFp4:
+      return Fp4InPlace(pair << 9, pair << 12);
+    case kCodesInteger:
       // In [1024, 2048) the ulp of a half is 1, so these halves are 1024 + code.
-      const float2 biased = float2(as_type<half2>(pair | 0x64006400u));
-      return biased - float(1024 + strip.code_offset);
-    }
+      return float2(as_type<half2>(pair | 0x64006400u));
     case kCodesE4M3:
-      return float2(as_type<half2>(((pair & 0x00800080u) << 8) | ((pair & 0x007f007fu) << 7))) *
-             256.0f;
+      return float2(as_type<half2>(((pair & 0x00800080u) << 8) | ((pair & 0x007f007fu) << 7)));
     case kCodesE5M2:
       return float2(as_type<half2>(pair << 8));
     case kCodesBf16:
@@ -145,19 +177,35 @@ struct GroupPair {
   float2 extra;
 };
 
-static inline GroupPair LoadGroup(Strip strip, int k, ushort lane) {
-  GroupPair group;
-  // Beyond k there may be no group. A is zero there, so any finite scale will do.
-  const int index = metal::min(k / strip.group_size, strip.groups - 1);
-  const long at = long(index) * kStripOutputs + FragmentColumn(lane);
-  group.scale = LoadPair(strip.scales, scale_type, at);
-  if (global_divides) {
-    group.scale /= strip.global_scale;
+/// The group of a lane's four k in block `s` of a chunk.
+static inline int GroupOf(Strip strip, int chunk, int s, ushort lane) {
+  int index = 0;
+  if (group_log2 == 0) {
+    index = (chunk * kChunkK + s * kBlockK + 4 * FragmentRow(lane)) / strip.group_size;
+  } else if (group_log2 >= 7) {
+    index = chunk >> (group_log2 - 7);
+  } else if (group_log2 >= 5) {
+    index = (chunk << (7 - group_log2)) + (s >> (group_log2 - 5));
   } else {
-    group.scale *= strip.global_scale;
+    index = (chunk << 3) + 2 * s + FragmentRow(lane) / 4;
+  }
+  // Beyond k there may be no group. A is zero there, so any finite scale will do.
+  return whole_k ? index : metal::min(index, strip.groups - 1);
+}
+
+/// The group of block `s`. `factor`: a power of two that scales are multiplied by.
+static inline GroupPair LoadGroup(Strip strip, int chunk, int s, ushort lane, float factor) {
+  GroupPair group;
+  const uint at = uint(GroupOf(strip, chunk, s, lane)) * (kStripOutputs / 2) +
+                  uint(FragmentColumn(lane) / 2);
+  group.scale = PairAt(strip.scales, scale_type, at);
+  if (global_divides) {
+    group.scale = group.scale / strip.global_scale * factor;
+  } else {
+    group.scale *= strip.global_scale * factor;
   }
   group.extra = float2(0.0f);
-  if (group_extra != kExtraNone) group.extra = LoadPair(strip.extras, extra_type, at);
+  if (group_extra != kExtraNone) group.extra = PairAt(strip.extras, extra_type, at);
   return group;
 }
 
@@ -173,20 +221,44 @@ struct BlockWeights {
   float2 pair[4];
 };
 
-/// Values of block `s`, unscaled.
-static inline BlockWeights BlockValues(Strip strip, ChunkCodes codes, int chunk, int s,
-                                       ushort lane) {
+/// Raw values of block `s` for codes of up to 8 bits.
+static inline BlockWeights BlockOfCodes(Strip strip, ChunkCodes codes, int s) {
   BlockWeights values;
-  if (CodeBits(code_bits) <= 8) {
-    MARLIN_UNROLL
-    for (int j = 0; j < 4; ++j) values.pair[j] = PairValues(strip, PairOfCodes(codes, s, j));
+  if (code_kind == kCodesFp4 && code_bits == 4) {
+    const uint word = codes.low[s];
+    // A sum, as shifts by 1 are: they cost four times as much.
+    const uint doubled = word + word;
+    const uint eightfold = word << 3;
+    values.pair[0] = float2(as_type<half2>(word & 0x8e008e00u));
+    values.pair[1] = Fp4InPlace(eightfold, doubled);
+    values.pair[2] = Fp4InPlace(word << 6, word << 2);
+    values.pair[3] = Fp4InPlace(word << 9, eightfold);
     return values;
   }
-  device const uint4* words = (device const uint4*)(strip.codes + long(chunk) * ChunkBytes());
+  if (code_kind == kCodesInteger && ReadsInPlace()) {
+    const uint word = code_bits == 4 ? codes.low[s] : codes.low[s / 2] >> (8 * (s % 2));
+    const uint high = word >> 8;
+    MARLIN_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const int at = code_bits * j;
+      values.pair[j] = IntegersInPlace(at < 8 ? word : high, at % 8);
+    }
+    return values;
+  }
+  MARLIN_UNROLL
+  for (int j = 0; j < 4; ++j) values.pair[j] = PairOfRaw(strip, PairOfCodes(codes, s, j));
+  return values;
+}
+
+/// Raw values of block `s`.
+static inline BlockWeights RawBlock(Strip strip, ChunkCodes codes, int s, ushort lane) {
+  BlockWeights values;
+  if (CodeBits(code_bits) <= 8) return BlockOfCodes(strip, codes, s);
+  device const uint4* words = (device const uint4*)codes.words;
   if (code_bits == 16) {
     const uint4 pairs = words[s * kLanes + lane];
     MARLIN_UNROLL
-    for (int j = 0; j < 4; ++j) values.pair[j] = PairValues(strip, pairs[j]);
+    for (int j = 0; j < 4; ++j) values.pair[j] = PairOfRaw(strip, pairs[j]);
     return values;
   }
   const float4 low = as_type<float4>(words[2 * s * kLanes + lane]);
@@ -201,10 +273,15 @@ static inline BlockWeights BlockValues(Strip strip, ChunkCodes codes, int chunk,
 /// Weights of block `s`. `of_chunk` is the chunk's group, used if all k of a chunk share one.
 static inline BlockWeights DecodeBlock(Strip strip, ChunkCodes codes, GroupPair of_chunk, int chunk,
                                        int s, ushort lane) {
-  BlockWeights weights = BlockValues(strip, codes, chunk, s, lane);
+  BlockWeights weights = RawBlock(strip, codes, s, lane);
+  MARLIN_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    if (code_kind == kCodesInteger) weights.pair[j] -= IntegerBias(strip, j);
+    weights.pair[j] *= RawFactor();
+  }
   if (group_span == kSpanNone) return weights;
-  const int k = chunk * kChunkK + s * kBlockK + 4 * FragmentRow(lane);
-  const GroupPair group = group_span == kSpanBlock ? LoadGroup(strip, k, lane) : of_chunk;
+  const GroupPair group =
+      group_span == kSpanBlock ? LoadGroup(strip, chunk, s, lane, 1.0f) : of_chunk;
   MARLIN_UNROLL
   for (int j = 0; j < 4; ++j) weights.pair[j] = Scaled(weights.pair[j], group);
   return weights;
@@ -215,7 +292,7 @@ static inline GroupPair LoadChunkGroup(Strip strip, int chunk, ushort lane) {
   GroupPair group;
   group.scale = float2(1.0f);
   group.extra = float2(0.0f);
-  if (group_span == kSpanChunk) group = LoadGroup(strip, chunk * kChunkK, lane);
+  if (group_span == kSpanChunk) group = LoadGroup(strip, chunk, 0, lane, 1.0f);
   return group;
 }
 

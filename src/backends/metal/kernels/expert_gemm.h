@@ -42,7 +42,7 @@ struct ExpertTile {
 
 static inline int OwnKind() {
   return WeightKind(code_kind, code_bits, scale_type, group_extra, group_span, has_bias, gated,
-                    GroupTypes(extra_type, global_divides));
+                    GroupTypes(extra_type, global_divides, group_log2, whole_k, integer_zeros));
 }
 
 static inline ExpertTile TileOf(ExpertBuffers buffers, uint3 group, ExpertParameters p) {
@@ -107,14 +107,16 @@ static METAL_FUNC void ExpertGemv(ExpertBuffers buffers, threadgroup float* sums
   const int simdgroups = gated ? place.simdgroups / 2 : place.simdgroups;  // Per strip.
   const bool is_first = place.simdgroup < simdgroups;  // Always true if not gated.
   const ExpertMatrix matrix = is_first ? *tile.matrix : *tile.up;
-  SumStrip<kRows>(StripOf(matrix, int(group.x), p), tile.input, sums, tile.row,
-                  is_first ? place.simdgroup : place.simdgroup - simdgroups, simdgroups, place,
-                  ParametersOf(matrix, tile.rows, p));
+  GemvStrips<1> strips;
+  strips.strip[0] = StripOf(matrix, int(group.x), p);
+  SumStrips<kRows, 1>(strips, tile.input, sums, tile.row,
+                      is_first ? place.simdgroup : place.simdgroup - simdgroups, simdgroups, place,
+                      ParametersOf(matrix, tile.rows, p));
   constexpr int kStride = kRows * kStripOutputs;
   for (int i = place.simdgroup * kLanes + place.lane; i < kStride; i += place.simdgroups * kLanes) {
-    const float sum = SumOverSimdgroups<kRows>(sums + i, simdgroups);
+    const float sum = SumOverSimdgroups<kRows, 1>(sums + i, simdgroups);
     float up = 0.0f;
-    if (gated) up = SumOverSimdgroups<kRows>(sums + i + simdgroups * kStride, simdgroups);
+    if (gated) up = SumOverSimdgroups<kRows, 1>(sums + i + simdgroups * kStride, simdgroups);
     StoreExpert(tile, tile.row + i / kStripOutputs, first_column + i % kStripOutputs, sum, up, p);
   }
 }

@@ -18,7 +18,7 @@ template <int kRows>
     ushort simdgroup [[simdgroup_index_in_threadgroup]],
     ushort simdgroups [[simdgroups_per_threadgroup]],
     ushort lane [[thread_index_in_simdgroup]]) {
-  threadgroup float sums[GemvSums<kRows>::kCount];
+  threadgroup float sums[GemvSums<kRows, 1>::kCount];
   const ExpertBuffers buffers = {experts, begin, tiles, tokens, input, out};
   const SimdgroupPlace place = {simdgroup, simdgroups, lane};
   ExpertGemv<kRows>(buffers, sums, group, place, p);

@@ -3,7 +3,8 @@
 //
 // A selection is one (token, s) of the ids, [tokens, top_k]. Its row of an expert's GEMMs is its
 // slot: slots are sorted by expert, then by selection, so that every expert's rows are consecutive.
-// The shared expert follows the others, as number `experts`, with a slot for every token.
+// The shared expert follows the others, as number `experts`, with a slot for every token. Few
+// selections are not sorted: each is its slot (expert_decode.h).
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_EXPERT_PARAMETERS_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_EXPERT_PARAMETERS_H_
 
@@ -20,6 +21,8 @@ namespace kernels {
 
 /// Threads per threadgroup of the sort, and selections per block of it.
 MARLIN_SHARED int kSortThreads = 256;
+/// The most selections that are not sorted.
+MARLIN_SHARED int kMostUnsorted = 64;
 /// Where a selection's number is expected: there is none.
 MARLIN_SHARED int kNoSelection = 0x7fffffff;
 /// ExpertMatrix::kind of a matrix that no launch computes on its own.
@@ -61,10 +64,11 @@ MARLIN_INLINE MARLIN_INT32 WeightKind(int code_kind, int code_bits, int scale_ty
   return code_kind | code_bits << 4 | scale_type << 10 | group_extra << 14 | group_span << 16 |
          has_bias << 18 | gated << 19 | group_types << 20;
 }
-/// The group_types of WeightKind: the type of zeros or biases, and whether the global scale
-/// divides.
-MARLIN_INLINE MARLIN_INT32 GroupTypes(int extra_type, int global_divides) {
-  return extra_type | global_divides << 3;
+/// The group_types of WeightKind: the type of zeros or biases, whether the global scale divides, and
+/// what is known of groups, k and zeros.
+MARLIN_INLINE MARLIN_INT32 GroupTypes(int extra_type, int global_divides, int group_log2,
+                                      int whole_k, int integer_zeros) {
+  return extra_type | global_divides << 3 | group_log2 << 4 | whole_k << 9 | integer_zeros << 10;
 }
 /// The bit of kinds whose epilogue has applied the gate.
 MARLIN_INLINE MARLIN_INT32 GatedKind() { return WeightKind(0, 0, 0, 0, 0, 0, 1, 0); }
@@ -90,6 +94,11 @@ struct ExpertParameters {
   MARLIN_INT32 first_tile;
   MARLIN_INT32 tile_rows;
   MARLIN_INT32 first_part;  ///< ExpertPart of the first plane of the grid.
+  // Launches without sorting only.
+  MARLIN_INT32 first_slot;     ///< Of the grid.
+  MARLIN_INT32 parts_of_slot;  ///< Simdgroups that share the k of a slot.
+  MARLIN_INT32 reports;        ///< 1: writes MARLIN_BUFFER_WRONG_ID.
+  MARLIN_INT32 unsorted;       ///< moe_sum_experts: slots are selections.
   float gate_limit;         ///< GateOptions::limit and alpha.
   float gate_alpha;
 };
@@ -104,6 +113,9 @@ struct ExpertParameters {
 #define MARLIN_BUFFER_COUNTS 8        // [blocks][experts], then each block's first wrong selection.
 #define MARLIN_BUFFER_SLOT_WEIGHTS 7  // Routing weight of each selection.
 #define MARLIN_BUFFER_SCORES 8        // Score of each slot of the shared expert.
+// Without sorting, besides MARLIN_BUFFER_TABLE:
+#define MARLIN_BUFFER_WRONG_ID 1  // {selection, id}: the first id that is no expert's.
+#define MARLIN_BUFFER_IDS 6
 
 }  // namespace kernels
 }  // namespace marlin

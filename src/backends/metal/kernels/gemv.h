@@ -2,18 +2,24 @@
 //
 //   out[m, n] = epilogue(sum over k of A[m, k] * W[k, n])
 //
-//   threadgroup = strip of 8 outputs        chunk 0    1    2    3    4 ...   (128 k each)
-//                                           sg 0 [====]              [====]
+//   threadgroup = kStrips strips of         chunk 0    1    2    3    4 ...   (128 k each)
+//   8 outputs                               sg 0 [====]              [====]
 //                                           sg 1      [====]               [====]
 //                                           sg 2           [====]   ...
 //   lane = 2 outputs x every 8th run of 4 k; sums are reduced over lanes, then over simdgroups
-//   GLU: half of the simdgroups take a gate strip, the other half the matching up strip
+//   Two strips: a simdgroup takes the same chunk of both, and loads A once.
+//   GLU: the two strips are a gate strip and the matching up strip; with one strip per simdgroup,
+//   half of the simdgroups take the gate strip, the other half the up strip.
 //
-// Batch-invariant: the order of a row's additions depends only on k and the number of simdgroups,
-// so the result of a row is bit-identical for every kRows, m and content of the other rows.
-// Threadgroup memory: 256 kRows bytes. Bytes in flight per simdgroup: 128 * bits of codes.
-// Error model: weights rounded to fp32 (3 * 2^-24), fp32 fma; a chain of
-// ceil(k / 8 / simdgroups) + 3 + simdgroups additions.
+// Values are summed unscaled within a group, and the sum is scaled, except with biases.
+// Batch-invariant: the order of a row's additions depends only on k and the number of simdgroups
+// per strip, so the result of a row is bit-identical for every kRows, kStrips, m and content of the
+// other rows.
+// Threadgroup memory: 256 kRows kStrips bytes, at least 2 KiB, which hold the table of a format
+// first. Bytes in flight per simdgroup: 128 * bits of codes per strip.
+// Error model: one rounding of a group's sum by its scale or, with biases, of weights to fp32
+// (3 * 2^-24 with zero points), fp32 fma; a chain of ceil(k / 8 / simdgroups) + 3 + simdgroups
+// additions.
 #ifndef MARLIN_BACKENDS_METAL_KERNELS_GEMV_H_
 #define MARLIN_BACKENDS_METAL_KERNELS_GEMV_H_
 
@@ -33,17 +39,23 @@ struct SimdgroupPlace {
   ushort lane;
 };
 
-/// Floats of threadgroup memory: [simdgroups][kRows][8].
-template <int kRows>
+/// Entries of a table of pairs of codes of up to 4 bits.
+constant constexpr int kPairsOfTable = 256;
+
+/// Floats of threadgroup memory: [simdgroups][kStrips][kRows][8], or a table.
+template <int kRows, int kStrips>
 struct GemvSums {
-  static constexpr constant int kCount = kMostSimdgroups * kRows * kStripOutputs;
+  static constexpr constant int kOfSimdgroup = kStrips * kRows * kStripOutputs;
+  static constexpr constant int kCount = kMostSimdgroups * kOfSimdgroup > 2 * kPairsOfTable
+                                             ? kMostSimdgroups * kOfSimdgroup
+                                             : 2 * kPairsOfTable;
 };
 
 /// Reduces an output over `count` simdgroups, the first of which wrote *sums.
-template <int kRows>
+template <int kRows, int kStrips>
 static inline float SumOverSimdgroups(threadgroup const float* sums, int count) {
   float total = sums[0];
-  for (int i = 1; i < count; ++i) total += sums[i * kRows * kStripOutputs];
+  for (int i = 1; i < count; ++i) total += sums[i * GemvSums<kRows, kStrips>::kOfSimdgroup];
   return total;
 }
 
@@ -55,63 +67,218 @@ static inline float2 SumOverRows(float2 sum) {
   return sum;
 }
 
-/// Main loop: sums of kRows rows from `first_row` on over every simdgroups-th chunk of a strip from
-/// `first_chunk` on; reduces them over lanes into *sums, [simdgroups][kRows][8], and waits until
-/// every simdgroup has done so.
-template <int kRows>
-static METAL_FUNC void SumStrip(Strip strip, Input input, threadgroup float* sums, int first_row,
-                                int first_chunk, int simdgroups, SimdgroupPlace place,
-                                Parameters p) {
-  float2 sum[kRows];
+/// Whether the values of a format's codes are in threadgroup memory.
+static inline bool KeepsTable() { return code_kind == kCodesTable; }
+
+/// Fills the table: by pairs of codes of up to 4 bits, else by codes. Ends with a barrier.
+static METAL_FUNC void LoadTable(threadgroup float* to, device const float* table,
+                                 SimdgroupPlace place) {
+  const int bits = CodeBits(code_bits);
+  const int pairs = bits <= 4 ? 1 << (2 * bits) : 0;
+  const int first = place.simdgroup * kLanes + place.lane;
+  const int threads = place.simdgroups * kLanes;
+  for (int i = first; i < pairs; i += threads) {
+    to[2 * i] = table[i & ((1 << bits) - 1)];
+    to[2 * i + 1] = table[i >> bits];
+  }
+  for (int i = first; bits > 4 && i < 1 << bits; i += threads) to[i] = table[i];
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+}
+
+static inline float2 PairOfTable(threadgroup const float* table, ChunkCodes codes, int s, int j) {
+  if (code_bits == 4) {
+    return ((threadgroup const float2*)table)[(codes.low[s] >> (8 * j)) & 0xffu];
+  }
+  const uint pair = PairOfCodes(codes, s, j);
+  const int bits = CodeBits(code_bits);
+  if (bits > 4) return float2(table[pair & 0xffffu], table[pair >> 16]);
+  return ((threadgroup const float2*)table)[(pair | pair >> (16 - bits)) & ((1u << (2 * bits)) - 1)];
+}
+
+/// Whether sums of a group are scaled, instead of its weights.
+static inline bool ScalesSums() { return group_span != kSpanNone && group_extra != kExtraBiases; }
+/// Whether scales contain RawFactor. Zero points are subtracted from values.
+static inline bool FoldsFactor() { return group_span != kSpanNone && group_extra != kExtraZeros; }
+
+/// Blocks of a chunk with one scale per output, as far as it is known.
+static inline int BlocksOfGroup() {
+  if (group_span != kSpanBlock) return kChunkK / kBlockK;
+  return group_log2 == 6 ? 2 : 1;
+}
+
+/// What is multiplied with A: values without their group's scale, or weights with biases.
+static inline BlockWeights Factors(BlockWeights raw, Strip strip, GroupPair group) {
+  BlockWeights factors = raw;
   MARLIN_UNROLL
-  for (int r = 0; r < kRows; ++r) sum[r] = float2(0.0f);
-  for (int chunk = first_chunk; chunk < p.chunks; chunk += simdgroups) {
-    const ChunkCodes chunk_codes = LoadCodes(strip, chunk, place.lane);
-    const GroupPair chunk_group = LoadChunkGroup(strip, chunk, place.lane);
+  for (int j = 0; j < 4; ++j) {
+    if (code_kind == kCodesInteger && integer_zeros) {
+      // Exact: both are integers.
+      factors.pair[j] -= IntegerBias(strip, j) + group.extra;
+    } else {
+      if (code_kind == kCodesInteger) factors.pair[j] -= IntegerBias(strip, j);
+      if (!FoldsFactor()) factors.pair[j] *= RawFactor();
+      if (group_extra == kExtraZeros) factors.pair[j] -= group.extra;
+    }
+    if (group_extra == kExtraBiases) {
+      factors.pair[j] = metal::fma(factors.pair[j], group.scale, group.extra);
+    }
+  }
+  return factors;
+}
+
+/// The strips of a simdgroup.
+template <int kStrips>
+struct GemvStrips {
+  Strip strip[kStrips];
+};
+
+/// Sums of a lane.
+template <int kRows, int kStrips>
+struct GemvTotals {
+  float2 sum[kStrips][kRows];
+};
+
+/// Adds chunks `chunk`, `chunk + step`, ... of strips to *totals.
+template <int kRows, int kStrips>
+static METAL_FUNC void AddChunksOfLane(thread GemvTotals<kRows, kStrips>& totals,
+                                       thread GemvStrips<kStrips>& strips, Input input,
+                                       threadgroup const float* table, int first_row, int chunk,
+                                       int step, ushort lane, Parameters p) {
+  device const uchar* rows[kRows];
+  // Rows beyond m repeat the last one; their sums are not stored.
+  MARLIN_UNROLL
+  for (int r = 0; r < kRows; ++r) rows[r] = RowOf(input, metal::min(first_row + r, p.m - 1), p);
+  const float factor = FoldsFactor() ? RawFactor() : 1.0f;
+  device const uchar* chunk_codes[kStrips];
+  MARLIN_UNROLL
+  for (int i = 0; i < kStrips; ++i) {
+    chunk_codes[i] = strips.strip[i].codes + long(chunk) * ChunkBytes();
+  }
+  const long codes_step = long(step) * ChunkBytes();
+  int quad = chunk * (kChunkK / 4) + FragmentRow(lane);
+  for (; chunk < p.chunks; chunk += step, quad += step * (kChunkK / 4)) {
+    ChunkCodes codes[kStrips];
+    GroupPair group[kStrips];
+    float2 part[kStrips][kRows];
+    MARLIN_UNROLL
+    for (int i = 0; i < kStrips; ++i) {
+      codes[i] = LoadCodesAt(chunk_codes[i], strips.strip[i], lane);
+      chunk_codes[i] += codes_step;
+    }
     MARLIN_UNROLL
     for (int s = 0; s < kChunkK / kBlockK; ++s) {
-      const BlockWeights w = DecodeBlock(strip, chunk_codes, chunk_group, chunk, s, place.lane);
-      const int k = chunk * kChunkK + s * kBlockK + 4 * FragmentRow(place.lane);
+      BlockWeights w[kStrips];
+      MARLIN_UNROLL
+      for (int i = 0; i < kStrips; ++i) {
+        if (group_span != kSpanNone && s % BlocksOfGroup() == 0) {
+          group[i] = LoadGroup(strips.strip[i], chunk, s, lane, factor);
+          MARLIN_UNROLL
+          for (int r = 0; r < kRows; ++r) part[i][r] = float2(0.0f);
+        }
+        if (KeepsTable()) {
+          MARLIN_UNROLL
+          for (int j = 0; j < 4; ++j) w[i].pair[j] = PairOfTable(table, codes[i], s, j);
+        } else {
+          w[i] = RawBlock(strips.strip[i], codes[i], s, lane);
+        }
+        w[i] = Factors(w[i], strips.strip[i], group[i]);
+      }
       MARLIN_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const float4 a = LoadInput(input, first_row + r, k, p);
+        const float4 a = LoadOfRow(rows[r], quad + s * (kBlockK / 4), p);
         MARLIN_UNROLL
-        for (int j = 0; j < 4; ++j) sum[r] = metal::fma(w.pair[j], float2(a[j]), sum[r]);
+        for (int i = 0; i < kStrips; ++i) {
+          float2 sum = ScalesSums() ? part[i][r] : totals.sum[i][r];
+          MARLIN_UNROLL
+          for (int j = 0; j < 4; ++j) sum = metal::fma(w[i].pair[j], float2(a[j]), sum);
+          if (!ScalesSums()) {
+            totals.sum[i][r] = sum;
+          } else if ((s + 1) % BlocksOfGroup() == 0) {
+            totals.sum[i][r] = metal::fma(group[i].scale, sum, totals.sum[i][r]);
+          } else {
+            part[i][r] = sum;
+          }
+        }
       }
     }
   }
+}
+
+/// Main loop: sums of kRows rows from `first_row` on over every simdgroups-th chunk of strips from
+/// `first_chunk` on; reduces them over lanes into *sums, [simdgroups][kStrips][kRows][8], and waits
+/// until every simdgroup has done so. The strips of a threadgroup share a table.
+template <int kRows, int kStrips>
+static METAL_FUNC void SumStrips(thread GemvStrips<kStrips>& strips, Input input,
+                                 threadgroup float* sums, int first_row, int first_chunk,
+                                 int simdgroups, SimdgroupPlace place, Parameters p) {
+  if (KeepsTable()) LoadTable(sums, strips.strip[0].table, place);
+  GemvTotals<kRows, kStrips> totals;
+  MARLIN_UNROLL
+  for (int i = 0; i < kStrips; ++i) {
+    MARLIN_UNROLL
+    for (int r = 0; r < kRows; ++r) totals.sum[i][r] = float2(0.0f);
+  }
+  AddChunksOfLane<kRows, kStrips>(totals, strips, input, sums, first_row, first_chunk, simdgroups,
+                                  place.lane, p);
+  if (KeepsTable()) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
   MARLIN_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    const float2 total = SumOverRows(sum[r]);
-    if ((place.lane & kRowBits) == 0) {
-      threadgroup float* to =
-          sums + (place.simdgroup * kRows + r) * kStripOutputs + FragmentColumn(place.lane);
-      to[0] = total.x;
-      to[1] = total.y;
+  for (int i = 0; i < kStrips; ++i) {
+    MARLIN_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const float2 total = SumOverRows(totals.sum[i][r]);
+      if ((place.lane & kRowBits) == 0) {
+        threadgroup float* to = sums +
+                                ((place.simdgroup * kStrips + i) * kRows + r) * kStripOutputs +
+                                FragmentColumn(place.lane);
+        to[0] = total.x;
+        to[1] = total.y;
+      }
     }
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
-template <int kRows>
+/// The strips of threadgroup `group`.
+template <int kStrips>
+static METAL_FUNC GemvStrips<kStrips> StripsOfGroup(PackedWeights weights, uint group, bool is_gate,
+                                                    Parameters p) {
+  const int half_strips = p.n / 2 / kStripOutputs;
+  const int last_strip = (p.n - 1) / kStripOutputs;
+  GemvStrips<kStrips> strips;
+  MARLIN_UNROLL
+  for (int i = 0; i < kStrips; ++i) {
+    int strip = int(group) * kStrips + i;
+    if (Paired()) strip = int(group) + (i > 0 || !is_gate ? half_strips : 0);
+    // Strips beyond the last one repeat it; their sums are not stored.
+    strips.strip[i] = StripAt(kStrips > 1 ? metal::min(strip, last_strip) : strip, weights, p);
+  }
+  return strips;
+}
+
+template <int kRows, int kStrips>
 static METAL_FUNC void Gemv(PackedWeights weights, Input input, Output output,
                             threadgroup float* sums, uint2 group, SimdgroupPlace place,
                             Parameters p) {
-  const int simdgroups = Paired() ? place.simdgroups / 2 : place.simdgroups;  // Per strip.
-  const bool is_gate = place.simdgroup < simdgroups;  // Always true without pairing.
-  const long strip_index = is_gate ? group.x : group.x + uint(p.n / 2 / kStripOutputs);
+  // Gate and up by different simdgroups.
+  const bool apart = Paired() && kStrips == 1;
+  const int simdgroups = apart ? place.simdgroups / 2 : place.simdgroups;  // Per strip.
+  const bool is_gate = place.simdgroup < simdgroups;  // Always true unless apart.
   const int first_row = int(group.y) * kRows;
   const int first_chunk = is_gate ? place.simdgroup : place.simdgroup - simdgroups;
-  SumStrip<kRows>(StripAt(strip_index, weights, p), input, sums, first_row, first_chunk, simdgroups,
-                  place, p);
-  constexpr int kStride = kRows * kStripOutputs;
-  for (int i = place.simdgroup * kLanes + place.lane; i < kStride; i += place.simdgroups * kLanes) {
-    const int row = first_row + i / kStripOutputs;
-    const int column = int(group.x) * kStripOutputs + i % kStripOutputs;
-    const float total = SumOverSimdgroups<kRows>(sums + i, simdgroups);
+  GemvStrips<kStrips> strips = StripsOfGroup<kStrips>(weights, group.x, is_gate, p);
+  SumStrips<kRows, kStrips>(strips, input, sums, first_row, first_chunk, simdgroups, place, p);
+  constexpr int kOfStrip = kRows * kStripOutputs;
+  constexpr int kOfSimdgroup = GemvSums<kRows, kStrips>::kOfSimdgroup;
+  const int outputs = Paired() ? kOfStrip : kOfSimdgroup;
+  for (int i = place.simdgroup * kLanes + place.lane; i < outputs; i += place.simdgroups * kLanes) {
+    const int row = first_row + i % kOfStrip / kStripOutputs;
+    const int strip = Paired() ? int(group.x) : int(group.x) * kStrips + i / kOfStrip;
+    const int column = strip * kStripOutputs + i % kStripOutputs;
+    const float total = SumOverSimdgroups<kRows, kStrips>(sums + i, simdgroups);
     if (Paired()) {
-      const float up = SumOverSimdgroups<kRows>(sums + i + simdgroups * kStride, simdgroups);
+      const int to_up = apart ? simdgroups * kOfSimdgroup : kOfStrip;
+      const float up = SumOverSimdgroups<kRows, kStrips>(sums + i + to_up, simdgroups);
       StoreGated(output, row, column, total, up, p);
     } else {
       StoreSum(output, 0, row, column, total, p);

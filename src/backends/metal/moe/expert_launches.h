@@ -13,7 +13,8 @@
 
 namespace marlin::metal {
 
-/// The arrays of a pass in its workspace, as kernels/expert_parameters.h names them.
+/// The arrays of a pass in its workspace, as kernels/expert_parameters.h names them; without
+/// sorting inner and scores, and results if there are several kinds of down matrices.
 struct ExpertArrays {
   MemoryRange begin;
   MemoryRange tiles;
@@ -31,6 +32,7 @@ struct ExpertArrays {
 struct PlannedPass {
   ExpertPass pass;
   ExpertTiling tiling;
+  bool unsorted = false;  ///< IsBestUnsorted: slots are selections, and there are no tiles.
 };
 
 /// Lays the arrays of a pass out from `workspace` on, which may be null.
@@ -38,7 +40,7 @@ ExpertArrays LayOutArrays(const PlannedPass& planned, const LayerExperts& layer,
                           const ExpertTable& table, std::byte* workspace);
 
 /// The launches of a pass over tokens with the operands of `call`, in order: sort, gate and
-/// up, activation where it is not part of them, down, sum. `error` is written by the sort.
+/// up, activation where it is not part of them, down, sum. `error` is written by the first.
 std::vector<KernelLaunch> ExpertLaunches(const PlannedPass& planned, const ExpertsProblem& problem,
                                          const LayerExperts& layer, const ExpertTable& table,
                                          const ExpertsCall& call, ErrorWords::Word* error);

@@ -1,7 +1,9 @@
 #include "backends/metal/moe/expert_table.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
+#include <utility>
 
 #include "backends/metal/gemm/product_launches.h"
 #include "base/checked.h"
@@ -20,8 +22,14 @@ const PreparedStrips& StripsOf(const ExpertOperand& operand) {
   return static_cast<const PreparedStrips&>(*operand.weights);
 }
 
+bool HaveSameTable(const StripPart& table, const StripPart& other) {
+  return table.bytes == other.bytes &&
+         (table.bytes == 0 ||
+          std::memcmp(table.data, other.data, static_cast<size_t>(table.bytes)) == 0);
+}
+
 FunctionConstants ConstantsOf(const ExpertOperand& operand, bool gated) {
-  FunctionConstants constants = WeightConstants(operand.weights->spec);
+  FunctionConstants constants = WeightConstants(StripsOf(operand));
   constants[MARLIN_CONSTANT_HAS_BIAS] = operand.bias != nullptr ? 1 : 0;
   constants[MARLIN_CONSTANT_GATED] = gated ? 1 : 0;
   return constants;
@@ -34,28 +42,34 @@ int32_t KindOf(const FunctionConstants& constants) {
       constants[MARLIN_CONSTANT_GROUP_SPAN], constants[MARLIN_CONSTANT_HAS_BIAS],
       constants[MARLIN_CONSTANT_GATED],
       kernels::GroupTypes(constants[MARLIN_CONSTANT_EXTRA_TYPE],
-                          constants[MARLIN_CONSTANT_GLOBAL_DIVIDES]));
+                          constants[MARLIN_CONSTANT_GLOBAL_DIVIDES],
+                          constants[MARLIN_CONSTANT_GROUP_LOG2], constants[MARLIN_CONSTANT_WHOLE_K],
+                          constants[MARLIN_CONSTANT_INTEGER_ZEROS]));
 }
 
 /// Whether one launch can accumulate gate and up together: both are strips of the same kind.
 bool CanPair(const ExpertOperands& expert) {
   if (expert.up.weights == nullptr) return expert.inner() % kStripOutputs == 0;
-  return ConstantsOf(expert.gate, false) == ConstantsOf(expert.up, false);
+  return ConstantsOf(expert.gate, false) == ConstantsOf(expert.up, false) &&
+         HaveSameTable(StripsOf(expert.gate).table(), StripsOf(expert.up).table());
 }
 
 int64_t BiasCount(const ExpertOperand& operand) {
   return operand.bias == nullptr ? 0 : operand.weights->spec.n;
 }
 
-void AddToGroups(const FunctionConstants& constants, ExpertPart part, int parts, int64_t columns,
-                 std::vector<MatrixGroup>* groups) {
+void AddToGroups(const MatrixGroup& added, std::vector<MatrixGroup>* groups) {
   for (MatrixGroup& group : *groups) {
-    if (group.constants != constants) continue;
-    group.parts = std::max(group.parts, parts);
-    group.columns = std::max(group.columns, columns);
+    if (group.constants != added.constants) continue;
+    group.parts = std::max(group.parts, added.parts);
+    group.columns = std::max(group.columns, added.columns);
+    group.chunks = std::max(group.chunks, added.chunks);
+    group.routed = group.routed || added.routed;
+    group.shared = group.shared || added.shared;
+    group.one_table = group.one_table && HaveSameTable(group.table, added.table);
     return;
   }
-  groups->push_back({constants, part, parts, columns});
+  groups->push_back(added);
 }
 
 }  // namespace
@@ -74,7 +88,7 @@ class ExpertTableBuilder {
       const ExpertOperand score{layer_.shared_gate, 0, nullptr};
       ExpertMatrix& matrix = MatricesOf(experts)[kernels::kPartScore];
       matrix = Describe(score);
-      SetKind(ConstantsOf(score, false), kernels::kPartScore, 1, matrix.n, &matrix, &table_.score_);
+      SetKind(score, false, {kernels::kPartScore, 1}, &matrix, &table_.score_);
     }
     // Vector loads of four.
     table_.inner_stride_ = RoundUp(table_.inner_stride_, 4);
@@ -108,7 +122,7 @@ class ExpertTableBuilder {
     return Status();
   }
 
-  ExpertMatrix* MatricesOf(size_t expert) { return matrices_ + expert * kExpertParts; }
+  ExpertMatrix* MatricesOf(size_t expert) const { return matrices_ + expert * kExpertParts; }
 
   void AddExpert(const ExpertOperands& expert, ExpertMatrix* to) {
     if (!expert.present()) return;
@@ -116,7 +130,7 @@ class ExpertTableBuilder {
     AddGateAndUp(expert, to);
     ExpertMatrix& down = to[kernels::kPartDown];
     down = Describe(expert.down);
-    SetKind(ConstantsOf(expert.down, false), kernels::kPartDown, 1, down.n, &down, &table_.down_);
+    SetKind(expert.down, false, {kernels::kPartDown, 1}, &down, &table_.down_);
   }
 
   void AddGateAndUp(const ExpertOperands& expert, ExpertMatrix* to) {
@@ -129,13 +143,12 @@ class ExpertTableBuilder {
     if (paired) {
       up = apart ? Describe(expert.up) : SecondHalf(expert.gate, gate);
       gate.n = up.n = static_cast<int32_t>(inner);
-      SetKind(ConstantsOf(expert.gate, true), kernels::kPartGate, 1, inner, &gate, &table_.first_);
+      SetKind(expert.gate, true, {kernels::kPartGate, 1}, &gate, &table_.first_);
     } else {
-      SetKind(ConstantsOf(expert.gate, false), kernels::kPartGate, 1, gate.n, &gate,
-              &table_.first_);
+      SetKind(expert.gate, false, {kernels::kPartGate, 1}, &gate, &table_.first_);
       if (apart) {
         up = Describe(expert.up);
-        SetKind(ConstantsOf(expert.up, false), kernels::kPartGate, 2, up.n, &up, &table_.first_);
+        SetKind(expert.up, false, {kernels::kPartGate, 2}, &up, &table_.first_);
       }
       table_.ungated_inner_ = std::max(table_.ungated_inner_, inner);
     }
@@ -180,10 +193,20 @@ class ExpertTableBuilder {
     return both;
   }
 
-  static void SetKind(const FunctionConstants& constants, ExpertPart part, int parts,
-                      int64_t columns, ExpertMatrix* matrix, std::vector<MatrixGroup>* groups) {
-    matrix->kind = KindOf(constants);
-    AddToGroups(constants, part, parts, columns, groups);
+  /// `part` and `parts`: of the launches that compute the matrix.
+  void SetKind(const ExpertOperand& operand, bool gated, std::pair<ExpertPart, int> parts,
+               ExpertMatrix* matrix, std::vector<MatrixGroup>* groups) const {
+    MatrixGroup group;
+    group.constants = ConstantsOf(operand, gated);
+    group.part = parts.first;
+    group.parts = parts.second;
+    group.columns = matrix->n;
+    group.chunks = matrix->chunks;
+    group.shared = matrix >= MatricesOf(layer_.experts.size());
+    group.routed = !group.shared;
+    group.table = StripsOf(operand).table();
+    matrix->kind = KindOf(group.constants);
+    AddToGroups(group, groups);
   }
 
   /// 0: there is no such array.

@@ -18,8 +18,13 @@ struct MatrixGroup {
   /// Those that weights and biases decide, and whether the activation is part of the epilogue.
   FunctionConstants constants{};
   kernels::ExpertPart part = kernels::kPartGate;
-  int parts = 1;        ///< 2: of `part` and of the part after it.
-  int64_t columns = 0;  ///< The largest n.
+  int parts = 1;          ///< 2: of `part` and of the part after it.
+  int64_t columns = 0;    ///< The largest n.
+  int64_t chunks = 0;     ///< Of the largest k.
+  bool routed = false;    ///< Whether there are matrices of experts besides the shared one.
+  bool shared = false;    ///< Whether there are matrices of the shared expert.
+  StripPart table = {};   ///< The value table of the first.
+  bool one_table = true;  ///< Whether it is that of all.
   bool gated() const { return constants[MARLIN_CONSTANT_GATED] != 0; }
 };
 

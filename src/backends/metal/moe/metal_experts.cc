@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/metal/moe/decode_launches.h"
 #include "backends/metal/moe/expert_launches.h"
 #include "backends/metal/moe/expert_table.h"
 #include "backends/metal/moe/expert_tiling.h"
@@ -78,6 +79,7 @@ class MetalExperts final : public PlannedExperts {
     planned.pass.shared = layer_.shared.present();
     planned.pass.batch_invariant = problem_.determinism == Determinism::kBatchInvariant;
     planned.tiling = TileExperts(planned.pass, driver_.Shape());
+    planned.unsorted = IsBestUnsorted(planned.pass, *table_);
     return planned;
   }
 

@@ -162,6 +162,8 @@ Status CheckKernel(const Backend& backend, const KernelDesc& kernel, Format form
 constexpr int64_t kHidden = 72;
 constexpr int64_t kInner = 40;
 constexpr int64_t kTokens = 24;
+/// One of each expert: they are not sorted.
+constexpr int64_t kFewTokens = 2;
 constexpr Format kExpertFormats[] = {Format::kU4, Format::kFp4E2M1};
 
 constexpr int32_t ExpertOf(int64_t token) {
@@ -203,9 +205,10 @@ float ExpertResult(const ExpertWeights& expert, int64_t ones, int64_t column) {
 }
 
 /// Runs the layer; token t has 1 to 3 ones and the routing weight 2.
-Status RunExperts(const Backend& backend, const LayerExperts& layer, std::vector<float>* out) {
+Status RunExperts(const Backend& backend, const LayerExperts& layer, int64_t tokens,
+                  std::vector<float>* out) {
   ExpertsProblem problem;
-  problem.tokens = kTokens;
+  problem.tokens = tokens;
   problem.top_k = 1;
   problem.x_type = problem.out_type = DType::kF32;
   problem.gate.activation = Activation::kRelu;
@@ -213,18 +216,18 @@ Status RunExperts(const Backend& backend, const LayerExperts& layer, std::vector
     return Result<KernelChoice>(KernelChoice());
   };
   MARLIN_ASSIGN_OR_RETURN(const auto plan, backend.PlanExperts(problem, layer, select));
-  constexpr int64_t kRows = kTokens * kHidden * int64_t{sizeof(float)};
+  const int64_t row_bytes = tokens * kHidden * int64_t{sizeof(float)};
   DeviceBlock block(backend);
   DeviceBlock workspace(backend);
-  MARLIN_RETURN_IF_ERROR(block.Allocate(2 * kRows + 2 * kTokens * int64_t{sizeof(float)}));
+  MARLIN_RETURN_IF_ERROR(block.Allocate(2 * row_bytes + 2 * tokens * int64_t{sizeof(float)}));
   MARLIN_RETURN_IF_ERROR(workspace.Allocate(plan->workspace_bytes()));
   auto* const x = static_cast<float*>(block.data());
-  float* const device_out = x + kTokens * kHidden;
-  float* const weights = device_out + kTokens * kHidden;
-  auto* const ids = reinterpret_cast<int32_t*>(weights + kTokens);
+  float* const device_out = x + tokens * kHidden;
+  float* const weights = device_out + tokens * kHidden;
+  auto* const ids = reinterpret_cast<int32_t*>(weights + tokens);
   // Memory is shared.
-  std::fill_n(x, kTokens * kHidden, 0.0F);
-  for (int64_t t = 0; t < kTokens; ++t) {
+  std::fill_n(x, tokens * kHidden, 0.0F);
+  for (int64_t t = 0; t < tokens; ++t) {
     std::fill_n(x + t * kHidden, 1 + t % 3, 1.0F);
     weights[t] = 2;
     ids[t] = ExpertOf(t);
@@ -237,10 +240,28 @@ Status RunExperts(const Backend& backend, const LayerExperts& layer, std::vector
   call.out = device_out;
   call.workspace = static_cast<std::byte*>(workspace.data());
   MARLIN_RETURN_IF_ERROR(plan->Run(call));
-  return backend.CopyToHost(out->data(), device_out, kRows);
+  return backend.CopyToHost(out->data(), device_out, row_bytes);
 }
 
-/// Compares a layer of experts with the host, bit for bit.
+/// Compares the first `tokens` with the host, bit for bit.
+Status CheckTokens(const Backend& backend, const LayerExperts& layer,
+                   std::span<const ExpertWeights> experts, int64_t tokens) {
+  std::vector<float> out(static_cast<size_t>(tokens * kHidden), -1);
+  MARLIN_RETURN_IF_ERROR(RunExperts(backend, layer, tokens, &out));
+  for (int64_t i = 0; i < tokens * kHidden; ++i) {
+    const int64_t token = i / kHidden;
+    const auto id = static_cast<size_t>(ExpertOf(token));
+    const float expected =
+        id < experts.size() ? 2 * ExpertResult(experts[id], 1 + token % 3, i % kHidden) : 0;
+    const float got = out[static_cast<size_t>(i)];
+    if (got == expected) continue;
+    return Status(Code::kUnsupported,
+                  fmt::format("self-test: experts: out[{}, {}] is {}, expected {}", token,
+                              i % kHidden, got, expected));
+  }
+  return Status();
+}
+
 Status CheckExperts(const Backend& backend) {
   std::vector<ExpertWeights> experts;
   std::vector<ExpertOperands> operands(3);
@@ -254,20 +275,8 @@ Status CheckExperts(const Backend& backend) {
   LayerExperts layer;
   layer.experts = operands;
   layer.hidden = kHidden;
-  std::vector<float> out(static_cast<size_t>(kTokens * kHidden), -1);
-  MARLIN_RETURN_IF_ERROR(RunExperts(backend, layer, &out));
-  for (int64_t i = 0; i < kTokens * kHidden; ++i) {
-    const int64_t token = i / kHidden;
-    const auto id = static_cast<size_t>(ExpertOf(token));
-    const float expected =
-        id < experts.size() ? 2 * ExpertResult(experts[id], 1 + token % 3, i % kHidden) : 0;
-    const float got = out[static_cast<size_t>(i)];
-    if (got == expected) continue;
-    return Status(Code::kUnsupported,
-                  fmt::format("self-test: experts: out[{}, {}] is {}, expected {}", token,
-                              i % kHidden, got, expected));
-  }
-  return Status();
+  MARLIN_RETURN_IF_ERROR(CheckTokens(backend, layer, experts, kTokens));
+  return CheckTokens(backend, layer, experts, kFewTokens);
 }
 
 }  // namespace

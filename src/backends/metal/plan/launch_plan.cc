@@ -20,6 +20,8 @@ constexpr int64_t kTile = 64;
 constexpr int64_t kGroupsOfCore = 8;
 /// Shorter splits cost more to reduce than their parallelism gains: unmeasured.
 constexpr int64_t kLeastChunksOfSplit = 2;
+/// Strips that keep every core busy with four simdgroups each: unmeasured.
+constexpr int64_t kManyStrips = 512;
 /// Maximum splits: marlin_finish adds them sequentially and the error models count them.
 constexpr int64_t kMostSplits = 16;
 
@@ -37,14 +39,22 @@ LaunchPlan PlanGemv(const GemmDesc& desc) {
   // One function per power of two.
   constexpr std::array<std::string_view, 5> kFunctions = {
       "marlin_gemv_1", "marlin_gemv_2", "marlin_gemv_4", "marlin_gemv_8", "marlin_gemv_16"};
+  // With two strips, more rows have too many sums for the registers.
+  constexpr std::array<std::string_view, 3> kTwoStrips = {"marlin_gemv_1x2", "marlin_gemv_2x2",
+                                                          "marlin_gemv_4x2"};
   size_t rows_log2 = 0;
   while (int64_t{1} << rows_log2 < std::min(desc.m, kGemvRows)) ++rows_log2;
   const int64_t rows = int64_t{1} << rows_log2;
   LaunchPlan plan;
   plan.source = "gemv.metal";
-  plan.function = kFunctions[rows_log2];
-  plan.threadgroups = {Count(paired ? strips / 2 : strips), Count(CeilDivide(desc.m, rows)), 1};
-  plan.threads = Count(GemvSimdgroups(strips, paired) * kLanes);
+  plan.rows = rows;
+  const int64_t simdgroups = GemvSimdgroups(strips, Chunks(desc), paired);
+  // Threadgroups enough for large GPUs.
+  const bool two = strips >= (paired ? 2 : 1) * kManyStrips && rows_log2 < kTwoStrips.size();
+  plan.function = two ? kTwoStrips[rows_log2] : kFunctions[rows_log2];
+  const int64_t groups = two || paired ? CeilDivide(strips, int64_t{2}) : strips;
+  plan.threadgroups = {Count(groups), Count(CeilDivide(desc.m, rows)), 1};
+  plan.threads = Count((two && paired ? simdgroups / 2 : simdgroups) * kLanes);
   return plan;
 }
 
@@ -67,6 +77,7 @@ LaunchPlan PlanSplitK(const GemmDesc& desc, const DeviceShape& device) {
   const int64_t column_tiles = CeilDivide(desc.n, kTile);
   LaunchPlan plan;
   plan.source = "gemm_direct.metal";
+  plan.rows = rows;
   plan.function = rows == 16 ? "marlin_gemm_direct_16x64" : "marlin_gemm_direct_32x64";
   SetSplits(&plan, Chunks(desc),
             SplitsFor(row_tiles * column_tiles, Chunks(desc), device.cores * kGroupsOfCore));
@@ -77,6 +88,7 @@ LaunchPlan PlanSplitK(const GemmDesc& desc, const DeviceShape& device) {
 LaunchPlan PlanFused(const GemmDesc& desc) {
   LaunchPlan plan;
   plan.source = "gemm_direct.metal";
+  plan.rows = kTile;
   plan.function = "marlin_gemm_direct_64x64";
   SetSplits(&plan, Chunks(desc), 1);
   plan.threadgroups = {Count(CeilDivide(desc.n, kTile)), Count(CeilDivide(desc.m, kTile)), 1};
@@ -102,6 +114,7 @@ LaunchPlan PlanStaged(const GemmDesc& desc, const DeviceShape& device, int buffe
   const int64_t stripes = device.cores * int64_t{2};
   LaunchPlan plan;
   plan.source = kStagedSource;
+  plan.rows = kTile;
   plan.function = StagedFunction(buffers, desc.a_type);
   SetSplits(&plan, Chunks(desc), striped ? SplitsFor(tiles, Chunks(desc), 4 * stripes) : 1);
   plan.steps_of_split *= kBlocksOfChunk;
@@ -123,7 +136,10 @@ LaunchPlan PlanSums(std::string_view kernel, const GemmDesc& desc, const DeviceS
 
 }  // namespace
 
-int64_t GemvSimdgroups(int64_t strips, bool paired) { return strips >= 512 && !paired ? 4 : 8; }
+int64_t GemvSimdgroups(int64_t strips, int64_t chunks, bool paired) {
+  const int64_t of_strip = strips >= kManyStrips || paired ? 4 : 8;
+  return std::clamp<int64_t>(chunks, 1, of_strip) * (paired ? 2 : 1);
+}
 
 LaunchPlan PlanLaunch(const KernelDesc& kernel, const GemmDesc& desc, const DeviceShape& device) {
   LaunchPlan plan = PlanSums(kernel.name, desc, device);

@@ -23,6 +23,7 @@ struct LaunchPlan {
   std::string_view function;
   std::array<uint32_t, 3> threadgroups{1, 1, 1};
   uint32_t threads = 128;
+  int64_t rows = 1;        ///< Rows of A per threadgroup.
   int splits = 1;          ///< Splits of k (split-K).
   int steps_of_split = 0;  ///< Steps per split: chunks of 128 k; staged kernels: blocks of 32 k.
   int units = 0;           ///< Staged: work units, each one split of one tile.
@@ -31,10 +32,10 @@ struct LaunchPlan {
   bool zeroes = false;     ///< marlin_zero_reduction clears the workspace first.
 };
 
-/// Simdgroups per GEMV threadgroup; a small n gets more per strip. `paired`: the same threadgroups
-/// accumulate gate and up. Must depend on n only, because it determines the order of sums and so
-/// batch invariance.
-int64_t GemvSimdgroups(int64_t strips, bool paired);
+/// Simdgroups per GEMV threadgroup with one strip each, or if `paired` with the gate strip for one
+/// half and the up strip for the other; a small n gets more per strip, but none is without a chunk.
+/// Must depend on n and k only, because it determines the order of sums and so batch invariance.
+int64_t GemvSimdgroups(int64_t strips, int64_t chunks, bool paired);
 
 /// Precondition: the kernel supports the problem, whose m and n are not 0.
 LaunchPlan PlanLaunch(const KernelDesc& kernel, const GemmDesc& desc, const DeviceShape& device);

@@ -23,12 +23,18 @@ Result<std::unique_ptr<MetalProgram>> MetalProgram::Compile(const std::filesyste
                                                             const CompileOptions&) {
   return NotBuilt();
 }
+Result<std::vector<KernelEntry>> MetalProgram::List(const std::filesystem::path&,
+                                                    const CompileOptions&) {
+  return NotBuilt();
+}
 MetalProgram::~MetalProgram() = default;
 Result<const Kernel*> MetalProgram::Find(const std::string&) const { return NotBuilt(); }
 Status MetalProgram::SetConstants(const ConstantValues&) { return NotBuilt(); }
 std::vector<std::string> MetalProgram::Locate(const std::vector<const void*>& sites) const {
   return std::vector<std::string>(sites.size());
 }
+
+int64_t SlotVariables::Take() const { return 0; }
 
 const char* FindingKindName(FindingKind) { return ""; }
 Result<Report> Simulate(const Kernel&, const Launch&, const SimulationOptions&) {

@@ -25,7 +25,7 @@ KernelBody Body(std::string_view file, std::string_view function) {
 
 TEST(KernelBodyTest, DeclaresWhatTheKernelHas) {
   const KernelBody body = Body("gemv.metal", "marlin_gemv_4");
-  EXPECT_THAT(body.template_arguments, ElementsAre(Pair("kRows", "4")));
+  EXPECT_THAT(body.template_arguments, ElementsAre(Pair("kRows", "4"), Pair("kStrips", "1")));
   EXPECT_THAT(body.source, HasSubstr("device const uchar* input = (device const uchar*)"
                                      "(marlin_input);\n"));
   EXPECT_THAT(body.source, HasSubstr("const Parameters p = *(const device Parameters*)"
@@ -35,7 +35,7 @@ TEST(KernelBodyTest, DeclaresWhatTheKernelHas) {
   EXPECT_THAT(body.source,
               HasSubstr("const ushort simdgroups = ushort(simdgroups_per_threadgroup);\n"));
   EXPECT_THAT(body.source, HasSubstr("\n  threadgroup float sums["));
-  EXPECT_THAT(body.source, HasSubstr("  Gemv<kRows>("));
+  EXPECT_THAT(body.source, HasSubstr("  Gemv<kRows, kStrips>("));
   EXPECT_THAT(body.source, Not(HasSubstr("[[")));
   EXPECT_THAT(body.header, StartsWith("#line 1 \"backends/metal/kernels/gemv.h\"\n"));
   EXPECT_THAT(body.header, Not(HasSubstr("[[kernel]]")));

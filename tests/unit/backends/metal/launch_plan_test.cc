@@ -68,10 +68,16 @@ TEST(PlanLaunch, CoversEverythingOnce) {
       ASSERT_LE(plan.threads, 1024U);
       if (plan.source == "gemv.metal") {
         const bool paired = desc.gated && desc.n % 16 == 0;
-        ASSERT_EQ(x, paired ? desc.n / 16 : (desc.n + 7) / 8);
+        const int64_t strips = (desc.n + 7) / 8;
+        const bool two = plan.function.ends_with("x2");
+        ASSERT_EQ(two, strips >= (paired ? 1024 : 512) && desc.m <= 4);
+        ASSERT_EQ(x, paired || two ? (strips + 1) / 2 : strips);
+        const int64_t simdgroups = plan.threads / 32;
+        ASSERT_LE(simdgroups, std::max<int64_t>(paired && !two ? 2 * chunks : chunks, paired ? 2 : 1));
         ASSERT_EQ(plan.partial, desc.gated && !paired);
         const int64_t rows =
             std::stoi(std::string(plan.function.substr(plan.function.rfind('_') + 1)));
+        ASSERT_EQ(plan.rows, rows);
         ASSERT_TRUE(rows * y >= desc.m && rows * (y - 1) < desc.m);
         ASSERT_EQ(plan.splits, 1);
       } else if (plan.source == "gemm_direct.metal") {
@@ -104,6 +110,12 @@ TEST(PlanLaunch, FewRowsAreCutAlikeForEveryM) {
     for (desc.m = 2; desc.m <= 40; ++desc.m) {
       EXPECT_EQ(PlanLaunch(Find("marlin_gemv_wide"), desc, {}).threads, one.threads);
     }
+    // Down projections of few chunks leave no simdgroup idle.
+    desc.k = 768;
+    desc.m = 1;
+    const LaunchPlan down = PlanLaunch(Find("marlin_gemv"), desc, {});
+    EXPECT_EQ(down.threads, n < 4089 ? 6U * 32 : 4U * 32);
+    desc.k = 4096;
   }
 }
 

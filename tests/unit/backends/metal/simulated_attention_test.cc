@@ -117,7 +117,7 @@ TEST_F(SimulatedAttention, KeysAndValuesAreReadOnce) {
                           .sequences = {{1, 600}}});
     ASSERT_TRUE(decoder_.Run(problem).ok());
     const metal_sim::Counters& counters = decoder_.launches().front().counters;
-    EXPECT_EQ(counters.reached_bytes_read, 600 * 2 * dim * 2) << group << " " << dim;
+    EXPECT_EQ(counters.addressed_bytes_read, 600 * 2 * dim * 2) << group << " " << dim;
     EXPECT_EQ(counters.threadgroup_bytes, threadgroup_bytes) << group << " " << dim;
     // Two threadgroups with a segment each; the first one checks the rows.
     const int64_t rounds = group * dim > 512 ? 2 : 1;
@@ -128,7 +128,7 @@ TEST_F(SimulatedAttention, KeysAndValuesAreReadOnce) {
 TEST_F(SimulatedAttention, TakesKeysOfOneHeadPairThroughManyPages) {
   PagedProblem problem({.type = DType::kBf16, .sequences = {{1, 4096}}, .page_tokens = 128});
   ASSERT_TRUE(decoder_.Run(problem).ok());
-  EXPECT_EQ(decoder_.launches().front().counters.reached_bytes_read, 4096 * 2 * 64 * 2);
+  EXPECT_EQ(decoder_.launches().front().counters.addressed_bytes_read, 4096 * 2 * 64 * 2);
   ExpectClose(problem.Results(), problem.Reference(), 2e-5, "4096 keys");
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,8 +24,10 @@ namespace {
 
 class SimulatedCounters : public ::testing::Test {
  protected:
-  void SetUp() override {
-    auto driver = OpenSimulatedDriver(&launches_);
+  void SetUp() override { Open(false); }
+
+  void Open(bool count_slots) {
+    auto driver = OpenSimulatedDriver(&launches_, nullptr, count_slots);
     if (!driver.ok()) GTEST_SKIP() << driver.status().message();
     device_ = Internals::Make<Device>(
         std::make_shared<Device::Impl>(MakeMetalBackend(std::move(*driver))));
@@ -33,10 +36,17 @@ class SimulatedCounters : public ::testing::Test {
   /// Runs a GEMM; its launches are recorded in launches_.
   std::vector<float> Run(const std::string& kernel, int64_t m, int64_t n, int64_t k, DType type,
                          Format format = Format::kFp4E2M1) {
+    return RunQuantized(kernel, {m, n, k}, type, {.format = format, .group_size = 32});
+  }
+
+  std::vector<float> RunQuantized(const std::string& kernel, const std::array<int64_t, 3>& mnk,
+                                  DType type, const QuantizeOptions& options) {
+    const auto [m, n, k] = mnk;
     std::vector<float> dense(static_cast<size_t>(k * n));
     for (size_t i = 0; i < dense.size(); ++i) dense[i] = static_cast<float>(i * 7919 % 23) - 11.0F;
     const TensorView view(dense.data(), DType::kF32, {k, n});
-    const auto weights = Quantize(view, {.format = format, .group_size = 32});
+    const auto weights = Quantize(view, options);
+    EXPECT_TRUE(weights.ok()) << weights.status().message();
     const auto prepared = Prepare(*weights, *device_);
     std::vector<float> input(static_cast<size_t>(m * k));
     // Small integers, exact in every activation type.
@@ -79,6 +89,17 @@ class SimulatedCounters : public ::testing::Test {
     return 0;
   }
 
+  /// The slots that a weight more costs along k, of the kernel for one row.
+  double SlotsOfWeight(DType type, const QuantizeOptions& options) {
+    const auto slots = [&](int64_t k) {
+      RunQuantized("marlin_gemv", {1, 8, k}, type, options);
+      return launches_.front().slots;
+    };
+    constexpr int64_t kShort = 1024;
+    constexpr int64_t kLong = 3072;
+    return static_cast<double>(slots(kLong) - slots(kShort)) / (8 * (kLong - kShort));
+  }
+
   const metal_sim::Counters& First() const { return launches_.front().counters; }
 
   std::vector<SimulatedLaunch> launches_;
@@ -97,8 +118,43 @@ TEST_F(SimulatedCounters, FewRowsReadWeightsOnce) {
       EXPECT_EQ(First().threadgroup_barriers, First().threadgroups);
       int64_t rows = 1;
       while (rows < m) rows *= 2;
-      EXPECT_EQ(First().threadgroup_bytes, 256 * rows);
+      EXPECT_EQ(First().threadgroup_bytes, std::max<int64_t>(256 * rows, 2048));
     }
+  }
+}
+
+// Before sums of groups were scaled: 17.2 with groups of 128 and 24.1 with groups of 64 and 32.
+TEST_F(SimulatedCounters, GemvTakesFewSlotsPerWeight) {
+  Open(true);
+  struct Pinned {
+    Format format;
+    int64_t group_size;
+    double slots;
+  };
+  for (const Pinned& pinned :
+       {Pinned{Format::kFp4E2M1, 128, 5.69}, Pinned{Format::kFp4E2M1, 64, 5.91},
+        Pinned{Format::kFp4E2M1, 32, 6.34}, Pinned{Format::kU4, 32, 6.09},
+        Pinned{Format::kNf4, 32, 4.97}}) {
+    const double slots =
+        SlotsOfWeight(DType::kBf16, {.format = pinned.format, .group_size = pinned.group_size});
+    const std::string what = fmt::format("{} in groups of {}", FormatName(pinned.format),
+                                         pinned.group_size);
+    fmt::print("{}: {:.2f} slots per weight\n", what, slots);
+    EXPECT_LE(slots, 6.5) << what;
+    EXPECT_NEAR(slots, pinned.slots, 0.01) << what;
+  }
+}
+
+// Two strips per simdgroup, which m up to 4 have where n is large, add as one does.
+TEST_F(SimulatedCounters, TwoStripsHaveTheBitsOfOne) {
+  constexpr int64_t kN = 4104;  // An odd number of strips.
+  const std::vector<float> all = Run("marlin_gemv_wide", 5, kN, 136, DType::kF16, Format::kU4);
+  EXPECT_EQ(launches_.front().function, "marlin_gemv_8");
+  for (const int64_t m : {1, 4}) {
+    const std::vector<float> some =
+        Run(m == 1 ? "marlin_gemv" : "marlin_gemv_wide", m, kN, 136, DType::kF16, Format::kU4);
+    EXPECT_EQ(launches_.front().function, m == 1 ? "marlin_gemv_1x2" : "marlin_gemv_4x2");
+    EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin())) << "m " << m;
   }
 }
 

@@ -28,13 +28,77 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST_F(SimulatedExperts, DecodeIsFourLaunches) {
-  Layer layer = MakeLayer({});
+// Gate and up with the activation, then down with the weighted sum; batch invariance needs the sort.
+TEST_F(SimulatedExperts, DecodeIsTwoLaunches) {
+  Layer layer = MakeLayer({.shared = true});
   MakeSet(&layer);
   const Batch batch = MakeBatch(layer, 1, 2);
-  ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+  ExpertsProblem problem = ProblemOf(batch);
+  ExpectEqual(Run(layer, batch, problem), Reference(layer, batch));
+  EXPECT_THAT(Functions(), ElementsAre("moe_gate_up_1", "moe_down_sum_1"));
+  problem.determinism = Determinism::kBatchInvariant;
+  std::vector<float> out;
+  const Status status = TryRun(layer, batch, problem, &out);
+  if (status.code() == Code::kUnsupported) return;  // Fast math.
+  ExpectEqual(out, Reference(layer, batch));
   EXPECT_THAT(Functions(), ElementsAre("moe_sort_experts", "moe_expert_gemv_1", "moe_expert_gemv_1",
                                        "moe_sum_experts"));
+}
+
+TEST_F(SimulatedExperts, DecodeHasALaunchPerKind) {
+  const auto quantized = [](Format format) {
+    return QuantizeOptions{.format = format, .group_size = 32};
+  };
+  LayerOptions options{.hidden = 160, .inner = 72, .experts = 4, .biased = true};
+  options.shared = options.shared_gate = true;
+  options.quantized = quantized(Format::kFp4E2M1);
+  Layer layer = MakeLayer(options);
+  options.quantized = quantized(Format::kNf4);
+  layer.shared = MakeMlp(options);
+  layer.experts[1].down = MakeMatrix(72, 160, quantized(Format::kU4), true);
+  layer.experts[2].gate = MakeMatrix(160, 144, quantized(Format::kS8), true);
+  layer.experts[3].present = false;
+  MakeSet(&layer);
+  for (const int64_t top_k : {1, 4, 9}) {
+    Batch batch = MakeBatch(layer, 1, top_k);
+    for (size_t i = 0; i < batch.ids.size(); ++i) batch.ids[i] = static_cast<int32_t>(i % 4);
+    ExpectClose(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+    EXPECT_THAT(Functions(), ElementsAre("moe_expert_gemm_fp4", "moe_gate_up_1",
+                                         "moe_shared_expert", "moe_shared_score", "moe_down_sum_1",
+                                         "moe_down_sum_1", "moe_down_sum_1", "moe_sum_experts"));
+  }
+}
+
+TEST_F(SimulatedExperts, FewTokensAreNotSorted) {
+  Layer layer = MakeLayer({.hidden = 136, .inner = 8, .experts = 64, .apart = true});
+  layer.experts[7].present = layer.experts[60].present = false;
+  MakeSet(&layer);
+  for (const auto& [tokens, top_k] : {std::pair<int64_t, int64_t>{62, 1}, {31, 2}, {1, 64}}) {
+    const Batch batch = MakeBatch(layer, tokens, top_k);
+    ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+    EXPECT_THAT(Functions(), ElementsAre("moe_gate_up_1", "moe_down_sum_1"));
+  }
+  for (const auto& [tokens, top_k] : {std::pair<int64_t, int64_t>{63, 1}, {1, 65}}) {
+    const Batch batch = MakeBatch(layer, tokens, top_k);
+    ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+    EXPECT_TRUE(Launched("moe_sort_experts"));
+  }
+}
+
+TEST_F(SimulatedExperts, DecodeClampsAndNamesTheFirstWrongSelection) {
+  Layer layer = MakeLayer({.hidden = 8, .inner = 16, .experts = 12, .biased = true});
+  MakeSet(&layer);
+  Batch batch = MakeBatch(layer, 3, 4);
+  ExpertsProblem problem = ProblemOf(batch);
+  problem.gate = {Activation::kSilu, 1.5F, 1.7F};
+  ExpectClose(Run(layer, batch, problem), Reference(layer, batch, problem.gate));
+  EXPECT_THAT(Functions(), ElementsAre("moe_gate_up_1", "moe_down_sum_1"));
+  batch.ids[6] = 12;
+  batch.ids[9] = -1;
+  batch.ids[11] = 1 << 20;
+  std::vector<float> out;
+  EXPECT_EQ(TryRun(layer, batch, problem, &out).message(),
+            "ids: token 1, selection 2: 12 is not in 0..11");
 }
 
 // Weights without scales: the kernels read nothing but codes through addresses.
@@ -49,8 +113,9 @@ TEST_F(SimulatedExperts, ReadTheWeightsOfChosenExpertsOnce) {
     ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
     int64_t bytes = 0;
     for (const SimulatedLaunch& launch : launches_) bytes += launch.counters.reached_bytes_read;
+    // Few selections are not sorted, and read an expert's weights for each.
     const int64_t rows =
-        tokens == 1 ? 1 : TileExperts({tokens, 2, 5, false, false}, {}).few_tile_rows;
+        tokens <= 2 ? 1 : TileExperts({tokens, 2, 5, false, false}, {}).few_tile_rows;
     EXPECT_EQ(bytes, 2 * kBytesOfExpert * ((tokens + rows - 1) / rows)) << tokens;
   }
 }
@@ -102,7 +167,7 @@ TEST_F(SimulatedExperts, TailsOfEveryDimension) {
   for (const LayerOptions& options : layers) {
     Layer layer = MakeLayer(options);
     MakeSet(&layer);
-    for (const int64_t tokens : {int64_t{2}, int64_t{35}}) {
+    for (const int64_t tokens : {int64_t{1}, int64_t{2}, int64_t{35}}) {
       SCOPED_TRACE(::testing::Message() << options.hidden << " " << options.inner << " " << tokens);
       const Batch batch = MakeBatch(layer, tokens, 2);
       ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
@@ -166,7 +231,7 @@ TEST_F(SimulatedExperts, TheSharedExpertTakesEveryToken) {
   for (const bool gated : {false, true}) {
     Layer layer = MakeLayer({.experts = 2, .shared = true, .shared_gate = gated});
     MakeSet(&layer);
-    for (const int64_t tokens : {1, 16, 17, 40}) {
+    for (const int64_t tokens : {1, 2, 16, 17, 40}) {
       const Batch batch = MakeBatch(layer, tokens, 1);
       ExpectClose(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
     }
@@ -192,6 +257,10 @@ TEST_F(SimulatedExperts, EveryFormatAndItsGroups) {
         batch.ids[2] = batch.ids[7] = batch.ids[19] = 0;
         ExpectClose(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
         EXPECT_TRUE(Launched("moe_expert_gemm"));
+        // Without sorting.
+        batch = MakeBatch(layer, 1, 3);
+        ExpectClose(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
+        EXPECT_TRUE(Launched("moe_down_sum_1"));
       }
     }
   }
@@ -227,7 +296,7 @@ TEST_F(SimulatedExperts, SparseWeightsBesideDenseOnes) {
     layer.experts[1].down =
         MakeMatrix(64, 96, QuantizeOptions{.format = Format::kS4, .group_size = 32}, false);
     MakeSet(&layer);
-    for (const int64_t tokens : {int64_t{3}, int64_t{50}}) {
+    for (const int64_t tokens : {int64_t{1}, int64_t{3}, int64_t{50}}) {
       SCOPED_TRACE(::testing::Message() << apart << " " << tokens);
       const Batch batch = MakeBatch(layer, tokens, 2);
       ExpectClose(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
@@ -244,7 +313,7 @@ TEST_F(SimulatedExperts, SizesMayDifferInOneLayer) {
       layer.experts.push_back(MakeMlp(options));
     }
     MakeSet(&layer);
-    for (const int64_t tokens : {int64_t{3}, int64_t{60}}) {
+    for (const int64_t tokens : {int64_t{1}, int64_t{3}, int64_t{60}}) {
       const Batch batch = MakeBatch(layer, tokens, 2);
       ExpectEqual(Run(layer, batch, ProblemOf(batch)), Reference(layer, batch));
     }
