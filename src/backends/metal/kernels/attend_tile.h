@@ -246,11 +246,6 @@ static inline int ValueFeature(int columns, int f, ushort simdgroup, ushort lane
   return simdgroup * columns * kSide + FragmentColumn(lane) * columns + 2 * f;
 }
 
-/// By its bits, so that no compiler option may assume the answer.
-static inline bool IsFinite(float value) {
-  return (as_type<uint>(value) & 0x7f800000u) != 0x7f800000u;
-}
-
 /// Adds the values that are not finite to the rows that see their keys: in products with masked
 /// weights they would be NaN. Keys `key` to `key` + 31 are in `block`.
 template <int kMostFeatures, int kColumns>
