@@ -91,7 +91,8 @@ MARLIN_INLINE ulong ShareOf(float share, ulong mass) {
   const ulong high = MultiplyHigh(wide.mantissa, mass);
   const int shift = -1 - wide.exponent;
   const ulong floored = shift > 63 ? 0ul : high >> shift;
-  const bool exact = wide.mantissa * mass == 0 && (shift > 63 ? high == 0 : floored << shift == high);
+  const bool exact =
+      wide.mantissa * mass == 0 && (shift > 63 ? high == 0 : floored << shift == high);
   return floored + (exact ? 0ul : 1ul);
 }
 

@@ -104,8 +104,8 @@ class Draw {
 
   int32_t DrawLikely(float largest) {
     std::iota(scratch_.order, scratch_.order + vocab_, 0);
-    const WeightScale scale = ScaleOf(std::bit_cast<uint32_t>(largest), options_.temperature,
-                                      static_cast<int>(vocab_));
+    const WeightScale scale =
+        ScaleOf(std::bit_cast<uint32_t>(largest), options_.temperature, static_cast<int>(vocab_));
     for (int64_t i = 0; i < vocab_; ++i) {
       scratch_.weights[i] = WeightOf(std::bit_cast<uint32_t>(logits_[i]), scale);
     }
@@ -249,9 +249,7 @@ Status AdvanceRow(const AdvanceTokensCall& call, int64_t row) {
 
 }  // namespace
 
-int64_t CpuDecoder::sampler_state_bytes(int64_t vocab) const {
-  return SamplerBytes(vocab);
-}
+int64_t CpuDecoder::sampler_state_bytes(int64_t vocab) const { return SamplerBytes(vocab); }
 
 Status CpuDecoder::Run(const ResetSamplerCall& call, const OperationContext& /*context*/) const {
   MARLIN_RETURN_IF_ERROR(CheckIndices("prompt", call.prompt, call.vocab));

@@ -36,7 +36,7 @@ struct HeadStrides {
   MARLIN_INT64 head;
 };
 
-/// The channels of a convolution: those of its inputs, one after another.
+/// The channels of a convolution: its inputs' features, one after another.
 struct ConvParameters {
   HeadStrides inputs[kConvInputs];
   MARLIN_INT32 heads[kConvInputs];
@@ -83,8 +83,8 @@ struct MixerFinishParameters {
 struct MixParameters {
   RecurrentPlaces places;
   ConvParameters conv;
-  HeadStrides out;        ///< ShortConvolution: of the results.
-  MARLIN_INT64 out_gates; ///< ShortConvolution: elements from row to row.
+  HeadStrides out;         ///< ShortConvolution: of the results.
+  MARLIN_INT64 out_gates;  ///< ShortConvolution: elements from row to row.
 };
 
 /// What a sequence may have wrong: {error, value}. Words are [sequences + 1], of which the last one
@@ -108,7 +108,7 @@ enum SequenceError { kSequenceIsRight, kWrongFirstRow, kNoStatePage };
 #define MARLIN_BUFFER_SEQUENCE_ERRORS 8  // int2 [sequences + 1]
 #define MARLIN_BUFFER_MIXER_WRITES 10    // Or steps.
 #define MARLIN_BUFFER_MIXER_DECAYS 11
-#define MARLIN_BUFFER_LOG_DECAYS 12   // f32 [heads]
+#define MARLIN_BUFFER_LOG_DECAYS 12    // f32 [heads]
 #define MARLIN_BUFFER_DECAY_BIASES 13  // f32 [heads]: of decays or steps.
 #define MARLIN_BUFFER_MIXER_SKIPS 14   // f32 [heads]
 

@@ -83,8 +83,8 @@ static inline long PlaceInState(ScanPlace place, constant ScanParameters& p) {
 template <int kRows>
 struct DeltaRule {
   static METAL_FUNC float4 Run(thread float4* state, ScanMemory memory, ScanPlace place, int row,
-                               float4 value, thread const float* keys,
-                               thread const float* queries, constant ScanParameters& p) {
+                               float4 value, thread const float* keys, thread const float* queries,
+                               constant ScanParameters& p) {
     float squares_k = 0.0f;
     float squares_q = 0.0f;
     float product = 0.0f;
@@ -123,8 +123,8 @@ struct DeltaRule {
 template <int kRows>
 struct Mamba2Rule {
   static METAL_FUNC float4 Run(thread float4* state, ScanMemory memory, ScanPlace place, int row,
-                               float4 value, thread const float* keys,
-                               thread const float* queries, constant ScanParameters& p) {
+                               float4 value, thread const float* keys, thread const float* queries,
+                               constant ScanParameters& p) {
     const float before = SoftPlus(memory.writes[row * p.writes.row + place.head * p.writes.head] +
                                   memory.biases[place.head]);
     const float step = metal::min(metal::max(before, p.min_step), p.max_step);
@@ -152,8 +152,8 @@ static METAL_FUNC void ScanRows(ScanMemory memory, SequenceRows rows, ScanPlace 
   for (int r = 0; r < kRows; ++r) {
     const int state_row = place.lane + r * kLanes;
     const bool exists = rows.from != nullptr && state_row < p.state_rows;
-    state[r] = exists ? LoadColumns(rows.from + at + long(state_row) * p.columns, columns)
-                      : float4(0.0f);
+    state[r] =
+        exists ? LoadColumns(rows.from + at + long(state_row) * p.columns, columns) : float4(0.0f);
   }
   for (int row = rows.first; row < rows.end; ++row) {
     if (memory.sequences.taking[row] < 0) continue;

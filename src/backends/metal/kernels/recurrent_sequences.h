@@ -27,7 +27,8 @@ static inline device float* StateAt(int page, constant RecurrentPlaces& places) 
   if (page < 0) return nullptr;
   const int slab = page / places.slab_pages;
   if (slab >= places.slab_count || places.slabs[slab] == 0) return nullptr;
-  const long element = (page - slab * places.slab_pages) * places.page_stride + places.first_element;
+  const long element =
+      (page - slab * places.slab_pages) * places.page_stride + places.first_element;
   return (device float*)ulong(places.slabs[slab]) + element;
 }
 
@@ -52,8 +53,8 @@ static METAL_FUNC bool RowsAreRight(device const int* first_rows, ushort lane,
 
 /// Precondition: RowsAreRight. `wrong_page`: the first page that does not exist, if *is_wrong.
 static METAL_FUNC SequenceRows SequenceAt(SequenceMemory memory, int sequence,
-                                          constant RecurrentPlaces& places,
-                                          thread bool* is_wrong, thread int* wrong_page) {
+                                          constant RecurrentPlaces& places, thread bool* is_wrong,
+                                          thread int* wrong_page) {
   SequenceRows rows = {memory.first_rows[sequence], memory.first_rows[sequence + 1], nullptr,
                        nullptr};
   bool moves = false;
@@ -107,7 +108,7 @@ static inline int SequenceOfRow(device const int* first_rows, int row, int seque
   return sequence;
 }
 
-/// A channel of a convolution's input: that of rows in memory, or the product of two.
+/// A channel of a convolution's input: of rows in memory, or the product of two such channels.
 struct ConvChannel {
   device const float* rows;
   device const float* factors;
@@ -167,8 +168,8 @@ static METAL_FUNC float Convolved(ConvChannel channel, device const float* weigh
   return sum;
 }
 
-/// Replaces the inputs of a channel in a state by the last ones. In place, what is read has not been
-/// written.
+/// Replaces the inputs of a channel in a state by the last ones. In place, what is read has not
+/// been written.
 static METAL_FUNC void StoreWindow(ConvChannel channel, device const int* taking, SequenceRows rows,
                                    int index, constant ConvParameters& conv) {
   const int kept = conv.conv_width - 1;

@@ -12,7 +12,7 @@
 namespace marlin::metal {
 namespace {
 
-/// A launch of so many rows ends within a second: a row of a state takes about a microsecond.
+/// A launch of these rows ends within a second: a row of a state takes about a microsecond.
 constexpr int64_t kMostRows = int64_t{1} << 17;
 /// Of a grid's second dimension.
 constexpr int64_t kMostSequences = 65535;
@@ -39,7 +39,9 @@ bool TakesSequences(const RecurrentRows& rows, const RecurrentStates& states, in
          std::ssize(states.slabs) <= kernels::kMostStateSlabs && conv_width <= kMostConvWidth;
 }
 
-kernels::HeadStrides HeadStridesOf(const TensorView& view) { return {view.stride(0), view.stride(1)}; }
+kernels::HeadStrides HeadStridesOf(const TensorView& view) {
+  return {view.stride(0), view.stride(1)};
+}
 
 kernels::ConvParameters ParametersOf(const ConvOperands& conv) {
   kernels::ConvParameters p{};
@@ -100,8 +102,8 @@ KernelLaunch SequenceLaunch(const char* source, const char* function, const Recu
 
 void BindInputs(const ConvOperands& conv, const RecurrentRows& rows, KernelLaunch* launch) {
   for (size_t i = 0; i < conv.inputs.size(); ++i) {
-    launch->buffers.push_back(BoundOr(MARLIN_BUFFER_CONV_INPUT_0 + static_cast<int>(i),
-                                       conv.inputs[i], rows.first_rows));
+    launch->buffers.push_back(
+        BoundOr(MARLIN_BUFFER_CONV_INPUT_0 + static_cast<int>(i), conv.inputs[i], rows.first_rows));
   }
 }
 

@@ -35,9 +35,9 @@ struct ScanKernel {
   const char* mamba2;
 };
 constexpr ScanKernel kScanKernels[] = {{32, "recurrent_delta_1", "recurrent_mamba2_1"},
-                                   {64, "recurrent_delta_2", "recurrent_mamba2_2"},
-                                   {128, "recurrent_delta_4", "recurrent_mamba2_4"},
-                                   {256, "recurrent_delta_8", "recurrent_mamba2_8"}};
+                                       {64, "recurrent_delta_2", "recurrent_mamba2_2"},
+                                       {128, "recurrent_delta_4", "recurrent_mamba2_4"},
+                                       {256, "recurrent_delta_8", "recurrent_mamba2_8"}};
 static_assert(std::end(kScanKernels)[-1].state_rows == kernels::kMostStateRows);
 
 const ScanKernel& ScanKernelOf(int64_t state_rows) {
@@ -144,8 +144,8 @@ Status LaunchScan(const ScanOperands& operands, const char* function, const floa
   const RecurrentRows& rows = operands.rows;
   const kernels::ScanParameters& p = operands.scan;
   const int64_t slices = CeilDivide(p.columns, kernels::kSliceColumns);
-  KernelLaunch launch = SequenceLaunch("recurrent_scan.metal", function, rows, p.heads * slices,
-                                       p.places.sequences);
+  KernelLaunch launch =
+      SequenceLaunch("recurrent_scan.metal", function, rows, p.heads * slices, p.places.sequences);
   launch.other_parameters = ParameterBlock(p);
   BindInputs(operands.conv, rows, &launch);
   MARLIN_RETURN_IF_ERROR(BindSequenceErrors(rows, context, &launch));

@@ -181,8 +181,9 @@ class SimulatedRecurrent : public ::testing::Test {
 
 TEST_F(SimulatedRecurrent, GatedDeltaNetsAreThoseOfTheHost) {
   const Rows rows;
-  for (const GatedDeltaSizes& sizes : {GatedDeltaSizes{2, 4, 40, 37, 4}, GatedDeltaSizes{1, 1, 5, 64, 1},
-                                       GatedDeltaSizes{1, 2, 130, 6, 7}}) {
+  for (const GatedDeltaSizes& sizes :
+       {GatedDeltaSizes{2, 4, 40, 37, 4}, GatedDeltaSizes{1, 1, 5, 64, 1},
+        GatedDeltaSizes{1, 2, 130, 6, 7}}) {
     const Shape out{rows.count(), sizes.value_heads, sizes.value_dim};
     const auto run = [&](const Device& device, const RecurrentStates& states,
                          const MutableTensorView& view) {

@@ -39,10 +39,10 @@ class States {
     view_ = {memory_->data(), DType::kU8, {count, bytes_}};
   }
   Status Reset(int64_t row, const SamplingOptions& options, const std::vector<int32_t>& prompt) {
-    const Status status = ResetSampler(
-        device_, options, vocab_,
-        {prompt.data(), DType::kI32, {static_cast<int64_t>(prompt.size())}},
-        {view_.As<uint8_t>() + row * bytes_, DType::kU8, {bytes_}});
+    const Status status =
+        ResetSampler(device_, options, vocab_,
+                     {prompt.data(), DType::kI32, {static_cast<int64_t>(prompt.size())}},
+                     {view_.As<uint8_t>() + row * bytes_, DType::kU8, {bytes_}});
     return status.ok() ? device_.Synchronize() : status;
   }
   const MutableTensorView& view() const { return view_; }
@@ -59,7 +59,7 @@ class States {
   MutableTensorView view_;
 };
 
-/// What a call has besides states.
+/// Operands of a call besides states.
 struct Step {
   std::vector<float> logits;  ///< [rows, vocab]
   std::vector<int32_t> state_rows = {};
@@ -301,14 +301,16 @@ Ranked Rank(const Device& device, const std::vector<float>& logits, const std::v
             int64_t likely) {
   const auto rows = static_cast<int64_t>(ids.size());
   const auto count = static_cast<size_t>(rows * likely);
-  Ranked ranked{std::vector<float>(ids.size(), 7), std::vector<int32_t>(count, 7),
-                std::vector<float>(count, 7), {}};
+  Ranked ranked{std::vector<float>(ids.size(), 7),
+                std::vector<int32_t>(count, 7),
+                std::vector<float>(count, 7),
+                {}};
   const int64_t vocab = static_cast<int64_t>(logits.size()) / rows;
-  Status status = LogProbabilities(device, {logits.data(), DType::kF32, {rows, vocab}},
-                                   Indices(ids),
-                                   {{ranked.of_ids.data(), DType::kF32, {rows}},
-                                    {ranked.likely_ids.data(), DType::kI32, {rows, likely}},
-                                    {ranked.of_likely.data(), DType::kF32, {rows, likely}}});
+  Status status =
+      LogProbabilities(device, {logits.data(), DType::kF32, {rows, vocab}}, Indices(ids),
+                       {{ranked.of_ids.data(), DType::kF32, {rows}},
+                        {ranked.likely_ids.data(), DType::kI32, {rows, likely}},
+                        {ranked.of_likely.data(), DType::kF32, {rows, likely}}});
   if (status.ok()) status = device.Synchronize();
   ranked.error = status.message();
   return ranked;
