@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "backends/metal/apple/built_library.h"
-#include "backends/metal/kernels/parameters.h"
 #include "backends/metal/kernels/expert_parameters.h"
+#include "backends/metal/kernels/parameters.h"
 #include "backends/metal/kernels/router_parameters.h"
 #include "backends/metal/plan/kernel_text.h"
 #include "metal_sim/launch.h"

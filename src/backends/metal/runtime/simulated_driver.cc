@@ -212,8 +212,7 @@ Result<std::unique_ptr<Driver>> OpenSimulatedDriver(std::vector<SimulatedLaunch>
   metal_sim::CompileOptions compile;
   compile.fast_math = fast_math != 0;
   compile.clang = SimulatorCompiler();
-  auto driver =
-      std::make_unique<SimulatedDriver>(std::move(compile), options, record, count_slots);
+  auto driver = std::make_unique<SimulatedDriver>(std::move(compile), options, record, count_slots);
   MARLIN_RETURN_IF_ERROR(driver->Start());
   return std::unique_ptr<Driver>(std::move(driver));
 }
